@@ -1,0 +1,134 @@
+//! Compute: the processes that are VMs. They outlive the agent; what runs is always observed.
+
+use std::fmt;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use muster_shared::ids::VmUuid;
+use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::DriverError;
+use crate::drivers::storage::Disk;
+use crate::vms::VmRecord;
+
+/// What the host shows of one VM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Observed {
+    /// No process.
+    Stopped {
+        /// Exit status of the last process of this boot, if known (128 + signal when killed).
+        exit_status: Option<i32>,
+    },
+    /// A live process.
+    Running {
+        /// Its process id.
+        pid: u32,
+        /// When it started, ms since the epoch; with the pid it names the process for ever.
+        started_at_ms: u64,
+    },
+}
+
+/// A byte stream to a guest device.
+pub trait GuestIo: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> GuestIo for T {}
+
+/// Which device of a guest a byte stream goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GuestPort {
+    /// First serial port.
+    Console,
+    /// Display (RFB).
+    Vnc,
+}
+
+/// A signal as `machine_kill` maps it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GuestSignal {
+    /// ACPI power button (`SIGTERM`).
+    PowerDown,
+    /// The process is killed (`SIGKILL`).
+    Kill,
+    /// The hypervisor quits (`SIGINT`).
+    Quit,
+    /// Hard reset (`SIGHUP`).
+    Reset,
+    /// Stops the virtual CPUs (`SIGSTOP`).
+    Pause,
+    /// Lets them go on (`SIGCONT`).
+    Resume,
+    /// Non-maskable interrupt (`SIGUSR1`).
+    Nmi,
+}
+
+/// Runs VMs of some brands.
+#[async_trait]
+pub trait Compute: fmt::Debug + Send + Sync + 'static {
+    /// What this driver offers, for sysinfo.
+    fn abilities(&self) -> Abilities;
+
+    /// Starts the VM's process, or adopts one that already runs. Returns once the guest's CPUs
+    /// run.
+    ///
+    /// # Errors
+    /// `HvmNotSupported` when no accelerator passed its probe; a failure carries what the
+    /// hypervisor printed. Nothing is left running then.
+    async fn start(&self, vm: &VmRecord, disks: &[Disk]) -> Result<(), DriverError>;
+
+    /// What runs now.
+    ///
+    /// # Errors
+    /// The host could not be read.
+    async fn observe(&self, vm: VmUuid) -> Result<Observed, DriverError>;
+
+    /// Sends a signal.
+    ///
+    /// # Errors
+    /// `VmNotRunning`.
+    async fn signal(&self, vm: VmUuid, signal: GuestSignal) -> Result<(), DriverError>;
+
+    /// Waits until the process is gone; false when `timeout` passed first.
+    ///
+    /// # Errors
+    /// The host could not be read.
+    async fn wait_stopped(&self, vm: VmUuid, timeout: Duration) -> Result<bool, DriverError>;
+
+    /// Raw answers of the hypervisor by type (`status`, `block`, `vnc`, …; `all`).
+    ///
+    /// # Errors
+    /// `VmNotRunning`; `InvalidParameters` for an unknown type.
+    async fn info(&self, vm: VmUuid, types: &[String]) -> Result<Value, DriverError>;
+
+    /// Opens a device of a running guest.
+    ///
+    /// # Errors
+    /// `VmNotRunning`.
+    async fn open(&self, vm: VmUuid, port: GuestPort) -> Result<Box<dyn GuestIo>, DriverError>;
+
+    /// Removes what a stopped VM left outside storage: sockets, metadata disk, logs when `purge`.
+    ///
+    /// # Errors
+    /// Something could not be removed.
+    async fn cleanup(&self, vm: VmUuid, purge: bool) -> Result<(), DriverError>;
+
+    /// VMs of this agent that have a live process, whether or not a record exists.
+    ///
+    /// # Errors
+    /// The host could not be read.
+    async fn running(&self) -> Result<Vec<VmUuid>, DriverError>;
+}
+
+/// What a compute driver offers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Abilities {
+    /// Hardware VMs can run.
+    pub hvm: bool,
+    /// `kvm`, `tcg` or none.
+    pub accel: Option<String>,
+    /// Most virtual CPUs of one VM; 0 without `hvm`.
+    pub max_vcpus: u32,
+    /// Version of the hypervisor.
+    pub version: Option<String>,
+    /// Why something is missing, for `Muster.degraded`.
+    pub degraded: Vec<String>,
+}

@@ -1,0 +1,58 @@
+//! Host actions: whatever changes the host beyond the agent's own guests goes through here.
+//!
+//! `host.actions = refuse` (the default) fails each with `HostActionsDisabled`; `sim` records it
+//! and succeeds; `real` does it, and needs the marker file that only the package (or a guest
+//! image made for tests) installs.
+
+use std::fmt;
+
+use async_trait::async_trait;
+use serde_json::Value;
+
+use super::DriverError;
+
+/// A change of the host.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum HostAction {
+    /// Restart the machine.
+    Reboot,
+    /// Switch it off.
+    PowerOff,
+    /// Set the host name.
+    SetHostname(String),
+    /// Run a script as root.
+    Execute {
+        /// The script, with its `#!` line.
+        script: String,
+        /// Its arguments.
+        args: Vec<String>,
+        /// Its whole environment.
+        env: Vec<(String, String)>,
+        /// Longest run time, ms; 0: the task's own limit.
+        timeout_ms: u64,
+    },
+}
+
+impl HostAction {
+    /// For logs and refusals.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Reboot => "reboot",
+            Self::PowerOff => "power off",
+            Self::SetHostname(_) => "set the host name",
+            Self::Execute { .. } => "run a script",
+        }
+    }
+}
+
+/// Does host actions, or refuses them.
+#[async_trait]
+pub trait Host: fmt::Debug + Send + Sync + 'static {
+    /// Does it; returns what the action yields (`null` for most).
+    ///
+    /// # Errors
+    /// `HostActionsDisabled` (the message names `host.actions`), or the host's failure.
+    async fn act(&self, action: &HostAction) -> Result<Value, DriverError>;
+}

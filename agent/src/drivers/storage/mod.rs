@@ -1,0 +1,88 @@
+//! Storage: the disks of VMs.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use async_trait::async_trait;
+use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
+
+use super::DriverError;
+
+/// A disk to be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskSpec {
+    /// Whose.
+    pub vm: VmUuid,
+    /// 0 is the boot disk.
+    pub index: u32,
+    /// Contents; blank without.
+    pub image: Option<ImageUuid>,
+    /// Size, MiB; the image's own size without. Never smaller than the image.
+    pub size_mib: Option<u64>,
+}
+
+/// A disk that exists.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Disk {
+    /// 0 is the boot disk.
+    pub index: u32,
+    /// Where it is.
+    pub path: PathBuf,
+    /// Format as QEMU names it: `qcow2` or `raw`.
+    pub format: String,
+    /// Virtual size, bytes.
+    pub size_bytes: u64,
+    /// Space it takes, bytes.
+    pub used_bytes: u64,
+}
+
+/// Space of the whole node, bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Name of the pool (`zones` by default, also for the `file` driver).
+    pub pool: String,
+    /// Size of the pool.
+    pub size_bytes: u64,
+    /// Used by anything.
+    pub alloc_bytes: u64,
+    /// Used by images.
+    pub images_bytes: u64,
+    /// Used by the disks of VMs.
+    pub disks_used_bytes: u64,
+    /// Sum of the virtual sizes of the disks of VMs.
+    pub disks_virtual_bytes: u64,
+}
+
+/// Holds disks.
+#[async_trait]
+pub trait Storage: fmt::Debug + Send + Sync + 'static {
+    /// `file`, `zfs`, `sim`.
+    fn name(&self) -> &'static str;
+
+    /// Makes a disk stamped with its owner, or returns it when this owner has made it before.
+    /// Durable when it returns.
+    ///
+    /// # Errors
+    /// `DatasetExists` when another task made a disk of that name; `ImageNotInstalled`;
+    /// `InvalidParameters` when the size is below the image's; `StoreFull`.
+    async fn create_disk(&self, spec: &DiskSpec, owner: &TaskId) -> Result<Disk, DriverError>;
+
+    /// The VM's disks, by index.
+    ///
+    /// # Errors
+    /// The host could not be read.
+    async fn disks(&self, vm: VmUuid) -> Result<Vec<Disk>, DriverError>;
+
+    /// Destroys the VM's disks that `owner` made, or all of them when `None`. Missing ones are
+    /// no error.
+    ///
+    /// # Errors
+    /// Something could not be removed.
+    async fn destroy_disks(&self, vm: VmUuid, owner: Option<&TaskId>) -> Result<(), DriverError>;
+
+    /// Space of the node.
+    ///
+    /// # Errors
+    /// The host could not be read.
+    async fn usage(&self) -> Result<Usage, DriverError>;
+}

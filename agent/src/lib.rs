@@ -1,0 +1,5 @@
+//! The Muster agent: runs VMs, storage and images on one compute node.
+
+pub mod drivers;
+pub mod tasks;
+pub mod vms;

@@ -1,0 +1,215 @@
+//! Tasks: what an agent does for others.
+//!
+//! A task kind is one file here plus one line in [`HANDLERS`]. Its [`Handler`] checks the
+//! parameters and plans a sequence of named, idempotent [`Step`]s; the runner journals around each
+//! of them, so that a task survives a crash: it is resumed at its step, or undone in reverse.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
+use muster_shared::wire::TaskError;
+use parking_lot::Mutex;
+use serde_json::{Map, Value};
+use tokio_util::sync::CancellationToken;
+
+use crate::drivers::Drivers;
+
+/// Parameters of a task, as the client sent them.
+pub type Params = Map<String, Value>;
+
+/// Every task kind this agent knows. A new kind is one file and one line here.
+pub static HANDLERS: &[&dyn Handler] = &[];
+
+/// Whether a task changes anything, which decides about journal, drain and pause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// Changes the node; journaled; refused while paused or draining.
+    Mutate,
+    /// Only reads; kept in memory; always served.
+    Query,
+}
+
+/// A group of task kinds that share a limit of concurrency (spec: queue table).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Queue {
+    /// Its name in `GET /queues`, e.g. `machine_tasks`.
+    pub name: &'static str,
+    /// Tasks that run at the same time.
+    pub max_concurrent: usize,
+    /// Longest wait for a place, then `QueueTimeout`.
+    pub max_wait: Duration,
+}
+
+/// What a task holds while it runs; always taken in this order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Lock {
+    /// The whole server, for itself alone.
+    ServerExclusive,
+    /// One image.
+    Image(ImageUuid),
+    /// One VM.
+    Vm(VmUuid),
+}
+
+/// What to do with a task whose step failed, or that can't go on after a restart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnFailure {
+    /// Undo the steps made, in reverse, and fail with the reason.
+    Undo,
+    /// Leave what was made and fail with the reason.
+    Keep,
+}
+
+/// A task kind.
+#[async_trait]
+pub trait Handler: fmt::Debug + Send + Sync + 'static {
+    /// Its name on the wire.
+    fn name(&self) -> &'static str;
+
+    /// Whether it changes the node.
+    fn class(&self) -> Class;
+
+    /// The queue it waits in.
+    fn queue(&self) -> Queue;
+
+    /// Longest run time.
+    fn deadline(&self, params: &Params) -> Duration;
+
+    /// Whether `cancel` may stop it while it runs (steps then see [`TaskContext::cancelled`]).
+    fn cancellable(&self) -> bool {
+        false
+    }
+
+    /// What a failure leads to.
+    fn on_failure(&self, params: &Params) -> OnFailure {
+        let _: &Params = params;
+        OnFailure::Keep
+    }
+
+    /// Checks the parameters and says which locks and steps the task needs. Touches nothing.
+    ///
+    /// # Errors
+    /// A failure that names the bad parameter; the task then ends without having started.
+    fn plan(&self, params: &Params) -> Result<Plan, TaskFailure>;
+}
+
+/// What a task will do.
+#[derive(Debug, Default)]
+pub struct Plan {
+    /// Held for the whole run.
+    pub locks: Vec<Lock>,
+    /// Run in order.
+    pub steps: Vec<Box<dyn Step>>,
+}
+
+/// One step: safe to repeat, and so is its undo, because either may run again after a crash.
+#[async_trait]
+pub trait Step: fmt::Debug + Send + Sync {
+    /// Name in the journal; never reused for another meaning.
+    fn name(&self) -> &'static str;
+
+    /// Brings the node to the state after this step. Once it returned, its effects must be
+    /// durable: it is not run again after a crash unless the journal had not recorded its end.
+    ///
+    /// # Errors
+    /// The task fails with it.
+    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure>;
+
+    /// Brings it back; also called for the step that failed, which may be half done. Removes only
+    /// what this task made.
+    ///
+    /// # Errors
+    /// The undo goes on with the other steps; the failure is added to the task's reason.
+    async fn undo(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let _: &TaskContext = ctx;
+        Ok(())
+    }
+
+    /// Progress of the whole task once this step is done, in percent.
+    fn progress(&self) -> u8 {
+        0
+    }
+}
+
+/// Receives what a task wants the world to know while it runs.
+pub trait EventSink: fmt::Debug + Send + Sync {
+    /// `name` is `progress` or a name of the task's own; lossy.
+    fn event(&self, name: &str, event: Value);
+}
+
+/// What a step works with.
+#[derive(Debug)]
+pub struct TaskContext {
+    /// The task; stamped as owner on everything it creates.
+    pub task_id: TaskId,
+    /// Its parameters.
+    pub params: Params,
+    /// The way to the outside.
+    pub drivers: Arc<Drivers>,
+    /// When the task started; deadlines that must survive a restart count from here.
+    pub started_at: jiff::Timestamp,
+    /// True if the host was rebooted since the task started.
+    pub rebooted: bool,
+    /// Cancelled when the task is to stop early.
+    pub cancelled: CancellationToken,
+    /// Where events go.
+    pub events: Arc<dyn EventSink>,
+    /// What the task will return; a step sets members of it. Journaled with each step.
+    pub result: Mutex<Value>,
+}
+
+impl TaskContext {
+    /// Reports progress, in percent.
+    pub fn progress(&self, percent: u8) {
+        self.events.event("progress", serde_json::json!({ "value": percent.min(100) }));
+    }
+
+    /// Sets the whole result.
+    pub fn finish_with(&self, result: Value) {
+        *self.result.lock() = result;
+    }
+}
+
+/// Why a task failed.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{message}")]
+pub struct TaskFailure {
+    /// For programs, e.g. `VmExists`; see docs/tasks.md.
+    pub code: &'static str,
+    /// For people.
+    pub message: String,
+    /// More, e.g. the bad members.
+    pub details: Option<Value>,
+}
+
+impl TaskFailure {
+    /// A failure with a code and a message.
+    pub fn new(code: &'static str, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), details: None }
+    }
+
+    /// A parameter that can't be used.
+    pub fn bad_param(field: &str, problem: impl fmt::Display) -> Self {
+        Self {
+            code: "InvalidParameters",
+            message: format!("{field}: {problem}"),
+            details: Some(serde_json::json!({ "field": field })),
+        }
+    }
+
+    /// With details; [`Self::code`] is also put there as CNAPI's `restCode`.
+    #[must_use]
+    pub fn with_details(mut self, details: Value) -> Self {
+        self.details = Some(details);
+        self
+    }
+}
+
+impl From<TaskFailure> for TaskError {
+    fn from(failure: TaskFailure) -> Self {
+        Self { message: failure.message, code: failure.code.to_owned(), details: failure.details }
+    }
+}

@@ -1,0 +1,1 @@
+//! JSON types of the public API, one file per resource.

@@ -1,0 +1,17 @@
+//! What the Muster agent, coordinator and command line share: names, units, the wire protocol
+//! between agent and coordinator, and the doors through which all code reaches the outside world.
+//!
+//! Nothing here knows about the agent or the coordinator.
+#![forbid(unsafe_code)]
+
+pub mod api;
+pub mod backoff;
+pub mod clock;
+pub mod entropy;
+pub mod error_chain;
+pub mod ids;
+pub mod kv;
+pub mod link;
+pub mod threads;
+pub mod units;
+pub mod wire;

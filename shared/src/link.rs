@@ -1,0 +1,96 @@
+//! The door to the network between agent and coordinator: message connections.
+//!
+//! Production uses websockets ([`websocket`]); a simulation hands out its own connections.
+
+use std::fmt;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use url::Url;
+
+/// One message of a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Frame {
+    /// A protocol message, see [`crate::wire`].
+    Text(String),
+    /// Bytes of a stream.
+    Binary(Bytes),
+}
+
+/// The sending half. Dropping it without [`FrameSink::close`] is a lost connection to the peer.
+#[async_trait]
+pub trait FrameSink: fmt::Debug + Send {
+    /// Sends one frame; returns when the transport has taken it.
+    ///
+    /// # Errors
+    /// [`LinkError`]: the connection is unusable from now on.
+    async fn send(&mut self, frame: Frame) -> Result<(), LinkError>;
+
+    /// Closes the connection with a websocket close code (1000 normal, 1001 going away,
+    /// 1012 restart, 4001 replaced by a newer connection).
+    async fn close(&mut self, code: u16, reason: &str);
+}
+
+/// The receiving half.
+#[async_trait]
+pub trait FrameStream: fmt::Debug + Send {
+    /// The next frame; `Ok(None)` after an orderly close. Cancel-safe.
+    ///
+    /// # Errors
+    /// [`LinkError`]: the connection is unusable from now on.
+    async fn next(&mut self) -> Result<Option<Frame>, LinkError>;
+
+    /// The close code the peer gave, once the stream has ended.
+    fn close_code(&self) -> Option<u16>;
+}
+
+/// Both halves of a connection.
+#[derive(Debug)]
+pub struct Connection {
+    /// Sends.
+    pub sink: Box<dyn FrameSink>,
+    /// Receives.
+    pub stream: Box<dyn FrameStream>,
+}
+
+/// Opens connections.
+#[async_trait]
+pub trait Dialer: fmt::Debug + Send + Sync + 'static {
+    /// Resolves the URL's name anew, connects and does the websocket handshake with the
+    /// subprotocol `protocol`.
+    ///
+    /// # Errors
+    /// [`LinkError`] with the cause; the caller backs off.
+    async fn dial(&self, url: &Url, protocol: &str) -> Result<Connection, LinkError>;
+}
+
+/// A connection failed.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// Name resolution, TCP, TLS or the handshake failed.
+    #[error("connect to {url}")]
+    Connect {
+        /// Where to.
+        url: String,
+        /// Why.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// An established connection broke.
+    #[error("the connection broke")]
+    Broken(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The peer sent a frame over the limit.
+    #[error("a frame over {limit} bytes")]
+    TooLarge {
+        /// The limit, in bytes.
+        limit: usize,
+    },
+    /// No answer in time.
+    #[error("no answer from {url} in {ms} ms")]
+    Timeout {
+        /// Where to.
+        url: String,
+        /// The deadline, ms.
+        ms: u64,
+    },
+}

@@ -1,0 +1,47 @@
+//! The door to threads: work that must go on while the main runtime is busy.
+
+use std::fmt;
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+
+/// Runs a future apart from the caller's runtime.
+pub trait Threads: fmt::Debug + Send + Sync + 'static {
+    /// Starts `work` under `name`. It ends when the future ends; cancellation is the caller's.
+    fn run(&self, name: &str, work: BoxFuture<'static, ()>);
+}
+
+/// A shared door.
+pub type SharedThreads = Arc<dyn Threads>;
+
+/// One operating-system thread with a runtime of its own per piece of work.
+#[derive(Debug, Default)]
+pub struct OsThreads;
+
+impl Threads for OsThreads {
+    #[expect(clippy::disallowed_methods, reason = "this is the door to threads")]
+    fn run(&self, name: &str, work: BoxFuture<'static, ()>) {
+        let builder = std::thread::Builder::new().name(name.to_owned());
+        let spawned = builder.spawn(move || {
+            tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .expect("a runtime needs only a few descriptors, taken at start")
+                .block_on(work);
+        });
+        if let Err(error) = spawned {
+            tracing::error!(%error, thread = name, "cannot start a thread");
+        }
+    }
+}
+
+/// Runs the work on the caller's own runtime, for simulations, where one thread does everything.
+#[derive(Debug, Default)]
+pub struct SameRuntime;
+
+impl Threads for SameRuntime {
+    fn run(&self, _name: &str, work: BoxFuture<'static, ()>) {
+        // The runtime owns the task; dropping the runtime (a simulated crash) ends it.
+        drop(tokio::spawn(work));
+    }
+}

@@ -1,0 +1,38 @@
+//! The protocol between agent and coordinator, version `muster.v1`; described in
+//! `docs/protocol.md`, which a test compares with these types.
+//!
+//! Every message is one websocket text frame holding a JSON object whose `kind` names the message.
+//! Unknown members are ignored; an unknown kind is answered with [`Error`] `UnknownKind`, so that
+//! versions can be mixed. Byte streams run on a second websocket, see [`stream`].
+
+mod codec;
+mod messages;
+pub mod status;
+pub mod stream;
+
+pub use codec::{DecodeError, FromAgent, FromCoordinator, Message, decode, encode};
+pub use messages::*;
+
+/// Websocket subprotocol of the control connection.
+pub const PROTOCOL: &str = "muster.v1";
+/// Path of the coordinator's endpoint; added when a configured URL has no path.
+pub const ENDPOINT_PATH: &str = "/agent";
+/// Largest control frame either side sends or accepts: a request body of 1 MiB plus room for the
+/// envelope, or a status report of a few thousand VMs.
+pub const MAX_FRAME_BYTES: usize = 2 * 1024 * 1024;
+/// Result members over this size travel and are stored as blobs; inline stay the first and last
+/// [`INLINE_EDGE_BYTES`].
+pub const MAX_INLINE_BYTES: usize = 256 * 1024;
+/// See [`MAX_INLINE_BYTES`].
+pub const INLINE_EDGE_BYTES: usize = 64 * 1024;
+
+/// The order in which waiting messages are sent: a large report never delays a heartbeat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Lane {
+    /// Heartbeats.
+    Heartbeat,
+    /// Everything small that somebody waits for.
+    Control,
+    /// Results, status, sysinfo, progress.
+    Bulk,
+}

@@ -1,0 +1,196 @@
+//! The status report: CNAPI's sample plus the VM index, full once per connection, then deltas.
+//!
+//! A delta names only the VMs that changed; `digest` is what the whole map must hash to after the
+//! delta was applied, so that a lost delta is noticed at once and a full report asked for.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
+use utoipa::ToSchema;
+
+use crate::ids::VmUuid;
+
+/// From the agent: a report. Without `report`, from the coordinator: send a full one.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Status {
+    /// The report.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub report: Option<Report>,
+}
+
+/// One report.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Report {
+    /// True: `vms` is the whole truth. False: `vms` holds only what changed since the last report
+    /// on this connection, `null` for a VM that is gone.
+    pub full: bool,
+    /// VMs by uuid.
+    #[schema(value_type = Object)]
+    pub vms: BTreeMap<VmUuid, Option<VmReport>>,
+    /// [`digest`] of all VMs once this report is applied.
+    pub digest: String,
+    /// Bytes free and used by pool.
+    #[serde(default, rename = "zpoolStatus")]
+    #[schema(value_type = Object)]
+    pub zpool_status: BTreeMap<String, PoolStatus>,
+    /// Memory of the host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub meminfo: Option<Meminfo>,
+    /// Disk use of the host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub diskinfo: Option<Diskinfo>,
+    /// When the host booted, ISO 8601.
+    #[serde(default)]
+    pub boot_time: String,
+    /// When the sample was taken, ISO 8601.
+    #[serde(default)]
+    pub timestamp: String,
+    /// Agent version, intake, task counts, load, pressure, pool health.
+    #[serde(default)]
+    #[schema(value_type = Object)]
+    pub muster: Value,
+}
+
+/// What a report says about one VM: CNAPI's nine members, and the members of the VM index beside
+/// them (over HTTP the index is the separate member `vm_index`, CNAPI's `vms` keeps its nine).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct VmReport {
+    /// CNAPI's members.
+    #[serde(flatten)]
+    pub vm: VmStatus,
+    /// For the fleet index and the allocator.
+    #[serde(default)]
+    pub index: VmIndex,
+}
+
+/// The nine members CNAPI keeps in a server's `vms`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct VmStatus {
+    /// The VM.
+    #[schema(value_type = String, format = Uuid)]
+    pub uuid: VmUuid,
+    /// Its owner.
+    pub owner_uuid: String,
+    /// `kvm`, `bhyve`, `joyent-minimal`, …
+    pub brand: String,
+    /// Percent of one core; absent: uncapped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_cap: Option<u64>,
+    /// GiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quota: Option<u64>,
+    /// MiB, overhead of the hypervisor included.
+    pub max_physical_memory: u64,
+    /// `running`, `stopped`, `provisioning`, …
+    pub state: String,
+    /// `running`, `installed`, …
+    pub zone_state: String,
+    /// ISO 8601.
+    pub last_modified: String,
+}
+
+/// The VM index members.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct VmIndex {
+    /// Its name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alias: Option<String>,
+    /// Tags: strings, numbers, booleans.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schema(value_type = Object)]
+    pub tags: BTreeMap<String, Value>,
+    /// Virtual CPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vcpus: Option<u64>,
+    /// `internal_metadata["docker:id"]`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub docker_id: Option<String>,
+    /// MiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flexible_disk_size: Option<u64>,
+    /// The image of its boot disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_uuid: Option<String>,
+}
+
+/// Bytes free and used of one pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PoolStatus {
+    /// Free, bytes.
+    pub bytes_available: u64,
+    /// Used, bytes.
+    pub bytes_used: u64,
+}
+
+/// Memory of the host, bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Meminfo {
+    /// Available to new work.
+    pub availrmem_bytes: u64,
+    /// ZFS cache.
+    pub arcsize_bytes: u64,
+    /// All.
+    pub total_bytes: u64,
+}
+
+/// Disk use of the host, bytes; CNAPI stores each as `disk_<name>`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+#[expect(missing_docs, reason = "the names are CNAPI's and say what they are")]
+pub struct Diskinfo {
+    pub kvm_zvol_used_bytes: u64,
+    pub kvm_zvol_volsize_bytes: u64,
+    pub kvm_quota_bytes: u64,
+    pub kvm_quota_used_bytes: u64,
+    pub zone_quota_bytes: u64,
+    pub zone_quota_used_bytes: u64,
+    pub cores_quota_bytes: u64,
+    pub cores_quota_used_bytes: u64,
+    pub installed_images_used_bytes: u64,
+    pub pool_size_bytes: u64,
+    pub pool_alloc_bytes: u64,
+    pub system_used_bytes: u64,
+}
+
+/// A report's delta did not lead to the digest it names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a status delta was lost")]
+pub struct LostDelta;
+
+/// Hash of a whole VM map: SHA-256 (hex) over its JSON, VMs in uuid order.
+#[must_use]
+pub fn digest(vms: &BTreeMap<VmUuid, VmReport>) -> String {
+    let json = serde_json::to_vec(vms).expect("a report has only string keys");
+    hex::encode(Sha256::digest(json))
+}
+
+/// The report that leads from `old` to `new`; the caller adds the figures.
+#[must_use]
+pub fn delta(old: &BTreeMap<VmUuid, VmReport>, new: &BTreeMap<VmUuid, VmReport>) -> Report {
+    let mut vms: BTreeMap<_, _> = new
+        .iter()
+        .filter(|(uuid, vm)| old.get(*uuid) != Some(*vm))
+        .map(|(uuid, vm)| (*uuid, Some(vm.clone())))
+        .collect();
+    vms.extend(old.keys().filter(|uuid| !new.contains_key(*uuid)).map(|uuid| (*uuid, None)));
+    Report { full: false, vms, digest: digest(new), ..Report::default() }
+}
+
+/// Applies a report to the map its predecessors led to.
+///
+/// # Errors
+/// [`LostDelta`]; `vms` is then as the report made it and must be replaced by a full one.
+pub fn apply(vms: &mut BTreeMap<VmUuid, VmReport>, report: &Report) -> Result<(), LostDelta> {
+    if report.full {
+        vms.clear();
+    }
+    for (uuid, vm) in &report.vms {
+        match vm {
+            Some(vm) => drop(vms.insert(*uuid, vm.clone())),
+            None => drop(vms.remove(uuid)),
+        }
+    }
+    if digest(vms) == report.digest { Ok(()) } else { Err(LostDelta) }
+}
