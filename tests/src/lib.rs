@@ -1,1 +1,33 @@
-//! Placeholder.
+//! The harness of the black-box tests: starts the real binaries on loopback with temporary
+//! directories, kills and restarts them, and cleans up after itself, also when a test fails.
+
+pub mod daemon;
+pub mod guest;
+pub mod http;
+pub mod proxy;
+pub mod wait;
+
+use std::path::PathBuf;
+
+/// Path of one of the project's binaries, found beside the test's own executable.
+///
+/// # Panics
+/// If the workspace was not built first.
+#[must_use]
+pub fn binary(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("the test has an executable");
+    let found = test.ancestors().skip(1).take(3).map(|dir| dir.join(name)).find(|p| p.is_file());
+    found.unwrap_or_else(|| {
+        panic!("{name} is not beside {}: run `cargo build --workspace` first", test.display())
+    })
+}
+
+/// The repository's root.
+///
+/// # Panics
+/// Never: the tests' package lies in a folder of the workspace.
+#[must_use]
+pub fn repository() -> PathBuf {
+    let package = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    package.parent().expect("tests/ lies in the workspace").to_owned()
+}

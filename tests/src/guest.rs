@@ -1,0 +1,66 @@
+//! The tiny guest image, and getting it into a coordinator.
+
+use std::path::PathBuf;
+
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use crate::http::Client;
+use crate::repository;
+
+/// The folder `scripts/build-guest-image.sh` fills.
+///
+/// # Panics
+/// If the image has not been built.
+#[must_use]
+pub fn image_dir() -> PathBuf {
+    let dir = repository().join("target/guest");
+    assert!(
+        dir.join("manifest.json").is_file(),
+        "no guest image in {}: run scripts/build-guest-image.sh first",
+        dir.display()
+    );
+    dir
+}
+
+/// The image's manifest.
+///
+/// # Panics
+/// If it can't be read.
+#[must_use]
+pub fn manifest() -> Value {
+    let text = std::fs::read_to_string(image_dir().join("manifest.json")).expect("manifest");
+    serde_json::from_str(&text).expect("the manifest is JSON")
+}
+
+/// The compressed image file that the manifest describes.
+///
+/// # Panics
+/// If there is none.
+#[must_use]
+pub fn image_file() -> PathBuf {
+    let names = ["muster-guest.qcow2.xz", "muster-guest.raw.xz", "muster-guest.qcow2.gz"];
+    let dir = image_dir();
+    names.iter().map(|n| dir.join(n)).find(|p| p.is_file()).expect("a compressed image file")
+}
+
+/// Uploads and activates the tiny guest image; returns its uuid.
+///
+/// # Panics
+/// If the coordinator refuses any of it.
+pub async fn import(client: &Client) -> String {
+    let manifest = manifest();
+    let uuid = manifest["uuid"].as_str().expect("the manifest has a uuid").to_owned();
+    client.post("/images", &manifest).await.expect(200);
+    let file = &manifest["files"][0];
+    let query = format!(
+        "/images/{uuid}/file?compression={}&sha256={}",
+        file["compression"].as_str().unwrap_or("none"),
+        file["sha256"].as_str().expect("the manifest has a checksum"),
+    );
+    let bytes = std::fs::read(image_file()).expect("image file");
+    let octets = "application/octet-stream";
+    client.send_bytes(Method::PUT, &query, octets, bytes).await.expect(200);
+    client.post(&format!("/images/{uuid}?action=activate"), &json!({})).await.expect(200);
+    uuid
+}

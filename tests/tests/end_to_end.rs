@@ -1,0 +1,158 @@
+//! One coordinator, one agent, one real VM: created, shown, stopped, started, destroyed.
+
+use std::time::Duration;
+
+use futures_util::{SinkExt as _, StreamExt as _};
+use muster_tests::daemon::{Agent, Coordinator, fresh_uuid};
+use muster_tests::guest;
+use muster_tests::wait::wait_for;
+use serde_json::{Value, json};
+use tokio_tungstenite::tungstenite::Message;
+
+/// A TCG guest on two busy cores.
+const BOOT: Duration = Duration::from_secs(90);
+
+fn payload(image: &str, alias: &str) -> Value {
+    json!({
+        "image_uuid": image,
+        "brand": "kvm",
+        "ram": 192,
+        "vcpus": 1,
+        "cpu_cap": 100,
+        "quota": 1,
+        "alias": alias,
+        "owner_uuid": fresh_uuid(),
+        "tags": { "role": "test" },
+        "customer_metadata": { "hello": "world" },
+    })
+}
+
+async fn console_says(coordinator: &Coordinator, vm: &str, word: &str) {
+    let url = format!("{}/vms/{vm}/console", coordinator.agent_url());
+    let (mut socket, _) = tokio_tungstenite::connect_async(url).await.expect("a console");
+    let mut seen = String::new();
+    let read = tokio::time::timeout(BOOT, async {
+        socket.send(Message::binary(b"\n".to_vec())).await.expect("the console takes input");
+        while let Some(Ok(message)) = socket.next().await {
+            if let Message::Binary(bytes) = message {
+                seen.push_str(&String::from_utf8_lossy(&bytes));
+            }
+            if seen.contains(word) {
+                return;
+            }
+        }
+    })
+    .await;
+    assert!(read.is_ok() && seen.contains(word), "console never said {word:?}: {seen}");
+}
+
+#[tokio::test]
+async fn a_vm_lives_from_create_to_destroy() {
+    let coordinator = Coordinator::start();
+    let client = coordinator.client();
+    let agent = Agent::start(&coordinator.agent_url());
+    agent.wait_allocatable(&client).await;
+    let image = guest::import(&client).await;
+
+    let placed = client.post("/vms", &payload(&image, "first")).await.expect(202);
+    let vm = placed["vm_uuid"].as_str().expect("a vm uuid").to_owned();
+    assert_eq!(placed["server_uuid"], agent.server_uuid);
+    let created = client.complete_task(placed["id"].as_str().unwrap(), 120).await;
+    assert_eq!(created["vm"]["uuid"], vm);
+
+    wait_for("the fleet index shows it running", Duration::from_secs(10), || async {
+        let answer = client.get(&format!("/vms/{vm}")).await;
+        if answer.json["state"] == "running" { Ok(()) } else { Err(answer.text) }
+    })
+    .await;
+    let listed = client.get("/vms?alias=first").await.expect(200);
+    assert_eq!(listed[0]["uuid"], vm);
+    console_says(&coordinator, &vm, "up").await;
+
+    let path = format!("/servers/{}/vms/{vm}", agent.server_uuid);
+    let loaded = client.get(&path).await.expect(200);
+    assert_eq!(loaded["customer_metadata"]["hello"], "world");
+    let info = client.get(&format!("{path}/info?info=status")).await.expect(200);
+    assert_eq!(info["status"]["running"], true, "{info}");
+
+    for (action, state) in [("stop", "stopped"), ("start", "running"), ("reboot", "running")] {
+        let task = client.post(&format!("{path}/{action}"), &json!({})).await.expect(200);
+        client.complete_task(task["id"].as_str().unwrap(), 240).await;
+        wait_for(&format!("{state} after {action}"), Duration::from_secs(10), || async {
+            let answer = client.get(&format!("/vms/{vm}")).await;
+            if answer.json["state"] == state { Ok(()) } else { Err(answer.text) }
+        })
+        .await;
+    }
+
+    let task = client.delete(&path).await.expect(200);
+    client.complete_task(task["id"].as_str().unwrap(), 120).await;
+    wait_for("the index forgets it", Duration::from_secs(10), || async {
+        let answer = client.get(&format!("/vms/{vm}")).await;
+        if answer.status == 404 { Ok(()) } else { Err(answer.text) }
+    })
+    .await;
+    assert_nothing_left(&agent, &vm);
+    let history = client.get(&format!("/servers/{}/task-history", agent.server_uuid)).await;
+    let tasks: Vec<_> = history.expect(200).as_array().unwrap().clone();
+    assert!(tasks.iter().any(|t| t["task"] == "machine_create"), "{tasks:#?}");
+}
+
+/// No process, disk, record or socket of the VM is on the node.
+fn assert_nothing_left(agent: &Agent, vm: &str) {
+    assert_eq!(agent.guest_pids(), Vec::<u32>::new());
+    let data = agent.data_dir();
+    for left in [data.join("vms").join(format!("{vm}.json")), data.join("vols").join(vm)] {
+        assert!(!left.exists(), "{} is left", left.display());
+    }
+    let run = agent.run_dir().join("vm").join(vm);
+    assert!(!run.exists(), "{} is left", run.display());
+}
+
+#[tokio::test]
+async fn a_repeated_create_is_refused_without_harm() {
+    let coordinator = Coordinator::start();
+    let client = coordinator.client();
+    let agent = Agent::start(&coordinator.agent_url());
+    agent.wait_allocatable(&client).await;
+    let image = guest::import(&client).await;
+    let mut body = payload(&image, "twice");
+    body["uuid"] = json!(fresh_uuid());
+
+    let placed = client.post("/vms", &body).await.expect(202);
+    client.complete_task(placed["id"].as_str().unwrap(), 120).await;
+    let pids = agent.guest_pids();
+    assert_eq!(pids.len(), 1);
+
+    let again = client.post("/vms", &body).await;
+    assert_eq!(again.status, 409, "{}", again.text);
+    let mut direct = body.clone();
+    direct["image"] = json!({ "uuid": image, "files": [{ "compression": "none" }] });
+    direct["disks"] = json!([{ "image_uuid": image, "boot": true, "model": "virtio" }]);
+    let path = format!("/servers/{}/vms", agent.server_uuid);
+    let task = client.post(&path, &direct).await.expect(200);
+    let ended = client.wait_task(task["id"].as_str().unwrap(), 60).await;
+    assert_eq!(ended["status"], "failure");
+    let message = ended["history"][0]["event"]["error"]["message"].as_str().unwrap();
+    assert!(message.contains("exists"), "{message}");
+    assert_eq!(agent.guest_pids(), pids, "the first VM was touched");
+}
+
+#[tokio::test]
+async fn a_create_whose_hypervisor_fails_leaves_nothing() {
+    let coordinator = Coordinator::start();
+    let client = coordinator.client();
+    let agent = Agent::start(&coordinator.agent_url());
+    agent.wait_allocatable(&client).await;
+    let image = guest::import(&client).await;
+    let mut body = payload(&image, "broken");
+    body["uuid"] = json!(fresh_uuid());
+    body["cpu_type"] = json!("no-such-cpu-model");
+
+    let placed = client.post("/vms", &body).await.expect(202);
+    let ended = client.wait_task(placed["id"].as_str().unwrap(), 120).await;
+    assert_eq!(ended["status"], "failure", "{ended:#}");
+    let message = ended["history"][0]["event"]["error"]["message"].as_str().unwrap();
+    assert!(message.contains("no-such-cpu-model"), "the reason must say why: {message}");
+    assert_nothing_left(&agent, body["uuid"].as_str().unwrap());
+}

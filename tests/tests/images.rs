@@ -1,0 +1,117 @@
+//! The image repository and what agents do with bad downloads.
+
+use std::time::Duration;
+
+use muster_tests::daemon::{Agent, Coordinator, fresh_uuid};
+use muster_tests::guest;
+use reqwest::Method;
+use serde_json::json;
+use sha2::{Digest as _, Sha256};
+
+const OCTETS: &str = "application/octet-stream";
+
+#[tokio::test]
+async fn an_upload_with_a_wrong_checksum_leaves_nothing() {
+    let coordinator = Coordinator::start();
+    let client = coordinator.client();
+    let uuid = fresh_uuid();
+    let manifest = json!({
+        "v": 2, "uuid": uuid, "name": "bad", "version": "1", "type": "zvol", "os": "linux",
+    });
+    client.post("/images", &manifest).await.expect(200);
+    let wrong = hex::encode(Sha256::digest(b"something else"));
+    let path = format!("/images/{uuid}/file?compression=none&sha256={wrong}");
+    let answer = client.send_bytes(Method::PUT, &path, OCTETS, b"content".to_vec()).await;
+    assert!(answer.status.is_client_error(), "{} {}", answer.status, answer.text);
+    assert_eq!(client.get(&format!("/images/{uuid}/file")).await.status, 404);
+    let activate = client.post(&format!("/images/{uuid}?action=activate"), &json!({})).await;
+    assert!(activate.status.is_client_error(), "an image without a file: {}", activate.text);
+
+    let right = hex::encode(Sha256::digest(b"content"));
+    let path = format!("/images/{uuid}/file?compression=none&sha256={right}");
+    client.send_bytes(Method::PUT, &path, OCTETS, b"content".to_vec()).await.expect(200);
+    client.post(&format!("/images/{uuid}?action=activate"), &json!({})).await.expect(200);
+    assert_eq!(client.get(&format!("/images/{uuid}/file")).await.text, "content");
+    let listed = client.get("/images?name=bad").await.expect(200);
+    assert_eq!(listed[0]["uuid"], uuid);
+    assert_eq!(client.delete(&format!("/images/{uuid}")).await.status, 204);
+    assert_eq!(client.get(&format!("/images/{uuid}")).await.status, 404);
+}
+
+#[tokio::test]
+async fn images_survive_kill_9() {
+    let mut coordinator = Coordinator::start();
+    let client = coordinator.client();
+    let uuid = guest::import(&client).await;
+    coordinator.kill9();
+    coordinator.restart();
+    let image = client.get(&format!("/images/{uuid}")).await.expect(200);
+    assert_eq!(image["state"], "active");
+    let expected = std::fs::metadata(guest::image_file()).unwrap().len();
+    let file = client.get(&format!("/images/{uuid}/file")).await;
+    assert_eq!(file.headers["content-length"], expected.to_string());
+}
+
+#[tokio::test]
+async fn a_corrupt_download_fails_the_task_with_its_reason() {
+    let coordinator = Coordinator::start();
+    let client = coordinator.client();
+    let agent = Agent::start(&coordinator.agent_url());
+    agent.wait_allocatable(&client).await;
+    let uuid = guest::import(&client).await;
+    corrupt(&coordinator.data_dir().join("blobs"));
+
+    let path = format!("/servers/{}/ensure-image", agent.server_uuid);
+    let task = client.post(&path, &json!({ "image_uuid": uuid })).await.expect(200);
+    let ended = client.wait_task(task["id"].as_str().unwrap(), 60).await;
+    assert_eq!(ended["status"], "failure", "{ended:#}");
+    let message = ended["history"][0]["event"]["error"]["message"].as_str().unwrap();
+    assert!(message.contains("sha256") || message.contains("checksum"), "{message}");
+    let left: Vec<_> = std::fs::read_dir(agent.data_dir().join("images"))
+        .map(|dir| dir.flatten().map(|e| e.file_name()).collect())
+        .unwrap_or_default();
+    assert!(left.iter().all(|f| !f.to_string_lossy().ends_with(".qcow2")), "{left:?}");
+}
+
+/// Flips a byte in the middle of every file over 1 MiB below `dir`.
+fn corrupt(dir: &std::path::Path) {
+    let mut found = 0;
+    let mut folders = vec![dir.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).expect("the blobs folder").flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if entry.metadata().unwrap().len() > 1024 * 1024 {
+                let mut bytes = std::fs::read(&path).unwrap();
+                let middle = bytes.len() / 2;
+                bytes[middle] ^= 0xff;
+                std::fs::write(&path, bytes).unwrap();
+                found += 1;
+            }
+        }
+    }
+    assert!(found > 0, "no image file below {}", dir.display());
+}
+
+#[tokio::test]
+async fn an_unknown_image_fails_the_create_and_leaves_nothing() {
+    let coordinator = Coordinator::start();
+    let client = coordinator.client();
+    let agent = Agent::start(&coordinator.agent_url());
+    agent.wait_allocatable(&client).await;
+    let image = fresh_uuid();
+    let vm = fresh_uuid();
+    let body = json!({
+        "uuid": vm, "brand": "kvm", "ram": 128, "vcpus": 1, "autoboot": false,
+        "disks": [{ "image_uuid": image, "boot": true, "model": "virtio" }],
+        "image": { "uuid": image, "files": [{ "compression": "none" }] },
+        "owner_uuid": fresh_uuid(),
+    });
+    let path = format!("/servers/{}/vms", agent.server_uuid);
+    let task = client.post(&path, &body).await.expect(200);
+    let ended = client.wait_task(task["id"].as_str().unwrap(), 60).await;
+    assert_eq!(ended["status"], "failure");
+    assert!(!agent.data_dir().join("vms").join(format!("{vm}.json")).exists());
+    agent.wait_status(&client, "running", Duration::from_secs(5)).await;
+}
