@@ -2,7 +2,11 @@
 //!
 //! Production uses websockets ([`websocket`]); a simulation hands out its own connections.
 
+pub mod memory;
+pub mod websocket;
+
 use std::fmt;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -51,6 +55,23 @@ pub struct Connection {
     pub sink: Box<dyn FrameSink>,
     /// Receives.
     pub stream: Box<dyn FrameStream>,
+}
+
+/// How long [`Connection::shutdown`] waits for the peer's own close.
+const CLOSE_WAIT: Duration = Duration::from_secs(1);
+
+impl Connection {
+    /// Closes the connection in order: sends the close code, then reads until the peer has closed
+    /// too (at most a second). Without that wait unread input would turn the close into a reset,
+    /// and the peer might never see the code.
+    pub async fn shutdown(mut self, code: u16, reason: &str) {
+        let close = async {
+            self.sink.close(code, reason).await;
+            while matches!(self.stream.next().await, Ok(Some(_))) {}
+        };
+        // The peer has had its chance; dropping both halves ends the transport.
+        drop(tokio::time::timeout(CLOSE_WAIT, close).await);
+    }
 }
 
 /// Opens connections.

@@ -1,0 +1,425 @@
+//! Websockets as [`Connection`]s, and the dialer that opens them.
+//!
+//! Both ends use [`config`]: a small read buffer (a coordinator holds one connection per agent)
+//! and explicit limits, so that a peer can make this process hold at most one frame.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::stream::{SplitSink, SplitStream};
+use futures_util::{SinkExt as _, StreamExt as _};
+use http::HeaderValue;
+use http::header::{AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL};
+use rustls_pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
+use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
+use tokio_tungstenite::tungstenite::{Error as WsError, Message};
+use url::Url;
+
+use super::{Connection, Dialer, Frame, FrameSink, FrameStream, LinkError};
+use crate::entropy::SharedEntropy;
+use crate::wire::{ENDPOINT_PATH, MAX_FRAME_BYTES};
+
+/// Read buffer of a connection; the default of 128 KiB is what makes ten thousand connections
+/// expensive.
+const READ_BUFFER_BYTES: usize = 4096;
+/// Longest time for name resolution, for TCP, and for TLS with the handshake, each.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest time a close frame may take to be written.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+/// A peer whose host vanished is noticed by the protocol's own heartbeats long before; these only
+/// free the descriptor when nobody sends.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+/// Unacknowledged output for so long breaks the connection instead of retrying for 15 minutes.
+const USER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Addresses of a name that are tried in one attempt.
+const MAX_ADDRESSES: usize = 16;
+
+/// Limits and buffers of a websocket between agent and coordinator.
+#[must_use]
+pub fn config() -> WebSocketConfig {
+    WebSocketConfig::default()
+        .read_buffer_size(READ_BUFFER_BYTES)
+        .write_buffer_size(0)
+        .max_write_buffer_size(2 * MAX_FRAME_BYTES)
+        .max_message_size(Some(MAX_FRAME_BYTES))
+        .max_frame_size(Some(MAX_FRAME_BYTES))
+}
+
+/// The server's end of a websocket whose HTTP upgrade has been answered.
+pub async fn accepted<S>(io: S) -> Connection
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    connection(WebSocketStream::from_raw_socket(io, Role::Server, Some(config())).await)
+}
+
+/// A websocket as a connection.
+pub fn connection<S>(websocket: WebSocketStream<S>) -> Connection
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (sink, stream) = websocket.split();
+    Connection {
+        sink: Box::new(WsSink(sink)),
+        stream: Box::new(WsStream { inner: stream, code: None, ended: false }),
+    }
+}
+
+struct WsSink<S>(SplitSink<WebSocketStream<S>, Message>);
+
+impl<S> fmt::Debug for WsSink<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WsSink")
+    }
+}
+
+#[async_trait]
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> FrameSink for WsSink<S> {
+    async fn send(&mut self, frame: Frame) -> Result<(), LinkError> {
+        let message = match frame {
+            Frame::Text(text) => Message::text(text),
+            Frame::Binary(bytes) => Message::binary(bytes),
+        };
+        self.0.send(message).await.map_err(link_error)
+    }
+
+    async fn close(&mut self, code: u16, reason: &str) {
+        let frame = CloseFrame { code: code.into(), reason: reason.to_owned().into() };
+        // A peer that can't be told is gone already.
+        drop(timeout(CLOSE_TIMEOUT, self.0.send(Message::Close(Some(frame)))).await);
+    }
+}
+
+struct WsStream<S> {
+    inner: SplitStream<WebSocketStream<S>>,
+    code: Option<u16>,
+    ended: bool,
+}
+
+impl<S> fmt::Debug for WsStream<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WsStream").field("code", &self.code).field("ended", &self.ended).finish()
+    }
+}
+
+#[async_trait]
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> FrameStream for WsStream<S> {
+    async fn next(&mut self) -> Result<Option<Frame>, LinkError> {
+        while !self.ended {
+            // After the peer's close the answer to it still has to go out, which polling does;
+            // a client then waits for the server to close the socket, so not for ever.
+            let polled = if self.code.is_some() {
+                timeout(CLOSE_TIMEOUT, self.inner.next()).await.unwrap_or(None)
+            } else {
+                self.inner.next().await
+            };
+            match polled {
+                Some(Ok(Message::Text(text))) => {
+                    return Ok(Some(Frame::Text(text.as_str().to_owned())));
+                }
+                Some(Ok(Message::Binary(bytes))) => return Ok(Some(Frame::Binary(bytes))),
+                Some(Ok(Message::Close(frame))) => {
+                    self.code = Some(frame.map_or(1005, |f| f.code.into()));
+                }
+                // Pings are answered by the library while it is polled.
+                Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => {}
+                Some(Err(WsError::ConnectionClosed)) | None => self.ended = true,
+                Some(Err(_)) if self.code.is_some() => self.ended = true,
+                Some(Err(error)) => {
+                    self.ended = true;
+                    return Err(link_error(error));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn close_code(&self) -> Option<u16> {
+        self.code
+    }
+}
+
+fn link_error(error: WsError) -> LinkError {
+    match error {
+        WsError::Capacity(_) => LinkError::TooLarge { limit: MAX_FRAME_BYTES },
+        other => LinkError::Broken(Box::new(other)),
+    }
+}
+
+/// Opens websockets: `ws://` plainly, `wss://` over TLS.
+pub struct WebsocketDialer {
+    entropy: SharedEntropy,
+    tls: Option<Arc<rustls::ClientConfig>>,
+    bearer: Option<HeaderValue>,
+}
+
+impl fmt::Debug for WebsocketDialer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WebsocketDialer").field("tls", &self.tls.is_some()).finish_non_exhaustive()
+    }
+}
+
+impl WebsocketDialer {
+    /// A dialer; `tls` is used for `wss://` (without it: the host's root certificates, no client
+    /// certificate).
+    #[must_use]
+    pub fn new(entropy: SharedEntropy, tls: Option<Arc<rustls::ClientConfig>>) -> Self {
+        Self { entropy, tls, bearer: None }
+    }
+
+    /// Sends `Authorization: Bearer <token>` with every handshake. A token that can't be a header
+    /// is refused.
+    ///
+    /// # Errors
+    /// The token holds bytes that no header may hold.
+    pub fn with_bearer(mut self, token: &str) -> Result<Self, http::header::InvalidHeaderValue> {
+        let mut value = HeaderValue::from_str(&format!("Bearer {token}"))?;
+        value.set_sensitive(true);
+        self.bearer = Some(value);
+        Ok(self)
+    }
+
+    async fn addresses(&self, url: &Url) -> Result<Vec<SocketAddr>, LinkError> {
+        let failed = |source| LinkError::Connect { url: url.to_string(), source };
+        let port = url
+            .port_or_known_default()
+            .ok_or_else(|| failed("the URL has neither port nor a known scheme".into()))?;
+        let host = url.host_str().ok_or_else(|| failed("the URL has no host".into()))?;
+        // An IPv6 literal is written in brackets, which the resolver does not take.
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        let found = timeout(CONNECT_TIMEOUT, tokio::net::lookup_host((host, port)))
+            .await
+            .map_err(|_| timed_out(url))?
+            .map_err(|e| failed(e.into()))?;
+        let mut found: Vec<SocketAddr> = found.take(MAX_ADDRESSES).collect();
+        shuffle(&mut found, &self.entropy);
+        if found.is_empty() {
+            return Err(failed("the name has no address".into()));
+        }
+        Ok(found)
+    }
+
+    async fn handshake(
+        &self,
+        tcp: TcpStream,
+        url: &Url,
+        protocol: &str,
+    ) -> Result<Connection, LinkError> {
+        let failed = |source| LinkError::Connect { url: url.to_string(), source };
+        let mut request = url.as_str().into_client_request().map_err(|e| failed(e.into()))?;
+        let value = HeaderValue::from_str(protocol).map_err(|e| failed(e.into()))?;
+        request.headers_mut().insert(SEC_WEBSOCKET_PROTOCOL, value);
+        if let Some(bearer) = &self.bearer {
+            request.headers_mut().insert(AUTHORIZATION, bearer.clone());
+        }
+        let config = Some(config());
+        if url.scheme() != "wss" {
+            let (websocket, _) = tokio_tungstenite::client_async_with_config(request, tcp, config)
+                .await
+                .map_err(|e| failed(e.into()))?;
+            return Ok(connection(websocket));
+        }
+        let tls = match &self.tls {
+            Some(tls) => tls.clone(),
+            None => native_tls_config().map_err(failed)?,
+        };
+        let host = url.host_str().unwrap_or_default();
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        let name = ServerName::try_from(host).map_err(|e| failed(e.into()))?;
+        let stream =
+            TlsConnector::from(tls).connect(name, tcp).await.map_err(|e| failed(e.into()))?;
+        let (websocket, _) = tokio_tungstenite::client_async_with_config(request, stream, config)
+            .await
+            .map_err(|e| failed(e.into()))?;
+        Ok(connection(websocket))
+    }
+
+    async fn dial_address(
+        &self,
+        address: SocketAddr,
+        url: &Url,
+        protocol: &str,
+    ) -> Result<Connection, LinkError> {
+        let tcp = timeout(CONNECT_TIMEOUT, TcpStream::connect(address))
+            .await
+            .map_err(|_| timed_out(url))?
+            .map_err(|e| LinkError::Connect { url: url.to_string(), source: e.into() })?;
+        if let Err(error) = tune(&tcp) {
+            tracing::debug!(%error, "cannot tune a socket");
+        }
+        timeout(CONNECT_TIMEOUT, self.handshake(tcp, url, protocol))
+            .await
+            .map_err(|_| timed_out(url))?
+    }
+}
+
+#[async_trait]
+impl Dialer for WebsocketDialer {
+    async fn dial(&self, url: &Url, protocol: &str) -> Result<Connection, LinkError> {
+        let url = with_endpoint_path(url);
+        let mut last = None;
+        for address in self.addresses(&url).await? {
+            match self.dial_address(address, &url, protocol).await {
+                Ok(connection) => return Ok(connection),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or_else(|| timed_out(&url)))
+    }
+}
+
+/// Small latency, and an end to connections whose peer vanished; for accepted sockets as well.
+///
+/// # Errors
+/// The socket refuses an option; it works without.
+pub fn tune(tcp: &TcpStream) -> std::io::Result<()> {
+    tcp.set_nodelay(true)?;
+    let socket = socket2::SockRef::from(tcp);
+    let keepalive =
+        socket2::TcpKeepalive::new().with_time(KEEPALIVE_IDLE).with_interval(KEEPALIVE_INTERVAL);
+    socket.set_tcp_keepalive(&keepalive)?;
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(Some(USER_TIMEOUT))?;
+    Ok(())
+}
+
+/// The URL with the agent endpoint's path if it has none of its own.
+#[must_use]
+pub fn with_endpoint_path(url: &Url) -> Url {
+    let mut url = url.clone();
+    if matches!(url.path(), "" | "/") {
+        url.set_path(ENDPOINT_PATH);
+    }
+    url
+}
+
+fn timed_out(url: &Url) -> LinkError {
+    let ms = u64::try_from(CONNECT_TIMEOUT.as_millis()).unwrap_or(u64::MAX);
+    LinkError::Timeout { url: url.to_string(), ms }
+}
+
+/// Fisher-Yates; the modulo's bias is of no matter for a handful of addresses.
+fn shuffle<T>(items: &mut [T], entropy: &SharedEntropy) {
+    for i in (1..items.len()).rev() {
+        let range = u64::try_from(i).unwrap_or(u64::MAX).saturating_add(1);
+        let j = usize::try_from(entropy.u64() % range).unwrap_or(0);
+        items.swap(i, j);
+    }
+}
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+fn native_tls_config() -> Result<Arc<rustls::ClientConfig>, BoxError> {
+    let mut roots = rustls::RootCertStore::empty();
+    let (added, _) =
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    if added == 0 {
+        return Err("the host has no root certificates; configure a CA file".into());
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    Ok(Arc::new(config))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::entropy::SeededEntropy;
+    use bytes::Bytes;
+    use tokio::net::TcpListener;
+
+    fn dialer() -> WebsocketDialer {
+        WebsocketDialer::new(Arc::new(SeededEntropy::new(1)), None)
+    }
+
+    #[expect(clippy::result_large_err, reason = "the callback's type is the library's")]
+    /// Accepts one websocket, echoes the wanted subprotocol, reports the path.
+    async fn accept(listener: TcpListener) -> (Connection, String) {
+        use tokio_tungstenite::tungstenite::handshake::server::{Request, Response};
+        let (tcp, _) = listener.accept().await.unwrap();
+        let mut path = String::new();
+        let ws = tokio_tungstenite::accept_hdr_async_with_config(
+            tcp,
+            |request: &Request, mut response: Response| {
+                path = request.uri().path().to_owned();
+                let wanted = request.headers()[SEC_WEBSOCKET_PROTOCOL].clone();
+                response.headers_mut().insert(SEC_WEBSOCKET_PROTOCOL, wanted);
+                Ok(response)
+            },
+            Some(config()),
+        )
+        .await
+        .unwrap();
+        (connection(ws), path)
+    }
+
+    async fn connected() -> (Connection, Connection, String) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = Url::parse(&format!("ws://{}", listener.local_addr().unwrap())).unwrap();
+        let dialer = dialer();
+        let (client, (server, path)) =
+            tokio::join!(dialer.dial(&url, crate::wire::PROTOCOL), accept(listener));
+        (client.unwrap(), server, path)
+    }
+
+    #[tokio::test]
+    async fn dials_the_endpoint_and_carries_frames_both_ways() {
+        let (mut client, mut server, path) = connected().await;
+        assert_eq!(path, "/agent");
+        client.sink.send(Frame::Text("a".into())).await.unwrap();
+        server.sink.send(Frame::Binary(Bytes::from_static(b"b"))).await.unwrap();
+        assert_eq!(server.stream.next().await.unwrap(), Some(Frame::Text("a".into())));
+        let got = client.stream.next().await.unwrap();
+        assert_eq!(got, Some(Frame::Binary(Bytes::from_static(b"b"))));
+    }
+
+    #[tokio::test]
+    async fn a_close_code_reaches_the_peer_even_with_unread_input() {
+        let (mut client, server, _) = connected().await;
+        client.sink.send(Frame::Text("never read".into())).await.unwrap();
+        let reader = async {
+            while client.stream.next().await.unwrap().is_some() {}
+            client.stream.close_code()
+        };
+        let (code, ()) = tokio::join!(reader, server.shutdown(4001, "replaced"));
+        assert_eq!(code, Some(4001));
+    }
+
+    #[tokio::test]
+    async fn a_frame_over_the_limit_is_refused() {
+        let (mut client, mut server, _) = connected().await;
+        let send = client.sink.send(Frame::Text("x".repeat(MAX_FRAME_BYTES + 1)));
+        let (_, got) = tokio::join!(timeout(CLOSE_TIMEOUT, send), server.stream.next());
+        assert!(matches!(got, Err(LinkError::TooLarge { .. })), "{got:?}");
+    }
+
+    #[tokio::test]
+    async fn nobody_listening_is_a_connect_error() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = Url::parse(&format!("ws://{}", listener.local_addr().unwrap())).unwrap();
+        drop(listener);
+        let error = dialer().dial(&url, "p").await.unwrap_err();
+        assert!(matches!(error, LinkError::Connect { .. }), "{error:?}");
+    }
+
+    #[test]
+    fn only_a_url_without_path_gets_the_endpoint() {
+        let path = |s: &str| with_endpoint_path(&Url::parse(s).unwrap()).path().to_owned();
+        assert_eq!(path("ws://h:1"), "/agent");
+        assert_eq!(path("ws://h:1/"), "/agent");
+        assert_eq!(path("ws://h:1/x"), "/x");
+    }
+}
