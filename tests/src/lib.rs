@@ -5,6 +5,7 @@ pub mod daemon;
 pub mod guest;
 pub mod http;
 pub mod proxy;
+pub mod sim_agent;
 pub mod wait;
 
 use std::path::PathBuf;

@@ -82,11 +82,11 @@ fn corrupt(dir: &std::path::Path) {
             let path = entry.path();
             if path.is_dir() {
                 folders.push(path);
-            } else if entry.metadata().unwrap().len() > 1024 * 1024 {
-                let mut bytes = std::fs::read(&path).unwrap();
+            } else if entry.metadata().expect("metadata").len() > 1024 * 1024 {
+                let mut bytes = std::fs::read(&path).expect("readable");
                 let middle = bytes.len() / 2;
                 bytes[middle] ^= 0xff;
-                std::fs::write(&path, bytes).unwrap();
+                std::fs::write(&path, bytes).expect("writable");
                 found += 1;
             }
         }

@@ -1,0 +1,229 @@
+//! Measures a real coordinator and a real agent and prints each figure beside its goal.
+//!
+//! `make bench` builds with optimizations and runs it. Figures are for comparison on one machine;
+//! nothing here fails when a goal is missed.
+
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt as _;
+use futures_util::stream::{self, FuturesUnordered};
+use muster_tests::daemon::{Agent, Coordinator, fresh_uuid, temp_dir};
+use muster_tests::guest;
+use muster_tests::http::Client;
+use muster_tests::sim_agent::SimAgent;
+use muster_tests::wait::wait_for;
+use serde_json::json;
+
+const ROUND_TRIPS: usize = 500;
+const ACCEPT_SECONDS: u64 = 5;
+const ACCEPT_CLIENTS: usize = 128;
+const SIMULATED_AGENTS: usize = 1_000;
+const CREATES: usize = 5;
+
+#[tokio::main]
+async fn main() {
+    println!("{:<58} {:>14}   goal", "figure", "measured");
+    idle_agent_and_round_trip().await;
+    accepts_per_second().await;
+    memory_per_agent().await;
+    create_overhead().await;
+}
+
+fn row(figure: &str, measured: &str, goal: &str) {
+    println!("{figure:<58} {measured:>14}   [{goal}]");
+}
+
+#[expect(clippy::disallowed_methods, reason = "a benchmark measures real time")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+fn ms(duration: Duration) -> String {
+    format!("{:.2} ms", duration.as_secs_f64() * 1_000.0)
+}
+
+fn percentile(sorted: &[Duration], percent: usize) -> Duration {
+    sorted[(sorted.len() - 1) * percent / 100]
+}
+
+/// Resident memory of a process, KiB.
+fn rss_kib(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let line = status.lines().find(|l| l.starts_with("VmRSS:")).expect("VmRSS");
+    line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).expect("a number")
+}
+
+async fn idle_agent_and_round_trip() {
+    let coordinator = Coordinator::start();
+    let client = coordinator.client();
+    let mut agent = Agent::start(&coordinator.agent_url());
+    agent.wait_allocatable(&client).await;
+    // Let the start-up's buffers go back before looking.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let rss = rss_kib(agent.daemon().pid());
+    row("agent RSS idle", &format!("{:.1} MiB", kib_to_mib(rss)), "20 MiB");
+
+    let path = format!("/servers/{}/nop", agent.server_uuid);
+    let mut times = Vec::with_capacity(ROUND_TRIPS);
+    for _ in 0..ROUND_TRIPS {
+        let start = now();
+        let id = client.post(&path, &json!({})).await.expect(200)["id"].clone();
+        client.complete_task(id.as_str().expect("an id"), 30).await;
+        times.push(start.elapsed());
+    }
+    times.sort_unstable();
+    row("task round trip (nop) p50", &ms(percentile(&times, 50)), "3 ms");
+    row("task round trip (nop) p99", &ms(percentile(&times, 99)), "15 ms");
+}
+
+#[expect(clippy::cast_precision_loss, reason = "memory sizes are far below 2^52 KiB")]
+fn kib_to_mib(kib: u64) -> f64 {
+    kib as f64 / 1024.0
+}
+
+/// Tasks made durable and acknowledged by a coordinator whose agents answer at once.
+async fn accepts_per_second() {
+    let coordinator = Coordinator::start();
+    let client = coordinator.client();
+    let agents: Vec<_> =
+        stream::iter(0..8).then(|_| SimAgent::connect(&coordinator)).collect().await;
+    for agent in &agents {
+        agent.wait_running(&client).await;
+    }
+    let deadline = now() + Duration::from_secs(ACCEPT_SECONDS);
+    let clients: FuturesUnordered<_> = (0..ACCEPT_CLIENTS)
+        .map(|n| {
+            let path = format!("/servers/{}/nop", agents[n % agents.len()].server_uuid);
+            let client = client.clone();
+            tokio::spawn(async move { accept_until(&client, &path, deadline).await })
+        })
+        .collect();
+    let done: u64 = clients
+        .map(|c| c.expect("a client does not panic"))
+        .collect::<Vec<_>>()
+        .await
+        .into_iter()
+        .sum();
+    row(
+        "durable task accepts per second (HTTP, 128 clients)",
+        &(done / ACCEPT_SECONDS).to_string(),
+        "5000",
+    );
+}
+
+async fn accept_until(client: &Client, path: &str, deadline: Instant) -> u64 {
+    let mut accepted = 0;
+    while now() < deadline {
+        let answer = client.post(path, &json!({})).await;
+        // A server whose queue is full says so; that is not an accept.
+        if answer.status == 200 {
+            accepted += 1;
+        }
+    }
+    accepted
+}
+
+async fn memory_per_agent() {
+    let mut coordinator = Coordinator::start();
+    let client = coordinator.client();
+    let before = rss_kib(coordinator.daemon().pid());
+    let agents: Vec<_> = stream::iter(0..SIMULATED_AGENTS)
+        .map(|_| SimAgent::connect(&coordinator))
+        .buffered(50)
+        .collect()
+        .await;
+    for agent in &agents {
+        agent.wait_running(&client).await;
+    }
+    let after = rss_kib(coordinator.daemon().pid());
+    let each = after.saturating_sub(before) / SIMULATED_AGENTS as u64;
+    row("coordinator RSS per connected agent at 1,000", &format!("{each} KiB"), "64 KiB");
+}
+
+/// Time from the POST to the end of the task, less what qemu-img and QEMU take by themselves.
+async fn create_overhead() {
+    let coordinator = Coordinator::start();
+    let client = coordinator.client();
+    let agent = Agent::start(&coordinator.agent_url());
+    agent.wait_allocatable(&client).await;
+    let image = guest::import(&client).await;
+    let mut created = Vec::new();
+    for n in 0..=CREATES {
+        let vm = fresh_uuid();
+        let body = json!({
+            "uuid": vm, "image_uuid": image, "brand": "kvm", "ram": 192, "vcpus": 1,
+            "cpu_cap": 10, "quota": 1, "owner_uuid": fresh_uuid(),
+        });
+        let start = now();
+        let placed = client.post("/vms", &body).await.expect(202);
+        client.complete_task(placed["id"].as_str().expect("an id"), 120).await;
+        // The first create also fetches the image.
+        if n > 0 {
+            created.push(start.elapsed());
+        }
+        let path = format!("/servers/{}/vms/{vm}", agent.server_uuid);
+        let task = client.delete(&path).await.expect(200);
+        client.complete_task(task["id"].as_str().expect("an id"), 60).await;
+    }
+    created.sort_unstable();
+    let backing = agent.data_dir().join("images").join(format!("{image}.qcow2"));
+    let mut bare: Vec<_> = Vec::new();
+    for _ in 0..CREATES {
+        bare.push(bare_start(&backing).await);
+    }
+    bare.sort_unstable();
+    let (with, without) = (percentile(&created, 50), percentile(&bare, 50));
+    row("bare qemu-img create + QEMU until its CPUs run", &ms(without), "-");
+    row("VM create through the API", &ms(with), "-");
+    row("VM create overhead", &ms(with.saturating_sub(without)), "100 ms");
+}
+
+/// `qemu-img create` on the backing file, then QEMU until QMP says that the CPUs run.
+async fn bare_start(backing: &std::path::Path) -> Duration {
+    let dir = temp_dir();
+    let (disk, qmp) = (dir.path().join("disk.qcow2"), dir.path().join("qmp.sock"));
+    let start = now();
+    run(
+        "qemu-img",
+        &["create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", &text(backing), &text(&disk)],
+    );
+    let drive = format!("file={},if=virtio,format=qcow2", text(&disk));
+    let socket = format!("unix:{},server=on,wait=off", text(&qmp));
+    #[expect(clippy::disallowed_methods, reason = "the benchmark's own comparison")]
+    let mut qemu = std::process::Command::new("qemu-system-x86_64")
+        .args(["-nodefaults", "-no-user-config", "-display", "none", "-M", "q35"])
+        .args(["-accel", "tcg", "-m", "192", "-drive", &drive, "-qmp", &socket, "-S"])
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .expect("QEMU starts");
+    wait_for("bare QEMU runs", Duration::from_secs(20), || cont(&qmp)).await;
+    let elapsed = start.elapsed();
+    drop(qemu.kill());
+    drop(qemu.wait());
+    elapsed
+}
+
+async fn cont(qmp: &std::path::Path) -> Result<(), String> {
+    use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+    let socket = tokio::net::UnixStream::connect(qmp).await.map_err(|e| e.to_string())?;
+    let (read, mut write) = socket.into_split();
+    let mut lines = BufReader::new(read).lines();
+    let commands = "{\"execute\":\"qmp_capabilities\"}\n{\"execute\":\"cont\"}\n";
+    write.write_all(commands.as_bytes()).await.map_err(|e| e.to_string())?;
+    while let Ok(Some(line)) = lines.next_line().await {
+        if line.contains("RESUME") {
+            return Ok(());
+        }
+    }
+    Err("QEMU closed its monitor".to_owned())
+}
+
+fn run(program: &str, args: &[&str]) {
+    #[expect(clippy::disallowed_methods, reason = "the benchmark's own comparison")]
+    let status = std::process::Command::new(program).args(args).status();
+    assert!(status.is_ok_and(|s| s.success()), "{program} {args:?} failed");
+}
+
+fn text(path: &std::path::Path) -> String {
+    path.display().to_string()
+}
