@@ -4,6 +4,7 @@
 //! that can inject faults. [`Drivers`] is what task steps get.
 
 pub mod compute;
+pub mod faults;
 pub mod host;
 pub mod images;
 pub mod storage;

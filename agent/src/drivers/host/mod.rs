@@ -4,6 +4,9 @@
 //! and succeeds; `real` does it, and needs the marker file that only the package (or a guest
 //! image made for tests) installs.
 
+pub mod refuse;
+pub mod sim;
+
 use std::fmt;
 
 use async_trait::async_trait;
@@ -55,4 +58,11 @@ pub trait Host: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// `HostActionsDisabled` (the message names `host.actions`), or the host's failure.
     async fn act(&self, action: &HostAction) -> Result<Value, DriverError>;
+}
+
+/// `HostActionsDisabled`, with the reason.
+#[must_use]
+pub fn disabled(action: &HostAction, why: &str) -> DriverError {
+    let text = format!("refused to {}: {why}", action.name());
+    DriverError::refused("HostActionsDisabled", text)
 }

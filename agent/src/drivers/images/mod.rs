@@ -1,5 +1,7 @@
 //! Images at rest on this node, and how they get here.
 
+pub mod sim;
+
 use std::fmt;
 use std::path::PathBuf;
 
@@ -50,4 +52,30 @@ pub trait Images: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// The host could not be read.
     async fn list(&self) -> Result<Vec<ImageUuid>, DriverError>;
+}
+
+/// `ImageNotFound`.
+#[must_use]
+pub fn not_found(image: ImageUuid, detail: &str) -> DriverError {
+    DriverError::refused("ImageNotFound", format!("image {image} was not found{detail}"))
+}
+
+/// Checks that the manifest may be installed.
+///
+/// # Errors
+/// `ImageNotActive`.
+pub fn check_active(image: ImageUuid, manifest: &Value) -> Result<(), DriverError> {
+    let state = manifest.get("state").and_then(Value::as_str).unwrap_or("active");
+    let disabled = manifest.get("disabled").and_then(Value::as_bool).unwrap_or(false);
+    if state == "active" && !disabled {
+        return Ok(());
+    }
+    let state = if disabled { "disabled" } else { state };
+    Err(DriverError::refused("ImageNotActive", format!("image {image} is {state}, not active")))
+}
+
+/// The fetch was given up because its task was cancelled.
+#[must_use]
+pub fn cancelled(image: ImageUuid) -> DriverError {
+    DriverError::refused("Cancelled", format!("fetching image {image} was cancelled"))
 }

@@ -1,10 +1,13 @@
 //! Storage: the disks of VMs.
 
+pub mod sim;
+
 use std::fmt;
 use std::path::PathBuf;
 
 use async_trait::async_trait;
 use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
+use muster_shared::units::MIB;
 
 use super::DriverError;
 
@@ -85,4 +88,53 @@ pub trait Storage: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// The host could not be read.
     async fn usage(&self) -> Result<Usage, DriverError>;
+}
+
+/// Name of the pool when none is configured.
+pub const DEFAULT_POOL: &str = "zones";
+
+/// The size of a disk that is to be made from an image of `image_bytes`.
+///
+/// # Errors
+/// `InvalidParameters`: there is neither a size nor an image, or the size is 0 or below the
+/// image's.
+pub fn disk_size(spec: &DiskSpec, image_bytes: Option<u64>) -> Result<u64, DriverError> {
+    let refuse = |problem: String| {
+        let text = format!("disk {} of VM {}: {problem}", spec.index, spec.vm);
+        Err(DriverError::refused("InvalidParameters", text))
+    };
+    let size_bytes = match (spec.size_mib.map(|mib| mib.checked_mul(MIB)), image_bytes) {
+        (Some(None), _) => return refuse("the size is too large".to_owned()),
+        (Some(Some(size)), _) => size,
+        (None, Some(image)) => image,
+        (None, None) => return refuse("a blank disk needs a size".to_owned()),
+    };
+    match image_bytes {
+        _ if size_bytes == 0 => refuse("the size is 0".to_owned()),
+        Some(image) if size_bytes < image => refuse(format!(
+            "{} MiB is less than the image needs ({} MiB)",
+            size_bytes / MIB,
+            image.div_ceil(MIB)
+        )),
+        _ => Ok(size_bytes),
+    }
+}
+
+/// `DatasetExists`.
+#[must_use]
+pub fn disk_exists(spec: &DiskSpec) -> DriverError {
+    let text = format!("Dataset {DEFAULT_POOL}/{}/disk{} exists.", spec.vm, spec.index);
+    DriverError::refused("DatasetExists", text)
+}
+
+/// `ImageNotInstalled`.
+#[must_use]
+pub fn image_not_installed(image: ImageUuid) -> DriverError {
+    DriverError::refused("ImageNotInstalled", format!("image {image} is not installed"))
+}
+
+/// `StoreFull`.
+#[must_use]
+pub fn store_full(message: impl Into<String>) -> DriverError {
+    DriverError::refused("StoreFull", message)
 }

@@ -1,0 +1,62 @@
+//! Simulated host actions: recorded, and successful unless a fault is planned.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+use super::{Host, HostAction};
+use crate::drivers::DriverError;
+use crate::drivers::faults::Faults;
+
+/// Most actions that are remembered; older ones are forgotten.
+const MAX_RECORDED: usize = 1024;
+
+/// What was done to the simulated host; clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct HostLog(Arc<Mutex<Vec<HostAction>>>);
+
+impl HostLog {
+    /// The latest actions, oldest first.
+    #[must_use]
+    pub fn actions(&self) -> Vec<HostAction> {
+        self.0.lock().clone()
+    }
+}
+
+/// Records actions instead of doing them.
+#[derive(Debug, Default)]
+pub struct SimHost {
+    log: HostLog,
+    faults: Faults,
+}
+
+impl SimHost {
+    /// Operations in `faults` are `host.act`.
+    #[must_use]
+    pub fn new(log: HostLog, faults: Faults) -> Self {
+        Self { log, faults }
+    }
+}
+
+#[async_trait]
+impl Host for SimHost {
+    async fn act(&self, action: &HostAction) -> Result<Value, DriverError> {
+        let record = || {
+            let mut log = self.log.0.lock();
+            if log.len() == MAX_RECORDED {
+                log.remove(0);
+            }
+            log.push(action.clone());
+            Ok(match action {
+                HostAction::Execute { .. } => {
+                    json!({ "exitCode": 0, "signal": null, "stdout": "", "stderr": "" })
+                }
+                _ => Value::Null,
+            })
+        };
+        tracing::info!(action = action.name(), "host action simulated");
+        self.faults.call("host.act", record).await
+    }
+}

@@ -1,0 +1,203 @@
+//! Simulated storage: disks in memory that outlive the simulated agent.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
+use muster_shared::units::MIB;
+use parking_lot::Mutex;
+use serde_json::Value;
+
+use super::{Disk, DiskSpec, Storage, Usage};
+use crate::drivers::DriverError;
+use crate::drivers::faults::Faults;
+
+/// Space a fresh simulated disk takes, bytes.
+const FRESH_DISK_BYTES: u64 = 256 * 1024;
+
+/// A disk of the simulation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SimDisk {
+    /// The task that made it.
+    pub owner: TaskId,
+    /// What it is based on.
+    pub image: Option<ImageUuid>,
+    /// Virtual size, bytes.
+    pub size_bytes: u64,
+}
+
+/// An installed image of the simulation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SimImage {
+    /// IMGAPI manifest.
+    pub manifest: Value,
+    /// Virtual size, bytes.
+    pub size_bytes: u64,
+}
+
+#[derive(Debug, Default)]
+struct Content {
+    size_bytes: u64,
+    other_bytes: u64,
+    disks: BTreeMap<(VmUuid, u32), SimDisk>,
+    images: BTreeMap<ImageUuid, SimImage>,
+}
+
+impl Content {
+    fn images_bytes(&self) -> u64 {
+        self.images.values().map(|image| image.size_bytes).sum()
+    }
+
+    fn disks_bytes(&self) -> u64 {
+        FRESH_DISK_BYTES.saturating_mul(u64::try_from(self.disks.len()).unwrap_or(u64::MAX))
+    }
+
+    fn free_bytes(&self) -> u64 {
+        let used = self.images_bytes() + self.disks_bytes() + self.other_bytes;
+        self.size_bytes.saturating_sub(used)
+    }
+}
+
+/// What lies on the disks of one simulated host; clones share it, crashes leave it.
+#[derive(Clone, Debug)]
+pub struct SimPool(Arc<Mutex<Content>>);
+
+impl SimPool {
+    /// An empty pool.
+    #[must_use]
+    pub fn new(size_bytes: u64) -> Self {
+        Self(Arc::new(Mutex::new(Content { size_bytes, ..Content::default() })))
+    }
+
+    /// Sets how many bytes are taken by something else, so that the pool can be filled.
+    pub fn occupy(&self, other_bytes: u64) {
+        self.0.lock().other_bytes = other_bytes;
+    }
+
+    /// Every disk, for invariants.
+    #[must_use]
+    pub fn disks(&self) -> BTreeMap<(VmUuid, u32), SimDisk> {
+        self.0.lock().disks.clone()
+    }
+
+    /// Every image here.
+    #[must_use]
+    pub fn images(&self) -> BTreeMap<ImageUuid, SimImage> {
+        self.0.lock().images.clone()
+    }
+
+    /// Installs an image at once.
+    ///
+    /// # Errors
+    /// `StoreFull`.
+    pub fn install(&self, uuid: ImageUuid, image: SimImage) -> Result<(), DriverError> {
+        let mut content = self.0.lock();
+        if !content.images.contains_key(&uuid) && content.free_bytes() < image.size_bytes {
+            return Err(super::store_full(format!("no space for image {uuid}")));
+        }
+        content.images.insert(uuid, image);
+        Ok(())
+    }
+}
+
+/// The driver of one simulated agent.
+#[derive(Debug)]
+pub struct SimStorage {
+    pool: SimPool,
+    faults: Faults,
+}
+
+impl SimStorage {
+    /// Operations in `faults`: `storage.create_disk`, `.disks`, `.destroy_disks`, `.usage`.
+    #[must_use]
+    pub fn new(pool: SimPool, faults: Faults) -> Self {
+        Self { pool, faults }
+    }
+}
+
+fn disk(vm: VmUuid, index: u32, disk: &SimDisk) -> Disk {
+    Disk {
+        index,
+        path: PathBuf::from(format!("/sim/vols/{vm}/disk{index}.qcow2")),
+        format: "qcow2".to_owned(),
+        size_bytes: disk.size_bytes,
+        used_bytes: FRESH_DISK_BYTES,
+    }
+}
+
+#[async_trait]
+impl Storage for SimStorage {
+    fn name(&self) -> &'static str {
+        "sim"
+    }
+
+    async fn create_disk(&self, spec: &DiskSpec, owner: &TaskId) -> Result<Disk, DriverError> {
+        let create = || {
+            let mut content = self.pool.0.lock();
+            let key = (spec.vm, spec.index);
+            if let Some(existing) = content.disks.get(&key) {
+                if existing.owner == *owner {
+                    return Ok(disk(spec.vm, spec.index, existing));
+                }
+                return Err(super::disk_exists(spec));
+            }
+            let image_bytes = match spec.image {
+                Some(uuid) => match content.images.get(&uuid) {
+                    Some(image) => Some(image.size_bytes),
+                    None => return Err(super::image_not_installed(uuid)),
+                },
+                None => None,
+            };
+            let size_bytes = super::disk_size(spec, image_bytes)?;
+            if content.free_bytes() < FRESH_DISK_BYTES {
+                return Err(super::store_full(format!("no space for a disk of VM {}", spec.vm)));
+            }
+            let made = SimDisk { owner: owner.clone(), image: spec.image, size_bytes };
+            content.disks.insert(key, made.clone());
+            Ok(disk(spec.vm, spec.index, &made))
+        };
+        self.faults.call("storage.create_disk", create).await
+    }
+
+    async fn disks(&self, vm: VmUuid) -> Result<Vec<Disk>, DriverError> {
+        let list = || {
+            let content = self.pool.0.lock();
+            let of_vm = content.disks.range((vm, 0)..=(vm, u32::MAX));
+            Ok(of_vm.map(|((_, index), found)| disk(vm, *index, found)).collect())
+        };
+        self.faults.call("storage.disks", list).await
+    }
+
+    async fn destroy_disks(&self, vm: VmUuid, owner: Option<&TaskId>) -> Result<(), DriverError> {
+        let destroy = || {
+            let stays = |found: &SimDisk| owner.is_some_and(|owner| *owner != found.owner);
+            self.pool.0.lock().disks.retain(|(of, _), found| *of != vm || stays(found));
+            Ok(())
+        };
+        self.faults.call("storage.destroy_disks", destroy).await
+    }
+
+    async fn usage(&self) -> Result<Usage, DriverError> {
+        let usage = || {
+            let content = self.pool.0.lock();
+            Ok(Usage {
+                pool: super::DEFAULT_POOL.to_owned(),
+                size_bytes: content.size_bytes,
+                alloc_bytes: content.size_bytes - content.free_bytes(),
+                images_bytes: content.images_bytes(),
+                disks_used_bytes: content.disks_bytes(),
+                disks_virtual_bytes: content.disks.values().map(|disk| disk.size_bytes).sum(),
+            })
+        };
+        self.faults.call("storage.usage", usage).await
+    }
+}
+
+/// A pool of 64 GiB, as much as a small node has.
+impl Default for SimPool {
+    fn default() -> Self {
+        Self::new(64 * 1024 * MIB)
+    }
+}
