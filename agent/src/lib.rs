@@ -1,5 +1,6 @@
 //! The Muster agent: runs VMs, storage and images on one compute node.
 
 pub mod drivers;
+pub mod host;
 pub mod tasks;
 pub mod vms;

@@ -1,0 +1,16 @@
+//! The machine itself: processes, `/proc` and `/sys`.
+//!
+//! Nothing outside this module starts a process. Drivers get an [`Exec`] and never know whether it
+//! is the machine's ([`SystemExec`]) or a scripted one ([`FakeExec`]).
+
+mod exec;
+mod fake;
+mod process;
+pub mod procfs;
+mod syscalls;
+
+pub use exec::{
+    Command, Detached, Exec, ExecError, Exit, Output, Scope, SharedExec, Spawned, SystemExec,
+};
+pub use fake::FakeExec;
+pub use process::ProcessId;

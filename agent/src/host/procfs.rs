@@ -1,0 +1,112 @@
+//! Reads of `/proc`.
+
+use std::{fs, io};
+
+use nix::libc;
+
+/// What is read of `/proc/<pid>/stat`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// `R`, `S`, `Z`, …
+    pub state: char,
+    /// Clock ticks since boot at which it started.
+    pub start_ticks: u64,
+}
+
+impl Stat {
+    /// A zombie, or on its way to be one.
+    #[must_use]
+    pub fn is_dead(&self) -> bool {
+        matches!(self.state, 'Z' | 'X' | 'x')
+    }
+}
+
+/// Reads `/proc/<pid>/stat`; `None` when there is no such process.
+///
+/// # Errors
+/// The file could not be read or understood.
+pub fn stat(pid: u32) -> io::Result<Option<Stat>> {
+    let Some(text) = gone_is_none(fs::read_to_string(format!("/proc/{pid}/stat")))? else {
+        return Ok(None);
+    };
+    parse_stat(&text)
+        .map(Some)
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "unexpected /proc/<pid>/stat"))
+}
+
+/// The name in parentheses may itself hold spaces and parentheses: fields count from its end.
+fn parse_stat(text: &str) -> Option<Stat> {
+    const STATE: usize = 0;
+    const START_TICKS: usize = 19;
+    let (_, after_name) = text.rsplit_once(')')?;
+    let fields: Vec<&str> = after_name.split_ascii_whitespace().collect();
+    let state = fields.get(STATE)?.chars().next()?;
+    Some(Stat { state, start_ticks: fields.get(START_TICKS)?.parse().ok()? })
+}
+
+/// The arguments of a process; `None` when there is no such process. Empty for kernel threads.
+///
+/// # Errors
+/// The file could not be read.
+pub fn cmdline(pid: u32) -> io::Result<Option<Vec<String>>> {
+    let bytes = gone_is_none(fs::read(format!("/proc/{pid}/cmdline")))?;
+    Ok(bytes.map(|bytes| {
+        bytes
+            .split(|byte| *byte == 0)
+            .filter(|argument| !argument.is_empty())
+            .map(|argument| String::from_utf8_lossy(argument).into_owned())
+            .collect()
+    }))
+}
+
+/// Every process, in pid order.
+///
+/// # Errors
+/// `/proc` could not be listed.
+pub fn pids() -> io::Result<Vec<u32>> {
+    let mut pids = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        if let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) {
+            pids.push(pid);
+        }
+    }
+    pids.sort_unstable();
+    Ok(pids)
+}
+
+/// Changes with every boot of the host.
+///
+/// # Errors
+/// The kernel does not tell.
+pub fn boot_id() -> io::Result<String> {
+    Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
+}
+
+fn gone_is_none<T>(read: io::Result<T>) -> io::Result<Option<T>> {
+    match read {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_with_parentheses_do_not_shift_the_fields() {
+        let text = "42 (a) b (c) S 1 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 98765 1 2";
+        assert_eq!(parse_stat(text), Some(Stat { state: 'S', start_ticks: 98765 }));
+        assert_eq!(parse_stat("42 (cut"), None);
+    }
+
+    #[test]
+    fn this_process_is_listed_with_its_arguments() {
+        let me = std::process::id();
+        assert!(pids().unwrap().contains(&me));
+        assert!(!cmdline(me).unwrap().unwrap().is_empty());
+        assert!(!boot_id().unwrap().is_empty());
+    }
+}

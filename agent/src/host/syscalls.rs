@@ -1,0 +1,65 @@
+//! System calls that have no safe wrapper; the agent's only unsafe code.
+#![expect(unsafe_code, reason = "pidfds, and calls between fork and exec, have no safe wrapper")]
+
+use std::io;
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+
+use nix::libc;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// Opens a descriptor of a process; it becomes readable when the process ends.
+pub(super) fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
+    // SAFETY: pidfd_open takes two integers and touches no memory of ours.
+    let answer = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::c_long::from(pid), 0) };
+    match i32::try_from(answer) {
+        // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
+        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Sends a signal to exactly the process that `pidfd` was opened for.
+pub(super) fn pidfd_kill(pidfd: &OwnedFd, signal: i32) -> io::Result<()> {
+    let no_info = std::ptr::null::<libc::siginfo_t>();
+    // SAFETY: a null siginfo is allowed and means "as kill(2) would fill it".
+    let answer = unsafe {
+        libc::syscall(
+            libc::SYS_pidfd_send_signal,
+            libc::c_long::from(pidfd.as_raw_fd()),
+            libc::c_long::from(signal),
+            no_info,
+            0,
+        )
+    };
+    if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Waits until a descriptor is readable.
+pub(super) async fn readable(fd: OwnedFd) -> io::Result<()> {
+    // SAFETY: the descriptor is owned, stays open as long as the registration, and is the same
+    // one at each call of `as_raw_fd`.
+    let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }
+        .map_err(|error| io::Error::other(error.to_string()))?;
+    fd.readable().await.map(drop)
+}
+
+/// Makes the child a session of its own that keeps none of the agent's descriptors.
+pub(super) fn detach(command: &mut tokio::process::Command) {
+    const FIRST_INHERITED: libc::c_long = 3;
+    const LAST: libc::c_long = 0x7fff_ffff;
+    const CLOSE_RANGE_CLOEXEC: libc::c_long = 4;
+    // SAFETY: setsid and close_range are async-signal-safe and allocate nothing, as is required
+    // between fork and exec. Descriptors are only marked, because the standard library still
+    // needs one of them to report a failed exec.
+    unsafe {
+        command.pre_exec(|| {
+            nix::unistd::setsid().map_err(io::Error::from)?;
+            let range = (FIRST_INHERITED, LAST, CLOSE_RANGE_CLOEXEC);
+            // A kernel before 5.11 refuses; all descriptors the agent opens are close-on-exec
+            // anyway, this is for those that it inherited itself.
+            libc::syscall(libc::SYS_close_range, range.0, range.1, range.2);
+            Ok(())
+        });
+    }
+}
