@@ -4,6 +4,8 @@
 //! parameters and plans a sequence of named, idempotent [`Step`]s; the runner journals around each
 //! of them, so that a task survives a crash: it is resumed at its step, or undone in reverse.
 
+pub mod nop;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +23,7 @@ use crate::drivers::Drivers;
 pub type Params = Map<String, Value>;
 
 /// Every task kind this agent knows. A new kind is one file and one line here.
-pub static HANDLERS: &[&dyn Handler] = &[];
+pub static HANDLERS: &[&dyn Handler] = &[&nop::Nop];
 
 /// Whether a task changes anything, which decides about journal, drain and pause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +83,24 @@ pub trait Handler: fmt::Debug + Send + Sync + 'static {
     /// Whether `cancel` may stop it while it runs (steps then see [`TaskContext::cancelled`]).
     fn cancellable(&self) -> bool {
         false
+    }
+
+    /// Whether it cuts short the wait of a [`Handler::preemptible`] task that holds the same VM
+    /// (whose [`TaskContext::cancelled`] is then set). It still runs only after that one has ended.
+    fn preempts(&self, params: &Params) -> bool {
+        let _: &Params = params;
+        false
+    }
+
+    /// Whether its waits may be cut short, see [`Handler::preempts`].
+    fn preemptible(&self) -> bool {
+        false
+    }
+
+    /// Parameters that [`Handler::plan`] accepts and that lead to the longest plan. From them
+    /// come the list of fault points and the test that every kind has to pass.
+    fn example(&self) -> Params {
+        Params::new()
     }
 
     /// What a failure leads to.
