@@ -1,0 +1,410 @@
+//! The way of a request through the shell: match, negotiate, read parameters, check the declared
+//! preconditions, validate, hand over to the handler, and give the answer its headers.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use futures_util::StreamExt as _;
+use http::header::{ACCEPT, ALLOW, CONTENT_LENGTH, CONTENT_TYPE, DATE, SERVER, USER_AGENT};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use hyper::upgrade::OnUpgrade;
+use muster_shared::error_chain::Chain;
+use muster_shared::ids::{ServerUuid, VmUuid};
+use serde_json::{Map, Value};
+use warp::Reply as _;
+
+use super::Shell;
+use super::accept::{Form, negotiate};
+use super::error::ApiError;
+use super::matcher::{self, Match};
+use super::params::{merge, parse_json, parse_urlencoded};
+use super::request::{BodyStream, Request, ServerRef, invalid_server, invalid_vm};
+use super::response::{Body, Response};
+use super::route::{BodyRule, Reply, Route, ServerRule};
+use super::rule::check;
+
+/// Longest request id that is taken over from a client, bytes.
+const MAX_REQ_ID_BYTES: usize = 256;
+/// The `Server` header; free text that no client reads.
+const SERVER_NAME: &str = "Compute Node API";
+
+static X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+static X_RESPONSE_TIME: HeaderName = HeaderName::from_static("x-response-time");
+static X_SERVER_NAME: HeaderName = HeaderName::from_static("x-server-name");
+
+/// Who is at the other end of a connection; an extension of its requests.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Peer {
+    /// `None` on a unix socket.
+    pub(crate) address: Option<SocketAddr>,
+    /// The verified client certificate, DER.
+    pub(crate) certificate: Option<Bytes>,
+}
+
+/// A request as the filters hand it over.
+pub(super) struct Incoming {
+    pub(super) path: String,
+    pub(super) segments: Vec<String>,
+    pub(super) method: Method,
+    pub(super) query: String,
+    pub(super) headers: HeaderMap,
+    pub(super) peer: Peer,
+    pub(super) upgrade: Option<OnUpgrade>,
+    pub(super) body: BodyStream,
+}
+
+/// What the answer's headers, the audit line and the metrics need of the request.
+struct Context {
+    req_id: String,
+    method: Method,
+    path: String,
+    user_agent: String,
+    peer: Option<SocketAddr>,
+    started: Duration,
+    form: Form,
+}
+
+impl Shell {
+    /// Answers a request. `group` is the group of routes that its first segment names.
+    pub(super) async fn answer(
+        self: Arc<Self>,
+        group: Option<usize>,
+        incoming: Incoming,
+    ) -> warp::reply::Response {
+        let mut context = Context {
+            req_id: self.request_id(&incoming.headers),
+            method: incoming.method.clone(),
+            path: incoming.path.clone(),
+            user_agent: header_text(&incoming.headers, &USER_AGENT).unwrap_or("unknown").to_owned(),
+            peer: incoming.peer.address,
+            started: self.app.parts().clock.monotonic(),
+            form: Form::Json,
+        };
+        let routes = group.map_or(&[][..], |index| &self.groups[index].routes);
+        let found = matcher::find(routes.iter(), &incoming.method, &incoming.segments);
+        let (route, result) = match found {
+            Match::Route(route, path_params) => {
+                let result = self.run(route, path_params, incoming, &mut context).await;
+                (Some(route), result)
+            }
+            Match::OtherMethods(allow) => {
+                let method = incoming.method.to_string();
+                (None, Err(ApiError::MethodNotAllowed { method, allow }))
+            }
+            Match::Nothing => {
+                (None, Err(ApiError::NotFound(format!("{} does not exist", incoming.path))))
+            }
+        };
+        self.finish(route, result, &context)
+    }
+
+    fn request_id(&self, headers: &HeaderMap) -> String {
+        ["request-id", "x-request-id"]
+            .iter()
+            .filter_map(|name| headers.get(*name)?.to_str().ok())
+            .find(|id| !id.is_empty() && id.len() <= MAX_REQ_ID_BYTES)
+            .map_or_else(|| self.app.parts().entropy.uuid().to_string(), str::to_owned)
+    }
+
+    async fn run(
+        self: &Arc<Self>,
+        route: &Route,
+        path_params: Map<String, Value>,
+        incoming: Incoming,
+        context: &mut Context,
+    ) -> Result<Response, ApiError> {
+        // Bytes have one form only, so there is nothing to negotiate.
+        match negotiate(header_text(&incoming.headers, &ACCEPT)) {
+            Some(form) => context.form = form,
+            None if matches!(route.reply, Reply::Json(_) | Reply::Empty) => {
+                return Err(ApiError::NotAcceptable);
+            }
+            None => {}
+        }
+        let mut params = path_params;
+        merge(&mut params, parse_urlencoded(&incoming.query)?);
+        let mut body = Some(incoming.body);
+        if let BodyRule::Params(limit) = route.body {
+            let read = body.take().filter(|_| !is_get(&context.method));
+            if let Some(read) = read {
+                merge(&mut params, read_params(&incoming.headers, read, limit).await?);
+            }
+        }
+        let server = self.check_server(route, &params).await?;
+        let vm = check_vm(route, &params)?;
+        if route.running && !server.is_some_and(|(_, running)| running) {
+            return Err(ApiError::ServerNotRunning);
+        }
+        validate(route, &mut params)?;
+        let request = Request {
+            app: Arc::clone(&self.app),
+            params,
+            req_id: context.req_id.clone(),
+            head: context.method == Method::HEAD,
+            headers: incoming.headers,
+            peer: incoming.peer.address,
+            server: server.map(|(server, _)| server),
+            vm,
+            body,
+            upgrade: incoming.upgrade,
+            shell: Arc::clone(self),
+        };
+        (route.handler)(request).await
+    }
+
+    /// Precondition S; also tells whether the server is running.
+    async fn check_server(
+        &self,
+        route: &Route,
+        params: &Map<String, Value>,
+    ) -> Result<Option<(ServerRef, bool)>, ApiError> {
+        let text = params.get("server_uuid").and_then(Value::as_str).unwrap_or_default();
+        match route.server {
+            ServerRule::None => return Ok(None),
+            ServerRule::ExistsOrDefault if text == "default" => {
+                return Ok(Some((ServerRef::Default, false)));
+            }
+            _ => {}
+        }
+        let server: ServerUuid = text.parse().map_err(|_| invalid_server())?;
+        if route.server == ServerRule::Shaped {
+            return Ok(Some((ServerRef::Server(server), false)));
+        }
+        let gate = self.app.server_gate(server).await.map_err(|error| {
+            ApiError::internal("Precondition failed: no connection moray", error)
+        })?;
+        match gate {
+            Some(gate) => Ok(Some((ServerRef::Server(server), gate.running))),
+            None => Err(ApiError::NotFound(format!("Server {text} not found"))),
+        }
+    }
+
+    /// Gives the answer its headers, counts it and logs it.
+    fn finish(
+        &self,
+        route: Option<&Route>,
+        result: Result<Response, ApiError>,
+        context: &Context,
+    ) -> warp::reply::Response {
+        let mut allow = None;
+        let (status, headers, body) = match result {
+            Ok(answer) => {
+                let success = route.map_or(StatusCode::OK, |route| route.success);
+                (answer.status.unwrap_or(success), answer.headers, answer.body)
+            }
+            Err(error) => {
+                if let ApiError::MethodNotAllowed { allow: methods, .. } = &error {
+                    allow = HeaderValue::try_from(methods.as_str()).ok();
+                }
+                let (status, body) = self.refuse(&error, context);
+                (status, HeaderMap::new(), body)
+            }
+        };
+        let failure = failure_text(status, &context.method, &body);
+        let mut response = encode(body, context);
+        *response.status_mut() = status;
+        response.headers_mut().extend(headers);
+        if let Some(allow) = allow {
+            response.headers_mut().insert(ALLOW, allow);
+        }
+        let elapsed = self.app.parts().clock.monotonic().saturating_sub(context.started);
+        self.stamp(response.headers_mut(), context, elapsed);
+        self.app.metrics().observe_request(
+            route.map(|route| route.operation),
+            context.method.as_str(),
+            &context.user_agent,
+            status.as_u16(),
+            elapsed.as_secs_f64(),
+        );
+        if route.is_none_or(|route| route.audited) {
+            audit(route, context, status, elapsed, failure.as_deref());
+        }
+        response
+    }
+
+    fn refuse(&self, error: &ApiError, context: &Context) -> (StatusCode, Body) {
+        let validation = self.config.validation_status;
+        let (status, _) = error.outcome(validation);
+        if matches!(error, ApiError::Internal { .. }) {
+            tracing::error!(req_id = context.req_id, error = %Chain(error), "request failed");
+        }
+        let body = match context.form {
+            Form::Json => Body::Json(error.body(validation)),
+            Form::Text => Body::Bytes(Bytes::from(error.to_string())),
+        };
+        (status, body)
+    }
+
+    fn stamp(&self, headers: &mut HeaderMap, context: &Context, elapsed: Duration) {
+        let parts = self.app.parts();
+        let date = parts.clock.wall().strftime("%a, %d %b %Y %H:%M:%S GMT").to_string();
+        let millis = elapsed.as_millis().to_string();
+        let values = [
+            (&DATE, date.as_str()),
+            (&SERVER, SERVER_NAME),
+            (&X_REQUEST_ID, context.req_id.as_str()),
+            (&X_RESPONSE_TIME, millis.as_str()),
+            (&X_SERVER_NAME, self.app.config().hostname.as_str()),
+        ];
+        for (name, value) in values {
+            if let Ok(value) = HeaderValue::try_from(value) {
+                headers.insert(name.clone(), value);
+            }
+        }
+    }
+}
+
+/// The bodies of GET and HEAD are ignored.
+fn is_get(method: &Method) -> bool {
+    matches!(*method, Method::GET | Method::HEAD)
+}
+
+fn header_text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
+    headers.get(name)?.to_str().ok()
+}
+
+/// Precondition V.
+fn check_vm(route: &Route, params: &Map<String, Value>) -> Result<Option<VmUuid>, ApiError> {
+    if !route.vm {
+        return Ok(None);
+    }
+    let text = params.get("uuid").and_then(Value::as_str).unwrap_or_default();
+    text.parse().map(Some).map_err(|_| invalid_vm())
+}
+
+/// Strictness first, then the rules in the declared order.
+fn validate(route: &Route, params: &mut Map<String, Value>) -> Result<(), ApiError> {
+    if route.strict {
+        let in_path =
+            |name: &str| route.pattern.split('/').any(|part| part.strip_prefix(':') == Some(name));
+        let known = |name: &str| route.params.iter().any(|param| param.name == name);
+        if let Some(stranger) = params.keys().find(|name| !in_path(name) && !known(name)) {
+            let message = format!("{stranger} is not an explicitly defined parameter");
+            return Err(ApiError::InvalidArgument(message));
+        }
+    }
+    let mut errors = Vec::new();
+    for param in route.params {
+        check(param.name, param.rules, params, &mut errors);
+    }
+    if errors.is_empty() { Ok(()) } else { Err(ApiError::InvalidParameters(errors)) }
+}
+
+/// The body's members; bodies of other content types are ignored.
+async fn read_params(
+    headers: &HeaderMap,
+    body: BodyStream,
+    limit: usize,
+) -> Result<Map<String, Value>, ApiError> {
+    let kind = header_text(headers, &CONTENT_TYPE).unwrap_or_default();
+    let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    let body = read_body(headers, body, limit).await?;
+    match kind.as_str() {
+        "application/json" => parse_json(&body),
+        "application/x-www-form-urlencoded" => {
+            let text = std::str::from_utf8(&body)
+                .map_err(|_| ApiError::InvalidContent("the form is not UTF-8".to_owned()))?;
+            parse_urlencoded(text)
+        }
+        _ => Ok(Map::new()),
+    }
+}
+
+/// Reads at most `limit` bytes, so that a body without a length is bounded too.
+async fn read_body(
+    headers: &HeaderMap,
+    mut body: BodyStream,
+    limit: usize,
+) -> Result<Bytes, ApiError> {
+    let too_large = || ApiError::TooLarge(format!("the body is over {limit} bytes"));
+    let declared = header_text(headers, &CONTENT_LENGTH).and_then(|text| text.parse::<u64>().ok());
+    if declared.is_some_and(|length| length > u64::try_from(limit).unwrap_or(u64::MAX)) {
+        return Err(too_large());
+    }
+    let mut read = BytesMut::new();
+    while let Some(chunk) = body.next().await {
+        let chunk = chunk
+            .map_err(|_| ApiError::InvalidContent("the body ended before its end".to_owned()))?;
+        if read.len() + chunk.len() > limit {
+            return Err(too_large());
+        }
+        read.extend_from_slice(&chunk);
+    }
+    Ok(read.freeze())
+}
+
+/// The part of an answer's body that goes into the audit log: only of refused requests that are
+/// neither GET nor 404.
+fn failure_text(status: StatusCode, method: &Method, body: &Body) -> Option<String> {
+    if status.is_success() || status == StatusCode::NOT_FOUND || method == Method::GET {
+        return None;
+    }
+    match body {
+        Body::Json(value) => Some(value.to_string()),
+        Body::Bytes(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
+        Body::Empty | Body::Stream(_) => None,
+    }
+}
+
+fn audit(
+    route: Option<&Route>,
+    context: &Context,
+    status: StatusCode,
+    elapsed: Duration,
+    failure: Option<&str>,
+) {
+    tracing::info!(
+        target: "audit",
+        operation = route.map_or("unknown", |route| route.operation),
+        method = %context.method,
+        path = context.path,
+        status = status.as_u16(),
+        elapsed_ms = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX),
+        req_id = context.req_id,
+        peer = context.peer.map(tracing::field::display),
+        user_agent = context.user_agent,
+        failure,
+        "handled"
+    );
+}
+
+fn encode(body: Body, context: &Context) -> warp::reply::Response {
+    let head = context.method == Method::HEAD;
+    let typed = |form: Form, bytes: Bytes| {
+        let length = bytes.len();
+        let kept = if head { Bytes::new() } else { bytes };
+        let mut response = warp::reply::Response::new(kept.into());
+        let kind = match form {
+            Form::Json => "application/json",
+            Form::Text => "text/plain",
+        };
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+        response.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(length));
+        response
+    };
+    match body {
+        Body::Empty => warp::reply::Response::default(),
+        Body::Json(value) => typed(context.form, Bytes::from(value.to_string())),
+        Body::Bytes(bytes) => typed(Form::Text, bytes),
+        Body::Stream(_) if head => warp::reply::Response::default(),
+        Body::Stream(stream) => {
+            warp::reply::stream(SyncStream(parking_lot::Mutex::new(stream))).into_response()
+        }
+    }
+}
+
+/// Makes a stream shareable, as warp demands, although only one task polls it.
+struct SyncStream<T>(parking_lot::Mutex<futures_util::stream::BoxStream<'static, T>>);
+
+impl<T> futures_util::Stream for SyncStream<T> {
+    type Item = T;
+
+    fn poll_next(
+        mut self: std::pin::Pin<&mut Self>,
+        cx: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<T>> {
+        self.0.get_mut().poll_next_unpin(cx)
+    }
+}

@@ -1,0 +1,77 @@
+//! The HTTP shell over [`App`](crate::app::App): it translates, the application decides.
+//!
+//! Each resource has a file that exports its `routes()`; [`table`] lists them. A new endpoint is a
+//! [`route::Route`] in such a list and a handler beside it, see `docs/adding-an-endpoint.md`.
+
+mod accept;
+mod dispatch;
+mod error;
+mod filters;
+mod matcher;
+mod params;
+mod ping;
+mod request;
+mod response;
+mod route;
+mod rule;
+
+use std::fmt;
+use std::sync::Arc;
+
+pub use error::ValidationStatus;
+use matcher::first_segment;
+use route::Route;
+
+use crate::app::App;
+
+/// Every route of the API, by resource.
+fn table() -> Vec<Route> {
+    let resources = [ping::routes];
+    resources.iter().flat_map(|routes| routes()).collect()
+}
+
+/// Settings of the API.
+#[derive(Clone, Debug, Default)]
+pub struct ApiConfig {
+    /// What a failed validation is answered with.
+    pub validation_status: ValidationStatus,
+}
+
+/// The HTTP API over an application.
+pub(crate) struct Shell {
+    app: Arc<App>,
+    config: ApiConfig,
+    /// Grouped by first path segment; each group becomes one warp filter.
+    groups: Vec<Group>,
+}
+
+/// Routes with the same first path segment.
+struct Group {
+    segment: &'static str,
+    routes: Vec<Route>,
+}
+
+impl fmt::Debug for Shell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shell").field("app", &self.app).finish_non_exhaustive()
+    }
+}
+
+impl Shell {
+    /// The API with all its routes.
+    pub(crate) fn new(app: Arc<App>, config: ApiConfig) -> Arc<Self> {
+        Self::with_routes(app, config, table())
+    }
+
+    fn with_routes(app: Arc<App>, config: ApiConfig, routes: Vec<Route>) -> Arc<Self> {
+        let mut groups: Vec<Group> = Vec::new();
+        for route in routes {
+            let segment = first_segment(route.pattern);
+            match groups.iter_mut().find(|group| group.segment == segment) {
+                Some(group) => group.routes.push(route),
+                None => groups.push(Group { segment, routes: vec![route] }),
+            }
+        }
+        Arc::new(Self { app, config, groups })
+    }
+}

@@ -1,0 +1,29 @@
+//! `GET /ping`: whether the coordinator can work.
+
+use http::Method;
+use serde_json::json;
+
+use super::error::ApiError;
+use super::request::Request;
+use super::response::Response;
+use super::route::{Route, object_schema};
+
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        Route::new(Method::GET, "/ping", "Ping", ping)
+            .summary("Whether this coordinator and what it depends on are working")
+            .returns_schema(object_schema)
+            .unaudited(),
+    ]
+}
+
+/// Always 200; the names are those of the reference: workflow = job runner, moray = store,
+/// amqp = agent hub.
+async fn ping(request: Request) -> Result<Response, ApiError> {
+    let store = request.app.parts().store.get("ping").await.is_ok();
+    let moray = if store { "online" } else { "offline" };
+    Response::json(json!({
+        "ready": store,
+        "services": { "workflow": "online", "moray": moray, "amqp": "online" },
+    }))
+}

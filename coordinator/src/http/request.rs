@@ -1,0 +1,141 @@
+//! What a handler receives: the application, the merged parameters and what the preconditions
+//! found out.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::stream::BoxStream;
+use http::HeaderMap;
+use hyper::upgrade::OnUpgrade;
+use muster_shared::ids::{ServerUuid, VmUuid};
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use super::error::ApiError;
+use crate::app::App;
+
+/// The bytes of a body as they arrive.
+pub(crate) type BodyStream = BoxStream<'static, Result<Bytes, warp::Error>>;
+
+/// What `:server_uuid` of a path names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ServerRef {
+    /// The record `default`, where the route allows it.
+    Default,
+    /// A server.
+    Server(ServerUuid),
+}
+
+/// A request that matched a route and met its preconditions.
+pub(crate) struct Request {
+    /// The application.
+    pub(crate) app: Arc<App>,
+    /// Path, query and body members in one map; path first (cnapi.md 3.1).
+    pub(crate) params: Map<String, Value>,
+    /// The request id: the client's verbatim, else a new UUID.
+    pub(crate) req_id: String,
+    /// The request's headers.
+    pub(crate) headers: HeaderMap,
+    /// The method is HEAD: only headers of the answer will be sent.
+    pub(crate) head: bool,
+    /// Where the client connected from; `None` on a unix socket.
+    pub(crate) peer: Option<SocketAddr>,
+    pub(super) server: Option<ServerRef>,
+    pub(super) vm: Option<VmUuid>,
+    pub(super) body: Option<BodyStream>,
+    pub(super) upgrade: Option<OnUpgrade>,
+    pub(super) shell: Arc<super::Shell>,
+}
+
+impl fmt::Debug for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Request").field("req_id", &self.req_id).finish_non_exhaustive()
+    }
+}
+
+impl Request {
+    /// A parameter; `None` when absent.
+    pub(crate) fn param(&self, name: &str) -> Option<&Value> {
+        self.params.get(name)
+    }
+
+    /// A parameter that is text; `None` when absent or of another type.
+    pub(crate) fn text(&self, name: &str) -> Option<&str> {
+        self.params.get(name)?.as_str()
+    }
+
+    /// All parameters as a type; unknown members are ignored.
+    ///
+    /// # Errors
+    /// [`ApiError::InvalidParameters`] naming the member that does not fit.
+    pub(crate) fn parse<T: DeserializeOwned>(&self) -> Result<T, ApiError> {
+        parse_value(Value::Object(self.params.clone()))
+    }
+
+    /// The server of a route that declared `:server_uuid` as a server (not `default`).
+    ///
+    /// # Errors
+    /// [`ApiError::InvalidArgument`] as for any text that is no server UUID.
+    pub(crate) fn server(&self) -> Result<ServerUuid, ApiError> {
+        match self.server {
+            Some(ServerRef::Server(server)) => Ok(server),
+            _ => Err(invalid_server()),
+        }
+    }
+
+    /// The server, or `default`, of a route that allows both.
+    ///
+    /// # Errors
+    /// [`ApiError::InvalidArgument`] as for any text that is no server UUID.
+    pub(crate) fn server_ref(&self) -> Result<ServerRef, ApiError> {
+        self.server.ok_or_else(invalid_server)
+    }
+
+    /// The VM of a route with the precondition V.
+    ///
+    /// # Errors
+    /// [`ApiError::InvalidArgument`] as for any text that is no VM UUID.
+    pub(crate) fn vm(&self) -> Result<VmUuid, ApiError> {
+        self.vm.ok_or_else(invalid_vm)
+    }
+
+    /// The version that `If-Match` names, unquoted; `None` for none and for `*`.
+    pub(crate) fn if_match(&self) -> Option<&str> {
+        let value = self.headers.get(http::header::IF_MATCH)?.to_str().ok()?.trim();
+        (value != "*").then(|| value.trim_start_matches("W/").trim_matches('"'))
+    }
+
+    /// Takes the body of a route that reads it as a stream.
+    ///
+    /// # Errors
+    /// [`ApiError::Internal`] when the route did not ask for it or it was taken before.
+    pub(crate) fn take_body(&mut self) -> Result<BodyStream, ApiError> {
+        self.body.take().ok_or_else(|| ApiError::Internal {
+            message: "the route does not stream its body".to_owned(),
+            source: None,
+        })
+    }
+}
+
+/// `Invalid server_uuid`.
+pub(crate) fn invalid_server() -> ApiError {
+    ApiError::InvalidArgument("Invalid server_uuid".to_owned())
+}
+
+/// `Invalid vm_uuid`.
+pub(crate) fn invalid_vm() -> ApiError {
+    ApiError::InvalidArgument("Invalid vm_uuid".to_owned())
+}
+
+/// A JSON value as a type.
+///
+/// # Errors
+/// [`ApiError::InvalidParameters`] naming the member that does not fit.
+pub(crate) fn parse_value<T: DeserializeOwned>(value: Value) -> Result<T, ApiError> {
+    serde_path_to_error::deserialize(value).map_err(|error| {
+        let field = error.path().to_string();
+        ApiError::invalid(field, error.into_inner().to_string())
+    })
+}

@@ -1,0 +1,283 @@
+//! The route table: one [`Route`] per endpoint says everything about it that is not its work.
+//! From it come the warp filters, matching, 405 and HEAD, validation, preconditions, the metrics
+//! label, the audit line, the OpenAPI operation and the table's tests.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use http::{Method, StatusCode};
+use utoipa::PartialSchema;
+use utoipa::openapi::schema::Schema;
+use utoipa::openapi::{ObjectBuilder, RefOr};
+
+use super::error::ApiError;
+use super::request::Request;
+use super::response::Response;
+use super::rule::Rule;
+
+/// What a handler returns.
+pub(crate) type HandlerFuture =
+    Pin<Box<dyn Future<Output = Result<Response, ApiError>> + Send + 'static>>;
+/// An endpoint's work.
+pub(crate) type Handler = Arc<dyn Fn(Request) -> HandlerFuture + Send + Sync>;
+
+/// What is required of `:server_uuid` before the handler runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum ServerRule {
+    /// The path has none, or the handler judges it.
+    #[default]
+    None,
+    /// It is a UUID (not `default`); the record need not exist.
+    Shaped,
+    /// Precondition S without `default`: it is a UUID and the record exists.
+    Exists,
+    /// Precondition S as the reference has it: `default`, or a UUID whose record exists.
+    ExistsOrDefault,
+}
+
+/// How the request's body is treated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BodyRule {
+    /// JSON or form members are merged into the parameters, up to a number of bytes.
+    Params(usize),
+    /// The handler reads it, see [`Request::take_body`].
+    Stream,
+}
+
+/// The body limit of ordinary routes, bytes.
+pub(crate) const BODY_LIMIT_BYTES: usize = 1024 * 1024;
+
+/// The body of a successful answer.
+#[derive(Clone, Copy)]
+pub(crate) enum Reply {
+    /// None.
+    Empty,
+    /// JSON of a schema.
+    Json(fn() -> RefOr<Schema>),
+    /// Bytes of a media type.
+    Bytes(&'static str),
+    /// The connection becomes a websocket.
+    Websocket,
+}
+
+impl fmt::Debug for Reply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Empty => f.write_str("Empty"),
+            Self::Json(_) => f.write_str("Json"),
+            Self::Bytes(kind) => write!(f, "Bytes({kind})"),
+            Self::Websocket => f.write_str("Websocket"),
+        }
+    }
+}
+
+/// A parameter that is not part of the path: a member of the query or of the body.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Param {
+    /// Its name.
+    pub(crate) name: &'static str,
+    /// Checked in this order; no rule means that anything goes.
+    pub(crate) rules: &'static [Rule],
+    /// One sentence for the documentation.
+    pub(crate) doc: &'static str,
+}
+
+impl Param {
+    /// A parameter with rules and a sentence about it.
+    pub(crate) const fn new(name: &'static str, rules: &'static [Rule], doc: &'static str) -> Self {
+        Self { name, rules, doc }
+    }
+}
+
+/// One endpoint.
+#[derive(Clone)]
+pub(crate) struct Route {
+    /// HTTP method.
+    pub(crate) method: Method,
+    /// E.g. `/servers/:server_uuid/vms`.
+    pub(crate) pattern: &'static str,
+    /// Operation name: unique among routes that are no aliases; the metrics label in lower case.
+    pub(crate) operation: &'static str,
+    /// One sentence for the documentation.
+    pub(crate) summary: &'static str,
+    /// Status of the normal answer.
+    pub(crate) success: StatusCode,
+    /// Refuses parameters without a rule.
+    pub(crate) strict: bool,
+    /// Precondition S.
+    pub(crate) server: ServerRule,
+    /// Precondition V: `:uuid` looks like a UUID.
+    pub(crate) vm: bool,
+    /// Precondition R: the server's status is `running`.
+    pub(crate) running: bool,
+    /// Query and body members.
+    pub(crate) params: &'static [Param],
+    /// What happens with the body.
+    pub(crate) body: BodyRule,
+    /// What a successful answer carries.
+    pub(crate) reply: Reply,
+    /// Gets a line in the audit log.
+    pub(crate) audited: bool,
+    /// The alias of another route; `Some(true)` when a GET that has an effect.
+    pub(crate) alias: Option<bool>,
+    /// The work.
+    pub(crate) handler: Handler,
+}
+
+impl fmt::Debug for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} ({})", self.method, self.pattern, self.operation)
+    }
+}
+
+impl Route {
+    /// A route with no preconditions whose success is 200 without a body.
+    pub(crate) fn new<F, Fut>(
+        method: Method,
+        pattern: &'static str,
+        operation: &'static str,
+        handler: F,
+    ) -> Self
+    where
+        F: Fn(Request) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Response, ApiError>> + Send + 'static,
+    {
+        Self {
+            method,
+            pattern,
+            operation,
+            summary: "",
+            success: StatusCode::OK,
+            strict: false,
+            server: ServerRule::None,
+            vm: false,
+            running: false,
+            params: &[],
+            body: BodyRule::Params(BODY_LIMIT_BYTES),
+            reply: Reply::Empty,
+            audited: true,
+            alias: None,
+            handler: Arc::new(move |request| Box::pin(handler(request))),
+        }
+    }
+
+    /// One sentence for the documentation.
+    pub(crate) fn summary(mut self, summary: &'static str) -> Self {
+        self.summary = summary;
+        self
+    }
+
+    /// Success is 204 without a body.
+    pub(crate) fn no_content(mut self) -> Self {
+        self.success = StatusCode::NO_CONTENT;
+        self
+    }
+
+    /// Success has another status than 200.
+    pub(crate) fn success(mut self, status: StatusCode) -> Self {
+        self.success = status;
+        self
+    }
+
+    /// Refuses parameters that have no rule.
+    pub(crate) fn strict(mut self) -> Self {
+        self.strict = true;
+        self
+    }
+
+    /// What is required of `:server_uuid`.
+    pub(crate) fn server(mut self, rule: ServerRule) -> Self {
+        self.server = rule;
+        self
+    }
+
+    /// `:uuid` must look like a UUID; existence of the VM is not checked.
+    pub(crate) fn vm(mut self) -> Self {
+        self.vm = true;
+        self
+    }
+
+    /// The server must be running; implies that it exists.
+    pub(crate) fn running(mut self) -> Self {
+        self.running = true;
+        self
+    }
+
+    /// Query and body members with their rules, in the order in which errors are reported.
+    pub(crate) fn params(mut self, params: &'static [Param]) -> Self {
+        self.params = params;
+        self
+    }
+
+    /// Another body limit than 1 MiB.
+    pub(crate) fn body_limit(mut self, bytes: usize) -> Self {
+        self.body = BodyRule::Params(bytes);
+        self
+    }
+
+    /// The handler reads the body.
+    pub(crate) fn streams_body(mut self) -> Self {
+        self.body = BodyRule::Stream;
+        self
+    }
+
+    /// The schema of the answer.
+    pub(crate) fn returns<T: PartialSchema>(mut self) -> Self {
+        self.reply = Reply::Json(T::schema);
+        self
+    }
+
+    /// The schema of the answer, built by hand.
+    pub(crate) fn returns_schema(mut self, schema: fn() -> RefOr<Schema>) -> Self {
+        self.reply = Reply::Json(schema);
+        self
+    }
+
+    /// The answer is bytes of this media type, whatever the client accepts.
+    pub(crate) fn returns_bytes(mut self, content_type: &'static str) -> Self {
+        self.reply = Reply::Bytes(content_type);
+        self
+    }
+
+    /// The connection becomes a websocket.
+    pub(crate) fn websocket(mut self) -> Self {
+        self.reply = Reply::Websocket;
+        self.success = StatusCode::SWITCHING_PROTOCOLS;
+        self
+    }
+
+    /// No line in the audit log.
+    pub(crate) fn unaudited(mut self) -> Self {
+        self.audited = false;
+        self
+    }
+
+    /// The same endpoint under another method: an alias that the seed documents.
+    pub(crate) fn alias(&self, method: Method, has_effect: bool) -> Self {
+        let mut alias = self.clone();
+        alias.method = method;
+        alias.alias = Some(has_effect);
+        alias
+    }
+}
+
+/// `{"id": "<task uuid>"}`, the answer of endpoints that start a task.
+pub(crate) fn task_id_schema() -> RefOr<Schema> {
+    ObjectBuilder::new()
+        .property("id", String::schema())
+        .required("id")
+        .description(Some("The task that was started; see /tasks/:taskid"))
+        .into()
+}
+
+/// Any JSON object.
+pub(crate) fn object_schema() -> RefOr<Schema> {
+    ObjectBuilder::new().into()
+}
+
+/// An array of JSON objects.
+pub(crate) fn array_schema() -> RefOr<Schema> {
+    utoipa::openapi::schema::ArrayBuilder::new().items(ObjectBuilder::new()).into()
+}

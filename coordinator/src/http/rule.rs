@@ -1,0 +1,328 @@
+//! The rule vocabulary of parameter validation (sdc-cnapi `lib/validation/endpoints.js`): rules
+//! run in the order in which they are listed, and each one that fails adds an error.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use parking_lot::Mutex;
+use regex::Regex;
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+/// One check of one parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rule {
+    /// Skips all later rules when the parameter is absent. Must be first.
+    Optional,
+    /// A JSON string.
+    StringType,
+    /// A JSON object; neither an array nor null.
+    ObjectType,
+    /// A JSON array.
+    ArrayType,
+    /// `true` or `false`.
+    BooleanType,
+    /// The text `true` or `false` in any case, or a boolean.
+    BooleanString,
+    /// Anything that JavaScript's `Number(x)` does not turn into NaN.
+    NumberType,
+    /// As [`Rule::NumberType`] and not below zero.
+    NumberNotNegative,
+    /// A string, or number-like.
+    NumberOrString,
+    /// Neither leading nor trailing whitespace.
+    Trim,
+    /// Decimal integer text.
+    Int,
+    /// Text in which the pattern is found.
+    Regex(&'static str),
+    /// A hyphenated UUID in either case.
+    Uuid,
+    /// Replaces the accepted text by a boolean; list it after [`Rule::BooleanString`].
+    ToBoolean,
+}
+
+/// The pattern of [`Rule::Uuid`].
+pub(crate) const UUID_PATTERN: &str =
+    "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$";
+
+/// One element of `errors` in an InvalidParameters body.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct FieldError {
+    /// The parameter.
+    pub(crate) field: String,
+    /// Always `Invalid`.
+    pub(crate) code: &'static str,
+    /// What is wrong.
+    pub(crate) message: String,
+}
+
+impl FieldError {
+    /// An error about one parameter.
+    pub(crate) fn new(field: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { field: field.into(), code: "Invalid", message: message.into() }
+    }
+}
+
+/// Runs a parameter's rules over the map; conversions are applied to it in place.
+pub(crate) fn check(
+    name: &str,
+    rules: &[Rule],
+    params: &mut Map<String, Value>,
+    errors: &mut Vec<FieldError>,
+) {
+    for rule in rules {
+        match rule {
+            Rule::Optional if !params.contains_key(name) => return,
+            Rule::Optional => {}
+            Rule::ToBoolean => {
+                if let Some(value) = params.get_mut(name)
+                    && let Some(flag) = as_boolean(value)
+                {
+                    *value = Value::Bool(flag);
+                }
+            }
+            _ => {
+                if let Some(message) = judge(*rule, name, params.get(name)) {
+                    errors.push(FieldError::new(name, message));
+                }
+            }
+        }
+    }
+}
+
+/// The message of a failed rule; `None` when it passes.
+fn judge(rule: Rule, name: &str, value: Option<&Value>) -> Option<String> {
+    let fail = |failed: bool, message: &str| failed.then(|| message.to_owned());
+    let invalid = || Some(format!("Invalid value for param '{name}'"));
+    match rule {
+        Rule::Optional | Rule::ToBoolean => None,
+        Rule::StringType => {
+            fail(!matches!(value, Some(Value::String(_))), "value was not a string")
+        }
+        Rule::ObjectType => {
+            let was = match value {
+                Some(Value::Object(_)) => return None,
+                None => "Undefined",
+                Some(Value::Null) => "Null",
+                Some(Value::String(_)) => "String",
+                Some(Value::Number(_)) => "Number",
+                Some(Value::Bool(_)) => "Boolean",
+                Some(Value::Array(_)) => "Array",
+            };
+            Some(format!("value is not an object. (was: [object {was}])"))
+        }
+        Rule::ArrayType => fail(!matches!(value, Some(Value::Array(_))), "value was not an array"),
+        Rule::BooleanType => {
+            fail(!matches!(value, Some(Value::Bool(_))), "value was not true or false")
+        }
+        Rule::BooleanString => {
+            fail(value.and_then(as_boolean).is_none(), "value was not 'true' or 'false'")
+        }
+        Rule::NumberType => fail(js_number(value).is_none(), "value was not a number"),
+        Rule::NumberNotNegative => match js_number(value) {
+            None => fail(true, "value was not a number"),
+            Some(number) => fail(number < 0.0, "value was not greater than or equal to zero"),
+        },
+        Rule::NumberOrString => {
+            let fits = matches!(value, Some(Value::String(_))) || js_number(value).is_some();
+            fail(!fits, "value was not a number or string")
+        }
+        Rule::Trim => {
+            let loose = matches!(value, Some(Value::String(text)) if text.trim() != text);
+            fail(loose, "value contains leading or trailing whitespace")
+        }
+        Rule::Int => match value.and_then(plain_text) {
+            Some(text) if is_int(&text) => None,
+            _ => invalid(),
+        },
+        Rule::Regex(pattern) => match value.and_then(plain_text) {
+            Some(text) if found(pattern, &text) => None,
+            _ => invalid(),
+        },
+        Rule::Uuid => judge(Rule::Regex(UUID_PATTERN), name, value),
+    }
+}
+
+/// The boolean that a boolean or its text (any case) names.
+pub(crate) fn as_boolean(value: &Value) -> Option<bool> {
+    match value {
+        Value::Bool(flag) => Some(*flag),
+        Value::String(text) if text.eq_ignore_ascii_case("true") => Some(true),
+        Value::String(text) if text.eq_ignore_ascii_case("false") => Some(false),
+        _ => None,
+    }
+}
+
+/// Scalars as text. Arrays (repeated parameters) and objects have none, so that no pattern
+/// accepts them.
+fn plain_text(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Number(number) => Some(number.to_string()),
+        Value::Bool(flag) => Some(flag.to_string()),
+        Value::Null | Value::Array(_) | Value::Object(_) => None,
+    }
+}
+
+fn is_int(text: &str) -> bool {
+    let digits = text.strip_prefix('-').unwrap_or(text);
+    !digits.is_empty()
+        && digits.bytes().all(|b| b.is_ascii_digit())
+        && (digits == "0" || !digits.starts_with('0'))
+}
+
+/// Whether a pattern of the route table is found in the text. Compiled once per pattern.
+fn found(pattern: &'static str, text: &str) -> bool {
+    static COMPILED: LazyLock<Mutex<BTreeMap<&'static str, Regex>>> = LazyLock::new(Mutex::default);
+    COMPILED
+        .lock()
+        .entry(pattern)
+        .or_insert_with(|| {
+            Regex::new(pattern).expect("patterns are constants, tested by the table")
+        })
+        .is_match(text)
+}
+
+/// JavaScript's `Number(x)`; `None` for NaN.
+pub(crate) fn js_number(value: Option<&Value>) -> Option<f64> {
+    match value? {
+        Value::Null => Some(0.0),
+        Value::Bool(flag) => Some(f64::from(u8::from(*flag))),
+        Value::Number(number) => number.as_f64(),
+        Value::String(text) => js_number_text(text),
+        Value::Array(items) => match items.as_slice() {
+            [] => Some(0.0),
+            // An array is first turned into text: `[true]` is "true", which is no number.
+            [Value::Bool(_)] => None,
+            [one] => js_number(Some(one)),
+            _ => None,
+        },
+        Value::Object(_) => None,
+    }
+}
+
+fn js_number_text(text: &str) -> Option<f64> {
+    let text = text.trim();
+    let radix = |digits: &str, base: u32| {
+        let parsed = u64::from_str_radix(digits, base).ok()?;
+        #[expect(clippy::cast_precision_loss, reason = "JavaScript numbers are doubles")]
+        let number = parsed as f64;
+        (!digits.starts_with('+')).then_some(number)
+    };
+    match text.get(..2).map(str::to_ascii_lowercase).as_deref() {
+        _ if text.is_empty() => Some(0.0),
+        Some("0x") => radix(&text[2..], 16),
+        Some("0o") => radix(&text[2..], 8),
+        Some("0b") => radix(&text[2..], 2),
+        _ => match text.trim_start_matches(['+', '-']) {
+            "Infinity" if text.len() <= "-Infinity".len() => text.parse().ok(),
+            digits if digits.starts_with(|c: char| c.is_ascii_digit() || c == '.') => {
+                text.parse().ok()
+            }
+            _ => None,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[track_caller]
+    fn errors(rules: &[Rule], value: Option<Value>) -> Vec<String> {
+        let mut params = Map::new();
+        if let Some(value) = value {
+            params.insert("p".to_owned(), value);
+        }
+        let mut errors = Vec::new();
+        check("p", rules, &mut params, &mut errors);
+        errors.into_iter().map(|e| e.message).collect()
+    }
+
+    #[test]
+    fn number_like_text_passes_as_in_javascript() {
+        for value in [
+            json!("0.2"),
+            json!(null),
+            json!(true),
+            json!(""),
+            json!([]),
+            json!(" 7 "),
+            json!("0x1f"),
+            json!("-Infinity"),
+            json!("1e3"),
+            json!(["5"]),
+            json!(".5"),
+        ] {
+            assert_eq!(errors(&[Rule::NumberType], Some(value.clone())), [""; 0], "{value}");
+        }
+        for value in [
+            json!("a"),
+            json!({}),
+            json!([1, 2]),
+            json!("1a"),
+            json!("inf"),
+            json!("nan"),
+            json!("0x"),
+        ] {
+            assert_eq!(
+                errors(&[Rule::NumberType], Some(value.clone())),
+                ["value was not a number"],
+                "{value}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_failed_rule_adds_an_error() {
+        assert_eq!(
+            errors(&[Rule::StringType, Rule::NumberType], Some(json!({}))),
+            ["value was not a string", "value was not a number"]
+        );
+        assert_eq!(
+            errors(&[Rule::ObjectType], None),
+            ["value is not an object. (was: [object Undefined])"]
+        );
+        assert_eq!(
+            errors(&[Rule::ObjectType], Some(json!([]))),
+            ["value is not an object. (was: [object Array])"]
+        );
+        assert_eq!(
+            errors(&[Rule::NumberNotNegative], Some(json!("-1"))),
+            ["value was not greater than or equal to zero"]
+        );
+        assert_eq!(
+            errors(&[Rule::StringType, Rule::Trim], Some(json!(" a"))),
+            ["value contains leading or trailing whitespace"]
+        );
+    }
+
+    #[test]
+    fn optional_skips_only_when_absent() {
+        assert_eq!(errors(&[Rule::Optional, Rule::StringType], None), [""; 0]);
+        assert_eq!(
+            errors(&[Rule::Optional, Rule::StringType], Some(Value::Null)),
+            ["value was not a string"]
+        );
+    }
+
+    #[test]
+    fn repeated_parameters_match_no_pattern() {
+        let twice = Some(json!(["5", "6"]));
+        assert_eq!(errors(&[Rule::Int], twice.clone()), ["Invalid value for param 'p'"]);
+        assert_eq!(errors(&[Rule::Regex("^.*$")], twice.clone()), ["Invalid value for param 'p'"]);
+        assert_eq!(errors(&[Rule::BooleanString], twice), ["value was not 'true' or 'false'"]);
+        assert_eq!(errors(&[Rule::Int], Some(json!("1.5"))), ["Invalid value for param 'p'"]);
+        assert_eq!(errors(&[Rule::Int], Some(json!(5))), [""; 0]);
+    }
+
+    #[test]
+    fn to_boolean_converts_accepted_text() {
+        let mut params = Map::from_iter([("p".to_owned(), json!("TRUE"))]);
+        check("p", &[Rule::BooleanString, Rule::ToBoolean], &mut params, &mut Vec::new());
+        assert_eq!(params["p"], json!(true));
+    }
+}

@@ -1,0 +1,260 @@
+//! Prometheus metrics. Families of CNAPI's names are present at 0 from the start.
+
+use std::fmt;
+
+use parking_lot::Mutex;
+use prometheus_client::encoding::{EncodeLabelSet, text};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Metric, Registry};
+
+/// Most user agents that get a label of their own; later ones are counted as `other`.
+const MAX_USER_AGENTS: usize = 100;
+/// Longest user agent label, bytes.
+const MAX_USER_AGENT_BYTES: usize = 64;
+/// Upper bounds of the request duration's buckets, seconds; waits last up to an hour.
+const DURATION_BUCKETS_S: [f64; 14] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 60.0, 600.0, 3600.0];
+
+/// Labels of the HTTP metrics.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(crate) struct HttpLabels {
+    route: String,
+    method: String,
+    user_agent: String,
+    status_code: u16,
+    buckets_version: &'static str,
+}
+
+/// The metrics of one coordinator.
+pub struct Metrics {
+    registry: Mutex<Registry>,
+    user_agents: Mutex<Vec<String>>,
+    completed: Family<HttpLabels, Counter>,
+    duration: Family<HttpLabels, Histogram, fn() -> Histogram>,
+    /// Servers whose heartbeats this instance hears.
+    pub heartbeating_servers: Gauge,
+    /// Heartbeats from servers that were not remembered.
+    pub new_heartbeaters: Counter,
+    /// Servers found stale.
+    pub stale_heartbeaters: Counter,
+    /// Another instance had a newer heartbeat.
+    pub usurped_heartbeaters: Counter,
+    /// Server record writes by the roster.
+    pub server_put: Counter,
+    /// Server record writes that lost a race.
+    pub server_put_etag_failures: Counter,
+    /// Server record writes that failed.
+    pub server_put_failures: Counter,
+    /// Status record writes.
+    pub status_put: Counter,
+    /// Status record writes that lost a race.
+    pub status_put_etag_failures: Counter,
+    /// Status record writes that failed.
+    pub status_put_failures: Counter,
+}
+
+impl fmt::Debug for Metrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Metrics")
+    }
+}
+
+/// The labels that every metric of a coordinator carries.
+#[derive(Clone, Debug, Default)]
+pub struct StaticLabels {
+    /// Name of the datacentre.
+    pub datacenter: String,
+    /// The coordinator's instance id.
+    pub instance: String,
+    /// The host's name.
+    pub server: String,
+}
+
+impl Metrics {
+    /// All families, at 0.
+    #[must_use]
+    pub fn new(labels: &StaticLabels) -> Self {
+        let labels = [
+            ("datacenter", labels.datacenter.clone()),
+            ("instance", labels.instance.clone()),
+            ("server", labels.server.clone()),
+            ("service", "cnapi".to_owned()),
+        ];
+        let labels = labels.map(|(name, value)| (name.into(), value.into()));
+        let histogram: fn() -> Histogram = || Histogram::new(DURATION_BUCKETS_S);
+        let metrics = Self {
+            registry: Mutex::new(Registry::with_labels(labels.into_iter())),
+            user_agents: Mutex::default(),
+            completed: Family::default(),
+            duration: Family::new_with_constructor(histogram),
+            heartbeating_servers: Gauge::default(),
+            new_heartbeaters: Counter::default(),
+            stale_heartbeaters: Counter::default(),
+            usurped_heartbeaters: Counter::default(),
+            server_put: Counter::default(),
+            server_put_etag_failures: Counter::default(),
+            server_put_failures: Counter::default(),
+            status_put: Counter::default(),
+            status_put_etag_failures: Counter::default(),
+            status_put_failures: Counter::default(),
+        };
+        metrics.register_all();
+        metrics
+    }
+
+    fn register_all(&self) {
+        self.register(
+            "heartbeating_servers_count",
+            "Servers in this instance's heartbeat map",
+            self.heartbeating_servers.clone(),
+        );
+        // The encoder adds `_total` to the names of counters.
+        let counters = [
+            ("reconciler_new_heartbeaters", "Heartbeats from new servers", &self.new_heartbeaters),
+            ("reconciler_stale_heartbeaters", "Servers found stale", &self.stale_heartbeaters),
+            (
+                "reconciler_usurped_heartbeaters",
+                "Servers with a newer heartbeat at another instance",
+                &self.usurped_heartbeaters,
+            ),
+            ("reconciler_server_put", "Server record writes", &self.server_put),
+            (
+                "reconciler_server_put_etag_failures",
+                "Server record writes that lost a race",
+                &self.server_put_etag_failures,
+            ),
+            (
+                "reconciler_server_put_failures",
+                "Server record writes that failed",
+                &self.server_put_failures,
+            ),
+            ("reconciler_status_put", "Status record writes", &self.status_put),
+            (
+                "reconciler_status_put_etag_failures",
+                "Status record writes that lost a race",
+                &self.status_put_etag_failures,
+            ),
+            (
+                "reconciler_status_put_failures",
+                "Status record writes that failed",
+                &self.status_put_failures,
+            ),
+            (
+                "reconciler_status_failures",
+                "The seed's name of reconciler_status_put_failures",
+                &self.status_put_failures,
+            ),
+        ];
+        for (name, help, counter) in counters {
+            self.register(name, help, counter.clone());
+        }
+        // A counter family would become `http_requests_completed_total`, which no dashboard of
+        // the reference knows, so `text` takes the suffix away again.
+        self.register("http_requests_completed", "Requests answered", self.completed.clone());
+        self.register(
+            "http_request_duration_seconds",
+            "Time from the first byte of a request to its answer",
+            self.duration.clone(),
+        );
+    }
+
+    /// Adds a metric of another part of the coordinator. Counters get the suffix `_total`.
+    pub fn register(&self, name: &str, help: &str, metric: impl Metric) {
+        self.registry.lock().register(name, help, metric);
+    }
+
+    /// Counts one answered request.
+    pub(crate) fn observe_request(
+        &self,
+        operation: Option<&str>,
+        method: &str,
+        user_agent: &str,
+        status: u16,
+        elapsed_s: f64,
+    ) {
+        let labels = HttpLabels {
+            route: operation.unwrap_or("unknown").to_ascii_lowercase(),
+            method: method.to_owned(),
+            user_agent: self.user_agent_label(user_agent),
+            status_code: status,
+            buckets_version: "1",
+        };
+        self.completed.get_or_create(&labels).inc();
+        self.duration.get_or_create(&labels).observe(elapsed_s);
+    }
+
+    /// The first token; a client that varies it can't make the metrics grow without bound.
+    fn user_agent_label(&self, user_agent: &str) -> String {
+        let token = user_agent.split_whitespace().next().unwrap_or("unknown");
+        if token.len() > MAX_USER_AGENT_BYTES {
+            return "other".to_owned();
+        }
+        let mut known = self.user_agents.lock();
+        if known.iter().any(|agent| agent == token) {
+            return token.to_owned();
+        }
+        if known.len() >= MAX_USER_AGENTS {
+            return "other".to_owned();
+        }
+        known.push(token.to_owned());
+        token.to_owned()
+    }
+
+    /// All metrics in Prometheus' text format.
+    ///
+    /// # Errors
+    /// A metric that can't be encoded.
+    pub fn text(&self) -> Result<String, fmt::Error> {
+        let mut encoded = String::new();
+        text::encode(&mut encoded, &self.registry.lock())?;
+        Ok(encoded.replace("http_requests_completed_total", "http_requests_completed"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_contract_s_names_are_there_from_the_start() {
+        let metrics = Metrics::new(&StaticLabels {
+            datacenter: "dc1".to_owned(),
+            instance: "i".to_owned(),
+            server: "h".to_owned(),
+        });
+        let text = metrics.text().unwrap();
+        let labels = r#"{datacenter="dc1",instance="i",server="h",service="cnapi"}"#;
+        for name in [
+            "heartbeating_servers_count",
+            "reconciler_new_heartbeaters_total",
+            "reconciler_stale_heartbeaters_total",
+            "reconciler_usurped_heartbeaters_total",
+            "reconciler_server_put_total",
+            "reconciler_server_put_etag_failures_total",
+            "reconciler_server_put_failures_total",
+            "reconciler_status_put_total",
+            "reconciler_status_put_etag_failures_total",
+            "reconciler_status_put_failures_total",
+            "reconciler_status_failures_total",
+        ] {
+            assert!(text.contains(&format!("{name}{labels} 0")), "{name} in {text}");
+        }
+        metrics.observe_request(Some("ServerList"), "GET", "restify/1.0 (x; y)", 200, 0.002);
+        let text = metrics.text().unwrap();
+        assert!(text.contains("http_requests_completed{"), "{text}");
+        assert!(text.contains(r#"route="serverlist",method="GET",user_agent="restify/1.0","#));
+        assert!(text.contains("http_request_duration_seconds_bucket{"), "{text}");
+    }
+
+    #[test]
+    fn user_agents_do_not_grow_the_metrics_without_bound() {
+        let metrics = Metrics::new(&StaticLabels::default());
+        for n in 0..1000 {
+            metrics.observe_request(None, "GET", &format!("agent/{n}"), 404, 0.0);
+        }
+        assert!(metrics.completed.len() <= MAX_USER_AGENTS + 1);
+    }
+}
