@@ -1,5 +1,12 @@
 //! A small durable ordered map: what the coordinator's embedded store and the agent's journal are
 //! built on. An acknowledged commit survives kill -9 and a power cut.
+//!
+//! [`SledKv`] is the real one, [`MemKv`] the simulated one; both pass the same conformance tests.
+
+#[cfg(test)]
+mod conformance;
+mod mem;
+mod sled;
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,10 +14,15 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 
+pub use self::mem::{MemKv, MemOptions};
+pub use self::sled::{SledKv, SyncRule};
+
 /// Longest key, in bytes.
 pub const MAX_KEY_BYTES: usize = 512;
-/// Largest value, in bytes.
-pub const MAX_VALUE_BYTES: usize = 256 * 1024;
+/// Largest value, in bytes: a value of the store (256 KiB) and room for its header.
+pub const MAX_VALUE_BYTES: usize = 257 * 1024;
+/// Most bytes (keys and values) in one commit.
+pub const MAX_COMMIT_BYTES: usize = 8 * 1024 * 1024;
 
 /// One change of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,17 +33,27 @@ pub enum Change {
     Delete(Bytes),
 }
 
+impl Change {
+    /// The key it changes.
+    #[must_use]
+    pub fn key(&self) -> &Bytes {
+        match self {
+            Self::Put(key, _) | Self::Delete(key) => key,
+        }
+    }
+}
+
 /// A durable ordered map from byte strings to byte strings.
 #[async_trait]
 pub trait Kv: fmt::Debug + Send + Sync + 'static {
-    /// Reads one key; sees every commit that was acknowledged.
+    /// Reads one key; sees every commit that was acknowledged, and maybe one that is about to be.
     ///
     /// # Errors
     /// [`KvError::Corrupt`] or [`KvError::Io`].
     async fn get(&self, key: &[u8]) -> Result<Option<Bytes>, KvError>;
 
     /// At most `limit` entries whose key starts with `prefix` and is greater than `after` (all
-    /// when `None`), in key order.
+    /// when `None`), in key order. What it returns is the map between two commits.
     ///
     /// # Errors
     /// [`KvError::Corrupt`] or [`KvError::Io`].
@@ -46,10 +68,14 @@ pub trait Kv: fmt::Debug + Send + Sync + 'static {
     /// Commits that wait at the same time share one sync.
     ///
     /// # Errors
-    /// [`KvError::TooLarge`]: nothing was written. [`KvError::Busy`]: the queue is full, nothing
-    /// was written. [`KvError::Io`]: the device failed; the map refuses all further commits,
-    /// because what it holds in memory may be ahead of the disk.
+    /// [`KvError::TooLarge`], [`KvError::Busy`] (the queue is full) and [`KvError::Full`]: nothing
+    /// was written, and a later commit may succeed. [`KvError::Io`]: the device failed; the map
+    /// refuses all further commits, because what it holds in memory may be ahead of the disk.
     async fn commit(&self, changes: Vec<Change>) -> Result<(), KvError>;
+
+    /// Finishes the commits that wait and releases the data; all later calls fail with
+    /// [`KvError::Closed`].
+    async fn close(&self);
 }
 
 /// A shared map.
@@ -67,6 +93,22 @@ pub enum KvError {
         bytes: usize,
         /// The limit.
         limit: usize,
+    },
+    /// The directory belongs to another process.
+    #[error("the data directory {path} is in use by another process")]
+    InUse {
+        /// The directory.
+        path: String,
+    },
+    /// The file system has no room left.
+    #[error(
+        "the file system of the data directory has {free_bytes} bytes left, needed {needed_bytes}"
+    )]
+    Full {
+        /// What an unprivileged process may still write.
+        free_bytes: u64,
+        /// What the commit and sled's own work on it may take.
+        needed_bytes: u64,
     },
     /// The commit queue is full.
     #[error("the commit queue is full")]
@@ -91,4 +133,21 @@ pub enum KvError {
     /// The map was closed.
     #[error("the data directory is closed")]
     Closed,
+}
+
+/// Checks the limits of a commit.
+fn check_limits(changes: &[Change]) -> Result<(), KvError> {
+    let within = |what, bytes, limit| {
+        if bytes > limit { Err(KvError::TooLarge { what, bytes, limit }) } else { Ok(()) }
+    };
+    let mut total = 0;
+    for change in changes {
+        within("key", change.key().len(), MAX_KEY_BYTES)?;
+        total += change.key().len();
+        if let Change::Put(_, value) = change {
+            within("value", value.len(), MAX_VALUE_BYTES)?;
+            total += value.len();
+        }
+    }
+    within("commit", total, MAX_COMMIT_BYTES)
 }

@@ -1,0 +1,260 @@
+//! The map on sled 0.34.
+//!
+//! sled's own `flush` uses `sync_file_range`, which does not survive a power cut, and it writes
+//! pages over 128 KiB to files under `blobs/` that it never syncs. Two rules make it durable:
+//!
+//! - One committer thread drains a bounded queue: the commits that wait become one batch, then
+//!   `flush`, then `sync_data` of the file `db` through a handle of our own, and only then are
+//!   they acknowledged.
+//! - A value is cut into chunks ([`layout`]), so that no page comes near 128 KiB.
+//!
+//! Both rest on the disk layout of sled 0.34.7, which the workspace pins.
+
+mod committer;
+mod layout;
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use parking_lot::RwLock;
+use tokio::sync::{mpsc, oneshot};
+
+use self::committer::{Committer, Request};
+use super::{Change, Kv, KvError, check_limits};
+use crate::error_chain::Chain;
+use crate::threads::Threads;
+
+/// Commits that may wait for the committer. Each waits in a task of its caller, so this bounds
+/// callers, not bytes; it is far above what one sync can't absorb.
+const QUEUE_COMMITS: usize = 4_096;
+
+/// Whether commits are synced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SyncRule {
+    /// Every group of commits ends in `sync_data`.
+    #[default]
+    EveryCommit,
+    /// sled's own flush only. Loses acknowledged commits in a power cut; exists so that the
+    /// power-cut test can show that it would notice.
+    UnsafeForTests,
+}
+
+/// The database, gone once closed. Readers share the lock; the committer takes it alone while it
+/// applies a batch, so that a reader never sees half of one.
+type Shared = Arc<RwLock<Option<sled::Db>>>;
+
+/// A map in a directory. One process at a time can have it open.
+pub struct SledKv {
+    path: PathBuf,
+    db: Shared,
+    queue: mpsc::Sender<Request>,
+}
+
+impl fmt::Debug for SledKv {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SledKv").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+impl SledKv {
+    /// Opens or creates the map in the directory `path`, with `cache_bytes` of page cache; the
+    /// committer runs on a thread of its own, taken from `threads`. Blocks while sled recovers.
+    ///
+    /// # Errors
+    /// [`KvError::InUse`] when another process has it open; [`KvError::Io`]; [`KvError::Corrupt`].
+    pub fn open(path: &Path, cache_bytes: u64, threads: &dyn Threads) -> Result<Self, KvError> {
+        Self::open_with(path, cache_bytes, threads, SyncRule::EveryCommit)
+    }
+
+    /// As [`Self::open`], with the choice of a [`SyncRule`].
+    ///
+    /// # Errors
+    /// See [`Self::open`].
+    pub fn open_with(
+        path: &Path,
+        cache_bytes: u64,
+        threads: &dyn Threads,
+        rule: SyncRule,
+    ) -> Result<Self, KvError> {
+        std::fs::create_dir_all(path).map_err(|e| io_error("create", e))?;
+        let config = sled::Config::new().path(path).cache_capacity(cache_bytes);
+        let db = config.open().map_err(|e| open_error(path, e))?;
+        let file = File::open(path.join("db")).map_err(|e| io_error("open the log of", e))?;
+        // The names of the new files must survive too: theirs in the directory, its in its parent.
+        file.sync_all().map_err(|e| io_error("sync", e))?;
+        sync_dir(path)?;
+        if let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty()) {
+            sync_dir(parent)?;
+        }
+        report_blobs(path);
+        let shared: Shared = Arc::new(RwLock::new(Some(db)));
+        let (queue, requests) = mpsc::channel(QUEUE_COMMITS);
+        let committer = Committer::new(Arc::clone(&shared), file, path.to_owned(), rule);
+        threads.run("kv-committer", Box::pin(committer.run(requests)));
+        Ok(Self { path: path.to_owned(), db: shared, queue })
+    }
+
+    /// How many files sled has put beside its log, where they are not synced. Always 0.
+    ///
+    /// # Errors
+    /// [`KvError::Io`].
+    pub fn blob_files(path: &Path) -> Result<usize, KvError> {
+        match std::fs::read_dir(path.join("blobs")) {
+            Ok(entries) => Ok(entries.count()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(0),
+            Err(e) => Err(io_error("list", e)),
+        }
+    }
+
+    fn read<T>(&self, f: impl FnOnce(&sled::Db) -> Result<T, KvError>) -> Result<T, KvError> {
+        self.db.read().as_ref().map_or(Err(KvError::Closed), f)
+    }
+}
+
+#[async_trait]
+impl Kv for SledKv {
+    async fn get(&self, key: &[u8]) -> Result<Option<Bytes>, KvError> {
+        self.read(|db| layout::get(db, key))
+    }
+
+    async fn scan(
+        &self,
+        prefix: &[u8],
+        after: Option<&[u8]>,
+        limit: usize,
+    ) -> Result<Vec<(Bytes, Bytes)>, KvError> {
+        self.read(|db| layout::scan(db, prefix, after, limit))
+    }
+
+    async fn commit(&self, changes: Vec<Change>) -> Result<(), KvError> {
+        check_limits(&changes)?;
+        let (done, outcome) = oneshot::channel();
+        self.queue.try_send(Request::Commit { changes, done }).map_err(|e| match e {
+            mpsc::error::TrySendError::Full(_) => KvError::Busy,
+            mpsc::error::TrySendError::Closed(_) => KvError::Closed,
+        })?;
+        outcome.await.unwrap_or(Err(KvError::Closed))
+    }
+
+    async fn close(&self) {
+        let (done, closed) = oneshot::channel();
+        if self.queue.send(Request::Close { done }).await.is_ok() {
+            // An error means that the committer is gone already.
+            closed.await.unwrap_or(());
+        }
+    }
+}
+
+fn io_error(action: &'static str, error: io::Error) -> KvError {
+    KvError::Io { action, source: Arc::new(error) }
+}
+
+/// An error of sled's, once the database is open.
+fn sled_error(action: &'static str, error: sled::Error) -> KvError {
+    match error {
+        sled::Error::Io(e) => io_error(action, e),
+        sled::Error::Corruption { at, .. } => {
+            KvError::Corrupt { key: "(the log)".to_owned(), detail: format!("{action}: {at:?}") }
+        }
+        other => io_error(action, io::Error::other(other)),
+    }
+}
+
+fn open_error(path: &Path, error: sled::Error) -> KvError {
+    match error {
+        // sled has no variant for a lock that is taken; this is the start of its message.
+        sled::Error::Io(e) if e.to_string().contains("could not acquire lock") => {
+            KvError::InUse { path: path.display().to_string() }
+        }
+        other => sled_error("open", other),
+    }
+}
+
+fn sync_dir(path: &Path) -> Result<(), KvError> {
+    File::open(path).and_then(|d| d.sync_all()).map_err(|e| io_error("sync", e))
+}
+
+/// Blob files mean that a page grew past what the chunks allow: still readable, but what is in
+/// them may not survive a power cut. Starting without durability beats not starting, so say so.
+fn report_blobs(path: &Path) {
+    match SledKv::blob_files(path) {
+        Ok(0) => {}
+        Ok(files) => {
+            tracing::error!(files, path = %path.display(), "the data directory has blob files");
+        }
+        Err(error) => tracing::error!(error = %Chain(&error), "cannot look for blob files"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::conformance;
+    use super::*;
+    use crate::kv::SharedKv;
+    use crate::threads::OsThreads;
+
+    const CACHE_BYTES: u64 = 8 * 1024 * 1024;
+
+    fn open(path: &Path) -> Result<SledKv, KvError> {
+        SledKv::open(path, CACHE_BYTES, &OsThreads)
+    }
+
+    #[tokio::test]
+    async fn conforms() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("kv");
+        let open: conformance::Open = Box::new(move || Arc::new(open(&path).unwrap()) as SharedKv);
+        conformance::run(open).await;
+        assert_eq!(SledKv::blob_files(&dir.path().join("kv")).unwrap(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_second_process_is_told_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = open(dir.path()).unwrap();
+        let error = open(dir.path()).unwrap_err();
+        assert!(matches!(error, KvError::InUse { .. }), "{error}");
+        first.close().await;
+        open(dir.path()).unwrap().close().await;
+    }
+
+    #[tokio::test]
+    async fn large_values_rewritten_leave_no_blob() {
+        let dir = tempfile::tempdir().unwrap();
+        let kv = open(dir.path()).unwrap();
+        for round in 0..6u8 {
+            for n in 0..24u8 {
+                let bytes = [1_024, 12_000, 100 * 1_024, 256 * 1_024][usize::from(n % 4)];
+                let value = Bytes::from(vec![round; bytes]);
+                let key = Bytes::from(format!("key/{n}"));
+                kv.commit(vec![Change::Put(key, value)]).await.unwrap();
+            }
+        }
+        kv.close().await;
+        assert_eq!(SledKv::blob_files(dir.path()).unwrap(), 0);
+    }
+
+    #[tokio::test]
+    async fn waiting_commits_share_a_sync() {
+        let dir = tempfile::tempdir().unwrap();
+        let kv = Arc::new(open(dir.path()).unwrap());
+        let mut writers = tokio::task::JoinSet::new();
+        for n in 0..200u32 {
+            let kv = Arc::clone(&kv);
+            writers.spawn(async move {
+                let key = Bytes::from(n.to_be_bytes().to_vec());
+                kv.commit(vec![Change::Put(key.clone(), key)]).await
+            });
+        }
+        while let Some(done) = writers.join_next().await {
+            done.unwrap().unwrap();
+        }
+        assert_eq!(kv.scan(b"", None, 1_000).await.unwrap().len(), 200);
+        kv.close().await;
+    }
+}
