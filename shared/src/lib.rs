@@ -7,11 +7,14 @@
 pub mod api;
 pub mod backoff;
 pub mod clock;
+pub mod config;
 pub mod entropy;
 pub mod error_chain;
 pub mod ids;
 pub mod kv;
 pub mod link;
+pub mod telemetry;
 pub mod threads;
+pub mod tls;
 pub mod units;
 pub mod wire;

@@ -1,0 +1,509 @@
+//! Reads and merges the sources of a configuration.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use figment::value::{Dict, Map, Tag, Value};
+use figment::{Error as FigmentError, Figment, Metadata, Profile, Provider};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::problems::{Problem, Problems};
+use super::schema::{Node, join};
+use super::{Config, ConfigError};
+
+/// Origin of values that no source named.
+const DEFAULTS: &str = "default";
+
+/// Where a configuration comes from; see the module's example.
+#[derive(Debug)]
+pub struct Sources {
+    environment_prefix: &'static str,
+    file: Option<PathBuf>,
+    environment: Vec<(String, String)>,
+    sets: Vec<String>,
+    flags: Vec<(String, Result<Flag, FigmentError>)>,
+}
+
+#[derive(Debug)]
+struct Flag {
+    key: &'static str,
+    value: Value,
+}
+
+/// One source's values.
+struct Layer {
+    origin: String,
+    values: Dict,
+}
+
+impl Provider for Layer {
+    fn metadata(&self) -> Metadata {
+        Metadata::named(self.origin.clone())
+    }
+
+    fn data(&self) -> Result<Map<Profile, Dict>, FigmentError> {
+        Ok(Profile::Default.collect(self.values.clone()))
+    }
+}
+
+impl Sources {
+    /// No source but the defaults; environment variables will be those that start with the
+    /// prefix, which ends in two underscores.
+    #[must_use]
+    pub fn new(environment_prefix: &'static str) -> Self {
+        Self {
+            environment_prefix,
+            file: None,
+            environment: Vec::new(),
+            sets: Vec::new(),
+            flags: Vec::new(),
+        }
+    }
+
+    /// Reads a TOML file, if one is given; it must then exist.
+    #[must_use]
+    pub fn file(mut self, path: Option<&Path>) -> Self {
+        self.file = path.map(Path::to_owned);
+        self
+    }
+
+    /// Reads the process's environment variables.
+    #[must_use]
+    pub fn process_environment(self) -> Self {
+        // `std::env::vars` panics at a foreign variable that is no UTF-8.
+        let texts = |(name, value): (OsString, OsString)| {
+            Some((name.into_string().ok()?, value.to_string_lossy().into_owned()))
+        };
+        self.environment(std::env::vars_os().filter_map(texts))
+    }
+
+    /// Reads these environment variables instead of the process's.
+    #[must_use]
+    pub fn environment(mut self, variables: impl IntoIterator<Item = (String, String)>) -> Self {
+        let mine = |(name, _): &(String, String)| name.starts_with(self.environment_prefix);
+        self.environment = variables.into_iter().filter(mine).collect();
+        self.environment.sort();
+        self
+    }
+
+    /// Reads `key=value` texts.
+    #[must_use]
+    pub fn set<T: Into<String>>(mut self, texts: impl IntoIterator<Item = T>) -> Self {
+        self.sets.extend(texts.into_iter().map(Into::into));
+        self
+    }
+
+    /// Sets `key` to a flag's value, if the flag was given. For a flag that may be repeated give
+    /// `None` when there was none, else the list.
+    #[must_use]
+    pub fn flag<T: Serialize>(mut self, key: &'static str, name: &str, value: Option<T>) -> Self {
+        if let Some(value) = value {
+            let flag = Value::serialize(value).map(|value| Flag { key, value });
+            self.flags.push((format!("flag {name}"), flag));
+        }
+        self
+    }
+
+    /// Reads everything and checks the result.
+    ///
+    /// # Errors
+    /// [`ConfigError`] with every problem of every source: unreadable files, unknown keys, wrong
+    /// types, and what [`super::Check`] finds.
+    pub fn load<T: Config>(self) -> Result<T, ConfigError> {
+        let tree = Node::of::<T>();
+        let mut problems = Problems::default();
+        let defaults = dict(Value::serialize(T::default())).unwrap_or_default();
+        let base = Layer { origin: DEFAULTS.to_owned(), values: defaults.clone() };
+        let mut figment = Figment::from(base);
+        for mut layer in self.layers(&tree, &mut problems) {
+            layer.values = known_only(layer.values, &tree, &layer.origin, "", &mut problems);
+            figment = figment.merge(layer);
+        }
+        let (config, figment) = extract::<T>(figment, &defaults, &mut problems);
+        if let Some(config) = &config {
+            config.check(&mut problems);
+        }
+        problems.name_origins(|key| figment.find_metadata(key).map(|found| found.name.to_string()));
+        problems.into_result()?;
+        config.ok_or(ConfigError { problems: Vec::new() })
+    }
+
+    /// Every source but the defaults, the weakest first.
+    fn layers(self, tree: &Node, problems: &mut Problems) -> Vec<Layer> {
+        let mut layers = Vec::new();
+        if let Some(path) = &self.file {
+            layers.extend(read_file(path, problems));
+        }
+        for (name, text) in self.environment {
+            let path =
+                name[self.environment_prefix.len()..].to_ascii_lowercase().replace("__", ".");
+            let value = typed(&text, tree, &path);
+            layers.push(Layer {
+                origin: format!("environment variable {name}"),
+                values: nested(&path, value),
+            });
+        }
+        for text in self.sets {
+            let origin = format!("--set {text}");
+            let Some((key, value)) = text.split_once('=') else {
+                let message = "expected `key=value`".to_owned();
+                problems.push(Problem { key: String::new(), origin, message });
+                continue;
+            };
+            let values = nested(key.trim(), typed(value, tree, key.trim()));
+            layers.push(Layer { origin, values });
+        }
+        for (origin, flag) in self.flags {
+            match flag {
+                Ok(Flag { key, value }) => {
+                    layers.push(Layer { origin, values: nested(key, value) });
+                }
+                Err(error) => problems.push(Problem {
+                    key: String::new(),
+                    origin,
+                    message: error.to_string(),
+                }),
+            }
+        }
+        layers
+    }
+}
+
+fn read_file(path: &Path, problems: &mut Problems) -> Option<Layer> {
+    let origin = format!("file {}", path.display());
+    let unusable =
+        |message: String| Problem { key: String::new(), origin: origin.clone(), message };
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) => {
+            problems.push(unusable(format!("cannot be read: {error}")));
+            return None;
+        }
+    };
+    match toml::from_str::<Dict>(&text) {
+        Ok(values) => Some(Layer { origin, values }),
+        Err(error) => {
+            let line = error.span().map(|span| text[..span.start].lines().count().max(1));
+            let place = line.map(|line| format!("line {line}: ")).unwrap_or_default();
+            problems.push(unusable(format!("not TOML: {place}{}", error.message())));
+            None
+        }
+    }
+}
+
+/// Takes out what no key of the tree can hold, and says so.
+fn known_only(
+    values: Dict,
+    tree: &Node,
+    origin: &str,
+    prefix: &str,
+    problems: &mut Problems,
+) -> Dict {
+    let mut known = Dict::new();
+    for (key, value) in values {
+        let path = join(prefix, &key);
+        let parts: Vec<&str> = path.split('.').collect();
+        let problem = |message| Problem { key: path.clone(), origin: origin.to_owned(), message };
+        match (tree.at(&parts), value) {
+            (None, _) => {
+                let meant = tree.nearest(&path);
+                let hint = meant.map(|name| format!(", did you mean `{name}`?"));
+                let message = format!("unknown key{}", hint.unwrap_or_default());
+                problems.push(problem(message));
+            }
+            (Some(Node::Table(_) | Node::Map(_)), Value::Dict(tag, inner)) => {
+                let inner = known_only(inner, tree, origin, &path, problems);
+                known.insert(key, Value::Dict(tag, inner));
+            }
+            (Some(Node::Table(_) | Node::Map(_)), value) => {
+                problems.push(problem(format!("expected a table, found {}", value.to_actual())));
+            }
+            (Some(_), value) => drop(known.insert(key, value)),
+        }
+    }
+    known
+}
+
+/// Makes the struct. A value of a wrong type is reported and replaced by its default, so that
+/// the next one is found as well.
+fn extract<T: Config>(
+    mut figment: Figment,
+    defaults: &Dict,
+    problems: &mut Problems,
+) -> (Option<T>, Figment) {
+    loop {
+        let errors = match figment.extract::<T>() {
+            Ok(config) => return (Some(config), figment),
+            Err(errors) => errors,
+        };
+        let before = problems.len();
+        let mut repaired = figment.clone();
+        for error in errors {
+            let key = error.path.join(".");
+            let origin = error.metadata.as_ref().map(|found| found.name.to_string());
+            let message = error.kind.to_string();
+            problems.push(Problem { key, origin: origin.unwrap_or_default(), message });
+            if let Some((path, value)) = default_above(defaults, &error.path) {
+                let values = nested(&path, value);
+                repaired = repaired.merge(Layer { origin: DEFAULTS.to_owned(), values });
+            }
+        }
+        // No new problem: the default did not help, which a map of the operator's keys can cause.
+        if problems.len() == before {
+            return (None, figment);
+        }
+        figment = repaired;
+    }
+}
+
+/// The default at the longest part of `path` that has one.
+fn default_above(defaults: &Dict, path: &[String]) -> Option<(String, Value)> {
+    let root = Value::from(defaults.clone());
+    (1..=path.len()).rev().find_map(|length| {
+        let key = path[..length].join(".");
+        root.find_ref(&key).map(|value| (key.clone(), value.clone()))
+    })
+}
+
+/// Reads a text as what the key wants; what doesn't fit stays a text, for the type check to name.
+fn typed(text: &str, tree: &Node, key: &str) -> Value {
+    let parts: Vec<&str> = key.split('.').collect();
+    tree.at(&parts).map_or_else(|| Value::from(text), |node| typed_as(text, node))
+}
+
+fn typed_as(text: &str, node: &Node) -> Value {
+    match node {
+        Node::Text | Node::Choice(_) => Value::from(text),
+        Node::List(inner) if !text.trim_start().starts_with('[') => {
+            let items = text.split(',').map(str::trim).filter(|item| !item.is_empty());
+            Value::from(items.map(|item| typed_as(item, inner)).collect::<Vec<_>>())
+        }
+        _ => toml_value(text).unwrap_or_else(|| Value::from(text)),
+    }
+}
+
+fn toml_value(text: &str) -> Option<Value> {
+    toml::from_str::<Dict>(&format!("value = {text}")).ok()?.remove("value")
+}
+
+fn nested(key: &str, value: Value) -> Dict {
+    let nested = figment::util::nest(key, value);
+    nested.into_dict().unwrap_or_default()
+}
+
+fn dict(value: Result<Value, FigmentError>) -> Option<Dict> {
+    match value {
+        Ok(Value::Dict(Tag { .. }, dict)) => Some(dict),
+        _ => None,
+    }
+}
+
+/// The defaults of a configuration, as JSON.
+pub(super) fn defaults<T: Default + Serialize + ToSchema>() -> serde_json::Value {
+    serde_json::to_value(T::default()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::io::Write as _;
+
+    use serde::Deserialize;
+
+    use super::super::{Check, ListenAddress, example_file, reference};
+    use super::*;
+
+    /// The test daemon.
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+    #[serde(default)]
+    struct Daemon {
+        /// Address of the API | or a socket.
+        #[schema(value_type = String)]
+        listen: ListenAddress,
+        /// Name shown to people.
+        instance: Option<String>,
+        /// How virtual machines run.
+        accel: Accel,
+        /// Peers.
+        roster: Roster,
+        /// Queues by task kind.
+        queues: BTreeMap<String, Queue>,
+    }
+
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+    #[serde(rename_all = "snake_case")]
+    enum Accel {
+        Auto,
+        Kvm,
+    }
+
+    #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+    #[serde(default)]
+    struct Roster {
+        /// Silence after which a
+        /// connection is suspect, ms.
+        suspect_ms: u64,
+        /// Silence after which it is lost, ms.
+        lost_ms: u64,
+        /// Whom to dial.
+        urls: Vec<String>,
+        /// Off for tests.
+        enabled: bool,
+    }
+
+    #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+    #[serde(default)]
+    struct Queue {
+        /// Tasks at a time.
+        max_concurrent: u32,
+    }
+
+    impl Default for Daemon {
+        fn default() -> Self {
+            Self {
+                listen: "127.0.0.1:8480".parse().unwrap(),
+                instance: None,
+                accel: Accel::Auto,
+                roster: Roster::default(),
+                queues: BTreeMap::new(),
+            }
+        }
+    }
+
+    impl Default for Roster {
+        fn default() -> Self {
+            Self { suspect_ms: 1_000, lost_ms: 2_000, urls: Vec::new(), enabled: true }
+        }
+    }
+
+    impl Check for Daemon {
+        fn check(&self, problems: &mut Problems) {
+            problems.within("roster", |problems| {
+                let Roster { suspect_ms, lost_ms, .. } = self.roster;
+                problems.require(suspect_ms < lost_ms, "suspect_ms", "below `roster.lost_ms`");
+            });
+        }
+    }
+
+    fn sources(toml: &str) -> (Sources, tempfile::NamedTempFile) {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(toml.as_bytes()).unwrap();
+        (Sources::new("MUSTER_TEST__").file(Some(file.path())), file)
+    }
+
+    fn variable(name: &str, value: &str) -> (String, String) {
+        (format!("MUSTER_TEST__{name}"), value.to_owned())
+    }
+
+    #[track_caller]
+    fn refused(sources: Sources, wanted: &[&str]) {
+        let error = sources.load::<Daemon>().unwrap_err();
+        let text = error.to_string();
+        for part in wanted {
+            assert!(text.contains(part), "no {part:?} in: {text}");
+        }
+        assert_eq!(error.problems.len(), wanted.len(), "{text}");
+    }
+
+    #[test]
+    fn nothing_given_is_the_default() {
+        let config: Daemon = Sources::new("MUSTER_TEST__").load().unwrap();
+        assert_eq!(config, Daemon::default());
+    }
+
+    #[test]
+    fn later_sources_win() {
+        let toml = "instance = 'a'\n[roster]\nsuspect_ms = 10\nlost_ms = 20\n[queues.nop]\nmax_concurrent = 4";
+        let (sources, _file) = sources(toml);
+        let config: Daemon = sources
+            .environment([variable("ROSTER__LOST_MS", "30"), ("OTHER".into(), "1".into())])
+            .set(["roster.lost_ms=40", "roster.urls=ws://a, ws://b", "accel=kvm", "instance=7"])
+            .flag("listen", "--listen", Some("unix:/run/x.sock"))
+            .flag("roster.lost_ms", "--lost-ms", Some(50_u64))
+            .flag("instance", "--instance", None::<String>)
+            .load()
+            .unwrap();
+        assert_eq!(config.roster.suspect_ms, 10);
+        assert_eq!(config.roster.lost_ms, 50);
+        assert_eq!(config.roster.urls, ["ws://a", "ws://b"]);
+        assert_eq!(config.instance.as_deref(), Some("7"));
+        assert_eq!(config.accel, Accel::Kvm);
+        assert_eq!(config.listen.to_string(), "unix:/run/x.sock");
+        assert_eq!(config.queues["nop"].max_concurrent, 4);
+    }
+
+    #[test]
+    fn every_problem_is_reported_with_its_origin() {
+        let (sources, _file) = sources(
+            "lisen = '127.0.0.1:1'\naccel = 'hvf'\n[roster]\nsuspect_ms = 'x'\nenabled = 3\n\
+             [queues.nop]\nmax_concurent = 1",
+        );
+        let sources = sources
+            .environment([variable("ROSTER__LOST_MS", "-1"), variable("SUSPECT_MS", "1")])
+            .set(["queues=1", "nonsense"])
+            .flag("listen", "--listen", Some("localhost:1"));
+        refused(
+            sources,
+            &[
+                "lisen: unknown key, did you mean `listen`? (file ",
+                "accel: unknown variant",
+                "roster.suspect_ms: invalid type: found string \"x\", expected u64 (file ",
+                "roster.enabled: invalid type: found signed int `3`, expected a boolean (file ",
+                "queues.nop.max_concurent: unknown key, did you mean `queues.<name>.max_concurrent`?",
+                "roster.lost_ms: invalid value",
+                "suspect_ms: unknown key, did you mean `roster.suspect_ms`? (environment variable",
+                "queues: expected a table, found",
+                "expected `key=value` (--set nonsense)",
+                "listen: \"localhost:1\" is no address to listen on",
+            ],
+        );
+    }
+
+    #[test]
+    fn checks_name_the_source_of_the_value() {
+        let sources = Sources::new("MUSTER_TEST__").set(["roster.suspect_ms=5000"]);
+        refused(
+            sources,
+            &["roster.suspect_ms: below `roster.lost_ms` (--set roster.suspect_ms=5000)"],
+        );
+    }
+
+    #[test]
+    fn unusable_files_are_named() {
+        let missing = Sources::new("MUSTER_TEST__").file(Some(Path::new("/nonexistent.toml")));
+        refused(
+            missing,
+            &["cannot be read: No such file or directory (os error 2) (file /nonexistent"],
+        );
+        let (broken, _file) = sources("instance = 'a'\n[roster\n");
+        refused(broken, &["not TOML: line 2: "]);
+    }
+
+    #[test]
+    fn reference_has_every_key_with_type_default_and_meaning() {
+        let page = reference::<Daemon>("Daemon", "MUSTER_TEST__");
+        for row in [
+            "| `listen` | text | `\"127.0.0.1:8480\"` | Address of the API \\| or a socket. |",
+            "| `instance` | text | – | Name shown to people. |",
+            "| `accel` | `auto` or `kvm` | `\"auto\"` | How virtual machines run. |",
+            "| `roster.suspect_ms` | whole number | `1000` | Silence after which a connection is suspect, ms. |",
+            "| `roster.urls` | list of text | `[]` | Whom to dial. |",
+            "| `queues.<name>.max_concurrent` | whole number | – | Tasks at a time. |",
+            "`roster.suspect_ms` is `MUSTER_TEST__ROSTER__SUSPECT_MS`",
+        ] {
+            assert!(page.contains(row), "no {row:?} in:\n{page}");
+        }
+    }
+
+    #[test]
+    fn example_file_is_toml_that_changes_nothing() {
+        let example = example_file::<Daemon>();
+        let lines = example.lines().map(|line| line.strip_prefix('#').unwrap_or(line));
+        let keys: String = lines
+            .filter(|line| line.contains(" = ") && !line.contains('<') && !line.starts_with(' '))
+            .fold(String::new(), |all, line| all + line + "\n");
+        let (sources, _file) = sources(&keys);
+        assert_eq!(sources.load::<Daemon>().unwrap(), Daemon::default());
+    }
+}
