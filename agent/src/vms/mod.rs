@@ -1,17 +1,23 @@
-//! The VM table: what VMs this node is meant to have, as durable records, with the state that
-//! follows from record and observation.
+//! The VMs of this node: what it is meant to have, as durable records, and the state that follows
+//! from record and observation.
 
-use std::collections::BTreeMap;
+pub mod files;
+pub mod object;
+pub mod payload;
+pub mod sim;
+pub mod state;
+mod table;
+
 use std::fmt;
-use std::sync::Arc;
 
 use async_trait::async_trait;
-use muster_shared::ids::{TaskId, VmUuid};
-use parking_lot::Mutex;
+use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::drivers::DriverError;
+
+pub use table::{Entry, VmTable};
 
 /// The record of one VM, `data_dir/vms/<uuid>.json`: the properties of spec'd names in
 /// `properties` plus what the agent itself needs.
@@ -33,8 +39,94 @@ pub struct VmRecord {
     /// Set while a shutdown is under way; ISO 8601 time of its end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stopping_until: Option<String>,
+    /// How far its disks are.
+    #[serde(default)]
+    pub storage: StorageState,
+    /// Boot of the host in which `autoboot` was last considered for it, or it was last started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot_id: Option<String>,
+    /// When the record changed last, ISO 8601; kept by the table.
+    #[serde(default)]
+    pub last_modified: String,
     /// VM properties under vmadm's names (`brand`, `alias`, `ram`, `vcpus`, `disks`, `nics`, …).
     pub properties: Map<String, Value>,
+}
+
+impl VmRecord {
+    /// A fresh record of a VM that `create_task` is making.
+    #[must_use]
+    pub fn new(uuid: VmUuid, create_task: TaskId, properties: Map<String, Value>) -> Self {
+        Self {
+            uuid,
+            create_task,
+            provisioning: true,
+            failed: false,
+            destroying: false,
+            stopping_until: None,
+            storage: StorageState::None,
+            boot_id: None,
+            last_modified: String::new(),
+            properties,
+        }
+    }
+
+    /// A text property.
+    #[must_use]
+    pub fn text(&self, name: &str) -> Option<&str> {
+        self.properties.get(name).and_then(Value::as_str)
+    }
+
+    /// A number property.
+    #[must_use]
+    pub fn number(&self, name: &str) -> Option<u64> {
+        self.properties.get(name).and_then(Value::as_u64)
+    }
+
+    /// A switch property; false when absent.
+    #[must_use]
+    pub fn flag(&self, name: &str) -> bool {
+        self.properties.get(name).and_then(Value::as_bool).unwrap_or(false)
+    }
+
+    /// A list property; empty when absent.
+    #[must_use]
+    pub fn list(&self, name: &str) -> &[Value] {
+        self.properties.get(name).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+    }
+
+    /// A value of `customer_metadata`.
+    #[must_use]
+    pub fn customer_metadata(&self, key: &str) -> Option<&Value> {
+        self.properties.get("customer_metadata").and_then(|map| map.get(key))
+    }
+
+    /// A value of `internal_metadata`.
+    #[must_use]
+    pub fn internal_metadata(&self, key: &str) -> Option<&Value> {
+        self.properties.get("internal_metadata").and_then(|map| map.get(key))
+    }
+}
+
+/// How far the disks of a VM are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StorageState {
+    /// There are none.
+    #[default]
+    None,
+    /// They are being made or removed.
+    Incomplete,
+    /// All are there.
+    Complete,
+}
+
+/// What every VM object says about its node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Node {
+    /// The server.
+    pub server_uuid: Option<ServerUuid>,
+    /// Name of the datacentre, when configured.
+    pub datacenter_name: Option<String>,
 }
 
 /// Where records are kept.
@@ -59,33 +151,14 @@ pub trait VmRecords: fmt::Debug + Send + Sync + 'static {
     async fn remove(&self, vm: VmUuid) -> Result<(), DriverError>;
 }
 
-/// All records in memory, written through to [`VmRecords`].
-#[derive(Debug)]
-pub struct VmTable {
-    records: Arc<dyn VmRecords>,
-    vms: Mutex<BTreeMap<VmUuid, VmRecord>>,
+/// `VmExists`.
+#[must_use]
+pub fn exists(vm: VmUuid) -> DriverError {
+    DriverError::refused("VmExists", format!("Machine {vm} exists."))
 }
 
-impl VmTable {
-    /// A table over the given records; empty until they are loaded.
-    #[must_use]
-    pub fn new(records: Arc<dyn VmRecords>) -> Self {
-        Self { records, vms: Mutex::default() }
-    }
-
-    /// The record of one VM.
-    #[must_use]
-    pub fn get(&self, vm: VmUuid) -> Option<VmRecord> {
-        self.vms.lock().get(&vm).cloned()
-    }
-
-    /// Reads all records from where they are kept.
-    ///
-    /// # Errors
-    /// The folder could not be read.
-    pub async fn load(&self) -> Result<(), DriverError> {
-        let loaded = self.records.load().await?;
-        *self.vms.lock() = loaded.into_iter().map(|r| (r.uuid, r)).collect();
-        Ok(())
-    }
+/// `VmNotFound`.
+#[must_use]
+pub fn not_found(vm: VmUuid) -> DriverError {
+    DriverError::refused("VmNotFound", format!("No such VM: {vm}"))
 }

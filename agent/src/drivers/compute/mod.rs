@@ -1,5 +1,7 @@
 //! Compute: the processes that are VMs. They outlive the agent; what runs is always observed.
 
+pub mod sim;
+
 use std::fmt;
 use std::time::Duration;
 
@@ -7,13 +9,14 @@ use async_trait::async_trait;
 use muster_shared::ids::VmUuid;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::watch;
 
 use super::DriverError;
 use crate::drivers::storage::Disk;
 use crate::vms::VmRecord;
 
 /// What the host shows of one VM.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Observed {
     /// No process.
     Stopped {
@@ -27,6 +30,14 @@ pub enum Observed {
         /// When it started, ms since the epoch; with the pid it names the process for ever.
         started_at_ms: u64,
     },
+}
+
+impl Observed {
+    /// Whether there is a live process.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        matches!(self, Self::Running { .. })
+    }
 }
 
 /// A byte stream to a guest device.
@@ -66,6 +77,16 @@ pub enum GuestSignal {
 pub trait Compute: fmt::Debug + Send + Sync + 'static {
     /// What this driver offers, for sysinfo.
     fn abilities(&self) -> Abilities;
+
+    /// Changes whenever a guest's process started or ended, whoever caused it. Never reports late
+    /// by more than 250 ms.
+    fn changes(&self) -> watch::Receiver<u64>;
+
+    /// Makes what the guest will read when it starts (its metadata disk); also done by `start`.
+    ///
+    /// # Errors
+    /// It could not be written.
+    async fn prepare(&self, vm: &VmRecord) -> Result<(), DriverError>;
 
     /// Starts the VM's process, or adopts one that already runs. Returns once the guest's CPUs
     /// run.
@@ -131,4 +152,40 @@ pub struct Abilities {
     pub version: Option<String>,
     /// Why something is missing, for `Muster.degraded`.
     pub degraded: Vec<String>,
+}
+
+/// `VmNotRunning`.
+#[must_use]
+pub fn not_running(vm: VmUuid) -> DriverError {
+    DriverError::refused("VmNotRunning", format!("VM {vm} is not running"))
+}
+
+/// What [`Compute::info`] can be asked for.
+pub const INFO_TYPES: &[&str] = &[
+    "all",
+    "block",
+    "blockstats",
+    "chardev",
+    "cpus",
+    "kvm",
+    "pci",
+    "spice",
+    "status",
+    "version",
+    "vnc",
+];
+
+/// Checks the types of an info request.
+///
+/// # Errors
+/// `InvalidParameters` that names the unknown type.
+pub fn check_info_types(types: &[String]) -> Result<(), DriverError> {
+    match types.iter().find(|wanted| !INFO_TYPES.contains(&wanted.as_str())) {
+        None => Ok(()),
+        Some(unknown) => {
+            let known = INFO_TYPES.join(", ");
+            let text = format!("types: unknown type {unknown:?}; known are {known}");
+            Err(DriverError::refused("InvalidParameters", text))
+        }
+    }
 }

@@ -1,0 +1,301 @@
+//! Simulated guests: processes that outlive the simulated agent.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use muster_shared::clock::SharedClock;
+use muster_shared::ids::VmUuid;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::sync::watch;
+
+use super::{Abilities, Compute, GuestIo, GuestPort, GuestSignal, Observed, not_running};
+use crate::drivers::DriverError;
+use crate::drivers::faults::Faults;
+use crate::drivers::storage::Disk;
+use crate::vms::VmRecord;
+
+/// How long a simulated guest takes to shut down when asked.
+const SHUTDOWN: Duration = Duration::from_millis(200);
+/// How often a wait looks.
+const POLL: Duration = Duration::from_millis(20);
+/// What a simulated console says when it is opened.
+pub const CONSOLE_GREETING: &str = "up\r\n";
+/// Buffer of a simulated console, bytes.
+const CONSOLE_BYTES: usize = 16 * 1024;
+
+#[derive(Clone, Debug)]
+struct Guest {
+    pid: u32,
+    started_at_ms: u64,
+    paused: bool,
+    leaves_at: Option<Timestamp>,
+}
+
+#[derive(Debug, Default)]
+struct Content {
+    last_pid: u32,
+    running: BTreeMap<VmUuid, Guest>,
+    exits: BTreeMap<VmUuid, i32>,
+    prepared: BTreeSet<VmUuid>,
+    ignores_acpi: BTreeSet<VmUuid>,
+    starts: BTreeMap<VmUuid, u64>,
+}
+
+impl Content {
+    fn end(&mut self, vm: VmUuid, exit_status: i32) {
+        if self.running.remove(&vm).is_some() {
+            self.exits.insert(vm, exit_status);
+        }
+    }
+
+    /// Lets the guests leave whose time has come.
+    fn settle(&mut self, now: Timestamp) -> bool {
+        let due = |guest: &Guest| guest.leaves_at.is_some_and(|at| at <= now);
+        let leaving: Vec<_> =
+            self.running.iter().filter(|(_, guest)| due(guest)).map(|(vm, _)| *vm).collect();
+        for &vm in &leaving {
+            self.end(vm, 0);
+        }
+        !leaving.is_empty()
+    }
+}
+
+/// The guests of one simulated host; clones share them, agent crashes leave them running.
+#[derive(Clone, Debug)]
+pub struct SimGuests {
+    content: Arc<Mutex<Content>>,
+    changes: watch::Sender<u64>,
+}
+
+impl Default for SimGuests {
+    fn default() -> Self {
+        Self { content: Arc::default(), changes: watch::channel(0).0 }
+    }
+}
+
+impl SimGuests {
+    /// Pid of each guest that runs.
+    #[must_use]
+    pub fn running(&self) -> BTreeMap<VmUuid, u32> {
+        self.content.lock().running.iter().map(|(vm, guest)| (*vm, guest.pid)).collect()
+    }
+
+    /// How often a VM's process was started (adopting is no start).
+    #[must_use]
+    pub fn starts(&self, vm: VmUuid) -> u64 {
+        self.content.lock().starts.get(&vm).copied().unwrap_or(0)
+    }
+
+    /// VMs that left something outside storage, e.g. a metadata disk.
+    #[must_use]
+    pub fn leftovers(&self) -> BTreeSet<VmUuid> {
+        self.content.lock().prepared.clone()
+    }
+
+    /// The guest will not react to its power button.
+    pub fn ignore_acpi(&self, vm: VmUuid) {
+        self.content.lock().ignores_acpi.insert(vm);
+    }
+
+    /// The guest ends by itself.
+    pub fn exit(&self, vm: VmUuid, exit_status: i32) {
+        self.content.lock().end(vm, exit_status);
+        self.changed();
+    }
+
+    /// The host boots: no process is left, nor what the last one returned.
+    pub fn reboot(&self) {
+        let mut content = self.content.lock();
+        content.running.clear();
+        content.exits.clear();
+        drop(content);
+        self.changed();
+    }
+
+    fn changed(&self) {
+        self.changes.send_modify(|version| *version += 1);
+    }
+
+    fn settle(&self, now: Timestamp) {
+        if self.content.lock().settle(now) {
+            self.changed();
+        }
+    }
+}
+
+/// The driver of one simulated agent.
+#[derive(Debug)]
+pub struct SimCompute {
+    guests: SimGuests,
+    clock: SharedClock,
+    faults: Faults,
+}
+
+impl SimCompute {
+    /// Operations in `faults`: `compute.prepare`, `.start`, `.observe`, `.signal`, `.info`,
+    /// `.open`, `.cleanup`, `.running`.
+    #[must_use]
+    pub fn new(guests: SimGuests, clock: SharedClock, faults: Faults) -> Self {
+        Self { guests, clock, faults }
+    }
+
+    fn launch(&self, vm: VmUuid) {
+        let started_at_ms = u64::try_from(self.clock.wall().as_millisecond()).unwrap_or(0);
+        let mut content = self.guests.content.lock();
+        content.prepared.insert(vm);
+        if content.running.contains_key(&vm) {
+            return;
+        }
+        content.last_pid += 1;
+        let pid = content.last_pid + 1000;
+        let guest = Guest { pid, started_at_ms, paused: false, leaves_at: None };
+        content.running.insert(vm, guest);
+        content.exits.remove(&vm);
+        *content.starts.entry(vm).or_insert(0) += 1;
+        drop(content);
+        self.guests.changed();
+    }
+
+    fn deliver(&self, vm: VmUuid, signal: GuestSignal) -> Result<(), DriverError> {
+        let mut content = self.guests.content.lock();
+        let deaf = content.ignores_acpi.contains(&vm);
+        let Some(guest) = content.running.get_mut(&vm) else { return Err(not_running(vm)) };
+        match signal {
+            GuestSignal::PowerDown if deaf || guest.paused => {}
+            GuestSignal::PowerDown => {
+                guest.leaves_at = self.clock.wall().checked_add(SHUTDOWN).ok();
+                let (guests, clock) = (self.guests.clone(), Arc::clone(&self.clock));
+                // Dies with the simulated agent; the next one settles what is due.
+                drop(tokio::spawn(async move {
+                    tokio::time::sleep(SHUTDOWN).await;
+                    guests.settle(clock.wall());
+                }));
+            }
+            GuestSignal::Kill => content.end(vm, 137),
+            GuestSignal::Quit => content.end(vm, 0),
+            GuestSignal::Pause => guest.paused = true,
+            GuestSignal::Resume => guest.paused = false,
+            GuestSignal::Reset | GuestSignal::Nmi => {}
+        }
+        drop(content);
+        self.guests.changed();
+        Ok(())
+    }
+
+    fn look(&self, vm: VmUuid) -> Observed {
+        self.guests.settle(self.clock.wall());
+        let content = self.guests.content.lock();
+        match content.running.get(&vm) {
+            Some(guest) => Observed::Running { pid: guest.pid, started_at_ms: guest.started_at_ms },
+            None => Observed::Stopped { exit_status: content.exits.get(&vm).copied() },
+        }
+    }
+}
+
+#[async_trait]
+impl Compute for SimCompute {
+    fn abilities(&self) -> Abilities {
+        Abilities {
+            hvm: true,
+            accel: Some("sim".to_owned()),
+            max_vcpus: 64,
+            version: Some("sim".to_owned()),
+            degraded: Vec::new(),
+        }
+    }
+
+    fn changes(&self) -> watch::Receiver<u64> {
+        self.guests.changes.subscribe()
+    }
+
+    async fn prepare(&self, vm: &VmRecord) -> Result<(), DriverError> {
+        let prepare = || {
+            self.guests.content.lock().prepared.insert(vm.uuid);
+            Ok(())
+        };
+        self.faults.call("compute.prepare", prepare).await
+    }
+
+    async fn start(&self, vm: &VmRecord, _disks: &[Disk]) -> Result<(), DriverError> {
+        let start = || {
+            self.launch(vm.uuid);
+            Ok(())
+        };
+        self.faults.call("compute.start", start).await
+    }
+
+    async fn observe(&self, vm: VmUuid) -> Result<Observed, DriverError> {
+        self.faults.call("compute.observe", || Ok(self.look(vm))).await
+    }
+
+    async fn signal(&self, vm: VmUuid, signal: GuestSignal) -> Result<(), DriverError> {
+        self.faults.call("compute.signal", || self.deliver(vm, signal)).await
+    }
+
+    async fn wait_stopped(&self, vm: VmUuid, timeout: Duration) -> Result<bool, DriverError> {
+        let deadline = self.clock.monotonic().saturating_add(timeout);
+        while self.look(vm).is_running() {
+            if self.clock.monotonic() >= deadline {
+                return Ok(false);
+            }
+            tokio::time::sleep(POLL).await;
+        }
+        Ok(true)
+    }
+
+    async fn info(&self, vm: VmUuid, types: &[String]) -> Result<Value, DriverError> {
+        super::check_info_types(types)?;
+        let info = || {
+            let content = self.guests.content.lock();
+            let guest = content.running.get(&vm).ok_or_else(|| not_running(vm))?;
+            let status = if guest.paused { "paused" } else { "running" };
+            Ok(json!({ "status": { "status": status, "running": !guest.paused } }))
+        };
+        self.faults.call("compute.info", info).await
+    }
+
+    async fn open(&self, vm: VmUuid, _port: GuestPort) -> Result<Box<dyn GuestIo>, DriverError> {
+        let open = || if self.look(vm).is_running() { Ok(()) } else { Err(not_running(vm)) };
+        self.faults.call("compute.open", open).await?;
+        let (ours, theirs) = tokio::io::duplex(CONSOLE_BYTES);
+        // Ends when the other half is dropped.
+        drop(tokio::spawn(echo(theirs)));
+        Ok(Box::new(ours))
+    }
+
+    async fn cleanup(&self, vm: VmUuid, purge: bool) -> Result<(), DriverError> {
+        let cleanup = || {
+            let mut content = self.guests.content.lock();
+            if purge {
+                content.prepared.remove(&vm);
+                content.exits.remove(&vm);
+            }
+            Ok(())
+        };
+        self.faults.call("compute.cleanup", cleanup).await
+    }
+
+    async fn running(&self) -> Result<Vec<VmUuid>, DriverError> {
+        let running = || {
+            self.guests.settle(self.clock.wall());
+            Ok(self.guests.running().into_keys().collect())
+        };
+        self.faults.call("compute.running", running).await
+    }
+}
+
+async fn echo(mut stream: tokio::io::DuplexStream) {
+    let mut buffer = [0; 1024];
+    let mut answer = stream.write_all(CONSOLE_GREETING.as_bytes()).await;
+    while answer.is_ok() {
+        match stream.read(&mut buffer).await {
+            Ok(read) if read > 0 => answer = stream.write_all(&buffer[..read]).await,
+            _ => return,
+        }
+    }
+}

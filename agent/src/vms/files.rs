@@ -1,0 +1,222 @@
+//! Records as files: one JSON file per VM, replaced by rename, durable when a call returns.
+
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+use async_trait::async_trait;
+use muster_shared::ids::VmUuid;
+
+use super::{VmRecord, VmRecords};
+use crate::drivers::DriverError;
+
+/// Largest record that is read, bytes.
+const MAX_RECORD_BYTES: u64 = 4 * 1024 * 1024;
+
+/// The records of `data_dir/vms`.
+#[derive(Debug)]
+pub struct FileVmRecords {
+    folder: PathBuf,
+}
+
+impl FileVmRecords {
+    /// Opens the folder, making it if need be.
+    ///
+    /// # Errors
+    /// It could not be made.
+    pub fn open(folder: impl Into<PathBuf>) -> Result<Self, DriverError> {
+        let folder = folder.into();
+        std::fs::create_dir_all(&folder)
+            .and_then(|()| sync_folder(folder.parent().unwrap_or(&folder)))
+            .map_err(|error| failed("make the folder", &folder, error))?;
+        Ok(Self { folder })
+    }
+
+    fn path(&self, vm: VmUuid) -> PathBuf {
+        self.folder.join(format!("{vm}.json"))
+    }
+
+    fn write(&self, record: &VmRecord, create: bool) -> Result<(), DriverError> {
+        let path = self.path(record.uuid);
+        if create && path.exists() {
+            return Err(super::exists(record.uuid));
+        }
+        let json = serde_json::to_vec_pretty(record)
+            .map_err(|error| DriverError::failed("encode a VM record", error))?;
+        let fresh = path.with_extension("json.new");
+        let written = replace(&fresh, &json, || {
+            if create {
+                // Unlike a rename, a link fails when there is one.
+                std::fs::hard_link(&fresh, &path)?;
+                std::fs::remove_file(&fresh)
+            } else {
+                keep_backup(&path)?;
+                std::fs::rename(&fresh, &path)
+            }
+        })
+        .and_then(|()| sync_folder(&self.folder));
+        match written {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                Err(super::exists(record.uuid))
+            }
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+                let text = format!("no space for the record of VM {}", record.uuid);
+                Err(DriverError::refused("StoreFull", text))
+            }
+            Err(error) => Err(failed("write", &path, error)),
+        }
+    }
+
+    fn delete(&self, vm: VmUuid) -> io::Result<()> {
+        let path = self.path(vm);
+        // The backup first: alone it would bring the VM back.
+        for path in [path.with_extension("json.bak"), path.with_extension("json.new"), path] {
+            match std::fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        sync_folder(&self.folder)
+    }
+
+    fn read_all(&self) -> io::Result<Vec<VmRecord>> {
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(&self.folder)? {
+            names.push(entry?.file_name());
+        }
+        names.sort_unstable();
+        let mut records = Vec::new();
+        for name in names.iter().filter_map(|name| name.to_str()) {
+            let Some(vm) = name.strip_suffix(".json").and_then(|stem| stem.parse().ok()) else {
+                continue;
+            };
+            if let Some(record) = self.read_or_set_aside(vm)? {
+                records.push(record);
+            }
+        }
+        Ok(records)
+    }
+
+    fn read_or_set_aside(&self, vm: VmUuid) -> io::Result<Option<VmRecord>> {
+        let path = self.path(vm);
+        match read(&path, vm) {
+            Ok(record) => return Ok(Some(record)),
+            Err(problem) => {
+                tracing::error!(vm_uuid = %vm, %problem, "a VM record is damaged and set aside");
+            }
+        }
+        std::fs::rename(&path, path.with_extension("json.damaged"))?;
+        let backup = path.with_extension("json.bak");
+        let record = match read(&backup, vm) {
+            Ok(record) => record,
+            Err(problem) => {
+                tracing::error!(vm_uuid = %vm, %problem, "it has no usable backup");
+                return Ok(None);
+            }
+        };
+        std::fs::copy(&backup, &path)?;
+        sync_folder(&self.folder)?;
+        Ok(Some(record))
+    }
+}
+
+#[async_trait]
+impl VmRecords for FileVmRecords {
+    // Small files: writing one takes as long as its two syncs, and nothing else of the agent may
+    // go on with this VM before they are done.
+    async fn load(&self) -> Result<Vec<VmRecord>, DriverError> {
+        self.read_all().map_err(|error| failed("read", &self.folder, error))
+    }
+
+    async fn put(&self, record: &VmRecord, create: bool) -> Result<(), DriverError> {
+        self.write(record, create)
+    }
+
+    async fn remove(&self, vm: VmUuid) -> Result<(), DriverError> {
+        self.delete(vm).map_err(|error| failed("remove", &self.path(vm), error))
+    }
+}
+
+fn failed(action: &str, path: &Path, error: io::Error) -> DriverError {
+    DriverError::failed(format!("{action} {}", path.display()), error)
+}
+
+/// Writes and syncs a new file, then puts it in its place.
+fn replace(
+    fresh: &Path,
+    content: &[u8],
+    put_in_place: impl FnOnce() -> io::Result<()>,
+) -> io::Result<()> {
+    let mut file = std::fs::File::create(fresh)?;
+    file.write_all(content)?;
+    file.sync_all()?;
+    put_in_place()
+}
+
+/// The last version stays beside the new one, under a second name.
+fn keep_backup(path: &Path) -> io::Result<()> {
+    let backup = path.with_extension("json.bak");
+    for removed in [std::fs::remove_file(&backup), std::fs::hard_link(path, &backup)] {
+        match removed {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn sync_folder(folder: &Path) -> io::Result<()> {
+    std::fs::File::open(folder)?.sync_all()
+}
+
+fn read(path: &Path, vm: VmUuid) -> Result<VmRecord, String> {
+    let size = std::fs::metadata(path).map_err(|error| error.to_string())?.len();
+    if size > MAX_RECORD_BYTES {
+        return Err(format!("{size} bytes are too many"));
+    }
+    let json = std::fs::read(path).map_err(|error| error.to_string())?;
+    let record: VmRecord = serde_json::from_slice(&json).map_err(|error| error.to_string())?;
+    if record.uuid == vm { Ok(record) } else { Err(format!("it is about VM {}", record.uuid)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vms::sim::record;
+
+    #[tokio::test]
+    async fn records_come_back_and_are_made_only_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let records = FileVmRecords::open(folder.path().join("vms")).unwrap();
+        let mut one = record(1);
+        records.put(&one, true).await.unwrap();
+        let refused = records.put(&one, true).await.unwrap_err();
+        assert!(matches!(refused, DriverError::Refused { code: "VmExists", .. }));
+        one.provisioning = false;
+        records.put(&one, false).await.unwrap();
+        records.put(&record(2), true).await.unwrap();
+        assert_eq!(records.load().await.unwrap(), [one.clone(), record(2)]);
+        records.remove(one.uuid).await.unwrap();
+        records.remove(one.uuid).await.unwrap();
+        assert_eq!(records.load().await.unwrap(), [record(2)]);
+        let left = std::fs::read_dir(folder.path().join("vms")).unwrap().count();
+        assert_eq!(left, 1);
+    }
+
+    #[tokio::test]
+    async fn a_damaged_record_is_replaced_by_its_backup_or_set_aside() {
+        let folder = tempfile::tempdir().unwrap();
+        let records = FileVmRecords::open(folder.path()).unwrap();
+        let old = record(1);
+        records.put(&old, true).await.unwrap();
+        let new = VmRecord { provisioning: false, ..record(1) };
+        records.put(&new, false).await.unwrap();
+        records.put(&record(2), true).await.unwrap();
+        for uuid in [old.uuid, record(2).uuid] {
+            std::fs::write(folder.path().join(format!("{uuid}.json")), "{").unwrap();
+        }
+        assert_eq!(records.load().await.unwrap(), vec![old.clone()]);
+        assert_eq!(records.load().await.unwrap(), [old]);
+        assert!(folder.path().join(format!("{}.json.damaged", record(2).uuid)).exists());
+    }
+}

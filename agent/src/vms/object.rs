@@ -1,0 +1,148 @@
+//! A VM as others see it: the full object of `machine_load`, and the line of the status report.
+
+use jiff::Timestamp;
+use muster_shared::clock::iso;
+use muster_shared::wire::status::{VmIndex, VmReport, VmStatus};
+use serde_json::{Value, json};
+
+use super::{Entry, Node, VmRecord};
+use crate::drivers::compute::Observed;
+
+/// Owner of VMs that name none.
+pub const NO_OWNER: &str = "00000000-0000-0000-0000-000000000000";
+
+/// The VM object.
+#[must_use]
+pub fn of(entry: &Entry, node: &Node) -> Value {
+    let record = &entry.record;
+    let state = entry.state();
+    let mut vm = record.properties.clone();
+    let mut set = |name: &str, value: Value| drop(vm.insert(name.to_owned(), value));
+    set("uuid", json!(record.uuid));
+    set("v", json!(1));
+    set("hvm", json!(true));
+    set("type", json!(kind(record)));
+    set("state", json!(state.state));
+    set("zone_state", json!(state.zone_state));
+    set("last_modified", json!(last_modified(entry)));
+    set("zonepath", json!(format!("/zones/{}", record.uuid)));
+    match entry.observed {
+        Observed::Running { pid, started_at_ms } => {
+            set("pid", json!(pid));
+            let started = i64::try_from(started_at_ms).unwrap_or(i64::MAX);
+            if let Ok(started) = Timestamp::from_millisecond(started) {
+                set("boot_timestamp", json!(iso(started)));
+            }
+        }
+        Observed::Stopped { exit_status: Some(status) } => set("exit_status", json!(status)),
+        Observed::Stopped { exit_status: None } => {}
+    }
+    if let (Some(until), "stopping") = (&record.stopping_until, state.state) {
+        set("transition_to", json!("stopped"));
+        if let Ok(until) = until.parse::<Timestamp>() {
+            set("transition_expire", json!(until.as_millisecond()));
+        }
+    }
+    if let Some(server) = node.server_uuid {
+        set("server_uuid", json!(server));
+    }
+    if let Some(name) = &node.datacenter_name {
+        set("datacenter_name", json!(name));
+    }
+    for absent_when_false in ["do_not_inventory", "firewall_enabled", "indestructible_zoneroot"] {
+        if !record.flag(absent_when_false) {
+            vm.shift_remove(absent_when_false);
+        }
+    }
+    Value::Object(vm)
+}
+
+/// The VM's line of the status report.
+#[must_use]
+pub fn report(entry: &Entry) -> VmReport {
+    let record = &entry.record;
+    let state = entry.state();
+    let text = |name: &str| record.text(name).map(str::to_owned);
+    let vm = VmStatus {
+        uuid: record.uuid,
+        owner_uuid: text("owner_uuid").unwrap_or_else(|| NO_OWNER.to_owned()),
+        brand: text("brand").unwrap_or_default(),
+        cpu_cap: record.number("cpu_cap").filter(|cap| *cap > 0),
+        quota: record.number("quota"),
+        max_physical_memory: record.number("max_physical_memory").unwrap_or(0),
+        state: state.state.to_owned(),
+        zone_state: state.zone_state.to_owned(),
+        last_modified: last_modified(entry),
+    };
+    let tags = record.properties.get("tags").and_then(Value::as_object);
+    let docker_id = record.internal_metadata("docker:id").and_then(Value::as_str);
+    let index = VmIndex {
+        alias: text("alias"),
+        tags: tags.into_iter().flatten().map(|(key, tag)| (key.clone(), tag.clone())).collect(),
+        vcpus: record.number("vcpus"),
+        docker_id: docker_id.map(str::to_owned),
+        flexible_disk_size: record.number("flexible_disk_size"),
+        image_uuid: boot_image(record),
+    };
+    VmReport { vm, index }
+}
+
+fn kind(record: &VmRecord) -> &'static str {
+    if record.text("brand") == Some("kvm") { "KVM" } else { "BHYVE" }
+}
+
+fn boot_image(record: &VmRecord) -> Option<String> {
+    let of_disk = |disk: &Value| disk.get("image_uuid")?.as_str().map(str::to_owned);
+    let of_boot_disk = record.list("disks").iter().find(|disk| disk["boot"] == true);
+    of_boot_disk.and_then(of_disk).or_else(|| record.text("image_uuid").map(str::to_owned))
+}
+
+/// The later of the record's last change and the state's: both have the same format, so the
+/// texts compare as the times do.
+fn last_modified(entry: &Entry) -> String {
+    iso(entry.state_since).max(entry.record.last_modified.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vms::payload;
+    use crate::vms::sim::record;
+
+    fn entry(params: Value) -> Entry {
+        let mut record = record(7);
+        let Value::Object(params) = params else { panic!("an object is needed") };
+        record.properties = payload::create(&params).unwrap();
+        record.provisioning = false;
+        record.last_modified = "2026-01-01T00:00:00.000Z".to_owned();
+        let observed = Observed::Running { pid: 42, started_at_ms: 1_800_000_000_000 };
+        let state_since = Timestamp::from_millisecond(1_800_000_000_000).unwrap();
+        Entry { record, observed, state_since }
+    }
+
+    #[test]
+    fn the_report_counts_the_hypervisor_and_leaves_out_what_is_unset() {
+        let report = report(&entry(json!({
+            "brand": "bhyve", "ram": 512, "alias": "web", "cpu_cap": 0, "vcpus": 2,
+            "tags": {"role": "web"}, "disks": [{"size": 10, "model": "virtio"}],
+        })));
+        assert_eq!(report.vm.max_physical_memory, 512 + 1280);
+        assert_eq!(report.vm.quota, Some(1));
+        assert_eq!(report.vm.cpu_cap, None);
+        assert_eq!(report.vm.state, "running");
+        assert_eq!(report.vm.last_modified, "2027-01-15T08:00:00.000Z");
+        assert_eq!(report.index.alias.as_deref(), Some("web"));
+        assert_eq!(report.index.tags["role"], "web");
+    }
+
+    #[test]
+    fn the_object_holds_properties_state_and_process() {
+        let object = of(&entry(json!({ "brand": "kvm", "ram": 128 })), &Node::default());
+        assert_eq!(object["type"], "KVM");
+        assert_eq!(object["max_physical_memory"], 128 + 1024);
+        assert_eq!(object["pid"], 42);
+        assert_eq!(object["zonename"], Value::Null);
+        assert_eq!(object["boot_timestamp"], "2027-01-15T08:00:00.000Z");
+        assert!(object.get("do_not_inventory").is_none());
+    }
+}
