@@ -116,7 +116,7 @@ impl Faults {
         };
         self.delay().await;
         match fault {
-            Some(fault) if fault.when == When::Before => return Err(fault.error(operation)),
+            Some(fault) if fault.when == When::Before => Err(fault.error(operation)),
             Some(fault) => {
                 effect()?;
                 self.delay().await;

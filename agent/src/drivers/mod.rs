@@ -5,6 +5,7 @@
 
 pub mod compute;
 pub mod faults;
+pub mod files;
 pub mod host;
 pub mod images;
 pub mod storage;

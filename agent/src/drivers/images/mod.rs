@@ -1,6 +1,15 @@
 //! Images at rest on this node, and how they get here.
 
+mod download;
+mod file;
+mod manifest;
+mod repository;
 pub mod sim;
+#[cfg(test)]
+mod test_server;
+#[cfg(test)]
+mod tests;
+mod unpack;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,6 +20,9 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use super::DriverError;
+
+pub use file::{FileImages, FileImagesConfig};
+pub use repository::sources;
 
 /// An image on this node.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,6 +1,10 @@
 //! Storage: the disks of VMs.
 
+mod file;
+pub mod qcow2;
 pub mod sim;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,6 +14,8 @@ use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
 use muster_shared::units::MIB;
 
 use super::DriverError;
+
+pub use file::{FileStorage, FileStorageConfig};
 
 /// A disk to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,0 +1,238 @@
+//! Images as qcow2 files under `images/`.
+//!
+//! `<uuid>.qcow2` is the image, `<uuid>.json` its record with the manifest. The record is written
+//! last: an image that has one is whole. A download under way is `<uuid>.partial` with
+//! `<uuid>.partial.json`; everything else temporary is `.<name>.tmp` and removed at start.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use muster_shared::clock::SharedClock;
+use muster_shared::entropy::SharedEntropy;
+use muster_shared::ids::ImageUuid;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+use url::Url;
+
+use super::download::Download;
+use super::repository::Repository;
+use super::unpack::{self, Work};
+use super::{Images, Installed, manifest};
+use crate::drivers::storage::qcow2;
+use crate::drivers::{DriverError, files};
+use crate::host::SharedExec;
+
+/// A partial download that nobody has continued for this long is removed at start.
+const PARTIAL_LIFETIME: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Share of the progress that the download takes; unpacking is the rest, percent.
+const DOWNLOAD_PERCENT: u8 = 90;
+
+/// Where the driver works.
+#[derive(Clone, Debug)]
+pub struct FileImagesConfig {
+    /// The agent's data folder; images lie in `images/` under it.
+    pub data_dir: PathBuf,
+    /// Base URLs of the repositories, see [`super::sources`].
+    pub sources: Vec<Url>,
+    /// Recorded with each image.
+    pub pool: String,
+}
+
+/// The driver for nodes with storage `file`.
+#[derive(Debug)]
+pub struct FileImages {
+    folder: PathBuf,
+    pool: String,
+    source_names: Vec<String>,
+    repository: Repository,
+    exec: SharedExec,
+    fetching: Mutex<BTreeMap<ImageUuid, Arc<tokio::sync::Mutex<()>>>>,
+}
+
+/// `<uuid>.json`.
+#[derive(Debug, Serialize, Deserialize)]
+struct Record {
+    manifest: Value,
+    zpool: String,
+    source: String,
+}
+
+impl FileImages {
+    /// Opens the driver, makes its folder and removes what crashes left there.
+    ///
+    /// # Errors
+    /// The folder could not be made or read.
+    pub async fn open(
+        config: FileImagesConfig,
+        exec: SharedExec,
+        clock: &SharedClock,
+        entropy: SharedEntropy,
+    ) -> Result<Self, DriverError> {
+        let folder = config.data_dir.join("images");
+        files::make_folder(&folder).await?;
+        sweep(&folder, clock).await?;
+        Ok(Self {
+            folder,
+            pool: config.pool,
+            source_names: config.sources.iter().map(Url::to_string).collect(),
+            repository: Repository::new(config.sources, entropy)?,
+            exec,
+            fetching: Mutex::default(),
+        })
+    }
+
+    fn path(&self, image: ImageUuid) -> PathBuf {
+        self.folder.join(format!("{image}.qcow2"))
+    }
+
+    async fn record(&self, image: ImageUuid) -> Result<Option<Record>, DriverError> {
+        let path = self.path(image).with_extension("json");
+        let Some(content) = files::read(&path).await? else { return Ok(None) };
+        let parsed = serde_json::from_slice(&content);
+        parsed.map(Some).map_err(|e| DriverError::failed(format!("read {}", path.display()), e))
+    }
+
+    async fn fetch(
+        &self,
+        image: ImageUuid,
+        progress: &(dyn Fn(u8) + Send + Sync),
+        cancelled: &CancellationToken,
+    ) -> Result<(), DriverError> {
+        let (manifest, source) = self.repository.manifest(image).await?;
+        let file = manifest::parse(image, &manifest)?;
+        let work = self.work(image);
+        progress(0);
+        let download = Download {
+            repository: &self.repository,
+            image,
+            expected: &file.expected,
+            source,
+            partial: work.partial.clone(),
+            progress: &|percent| {
+                let share = u16::from(percent) * u16::from(DOWNLOAD_PERCENT) / 100;
+                progress(u8::try_from(share).unwrap_or(DOWNLOAD_PERCENT));
+            },
+        };
+        download.run().await?;
+        drop(download);
+        let made = unpack::unpack(image, &file, &work, &self.exec, cancelled).await;
+        if made.is_err() {
+            // What was verified and can't be used won't get better; a full disk needs the space.
+            discard(&work).await?;
+        }
+        let path = self.path(image);
+        files::rename(&made?, &path).await?;
+        let source = self.source_names.get(source).cloned().unwrap_or_default();
+        let record = Record { manifest, zpool: self.pool.clone(), source };
+        let record = serde_json::to_vec(&record).expect("a manifest has only string keys");
+        files::write(&path.with_extension("json"), &record).await?;
+        discard(&work).await?;
+        progress(100);
+        tracing::info!(image_uuid = %image, "image installed");
+        Ok(())
+    }
+
+    fn work(&self, image: ImageUuid) -> Work {
+        Work {
+            partial: self.folder.join(format!("{image}.partial")),
+            unpacked: self.folder.join(format!(".{image}.unpacked.tmp")),
+            converted: self.folder.join(format!(".{image}.qcow2.tmp")),
+        }
+    }
+
+    /// Waits for its turn, so that one image is fetched once at a time.
+    async fn ensure_alone(
+        &self,
+        image: ImageUuid,
+        progress: &(dyn Fn(u8) + Send + Sync),
+        cancelled: &CancellationToken,
+    ) -> Result<(), DriverError> {
+        let turn = Arc::clone(self.fetching.lock().entry(image).or_default());
+        let fetched = {
+            let _turn = turn.lock().await;
+            match self.record(image).await? {
+                Some(_) => Ok(()),
+                None => self.fetch(image, progress, cancelled).await,
+            }
+        };
+        drop(turn);
+        self.fetching.lock().retain(|_, turn| Arc::strong_count(turn) > 1);
+        fetched
+    }
+}
+
+async fn discard(work: &Work) -> Result<(), DriverError> {
+    for path in [&work.partial, &work.unpacked, &work.converted] {
+        files::remove(path).await?;
+    }
+    files::remove(&Download::record(&work.partial)).await
+}
+
+/// Removes temporary files, and partial downloads that are old or have no record.
+async fn sweep(folder: &Path, clock: &SharedClock) -> Result<(), DriverError> {
+    let now: std::time::SystemTime = clock.wall().into();
+    for path in files::list(folder).await? {
+        let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
+        let temporary = name.starts_with('.') && name.ends_with(".tmp");
+        let old = || {
+            let changed = path.metadata().and_then(|found| found.modified()).ok();
+            let age = changed.and_then(|changed| now.duration_since(changed).ok());
+            age.is_some_and(|age| age > PARTIAL_LIFETIME)
+        };
+        let partial = name.ends_with(".partial");
+        let stale = partial && (old() || !Download::record(&path).exists());
+        if temporary || stale {
+            tracing::info!(path = %path.display(), "removing what an unfinished install left");
+            files::remove(&path).await?;
+            if stale {
+                files::remove(&Download::record(&path)).await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[async_trait]
+impl Images for FileImages {
+    async fn get(&self, image: ImageUuid) -> Result<Option<Installed>, DriverError> {
+        let Some(record) = self.record(image).await? else { return Ok(None) };
+        let path = self.path(image);
+        let header_bytes = u64::try_from(qcow2::HEADER_BYTES).unwrap_or(u64::MAX);
+        let start = files::head(&path, header_bytes).await?;
+        let size_bytes = match qcow2::parse(&start) {
+            Ok(Some(header)) => header.size_bytes,
+            Ok(None) | Err(_) => {
+                let action = format!("read the header of {}", path.display());
+                return Err(DriverError::failed(action, "it is not a usable qcow2 file"));
+            }
+        };
+        let format = "qcow2".to_owned();
+        Ok(Some(Installed { manifest: record.manifest, path, format, size_bytes }))
+    }
+
+    async fn ensure(
+        &self,
+        image: ImageUuid,
+        progress: &(dyn Fn(u8) + Send + Sync),
+        cancelled: &CancellationToken,
+    ) -> Result<(), DriverError> {
+        // Dropping the fetch anywhere leaves a partial file at most.
+        let fetch = self.ensure_alone(image, progress, cancelled);
+        match cancelled.run_until_cancelled(fetch).await {
+            Some(done) => done,
+            None => Err(super::cancelled(image)),
+        }
+    }
+
+    async fn list(&self) -> Result<Vec<ImageUuid>, DriverError> {
+        let paths = files::list(&self.folder).await?;
+        let records = paths.iter().filter(|path| path.extension().is_some_and(|e| e == "json"));
+        let named = records.filter_map(|path| path.file_stem()?.to_str()?.parse().ok());
+        Ok(named.collect())
+    }
+}

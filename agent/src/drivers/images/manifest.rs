@@ -1,0 +1,146 @@
+//! What the agent must know of an IMGAPI manifest before it fetches the image's file.
+
+use muster_shared::ids::ImageUuid;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::drivers::DriverError;
+
+/// How the file is compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Compression {
+    None,
+    Gzip,
+    Xz,
+    Zstd,
+}
+
+/// What the bytes are once they are unpacked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Format {
+    /// Not said: qcow2 if it looks like it, else raw.
+    Unknown,
+    Raw,
+    Qcow2,
+}
+
+/// Size and checksums of the file as the repository holds it. Stored beside a partial download,
+/// so that it is never continued with another file's bytes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Expected {
+    pub(super) size_bytes: u64,
+    #[serde(default)]
+    pub(super) sha1: Option<String>,
+    #[serde(default)]
+    pub(super) sha256: Option<String>,
+}
+
+/// The image's only file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ImageFile {
+    pub(super) expected: Expected,
+    pub(super) compression: Compression,
+    pub(super) format: Format,
+}
+
+/// Reads the manifest of an active image.
+///
+/// # Errors
+/// `ImageNotActive`; `InvalidManifest`: it names another image, or no file with size and
+/// checksum; `NotSupported`: incremental images and formats that this agent can't install.
+pub(super) fn parse(image: ImageUuid, manifest: &Value) -> Result<ImageFile, DriverError> {
+    super::check_active(image, manifest)?;
+    let invalid = |problem: String| {
+        DriverError::refused("InvalidManifest", format!("manifest of image {image}: {problem}"))
+    };
+    let unsupported = |what: String| {
+        DriverError::refused("NotSupported", format!("image {image}: {what} is not supported"))
+    };
+    let named = manifest.get("uuid").and_then(Value::as_str).unwrap_or_default();
+    if !named.eq_ignore_ascii_case(&image.to_string()) {
+        return Err(invalid(format!("it names image {named:?}")));
+    }
+    if manifest.get("origin").is_some_and(|origin| !origin.is_null()) {
+        return Err(unsupported("an image that is based on another one (origin)".to_owned()));
+    }
+    let files = manifest.get("files").and_then(Value::as_array);
+    let file = match files.map(Vec::as_slice) {
+        Some([file]) => file,
+        Some([]) | None => return Err(invalid("it names no file".to_owned())),
+        Some(several) => return Err(unsupported(format!("an image of {} files", several.len()))),
+    };
+    let text = |name: &str| file.get(name).and_then(Value::as_str).map(str::to_ascii_lowercase);
+    let size_bytes = file.get("size").and_then(Value::as_u64).filter(|size| *size > 0);
+    let expected = Expected {
+        size_bytes: size_bytes.ok_or_else(|| invalid("the file has no size".to_owned()))?,
+        sha1: text("sha1"),
+        sha256: text("sha256"),
+    };
+    if expected.sha1.is_none() && expected.sha256.is_none() {
+        return Err(invalid("the file has no checksum".to_owned()));
+    }
+    let compression = match text("compression").as_deref() {
+        None | Some("none" | "") => Compression::None,
+        Some("gzip") => Compression::Gzip,
+        Some("xz") => Compression::Xz,
+        Some("zstd") => Compression::Zstd,
+        Some(other) => return Err(unsupported(format!("compression {other:?}"))),
+    };
+    let format = match text("format").as_deref() {
+        None => Format::Unknown,
+        Some("raw") => Format::Raw,
+        Some("qcow2") => Format::Qcow2,
+        Some(other) => return Err(unsupported(format!("format {other:?}"))),
+    };
+    Ok(ImageFile { expected, compression, format })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn image() -> ImageUuid {
+        "01020304-0506-4708-890a-0b0c0d0e0f10".parse().unwrap()
+    }
+
+    fn manifest(change: impl FnOnce(&mut Value)) -> Value {
+        let mut manifest = json!({
+            "v": 2, "uuid": image(), "name": "x", "state": "active", "type": "zvol",
+            "files": [{ "size": 10, "sha1": "AB", "compression": "xz", "format": "qcow2" }],
+        });
+        change(&mut manifest);
+        manifest
+    }
+
+    #[track_caller]
+    fn check_refused(code: &str, change: impl FnOnce(&mut Value)) {
+        match parse(image(), &manifest(change)) {
+            Err(DriverError::Refused { code: found, .. }) => assert_eq!(found, code),
+            other => panic!("expected {code}, got {other:?}"),
+        }
+    }
+
+    #[test]
+    fn size_checksums_compression_and_format_are_read() {
+        let file = parse(image(), &manifest(|_| ())).unwrap();
+        let expected = Expected { size_bytes: 10, sha1: Some("ab".to_owned()), sha256: None };
+        let whole = ImageFile { expected, compression: Compression::Xz, format: Format::Qcow2 };
+        assert_eq!(file, whole);
+    }
+
+    #[test]
+    fn what_can_not_be_installed_is_refused_by_name() {
+        check_refused("ImageNotActive", |m| m["state"] = json!("unactivated"));
+        check_refused("ImageNotActive", |m| m["disabled"] = json!(true));
+        check_refused("InvalidManifest", |m| m["uuid"] = json!("other"));
+        check_refused("InvalidManifest", |m| m["files"] = json!([]));
+        check_refused("InvalidManifest", |m| m["files"] = json!([{ "size": 10 }]));
+        check_refused("InvalidManifest", |m| m["files"] = json!([{ "sha1": "ab" }]));
+        check_refused("NotSupported", |m| m["origin"] = json!(image()));
+        check_refused("NotSupported", |m| m["files"][0]["compression"] = json!("bzip2"));
+        check_refused("NotSupported", |m| m["files"][0]["format"] = json!("vmdk"));
+        check_refused("InvalidManifest", |m| *m = json!("text"));
+    }
+}

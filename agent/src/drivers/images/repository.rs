@@ -1,0 +1,252 @@
+//! The image repositories that a node installs from: the coordinators, or configured ones.
+
+use std::time::Duration;
+
+use bytes::BytesMut;
+use muster_shared::backoff::Backoff;
+use muster_shared::entropy::SharedEntropy;
+use muster_shared::error_chain::Chain;
+use muster_shared::ids::ImageUuid;
+use reqwest::StatusCode;
+use reqwest::header::RANGE;
+use serde_json::Value;
+use url::Url;
+
+use crate::drivers::DriverError;
+
+/// A repository that takes longer to accept a connection is tried again later.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// A transfer on which nothing arrives for this long is given up and resumed.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Attempts without progress, over all sources, before a fetch fails.
+pub(super) const MAX_ATTEMPTS: u32 = 8;
+/// Largest manifest that is read.
+const MAX_MANIFEST_BYTES: usize = 1024 * 1024;
+/// Redirects that are followed, e.g. to a blob store.
+const MAX_REDIRECTS: usize = 5;
+
+/// Where images come from: the configured repositories, or else the coordinators, whose HTTP
+/// address is that of their websocket.
+#[must_use]
+pub fn sources(configured: &[Url], coordinators: &[Url]) -> Vec<Url> {
+    if !configured.is_empty() {
+        return configured.to_vec();
+    }
+    let to_http = |url: &Url| {
+        let scheme = match url.scheme() {
+            "wss" | "https" => "https",
+            _ => "http",
+        };
+        // Url::set_scheme refuses to go from ws to http, so the text is put together anew.
+        let host = url.host_str()?;
+        let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
+        Url::parse(&format!("{scheme}://{host}{port}/")).ok()
+    };
+    coordinators.iter().filter_map(to_http).collect()
+}
+
+/// Talks to the repositories.
+#[derive(Debug)]
+pub(super) struct Repository {
+    client: reqwest::Client,
+    sources: Vec<Url>,
+    entropy: SharedEntropy,
+    backoff: Backoff,
+}
+
+/// A request to a repository failed in a way that may pass.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum FetchError {
+    #[error("GET {url}")]
+    Transport {
+        url: Url,
+        #[source]
+        source: reqwest::Error,
+    },
+    #[error("GET {url}: status {status}")]
+    Status { url: Url, status: StatusCode },
+    #[error("GET {url}: the answer is over {limit} bytes")]
+    TooLarge { url: Url, limit: usize },
+    #[error("GET {url}: not a JSON object")]
+    NotJson { url: Url },
+}
+
+/// The start of a file's transfer.
+#[derive(Debug)]
+pub(super) struct Transfer {
+    /// The first byte that the answer holds.
+    pub(super) offset_bytes: u64,
+    /// The bytes.
+    pub(super) response: reqwest::Response,
+    /// For messages.
+    pub(super) url: Url,
+}
+
+impl Repository {
+    pub(super) fn new(sources: Vec<Url>, entropy: SharedEntropy) -> Result<Self, DriverError> {
+        // An error means that another part of the process has chosen the provider before.
+        drop(rustls::crypto::ring::default_provider().install_default());
+        let client = reqwest::Client::builder()
+            .connect_timeout(CONNECT_TIMEOUT)
+            .read_timeout(IDLE_TIMEOUT)
+            .redirect(reqwest::redirect::Policy::limited(MAX_REDIRECTS))
+            // Like the agent's websockets: what reaches the coordinator reaches its images.
+            .no_proxy()
+            .user_agent(concat!("muster-agent/", env!("CARGO_PKG_VERSION")))
+            .build()
+            .map_err(|e| DriverError::failed("set up the client for images", e))?;
+        Ok(Self { client, sources, entropy, backoff: Backoff::RECONNECT })
+    }
+
+    /// Waits before attempt number `attempt` (from 0, which does not wait).
+    pub(super) async fn pause(&self, attempt: u32) {
+        if let Some(failed) = attempt.checked_sub(1) {
+            tokio::time::sleep(self.backoff.delay(failed, self.entropy.fraction())).await;
+        }
+    }
+
+    /// The manifest, and the number of the source that has the image.
+    pub(super) async fn manifest(&self, image: ImageUuid) -> Result<(Value, usize), DriverError> {
+        let mut last = None;
+        for attempt in 0..MAX_ATTEMPTS {
+            self.pause(attempt).await;
+            last = None;
+            for (index, source) in self.sources.iter().enumerate() {
+                match self.try_manifest(source, image).await {
+                    Ok(manifest) => return Ok((manifest, index)),
+                    Err(FetchError::Status { status: StatusCode::NOT_FOUND, .. }) => {}
+                    Err(error) => {
+                        tracing::warn!(image_uuid = %image, attempt, error = %Chain(&error),
+                            "cannot read an image's manifest");
+                        last = Some(error);
+                    }
+                }
+            }
+            // Every source answered, and none has it.
+            if last.is_none() {
+                break;
+            }
+        }
+        match last {
+            Some(error) => Err(unavailable(image, &error)),
+            None => {
+                let urls: Vec<&str> = self.sources.iter().map(Url::as_str).collect();
+                Err(super::not_found(image, &format!(" in {}", urls.join(", "))))
+            }
+        }
+    }
+
+    async fn try_manifest(&self, source: &Url, image: ImageUuid) -> Result<Value, FetchError> {
+        let url = endpoint(source, &["images", &image.to_string()]);
+        let mut response = self.get(&url, 0).await?;
+        let mut body = BytesMut::new();
+        loop {
+            let chunk = response.chunk().await;
+            let transport = |source| FetchError::Transport { url: url.clone(), source };
+            let Some(chunk) = chunk.map_err(transport)? else { break };
+            if body.len().saturating_add(chunk.len()) > MAX_MANIFEST_BYTES {
+                return Err(FetchError::TooLarge { url, limit: MAX_MANIFEST_BYTES });
+            }
+            body.extend_from_slice(&chunk);
+        }
+        match serde_json::from_slice(&body) {
+            Ok(Value::Object(manifest)) => Ok(Value::Object(manifest)),
+            _ => Err(FetchError::NotJson { url }),
+        }
+    }
+
+    /// Opens the image's file from `offset_bytes` on; a repository may start over from 0.
+    /// `attempt` moves on to the next source.
+    pub(super) async fn file(
+        &self,
+        image: ImageUuid,
+        first_source: usize,
+        attempt: u32,
+        offset_bytes: u64,
+    ) -> Result<Transfer, FetchError> {
+        let count = self.sources.len().max(1);
+        let turn = usize::try_from(attempt).unwrap_or(0);
+        let source = &self.sources[(first_source + turn) % count];
+        let url = endpoint(source, &["images", &image.to_string(), "file"]);
+        let response = match self.get(&url, offset_bytes).await {
+            // Nothing after the offset: the partial file is longer than the real one.
+            Err(FetchError::Status { status: StatusCode::RANGE_NOT_SATISFIABLE, .. }) => {
+                self.get(&url, 0).await?
+            }
+            other => other?,
+        };
+        let starts_at = if response.status() == StatusCode::PARTIAL_CONTENT {
+            let range = response.headers().get(reqwest::header::CONTENT_RANGE);
+            range.and_then(|range| first_byte(range.to_str().ok()?)).unwrap_or(offset_bytes)
+        } else {
+            0
+        };
+        Ok(Transfer { offset_bytes: starts_at, response, url })
+    }
+
+    async fn get(&self, url: &Url, offset_bytes: u64) -> Result<reqwest::Response, FetchError> {
+        let mut request = self.client.get(url.clone());
+        if offset_bytes > 0 {
+            request = request.header(RANGE, format!("bytes={offset_bytes}-"));
+        }
+        let sent = request.send().await;
+        let response = sent.map_err(|source| FetchError::Transport { url: url.clone(), source })?;
+        if response.status().is_success() {
+            return Ok(response);
+        }
+        Err(FetchError::Status { url: url.clone(), status: response.status() })
+    }
+}
+
+/// `ImageUnavailable`: no repository gave what it should have.
+pub(super) fn unavailable(image: ImageUuid, error: &FetchError) -> DriverError {
+    let text = format!("image {image} cannot be fetched: {}", Chain(error));
+    DriverError::refused("ImageUnavailable", text)
+}
+
+fn endpoint(base: &Url, segments: &[&str]) -> Url {
+    let mut url = base.clone();
+    if let Ok(mut path) = url.path_segments_mut() {
+        path.pop_if_empty().extend(segments);
+    }
+    url
+}
+
+/// `bytes 10-19/20` → 10.
+fn first_byte(content_range: &str) -> Option<u64> {
+    content_range.strip_prefix("bytes ")?.split('-').next()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn urls(texts: &[&str]) -> Vec<Url> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn a_coordinator_serves_images_where_it_serves_websockets() {
+        let coordinators = urls(&["ws://127.0.0.1:8480/agent", "wss://muster.example.com"]);
+        assert_eq!(
+            sources(&[], &coordinators),
+            urls(&["http://127.0.0.1:8480/", "https://muster.example.com/"])
+        );
+        let configured = urls(&["https://images.example.com/base/"]);
+        assert_eq!(sources(&configured, &coordinators), configured);
+    }
+
+    #[test]
+    fn endpoints_keep_the_path_of_their_base() {
+        let bases = urls(&["http://h/base/", "http://h/base", "http://h"]);
+        let made: Vec<String> =
+            bases.iter().map(|base| endpoint(base, &["images", "u"]).to_string()).collect();
+        assert_eq!(made, ["http://h/base/images/u", "http://h/base/images/u", "http://h/images/u"]);
+    }
+
+    #[test]
+    fn content_ranges_are_read() {
+        assert_eq!(first_byte("bytes 10-19/20"), Some(10));
+        assert_eq!(first_byte("items 1-2/3"), None);
+    }
+}

@@ -1,0 +1,275 @@
+//! Disks as qcow2 files on backing files: for hosts without ZFS.
+//!
+//! `vols/<vm>/disk<N>.qcow2` is the disk, `disk<N>.json` beside it the stamp of its owner. The
+//! stamp is made durable first and the disk gets its name last: a disk that can be seen is whole
+//! and has an owner, and whatever else a crash leaves is overwritten or removed by its task.
+
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use muster_shared::ids::{ImageUuid, ServerUuid, TaskId, VmUuid};
+use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
+
+use super::{Disk, DiskSpec, Storage, Usage, qcow2};
+use crate::drivers::{DriverError, files};
+use crate::host::{Command, SharedExec};
+
+/// An empty qcow2 file is written in milliseconds; a disk that hangs this long is broken.
+const CREATE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Space a fresh disk needs, with room to boot; below this no disk is made, bytes.
+const MIN_FREE_BYTES: u64 = 16 * 1024 * 1024;
+
+/// Where the driver works and for whom.
+#[derive(Clone, Debug)]
+pub struct FileStorageConfig {
+    /// The agent's data folder; disks lie in `vols/` under it, images in `images/`.
+    pub data_dir: PathBuf,
+    /// Stamped on every disk.
+    pub server_uuid: ServerUuid,
+    /// Name under which the space is reported.
+    pub pool: String,
+}
+
+/// The driver `file`.
+#[derive(Debug)]
+pub struct FileStorage {
+    config: FileStorageConfig,
+    vols: PathBuf,
+    images: PathBuf,
+    exec: SharedExec,
+}
+
+/// Who made a disk, in the file beside it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Stamp {
+    server_uuid: ServerUuid,
+    vm_uuid: VmUuid,
+    task_id: TaskId,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    image_uuid: Option<ImageUuid>,
+}
+
+impl FileStorage {
+    /// Opens the driver and makes its folder.
+    ///
+    /// # Errors
+    /// The folder could not be made.
+    pub async fn open(config: FileStorageConfig, exec: SharedExec) -> Result<Self, DriverError> {
+        let (vols, images) = (config.data_dir.join("vols"), config.data_dir.join("images"));
+        files::make_folder(&vols).await?;
+        Ok(Self { config, vols, images, exec })
+    }
+
+    fn folder(&self, vm: VmUuid) -> PathBuf {
+        self.vols.join(vm.to_string())
+    }
+
+    /// Virtual size of an image's file.
+    async fn image_bytes(&self, image: ImageUuid) -> Result<u64, DriverError> {
+        let path = self.images.join(format!("{image}.qcow2"));
+        // The manifest is written last, see drivers::images::file.
+        if files::read(&path.with_extension("json")).await?.is_none() {
+            return Err(super::image_not_installed(image));
+        }
+        virtual_size(&path).await
+    }
+
+    /// Makes an empty qcow2 file.
+    pub(super) async fn qemu_img_create(
+        &self,
+        path: &Path,
+        image: Option<ImageUuid>,
+        size_bytes: u64,
+    ) -> Result<(), DriverError> {
+        let mut argv = vec!["qemu-img".to_owned(), "create".into(), "-q".into()];
+        argv.extend(["-f".to_owned(), "qcow2".into()]);
+        if let Some(image) = image {
+            // Relative to the disk, so that the data folder can be moved as a whole.
+            argv.extend(["-b".to_owned(), format!("../../images/{image}.qcow2")]);
+            argv.extend(["-F".to_owned(), "qcow2".into()]);
+        }
+        argv.push(path.display().to_string());
+        argv.push(size_bytes.to_string());
+        let command = Command::new(argv, CREATE_TIMEOUT);
+        // Short and not worth interrupting.
+        let ran = self.exec.run(&command, &CancellationToken::new()).await;
+        let failed = match ran.and_then(|output| output.checked("qemu-img create")) {
+            Ok(_) => return Ok(()),
+            Err(error) => error,
+        };
+        if failed.to_string().contains("No space left on device") {
+            return Err(super::store_full(format!("no space left for {}", path.display())));
+        }
+        Err(DriverError::failed(format!("create disk {}", path.display()), failed))
+    }
+}
+
+async fn stamp(disk: &Path) -> Result<Option<Stamp>, DriverError> {
+    let path = disk.with_extension("json");
+    let Some(content) = files::read(&path).await? else { return Ok(None) };
+    let parsed = serde_json::from_slice(&content);
+    parsed.map(Some).map_err(|e| DriverError::failed(format!("read {}", path.display()), e))
+}
+
+/// Virtual size of a qcow2 file, from its header.
+async fn virtual_size(path: &Path) -> Result<u64, DriverError> {
+    let start = files::head(path, u64::try_from(qcow2::HEADER_BYTES).unwrap_or(u64::MAX)).await?;
+    let unusable = |problem: &str| {
+        DriverError::failed(format!("read the header of {}", path.display()), problem.to_owned())
+    };
+    match qcow2::parse(&start) {
+        Ok(Some(header)) => Ok(header.size_bytes),
+        Ok(None) => Err(unusable("it is not a qcow2 file")),
+        Err(error) => Err(unusable(&error.to_string())),
+    }
+}
+
+async fn used_bytes(path: &Path) -> Result<u64, DriverError> {
+    const BLOCK_BYTES: u64 = 512;
+    match tokio::fs::symlink_metadata(path).await {
+        Ok(found) => Ok(found.blocks().saturating_mul(BLOCK_BYTES)),
+        // Somebody removed it while the folder was read.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(0),
+        Err(error) => Err(files::failed("read the size of", path, error)),
+    }
+}
+
+/// The index in `disk<N>.qcow2`.
+fn index_of(path: &Path) -> Option<u32> {
+    let name = path.file_name()?.to_str()?;
+    name.strip_prefix("disk")?.strip_suffix(".qcow2")?.parse().ok()
+}
+
+async fn disk_at(path: PathBuf, index: u32) -> Result<Disk, DriverError> {
+    let size_bytes = virtual_size(&path).await?;
+    let used_bytes = used_bytes(&path).await?;
+    Ok(Disk { index, path, format: "qcow2".to_owned(), size_bytes, used_bytes })
+}
+
+#[async_trait]
+impl Storage for FileStorage {
+    fn name(&self) -> &'static str {
+        "file"
+    }
+
+    async fn create_disk(&self, spec: &DiskSpec, owner: &TaskId) -> Result<Disk, DriverError> {
+        let folder = self.folder(spec.vm);
+        let path = folder.join(format!("disk{}.qcow2", spec.index));
+        if tokio::fs::try_exists(&path).await.map_err(|e| files::failed("look for", &path, e))? {
+            return match stamp(&path).await? {
+                Some(stamp) if stamp.task_id == *owner => disk_at(path, spec.index).await,
+                _ => Err(super::disk_exists(spec)),
+            };
+        }
+        let image_bytes = match spec.image {
+            Some(image) => Some(self.image_bytes(image).await?),
+            None => None,
+        };
+        let size_bytes = super::disk_size(spec, image_bytes)?;
+        let free_bytes = files::space(&self.vols)?.available_bytes;
+        if free_bytes < MIN_FREE_BYTES {
+            let text = format!("{free_bytes} bytes are free in {}", self.vols.display());
+            return Err(super::store_full(text));
+        }
+        files::make_folder(&folder).await?;
+        let stamp = Stamp {
+            server_uuid: self.config.server_uuid,
+            vm_uuid: spec.vm,
+            task_id: owner.clone(),
+            image_uuid: spec.image,
+        };
+        let stamp = serde_json::to_vec(&stamp).expect("a stamp has only string keys");
+        files::write(&path.with_extension("json"), &stamp).await?;
+        let temporary = files::temporary(&path);
+        files::remove(&temporary).await?;
+        if let Err(error) = self.qemu_img_create(&temporary, spec.image, size_bytes).await {
+            files::remove(&temporary).await?;
+            files::remove(&path.with_extension("json")).await?;
+            return Err(error);
+        }
+        files::sync_file(&temporary).await?;
+        files::rename(&temporary, &path).await?;
+        disk_at(path, spec.index).await
+    }
+
+    async fn disks(&self, vm: VmUuid) -> Result<Vec<Disk>, DriverError> {
+        let mut disks = Vec::new();
+        for path in files::list(&self.folder(vm)).await? {
+            if let Some(index) = index_of(&path) {
+                disks.push(disk_at(path, index).await?);
+            }
+        }
+        disks.sort_by_key(|disk| disk.index);
+        Ok(disks)
+    }
+
+    async fn destroy_disks(&self, vm: VmUuid, owner: Option<&TaskId>) -> Result<(), DriverError> {
+        let folder = self.folder(vm);
+        let entries = files::list(&folder).await?;
+        if entries.is_empty() && !folder.exists() {
+            return Ok(());
+        }
+        let mut kept = false;
+        let stamps = entries.iter().filter(|path| path.extension().is_some_and(|e| e == "json"));
+        for path in stamps {
+            let disk = path.with_extension("qcow2");
+            // A damaged stamp names no owner: only a destroy of everything removes it.
+            let theirs = match (owner, stamp(&disk).await) {
+                (None, _) => false,
+                (Some(owner), Ok(Some(stamp))) => stamp.task_id != *owner,
+                (Some(_), _) => true,
+            };
+            if theirs {
+                kept = true;
+                continue;
+            }
+            // The stamp goes last: what is left after a crash still has an owner.
+            files::remove(&files::temporary(&disk)).await?;
+            files::remove(&disk).await?;
+            files::remove(path).await?;
+        }
+        if owner.is_none() {
+            for path in &entries {
+                files::remove(path).await?;
+            }
+        }
+        let unstamped = entries.iter().any(|path| index_of(path).is_some() && path.exists());
+        if kept || unstamped {
+            return files::sync_folder(&folder).await;
+        }
+        tokio::fs::remove_dir_all(&folder)
+            .await
+            .map_err(|e| files::failed("remove folder", &folder, e))?;
+        files::sync_folder(&self.vols).await
+    }
+
+    async fn usage(&self) -> Result<Usage, DriverError> {
+        let space = files::space(&self.config.data_dir)?;
+        let mut usage = Usage {
+            pool: self.config.pool.clone(),
+            size_bytes: space.size_bytes,
+            alloc_bytes: space.size_bytes.saturating_sub(space.available_bytes),
+            ..Usage::default()
+        };
+        for path in files::list(&self.images).await? {
+            usage.images_bytes += used_bytes(&path).await?;
+        }
+        for folder in files::list(&self.vols).await? {
+            for path in files::list(&folder).await? {
+                if index_of(&path).is_none() {
+                    continue;
+                }
+                usage.disks_used_bytes += used_bytes(&path).await?;
+                match virtual_size(&path).await {
+                    Ok(size_bytes) => usage.disks_virtual_bytes += size_bytes,
+                    // A disk that was just removed, or a damaged one: the others still count.
+                    Err(error) => tracing::debug!(%error, "a disk was left out of the sum"),
+                }
+            }
+        }
+        Ok(usage)
+    }
+}

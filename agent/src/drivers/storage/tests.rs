@@ -1,0 +1,203 @@
+//! What every storage driver owes, checked on each of them.
+
+use std::sync::Arc;
+
+use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
+use muster_shared::units::MIB;
+use serde_json::json;
+
+use super::sim::{SimImage, SimPool, SimStorage};
+use super::{DiskSpec, FileStorage, FileStorageConfig, Storage};
+use crate::drivers::DriverError;
+use crate::drivers::faults::{Fault, Faults};
+use crate::host::{FakeExec, SystemExec};
+
+const IMAGE: &str = "01020304-0506-4708-890a-0b0c0d0e0f10";
+const IMAGE_MIB: u64 = 8;
+
+fn image() -> ImageUuid {
+    IMAGE.parse().unwrap()
+}
+
+fn vm(last: u8) -> VmUuid {
+    format!("aaaaaaaa-0000-4000-8000-0000000000{last:02x}").parse().unwrap()
+}
+
+fn task(name: &str) -> TaskId {
+    name.parse().unwrap()
+}
+
+fn spec(vm: VmUuid, index: u32, image: Option<ImageUuid>, size_mib: Option<u64>) -> DiskSpec {
+    DiskSpec { vm, index, image, size_mib }
+}
+
+#[track_caller]
+fn check_code<T: std::fmt::Debug>(result: &Result<T, DriverError>, wanted: &str) {
+    match result {
+        Err(DriverError::Refused { code, .. }) if *code == wanted => {}
+        other => panic!("expected {wanted}, got {other:?}"),
+    }
+}
+
+/// The driver has the image [`IMAGE`] of [`IMAGE_MIB`] and nothing else.
+async fn conformance(storage: &dyn Storage) {
+    let (one, two) = (task("one"), task("two"));
+    // Sizes: the image's own, a larger one, a blank disk.
+    let boot = storage.create_disk(&spec(vm(1), 0, Some(image()), None), &one).await.unwrap();
+    assert_eq!((boot.index, boot.size_bytes), (0, IMAGE_MIB * MIB));
+    let large = spec(vm(1), 1, Some(image()), Some(20));
+    assert_eq!(storage.create_disk(&large, &one).await.unwrap().size_bytes, 20 * MIB);
+    let blank = spec(vm(1), 2, None, Some(5));
+    assert_eq!(storage.create_disk(&blank, &one).await.unwrap().size_bytes, 5 * MIB);
+
+    // The same task may come again, another one may not.
+    let again = storage.create_disk(&spec(vm(1), 0, Some(image()), None), &one).await.unwrap();
+    assert_eq!(again.path, boot.path);
+    let theirs = storage.create_disk(&spec(vm(1), 0, Some(image()), None), &two).await;
+    check_code(&theirs, "DatasetExists");
+
+    // What can't be made is refused and leaves nothing.
+    let missing = Some("ffffffff-0506-4708-890a-0b0c0d0e0f10".parse().unwrap());
+    for (bad, code) in [
+        (spec(vm(2), 0, missing, None), "ImageNotInstalled"),
+        (spec(vm(2), 0, Some(image()), Some(IMAGE_MIB - 1)), "InvalidParameters"),
+        (spec(vm(2), 0, None, None), "InvalidParameters"),
+        (spec(vm(2), 0, None, Some(0)), "InvalidParameters"),
+        (spec(vm(2), 0, None, Some(u64::MAX)), "InvalidParameters"),
+    ] {
+        check_code(&storage.create_disk(&bad, &one).await, code);
+    }
+    assert_eq!(storage.disks(vm(2)).await.unwrap(), vec![]);
+
+    let disks = storage.disks(vm(1)).await.unwrap();
+    assert_eq!(disks.iter().map(|disk| disk.index).collect::<Vec<_>>(), [0, 1, 2]);
+    let usage = storage.usage().await.unwrap();
+    assert_eq!(usage.disks_virtual_bytes, (IMAGE_MIB + 20 + 5) * MIB);
+    assert!(usage.images_bytes > 0 && usage.disks_used_bytes > 0 && usage.pool == "zones");
+    assert!(usage.size_bytes >= usage.alloc_bytes && usage.size_bytes > 0);
+
+    // An undo removes only what its own task made.
+    storage.create_disk(&spec(vm(1), 3, None, Some(1)), &two).await.unwrap();
+    storage.destroy_disks(vm(1), Some(&one)).await.unwrap();
+    let left = storage.disks(vm(1)).await.unwrap();
+    assert_eq!(left.iter().map(|disk| disk.index).collect::<Vec<_>>(), [3]);
+    storage.destroy_disks(vm(1), Some(&one)).await.unwrap();
+    storage.destroy_disks(vm(1), None).await.unwrap();
+    storage.destroy_disks(vm(1), None).await.unwrap();
+    assert_eq!(storage.disks(vm(1)).await.unwrap(), vec![]);
+}
+
+#[tokio::test]
+async fn the_simulated_driver_conforms() {
+    let pool = SimPool::default();
+    let installed = SimImage { manifest: json!({}), size_bytes: IMAGE_MIB * MIB };
+    pool.install(image(), installed).unwrap();
+    conformance(&SimStorage::new(pool, Faults::none())).await;
+}
+
+#[tokio::test]
+async fn simulated_disks_outlive_the_driver_and_fill_the_pool() {
+    let (pool, faults) = (SimPool::new(64 * MIB), Faults::none());
+    let storage = SimStorage::new(pool.clone(), faults.clone());
+    faults.fail_nth("storage.create_disk", 1, Fault::after());
+    storage.create_disk(&spec(vm(1), 0, None, Some(5)), &task("one")).await.unwrap_err();
+    drop(storage);
+    let storage = SimStorage::new(pool.clone(), faults);
+    storage.create_disk(&spec(vm(1), 0, None, Some(5)), &task("one")).await.unwrap();
+    assert_eq!(pool.disks().len(), 1);
+    pool.occupy(64 * MIB);
+    let full = storage.create_disk(&spec(vm(1), 1, None, Some(5)), &task("one")).await;
+    check_code(&full, "StoreFull");
+}
+
+struct Node {
+    folder: tempfile::TempDir,
+}
+
+impl Node {
+    /// A data folder with the image installed.
+    async fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let images = folder.path().join("images");
+        std::fs::create_dir(&images).unwrap();
+        let path = images.join(format!("{IMAGE}.qcow2"));
+        let storage = Self { folder };
+        let made = storage.file(Arc::new(SystemExec::new())).await;
+        made.qemu_img_create(&path, None, IMAGE_MIB * MIB).await.unwrap();
+        std::fs::write(path.with_extension("json"), r#"{"manifest":{}}"#).unwrap();
+        storage
+    }
+
+    async fn file(&self, exec: crate::host::SharedExec) -> FileStorage {
+        let config = FileStorageConfig {
+            data_dir: self.folder.path().to_owned(),
+            server_uuid: uuid::Uuid::nil().into(),
+            pool: "zones".to_owned(),
+        };
+        FileStorage::open(config, exec).await.unwrap()
+    }
+
+    fn vols(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.folder.path().join("vols")).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+}
+
+#[tokio::test]
+async fn the_file_driver_conforms() {
+    let node = Node::new().await;
+    conformance(&node.file(Arc::new(SystemExec::new())).await).await;
+    assert_eq!(node.vols(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_disk_is_a_clone_that_leaves_its_image_alone() {
+    let node = Node::new().await;
+    let storage = node.file(Arc::new(SystemExec::new())).await;
+    let disk = storage.create_disk(&spec(vm(1), 0, Some(image()), None), &task("one")).await;
+    let disk = disk.unwrap();
+    assert!(disk.used_bytes < MIB, "{disk:?}");
+    // The data folder can be moved as a whole.
+    let start = std::fs::read(&disk.path).unwrap();
+    let name = format!("../../images/{IMAGE}.qcow2");
+    assert!(start.windows(name.len()).any(|window| window == name.as_bytes()));
+}
+
+#[tokio::test]
+async fn a_failed_qemu_img_leaves_nothing() {
+    let node = Node::new().await;
+    let exec = Arc::new(FakeExec::default());
+    let storage = node.file(Arc::clone(&exec) as _).await;
+    let wanted = spec(vm(1), 0, Some(image()), None);
+    exec.fails(&["qemu-img"], 1, "qemu-img: x: No space left on device");
+    check_code(&storage.create_disk(&wanted, &task("one")).await, "StoreFull");
+    exec.fails(&["qemu-img"], 1, "qemu-img: x: something else");
+    let failed = storage.create_disk(&wanted, &task("one")).await;
+    assert!(matches!(failed, Err(DriverError::Failed { .. })), "{failed:?}");
+    storage.destroy_disks(vm(1), Some(&task("one"))).await.unwrap();
+    assert_eq!(node.vols(), Vec::<String>::new());
+}
+
+/// What a crash may leave of a create: the stamp, and the disk under its temporary name.
+#[tokio::test]
+async fn what_a_crash_left_is_made_whole_or_removed() {
+    let node = Node::new().await;
+    let storage = node.file(Arc::new(SystemExec::new())).await;
+    let folder = node.folder.path().join("vols").join(vm(1).to_string());
+    let leave = || {
+        std::fs::create_dir_all(&folder).unwrap();
+        let stamp = json!({ "server_uuid": uuid::Uuid::nil(), "vm_uuid": vm(1), "task_id": "one" });
+        std::fs::write(folder.join("disk0.json"), stamp.to_string()).unwrap();
+        std::fs::write(folder.join(".disk0.qcow2.tmp"), "half").unwrap();
+        std::fs::write(folder.join(".disk0.json.tmp"), "half").unwrap();
+    };
+    leave();
+    assert_eq!(storage.disks(vm(1)).await.unwrap(), vec![]);
+    storage.create_disk(&spec(vm(1), 0, None, Some(1)), &task("one")).await.unwrap();
+    assert_eq!(storage.disks(vm(1)).await.unwrap().len(), 1);
+    storage.destroy_disks(vm(1), Some(&task("one"))).await.unwrap();
+    assert_eq!(node.vols(), Vec::<String>::new());
+    leave();
+    storage.destroy_disks(vm(1), Some(&task("one"))).await.unwrap();
+    assert_eq!(node.vols(), Vec::<String>::new());
+}
