@@ -1,0 +1,48 @@
+# The short way to everything; each target is a script that can also be run by itself.
+
+.DEFAULT_GOAL := help
+.PHONY: help demo demo-stop test test-full bench release lint fmt docs ci
+
+CARGO := PATH="$${CARGO_HOME:-$$HOME/.cargo}/bin:$$PATH" cargo
+BINARIES := -p muster-agent -p muster-coordinator -p muster-cli
+
+help: ## Shows this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+demo: ## Starts a coordinator and an agent here and boots a real virtual machine
+	@scripts/demo.sh start
+
+demo-stop: ## Ends everything that `make demo` started
+	@scripts/demo.sh stop
+
+test: ## Builds and runs every test
+	@scripts/test.sh
+
+test-full: ## The same with more simulated seeds
+	@scripts/test.sh --full
+
+bench: ## Measures speed and memory, beside the goals (optimized build)
+	@scripts/setup.sh test
+	@scripts/build-guest-image.sh
+	@$(CARGO) build --release --locked --workspace --bins
+	@target/release/bench
+
+release: ## Builds the three binaries into target/release/
+	@scripts/setup.sh demo
+	@$(CARGO) build --release --locked $(BINARIES)
+	@ls -l target/release/muster target/release/muster-agent target/release/muster-coordinator
+
+lint: ## Format, clippy, licences
+	@scripts/setup.sh ci
+	@$(CARGO) fmt --all --check
+	@$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	@$(CARGO) deny check bans licenses sources
+
+fmt: ## Formats the code
+	@$(CARGO) fmt --all
+
+docs: ## Writes the generated pages under docs/ again
+	@MUSTER_WRITE_DOCS=1 $(CARGO) nextest run --workspace -E 'test(/documented/) + binary(documentation)'
+
+ci: ## What continuous integration runs
+	@.ci/run

@@ -1,0 +1,51 @@
+#!/bin/bash
+# Builds everything and runs the tests, stage by stage, cheapest first.
+#
+#   scripts/test.sh [--full]       --full: more simulated seeds
+#
+# Every stage runs even if an earlier one failed (but not without a build); the last line says how
+# it went.
+set -uo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+export PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
+if [ "${1:-}" = --full ]; then
+    export MUSTER_SIM_SEEDS="${MUSTER_SIM_SEEDS:-5000}"
+fi
+
+started=$SECONDS
+failed=()
+summary=()
+stage() { # stage NAME COMMAND…
+    local name="$1" from=$SECONDS verdict=ok
+    shift
+    echo "=== $name"
+    if ! "$@"; then
+        verdict=FAILED
+        failed+=("$name")
+    fi
+    summary+=("$(printf '%-28s %-6s %4d s' "$name" "$verdict" $((SECONDS - from)))")
+    echo "=== ${summary[-1]}"
+    [ "$verdict" = ok ]
+}
+finish() {
+    echo
+    printf '%s\n' "${summary[@]}"
+    if [ "${#failed[@]}" -gt 0 ]; then
+        echo "make test: FAILED after $((SECONDS - started)) s: $(printf '%s, ' "${failed[@]}" | sed 's/, $//')"
+        exit 1
+    fi
+    echo "make test: all ${#summary[@]} stages passed in $((SECONDS - started)) s"
+    exit 0
+}
+# Explicit profile: what the stages select must be what was built.
+nextest() { cargo nextest run --workspace --locked --no-tests=pass "$@"; }
+
+stage "setup" scripts/setup.sh test || finish
+stage "guest image" scripts/build-guest-image.sh || finish
+stage "build" cargo build --workspace --all-targets --locked || finish
+stage "foundation: units" nextest -E 'not package(muster-tests)'
+stage "foundation: documentation" cargo test -q --doc -p muster-shared --locked
+stage "foundation: simulation" nextest -E 'package(muster-tests) and test(/^sim/) + package(muster-tests) and binary(/sim/)'
+stage "foundation: real processes" nextest -E 'package(muster-tests) and not (test(/^sim/) + binary(/sim/))'
+finish
