@@ -4,7 +4,17 @@
 //! parameters and plans a sequence of named, idempotent [`Step`]s; the runner journals around each
 //! of them, so that a task survives a crash: it is resumed at its step, or undone in reverse.
 
+mod control;
+mod events;
+mod house;
+pub mod journal;
 pub mod nop;
+pub mod order;
+pub mod record;
+mod recover;
+pub mod registry;
+mod run;
+pub mod runner;
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,6 +26,9 @@ use muster_shared::wire::TaskError;
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
+
+pub use self::control::{Counts, Filter, Standing};
+pub use self::runner::{Engine, EngineParts, Refusal, Submission};
 
 use crate::drivers::Drivers;
 

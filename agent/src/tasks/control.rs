@@ -1,0 +1,355 @@
+//! What others may ask of the engine besides running a task: cancel, pause, drain, look.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_shared::ids::{TaskId, VmUuid};
+use muster_shared::wire::Intake;
+use serde_json::Value;
+
+use super::Class;
+use super::journal::{self, JournalError, StoredDrain};
+use super::record::{Origin, Record, State};
+use super::runner::{Engine, Live, Refusal, Shared, Stop};
+
+/// Entries of `GET /history` besides the active ones.
+const HISTORY: usize = 16;
+/// Longest time a drain may be asked for.
+const MAX_DRAIN: Duration = Duration::from_secs(24 * 3600);
+
+/// Where a task stands, for an answer to a coordinator that asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Accepted and not ended.
+    UnderWay,
+    /// Ended.
+    Ended,
+    /// Never heard of, or long forgotten.
+    Unknown,
+}
+
+/// Which tasks to list.
+#[derive(Clone, Debug, Default)]
+pub struct Filter {
+    /// Only in this state (`active`: any that has not ended).
+    pub status: Option<String>,
+    /// Only of this kind.
+    pub task: Option<String>,
+    /// Only of this VM.
+    pub vm: Option<VmUuid>,
+    /// Only accepted after this one.
+    pub after: Option<TaskId>,
+    /// At most so many.
+    pub limit: usize,
+}
+
+impl Filter {
+    fn fits(&self, task: &str, vm: Option<VmUuid>, state: State) -> bool {
+        let status = self.status.as_deref().is_none_or(|wanted| {
+            let name = serde_json::to_value(state).unwrap_or_default();
+            name == wanted || (wanted == "active" && !state.is_terminal())
+        });
+        status
+            && self.task.as_deref().is_none_or(|wanted| wanted == task)
+            && self.vm.is_none_or(|wanted| vm == Some(wanted))
+    }
+}
+
+/// Counts for status reports and `GET /ping`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Tasks that run.
+    pub active: usize,
+    /// Tasks that wait.
+    pub queued: usize,
+    /// Results nobody has acknowledged.
+    pub unacked: usize,
+    /// Size of the journal, bytes.
+    pub journal_bytes: usize,
+}
+
+impl Engine {
+    /// Stops a task: one that waits at once, one that runs if its kind allows that.
+    ///
+    /// # Errors
+    /// `UnknownTask`; `NotCancellable`.
+    pub fn cancel(&self, id: &TaskId) -> Result<(), Refusal> {
+        let shared = self.shared.lock();
+        let Some(live) = shared.live.get(id) else {
+            return match shared.ended.contains_key(id) {
+                // It has ended, by itself or by an earlier cancel; the result says how.
+                true => Ok(()),
+                false => Err(Refusal::new("UnknownTask", format!("no task {id}"))),
+            };
+        };
+        if shared.order.is_running(id) && !live.handler.cancellable() {
+            let text = format!("a running {} can't be cancelled", live.handler.name());
+            return Err(Refusal::new("NotCancellable", text));
+        }
+        live.stop(Stop::Cancelled);
+        Ok(())
+    }
+
+    /// Refuses new mutating tasks until [`Self::resume`]; durable for this boot of the host.
+    ///
+    /// # Errors
+    /// The journal can't be written.
+    pub async fn pause(&self, reason: &str) -> Result<(), JournalError> {
+        self.set_intake(|shared| shared.intake.paused = Some(reason.to_owned())).await
+    }
+
+    /// Accepts tasks again.
+    ///
+    /// # Errors
+    /// The journal can't be written.
+    pub async fn resume(&self) -> Result<(), JournalError> {
+        self.set_intake(|shared| {
+            shared.intake.paused = None;
+            shared.intake.drain = None;
+        })
+        .await
+    }
+
+    /// Refuses new mutating tasks and gives back those that have not started; ends by itself
+    /// after `ttl`.
+    ///
+    /// # Errors
+    /// The journal can't be written.
+    pub async fn drain(
+        self: &Arc<Self>,
+        reason: &str,
+        token: &TaskId,
+        ttl: Duration,
+    ) -> Result<(), JournalError> {
+        let until = self.parts.clock.wall() + ttl.min(MAX_DRAIN);
+        let drain = StoredDrain { reason: reason.to_owned(), token: token.clone(), until };
+        self.set_intake(|shared| {
+            shared.intake.drain = Some(drain);
+            for id in shared.order.waiting() {
+                let Some(live) = shared.live.get(&id) else { continue };
+                if live.durable() {
+                    let record = live.record.lock();
+                    // A task that ran before a restart has begun, although it waits again.
+                    let begun = record.state != State::Queued;
+                    let local = record.origin == Origin::Local;
+                    drop(record);
+                    if !begun {
+                        live.stop(if local { Stop::Cancelled } else { Stop::Returned });
+                    }
+                }
+            }
+        })
+        .await?;
+        self.rearm_drain();
+        Ok(())
+    }
+
+    async fn set_intake(&self, change: impl FnOnce(&mut Shared)) -> Result<(), JournalError> {
+        let put = {
+            let mut shared = self.shared.lock();
+            change(&mut shared);
+            journal::put_intake(&shared.intake)
+        };
+        self.touch();
+        self.write(vec![put]).await
+    }
+
+    /// Ends the current drain when its time has come.
+    pub(super) fn rearm_drain(self: &Arc<Self>) {
+        let Some(drain) = self.shared.lock().intake.drain.clone() else { return };
+        let left = drain.until.duration_since(self.parts.clock.wall());
+        let left = Duration::try_from(left).unwrap_or_default().min(MAX_DRAIN);
+        let engine = self.clone();
+        self.spawn(async move {
+            tokio::select! {
+                biased;
+                () = engine.closing.cancelled() => return,
+                () = tokio::time::sleep(left) => {}
+            }
+            let over = |shared: &mut Shared| {
+                if shared.intake.drain.as_ref().is_some_and(|d| d.token == drain.token) {
+                    tracing::info!(token = %drain.token, "a drain was not ended, it expires");
+                    shared.intake.drain = None;
+                }
+            };
+            if let Err(error) = engine.set_intake(over).await {
+                engine.break_down(&error);
+            }
+        });
+    }
+
+    /// Whether new mutating tasks are taken.
+    #[must_use]
+    pub fn intake(&self) -> Intake {
+        self.intake_of(&self.shared.lock())
+    }
+
+    pub(super) fn intake_of(&self, shared: &Shared) -> Intake {
+        match (&shared.intake.drain, &shared.intake.paused) {
+            (Some(_), _) => {
+                let mutating = |live: &Arc<Live>| live.handler.class() == Class::Mutate;
+                let busy = shared.live.values().any(mutating) || !shared.recovered.is_empty();
+                if busy { Intake::Draining } else { Intake::Drained }
+            }
+            (None, Some(_)) => Intake::Paused,
+            (None, None) => Intake::Accepting,
+        }
+    }
+
+    /// How much there is.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        let shared = self.shared.lock();
+        let queued = shared.order.waiting().len();
+        Counts {
+            active: shared.live.len().saturating_sub(queued) + shared.recovered.len(),
+            queued,
+            unacked: shared.unacked.len(),
+            journal_bytes: shared.bytes,
+        }
+    }
+
+    /// Tasks accepted and not ended.
+    #[must_use]
+    pub fn running_ids(&self) -> Vec<TaskId> {
+        let shared = self.shared.lock();
+        let recovered = shared.recovered.iter().map(|record| record.id.clone());
+        shared.live.keys().cloned().chain(recovered).collect()
+    }
+
+    /// Ended tasks whose result nobody has acknowledged, oldest first, at most `limit`.
+    #[must_use]
+    pub fn unacked_ids(&self, limit: usize) -> Vec<TaskId> {
+        let shared = self.shared.lock();
+        shared.unacked.iter().take(limit).map(|(_, id)| id.clone()).collect()
+    }
+
+    /// Where a task stands; waits until a task that is being accepted is durable.
+    pub async fn standing(&self, id: &TaskId) -> Standing {
+        if let Some(live) = self.find_live(id) {
+            return match self.admitted(&live).await {
+                Ok(()) => Standing::UnderWay,
+                Err(_) => Standing::Unknown,
+            };
+        }
+        let shared = self.shared.lock();
+        if shared.ended.contains_key(id) {
+            Standing::Ended
+        } else if shared.recovered.iter().any(|record| record.id == *id) {
+            Standing::UnderWay
+        } else {
+            Standing::Unknown
+        }
+    }
+
+    /// Waits until the task has ended, at most `limit`; false if it has not.
+    pub async fn wait(&self, id: &TaskId, limit: Duration) -> bool {
+        let Some(live) = self.find_live(id) else { return true };
+        let mut ended = live.ended.subscribe();
+        tokio::time::timeout(limit, ended.wait_for(|ended| *ended)).await.is_ok()
+    }
+
+    /// One whole record.
+    pub async fn record(&self, id: &TaskId) -> Option<Arc<Record>> {
+        let in_memory = {
+            let shared = self.shared.lock();
+            if let Some(live) = shared.live.get(id) {
+                return Some(Arc::new(live.record.lock().clone()));
+            }
+            shared.ended.get(id).map(|ended| ended.record.clone())
+        };
+        match in_memory {
+            Some(Some(record)) => Some(record),
+            Some(None) => match self.journal.get(id).await {
+                Ok(record) => record.map(Arc::new),
+                Err(error) => {
+                    tracing::error!(%error, task_id = %id, "a task record can't be read");
+                    None
+                }
+            },
+            None => None,
+        }
+    }
+
+    /// One task as `GET /tasks/:id` shows it.
+    pub async fn view(&self, id: &TaskId) -> Option<Value> {
+        let record = self.record(id).await?;
+        let (acked, messages) = self.extras(id);
+        Some(record.view(acked, &messages))
+    }
+
+    fn extras(&self, id: &TaskId) -> (bool, Vec<Value>) {
+        let shared = self.shared.lock();
+        if let Some(live) = shared.live.get(id) {
+            return (false, live.events.messages());
+        }
+        shared.ended.get(id).map(|e| (e.acked, e.messages.clone())).unwrap_or_default()
+    }
+
+    /// Tasks in order of acceptance.
+    pub async fn list(&self, filter: &Filter) -> Vec<Value> {
+        let ids: Vec<TaskId> = {
+            let shared = self.shared.lock();
+            let mut all = std::collections::BTreeMap::new();
+            for (id, live) in &shared.live {
+                let record = live.record.lock();
+                if filter.fits(&record.task, record.vm, record.state) {
+                    all.insert(record.seq, id.clone());
+                }
+            }
+            for (id, ended) in &shared.ended {
+                if filter.fits(&ended.task, ended.vm, ended.state) {
+                    all.insert(ended.seq, id.clone());
+                }
+            }
+            let after = filter.after.as_ref().and_then(|id| seq_of(&shared, id));
+            let from = after.map_or(0, |seq| seq + 1);
+            all.range(from..).take(filter.limit).map(|(_, id)| id.clone()).collect()
+        };
+        let mut views = Vec::new();
+        for id in ids {
+            views.extend(self.view(&id).await);
+        }
+        views
+    }
+
+    /// The reference agent's history, oldest first: the newest 16 and every active task.
+    pub async fn history(&self) -> Vec<Value> {
+        let ids: Vec<TaskId> = {
+            let shared = self.shared.lock();
+            let newest = shared.by_seq.iter().rev().take(HISTORY);
+            let mut all: std::collections::BTreeMap<u64, TaskId> =
+                newest.map(|(seq, id)| (*seq, id.clone())).collect();
+            for (id, live) in &shared.live {
+                all.insert(live.record.lock().seq, id.clone());
+            }
+            all.into_values().collect()
+        };
+        let pid = std::process::id();
+        let mut entries = Vec::new();
+        for id in ids {
+            if let Some(record) = self.record(&id).await {
+                entries.push(record.history_entry(pid, &self.extras(&id).1));
+            }
+        }
+        entries
+    }
+
+    /// The newest progress of every task under way, for a connection that has just come up.
+    #[must_use]
+    pub fn latest_progress(&self) -> Vec<muster_shared::wire::Progress> {
+        let shared = self.shared.lock();
+        shared.live.values().filter_map(|live| live.events.latest()).collect()
+    }
+
+    /// A fresh id for a task of the local HTTP.
+    #[must_use]
+    pub fn new_id(&self) -> TaskId {
+        self.parts.entropy.uuid().into()
+    }
+}
+
+fn seq_of(shared: &Shared, id: &TaskId) -> Option<u64> {
+    let live = shared.live.get(id).map(|live| live.record.lock().seq);
+    live.or_else(|| shared.ended.get(id).map(|ended| ended.seq))
+}

@@ -1,0 +1,198 @@
+//! Progress of one task: at most four events a second leave it, the newest is never lost, and the
+//! last ones are kept for whoever asks.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use muster_shared::clock::{SharedClock, iso};
+use muster_shared::ids::TaskId;
+use muster_shared::wire::Progress;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::runtime::Handle;
+use tokio::sync::broadcast;
+
+use super::EventSink;
+
+/// Events of one task that leave within [`WINDOW`].
+const PER_WINDOW: usize = 4;
+/// See [`PER_WINDOW`].
+const WINDOW: Duration = Duration::from_secs(1);
+/// Events kept per task.
+const KEPT: usize = 256;
+
+/// The events of one task.
+#[derive(Debug)]
+pub struct TaskEvents {
+    this: Weak<Self>,
+    id: TaskId,
+    clock: SharedClock,
+    runtime: Handle,
+    out: broadcast::Sender<Arc<Progress>>,
+    state: Mutex<EventState>,
+}
+
+#[derive(Debug, Default)]
+struct EventState {
+    seq: u64,
+    sent: VecDeque<Duration>,
+    pending: Option<Progress>,
+    kept: VecDeque<Progress>,
+    percent: u64,
+}
+
+impl TaskEvents {
+    /// Events of `id`, sent to `out`; `runtime` runs the timer of held-back events.
+    #[must_use]
+    pub fn new(
+        id: TaskId,
+        clock: SharedClock,
+        runtime: Handle,
+        out: broadcast::Sender<Arc<Progress>>,
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|this| Self {
+            this: this.clone(),
+            id,
+            clock,
+            runtime,
+            out,
+            state: Mutex::default(),
+        })
+    }
+
+    /// The newest event, for a connection that has just come up.
+    #[must_use]
+    pub fn latest(&self) -> Option<Progress> {
+        self.state.lock().kept.back().cloned()
+    }
+
+    /// The kept events as history messages.
+    #[must_use]
+    pub fn messages(&self) -> Vec<Value> {
+        let state = self.state.lock();
+        let message = |event: &Progress| {
+            json!({
+                "type": "event", "name": event.name, "event": event.event,
+                "timestamp": event.ts,
+            })
+        };
+        state.kept.iter().map(message).collect()
+    }
+
+    /// Reports `percent` unless more was reported already.
+    pub fn at_least(&self, percent: u8) {
+        if self.state.lock().percent < u64::from(percent) {
+            self.event("progress", json!({ "value": percent }));
+        }
+    }
+
+    /// Sends what is held back, at the end of the task.
+    pub fn flush(&self) {
+        if let Some(event) = self.state.lock().pending.take() {
+            self.send(event);
+        }
+    }
+
+    fn send(&self, event: Progress) {
+        // Nobody listening is no error: events are lossy.
+        self.out.send(Arc::new(event)).ok();
+    }
+
+    /// Sends the held-back event once the window allows.
+    fn later(&self, wait: Duration) {
+        let this = self.this.clone();
+        self.runtime.spawn(async move {
+            tokio::time::sleep(wait).await;
+            if let Some(this) = this.upgrade() {
+                let event = this.state.lock().take_pending(this.clock.monotonic());
+                if let Some(event) = event {
+                    this.send(event);
+                }
+            }
+        });
+    }
+}
+
+impl EventState {
+    /// Room in the window now, or the time until there is some.
+    fn room(&mut self, now: Duration) -> Result<(), Duration> {
+        while self.sent.front().is_some_and(|at| now.saturating_sub(*at) >= WINDOW) {
+            self.sent.pop_front();
+        }
+        match self.sent.front() {
+            Some(first) if self.sent.len() >= PER_WINDOW => {
+                Err((*first + WINDOW).saturating_sub(now))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn take_pending(&mut self, now: Duration) -> Option<Progress> {
+        self.sent.push_back(now);
+        self.pending.take()
+    }
+}
+
+impl EventSink for TaskEvents {
+    fn event(&self, name: &str, event: Value) {
+        let now = self.clock.monotonic();
+        let mut state = self.state.lock();
+        state.seq += 1;
+        if let ("progress", Some(value)) = (name, event["value"].as_u64()) {
+            state.percent = value;
+        }
+        let progress = Progress {
+            id: self.id.clone(),
+            seq: state.seq,
+            name: name.to_owned(),
+            event,
+            ts: iso(self.clock.wall()),
+        };
+        state.kept.push_back(progress.clone());
+        if state.kept.len() > KEPT {
+            state.kept.pop_front();
+        }
+        match state.room(now) {
+            Ok(()) => {
+                state.pending = None;
+                state.sent.push_back(now);
+                drop(state);
+                self.send(progress);
+            }
+            Err(wait) => {
+                let timer_runs = state.pending.replace(progress).is_some();
+                drop(state);
+                if !timer_runs {
+                    self.later(wait);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use muster_shared::clock::TokioClock;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_flood_becomes_four_a_second_and_ends_with_the_newest() {
+        let clock: SharedClock = Arc::new(TokioClock::new(jiff::Timestamp::UNIX_EPOCH));
+        let (out, mut events) = broadcast::channel(1000);
+        let id: TaskId = "t".parse().unwrap();
+        let task = TaskEvents::new(id, clock, Handle::current(), out);
+        for n in 0..300u64 {
+            task.event("progress", json!({ "value": n / 3 }));
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        tokio::time::sleep(WINDOW).await;
+        let mut got = Vec::new();
+        while let Ok(event) = events.try_recv() {
+            got.push(event.event["value"].as_u64().unwrap());
+        }
+        assert!((12..=20).contains(&got.len()), "{got:?}");
+        assert_eq!(got.last(), Some(&99));
+        assert_eq!(task.messages().len(), KEPT);
+    }
+}

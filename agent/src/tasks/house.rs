@@ -1,0 +1,150 @@
+//! Keeping the journal small and its marks current: acknowledgements, retention.
+//!
+//! Kept are all tasks that have not ended, all results nobody has acknowledged, and of the rest
+//! the newest 2,000 or those of the last 7 days, whichever is more, within 256 MiB.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_shared::ids::TaskId;
+use muster_shared::kv::Change;
+
+use super::journal;
+use super::runner::{Engine, MAX_JOURNAL_BYTES, Shared};
+
+/// Ended and acknowledged tasks that are kept whatever their age.
+pub const KEPT_TASKS: usize = 2_000;
+/// Ended and acknowledged tasks younger than this are kept whatever their number.
+pub const KEPT_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Ended queries that are kept once acknowledged; they are in memory only.
+pub const KEPT_QUERIES: usize = 256;
+/// Ended queries whose result nobody acknowledged.
+const MAX_UNACKED_QUERIES: usize = 4_096;
+/// How often retention is looked at.
+const PERIOD: Duration = Duration::from_secs(60);
+/// Changes written at a time.
+const BATCH: usize = 64;
+
+impl Engine {
+    /// A coordinator holds the result durably.
+    pub fn acknowledge(&self, id: &TaskId) {
+        let durable = {
+            let mut shared = self.shared.lock();
+            let Some(ended) = shared.ended.get_mut(id) else { return };
+            if ended.acked {
+                return;
+            }
+            ended.acked = true;
+            let (seq, durable) = (ended.seq, ended.record.is_none());
+            shared.unacked.remove(&(seq, id.clone()));
+            durable
+        };
+        if durable {
+            // Not awaited: an acknowledgement that is lost is asked for again.
+            self.to_ack.lock().push(id.clone());
+        }
+        self.acks.notify_one();
+        self.touch();
+    }
+
+    /// Background work of the engine, until it is closed.
+    pub(super) async fn keep_house(self: Arc<Self>) {
+        let mut period = tokio::time::interval(PERIOD);
+        loop {
+            tokio::select! {
+                biased;
+                () = self.closing.cancelled() => {
+                    self.write_acks().await;
+                    return;
+                }
+                () = self.acks.notified() => self.write_acks().await,
+                _ = period.tick() => self.prune().await,
+            }
+            self.prune_queries();
+        }
+    }
+
+    async fn write_acks(&self) {
+        loop {
+            let ids: Vec<TaskId> = {
+                let mut waiting = self.to_ack.lock();
+                let count = waiting.len().min(BATCH);
+                waiting.drain(..count).collect()
+            };
+            if ids.is_empty() {
+                return;
+            }
+            if let Err(error) = self.write(ids.iter().map(journal::put_acked).collect()).await {
+                self.break_down(&error);
+                return;
+            }
+        }
+    }
+
+    async fn prune(&self) {
+        loop {
+            let changes = self.take_expired(&mut self.shared.lock());
+            if changes.is_empty() {
+                return;
+            }
+            if let Err(error) = self.write(changes).await {
+                self.break_down(&error);
+                return;
+            }
+        }
+    }
+
+    /// Forgets the oldest journaled tasks that need not be kept, a batch at a time.
+    fn take_expired(&self, shared: &mut Shared) -> Vec<Change> {
+        let now = self.parts.clock.wall();
+        let kept = shared.ended.values().filter(|e| e.acked && e.record.is_none()).count();
+        let mut surplus = kept.saturating_sub(KEPT_TASKS);
+        let mut bytes = shared.bytes;
+        let mut gone = Vec::new();
+        for (seq, id) in &shared.by_seq {
+            let Some(ended) = shared.ended.get(id) else { continue };
+            if !ended.acked || ended.record.is_some() {
+                continue;
+            }
+            let age = Duration::try_from(now.duration_since(ended.finished_at));
+            let old = age.is_ok_and(|age| age > KEPT_FOR);
+            let expired = (surplus > 0 && old) || bytes > MAX_JOURNAL_BYTES;
+            if !expired || gone.len() >= BATCH {
+                break;
+            }
+            surplus = surplus.saturating_sub(1);
+            bytes = bytes.saturating_sub(ended.bytes());
+            gone.push((*seq, id.clone()));
+        }
+        shared.bytes = bytes;
+        let mut changes = Vec::new();
+        for (seq, id) in gone {
+            shared.by_seq.remove(&seq);
+            if let Some(ended) = shared.ended.remove(&id) {
+                changes.extend(journal::forget(&id, ended.params_bytes, ended.result_bytes));
+            }
+        }
+        changes
+    }
+
+    /// Forgets the oldest queries.
+    pub(super) fn prune_queries(&self) {
+        let shared = &mut *self.shared.lock();
+        for (acked, limit) in [(true, KEPT_QUERIES), (false, MAX_UNACKED_QUERIES)] {
+            let query = |id: &TaskId| {
+                shared.ended.get(id).is_some_and(|e| e.record.is_some() && e.acked == acked)
+            };
+            let queries: Vec<(u64, TaskId)> = shared
+                .by_seq
+                .iter()
+                .filter(|(_, id)| query(id))
+                .map(|(seq, id)| (*seq, id.clone()))
+                .collect();
+            for (seq, id) in queries.iter().take(queries.len().saturating_sub(limit)) {
+                shared.by_seq.remove(seq);
+                shared.ended.remove(id);
+                shared.unacked.remove(&(*seq, id.clone()));
+            }
+        }
+    }
+}

@@ -1,0 +1,460 @@
+//! One task from its acceptance to its end.
+
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use muster_shared::ids::TaskId;
+use muster_shared::kv::{Change, KvError};
+use muster_shared::wire::TaskError;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::time::{Sleep, sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tracing::Instrument as _;
+
+use super::journal::{self, JournalError};
+use super::record::{AtStep, Origin, Phase, State, StepState, bounded_error, bounded_result};
+use super::registry::Moment;
+use super::runner::{Admission, Ended, Engine, Live, Refusal, Shared, Stop};
+use super::{EventSink as _, OnFailure, Step, TaskContext, TaskFailure};
+
+/// How long a step that was told to stop may take to stop by itself.
+const STOP_GRACE: Duration = Duration::from_secs(10);
+/// Longest undo of one step.
+const UNDO_LIMIT: Duration = Duration::from_secs(600);
+/// Shortest rest of a deadline after a restart.
+const MIN_REST: Duration = Duration::from_secs(60);
+/// Between attempts to write to a journal whose queue is full.
+const BUSY_WAIT: Duration = Duration::from_millis(20);
+/// Ended tasks whose events are kept.
+const KEPT_MESSAGES: usize = 64;
+/// A task that was started so often has brought the agent down each time.
+pub(super) const MAX_ATTEMPTS: u32 = 5;
+
+/// How a task ended.
+struct End {
+    state: State,
+    error: Option<TaskError>,
+}
+
+impl End {
+    fn failed(error: impl Into<TaskError>) -> Self {
+        let error = error.into();
+        let state = match error.code.as_str() {
+            "Cancelled" => State::Cancelled,
+            "Interrupted" => State::Interrupted,
+            _ => State::Failed,
+        };
+        Self { state, error: Some(error) }
+    }
+}
+
+impl Engine {
+    /// A new task: make it durable, then run it.
+    pub(super) async fn drive(self: Arc<Self>, live: Arc<Live>) {
+        if live.durable() {
+            let changes = Self::admission_changes(&live);
+            if let Err(error) = self.write(changes).await {
+                self.unadmit(&live, &error);
+                return;
+            }
+        }
+        live.admission.send_replace(Admission::Accepted);
+        self.go_on(live).await;
+    }
+
+    /// The task could not be made durable: as if it had never come.
+    fn unadmit(&self, live: &Live, error: &JournalError) {
+        let id = live.record.lock().id.clone();
+        let mut shared = self.shared.lock();
+        shared.live.remove(&id);
+        shared.order.remove(&id);
+        self.advance(&mut shared);
+        drop(shared);
+        let refusal = Refusal::new("JournalFull", error.to_string());
+        live.admission.send_replace(Admission::Refused(refusal));
+        live.ended.send_replace(true);
+    }
+
+    /// A durable task: wait for its turn, run, end.
+    pub(super) async fn go_on(self: Arc<Self>, live: Arc<Live>) {
+        let span = {
+            let record = live.record.lock();
+            let vm_uuid = record.vm.map(|vm| vm.to_string()).unwrap_or_default();
+            tracing::info_span!(
+                "task", task_id = %record.id, req_id = record.req_id, task = record.task, vm_uuid
+            )
+        };
+        async {
+            self.advance(&mut self.shared.lock());
+            let end = match self.turn(&live).await {
+                Ok(()) => Some(self.run(&live).await),
+                Err(end) => end,
+            };
+            match end {
+                Some(end) => self.finish(&live, end).await,
+                None => self.give_back(&live).await,
+            }
+        }
+        .instrument(span)
+        .await;
+    }
+
+    /// Waits for places and locks. `Err(None)`: the task is to be given back.
+    async fn turn(&self, live: &Live) -> Result<(), Option<End>> {
+        // A task whose parameters were refused only passes through.
+        let (refused, fresh) = {
+            let record = live.record.lock();
+            let fresh = record.state == State::Queued;
+            (record.error.clone().filter(|_| fresh), fresh)
+        };
+        if let Some(error) = refused {
+            return Err(Some(End::failed(error)));
+        }
+        let limit = live.handler.queue().max_wait;
+        let overdue =
+            async { if fresh { sleep(limit).await } else { std::future::pending().await } };
+        tokio::select! {
+            biased;
+            () = live.granted.notified() => {}
+            () = live.cancelled.cancelled() => {}
+            () = overdue => {
+                let text = format!("waited {} s in its queue", limit.as_secs());
+                return Err(Some(End::failed(TaskFailure::new("QueueTimeout", text))));
+            }
+        }
+        match *live.stop.lock() {
+            Some(Stop::Returned) => Err(None),
+            Some(Stop::Cancelled) => Err(Some(End::failed(cancelled()))),
+            Some(Stop::Preempted) | None => Ok(()),
+        }
+    }
+
+    /// Runs the steps, or what is left of them.
+    async fn run(&self, live: &Live) -> End {
+        let (start, phase, rest, rebooted) = match self.prepare(live) {
+            Ok(prepared) => prepared,
+            Err(failure) => return End::failed(failure),
+        };
+        let ctx = self.context(live, rebooted);
+        live.events.event("start", json!({}));
+        if phase == Phase::Apply {
+            live.events.event("progress", json!({ "value": 0 }));
+            let mut deadline = pin!(sleep(rest));
+            let failure = match self.apply_all(live, &ctx, start, deadline.as_mut()).await {
+                Ok(()) => return End { state: State::Finished, error: None },
+                Err(failure) => failure,
+            };
+            return self.fail(live, failure).await;
+        }
+        self.undo_all(live, start).await
+    }
+
+    /// Where to begin, how much time is left, and whether the host was rebooted meanwhile.
+    fn prepare(&self, live: &Live) -> Result<(usize, Phase, Duration, bool), TaskFailure> {
+        let now = self.parts.clock.wall();
+        let mut record = live.record.lock();
+        let rebooted = record.attempt > 0 && record.boot_id != self.parts.boot_id;
+        record.attempt += 1;
+        record.state = State::Running;
+        record.boot_id.clone_from(&self.parts.boot_id);
+        record.instance_id = self.parts.instance_id;
+        let began = *record.started_at.get_or_insert(now);
+        let start = match &record.step {
+            None => 0,
+            Some(at) => {
+                let same = live.plan.steps.get(at.index).is_some_and(|s| s.name() == at.name);
+                if !same {
+                    let text = format!("this version has no step {:?} there", at.name);
+                    return Err(TaskFailure::new("Interrupted", text));
+                }
+                let done = record.phase == Phase::Apply && at.state == StepState::Done;
+                at.index + usize::from(done)
+            }
+        };
+        let asked = record.deadline_ms.map_or(Duration::MAX, Duration::from_millis);
+        let limit = live.handler.deadline(&record.params).min(asked).min(self.parts.ceiling);
+        let rest = if record.attempt == 1 {
+            limit
+        } else {
+            // The wall clock may have been set meanwhile, so its word counts within bounds.
+            let spent = Duration::try_from(now.duration_since(began)).unwrap_or_default();
+            limit.saturating_sub(spent).max(MIN_REST.min(limit))
+        };
+        Ok((start, record.phase, rest, rebooted))
+    }
+
+    fn context(&self, live: &Live, rebooted: bool) -> TaskContext {
+        let record = live.record.lock();
+        TaskContext {
+            task_id: record.id.clone(),
+            params: record.params.clone(),
+            drivers: self.parts.drivers.clone(),
+            started_at: record.started_at.unwrap_or(record.created_at),
+            rebooted,
+            cancelled: live.cancelled.clone(),
+            events: live.events.clone(),
+            result: Mutex::new(record.result.clone()),
+        }
+    }
+
+    async fn apply_all(
+        &self,
+        live: &Live,
+        ctx: &TaskContext,
+        start: usize,
+        mut deadline: Pin<&mut Sleep>,
+    ) -> Result<(), TaskFailure> {
+        for (index, step) in live.plan.steps.iter().enumerate().skip(start) {
+            self.mark(live, index, StepState::Begun, None).await;
+            self.halt_at(live, step.as_ref(), Moment::Before).await;
+            let name = step.name();
+            let ts = || muster_shared::clock::iso(self.parts.clock.wall());
+            live.events.event(&format!("start:{name}"), json!({ "timestamp": ts() }));
+            let applied = guarded(live, ctx, step.as_ref(), deadline.as_mut()).await;
+            let result = bounded_result(ctx.result.lock().clone());
+            if let Err(failure) = applied {
+                live.record.lock().result = result;
+                return Err(failure);
+            }
+            self.mark(live, index, StepState::Done, Some(result)).await;
+            self.halt_at(live, step.as_ref(), Moment::After).await;
+            live.events.event(&format!("end:{name}"), json!({ "timestamp": ts() }));
+            if step.progress() > 0 {
+                live.events.at_least(step.progress().min(100));
+            }
+        }
+        Ok(())
+    }
+
+    /// Journals where the task is.
+    async fn mark(&self, live: &Live, index: usize, state: StepState, result: Option<Value>) {
+        let changes = {
+            let mut record = live.record.lock();
+            let name = live.plan.steps[index].name().to_owned();
+            record.step = Some(AtStep { index, name, state });
+            let mut changes = Vec::new();
+            if let Some(result) = result
+                && result != record.result
+            {
+                record.result = result;
+                changes = journal::put_result(&mut record);
+            }
+            changes.push(journal::put_record(&record));
+            changes
+        };
+        if live.durable() {
+            self.must_write(changes).await;
+        }
+    }
+
+    /// For tests: the process may end here.
+    async fn halt_at(&self, live: &Live, step: &dyn Step, moment: Moment) {
+        let Some(faults) = &self.parts.faults else { return };
+        if live.durable() && faults.reached(live.handler.name(), step.name(), moment) {
+            std::future::pending().await
+        }
+    }
+
+    /// A step failed: undo if the kind wants that.
+    async fn fail(&self, live: &Live, failure: TaskFailure) -> End {
+        tracing::info!(code = failure.code, reason = %failure, "task failed");
+        let last = {
+            let mut record = live.record.lock();
+            let keep = live.handler.on_failure(&record.params) == OnFailure::Keep;
+            let Some(at) = record.step.clone().filter(|_| !keep) else {
+                return End::failed(failure);
+            };
+            record.phase = Phase::Undo;
+            record.error = Some(bounded_error(failure.into()));
+            at.index
+        };
+        self.undo_all(live, last).await
+    }
+
+    /// Undoes steps `from`, `from - 1`, …, 0 and returns the failure that led here.
+    async fn undo_all(&self, live: &Live, from: usize) -> End {
+        let mut ctx = self.context(live, false);
+        // Whatever stopped the task must not stop its undo.
+        ctx.cancelled = CancellationToken::new();
+        let mut problems = Vec::new();
+        for (index, step) in live.plan.steps.iter().enumerate().take(from + 1).rev() {
+            self.mark(live, index, StepState::Begun, None).await;
+            let undo = AssertUnwindSafe(step.undo(&ctx)).catch_unwind();
+            let problem = match timeout(UNDO_LIMIT, undo).await {
+                Ok(Ok(Ok(()))) => continue,
+                Ok(Ok(Err(failure))) => failure.message,
+                Ok(Err(panic)) => format!("panicked: {}", panic_text(&*panic)),
+                Err(_) => format!("took over {} s", UNDO_LIMIT.as_secs()),
+            };
+            tracing::warn!(step = step.name(), problem, "a step could not be undone");
+            problems.push(format!("{}: {problem}", step.name()));
+        }
+        let error = live.record.lock().error.clone().unwrap_or(TaskError {
+            message: "the reason was lost".to_owned(),
+            code: "InternalError".to_owned(),
+            details: None,
+        });
+        End::failed(with_problems(error, &problems))
+    }
+
+    /// Makes the end durable, then known.
+    async fn finish(&self, live: &Live, end: End) {
+        let (changes, mut ended, id) = {
+            let mut record = live.record.lock();
+            record.state = end.state;
+            record.error = end.error.map(bounded_error);
+            record.finished_at = Some(self.parts.clock.wall());
+            let mut changes = journal::put_result(&mut record);
+            changes.push(journal::put_record(&record));
+            let local = record.origin == Origin::Local;
+            let acked = local || live.volatile;
+            if local {
+                changes.push(journal::put_acked(&record.id));
+            }
+            (changes, Ended::new(&record, acked), record.id.clone())
+        };
+        if live.durable() {
+            self.must_write(changes).await;
+        } else {
+            ended.record = Some(Arc::new(live.record.lock().clone()));
+        }
+        if ended.state == State::Finished {
+            live.events.at_least(100);
+        }
+        live.events.flush();
+        ended.messages = live.events.messages();
+        tracing::info!(state = ?ended.state, "task ended");
+        {
+            let mut shared = self.shared.lock();
+            shared.live.remove(&id);
+            shared.order.remove(&id);
+            if !ended.acked {
+                shared.unacked.insert((ended.seq, id.clone()));
+            }
+            shared.bytes += ended.bytes();
+            shared.by_seq.insert(ended.seq, id.clone());
+            shared.ended.insert(id, ended);
+            forget_messages(&mut shared);
+            self.advance(&mut shared);
+        }
+        live.ended.send_replace(true);
+        self.touch();
+    }
+
+    /// A drain takes the task away before it has started: it leaves no trace here.
+    async fn give_back(&self, live: &Live) {
+        let (id, changes) = {
+            let record = live.record.lock();
+            let changes = journal::forget(&record.id, record.params_bytes, record.result_bytes);
+            (record.id.clone(), changes)
+        };
+        self.must_write(changes).await;
+        {
+            let mut shared = self.shared.lock();
+            shared.live.remove(&id);
+            shared.order.remove(&id);
+            self.advance(&mut shared);
+        }
+        // Without a connection nobody listens; the next welcome asks about the task.
+        self.returned.send(id).ok();
+        live.ended.send_replace(true);
+        self.touch();
+    }
+
+    /// Writes to the journal; waits while its queue is full.
+    pub(super) async fn write(&self, changes: Vec<Change>) -> Result<(), JournalError> {
+        loop {
+            match self.journal.commit(changes.clone()).await {
+                Err(JournalError::Kv { source: KvError::Busy, .. }) => sleep(BUSY_WAIT).await,
+                done => return done,
+            }
+        }
+    }
+
+    /// Writes what the task can't go on without. When the device failed the process has to end,
+    /// and this task does nothing more.
+    async fn must_write(&self, changes: Vec<Change>) {
+        if let Err(error) = self.write(changes).await {
+            self.break_down(&error);
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// The live task, for callers that wait.
+    pub(super) fn find_live(&self, id: &TaskId) -> Option<Arc<Live>> {
+        self.shared.lock().live.get(id).cloned()
+    }
+}
+
+/// Applies a step under the task's deadline; a panic is a failure; a cancel is obeyed.
+async fn guarded(
+    live: &Live,
+    ctx: &TaskContext,
+    step: &dyn Step,
+    deadline: Pin<&mut Sleep>,
+) -> Result<(), TaskFailure> {
+    let is_cancelled = || *live.stop.lock() == Some(Stop::Cancelled);
+    if is_cancelled() {
+        return Err(cancelled());
+    }
+    let mut apply = pin!(AssertUnwindSafe(step.apply(ctx)).catch_unwind());
+    let patience = async {
+        live.cancelled.cancelled().await;
+        if !is_cancelled() {
+            // A pre-emption only shortens waits; the step ends when it ends.
+            std::future::pending::<()>().await;
+        }
+        sleep(STOP_GRACE).await;
+    };
+    tokio::select! {
+        biased;
+        done = &mut apply => match done {
+            // Whatever it returned: it was told to stop, and may not have done all.
+            _ if is_cancelled() => Err(cancelled()),
+            Ok(result) => result,
+            Err(panic) => {
+                let text = format!("step {} panicked: {}", step.name(), panic_text(&*panic));
+                tracing::error!(step = step.name(), "a step panicked");
+                Err(TaskFailure::new("InternalError", text))
+            }
+        },
+        () = deadline => {
+            ctx.cancelled.cancel();
+            // It gets the chance to stop in order; if not, it is dropped, as in a crash.
+            drop(timeout(STOP_GRACE, &mut apply).await);
+            Err(TaskFailure::new("Timeout", format!("step {} ran over the deadline", step.name())))
+        }
+        () = patience => Err(cancelled()),
+    }
+}
+
+fn cancelled() -> TaskFailure {
+    TaskFailure::new("Cancelled", "the task was cancelled")
+}
+
+/// The failure that began an undo, with what the undo could not do.
+fn with_problems(mut error: TaskError, problems: &[String]) -> TaskError {
+    if !problems.is_empty() {
+        error.message = format!("{}; left behind: {}", error.message, problems.join(", "));
+    }
+    error
+}
+
+/// Events are kept for the newest ended tasks only.
+fn forget_messages(shared: &mut Shared) {
+    let Some((_, id)) = shared.by_seq.iter().rev().nth(KEPT_MESSAGES) else { return };
+    if let Some(ended) = shared.ended.get_mut(id) {
+        ended.messages = Vec::new();
+    }
+}
+
+pub(super) fn panic_text(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "no message".to_owned())
+}

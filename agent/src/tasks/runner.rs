@@ -1,0 +1,584 @@
+//! The task engine: accepts tasks, journals them, runs them in order, keeps their results until a
+//! coordinator holds them.
+//!
+//! ```text
+//!            submit                grant                 steps
+//!   ───────▶ (journaled) ─queued──────────────▶ running ────────▶ finished | failed
+//!                           │ cancel, drain,       │ deadline, cancel, failure
+//!                           ▼ wait limit           ▼
+//!                        cancelled               undo ───────────▶ failed | cancelled
+//! ```
+//!
+//! What one task does once it runs is in [`super::run`]; who may run is decided by
+//! [`super::order`]; this file holds the state that all tasks share.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_shared::clock::SharedClock;
+use muster_shared::entropy::SharedEntropy;
+use muster_shared::error_chain::Chain;
+use muster_shared::ids::{TaskId, VmUuid};
+use muster_shared::kv::{Change, SharedKv};
+use muster_shared::wire::{Intake, Progress, TaskResult, Ticket, Token};
+use parking_lot::Mutex;
+use serde_json::Value;
+use tokio::runtime::Handle;
+use tokio::sync::{Notify, broadcast, watch};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use uuid::Uuid;
+
+use super::events::TaskEvents;
+use super::journal::{self, Journal, JournalError, StoredIntake};
+use super::order::{Depth, Order};
+use super::record::{Origin, Phase, Record, State, bounded_error, fingerprint};
+use super::registry::{Faults, Registry};
+use super::{Class, Handler, Params, Plan, Queue, TaskFailure};
+use crate::drivers::SharedDrivers;
+
+/// Unacknowledged results at which new mutating tasks are refused.
+pub const MAX_UNACKED: usize = 10_000;
+/// Size of the journal at which new mutating tasks are refused.
+pub const MAX_JOURNAL_BYTES: usize = 256 * 1024 * 1024;
+/// Resources whose newest token is remembered; beyond, the oldest token goes.
+const MAX_TICKETS: usize = 10_000;
+/// Longest name of a ticket's resource, bytes; it is part of a key.
+const MAX_RESOURCE_BYTES: usize = 256;
+/// Events that may wait for a slow listener before the oldest are lost.
+const EVENT_BACKLOG: usize = 1024;
+
+/// What an engine is made of.
+#[derive(Debug)]
+pub struct EngineParts {
+    /// Time.
+    pub clock: SharedClock,
+    /// Randomness, for the ids of local tasks.
+    pub entropy: SharedEntropy,
+    /// Where the journal is.
+    pub kv: SharedKv,
+    /// What steps work with.
+    pub drivers: SharedDrivers,
+    /// The kinds it knows.
+    pub registry: Registry,
+    /// This boot of the host.
+    pub boot_id: String,
+    /// This start of the agent.
+    pub instance_id: Uuid,
+    /// No task runs longer, whatever its kind allows.
+    pub ceiling: Duration,
+    /// For tests that end the agent at a step.
+    pub faults: Option<Arc<dyn Faults>>,
+}
+
+/// A task somebody wants done.
+#[derive(Clone, Debug)]
+pub struct Submission {
+    /// Its id.
+    pub id: TaskId,
+    /// The request behind it.
+    pub req_id: String,
+    /// Its kind.
+    pub task: String,
+    /// Its parameters.
+    pub params: Params,
+    /// Longest run time asked for, ms.
+    pub deadline_ms: Option<u64>,
+    /// The ticket it was made under.
+    pub ticket: Option<Ticket>,
+    /// Nobody needs the result after the first time it was told.
+    pub volatile: bool,
+    /// Who asks.
+    pub origin: Origin,
+}
+
+/// Why a task is not taken. Nothing was written.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct Refusal {
+    /// For programs, as in [`muster_shared::wire::Error::code`].
+    pub code: &'static str,
+    /// For people.
+    pub message: String,
+}
+
+impl Refusal {
+    pub(super) fn new(code: &'static str, message: impl Into<String>) -> Self {
+        Self { code, message: message.into() }
+    }
+}
+
+/// Where a submitted task stands for whoever waits for it to be durable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Admission {
+    Pending,
+    Accepted,
+    Refused(Refusal),
+}
+
+/// Why a task is to stop before its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stop {
+    /// Somebody cancelled it.
+    Cancelled,
+    /// It has not started, and a drain gives it back.
+    Returned,
+    /// Another task shortens its waits; its outcome is its own.
+    Preempted,
+}
+
+/// A task that has not ended.
+pub(super) struct Live {
+    pub(super) handler: &'static dyn Handler,
+    pub(super) record: Mutex<Record>,
+    pub(super) plan: Plan,
+    pub(super) volatile: bool,
+    pub(super) ticket: Option<Ticket>,
+    pub(super) events: Arc<TaskEvents>,
+    pub(super) granted: Notify,
+    pub(super) stop: Mutex<Option<Stop>>,
+    pub(super) cancelled: CancellationToken,
+    pub(super) admission: watch::Sender<Admission>,
+    pub(super) ended: watch::Sender<bool>,
+}
+
+impl fmt::Debug for Live {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Live").field("record", &self.record).finish_non_exhaustive()
+    }
+}
+
+impl Live {
+    pub(super) fn durable(&self) -> bool {
+        self.handler.class() == Class::Mutate
+    }
+
+    pub(super) fn stop(&self, why: Stop) {
+        let mut stop = self.stop.lock();
+        // A cancel outranks a pre-emption, nothing outranks a cancel.
+        if !matches!(*stop, Some(Stop::Cancelled | Stop::Returned)) {
+            *stop = Some(why);
+        }
+        self.cancelled.cancel();
+    }
+}
+
+/// A task that has ended, as far as it is kept in memory.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) seq: u64,
+    pub(super) fingerprint: String,
+    pub(super) task: String,
+    pub(super) vm: Option<VmUuid>,
+    pub(super) state: State,
+    pub(super) acked: bool,
+    pub(super) finished_at: jiff::Timestamp,
+    pub(super) params_bytes: usize,
+    pub(super) result_bytes: usize,
+    /// The whole record, for tasks that are not journaled.
+    pub(super) record: Option<Arc<Record>>,
+    pub(super) messages: Vec<Value>,
+}
+
+impl Ended {
+    pub(super) fn new(record: &Record, acked: bool) -> Self {
+        Self {
+            seq: record.seq,
+            fingerprint: record.fingerprint.clone(),
+            task: record.task.clone(),
+            vm: record.vm,
+            state: record.state,
+            acked,
+            finished_at: record.finished_at.unwrap_or(record.created_at),
+            params_bytes: record.params_bytes,
+            result_bytes: record.result_bytes,
+            record: None,
+            messages: Vec::new(),
+        }
+    }
+
+    /// Space in the journal, roughly.
+    pub(super) fn bytes(&self) -> usize {
+        const RECORD_BYTES: usize = 1024;
+        if self.record.is_some() { 0 } else { RECORD_BYTES + self.params_bytes + self.result_bytes }
+    }
+}
+
+/// What all tasks share.
+#[derive(Debug, Default)]
+pub(super) struct Shared {
+    pub(super) next_seq: u64,
+    pub(super) order: Order,
+    pub(super) live: BTreeMap<TaskId, Arc<Live>>,
+    pub(super) ended: BTreeMap<TaskId, Ended>,
+    /// Ended tasks by order of acceptance.
+    pub(super) by_seq: BTreeMap<u64, TaskId>,
+    /// Ended tasks whose result a coordinator still has to acknowledge, oldest first.
+    pub(super) unacked: BTreeSet<(u64, TaskId)>,
+    pub(super) bytes: usize,
+    pub(super) tickets: BTreeMap<String, Token>,
+    pub(super) intake: StoredIntake,
+    pub(super) stopping: bool,
+    /// Tasks found at the start that still have to go on.
+    pub(super) recovered: Vec<Record>,
+}
+
+/// Runs tasks. Shared by the link, the local HTTP and tests.
+pub struct Engine {
+    pub(super) parts: EngineParts,
+    pub(super) journal: Journal,
+    pub(super) runtime: Handle,
+    pub(super) tracker: TaskTracker,
+    pub(super) shared: Mutex<Shared>,
+    pub(super) progress: broadcast::Sender<Arc<Progress>>,
+    pub(super) returned: broadcast::Sender<TaskId>,
+    pub(super) changed: watch::Sender<u64>,
+    pub(super) acks: Notify,
+    pub(super) to_ack: Mutex<Vec<TaskId>>,
+    pub(super) broken: CancellationToken,
+    pub(super) closing: CancellationToken,
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine")
+            .field("instance_id", &self.parts.instance_id)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    /// Reads the journal. Nothing runs before [`Engine::recover`].
+    ///
+    /// # Errors
+    /// The journal can't be read.
+    pub async fn open(parts: EngineParts) -> Result<Arc<Self>, JournalError> {
+        let journal = Journal::new(parts.kv.clone());
+        let loaded = journal.load().await?;
+        let shared = super::recover::rebuild(loaded, &parts);
+        let engine = Arc::new(Self {
+            journal,
+            runtime: Handle::current(),
+            tracker: TaskTracker::new(),
+            shared: Mutex::new(shared),
+            progress: broadcast::Sender::new(EVENT_BACKLOG),
+            returned: broadcast::Sender::new(EVENT_BACKLOG),
+            changed: watch::Sender::new(0),
+            acks: Notify::new(),
+            to_ack: Mutex::default(),
+            broken: CancellationToken::new(),
+            closing: CancellationToken::new(),
+            parts,
+        });
+        engine.spawn(engine.clone().keep_house());
+        engine.rearm_drain();
+        Ok(engine)
+    }
+
+    pub(super) fn spawn<F>(&self, work: F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        // Not the caller's runtime: callers are on other threads.
+        self.tracker.spawn_on(work, &self.runtime);
+    }
+
+    /// Takes a task; returns once it is durable (queries: once it is queued). Also for a task
+    /// that was submitted before, whatever has become of it.
+    ///
+    /// # Errors
+    /// [`Refusal`]: it will not run.
+    pub async fn submit(self: &Arc<Self>, submission: Submission) -> Result<(), Refusal> {
+        let live = {
+            let mut shared = self.shared.lock();
+            match self.known(&shared, &submission)? {
+                Known::Live(live) => live,
+                Known::Ended => {
+                    drop(shared);
+                    self.touch();
+                    return Ok(());
+                }
+                Known::New => self.admit(&mut shared, submission)?,
+            }
+        };
+        self.admitted(&live).await
+    }
+
+    /// Waits until a task that is under way is durable.
+    pub(super) async fn admitted(&self, live: &Live) -> Result<(), Refusal> {
+        let mut admission = live.admission.subscribe();
+        let decided = admission.wait_for(|a| *a != Admission::Pending).await;
+        match decided.as_deref() {
+            Ok(Admission::Refused(refusal)) => Err(refusal.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    fn known(&self, shared: &Shared, wanted: &Submission) -> Result<Known, Refusal> {
+        let reused = |found: &str| {
+            if found == fingerprint(&wanted.task, &wanted.params) {
+                return Ok(());
+            }
+            let text = format!("task {} exists with another kind or parameters", wanted.id);
+            Err(Refusal::new("TaskIdReused", text))
+        };
+        if let Some(live) = shared.live.get(&wanted.id) {
+            reused(&live.record.lock().fingerprint)?;
+            return Ok(Known::Live(live.clone()));
+        }
+        if let Some(ended) = shared.ended.get(&wanted.id) {
+            // A damaged record has no fingerprint; its task must not run again all the same.
+            if !ended.fingerprint.is_empty() {
+                reused(&ended.fingerprint)?;
+            }
+            return Ok(Known::Ended);
+        }
+        Ok(Known::New)
+    }
+
+    fn admit(
+        self: &Arc<Self>,
+        shared: &mut Shared,
+        wanted: Submission,
+    ) -> Result<Arc<Live>, Refusal> {
+        let Some(handler) = self.parts.registry.get(&wanted.task) else {
+            let text = format!("Unknown task, '{}'", wanted.task);
+            return Err(Refusal::new("NotSupported", text));
+        };
+        let mutates = handler.class() == Class::Mutate;
+        if shared.stopping {
+            return Err(Refusal::new("Draining", "the agent is stopping"));
+        }
+        if mutates && self.intake_of(shared) != Intake::Accepting {
+            return Err(Refusal::new(
+                "Draining",
+                "CN Agent is not accepting tasks for maintenance",
+            ));
+        }
+        if mutates && (shared.unacked.len() >= MAX_UNACKED || shared.bytes >= MAX_JOURNAL_BYTES) {
+            let text = "the journal is full of results that no coordinator has acknowledged";
+            return Err(Refusal::new("JournalFull", text));
+        }
+        check_ticket(shared, wanted.ticket.as_ref())?;
+        let (plan, refused) = match plan(handler, &wanted.params) {
+            Ok(plan) => (plan, None),
+            Err(failure) => (Plan::default(), Some(failure)),
+        };
+        shared
+            .order
+            .enqueue(&wanted.id, handler.queue(), handler.class(), &plan.locks)
+            .map_err(|full| Refusal::new("QueueFull", full.to_string()))?;
+        if let Some(ticket) = &wanted.ticket {
+            shared.tickets.insert(ticket.resource.clone(), ticket.token);
+        }
+        let seq = shared.next_seq;
+        shared.next_seq += 1;
+        let volatile = wanted.volatile && !mutates;
+        let ticket = wanted.ticket.clone();
+        let mut record = self.new_record(seq, &plan, wanted);
+        record.error = refused.map(|failure| bounded_error(failure.into()));
+        let live = self.live(handler, record, plan, volatile, ticket);
+        shared.live.insert(live.record.lock().id.clone(), live.clone());
+        self.spawn(self.clone().drive(live.clone()));
+        Ok(live)
+    }
+
+    fn new_record(&self, seq: u64, plan: &Plan, wanted: Submission) -> Record {
+        let vm = plan.locks.iter().find_map(|lock| match lock {
+            super::Lock::Vm(vm) => Some(*vm),
+            super::Lock::ServerExclusive | super::Lock::Image(_) => None,
+        });
+        let named = wanted.params.get("uuid").and_then(Value::as_str);
+        Record {
+            fingerprint: fingerprint(&wanted.task, &wanted.params),
+            id: wanted.id,
+            seq,
+            req_id: wanted.req_id,
+            task: wanted.task,
+            parent_id: None,
+            origin: wanted.origin,
+            vm: vm.or_else(|| named.and_then(|uuid| uuid.parse().ok())),
+            params: wanted.params,
+            state: State::Queued,
+            phase: Phase::Apply,
+            step: None,
+            attempt: 0,
+            boot_id: self.parts.boot_id.clone(),
+            instance_id: self.parts.instance_id,
+            created_at: self.parts.clock.wall(),
+            started_at: None,
+            finished_at: None,
+            deadline_ms: wanted.deadline_ms,
+            result: Value::Null,
+            error: None,
+            params_bytes: 0,
+            result_bytes: 0,
+        }
+    }
+
+    pub(super) fn live(
+        &self,
+        handler: &'static dyn Handler,
+        record: Record,
+        plan: Plan,
+        volatile: bool,
+        ticket: Option<Ticket>,
+    ) -> Arc<Live> {
+        let events = TaskEvents::new(
+            record.id.clone(),
+            self.parts.clock.clone(),
+            self.runtime.clone(),
+            self.progress.clone(),
+        );
+        Arc::new(Live {
+            handler,
+            record: Mutex::new(record),
+            plan,
+            volatile,
+            ticket,
+            events,
+            granted: Notify::new(),
+            stop: Mutex::new(None),
+            cancelled: CancellationToken::new(),
+            admission: watch::Sender::new(Admission::Pending),
+            ended: watch::Sender::new(false),
+        })
+    }
+
+    /// The changes that make a new task durable.
+    pub(super) fn admission_changes(live: &Live) -> Vec<Change> {
+        let mut record = live.record.lock();
+        let mut changes = journal::put_params(&mut record);
+        changes.push(journal::put_record(&record));
+        if let Some(ticket) = &live.ticket {
+            changes.push(journal::put_ticket(&ticket.resource, &ticket.token));
+        }
+        changes
+    }
+
+    /// Starts whoever may start, and shortens waits that somebody who waits may shorten.
+    pub(super) fn advance(&self, shared: &mut Shared) {
+        for id in shared.order.advance() {
+            if let Some(live) = shared.live.get(&id) {
+                live.granted.notify_one();
+            }
+        }
+        for id in shared.order.waiting() {
+            let Some(live) = shared.live.get(&id) else { continue };
+            if !live.handler.preempts(&live.record.lock().params) {
+                continue;
+            }
+            for other in shared.order.in_the_way_of(&id) {
+                if let Some(other) = shared.live.get(&other)
+                    && other.handler.preemptible()
+                {
+                    other.stop(Stop::Preempted);
+                }
+            }
+        }
+    }
+
+    /// Tells listeners that results or intake changed.
+    pub(super) fn touch(&self) {
+        self.changed.send_modify(|n| *n = n.wrapping_add(1));
+    }
+
+    /// The journal can't be written: what is in memory may be ahead of the disk, so the process
+    /// has to end; see [`Engine::broken`].
+    pub(super) fn break_down(&self, error: &JournalError) {
+        tracing::error!(error = %Chain(error), "the task journal can't be written, giving up");
+        self.broken.cancel();
+    }
+
+    /// Cancelled when the journal failed: the process must end and start again.
+    #[must_use]
+    pub fn broken(&self) -> CancellationToken {
+        self.broken.clone()
+    }
+
+    /// A counter that changes with every result, acknowledgement and change of intake.
+    #[must_use]
+    pub fn watch(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    /// Progress of all tasks, from now on; lossy.
+    #[must_use]
+    pub fn progress(&self) -> broadcast::Receiver<Arc<Progress>> {
+        self.progress.subscribe()
+    }
+
+    /// Tasks that a drain gives back.
+    #[must_use]
+    pub fn returned(&self) -> broadcast::Receiver<TaskId> {
+        self.returned.subscribe()
+    }
+
+    /// The kinds it knows.
+    #[must_use]
+    pub fn registry(&self) -> &Registry {
+        &self.parts.registry
+    }
+
+    /// How the queues stand.
+    #[must_use]
+    pub fn queues(&self) -> Vec<(Queue, Depth)> {
+        let shared = self.shared.lock();
+        let queues = self.parts.registry.queues();
+        queues.into_iter().map(|queue| (queue, shared.order.depth(queue.name))).collect()
+    }
+
+    /// Refuses new tasks, waits for those that run, at most `patience`. What still runs then
+    /// goes on from its journaled step after the next start.
+    pub async fn shut_down(&self, patience: Duration) {
+        self.shared.lock().stopping = true;
+        self.closing.cancel();
+        self.tracker.close();
+        if tokio::time::timeout(patience, self.tracker.wait()).await.is_err() {
+            tracing::info!("tasks are left to the next start of the agent");
+        }
+    }
+
+    /// How the task ended, if it is known and has.
+    pub async fn result(&self, id: &TaskId) -> Option<TaskResult> {
+        self.record(id).await.filter(|record| record.state.is_terminal()).map(|r| r.outcome())
+    }
+}
+
+enum Known {
+    New,
+    Live(Arc<Live>),
+    Ended,
+}
+
+/// Plans; a panic there is a failure like any other.
+pub(super) fn plan(handler: &'static dyn Handler, params: &Params) -> Result<Plan, TaskFailure> {
+    catch_unwind(AssertUnwindSafe(|| handler.plan(params))).unwrap_or_else(|panic| {
+        let text = format!("planning panicked: {}", super::run::panic_text(&*panic));
+        Err(TaskFailure::new("InternalError", text))
+    })
+}
+
+fn check_ticket(shared: &mut Shared, ticket: Option<&Ticket>) -> Result<(), Refusal> {
+    let Some(ticket) = ticket else { return Ok(()) };
+    if ticket.resource.len() > MAX_RESOURCE_BYTES {
+        return Err(Refusal::new("StaleTicket", "the ticket's resource has too long a name"));
+    }
+    if let Some(newest) = shared.tickets.get(&ticket.resource)
+        && *newest > ticket.token
+    {
+        let text = format!("a newer ticket for {} was seen already", ticket.resource);
+        return Err(Refusal::new("StaleTicket", text));
+    }
+    if shared.tickets.len() >= MAX_TICKETS && !shared.tickets.contains_key(&ticket.resource) {
+        // Tokens are revisions of the coordinators' store, so the smallest is the oldest.
+        let oldest = shared.tickets.iter().min_by_key(|(_, token)| **token);
+        if let Some(resource) = oldest.map(|(resource, _)| resource.clone()) {
+            shared.tickets.remove(&resource);
+        }
+    }
+    Ok(())
+}
