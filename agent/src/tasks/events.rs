@@ -24,7 +24,7 @@ const KEPT: usize = 256;
 
 /// The events of one task.
 #[derive(Debug)]
-pub struct TaskEvents {
+pub(super) struct TaskEvents {
     this: Weak<Self>,
     id: TaskId,
     clock: SharedClock,
@@ -45,7 +45,7 @@ struct EventState {
 impl TaskEvents {
     /// Events of `id`, sent to `out`; `runtime` runs the timer of held-back events.
     #[must_use]
-    pub fn new(
+    pub(super) fn new(
         id: TaskId,
         clock: SharedClock,
         runtime: Handle,
@@ -63,13 +63,13 @@ impl TaskEvents {
 
     /// The newest event, for a connection that has just come up.
     #[must_use]
-    pub fn latest(&self) -> Option<Progress> {
+    pub(super) fn latest(&self) -> Option<Progress> {
         self.state.lock().kept.back().cloned()
     }
 
     /// The kept events as history messages.
     #[must_use]
-    pub fn messages(&self) -> Vec<Value> {
+    pub(super) fn messages(&self) -> Vec<Value> {
         let state = self.state.lock();
         let message = |event: &Progress| {
             json!({
@@ -81,14 +81,14 @@ impl TaskEvents {
     }
 
     /// Reports `percent` unless more was reported already.
-    pub fn at_least(&self, percent: u8) {
+    pub(super) fn at_least(&self, percent: u8) {
         if self.state.lock().percent < u64::from(percent) {
             self.event("progress", json!({ "value": percent }));
         }
     }
 
     /// Sends what is held back, at the end of the task.
-    pub fn flush(&self) {
+    pub(super) fn flush(&self) {
         if let Some(event) = self.state.lock().pending.take() {
             self.send(event);
         }

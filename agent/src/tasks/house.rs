@@ -13,11 +13,11 @@ use super::journal;
 use super::runner::{Engine, MAX_JOURNAL_BYTES, Shared};
 
 /// Ended and acknowledged tasks that are kept whatever their age.
-pub const KEPT_TASKS: usize = 2_000;
+const KEPT_TASKS: usize = 2_000;
 /// Ended and acknowledged tasks younger than this are kept whatever their number.
-pub const KEPT_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
+const KEPT_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Ended queries that are kept once acknowledged; they are in memory only.
-pub const KEPT_QUERIES: usize = 256;
+const KEPT_QUERIES: usize = 256;
 /// Ended queries whose result nobody acknowledged.
 const MAX_UNACKED_QUERIES: usize = 4_096;
 /// How often retention is looked at.
@@ -74,10 +74,7 @@ impl Engine {
             if ids.is_empty() {
                 return;
             }
-            if let Err(error) = self.write(ids.iter().map(journal::put_acked).collect()).await {
-                self.break_down(&error);
-                return;
-            }
+            self.must_write(ids.iter().map(journal::put_acked).collect()).await;
         }
     }
 
@@ -87,10 +84,7 @@ impl Engine {
             if changes.is_empty() {
                 return;
             }
-            if let Err(error) = self.write(changes).await {
-                self.break_down(&error);
-                return;
-            }
+            self.must_write(changes).await;
         }
     }
 

@@ -139,10 +139,7 @@ impl Engine {
         record.state = State::Interrupted;
         record.error = Some(interrupted(text).into());
         record.finished_at = Some(self.parts.clock.wall());
-        if let Err(error) = self.write(vec![super::journal::put_record(&record)]).await {
-            self.break_down(&error);
-            return;
-        }
+        self.must_write(vec![super::journal::put_record(&record)]).await;
         remember(&mut self.shared.lock(), &record, false);
         self.touch();
     }

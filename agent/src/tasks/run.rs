@@ -30,6 +30,8 @@ const UNDO_LIMIT: Duration = Duration::from_secs(600);
 const MIN_REST: Duration = Duration::from_secs(60);
 /// Between attempts to write to a journal whose queue is full.
 const BUSY_WAIT: Duration = Duration::from_millis(20);
+/// Between attempts to write to a journal whose device is full.
+const FULL_WAIT: Duration = Duration::from_secs(1);
 /// Ended tasks whose events are kept.
 const KEPT_MESSAGES: usize = 64;
 /// A task that was started so often has brought the agent down each time.
@@ -59,6 +61,9 @@ impl Engine {
         if live.durable() {
             let changes = Self::admission_changes(&live);
             if let Err(error) = self.write(changes).await {
+                if matches!(error, JournalError::Kv { source: KvError::Io { .. }, .. }) {
+                    self.break_down(&error);
+                }
                 self.unadmit(&live, &error);
                 return;
             }
@@ -75,7 +80,11 @@ impl Engine {
         shared.order.remove(&id);
         self.advance(&mut shared);
         drop(shared);
-        let refusal = Refusal::new("JournalFull", error.to_string());
+        let code = match error {
+            JournalError::Kv { source: KvError::Full { .. }, .. } => "StoreFull",
+            JournalError::Kv { .. } | JournalError::Damaged { .. } => "JournalFull",
+        };
+        let refusal = Refusal::new(code, muster_shared::error_chain::Chain(error).to_string());
         live.admission.send_replace(Admission::Refused(refusal));
         live.ended.send_replace(true);
     }
@@ -376,12 +385,21 @@ impl Engine {
         }
     }
 
-    /// Writes what the task can't go on without. When the device failed the process has to end,
-    /// and this task does nothing more.
-    async fn must_write(&self, changes: Vec<Change>) {
-        if let Err(error) = self.write(changes).await {
-            self.break_down(&error);
-            std::future::pending::<()>().await;
+    /// Writes what the task can't go on without: waits while the device is full; when it failed,
+    /// the process has to end, and this task does nothing more.
+    pub(super) async fn must_write(&self, changes: Vec<Change>) {
+        loop {
+            match self.write(changes.clone()).await {
+                Ok(()) => return,
+                Err(JournalError::Kv { source: KvError::Full { .. }, .. }) => {
+                    tracing::warn!("the device of the task journal is full, a task waits");
+                    sleep(FULL_WAIT).await;
+                }
+                Err(error) => {
+                    self.break_down(&error);
+                    std::future::pending::<()>().await;
+                }
+            }
         }
     }
 
