@@ -1,7 +1,99 @@
 //! The Muster coordinator: roster, waitlist, allocator and the CNAPI-compatible HTTP API.
+//!
+//! [`Coordinator::start`] is what `main` and tests use; [`app::App`] alone, without HTTP, is what
+//! the simulation uses.
 #![forbid(unsafe_code)]
 
 pub mod app;
+pub mod blobs;
+pub mod config;
 pub mod http;
 pub mod metrics;
 pub mod store;
+
+use std::io;
+use std::sync::Arc;
+
+use muster_shared::config::ListenAddress;
+use muster_shared::telemetry::LogControl;
+use muster_shared::tls::{self, TlsError};
+
+use crate::app::{App, Parts};
+use crate::config::Config;
+use crate::http::{Server, ServerSettings};
+
+/// Starts coordinators.
+#[derive(Debug)]
+pub struct Coordinator;
+
+/// A coordinator can't start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The TLS files can't be used; a fault of the configuration.
+    #[error("set up TLS")]
+    Tls(#[source] TlsError),
+    /// A listener can't be bound.
+    #[error("listen on {address}")]
+    Bind {
+        /// Where.
+        address: ListenAddress,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A running coordinator.
+#[derive(Debug)]
+pub struct Running {
+    /// Where the API is served; port 0 has become a real one.
+    pub address: ListenAddress,
+    /// Where metrics are served, if they have a listener of their own.
+    pub metrics_address: Option<ListenAddress>,
+    /// The application.
+    pub app: Arc<App>,
+    server: Server,
+}
+
+impl Coordinator {
+    /// Builds the application and serves its API. `log` is what `/loglevel` changes.
+    ///
+    /// # Errors
+    /// [`StartError`]; nothing runs then.
+    pub async fn start(
+        config: &Config,
+        parts: Parts,
+        log: Option<LogControl>,
+    ) -> Result<Running, StartError> {
+        tls::install_provider();
+        let acceptor = match config.tls.identity() {
+            Some(identity) => {
+                let server = tls::server(&identity, &config.tls.client_auth());
+                Some(server.map_err(StartError::Tls)?)
+            }
+            None => None,
+        };
+        let api = http::bind(&config.listen).await?;
+        let metrics = match &config.metrics.listen {
+            Some(listen) => Some(http::bind(listen).await?),
+            None => None,
+        };
+        let app = App::new(config.app(), parts);
+        let settings = ServerSettings::new(config, acceptor, log);
+        let server = Server::start(Arc::clone(&app), settings, api, metrics);
+        Ok(Running {
+            address: server.address.clone(),
+            metrics_address: server.metrics_address.clone(),
+            app,
+            server,
+        })
+    }
+}
+
+impl Running {
+    /// Stops accepting, lets requests end until the configured deadline, then closes everything.
+    /// Returns how many connections had to be cut off.
+    pub async fn stop(self) -> usize {
+        self.server.stop().await
+    }
+}

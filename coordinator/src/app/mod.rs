@@ -35,7 +35,7 @@ pub struct Parts {
 pub struct AppConfig {
     /// Name of the datacentre.
     pub datacenter: String,
-    /// Host name, a label of the metrics and the `x-server-name` header.
+    /// The machine's name, a label of the metrics.
     pub hostname: String,
 }
 

@@ -151,7 +151,13 @@ impl Shell {
             upgrade: incoming.upgrade,
             shell: Arc::clone(self),
         };
-        (route.handler)(request).await
+        tokio::select! {
+            biased;
+            answer = (route.handler)(request) => answer,
+            () = self.hurry.cancelled() => {
+                Err(ApiError::Unavailable("the coordinator is shutting down".to_owned()))
+            }
+        }
     }
 
     /// Precondition S; also tells whether the server is running.
@@ -246,7 +252,7 @@ impl Shell {
             (&SERVER, SERVER_NAME),
             (&X_REQUEST_ID, context.req_id.as_str()),
             (&X_RESPONSE_TIME, millis.as_str()),
-            (&X_SERVER_NAME, self.app.config().hostname.as_str()),
+            (&X_SERVER_NAME, self.config.hostname.as_str()),
         ];
         for (name, value) in values {
             if let Ok(value) = HeaderValue::try_from(value) {

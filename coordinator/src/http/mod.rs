@@ -4,29 +4,41 @@
 //! [`route::Route`] in such a list and a handler beside it, see `docs/adding-an-endpoint.md`.
 
 mod accept;
+mod conn;
 mod dispatch;
 mod error;
 mod filters;
+mod info;
 mod matcher;
+mod metrics;
+mod openapi;
 mod params;
 mod ping;
 mod request;
 mod response;
 mod route;
 mod rule;
+mod server;
+mod upgrade;
+mod watched;
 
 use std::fmt;
 use std::sync::Arc;
 
 pub use error::ValidationStatus;
+use jiff::Timestamp;
 use matcher::first_segment;
+use muster_shared::telemetry::LogControl;
 use route::Route;
+pub(crate) use server::{Server, ServerSettings, bind};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::app::App;
 
 /// Every route of the API, by resource.
 fn table() -> Vec<Route> {
-    let resources = [ping::routes];
+    let resources = [ping::routes, info::routes, metrics::routes];
     resources.iter().flat_map(|routes| routes()).collect()
 }
 
@@ -35,6 +47,10 @@ fn table() -> Vec<Route> {
 pub struct ApiConfig {
     /// What a failed validation is answered with.
     pub validation_status: ValidationStatus,
+    /// The machine's name, sent as `x-server-name`.
+    pub hostname: String,
+    /// What `/loglevel` changes.
+    pub log: Option<Arc<LogControl>>,
 }
 
 /// The HTTP API over an application.
@@ -43,6 +59,14 @@ pub(crate) struct Shell {
     config: ApiConfig,
     /// Grouped by first path segment; each group becomes one warp filter.
     groups: Vec<Group>,
+    /// When the process started.
+    started: Timestamp,
+    /// Every connection and websocket.
+    tracker: TaskTracker,
+    /// Requests that still wait get a 503.
+    hurry: CancellationToken,
+    /// Connections are dropped.
+    kill: CancellationToken,
 }
 
 /// Routes with the same first path segment.
@@ -72,6 +96,15 @@ impl Shell {
                 None => groups.push(Group { segment, routes: vec![route] }),
             }
         }
-        Arc::new(Self { app, config, groups })
+        let started = app.parts().clock.wall();
+        Arc::new(Self {
+            app,
+            config,
+            groups,
+            started,
+            tracker: TaskTracker::new(),
+            hurry: CancellationToken::new(),
+            kill: CancellationToken::new(),
+        })
     }
 }

@@ -1,0 +1,411 @@
+//! The coordinator's configuration. Every key is documented from here; see `docs/configuration.md`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use muster_shared::config::{Check, ListenAddress, Problems, check_exposure};
+use muster_shared::telemetry::LogConfig;
+use muster_shared::tls::{ClientAuth, Identity};
+use serde::{Deserialize, Serialize};
+use url::Url;
+use utoipa::ToSchema;
+
+use crate::app::AppConfig;
+
+/// Environment variables that are configuration start with this.
+pub const ENVIRONMENT_PREFIX: &str = "MUSTER_COORDINATOR__";
+
+/// The address that the command line and the demo expect.
+const DEFAULT_LISTEN: &str = "127.0.0.1:8480";
+/// Room for 10,000 agents and as many API clients as will come beside them.
+const DEFAULT_CONNECTIONS: usize = 12_000;
+/// Clients that need longer for their headers are broken or hostile.
+const DEFAULT_HEAD_TIMEOUT_MS: u64 = 10_000;
+/// Clients of the reference keep idle connections for an hour.
+const MIN_IDLE_TIMEOUT_MS: u64 = 3_600_000;
+/// systemd waits 90 s; guests and tasks do not depend on the coordinator.
+const DEFAULT_DRAIN_MS: u64 = 5_000;
+/// The default of sled itself is 1 GiB.
+const DEFAULT_CACHE_MIB: u64 = 64;
+
+/// The coordinator: roster, waitlist, allocator and the CNAPI-compatible HTTP API.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct Config {
+    /// Where the API is served: `IP:PORT` (port 0: any free one) or `unix:/PATH`.
+    #[schema(value_type = String)]
+    pub listen: ListenAddress,
+    /// Folder of everything that is stored. One coordinator at a time.
+    #[schema(value_type = String)]
+    pub data_dir: PathBuf,
+    /// Name of the datacentre, in new server records and in metrics.
+    pub datacenter: String,
+    /// HTTP API.
+    pub api: Api,
+    /// TLS of the API and of the agents' websockets.
+    pub tls: Tls,
+    /// Who may do what.
+    pub security: Security,
+    /// Prometheus.
+    pub metrics: MetricsConfig,
+    /// Records.
+    pub store: StoreConfig,
+    /// Images and other large things.
+    pub blobs: BlobsConfig,
+    /// How the death of a server is noticed.
+    pub roster: RosterConfig,
+    /// Connections of agents.
+    pub agents: AgentsConfig,
+    /// Tasks.
+    pub tasks: TasksConfig,
+    /// Logging.
+    pub log: LogConfig,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            listen: DEFAULT_LISTEN.parse().expect("the default address is well-formed"),
+            data_dir: PathBuf::from("/var/lib/muster/coordinator"),
+            datacenter: "muster".to_owned(),
+            api: Api::default(),
+            tls: Tls::default(),
+            security: Security::default(),
+            metrics: MetricsConfig::default(),
+            store: StoreConfig::default(),
+            blobs: BlobsConfig::default(),
+            roster: RosterConfig::default(),
+            agents: AgentsConfig::default(),
+            tasks: TasksConfig::default(),
+            log: LogConfig::default(),
+        }
+    }
+}
+
+/// The HTTP API.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct Api {
+    /// Status of a failed validation: 409, or 500 for clients that expect the reference's.
+    pub validation_status: u16,
+    /// Most connections at a time, agents included; more wait.
+    pub connections: usize,
+    /// Longest time for the head of a request, ms.
+    pub head_timeout_ms: u64,
+    /// Longest time between two requests of a connection, ms.
+    pub idle_timeout_ms: u64,
+    /// How long requests may take to end when the coordinator stops, ms.
+    pub drain_ms: u64,
+}
+
+impl Default for Api {
+    fn default() -> Self {
+        Self {
+            validation_status: 409,
+            connections: DEFAULT_CONNECTIONS,
+            head_timeout_ms: DEFAULT_HEAD_TIMEOUT_MS,
+            idle_timeout_ms: MIN_IDLE_TIMEOUT_MS,
+            drain_ms: DEFAULT_DRAIN_MS,
+        }
+    }
+}
+
+/// TLS; plaintext unless both certificate and key are set.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct Tls {
+    /// PEM file: the certificate, followed by its intermediates.
+    #[schema(value_type = Option<String>)]
+    pub certificate: Option<PathBuf>,
+    /// PEM file of the key.
+    #[schema(value_type = Option<String>)]
+    pub key: Option<PathBuf>,
+    /// PEM file: certificates that clients offer are checked against this CA.
+    #[schema(value_type = Option<String>)]
+    pub client_ca: Option<PathBuf>,
+    /// Refuses clients without a certificate of `tls.client_ca`.
+    pub client_required: bool,
+}
+
+impl Tls {
+    /// Certificate and key, if TLS is configured.
+    #[must_use]
+    pub fn identity(&self) -> Option<Identity> {
+        let (certificate, key) = (self.certificate.clone()?, self.key.clone()?);
+        Some(Identity { certificate, key })
+    }
+
+    /// What is asked of clients.
+    #[must_use]
+    pub fn client_auth(&self) -> ClientAuth {
+        match &self.client_ca {
+            None => ClientAuth::None,
+            Some(ca) if self.client_required => ClientAuth::Required(ca.clone()),
+            Some(ca) => ClientAuth::Optional(ca.clone()),
+        }
+    }
+}
+
+/// Who may do what.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct Security {
+    /// Networks whose addresses may be listened on without TLS, e.g. `["10.0.0.0/8"]`.
+    #[schema(value_type = Vec<String>)]
+    pub allow_plaintext: Vec<IpNet>,
+    /// Lets clients run commands on servers (`POST /servers/:uuid/execute`).
+    pub allow_command_execute: bool,
+}
+
+/// Prometheus metrics; they are also at `/metrics` of the API.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct MetricsConfig {
+    /// A listener of their own: `IP:PORT` or `unix:/PATH`. The reference uses port 8881.
+    #[schema(value_type = Option<String>)]
+    pub listen: Option<ListenAddress>,
+}
+
+/// Records.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct StoreConfig {
+    /// Page cache of the embedded store, MiB.
+    pub cache_mib: u64,
+}
+
+impl Default for StoreConfig {
+    fn default() -> Self {
+        Self { cache_mib: DEFAULT_CACHE_MIB }
+    }
+}
+
+/// Images and other large things.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct BlobsConfig {
+    /// `file:///FOLDER` or `s3://BUCKET/PREFIX` (credentials and endpoint from the usual `AWS_…`
+    /// variables); unset: `blobs/` in the data folder.
+    pub url: Option<String>,
+}
+
+/// How the death of a server is noticed. Times are measured on a monotonic clock.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct RosterConfig {
+    /// A websocket without a byte for this long is suspect, ms.
+    pub suspect_ms: u64,
+    /// A websocket without a byte for this long is lost, ms.
+    pub lost_ms: u64,
+    /// An agent that POSTs its heartbeats is lost after this long, ms.
+    pub post_ms: u64,
+    /// After a start, servers stored `running` have this long to be heard again, ms.
+    pub startup_grace_ms: u64,
+}
+
+impl Default for RosterConfig {
+    fn default() -> Self {
+        Self { suspect_ms: 1_000, lost_ms: 2_000, post_ms: 11_000, startup_grace_ms: 30_000 }
+    }
+}
+
+/// Connections of agents.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct AgentsConfig {
+    /// URLs (`ws://…`, `wss://…`) under which agents reach this coordinator; told to agents.
+    pub advertised_urls: Vec<String>,
+    /// Longest wait for an agent's hello, ms.
+    pub hello_timeout_ms: u64,
+    /// Longest wait for the second websocket of a console or another byte stream, ms.
+    pub stream_timeout_ms: u64,
+}
+
+impl Default for AgentsConfig {
+    fn default() -> Self {
+        Self { advertised_urls: Vec::new(), hello_timeout_ms: 10_000, stream_timeout_ms: 10_000 }
+    }
+}
+
+/// Tasks.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct TasksConfig {
+    /// A task that no agent ever accepted fails after this long, ms.
+    pub accept_timeout_ms: u64,
+    /// Unfinished tasks that a server may have; more are refused with 503.
+    pub max_open: usize,
+    /// Ended tasks are kept for this many days.
+    pub retention_days: u64,
+}
+
+impl Default for TasksConfig {
+    fn default() -> Self {
+        Self { accept_timeout_ms: 300_000, max_open: 256, retention_days: 30 }
+    }
+}
+
+impl Check for Config {
+    fn check(&self, problems: &mut Problems) {
+        problems.require(!self.datacenter.is_empty(), "datacenter", "must not be empty");
+        let tls = self.tls.identity().is_some();
+        let open = &self.security.allow_plaintext;
+        if let Err(exposed) = check_exposure(&self.listen, tls, open) {
+            problems.add("listen", exposed.to_string());
+        }
+        // Metrics have no TLS of their own.
+        if let Some(Err(exposed)) =
+            self.metrics.listen.as_ref().map(|listen| check_exposure(listen, false, open))
+        {
+            problems.add("metrics.listen", exposed.to_string());
+        }
+        problems.within("api", |problems| self.api.check(problems));
+        problems.within("tls", |problems| self.tls.check(problems));
+        problems.within("blobs", |problems| self.blobs.check(problems));
+        problems.within("roster", |problems| self.roster.check(problems));
+        problems.within("agents", |problems| self.agents.check(problems));
+        problems.within("tasks", |problems| self.tasks.check(problems));
+        problems.within("log", |problems| self.log.check(problems));
+        let cache = (1..=65_536).contains(&self.store.cache_mib);
+        problems.require(cache, "store.cache_mib", "from 1 to 65536");
+    }
+}
+
+impl Check for Api {
+    fn check(&self, problems: &mut Problems) {
+        let status = matches!(self.validation_status, 409 | 500);
+        problems.require(status, "validation_status", "409 or 500");
+        let connections = (1..=1_000_000).contains(&self.connections);
+        problems.require(connections, "connections", "from 1 to 1000000");
+        let head = (100..=600_000).contains(&self.head_timeout_ms);
+        problems.require(head, "head_timeout_ms", "from 100 to 600000");
+        problems.require(
+            self.idle_timeout_ms >= MIN_IDLE_TIMEOUT_MS,
+            "idle_timeout_ms",
+            "at least 3600000: clients hold connections for an hour",
+        );
+        problems.require(self.drain_ms <= 600_000, "drain_ms", "at most 600000");
+    }
+}
+
+impl Check for Tls {
+    fn check(&self, problems: &mut Problems) {
+        let both = self.certificate.is_some() == self.key.is_some();
+        problems.require(both, "key", "`tls.certificate` and `tls.key` go together");
+        let tls = self.certificate.is_some();
+        problems.require(
+            tls || self.client_ca.is_none(),
+            "client_ca",
+            "needs `tls.certificate` and `tls.key`",
+        );
+        problems.require(
+            self.client_ca.is_some() || !self.client_required,
+            "client_required",
+            "needs `tls.client_ca`",
+        );
+    }
+}
+
+impl Check for BlobsConfig {
+    fn check(&self, problems: &mut Problems) {
+        if let Some(url) = &self.url {
+            let known = Url::parse(url).is_ok_and(|url| matches!(url.scheme(), "file" | "s3"));
+            problems.require(known, "url", "`file:///FOLDER` or `s3://BUCKET/PREFIX`");
+        }
+    }
+}
+
+impl Check for RosterConfig {
+    fn check(&self, problems: &mut Problems) {
+        let suspect = self.suspect_ms >= 100;
+        problems.require(suspect, "suspect_ms", "at least 100, or every pause looks like a death");
+        let order = self.lost_ms > self.suspect_ms;
+        problems.require(order, "lost_ms", "more than `roster.suspect_ms`");
+        problems.require(self.post_ms >= 1_000, "post_ms", "at least 1000");
+    }
+}
+
+impl Check for AgentsConfig {
+    fn check(&self, problems: &mut Problems) {
+        for text in &self.advertised_urls {
+            let fits = Url::parse(text).is_ok_and(|url| matches!(url.scheme(), "ws" | "wss"));
+            problems.require(
+                fits,
+                "advertised_urls",
+                format!("{text:?} is no `ws://` or `wss://` URL"),
+            );
+        }
+        for (key, value) in [
+            ("hello_timeout_ms", self.hello_timeout_ms),
+            ("stream_timeout_ms", self.stream_timeout_ms),
+        ] {
+            problems.require((100..=600_000).contains(&value), key, "from 100 to 600000");
+        }
+    }
+}
+
+impl Check for TasksConfig {
+    fn check(&self, problems: &mut Problems) {
+        problems.require(self.accept_timeout_ms >= 1_000, "accept_timeout_ms", "at least 1000");
+        problems.require((1..=100_000).contains(&self.max_open), "max_open", "from 1 to 100000");
+        let retention = (1..=3_650).contains(&self.retention_days);
+        problems.require(retention, "retention_days", "from 1 to 3650");
+    }
+}
+
+impl Config {
+    /// The part of the configuration that the application needs.
+    #[must_use]
+    pub fn app(&self) -> AppConfig {
+        AppConfig { datacenter: self.datacenter.clone(), ..AppConfig::default() }
+    }
+
+    /// How long requests may take to end when the coordinator stops.
+    #[must_use]
+    pub fn drain(&self) -> Duration {
+        Duration::from_millis(self.api.drain_ms)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_shared::config::Sources;
+
+    use super::*;
+
+    #[track_caller]
+    fn problems(settings: &[&str]) -> String {
+        match Sources::new(ENVIRONMENT_PREFIX).set(settings.iter().copied()).load::<Config>() {
+            Ok(_) => String::new(),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn defaults_are_fine_and_every_problem_is_reported() {
+        assert_eq!(problems(&[]), "");
+        let text = problems(&[
+            "listen=0.0.0.0:80",
+            "api.validation_status=400",
+            "tls.client_required=true",
+            "roster.lost_ms=10",
+            "blobs.url=ftp://x/",
+            "roster.startup_grace=5",
+        ]);
+        for part in [
+            "security.allow_plaintext",
+            "api.validation_status",
+            "tls.client_required",
+            "roster.lost_ms",
+            "blobs.url",
+            "roster.startup_grace_ms",
+        ] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+        assert_eq!(
+            problems(&["listen=0.0.0.0:80", "security.allow_plaintext=[\"0.0.0.0/0\"]"]),
+            ""
+        );
+    }
+}

@@ -1,0 +1,247 @@
+//! The accept loop: connections with a limit, TLS under a deadline, timeouts for clients that
+//! stall in their headers, upgrades, and an orderly end.
+//!
+//! warp's own server has no TLS, no connection limit and no header timeout, so hyper is driven
+//! directly around `warp::service`.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use muster_shared::config::ListenAddress;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tower_service::Service as _;
+use warp::filters::BoxedFilter;
+
+use super::dispatch::Peer;
+use super::watched::{Activity, Guarded, Timeouts, WatchedIo};
+
+/// Longest pause after a failed accept, e.g. for want of descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Longest time for a TLS handshake.
+const TLS_TIMEOUT: Duration = Duration::from_secs(10);
+/// Largest request head, bytes; a connection's read buffer never grows beyond.
+const MAX_HEAD_BYTES: usize = 64 * 1024;
+
+/// Limits of a listener.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ConnLimits {
+    /// Most connections at a time, websockets included; more wait in the kernel's queue.
+    pub(crate) connections: usize,
+    /// What stalled and idle clients get.
+    pub(crate) timeouts: Timeouts,
+}
+
+/// A bound listener.
+#[derive(Debug)]
+pub(crate) enum Listener {
+    /// TCP.
+    Tcp(TcpListener),
+    /// A unix socket; its file is removed at the end.
+    Unix(UnixListener, SocketFile),
+}
+
+/// Removes the file of a unix socket when dropped.
+#[derive(Debug)]
+pub(crate) struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_file(&self.0) {
+            tracing::debug!(%error, path = %self.0.display(), "cannot remove the socket");
+        }
+    }
+}
+
+impl Listener {
+    /// Binds the address. A unix socket left by a dead process is replaced, one that somebody
+    /// listens on is not.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub(crate) async fn bind(address: &ListenAddress) -> io::Result<Self> {
+        match address {
+            ListenAddress::Tcp(address) => TcpListener::bind(address).await.map(Self::Tcp),
+            ListenAddress::Unix(path) => {
+                if path.exists() && UnixStream::connect(path).await.is_ok() {
+                    return Err(io::ErrorKind::AddrInUse.into());
+                }
+                remove_if_there(path)?;
+                let listener = UnixListener::bind(path)?;
+                std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660))?;
+                Ok(Self::Unix(listener, SocketFile(path.clone())))
+            }
+        }
+    }
+
+    /// The address as it is known now: with the port that port 0 became.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub(crate) fn address(&self) -> io::Result<ListenAddress> {
+        match self {
+            Self::Tcp(listener) => listener.local_addr().map(ListenAddress::Tcp),
+            Self::Unix(_, file) => Ok(ListenAddress::Unix(file.0.clone())),
+        }
+    }
+}
+
+fn remove_if_there(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// What connections of a listener are served with.
+#[derive(Clone)]
+pub(crate) struct Serving {
+    /// The API.
+    pub(crate) filter: BoxedFilter<(warp::reply::Response,)>,
+    /// TLS, unless plaintext.
+    pub(crate) tls: Option<TlsAcceptor>,
+    /// Limits.
+    pub(crate) limits: ConnLimits,
+    /// Ends accepting; idle connections close, others after their request.
+    pub(crate) stop: CancellationToken,
+    /// Ends all connections at once.
+    pub(crate) kill: CancellationToken,
+    /// Knows every connection.
+    pub(crate) tracker: TaskTracker,
+}
+
+/// Accepts until `stop`.
+pub(crate) async fn accept_loop(listener: Listener, serving: Serving) {
+    let serving = Arc::new(serving);
+    let permits = Arc::new(Semaphore::new(serving.limits.connections));
+    loop {
+        let permit = tokio::select! {
+            biased;
+            () = serving.stop.cancelled() => return,
+            permit = Arc::clone(&permits).acquire_owned() => permit,
+        };
+        // The semaphore is never closed.
+        let Ok(permit) = permit else { return };
+        let accepted = tokio::select! {
+            biased;
+            () = serving.stop.cancelled() => return,
+            accepted = accept(&listener) => accepted,
+        };
+        match accepted {
+            Ok((stream, peer)) => {
+                let serving_one = Arc::clone(&serving);
+                serving.tracker.spawn(async move {
+                    match stream {
+                        Stream::Tcp(stream) => secure(stream, peer, &serving_one).await,
+                        Stream::Unix(stream) => serve(stream, Peer::default(), &serving_one).await,
+                    }
+                    drop(permit);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+enum Stream {
+    Tcp(tokio::net::TcpStream),
+    Unix(UnixStream),
+}
+
+async fn accept(listener: &Listener) -> io::Result<(Stream, Option<SocketAddr>)> {
+    match listener {
+        Listener::Tcp(listener) => {
+            let (stream, peer) = listener.accept().await?;
+            if let Err(error) = muster_shared::link::websocket::tune(&stream) {
+                tracing::debug!(%error, "cannot tune a connection");
+            }
+            Ok((Stream::Tcp(stream), Some(peer)))
+        }
+        Listener::Unix(listener, _) => {
+            let (stream, _) = listener.accept().await?;
+            Ok((Stream::Unix(stream), None))
+        }
+    }
+}
+
+async fn secure(stream: tokio::net::TcpStream, address: Option<SocketAddr>, serving: &Serving) {
+    let Some(acceptor) = &serving.tls else {
+        return serve(stream, Peer { address, certificate: None }, serving).await;
+    };
+    let handshake = tokio::select! {
+        biased;
+        () = serving.stop.cancelled() => return,
+        handshake = tokio::time::timeout(TLS_TIMEOUT, acceptor.accept(stream)) => handshake,
+    };
+    match handshake {
+        Ok(Ok(stream)) => {
+            let certificates = stream.get_ref().1.peer_certificates();
+            let first = certificates.and_then(<[_]>::first);
+            let certificate = first.map(|der| Bytes::copy_from_slice(der));
+            serve(stream, Peer { address, certificate }, serving).await;
+        }
+        Ok(Err(error)) => tracing::debug!(%error, ?address, "TLS handshake failed"),
+        Err(_) => tracing::debug!(?address, "TLS handshake took too long"),
+    }
+}
+
+async fn serve<S>(stream: S, peer: Peer, serving: &Serving)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let activity = Arc::new(Activity::default());
+    let io = WatchedIo::new(stream, serving.limits.timeouts, Arc::clone(&activity));
+    let service = service_fn(|mut request: http::Request<Incoming>| {
+        request.extensions_mut().insert(peer.clone());
+        let guard = activity.begin();
+        let mut service = warp::service(serving.filter.clone());
+        async move {
+            let response = service.call(request).await?;
+            guard.answered(response.status());
+            Ok::<_, Infallible>(response.map(|body| Guarded::new(body, guard)))
+        }
+    });
+    let mut builder = auto::Builder::new(TokioExecutor::new()).http1_only();
+    // WatchedIo keeps the time: hyper's header timeout would also end idle connections, which
+    // may live for an hour.
+    builder.http1().header_read_timeout(None).max_buf_size(MAX_HEAD_BYTES);
+    let connection = builder.serve_connection_with_upgrades(TokioIo::new(io), service);
+    let mut connection = std::pin::pin!(connection);
+    let ended = tokio::select! {
+        biased;
+        () = serving.kill.cancelled() => return,
+        ended = connection.as_mut() => Some(ended),
+        () = serving.stop.cancelled() => None,
+    };
+    let ended = match ended {
+        Some(ended) => ended,
+        None => {
+            connection.as_mut().graceful_shutdown();
+            tokio::select! {
+                biased;
+                () = serving.kill.cancelled() => return,
+                ended = connection => ended,
+            }
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(error, address = ?peer.address, "connection ended");
+    }
+}

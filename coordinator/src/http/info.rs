@@ -1,0 +1,96 @@
+//! What the coordinator says about itself: version, log level, diagnostics, OpenAPI document.
+
+use http::Method;
+use muster_shared::clock::iso;
+use serde_json::{Map, Value, json};
+
+use super::error::ApiError;
+use super::openapi;
+use super::request::Request;
+use super::response::Response;
+use super::route::{Param, Route, object_schema};
+
+/// bunyan's numbers for the levels that tracing has.
+const LEVELS: [(u64, &str); 6] =
+    [(10, "trace"), (20, "debug"), (30, "info"), (40, "warn"), (50, "error"), (60, "off")];
+
+const LOG_LEVEL_PARAMS: &[Param] =
+    &[Param::new("level", &[], "a name (`info`) or bunyan's number (30)")];
+
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        Route::new(Method::GET, "/info", "Info", info)
+            .summary("The coordinator's version")
+            .returns_schema(object_schema),
+        Route::new(Method::GET, "/loglevel", "LogLevelGet", log_level)
+            .summary("The log level, as bunyan's number (10 trace … 60 off)")
+            .returns_schema(object_schema),
+        Route::new(Method::POST, "/loglevel", "LogLevelSet", set_log_level)
+            .summary("Changes the log level")
+            .params(LOG_LEVEL_PARAMS),
+        Route::new(Method::GET, "/diagnostics", "Diagnostics", diagnostics)
+            .summary("When the process started and what it uses")
+            .returns_schema(object_schema),
+        Route::new(Method::GET, "/openapi.json", "OpenApi", openapi_document)
+            .summary("This API as an OpenAPI 3.1 document")
+            .returns_schema(object_schema),
+    ]
+}
+
+async fn info(_request: Request) -> Result<Response, ApiError> {
+    Response::json(json!({ "version": env!("CARGO_PKG_VERSION") }))
+}
+
+async fn log_level(request: Request) -> Result<Response, ApiError> {
+    let filter = request.shell.config.log.as_ref().map(|log| log.filter()).unwrap_or_default();
+    // A filter by module has one default level, which stands alone between commas.
+    let named = filter
+        .split(',')
+        .map(str::trim)
+        .find_map(|part| LEVELS.iter().find(|(_, name)| name.eq_ignore_ascii_case(part)));
+    Response::json(json!({ "level": named.map_or(30, |(number, _)| *number) }))
+}
+
+async fn set_log_level(request: Request) -> Result<Response, ApiError> {
+    let level = match request.param("level") {
+        Some(Value::String(text)) => text.trim().to_ascii_lowercase(),
+        Some(Value::Number(number)) => number.to_string(),
+        _ => String::new(),
+    };
+    let known = LEVELS.iter().find(|(number, name)| {
+        // bunyan's `fatal` is the strictest level that shows anything.
+        *name == level || number.to_string() == level || (level == "fatal" && *number == 50)
+    });
+    let Some((_, name)) = known else {
+        return Err(ApiError::invalid("level", "must be a log level"));
+    };
+    let Some(log) = &request.shell.config.log else {
+        return Err(ApiError::Unavailable("this process does not log".to_owned()));
+    };
+    log.set(name).map_err(|error| ApiError::internal("cannot change the log level", error))?;
+    Ok(Response::empty())
+}
+
+async fn diagnostics(request: Request) -> Result<Response, ApiError> {
+    let rss = resident_bytes().unwrap_or(0);
+    Response::json(json!({
+        "start_timestamp": iso(request.shell.started),
+        // The reference reports node's heap; a Rust process has only its resident memory.
+        "memory": { "rss": rss, "heapTotal": rss, "heapUsed": rss, "external": 0 },
+        "taskCallbacks": Map::new(),
+        "pendingActivationsByServer": Map::new(),
+    }))
+}
+
+/// Resident memory of this process, bytes.
+fn resident_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}
+
+async fn openapi_document(request: Request) -> Result<Response, ApiError> {
+    let routes = request.shell.groups.iter().flat_map(|group| &group.routes);
+    Response::json(openapi::document(routes))
+}

@@ -1,0 +1,135 @@
+//! Turns a request into a websocket.
+
+use std::future::Future;
+
+use http::header::{
+    CONNECTION, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL,
+    SEC_WEBSOCKET_VERSION, UPGRADE,
+};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use hyper_util::rt::TokioIo;
+use muster_shared::link::{Connection, websocket};
+use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
+
+use super::error::ApiError;
+use super::request::Request;
+use super::response::Response;
+
+/// The only websocket version there is.
+const VERSION: &str = "13";
+
+impl Request {
+    /// Answers 101 and runs `serve` with the connection once it is a websocket. A `protocol` must
+    /// be among those that the client offers.
+    ///
+    /// The connection is counted among the shell's; at a drain's end it is dropped.
+    ///
+    /// # Errors
+    /// 426 UpgradeRequired for a plain request; 400 InvalidHeader for a bad handshake.
+    pub(crate) fn into_websocket<F, Fut>(
+        self,
+        protocol: Option<&'static str>,
+        serve: F,
+    ) -> Result<Response, ApiError>
+    where
+        F: FnOnce(Connection) -> Fut + Send + 'static,
+        Fut: Future<Output = ()> + Send + 'static,
+    {
+        let accept = handshake(&self.headers, protocol)?;
+        let upgrade = self.upgrade.ok_or_else(|| bad("the connection can't be upgraded"))?;
+        let kill = self.shell.kill.clone();
+        let req_id = self.req_id;
+        self.shell.tracker.spawn(async move {
+            let work = async move {
+                match upgrade.await {
+                    Ok(upgraded) => serve(websocket::accepted(TokioIo::new(upgraded)).await).await,
+                    Err(error) => tracing::debug!(%error, req_id, "upgrade failed"),
+                }
+            };
+            tokio::select! {
+                biased;
+                () = kill.cancelled() => {}
+                () = work => {}
+            }
+        });
+        let mut response = Response::empty()
+            .status(StatusCode::SWITCHING_PROTOCOLS)
+            .header(CONNECTION, HeaderValue::from_static("Upgrade"))
+            .header(UPGRADE, HeaderValue::from_static("websocket"))
+            .header(SEC_WEBSOCKET_ACCEPT, accept);
+        if let Some(protocol) = protocol {
+            let value = HeaderValue::from_static(protocol);
+            response = response.header(SEC_WEBSOCKET_PROTOCOL, value);
+        }
+        Ok(response)
+    }
+}
+
+/// Checks the handshake's headers; the value of `Sec-WebSocket-Accept`.
+fn handshake(headers: &HeaderMap, protocol: Option<&str>) -> Result<HeaderValue, ApiError> {
+    if !lists(headers, &UPGRADE, "websocket") || !lists(headers, &CONNECTION, "upgrade") {
+        return Err(upgrade_required("this is a websocket: the request must ask for an upgrade"));
+    }
+    if !lists(headers, &SEC_WEBSOCKET_VERSION, VERSION) {
+        return Err(upgrade_required("the websocket version must be 13"));
+    }
+    let key = headers.get(SEC_WEBSOCKET_KEY).ok_or_else(|| bad("no Sec-WebSocket-Key"))?;
+    if let Some(protocol) = protocol
+        && !lists(headers, &SEC_WEBSOCKET_PROTOCOL, protocol)
+    {
+        return Err(bad(&format!("the subprotocol {protocol} is not offered")));
+    }
+    HeaderValue::try_from(derive_accept_key(key.as_bytes()))
+        .map_err(|error| ApiError::internal("cannot answer the handshake", error))
+}
+
+/// Whether a comma-separated header names a token, ignoring case.
+fn lists(headers: &HeaderMap, name: &HeaderName, token: &str) -> bool {
+    headers
+        .get_all(name)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .any(|item| item.trim().eq_ignore_ascii_case(token))
+}
+
+fn bad(message: &str) -> ApiError {
+    ApiError::coded(StatusCode::BAD_REQUEST, "InvalidHeader", message)
+}
+
+fn upgrade_required(message: &str) -> ApiError {
+    ApiError::coded(StatusCode::UPGRADE_REQUIRED, "UpgradeRequired", message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(list: &[(&'static str, &'static str)]) -> HeaderMap {
+        list.iter()
+            .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)))
+            .collect()
+    }
+
+    const GOOD: [(&str, &str); 5] = [
+        ("upgrade", "WebSocket"),
+        ("connection", "keep-alive, Upgrade"),
+        ("sec-websocket-version", "13"),
+        ("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ=="),
+        ("sec-websocket-protocol", "other, muster.v1"),
+    ];
+
+    #[test]
+    fn accepts_the_example_of_the_rfc() {
+        let accept = handshake(&headers(&GOOD), Some("muster.v1")).unwrap();
+        assert_eq!(accept, "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
+    }
+
+    #[test]
+    fn refuses_handshakes_with_a_part_missing() {
+        for (missing, _) in GOOD {
+            let rest: Vec<_> = GOOD.into_iter().filter(|(name, _)| *name != missing).collect();
+            assert!(handshake(&headers(&rest), Some("muster.v1")).is_err(), "{missing}");
+        }
+    }
+}

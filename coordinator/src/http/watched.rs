@@ -1,0 +1,248 @@
+//! Timeouts of a client connection: a request's head must arrive quickly once it has begun, an
+//! idle connection may stay for an hour, and a request that is being answered is left alone.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::StatusCode;
+use hyper::body::{Body, Frame, SizeHint};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::Sleep;
+
+/// How long a client may take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Timeouts {
+    /// For a request's head, from its first byte (or from the connection's start) to its end.
+    pub(crate) head: Duration,
+    /// Between two requests.
+    pub(crate) idle: Duration,
+}
+
+/// What a connection is doing, shared between its bytes and its requests.
+#[derive(Debug, Default)]
+pub(crate) struct Activity {
+    /// Requests from the end of their head to the end of their answer.
+    in_flight: AtomicUsize,
+    /// The connection has become a websocket, which keeps its own time.
+    upgraded: AtomicBool,
+}
+
+impl Activity {
+    /// A request begins; it ends when the guard is dropped.
+    pub(crate) fn begin(self: &Arc<Self>) -> InFlight {
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        InFlight(Arc::clone(self))
+    }
+
+    fn busy(&self) -> bool {
+        self.in_flight.load(Ordering::Relaxed) > 0 || self.upgraded.load(Ordering::Relaxed)
+    }
+}
+
+/// A request that is being answered.
+#[derive(Debug)]
+pub(crate) struct InFlight(Arc<Activity>);
+
+impl InFlight {
+    /// The answer has this status; 101 ends all timeouts.
+    pub(crate) fn answered(&self, status: StatusCode) {
+        if status == StatusCode::SWITCHING_PROTOCOLS {
+            self.0.upgraded.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// An answer's body; the request is in flight until it is sent or dropped.
+#[derive(Debug)]
+pub(crate) struct Guarded<B> {
+    body: B,
+    _guard: InFlight,
+}
+
+impl<B> Guarded<B> {
+    /// Ties the guard to the body.
+    pub(crate) fn new(body: B, guard: InFlight) -> Self {
+        Self { body, _guard: guard }
+    }
+}
+
+impl<B: Body + Unpin> Body for Guarded<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// What the next bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// A request is being answered: no deadline.
+    Busy,
+    /// Nothing of the next request has arrived.
+    Idle,
+    /// Part of a head has arrived, or the connection is new.
+    Head,
+}
+
+/// A client's byte stream whose reads fail with `TimedOut` when the client takes too long.
+#[derive(Debug)]
+pub(crate) struct WatchedIo<S> {
+    inner: S,
+    activity: Arc<Activity>,
+    timeouts: Timeouts,
+    phase: Phase,
+    deadline: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S> WatchedIo<S> {
+    /// Watches a new connection, whose first head is awaited.
+    pub(crate) fn new(inner: S, timeouts: Timeouts, activity: Arc<Activity>) -> Self {
+        let deadline = Some(Box::pin(tokio::time::sleep(timeouts.head)));
+        Self { inner, activity, timeouts, phase: Phase::Head, deadline }
+    }
+
+    fn enter(&mut self, phase: Phase) {
+        if self.phase == phase {
+            return;
+        }
+        self.phase = phase;
+        self.deadline = match phase {
+            Phase::Busy => None,
+            Phase::Idle => Some(Box::pin(tokio::time::sleep(self.timeouts.idle))),
+            Phase::Head => Some(Box::pin(tokio::time::sleep(self.timeouts.head))),
+        };
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for WatchedIo<S> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if this.activity.busy() {
+            this.enter(Phase::Busy);
+        } else if this.phase == Phase::Busy {
+            this.enter(Phase::Idle);
+        }
+        let before = buf.filled().len();
+        let read = Pin::new(&mut this.inner).poll_read(cx, buf);
+        match read {
+            Poll::Ready(Ok(())) if buf.filled().len() > before && this.phase == Phase::Idle => {
+                this.enter(Phase::Head);
+            }
+            Poll::Pending => {
+                let expired =
+                    this.deadline.as_mut().is_some_and(|d| d.as_mut().poll(cx).is_ready());
+                if expired {
+                    return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+                }
+            }
+            Poll::Ready(_) => {}
+        }
+        read
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for WatchedIo<S> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().inner).poll_write(cx, buf)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().inner).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().inner).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    const TIMEOUTS: Timeouts =
+        Timeouts { head: Duration::from_secs(10), idle: Duration::from_hours(1) };
+
+    async fn ends_within(io: &mut WatchedIo<tokio::io::DuplexStream>, limit: Duration) -> bool {
+        matches!(
+            tokio::time::timeout(limit, io.read_u8()).await,
+            Ok(Err(error)) if error.kind() == io::ErrorKind::TimedOut
+        )
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_stalled_heads_are_cut_off_early() {
+        let (mut client, server) = tokio::io::duplex(64);
+        let activity = Arc::new(Activity::default());
+        let mut io = WatchedIo::new(server, TIMEOUTS, Arc::clone(&activity));
+        // A request that takes two hours is left alone.
+        client.write_all(b"a").await.unwrap();
+        assert_eq!(io.read_u8().await.unwrap(), b'a');
+        let request = activity.begin();
+        assert!(!ends_within(&mut io, Duration::from_hours(2)).await);
+        drop(request);
+        // An idle connection may stay for most of an hour, a head that has begun may not.
+        assert!(!ends_within(&mut io, Duration::from_mins(59)).await);
+        client.write_all(b"b").await.unwrap();
+        assert_eq!(io.read_u8().await.unwrap(), b'b');
+        assert!(!ends_within(&mut io, Duration::from_secs(9)).await);
+        assert!(ends_within(&mut io, Duration::from_secs(2)).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_new_connection_is_cut_off_and_a_websocket_is_not() {
+        let (_client, server) = tokio::io::duplex(64);
+        let mut io = WatchedIo::new(server, TIMEOUTS, Arc::new(Activity::default()));
+        assert!(ends_within(&mut io, Duration::from_secs(11)).await);
+
+        let (_client, server) = tokio::io::duplex(64);
+        let activity = Arc::new(Activity::default());
+        let mut io = WatchedIo::new(server, TIMEOUTS, Arc::clone(&activity));
+        activity.begin().answered(StatusCode::SWITCHING_PROTOCOLS);
+        assert!(!ends_within(&mut io, Duration::from_hours(48)).await);
+    }
+}
