@@ -2,5 +2,6 @@
 
 pub mod drivers;
 pub mod host;
+pub mod report;
 pub mod tasks;
 pub mod vms;

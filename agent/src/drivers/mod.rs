@@ -15,6 +15,7 @@ use std::sync::Arc;
 use muster_shared::clock::SharedClock;
 use muster_shared::entropy::SharedEntropy;
 
+use crate::report::Reporter;
 use crate::tasks::TaskFailure;
 use crate::vms::VmTable;
 
@@ -35,6 +36,8 @@ pub struct Drivers {
     pub host: Arc<dyn host::Host>,
     /// What VMs there are meant to be.
     pub vms: Arc<VmTable>,
+    /// What the node tells about itself.
+    pub report: Arc<Reporter>,
 }
 
 /// Shared by all tasks.

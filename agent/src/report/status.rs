@@ -1,0 +1,108 @@
+//! One status sample: all VMs and the figures beside them.
+
+use std::collections::BTreeMap;
+
+use muster_shared::clock::iso;
+use muster_shared::ids::VmUuid;
+use muster_shared::wire::Intake;
+use muster_shared::wire::status::{self, Diskinfo, PoolStatus, Report, VmReport};
+use serde_json::{Value, json};
+
+use super::{ActivityNow, Figures};
+use crate::drivers::storage::Usage;
+
+/// One sample; always complete.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sample {
+    /// Every VM that is to be inventoried.
+    pub vms: BTreeMap<VmUuid, VmReport>,
+    /// The rest of the report; its `vms` and `digest` are empty.
+    pub figures: Report,
+}
+
+impl Sample {
+    /// The report that opens a connection.
+    #[must_use]
+    pub fn full(&self) -> Report {
+        let vms = self.vms.iter().map(|(uuid, vm)| (*uuid, Some(vm.clone()))).collect();
+        let digest = status::digest(&self.vms);
+        Report { full: true, vms, digest, ..self.figures.clone() }
+    }
+
+    /// The report that leads from `before`, which was sent on the same connection.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Report {
+        let Report { full, vms, digest, .. } = status::delta(&before.vms, &self.vms);
+        Report { full, vms, digest, ..self.figures.clone() }
+    }
+}
+
+/// Puts a sample together.
+pub(super) fn sample(
+    vms: BTreeMap<VmUuid, VmReport>,
+    host: Figures,
+    usage: &Usage,
+    activity: ActivityNow,
+    now: jiff::Timestamp,
+) -> Sample {
+    let mut muster = json!({
+        "agent_version": env!("CARGO_PKG_VERSION"),
+        "draining": activity.intake != Intake::Accepting,
+        "active_tasks": activity.active_tasks,
+        "queued_tasks": activity.queued_tasks,
+    });
+    if let Value::Object(muster) = &mut muster {
+        muster.extend(host.extra);
+    }
+    let pool = PoolStatus {
+        bytes_available: usage.size_bytes.saturating_sub(usage.alloc_bytes),
+        bytes_used: usage.alloc_bytes,
+    };
+    let figures = Report {
+        zpool_status: BTreeMap::from([(usage.pool.clone(), pool)]),
+        meminfo: Some(host.meminfo),
+        diskinfo: Some(diskinfo(usage)),
+        boot_time: iso(host.boot_time),
+        timestamp: iso(now),
+        muster,
+        ..Report::default()
+    };
+    Sample { vms, figures }
+}
+
+/// CNAPI's disk figures. All VMs are hardware VMs, whose disks count as zvols; there are no
+/// container datasets with a quota yet.
+fn diskinfo(usage: &Usage) -> Diskinfo {
+    let known_bytes = usage.disks_used_bytes.saturating_add(usage.images_bytes);
+    Diskinfo {
+        kvm_zvol_used_bytes: usage.disks_used_bytes,
+        kvm_zvol_volsize_bytes: usage.disks_virtual_bytes,
+        installed_images_used_bytes: usage.images_bytes,
+        pool_size_bytes: usage.size_bytes,
+        pool_alloc_bytes: usage.alloc_bytes,
+        system_used_bytes: usage.alloc_bytes.saturating_sub(known_bytes),
+        ..Diskinfo::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_neither_disks_nor_images_use_is_the_systems() {
+        let usage = Usage {
+            pool: "zones".to_owned(),
+            size_bytes: 100,
+            alloc_bytes: 60,
+            images_bytes: 10,
+            disks_used_bytes: 20,
+            disks_virtual_bytes: 500,
+        };
+        let info = diskinfo(&usage);
+        assert_eq!(info.system_used_bytes, 30);
+        assert_eq!(info.kvm_zvol_volsize_bytes, 500);
+        // Sparse files may seem to use more than the file system says.
+        assert_eq!(diskinfo(&Usage { images_bytes: 90, ..usage }).system_used_bytes, 0);
+    }
+}
