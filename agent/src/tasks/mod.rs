@@ -8,6 +8,15 @@ mod control;
 mod events;
 mod house;
 pub mod journal;
+mod machine;
+pub mod machine_boot;
+pub mod machine_create;
+pub mod machine_destroy;
+pub mod machine_info;
+pub mod machine_kill;
+pub mod machine_load;
+pub mod machine_reboot;
+pub mod machine_shutdown;
 pub mod nop;
 pub mod order;
 pub mod record;
@@ -36,7 +45,17 @@ use crate::drivers::Drivers;
 pub type Params = Map<String, Value>;
 
 /// Every task kind this agent knows. A new kind is one file and one line here.
-pub static HANDLERS: &[&dyn Handler] = &[&nop::Nop];
+pub static HANDLERS: &[&dyn Handler] = &[
+    &machine_boot::MachineBoot,
+    &machine_create::MachineCreate,
+    &machine_destroy::MachineDestroy,
+    &machine_info::MachineInfo,
+    &machine_kill::MachineKill,
+    &machine_load::MachineLoad,
+    &machine_reboot::MachineReboot,
+    &machine_shutdown::MachineShutdown,
+    &nop::Nop,
+];
 
 /// Whether a task changes anything, which decides about journal, drain and pause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

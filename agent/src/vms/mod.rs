@@ -45,6 +45,9 @@ pub struct VmRecord {
     /// Boot of the host in which `autoboot` was last considered for it, or it was last started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boot_id: Option<String>,
+    /// SHA-256 (hex) of the payload it was created from.
+    #[serde(default)]
+    pub fingerprint: String,
     /// When the record changed last, ISO 8601; kept by the table.
     #[serde(default)]
     pub last_modified: String,
@@ -65,6 +68,7 @@ impl VmRecord {
             stopping_until: None,
             storage: StorageState::None,
             boot_id: None,
+            fingerprint: String::new(),
             last_modified: String::new(),
             properties,
         }
@@ -120,9 +124,11 @@ pub enum StorageState {
     Complete,
 }
 
-/// What every VM object says about its node.
+/// What is said about the node in records and VM objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Node {
+    /// Changes with every boot of the host.
+    pub boot_id: String,
     /// The server.
     pub server_uuid: Option<ServerUuid>,
     /// Name of the datacentre, when configured.

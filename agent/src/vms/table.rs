@@ -77,6 +77,12 @@ impl VmTable {
         Ok(())
     }
 
+    /// The host's boot.
+    #[must_use]
+    pub fn boot_id(&self) -> &str {
+        &self.node.boot_id
+    }
+
     /// Changes with every change of a record or of what was observed.
     #[must_use]
     pub fn subscribe(&self) -> watch::Receiver<u64> {
@@ -109,7 +115,15 @@ impl VmTable {
         let _writing = self.writing.lock().await;
         let now = self.clock.wall();
         record.last_modified = iso(now);
-        self.records.put(&record, true).await?;
+        if let Err(error) = self.records.put(&record, true).await {
+            let exists = matches!(error, DriverError::Refused { code: "VmExists", .. });
+            // It may have been written all the same.
+            if !exists && let Err(error) = self.records.remove(record.uuid).await {
+                let error = muster_shared::error_chain::Chain(&error).to_string();
+                tracing::error!(vm_uuid = %record.uuid, error, "cannot take back a VM record");
+            }
+            return Err(error);
+        }
         let observed = Observed::Stopped { exit_status: None };
         self.vms.lock().insert(record.uuid, Entry { record, observed, state_since: now });
         self.changed();

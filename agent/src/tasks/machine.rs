@@ -1,0 +1,247 @@
+//! What the task kinds about VMs share: queues, parameters, starting and stopping.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use muster_shared::ids::VmUuid;
+use serde_json::{Map, Value, json};
+
+use super::{Params, Queue, TaskContext, TaskFailure};
+use crate::drivers::DriverError;
+use crate::drivers::compute::GuestSignal;
+use crate::vms::{self, VmRecord, payload};
+
+/// The queue of everything that changes an existing VM.
+pub(super) const MACHINE_TASKS: Queue =
+    Queue { name: "machine_tasks", max_concurrent: 32, max_wait: Duration::from_secs(600) };
+/// The queue of what only reads.
+pub(super) const MACHINE_QUERY: Queue =
+    Queue { name: "machine_query", max_concurrent: 64, max_wait: Duration::from_secs(60) };
+
+/// Time a guest has to shut down unless the client says otherwise.
+pub(super) const STOP_TIMEOUT: Duration = Duration::from_secs(180);
+/// Longest time a client may give it.
+const MAX_STOP_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+/// Guests that are still booting miss the power button, so it is pressed again.
+const BUTTON_AGAIN: Duration = Duration::from_secs(10);
+/// Time the hypervisor has to end by itself.
+const QUIT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Time a killed process has to go.
+const KILL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The parameters that example plans share.
+pub(super) fn example() -> Params {
+    let mut params = Params::new();
+    params.insert("uuid".to_owned(), json!("6c1a5a44-5b5c-4d4e-9f43-2a1f0e2b7c01"));
+    params
+}
+
+/// The VM a task is about.
+pub(super) fn vm(params: &Params) -> Result<VmUuid, TaskFailure> {
+    payload::vm_uuid(params)
+}
+
+/// A switch among the parameters; false when absent.
+pub(super) fn flag(params: &Params, name: &str) -> Result<bool, TaskFailure> {
+    match params.get(name) {
+        None | Some(Value::Null) => Ok(false),
+        Some(value) => payload::flag(value)
+            .ok_or_else(|| TaskFailure::bad_param(name, "must be true or false")),
+    }
+}
+
+/// The parameter `timeout`, seconds.
+pub(super) fn timeout(params: &Params) -> Result<Duration, TaskFailure> {
+    let value = match params.get("timeout") {
+        None | Some(Value::Null) => return Ok(STOP_TIMEOUT),
+        Some(value) => value,
+    };
+    let kind = match value {
+        Value::Bool(_) => "boolean",
+        Value::Object(_) | Value::Array(_) => "object",
+        Value::Number(_) => "number",
+        Value::String(_) | Value::Null => "string",
+    };
+    match payload::number(value).map(Duration::from_secs) {
+        Some(timeout) if timeout <= MAX_STOP_TIMEOUT => Ok(timeout),
+        _ => {
+            Err(TaskFailure::bad_param("timeout", format!("Invalid type: \"{kind}\" for timeout")))
+        }
+    }
+}
+
+/// `set_internal_metadata` of an `update` payload, the only update that can come with a start.
+pub(super) fn metadata_update(params: &Params) -> Result<Option<Map<String, Value>>, TaskFailure> {
+    let update = match params.get("update") {
+        None | Some(Value::Null) => return Ok(None),
+        Some(Value::Object(update)) => update,
+        Some(_) => return Err(TaskFailure::bad_param("update", "must be an object")),
+    };
+    if let Some(other) = update.keys().find(|name| *name != "set_internal_metadata") {
+        return Err(TaskFailure::bad_param("update", format!("{other} can't be updated here")));
+    }
+    match update.get("set_internal_metadata") {
+        None => Ok(None),
+        Some(Value::Object(set)) if !set.values().any(|v| v.is_object() || v.is_array()) => {
+            Ok(Some(set.clone()))
+        }
+        Some(_) => {
+            let problem = "set_internal_metadata must be an object of plain values";
+            Err(TaskFailure::bad_param("update", problem))
+        }
+    }
+}
+
+/// Writes a metadata update into the VM's record.
+pub(super) async fn apply_metadata(
+    ctx: &TaskContext,
+    vm: VmUuid,
+    set: &Map<String, Value>,
+) -> Result<(), TaskFailure> {
+    let change = |record: &mut VmRecord| {
+        let metadata = record.properties.entry("internal_metadata").or_insert_with(|| json!({}));
+        if let Some(metadata) = metadata.as_object_mut() {
+            metadata.extend(set.clone());
+        }
+    };
+    ctx.drivers.vms.update(vm, change).await?;
+    Ok(())
+}
+
+/// A failure whose code clients also find under CNAPI's name.
+pub(super) fn refuse(code: &'static str, message: impl Into<String>) -> TaskFailure {
+    TaskFailure::new(code, message).with_details(json!({ "restCode": code }))
+}
+
+/// A driver's failure in the words of the operation, e.g. `vmadm.start error: …`.
+pub(super) fn failed(operation: &'static str) -> impl Fn(DriverError) -> TaskFailure {
+    move |error| {
+        let failure = TaskFailure::from(error);
+        refuse(failure.code, format!("{operation} error: {}", failure.message))
+    }
+}
+
+/// The VM's record.
+pub(super) fn record(
+    ctx: &TaskContext,
+    operation: &'static str,
+    vm: VmUuid,
+) -> Result<VmRecord, TaskFailure> {
+    ctx.drivers.vms.get(vm).ok_or_else(|| failed(operation)(vms::not_found(vm)))
+}
+
+/// Whether the VM runs, as the host shows it now.
+pub(super) async fn runs(ctx: &TaskContext, vm: VmUuid) -> Result<bool, TaskFailure> {
+    let drivers = &ctx.drivers;
+    Ok(drivers.vms.observe(drivers.compute.as_ref(), vm).await?.is_running())
+}
+
+/// The word for the VM's state.
+pub(super) fn state(ctx: &TaskContext, vm: VmUuid) -> &'static str {
+    ctx.drivers.vms.entry(vm).map_or("unknown", |entry| entry.state().state)
+}
+
+/// Refuses what makes no sense for a VM that is being made, has failed or is being destroyed.
+pub(super) fn usable(operation: &'static str, record: &VmRecord) -> Result<(), TaskFailure> {
+    let state = match record {
+        VmRecord { destroying: true, .. } => "being destroyed",
+        VmRecord { failed: true, .. } => "failed",
+        VmRecord { provisioning: true, .. } => "provisioning",
+        _ => return Ok(()),
+    };
+    let text = format!("{operation} error: VM {} is {state}", record.uuid);
+    Err(refuse("VmNotUsable", text))
+}
+
+/// Starts the VM, or adopts it when it runs already.
+pub(super) async fn start(
+    ctx: &TaskContext,
+    operation: &'static str,
+    vm: VmUuid,
+) -> Result<(), TaskFailure> {
+    let drivers = &ctx.drivers;
+    let record = record(ctx, operation, vm)?;
+    let disks = drivers.storage.disks(vm).await.map_err(failed(operation))?;
+    drivers.compute.start(&record, &disks).await.map_err(failed(operation))?;
+    let boot_id = drivers.vms.boot_id().to_owned();
+    let started = |record: &mut VmRecord| {
+        record.boot_id = Some(boot_id);
+        record.stopping_until = None;
+    };
+    drivers.vms.update(vm, started).await?;
+    runs(ctx, vm).await?;
+    Ok(())
+}
+
+/// How a VM is to be stopped.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stop {
+    /// Without asking the guest.
+    pub(super) force: bool,
+    /// The end of the guest's time; survives a restart of the agent.
+    pub(super) until: Timestamp,
+    /// At most this long, whatever the wall clock did meanwhile.
+    pub(super) at_most: Duration,
+}
+
+/// Stops the VM's process. One that does not run is no error.
+pub(super) async fn stop(
+    ctx: &TaskContext,
+    operation: &'static str,
+    vm: VmUuid,
+    how: Stop,
+) -> Result<(), TaskFailure> {
+    let failed = failed(operation);
+    let compute = &ctx.drivers.compute;
+    let stopped = if how.force {
+        signal(ctx, vm, GuestSignal::Quit).await.map_err(&failed)?;
+        compute.wait_stopped(vm, QUIT_TIMEOUT).await.map_err(&failed)?
+    } else {
+        ask(ctx, vm, how).await.map_err(&failed)?
+    };
+    if !stopped {
+        signal(ctx, vm, GuestSignal::Kill).await.map_err(&failed)?;
+        if !compute.wait_stopped(vm, KILL_TIMEOUT).await.map_err(&failed)? {
+            let text = format!("{operation} error: the process of VM {vm} does not end");
+            return Err(refuse("VmNotStopped", text));
+        }
+    }
+    compute.cleanup(vm, false).await.map_err(&failed)?;
+    runs(ctx, vm).await?;
+    Ok(())
+}
+
+/// Presses the power button until the guest is gone or its time is over.
+async fn ask(ctx: &TaskContext, vm: VmUuid, how: Stop) -> Result<bool, DriverError> {
+    let clock = &ctx.drivers.clock;
+    let left = how.until.duration_since(clock.wall());
+    let left = Duration::try_from(left).unwrap_or(Duration::ZERO).min(how.at_most);
+    let deadline = clock.monotonic() + left;
+    loop {
+        signal(ctx, vm, GuestSignal::PowerDown).await?;
+        let left = deadline.saturating_sub(clock.monotonic());
+        let wait = ctx.drivers.compute.wait_stopped(vm, left.min(BUTTON_AGAIN));
+        // Somebody is in a hurry: the guest's time is over.
+        let Some(stopped) = ctx.cancelled.run_until_cancelled(wait).await else {
+            return Ok(false);
+        };
+        if stopped? {
+            return Ok(true);
+        }
+        if clock.monotonic() >= deadline {
+            return Ok(false);
+        }
+    }
+}
+
+/// Sends a signal; a VM that is gone needs none.
+pub(super) async fn signal(
+    ctx: &TaskContext,
+    vm: VmUuid,
+    signal: GuestSignal,
+) -> Result<(), DriverError> {
+    match ctx.drivers.compute.signal(vm, signal).await {
+        Err(DriverError::Refused { code: "VmNotRunning", .. }) => Ok(()),
+        other => other,
+    }
+}

@@ -1,0 +1,442 @@
+//! `machine_create`: makes a VM from an image and starts it, or leaves nothing behind.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use muster_shared::clock::iso;
+use muster_shared::ids::VmUuid;
+use serde_json::{Map, Value, json};
+use sha2::{Digest as _, Sha256};
+
+use super::machine::{self, failed, refuse};
+use super::{Class, Handler, Lock, OnFailure, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use crate::drivers::compute::GuestSignal;
+use crate::drivers::storage::{Disk, DiskSpec};
+use crate::vms::{self, StorageState, VmRecord, payload};
+
+const OPERATION: &str = "vmadm.create";
+/// Time a guest that is being undone has to go.
+const KILL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The kind; parameters are the VM's properties, `keep_failed` and `idempotent`.
+#[derive(Debug)]
+pub struct MachineCreate;
+
+#[async_trait]
+impl Handler for MachineCreate {
+    fn name(&self) -> &'static str {
+        "machine_create"
+    }
+
+    fn class(&self) -> Class {
+        Class::Mutate
+    }
+
+    fn queue(&self) -> Queue {
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        Queue {
+            name: "machine_creation",
+            max_concurrent: (cpus / 4).max(2),
+            max_wait: Duration::from_secs(1800),
+        }
+    }
+
+    fn deadline(&self, _params: &Params) -> Duration {
+        Duration::from_secs(3600)
+    }
+
+    fn cancellable(&self) -> bool {
+        true
+    }
+
+    /// With `keep_failed` too: the undo is what marks the VM then.
+    fn on_failure(&self, _params: &Params) -> OnFailure {
+        OnFailure::Undo
+    }
+
+    fn example(&self) -> Params {
+        let mut params = machine::example();
+        params.insert("brand".to_owned(), json!("kvm"));
+        params.insert("disks".to_owned(), json!([{ "size": 64, "model": "virtio" }]));
+        params.insert("nics".to_owned(), json!([{ "nic_tag": "admin" }]));
+        params
+    }
+
+    fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
+        let vm = machine::vm(params)?;
+        let properties = payload::create(params)?;
+        let job = Arc::new(Job {
+            vm,
+            fingerprint: fingerprint(&properties),
+            properties,
+            keep_failed: machine::flag(params, "keep_failed")?,
+            idempotent: machine::flag(params, "idempotent")?,
+        });
+        let step = |&part: &Part| -> Box<dyn Step> {
+            Box::new(CreateStep { job: Arc::clone(&job), part })
+        };
+        Ok(Plan { locks: vec![Lock::Vm(vm)], steps: PARTS.iter().map(step).collect() })
+    }
+}
+
+fn fingerprint(properties: &Map<String, Value>) -> String {
+    // Sorted, so that the order in which a client sends them does not matter.
+    let sorted: std::collections::BTreeMap<_, _> = properties.iter().collect();
+    let json = serde_json::to_vec(&sorted).expect("properties have only string keys");
+    hex::encode(Sha256::digest(json))
+}
+
+#[derive(Debug)]
+struct Job {
+    vm: VmUuid,
+    properties: Map<String, Value>,
+    fingerprint: String,
+    keep_failed: bool,
+    idempotent: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    Validate,
+    Reserve,
+    Image,
+    Storage,
+    Network,
+    Firewall,
+    Config,
+    Boot,
+    WaitProvisioned,
+    Commit,
+}
+
+const PARTS: [Part; 10] = [
+    Part::Validate,
+    Part::Reserve,
+    Part::Image,
+    Part::Storage,
+    Part::Network,
+    Part::Firewall,
+    Part::Config,
+    Part::Boot,
+    Part::WaitProvisioned,
+    Part::Commit,
+];
+
+#[derive(Debug)]
+struct CreateStep {
+    job: Arc<Job>,
+    part: Part,
+}
+
+#[async_trait]
+impl Step for CreateStep {
+    fn name(&self) -> &'static str {
+        match self.part {
+            Part::Validate => "validate",
+            Part::Reserve => "reserve",
+            Part::Image => "image",
+            Part::Storage => "storage",
+            Part::Network => "network",
+            Part::Firewall => "firewall",
+            Part::Config => "config",
+            Part::Boot => "boot",
+            Part::WaitProvisioned => "wait_provisioned",
+            Part::Commit => "commit",
+        }
+    }
+
+    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let job = &self.job;
+        match self.part {
+            Part::Validate => return job.validate(ctx).await,
+            Part::Reserve => return job.reserve(ctx).await,
+            _ => {}
+        }
+        // An equal VM was there before: all that is left is to return it.
+        if job.ours(ctx).is_none() && self.part != Part::Commit {
+            return Ok(());
+        }
+        match self.part {
+            Part::Image => job.image(ctx).await,
+            Part::Storage => job.storage(ctx).await,
+            Part::Network => job.network(ctx).await,
+            Part::Config => job.config(ctx).await,
+            Part::Boot => job.boot(ctx).await,
+            Part::Commit => job.commit(ctx).await,
+            // User-mode networks have no host side to filter; a hardware VM that runs is
+            // provisioned.
+            Part::Validate | Part::Reserve | Part::Firewall | Part::WaitProvisioned => Ok(()),
+        }
+    }
+
+    async fn undo(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let job = &self.job;
+        let Some(record) = job.ours(ctx) else { return Ok(()) };
+        match self.part {
+            Part::Boot => job.kill(ctx).await,
+            Part::Reserve if job.keep_failed => job.keep(ctx).await,
+            _ if job.keep_failed => Ok(()),
+            Part::Config => {
+                ctx.drivers.compute.cleanup(job.vm, true).await.map_err(failed(OPERATION))
+            }
+            Part::Storage => job.undo_storage(ctx, &record).await,
+            Part::Reserve => job.release(ctx).await,
+            _ => Ok(()),
+        }
+    }
+
+    fn progress(&self) -> u8 {
+        match self.part {
+            Part::Validate => 5,
+            Part::Reserve => 20,
+            Part::Image => 50,
+            Part::Storage => 60,
+            Part::Network => 65,
+            Part::Firewall => 70,
+            Part::Config => 75,
+            Part::Boot => 90,
+            Part::WaitProvisioned => 95,
+            Part::Commit => 100,
+        }
+    }
+}
+
+impl Job {
+    /// The record, if this task made it; nothing else may be changed or removed.
+    fn ours(&self, ctx: &TaskContext) -> Option<VmRecord> {
+        ctx.drivers.vms.get(self.vm).filter(|record| record.create_task == ctx.task_id)
+    }
+
+    /// An earlier VM of the same payload, which an idempotent create returns.
+    fn is_repeat_of(&self, record: &VmRecord) -> bool {
+        let usable = !record.destroying && !record.failed;
+        self.idempotent && usable && record.fingerprint == self.fingerprint
+    }
+
+    async fn validate(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let drivers = &ctx.drivers;
+        match drivers.vms.get(self.vm) {
+            Some(record) if record.create_task == ctx.task_id || self.is_repeat_of(&record) => {
+                return Ok(());
+            }
+            Some(_) => return Err(vm_exists(self.vm)),
+            None => {}
+        }
+        let abilities = drivers.compute.abilities();
+        if !abilities.hvm {
+            let why = abilities.degraded.join("; ");
+            return Err(refuse("HvmNotSupported", format!("hardware VMs can't run here: {why}")));
+        }
+        let vcpus = self.properties.get("vcpus").and_then(Value::as_u64).unwrap_or(1);
+        if vcpus > u64::from(abilities.max_vcpus) {
+            let problem = format!("{vcpus} are more than {} of this node", abilities.max_vcpus);
+            return Err(TaskFailure::bad_param("vcpus", problem));
+        }
+        if self.waits_for_guest() {
+            let text = "internal_metadata[\"muster:wait_guest\"] needs a metadata channel to the \
+                        guest, which this agent does not have";
+            return Err(refuse("NotSupported", text));
+        }
+        self.check_macs(ctx)?;
+        // Left by something that has no record: not ours to take over.
+        if drivers.compute.observe(self.vm).await?.is_running() {
+            return Err(vm_exists(self.vm));
+        }
+        if !drivers.storage.disks(self.vm).await?.is_empty() {
+            let pool = self.properties.get("zpool").and_then(Value::as_str).unwrap_or_default();
+            let text = format!("Dataset {pool}/{} exists.", self.vm);
+            return Err(refuse("DatasetExists", text));
+        }
+        Ok(())
+    }
+
+    fn waits_for_guest(&self) -> bool {
+        let wait = self.properties.get("internal_metadata");
+        wait.and_then(|metadata| metadata.get("muster:wait_guest")).is_some_and(|v| v == "true")
+    }
+
+    fn check_macs(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let entries = ctx.drivers.vms.entries();
+        let others = entries.iter().flat_map(|entry| entry.record.list("nics"));
+        let mut taken: Vec<&str> = others.filter_map(mac_of).collect();
+        for mac in self.nics().iter().filter_map(mac_of) {
+            if taken.contains(&mac) {
+                return Err(TaskFailure::bad_param("nics", format!("MAC {mac} is in use")));
+            }
+            taken.push(mac);
+        }
+        Ok(())
+    }
+
+    fn nics(&self) -> &[Value] {
+        self.properties.get("nics").and_then(Value::as_array).map_or(&[], Vec::as_slice)
+    }
+
+    async fn reserve(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        match ctx.drivers.vms.get(self.vm) {
+            Some(record) if record.create_task == ctx.task_id || self.is_repeat_of(&record) => {
+                return Ok(());
+            }
+            Some(_) => return Err(vm_exists(self.vm)),
+            None => {}
+        }
+        let mut properties = self.properties.clone();
+        let name = json!(self.vm);
+        let zonename = properties.entry("zonename").or_insert(name).clone();
+        properties.entry("hostname").or_insert(zonename);
+        let now = iso(ctx.drivers.clock.wall());
+        properties.insert("create_timestamp".to_owned(), json!(now));
+        let mut record = VmRecord::new(self.vm, ctx.task_id.clone(), properties);
+        record.fingerprint.clone_from(&self.fingerprint);
+        ctx.drivers.vms.create(record).await?;
+        Ok(())
+    }
+
+    async fn image(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        for image in payload::images(&self.properties) {
+            // The share of this step in the whole task.
+            let progress = |percent: u8| ctx.progress(20 + percent.min(100) / 10 * 3);
+            ctx.drivers.images.ensure(image, &progress, &ctx.cancelled).await?;
+        }
+        Ok(())
+    }
+
+    async fn storage(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let drivers = &ctx.drivers;
+        let incomplete = |record: &mut VmRecord| record.storage = StorageState::Incomplete;
+        let record = drivers.vms.update(self.vm, incomplete).await?;
+        let mut made = Vec::new();
+        for (index, disk) in (0..).zip(record.list("disks")) {
+            let spec = DiskSpec {
+                vm: self.vm,
+                index,
+                image: payload::image_of(disk),
+                size_mib: disk.get("size").and_then(Value::as_u64),
+            };
+            made.push(drivers.storage.create_disk(&spec, &ctx.task_id).await?);
+        }
+        let complete = |record: &mut VmRecord| {
+            record.storage = StorageState::Complete;
+            describe_disks(record, &made);
+        };
+        drivers.vms.update(self.vm, complete).await?;
+        Ok(())
+    }
+
+    async fn undo_storage(&self, ctx: &TaskContext, record: &VmRecord) -> Result<(), TaskFailure> {
+        if record.storage == StorageState::None {
+            return Ok(());
+        }
+        let drivers = &ctx.drivers;
+        let destroyed = drivers.storage.destroy_disks(self.vm, Some(&ctx.task_id)).await;
+        destroyed.map_err(failed(OPERATION))?;
+        drivers.vms.update(self.vm, |record| record.storage = StorageState::None).await?;
+        Ok(())
+    }
+
+    /// Fixes addresses, once and for all.
+    async fn network(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let entropy = &ctx.drivers.entropy;
+        let fix = |record: &mut VmRecord| {
+            let Some(Value::Array(nics)) = record.properties.get_mut("nics") else { return };
+            for nic in nics.iter_mut().filter_map(Value::as_object_mut) {
+                if !nic.contains_key("mac") {
+                    nic.insert("mac".to_owned(), json!(fresh_mac(entropy.u64())));
+                }
+            }
+        };
+        ctx.drivers.vms.update(self.vm, fix).await?;
+        Ok(())
+    }
+
+    async fn config(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let record = machine::record(ctx, OPERATION, self.vm)?;
+        ctx.drivers.compute.prepare(&record).await.map_err(failed(OPERATION))
+    }
+
+    async fn boot(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        if self.ours(ctx).is_some_and(|record| record.flag("autoboot")) {
+            machine::start(ctx, OPERATION, self.vm).await?;
+        }
+        Ok(())
+    }
+
+    async fn kill(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let compute = &ctx.drivers.compute;
+        machine::signal(ctx, self.vm, GuestSignal::Kill).await.map_err(failed(OPERATION))?;
+        if !compute.wait_stopped(self.vm, KILL_TIMEOUT).await.map_err(failed(OPERATION))? {
+            let text = format!("{OPERATION} error: the process of VM {} does not end", self.vm);
+            return Err(refuse("VmNotStopped", text));
+        }
+        compute.cleanup(self.vm, false).await.map_err(failed(OPERATION))?;
+        machine::runs(ctx, self.vm).await?;
+        Ok(())
+    }
+
+    async fn commit(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        if self.ours(ctx).is_some() {
+            // Also of a VM that is not started now: this boot is over for it.
+            let boot_id = ctx.drivers.vms.boot_id().to_owned();
+            let commit = |record: &mut VmRecord| {
+                record.provisioning = false;
+                record.boot_id = Some(boot_id);
+            };
+            ctx.drivers.vms.update(self.vm, commit).await?;
+            machine::runs(ctx, self.vm).await?;
+        }
+        ctx.finish_with(ctx.drivers.vms.result(self.vm));
+        Ok(())
+    }
+
+    /// Keeps the failed VM for a look at it.
+    async fn keep(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let keep = |record: &mut VmRecord| {
+            record.failed = true;
+            record.provisioning = false;
+        };
+        ctx.drivers.vms.update(self.vm, keep).await?;
+        ctx.finish_with(ctx.drivers.vms.result(self.vm));
+        Ok(())
+    }
+
+    /// Removes the record, unless something that it names could not be removed before.
+    async fn release(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let drivers = &ctx.drivers;
+        let mut result = drivers.vms.result(self.vm);
+        let left = drivers.compute.observe(self.vm).await?.is_running()
+            || !drivers.storage.disks(self.vm).await?.is_empty();
+        if left {
+            return self.keep(ctx).await;
+        }
+        drivers.vms.remove(self.vm).await.map_err(failed(OPERATION))?;
+        result["vm"]["state"] = json!("failed");
+        ctx.finish_with(result);
+        Ok(())
+    }
+}
+
+fn vm_exists(vm: VmUuid) -> TaskFailure {
+    let failure = TaskFailure::from(vms::exists(vm));
+    refuse(failure.code, failure.message)
+}
+
+fn mac_of(nic: &Value) -> Option<&str> {
+    nic.get("mac").and_then(Value::as_str)
+}
+
+/// A random address of the locally administered range.
+fn fresh_mac(random: u64) -> String {
+    let [a, b, c, d, e, ..] = random.to_be_bytes();
+    format!("02:{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}")
+}
+
+/// What clients see of the disks that were made.
+fn describe_disks(record: &mut VmRecord, made: &[Disk]) {
+    let Some(Value::Array(disks)) = record.properties.get_mut("disks") else { return };
+    for (disk, made) in disks.iter_mut().filter_map(Value::as_object_mut).zip(made) {
+        let size_mib = made.size_bytes.div_ceil(muster_shared::units::MIB);
+        disk.insert("path".to_owned(), json!(made.path));
+        disk.insert("size".to_owned(), json!(size_mib));
+    }
+}

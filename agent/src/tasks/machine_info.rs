@@ -1,0 +1,95 @@
+//! `machine_info`: what the hypervisor says about a running VM.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use muster_shared::ids::VmUuid;
+use serde_json::Value;
+
+use super::machine::{self, failed, refuse};
+use super::{Class, Handler, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use crate::drivers::compute;
+
+/// The kind; parameters `uuid`, `types`.
+#[derive(Debug)]
+pub struct MachineInfo;
+
+#[async_trait]
+impl Handler for MachineInfo {
+    fn name(&self) -> &'static str {
+        "machine_info"
+    }
+
+    fn class(&self) -> Class {
+        Class::Query
+    }
+
+    fn queue(&self) -> Queue {
+        machine::MACHINE_QUERY
+    }
+
+    fn deadline(&self, _params: &Params) -> Duration {
+        Duration::from_secs(30)
+    }
+
+    fn example(&self) -> Params {
+        machine::example()
+    }
+
+    fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
+        let step = Info { vm: machine::vm(params)?, types: types(params)? };
+        Ok(Plan { locks: Vec::new(), steps: vec![Box::new(step)] })
+    }
+}
+
+/// A list, or words separated by commas; all types when there is none.
+fn types(params: &Params) -> Result<Vec<String>, TaskFailure> {
+    let words: Option<Vec<String>> = match params.get("types") {
+        None | Some(Value::Null) => Some(Vec::new()),
+        Some(Value::String(text)) => {
+            Some(text.split(',').filter(|word| !word.is_empty()).map(str::to_owned).collect())
+        }
+        Some(Value::Array(words)) => {
+            words.iter().map(|word| word.as_str().map(str::to_owned)).collect()
+        }
+        Some(_) => None,
+    };
+    let mut words = words.ok_or_else(|| TaskFailure::bad_param("types", "must be a list"))?;
+    compute::check_info_types(&words)?;
+    if words.is_empty() {
+        words.push("all".to_owned());
+    }
+    Ok(words)
+}
+
+#[derive(Debug)]
+struct Info {
+    vm: VmUuid,
+    types: Vec<String>,
+}
+
+#[async_trait]
+impl Step for Info {
+    fn name(&self) -> &'static str {
+        "info"
+    }
+
+    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        machine::record(ctx, "vmadm.info", self.vm)?;
+        if !machine::runs(ctx, self.vm).await? {
+            let state = machine::state(ctx, self.vm);
+            let text = format!(
+                "vmadm.info error: Unable to get info for vm from state \"{state}\", must be \
+                 \"running\" or \"stopping\"."
+            );
+            return Err(refuse("VmNotRunning", text));
+        }
+        let info = ctx.drivers.compute.info(self.vm, &self.types).await;
+        ctx.finish_with(info.map_err(failed("vmadm.info"))?);
+        Ok(())
+    }
+
+    fn progress(&self) -> u8 {
+        100
+    }
+}

@@ -1,0 +1,156 @@
+//! `machine_kill`: sends a VM a signal, in the meaning that signals have for hardware VMs.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use muster_shared::ids::VmUuid;
+use serde_json::{Value, json};
+
+use super::machine::{self, failed, refuse};
+use super::{Class, Handler, Lock, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use crate::drivers::compute::GuestSignal;
+
+const OPERATION: &str = "vmadm.kill";
+
+/// The kind; parameters `uuid`, `signal`, `idempotent`.
+#[derive(Debug)]
+pub struct MachineKill;
+
+#[async_trait]
+impl Handler for MachineKill {
+    fn name(&self) -> &'static str {
+        "machine_kill"
+    }
+
+    fn class(&self) -> Class {
+        Class::Mutate
+    }
+
+    fn queue(&self) -> Queue {
+        machine::MACHINE_TASKS
+    }
+
+    fn deadline(&self, _params: &Params) -> Duration {
+        Duration::from_secs(60)
+    }
+
+    fn preempts(&self, params: &Params) -> bool {
+        matches!(signal(params), Ok(GuestSignal::Kill | GuestSignal::Quit))
+    }
+
+    fn example(&self) -> Params {
+        let mut params = machine::example();
+        params.insert("signal".to_owned(), json!("SIGKILL"));
+        params
+    }
+
+    fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
+        let vm = machine::vm(params)?;
+        let idempotent = machine::flag(params, "idempotent")?;
+        let signal = signal(params)?;
+        let part = |part| -> Box<dyn Step> { Box::new(KillStep { vm, part }) };
+        let steps = vec![part(Part::Check { idempotent }), part(Part::Send(signal))];
+        Ok(Plan { locks: vec![Lock::Vm(vm)], steps })
+    }
+}
+
+/// A name with or without `SIG` in any case, or a number; `SIGTERM` when absent.
+fn signal(params: &Params) -> Result<GuestSignal, TaskFailure> {
+    let word = match params.get("signal") {
+        None | Some(Value::Null) => "TERM".to_owned(),
+        Some(Value::String(text)) => text.to_ascii_uppercase(),
+        Some(Value::Number(number)) => number.to_string(),
+        Some(_) => return Err(TaskFailure::bad_param("signal", "must be a name or a number")),
+    };
+    match word.strip_prefix("SIG").unwrap_or(&word) {
+        "TERM" | "15" => Ok(GuestSignal::PowerDown),
+        "KILL" | "9" => Ok(GuestSignal::Kill),
+        "INT" | "2" => Ok(GuestSignal::Quit),
+        "HUP" | "1" => Ok(GuestSignal::Reset),
+        "STOP" | "19" => Ok(GuestSignal::Pause),
+        "CONT" | "18" => Ok(GuestSignal::Resume),
+        "USR1" | "10" => Ok(GuestSignal::Nmi),
+        _ => {
+            let text = format!(
+                "signal: {word} means nothing to a hardware VM; TERM, KILL, INT, HUP, STOP, CONT \
+                 and USR1 do"
+            );
+            Err(refuse("InvalidSignal", text))
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Part {
+    Check { idempotent: bool },
+    Send(GuestSignal),
+}
+
+#[derive(Debug)]
+struct KillStep {
+    vm: VmUuid,
+    part: Part,
+}
+
+#[async_trait]
+impl Step for KillStep {
+    fn name(&self) -> &'static str {
+        match self.part {
+            Part::Check { .. } => "check",
+            Part::Send(_) => "send",
+        }
+    }
+
+    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        match self.part {
+            // A step of its own: when the sending is repeated after a crash, the VM may be gone
+            // because of this very task.
+            Part::Check { idempotent } => {
+                machine::usable(OPERATION, &machine::record(ctx, OPERATION, self.vm)?)?;
+                if !machine::runs(ctx, self.vm).await? && !idempotent {
+                    let text = format!(
+                        "{OPERATION} error: Cannot find running init PID for VM {}",
+                        self.vm
+                    );
+                    return Err(refuse("ENOTRUNNING", text));
+                }
+                Ok(())
+            }
+            Part::Send(signal) => {
+                machine::signal(ctx, self.vm, signal).await.map_err(failed(OPERATION))?;
+                machine::runs(ctx, self.vm).await?;
+                ctx.finish_with(ctx.drivers.vms.result(self.vm));
+                Ok(())
+            }
+        }
+    }
+
+    fn progress(&self) -> u8 {
+        match self.part {
+            Part::Check { .. } => 10,
+            Part::Send(_) => 100,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signals_are_names_or_numbers() {
+        let mut params = machine::example();
+        let expected = [
+            (json!("SIGTERM"), GuestSignal::PowerDown),
+            (json!("kill"), GuestSignal::Kill),
+            (json!(1), GuestSignal::Reset),
+            (json!("19"), GuestSignal::Pause),
+        ];
+        for (word, signal) in expected {
+            params.insert("signal".to_owned(), word);
+            assert_eq!(super::signal(&params).unwrap(), signal);
+        }
+        params.insert("signal".to_owned(), json!("SIGFOO"));
+        assert_eq!(super::signal(&params).unwrap_err().code, "InvalidSignal");
+    }
+}

@@ -1,0 +1,71 @@
+//! `machine_load`: the full object of one VM.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use muster_shared::ids::VmUuid;
+
+use super::machine::{self, failed};
+use super::{Class, Handler, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use crate::vms;
+
+/// The kind; parameters `uuid`, `include_dni`.
+#[derive(Debug)]
+pub struct MachineLoad;
+
+#[async_trait]
+impl Handler for MachineLoad {
+    fn name(&self) -> &'static str {
+        "machine_load"
+    }
+
+    fn class(&self) -> Class {
+        Class::Query
+    }
+
+    fn queue(&self) -> Queue {
+        machine::MACHINE_QUERY
+    }
+
+    fn deadline(&self, _params: &Params) -> Duration {
+        Duration::from_secs(30)
+    }
+
+    fn example(&self) -> Params {
+        machine::example()
+    }
+
+    fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
+        let step =
+            Load { vm: machine::vm(params)?, include_dni: machine::flag(params, "include_dni")? };
+        Ok(Plan { locks: Vec::new(), steps: vec![Box::new(step)] })
+    }
+}
+
+#[derive(Debug)]
+struct Load {
+    vm: VmUuid,
+    include_dni: bool,
+}
+
+#[async_trait]
+impl Step for Load {
+    fn name(&self) -> &'static str {
+        "load"
+    }
+
+    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        machine::runs(ctx, self.vm).await?;
+        match ctx.drivers.vms.object(self.vm, self.include_dni) {
+            Some(vm) => {
+                ctx.finish_with(vm);
+                Ok(())
+            }
+            None => Err(failed("VM.load")(vms::not_found(self.vm))),
+        }
+    }
+
+    fn progress(&self) -> u8 {
+        100
+    }
+}

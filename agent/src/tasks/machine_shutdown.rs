@@ -1,0 +1,160 @@
+//! `machine_shutdown`: asks the guest to shut down and kills it when its time is over.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use muster_shared::clock::iso;
+use muster_shared::ids::VmUuid;
+use serde_json::json;
+
+use super::machine::{self, Stop, refuse};
+use super::{Class, Handler, Lock, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use crate::vms::VmRecord;
+
+const OPERATION: &str = "vmadm.stop";
+
+/// The kind; parameters `uuid`, `force`, `timeout`, `idempotent`.
+#[derive(Debug)]
+pub struct MachineShutdown;
+
+#[async_trait]
+impl Handler for MachineShutdown {
+    fn name(&self) -> &'static str {
+        "machine_shutdown"
+    }
+
+    fn class(&self) -> Class {
+        Class::Mutate
+    }
+
+    fn queue(&self) -> Queue {
+        machine::MACHINE_TASKS
+    }
+
+    fn deadline(&self, params: &Params) -> Duration {
+        machine::timeout(params).unwrap_or(machine::STOP_TIMEOUT) + Duration::from_secs(120)
+    }
+
+    fn preempts(&self, params: &Params) -> bool {
+        machine::flag(params, "force").unwrap_or(false)
+    }
+
+    fn preemptible(&self) -> bool {
+        true
+    }
+
+    fn example(&self) -> Params {
+        machine::example()
+    }
+
+    fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
+        let vm = machine::vm(params)?;
+        let job = Job {
+            vm,
+            force: machine::flag(params, "force")?,
+            idempotent: machine::flag(params, "idempotent")?,
+            timeout: machine::timeout(params)?,
+        };
+        let part = |part| -> Box<dyn Step> { Box::new(ShutdownStep { job, part }) };
+        Ok(Plan {
+            locks: vec![Lock::Vm(vm)],
+            steps: vec![part(Part::Mark), part(Part::Stop), part(Part::Commit)],
+        })
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Job {
+    vm: VmUuid,
+    force: bool,
+    idempotent: bool,
+    timeout: Duration,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Part {
+    Mark,
+    Stop,
+    Commit,
+}
+
+#[derive(Debug)]
+struct ShutdownStep {
+    job: Job,
+    part: Part,
+}
+
+impl ShutdownStep {
+    fn until(&self, ctx: &TaskContext) -> Timestamp {
+        ctx.started_at.saturating_add(self.job.timeout).unwrap_or(Timestamp::MAX)
+    }
+
+    /// The VM is not to come back with the host, whatever happens next.
+    async fn mark(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let vm = self.job.vm;
+        machine::usable(OPERATION, &machine::record(ctx, OPERATION, vm)?)?;
+        let running = machine::runs(ctx, vm).await?;
+        let until = iso(self.until(ctx));
+        let mark = |record: &mut VmRecord| {
+            record.properties.insert("autoboot".to_owned(), json!(false));
+            record.stopping_until = running.then_some(until);
+        };
+        ctx.drivers.vms.update(vm, mark).await?;
+        if running || self.job.idempotent {
+            return Ok(());
+        }
+        let state = machine::state(ctx, vm);
+        let text =
+            format!("{OPERATION} error: VM {vm} is already not 'running' (currently: {state})");
+        Err(refuse("ENOTRUNNING", text))
+    }
+
+    async fn stop(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let Job { vm, force, timeout, .. } = self.job;
+        let how = Stop { force, until: self.until(ctx), at_most: timeout };
+        machine::stop(ctx, OPERATION, vm, how).await
+    }
+
+    async fn commit(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let vm = self.job.vm;
+        ctx.drivers.vms.update(vm, |record| record.stopping_until = None).await?;
+        machine::runs(ctx, vm).await?;
+        ctx.finish_with(ctx.drivers.vms.result(vm));
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Step for ShutdownStep {
+    fn name(&self) -> &'static str {
+        match self.part {
+            Part::Mark => "mark",
+            Part::Stop => "stop",
+            Part::Commit => "commit",
+        }
+    }
+
+    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        match self.part {
+            Part::Mark => self.mark(ctx).await,
+            Part::Stop => {
+                let stopped = self.stop(ctx).await;
+                if stopped.is_err() {
+                    // It is not stopping any more.
+                    ctx.drivers.vms.update(self.job.vm, |r| r.stopping_until = None).await?;
+                }
+                stopped
+            }
+            Part::Commit => self.commit(ctx).await,
+        }
+    }
+
+    fn progress(&self) -> u8 {
+        match self.part {
+            Part::Mark => 10,
+            Part::Stop => 90,
+            Part::Commit => 100,
+        }
+    }
+}
