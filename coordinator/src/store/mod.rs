@@ -1,6 +1,6 @@
 //! The store: every record that must outlive a coordinator.
 //!
-//! Implementations pass the [`conformance`] suite; nothing else knows which one runs. Keys are
+//! Implementations pass the suite in `conformance.rs`; nothing else knows which one runs. Keys are
 //! `/`-separated text, cut along who writes a record and how often:
 //!
 //! | prefix | one record per | written by |
@@ -12,6 +12,11 @@
 //! | `task/<id>`, `open/<server>/<id>` | task | creation, end |
 //! | `members/<instance>` | coordinator | its start; gone with its lease |
 
+#[cfg(test)]
+mod conformance;
+mod kv_store;
+mod typed;
+
 use std::fmt;
 use std::sync::Arc;
 
@@ -19,6 +24,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
+
+pub use self::kv_store::{KvStore, raise_epoch};
+pub use self::typed::{TypedError, decode, get_json, put_json};
 
 /// Longest key, bytes.
 pub const MAX_KEY_BYTES: usize = 400;
@@ -190,8 +198,9 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// [`StoreError::Unavailable`].
     async fn get(&self, key: &str) -> Result<Option<Record>, StoreError>;
 
-    /// One page (at most `limit`, at most [`MAX_PAGE`]) of the records whose key starts with
-    /// `prefix` and is greater than `after`, in key order.
+    /// One page (at most `limit`, at most [`MAX_PAGE`], at least one) of the records whose key starts with
+    /// `prefix` and is greater than `after`, in key order. A page of large values may hold fewer
+    /// than `limit` and still have a `next`.
     ///
     /// # Errors
     /// [`StoreError::Unavailable`].
@@ -202,11 +211,12 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
         limit: usize,
     ) -> Result<Page, StoreError>;
 
-    /// Applies all writes or none, and returns once they survive a power cut.
+    /// Applies all writes or none, and returns once they survive a power cut. A commit that
+    /// changes nothing (checks, deletes of what is absent) makes no revision and no event.
     ///
     /// # Errors
-    /// [`StoreError::Conflict`] names the first key whose expectation failed; nothing was
-    /// written. [`StoreError::Unavailable`]: the outcome may be unknown, so read before trying
+    /// [`StoreError::Conflict`] names the first key whose expectation failed, and
+    /// [`StoreError::LeaseExpired`] a lease that is gone; nothing was written. [`StoreError::Unavailable`]: the outcome may be unknown, so read before trying
     /// again.
     async fn commit(&self, writes: Vec<Write>) -> Result<Revision, StoreError>;
 
@@ -234,6 +244,10 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// [`StoreError::Unavailable`].
     async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError>;
+
+    /// Finishes the commits that wait, ends every watch with [`WatchEnd::Closed`] and releases
+    /// the data; later calls are [`StoreError::Unavailable`].
+    async fn close(&self);
 }
 
 /// A shared store.
@@ -260,4 +274,30 @@ pub async fn list_all(
             None => return Ok((records, revision)),
         }
     }
+}
+
+/// Checks the limits that hold for a commit on every implementation.
+///
+/// # Errors
+/// [`StoreError::TooLarge`] names the first that is exceeded.
+pub fn check_limits(writes: &[Write]) -> Result<(), StoreError> {
+    let within = |bytes: usize, limit: usize, what: &dyn Fn() -> String| {
+        if bytes > limit { Err(StoreError::TooLarge { what: what(), limit }) } else { Ok(()) }
+    };
+    within(writes.len(), MAX_COMMIT_WRITES, &|| "the number of writes in a commit".to_owned())?;
+    let mut total = 0;
+    let mut keys = std::collections::BTreeSet::new();
+    for write in writes {
+        // The start of an overlong key is enough to find it.
+        let shown: String = write.key.chars().take(80).collect();
+        within(write.key.len(), MAX_KEY_BYTES, &|| format!("the key {shown}…"))?;
+        let seen = usize::from(!keys.insert(write.key.as_str()));
+        within(1 + seen, 1, &|| format!("the number of writes of {shown}"))?;
+        total += write.key.len();
+        if let Action::Put(value, _) = &write.action {
+            within(value.len(), MAX_VALUE_BYTES, &|| format!("the value of {shown}"))?;
+            total += value.len();
+        }
+    }
+    within(total, MAX_COMMIT_BYTES, &|| "the size of a commit".to_owned())
 }
