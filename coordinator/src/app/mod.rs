@@ -1,5 +1,8 @@
 //! The application: everything the coordinator does, without any HTTP.
 
+pub mod image_manifest;
+pub mod images;
+
 use std::fmt;
 use std::sync::Arc;
 

@@ -24,6 +24,7 @@ use super::request::{BodyStream, Request, ServerRef, invalid_server, invalid_vm}
 use super::response::{Body, Response};
 use super::route::{BodyRule, Reply, Route, ServerRule};
 use super::rule::check;
+use super::stream::SyncStream;
 
 /// Longest request id that is taken over from a client, bytes.
 const MAX_REQ_ID_BYTES: usize = 256;
@@ -395,22 +396,6 @@ fn encode(body: Body, context: &Context) -> warp::reply::Response {
         Body::Json(value) => typed(context.form, Bytes::from(value.to_string())),
         Body::Bytes(bytes) => typed(Form::Text, bytes),
         Body::Stream(_) if head => warp::reply::Response::default(),
-        Body::Stream(stream) => {
-            warp::reply::stream(SyncStream(parking_lot::Mutex::new(stream))).into_response()
-        }
-    }
-}
-
-/// Makes a stream shareable, as warp demands, although only one task polls it.
-struct SyncStream<T>(parking_lot::Mutex<futures_util::stream::BoxStream<'static, T>>);
-
-impl<T> futures_util::Stream for SyncStream<T> {
-    type Item = T;
-
-    fn poll_next(
-        mut self: std::pin::Pin<&mut Self>,
-        cx: &mut std::task::Context<'_>,
-    ) -> std::task::Poll<Option<T>> {
-        self.0.get_mut().poll_next_unpin(cx)
+        Body::Stream(stream) => warp::reply::stream(SyncStream::new(stream)).into_response(),
     }
 }

@@ -1,10 +1,9 @@
 //! The route table as warp filters: one boxed filter per first path segment, and one for the
 //! rest, which answers 404.
 
-use std::pin::Pin;
 use std::sync::Arc;
 
-use bytes::{Buf, Bytes};
+use bytes::Buf;
 use futures_util::{Stream, StreamExt as _};
 use http::{HeaderMap, Method};
 use hyper::upgrade::OnUpgrade;
@@ -75,6 +74,5 @@ where
     B: Buf,
 {
     let stream = body.map(|chunk| chunk.map(|mut chunk| chunk.copy_to_bytes(chunk.remaining())));
-    let stream: Pin<Box<dyn Stream<Item = Result<Bytes, warp::Error>> + Send>> = Box::pin(stream);
-    stream
+    super::stream::SyncStream::new(stream.boxed())
 }

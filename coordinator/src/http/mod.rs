@@ -8,6 +8,7 @@ mod conn;
 mod dispatch;
 mod error;
 mod filters;
+mod images;
 mod info;
 mod matcher;
 mod metrics;
@@ -19,6 +20,7 @@ mod response;
 mod route;
 mod rule;
 mod server;
+mod stream;
 mod upgrade;
 mod watched;
 
@@ -31,14 +33,18 @@ use matcher::first_segment;
 use muster_shared::telemetry::LogControl;
 use route::Route;
 pub(crate) use server::{Server, ServerSettings, bind};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::app::App;
 
+/// Image uploads at a time.
+const MAX_UPLOADS: usize = 8;
+
 /// Every route of the API, by resource.
 fn table() -> Vec<Route> {
-    let resources = [ping::routes, info::routes, metrics::routes];
+    let resources = [ping::routes, info::routes, metrics::routes, images::routes];
     resources.iter().flat_map(|routes| routes()).collect()
 }
 
@@ -63,6 +69,8 @@ pub(crate) struct Shell {
     started: Timestamp,
     /// Every connection and websocket.
     tracker: TaskTracker,
+    /// Uploads of images at a time; each holds two parts in memory.
+    uploads: Arc<Semaphore>,
     /// Requests that still wait get a 503.
     hurry: CancellationToken,
     /// Connections are dropped.
@@ -103,6 +111,7 @@ impl Shell {
             groups,
             started,
             tracker: TaskTracker::new(),
+            uploads: Arc::new(Semaphore::new(MAX_UPLOADS)),
             hurry: CancellationToken::new(),
             kill: CancellationToken::new(),
         })

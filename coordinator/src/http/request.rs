@@ -6,7 +6,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures_util::stream::BoxStream;
 use http::HeaderMap;
 use hyper::upgrade::OnUpgrade;
 use muster_shared::ids::{ServerUuid, VmUuid};
@@ -14,10 +13,11 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
+use super::stream::SyncStream;
 use crate::app::App;
 
 /// The bytes of a body as they arrive.
-pub(crate) type BodyStream = BoxStream<'static, Result<Bytes, warp::Error>>;
+pub(crate) type BodyStream = SyncStream<Result<Bytes, warp::Error>>;
 
 /// What `:server_uuid` of a path names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,0 +1,553 @@
+//! The image repository: IMGAPI manifests as records, files as blobs.
+//!
+//! ```text
+//! create ──▶ unactivated ──(file uploaded, again and again)──▶ unactivated ──activate──▶ active
+//! ```
+//!
+//! A file is uploaded under a name of its own and becomes the image's file when the record that
+//! names it is committed; a reader sees the old file or the new one. What a crash leaves behind
+//! is a blob without a record, which [`App::sweep_images`] removes. Deleting an image does not
+//! touch virtual machines made from it: agents install copies.
+
+use std::io;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream::BoxStream;
+use futures_util::{Stream, StreamExt as _, TryStreamExt as _};
+use jiff::Timestamp;
+use muster_shared::clock::iso;
+use muster_shared::error_chain::Chain;
+use muster_shared::ids::ImageUuid;
+use object_store::path::Path;
+use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt as _, WriteMultipart};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use sha1::Sha1;
+use sha2::{Digest as _, Sha256};
+
+use super::App;
+use super::image_manifest::{self, BadManifest};
+use crate::store::{Expect, MAX_PAGE, MAX_VALUE_BYTES, Record, Revision, StoreError, Write};
+
+/// Prefix of image records, and of their blobs with an `s`.
+const RECORD_PREFIX: &str = "image/";
+const BLOB_PREFIX: &str = "images";
+/// Part of an upload that is sent at once; object stores want at least 5 MiB.
+const PART_BYTES: usize = 8 * 1024 * 1024;
+/// Parts of one upload that are on their way at a time.
+const PARTS_IN_FLIGHT: usize = 1;
+/// Largest manifest: the rest of a record is for the name of its blob.
+const MAX_MANIFEST_BYTES: usize = MAX_VALUE_BYTES - 4096;
+/// A blob without a record is kept for so long, because its upload may be about to end.
+const ORPHAN_AGE: Duration = Duration::from_hours(24);
+/// Most images in one answer.
+pub const MAX_IMAGES: usize = MAX_PAGE;
+
+/// Why an image operation was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// There is no such image.
+    #[error("image {0} not found")]
+    NotFound(ImageUuid),
+    /// The image has no file yet.
+    #[error("image {0} has no file")]
+    NoFile(ImageUuid),
+    /// The uuid is taken.
+    #[error("image {0} exists already")]
+    Exists(ImageUuid),
+    /// The image is active, so its file stays what it is.
+    #[error("image {0} is active, its file can't be replaced")]
+    Active(ImageUuid),
+    /// The manifest is not one.
+    #[error("the manifest is not valid")]
+    Manifest(#[source] BadManifest),
+    /// The uploaded bytes are not those that were announced.
+    #[error("{kind} of the uploaded file is {found}, not {expected}")]
+    Checksum {
+        /// `sha1` or `sha256`.
+        kind: &'static str,
+        /// What was announced.
+        expected: String,
+        /// What arrived.
+        found: String,
+    },
+    /// Nothing was uploaded.
+    #[error("the uploaded file is empty")]
+    Empty,
+    /// The upload broke off.
+    #[error("the upload ended before its end")]
+    Upload(#[source] io::Error),
+    /// The image is not at the version that the client named, or changed meanwhile.
+    #[error("image {0} was changed meanwhile")]
+    Changed(ImageUuid),
+    /// The store failed.
+    #[error("access the record of image {image}")]
+    Store {
+        /// Which.
+        image: String,
+        /// Why.
+        #[source]
+        source: StoreError,
+    },
+    /// A stored record can't be read.
+    #[error("read the record of image {image}")]
+    Corrupt {
+        /// Which.
+        image: String,
+        /// Why.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// The object store failed.
+    #[error("{action} the file of image {image}")]
+    Blob {
+        /// What was attempted.
+        action: &'static str,
+        /// Which.
+        image: ImageUuid,
+        /// Why.
+        #[source]
+        source: object_store::Error,
+    },
+}
+
+/// What the store keeps of an image.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct StoredImage {
+    manifest: Map<String, Value>,
+    /// Name of the file's blob.
+    blob: Option<String>,
+}
+
+/// An image.
+#[derive(Clone, Debug)]
+pub struct Image {
+    /// Its uuid.
+    pub uuid: ImageUuid,
+    /// Its IMGAPI manifest.
+    pub manifest: Map<String, Value>,
+    /// Version of the record.
+    pub revision: Revision,
+    blob: Option<String>,
+}
+
+impl Image {
+    /// A text member of the manifest.
+    #[must_use]
+    pub fn text(&self, name: &str) -> Option<&str> {
+        self.manifest.get(name)?.as_str()
+    }
+
+    /// Whether virtual machines can be made from it.
+    #[must_use]
+    pub fn is_active(&self) -> bool {
+        self.text("state") == Some("active")
+    }
+
+    fn decode(record: &Record) -> Result<Self, ImageError> {
+        let name = record.key.trim_start_matches(RECORD_PREFIX);
+        let corrupt = |source| ImageError::Corrupt { image: name.to_owned(), source };
+        let stored: StoredImage = serde_json::from_slice(&record.value).map_err(corrupt)?;
+        let uuid = name.parse().map_err(|error| corrupt(serde::de::Error::custom(error)))?;
+        let StoredImage { manifest, blob } = stored;
+        Ok(Self { uuid, manifest, revision: record.revision, blob })
+    }
+
+    fn write(&self, expect: Expect) -> Result<Write, ImageError> {
+        let stored = StoredImage { manifest: self.manifest.clone(), blob: self.blob.clone() };
+        let value = serde_json::to_vec(&stored)
+            .map_err(|source| ImageError::Corrupt { image: self.uuid.to_string(), source })?;
+        if value.len() > MAX_MANIFEST_BYTES {
+            return Err(ImageError::Manifest(BadManifest::new("", "the manifest is too large")));
+        }
+        Ok(Write::put(key(self.uuid), expect, value))
+    }
+}
+
+/// Which images a list shows.
+#[derive(Clone, Debug, Default)]
+pub struct ImageFilter {
+    /// Exact, or a part of the name after `~`.
+    pub name: Option<String>,
+    /// Exact; `all` for any; `active` by default.
+    pub state: Option<String>,
+    /// Exact.
+    pub owner: Option<String>,
+    /// Exact.
+    pub os: Option<String>,
+    /// Exact.
+    pub kind: Option<String>,
+    /// At most so many, at most [`MAX_IMAGES`].
+    pub limit: Option<usize>,
+    /// Only images after this one, in the order of their uuids.
+    pub marker: Option<ImageUuid>,
+}
+
+impl ImageFilter {
+    fn shows(&self, image: &Image) -> bool {
+        let fits = |wanted: &Option<String>, name: &str| {
+            wanted.as_deref().is_none_or(|wanted| image.text(name) == Some(wanted))
+        };
+        let name = match self.name.as_deref().map(|name| (name, name.strip_prefix('~'))) {
+            None => true,
+            Some((_, Some(part))) => image.text("name").is_some_and(|name| name.contains(part)),
+            Some((whole, None)) => image.text("name") == Some(whole),
+        };
+        let state = self.state.as_deref().unwrap_or("active");
+        name && (state == "all" || image.text("state") == Some(state))
+            && fits(&self.owner, "owner")
+            && fits(&self.os, "os")
+            && fits(&self.kind, "type")
+    }
+}
+
+/// What a client says about a file that it uploads.
+#[derive(Clone, Debug, Default)]
+pub struct FileClaim {
+    /// `none`, `gzip`, `xz` or `zstd`.
+    pub compression: String,
+    /// Hexadecimal, if checked.
+    pub sha1: Option<String>,
+    /// Hexadecimal, if checked.
+    pub sha256: Option<String>,
+}
+
+/// An image's file, ready to be read.
+pub struct ImageFile {
+    /// The whole file's size.
+    pub size_bytes: u64,
+    /// The whole file's checksum, hexadecimal.
+    pub sha256: String,
+    path: Path,
+    image: ImageUuid,
+}
+
+fn key(image: ImageUuid) -> String {
+    format!("{RECORD_PREFIX}{image}")
+}
+
+fn store_error(image: ImageUuid, source: StoreError) -> ImageError {
+    match source {
+        StoreError::Conflict { .. } => ImageError::Changed(image),
+        source => ImageError::Store { image: image.to_string(), source },
+    }
+}
+
+impl App {
+    /// One image.
+    ///
+    /// # Errors
+    /// [`ImageError::NotFound`], or a failure of the store.
+    pub async fn image(&self, image: ImageUuid) -> Result<Image, ImageError> {
+        let record = self.parts().store.get(&key(image)).await;
+        let record = record.map_err(|source| store_error(image, source))?;
+        Image::decode(&record.ok_or(ImageError::NotFound(image))?)
+    }
+
+    /// The images that a filter shows, in the order of their uuids.
+    ///
+    /// # Errors
+    /// A failure of the store, or a record that can't be read.
+    pub async fn images(&self, filter: &ImageFilter) -> Result<Vec<Image>, ImageError> {
+        let limit = filter.limit.unwrap_or(MAX_IMAGES).min(MAX_IMAGES);
+        let mut after = filter.marker.map(key);
+        let mut images = Vec::new();
+        loop {
+            let page = self.parts().store.list(RECORD_PREFIX, after.as_deref(), MAX_PAGE).await;
+            let page =
+                page.map_err(|source| ImageError::Store { image: "(list)".to_owned(), source })?;
+            for record in &page.records {
+                if images.len() >= limit {
+                    return Ok(images);
+                }
+                let image = Image::decode(record)?;
+                if filter.shows(&image) {
+                    images.push(image);
+                }
+            }
+            match page.next {
+                Some(next) => after = Some(next),
+                None => return Ok(images),
+            }
+        }
+    }
+
+    /// Makes an image without a file from a client's manifest.
+    ///
+    /// # Errors
+    /// [`ImageError::Manifest`], [`ImageError::Exists`], or a failure of the store.
+    pub async fn image_create(&self, manifest: Map<String, Value>) -> Result<Image, ImageError> {
+        let (uuid, mut manifest) =
+            image_manifest::accept(manifest).map_err(ImageError::Manifest)?;
+        let uuid = uuid.unwrap_or_else(|| self.parts().entropy.uuid().into());
+        manifest.insert("uuid".to_owned(), json!(uuid));
+        manifest.insert("state".to_owned(), json!("unactivated"));
+        let image = Image { uuid, manifest, revision: Revision::default(), blob: None };
+        let write = image.write(Expect::Absent)?;
+        match self.parts().store.commit(vec![write]).await {
+            Ok(revision) => Ok(Image { revision, ..image }),
+            Err(StoreError::Conflict { .. }) => Err(ImageError::Exists(uuid)),
+            Err(source) => Err(store_error(uuid, source)),
+        }
+    }
+
+    /// Stores an image's file; it replaces an earlier one once it is whole and durable. A failed
+    /// upload leaves nothing.
+    ///
+    /// # Errors
+    /// [`ImageError::Checksum`], [`ImageError::Active`] and others; the earlier file stays.
+    pub async fn image_upload(
+        &self,
+        image: ImageUuid,
+        claim: FileClaim,
+        body: BoxStream<'static, io::Result<Bytes>>,
+    ) -> Result<Image, ImageError> {
+        let current = self.image(image).await?;
+        if current.is_active() {
+            return Err(ImageError::Active(image));
+        }
+        let name = format!("{BLOB_PREFIX}/{image}/file-{}", self.parts().entropy.uuid());
+        let path = Path::from(name.as_str());
+        let received = self.receive(image, &path, body).await?;
+        let adopted = match received.check(&claim) {
+            Ok(()) => self.adopt(current, &name, &claim, &received).await,
+            Err(error) => Err(error),
+        };
+        if adopted.is_err() {
+            self.drop_blob(&name).await;
+        }
+        adopted
+    }
+
+    /// Streams a file into the object store; aborts on any failure.
+    async fn receive(
+        &self,
+        image: ImageUuid,
+        path: &Path,
+        mut body: BoxStream<'static, io::Result<Bytes>>,
+    ) -> Result<Received, ImageError> {
+        let failed = |source| ImageError::Blob { action: "store", image, source };
+        let upload = self.parts().blobs.put_multipart(path).await.map_err(failed)?;
+        let mut upload = WriteMultipart::new_with_chunk_size(upload, PART_BYTES);
+        let mut received = Hashing::default();
+        let outcome = loop {
+            match body.next().await {
+                None if received.size_bytes == 0 => break Err(ImageError::Empty),
+                None => break Ok(()),
+                Some(Err(error)) => break Err(ImageError::Upload(error)),
+                Some(Ok(chunk)) => {
+                    received.update(&chunk);
+                    if let Err(source) = upload.wait_for_capacity(PARTS_IN_FLIGHT).await {
+                        break Err(failed(source));
+                    }
+                    upload.put(chunk);
+                }
+            }
+        };
+        match outcome {
+            Ok(()) => upload.finish().await.map(|_| received.finish()).map_err(failed),
+            Err(error) => {
+                if let Err(left) = upload.abort().await {
+                    tracing::warn!(image_uuid = %image, error = %Chain(&left),
+                        "an aborted upload may have left a part");
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes a received file the image's.
+    async fn adopt(
+        &self,
+        mut image: Image,
+        name: &str,
+        claim: &FileClaim,
+        received: &Received,
+    ) -> Result<Image, ImageError> {
+        let mut file = image_manifest::file_hints(&image.manifest);
+        file.insert("compression".to_owned(), json!(claim.compression));
+        file.insert("sha1".to_owned(), json!(received.sha1));
+        file.insert("sha256".to_owned(), json!(received.sha256));
+        file.insert("size".to_owned(), json!(received.size_bytes));
+        image.manifest.insert("files".to_owned(), json!([file]));
+        let earlier = image.blob.replace(name.to_owned());
+        let image = self.replace(image).await?;
+        if let Some(earlier) = earlier {
+            self.drop_blob(&earlier).await;
+        }
+        Ok(image)
+    }
+
+    async fn replace(&self, image: Image) -> Result<Image, ImageError> {
+        let write = image.write(Expect::At(image.revision))?;
+        let revision = self.parts().store.commit(vec![write]).await;
+        let revision = revision.map_err(|source| store_error(image.uuid, source))?;
+        Ok(Image { revision, ..image })
+    }
+
+    /// Lets virtual machines be made from an image; repeating is harmless.
+    ///
+    /// # Errors
+    /// [`ImageError::NoFile`], [`ImageError::NotFound`], or a failure of the store.
+    pub async fn image_activate(&self, image: ImageUuid) -> Result<Image, ImageError> {
+        let mut image = self.image(image).await?;
+        if image.is_active() {
+            return Ok(image);
+        }
+        if image.blob.is_none() {
+            return Err(ImageError::NoFile(image.uuid));
+        }
+        image.manifest.insert("state".to_owned(), json!("active"));
+        let now = iso(self.parts().clock.wall());
+        image.manifest.entry("published_at").or_insert_with(|| json!(now));
+        self.replace(image).await
+    }
+
+    /// Removes an image and its file.
+    ///
+    /// # Errors
+    /// [`ImageError::NotFound`], [`ImageError::Changed`], or a failure of the store.
+    pub async fn image_delete(&self, image: ImageUuid) -> Result<(), ImageError> {
+        let image = self.image(image).await?;
+        let write = Write::delete(key(image.uuid), Expect::At(image.revision));
+        let deleted = self.parts().store.commit(vec![write]).await;
+        deleted.map_err(|source| store_error(image.uuid, source))?;
+        if let Some(blob) = &image.blob {
+            self.drop_blob(blob).await;
+        }
+        Ok(())
+    }
+
+    /// An image's file.
+    ///
+    /// # Errors
+    /// [`ImageError::NoFile`], [`ImageError::NotFound`], or a failure of the store.
+    pub async fn image_file(&self, image: ImageUuid) -> Result<ImageFile, ImageError> {
+        let record = self.image(image).await?;
+        let blob = record.blob.as_deref().ok_or(ImageError::NoFile(image))?;
+        let file = &record.manifest["files"][0];
+        let (Some(size_bytes), Some(sha256)) = (file["size"].as_u64(), file["sha256"].as_str())
+        else {
+            return Err(ImageError::NoFile(image));
+        };
+        Ok(ImageFile { size_bytes, sha256: sha256.to_owned(), path: Path::from(blob), image })
+    }
+
+    /// Reads a part of an image's file.
+    ///
+    /// # Errors
+    /// [`ImageError::Blob`] when the object store can't open it.
+    pub async fn image_read(
+        &self,
+        file: &ImageFile,
+        range: std::ops::Range<u64>,
+    ) -> Result<BoxStream<'static, io::Result<Bytes>>, ImageError> {
+        let failed = |source| ImageError::Blob { action: "read", image: file.image, source };
+        let options = GetOptions { range: Some(GetRange::Bounded(range)), ..GetOptions::default() };
+        let found = self.parts().blobs.get_opts(&file.path, options).await.map_err(failed)?;
+        Ok(found.into_stream().map_err(io::Error::other).boxed())
+    }
+
+    /// Removes a blob that no record names any more. A failure is only logged: the sweep comes
+    /// again.
+    async fn drop_blob(&self, name: &str) {
+        match self.parts().blobs.delete(&Path::from(name)).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
+            Err(error) => {
+                tracing::warn!(blob = name, error = %Chain(&error), "cannot remove a file");
+            }
+        }
+    }
+
+    /// Removes files of uploads that a crash cut off between the file and its record. Call at
+    /// start.
+    ///
+    /// # Errors
+    /// A failure of the object store or of the store.
+    pub async fn sweep_images(&self) -> Result<usize, ImageError> {
+        let list = self.parts().blobs.list(Some(&Path::from(BLOB_PREFIX)));
+        let mut orphans = std::pin::pin!(self.orphans(list));
+        let mut removed = 0;
+        while let Some(name) = orphans.next().await {
+            self.drop_blob(&name?).await;
+            removed += 1;
+        }
+        Ok(removed)
+    }
+
+    fn orphans<'a>(
+        &'a self,
+        list: BoxStream<'a, object_store::Result<object_store::ObjectMeta>>,
+    ) -> impl Stream<Item = Result<String, ImageError>> + 'a {
+        let old = self.parts().clock.wall().saturating_sub(ORPHAN_AGE);
+        let old = old.unwrap_or(Timestamp::MIN);
+        list.filter_map(move |found| async move {
+            let failed = |source| ImageError::Blob {
+                action: "list",
+                image: ImageUuid(uuid::Uuid::nil()),
+                source,
+            };
+            let found = match found {
+                Ok(found) => found,
+                Err(error) => return Some(Err(failed(error))),
+            };
+            if found.last_modified.timestamp() > old.as_second() {
+                return None;
+            }
+            let name = found.location.to_string();
+            let image: ImageUuid = name.split('/').nth(1)?.parse().ok()?;
+            match self.image(image).await {
+                Ok(image) if image.blob.as_deref() == Some(name.as_str()) => None,
+                Ok(_) | Err(ImageError::NotFound(_)) => Some(Ok(name)),
+                Err(error) => Some(Err(error)),
+            }
+        })
+    }
+}
+
+/// Checksums of what has arrived so far.
+#[derive(Default)]
+struct Hashing {
+    size_bytes: u64,
+    sha1: Sha1,
+    sha256: Sha256,
+}
+
+impl Hashing {
+    fn update(&mut self, chunk: &Bytes) {
+        self.size_bytes = self.size_bytes.saturating_add(u64::try_from(chunk.len()).unwrap_or(0));
+        self.sha1.update(chunk);
+        self.sha256.update(chunk);
+    }
+
+    fn finish(self) -> Received {
+        Received {
+            size_bytes: self.size_bytes,
+            sha1: hex::encode(self.sha1.finalize()),
+            sha256: hex::encode(self.sha256.finalize()),
+        }
+    }
+}
+
+/// A file that has arrived whole.
+struct Received {
+    size_bytes: u64,
+    sha1: String,
+    sha256: String,
+}
+
+impl Received {
+    fn check(&self, claim: &FileClaim) -> Result<(), ImageError> {
+        let pairs = [("sha256", &claim.sha256, &self.sha256), ("sha1", &claim.sha1, &self.sha1)];
+        for (kind, expected, found) in pairs {
+            if let Some(expected) = expected
+                && !expected.eq_ignore_ascii_case(found)
+            {
+                let (expected, found) = (expected.clone(), found.clone());
+                return Err(ImageError::Checksum { kind, expected, found });
+            }
+        }
+        Ok(())
+    }
+}
