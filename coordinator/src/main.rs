@@ -1,0 +1,207 @@
+//! The coordinator's daemon: arguments, configuration, doors, signals and exit codes.
+#![forbid(unsafe_code)]
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Parser;
+use muster_coordinator::app::Parts;
+use muster_coordinator::config::{Config, ENVIRONMENT_PREFIX};
+use muster_coordinator::store::KvStore;
+use muster_coordinator::{Coordinator, Running, StartError, blobs};
+use muster_shared::clock::SystemClock;
+use muster_shared::config::{ConfigError, EXIT_CONFIG, Sources};
+use muster_shared::entropy::{Entropy as _, SeededEntropy};
+use muster_shared::kv::SledKv;
+use muster_shared::telemetry::{self, LogControl};
+use muster_shared::threads::OsThreads;
+use muster_shared::units::MIB;
+use nix::fcntl::{Flock, FlockArg};
+use sd_notify::NotifyState;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::task::TaskTracker;
+
+const EXAMPLES: &str = "\
+Examples:
+  muster-coordinator --data-dir ./data
+      Serve the API on 127.0.0.1:8480; `curl 127.0.0.1:8480/ping` answers.
+  muster-coordinator --listen 127.0.0.1:0 --data-dir ./data
+      Take any free port; the line `ready ADDR:PORT` on stdout names it.
+  muster-coordinator --config coordinator.toml --set log.filter=debug
+      Read a file, change one key.
+
+Every key can also be an environment variable: MUSTER_COORDINATOR__API__DRAIN_MS is api.drain_ms.
+Off this machine (not loopback, not a unix socket) the API needs TLS (tls.certificate, tls.key), or
+security.allow_plaintext with the networks that may be served without.
+
+Exit status: 0 after SIGTERM or SIGINT, 64 for a bad configuration, 1 for anything else.";
+
+/// Runs a datacentre of compute nodes: serves the CNAPI-compatible API, keeps track of which
+/// servers are alive, places virtual machines and hands tasks to the servers' agents.
+#[derive(Debug, Parser)]
+#[command(name = "muster-coordinator", version, after_help = EXAMPLES)]
+struct Args {
+    /// Where the API is served: IP:PORT or unix:/PATH [default: 127.0.0.1:8480]
+    #[arg(long, value_name = "ADDR:PORT")]
+    listen: Option<String>,
+    /// Folder of everything that is stored [default: /var/lib/muster/coordinator]
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// TOML file; docs/configuration.md explains every key
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Sets one key, e.g. api.drain_ms=1000; may be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+fn main() -> ExitCode {
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => {
+            // An error here means that stderr is gone, and with it the way to say so.
+            drop(error.print());
+            return if error.use_stderr() { EXIT_CONFIG.into() } else { ExitCode::SUCCESS };
+        }
+    };
+    let (config, log) = match configure(args) {
+        Ok(configured) => configured,
+        Err(error) => {
+            eprintln!("muster-coordinator: {error}");
+            return EXIT_CONFIG.into();
+        }
+    };
+    match run(&config, log) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("muster-coordinator: {error:#}");
+            let configured_wrongly =
+                matches!(error.downcast_ref::<StartError>(), Some(StartError::Tls(_)));
+            if configured_wrongly { EXIT_CONFIG.into() } else { ExitCode::FAILURE }
+        }
+    }
+}
+
+/// Reads and checks the configuration and starts logging; nothing is opened or bound.
+fn configure(args: Args) -> Result<(Config, LogControl), String> {
+    let config: Config = Sources::new(ENVIRONMENT_PREFIX)
+        .file(args.config.as_deref())
+        .environment(std::env::vars())
+        .set(args.set)
+        .flag("listen", "--listen", args.listen)
+        .flag("data_dir", "--data-dir", args.data_dir)
+        .load()
+        .map_err(|error: ConfigError| error.to_string())?;
+    let log = telemetry::start(&config.log).map_err(|error| error.to_string())?;
+    Ok((config, log))
+}
+
+fn run(config: &Config, log: LogControl) -> anyhow::Result<()> {
+    let data = &config.data_dir;
+    std::fs::create_dir_all(data).with_context(|| format!("create {}", data.display()))?;
+    let _lock = lock(data)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .context("start the runtime")?;
+    runtime.block_on(serve(config, log))
+}
+
+/// Only one coordinator may use a data folder; the kernel frees the lock when the process ends.
+fn lock(data: &Path) -> anyhow::Result<Flock<File>> {
+    let path = data.join("lock");
+    let file = File::options().create(true).truncate(false).write(true).open(&path);
+    let file = file.with_context(|| format!("open {}", path.display()))?;
+    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| {
+        anyhow::anyhow!("another coordinator uses {}: cannot lock it: {errno}", data.display())
+    })
+}
+
+async fn serve(config: &Config, log: LogControl) -> anyhow::Result<()> {
+    // Taken first, so that a signal during the start is not lost.
+    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+    let store_tasks = TaskTracker::new();
+    let parts = open_parts(config, &store_tasks).await?;
+    let running = Coordinator::start(config, parts, Some(log)).await?;
+    announce(&running)?;
+    let watchdog = sd_notify::watchdog_enabled();
+    let mut beat = tokio::time::interval(watchdog.map_or(Duration::from_hours(1), |w| w / 3));
+    loop {
+        tokio::select! {
+            biased;
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
+            _ = beat.tick() => if watchdog.is_some() { notify(&[NotifyState::Watchdog]) },
+        }
+    }
+    notify(&[NotifyState::Stopping]);
+    tracing::info!(drain_ms = config.api.drain_ms, "stopping");
+    let cut_off = running.stop().await;
+    if cut_off > 0 {
+        tracing::warn!(connections = cut_off, "stopped, some connections were cut off");
+    } else {
+        tracing::info!("stopped");
+    }
+    Ok(())
+}
+
+async fn open_parts(config: &Config, tasks: &TaskTracker) -> anyhow::Result<Parts> {
+    let data = &config.data_dir;
+    let clock = Arc::new(SystemClock::new());
+    let entropy = Arc::new(SeededEntropy::from_os());
+    let threads = Arc::new(OsThreads);
+    let instance = instance(data, &entropy)?;
+    let kv = SledKv::open(&data.join("store"), config.store.cache_mib * MIB, threads.as_ref())
+        .context("open the store")?;
+    let store =
+        KvStore::open(Arc::new(kv), clock.clone(), tasks).await.context("read the store")?;
+    let blobs = blobs::open(config.blobs.url.as_deref(), &data.join("blobs"))?;
+    Ok(Parts { clock, entropy, threads, store: Arc::new(store), blobs, instance })
+}
+
+/// This coordinator's name among its peers: made at its first start and kept.
+fn instance(data: &Path, entropy: &SeededEntropy) -> anyhow::Result<String> {
+    let path = data.join("instance");
+    match std::fs::read_to_string(&path) {
+        Ok(text) if !text.trim().is_empty() => return Ok(text.trim().to_owned()),
+        Ok(_) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error).with_context(|| format!("read {}", path.display())),
+    }
+    let instance = entropy.uuid().to_string();
+    let write = || -> std::io::Result<()> {
+        let partial = data.join("instance.new");
+        let mut file = File::create(&partial)?;
+        writeln!(file, "{instance}")?;
+        file.sync_all()?;
+        std::fs::rename(&partial, &path)?;
+        File::open(data)?.sync_all()
+    };
+    write().with_context(|| format!("write {}", path.display()))?;
+    Ok(instance)
+}
+
+/// Says where the API is: one line on stdout, and to systemd.
+fn announce(running: &Running) -> anyhow::Result<()> {
+    tracing::info!(address = %running.address, "serving the API");
+    if let Some(address) = &running.metrics_address {
+        tracing::info!(%address, "serving metrics");
+    }
+    let mut stdout = std::io::stdout().lock();
+    writeln!(stdout, "ready {}", running.address).context("write to stdout")?;
+    stdout.flush().context("write to stdout")?;
+    notify(&[NotifyState::Ready]);
+    Ok(())
+}
+
+fn notify(state: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(state) {
+        tracing::warn!(%error, "cannot notify the service manager");
+    }
+}
