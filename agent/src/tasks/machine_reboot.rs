@@ -12,8 +12,8 @@ use super::machine::{self, Stop, refuse};
 use super::{Class, Handler, Lock, Params, Plan, Queue, Step, TaskContext, TaskFailure};
 
 const OPERATION: &str = "vmadm.reboot";
-/// Member of the task's result, until its end, that says that there is nothing to do.
-const SKIP: &str = "skip";
+/// Member of the task's result that says that there was nothing to do.
+const SKIP: &str = "was_stopped";
 
 /// The kind; parameters `uuid`, `force`, `timeout`, `idempotent`, `update`.
 #[derive(Debug)]
@@ -129,7 +129,11 @@ impl Step for RebootStep {
                 if !skip {
                     machine::start(ctx, OPERATION, self.vm).await?;
                 }
-                ctx.finish_with(ctx.drivers.vms.result(self.vm));
+                let mut result = ctx.drivers.vms.result(self.vm);
+                if skip {
+                    result[SKIP] = json!(true);
+                }
+                ctx.finish_with(result);
             }
         }
         Ok(())

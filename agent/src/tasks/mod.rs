@@ -17,6 +17,8 @@ pub mod machine_kill;
 pub mod machine_load;
 pub mod machine_reboot;
 pub mod machine_shutdown;
+#[cfg(test)]
+mod machine_tests;
 pub mod nop;
 pub mod order;
 pub mod record;

@@ -5,6 +5,7 @@ pub mod files;
 pub mod object;
 pub mod payload;
 pub mod sim;
+pub mod startup;
 pub mod state;
 mod table;
 

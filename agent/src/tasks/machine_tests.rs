@@ -1,0 +1,374 @@
+//! The task kinds about VMs, run step by step on a simulated host.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use muster_shared::clock::{SharedClock, TokioClock};
+use muster_shared::entropy::SeededEntropy;
+use muster_shared::ids::{TaskId, VmUuid};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use super::{EventSink, HANDLERS, OnFailure, Params, TaskContext, TaskFailure, machine};
+use crate::drivers::Drivers;
+use crate::drivers::compute::sim::{SimCompute, SimGuests};
+use crate::drivers::faults::{Fault, Faults};
+use crate::drivers::host::refuse::RefuseHost;
+use crate::drivers::images::sim::{SimImages, SimRepository};
+use crate::drivers::storage::sim::{SimImage, SimPool, SimStorage};
+use crate::report::sim::SimFacts;
+use crate::report::{Reporter, ReporterParts};
+use crate::vms::sim::SimVmRecords;
+use crate::vms::{Node, VmTable, startup};
+
+const IMAGE: &str = "11111111-2222-4333-8444-555555555555";
+
+#[derive(Debug)]
+struct NoEvents;
+impl EventSink for NoEvents {
+    fn event(&self, _name: &str, _event: Value) {}
+}
+
+/// A simulated host; agents come and go on it.
+struct Host {
+    guests: SimGuests,
+    pool: SimPool,
+    records: SimVmRecords,
+    faults: Faults,
+    clock: SharedClock,
+    tasks: Mutex<u32>,
+}
+
+impl Host {
+    fn new() -> Self {
+        let faults = Faults::none();
+        Self {
+            guests: SimGuests::default(),
+            pool: SimPool::default(),
+            records: SimVmRecords::new(faults.clone()),
+            faults,
+            clock: Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH)),
+            tasks: Mutex::new(0),
+        }
+    }
+
+    /// An agent that has just started.
+    async fn agent(&self, boot_id: &str) -> Arc<Drivers> {
+        let repository = SimRepository::default();
+        let image = SimImage { manifest: json!({ "state": "active" }), size_bytes: 1 << 20 };
+        repository.publish(IMAGE.parse().unwrap(), image);
+        let node = Node { boot_id: boot_id.to_owned(), ..Node::default() };
+        let (clock, faults) = (Arc::clone(&self.clock), || self.faults.clone());
+        let compute = Arc::new(SimCompute::new(self.guests.clone(), clock.clone(), faults()));
+        let storage = Arc::new(SimStorage::new(self.pool.clone(), faults()));
+        let vms = Arc::new(VmTable::new(Arc::new(self.records.clone()), clock.clone(), node));
+        let server = uuid::Uuid::nil().into();
+        let facts = SimFacts::new(server, 1, Timestamp::UNIX_EPOCH, boot_id);
+        let report = Arc::new(Reporter::new(ReporterParts {
+            clock: clock.clone(),
+            facts: Arc::new(facts),
+            vms: vms.clone(),
+            compute: compute.clone(),
+            storage: storage.clone(),
+        }));
+        let drivers = Drivers {
+            entropy: Arc::new(SeededEntropy::new(1)),
+            compute,
+            storage,
+            images: Arc::new(SimImages::new(self.pool.clone(), repository, faults())),
+            host: Arc::new(RefuseHost),
+            vms,
+            report,
+            clock,
+        };
+        startup::find(&drivers).await.unwrap();
+        Arc::new(drivers)
+    }
+
+    fn context(&self, drivers: &Arc<Drivers>, params: &Params) -> TaskContext {
+        *self.tasks.lock() += 1;
+        let task_id: TaskId = format!("task-{}", self.tasks.lock()).parse().unwrap();
+        TaskContext {
+            task_id,
+            params: params.clone(),
+            drivers: Arc::clone(drivers),
+            started_at: self.clock.wall(),
+            rebooted: false,
+            cancelled: CancellationToken::new(),
+            events: Arc::new(NoEvents),
+            result: Mutex::new(Value::Null),
+        }
+    }
+
+    /// Everything that must not be left behind: disks, processes, records, other files.
+    fn content(&self) -> impl PartialEq + std::fmt::Debug + use<> {
+        (
+            self.pool.disks(),
+            self.guests.running(),
+            self.records.records().into_keys().collect::<Vec<_>>(),
+            self.guests.leftovers(),
+        )
+    }
+}
+
+/// Runs a task as the engine does; with `twice`, each step is repeated, as after a crash.
+async fn run(ctx: &TaskContext, kind: &str, twice: bool) -> Result<Value, TaskFailure> {
+    let handler = HANDLERS.iter().find(|handler| handler.name() == kind).unwrap();
+    let plan = handler.plan(&ctx.params)?;
+    for (index, step) in plan.steps.iter().enumerate() {
+        let mut applied = step.apply(ctx).await;
+        if twice && applied.is_ok() {
+            applied = step.apply(ctx).await;
+        }
+        let Err(failure) = applied else { continue };
+        if handler.on_failure(&ctx.params) == OnFailure::Undo {
+            for step in plan.steps[..=index].iter().rev() {
+                // Repeated: a crash may come between an undo and its mark.
+                for _ in 0..2 {
+                    if let Err(failure) = step.undo(ctx).await {
+                        tracing::warn!(%failure, "undo failed");
+                    }
+                }
+            }
+        }
+        return Err(failure);
+    }
+    Ok(ctx.result.lock().clone())
+}
+
+fn params(value: Value) -> Params {
+    let Value::Object(params) = value else { panic!("an object is needed") };
+    let mut all = machine::example();
+    all.extend(params);
+    all
+}
+
+fn create_params(extra: Value) -> Params {
+    let mut all = params(json!({
+        "brand": "kvm", "alias": "one", "ram": 128,
+        "disks": [{"image_uuid": IMAGE}, {"size": 8}],
+        "nics": [{"nic_tag": "admin"}],
+    }));
+    all.extend(params(extra));
+    all
+}
+
+fn uuid() -> VmUuid {
+    machine::vm(&machine::example()).unwrap()
+}
+
+async fn one_vm(host: &Host) -> Arc<Drivers> {
+    let drivers = host.agent("boot-1").await;
+    let ctx = host.context(&drivers, &create_params(json!({})));
+    run(&ctx, "machine_create", false).await.unwrap();
+    drivers
+}
+
+async fn act(
+    host: &Host,
+    drivers: &Arc<Drivers>,
+    kind: &str,
+    extra: Value,
+) -> Result<Value, TaskFailure> {
+    run(&host.context(drivers, &params(extra)), kind, true).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_vm_is_made_loaded_and_destroyed() {
+    let host = Host::new();
+    let empty = host.content();
+    let drivers = host.agent("boot-1").await;
+    let ctx = host.context(&drivers, &create_params(json!({})));
+    let result = run(&ctx, "machine_create", true).await.unwrap();
+    assert_eq!(result["vm"]["state"], "running");
+    assert_eq!(result["vm"]["disks"][1]["size"], 8);
+    assert!(result["vm"]["nics"][0]["mac"].as_str().unwrap().starts_with("02:"));
+    assert_eq!(host.guests.starts(uuid()), 1);
+    let loaded = act(&host, &drivers, "machine_load", json!({})).await.unwrap();
+    assert_eq!(loaded, result["vm"]);
+    let info = act(&host, &drivers, "machine_info", json!({ "types": "status" })).await.unwrap();
+    assert_eq!(info["status"]["status"], "running");
+    for _ in 0..2 {
+        act(&host, &drivers, "machine_destroy", json!({})).await.unwrap();
+        assert_eq!(host.pool.disks().len(), 0);
+    }
+    assert_eq!(host.content(), empty);
+    let gone = act(&host, &drivers, "machine_load", json!({})).await.unwrap_err();
+    assert_eq!(gone.code, "VmNotFound");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_second_create_is_refused_without_harm() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    let before = host.content();
+    let ctx = host.context(&drivers, &create_params(json!({})));
+    let failure = run(&ctx, "machine_create", false).await.unwrap_err();
+    assert_eq!(
+        (failure.code, failure.message),
+        ("VmExists", format!("Machine {} exists.", uuid()))
+    );
+    let ctx = host.context(&drivers, &create_params(json!({ "idempotent": true })));
+    let result = run(&ctx, "machine_create", true).await.unwrap();
+    assert_eq!(result["vm"]["alias"], "one");
+    let other = create_params(json!({ "idempotent": true, "ram": 256 }));
+    let failure = run(&host.context(&drivers, &other), "machine_create", false).await.unwrap_err();
+    assert_eq!(failure.code, "VmExists");
+    assert_eq!(host.content(), before);
+    assert_eq!(host.guests.starts(uuid()), 1);
+}
+
+/// Lets each call of a create fail in turn: afterwards the host is as it was before.
+#[tokio::test(start_paused = true)]
+async fn a_create_that_fails_anywhere_leaves_nothing() {
+    let operations = [
+        "compute.prepare",
+        "compute.start",
+        "compute.observe",
+        "images.manifest",
+        "images.fetch",
+        "images.install",
+        "storage.create_disk",
+        "storage.disks",
+        "vms.put",
+    ];
+    let mut failed = 0;
+    for operation in operations {
+        for nth in 1..=10 {
+            for fault in [Fault::before(), Fault::after(), Fault::refusal("StoreFull")] {
+                let host = Host::new();
+                let bystander = create_params(json!({
+                    "uuid": "99999999-5b5c-4d4e-9f43-2a1f0e2b7c01", "alias": "other",
+                }));
+                let drivers = host.agent("boot-1").await;
+                run(&host.context(&drivers, &bystander), "machine_create", false).await.unwrap();
+                let before = host.content();
+                host.faults.fail_nth(operation, nth, fault);
+                let ctx = host.context(&drivers, &create_params(json!({})));
+                if let Err(failure) = run(&ctx, "machine_create", false).await {
+                    failed += 1;
+                    assert_eq!(host.content(), before, "{operation} {nth}: {failure}");
+                }
+            }
+        }
+    }
+    assert!(failed > 40, "only {failed} creates failed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_vm_is_kept_when_asked_and_can_be_destroyed() {
+    let host = Host::new();
+    let empty = host.content();
+    let drivers = host.agent("boot-1").await;
+    host.faults.fail_nth("compute.start", 1, Fault::after());
+    let ctx = host.context(&drivers, &create_params(json!({ "keep_failed": true })));
+    run(&ctx, "machine_create", false).await.unwrap_err();
+    assert_eq!(ctx.result.lock()["vm"]["state"], "failed");
+    assert!(host.guests.running().is_empty());
+    assert_eq!(host.pool.disks().len(), 2);
+    let refused = act(&host, &drivers, "machine_boot", json!({})).await.unwrap_err();
+    assert_eq!(refused.code, "VmNotUsable");
+    act(&host, &drivers, "machine_destroy", json!({})).await.unwrap();
+    assert_eq!(host.content(), empty);
+}
+
+#[tokio::test(start_paused = true)]
+async fn power_tasks_say_when_there_is_nothing_to_do() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    let failure = act(&host, &drivers, "machine_boot", json!({})).await.unwrap_err();
+    assert_eq!(failure.code, "EALREADYRUNNING");
+    act(&host, &drivers, "machine_boot", json!({ "idempotent": "true" })).await.unwrap();
+
+    let stopped = act(&host, &drivers, "machine_shutdown", json!({})).await.unwrap();
+    assert_eq!(stopped["vm"]["state"], "stopped");
+    assert_eq!(stopped["vm"]["autoboot"], false);
+    for kind in ["machine_shutdown", "machine_kill", "machine_reboot"] {
+        let failure = act(&host, &drivers, kind, json!({})).await.unwrap_err();
+        assert_eq!(failure.code, "ENOTRUNNING", "{kind}");
+        let idempotent = act(&host, &drivers, kind, json!({ "idempotent": true })).await.unwrap();
+        assert_eq!(idempotent["vm"]["state"], "stopped", "{kind}");
+    }
+    let update = json!({ "update": { "set_internal_metadata": { "a": 1 } } });
+    let booted = act(&host, &drivers, "machine_boot", update).await.unwrap();
+    assert_eq!(booted["vm"]["autoboot"], true);
+    assert_eq!(booted["vm"]["internal_metadata"]["a"], 1);
+    let rebooted = act(&host, &drivers, "machine_reboot", json!({})).await.unwrap();
+    assert_eq!(rebooted["vm"]["state"], "running");
+    let bad = act(&host, &drivers, "machine_shutdown", json!({ "timeout": [] })).await;
+    assert!(bad.unwrap_err().message.contains("Invalid type: \"object\" for timeout"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guest_that_ignores_its_power_button_is_killed_in_time() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    host.guests.ignore_acpi(uuid());
+    let started = host.clock.monotonic();
+    let ctx = host.context(&drivers, &params(json!({ "timeout": "5" })));
+    let result = run(&ctx, "machine_shutdown", false).await.unwrap();
+    let took = host.clock.monotonic() - started;
+    assert!((5..7).contains(&took.as_secs()), "{took:?}");
+    assert_eq!(result["vm"]["exit_status"], 137);
+
+    act(&host, &drivers, "machine_boot", json!({})).await.unwrap();
+    let ctx = host.context(&drivers, &params(json!({ "timeout": 3600 })));
+    let hurry = ctx.cancelled.clone();
+    let started = host.clock.monotonic();
+    let (result, ()) = tokio::join!(run(&ctx, "machine_shutdown", false), async {
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        hurry.cancel();
+    });
+    assert_eq!(result.unwrap()["vm"]["state"], "stopped");
+    assert!(host.clock.monotonic() - started < Duration::from_secs(4));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_boot_starts_what_shall_run_and_nothing_else() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    let none = std::collections::BTreeSet::new();
+    assert_eq!(startup::chores(&drivers, &none).await, []);
+    // The agent starts again while the guest runs.
+    let drivers = host.agent("boot-1").await;
+    assert_eq!(startup::chores(&drivers, &none).await, []);
+    assert_eq!(drivers.vms.entry(uuid()).unwrap().state().state, "running");
+    // The guest ends by itself: it stays off until the host boots.
+    host.guests.exit(uuid(), 0);
+    let drivers = host.agent("boot-1").await;
+    assert_eq!(startup::chores(&drivers, &none).await, []);
+
+    let drivers = host.agent("boot-2").await;
+    let chores = startup::chores(&drivers, &none).await;
+    assert_eq!(chores[0].task, "machine_boot");
+    let ctx = host.context(&drivers, &chores[0].params);
+    run(&ctx, chores[0].task, false).await.unwrap();
+    assert_eq!(startup::chores(&drivers, &none).await, []);
+    assert_eq!(host.guests.starts(uuid()), 2);
+    act(&host, &drivers, "machine_shutdown", json!({})).await.unwrap();
+    let drivers = host.agent("boot-3").await;
+    assert_eq!(startup::chores(&drivers, &none).await, []);
+
+    drivers.vms.update(uuid(), |record| record.destroying = true).await.unwrap();
+    let chores = startup::chores(host.agent("boot-3").await.as_ref(), &none).await;
+    assert_eq!(chores[0].task, "machine_destroy");
+    let busy = [uuid()].into();
+    assert_eq!(startup::chores(&drivers, &busy).await, []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guest_that_ends_by_itself_is_noticed() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    let cancelled = CancellationToken::new();
+    let watcher = tokio::spawn(startup::watch(Arc::clone(&drivers), cancelled.clone()));
+    tokio::task::yield_now().await;
+    let mut changes = drivers.vms.subscribe();
+    host.guests.exit(uuid(), 5);
+    tokio::time::timeout(Duration::from_millis(250), changes.changed()).await.unwrap().unwrap();
+    assert_eq!(drivers.vms.object(uuid(), false).unwrap()["exit_status"], 5);
+    cancelled.cancel();
+    watcher.await.unwrap();
+}
