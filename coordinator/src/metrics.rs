@@ -255,6 +255,8 @@ mod tests {
         for n in 0..1000 {
             metrics.observe_request(None, "GET", &format!("agent/{n}"), 404, 0.0);
         }
-        assert!(metrics.completed.len() <= MAX_USER_AGENTS + 1);
+        let text = metrics.text().unwrap();
+        let series = text.lines().filter(|line| line.starts_with("http_requests_completed{"));
+        assert_eq!(series.count(), MAX_USER_AGENTS + 1);
     }
 }

@@ -214,6 +214,7 @@ pub struct FileClaim {
 }
 
 /// An image's file, ready to be read.
+#[derive(Clone, Debug)]
 pub struct ImageFile {
     /// The whole file's size.
     pub size_bytes: u64,

@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -183,7 +182,7 @@ async fn accept(listener: &Listener) -> io::Result<(Stream, Option<SocketAddr>)>
 
 async fn secure(stream: tokio::net::TcpStream, address: Option<SocketAddr>, serving: &Serving) {
     let Some(acceptor) = &serving.tls else {
-        return serve(stream, Peer { address, certificate: None }, serving).await;
+        return serve(stream, Peer { address }, serving).await;
     };
     let handshake = tokio::select! {
         biased;
@@ -191,12 +190,7 @@ async fn secure(stream: tokio::net::TcpStream, address: Option<SocketAddr>, serv
         handshake = tokio::time::timeout(TLS_TIMEOUT, acceptor.accept(stream)) => handshake,
     };
     match handshake {
-        Ok(Ok(stream)) => {
-            let certificates = stream.get_ref().1.peer_certificates();
-            let first = certificates.and_then(<[_]>::first);
-            let certificate = first.map(|der| Bytes::copy_from_slice(der));
-            serve(stream, Peer { address, certificate }, serving).await;
-        }
+        Ok(Ok(stream)) => serve(stream, Peer { address }, serving).await,
         Ok(Err(error)) => tracing::debug!(%error, ?address, "TLS handshake failed"),
         Err(_) => tracing::debug!(?address, "TLS handshake took too long"),
     }
@@ -209,7 +203,7 @@ where
     let activity = Arc::new(Activity::default());
     let io = WatchedIo::new(stream, serving.limits.timeouts, Arc::clone(&activity));
     let service = service_fn(|mut request: http::Request<Incoming>| {
-        request.extensions_mut().insert(peer.clone());
+        request.extensions_mut().insert(peer);
         let guard = activity.begin();
         let mut service = warp::service(serving.filter.clone());
         async move {

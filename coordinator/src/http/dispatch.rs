@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt as _;
-use http::header::{ACCEPT, ALLOW, CONTENT_LENGTH, CONTENT_TYPE, DATE, SERVER, USER_AGENT};
+use http::header::{ACCEPT, ALLOW, CONTENT_LENGTH, CONTENT_TYPE, DATE, EXPECT, SERVER, USER_AGENT};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use hyper::upgrade::OnUpgrade;
 use muster_shared::error_chain::Chain;
@@ -28,6 +28,11 @@ use super::stream::SyncStream;
 
 /// Longest request id that is taken over from a client, bytes.
 const MAX_REQ_ID_BYTES: usize = 256;
+/// A body on which nothing arrives for so long is given up; the reference's socket timeout.
+const BODY_STALL: Duration = Duration::from_hours(1);
+/// How much of a body that was refused is read, and for how long.
+const DISCARD_BYTES: usize = 16 * 1024 * 1024;
+const DISCARD: Duration = Duration::from_secs(2);
 /// The `Server` header; free text that no client reads.
 const SERVER_NAME: &str = "Compute Node API";
 
@@ -36,12 +41,10 @@ static X_RESPONSE_TIME: HeaderName = HeaderName::from_static("x-response-time");
 static X_SERVER_NAME: HeaderName = HeaderName::from_static("x-server-name");
 
 /// Who is at the other end of a connection; an extension of its requests.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Peer {
     /// `None` on a unix socket.
     pub(crate) address: Option<SocketAddr>,
-    /// The verified client certificate, DER.
-    pub(crate) certificate: Option<Bytes>,
 }
 
 /// A request as the filters hand it over.
@@ -179,10 +182,7 @@ impl Shell {
         if route.server == ServerRule::Shaped {
             return Ok(Some((ServerRef::Server(server), false)));
         }
-        let gate = self.app.server_gate(server).await.map_err(|error| {
-            ApiError::internal("Precondition failed: no connection moray", error)
-        })?;
-        match gate {
+        match self.gate.server(server).await? {
             Some(gate) => Ok(Some((ServerRef::Server(server), gate.running))),
             None => Err(ApiError::NotFound(format!("Server {text} not found"))),
         }
@@ -326,20 +326,45 @@ async fn read_body(
     limit: usize,
 ) -> Result<Bytes, ApiError> {
     let too_large = || ApiError::TooLarge(format!("the body is over {limit} bytes"));
+    let expects = headers.contains_key(EXPECT);
     let declared = header_text(headers, &CONTENT_LENGTH).and_then(|text| text.parse::<u64>().ok());
     if declared.is_some_and(|length| length > u64::try_from(limit).unwrap_or(u64::MAX)) {
+        // A client that waits for 100-continue sends nothing, so there is nothing to discard.
+        if !expects {
+            discard(body).await;
+        }
         return Err(too_large());
     }
     let mut read = BytesMut::new();
-    while let Some(chunk) = body.next().await {
+    loop {
+        let next = tokio::time::timeout(BODY_STALL, body.next()).await;
+        let next = next.map_err(|_| ApiError::InvalidContent("the body stalled".to_owned()))?;
+        let Some(chunk) = next else { break };
         let chunk = chunk
             .map_err(|_| ApiError::InvalidContent("the body ended before its end".to_owned()))?;
         if read.len() + chunk.len() > limit {
+            discard(body).await;
             return Err(too_large());
         }
         read.extend_from_slice(&chunk);
     }
     Ok(read.freeze())
+}
+
+/// Reads on for a moment after a body is refused: a connection that is closed while the client
+/// still sends is reset, and the client may never see the answer.
+async fn discard(mut body: BodyStream) {
+    let read = async {
+        let mut left = DISCARD_BYTES;
+        while let Some(Ok(chunk)) = body.next().await {
+            left = left.saturating_sub(chunk.len());
+            if left == 0 {
+                break;
+            }
+        }
+    };
+    // An error means that the client is too slow to be waited for.
+    drop(tokio::time::timeout(DISCARD, read).await);
 }
 
 /// The part of an answer's body that goes into the audit log: only of refused requests that are

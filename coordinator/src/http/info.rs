@@ -5,10 +5,10 @@ use muster_shared::clock::iso;
 use serde_json::{Map, Value, json};
 
 use super::error::ApiError;
-use super::openapi;
 use super::request::Request;
 use super::response::Response;
 use super::route::{Param, Route, object_schema};
+use super::{openapi, process};
 
 /// bunyan's numbers for the levels that tracing has.
 const LEVELS: [(u64, &str); 6] =
@@ -72,7 +72,7 @@ async fn set_log_level(request: Request) -> Result<Response, ApiError> {
 }
 
 async fn diagnostics(request: Request) -> Result<Response, ApiError> {
-    let rss = resident_bytes().unwrap_or(0);
+    let rss = process::usage().resident_bytes;
     Response::json(json!({
         "start_timestamp": iso(request.shell.started),
         // The reference reports node's heap; a Rust process has only its resident memory.
@@ -80,14 +80,6 @@ async fn diagnostics(request: Request) -> Result<Response, ApiError> {
         "taskCallbacks": Map::new(),
         "pendingActivationsByServer": Map::new(),
     }))
-}
-
-/// Resident memory of this process, bytes.
-fn resident_bytes() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib * 1024)
 }
 
 async fn openapi_document(request: Request) -> Result<Response, ApiError> {

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use http::{Method, StatusCode};
 use warp::Filter;
 
-use super::Shell;
 use super::error::ApiError;
 use super::request::Request;
 use super::response::Response;
 use super::route::Route;
+use super::{Shell, process};
 
 /// The text format's media type.
 const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -25,12 +25,14 @@ pub(super) fn routes() -> Vec<Route> {
 }
 
 fn get(request: &Request) -> Result<Response, ApiError> {
-    let text = request
-        .app
-        .metrics()
-        .text()
+    let text = text(&request.shell)
         .map_err(|error| ApiError::internal("cannot encode the metrics", error))?;
     Ok(Response::bytes(CONTENT_TYPE, text))
+}
+
+/// The coordinator's metrics and those of its process.
+fn text(shell: &Shell) -> Result<String, std::fmt::Error> {
+    Ok(process::metrics(shell.started) + &shell.app.metrics().text()?)
 }
 
 /// The separate listener: metrics at `/metrics`, nothing else.
@@ -41,7 +43,7 @@ pub(super) fn filter(
     warp::method().and(warp::path::full()).map(move |method: Method, path: warp::path::FullPath| {
         let mut response = warp::reply::Response::default();
         *response.status_mut() = match (method, path.as_str()) {
-            (Method::GET, "/metrics") => match shell.app.metrics().text() {
+            (Method::GET, "/metrics") => match text(&shell) {
                 Ok(text) => {
                     *response.body_mut() = text.into();
                     let kind = http::HeaderValue::from_static(CONTENT_TYPE);

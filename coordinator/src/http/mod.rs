@@ -8,6 +8,7 @@ mod conn;
 mod dispatch;
 mod error;
 mod filters;
+mod gate;
 mod images;
 mod info;
 mod matcher;
@@ -15,12 +16,15 @@ mod metrics;
 mod openapi;
 mod params;
 mod ping;
+mod process;
 mod request;
 mod response;
 mod route;
 mod rule;
 mod server;
 mod stream;
+#[cfg(test)]
+mod tests;
 mod upgrade;
 mod watched;
 
@@ -28,6 +32,7 @@ use std::fmt;
 use std::sync::Arc;
 
 pub use error::ValidationStatus;
+use gate::Gate;
 use jiff::Timestamp;
 use matcher::first_segment;
 use muster_shared::telemetry::LogControl;
@@ -63,6 +68,8 @@ pub struct ApiConfig {
 pub(crate) struct Shell {
     app: Arc<App>,
     config: ApiConfig,
+    /// What the preconditions ask.
+    gate: Arc<dyn Gate>,
     /// Grouped by first path segment; each group becomes one warp filter.
     groups: Vec<Group>,
     /// When the process started.
@@ -92,10 +99,16 @@ impl fmt::Debug for Shell {
 impl Shell {
     /// The API with all its routes.
     pub(crate) fn new(app: Arc<App>, config: ApiConfig) -> Arc<Self> {
-        Self::with_routes(app, config, table())
+        let gate = Arc::clone(&app) as Arc<dyn Gate>;
+        Self::with_routes(app, config, gate, table())
     }
 
-    fn with_routes(app: Arc<App>, config: ApiConfig, routes: Vec<Route>) -> Arc<Self> {
+    fn with_routes(
+        app: Arc<App>,
+        config: ApiConfig,
+        gate: Arc<dyn Gate>,
+        routes: Vec<Route>,
+    ) -> Arc<Self> {
         let mut groups: Vec<Group> = Vec::new();
         for route in routes {
             let segment = first_segment(route.pattern);
@@ -108,6 +121,7 @@ impl Shell {
         Arc::new(Self {
             app,
             config,
+            gate,
             groups,
             started,
             tracker: TaskTracker::new(),

@@ -317,7 +317,7 @@ mod tests {
                     (Some(a), _) => Some(a),
                     (None, b) => b,
                 };
-                prop_assert_eq!(merged.get(key), expected.map(|v| json!(v)).as_ref());
+                prop_assert_eq!(merged.get(key).cloned(), expected.map(|v| json!(v)));
             }
         }
     }

@@ -100,7 +100,17 @@ impl Server {
         api: Bound,
         metrics_bound: Option<Bound>,
     ) -> Self {
-        let shell = Shell::new(app, settings.api);
+        Self::start_shell(|config| Shell::new(app, config), settings, api, metrics_bound)
+    }
+
+    /// As [`Self::start`], with a shell of the caller's making.
+    pub(super) fn start_shell(
+        shell: impl FnOnce(ApiConfig) -> Arc<Shell>,
+        settings: ServerSettings,
+        api: Bound,
+        metrics_bound: Option<Bound>,
+    ) -> Self {
+        let shell = shell(settings.api);
         let stop = CancellationToken::new();
         let acceptors = TaskTracker::new();
         let mut serving = Serving {

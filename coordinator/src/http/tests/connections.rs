@@ -1,0 +1,195 @@
+//! Connections: keep-alive, limits, stalled clients, TLS, websockets, the end.
+
+use std::time::Duration;
+
+use futures_util::{SinkExt as _, StreamExt as _};
+use muster_shared::tls::{self, Identity};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpStream, UnixStream};
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
+
+use super::{Answer, Api};
+
+const GET_PING: &[u8] = b"GET /ping HTTP/1.1\r\nhost: x\r\n\r\n";
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// Reads one answer with a content length from a connection that stays open.
+async fn read_answer(stream: &mut TcpStream) -> Answer {
+    let mut read = Vec::new();
+    loop {
+        let byte = tokio::time::timeout(LIMIT, stream.read_u8()).await.unwrap().unwrap();
+        read.push(byte);
+        if read.ends_with(b"\r\n\r\n") {
+            break;
+        }
+    }
+    let mut answer = Answer::parse(&read);
+    let length = answer.headers["content-length"].parse().unwrap();
+    let mut body = vec![0; length];
+    stream.read_exact(&mut body).await.unwrap();
+    answer.body = body;
+    answer
+}
+
+async fn is_closed(stream: &mut TcpStream) -> bool {
+    let mut rest = Vec::new();
+    matches!(tokio::time::timeout(LIMIT, stream.read_to_end(&mut rest)).await, Ok(Ok(0)))
+}
+
+#[tokio::test]
+async fn connections_are_kept_alive() {
+    let api = Api::start().await;
+    let mut stream = TcpStream::connect(&api.address).await.unwrap();
+    for _ in 0..3 {
+        stream.write_all(GET_PING).await.unwrap();
+        assert_eq!(read_answer(&mut stream).await.status, 200);
+    }
+}
+
+#[tokio::test]
+async fn stalled_heads_are_cut_off_and_idle_connections_are_not() {
+    let api = Api::with(|config| config.api.head_timeout_ms = 200).await;
+    let mut silent = TcpStream::connect(&api.address).await.unwrap();
+    let mut stalled = TcpStream::connect(&api.address).await.unwrap();
+    stalled.write_all(b"GET /pi").await.unwrap();
+    let mut idle = TcpStream::connect(&api.address).await.unwrap();
+    idle.write_all(GET_PING).await.unwrap();
+    assert_eq!(read_answer(&mut idle).await.status, 200);
+    assert!(is_closed(&mut silent).await && is_closed(&mut stalled).await);
+    idle.write_all(GET_PING).await.unwrap();
+    assert_eq!(read_answer(&mut idle).await.status, 200);
+}
+
+#[tokio::test]
+async fn connections_over_the_limit_wait() {
+    let api = Api::with(|config| config.api.connections = 1).await;
+    let mut first = TcpStream::connect(&api.address).await.unwrap();
+    first.write_all(GET_PING).await.unwrap();
+    assert_eq!(read_answer(&mut first).await.status, 200);
+    let mut second = TcpStream::connect(&api.address).await.unwrap();
+    second.write_all(GET_PING).await.unwrap();
+    let early = tokio::time::timeout(Duration::from_millis(200), second.read_u8()).await;
+    assert!(early.is_err(), "served beyond the limit");
+    drop(first);
+    assert_eq!(read_answer(&mut second).await.status, 200);
+}
+
+#[tokio::test]
+async fn an_upload_that_asks_first_is_answered() {
+    let api = Api::start().await;
+    let mut stream = TcpStream::connect(&api.address).await.unwrap();
+    let head = "POST /t/echo HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n\
+                expect: 100-continue\r\ncontent-length: 7\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut go_on = [0; 25];
+    stream.read_exact(&mut go_on).await.unwrap();
+    assert_eq!(&go_on, b"HTTP/1.1 100 Continue\r\n\r\n");
+    stream.write_all(b"{\"a\":1}").await.unwrap();
+    assert_eq!(read_answer(&mut stream).await.params()["a"], 1);
+}
+
+#[tokio::test]
+async fn a_unix_socket_serves_and_is_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("api.sock");
+    std::fs::write(&path, "left by a dead process").unwrap();
+    let api = Api::with(|config| {
+        config.listen = format!("unix:{}", path.display()).parse().unwrap();
+    })
+    .await;
+    let mut stream = UnixStream::connect(&path).await.unwrap();
+    stream.write_all(b"GET /ping HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.unwrap();
+    assert_eq!(Answer::parse(&answer).status, 200);
+    assert_eq!(api.server.stop().await, 0);
+    assert!(!path.exists());
+}
+
+#[tokio::test]
+async fn waiting_requests_get_503_when_the_drain_ends() {
+    let api = Api::with(|config| config.api.drain_ms = 100).await;
+    let mut waiting = TcpStream::connect(&api.address).await.unwrap();
+    waiting.write_all(b"GET /t/wait HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    let mut idle = TcpStream::connect(&api.address).await.unwrap();
+    idle.write_all(GET_PING).await.unwrap();
+    read_answer(&mut idle).await;
+    let (left, answer) = tokio::join!(api.server.stop(), read_answer(&mut waiting));
+    answer.expect(503, "ServiceUnavailable");
+    assert_eq!(left, 0);
+    assert!(is_closed(&mut idle).await);
+    assert!(TcpStream::connect(&api.address).await.is_err(), "still listening");
+}
+
+#[tokio::test]
+async fn websockets_carry_frames_and_end_with_the_server() {
+    let api = Api::with(|config| config.api.drain_ms = 50).await;
+    let plain = api.send("GET /t/socket", b"").await;
+    plain.expect(426, "UpgradeRequired");
+    let mut request = format!("ws://{}/t/socket", api.address).into_client_request().unwrap();
+    let refused = tokio_tungstenite::connect_async(request.clone()).await;
+    assert!(refused.is_err(), "accepted without the subprotocol");
+    let offered = "other, echo.v1".parse().unwrap();
+    request.headers_mut().insert("sec-websocket-protocol", offered);
+    let (mut socket, response) = tokio_tungstenite::connect_async(request).await.unwrap();
+    assert_eq!(response.headers()["sec-websocket-protocol"], "echo.v1");
+    assert!(response.headers().contains_key("x-request-id"));
+    socket.send(Message::text("hello")).await.unwrap();
+    assert_eq!(socket.next().await.unwrap().unwrap(), Message::text("hello"));
+    let stop = tokio::spawn(api.server.stop());
+    let ended = tokio::time::timeout(LIMIT, socket.next()).await.unwrap();
+    assert!(ended.is_none_or(|frame| frame.is_err() || frame.is_ok_and(|f| f.is_close())));
+    stop.await.unwrap();
+}
+
+/// A CA and a certificate of it, as PEM files.
+fn certificates(dir: &std::path::Path) -> (std::path::PathBuf, Identity) {
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+    let key = KeyPair::generate().unwrap();
+    let names = vec!["localhost".to_owned()];
+    let leaf = CertificateParams::new(names).unwrap().signed_by(&key, &ca).unwrap();
+    let file = |name: &str, text: String| {
+        let path = dir.join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let identity = Identity {
+        certificate: file("cert.pem", leaf.pem()),
+        key: file("key.pem", key.serialize_pem()),
+    };
+    (file("ca.pem", ca.pem()), identity)
+}
+
+#[tokio::test]
+async fn tls_serves_and_may_demand_client_certificates() {
+    let dir = tempfile::tempdir().unwrap();
+    let (ca, identity) = certificates(dir.path());
+    let api = Api::with(|config| {
+        config.tls.certificate = Some(identity.certificate.clone());
+        config.tls.key = Some(identity.key.clone());
+        config.tls.client_ca = Some(ca.clone());
+        config.tls.client_required = true;
+    })
+    .await;
+    let address = api.address.clone();
+    let get = |config| {
+        let address = address.clone();
+        async move {
+            let connector = tokio_rustls::TlsConnector::from(config);
+            let tcp = TcpStream::connect(&address).await?;
+            let mut stream = connector.connect("localhost".try_into().unwrap(), tcp).await?;
+            stream.write_all(b"GET /ping HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await?;
+            let mut answer = Vec::new();
+            stream.read_to_end(&mut answer).await?;
+            std::io::Result::Ok(Answer::parse(&answer).status)
+        }
+    };
+    let with = get(tls::client(Some(&ca), Some(&identity)).unwrap()).await;
+    assert_eq!(with.unwrap(), 200);
+    let without = get(tls::client(Some(&ca), None).unwrap()).await;
+    assert!(without.is_err(), "served without a client certificate: {without:?}");
+}

@@ -1,0 +1,99 @@
+//! What every route of the table owes.
+
+use std::collections::BTreeSet;
+
+use regex::Regex;
+
+use super::super::matcher::{Match, find, segments};
+use super::super::openapi;
+use super::super::route::{Reply, Route, ServerRule};
+use super::super::rule::Rule;
+use super::table;
+
+#[test]
+fn operations_are_unique_and_documented() {
+    let mut seen = BTreeSet::new();
+    for route in table().iter().filter(|route| route.alias.is_none()) {
+        assert!(seen.insert(route.operation), "{route:?}: the operation's name is taken");
+        assert!(!route.summary.is_empty(), "{route:?} has no summary");
+        assert!(!route.operation.is_empty());
+    }
+}
+
+#[test]
+fn patterns_are_well_formed_and_reachable() {
+    let routes = table();
+    let mut seen = BTreeSet::new();
+    for route in &routes {
+        assert!(seen.insert((route.method.to_string(), route.pattern)), "{route:?} twice");
+        assert!(route.pattern.starts_with('/') && !route.pattern.ends_with('/'), "{route:?}");
+        assert!(!route.pattern.split('/').next().is_some_and(|first| first.starts_with(':')));
+        let path = route.pattern.replace(':', "x");
+        match find(routes.iter(), &route.method, &segments(&path).unwrap()) {
+            Match::Route(found, _) => assert_eq!(found.pattern, route.pattern),
+            other => panic!("{route:?} is not found: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn preconditions_name_what_the_path_has() {
+    for route in table() {
+        let has = |name: &str| route.pattern.split('/').any(|part| part == name);
+        assert!(route.server == ServerRule::None || has(":server_uuid"), "{route:?}");
+        assert!(!route.vm || has(":uuid"), "{route:?}");
+        let exists = matches!(route.server, ServerRule::Exists | ServerRule::ExistsOrDefault);
+        assert!(!route.running || exists, "{route:?}: R without S");
+        let empty = route.success == http::StatusCode::NO_CONTENT;
+        assert!(!empty || matches!(route.reply, Reply::Empty), "{route:?}: 204 with a body");
+    }
+}
+
+#[test]
+fn rules_are_usable() {
+    for route in table() {
+        let mut names = BTreeSet::new();
+        for param in route.params {
+            assert!(names.insert(param.name), "{route:?}: {} twice", param.name);
+            assert!(!param.doc.is_empty(), "{route:?}: {} has no doc", param.name);
+            for (place, rule) in param.rules.iter().enumerate() {
+                assert!(*rule != Rule::Optional || place == 0, "{route:?}: {}", param.name);
+                if let Rule::Regex(pattern) = rule {
+                    Regex::new(pattern).unwrap_or_else(|error| panic!("{route:?}: {error}"));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_openapi_document_has_every_route() {
+    let routes: Vec<Route> = table();
+    let document = serde_json::to_value(openapi::document(routes.iter())).unwrap();
+    assert_eq!(document["openapi"], "3.1.0");
+    let mut ids = BTreeSet::new();
+    for route in &routes {
+        let path: Vec<String> = route
+            .pattern
+            .split('/')
+            .map(|part| part.strip_prefix(':').map_or(part.to_owned(), |n| format!("{{{n}}}")))
+            .collect();
+        let method = route.method.as_str().to_ascii_lowercase();
+        let operation = &document["paths"][path.join("/")][&method];
+        assert!(operation.is_object(), "{route:?} is not in the document");
+        assert!(ids.insert(operation["operationId"].to_string()), "{route:?}: id twice");
+        let responses = operation["responses"].as_object().unwrap();
+        assert!(responses.contains_key(route.success.as_str()), "{route:?}");
+        assert!(responses.contains_key("500"), "{route:?}");
+        if matches!(route.reply, Reply::Json(_)) {
+            let success = &responses[route.success.as_str()];
+            assert!(success["content"]["application/json"]["schema"].is_object(), "{route:?}");
+        }
+        let parameters = operation["parameters"].as_array().map_or(0, Vec::len);
+        let in_path = route.pattern.matches(':').count();
+        let body = operation["requestBody"].is_object();
+        let documented = parameters >= in_path + route.params.len() || body;
+        assert!(documented, "{route:?}: parameters are missing");
+    }
+    assert!(document["components"]["schemas"]["Error"].is_object());
+}
