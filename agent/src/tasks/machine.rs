@@ -194,7 +194,7 @@ pub(super) async fn stop(
     let failed = failed(operation);
     let compute = &ctx.drivers.compute;
     let stopped = if how.force {
-        signal(ctx, vm, GuestSignal::Quit).await.map_err(&failed)?;
+        lenient(ctx, vm, GuestSignal::Quit).await;
         compute.wait_stopped(vm, QUIT_TIMEOUT).await.map_err(&failed)?
     } else {
         ask(ctx, vm, how).await.map_err(&failed)?
@@ -218,7 +218,7 @@ async fn ask(ctx: &TaskContext, vm: VmUuid, how: Stop) -> Result<bool, DriverErr
     let left = Duration::try_from(left).unwrap_or(Duration::ZERO).min(how.at_most);
     let deadline = clock.monotonic() + left;
     loop {
-        signal(ctx, vm, GuestSignal::PowerDown).await?;
+        lenient(ctx, vm, GuestSignal::PowerDown).await;
         let left = deadline.saturating_sub(clock.monotonic());
         let wait = ctx.drivers.compute.wait_stopped(vm, left.min(BUTTON_AGAIN));
         // Somebody is in a hurry: the guest's time is over.
@@ -231,6 +231,15 @@ async fn ask(ctx: &TaskContext, vm: VmUuid, how: Stop) -> Result<bool, DriverErr
         if clock.monotonic() >= deadline {
             return Ok(false);
         }
+    }
+}
+
+/// Sends a signal that a hypervisor which hangs can't take: the kill that follows needs no
+/// cooperation.
+async fn lenient(ctx: &TaskContext, vm: VmUuid, wanted: GuestSignal) {
+    if let Err(error) = signal(ctx, vm, wanted).await {
+        let error = muster_shared::error_chain::Chain(&error).to_string();
+        tracing::warn!(vm_uuid = %vm, signal = ?wanted, error, "a VM could not be signalled");
     }
 }
 

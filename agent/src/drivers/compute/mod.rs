@@ -1,5 +1,7 @@
 //! Compute: the processes that are VMs. They outlive the agent; what runs is always observed.
 
+pub mod nocloud;
+pub mod qemu;
 pub mod sim;
 
 use std::fmt;

@@ -1,0 +1,359 @@
+//! The hypervisor's command line, as a pure function of the VM's record.
+
+use serde_json::{Value, json};
+
+use super::probe::Accelerator;
+use super::seat::Seat;
+use crate::drivers::DriverError;
+use crate::drivers::storage::Disk;
+use crate::vms::VmRecord;
+
+/// Free slots into which disks and network interfaces can be plugged while the guest runs.
+const SPARE_PORTS: u32 = 4;
+/// QEMU's limit for the serial number of a virtio disk.
+const SERIAL_CHARS: usize = 20;
+
+/// What a command line is made from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Input<'a> {
+    pub(super) binary: &'a str,
+    pub(super) accelerator: Accelerator,
+    pub(super) version: &'a str,
+    pub(super) vm: &'a VmRecord,
+    pub(super) disks: &'a [Disk],
+    pub(super) seat: &'a Seat,
+}
+
+#[derive(Debug, Default)]
+struct Args(Vec<String>);
+
+impl Args {
+    fn flag(&mut self, name: &str) {
+        self.0.push(name.to_owned());
+    }
+
+    fn pair(&mut self, name: &str, value: impl Into<String>) {
+        self.0.push(name.to_owned());
+        self.0.push(value.into());
+    }
+}
+
+/// Program and arguments.
+///
+/// # Errors
+/// `InvalidParameters`: the record asks for what can't be.
+pub(super) fn build(input: &Input<'_>) -> Result<Vec<String>, DriverError> {
+    let vm = input.vm;
+    let mut args = Args(vec![input.binary.to_owned()]);
+    args.pair("-name", format!("{},debug-threads=on", vm.uuid));
+    args.pair("-uuid", vm.uuid.to_string());
+    for flag in ["-nodefaults", "-no-user-config", "-S"] {
+        args.flag(flag);
+    }
+    args.pair("-display", "none");
+    args.pair("-sandbox", "on,elevateprivileges=deny,spawn=deny");
+    args.pair("-pidfile", input.seat.pid_file().display().to_string());
+    args.pair("-msg", "timestamp=on");
+    machine(&mut args, input);
+    identity(&mut args, input);
+    control(&mut args, input);
+    disks(&mut args, input)?;
+    nics(&mut args, input)?;
+    Ok(args.0)
+}
+
+fn old_machine(vm: &VmRecord) -> bool {
+    vm.text("vga") == Some("cirrus")
+}
+
+fn machine(args: &mut Args, input: &Input<'_>) {
+    let vm = input.vm;
+    args.pair("-machine", if old_machine(vm) { "pc" } else { "q35" });
+    // Always told: QEMU's own choice follows what opens, not what works.
+    args.pair("-accel", input.accelerator.name());
+    let bhyve = vm.text("brand") != Some("kvm");
+    let wanted = vm.text("cpu_type").unwrap_or(if bhyve { "host" } else { "qemu64" });
+    let cpu = match (wanted, input.accelerator) {
+        ("host", Accelerator::Tcg) => "max",
+        (wanted, _) => wanted,
+    };
+    args.pair("-cpu", cpu);
+    args.pair("-smp", vm.number("vcpus").unwrap_or(1).to_string());
+    args.pair("-m", vm.number("ram").unwrap_or(256).to_string());
+    args.pair("-rtc", "base=utc");
+    args.pair("-vga", vm.text("vga").unwrap_or("std"));
+    args.pair("-object", "rng-random,id=rng0,filename=/dev/urandom");
+    args.pair("-device", "virtio-rng-pci,rng=rng0");
+    if !old_machine(vm) {
+        for port in 1..=SPARE_PORTS {
+            let port = format!("pcie-root-port,id=spare{port},chassis={port},slot={port}");
+            args.pair("-device", port);
+        }
+    }
+}
+
+fn identity(args: &mut Args, input: &Input<'_>) {
+    let uuid = input.vm.uuid;
+    let smbios = format!(
+        "type=1,manufacturer=Muster,product=Muster HVM,version={},serial={uuid},uuid={uuid},\
+         family=Virtual Machine",
+        input.version
+    );
+    args.pair("-smbios", smbios);
+    args.pair("-fw_cfg", format!("name=opt/com.muster/uuid,string={uuid}"));
+    if let Some(name) = input.vm.text("hostname") {
+        args.pair("-fw_cfg", format!("name=opt/com.muster/hostname,string={}", escaped(name)));
+    }
+}
+
+fn control(args: &mut Args, input: &Input<'_>) {
+    let seat = input.seat;
+    let path = |path: std::path::PathBuf| escaped(&path.display().to_string());
+    for (id, socket) in [("qmp0", seat.qmp()), ("qmp1", seat.qmp_aux())] {
+        let socket = path(socket);
+        args.pair("-chardev", format!("socket,id={id},path={socket},server=on,wait=off"));
+        args.pair("-mon", format!("chardev={id},mode=control"));
+    }
+    let (serial, log) = (path(seat.serial()), path(seat.console_log()));
+    args.pair(
+        "-chardev",
+        format!("socket,id=serial0,path={serial},server=on,wait=off,logfile={log},logappend=on"),
+    );
+    args.pair("-serial", "chardev:serial0");
+    if input.vm.properties.get("vnc_port").and_then(Value::as_i64) != Some(-1) {
+        args.pair("-vnc", format!("unix:{}", path(seat.vnc())));
+    }
+}
+
+/// In QEMU's option lists a comma is written twice.
+fn escaped(value: &str) -> String {
+    value.replace(',', ",,")
+}
+
+/// Position of a kind of device in the boot order; `None` when it is not to be booted from.
+fn boot_index(vm: &VmRecord, letter: char, device: usize) -> Option<usize> {
+    let options = vm.text("boot").unwrap_or("order=cd");
+    let order = options.split(',').find_map(|option| option.strip_prefix("order=")).unwrap_or("cd");
+    // 100 apart, so that each letter has room for all devices of its kind.
+    order.find(letter).map(|position| (position + 1) * 100 + device)
+}
+
+fn disks(args: &mut Args, input: &Input<'_>) -> Result<(), DriverError> {
+    let vm = input.vm;
+    let mut ports = 0..if old_machine(vm) { 4 } else { 6 };
+    let described = vm.list("disks");
+    let mut scsi = false;
+    for disk in input.disks {
+        let index = usize::try_from(disk.index).unwrap_or(usize::MAX);
+        let told = described.get(index).unwrap_or(&Value::Null);
+        let name = format!("disk{index}");
+        let discard = if told["notrim"] == true { "ignore" } else { "unmap" };
+        let node = json!({
+            "driver": disk.format, "node-name": name, "discard": discard,
+            "file": { "driver": "file", "filename": disk.path, "discard": discard },
+        });
+        args.pair("-blockdev", node.to_string());
+        let model = told["model"].as_str().unwrap_or("virtio");
+        let device = match model {
+            "scsi" => {
+                if !scsi {
+                    args.pair("-device", "virtio-scsi-pci,id=scsi0");
+                    scsi = true;
+                }
+                "scsi-hd,bus=scsi0.0".to_owned()
+            }
+            "nvme" => "nvme".to_owned(),
+            "ide" | "ahci" => {
+                let port = ports.next().ok_or_else(|| {
+                    let text = format!("disk {index}: no free port for model {model}");
+                    DriverError::refused("InvalidParameters", text)
+                })?;
+                ide(vm, port)
+            }
+            _ => "virtio-blk-pci".to_owned(),
+        };
+        let serial = told["uuid"].as_str().unwrap_or(&name);
+        let serial: String = serial.chars().take(SERIAL_CHARS).collect();
+        let first = usize::from(told["boot"] != true);
+        let boot = boot_index(vm, 'c', if first == 0 { 0 } else { index + 1 });
+        let boot = boot.map(|boot| format!(",bootindex={boot}")).unwrap_or_default();
+        args.pair("-device", format!("{device},drive={name},serial={serial},id={name}dev{boot}"));
+    }
+    let metadata = json!({
+        "driver": "raw", "node-name": "cidata", "read-only": true,
+        "file": { "driver": "file", "filename": input.seat.metadata(), "read-only": true },
+    });
+    args.pair("-blockdev", metadata.to_string());
+    args.pair("-device", "virtio-blk-pci,drive=cidata,serial=cidata,id=cidatadev");
+    Ok(())
+}
+
+fn ide(vm: &VmRecord, port: usize) -> String {
+    if old_machine(vm) {
+        format!("ide-hd,bus=ide.{},unit={}", port / 2, port % 2)
+    } else {
+        format!("ide-hd,bus=ide.{port}")
+    }
+}
+
+fn nics(args: &mut Args, input: &Input<'_>) -> Result<(), DriverError> {
+    let vm = input.vm;
+    for (index, nic) in vm.list("nics").iter().enumerate() {
+        let forwards = if index == 0 { hostfwd(vm)? } else { Vec::new() };
+        let forwards: String =
+            forwards.iter().map(|forward| format!(",hostfwd={forward}")).collect();
+        args.pair("-netdev", format!("user,id=net{index}{forwards}"));
+        let device = match nic["model"].as_str() {
+            Some("e1000") => "e1000",
+            Some("rtl8139") => "rtl8139",
+            _ => "virtio-net-pci",
+        };
+        let mac = nic["mac"].as_str().unwrap_or_default();
+        // Without its boot ROM a card that is not booted from delays nothing.
+        let boot = match boot_index(vm, 'n', index) {
+            Some(boot) => format!(",bootindex={boot}"),
+            None => ",romfile=".to_owned(),
+        };
+        args.pair("-device", format!("{device},netdev=net{index},mac={mac},id=nic{index}{boot}"));
+    }
+    Ok(())
+}
+
+/// Ports of the host that lead to the guest: `tcp:127.0.0.1:2222-:22`, a list or separated by
+/// commas.
+fn hostfwd(vm: &VmRecord) -> Result<Vec<String>, DriverError> {
+    let wanted = match vm.internal_metadata("muster:hostfwd") {
+        None => return Ok(Vec::new()),
+        Some(Value::String(text)) => text,
+        Some(other) => return Err(bad_forward(&other.to_string())),
+    };
+    let forwards = wanted.split(',').map(str::trim).filter(|forward| !forward.is_empty());
+    forwards
+        .map(
+            |forward| {
+                if is_forward(forward) { Ok(forward.to_owned()) } else { Err(bad_forward(forward)) }
+            },
+        )
+        .collect()
+}
+
+fn bad_forward(forward: &str) -> DriverError {
+    let text = format!(
+        "internal_metadata[\"muster:hostfwd\"]: {forward:?} is not of the form \
+         tcp:127.0.0.1:2222-:22"
+    );
+    DriverError::refused("InvalidParameters", text)
+}
+
+fn is_forward(forward: &str) -> bool {
+    let end = |end: &str| {
+        let (address, port) = end.rsplit_once(':')?;
+        let address = address.is_empty() || address.parse::<std::net::Ipv4Addr>().is_ok();
+        (address && port.parse::<u16>().is_ok()).then_some(())
+    };
+    let parsed = || {
+        let (protocol, ends) = forward.split_once(':')?;
+        let (host, guest) = ends.split_once('-')?;
+        end(host)?;
+        end(guest)?;
+        ["tcp", "udp"].contains(&protocol).then_some(())
+    };
+    parsed().is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::vms::payload;
+    use crate::vms::sim::record;
+
+    fn vm(params: Value) -> VmRecord {
+        let Value::Object(params) = params else { panic!("an object is needed") };
+        VmRecord { properties: payload::create(&params).unwrap(), ..record(0xabc) }
+    }
+
+    fn disk(index: u32, format: &str) -> Disk {
+        Disk {
+            index,
+            path: format!("/data/vols/x/disk{index}.{format}").into(),
+            format: format.to_owned(),
+            size_bytes: 1 << 20,
+            used_bytes: 0,
+        }
+    }
+
+    fn argv(vm: &VmRecord, disks: &[Disk], accelerator: Accelerator) -> Result<String, String> {
+        let seat = Seat::new(Path::new("/run/muster"), Path::new("/data"), vm.uuid);
+        let input = Input {
+            binary: "qemu-system-x86_64",
+            accelerator,
+            version: "0.1.0",
+            vm,
+            disks,
+            seat: &seat,
+        };
+        let args = build(&input).map_err(|error| error.to_string())?;
+        let mut text = String::new();
+        for arg in args {
+            text.push_str(if arg.starts_with('-') { "\n" } else { " " });
+            text.push_str(&arg);
+        }
+        Ok(text.trim().to_owned() + "\n")
+    }
+
+    #[test]
+    fn golden_kvm_brand() {
+        let vm = vm(json!({
+            "brand": "kvm", "ram": 192, "vcpus": 2, "hostname": "one",
+            "disks": [{"size": 1, "model": "virtio"}, {"size": 1, "model": "ide", "notrim": true}],
+            "nics": [{"nic_tag": "admin", "mac": "02:00:00:00:00:01"}],
+            "internal_metadata": {"muster:hostfwd": "tcp:127.0.0.1:2222-:22"},
+        }));
+        let argv = argv(&vm, &[disk(0, "qcow2"), disk(1, "raw")], Accelerator::Tcg).unwrap();
+        assert_eq!(argv, include_str!("golden/kvm.args"));
+    }
+
+    #[test]
+    fn golden_bhyve_brand() {
+        let vm = vm(json!({
+            "brand": "bhyve", "vnc_port": -1, "boot": "order=nc",
+            "disks": [
+                {"size": 1, "model": "nvme"}, {"size": 1, "model": "scsi", "boot": true},
+                {"size": 1, "model": "scsi"},
+            ],
+            "nics": [
+                {"nic_tag": "admin", "mac": "02:00:00:00:00:01", "model": "e1000"},
+                {"nic_tag": "admin", "mac": "02:00:00:00:00:02"},
+            ],
+        }));
+        let disks = [disk(0, "qcow2"), disk(1, "qcow2"), disk(2, "qcow2")];
+        let argv = argv(&vm, &disks, Accelerator::Kvm).unwrap();
+        assert_eq!(argv, include_str!("golden/bhyve.args"));
+    }
+
+    #[test]
+    fn forwards_are_checked() {
+        for good in ["tcp:127.0.0.1:2222-:22", "udp::53-10.0.2.15:53"] {
+            assert!(is_forward(good), "{good}");
+        }
+        for bad in ["tcp:127.0.0.1:2222", "tcp:x:1-:2", "unix:1-:2", "tcp::1-:99999", "tcp::1-:2,x"]
+        {
+            assert!(!is_forward(bad), "{bad}");
+        }
+        let vm = vm(json!({
+            "brand": "kvm", "nics": [{"nic_tag": "admin"}],
+            "internal_metadata": {"muster:hostfwd": "tcp::1-:2,guestfwd=x"},
+        }));
+        assert!(argv(&vm, &[], Accelerator::Tcg).unwrap_err().contains("guestfwd"));
+    }
+
+    #[test]
+    fn ports_for_old_disks_run_out_with_a_reason() {
+        let many: Vec<Value> = (0..7).map(|_| json!({"size": 1, "model": "ahci"})).collect();
+        let vm = vm(json!({ "brand": "kvm", "disks": many }));
+        let disks: Vec<Disk> = (0..7).map(|index| disk(index, "raw")).collect();
+        assert!(argv(&vm, &disks, Accelerator::Tcg).unwrap_err().contains("no free port"));
+    }
+}

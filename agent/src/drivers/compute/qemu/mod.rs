@@ -1,0 +1,254 @@
+//! Hardware VMs as QEMU processes that outlive the agent.
+//!
+//! The host is the only truth about what runs: `start.json` in the guest's run folder names the
+//! process by pid and start time, and every question looks there and into `/proc`.
+
+mod argv;
+mod guests;
+pub mod probe;
+mod qmp;
+mod seat;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use muster_shared::clock::SharedClock;
+use muster_shared::ids::VmUuid;
+use serde_json::{Map, Value, json};
+use tokio::net::UnixStream;
+use tokio::sync::watch;
+
+use self::guests::Guests;
+use self::probe::{Accelerator, Choice, Probe, Verdict};
+use self::qmp::{Plain, Qmp, QmpError};
+use self::seat::Seat;
+use super::{Abilities, Compute, GuestIo, GuestPort, GuestSignal, Observed, not_running};
+use crate::drivers::DriverError;
+use crate::drivers::storage::Disk;
+use crate::host::{SharedExec, procfs};
+use crate::vms::VmRecord;
+
+/// Virtual CPUs of one VM, as many as bhyve allows.
+const MAX_VCPUS: u32 = 64;
+/// Longest wait for a guest's socket.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How the driver is set up.
+#[derive(Clone, Debug)]
+pub struct QemuConfig {
+    /// The program, e.g. `qemu-system-x86_64`.
+    pub binary: String,
+    /// Metadata disks and logs go to `guests/` in it.
+    pub data_dir: PathBuf,
+    /// Sockets go to `vm/` in it; short, because a socket's path has at most 107 bytes.
+    pub run_dir: PathBuf,
+    /// `compute.accel`.
+    pub accel: Choice,
+    /// Prefix of everything host-wide, e.g. `muster`.
+    pub prefix: String,
+    /// The agent's release, for SMBIOS.
+    pub version: String,
+}
+
+/// The driver.
+#[derive(Debug)]
+pub struct Qemu {
+    verdict: Verdict,
+    guests: Guests,
+}
+
+impl Qemu {
+    /// Probes the accelerators and follows the guests that run.
+    ///
+    /// # Errors
+    /// The run folder could not be made, or its path is too long for sockets.
+    pub async fn open(
+        config: QemuConfig,
+        exec: SharedExec,
+        clock: SharedClock,
+    ) -> Result<Self, DriverError> {
+        let failed = |error| DriverError::failed("prepare the run folder", error);
+        check_socket_paths(&config)?;
+        std::fs::create_dir_all(&config.run_dir).map_err(failed)?;
+        let boot_id =
+            procfs::boot_id().map_err(|error| DriverError::failed("read the boot id", error))?;
+        let probe = Probe {
+            exec: exec.as_ref(),
+            clock: &clock,
+            binary: &config.binary,
+            run_dir: &config.run_dir,
+            boot_id: &boot_id,
+        };
+        let mut verdict = probe.verdict(config.accel).await;
+        if exec.supervisor() == "direct" {
+            verdict.degraded.push("systemd".to_owned());
+        }
+        let guests = Guests::new(config, exec, clock, boot_id);
+        guests.adopt_all();
+        Ok(Self { verdict, guests })
+    }
+
+    fn accelerator(&self) -> Result<Accelerator, DriverError> {
+        self.verdict.accelerator.ok_or_else(|| {
+            let why = self.verdict.degraded.join("; ");
+            DriverError::refused("HvmNotSupported", format!("hardware VMs can't run here: {why}"))
+        })
+    }
+
+    /// A connection to the hypervisor of a running VM.
+    async fn qmp(&self, vm: VmUuid) -> Result<Qmp, DriverError> {
+        let seat = self.guests.seat(vm);
+        if self.guests.live(vm)?.is_none() {
+            return Err(not_running(vm));
+        }
+        qmp(&seat).await.map_err(|error| talk_failed(vm, error))
+    }
+
+    async fn tell<C: Plain>(&self, vm: VmUuid) -> Result<(), DriverError> {
+        let mut qmp = self.qmp(vm).await?;
+        qmp.execute::<C>().await.map_err(|error| talk_failed(vm, error))?;
+        Ok(())
+    }
+}
+
+/// The first control socket, or the second when somebody holds the first.
+async fn qmp(seat: &Seat) -> Result<Qmp, QmpError> {
+    match Qmp::connect(&seat.qmp()).await {
+        Err(QmpError::Timeout { .. }) => Qmp::connect(&seat.qmp_aux()).await,
+        other => other,
+    }
+}
+
+fn talk_failed(vm: VmUuid, error: QmpError) -> DriverError {
+    DriverError::failed(format!("control VM {vm}"), error)
+}
+
+fn check_socket_paths(config: &QemuConfig) -> Result<(), DriverError> {
+    const MAX_SOCKET_PATH_BYTES: usize = 107;
+    let longest = config.run_dir.as_os_str().len() + "/vm//qmp-aux.sock".len() + 36;
+    if longest <= MAX_SOCKET_PATH_BYTES {
+        return Ok(());
+    }
+    let text = format!(
+        "run folder {} is too long: sockets in it would have paths over 107 bytes",
+        config.run_dir.display()
+    );
+    Err(DriverError::refused("InvalidParameters", text))
+}
+
+#[async_trait]
+impl Compute for Qemu {
+    fn abilities(&self) -> Abilities {
+        let accelerator = self.verdict.accelerator;
+        Abilities {
+            hvm: accelerator.is_some(),
+            accel: accelerator.map(|accelerator| accelerator.name().to_owned()),
+            max_vcpus: if accelerator.is_some() { MAX_VCPUS } else { 0 },
+            version: self.verdict.version.clone(),
+            degraded: self.verdict.degraded.clone(),
+        }
+    }
+
+    fn changes(&self) -> watch::Receiver<u64> {
+        self.guests.changes()
+    }
+
+    async fn prepare(&self, vm: &VmRecord) -> Result<(), DriverError> {
+        self.guests.prepare(vm)
+    }
+
+    async fn start(&self, vm: &VmRecord, disks: &[Disk]) -> Result<(), DriverError> {
+        self.guests.start(self.accelerator(), vm, disks).await
+    }
+
+    async fn observe(&self, vm: VmUuid) -> Result<Observed, DriverError> {
+        self.guests.observe(vm)
+    }
+
+    async fn signal(&self, vm: VmUuid, signal: GuestSignal) -> Result<(), DriverError> {
+        match signal {
+            GuestSignal::PowerDown => self.tell::<qmp::PowerDown>(vm).await,
+            GuestSignal::Quit => self.tell::<qmp::Quit>(vm).await,
+            GuestSignal::Reset => self.tell::<qmp::Reset>(vm).await,
+            GuestSignal::Pause => self.tell::<qmp::Stop>(vm).await,
+            GuestSignal::Resume => self.tell::<qmp::Cont>(vm).await,
+            GuestSignal::Nmi => self.tell::<qmp::InjectNmi>(vm).await,
+            GuestSignal::Kill => self.guests.kill(vm),
+        }
+    }
+
+    async fn wait_stopped(&self, vm: VmUuid, timeout: Duration) -> Result<bool, DriverError> {
+        match tokio::time::timeout(timeout, self.guests.gone(vm)).await {
+            Ok(gone) => gone.map(|()| true),
+            Err(_) => Ok(self.guests.live(vm)?.is_none()),
+        }
+    }
+
+    async fn info(&self, vm: VmUuid, types: &[String]) -> Result<Value, DriverError> {
+        super::check_info_types(types)?;
+        let mut qmp = self.qmp(vm).await?;
+        let all = types.iter().any(|wanted| wanted == "all");
+        let mut info = Map::new();
+        for &kind in super::INFO_TYPES.iter().filter(|kind| **kind != "all") {
+            if !all && !types.iter().any(|wanted| wanted == kind) {
+                continue;
+            }
+            match ask(&mut qmp, kind).await {
+                Ok(Some(answer)) => drop(info.insert(kind.to_owned(), answer)),
+                // Not in this hypervisor; told only to who asked for it.
+                Ok(None) | Err(QmpError::Refused { .. }) if all => {}
+                Ok(None) => drop(info.insert(kind.to_owned(), json!({ "enabled": false }))),
+                Err(error) => return Err(talk_failed(vm, error)),
+            }
+        }
+        if let Some(vnc) = info.get_mut("vnc") {
+            vnc["path"] = json!(self.guests.seat(vm).vnc());
+        }
+        Ok(Value::Object(info))
+    }
+
+    async fn open(&self, vm: VmUuid, port: GuestPort) -> Result<Box<dyn GuestIo>, DriverError> {
+        let seat = self.guests.seat(vm);
+        let path = match port {
+            GuestPort::Console => seat.serial(),
+            GuestPort::Vnc => seat.vnc(),
+        };
+        if self.guests.live(vm)?.is_none() {
+            return Err(not_running(vm));
+        }
+        let failed = |error| DriverError::failed(format!("open {}", path.display()), error);
+        match tokio::time::timeout(CONNECT_TIMEOUT, UnixStream::connect(&path)).await {
+            Ok(stream) => Ok(Box::new(stream.map_err(failed)?)),
+            Err(_) => Err(failed(std::io::ErrorKind::TimedOut.into())),
+        }
+    }
+
+    async fn cleanup(&self, vm: VmUuid, purge: bool) -> Result<(), DriverError> {
+        self.guests.cleanup(vm, purge)
+    }
+
+    async fn running(&self) -> Result<Vec<VmUuid>, DriverError> {
+        self.guests.running()
+    }
+}
+
+/// The raw answer for one type; `None` when this driver has nothing of the kind.
+async fn ask(qmp: &mut Qmp, kind: &str) -> Result<Option<Value>, QmpError> {
+    let answer = match kind {
+        "block" => qmp.execute::<qmp::QueryBlock>().await?,
+        "blockstats" => qmp.execute::<qmp::QueryBlockstats>().await?,
+        "chardev" => qmp.execute::<qmp::QueryChardev>().await?,
+        "cpus" => qmp.execute::<qmp::QueryCpus>().await?,
+        "kvm" => qmp.execute::<qmp::QueryKvm>().await?,
+        "pci" => qmp.execute::<qmp::QueryPci>().await?,
+        "status" => qmp.execute::<qmp::QueryStatus>().await?,
+        "version" => qmp.execute::<qmp::QueryVersion>().await?,
+        "vnc" => qmp.execute::<qmp::QueryVnc>().await?,
+        _ => return Ok(None),
+    };
+    Ok(Some(answer))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,286 @@
+//! Which accelerators work. That a device node opens proves nothing: a tiny guest has to do a
+//! fixed piece of work in time, and under KVM sooner than without it.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use muster_shared::clock::SharedClock;
+use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
+
+use crate::host::{Command, Exec, ExecError};
+
+/// Longest time the tiny guest may take.
+const DEADLINE: Duration = Duration::from_secs(5);
+/// Exit code of QEMU when the guest writes the right sum to the debug port: `2 * 0x14 + 1`.
+const DONE: i32 = 41;
+/// Size of the firmware image, bytes; QEMU wants a multiple of 64 KiB.
+const FIRMWARE_BYTES: usize = 64 * 1024;
+/// Where the processor starts, counted from the image's begin.
+const RESET_VECTOR: usize = 0xfff0;
+
+/// `probe.S` assembled: adds up 65 million numbers with a port write every 65,536 of them (each
+/// one leaves the guest), then writes the sum's lowest byte to the debug port.
+const CODE: [u8; 26] = [
+    0x31, 0xdb, 0xbe, 0xe8, 0x03, 0x31, 0xc9, 0x01, 0xcb, 0x49, 0x75, 0xfb, 0x01, 0xf3, 0xe6, 0x80,
+    0x4e, 0x75, 0xf2, 0x88, 0xd8, 0xe6, 0xf4, 0xf4, 0xeb, 0xfd,
+];
+/// A jump from the reset vector to the code.
+const JUMP: [u8; 3] = [0xe9, 0x0d, 0x00];
+
+/// A way to run guests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Accelerator {
+    /// The kernel's.
+    Kvm,
+    /// Translation, which works everywhere.
+    Tcg,
+}
+
+impl Accelerator {
+    /// As QEMU and sysinfo name it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Kvm => "kvm",
+            Self::Tcg => "tcg",
+        }
+    }
+}
+
+/// `compute.accel`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Choice {
+    /// KVM when it passes its probe, else TCG.
+    #[default]
+    Auto,
+    /// KVM or no hardware VMs.
+    Kvm,
+    /// TCG.
+    Tcg,
+}
+
+impl std::str::FromStr for Choice {
+    type Err = UnknownChoice;
+
+    fn from_str(word: &str) -> Result<Self, UnknownChoice> {
+        match word {
+            "auto" => Ok(Self::Auto),
+            "kvm" => Ok(Self::Kvm),
+            "tcg" => Ok(Self::Tcg),
+            _ => Err(UnknownChoice),
+        }
+    }
+}
+
+/// The word is no choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("must be auto, kvm or tcg")]
+pub struct UnknownChoice;
+
+/// What the probes found.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Verdict {
+    pub(super) version: Option<String>,
+    pub(super) accelerator: Option<Accelerator>,
+    /// Why something is not used.
+    pub(super) degraded: Vec<String>,
+}
+
+/// What a probe works with.
+#[derive(Debug)]
+pub(super) struct Probe<'a> {
+    pub(super) exec: &'a dyn Exec,
+    pub(super) clock: &'a SharedClock,
+    pub(super) binary: &'a str,
+    pub(super) run_dir: &'a Path,
+    pub(super) boot_id: &'a str,
+}
+
+/// A verdict holds for one boot, one hypervisor and one choice.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Remembered {
+    boot_id: String,
+    choice: Choice,
+    verdict: Verdict,
+}
+
+impl Probe<'_> {
+    /// The verdict, from an earlier start in this boot if there is one.
+    pub(super) async fn verdict(&self, choice: Choice) -> Verdict {
+        let version = match self.version().await {
+            Ok(version) => version,
+            Err(problem) => {
+                return Verdict { degraded: vec![problem], ..Verdict::default() };
+            }
+        };
+        let file = self.run_dir.join("accel.json");
+        if let Some(old) = recall(&file)
+            && old.boot_id == self.boot_id
+            && old.choice == choice
+            && old.verdict.version.as_ref() == Some(&version)
+            && old.verdict.accelerator.is_some()
+        {
+            return old.verdict;
+        }
+        let mut verdict = self.run_all(choice).await;
+        verdict.version = Some(version);
+        let boot_id = self.boot_id.to_owned();
+        let remembered = Remembered { boot_id, choice, verdict: verdict.clone() };
+        let json = serde_json::to_vec(&remembered).map_err(std::io::Error::other);
+        if let Err(error) = json.and_then(|json| std::fs::write(&file, json)) {
+            tracing::warn!(%error, "cannot remember the accelerator");
+        }
+        verdict
+    }
+
+    async fn run_all(&self, choice: Choice) -> Verdict {
+        let mut verdict = Verdict::default();
+        let tcg = self.time(Accelerator::Tcg).await;
+        if choice == Choice::Tcg {
+            return decide_tcg(verdict, tcg);
+        }
+        let kvm = match self.time(Accelerator::Kvm).await {
+            Ok(kvm) if tcg.as_ref().is_ok_and(|tcg| kvm >= *tcg) => {
+                Err("KVM works, but no faster than emulation".to_owned())
+            }
+            other => other,
+        };
+        match kvm {
+            Ok(_) => verdict.accelerator = Some(Accelerator::Kvm),
+            Err(problem) => {
+                verdict.degraded.push(format!("kvm: {problem}"));
+                if choice == Choice::Auto {
+                    return decide_tcg(verdict, tcg);
+                }
+            }
+        }
+        verdict
+    }
+
+    /// How long the tiny guest took.
+    async fn time(&self, accelerator: Accelerator) -> Result<Duration, String> {
+        if accelerator == Accelerator::Kvm {
+            let node = std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm");
+            node.map_err(|error| format!("/dev/kvm: {error}"))?;
+        }
+        let firmware = self.firmware().map_err(|error| format!("write the probe: {error}"))?;
+        let began = self.clock.monotonic();
+        let argv = [
+            self.binary,
+            "-nodefaults",
+            "-no-user-config",
+            "-display",
+            "none",
+            "-machine",
+            "q35",
+            "-accel",
+            accelerator.name(),
+            "-m",
+            "16",
+            "-device",
+            "isa-debug-exit,iobase=0xf4,iosize=0x04",
+            "-bios",
+            &firmware.display().to_string(),
+        ];
+        let command = Command::new(argv, DEADLINE);
+        let output = self.exec.run(&command, &CancellationToken::new()).await;
+        let took = self.clock.monotonic().saturating_sub(began);
+        match output {
+            Ok(output) if output.exit.code == Some(DONE) => {
+                tracing::info!(accelerator = accelerator.name(), ?took, "the probe guest is done");
+                Ok(took)
+            }
+            Ok(output) => {
+                let stderr = String::from_utf8_lossy(&output.stderr);
+                Err(format!("the probe guest failed: {} {}", output.exit, stderr.trim()))
+            }
+            Err(ExecError::Timeout { .. }) => {
+                Err(format!("the probe guest hung for {} s", DEADLINE.as_secs()))
+            }
+            Err(error) => Err(muster_shared::error_chain::Chain(&error).to_string()),
+        }
+    }
+
+    fn firmware(&self) -> std::io::Result<PathBuf> {
+        let mut image = vec![0; FIRMWARE_BYTES];
+        image[..CODE.len()].copy_from_slice(&CODE);
+        image[RESET_VECTOR..RESET_VECTOR + JUMP.len()].copy_from_slice(&JUMP);
+        let path = self.run_dir.join("probe.bin");
+        std::fs::write(&path, image)?;
+        Ok(path)
+    }
+
+    async fn version(&self) -> Result<String, String> {
+        let command = Command::new([self.binary, "--version"], DEADLINE);
+        let output = self.exec.run(&command, &CancellationToken::new()).await;
+        let output = output
+            .and_then(|output| output.checked(self.binary))
+            .map_err(|error| muster_shared::error_chain::Chain(&error).to_string())?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let mut words = text.split_ascii_whitespace().skip_while(|word| *word != "version");
+        words.nth(1).map(str::to_owned).ok_or_else(|| format!("{}: no version", self.binary))
+    }
+}
+
+fn decide_tcg(mut verdict: Verdict, tcg: Result<Duration, String>) -> Verdict {
+    match tcg {
+        Ok(_) => verdict.accelerator = Some(Accelerator::Tcg),
+        Err(problem) => verdict.degraded.push(format!("tcg: {problem}")),
+    }
+    verdict
+}
+
+fn recall(file: &Path) -> Option<Remembered> {
+    serde_json::from_slice(&std::fs::read(file).ok()?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use muster_shared::clock::SystemClock;
+
+    use super::*;
+    use crate::host::{Exit, FakeExec, Output};
+
+    const QEMU: &str = "qemu-system-x86_64";
+
+    async fn verdict(exec: &FakeExec, choice: Choice) -> Verdict {
+        let folder = tempfile::tempdir().unwrap();
+        let clock: SharedClock = Arc::new(SystemClock::new());
+        let run_dir = folder.path();
+        let probe = Probe { exec, clock: &clock, binary: QEMU, run_dir, boot_id: "b" };
+        let first = probe.verdict(choice).await;
+        let calls = exec.calls().len();
+        let second = probe.verdict(choice).await;
+        if first.accelerator.is_some() {
+            assert_eq!(exec.calls().len(), calls + 1, "a verdict is not reached twice");
+            assert_eq!(first, second);
+        }
+        first
+    }
+
+    fn qemu(exit_code: i32) -> FakeExec {
+        let exec = FakeExec::default();
+        let exit = Exit { code: Some(exit_code), signal: None };
+        exec.answers(&[QEMU, "-nodefaults"], Output { exit, ..Output::default() });
+        exec.prints(&[QEMU, "--version"], "QEMU emulator version 7.2.22 (Debian)\n");
+        exec
+    }
+
+    #[tokio::test]
+    async fn only_the_right_answer_counts() {
+        let passed = verdict(&qemu(DONE), Choice::Tcg).await;
+        assert_eq!(passed.accelerator, Some(Accelerator::Tcg));
+        assert_eq!(passed.version.as_deref(), Some("7.2.22"));
+        let failed = verdict(&qemu(0), Choice::Auto).await;
+        assert_eq!(failed.accelerator, None);
+        assert!(failed.degraded.iter().any(|text| text.starts_with("tcg: ")), "{failed:?}");
+        let absent = verdict(&FakeExec::default(), Choice::Auto).await;
+        assert_eq!((absent.accelerator, absent.version), (None, None));
+        assert_eq!(absent.degraded.len(), 1);
+    }
+}

@@ -1,0 +1,198 @@
+//! Where a guest's process lives: its paths, and how it is found again, also by another agent.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use muster_shared::ids::VmUuid;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::host::{ProcessId, procfs};
+
+/// The paths of one guest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Seat {
+    /// Sockets and what is known of the process; gone after a boot of the host.
+    run: PathBuf,
+    /// Metadata disk and logs.
+    data: PathBuf,
+}
+
+/// `start.json`: what was started. Written before the process is, so that a crash in between
+/// leaves a trace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Started {
+    /// Boot of the host.
+    pub(super) boot_id: String,
+    /// SHA-256 (hex) of the arguments.
+    pub(super) argv_hash: String,
+    /// Wall clock at the start, ms.
+    pub(super) started_at_ms: u64,
+    /// The process, once it is known.
+    pub(super) process: Option<ProcessId>,
+}
+
+/// `exit.json`: how the last process ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Exited {
+    /// Boot of the host.
+    pub(super) boot_id: String,
+    /// Exit code, or 128 + signal; unknown when the agent was away.
+    pub(super) exit_status: Option<i32>,
+}
+
+impl Seat {
+    pub(super) fn new(run_dir: &Path, data_dir: &Path, vm: VmUuid) -> Self {
+        let vm = vm.to_string();
+        Self { run: run_dir.join("vm").join(&vm), data: data_dir.join("guests").join(&vm) }
+    }
+
+    pub(super) fn make(&self) -> io::Result<()> {
+        std::fs::create_dir_all(&self.run)?;
+        std::fs::create_dir_all(&self.data)
+    }
+
+    pub(super) fn qmp(&self) -> PathBuf {
+        self.run.join("qmp.sock")
+    }
+
+    pub(super) fn qmp_aux(&self) -> PathBuf {
+        self.run.join("qmp-aux.sock")
+    }
+
+    pub(super) fn serial(&self) -> PathBuf {
+        self.run.join("serial0.sock")
+    }
+
+    pub(super) fn vnc(&self) -> PathBuf {
+        self.run.join("vnc.sock")
+    }
+
+    pub(super) fn pid_file(&self) -> PathBuf {
+        self.run.join("pid")
+    }
+
+    pub(super) fn console_log(&self) -> PathBuf {
+        self.data.join("console.log")
+    }
+
+    pub(super) fn log(&self) -> PathBuf {
+        self.data.join("qemu.log")
+    }
+
+    pub(super) fn metadata(&self) -> PathBuf {
+        self.data.join("cidata.img")
+    }
+
+    fn start_file(&self) -> PathBuf {
+        self.run.join("start.json")
+    }
+
+    fn exit_file(&self) -> PathBuf {
+        self.run.join("exit.json")
+    }
+
+    pub(super) fn started(&self) -> io::Result<Option<Started>> {
+        read(&self.start_file())
+    }
+
+    pub(super) fn set_started(&self, started: &Started) -> io::Result<()> {
+        write(&self.start_file(), &serde_json::to_vec(started)?)
+    }
+
+    pub(super) fn exited(&self) -> io::Result<Option<Exited>> {
+        read(&self.exit_file())
+    }
+
+    pub(super) fn set_exited(&self, exited: &Exited) -> io::Result<()> {
+        write(&self.exit_file(), &serde_json::to_vec(exited)?)
+    }
+
+    pub(super) fn forget_exit(&self) -> io::Result<()> {
+        absent_is_fine(std::fs::remove_file(self.exit_file()))
+    }
+
+    /// Writes the metadata disk unless it is there as it should be.
+    pub(super) fn set_metadata(&self, volume: &[u8]) -> io::Result<()> {
+        let path = self.metadata();
+        if std::fs::read(&path).is_ok_and(|old| old == volume) {
+            return Ok(());
+        }
+        write(&path, volume)
+    }
+
+    /// Removes what a process of the past left, before a new one.
+    pub(super) fn clear_run(&self) -> io::Result<()> {
+        let files = [
+            self.qmp(),
+            self.qmp_aux(),
+            self.serial(),
+            self.vnc(),
+            self.pid_file(),
+            self.start_file(),
+        ];
+        for file in files {
+            absent_is_fine(std::fs::remove_file(file))?;
+        }
+        Ok(())
+    }
+
+    /// Removes everything.
+    pub(super) fn purge(&self) -> io::Result<()> {
+        absent_is_fine(std::fs::remove_dir_all(&self.run))?;
+        absent_is_fine(std::fs::remove_dir_all(&self.data))
+    }
+
+    /// The guest's live process and when it started. `start.json` names it; when an agent died
+    /// between the start and the note of it, its arguments do.
+    pub(super) fn live(&self, boot_id: &str) -> io::Result<Option<(ProcessId, u64)>> {
+        let Some(started) = self.started()? else { return Ok(None) };
+        if started.boot_id != boot_id {
+            return Ok(None);
+        }
+        let process = match started.process {
+            Some(process) => Some(process).filter(|process| process.is_alive().unwrap_or(false)),
+            None => self.search()?,
+        };
+        Ok(process.map(|process| (process, started.started_at_ms)))
+    }
+
+    /// Looks through all processes for the one with our pid file among its arguments.
+    pub(super) fn search(&self) -> io::Result<Option<ProcessId>> {
+        let pid_file = self.pid_file().display().to_string();
+        for pid in procfs::pids()? {
+            let Some(argv) = procfs::cmdline(pid)? else { continue };
+            let ours = argv.windows(2).any(|pair| pair[0] == "-pidfile" && pair[1] == pid_file);
+            if !ours {
+                continue;
+            }
+            // `systemd-run` has the same arguments until it has become the hypervisor.
+            if let Some(process) = ProcessId::of(pid)? {
+                return Ok(Some(process));
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
+    match std::fs::read(path) {
+        Ok(json) => Ok(serde_json::from_slice(&json).ok()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whole or not at all; what is here need not survive a power cut.
+fn write(path: &Path, content: &[u8]) -> io::Result<()> {
+    let fresh = path.with_extension("new");
+    std::fs::write(&fresh, content)?;
+    std::fs::rename(&fresh, path)
+}
+
+fn absent_is_fine(removed: io::Result<()>) -> io::Result<()> {
+    match removed {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,185 @@
+//! Real QEMU processes, emulated, with a blank disk: what a guest does inside is tested elsewhere.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use muster_shared::clock::SystemClock;
+use serde_json::json;
+use tokio::io::AsyncReadExt as _;
+
+use super::*;
+use crate::host::{ProcessId, SystemExec};
+use crate::vms::payload;
+use crate::vms::sim::record;
+
+const SOON: Duration = Duration::from_secs(30);
+
+/// A driver in a folder of its own; ends its guests when dropped, also after a failed assertion.
+struct Bench {
+    folder: tempfile::TempDir,
+    vm: VmRecord,
+}
+
+impl Bench {
+    fn new(properties: Value) -> Self {
+        let Value::Object(properties) = properties else { panic!("an object is needed") };
+        let properties = payload::create(&properties).unwrap();
+        let folder = tempfile::Builder::new().prefix("mq").tempdir_in("/tmp").unwrap();
+        Self { folder, vm: VmRecord { properties, ..record(0xfeed) } }
+    }
+
+    fn small() -> Self {
+        Self::new(json!({
+            "brand": "kvm", "ram": 64, "disks": [{"size": 1}],
+            "nics": [{"nic_tag": "admin", "mac": "02:00:00:00:00:01"}],
+        }))
+    }
+
+    async fn qemu(&self, binary: &str) -> Qemu {
+        let config = QemuConfig {
+            binary: binary.to_owned(),
+            data_dir: self.folder.path().join("data"),
+            run_dir: self.folder.path().join("run"),
+            accel: Choice::Tcg,
+            prefix: "muster-test".to_owned(),
+            version: "0.0.0".to_owned(),
+        };
+        let clock = Arc::new(SystemClock::new());
+        Qemu::open(config, Arc::new(SystemExec::new()), clock).await.unwrap()
+    }
+
+    fn disks(&self) -> Vec<Disk> {
+        let path = self.folder.path().join("disk0.raw");
+        if !path.exists() {
+            std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        }
+        let format = "raw".to_owned();
+        vec![Disk { index: 0, path, format, size_bytes: 1 << 20, used_bytes: 0 }]
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        let (run, data) = (self.folder.path().join("run"), self.folder.path().join("data"));
+        if let Ok(Some(process)) = Seat::new(&run, &data, self.vm.uuid).search() {
+            process.kill().unwrap();
+        }
+    }
+}
+
+fn pid(observed: Observed) -> u32 {
+    match observed {
+        Observed::Running { pid, .. } => pid,
+        Observed::Stopped { .. } => panic!("the VM is stopped"),
+    }
+}
+
+#[tokio::test]
+async fn a_guest_outlives_its_driver_and_is_adopted() {
+    let bench = Bench::small();
+    let vm = bench.vm.uuid;
+    let qemu = bench.qemu("qemu-system-x86_64").await;
+    assert_eq!(qemu.abilities().accel.as_deref(), Some("tcg"));
+    qemu.start(&bench.vm, &bench.disks()).await.unwrap();
+    let first = qemu.observe(vm).await.unwrap();
+    let process = ProcessId::of(pid(first)).unwrap().unwrap();
+    // A session of its own, and none of our descriptors beyond the standard three.
+    assert_ne!(nix::unistd::getsid(None), nix::unistd::getsid(Some(nix_pid(process.pid))));
+    drop(qemu);
+
+    let qemu = bench.qemu("qemu-system-x86_64").await;
+    assert_eq!(qemu.running().await.unwrap(), [vm]);
+    qemu.start(&bench.vm, &bench.disks()).await.unwrap();
+    assert_eq!(qemu.observe(vm).await.unwrap(), first);
+
+    // An agent that died before it noted the pid.
+    let seat = qemu.guests.seat(vm);
+    let mut started = seat.started().unwrap().unwrap();
+    started.process = None;
+    seat.set_started(&started).unwrap();
+    let qemu = bench.qemu("qemu-system-x86_64").await;
+    assert_eq!(pid(qemu.observe(vm).await.unwrap()), process.pid);
+    std::fs::remove_file(bench.folder.path().join(format!("run/vm/{vm}/start.json"))).unwrap();
+    qemu.start(&bench.vm, &bench.disks()).await.unwrap();
+    assert_eq!(pid(qemu.observe(vm).await.unwrap()), process.pid);
+
+    qemu.signal(vm, GuestSignal::Kill).await.unwrap();
+    assert!(qemu.wait_stopped(vm, SOON).await.unwrap());
+    let stopped = qemu.observe(vm).await.unwrap();
+    assert_eq!(stopped, Observed::Stopped { exit_status: Some(137) });
+    qemu.cleanup(vm, true).await.unwrap();
+    assert!(!bench.folder.path().join(format!("data/guests/{vm}")).exists());
+}
+
+fn nix_pid(pid: u32) -> nix::unistd::Pid {
+    nix::unistd::Pid::from_raw(i32::try_from(pid).unwrap())
+}
+
+#[tokio::test]
+async fn the_hypervisor_is_controlled() {
+    let bench = Bench::small();
+    let vm = bench.vm.uuid;
+    let qemu = bench.qemu("qemu-system-x86_64").await;
+    assert!(qemu.signal(vm, GuestSignal::Reset).await.is_err());
+    qemu.start(&bench.vm, &bench.disks()).await.unwrap();
+
+    let info = qemu.info(vm, &["all".to_owned()]).await.unwrap();
+    let types: Vec<&str> = super::super::INFO_TYPES.to_vec();
+    for kind in types.into_iter().filter(|kind| !["all", "spice"].contains(kind)) {
+        assert!(info.get(kind).is_some(), "{kind} in {info}");
+    }
+    assert_eq!(info["status"]["status"], "running");
+    for (signal, status) in [
+        (GuestSignal::Pause, "paused"),
+        (GuestSignal::Resume, "running"),
+        (GuestSignal::Reset, "running"),
+        (GuestSignal::Nmi, "running"),
+    ] {
+        qemu.signal(vm, signal).await.unwrap();
+        let info = qemu.info(vm, &["status".to_owned()]).await.unwrap();
+        assert_eq!(info["status"]["status"], status, "{signal:?}");
+    }
+    let mut vnc = qemu.open(vm, GuestPort::Vnc).await.unwrap();
+    let mut greeting = [0; 4];
+    vnc.read_exact(&mut greeting).await.unwrap();
+    assert_eq!(&greeting, b"RFB ");
+    drop(qemu.open(vm, GuestPort::Console).await.unwrap());
+
+    let mut changes = qemu.changes();
+    changes.mark_unchanged();
+    qemu.signal(vm, GuestSignal::Quit).await.unwrap();
+    tokio::time::timeout(SOON, changes.changed()).await.unwrap().unwrap();
+    assert!(qemu.wait_stopped(vm, SOON).await.unwrap());
+    assert_eq!(qemu.observe(vm).await.unwrap(), Observed::Stopped { exit_status: Some(0) });
+    assert!(qemu.info(vm, &[]).await.is_err());
+    qemu.cleanup(vm, false).await.unwrap();
+    qemu.cleanup(vm, true).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_hypervisor_that_fails_at_start_leaves_nothing_but_its_reason() {
+    let bench = Bench::small();
+    let vm = bench.vm.uuid;
+    let qemu = bench.qemu("qemu-system-x86_64").await;
+    let mut disks = bench.disks();
+    disks[0].path = Path::new("/nonexistent/disk").to_owned();
+    let error = qemu.start(&bench.vm, &disks).await.unwrap_err();
+    let text = muster_shared::error_chain::Chain(&error).to_string();
+    assert!(text.contains("exit code 1") && text.contains("/nonexistent/disk"), "{text}");
+    assert!(!qemu.observe(vm).await.unwrap().is_running());
+    assert_eq!(qemu.running().await.unwrap(), []);
+    // And it can be started once the reason is gone.
+    qemu.start(&bench.vm, &bench.disks()).await.unwrap();
+    qemu.signal(vm, GuestSignal::Kill).await.unwrap();
+    assert!(qemu.wait_stopped(vm, SOON).await.unwrap());
+}
+
+#[tokio::test]
+async fn without_a_hypervisor_the_reason_is_told() {
+    let bench = Bench::small();
+    let qemu = bench.qemu("/nonexistent/qemu").await;
+    let abilities = qemu.abilities();
+    assert!(!abilities.hvm && abilities.max_vcpus == 0);
+    let error = qemu.start(&bench.vm, &bench.disks()).await.unwrap_err();
+    assert!(matches!(&error, DriverError::Refused { code: "HvmNotSupported", .. }), "{error}");
+}
