@@ -1,7 +1,178 @@
 //! The Muster agent: runs VMs, storage and images on one compute node.
+//!
+//! [`Agent::start`] builds the whole agent from its parts, in `main` from real ones, in tests and
+//! simulations from others.
 
 pub mod drivers;
 pub mod host;
+pub mod link;
 pub mod report;
 pub mod tasks;
 pub mod vms;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use muster_shared::clock::SharedClock;
+use muster_shared::entropy::SharedEntropy;
+use muster_shared::ids::ServerUuid;
+use muster_shared::kv::SharedKv;
+use muster_shared::link::Dialer;
+use muster_shared::threads::SharedThreads;
+use tokio_util::sync::CancellationToken;
+use url::Url;
+use uuid::Uuid;
+
+use crate::drivers::SharedDrivers;
+use crate::link::feed::Feed;
+use crate::link::{LinkParts, Links};
+use crate::tasks::journal::JournalError;
+use crate::tasks::registry::{Faults, Registry};
+use crate::tasks::{Engine, EngineParts};
+
+/// Longest run time of any task unless configured otherwise.
+pub const TASK_CEILING: Duration = Duration::from_secs(3600);
+
+/// What an agent is made of.
+#[derive(Debug)]
+pub struct AgentParts {
+    /// Time.
+    pub clock: SharedClock,
+    /// Randomness.
+    pub entropy: SharedEntropy,
+    /// Threads, for the links.
+    pub threads: SharedThreads,
+    /// Where the task journal is.
+    pub kv: SharedKv,
+    /// Opens connections to coordinators.
+    pub dialer: Arc<dyn Dialer>,
+    /// The node; its VM table is loaded by [`Agent::start`].
+    pub drivers: SharedDrivers,
+    /// Looks at the node for reports.
+    pub feed: Arc<dyn Feed>,
+    /// The task kinds, normally of [`tasks::HANDLERS`].
+    pub registry: Registry,
+    /// For tests that end the agent at a step of a task.
+    pub faults: Option<Arc<dyn Faults>>,
+}
+
+/// Who the agent is and whom it serves.
+#[derive(Clone, Debug)]
+pub struct AgentConfig {
+    /// The server it speaks for.
+    pub server_uuid: ServerUuid,
+    /// Changes with every boot of the host.
+    pub boot_id: String,
+    /// Coordinators to connect to.
+    pub coordinators: Vec<Url>,
+    /// Longest run time of any task.
+    pub task_ceiling: Duration,
+}
+
+/// The agent did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The task journal can't be read.
+    #[error("open the task journal")]
+    Journal(#[source] JournalError),
+    /// The VM records can't be read.
+    #[error("read the VM records")]
+    Vms(#[source] drivers::DriverError),
+}
+
+/// Starts agents.
+#[derive(Debug)]
+pub struct Agent;
+
+impl Agent {
+    /// Reads the journal and the VM records, lets unfinished tasks go on, then connects to the
+    /// coordinators: local work never waits for them.
+    ///
+    /// # Errors
+    /// [`StartError`]: what is on disk can't be read.
+    pub async fn start(config: AgentConfig, parts: AgentParts) -> Result<Running, StartError> {
+        let instance_id = parts.entropy.uuid();
+        let engine = Engine::open(EngineParts {
+            clock: parts.clock.clone(),
+            entropy: parts.entropy.clone(),
+            kv: parts.kv.clone(),
+            drivers: parts.drivers.clone(),
+            registry: parts.registry,
+            boot_id: config.boot_id.clone(),
+            instance_id,
+            ceiling: config.task_ceiling,
+            faults: parts.faults,
+        })
+        .await
+        .map_err(StartError::Journal)?;
+        parts.drivers.vms.load().await.map_err(StartError::Vms)?;
+        engine.recover().await;
+        let links = Links::start(
+            LinkParts {
+                clock: parts.clock,
+                entropy: parts.entropy,
+                threads: parts.threads,
+                dialer: parts.dialer,
+                engine: engine.clone(),
+                feed: parts.feed.clone(),
+                drivers: parts.drivers.clone(),
+                server_uuid: config.server_uuid,
+                boot_id: config.boot_id,
+                instance_id,
+                next_session: AtomicU64::new(0),
+            },
+            &config.coordinators,
+        );
+        Ok(Running {
+            engine,
+            links,
+            feed: parts.feed,
+            drivers: parts.drivers,
+            kv: parts.kv,
+            server_uuid: config.server_uuid,
+            instance_id,
+        })
+    }
+}
+
+/// An agent that runs. Dropping it does not stop it; see [`Running::shut_down`].
+#[derive(Debug)]
+pub struct Running {
+    /// Runs tasks.
+    pub engine: Arc<Engine>,
+    /// Connections to coordinators.
+    pub links: Arc<Links>,
+    /// Looks at the node.
+    pub feed: Arc<dyn Feed>,
+    /// The node.
+    pub drivers: SharedDrivers,
+    kv: SharedKv,
+    /// The server it speaks for.
+    pub server_uuid: ServerUuid,
+    /// This start of the agent.
+    pub instance_id: Uuid,
+}
+
+impl Running {
+    /// Cancelled when the agent can't go on (its journal failed) and its process must end.
+    #[must_use]
+    pub fn broken(&self) -> CancellationToken {
+        self.engine.broken()
+    }
+
+    /// Whether the engine and every link move.
+    #[must_use]
+    pub fn is_alive(&self, limit: Duration) -> bool {
+        self.links.are_alive(limit) && !self.engine.broken().is_cancelled()
+    }
+
+    /// Stops in order: no new tasks, up to `patience` for those that run (the others go on from
+    /// their journaled step after the next start), then the connections. Guests are not touched.
+    pub async fn shut_down(&self, patience: Duration) {
+        const CLOSE: Duration = Duration::from_secs(2);
+        self.engine.shut_down(patience).await;
+        self.links.shut_down(CLOSE).await;
+        self.kv.close().await;
+    }
+}

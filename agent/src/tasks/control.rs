@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::Class;
 use super::journal::{self, JournalError, StoredDrain};
 use super::record::{Origin, Record, State};
-use super::runner::{Engine, Live, Refusal, Shared, Stop};
+use super::runner::{Engine, Live, Offer, Refusal, Shared, Stop};
 
 /// Entries of `GET /history` besides the active ones.
 const HISTORY: usize = 16;
@@ -227,7 +227,7 @@ impl Engine {
     /// Where a task stands; waits until a task that is being accepted is durable.
     pub async fn standing(&self, id: &TaskId) -> Standing {
         if let Some(live) = self.find_live(id) {
-            return match self.admitted(&live).await {
+            return match Offer(Some(live)).admitted().await {
                 Ok(()) => Standing::UnderWay,
                 Err(_) => Standing::Unknown,
             };

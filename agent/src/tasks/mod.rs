@@ -39,7 +39,7 @@ use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
 pub use self::control::{Counts, Filter, Standing};
-pub use self::runner::{Engine, EngineParts, Refusal, Submission};
+pub use self::runner::{Engine, EngineParts, Offer, Refusal, Submission};
 
 use crate::drivers::Drivers;
 

@@ -292,29 +292,20 @@ impl Engine {
     /// # Errors
     /// [`Refusal`]: it will not run.
     pub async fn submit(self: &Arc<Self>, submission: Submission) -> Result<(), Refusal> {
-        let live = {
-            let mut shared = self.shared.lock();
-            match self.known(&shared, &submission)? {
-                Known::Live(live) => live,
-                Known::Ended => {
-                    drop(shared);
-                    self.touch();
-                    return Ok(());
-                }
-                Known::New => self.admit(&mut shared, submission)?,
-            }
-        };
-        self.admitted(&live).await
+        self.offer(submission)?.admitted().await
     }
 
-    /// Waits until a task that is under way is durable.
-    pub(super) async fn admitted(&self, live: &Live) -> Result<(), Refusal> {
-        let mut admission = live.admission.subscribe();
-        let decided = admission.wait_for(|a| *a != Admission::Pending).await;
-        match decided.as_deref() {
-            Ok(Admission::Refused(refusal)) => Err(refusal.clone()),
-            _ => Ok(()),
-        }
+    /// The first half of [`Self::submit`]: gives the task its place among the others.
+    ///
+    /// # Errors
+    /// [`Refusal`]: it will not run.
+    pub fn offer(self: &Arc<Self>, submission: Submission) -> Result<Offer, Refusal> {
+        let mut shared = self.shared.lock();
+        Ok(Offer(match self.known(&shared, &submission)? {
+            Known::Live(live) => Some(live),
+            Known::Ended => None,
+            Known::New => Some(self.admit(&mut shared, submission)?),
+        }))
     }
 
     fn known(&self, shared: &Shared, wanted: &Submission) -> Result<Known, Refusal> {
@@ -545,6 +536,32 @@ impl Engine {
     /// How the task ended, if it is known and has.
     pub async fn result(&self, id: &TaskId) -> Option<TaskResult> {
         self.record(id).await.filter(|record| record.state.is_terminal()).map(|r| r.outcome())
+    }
+}
+
+/// A task that has its place and is on its way to the disk, or that was submitted before.
+#[derive(Debug)]
+pub struct Offer(pub(super) Option<Arc<Live>>);
+
+impl Offer {
+    /// Waits until the task is durable.
+    ///
+    /// # Errors
+    /// It could not be made durable and will not run.
+    pub async fn admitted(&self) -> Result<(), Refusal> {
+        let Some(live) = &self.0 else { return Ok(()) };
+        let mut admission = live.admission.subscribe();
+        let decided = admission.wait_for(|a| *a != Admission::Pending).await;
+        match decided.as_deref() {
+            Ok(Admission::Refused(refusal)) => Err(refusal.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether it had ended before it was offered.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.0.is_none()
     }
 }
 

@@ -1,0 +1,217 @@
+//! What flows to one coordinator by itself: results until acknowledged, status, sysinfo, progress.
+
+use std::collections::BTreeMap;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_shared::clock::SharedClock;
+use muster_shared::ids::TaskId;
+use muster_shared::wire::{Error, Intake, Sysinfo};
+use serde_json::{Value, json};
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{Notify, watch};
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+use super::feed::{Feed, Sample, SysinfoDocument};
+use super::outbox::Outbox;
+use crate::tasks::Engine;
+
+/// A result that was not acknowledged for so long is sent again on the same connection.
+const RESEND: Duration = Duration::from_secs(5);
+/// Results looked at in one go; the others follow as these are acknowledged.
+const WINDOW: usize = 512;
+/// Changes of VMs within this time make one report.
+const DEBOUNCE: Duration = Duration::from_millis(100);
+/// A report without any change, for the figures.
+const PERIOD: Duration = Duration::from_secs(60);
+/// Before a failed sample is tried again.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Takes samples when something has changed, for all connections.
+#[derive(Debug)]
+pub(super) struct Samples {
+    engine: Arc<Engine>,
+    feed: Arc<dyn Feed>,
+    latest: watch::Sender<Option<Arc<Sample>>>,
+    now: Notify,
+}
+
+impl Samples {
+    pub(super) fn new(engine: Arc<Engine>, feed: Arc<dyn Feed>) -> Arc<Self> {
+        let latest = watch::Sender::new(None);
+        Arc::new(Self { engine, feed, latest, now: Notify::new() })
+    }
+
+    /// Queues a full report on one connection; a fresh one follows if there is none yet.
+    pub(super) fn full(&self, outbox: &Outbox) {
+        match self.latest.borrow().clone() {
+            Some(sample) => outbox.status(sample, true),
+            None => self.now.notify_one(),
+        }
+    }
+
+    pub(super) async fn run(self: Arc<Self>, stop: CancellationToken) {
+        let mut changed = self.feed.changed();
+        let mut intake = self.engine.intake();
+        let mut engine = self.engine.watch();
+        let mut due = pin!(sleep(Duration::ZERO));
+        loop {
+            let periodic = tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                () = self.now.notified() => true,
+                Ok(()) = changed.changed() => {
+                    sleep(DEBOUNCE).await;
+                    changed.mark_unchanged();
+                    false
+                }
+                Ok(()) = engine.changed() => {
+                    // Only a change of intake is worth a report before its time.
+                    let old = std::mem::replace(&mut intake, self.engine.intake());
+                    if old == intake {
+                        continue;
+                    }
+                    true
+                }
+                () = due.as_mut() => true,
+            };
+            let next = match self.feed.sample().await {
+                Ok(sample) => {
+                    self.publish(sample, periodic);
+                    PERIOD
+                }
+                Err(error) => {
+                    let error = muster_shared::error_chain::Chain(&error).to_string();
+                    tracing::warn!(error, "no status sample");
+                    RETRY
+                }
+            };
+            due.set(sleep(next));
+        }
+    }
+
+    fn publish(&self, mut sample: Sample, periodic: bool) {
+        let same = |old: &Arc<Sample>| old.vms == sample.vms;
+        if !periodic && self.latest.borrow().as_ref().is_some_and(same) {
+            return;
+        }
+        let counts = self.engine.counts();
+        let intake = self.engine.intake();
+        let mut muster = match sample.figures.muster.take() {
+            Value::Object(muster) => muster,
+            _ => serde_json::Map::new(),
+        };
+        muster.insert("agent_version".into(), json!(env!("CARGO_PKG_VERSION")));
+        muster.insert("draining".into(), json!(intake != Intake::Accepting));
+        muster.insert("intake".into(), json!(intake));
+        muster.insert("active_tasks".into(), json!(counts.active));
+        muster.insert("queued_tasks".into(), json!(counts.queued));
+        sample.figures.muster = Value::Object(muster);
+        self.latest.send_replace(Some(Arc::new(sample)));
+    }
+}
+
+/// The sysinfo message of a document.
+pub(super) fn sysinfo_message(document: &SysinfoDocument) -> Sysinfo {
+    Sysinfo {
+        sysinfo: Some(document.sysinfo.clone()),
+        agents: Some(document.agents.clone()),
+        hash: document.hash.clone(),
+    }
+}
+
+/// Feeds one connection's outbox until the connection is gone.
+#[derive(Debug)]
+pub(super) struct Pump {
+    pub(super) engine: Arc<Engine>,
+    pub(super) clock: SharedClock,
+    pub(super) sysinfo: watch::Receiver<Arc<SysinfoDocument>>,
+    /// Hash of what the coordinator has.
+    pub(super) known_hash: String,
+    pub(super) samples: Arc<Samples>,
+    pub(super) outbox: Arc<Outbox>,
+    pub(super) gone: CancellationToken,
+}
+
+impl Pump {
+    pub(super) async fn run(mut self) {
+        let mut progress = self.engine.progress();
+        let mut returned = self.engine.returned();
+        let mut results = self.engine.watch();
+        let mut samples = self.samples.latest.subscribe();
+        let mut sent = BTreeMap::new();
+        samples.mark_unchanged();
+        self.samples.full(&self.outbox);
+        self.sysinfo.mark_changed();
+        for event in self.engine.latest_progress() {
+            self.outbox.progress(event);
+        }
+        loop {
+            let due = self.send_results(&mut sent).await;
+            tokio::select! {
+                biased;
+                () = self.gone.cancelled() => return,
+                id = returned.recv() => match id {
+                    Ok(id) => self.give_back(&id),
+                    Err(RecvError::Lagged(_)) => {}
+                    Err(RecvError::Closed) => return,
+                },
+                Ok(()) = samples.changed() => {
+                    if let Some(sample) = samples.borrow_and_update().clone() {
+                        self.outbox.status(sample, false);
+                    }
+                }
+                Ok(()) = self.sysinfo.changed() => self.send_sysinfo(),
+                Ok(()) = results.changed() => {}
+                () = self.outbox.room() => {}
+                event = progress.recv() => if let Ok(event) = event {
+                    self.outbox.progress((*event).clone());
+                },
+                () = sleep(due) => {}
+            }
+        }
+    }
+
+    /// Queues results that are due, as far as there is room; returns when to look again.
+    async fn send_results(&self, sent: &mut BTreeMap<TaskId, Duration>) -> Duration {
+        let ids = self.engine.unacked_ids(WINDOW);
+        sent.retain(|id, _| ids.contains(id));
+        let mut next = RESEND;
+        for id in ids {
+            let now = self.clock.monotonic();
+            if let Some(at) = sent.get(&id)
+                && now.saturating_sub(*at) < RESEND
+            {
+                next = next.min((*at + RESEND).saturating_sub(now));
+                continue;
+            }
+            if !self.outbox.has_room() {
+                break;
+            }
+            let Some(result) = self.engine.result(&id).await else { continue };
+            if !self.outbox.try_result(result) {
+                break;
+            }
+            sent.insert(id, now);
+        }
+        next
+    }
+
+    fn send_sysinfo(&mut self) {
+        let document = self.sysinfo.borrow_and_update().clone();
+        if document.hash != self.known_hash && !document.hash.is_empty() {
+            self.known_hash.clone_from(&document.hash);
+            self.outbox.sysinfo(sysinfo_message(&document));
+        }
+    }
+
+    fn give_back(&self, id: &TaskId) {
+        self.outbox.control(Error {
+            id: Some(id.to_string()),
+            code: "Draining".to_owned(),
+            message: "the agent drains and has not started this task".to_owned(),
+        });
+    }
+}

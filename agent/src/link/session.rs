@@ -1,0 +1,198 @@
+//! One connection to one coordinator: hello, welcome, heartbeats, lanes out, messages in.
+//!
+//! Runs on the link's own thread and does nothing that takes long: what messages mean is decided
+//! at the [desk](super::desk), behind a bounded channel.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_shared::clock::{SharedClock, iso};
+use muster_shared::ids::VmUuid;
+use muster_shared::link::{Connection, Frame, FrameSink, FrameStream, LinkError};
+use muster_shared::wire::status::{Report, Status, VmReport, delta, digest};
+use muster_shared::wire::{
+    DecodeError, Error, FromAgent, FromCoordinator, Heartbeat, Hello, decode, encode,
+};
+use tokio::sync::mpsc;
+use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::desk::ToDesk;
+use super::feed::Sample;
+use super::outbox::{Outbox, Outgoing};
+
+/// Between heartbeats.
+pub const HEARTBEAT: Duration = Duration::from_secs(1);
+/// Longest wait for the coordinator's welcome.
+const WELCOME_LIMIT: Duration = Duration::from_secs(15);
+/// Longest time one frame may take to be taken by the transport.
+const SEND_LIMIT: Duration = Duration::from_secs(10);
+
+/// How a session ended.
+#[derive(Debug)]
+pub(super) enum End {
+    /// The agent wanted it.
+    Stopped,
+    /// The coordinator closed it, with this code.
+    Closed(Option<u16>),
+    /// It broke, or the coordinator broke the protocol.
+    Broken(String),
+}
+
+/// What a session is part of.
+#[derive(Debug)]
+pub(super) struct SessionParts<'a> {
+    pub(super) id: u64,
+    pub(super) url: &'a url::Url,
+    pub(super) clock: &'a SharedClock,
+    pub(super) desk: &'a mpsc::Sender<ToDesk>,
+    pub(super) stop: &'a CancellationToken,
+}
+
+/// Carries messages until the connection ends.
+pub(super) async fn run(connection: Connection, hello: Hello, parts: &SessionParts<'_>) -> End {
+    let Connection { mut sink, mut stream } = connection;
+    let outbox = Arc::new(Outbox::default());
+    if let Err(error) = send(sink.as_mut(), hello.into()).await {
+        return End::Broken(error);
+    }
+    let end = tokio::select! {
+        biased;
+        () = parts.stop.cancelled() => End::Stopped,
+        error = write(sink.as_mut(), &outbox, parts.clock) => End::Broken(error),
+        end = read(stream.as_mut(), &outbox, parts) => end,
+    };
+    let gone = ToDesk::Disconnected { id: parts.id };
+    // The desk ends only with the whole agent.
+    parts.desk.send(gone).await.ok();
+    match &end {
+        End::Stopped => Connection { sink, stream }.shutdown(1001, "agent stops").await,
+        End::Broken(_) => sink.close(1002, "protocol error").await,
+        End::Closed(_) => {}
+    }
+    end
+}
+
+async fn send(sink: &mut dyn FrameSink, message: FromAgent) -> Result<(), String> {
+    match timeout(SEND_LIMIT, sink.send(Frame::Text(encode(&message)))).await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => Err(text(&error)),
+        Err(_) => Err("the coordinator does not read".to_owned()),
+    }
+}
+
+fn text(error: &LinkError) -> String {
+    muster_shared::error_chain::Chain(error).to_string()
+}
+
+/// Heartbeats first, then what waits; returns why it can't go on.
+async fn write(sink: &mut dyn FrameSink, outbox: &Outbox, clock: &SharedClock) -> String {
+    let mut beat = interval(HEARTBEAT);
+    beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut seq = 0;
+    let mut reported = None;
+    loop {
+        let message = tokio::select! {
+            biased;
+            _ = beat.tick() => {
+                let heartbeat = Heartbeat { seq, ts: iso(clock.wall()) };
+                seq += 1;
+                heartbeat.into()
+            }
+            outgoing = outbox.next() => match outgoing {
+                Outgoing::Message(message) => *message,
+                Outgoing::Status { sample, full } => report(&mut reported, &sample, full),
+            },
+        };
+        if outbox.overflowed() {
+            return "the coordinator does not read what it asked for".to_owned();
+        }
+        if let Err(error) = send(sink, message).await {
+            return error;
+        }
+    }
+}
+
+/// What of a sample is news on this connection.
+fn report(
+    reported: &mut Option<BTreeMap<VmUuid, VmReport>>,
+    sample: &Sample,
+    full: bool,
+) -> FromAgent {
+    let changes = match reported {
+        Some(old) if !full => delta(old, &sample.vms),
+        _ => Report {
+            full: true,
+            vms: sample.vms.iter().map(|(uuid, vm)| (*uuid, Some(vm.clone()))).collect(),
+            digest: digest(&sample.vms),
+            ..Report::default()
+        },
+    };
+    *reported = Some(sample.vms.clone());
+    let Report { full, vms, digest, .. } = changes;
+    let report = Report { full, vms, digest, ..sample.figures.clone() };
+    Box::new(Status { report: Some(report) }).into()
+}
+
+/// Hands messages to the desk until the connection ends.
+async fn read(stream: &mut dyn FrameStream, outbox: &Arc<Outbox>, parts: &SessionParts<'_>) -> End {
+    let welcome = match timeout(WELCOME_LIMIT, next(stream, outbox)).await {
+        Ok(Ok(Some(FromCoordinator::Welcome(welcome)))) => welcome,
+        Ok(Ok(Some(_))) => return End::Broken("the first message was no welcome".to_owned()),
+        Ok(Ok(None)) => return End::Closed(stream.close_code()),
+        Ok(Err(error)) => return End::Broken(error),
+        Err(_) => return End::Broken("no welcome in time".to_owned()),
+    };
+    let connected =
+        ToDesk::Connected { id: parts.id, url: parts.url.clone(), welcome, outbox: outbox.clone() };
+    if parts.desk.send(connected).await.is_err() {
+        return End::Stopped;
+    }
+    loop {
+        let message = match next(stream, outbox).await {
+            Ok(Some(message)) => message,
+            Ok(None) => return End::Closed(stream.close_code()),
+            Err(error) => return End::Broken(error),
+        };
+        // A busy engine holds back the coordinator here, never the heartbeats.
+        let message = ToDesk::Message { id: parts.id, message };
+        if parts.desk.send(message).await.is_err() {
+            return End::Stopped;
+        }
+    }
+}
+
+/// The next message that is one; others are answered with an error.
+async fn next(
+    stream: &mut dyn FrameStream,
+    outbox: &Outbox,
+) -> Result<Option<FromCoordinator>, String> {
+    loop {
+        let frame = match stream.next().await {
+            Ok(Some(frame)) => frame,
+            Ok(None) => return Ok(None),
+            Err(error) => return Err(text(&error)),
+        };
+        let Frame::Text(frame) = frame else {
+            refuse(outbox, "Malformed", "a binary frame on the control connection");
+            continue;
+        };
+        match decode::<FromCoordinator>(&frame) {
+            Ok(message) => return Ok(Some(message)),
+            Err(error @ DecodeError::UnknownKind(_)) => {
+                refuse(outbox, "UnknownKind", &error.to_string());
+            }
+            Err(error) => {
+                let text = muster_shared::error_chain::Chain(&error).to_string();
+                refuse(outbox, "Malformed", &text);
+            }
+        }
+    }
+}
+
+fn refuse(outbox: &Outbox, code: &str, message: &str) {
+    tracing::warn!(code, message, "a frame of the coordinator was not understood");
+    let error = Error { id: None, code: code.to_owned(), message: message.to_owned() };
+    outbox.control(error);
+}
