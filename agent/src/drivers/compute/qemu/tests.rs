@@ -1,4 +1,4 @@
-//! Real QEMU processes, emulated, with a blank disk: what a guest does inside is tested elsewhere.
+//! Real QEMU processes, emulated: most with a blank disk, one with the tiny guest.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -182,4 +182,49 @@ async fn without_a_hypervisor_the_reason_is_told() {
     assert!(!abilities.hvm && abilities.max_vcpus == 0);
     let error = qemu.start(&bench.vm, &bench.disks()).await.unwrap_err();
     assert!(matches!(&error, DriverError::Refused { code: "HvmNotSupported", .. }), "{error}");
+}
+
+/// The tiny guest's own disk, as a copy.
+fn guest_disk(bench: &Bench) -> Vec<Disk> {
+    let image = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/guest/muster-guest.qcow2");
+    assert!(
+        image.exists(),
+        "no guest image at {}: run scripts/build-guest-image.sh",
+        image.display()
+    );
+    let path = bench.folder.path().join("disk0.qcow2");
+    std::fs::copy(&image, &path).unwrap();
+    vec![Disk { index: 0, path, format: "qcow2".to_owned(), size_bytes: 32 << 20, used_bytes: 0 }]
+}
+
+#[tokio::test]
+async fn a_real_guest_comes_up_reads_its_metadata_and_shuts_down() {
+    let bench = Bench::new(json!({
+        "brand": "kvm", "ram": 192, "alias": "tiny", "disks": [{"size": 32}],
+        "nics": [{"nic_tag": "admin", "mac": "02:00:00:00:00:02"}],
+        "customer_metadata": {"user-script": "#!/bin/sh\necho script says hello\n"},
+    }));
+    let vm = bench.vm.uuid;
+    let qemu = bench.qemu("qemu-system-x86_64").await;
+    qemu.start(&bench.vm, &guest_disk(&bench)).await.unwrap();
+    let mut console = qemu.open(vm, GuestPort::Console).await.unwrap();
+    let mut seen = String::new();
+    let up = async {
+        let mut buffer = [0; 1024];
+        while !seen.contains("user-script exit=0") {
+            let read = console.read(&mut buffer).await.unwrap();
+            assert_ne!(read, 0, "the console ended");
+            seen.push_str(&String::from_utf8_lossy(&buffer[..read]));
+        }
+    };
+    let waited = tokio::time::timeout(Duration::from_secs(90), up).await;
+    assert!(waited.is_ok(), "the guest did not come up: {seen}");
+    let line = format!("muster-guest up hostname=tiny uuid={vm}");
+    assert!(seen.contains(&line) && seen.contains("script says hello"), "{seen}");
+    let log = std::fs::read_to_string(qemu.guests.seat(vm).console_log()).unwrap();
+    assert!(log.contains(&line), "{log}");
+
+    qemu.signal(vm, GuestSignal::PowerDown).await.unwrap();
+    assert!(qemu.wait_stopped(vm, SOON).await.unwrap());
+    assert_eq!(qemu.observe(vm).await.unwrap(), Observed::Stopped { exit_status: Some(0) });
 }
