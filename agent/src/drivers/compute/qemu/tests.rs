@@ -36,11 +36,15 @@ impl Bench {
     }
 
     async fn qemu(&self, binary: &str) -> Qemu {
+        self.qemu_with(binary, Choice::Tcg).await
+    }
+
+    async fn qemu_with(&self, binary: &str, accel: Choice) -> Qemu {
         let config = QemuConfig {
             binary: binary.to_owned(),
             data_dir: self.folder.path().join("data"),
             run_dir: self.folder.path().join("run"),
-            accel: Choice::Tcg,
+            accel,
             prefix: "muster-test".to_owned(),
             version: "0.0.0".to_owned(),
         };
@@ -227,4 +231,17 @@ async fn a_real_guest_comes_up_reads_its_metadata_and_shuts_down() {
     qemu.signal(vm, GuestSignal::PowerDown).await.unwrap();
     assert!(qemu.wait_stopped(vm, SOON).await.unwrap());
     assert_eq!(qemu.observe(vm).await.unwrap(), Observed::Stopped { exit_status: Some(0) });
+}
+
+/// On a host where the node opens and guests hang, this is what keeps KVM from being chosen.
+#[tokio::test]
+async fn an_accelerator_is_chosen_by_what_its_guest_does() {
+    let bench = Bench::small();
+    let qemu = bench.qemu_with("qemu-system-x86_64", Choice::Auto).await;
+    let abilities = qemu.abilities();
+    assert!(abilities.hvm, "{abilities:?}");
+    if abilities.accel.as_deref() == Some("tcg") {
+        let why = abilities.degraded.iter().find(|why| why.starts_with("kvm: "));
+        assert!(why.is_some(), "{abilities:?}");
+    }
 }
