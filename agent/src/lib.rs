@@ -106,8 +106,9 @@ impl Agent {
         })
         .await
         .map_err(StartError::Journal)?;
-        parts.drivers.vms.load().await.map_err(StartError::Vms)?;
+        vms::startup::find(&parts.drivers).await.map_err(StartError::Vms)?;
         engine.recover().await;
+        engine.wake().await;
         let links = Links::start(
             LinkParts {
                 clock: parts.clock,

@@ -7,11 +7,15 @@ use jiff::Timestamp;
 use muster_shared::clock::{SharedClock, TokioClock};
 use muster_shared::entropy::SeededEntropy;
 use muster_shared::ids::{TaskId, VmUuid};
+use muster_shared::kv::MemKv;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::{EventSink, HANDLERS, OnFailure, Params, TaskContext, TaskFailure, machine};
+use super::registry::Registry;
+use super::{
+    Engine, EngineParts, EventSink, HANDLERS, OnFailure, Params, TaskContext, TaskFailure, machine,
+};
 use crate::drivers::Drivers;
 use crate::drivers::compute::sim::{SimCompute, SimGuests};
 use crate::drivers::faults::{Fault, Faults};
@@ -356,6 +360,46 @@ async fn a_new_boot_starts_what_shall_run_and_nothing_else() {
     assert_eq!(chores[0].task, "machine_destroy");
     let busy = [uuid()].into();
     assert_eq!(startup::chores(&drivers, &busy).await, []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_starts_its_vms_after_a_boot_of_the_host() {
+    let host = Host::new();
+    drop(one_vm(&host).await);
+    host.guests.reboot();
+    let drivers = host.agent("boot-2").await;
+    let engine = Engine::open(EngineParts {
+        clock: Arc::clone(&host.clock),
+        entropy: Arc::new(SeededEntropy::new(2)),
+        kv: Arc::new(MemKv::default()),
+        drivers: Arc::clone(&drivers),
+        registry: Registry::new(HANDLERS),
+        boot_id: "boot-2".to_owned(),
+        instance_id: uuid::Uuid::nil(),
+        ceiling: Duration::from_secs(3600),
+        faults: None,
+    })
+    .await
+    .unwrap();
+    engine.recover().await;
+    engine.wake().await;
+    let mut changes = drivers.vms.subscribe();
+    let running = async {
+        while drivers.vms.object(uuid(), false).unwrap()["state"] != "running" {
+            changes.changed().await.unwrap();
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(5), running).await.unwrap();
+    assert_eq!(host.guests.starts(uuid()), 2);
+    // And it is noticed when the guest ends by itself.
+    host.guests.exit(uuid(), 7);
+    let stopped = async {
+        while drivers.vms.object(uuid(), false).unwrap()["exit_status"] != 7 {
+            changes.changed().await.unwrap();
+        }
+    };
+    tokio::time::timeout(Duration::from_millis(250), stopped).await.unwrap();
+    engine.shut_down(Duration::from_secs(1)).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -26,6 +26,7 @@ mod recover;
 pub mod registry;
 mod run;
 pub mod runner;
+mod wake;
 
 use std::fmt;
 use std::sync::Arc;
