@@ -357,8 +357,8 @@ impl Check for TasksConfig {
 impl Config {
     /// The part of the configuration that the application needs.
     #[must_use]
-    pub fn app(&self) -> AppConfig {
-        AppConfig { datacenter: self.datacenter.clone(), ..AppConfig::default() }
+    pub fn app(&self, hostname: String) -> AppConfig {
+        AppConfig { datacenter: self.datacenter.clone(), hostname }
     }
 
     /// How long requests may take to end when the coordinator stops.

@@ -15,6 +15,7 @@ use std::io;
 use std::sync::Arc;
 
 use muster_shared::config::ListenAddress;
+use muster_shared::error_chain::Chain;
 use muster_shared::telemetry::LogControl;
 use muster_shared::tls::{self, TlsError};
 
@@ -78,9 +79,10 @@ impl Coordinator {
             Some(listen) => Some(http::bind(listen).await?),
             None => None,
         };
-        let app = App::new(config.app(), parts);
+        let app = App::new(config.app(http::hostname()), parts);
         let settings = ServerSettings::new(config, acceptor, log);
         let server = Server::start(Arc::clone(&app), settings, api, metrics);
+        server.spawn(sweep(Arc::clone(&app)));
         Ok(Running {
             address: server.address.clone(),
             metrics_address: server.metrics_address.clone(),
@@ -91,9 +93,19 @@ impl Coordinator {
 }
 
 impl Running {
-    /// Stops accepting, lets requests end until the configured deadline, then closes everything.
-    /// Returns how many connections had to be cut off.
+    /// Stops accepting and lets requests end until the configured deadline, then stops the
+    /// application and closes the websockets. Returns how many connections were cut off.
     pub async fn stop(self) -> usize {
-        self.server.stop().await
+        let requests = self.server.drain().await;
+        requests + self.server.close_sockets().await
+    }
+}
+
+/// Removes what interrupted uploads left; a failure only means that it stays for now.
+async fn sweep(app: Arc<App>) {
+    match app.sweep_images().await {
+        Ok(0) => {}
+        Ok(removed) => tracing::info!(removed, "removed files without an image"),
+        Err(error) => tracing::warn!(error = %Chain(&error), "cannot look for stray files"),
     }
 }

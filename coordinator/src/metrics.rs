@@ -1,5 +1,6 @@
 //! Prometheus metrics. Families of CNAPI's names are present at 0 from the start.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use parking_lot::Mutex;
@@ -10,6 +11,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry};
 
+/// The reference's name of this counter, which has no suffix.
+const REQUESTS_COMPLETED: &str = "http_requests_completed";
 /// Most user agents that get a label of their own; later ones are counted as `other`.
 const MAX_USER_AGENTS: usize = 100;
 /// Longest user agent label, bytes.
@@ -31,6 +34,7 @@ pub(crate) struct HttpLabels {
 /// The metrics of one coordinator.
 pub struct Metrics {
     registry: Mutex<Registry>,
+    static_labels: String,
     user_agents: Mutex<Vec<String>>,
     completed: Family<HttpLabels, Counter>,
     duration: Family<HttpLabels, Histogram, fn() -> Histogram>,
@@ -83,10 +87,13 @@ impl Metrics {
             ("server", labels.server.clone()),
             ("service", "cnapi".to_owned()),
         ];
+        let written =
+            labels.each_ref().map(|(name, value)| format!("{name}=\"{}\"", escape(value)));
         let labels = labels.map(|(name, value)| (name.into(), value.into()));
         let histogram: fn() -> Histogram = || Histogram::new(DURATION_BUCKETS_S);
         let metrics = Self {
             registry: Mutex::new(Registry::with_labels(labels.into_iter())),
+            static_labels: written.join(","),
             user_agents: Mutex::default(),
             completed: Family::default(),
             duration: Family::new_with_constructor(histogram),
@@ -151,9 +158,7 @@ impl Metrics {
         for (name, help, counter) in counters {
             self.register(name, help, counter.clone());
         }
-        // A counter family would become `http_requests_completed_total`, which no dashboard of
-        // the reference knows, so `text` takes the suffix away again.
-        self.register("http_requests_completed", "Requests answered", self.completed.clone());
+        self.register(REQUESTS_COMPLETED, "Requests answered", self.completed.clone());
         self.register(
             "http_request_duration_seconds",
             "Time from the first byte of a request to its answer",
@@ -203,15 +208,54 @@ impl Metrics {
         token.to_owned()
     }
 
-    /// All metrics in Prometheus' text format.
+    /// All metrics in Prometheus' text format, version 0.0.4.
     ///
     /// # Errors
     /// A metric that can't be encoded.
     pub fn text(&self) -> Result<String, fmt::Error> {
         let mut encoded = String::new();
         text::encode(&mut encoded, &self.registry.lock())?;
-        Ok(encoded.replace("http_requests_completed_total", "http_requests_completed"))
+        Ok(to_classic(&encoded))
     }
+
+    /// The labels that every metric carries, as they stand in the text: `a="b",c="d"`.
+    #[must_use]
+    pub fn static_labels(&self) -> &str {
+        &self.static_labels
+    }
+}
+
+/// The library writes OpenMetrics, where a counter's description names it without the suffix
+/// `_total` and the text ends in a marker. The older format, which everything reads, wants the
+/// same name in both places. [`REQUESTS_COMPLETED`] has no suffix in the reference.
+fn to_classic(text: &str) -> String {
+    let described = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    let counters: BTreeSet<&str> =
+        described.filter_map(|line| line.strip_suffix(" counter")).collect();
+    let mut classic = String::with_capacity(text.len());
+    for line in text.lines().filter(|line| *line != "# EOF") {
+        let mut words = line.splitn(4, ' ');
+        let (hash, kind, name, rest) = (words.next(), words.next(), words.next(), words.next());
+        match (hash, kind, name, rest) {
+            (Some("#"), Some(kind), Some(name), Some(rest)) if counters.contains(name) => {
+                let suffix = if name == REQUESTS_COMPLETED { "" } else { "_total" };
+                classic += &format!("# {kind} {name}{suffix} {rest}\n");
+            }
+            _ => {
+                let sample = line.strip_prefix(REQUESTS_COMPLETED);
+                match sample.and_then(|rest| rest.strip_prefix("_total")) {
+                    Some(rest) => classic += &format!("{REQUESTS_COMPLETED}{rest}\n"),
+                    None => classic += &format!("{line}\n"),
+                }
+            }
+        }
+    }
+    classic
+}
+
+/// A label's value as it stands in the text.
+fn escape(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 #[cfg(test)]
@@ -240,8 +284,11 @@ mod tests {
             "reconciler_status_put_failures_total",
             "reconciler_status_failures_total",
         ] {
-            assert!(text.contains(&format!("{name}{labels} 0")), "{name} in {text}");
+            assert!(text.contains(&format!("\n{name}{labels} 0\n")), "{name} in {text}");
+            assert!(text.contains(&format!("# TYPE {name} ")), "{name} in {text}");
         }
+        assert_eq!(format!("{{{}}}", metrics.static_labels()), labels);
+        assert!(!text.contains("# EOF"));
         metrics.observe_request(Some("ServerList"), "GET", "restify/1.0 (x; y)", 200, 0.002);
         let text = metrics.text().unwrap();
         assert!(text.contains("http_requests_completed{"), "{text}");

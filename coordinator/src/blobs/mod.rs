@@ -9,6 +9,9 @@ use object_store::local::LocalFileSystem;
 use object_store::prefix::PrefixStore;
 use url::Url;
 
+/// Folders below the blobs folder that are searched for partial files; names have three parts.
+const MAX_DEPTH: usize = 8;
+
 /// The object store can't be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum BlobsError {
@@ -37,7 +40,8 @@ pub enum BlobsError {
 
 /// Opens the store that `url` names; without one, the folder `default`.
 ///
-/// Files are synced before a write counts as done.
+/// Files are synced before a write counts as done. A folder must not be in use by another process:
+/// what interrupted uploads left in it is removed.
 ///
 /// # Errors
 /// [`BlobsError`].
@@ -65,9 +69,40 @@ pub fn open(url: Option<&str>, default: &Path) -> Result<Arc<dyn ObjectStore>, B
 fn open_folder(path: &Path) -> Result<Arc<dyn ObjectStore>, BlobsError> {
     let name = || path.display().to_string();
     std::fs::create_dir_all(path).map_err(|source| BlobsError::Create { path: name(), source })?;
+    remove_partial(path, 0);
     let store = LocalFileSystem::new_with_prefix(path)
         .map_err(|source| BlobsError::Open { url: name(), source })?;
     Ok(Arc::new(store.with_fsync(true)))
+}
+
+/// Removes what uploads left that a crash cut off. The object store writes an object to
+/// `NAME#NUMBER` first and never lists or finds such files again.
+fn remove_partial(folder: &Path, depth: usize) {
+    let entries = match std::fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) => {
+            tracing::warn!(%error, folder = %folder.display(), "cannot look for partial files");
+            return;
+        }
+    };
+    for entry in entries.flatten() {
+        let path = entry.path();
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            if depth < MAX_DEPTH {
+                remove_partial(&path, depth + 1);
+            }
+        } else if is_partial(&entry.file_name().to_string_lossy())
+            && let Err(error) = std::fs::remove_file(&path)
+        {
+            tracing::warn!(%error, path = %path.display(), "cannot remove a partial file");
+        }
+    }
+}
+
+fn is_partial(name: &str) -> bool {
+    name.rsplit_once('#').is_some_and(|(_, number)| {
+        !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())
+    })
 }
 
 #[cfg(test)]
@@ -85,6 +120,21 @@ mod tests {
         let url = Url::from_file_path(&folder).unwrap();
         let again = open(Some(url.as_str()), Path::new("/nonexistent")).unwrap();
         assert_eq!(again.get(&key).await.unwrap().bytes().await.unwrap(), "content");
+    }
+
+    #[test]
+    fn partial_files_of_a_crash_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("images/u");
+        std::fs::create_dir_all(&folder).unwrap();
+        for name in ["file-1", "file-2#1", "file#x"] {
+            std::fs::write(folder.join(name), "").unwrap();
+        }
+        open(None, dir.path()).unwrap();
+        let mut left: Vec<_> =
+            std::fs::read_dir(&folder).unwrap().map(|e| e.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["file#x", "file-1"]);
     }
 
     #[test]

@@ -141,14 +141,14 @@ pub(crate) async fn accept_loop(listener: Listener, serving: Serving) {
             accepted = accept(&listener) => accepted,
         };
         match accepted {
-            Ok((stream, peer)) => {
+            Ok((stream, address)) => {
                 let serving_one = Arc::clone(&serving);
+                let peer = Peer { address, permit: Some(Arc::new(permit)) };
                 serving.tracker.spawn(async move {
                     match stream {
                         Stream::Tcp(stream) => secure(stream, peer, &serving_one).await,
-                        Stream::Unix(stream) => serve(stream, Peer::default(), &serving_one).await,
+                        Stream::Unix(stream) => serve(stream, peer, &serving_one).await,
                     }
-                    drop(permit);
                 });
             }
             Err(error) => {
@@ -180,9 +180,9 @@ async fn accept(listener: &Listener) -> io::Result<(Stream, Option<SocketAddr>)>
     }
 }
 
-async fn secure(stream: tokio::net::TcpStream, address: Option<SocketAddr>, serving: &Serving) {
+async fn secure(stream: tokio::net::TcpStream, peer: Peer, serving: &Serving) {
     let Some(acceptor) = &serving.tls else {
-        return serve(stream, Peer { address }, serving).await;
+        return serve(stream, peer, serving).await;
     };
     let handshake = tokio::select! {
         biased;
@@ -190,9 +190,9 @@ async fn secure(stream: tokio::net::TcpStream, address: Option<SocketAddr>, serv
         handshake = tokio::time::timeout(TLS_TIMEOUT, acceptor.accept(stream)) => handshake,
     };
     match handshake {
-        Ok(Ok(stream)) => serve(stream, Peer { address }, serving).await,
-        Ok(Err(error)) => tracing::debug!(%error, ?address, "TLS handshake failed"),
-        Err(_) => tracing::debug!(?address, "TLS handshake took too long"),
+        Ok(Ok(stream)) => serve(stream, peer, serving).await,
+        Ok(Err(error)) => tracing::debug!(%error, address = ?peer.address, "TLS handshake failed"),
+        Err(_) => tracing::debug!(address = ?peer.address, "TLS handshake took too long"),
     }
 }
 
@@ -203,7 +203,7 @@ where
     let activity = Arc::new(Activity::default());
     let io = WatchedIo::new(stream, serving.limits.timeouts, Arc::clone(&activity));
     let service = service_fn(|mut request: http::Request<Incoming>| {
-        request.extensions_mut().insert(peer);
+        request.extensions_mut().insert(peer.clone());
         let guard = activity.begin();
         let mut service = warp::service(serving.filter.clone());
         async move {

@@ -13,6 +13,7 @@ use hyper::upgrade::OnUpgrade;
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::{ServerUuid, VmUuid};
 use serde_json::{Map, Value};
+use tokio::sync::OwnedSemaphorePermit;
 use warp::Reply as _;
 
 use super::Shell;
@@ -41,10 +42,12 @@ static X_RESPONSE_TIME: HeaderName = HeaderName::from_static("x-response-time");
 static X_SERVER_NAME: HeaderName = HeaderName::from_static("x-server-name");
 
 /// Who is at the other end of a connection; an extension of its requests.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Peer {
     /// `None` on a unix socket.
     pub(crate) address: Option<SocketAddr>,
+    /// Counts the connection; a websocket takes it along.
+    pub(crate) permit: Option<Arc<OwnedSemaphorePermit>>,
 }
 
 /// A request as the filters hand it over.
@@ -153,6 +156,7 @@ impl Shell {
             vm,
             body,
             upgrade: incoming.upgrade,
+            permit: incoming.peer.permit,
             shell: Arc::clone(self),
         };
         tokio::select! {

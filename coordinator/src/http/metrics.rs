@@ -32,7 +32,8 @@ fn get(request: &Request) -> Result<Response, ApiError> {
 
 /// The coordinator's metrics and those of its process.
 fn text(shell: &Shell) -> Result<String, std::fmt::Error> {
-    Ok(process::metrics(shell.started) + &shell.app.metrics().text()?)
+    let metrics = shell.app.metrics();
+    Ok(process::metrics(shell.started, metrics.static_labels()) + &metrics.text()?)
 }
 
 /// The separate listener: metrics at `/metrics`, nothing else.

@@ -37,7 +37,7 @@ use jiff::Timestamp;
 use matcher::first_segment;
 use muster_shared::telemetry::LogControl;
 use route::Route;
-pub(crate) use server::{Server, ServerSettings, bind};
+pub(crate) use server::{Server, ServerSettings, bind, hostname};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -74,13 +74,17 @@ pub(crate) struct Shell {
     groups: Vec<Group>,
     /// When the process started.
     started: Timestamp,
-    /// Every connection and websocket.
+    /// Every connection, until it becomes a websocket, and every upload.
     tracker: TaskTracker,
+    /// Every websocket.
+    sockets: TaskTracker,
     /// Uploads of images at a time; each holds two parts in memory.
     uploads: Arc<Semaphore>,
     /// Requests that still wait get a 503.
     hurry: CancellationToken,
     /// Connections are dropped.
+    cut_off: CancellationToken,
+    /// Websockets are dropped.
     kill: CancellationToken,
 }
 
@@ -125,8 +129,10 @@ impl Shell {
             groups,
             started,
             tracker: TaskTracker::new(),
+            sockets: TaskTracker::new(),
             uploads: Arc::new(Semaphore::new(MAX_UPLOADS)),
             hurry: CancellationToken::new(),
+            cut_off: CancellationToken::new(),
             kill: CancellationToken::new(),
         })
     }

@@ -44,8 +44,8 @@ fn cpu_seconds(stat: &str) -> f64 {
     ticks / TICKS_PER_SECOND
 }
 
-/// Metrics in Prometheus' text format.
-pub(super) fn metrics(started: Timestamp) -> String {
+/// Metrics in Prometheus' text format, with the coordinator's labels.
+pub(super) fn metrics(started: Timestamp, labels: &str) -> String {
     let usage = usage();
     let values: [(&str, &str, &str, String); 5] = [
         (
@@ -76,7 +76,8 @@ pub(super) fn metrics(started: Timestamp) -> String {
     ];
     let mut text = String::new();
     for (name, kind, help, value) in values {
-        text += &format!("# HELP {name} {help}.\n# TYPE {name} {kind}\n{name} {value}\n");
+        text +=
+            &format!("# HELP {name} {help}.\n# TYPE {name} {kind}\n{name}{{{labels}}} {value}\n");
     }
     text
 }

@@ -11,6 +11,7 @@ use hyper::upgrade::OnUpgrade;
 use muster_shared::ids::{ServerUuid, VmUuid};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::error::ApiError;
 use super::stream::SyncStream;
@@ -46,6 +47,7 @@ pub(crate) struct Request {
     pub(super) vm: Option<VmUuid>,
     pub(super) body: Option<BodyStream>,
     pub(super) upgrade: Option<OnUpgrade>,
+    pub(super) permit: Option<Arc<OwnedSemaphorePermit>>,
     pub(super) shell: Arc<super::Shell>,
 }
 

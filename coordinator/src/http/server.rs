@@ -1,5 +1,6 @@
 //! The API's listeners together: start, and an end in three steps.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -74,7 +75,7 @@ impl ServerSettings {
 }
 
 /// The machine's name.
-fn hostname() -> String {
+pub(crate) fn hostname() -> String {
     nix::unistd::gethostname()
         .map_or_else(|_| "localhost".to_owned(), |name| name.to_string_lossy().into_owned())
 }
@@ -118,7 +119,7 @@ impl Server {
             tls: settings.tls.map(TlsAcceptor::from),
             limits: settings.limits,
             stop: stop.clone(),
-            kill: shell.kill.clone(),
+            kill: shell.cut_off.clone(),
             tracker: shell.tracker.clone(),
         };
         acceptors.spawn(accept_loop(api.listener, serving.clone()));
@@ -140,9 +141,16 @@ impl Server {
         }
     }
 
+    /// Work that ends with the server's connections.
+    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        // Known to the tracker, which is what waits for it.
+        drop(self.shell.tracker.spawn(work));
+    }
+
     /// Stops accepting and lets requests end; after the deadline those that wait get a 503, and
-    /// what is left a moment later is cut off. Returns how many connections that were.
-    pub(crate) async fn stop(self) -> usize {
+    /// what is left a moment later is cut off. Websockets go on. Returns how many connections
+    /// were cut off.
+    pub(crate) async fn drain(&self) -> usize {
         self.stop.cancel();
         self.acceptors.wait().await;
         let tracker = &self.shell.tracker;
@@ -155,8 +163,22 @@ impl Server {
             return 0;
         }
         let left = tracker.len();
-        self.shell.kill.cancel();
+        self.shell.cut_off.cancel();
         tracker.wait().await;
+        left
+    }
+
+    /// Waits a moment for websockets to end, whose owners have been told to, and cuts off the
+    /// rest. Returns how many those were.
+    pub(crate) async fn close_sockets(&self) -> usize {
+        let sockets = &self.shell.sockets;
+        sockets.close();
+        if tokio::time::timeout(HURRY, sockets.wait()).await.is_ok() {
+            return 0;
+        }
+        let left = sockets.len();
+        self.shell.kill.cancel();
+        sockets.wait().await;
         left
     }
 }

@@ -22,7 +22,7 @@ impl Request {
     /// Answers 101 and runs `serve` with the connection once it is a websocket. A `protocol` must
     /// be among those that the client offers.
     ///
-    /// The connection is counted among the shell's; at a drain's end it is dropped.
+    /// The websocket outlives a drain; it is dropped when the application has stopped.
     ///
     /// # Errors
     /// 426 UpgradeRequired for a plain request; 400 InvalidHeader for a bad handshake.
@@ -39,7 +39,8 @@ impl Request {
         let upgrade = self.upgrade.ok_or_else(|| bad("the connection can't be upgraded"))?;
         let kill = self.shell.kill.clone();
         let req_id = self.req_id;
-        self.shell.tracker.spawn(async move {
+        let permit = self.permit;
+        self.shell.sockets.spawn(async move {
             let work = async move {
                 match upgrade.await {
                     Ok(upgraded) => serve(websocket::accepted(TokioIo::new(upgraded)).await).await,
@@ -51,6 +52,7 @@ impl Request {
                 () = kill.cancelled() => {}
                 () = work => {}
             }
+            drop(permit);
         });
         let mut response = Response::empty()
             .status(StatusCode::SWITCHING_PROTOCOLS)

@@ -77,6 +77,20 @@ async fn connections_over_the_limit_wait() {
 }
 
 #[tokio::test]
+async fn websockets_count_as_connections() {
+    let api = Api::with(|config| config.api.connections = 1).await;
+    let mut request = format!("ws://{}/t/socket", api.address).into_client_request().unwrap();
+    request.headers_mut().insert("sec-websocket-protocol", "echo.v1".parse().unwrap());
+    let (socket, _) = tokio_tungstenite::connect_async(request).await.unwrap();
+    let mut second = TcpStream::connect(&api.address).await.unwrap();
+    second.write_all(GET_PING).await.unwrap();
+    let early = tokio::time::timeout(Duration::from_millis(200), second.read_u8()).await;
+    assert!(early.is_err(), "served beyond the limit");
+    drop(socket);
+    assert_eq!(read_answer(&mut second).await.status, 200);
+}
+
+#[tokio::test]
 async fn an_upload_that_asks_first_is_answered() {
     let api = Api::start().await;
     let mut stream = TcpStream::connect(&api.address).await.unwrap();
@@ -104,7 +118,7 @@ async fn a_unix_socket_serves_and_is_removed() {
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).await.unwrap();
     assert_eq!(Answer::parse(&answer).status, 200);
-    assert_eq!(api.server.stop().await, 0);
+    assert_eq!(api.server.drain().await, 0);
     assert!(!path.exists());
 }
 
@@ -116,7 +130,7 @@ async fn waiting_requests_get_503_when_the_drain_ends() {
     let mut idle = TcpStream::connect(&api.address).await.unwrap();
     idle.write_all(GET_PING).await.unwrap();
     read_answer(&mut idle).await;
-    let (left, answer) = tokio::join!(api.server.stop(), read_answer(&mut waiting));
+    let (left, answer) = tokio::join!(api.server.drain(), read_answer(&mut waiting));
     answer.expect(503, "ServiceUnavailable");
     assert_eq!(left, 0);
     assert!(is_closed(&mut idle).await);
@@ -138,10 +152,12 @@ async fn websockets_carry_frames_and_end_with_the_server() {
     assert!(response.headers().contains_key("x-request-id"));
     socket.send(Message::text("hello")).await.unwrap();
     assert_eq!(socket.next().await.unwrap().unwrap(), Message::text("hello"));
-    let stop = tokio::spawn(api.server.stop());
+    assert_eq!(api.server.drain().await, 0);
+    socket.send(Message::text("still")).await.unwrap();
+    assert_eq!(socket.next().await.unwrap().unwrap(), Message::text("still"));
+    assert_eq!(api.server.close_sockets().await, 1);
     let ended = tokio::time::timeout(LIMIT, socket.next()).await.unwrap();
     assert!(ended.is_none_or(|frame| frame.is_err() || frame.is_ok_and(|f| f.is_close())));
-    stop.await.unwrap();
 }
 
 /// A CA and a certificate of it, as PEM files.

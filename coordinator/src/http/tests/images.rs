@@ -1,15 +1,20 @@
 //! The image repository over HTTP.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use futures_util::StreamExt as _;
 use http::StatusCode;
+use muster_shared::clock::{Clock, SystemClock};
 use muster_shared::ids::ImageUuid;
-use object_store::ObjectStore as _;
+use object_store::{ObjectStore as _, ObjectStoreExt as _};
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 
-use super::{Answer, Api};
+use super::{Answer, Api, test_app};
+use crate::app::images::FileClaim;
 
 const UUID: &str = "0a0a0a0a-0000-4000-8000-000000000001";
 
@@ -90,7 +95,7 @@ async fn failed_uploads_leave_nothing_and_keep_the_earlier_file() {
     cut_off.write_all(b"a part").await.unwrap();
     drop(cut_off);
     let Api { app, server, .. } = api;
-    assert_eq!(server.stop().await, 0, "the upload ended");
+    assert_eq!(server.drain().await, 0, "the upload ended");
     let image: ImageUuid = UUID.parse().unwrap();
     let found = app.image(image).await.unwrap();
     assert_eq!(json!(found.manifest).to_string(), before.1);
@@ -157,6 +162,36 @@ async fn lists_are_paged_and_faults_are_named() {
     let etag = api.send(&format!("GET /images/{UUID}"), b"").await.headers["etag"].clone();
     let fresh = api.send(&format!("DELETE /images/{UUID}|if-match: {etag}"), b"").await;
     assert_eq!(fresh.status, 204);
+}
+
+/// A clock two days ahead of the stores in memory.
+#[derive(Debug)]
+struct InTwoDays(SystemClock);
+
+impl Clock for InTwoDays {
+    fn monotonic(&self) -> Duration {
+        self.0.monotonic()
+    }
+
+    fn wall(&self) -> jiff::Timestamp {
+        self.0.wall().saturating_add(Duration::from_hours(48)).unwrap()
+    }
+}
+
+#[tokio::test]
+async fn the_sweep_removes_old_files_without_a_record() {
+    let app = test_app(Arc::new(InTwoDays(SystemClock::new()))).await;
+    let manifest = json!({ "name": "n", "version": "1", "type": "zvol", "os": "linux" });
+    let image = app.image_create(manifest.as_object().unwrap().clone()).await.unwrap().uuid;
+    let body = futures_util::stream::iter([Ok("content".into())]).boxed();
+    app.image_upload(image, FileClaim::default(), body).await.unwrap();
+    let kept = app.parts().blobs.list(None).next().await.unwrap().unwrap().location;
+    for name in [format!("images/{image}/file-x"), format!("images/{UUID}/file-y")] {
+        app.parts().blobs.put(&name.into(), "left".into()).await.unwrap();
+    }
+    assert_eq!(app.sweep_images().await.unwrap(), 2);
+    let left: Vec<_> = app.parts().blobs.list(None).map(|m| m.unwrap().location).collect().await;
+    assert_eq!(left, [kept]);
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use http::Method;
-use muster_shared::clock::SystemClock;
+use muster_shared::clock::{SharedClock, SystemClock};
 use muster_shared::entropy::SeededEntropy;
 use muster_shared::ids::ServerUuid;
 use muster_shared::kv::MemKv;
@@ -108,8 +108,8 @@ fn test_routes() -> Vec<Route> {
     ]
 }
 
-async fn test_app() -> Arc<App> {
-    let clock = Arc::new(SystemClock::new());
+/// An application on stores in memory.
+pub(super) async fn test_app(clock: SharedClock) -> Arc<App> {
     let tasks = TaskTracker::new();
     let store = KvStore::open(Arc::new(MemKv::default()), clock.clone(), &tasks);
     let parts = Parts {
@@ -143,7 +143,7 @@ impl Api {
             muster_shared::tls::server(&identity, &config.tls.client_auth()).unwrap()
         });
         let settings = ServerSettings::new(&config, tls, None);
-        let app = test_app().await;
+        let app = test_app(Arc::new(SystemClock::new())).await;
         let routes = table().into_iter().chain(test_routes()).collect();
         let api = Arc::clone(&app);
         let shell = move |config| Shell::with_routes(api, config, Arc::new(TwoServers), routes);

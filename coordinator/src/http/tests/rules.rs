@@ -247,7 +247,7 @@ async fn requests_are_counted_by_operation() {
         r#"route="unknown",method="GET",user_agent="restify/1.4",status_code="404""#,
         "# TYPE http_requests_completed counter",
         "http_request_duration_seconds_bucket",
-        "process_resident_memory_bytes ",
+        "process_resident_memory_bytes{datacenter=",
         "heartbeating_servers_count",
     ] {
         assert!(text.contains(part), "{part} in {text}");
