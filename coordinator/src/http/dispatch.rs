@@ -2,11 +2,12 @@
 //! preconditions, validate, hand over to the handler, and give the answer its headers.
 
 use std::net::SocketAddr;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use futures_util::StreamExt as _;
+use futures_util::{FutureExt as _, StreamExt as _};
 use http::header::{ACCEPT, ALLOW, CONTENT_LENGTH, CONTENT_TYPE, DATE, EXPECT, SERVER, USER_AGENT};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use hyper::upgrade::OnUpgrade;
@@ -161,7 +162,13 @@ impl Shell {
         };
         tokio::select! {
             biased;
-            answer = (route.handler)(request) => answer,
+            answer = AssertUnwindSafe((route.handler)(request)).catch_unwind() => {
+                answer.unwrap_or_else(|_| Err(ApiError::Internal {
+                    message: "the request met a defect".to_owned(),
+                    // The panic hook has written it to the log.
+                    source: None,
+                }))
+            }
             () = self.hurry.cancelled() => {
                 Err(ApiError::Unavailable("the coordinator is shutting down".to_owned()))
             }

@@ -68,6 +68,10 @@ async fn wait(_request: Request) -> Result<Response, ApiError> {
     std::future::pending().await
 }
 
+async fn defect(_request: Request) -> Result<Response, ApiError> {
+    panic!("a defect, on purpose")
+}
+
 /// Sends every frame back.
 async fn echo_frames(request: Request) -> Result<Response, ApiError> {
     request.into_websocket(Some("echo.v1"), |mut connection| async move {
@@ -104,6 +108,7 @@ fn test_routes() -> Vec<Route> {
         Route::new(Method::POST, "/t/nothing", "TNothing", nothing).no_content(),
         Route::new(Method::POST, "/t/empty", "TEmpty", nothing),
         Route::new(Method::GET, "/t/wait", "TWait", wait),
+        Route::new(Method::GET, "/t/defect", "TDefect", defect),
         Route::new(Method::GET, "/t/socket", "TSocket", echo_frames).websocket(),
     ]
 }

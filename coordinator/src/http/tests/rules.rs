@@ -1,5 +1,7 @@
 //! How requests are read and refused (cnapi.md sections 1 to 5 and 19).
 
+use proptest::prelude::prop_assert;
+use proptest::test_runner::{Config, TestRunner};
 use serde_json::json;
 
 use super::{Answer, Api, MISSING, RUNNING, STOPPED};
@@ -216,6 +218,35 @@ async fn empty_answers_have_no_content_type() {
     let empty = api.send("POST /t/empty", b"").await;
     assert_eq!((empty.status, empty.body.len()), (200, 0));
     assert!(!empty.headers.contains_key("content-type"), "{empty:?}");
+}
+
+#[tokio::test]
+async fn a_defect_in_a_handler_is_a_500_and_harms_no_other() {
+    let api = Api::start().await;
+    let answer = api.send("GET /t/defect", b"").await;
+    answer.expect(500, "InternalError");
+    check_headers(&answer);
+    assert_eq!(api.send("GET /ping", b"").await.status, 200);
+}
+
+#[test]
+fn whatever_arrives_is_refused_by_a_4xx() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let api = runtime.block_on(Api::start());
+    let mut runner = TestRunner::new(Config::with_cases(200));
+    let paths = "(/|/t/|/images/|/t/echo|/t/servers/)[ -~]{0,20}";
+    let kinds = "application/(json|x-www-form-urlencoded)|multipart/form-data|[ -~]{0,10}";
+    let requests =
+        ("GET|POST|PUT|DELETE|HEAD|PATCH|G T", paths, kinds, "\\PC{0,40}", "[ -~]{0,20}");
+    let outcome = runner.run(&requests, |(method, path, kind, body, accept)| {
+        let path = path.replace(['|', ' '], "");
+        let (kind, accept) = (kind.replace('|', ""), accept.replace('|', ""));
+        let head = format!("{method} {path}|content-type: {kind}|accept: {accept}");
+        let answer = runtime.block_on(api.send(&head, body.as_bytes()));
+        prop_assert!(answer.status < 500 || path.starts_with("/t/defect"), "{answer:?}");
+        Ok(())
+    });
+    outcome.unwrap();
 }
 
 #[tokio::test]
