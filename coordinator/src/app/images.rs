@@ -9,6 +9,8 @@
 //! is a blob without a record, which [`App::sweep_images`] removes. Deleting an image does not
 //! touch virtual machines made from it: agents install copies.
 
+mod upload;
+
 use std::io;
 use std::time::Duration;
 
@@ -20,11 +22,11 @@ use muster_shared::clock::iso;
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::ImageUuid;
 use object_store::path::Path;
-use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt as _, WriteMultipart};
+use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt as _};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use sha1::Sha1;
-use sha2::{Digest as _, Sha256};
+
+pub use upload::FileClaim;
 
 use super::App;
 use super::image_manifest::{self, BadManifest};
@@ -33,10 +35,6 @@ use crate::store::{Expect, MAX_PAGE, MAX_VALUE_BYTES, Record, Revision, StoreErr
 /// Prefix of image records, and of their blobs with an `s`.
 const RECORD_PREFIX: &str = "image/";
 const BLOB_PREFIX: &str = "images";
-/// Part of an upload that is sent at once; object stores want at least 5 MiB.
-const PART_BYTES: usize = 8 * 1024 * 1024;
-/// Parts of one upload that are on their way at a time.
-const PARTS_IN_FLIGHT: usize = 1;
 /// Largest manifest: the rest of a record is for the name of its blob.
 const MAX_MANIFEST_BYTES: usize = MAX_VALUE_BYTES - 4096;
 /// A blob without a record is kept for so long, because its upload may be about to end.
@@ -202,17 +200,6 @@ impl ImageFilter {
     }
 }
 
-/// What a client says about a file that it uploads.
-#[derive(Clone, Debug, Default)]
-pub struct FileClaim {
-    /// `none`, `gzip`, `xz` or `zstd`.
-    pub compression: String,
-    /// Hexadecimal, if checked.
-    pub sha1: Option<String>,
-    /// Hexadecimal, if checked.
-    pub sha256: Option<String>,
-}
-
 /// An image's file, ready to be read.
 #[derive(Clone, Debug)]
 pub struct ImageFile {
@@ -291,93 +278,6 @@ impl App {
             Err(StoreError::Conflict { .. }) => Err(ImageError::Exists(uuid)),
             Err(source) => Err(store_error(uuid, source)),
         }
-    }
-
-    /// Stores an image's file; it replaces an earlier one once it is whole and durable. A failed
-    /// upload leaves nothing.
-    ///
-    /// # Errors
-    /// [`ImageError::Checksum`], [`ImageError::Active`] and others; the earlier file stays.
-    pub async fn image_upload(
-        &self,
-        image: ImageUuid,
-        claim: FileClaim,
-        body: BoxStream<'static, io::Result<Bytes>>,
-    ) -> Result<Image, ImageError> {
-        let current = self.image(image).await?;
-        if current.is_active() {
-            return Err(ImageError::Active(image));
-        }
-        let name = format!("{BLOB_PREFIX}/{image}/file-{}", self.parts().entropy.uuid());
-        let path = Path::from(name.as_str());
-        let received = self.receive(image, &path, body).await?;
-        let adopted = match received.check(&claim) {
-            Ok(()) => self.adopt(current, &name, &claim, &received).await,
-            Err(error) => Err(error),
-        };
-        if adopted.is_err() {
-            self.drop_blob(&name).await;
-        }
-        adopted
-    }
-
-    /// Streams a file into the object store; aborts on any failure.
-    async fn receive(
-        &self,
-        image: ImageUuid,
-        path: &Path,
-        mut body: BoxStream<'static, io::Result<Bytes>>,
-    ) -> Result<Received, ImageError> {
-        let failed = |source| ImageError::Blob { action: "store", image, source };
-        let upload = self.parts().blobs.put_multipart(path).await.map_err(failed)?;
-        let mut upload = WriteMultipart::new_with_chunk_size(upload, PART_BYTES);
-        let mut received = Hashing::default();
-        let outcome = loop {
-            match body.next().await {
-                None if received.size_bytes == 0 => break Err(ImageError::Empty),
-                None => break Ok(()),
-                Some(Err(error)) => break Err(ImageError::Upload(error)),
-                Some(Ok(chunk)) => {
-                    received.update(&chunk);
-                    if let Err(source) = upload.wait_for_capacity(PARTS_IN_FLIGHT).await {
-                        break Err(failed(source));
-                    }
-                    upload.put(chunk);
-                }
-            }
-        };
-        match outcome {
-            Ok(()) => upload.finish().await.map(|_| received.finish()).map_err(failed),
-            Err(error) => {
-                if let Err(left) = upload.abort().await {
-                    tracing::warn!(image_uuid = %image, error = %Chain(&left),
-                        "an aborted upload may have left a part");
-                }
-                Err(error)
-            }
-        }
-    }
-
-    /// Makes a received file the image's.
-    async fn adopt(
-        &self,
-        mut image: Image,
-        name: &str,
-        claim: &FileClaim,
-        received: &Received,
-    ) -> Result<Image, ImageError> {
-        let mut file = image_manifest::file_hints(&image.manifest);
-        file.insert("compression".to_owned(), json!(claim.compression));
-        file.insert("sha1".to_owned(), json!(received.sha1));
-        file.insert("sha256".to_owned(), json!(received.sha256));
-        file.insert("size".to_owned(), json!(received.size_bytes));
-        image.manifest.insert("files".to_owned(), json!([file]));
-        let earlier = image.blob.replace(name.to_owned());
-        let image = self.replace(image).await?;
-        if let Some(earlier) = earlier {
-            self.drop_blob(&earlier).await;
-        }
-        Ok(image)
     }
 
     async fn replace(&self, image: Image) -> Result<Image, ImageError> {
@@ -504,51 +404,5 @@ impl App {
                 Err(error) => Some(Err(error)),
             }
         })
-    }
-}
-
-/// Checksums of what has arrived so far.
-#[derive(Default)]
-struct Hashing {
-    size_bytes: u64,
-    sha1: Sha1,
-    sha256: Sha256,
-}
-
-impl Hashing {
-    fn update(&mut self, chunk: &Bytes) {
-        self.size_bytes = self.size_bytes.saturating_add(u64::try_from(chunk.len()).unwrap_or(0));
-        self.sha1.update(chunk);
-        self.sha256.update(chunk);
-    }
-
-    fn finish(self) -> Received {
-        Received {
-            size_bytes: self.size_bytes,
-            sha1: hex::encode(self.sha1.finalize()),
-            sha256: hex::encode(self.sha256.finalize()),
-        }
-    }
-}
-
-/// A file that has arrived whole.
-struct Received {
-    size_bytes: u64,
-    sha1: String,
-    sha256: String,
-}
-
-impl Received {
-    fn check(&self, claim: &FileClaim) -> Result<(), ImageError> {
-        let pairs = [("sha256", &claim.sha256, &self.sha256), ("sha1", &claim.sha1, &self.sha1)];
-        for (kind, expected, found) in pairs {
-            if let Some(expected) = expected
-                && !expected.eq_ignore_ascii_case(found)
-            {
-                let (expected, found) = (expected.clone(), found.clone());
-                return Err(ImageError::Checksum { kind, expected, found });
-            }
-        }
-        Ok(())
     }
 }
