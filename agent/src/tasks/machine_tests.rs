@@ -30,7 +30,7 @@ use crate::vms::{Node, VmTable, startup};
 const IMAGE: &str = "11111111-2222-4333-8444-555555555555";
 
 #[derive(Debug)]
-struct NoEvents;
+pub(super) struct NoEvents;
 impl EventSink for NoEvents {
     fn event(&self, _name: &str, _event: Value) {}
 }
@@ -118,7 +118,7 @@ impl Host {
 }
 
 /// Runs a task as the engine does; with `twice`, each step is repeated, as after a crash.
-async fn run(ctx: &TaskContext, kind: &str, twice: bool) -> Result<Value, TaskFailure> {
+pub(super) async fn run(ctx: &TaskContext, kind: &str, twice: bool) -> Result<Value, TaskFailure> {
     let handler = HANDLERS.iter().find(|handler| handler.name() == kind).unwrap();
     let plan = handler.plan(&ctx.params)?;
     for (index, step) in plan.steps.iter().enumerate() {
@@ -142,14 +142,14 @@ async fn run(ctx: &TaskContext, kind: &str, twice: bool) -> Result<Value, TaskFa
     Ok(ctx.result.lock().clone())
 }
 
-fn params(value: Value) -> Params {
+pub(super) fn params(value: Value) -> Params {
     let Value::Object(params) = value else { panic!("an object is needed") };
     let mut all = machine::example();
     all.extend(params);
     all
 }
 
-fn create_params(extra: Value) -> Params {
+pub(super) fn create_params(extra: Value) -> Params {
     let mut all = params(json!({
         "brand": "kvm", "alias": "one", "ram": 128,
         "disks": [{"image_uuid": IMAGE}, {"size": 8}],
@@ -159,7 +159,7 @@ fn create_params(extra: Value) -> Params {
     all
 }
 
-fn uuid() -> VmUuid {
+pub(super) fn uuid() -> VmUuid {
     machine::vm(&machine::example()).unwrap()
 }
 

@@ -15,6 +15,8 @@ pub mod machine_destroy;
 pub mod machine_info;
 pub mod machine_kill;
 pub mod machine_load;
+#[cfg(test)]
+mod machine_real_tests;
 pub mod machine_reboot;
 pub mod machine_shutdown;
 #[cfg(test)]
