@@ -46,6 +46,6 @@ stage "guest image" scripts/build-guest-image.sh || finish
 stage "build" cargo build --workspace --all-targets --locked || finish
 stage "foundation: units" nextest -E 'not package(muster-tests)'
 stage "foundation: documentation" cargo test -q --doc -p muster-shared --locked
-stage "foundation: simulation" nextest -E 'package(muster-tests) and test(/^sim/) + package(muster-tests) and binary(/sim/)'
-stage "foundation: real processes" nextest -E 'package(muster-tests) and not (test(/^sim/) + binary(/sim/))'
+stage "foundation: simulation" nextest -E 'package(muster-tests) and test(/^sim/)'
+stage "foundation: real processes" nextest -E 'package(muster-tests) and not test(/^sim/)'
 finish

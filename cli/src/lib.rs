@@ -1,1 +1,140 @@
-//! Placeholder.
+//! The operator's command line: one file per subcommand, over the coordinator's HTTP API.
+//!
+//! A subcommand is an `Args` struct (its help text is its documentation) and an `async fn run`;
+//! it prints through [`output`] and fails with a [`CliError`], which knows its exit code.
+#![forbid(unsafe_code)]
+
+mod allocate;
+mod client;
+mod completion;
+mod console;
+mod documentation;
+mod error;
+mod image;
+mod output;
+mod pick;
+mod server;
+mod task;
+mod terminal;
+mod vm;
+mod vm_create;
+mod wait;
+mod why;
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+
+pub use documentation::page;
+pub use error::CliError;
+
+use client::Client;
+use output::Output;
+
+/// Exit codes, for scripts; part of the help.
+const AFTER_HELP: &str = "\
+Examples:
+  muster server list                     which nodes there are
+  muster image import guest.qcow2.gz --manifest manifest.json
+  muster vm create --image muster-guest --ram 256 --alias web1
+  muster vm console web1                 type ~. to leave
+  muster why vm web1                     what it waits for, and why it is where it is
+
+Things are named by uuid, by the beginning of a uuid (4 characters or more), or by name: a VM's
+alias, a server's hostname, an image's name.
+
+Exit codes: 0 done · 1 failed otherwise · 2 wrong usage · 3 not found · 4 the task failed ·
+5 coordinator unreachable · 6 refused by the coordinator · 7 not finished in time";
+
+/// Operates a Muster datacentre: nodes, virtual machines, images, tasks.
+#[derive(Debug, Parser)]
+#[command(name = "muster", version, after_help = AFTER_HELP)]
+pub struct Args {
+    #[command(flatten)]
+    connection: Connection,
+
+    /// How to print results: a table for people or JSON for programs.
+    #[arg(
+        long,
+        short,
+        global = true,
+        value_enum,
+        default_value_t,
+        env = "MUSTER_OUTPUT",
+        hide_env_values = true
+    )]
+    output: output::Format,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// How to reach the coordinator.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Connection")]
+struct Connection {
+    /// The coordinator: `http://HOST:PORT`, `https://HOST:PORT` or `unix:/PATH`.
+    #[arg(
+        long,
+        global = true,
+        env = "MUSTER_URL",
+        hide_env_values = true,
+        default_value = "http://127.0.0.1:8480"
+    )]
+    url: String,
+
+    /// CA certificate (PEM) to check the coordinator against, instead of the machine's own.
+    #[arg(long, global = true, env = "MUSTER_CA", hide_env_values = true, value_name = "FILE")]
+    ca: Option<PathBuf>,
+
+    /// Client certificate (PEM) to show.
+    #[arg(long, global = true, env = "MUSTER_CERT", hide_env_values = true, value_name = "FILE")]
+    cert: Option<PathBuf>,
+
+    /// Key (PEM) of the client certificate.
+    #[arg(long, global = true, env = "MUSTER_KEY", hide_env_values = true, value_name = "FILE")]
+    key: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Compute nodes.
+    #[command(subcommand)]
+    Server(server::Args),
+    /// Virtual machines.
+    #[command(subcommand)]
+    Vm(vm::Args),
+    /// Images that machines are made from.
+    #[command(subcommand)]
+    Image(image::Args),
+    /// Work that was accepted: what ran, runs and failed.
+    #[command(subcommand)]
+    Task(task::Args),
+    /// Asks where a machine would be placed, and shows every step of the decision.
+    Allocate(allocate::Args),
+    /// Explains a task, a VM or a server: what it waits for, what happened to it.
+    Why(why::Args),
+    /// Prints the completion script of a shell.
+    Completion(completion::Args),
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// [`CliError`], to be reported and turned into the exit code.
+pub async fn run(args: Args) -> Result<(), CliError> {
+    let output = Output::new(args.output);
+    if let Command::Completion(args) = args.command {
+        return completion::run(&args);
+    }
+    let client = Client::new(&args.connection)?;
+    match args.command {
+        Command::Server(args) => server::run(&client, &output, args).await,
+        Command::Vm(args) => vm::run(&client, &output, args).await,
+        Command::Image(args) => image::run(&client, &output, args).await,
+        Command::Task(args) => task::run(&client, &output, args).await,
+        Command::Allocate(args) => allocate::run(&client, &output, args).await,
+        Command::Why(args) => why::run(&client, &output, args).await,
+        Command::Completion(args) => completion::run(&args),
+    }
+}

@@ -1,0 +1,95 @@
+//! `muster allocate`: where a machine would go.
+
+use serde_json::{Value, json};
+
+use crate::client::Client;
+use crate::output::{Output, compact};
+use crate::vm_create::NOBODY;
+use crate::{CliError, pick};
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Nothing is reserved. Example:
+  muster allocate --ram 4096 --disk 40 --vcpus 2")]
+pub(crate) struct Args {
+    /// Memory, MiB.
+    #[arg(long, value_name = "MIB", default_value_t = 256)]
+    ram: u64,
+
+    /// Disk, GiB.
+    #[arg(long, value_name = "GIB", default_value_t = 1)]
+    disk: u64,
+
+    /// Virtual CPUs.
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    vcpus: u64,
+
+    /// Image, for what it demands of a server.
+    #[arg(long)]
+    image: Option<String>,
+
+    /// Owner, for spreading an owner's machines.
+    #[arg(long, value_name = "UUID")]
+    owner: Option<uuid::Uuid>,
+
+    /// Consider only this server; may be repeated.
+    #[arg(long = "server")]
+    servers: Vec<String>,
+}
+
+pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<(), CliError> {
+    let owner = args.owner.map_or_else(|| NOBODY.to_owned(), |owner| owner.to_string());
+    let cpu_cap = args.vcpus.saturating_mul(100);
+    let mut body = json!({
+        "vm": { "owner_uuid": owner, "ram": args.ram, "quota": args.disk, "cpu_cap": cpu_cap,
+            "vcpus": args.vcpus, "brand": "kvm" },
+        "package": { "max_physical_memory": args.ram, "quota": args.disk * 1024,
+            "cpu_cap": cpu_cap, "vcpus": args.vcpus },
+        "image": {},
+        "nic_tags": [],
+    });
+    if let Some(name) = &args.image {
+        body["image"] = pick::image(client, name).await?;
+    }
+    if !args.servers.is_empty() {
+        let mut uuids = Vec::new();
+        for name in &args.servers {
+            uuids.push(pick::uuid(&pick::server(client, name).await?)?.to_owned());
+        }
+        body["servers"] = json!(uuids);
+    }
+    let answer = client.post("/allocate", &body).await?;
+    if output.is_json() {
+        return output.object(&answer);
+    }
+    for step in answer["steps"].as_array().into_iter().flatten() {
+        crate::output::print(&describe(step))?;
+    }
+    let server = &answer["server"];
+    let (uuid, host) = (compact(&server["uuid"]), compact(&server["hostname"]));
+    crate::output::print(&format!("chosen: {uuid} ({host})"))
+}
+
+/// A step: how many servers remain, and why others do not.
+fn describe(step: &Value) -> String {
+    let remaining = step["remaining"].as_array().map_or(0, Vec::len);
+    let mut text = format!("{remaining:>5} left  {}", compact(&step["step"]));
+    for (server, reason) in step["reasons"].as_object().into_iter().flatten() {
+        text.push_str(&format!("\n            {server}: {}", compact(reason)));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_name_who_dropped_out_and_why() {
+        let step = json!({ "step": "Servers with enough RAM", "remaining": ["a"],
+            "reasons": { "b": "256 MiB requested, 0 MiB unreserved" } });
+        let text = "    1 left  Servers with enough RAM\n            \
+            b: 256 MiB requested, 0 MiB unreserved";
+        assert_eq!(describe(&step), text);
+    }
+}

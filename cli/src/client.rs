@@ -1,0 +1,215 @@
+//! HTTP and websockets to the coordinator.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_shared::tls::{self, Identity};
+use reqwest::{Body, Method, RequestBuilder, StatusCode};
+use serde_json::Value;
+use tokio::net::{TcpStream, UnixStream};
+use tokio_tungstenite::{Connector, MaybeTlsStream, WebSocketStream};
+use url::Url;
+
+use crate::{CliError, Connection};
+
+/// Time to reach the coordinator.
+const CONNECT: Duration = Duration::from_secs(5);
+/// Time for an answer that nothing has to be waited for.
+const ANSWER: Duration = Duration::from_secs(60);
+
+/// A coordinator.
+#[derive(Debug)]
+pub(crate) struct Client {
+    http: reqwest::Client,
+    base: Url,
+    socket: Option<PathBuf>,
+    tls: Option<Arc<rustls::ClientConfig>>,
+    name: String,
+}
+
+/// A websocket over whatever leads to the coordinator.
+pub(crate) enum Socket {
+    /// TCP, with or without TLS.
+    Net(Box<WebSocketStream<MaybeTlsStream<TcpStream>>>),
+    /// A unix socket.
+    Unix(Box<WebSocketStream<UnixStream>>),
+}
+
+impl Client {
+    /// A client for the address in the arguments; connects to nothing yet.
+    pub(crate) fn new(connection: &Connection) -> Result<Self, CliError> {
+        tls::install_provider();
+        let name = connection.url.clone();
+        let bad = |why: &str| CliError::Usage(format!("--url {name}: {why}"));
+        let socket = name.strip_prefix("unix:").map(PathBuf::from);
+        let text = if socket.is_some() { "http://localhost" } else { name.as_str() };
+        let base: Url = text.parse().map_err(|error| bad(&format!("{error}")))?;
+        let tls = match base.scheme() {
+            "http" => None,
+            "https" => Some(tls::client(connection.ca.as_deref(), identity(connection)?.as_ref())?),
+            _ => return Err(bad("expected http://HOST:PORT, https://HOST:PORT or unix:/PATH")),
+        };
+        // The machine's proxies are for the internet, not for the control plane.
+        let mut http = reqwest::Client::builder().connect_timeout(CONNECT).no_proxy();
+        if let Some(path) = &socket {
+            http = http.unix_socket(path.clone());
+        }
+        if let Some(tls) = &tls {
+            http = http.tls_backend_preconfigured(rustls::ClientConfig::clone(tls));
+        }
+        let http = http.build().map_err(|error| bad(&format!("{error}")))?;
+        Ok(Self { http, base, socket, tls, name })
+    }
+
+    fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.base.as_str().trim_end_matches('/'))
+    }
+
+    fn unreachable(&self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> CliError {
+        CliError::Unreachable { url: self.name.clone(), source: source.into() }
+    }
+
+    async fn answer(&self, request: RequestBuilder) -> Result<Value, CliError> {
+        let response =
+            request.send().await.map_err(|error| self.unreachable(error.without_url()))?;
+        let status = response.status();
+        let text = response.text().await.map_err(|error| self.unreachable(error.without_url()))?;
+        if !status.is_success() {
+            return Err(refusal(status, &text));
+        }
+        if text.is_empty() {
+            return Ok(Value::Null);
+        }
+        serde_json::from_str(&text).map_err(|_| CliError::Server {
+            status: status.as_u16(),
+            message: "something that is no JSON; is this a Muster coordinator?".to_owned(),
+        })
+    }
+
+    fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        self.http.request(method, self.url(path))
+    }
+
+    /// `GET`; `query` pairs are encoded.
+    pub(crate) async fn get(
+        &self,
+        path: &str,
+        query: &[(&str, String)],
+    ) -> Result<Value, CliError> {
+        self.answer(self.request(Method::GET, path).query(query).timeout(ANSWER)).await
+    }
+
+    /// `POST` with a JSON body.
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> Result<Value, CliError> {
+        self.answer(self.request(Method::POST, path).json(body).timeout(ANSWER)).await
+    }
+
+    /// `DELETE`.
+    pub(crate) async fn delete(&self, path: &str) -> Result<Value, CliError> {
+        self.answer(self.request(Method::DELETE, path).timeout(ANSWER)).await
+    }
+
+    /// `PUT` of a file of `length` bytes; takes as long as it takes.
+    pub(crate) async fn upload(
+        &self,
+        path: &str,
+        query: &[(&str, String)],
+        length: u64,
+        body: Body,
+    ) -> Result<Value, CliError> {
+        let request = self
+            .request(Method::PUT, path)
+            .query(query)
+            .header("content-type", "application/octet-stream")
+            .header("content-length", length)
+            .body(body);
+        self.answer(request).await
+    }
+
+    /// Opens a websocket.
+    pub(crate) async fn websocket(&self, path: &str) -> Result<Socket, CliError> {
+        use tokio_tungstenite::{client_async, connect_async_tls_with_config};
+        let refused = |error| match error {
+            tokio_tungstenite::tungstenite::Error::Http(response) => {
+                let body = response.body().as_deref().unwrap_or_default();
+                refusal(response.status(), &String::from_utf8_lossy(body))
+            }
+            other => self.unreachable(other),
+        };
+        let url = self.url(path).replacen("http", "ws", 1);
+        let connect = async {
+            if let Some(path) = &self.socket {
+                let stream = UnixStream::connect(path).await.map_err(|e| self.unreachable(e))?;
+                let (socket, _) = client_async(url, stream).await.map_err(refused)?;
+                return Ok(Socket::Unix(Box::new(socket)));
+            }
+            let connector = self.tls.clone().map_or(Connector::Plain, Connector::Rustls);
+            let connected = connect_async_tls_with_config(url, None, true, Some(connector)).await;
+            connected.map(|(socket, _)| Socket::Net(Box::new(socket))).map_err(refused)
+        };
+        let late = || self.unreachable("the websocket was not opened in time");
+        tokio::time::timeout(ANSWER, connect).await.map_err(|_| late())?
+    }
+}
+
+fn identity(connection: &Connection) -> Result<Option<Identity>, CliError> {
+    match (&connection.cert, &connection.key) {
+        (None, None) => Ok(None),
+        (Some(certificate), Some(key)) => {
+            Ok(Some(Identity { certificate: certificate.clone(), key: key.clone() }))
+        }
+        _ => Err(CliError::Usage("--cert and --key belong together".to_owned())),
+    }
+}
+
+/// What an error answer says, in CNAPI's form or any other.
+fn refusal(status: StatusCode, text: &str) -> CliError {
+    let body: Value = serde_json::from_str(text).unwrap_or_default();
+    let code = body["code"].as_str().unwrap_or_default().to_owned();
+    let mut message = body["message"].as_str().unwrap_or(text.trim()).to_owned();
+    if message.is_empty() {
+        message = status.to_string();
+    }
+    for error in body["errors"].as_array().into_iter().flatten() {
+        let field = error["field"].as_str().unwrap_or("?");
+        let detail = error["message"].as_str().or(error["code"].as_str()).unwrap_or("invalid");
+        message.push_str(&format!("\n    {field}: {detail}"));
+    }
+    match status.as_u16() {
+        404 => CliError::NotFound(message),
+        400..=499 => CliError::Refused { code, message },
+        status => CliError::Server { status, message },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn connection(url: &str) -> Connection {
+        Connection { url: url.to_owned(), ca: None, cert: None, key: None }
+    }
+
+    #[test]
+    fn addresses() {
+        let path = |url: &str| Client::new(&connection(url)).map(|client| client.url("/ping"));
+        assert_eq!(path("http://127.0.0.1:8480").unwrap(), "http://127.0.0.1:8480/ping");
+        assert_eq!(path("http://host/proxy/").unwrap(), "http://host/proxy/ping");
+        assert_eq!(path("unix:/run/x.sock").unwrap(), "http://localhost/ping");
+        for bad in ["", "127.0.0.1:8480", "ftp://host"] {
+            assert_eq!(path(bad).unwrap_err().exit_code(), 2, "{bad}");
+        }
+    }
+
+    #[test]
+    fn refusals_keep_the_fields_at_fault() {
+        let body = r#"{"code":"InvalidParameters","message":"Request parameters failed validation",
+            "errors":[{"field":"ram","code":"Invalid","message":"is not a number"}]}"#;
+        let error = refusal(StatusCode::CONFLICT, body);
+        assert_eq!(error.exit_code(), 6);
+        assert!(error.to_string().ends_with("validation\n    ram: is not a number"), "{error}");
+        assert_eq!(refusal(StatusCode::NOT_FOUND, "").to_string(), "404 Not Found");
+        assert_eq!(refusal(StatusCode::BAD_GATEWAY, "<html>").exit_code(), 1);
+    }
+}

@@ -1,0 +1,238 @@
+//! `muster image`: what machines are made from.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Subcommand;
+use futures_util::TryStreamExt as _;
+use indicatif::{ProgressBar, ProgressStyle};
+use reqwest::Body;
+use serde_json::{Map, Value, json};
+use sha2::{Digest as _, Sha256};
+use tokio::fs::File;
+use tokio::io::AsyncReadExt as _;
+use tokio_util::io::ReaderStream;
+
+use crate::client::Client;
+use crate::output::{Output, member, mib};
+use crate::vm_create::{NOBODY, read_object};
+use crate::{CliError, pick};
+
+/// Piece in which a file is read.
+const CHUNK_BYTES: usize = 256 * 1024;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Args {
+    /// Lists the images.
+    List,
+    /// Shows an image's manifest.
+    Get {
+        /// Name, `NAME@VERSION`, uuid or its beginning.
+        image: String,
+    },
+    /// Uploads an image and makes it usable.
+    Import(Import),
+    /// Deletes an image from the repository; machines made from it go on.
+    Delete {
+        /// Name, `NAME@VERSION`, uuid or its beginning.
+        image: String,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  muster image import guest.qcow2.gz --manifest manifest.json
+  muster image import disk.raw.zst --name debian --version 12.1")]
+pub(crate) struct Import {
+    /// The disk image (raw or qcow2), which may be compressed with gzip, xz or zstd.
+    file: PathBuf,
+
+    /// IMGAPI manifest (JSON).
+    #[arg(long, value_name = "FILE")]
+    manifest: Option<PathBuf>,
+
+    /// Name, instead of a manifest's.
+    #[arg(long, required_unless_present = "manifest")]
+    name: Option<String>,
+
+    /// Version, instead of a manifest's.
+    #[arg(long, required_unless_present = "manifest")]
+    version: Option<String>,
+
+    /// Operating system, instead of a manifest's [default: linux].
+    #[arg(long)]
+    os: Option<String>,
+}
+
+pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<(), CliError> {
+    match args {
+        Args::List => output.list(
+            &client.get("/images", &[]).await?,
+            &[
+                ("UUID", member!("uuid")),
+                ("NAME", member!("name")),
+                ("VERSION", member!("version")),
+                ("STATE", member!("state")),
+                ("MIB", |image| mib(&image["files"][0]["size"])),
+                ("PUBLISHED", member!("published_at")),
+            ],
+        ),
+        Args::Get { image } => output.object(&pick::image(client, &image).await?),
+        Args::Import(args) => import(client, output, args).await,
+        Args::Delete { image } => {
+            let found = pick::image(client, &image).await?;
+            let uuid = pick::uuid(&found)?;
+            client.delete(&format!("/images/{uuid}")).await?;
+            output.done(&format!("image {uuid} deleted"), &json!({ "uuid": uuid }))
+        }
+    }
+}
+
+async fn import(client: &Client, output: &Output, args: Import) -> Result<(), CliError> {
+    let (sha256, size) = checksum(&args.file).await?;
+    let given = args.manifest.as_deref().map(read_object).transpose()?;
+    let manifest = manifest(&args, given.unwrap_or_default(), &sha256)?;
+    let made = client.post("/images", &manifest).await?;
+    let uuid = pick::uuid(&made)?;
+    let query = [("compression", compression(&args.file).to_owned()), ("sha256", sha256)];
+    let body = file_body(&args.file, size).await?;
+    client.upload(&format!("/images/{uuid}/file"), &query, size, body).await?;
+    let active = client.post(&format!("/images/{uuid}?action=activate"), &json!({})).await?;
+    output.done(&format!("image {uuid} imported and active"), &active)
+}
+
+/// The manifest to register: the given one with the flags' values, checked against the file.
+fn manifest(
+    args: &Import,
+    mut manifest: Map<String, Value>,
+    sha256: &str,
+) -> Result<Value, CliError> {
+    if let Some(wanted) = manifest.get("files").and_then(|files| files[0]["sha256"].as_str())
+        && wanted != sha256
+    {
+        let file = args.file.display();
+        let text = format!("{file} is not the manifest's file: sha256 {sha256}, wanted {wanted}");
+        return Err(CliError::Usage(text));
+    }
+    let given = [("name", &args.name), ("version", &args.version), ("os", &args.os)];
+    for (name, value) in given {
+        if let Some(value) = value {
+            manifest.insert(name.to_owned(), json!(value));
+        }
+    }
+    let defaults = [
+        ("v", json!(2)),
+        ("owner", json!(NOBODY)),
+        ("type", json!("zvol")),
+        ("os", json!("linux")),
+    ];
+    for (name, value) in defaults {
+        manifest.entry(name).or_insert(value);
+    }
+    Ok(Value::Object(manifest))
+}
+
+/// Compression by the file's name, in IMGAPI's words.
+fn compression(path: &Path) -> &'static str {
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("gz") => "gzip",
+        Some("xz") => "xz",
+        Some("zst") => "zstd",
+        _ => "none",
+    }
+}
+
+fn unreadable(path: &Path) -> impl Fn(std::io::Error) -> CliError + '_ {
+    |source| CliError::File { action: "read", path: path.to_owned(), source }
+}
+
+async fn checksum(path: &Path) -> Result<(String, u64), CliError> {
+    let failed = unreadable(path);
+    let mut file = File::open(path).await.map_err(&failed)?;
+    let bar = bar("checksum", file.metadata().await.map_err(&failed)?.len());
+    let mut hash = Sha256::new();
+    let mut buffer = vec![0; CHUNK_BYTES];
+    let mut size = 0_u64;
+    loop {
+        let count = file.read(&mut buffer).await.map_err(&failed)?;
+        if count == 0 {
+            break;
+        }
+        hash.update(&buffer[..count]);
+        size += u64::try_from(count).unwrap_or_default();
+        bar.set_position(size);
+    }
+    bar.finish_and_clear();
+    Ok((hex::encode(hash.finalize()), size))
+}
+
+async fn file_body(path: &Path, size: u64) -> Result<Body, CliError> {
+    let file = File::open(path).await.map_err(unreadable(path))?;
+    let bar = bar("upload", size);
+    let stream = ReaderStream::with_capacity(file, CHUNK_BYTES);
+    let counted = stream.inspect_ok(move |chunk| {
+        bar.inc(u64::try_from(chunk.len()).unwrap_or_default());
+    });
+    Ok(Body::wrap_stream(counted))
+}
+
+/// Hidden when stderr is no terminal.
+fn bar(title: &'static str, size: u64) -> ProgressBar {
+    let bar = ProgressBar::new(size);
+    let template = "{prefix:>8} {bar:24} {bytes}/{total_bytes} {bytes_per_sec}";
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar.set_prefix(title);
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn import(manifest: Option<&str>) -> Import {
+        Import {
+            file: "disk.raw.zst".into(),
+            manifest: manifest.map(PathBuf::from),
+            name: Some("debian".into()),
+            version: Some("12.1".into()),
+            os: None,
+        }
+    }
+
+    #[test]
+    fn flags_make_a_manifest_or_change_one() {
+        let made = manifest(&import(None), Map::new(), "00").unwrap();
+        assert_eq!(
+            (&made["name"], &made["os"], &made["v"]),
+            (&json!("debian"), &json!("linux"), &json!(2))
+        );
+        let given = json!({ "name": "x", "os": "other", "files": [{ "sha256": "00" }] });
+        let given = given.as_object().unwrap();
+        let made = manifest(&import(Some("m.json")), given.clone(), "00").unwrap();
+        assert_eq!((&made["name"], &made["os"]), (&json!("debian"), &json!("other")));
+        manifest(&import(Some("m.json")), given.clone(), "11").unwrap_err();
+    }
+
+    #[test]
+    fn compression_by_name() {
+        for (name, wanted) in
+            [("a.gz", "gzip"), ("a.raw.xz", "xz"), ("a.zst", "zstd"), ("a", "none")]
+        {
+            assert_eq!(compression(Path::new(name)), wanted);
+        }
+    }
+
+    #[tokio::test]
+    async fn checksum_of_a_file() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "abc").unwrap();
+        let (sum, size) = checksum(file.path()).await.unwrap();
+        assert!(sum.starts_with("ba7816bf8f01cfea") && size == 3, "{sum} {size}");
+        let missing = checksum(Path::new("/nonexistent")).await.unwrap_err();
+        assert_eq!(missing.exit_code(), 2);
+    }
+}

@@ -1,0 +1,28 @@
+//! The `muster` command.
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use muster_cli::Args;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("muster: cannot start: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let ended = runtime.block_on(muster_cli::run(args));
+    // A thread may still wait for the terminal's next key; nobody waits for it.
+    runtime.shutdown_background();
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            error.report();
+            ExitCode::from(error.exit_code())
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Results on stdout: a table or JSON.
+
+use std::io::Write as _;
+
+use clap::ValueEnum;
+use comfy_table::{Table, presets};
+use serde_json::Value;
+
+use crate::CliError;
+
+/// The form of results.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// For people.
+    #[default]
+    Table,
+    /// For programs.
+    Json,
+}
+
+/// Prints results.
+#[derive(Debug)]
+pub(crate) struct Output {
+    format: Format,
+}
+
+/// A column of a list: its heading, and what of an item stands in it.
+pub(crate) type Column = (&'static str, fn(&Value) -> String);
+
+impl Output {
+    pub(crate) fn new(format: Format) -> Self {
+        Self { format }
+    }
+
+    /// Whether programs read the result.
+    pub(crate) fn is_json(&self) -> bool {
+        self.format == Format::Json
+    }
+
+    /// Prints a list.
+    pub(crate) fn list(&self, items: &Value, columns: &[Column]) -> Result<(), CliError> {
+        if self.is_json() {
+            return self.json(items);
+        }
+        let mut table = bare_table();
+        table.set_header(columns.iter().map(|(heading, _)| *heading));
+        for item in items.as_array().into_iter().flatten() {
+            table.add_row(columns.iter().map(|(_, cell)| cell(item)));
+        }
+        print(&trimmed(&table))
+    }
+
+    /// Prints one object: its members one below the other.
+    pub(crate) fn object(&self, object: &Value) -> Result<(), CliError> {
+        if self.is_json() {
+            return self.json(object);
+        }
+        let mut table = bare_table();
+        for (name, value) in object.as_object().into_iter().flatten() {
+            table.add_row([name.clone(), compact(value)]);
+        }
+        print(&trimmed(&table))
+    }
+
+    /// Prints a sentence for people, or the object for programs.
+    pub(crate) fn done(&self, sentence: &str, object: &Value) -> Result<(), CliError> {
+        if self.is_json() { self.json(object) } else { print(sentence) }
+    }
+
+    fn json(&self, value: &Value) -> Result<(), CliError> {
+        print(&format!("{value:#}"))
+    }
+}
+
+/// Prints lines to stdout.
+pub(crate) fn print(text: &str) -> Result<(), CliError> {
+    let mut stdout = std::io::stdout().lock();
+    writeln!(stdout, "{text}")
+        .and_then(|()| stdout.flush())
+        .map_err(|source| CliError::Terminal { action: "print the result", source })
+}
+
+fn bare_table() -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table
+}
+
+fn trimmed(table: &Table) -> String {
+    // The preset pads every cell by a blank on both sides.
+    let line = |line: String| line.strip_prefix(' ').unwrap_or(&line).trim_end().to_owned();
+    table.lines().map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// A value in a table cell.
+pub(crate) fn compact(value: &Value) -> String {
+    match value {
+        Value::Null => "-".to_owned(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// Bytes as MiB.
+pub(crate) fn mib(bytes: &Value) -> String {
+    bytes.as_u64().map_or_else(|| "-".to_owned(), |bytes| (bytes / (1024 * 1024)).to_string())
+}
+
+/// The member `name`, for a column.
+macro_rules! member {
+    ($name:literal) => {
+        |item: &serde_json::Value| $crate::output::compact(&item[$name])
+    };
+}
+pub(crate) use member;
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn tables_are_plain_columns() {
+        let mut table = bare_table();
+        table.set_header(["UUID", "STATE"]);
+        table.add_row([compact(&json!("a")), compact(&json!(null))]);
+        assert_eq!(trimmed(&table), "UUID  STATE\na     -");
+    }
+}

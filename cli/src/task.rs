@@ -1,0 +1,93 @@
+//! `muster task`: work that was accepted.
+
+use std::time::Duration;
+
+use clap::Subcommand;
+use serde_json::{Value, json};
+
+use crate::client::Client;
+use crate::output::{Output, member};
+use crate::{CliError, pick, wait};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Args {
+    /// Lists tasks, the newest first.
+    List {
+        /// Only those of this server.
+        #[arg(long)]
+        server: Option<String>,
+        /// Only those with this status.
+        #[arg(long, value_parser = ["active", "complete", "failure"])]
+        status: Option<String>,
+        /// Only those of this kind, e.g. `machine_create`.
+        #[arg(long)]
+        kind: Option<String>,
+        /// At most so many.
+        #[arg(long, default_value_t = 50)]
+        limit: u32,
+    },
+    /// Shows a task with its steps and its result.
+    Get {
+        /// The task's id.
+        id: String,
+    },
+    /// Waits until a task has ended; fails if it failed.
+    Wait {
+        /// The task's id.
+        id: String,
+        /// Longest wait, seconds.
+        #[arg(long, value_name = "SECONDS", default_value_t = 900)]
+        timeout: u64,
+    },
+    /// Asks a task to stop, if its kind allows that.
+    Cancel {
+        /// The task's id.
+        id: String,
+    },
+}
+
+pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<(), CliError> {
+    match args {
+        Args::List { server, status, kind, limit } => {
+            let server = match server {
+                Some(name) => Some(pick::uuid(&pick::server(client, &name).await?)?.to_owned()),
+                None => None,
+            };
+            let filters = [
+                ("server_uuid", server),
+                ("status", status),
+                ("task", kind),
+                ("limit", Some(limit.to_string())),
+            ];
+            let query: Vec<_> = filters.into_iter().filter_map(|(k, v)| Some((k, v?))).collect();
+            list(output, &client.get("/tasks", &query).await?)
+        }
+        Args::Get { id } => output.object(&client.get(&format!("/tasks/{id}"), &[]).await?),
+        Args::Wait { id, timeout } => {
+            let limit = Duration::from_secs(timeout);
+            let task = wait::finished(client, &format!("task {id}"), &id, limit).await?;
+            output.done(&format!("task {id}: complete"), &task)
+        }
+        Args::Cancel { id } => {
+            let answer = client.post(&format!("/tasks/{id}/cancel"), &json!({})).await?;
+            output.done(&format!("task {id}: asked to stop; `muster task wait {id}`"), &answer)
+        }
+    }
+}
+
+fn list(output: &Output, tasks: &Value) -> Result<(), CliError> {
+    output.list(
+        tasks,
+        &[
+            ("ID", member!("id")),
+            ("TASK", member!("task")),
+            ("STATUS", member!("status")),
+            ("CREATED", member!("timestamp")),
+            ("SERVER", member!("server_uuid")),
+            ("REASON", |task| match task["status"].as_str() {
+                Some("failure") => wait::reason(task),
+                _ => String::new(),
+            }),
+        ],
+    )
+}

@@ -1,0 +1,243 @@
+//! `muster vm create`.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+
+use crate::client::Client;
+use crate::output::{Output, compact};
+use crate::wait::WaitArgs;
+use crate::{CliError, pick};
+
+/// Owner of machines that belong to nobody in particular.
+pub(crate) const NOBODY: &str = "00000000-0000-0000-0000-000000000000";
+
+const AFTER_HELP: &str = "\
+Examples:
+  muster vm create --image muster-guest --alias web1
+  muster vm create --image base@2.1 --ram 2048 --vcpus 2 --disk 20 \\
+      --tag role=db --ssh-key ~/.ssh/id_ed25519.pub --user-script setup.sh
+  muster vm create --file vm.json --no-wait --output json
+
+The file holds the members of the API's `POST /vms`; flags win over it.";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = AFTER_HELP)]
+pub(crate) struct Args {
+    /// Image to start from: name, `NAME@VERSION` or uuid.
+    #[arg(long, required_unless_present = "file")]
+    image: Option<String>,
+
+    /// JSON file with further members, `-` for stdin.
+    #[arg(long, value_name = "FILE")]
+    file: Option<PathBuf>,
+
+    /// Name, shown in lists and given to the guest as its hostname.
+    #[arg(long)]
+    alias: Option<String>,
+
+    /// Memory, MiB [default: 256].
+    #[arg(long, value_name = "MIB")]
+    ram: Option<u64>,
+
+    /// Disk, GiB [default: 1].
+    #[arg(long, value_name = "GIB")]
+    disk: Option<u64>,
+
+    /// Virtual CPUs [default: 1].
+    #[arg(long, value_name = "COUNT")]
+    vcpus: Option<u64>,
+
+    /// Most CPU the machine gets, percent of one core [default: 100 for each virtual CPU].
+    #[arg(long, value_name = "PERCENT")]
+    cpu_cap: Option<u64>,
+
+    /// A tag; may be repeated.
+    #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = pair)]
+    tags: Vec<(String, String)>,
+
+    /// Metadata the guest can read; may be repeated.
+    #[arg(long = "metadata", value_name = "KEY=VALUE", value_parser = pair)]
+    metadata: Vec<(String, String)>,
+
+    /// Public key that may log in as root; may be repeated.
+    #[arg(long = "ssh-key", value_name = "FILE")]
+    ssh_keys: Vec<PathBuf>,
+
+    /// Script the guest runs at boot.
+    #[arg(long, value_name = "FILE")]
+    user_script: Option<PathBuf>,
+
+    /// Owner of the machine.
+    #[arg(long, value_name = "UUID")]
+    owner: Option<uuid::Uuid>,
+
+    /// Uuid of the new machine; without it the coordinator makes one.
+    #[arg(long)]
+    uuid: Option<uuid::Uuid>,
+
+    /// Kind of machine [default: kvm].
+    #[arg(long)]
+    brand: Option<String>,
+
+    #[command(flatten)]
+    wait: WaitArgs,
+}
+
+fn pair(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err("expected KEY=VALUE".to_owned()),
+    }
+}
+
+pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<(), CliError> {
+    let image = match &args.image {
+        Some(name) => Some(pick::uuid(&pick::image(client, name).await?)?.to_owned()),
+        None => None,
+    };
+    let base = args.file.as_deref().map(read_object).transpose()?.unwrap_or_default();
+    let body = payload(&args, image, base)?;
+    let answer = client.post("/vms", &body).await?;
+    let uuid = compact(&answer["vm_uuid"]);
+    let name = args.alias.clone().unwrap_or_else(|| uuid.clone());
+    let title = format!("create {name}");
+    if args.wait.follow(client, &title, &answer).await?.is_none() {
+        let task = compact(&answer["id"]);
+        return output.done(&format!("{title}: VM {uuid}, task {task}"), &answer);
+    }
+    let sentence = format!("{title}: VM {uuid} runs on server {}", compact(&answer["server_uuid"]));
+    output.done(&sentence, &answer)
+}
+
+fn payload(
+    args: &Args,
+    image: Option<String>,
+    mut body: Map<String, Value>,
+) -> Result<Value, CliError> {
+    let given = [
+        ("image_uuid", image.map(Value::from)),
+        ("alias", args.alias.clone().map(Value::from)),
+        ("ram", args.ram.map(Value::from)),
+        ("quota", args.disk.map(Value::from)),
+        ("vcpus", args.vcpus.map(Value::from)),
+        ("cpu_cap", args.cpu_cap.map(Value::from)),
+        ("uuid", args.uuid.map(|uuid| json!(uuid.to_string()))),
+        ("owner_uuid", args.owner.map(|uuid| json!(uuid.to_string()))),
+        ("brand", args.brand.clone().map(Value::from)),
+    ];
+    for (name, value) in given.into_iter().filter_map(|(name, value)| Some((name, value?))) {
+        body.insert(name.to_owned(), value);
+    }
+    let vcpus = body.get("vcpus").and_then(Value::as_u64).unwrap_or(1);
+    let defaults = [
+        ("ram", json!(256)),
+        ("quota", json!(1)),
+        ("vcpus", json!(1)),
+        ("cpu_cap", json!(vcpus.saturating_mul(100))),
+        ("owner_uuid", json!(NOBODY)),
+        ("brand", json!("kvm")),
+    ];
+    // A package brings its own sizes.
+    let sized = ["package", "package_uuid", "billing_id"].iter().any(|it| body.contains_key(*it));
+    for (name, value) in defaults {
+        let size = matches!(name, "ram" | "quota" | "vcpus" | "cpu_cap");
+        if !(size && sized) {
+            body.entry(name).or_insert(value);
+        }
+    }
+    add(&mut body, "tags", &args.tags)?;
+    let mut metadata = args.metadata.clone();
+    let keys: Vec<_> = args.ssh_keys.iter().map(|path| read(path)).collect::<Result<_, _>>()?;
+    if !keys.is_empty() {
+        let keys: Vec<_> = keys.iter().map(|key| key.trim()).collect();
+        metadata.push(("root_authorized_keys".to_owned(), keys.join("\n")));
+    }
+    if let Some(path) = &args.user_script {
+        metadata.push(("user-script".to_owned(), read(path)?));
+    }
+    add(&mut body, "customer_metadata", &metadata)?;
+    Ok(Value::Object(body))
+}
+
+fn add(
+    body: &mut Map<String, Value>,
+    name: &str,
+    pairs: &[(String, String)],
+) -> Result<(), CliError> {
+    if pairs.is_empty() {
+        return Ok(());
+    }
+    let Value::Object(members) = body.entry(name).or_insert_with(|| json!({})) else {
+        return Err(CliError::Usage(format!("`{name}` in the file is no object")));
+    };
+    for (key, value) in pairs {
+        members.insert(key.clone(), json!(value));
+    }
+    Ok(())
+}
+
+fn read(path: &Path) -> Result<String, CliError> {
+    let text = if path == Path::new("-") {
+        std::io::read_to_string(std::io::stdin())
+    } else {
+        std::fs::read_to_string(path)
+    };
+    text.map_err(|source| CliError::File { action: "read", path: path.to_owned(), source })
+}
+
+/// Reads a JSON object from a file.
+pub(crate) fn read_object(path: &Path) -> Result<Map<String, Value>, CliError> {
+    let bad = |why: String| CliError::Usage(format!("{}: {why}", path.display()));
+    match serde_json::from_str(&read(path)?) {
+        Ok(Value::Object(object)) => Ok(object),
+        Ok(_) => Err(bad("no JSON object".to_owned())),
+        Err(error) => Err(bad(format!("no JSON: {error}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(Debug, clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn body(line: &[&str], file: Value) -> Value {
+        let args = Line::try_parse_from([&["create"], line].concat()).unwrap().args;
+        let Value::Object(file) = file else { panic!("an object") };
+        payload(&args, args.image.clone(), file).unwrap()
+    }
+
+    #[test]
+    fn sizes_have_defaults_and_flags_win() {
+        let line = ["--image", "i", "--ram", "512", "--vcpus", "2", "--tag", "a=b=c"];
+        let made = body(&line, json!({ "ram": 1, "alias": "x", "tags": { "k": "v" } }));
+        assert_eq!(made["ram"], 512);
+        assert_eq!(made["cpu_cap"], 200);
+        assert_eq!(made["quota"], 1);
+        assert_eq!(made["alias"], "x");
+        assert_eq!(made["tags"], json!({ "k": "v", "a": "b=c" }));
+        assert_eq!(made["owner_uuid"], NOBODY);
+    }
+
+    #[test]
+    fn package_brings_the_sizes() {
+        let made = body(&["--image", "i"], json!({ "package": { "ram": 1024 } }));
+        assert_eq!(made.get("ram"), None);
+        assert_eq!(made["brand"], "kvm");
+    }
+
+    #[test]
+    fn bad_pairs_are_refused() {
+        for bad in ["novalue", "=v"] {
+            Line::try_parse_from(["create", "--image", "i", "--tag", bad]).unwrap_err();
+        }
+        Line::try_parse_from(["create"]).unwrap_err();
+    }
+}

@@ -1,0 +1,178 @@
+//! Waits for a task and shows how it gets on: a bar on a terminal, plain lines elsewhere.
+
+use std::io::IsTerminal as _;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use muster_shared::clock::{Clock as _, SystemClock};
+use serde_json::Value;
+
+use crate::CliError;
+use crate::client::Client;
+
+/// Longest wait in one request: the rhythm in which progress is shown.
+const ROUND_S: u64 = 1;
+/// Pause after a lost connection; the coordinator may be restarting.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// Whether and how long to wait for a task.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct WaitArgs {
+    /// Return once the work is accepted; `muster task wait` waits later.
+    #[arg(long)]
+    no_wait: bool,
+
+    /// Longest wait, seconds. The task goes on after it.
+    #[arg(long, value_name = "SECONDS", default_value_t = 900, conflicts_with = "no_wait")]
+    timeout: u64,
+}
+
+impl WaitArgs {
+    /// Waits for the task an answer names, unless told not to. Returns its record, or `None` if
+    /// nobody waited.
+    pub(crate) async fn follow(
+        self,
+        client: &Client,
+        title: &str,
+        answer: &Value,
+    ) -> Result<Option<Value>, CliError> {
+        let Some(id) = answer["id"].as_str() else {
+            return Err(CliError::Server { status: 200, message: "no task id".to_owned() });
+        };
+        if self.no_wait {
+            return Ok(None);
+        }
+        finished(client, title, id, Duration::from_secs(self.timeout)).await.map(Some)
+    }
+}
+
+/// Waits until the task has ended; returns its record.
+///
+/// # Errors
+/// [`CliError::TaskFailed`] if it ended in failure, [`CliError::Timeout`] if it did not end.
+pub(crate) async fn finished(
+    client: &Client,
+    title: &str,
+    id: &str,
+    limit: Duration,
+) -> Result<Value, CliError> {
+    let clock = SystemClock::new();
+    let mut view = View::new(title);
+    loop {
+        let query = [("timeout", ROUND_S.to_string())];
+        match client.get(&format!("/tasks/{id}/wait"), &query).await {
+            Ok(task) if task["status"] == "active" => view.show(&task),
+            Ok(task) => {
+                view.show(&task);
+                view.end();
+                return ended(id, task);
+            }
+            Err(lost @ CliError::Unreachable { .. }) => {
+                view.say("the coordinator does not answer, trying again");
+                if clock.monotonic() >= limit {
+                    return Err(lost);
+                }
+                tokio::time::sleep(RETRY).await;
+            }
+            Err(other) => return Err(other),
+        }
+        if clock.monotonic() >= limit {
+            view.end();
+            let limit = limit.as_secs();
+            let text = format!("task {id} is still active after {limit} s; `muster why task {id}`");
+            return Err(CliError::Timeout(text));
+        }
+    }
+}
+
+fn ended(id: &str, task: Value) -> Result<Value, CliError> {
+    if task["status"] == "complete" {
+        return Ok(task);
+    }
+    Err(CliError::TaskFailed { id: id.to_owned(), message: reason(&task) })
+}
+
+/// Why a task failed, as its record says.
+pub(crate) fn reason(task: &Value) -> String {
+    let history = task["history"].as_array().into_iter().flatten();
+    let errors = history.filter(|entry| entry["name"] == "error").map(|it| &it["event"]["error"]);
+    let text = |error: &Value| error["message"].as_str().or(error.as_str()).map(str::to_owned);
+    errors.filter_map(text).next_back().unwrap_or_else(|| "no reason given".to_owned())
+}
+
+struct View {
+    title: String,
+    bar: Option<ProgressBar>,
+    events_seen: usize,
+    last: String,
+}
+
+impl View {
+    fn new(title: &str) -> Self {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::new(100);
+            let style = ProgressStyle::with_template("{spinner} {prefix} {bar:24} {pos:>3}% {msg}");
+            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+            bar.set_prefix(title.to_owned());
+            bar.enable_steady_tick(Duration::from_millis(120));
+            bar
+        });
+        Self { title: title.to_owned(), bar, events_seen: 0, last: String::new() }
+    }
+
+    fn show(&mut self, task: &Value) {
+        if let (Some(bar), Some(percent)) = (&self.bar, task["progress"].as_u64()) {
+            bar.set_position(percent.min(100));
+        }
+        let events: Vec<_> = task["events"].as_array().into_iter().flatten().collect();
+        // The list is bounded at the other end, so it may have become shorter.
+        let new = events.get(self.events_seen.min(events.len())..).unwrap_or_default();
+        let steps: Vec<_> =
+            new.iter().filter_map(|e| e["name"].as_str()?.strip_prefix("start:")).collect();
+        self.events_seen = events.len();
+        for step in steps {
+            self.say(step);
+        }
+        if let Some(cause) = task["waiting_for"].as_str() {
+            self.say(&format!("waiting for {cause}"));
+        }
+    }
+
+    fn say(&mut self, text: &str) {
+        if self.last == text {
+            return;
+        }
+        text.clone_into(&mut self.last);
+        match &self.bar {
+            Some(bar) => bar.set_message(text.to_owned()),
+            None => eprintln!("{}: {text}", self.title),
+        }
+    }
+
+    fn end(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn reasons_in_both_forms_and_none() {
+        let entry = |event: Value| json!({ "history": [{ "name": "error", "event": event }] });
+        assert_eq!(reason(&entry(json!({ "error": { "message": "disk full" } }))), "disk full");
+        assert_eq!(reason(&entry(json!({ "error": "disk full" }))), "disk full");
+        assert_eq!(reason(&json!({})), "no reason given");
+    }
+}

@@ -1,0 +1,40 @@
+//! `muster why`: explains a task, a VM or a server.
+
+use clap::ValueEnum;
+
+use crate::client::Client;
+use crate::output::Output;
+use crate::{CliError, pick};
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  muster why task 3fa9c1d2-…       why it is not done
+  muster why vm web1               why it is in its state, and where
+  muster why server cn1            why it gets no machines")]
+pub(crate) struct Args {
+    /// What kind of thing.
+    kind: Kind,
+    /// Its id or name.
+    id: String,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Kind {
+    Task,
+    Vm,
+    Server,
+}
+
+pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<(), CliError> {
+    let path = match args.kind {
+        Kind::Task => format!("/why/task/{}", args.id),
+        Kind::Vm => {
+            format!("/why/vm/{}", pick::uuid(&pick::vm(client, &args.id).await?)?)
+        }
+        Kind::Server => {
+            format!("/why/server/{}", pick::uuid(&pick::server(client, &args.id).await?)?)
+        }
+    };
+    output.object(&client.get(&path, &[]).await?)
+}
