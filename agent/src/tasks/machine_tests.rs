@@ -416,3 +416,69 @@ async fn a_guest_that_ends_by_itself_is_noticed() {
     cancelled.cancel();
     watcher.await.unwrap();
 }
+
+/// Runs a task with an agent that dies in it: before step `step` is done (`done` false) or after
+/// it, but before the journal knew; the next agent applies the step again and goes on. Returns
+/// false when the task has no such step.
+async fn run_with_crash(host: &Host, kind: &str, params: &Params, step: usize, done: bool) -> bool {
+    let handler = HANDLERS.iter().find(|handler| handler.name() == kind).unwrap();
+    let plan = handler.plan(params).unwrap();
+    if step >= plan.steps.len() {
+        return false;
+    }
+    let first = host.context(&host.agent("boot-1").await, params);
+    for step in &plan.steps[..step] {
+        step.apply(&first).await.unwrap();
+    }
+    let journaled = first.result.lock().clone();
+    if done {
+        plan.steps[step].apply(&first).await.unwrap();
+    }
+    let mut second = host.context(&host.agent("boot-1").await, params);
+    second.task_id = first.task_id.clone();
+    second.started_at = first.started_at;
+    second.finish_with(journaled);
+    for step in &plan.steps[step..] {
+        step.apply(&second).await.unwrap();
+    }
+    true
+}
+
+#[tokio::test(start_paused = true)]
+async fn tasks_go_on_after_a_crash_at_any_step() {
+    let kinds = [
+        ("machine_create", "running", 1),
+        ("machine_boot", "running", 2),
+        ("machine_shutdown", "stopped", 1),
+        ("machine_reboot", "running", 2),
+        ("machine_kill", "stopped", 1),
+        ("machine_destroy", "gone", 1),
+    ];
+    for (kind, state, starts) in kinds {
+        for (step, done) in (0..16).flat_map(|step| [(step, false), (step, true)]) {
+            let host = Host::new();
+            let empty = host.content();
+            if kind != "machine_create" {
+                let drivers = one_vm(&host).await;
+                if kind == "machine_boot" {
+                    act(&host, &drivers, "machine_shutdown", json!({})).await.unwrap();
+                }
+            }
+            let extra =
+                if kind == "machine_kill" { json!({ "signal": "KILL" }) } else { json!({}) };
+            let params =
+                if kind == "machine_create" { create_params(extra) } else { params(extra) };
+            if !run_with_crash(&host, kind, &params, step, done).await {
+                break;
+            }
+            let drivers = host.agent("boot-1").await;
+            let vm = drivers.vms.object(uuid(), true);
+            let now = vm.as_ref().map_or("gone", |vm| vm["state"].as_str().unwrap());
+            assert_eq!(now, state, "{kind}, step {step}, done {done}");
+            assert_eq!(host.guests.starts(uuid()), starts, "{kind}, step {step}, done {done}");
+            if state == "gone" {
+                assert_eq!(host.content(), empty, "{kind}, step {step}, done {done}");
+            }
+        }
+    }
+}

@@ -1,6 +1,7 @@
 //! Records as files: one JSON file per VM, replaced by rename, durable when a call returns.
 
 use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
@@ -147,7 +148,13 @@ fn replace(
     content: &[u8],
     put_in_place: impl FnOnce() -> io::Result<()>,
 ) -> io::Result<()> {
-    let mut file = std::fs::File::create(fresh)?;
+    // Metadata may hold secrets of customers.
+    let mut file = std::fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(fresh)?;
     file.write_all(content)?;
     file.sync_all()?;
     put_in_place()

@@ -1,6 +1,7 @@
 //! Where a guest's process lives: its paths, and how it is found again, also by another agent.
 
 use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use muster_shared::ids::VmUuid;
@@ -48,8 +49,11 @@ impl Seat {
     }
 
     pub(super) fn make(&self) -> io::Result<()> {
-        std::fs::create_dir_all(&self.run)?;
-        std::fs::create_dir_all(&self.data)
+        // Consoles and metadata are nobody else's business.
+        let mut folder = std::fs::DirBuilder::new();
+        folder.recursive(true).mode(0o700);
+        folder.create(&self.run)?;
+        folder.create(&self.data)
     }
 
     pub(super) fn qmp(&self) -> PathBuf {
