@@ -11,6 +11,8 @@ const MAX_DEVICES: usize = 32;
 const MAX_ALIAS_CHARS: usize = 189;
 /// Least memory of a hardware VM, MiB.
 const MIN_RAM_MIB: u64 = 64;
+/// Least swap of a VM, MiB.
+const MIN_SWAP_MIB: u64 = 256;
 /// Largest size of anything counted in MiB (1 EiB): keeps sums far from overflow.
 const MAX_MIB: u64 = 1 << 40;
 
@@ -446,10 +448,9 @@ fn complete_memory(vm: &mut Map<String, Value>, bhyve: bool, problems: &mut Prob
         problems.bad("max_physical_memory");
     }
     vm.entry("max_locked_memory").or_insert(json!(memory));
-    let swap = vm.entry("max_swap").or_insert(json!(memory.max(256)));
-    if swap.as_u64().is_none_or(|swap| swap < memory.max(256)) {
-        problems.bad("max_swap");
-    }
+    // Packages give a figure that does not know the hypervisor's overhead: it is raised.
+    let swap = vm.get("max_swap").and_then(Value::as_u64).unwrap_or(0);
+    vm.insert("max_swap".to_owned(), json!(swap.max(memory).max(MIN_SWAP_MIB)));
 }
 
 fn complete_devices(vm: &mut Map<String, Value>, problems: &mut Problems) {
@@ -526,7 +527,7 @@ mod tests {
     #[test]
     fn everything_wrong_is_told_at_once() {
         let details = refused(json!({
-            "ram": 1, "tags": {"a": []}, "state": "running", "tmpfs": 1, "max_swap": 1,
+            "ram": 1, "tags": {"a": []}, "state": "running", "tmpfs": 1, "max_swap": [],
             "nics": [{"mac": "01:00:00:00:00:00"}],
         }));
         let bad = ["ram", "tags", "nics.0.mac", "max_swap"];
