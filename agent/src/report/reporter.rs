@@ -1,31 +1,23 @@
-//! Keeps the latest sysinfo and status sample and says when they changed.
-//!
-//! A change of a VM is sampled at most [`COALESCE`] later, so that several changes share a report
-//! and each still reaches the wire within 250 ms. Figures alone cause no report between the
-//! periodic ones.
+//! The link's feed: status samples on demand, and the latest sysinfo document, collected anew
+//! when the host has changed, when asked, and every five minutes.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use muster_shared::clock::SharedClock;
-use muster_shared::error_chain::Chain;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
-use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
 
-use super::{Activity, Facts, Sample, SysinfoReport, status};
+use super::{Facts, status};
 use crate::drivers::DriverError;
 use crate::drivers::compute::Compute;
 use crate::drivers::storage::Storage;
+use crate::link::feed::{Feed, Sample, SysinfoDocument};
 use crate::vms::VmTable;
 
-/// Changes of VMs within this time share a report; sampling has the rest of the 250 ms.
-const COALESCE: Duration = Duration::from_millis(100);
-/// Longest time between two reports.
-const STATUS_PERIOD: Duration = Duration::from_secs(60);
-/// After a sample that failed.
-const STATUS_RETRY: Duration = Duration::from_secs(5);
 /// Longest time between two collections of sysinfo.
 const SYSINFO_PERIOD: Duration = Duration::from_secs(300);
 /// How often the host is looked at for changes of links, disks or its name.
@@ -46,18 +38,15 @@ pub struct ReporterParts {
     pub storage: Arc<dyn Storage>,
 }
 
-/// The latest sysinfo and status of this node.
+/// What this node tells about itself.
 #[derive(Debug)]
 pub struct Reporter {
     parts: ReporterParts,
-    activity: Mutex<Option<Arc<dyn Activity>>>,
-    sysinfo: watch::Sender<Arc<SysinfoReport>>,
+    sysinfo: watch::Sender<Arc<SysinfoDocument>>,
     collected_at: Mutex<Option<Duration>>,
     // One collection at a time; who waits takes its result.
     collecting: tokio::sync::Mutex<()>,
-    status: watch::Sender<Option<Arc<Sample>>>,
-    poke_status: Notify,
-    poke_sysinfo: Notify,
+    poke: Notify,
 }
 
 impl Reporter {
@@ -66,46 +55,20 @@ impl Reporter {
     pub fn new(parts: ReporterParts) -> Self {
         Self {
             parts,
-            activity: Mutex::default(),
             sysinfo: watch::channel(Arc::default()).0,
             collected_at: Mutex::default(),
             collecting: tokio::sync::Mutex::default(),
-            status: watch::channel(None).0,
-            poke_status: Notify::new(),
-            poke_sysinfo: Notify::new(),
+            poke: Notify::new(),
         }
-    }
-
-    /// Names the task engine, whose figures then are part of the status.
-    pub fn set_activity(&self, activity: Arc<dyn Activity>) {
-        *self.activity.lock() = Some(activity);
-    }
-
-    /// The sysinfo document; its hash is empty until the first collection. Changes only with the
-    /// hash.
-    #[must_use]
-    pub fn sysinfo(&self) -> watch::Receiver<Arc<SysinfoReport>> {
-        self.sysinfo.subscribe()
-    }
-
-    /// The latest sample; `None` until the first. Changes when a report is due.
-    #[must_use]
-    pub fn status(&self) -> watch::Receiver<Option<Arc<Sample>>> {
-        self.status.subscribe()
-    }
-
-    /// Wants a report soon, e.g. because the task engine was paused.
-    pub fn poke_status(&self) {
-        self.poke_status.notify_one();
     }
 
     /// Wants sysinfo to be collected anew soon.
     pub fn poke_sysinfo(&self) {
-        self.poke_sysinfo.notify_one();
+        self.poke.notify_one();
     }
 
     /// The document, collected anew if it is older than `max_age`.
-    pub async fn sysinfo_within(&self, max_age: Duration) -> Arc<SysinfoReport> {
+    pub async fn sysinfo_within(&self, max_age: Duration) -> Arc<SysinfoDocument> {
         let asked_at = self.parts.clock.monotonic();
         let fresh = |at: Option<Duration>| {
             at.is_some_and(|at| at >= asked_at || asked_at.saturating_sub(at) <= max_age)
@@ -120,78 +83,28 @@ impl Reporter {
     }
 
     async fn collect(&self) {
-        let document = self.parts.facts.sysinfo().await;
-        let hash = super::hash(&document);
-        let agents = document.get("SDC Agents").and_then(|agents| agents.as_array());
+        let sysinfo = self.parts.facts.sysinfo().await;
+        let hash = super::hash(&sysinfo);
+        let agents = sysinfo.get("SDC Agents").and_then(|agents| agents.as_array());
         let agents = agents.cloned().unwrap_or_default();
-        let report = Arc::new(SysinfoReport { sysinfo: document, agents, hash });
+        let document = Arc::new(SysinfoDocument { sysinfo, agents, hash });
         *self.collected_at.lock() = Some(self.parts.clock.monotonic());
         self.sysinfo.send_if_modified(|current| {
-            let changed = current.hash != report.hash;
+            let changed = current.hash != document.hash;
             if changed {
-                tracing::info!(hash = report.hash, "sysinfo changed");
+                tracing::info!(hash = document.hash, "sysinfo changed");
             }
-            *current = report;
+            *current = document;
             changed
         });
     }
 
-    /// Takes a sample now. It is published if a VM changed since the last one, or if `force`.
-    ///
-    /// # Errors
-    /// A part that every sample must have could not be read; the last sample stays.
-    pub async fn sample(&self, force: bool) -> Result<(), DriverError> {
-        let parts = &self.parts;
-        parts.vms.observe_all(&*parts.compute).await;
-        let figures = parts.facts.figures().await?;
-        let usage = parts.storage.usage().await?;
-        let activity = self.activity.lock().as_ref().map(|a| a.now()).unwrap_or_default();
-        let now = parts.clock.wall();
-        let sample = status::sample(parts.vms.reports(), figures, &usage, activity, now);
-        self.status.send_if_modified(|current| {
-            let changed = current.as_ref().is_none_or(|current| current.vms != sample.vms);
-            if changed || force {
-                *current = Some(Arc::new(sample));
-            }
-            changed || force
-        });
-        Ok(())
-    }
-
-    /// Keeps both up to date until cancelled.
+    /// Keeps the document up to date until cancelled.
     pub async fn run(&self, cancelled: CancellationToken) {
-        let both = async { tokio::join!(self.run_status(), self.run_sysinfo()) };
-        cancelled.run_until_cancelled(both).await;
+        cancelled.run_until_cancelled(self.watch_host()).await;
     }
 
-    async fn run_status(&self) {
-        let mut vms = self.parts.vms.subscribe();
-        let mut guests = self.parts.compute.changes();
-        let mut force = true;
-        loop {
-            vms.mark_unchanged();
-            guests.mark_unchanged();
-            let wait = match self.sample(force).await {
-                Ok(()) => STATUS_PERIOD,
-                Err(error) => {
-                    tracing::warn!(error = %Chain(&error), "cannot take a status sample");
-                    STATUS_RETRY
-                }
-            };
-            force = tokio::select! {
-                biased;
-                () = self.poke_status.notified() => true,
-                Ok(()) = vms.changed() => false,
-                Ok(()) = guests.changed() => false,
-                () = sleep(wait) => true,
-            };
-            if !force {
-                sleep(COALESCE).await;
-            }
-        }
-    }
-
-    async fn run_sysinfo(&self) {
+    async fn watch_host(&self) {
         let start = first_tick();
         let mut rebuild = interval_at(start + SYSINFO_PERIOD, SYSINFO_PERIOD);
         let mut look = interval_at(start + FINGERPRINT_PERIOD, FINGERPRINT_PERIOD);
@@ -203,7 +116,7 @@ impl Reporter {
         loop {
             tokio::select! {
                 biased;
-                () = self.poke_sysinfo.notified() => {}
+                () = self.poke.notified() => {}
                 _ = rebuild.tick() => {}
                 _ = look.tick() => {
                     let now = self.parts.facts.fingerprint().await;
@@ -218,7 +131,113 @@ impl Reporter {
     }
 }
 
+#[async_trait]
+impl Feed for Reporter {
+    async fn sample(&self) -> Result<Sample, DriverError> {
+        let parts = &self.parts;
+        parts.vms.observe_all(&*parts.compute).await;
+        let figures = parts.facts.figures().await?;
+        let usage = parts.storage.usage().await?;
+        Ok(status::sample(parts.vms.reports(), figures, &usage, parts.clock.wall()))
+    }
+
+    fn changed(&self) -> watch::Receiver<u64> {
+        self.parts.vms.subscribe()
+    }
+
+    fn sysinfo(&self) -> watch::Receiver<Arc<SysinfoDocument>> {
+        self.sysinfo.subscribe()
+    }
+
+    async fn refresh(&self) -> Arc<SysinfoDocument> {
+        self.sysinfo_within(Duration::ZERO).await
+    }
+}
+
 #[expect(clippy::disallowed_methods, reason = "tokio's intervals count on tokio's own clock")]
 fn first_tick() -> Instant {
     Instant::now()
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+    use muster_shared::clock::TokioClock;
+
+    use super::*;
+    use crate::drivers::compute::sim::{SimCompute, SimGuests};
+    use crate::drivers::faults::{Fault, Faults};
+    use crate::drivers::storage::sim::{SimPool, SimStorage};
+    use crate::report::sim::SimFacts;
+    use crate::vms::Node;
+    use crate::vms::sim::{SimVmRecords, record};
+
+    struct Bench {
+        reporter: Arc<Reporter>,
+        facts: Arc<SimFacts>,
+        guests: SimGuests,
+        faults: Faults,
+    }
+
+    fn bench() -> Bench {
+        let clock: SharedClock = Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH));
+        let (guests, faults) = (SimGuests::default(), Faults::none());
+        let uuid = uuid::Uuid::nil().into();
+        let facts = Arc::new(SimFacts::new(uuid, 1, Timestamp::UNIX_EPOCH, "boot-1"));
+        let records = Arc::new(SimVmRecords::default());
+        let reporter = Arc::new(Reporter::new(ReporterParts {
+            facts: facts.clone(),
+            vms: Arc::new(VmTable::new(records, clock.clone(), Node::default())),
+            compute: Arc::new(SimCompute::new(guests.clone(), clock.clone(), Faults::none())),
+            storage: Arc::new(SimStorage::new(SimPool::default(), faults.clone())),
+            clock,
+        }));
+        Bench { reporter, facts, guests, faults }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn sysinfo_is_kept_until_the_host_changes() {
+        let Bench { reporter, facts, .. } = bench();
+        let stop = CancellationToken::new();
+        let running = tokio::spawn({
+            let (reporter, stop) = (reporter.clone(), stop.clone());
+            async move { reporter.run(stop).await }
+        });
+        let mut sysinfo = reporter.sysinfo();
+        sysinfo.changed().await.unwrap();
+        let first = sysinfo.borrow_and_update().clone();
+        assert_eq!((first.hash.len(), first.agents.len()), (64, 2));
+        // Collected again and again, the same document causes no change.
+        let quiet = tokio::time::timeout(2 * SYSINFO_PERIOD, sysinfo.changed()).await;
+        assert!(quiet.is_err());
+        facts.reboot(Timestamp::UNIX_EPOCH, "boot-2");
+        let soon = tokio::time::timeout(2 * FINGERPRINT_PERIOD, sysinfo.changed()).await;
+        soon.unwrap().unwrap();
+        assert_ne!(sysinfo.borrow().hash, first.hash);
+        stop.cancel();
+        running.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_guest_that_ended_by_itself_is_seen_in_the_next_sample() {
+        let Bench { reporter, guests, .. } = bench();
+        let vm = record(1);
+        reporter.parts.vms.create(vm.clone()).await.unwrap();
+        reporter.parts.compute.start(&vm, &[]).await.unwrap();
+        assert_eq!(reporter.sample().await.unwrap().vms[&vm.uuid].vm.zone_state, "running");
+        guests.exit(vm.uuid, 0);
+        let after = reporter.sample().await.unwrap();
+        assert_ne!(after.vms[&vm.uuid].vm.zone_state, "running");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_sample_is_whole_or_not_at_all() {
+        let Bench { reporter, faults, .. } = bench();
+        faults.fail_nth("storage.usage", 1, Fault::before());
+        reporter.sample().await.unwrap_err();
+        let sample = reporter.sample().await.unwrap();
+        let pool = &sample.figures.zpool_status["zones"];
+        assert_eq!(pool.bytes_available, 64 << 30);
+        assert!(sample.figures.meminfo.unwrap().total_bytes > 0);
+    }
 }

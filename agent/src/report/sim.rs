@@ -71,7 +71,6 @@ impl Facts for SimFacts {
             "Admin NIC Tag": "admin",
             "Admin IP": format!("10.0.{high}.{low}"),
             "CN Agent Port": 5309,
-            "Zpool Encrypted": false,
             "Boot Parameters": {},
             "Disks": { "vda": { "Size in GB": 64 } },
             "Network Interfaces": { "eth0": {

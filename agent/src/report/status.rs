@@ -4,56 +4,20 @@ use std::collections::BTreeMap;
 
 use muster_shared::clock::iso;
 use muster_shared::ids::VmUuid;
-use muster_shared::wire::Intake;
-use muster_shared::wire::status::{self, Diskinfo, PoolStatus, Report, VmReport};
-use serde_json::{Value, json};
+use muster_shared::wire::status::{Diskinfo, PoolStatus, Report, VmReport};
+use serde_json::Value;
 
-use super::{ActivityNow, Figures};
+use super::Figures;
 use crate::drivers::storage::Usage;
-
-/// One sample; always complete.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Sample {
-    /// Every VM that is to be inventoried.
-    pub vms: BTreeMap<VmUuid, VmReport>,
-    /// The rest of the report; its `vms` and `digest` are empty.
-    pub figures: Report,
-}
-
-impl Sample {
-    /// The report that opens a connection.
-    #[must_use]
-    pub fn full(&self) -> Report {
-        let vms = self.vms.iter().map(|(uuid, vm)| (*uuid, Some(vm.clone()))).collect();
-        let digest = status::digest(&self.vms);
-        Report { full: true, vms, digest, ..self.figures.clone() }
-    }
-
-    /// The report that leads from `before`, which was sent on the same connection.
-    #[must_use]
-    pub fn since(&self, before: &Self) -> Report {
-        let Report { full, vms, digest, .. } = status::delta(&before.vms, &self.vms);
-        Report { full, vms, digest, ..self.figures.clone() }
-    }
-}
+use crate::link::feed::Sample;
 
 /// Puts a sample together.
 pub(super) fn sample(
     vms: BTreeMap<VmUuid, VmReport>,
     host: Figures,
     usage: &Usage,
-    activity: ActivityNow,
     now: jiff::Timestamp,
 ) -> Sample {
-    let mut muster = json!({
-        "agent_version": env!("CARGO_PKG_VERSION"),
-        "draining": activity.intake != Intake::Accepting,
-        "active_tasks": activity.active_tasks,
-        "queued_tasks": activity.queued_tasks,
-    });
-    if let Value::Object(muster) = &mut muster {
-        muster.extend(host.extra);
-    }
     let pool = PoolStatus {
         bytes_available: usage.size_bytes.saturating_sub(usage.alloc_bytes),
         bytes_used: usage.alloc_bytes,
@@ -64,7 +28,8 @@ pub(super) fn sample(
         diskinfo: Some(diskinfo(usage)),
         boot_time: iso(host.boot_time),
         timestamp: iso(now),
-        muster,
+        // The link adds what the task engine does.
+        muster: Value::Object(host.extra),
         ..Report::default()
     };
     Sample { vms, figures }

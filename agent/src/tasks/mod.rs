@@ -7,6 +7,7 @@
 mod control;
 mod events;
 mod house;
+pub mod image_ensure_present;
 pub mod journal;
 mod machine;
 pub mod machine_boot;
@@ -28,6 +29,8 @@ mod recover;
 pub mod registry;
 mod run;
 pub mod runner;
+pub mod server_reboot;
+pub mod server_sysinfo;
 mod wake;
 
 use std::fmt;
@@ -51,6 +54,7 @@ pub type Params = Map<String, Value>;
 
 /// Every task kind this agent knows. A new kind is one file and one line here.
 pub static HANDLERS: &[&dyn Handler] = &[
+    &image_ensure_present::ImageEnsurePresent,
     &machine_boot::MachineBoot,
     &machine_create::MachineCreate,
     &machine_destroy::MachineDestroy,
@@ -60,6 +64,8 @@ pub static HANDLERS: &[&dyn Handler] = &[
     &machine_reboot::MachineReboot,
     &machine_shutdown::MachineShutdown,
     &nop::Nop,
+    &server_reboot::ServerReboot,
+    &server_sysinfo::ServerSysinfo,
 ];
 
 /// Whether a task changes anything, which decides about journal, drain and pause.

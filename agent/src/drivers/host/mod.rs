@@ -4,15 +4,19 @@
 //! and succeeds; `real` does it, and needs the marker file that only the package (or a guest
 //! image made for tests) installs.
 
+pub mod real;
 pub mod refuse;
 pub mod sim;
 
 use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use serde_json::Value;
 
 use super::DriverError;
+use crate::host::SharedExec;
 
 /// A change of the host.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,4 +69,27 @@ pub trait Host: fmt::Debug + Send + Sync + 'static {
 pub fn disabled(action: &HostAction, why: &str) -> DriverError {
     let text = format!("refused to {}: {why}", action.name());
     DriverError::refused("HostActionsDisabled", text)
+}
+
+/// The setting `host.actions`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum HostActions {
+    /// Done, where the marker file allows it.
+    Real,
+    /// Recorded, with success.
+    Sim,
+    /// Refused.
+    #[default]
+    Refuse,
+}
+
+/// The driver of a setting. `run_dir` holds scripts while they run.
+#[must_use]
+pub fn open(setting: HostActions, exec: SharedExec, run_dir: &Path) -> Arc<dyn Host> {
+    match setting {
+        HostActions::Real => Arc::new(real::RealHost::new(exec, run_dir)),
+        HostActions::Sim => Arc::new(sim::SimHost::default()),
+        HostActions::Refuse => Arc::new(refuse::RefuseHost),
+    }
 }

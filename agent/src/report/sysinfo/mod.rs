@@ -1,13 +1,65 @@
 //! The sysinfo document of a Linux host, in SmartOS's key names and types (smartos-live
 //! src/sysinfo): one file per group of keys.
+//!
+//! Groups are collected at the same time, each within [`GROUP_TIMEOUT`]. One that fails yields its
+//! unknown values and is named in `Muster.degraded`; the document as a whole never fails.
 
-use serde_json::{Value, json};
+mod cpu;
+mod disks;
+mod dmi;
+mod figures;
+mod memory;
+mod muster;
+mod network;
+mod probe;
+mod system;
+#[cfg(test)]
+mod tests;
+mod virtualization;
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::future::{BoxFuture, join_all};
+use muster_shared::error_chain::Chain;
+use serde_json::{Map, Value, json};
+
+use super::{Facts, Figures};
+use crate::drivers::DriverError;
+use probe::Probe;
+
+pub use probe::{LinuxFacts, SysinfoConfig};
 
 /// Of the software that clients of CNAPI expect; its presence is what they look at.
 pub const SDC_VERSION: &str = "7.0";
 /// Version of the agent `cn-agent` that this one stands for; the gates of CNAPI's clients ask for
 /// at least 2.13.0.
 const CN_AGENT_VERSION: &str = "2.14.0";
+/// Longest time for one group.
+const GROUP_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Keys and values.
+type Keys = Map<String, Value>;
+
+/// A group of keys. A new group is one file and one line in [`GROUPS`].
+#[derive(Debug)]
+struct Group {
+    /// As in `Muster.degraded`.
+    name: &'static str,
+    collect: for<'a> fn(&'a Probe) -> BoxFuture<'a, Result<Keys, DriverError>>,
+    /// What the keys are when they can't be read.
+    unknown: fn(&Probe) -> Keys,
+}
+
+static GROUPS: &[Group] = &[
+    system::GROUP,
+    dmi::GROUP,
+    virtualization::GROUP,
+    cpu::GROUP,
+    memory::GROUP,
+    network::GROUP,
+    disks::GROUP,
+];
 
 /// The agents list: this agent under its own name, and as the `cn-agent` that clients look for.
 #[must_use]
@@ -16,4 +68,62 @@ pub fn agents() -> Vec<Value> {
         json!({ "name": "cn-agent", "version": CN_AGENT_VERSION }),
         json!({ "name": "muster-agent", "version": env!("CARGO_PKG_VERSION") }),
     ]
+}
+
+/// An object's members; for literals.
+fn keys(object: Value) -> Keys {
+    match object {
+        Value::Object(keys) => keys,
+        _ => Keys::new(),
+    }
+}
+
+async fn collect_group(group: &Group, probe: &Probe) -> (Keys, Option<&'static str>) {
+    let problem = match tokio::time::timeout(GROUP_TIMEOUT, (group.collect)(probe)).await {
+        Ok(Ok(keys)) => return (keys, None),
+        Ok(Err(error)) => Chain(&error).to_string(),
+        Err(_) => format!("not done after {} s", GROUP_TIMEOUT.as_secs()),
+    };
+    tracing::warn!(group = group.name, problem, "a part of sysinfo is unknown");
+    ((group.unknown)(probe), Some(group.name))
+}
+
+#[async_trait]
+impl Facts for LinuxFacts {
+    async fn sysinfo(&self) -> Keys {
+        let probe = &self.probe;
+        let groups = join_all(GROUPS.iter().map(|group| collect_group(group, probe))).await;
+        let mut document = Keys::new();
+        let mut degraded: Vec<String> = Vec::new();
+        for (keys, failed) in groups {
+            document.extend(keys);
+            degraded.extend(failed.map(str::to_owned));
+        }
+        degraded.extend(probe.compute.abilities().degraded);
+        document.insert("Muster".to_owned(), muster::block(probe, &degraded).await);
+        if let Err(error) = probe.publish(&document).await {
+            tracing::warn!(error = %Chain(&error), "cannot write sysinfo for local tools");
+        }
+        document
+    }
+
+    async fn figures(&self) -> Result<Figures, DriverError> {
+        figures::collect(&self.probe).await
+    }
+
+    async fn fingerprint(&self) -> String {
+        let probe = &self.probe;
+        let mut fingerprint = probe.text("proc/sys/kernel/hostname").await.unwrap_or_default();
+        for name in probe.names("sys/class/net").await {
+            let state = probe.text(&format!("sys/class/net/{name}/operstate")).await;
+            fingerprint.push_str(&format!(" {name}={}", state.unwrap_or_default()));
+        }
+        for name in probe.names("sys/block").await {
+            let sectors = probe.text(&format!("sys/block/{name}/size")).await;
+            fingerprint.push_str(&format!(" {name}={}", sectors.unwrap_or_default()));
+        }
+        let tags = probe.text(network::NIC_TAGS_FILE).await.unwrap_or_default();
+        let complete = probe.setup_complete().await;
+        format!("{fingerprint} tags={tags} setup={complete}")
+    }
 }

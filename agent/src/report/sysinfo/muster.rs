@@ -1,0 +1,48 @@
+//! The key `Muster`: what only this agent says.
+
+use serde_json::{Value, json};
+
+use super::keys;
+use super::probe::Probe;
+
+/// The block.
+pub(super) async fn block(probe: &Probe, degraded: &[String]) -> Value {
+    let abilities = probe.compute.abilities();
+    let count = async |folder: &str, prefix: &str| {
+        let names = probe.names(folder).await;
+        names.iter().filter(|name| name.starts_with(prefix)).count()
+    };
+    let mut block = keys(json!({
+        "agent_version": env!("CARGO_PKG_VERSION"),
+        "agent_instance_id": probe.config.agent_instance_id,
+        "boot_id": probe.text("proc/sys/kernel/random/boot_id").await.unwrap_or_default(),
+        "storage": probe.config.storage,
+        "cgroup": cgroup(probe).await,
+        "secure_boot": secure_boot(probe).await,
+        "tpm": count("sys/class/tpm", "tpm").await > 0,
+        "iommu_groups": count("sys/kernel/iommu_groups", "").await,
+        "numa_nodes": count("sys/devices/system/node", "node").await.max(1),
+        "degraded": degraded,
+    }));
+    block.extend(abilities.version.map(|version| ("qemu_version".to_owned(), json!(version))));
+    block.extend(abilities.accel.map(|accel| ("accel".to_owned(), json!(accel))));
+    Value::Object(block)
+}
+
+async fn cgroup(probe: &Probe) -> &'static str {
+    if probe.exists("sys/fs/cgroup/cgroup.controllers").await {
+        "v2"
+    } else if probe.exists("sys/fs/cgroup/unified").await {
+        "hybrid"
+    } else {
+        "v1"
+    }
+}
+
+/// The variable holds four bytes of attributes and one of state.
+async fn secure_boot(probe: &Probe) -> bool {
+    const VARIABLE: &str =
+        "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c";
+    let content = tokio::fs::read(probe.config.root.join(VARIABLE)).await.unwrap_or_default();
+    content.get(4) == Some(&1)
+}

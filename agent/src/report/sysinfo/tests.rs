@@ -1,0 +1,211 @@
+//! The whole document, of this machine and of one that answers nothing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use muster_shared::clock::{SharedClock, SystemClock};
+use serde_json::{Map, Value, json};
+
+use super::{LinuxFacts, SysinfoConfig};
+use crate::drivers::compute::sim::{SimCompute, SimGuests};
+use crate::drivers::faults::Faults;
+use crate::drivers::storage::{FileStorage, FileStorageConfig};
+use crate::host::{FakeExec, SharedExec, SystemExec};
+use crate::link::feed::Feed as _;
+use crate::report::sim::SimFacts;
+use crate::report::{Facts, Reporter, ReporterParts, setup};
+use crate::vms::sim::SimVmRecords;
+use crate::vms::{Node, VmTable};
+
+const SERVER: &str = "01020304-0506-4708-890a-0b0c0d0e0f10";
+
+struct Bench {
+    folder: tempfile::TempDir,
+    clock: SharedClock,
+}
+
+impl Bench {
+    fn new() -> Self {
+        Self { folder: tempfile::tempdir().unwrap(), clock: Arc::new(SystemClock::new()) }
+    }
+
+    fn compute(&self) -> Arc<SimCompute> {
+        let guests = SimGuests::default();
+        Arc::new(SimCompute::new(guests, Arc::clone(&self.clock), Faults::none()))
+    }
+
+    fn facts(&self, exec: SharedExec, change: impl FnOnce(&mut SysinfoConfig)) -> LinuxFacts {
+        let data_dir = self.folder.path().to_owned();
+        let mut config = SysinfoConfig::new(SERVER.parse().unwrap(), uuid::Uuid::nil(), data_dir);
+        change(&mut config);
+        LinuxFacts::new(config, exec, self.compute())
+    }
+
+    async fn reporter(&self, facts: Arc<dyn Facts>) -> Reporter {
+        let config = FileStorageConfig {
+            data_dir: self.folder.path().to_owned(),
+            server_uuid: SERVER.parse().unwrap(),
+            pool: "zones".to_owned(),
+        };
+        let storage = FileStorage::open(config, Arc::new(SystemExec::new())).await.unwrap();
+        let records = Arc::new(SimVmRecords::default());
+        Reporter::new(ReporterParts {
+            clock: Arc::clone(&self.clock),
+            facts,
+            vms: Arc::new(VmTable::new(records, Arc::clone(&self.clock), Node::default())),
+            compute: self.compute(),
+            storage: Arc::new(storage),
+        })
+    }
+}
+
+/// The validity filter of the allocator (sdc-designation hard-filter-invalid-servers.js), over a
+/// server record as the coordinator makes it of sysinfo and status.
+fn invalid_because(server: &Value) -> Option<String> {
+    let integer = |name: &str| server[name].as_i64();
+    if server["uuid"].as_str().is_none_or(|uuid| uuid.len() != 36) {
+        return Some("uuid".to_owned());
+    }
+    for (name, least) in [
+        ("memory_available_bytes", 0),
+        ("memory_total_bytes", 1),
+        ("disk_pool_size_bytes", 1),
+        ("disk_pool_alloc_bytes", 0),
+        ("disk_system_used_bytes", 0),
+        ("disk_installed_images_used_bytes", 0),
+        ("disk_cores_quota_used_bytes", 0),
+        ("disk_zone_quota_bytes", 0),
+        ("disk_kvm_quota_bytes", 0),
+        ("disk_kvm_zvol_volsize_bytes", 0),
+    ] {
+        if integer(name).is_none_or(|value| value < least) {
+            return Some(name.to_owned());
+        }
+    }
+    if server["setup"] != true {
+        return Some("setup".to_owned());
+    }
+    let sysinfo = &server["sysinfo"];
+    if sysinfo["Live Image"].as_str().is_none_or(str::is_empty) {
+        return Some("Live Image".to_owned());
+    }
+    let interfaces = sysinfo["Network Interfaces"].as_object();
+    let Some(interfaces) = interfaces.filter(|interfaces| !interfaces.is_empty()) else {
+        return Some("Network Interfaces".to_owned());
+    };
+    for (name, interface) in interfaces {
+        let status = interface["Link Status"].as_str();
+        let names = interface["NIC Names"].as_array();
+        if !status.is_some_and(|status| ["up", "down", "unknown"].contains(&status))
+            || !names.is_some_and(|names| names.iter().all(Value::is_string))
+        {
+            return Some(name.clone());
+        }
+    }
+    None
+}
+
+/// The server record, by the rules of sdc-cnapi lib/models/server.js.
+async fn server_record(reporter: &Reporter) -> Value {
+    let sysinfo = reporter.sysinfo_within(Duration::ZERO).await;
+    let sample = reporter.sample().await.unwrap();
+    let report = serde_json::to_value(sample.figures).unwrap();
+    let mut server = Map::new();
+    server.insert("uuid".to_owned(), sysinfo.sysinfo["UUID"].clone());
+    server.insert("setup".to_owned(), json!(sysinfo.sysinfo["Setup"] == "true"));
+    server.insert("memory_total_bytes".to_owned(), report["meminfo"]["total_bytes"].clone());
+    let available = report["meminfo"]["availrmem_bytes"].clone();
+    server.insert("memory_available_bytes".to_owned(), available);
+    for (name, value) in report["diskinfo"].as_object().unwrap() {
+        server.insert(format!("disk_{name}"), value.clone());
+    }
+    server.insert("sysinfo".to_owned(), Value::Object(sysinfo.sysinfo.clone()));
+    Value::Object(server)
+}
+
+#[tokio::test]
+async fn the_allocator_accepts_this_machine_with_storage_file() {
+    let bench = Bench::new();
+    let facts = Arc::new(bench.facts(Arc::new(SystemExec::new()), |_| ()));
+    let reporter = bench.reporter(facts).await;
+    let before_setup = server_record(&reporter).await;
+    assert_eq!(invalid_because(&before_setup).as_deref(), Some("setup"));
+    setup::complete_by_itself(bench.folder.path(), Timestamp::UNIX_EPOCH).await.unwrap();
+    let server = server_record(&reporter).await;
+    assert_eq!(invalid_because(&server), None, "{server:#}");
+    assert_eq!(server["sysinfo"]["Muster"]["degraded"], json!([]), "{server:#}");
+}
+
+#[tokio::test]
+async fn the_allocator_accepts_a_simulated_host() {
+    let bench = Bench::new();
+    let boot = Timestamp::from_second(1_700_000_000).unwrap();
+    let facts = SimFacts::new(SERVER.parse().unwrap(), 300, boot, "boot");
+    let server = server_record(&bench.reporter(Arc::new(facts)).await).await;
+    assert_eq!(invalid_because(&server), None, "{server:#}");
+}
+
+#[tokio::test]
+async fn types_are_those_of_smartos() {
+    let bench = Bench::new();
+    let facts = bench.facts(Arc::new(SystemExec::new()), |_| ());
+    let document = facts.sysinfo().await;
+    for name in ["Boot Time", "MiB of Memory", "Setup", "SDC Version", "Live Image", "Hostname"] {
+        assert!(document[name].as_str().is_some_and(|text| !text.is_empty()), "{name}");
+    }
+    for name in ["CPU Total Cores", "CPU Online Count", "CPU Count", "CPU Core Count"] {
+        assert!(document[name].as_u64().is_some_and(|count| count > 0), "{name}");
+    }
+    for name in ["VM Capable", "Bhyve Capable", "HVM API"] {
+        assert!(document[name].is_boolean(), "{name}");
+    }
+    for name in ["Boot Parameters", "Disks", "Psrinfo", "Link Aggregations", "Muster"] {
+        assert!(document[name].is_object(), "{name}");
+    }
+    assert_eq!(document["SDC Agents"][0], json!({ "name": "cn-agent", "version": "2.14.0" }));
+    assert!(document["MiB of Memory"].as_str().unwrap().parse::<u64>().unwrap() > 0);
+}
+
+#[tokio::test]
+async fn a_host_that_tells_nothing_still_has_a_document() {
+    let bench = Bench::new();
+    let root = bench.folder.path().join("empty");
+    let facts = bench.facts(Arc::new(FakeExec::default()), |config| config.root = root);
+    let document = facts.sysinfo().await;
+    assert_eq!(
+        document["Muster"]["degraded"],
+        json!(["system", "cpu", "memory", "network", "disks"])
+    );
+    assert_eq!(document["UUID"], SERVER);
+    assert_eq!(document["Hostname"], "localhost");
+    assert_eq!(document["Live Image"], "unknown");
+    assert_eq!(document["Network Interfaces"], json!({}));
+    assert_eq!(document["CPU Online Count"], 1);
+    facts.figures().await.unwrap_err();
+}
+
+#[tokio::test]
+async fn the_document_is_written_for_local_tools() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let bench = Bench::new();
+    let path = bench.folder.path().join("sysinfo.json");
+    let target = path.clone();
+    let facts = bench.facts(Arc::new(SystemExec::new()), |config| {
+        config.publish_to = Some(target);
+    });
+    let document = facts.sysinfo().await;
+    let written: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    assert_eq!(written, Value::Object(document));
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+}
+
+#[tokio::test]
+async fn the_fingerprint_follows_the_setup_record() {
+    let bench = Bench::new();
+    let facts = bench.facts(Arc::new(SystemExec::new()), |_| ());
+    let before = facts.fingerprint().await;
+    assert_eq!(before, facts.fingerprint().await);
+    setup::complete_by_itself(bench.folder.path(), Timestamp::UNIX_EPOCH).await.unwrap();
+    assert_ne!(before, facts.fingerprint().await);
+}

@@ -1,0 +1,63 @@
+//! `server_reboot`: restarts the node, if host actions are enabled.
+//!
+//! Ends before the reboot happens. It is never done twice: a task that finds itself in another
+//! boot than it started in has been carried out.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::{Class, Handler, Lock, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use crate::drivers::host::HostAction;
+
+/// The queue of what concerns the server as a whole.
+pub(super) const SERVER_TASKS: Queue =
+    Queue { name: "server_tasks", max_concurrent: 8, max_wait: Duration::from_secs(60) };
+
+/// The kind; without parameters. Draining the node first is the caller's business.
+#[derive(Debug)]
+pub struct ServerReboot;
+
+#[async_trait]
+impl Handler for ServerReboot {
+    fn name(&self) -> &'static str {
+        "server_reboot"
+    }
+
+    fn class(&self) -> Class {
+        Class::Mutate
+    }
+
+    fn queue(&self) -> Queue {
+        SERVER_TASKS
+    }
+
+    fn deadline(&self, _params: &Params) -> Duration {
+        Duration::from_secs(60)
+    }
+
+    fn plan(&self, _params: &Params) -> Result<Plan, TaskFailure> {
+        Ok(Plan { locks: vec![Lock::ServerExclusive], steps: vec![Box::new(Reboot)] })
+    }
+}
+
+#[derive(Debug)]
+struct Reboot;
+
+#[async_trait]
+impl Step for Reboot {
+    fn name(&self) -> &'static str {
+        "reboot"
+    }
+
+    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        if !ctx.rebooted {
+            ctx.drivers.host.act(&HostAction::Reboot).await?;
+        }
+        Ok(())
+    }
+
+    fn progress(&self) -> u8 {
+        100
+    }
+}
