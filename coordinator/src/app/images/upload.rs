@@ -1,6 +1,7 @@
 //! Uploads of image files: streamed, hashed on the way, adopted with the commit of the record.
 
 use std::io;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::StreamExt as _;
@@ -16,6 +17,8 @@ use sha2::{Digest as _, Sha256};
 use super::{BLOB_PREFIX, Image, ImageError};
 use crate::app::{App, image_manifest};
 
+/// An upload on which nothing arrives for so long is aborted; there are few places for uploads.
+const STALL: Duration = Duration::from_mins(5);
 /// Part of an upload that is sent at once; object stores want at least 5 MiB.
 const PART_BYTES: usize = 8 * 1024 * 1024;
 /// Parts of one upload that are on their way at a time.
@@ -73,7 +76,8 @@ impl App {
         let mut upload = WriteMultipart::new_with_chunk_size(upload, PART_BYTES);
         let mut received = Hashing::default();
         let outcome = loop {
-            match body.next().await {
+            let next = tokio::time::timeout(STALL, body.next());
+            match next.await.unwrap_or_else(|_| Some(Err(io::ErrorKind::TimedOut.into()))) {
                 None if received.size_bytes == 0 => break Err(ImageError::Empty),
                 None => break Ok(()),
                 Some(Err(error)) => break Err(ImageError::Upload(error)),
