@@ -138,7 +138,12 @@ impl Probe<'_> {
 
     async fn run_all(&self, choice: Choice) -> Verdict {
         let mut verdict = Verdict::default();
-        let tcg = self.time(Accelerator::Tcg).await;
+        let mut tcg = self.time(Accelerator::Tcg).await;
+        if tcg.is_err() {
+            // Translation works everywhere: a host that is busy with something else gets a
+            // second chance, because nothing would run on it otherwise.
+            tcg = self.time(Accelerator::Tcg).await;
+        }
         if choice == Choice::Tcg {
             return decide_tcg(verdict, tcg);
         }
