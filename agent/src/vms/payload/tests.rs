@@ -1,0 +1,109 @@
+//! What payloads are accepted, refused and completed to.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn object(value: Value) -> Map<String, Value> {
+    let Value::Object(object) = value else { panic!("an object is needed") };
+    object
+}
+
+#[track_caller]
+fn refused(params: Value) -> Value {
+    let failure = create(&object(params)).unwrap_err();
+    assert_eq!(failure.code, "InvalidVmPayload");
+    failure.details.unwrap()
+}
+
+#[test]
+fn a_small_payload_is_completed() {
+    let image = "00000000-0000-0000-0000-00000000000A";
+    let vm = create(&object(json!({
+        "uuid": "x", "server_uuid": "y", "unknown": [1], "ram": "128", "brand": "kvm",
+        "autoboot": "false", "image_uuid": image, "nics": [{"nic_tag": "admin"}],
+    })))
+    .unwrap();
+    assert_eq!(vm["ram"], 128);
+    assert_eq!(vm["autoboot"], false);
+    assert_eq!(vm["max_physical_memory"], 128 + 1024);
+    assert_eq!(vm["disks"][0]["image_uuid"], image.to_ascii_lowercase());
+    assert_eq!(vm["disks"][0]["boot"], true);
+    assert_eq!(vm["nics"][0]["primary"], true);
+    assert!(!vm.contains_key("unknown") && !vm.contains_key("server_uuid"));
+    assert_eq!(images(&vm), [image.parse().unwrap()]);
+}
+
+#[test]
+fn everything_wrong_is_told_at_once() {
+    let details = refused(json!({
+        "ram": 1, "tags": {"a": []}, "state": "running", "tmpfs": 1, "max_swap": [],
+        "nics": [{"mac": "01:00:00:00:00:00"}],
+    }));
+    let bad = ["ram", "tags", "nics.0.mac", "max_swap"];
+    for name in bad {
+        assert!(details["bad_values"].as_array().unwrap().contains(&json!(name)), "{name}");
+    }
+    assert_eq!(details["missing_properties"], json!(["nics.0.nic_tag", "brand"]));
+    assert_eq!(details["bad_properties"], json!(["state", "tmpfs"]));
+}
+
+#[test]
+fn what_would_reach_the_host_is_refused() {
+    let disk = json!({ "brand": "kvm", "disks": [{"size": 1, "path": "/etc/shadow"}] });
+    assert_eq!(refused(disk)["bad_properties"], json!(["disks.0.path"]));
+    let cpu = json!({ "brand": "kvm", "cpu_type": "max,x" });
+    assert_eq!(refused(cpu)["bad_values"], json!(["cpu_type"]));
+    let opts = json!({ "brand": "kvm", "qemu_opts": "-drive x" });
+    assert_eq!(refused(opts)["bad_properties"], json!(["qemu_opts"]));
+    let two = json!({ "brand": "kvm", "disks": [
+        {"size": 1, "boot": true}, {"size": 1, "boot": true},
+    ]});
+    assert_eq!(refused(two)["bad_values"], json!(["disks"]));
+}
+
+#[test]
+fn container_brands_have_a_code_of_their_own() {
+    let failure = create(&object(json!({ "brand": "lx" }))).unwrap_err();
+    assert_eq!(failure.code, "ContainerNotSupported");
+}
+
+fn any_json() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<u64>().prop_map(Value::from),
+        "[a-z0-9,:.-]{0,12}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(3, 24, 4, |inner| {
+        let key = prop_oneof![Just("size".to_owned()), Just("nic_tag".to_owned()), "[a-z_]{1,8}"];
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::vec((key, inner), 0..4)
+                .prop_map(|entries| Value::Object(entries.into_iter().collect())),
+        ]
+    })
+}
+
+fn any_payload() -> impl Strategy<Value = Map<String, Value>> {
+    let names: Vec<&'static str> = PROPERTIES.iter().map(|(name, _)| *name).collect();
+    let entry = (prop::sample::select(names).prop_map(str::to_owned), any_json());
+    prop::collection::vec(entry, 0..8).prop_map(|entries| entries.into_iter().collect())
+}
+
+proptest! {
+    #[test]
+    fn any_payload_is_refused_or_completed_once_and_for_all(
+        mut params in any_payload(),
+        sensible in any::<bool>(),
+    ) {
+        if sensible {
+            params.retain(|name, _| !["brand", "ram", "max_swap"].contains(&name.as_str()));
+            params.insert("brand".to_owned(), json!("kvm"));
+        }
+        if let Ok(vm) = create(&params) {
+            prop_assert_eq!(create(&vm).unwrap(), vm);
+        }
+    }
+}
