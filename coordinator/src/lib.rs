@@ -4,6 +4,8 @@
 //! the simulation uses.
 #![forbid(unsafe_code)]
 
+pub use muster_alloc as alloc;
+
 pub mod app;
 pub mod blobs;
 pub mod config;

@@ -1,0 +1,224 @@
+//! `calculate-affinity`: turns wishes by alias, tag or id into VMs to be near to or far from.
+
+use regex::Regex;
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::{Algorithm, Kind};
+use crate::num::display;
+use crate::outcome::Reasons;
+use crate::run::Run;
+use crate::validate::{Affinity, AffinityKind, Locality, is_uuid};
+use crate::vm::{State, Vm};
+
+pub(super) static AFFINITY: Algorithm = Algorithm {
+    name: "calculate-affinity",
+    title: "Convert affinity to locality hints",
+    kind: Kind::Set,
+    run,
+};
+
+fn run(run: &mut Run<'_>) -> Reasons {
+    let request = run.request;
+    let Some(wishes) = &request.vm.affinity else { return Reasons::skip("No affinity found") };
+    let strict = wishes.iter().any(|wish| !wish.soft);
+    let owned = owned_vms(run);
+    let (mut near, mut far) = (Vec::new(), Vec::new());
+    for wish in wishes.iter().filter(|wish| wish.key != "image" && !(strict && wish.soft)) {
+        match resolve(wish, &owned) {
+            Ok(vms) if wish.equal => near.extend(vms),
+            Ok(vms) => far.extend(vms),
+            Err(text) if strict && wish.equal => return run.clear(text),
+            Err(_) => {}
+        }
+    }
+    // Affinity replaces whatever locality the request names.
+    run.locality = (!near.is_empty() || !far.is_empty()).then_some(Locality { strict, near, far });
+    Reasons::None
+}
+
+/// The owner's VMs anywhere, also on servers that earlier steps removed.
+fn owned_vms<'a>(run: &Run<'a>) -> Vec<&'a Vm> {
+    let (snapshot, owner) = (run.snapshot, run.request.vm.owner);
+    let slots = snapshot.owner_slots(owner).iter();
+    slots
+        .flat_map(|(slot, _)| snapshot.server(*slot).vms.iter())
+        .map(AsRef::as_ref)
+        .filter(|vm| vm.owner == owner)
+        .collect()
+}
+
+/// The VMs a wish means, or the text if there are none.
+fn resolve(wish: &Affinity, owned: &[&Vm]) -> Result<Vec<String>, String> {
+    let instance = matches!(wish.key.as_str(), "container" | "instance");
+    let found = if instance { instances(wish, owned)? } else { tagged(wish, owned) };
+    if !found.is_empty() {
+        return Ok(found);
+    }
+    let operator = if wish.equal { "==" } else { "!=" };
+    let soft = if wish.soft { "~" } else { "" };
+    let (key, value) = (&wish.key, &wish.value);
+    let affinity = format!("{key}{operator}{soft}{value}");
+    let what = if instance { format!("\"{value}\"") } else { format!("tag \"{key}={value}\"") };
+    Err(format!("no active containers found matching {what} for affinity \"{affinity}\""))
+}
+
+fn is_active(vm: &Vm) -> bool {
+    vm.state != State::Gone
+}
+
+fn select(owned: &[&Vm], matches: impl Fn(&Vm) -> bool) -> Vec<String> {
+    owned.iter().filter(|vm| matches(vm)).map(|vm| vm.uuid.to_string()).collect()
+}
+
+fn instances(wish: &Affinity, owned: &[&Vm]) -> Result<Vec<String>, String> {
+    let value = wish.value.as_str();
+    if is_uuid(value) {
+        return Ok(vec![value.to_owned()]);
+    }
+    if value.len() == 64 && value.bytes().all(|b| b.is_ascii_hexdigit()) {
+        // A docker id begins with the digits of its VM's uuid.
+        let uuid = Uuid::parse_str(&value[..32]).ok();
+        return Ok(select(owned, |vm| {
+            is_active(vm) && Some(vm.uuid) == uuid && vm.docker_id.as_deref() == Some(value)
+        }));
+    }
+    if wish.kind == AffinityKind::Regex {
+        let regex = inner_regex(value);
+        return Ok(select(owned, |vm| is_active(vm) && alias_matches(vm, regex.as_ref())));
+    }
+    let by_alias = select(owned, |vm| {
+        is_active(vm) && vm.alias.as_deref().is_some_and(|alias| wildcard(value, alias))
+    });
+    if !by_alias.is_empty() {
+        return Ok(by_alias);
+    }
+    if wish.kind == AffinityKind::Glob {
+        let regex = Regex::new(&format!("^{}$", value.replace('*', ".*"))).ok();
+        return Ok(select(owned, |vm| is_active(vm) && alias_matches(vm, regex.as_ref())));
+    }
+    let by_id: Vec<&&Vm> = owned
+        .iter()
+        .filter(|vm| is_active(vm))
+        .filter(|vm| vm.docker_id.as_deref().is_some_and(|id| id.starts_with(value)))
+        .collect();
+    if by_id.len() > 1 {
+        let ids: Vec<_> = by_id.iter().filter_map(|vm| vm.docker_id.as_deref()).collect();
+        return Err(format!("Multiple matches: {value}={}", Value::from(ids)));
+    }
+    Ok(by_id.into_iter().map(|vm| vm.uuid.to_string()).collect())
+}
+
+fn alias_matches(vm: &Vm, regex: Option<&Regex>) -> bool {
+    vm.alias.as_deref().zip(regex).is_some_and(|(alias, regex)| regex.is_match(alias))
+}
+
+fn tagged(wish: &Affinity, owned: &[&Vm]) -> Vec<String> {
+    let label = format!("docker:label:{}", wish.key);
+    let values = |vm: &Vm| {
+        let tags = vm.tags.as_deref();
+        [wish.key.as_str(), label.as_str()].map(|name| Some(display(Some(tags?.get(name)?))))
+    };
+    if wish.kind == AffinityKind::Regex {
+        let Some(regex) = inner_regex(&wish.value) else { return Vec::new() };
+        return select(owned, |vm| {
+            values(vm).into_iter().flatten().any(|value| regex.is_match(&value))
+        });
+    }
+    select(owned, |vm| {
+        is_active(vm) && values(vm).into_iter().flatten().any(|value| wildcard(&wish.value, &value))
+    })
+}
+
+/// `/…/` without its slashes; `None` for what is no regular expression here. There is no
+/// backtracking, so no expression can take long; look-around and back references don't exist.
+fn inner_regex(value: &str) -> Option<Regex> {
+    let mut chars = value.chars();
+    chars.next()?;
+    chars.next_back()?;
+    Regex::new(chars.as_str()).ok()
+}
+
+/// Whether the text fits a pattern in which only `*` is special.
+fn wildcard(pattern: &str, text: &str) -> bool {
+    let Some((head, rest)) = pattern.split_once('*') else { return pattern == text };
+    let Some(mut text) = text.strip_prefix(head) else { return false };
+    let (middle, tail) = rest.rsplit_once('*').unwrap_or(("", rest));
+    for part in middle.split('*') {
+        let Some(at) = text.find(part) else { return false };
+        text = &text[at + part.len()..];
+    }
+    text.len() >= tail.len() && text.ends_with(tail)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn wildcards_are_globs(pattern in "[ab*]{0,6}", text in "[ab]{0,8}") {
+            let regex = Regex::new(&format!("^{}$", pattern.replace('*', ".*"))).expect("valid");
+            prop_assert_eq!(wildcard(&pattern, &text), regex.is_match(&text));
+        }
+    }
+
+    fn vm(n: u128, alias: &str, tag: Value, id: &str) -> Vm {
+        Vm {
+            uuid: Uuid::from_u128(n),
+            alias: Some(alias.into()),
+            docker_id: Some(id.into()),
+            tags: Some(Box::new([("role".to_owned(), tag)].into_iter().collect())),
+            ..Vm::default()
+        }
+    }
+
+    #[track_caller]
+    fn check(key: &str, value: &str, kind: AffinityKind, want: Result<Vec<u128>, &str>) {
+        let vms = [
+            vm(1, "web0", "db".into(), "abc1"),
+            vm(2, "web1", 1.into(), "abc2"),
+            vm(3, "mq", true.into(), "def3"),
+        ];
+        let wish = Affinity {
+            key: key.to_owned(),
+            equal: true,
+            value: value.to_owned(),
+            kind,
+            soft: false,
+        };
+        let got = resolve(&wish, &vms.iter().collect::<Vec<_>>());
+        let text = |n: u128| Uuid::from_u128(n).to_string();
+        let want =
+            want.map(|vms| vms.into_iter().map(text).collect::<Vec<_>>()).map_err(str::to_owned);
+        assert_eq!(got, want);
+    }
+
+    #[test]
+    fn wishes_resolve() {
+        use AffinityKind::{Exact, Glob, Regex};
+        check("instance", "web0", Exact, Ok(vec![1]));
+        check("container", "web*", Glob, Ok(vec![1, 2]));
+        check("instance", "w.b0", Glob, Ok(vec![1]));
+        check("instance", "/^(mq|web1)$/", Regex, Ok(vec![2, 3]));
+        check("instance", "def", Exact, Ok(vec![3]));
+        check("instance", "abc", Exact, Err("Multiple matches: abc=[\"abc1\",\"abc2\"]"));
+        check("role", "db", Exact, Ok(vec![1]));
+        check("role", "1", Exact, Ok(vec![2]));
+        check("role", "/t.*e/", Regex, Ok(vec![3]));
+        check(
+            "role",
+            "x",
+            Exact,
+            Err("no active containers found matching tag \"role=x\" for affinity \"role==x\""),
+        );
+        check(
+            "instance",
+            "x",
+            Exact,
+            Err("no active containers found matching \"x\" for affinity \"instance==x\""),
+        );
+    }
+}

@@ -1,0 +1,33 @@
+//! `hard-filter-capness`: no mixing of VMs with and without a CPU cap.
+
+use super::{Algorithm, Kind};
+use crate::outcome::{Reason, Reasons};
+use crate::run::{Run, Verdict};
+use crate::server::flag;
+use crate::vm::Vm;
+
+pub(super) static CAPNESS: Algorithm = Algorithm {
+    name: "hard-filter-capness",
+    title: "Servers which have same existence of cpu_cap as package",
+    kind: Kind::Filter,
+    run,
+};
+
+fn run(run: &mut Run<'_>) -> Reasons {
+    if !run.config.filter_capness {
+        return Reasons::skip("Do not filter out cpu_cap disparities");
+    }
+    let package = run.package.as_ref().and_then(|package| package.cpu_cap);
+    let capped = run.cpu_cap.or(package).is_some();
+    let bit = if capped { flag::UNCAPPED } else { flag::CAPPED };
+    run.filter(|run, slot| {
+        let differs = |vm: &Vm| vm.cpu_cap.is_some() != capped;
+        if !run.any_vm(slot, bit, differs) {
+            return Verdict::Keep;
+        }
+        match run.vms(slot).find(|vm| differs(vm)) {
+            None => Verdict::Keep,
+            Some(vm) => Verdict::Because(Reason::Capness(vm.uuid, !capped)),
+        }
+    })
+}

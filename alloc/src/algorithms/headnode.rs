@@ -1,0 +1,20 @@
+//! `hard-filter-headnode`: no headnodes.
+
+use super::{Algorithm, Kind};
+use crate::outcome::Reasons;
+use crate::run::Run;
+use crate::server::flag;
+
+pub(super) static HEADNODE: Algorithm = Algorithm {
+    name: "hard-filter-headnode",
+    title: "Servers which are not headnodes",
+    kind: Kind::Filter,
+    run,
+};
+
+fn run(run: &mut Run<'_>) -> Reasons {
+    if !run.config.filter_headnode {
+        return Reasons::skip("Do not filter out headnodes");
+    }
+    run.keep(|snapshot, slot| !snapshot.has(slot, flag::HEADNODE))
+}

@@ -1,0 +1,61 @@
+//! `hard-filter-hvm`: servers that can run the hypervisor the VM needs.
+
+use super::{Algorithm, Kind};
+use crate::num::text;
+use crate::outcome::{Reason, Reasons};
+use crate::run::{Run, Verdict};
+use crate::server::flag;
+use crate::vm::{Brand, Vm};
+
+pub(super) static HVM: Algorithm = Algorithm {
+    name: "hard-filter-hvm",
+    title: "Servers which are capable of requested virtualization",
+    kind: Kind::Filter,
+    run,
+};
+
+fn run(run: &mut Run<'_>) -> Reasons {
+    let request = run.request;
+    let brand = Brand::of(&request.vm.brand);
+    if !brand.is_hvm() {
+        return Reasons::None;
+    }
+    run.filter(|run, slot| match fault(run, slot, brand) {
+        None => Verdict::Keep,
+        Some(text) => Verdict::Because(Reason::Owned(text.into())),
+    })
+}
+
+fn fault(run: &Run<'_>, slot: u32, brand: Brand) -> Option<String> {
+    let request = &run.request.vm;
+    if brand == Brand::Bhyve {
+        if !run.snapshot.has(slot, flag::BHYVE_CAPABLE) {
+            return Some("Server does not support \"bhyve\" VMs".to_owned());
+        }
+        let parsed = &run.snapshot.server(slot).parsed;
+        let vcpus = request.vcpus.unwrap_or(-1.0);
+        let max = parsed.bhyve_max_vcpus.min(parsed.cores);
+        if vcpus < 1.0 || vcpus > max {
+            let uuid = request.uuid.as_deref().unwrap_or(&request.vm_uuid);
+            let (vcpus, max) = (text(vcpus), text(max));
+            return Some(format!(
+                "bhyve VM {uuid} is requesting {vcpus} vcpus whereas server supports 1 - {max} \
+                 vcpus"
+            ));
+        }
+    }
+    if run.snapshot.has(slot, flag::HVM_API) {
+        return None;
+    }
+    let bit = if brand == Brand::Kvm { flag::BHYVE } else { flag::KVM };
+    let clashes = |vm: &Vm| vm.brand.is_hvm() && vm.brand != brand;
+    if !run.any_vm(slot, bit, clashes) {
+        return None;
+    }
+    let vm = run.vms(slot).find(|vm| clashes(vm))?;
+    let (has, wants) = (vm.brand.name(), brand.name());
+    Some(format!(
+        "VM {} has brand {has} which is incompatible with new VMs using brand {wants}",
+        vm.uuid
+    ))
+}

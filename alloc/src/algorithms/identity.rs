@@ -1,0 +1,12 @@
+//! `identity`: keeps everything; the last resort of an `or`.
+
+use super::{Algorithm, Kind};
+use crate::outcome::Reasons;
+use crate::run::Run;
+
+pub(super) static IDENTITY: Algorithm =
+    Algorithm { name: "identity", title: "Identity function", kind: Kind::Filter, run };
+
+fn run(_: &mut Run<'_>) -> Reasons {
+    Reasons::None
+}

@@ -1,0 +1,27 @@
+//! `hard-filter-invalid-servers`: servers whose record has what the arithmetic needs.
+
+use super::{Algorithm, Kind};
+use crate::outcome::{Reason, Reasons};
+use crate::run::{Run, Verdict, Vms};
+use crate::server::flag;
+
+pub(super) static INVALID_SERVERS: Algorithm = Algorithm {
+    name: "hard-filter-invalid-servers",
+    title: "Servers objects which are valid",
+    kind: Kind::Filter,
+    run,
+};
+
+fn run(run: &mut Run<'_>) -> Reasons {
+    let with_vms = run.vms >= Vms::Loaded;
+    run.filter(|run, slot| {
+        if !run.snapshot.has(slot, flag::VALID) {
+            return Verdict::Because(Reason::Fault);
+        }
+        // The reference checks VMs only where an earlier step has loaded them.
+        match run.vms(slot).find_map(|vm| vm.fault.as_deref()).filter(|_| with_vms) {
+            None => Verdict::Keep,
+            Some(fault) => Verdict::Because(Reason::Owned(fault.into())),
+        }
+    })
+}

@@ -1,0 +1,36 @@
+//! `hard-filter-large-servers`: keeps the emptiest servers for large VMs.
+
+use std::sync::Arc;
+
+use super::{Algorithm, Kind};
+use crate::num::{count, trunc};
+use crate::outcome::Reasons;
+use crate::run::Run;
+
+pub(super) static LARGE_SERVERS: Algorithm = Algorithm {
+    name: "hard-filter-large-servers",
+    title: "Filter out the largest and most empty servers",
+    kind: Kind::Set,
+    run,
+};
+
+fn run(run: &mut Run<'_>) -> Reasons {
+    if !run.config.filter_large_servers {
+        return Reasons::skip("Do not filter out large servers");
+    }
+    let kept_back = kept_back(run.list.len());
+    if kept_back > 0 {
+        // The order stays, too.
+        let sorted = run.sorted_by(|run, slot| -run.left(slot).ram);
+        run.list = Arc::new(sorted[kept_back..].to_vec());
+    }
+    Reasons::None
+}
+
+/// The part of the servers that is kept back.
+const SHARE: f64 = 0.15;
+
+/// How many of `n` servers are kept back.
+pub(super) fn kept_back(n: usize) -> usize {
+    trunc(count(n) * SHARE)
+}

@@ -1,0 +1,17 @@
+//! `load-server-vms`: lets the later steps see the VMs of each server.
+
+use super::{Algorithm, Kind};
+use crate::outcome::Reasons;
+use crate::run::{Run, Vms};
+
+pub(super) static LOAD_SERVER_VMS: Algorithm = Algorithm {
+    name: "load-server-vms",
+    title: "Load info about all VMs for each server",
+    kind: Kind::Calculator,
+    run,
+};
+
+fn run(run: &mut Run<'_>) -> Reasons {
+    run.vms = run.vms.max(Vms::Loaded);
+    Reasons::Loaded
+}

@@ -1,0 +1,33 @@
+//! `hard-filter-min-cpu`: servers with enough CPU left.
+
+use super::{Algorithm, Kind, without_ratio};
+use crate::num::text;
+use crate::outcome::{Reason, Reasons};
+use crate::platform::with_shared;
+use crate::run::{Run, Verdict};
+
+pub(super) static MIN_CPU: Algorithm = Algorithm {
+    name: "hard-filter-min-cpu",
+    title: "Servers with enough unreserved CPU",
+    kind: Kind::Filter,
+    run,
+};
+
+fn run(run: &mut Run<'_>) -> Reasons {
+    if !run.config.filter_min_resources {
+        return Reasons::skip("Do not filter out based on minimum free CPU");
+    }
+    let package = run.package.as_ref();
+    let Some(ratio) = package.and_then(|package| package.ratios.cpu) else {
+        return without_ratio(run, "CPU", |ratios| ratios.cpu);
+    };
+    run.cpu_cap = run.cpu_cap.or(package.and_then(|package| package.cpu_cap));
+    let Some(cap) = run.cpu_cap else { return Reasons::None };
+    let need = cap / ratio;
+    let reasons = run.filter(|run, slot| {
+        let spare = run.left(slot).cpu;
+        if spare >= need { Verdict::Keep } else { Verdict::Because(Reason::Spare(spare)) }
+    });
+    let before = format!("VM's calculated {} CPU is less than server's spare ", text(need));
+    with_shared(reasons, vec![before])
+}

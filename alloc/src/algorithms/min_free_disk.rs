@@ -1,0 +1,25 @@
+//! `hard-filter-min-free-disk`: servers whose pool has room left, whatever is promised.
+
+use super::{Algorithm, Kind};
+use crate::outcome::{Reason, Reasons};
+use crate::platform::with_shared;
+use crate::run::{Run, Verdict};
+
+pub(super) static MIN_FREE_DISK: Algorithm = Algorithm {
+    name: "hard-filter-min-free-disk",
+    title: "Servers with enough free disk",
+    kind: Kind::Filter,
+    run,
+};
+
+fn run(run: &mut Run<'_>) -> Reasons {
+    let Some((text, least)) = &run.config.minimum_free_disk else {
+        return Reasons::skip("No minimum free disk set");
+    };
+    let reasons = run.filter(|run, slot| {
+        let free = run.snapshot.free_disk(slot);
+        if free >= *least { Verdict::Keep } else { Verdict::Because(Reason::Spare(free)) }
+    });
+    let before = format!("Server requires {text}MB free disk, but only has ");
+    with_shared(reasons, vec![before, "MB".to_owned()])
+}

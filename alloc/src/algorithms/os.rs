@@ -1,0 +1,34 @@
+//! `hard-filter-os`: servers with the operating system that the VM needs.
+
+use super::{Algorithm, Kind};
+use crate::config::HostOs;
+use crate::outcome::{Reason, Reasons};
+use crate::run::{Run, Verdict};
+use crate::server::flag;
+
+pub(super) static OS: Algorithm = Algorithm {
+    name: "hard-filter-os",
+    title: "Servers which have the required OS",
+    kind: Kind::Filter,
+    run,
+};
+
+fn run(run: &mut Run<'_>) -> Reasons {
+    if run.config.host_os == HostOs::Any {
+        return Reasons::None;
+    }
+    let request = run.request;
+    let linux = request.vm.brand == "lx" && request.image.kind == "lxd";
+    let text = if linux {
+        "Server does not have \"linux\" OS"
+    } else {
+        "Server does not have \"SunOS\" OS"
+    };
+    run.filter(|run, slot| {
+        if run.snapshot.has(slot, flag::LINUX) == linux {
+            Verdict::Keep
+        } else {
+            Verdict::Because(Reason::Text(text))
+        }
+    })
+}

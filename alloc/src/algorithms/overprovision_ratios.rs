@@ -1,0 +1,42 @@
+//! `hard-filter-overprovision-ratios`: servers that overprovision as the package does.
+
+use super::{Algorithm, Kind};
+use crate::config::{RatioPolicy, Ratios};
+use crate::num::fix2;
+use crate::outcome::{Reason, Reasons};
+use crate::run::{Run, Verdict};
+
+pub(super) static OVERPROVISION_RATIOS: Algorithm = Algorithm {
+    name: "hard-filter-overprovision-ratios",
+    title: "Servers with same overprovision ratios as requested VM",
+    kind: Kind::Filter,
+    run,
+};
+
+fn run(run: &mut Run<'_>) -> Reasons {
+    let Some(package) = &run.package else { return Reasons::skip("No pkg provided") };
+    let wanted = package.ratios;
+    if run.policy == RatioPolicy::Forced(wanted) {
+        return Reasons::None;
+    }
+    run.filter(|run, slot| match mismatch(wanted, run.ratios(slot)) {
+        None => Verdict::Keep,
+        Some(text) => Verdict::Because(Reason::Owned(text.into())),
+    })
+}
+
+fn mismatch(wanted: Ratios, has: Ratios) -> Option<String> {
+    let pairs = [
+        (wanted.cpu, has.cpu),
+        (wanted.ram, has.ram),
+        (wanted.disk, has.disk),
+        (wanted.io, has.io),
+        (wanted.net, has.net),
+    ];
+    let canon = |ratio: Option<f64>| ratio.map_or_else(|| "null".to_owned(), fix2);
+    pairs.into_iter().map(|(wanted, has)| (canon(wanted), canon(has))).find_map(|(wanted, has)| {
+        (wanted != has).then(|| {
+            format!("Package over-provision ratio of {wanted} does not match server's {has}")
+        })
+    })
+}

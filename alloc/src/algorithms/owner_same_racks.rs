@@ -1,0 +1,36 @@
+//! `hard-filter-owner-same-racks`: no two VMs of an owner in one rack.
+
+use std::collections::BTreeSet;
+
+use super::{Algorithm, Kind};
+use crate::outcome::{Reason, Reasons};
+use crate::run::{Run, Verdict};
+
+pub(super) static OWNER_SAME_RACKS: Algorithm = Algorithm {
+    name: "hard-filter-owner-same-racks",
+    title: "Servers in racks containing none of an owner's zones",
+    kind: Kind::Set,
+    run,
+};
+
+fn run(run: &mut Run<'_>) -> Reasons {
+    let counts = run.owner_counts_by_slot();
+    let snapshot = run.snapshot;
+    let rack = |slot: u32| snapshot.server(slot).parsed.rack.as_deref();
+    let taken: BTreeSet<&str> = run
+        .list
+        .iter()
+        .filter(|slot| counts[**slot as usize] > 0)
+        .filter_map(|slot| rack(*slot))
+        .collect();
+    if taken.is_empty() {
+        return Reasons::None;
+    }
+    run.filter(|_, slot| match rack(slot).filter(|rack| taken.contains(rack)) {
+        None => Verdict::Keep,
+        Some(rack) => {
+            let text = format!("VM's owner has another VM in rack {rack}");
+            Verdict::Because(Reason::Owned(text.into()))
+        }
+    })
+}

@@ -1,0 +1,29 @@
+//! `hard-filter-owner-same-servers`: no two VMs of an owner on one server.
+
+use super::{Algorithm, Kind};
+use crate::outcome::{Reason, Reasons};
+use crate::run::{Run, Verdict};
+
+pub(super) static OWNER_SAME_SERVERS: Algorithm = Algorithm {
+    name: "hard-filter-owner-same-servers",
+    title: "Servers which do not contain any of an owner's zones",
+    kind: Kind::Filter,
+    run,
+};
+
+fn run(run: &mut Run<'_>) -> Reasons {
+    let owner = run.request.vm.owner;
+    let counts = run.owner_counts_by_slot();
+    run.filter(|run, slot| {
+        if counts[slot as usize] == 0 {
+            return Verdict::Keep;
+        }
+        match run.vms(slot).find(|vm| vm.owner == owner) {
+            None => Verdict::Keep,
+            Some(vm) => {
+                let text = format!("VM's owner already has VM {} on server", vm.uuid);
+                Verdict::Because(Reason::Owned(text.into()))
+            }
+        }
+    })
+}

@@ -1,0 +1,27 @@
+//! `hard-filter-platform-versions`: servers on a platform that package and image allow.
+
+use super::{Algorithm, Kind};
+use crate::outcome::Reasons;
+use crate::platform::{self, Limit};
+use crate::run::Run;
+
+pub(super) static PLATFORM_VERSIONS: Algorithm = Algorithm {
+    name: "hard-filter-platform-versions",
+    title: "Servers which meet image manifest and package platform requirements",
+    kind: Kind::Filter,
+    run,
+};
+
+fn run(run: &mut Run<'_>) -> Reasons {
+    let (image, package) = (&run.request.image, run.package.as_ref());
+    // The package's max_platform is checked on arrival and then ignored, as in the reference.
+    let limits: Vec<Limit> = [
+        Limit::least(package.and_then(|p| p.min_platform.as_ref()), "Package"),
+        Limit::least(image.min_platform.as_ref(), "Image"),
+        Limit::most(image.max_platform.as_ref(), "Image"),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    platform::filter(run, &limits)
+}

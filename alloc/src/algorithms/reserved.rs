@@ -1,0 +1,17 @@
+//! `hard-filter-reserved`: no servers that an operator reserved.
+
+use super::{Algorithm, Kind};
+use crate::outcome::Reasons;
+use crate::run::Run;
+use crate::server::flag;
+
+pub(super) static RESERVED: Algorithm = Algorithm {
+    name: "hard-filter-reserved",
+    title: "Servers which are not reserved",
+    kind: Kind::Filter,
+    run,
+};
+
+fn run(run: &mut Run<'_>) -> Reasons {
+    run.keep(|snapshot, slot| !snapshot.has(slot, flag::RESERVED))
+}

@@ -1,0 +1,17 @@
+//! `hard-filter-reservoir`: no servers kept for later.
+
+use super::{Algorithm, Kind};
+use crate::outcome::Reasons;
+use crate::run::Run;
+use crate::server::flag;
+
+pub(super) static RESERVOIR: Algorithm = Algorithm {
+    name: "hard-filter-reservoir",
+    title: "Servers which are not in the reservoir",
+    kind: Kind::Filter,
+    run,
+};
+
+fn run(run: &mut Run<'_>) -> Reasons {
+    run.keep(|snapshot, slot| !snapshot.has(slot, flag::RESERVOIR))
+}

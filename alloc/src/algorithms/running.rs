@@ -1,0 +1,23 @@
+//! `hard-filter-running`: servers whose agent is heard.
+
+use super::{Algorithm, Kind};
+use crate::outcome::{Reason, Reasons};
+use crate::run::{Run, Verdict};
+use crate::server::flag;
+
+pub(super) static RUNNING: Algorithm = Algorithm {
+    name: "hard-filter-running",
+    title: "Servers which are currently running",
+    kind: Kind::Filter,
+    run,
+};
+
+fn run(run: &mut Run<'_>) -> Reasons {
+    run.filter(|run, slot| {
+        if run.snapshot.has(slot, flag::RUNNING) {
+            Verdict::Keep
+        } else {
+            Verdict::Because(Reason::Status)
+        }
+    })
+}

@@ -1,0 +1,37 @@
+//! `score-num-owner-zones`: spreads the VMs of an owner.
+
+use super::{Algorithm, Kind};
+use crate::outcome::{Reason, Reasons};
+use crate::run::Run;
+use crate::score::{self, NO_WEIGHT};
+
+pub(super) static SCORE_NUM_OWNER_ZONES: Algorithm = Algorithm {
+    name: "score-num-owner-zones",
+    title: "Score servers based on number of zones belonging to owner",
+    kind: Kind::Scorer,
+    run,
+};
+
+fn run(run: &mut Run<'_>) -> Reasons {
+    let weight = match run.spread() {
+        Some("min-owner") => 2.0,
+        Some(spread) => {
+            return Reasons::Skip(format!("pkg or default set to spread with: {spread}").into());
+        }
+        None => run.config.weights.num_owner_zones,
+    };
+    if weight == 0.0 {
+        return Reasons::skip(NO_WEIGHT);
+    }
+    let counts = run.owner_counts_by_slot();
+    let zones = |slot: u32| counts[slot as usize];
+    let sorted = run.sorted_by(|_, slot| weight.signum() * f64::from(zones(slot)));
+    let each = score::linear(run, &sorted, weight.abs());
+    let with_zones = |(slot, reason)| match reason {
+        Reason::Score { delta, total } => {
+            (slot, Reason::Zones { delta, total, zones: zones(slot) })
+        }
+        other => (slot, other),
+    };
+    Reasons::each(each.into_iter().map(with_zones).collect())
+}

@@ -1,0 +1,29 @@
+//! `score-uniform-random`: keeps allocations that race from all choosing the same server.
+
+use super::{Algorithm, Kind};
+use crate::outcome::Reasons;
+use crate::run::Run;
+use crate::score;
+
+pub(super) static SCORE_UNIFORM_RANDOM: Algorithm = Algorithm {
+    name: "score-uniform-random",
+    title: "Increase server scores randomly",
+    kind: Kind::Scorer,
+    run,
+};
+
+fn run(run: &mut Run<'_>) -> Reasons {
+    let weight = match run.spread() {
+        Some("random") => 2.0,
+        Some(spread) => {
+            return Reasons::Skip(format!("pkg or default set to spread with: {spread}").into());
+        }
+        None => run.config.weights.uniform_random,
+    };
+    if weight == 0.0 {
+        return Reasons::skip("Resolved score weight to 0; no changes");
+    }
+    let mut shuffled = run.list.to_vec();
+    run.rng.shuffle(&mut shuffled);
+    Reasons::each(score::linear(run, &shuffled, weight.abs()))
+}

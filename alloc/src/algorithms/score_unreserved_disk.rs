@@ -1,0 +1,25 @@
+//! `score-unreserved-disk`: packs (or, with a negative weight, spreads) by disk left.
+
+use super::{Algorithm, Kind};
+use crate::outcome::Reasons;
+use crate::run::Run;
+use crate::score::{self, NO_WEIGHT};
+
+pub(super) static SCORE_UNRESERVED_DISK: Algorithm = Algorithm {
+    name: "score-unreserved-disk",
+    title: "Score servers based on unreserved disk",
+    kind: Kind::Scorer,
+    run,
+};
+
+fn run(run: &mut Run<'_>) -> Reasons {
+    if let Some(spread) = run.spread() {
+        return Reasons::Skip(format!("pkg or default set to spread with: {spread}").into());
+    }
+    let weight = run.config.weights.unreserved_disk;
+    if weight == 0.0 {
+        return Reasons::skip(NO_WEIGHT);
+    }
+    let sorted = run.sorted_by(|run, slot| weight.signum() * run.left(slot).disk);
+    Reasons::each(score::linear(run, &sorted, weight.abs()))
+}

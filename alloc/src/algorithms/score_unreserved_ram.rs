@@ -1,0 +1,30 @@
+//! `score-unreserved-ram`: packs (or, with a negative weight, spreads) by RAM left.
+
+use super::{Algorithm, Kind};
+use crate::outcome::Reasons;
+use crate::run::Run;
+use crate::score::{self, NO_WEIGHT};
+
+pub(super) static SCORE_UNRESERVED_RAM: Algorithm = Algorithm {
+    name: "score-unreserved-ram",
+    title: "Score servers based on unreserved RAM",
+    kind: Kind::Scorer,
+    run,
+};
+
+fn run(run: &mut Run<'_>) -> Reasons {
+    let weight = match run.spread() {
+        Some("min-ram") => 2.0,
+        Some("max-ram") => -2.0,
+        Some("min-owner" | "random") => {
+            return Reasons::skip("pkg or default set to score with other plugin");
+        }
+        _ => run.config.weights.unreserved_ram,
+    };
+    if weight == 0.0 {
+        return Reasons::skip(NO_WEIGHT);
+    }
+    // A positive weight favours the servers with the least RAM left, whatever the docs say.
+    let sorted = run.sorted_by(|run, slot| weight.signum() * run.left(slot).ram);
+    Reasons::each(score::linear(run, &sorted, weight.abs()))
+}

@@ -1,0 +1,29 @@
+//! `soft-filter-large-servers`: the emptiest servers for large VMs, the rest for the others.
+
+use std::sync::Arc;
+
+use super::large_servers::kept_back;
+use super::{Algorithm, Kind};
+use crate::outcome::Reasons;
+use crate::run::Run;
+
+/// A VM with more RAM than this is a large one.
+const LARGE_MIB: f64 = 32_767.0;
+
+pub(super) static SOFT_LARGE_SERVERS: Algorithm = Algorithm {
+    name: "soft-filter-large-servers",
+    title: "Separate some servers as pool for large requests",
+    kind: Kind::Set,
+    run,
+};
+
+fn run(run: &mut Run<'_>) -> Reasons {
+    let pool = kept_back(run.list.len());
+    if pool > 0 {
+        let sorted = run.sorted_by(|run, slot| -run.left(slot).ram);
+        let (large, rest) = sorted.split_at(pool);
+        let kept = if run.request.vm.ram > LARGE_MIB { large } else { rest };
+        run.list = Arc::new(kept.to_vec());
+    }
+    Reasons::None
+}

@@ -1,0 +1,21 @@
+//! `sort-max-ram`: emptiest servers first.
+
+use std::sync::Arc;
+
+use super::{Algorithm, Kind};
+use crate::outcome::Reasons;
+use crate::run::Run;
+
+pub(super) static SORT_MAX_RAM: Algorithm = Algorithm {
+    name: "sort-max-ram",
+    title: "Sort servers by maximum unreserved RAM",
+    kind: Kind::Sorter,
+    run,
+};
+
+fn run(run: &mut Run<'_>) -> Reasons {
+    if run.spread() == Some("max-ram") {
+        run.list = Arc::new(run.sorted_by(|run, slot| -run.left(slot).ram));
+    }
+    Reasons::None
+}

@@ -1,0 +1,24 @@
+//! `sort-min-ram`: fullest servers first.
+
+use std::sync::Arc;
+
+use super::{Algorithm, Kind};
+use crate::outcome::Reasons;
+use crate::run::Run;
+
+pub(super) static SORT_MIN_RAM: Algorithm = Algorithm {
+    name: "sort-min-ram",
+    title: "Sort servers by minimum unreserved RAM",
+    kind: Kind::Sorter,
+    run,
+};
+
+fn run(run: &mut Run<'_>) -> Reasons {
+    if run.spread() == Some("min-ram") {
+        let mut sorted = run.sorted_by(|run, slot| -run.left(slot).ram);
+        // Not an ascending sort: equal servers come out the other way round.
+        sorted.reverse();
+        run.list = Arc::new(sorted);
+    }
+    Reasons::None
+}

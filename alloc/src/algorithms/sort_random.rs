@@ -1,0 +1,19 @@
+//! `sort-random`: servers in any order.
+
+use std::sync::Arc;
+
+use super::{Algorithm, Kind};
+use crate::outcome::Reasons;
+use crate::run::Run;
+
+pub(super) static SORT_RANDOM: Algorithm =
+    Algorithm { name: "sort-random", title: "Sort servers randomly", kind: Kind::Sorter, run };
+
+fn run(run: &mut Run<'_>) -> Reasons {
+    if run.spread() == Some("random") {
+        let mut list = run.list.to_vec();
+        run.rng.shuffle(&mut list);
+        run.list = Arc::new(list);
+    }
+    Reasons::None
+}

@@ -1,0 +1,27 @@
+//! `hard-filter-virtual-servers`: no virtual servers for docker VMs and those tagged so.
+
+use super::{Algorithm, Kind};
+use crate::outcome::{Reason, Reasons};
+use crate::run::{Run, Verdict};
+use crate::server::flag;
+
+pub(super) static VIRTUAL_SERVERS: Algorithm = Algorithm {
+    name: "hard-filter-virtual-servers",
+    title: "Servers which are not virtual servers",
+    kind: Kind::Filter,
+    run,
+};
+
+fn run(run: &mut Run<'_>) -> Reasons {
+    let vm = &run.request.vm;
+    if !vm.docker && !vm.exclude_virtual {
+        return Reasons::None;
+    }
+    run.filter(|run, slot| {
+        if run.snapshot.has(slot, flag::VIRTUAL) {
+            Verdict::Because(Reason::Text("Server is a virtual server - excluding"))
+        } else {
+            Verdict::Keep
+        }
+    })
+}

@@ -1,0 +1,47 @@
+//! `hard-filter-vlans`: servers with the NIC tags, on links that are up.
+
+use super::{Algorithm, Kind};
+use crate::outcome::{Reason, Reasons};
+use crate::platform::with_shared;
+use crate::run::{Run, Verdict};
+use crate::server::Nics;
+
+pub(super) static VLANS: Algorithm = Algorithm {
+    name: "hard-filter-vlans",
+    title: "Servers supporting required NIC Tags",
+    kind: Kind::Filter,
+    run,
+};
+
+fn run(run: &mut Run<'_>) -> Reasons {
+    let request = run.request;
+    let Some(groups) = &request.vm.nic_groups else {
+        return Reasons::skip("No NIC Tag requirements to filter on");
+    };
+    let mut shared: Vec<String> = Vec::new();
+    let mut verdicts: Vec<Option<Option<u32>>> = vec![None; run.snapshot.nics.len()];
+    let reasons = run.filter(|run, slot| {
+        let class = run.snapshot.nic_class(slot) as usize;
+        let verdict = *verdicts[class].get_or_insert_with(|| {
+            shared.push(fault(run.snapshot.nics[class].as_deref()?, groups)?);
+            u32::try_from(shared.len() - 1).ok()
+        });
+        verdict.map_or(Verdict::Keep, |text| Verdict::Because(Reason::Shared(text)))
+    });
+    with_shared(reasons, shared)
+}
+
+/// Why these interfaces don't do, if they don't.
+fn fault(nics: &Nics, groups: &[Vec<String>]) -> Option<String> {
+    if !nics.known {
+        return Some("Server missing interfaces in sysinfo".to_owned());
+    }
+    // A group without tags can't be satisfied by one.
+    let unmet = |group: &&Vec<String>| !group.iter().any(|tag| nics.online.contains(tag));
+    let group = groups.iter().find(unmet)?;
+    let offline = group.iter().rev().find_map(|tag| Some((tag, nics.offline.get(tag)?)));
+    Some(match offline {
+        Some((tag, (nic, status))) => format!("NIC {nic} for tag \"{tag}\" is {status}"),
+        None => format!("Server must have one of the NIC Tags: {}", group.join(", ")),
+    })
+}

@@ -1,0 +1,23 @@
+//! `hard-filter-vm-count`: servers that do not have too many VMs.
+
+use super::{Algorithm, Kind};
+use crate::num::text;
+use crate::outcome::{Reason, Reasons};
+use crate::platform::with_shared;
+use crate::run::{Run, Verdict};
+
+pub(super) static VM_COUNT: Algorithm = Algorithm {
+    name: "hard-filter-vm-count",
+    title: "Servers with more VMs than limit",
+    kind: Kind::Filter,
+    run,
+};
+
+fn run(run: &mut Run<'_>) -> Reasons {
+    let limit = run.config.vm_limit;
+    let reasons = run.filter(|run, slot| {
+        let n = run.vm_count(slot);
+        if f64::from(n) < limit { Verdict::Keep } else { Verdict::Because(Reason::VmCount(n)) }
+    });
+    with_shared(reasons, vec![text(limit)])
+}

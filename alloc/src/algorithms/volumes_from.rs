@@ -1,0 +1,47 @@
+//! `hard-filter-volumes-from`: the server that has the VMs of `docker:volumesfrom`.
+
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use super::{Algorithm, Kind};
+use crate::outcome::{Reason, Reasons};
+use crate::run::Run;
+
+pub(super) static VOLUMES_FROM: Algorithm = Algorithm {
+    name: "hard-filter-volumes-from",
+    title: "Servers containing VMs required for volumesfrom",
+    kind: Kind::Set,
+    run,
+};
+
+fn run(run: &mut Run<'_>) -> Reasons {
+    let vm = &run.request.vm;
+    if !vm.docker || !vm.has_metadata {
+        return Reasons::skip(
+            "Requested VM is not a Docker container and/or has no internal_metadata",
+        );
+    }
+    if vm.volumes_from.is_empty() {
+        return Reasons::skip("Requested VM has no VMs listed in internal_data docker:volumesfrom");
+    }
+    let mut each = Vec::new();
+    let mut texts = Vec::new();
+    for (required, text) in vm.volumes_from.iter().zip(0u32..) {
+        if run.list.is_empty() {
+            break;
+        }
+        let found = Uuid::parse_str(required).ok().and_then(|vm| run.snapshot.vms.get(vm).copied());
+        let Some(home) = found else {
+            run.list = Arc::default();
+            let all = Some(format!("Error loading VM {required}: VM not found"));
+            return Reasons::Each { each, shared: texts, all };
+        };
+        texts.push(format!("VM needs volumes from {required}, which was not found on server"));
+        let removed = run.list.iter().filter(|slot| **slot != home);
+        each.extend(removed.map(|slot| (*slot, Reason::Shared(text))));
+        run.keep(|_, slot| slot == home);
+    }
+    run.list = Arc::new(run.list.iter().copied().take(1).collect());
+    Reasons::with_shared(each, texts)
+}

@@ -1,0 +1,25 @@
+//! `hard-filter-zpool-encryption`: encrypted pools for VMs that ask for them, and only for those.
+
+use super::{Algorithm, Kind};
+use crate::outcome::{Reason, Reasons};
+use crate::run::{Run, Verdict};
+use crate::server::flag;
+
+pub(super) static ZPOOL_ENCRYPTION: Algorithm = Algorithm {
+    name: "hard-filter-zpool-encryption",
+    title: "Servers which are zpool encrypted",
+    kind: Kind::Filter,
+    run,
+};
+
+fn run(run: &mut Run<'_>) -> Reasons {
+    let wanted = run.request.vm.encrypted;
+    let text = if wanted { "Server is not Zpool Encrypted" } else { "Server is Zpool Encrypted" };
+    run.filter(|run, slot| {
+        if run.snapshot.has(slot, flag::ENCRYPTED) == wanted {
+            Verdict::Keep
+        } else {
+            Verdict::Because(Reason::Text(text))
+        }
+    })
+}

@@ -1,0 +1,207 @@
+//! Evaluates an expression: the allocator's two entries.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+
+use crate::algorithms::{self, Algorithm};
+use crate::config::Config;
+use crate::expr::Expr;
+use crate::num;
+use crate::outcome::{Choice, Outcome, Reasons, Step};
+use crate::recent::Recent;
+use crate::request::Request;
+use crate::rng::Rng;
+use crate::run::{Left, Run};
+use crate::server::{Unreserved, flag};
+use crate::snapshot::Snapshot;
+
+/// In which order servers are looked at. The order decides ties.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    /// Shuffled with the request's seed, so that equal servers fill evenly.
+    #[default]
+    Shuffled,
+    /// By uuid: the same answer every time.
+    Uuid,
+    /// In the order in which the servers came into the fleet.
+    Arrival,
+}
+
+/// What an allocation depends on beside snapshot, request and policy.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// The order of servers.
+    pub order: Order,
+    /// Leave out servers that are not set up or are reserved before the first step, as the
+    /// reference's HTTP layer does.
+    pub only_ready: bool,
+    /// Decides shuffles; returned with the outcome.
+    pub seed: u64,
+    /// What earlier requests chose.
+    pub recent: Recent,
+}
+
+/// Finds a server for a VM. Pure: the same arguments give the same outcome.
+#[must_use]
+pub fn allocate(
+    snapshot: &Arc<Snapshot>,
+    request: &Request,
+    config: &Config,
+    options: &Options,
+) -> Outcome {
+    let mut run = Run::new(snapshot, request, config, &options.recent, options.seed);
+    run.list = Arc::new(candidates(snapshot, request.servers(), options, &mut run.rng));
+    let mut steps =
+        vec![Step { algorithm: None, remaining: Arc::clone(&run.list), reasons: Reasons::None }];
+    evaluate(&mut run, &config.expr, &mut steps);
+    let chosen = if config.first_wins { run.list.first().copied() } else { best(&run) };
+    let server = chosen.map(|slot| Choice {
+        server_uuid: snapshot.server(slot).uuid.to_string(),
+        score: run.score[slot as usize],
+        unreserved: (!matches!(run.left, Left::Unknown)).then(|| run.left(slot)),
+        ratios: run.ratios(slot),
+    });
+    Outcome { snapshot: Arc::clone(snapshot), server, steps, seed: options.seed }
+}
+
+fn candidates(
+    snapshot: &Snapshot,
+    only: Option<&[String]>,
+    options: &Options,
+    rng: &mut Rng,
+) -> Vec<u32> {
+    let ready = |slot: &u32| {
+        let flags = snapshot.flags(*slot);
+        !options.only_ready || (flags & flag::SETUP != 0 && flags & flag::RESERVED == 0)
+    };
+    let mut list: Vec<u32> = match options.order {
+        Order::Uuid => snapshot.by_uuid.values().copied().filter(ready).collect(),
+        Order::Arrival | Order::Shuffled => snapshot.slots().filter(ready).collect(),
+    };
+    if let Some(only) = only {
+        let mut wanted: Vec<u32> =
+            only.iter().filter_map(|uuid| snapshot.slot_of(&uuid.to_ascii_lowercase())).collect();
+        wanted.sort_unstable();
+        list.retain(|slot| wanted.binary_search(slot).is_ok());
+    }
+    if options.order == Order::Shuffled {
+        rng.shuffle(&mut list);
+    }
+    list
+}
+
+fn evaluate(run: &mut Run<'_>, expr: &Expr, steps: &mut Vec<Step>) {
+    match expr {
+        Expr::Run(algorithm) => execute(run, algorithm, steps),
+        Expr::Pipe(elements) => {
+            for element in elements {
+                if run.list.is_empty() {
+                    return;
+                }
+                evaluate(run, element, steps);
+            }
+        }
+        Expr::Or(elements) => {
+            let entered = Arc::clone(&run.list);
+            for element in elements {
+                run.list = Arc::clone(&entered);
+                evaluate(run, element, steps);
+                if !run.list.is_empty() {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+fn execute(run: &mut Run<'_>, algorithm: &'static Algorithm, steps: &mut Vec<Step>) {
+    let reasons = (algorithm.run)(run);
+    steps.push(Step { algorithm: Some(algorithm), remaining: Arc::clone(&run.list), reasons });
+}
+
+/// The highest score; on a tie the later server.
+fn best(run: &Run<'_>) -> Option<u32> {
+    let score = |slot: u32| run.score[slot as usize];
+    run.list
+        .iter()
+        .copied()
+        .reduce(|best, slot| if score(best) > score(slot) { best } else { slot })
+}
+
+/// What servers have left, for planners.
+#[derive(Clone, Debug)]
+pub struct Capacity {
+    /// Per server, in the order looked at.
+    pub capacities: Vec<(String, Unreserved)>,
+    /// Why a server was left out.
+    pub errors: Map<String, Value>,
+}
+
+impl Capacity {
+    /// `{"<uuid>": {"cpu": n, "ram": n, "disk": n}}`, as in the HTTP answer.
+    #[must_use]
+    pub fn capacities_json(&self) -> Value {
+        let entry = |(uuid, left): &(String, Unreserved)| {
+            let left = json!({
+                "cpu": num::json(left.cpu), "ram": num::json(left.ram), "disk": num::json(left.disk),
+            });
+            (uuid.clone(), left)
+        };
+        Value::Object(self.capacities.iter().map(entry).collect())
+    }
+}
+
+const CAPACITY: [&str; 6] = [
+    "hard-filter-setup",
+    "hard-filter-running",
+    "hard-filter-invalid-servers",
+    "load-server-vms",
+    "override-overprovisioning",
+    "calculate-server-unreserved",
+];
+
+/// What each server has left beside its VMs; promises are not counted, as in the reference.
+/// `servers` restricts it; `only_ready` leaves out servers that are not set up without an error.
+#[must_use]
+pub fn capacity(
+    snapshot: &Arc<Snapshot>,
+    servers: Option<&[String]>,
+    config: &Config,
+    only_ready: bool,
+) -> Capacity {
+    let request = Request::for_capacity();
+    let recent = Recent::default();
+    let mut run = Run::new(snapshot, &request, config, &recent, 0);
+    run.always_promised = false;
+    let options = Options { order: Order::Arrival, ..Options::default() };
+    let mut list = candidates(snapshot, servers, &options, &mut Rng::new(0));
+    list.retain(|slot| !only_ready || snapshot.has(*slot, flag::SETUP));
+    run.list = Arc::new(list);
+    let mut steps = Vec::new();
+    let mut errors = Map::new();
+    for name in CAPACITY {
+        let before = Arc::clone(&run.list);
+        let algorithm = algorithms::find(name).expect("the capacity steps are built in");
+        execute(&mut run, algorithm, &mut steps);
+        if run.list.len() < before.len() {
+            let without = |slot: u32| (snapshot.server(slot).uuid.to_string(), json!(NOT_SET_UP));
+            let left: std::collections::BTreeSet<u32> = run.list.iter().copied().collect();
+            errors.extend(before.iter().copied().filter(|s| !left.contains(s)).map(without));
+        }
+    }
+    let capacities =
+        run.list.iter().map(|slot| (snapshot.server(*slot).uuid.to_string(), run.left(*slot)));
+    let capacities = capacities.collect();
+    let outcome = Outcome { snapshot: Arc::clone(snapshot), server: None, steps, seed: 0 };
+    for step in &outcome.steps {
+        for (uuid, reason) in outcome.reasons(step) {
+            if let Some(error) = errors.get_mut(&uuid) {
+                *error = reason;
+            }
+        }
+    }
+    Capacity { capacities, errors }
+}
+
+const NOT_SET_UP: &str = "Server is not set up";

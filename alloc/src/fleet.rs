@@ -1,0 +1,356 @@
+//! The changing side of the snapshot: takes in records, reports and promises as they arrive and
+//! keeps the sums of every server up to date.
+//!
+//! One task owns a fleet and feeds it; a request takes [`Fleet::snapshot`], which costs a few
+//! pointers, and works on that.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use muster_shared::wire::status::Report;
+use serde_json::{Map, Value};
+use uuid::Uuid;
+
+use crate::config::{Config, RatioPolicy};
+use crate::persist::{Classes, ShardMap};
+use crate::promises::{Extra, Promised, Promises, Ticket};
+use crate::server::{Figures, Nics, Parsed, Platform, Server};
+use crate::snapshot::{CHUNK, Chunk, Snapshot};
+use crate::vm::Vm;
+
+/// A record without the member `uuid`, or with one that is no text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a server's record needs a uuid")]
+pub struct NoUuid;
+
+/// All servers, kept ready for requests.
+#[derive(Debug)]
+pub struct Fleet {
+    current: Snapshot,
+    taken: Option<Arc<Snapshot>>,
+    free: Vec<u32>,
+    nics: Classes<Nics>,
+    platforms: Classes<Platform>,
+    promises: Promises,
+}
+
+impl Fleet {
+    /// An empty fleet whose sums fit the policy; requests under another policy give the same
+    /// answers, only slower.
+    #[must_use]
+    pub fn new(config: &Config) -> Self {
+        Self {
+            current: Snapshot {
+                chunks: Vec::new(),
+                by_uuid: Arc::default(),
+                owners: ShardMap::new(),
+                vms: ShardMap::new(),
+                nics: Arc::default(),
+                platforms: Arc::default(),
+                policy: config.ratio_policy(),
+                revision: 0,
+            },
+            taken: None,
+            free: Vec::new(),
+            nics: Classes::new(),
+            platforms: Classes::new(),
+            promises: Promises::default(),
+        }
+    }
+
+    /// Recomputes all sums for another policy.
+    pub fn set_policy(&mut self, config: &Config) {
+        let policy: RatioPolicy = config.ratio_policy();
+        if policy == self.current.policy {
+            return;
+        }
+        self.current.policy = policy;
+        let slots: Vec<u32> = self.current.slots().collect();
+        for slot in slots {
+            let server = self.server(slot);
+            self.place(slot, server);
+        }
+    }
+
+    /// The fleet as it is now; later changes don't touch it.
+    pub fn snapshot(&mut self) -> Arc<Snapshot> {
+        if self.taken.is_none() {
+            // The tables of classes are lent only now, or each new class would copy them.
+            let mut snapshot = self.current.clone();
+            snapshot.nics = self.nics.items();
+            snapshot.platforms = self.platforms.items();
+            self.taken = Some(Arc::new(snapshot));
+        }
+        self.taken.clone().expect("it was just taken")
+    }
+
+    /// Takes in a server's record in CNAPI's form, new or changed: the operator's fields and
+    /// `sysinfo`. Members that reports bring (`status`, `vms`, `memory_*_bytes`, `disk_*_bytes`)
+    /// are taken if the record has them and else stay as they were. The record is kept, so hand
+    /// over one that is shared.
+    ///
+    /// # Errors
+    /// [`NoUuid`]; nothing was changed.
+    pub fn upsert_server(&mut self, record: Arc<Map<String, Value>>) -> Result<(), NoUuid> {
+        let uuid: Arc<str> = record.get("uuid").and_then(Value::as_str).ok_or(NoUuid)?.into();
+        let slot = self.slot(&uuid);
+        let mut server = match self.current.chunks[slot as usize / CHUNK].servers
+            [slot as usize % CHUNK]
+            .as_ref()
+        {
+            Some(server) => Server::clone(server),
+            None => Server {
+                uuid,
+                record: Arc::clone(&record),
+                parsed: Arc::default(),
+                status: None,
+                figures: Figures::unknown(),
+                vms: Arc::default(),
+                promised: Arc::default(),
+            },
+        };
+        server.parsed = Arc::new(Parsed::new(&record));
+        if let Some(status) = record.get("status").and_then(Value::as_str) {
+            server.status = Some(status.into());
+        }
+        server.figures.read(&record);
+        let vms = record.get("vms").and_then(Value::as_object).map(|vms| {
+            Arc::new(vms.iter().map(|(key, vm)| Arc::new(Vm::from_json(key, vm))).collect())
+        });
+        server.record = record;
+        if let Some(vms) = vms {
+            self.set_vms(slot, server, vms);
+        } else {
+            server.promised = Arc::new(self.promised(&server));
+            self.put(slot, server);
+        }
+        Ok(())
+    }
+
+    /// Takes in a server's status, as the roster has it; no effect on an unknown server.
+    pub fn set_status(&mut self, server_uuid: &str, status: &str) {
+        let Some(slot) = self.current.slot_of(server_uuid) else { return };
+        let mut server = self.server(slot);
+        if server.status.as_deref() != Some(status) {
+            server.status = Some(status.into());
+            self.place(slot, server);
+        }
+    }
+
+    /// Takes in an agent's report (a whole one or a delta whose digest fits; the caller has
+    /// checked that); no effect on an unknown server. Costs a few microseconds.
+    pub fn apply_report(&mut self, server_uuid: &str, report: &Report) {
+        let Some(slot) = self.current.slot_of(server_uuid) else { return };
+        let mut server = self.server(slot);
+        server.figures.report(report.meminfo.as_ref(), report.diskinfo.as_ref());
+        if !report.full && report.vms.is_empty() {
+            self.place(slot, server);
+            return;
+        }
+        // In uuid order, whatever the order of arrival, so that the sums don't depend on it.
+        let mut vms: BTreeMap<Uuid, Arc<Vm>> = if report.full {
+            BTreeMap::new()
+        } else {
+            server.vms.iter().map(|vm| (vm.uuid, Arc::clone(vm))).collect()
+        };
+        for (uuid, vm) in &report.vms {
+            match vm {
+                Some(vm) => drop(vms.insert(uuid.0, Arc::new(Vm::from_report(vm)))),
+                None => drop(vms.remove(&uuid.0)),
+            }
+        }
+        let vms: Vec<_> = vms.into_values().collect();
+        if vms == *server.vms {
+            self.place(slot, server);
+        } else {
+            self.set_vms(slot, server, Arc::new(vms));
+        }
+    }
+
+    /// Forgets a server. Its promises stay and count again if it comes back.
+    pub fn remove_server(&mut self, server_uuid: &str) {
+        let Some(slot) = self.current.slot_of(server_uuid) else { return };
+        let mut server = self.server(slot);
+        let before = server.clone();
+        server.vms = Arc::default();
+        server.promised = Arc::default();
+        self.reindex(slot, Some(&before), &server);
+        let (nics, platform) = (self.current.nic_class(slot), self.current.platform_class(slot));
+        self.nics.release(nics);
+        self.platforms.release(platform);
+        let chunk = Arc::make_mut(&mut self.current.chunks[slot as usize / CHUNK]);
+        chunk.flags[slot as usize % CHUNK] = 0;
+        chunk.servers[slot as usize % CHUNK] = None;
+        Arc::make_mut(&mut self.current.by_uuid).remove(server_uuid);
+        self.free.push(slot);
+        self.changed();
+    }
+
+    /// Counts an open provisioning ticket; again for one that changed.
+    pub fn open_ticket(&mut self, ticket: Ticket) {
+        let touched = self.promises.open(ticket);
+        self.promises_changed(touched);
+    }
+
+    /// A ticket was released, deleted or expired.
+    pub fn close_ticket(&mut self, ticket_uuid: &str) {
+        let touched = self.promises.close(ticket_uuid);
+        self.promises_changed(touched);
+    }
+
+    /// Counts a VM on a server until it shows there, a ticket for it opens, or
+    /// [`Fleet::release`]. An earlier reservation for the same VM is replaced, so that no VM
+    /// counts twice. [`crate::Request::promise`] gives the figures.
+    pub fn reserve(&mut self, vm: Uuid, server_uuid: &str, extra: Extra) {
+        let touched = self.promises.reserve(vm, server_uuid, extra);
+        self.promises_changed(touched);
+    }
+
+    /// Ends a VM's reservation, if it has one: its task ended, or its time ran out.
+    pub fn release(&mut self, vm: Uuid) {
+        let touched = self.promises.release(vm);
+        self.promises_changed(touched);
+    }
+
+    /// The server on which a VM has a reservation.
+    #[must_use]
+    pub fn reservation(&self, vm: Uuid) -> Option<&str> {
+        self.promises.reservation(vm)
+    }
+
+    fn promises_changed(&mut self, mut servers: Vec<String>) {
+        servers.sort_unstable();
+        servers.dedup();
+        for uuid in servers {
+            if let Some(slot) = self.current.slot_of(&uuid) {
+                let mut server = self.server(slot);
+                server.promised = Arc::new(self.promised(&server));
+                self.put(slot, server);
+            }
+        }
+    }
+
+    fn promised(&self, server: &Server) -> Promised {
+        self.promises.on(&server.uuid, |vm| server.shows(vm))
+    }
+
+    fn server(&self, slot: u32) -> Server {
+        self.current.server(slot).clone()
+    }
+
+    fn slot(&mut self, uuid: &Arc<str>) -> u32 {
+        if let Some(slot) = self.current.slot_of(uuid) {
+            return slot;
+        }
+        let slot = self.free.pop().unwrap_or_else(|| {
+            let n = self.current.capacity();
+            self.current.chunks.push(Arc::new(Chunk::new()));
+            let slot = |n: usize| u32::try_from(n).expect("a fleet has fewer than 2^32 servers");
+            self.free.extend((n + 1..n + CHUNK).rev().map(slot));
+            slot(n)
+        });
+        Arc::make_mut(&mut self.current.by_uuid).insert(Arc::clone(uuid), slot);
+        slot
+    }
+
+    fn set_vms(&mut self, slot: u32, mut server: Server, vms: Arc<Vec<Arc<Vm>>>) {
+        server.vms = vms;
+        server.promised = Arc::new(self.promised(&server));
+        self.put(slot, server);
+    }
+
+    /// Stores a server whose VMs or promises may differ.
+    fn put(&mut self, slot: u32, server: Server) {
+        let chunk = &self.current.chunks[slot as usize / CHUNK];
+        let before = chunk.servers[slot as usize % CHUNK].clone();
+        self.reindex(slot, before.as_deref(), &server);
+        self.place(slot, server);
+    }
+
+    /// Stores a server and its sums.
+    fn place(&mut self, slot: u32, server: Server) {
+        let i = slot as usize % CHUNK;
+        let ratios = match self.current.policy {
+            RatioPolicy::Forced(ratios) => ratios,
+            RatioPolicy::Own => server.own_ratios(),
+        };
+        let chunk = Arc::make_mut(&mut self.current.chunks[slot as usize / CHUNK]);
+        let before = chunk.servers[i].as_ref().map(|server| &server.parsed);
+        if !before.is_some_and(|parsed| Arc::ptr_eq(parsed, &server.parsed)) {
+            let nics = self.nics.intern(&server.parsed.nics);
+            let platform = self.platforms.intern(&server.parsed.platform);
+            if before.is_some() {
+                self.nics.release(chunk.nics[i]);
+                self.platforms.release(chunk.platform[i]);
+            }
+            chunk.nics[i] = nics;
+            chunk.platform[i] = platform;
+        }
+        chunk.flags[i] = server.flags();
+        chunk.vm_count[i] = u32::try_from(server.counted().count()).unwrap_or(u32::MAX);
+        chunk.unreserved[i] = server.unreserved_promised(ratios);
+        chunk.free_disk[i] = server.free_disk();
+        chunk.platform_ms[i] = server.parsed.platform_ms;
+        chunk.reboot_ms[i] = server.parsed.reboot_ms;
+        chunk.servers[i] = Some(Arc::new(server));
+        self.changed();
+    }
+
+    fn changed(&mut self) {
+        self.current.revision += 1;
+        self.taken = None;
+    }
+
+    /// Brings the indices by owner and by VM from one state of a server to the next.
+    fn reindex(&mut self, slot: u32, before: Option<&Server>, after: &Server) {
+        let owners = |server: &Server| {
+            let mut counts: BTreeMap<Uuid, u32> = BTreeMap::new();
+            for vm in server.vms.iter().chain(&server.promised.vms) {
+                counts.entry(vm.owner).or_default();
+            }
+            for vm in server.counted() {
+                *counts.entry(vm.owner).or_default() += 1;
+            }
+            counts
+        };
+        let (old, new) = (before.map(owners).unwrap_or_default(), owners(after));
+        for (owner, count) in &new {
+            if old.get(owner) != Some(count) {
+                self.set_owner(*owner, slot, Some(*count));
+            }
+        }
+        for owner in old.keys().filter(|owner| !new.contains_key(*owner)) {
+            self.set_owner(*owner, slot, None);
+        }
+        let none = Vec::new();
+        let old = before.map_or(&none, |server| &server.vms);
+        let gone = |vm: &&Arc<Vm>| !after.vms.iter().any(|v| v.uuid == vm.uuid);
+        for vm in old.iter().filter(gone) {
+            // It may have moved to another server meanwhile.
+            if self.current.vms.get(vm.uuid) == Some(&slot) {
+                self.current.vms.remove(vm.uuid);
+            }
+        }
+        for vm in after.vms.iter() {
+            if self.current.vms.get(vm.uuid) != Some(&slot) {
+                self.current.vms.insert(vm.uuid, slot);
+            }
+        }
+    }
+
+    fn set_owner(&mut self, owner: Uuid, slot: u32, count: Option<u32>) {
+        self.current.owners.update(
+            owner,
+            |slots| {
+                let slots = Arc::make_mut(slots);
+                match (slots.binary_search_by_key(&slot, |(slot, _)| *slot), count) {
+                    (Ok(i), Some(count)) => slots[i].1 = count,
+                    (Ok(i), None) => drop(slots.remove(i)),
+                    (Err(i), Some(count)) => slots.insert(i, (slot, count)),
+                    (Err(_), None) => {}
+                }
+            },
+            |slots| slots.is_empty(),
+        );
+    }
+}

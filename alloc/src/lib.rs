@@ -1,0 +1,70 @@
+//! The allocator: finds a server for a VM, and says why.
+//!
+//! Pure: no input or output, no clock, no hidden randomness. The same snapshot, request, policy
+//! and seed give the same decision, here and in a year. The behaviour is sdc-designation's (the
+//! reference); what it calls things, how it rounds and how it words its reasons is kept.
+//!
+//! How the parts fit:
+//! - [`Fleet`] takes in records, reports, tickets and reservations as they arrive and keeps every
+//!   server's sums ready. One task owns it.
+//! - [`Snapshot`] is what it hands to a request; never changed, shared by pointer.
+//! - [`Request`] is a checked body, [`Config`] a checked policy.
+//! - [`allocate`] evaluates the policy's expression; [`Outcome`] holds the decision and renders
+//!   the steps on demand. [`capacity`] says what servers have left.
+//!
+//! ```
+//! # use std::sync::Arc;
+//! # use muster_alloc::{Config, Fleet, HostOs, Options, Request, allocate};
+//! let config = Config::reference_default(HostOs::Any);
+//! let mut fleet = Fleet::new(&config);
+//! // fleet.upsert_server(record)?; fleet.apply_report(uuid, &report); …
+//! let body = serde_json::json!({
+//!     "vm": {"vm_uuid": "f9627169-cdc9-4970-aebe-35a164cbbe0e", "ram": 512,
+//!            "owner_uuid": "dea0834e-4747-4f77-aed4-b2a2737b59a8", "brand": "kvm"},
+//!     "image": {}, "nic_tags": ["admin"],
+//! });
+//! let request = Request::parse(body.as_object().unwrap()).unwrap();
+//! let options = Options { only_ready: true, seed: 7, ..Options::default() };
+//! let outcome = allocate(&fleet.snapshot(), &request, &config, &options);
+//! assert_eq!(outcome.failure(), "received by DAPI");
+//! ```
+#![forbid(unsafe_code)]
+
+mod algorithms;
+mod allocate;
+mod config;
+mod expr;
+mod fleet;
+pub mod num;
+pub mod offline;
+mod outcome;
+mod persist;
+mod platform;
+mod predicate;
+mod promises;
+mod recent;
+mod request;
+mod rng;
+mod run;
+mod schema;
+mod score;
+mod server;
+mod snapshot;
+mod time;
+mod validate;
+mod vm;
+
+pub use algorithms::names as algorithm_names;
+pub use allocate::{Capacity, Options, Order, allocate, capacity};
+pub use config::{
+    Config, ConfigError, HostOs, RatioPolicy, Ratios, default_expression, default_table,
+};
+pub use expr::ExprError;
+pub use fleet::{Fleet, NoUuid};
+pub use outcome::{Choice, Detail, Outcome, Step};
+pub use predicate::BadPredicate;
+pub use promises::{Extra, Ticket};
+pub use recent::{Recent, RecentServer, RecentVm};
+pub use request::{FieldError, Request, parse_capacity};
+pub use server::Unreserved;
+pub use snapshot::Snapshot;

@@ -1,0 +1,250 @@
+//! Capacity that is promised but not yet visible: provisioning tickets and reservations.
+//!
+//! A VM is counted once: as itself when its server reports it (in a state that takes room), else
+//! by its first open ticket with figures, else by its reservation.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde_json::Value;
+use uuid::Uuid;
+
+use crate::num::{num, some_truthy};
+use crate::request::is_hvm;
+use crate::vm::{Brand, State, Vm};
+
+const GIB: f64 = 1_073_741_824.0;
+/// What a hypervisor takes beside the guest's memory, MiB.
+const KVM_OVERHEAD: f64 = 1024.0;
+const BHYVE_OVERHEAD: f64 = 1280.0;
+
+/// What a promised VM will take.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Extra {
+    /// Its owner.
+    pub owner_uuid: String,
+    /// MiB, without the hypervisor's overhead.
+    pub max_physical_memory: f64,
+    /// Percent of one core; `None`: uncapped.
+    pub cpu_cap: Option<f64>,
+    /// GiB.
+    pub quota: f64,
+    /// `kvm`, `bhyve`, `joyent`, …
+    pub brand: String,
+    /// Sum of the sizes of its disks, MiB.
+    pub disks_mib: f64,
+}
+
+impl Extra {
+    /// Reads a ticket's `extra`. Members of the wrong type count as absent, absent numbers as 0.
+    #[must_use]
+    pub fn from_json(extra: &Value) -> Self {
+        let number = |name: &str| some_truthy(extra.get(name)).map(num).filter(|x| x.is_finite());
+        let text =
+            |name: &str| extra.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let disks_mib = match extra.get("disks") {
+            Some(Value::Array(disks)) => {
+                disks.iter().filter_map(|d| d.get("size").and_then(Value::as_f64)).sum()
+            }
+            _ => 0.0,
+        };
+        Self {
+            owner_uuid: text("owner_uuid"),
+            max_physical_memory: number("max_physical_memory").unwrap_or(0.0),
+            cpu_cap: number("cpu_cap"),
+            quota: number("quota").unwrap_or(0.0),
+            brand: text("brand"),
+            disks_mib,
+        }
+    }
+}
+
+/// An open (`queued` or `active`) ticket of scope `vm` with action `provision`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ticket {
+    /// The ticket.
+    pub uuid: String,
+    /// The server it is for.
+    pub server_uuid: String,
+    /// The VM it is for.
+    pub vm_uuid: String,
+    /// The VM's figures. A ticket without them makes its server unusable, as in the reference.
+    pub extra: Option<Extra>,
+}
+
+impl Ticket {
+    /// Reads a ticket as CNAPI shows it; `None` if it is not an open one for provisioning a VM.
+    ///
+    /// # Errors
+    /// The reference's text for a malformed ticket.
+    pub fn from_json(ticket: &Value) -> Result<Option<Self>, String> {
+        use crate::validate::{ensure, is_uuid};
+        ensure(ticket.is_object(), "\"ticket\" has invalid type")?;
+        let text = |name: &str| ticket.get(name).and_then(Value::as_str);
+        ensure(text("id").is_some_and(is_uuid), "\"id\" is not a valid UUID")?;
+        ensure(text("server_uuid").is_some_and(is_uuid), "\"server_uuid\" is not a valid UUID")?;
+        for name in ["scope", "action", "status"] {
+            ensure(text(name).is_some(), &format!("\"{name}\" is not a string"))?;
+        }
+        let open = matches!(text("status"), Some("queued" | "active"))
+            && text("scope") == Some("vm")
+            && text("action") == Some("provision");
+        Ok(open.then(|| Self {
+            uuid: text("uuid").or(text("id")).unwrap_or_default().to_owned(),
+            server_uuid: text("server_uuid").unwrap_or_default().to_owned(),
+            vm_uuid: text("id").unwrap_or_default().to_owned(),
+            extra: some_truthy(ticket.get("extra")).map(Extra::from_json),
+        }))
+    }
+}
+
+/// What is promised on one server.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Promised {
+    /// VMs by ticket.
+    pub(crate) vms: Vec<Arc<Vm>>,
+    /// Bytes to add to the server's disk figures.
+    pub(crate) zone_quota: f64,
+    pub(crate) zvol: f64,
+    /// A ticket says nothing about its VM.
+    pub(crate) bare: bool,
+}
+
+impl Promised {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.vms.is_empty() && !self.bare
+    }
+
+    fn add(&mut self, uuid: Uuid, extra: &Extra) {
+        // Written so that a disk list that is no number (NaN) counts as none.
+        let disks = if extra.disks_mib > 0.0 { (extra.disks_mib / 1024.0).ceil() } else { 0.0 };
+        let mut vm = Vm {
+            uuid,
+            owner: Uuid::parse_str(&extra.owner_uuid).unwrap_or_default(),
+            brand: Brand::of(&extra.brand),
+            state: State::Up,
+            max_physical_memory: extra.max_physical_memory,
+            cpu_cap: extra.cpu_cap.filter(|cap| *cap != 0.0),
+            quota: extra.quota,
+            ..Vm::default()
+        };
+        match vm.brand {
+            Brand::Kvm => {
+                vm.max_physical_memory += KVM_OVERHEAD;
+                self.zone_quota += extra.quota * GIB;
+                self.zvol += disks * GIB;
+            }
+            Brand::Bhyve => {
+                vm.max_physical_memory += BHYVE_OVERHEAD;
+                self.zone_quota += (extra.quota + disks) * GIB;
+                vm.quota += disks;
+            }
+            Brand::Other => self.zone_quota += extra.quota * GIB,
+        }
+        debug_assert_eq!(vm.brand.is_hvm(), is_hvm(&extra.brand));
+        self.vms.push(Arc::new(vm));
+    }
+}
+
+/// All promises of a fleet.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Promises {
+    next: u64,
+    /// By ticket: its place in the order of creation.
+    order: BTreeMap<String, (String, u64)>,
+    tickets: BTreeMap<String, BTreeMap<u64, Ticket>>,
+    /// How many open tickets with figures each VM has.
+    ticketed: BTreeMap<Uuid, usize>,
+    reservations: BTreeMap<Uuid, (String, Extra)>,
+    reserved_on: BTreeMap<String, BTreeMap<Uuid, ()>>,
+}
+
+fn vm_of(ticket: &Ticket) -> Uuid {
+    Uuid::parse_str(&ticket.vm_uuid).unwrap_or_default()
+}
+
+impl Promises {
+    /// Notes an open ticket; returns the servers whose promises may have changed.
+    pub(crate) fn open(&mut self, ticket: Ticket) -> Vec<String> {
+        let mut touched = self.close(&ticket.uuid);
+        self.next += 1;
+        let vm = vm_of(&ticket);
+        if ticket.extra.is_some() {
+            *self.ticketed.entry(vm).or_default() += 1;
+        }
+        touched.push(ticket.server_uuid.clone());
+        touched.extend(self.reservations.get(&vm).map(|(server, _)| server.clone()));
+        self.order.insert(ticket.uuid.clone(), (ticket.server_uuid.clone(), self.next));
+        self.tickets.entry(ticket.server_uuid.clone()).or_default().insert(self.next, ticket);
+        touched
+    }
+
+    /// Forgets a ticket.
+    pub(crate) fn close(&mut self, uuid: &str) -> Vec<String> {
+        let Some((server, place)) = self.order.remove(uuid) else { return Vec::new() };
+        let Some(list) = self.tickets.get_mut(&server) else { return Vec::new() };
+        let ticket = list.remove(&place);
+        if list.is_empty() {
+            self.tickets.remove(&server);
+        }
+        let mut touched = vec![server];
+        if let Some(ticket) = ticket.filter(|ticket| ticket.extra.is_some()) {
+            let vm = vm_of(&ticket);
+            if let Some(n) = self.ticketed.get_mut(&vm) {
+                *n -= 1;
+                if *n == 0 {
+                    self.ticketed.remove(&vm);
+                }
+            }
+            touched.extend(self.reservations.get(&vm).map(|(server, _)| server.clone()));
+        }
+        touched
+    }
+
+    /// Reserves for a VM, in place of an earlier reservation for it.
+    pub(crate) fn reserve(&mut self, vm: Uuid, server: &str, extra: Extra) -> Vec<String> {
+        let mut touched = self.release(vm);
+        self.reservations.insert(vm, (server.to_owned(), extra));
+        self.reserved_on.entry(server.to_owned()).or_default().insert(vm, ());
+        touched.push(server.to_owned());
+        touched
+    }
+
+    /// Ends a reservation.
+    pub(crate) fn release(&mut self, vm: Uuid) -> Vec<String> {
+        let Some((server, _)) = self.reservations.remove(&vm) else { return Vec::new() };
+        if let Some(on) = self.reserved_on.get_mut(&server) {
+            on.remove(&vm);
+            if on.is_empty() {
+                self.reserved_on.remove(&server);
+            }
+        }
+        vec![server]
+    }
+
+    /// The server a VM has room reserved on.
+    pub(crate) fn reservation(&self, vm: Uuid) -> Option<&str> {
+        self.reservations.get(&vm).map(|(server, _)| server.as_str())
+    }
+
+    /// What is promised on a server beside the VMs that it shows.
+    pub(crate) fn on(&self, server: &str, visible: impl Fn(Uuid) -> bool) -> Promised {
+        let mut promised = Promised::default();
+        for ticket in self.tickets.get(server).into_iter().flat_map(BTreeMap::values) {
+            let vm = vm_of(ticket);
+            match &ticket.extra {
+                None => promised.bare = true,
+                Some(_) if visible(vm) || promised.vms.iter().any(|v| v.uuid == vm) => {}
+                Some(extra) => promised.add(vm, extra),
+            }
+        }
+        for vm in self.reserved_on.get(server).into_iter().flat_map(BTreeMap::keys) {
+            if let (false, false, Some((_, extra))) =
+                (visible(*vm), self.ticketed.contains_key(vm), self.reservations.get(vm))
+            {
+                promised.add(*vm, extra);
+            }
+        }
+        promised
+    }
+}

@@ -1,0 +1,371 @@
+//! The state of one request while its expression is evaluated, and what algorithms share.
+
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use crate::config::{Config, RatioPolicy, Ratios};
+use crate::outcome::{Reason, Reasons};
+use crate::recent::Recent;
+use crate::request::{Package, Request};
+use crate::rng::Rng;
+use crate::server::Unreserved;
+use crate::snapshot::Snapshot;
+use crate::validate::Locality;
+use crate::vm::Vm;
+
+/// Which VMs algorithms see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Vms {
+    /// None: `load-server-vms` has not run.
+    NotLoaded,
+    /// Those that servers report.
+    Loaded,
+    /// And the promised ones.
+    Promised,
+}
+
+/// Where `unreserved_*` of a server comes from.
+#[derive(Clone, Debug)]
+pub(crate) enum Left {
+    /// Not computed yet.
+    Unknown,
+    /// The snapshot's sums fit.
+    Fast,
+    /// Computed for this request, by slot.
+    Computed(Vec<Unreserved>),
+}
+
+/// What `calculate-locality` found.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RackLocality {
+    pub(crate) strict: bool,
+    pub(crate) near: Vec<u32>,
+    pub(crate) far: Vec<u32>,
+    pub(crate) near_racks: Vec<String>,
+    pub(crate) far_racks: Vec<String>,
+}
+
+/// VMs that `calculate-recent-vms` adds to a server.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ExtraVms {
+    pub(crate) vms: Vec<Arc<Vm>>,
+    pub(crate) zone_quota: f64,
+    pub(crate) zvol: f64,
+}
+
+/// Keep or remove a server.
+#[derive(Debug)]
+pub(crate) enum Verdict {
+    Keep,
+    /// Removed without a reason.
+    Drop,
+    /// Removed.
+    Because(Reason),
+}
+
+impl Verdict {
+    #[inline]
+    pub(crate) fn keep_if(keep: bool) -> Self {
+        if keep { Self::Keep } else { Self::Drop }
+    }
+}
+
+/// One evaluation.
+#[derive(Debug)]
+pub(crate) struct Run<'a> {
+    pub(crate) snapshot: &'a Snapshot,
+    pub(crate) request: &'a Request,
+    pub(crate) config: &'a Config,
+    pub(crate) recent: &'a Recent,
+    pub(crate) rng: Rng,
+    /// The servers left, in order.
+    pub(crate) list: Arc<Vec<u32>>,
+    /// By slot.
+    pub(crate) score: Vec<f64>,
+    pub(crate) vms: Vms,
+    pub(crate) policy: RatioPolicy,
+    pub(crate) left: Left,
+    /// The package as algorithms changed it.
+    pub(crate) package: Option<Package>,
+    pub(crate) cpu_cap: Option<f64>,
+    pub(crate) locality: Option<Locality>,
+    pub(crate) racks: Option<RackLocality>,
+    pub(crate) extra: BTreeMap<u32, ExtraVms>,
+    /// Reservations count even if the pipeline has no `calculate-ticketed-vms`.
+    pub(crate) always_promised: bool,
+}
+
+impl<'a> Run<'a> {
+    pub(crate) fn new(
+        snapshot: &'a Snapshot,
+        request: &'a Request,
+        config: &'a Config,
+        recent: &'a Recent,
+        seed: u64,
+    ) -> Self {
+        Self {
+            snapshot,
+            request,
+            config,
+            recent,
+            rng: Rng::new(seed),
+            list: Arc::default(),
+            score: vec![0.0; snapshot.capacity()],
+            vms: Vms::NotLoaded,
+            policy: RatioPolicy::Own,
+            left: Left::Unknown,
+            package: request.package.clone(),
+            cpu_cap: request.vm.cpu_cap,
+            locality: request.vm.locality.clone(),
+            racks: None,
+            extra: BTreeMap::new(),
+            always_promised: true,
+        }
+    }
+
+    /// Judges each server of the list. The list is copied only if one is removed.
+    pub(crate) fn filter(&mut self, mut judge: impl FnMut(&Self, u32) -> Verdict) -> Reasons {
+        let list = Arc::clone(&self.list);
+        let mut each = Vec::new();
+        let mut kept: Option<Vec<u32>> = None;
+        for (i, slot) in list.iter().copied().enumerate() {
+            let verdict = judge(self, slot);
+            let keep = match verdict {
+                Verdict::Keep => true,
+                Verdict::Drop => false,
+                Verdict::Because(reason) => {
+                    each.push((slot, reason));
+                    false
+                }
+            };
+            match (&mut kept, keep) {
+                (Some(kept), true) => kept.push(slot),
+                (Some(_), false) | (None, true) => {}
+                (None, false) => {
+                    let mut copy = Vec::with_capacity(list.len() - 1);
+                    copy.extend_from_slice(&list[..i]);
+                    kept = Some(copy);
+                }
+            }
+        }
+        if let Some(kept) = kept {
+            self.list = Arc::new(kept);
+        }
+        Reasons::each(each)
+    }
+
+    /// [`Run::filter`] for algorithms that give no reasons.
+    pub(crate) fn keep(&mut self, mut keep: impl FnMut(&Snapshot, u32) -> bool) -> Reasons {
+        self.filter(|run, slot| Verdict::keep_if(keep(run.snapshot, slot)))
+    }
+
+    /// Removes every server, with one reason for all.
+    pub(crate) fn clear(&mut self, text: String) -> Reasons {
+        self.list = Arc::default();
+        Reasons::all(text)
+    }
+
+    /// Whether what the snapshot counted beforehand is what algorithms see.
+    fn is_fast(&self) -> bool {
+        self.vms == Vms::Promised && self.extra.is_empty()
+    }
+
+    /// The server's VMs as far as they are loaded.
+    pub(crate) fn vms(&self, slot: u32) -> impl Iterator<Item = &Vm> {
+        let server = self.snapshot.server(slot);
+        let extra = self.extra.get(&slot).map_or(&[][..], |extra| extra.vms.as_slice());
+        let loaded = (self.vms >= Vms::Loaded).then(|| server.loaded());
+        let promised = (self.vms == Vms::Promised).then_some(server.promised.vms.iter());
+        loaded
+            .into_iter()
+            .flatten()
+            .chain(promised.into_iter().flatten().map(AsRef::as_ref))
+            .chain(extra.iter().map(AsRef::as_ref))
+    }
+
+    pub(crate) fn vm_count(&self, slot: u32) -> u32 {
+        if self.is_fast() {
+            return self.snapshot.fast_vm_count(slot);
+        }
+        u32::try_from(self.vms(slot).count()).unwrap_or(u32::MAX)
+    }
+
+    /// Whether one of the server's VMs has the property whose flag is given.
+    pub(crate) fn any_vm(&self, slot: u32, bit: u32, property: impl Fn(&Vm) -> bool) -> bool {
+        if self.is_fast() {
+            return self.snapshot.has(slot, bit);
+        }
+        self.vms(slot).any(property)
+    }
+
+    pub(crate) fn ratios(&self, slot: u32) -> Ratios {
+        self.snapshot.ratios(slot, self.policy)
+    }
+
+    /// Computes what servers have left, or takes the snapshot's sums if they fit.
+    pub(crate) fn compute_left(&mut self) {
+        if self.is_fast() && self.policy == self.snapshot.policy {
+            self.left = Left::Fast;
+            return;
+        }
+        let mut left = vec![Unreserved::default(); self.snapshot.capacity()];
+        for slot in self.list.iter() {
+            left[*slot as usize] = self.left_of(*slot);
+        }
+        self.left = Left::Computed(left);
+    }
+
+    fn left_of(&self, slot: u32) -> Unreserved {
+        let server = self.snapshot.server(slot);
+        let (mut zone_quota, mut zvol) = (0.0, 0.0);
+        let extra = self.extra.get(&slot);
+        if let Some(extra) = extra {
+            (zone_quota, zvol) = (extra.zone_quota, extra.zvol);
+        }
+        let promised = self.vms == Vms::Promised;
+        if promised || self.always_promised {
+            zone_quota += server.promised.zone_quota;
+            zvol += server.promised.zvol;
+        }
+        // A pipeline that never asks for promises must not promise the same room twice.
+        let late = (!promised && self.always_promised).then_some(server.promised.vms.iter());
+        let vms = self.vms(slot).chain(late.into_iter().flatten().map(AsRef::as_ref));
+        server.unreserved(self.ratios(slot), vms, zone_quota, zvol)
+    }
+
+    /// What a server has left; not numbers before `calculate-server-unreserved`.
+    #[inline]
+    pub(crate) fn left(&self, slot: u32) -> Unreserved {
+        match &self.left {
+            Left::Fast => self.snapshot.fast_unreserved(slot),
+            Left::Computed(left) => left[slot as usize],
+            Left::Unknown => Unreserved { cpu: f64::NAN, ram: f64::NAN, disk: f64::NAN },
+        }
+    }
+
+    /// How many VMs of the requested owner each slot shows, for slots with any.
+    pub(crate) fn owner_counts(&self) -> Vec<(u32, u32)> {
+        let owner = self.request.vm.owner;
+        let slots = self.snapshot.owner_slots(owner);
+        if self.is_fast() {
+            return slots.iter().copied().filter(|(_, n)| *n > 0).collect();
+        }
+        let candidates: std::collections::BTreeSet<u32> =
+            slots.iter().map(|(slot, _)| *slot).chain(self.extra.keys().copied()).collect();
+        candidates
+            .into_iter()
+            .map(|slot| {
+                let n = self.vms(slot).filter(|vm| vm.owner == owner).count();
+                (slot, u32::try_from(n).unwrap_or(u32::MAX))
+            })
+            .filter(|(_, n)| *n > 0)
+            .collect()
+    }
+
+    /// [`Run::owner_counts`] by slot, for all slots.
+    pub(crate) fn owner_counts_by_slot(&self) -> Vec<u32> {
+        let mut counts = vec![0; self.snapshot.capacity()];
+        for (slot, n) in self.owner_counts() {
+            counts[slot as usize] = n;
+        }
+        counts
+    }
+
+    /// For each listed VM, where it is, if it belongs to the requested owner: `(slot, index)`,
+    /// the indices of a slot in list order.
+    pub(crate) fn owned_hosts(&self, vms: &[String]) -> BTreeMap<u32, Vec<usize>> {
+        let wanted: Vec<Option<Uuid>> = vms.iter().map(|vm| Uuid::parse_str(vm).ok()).collect();
+        let owner = self.request.vm.owner;
+        let mut hosts: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+        if vms.is_empty() {
+            return hosts;
+        }
+        for (slot, _) in self.owner_counts() {
+            let here: Vec<Uuid> =
+                self.vms(slot).filter(|vm| vm.owner == owner).map(|vm| vm.uuid).collect();
+            let found: Vec<usize> = wanted
+                .iter()
+                .enumerate()
+                .filter(|(_, vm)| vm.is_some_and(|vm| here.contains(&vm)))
+                .map(|(i, _)| i)
+                .collect();
+            if !found.is_empty() {
+                hosts.insert(slot, found);
+            }
+        }
+        hosts
+    }
+
+    /// How servers are to be spread, if anything says so.
+    pub(crate) fn spread(&self) -> Option<&str> {
+        let package = self.package.as_ref().and_then(|package| package.spread.as_deref());
+        package.or(self.config.server_spread.as_deref())
+    }
+
+    /// The list in ascending order of a number; stable.
+    pub(crate) fn sorted_by(&self, key: impl Fn(&Self, u32) -> f64) -> Vec<u32> {
+        let keys: Vec<(f64, u32)> =
+            self.list.iter().map(|slot| (key(self, *slot), *slot)).collect();
+        stable_order(&keys)
+    }
+
+    /// Adds to a server's score.
+    pub(crate) fn add_score(&mut self, slot: u32, delta: f64) -> Reason {
+        let total = &mut self.score[slot as usize];
+        *total += delta;
+        Reason::Score { delta, total: *total }
+    }
+}
+
+/// Slots in ascending order of their keys; equal ones (and whatever is not a number) keep their
+/// order.
+fn stable_order(keys: &[(f64, u32)]) -> Vec<u32> {
+    // Whole numbers of megabytes or VMs fit, beside their place, in one integer, which sorts
+    // several times faster.
+    const LIMIT: f64 = 549_755_813_888.0;
+    let small = |key: f64| key.fract() == 0.0 && key.abs() < LIMIT;
+    if keys.len() < 1 << 24 && keys.iter().all(|(key, _)| small(*key)) {
+        let mut packed: Vec<u64> = keys
+            .iter()
+            .zip(0u64..)
+            .map(|((key, _), place)| {
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "checked: an integer in 0..2^40"
+                )]
+                let key = (key + LIMIT) as u64;
+                (key << 24) | place
+            })
+            .collect();
+        packed.sort_unstable();
+        let place = |packed: u64| usize::try_from(packed & 0xff_ffff).unwrap_or(0);
+        return packed.into_iter().map(|packed| keys[place(packed)].1).collect();
+    }
+    let mut sorted = keys.to_vec();
+    sorted.sort_by(|(a, _), (b, _)| a.partial_cmp(b).unwrap_or(Ordering::Equal));
+    sorted.into_iter().map(|(_, slot)| slot).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn order_is_stable(keys in proptest::collection::vec(-5i32..5, 0..60), half in any::<bool>()) {
+            let offset = if half { 0.5 } else { 0.0 };
+            let keys: Vec<(f64, u32)> =
+                keys.into_iter().map(|key| f64::from(key) + offset).zip(0u32..).collect();
+            let mut want = keys.clone();
+            want.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+            let want: Vec<u32> = want.into_iter().map(|(_, slot)| slot).collect();
+            prop_assert_eq!(stable_order(&keys), want);
+        }
+    }
+}

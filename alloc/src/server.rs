@@ -1,0 +1,435 @@
+//! One server, parsed when its record or report arrives, so that a request parses nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use muster_shared::wire::status::{Diskinfo, Meminfo};
+use serde_json::{Map, Value};
+use uuid::Uuid;
+
+use crate::config::Ratios;
+use crate::num::{nonzero, num, some_truthy, truthy};
+use crate::promises::Promised;
+use crate::schema::{self, FIGURES};
+use crate::time;
+use crate::vm::{Brand, Vm, float};
+
+pub(crate) const MIB: f64 = 1_048_576.0;
+pub(crate) const GIB: f64 = 1_073_741_824.0;
+/// The part of a pool that may be filled.
+pub(crate) const USABLE: f64 = 0.94;
+/// What each kvm VM takes beside its disks, GiB.
+const KVM_DISK_GIB: f64 = 10.0;
+
+/// One bit for each yes-or-no that filters ask.
+pub(crate) mod flag {
+    pub(crate) const SETUP: u32 = 1;
+    pub(crate) const RUNNING: u32 = 1 << 1;
+    pub(crate) const LINUX: u32 = 1 << 2;
+    pub(crate) const VALID: u32 = 1 << 3;
+    pub(crate) const VIRTUAL: u32 = 1 << 4;
+    pub(crate) const ENCRYPTED: u32 = 1 << 5;
+    pub(crate) const RESERVED: u32 = 1 << 6;
+    pub(crate) const RESERVOIR: u32 = 1 << 7;
+    pub(crate) const HEADNODE: u32 = 1 << 8;
+    pub(crate) const TRAITS: u32 = 1 << 9;
+    pub(crate) const HVM_API: u32 = 1 << 10;
+    pub(crate) const BHYVE_CAPABLE: u32 = 1 << 11;
+    /// Has promises beside its visible VMs.
+    pub(crate) const PROMISED: u32 = 1 << 12;
+    /// Has a ticket without figures.
+    pub(crate) const BARE_TICKET: u32 = 1 << 13;
+    /// Promises included: some VM is capped, uncapped, of brand kvm, of brand bhyve.
+    pub(crate) const CAPPED: u32 = 1 << 14;
+    pub(crate) const UNCAPPED: u32 = 1 << 15;
+    pub(crate) const KVM: u32 = 1 << 16;
+    pub(crate) const BHYVE: u32 = 1 << 17;
+    /// The slot is in use.
+    pub(crate) const USED: u32 = 1 << 18;
+}
+
+/// Which NIC tags a server has, and in what state.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Nics {
+    /// Sysinfo has interfaces at all.
+    pub(crate) known: bool,
+    pub(crate) online: BTreeSet<String>,
+    /// By tag: interface and link status.
+    pub(crate) offline: BTreeMap<String, (String, String)>,
+}
+
+impl Nics {
+    fn parse(sysinfo: &Map<String, Value>) -> Self {
+        let mut nics = Self::default();
+        let Some(Value::Object(interfaces)) = sysinfo.get("Network Interfaces") else {
+            return nics;
+        };
+        nics.known = true;
+        nics.add(interfaces, "NIC Names");
+        if let Some(Value::Object(overlays)) = sysinfo.get("Virtual Network Interfaces") {
+            nics.add(overlays, "Overlay Nic Tags");
+        }
+        nics
+    }
+
+    fn add(&mut self, interfaces: &Map<String, Value>, key: &str) {
+        for (name, interface) in interfaces {
+            let status = interface.get("Link Status");
+            let Some(Value::Array(tags)) = interface.get(key) else { continue };
+            for tag in tags.iter().filter_map(Value::as_str) {
+                if status.and_then(Value::as_str) == Some("up") {
+                    self.online.insert(tag.to_owned());
+                } else {
+                    let status = crate::num::display(status);
+                    self.offline.insert(tag.to_owned(), (name.clone(), status));
+                }
+            }
+        }
+    }
+}
+
+/// What decides about platform limits.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Platform {
+    pub(crate) sdc_version: String,
+    pub(crate) live_image: String,
+}
+
+/// What a record says, apart from status and sizes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Parsed {
+    pub(crate) flags: u32,
+    pub(crate) has_sysinfo: bool,
+    pub(crate) reservation_ratio: f64,
+    /// The server's own ratios; `None` if it has none.
+    pub(crate) ratios: Option<Ratios>,
+    /// Cores that count.
+    pub(crate) cores: f64,
+    /// As sysinfo says it; the cores limit it later.
+    pub(crate) bhyve_max_vcpus: f64,
+    pub(crate) nics: Arc<Nics>,
+    pub(crate) platform: Arc<Platform>,
+    pub(crate) traits: Option<Map<String, Value>>,
+    pub(crate) rack: Option<String>,
+    /// Milliseconds; NaN if there is no valid platform.
+    pub(crate) platform_ms: f64,
+    /// When the next reboot is due, milliseconds; NaN if none is.
+    pub(crate) reboot_ms: f64,
+    fault_uuid: Option<String>,
+    fault_rest: Option<String>,
+}
+
+/// Most vCPUs of a bhyve VM where sysinfo doesn't say.
+const BHYVE_MAX_VCPUS: f64 = 16.0;
+
+impl Parsed {
+    pub(crate) fn new(record: &Map<String, Value>) -> Self {
+        let empty = Map::new();
+        let sysinfo = record.get("sysinfo").and_then(Value::as_object);
+        let has_sysinfo = sysinfo.is_some();
+        let sysinfo = sysinfo.unwrap_or(&empty);
+        let text = |name: &str| sysinfo.get(name).and_then(Value::as_str);
+        let number = |name: &str| sysinfo.get(name).map(num).and_then(nonzero);
+        let traits = record.get("traits").filter(|t| !t.is_null());
+        let traits = traits.and_then(|t| crate::validate::traits(t).ok());
+        let cores = match sysinfo.get("CPU Online Count") {
+            Some(count) => num(count),
+            None => number("CPU Total Cores").unwrap_or(0.0),
+        };
+        Self {
+            flags: record_flags(record, sysinfo, traits.as_ref()),
+            has_sysinfo,
+            reservation_ratio: record.get("reservation_ratio").map_or(0.0, num),
+            ratios: some_truthy(record.get("overprovision_ratios")).map(own_ratios),
+            cores,
+            bhyve_max_vcpus: number("Bhyve Max Vcpus").unwrap_or(BHYVE_MAX_VCPUS),
+            nics: Arc::new(Nics::parse(sysinfo)),
+            platform: Arc::new(Platform {
+                sdc_version: text("SDC Version")
+                    .filter(|version| !version.is_empty())
+                    .unwrap_or("6.5")
+                    .to_owned(),
+                live_image: text("Live Image").unwrap_or_default().to_owned(),
+            }),
+            traits,
+            rack: record
+                .get("rack_identifier")
+                .and_then(Value::as_str)
+                .filter(|rack| !rack.is_empty())
+                .map(str::to_owned),
+            platform_ms: record
+                .get("current_platform")
+                .and_then(Value::as_str)
+                .and_then(time::stamp_ms)
+                .unwrap_or(f64::NAN),
+            reboot_ms: reboot_ms(record),
+            fault_uuid: schema::check_uuid(record).err(),
+            fault_rest: schema::check_rest(record).err(),
+        }
+    }
+}
+
+fn record_flags(
+    record: &Map<String, Value>,
+    sysinfo: &Map<String, Value>,
+    traits: Option<&Map<String, Value>>,
+) -> u32 {
+    let member = |name: &str| truthy(record.get(name));
+    let info = |name: &str| truthy(sysinfo.get(name));
+    let system = sysinfo.get("System Type").and_then(Value::as_str);
+    let capable = sysinfo.get("Bhyve Capable") == Some(&Value::Bool(true));
+    [
+        (flag::SETUP, member("setup")),
+        (flag::RESERVED, member("reserved")),
+        (flag::RESERVOIR, member("reservoir")),
+        (flag::HEADNODE, member("headnode")),
+        (flag::LINUX, system == Some("Linux")),
+        (flag::VIRTUAL, system == Some("Virtual")),
+        (flag::ENCRYPTED, info("Zpool Encrypted")),
+        (flag::HVM_API, info("HVM API")),
+        (flag::BHYVE_CAPABLE, capable),
+        (flag::TRAITS, traits.is_some_and(|traits| !traits.is_empty())),
+        (flag::USED, true),
+    ]
+    .into_iter()
+    .fold(0, |flags, (bit, on)| if on { flags | bit } else { flags })
+}
+
+fn own_ratios(value: &Value) -> Ratios {
+    let ratio = |name: &str| value.get(name).map(num).and_then(nonzero);
+    Ratios {
+        cpu: ratio("cpu"),
+        ram: ratio("ram"),
+        disk: ratio("disk"),
+        io: ratio("io"),
+        net: ratio("net"),
+    }
+}
+
+fn reboot_ms(record: &Map<String, Value>) -> f64 {
+    let text = |name: &str| record.get(name).and_then(Value::as_str).filter(|t| !t.is_empty());
+    match (text("next_reboot"), text("last_boot")) {
+        // As text, like all times of the reference.
+        (Some(next), Some(last)) if next < last => f64::NAN,
+        (Some(next), _) => time::iso_ms(next).unwrap_or(f64::NAN),
+        (None, _) => f64::NAN,
+    }
+}
+
+/// The sizes of a server, in the order of [`FIGURES`] and then the one that is not checked.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Figures {
+    values: [f64; FIGURES.len()],
+    pub(crate) zone_quota_used: f64,
+    faults: [Option<Arc<str>>; FIGURES.len()],
+}
+
+macro_rules! figures {
+    ($($name:ident $index:literal)*) => {
+        impl Figures {
+            $(pub(crate) fn $name(&self) -> f64 { self.values[$index] })*
+        }
+    };
+}
+
+figures! {
+    memory_total 1
+    pool_size 2
+    pool_alloc 3
+    system_used 4
+    images_used 5
+    cores_used 6
+    zone_quota 7
+    zvol_volsize 9
+}
+
+const ZONE_QUOTA_USED: &str = "disk_zone_quota_used_bytes";
+
+impl Figures {
+    /// No figure is known yet.
+    pub(crate) fn unknown() -> Self {
+        let mut figures = Self::default();
+        for i in 0..FIGURES.len() {
+            figures.set(i, None);
+        }
+        figures
+    }
+
+    fn set(&mut self, index: usize, value: Option<&Value>) {
+        let (name, least) = FIGURES[index];
+        self.values[index] = value.map_or(0.0, num);
+        self.faults[index] = schema::check_figure(name, value, least).err().map(Into::into);
+    }
+
+    /// Takes the figures that a record has.
+    pub(crate) fn read(&mut self, record: &Map<String, Value>) {
+        for (i, (name, _)) in FIGURES.iter().enumerate() {
+            if let Some(value) = record.get(*name) {
+                self.set(i, Some(value));
+            }
+        }
+        if let Some(value) = record.get(ZONE_QUOTA_USED) {
+            self.zone_quota_used = nonzero(num(value)).unwrap_or(0.0);
+        }
+    }
+
+    /// Takes the figures of a report.
+    pub(crate) fn report(&mut self, memory: Option<&Meminfo>, disk: Option<&Diskinfo>) {
+        if let Some(memory) = memory {
+            self.set(0, Some(&memory.availrmem_bytes.into()));
+            self.set(1, Some(&memory.total_bytes.into()));
+        }
+        let Some(disk) = disk else { return };
+        let sizes = [
+            disk.pool_size_bytes,
+            disk.pool_alloc_bytes,
+            disk.system_used_bytes,
+            disk.installed_images_used_bytes,
+            disk.cores_quota_used_bytes,
+            disk.zone_quota_bytes,
+            disk.kvm_quota_bytes,
+            disk.kvm_zvol_volsize_bytes,
+        ];
+        for (i, size) in sizes.into_iter().enumerate() {
+            self.set(i + 2, Some(&size.into()));
+        }
+        self.zone_quota_used = float(disk.zone_quota_used_bytes);
+    }
+
+    /// A figure by its name in a record.
+    pub(crate) fn by_name(&self, name: &str) -> Option<f64> {
+        if name == ZONE_QUOTA_USED {
+            return Some(self.zone_quota_used);
+        }
+        let index = FIGURES.iter().position(|(figure, _)| *figure == name)?;
+        self.faults[index].is_none().then(|| self.values[index])
+    }
+
+    fn fault(&self) -> Option<&str> {
+        self.faults.iter().flatten().next().map(AsRef::as_ref)
+    }
+}
+
+/// What a server has left: CPU in percent of a core, RAM and disk in MiB; may be negative.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Unreserved {
+    /// Percent of one core.
+    pub cpu: f64,
+    /// MiB.
+    pub ram: f64,
+    /// MiB.
+    pub disk: f64,
+}
+
+/// One server of a snapshot.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Server {
+    pub(crate) uuid: Arc<str>,
+    pub(crate) record: Arc<Map<String, Value>>,
+    pub(crate) parsed: Arc<Parsed>,
+    pub(crate) status: Option<Arc<str>>,
+    pub(crate) figures: Figures,
+    /// All VMs, whatever their state.
+    pub(crate) vms: Arc<Vec<Arc<Vm>>>,
+    pub(crate) promised: Arc<Promised>,
+}
+
+impl Server {
+    /// The VMs that `load-server-vms` counts.
+    pub(crate) fn loaded(&self) -> impl Iterator<Item = &Vm> {
+        self.vms.iter().map(AsRef::as_ref).filter(|vm| vm.is_loaded())
+    }
+
+    /// Those and the promised ones.
+    pub(crate) fn counted(&self) -> impl Iterator<Item = &Vm> {
+        self.loaded().chain(self.promised.vms.iter().map(AsRef::as_ref))
+    }
+
+    pub(crate) fn shows(&self, vm: Uuid) -> bool {
+        self.loaded().any(|v| v.uuid == vm)
+    }
+
+    /// Why the record is not usable, VMs not considered.
+    pub(crate) fn fault(&self) -> Option<&str> {
+        let parsed = &self.parsed;
+        parsed
+            .fault_uuid
+            .as_deref()
+            .or_else(|| self.figures.fault())
+            .or(parsed.fault_rest.as_deref())
+    }
+
+    pub(crate) fn flags(&self) -> u32 {
+        let mut flags = self.parsed.flags;
+        let mut set = |bit: u32, on: bool| flags |= if on { bit } else { 0 };
+        set(flag::RUNNING, self.status.as_deref() == Some("running"));
+        set(flag::VALID, self.fault().is_none());
+        set(flag::PROMISED, !self.promised.is_empty());
+        set(flag::BARE_TICKET, self.promised.bare);
+        for vm in self.counted() {
+            set(flag::CAPPED, vm.cpu_cap.is_some());
+            set(flag::UNCAPPED, vm.cpu_cap.is_none());
+            set(flag::KVM, vm.brand == Brand::Kvm);
+            set(flag::BHYVE, vm.brand == Brand::Bhyve);
+        }
+        flags
+    }
+
+    /// MiB that `hard-filter-min-free-disk` looks at.
+    pub(crate) fn free_disk(&self) -> f64 {
+        let free = self.figures.pool_size() * USABLE - self.figures.pool_alloc();
+        (free / MIB).ceil().max(0.0)
+    }
+
+    /// The ratios that the server itself brings.
+    pub(crate) fn own_ratios(&self) -> Ratios {
+        self.parsed.ratios.unwrap_or(Ratios::DEFAULT)
+    }
+
+    /// What is left beside the given VMs; `zone_quota` and `zvol` are bytes that the VMs not yet
+    /// visible add to the disk figures.
+    pub(crate) fn unreserved<'v>(
+        &self,
+        ratios: Ratios,
+        vms: impl Iterator<Item = &'v Vm>,
+        zone_quota: f64,
+        zvol: f64,
+    ) -> Unreserved {
+        let (parsed, figures) = (&self.parsed, &self.figures);
+        if !parsed.has_sysinfo {
+            return Unreserved::default();
+        }
+        let ratio = |ratio: Option<f64>| ratio.unwrap_or(1.0);
+        let (ratio_cpu, ratio_ram) = (ratio(ratios.cpu), ratio(ratios.ram));
+        let mut cpu = 100.0 * parsed.cores;
+        let mut ram = figures.memory_total() / MIB * (1.0 - parsed.reservation_ratio);
+        let mut kvm = 0.0;
+        let mut uncapped = false;
+        for vm in vms {
+            match vm.cpu_cap {
+                Some(cap) => cpu -= cap / ratio_cpu,
+                None => uncapped = true,
+            }
+            ram -= vm.max_physical_memory / if vm.brand.is_hvm() { 1.0 } else { ratio_ram };
+            kvm += if vm.brand == Brand::Kvm { 1.0 } else { 0.0 };
+        }
+        let usable = figures.pool_size() * USABLE;
+        let used = figures.zone_quota_used;
+        let mut disk =
+            usable - figures.system_used() - figures.images_used() - figures.cores_used();
+        disk -= figures.zvol_volsize() + zvol + kvm * KVM_DISK_GIB * GIB;
+        disk -= used + (figures.zone_quota() + zone_quota - used) / ratio(ratios.disk);
+        disk = disk.min(usable - figures.pool_alloc());
+        Unreserved {
+            cpu: if uncapped { 0.0 } else { cpu.floor() },
+            ram: ram.floor(),
+            disk: (disk / MIB).floor(),
+        }
+    }
+
+    /// What is left beside VMs and promises.
+    pub(crate) fn unreserved_promised(&self, ratios: Ratios) -> Unreserved {
+        let promised = &self.promised;
+        self.unreserved(ratios, self.counted(), promised.zone_quota, promised.zvol)
+    }
+}

@@ -1,0 +1,201 @@
+//! What a request works on: all servers as they were at one moment, never changed.
+//!
+//! Servers sit in numbered slots, in chunks. What every filter of every request asks lies in one
+//! array per question; the rest of a server is behind a pointer. A fleet that changes copies only
+//! the chunk concerned.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use crate::config::{RatioPolicy, Ratios};
+use crate::persist::ShardMap;
+use crate::server::{Nics, Platform, Server, Unreserved, flag};
+
+/// Servers in a chunk: large enough that a snapshot is few pointers, small enough that copying one
+/// takes about a microsecond.
+pub(crate) const CHUNK: usize = 128;
+
+/// Slots of a chunk's servers, one array per question.
+#[derive(Clone, Debug)]
+pub(crate) struct Chunk {
+    pub(crate) flags: [u32; CHUNK],
+    pub(crate) vm_count: [u32; CHUNK],
+    pub(crate) nics: [u32; CHUNK],
+    pub(crate) platform: [u32; CHUNK],
+    pub(crate) unreserved: [Unreserved; CHUNK],
+    pub(crate) free_disk: [f64; CHUNK],
+    pub(crate) platform_ms: [f64; CHUNK],
+    pub(crate) reboot_ms: [f64; CHUNK],
+    pub(crate) servers: Vec<Option<Arc<Server>>>,
+}
+
+impl Chunk {
+    pub(crate) fn new() -> Self {
+        Self {
+            flags: [0; CHUNK],
+            vm_count: [0; CHUNK],
+            nics: [0; CHUNK],
+            platform: [0; CHUNK],
+            unreserved: [Unreserved::default(); CHUNK],
+            free_disk: [0.0; CHUNK],
+            platform_ms: [f64::NAN; CHUNK],
+            reboot_ms: [f64::NAN; CHUNK],
+            servers: vec![None; CHUNK],
+        }
+    }
+}
+
+/// Where an owner has VMs: per slot, how many of them count (promises included); slots in order.
+pub(crate) type OwnerSlots = Arc<Vec<(u32, u32)>>;
+
+/// The servers at one moment.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    pub(crate) chunks: Vec<Arc<Chunk>>,
+    pub(crate) by_uuid: Arc<BTreeMap<Arc<str>, u32>>,
+    pub(crate) owners: ShardMap<OwnerSlots>,
+    pub(crate) vms: ShardMap<u32>,
+    pub(crate) nics: Arc<Vec<Option<Arc<Nics>>>>,
+    pub(crate) platforms: Arc<Vec<Option<Arc<Platform>>>>,
+    pub(crate) policy: RatioPolicy,
+    pub(crate) revision: u64,
+}
+
+impl Snapshot {
+    /// Rises with every change of the fleet.
+    #[must_use]
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// How many servers there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.by_uuid.len()
+    }
+
+    /// Whether there is no server.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.by_uuid.is_empty()
+    }
+
+    /// The servers' uuids, in order.
+    pub fn uuids(&self) -> impl Iterator<Item = &str> {
+        self.by_uuid.keys().map(AsRef::as_ref)
+    }
+
+    /// What a server has left beside its VMs and what is promised, under the fleet's policy;
+    /// `None` for an unknown server.
+    #[must_use]
+    pub fn unreserved(&self, server_uuid: &str) -> Option<Unreserved> {
+        self.slot_of(server_uuid).map(|slot| self.fast_unreserved(slot))
+    }
+
+    /// Why the allocator can't use the server's record, if it can't.
+    #[must_use]
+    pub fn fault(&self, server_uuid: &str) -> Option<&str> {
+        self.slot_of(server_uuid).and_then(|slot| self.server(slot).fault())
+    }
+
+    /// The server on which a VM was last reported.
+    #[must_use]
+    pub fn server_of_vm(&self, vm: Uuid) -> Option<&str> {
+        self.vms.get(vm).map(|slot| self.server(*slot).uuid.as_ref())
+    }
+
+    /// Slots exist for numbers below this.
+    pub(crate) fn capacity(&self) -> usize {
+        self.chunks.len() * CHUNK
+    }
+
+    pub(crate) fn slot_of(&self, uuid: &str) -> Option<u32> {
+        self.by_uuid.get(uuid).copied()
+    }
+
+    #[inline]
+    fn chunk(&self, slot: u32) -> (&Chunk, usize) {
+        let slot = slot as usize;
+        (&self.chunks[slot / CHUNK], slot % CHUNK)
+    }
+
+    pub(crate) fn server(&self, slot: u32) -> &Server {
+        let (chunk, i) = self.chunk(slot);
+        chunk.servers[i].as_deref().expect("lists hold only slots in use")
+    }
+
+    #[inline]
+    pub(crate) fn flags(&self, slot: u32) -> u32 {
+        let (chunk, i) = self.chunk(slot);
+        chunk.flags[i]
+    }
+
+    #[inline]
+    pub(crate) fn has(&self, slot: u32, bit: u32) -> bool {
+        self.flags(slot) & bit != 0
+    }
+
+    #[inline]
+    pub(crate) fn fast_vm_count(&self, slot: u32) -> u32 {
+        let (chunk, i) = self.chunk(slot);
+        chunk.vm_count[i]
+    }
+
+    #[inline]
+    pub(crate) fn fast_unreserved(&self, slot: u32) -> Unreserved {
+        let (chunk, i) = self.chunk(slot);
+        chunk.unreserved[i]
+    }
+
+    #[inline]
+    pub(crate) fn free_disk(&self, slot: u32) -> f64 {
+        let (chunk, i) = self.chunk(slot);
+        chunk.free_disk[i]
+    }
+
+    #[inline]
+    pub(crate) fn nic_class(&self, slot: u32) -> u32 {
+        let (chunk, i) = self.chunk(slot);
+        chunk.nics[i]
+    }
+
+    #[inline]
+    pub(crate) fn platform_class(&self, slot: u32) -> u32 {
+        let (chunk, i) = self.chunk(slot);
+        chunk.platform[i]
+    }
+
+    #[inline]
+    pub(crate) fn platform_ms(&self, slot: u32) -> f64 {
+        let (chunk, i) = self.chunk(slot);
+        chunk.platform_ms[i]
+    }
+
+    #[inline]
+    pub(crate) fn reboot_ms(&self, slot: u32) -> f64 {
+        let (chunk, i) = self.chunk(slot);
+        chunk.reboot_ms[i]
+    }
+
+    /// The slots in use, in order.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = u32> {
+        (0..self.capacity())
+            .map(|slot| u32::try_from(slot).expect("a fleet has fewer than 2^32 servers"))
+            .filter(|slot| self.has(*slot, flag::USED))
+    }
+
+    /// Where the owner has VMs, in slot order.
+    pub(crate) fn owner_slots(&self, owner: Uuid) -> &[(u32, u32)] {
+        self.owners.get(owner).map_or(&[], |slots| slots.as_slice())
+    }
+
+    /// The ratios in force for a server under a policy.
+    pub(crate) fn ratios(&self, slot: u32, policy: RatioPolicy) -> Ratios {
+        match policy {
+            RatioPolicy::Forced(ratios) => ratios,
+            RatioPolicy::Own => self.server(slot).own_ratios(),
+        }
+    }
+}

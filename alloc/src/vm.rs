@@ -1,0 +1,147 @@
+//! A VM as the allocator sees it.
+
+use muster_shared::wire::status::VmReport;
+use serde_json::{Map, Value};
+use uuid::Uuid;
+
+use crate::num::{num, some_truthy};
+use crate::schema;
+
+/// Hypervisor brands, as far as the arithmetic tells them apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Brand {
+    Kvm,
+    Bhyve,
+    #[default]
+    Other,
+}
+
+impl Brand {
+    pub(crate) fn of(text: &str) -> Self {
+        match text {
+            "kvm" => Self::Kvm,
+            "bhyve" => Self::Bhyve,
+            _ => Self::Other,
+        }
+    }
+
+    pub(crate) fn is_hvm(self) -> bool {
+        self != Self::Other
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Kvm => "kvm",
+            Self::Bhyve => "bhyve",
+            Self::Other => "other",
+        }
+    }
+}
+
+/// States, as far as they matter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum State {
+    /// Takes room: running, stopped, …
+    #[default]
+    Up,
+    /// Not counted by `load-server-vms`, but found by affinity.
+    Provisioning,
+    /// Neither.
+    Gone,
+}
+
+impl State {
+    fn of(text: &str) -> Self {
+        match text {
+            "destroyed" | "failed" => Self::Gone,
+            "provisioning" => Self::Provisioning,
+            _ => Self::Up,
+        }
+    }
+}
+
+/// One VM.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Vm {
+    pub(crate) uuid: Uuid,
+    pub(crate) owner: Uuid,
+    pub(crate) brand: Brand,
+    pub(crate) state: State,
+    /// MiB.
+    pub(crate) max_physical_memory: f64,
+    /// Percent of one core; never `Some(0.0)`.
+    pub(crate) cpu_cap: Option<f64>,
+    /// GiB.
+    pub(crate) quota: f64,
+    pub(crate) alias: Option<Box<str>>,
+    pub(crate) docker_id: Option<Box<str>>,
+    pub(crate) tags: Option<Box<Map<String, Value>>>,
+    /// Why the record is no valid one.
+    pub(crate) fault: Option<Box<str>>,
+}
+
+impl Vm {
+    /// Whether `load-server-vms` counts it.
+    pub(crate) fn is_loaded(&self) -> bool {
+        self.state == State::Up
+    }
+
+    /// Reads a VM of a server's `vms`. What is missing counts as nothing, but is remembered as a
+    /// fault.
+    pub(crate) fn from_json(key: &str, value: &Value) -> Self {
+        let empty = Map::new();
+        let map = value.as_object().unwrap_or(&empty);
+        let text = |name: &str| map.get(name).and_then(Value::as_str);
+        let number = |name: &str| some_truthy(map.get(name)).map(num).filter(|x| x.is_finite());
+        let docker_id = map
+            .get("internal_metadata")
+            .and_then(|meta| meta.get("docker:id"))
+            .and_then(Value::as_str)
+            .or(text("docker_id"));
+        Self {
+            uuid: Uuid::parse_str(text("uuid").unwrap_or(key)).unwrap_or_default(),
+            owner: text("owner_uuid").and_then(|u| Uuid::parse_str(u).ok()).unwrap_or_default(),
+            brand: Brand::of(text("brand").unwrap_or_default()),
+            state: State::of(text("state").unwrap_or_default()),
+            max_physical_memory: number("max_physical_memory").unwrap_or(0.0),
+            cpu_cap: number("cpu_cap"),
+            quota: number("quota").unwrap_or(0.0),
+            alias: text("alias").map(Into::into),
+            docker_id: docker_id.map(Into::into),
+            tags: map.get("tags").and_then(Value::as_object).cloned().map(Box::new),
+            fault: schema::check_vm(key, map).err().map(Into::into),
+        }
+    }
+
+    /// Takes a VM over from an agent's report.
+    pub(crate) fn from_report(report: &VmReport) -> Self {
+        let (vm, index) = (&report.vm, &report.index);
+        let tags: Map<_, _> = index.tags.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
+        let fault = (vm.max_physical_memory == 0).then(|| {
+            format!(
+                "property \"vms.{}.max_physical_memory\": must have a minimum value of 1",
+                vm.uuid
+            )
+            .into()
+        });
+        Self {
+            uuid: vm.uuid.0,
+            owner: Uuid::parse_str(&vm.owner_uuid).unwrap_or_default(),
+            brand: Brand::of(&vm.brand),
+            state: State::of(&vm.state),
+            max_physical_memory: float(vm.max_physical_memory),
+            cpu_cap: vm.cpu_cap.filter(|cap| *cap != 0).map(float),
+            quota: vm.quota.map_or(0.0, float),
+            alias: index.alias.as_deref().map(Into::into),
+            docker_id: index.docker_id.as_deref().map(Into::into),
+            tags: (!tags.is_empty()).then(|| Box::new(tags)),
+            fault,
+        }
+    }
+}
+
+/// A size as the arithmetic's number.
+#[expect(clippy::cast_precision_loss, reason = "JSON numbers are doubles in the reference, too")]
+pub(crate) fn float(n: u64) -> f64 {
+    n as f64
+}
