@@ -98,14 +98,24 @@ impl Ticket {
     }
 }
 
+/// Bytes that VMs will add to a server's disk figures.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct DiskPromise {
+    pub(crate) zone_quota: f64,
+    pub(crate) zvol: f64,
+}
+
 /// What is promised on one server.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Promised {
-    /// VMs by ticket.
+    /// The VMs: those of tickets, then those of reservations.
     pub(crate) vms: Vec<Arc<Vm>>,
+    /// How many of them are of tickets.
+    pub(crate) ticketed: usize,
     /// Bytes to add to the server's disk figures.
-    pub(crate) zone_quota: f64,
-    pub(crate) zvol: f64,
+    pub(crate) disk: DiskPromise,
+    /// The part of that which is for reservations.
+    pub(crate) reserved_disk: DiskPromise,
     /// A ticket says nothing about its VM.
     pub(crate) bare: bool,
 }
@@ -131,15 +141,15 @@ impl Promised {
         match vm.brand {
             Brand::Kvm => {
                 vm.max_physical_memory += KVM_OVERHEAD;
-                self.zone_quota += extra.quota * GIB;
-                self.zvol += disks * GIB;
+                self.disk.zone_quota += extra.quota * GIB;
+                self.disk.zvol += disks * GIB;
             }
             Brand::Bhyve => {
                 vm.max_physical_memory += BHYVE_OVERHEAD;
-                self.zone_quota += (extra.quota + disks) * GIB;
+                self.disk.zone_quota += (extra.quota + disks) * GIB;
                 vm.quota += disks;
             }
-            Brand::Other => self.zone_quota += extra.quota * GIB,
+            Brand::Other => self.disk.zone_quota += extra.quota * GIB,
         }
         debug_assert_eq!(vm.brand.is_hvm(), is_hvm(&extra.brand));
         self.vms.push(Arc::new(vm));
@@ -238,6 +248,8 @@ impl Promises {
                 Some(extra) => promised.add(vm, extra),
             }
         }
+        promised.ticketed = promised.vms.len();
+        let before = promised.disk;
         for vm in self.reserved_on.get(server).into_iter().flat_map(BTreeMap::keys) {
             if let (false, false, Some((_, extra))) =
                 (visible(*vm), self.ticketed.contains_key(vm), self.reservations.get(vm))
@@ -245,6 +257,11 @@ impl Promises {
                 promised.add(*vm, extra);
             }
         }
+        // Whole bytes far below 2^53, so the difference is exact.
+        promised.reserved_disk = DiskPromise {
+            zone_quota: promised.disk.zone_quota - before.zone_quota,
+            zvol: promised.disk.zvol - before.zvol,
+        };
         promised
     }
 }

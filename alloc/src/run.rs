@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use crate::config::{Config, RatioPolicy, Ratios};
 use crate::outcome::{Reason, Reasons};
+use crate::promises::DiskPromise;
 use crate::recent::Recent;
 use crate::request::{Package, Request};
 use crate::rng::Rng;
@@ -52,8 +53,7 @@ pub(crate) struct RackLocality {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ExtraVms {
     pub(crate) vms: Vec<Arc<Vm>>,
-    pub(crate) zone_quota: f64,
-    pub(crate) zvol: f64,
+    pub(crate) disk: DiskPromise,
 }
 
 /// Keep or remove a server.
@@ -220,20 +220,21 @@ impl<'a> Run<'a> {
 
     fn left_of(&self, slot: u32) -> Unreserved {
         let server = self.snapshot.server(slot);
-        let (mut zone_quota, mut zvol) = (0.0, 0.0);
-        let extra = self.extra.get(&slot);
-        if let Some(extra) = extra {
-            (zone_quota, zvol) = (extra.zone_quota, extra.zvol);
+        let all = self.vms == Vms::Promised;
+        // A pipeline without `calculate-ticketed-vms` must still not promise the same room twice.
+        let reserved = !all && self.always_promised;
+        let mut disk = self.extra.get(&slot).map(|extra| extra.disk).unwrap_or_default();
+        for (counts, more) in
+            [(all, server.promised.disk), (reserved, server.promised.reserved_disk)]
+        {
+            if counts {
+                disk.zone_quota += more.zone_quota;
+                disk.zvol += more.zvol;
+            }
         }
-        let promised = self.vms == Vms::Promised;
-        if promised || self.always_promised {
-            zone_quota += server.promised.zone_quota;
-            zvol += server.promised.zvol;
-        }
-        // A pipeline that never asks for promises must not promise the same room twice.
-        let late = (!promised && self.always_promised).then_some(server.promised.vms.iter());
+        let late = reserved.then(|| server.promised.vms.iter().skip(server.promised.ticketed));
         let vms = self.vms(slot).chain(late.into_iter().flatten().map(AsRef::as_ref));
-        server.unreserved(self.ratios(slot), vms, zone_quota, zvol)
+        server.unreserved(self.ratios(slot), vms, disk)
     }
 
     /// What a server has left; not numbers before `calculate-server-unreserved`.

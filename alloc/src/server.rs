@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use crate::config::Ratios;
 use crate::num::{nonzero, num, some_truthy, truthy};
-use crate::promises::Promised;
+use crate::promises::{DiskPromise, Promised};
 use crate::schema::{self, FIGURES};
 use crate::time;
 use crate::vm::{Brand, Vm, float};
@@ -386,14 +386,13 @@ impl Server {
         self.parsed.ratios.unwrap_or(Ratios::DEFAULT)
     }
 
-    /// What is left beside the given VMs; `zone_quota` and `zvol` are bytes that the VMs not yet
-    /// visible add to the disk figures.
+    /// What is left beside the given VMs; ``promised` is what VMs not yet visible
+    /// add to the disk figures.
     pub(crate) fn unreserved<'v>(
         &self,
         ratios: Ratios,
         vms: impl Iterator<Item = &'v Vm>,
-        zone_quota: f64,
-        zvol: f64,
+        promised: DiskPromise,
     ) -> Unreserved {
         let (parsed, figures) = (&self.parsed, &self.figures);
         if !parsed.has_sysinfo {
@@ -417,8 +416,8 @@ impl Server {
         let used = figures.zone_quota_used;
         let mut disk =
             usable - figures.system_used() - figures.images_used() - figures.cores_used();
-        disk -= figures.zvol_volsize() + zvol + kvm * KVM_DISK_GIB * GIB;
-        disk -= used + (figures.zone_quota() + zone_quota - used) / ratio(ratios.disk);
+        disk -= figures.zvol_volsize() + promised.zvol + kvm * KVM_DISK_GIB * GIB;
+        disk -= used + (figures.zone_quota() + promised.zone_quota - used) / ratio(ratios.disk);
         disk = disk.min(usable - figures.pool_alloc());
         Unreserved {
             cpu: if uncapped { 0.0 } else { cpu.floor() },
@@ -429,7 +428,6 @@ impl Server {
 
     /// What is left beside VMs and promises.
     pub(crate) fn unreserved_promised(&self, ratios: Ratios) -> Unreserved {
-        let promised = &self.promised;
-        self.unreserved(ratios, self.counted(), promised.zone_quota, promised.zvol)
+        self.unreserved(ratios, self.counted(), self.promised.disk)
     }
 }

@@ -27,11 +27,11 @@ fn run(run: &mut Run<'_>) -> Reasons {
             continue;
         }
         let extra = run.extra.entry(slot).or_default();
-        extra.zvol += recent.image_size;
+        extra.disk.zvol += recent.image_size;
         if recent.vm.brand == Brand::Kvm {
-            extra.zvol += recent.vm.quota * GIB;
+            extra.disk.zvol += recent.vm.quota * GIB;
         } else {
-            extra.zone_quota += recent.vm.quota * GIB;
+            extra.disk.zone_quota += recent.vm.quota * GIB;
         }
         extra.vms.push(Arc::new(recent.vm.clone()));
         let text = format!("Adding VM {}.", recent.vm.uuid);
