@@ -358,7 +358,7 @@ impl Config {
     /// The part of the configuration that the application needs.
     #[must_use]
     pub fn app(&self, hostname: String) -> AppConfig {
-        AppConfig { datacenter: self.datacenter.clone(), hostname }
+        AppConfig { datacenter: self.datacenter.clone(), hostname, ..AppConfig::default() }
     }
 
     /// How long requests may take to end when the coordinator stops.

@@ -6,11 +6,14 @@
 
 pub use muster_alloc as alloc;
 
+pub mod agents;
 pub mod app;
+mod background;
 pub mod blobs;
 pub mod config;
 pub mod http;
 pub mod metrics;
+pub mod roster;
 pub mod store;
 
 use std::io;
@@ -21,7 +24,7 @@ use muster_shared::error_chain::Chain;
 use muster_shared::telemetry::LogControl;
 use muster_shared::tls::{self, TlsError};
 
-use crate::app::{App, Parts};
+use crate::app::{App, AppError, Parts};
 use crate::config::Config;
 use crate::http::{Server, ServerSettings};
 
@@ -32,6 +35,9 @@ pub struct Coordinator;
 /// A coordinator can't start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
+    /// What is stored can't be read.
+    #[error("start the application")]
+    App(#[source] AppError),
     /// The TLS files can't be used; a fault of the configuration.
     #[error("set up TLS")]
     Tls(#[source] TlsError),

@@ -1,46 +1,54 @@
 //! The application: everything the coordinator does, without any HTTP.
+//!
+//! [`App::start`] reads what is stored, then the jobs of `background` run until
+//! [`App::shutdown`]. Agents come in through [`App::agents`], requests through the methods of the
+//! files here, one per resource.
+
+mod agent_calls;
+mod allocate;
+pub mod capacity;
+mod config;
+mod error;
+pub mod fields;
+pub mod fleet;
+pub(crate) mod keys;
+mod place;
+mod servers;
+mod status;
+pub mod tasks;
+mod vm_request;
+mod vms;
+mod why;
 
 pub mod image_manifest;
 pub mod images;
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
-use muster_shared::clock::SharedClock;
-use muster_shared::entropy::SharedEntropy;
-use muster_shared::ids::ServerUuid;
-use muster_shared::threads::SharedThreads;
-use object_store::ObjectStore;
-use serde_json::Value;
+use muster_shared::ids::{ServerUuid, VmUuid};
+use muster_shared::wire::status::VmReport;
+use parking_lot::Mutex;
+use prometheus_client::metrics::counter::Counter;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
+pub use config::{AppConfig, Parts};
+pub use error::AppError;
+pub use place::Placed;
+pub use servers::ServerFilter;
+pub use vms::VmFilter;
+
+use crate::agents::Agents;
+use crate::background;
 use crate::metrics::{Metrics, StaticLabels};
-use crate::store::{SharedStore, StoreError};
-
-/// The doors of a coordinator.
-#[derive(Clone, Debug)]
-pub struct Parts {
-    /// Time.
-    pub clock: SharedClock,
-    /// Randomness.
-    pub entropy: SharedEntropy,
-    /// Threads.
-    pub threads: SharedThreads,
-    /// Records.
-    pub store: SharedStore,
-    /// Large things: images, task output.
-    pub blobs: Arc<dyn ObjectStore>,
-    /// This coordinator's id; unique among the coordinators of a store.
-    pub instance: String,
-}
-
-/// Settings of the application.
-#[derive(Clone, Debug, Default)]
-pub struct AppConfig {
-    /// Name of the datacentre.
-    pub datacenter: String,
-    /// The machine's name, a label of the metrics.
-    pub hostname: String,
-}
+use crate::roster::{ConnectionId, Liveness, RosterRecord};
+use crate::store::{LeaseId, StoreError, list_all};
+use fleet::{Fleet, Held, SysinfoRecord};
+use place::Promises;
+use tasks::Table;
 
 /// What the preconditions of an endpoint ask about a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,11 +57,35 @@ pub struct ServerGate {
     pub running: bool,
 }
 
+/// What the application counts.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) status_writes: Counter,
+    pub(crate) tasks_created: Counter,
+    pub(crate) tasks_ended: Counter,
+}
+
 /// The application.
 pub struct App {
-    parts: Parts,
-    config: AppConfig,
-    metrics: Metrics,
+    pub(crate) parts: Parts,
+    pub(crate) config: AppConfig,
+    pub(crate) metrics: Metrics,
+    pub(crate) counters: Counters,
+    pub(crate) fleet: Fleet,
+    pub(crate) roster: Mutex<Liveness>,
+    /// A status may have to be written.
+    pub(crate) roster_wake: Notify,
+    /// A VM record may have to be written.
+    pub(crate) vms_wake: Notify,
+    pub(crate) lease: Mutex<LeaseId>,
+    pub(crate) agents: Agents,
+    pub(crate) tasks: Table,
+    pub(crate) promises: Mutex<Promises>,
+    /// Monotonic time of the start.
+    pub(crate) started: Duration,
+    pub(crate) tracker: TaskTracker,
+    pub(crate) cancel: CancellationToken,
+    pub(crate) failed: CancellationToken,
 }
 
 impl fmt::Debug for App {
@@ -63,7 +95,7 @@ impl fmt::Debug for App {
 }
 
 impl App {
-    /// Builds the application; nothing runs yet.
+    /// Builds the application; nothing is read and nothing runs yet.
     #[must_use]
     pub fn new(config: AppConfig, parts: Parts) -> Arc<Self> {
         let metrics = Metrics::new(&StaticLabels {
@@ -71,7 +103,115 @@ impl App {
             instance: parts.instance.clone(),
             server: config.hostname.clone(),
         });
-        Arc::new(Self { parts, config, metrics })
+        let counters = Counters::default();
+        for (name, help, counter) in [
+            ("status_writes", "Writes of a server's status", &counters.status_writes),
+            ("tasks_created", "Tasks made", &counters.tasks_created),
+            ("tasks_ended", "Tasks ended", &counters.tasks_ended),
+        ] {
+            metrics.register(name, help, counter.clone());
+        }
+        let now = parts.clock.monotonic();
+        Arc::new_cyclic(|app| Self {
+            roster: Mutex::new(Liveness::new(config.roster, now)),
+            agents: Agents::new(app.clone()),
+            metrics,
+            counters,
+            fleet: Fleet::default(),
+            roster_wake: Notify::new(),
+            vms_wake: Notify::new(),
+            lease: Mutex::new(LeaseId(0)),
+            tasks: Table::default(),
+            promises: Mutex::default(),
+            started: now,
+            tracker: TaskTracker::new(),
+            cancel: CancellationToken::new(),
+            failed: CancellationToken::new(),
+            parts,
+            config,
+        })
+    }
+
+    /// Builds the application, reads what is stored and starts its jobs.
+    ///
+    /// # Errors
+    /// [`AppError::Store`], [`AppError::Corrupt`]; nothing runs then.
+    pub async fn start(config: AppConfig, parts: Parts) -> Result<Arc<Self>, AppError> {
+        let app = Self::new(config, parts);
+        app.run().await?;
+        Ok(app)
+    }
+
+    /// Reads what is stored and starts the jobs of an application made by [`App::new`].
+    ///
+    /// # Errors
+    /// [`AppError::Store`], [`AppError::Corrupt`]; nothing runs then.
+    pub async fn run(self: &Arc<Self>) -> Result<(), AppError> {
+        self.load_fleet().await?;
+        self.load_tasks().await?;
+        self.load_promises().await?;
+        background::join(self).await?;
+        background::start(self);
+        tracing::info!(
+            servers = self.fleet.registered().len(),
+            vms = self.fleet.vm_count(),
+            open_tasks = self.tasks.len(),
+            "application started"
+        );
+        Ok(())
+    }
+
+    /// Stops everything: agents are told to come back, jobs end. What is not stored is lost, and
+    /// is nothing that was acknowledged.
+    pub async fn shutdown(&self) {
+        self.cancel.cancel();
+        self.tracker.close();
+        self.tracker.wait().await;
+        let lease = *self.lease.lock();
+        if let Err(error) = self.parts.store.revoke(lease).await {
+            tracing::debug!(%error, "the lease runs out by itself");
+        }
+    }
+
+    /// Returns when a job has ended on its own, after which the process must end.
+    pub async fn failed(&self) {
+        self.failed.cancelled().await;
+    }
+
+    async fn load_fleet(&self) -> Result<(), AppError> {
+        let store = &*self.parts.store;
+        let now = self.parts.clock.monotonic();
+        for stored in list_all(store, keys::SERVERS).await?.0 {
+            let Some(server) = keys::last::<ServerUuid>(&stored.key) else { continue };
+            let held = Held { value: Arc::new(keys::decode(&stored)?), revision: stored.revision };
+            self.fleet.update(server, |entry| entry.record = Some(held));
+        }
+        for stored in list_all(store, keys::SYSINFOS).await?.0 {
+            let Some(server) = keys::last::<ServerUuid>(&stored.key) else { continue };
+            let document: SysinfoRecord = keys::decode(&stored)?;
+            let held = Held { value: stored.value, revision: stored.revision };
+            self.fleet.update(server, |entry| {
+                entry.sysinfo = Some(held);
+                entry.sysinfo_hash = document.hash;
+            });
+        }
+        for stored in list_all(store, keys::ROSTER).await?.0 {
+            let Some(server) = keys::last::<ServerUuid>(&stored.key) else { continue };
+            let record: RosterRecord = keys::decode(&stored)?;
+            self.roster.lock().loaded(server, record.status, record.via, now);
+            let held = Held { value: record, revision: stored.revision };
+            self.fleet.update(server, |entry| entry.roster = Some(held));
+        }
+        for stored in list_all(store, keys::VMS).await?.0 {
+            let mut parts = stored.key.split('/').skip(1);
+            let server = parts.next().and_then(|text| text.parse::<ServerUuid>().ok());
+            let Some((server, vm)) = server.zip(keys::last::<VmUuid>(&stored.key)) else {
+                continue;
+            };
+            let report: VmReport = keys::decode(&stored)?;
+            self.fleet.load_vm(server, vm, report);
+        }
+        Ok(())
     }
 
     /// The doors.
@@ -89,17 +229,46 @@ impl App {
         &self.metrics
     }
 
+    /// The connected agents.
+    pub fn agents(&self) -> &Agents {
+        &self.agents
+    }
+
     /// What the preconditions S and R need to know; `None` when there is no such server.
     ///
     /// # Errors
     /// [`StoreError::Unavailable`].
     pub async fn server_gate(&self, server: ServerUuid) -> Result<Option<ServerGate>, StoreError> {
-        let store = &self.parts.store;
-        if store.get(&format!("server/{server}")).await?.is_none() {
-            return Ok(None);
+        let gate = self.fleet.with(server, |entry| {
+            let running = entry.stored_status() == "running";
+            entry.record.as_ref().map(|_| ServerGate { running })
+        });
+        Ok(gate.flatten())
+    }
+
+    pub(crate) fn roster_connected(&self, server: ServerUuid, connection: ConnectionId) {
+        let now = self.parts.clock.monotonic();
+        self.roster.lock().connected(server, connection, now);
+        let wall = self.parts.clock.wall();
+        self.fleet.update(server, |entry| entry.last_heartbeat = Some(wall));
+        self.roster_wake.notify_one();
+    }
+
+    pub(crate) fn roster_closed(&self, server: ServerUuid, connection: ConnectionId) {
+        let now = self.parts.clock.monotonic();
+        if !self.cancel.is_cancelled() {
+            self.roster.lock().closed(server, connection, now);
+            self.roster_wake.notify_one();
         }
-        let roster = store.get(&format!("roster/{server}")).await?;
-        let status = roster.and_then(|r| serde_json::from_slice::<Value>(&r.value).ok());
-        Ok(Some(ServerGate { running: status.is_some_and(|s| s["status"] == "running") }))
+    }
+
+    pub(crate) fn roster_frame(&self, server: ServerUuid, connection: ConnectionId) {
+        let now = self.parts.clock.monotonic();
+        let mut roster = self.roster.lock();
+        let before = roster.wanted(server);
+        roster.frame(server, connection, now);
+        if roster.wanted(server) != before {
+            self.roster_wake.notify_one();
+        }
     }
 }

@@ -4,10 +4,14 @@
 //! [`route::Route`] in such a list and a handler beside it, see `docs/adding-an-endpoint.md`.
 
 mod accept;
+mod agent_ws;
+mod app_error;
 mod conn;
 mod dispatch;
 mod error;
+mod events;
 mod filters;
+mod fleet_vms;
 mod gate;
 mod images;
 mod info;
@@ -22,11 +26,15 @@ mod response;
 mod route;
 mod rule;
 mod server;
+mod servers;
 mod stream;
+mod tasks;
 #[cfg(test)]
 mod tests;
 mod upgrade;
+mod vms;
 mod watched;
+mod why;
 
 use std::fmt;
 use std::sync::Arc;
@@ -49,7 +57,19 @@ const MAX_UPLOADS: usize = 8;
 
 /// Every route of the API, by resource.
 fn table() -> Vec<Route> {
-    let resources = [ping::routes, info::routes, metrics::routes, images::routes];
+    let resources = [
+        ping::routes,
+        info::routes,
+        metrics::routes,
+        images::routes,
+        servers::routes,
+        events::routes,
+        tasks::routes,
+        vms::routes,
+        fleet_vms::routes,
+        agent_ws::routes,
+        why::routes,
+    ];
     resources.iter().flat_map(|routes| routes()).collect()
 }
 

@@ -19,6 +19,14 @@ use super::response::Response;
 const VERSION: &str = "13";
 
 impl Request {
+    /// Whether [`Request::into_websocket`] would accept the handshake.
+    ///
+    /// # Errors
+    /// As [`Request::into_websocket`].
+    pub(crate) fn check_websocket(&self, protocol: Option<&str>) -> Result<(), ApiError> {
+        handshake(&self.headers, protocol).map(drop)
+    }
+
     /// Answers 101 and runs `serve` with the connection once it is a websocket. A `protocol` must
     /// be among those that the client offers.
     ///

@@ -1,0 +1,112 @@
+//! Which server's agent is on which connection, and the bounded queue to it.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use muster_shared::ids::ServerUuid;
+use muster_shared::wire::{FromCoordinator, Intake};
+use parking_lot::Mutex;
+use serde::Serialize;
+use tokio::sync::{mpsc, watch};
+use uuid::Uuid;
+
+use crate::roster::ConnectionId;
+
+/// Messages that may wait for one agent: dispatches of a burst; a full queue is "busy".
+pub(crate) const QUEUE: usize = 128;
+
+/// Why a message was not sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SendError {
+    /// The agent is not connected (on that connection).
+    #[error("the agent is not connected")]
+    NotConnected,
+    /// Its queue is full.
+    #[error("the agent's queue is full")]
+    Busy,
+}
+
+/// What a connected agent said of itself.
+#[derive(Clone, Debug, Serialize)]
+pub struct AgentInfo {
+    /// Its release.
+    pub version: String,
+    /// Its capabilities.
+    #[serde(skip)]
+    pub capabilities: Vec<String>,
+    /// Boot of its host.
+    pub boot_id: String,
+    /// Start of the agent.
+    pub agent_instance_id: Uuid,
+    /// Whether it accepts new tasks, as of its hello or the last pause or resume.
+    pub intake: Intake,
+    /// When it connected.
+    pub connected_at: Timestamp,
+}
+
+/// Close code and reason for the session to end with.
+pub(crate) type Ending = Option<(u16, &'static str)>;
+
+/// One connected agent.
+#[derive(Debug)]
+pub(crate) struct Handle {
+    pub(crate) connection: ConnectionId,
+    pub(crate) queue: mpsc::Sender<FromCoordinator>,
+    pub(crate) end: watch::Sender<Ending>,
+    pub(crate) info: AgentInfo,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Registry(Mutex<BTreeMap<ServerUuid, Handle>>);
+
+impl Registry {
+    /// Registers a connection. An older one of the same server is told to end.
+    pub(crate) fn insert(&self, server: ServerUuid, handle: Handle) {
+        if let Some(older) = self.0.lock().insert(server, handle) {
+            older.end.send_replace(Some((4001, "replaced by a newer connection")));
+        }
+    }
+
+    /// Removes a connection, unless a newer one took its place.
+    pub(crate) fn remove(&self, server: ServerUuid, connection: ConnectionId) {
+        let mut agents = self.0.lock();
+        if agents.get(&server).is_some_and(|handle| handle.connection == connection) {
+            agents.remove(&server);
+        }
+    }
+
+    pub(crate) fn connection(&self, server: ServerUuid) -> Option<ConnectionId> {
+        self.0.lock().get(&server).map(|handle| handle.connection)
+    }
+
+    pub(crate) fn info(&self, server: ServerUuid) -> Option<AgentInfo> {
+        self.0.lock().get(&server).map(|handle| handle.info.clone())
+    }
+
+    pub(crate) fn set_intake(&self, server: ServerUuid, intake: Intake) {
+        if let Some(handle) = self.0.lock().get_mut(&server) {
+            handle.info.intake = intake;
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.lock().len()
+    }
+
+    pub(crate) fn send(
+        &self,
+        server: ServerUuid,
+        only: Option<ConnectionId>,
+        message: FromCoordinator,
+    ) -> Result<(), SendError> {
+        let agents = self.0.lock();
+        let handle = agents
+            .get(&server)
+            .filter(|handle| only.is_none_or(|only| handle.connection == only))
+            .ok_or(SendError::NotConnected)?;
+        handle.queue.try_send(message).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => SendError::Busy,
+            mpsc::error::TrySendError::Closed(_) => SendError::NotConnected,
+        })
+    }
+}

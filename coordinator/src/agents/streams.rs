@@ -1,0 +1,195 @@
+//! Byte streams: asked for on the control connection, carried on a second websocket that the
+//! agent dials, piped to the client's with flow control in both directions.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use muster_shared::ids::{ServerUuid, VmUuid};
+use muster_shared::link::{Connection, Frame, FrameSink, FrameStream, LinkError};
+use muster_shared::wire::stream::{Control, MAX_DATA_BYTES, WINDOW_BYTES};
+use muster_shared::wire::{StreamKind, StreamOpen};
+use parking_lot::Mutex;
+use tokio::sync::{oneshot, watch};
+use uuid::Uuid;
+
+use super::{Agents, SendError};
+use crate::app::AppError;
+
+/// Longest time for one frame to leave.
+const SEND_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Why there is no stream.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct StreamError {
+    /// `VmNotFound`, `VmNotRunning`, …
+    pub code: String,
+    /// For people.
+    pub message: String,
+}
+
+type Opened = Result<Connection, StreamError>;
+
+/// Streams that were asked for and have not come.
+#[derive(Debug, Default)]
+pub(crate) struct Streams(Mutex<BTreeMap<Uuid, oneshot::Sender<Opened>>>);
+
+impl Streams {
+    /// The agent will not open a stream.
+    pub(crate) fn refused(&self, id: &str, code: &str, message: &str) {
+        let waiter = id.parse().ok().and_then(|id: Uuid| self.0.lock().remove(&id));
+        if let Some(waiter) = waiter {
+            let error = StreamError { code: code.to_owned(), message: message.to_owned() };
+            // Whoever waited has given up meanwhile, which is fine.
+            waiter.send(Err(error)).ok();
+        }
+    }
+}
+
+impl Agents {
+    /// Asks a server's agent for a stream and waits for it to dial.
+    ///
+    /// # Errors
+    /// [`AppError::NotConnected`], [`AppError::Busy`], [`AppError::Timeout`],
+    /// [`AppError::Agent`] when the agent refuses.
+    pub async fn open_stream(
+        &self,
+        server: ServerUuid,
+        vm: VmUuid,
+        kind: StreamKind,
+    ) -> Result<Connection, AppError> {
+        let Some(app) = self.app.upgrade() else { return Err(AppError::Stopping) };
+        let stream_id = app.parts.entropy.uuid();
+        let (tx, rx) = oneshot::channel();
+        self.streams.0.lock().insert(stream_id, tx);
+        let sent = self.send(server, StreamOpen { stream_id, stream: kind, vm_uuid: vm });
+        let opened = match sent {
+            Ok(()) => tokio::time::timeout(app.config.stream_timeout, rx).await,
+            Err(error) => {
+                self.streams.0.lock().remove(&stream_id);
+                return Err(match error {
+                    SendError::NotConnected => AppError::NotConnected(server),
+                    SendError::Busy => AppError::Busy(error.to_string()),
+                });
+            }
+        };
+        self.streams.0.lock().remove(&stream_id);
+        match opened {
+            Ok(Ok(Ok(connection))) => Ok(connection),
+            Ok(Ok(Err(StreamError { code, message }))) => {
+                Err(AppError::Agent { code, message, details: None })
+            }
+            Ok(Err(_)) => Err(AppError::Stopping),
+            Err(_) => Err(AppError::Timeout("the stream".to_owned())),
+        }
+    }
+
+    /// Takes over the second websocket of a stream; `false` when nobody waits for it.
+    #[must_use]
+    pub fn accept_stream(&self, stream_id: Uuid, connection: Connection) -> bool {
+        let waiter = self.streams.0.lock().remove(&stream_id);
+        waiter.is_some_and(|waiter| waiter.send(Ok(connection)).is_ok())
+    }
+
+    /// Whether somebody waits for this stream.
+    #[must_use]
+    pub fn expects_stream(&self, stream_id: Uuid) -> bool {
+        self.streams.0.lock().contains_key(&stream_id)
+    }
+}
+
+/// Carries bytes between a client (plain frames) and an agent (the stream protocol) until either
+/// ends.
+pub(crate) async fn pipe(client: Connection, agent: Connection) {
+    let Connection { sink: mut to_client, stream: from_client } = client;
+    let Connection { sink: to_agent, stream: from_agent } = agent;
+    let credit = watch::Sender::new(WINDOW_BYTES);
+    let to_agent = tokio::sync::Mutex::new(to_agent);
+    let (code, reason) = tokio::select! {
+        biased;
+        end = down(from_agent, &mut *to_client, &to_agent, &credit) => end,
+        end = up(from_client, &to_agent, &credit) => end,
+    };
+    let close = text(&Control::Close { code: "done".to_owned(), message: String::new() });
+    let mut to_agent = to_agent.into_inner();
+    if send(&mut *to_agent, close).await.is_ok() {
+        tokio::time::timeout(SEND_TIMEOUT, to_agent.close(1000, "done")).await.ok();
+    }
+    tokio::time::timeout(SEND_TIMEOUT, to_client.close(code, &reason)).await.ok();
+}
+
+/// From the agent to the client, giving credit back as the client takes the bytes.
+async fn down(
+    mut from_agent: Box<dyn FrameStream>,
+    to_client: &mut dyn FrameSink,
+    to_agent: &tokio::sync::Mutex<Box<dyn FrameSink>>,
+    credit: &watch::Sender<u64>,
+) -> (u16, String) {
+    loop {
+        match from_agent.next().await {
+            Ok(Some(Frame::Binary(bytes))) => {
+                let taken = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+                if send(to_client, Frame::Binary(bytes)).await.is_err() {
+                    return (1001, "the client is gone".to_owned());
+                }
+                let window = text(&Control::Window { bytes: taken });
+                if send(&mut **to_agent.lock().await, window).await.is_err() {
+                    return (1011, "the agent is gone".to_owned());
+                }
+            }
+            Ok(Some(Frame::Text(control))) => match serde_json::from_str(&control) {
+                Ok(Control::Window { bytes }) => {
+                    credit.send_modify(|c| *c = c.saturating_add(bytes).min(WINDOW_BYTES));
+                }
+                Ok(Control::Close { code, message }) if code == "done" => return (1000, message),
+                Ok(Control::Close { code, message }) => {
+                    return (1011, format!("{code}: {message}"));
+                }
+                Err(_) => return (1011, "the agent sent what is no stream".to_owned()),
+            },
+            Ok(None) => return (1000, "the stream ended".to_owned()),
+            Err(_) => return (1011, "the agent is gone".to_owned()),
+        }
+    }
+}
+
+/// From the client to the agent, as far as the agent gave credit.
+async fn up(
+    mut from_client: Box<dyn FrameStream>,
+    to_agent: &tokio::sync::Mutex<Box<dyn FrameSink>>,
+    credit: &watch::Sender<u64>,
+) -> (u16, String) {
+    loop {
+        let mut bytes = match from_client.next().await {
+            Ok(Some(Frame::Binary(bytes))) => bytes,
+            Ok(Some(Frame::Text(text))) => text.into(),
+            Ok(None) | Err(_) => return (1000, "the client is gone".to_owned()),
+        };
+        while !bytes.is_empty() {
+            let mut open = credit.subscribe();
+            let Ok(available) = open.wait_for(|credit| *credit > 0).await.map(|credit| *credit)
+            else {
+                return (1011, "the agent is gone".to_owned());
+            };
+            let available = usize::try_from(available).unwrap_or(MAX_DATA_BYTES);
+            let chunk = bytes.split_to(bytes.len().min(MAX_DATA_BYTES).min(available));
+            let used = u64::try_from(chunk.len()).unwrap_or(u64::MAX);
+            credit.send_modify(|credit| *credit = credit.saturating_sub(used));
+            let sent = send(&mut **to_agent.lock().await, Frame::Binary(chunk)).await;
+            if sent.is_err() {
+                return (1011, "the agent is gone".to_owned());
+            }
+        }
+    }
+}
+
+fn text(control: &Control) -> Frame {
+    Frame::Text(serde_json::to_string(control).expect("a control frame has only string keys"))
+}
+
+async fn send(sink: &mut dyn FrameSink, frame: Frame) -> Result<(), LinkError> {
+    match tokio::time::timeout(SEND_TIMEOUT, sink.send(frame)).await {
+        Ok(sent) => sent,
+        Err(_) => Err(LinkError::Broken("the peer does not read".into())),
+    }
+}

@@ -1,0 +1,73 @@
+//! What is asked of an agent and answered at once: queries, pause and resume, consoles.
+
+use std::time::Duration;
+
+use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
+use muster_shared::link::Connection;
+use muster_shared::wire::{FromCoordinator, Intake, Pause, Resume, StreamKind};
+
+use super::App;
+use super::error::AppError;
+use crate::agents::Reply;
+
+/// Longest wait for `pause` and `resume` to be durable at the agent.
+const CONTROL_TIMEOUT: Duration = Duration::from_secs(10);
+
+impl App {
+    /// Makes an agent refuse new mutating tasks until it is resumed.
+    ///
+    /// # Errors
+    /// [`AppError::NotConnected`], [`AppError::Timeout`], [`AppError::Agent`].
+    pub async fn agent_pause(&self, server: ServerUuid, reason: &str) -> Result<(), AppError> {
+        let token: TaskId = self.parts.entropy.uuid().into();
+        let pause = Pause { reason: reason.to_owned(), token: token.clone() };
+        self.control(server, token, pause.into(), "pause").await?;
+        self.agents.registry.set_intake(server, Intake::Paused);
+        Ok(())
+    }
+
+    /// Makes an agent accept tasks again.
+    ///
+    /// # Errors
+    /// As [`App::agent_pause`].
+    pub async fn agent_resume(&self, server: ServerUuid) -> Result<(), AppError> {
+        let token: TaskId = self.parts.entropy.uuid().into();
+        let resume = Resume { token: token.clone() };
+        self.control(server, token, resume.into(), "resume").await?;
+        self.agents.registry.set_intake(server, Intake::Accepting);
+        Ok(())
+    }
+
+    async fn control(
+        &self,
+        server: ServerUuid,
+        token: TaskId,
+        message: FromCoordinator,
+        what: &str,
+    ) -> Result<(), AppError> {
+        match self.agents.ask(server, token, message).wait(CONTROL_TIMEOUT, what).await? {
+            Reply::Accepted | Reply::Result(_) => Ok(()),
+            Reply::Error { code, message } => Err(AppError::Agent { code, message, details: None }),
+        }
+    }
+
+    /// The agent's end of a VM's console or display.
+    ///
+    /// # Errors
+    /// [`AppError::VmNotFound`], [`AppError::NotConnected`], [`AppError::Timeout`],
+    /// [`AppError::Agent`].
+    pub async fn vm_stream(&self, vm: VmUuid, kind: StreamKind) -> Result<Connection, AppError> {
+        let (server, _) = self.fleet.vm(vm).ok_or(AppError::VmNotFound(vm))?;
+        self.agents.open_stream(server, vm, kind).await
+    }
+
+    /// Carries a client's connection over an agent's stream until either ends or the application
+    /// stops.
+    pub async fn pipe(&self, client: Connection, agent: Connection) {
+        tokio::select! {
+            biased;
+            () = self.cancel.cancelled() => {}
+            () = crate::agents::pipe(client, agent) => {}
+        }
+    }
+}

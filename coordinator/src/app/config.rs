@@ -1,0 +1,74 @@
+//! What an [`App`](super::App) is told at its start.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_shared::clock::SharedClock;
+use muster_shared::entropy::SharedEntropy;
+use muster_shared::threads::SharedThreads;
+use object_store::ObjectStore;
+
+use crate::roster::Limits;
+use crate::store::SharedStore;
+
+/// Settings of the application.
+#[derive(Clone, Debug)]
+pub struct AppConfig {
+    /// Value of `datacenter` in new server records.
+    pub datacenter: String,
+    /// The machine's name, a label of the metrics.
+    pub hostname: String,
+    /// Periods of the roster.
+    pub roster: Limits,
+    /// How long a coordinator that died stays a member.
+    pub lease_ttl: Duration,
+    /// URLs under which agents reach this coordinator; sent to them in the welcome.
+    pub advertised_urls: Vec<String>,
+    /// A task that no agent ever took ends after this long.
+    pub task_accept_timeout: Duration,
+    /// Open tasks a server may have; more are refused with 503.
+    pub max_open_tasks: usize,
+    /// Ended tasks are deleted after this long.
+    pub task_retention: Duration,
+    /// Longest wait for the agent's hello.
+    pub hello_timeout: Duration,
+    /// Longest wait for the second websocket of a byte stream.
+    pub stream_timeout: Duration,
+    /// Whether `POST /servers/:uuid/execute` is allowed.
+    pub allow_command_execute: bool,
+}
+
+impl Default for AppConfig {
+    fn default() -> Self {
+        Self {
+            datacenter: "muster".to_owned(),
+            hostname: String::new(),
+            roster: Limits::default(),
+            lease_ttl: Duration::from_secs(10),
+            advertised_urls: Vec::new(),
+            task_accept_timeout: Duration::from_secs(300),
+            max_open_tasks: 256,
+            task_retention: Duration::from_hours(30 * 24),
+            hello_timeout: Duration::from_secs(10),
+            stream_timeout: Duration::from_secs(10),
+            allow_command_execute: false,
+        }
+    }
+}
+
+/// The doors to the outside, real or simulated.
+#[derive(Clone, Debug)]
+pub struct Parts {
+    /// Time.
+    pub clock: SharedClock,
+    /// Randomness.
+    pub entropy: SharedEntropy,
+    /// Threads.
+    pub threads: SharedThreads,
+    /// Records.
+    pub store: SharedStore,
+    /// Things too large for a record.
+    pub blobs: Arc<dyn ObjectStore>,
+    /// This coordinator's name among its peers; the same after a restart.
+    pub instance: String,
+}

@@ -1,0 +1,95 @@
+//! What the application refuses, and why; each endpoint's file gives it its HTTP form.
+
+use muster_shared::ids::{ServerUuid, VmUuid};
+use serde_json::Value;
+
+use crate::store::StoreError;
+
+/// One refused operation.
+#[derive(Debug, thiserror::Error)]
+pub enum AppError {
+    /// No such server record.
+    #[error("Server {0} not found")]
+    ServerNotFound(ServerUuid),
+    /// The server's status is not `running`.
+    #[error("Operation attempted on server which is not running")]
+    ServerNotRunning,
+    /// No such VM in the index.
+    #[error("VM {0} not found")]
+    VmNotFound(VmUuid),
+    /// A VM of this uuid exists or is being made.
+    #[error("VM {0} exists")]
+    VmExists(VmUuid),
+    /// No such task.
+    #[error("no such task found")]
+    TaskNotFound,
+    /// The task has ended, or its kind can't be cancelled.
+    #[error("{0}")]
+    NotCancellable(String),
+    /// Parameters can't be used: each with what is wrong.
+    #[error("Request parameters failed validation")]
+    Invalid(Vec<(String, String)>),
+    /// A request that can't be, whatever its parameters' types (CNAPI's InvalidArgument).
+    #[error("{0}")]
+    InvalidArgument(String),
+    /// No server fits.
+    #[error("No compute resources available: {reason}")]
+    NoServer {
+        /// From the last step of the allocation.
+        reason: String,
+        /// All steps.
+        steps: Value,
+    },
+    /// The server has as many open tasks as it may have, or its queue is full.
+    #[error("{0}")]
+    Busy(String),
+    /// The server's agent is not connected.
+    #[error("the agent of server {0} is not connected")]
+    NotConnected(ServerUuid),
+    /// The agent gave no answer in time.
+    #[error("Time-out reached waiting for {0} request to return")]
+    Timeout(String),
+    /// A synchronous task failed on the agent.
+    #[error("posting task to cn-agent: {message}")]
+    Agent {
+        /// The agent's code.
+        code: String,
+        /// The agent's text.
+        message: String,
+        /// More.
+        details: Option<Value>,
+    },
+    /// The store failed.
+    #[error("the store failed")]
+    Store(#[from] StoreError),
+    /// A blob could not be written or read.
+    #[error("{action} blob {path}")]
+    Blob {
+        /// What was attempted.
+        action: &'static str,
+        /// Its path.
+        path: String,
+        /// The cause.
+        #[source]
+        source: object_store::Error,
+    },
+    /// A stored record is not what this version writes.
+    #[error("record {key} is damaged")]
+    Corrupt {
+        /// Its key.
+        key: String,
+        /// The parser's reason.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// Shutting down.
+    #[error("the coordinator is stopping")]
+    Stopping,
+}
+
+impl AppError {
+    /// A bad parameter.
+    pub fn invalid(field: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::Invalid(vec![(field.into(), message.into())])
+    }
+}

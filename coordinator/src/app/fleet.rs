@@ -1,0 +1,398 @@
+//! What this coordinator holds of every server in memory: the stored records as last read or
+//! written, and the volatile figures that are never stored.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use jiff::Timestamp;
+use muster_shared::ids::{ServerUuid, VmUuid};
+use muster_shared::wire::status::{Diskinfo, Meminfo, VmReport};
+use parking_lot::RwLock;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use crate::roster::RosterRecord;
+use crate::store::Revision;
+
+/// A stored record and the commit that wrote it.
+#[derive(Clone, Debug)]
+pub struct Held<T> {
+    /// The record.
+    pub value: T,
+    /// Its revision.
+    pub revision: Revision,
+}
+
+/// Figures that a status report brings: `memory_*` and `disk_*` by CNAPI's names, bytes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Figures(BTreeMap<String, i64>);
+
+impl Figures {
+    /// One figure, 0 when it was never reported.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
+    pub fn get(&self, name: &str) -> f64 {
+        self.0.get(name).copied().unwrap_or(0) as f64
+    }
+
+    /// One figure.
+    #[must_use]
+    pub fn exact(&self, name: &str) -> Option<i64> {
+        self.0.get(name).copied()
+    }
+
+    /// Sets one figure.
+    pub fn set(&mut self, name: &str, bytes: i64) {
+        self.0.insert(name.to_owned(), bytes);
+    }
+
+    /// The figures whose name starts so.
+    pub fn with_prefix(&self, prefix: &str) -> impl Iterator<Item = (&str, i64)> {
+        self.0
+            .iter()
+            .filter(move |(name, _)| name.starts_with(prefix))
+            .map(|(n, v)| (n.as_str(), *v))
+    }
+
+    /// Takes over a report's memory figures.
+    pub fn set_memory(&mut self, info: &Meminfo) {
+        self.set("memory_available_bytes", signed(info.availrmem_bytes));
+        self.set("memory_arc_bytes", signed(info.arcsize_bytes));
+        self.set("memory_total_bytes", signed(info.total_bytes));
+    }
+
+    /// Takes over a report's disk figures.
+    pub fn set_disk(&mut self, info: &Diskinfo) {
+        if let Ok(Value::Object(members)) = serde_json::to_value(info) {
+            self.set_disk_members(&members);
+        }
+    }
+
+    /// Takes over disk figures by the report's names; absent ones keep their value.
+    pub fn set_disk_members(&mut self, members: &Map<String, Value>) {
+        for name in DISK_FIGURES {
+            if let Some(bytes) = members.get(*name).and_then(Value::as_i64) {
+                self.set(&format!("disk_{name}"), bytes);
+            }
+        }
+    }
+
+    /// Takes over memory figures by the report's names; absent ones keep their value.
+    pub fn set_memory_members(&mut self, members: &Map<String, Value>) {
+        for (from, to) in [
+            ("availrmem_bytes", "memory_available_bytes"),
+            ("arcsize_bytes", "memory_arc_bytes"),
+            ("total_bytes", "memory_total_bytes"),
+        ] {
+            if let Some(bytes) = members.get(from).and_then(Value::as_i64) {
+                self.set(to, bytes);
+            }
+        }
+    }
+}
+
+const DISK_FIGURES: &[&str] = &[
+    "kvm_zvol_used_bytes",
+    "kvm_zvol_volsize_bytes",
+    "kvm_quota_bytes",
+    "kvm_quota_used_bytes",
+    "zone_quota_bytes",
+    "zone_quota_used_bytes",
+    "cores_quota_bytes",
+    "cores_quota_used_bytes",
+    "installed_images_used_bytes",
+    "pool_size_bytes",
+    "pool_alloc_bytes",
+    "system_used_bytes",
+];
+
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+/// The record `sysinfo/<uuid>`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct SysinfoRecord {
+    /// The document.
+    pub sysinfo: Map<String, Value>,
+    /// The agent's hash of it; empty when it came over HTTP.
+    #[serde(default)]
+    pub hash: String,
+}
+
+/// One server.
+#[derive(Clone, Debug, Default)]
+pub struct Entry {
+    /// `server/<uuid>`; `None` while the server is not registered.
+    pub record: Option<Held<Arc<Map<String, Value>>>>,
+    /// `sysinfo/<uuid>`, unparsed: it is large and seldom read.
+    pub sysinfo: Option<Held<Bytes>>,
+    /// Hash of the sysinfo.
+    pub sysinfo_hash: String,
+    /// `roster/<uuid>`.
+    pub roster: Option<Held<RosterRecord>>,
+    /// Its VMs, as last reported.
+    pub vms: BTreeMap<VmUuid, Arc<VmReport>>,
+    /// Memory and disk.
+    pub figures: Figures,
+    /// When it was last heard, by this coordinator's wall clock.
+    pub last_heartbeat: Option<Timestamp>,
+    /// The agent's wall clock minus ours, ms.
+    pub clock_skew_ms: Option<i64>,
+    /// The agent's own remarks: load, pressure, pools.
+    pub remarks: Value,
+    /// Status writes by this process.
+    pub status_writes: u64,
+}
+
+impl Entry {
+    /// The parsed sysinfo; empty when there is none.
+    #[must_use]
+    pub fn sysinfo(&self) -> Map<String, Value> {
+        let parse = |held: &Held<Bytes>| serde_json::from_slice::<SysinfoRecord>(&held.value).ok();
+        self.sysinfo.as_ref().and_then(parse).unwrap_or_default().sysinfo
+    }
+
+    /// CNAPI's `vms`: nine members each.
+    #[must_use]
+    pub fn cnapi_vms(&self) -> Map<String, Value> {
+        self.vms.iter().map(|(uuid, vm)| (uuid.to_string(), json!(vm.vm))).collect()
+    }
+
+    /// MiB of all VMs.
+    #[must_use]
+    pub fn vms_mib(&self) -> u64 {
+        self.vms.values().map(|vm| vm.vm.max_physical_memory).sum()
+    }
+
+    /// The stored status, `unknown` if there is none.
+    #[must_use]
+    pub fn stored_status(&self) -> &'static str {
+        self.roster.as_ref().map_or("unknown", |held| held.value.status.as_str())
+    }
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    servers: BTreeMap<ServerUuid, Entry>,
+    homes: BTreeMap<VmUuid, ServerUuid>,
+    /// VM records that are not in the store as they are here.
+    unsaved: BTreeSet<(ServerUuid, VmUuid)>,
+    /// Changes whenever an allocation could come out differently.
+    version: u64,
+}
+
+/// All servers.
+#[derive(Debug, Default)]
+pub struct Fleet(RwLock<Inner>);
+
+impl Fleet {
+    /// A copy of one server (cheap: large parts are shared).
+    #[must_use]
+    pub fn get(&self, server: ServerUuid) -> Option<Entry> {
+        self.0.read().servers.get(&server).cloned()
+    }
+
+    /// Looks at one server without copying it.
+    pub fn with<R>(&self, server: ServerUuid, look: impl FnOnce(&Entry) -> R) -> Option<R> {
+        self.0.read().servers.get(&server).map(look)
+    }
+
+    /// Changes one server, making room for it if it is new.
+    pub fn update<R>(&self, server: ServerUuid, change: impl FnOnce(&mut Entry) -> R) -> R {
+        let mut inner = self.0.write();
+        inner.version += 1;
+        change(inner.servers.entry(server).or_default())
+    }
+
+    /// Changes what does not matter to an allocation, if the server is known.
+    pub fn note(&self, server: ServerUuid, change: impl FnOnce(&mut Entry)) {
+        if let Some(entry) = self.0.write().servers.get_mut(&server) {
+            change(entry);
+        }
+    }
+
+    /// Changes whenever an allocation could come out differently.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.0.read().version
+    }
+
+    /// All servers that are registered, in uuid order.
+    #[must_use]
+    pub fn registered(&self) -> Vec<ServerUuid> {
+        let inner = self.0.read();
+        inner.servers.iter().filter(|(_, e)| e.record.is_some()).map(|(s, _)| *s).collect()
+    }
+
+    /// Looks at every registered server in uuid order.
+    pub fn for_each(&self, mut look: impl FnMut(ServerUuid, &Entry)) {
+        for (server, entry) in &self.0.read().servers {
+            if entry.record.is_some() {
+                look(*server, entry);
+            }
+        }
+    }
+
+    /// The server a VM is on, and its report.
+    #[must_use]
+    pub fn vm(&self, vm: VmUuid) -> Option<(ServerUuid, Arc<VmReport>)> {
+        let inner = self.0.read();
+        let server = *inner.homes.get(&vm)?;
+        let report = inner.servers.get(&server)?.vms.get(&vm)?;
+        Some((server, Arc::clone(report)))
+    }
+
+    /// Looks at every VM, in uuid order, until `look` says stop (`false`).
+    pub fn for_each_vm(
+        &self,
+        after: Option<VmUuid>,
+        mut look: impl FnMut(VmUuid, ServerUuid, &Entry, &VmReport) -> bool,
+    ) {
+        use std::ops::Bound;
+        let inner = self.0.read();
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        for (vm, server) in inner.homes.range((from, Bound::Unbounded)) {
+            let Some(entry) = inner.servers.get(server) else { continue };
+            let Some(report) = entry.vms.get(vm) else { continue };
+            if !look(*vm, *server, entry, report) {
+                return;
+            }
+        }
+    }
+
+    /// Number of VMs.
+    #[must_use]
+    pub fn vm_count(&self) -> usize {
+        self.0.read().homes.len()
+    }
+
+    /// Takes over VM records from the store.
+    pub fn load_vm(&self, server: ServerUuid, vm: VmUuid, report: VmReport) {
+        let mut inner = self.0.write();
+        inner.servers.entry(server).or_default().vms.insert(vm, Arc::new(report));
+        inner.homes.insert(vm, server);
+    }
+
+    /// Applies changed VMs (`None`: gone); what differs is to be saved. Returns the VMs that are
+    /// gone.
+    pub fn set_vms(
+        &self,
+        server: ServerUuid,
+        changes: BTreeMap<VmUuid, Option<VmReport>>,
+    ) -> Vec<VmUuid> {
+        let mut guard = self.0.write();
+        let inner = &mut *guard;
+        let entry = inner.servers.entry(server).or_default();
+        let mut gone = Vec::new();
+        let mut changed = false;
+        for (vm, report) in changes {
+            match report {
+                Some(report) if entry.vms.get(&vm).is_some_and(|old| **old == report) => continue,
+                Some(report) => {
+                    entry.vms.insert(vm, Arc::new(report));
+                    inner.homes.insert(vm, server);
+                }
+                None => {
+                    if entry.vms.remove(&vm).is_none() {
+                        continue;
+                    }
+                    gone.push(vm);
+                    if inner.homes.get(&vm) == Some(&server) {
+                        inner.homes.remove(&vm);
+                    }
+                }
+            }
+            changed = true;
+            inner.unsaved.insert((server, vm));
+        }
+        inner.version += u64::from(changed);
+        gone
+    }
+
+    /// VM records to write, at most `max`; they stay unsaved until [`Fleet::saved`].
+    #[must_use]
+    pub fn unsaved(&self, max: usize) -> Vec<(ServerUuid, VmUuid, Option<Arc<VmReport>>)> {
+        let inner = self.0.read();
+        let report = |s: &ServerUuid, v: &VmUuid| inner.servers.get(s)?.vms.get(v).cloned();
+        inner.unsaved.iter().take(max).map(|(s, v)| (*s, *v, report(s, v))).collect()
+    }
+
+    /// The store holds these records now; what changed since stays unsaved.
+    pub fn saved(&self, written: &[(ServerUuid, VmUuid, Option<Arc<VmReport>>)]) {
+        let mut guard = self.0.write();
+        let inner = &mut *guard;
+        for (server, vm, report) in written {
+            let now = inner.servers.get(server).and_then(|entry| entry.vms.get(vm));
+            let same = match (now, report) {
+                (Some(now), Some(written)) => Arc::ptr_eq(now, written),
+                (None, None) => true,
+                _ => false,
+            };
+            if same {
+                inner.unsaved.remove(&(*server, *vm));
+            }
+        }
+    }
+
+    /// Forgets a server's stored parts; what is volatile stays while it is connected.
+    pub fn remove(&self, server: ServerUuid) -> Vec<VmUuid> {
+        let mut guard = self.0.write();
+        let inner = &mut *guard;
+        inner.version += 1;
+        let Some(entry) = inner.servers.remove(&server) else { return Vec::new() };
+        let vms: Vec<_> = entry.vms.keys().copied().collect();
+        for vm in &vms {
+            if inner.homes.get(vm) == Some(&server) {
+                inner.homes.remove(vm);
+            }
+            inner.unsaved.remove(&(server, *vm));
+        }
+        vms
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(vm: VmUuid, state: &str) -> VmReport {
+        let value = json!({
+            "uuid": vm, "owner_uuid": "o", "brand": "kvm", "max_physical_memory": 1, "state": state,
+            "zone_state": state, "last_modified": "",
+        });
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn an_unchanged_report_leaves_nothing_to_save() {
+        let fleet = Fleet::default();
+        let server = ServerUuid(uuid::Uuid::from_u128(1));
+        let vm = VmUuid(uuid::Uuid::from_u128(2));
+        let running = || BTreeMap::from([(vm, Some(report(vm, "running")))]);
+        fleet.set_vms(server, running());
+        let unsaved = fleet.unsaved(10);
+        assert_eq!(unsaved.len(), 1);
+        fleet.saved(&unsaved);
+        let version = fleet.version();
+        fleet.set_vms(server, running());
+        assert!(fleet.unsaved(10).is_empty());
+        assert_eq!(fleet.version(), version);
+        assert_eq!(fleet.set_vms(server, BTreeMap::from([(vm, None)])), vec![vm]);
+        assert_eq!(fleet.unsaved(10).len(), 1);
+        assert!(fleet.vm(vm).is_none());
+    }
+
+    #[test]
+    fn a_change_during_the_write_stays_unsaved() {
+        let fleet = Fleet::default();
+        let server = ServerUuid(uuid::Uuid::from_u128(1));
+        let vm = VmUuid(uuid::Uuid::from_u128(2));
+        fleet.set_vms(server, BTreeMap::from([(vm, Some(report(vm, "running")))]));
+        let written = fleet.unsaved(10);
+        fleet.set_vms(server, BTreeMap::from([(vm, Some(report(vm, "stopped")))]));
+        fleet.saved(&written);
+        assert_eq!(fleet.unsaved(10).len(), 1);
+    }
+}

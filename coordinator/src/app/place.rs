@@ -1,0 +1,382 @@
+//! `POST /vms`: places and creates a VM in one durable operation.
+//!
+//! ```text
+//! choose a server ──► one commit: reservation + task + its place in the queue ──► the task path
+//!      ▲                                                             │
+//!      └── refused before anything was made: same task, other server ┘
+//! ```
+//!
+//! The reservation `place/<vm>` and the task are made in the same commit, so a crash leaves both
+//! or none, and the task path resumes both. Capacity that is promised but not in any report yet is
+//! counted from the moment a server is chosen.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
+use muster_shared::wire::TaskError;
+use muster_shared::wire::status::{VmIndex, VmReport, VmStatus};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::capacity::overhead_mib;
+use super::error::AppError;
+use super::tasks::{NewTask, Open, Refusal, TaskRecord, TaskStatus, is_conflict};
+use super::vm_request::{VmRequest, build};
+use super::{App, keys};
+use crate::store::{Expect, Revision, Write};
+
+/// After this long a VM whose create completed, but which no report shows, is not counted any
+/// more.
+const UNSEEN: Duration = Duration::from_secs(120);
+
+/// Whether a reservation holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum PlaceState {
+    Creating,
+    Done,
+}
+
+/// The record `place/<vm>`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct PlaceRecord {
+    vm_uuid: VmUuid,
+    task_id: TaskId,
+    server_uuid: ServerUuid,
+    state: PlaceState,
+    at: Timestamp,
+}
+
+/// A VM that is promised to a server.
+#[derive(Clone, Debug)]
+pub struct Promise {
+    /// The server.
+    pub server: ServerUuid,
+    /// What the VM will look like.
+    pub report: VmReport,
+    /// Its task ended well, monotonic.
+    pub done: Option<Duration>,
+}
+
+/// Promises by VM. Chosen and promised under one lock, so that two choices can't take the same
+/// room.
+#[derive(Debug, Default)]
+pub struct Promises(BTreeMap<VmUuid, Promise>);
+
+impl Promises {
+    /// What is promised to a server.
+    pub fn of(&self, server: ServerUuid) -> impl Iterator<Item = &VmReport> {
+        self.0.values().filter(move |p| p.server == server).map(|p| &p.report)
+    }
+}
+
+/// The answer to `POST /vms`.
+#[derive(Clone, Debug, Serialize)]
+pub struct Placed {
+    /// The VM to be.
+    pub vm_uuid: VmUuid,
+    /// The task that makes it.
+    pub id: TaskId,
+    /// Where.
+    pub server_uuid: ServerUuid,
+}
+
+impl App {
+    /// Places and creates a VM.
+    ///
+    /// # Errors
+    /// [`AppError::Invalid`], [`AppError::VmExists`], [`AppError::NoServer`], [`AppError::Busy`],
+    /// [`AppError::Store`].
+    pub async fn vm_place(
+        self: &Arc<Self>,
+        body: &Map<String, Value>,
+        req_id: &str,
+    ) -> Result<Placed, AppError> {
+        let VmRequest { uuid, mut params } = build(body)?;
+        let vm = uuid.unwrap_or_else(|| VmUuid(self.parts.entropy.uuid()));
+        params.insert("uuid".to_owned(), json!(vm));
+        let expect = self.check_vm_is_new(vm).await?;
+        let mut exclude = BTreeSet::new();
+        loop {
+            let server = self.choose_and_promise(vm, &params, &exclude)?;
+            let placed = self.place_on(server, vm, &params, req_id, expect).await;
+            match placed {
+                Ok(placed) => return Ok(placed),
+                Err(AppError::Busy(reason)) => {
+                    tracing::info!(server_uuid = %server, reason, "placing elsewhere");
+                    self.unpromise(vm);
+                    exclude.insert(server);
+                }
+                Err(AppError::Store(error)) if is_conflict(&error) => {
+                    self.unpromise(vm);
+                    return Err(AppError::VmExists(vm));
+                }
+                Err(error) => {
+                    self.unpromise(vm);
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// `POST /servers/:uuid/vms`: makes a VM on a server of the client's choice. Whether its uuid
+    /// is new is for the agent to say.
+    ///
+    /// # Errors
+    /// As [`App::task_create`].
+    pub async fn vm_create_on(
+        self: &Arc<Self>,
+        server: ServerUuid,
+        vm: VmUuid,
+        params: Map<String, Value>,
+        req_id: &str,
+    ) -> Result<TaskId, AppError> {
+        let id = self.task_create(server, "machine_create", params.clone(), req_id).await?;
+        // Not promised when the task has ended meanwhile.
+        if self.tasks.get(&id).is_some() && self.fleet.vm(vm).is_none() {
+            self.promise(vm, server, &params);
+        }
+        Ok(id)
+    }
+
+    async fn place_on(
+        self: &Arc<Self>,
+        server: ServerUuid,
+        vm: VmUuid,
+        params: &Map<String, Value>,
+        req_id: &str,
+        expect: Expect,
+    ) -> Result<Placed, AppError> {
+        let _place = self.reserve_task(server)?;
+        let new = NewTask {
+            server,
+            task: "machine_create".to_owned(),
+            params: params.clone(),
+            req_id: req_id.to_owned(),
+            vm: Some(vm),
+            ticket: None,
+        };
+        let mut record = self.task_record(new).await?;
+        record.refusals = Some(Vec::new());
+        let mut writes = self.task_writes(&record);
+        writes.push(Write::put(keys::place(vm), expect, self.place_record(&record, vm)));
+        let revision = self.parts.store.commit(writes).await?;
+        let id = self.task_stored(record, revision).await;
+        Ok(Placed { vm_uuid: vm, id, server_uuid: server })
+    }
+
+    fn place_record(&self, record: &TaskRecord, vm: VmUuid) -> bytes::Bytes {
+        let creating = record.status == TaskStatus::Active;
+        keys::encode(&PlaceRecord {
+            vm_uuid: vm,
+            task_id: record.id.clone(),
+            server_uuid: record.server_uuid,
+            state: if creating { PlaceState::Creating } else { PlaceState::Done },
+            at: self.parts.clock.wall(),
+        })
+    }
+
+    /// Refuses a uuid that is in use; else says what the reservation must find in its place.
+    async fn check_vm_is_new(&self, vm: VmUuid) -> Result<Expect, AppError> {
+        if self.fleet.vm(vm).is_some() || self.promises.lock().0.contains_key(&vm) {
+            return Err(AppError::VmExists(vm));
+        }
+        let Some(stored) = self.parts.store.get(&keys::place(vm)).await? else {
+            return Ok(Expect::Absent);
+        };
+        let place: PlaceRecord = keys::decode(&stored)?;
+        // Right after a start the reports that would show the VM may not have come yet.
+        let young = self.parts.clock.monotonic().saturating_sub(self.started) < UNSEEN;
+        if place.state == PlaceState::Creating || young {
+            return Err(AppError::VmExists(vm));
+        }
+        Ok(Expect::At(stored.revision))
+    }
+
+    fn choose_and_promise(
+        &self,
+        vm: VmUuid,
+        params: &Map<String, Value>,
+        exclude: &BTreeSet<ServerUuid>,
+    ) -> Result<ServerUuid, AppError> {
+        let report = promised_report(vm, params);
+        let mut promises = self.promises.lock();
+        if promises.0.contains_key(&vm) {
+            return Err(AppError::VmExists(vm));
+        }
+        let server = self.choose(params, &report, exclude, &promises)?;
+        promises.0.insert(vm, Promise { server, report, done: None });
+        Ok(server)
+    }
+
+    fn unpromise(&self, vm: VmUuid) {
+        self.promises.lock().0.remove(&vm);
+    }
+
+    /// Counts a VM that a client creates on a server of its own choice.
+    pub(crate) fn promise(&self, vm: VmUuid, server: ServerUuid, params: &Map<String, Value>) {
+        let report = promised_report(vm, params);
+        let promise = Promise { server, report, done: None };
+        self.promises.lock().0.entry(vm).or_insert(promise);
+    }
+
+    /// A placed VM was refused before anything was made: takes its task to another server. `false`
+    /// when there is none.
+    pub(super) async fn place_again(
+        self: &Arc<Self>,
+        open: &Open,
+        error: &TaskError,
+    ) -> Result<bool, AppError> {
+        let old = &open.record;
+        let Some(vm) = old.vm_uuid else { return Ok(false) };
+        let mut refusals = old.refusals.clone().unwrap_or_default();
+        refusals.push(Refusal {
+            server_uuid: old.server_uuid,
+            code: error.code.clone(),
+            message: error.message.clone(),
+        });
+        let params = self.load_params(&old.params).await?;
+        let mut exclude: BTreeSet<_> = refusals.iter().map(|r| r.server_uuid).collect();
+        self.unpromise(vm);
+        loop {
+            let server = match self.choose_and_promise(vm, &params, &exclude) {
+                Ok(server) => server,
+                Err(AppError::NoServer { .. } | AppError::VmExists(_)) => return Ok(false),
+                Err(error) => return Err(error),
+            };
+            let Ok(_place) = self.reserve_task(server) else {
+                self.unpromise(vm);
+                exclude.insert(server);
+                continue;
+            };
+            let moved = TaskRecord {
+                server_uuid: server,
+                sent: self.agents.is_connected(server),
+                accepted: false,
+                refusals: Some(refusals),
+                ..(**old).clone()
+            };
+            let revision = self.place_move(open, &moved, vm).await?;
+            tracing::info!(task_id = %old.id, vm_uuid = %vm, from = %old.server_uuid, to = %server,
+                code = error.code, "placed again");
+            let id = moved.id.clone();
+            self.tasks.replace(Arc::new(moved), revision);
+            self.task_dispatch(&id).await;
+            return Ok(true);
+        }
+    }
+
+    async fn place_move(
+        &self,
+        open: &Open,
+        moved: &TaskRecord,
+        vm: VmUuid,
+    ) -> Result<Revision, AppError> {
+        let old = &open.record;
+        let writes = vec![
+            Write::put(keys::task(&moved.id), Expect::At(open.revision), keys::encode(moved)),
+            Write::delete(keys::open(old.server_uuid, &old.id), Expect::Any),
+            Write::put(keys::open(moved.server_uuid, &moved.id), Expect::Any, "{}"),
+            Write::put(keys::place(vm), Expect::Any, self.place_record(moved, vm)),
+        ];
+        Ok(self.parts.store.commit(writes).await?)
+    }
+
+    /// What the end of a task changes about its reservation; part of the same commit.
+    pub(super) fn place_writes(&self, ended: &TaskRecord) -> Option<Write> {
+        let vm = ended.vm_uuid.filter(|_| ended.refusals.is_some())?;
+        let key = keys::place(vm);
+        Some(match ended.status {
+            TaskStatus::Failure => Write::delete(key, Expect::Any),
+            TaskStatus::Active | TaskStatus::Complete => {
+                Write::put(key, Expect::Any, self.place_record(ended, vm))
+            }
+        })
+    }
+
+    /// A create ended: its promise goes, or stays until a report shows the VM.
+    pub(super) fn place_ended(&self, ended: &TaskRecord) {
+        let Some(vm) = ended.vm_uuid.filter(|_| ended.task == "machine_create") else { return };
+        if ended.status == TaskStatus::Failure {
+            return self.unpromise(vm);
+        }
+        if let Some(promise) = self.promises.lock().0.get_mut(&vm) {
+            promise.done = Some(self.parts.clock.monotonic());
+        }
+        // The index need not wait for the next report.
+        let made = ended.history.first().and_then(|entry| entry.get("event")?.get("vm"));
+        if let Some(report) = made.and_then(made_report)
+            && report.vm.uuid == vm
+            && self.fleet.vm(vm).is_none()
+        {
+            self.fleet.set_vms(ended.server_uuid, BTreeMap::from([(vm, Some(report))]));
+            self.vms_wake.notify_one();
+        }
+    }
+
+    /// Reports show these VMs: their promises are kept.
+    pub(super) fn place_seen(&self, server: ServerUuid, seen: &[VmUuid]) {
+        let mut promises = self.promises.lock();
+        for vm in seen {
+            if promises.0.get(vm).is_some_and(|promise| promise.server == server) {
+                promises.0.remove(vm);
+            }
+        }
+    }
+
+    /// Forgets promises whose VM no report ever showed.
+    pub(crate) fn promises_tick(&self) {
+        let now = self.parts.clock.monotonic();
+        let old = |p: &Promise| p.done.is_some_and(|done| now.saturating_sub(done) >= UNSEEN);
+        self.promises.lock().0.retain(|_, promise| !old(promise));
+    }
+
+    /// Counts what the open tasks promise, at start.
+    pub(super) async fn load_promises(&self) -> Result<(), AppError> {
+        for id in self.tasks.ids() {
+            let Some(open) = self.tasks.get(&id) else { continue };
+            let Some(vm) = open.record.vm_uuid else { continue };
+            if open.record.task == "machine_create" {
+                let params = self.load_params(&open.record.params).await?;
+                self.promise(vm, open.record.server_uuid, &params);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a VM will take of its server.
+fn promised_report(vm: VmUuid, params: &Map<String, Value>) -> VmReport {
+    let number = |name: &str| {
+        let value = params.get(name)?;
+        value.as_u64().or_else(|| value.as_str()?.parse().ok())
+    };
+    let text = |name: &str| params.get(name).and_then(Value::as_str).map(str::to_owned);
+    let brand = text("brand").unwrap_or_else(|| "kvm".to_owned());
+    let ram = number("ram").unwrap_or(256);
+    let memory = number("max_physical_memory").unwrap_or(ram + overhead_mib(&brand));
+    VmReport {
+        vm: VmStatus {
+            uuid: vm,
+            owner_uuid: text("owner_uuid").unwrap_or_default(),
+            cpu_cap: number("cpu_cap"),
+            quota: number("quota"),
+            max_physical_memory: memory,
+            state: "provisioning".to_owned(),
+            zone_state: "configured".to_owned(),
+            last_modified: String::new(),
+            brand,
+        },
+        index: VmIndex { alias: text("alias"), vcpus: number("vcpus"), ..VmIndex::default() },
+    }
+}
+
+/// The VM object that a create returned, as a report.
+fn made_report(vm: &Value) -> Option<VmReport> {
+    let status: VmStatus = serde_json::from_value(vm.clone()).ok()?;
+    let index: VmIndex = serde_json::from_value(vm.clone()).unwrap_or_default();
+    Some(VmReport { vm: status, index })
+}

@@ -1,0 +1,266 @@
+//! What agents report: sysinfo, VMs, figures. Volatile figures stay in memory; records are
+//! written only when they change.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use muster_shared::ids::{ServerUuid, VmUuid};
+use muster_shared::wire::Sysinfo;
+use muster_shared::wire::status::{Report, Status as WireStatus, VmReport};
+use serde_json::{Map, Value, json};
+
+use super::error::AppError;
+use super::fields;
+use super::fleet::SysinfoRecord;
+use super::tasks::is_conflict;
+use super::{App, keys};
+use crate::roster::authority::Authority;
+use crate::roster::{RosterRecord, Status, Via};
+use crate::store::{Expect, Write};
+
+/// Races with other writers of a record before the request fails.
+pub(super) const ATTEMPTS: usize = 10;
+/// VM records written in one commit.
+const VM_BATCH: usize = 100;
+
+impl App {
+    /// A sysinfo frame.
+    ///
+    /// # Errors
+    /// As [`App::sysinfo_register`].
+    pub(crate) async fn sysinfo_from_agent(
+        self: &Arc<Self>,
+        server: ServerUuid,
+        frame: Sysinfo,
+    ) -> Result<(), AppError> {
+        if let Some(sysinfo) = frame.sysinfo {
+            self.sysinfo_store(server, sysinfo, frame.hash, Via::Socket).await?;
+        }
+        match frame.agents {
+            Some(agents) => self.server_set(server, "agents", json!(agents)).await,
+            None => Ok(()),
+        }
+    }
+
+    /// `POST /servers/:uuid/sysinfo`: registers a server or takes over its new sysinfo.
+    ///
+    /// # Errors
+    /// [`AppError::InvalidArgument`] for a sysinfo of another server, [`AppError::Store`].
+    pub async fn sysinfo_register(
+        self: &Arc<Self>,
+        server: ServerUuid,
+        sysinfo: Map<String, Value>,
+    ) -> Result<(), AppError> {
+        self.sysinfo_store(server, sysinfo, String::new(), Via::Sysinfo).await?;
+        let now = self.parts.clock.monotonic();
+        self.roster.lock().registered(server, now);
+        self.roster_wake.notify_one();
+        Ok(())
+    }
+
+    async fn sysinfo_store(
+        self: &Arc<Self>,
+        server: ServerUuid,
+        sysinfo: Map<String, Value>,
+        hash: String,
+        via: Via,
+    ) -> Result<(), AppError> {
+        let uuid = sysinfo.get("UUID").and_then(Value::as_str).unwrap_or_default();
+        match uuid.parse::<ServerUuid>() {
+            Ok(uuid) if uuid == server => {}
+            Ok(_) => {
+                return Err(AppError::InvalidArgument("Got sysinfo for wrong server".to_owned()));
+            }
+            Err(_) => return Err(AppError::InvalidArgument("Invalid server_uuid".to_owned())),
+        }
+        let document = SysinfoRecord { sysinfo, hash };
+        for _ in 0..ATTEMPTS {
+            match self.sysinfo_try_store(server, &document, via).await {
+                Err(AppError::Store(error)) if is_conflict(&error) => {
+                    self.reload_server(server).await?;
+                }
+                other => return other,
+            }
+        }
+        Err(AppError::Busy(format!("server {server} changes too fast")))
+    }
+
+    async fn sysinfo_try_store(
+        &self,
+        server: ServerUuid,
+        document: &SysinfoRecord,
+        via: Via,
+    ) -> Result<(), AppError> {
+        let entry = self.fleet.get(server).unwrap_or_default();
+        let (record, created) = match &entry.record {
+            Some(held) => {
+                let mut record = (*held.value).clone();
+                let booted = record.get("last_boot").cloned();
+                fields::derive(&mut record, &document.sysinfo);
+                // A server that reboots is back when it runs and says it booted again.
+                if record.get("last_boot") != booted.as_ref() && entry.stored_status() == "running"
+                {
+                    record.remove("transitional_status");
+                }
+                (record, false)
+            }
+            None => {
+                let uuid = server.to_string();
+                let now = self.parts.clock.wall();
+                let dc = &self.config.datacenter;
+                (fields::new_record(&uuid, dc, &document.sysinfo, now), true)
+            }
+        };
+        let mut writes = Vec::new();
+        let bytes = keys::encode(document);
+        let sysinfo_changed = entry.sysinfo.as_ref().is_none_or(|held| held.value != bytes);
+        if sysinfo_changed {
+            writes.push(Write::put(keys::sysinfo(server), Expect::Any, bytes.clone()));
+        }
+        let record_changed = entry.record.as_ref().is_none_or(|held| *held.value != record);
+        if record_changed {
+            let expect = entry.record.as_ref().map_or(Expect::Absent, |h| Expect::At(h.revision));
+            writes.push(Write::put(keys::server(server), expect, keys::encode(&record)));
+        }
+        let roster = self.first_roster_record(via);
+        if created && entry.roster.is_none() {
+            let bytes = keys::encode(&roster);
+            writes.push(Write::put(keys::roster(server), Expect::Absent, bytes));
+        }
+        if writes.is_empty() {
+            return Ok(());
+        }
+        let revision = self.parts.store.commit(writes).await?;
+        self.fleet.update(server, |entry| {
+            entry.sysinfo_hash.clone_from(&document.hash);
+            if sysinfo_changed {
+                entry.sysinfo = Some(super::fleet::Held { value: bytes, revision });
+            }
+            if record_changed {
+                entry.record = Some(super::fleet::Held { value: Arc::new(record), revision });
+            }
+            if created && entry.roster.is_none() {
+                entry.roster = Some(super::fleet::Held { value: roster, revision });
+            }
+        });
+        if created {
+            tracing::info!(server_uuid = %server, "server registered");
+            self.roster.lock().written(server, Some(Status::Running));
+            self.roster_wake.notify_one();
+            // Registered again on an old connection: deltas would not tell all. Without one, the
+            // report comes with the connection.
+            self.agents.send(server, Box::new(WireStatus { report: None })).ok();
+        }
+        Ok(())
+    }
+
+    /// A server that registers is running.
+    fn first_roster_record(&self, via: Via) -> RosterRecord {
+        let now = self.parts.clock.wall();
+        RosterRecord {
+            status: Status::Running,
+            since: now,
+            last_heartbeat: Some(now),
+            via,
+            authority: self.authority(),
+        }
+    }
+
+    /// This coordinator as a roster authority.
+    pub(crate) fn authority(&self) -> Authority {
+        Authority { instance: self.parts.instance.clone(), lease: *self.lease.lock() }
+    }
+
+    /// A checked report of a websocket agent: full reports replace, others change.
+    pub(crate) fn status_report(&self, server: ServerUuid, report: Report) {
+        let mut changes = report.vms;
+        if report.full {
+            self.mark_missing(server, &mut changes);
+        }
+        self.fleet.update(server, |entry| {
+            if let Some(memory) = &report.meminfo {
+                entry.figures.set_memory(memory);
+            }
+            if let Some(disk) = &report.diskinfo {
+                entry.figures.set_disk(disk);
+            }
+            entry.remarks = report.muster;
+        });
+        self.vms_changed(server, changes);
+    }
+
+    /// `POST /servers/:uuid/events/status`: nothing is validated; what does not fit is left out.
+    pub fn status_posted(&self, server: ServerUuid, body: &Map<String, Value>) {
+        let member = |name: &str| body.get(name).and_then(Value::as_object);
+        self.fleet.update(server, |entry| {
+            if let Some(memory) = member("meminfo") {
+                entry.figures.set_memory_members(memory);
+            }
+            if let Some(disk) = member("diskinfo") {
+                entry.figures.set_disk_members(disk);
+            }
+            if let Some(remarks) = body.get("muster") {
+                entry.remarks = remarks.clone();
+            }
+        });
+        // Without `vms` the old ones stay.
+        if let Some(vms) = member("vms") {
+            let index = member("vm_index");
+            let mut changes: BTreeMap<_, _> = vms
+                .iter()
+                .filter_map(|(uuid, vm)| {
+                    let report = posted_vm(vm, index.and_then(|index| index.get(uuid)))?;
+                    Some((report.vm.uuid, Some(report)))
+                })
+                .collect();
+            self.mark_missing(server, &mut changes);
+            self.vms_changed(server, changes);
+        }
+    }
+
+    fn mark_missing(&self, server: ServerUuid, changes: &mut BTreeMap<VmUuid, Option<VmReport>>) {
+        let known = self.fleet.with(server, |entry| entry.vms.keys().copied().collect::<Vec<_>>());
+        for vm in known.unwrap_or_default() {
+            changes.entry(vm).or_insert(None);
+        }
+    }
+
+    fn vms_changed(&self, server: ServerUuid, changes: BTreeMap<VmUuid, Option<VmReport>>) {
+        let seen: Vec<_> = changes.iter().filter(|(_, r)| r.is_some()).map(|(vm, _)| *vm).collect();
+        self.fleet.set_vms(server, changes);
+        self.place_seen(server, &seen);
+        self.vms_wake.notify_one();
+    }
+
+    /// Writes changed VM records, one batch; `true` when more may be left.
+    ///
+    /// # Errors
+    /// [`AppError::Store`]; nothing of the batch was written and it is tried again.
+    pub(crate) async fn vms_save(&self) -> Result<bool, AppError> {
+        let batch = self.fleet.unsaved(VM_BATCH);
+        if batch.is_empty() {
+            return Ok(false);
+        }
+        let writes = batch
+            .iter()
+            .map(|(server, vm, report)| {
+                let key = keys::vm(*server, *vm);
+                match report {
+                    Some(report) => Write::put(key, Expect::Any, keys::encode(&**report)),
+                    None => Write::delete(key, Expect::Any),
+                }
+            })
+            .collect();
+        self.parts.store.commit(writes).await?;
+        self.fleet.saved(&batch);
+        Ok(batch.len() == VM_BATCH)
+    }
+}
+
+fn posted_vm(vm: &Value, index: Option<&Value>) -> Option<VmReport> {
+    let mut report = vm.as_object()?.clone();
+    if let Some(index) = index {
+        report.insert("index".to_owned(), index.clone());
+    }
+    serde_json::from_value(Value::Object(report)).ok()
+}

@@ -1,0 +1,183 @@
+//! How tasks end: results, refusals, cancellation, deletion of their server.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_shared::ids::{ServerUuid, TaskId};
+use muster_shared::wire::{Acknowledge, Cancel, Outcome, TaskError, TaskResult};
+
+use super::record::{Ending, TaskRecord, TaskStatus};
+use super::{Open, is_conflict};
+use crate::agents::{Reply, SendError};
+use crate::app::error::AppError;
+use crate::app::{App, keys};
+use crate::store::{Expect, Write};
+
+/// Longest wait for the agent's answer to `cancel`.
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Races with other writers of one record before giving up until the next delivery.
+const ATTEMPTS: usize = 5;
+
+impl App {
+    /// An agent reports how a task ended. Stored before it is acknowledged; a repetition is only
+    /// acknowledged.
+    pub(crate) async fn task_result(self: &Arc<Self>, server: ServerUuid, result: TaskResult) {
+        let id = result.id.clone();
+        let ending = Ending { outcome: result.status, result: result.result, error: result.error };
+        let known = match self.tasks.get(&id) {
+            // The task has moved on to another server; this one need not keep its refusal.
+            Some(open) if open.record.server_uuid != server => true,
+            Some(_) => self.task_end(&id, ending).await,
+            None => match self.task_record_of(&id).await {
+                Ok(record) => record.status != TaskStatus::Active,
+                // Deleted, or of another life of this store: nobody waits for it.
+                Err(AppError::TaskNotFound) => true,
+                Err(error) => {
+                    tracing::warn!(task_id = %id, %error, "cannot look up a result's task");
+                    false
+                }
+            },
+        };
+        if known
+            && let Err(SendError::Busy) = self.agents.send(server, Acknowledge { id: id.clone() })
+        {
+            tracing::debug!(task_id = %id, "acknowledgement dropped; the agent sends it again");
+        }
+    }
+
+    /// An agent refused a task or does not know it.
+    pub(crate) async fn task_refused(
+        self: &Arc<Self>,
+        server: ServerUuid,
+        id: &TaskId,
+        code: &str,
+        message: &str,
+    ) {
+        let Some(open) = self.tasks.get(id) else { return };
+        if open.record.server_uuid != server {
+            return;
+        }
+        if code == "UnknownTask" {
+            if !open.accepted() {
+                return self.task_dispatch(id).await;
+            }
+            let reason = "the agent no longer knows this task, which it had accepted";
+            self.task_end(id, Ending::failure("TaskLost", reason)).await;
+            return;
+        }
+        self.task_end(id, Ending::failure(code, message)).await;
+    }
+
+    /// Ends an open task; `true` once the end is durable. A task that places a VM and was refused
+    /// before anything was made goes to another server instead.
+    pub(crate) async fn task_end(self: &Arc<Self>, id: &TaskId, ending: Ending) -> bool {
+        for _ in 0..ATTEMPTS {
+            let Some(open) = self.tasks.get(id) else { return true };
+            match self.task_try_end(&open, ending.clone()).await {
+                Ok(()) => return true,
+                Err(AppError::Store(error)) if is_conflict(&error) => {
+                    if let Err(error) = self.task_reread(id).await {
+                        tracing::warn!(task_id = %id, %error, "cannot read a task again");
+                        return false;
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(task_id = %id, %error, "cannot store how a task ended");
+                    return false;
+                }
+            }
+        }
+        false
+    }
+
+    async fn task_try_end(self: &Arc<Self>, open: &Open, ending: Ending) -> Result<(), AppError> {
+        if open.record.refusals.is_some()
+            && let Some(error) = refusal(&ending)
+            && self.place_again(open, error).await?
+        {
+            return Ok(());
+        }
+        let mut ended = open.record.ended(ending, self.parts.clock.wall());
+        self.shrink(&mut ended).await?;
+        let mut writes = vec![
+            Write::put(keys::task(&ended.id), Expect::At(open.revision), keys::encode(&ended)),
+            Write::delete(keys::open(ended.server_uuid, &ended.id), Expect::Any),
+        ];
+        writes.extend(self.place_writes(&ended));
+        self.parts.store.commit(writes).await?;
+        let ended = Arc::new(ended);
+        self.counters.tasks_ended.inc();
+        self.place_ended(&ended);
+        self.tasks.end(&ended);
+        self.drop_params(&open.record.params).await;
+        Ok(())
+    }
+
+    /// Takes over what the store holds of an open task.
+    async fn task_reread(&self, id: &TaskId) -> Result<(), AppError> {
+        let stored = self.parts.store.get(&keys::task(id)).await?;
+        let stored = stored.ok_or(AppError::TaskNotFound)?;
+        let record: TaskRecord = keys::decode(&stored)?;
+        let record = Arc::new(record);
+        if record.status == TaskStatus::Active {
+            self.tasks.replace(record, stored.revision);
+        } else {
+            self.tasks.end(&record);
+        }
+        Ok(())
+    }
+
+    /// Stops a task if that is possible: one that never left is ended here, else its agent
+    /// decides.
+    ///
+    /// # Errors
+    /// [`AppError::TaskNotFound`], [`AppError::NotCancellable`], [`AppError::NotConnected`],
+    /// [`AppError::Busy`], [`AppError::Timeout`].
+    pub async fn task_cancel(self: &Arc<Self>, id: &TaskId) -> Result<(), AppError> {
+        let Some(open) = self.tasks.get(id) else {
+            let record = self.task_record_of(id).await?;
+            let status = record.status.as_str();
+            return Err(AppError::NotCancellable(format!("the task has ended: {status}")));
+        };
+        if !open.record.sent {
+            let ending = Ending::failure("Cancelled", "cancelled before it was sent");
+            if self.task_end(id, ending).await {
+                return Ok(());
+            }
+        }
+        let server = open.record.server_uuid;
+        let answer = self.agents.ask(server, id.clone(), Cancel { id: id.clone() });
+        match answer.wait(CANCEL_TIMEOUT, "cancel").await? {
+            Reply::Accepted | Reply::Result(_) => Ok(()),
+            Reply::Error { code, message } if code == "NotCancellable" => {
+                Err(AppError::NotCancellable(message))
+            }
+            Reply::Error { code, message } => Err(AppError::Agent { code, message, details: None }),
+        }
+    }
+
+    /// Ends all tasks of a server that is being deleted.
+    pub(crate) async fn tasks_of_deleted(self: &Arc<Self>, server: ServerUuid) {
+        for id in self.tasks.of_server(server) {
+            self.task_end(&id, Ending::failure("ServerDeleted", "the server was deleted")).await;
+        }
+    }
+}
+
+/// The refusals after which a VM can be placed elsewhere, because nothing was made.
+const PLACE_ELSEWHERE: &[&str] = &[
+    "Draining",
+    "QueueFull",
+    "QueueTimeout",
+    "JournalFull",
+    "StoreFull",
+    "HvmNotSupported",
+    "ContainerNotSupported",
+    "NotSupported",
+    "NotAccepted",
+];
+
+fn refusal(ending: &Ending) -> Option<&TaskError> {
+    let error = ending.error.as_ref().filter(|_| ending.outcome == Outcome::Failure)?;
+    PLACE_ELSEWHERE.contains(&error.code.as_str()).then_some(error)
+}

@@ -1,0 +1,356 @@
+//! The task path: durable before the answer, sent when the agent is there, ended exactly once.
+//!
+//! ```text
+//! create ──► stored ──► sent ──► accepted ──► result stored ──► acknowledged
+//!              │          ▲         the agent is the authority from here on
+//!              │          └── again when the agent says UnknownTask, or on a new connection
+//!              └──► failure, if no agent was ever sent it within the accept timeout
+//! ```
+//!
+//! The record says `sent` before the first byte of it leaves, so that after a crash a task that an
+//! agent may hold is never ended or moved behind that agent's back.
+
+mod blobs;
+mod ending;
+mod list;
+mod record;
+mod retention;
+mod table;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_shared::clock::iso;
+use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
+use muster_shared::wire::{Dispatch, Ticket};
+use serde_json::{Map, Value, json};
+
+pub use list::TaskFilter;
+pub use record::{Ending, Params, Refusal, TaskRecord, TaskStatus};
+pub use table::{Open, Table};
+
+use super::error::AppError;
+use super::{App, keys};
+use crate::agents::SendError;
+use crate::store::{Expect, Revision, StoreError, Write, list_all};
+
+/// A task sent but not accepted is sent again after this long.
+const RESEND: Duration = Duration::from_secs(10);
+/// A task accepted for this long is marked so in the store.
+const MARK_ACCEPTED: Duration = Duration::from_secs(1);
+/// Longest `GET /tasks/:id/wait`.
+pub const MAX_WAIT: Duration = Duration::from_hours(1);
+
+/// A task to be made.
+#[derive(Clone, Debug)]
+pub struct NewTask {
+    /// Where it is to run.
+    pub server: ServerUuid,
+    /// Its kind.
+    pub task: String,
+    /// Its parameters.
+    pub params: Map<String, Value>,
+    /// The request that asks for it.
+    pub req_id: String,
+    /// The VM it is about.
+    pub vm: Option<VmUuid>,
+    /// The ticket it runs under.
+    pub ticket: Option<Ticket>,
+}
+
+impl App {
+    /// Makes a task and sends it if the agent is connected. When this returns, the task survives
+    /// any crash.
+    ///
+    /// # Errors
+    /// [`AppError::Busy`] when the server has too many open tasks; [`AppError::Store`],
+    /// [`AppError::Blob`].
+    pub async fn task_create(
+        self: &Arc<Self>,
+        server: ServerUuid,
+        task: &str,
+        params: Map<String, Value>,
+        req_id: &str,
+    ) -> Result<TaskId, AppError> {
+        let vm = params.get("uuid").and_then(Value::as_str).and_then(|text| text.parse().ok());
+        let new = NewTask {
+            server,
+            task: task.to_owned(),
+            params,
+            req_id: req_id.to_owned(),
+            vm,
+            ticket: None,
+        };
+        self.task_create_new(new).await
+    }
+
+    /// As [`App::task_create`], with everything said.
+    ///
+    /// # Errors
+    /// As [`App::task_create`].
+    pub async fn task_create_new(self: &Arc<Self>, new: NewTask) -> Result<TaskId, AppError> {
+        let server = new.server;
+        let _place = self.reserve_task(server)?;
+        let record = self.task_record(new).await?;
+        let writes = self.task_writes(&record);
+        let revision = self.parts.store.commit(writes).await?;
+        Ok(self.task_stored(record, revision).await)
+    }
+
+    /// Takes one of a server's places for open tasks until the guard is dropped.
+    pub(super) fn reserve_task(self: &Arc<Self>, server: ServerUuid) -> Result<Place, AppError> {
+        let max = self.config.max_open_tasks;
+        if !self.tasks.reserve(server, max) {
+            return Err(AppError::Busy(format!("server {server} has {max} open tasks")));
+        }
+        Ok(Place { app: Arc::clone(self), server })
+    }
+
+    /// The record of a new task; large parameters are in a blob when this returns.
+    pub(super) async fn task_record(&self, new: NewTask) -> Result<TaskRecord, AppError> {
+        let id = self.mint_task_id();
+        let params = self.store_params(&id, new.params).await?;
+        Ok(TaskRecord {
+            id,
+            req_id: new.req_id,
+            task: new.task,
+            server_uuid: new.server,
+            status: TaskStatus::Active,
+            timestamp: iso(self.parts.clock.wall()),
+            history: Vec::new(),
+            finished_at: None,
+            error: None,
+            result: None,
+            vm_uuid: new.vm,
+            params,
+            sent: self.agents.is_connected(new.server),
+            accepted: false,
+            ticket: new.ticket,
+            refusals: None,
+        })
+    }
+
+    /// The writes that make a new task.
+    pub(super) fn task_writes(&self, record: &TaskRecord) -> Vec<Write> {
+        vec![
+            Write::put(keys::task(&record.id), Expect::Absent, keys::encode(record)),
+            Write::put(keys::open(record.server_uuid, &record.id), Expect::Absent, "{}"),
+        ]
+    }
+
+    /// The store holds the new task: keep it and send it.
+    pub(super) async fn task_stored(
+        self: &Arc<Self>,
+        record: TaskRecord,
+        revision: Revision,
+    ) -> TaskId {
+        let id = record.id.clone();
+        self.counters.tasks_created.inc();
+        self.tasks.insert(Arc::new(record), revision, self.parts.clock.monotonic());
+        self.task_dispatch(&id).await;
+        id
+    }
+
+    /// Ids sort by the time they were made, so that a list of tasks needs no index.
+    fn mint_task_id(&self) -> TaskId {
+        let millis = u64::try_from(self.parts.clock.wall().as_millisecond()).unwrap_or(0);
+        let random =
+            (u128::from(self.parts.entropy.u64()) << 64) | u128::from(self.parts.entropy.u64());
+        let mut bytes = [0; 10];
+        bytes.copy_from_slice(&random.to_be_bytes()[..10]);
+        uuid::Builder::from_unix_timestamp_millis(millis, &bytes).into_uuid().into()
+    }
+
+    /// Sends an open task if its agent is connected. What fails here is tried again by
+    /// [`App::tasks_tick`].
+    pub(crate) async fn task_dispatch(&self, id: &TaskId) {
+        let Some(open) = self.tasks.get(id) else { return };
+        let server = open.record.server_uuid;
+        let Some(connection) = self.agents.connection(server) else { return };
+        if !open.record.sent {
+            let sent = TaskRecord { sent: true, ..(*open.record).clone() };
+            if !self.task_rewrite(&open, sent).await {
+                return;
+            }
+        }
+        let params = match self.load_params(&open.record.params).await {
+            Ok(params) => params,
+            Err(error) => {
+                tracing::warn!(task_id = %id, %error, "cannot read a task's parameters");
+                return;
+            }
+        };
+        let dispatch = Dispatch {
+            id: id.clone(),
+            req_id: open.record.req_id.clone(),
+            task: open.record.task.clone(),
+            params,
+            deadline_ms: None,
+            ticket: open.record.ticket.clone(),
+            volatile: false,
+        };
+        match self.agents.send_on(server, connection, Box::new(dispatch)) {
+            Ok(()) => self.tasks.sending(id, connection, self.parts.clock.monotonic()),
+            Err(SendError::NotConnected | SendError::Busy) => {
+                tracing::debug!(task_id = %id, server_uuid = %server, "task waits to be sent");
+            }
+        }
+    }
+
+    /// Rewrites the record of an open task; `false` when it changed meanwhile or the store failed.
+    async fn task_rewrite(&self, open: &Open, record: TaskRecord) -> bool {
+        let key = keys::task(&record.id);
+        let write = Write::put(key, Expect::At(open.revision), keys::encode(&record));
+        match self.parts.store.commit(vec![write]).await {
+            Ok(revision) => {
+                self.tasks.replace(Arc::new(record), revision);
+                true
+            }
+            Err(error) => {
+                tracing::warn!(task_id = %record.id, %error, "cannot update a task");
+                false
+            }
+        }
+    }
+
+    /// The agent has the task.
+    pub(crate) fn task_accepted(&self, server: ServerUuid, id: &TaskId) {
+        if self.tasks.get(id).is_some_and(|open| open.record.server_uuid == server) {
+            self.tasks.accepted(id, self.parts.clock.monotonic());
+        }
+    }
+
+    /// Regular work on open tasks: send what waits, mark what was accepted, end what no agent was
+    /// ever sent.
+    pub(crate) async fn tasks_tick(self: &Arc<Self>) {
+        let now = self.parts.clock.monotonic();
+        for id in self.tasks.ids() {
+            let Some(open) = self.tasks.get(&id) else { continue };
+            if let Some(at) = open.accepted_at {
+                if !open.record.accepted && now.saturating_sub(at) >= MARK_ACCEPTED {
+                    let accepted = TaskRecord { accepted: true, ..(*open.record).clone() };
+                    self.task_rewrite(&open, accepted).await;
+                }
+                continue;
+            }
+            let connection = self.agents.connection(open.record.server_uuid);
+            match (connection, open.sent_on) {
+                (Some(_), None) if !open.record.accepted => self.task_dispatch(&id).await,
+                (Some(now_on), Some((sent_on, at)))
+                    if !open.record.accepted
+                        && (now_on != sent_on || now.saturating_sub(at) >= RESEND) =>
+                {
+                    self.task_dispatch(&id).await;
+                }
+                (None, _) if self.task_expired(&open, now) => {
+                    let seconds = self.config.task_accept_timeout.as_secs();
+                    let reason = format!("no agent took the task within {seconds} s");
+                    self.task_end(&id, Ending::failure("NotAccepted", reason)).await;
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn task_expired(&self, open: &Open, now: Duration) -> bool {
+        let waited = now.saturating_sub(open.since);
+        !open.record.sent && !open.accepted() && waited >= self.config.task_accept_timeout
+    }
+
+    /// One task as CNAPI shows it, with progress and what it waits for.
+    ///
+    /// # Errors
+    /// [`AppError::TaskNotFound`], [`AppError::Store`].
+    pub async fn task_get(&self, id: &TaskId) -> Result<Map<String, Value>, AppError> {
+        if let Some(open) = self.tasks.get(id) {
+            let mut view = open.public();
+            view.insert("waiting_for".to_owned(), json!(self.task_waits_for(&open)));
+            return Ok(view);
+        }
+        Ok(self.task_record_of(id).await?.public())
+    }
+
+    /// The stored record of a task, open or ended.
+    ///
+    /// # Errors
+    /// [`AppError::TaskNotFound`], [`AppError::Store`].
+    pub async fn task_record_of(&self, id: &TaskId) -> Result<TaskRecord, AppError> {
+        let record = self.parts.store.get(&keys::task(id)).await?;
+        keys::decode(&record.ok_or(AppError::TaskNotFound)?)
+    }
+
+    /// Waits for a task's end, at most `timeout`; then shows it as it is.
+    ///
+    /// # Errors
+    /// [`AppError::TaskNotFound`], [`AppError::Store`].
+    pub async fn task_wait(
+        &self,
+        id: &TaskId,
+        timeout: Duration,
+    ) -> Result<Map<String, Value>, AppError> {
+        // Registered before the record is looked at: an end in between is not missed.
+        if let Some(mut done) = self.tasks.subscribe(id) {
+            let ended = tokio::select! {
+                biased;
+                () = self.cancel.cancelled() => return Err(AppError::Stopping),
+                ended = tokio::time::timeout(timeout.min(MAX_WAIT), done.wait_for(Option::is_some)) => ended,
+            };
+            if let Ok(Ok(record)) = ended
+                && let Some(record) = record.as_ref()
+            {
+                return Ok(record.public());
+            }
+        }
+        self.task_get(id).await
+    }
+
+    /// What an open task waits for, in plain words.
+    pub(crate) fn task_waits_for(&self, open: &Open) -> String {
+        let server = open.record.server_uuid;
+        let connected = self.agents.is_connected(server);
+        match (open.accepted(), connected, open.record.sent) {
+            (true, true, _) => format!("server {server} to finish it"),
+            (true, false, _) => format!("server {server}, which has it, to connect and report"),
+            (false, true, _) => format!("server {server} to accept it"),
+            (false, false, true) => {
+                format!("server {server} to connect and say whether it has the task")
+            }
+            (false, false, false) => format!("server {server} to connect"),
+        }
+    }
+
+    /// Reads the open tasks at start.
+    pub(super) async fn load_tasks(&self) -> Result<(), AppError> {
+        let now = self.parts.clock.monotonic();
+        let (open, _) = list_all(&*self.parts.store, keys::OPEN).await?;
+        for entry in open {
+            let Some(id) = keys::last::<TaskId>(&entry.key) else { continue };
+            match self.parts.store.get(&keys::task(&id)).await? {
+                Some(stored) => {
+                    let record: TaskRecord = keys::decode(&stored)?;
+                    self.tasks.insert(Arc::new(record), stored.revision, now);
+                }
+                None => tracing::error!(task_id = %id, "an open task has no record"),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One of a server's places for open tasks; given back when dropped.
+#[derive(Debug)]
+pub(super) struct Place {
+    app: Arc<App>,
+    server: ServerUuid,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.app.tasks.release(self.server);
+    }
+}
+
+/// Whether a commit failed because somebody else was first.
+pub(super) fn is_conflict(error: &StoreError) -> bool {
+    matches!(error, StoreError::Conflict { .. })
+}

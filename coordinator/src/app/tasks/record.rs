@@ -1,0 +1,241 @@
+//! The task record: what is stored, and CNAPI's view of it. Pure.
+
+use jiff::Timestamp;
+use muster_shared::clock::iso;
+use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
+use muster_shared::wire::{Outcome, TaskError, Ticket};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+/// CNAPI's three statuses of a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TaskStatus {
+    /// Not ended.
+    Active,
+    /// Ended well.
+    Complete,
+    /// Ended badly.
+    Failure,
+}
+
+impl TaskStatus {
+    /// As CNAPI spells it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Active => "active",
+            Self::Complete => "complete",
+            Self::Failure => "failure",
+        }
+    }
+}
+
+/// Parameters, in the record or in a blob beside it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Params {
+    /// In the record.
+    Inline(Map<String, Value>),
+    /// In this blob, because they are large.
+    Blob(String),
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self::Inline(Map::new())
+    }
+}
+
+/// A server that refused a placed VM before anything was made.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Refusal {
+    /// The server.
+    pub server_uuid: ServerUuid,
+    /// The agent's code.
+    pub code: String,
+    /// The agent's text.
+    pub message: String,
+}
+
+/// The record `task/<id>`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TaskRecord {
+    /// The task.
+    pub id: TaskId,
+    /// The request that made it.
+    pub req_id: String,
+    /// Its kind.
+    pub task: String,
+    /// Where it runs.
+    pub server_uuid: ServerUuid,
+    /// Whether it ended.
+    pub status: TaskStatus,
+    /// When it was made, ISO 8601.
+    pub timestamp: String,
+    /// Only when it ended: CNAPI's one or two entries.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub history: Vec<Value>,
+    /// When it ended, ISO 8601.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub finished_at: Option<String>,
+    /// Why it failed, for programs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<TaskError>,
+    /// What a failed task returned all the same, e.g. the VM.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub result: Option<Value>,
+    /// The VM it is about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vm_uuid: Option<VmUuid>,
+    /// Until it ends.
+    #[serde(default)]
+    pub params: Params,
+    /// It may have reached an agent; written before it is first sent. A task that was never sent
+    /// can be ended here; one that was is its agent's.
+    #[serde(default)]
+    pub sent: bool,
+    /// An agent said that it has it.
+    #[serde(default)]
+    pub accepted: bool,
+    /// The ticket it was started under.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ticket: Option<Ticket>,
+    /// The servers that refused the VM, for a task that places one; `None` for others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refusals: Option<Vec<Refusal>>,
+}
+
+/// How a task ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Ending {
+    /// Well or badly.
+    pub outcome: Outcome,
+    /// What it returned.
+    pub result: Value,
+    /// Why it failed.
+    pub error: Option<TaskError>,
+}
+
+impl Ending {
+    /// A failure decided by the coordinator or told by the agent.
+    #[must_use]
+    pub fn failure(code: &str, message: impl Into<String>) -> Self {
+        let error = TaskError { code: code.to_owned(), message: message.into(), details: None };
+        Self { outcome: Outcome::Failure, result: Value::Null, error: Some(error) }
+    }
+}
+
+impl TaskRecord {
+    /// The record of the ended task. Clients rely on the layout: `history[0]` is the `finish`
+    /// entry of a success, and the `error` entry of a failure comes before its `finish`.
+    #[must_use]
+    pub fn ended(&self, ending: Ending, now: Timestamp) -> Self {
+        let at = iso(now);
+        let finish = |event: Value| json!({ "name": "finish", "timestamp": at, "event": event });
+        let mut record = Self { params: Params::default(), ..self.clone() };
+        record.finished_at = Some(at.clone());
+        match ending.outcome {
+            Outcome::Complete => {
+                record.status = TaskStatus::Complete;
+                record.history = vec![finish(object_or_empty(ending.result))];
+            }
+            Outcome::Failure => {
+                let error = ending.error.unwrap_or_else(|| TaskError {
+                    message: "no error given".to_owned(),
+                    code: "InternalError".to_owned(),
+                    details: None,
+                });
+                let event = json!({ "error": { "message": error.message } });
+                record.status = TaskStatus::Failure;
+                record.history = vec![
+                    json!({ "name": "error", "timestamp": at, "event": event }),
+                    finish(json!({})),
+                ];
+                record.error = Some(error);
+                record.result = (!ending.result.is_null()).then_some(ending.result);
+            }
+        }
+        record
+    }
+
+    /// CNAPI's record; Muster's members stand outside `history`.
+    #[must_use]
+    pub fn public(&self) -> Map<String, Value> {
+        let mut view = Map::new();
+        let mut set = |name: &str, value: Value| view.insert(name.to_owned(), value);
+        set("id", json!(self.id));
+        set("req_id", json!(self.req_id));
+        set("task", json!(self.task));
+        set("server_uuid", json!(self.server_uuid));
+        set("status", json!(self.status));
+        set("timestamp", json!(self.timestamp));
+        if self.status != TaskStatus::Active {
+            set("history", json!(self.history));
+        }
+        for (name, value) in [
+            ("finished_at", self.finished_at.as_ref().map(|v| json!(v))),
+            ("vm_uuid", self.vm_uuid.map(|v| json!(v))),
+            ("error", self.error.as_ref().map(|v| json!(v))),
+            ("result", self.result.clone()),
+            ("refusals", self.refusals.as_ref().filter(|r| !r.is_empty()).map(|v| json!(v))),
+        ] {
+            if let Some(value) = value {
+                set(name, value);
+            }
+        }
+        view
+    }
+}
+
+fn object_or_empty(value: Value) -> Value {
+    if value.is_null() { json!({}) } else { value }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn active() -> TaskRecord {
+        serde_json::from_value(json!({
+            "id": "t1", "req_id": "r1", "task": "nop",
+            "server_uuid": "00000000-0000-0000-0000-000000000001", "status": "active",
+            "timestamp": "2026-01-01T00:00:00.000Z",
+        }))
+        .unwrap()
+    }
+
+    fn at() -> Timestamp {
+        "2026-01-01T00:00:01Z".parse().unwrap()
+    }
+
+    #[test]
+    fn an_active_record_has_cnapi_s_six_members() {
+        let keys: Vec<_> = active().public().keys().cloned().collect();
+        assert_eq!(keys, ["id", "req_id", "task", "server_uuid", "status", "timestamp"]);
+    }
+
+    #[test]
+    fn a_success_starts_its_history_with_finish() {
+        let result = json!({ "vm": { "uuid": "u" } });
+        let ending = Ending { outcome: Outcome::Complete, result, error: None };
+        let view = active().ended(ending, at()).public();
+        assert_eq!(view["status"], "complete");
+        assert_eq!(
+            view["history"],
+            json!([{ "name": "finish", "timestamp": "2026-01-01T00:00:01.000Z",
+                     "event": { "vm": { "uuid": "u" } } }])
+        );
+    }
+
+    #[test]
+    fn a_failure_has_error_then_finish() {
+        let view = active().ended(Ending::failure("Boom", "boom"), at()).public();
+        assert_eq!(view["status"], "failure");
+        assert_eq!(view["history"][0]["event"], json!({ "error": { "message": "boom" } }));
+        assert_eq!(view["history"][1]["event"], json!({}));
+        let silent = Ending { outcome: Outcome::Failure, result: Value::Null, error: None };
+        let view = active().ended(silent, at()).public();
+        assert_eq!(view["history"][0]["event"]["error"]["message"], "no error given");
+    }
+}

@@ -1,0 +1,106 @@
+//! The fleet-wide VM index: answers also for servers that are away.
+
+use std::collections::BTreeMap;
+
+use muster_shared::ids::{ServerUuid, VmUuid};
+use muster_shared::wire::status::VmReport;
+use serde_json::{Map, Value, json};
+
+use super::App;
+use super::error::AppError;
+use super::fleet::Entry;
+
+/// Most VMs in one answer.
+pub const MAX_LIMIT: usize = 1_000;
+
+/// Which VMs; all that is given must fit.
+#[derive(Clone, Debug, Default)]
+pub struct VmFilter {
+    /// In this state.
+    pub state: Option<String>,
+    /// Of this owner.
+    pub owner: Option<String>,
+    /// Of this name.
+    pub alias: Option<String>,
+    /// On this server.
+    pub server: Option<ServerUuid>,
+    /// Of this brand.
+    pub brand: Option<String>,
+    /// With these tags; values as text.
+    pub tags: BTreeMap<String, String>,
+    /// At most this many.
+    pub limit: Option<usize>,
+    /// After skipping this many.
+    pub offset: usize,
+    /// After this VM.
+    pub marker: Option<VmUuid>,
+}
+
+impl VmFilter {
+    fn fits(&self, server: ServerUuid, report: &VmReport) -> bool {
+        let is = |wanted: &Option<String>, have: &str| wanted.as_ref().is_none_or(|w| w == have);
+        is(&self.state, &report.vm.state)
+            && is(&self.owner, &report.vm.owner_uuid)
+            && is(&self.brand, &report.vm.brand)
+            && self.alias.as_ref().is_none_or(|alias| report.index.alias.as_ref() == Some(alias))
+            && self.server.is_none_or(|wanted| wanted == server)
+            && self.tags.iter().all(|(name, value)| {
+                report.index.tags.get(name).is_some_and(|tag| text_of(tag) == *value)
+            })
+    }
+}
+
+fn text_of(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+impl App {
+    /// VMs in uuid order.
+    #[must_use]
+    pub fn vm_list(&self, filter: &VmFilter) -> Vec<Map<String, Value>> {
+        let limit = filter.limit.unwrap_or(MAX_LIMIT).min(MAX_LIMIT);
+        let mut found = Vec::new();
+        let mut skip = filter.offset;
+        self.fleet.for_each_vm(filter.marker, |_, server, entry, report| {
+            if filter.fits(server, report) {
+                if skip > 0 {
+                    skip -= 1;
+                } else {
+                    found.push(view(server, entry, report));
+                }
+            }
+            found.len() < limit
+        });
+        found
+    }
+
+    /// One VM.
+    ///
+    /// # Errors
+    /// [`AppError::VmNotFound`].
+    pub fn vm_get(&self, vm: VmUuid) -> Result<Map<String, Value>, AppError> {
+        let (server, report) = self.fleet.vm(vm).ok_or(AppError::VmNotFound(vm))?;
+        let view = self.fleet.with(server, |entry| view(server, entry, &report));
+        view.ok_or(AppError::VmNotFound(vm))
+    }
+
+    /// The VMs of one server, as CNAPI's VmList shows them.
+    #[must_use]
+    pub fn vms_of(&self, server: ServerUuid) -> Vec<Value> {
+        let all = self.fleet.with(server, |entry| entry.cnapi_vms());
+        all.unwrap_or_default().into_iter().map(|(_, vm)| vm).collect()
+    }
+}
+
+/// CNAPI's nine members, the index, and where the VM is.
+fn view(server: ServerUuid, entry: &Entry, report: &VmReport) -> Map<String, Value> {
+    let members = |value: Value| match value {
+        Value::Object(members) => members,
+        _ => Map::new(),
+    };
+    let mut view = members(json!(report.vm));
+    view.extend(members(json!(report.index)));
+    view.insert("server_uuid".to_owned(), json!(server));
+    view.insert("server_status".to_owned(), json!(entry.stored_status()));
+    view
+}

@@ -1,0 +1,151 @@
+//! `GET /why/<kind>/<id>`: what a thing waits for, in plain words and for programs.
+
+use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
+use muster_shared::wire::Intake;
+use serde_json::{Map, Value, json};
+
+use super::App;
+use super::error::AppError;
+use super::tasks::TaskStatus;
+use crate::roster::Standing;
+
+impl App {
+    /// Why a task is not done.
+    ///
+    /// # Errors
+    /// [`AppError::TaskNotFound`], [`AppError::Store`].
+    pub async fn why_task(&self, id: &TaskId) -> Result<Value, AppError> {
+        let Some(open) = self.tasks.get(id) else {
+            let record = self.task_record_of(id).await?;
+            let text = match (&record.status, &record.error) {
+                (TaskStatus::Failure, Some(error)) => format!("it failed: {}", error.message),
+                (TaskStatus::Failure, None) => "it failed".to_owned(),
+                (TaskStatus::Complete, _) => "it is complete".to_owned(),
+                (TaskStatus::Active, _) => "it is not known to this coordinator yet".to_owned(),
+            };
+            return Ok(json!({
+                "kind": "task", "id": id, "status": record.status, "waiting_for": null,
+                "text": text, "server_uuid": record.server_uuid, "task": record.task,
+                "refusals": record.refusals.unwrap_or_default(), "error": record.error,
+            }));
+        };
+        let server = open.record.server_uuid;
+        let waiting_for = self.task_waits_for(&open);
+        let waited = self.parts.clock.monotonic().saturating_sub(open.since);
+        Ok(json!({
+            "kind": "task",
+            "id": id,
+            "status": "active",
+            "waiting_for": waiting_for,
+            "text": format!("{} waits for {waiting_for}", open.record.task),
+            "task": open.record.task,
+            "server_uuid": server,
+            "vm_uuid": open.record.vm_uuid,
+            "created_at": open.record.timestamp,
+            "known_for_s": waited.as_secs(),
+            "sent": open.record.sent,
+            "accepted": open.accepted(),
+            "progress": open.progress,
+            "last_event": open.events.back(),
+            "refusals": open.record.refusals,
+            "server": self.why_server(server).unwrap_or(Value::Null),
+        }))
+    }
+
+    /// Why a server is (or is not) usable.
+    ///
+    /// # Errors
+    /// [`AppError::ServerNotFound`].
+    pub fn why_server(&self, server: ServerUuid) -> Result<Value, AppError> {
+        let entry = self.fleet.get(server).filter(|entry| entry.record.is_some());
+        let entry = entry.ok_or(AppError::ServerNotFound(server))?;
+        let now = self.parts.clock.monotonic();
+        let standing = self.roster.lock().standing(server, now);
+        let agent = self.agents.info(server);
+        let open = self.tasks.of_server(server);
+        let waiting_for = match (&agent, standing) {
+            (Some(agent), _) if agent.intake != Intake::Accepting => {
+                Some("its agent to be resumed: it accepts no new tasks".to_owned())
+            }
+            (_, Some(Standing::Suspect)) => Some("a sign of life: it is silent".to_owned()),
+            (_, Some(Standing::Excused)) => {
+                Some("a sign of life: this coordinator was not listening before".to_owned())
+            }
+            (_, Some(Standing::Alive)) => None,
+            (_, Some(Standing::Silent) | None) => Some("its agent to connect".to_owned()),
+        };
+        let status = entry.stored_status();
+        let text = match &waiting_for {
+            None => format!("the server is {status} and heard"),
+            Some(what) => format!("the server is {status} and waits for {what}"),
+        };
+        let roster = entry.roster.as_ref().map(|held| &held.value);
+        Ok(json!({
+            "kind": "server",
+            "id": server,
+            "status": status,
+            "waiting_for": waiting_for,
+            "text": text,
+            "connected": agent.is_some(),
+            "standing": standing.map(standing_text),
+            "since": roster.map(|r| r.since.to_string()),
+            "via": roster.map(|r| r.via),
+            "authority": roster.map(|r| &r.authority),
+            "status_writes_total": entry.status_writes,
+            "clock_skew_ms": entry.clock_skew_ms,
+            "agent": agent,
+            "remarks": entry.remarks,
+            "open_tasks": open,
+            "coordinator_late_ticks": self.roster.lock().late_ticks(),
+        }))
+    }
+
+    /// Why a VM is as it is.
+    ///
+    /// # Errors
+    /// [`AppError::VmNotFound`].
+    pub fn why_vm(&self, vm: VmUuid) -> Result<Value, AppError> {
+        let open: Vec<_> = self
+            .tasks
+            .ids()
+            .into_iter()
+            .filter_map(|id| self.tasks.get(&id))
+            .filter(|open| open.record.vm_uuid == Some(vm))
+            .collect();
+        let known = self.fleet.vm(vm);
+        let server = match (&known, open.first()) {
+            (Some((server, _)), _) => *server,
+            (None, Some(open)) => open.record.server_uuid,
+            (None, None) => return Err(AppError::VmNotFound(vm)),
+        };
+        let waiting_for = open.first().map(|open| {
+            format!("task {} ({}): {}", open.record.id, open.record.task, self.task_waits_for(open))
+        });
+        let state = known.as_ref().map(|(_, report)| report.vm.state.clone());
+        let shown = state.as_deref().unwrap_or("not made yet");
+        let text = match &waiting_for {
+            None => format!("the VM is {shown} and waits for nothing"),
+            Some(what) => format!("the VM is {shown} and waits for {what}"),
+        };
+        let tasks: Vec<Map<String, Value>> = open.iter().map(|open| open.public()).collect();
+        Ok(json!({
+            "kind": "vm",
+            "id": vm,
+            "state": state,
+            "waiting_for": waiting_for,
+            "text": text,
+            "server_uuid": server,
+            "open_tasks": tasks,
+            "server": self.why_server(server).unwrap_or(Value::Null),
+        }))
+    }
+}
+
+fn standing_text(standing: Standing) -> &'static str {
+    match standing {
+        Standing::Alive => "alive",
+        Standing::Suspect => "suspect",
+        Standing::Excused => "excused",
+        Standing::Silent => "silent",
+    }
+}

@@ -1,0 +1,66 @@
+//! Jobs that run as long as the coordinator: the driver, and one file per job.
+//!
+//! A job is a future that ends only when the application stops. One that ends earlier (an error
+//! it could not handle, a panic) stops the whole application: a coordinator without its roster is
+//! worse than none. To add one: a file here and a line in [`start`], see
+//! `docs/adding-a-background-job.md`.
+
+mod lease;
+mod roster;
+mod tasks;
+mod vms;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::app::App;
+pub(crate) use lease::join;
+
+/// Starts every job.
+pub(crate) fn start(app: &Arc<App>) {
+    run(app, "lease", lease::run);
+    run(app, "roster-tick", roster::tick);
+    run(app, "roster-writer", roster::write);
+    run(app, "vm-writer", vms::run);
+    run(app, "tasks", tasks::tick);
+    run(app, "retention", tasks::retention);
+}
+
+fn run<F, Fut>(app: &Arc<App>, name: &'static str, job: F)
+where
+    F: FnOnce(Arc<App>) -> Fut,
+    Fut: Future<Output = ()> + Send + 'static,
+{
+    let work = job(Arc::clone(app));
+    let guard = Guard { app: Arc::clone(app), name };
+    app.tracker.spawn(async move {
+        let guard = guard;
+        tokio::select! {
+            biased;
+            () = guard.app.cancel.cancelled() => {}
+            () = work => {}
+        }
+    });
+}
+
+/// Stops the application when its job ends on its own, also by a panic.
+struct Guard {
+    app: Arc<App>,
+    name: &'static str,
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if !self.app.cancel.is_cancelled() {
+            tracing::error!(job = self.name, "a background job ended");
+            self.app.failed.cancel();
+        }
+    }
+}
+
+/// Waits between two tries of something that failed.
+async fn pause(app: &App) {
+    let millis = 200 + app.parts.entropy.u64() % 300;
+    tokio::time::sleep(Duration::from_millis(millis)).await;
+}

@@ -1,0 +1,186 @@
+//! The roster's shell: calls its tick, and writes the statuses that it wants.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use muster_shared::ids::ServerUuid;
+use serde_json::{Map, Value};
+
+use super::pause;
+use crate::app::fleet::Held;
+use crate::app::{App, AppError, keys};
+use crate::roster::authority::{Plan, plan};
+use crate::roster::{RosterRecord, Status, Via};
+use crate::store::{Expect, Revision, StoreError, Write, list_all};
+
+/// Servers whose status is written in one commit; each needs up to two writes.
+const BATCH: usize = 40;
+
+pub(super) async fn tick(app: Arc<App>) {
+    loop {
+        tokio::time::sleep(app.config.roster.tick).await;
+        let now = app.parts.clock.monotonic();
+        let pending = {
+            let mut roster = app.roster.lock();
+            roster.tick(now);
+            !roster.pending(1).is_empty()
+        };
+        app.metrics.heartbeating_servers.set(i64::try_from(app.agents.connected()).unwrap_or(0));
+        if pending {
+            app.roster_wake.notify_one();
+        }
+    }
+}
+
+pub(super) async fn write(app: Arc<App>) {
+    loop {
+        let pending = app.roster.lock().pending(BATCH);
+        if pending.is_empty() {
+            app.roster_wake.notified().await;
+            continue;
+        }
+        if let Err(error) = write_batch(&app, &pending).await {
+            app.metrics.status_put_failures.inc();
+            tracing::warn!(%error, "cannot write statuses");
+            pause(&app).await;
+        }
+    }
+}
+
+/// One server's new records.
+struct Change {
+    server: ServerUuid,
+    roster: RosterRecord,
+    /// Without its transitional status, if that is over.
+    record: Option<Map<String, Value>>,
+}
+
+async fn write_batch(app: &App, pending: &[(ServerUuid, Status, Via)]) -> Result<(), AppError> {
+    let members = members(app).await?;
+    let mut changes = Vec::new();
+    for (server, wanted, via) in pending {
+        match planned(app, &members, *server, *wanted, *via) {
+            Some(change) => changes.push(change),
+            // Another coordinator decides, or the store says it already.
+            None => {}
+        }
+    }
+    if changes.is_empty() {
+        return Ok(());
+    }
+    let mut writes = Vec::new();
+    for change in &changes {
+        writes.extend(writes_of(app, change));
+    }
+    match app.parts.store.commit(writes).await {
+        Ok(revision) => {
+            for change in changes {
+                applied(app, change, revision);
+            }
+            Ok(())
+        }
+        Err(StoreError::Conflict { key }) => {
+            app.metrics.status_put_etag_failures.inc();
+            // The batch is tried again with what the store holds now.
+            if let Some(server) = keys::last(&key) {
+                app.reload_server(server).await?;
+                let status = app.fleet.with(server, |e| e.roster.as_ref().map(|r| r.value.status));
+                app.roster.lock().written(server, status.flatten());
+            }
+            Ok(())
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+async fn members(app: &App) -> Result<BTreeSet<String>, AppError> {
+    let (records, _) = list_all(&*app.parts.store, keys::MEMBERS).await?;
+    Ok(records
+        .iter()
+        .filter_map(|r| r.key.strip_prefix(keys::MEMBERS))
+        .map(str::to_owned)
+        .collect())
+}
+
+fn planned(
+    app: &App,
+    members: &BTreeSet<String>,
+    server: ServerUuid,
+    wanted: Status,
+    via: Via,
+) -> Option<Change> {
+    let Some(entry) = app.fleet.get(server).filter(|entry| entry.record.is_some()) else {
+        app.roster.lock().written(server, None);
+        return None;
+    };
+    let old = entry.roster.as_ref().map(|held| &held.value);
+    match plan(old, &app.parts.instance, members, wanted) {
+        Plan::Write => {}
+        Plan::Keep => {
+            app.roster.lock().written(server, Some(wanted));
+            return None;
+        }
+        Plan::NotOurs => {
+            app.metrics.usurped_heartbeaters.inc();
+            app.roster.lock().yielded(server);
+            return None;
+        }
+    }
+    let roster = RosterRecord {
+        status: wanted,
+        since: app.parts.clock.wall(),
+        last_heartbeat: entry.last_heartbeat.or_else(|| old.and_then(|old| old.last_heartbeat)),
+        via,
+        authority: app.authority(),
+    };
+    let was_unknown = old.is_none_or(|old| old.status == Status::Unknown);
+    let record = entry.record.as_ref().filter(|held| {
+        let transitional = held.value.contains_key("transitional_status");
+        wanted == Status::Running && was_unknown && transitional
+    });
+    let record = record.map(|held| {
+        let mut record = (*held.value).clone();
+        record.remove("transitional_status");
+        record
+    });
+    Some(Change { server, roster, record })
+}
+
+fn writes_of(app: &App, change: &Change) -> Vec<Write> {
+    let (roster_at, record_at) = app
+        .fleet
+        .with(change.server, |entry| {
+            let at = |revision: Option<Revision>| revision.map_or(Expect::Absent, Expect::At);
+            (
+                at(entry.roster.as_ref().map(|held| held.revision)),
+                at(entry.record.as_ref().map(|held| held.revision)),
+            )
+        })
+        .unwrap_or((Expect::Absent, Expect::Absent));
+    let key = keys::roster(change.server);
+    let mut writes = vec![Write::put(key, roster_at, keys::encode(&change.roster))];
+    if let Some(record) = &change.record {
+        writes.push(Write::put(keys::server(change.server), record_at, keys::encode(record)));
+    }
+    writes
+}
+
+fn applied(app: &App, change: Change, revision: Revision) {
+    let Change { server, roster, record } = change;
+    let status = roster.status;
+    app.fleet.update(server, |entry| {
+        entry.roster = Some(Held { value: roster, revision });
+        if let Some(record) = record {
+            entry.record = Some(Held { value: Arc::new(record), revision });
+        }
+        entry.status_writes += 1;
+    });
+    app.roster.lock().written(server, Some(status));
+    app.counters.status_writes.inc();
+    app.metrics.status_put.inc();
+    match status {
+        Status::Running => app.metrics.new_heartbeaters.inc(),
+        Status::Unknown => app.metrics.stale_heartbeaters.inc(),
+    };
+    tracing::info!(server_uuid = %server, status = status.as_str(), "server status changed");
+}

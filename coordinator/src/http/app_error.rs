@@ -1,0 +1,44 @@
+//! The application's refusals in their HTTP form.
+
+use http::StatusCode;
+use serde_json::Map;
+
+use super::error::ApiError;
+use super::rule::FieldError;
+use crate::app::AppError;
+
+impl From<AppError> for ApiError {
+    fn from(error: AppError) -> Self {
+        let message = error.to_string();
+        let conflict = |code, message| Self::coded(StatusCode::CONFLICT, code, message);
+        match error {
+            AppError::ServerNotFound(_) | AppError::VmNotFound(_) | AppError::TaskNotFound => {
+                Self::NotFound(message)
+            }
+            AppError::ServerNotRunning => Self::ServerNotRunning,
+            AppError::VmExists(_) => conflict("VmExists", message),
+            AppError::NotCancellable(_) => conflict("NotCancellable", message),
+            AppError::Invalid(errors) => Self::InvalidParameters(
+                errors.into_iter().map(|(field, text)| FieldError::new(field, text)).collect(),
+            ),
+            AppError::InvalidArgument(_) => Self::InvalidArgument(message),
+            AppError::NoServer { steps, .. } => {
+                let mut details = Map::new();
+                details.insert("steps".to_owned(), steps);
+                Self::Coded {
+                    status: StatusCode::CONFLICT,
+                    code: "NoAllocatableServersError",
+                    message,
+                    details,
+                }
+            }
+            AppError::Busy(_) => Self::coded(StatusCode::SERVICE_UNAVAILABLE, "QueueFull", message),
+            AppError::NotConnected(_) | AppError::Stopping => Self::Unavailable(message),
+            AppError::Timeout(_) => Self::Internal { message, source: None },
+            AppError::Agent { code, .. } => Self::Agent { code, message },
+            AppError::Store(_) | AppError::Blob { .. } | AppError::Corrupt { .. } => {
+                Self::internal(message, error)
+            }
+        }
+    }
+}

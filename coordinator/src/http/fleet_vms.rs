@@ -1,0 +1,112 @@
+//! `/vms`: VMs of the whole fleet, wherever they are.
+
+use std::collections::BTreeMap;
+
+use http::{HeaderName, HeaderValue, Method, StatusCode};
+use muster_shared::ids::VmUuid;
+use muster_shared::wire::StreamKind;
+
+use super::error::ApiError;
+use super::request::Request;
+use super::response::Response;
+use super::route::{Param, Route, array_schema, object_schema};
+use super::rule::Rule;
+use crate::app::VmFilter;
+
+const TEXT: &[Rule] = &[Rule::Optional, Rule::StringType];
+const LIST_PARAMS: &[Param] = &[
+    Param::new("state", TEXT, "Only in this state"),
+    Param::new("owner_uuid", TEXT, "Only of this owner"),
+    Param::new("alias", TEXT, "Only of this name"),
+    Param::new("server_uuid", &[Rule::Optional, Rule::Uuid], "Only on this server"),
+    Param::new("brand", TEXT, "Only of this brand"),
+    Param::new("limit", &[Rule::Optional, Rule::Int], "At most this many, 1 to 1000"),
+    Param::new("offset", &[Rule::Optional, Rule::Int], "Skip this many"),
+    Param::new("marker", &[Rule::Optional, Rule::Uuid], "After this VM"),
+];
+
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        Route::new(Method::GET, "/vms", "FleetVmList", list)
+            .summary("VMs of all servers in uuid order; tag.NAME=VALUE selects by tag")
+            .params(LIST_PARAMS)
+            .returns_schema(array_schema),
+        Route::new(Method::POST, "/vms", "FleetVmCreate", create)
+            .summary("Chooses a server and makes a VM there, in one durable operation")
+            .success(StatusCode::ACCEPTED)
+            .returns_schema(object_schema),
+        Route::new(Method::GET, "/vms/:uuid", "FleetVmGet", get)
+            .summary("One VM, also while its server is away")
+            .vm()
+            .returns_schema(object_schema),
+        Route::new(Method::GET, "/vms/:uuid/console", "FleetVmConsole", console)
+            .summary("The VM's serial console: binary frames both ways")
+            .vm()
+            .websocket(),
+        Route::new(Method::GET, "/vms/:uuid/display", "FleetVmDisplay", display)
+            .summary("The VM's VNC display: binary frames both ways")
+            .vm()
+            .websocket(),
+    ]
+}
+
+async fn list(request: Request) -> Result<Response, ApiError> {
+    let text = |name: &str| request.text(name).map(str::to_owned);
+    let number = |name: &str| request.text(name).and_then(|text| text.parse::<usize>().ok());
+    if request.param("limit").is_some() && !number("limit").is_some_and(|n| (1..=1000).contains(&n))
+    {
+        return Err(ApiError::invalid("limit", "must be from 1 to 1000"));
+    }
+    let tags: BTreeMap<_, _> = request
+        .params
+        .iter()
+        .filter_map(|(name, value)| Some((name.strip_prefix("tag.")?, value.as_str()?)))
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect();
+    let filter = VmFilter {
+        state: text("state"),
+        owner: text("owner_uuid"),
+        alias: text("alias"),
+        server: request.text("server_uuid").and_then(|text| text.parse().ok()),
+        brand: text("brand"),
+        tags,
+        limit: number("limit"),
+        offset: number("offset").unwrap_or(0),
+        marker: request.text("marker").and_then(|text| text.parse::<VmUuid>().ok()),
+    };
+    let limit = filter.limit.unwrap_or(1_000);
+    let vms = request.app.vm_list(&filter);
+    let full = vms.len() == limit;
+    let last = vms.last().filter(|_| full).and_then(|vm| vm.get("uuid")?.as_str());
+    let next = last.and_then(|uuid| HeaderValue::try_from(uuid).ok());
+    let answer = Response::json(&vms)?;
+    Ok(match next {
+        Some(next) => answer.header(HeaderName::from_static("x-next-marker"), next),
+        None => answer,
+    })
+}
+
+async fn create(request: Request) -> Result<Response, ApiError> {
+    Response::json(request.app.vm_place(&request.params, &request.req_id).await?)
+}
+
+async fn get(request: Request) -> Result<Response, ApiError> {
+    Response::json(request.app.vm_get(request.vm()?)?)
+}
+
+async fn console(request: Request) -> Result<Response, ApiError> {
+    stream(request, StreamKind::Console).await
+}
+
+async fn display(request: Request) -> Result<Response, ApiError> {
+    stream(request, StreamKind::Vnc).await
+}
+
+/// The agent's end first: a client whose VM has no stream gets an HTTP error, not a websocket
+/// that closes.
+async fn stream(request: Request, kind: StreamKind) -> Result<Response, ApiError> {
+    request.check_websocket(None)?;
+    let agent = request.app.vm_stream(request.vm()?, kind).await?;
+    let app = std::sync::Arc::clone(&request.app);
+    request.into_websocket(None, move |client| async move { app.pipe(client, agent).await })
+}

@@ -1,0 +1,361 @@
+//! `/servers`: records of servers, and what is asked of their agents as a whole.
+
+use std::time::Duration;
+
+use http::Method;
+use jiff::Timestamp;
+use muster_shared::clock::iso;
+use muster_shared::ids::ServerUuid;
+use serde_json::{Map, Value, json};
+
+use super::error::ApiError;
+use super::request::{Request, ServerRef};
+use super::response::Response;
+use super::route::{Param, Route, ServerRule, array_schema, object_schema, task_id_schema};
+use super::rule::{FieldError, Rule};
+use crate::agents::Query;
+use crate::app::ServerFilter;
+use crate::app::fields::Extras;
+
+const LIST: &str = "^[-a-z0-9A-Z]+(,[-a-z0-9A-Z]+)*$";
+const WORDS: &str = "^[a-zA-Z_]+(,[a-zA-Z_]+)*$";
+const FLAG: &[Rule] = &[Rule::Optional, Rule::BooleanString, Rule::ToBoolean];
+const TEXT: &[Rule] = &[Rule::Optional, Rule::StringType, Rule::Trim];
+const BOOL: &[Rule] = &[Rule::Optional, Rule::BooleanType];
+/// Longest wait for an agent's history.
+const HISTORY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest wait for a fresh sysinfo.
+const SYSINFO_TIMEOUT: Duration = Duration::from_secs(60);
+
+const LIST_PARAMS: &[Param] = &[
+    Param::new("uuids", &[Rule::Optional, Rule::Regex(LIST)], "Only these, comma-separated"),
+    Param::new("setup", FLAG, "Only those that are set up, or not"),
+    Param::new("headnode", FLAG, "Only headnodes, or none"),
+    Param::new("reserved", FLAG, "Only reserved ones, or none"),
+    Param::new("reservoir", FLAG, "Only reservoir ones, or none"),
+    Param::new("hostname", TEXT, "Only the server of this name"),
+    Param::new("extras", &[Rule::Optional, Rule::Regex(WORDS)], "Further members to show"),
+    Param::new("fields", &[Rule::Optional, Rule::Regex(WORDS)], "Only these members"),
+    Param::new("limit", &[Rule::Optional, Rule::Int], "At most this many, 1 to 1000"),
+    Param::new("offset", &[Rule::Optional, Rule::Int], "Skip this many"),
+];
+
+const UPDATE_PARAMS: &[Param] = &[
+    Param::new("agents", &[Rule::Optional, Rule::ArrayType], "The agents installed"),
+    Param::new("nics", &[Rule::Optional, Rule::ArrayType], "Accepted and ignored"),
+    Param::new("boot_params", &[Rule::Optional, Rule::ObjectType], "Kernel arguments"),
+    Param::new("overprovision_ratios", &[Rule::Optional, Rule::ObjectType], "Sent to the agent"),
+    Param::new("traits", &[Rule::Optional, Rule::ObjectType], "For the allocator"),
+    Param::new("boot_platform", TEXT, "Platform of the next boot"),
+    Param::new("comments", TEXT, "For people"),
+    Param::new("datacenter", TEXT, "Where it is"),
+    Param::new("default_console", TEXT, "Console of the next boot"),
+    Param::new("next_reboot", TEXT, "ISO time, empty to clear"),
+    Param::new("rack_identifier", TEXT, "Where it is"),
+    Param::new("serial", TEXT, "Serial device of the next boot"),
+    Param::new("transitional_status", TEXT, "`rebooting`, empty to clear"),
+    Param::new("etag_retries", &[Rule::Optional, Rule::NumberType], "Accepted and ignored"),
+    Param::new("reservation_ratio", &[Rule::Optional, Rule::NumberType], "Share kept free"),
+    Param::new("reserved", BOOL, "Gets no VMs"),
+    Param::new("reservoir", BOOL, "Gets VMs last"),
+    Param::new("setting_up", BOOL, "A setup is under way"),
+    Param::new("setup", BOOL, "Set up"),
+];
+
+const SYSINFO_PARAMS: &[Param] =
+    &[Param::new("sysinfo", &[Rule::ObjectType], "The document, in SmartOS's key names")];
+const IMAGE_PARAMS: &[Param] = &[
+    Param::new("image_uuid", &[Rule::StringType], "The image"),
+    Param::new("zfs_storage_pool_name", &[Rule::Optional, Rule::StringType], "The pool"),
+    Param::new("imgapiPeers", &[Rule::Optional, Rule::ArrayType], "Accepted and ignored"),
+];
+
+pub(super) fn routes() -> Vec<Route> {
+    let pause = agent_route("/servers/:server_uuid/cn-agent/pause", "ServerPauseCnAgent", pause);
+    let resume =
+        agent_route("/servers/:server_uuid/cn-agent/resume", "ServerResumeCnAgent", resume);
+    let (pause, resume) = (pause.no_content(), resume.no_content());
+    let ensure = task_route(
+        "/servers/:server_uuid/ensure-image",
+        "ServerEnsureImage",
+        "image_ensure_present",
+    )
+    .strict()
+    .params(IMAGE_PARAMS);
+    vec![
+        Route::new(Method::GET, "/servers", "ServerList", list)
+            .summary("Servers in uuid order")
+            .strict()
+            .params(LIST_PARAMS)
+            .returns_schema(array_schema),
+        Route::new(Method::GET, "/servers/:server_uuid", "ServerGet", get)
+            .summary("One server with everything known about it")
+            .strict()
+            .server(ServerRule::ExistsOrDefault)
+            .returns_schema(object_schema),
+        Route::new(Method::POST, "/servers/:server_uuid", "ServerUpdate", update)
+            .summary("Changes a server's record")
+            .strict()
+            .server(ServerRule::Exists)
+            .params(UPDATE_PARAMS)
+            .no_content(),
+        Route::new(Method::DELETE, "/servers/:server_uuid", "ServerDelete", delete)
+            .summary("Forgets a server; the node itself is not touched, its open tasks end")
+            .strict()
+            .server(ServerRule::Exists)
+            .no_content(),
+        Route::new(
+            Method::POST,
+            "/servers/:server_uuid/sysinfo",
+            "ServerSysinfoRegister",
+            register,
+        )
+        .summary("Registers a server, or takes over its new sysinfo")
+        .strict()
+        .params(SYSINFO_PARAMS),
+        agent_route("/servers/:server_uuid/sysinfo-refresh", "ServerSysinfoRefresh", refresh)
+            .strict(),
+        Route::new(Method::GET, "/servers/:server_uuid/task-history", "ServerTaskHistory", history)
+            .summary("The agent's recent tasks, newest last")
+            .strict()
+            .server(ServerRule::Exists)
+            .returns_schema(array_schema),
+        pause.alias(Method::GET, true),
+        pause,
+        resume.alias(Method::GET, true),
+        resume,
+        ensure.alias(Method::GET, true),
+        ensure,
+        task_route("/servers/:server_uuid/nop", "DoNop", "nop"),
+        task_route("/servers/:server_uuid/install-agent", "ServerInstallAgent", "agent_install"),
+        task_route("/servers/:server_uuid/nics/update", "UpdateNicTask", "server_update_nics"),
+    ]
+}
+
+fn agent_route<F, Fut>(pattern: &'static str, operation: &'static str, handler: F) -> Route
+where
+    F: Fn(Request) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = Result<Response, ApiError>> + Send + 'static,
+{
+    Route::new(Method::POST, pattern, operation, handler)
+        .summary("Asks the server's agent and waits for its answer")
+        .server(ServerRule::Exists)
+        .running()
+}
+
+/// An endpoint that only makes a task of all its parameters.
+fn task_route(pattern: &'static str, operation: &'static str, task: &'static str) -> Route {
+    Route::new(Method::POST, pattern, operation, move |request| start_task(request, task))
+        .summary("Starts a task on the server")
+        .server(ServerRule::Exists)
+        .running()
+        .returns_schema(task_id_schema)
+}
+
+/// Makes a task of the request's parameters; answers with its id.
+pub(super) async fn start_task(request: Request, task: &'static str) -> Result<Response, ApiError> {
+    let server = request.server()?;
+    let id = request.app.task_create(server, task, request.params, &request.req_id).await?;
+    Response::json(json!({ "id": id }))
+}
+
+async fn list(request: Request) -> Result<Response, ApiError> {
+    let number = |name: &str| {
+        let value = request.param(name)?;
+        value.as_u64().or_else(|| value.as_str()?.parse().ok())
+    };
+    let limit = match (request.param("limit"), number("limit")) {
+        (None, _) => None,
+        (Some(_), Some(limit @ 1..=1000)) => usize::try_from(limit).ok(),
+        (Some(_), _) => {
+            let error = FieldError::new("limit", "limit must be between 1 and 1000");
+            return Err(ApiError::OutOfRange(vec![error]));
+        }
+    };
+    let mut equal = Vec::new();
+    for name in ["setup", "headnode", "reserved", "reservoir", "hostname"] {
+        if let Some(value) = request.param(name) {
+            equal.push((name, value.clone()));
+        }
+    }
+    let uuids = request
+        .text("uuids")
+        .map(|text| text.split(',').filter_map(|uuid| uuid.parse::<ServerUuid>().ok()).collect());
+    let offset = number("offset").and_then(|offset| usize::try_from(offset).ok()).unwrap_or(0);
+    let filter = ServerFilter { uuids, equal, limit, offset };
+    let extras = request.text("extras").map_or_else(Extras::default, Extras::parse);
+    let mut servers = request.app.server_list(&filter, extras);
+    if let Some(fields) = request.text("fields") {
+        let wanted: Vec<_> = fields.split(',').collect();
+        for server in &mut servers {
+            server.retain(|name, _| wanted.contains(&name.as_str()));
+        }
+    }
+    Response::json(servers)
+}
+
+async fn get(request: Request) -> Result<Response, ApiError> {
+    let ServerRef::Server(server) = request.server_ref()? else {
+        return Response::json(default_record());
+    };
+    let view = request.app.server_get(server, Extras::ALL)?;
+    let answer = Response::json(view)?;
+    Ok(match request.app.server_version(server) {
+        Some(version) => answer.etag(version),
+        None => answer,
+    })
+}
+
+/// The record that new servers inherit from.
+fn default_record() -> Value {
+    json!({
+        "uuid": "default", "default_console": "serial", "serial": "ttyb", "boot_params": {},
+        "kernel_flags": {}, "boot_modules": [], "boot_platform": "", "status": "unknown",
+        "last_heartbeat": null, "score": 0,
+    })
+}
+
+fn check_version(request: &Request, server: ServerUuid) -> Result<(), ApiError> {
+    match request.if_match() {
+        Some(wanted) if request.app.server_version(server).as_deref() != Some(wanted) => {
+            Err(ApiError::PreconditionFailed("the server has another version".to_owned()))
+        }
+        _ => Ok(()),
+    }
+}
+
+async fn update(request: Request) -> Result<Response, ApiError> {
+    let server = request.server()?;
+    check_version(&request, server)?;
+    let ratios = overprovision(&request)?;
+    let mut changes: Vec<(&str, Option<Value>)> = Vec::new();
+    for param in UPDATE_PARAMS {
+        let Some(value) = request.param(param.name) else { continue };
+        match param.name {
+            "nics" | "etag_retries" | "overprovision_ratios" => {}
+            "next_reboot" => changes.push(("next_reboot", next_reboot(value)?)),
+            "transitional_status" => {
+                changes.push(("transitional_status", transitional(value)?));
+            }
+            "reservation_ratio" => changes.push(("reservation_ratio", Some(as_number(value)))),
+            name => changes.push((name, Some(value.clone()))),
+        }
+    }
+    if let Some(value) = ratios {
+        let set_up = request.app.server_get(server, Extras::default())?;
+        if set_up.get("setup") == Some(&json!(true)) {
+            let mut params = Map::new();
+            params.insert("value".to_owned(), json!(value));
+            ask(&request, server, "server_overprovision_ratio", params, SYSINFO_TIMEOUT).await?;
+        }
+    }
+    request.app.server_update(server, &changes).await?;
+    Ok(Response::empty())
+}
+
+fn overprovision(request: &Request) -> Result<Option<String>, ApiError> {
+    let Some(ratios) = request.param("overprovision_ratios").and_then(Value::as_object) else {
+        return Ok(None);
+    };
+    let bad = |what: &str, key: &str| ApiError::InvalidArgument(format!("Invalid {what} {key}"));
+    let mut pairs = Vec::new();
+    for (key, value) in ratios {
+        if !["cpu", "ram", "disk", "io", "net"].contains(&key.as_str()) {
+            return Err(bad("key", key));
+        }
+        let number = value.as_f64().ok_or_else(|| bad("type for", key))?;
+        if number < 0.0 {
+            return Err(bad("value for", key));
+        }
+        pairs.push(format!("{key}={value}"));
+    }
+    Ok(Some(pairs.join("&")))
+}
+
+fn next_reboot(value: &Value) -> Result<Option<Value>, ApiError> {
+    let text = value.as_str().unwrap_or_default();
+    if text.is_empty() {
+        return Ok(Some(json!("")));
+    }
+    match text.parse::<Timestamp>() {
+        Ok(at) if iso(at) == text => Ok(Some(json!(text))),
+        Ok(_) | Err(_) => Err(ApiError::InvalidArgument(
+            "Invalid date for next_reboot; not an ISO date format".to_owned(),
+        )),
+    }
+}
+
+fn transitional(value: &Value) -> Result<Option<Value>, ApiError> {
+    match value.as_str() {
+        Some("") => Ok(None),
+        Some("rebooting") => Ok(Some(value.clone())),
+        _ => Err(ApiError::InvalidArgument("Invalid transitional_status".to_owned())),
+    }
+}
+
+/// JavaScript's `Number(x)` of a value that the rule has let pass.
+fn as_number(value: &Value) -> Value {
+    match value {
+        Value::Number(_) => value.clone(),
+        Value::String(text) => json!(text.trim().parse::<f64>().unwrap_or(0.0)),
+        Value::Bool(true) => json!(1),
+        _ => json!(0),
+    }
+}
+
+async fn delete(request: Request) -> Result<Response, ApiError> {
+    let server = request.server()?;
+    check_version(&request, server)?;
+    request.app.server_delete(server).await?;
+    Ok(Response::empty())
+}
+
+async fn register(request: Request) -> Result<Response, ApiError> {
+    let text = request.text("server_uuid").unwrap_or_default();
+    let server = text.parse().map_err(|_| super::request::invalid_server())?;
+    let sysinfo = request.param("sysinfo").and_then(Value::as_object).cloned().unwrap_or_default();
+    request.app.sysinfo_register(server, sysinfo).await?;
+    Ok(Response::empty())
+}
+
+async fn refresh(request: Request) -> Result<Response, ApiError> {
+    let server = request.server()?;
+    let params = request.params.clone();
+    let result = ask(&request, server, "server_sysinfo", params, SYSINFO_TIMEOUT).await?;
+    let Some(sysinfo) = result.get("sysinfo").and_then(Value::as_object) else {
+        let message = "Unable to gather latest sysinfo".to_owned();
+        return Err(ApiError::Internal { message, source: None });
+    };
+    request.app.sysinfo_register(server, sysinfo.clone()).await?;
+    Ok(Response::empty())
+}
+
+async fn ask(
+    request: &Request,
+    server: ServerUuid,
+    task: &str,
+    params: Map<String, Value>,
+    timeout: Duration,
+) -> Result<Value, ApiError> {
+    let req_id = &request.req_id;
+    let query = Query { server, task, label: None, params, req_id, timeout };
+    Ok(request.app.agents().query(query).await?)
+}
+
+async fn history(request: Request) -> Result<Response, ApiError> {
+    let server = request.server()?;
+    let result = ask(&request, server, "task_history", Map::new(), HISTORY_TIMEOUT).await?;
+    // An array alone, or as a member of the result object.
+    let entries = result.get("history").or_else(|| result.get("tasks")).unwrap_or(&result);
+    Response::json(entries)
+}
+
+async fn pause(request: Request) -> Result<Response, ApiError> {
+    request.app.agent_pause(request.server()?, "paused through the API").await?;
+    Ok(Response::empty())
+}
+
+async fn resume(request: Request) -> Result<Response, ApiError> {
+    request.app.agent_resume(request.server()?).await?;
+    Ok(Response::empty())
+}

@@ -1,0 +1,103 @@
+//! `/tasks`: one task, waiting for it, stopping it, all of them.
+
+use std::time::Duration;
+
+use http::{HeaderName, HeaderValue, Method, StatusCode};
+use muster_shared::ids::TaskId;
+use serde_json::{Value, json};
+
+use super::error::ApiError;
+use super::request::Request;
+use super::response::Response;
+use super::route::{Param, Route, array_schema, object_schema, task_id_schema};
+use super::rule::Rule;
+use crate::app::AppError;
+use crate::app::tasks::{MAX_WAIT, TaskFilter, TaskStatus};
+
+const TEXT: &[Rule] = &[Rule::Optional, Rule::StringType];
+const LIST_PARAMS: &[Param] = &[
+    Param::new("status", TEXT, "`active`, `complete` or `failure`"),
+    Param::new("task", TEXT, "Only of this kind"),
+    Param::new("server_uuid", &[Rule::Optional, Rule::Uuid], "Only on this server"),
+    Param::new("vm_uuid", &[Rule::Optional, Rule::Uuid], "Only about this VM"),
+    Param::new("limit", &[Rule::Optional, Rule::Int], "At most this many, 1 to 1000"),
+    Param::new("marker", TEXT, "After this task; see the header x-next-marker"),
+];
+const WAIT_PARAMS: &[Param] =
+    &[Param::new("timeout", &[], "Seconds; 3600 when absent or no number")];
+
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        Route::new(Method::GET, "/tasks", "TaskList", list)
+            .summary("Tasks, oldest first")
+            .params(LIST_PARAMS)
+            .returns_schema(array_schema),
+        Route::new(Method::GET, "/tasks/:taskid", "TaskGet", get)
+            .summary("One task")
+            .returns_schema(object_schema),
+        Route::new(Method::GET, "/tasks/:taskid/wait", "TaskWait", wait)
+            .summary("One task, once it has ended or the timeout has passed")
+            .params(WAIT_PARAMS)
+            .returns_schema(object_schema),
+        Route::new(Method::POST, "/tasks/:taskid/cancel", "TaskCancel", cancel)
+            .summary("Stops a task if its kind allows that")
+            .success(StatusCode::ACCEPTED)
+            .returns_schema(task_id_schema),
+    ]
+}
+
+fn task_id(request: &Request) -> Result<TaskId, ApiError> {
+    let id = request.text("taskid").and_then(|text| text.parse().ok());
+    id.ok_or_else(|| AppError::TaskNotFound.into())
+}
+
+async fn list(request: Request) -> Result<Response, ApiError> {
+    let status = match request.text("status") {
+        None => None,
+        Some("active") => Some(TaskStatus::Active),
+        Some("complete") => Some(TaskStatus::Complete),
+        Some("failure") => Some(TaskStatus::Failure),
+        Some(_) => return Err(ApiError::invalid("status", "must be active, complete or failure")),
+    };
+    let limit = match request.text("limit").map(str::parse::<usize>) {
+        None => None,
+        Some(Ok(limit @ 1..=1000)) => Some(limit),
+        Some(_) => return Err(ApiError::invalid("limit", "must be from 1 to 1000")),
+    };
+    let filter = TaskFilter {
+        status,
+        task: request.text("task").map(str::to_owned),
+        server: request.text("server_uuid").and_then(|text| text.parse().ok()),
+        vm: request.text("vm_uuid").and_then(|text| text.parse().ok()),
+        limit,
+        marker: request.text("marker").and_then(|text| text.parse().ok()),
+    };
+    let page = request.app.task_list(&filter).await?;
+    let answer = Response::json(page.tasks)?;
+    let next = page.next.and_then(|id| HeaderValue::try_from(id.as_str()).ok());
+    Ok(match next {
+        Some(next) => answer.header(HeaderName::from_static("x-next-marker"), next),
+        None => answer,
+    })
+}
+
+async fn get(request: Request) -> Result<Response, ApiError> {
+    Response::json(request.app.task_get(&task_id(&request)?).await?)
+}
+
+async fn wait(request: Request) -> Result<Response, ApiError> {
+    let id = task_id(&request)?;
+    let seconds = request.param("timeout").and_then(|value| match value {
+        Value::Number(number) => number.as_f64(),
+        Value::String(text) => text.trim().parse().ok(),
+        _ => None,
+    });
+    let timeout = seconds.and_then(|s| Duration::try_from_secs_f64(s).ok()).unwrap_or(MAX_WAIT);
+    Response::json(request.app.task_wait(&id, timeout).await?)
+}
+
+async fn cancel(request: Request) -> Result<Response, ApiError> {
+    let id = task_id(&request)?;
+    request.app.task_cancel(&id).await?;
+    Response::json(json!({ "id": id }))
+}

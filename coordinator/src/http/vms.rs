@@ -1,0 +1,207 @@
+//! `/servers/:server_uuid/vms`: the VMs of one server, as CNAPI serves them.
+
+use std::time::Duration;
+
+use http::Method;
+use muster_shared::ids::VmUuid;
+use serde_json::{Map, Value, json};
+
+use super::error::ApiError;
+use super::request::Request;
+use super::response::Response;
+use super::route::{Param, Route, ServerRule, array_schema, object_schema, task_id_schema};
+use super::rule::Rule;
+use super::servers::start_task;
+use crate::agents::Query;
+use crate::app::AppError;
+
+const JOB: Param = Param::new("jobid", &[Rule::Optional, Rule::StringType], "Passed on");
+const TASK_PARAMS: &[Param] = &[JOB];
+const CREATE_PARAMS: &[Param] = &[JOB, Param::new("uuid", &[Rule::StringType], "The VM")];
+const KILL_PARAMS: &[Param] =
+    &[JOB, Param::new("signal", &[Rule::Optional, Rule::NumberOrString], "Name or number")];
+const REPROVISION_PARAMS: &[Param] =
+    &[JOB, Param::new("image_uuid", &[Rule::StringType, Rule::Trim], "The new image")];
+
+pub(super) fn routes() -> Vec<Route> {
+    let vm = |suffix, operation, task| task_route(Method::POST, suffix, operation, task);
+    vec![
+        Route::new(Method::GET, "/servers/:server_uuid/vms", "VmList", list)
+            .summary("The server's VMs as last reported")
+            .server(ServerRule::Exists)
+            .returns_schema(array_schema),
+        Route::new(Method::POST, "/servers/:server_uuid/vms", "VmCreate", create)
+            .summary("Makes a VM on this server; see POST /vms to have a server chosen")
+            .server(ServerRule::Exists)
+            .running()
+            .params(CREATE_PARAMS)
+            .returns_schema(task_id_schema),
+        query_route("/servers/:server_uuid/vms/:uuid", "VmLoad", load),
+        query_route("/servers/:server_uuid/vms/:uuid/info", "VmInfo", info),
+        query_route("/servers/:server_uuid/vms/:uuid/proc", "VmProc", proc),
+        task_route(
+            Method::DELETE,
+            "/servers/:server_uuid/vms/:uuid",
+            "VmDestroy",
+            "machine_destroy",
+        ),
+        vm("/servers/:server_uuid/vms/:uuid/stop", "VmStop", "machine_shutdown"),
+        vm("/servers/:server_uuid/vms/:uuid/kill", "VmKill", "machine_kill").params(KILL_PARAMS),
+        vm("/servers/:server_uuid/vms/:uuid/update", "VmUpdate", "machine_update"),
+        vm("/servers/:server_uuid/vms/:uuid/reprovision", "VmReprovision", "machine_reprovision")
+            .params(REPROVISION_PARAMS),
+        boot_route("/servers/:server_uuid/vms/:uuid/start", "VmStart", "start", "machine_boot"),
+        boot_route(
+            "/servers/:server_uuid/vms/:uuid/reboot",
+            "VmReboot",
+            "reboot",
+            "machine_reboot",
+        ),
+    ]
+}
+
+fn base(route: Route) -> Route {
+    route.server(ServerRule::Exists).vm().running()
+}
+
+fn task_route(
+    method: Method,
+    pattern: &'static str,
+    operation: &'static str,
+    task: &'static str,
+) -> Route {
+    let route = Route::new(method, pattern, operation, move |request| start_task(request, task));
+    base(route)
+        .summary("Starts a task about the VM; all parameters are passed on")
+        .params(TASK_PARAMS)
+        .returns_schema(task_id_schema)
+}
+
+fn boot_route(
+    pattern: &'static str,
+    operation: &'static str,
+    verb: &'static str,
+    task: &'static str,
+) -> Route {
+    let handler = move |request: Request| async move {
+        check_update(&request, verb)?;
+        start_task(request, task).await
+    };
+    base(Route::new(Method::POST, pattern, operation, handler))
+        .summary("Starts a task about the VM; all parameters are passed on")
+        .params(TASK_PARAMS)
+        .returns_schema(task_id_schema)
+}
+
+fn query_route<F, Fut>(pattern: &'static str, operation: &'static str, handler: F) -> Route
+where
+    F: Fn(Request) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = Result<Response, ApiError>> + Send + 'static,
+{
+    base(Route::new(Method::GET, pattern, operation, handler))
+        .summary("Asks the agent about the VM")
+        .returns_schema(object_schema)
+}
+
+/// A start or reboot may change nothing but internal metadata on the way.
+fn check_update(request: &Request, verb: &str) -> Result<(), ApiError> {
+    let Some(update) = request.param("update") else { return Ok(()) };
+    let keys: Vec<_> = update.as_object().map(|u| u.keys().cloned().collect()).unwrap_or_default();
+    if update.is_object() && keys == ["set_internal_metadata"] {
+        return Ok(());
+    }
+    let keys = keys.join(",");
+    Err(ApiError::RefusedArgument(format!(
+        "Vm.{verb} update param only allows set_internal_metadata, received: [{keys}]"
+    )))
+}
+
+async fn list(request: Request) -> Result<Response, ApiError> {
+    Response::json(request.app.vms_of(request.server()?))
+}
+
+async fn create(request: Request) -> Result<Response, ApiError> {
+    let server = request.server()?;
+    let uuid: VmUuid = request
+        .text("uuid")
+        .and_then(|text| text.parse().ok())
+        .ok_or_else(|| ApiError::invalid("uuid", "value was not a UUID"))?;
+    let params = &request.params;
+    let disk = params.get("disks").and_then(|disks| disks.get(0)?.get("image_uuid"));
+    let image = params.get("image_uuid").or(disk).and_then(Value::as_str);
+    let mut errors = Vec::new();
+    if image.is_none() {
+        errors.push(("image_uuid".to_owned(), "value was not a string".to_owned()));
+    }
+    let files = params.get("image").and_then(|image| image.get("files")?.as_array());
+    let Some(file) = files.and_then(|files| files.first()) else {
+        errors.push(("image".to_owned(), "value is not an image with files".to_owned()));
+        return Err(AppError::Invalid(errors).into());
+    };
+    if !errors.is_empty() {
+        return Err(AppError::Invalid(errors).into());
+    }
+    let mut params = request.params.clone();
+    if let Some(compression) = file.get("compression") {
+        params.insert("dataset_url_compression".to_owned(), compression.clone());
+    }
+    let id = request.app.vm_create_on(server, uuid, params, &request.req_id).await?;
+    Response::json(json!({ "id": id }))
+}
+
+async fn ask(
+    request: &Request,
+    task: &str,
+    label: &str,
+    extra: (&str, Option<Value>),
+    seconds: u64,
+) -> Result<Value, ApiError> {
+    let vm = request.vm()?;
+    let mut params = Map::new();
+    params.insert("uuid".to_owned(), json!(vm));
+    if let (name, Some(value)) = extra {
+        params.insert(name.to_owned(), value);
+    }
+    let query = Query {
+        server: request.server()?,
+        task,
+        label: Some(label),
+        params,
+        req_id: &request.req_id,
+        timeout: Duration::from_secs(seconds),
+    };
+    Ok(request.app.agents().query(query).await?)
+}
+
+/// An absent VM is a 404 in CNAPI's words.
+fn or_not_found(result: Result<Value, ApiError>, vm: VmUuid) -> Result<Response, ApiError> {
+    match result {
+        Err(ApiError::Agent { code, .. }) if code == "VmNotFound" => {
+            Err(AppError::VmNotFound(vm).into())
+        }
+        Err(error) => Err(error),
+        Ok(value) => Response::json(value),
+    }
+}
+
+async fn load(request: Request) -> Result<Response, ApiError> {
+    let dni = request.param("include_dni").map(|value| json!(is_true(value)));
+    let result = ask(&request, "machine_load", "machine_load", ("include_dni", dni), 60).await;
+    or_not_found(result, request.vm()?)
+}
+
+fn is_true(value: &Value) -> bool {
+    value == &json!(true) || value == &json!("true")
+}
+
+async fn info(request: Request) -> Result<Response, ApiError> {
+    let types = request.text("info").unwrap_or("all").split(',').collect::<Vec<_>>();
+    let types = Some(json!(types));
+    // The reference names machine_load in the text of this timeout.
+    Response::json(ask(&request, "machine_info", "machine_load", ("types", types), 10).await?)
+}
+
+async fn proc(request: Request) -> Result<Response, ApiError> {
+    let result = ask(&request, "machine_proc", "machine_proc", ("", None), 20).await;
+    or_not_found(result, request.vm()?)
+}

@@ -1,0 +1,38 @@
+//! `/why`: what a thing waits for.
+
+use http::Method;
+
+use super::error::ApiError;
+use super::request::Request;
+use super::response::Response;
+use super::route::{Route, object_schema};
+use crate::app::AppError;
+
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        Route::new(Method::GET, "/why/:kind/:id", "Why", why)
+            .summary("What a task, a vm or a server waits for, in plain words")
+            .returns_schema(object_schema),
+    ]
+}
+
+async fn why(request: Request) -> Result<Response, ApiError> {
+    let id = request.text("id").unwrap_or_default();
+    let app = &request.app;
+    let missing = |what: &str| ApiError::NotFound(format!("{what} {id} not found"));
+    match request.text("kind").unwrap_or_default() {
+        "task" => {
+            let id = id.parse().map_err(|_| ApiError::from(AppError::TaskNotFound))?;
+            Response::json(app.why_task(&id).await?)
+        }
+        "server" => {
+            let server = id.parse().map_err(|_| missing("Server"))?;
+            Response::json(app.why_server(server)?)
+        }
+        "vm" => {
+            let vm = id.parse().map_err(|_| missing("VM"))?;
+            Response::json(app.why_vm(vm)?)
+        }
+        kind => Err(ApiError::NotFound(format!("/why/{kind} does not exist"))),
+    }
+}
