@@ -12,6 +12,7 @@ use url::Url;
 use utoipa::ToSchema;
 
 use crate::app::AppConfig;
+use crate::roster::Limits;
 
 /// Environment variables that are configuration start with this.
 pub const ENVIRONMENT_PREFIX: &str = "MUSTER_COORDINATOR__";
@@ -358,7 +359,27 @@ impl Config {
     /// The part of the configuration that the application needs.
     #[must_use]
     pub fn app(&self, hostname: String) -> AppConfig {
-        AppConfig { datacenter: self.datacenter.clone(), hostname, ..AppConfig::default() }
+        let ms = Duration::from_millis;
+        let Self { roster, agents, tasks, .. } = self;
+        AppConfig {
+            datacenter: self.datacenter.clone(),
+            hostname,
+            roster: Limits {
+                suspect: ms(roster.suspect_ms),
+                lost: ms(roster.lost_ms),
+                post: ms(roster.post_ms),
+                startup_grace: ms(roster.startup_grace_ms),
+                ..Limits::default()
+            },
+            advertised_urls: agents.advertised_urls.clone(),
+            task_accept_timeout: ms(tasks.accept_timeout_ms),
+            max_open_tasks: tasks.max_open,
+            task_retention: Duration::from_hours(tasks.retention_days.saturating_mul(24)),
+            hello_timeout: ms(agents.hello_timeout_ms),
+            stream_timeout: ms(agents.stream_timeout_ms),
+            allow_command_execute: self.security.allow_command_execute,
+            ..AppConfig::default()
+        }
     }
 
     /// How long requests may take to end when the coordinator stops.

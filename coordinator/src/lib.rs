@@ -87,7 +87,7 @@ impl Coordinator {
             Some(listen) => Some(http::bind(listen).await?),
             None => None,
         };
-        let app = App::new(config.app(http::hostname()), parts);
+        let app = App::start(config.app(http::hostname()), parts).await.map_err(StartError::App)?;
         let settings = ServerSettings::new(config, acceptor, log);
         let server = Server::start(Arc::clone(&app), settings, api, metrics);
         server.spawn(sweep(Arc::clone(&app)));
@@ -105,6 +105,7 @@ impl Running {
     /// application and closes the websockets. Returns how many connections were cut off.
     pub async fn stop(self) -> usize {
         let requests = self.server.drain().await;
+        self.app.shutdown().await;
         requests + self.server.close_sockets().await
     }
 }

@@ -132,14 +132,15 @@ async fn serve(config: &Config, log: LogControl) -> anyhow::Result<()> {
     announce(&running)?;
     let watchdog = sd_notify::watchdog_enabled();
     let mut beat = tokio::time::interval(watchdog.map_or(Duration::from_hours(1), |w| w / 3));
-    loop {
+    let failed = loop {
         tokio::select! {
             biased;
-            _ = terminate.recv() => break,
-            _ = interrupt.recv() => break,
+            _ = terminate.recv() => break false,
+            _ = interrupt.recv() => break false,
+            () = running.app.failed() => break true,
             _ = beat.tick() => if watchdog.is_some() { notify(&[NotifyState::Watchdog]) },
         }
-    }
+    };
     notify(&[NotifyState::Stopping]);
     tracing::info!(drain_ms = config.api.drain_ms, "stopping");
     let cut_off = running.stop().await;
@@ -148,6 +149,7 @@ async fn serve(config: &Config, log: LogControl) -> anyhow::Result<()> {
     } else {
         tracing::info!("stopped");
     }
+    anyhow::ensure!(!failed, "a background job ended, see the log");
     Ok(())
 }
 
