@@ -1,2 +1,163 @@
-//! placeholder
-fn main() {}
+//! Time per allocation at several fleet sizes, full default pipeline, beside the goals; and the
+//! time to render it and to take in one status report.
+
+use std::hint::black_box;
+use std::sync::Arc;
+
+use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use muster_alloc::{Config, Detail, Fleet, HostOs, Options, Request, allocate};
+use muster_shared::ids::VmUuid;
+use muster_shared::wire::status::{Diskinfo, Meminfo, Report, VmIndex, VmReport, VmStatus};
+use serde_json::json;
+use uuid::Uuid;
+
+const GIB: u64 = 1 << 30;
+/// Servers, VMs on each, and the goal for one allocation.
+const SIZES: [(u32, u32, &str); 5] = [
+    (100, 20, "no goal"),
+    (1_000, 20, "no goal"),
+    (1_000, 100, "goal 0.5 ms"),
+    (5_000, 20, "goal 1 ms"),
+    (20_000, 20, "goal 4 ms"),
+];
+
+fn server_uuid(n: u32) -> String {
+    Uuid::from_u128((0x5000_u128 << 64) + u128::from(n)).to_string()
+}
+
+/// A cheap spread of numbers, the same in every run.
+fn mix(n: u64) -> u64 {
+    let n = n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (n ^ (n >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 20
+}
+
+fn report(server: u32, vms: u32, size: u64) -> Report {
+    let vm = |i: u32| {
+        let n = mix(u64::from(server) * 1_000 + u64::from(i));
+        let uuid = VmUuid(Uuid::from_u64_pair(mix(n), u64::from(server) * 1_000 + u64::from(i)));
+        let status = VmStatus {
+            uuid,
+            owner_uuid: Uuid::from_u64_pair(1, n % 5_000).to_string(),
+            brand: "kvm".to_owned(),
+            cpu_cap: Some(100 * (1 + n % 4)),
+            quota: Some(25),
+            max_physical_memory: 1_024 * (1 + n % 8),
+            state: "running".to_owned(),
+            zone_state: "running".to_owned(),
+            last_modified: String::new(),
+        };
+        let index = VmIndex { alias: Some(format!("vm{i}")), ..VmIndex::default() };
+        (uuid, Some(VmReport { vm: status, index }))
+    };
+    Report {
+        full: true,
+        vms: (0..vms).map(vm).collect(),
+        meminfo: Some(Meminfo {
+            availrmem_bytes: size,
+            arcsize_bytes: 0,
+            total_bytes: (256 + mix(u64::from(server)) % 512) * GIB,
+        }),
+        diskinfo: Some(Diskinfo {
+            pool_size_bytes: (4_000 + mix(u64::from(server)) % 8_000) * GIB,
+            pool_alloc_bytes: 500 * GIB,
+            kvm_zvol_volsize_bytes: u64::from(vms) * 25 * GIB,
+            ..Diskinfo::default()
+        }),
+        ..Report::default()
+    }
+}
+
+fn fleet(servers: u32, vms: u32) -> Fleet {
+    let mut fleet = Fleet::new(&Config::reference_default(HostOs::Any));
+    for n in 0..servers {
+        let odd = mix(u64::from(n) + 7) % 100;
+        let record = json!({
+            "uuid": server_uuid(n), "setup": true, "reserved": odd == 0, "headnode": odd == 1,
+            "status": if odd == 2 { "unknown" } else { "running" }, "reservoir": odd == 3,
+            "reservation_ratio": 0.15, "rack_identifier": format!("r{}", n / 40),
+            "current_platform": format!("2023{:02}01T000000Z", 1 + odd % 12),
+            "last_boot": "2022-01-01T00:00:00.000Z",
+            "next_reboot": if odd < 30 { format!("2030-01-{:02}T00:00:00.000Z", 1 + odd % 28) } else { String::new() },
+            "traits": if odd == 4 { json!({"ssd": true}) } else { json!({}) },
+            "sysinfo": {
+                "Live Image": "20230101T000000Z", "SDC Version": "7.0",
+                "CPU Total Cores": 128, "CPU Online Count": 128, "System Type": "Linux",
+                "Network Interfaces": {
+                    "net0": {"Link Status": "up", "NIC Names": ["admin"], "MAC Address": "0:0"},
+                    "net1": {"Link Status": if odd == 5 { "down" } else { "up" },
+                             "NIC Names": ["external", "internal"], "MAC Address": "0:1"},
+                },
+            },
+        });
+        let record = record.as_object().expect("an object").clone();
+        fleet.upsert_server(Arc::new(record)).expect("the record has a uuid");
+        fleet.apply_report(&server_uuid(n), &report(n, vms, GIB));
+    }
+    fleet
+}
+
+fn request() -> Request {
+    let body = json!({
+        "vm": {"vm_uuid": "f9627169-cdc9-4970-aebe-35a164cbbe0e", "ram": 2048, "brand": "kvm",
+               "owner_uuid": Uuid::from_u64_pair(1, 17).to_string(), "cpu_cap": 200, "quota": 25,
+               "vcpus": 2},
+        "image": {"image_size": 10_240, "files": [{"size": 500_000_000}]},
+        "package": {"max_physical_memory": 2048, "cpu_cap": 200, "quota": 25_600, "vcpus": 2},
+        "nic_tags": ["external"],
+    });
+    Request::parse(body.as_object().expect("an object")).expect("the request is good")
+}
+
+fn resident_kib() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find(|line| line.starts_with("VmRSS:"))?;
+    line.split_whitespace().nth(1)?.parse().ok()
+}
+
+fn bench(c: &mut Criterion) {
+    let config = Config::reference_default(HostOs::Any);
+    let request = request();
+    for (servers, vms, goal) in SIZES {
+        let before = resident_kib();
+        let mut fleet = fleet(servers, vms);
+        if let (Some(before), Some(after)) = (before, resident_kib()) {
+            let each = after.saturating_sub(before) * 1024 / u64::from(servers);
+            println!("{servers} servers x {vms} VMs: about {each} bytes of memory per server");
+        }
+        let snapshot = fleet.snapshot();
+        let name = format!("{servers} servers x {vms} VMs");
+        let options = Options { only_ready: true, seed: 42, ..Options::default() };
+        let outcome = allocate(&snapshot, &request, &config, &options);
+        assert!(outcome.server.is_some(), "nothing fits: {}", outcome.failure());
+        let mut group = c.benchmark_group("alloc");
+        group.sample_size(20);
+        group.bench_function(BenchmarkId::new(format!("allocate [{goal}]"), &name), |b| {
+            b.iter(|| allocate(black_box(&snapshot), &request, &config, &options));
+        });
+        group.bench_function(BenchmarkId::new("render [no goal]", &name), |b| {
+            b.iter(|| black_box(outcome.steps_json(Detail::Full).to_string()));
+        });
+        let mut size = GIB;
+        group.bench_function(BenchmarkId::new("status report [goal 20 us]", &name), |b| {
+            b.iter(|| {
+                size += 4096;
+                let mut changed = report(7, 0, size);
+                changed.full = false;
+                fleet.apply_report(&server_uuid(7), black_box(&changed));
+                // So that the next report finds the chunk shared, the worst case.
+                fleet.snapshot()
+            });
+        });
+        let full = report(8, vms, GIB);
+        group.bench_function(BenchmarkId::new("full report [no goal]", &name), |b| {
+            b.iter(|| {
+                fleet.apply_report(&server_uuid(8), black_box(&full));
+                fleet.snapshot()
+            });
+        });
+        group.finish();
+    }
+}
+
+criterion_group!(benches, bench);
+criterion_main!(benches);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use crate::algorithms::Algorithm;
+use crate::algorithms::{Algorithm, Kind};
 use crate::config::Ratios;
 use crate::num::{fix2, text};
 use crate::request::json_text;
@@ -106,6 +106,13 @@ impl Step {
     #[must_use]
     pub fn algorithm(&self) -> Option<&'static str> {
         self.algorithm.map(|algorithm| algorithm.name)
+    }
+
+    /// Whether the step judged each server by itself: a server it removed could as well not have
+    /// been there.
+    #[must_use]
+    pub fn judges_singly(&self) -> bool {
+        self.algorithm.is_some_and(|algorithm| algorithm.kind == Kind::Filter)
     }
 
     /// How many servers were left.

@@ -16,7 +16,8 @@ pub(crate) struct ShardMap<V>(Arc<Vec<Arc<BTreeMap<Uuid, V>>>>);
 
 impl<V: Clone> ShardMap<V> {
     pub(crate) fn new() -> Self {
-        Self(Arc::new(vec![Arc::new(BTreeMap::new()); SHARDS]))
+        let empty = Arc::new(BTreeMap::new());
+        Self(Arc::new((0..SHARDS).map(|_| Arc::clone(&empty)).collect()))
     }
 
     fn shard(key: Uuid) -> usize {

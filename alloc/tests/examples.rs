@@ -63,7 +63,10 @@ fn all_cases_are_decided_as_recorded() {
         } else if value["kind"] == "capacity" {
             assert_eq!(answer["capacities"], expect["capacities"], "case {id}");
             for (uuid, error) in answer["errors"].as_object().expect("errors") {
-                assert_eq!(expect["reasons"].get(uuid), Some(error), "case {id}");
+                // The reference removes these without a reason; the text is our own.
+                let own = error == "Server is not set up";
+                let want = expect["reasons"].get(uuid);
+                assert_eq!(want, Some(error).filter(|_| !own), "case {id}");
             }
         } else {
             check_steps(id, &answer["steps"], &expect["steps"], &servers[&value["dc"].to_string()]);
