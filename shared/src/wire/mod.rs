@@ -7,6 +7,8 @@
 
 mod codec;
 mod messages;
+#[cfg(test)]
+mod protocol_tests;
 pub mod status;
 pub mod stream;
 
