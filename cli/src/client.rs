@@ -15,6 +15,10 @@ use crate::{CliError, Connection};
 
 /// Time to reach the coordinator.
 const CONNECT: Duration = Duration::from_secs(5);
+/// Items in a page; the coordinator's limit.
+const PAGE: usize = 1_000;
+/// Most pages that are read.
+const MAX_PAGES: usize = 1_000;
 /// Time for an answer that nothing has to be waited for.
 const ANSWER: Duration = Duration::from_secs(60);
 
@@ -98,6 +102,32 @@ impl Client {
         query: &[(&str, String)],
     ) -> Result<Value, CliError> {
         self.answer(self.request(Method::GET, path).query(query).timeout(ANSWER)).await
+    }
+
+    /// `GET` of a whole list, page by page: each page but the first starts after the item whose
+    /// `id_member` ends the one before.
+    pub(crate) async fn get_all(
+        &self,
+        path: &str,
+        query: &[(&str, String)],
+        id_member: &str,
+    ) -> Result<Value, CliError> {
+        let mut all: Vec<Value> = Vec::new();
+        for _ in 0..MAX_PAGES {
+            let mut query = query.to_vec();
+            query.push(("limit", PAGE.to_string()));
+            if let Some(last) = all.last().and_then(|item| item[id_member].as_str()) {
+                query.push(("marker", last.to_owned()));
+            }
+            let page = self.get(path, &query).await?;
+            let items = page.as_array().cloned().unwrap_or_default();
+            let full = items.len() >= PAGE;
+            all.extend(items);
+            if !full {
+                break;
+            }
+        }
+        Ok(Value::Array(all))
     }
 
     /// `POST` with a JSON body.

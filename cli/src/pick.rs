@@ -14,7 +14,7 @@ pub(crate) async fn vm(client: &Client, name: &str) -> Result<Value, CliError> {
     if name.parse::<Uuid>().is_ok() {
         return client.get(&format!("/vms/{name}"), &[]).await;
     }
-    let all = client.get("/vms", &[]).await?;
+    let all = client.get_all("/vms", &[], "uuid").await?;
     one("VM", name, &all, |vm| vec![text(&vm["alias"])]).cloned()
 }
 

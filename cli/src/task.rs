@@ -24,7 +24,7 @@ pub(crate) enum Args {
         kind: Option<String>,
         /// At most so many.
         #[arg(long, default_value_t = 50)]
-        limit: u32,
+        limit: usize,
     },
     /// Shows a task with its steps and its result.
     Get {
@@ -53,14 +53,15 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
                 Some(name) => Some(pick::uuid(&pick::server(client, &name).await?)?.to_owned()),
                 None => None,
             };
-            let filters = [
-                ("server_uuid", server),
-                ("status", status),
-                ("task", kind),
-                ("limit", Some(limit.to_string())),
-            ];
+            let filters = [("server_uuid", server), ("status", status), ("task", kind)];
             let query: Vec<_> = filters.into_iter().filter_map(|(k, v)| Some((k, v?))).collect();
-            list(output, &client.get("/tasks", &query).await?)
+            // The coordinator lists the oldest first.
+            let mut tasks = client.get_all("/tasks", &query, "id").await?;
+            if let Some(tasks) = tasks.as_array_mut() {
+                tasks.reverse();
+                tasks.truncate(limit);
+            }
+            list(output, &tasks)
         }
         Args::Get { id } => output.object(&client.get(&format!("/tasks/{id}"), &[]).await?),
         Args::Wait { id, timeout } => {

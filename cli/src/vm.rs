@@ -80,7 +80,7 @@ async fn list(
     };
     let filters = [("server_uuid", server), ("state", state), ("alias", alias)];
     let query: Vec<_> = filters.into_iter().filter_map(|(k, v)| Some((k, v?))).collect();
-    let vms = client.get("/vms", &query).await?;
+    let vms = client.get_all("/vms", &query, "uuid").await?;
     output.list(
         &vms,
         &[
