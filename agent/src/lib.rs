@@ -3,10 +3,13 @@
 //! [`Agent::start`] builds the whole agent from its parts, in `main` from real ones, in tests and
 //! simulations from others.
 
+pub mod config;
+pub mod debug_http;
 pub mod drivers;
 pub mod host;
 pub mod link;
 pub mod report;
+pub mod startup;
 pub mod tasks;
 pub mod vms;
 
@@ -21,6 +24,7 @@ use muster_shared::kv::SharedKv;
 use muster_shared::link::Dialer;
 use muster_shared::threads::SharedThreads;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use url::Url;
 use uuid::Uuid;
 
@@ -64,6 +68,8 @@ pub struct AgentConfig {
     pub server_uuid: ServerUuid,
     /// Changes with every boot of the host.
     pub boot_id: String,
+    /// Changes with every start of the agent.
+    pub instance_id: Uuid,
     /// Coordinators to connect to.
     pub coordinators: Vec<Url>,
     /// Longest run time of any task.
@@ -92,7 +98,7 @@ impl Agent {
     /// # Errors
     /// [`StartError`]: what is on disk can't be read.
     pub async fn start(config: AgentConfig, parts: AgentParts) -> Result<Running, StartError> {
-        let instance_id = parts.entropy.uuid();
+        let instance_id = config.instance_id;
         let engine = Engine::open(EngineParts {
             clock: parts.clock.clone(),
             entropy: parts.entropy.clone(),
@@ -109,6 +115,12 @@ impl Agent {
         vms::startup::find(&parts.drivers).await.map_err(StartError::Vms)?;
         engine.recover().await;
         engine.wake().await;
+        let (background, stop) = (TaskTracker::new(), CancellationToken::new());
+        let report = parts.drivers.report.clone();
+        // Complete or not, there is a document before anybody asks for it.
+        report.sysinfo_within(Duration::MAX).await;
+        let reporting = stop.clone();
+        background.spawn(async move { report.run(reporting).await });
         let links = Links::start(
             LinkParts {
                 clock: parts.clock,
@@ -133,6 +145,8 @@ impl Agent {
             kv: parts.kv,
             server_uuid: config.server_uuid,
             instance_id,
+            background,
+            stop,
         })
     }
 }
@@ -153,6 +167,8 @@ pub struct Running {
     pub server_uuid: ServerUuid,
     /// This start of the agent.
     pub instance_id: Uuid,
+    background: TaskTracker,
+    stop: CancellationToken,
 }
 
 impl Running {
@@ -174,6 +190,11 @@ impl Running {
         const CLOSE: Duration = Duration::from_secs(2);
         self.engine.shut_down(patience).await;
         self.links.shut_down(CLOSE).await;
+        self.stop.cancel();
+        self.background.close();
+        if tokio::time::timeout(CLOSE, self.background.wait()).await.is_err() {
+            tracing::warn!("a look at the host was cut off");
+        }
         self.kv.close().await;
     }
 }

@@ -20,7 +20,8 @@ use tokio::net::UnixStream;
 use tokio::sync::watch;
 
 use self::guests::Guests;
-use self::probe::{Accelerator, Choice, Probe, Verdict};
+pub use self::probe::Choice;
+use self::probe::{Accelerator, Probe, Verdict};
 use self::qmp::{Plain, Qmp, QmpError};
 use self::seat::Seat;
 use super::{Abilities, Compute, GuestIo, GuestPort, GuestSignal, Observed, not_running};

@@ -1,0 +1,309 @@
+//! The agent's configuration. Every key is documented from here; see `docs/configuration.md`.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ipnet::IpNet;
+use muster_shared::config::{Check, ListenAddress, Problems, check_exposure};
+use muster_shared::ids::ServerUuid;
+use muster_shared::telemetry::LogConfig;
+use muster_shared::tls::Identity;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+use url::Url;
+use utoipa::ToSchema;
+
+use crate::drivers::compute::qemu::Choice;
+use crate::drivers::host::HostActions;
+use crate::report::identity::ByteOrder;
+
+/// Environment variables that are configuration start with this.
+pub const ENVIRONMENT_PREFIX: &str = "MUSTER_AGENT__";
+
+/// The reference agent's port.
+const DEFAULT_LISTEN: &str = "127.0.0.1:5309";
+/// Where the packaged unit keeps everything.
+const DEFAULT_DATA_DIR: &str = "/var/lib/muster-agent";
+/// Where the packaged unit keeps sockets.
+const DEFAULT_RUN_DIR: &str = "/run/muster";
+/// No task of this version needs longer.
+const DEFAULT_TASK_TIMEOUT_S: u64 = 3600;
+/// Longest name prefix that still leaves room in an interface's 15 bytes.
+const MAX_INSTANCE_BYTES: usize = 8;
+
+/// The agent of a compute node: owns its VMs, disks and images, and does what coordinators ask.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct Config {
+    /// Where the local HTTP is served, besides the unix socket `agent.sock` in the run folder:
+    /// `IP:PORT` (port 0: any free one).
+    #[schema(value_type = String)]
+    pub listen: ListenAddress,
+    /// Folder of everything that is stored. One agent at a time.
+    #[schema(value_type = String)]
+    pub data_dir: PathBuf,
+    /// Folder of sockets; short, because a socket's path has at most 107 bytes. Unset: for the
+    /// packaged data folder `/run/muster`, else a folder under `/tmp` named after the data folder.
+    #[schema(value_type = Option<String>)]
+    pub run_dir: Option<PathBuf>,
+    /// The server this agent speaks for. Unset: what the firmware says, or a UUID made once.
+    #[schema(value_type = Option<String>)]
+    pub server_uuid: Option<ServerUuid>,
+    /// Order of the bytes of the firmware's UUID: `linux` or `smartos`.
+    #[schema(value_type = String)]
+    pub uuid_byte_order: ByteOrder,
+    /// Prefix of everything host-wide (scopes, bridges, taps), so that agents can share a host.
+    pub instance: String,
+    /// Name of the datacentre, told in sysinfo.
+    pub datacenter_name: Option<String>,
+    /// DNS domain of the datacentre, told in sysinfo.
+    pub dns_domain: Option<String>,
+    /// Tag of the network that agents and coordinators use.
+    pub admin_nic_tag: String,
+    /// Address in that network. Unset: the one the route to the first coordinator shows.
+    #[schema(value_type = Option<String>)]
+    pub admin_ip: Option<IpAddr>,
+    /// Name under which the space for disks is reported.
+    pub pool: String,
+    /// Where disks are kept.
+    pub storage: StorageKind,
+    /// Longest run time of any task, s.
+    pub task_timeout_s: u64,
+    /// Coordinators.
+    pub coordinator: CoordinatorConfig,
+    /// Setting up the node.
+    pub setup: SetupConfig,
+    /// Running VMs.
+    pub compute: ComputeConfig,
+    /// Images.
+    pub images: ImagesConfig,
+    /// Changes of the host itself.
+    pub host: HostConfig,
+    /// Who may do what.
+    pub security: SecurityConfig,
+    /// Logging.
+    pub log: LogConfig,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            listen: DEFAULT_LISTEN.parse().expect("the default address is well-formed"),
+            data_dir: PathBuf::from(DEFAULT_DATA_DIR),
+            run_dir: None,
+            server_uuid: None,
+            uuid_byte_order: ByteOrder::default(),
+            instance: "muster".to_owned(),
+            datacenter_name: None,
+            dns_domain: None,
+            admin_nic_tag: "admin".to_owned(),
+            admin_ip: None,
+            pool: "zones".to_owned(),
+            storage: StorageKind::default(),
+            task_timeout_s: DEFAULT_TASK_TIMEOUT_S,
+            coordinator: CoordinatorConfig::default(),
+            setup: SetupConfig::default(),
+            compute: ComputeConfig::default(),
+            images: ImagesConfig::default(),
+            host: HostConfig::default(),
+            security: SecurityConfig::default(),
+            log: LogConfig::default(),
+        }
+    }
+}
+
+/// Where disks are kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum StorageKind {
+    /// qcow2 files in the data folder.
+    #[default]
+    File,
+}
+
+/// Coordinators.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct CoordinatorConfig {
+    /// Their URLs (`ws://…`, `wss://…`); the path `/agent` is added when there is none. Names are
+    /// resolved anew for every connection.
+    pub urls: Vec<String>,
+    /// File with a bearer token for them.
+    #[schema(value_type = Option<String>)]
+    pub token_file: Option<PathBuf>,
+    /// PEM file: the certificate authority of their certificates. Unset: those of the machine.
+    #[schema(value_type = Option<String>)]
+    pub ca: Option<PathBuf>,
+    /// PEM file: this agent's certificate.
+    #[schema(value_type = Option<String>)]
+    pub certificate: Option<PathBuf>,
+    /// PEM file of its key.
+    #[schema(value_type = Option<String>)]
+    pub key: Option<PathBuf>,
+}
+
+impl CoordinatorConfig {
+    /// Certificate and key, if both are set.
+    #[must_use]
+    pub fn identity(&self) -> Option<Identity> {
+        let (certificate, key) = (self.certificate.clone()?, self.key.clone()?);
+        Some(Identity { certificate, key })
+    }
+}
+
+/// Setting up the node.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct SetupConfig {
+    /// Completes the setup record at the first start, so that VMs can be placed here. With
+    /// storage `file` there is nothing else to set up.
+    pub auto: bool,
+}
+
+impl Default for SetupConfig {
+    fn default() -> Self {
+        Self { auto: true }
+    }
+}
+
+/// Running VMs.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct ComputeConfig {
+    /// `auto` (KVM when it passes a probe, else TCG), `kvm` or `tcg`.
+    #[schema(value_type = String)]
+    pub accel: Choice,
+    /// The hypervisor's program.
+    pub qemu: String,
+}
+
+impl Default for ComputeConfig {
+    fn default() -> Self {
+        Self { accel: Choice::default(), qemu: "qemu-system-x86_64".to_owned() }
+    }
+}
+
+/// Images.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct ImagesConfig {
+    /// Base URLs of image repositories. Empty: the coordinators.
+    pub sources: Vec<String>,
+}
+
+/// Changes of the host itself.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct HostConfig {
+    /// `refuse`, `sim` (recorded, with success) or `real` (needs the marker file
+    /// `/etc/muster/host-actions`).
+    #[schema(value_type = String)]
+    pub actions: HostActions,
+}
+
+/// Who may do what.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct SecurityConfig {
+    /// Networks whose addresses the local HTTP may listen on, e.g. `["10.0.0.0/8"]`.
+    #[schema(value_type = Vec<String>)]
+    pub allow_plaintext: Vec<IpNet>,
+}
+
+impl Check for Config {
+    fn check(&self, problems: &mut Problems) {
+        if let Err(error) = check_exposure(&self.listen, false, &self.security.allow_plaintext) {
+            problems.add("listen", error.to_string());
+        }
+        if matches!(self.listen, ListenAddress::Unix(_)) {
+            problems.add("listen", "an address and port; the unix socket is in the run folder");
+        }
+        let usable = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+        let fits = (1..=MAX_INSTANCE_BYTES).contains(&self.instance.len())
+            && self.instance.chars().all(usable);
+        problems.require(fits, "instance", "1 to 8 characters of a-z and 0-9");
+        problems.require(self.task_timeout_s >= 60, "task_timeout_s", "at least 60");
+        check_urls(problems, "coordinator.urls", &self.coordinator.urls, ["ws", "wss"]);
+        check_urls(problems, "images.sources", &self.images.sources, ["http", "https"]);
+        let pair = self.coordinator.certificate.is_some() == self.coordinator.key.is_some();
+        problems.require(pair, "coordinator.key", "needed together with coordinator.certificate");
+        if self.host.actions == HostActions::Real {
+            let marker = crate::drivers::host::real::MARKER;
+            let text = format!("`real` needs the marker file {marker}, which packages install");
+            problems.require(Path::new(marker).exists(), "host.actions", text);
+        }
+        problems.within("log", |problems| self.log.check(problems));
+    }
+}
+
+fn check_urls(problems: &mut Problems, key: &str, urls: &[String], schemes: [&str; 2]) {
+    for text in urls {
+        let parsed = text.parse::<Url>();
+        let fits = parsed.is_ok_and(|u| schemes.contains(&u.scheme()) && u.host_str().is_some());
+        let [plain, tls] = schemes;
+        problems.require(fits, key, format!("{text:?} is no {plain}:// or {tls}:// URL"));
+    }
+}
+
+impl Config {
+    /// The folder of sockets.
+    #[must_use]
+    pub fn run_folder(&self) -> PathBuf {
+        match &self.run_dir {
+            Some(run_dir) => run_dir.clone(),
+            None if self.data_dir == Path::new(DEFAULT_DATA_DIR) => PathBuf::from(DEFAULT_RUN_DIR),
+            None => {
+                let name = Sha256::digest(self.data_dir.as_os_str().as_encoded_bytes());
+                PathBuf::from(format!("/tmp/muster-{}", hex::encode(&name[..6])))
+            }
+        }
+    }
+
+    /// Longest run time of any task.
+    #[must_use]
+    pub fn task_ceiling(&self) -> Duration {
+        Duration::from_secs(self.task_timeout_s)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use muster_shared::config::Sources;
+
+    fn load(sets: &[&str]) -> Result<Config, String> {
+        let sources = Sources::new(ENVIRONMENT_PREFIX).set(sets.iter().copied());
+        sources.load().map_err(|error| error.to_string())
+    }
+
+    #[track_caller]
+    fn check_refused(set: &str, names: &str) {
+        let error = load(&[set]).unwrap_err();
+        assert!(error.contains(names), "{error}");
+    }
+
+    #[test]
+    fn defaults_are_usable_and_stay_on_this_machine() {
+        let config = load(&[]).unwrap();
+        assert_eq!(config.listen.to_string(), DEFAULT_LISTEN);
+        assert_eq!(config.host.actions, HostActions::Refuse);
+        assert_eq!(config.run_folder(), Path::new(DEFAULT_RUN_DIR));
+    }
+
+    #[test]
+    fn what_cannot_work_is_refused_by_name() {
+        check_refused("listen=\"0.0.0.0:5309\"", "listen");
+        check_refused("coordinator.urls=[\"http://x\"]", "coordinator.urls");
+        check_refused("compute.acel=tcg", "accel");
+        check_refused("instance=\"much too long\"", "instance");
+        check_refused("coordinator.key=\"/k\"", "coordinator.key");
+    }
+
+    #[test]
+    fn other_data_folders_have_short_run_folders_of_their_own() {
+        let at = |dir: &str| Config { data_dir: dir.into(), ..Config::default() }.run_folder();
+        assert_ne!(at("/a"), at("/b"));
+        assert!(at(&"/long".repeat(100)).as_os_str().len() < 40);
+    }
+}

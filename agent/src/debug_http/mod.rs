@@ -1,0 +1,248 @@
+//! The local HTTP: the reference agent's routes byte for byte, and more for debugging.
+//!
+//! On loopback TCP and a unix socket. Whoever reaches it may look; changing anything needs root
+//! (or the agent's own user) on the unix socket, or over TCP the token in `local.token`.
+
+mod answer;
+mod console;
+mod metrics;
+mod routes;
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper::{Method, Request};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use muster_shared::clock::SharedClock;
+use muster_shared::config::ListenAddress;
+use muster_shared::entropy::SharedEntropy;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use self::answer::Answer;
+use crate::Running;
+
+/// Connections at a time.
+const MAX_CONNECTIONS: usize = 256;
+/// Longest time for a request's head.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// Pause after a failed accept, e.g. for want of descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Longest time open requests get when the agent stops.
+const DRAIN: Duration = Duration::from_secs(1);
+
+/// What the routes work with.
+#[derive(Debug)]
+pub struct Local {
+    agent: Arc<Running>,
+    clock: SharedClock,
+    token: String,
+}
+
+impl Local {
+    /// The local HTTP of an agent; `token` lets TCP clients change things.
+    #[must_use]
+    pub fn new(agent: Arc<Running>, clock: SharedClock, token: String) -> Self {
+        Self { agent, clock, token }
+    }
+}
+
+/// Where a request came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Peer {
+    /// Over TCP.
+    Tcp,
+    /// Over the unix socket, by this user.
+    Unix(u32),
+}
+
+/// The bound sockets.
+#[derive(Debug)]
+pub struct Listeners {
+    tcp: TcpListener,
+    unix: UnixListener,
+    path: PathBuf,
+}
+
+impl Listeners {
+    /// Binds both; a socket left by a dead agent is replaced.
+    ///
+    /// # Errors
+    /// The system's error, with the address.
+    pub async fn bind(listen: &ListenAddress, socket: &Path) -> io::Result<Self> {
+        let at = |what: &dyn std::fmt::Display, error: io::Error| {
+            io::Error::new(error.kind(), format!("listen on {what}: {error}"))
+        };
+        let address = match listen {
+            ListenAddress::Tcp(address) => *address,
+            ListenAddress::Unix(_) => return Err(io::ErrorKind::InvalidInput.into()),
+        };
+        let tcp = TcpListener::bind(address).await.map_err(|e| at(&address, e))?;
+        if UnixStream::connect(socket).await.is_ok() {
+            return Err(at(&socket.display(), io::ErrorKind::AddrInUse.into()));
+        }
+        match std::fs::remove_file(socket) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(at(&socket.display(), error));
+            }
+            _ => {}
+        }
+        let unix = UnixListener::bind(socket).map_err(|e| at(&socket.display(), e))?;
+        // Anybody may ask; who asks is checked by request.
+        std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o666))?;
+        Ok(Self { tcp, unix, path: socket.to_owned() })
+    }
+
+    /// The TCP address, with the port that port 0 became.
+    ///
+    /// # Errors
+    /// The system's error.
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.tcp.local_addr()
+    }
+
+    /// Serves until `stop`.
+    pub async fn serve(self, local: Arc<Local>, stop: CancellationToken) {
+        let tracker = TaskTracker::new();
+        let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        loop {
+            let Ok(permit) = permits.clone().acquire_owned().await else { break };
+            let accepted = tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                tcp = self.tcp.accept() => tcp.map(|(io, _)| Accepted::Tcp(io)),
+                unix = self.unix.accept() => unix.map(|(io, _)| Accepted::Unix(io)),
+            };
+            let (local, stop) = (local.clone(), stop.clone());
+            match accepted {
+                Ok(Accepted::Tcp(io)) => {
+                    tracker.spawn(async move {
+                        connection(io, Peer::Tcp, local, stop).await;
+                        drop(permit);
+                    });
+                }
+                Ok(Accepted::Unix(io)) => {
+                    let user = io.peer_cred().map_or(u32::MAX, |peer| peer.uid());
+                    tracker.spawn(async move {
+                        connection(io, Peer::Unix(user), local, stop).await;
+                        drop(permit);
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a local connection");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+        tracker.close();
+        if tokio::time::timeout(DRAIN, tracker.wait()).await.is_err() {
+            tracing::info!("local requests were cut off");
+        }
+        if let Err(error) = std::fs::remove_file(&self.path) {
+            tracing::debug!(%error, "cannot remove the socket");
+        }
+    }
+}
+
+enum Accepted {
+    Tcp(tokio::net::TcpStream),
+    Unix(UnixStream),
+}
+
+async fn connection<S>(io: S, peer: Peer, local: Arc<Local>, stop: CancellationToken)
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let service = service_fn(|request| {
+        let local = local.clone();
+        async move { Ok::<_, Infallible>(respond(request, peer, &local).await) }
+    });
+    let mut builder = hyper::server::conn::http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
+    let connection = builder.serve_connection(TokioIo::new(io), service).with_upgrades();
+    let mut connection = std::pin::pin!(connection);
+    let served = tokio::select! {
+        biased;
+        () = stop.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+        served = connection.as_mut() => served,
+    };
+    if let Err(error) = served {
+        tracing::debug!(%error, "a local connection failed");
+    }
+}
+
+async fn respond(
+    request: Request<Incoming>,
+    peer: Peer,
+    local: &Arc<Local>,
+) -> hyper::Response<http_body_util::Full<bytes::Bytes>> {
+    let began = local.clock.monotonic();
+    let given = request.headers().get("x-request-id").and_then(|id| id.to_str().ok());
+    let id = given.map_or_else(|| local.agent.engine.new_id().to_string(), str::to_owned);
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let answer = if may(&request, peer, &local.token) {
+        routes::route(request, local, &id).await
+    } else {
+        let text = "changes need root on the unix socket, or the token of local.token";
+        Answer::error(403, "NotAuthorized", text)
+    };
+    let took = local.clock.monotonic().saturating_sub(began);
+    let elapsed_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+    let status = answer.status();
+    tracing::debug!(%method, path, status, elapsed_ms, req_id = id, "local request");
+    answer.into_response(&id, elapsed_ms, &local.agent.server_uuid.to_string())
+}
+
+/// Whether the peer may do what it asks.
+fn may(request: &Request<Incoming>, peer: Peer, token: &str) -> bool {
+    // A console is a way into a guest, so it counts as a change.
+    let looks = matches!(*request.method(), Method::GET | Method::HEAD)
+        && !request.headers().contains_key(hyper::header::UPGRADE);
+    if looks {
+        return true;
+    }
+    match peer {
+        Peer::Unix(user) => user == 0 || user == nix::unistd::Uid::effective().as_raw(),
+        Peer::Tcp => {
+            let given = request.headers().get(hyper::header::AUTHORIZATION);
+            let given = given.and_then(|value| value.to_str().ok());
+            given.and_then(|value| value.strip_prefix("Bearer ")).is_some_and(|t| same(t, token))
+        }
+    }
+}
+
+/// Compares without telling by its duration where two tokens differ.
+fn same(a: &str, b: &str) -> bool {
+    use sha2::{Digest as _, Sha256};
+    Sha256::digest(a) == Sha256::digest(b)
+}
+
+/// Writes a fresh token, readable by this user only.
+///
+/// # Errors
+/// The file can't be written.
+pub fn make_token(path: &Path, entropy: &SharedEntropy) -> io::Result<String> {
+    use io::Write as _;
+    let token = format!("{}{}", entropy.uuid().simple(), entropy.uuid().simple());
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file =
+        std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    writeln!(file, "{token}")?;
+    Ok(token)
+}

@@ -1,0 +1,216 @@
+//! The agent's daemon: arguments, configuration, signals and exit codes.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::{Parser, Subcommand};
+use muster_agent::config::{Config, ENVIRONMENT_PREFIX};
+use muster_agent::debug_http::{self, Local};
+use muster_agent::startup::{self, Folders};
+use muster_agent::tasks::HANDLERS;
+use muster_agent::tasks::registry::Registry;
+use muster_agent::{Agent, Running};
+use muster_shared::config::{EXIT_CONFIG, ListenAddress, Sources};
+use muster_shared::telemetry;
+use sd_notify::NotifyState;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+const EXAMPLES: &str = "\
+Examples:
+  muster-agent --coordinator ws://127.0.0.1:8480 --data-dir ./agent
+      Serve a coordinator on this machine; `curl 127.0.0.1:5309/ping` answers.
+  muster-agent --coordinator ws://127.0.0.1:8480 --data-dir ./a2 --listen 127.0.0.1:0 \\
+      --server-uuid 564dfd8e-…
+      A second agent on one machine, as another server.
+  muster-agent fault-points --task machine_create
+      Where a test can have the agent killed, with MUSTER_FAULT=<point>:kill.
+
+Every key can also be an environment variable: MUSTER_AGENT__COMPUTE__ACCEL is compute.accel.
+
+Exit status: 0 after SIGTERM or SIGINT (guests go on), 64 for a bad configuration, 1 for anything
+else.";
+
+/// Tasks that run get so long to end before the agent stops; the others go on at the next start.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// An engine or a link that has not moved for so long is stuck.
+const STUCK: Duration = Duration::from_secs(10);
+/// How often the process looks at itself.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// Runs the virtual machines of one compute node: owns its VMs, disks and images, does what
+/// coordinators ask, and tells them how it is.
+#[derive(Debug, Parser)]
+#[command(name = "muster-agent", version, after_help = EXAMPLES)]
+struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
+    /// A coordinator's URL, e.g. ws://10.0.0.2:8480; may be repeated
+    #[arg(long, value_name = "URL")]
+    coordinator: Vec<String>,
+    /// Folder of everything that is stored [default: /var/lib/muster-agent]
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// Folder of sockets, with a short path [default: made from the data folder]
+    #[arg(long, value_name = "DIR")]
+    run_dir: Option<PathBuf>,
+    /// The server this agent speaks for [default: the firmware's UUID]
+    #[arg(long, value_name = "UUID")]
+    server_uuid: Option<String>,
+    /// Where the local HTTP is served [default: 127.0.0.1:5309]
+    #[arg(long, value_name = "ADDR:PORT")]
+    listen: Option<String>,
+    /// TOML file; docs/configuration.md explains every key
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Sets one key, e.g. compute.accel=tcg; may be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Prints the points at which a test can have the agent killed, as a JSON array.
+    FaultPoints {
+        /// Only those of this task.
+        #[arg(long)]
+        task: Option<String>,
+    },
+}
+
+fn main() -> ExitCode {
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => {
+            // An error here means that stderr is gone, and with it the way to say so.
+            drop(error.print());
+            return if error.use_stderr() { EXIT_CONFIG.into() } else { ExitCode::SUCCESS };
+        }
+    };
+    if let Some(Command::FaultPoints { task }) = &args.command {
+        let points = Registry::new(HANDLERS).fault_points(task.as_deref());
+        println!("{}", serde_json::json!(points));
+        return ExitCode::SUCCESS;
+    }
+    let config = match configure(args) {
+        Ok(config) => config,
+        Err(error) => {
+            eprintln!("muster-agent: {error}");
+            return EXIT_CONFIG.into();
+        }
+    };
+    match run(&config) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("muster-agent: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Reads and checks the configuration and starts logging; nothing is opened or bound.
+fn configure(args: Args) -> Result<Config, String> {
+    let urls = (!args.coordinator.is_empty()).then_some(args.coordinator);
+    let config: Config = Sources::new(ENVIRONMENT_PREFIX)
+        .file(args.config.as_deref())
+        .process_environment()
+        .set(args.set)
+        .flag("coordinator.urls", "--coordinator", urls)
+        .flag("data_dir", "--data-dir", args.data_dir)
+        .flag("run_dir", "--run-dir", args.run_dir)
+        .flag("server_uuid", "--server-uuid", args.server_uuid)
+        .flag("listen", "--listen", args.listen)
+        .load()
+        .map_err(|error| error.to_string())?;
+    telemetry::start(&config.log).map_err(|error| error.to_string())?;
+    Ok(config)
+}
+
+fn run(config: &Config) -> anyhow::Result<()> {
+    muster_shared::tls::install_provider();
+    let folders = Folders::open(config)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .context("start the runtime")?;
+    let served = runtime.block_on(serve(config, &folders));
+    // A task that was given up may be in the middle of a blocking call.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    served
+}
+
+async fn serve(config: &Config, folders: &Folders) -> anyhow::Result<()> {
+    // Taken first, so that a signal during the start is not lost.
+    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+    let mut hangup = signal(SignalKind::hangup()).context("listen for SIGHUP")?;
+    let listeners = debug_http::Listeners::bind(&config.listen, &folders.run.join("agent.sock"))
+        .await
+        .context("serve the local HTTP")?;
+    let address = listeners.address().context("read the local HTTP's address")?;
+    let listen = ListenAddress::Tcp(address);
+    let (agent, parts) = startup::open(config, folders, &listen).await?;
+    let (clock, entropy, report) =
+        (parts.clock.clone(), parts.entropy.clone(), parts.drivers.report.clone());
+    tracing::info!(
+        server_uuid = %agent.server_uuid, boot_id = agent.boot_id, data_dir = %folders.data.display(),
+        run_dir = %folders.run.display(), coordinators = agent.coordinators.len(), "starting"
+    );
+    let stop = CancellationToken::new();
+    let running = Arc::new(Agent::start(agent, parts).await?);
+    let token = debug_http::make_token(&folders.data.join("local.token"), &entropy)?;
+    let local = Arc::new(Local::new(running.clone(), clock, token));
+    let http = tokio::spawn(listeners.serve(local, stop.clone()));
+    announce(address)?;
+
+    let broken = running.broken();
+    let mut look = tokio::time::interval(LOOK);
+    let outcome = loop {
+        tokio::select! {
+            biased;
+            _ = terminate.recv() => break Ok(()),
+            _ = interrupt.recv() => break Ok(()),
+            () = broken.cancelled() => break Err(anyhow::anyhow!("the task journal failed")),
+            _ = hangup.recv() => report.poke_sysinfo(),
+            _ = look.tick() => beat(&running),
+        }
+    };
+    notify(&[NotifyState::Stopping]);
+    tracing::info!("stopping");
+    running.shut_down(PATIENCE).await;
+    stop.cancel();
+    if tokio::time::timeout(Duration::from_secs(2), http).await.is_err() {
+        tracing::warn!("the local HTTP did not stop");
+    }
+    tracing::info!("stopped");
+    outcome
+}
+
+/// Tells the service manager's watchdog that all is well, if it is.
+fn beat(running: &Running) {
+    if running.is_alive(STUCK) {
+        notify(&[NotifyState::Watchdog]);
+    } else {
+        tracing::error!("a link or the engine is stuck");
+    }
+}
+
+/// Says where the local HTTP is: one line on stdout, and to systemd.
+fn announce(address: std::net::SocketAddr) -> anyhow::Result<()> {
+    let mut stdout = std::io::stdout().lock();
+    writeln!(stdout, "ready {address}").context("write to stdout")?;
+    stdout.flush().context("write to stdout")?;
+    notify(&[NotifyState::Ready]);
+    Ok(())
+}
+
+fn notify(state: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(state) {
+        tracing::warn!(%error, "cannot notify the service manager");
+    }
+}

@@ -1,0 +1,236 @@
+//! Building a real agent: identity, lock, drivers, journal.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use muster_shared::clock::{SharedClock, SystemClock};
+use muster_shared::config::ListenAddress;
+use muster_shared::entropy::{SeededEntropy, SharedEntropy};
+use muster_shared::kv::SledKv;
+use muster_shared::link::websocket::WebsocketDialer;
+use muster_shared::threads::OsThreads;
+use muster_shared::units::MIB;
+use nix::fcntl::{Flock, FlockArg};
+use url::Url;
+
+use crate::config::{Config, StorageKind};
+use crate::drivers::compute::qemu::{Qemu, QemuConfig};
+use crate::drivers::images::{FileImages, FileImagesConfig};
+use crate::drivers::storage::{FileStorage, FileStorageConfig};
+use crate::drivers::{Drivers, host, images};
+use crate::host::{SharedExec, SystemExec, procfs};
+use crate::report::sysinfo::{LinuxFacts, SysinfoConfig};
+use crate::report::{Reporter, ReporterParts, identity, setup};
+use crate::tasks::HANDLERS;
+use crate::tasks::registry::{Faults, KillAt, Registry};
+use crate::vms::files::FileVmRecords;
+use crate::vms::{Node, VmTable};
+use crate::{AgentConfig, AgentParts};
+
+/// Page cache of the journal; the default of sled itself is 1 GiB.
+const CACHE_BYTES: u64 = 8 * MIB;
+/// Variable that names the step at which a test wants the agent to die.
+const FAULT_VARIABLE: &str = "MUSTER_FAULT";
+
+/// The folders of an agent, made if need be, with the lock on them.
+#[derive(Debug)]
+pub struct Folders {
+    /// What is stored.
+    pub data: PathBuf,
+    /// Sockets.
+    pub run: PathBuf,
+    _lock: Flock<File>,
+}
+
+impl Folders {
+    /// Makes and locks them; the kernel frees the lock when the process ends.
+    ///
+    /// # Errors
+    /// A folder can't be made, or another agent uses it.
+    pub fn open(config: &Config) -> anyhow::Result<Self> {
+        let (data, run) = (config.data_dir.clone(), config.run_folder());
+        for folder in [&data, &run] {
+            make_private(folder).with_context(|| format!("create {}", folder.display()))?;
+        }
+        let data = data.canonicalize().with_context(|| format!("find {}", data.display()))?;
+        let path = data.join("agent.lock");
+        let file = File::options().create(true).truncate(false).write(true).open(&path);
+        let file = file.with_context(|| format!("open {}", path.display()))?;
+        let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| {
+            anyhow::anyhow!("another agent uses {}: cannot lock it: {errno}", data.display())
+        })?;
+        Ok(Self { data, run, _lock: lock })
+    }
+}
+
+fn make_private(folder: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt as _;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)
+}
+
+/// The parts of a real agent.
+///
+/// # Errors
+/// The host lacks something without which nothing works.
+pub async fn open(
+    config: &Config,
+    folders: &Folders,
+    listen: &ListenAddress,
+) -> anyhow::Result<(AgentConfig, AgentParts)> {
+    let clock: SharedClock = Arc::new(SystemClock::new());
+    let entropy: SharedEntropy = Arc::new(SeededEntropy::from_os());
+    let boot_id = procfs::boot_id().context("read the boot id")?;
+    let sources =
+        identity::Sources { configured: config.server_uuid, byte_order: config.uuid_byte_order };
+    let server_uuid = identity::determine(&sources, &folders.data, Path::new("/"))
+        .await
+        .context("find out which server this is")?;
+    if config.setup.auto {
+        setup::complete_by_itself(&folders.data, clock.wall()).await.context("set up the node")?;
+    }
+    let agent = AgentConfig {
+        server_uuid,
+        boot_id,
+        instance_id: entropy.uuid(),
+        coordinators: urls(&config.coordinator.urls),
+        task_ceiling: config.task_ceiling(),
+    };
+    let threads = Arc::new(OsThreads);
+    let kv = SledKv::open(&folders.data.join("journal"), CACHE_BYTES, threads.as_ref())
+        .context("open the task journal")?;
+    let drivers = drivers(config, folders, listen, &agent, clock.clone(), entropy.clone()).await?;
+    let parts = AgentParts {
+        dialer: Arc::new(dialer(config, entropy.clone())?),
+        feed: drivers.report.clone(),
+        registry: Registry::new(HANDLERS),
+        faults: fault()?,
+        kv: Arc::new(kv),
+        drivers,
+        threads,
+        clock,
+        entropy,
+    };
+    Ok((agent, parts))
+}
+
+async fn drivers(
+    config: &Config,
+    folders: &Folders,
+    listen: &ListenAddress,
+    agent: &AgentConfig,
+    clock: SharedClock,
+    entropy: SharedEntropy,
+) -> anyhow::Result<Arc<Drivers>> {
+    let exec: SharedExec = Arc::new(SystemExec::new());
+    let qemu = QemuConfig {
+        binary: config.compute.qemu.clone(),
+        data_dir: folders.data.clone(),
+        run_dir: folders.run.clone(),
+        accel: config.compute.accel,
+        prefix: config.instance.clone(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+    };
+    let compute = Arc::new(
+        Qemu::open(qemu, exec.clone(), clock.clone()).await.context("open the compute driver")?,
+    );
+    let StorageKind::File = config.storage;
+    let storage = FileStorageConfig {
+        data_dir: folders.data.clone(),
+        server_uuid: agent.server_uuid,
+        pool: config.pool.clone(),
+    };
+    let storage = Arc::new(
+        FileStorage::open(storage, exec.clone()).await.context("open the storage driver")?,
+    );
+    let images = FileImagesConfig {
+        data_dir: folders.data.clone(),
+        sources: images::sources(&urls(&config.images.sources), &urls(&config.coordinator.urls)),
+        pool: config.pool.clone(),
+    };
+    let images = FileImages::open(images, exec.clone(), &clock, entropy.clone())
+        .await
+        .context("open the image store")?;
+    let records = FileVmRecords::open(folders.data.join("vms")).context("open the VM records")?;
+    let node = Node {
+        boot_id: agent.boot_id.clone(),
+        server_uuid: Some(agent.server_uuid),
+        datacenter_name: config.datacenter_name.clone(),
+    };
+    let vms = Arc::new(VmTable::new(Arc::new(records), clock.clone(), node));
+    let facts =
+        LinuxFacts::new(sysinfo(config, folders, listen, agent), exec.clone(), compute.clone());
+    let report = Arc::new(Reporter::new(ReporterParts {
+        clock: clock.clone(),
+        facts: Arc::new(facts),
+        vms: vms.clone(),
+        compute: compute.clone(),
+        storage: storage.clone(),
+    }));
+    Ok(Arc::new(Drivers {
+        compute,
+        storage,
+        images: Arc::new(images),
+        host: host::open(config.host.actions, exec, &folders.run),
+        vms,
+        report,
+        clock,
+        entropy,
+    }))
+}
+
+fn sysinfo(
+    config: &Config,
+    folders: &Folders,
+    listen: &ListenAddress,
+    agent: &AgentConfig,
+) -> SysinfoConfig {
+    let defaults = SysinfoConfig::new(agent.server_uuid, agent.instance_id, folders.data.clone());
+    let (agent_port, agent_ip) = match listen {
+        ListenAddress::Tcp(address) => {
+            let outside = !address.ip().is_loopback() && !address.ip().is_unspecified();
+            (address.port(), outside.then_some(address.ip()))
+        }
+        ListenAddress::Unix(_) => (defaults.agent_port, None),
+    };
+    SysinfoConfig {
+        publish_to: Some(folders.run.join("sysinfo.json")),
+        storage: "file",
+        datacenter_name: config.datacenter_name.clone(),
+        dns_domain: config.dns_domain.clone(),
+        admin_nic_tag: config.admin_nic_tag.clone(),
+        admin_ip: config.admin_ip,
+        agent_port,
+        agent_ip,
+        coordinators: urls(&config.coordinator.urls),
+        ..defaults
+    }
+}
+
+/// Parses URLs that the configuration's check has seen already.
+fn urls(texts: &[String]) -> Vec<Url> {
+    texts.iter().filter_map(|text| text.parse().ok()).collect()
+}
+
+fn dialer(config: &Config, entropy: SharedEntropy) -> anyhow::Result<WebsocketDialer> {
+    let coordinator = &config.coordinator;
+    let identity = coordinator.identity();
+    let tls = if coordinator.ca.is_some() || identity.is_some() {
+        Some(muster_shared::tls::client(coordinator.ca.as_deref(), identity.as_ref())?)
+    } else {
+        None
+    };
+    let dialer = WebsocketDialer::new(entropy, tls);
+    let Some(path) = &coordinator.token_file else { return Ok(dialer) };
+    let token =
+        std::fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
+    dialer.with_bearer(token.trim()).with_context(|| format!("use the token of {}", path.display()))
+}
+
+fn fault() -> anyhow::Result<Option<Arc<dyn Faults>>> {
+    let Ok(text) = std::env::var(FAULT_VARIABLE) else { return Ok(None) };
+    let fault: KillAt = text.parse()?;
+    tracing::warn!(?fault, "this agent will kill itself, as {FAULT_VARIABLE} asks");
+    Ok(Some(Arc::new(fault)))
+}
