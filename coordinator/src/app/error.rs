@@ -37,6 +37,8 @@ pub enum AppError {
     NoServer {
         /// From the last step of the allocation.
         reason: String,
+        /// The last step wanted the server of a mounted volume.
+        volumes: bool,
         /// All steps.
         steps: Value,
     },

@@ -179,8 +179,8 @@ struct Inner {
     homes: BTreeMap<VmUuid, ServerUuid>,
     /// VM records that are not in the store as they are here.
     unsaved: BTreeSet<(ServerUuid, VmUuid)>,
-    /// Changes whenever an allocation could come out differently.
-    version: u64,
+    /// Servers that the allocator has not taken over since they changed.
+    stale: BTreeSet<ServerUuid>,
 }
 
 /// All servers.
@@ -202,7 +202,7 @@ impl Fleet {
     /// Changes one server, making room for it if it is new.
     pub fn update<R>(&self, server: ServerUuid, change: impl FnOnce(&mut Entry) -> R) -> R {
         let mut inner = self.0.write();
-        inner.version += 1;
+        inner.stale.insert(server);
         change(inner.servers.entry(server).or_default())
     }
 
@@ -213,10 +213,10 @@ impl Fleet {
         }
     }
 
-    /// Changes whenever an allocation could come out differently.
+    /// Servers that changed since the last call so that an allocation could come out differently.
     #[must_use]
-    pub fn version(&self) -> u64 {
-        self.0.read().version
+    pub fn take_stale(&self) -> BTreeSet<ServerUuid> {
+        std::mem::take(&mut self.0.write().stale)
     }
 
     /// All servers that are registered, in uuid order.
@@ -273,6 +273,7 @@ impl Fleet {
         let mut inner = self.0.write();
         inner.servers.entry(server).or_default().vms.insert(vm, Arc::new(report));
         inner.homes.insert(vm, server);
+        inner.stale.insert(server);
     }
 
     /// Applies changed VMs (`None`: gone); what differs is to be saved. Returns the VMs that are
@@ -307,7 +308,9 @@ impl Fleet {
             changed = true;
             inner.unsaved.insert((server, vm));
         }
-        inner.version += u64::from(changed);
+        if changed {
+            inner.stale.insert(server);
+        }
         gone
     }
 
@@ -340,7 +343,7 @@ impl Fleet {
     pub fn remove(&self, server: ServerUuid) -> Vec<VmUuid> {
         let mut guard = self.0.write();
         let inner = &mut *guard;
-        inner.version += 1;
+        inner.stale.insert(server);
         let Some(entry) = inner.servers.remove(&server) else { return Vec::new() };
         let vms: Vec<_> = entry.vms.keys().copied().collect();
         for vm in &vms {
@@ -375,10 +378,10 @@ mod tests {
         let unsaved = fleet.unsaved(10);
         assert_eq!(unsaved.len(), 1);
         fleet.saved(&unsaved);
-        let version = fleet.version();
+        let _: BTreeSet<_> = fleet.take_stale();
         fleet.set_vms(server, running());
         assert!(fleet.unsaved(10).is_empty());
-        assert_eq!(fleet.version(), version);
+        assert!(fleet.take_stale().is_empty());
         assert_eq!(fleet.set_vms(server, BTreeMap::from([(vm, None)])), vec![vm]);
         assert_eq!(fleet.unsaved(10).len(), 1);
         assert!(fleet.vm(vm).is_none());

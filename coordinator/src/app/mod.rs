@@ -6,7 +6,6 @@
 
 mod agent_calls;
 mod allocate;
-pub mod capacity;
 mod config;
 mod error;
 pub mod fields;
@@ -16,6 +15,8 @@ mod place;
 mod servers;
 mod status;
 pub mod tasks;
+#[cfg(test)]
+mod tests;
 mod vm_request;
 mod vms;
 mod why;
@@ -47,7 +48,7 @@ use crate::metrics::{Metrics, StaticLabels};
 use crate::roster::{ConnectionId, Liveness, RosterRecord};
 use crate::store::{LeaseId, StoreError, list_all};
 use fleet::{Fleet, Held, SysinfoRecord};
-use place::Promises;
+use place::Placing;
 use tasks::Table;
 
 /// What the preconditions of an endpoint ask about a server.
@@ -80,7 +81,7 @@ pub struct App {
     pub(crate) lease: Mutex<LeaseId>,
     pub(crate) agents: Agents,
     pub(crate) tasks: Table,
-    pub(crate) promises: Mutex<Promises>,
+    pub(crate) placing: Mutex<Placing>,
     /// Monotonic time of the start.
     pub(crate) started: Duration,
     pub(crate) tracker: TaskTracker,
@@ -122,7 +123,7 @@ impl App {
             vms_wake: Notify::new(),
             lease: Mutex::new(LeaseId(0)),
             tasks: Table::default(),
-            promises: Mutex::default(),
+            placing: Mutex::new(Placing::new()),
             started: now,
             tracker: TaskTracker::new(),
             cancel: CancellationToken::new(),

@@ -21,11 +21,12 @@ use muster_shared::wire::status::{VmIndex, VmReport, VmStatus};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::capacity::overhead_mib;
+use super::allocate::{Allocator, promise_of};
 use super::error::AppError;
 use super::tasks::{NewTask, Open, Refusal, TaskRecord, TaskStatus, is_conflict};
 use super::vm_request::{VmRequest, build};
 use super::{App, keys};
+use crate::alloc;
 use crate::store::{Expect, Revision, Write};
 
 /// After this long a VM whose create completed, but which no report shows, is not counted any
@@ -51,25 +52,35 @@ struct PlaceRecord {
 }
 
 /// A VM that is promised to a server.
-#[derive(Clone, Debug)]
-pub struct Promise {
-    /// The server.
-    pub server: ServerUuid,
-    /// What the VM will look like.
-    pub report: VmReport,
+#[derive(Debug)]
+struct Promise {
+    server: ServerUuid,
     /// Its task ended well, monotonic.
-    pub done: Option<Duration>,
+    done: Option<Duration>,
 }
 
-/// Promises by VM. Chosen and promised under one lock, so that two choices can't take the same
-/// room.
-#[derive(Debug, Default)]
-pub struct Promises(BTreeMap<VmUuid, Promise>);
+/// Promises by VM, and the allocator that counts them. Chosen and promised under one lock, so
+/// that two choices can't take the same room.
+#[derive(Debug)]
+pub(crate) struct Placing {
+    promises: BTreeMap<VmUuid, Promise>,
+    pub(super) allocator: Allocator,
+}
 
-impl Promises {
-    /// What is promised to a server.
-    pub fn of(&self, server: ServerUuid) -> impl Iterator<Item = &VmReport> {
-        self.0.values().filter(move |p| p.server == server).map(|p| &p.report)
+impl Placing {
+    pub(crate) fn new() -> Self {
+        Self { promises: BTreeMap::new(), allocator: Allocator::new() }
+    }
+
+    fn promise(&mut self, vm: VmUuid, server: ServerUuid, extra: alloc::Extra) {
+        self.promises.insert(vm, Promise { server, done: None });
+        self.allocator.reserve(vm, server, extra);
+    }
+
+    fn release(&mut self, vm: VmUuid) {
+        if self.promises.remove(&vm).is_some() {
+            self.allocator.release(vm);
+        }
     }
 }
 
@@ -181,7 +192,7 @@ impl App {
 
     /// Refuses a uuid that is in use; else says what the reservation must find in its place.
     async fn check_vm_is_new(&self, vm: VmUuid) -> Result<Expect, AppError> {
-        if self.fleet.vm(vm).is_some() || self.promises.lock().0.contains_key(&vm) {
+        if self.fleet.vm(vm).is_some() || self.placing.lock().promises.contains_key(&vm) {
             return Err(AppError::VmExists(vm));
         }
         let Some(stored) = self.parts.store.get(&keys::place(vm)).await? else {
@@ -202,25 +213,25 @@ impl App {
         params: &Map<String, Value>,
         exclude: &BTreeSet<ServerUuid>,
     ) -> Result<ServerUuid, AppError> {
-        let report = promised_report(vm, params);
-        let mut promises = self.promises.lock();
-        if promises.0.contains_key(&vm) {
+        let mut placing = self.placing.lock();
+        if placing.promises.contains_key(&vm) {
             return Err(AppError::VmExists(vm));
         }
-        let server = self.choose(params, &report, exclude, &promises)?;
-        promises.0.insert(vm, Promise { server, report, done: None });
+        let (server, extra) = self.choose(&mut placing.allocator, params, exclude)?;
+        placing.promise(vm, server, extra);
         Ok(server)
     }
 
     fn unpromise(&self, vm: VmUuid) {
-        self.promises.lock().0.remove(&vm);
+        self.placing.lock().release(vm);
     }
 
     /// Counts a VM that a client creates on a server of its own choice.
     pub(crate) fn promise(&self, vm: VmUuid, server: ServerUuid, params: &Map<String, Value>) {
-        let report = promised_report(vm, params);
-        let promise = Promise { server, report, done: None };
-        self.promises.lock().0.entry(vm).or_insert(promise);
+        let mut placing = self.placing.lock();
+        if !placing.promises.contains_key(&vm) {
+            placing.promise(vm, server, promise_of(params));
+        }
     }
 
     /// A placed VM was refused before anything was made: takes its task to another server. `false`
@@ -303,7 +314,7 @@ impl App {
         if ended.status == TaskStatus::Failure {
             return self.unpromise(vm);
         }
-        if let Some(promise) = self.promises.lock().0.get_mut(&vm) {
+        if let Some(promise) = self.placing.lock().promises.get_mut(&vm) {
             promise.done = Some(self.parts.clock.monotonic());
         }
         // The index need not wait for the next report.
@@ -319,10 +330,10 @@ impl App {
 
     /// Reports show these VMs: their promises are kept.
     pub(super) fn place_seen(&self, server: ServerUuid, seen: &[VmUuid]) {
-        let mut promises = self.promises.lock();
+        let mut placing = self.placing.lock();
         for vm in seen {
-            if promises.0.get(vm).is_some_and(|promise| promise.server == server) {
-                promises.0.remove(vm);
+            if placing.promises.get(vm).is_some_and(|promise| promise.server == server) {
+                placing.release(*vm);
             }
         }
     }
@@ -331,7 +342,12 @@ impl App {
     pub(crate) fn promises_tick(&self) {
         let now = self.parts.clock.monotonic();
         let old = |p: &Promise| p.done.is_some_and(|done| now.saturating_sub(done) >= UNSEEN);
-        self.promises.lock().0.retain(|_, promise| !old(promise));
+        let mut placing = self.placing.lock();
+        let gone: Vec<_> =
+            placing.promises.iter().filter(|(_, p)| old(p)).map(|(vm, _)| *vm).collect();
+        for vm in gone {
+            placing.release(vm);
+        }
     }
 
     /// Counts what the open tasks promise, at start.
@@ -345,32 +361,6 @@ impl App {
             }
         }
         Ok(())
-    }
-}
-
-/// What a VM will take of its server.
-fn promised_report(vm: VmUuid, params: &Map<String, Value>) -> VmReport {
-    let number = |name: &str| {
-        let value = params.get(name)?;
-        value.as_u64().or_else(|| value.as_str()?.parse().ok())
-    };
-    let text = |name: &str| params.get(name).and_then(Value::as_str).map(str::to_owned);
-    let brand = text("brand").unwrap_or_else(|| "kvm".to_owned());
-    let ram = number("ram").unwrap_or(256);
-    let memory = number("max_physical_memory").unwrap_or(ram + overhead_mib(&brand));
-    VmReport {
-        vm: VmStatus {
-            uuid: vm,
-            owner_uuid: text("owner_uuid").unwrap_or_default(),
-            cpu_cap: number("cpu_cap"),
-            quota: number("quota"),
-            max_physical_memory: memory,
-            state: "provisioning".to_owned(),
-            zone_state: "configured".to_owned(),
-            last_modified: String::new(),
-            brand,
-        },
-        index: VmIndex { alias: text("alias"), vcpus: number("vcpus"), ..VmIndex::default() },
     }
 }
 

@@ -7,7 +7,7 @@ use muster_shared::clock::iso;
 use muster_shared::ids::ServerUuid;
 use serde_json::{Map, Value, json};
 
-use super::capacity::{Capacity, Ratios};
+use super::allocate::{insert_unreserved, ratios_json};
 use super::error::AppError;
 use super::fields::{Extras, STORED, provisionable, shown_status};
 use super::fleet::{Entry, Held};
@@ -18,7 +18,7 @@ use crate::roster::Standing;
 use crate::store::{Expect, Write};
 
 /// Most servers in one answer.
-pub const MAX_LIMIT: usize = 1_000;
+pub(super) const MAX_LIMIT: usize = 1_000;
 
 /// Which servers; all that is given must fit.
 #[derive(Clone, Debug, Default)]
@@ -104,11 +104,7 @@ impl App {
                 set(name, json!(bytes));
             }
         }
-        let sysinfo = if extras.sysinfo || extras.memory || extras.capacity {
-            entry.sysinfo()
-        } else {
-            Map::new()
-        };
+        let sysinfo = if extras.sysinfo || extras.memory { entry.sysinfo() } else { Map::new() };
         if extras.memory {
             let mib = sysinfo.get("MiB of Memory").and_then(super::fields::parse_int);
             let total = entry.figures.exact("memory_total_bytes");
@@ -117,23 +113,17 @@ impl App {
             }
         }
         if extras.capacity {
-            let ratios = Ratios::default();
-            set(
-                "overprovision_ratios",
-                json!({ "cpu": ratios.cpu, "ram": ratios.ram, "disk": ratios.disk }),
-            );
-            if let Some(Capacity { cpu, ram, disk }) = self.capacity_of(server, entry, &sysinfo) {
-                set("unreserved_cpu", json!(cpu));
-                set("unreserved_ram", json!(ram));
-                set("unreserved_disk", json!(disk));
+            set("overprovision_ratios", ratios_json(&crate::alloc::Ratios::DEFAULT));
+            if let Some(left) = self.capacity_of(server, entry) {
+                insert_unreserved(&mut view, left);
             }
-            set("score", json!(0));
+            view.insert("score".to_owned(), json!(0));
         }
         if extras.vms {
-            set("vms", Value::Object(entry.cnapi_vms()));
+            view.insert("vms".to_owned(), Value::Object(entry.cnapi_vms()));
         }
         if extras.sysinfo {
-            set("sysinfo", Value::Object(sysinfo));
+            view.insert("sysinfo".to_owned(), Value::Object(sysinfo));
         }
         view
     }

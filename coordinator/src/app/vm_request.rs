@@ -10,9 +10,14 @@ const NOBODY: &str = "00000000-0000-0000-0000-000000000000";
 const DEFAULT_QUOTA_GIB: u64 = 10;
 const MAX_ALIAS_BYTES: usize = 189;
 
+/// Whether VMs of this brand have memory of their own.
+fn is_hvm(brand: &str) -> bool {
+    matches!(brand, "kvm" | "bhyve")
+}
+
 /// A checked request.
 #[derive(Clone, Debug, PartialEq)]
-pub struct VmRequest {
+pub(super) struct VmRequest {
     /// The VM's uuid, if the client chose it.
     pub uuid: Option<VmUuid>,
     /// Parameters of the task, without `uuid`.
@@ -88,7 +93,7 @@ fn is_uuid(text: &str) -> bool {
 ///
 /// # Errors
 /// [`AppError::Invalid`] naming every bad member.
-pub fn build(body: &Map<String, Value>) -> Result<VmRequest, AppError> {
+pub(super) fn build(body: &Map<String, Value>) -> Result<VmRequest, AppError> {
     let package = match body.get("package") {
         None => Map::new(),
         Some(Value::Object(package)) => package.clone(),
@@ -174,7 +179,7 @@ fn disks(body: &mut Body<'_>, params: &mut Map<String, Value>, brand: &str) {
     if !params.get("image").is_some_and(Value::is_object) {
         params.remove("image");
     }
-    if !super::capacity::is_hvm(brand) {
+    if !is_hvm(brand) {
         params.insert("image_uuid".to_owned(), json!(image));
         return;
     }
@@ -208,7 +213,7 @@ fn networks(body: &mut Body<'_>, params: &mut Map<String, Value>, brand: &str) {
         if number == 0 && !networks.iter().any(|n| n.get("primary") == Some(&json!(true))) {
             nic["primary"] = json!(true);
         }
-        if super::capacity::is_hvm(brand) && nic.get("model").is_none() {
+        if is_hvm(brand) && nic.get("model").is_none() {
             nic["model"] = json!("virtio");
         }
         nics.push(nic);

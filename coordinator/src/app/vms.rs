@@ -11,7 +11,7 @@ use super::error::AppError;
 use super::fleet::Entry;
 
 /// Most VMs in one answer.
-pub const MAX_LIMIT: usize = 1_000;
+pub(super) const MAX_LIMIT: usize = 1_000;
 
 /// Which VMs; all that is given must fit.
 #[derive(Clone, Debug, Default)]

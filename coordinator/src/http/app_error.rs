@@ -7,6 +7,9 @@ use super::error::ApiError;
 use super::rule::FieldError;
 use crate::app::AppError;
 
+const NO_VOLUME_SERVER: &str =
+    "No compute resources available on the host containing the mounted volume";
+
 impl From<AppError> for ApiError {
     fn from(error: AppError) -> Self {
         let message = error.to_string();
@@ -22,15 +25,15 @@ impl From<AppError> for ApiError {
                 errors.into_iter().map(|(field, text)| FieldError::new(field, text)).collect(),
             ),
             AppError::InvalidArgument(_) => Self::InvalidArgument(message),
-            AppError::NoServer { steps, .. } => {
+            AppError::NoServer { steps, volumes, .. } => {
                 let mut details = Map::new();
                 details.insert("steps".to_owned(), steps);
-                Self::Coded {
-                    status: StatusCode::CONFLICT,
-                    code: "NoAllocatableServersError",
-                    message,
-                    details,
-                }
+                let (code, message) = if volumes {
+                    ("VolumeServerNoResourcesError", NO_VOLUME_SERVER.to_owned())
+                } else {
+                    ("NoAllocatableServersError", message)
+                };
+                Self::Coded { status: StatusCode::CONFLICT, code, message, details }
             }
             AppError::Busy(_) => Self::coded(StatusCode::SERVICE_UNAVAILABLE, "QueueFull", message),
             AppError::NotConnected(_) | AppError::Stopping => Self::Unavailable(message),

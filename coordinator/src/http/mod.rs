@@ -5,6 +5,7 @@
 
 mod accept;
 mod agent_ws;
+mod allocate;
 mod app_error;
 mod conn;
 mod dispatch;
@@ -68,6 +69,7 @@ fn table() -> Vec<Route> {
         vms::routes,
         fleet_vms::routes,
         agent_ws::routes,
+        allocate::routes,
         why::routes,
     ];
     resources.iter().flat_map(|routes| routes()).collect()

@@ -20,7 +20,7 @@ const MAX_EVENTS: usize = 64;
 const MAX_EVENT_BYTES: usize = 16 * 1024;
 
 /// The record of an ended task, once it has ended.
-pub type Done = watch::Receiver<Option<Arc<TaskRecord>>>;
+pub(super) type Done = watch::Receiver<Option<Arc<TaskRecord>>>;
 
 /// One open task.
 #[derive(Clone, Debug)]
