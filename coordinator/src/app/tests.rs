@@ -318,7 +318,7 @@ async fn only_a_task_that_was_never_sent_expires_or_is_cancelled_here() {
     let open = app.task_get(&sent).await.unwrap();
     assert_eq!(open["status"], "active");
     let mut agent = Agent::connect_only(&app, server(1)).await;
-    assert_eq!(agent.welcome.open_task_ids, [sent.clone()]);
+    assert_eq!(agent.welcome.open_task_ids, std::slice::from_ref(&sent));
     agent.finish(&sent, Value::Null).await;
     assert_eq!(ended(&app, &sent).await["status"], "complete");
     app.shutdown().await;

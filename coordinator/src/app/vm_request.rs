@@ -227,19 +227,19 @@ mod tests {
 
     const IMAGE: &str = "11111111-1111-1111-1111-111111111111";
 
-    fn build_json(body: Value) -> Result<VmRequest, AppError> {
+    fn build_json(body: &Value) -> Result<VmRequest, AppError> {
         build(body.as_object().unwrap())
     }
 
     #[track_caller]
-    fn check_bad(body: Value, field: &str) {
+    fn check_bad(body: &Value, field: &str) {
         let Err(AppError::Invalid(errors)) = build_json(body) else { panic!("accepted") };
         assert!(errors.iter().any(|(name, _)| name == field), "{errors:?}");
     }
 
     #[test]
     fn a_small_request_is_completed() {
-        let params = build_json(json!({ "image": IMAGE, "ram": "256", "metadata": { "a": "b" } }))
+        let params = build_json(&json!({ "image": IMAGE, "ram": "256", "metadata": { "a": "b" } }))
             .unwrap()
             .params;
         assert_eq!(params["ram"], 256);
@@ -253,7 +253,8 @@ mod tests {
     #[test]
     fn a_package_gives_sizes_in_its_own_units() {
         let package = json!({ "name": "p", "max_physical_memory": 512, "vcpus": 2, "quota": 2049 });
-        let params = build_json(json!({ "image_uuid": IMAGE, "package": package })).unwrap().params;
+        let params =
+            build_json(&json!({ "image_uuid": IMAGE, "package": package })).unwrap().params;
         assert_eq!((&params["ram"], &params["vcpus"]), (&json!(512), &json!(2)));
         assert_eq!((&params["quota"], &params["cpu_cap"]), (&json!(3), &json!(200)));
         assert_eq!(params["package_name"], "p");
@@ -263,7 +264,7 @@ mod tests {
     fn networks_become_nics() {
         let body =
             json!({ "image_uuid": IMAGE, "ram": 1, "networks": ["admin", { "nic_tag": "x" }] });
-        let params = build_json(body).unwrap().params;
+        let params = build_json(&body).unwrap().params;
         assert_eq!(params["nics"][0]["primary"], true);
         assert_eq!(params["nics"][1]["nic_tag"], "x");
         assert_eq!(params["nics"][1]["model"], "virtio");
@@ -271,12 +272,12 @@ mod tests {
 
     #[test]
     fn what_is_bad_is_named() {
-        check_bad(json!({}), "image_uuid");
-        check_bad(json!({}), "ram");
-        check_bad(json!({ "image_uuid": IMAGE, "ram": "much" }), "ram");
-        check_bad(json!({ "image_uuid": IMAGE, "ram": 128, "uuid": "x" }), "uuid");
-        check_bad(json!({ "image_uuid": IMAGE, "ram": 1, "alias": "a b" }), "alias");
-        check_bad(json!({ "image_uuid": IMAGE, "ram": 1, "tags": { "a": [] } }), "tags");
-        check_bad(json!({ "image_uuid": IMAGE, "ram": 1, "networks": [7] }), "networks");
+        check_bad(&json!({}), "image_uuid");
+        check_bad(&json!({}), "ram");
+        check_bad(&json!({ "image_uuid": IMAGE, "ram": "much" }), "ram");
+        check_bad(&json!({ "image_uuid": IMAGE, "ram": 128, "uuid": "x" }), "uuid");
+        check_bad(&json!({ "image_uuid": IMAGE, "ram": 1, "alias": "a b" }), "alias");
+        check_bad(&json!({ "image_uuid": IMAGE, "ram": 1, "tags": { "a": [] } }), "tags");
+        check_bad(&json!({ "image_uuid": IMAGE, "ram": 1, "networks": [7] }), "networks");
     }
 }

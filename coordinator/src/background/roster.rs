@@ -59,11 +59,8 @@ async fn write_batch(app: &App, pending: &[(ServerUuid, Status, Via)]) -> Result
     let members = members(app).await?;
     let mut changes = Vec::new();
     for (server, wanted, via) in pending {
-        match planned(app, &members, *server, *wanted, *via) {
-            Some(change) => changes.push(change),
-            // Another coordinator decides, or the store says it already.
-            None => {}
-        }
+        // None when another coordinator decides, or the store says it already.
+        changes.extend(planned(app, &members, *server, *wanted, *via));
     }
     if changes.is_empty() {
         return Ok(());
