@@ -16,6 +16,9 @@ use crate::binary;
 use crate::http::Client;
 use crate::wait::wait_for;
 
+/// Set in a daemon's environment: its data folder lies on a disk of so many MiB.
+pub const DISK_LIMIT: &str = "TEST_DISK_LIMIT_MIB";
+
 /// How long a daemon may take until its `ready` line.
 const READY: Duration = Duration::from_secs(60);
 
@@ -138,8 +141,23 @@ impl Drop for Daemon {
 
 fn spawn(name: &str, args: &[String], env: &[(String, String)], log: &Path) -> Child {
     let log = File::options().create(true).append(true).open(log).expect("log file");
+    let program = binary(name);
+    // A disk of limited size exists only in the daemon's own mount namespace and goes with it.
+    let limit = env.iter().find(|(key, _)| key == DISK_LIMIT).map(|(_, mib)| mib.as_str());
     #[expect(clippy::disallowed_methods, reason = "black-box tests start the real binaries")]
-    Command::new(binary(name))
+    let mut command = match limit {
+        None => Command::new(program),
+        Some(mib) => {
+            let data = args.iter().skip_while(|a| *a != "--data-dir").nth(1).expect("a data dir");
+            let script =
+                "mkdir -p $1 && mount -t tmpfs -o size=$2m limited $1 && shift 2 && exec $@";
+            let mut command = Command::new("unshare");
+            command.args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"]);
+            command.args([data, mib]).arg(program);
+            command
+        }
+    };
+    command
         .args(args)
         .envs(env.iter().cloned())
         .stdin(Stdio::null())

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use muster_tests::daemon::{Agent, Coordinator, fresh_uuid};
+use muster_tests::daemon::{Agent, Coordinator, DISK_LIMIT, fresh_uuid};
 use muster_tests::guest;
 use reqwest::Method;
 use serde_json::json;
@@ -114,4 +114,26 @@ async fn an_unknown_image_fails_the_create_and_leaves_nothing() {
     assert_eq!(ended["status"], "failure");
     assert!(!agent.data_dir().join("vms").join(format!("{vm}.json")).exists());
     agent.wait_status(&client, "running", Duration::from_secs(5)).await;
+}
+
+#[tokio::test]
+async fn a_full_disk_fails_the_download_and_nothing_else() {
+    let coordinator = Coordinator::start();
+    let client = coordinator.client();
+    let agent = Agent::with(&[&coordinator.agent_url()], &[], &[(DISK_LIMIT, "14")]);
+    agent.wait_status(&client, "running", Duration::from_secs(30)).await;
+    let uuid = guest::import(&client).await;
+
+    let path = format!("/servers/{}/ensure-image", agent.server_uuid);
+    let task = client.post(&path, &json!({ "image_uuid": uuid })).await.expect(200);
+    let ended = client.wait_task(task["id"].as_str().unwrap(), 120).await;
+    assert_eq!(ended["status"], "failure", "{ended:#}");
+    let error = &ended["history"][0]["event"]["error"];
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("space") || message.contains("full"), "{message}");
+
+    agent.wait_status(&client, "running", Duration::from_secs(5)).await;
+    let path = format!("/servers/{}/nop", agent.server_uuid);
+    let task = client.post(&path, &json!({})).await.expect(200);
+    client.complete_task(task["id"].as_str().unwrap(), 30).await;
 }
