@@ -38,19 +38,34 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client for `http://host:port`.
+    /// A client for `http://host:port` with a connection per request: a daemon that was killed
+    /// leaves no stale one behind.
     ///
     /// # Panics
     /// If the client can't be built.
     #[must_use]
     pub fn new(base: impl Into<String>) -> Self {
+        Self::build(base.into(), 0)
+    }
+
+    /// A client that keeps its connections, for measurements.
+    ///
+    /// # Panics
+    /// If the client can't be built.
+    #[must_use]
+    pub fn pooled(base: impl Into<String>) -> Self {
+        Self::build(base.into(), usize::MAX)
+    }
+
+    fn build(base: String, idle: usize) -> Self {
         // Another test of this process may have been first; the provider is the same.
         drop(rustls::crypto::ring::default_provider().install_default());
         let http = reqwest::Client::builder()
             .timeout(Duration::from_secs(120))
+            .pool_max_idle_per_host(idle)
             .build()
             .expect("a plain client has nothing that can fail");
-        Self { base: base.into(), http }
+        Self { base, http }
     }
 
     /// The base URL.

@@ -55,7 +55,7 @@ fn rss_kib(pid: u32) -> u64 {
 
 async fn idle_agent_and_round_trip() {
     let coordinator = Coordinator::start();
-    let client = coordinator.client();
+    let client = Client::pooled(coordinator.client().base());
     let mut agent = Agent::start(&coordinator.agent_url());
     agent.wait_allocatable(&client).await;
     // Let the start-up's buffers go back before looking.
@@ -84,7 +84,7 @@ fn kib_to_mib(kib: u64) -> f64 {
 /// Tasks made durable and acknowledged by a coordinator whose agents answer at once.
 async fn accepts_per_second() {
     let coordinator = Coordinator::start();
-    let client = coordinator.client();
+    let client = Client::pooled(coordinator.client().base());
     let agents: Vec<_> =
         stream::iter(0..8).then(|_| SimAgent::connect(&coordinator)).collect().await;
     for agent in &agents {
@@ -125,7 +125,7 @@ async fn accept_until(client: &Client, path: &str, deadline: Instant) -> u64 {
 
 async fn memory_per_agent() {
     let mut coordinator = Coordinator::start();
-    let client = coordinator.client();
+    let client = Client::pooled(coordinator.client().base());
     let before = rss_kib(coordinator.daemon().pid());
     let agents: Vec<_> = stream::iter(0..SIMULATED_AGENTS)
         .map(|_| SimAgent::connect(&coordinator))
@@ -143,7 +143,7 @@ async fn memory_per_agent() {
 /// Time from the POST to the end of the task, less what qemu-img and QEMU take by themselves.
 async fn create_overhead() {
     let coordinator = Coordinator::start();
-    let client = coordinator.client();
+    let client = Client::pooled(coordinator.client().base());
     let agent = Agent::start(&coordinator.agent_url());
     agent.wait_allocatable(&client).await;
     let image = guest::import(&client).await;
