@@ -135,7 +135,7 @@ fn bench(c: &mut Criterion) {
             b.iter(|| allocate(black_box(&snapshot), &request, &config, &options));
         });
         group.bench_function(BenchmarkId::new("render [no goal]", &name), |b| {
-            b.iter(|| black_box(outcome.steps_json(Detail::Full).to_string()));
+            b.iter(|| serde_json::to_vec(&black_box(&outcome).steps(Detail::Full)));
         });
         let mut size = GIB;
         group.bench_function(BenchmarkId::new("status report [goal 20 us]", &name), |b| {

@@ -194,8 +194,8 @@ pub fn capacity(
         run.list.iter().map(|slot| (snapshot.server(*slot).uuid.to_string(), run.left(*slot)));
     let capacities = capacities.collect();
     let outcome = Outcome { snapshot: Arc::clone(snapshot), server: None, steps, seed: 0 };
-    for step in &outcome.steps {
-        for (uuid, reason) in outcome.reasons(step) {
+    for place in 0..outcome.steps.len() {
+        for (uuid, reason) in outcome.reasons(place) {
             if let Some(error) = errors.get_mut(&uuid) {
                 *error = reason;
             }

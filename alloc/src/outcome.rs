@@ -1,15 +1,11 @@
 //! What an allocation decided and why: recorded as numbers, rendered on demand.
 
-use std::fmt::Write as _;
 use std::sync::Arc;
 
-use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use crate::algorithms::{Algorithm, Kind};
 use crate::config::Ratios;
-use crate::num::{fix2, text};
-use crate::request::json_text;
 use crate::server::Unreserved;
 use crate::snapshot::Snapshot;
 
@@ -36,10 +32,25 @@ pub(crate) enum Reason {
     Spare(f64),
     /// A count, as a number.
     Count(u32),
-    /// A change of the score, and the score then.
-    Score { delta: f64, total: f64 },
-    /// The same, with the owner's VMs there.
-    Zones { delta: f64, total: f64, zones: u32 },
+}
+
+/// What a scorer did: enough to replay it, in an eighth of the room of its texts' figures.
+#[derive(Clone, Debug)]
+pub(crate) struct Scored {
+    /// The servers in the order in which they were scored.
+    pub(crate) order: Vec<u32>,
+    pub(crate) deltas: Deltas,
+    /// The owner's VMs on each, if the scorer counted them.
+    pub(crate) zones: Option<Vec<u32>>,
+}
+
+/// The changes of the score, in the same order.
+#[derive(Clone, Debug)]
+pub(crate) enum Deltas {
+    /// By place: all of the weight for the first, nothing for the last.
+    Linear(f64),
+    /// One by one.
+    Each(Vec<f64>),
 }
 
 /// The `reasons` of a step.
@@ -51,6 +62,8 @@ pub(crate) enum Reasons {
     Skip(std::borrow::Cow<'static, str>),
     /// The VMs of every remaining server.
     Loaded,
+    /// Changes of the scores.
+    Scored(Scored),
     /// Server by server, and one for all under `*`.
     Each { each: Vec<(u32, Reason)>, shared: Vec<String>, all: Option<String> },
 }
@@ -148,30 +161,6 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// The steps as in the HTTP answer.
-    #[must_use]
-    pub fn steps_json(&self, detail: Detail) -> Value {
-        let step = |step: &Step| {
-            let mut out = Map::new();
-            out.insert("step".to_owned(), step.title().into());
-            if detail == Detail::Counts {
-                out.insert("remaining".to_owned(), step.remaining.len().into());
-                return Value::Object(out);
-            }
-            let remaining = step.remaining.iter().map(|slot| self.uuid(*slot).into()).collect();
-            out.insert("remaining".to_owned(), Value::Array(remaining));
-            let reasons = self.reasons(step);
-            if !reasons.is_empty() {
-                out.insert("reasons".to_owned(), Value::Object(reasons));
-            }
-            Value::Object(out)
-        };
-        match detail {
-            Detail::None => json!([]),
-            _ => self.steps.iter().map(step).collect(),
-        }
-    }
-
     /// Why there is no server, in the words of `NoAllocatableServersError`.
     #[must_use]
     pub fn failure(&self) -> String {
@@ -196,76 +185,5 @@ impl Outcome {
 
     pub(crate) fn uuid(&self, slot: u32) -> &str {
         &self.snapshot.server(slot).uuid
-    }
-
-    /// The `reasons` of a step; empty if there are none.
-    #[must_use]
-    pub fn reasons(&self, step: &Step) -> Map<String, Value> {
-        let mut out = Map::new();
-        match &step.reasons {
-            Reasons::None => {}
-            Reasons::Skip(text) => drop(out.insert("skip".to_owned(), text.as_ref().into())),
-            Reasons::Loaded => {
-                for slot in step.remaining.iter() {
-                    let server = self.snapshot.server(*slot);
-                    let text = format!("{} VMs loaded", server.loaded().count());
-                    out.insert(server.uuid.to_string(), text.into());
-                }
-            }
-            Reasons::Each { each, shared, all } => {
-                for (slot, reason) in each {
-                    let text = self.reason(*slot, reason, shared);
-                    out.insert(self.uuid(*slot).to_owned(), text);
-                }
-                if let Some(text) = all {
-                    out.insert("*".to_owned(), text.as_str().into());
-                }
-            }
-        }
-        out
-    }
-
-    fn reason(&self, slot: u32, reason: &Reason, shared: &[String]) -> Value {
-        let server = self.snapshot.server(slot);
-        let common = |n: usize| shared.get(n).map_or("", String::as_str);
-        let mut out = String::new();
-        let written = match reason {
-            Reason::Text(text) => return (*text).into(),
-            Reason::Shared(n) => return common(*n as usize).into(),
-            Reason::Owned(text) => return text.as_ref().into(),
-            Reason::Count(n) => return (*n).into(),
-            Reason::Status => {
-                let status = server.status.as_deref().unwrap_or("undefined");
-                write!(out, "Server has status: {status}")
-            }
-            Reason::Fault => out.write_str(server.fault().unwrap_or_default()),
-            Reason::Traits => {
-                let traits =
-                    server.parsed.traits.as_ref().map_or("undefined".to_owned(), json_text);
-                write!(out, "{} but server has {traits}", common(0))
-            }
-            Reason::VmCount(n) => write!(out, "Server has {n} VMs (limit is {})", common(0)),
-            Reason::Capness(vm, true) => {
-                write!(out, "VM {vm} has a cpu_cap, while the package does not")
-            }
-            Reason::Capness(vm, false) => {
-                write!(out, "VM {vm} has no cpu_cap, while the package does")
-            }
-            Reason::Spare(x) => {
-                let spare = if x.is_nan() { "undefined".to_owned() } else { text(*x) };
-                write!(out, "{}{spare}{}", common(0), common(1))
-            }
-            Reason::Score { delta, total } => {
-                write!(out, "increased score by {} to {}", fix2(*delta), fix2(*total))
-            }
-            Reason::Zones { delta, total, zones } => write!(
-                out,
-                "increased score by {} to {}; {zones} owner zones found",
-                fix2(*delta),
-                fix2(*total)
-            ),
-        };
-        written.expect("writing to a String does not fail");
-        Value::String(out)
     }
 }

@@ -22,5 +22,5 @@ fn run(run: &mut Run<'_>) -> Reasons {
         *ms = if ms.is_nan() { oldest } else { *ms };
     }
     let weight = run.config.weights.current_platform;
-    Reasons::each(score::normalize(run, &raw, weight))
+    score::normalize(run, raw, weight)
 }

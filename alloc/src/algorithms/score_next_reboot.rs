@@ -45,5 +45,5 @@ fn run(run: &mut Run<'_>) -> Reasons {
     if weight < 0.0 {
         buckets.reverse();
     }
-    Reasons::each(score::buckets(run, &buckets, weight.abs()))
+    score::buckets(run, &buckets, weight.abs())
 }

@@ -1,7 +1,7 @@
 //! `score-num-owner-zones`: spreads the VMs of an owner.
 
 use super::{Algorithm, Kind};
-use crate::outcome::{Reason, Reasons};
+use crate::outcome::Reasons;
 use crate::run::Run;
 use crate::score::{self, NO_WEIGHT};
 
@@ -26,12 +26,6 @@ fn run(run: &mut Run<'_>) -> Reasons {
     let counts = run.owner_counts_by_slot();
     let zones = |slot: u32| counts[slot as usize];
     let sorted = run.sorted_by(|_, slot| weight.signum() * f64::from(zones(slot)));
-    let each = score::linear(run, &sorted, weight.abs());
-    let with_zones = |(slot, reason)| match reason {
-        Reason::Score { delta, total } => {
-            (slot, Reason::Zones { delta, total, zones: zones(slot) })
-        }
-        other => (slot, other),
-    };
-    Reasons::each(each.into_iter().map(with_zones).collect())
+    let found = sorted.iter().map(|slot| zones(*slot)).collect();
+    score::linear(run, sorted, weight.abs(), Some(found))
 }

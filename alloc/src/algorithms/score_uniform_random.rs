@@ -25,5 +25,5 @@ fn run(run: &mut Run<'_>) -> Reasons {
     }
     let mut shuffled = run.list.to_vec();
     run.rng.shuffle(&mut shuffled);
-    Reasons::each(score::linear(run, &shuffled, weight.abs()))
+    score::linear(run, shuffled, weight.abs(), None)
 }

@@ -21,5 +21,5 @@ fn run(run: &mut Run<'_>) -> Reasons {
         return Reasons::skip(NO_WEIGHT);
     }
     let sorted = run.sorted_by(|run, slot| weight.signum() * run.left(slot).disk);
-    Reasons::each(score::linear(run, &sorted, weight.abs()))
+    score::linear(run, sorted, weight.abs(), None)
 }

@@ -26,5 +26,5 @@ fn run(run: &mut Run<'_>) -> Reasons {
     }
     // A positive weight favours the servers with the least RAM left, whatever the docs say.
     let sorted = run.sorted_by(|run, slot| weight.signum() * run.left(slot).ram);
-    Reasons::each(score::linear(run, &sorted, weight.abs()))
+    score::linear(run, sorted, weight.abs(), None)
 }

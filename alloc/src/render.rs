@@ -1,0 +1,206 @@
+//! Turns what was recorded into the steps of the HTTP answer.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+
+use serde::ser::{Serialize, SerializeMap as _, SerializeSeq as _, Serializer};
+use serde_json::{Map, Value};
+
+use crate::num::{fix2, text};
+use crate::outcome::{Detail, Outcome, Reason, Reasons, Scored, Step};
+use crate::request::json_text;
+use crate::score::replay;
+
+/// The steps of an outcome, ready to be written as JSON without a copy of all uuids in between.
+#[derive(Debug)]
+pub struct Steps<'a> {
+    outcome: &'a Outcome,
+    detail: Detail,
+    /// For each step that scored, the scores after it, in its own order.
+    totals: Vec<Vec<f64>>,
+}
+
+struct StepView<'a> {
+    steps: &'a Steps<'a>,
+    place: usize,
+}
+
+struct Remaining<'a>(&'a Outcome, &'a [u32]);
+
+struct ReasonsView<'a> {
+    outcome: &'a Outcome,
+    step: &'a Step,
+    totals: &'a [f64],
+}
+
+impl Outcome {
+    /// The steps, to be serialized.
+    #[must_use]
+    pub fn steps(&self, detail: Detail) -> Steps<'_> {
+        let totals = if detail == Detail::Full { self.totals() } else { Vec::new() };
+        Steps { outcome: self, detail, totals }
+    }
+
+    /// The steps as a JSON value. At thousands of servers [`Outcome::steps`] is much cheaper.
+    #[must_use]
+    pub fn steps_json(&self, detail: Detail) -> Value {
+        serde_json::to_value(self.steps(detail)).expect("steps have only text keys")
+    }
+
+    /// The `reasons` of the step at a place; empty if there are none.
+    #[must_use]
+    pub fn reasons(&self, place: usize) -> Map<String, Value> {
+        let totals = self.totals();
+        let (Some(step), Some(totals)) = (self.steps.get(place), totals.get(place)) else {
+            return Map::new();
+        };
+        match serde_json::to_value(ReasonsView { outcome: self, step, totals }) {
+            Ok(Value::Object(reasons)) => reasons,
+            _ => Map::new(),
+        }
+    }
+
+    fn totals(&self) -> Vec<Vec<f64>> {
+        let mut score = vec![0.0; self.snapshot.capacity()];
+        let totals = |step: &Step| match &step.reasons {
+            Reasons::Scored(scored) => replay(scored, &mut score),
+            _ => Vec::new(),
+        };
+        self.steps.iter().map(totals).collect()
+    }
+}
+
+impl Serialize for Steps<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let count = if self.detail == Detail::None { 0 } else { self.outcome.steps.len() };
+        let mut seq = serializer.serialize_seq(Some(count))?;
+        for place in 0..count {
+            seq.serialize_element(&StepView { steps: self, place })?;
+        }
+        seq.end()
+    }
+}
+
+impl Serialize for StepView<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let outcome = self.steps.outcome;
+        let step = &outcome.steps[self.place];
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("step", step.title())?;
+        if self.steps.detail == Detail::Counts {
+            map.serialize_entry("remaining", &step.remaining.len())?;
+            return map.end();
+        }
+        map.serialize_entry("remaining", &Remaining(outcome, &step.remaining))?;
+        let totals = self.steps.totals[self.place].as_slice();
+        let reasons = ReasonsView { outcome, step, totals };
+        if !reasons.is_empty() {
+            map.serialize_entry("reasons", &reasons)?;
+        }
+        map.end()
+    }
+}
+
+impl Serialize for Remaining<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.1.iter().map(|slot| self.0.uuid(*slot)))
+    }
+}
+
+impl ReasonsView<'_> {
+    fn is_empty(&self) -> bool {
+        match &self.step.reasons {
+            Reasons::None => true,
+            Reasons::Skip(_) => false,
+            Reasons::Loaded => self.step.remaining.is_empty(),
+            Reasons::Scored(scored) => scored.order.is_empty(),
+            Reasons::Each { each, all, .. } => each.is_empty() && all.is_none(),
+        }
+    }
+}
+
+impl Serialize for ReasonsView<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let outcome = self.outcome;
+        let mut map = serializer.serialize_map(None)?;
+        match &self.step.reasons {
+            Reasons::None => {}
+            Reasons::Skip(text) => map.serialize_entry("skip", text)?,
+            Reasons::Loaded => {
+                for slot in self.step.remaining.iter() {
+                    let server = outcome.snapshot.server(*slot);
+                    let text = format!("{} VMs loaded", server.loaded().count());
+                    map.serialize_entry(server.uuid.as_ref(), &text)?;
+                }
+            }
+            Reasons::Scored(scored) => {
+                for (place, (slot, total)) in scored.order.iter().zip(self.totals).enumerate() {
+                    let text = scored_text(scored, place, *total);
+                    map.serialize_entry(outcome.uuid(*slot), &text)?;
+                }
+            }
+            Reasons::Each { each, shared, all } => {
+                for (slot, reason) in each {
+                    let uuid = outcome.uuid(*slot);
+                    match reason {
+                        Reason::Count(n) => map.serialize_entry(uuid, n)?,
+                        reason => {
+                            map.serialize_entry(
+                                uuid,
+                                &reason_text(outcome, *slot, reason, shared),
+                            )?;
+                        }
+                    }
+                }
+                if let Some(text) = all {
+                    map.serialize_entry("*", text)?;
+                }
+            }
+        }
+        map.end()
+    }
+}
+
+fn scored_text(scored: &Scored, place: usize, total: f64) -> String {
+    let delta = scored.delta(place);
+    let mut out = format!("increased score by {} to {}", fix2(delta), fix2(total));
+    if let Some(zones) = scored.zones.as_ref().and_then(|zones| zones.get(place)) {
+        write!(out, "; {zones} owner zones found").expect("writing to a String does not fail");
+    }
+    out
+}
+
+fn reason_text<'a>(
+    outcome: &'a Outcome,
+    slot: u32,
+    reason: &'a Reason,
+    shared: &'a [String],
+) -> Cow<'a, str> {
+    let server = outcome.snapshot.server(slot);
+    let common = |n: usize| shared.get(n).map_or("", String::as_str);
+    match reason {
+        Reason::Text(text) => (*text).into(),
+        Reason::Shared(n) => common(*n as usize).into(),
+        Reason::Owned(text) => text.as_ref().into(),
+        Reason::Count(n) => n.to_string().into(),
+        Reason::Status => {
+            format!("Server has status: {}", server.status.as_deref().unwrap_or("undefined")).into()
+        }
+        Reason::Fault => server.fault().unwrap_or_default().into(),
+        Reason::Traits => {
+            let traits = server.parsed.traits.as_ref().map_or("undefined".to_owned(), json_text);
+            format!("{} but server has {traits}", common(0)).into()
+        }
+        Reason::VmCount(n) => format!("Server has {n} VMs (limit is {})", common(0)).into(),
+        Reason::Capness(vm, true) => {
+            format!("VM {vm} has a cpu_cap, while the package does not").into()
+        }
+        Reason::Capness(vm, false) => {
+            format!("VM {vm} has no cpu_cap, while the package does").into()
+        }
+        Reason::Spare(x) => {
+            let spare = if x.is_nan() { "undefined".to_owned() } else { text(*x) };
+            format!("{}{spare}{}", common(0), common(1)).into()
+        }
+    }
+}
