@@ -68,6 +68,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     user_script: Option<PathBuf>,
 
+    /// Network to connect to, by the name of its nic tag; may be repeated.
+    #[arg(long = "network", value_name = "TAG")]
+    networks: Vec<String>,
+
     /// Owner of the machine.
     #[arg(long, value_name = "UUID")]
     owner: Option<uuid::Uuid>,
@@ -145,6 +149,9 @@ fn payload(
         if !(size && sized) {
             body.entry(name).or_insert(value);
         }
+    }
+    if !args.networks.is_empty() {
+        body.insert("networks".to_owned(), json!(args.networks));
     }
     add(&mut body, "tags", &args.tags)?;
     let mut metadata = args.metadata.clone();
