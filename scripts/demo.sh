@@ -102,7 +102,8 @@ start() {
 
     number=$(($(muster vm list --output json | jq length) + 1))
     say "creating a virtual machine"
-    vm="$(muster vm create --image "$image" --ram 192 --alias "demo$number" --output json | jq -r .vm_uuid)"
+    vm="$(muster vm create --image "$image" --ram 192 --network admin --alias "demo$number" \
+        --output json | jq -r .vm_uuid)"
     say "its serial console, until it says that it is up:"
     echo
     console "$vm"

@@ -1,5 +1,6 @@
 //! `muster allocate`: where a machine would go.
 
+use muster_shared::entropy::{Entropy as _, SeededEntropy};
 use serde_json::{Value, json};
 
 use crate::client::Client;
@@ -39,9 +40,11 @@ pub(crate) struct Args {
 
 pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<(), CliError> {
     let owner = args.owner.map_or_else(|| NOBODY.to_owned(), |owner| owner.to_string());
+    // The API wants a uuid of the machine that would be made.
+    let machine = SeededEntropy::from_os().uuid();
     let cpu_cap = args.vcpus.saturating_mul(100);
     let mut body = json!({
-        "vm": { "owner_uuid": owner, "ram": args.ram, "quota": args.disk, "cpu_cap": cpu_cap,
+        "vm": { "vm_uuid": machine.to_string(), "owner_uuid": owner, "ram": args.ram, "quota": args.disk, "cpu_cap": cpu_cap,
             "vcpus": args.vcpus, "brand": "kvm" },
         "package": { "max_physical_memory": args.ram, "quota": args.disk * 1024,
             "cpu_cap": cpu_cap, "vcpus": args.vcpus },
@@ -58,16 +61,27 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
         }
         body["servers"] = json!(uuids);
     }
-    let answer = client.post("/allocate", &body).await?;
+    let answered = client.post("/allocate", &body).await;
+    if let Err(CliError::Refused { steps, .. }) = &answered
+        && !output.is_json()
+    {
+        print_steps(steps)?;
+    }
+    let answer = answered?;
     if output.is_json() {
         return output.object(&answer);
     }
-    for step in answer["steps"].as_array().into_iter().flatten() {
-        crate::output::print(&describe(step))?;
-    }
+    print_steps(&answer["steps"])?;
     let server = &answer["server"];
     let (uuid, host) = (compact(&server["uuid"]), compact(&server["hostname"]));
     crate::output::print(&format!("chosen: {uuid} ({host})"))
+}
+
+fn print_steps(steps: &Value) -> Result<(), CliError> {
+    for step in steps.as_array().into_iter().flatten() {
+        crate::output::print(&describe(step))?;
+    }
+    Ok(())
 }
 
 /// A step: how many servers remain, and why others do not.

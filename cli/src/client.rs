@@ -208,7 +208,7 @@ fn refusal(status: StatusCode, text: &str) -> CliError {
     }
     match status.as_u16() {
         404 => CliError::NotFound(message),
-        400..=499 => CliError::Refused { code, message },
+        400..=499 => CliError::Refused { code, message, steps: body["steps"].clone() },
         status => CliError::Server { status, message },
     }
 }

@@ -51,6 +51,8 @@ pub enum CliError {
         code: String,
         /// CNAPI's message, with the fields at fault.
         message: String,
+        /// The steps of a placement that found no server.
+        steps: serde_json::Value,
     },
     /// A 5xx answer, or one that is not understood.
     #[error("the coordinator answered {status}: {message}")]
@@ -101,9 +103,12 @@ impl CliError {
             Self::TaskFailed { id, .. } => {
                 Some(format!("`muster task get {id}` shows its steps, `muster why task {id}` why"))
             }
-            Self::Refused { code, .. } if code == "NoAllocatableServersError" => Some(
-                "`muster allocate` with the same sizes shows every step of the decision".to_owned(),
-            ),
+            Self::Refused { code, steps, .. }
+                if code == "NoAllocatableServersError" && steps.is_null() =>
+            {
+                let text = "`muster allocate` with the same sizes shows every step of the decision";
+                Some(text.to_owned())
+            }
             Self::Server { .. } => Some("the coordinator's log has the cause".to_owned()),
             _ => None,
         }
