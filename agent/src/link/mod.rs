@@ -12,6 +12,8 @@ pub mod outbox;
 mod pump;
 mod session;
 mod stream;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -38,6 +38,8 @@ struct EventState {
     seq: u64,
     sent: VecDeque<Duration>,
     pending: Option<Progress>,
+    /// Somebody waits to send what is pending.
+    timer: bool,
     kept: VecDeque<Progress>,
     percent: u64,
 }
@@ -100,14 +102,16 @@ impl TaskEvents {
     }
 
     /// Sends the held-back event once the window allows.
-    fn later(&self, wait: Duration) {
+    fn later(&self, mut wait: Duration) {
         let this = self.this.clone();
         self.runtime.spawn(async move {
-            tokio::time::sleep(wait).await;
-            if let Some(this) = this.upgrade() {
-                let event = this.state.lock().take_pending(this.clock.monotonic());
-                if let Some(event) = event {
-                    this.send(event);
+            loop {
+                tokio::time::sleep(wait).await;
+                let Some(this) = this.upgrade() else { return };
+                let due = this.state.lock().take_due(this.clock.monotonic());
+                match due {
+                    Ok(event) => return event.into_iter().for_each(|event| this.send(event)),
+                    Err(more) => wait = more,
                 }
             }
         });
@@ -128,9 +132,14 @@ impl EventState {
         }
     }
 
-    fn take_pending(&mut self, now: Duration) -> Option<Progress> {
-        self.sent.push_back(now);
-        self.pending.take()
+    /// For the timer: the held-back event, or how long it has to wait on.
+    fn take_due(&mut self, now: Duration) -> Result<Option<Progress>, Duration> {
+        if self.pending.is_some() {
+            self.room(now)?;
+            self.sent.push_back(now);
+        }
+        self.timer = false;
+        Ok(self.pending.take())
     }
 }
 
@@ -161,7 +170,8 @@ impl EventSink for TaskEvents {
                 self.send(progress);
             }
             Err(wait) => {
-                let timer_runs = state.pending.replace(progress).is_some();
+                state.pending = Some(progress);
+                let timer_runs = std::mem::replace(&mut state.timer, true);
                 drop(state);
                 if !timer_runs {
                     self.later(wait);

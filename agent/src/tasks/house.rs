@@ -13,15 +13,19 @@ use super::journal;
 use super::runner::{Engine, MAX_JOURNAL_BYTES, Shared};
 
 /// Ended and acknowledged tasks that are kept whatever their age.
-const KEPT_TASKS: usize = 2_000;
+pub(super) const KEPT_TASKS: usize = 2_000;
 /// Ended and acknowledged tasks younger than this are kept whatever their number.
 const KEPT_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Ended queries that are kept once acknowledged; they are in memory only.
 const KEPT_QUERIES: usize = 256;
 /// Ended queries whose result nobody acknowledged.
 const MAX_UNACKED_QUERIES: usize = 4_096;
-/// How often retention is looked at.
-const PERIOD: Duration = Duration::from_secs(60);
+/// How often retention is looked at; also whenever the journal gets large.
+const PERIOD: Duration = Duration::from_secs(600);
+/// Size of the journal at which that is not waited for.
+const LARGE_BYTES: usize = MAX_JOURNAL_BYTES / 4 * 3;
+/// Acknowledgements between two looks at ended queries.
+const ACKS_PER_LOOK: usize = 64;
 /// Changes written at a time.
 const BATCH: usize = 64;
 
@@ -50,6 +54,7 @@ impl Engine {
     /// Background work of the engine, until it is closed.
     pub(super) async fn keep_house(self: Arc<Self>) {
         let mut period = tokio::time::interval(PERIOD);
+        let mut acks = 0;
         loop {
             tokio::select! {
                 biased;
@@ -57,10 +62,22 @@ impl Engine {
                     self.write_acks().await;
                     return;
                 }
-                () = self.acks.notified() => self.write_acks().await,
-                _ = period.tick() => self.prune().await,
+                () = self.acks.notified() => {
+                    self.write_acks().await;
+                    acks += 1;
+                    if self.shared.lock().bytes > LARGE_BYTES {
+                        self.prune().await;
+                    }
+                }
+                _ = period.tick() => {
+                    self.prune().await;
+                    acks = ACKS_PER_LOOK;
+                }
             }
-            self.prune_queries();
+            if acks >= ACKS_PER_LOOK {
+                acks = 0;
+                self.prune_queries();
+            }
         }
     }
 
@@ -102,7 +119,7 @@ impl Engine {
             }
             let age = Duration::try_from(now.duration_since(ended.finished_at));
             let old = age.is_ok_and(|age| age > KEPT_FOR);
-            let expired = (surplus > 0 && old) || bytes > MAX_JOURNAL_BYTES;
+            let expired = (surplus > 0 && old) || bytes > LARGE_BYTES;
             if !expired || gone.len() >= BATCH {
                 break;
             }

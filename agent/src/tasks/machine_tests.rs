@@ -36,17 +36,17 @@ impl EventSink for NoEvents {
 }
 
 /// A simulated host; agents come and go on it.
-struct Host {
-    guests: SimGuests,
-    pool: SimPool,
-    records: SimVmRecords,
+pub(crate) struct Host {
+    pub(crate) guests: SimGuests,
+    pub(crate) pool: SimPool,
+    pub(crate) records: SimVmRecords,
     faults: Faults,
-    clock: SharedClock,
+    pub(crate) clock: SharedClock,
     tasks: Mutex<u32>,
 }
 
 impl Host {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let faults = Faults::none();
         Self {
             guests: SimGuests::default(),
@@ -59,7 +59,7 @@ impl Host {
     }
 
     /// An agent that has just started.
-    async fn agent(&self, boot_id: &str) -> Arc<Drivers> {
+    pub(crate) async fn agent(&self, boot_id: &str) -> Arc<Drivers> {
         let repository = SimRepository::default();
         let image = SimImage { manifest: json!({ "state": "active" }), size_bytes: 1 << 20 };
         repository.publish(IMAGE.parse().unwrap(), image);
@@ -107,7 +107,7 @@ impl Host {
     }
 
     /// Everything that must not be left behind: disks, processes, records, other files.
-    fn content(&self) -> impl PartialEq + std::fmt::Debug + use<> {
+    pub(crate) fn content(&self) -> impl PartialEq + std::fmt::Debug + use<> {
         (
             self.pool.disks(),
             self.guests.running(),
@@ -149,7 +149,7 @@ pub(super) fn params(value: Value) -> Params {
     all
 }
 
-pub(super) fn create_params(extra: Value) -> Params {
+pub(crate) fn create_params(extra: Value) -> Params {
     let mut all = params(json!({
         "brand": "kvm", "alias": "one", "ram": 128,
         "disks": [{"image_uuid": IMAGE}, {"size": 8}],
@@ -159,7 +159,7 @@ pub(super) fn create_params(extra: Value) -> Params {
     all
 }
 
-pub(super) fn uuid() -> VmUuid {
+pub(crate) fn uuid() -> VmUuid {
     machine::vm(&machine::example()).unwrap()
 }
 

@@ -5,6 +5,8 @@
 //! of them, so that a task survives a crash: it is resumed at its step, or undone in reverse.
 
 mod control;
+#[cfg(test)]
+mod engine_tests;
 mod events;
 mod house;
 pub mod image_ensure_present;
@@ -21,7 +23,7 @@ mod machine_real_tests;
 pub mod machine_reboot;
 pub mod machine_shutdown;
 #[cfg(test)]
-mod machine_tests;
+pub(crate) mod machine_tests;
 pub mod nop;
 pub mod order;
 pub mod record;

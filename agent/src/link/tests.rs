@@ -1,0 +1,350 @@
+//! The whole agent against a coordinator that the test plays, over connections in memory.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_shared::entropy::SeededEntropy;
+use muster_shared::ids::TaskId;
+use muster_shared::kv::MemKv;
+use muster_shared::link::memory::{Dialed, MemoryDialer, MemoryListener, listener};
+use muster_shared::link::{Connection, Frame};
+use muster_shared::threads::SameRuntime;
+use muster_shared::wire::stream::Control;
+use muster_shared::wire::{
+    Acknowledge, Dispatch, Drain, FromAgent, FromCoordinator, Hello, StreamKind, StreamOpen,
+    TaskResult, Welcome, decode, encode,
+};
+use serde_json::json;
+use tokio::time::timeout;
+use uuid::Uuid;
+
+use crate::tasks::machine_tests::{Host, create_params, uuid};
+use crate::tasks::registry::Registry;
+use crate::tasks::{HANDLERS, TaskFailure};
+use crate::{Agent, AgentConfig, AgentParts, Running};
+
+/// Longer than anything here takes.
+const LONG: Duration = Duration::from_secs(1000);
+
+/// An agent and the listener of the coordinator it dials.
+struct Cluster {
+    agent: Running,
+    listener: MemoryListener,
+    dialer: MemoryDialer,
+}
+
+async fn cluster() -> Cluster {
+    let host = Host::new();
+    let (dialer, listener) = listener();
+    let drivers = host.agent("boot-1").await;
+    let parts = AgentParts {
+        clock: host.clock.clone(),
+        entropy: Arc::new(SeededEntropy::new(1)),
+        threads: Arc::new(SameRuntime),
+        kv: Arc::new(MemKv::default()),
+        dialer: Arc::new(dialer.clone()),
+        feed: drivers.report.clone(),
+        drivers,
+        registry: Registry::new(HANDLERS),
+        faults: None,
+    };
+    let config = AgentConfig {
+        server_uuid: Uuid::nil().into(),
+        boot_id: "boot-1".to_owned(),
+        instance_id: Uuid::nil(),
+        coordinators: vec!["ws://coordinator:8480".parse().unwrap()],
+        task_ceiling: crate::TASK_CEILING,
+    };
+    let agent = Agent::start(config, parts).await.unwrap();
+    Cluster { agent, listener, dialer }
+}
+
+/// The coordinator's end of one connection.
+struct Coordinator {
+    connection: Connection,
+    hello: Hello,
+}
+
+impl Cluster {
+    async fn dialed(&mut self) -> Dialed {
+        timeout(LONG, self.listener.accept()).await.expect("the agent dials").unwrap()
+    }
+
+    async fn accept(&mut self, welcome: Welcome) -> Coordinator {
+        let dialed = self.dialed().await;
+        assert_eq!((dialed.url.path(), dialed.protocol.as_str()), ("/agent", "muster.v1"));
+        let mut connection = dialed.connection;
+        let FromAgent::Hello(hello) = receive(&mut connection).await else {
+            panic!("the first message is a hello");
+        };
+        let mut coordinator = Coordinator { connection, hello };
+        coordinator.send(welcome).await;
+        coordinator
+    }
+}
+
+fn welcome() -> Welcome {
+    Welcome {
+        instance: "c1".to_owned(),
+        capabilities: Vec::new(),
+        members: vec!["ws://elsewhere:1".to_owned()],
+        open_task_ids: Vec::new(),
+        sysinfo_hash: String::new(),
+    }
+}
+
+async fn receive(connection: &mut Connection) -> FromAgent {
+    let frame = timeout(LONG, connection.stream.next()).await.expect("the agent says something");
+    match frame.unwrap() {
+        Some(Frame::Text(text)) => decode(&text).unwrap(),
+        other => panic!("no message: {other:?}"),
+    }
+}
+
+impl Coordinator {
+    async fn send(&mut self, message: impl Into<FromCoordinator>) {
+        let text = encode(&message.into());
+        self.connection.sink.send(Frame::Text(text)).await.unwrap();
+    }
+
+    /// The next message that `wanted` takes; others are passed over.
+    async fn until<T>(&mut self, mut wanted: impl FnMut(FromAgent) -> Option<T>) -> T {
+        let search = async {
+            loop {
+                if let Some(found) = wanted(receive(&mut self.connection).await) {
+                    return found;
+                }
+            }
+        };
+        timeout(LONG, search).await.expect("the wanted message comes")
+    }
+
+    async fn accepted(&mut self, id: &str) {
+        let wanted: TaskId = id.parse().unwrap();
+        self.until(|m| matches!(m, FromAgent::Accepted(a) if a.id == wanted).then_some(())).await;
+    }
+
+    async fn result(&mut self, id: &str) -> TaskResult {
+        let wanted: TaskId = id.parse().unwrap();
+        self.until(|m| match m {
+            FromAgent::Result(result) if result.id == wanted => Some(result),
+            _ => None,
+        })
+        .await
+    }
+
+    async fn error(&mut self) -> (Option<String>, String) {
+        self.until(|m| match m {
+            FromAgent::Error(error) => Some((error.id, error.code)),
+            _ => None,
+        })
+        .await
+    }
+
+    async fn dispatch(&mut self, id: &str, task: &str, params: serde_json::Value) {
+        let serde_json::Value::Object(params) = params else { panic!("an object is needed") };
+        let dispatch = Dispatch {
+            id: id.parse().unwrap(),
+            req_id: String::new(),
+            task: task.to_owned(),
+            params,
+            deadline_ms: None,
+            ticket: None,
+            volatile: false,
+        };
+        self.send(Box::new(dispatch)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn heartbeats_come_every_second_and_reports_beside_them() {
+    let mut cluster = cluster().await;
+    let clock = cluster.agent.drivers.clock.clone();
+    let mut coordinator = cluster.accept(welcome()).await;
+    assert!(coordinator.hello.capabilities.contains(&"task:machine_create".to_owned()));
+    let (mut beats, mut full, mut sysinfo) = (Vec::new(), 0, 0);
+    while beats.len() < 100 {
+        match receive(&mut coordinator.connection).await {
+            FromAgent::Heartbeat(beat) => beats.push((beat.seq, clock.monotonic())),
+            FromAgent::Status(status) => full += u32::from(status.report.unwrap().full),
+            FromAgent::Sysinfo(_) => sysinfo += 1,
+            other => panic!("not asked for: {other:?}"),
+        }
+    }
+    assert_eq!((full, sysinfo), (1, 1), "one full report, one sysinfo");
+    for pair in beats.windows(2) {
+        assert_eq!(pair[1].0, pair[0].0 + 1);
+        let gap = pair[1].1 - pair[0].1;
+        assert!(gap.abs_diff(super::HEARTBEAT) < Duration::from_millis(10), "{gap:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn results_are_sent_until_acknowledged_also_on_the_next_connection() {
+    let mut cluster = cluster().await;
+    let mut coordinator = cluster.accept(welcome()).await;
+    coordinator.dispatch("t1", "nop", json!({})).await;
+    coordinator.accepted("t1").await;
+    let first = coordinator.result("t1").await;
+    assert_eq!(coordinator.result("t1").await, first, "again on the same connection");
+    drop(coordinator);
+    let mut welcome_back = welcome();
+    welcome_back.open_task_ids = vec!["never".parse().unwrap()];
+    let mut coordinator = cluster.accept(welcome_back).await;
+    assert_eq!(coordinator.hello.unacked_result_ids, ["t1".parse().unwrap()]);
+    assert_eq!(coordinator.error().await, (Some("never".to_owned()), "UnknownTask".to_owned()));
+    coordinator.result("t1").await;
+    coordinator.send(Acknowledge { id: "t1".parse().unwrap() }).await;
+    coordinator.dispatch("t2", "nop", json!({})).await;
+    coordinator.result("t2").await;
+    for _ in 0..20 {
+        if let FromAgent::Result(result) = receive(&mut coordinator.connection).await {
+            assert_ne!(result.id.as_str(), "t1", "sent after its acknowledgement");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_connection_is_dialed_again_within_five_seconds() {
+    let mut cluster = cluster().await;
+    let clock = cluster.agent.drivers.clock.clone();
+    for _ in 0..20 {
+        let coordinator = cluster.accept(welcome()).await;
+        let lost = clock.monotonic();
+        drop(coordinator);
+        let dialed = cluster.dialed().await;
+        let took = clock.monotonic() - lost;
+        assert!(took <= Duration::from_secs(5), "{took:?}");
+        drop(dialed);
+    }
+    assert!(cluster.dialer.attempts() >= 40);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replaced_agent_waits_before_it_claims_its_server_again() {
+    let mut cluster = cluster().await;
+    let clock = cluster.agent.drivers.clock.clone();
+    let coordinator = cluster.accept(welcome()).await;
+    let closed = clock.monotonic();
+    coordinator.connection.shutdown(4001, "replaced").await;
+    cluster.accept(welcome()).await;
+    assert!(clock.monotonic() - closed >= Duration::from_secs(5));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_not_understood_is_answered_and_the_connection_stays() {
+    let mut cluster = cluster().await;
+    let mut coordinator = cluster.accept(welcome()).await;
+    for (frame, code) in [
+        (r#"{"kind":"later_version"}"#, "UnknownKind"),
+        (r#"{"kind":"dispatch","id":7}"#, "Malformed"),
+        ("garbage", "Malformed"),
+    ] {
+        coordinator.connection.sink.send(Frame::Text(frame.to_owned())).await.unwrap();
+        assert_eq!(coordinator.error().await.1, code, "{frame}");
+    }
+    coordinator.dispatch("x", "nonsense", json!({})).await;
+    assert_eq!(coordinator.error().await, (Some("x".to_owned()), "NotSupported".to_owned()));
+    coordinator.dispatch("t", "nop", json!({})).await;
+    coordinator.result("t").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_is_accepted_and_shown() {
+    let mut cluster = cluster().await;
+    let mut coordinator = cluster.accept(welcome()).await;
+    let token: TaskId = "drain-1".parse().unwrap();
+    coordinator.send(Drain { reason: "test".into(), token, ttl_s: 60 }).await;
+    coordinator.accepted("drain-1").await;
+    let draining = |message| match message {
+        FromAgent::Status(status) => status.report.filter(|r| r.muster["draining"] == true),
+        _ => None,
+    };
+    coordinator.until(draining).await;
+    coordinator.dispatch("t", "machine_destroy", json!({ "uuid": uuid() })).await;
+    assert_eq!(coordinator.error().await, (Some("t".to_owned()), "Draining".to_owned()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn history_can_be_asked_for_without_being_part_of_it() {
+    let mut cluster = cluster().await;
+    let mut coordinator = cluster.accept(welcome()).await;
+    coordinator.dispatch("t", "nop", json!({ "root_pw": "hidden" })).await;
+    coordinator.result("t").await;
+    coordinator.dispatch("h", "task_history", json!({})).await;
+    let history = coordinator.result("h").await.result;
+    assert_eq!(history.as_array().unwrap().len(), 1);
+    assert_eq!(history[0]["status"], "finished");
+    assert_eq!(history[0]["params"]["root_pw"], "***");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_vm_shows_as_a_delta_and_its_console_is_carried() -> Result<(), TaskFailure> {
+    let mut cluster = cluster().await;
+    let mut coordinator = cluster.accept(welcome()).await;
+    coordinator.dispatch("c", "machine_create", create_params(json!({})).into()).await;
+    let result = coordinator.result("c").await;
+    assert!(result.error.is_none(), "{result:?}");
+    let running = |message| match message {
+        FromAgent::Status(status) => status.report.filter(|report| {
+            let vm = report.vms.get(&uuid()).and_then(Option::as_ref);
+            vm.is_some_and(|vm| vm.vm.state == "running")
+        }),
+        _ => None,
+    };
+    assert!(!coordinator.until(running).await.full);
+
+    let stream_id = Uuid::from_u128(9);
+    let open = StreamOpen { stream_id, stream: StreamKind::Console, vm_uuid: uuid() };
+    coordinator.send(open).await;
+    let dialed = cluster.dialed().await;
+    assert_eq!(dialed.url.path(), format!("/agent/streams/{stream_id}"));
+    let mut stream = dialed.connection;
+    let sent = b"hello".as_slice();
+    stream.sink.send(Frame::Binary(sent.into())).await.unwrap();
+    // The simulated guest echoes; credit comes back for what it took.
+    let (mut echoed, mut credit) = (Vec::new(), 0);
+    while echoed.len() < sent.len() || credit < sent.len() as u64 {
+        match stream.stream.next().await.unwrap().unwrap() {
+            Frame::Binary(bytes) => echoed.extend_from_slice(&bytes),
+            Frame::Text(text) => match serde_json::from_str(&text).unwrap() {
+                Control::Window { bytes } => credit += bytes,
+                Control::Close { code, .. } => panic!("closed: {code}"),
+            },
+        }
+    }
+    assert_eq!((echoed.as_slice(), credit), (sent, sent.len() as u64));
+    let open = StreamOpen { vm_uuid: Uuid::nil().into(), stream_id, stream: StreamKind::Vnc };
+    coordinator.send(open).await;
+    assert_eq!(coordinator.error().await.0, Some(stream_id.to_string()));
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_other_coordinator_of_the_list_is_dialed_too() {
+    let mut cluster = cluster().await;
+    let mut both = welcome();
+    both.members = vec!["ws://coordinator:8480/agent".into(), "ws://second:8480".into()];
+    let mut first = cluster.accept(both).await;
+    let second = cluster.dialed().await;
+    assert_eq!(second.url.as_str(), "ws://second:8480/agent");
+    drop(second);
+    first.dispatch("t", "nop", json!({})).await;
+    first.result("t").await;
+    assert_eq!(cluster.agent.links.states().len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_closes_the_connection_in_order() {
+    let mut cluster = cluster().await;
+    let mut coordinator = cluster.accept(welcome()).await;
+    let stop = cluster.agent.shut_down(Duration::from_secs(1));
+    let read = async {
+        while let Ok(Some(_)) = coordinator.connection.stream.next().await {}
+        let code = coordinator.connection.stream.close_code();
+        coordinator.connection.sink.close(1000, "").await;
+        code
+    };
+    let ((), code) = tokio::join!(stop, read);
+    assert_eq!(code, Some(1001));
+}
