@@ -9,8 +9,9 @@ use serde_json::Value;
 
 use super::Class;
 use super::journal::{self, JournalError, StoredDrain};
+use super::live::{Live, Shared, Stop};
 use super::record::{Origin, Record, State};
-use super::runner::{Engine, Live, Offer, Refusal, Shared, Stop};
+use super::runner::{Engine, Offer, Refusal};
 
 /// Entries of `GET /history` besides the active ones.
 const HISTORY: usize = 16;

@@ -10,7 +10,8 @@ use muster_shared::ids::TaskId;
 use muster_shared::kv::Change;
 
 use super::journal;
-use super::runner::{Engine, MAX_JOURNAL_BYTES, Shared};
+use super::live::Shared;
+use super::runner::{Engine, MAX_JOURNAL_BYTES};
 
 /// Ended and acknowledged tasks that are kept whatever their age.
 pub(super) const KEPT_TASKS: usize = 2_000;

@@ -11,6 +11,7 @@ mod events;
 mod house;
 pub mod image_ensure_present;
 pub mod journal;
+mod live;
 mod machine;
 pub mod machine_boot;
 pub mod machine_create;

@@ -10,9 +10,10 @@ use std::sync::Arc;
 use muster_shared::wire::TaskError;
 
 use super::journal::Loaded;
+use super::live::{Admission, Ended, Shared};
 use super::record::{Phase, Record, State, StepState};
 use super::run::MAX_ATTEMPTS;
-use super::runner::{Admission, Ended, Engine, EngineParts, Shared};
+use super::runner::{Engine, EngineParts};
 use super::{OnFailure, Plan, TaskFailure};
 
 /// Builds the shared state from the journal.

@@ -17,9 +17,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
 use super::journal::{self, JournalError};
+use super::live::{Admission, Ended, Live, Shared, Stop};
 use super::record::{AtStep, Origin, Phase, State, StepState, bounded_error, bounded_result};
 use super::registry::Moment;
-use super::runner::{Admission, Ended, Engine, Live, Refusal, Shared, Stop};
+use super::runner::{Engine, Refusal};
 use super::{EventSink as _, OnFailure, Step, TaskContext, TaskFailure};
 
 /// How long a step that was told to stop may take to stop by itself.

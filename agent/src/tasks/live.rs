@@ -1,0 +1,134 @@
+//! The state that all tasks share: those that have not ended, those that have, and the order.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+use muster_shared::ids::{TaskId, VmUuid};
+use muster_shared::wire::{Ticket, Token};
+use parking_lot::Mutex;
+use serde_json::Value;
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
+
+use super::events::TaskEvents;
+use super::journal::StoredIntake;
+use super::order::Order;
+use super::record::{Record, State};
+use super::runner::Refusal;
+use super::{Class, Handler, Plan};
+
+/// Where a submitted task stands for whoever waits for it to be durable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Admission {
+    Pending,
+    Accepted,
+    Refused(Refusal),
+}
+
+/// Why a task is to stop before its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stop {
+    /// Somebody cancelled it.
+    Cancelled,
+    /// It has not started, and a drain gives it back.
+    Returned,
+    /// Another task shortens its waits; its outcome is its own.
+    Preempted,
+}
+
+/// A task that has not ended.
+pub(super) struct Live {
+    pub(super) handler: &'static dyn Handler,
+    pub(super) record: Mutex<Record>,
+    pub(super) plan: Plan,
+    pub(super) volatile: bool,
+    pub(super) ticket: Option<Ticket>,
+    pub(super) events: Arc<TaskEvents>,
+    pub(super) granted: Notify,
+    pub(super) stop: Mutex<Option<Stop>>,
+    pub(super) cancelled: CancellationToken,
+    pub(super) admission: watch::Sender<Admission>,
+    pub(super) ended: watch::Sender<bool>,
+}
+
+impl fmt::Debug for Live {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Live").field("record", &self.record).finish_non_exhaustive()
+    }
+}
+
+impl Live {
+    pub(super) fn durable(&self) -> bool {
+        self.handler.class() == Class::Mutate
+    }
+
+    pub(super) fn stop(&self, why: Stop) {
+        let mut stop = self.stop.lock();
+        // A cancel outranks a pre-emption, nothing outranks a cancel.
+        if !matches!(*stop, Some(Stop::Cancelled | Stop::Returned)) {
+            *stop = Some(why);
+        }
+        self.cancelled.cancel();
+    }
+}
+
+/// A task that has ended, as far as it is kept in memory.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) seq: u64,
+    pub(super) fingerprint: String,
+    pub(super) task: String,
+    pub(super) vm: Option<VmUuid>,
+    pub(super) state: State,
+    pub(super) acked: bool,
+    pub(super) finished_at: jiff::Timestamp,
+    pub(super) params_bytes: usize,
+    pub(super) result_bytes: usize,
+    /// The whole record, for tasks that are not journaled.
+    pub(super) record: Option<Arc<Record>>,
+    pub(super) messages: Vec<Value>,
+}
+
+impl Ended {
+    pub(super) fn new(record: &Record, acked: bool) -> Self {
+        Self {
+            seq: record.seq,
+            fingerprint: record.fingerprint.clone(),
+            task: record.task.clone(),
+            vm: record.vm,
+            state: record.state,
+            acked,
+            finished_at: record.finished_at.unwrap_or(record.created_at),
+            params_bytes: record.params_bytes,
+            result_bytes: record.result_bytes,
+            record: None,
+            messages: Vec::new(),
+        }
+    }
+
+    /// Space in the journal, roughly.
+    pub(super) fn bytes(&self) -> usize {
+        const RECORD_BYTES: usize = 1024;
+        if self.record.is_some() { 0 } else { RECORD_BYTES + self.params_bytes + self.result_bytes }
+    }
+}
+
+/// What all tasks share.
+#[derive(Debug, Default)]
+pub(super) struct Shared {
+    pub(super) next_seq: u64,
+    pub(super) order: Order,
+    pub(super) live: BTreeMap<TaskId, Arc<Live>>,
+    pub(super) ended: BTreeMap<TaskId, Ended>,
+    /// Ended tasks by order of acceptance.
+    pub(super) by_seq: BTreeMap<u64, TaskId>,
+    /// Ended tasks whose result a coordinator still has to acknowledge, oldest first.
+    pub(super) unacked: BTreeSet<(u64, TaskId)>,
+    pub(super) bytes: usize,
+    pub(super) tickets: BTreeMap<String, Token>,
+    pub(super) intake: StoredIntake,
+    pub(super) stopping: bool,
+    /// Tasks found at the start that still have to go on.
+    pub(super) recovered: Vec<Record>,
+}
