@@ -152,7 +152,6 @@ impl Shell {
             req_id: context.req_id.clone(),
             head: context.method == Method::HEAD,
             headers: incoming.headers,
-            peer: incoming.peer.address,
             server: server.map(|(server, _)| server),
             vm,
             body,

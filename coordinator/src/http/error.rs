@@ -31,9 +31,6 @@ pub(crate) enum ApiError {
     /// 409 InvalidArgument; the reference answers 500 with the same code.
     #[error("{0}")]
     RefusedArgument(String),
-    /// 409 InvalidArgument; the reference answers 500 InternalError.
-    #[error("{0}")]
-    RefusedByReference(String),
     /// 404; the message says what was not found.
     #[error("{0}")]
     NotFound(String),
@@ -126,8 +123,6 @@ impl ApiError {
             Self::OutOfRange(_) => (S::BAD_REQUEST, "InvalidParameters"),
             Self::InvalidArgument(_) => (S::CONFLICT, "InvalidArgument"),
             Self::RefusedArgument(_) => (dagger, "InvalidArgument"),
-            Self::RefusedByReference(_) if reference => (dagger, "InternalError"),
-            Self::RefusedByReference(_) => (dagger, "InvalidArgument"),
             Self::NotFound(_) => (S::NOT_FOUND, "ResourceNotFound"),
             Self::MethodNotAllowed { .. } => (S::METHOD_NOT_ALLOWED, "MethodNotAllowedError"),
             Self::NotAcceptable => (S::NOT_ACCEPTABLE, "NotAcceptableError"),
@@ -226,11 +221,6 @@ mod tests {
             &ApiError::RefusedArgument(text()),
             (409, "InvalidArgument"),
             (500, "InvalidArgument"),
-        );
-        check(
-            &ApiError::RefusedByReference(text()),
-            (409, "InvalidArgument"),
-            (500, "InternalError"),
         );
         let gone = ApiError::Agent { code: "VmNotFound".to_owned(), message: text() };
         check(&gone, (404, "VmNotFound"), (500, "InternalError"));

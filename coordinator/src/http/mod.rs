@@ -18,6 +18,7 @@ mod images;
 mod info;
 mod matcher;
 mod metrics;
+mod not_implemented;
 mod openapi;
 mod params;
 mod ping;
@@ -71,6 +72,7 @@ fn table() -> Vec<Route> {
         agent_ws::routes,
         allocate::routes,
         why::routes,
+        not_implemented::routes,
     ];
     resources.iter().flat_map(|routes| routes()).collect()
 }

@@ -156,7 +156,6 @@ fn param_schema(rules: &[Rule]) -> RefOr<Schema> {
             }
             Rule::BooleanType | Rule::BooleanString => of(Type::Boolean),
             Rule::NumberType => of(Type::Number),
-            Rule::NumberNotNegative => of(Type::Number).minimum(Some(0.0)),
             Rule::NumberOrString => ObjectBuilder::new()
                 .schema_type(SchemaType::from_iter([Type::Number, Type::String])),
             Rule::Int => of(Type::Integer),

@@ -2,14 +2,12 @@
 //! found out.
 
 use std::fmt;
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use http::HeaderMap;
 use hyper::upgrade::OnUpgrade;
 use muster_shared::ids::{ServerUuid, VmUuid};
-use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -41,8 +39,6 @@ pub(crate) struct Request {
     pub(crate) headers: HeaderMap,
     /// The method is HEAD: only headers of the answer will be sent.
     pub(crate) head: bool,
-    /// Where the client connected from; `None` on a unix socket.
-    pub(crate) peer: Option<SocketAddr>,
     pub(super) server: Option<ServerRef>,
     pub(super) vm: Option<VmUuid>,
     pub(super) body: Option<BodyStream>,
@@ -66,14 +62,6 @@ impl Request {
     /// A parameter that is text; `None` when absent or of another type.
     pub(crate) fn text(&self, name: &str) -> Option<&str> {
         self.params.get(name)?.as_str()
-    }
-
-    /// All parameters as a type; unknown members are ignored.
-    ///
-    /// # Errors
-    /// [`ApiError::InvalidParameters`] naming the member that does not fit.
-    pub(crate) fn parse<T: DeserializeOwned>(&self) -> Result<T, ApiError> {
-        parse_value(Value::Object(self.params.clone()))
     }
 
     /// The server of a route that declared `:server_uuid` as a server (not `default`).
@@ -129,15 +117,4 @@ pub(crate) fn invalid_server() -> ApiError {
 /// `Invalid vm_uuid`.
 pub(crate) fn invalid_vm() -> ApiError {
     ApiError::InvalidArgument("Invalid vm_uuid".to_owned())
-}
-
-/// A JSON value as a type.
-///
-/// # Errors
-/// [`ApiError::InvalidParameters`] naming the member that does not fit.
-pub(crate) fn parse_value<T: DeserializeOwned>(value: Value) -> Result<T, ApiError> {
-    serde_path_to_error::deserialize(value).map_err(|error| {
-        let field = error.path().to_string();
-        ApiError::invalid(field, error.into_inner().to_string())
-    })
 }

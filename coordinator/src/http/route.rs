@@ -211,21 +211,9 @@ impl Route {
         self
     }
 
-    /// Another body limit than 1 MiB.
-    pub(crate) fn body_limit(mut self, bytes: usize) -> Self {
-        self.body = BodyRule::Params(bytes);
-        self
-    }
-
     /// The handler reads the body.
     pub(crate) fn streams_body(mut self) -> Self {
         self.body = BodyRule::Stream;
-        self
-    }
-
-    /// The schema of the answer.
-    pub(crate) fn returns<T: PartialSchema>(mut self) -> Self {
-        self.reply = Reply::Json(T::schema);
         self
     }
 

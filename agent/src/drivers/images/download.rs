@@ -17,7 +17,7 @@ use crate::drivers::{DriverError, files};
 
 const BUFFER_BYTES: usize = 256 * 1024;
 /// Space left free beside an image, for records and the guests' first writes, bytes.
-const RESERVE_BYTES: u64 = 16 * 1024 * 1024;
+const RESERVE_BYTES: u64 = 24 * 1024 * 1024;
 
 /// A download of one image's file.
 pub(super) struct Download<'a> {
@@ -132,10 +132,12 @@ impl Download<'_> {
         let sums = self.sums_of_partial().await?;
         let missing_bytes = self.expected.size_bytes.saturating_sub(sums.bytes);
         let free_bytes = files::space(&record_path)?.available_bytes;
-        if missing_bytes.saturating_add(RESERVE_BYTES) > free_bytes {
+        // The unpacked copy lies beside the file for a moment and is at least as large.
+        let needed_bytes = missing_bytes.saturating_add(self.expected.size_bytes);
+        if needed_bytes.saturating_add(RESERVE_BYTES) > free_bytes {
             self.discard().await?;
             return Err(super::super::storage::store_full(format!(
-                "image {} needs {missing_bytes} bytes more and {free_bytes} are free",
+                "no space for image {}: it needs {needed_bytes} bytes more, {free_bytes} are free",
                 self.image
             )));
         }
