@@ -285,6 +285,7 @@ mod tests {
     use super::*;
 
     #[track_caller]
+    #[expect(clippy::needless_pass_by_value, reason = "cases read better as values")]
     fn check(range: &str, expected: Wanted) {
         let mut headers = HeaderMap::new();
         headers.insert(RANGE, range.parse().unwrap());
