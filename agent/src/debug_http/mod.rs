@@ -7,6 +7,8 @@ mod answer;
 mod console;
 mod metrics;
 mod routes;
+#[cfg(test)]
+mod tests;
 
 use std::convert::Infallible;
 use std::io;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use hyper::{Method, Request};
 use muster_shared::ids::{TaskId, VmUuid};
 use muster_shared::wire::Intake;
@@ -190,13 +190,18 @@ async fn run(request: Request<Incoming>, local: &Local, mut given: Query, id: &s
     let engine = &local.agent.engine;
     let server = request.headers().get("x-server-uuid").and_then(|uuid| uuid.to_str().ok());
     let other = server.is_some_and(|uuid| uuid != local.agent.server_uuid.to_string());
+    // A client that declares too much is told before it sends anything.
+    let declared = usize::try_from(request.body().size_hint().lower()).unwrap_or(usize::MAX);
+    if declared > MAX_BODY_BYTES {
+        return too_large();
+    }
     match Limited::new(request.into_body(), MAX_BODY_BYTES).collect().await {
         Ok(body) => match parse(&body.to_bytes()) {
             Ok(body) => given.extend(body),
             Err(error) => return Answer::error(400, "InvalidContent", &error),
         },
         Err(error) if error.is::<LengthLimitError>() => {
-            return Answer::error(413, "RequestEntityTooLarge", "a body has at most 1 MiB");
+            return too_large();
         }
         Err(error) => return Answer::error(400, "InvalidContent", &error.to_string()),
     }
@@ -233,6 +238,10 @@ async fn run(request: Request<Incoming>, local: &Local, mut given: Query, id: &s
     };
     let wait = given.get("async").and_then(Value::as_str) != Some("true");
     finish(local, submission, wait).await
+}
+
+fn too_large() -> Answer {
+    Answer::error(413, "RequestEntityTooLarge", "a body has at most 1 MiB")
 }
 
 fn parse(body: &[u8]) -> Result<Map<String, Value>, String> {
