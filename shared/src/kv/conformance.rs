@@ -35,7 +35,7 @@ fn delete(key: &[u8]) -> Change {
 
 async fn reads_what_was_committed(kv: &SharedKv) {
     assert_eq!(kv.get(b"a").await.unwrap(), None);
-    for size in [0, 1, 6_895, 6_896, 6_897, 13_800, 100 * 1024, MAX_VALUE_BYTES, 5] {
+    for size in [0, 1, 4_091, 4_092, 4_093, 8_188, 8_189, 100 * 1024, MAX_VALUE_BYTES, 5] {
         let value = Bytes::from((0..size).map(|n| n.to_le_bytes()[0]).collect::<Vec<_>>());
         kv.commit(vec![put(b"a", value.clone())]).await.unwrap();
         assert_eq!(kv.get(b"a").await.unwrap(), Some(value.clone()), "{size}");
@@ -101,7 +101,7 @@ fn key(n: u8) -> Bytes {
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    let size = prop_oneof![3 => 0..50usize, 1 => 6_800..14_000usize, 1 => 0..MAX_VALUE_BYTES];
+    let size = prop_oneof![3 => 0..50usize, 1 => 4_000..9_000usize, 1 => 0..MAX_VALUE_BYTES];
     let change = (0..32u8, proptest::option::weighted(0.8, size));
     prop_oneof![
         6 => proptest::collection::vec(change, 1..6).prop_map(Op::Commit),
