@@ -203,5 +203,17 @@ pub async fn raise_epoch(kv: &dyn Kv) -> Result<Revision, StoreError> {
     Ok(meta.revision)
 }
 
+/// The records among a map's entries, for checks of a store that is not running.
+///
+/// # Errors
+/// [`StoreError::Unavailable`]: an entry is damaged.
+pub fn records_of(entries: &[(bytes::Bytes, bytes::Bytes)]) -> Result<Vec<Record>, StoreError> {
+    let records = entries.iter().filter(|(key, _)| key.starts_with(records::RECORDS));
+    let decode = |(key, raw): &(bytes::Bytes, bytes::Bytes)| {
+        records::decode(records::key_text(key)?, raw).map(|(record, _)| record)
+    };
+    records.map(decode).collect()
+}
+
 #[cfg(test)]
 mod tests;

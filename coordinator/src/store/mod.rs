@@ -25,7 +25,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-pub use self::kv_store::{KvStore, raise_epoch};
+pub use self::kv_store::{KvStore, raise_epoch, records_of};
 pub use self::typed::{TypedError, decode, get_json, put_json};
 
 /// Longest key, bytes.

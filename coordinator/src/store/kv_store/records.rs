@@ -13,6 +13,8 @@ use muster_shared::kv::{Change, Kv};
 use super::super::{LeaseId, Record, Revision, StoreError};
 use super::unavailable;
 
+/// Where records are.
+pub(super) const RECORDS: &[u8] = b"r/";
 const STATE_KEY: &[u8] = b"m/state";
 /// Version of the layout above.
 const FORMAT: u64 = 1;
@@ -76,12 +78,12 @@ impl Meta {
 }
 
 pub(super) fn record_key(key: &str) -> Vec<u8> {
-    [b"r/", key.as_bytes()].concat()
+    [RECORDS, key.as_bytes()].concat()
 }
 
 /// The record's key in a map key.
 pub(super) fn key_text(raw: &[u8]) -> Result<String, StoreError> {
-    let text = raw.strip_prefix(b"r/").and_then(|key| std::str::from_utf8(key).ok());
+    let text = raw.strip_prefix(RECORDS).and_then(|key| std::str::from_utf8(key).ok());
     text.map(str::to_owned).ok_or_else(|| damaged(raw))
 }
 
