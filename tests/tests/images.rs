@@ -120,7 +120,7 @@ async fn an_unknown_image_fails_the_create_and_leaves_nothing() {
 async fn a_full_disk_fails_the_download_and_nothing_else() {
     let coordinator = Coordinator::start();
     let client = coordinator.client();
-    let agent = Agent::with(&[&coordinator.agent_url()], &[], &[(DISK_LIMIT, "30")]);
+    let agent = Agent::with(&[&coordinator.agent_url()], &[], &[(DISK_LIMIT, "44")]);
     agent.wait_status(&client, "running", Duration::from_secs(30)).await;
     let uuid = guest::import(&client).await;
 
