@@ -142,6 +142,8 @@ pub struct Entry {
     pub clock_skew_ms: Option<i64>,
     /// The agent's own remarks: load, pressure, pools.
     pub remarks: Value,
+    /// When the agent looked for its last report, ISO 8601 by its own clock; empty before that.
+    pub reported_at: String,
     /// Status writes by this process.
     pub status_writes: u64,
 }

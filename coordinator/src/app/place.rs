@@ -322,10 +322,19 @@ impl App {
         if let Some(report) = made.and_then(made_report)
             && report.vm.uuid == vm
             && self.fleet.vm(vm).is_none()
+            && self.is_news(ended.server_uuid, &report)
         {
             self.fleet.set_vms(ended.server_uuid, BTreeMap::from([(vm, Some(report))]));
             self.vms_wake.notify_one();
         }
+    }
+
+    /// Whether the agent looked at its VMs before this one became what it is. A result that comes
+    /// late must not bring back a VM that was destroyed since.
+    fn is_news(&self, server: ServerUuid, made: &VmReport) -> bool {
+        let reported_at = self.fleet.with(server, |entry| entry.reported_at.clone());
+        // Both are of the agent's clock, in one format that sorts.
+        reported_at.is_none_or(|reported_at| made.vm.last_modified > reported_at)
     }
 
     /// Reports show these VMs: their promises are kept.

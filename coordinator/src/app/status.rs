@@ -185,6 +185,7 @@ impl App {
                 entry.figures.set_disk(disk);
             }
             entry.remarks = report.muster;
+            entry.reported_at = report.timestamp;
         });
         self.vms_changed(server, changes);
     }

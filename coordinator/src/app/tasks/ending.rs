@@ -114,7 +114,7 @@ impl App {
     }
 
     /// Takes over what the store holds of an open task.
-    async fn task_reread(&self, id: &TaskId) -> Result<(), AppError> {
+    pub(super) async fn task_reread(&self, id: &TaskId) -> Result<(), AppError> {
         let stored = self.parts.store.get(&keys::task(id)).await?;
         let stored = stored.ok_or(AppError::TaskNotFound)?;
         let record: TaskRecord = keys::decode(&stored)?;

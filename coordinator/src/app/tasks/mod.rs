@@ -208,6 +208,11 @@ impl App {
             }
             Err(error) => {
                 tracing::warn!(task_id = %record.id, %error, "cannot update a task");
+                // An earlier write may have succeeded unseen: its outcome was unknown, or whoever
+                // waited for it is gone, as when a session ends.
+                if let Err(error) = self.task_reread(&record.id).await {
+                    tracing::warn!(task_id = %record.id, %error, "cannot read a task again");
+                }
                 false
             }
         }
