@@ -4,7 +4,9 @@
 pub mod daemon;
 pub mod guest;
 pub mod http;
+pub mod power_cut;
 pub mod proxy;
+pub mod sim;
 pub mod sim_agent;
 pub mod wait;
 

@@ -1,0 +1,132 @@
+//! An agent that dies exactly at a journaled step.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use muster_agent::tasks::HANDLERS;
+use muster_agent::tasks::registry::{Faults, Moment, Registry};
+use muster_coordinator::app::fields::Extras;
+use muster_coordinator::app::{App, ServerFilter};
+use muster_shared::ids::VmUuid;
+use serde_json::{Map, Value, json};
+
+use super::client::Request;
+use super::{IMAGE, Sim};
+
+const SETTLE: Duration = Duration::from_secs(120);
+
+/// What dies at the point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Victim {
+    /// The agent; guests go on.
+    Agent,
+    /// The host, which boots again.
+    Host,
+}
+
+/// Every point at which an agent can be killed: `<task>:<step>:<before|after>`.
+#[must_use]
+pub fn points() -> Vec<String> {
+    Registry::new(HANDLERS).fault_points(None)
+}
+
+#[derive(Debug)]
+struct KillPoint {
+    point: String,
+    armed: AtomicBool,
+    reached: AtomicBool,
+}
+
+impl Faults for KillPoint {
+    fn reached(&self, task: &str, step: &str, moment: Moment) -> bool {
+        let here = format!("{task}:{step}:{}", moment.name());
+        let dies = here == self.point && self.armed.swap(false, Ordering::Relaxed);
+        if dies {
+            self.reached.store(true, Ordering::Relaxed);
+        }
+        dies
+    }
+}
+
+/// The kind's own example, made to fit the simulated cluster.
+fn params(kind: &str) -> Map<String, Value> {
+    let handler = HANDLERS.iter().find(|handler| handler.name() == kind);
+    let mut params = handler.map(|handler| handler.example()).unwrap_or_default();
+    if params.contains_key("image_uuid") {
+        params.insert("image_uuid".to_owned(), json!(IMAGE));
+    }
+    params
+}
+
+fn kind_name(kind: &str) -> &'static str {
+    let handler = HANDLERS.iter().find(|handler| handler.name() == kind);
+    handler.map(|handler| handler.name()).expect("points are of known kinds")
+}
+
+/// Lets `victim` die at `point`, starts it again, and checks that the task ends and that there is
+/// one whole VM or nothing of it.
+///
+/// # Errors
+/// What did not hold, with the last events.
+pub fn run(point: &str, victim: Victim) -> Result<(), String> {
+    let mut sim = Sim::new(1, 1);
+    let outcome = play(&mut sim, point, victim);
+    outcome.map_err(|why| sim.failure(1, &format!("{victim:?} killed at {point}: {why}")))
+}
+
+fn play(sim: &mut Sim, point: &str, victim: Victim) -> Result<(), String> {
+    let kill = Arc::new(KillPoint {
+        point: point.to_owned(),
+        armed: AtomicBool::new(false),
+        reached: AtomicBool::new(false),
+    });
+    sim.agents[0].steps = Some(kill.clone());
+    sim.start();
+    sim.run_until("a registered server", SETTLE, |sim| {
+        let listed = |app: Arc<App>| app.server_list(&ServerFilter::default(), Extras::default());
+        sim.app().is_some_and(|app| !listed(app).is_empty())
+    })?;
+    let kind = kind_name(point.split(':').next().unwrap_or_default());
+    let wanted = params(kind);
+    let vm: Option<VmUuid> = wanted.get("uuid").and_then(|v| v.as_str()?.parse().ok());
+    if vm.is_some() && kind != "machine_create" {
+        ask(sim, "machine_create", params("machine_create"))?;
+        if kind == "machine_boot" {
+            ask(sim, "machine_shutdown", params("machine_shutdown"))?;
+        }
+    }
+    kill.armed.store(true, Ordering::Relaxed);
+    send(sim, kind, wanted);
+    let reached = kill.clone();
+    sim.run_until(point, SETTLE, |_| reached.reached.load(Ordering::Relaxed))?;
+    match victim {
+        Victim::Agent => sim.crash_agent(0),
+        Victim::Host => sim.power_off(0),
+    }
+    sim.run_for(Duration::from_millis(700))?;
+    sim.start_agent(0);
+    sim.run_until("the end of the task", SETTLE, Sim::is_settled)?;
+    sim.run_for(Duration::from_secs(3))?;
+    sim.check_settled()?;
+    sim.check_index()?;
+    let done = sim.agents[0].log.actions().len();
+    if done > 1 {
+        return Err(format!("the host action was done {done} times"));
+    }
+    Ok(())
+}
+
+fn send(sim: &mut Sim, kind: &'static str, params: Map<String, Value>) {
+    let request = Request::Task { server: sim.agents[0].server, kind, params };
+    sim.client.send(&sim.coordinator, request, &sim.trace);
+}
+
+fn ask(sim: &mut Sim, kind: &'static str, params: Map<String, Value>) -> Result<(), String> {
+    send(sim, kind, params);
+    sim.run_until(kind, SETTLE, Sim::is_settled)?;
+    match sim.ended() {
+        (_, 0) => Ok(()),
+        (_, _) => Err(format!("{kind} failed")),
+    }
+}
