@@ -26,6 +26,9 @@ pub enum AppError {
     /// The task has ended, or its kind can't be cancelled.
     #[error("{0}")]
     NotCancellable(String),
+    /// The record is not at the version that the client expects.
+    #[error("the record has another version")]
+    Changed,
     /// Parameters can't be used: each with what is wrong.
     #[error("Request parameters failed validation")]
     Invalid(Vec<(String, String)>),

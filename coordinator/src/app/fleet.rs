@@ -92,7 +92,8 @@ impl Figures {
     }
 }
 
-const DISK_FIGURES: &[&str] = &[
+/// The disk figures by the names of a report.
+pub const DISK_FIGURES: &[&str] = &[
     "kvm_zvol_used_bytes",
     "kvm_zvol_volsize_bytes",
     "kvm_quota_bytes",

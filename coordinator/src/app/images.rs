@@ -28,8 +28,8 @@ use serde_json::{Map, Value, json};
 
 pub use upload::FileClaim;
 
-use super::App;
 use super::image_manifest::{self, BadManifest};
+use super::{App, Expected};
 use crate::store::{Expect, MAX_PAGE, MAX_VALUE_BYTES, Record, Revision, StoreError, Write};
 
 /// Prefix of image records, and of their blobs with an `s`.
@@ -233,6 +233,18 @@ impl App {
         Image::decode(&record.ok_or(ImageError::NotFound(image))?)
     }
 
+    /// One image, if it is at a version that the client expects. What is written afterwards is
+    /// written at this version only.
+    async fn image_expected(
+        &self,
+        image: ImageUuid,
+        expected: &Expected,
+    ) -> Result<Image, ImageError> {
+        let image = self.image(image).await?;
+        expected.check(image.revision).map_err(|_| ImageError::Changed(image.uuid))?;
+        Ok(image)
+    }
+
     /// The images that a filter shows, in the order of their uuids.
     ///
     /// # Errors
@@ -290,9 +302,14 @@ impl App {
     /// Lets virtual machines be made from an image; repeating is harmless.
     ///
     /// # Errors
-    /// [`ImageError::NoFile`], [`ImageError::NotFound`], or a failure of the store.
-    pub async fn image_activate(&self, image: ImageUuid) -> Result<Image, ImageError> {
-        let mut image = self.image(image).await?;
+    /// [`ImageError::NoFile`], [`ImageError::NotFound`], [`ImageError::Changed`], or a failure of
+    /// the store.
+    pub async fn image_activate(
+        &self,
+        image: ImageUuid,
+        expected: &Expected,
+    ) -> Result<Image, ImageError> {
+        let mut image = self.image_expected(image, expected).await?;
         if image.is_active() {
             return Ok(image);
         }
@@ -309,8 +326,12 @@ impl App {
     ///
     /// # Errors
     /// [`ImageError::NotFound`], [`ImageError::Changed`], or a failure of the store.
-    pub async fn image_delete(&self, image: ImageUuid) -> Result<(), ImageError> {
-        let image = self.image(image).await?;
+    pub async fn image_delete(
+        &self,
+        image: ImageUuid,
+        expected: &Expected,
+    ) -> Result<(), ImageError> {
+        let image = self.image_expected(image, expected).await?;
         let write = Write::delete(key(image.uuid), Expect::At(image.revision));
         let deleted = self.parts().store.commit(vec![write]).await;
         deleted.map_err(|source| store_error(image.uuid, source))?;

@@ -8,6 +8,7 @@ mod agent_calls;
 mod allocate;
 mod config;
 mod error;
+mod expected;
 pub mod fields;
 pub mod fleet;
 pub(crate) mod keys;
@@ -38,6 +39,7 @@ use tokio_util::task::TaskTracker;
 
 pub use config::{AppConfig, Parts};
 pub use error::AppError;
+pub use expected::Expected;
 pub use place::Placed;
 pub use servers::ServerFilter;
 pub use vms::VmFilter;

@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::allocate::{insert_unreserved, ratios_json};
 use super::error::AppError;
+use super::expected::Expected;
 use super::fields::{Extras, STORED, provisionable, shown_status};
 use super::fleet::{Entry, Held};
 use super::status::ATTEMPTS;
@@ -139,16 +140,18 @@ impl App {
     /// Changes members of a record; `None` removes one. Equal values cause no write.
     ///
     /// # Errors
-    /// [`AppError::ServerNotFound`], [`AppError::Store`], [`AppError::Busy`] after many lost
-    /// races.
+    /// [`AppError::ServerNotFound`], [`AppError::Changed`], [`AppError::Store`],
+    /// [`AppError::Busy`] after many lost races.
     pub async fn server_update(
         &self,
         server: ServerUuid,
         changes: &[(&str, Option<Value>)],
+        expected: &Expected,
     ) -> Result<(), AppError> {
         for _ in 0..ATTEMPTS {
             let held = self.fleet.get(server).and_then(|entry| entry.record);
             let held = held.ok_or(AppError::ServerNotFound(server))?;
+            expected.check(held.revision)?;
             let mut record = (*held.value).clone();
             for (name, value) in changes {
                 match value {
@@ -181,7 +184,7 @@ impl App {
         name: &str,
         value: Value,
     ) -> Result<(), AppError> {
-        match self.server_update(server, &[(name, Some(value))]).await {
+        match self.server_update(server, &[(name, Some(value))], &Expected::ANY).await {
             Err(AppError::ServerNotFound(_)) => Ok(()),
             other => other,
         }
@@ -211,14 +214,14 @@ impl App {
     /// registers again.
     ///
     /// # Errors
-    /// [`AppError::ServerNotFound`], [`AppError::Store`].
-    pub async fn server_delete(self: &Arc<Self>, server: ServerUuid) -> Result<(), AppError> {
-        if self.fleet.with(server, |entry| entry.record.is_some()) != Some(true) {
-            return Err(AppError::ServerNotFound(server));
-        }
-        let heads = [keys::server(server), keys::sysinfo(server), keys::roster(server)];
-        let writes = heads.into_iter().map(|key| Write::delete(key, Expect::Any)).collect();
-        self.parts.store.commit(writes).await?;
+    /// [`AppError::ServerNotFound`], [`AppError::Changed`], [`AppError::Store`],
+    /// [`AppError::Busy`] after many lost races.
+    pub async fn server_delete(
+        self: &Arc<Self>,
+        server: ServerUuid,
+        expected: &Expected,
+    ) -> Result<(), AppError> {
+        self.server_erase(server, expected).await?;
         let vms = self.fleet.remove(server);
         self.roster.lock().written(server, None);
         for batch in vms.chunks(crate::store::MAX_COMMIT_WRITES) {
@@ -229,6 +232,25 @@ impl App {
         self.tasks_of_deleted(server).await;
         tracing::info!(server_uuid = %server, "server deleted");
         Ok(())
+    }
+
+    async fn server_erase(&self, server: ServerUuid, expected: &Expected) -> Result<(), AppError> {
+        for _ in 0..ATTEMPTS {
+            let held = self.fleet.get(server).and_then(|entry| entry.record);
+            let held = held.ok_or(AppError::ServerNotFound(server))?;
+            expected.check(held.revision)?;
+            let writes = vec![
+                Write::delete(keys::server(server), Expect::At(held.revision)),
+                Write::delete(keys::sysinfo(server), Expect::Any),
+                Write::delete(keys::roster(server), Expect::Any),
+            ];
+            match self.parts.store.commit(writes).await {
+                Ok(_) => return Ok(()),
+                Err(error) if is_conflict(&error) => self.reload_server(server).await?,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(AppError::Busy(format!("server {server} changes too fast")))
     }
 
     /// A heartbeat over HTTP.

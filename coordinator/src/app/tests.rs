@@ -21,7 +21,7 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use super::tasks::{TaskFilter, TaskStatus};
-use super::{App, AppConfig, AppError, Parts};
+use super::{App, AppConfig, AppError, Expected, Parts};
 use crate::store::KvStore;
 
 const SOON: Duration = Duration::from_secs(5);
@@ -353,7 +353,7 @@ async fn deleting_a_server_ends_its_tasks() {
     let mut agent = Agent::connect(&app, server(1)).await;
     let id = nop(&app).await;
     agent.dispatched().await;
-    app.server_delete(server(1)).await.unwrap();
+    app.server_delete(server(1), &Expected::ANY).await.unwrap();
     assert_eq!(ended(&app, &id).await["error"]["code"], "ServerDeleted");
     assert!(app.server_get(server(1), super::fields::Extras::default()).is_err());
     app.shutdown().await;

@@ -6,6 +6,7 @@ use serde_json::Map;
 use super::error::ApiError;
 use super::rule::FieldError;
 use crate::app::AppError;
+use crate::store::StoreError;
 
 const NO_VOLUME_SERVER: &str =
     "No compute resources available on the host containing the mounted volume";
@@ -39,6 +40,9 @@ impl From<AppError> for ApiError {
             AppError::NotConnected(_) | AppError::Stopping => Self::Unavailable(message),
             AppError::Timeout(_) => Self::Internal { message, source: None },
             AppError::Agent { code, .. } => Self::Agent { code, message },
+            AppError::Changed => Self::PreconditionFailed(message),
+            // Only what a client sent can make a record too large.
+            AppError::Store(StoreError::TooLarge { .. }) => Self::TooLarge(message),
             AppError::Store(_) | AppError::Blob { .. } | AppError::Corrupt { .. } => {
                 Self::internal(message, error)
             }

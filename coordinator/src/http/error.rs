@@ -31,6 +31,10 @@ pub(crate) enum ApiError {
     /// 409 InvalidArgument; the reference answers 500 with the same code.
     #[error("{0}")]
     RefusedArgument(String),
+    /// 409 InvalidArgument; the reference answers 500 InternalError.
+    #[error("{0}")]
+    #[allow(dead_code, reason = "routes to come need it")]
+    Refused(String),
     /// 404; the message says what was not found.
     #[error("{0}")]
     NotFound(String),
@@ -123,6 +127,8 @@ impl ApiError {
             Self::OutOfRange(_) => (S::BAD_REQUEST, "InvalidParameters"),
             Self::InvalidArgument(_) => (S::CONFLICT, "InvalidArgument"),
             Self::RefusedArgument(_) => (dagger, "InvalidArgument"),
+            Self::Refused(_) if reference => (dagger, "InternalError"),
+            Self::Refused(_) => (dagger, "InvalidArgument"),
             Self::NotFound(_) => (S::NOT_FOUND, "ResourceNotFound"),
             Self::MethodNotAllowed { .. } => (S::METHOD_NOT_ALLOWED, "MethodNotAllowedError"),
             Self::NotAcceptable => (S::NOT_ACCEPTABLE, "NotAcceptableError"),
@@ -222,6 +228,7 @@ mod tests {
             (409, "InvalidArgument"),
             (500, "InvalidArgument"),
         );
+        check(&ApiError::Refused(text()), (409, "InvalidArgument"), (500, "InternalError"));
         let gone = ApiError::Agent { code: "VmNotFound".to_owned(), message: text() };
         check(&gone, (404, "VmNotFound"), (500, "InternalError"));
         let broken = ApiError::Agent { code: String::new(), message: text() };

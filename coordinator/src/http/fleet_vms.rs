@@ -9,8 +9,9 @@ use muster_shared::wire::StreamKind;
 use super::error::ApiError;
 use super::request::Request;
 use super::response::Response;
-use super::route::{Param, Route, array_schema, object_schema};
+use super::route::{Param, Route, object_schema};
 use super::rule::Rule;
+use super::schema;
 use crate::app::VmFilter;
 
 const TEXT: &[Rule] = &[Rule::Optional, Rule::StringType];
@@ -20,8 +21,9 @@ const LIST_PARAMS: &[Param] = &[
     Param::new("alias", TEXT, "Only of this name"),
     Param::new("server_uuid", &[Rule::Optional, Rule::Uuid], "Only on this server"),
     Param::new("brand", TEXT, "Only of this brand"),
-    Param::new("limit", &[Rule::Optional, Rule::Int], "At most this many, 1 to 1000"),
-    Param::new("offset", &[Rule::Optional, Rule::Int], "Skip this many"),
+    Param::new("limit", &[Rule::Optional, Rule::Int], "At most this many, 1 to 1000")
+        .schema(schema::limit),
+    Param::new("offset", &[Rule::Optional, Rule::Int], "Skip this many").schema(schema::offset),
     Param::new("marker", &[Rule::Optional, Rule::Uuid], "After this VM"),
 ];
 
@@ -30,7 +32,8 @@ pub(super) fn routes() -> Vec<Route> {
         Route::new(Method::GET, "/vms", "FleetVmList", list)
             .summary("VMs of all servers in uuid order; tag.NAME=VALUE selects by tag")
             .params(LIST_PARAMS)
-            .returns_schema(array_schema),
+            .reply_headers(&[("x-next-marker", "`marker` of the next page, if there is one")])
+            .returns_schema(schema::fleet_vms),
         Route::new(Method::POST, "/vms", "FleetVmCreate", create)
             .summary("Chooses a server and makes a VM there, in one durable operation")
             .success(StatusCode::ACCEPTED)
@@ -38,7 +41,8 @@ pub(super) fn routes() -> Vec<Route> {
         Route::new(Method::GET, "/vms/:uuid", "FleetVmGet", get)
             .summary("One VM, also while its server is away")
             .vm()
-            .returns_schema(object_schema),
+            .versioned()
+            .returns_schema(schema::fleet_vm),
         Route::new(Method::GET, "/vms/:uuid/console", "FleetVmConsole", console)
             .summary("The VM's serial console: binary frames both ways")
             .vm()

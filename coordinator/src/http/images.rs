@@ -14,9 +14,11 @@ use muster_shared::ids::ImageUuid;
 use super::error::ApiError;
 use super::request::Request;
 use super::response::Response;
-use super::route::{Param, Route, array_schema, object_schema};
+use super::route::{Param, Route};
 use super::rule::Rule;
+use super::schema;
 use crate::app::images::{FileClaim, Image, ImageError, ImageFilter, MAX_IMAGES};
+use crate::store::StoreError;
 
 const OCTETS: &str = "application/octet-stream";
 
@@ -27,7 +29,7 @@ const LIST_PARAMS: &[Param] = &[
     Param::new("owner", &[Rule::Optional, Rule::Uuid], "the owner's uuid"),
     Param::new("os", TEXT, "e.g. `linux`"),
     Param::new("type", TEXT, "e.g. `zvol`"),
-    Param::new("limit", &[Rule::Optional, Rule::Int], "at most 1000"),
+    Param::new("limit", &[Rule::Optional, Rule::Int], "at most 1000").schema(schema::limit),
     Param::new("marker", &[Rule::Optional, Rule::Uuid], "only images after this uuid"),
 ];
 const CREATE_PARAMS: &[Param] = &[
@@ -58,20 +60,25 @@ pub(super) fn routes() -> Vec<Route> {
         Route::new(Method::GET, "/images", "ImageList", list)
             .summary("Images, in the order of their uuids")
             .params(LIST_PARAMS)
-            .returns_schema(array_schema),
+            .returns_schema(schema::images),
         Route::new(Method::POST, "/images", "ImageCreate", create)
             .summary("Makes an image without a file from a manifest")
             .params(CREATE_PARAMS)
-            .returns_schema(object_schema),
+            .versioned()
+            .returns_schema(schema::image),
         Route::new(Method::GET, "/images/:uuid", "ImageManifest", get)
             .summary("An image's manifest")
-            .returns_schema(object_schema),
+            .versioned()
+            .returns_schema(schema::image),
         Route::new(Method::POST, "/images/:uuid", "ImageAction", act)
             .summary("Activates an image, after which its file can't be replaced")
             .params(ACTION_PARAMS)
-            .returns_schema(object_schema),
+            .versioned()
+            .returns_schema(schema::image),
         Route::new(Method::DELETE, "/images/:uuid", "ImageDelete", delete)
             .summary("Removes an image and its file; virtual machines made from it stay")
+            .versioned()
+            .errors(&[409])
             .no_content(),
         Route::new(Method::GET, "/images/:uuid/file", "ImageFileGet", download)
             .summary("An image's file; a Range resumes an interrupted download")
@@ -80,7 +87,9 @@ pub(super) fn routes() -> Vec<Route> {
             .summary("Uploads an image's file")
             .params(UPLOAD_PARAMS)
             .streams_body()
-            .returns_schema(object_schema),
+            .versioned()
+            .errors(&[503])
+            .returns_schema(schema::image),
     ]
 }
 
@@ -98,6 +107,9 @@ impl From<ImageError> for ApiError {
             ImageError::Empty => Self::invalid("file", message),
             ImageError::Upload(_) => Self::InvalidContent(message),
             ImageError::Changed(_) => Self::PreconditionFailed(message),
+            ImageError::Store { source: StoreError::TooLarge { .. }, .. } => {
+                Self::TooLarge("the manifest is too large".to_owned())
+            }
             ImageError::Store { .. } | ImageError::Corrupt { .. } | ImageError::Blob { .. } => {
                 Self::internal(message, error)
             }
@@ -113,15 +125,6 @@ fn image_uuid(request: &Request) -> Result<ImageUuid, ApiError> {
 
 fn answer(image: Image) -> Result<Response, ApiError> {
     Ok(Response::json(image.manifest)?.etag(image.revision))
-}
-
-/// 412 when `If-Match` names another version.
-async fn check_version(request: &Request, image: ImageUuid) -> Result<(), ApiError> {
-    let Some(wanted) = request.if_match() else { return Ok(()) };
-    if request.app.image(image).await?.revision.to_string() == wanted {
-        return Ok(());
-    }
-    Err(ImageError::Changed(image).into())
 }
 
 async fn list(request: Request) -> Result<Response, ApiError> {
@@ -154,20 +157,18 @@ async fn get(request: Request) -> Result<Response, ApiError> {
 
 async fn act(request: Request) -> Result<Response, ApiError> {
     let image = image_uuid(&request)?;
-    check_version(&request, image).await?;
-    answer(request.app.image_activate(image).await?)
+    answer(request.app.image_activate(image, &request.expected()).await?)
 }
 
 async fn delete(request: Request) -> Result<Response, ApiError> {
     let image = image_uuid(&request)?;
-    check_version(&request, image).await?;
-    request.app.image_delete(image).await?;
+    request.app.image_delete(image, &request.expected()).await?;
     Ok(Response::empty())
 }
 
 async fn upload(mut request: Request) -> Result<Response, ApiError> {
     let image = image_uuid(&request)?;
-    check_version(&request, image).await?;
+    let expected = request.expected();
     let claim = FileClaim {
         compression: request.text("compression").unwrap_or("none").to_owned(),
         sha1: request.text("sha1").map(str::to_owned),
@@ -181,7 +182,7 @@ async fn upload(mut request: Request) -> Result<Response, ApiError> {
     // In a task of its own: a client that goes away drops this handler, but the upload must still
     // be aborted, which is work.
     let done = request.shell.tracker.spawn(async move {
-        let done = app.image_upload(image, claim, body).await;
+        let done = app.image_upload(image, claim, &expected, body).await;
         drop(permit);
         done
     });

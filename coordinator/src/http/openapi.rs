@@ -1,60 +1,46 @@
 //! The OpenAPI 3.1 document, made from the route table.
 
-use utoipa::PartialSchema;
-use utoipa::openapi::path::{
-    HttpMethod, Operation, OperationBuilder, ParameterBuilder, ParameterIn,
-};
-use utoipa::openapi::request_body::RequestBodyBuilder;
-use utoipa::openapi::schema::{ArrayBuilder, Schema, SchemaType, Type};
-use utoipa::openapi::{
-    ContentBuilder, InfoBuilder, ObjectBuilder, OpenApi, OpenApiBuilder, PathsBuilder, Ref, RefOr,
-    Required, Response, ResponseBuilder,
-};
+use http::Method;
+use serde_json::{Map, Value, json};
 
-use super::route::{BodyRule, Param, Reply, Route, ServerRule};
+use super::matcher::first_segment;
+use super::params::MAX_STRING_BYTES;
+use super::route::{Also, BodyRule, Param, Reply, Route};
 use super::rule::{Rule, UUID_PATTERN};
+use super::schema;
 
-/// The component that every error answer refers to.
-const ERROR_SCHEMA: &str = "Error";
+const JSON: &str = "application/json";
+/// Text without whitespace at its ends, as [`Rule::Trim`] wants it.
+const TRIMMED: &str = r"^(\S([\s\S]*\S)?)?$";
+const DESCRIPTION: &str = "\
+Compute nodes, their virtual machines and tasks; compatible with CNAPI. Members of the query, of a \
+form and of a JSON body are one set of parameters: what a path or a query names is not replaced by \
+the body. Unknown members are ignored unless an operation says that it is strict. Any request may \
+get 503 while the coordinator stops.";
 
 /// The document of a route table.
-pub(crate) fn document<'a>(routes: impl Iterator<Item = &'a Route>) -> OpenApi {
-    let mut paths = PathsBuilder::new();
+pub(crate) fn document<'a>(routes: impl Iterator<Item = &'a Route>) -> Value {
+    let mut paths: Map<String, Value> = Map::new();
     for route in routes {
-        let Some(method) = http_method(route) else { continue };
-        paths = paths.path(
-            path_template(route.pattern),
-            utoipa::openapi::PathItem::new(method, operation(route)),
-        );
+        let item = paths.entry(path_template(route.pattern)).or_insert_with(|| json!({}));
+        item[route.method.as_str().to_ascii_lowercase()] = operation(route);
     }
-    let components =
-        utoipa::openapi::ComponentsBuilder::new().schema(ERROR_SCHEMA, error_schema()).build();
-    OpenApiBuilder::new()
-        .info(
-            InfoBuilder::new()
-                .title("Muster coordinator")
-                .description(Some("Compute nodes, their virtual machines and tasks"))
-                .version(env!("CARGO_PKG_VERSION"))
-                .build(),
-        )
-        .paths(paths)
-        .components(Some(components))
-        .build()
-}
-
-fn http_method(route: &Route) -> Option<HttpMethod> {
-    match route.method.as_str() {
-        "GET" => Some(HttpMethod::Get),
-        "POST" => Some(HttpMethod::Post),
-        "PUT" => Some(HttpMethod::Put),
-        "DELETE" => Some(HttpMethod::Delete),
-        "PATCH" => Some(HttpMethod::Patch),
-        _ => None,
-    }
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Muster coordinator",
+            "description": DESCRIPTION,
+            "version": env!("CARGO_PKG_VERSION"),
+            "license": { "name": "Apache-2.0", "identifier": "Apache-2.0" },
+        },
+        "servers": [{ "url": "/" }],
+        "paths": paths,
+        "components": { "schemas": schema::components() },
+    })
 }
 
 /// `/servers/:server_uuid` → `/servers/{server_uuid}`.
-fn path_template(pattern: &str) -> String {
+pub(super) fn path_template(pattern: &str) -> String {
     let parts = pattern.split('/').map(|part| match part.strip_prefix(':') {
         Some(name) => format!("{{{name}}}"),
         None => part.to_owned(),
@@ -62,154 +48,210 @@ fn path_template(pattern: &str) -> String {
     parts.collect::<Vec<_>>().join("/")
 }
 
-fn operation(route: &Route) -> Operation {
+/// The names of a pattern's parameters.
+pub(super) fn path_params(pattern: &str) -> impl Iterator<Item = &str> {
+    pattern.split('/').filter_map(|part| part.strip_prefix(':'))
+}
+
+/// Whether a route's parameters are documented as members of the query.
+fn in_query(route: &Route) -> bool {
+    matches!(route.method, Method::GET | Method::DELETE) || route.body == BodyRule::Stream
+}
+
+fn operation(route: &Route) -> Value {
     let id = match route.alias {
         Some(_) => format!("{}By{}", route.operation, route.method),
         None => route.operation.to_owned(),
     };
-    let mut operation = OperationBuilder::new()
-        .operation_id(Some(id))
-        .summary(Some(route.summary))
-        .tag(super::matcher::first_segment(route.pattern));
-    for part in route.pattern.split('/') {
-        if let Some(name) = part.strip_prefix(':') {
-            operation = operation.parameter(
-                ParameterBuilder::new()
-                    .name(name)
-                    .parameter_in(ParameterIn::Path)
-                    .required(Required::True)
-                    .schema(Some(String::schema())),
-            );
-        }
+    let mut operation = json!({
+        "operationId": id,
+        "summary": route.summary,
+        "tags": [first_segment(route.pattern)],
+    });
+    if route.strict {
+        operation["description"] = json!("Strict: any other parameter is refused.");
     }
-    let in_query =
-        matches!(route.method.as_str(), "GET" | "DELETE") || route.body == BodyRule::Stream;
-    if in_query {
-        for param in route.params {
-            operation = operation.parameter(
-                ParameterBuilder::new()
-                    .name(param.name)
-                    .parameter_in(ParameterIn::Query)
-                    .required(if is_optional(param) { Required::False } else { Required::True })
-                    .description(Some(param.doc))
-                    .schema(Some(param_schema(param.rules))),
-            );
-        }
+    let parameters = parameters(route);
+    if !parameters.is_empty() {
+        operation["parameters"] = json!(parameters);
     }
-    operation = operation.request_body(request_body(route, in_query));
-    for (status, response) in responses(route) {
-        operation = operation.response(status, response);
+    if let Some(body) = request_body(route) {
+        operation["requestBody"] = body;
     }
-    operation.build()
+    operation["responses"] = Value::Object(responses(route));
+    operation
 }
 
-fn is_optional(param: &Param) -> bool {
-    param.rules.first().is_none_or(|rule| *rule == Rule::Optional)
-}
-
-fn request_body(
-    route: &Route,
-    in_query: bool,
-) -> Option<utoipa::openapi::request_body::RequestBody> {
-    if route.body == BodyRule::Stream {
-        let octets =
-            ContentBuilder::new().schema(Some(ObjectBuilder::new().schema_type(Type::String)));
-        let body = RequestBodyBuilder::new().content("application/octet-stream", octets.build());
-        return Some(body.required(Some(Required::True)).build());
-    }
-    if in_query || route.params.is_empty() {
-        return None;
-    }
-    let mut object = ObjectBuilder::new();
-    for param in route.params {
-        object = object.property(param.name, described(param));
-        if !is_optional(param) {
-            object = object.required(param.name);
-        }
-    }
-    let content = ContentBuilder::new().schema(Some(object)).build();
-    Some(RequestBodyBuilder::new().content("application/json", content).build())
-}
-
-fn described(param: &Param) -> RefOr<Schema> {
-    match param_schema(param.rules) {
-        RefOr::T(Schema::Object(mut object)) => {
-            object.description = Some(param.doc.to_owned());
-            RefOr::T(Schema::Object(object))
-        }
-        other => other,
-    }
-}
-
-/// The type that a parameter's rules ask for.
-fn param_schema(rules: &[Rule]) -> RefOr<Schema> {
-    let of = |kind: Type| ObjectBuilder::new().schema_type(kind);
-    let mut schema = ObjectBuilder::new().schema_type(SchemaType::AnyValue);
-    for rule in rules {
-        schema = match rule {
-            Rule::Optional | Rule::Trim | Rule::ToBoolean => continue,
-            Rule::StringType => of(Type::String),
-            Rule::ObjectType => of(Type::Object),
-            Rule::ArrayType => {
-                let any = ObjectBuilder::new().schema_type(SchemaType::AnyValue);
-                return ArrayBuilder::new().items(any).into();
-            }
-            Rule::BooleanType | Rule::BooleanString => of(Type::Boolean),
-            Rule::NumberType => of(Type::Number),
-            Rule::NumberOrString => ObjectBuilder::new()
-                .schema_type(SchemaType::from_iter([Type::Number, Type::String])),
-            Rule::Int => of(Type::Integer),
-            Rule::Regex(pattern) => of(Type::String).pattern(Some(*pattern)),
-            Rule::Uuid => of(Type::String).pattern(Some(UUID_PATTERN)),
-        };
-    }
-    schema.into()
-}
-
-fn error_schema() -> RefOr<Schema> {
-    let field = ObjectBuilder::new()
-        .property("field", String::schema())
-        .property("code", String::schema())
-        .property("message", String::schema());
-    ObjectBuilder::new()
-        .property("code", String::schema())
-        .property("message", String::schema())
-        .property("errors", ArrayBuilder::new().items(field))
-        .required("code")
-        .required("message")
-        .description(Some("Why a request was refused"))
-        .into()
-}
-
-fn responses(route: &Route) -> Vec<(String, Response)> {
-    let success = ResponseBuilder::new().description("Success");
-    let success = match route.reply {
-        Reply::Empty => success,
-        Reply::Json(schema) => success
-            .content("application/json", ContentBuilder::new().schema(Some(schema())).build()),
-        Reply::Bytes(kind) => success.content(kind, ContentBuilder::new().build()),
-        Reply::Websocket => ResponseBuilder::new().description("The connection is a websocket now"),
+fn parameters(route: &Route) -> Vec<Value> {
+    let mut all: Vec<Value> = path_params(route.pattern)
+        .map(|name| {
+            json!({
+                "name": name, "in": "path", "required": true,
+                "schema": schema::path_parameter(route, name),
+            })
+        })
+        .collect();
+    let named = |param: &Param, place: &str| {
+        json!({
+            "name": param.name, "in": place, "required": !param.is_optional(),
+            "description": param.doc, "schema": param_schema(param),
+        })
     };
-    let mut all = vec![(route.success.as_str().to_owned(), success.build())];
-    let mut refusals: Vec<(&str, &str)> = vec![("500", "A failure of the coordinator")];
-    let takes_body = !matches!(route.method.as_str(), "GET");
-    if takes_body {
-        refusals.push(("400", "The body can't be read"));
-        refusals.push(("413", "The body is too large"));
+    if in_query(route) {
+        all.extend(route.params.iter().map(|param| named(param, "query")));
     }
-    let named = route.pattern.contains(':');
-    if named {
-        refusals.push(("404", "It does not exist"));
-    }
-    if !route.params.is_empty() || route.strict || route.vm || route.server != ServerRule::None {
-        refusals.push(("409", "A parameter is wrong, or the state does not allow it"));
-    }
-    for (status, description) in refusals {
-        let content = ContentBuilder::new().schema(Some(Ref::from_schema_name(ERROR_SCHEMA)));
-        let response = ResponseBuilder::new()
-            .description(description)
-            .content("application/json", content.build());
-        all.push((status.to_owned(), response.build()));
+    all.extend(route.headers.iter().map(|param| named(param, "header")));
+    if route.versioned && route.method != Method::GET {
+        all.push(json!({
+            "name": "If-Match", "in": "header", "required": false,
+            "description": "The version (ETag) that may be changed; another one gets 412",
+            "schema": { "type": "string", "pattern": "^(\\*|\"[!-~]{1,64}\")$", "example": "*" },
+        }));
     }
     all
+}
+
+fn request_body(route: &Route) -> Option<Value> {
+    if route.body == BodyRule::Stream {
+        let octets = json!({ "schema": { "type": "string", "format": "binary" } });
+        return Some(json!({
+            "required": true, "content": { "application/octet-stream": octets },
+        }));
+    }
+    if in_query(route) {
+        return None;
+    }
+    let mut properties = Map::new();
+    let mut required = Vec::new();
+    for param in route.params {
+        let mut schema = param_schema(param);
+        schema["description"] = json!(param.doc);
+        properties.insert(param.name.to_owned(), schema);
+        if !param.is_optional() {
+            required.push(param.name);
+        }
+    }
+    let mut object = json!({ "type": "object" });
+    if !properties.is_empty() {
+        object["properties"] = Value::Object(properties);
+    }
+    if !required.is_empty() {
+        object["required"] = json!(required);
+    }
+    if route.strict {
+        object["additionalProperties"] = json!(false);
+    }
+    let needed = route.params.iter().any(|param| !param.is_optional());
+    let mut content = Map::new();
+    for kind in [JSON, "application/x-www-form-urlencoded"] {
+        // What has structure can only be said in JSON.
+        if kind == JSON || route.params.iter().all(fits_form) {
+            content.insert(kind.to_owned(), json!({ "schema": object }));
+        }
+    }
+    Some(json!({ "required": needed, "content": content }))
+}
+
+/// Whether a parameter can be given as text.
+fn fits_form(param: &Param) -> bool {
+    let structured =
+        |rule: &Rule| matches!(rule, Rule::ObjectType | Rule::ArrayType | Rule::BooleanType);
+    param.schema.is_none() && !param.rules.iter().any(structured)
+}
+
+/// The type and limits that a parameter's rules ask for.
+fn param_schema(param: &Param) -> Value {
+    if let Some(schema) = param.schema {
+        return schema();
+    }
+    let mut schema = json!({});
+    for rule in param.rules {
+        match rule {
+            Rule::Optional | Rule::ToBoolean => {}
+            Rule::Trim => schema["pattern"] = json!(TRIMMED),
+            Rule::StringType => {
+                schema["type"] = json!("string");
+                schema["maxLength"] = json!(MAX_STRING_BYTES);
+            }
+            Rule::ObjectType => schema["type"] = json!("object"),
+            Rule::ArrayType => schema["type"] = json!("array"),
+            Rule::BooleanType | Rule::BooleanString => schema["type"] = json!("boolean"),
+            Rule::NumberType => schema["type"] = json!("number"),
+            Rule::NumberOrString => schema["type"] = json!(["number", "string"]),
+            Rule::Int => schema["type"] = json!("integer"),
+            Rule::Regex(pattern) => {
+                schema["type"] = json!("string");
+                schema["pattern"] = json!(pattern);
+            }
+            Rule::Uuid => {
+                schema["type"] = json!("string");
+                schema["format"] = json!("uuid");
+                schema["pattern"] = json!(UUID_PATTERN);
+            }
+        }
+    }
+    schema
+}
+
+fn responses(route: &Route) -> Map<String, Value> {
+    let mut all = Map::new();
+    let mut success = match route.reply {
+        Reply::Empty => json!({ "description": "Done" }),
+        Reply::Json(schema) => {
+            json!({ "description": "Done", "content": { JSON: { "schema": schema() } } })
+        }
+        Reply::Bytes(kind) => json!({
+            "description": "Done",
+            "content": { kind: { "schema": { "type": "string" } } },
+        }),
+        Reply::Websocket => json!({ "description": "The connection is a websocket now" }),
+    };
+    let mut headers = Map::new();
+    let mut header = |name: &str, doc: &str, required: bool| {
+        let schema = json!({ "type": "string" });
+        let value = json!({ "description": doc, "required": required, "schema": schema });
+        headers.insert(name.to_owned(), value);
+    };
+    if route.versioned && matches!(route.reply, Reply::Json(_)) {
+        header("ETag", "The record's version, for `If-Match`", false);
+    }
+    for (name, doc) in route.reply_headers {
+        header(name, doc, false);
+    }
+    if !headers.is_empty() {
+        success["headers"] = Value::Object(headers);
+    }
+    all.insert(route.success.as_str().to_owned(), success);
+    for status in route.error_statuses() {
+        all.insert(status.to_string(), refusal(status));
+    }
+    for Also { status, doc, schema } in route.also {
+        let mut answer = json!({ "description": doc });
+        if let Some(schema) = schema {
+            answer["content"] = json!({ JSON: { "schema": schema() } });
+        }
+        all.insert(status.to_string(), answer);
+    }
+    all
+}
+
+fn refusal(status: u16) -> Value {
+    let description = match status {
+        400 => "The query or the body can't be read, or a number is out of its range",
+        403 => "Not allowed by the configuration",
+        404 => "It does not exist",
+        406 => "No acceptable media type",
+        409 => "A parameter is wrong, or the state does not allow it",
+        412 => "The condition of the request does not hold",
+        413 => "The body or a record made of it is too large",
+        426 => "Not a websocket handshake",
+        500 => "A failure of the coordinator or the server",
+        501 => "The server's agent can't do this",
+        503 => "Try again later: the server is away, or its queue is full",
+        _ => "Refused",
+    };
+    json!({
+        "description": description,
+        "content": { JSON: { "schema": { "$ref": "#/components/schemas/Error" } } },
+    })
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::HeaderMap;
+use http::header::IF_MATCH;
 use hyper::upgrade::OnUpgrade;
 use muster_shared::ids::{ServerUuid, VmUuid};
 use serde_json::{Map, Value};
@@ -13,7 +14,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::error::ApiError;
 use super::stream::SyncStream;
-use crate::app::App;
+use crate::app::{App, Expected};
 
 /// The bytes of a body as they arrive.
 pub(crate) type BodyStream = SyncStream<Result<Bytes, warp::Error>>;
@@ -91,10 +92,16 @@ impl Request {
         self.vm.ok_or_else(invalid_vm)
     }
 
-    /// The version that `If-Match` names, unquoted; `None` for none and for `*`.
-    pub(crate) fn if_match(&self) -> Option<&str> {
-        let value = self.headers.get(http::header::IF_MATCH)?.to_str().ok()?.trim();
-        (value != "*").then(|| value.trim_start_matches("W/").trim_matches('"'))
+    /// The versions that `If-Match` names; any, when there is none or it is `*`. Weak ones name
+    /// no version (RFC 9110, 13.1.1).
+    pub(crate) fn expected(&self) -> Expected {
+        let values = self.headers.get_all(IF_MATCH).iter().filter_map(|value| value.to_str().ok());
+        let tags: Vec<&str> = values.flat_map(|value| value.split(',')).map(str::trim).collect();
+        if !self.headers.contains_key(IF_MATCH) || tags.contains(&"*") {
+            return Expected::ANY;
+        }
+        let strong = tags.iter().filter(|tag| !tag.starts_with("W/"));
+        Expected::one_of(strong.map(|tag| tag.trim_matches('"').to_owned()).collect())
     }
 
     /// Takes the body of a route that reads it as a stream.

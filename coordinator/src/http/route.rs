@@ -8,14 +8,18 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use http::{Method, StatusCode};
-use utoipa::PartialSchema;
-use utoipa::openapi::schema::Schema;
-use utoipa::openapi::{ObjectBuilder, RefOr};
+use serde_json::Value;
 
 use super::error::ApiError;
 use super::request::Request;
 use super::response::Response;
 use super::rule::Rule;
+#[allow(unused_imports, reason = "routes to come need the rest")]
+pub(crate) use super::schema::{array_schema, object_schema, task_id_schema};
+
+/// A JSON schema (2020-12, as in OpenAPI 3.1); components are named by `$ref`, see
+/// [`super::schema`].
+pub(crate) type SchemaFn = fn() -> Value;
 
 /// What a handler returns.
 pub(crate) type HandlerFuture =
@@ -55,7 +59,7 @@ pub(crate) enum Reply {
     /// None.
     Empty,
     /// JSON of a schema.
-    Json(fn() -> RefOr<Schema>),
+    Json(SchemaFn),
     /// Bytes of a media type.
     Bytes(&'static str),
     /// The connection becomes a websocket.
@@ -82,13 +86,37 @@ pub(crate) struct Param {
     pub(crate) rules: &'static [Rule],
     /// One sentence for the documentation.
     pub(crate) doc: &'static str,
+    /// More than the rules say: the shape of an object, a range; documentation only.
+    pub(crate) schema: Option<SchemaFn>,
 }
 
 impl Param {
     /// A parameter with rules and a sentence about it.
     pub(crate) const fn new(name: &'static str, rules: &'static [Rule], doc: &'static str) -> Self {
-        Self { name, rules, doc }
+        Self { name, rules, doc, schema: None }
     }
+
+    /// Documents the parameter by this schema instead of the one that its rules imply.
+    pub(crate) const fn schema(mut self, schema: SchemaFn) -> Self {
+        self.schema = Some(schema);
+        self
+    }
+
+    /// Whether a request may lack it.
+    pub(crate) fn is_optional(&self) -> bool {
+        self.rules.first().is_none_or(|rule| *rule == Rule::Optional)
+    }
+}
+
+/// An answer beside the usual ones: another success, or an error whose body is not CNAPI's.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Also {
+    /// HTTP status.
+    pub(crate) status: u16,
+    /// When.
+    pub(crate) doc: &'static str,
+    /// The body's schema; `None`: no body.
+    pub(crate) schema: Option<SchemaFn>,
 }
 
 /// One endpoint.
@@ -118,6 +146,16 @@ pub(crate) struct Route {
     pub(crate) body: BodyRule,
     /// What a successful answer carries.
     pub(crate) reply: Reply,
+    /// Request headers with a meaning of this endpoint's own.
+    pub(crate) headers: &'static [Param],
+    /// Headers of a successful answer: name and sentence.
+    pub(crate) reply_headers: &'static [(&'static str, &'static str)],
+    /// Statuses of errors that do not follow from the other declarations.
+    pub(crate) errors: &'static [u16],
+    /// Answers beside the usual ones.
+    pub(crate) also: &'static [Also],
+    /// Answers carry an `ETag`, or a change honours `If-Match`.
+    pub(crate) versioned: bool,
     /// Gets a line in the audit log.
     pub(crate) audited: bool,
     /// The alias of another route; `Some(true)` when a GET that has an effect.
@@ -157,6 +195,11 @@ impl Route {
             params: &[],
             body: BodyRule::Params(BODY_LIMIT_BYTES),
             reply: Reply::Empty,
+            headers: &[],
+            reply_headers: &[],
+            errors: &[],
+            also: &[],
+            versioned: false,
             audited: true,
             alias: None,
             handler: Arc::new(move |request| Box::pin(handler(request))),
@@ -217,8 +260,52 @@ impl Route {
         self
     }
 
-    /// The schema of the answer, built by hand.
-    pub(crate) fn returns_schema(mut self, schema: fn() -> RefOr<Schema>) -> Self {
+    /// The body's members may be this many bytes together.
+    #[allow(dead_code, reason = "routes to come need it")]
+    pub(crate) fn body_limit(mut self, bytes: usize) -> Self {
+        self.body = BodyRule::Params(bytes);
+        self
+    }
+
+    /// Request headers with a meaning of this endpoint's own.
+    #[allow(dead_code, reason = "routes to come need it")]
+    pub(crate) fn headers(mut self, headers: &'static [Param]) -> Self {
+        self.headers = headers;
+        self
+    }
+
+    /// Headers of a successful answer: name and sentence.
+    pub(crate) fn reply_headers(
+        mut self,
+        headers: &'static [(&'static str, &'static str)],
+    ) -> Self {
+        self.reply_headers = headers;
+        self
+    }
+
+    /// Statuses of errors that do not follow from the other declarations; see
+    /// [`Route::error_statuses`].
+    pub(crate) fn errors(mut self, statuses: &'static [u16]) -> Self {
+        self.errors = statuses;
+        self
+    }
+
+    /// Answers beside the usual ones.
+    #[allow(dead_code, reason = "routes to come need it")]
+    pub(crate) fn also(mut self, also: &'static [Also]) -> Self {
+        self.also = also;
+        self
+    }
+
+    /// One record's version: a GET answers with its `ETag` ([`Response::etag`]), a change honours
+    /// `If-Match` ([`Request::expected`]).
+    pub(crate) fn versioned(mut self) -> Self {
+        self.versioned = true;
+        self
+    }
+
+    /// The schema of the answer; records have theirs in [`super::schema`].
+    pub(crate) fn returns_schema(mut self, schema: SchemaFn) -> Self {
         self.reply = Reply::Json(schema);
         self
     }
@@ -249,23 +336,33 @@ impl Route {
         alias.alias = Some(has_effect);
         alias
     }
-}
 
-/// `{"id": "<task uuid>"}`, the answer of endpoints that start a task.
-pub(crate) fn task_id_schema() -> RefOr<Schema> {
-    ObjectBuilder::new()
-        .property("id", String::schema())
-        .required("id")
-        .description(Some("The task that was started; see /tasks/:taskid"))
-        .into()
-}
-
-/// Any JSON object.
-pub(crate) fn object_schema() -> RefOr<Schema> {
-    ObjectBuilder::new().into()
-}
-
-/// An array of JSON objects.
-pub(crate) fn array_schema() -> RefOr<Schema> {
-    utoipa::openapi::schema::ArrayBuilder::new().items(ObjectBuilder::new()).into()
+    /// Every status with which the endpoint may refuse a request, in ascending order. A route that
+    /// needs a running server speaks to its agent, with all that can go wrong there.
+    pub(crate) fn error_statuses(&self) -> Vec<u16> {
+        let json = matches!(self.reply, Reply::Json(_) | Reply::Empty);
+        let server = matches!(self.server, ServerRule::Exists | ServerRule::ExistsOrDefault);
+        let named = self.pattern.contains(':') && self.server != ServerRule::Shaped;
+        let judged = !self.params.is_empty() || self.strict || self.vm || server;
+        let reads = !matches!(self.method, Method::GET | Method::HEAD);
+        let changes = reads && self.versioned;
+        let inferred = [
+            (true, 400),
+            (named, 404),
+            (json, 406),
+            (judged || self.server == ServerRule::Shaped, 409),
+            (changes, 412),
+            (reads, 413),
+            (matches!(self.reply, Reply::Websocket), 426),
+            (true, 500),
+            (self.running, 501),
+            (self.running, 503),
+        ];
+        let mut statuses: Vec<u16> =
+            inferred.iter().filter(|(applies, _)| *applies).map(|(_, status)| *status).collect();
+        statuses.extend(self.errors);
+        statuses.sort_unstable();
+        statuses.dedup();
+        statuses
+    }
 }

@@ -11,8 +11,9 @@ use serde_json::{Map, Value, json};
 use super::error::ApiError;
 use super::request::{Request, ServerRef};
 use super::response::Response;
-use super::route::{Param, Route, ServerRule, array_schema, object_schema, task_id_schema};
+use super::route::{Param, Route, ServerRule, task_id_schema};
 use super::rule::{FieldError, Rule};
+use super::schema;
 use crate::agents::Query;
 use crate::app::ServerFilter;
 use crate::app::fields::Extras;
@@ -36,8 +37,9 @@ const LIST_PARAMS: &[Param] = &[
     Param::new("hostname", TEXT, "Only the server of this name"),
     Param::new("extras", &[Rule::Optional, Rule::Regex(WORDS)], "Further members to show"),
     Param::new("fields", &[Rule::Optional, Rule::Regex(WORDS)], "Only these members"),
-    Param::new("limit", &[Rule::Optional, Rule::Int], "At most this many, 1 to 1000"),
-    Param::new("offset", &[Rule::Optional, Rule::Int], "Skip this many"),
+    Param::new("limit", &[Rule::Optional, Rule::Int], "At most this many, 1 to 1000")
+        .schema(schema::limit),
+    Param::new("offset", &[Rule::Optional, Rule::Int], "Skip this many").schema(schema::offset),
 ];
 
 const UPDATE_PARAMS: &[Param] = &[
@@ -63,7 +65,8 @@ const UPDATE_PARAMS: &[Param] = &[
 ];
 
 const SYSINFO_PARAMS: &[Param] =
-    &[Param::new("sysinfo", &[Rule::ObjectType], "The document, in SmartOS's key names")];
+    &[Param::new("sysinfo", &[Rule::ObjectType], "The document, in SmartOS's key names")
+        .schema(schema::sysinfo)];
 const IMAGE_PARAMS: &[Param] = &[
     Param::new("image_uuid", &[Rule::StringType], "The image"),
     Param::new("zfs_storage_pool_name", &[Rule::Optional, Rule::StringType], "The pool"),
@@ -87,22 +90,26 @@ pub(super) fn routes() -> Vec<Route> {
             .summary("Servers in uuid order")
             .strict()
             .params(LIST_PARAMS)
-            .returns_schema(array_schema),
+            .returns_schema(schema::servers),
         Route::new(Method::GET, "/servers/:server_uuid", "ServerGet", get)
             .summary("One server with everything known about it")
             .strict()
             .server(ServerRule::ExistsOrDefault)
-            .returns_schema(object_schema),
+            .versioned()
+            .returns_schema(schema::server),
         Route::new(Method::POST, "/servers/:server_uuid", "ServerUpdate", update)
             .summary("Changes a server's record")
             .strict()
             .server(ServerRule::Exists)
             .params(UPDATE_PARAMS)
+            .versioned()
+            .errors(&[403, 501, 503])
             .no_content(),
         Route::new(Method::DELETE, "/servers/:server_uuid", "ServerDelete", delete)
             .summary("Forgets a server; the node itself is not touched, its open tasks end")
             .strict()
             .server(ServerRule::Exists)
+            .versioned()
             .no_content(),
         Route::new(
             Method::POST,
@@ -119,7 +126,8 @@ pub(super) fn routes() -> Vec<Route> {
             .summary("The agent's recent tasks, newest last")
             .strict()
             .server(ServerRule::Exists)
-            .returns_schema(array_schema),
+            .errors(&[501, 503])
+            .returns_schema(schema::history),
         pause.alias(Method::GET, true),
         pause,
         resume.alias(Method::GET, true),
@@ -215,18 +223,9 @@ fn default_record() -> Value {
     })
 }
 
-fn check_version(request: &Request, server: ServerUuid) -> Result<(), ApiError> {
-    match request.if_match() {
-        Some(wanted) if request.app.server_version(server).as_deref() != Some(wanted) => {
-            Err(ApiError::PreconditionFailed("the server has another version".to_owned()))
-        }
-        _ => Ok(()),
-    }
-}
-
 async fn update(request: Request) -> Result<Response, ApiError> {
     let server = request.server()?;
-    check_version(&request, server)?;
+    let expected = request.expected();
     let ratios = overprovision(&request)?;
     let mut changes: Vec<(&str, Option<Value>)> = Vec::new();
     for param in UPDATE_PARAMS {
@@ -249,7 +248,7 @@ async fn update(request: Request) -> Result<Response, ApiError> {
             ask(&request, server, "server_overprovision_ratio", params, SYSINFO_TIMEOUT).await?;
         }
     }
-    request.app.server_update(server, &changes).await?;
+    request.app.server_update(server, &changes, &expected).await?;
     Ok(Response::empty())
 }
 
@@ -305,8 +304,7 @@ fn as_number(value: &Value) -> Value {
 
 async fn delete(request: Request) -> Result<Response, ApiError> {
     let server = request.server()?;
-    check_version(&request, server)?;
-    request.app.server_delete(server).await?;
+    request.app.server_delete(server, &request.expected()).await?;
     Ok(Response::empty())
 }
 

@@ -9,8 +9,9 @@ use serde_json::{Value, json};
 use super::error::ApiError;
 use super::request::Request;
 use super::response::Response;
-use super::route::{Param, Route, array_schema, object_schema, task_id_schema};
+use super::route::{Param, Route, task_id_schema};
 use super::rule::Rule;
+use super::schema;
 use crate::app::AppError;
 use crate::app::tasks::{MAX_WAIT, TaskFilter, TaskStatus};
 
@@ -20,28 +21,34 @@ const LIST_PARAMS: &[Param] = &[
     Param::new("task", TEXT, "Only of this kind"),
     Param::new("server_uuid", &[Rule::Optional, Rule::Uuid], "Only on this server"),
     Param::new("vm_uuid", &[Rule::Optional, Rule::Uuid], "Only about this VM"),
-    Param::new("limit", &[Rule::Optional, Rule::Int], "At most this many, 1 to 1000"),
+    Param::new("limit", &[Rule::Optional, Rule::Int], "At most this many, 1 to 1000")
+        .schema(schema::limit),
     Param::new("marker", TEXT, "After this task; see the header x-next-marker"),
 ];
 const WAIT_PARAMS: &[Param] =
-    &[Param::new("timeout", &[], "Seconds; 3600 when absent or no number")];
+    &[Param::new("timeout", &[], "Seconds; 3600 when absent or no number").schema(schema::seconds)];
 
 pub(super) fn routes() -> Vec<Route> {
     vec![
         Route::new(Method::GET, "/tasks", "TaskList", list)
             .summary("Tasks, oldest first")
             .params(LIST_PARAMS)
-            .returns_schema(array_schema),
+            .reply_headers(&[("x-next-marker", "`marker` of the next page, if there is one")])
+            .returns_schema(schema::tasks),
         Route::new(Method::GET, "/tasks/:taskid", "TaskGet", get)
             .summary("One task")
-            .returns_schema(object_schema),
+            .versioned()
+            .returns_schema(schema::task),
         Route::new(Method::GET, "/tasks/:taskid/wait", "TaskWait", wait)
             .summary("One task, once it has ended or the timeout has passed")
             .params(WAIT_PARAMS)
-            .returns_schema(object_schema),
+            .errors(&[503])
+            .returns_schema(schema::task),
         Route::new(Method::POST, "/tasks/:taskid/cancel", "TaskCancel", cancel)
             .summary("Stops a task if its kind allows that")
             .success(StatusCode::ACCEPTED)
+            .versioned()
+            .errors(&[409, 503])
             .returns_schema(task_id_schema),
     ]
 }

@@ -9,8 +9,9 @@ use serde_json::{Map, Value, json};
 use super::error::ApiError;
 use super::request::Request;
 use super::response::Response;
-use super::route::{Param, Route, ServerRule, array_schema, object_schema, task_id_schema};
+use super::route::{Param, Route, ServerRule, object_schema, task_id_schema};
 use super::rule::Rule;
+use super::schema;
 use super::servers::start_task;
 use crate::agents::Query;
 use crate::app::AppError;
@@ -29,7 +30,7 @@ pub(super) fn routes() -> Vec<Route> {
         Route::new(Method::GET, "/servers/:server_uuid/vms", "VmList", list)
             .summary("The server's VMs as last reported")
             .server(ServerRule::Exists)
-            .returns_schema(array_schema),
+            .returns_schema(schema::vms),
         Route::new(Method::POST, "/servers/:server_uuid/vms", "VmCreate", create)
             .summary("Makes a VM on this server; see POST /vms to have a server chosen")
             .server(ServerRule::Exists)

@@ -15,7 +15,7 @@ use sha1::Sha1;
 use sha2::{Digest as _, Sha256};
 
 use super::{BLOB_PREFIX, Image, ImageError};
-use crate::app::{App, image_manifest};
+use crate::app::{App, Expected, image_manifest};
 
 /// An upload on which nothing arrives for so long is aborted; there are few places for uploads.
 const STALL: Duration = Duration::from_mins(5);
@@ -45,9 +45,10 @@ impl App {
         &self,
         image: ImageUuid,
         claim: FileClaim,
+        expected: &Expected,
         body: BoxStream<'static, io::Result<Bytes>>,
     ) -> Result<Image, ImageError> {
-        let current = self.image(image).await?;
+        let current = self.image_expected(image, expected).await?;
         if current.is_active() {
             return Err(ImageError::Active(image));
         }

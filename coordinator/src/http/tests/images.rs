@@ -184,7 +184,7 @@ async fn the_sweep_removes_old_files_without_a_record() {
     let manifest = json!({ "name": "n", "version": "1", "type": "zvol", "os": "linux" });
     let image = app.image_create(manifest.as_object().unwrap().clone()).await.unwrap().uuid;
     let body = futures_util::stream::iter([Ok("content".into())]).boxed();
-    app.image_upload(image, FileClaim::default(), body).await.unwrap();
+    app.image_upload(image, FileClaim::default(), &crate::app::Expected::ANY, body).await.unwrap();
     let kept = app.parts().blobs.list(None).next().await.unwrap().unwrap().location;
     for name in [format!("images/{image}/file-x"), format!("images/{UUID}/file-y")] {
         app.parts().blobs.put(&name.into(), "left".into()).await.unwrap();

@@ -1,0 +1,233 @@
+//! JSON schemas of the records that the API shows. A route refers to one by a function here:
+//! `.returns_schema(schema::server)`; the record itself stands once under `components`.
+
+mod records;
+
+use serde_json::{Map, Value, json};
+
+use super::params::MAX_STRING_BYTES;
+use super::route::{Route, SchemaFn, ServerRule};
+use super::rule::UUID_PATTERN;
+
+/// Every component: its name and its schema.
+const COMPONENTS: &[(&str, SchemaFn)] = &[
+    ("Error", error),
+    ("TaskId", task_id),
+    ("JobId", job_id),
+    ("Server", records::server),
+    ("Sysinfo", records::sysinfo),
+    ("Task", records::task),
+    ("Vm", records::vm),
+    ("FleetVm", records::fleet_vm),
+    ("Image", records::image),
+    ("Ticket", records::ticket),
+    ("BootParams", records::boot_params),
+    ("BootModule", records::boot_module),
+    ("Job", records::job),
+    ("HistoryEntry", records::history_entry),
+];
+
+/// `components.schemas` of the document.
+pub(super) fn components() -> Map<String, Value> {
+    COMPONENTS.iter().map(|(name, schema)| ((*name).to_owned(), schema())).collect()
+}
+
+fn reference(name: &str) -> Value {
+    json!({ "$ref": format!("#/components/schemas/{name}") })
+}
+
+/// An array of a component.
+fn list(name: &str) -> Value {
+    json!({ "type": "array", "items": reference(name) })
+}
+
+/// `{"id": "<task uuid>"}`, the answer of endpoints that start a task.
+pub(crate) fn task_id_schema() -> Value {
+    reference("TaskId")
+}
+
+/// `{"job_uuid": "<job uuid>"}`, the answer of endpoints that start a job.
+pub(crate) fn job_id_schema() -> Value {
+    reference("JobId")
+}
+
+/// Any JSON object.
+pub(crate) fn object_schema() -> Value {
+    json!({ "type": "object" })
+}
+
+/// An array of JSON objects.
+pub(crate) fn array_schema() -> Value {
+    json!({ "type": "array", "items": { "type": "object" } })
+}
+
+/// Any JSON value: what an agent returns is its own business.
+pub(crate) fn any() -> Value {
+    json!({})
+}
+
+/// A server's record.
+pub(crate) fn server() -> Value {
+    reference("Server")
+}
+
+/// Servers.
+pub(crate) fn servers() -> Value {
+    list("Server")
+}
+
+/// The document with which a node describes itself.
+pub(crate) fn sysinfo() -> Value {
+    reference("Sysinfo")
+}
+
+/// A task.
+pub(crate) fn task() -> Value {
+    reference("Task")
+}
+
+/// Tasks.
+pub(crate) fn tasks() -> Value {
+    list("Task")
+}
+
+/// An agent's recent tasks.
+pub(crate) fn history() -> Value {
+    list("HistoryEntry")
+}
+
+/// The VMs of one server.
+pub(crate) fn vms() -> Value {
+    list("Vm")
+}
+
+/// A VM of the fleet.
+pub(crate) fn fleet_vm() -> Value {
+    reference("FleetVm")
+}
+
+/// VMs of the fleet.
+pub(crate) fn fleet_vms() -> Value {
+    list("FleetVm")
+}
+
+/// An image's manifest.
+pub(crate) fn image() -> Value {
+    reference("Image")
+}
+
+/// Image manifests.
+pub(crate) fn images() -> Value {
+    list("Image")
+}
+
+/// A ticket.
+pub(crate) fn ticket() -> Value {
+    reference("Ticket")
+}
+
+/// Tickets.
+pub(crate) fn tickets() -> Value {
+    list("Ticket")
+}
+
+/// Boot parameters.
+pub(crate) fn boot_params() -> Value {
+    reference("BootParams")
+}
+
+/// Boot modules.
+pub(crate) fn boot_modules() -> Value {
+    list("BootModule")
+}
+
+/// A job.
+pub(crate) fn job() -> Value {
+    reference("Job")
+}
+
+/// Jobs.
+pub(crate) fn jobs() -> Value {
+    list("Job")
+}
+
+/// A UUID in either case.
+pub(crate) fn uuid() -> Value {
+    json!({ "type": "string", "format": "uuid", "pattern": UUID_PATTERN })
+}
+
+/// Text of a body.
+pub(crate) fn text() -> Value {
+    json!({ "type": "string", "maxLength": MAX_STRING_BYTES })
+}
+
+/// The size of a page.
+pub(crate) fn limit() -> Value {
+    json!({ "type": "integer", "minimum": 1, "maximum": 1000 })
+}
+
+/// The start of a page.
+pub(crate) fn offset() -> Value {
+    json!({ "type": "integer", "minimum": 0, "maximum": 1_000_000_000 })
+}
+
+/// Seconds to wait.
+pub(crate) fn seconds() -> Value {
+    json!({ "type": "number", "minimum": 0, "maximum": 3600 })
+}
+
+/// A time as CNAPI writes it.
+pub(crate) fn iso() -> Value {
+    json!({ "type": "string", "pattern": "^\\d{4}-\\d\\d-\\d\\dT\\d\\d:\\d\\d:\\d\\d\\.\\d{3}Z$" })
+}
+
+/// What a path's parameter looks like.
+pub(super) fn path_parameter(route: &Route, name: &str) -> Value {
+    match name {
+        "server_uuid" if route.server == ServerRule::ExistsOrDefault => {
+            json!({ "anyOf": [uuid(), { "const": "default" }] })
+        }
+        "server_uuid" | "uuid" | "ticket_uuid" | "job_uuid" | "taskid" | "id" => uuid(),
+        "dataset" => json!({
+            "type": "string", "minLength": 1, "maxLength": 256, "example": "zones",
+            "description": "One percent-encoded segment: `zones%2Fx`",
+        }),
+        _ => json!({ "type": "string", "minLength": 1, "maxLength": 256 }),
+    }
+}
+
+fn task_id() -> Value {
+    json!({
+        "type": "object", "additionalProperties": false, "required": ["id"],
+        "description": "The task that was started; see /tasks/{taskid}",
+        "properties": { "id": uuid() },
+    })
+}
+
+fn job_id() -> Value {
+    json!({
+        "type": "object", "additionalProperties": false, "required": ["job_uuid"],
+        "description": "The job that was started; see /jobs/{job_uuid}",
+        "properties": { "job_uuid": uuid() },
+    })
+}
+
+fn error() -> Value {
+    json!({
+        "type": "object", "required": ["code", "message"],
+        "description": "Why a request was refused",
+        "properties": {
+            "code": { "type": "string", "minLength": 1 },
+            "message": { "type": "string", "minLength": 1 },
+            "errors": { "type": "array", "items": {
+                "type": "object", "required": ["field", "code", "message"],
+                "properties": {
+                    "field": { "type": "string" },
+                    "code": { "type": "string" },
+                    "message": { "type": "string" },
+                },
+            }},
+            "steps": { "type": "array", "description": "Of an allocation that found no server" },
+        },
+    })
+}
