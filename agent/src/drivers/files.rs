@@ -163,6 +163,17 @@ pub fn space(path: &Path) -> Result<Space, DriverError> {
     })
 }
 
+/// What a file takes on disk, bytes: holes are not counted.
+///
+/// # Errors
+/// The file system failed.
+pub async fn allocated_bytes(path: &Path) -> Result<u64, DriverError> {
+    use std::os::unix::fs::MetadataExt as _;
+    const BLOCK_BYTES: u64 = 512;
+    let found = fs::metadata(path).await.map_err(|e| failed("look at", path, e))?;
+    Ok(found.blocks().saturating_mul(BLOCK_BYTES))
+}
+
 /// Space of a file system, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {

@@ -13,11 +13,10 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, BufWriter};
 
 use super::manifest::Expected;
 use super::repository::{self, FetchError, MAX_ATTEMPTS, Repository, Transfer};
+use super::room;
 use crate::drivers::{DriverError, files};
 
 const BUFFER_BYTES: usize = 256 * 1024;
-/// Space left free beside an image, for records and the guests' first writes, bytes.
-const RESERVE_BYTES: u64 = 24 * 1024 * 1024;
 
 /// A download of one image's file.
 pub(super) struct Download<'a> {
@@ -131,15 +130,11 @@ impl Download<'_> {
         }
         let sums = self.sums_of_partial().await?;
         let missing_bytes = self.expected.size_bytes.saturating_sub(sums.bytes);
-        let free_bytes = files::space(&record_path)?.available_bytes;
         // The unpacked copy lies beside the file for a moment and is at least as large.
         let needed_bytes = missing_bytes.saturating_add(self.expected.size_bytes);
-        if needed_bytes.saturating_add(RESERVE_BYTES) > free_bytes {
+        if let Err(full) = room::check(&record_path, needed_bytes, &self.image.to_string()) {
             self.discard().await?;
-            return Err(super::super::storage::store_full(format!(
-                "no space for image {}: it needs {needed_bytes} bytes more, {free_bytes} are free",
-                self.image
-            )));
+            return Err(full);
         }
         let opened = fs::OpenOptions::new().create(true).append(true).open(&self.partial).await;
         let file = opened.map_err(|e| files::failed("open", &self.partial, e))?;

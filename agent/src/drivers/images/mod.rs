@@ -4,6 +4,7 @@ mod download;
 mod file;
 mod manifest;
 mod repository;
+mod room;
 pub mod sim;
 #[cfg(test)]
 mod test_server;

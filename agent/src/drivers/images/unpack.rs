@@ -10,6 +10,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, BufReader, Buf
 use tokio_util::sync::CancellationToken;
 
 use super::manifest::{Compression, Format, ImageFile};
+use super::room::{self, Room};
 use crate::drivers::storage::qcow2;
 use crate::drivers::{DriverError, files};
 use crate::host::{Command, SharedExec};
@@ -69,6 +70,8 @@ pub(super) async fn unpack(
         }
         None if file.format == Format::Qcow2 => Err(invalid(image, "it is not a qcow2 file")),
         None => {
+            let raw_bytes = files::allocated_bytes(plain).await?;
+            room::check(plain, raw_bytes, &work.converted.display().to_string())?;
             convert(plain, &work.converted, exec, cancelled).await?;
             files::sync_file(&work.converted).await?;
             Ok(work.converted.clone())
@@ -120,6 +123,7 @@ async fn copy(
     let failed = |e| files::failed("write", path, e);
     let mut buffer = vec![0; BUFFER_BYTES];
     let mut total_bytes = 0_u64;
+    let mut room = Room::new(path);
     loop {
         let read = from.read(&mut buffer).await;
         let read = read.map_err(|e| invalid(image, &format!("it can't be unpacked: {e}")))?;
@@ -130,6 +134,7 @@ async fn copy(
         if total_bytes > MAX_UNPACKED_BYTES {
             return Err(invalid(image, "it unpacks to more than 1 TiB"));
         }
+        room.take(read)?;
         to.write_all(&buffer[..read]).await.map_err(failed)?;
     }
     to.flush().await.map_err(failed)
