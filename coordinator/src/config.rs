@@ -60,6 +60,8 @@ pub struct Config {
     pub agents: AgentsConfig,
     /// Tasks.
     pub tasks: TasksConfig,
+    /// The image service that agents are pointed to.
+    pub imgapi: ImgapiConfig,
     /// Logging.
     pub log: LogConfig,
 }
@@ -79,6 +81,7 @@ impl Default for Config {
             roster: RosterConfig::default(),
             agents: AgentsConfig::default(),
             tasks: TasksConfig::default(),
+            imgapi: ImgapiConfig::default(),
             log: LogConfig::default(),
         }
     }
@@ -247,6 +250,24 @@ impl Default for TasksConfig {
     }
 }
 
+/// The image service that agents are pointed to.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct ImgapiConfig {
+    /// `http://…` or `https://…`: new VMs are told to fetch their image here (`dataset_url`).
+    /// Unset: they are told nothing; Muster's own agents do not need it.
+    pub url: Option<String>,
+}
+
+impl Check for ImgapiConfig {
+    fn check(&self, problems: &mut Problems) {
+        let Some(text) = &self.url else { return };
+        let parsed = Url::parse(text);
+        let fits = parsed.is_ok_and(|u| matches!(u.scheme(), "http" | "https") && u.has_host());
+        problems.require(fits, "url", format!("{text:?} is no `http://` or `https://` URL"));
+    }
+}
+
 impl Check for Config {
     fn check(&self, problems: &mut Problems) {
         problems.require(!self.datacenter.is_empty(), "datacenter", "must not be empty");
@@ -267,6 +288,7 @@ impl Check for Config {
         problems.within("roster", |problems| self.roster.check(problems));
         problems.within("agents", |problems| self.agents.check(problems));
         problems.within("tasks", |problems| self.tasks.check(problems));
+        problems.within("imgapi", |problems| self.imgapi.check(problems));
         problems.within("log", |problems| self.log.check(problems));
         let cache = (1..=65_536).contains(&self.store.cache_mib);
         problems.require(cache, "store.cache_mib", "from 1 to 65536");
@@ -377,6 +399,7 @@ impl Config {
             task_retention: Duration::from_hours(tasks.retention_days.saturating_mul(24)),
             hello_timeout: ms(agents.hello_timeout_ms),
             stream_timeout: ms(agents.stream_timeout_ms),
+            imgapi_url: self.imgapi.url.as_deref().and_then(|url| url.parse().ok()),
             allow_command_execute: self.security.allow_command_execute,
             ..AppConfig::default()
         }

@@ -84,6 +84,16 @@ impl Agents {
         self.registry.info(server)
     }
 
+    /// Whether a server's agent may have a kind of task: unless it is connected and told what it
+    /// has, only it can say.
+    #[must_use]
+    pub fn supports(&self, server: ServerUuid, task: &str) -> bool {
+        let Some(info) = self.registry.info(server) else { return true };
+        let mut kinds = info.capabilities.iter().filter_map(|one| one.strip_prefix("task:"));
+        let says = kinds.clone().next().is_some();
+        !says || kinds.any(|kind| kind == task)
+    }
+
     /// Number of connected agents.
     #[must_use]
     pub fn connected(&self) -> usize {
@@ -148,10 +158,11 @@ impl Agents {
     /// Runs a task that nobody stores and returns what it returns.
     ///
     /// # Errors
-    /// [`AppError::NotConnected`], [`AppError::Busy`], [`AppError::Timeout`],
-    /// [`AppError::Agent`].
+    /// [`AppError::NotSupported`], [`AppError::NotConnected`], [`AppError::Busy`],
+    /// [`AppError::Timeout`], [`AppError::Agent`].
     pub async fn query(&self, query: Query<'_>) -> Result<Value, AppError> {
         let Some(app) = self.app.upgrade() else { return Err(AppError::Stopping) };
+        app.require_capability(query.server, query.task)?;
         let id: TaskId = app.parts.entropy.uuid().into();
         let deadline_ms = u64::try_from(query.timeout.as_millis()).ok();
         let dispatch = Dispatch {

@@ -34,6 +34,8 @@ pub struct AppConfig {
     pub hello_timeout: Duration,
     /// Longest wait for the second websocket of a byte stream.
     pub stream_timeout: Duration,
+    /// The IMGAPI from which agents are told to fetch images; none: nothing is told.
+    pub imgapi_url: Option<url::Url>,
     /// Whether `POST /servers/:uuid/execute` is allowed.
     pub allow_command_execute: bool,
 }
@@ -51,6 +53,7 @@ impl Default for AppConfig {
             task_retention: Duration::from_hours(30 * 24),
             hello_timeout: Duration::from_secs(10),
             stream_timeout: Duration::from_secs(10),
+            imgapi_url: None,
             allow_command_execute: false,
         }
     }

@@ -48,6 +48,20 @@ pub enum AppError {
     /// The server has as many open tasks as it may have, or its queue is full.
     #[error("{0}")]
     Busy(String),
+    /// The server's agent does not have this kind of task.
+    #[error("the agent of server {server} does not support {task}")]
+    NotSupported {
+        /// The server.
+        server: ServerUuid,
+        /// The kind.
+        task: String,
+    },
+    /// Something that has to be so is not.
+    #[error("{0}")]
+    Precondition(String),
+    /// The image repository is of no help.
+    #[error("{0}")]
+    Imgapi(String),
     /// The server's agent is not connected.
     #[error("the agent of server {0} is not connected")]
     NotConnected(ServerUuid),

@@ -7,12 +7,14 @@
 mod agent_calls;
 mod allocate;
 mod config;
+pub(crate) mod dataset_url;
 mod error;
 mod expected;
 pub mod fields;
 pub mod fleet;
 pub(crate) mod keys;
 mod place;
+pub(crate) mod recovery;
 mod servers;
 mod status;
 pub mod tasks;

@@ -37,8 +37,12 @@ impl From<AppError> for ApiError {
                 Self::Coded { status: StatusCode::CONFLICT, code, message, details }
             }
             AppError::Busy(_) => Self::coded(StatusCode::SERVICE_UNAVAILABLE, "QueueFull", message),
+            AppError::NotSupported { .. } => {
+                Self::coded(StatusCode::NOT_IMPLEMENTED, "NotSupported", message)
+            }
+            AppError::Precondition(_) => Self::PreconditionFailed(message),
             AppError::NotConnected(_) | AppError::Stopping => Self::Unavailable(message),
-            AppError::Timeout(_) => Self::Internal { message, source: None },
+            AppError::Timeout(_) | AppError::Imgapi(_) => Self::Internal { message, source: None },
             AppError::Agent { code, .. } => Self::Agent { code, message },
             AppError::Changed => Self::PreconditionFailed(message),
             // Only what a client sent can make a record too large.

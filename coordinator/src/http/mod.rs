@@ -7,10 +7,13 @@ mod accept;
 mod agent_ws;
 mod allocate;
 mod app_error;
+mod ask;
 mod conn;
 mod dispatch;
+mod docker;
 mod error;
 mod events;
+mod execute;
 mod filters;
 mod fleet_vms;
 mod gate;
@@ -18,6 +21,8 @@ mod images;
 mod info;
 mod matcher;
 mod metrics;
+mod node_images;
+mod node_tasks;
 mod not_implemented;
 mod openapi;
 mod params;
@@ -31,6 +36,7 @@ mod rule;
 mod schema;
 mod server;
 mod servers;
+mod snapshots;
 mod stream;
 mod tasks;
 #[cfg(test)]
@@ -39,6 +45,7 @@ mod upgrade;
 mod vms;
 mod watched;
 mod why;
+mod zfs;
 
 use std::fmt;
 use std::sync::Arc;
@@ -70,6 +77,12 @@ fn table() -> Vec<Route> {
         events::routes,
         tasks::routes,
         vms::routes,
+        snapshots::routes,
+        docker::routes,
+        execute::routes,
+        node_images::routes,
+        node_tasks::routes,
+        zfs::routes,
         fleet_vms::routes,
         agent_ws::routes,
         allocate::routes,

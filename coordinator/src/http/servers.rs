@@ -134,9 +134,6 @@ pub(super) fn routes() -> Vec<Route> {
         resume,
         ensure.alias(Method::GET, true),
         ensure,
-        task_route("/servers/:server_uuid/nop", "DoNop", "nop"),
-        task_route("/servers/:server_uuid/install-agent", "ServerInstallAgent", "agent_install"),
-        task_route("/servers/:server_uuid/nics/update", "UpdateNicTask", "server_update_nics"),
     ]
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use http::Method;
+use http::{Method, StatusCode};
 use muster_shared::ids::VmUuid;
 use serde_json::{Map, Value, json};
 
@@ -10,11 +10,12 @@ use super::error::ApiError;
 use super::request::Request;
 use super::response::Response;
 use super::route::{Param, Route, ServerRule, object_schema, task_id_schema};
-use super::rule::Rule;
+use super::rule::{self, Rule};
 use super::schema;
 use super::servers::start_task;
 use crate::agents::Query;
 use crate::app::AppError;
+use crate::app::dataset_url::add_default_gateway;
 
 const JOB: Param = Param::new("jobid", &[Rule::Optional, Rule::StringType], "Passed on");
 const TASK_PARAMS: &[Param] = &[JOB];
@@ -23,6 +24,20 @@ const KILL_PARAMS: &[Param] =
     &[JOB, Param::new("signal", &[Rule::Optional, Rule::NumberOrString], "Name or number")];
 const REPROVISION_PARAMS: &[Param] =
     &[JOB, Param::new("image_uuid", &[Rule::StringType, Rule::Trim], "The new image")];
+
+const IMAGE_PARAMS: &[Param] = &[
+    Param::new("compression", &[Rule::StringType], "`none`, `gzip`, `bzip2` or `xz`"),
+    Param::new("imgapi_url", &[Rule::StringType], "Where the image is to be published"),
+    Param::new("manifest", &[Rule::ObjectType], "Manifest of the new image"),
+    Param::new("incremental", &[Rule::Optional, Rule::BooleanType], "Only the difference"),
+    Param::new("prepare_image_script", &[Rule::Optional, Rule::StringType], "Run by the guest"),
+];
+const MIGRATE_PARAMS: &[Param] =
+    &[Param::new("migrationTask", &[], "With the members `action` (text) and `record` (object)")];
+const NICS_PARAMS: &[Param] = &[
+    Param::new("original_network", &[], "The network as it was"),
+    Param::new("networks", &[], "All networks as they are now"),
+];
 
 pub(super) fn routes() -> Vec<Route> {
     let vm = |suffix, operation, task| task_route(Method::POST, suffix, operation, task);
@@ -40,6 +55,24 @@ pub(super) fn routes() -> Vec<Route> {
         query_route("/servers/:server_uuid/vms/:uuid", "VmLoad", load),
         query_route("/servers/:server_uuid/vms/:uuid/info", "VmInfo", info),
         query_route("/servers/:server_uuid/vms/:uuid/proc", "VmProc", proc),
+        query_route("/servers/:server_uuid/vms/:uuid/vnc", "VmVnc", vnc),
+        Route::new(Method::POST, "/servers/:server_uuid/vms/nics/update", "VmNicsUpdate", nics)
+            .summary("Starts a task that brings the server's VMs up to date with their networks")
+            .server(ServerRule::Exists)
+            .running()
+            .params(NICS_PARAMS)
+            .returns_schema(task_id_schema),
+        base(Route::new(
+            Method::POST,
+            "/servers/:server_uuid/vms/:uuid/migrate",
+            "VmMigrate",
+            migrate,
+        ))
+        .summary("Starts one action of a migration")
+        .params(MIGRATE_PARAMS)
+        .returns_schema(task_id_schema),
+        vm("/servers/:server_uuid/vms/:uuid/images", "VmImageCreate", "machine_create_image")
+            .params(IMAGE_PARAMS),
         task_route(
             Method::DELETE,
             "/servers/:server_uuid/vms/:uuid",
@@ -130,24 +163,67 @@ async fn create(request: Request) -> Result<Response, ApiError> {
     let params = &request.params;
     let disk = params.get("disks").and_then(|disks| disks.get(0)?.get("image_uuid"));
     let image = params.get("image_uuid").or(disk).and_then(Value::as_str);
-    let mut errors = Vec::new();
-    if image.is_none() {
-        errors.push(("image_uuid".to_owned(), "value was not a string".to_owned()));
-    }
-    let files = params.get("image").and_then(|image| image.get("files")?.as_array());
-    let Some(file) = files.and_then(|files| files.first()) else {
-        errors.push(("image".to_owned(), "value is not an image with files".to_owned()));
+    let manifest = params.get("image").filter(|image| image["files"][0].is_object());
+    let (Some(image), Some(manifest)) = (image, manifest) else {
+        let mut errors = Vec::new();
+        if image.is_none() {
+            errors.push(("image_uuid".to_owned(), "value was not a string".to_owned()));
+        }
+        if manifest.is_none() {
+            errors.push(("image".to_owned(), "value is not an image with files".to_owned()));
+        }
         return Err(AppError::Invalid(errors).into());
     };
-    if !errors.is_empty() {
-        return Err(AppError::Invalid(errors).into());
-    }
+    let hints = request.app.dataset_hints(image, manifest).await?;
     let mut params = request.params.clone();
-    if let Some(compression) = file.get("compression") {
-        params.insert("dataset_url_compression".to_owned(), compression.clone());
+    params.extend(hints);
+    if request.app.wants_default_gateway(server) {
+        add_default_gateway(&mut params);
     }
     let id = request.app.vm_create_on(server, uuid, params, &request.req_id).await?;
     Response::json(json!({ "id": id }))
+}
+
+async fn nics(request: Request) -> Result<Response, ApiError> {
+    if !request.app.server_sysinfo(request.server()?).contains_key("SDC Version") {
+        let text = "Unsupported compute node version";
+        return Err(ApiError::coded(StatusCode::BAD_REQUEST, "InvalidVersion", text));
+    }
+    start_task(request, "machine_update_nics").await
+}
+
+async fn migrate(request: Request) -> Result<Response, ApiError> {
+    let task = request.param("migrationTask");
+    let member = |name: &str| task.and_then(|task| task.get(name)).cloned();
+    let mut errors = Vec::new();
+    for (name, value, rule) in [
+        ("migrationTask", task.cloned(), Rule::ObjectType),
+        ("migrationTask.action", member("action"), Rule::StringType),
+        ("migrationTask.record", member("record"), Rule::ObjectType),
+    ] {
+        let mut found: Map<_, _> =
+            value.map(|value| (name.to_owned(), value)).into_iter().collect();
+        rule::check(name, &[rule], &mut found, &mut errors);
+    }
+    if !errors.is_empty() {
+        return Err(ApiError::InvalidParameters(errors));
+    }
+    start_task(request, "machine_migrate").await
+}
+
+async fn vnc(request: Request) -> Result<Response, ApiError> {
+    let result = ask(&request, "machine_info", "machine_info", ("types", Some(json!(["vnc"]))), 10);
+    let result = match result.await? {
+        // The reference's agent answers with JSON text.
+        Value::String(text) => serde_json::from_str(&text).unwrap_or_default(),
+        other => other,
+    };
+    let (host, port) = (&result["vnc"]["host"], &result["vnc"]["port"]);
+    if host.is_null() || port.is_null() {
+        let message = "failed to parse JSON response from vm.info".to_owned();
+        return Err(ApiError::Internal { message, source: None });
+    }
+    Response::json(json!({ "host": host, "port": port }))
 }
 
 async fn ask(

@@ -15,6 +15,7 @@ mod ending;
 mod list;
 mod record;
 mod retention;
+mod run;
 mod table;
 
 use std::sync::Arc;
@@ -63,8 +64,8 @@ impl App {
     /// any crash.
     ///
     /// # Errors
-    /// [`AppError::Busy`] when the server has too many open tasks; [`AppError::Store`],
-    /// [`AppError::Blob`].
+    /// [`AppError::NotSupported`]; [`AppError::Busy`] when the server has too many open tasks;
+    /// [`AppError::Store`], [`AppError::Blob`].
     pub async fn task_create(
         self: &Arc<Self>,
         server: ServerUuid,
@@ -90,6 +91,7 @@ impl App {
     /// As [`App::task_create`].
     pub async fn task_create_new(self: &Arc<Self>, new: NewTask) -> Result<TaskId, AppError> {
         let server = new.server;
+        self.require_capability(server, &new.task)?;
         let _place = self.reserve_task(server)?;
         let record = self.task_record(new).await?;
         let writes = self.task_writes(&record);

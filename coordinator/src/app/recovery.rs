@@ -1,0 +1,225 @@
+//! Conditions of tasks that need a certain agent or a certain server: versions of `cn-agent`, and
+//! the recovery configuration of an encrypted pool.
+
+use muster_shared::ids::ServerUuid;
+use serde_json::{Map, Value};
+use uuid::Uuid;
+
+use super::App;
+use super::error::AppError;
+
+/// Since this version `cn-agent` knows recovery configurations.
+const RECOVERY_SINCE: Version = (2, 13, 0);
+
+/// Major, minor, patch.
+type Version = (u64, u64, u64);
+
+/// What a request for a recovery configuration says; empty texts count as absent.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RecoveryRequest<'a> {
+    /// `stage` or `activate`.
+    pub action: Option<&'a str>,
+    /// The configuration.
+    pub recovery_uuid: Option<&'a str>,
+    /// GUID of the server's token.
+    pub pivtoken: Option<&'a str>,
+    /// Needed by `stage`.
+    pub template: Option<&'a str>,
+    /// Needed by `stage`.
+    pub token: Option<&'a str>,
+}
+
+impl App {
+    /// The sysinfo document of a server; empty when there is none.
+    #[must_use]
+    pub fn server_sysinfo(&self, server: ServerUuid) -> Map<String, Value> {
+        self.fleet.with(server, |entry| entry.sysinfo()).unwrap_or_default()
+    }
+
+    /// Refuses what needs a newer `cn-agent` than the server has.
+    ///
+    /// # Errors
+    /// [`AppError::Precondition`], in CNAPI's words.
+    pub fn require_cn_agent(
+        &self,
+        server: ServerUuid,
+        feature: &str,
+        least: Version,
+    ) -> Result<(), AppError> {
+        let agents = self.fleet.with(server, |entry| {
+            entry.record.as_ref().and_then(|record| record.value.get("agents").cloned())
+        });
+        let installed = cn_agent_version(&agents.flatten().unwrap_or_default());
+        if installed.as_deref().and_then(parse).is_some_and(|version| version >= least) {
+            return Ok(());
+        }
+        let (installed, (major, minor, patch)) = (installed.as_deref().unwrap_or("unknown"), least);
+        Err(AppError::Precondition(format!(
+            "cn-agent (v{installed}) on server {server} does not support \"{feature}\": require at \
+             least cn-agent v{major}.{minor}.{patch}"
+        )))
+    }
+
+    /// Checks everything that the reference checks before it starts `recovery_config`, in its
+    /// order.
+    ///
+    /// # Errors
+    /// [`AppError::Precondition`].
+    pub fn recovery_check(
+        &self,
+        server: ServerUuid,
+        request: &RecoveryRequest<'_>,
+    ) -> Result<(), AppError> {
+        check_request(request)?;
+        self.require_cn_agent(server, "recovery_config", RECOVERY_SINCE)?;
+        check_pool(server, &self.server_sysinfo(server), request)
+    }
+}
+
+fn refuse<T>(text: impl Into<String>) -> Result<T, AppError> {
+    Err(AppError::Precondition(text.into()))
+}
+
+fn check_request(request: &RecoveryRequest<'_>) -> Result<(), AppError> {
+    let needed = [
+        ("action", request.action),
+        ("recovery_uuid", request.recovery_uuid),
+        ("pivtoken", request.pivtoken),
+    ];
+    let missing = |parameters: &[(&str, Option<&str>)]| -> Vec<String> {
+        let absent = parameters.iter().filter(|(_, value)| value.is_none());
+        absent.map(|(name, _)| (*name).to_owned()).collect()
+    };
+    let lacks = missing(&needed);
+    if !lacks.is_empty() {
+        return refuse(format!("missing parameters: {}", lacks.join(", ")));
+    }
+    match request.action {
+        Some("activate") => Ok(()),
+        Some("stage") => {
+            let lacks = missing(&[("template", request.template), ("token", request.token)]);
+            if lacks.is_empty() {
+                return Ok(());
+            }
+            refuse(format!("missing parameters for action \"stage\": {}", lacks.join(", ")))
+        }
+        other => refuse(format!(
+            "invalid action \"{}\": must be \"stage\" or \"activate\"",
+            other.unwrap_or_default()
+        )),
+    }
+}
+
+fn check_pool(
+    server: ServerUuid,
+    sysinfo: &Map<String, Value>,
+    request: &RecoveryRequest<'_>,
+) -> Result<(), AppError> {
+    if sysinfo.get("Zpool Encrypted") != Some(&Value::Bool(true)) {
+        return refuse(format!("server {server} does not have an encrypted zpool"));
+    }
+    let wanted = request.recovery_uuid.and_then(|text| text.parse::<Uuid>().ok());
+    let known = |which: &str| {
+        let hex = sysinfo.get("Zpool Recovery").and_then(|recovery| recovery.get(which)?.as_str());
+        hex.and_then(folded)
+    };
+    let named = request.recovery_uuid.unwrap_or_default();
+    if wanted.is_some() && known("active") == wanted {
+        return refuse(format!("recovery configuration {named} is already active on {server}"));
+    }
+    if request.action == Some("activate") && (wanted.is_none() || known("staged") != wanted) {
+        return refuse(format!("recovery configuration {named} is not staged on {server}"));
+    }
+    Ok(())
+}
+
+/// The UUID that a configuration's hash stands for: its first 16 bytes with the marks of a
+/// version 5 UUID.
+fn folded(hash: &str) -> Option<Uuid> {
+    let bytes = hex::decode(hash).ok()?;
+    let mut bytes: [u8; 16] = bytes.get(..16)?.try_into().ok()?;
+    bytes[8] = bytes[8] & 0x3f | 0xa0;
+    bytes[6] = bytes[6] & 0x0f | 0x50;
+    Some(Uuid::from_bytes(bytes))
+}
+
+fn cn_agent_version(agents: &Value) -> Option<String> {
+    let agents = agents.as_array()?;
+    let agent = agents.iter().find(|agent| agent["name"] == "cn-agent")?;
+    agent["version"].as_str().map(str::to_owned)
+}
+
+/// The three numbers of a semantic version; what follows them does not count.
+fn parse(version: &str) -> Option<Version> {
+    let release = version.trim_start_matches('v').split(['-', '+']).next()?;
+    let mut numbers = release.split('.').map(|part| part.parse::<u64>().ok());
+    let mut next = || numbers.next().flatten();
+    Some((next()?, next()?, next()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn server() -> ServerUuid {
+        Uuid::from_u128(1).into()
+    }
+
+    const HASH: &str = "00112233445566778899aabbccddeeff0011223344";
+    const FOLDED: &str = "00112233-4455-5677-a899-aabbccddeeff";
+
+    #[track_caller]
+    fn check(sysinfo: &Value, action: &str, uuid: &str, expected: Option<&str>) {
+        let request = RecoveryRequest {
+            action: Some(action),
+            recovery_uuid: Some(uuid),
+            pivtoken: Some("aa"),
+            ..RecoveryRequest::default()
+        };
+        let sysinfo = sysinfo.as_object().cloned().unwrap();
+        let text = check_pool(server(), &sysinfo, &request).map_err(|error| error.to_string());
+        match expected {
+            None => assert_eq!(text, Ok(())),
+            Some(part) => assert!(text.unwrap_err().contains(part)),
+        }
+    }
+
+    #[test]
+    fn a_pool_allows_what_is_staged_and_nothing_twice() {
+        let staged = json!({ "Zpool Encrypted": true, "Zpool Recovery": { "staged": HASH } });
+        let active = json!({ "Zpool Encrypted": true, "Zpool Recovery": { "active": HASH } });
+        check(&json!({ "Zpool Encrypted": false }), "stage", FOLDED, Some("encrypted"));
+        check(&staged, "activate", FOLDED, None);
+        check(&staged, "stage", FOLDED, None);
+        check(&staged, "activate", "00000000-0000-5000-a000-000000000000", Some("not staged"));
+        check(&active, "stage", FOLDED, Some("already active"));
+        check(&active, "activate", FOLDED, Some("already active"));
+        check(&json!({ "Zpool Encrypted": true }), "activate", "no uuid", Some("not staged"));
+    }
+
+    #[test]
+    fn requests_are_checked_in_order() {
+        let text = |request| check_request(&request).unwrap_err().to_string();
+        let mut request = RecoveryRequest { action: Some("x"), ..RecoveryRequest::default() };
+        assert!(text(request).contains("recovery_uuid, pivtoken"));
+        request.recovery_uuid = Some("u");
+        request.pivtoken = Some("p");
+        assert!(text(request).contains("invalid action"));
+        request.action = Some("stage");
+        assert!(text(request).contains("template, token"));
+        request.action = Some("activate");
+        check_request(&request).unwrap();
+    }
+
+    #[test]
+    fn versions_compare_by_their_numbers() {
+        let agents = json!([{ "name": "x" }, { "name": "cn-agent", "version": "2.14.0-rc1" }]);
+        let version = cn_agent_version(&agents).unwrap();
+        assert_eq!(parse(&version), Some((2, 14, 0)));
+        assert!(parse("2.9.1") < parse("2.13.0"));
+        assert_eq!(parse("2.x"), None);
+        assert_eq!(cn_agent_version(&json!([])), None);
+    }
+}

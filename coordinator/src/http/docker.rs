@@ -1,0 +1,139 @@
+//! `/servers/:server_uuid/vms/:uuid/docker-*`: sessions with a container.
+
+use http::{Method, StatusCode};
+use serde_json::{Map, Value, json};
+
+use super::ask::{Ask, pick};
+use super::error::ApiError;
+use super::request::Request;
+use super::response::Response;
+use super::route::{Param, Route, ServerRule, object_schema};
+use super::rule::Rule;
+use crate::app::AppError;
+
+const OBJECT: &[Rule] = &[Rule::ObjectType];
+const EXEC: &[Param] = &[Param::new("command", OBJECT, "What to run, as in docker's API")];
+const PAYLOAD: &[Param] = &[Param::new("payload", OBJECT, "As in docker's API")];
+const COPY: &[Param] = &[
+    Param::new("path", &[Rule::Optional, Rule::StringType], "Path in the container"),
+    Param::new("mode", &[Rule::Optional, Rule::StringType], "`read`, `write` or `stat`"),
+    Param::new("no_overwrite_dir", &[], "A directory is not replaced by a file, nor the reverse"),
+    Param::new("payload", &[Rule::Optional, Rule::ObjectType], "`path` and `mode`, the old way"),
+];
+
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        Route::new(
+            Method::POST,
+            "/servers/:server_uuid/vms/:uuid/docker-exec",
+            "VmDockerExec",
+            exec,
+        )
+        .params(EXEC),
+        Route::new(
+            Method::POST,
+            "/servers/:server_uuid/vms/:uuid/docker-copy",
+            "VmDockerCopy",
+            copy,
+        )
+        .params(COPY),
+        Route::new(
+            Method::POST,
+            "/servers/:server_uuid/vms/:uuid/docker-stats",
+            "VmDockerStats",
+            stats,
+        )
+        .params(PAYLOAD),
+        Route::new(
+            Method::POST,
+            "/servers/:server_uuid/vms/:uuid/docker-build",
+            "VmDockerBuild",
+            build,
+        )
+        .params(PAYLOAD),
+    ]
+    .into_iter()
+    .map(|route| {
+        route
+            .summary("Opens a session with a container; answers with its address")
+            .server(ServerRule::Exists)
+            .vm()
+            .running()
+            .returns_schema(object_schema)
+    })
+    .collect()
+}
+
+async fn exec(request: Request) -> Result<Response, ApiError> {
+    let params = pick(&request, &["uuid", "command"]);
+    let ask = Ask { task: "docker_exec", params, seconds: 60 };
+    Response::json(ask.query(&request).await?)
+}
+
+async fn copy(request: Request) -> Result<Response, ApiError> {
+    let mut params = pick(&request, &["uuid", "path", "mode", "no_overwrite_dir", "payload"]);
+    if !params.contains_key("path") {
+        fall_back(&mut params, request.param("payload"));
+    }
+    if !params.get("path").is_some_and(Value::is_string) {
+        return Err(ApiError::invalid("path", "value was not a string"));
+    }
+    let ask = Ask { task: "docker_copy", params, seconds: 10 };
+    Response::json(ask.query(&request).await.map_err(copy_failed)?)
+}
+
+/// Path and mode the old way.
+fn fall_back(params: &mut Map<String, Value>, payload: Option<&Value>) {
+    for name in ["path", "mode"] {
+        if let Some(value) = payload.and_then(|payload| payload.get(name)) {
+            params.insert(name.to_owned(), value.clone());
+        }
+    }
+}
+
+/// The refusals of a copy have words of their own.
+fn copy_failed(error: AppError) -> ApiError {
+    let AppError::Agent { code, .. } = &error else { return error.into() };
+    let (status, code, message) = match code.as_str() {
+        "FileNotFound" => (StatusCode::NOT_FOUND, "FileNotFound", "Could not find requested file"),
+        "PathNotDirectory" => {
+            (StatusCode::BAD_REQUEST, "PathNotDirectory", "Given path was not to a directory")
+        }
+        "VmNotRunning" => {
+            (StatusCode::CONFLICT, "VmNotRunning", "Operation attempted on vm which is not running")
+        }
+        "DockerCopyStoppedContainerNoPlatformSupport" => (
+            StatusCode::CONFLICT,
+            "DockerCopyStoppedContainerNoPlatformSupport",
+            "This container must be running in order to use `docker cp`",
+        ),
+        _ => return error.into(),
+    };
+    ApiError::coded(status, code, message)
+}
+
+async fn stats(request: Request) -> Result<Response, ApiError> {
+    let params = pick(&request, &["uuid", "payload"]);
+    let asked = Ask { task: "docker_stats", params, seconds: 30 }.query(&request).await;
+    let result = asked.map_err(|error| match &error {
+        AppError::Agent { message, .. } if message.starts_with("ENOENT,") => {
+            let member = |name: &str| match request.param("payload").map(|p| &p[name]) {
+                Some(Value::String(text)) => text.clone(),
+                other => json!(other).to_string(),
+            };
+            ApiError::NotFound(format!(
+                "Could not find the file {} in container {}",
+                member("Resource"),
+                member("id")
+            ))
+        }
+        _ => error.into(),
+    })?;
+    Response::json(result)
+}
+
+async fn build(request: Request) -> Result<Response, ApiError> {
+    let params = pick(&request, &["uuid", "payload"]);
+    let ask = Ask { task: "docker_build", params, seconds: 30 };
+    Response::json(ask.query(&request).await?)
+}

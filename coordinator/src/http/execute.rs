@@ -1,0 +1,87 @@
+//! `/servers/:server_uuid/execute`: runs a script on a server, where that is allowed.
+
+use http::{Method, StatusCode};
+use serde_json::{Value, json};
+
+use super::ask::{Ask, pick};
+use super::error::ApiError;
+use super::request::Request;
+use super::response::Response;
+use super::route::{Param, Route, ServerRule};
+use super::rule::{Rule, js_number};
+
+/// Longest run of a script that names no limit, seconds.
+const LIMIT: u64 = 3600;
+/// What the answer may take on top of the script's own limit, seconds.
+const GRACE: u64 = 30;
+
+const PARAMS: &[Param] = &[
+    Param::new("script", &[Rule::StringType], "The script, with its `#!` line"),
+    Param::new("args", &[Rule::Optional, Rule::ArrayType], "Its arguments"),
+    Param::new("env", &[Rule::Optional, Rule::ObjectType], "Its environment"),
+    Param::new(
+        "json",
+        &[Rule::Optional, Rule::BooleanString, Rule::ToBoolean],
+        "Answer with exit code and both outputs, whatever the exit code",
+    ),
+    Param::new("timeout", &[Rule::Optional, Rule::NumberType], "Longest run, ms; 0: an hour"),
+];
+
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        Route::new(Method::POST, "/servers/:server_uuid/execute", "CommandExecute", execute)
+            .summary("Runs a script as root; 403 unless `security.allow_command_execute` is set")
+            .server(ServerRule::Exists)
+            .running()
+            .params(PARAMS)
+            .errors(&[403])
+            .returns_schema(schema),
+    ]
+}
+
+/// The output as text, or with `json` an object.
+fn schema() -> Value {
+    let text = json!({ "type": "string" });
+    let object = json!({
+        "type": "object",
+        "properties": { "exitCode": { "type": ["integer", "null"] }, "stdout": text, "stderr": text },
+    });
+    json!({ "oneOf": [text, object] })
+}
+
+async fn execute(request: Request) -> Result<Response, ApiError> {
+    if !request.app.config().allow_command_execute {
+        let text = "command execution is off: `security.allow_command_execute` is not set";
+        return Err(ApiError::coded(StatusCode::FORBIDDEN, "NotAuthorized", text));
+    }
+    if js_number(request.param("timeout")).is_some_and(|ms| ms < 0.0) {
+        return Err(ApiError::invalid("timeout", "value was not greater than or equal to zero"));
+    }
+    let params = pick(&request, &["script", "args", "env", "timeout"]);
+    let asked = Ask { task: "command_execute", params, seconds: limit(&request) };
+    let result = asked.run(&request).await?;
+    if request.param("json") == Some(&json!(true)) {
+        let mut answer = pick_members(&result, &["exitCode", "stdout", "stderr"]);
+        for blob in ["stdout_blob", "stderr_blob"] {
+            if let Some(reference) = result.get(blob) {
+                answer[blob] = reference.clone();
+            }
+        }
+        return Response::json(answer);
+    }
+    if result["exitCode"] != 0 {
+        let message = "Error executing on remote system".to_owned();
+        return Err(ApiError::Internal { message, source: None });
+    }
+    Response::json(result["stdout"].as_str().unwrap_or_default().trim())
+}
+
+fn limit(request: &Request) -> u64 {
+    let asked = js_number(request.param("timeout")).filter(|ms| *ms > 0.0);
+    let seconds = asked.and_then(|ms| std::time::Duration::try_from_secs_f64(ms / 1000.0).ok());
+    seconds.map_or(LIMIT, |limit| limit.as_secs().saturating_add(1).min(LIMIT)) + GRACE
+}
+
+fn pick_members(result: &Value, names: &[&str]) -> Value {
+    names.iter().map(|name| ((*name).to_owned(), result[*name].clone())).collect()
+}

@@ -1,0 +1,36 @@
+//! `/servers/:server_uuid/images`: images that a server has installed.
+
+use http::Method;
+use serde_json::{Map, json};
+
+use super::ask::Ask;
+use super::error::ApiError;
+use super::request::Request;
+use super::response::Response;
+use super::route::{Route, ServerRule, object_schema};
+use crate::app::AppError;
+
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        Route::new(Method::GET, "/servers/:server_uuid/images/:uuid", "ImageGet", get)
+            .summary("The manifest of an image that the server has installed")
+            .server(ServerRule::Exists)
+            .errors(&[501, 503])
+            .returns_schema(object_schema),
+    ]
+}
+
+async fn get(request: Request) -> Result<Response, ApiError> {
+    let image = request.text("uuid").unwrap_or_default();
+    let absent = || ApiError::NotFound(format!("Image {image} not found"));
+    if image.parse::<muster_shared::ids::ImageUuid>().is_err() {
+        return Err(absent());
+    }
+    let params = Map::from_iter([("uuid".to_owned(), json!(image))]);
+    let asked = Ask { task: "image_get", params, seconds: 60 }.query(&request).await;
+    let result = asked.map_err(|error| match &error {
+        AppError::Agent { code, .. } if code == "ImageNotInstalled" => absent(),
+        _ => error.into(),
+    })?;
+    Response::json(result)
+}

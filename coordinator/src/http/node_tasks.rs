@@ -1,0 +1,97 @@
+//! What is done to a server's own software and settings: agents, NIC tags, recovery
+//! configuration, and the task that does nothing.
+
+use http::Method;
+use serde_json::json;
+
+use super::ask::pick;
+use super::error::ApiError;
+use super::request::Request;
+use super::response::Response;
+use super::route::{Param, Route, ServerRule, task_id_schema};
+use super::rule::Rule;
+use super::servers::start_task;
+use crate::app::recovery::RecoveryRequest;
+
+const UNINSTALL: &[Param] = &[Param::new("agents", &[Rule::ArrayType], "Their names")];
+const NICS: &[Param] = &[Param::new("nics", &[], "Each with `mac` and `nic_tags_provided`")];
+const NOP: &[Param] = &[
+    Param::new("sleep", &[], "Seconds to wait"),
+    Param::new("error", &[], "The task fails with this text"),
+];
+const INSTALL: &[Param] = &[
+    Param::new("image_uuid", &[], "The agent's image"),
+    Param::new("package_name", &[], "Passed on"),
+    Param::new("package_file", &[], "Passed on"),
+];
+const RECOVERY: &[Param] = &[
+    Param::new("action", &[], "`stage` or `activate`"),
+    Param::new("recovery_uuid", &[], "The configuration"),
+    Param::new("pivtoken", &[], "GUID of the server's token"),
+    Param::new("template", &[], "With `stage`"),
+    Param::new("token", &[], "With `stage`"),
+];
+
+/// Since this version `cn-agent` knows how to uninstall.
+const UNINSTALLS_SINCE: (u64, u64, u64) = (2, 8, 0);
+
+pub(super) fn routes() -> Vec<Route> {
+    let start = |pattern, operation, task| {
+        route(Route::new(Method::POST, pattern, operation, move |r: Request| start_task(r, task)))
+    };
+    vec![
+        start("/servers/:server_uuid/nop", "DoNop", "nop").params(NOP),
+        start("/servers/:server_uuid/install-agent", "ServerInstallAgent", "agent_install")
+            .params(INSTALL),
+        start("/servers/:server_uuid/nics/update", "UpdateNicTask", "server_update_nics")
+            .params(NICS),
+        route(Route::new(
+            Method::POST,
+            "/servers/:server_uuid/uninstall-agents",
+            "ServerUninstallAgents",
+            uninstall,
+        ))
+        .params(UNINSTALL)
+        .errors(&[412]),
+        route(Route::new(
+            Method::POST,
+            "/servers/:server_uuid/recovery-config",
+            "ServerRecoveryConfig",
+            recovery,
+        ))
+        .params(RECOVERY)
+        .errors(&[412]),
+    ]
+}
+
+fn route(route: Route) -> Route {
+    route
+        .summary("Starts a task on the server")
+        .server(ServerRule::Exists)
+        .running()
+        .returns_schema(task_id_schema)
+}
+
+async fn uninstall(request: Request) -> Result<Response, ApiError> {
+    request.app.require_cn_agent(request.server()?, "agents_uninstall", UNINSTALLS_SINCE)?;
+    start_task(request, "agents_uninstall").await
+}
+
+async fn recovery(request: Request) -> Result<Response, ApiError> {
+    let server = request.server()?;
+    let text = |name: &str| request.text(name).filter(|text| !text.is_empty());
+    request.app.recovery_check(
+        server,
+        &RecoveryRequest {
+            action: text("action"),
+            recovery_uuid: text("recovery_uuid"),
+            pivtoken: text("pivtoken"),
+            template: text("template"),
+            token: text("token"),
+        },
+    )?;
+    let members = ["action", "recovery_uuid", "pivtoken", "template", "token"];
+    let params = pick(&request, &members);
+    let id = request.app.task_create(server, "recovery_config", params, &request.req_id).await?;
+    Response::json(json!({ "id": id }))
+}

@@ -1,0 +1,51 @@
+//! `/servers/:server_uuid/vms/:uuid/snapshots`: snapshots of a VM's disks.
+
+use http::Method;
+
+use super::request::Request;
+use super::route::{Param, Route, ServerRule, task_id_schema};
+use super::rule::Rule;
+use super::servers::start_task;
+
+const CREATE_PARAMS: &[Param] = &[
+    Param::new("snapshot_name", &[], "Its name, at most 64 characters"),
+    Param::new("jobid", &[Rule::Optional, Rule::StringType], "Passed on"),
+];
+
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        route(
+            Method::PUT,
+            "/servers/:server_uuid/vms/:uuid/snapshots",
+            "VmSnapshotCreate",
+            "machine_create_snapshot",
+        )
+        .params(CREATE_PARAMS),
+        route(
+            Method::PUT,
+            "/servers/:server_uuid/vms/:uuid/snapshots/:snapshot_name/rollback",
+            "VmSnapshotRollback",
+            "machine_rollback_snapshot",
+        ),
+        route(
+            Method::DELETE,
+            "/servers/:server_uuid/vms/:uuid/snapshots/:snapshot_name",
+            "VmSnapshotDestroy",
+            "machine_delete_snapshot",
+        ),
+    ]
+}
+
+fn route(
+    method: Method,
+    pattern: &'static str,
+    operation: &'static str,
+    task: &'static str,
+) -> Route {
+    Route::new(method, pattern, operation, move |request: Request| start_task(request, task))
+        .summary("Starts a task about a snapshot of the VM; all parameters are passed on")
+        .server(ServerRule::Exists)
+        .vm()
+        .running()
+        .returns_schema(task_id_schema)
+}

@@ -1,0 +1,126 @@
+//! `/servers/:server_uuid/datasets`, `…/zpools`: ZFS of a server, as old clients see it.
+//!
+//! The server need not be running; whether it has ZFS is said by its agent's capabilities.
+
+use http::Method;
+use serde_json::{Map, Value, json};
+
+use super::ask::{Ask, pick, prefixed};
+use super::error::ApiError;
+use super::request::Request;
+use super::response::Response;
+use super::route::{Param, Route, ServerRule, array_schema, object_schema};
+use super::rule::Rule;
+
+/// The agent's own limit for a ZFS task, seconds.
+const LIMIT: u64 = 600;
+
+const NAME: &[Param] = &[Param::new("name", &[Rule::StringType], "The snapshot")];
+const CREATE: &[Param] = &[Param::new("dataset", &[Rule::StringType], "The new dataset")];
+const SET: &[Param] = &[Param::new("properties", &[Rule::ObjectType], "Names and values")];
+
+pub(super) fn routes() -> Vec<Route> {
+    let get = |pattern, operation, work: Work| route(Method::GET, pattern, operation, work);
+    let post =
+        |pattern, operation, work: Work| route(Method::POST, pattern, operation, work).no_content();
+    vec![
+        get("/servers/:server_uuid/datasets", "DatasetList", LIST).returns_schema(array_schema),
+        post("/servers/:server_uuid/datasets", "DatasetCreate", CREATE_DATASET).params(CREATE),
+        route(
+            Method::DELETE,
+            "/servers/:server_uuid/datasets/:dataset",
+            "DatasetDestroy",
+            DESTROY_DATASET,
+        )
+        .no_content(),
+        post("/servers/:server_uuid/datasets/:dataset/snapshot", "SnapshotCreate", SNAPSHOT)
+            .params(NAME),
+        post("/servers/:server_uuid/datasets/:dataset/rollback", "SnapshotRollback", ROLLBACK)
+            .params(NAME),
+        get("/servers/:server_uuid/datasets/:dataset/snapshots", "SnapshotList", SNAPSHOTS)
+            .returns_schema(array_schema),
+        get("/servers/:server_uuid/datasets/:dataset/properties", "DatasetPropertiesGet", GET)
+            .returns_schema(object_schema),
+        post(
+            "/servers/:server_uuid/datasets/:dataset/properties",
+            "DatasetPropertiesSet",
+            SET_PROPERTIES,
+        )
+        .params(SET),
+        get("/servers/:server_uuid/dataset-properties", "DatasetPropertiesGetAll", GET)
+            .returns_schema(object_schema),
+        get("/servers/:server_uuid/zpools", "ZpoolList", POOLS).returns_schema(array_schema),
+    ]
+}
+
+/// What one endpoint asks for.
+#[derive(Clone, Copy, Debug)]
+struct Work {
+    task: &'static str,
+    prefix: &'static str,
+    params: fn(&Request) -> Map<String, Value>,
+    changes: bool,
+}
+
+const fn reads(task: &'static str, prefix: &'static str) -> Work {
+    Work { task, prefix, params: all, changes: false }
+}
+
+const fn changes(task: &'static str, prefix: &'static str) -> Work {
+    Work { task, prefix, params: all, changes: true }
+}
+
+const LIST: Work = reads("zfs_list_datasets", "cannot list datasets:");
+const SNAPSHOTS: Work = reads("zfs_list_snapshots", "cannot list snapshots:");
+const POOLS: Work = reads("zfs_list_pools", "cannot list pools:");
+const GET: Work = Work { params: wanted, ..reads("zfs_get_properties", "cannot get properties:") };
+const CREATE_DATASET: Work = changes("zfs_create_dataset", "cannot create dataset:");
+const DESTROY_DATASET: Work = changes("zfs_destroy_dataset", "cannot destroy dataset:");
+const SET_PROPERTIES: Work = changes("zfs_set_properties", "cannot set properties:");
+const SNAPSHOT: Work =
+    Work { params: snapshot, ..changes("zfs_snapshot_dataset", "cannot create snapshot: ") };
+// The reference says "create" here too.
+const ROLLBACK: Work =
+    Work { params: snapshot, ..changes("zfs_rollback_dataset", "cannot create snapshot: ") };
+
+fn route(method: Method, pattern: &'static str, operation: &'static str, work: Work) -> Route {
+    Route::new(method, pattern, operation, move |request| run(request, work))
+        .summary("ZFS on the server (deprecated): asks the agent and waits for its answer")
+        .server(ServerRule::Exists)
+        .errors(&[501, 503])
+}
+
+async fn run(request: Request, work: Work) -> Result<Response, ApiError> {
+    let ask = Ask { task: work.task, params: (work.params)(&request), seconds: LIMIT };
+    if work.changes {
+        ask.run(&request).await.map_err(prefixed(work.prefix))?;
+        return Ok(Response::empty());
+    }
+    let mut result = ask.query(&request).await.map_err(prefixed(work.prefix))?;
+    if let Some(members) = result.as_object_mut() {
+        members.shift_remove("log");
+    }
+    Response::json(result)
+}
+
+fn all(request: &Request) -> Map<String, Value> {
+    request.params.clone()
+}
+
+/// `<dataset>@<name>`, and nothing else.
+fn snapshot(request: &Request) -> Map<String, Value> {
+    let part = |name| request.text(name).unwrap_or_default();
+    let joined = format!("{}@{}", part("dataset"), part("name"));
+    Map::from_iter([("dataset".to_owned(), json!(joined))])
+}
+
+/// Every member whose name starts with `prop` names a property.
+fn wanted(request: &Request) -> Map<String, Value> {
+    let mut params = pick(request, &["dataset"]);
+    let named = request.params.iter().filter(|(name, _)| name.starts_with("prop"));
+    let properties: Vec<Value> = named.map(|(_, value)| value.clone()).collect();
+    if !properties.is_empty() {
+        params.insert("properties".to_owned(), json!(properties));
+    }
+    params
+}
