@@ -45,7 +45,7 @@ stage "setup" scripts/setup.sh test || finish
 stage "guest image" scripts/build-guest-image.sh || finish
 stage "build" cargo build --workspace --all-targets --locked || finish
 stage "foundation: units" nextest -E 'not package(muster-tests)'
-stage "foundation: documentation" cargo test -q --doc -p muster-shared --locked
+stage "foundation: documentation" cargo test -q --doc --workspace --locked
 stage "foundation: simulation" nextest -E 'package(muster-tests) and test(/^sim/)'
 stage "foundation: real processes" nextest -E 'package(muster-tests) and not test(/^sim/)'
 finish

@@ -11,6 +11,7 @@ use muster_shared::wire::{
     TaskResult, decode, encode,
 };
 use serde_json::{Map, Value, json};
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
@@ -28,6 +29,7 @@ pub struct SimAgent {
     /// The server it speaks for.
     pub server_uuid: String,
     session: JoinHandle<()>,
+    reports: mpsc::Sender<u64>,
 }
 
 impl Drop for SimAgent {
@@ -52,8 +54,17 @@ impl SimAgent {
         for message in greeting(&server_uuid) {
             send(&mut socket, &message).await.expect("the coordinator reads");
         }
-        let session = tokio::spawn(serve(socket));
-        Self { server_uuid, session }
+        let (reports, orders) = mpsc::channel(1);
+        let session = tokio::spawn(serve(socket, orders));
+        Self { server_uuid, session, reports }
+    }
+
+    /// Sends so many reports that nothing has changed, as fast as the coordinator reads.
+    ///
+    /// # Panics
+    /// If the connection is gone.
+    pub async fn report(&self, count: u64) {
+        self.reports.send(count).await.expect("the session runs");
     }
 
     /// Waits until the coordinator shows it running.
@@ -124,7 +135,7 @@ fn report() -> Report {
 }
 
 /// Heartbeats every second; every dispatched task is accepted and complete at once.
-async fn serve(mut socket: Socket) {
+async fn serve(mut socket: Socket, mut orders: mpsc::Receiver<u64>) {
     let mut beat = tokio::time::interval(Duration::from_secs(1));
     let mut seq = 0;
     loop {
@@ -134,6 +145,7 @@ async fn serve(mut socket: Socket) {
                 seq += 1;
                 send(&mut socket, &Heartbeat { seq, ts: String::new() }.into()).await
             }
+            Some(count) = orders.recv() => repeat_report(&mut socket, count).await,
             received = socket.next() => match received {
                 Some(Ok(Message::Text(text))) => answer(&mut socket, text.as_str()).await,
                 Some(Ok(_)) => Ok(()),
@@ -144,6 +156,19 @@ async fn serve(mut socket: Socket) {
             return;
         }
     }
+}
+
+async fn repeat_report(
+    socket: &mut Socket,
+    count: u64,
+) -> Result<(), tokio_tungstenite::tungstenite::Error> {
+    let unchanged: FromAgent =
+        Box::new(Status { report: Some(Report { full: false, ..report() }) }).into();
+    let text = encode(&unchanged);
+    for _ in 0..count {
+        socket.feed(Message::text(text.clone())).await?;
+    }
+    socket.flush().await
 }
 
 async fn answer(

@@ -50,7 +50,7 @@ use crate::agents::Agents;
 use crate::background;
 use crate::metrics::{Metrics, StaticLabels};
 use crate::roster::{ConnectionId, Liveness, RosterRecord};
-use crate::store::{LeaseId, StoreError, list_all};
+use crate::store::{Counted, LeaseId, StoreError, list_all};
 use fleet::{Fleet, Held, SysinfoRecord};
 use place::Placing;
 use tasks::Table;
@@ -68,6 +68,8 @@ pub(crate) struct Counters {
     pub(crate) status_writes: Counter,
     pub(crate) tasks_created: Counter,
     pub(crate) tasks_ended: Counter,
+    pub(crate) status_reports: Counter,
+    pub(crate) store_commits: Counter,
 }
 
 /// The application.
@@ -102,7 +104,7 @@ impl fmt::Debug for App {
 impl App {
     /// Builds the application; nothing is read and nothing runs yet.
     #[must_use]
-    pub fn new(config: AppConfig, parts: Parts) -> Arc<Self> {
+    pub fn new(config: AppConfig, mut parts: Parts) -> Arc<Self> {
         let metrics = Metrics::new(&StaticLabels {
             datacenter: config.datacenter.clone(),
             instance: parts.instance.clone(),
@@ -113,9 +115,12 @@ impl App {
             ("status_writes", "Writes of a server's status", &counters.status_writes),
             ("tasks_created", "Tasks made", &counters.tasks_created),
             ("tasks_ended", "Tasks ended", &counters.tasks_ended),
+            ("status_reports", "Status reports taken over", &counters.status_reports),
+            ("store_commits", "Commits to the store", &counters.store_commits),
         ] {
             metrics.register(name, help, counter.clone());
         }
+        parts.store = Arc::new(Counted::new(parts.store, counters.store_commits.clone()));
         let now = parts.clock.monotonic();
         Arc::new_cyclic(|app| Self {
             roster: Mutex::new(Liveness::new(config.roster, now)),

@@ -173,6 +173,7 @@ impl App {
 
     /// A checked report of a websocket agent: full reports replace, others change.
     pub(crate) fn status_report(&self, server: ServerUuid, report: Report) {
+        self.counters.status_reports.inc();
         let mut changes = report.vms;
         if report.full {
             self.mark_missing(server, &mut changes);
@@ -192,6 +193,7 @@ impl App {
 
     /// `POST /servers/:uuid/events/status`: nothing is validated; what does not fit is left out.
     pub fn status_posted(&self, server: ServerUuid, body: &Map<String, Value>) {
+        self.counters.status_reports.inc();
         let member = |name: &str| body.get(name).and_then(Value::as_object);
         self.fleet.update(server, |entry| {
             if let Some(memory) = member("meminfo") {

@@ -14,6 +14,7 @@
 
 #[cfg(test)]
 mod conformance;
+mod counted;
 mod kv_store;
 mod typed;
 
@@ -25,6 +26,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
+pub(crate) use self::counted::Counted;
 pub use self::kv_store::{KvStore, raise_epoch, records_of};
 pub use self::typed::{TypedError, decode, get_json, put_json};
 

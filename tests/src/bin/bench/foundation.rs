@@ -1,7 +1,4 @@
-//! Measures a real coordinator and a real agent and prints each figure beside its goal.
-//!
-//! `make bench` builds with optimizations and runs it. Figures are for comparison on one machine;
-//! nothing here fails when a goal is missed.
+//! The foundation: tasks, memory, creating a VM.
 
 use std::time::{Duration, Instant};
 
@@ -14,43 +11,19 @@ use muster_tests::sim_agent::SimAgent;
 use muster_tests::wait::wait_for;
 use serde_json::json;
 
+use super::{kib_to_mib, ms, now, per_second, percentile, row, rss_kib};
+
 const ROUND_TRIPS: usize = 500;
 const ACCEPT_SECONDS: u64 = 5;
 const ACCEPT_CLIENTS: usize = 128;
 const SIMULATED_AGENTS: usize = 1_000;
 const CREATES: usize = 5;
 
-#[tokio::main]
-async fn main() {
-    println!("{:<58} {:>14}   goal", "figure", "measured");
+pub(super) async fn run() {
     idle_agent_and_round_trip().await;
     accepts_per_second().await;
     memory_per_agent().await;
     create_overhead().await;
-}
-
-fn row(figure: &str, measured: &str, goal: &str) {
-    println!("{figure:<58} {measured:>14}   [{goal}]");
-}
-
-#[expect(clippy::disallowed_methods, reason = "a benchmark measures real time")]
-fn now() -> Instant {
-    Instant::now()
-}
-
-fn ms(duration: Duration) -> String {
-    format!("{:.2} ms", duration.as_secs_f64() * 1_000.0)
-}
-
-fn percentile(sorted: &[Duration], percent: usize) -> Duration {
-    sorted[(sorted.len() - 1) * percent / 100]
-}
-
-/// Resident memory of a process, KiB.
-fn rss_kib(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
-    let line = status.lines().find(|l| l.starts_with("VmRSS:")).expect("VmRSS");
-    line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).expect("a number")
 }
 
 async fn idle_agent_and_round_trip() {
@@ -74,11 +47,6 @@ async fn idle_agent_and_round_trip() {
     times.sort_unstable();
     row("task round trip (nop) p50", &ms(percentile(&times, 50)), "3 ms");
     row("task round trip (nop) p99", &ms(percentile(&times, 99)), "15 ms");
-}
-
-#[expect(clippy::cast_precision_loss, reason = "memory sizes are far below 2^52 KiB")]
-fn kib_to_mib(kib: u64) -> f64 {
-    kib as f64 / 1024.0
 }
 
 /// Tasks made durable and acknowledged by a coordinator whose agents answer at once.
@@ -106,7 +74,7 @@ async fn accepts_per_second() {
         .sum();
     row(
         "durable task accepts per second (HTTP, 128 clients)",
-        &(done / ACCEPT_SECONDS).to_string(),
+        &per_second(done, Duration::from_secs(ACCEPT_SECONDS)),
         "5000",
     );
 }
@@ -183,7 +151,7 @@ async fn bare_start(backing: &std::path::Path) -> Duration {
     let dir = temp_dir();
     let (disk, qmp) = (dir.path().join("disk.qcow2"), dir.path().join("qmp.sock"));
     let start = now();
-    run(
+    execute(
         "qemu-img",
         &["create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", &text(backing), &text(&disk)],
     );
@@ -218,7 +186,7 @@ async fn cont(qmp: &std::path::Path) -> Result<(), String> {
     Err("QEMU closed its monitor".to_owned())
 }
 
-fn run(program: &str, args: &[&str]) {
+fn execute(program: &str, args: &[&str]) {
     #[expect(clippy::disallowed_methods, reason = "the benchmark's own comparison")]
     let status = std::process::Command::new(program).args(args).status();
     assert!(status.is_ok_and(|s| s.success()), "{program} {args:?} failed");
