@@ -127,8 +127,8 @@ async fn import_zeros(client: &Client, mib: usize) -> String {
     });
     client.post("/images", &manifest).await.expect(200);
     let mut encoder = GzipEncoder::new(Vec::new());
-    encoder.write_all(&vec![0; mib * 1024 * 1024]).await.unwrap();
-    encoder.shutdown().await.unwrap();
+    encoder.write_all(&vec![0; mib * 1024 * 1024]).await.expect("memory takes it");
+    encoder.shutdown().await.expect("memory takes it");
     let packed = encoder.into_inner();
     let sha256 = hex::encode(Sha256::digest(&packed));
     let path = format!("/images/{uuid}/file?compression=gzip&sha256={sha256}");
@@ -156,14 +156,14 @@ async fn a_full_disk_fails_the_image_and_nothing_else() {
 async fn refused_for_space(client: &Client, agent: &Agent, image: &str) {
     let path = format!("/servers/{}/ensure-image", agent.server_uuid);
     let task = client.post(&path, &json!({ "image_uuid": image })).await.expect(200);
-    let ended = client.wait_task(task["id"].as_str().unwrap(), 120).await;
+    let ended = client.wait_task(task["id"].as_str().expect("a text"), 120).await;
     assert_eq!(ended["status"], "failure", "{ended:#}");
     let error = &ended["history"][0]["event"]["error"];
-    let message = error["message"].as_str().unwrap();
+    let message = error["message"].as_str().expect("a text");
     assert!(message.contains("space"), "{message}");
 
     agent.wait_status(client, "running", Duration::from_secs(5)).await;
     let path = format!("/servers/{}/nop", agent.server_uuid);
     let task = client.post(&path, &json!({})).await.expect(200);
-    client.complete_task(task["id"].as_str().unwrap(), 30).await;
+    client.complete_task(task["id"].as_str().expect("a text"), 30).await;
 }
