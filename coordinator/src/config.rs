@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use url::Url;
 use utoipa::ToSchema;
 
-use crate::app::AppConfig;
+use crate::app::platforms::RegisteredPlatform;
+use crate::app::{AppConfig, BootSettings};
 use crate::roster::Limits;
 
 /// Environment variables that are configuration start with this.
@@ -58,6 +59,8 @@ pub struct Config {
     pub roster: RosterConfig,
     /// Connections of agents.
     pub agents: AgentsConfig,
+    /// What servers boot.
+    pub boot: BootConfig,
     /// Tasks.
     pub tasks: TasksConfig,
     /// The image service that agents are pointed to.
@@ -80,6 +83,7 @@ impl Default for Config {
             blobs: BlobsConfig::default(),
             roster: RosterConfig::default(),
             agents: AgentsConfig::default(),
+            boot: BootConfig::default(),
             tasks: TasksConfig::default(),
             imgapi: ImgapiConfig::default(),
             log: LogConfig::default(),
@@ -232,6 +236,61 @@ impl Default for AgentsConfig {
     }
 }
 
+/// What servers boot.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct BootConfig {
+    /// Folder of platform images: `NAME/platform/…`, as on a head node's USB key (`/usbkey/os`).
+    #[schema(value_type = Option<String>)]
+    pub platforms_dir: Option<PathBuf>,
+    /// Platforms beside those of the folder: `NAME`, `NAME:linux` or `NAME:smartos`, where a name
+    /// that is to be the newest is a time like `20260101T000000Z`.
+    pub platforms: Vec<String>,
+    /// `smt_enabled` in the boot parameters of new servers, unless the default ones have it.
+    pub smt_enabled: bool,
+    /// Message broker of old agents; set, boot parameters get `rabbitmq`. Only needed in a fleet
+    /// with nodes that run the reference's agents.
+    pub amqp_host: Option<String>,
+    /// Port of the message broker.
+    pub amqp_port: u16,
+    /// User at the message broker.
+    pub amqp_user: String,
+    /// Password at the message broker.
+    pub amqp_password: String,
+}
+
+impl Default for BootConfig {
+    fn default() -> Self {
+        Self {
+            platforms_dir: None,
+            platforms: Vec::new(),
+            smt_enabled: true,
+            amqp_host: None,
+            amqp_port: 5672,
+            amqp_user: "guest".to_owned(),
+            amqp_password: "guest".to_owned(),
+        }
+    }
+}
+
+impl BootConfig {
+    fn settings(&self) -> BootSettings {
+        let Self { amqp_host, amqp_port, amqp_user, amqp_password, .. } = self;
+        let broker = |host: &String| format!("{amqp_user}:{amqp_password}:{host}:{amqp_port}");
+        BootSettings { smt_enabled: self.smt_enabled, rabbitmq: amqp_host.as_ref().map(broker) }
+    }
+}
+
+impl Check for BootConfig {
+    fn check(&self, problems: &mut Problems) {
+        for text in &self.platforms {
+            if let Err(problem) = text.parse::<RegisteredPlatform>() {
+                problems.add("platforms", format!("{text:?}: {problem}"));
+            }
+        }
+    }
+}
+
 /// Tasks.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
@@ -287,6 +346,7 @@ impl Check for Config {
         problems.within("blobs", |problems| self.blobs.check(problems));
         problems.within("roster", |problems| self.roster.check(problems));
         problems.within("agents", |problems| self.agents.check(problems));
+        problems.within("boot", |problems| self.boot.check(problems));
         problems.within("tasks", |problems| self.tasks.check(problems));
         problems.within("imgapi", |problems| self.imgapi.check(problems));
         problems.within("log", |problems| self.log.check(problems));
@@ -382,7 +442,7 @@ impl Config {
     #[must_use]
     pub fn app(&self, hostname: String) -> AppConfig {
         let ms = Duration::from_millis;
-        let Self { roster, agents, tasks, .. } = self;
+        let Self { roster, agents, boot, tasks, .. } = self;
         AppConfig {
             datacenter: self.datacenter.clone(),
             hostname,
@@ -401,6 +461,10 @@ impl Config {
             stream_timeout: ms(agents.stream_timeout_ms),
             imgapi_url: self.imgapi.url.as_deref().and_then(|url| url.parse().ok()),
             allow_command_execute: self.security.allow_command_execute,
+            // Checked when the configuration was read.
+            platforms: boot.platforms.iter().filter_map(|text| text.parse().ok()).collect(),
+            platforms_dir: boot.platforms_dir.clone(),
+            boot: boot.settings(),
             ..AppConfig::default()
         }
     }

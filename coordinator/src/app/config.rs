@@ -1,5 +1,6 @@
 //! What an [`App`](super::App) is told at its start.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use muster_shared::entropy::SharedEntropy;
 use muster_shared::threads::SharedThreads;
 use object_store::ObjectStore;
 
+use super::platforms::RegisteredPlatform;
 use crate::roster::Limits;
 use crate::store::SharedStore;
 
@@ -38,6 +40,27 @@ pub struct AppConfig {
     pub imgapi_url: Option<url::Url>,
     /// Whether `POST /servers/:uuid/execute` is allowed.
     pub allow_command_execute: bool,
+    /// Platforms beside those of the folder.
+    pub platforms: Vec<RegisteredPlatform>,
+    /// Folder of platform images.
+    pub platforms_dir: Option<PathBuf>,
+    /// What boot parameters get beside what is stored.
+    pub boot: BootSettings,
+}
+
+/// What boot parameters get beside what is stored.
+#[derive(Clone, Debug)]
+pub struct BootSettings {
+    /// `smt_enabled` of new servers, unless the default record says otherwise.
+    pub smt_enabled: bool,
+    /// `rabbitmq` as `user:password:host:port`, in a fleet with nodes that need it.
+    pub rabbitmq: Option<String>,
+}
+
+impl Default for BootSettings {
+    fn default() -> Self {
+        Self { smt_enabled: true, rabbitmq: None }
+    }
 }
 
 impl Default for AppConfig {
@@ -55,6 +78,9 @@ impl Default for AppConfig {
             stream_timeout: Duration::from_secs(10),
             imgapi_url: None,
             allow_command_execute: false,
+            platforms: Vec::new(),
+            platforms_dir: None,
+            boot: BootSettings::default(),
         }
     }
 }

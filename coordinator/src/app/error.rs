@@ -35,6 +35,18 @@ pub enum AppError {
     /// A request that can't be, whatever its parameters' types (CNAPI's InvalidArgument).
     #[error("{0}")]
     InvalidArgument(String),
+    /// As [`AppError::InvalidArgument`], where the reference answers 500.
+    #[error("{0}")]
+    RefusedArgument(String),
+    /// The folder of platforms can't be read.
+    #[error("list the platforms in {path}")]
+    Platforms {
+        /// The folder.
+        path: std::path::PathBuf,
+        /// The cause.
+        #[source]
+        source: std::io::Error,
+    },
     /// No server fits.
     #[error("No compute resources available: {reason}")]
     NoServer {

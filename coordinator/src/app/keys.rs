@@ -16,6 +16,7 @@ pub(crate) const TASKS: &str = "task/";
 pub(crate) const OPEN: &str = "open/";
 pub(crate) const MEMBERS: &str = "members/";
 pub(crate) const PLACES: &str = "place/";
+pub(crate) const BOOT_DEFAULT: &str = "boot/default";
 
 pub(crate) fn server(uuid: ServerUuid) -> String {
     format!("{SERVERS}{uuid}")

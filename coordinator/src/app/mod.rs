@@ -6,6 +6,7 @@
 
 mod agent_calls;
 mod allocate;
+pub mod boot;
 mod config;
 pub(crate) mod dataset_url;
 mod error;
@@ -14,6 +15,7 @@ pub mod fields;
 pub mod fleet;
 pub(crate) mod keys;
 mod place;
+pub mod platforms;
 pub(crate) mod recovery;
 mod servers;
 mod status;
@@ -39,7 +41,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub use config::{AppConfig, Parts};
+pub use config::{AppConfig, BootSettings, Parts};
 pub use error::AppError;
 pub use expected::Expected;
 pub use place::Placed;
@@ -160,6 +162,7 @@ impl App {
         self.load_fleet().await?;
         self.load_tasks().await?;
         self.load_promises().await?;
+        self.boot_found().await?;
         background::join(self).await?;
         background::start(self);
         tracing::info!(

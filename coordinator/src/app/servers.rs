@@ -87,6 +87,10 @@ impl App {
         let Some(record) = entry.record.as_ref().map(|held| &held.value) else { return view };
         for name in STORED.iter().filter(|name| extras.agents || **name != "agents") {
             if let Some(value) = record.get(*name) {
+                // Modules in a blob are only shown with the server alone.
+                if *name == "boot_modules" && value.is_object() {
+                    continue;
+                }
                 view.insert((*name).to_owned(), value.clone());
             }
         }
@@ -148,27 +152,44 @@ impl App {
         changes: &[(&str, Option<Value>)],
         expected: &Expected,
     ) -> Result<(), AppError> {
-        for _ in 0..ATTEMPTS {
-            let held = self.fleet.get(server).and_then(|entry| entry.record);
-            let held = held.ok_or(AppError::ServerNotFound(server))?;
-            expected.check(held.revision)?;
-            let mut record = (*held.value).clone();
+        let change = |record: &mut Map<String, Value>| {
             for (name, value) in changes {
                 match value {
                     Some(value) => drop(record.insert((*name).to_owned(), value.clone())),
                     None => drop(record.remove(*name)),
                 }
             }
+            Ok(())
+        };
+        self.server_change(server, expected, change).await.map(drop)
+    }
+
+    /// Changes a record and returns it as it was.
+    ///
+    /// # Errors
+    /// As [`App::server_update`]; what `change` returns.
+    pub(super) async fn server_change(
+        &self,
+        server: ServerUuid,
+        expected: &Expected,
+        change: impl Fn(&mut Map<String, Value>) -> Result<(), AppError>,
+    ) -> Result<Arc<Map<String, Value>>, AppError> {
+        for _ in 0..ATTEMPTS {
+            let held = self.fleet.get(server).and_then(|entry| entry.record);
+            let held = held.ok_or(AppError::ServerNotFound(server))?;
+            expected.check(held.revision)?;
+            let mut record = (*held.value).clone();
+            change(&mut record)?;
             if record == *held.value {
-                return Ok(());
+                return Ok(held.value);
             }
             let key = keys::server(server);
             let write = Write::put(key, Expect::At(held.revision), keys::encode(&record));
             match self.parts.store.commit(vec![write]).await {
                 Ok(revision) => {
-                    let held = Held { value: Arc::new(record), revision };
-                    self.fleet.update(server, |entry| entry.record = Some(held));
-                    return Ok(());
+                    let changed = Held { value: Arc::new(record), revision };
+                    self.fleet.update(server, |entry| entry.record = Some(changed));
+                    return Ok(held.value);
                 }
                 Err(error) if is_conflict(&error) => self.reload_server(server).await?,
                 Err(error) => return Err(error.into()),
@@ -221,7 +242,7 @@ impl App {
         server: ServerUuid,
         expected: &Expected,
     ) -> Result<(), AppError> {
-        self.server_erase(server, expected).await?;
+        let record = self.server_erase(server, expected).await?;
         let vms = self.fleet.remove(server);
         self.roster.lock().written(server, None);
         for batch in vms.chunks(crate::store::MAX_COMMIT_WRITES) {
@@ -229,12 +250,17 @@ impl App {
                 batch.iter().map(|vm| Write::delete(keys::vm(server, *vm), Expect::Any)).collect();
             self.parts.store.commit(writes).await?;
         }
+        self.boot_drop(&record).await;
         self.tasks_of_deleted(server).await;
         tracing::info!(server_uuid = %server, "server deleted");
         Ok(())
     }
 
-    async fn server_erase(&self, server: ServerUuid, expected: &Expected) -> Result<(), AppError> {
+    async fn server_erase(
+        &self,
+        server: ServerUuid,
+        expected: &Expected,
+    ) -> Result<Arc<Map<String, Value>>, AppError> {
         for _ in 0..ATTEMPTS {
             let held = self.fleet.get(server).and_then(|entry| entry.record);
             let held = held.ok_or(AppError::ServerNotFound(server))?;
@@ -245,7 +271,7 @@ impl App {
                 Write::delete(keys::roster(server), Expect::Any),
             ];
             match self.parts.store.commit(writes).await {
-                Ok(_) => return Ok(()),
+                Ok(_) => return Ok(held.value),
                 Err(error) if is_conflict(&error) => self.reload_server(server).await?,
                 Err(error) => return Err(error.into()),
             }

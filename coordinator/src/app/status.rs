@@ -108,7 +108,9 @@ impl App {
                 let uuid = server.to_string();
                 let now = self.parts.clock.wall();
                 let dc = &self.config.datacenter;
-                (fields::new_record(&uuid, dc, &document.sysinfo, now), true)
+                let mut record = fields::new_record(&uuid, dc, &document.sysinfo, now);
+                self.boot_inherit(&mut record).await?;
+                (record, true)
             }
         };
         let mut writes = Vec::new();

@@ -26,6 +26,7 @@ impl From<AppError> for ApiError {
                 errors.into_iter().map(|(field, text)| FieldError::new(field, text)).collect(),
             ),
             AppError::InvalidArgument(_) => Self::InvalidArgument(message),
+            AppError::RefusedArgument(_) => Self::RefusedArgument(message),
             AppError::NoServer { steps, volumes, .. } => {
                 let mut details = Map::new();
                 details.insert("steps".to_owned(), steps);
@@ -47,9 +48,10 @@ impl From<AppError> for ApiError {
             AppError::Changed => Self::PreconditionFailed(message),
             // Only what a client sent can make a record too large.
             AppError::Store(StoreError::TooLarge { .. }) => Self::TooLarge(message),
-            AppError::Store(_) | AppError::Blob { .. } | AppError::Corrupt { .. } => {
-                Self::internal(message, error)
-            }
+            AppError::Store(_)
+            | AppError::Blob { .. }
+            | AppError::Corrupt { .. }
+            | AppError::Platforms { .. } => Self::internal(message, error),
         }
     }
 }

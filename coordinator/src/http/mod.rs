@@ -8,6 +8,7 @@ mod agent_ws;
 mod allocate;
 mod app_error;
 mod ask;
+mod boot;
 mod conn;
 mod dispatch;
 mod docker;
@@ -86,6 +87,7 @@ fn table() -> Vec<Route> {
         fleet_vms::routes,
         agent_ws::routes,
         allocate::routes,
+        boot::routes,
         why::routes,
         not_implemented::routes,
     ];

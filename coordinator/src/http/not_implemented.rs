@@ -8,13 +8,6 @@ use super::error::ApiError;
 use super::route::Route;
 
 const OPERATIONS: &[(Method, &str, &str)] = &[
-    (Method::GET, "/platforms", "PlatformList"),
-    (Method::GET, "/boot/default", "BootParamsGetDefault"),
-    (Method::PUT, "/boot/default", "BootParamsSetDefault"),
-    (Method::POST, "/boot/default", "BootParamsUpdateDefault"),
-    (Method::GET, "/boot/:server_uuid", "BootParamsGet"),
-    (Method::PUT, "/boot/:server_uuid", "BootParamsSet"),
-    (Method::POST, "/boot/:server_uuid", "BootParamsUpdate"),
     (Method::PUT, "/servers/:server_uuid/setup", "ServerSetup"),
     (Method::PUT, "/servers/:server_uuid/factory-reset", "ServerFactoryReset"),
     (Method::POST, "/servers/:server_uuid/reboot", "ServerReboot"),

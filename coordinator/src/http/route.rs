@@ -261,7 +261,6 @@ impl Route {
     }
 
     /// The body's members may be this many bytes together.
-    #[allow(dead_code, reason = "routes to come need it")]
     pub(crate) fn body_limit(mut self, bytes: usize) -> Self {
         self.body = BodyRule::Params(bytes);
         self

@@ -201,22 +201,16 @@ async fn list(request: Request) -> Result<Response, ApiError> {
 
 async fn get(request: Request) -> Result<Response, ApiError> {
     let ServerRef::Server(server) = request.server_ref()? else {
-        return Response::json(default_record());
+        return Response::json(request.app.boot_default_record().await?);
     };
-    let view = request.app.server_get(server, Extras::ALL)?;
+    let mut view = request.app.server_get(server, Extras::ALL)?;
+    if let Some(modules) = request.app.boot_modules_of(server).await? {
+        view.insert("boot_modules".to_owned(), modules);
+    }
     let answer = Response::json(view)?;
     Ok(match request.app.server_version(server) {
         Some(version) => answer.etag(version),
         None => answer,
-    })
-}
-
-/// The record that new servers inherit from.
-fn default_record() -> Value {
-    json!({
-        "uuid": "default", "default_console": "serial", "serial": "ttyb", "boot_params": {},
-        "kernel_flags": {}, "boot_modules": [], "boot_platform": "", "status": "unknown",
-        "last_heartbeat": null, "score": 0,
     })
 }
 
@@ -236,6 +230,12 @@ async fn update(request: Request) -> Result<Response, ApiError> {
             "reservation_ratio" => changes.push(("reservation_ratio", Some(as_number(value)))),
             name => changes.push((name, Some(value.clone()))),
         }
+    }
+    if let Some(platform) = request.text("boot_platform")
+        && !request.app.platforms().await?.contains(platform)
+    {
+        let text = format!("failed to find given platform image, {platform}");
+        return Err(ApiError::RefusedArgument(text));
     }
     if let Some(value) = ratios {
         let set_up = request.app.server_get(server, Extras::default())?;

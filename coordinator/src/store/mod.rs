@@ -10,6 +10,7 @@
 //! | `vms/<server>/<vm>` | VM | a change of its state or identity |
 //! | `roster/<uuid>` | server | its roster authority, on a change of status |
 //! | `task/<id>`, `open/<server>/<id>` | task | creation, end |
+//! | `boot/default` | installation | operators: boot parameters of new servers |
 //! | `members/<instance>` | coordinator | its start; gone with its lease |
 
 #[cfg(test)]

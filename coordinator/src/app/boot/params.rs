@@ -1,0 +1,433 @@
+//! What a write of boot parameters asks for, how it changes a record, and how a record is shown.
+//! Pure. The default record and a server's record hold the same members under the same names.
+//!
+//! Source of the rules: sdc-cnapi lib/endpoints/bootparams.js as described by the CNAPI contract.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Map, Value, json};
+
+use crate::app::config::BootSettings;
+use crate::app::error::AppError;
+
+/// Largest decoded boot module, bytes.
+pub(super) const MAX_MODULE_BYTES: usize = 4096;
+/// Most bytes of kernel arguments and kernel flags together, as JSON; far above what a boot
+/// loader takes, and it leaves room for the other members of a record.
+pub(super) const MAX_PARAMS_BYTES: usize = 64 * 1024;
+
+/// What happens with members that a write does not name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// They are reset (`PUT`).
+    Replace,
+    /// They stay (`POST`); a `null` deletes.
+    Merge,
+}
+
+/// A write of boot parameters; `None`: not given.
+#[derive(Clone, Debug, Default)]
+pub struct BootChange {
+    /// Platform of the next boot; its existence is checked elsewhere.
+    pub platform: Option<String>,
+    /// Arguments of the kernel.
+    pub kernel_args: Option<Map<String, Value>>,
+    /// Switches of the kernel.
+    pub kernel_flags: Option<Map<String, Value>>,
+    /// Small files for the boot loader, as given.
+    pub boot_modules: Option<Vec<Value>>,
+    /// Console of the next boot; `Some(None)`: null.
+    pub default_console: Option<Option<String>>,
+    /// Serial device of the next boot; `Some(None)`: null.
+    pub serial: Option<Option<String>>,
+}
+
+/// Whose record is changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Whose {
+    /// The one that new servers inherit from.
+    Default,
+    /// A server's.
+    Server,
+}
+
+/// The default record of a new installation.
+pub(super) fn first_default(newest: Option<&str>) -> Map<String, Value> {
+    let mut record = members(json!({
+        "default_console": "serial", "serial": "ttyb", "boot_params": {}, "kernel_flags": {},
+        "boot_modules": [],
+    }));
+    if let Some(platform) = newest {
+        record.insert("boot_platform".to_owned(), json!(platform));
+    }
+    record
+}
+
+fn members(value: Value) -> Map<String, Value> {
+    match value {
+        Value::Object(members) => members,
+        _ => Map::new(),
+    }
+}
+
+/// Applies a write. `modules` is what the record keeps of the write's modules; `newest` is the
+/// platform of a server that a `PUT` names none for.
+///
+/// # Errors
+/// [`AppError::Invalid`]: the record would become too large.
+pub(super) fn apply(
+    record: &mut Map<String, Value>,
+    whose: Whose,
+    mode: Mode,
+    change: &BootChange,
+    modules: Option<&Value>,
+    newest: Option<&str>,
+) -> Result<(), AppError> {
+    let platform = match (&change.platform, mode, whose) {
+        (Some(platform), _, _) => Some(platform.as_str()),
+        (None, Mode::Replace, Whose::Server) => newest,
+        (None, _, _) => None,
+    };
+    if let Some(platform) = platform {
+        record.insert("boot_platform".to_owned(), json!(platform));
+    } else if mode == Mode::Replace && whose == Whose::Default {
+        record.remove("boot_platform");
+    }
+    set_map(record, "boot_params", mode, change.kernel_args.as_ref());
+    set_map(record, "kernel_flags", mode, change.kernel_flags.as_ref());
+    match (modules, mode) {
+        (Some(modules), _) => drop(record.insert("boot_modules".to_owned(), modules.clone())),
+        (None, Mode::Replace) => drop(record.insert("boot_modules".to_owned(), json!([]))),
+        (None, Mode::Merge) => {}
+    }
+    for (name, given) in [("default_console", &change.default_console), ("serial", &change.serial)]
+    {
+        match (given, mode, whose) {
+            (Some(Some(text)), _, _) => drop(record.insert(name.to_owned(), json!(text))),
+            (Some(None), Mode::Merge, Whose::Server) => {
+                record.insert(name.to_owned(), json!(""));
+            }
+            (None, Mode::Merge, _) => {}
+            (Some(None), _, _) | (None, Mode::Replace, _) => drop(record.remove(name)),
+        }
+    }
+    let size = |name: &str| record.get(name).map_or(0, |value| value.to_string().len());
+    if size("boot_params") + size("kernel_flags") > MAX_PARAMS_BYTES {
+        let text = format!("with kernel_flags over the limit of {MAX_PARAMS_BYTES} bytes");
+        return Err(AppError::invalid("kernel_args", text));
+    }
+    Ok(())
+}
+
+fn set_map(
+    record: &mut Map<String, Value>,
+    name: &str,
+    mode: Mode,
+    given: Option<&Map<String, Value>>,
+) {
+    let old = match (mode, given) {
+        (Mode::Merge, None) => return,
+        (Mode::Merge, Some(_)) => record.remove(name),
+        (Mode::Replace, _) => None,
+    };
+    let mut merged = old.map(members).unwrap_or_default();
+    for (key, value) in given.into_iter().flatten() {
+        if mode == Mode::Merge && value.is_null() {
+            merged.remove(key);
+        } else {
+            merged.insert(key.clone(), value.clone());
+        }
+    }
+    record.insert(name.to_owned(), Value::Object(merged));
+}
+
+/// The answer to `GET /boot/…`; `modules` as they are, wherever they are kept.
+pub(super) fn reply(
+    record: &Map<String, Value>,
+    whose: Whose,
+    modules: Option<Value>,
+    settings: &BootSettings,
+) -> Map<String, Value> {
+    let mut args = Map::new();
+    if whose == Whose::Server
+        && let Some(hostname) = record.get("hostname")
+    {
+        args.insert("hostname".to_owned(), hostname.clone());
+    }
+    if let Some(rabbitmq) = &settings.rabbitmq {
+        args.insert("rabbitmq".to_owned(), json!(rabbitmq));
+    }
+    for (name, value) in record.get("boot_params").and_then(Value::as_object).into_iter().flatten()
+    {
+        args.insert(name.clone(), value.clone());
+    }
+    if whose == Whose::Default {
+        args.entry("smt_enabled").or_insert_with(|| json!(settings.smt_enabled));
+    }
+    let flags = record.get("kernel_flags").cloned().unwrap_or_else(|| json!({}));
+    let modules = match whose {
+        Whose::Server => Some(modules.unwrap_or_else(|| json!([]))),
+        Whose::Default => modules,
+    };
+    let mut reply = Map::new();
+    for (name, value) in [
+        ("platform", record.get("boot_platform").cloned()),
+        ("kernel_args", Some(Value::Object(args))),
+        ("kernel_flags", Some(flags)),
+        ("boot_modules", modules),
+        ("default_console", record.get("default_console").cloned()),
+        ("serial", record.get("serial").cloned()),
+    ] {
+        if let Some(value) = value {
+            reply.insert(name.to_owned(), value);
+        }
+    }
+    reply
+}
+
+/// Lays over a new server's record what it inherits from the default record.
+pub(super) fn inherit(
+    record: &mut Map<String, Value>,
+    default: &Map<String, Value>,
+    settings: &BootSettings,
+) {
+    let reply = reply(default, Whose::Default, None, settings);
+    for (from, to) in [
+        ("kernel_args", "boot_params"),
+        ("platform", "boot_platform"),
+        ("kernel_flags", "kernel_flags"),
+        ("default_console", "default_console"),
+        ("serial", "serial"),
+    ] {
+        if let Some(value) = reply.get(from) {
+            record.insert(to.to_owned(), value.clone());
+        }
+    }
+}
+
+/// Checks modules and completes their `type`.
+///
+/// # Errors
+/// [`AppError::InvalidArgument`] with what is wrong with each bad one.
+pub(super) fn check_modules(given: &[Value]) -> Result<Vec<Value>, AppError> {
+    let mut modules = Vec::with_capacity(given.len());
+    let mut problems = Vec::new();
+    for module in given {
+        match check_module(module) {
+            Ok(module) => modules.push(module),
+            Err(problem) => problems.push(problem),
+        }
+    }
+    if problems.is_empty() {
+        return Ok(modules);
+    }
+    let text = format!("Values provided for boot_modules contain errors: {}", problems.join(",\n"));
+    Err(AppError::InvalidArgument(text))
+}
+
+fn check_module(module: &Value) -> Result<Value, String> {
+    let text = |name: &str| module.get(name).and_then(Value::as_str).unwrap_or_default();
+    let path = text("path");
+    match module.get("type") {
+        None => {}
+        Some(Value::String(kind)) if kind == "base64" => {}
+        Some(other) => {
+            let kind = other.as_str().map_or_else(|| other.to_string(), str::to_owned);
+            return Err(format!("Unsupported type {kind} for module '{path}'"));
+        }
+    }
+    let content = text("content");
+    if path.is_empty() || content.is_empty() {
+        return Err(format!("Unexpected format for boot_module: {module}"));
+    }
+    if !is_plain_path(path) {
+        return Err(format!(
+            "Invalid path for boot_module: '{path}' (path cannot contain '.' or '..')"
+        ));
+    }
+    let decoded = STANDARD.decode(content);
+    // Of a text that can't be decoded only its length says how much it would be.
+    let size = decoded.as_ref().map_or(content.len() / 4 * 3, Vec::len);
+    if size > MAX_MODULE_BYTES {
+        return Err(format!("Module '{path}' exceeds the maximum allowed size of 4KB"));
+    }
+    if decoded.is_err() {
+        return Err(format!("Contents for module '{path}' must be base64 encoded"));
+    }
+    let mut module = members(module.clone());
+    module.insert("type".to_owned(), json!("base64"));
+    Ok(Value::Object(module))
+}
+
+/// Whether path normalisation leaves a path as it is; `..` in front is refused as well, because
+/// it leads out of the folder that the modules are served from.
+fn is_plain_path(path: &str) -> bool {
+    let inner = path.strip_prefix('/').unwrap_or(path);
+    let inner = inner.strip_suffix('/').unwrap_or(inner);
+    inner.split('/').all(|part| !matches!(part, "" | "." | ".."))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn settings() -> BootSettings {
+        BootSettings { smt_enabled: true, rabbitmq: Some("guest:guest:10.0.0.1:5672".to_owned()) }
+    }
+
+    fn map(value: Value) -> Map<String, Value> {
+        members(value)
+    }
+
+    fn args(value: Value) -> BootChange {
+        BootChange { kernel_args: Some(map(value)), ..BootChange::default() }
+    }
+
+    #[test]
+    fn put_replaces_and_post_merges() {
+        let mut record = first_default(Some("20260101T000000Z"));
+        let put = args(json!({ "a": 1, "b": "x" }));
+        apply(&mut record, Whose::Server, Mode::Replace, &put, None, Some("20260202T000000Z"))
+            .unwrap();
+        assert_eq!(record["boot_params"], json!({ "a": 1, "b": "x" }));
+        assert_eq!(record["boot_platform"], "20260202T000000Z", "the newest when none is given");
+        assert!(!record.contains_key("serial"), "omitted is unset");
+        let post = BootChange {
+            serial: Some(None),
+            default_console: Some(Some("vga".to_owned())),
+            ..args(json!({ "a": null, "c": false }))
+        };
+        apply(&mut record, Whose::Server, Mode::Merge, &post, None, None).unwrap();
+        assert_eq!(record["boot_params"], json!({ "b": "x", "c": false }));
+        assert_eq!((&record["serial"], &record["default_console"]), (&json!(""), &json!("vga")));
+        assert_eq!(record["boot_platform"], "20260202T000000Z");
+    }
+
+    #[test]
+    fn the_default_record_loses_what_is_nulled_or_left_out() {
+        let mut record = first_default(Some("20260101T000000Z"));
+        let post = BootChange { serial: Some(None), ..BootChange::default() };
+        apply(&mut record, Whose::Default, Mode::Merge, &post, None, None).unwrap();
+        assert!(!record.contains_key("serial"));
+        assert_eq!(record["boot_modules"], json!([]));
+        let put = BootChange::default();
+        apply(&mut record, Whose::Default, Mode::Replace, &put, None, Some("x")).unwrap();
+        assert!(!record.contains_key("boot_platform"));
+        let flags =
+            BootChange { kernel_flags: Some(map(json!({ "-k": true }))), ..BootChange::default() };
+        apply(&mut record, Whose::Default, Mode::Merge, &flags, None, None).unwrap();
+        assert_eq!(record["kernel_flags"], json!({ "-k": true }));
+    }
+
+    #[test]
+    fn a_record_that_would_grow_too_large_is_refused() {
+        let mut record = first_default(None);
+        let large = args(json!({ "a": "x".repeat(MAX_PARAMS_BYTES / 2) }));
+        apply(&mut record, Whose::Default, Mode::Merge, &large, None, None).unwrap();
+        let more = args(json!({ "b": "x".repeat(MAX_PARAMS_BYTES / 2) }));
+        let refused = apply(&mut record, Whose::Default, Mode::Merge, &more, None, None);
+        assert!(matches!(refused, Err(AppError::Invalid(_))));
+    }
+
+    #[test]
+    fn replies_have_the_contract_s_members() {
+        let record = map(json!({
+            "hostname": "cn1", "boot_params": { "n": 1, "rabbitmq": "own" },
+            "boot_platform": "20260101T000000Z",
+        }));
+        let shown = reply(&record, Whose::Server, None, &settings());
+        assert_eq!(
+            Value::Object(shown).to_string(),
+            r#"{"platform":"20260101T000000Z","kernel_args":{"hostname":"cn1","rabbitmq":"own","n":1},"kernel_flags":{},"boot_modules":[]}"#
+        );
+        let shown = reply(&Map::new(), Whose::Default, None, &settings());
+        assert_eq!(
+            Value::Object(shown).to_string(),
+            r#"{"kernel_args":{"rabbitmq":"guest:guest:10.0.0.1:5672","smt_enabled":true},"kernel_flags":{}}"#
+        );
+    }
+
+    #[test]
+    fn a_new_server_inherits_all_but_the_modules() {
+        let default = map(json!({
+            "boot_params": { "smt_enabled": false, "a": "b" }, "kernel_flags": { "-d": true },
+            "boot_modules": [{}], "serial": "ttya", "boot_platform": "20260101T000000Z",
+        }));
+        let mut record = map(json!({ "default_console": "serial", "serial": "ttyb" }));
+        inherit(&mut record, &default, &BootSettings { rabbitmq: None, ..settings() });
+        assert_eq!(
+            Value::Object(record),
+            json!({
+                "default_console": "serial", "serial": "ttya",
+                "boot_params": { "smt_enabled": false, "a": "b" },
+                "boot_platform": "20260101T000000Z", "kernel_flags": { "-d": true },
+            })
+        );
+    }
+
+    #[track_caller]
+    fn check_refused(module: Value, problem: &str) {
+        let refused = check_modules(std::slice::from_ref(&module)).unwrap_err().to_string();
+        assert_eq!(
+            refused,
+            format!("Values provided for boot_modules contain errors: {problem}"),
+            "{module}"
+        );
+    }
+
+    #[test]
+    fn modules_are_checked_one_by_one() {
+        let good = json!({ "path": "etc/a..b/...c", "content": "aGVsbG8=" });
+        let checked = check_modules(std::slice::from_ref(&good)).unwrap();
+        assert_eq!(checked[0]["type"], "base64");
+        check_refused(
+            json!({ "path": "a", "content": "aGVsbG8=", "type": "hex" }),
+            "Unsupported type hex for module 'a'",
+        );
+        check_refused(json!({ "path": "a" }), r#"Unexpected format for boot_module: {"path":"a"}"#);
+        check_refused(json!(7), "Unexpected format for boot_module: 7");
+        for path in ["./x", "a/../b", "a//b", "..", "../x", "a/."] {
+            check_refused(
+                json!({ "path": path, "content": "aGVsbG8=" }),
+                &format!(
+                    "Invalid path for boot_module: '{path}' (path cannot contain '.' or '..')"
+                ),
+            );
+        }
+        check_refused(
+            json!({ "path": "a", "content": "not base64!" }),
+            "Contents for module 'a' must be base64 encoded",
+        );
+        check_refused(
+            json!({ "path": "a", "content": STANDARD.encode(vec![0; MAX_MODULE_BYTES + 1]) }),
+            "Module 'a' exceeds the maximum allowed size of 4KB",
+        );
+        let full = STANDARD.encode(vec![0; MAX_MODULE_BYTES]);
+        check_modules(&[json!({ "path": "a", "content": full })]).unwrap();
+        let both = check_modules(&[json!(1), good, json!(2)]).unwrap_err().to_string();
+        assert!(both.ends_with("boot_module: 1,\nUnexpected format for boot_module: 2"), "{both}");
+    }
+
+    proptest! {
+        /// Merging is what laying one object over another and dropping nulls is.
+        #[test]
+        fn merging_matches_a_naive_reading(
+            first in prop::collection::btree_map("[a-d]", 0..3i32, 0..4),
+            second in prop::collection::btree_map("[a-d]", prop::option::of(0..3i32), 0..4),
+        ) {
+            let mut record = first_default(None);
+            apply(&mut record, Whose::Server, Mode::Replace, &args(json!(first)), None, None)?;
+            apply(&mut record, Whose::Server, Mode::Merge, &args(json!(second)), None, None)?;
+            let mut naive = first;
+            for (key, value) in second {
+                match value {
+                    Some(value) => naive.insert(key, value),
+                    None => naive.remove(&key),
+                };
+            }
+            prop_assert_eq!(&record["boot_params"], &json!(naive));
+        }
+    }
+}
