@@ -254,9 +254,7 @@ fn check_module(module: &Value) -> Result<Value, String> {
     if decoded.is_err() {
         return Err(format!("Contents for module '{path}' must be base64 encoded"));
     }
-    let mut module = members(module.clone());
-    module.insert("type".to_owned(), json!("base64"));
-    Ok(Value::Object(module))
+    Ok(json!({ "path": path, "content": content, "type": "base64" }))
 }
 
 /// Whether path normalisation leaves a path as it is; `..` in front is refused as well, because
