@@ -7,6 +7,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use muster_shared::error_chain::Chain;
+use serde::ser::{Serialize, SerializeMap as _, Serializer};
 use serde_json::{Map, Value, json};
 
 use crate::allocate::{Capacity, Options, Order, allocate, capacity};
@@ -99,8 +101,7 @@ impl Default for Offline {
 #[derive(Debug)]
 pub struct Case {
     id: Value,
-    config: Arc<Config>,
-    snapshot: Arc<Snapshot>,
+    policy: Option<(Arc<Config>, Arc<Snapshot>)>,
     question: Question,
 }
 
@@ -108,7 +109,28 @@ pub struct Case {
 enum Question {
     Allocate(Box<Request>, Options),
     Capacity(Option<Vec<String>>),
-    Invalid(Vec<FieldError>),
+    Invalid(Refusal),
+}
+
+/// Why a case has no decision, in CNAPI's form of an error.
+#[derive(Debug, serde::Serialize)]
+struct Refusal {
+    code: &'static str,
+    message: String,
+    errors: Vec<FieldError>,
+}
+
+impl From<Vec<FieldError>> for Refusal {
+    fn from(errors: Vec<FieldError>) -> Self {
+        let message = "Request parameters failed validation".to_owned();
+        Self { code: "InvalidParameters", message, errors }
+    }
+}
+
+impl From<OfflineError> for Refusal {
+    fn from(error: OfflineError) -> Self {
+        Self { code: "InvalidCase", message: Chain(&error).to_string(), errors: Vec::new() }
+    }
 }
 
 /// A decided case.
@@ -122,7 +144,14 @@ pub struct Decision {
 enum Answer {
     Allocate(Box<Outcome>),
     Capacity(Capacity),
-    Invalid(Vec<FieldError>),
+    Invalid(Refusal),
+}
+
+/// The line that answers a case.
+#[derive(Debug)]
+pub struct Line<'a> {
+    decision: &'a Decision,
+    elapsed_us: Option<f64>,
 }
 
 fn object<'a>(line: &'a Value, name: &'static str) -> Result<&'a Map<String, Value>, OfflineError> {
@@ -153,7 +182,7 @@ impl Offline {
             "meta" => Ok(None),
             "config" => self.config(&line).map(|()| None),
             "dc" => self.datacentre(&line).map(|()| None),
-            "case" => self.case(&line).map(Some),
+            "case" => Ok(Some(self.case(&line))),
             other => Err(OfflineError::Type(other.to_owned())),
         }
     }
@@ -191,7 +220,20 @@ impl Offline {
         Ok(())
     }
 
-    fn case(&mut self, line: &Value) -> Result<Case, OfflineError> {
+    /// A case that can't be prepared is answered like a bad request, so that every case has its
+    /// line.
+    fn case(&mut self, line: &Value) -> Case {
+        let id = line.get("id").cloned().unwrap_or(Value::Null);
+        match self.prepare(line) {
+            Ok((policy, question)) => Case { id, policy: Some(policy), question },
+            Err(error) => Case { id, policy: None, question: Question::Invalid(error.into()) },
+        }
+    }
+
+    fn prepare(
+        &mut self,
+        line: &Value,
+    ) -> Result<((Arc<Config>, Arc<Snapshot>), Question), OfflineError> {
         let config = text(line, "config")?;
         let unknown =
             |kind: &'static str, id: &str| OfflineError::Unknown { kind, id: id.to_owned() };
@@ -199,28 +241,65 @@ impl Offline {
         let dc = text(line, "dc")?;
         let dc = self.datacentres.get_mut(dc).ok_or_else(|| unknown("dc", dc))?;
         let request = line.get("request").ok_or(OfflineError::Member("request"))?;
-        let body = object(request, "body")?;
-        let question = match text(line, "kind")? {
-            "capacity" => match parse_capacity(body) {
-                Ok(servers) => Question::Capacity(servers),
-                Err(errors) => Question::Invalid(errors),
-            },
-            _ => match Request::parse(body) {
-                Ok(request) => {
-                    let options = Options {
-                        order: Order::Arrival,
-                        only_ready: false,
-                        seed: line.get("seed").and_then(Value::as_u64).unwrap_or(0),
-                        recent: line.get("recent").map(Recent::from_json).unwrap_or_default(),
-                    };
-                    Question::Allocate(Box::new(request), options)
-                }
-                Err(errors) => Question::Invalid(errors),
-            },
-        };
-        let id = line.get("id").cloned().unwrap_or(Value::Null);
+        let question = question(line, request, object(request, "body")?);
         let snapshot = dc.snapshot(&config);
-        Ok(Case { id, config, snapshot, question })
+        Ok(((config, snapshot), question))
+    }
+
+    /// Takes one document `{servers, tickets?, config?, request}` in: `config` as a `config` line,
+    /// `request` as a case has it, or the body alone.
+    ///
+    /// # Errors
+    /// The document can't be used.
+    pub fn document(&mut self, text: &str) -> Result<Case, OfflineError> {
+        let mut whole: Value = serde_json::from_str(text).map_err(OfflineError::Json)?;
+        let document = whole.as_object_mut().ok_or(OfflineError::Member("servers"))?;
+        let mut config = document.remove("config").unwrap_or_else(|| json!({}));
+        if let Some(config) = config.as_object_mut() {
+            config.insert("id".to_owned(), json!(DOCUMENT));
+        }
+        self.config(&config)?;
+        let request = document.remove("request").ok_or(OfflineError::Member("request"))?;
+        let request = if request.get("body").is_some_and(Value::is_object) {
+            request
+        } else {
+            json!({ "body": request })
+        };
+        let mut case = document.clone();
+        case.retain(|name, _| matches!(name.as_str(), "id" | "kind" | "seed" | "recent"));
+        document.insert("id".to_owned(), json!(DOCUMENT));
+        self.datacentre(&whole)?;
+        case.insert("config".to_owned(), json!(DOCUMENT));
+        case.insert("dc".to_owned(), json!(DOCUMENT));
+        case.insert("request".to_owned(), request);
+        Ok(self.case(&Value::Object(case)))
+    }
+}
+
+/// The id of what a document brings.
+const DOCUMENT: &str = "document";
+
+fn question(line: &Value, request: &Value, body: &Map<String, Value>) -> Question {
+    let kind = line.get("kind").and_then(Value::as_str);
+    let path = request.get("path").and_then(Value::as_str);
+    if kind == Some("capacity") || (kind.is_none() && path == Some("/capacity")) {
+        return match parse_capacity(body) {
+            Ok(servers) => Question::Capacity(servers),
+            Err(errors) => Question::Invalid(errors.into()),
+        };
+    }
+    match Request::parse(body) {
+        Ok(request) => {
+            let seed = line.get("seed").or_else(|| body.get("seed")).and_then(Value::as_u64);
+            let options = Options {
+                order: Order::Arrival,
+                only_ready: false,
+                seed: seed.unwrap_or(0),
+                recent: line.get("recent").map(Recent::from_json).unwrap_or_default(),
+            };
+            Question::Allocate(Box::new(request), options)
+        }
+        Err(errors) => Question::Invalid(errors.into()),
     }
 }
 
@@ -228,15 +307,18 @@ impl Case {
     /// Decides; this is what is worth timing.
     #[must_use]
     pub fn decide(self) -> Decision {
-        let Self { id, config, snapshot, question } = self;
-        let answer = match question {
-            Question::Allocate(request, options) => {
+        let Self { id, policy, question } = self;
+        let answer = match (question, policy) {
+            (Question::Allocate(request, options), Some((config, snapshot))) => {
                 Answer::Allocate(Box::new(allocate(&snapshot, &request, &config, &options)))
             }
-            Question::Capacity(servers) => {
+            (Question::Capacity(servers), Some((config, snapshot))) => {
                 Answer::Capacity(capacity(&snapshot, servers.as_deref(), &config, false))
             }
-            Question::Invalid(errors) => Answer::Invalid(errors),
+            (Question::Invalid(refusal), _) => Answer::Invalid(refusal),
+            (Question::Allocate(..) | Question::Capacity(_), None) => {
+                Answer::Invalid(OfflineError::Member("config").into())
+            }
         };
         Decision { id, answer }
     }
@@ -245,34 +327,72 @@ impl Case {
 impl Decision {
     /// The answer's line; `elapsed_us` is added if given.
     #[must_use]
-    pub fn render(&self, elapsed_us: Option<f64>) -> Value {
-        let mut out = Map::new();
-        out.insert("id".to_owned(), self.id.clone());
-        match &self.answer {
+    pub fn line(&self, elapsed_us: Option<f64>) -> Line<'_> {
+        Line { decision: self, elapsed_us }
+    }
+}
+
+impl Serialize for Line<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("id", &self.decision.id)?;
+        match &self.decision.answer {
             Answer::Allocate(outcome) => {
                 let server = outcome.server.as_ref();
-                let uuid = server.map(|server| server.server_uuid.as_str());
-                out.insert("server".to_owned(), uuid.into());
-                let score = server.map_or(Value::Null, |server| num::json(server.score));
-                out.insert("score".to_owned(), score);
-                out.insert("steps".to_owned(), outcome.steps_json(Detail::Full));
+                map.serialize_entry("server", &server.map(|server| &server.server_uuid))?;
+                map.serialize_entry("score", &server.map(|server| num::json(server.score)))?;
+                map.serialize_entry("seed", &outcome.seed)?;
+                map.serialize_entry("steps", &outcome.steps(Detail::Full))?;
             }
             Answer::Capacity(capacity) => {
-                out.insert("capacities".to_owned(), capacity.capacities_json());
-                out.insert("errors".to_owned(), Value::Object(capacity.errors.clone()));
+                map.serialize_entry("capacities", &capacity.capacities_json())?;
+                map.serialize_entry("errors", &capacity.errors)?;
             }
-            Answer::Invalid(errors) => {
-                let error = json!({
-                    "code": "InvalidParameters",
-                    "message": "Request parameters failed validation",
-                    "errors": errors,
-                });
-                out.insert("error".to_owned(), error);
-            }
+            Answer::Invalid(refusal) => map.serialize_entry("error", refusal)?,
         }
-        if let Some(elapsed) = elapsed_us {
-            out.insert("elapsed_us".to_owned(), num::json(elapsed));
+        if let Some(elapsed) = self.elapsed_us {
+            map.serialize_entry("elapsed_us", &num::json(elapsed))?;
         }
-        Value::Object(out)
+        map.end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(case: Case) -> Value {
+        serde_json::to_value(case.decide().line(None)).expect("it is JSON")
+    }
+
+    #[test]
+    fn a_case_without_its_datacentre_is_answered_all_the_same() {
+        let mut offline = Offline::default();
+        let line = r#"{"type": "case", "id": 7, "config": "c", "dc": "d", "request": {}}"#;
+        let case = offline.line(line).expect("it is a line").expect("it is a case");
+        let answer = answer(case);
+        assert_eq!((&answer["id"], &answer["error"]["code"]), (&json!(7), &json!("InvalidCase")));
+        let message = answer["error"]["message"].as_str().expect("text");
+        assert!(message.contains("\"c\""), "{message}");
+    }
+
+    #[test]
+    fn a_document_has_all_in_one() {
+        let mut document = json!({
+            "servers": [{ "uuid": "564d69b1-a178-07f5-14f6-0be5c9ab1c9d", "setup": false }],
+            "tickets": [],
+            "request": {
+                "vm": { "vm_uuid": "f9627169-cdc9-4970-aebe-35a164cbbe0e", "ram": 512,
+                        "owner_uuid": "dea0834e-4747-4f77-aed4-b2a2737b59a8" },
+                "image": {}, "nic_tags": [],
+            },
+        });
+        let case = Offline::default().document(&document.to_string()).expect("it is good");
+        let got = answer(case);
+        assert_eq!((&got["server"], &got["score"]), (&Value::Null, &Value::Null));
+        assert_eq!(got["steps"][1]["step"], "Servers which have been setup");
+        document["config"] = json!({ "allocationDescription": ["pipe", "nope"] });
+        let refused = Offline::default().document(&document.to_string()).expect_err("it is bad");
+        assert!(Chain(&refused).to_string().ends_with("Unrecognized algorithm: nope"));
     }
 }

@@ -1,4 +1,4 @@
-//! `muster allocate`: where a machine would go.
+//! `muster allocate`: where a machine would go, by the coordinator or (`--offline`) by itself.
 
 use muster_shared::entropy::{Entropy as _, SeededEntropy};
 use serde_json::{Value, json};
@@ -6,13 +6,20 @@ use serde_json::{Value, json};
 use crate::client::Client;
 use crate::output::{Output, compact};
 use crate::vm_create::NOBODY;
-use crate::{CliError, pick};
+use crate::{CliError, allocate_offline, pick};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Nothing is reserved. Example:
-  muster allocate --ram 4096 --disk 40 --vcpus 2")]
+Nothing is reserved. Examples:
+  muster allocate --ram 4096 --disk 40 --vcpus 2
+  muster allocate --offline fleet.json
+      One document {servers, tickets, config?, request}; prints one line of JSON.
+  muster allocate --offline --jsonl --time < cases.jsonl
+      Lines of the types config, dc and case; prints one line of JSON per case.")]
 pub(crate) struct Args {
+    #[command(flatten)]
+    pub(crate) offline: allocate_offline::Args,
+
     /// Memory, MiB.
     #[arg(long, value_name = "MIB", default_value_t = 256)]
     ram: u64,
@@ -61,7 +68,7 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
         }
         body["servers"] = json!(uuids);
     }
-    let answered = client.post("/allocate", &body).await;
+    let answered = client.post("/allocate?reserve=false", &body).await;
     if let Err(CliError::Refused { steps, .. }) = &answered
         && !output.is_json()
     {

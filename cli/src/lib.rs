@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod allocate;
+mod allocate_offline;
 mod client;
 mod completion;
 mod console;
@@ -126,6 +127,11 @@ pub async fn run(args: Args) -> Result<(), CliError> {
     let output = Output::new(args.output);
     if let Command::Completion(args) = args.command {
         return completion::run(&args);
+    }
+    if let Command::Allocate(args) = &args.command
+        && args.offline.offline
+    {
+        return allocate_offline::run(&args.offline);
     }
     let client = Client::new(&args.connection)?;
     match args.command {
