@@ -6,8 +6,8 @@ use serde_json::{Map, Value, json};
 
 use crate::algorithms::{self, Algorithm};
 use crate::config::Config;
+use crate::explain::Notes;
 use crate::expr::Expr;
-use crate::num;
 use crate::outcome::{Choice, Outcome, Reasons, Step};
 use crate::recent::Recent;
 use crate::request::Request;
@@ -50,7 +50,30 @@ pub fn allocate(
     config: &Config,
     options: &Options,
 ) -> Outcome {
+    decide(snapshot, request, config, options, None).0
+}
+
+/// As [`allocate`], and what every algorithm made of every server: `{"<uuid>": [{"algorithm",
+/// "verdict": "kept"|"removed"|"scored", "compared"?, "delta"?, "score"?, "skipped"?}]}`.
+#[must_use]
+pub fn explain(
+    snapshot: &Arc<Snapshot>,
+    request: &Request,
+    config: &Config,
+    options: &Options,
+) -> (Outcome, Value) {
+    decide(snapshot, request, config, options, Some(Notes::default()))
+}
+
+fn decide(
+    snapshot: &Arc<Snapshot>,
+    request: &Request,
+    config: &Config,
+    options: &Options,
+    notes: Option<Notes>,
+) -> (Outcome, Value) {
     let mut run = Run::new(snapshot, request, config, &options.recent, options.seed);
+    run.notes = notes;
     run.list = Arc::new(candidates(snapshot, request.servers(), options, &mut run.rng));
     let mut steps =
         vec![Step { algorithm: None, remaining: Arc::clone(&run.list), reasons: Reasons::None }];
@@ -62,7 +85,9 @@ pub fn allocate(
         unreserved: (!matches!(run.left, Left::Unknown)).then(|| run.left(slot)),
         ratios: run.ratios(slot),
     });
-    Outcome { snapshot: Arc::clone(snapshot), server, steps, seed: options.seed }
+    let notes = run.notes.take();
+    let notes = notes.map_or(Value::Null, |notes| notes.into_json(&run, &steps[0].remaining));
+    (Outcome { snapshot: Arc::clone(snapshot), server, steps, seed: options.seed }, notes)
 }
 
 fn candidates(
@@ -116,7 +141,12 @@ fn evaluate(run: &mut Run<'_>, expr: &Expr, steps: &mut Vec<Step>) {
 }
 
 fn execute(run: &mut Run<'_>, algorithm: &'static Algorithm, steps: &mut Vec<Step>) {
+    let before = Arc::clone(&run.list);
     let reasons = (algorithm.run)(run);
+    if let Some(mut notes) = run.notes.take() {
+        notes.note(run, algorithm, &before, &reasons);
+        run.notes = Some(notes);
+    }
     steps.push(Step { algorithm: Some(algorithm), remaining: Arc::clone(&run.list), reasons });
 }
 
@@ -142,12 +172,7 @@ impl Capacity {
     /// `{"<uuid>": {"cpu": n, "ram": n, "disk": n}}`, as in the HTTP answer.
     #[must_use]
     pub fn capacities_json(&self) -> Value {
-        let entry = |(uuid, left): &(String, Unreserved)| {
-            let left = json!({
-                "cpu": num::json(left.cpu), "ram": num::json(left.ram), "disk": num::json(left.disk),
-            });
-            (uuid.clone(), left)
-        };
+        let entry = |(uuid, left): &(String, Unreserved)| (uuid.clone(), left.to_json());
         Value::Object(self.capacities.iter().map(entry).collect())
     }
 }

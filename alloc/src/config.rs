@@ -360,6 +360,27 @@ impl Config {
         })
     }
 
+    /// This policy with another expression or with some defaults changed.
+    ///
+    /// # Errors
+    /// As [`Config::new`].
+    pub fn changed(
+        &self,
+        expression: Option<&Value>,
+        changes: &Map<String, Value>,
+    ) -> Result<Self, ConfigError> {
+        let mut table = self.source["defaults"].as_object().cloned().unwrap_or_default();
+        table.extend(changes.iter().map(|(key, value)| (key.clone(), value.clone())));
+        let expression = expression.unwrap_or(&self.source["expression"]);
+        Self::new(expression, &Value::Object(table), self.host_os)
+    }
+
+    /// The members of a server's record that predicates look at.
+    pub(crate) fn predicate_members(&self) -> impl Iterator<Item = &str> {
+        let filters = self.owner_filters.iter().flatten();
+        filters.flat_map(|filter| filter.predicate.members())
+    }
+
     /// The whole policy as JSON, defaults filled in: what decides, for a decision's record.
     #[must_use]
     pub fn source(&self) -> &Value {

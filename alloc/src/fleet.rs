@@ -12,9 +12,10 @@ use serde_json::{Map, Value};
 use uuid::Uuid;
 
 use crate::config::{Config, RatioPolicy};
+use crate::fingerprint::server_id;
 use crate::persist::{Classes, ShardMap};
 use crate::promises::{Extra, Promised, Promises, Ticket};
-use crate::server::{Figures, Nics, Parsed, Platform, Server};
+use crate::server::{Nics, Parsed, Platform, Server};
 use crate::snapshot::{CHUNK, Chunk, Snapshot};
 use crate::vm::Vm;
 
@@ -24,7 +25,7 @@ use crate::vm::Vm;
 pub struct NoUuid;
 
 /// All servers, kept ready for requests.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Fleet {
     current: Snapshot,
     taken: Option<Arc<Snapshot>>,
@@ -92,6 +93,36 @@ impl Fleet {
     /// # Errors
     /// [`NoUuid`]; nothing was changed.
     pub fn upsert_server(&mut self, record: Arc<Map<String, Value>>) -> Result<(), NoUuid> {
+        let news = Arc::clone(&record);
+        self.take(record, &news)
+    }
+
+    /// Lays members over a server's record, those of `sysinfo` one by one; a new server if there
+    /// is none of this uuid.
+    ///
+    /// # Errors
+    /// [`NoUuid`]; nothing was changed.
+    pub(crate) fn overlay_server(&mut self, members: &Map<String, Value>) -> Result<(), NoUuid> {
+        let uuid = members.get("uuid").and_then(Value::as_str).ok_or(NoUuid)?;
+        let known = self.current.slot_of(uuid);
+        let mut record = known.map_or_else(Map::new, |slot| (*self.server(slot).record).clone());
+        for (name, value) in members {
+            match (record.get_mut(name), value) {
+                (Some(Value::Object(old)), Value::Object(new)) if name == "sysinfo" => {
+                    old.extend(new.iter().map(|(key, value)| (key.clone(), value.clone())));
+                }
+                _ => drop(record.insert(name.clone(), value.clone())),
+            }
+        }
+        self.take(Arc::new(record), members)
+    }
+
+    /// Takes over a record, of which `news` holds what reports bring.
+    fn take(
+        &mut self,
+        record: Arc<Map<String, Value>>,
+        news: &Map<String, Value>,
+    ) -> Result<(), NoUuid> {
         let uuid: Arc<str> = record.get("uuid").and_then(Value::as_str).ok_or(NoUuid)?.into();
         let slot = self.slot(&uuid);
         let mut server = match self.current.chunks[slot as usize / CHUNK].servers
@@ -99,22 +130,14 @@ impl Fleet {
             .as_ref()
         {
             Some(server) => Server::clone(server),
-            None => Server {
-                uuid,
-                record: Arc::clone(&record),
-                parsed: Arc::default(),
-                status: None,
-                figures: Figures::unknown(),
-                vms: Arc::default(),
-                promised: Arc::default(),
-            },
+            None => Server::new(uuid, Arc::clone(&record)),
         };
         server.parsed = Arc::new(Parsed::new(&record));
-        if let Some(status) = record.get("status").and_then(Value::as_str) {
+        if let Some(status) = news.get("status").and_then(Value::as_str) {
             server.status = Some(status.into());
         }
-        server.figures.read(&record);
-        let vms = record.get("vms").and_then(Value::as_object).map(|vms| {
+        server.figures.read(news);
+        let vms = news.get("vms").and_then(Value::as_object).map(|vms| {
             Arc::new(vms.iter().map(|(key, vm)| Arc::new(Vm::from_json(key, vm))).collect())
         });
         server.record = record;
@@ -125,6 +148,41 @@ impl Fleet {
             self.put(slot, server);
         }
         Ok(())
+    }
+
+    /// Takes in one server as it is, promises included.
+    pub(crate) fn insert(&mut self, server: Server) {
+        let slot = self.slot(&Arc::clone(&server.uuid));
+        self.put(slot, server);
+    }
+
+    /// Says on which server a VM is that several show.
+    pub(crate) fn set_home(&mut self, vm: Uuid, server_uuid: &str) {
+        if let Some(slot) = self.current.slot_of(server_uuid) {
+            self.current.vms.insert(vm, slot);
+            self.changed();
+        }
+    }
+
+    /// Adds a VM to a server, or replaces it there; no effect on an unknown server.
+    pub(crate) fn add_vm(&mut self, server_uuid: &str, vm: Vm) {
+        let Some(slot) = self.current.slot_of(server_uuid) else { return };
+        let server = self.server(slot);
+        let mut vms = server.vms.to_vec();
+        vms.retain(|known| known.uuid != vm.uuid);
+        vms.push(Arc::new(vm));
+        self.set_vms(slot, server, Arc::new(vms));
+    }
+
+    /// Removes a VM wherever it is, promised or seen.
+    pub(crate) fn remove_vm(&mut self, vm: Uuid) {
+        let touched = self.promises.forget(vm);
+        self.promises_changed(touched);
+        while let Some(slot) = self.current.vms.get(vm).copied() {
+            let server = self.server(slot);
+            let vms: Vec<_> = server.vms.iter().filter(|v| v.uuid != vm).cloned().collect();
+            self.set_vms(slot, server, Arc::new(vms));
+        }
     }
 
     /// Takes in a server's status, as the roster has it; no effect on an unknown server.
@@ -203,6 +261,20 @@ impl Fleet {
     /// counts twice. [`crate::Request::promise`] gives the figures.
     pub fn reserve(&mut self, vm: Uuid, server_uuid: &str, extra: Extra) {
         let touched = self.promises.reserve(vm, server_uuid, extra);
+        self.promises_changed(touched);
+    }
+
+    /// Reserves the same for several VMs on one server.
+    pub(crate) fn reserve_all(
+        &mut self,
+        vms: impl IntoIterator<Item = Uuid>,
+        server_uuid: &str,
+        extra: &Extra,
+    ) {
+        let mut touched = Vec::new();
+        for vm in vms {
+            touched.extend(self.promises.reserve(vm, server_uuid, extra.clone()));
+        }
         self.promises_changed(touched);
     }
 
@@ -292,6 +364,7 @@ impl Fleet {
         chunk.free_disk[i] = server.free_disk();
         chunk.platform_ms[i] = server.parsed.platform_ms;
         chunk.reboot_ms[i] = server.parsed.reboot_ms;
+        chunk.id[i] = server_id(&server.uuid);
         chunk.servers[i] = Some(Arc::new(server));
         self.changed();
     }

@@ -33,8 +33,13 @@
 mod algorithms;
 mod allocate;
 mod config;
+mod explain;
 mod expr;
+mod fingerprint;
+mod fit;
 mod fleet;
+mod least;
+mod least_change;
 pub mod num;
 pub mod offline;
 mod outcome;
@@ -47,6 +52,7 @@ mod render;
 mod request;
 mod rng;
 mod run;
+mod save;
 mod schema;
 mod score;
 mod server;
@@ -54,19 +60,24 @@ mod snapshot;
 mod time;
 mod validate;
 mod vm;
+mod what_if;
 
 pub use algorithms::names as algorithm_names;
-pub use allocate::{Capacity, Options, Order, allocate, capacity};
+pub use allocate::{Capacity, Options, Order, allocate, capacity, explain};
 pub use config::{
     Config, ConfigError, HostOs, RatioPolicy, Ratios, default_expression, default_table,
 };
 pub use expr::ExprError;
+pub use fit::{Fit, fit};
 pub use fleet::{Fleet, NoUuid};
+pub use least::{Suggestion, least_changes};
 pub use outcome::{Choice, Detail, Outcome, Step};
 pub use predicate::BadPredicate;
 pub use promises::{Extra, Ticket};
 pub use recent::{Recent, RecentServer, RecentVm};
 pub use render::Steps;
 pub use request::{FieldError, Request, parse_capacity};
+pub use save::Saved;
 pub use server::Unreserved;
 pub use snapshot::Snapshot;
+pub use what_if::WhatIf;

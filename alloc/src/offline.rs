@@ -97,11 +97,14 @@ impl Default for Offline {
     }
 }
 
+/// What a case is decided by and on.
+type Policy = (Arc<Config>, Arc<Snapshot>);
+
 /// A case ready to be decided.
 #[derive(Debug)]
 pub struct Case {
     id: Value,
-    policy: Option<(Arc<Config>, Arc<Snapshot>)>,
+    policy: Option<Policy>,
     question: Question,
 }
 
@@ -230,10 +233,7 @@ impl Offline {
         }
     }
 
-    fn prepare(
-        &mut self,
-        line: &Value,
-    ) -> Result<((Arc<Config>, Arc<Snapshot>), Question), OfflineError> {
+    fn prepare(&mut self, line: &Value) -> Result<(Policy, Question), OfflineError> {
         let config = text(line, "config")?;
         let unknown =
             |kind: &'static str, id: &str| OfflineError::Unknown { kind, id: id.to_owned() };

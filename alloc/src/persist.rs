@@ -64,7 +64,7 @@ impl<V: Clone> ShardMap<V> {
 
 /// Distinct values under small numbers, so that a request judges each value once and not once
 /// per server.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Classes<T> {
     items: Arc<Vec<Option<Arc<T>>>>,
     users: Vec<u32>,

@@ -84,6 +84,16 @@ impl Limit {
     }
 }
 
+impl Platform {
+    /// What limits are compared with, for an explanation.
+    pub(crate) fn figures(&self) -> Vec<(&'static str, Value)> {
+        vec![
+            ("sdc_version", Value::from(self.sdc_version.as_str())),
+            ("live_image", Value::from(self.live_image.as_str())),
+        ]
+    }
+}
+
 /// Keeps the servers within all limits; one that breaks several is told the first.
 pub(crate) fn filter(run: &mut Run<'_>, limits: &[Limit]) -> Reasons {
     if limits.is_empty() {

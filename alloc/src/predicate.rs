@@ -68,6 +68,13 @@ impl Predicate {
         if parser.at == text.len() { Ok(Self(node)) } else { Err(parser.unexpected()) }
     }
 
+    /// The members of `server` that it looks at.
+    pub(crate) fn members(&self) -> Vec<&str> {
+        let mut found = Vec::new();
+        self.0.collect(&mut found);
+        found
+    }
+
     /// Whether the predicate is truthy; `member` answers for the members of `server`.
     pub(crate) fn test<'a>(
         &'a self,
@@ -79,6 +86,18 @@ impl Predicate {
 }
 
 impl Node {
+    fn collect<'a>(&'a self, found: &mut Vec<&'a str>) {
+        match self {
+            Self::Literal(_) => {}
+            Self::Member(path) => found.extend(path.first().map(String::as_str)),
+            Self::Not(node) => node.collect(found),
+            Self::And(a, b) | Self::Or(a, b) | Self::Compare(_, a, b) => {
+                a.collect(found);
+                b.collect(found);
+            }
+        }
+    }
+
     fn eval<'a>(&'a self, member: &dyn Fn(&str) -> Operand<'a>) -> Result<Operand<'a>, EvalError> {
         Ok(match self {
             Self::Literal(value) => value.as_ref().map(Cow::Borrowed),

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use uuid::Uuid;
 
@@ -19,7 +20,7 @@ const KVM_OVERHEAD: f64 = 1024.0;
 const BHYVE_OVERHEAD: f64 = 1280.0;
 
 /// What a promised VM will take.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Extra {
     /// Its owner.
     pub owner_uuid: String,
@@ -99,14 +100,14 @@ impl Ticket {
 }
 
 /// Bytes that VMs will add to a server's disk figures.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct DiskPromise {
     pub(crate) zone_quota: f64,
     pub(crate) zvol: f64,
 }
 
 /// What is promised on one server.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Promised {
     /// The VMs: those of tickets, then those of reservations.
     pub(crate) vms: Vec<Arc<Vm>>,
@@ -230,6 +231,17 @@ impl Promises {
             }
         }
         vec![server]
+    }
+
+    /// Forgets all that is promised to a VM.
+    pub(crate) fn forget(&mut self, vm: Uuid) -> Vec<String> {
+        let mut touched = self.release(vm);
+        let of_vm = |ticket: &&Ticket| vm_of(ticket) == vm;
+        let tickets = self.tickets.values().flat_map(BTreeMap::values).filter(of_vm);
+        for ticket in tickets.map(|ticket| ticket.uuid.clone()).collect::<Vec<_>>() {
+            touched.extend(self.close(&ticket));
+        }
+        touched
     }
 
     /// The server a VM has room reserved on.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use crate::config::{Config, RatioPolicy, Ratios};
+use crate::explain::Notes;
 use crate::outcome::{Reason, Reasons};
 use crate::promises::DiskPromise;
 use crate::recent::Recent;
@@ -96,6 +97,8 @@ pub(crate) struct Run<'a> {
     pub(crate) extra: BTreeMap<u32, ExtraVms>,
     /// Reservations count even if the pipeline has no `calculate-ticketed-vms`.
     pub(crate) always_promised: bool,
+    /// What is taken down for an explanation, if somebody wants one.
+    pub(crate) notes: Option<Notes>,
 }
 
 impl<'a> Run<'a> {
@@ -123,6 +126,7 @@ impl<'a> Run<'a> {
             racks: None,
             extra: BTreeMap::new(),
             always_promised: true,
+            notes: None,
         }
     }
 

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use muster_shared::wire::status::{Diskinfo, Meminfo};
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
@@ -217,11 +218,35 @@ fn reboot_ms(record: &Map<String, Value>) -> f64 {
 }
 
 /// The sizes of a server, in the order of [`FIGURES`] and then the one that is not checked.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Figures {
+    #[serde(with = "perhaps")]
     values: [f64; FIGURES.len()],
     pub(crate) zone_quota_used: f64,
     faults: [Option<Arc<str>>; FIGURES.len()],
+}
+
+/// JSON has no NaN, which stands for a size that is no number.
+mod perhaps {
+    use serde::{Deserialize as _, Deserializer, Serializer};
+
+    use super::FIGURES;
+
+    type Values = [f64; FIGURES.len()];
+
+    pub(super) fn serialize<S: Serializer>(
+        values: &Values,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(values.iter().map(|x| x.is_finite().then_some(*x)))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Values, D::Error> {
+        let values = <[Option<f64>; FIGURES.len()]>::deserialize(deserializer)?;
+        Ok(values.map(|x| x.unwrap_or(f64::NAN)))
+    }
 }
 
 macro_rules! figures {
@@ -243,6 +268,9 @@ figures! {
     zvol_volsize 9
 }
 
+/// Places in [`FIGURES`] of what promises add to.
+const ZONE_QUOTA: usize = 7;
+const ZVOL_VOLSIZE: usize = 9;
 const ZONE_QUOTA_USED: &str = "disk_zone_quota_used_bytes";
 
 impl Figures {
@@ -305,6 +333,12 @@ impl Figures {
         self.faults[index].is_none().then(|| self.values[index])
     }
 
+    /// Counts bytes that promised VMs will take as taken.
+    fn take(&mut self, promised: DiskPromise) {
+        self.values[ZONE_QUOTA] += promised.zone_quota;
+        self.values[ZVOL_VOLSIZE] += promised.zvol;
+    }
+
     fn fault(&self) -> Option<&str> {
         self.faults.iter().flatten().next().map(AsRef::as_ref)
     }
@@ -335,6 +369,28 @@ pub(crate) struct Server {
 }
 
 impl Server {
+    /// A server of which only the record is known.
+    pub(crate) fn new(uuid: Arc<str>, record: Arc<Map<String, Value>>) -> Self {
+        Self {
+            uuid,
+            parsed: Arc::new(Parsed::new(&record)),
+            record,
+            status: None,
+            figures: Figures::unknown(),
+            vms: Arc::default(),
+            promised: Arc::default(),
+        }
+    }
+
+    /// The server as it will be once all that is promised on it is there.
+    pub(crate) fn settled(&self) -> Self {
+        let mut server = self.clone();
+        server.figures.take(self.promised.disk);
+        server.vms = Arc::new(self.vms.iter().chain(&self.promised.vms).cloned().collect());
+        server.promised = Arc::default();
+        server
+    }
+
     /// The VMs that `load-server-vms` counts.
     pub(crate) fn loaded(&self) -> impl Iterator<Item = &Vm> {
         self.vms.iter().map(AsRef::as_ref).filter(|vm| vm.is_loaded())

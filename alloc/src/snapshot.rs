@@ -28,6 +28,7 @@ pub(crate) struct Chunk {
     pub(crate) free_disk: [f64; CHUNK],
     pub(crate) platform_ms: [f64; CHUNK],
     pub(crate) reboot_ms: [f64; CHUNK],
+    pub(crate) id: [u64; CHUNK],
     pub(crate) servers: Vec<Option<Arc<Server>>>,
 }
 
@@ -42,6 +43,7 @@ impl Chunk {
             free_disk: [0.0; CHUNK],
             platform_ms: [f64::NAN; CHUNK],
             reboot_ms: [f64::NAN; CHUNK],
+            id: [0; CHUNK],
             servers: vec![None; CHUNK],
         }
     }
@@ -177,6 +179,13 @@ impl Snapshot {
     pub(crate) fn reboot_ms(&self, slot: u32) -> f64 {
         let (chunk, i) = self.chunk(slot);
         chunk.reboot_ms[i]
+    }
+
+    /// What stands for the server in a fingerprint.
+    #[inline]
+    pub(crate) fn id(&self, slot: u32) -> u64 {
+        let (chunk, i) = self.chunk(slot);
+        chunk.id[i]
     }
 
     /// The slots in use, in order.

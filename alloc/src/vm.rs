@@ -1,6 +1,7 @@
 //! A VM as the allocator sees it.
 
 use muster_shared::wire::status::VmReport;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
@@ -8,7 +9,7 @@ use crate::num::{num, some_truthy};
 use crate::schema;
 
 /// Hypervisor brands, as far as the arithmetic tells them apart.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Brand {
     Kvm,
     Bhyve,
@@ -39,7 +40,7 @@ impl Brand {
 }
 
 /// States, as far as they matter.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum State {
     /// Takes room: running, stopped, …
     #[default]
@@ -61,7 +62,7 @@ impl State {
 }
 
 /// One VM.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Vm {
     pub(crate) uuid: Uuid,
     pub(crate) owner: Uuid,

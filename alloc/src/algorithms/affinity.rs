@@ -16,6 +16,7 @@ pub(super) static AFFINITY: Algorithm = Algorithm {
     title: "Convert affinity to locality hints",
     kind: Kind::Set,
     run,
+    compares: None,
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

@@ -1,5 +1,7 @@
 //! `hard-filter-capness`: no mixing of VMs with and without a CPU cap.
 
+use serde_json::{Value, json};
+
 use super::{Algorithm, Kind};
 use crate::outcome::{Reason, Reasons};
 use crate::run::{Run, Verdict};
@@ -11,7 +13,14 @@ pub(super) static CAPNESS: Algorithm = Algorithm {
     title: "Servers which have same existence of cpu_cap as package",
     kind: Kind::Filter,
     run,
+    compares: Some(compares),
 };
+
+fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
+    let capped = run.vms(slot).filter(|vm| vm.cpu_cap.is_some()).count();
+    let all = run.vms(slot).count();
+    vec![("capped_vms", json!(capped)), ("uncapped_vms", json!(all - capped))]
+}
 
 fn run(run: &mut Run<'_>) -> Reasons {
     if !run.config.filter_capness {

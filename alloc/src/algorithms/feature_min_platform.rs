@@ -1,5 +1,7 @@
 //! `hard-filter-feature-min-platform`: servers on a platform that has the features the request uses.
 
+use serde_json::Value;
+
 use super::{Algorithm, Kind};
 use crate::outcome::Reasons;
 use crate::platform::{self, Limit};
@@ -10,7 +12,12 @@ pub(super) static FEATURE_MIN_PLATFORM: Algorithm = Algorithm {
     title: "Servers which meet various features' platform requirements",
     kind: Kind::Filter,
     run,
+    compares: Some(compares),
 };
+
+fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
+    run.snapshot.server(slot).parsed.platform.figures()
+}
 
 fn run(run: &mut Run<'_>) -> Reasons {
     let (vm, platforms) = (&run.request.vm, &run.config.platforms);

@@ -4,8 +4,13 @@ use super::{Algorithm, Kind};
 use crate::outcome::{Reason, Reasons};
 use crate::run::{Run, Verdict};
 
-pub(super) static FORCE_FAILURE: Algorithm =
-    Algorithm { name: "hard-filter-force-failure", title: "Forced failure", kind: Kind::Set, run };
+pub(super) static FORCE_FAILURE: Algorithm = Algorithm {
+    name: "hard-filter-force-failure",
+    title: "Forced failure",
+    kind: Kind::Set,
+    run,
+    compares: None,
+};
 
 fn run(run: &mut Run<'_>) -> Reasons {
     if !run.request.vm.force_failure {

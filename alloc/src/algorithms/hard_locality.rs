@@ -14,6 +14,7 @@ pub(super) static HARD_LOCALITY: Algorithm = Algorithm {
     title: "Servers with requested hard locality considered",
     kind: Kind::Set,
     run,
+    compares: None,
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

@@ -10,6 +10,7 @@ pub(super) static HEADNODE: Algorithm = Algorithm {
     title: "Servers which are not headnodes",
     kind: Kind::Filter,
     run,
+    compares: None,
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

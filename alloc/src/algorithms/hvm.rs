@@ -1,7 +1,9 @@
 //! `hard-filter-hvm`: servers that can run the hypervisor the VM needs.
 
+use serde_json::{Value, json};
+
 use super::{Algorithm, Kind};
-use crate::num::text;
+use crate::num::{json as number, text};
 use crate::outcome::{Reason, Reasons};
 use crate::run::{Run, Verdict};
 use crate::server::flag;
@@ -12,7 +14,18 @@ pub(super) static HVM: Algorithm = Algorithm {
     title: "Servers which are capable of requested virtualization",
     kind: Kind::Filter,
     run,
+    compares: Some(compares),
 };
+
+fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
+    let parsed = &run.snapshot.server(slot).parsed;
+    vec![
+        ("vcpus", json!(run.request.vm.vcpus)),
+        ("max_vcpus", number(parsed.bhyve_max_vcpus.min(parsed.cores))),
+        ("bhyve_capable", json!(run.snapshot.has(slot, flag::BHYVE_CAPABLE))),
+        ("hvm_api", json!(run.snapshot.has(slot, flag::HVM_API))),
+    ]
+}
 
 fn run(run: &mut Run<'_>) -> Reasons {
     let request = run.request;

@@ -10,6 +10,7 @@ pub(super) static INVALID_SERVERS: Algorithm = Algorithm {
     title: "Servers objects which are valid",
     kind: Kind::Filter,
     run,
+    compares: None,
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

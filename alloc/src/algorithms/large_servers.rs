@@ -12,6 +12,7 @@ pub(super) static LARGE_SERVERS: Algorithm = Algorithm {
     title: "Filter out the largest and most empty servers",
     kind: Kind::Set,
     run,
+    compares: None,
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

@@ -1,5 +1,7 @@
 //! `load-server-vms`: lets the later steps see the VMs of each server.
 
+use serde_json::{Value, json};
+
 use super::{Algorithm, Kind};
 use crate::outcome::Reasons;
 use crate::run::{Run, Vms};
@@ -9,7 +11,12 @@ pub(super) static LOAD_SERVER_VMS: Algorithm = Algorithm {
     title: "Load info about all VMs for each server",
     kind: Kind::Calculator,
     run,
+    compares: Some(compares),
 };
+
+fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
+    vec![("vms", json!(run.snapshot.server(slot).loaded().count()))]
+}
 
 fn run(run: &mut Run<'_>) -> Reasons {
     run.vms = run.vms.max(Vms::Loaded);

@@ -9,6 +9,7 @@ pub(super) static LOCALITY: Algorithm = Algorithm {
     title: "Calculate localities of owner's VMs",
     kind: Kind::Calculator,
     run,
+    compares: None,
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

@@ -1,7 +1,9 @@
 //! `hard-filter-min-cpu`: servers with enough CPU left.
 
+use serde_json::{Value, json};
+
 use super::{Algorithm, Kind, without_ratio};
-use crate::num::text;
+use crate::num::{json as number, text};
 use crate::outcome::{Reason, Reasons};
 use crate::platform::with_shared;
 use crate::run::{Run, Verdict};
@@ -11,7 +13,14 @@ pub(super) static MIN_CPU: Algorithm = Algorithm {
     title: "Servers with enough unreserved CPU",
     kind: Kind::Filter,
     run,
+    compares: Some(compares),
 };
+
+fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
+    let ratio = run.package.as_ref().and_then(|package| package.ratios.cpu);
+    let need = ratio.zip(run.cpu_cap).map(|(ratio, cap)| number(cap / ratio));
+    vec![("spare", number(run.left(slot).cpu)), ("need", json!(need))]
+}
 
 fn run(run: &mut Run<'_>) -> Reasons {
     if !run.config.filter_min_resources {

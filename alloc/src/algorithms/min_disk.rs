@@ -1,7 +1,9 @@
 //! `hard-filter-min-disk`: servers with enough disk left.
 
+use serde_json::{Value, json};
+
 use super::{Algorithm, Kind, without_ratio};
-use crate::num::text;
+use crate::num::{json as number, text};
 use crate::outcome::{Reason, Reasons};
 use crate::platform::with_shared;
 use crate::run::{Run, Verdict};
@@ -15,24 +17,40 @@ pub(super) static MIN_DISK: Algorithm = Algorithm {
     title: "Servers with enough unreserved disk",
     kind: Kind::Filter,
     run,
+    compares: Some(compares),
 };
+
+fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
+    let ratio = run.package.as_ref().and_then(|package| package.ratios.disk);
+    let need = ratio.zip(quota(run)).map(|(ratio, quota)| number(need_mib(run, quota, ratio)));
+    vec![("spare_mib", number(run.left(slot).disk)), ("need_mib", json!(need))]
+}
+
+/// The disk that VM or package ask for, MiB.
+fn quota(run: &Run<'_>) -> Option<f64> {
+    let own = run.request.vm.quota.map(|gib| gib * 1024.0);
+    own.or(run.package.as_ref().and_then(|package| package.quota))
+}
+
+/// What the VM takes of a server's disk under a ratio, MiB.
+fn need_mib(run: &Run<'_>, quota: f64, ratio: f64) -> f64 {
+    let image = &run.request.image;
+    let whole = run.request.vm.is_hvm() || image.kind == "zvol";
+    let disk = if whole { quota + image.image_size } else { (quota / ratio).ceil() };
+    disk + ((image.files_bytes / MIB).ceil() + SLACK_MIB)
+}
 
 fn run(run: &mut Run<'_>) -> Reasons {
     if !run.config.filter_min_resources {
         return Reasons::skip("Do not filter out based on unreserved disk");
     }
-    let (request, package) = (run.request, run.package.as_ref());
-    let own = request.vm.quota.map(|gib| gib * 1024.0);
-    let Some(quota) = own.or(package.and_then(|package| package.quota)) else {
+    let Some(quota) = quota(run) else {
         return Reasons::skip("Vm and pkg have no quota");
     };
-    let Some(ratio) = package.and_then(|package| package.ratios.disk) else {
+    let Some(ratio) = run.package.as_ref().and_then(|package| package.ratios.disk) else {
         return without_ratio(run, "disk", |ratios| ratios.disk);
     };
-    let image = &request.image;
-    let whole = request.vm.is_hvm() || image.kind == "zvol";
-    let disk = if whole { quota + image.image_size } else { (quota / ratio).ceil() };
-    let need = disk + ((image.files_bytes / MIB).ceil() + SLACK_MIB);
+    let need = need_mib(run, quota, ratio);
     let reasons = run.filter(|run, slot| {
         let spare = run.left(slot).disk;
         if spare >= need { Verdict::Keep } else { Verdict::Because(Reason::Spare(spare)) }

@@ -1,6 +1,9 @@
 //! `hard-filter-min-free-disk`: servers whose pool has room left, whatever is promised.
 
+use serde_json::{Value, json};
+
 use super::{Algorithm, Kind};
+use crate::num::json as number;
 use crate::outcome::{Reason, Reasons};
 use crate::platform::with_shared;
 use crate::run::{Run, Verdict};
@@ -10,7 +13,13 @@ pub(super) static MIN_FREE_DISK: Algorithm = Algorithm {
     title: "Servers with enough free disk",
     kind: Kind::Filter,
     run,
+    compares: Some(compares),
 };
+
+fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
+    let least = run.config.minimum_free_disk.as_ref().map(|(_, least)| number(*least));
+    vec![("free_mib", number(run.snapshot.free_disk(slot))), ("least_mib", json!(least))]
+}
 
 fn run(run: &mut Run<'_>) -> Reasons {
     let Some((text, least)) = &run.config.minimum_free_disk else {

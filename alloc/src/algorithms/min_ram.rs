@@ -1,7 +1,9 @@
 //! `hard-filter-min-ram`: servers with enough RAM left.
 
+use serde_json::{Value, json};
+
 use super::{Algorithm, Kind, without_ratio};
-use crate::num::{nonzero, text};
+use crate::num::{json as number, nonzero, text};
 use crate::outcome::{Reason, Reasons};
 use crate::platform::with_shared;
 use crate::run::{Run, Verdict};
@@ -11,20 +13,31 @@ pub(super) static MIN_RAM: Algorithm = Algorithm {
     title: "Servers with enough unreserved RAM",
     kind: Kind::Filter,
     run,
+    compares: Some(compares),
 };
+
+fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
+    let need = run.package.as_ref().and_then(|package| package.ratios.ram);
+    let need = need.map(|ratio| number(need_mib(run, ratio)));
+    vec![("spare_mib", number(run.left(slot).ram)), ("need_mib", json!(need))]
+}
+
+/// What the VM takes of a server's RAM under a ratio, MiB.
+fn need_mib(run: &Run<'_>, ratio: f64) -> f64 {
+    let vm = &run.request.vm;
+    let fallback = run.package.as_ref().and_then(|package| package.max_physical_memory);
+    let ram = nonzero(vm.ram).or(fallback).unwrap_or(f64::NAN);
+    if vm.is_hvm() { ram } else { ram / ratio }
+}
 
 fn run(run: &mut Run<'_>) -> Reasons {
     if !run.config.filter_min_resources {
         return Reasons::skip("Do not filter out based on minimum free RAM");
     }
-    let package = run.package.as_ref();
-    let Some(ratio) = package.and_then(|package| package.ratios.ram) else {
+    let Some(ratio) = run.package.as_ref().and_then(|package| package.ratios.ram) else {
         return without_ratio(run, "RAM", |ratios| ratios.ram);
     };
-    let vm = &run.request.vm;
-    let fallback = package.and_then(|package| package.max_physical_memory);
-    let ram = nonzero(vm.ram).or(fallback).unwrap_or(f64::NAN);
-    let need = if vm.is_hvm() { ram } else { ram / ratio };
+    let need = need_mib(run, ratio);
     let reasons = run.filter(|run, slot| {
         let spare = run.left(slot).ram;
         if spare >= need { Verdict::Keep } else { Verdict::Because(Reason::Spare(spare)) }

@@ -57,6 +57,8 @@ mod zpool_encryption;
 
 use std::fmt;
 
+use serde_json::Value;
+
 use crate::config::Ratios;
 use crate::num::text;
 use crate::outcome::{Reason, Reasons};
@@ -86,7 +88,12 @@ pub(crate) struct Algorithm {
     pub(crate) kind: Kind,
     /// Works on the servers that are left and says why it did what it did.
     pub(crate) run: fn(&mut Run<'_>) -> Reasons,
+    /// The figures by which it judges one server, for `?explain=full`; `None`: none worth saying.
+    pub(crate) compares: Option<Compares>,
 }
+
+/// Names and values that an algorithm compares on a server; of the request, too.
+pub(crate) type Compares = fn(&Run<'_>, u32) -> Vec<(&'static str, Value)>;
 
 impl fmt::Debug for Algorithm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -11,6 +11,7 @@ pub(super) static OS: Algorithm = Algorithm {
     title: "Servers which have the required OS",
     kind: Kind::Filter,
     run,
+    compares: None,
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

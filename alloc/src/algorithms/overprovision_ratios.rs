@@ -1,5 +1,7 @@
 //! `hard-filter-overprovision-ratios`: servers that overprovision as the package does.
 
+use serde_json::{Value, json};
+
 use super::{Algorithm, Kind};
 use crate::config::{RatioPolicy, Ratios};
 use crate::num::fix2;
@@ -11,7 +13,16 @@ pub(super) static OVERPROVISION_RATIOS: Algorithm = Algorithm {
     title: "Servers with same overprovision ratios as requested VM",
     kind: Kind::Filter,
     run,
+    compares: Some(compares),
 };
+
+fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
+    let has = run.ratios(slot);
+    let list =
+        |r: Ratios| json!({"cpu": r.cpu, "ram": r.ram, "disk": r.disk, "io": r.io, "net": r.net});
+    let package = run.package.as_ref().map(|package| list(package.ratios));
+    vec![("server", list(has)), ("package", json!(package))]
+}
 
 fn run(run: &mut Run<'_>) -> Reasons {
     let Some(package) = &run.package else { return Reasons::skip("No pkg provided") };

@@ -10,6 +10,7 @@ pub(super) static OVERRIDE_OVERPROVISIONING: Algorithm = Algorithm {
     title: "Force overprovisioning to fixed values",
     kind: Kind::Calculator,
     run,
+    compares: None,
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

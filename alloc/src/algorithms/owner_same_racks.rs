@@ -11,6 +11,7 @@ pub(super) static OWNER_SAME_RACKS: Algorithm = Algorithm {
     title: "Servers in racks containing none of an owner's zones",
     kind: Kind::Set,
     run,
+    compares: None,
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

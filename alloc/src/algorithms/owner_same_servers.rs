@@ -9,6 +9,7 @@ pub(super) static OWNER_SAME_SERVERS: Algorithm = Algorithm {
     title: "Servers which do not contain any of an owner's zones",
     kind: Kind::Filter,
     run,
+    compares: None,
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

@@ -17,6 +17,7 @@ pub(super) static OWNERS_SERVERS: Algorithm = Algorithm {
     title: "Filter CNs based on owner filters",
     kind: Kind::Set,
     run,
+    compares: None,
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

@@ -6,8 +6,13 @@ use super::{Algorithm, Kind};
 use crate::outcome::Reasons;
 use crate::run::Run;
 
-pub(super) static PICK_RANDOM: Algorithm =
-    Algorithm { name: "pick-random", title: "Random server", kind: Kind::Sorter, run };
+pub(super) static PICK_RANDOM: Algorithm = Algorithm {
+    name: "pick-random",
+    title: "Random server",
+    kind: Kind::Sorter,
+    run,
+    compares: None,
+};
 
 fn run(run: &mut Run<'_>) -> Reasons {
     if !run.list.is_empty() {

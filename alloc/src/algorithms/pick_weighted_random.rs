@@ -15,6 +15,7 @@ pub(super) static PICK_WEIGHTED_RANDOM: Algorithm = Algorithm {
     title: "Random weighted server",
     kind: Kind::Sorter,
     run,
+    compares: None,
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

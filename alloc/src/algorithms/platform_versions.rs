@@ -1,5 +1,7 @@
 //! `hard-filter-platform-versions`: servers on a platform that package and image allow.
 
+use serde_json::Value;
+
 use super::{Algorithm, Kind};
 use crate::outcome::Reasons;
 use crate::platform::{self, Limit};
@@ -10,7 +12,12 @@ pub(super) static PLATFORM_VERSIONS: Algorithm = Algorithm {
     title: "Servers which meet image manifest and package platform requirements",
     kind: Kind::Filter,
     run,
+    compares: Some(compares),
 };
+
+fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
+    run.snapshot.server(slot).parsed.platform.figures()
+}
 
 fn run(run: &mut Run<'_>) -> Reasons {
     let (image, package) = (&run.request.image, run.package.as_ref());

@@ -13,6 +13,7 @@ pub(super) static RECENT_VMS: Algorithm = Algorithm {
     title: "Add VMs which have been allocated to recently",
     kind: Kind::Calculator,
     run,
+    compares: None,
 };
 
 /// A VM is remembered for less than this.

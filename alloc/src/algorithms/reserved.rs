@@ -10,6 +10,7 @@ pub(super) static RESERVED: Algorithm = Algorithm {
     title: "Servers which are not reserved",
     kind: Kind::Filter,
     run,
+    compares: None,
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

@@ -10,6 +10,7 @@ pub(super) static RESERVOIR: Algorithm = Algorithm {
     title: "Servers which are not in the reservoir",
     kind: Kind::Filter,
     run,
+    compares: None,
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

@@ -1,5 +1,7 @@
 //! `hard-filter-running`: servers whose agent is heard.
 
+use serde_json::{Value, json};
+
 use super::{Algorithm, Kind};
 use crate::outcome::{Reason, Reasons};
 use crate::run::{Run, Verdict};
@@ -10,7 +12,12 @@ pub(super) static RUNNING: Algorithm = Algorithm {
     title: "Servers which are currently running",
     kind: Kind::Filter,
     run,
+    compares: Some(compares),
 };
+
+fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
+    vec![("status", json!(run.snapshot.server(slot).status.as_deref()))]
+}
 
 fn run(run: &mut Run<'_>) -> Reasons {
     run.filter(|run, slot| {

@@ -10,6 +10,7 @@ pub(super) static SCORE_CURRENT_PLATFORM: Algorithm = Algorithm {
     title: "Score servers running newer platforms more highly",
     kind: Kind::Scorer,
     run,
+    compares: None,
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

@@ -13,6 +13,7 @@ pub(super) static SCORE_NEXT_REBOOT: Algorithm = Algorithm {
     title: "Score servers that will not be rebooted soon more highly",
     kind: Kind::Scorer,
     run,
+    compares: None,
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

@@ -10,6 +10,7 @@ pub(super) static SCORE_NUM_OWNER_ZONES: Algorithm = Algorithm {
     title: "Score servers based on number of zones belonging to owner",
     kind: Kind::Scorer,
     run,
+    compares: None,
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

@@ -10,6 +10,7 @@ pub(super) static SCORE_UNIFORM_RANDOM: Algorithm = Algorithm {
     title: "Increase server scores randomly",
     kind: Kind::Scorer,
     run,
+    compares: None,
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

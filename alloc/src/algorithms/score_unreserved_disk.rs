@@ -10,6 +10,7 @@ pub(super) static SCORE_UNRESERVED_DISK: Algorithm = Algorithm {
     title: "Score servers based on unreserved disk",
     kind: Kind::Scorer,
     run,
+    compares: None,
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

@@ -1,6 +1,9 @@
 //! `calculate-server-unreserved`: what each server has left.
 
+use serde_json::Value;
+
 use super::{Algorithm, Kind};
+use crate::num::json as number;
 use crate::outcome::Reasons;
 use crate::run::Run;
 
@@ -9,7 +12,17 @@ pub(super) static SERVER_UNRESERVED: Algorithm = Algorithm {
     title: "Calculate unreserved resources on each server",
     kind: Kind::Calculator,
     run,
+    compares: Some(compares),
 };
+
+fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
+    let left = run.left(slot);
+    vec![
+        ("unreserved_cpu", number(left.cpu)),
+        ("unreserved_ram", number(left.ram)),
+        ("unreserved_disk", number(left.disk)),
+    ]
+}
 
 fn run(run: &mut Run<'_>) -> Reasons {
     run.compute_left();

@@ -10,6 +10,7 @@ pub(super) static SETUP: Algorithm = Algorithm {
     title: "Servers which have been setup",
     kind: Kind::Filter,
     run,
+    compares: None,
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

@@ -15,6 +15,7 @@ pub(super) static SOFT_LARGE_SERVERS: Algorithm = Algorithm {
     title: "Separate some servers as pool for large requests",
     kind: Kind::Set,
     run,
+    compares: None,
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

@@ -11,6 +11,7 @@ pub(super) static SOFT_LOCALITY: Algorithm = Algorithm {
     title: "Servers with requested soft locality considered",
     kind: Kind::Set,
     run,
+    compares: None,
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

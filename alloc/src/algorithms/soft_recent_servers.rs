@@ -10,6 +10,7 @@ pub(super) static SOFT_RECENT_SERVERS: Algorithm = Algorithm {
     title: "Servers which have not been allocated to recently",
     kind: Kind::Set,
     run,
+    compares: None,
 };
 
 /// A name found in sample expressions only.

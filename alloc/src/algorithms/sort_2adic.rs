@@ -7,8 +7,13 @@ use crate::num::trunc;
 use crate::outcome::Reasons;
 use crate::run::{Run, Verdict};
 
-pub(super) static SORT_2ADIC: Algorithm =
-    Algorithm { name: "sort-2adic", title: "Sort servers by 2adic", kind: Kind::Sorter, run };
+pub(super) static SORT_2ADIC: Algorithm = Algorithm {
+    name: "sort-2adic",
+    title: "Sort servers by 2adic",
+    kind: Kind::Sorter,
+    run,
+    compares: None,
+};
 
 fn run(run: &mut Run<'_>) -> Reasons {
     let want = run.request.vm.ram;

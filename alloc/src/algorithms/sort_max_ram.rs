@@ -11,6 +11,7 @@ pub(super) static SORT_MAX_RAM: Algorithm = Algorithm {
     title: "Sort servers by maximum unreserved RAM",
     kind: Kind::Sorter,
     run,
+    compares: None,
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

@@ -11,6 +11,7 @@ pub(super) static SORT_MIN_OWNER: Algorithm = Algorithm {
     title: "Sort servers by minimum zones belonging to owner",
     kind: Kind::Sorter,
     run,
+    compares: None,
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

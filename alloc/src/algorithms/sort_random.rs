@@ -6,8 +6,13 @@ use super::{Algorithm, Kind};
 use crate::outcome::Reasons;
 use crate::run::Run;
 
-pub(super) static SORT_RANDOM: Algorithm =
-    Algorithm { name: "sort-random", title: "Sort servers randomly", kind: Kind::Sorter, run };
+pub(super) static SORT_RANDOM: Algorithm = Algorithm {
+    name: "sort-random",
+    title: "Sort servers randomly",
+    kind: Kind::Sorter,
+    run,
+    compares: None,
+};
 
 fn run(run: &mut Run<'_>) -> Reasons {
     if run.spread() == Some("random") {

@@ -1,5 +1,7 @@
 //! `calculate-ticketed-vms`: lets the later steps see what is promised: tickets and reservations.
 
+use serde_json::{Value, json};
+
 use super::{Algorithm, Kind};
 use crate::outcome::Reasons;
 use crate::run::{Run, Vms};
@@ -10,7 +12,12 @@ pub(super) static TICKETED_VMS: Algorithm = Algorithm {
     title: "Add VMs which have open provisioning tickets",
     kind: Kind::Filter,
     run,
+    compares: Some(compares),
 };
+
+fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
+    vec![("promised_vms", json!(run.snapshot.server(slot).promised.vms.len()))]
+}
 
 fn run(run: &mut Run<'_>) -> Reasons {
     run.vms = Vms::Promised;

@@ -14,15 +14,16 @@ pub(super) static TRAITS: Algorithm = Algorithm {
     title: "Servers with correct traits",
     kind: Kind::Filter,
     run,
+    compares: Some(compares),
 };
 
+fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
+    let has = run.snapshot.server(slot).parsed.traits.clone().unwrap_or_default();
+    vec![("server", Value::Object(has)), ("wanted", Value::Object(wanted(run)))]
+}
+
 fn run(run: &mut Run<'_>) -> Reasons {
-    let vm = run.request.vm.traits.as_ref();
-    let base = vm.or(run.package.as_ref().and_then(|package| package.traits.as_ref()));
-    let mut wanted: Map<String, Value> = base.cloned().unwrap_or_default();
-    if let Some(image) = &run.request.image.traits {
-        wanted.extend(image.iter().map(|(key, value)| (key.clone(), value.clone())));
-    }
+    let wanted = wanted(run);
     if wanted.is_empty() {
         let reasons = run.filter(|run, slot| {
             if run.snapshot.has(slot, flag::TRAITS) {
@@ -54,6 +55,17 @@ fn run(run: &mut Run<'_>) -> Reasons {
     });
     let text = format!("Combined vm/pkg/img traits require {}", json_text(&wanted));
     with_shared(reasons, vec![text])
+}
+
+/// What VM or package ask for, overlaid by what the image does.
+fn wanted(run: &Run<'_>) -> Map<String, Value> {
+    let vm = run.request.vm.traits.as_ref();
+    let base = vm.or(run.package.as_ref().and_then(|package| package.traits.as_ref()));
+    let mut wanted: Map<String, Value> = base.cloned().unwrap_or_default();
+    if let Some(image) = &run.request.image.traits {
+        wanted.extend(image.iter().map(|(key, value)| (key.clone(), value.clone())));
+    }
+    wanted
 }
 
 fn mismatch(want: &Value, has: Option<&Value>) -> Option<&'static str> {

@@ -10,6 +10,7 @@ pub(super) static VIRTUAL_SERVERS: Algorithm = Algorithm {
     title: "Servers which are not virtual servers",
     kind: Kind::Filter,
     run,
+    compares: None,
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

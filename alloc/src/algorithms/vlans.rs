@@ -1,5 +1,7 @@
 //! `hard-filter-vlans`: servers with the NIC tags, on links that are up.
 
+use serde_json::{Value, json};
+
 use super::{Algorithm, Kind};
 use crate::outcome::{Reason, Reasons};
 use crate::platform::with_shared;
@@ -11,7 +13,18 @@ pub(super) static VLANS: Algorithm = Algorithm {
     title: "Servers supporting required NIC Tags",
     kind: Kind::Filter,
     run,
+    compares: Some(compares),
 };
+
+fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
+    let nics = &run.snapshot.server(slot).parsed.nics;
+    let offline: Vec<_> = nics.offline.keys().collect();
+    vec![
+        ("wanted", json!(run.request.vm.nic_groups)),
+        ("online", json!(nics.online)),
+        ("offline", json!(offline)),
+    ]
+}
 
 fn run(run: &mut Run<'_>) -> Reasons {
     let request = run.request;

@@ -1,7 +1,9 @@
 //! `hard-filter-vm-count`: servers that do not have too many VMs.
 
+use serde_json::{Value, json};
+
 use super::{Algorithm, Kind};
-use crate::num::text;
+use crate::num::{json as number, text};
 use crate::outcome::{Reason, Reasons};
 use crate::platform::with_shared;
 use crate::run::{Run, Verdict};
@@ -11,7 +13,12 @@ pub(super) static VM_COUNT: Algorithm = Algorithm {
     title: "Servers with more VMs than limit",
     kind: Kind::Filter,
     run,
+    compares: Some(compares),
 };
+
+fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
+    vec![("vms", json!(run.vm_count(slot))), ("limit", number(run.config.vm_limit))]
+}
 
 fn run(run: &mut Run<'_>) -> Reasons {
     let limit = run.config.vm_limit;

@@ -13,6 +13,7 @@ pub(super) static VOLUMES_FROM: Algorithm = Algorithm {
     title: "Servers containing VMs required for volumesfrom",
     kind: Kind::Set,
     run,
+    compares: None,
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

@@ -10,6 +10,7 @@ pub(super) static ZPOOL_ENCRYPTION: Algorithm = Algorithm {
     title: "Servers which are zpool encrypted",
     kind: Kind::Filter,
     run,
+    compares: None,
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

@@ -1,167 +1,13 @@
 //! What must hold for any fleet and any request.
 
+mod model;
+mod planning;
+
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
-use muster_alloc::{
-    Config, Detail, Extra, Fleet, HostOs, Options, Order, Outcome, Request, Ticket, allocate,
-};
-use muster_shared::ids::VmUuid;
-use muster_shared::wire::status::{Diskinfo, Meminfo, Report, VmIndex, VmReport, VmStatus};
+use model::*;
+use muster_alloc::{Detail, Fleet, Options, Ticket, allocate};
 use proptest::prelude::*;
-use serde_json::{Map, Value, json};
-use uuid::Uuid;
-
-const GIB: u64 = 1 << 30;
-const MIB: f64 = 1_048_576.0;
-
-fn server_uuid(n: u8) -> String {
-    Uuid::from_u128(0x5000 + u128::from(n)).to_string()
-}
-
-fn vm_uuid(n: u8) -> Uuid {
-    Uuid::from_u128(0x7000 + u128::from(n))
-}
-
-fn owner(n: u8) -> String {
-    Uuid::from_u128(0x9000 + u128::from(n % 3)).to_string()
-}
-
-/// A VM of the model: on which server, and what it takes.
-#[derive(Clone, Debug)]
-struct ModelVm {
-    id: u8,
-    owner: u8,
-    ram: u64,
-    up: bool,
-}
-
-/// A server of the model. `flaw` picks what is wrong with it, mostly nothing.
-#[derive(Clone, Debug)]
-struct ModelServer {
-    id: u8,
-    ram_gib: u64,
-    flaw: u8,
-    reboot: Option<u8>,
-    vms: Vec<ModelVm>,
-}
-
-fn vms() -> impl Strategy<Value = Vec<ModelVm>> {
-    let vm = (0..40u8, 0..3u8, 1..8u64, prop::bool::weighted(0.8));
-    let vm = vm.prop_map(|(id, owner, gib, up)| ModelVm { id, owner, ram: gib * 1024, up });
-    prop::collection::vec(vm, 0..5).prop_map(|vms| {
-        let by_id: BTreeMap<u8, ModelVm> = vms.into_iter().map(|vm| (vm.id, vm)).collect();
-        by_id.into_values().collect()
-    })
-}
-
-fn server() -> impl Strategy<Value = ModelServer> {
-    let parts = (0..12u8, 1..64u64, 0..20u8, prop::option::of(0..28u8), vms());
-    parts.prop_map(|(id, ram_gib, flaw, reboot, vms)| ModelServer {
-        id,
-        ram_gib,
-        flaw,
-        reboot,
-        vms,
-    })
-}
-
-fn servers() -> impl Strategy<Value = Vec<ModelServer>> {
-    prop::collection::vec(server(), 0..12).prop_map(|servers| {
-        let by_id: BTreeMap<u8, ModelServer> = servers.into_iter().map(|s| (s.id, s)).collect();
-        by_id.into_values().collect()
-    })
-}
-
-impl ModelServer {
-    fn record(&self) -> Map<String, Value> {
-        let (id, flaw) = (self.id, self.flaw);
-        let mut record = json!({
-            "uuid": server_uuid(id), "setup": flaw != 0, "reserved": flaw == 1,
-            "status": if flaw == 2 { "unknown" } else { "running" },
-            "headnode": flaw == 3, "reservoir": flaw == 4, "reservation_ratio": 0.15,
-            "current_platform": format!("202301{:02}T000000Z", id + 1),
-            "last_boot": "2022-01-01T00:00:00.000Z",
-            "traits": if flaw == 5 { json!({"ssd": true}) } else { json!({}) },
-            "sysinfo": {
-                "Live Image": "20230101T000000Z", "SDC Version": "7.0", "CPU Total Cores": 64,
-                "System Type": "Linux", "Zpool Encrypted": flaw == 6,
-                "Network Interfaces": {"net0": {
-                    "Link Status": if flaw == 7 { "down" } else { "up" }, "NIC Names": ["admin"],
-                }},
-            },
-        });
-        if let Some(day) = self.reboot {
-            record["next_reboot"] = json!(format!("2030-01-{:02}T00:00:00.000Z", day + 1));
-        }
-        if flaw == 8 {
-            record["reserved"] = json!("no");
-        }
-        record.as_object().expect("an object").clone()
-    }
-
-    fn report(&self) -> Report {
-        let vm = |vm: &ModelVm| {
-            let uuid = VmUuid(vm_uuid(vm.id));
-            let status = VmStatus {
-                uuid,
-                owner_uuid: owner(vm.owner),
-                brand: if vm.id.is_multiple_of(2) { "kvm" } else { "joyent" }.to_owned(),
-                cpu_cap: Some(100),
-                quota: Some(10),
-                max_physical_memory: vm.ram,
-                state: if vm.up { "running" } else { "provisioning" }.to_owned(),
-                zone_state: "running".to_owned(),
-                last_modified: String::new(),
-            };
-            (uuid, Some(VmReport { vm: status, index: VmIndex::default() }))
-        };
-        let total_bytes = self.ram_gib * GIB;
-        Report {
-            full: true,
-            vms: self.vms.iter().map(vm).collect(),
-            meminfo: Some(Meminfo { availrmem_bytes: GIB, arcsize_bytes: 0, total_bytes }),
-            diskinfo: Some(Diskinfo { pool_size_bytes: 4096 * GIB, ..Diskinfo::default() }),
-            ..Report::default()
-        }
-    }
-
-    fn add_to(&self, fleet: &mut Fleet) {
-        fleet.upsert_server(Arc::new(self.record())).expect("the record has a uuid");
-        fleet.apply_report(&server_uuid(self.id), &self.report());
-    }
-}
-
-fn config() -> Config {
-    Config::reference_default(HostOs::Any)
-}
-
-fn build(servers: &[ModelServer]) -> Fleet {
-    let mut fleet = Fleet::new(&config());
-    for server in servers {
-        server.add_to(&mut fleet);
-    }
-    fleet
-}
-
-fn request(ram: u64, owner_id: u8) -> Request {
-    let body = json!({
-        "vm": {"vm_uuid": Uuid::from_u128(1).to_string(), "owner_uuid": owner(owner_id),
-               "ram": ram, "brand": "kvm", "cpu_cap": 100, "quota": 10},
-        "image": {}, "package": {"max_physical_memory": ram, "cpu_cap": 100},
-        "nic_tags": ["admin"],
-    });
-    Request::parse(body.as_object().expect("an object")).expect("the request is good")
-}
-
-fn decide(fleet: &mut Fleet, request: &Request) -> Outcome {
-    let options = Options { order: Order::Uuid, seed: 5, ..Options::default() };
-    allocate(&fleet.snapshot(), request, &config(), &options)
-}
-
-fn winner(outcome: &Outcome) -> Option<&str> {
-    outcome.server.as_ref().map(|server| server.server_uuid.as_str())
-}
 
 /// What a server has left by the plainest arithmetic, MiB.
 fn naive_left(server: &ModelServer) -> f64 {
@@ -193,17 +39,6 @@ fn event() -> impl Strategy<Value = Event> {
             .prop_map(|(t, vm, s, gib)| Event::Open(t, vm, s, gib)),
         1 => (0..4u8).prop_map(Event::Close),
     ]
-}
-
-fn extra(vm: u8, gib: u64) -> Extra {
-    Extra {
-        owner_uuid: owner(vm),
-        max_physical_memory: f64::from(u32::try_from(gib * 1024).expect("small")),
-        cpu_cap: Some(100.0),
-        quota: 10.0,
-        brand: "kvm".to_owned(),
-        disks_mib: 10_240.0,
-    }
 }
 
 fn ticket(number: u8, vm: u8, server: u8, gib: Option<u64>) -> Ticket {

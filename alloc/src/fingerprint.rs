@@ -1,0 +1,102 @@
+//! A decision in 64 bits: two outcomes with the same fingerprint have the same steps, verdicts
+//! and scores. Independent of the process and of the places servers have in a snapshot.
+
+use uuid::Uuid;
+
+use crate::outcome::{Deltas, Outcome, Reason, Reasons};
+
+/// Mixes one number into a hash.
+fn mix(hash: u64, x: u64) -> u64 {
+    let z = (hash ^ x).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z ^ (z >> 32)
+}
+
+fn mix_text(hash: u64, text: &str) -> u64 {
+    let mut hash = mix(hash, text.len() as u64);
+    for chunk in text.as_bytes().chunks(8) {
+        let mut bytes = [0; 8];
+        bytes[..chunk.len()].copy_from_slice(chunk);
+        hash = mix(hash, u64::from_le_bytes(bytes));
+    }
+    hash
+}
+
+/// What stands for a server in a fingerprint.
+pub(crate) fn server_id(uuid: &str) -> u64 {
+    match Uuid::parse_str(uuid) {
+        Ok(uuid) => {
+            let (high, low) = uuid.as_u64_pair();
+            mix(high, low)
+        }
+        Err(_) => mix_text(0, uuid),
+    }
+}
+
+impl Outcome {
+    /// The decision's fingerprint.
+    #[must_use]
+    pub fn fingerprint(&self) -> u64 {
+        let mut hash = 0;
+        let mut last = None;
+        for step in &self.steps {
+            hash = mix_text(hash, step.title());
+            let list = step.remaining.as_ptr();
+            if last != Some(list) {
+                hash = self.mix_slots(hash, &step.remaining);
+                last = Some(list);
+            }
+            hash = self.mix_reasons(hash, &step.reasons);
+        }
+        match &self.server {
+            None => mix(hash, 0),
+            Some(choice) => mix(mix_text(hash, &choice.server_uuid), choice.score.to_bits()),
+        }
+    }
+
+    fn mix_slots(&self, hash: u64, slots: &[u32]) -> u64 {
+        let start = mix(hash, slots.len() as u64);
+        slots.iter().fold(start, |hash, slot| mix(hash, self.snapshot.id(*slot)))
+    }
+
+    fn mix_reasons(&self, hash: u64, reasons: &Reasons) -> u64 {
+        match reasons {
+            Reasons::None => mix(hash, 1),
+            Reasons::Skip(text) => mix_text(mix(hash, 2), text),
+            Reasons::Loaded => mix(hash, 3),
+            Reasons::Scored(scored) => {
+                let mut hash = self.mix_slots(mix(hash, 4), &scored.order);
+                hash = match &scored.deltas {
+                    Deltas::Linear(weight) => mix(hash, weight.to_bits()),
+                    Deltas::Each(all) => all.iter().fold(hash, |hash, x| mix(hash, x.to_bits())),
+                };
+                let zones = scored.zones.iter().flatten();
+                zones.fold(hash, |hash, n| mix(hash, u64::from(*n)))
+            }
+            Reasons::Each { each, shared, all } => {
+                let mut hash = shared.iter().chain(all).fold(mix(hash, 5), |h, t| mix_text(h, t));
+                for (slot, reason) in each {
+                    hash = mix_reason(mix(hash, self.snapshot.id(*slot)), reason);
+                }
+                hash
+            }
+        }
+    }
+}
+
+fn mix_reason(hash: u64, reason: &Reason) -> u64 {
+    match reason {
+        Reason::Text(text) => mix_text(mix(hash, 1), text),
+        Reason::Shared(n) => mix(mix(hash, 2), u64::from(*n)),
+        Reason::Owned(text) => mix_text(mix(hash, 3), text),
+        Reason::Status => mix(hash, 4),
+        Reason::Fault => mix(hash, 5),
+        Reason::Traits => mix(hash, 6),
+        Reason::VmCount(n) => mix(mix(hash, 7), u64::from(*n)),
+        Reason::Capness(vm, capped) => {
+            let (high, low) = vm.as_u64_pair();
+            mix(mix(mix(hash, 8 + u64::from(*capped)), high), low)
+        }
+        Reason::Spare(x) => mix(mix(hash, 10), x.to_bits()),
+        Reason::Count(n) => mix(mix(hash, 11), u64::from(*n)),
+    }
+}

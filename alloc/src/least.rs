@@ -1,0 +1,337 @@
+//! For a request that no server can take: the least changes of fleet, policy or request that
+//! would make it fit.
+//!
+//! Every suggestion is tried before it is made: the same request succeeds with it, and fails when
+//! any part of it is left out or any figure in it is one smaller. How algorithms judge is known
+//! here only as far as to guess what could help.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use crate::allocate::{Options, Order, allocate};
+use crate::config::Config;
+use crate::fit::alone;
+use crate::fleet::Fleet;
+use crate::least_change::{Change, relaxations, remedies};
+use crate::outcome::{Outcome, Reason, Reasons};
+use crate::request::Request;
+use crate::server::Server;
+use crate::snapshot::Snapshot;
+use crate::what_if::WhatIf;
+
+/// Servers that are looked at closely.
+const MAX_SERVERS: usize = 8;
+/// Parts of one suggestion.
+const MAX_CHANGES: usize = 6;
+/// Suggestions in an answer.
+const MAX_SUGGESTIONS: usize = 12;
+/// Relaxations of the request of which pairs are tried.
+const MAX_PAIRED: usize = 10;
+/// Largest figure that is tried: far more than any machine has.
+const MAX_AMOUNT: u64 = 1 << 32;
+
+/// Changes that together make the request fit.
+#[derive(Clone, Debug, Serialize)]
+pub struct Suggestion {
+    /// For people.
+    pub text: String,
+    /// How many servers the request could then use.
+    pub servers: usize,
+    /// The changes of fleet and policy in the form of [`WhatIf::parse`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub what_if: Option<Value>,
+    /// The members of the request's body that change, as they would have to be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request: Option<Value>,
+    #[serde(skip)]
+    changes: usize,
+}
+
+/// Suggests for a request body that was refused; empty if nothing helps, or if it fits.
+#[must_use]
+pub fn least_changes(
+    fleet: &Fleet,
+    body: &Map<String, Value>,
+    config: &Config,
+    options: &Options,
+) -> Vec<Suggestion> {
+    let Ok(request) = Request::parse(body) else { return Vec::new() };
+    let snapshot = fleet.clone().snapshot();
+    let refused = allocate(&snapshot, &request, config, options);
+    if refused.server.is_some() {
+        return Vec::new();
+    }
+    let search = Search { fleet, body, config, options };
+    let mut found = search.of_request();
+    for slot in promising(&snapshot, &request, &refused) {
+        found.extend(search.of_server(snapshot.server(slot)));
+    }
+    let least = found.iter().map(|suggestion| suggestion.changes).min().unwrap_or(0);
+    found.retain(|suggestion| suggestion.changes == least);
+    found.truncate(MAX_SUGGESTIONS);
+    found
+}
+
+/// The servers that came furthest, those with most room first.
+fn promising(snapshot: &Snapshot, request: &Request, refused: &Outcome) -> Vec<u32> {
+    let mut chosen: Vec<u32> = Vec::new();
+    for pair in refused.steps.windows(2).rev() {
+        let left: BTreeSet<u32> = pair[1].remaining.iter().copied().collect();
+        let mut gone: Vec<(f64, u32)> = pair[0]
+            .remaining
+            .iter()
+            .filter(|slot| !left.contains(slot))
+            .map(|slot| (spare(&pair[1].reasons, *slot), *slot))
+            .collect();
+        gone.sort_by(|a, b| b.0.total_cmp(&a.0));
+        chosen.extend(gone.into_iter().map(|(_, slot)| slot));
+        if chosen.len() >= MAX_SERVERS {
+            break;
+        }
+    }
+    if chosen.is_empty() {
+        // None was even looked at: none is ready.
+        let wanted = |slot: &u32| {
+            let uuid = snapshot.server(*slot).uuid.as_ref();
+            request.servers().is_none_or(|only| only.iter().any(|o| o.eq_ignore_ascii_case(uuid)))
+        };
+        chosen.extend(snapshot.slots().filter(wanted).take(MAX_SERVERS));
+    }
+    chosen.truncate(MAX_SERVERS);
+    chosen
+}
+
+fn spare(reasons: &Reasons, slot: u32) -> f64 {
+    let Reasons::Each { each, .. } = reasons else { return 0.0 };
+    let of = each.iter().find(|(of, _)| *of == slot);
+    match of {
+        Some((_, Reason::Spare(spare))) => *spare,
+        _ => 0.0,
+    }
+}
+
+/// Where a set of changes is tried.
+#[derive(Clone, Copy)]
+enum Place<'a> {
+    /// On the whole fleet.
+    Fleet,
+    /// On one server by itself, which is quick.
+    Alone(&'a Server),
+}
+
+struct Search<'a> {
+    fleet: &'a Fleet,
+    body: &'a Map<String, Value>,
+    config: &'a Config,
+    options: &'a Options,
+}
+
+impl Search<'_> {
+    fn run(&self, changes: &[Change], place: Place<'_>) -> Option<Outcome> {
+        let mut body = self.body.clone();
+        for change in changes {
+            change.patch(&mut body);
+        }
+        let request = Request::parse(&body).ok()?;
+        let what_if = WhatIf::parse(&what_if(changes)?).ok()?;
+        let policy = what_if.policy(self.config).ok()?;
+        let config = policy.as_ref().unwrap_or(self.config);
+        let (mut fleet, order) = match place {
+            Place::Fleet => (self.fleet.clone(), self.options.order),
+            Place::Alone(server) => (alone(server, config), Order::Arrival),
+        };
+        what_if.apply(&mut fleet);
+        let options = Options { order, ..self.options.clone() };
+        Some(allocate(&fleet.snapshot(), &request, config, &options))
+    }
+
+    /// How many servers the request can use with the changes; `None` if it fails.
+    fn works(&self, changes: &[Change], place: Place<'_>) -> Option<usize> {
+        let outcome = self.run(changes, place)?;
+        outcome.server.as_ref()?;
+        Some(outcome.steps.last().map_or(0, |step| step.remaining.len()))
+    }
+
+    /// Leaves out what is needless and makes figures as small as can be.
+    fn minimize(&self, mut changes: Vec<Change>, place: Place<'_>) -> Option<Vec<Change>> {
+        self.works(&changes, place)?;
+        let mut at = 0;
+        while at < changes.len() {
+            let mut fewer = changes.clone();
+            fewer.remove(at);
+            if self.works(&fewer, place).is_some() { changes = fewer } else { at += 1 }
+        }
+        for at in 0..changes.len() {
+            let Some(mut enough) = changes[at].amount() else { continue };
+            let mut too_little = 0;
+            while enough - too_little > 1 {
+                let middle = too_little.midpoint(enough);
+                changes[at] = changes[at].with_amount(middle);
+                let works = self.works(&changes, place).is_some();
+                if works { enough = middle } else { too_little = middle }
+            }
+            changes[at] = changes[at].with_amount(enough);
+        }
+        Some(changes)
+    }
+
+    /// The suggestion, if it holds on the whole fleet.
+    fn checked(&self, changes: &[Change]) -> Option<Suggestion> {
+        let servers = self.works(changes, Place::Fleet)?;
+        for at in 0..changes.len() {
+            let mut less = changes.to_vec();
+            match changes[at].amount() {
+                Some(amount) if amount > 1 => less[at] = changes[at].with_amount(amount - 1),
+                _ => drop(less.remove(at)),
+            }
+            if self.works(&less, Place::Fleet).is_some() {
+                return None;
+            }
+        }
+        let texts: Vec<String> = changes.iter().map(Change::text).collect();
+        let what_if = what_if(changes)?;
+        let mut body = self.body.clone();
+        for change in changes {
+            change.patch(&mut body);
+        }
+        body.retain(|name, value| self.body.get(name) != Some(value));
+        // A member that must go has to be said, too.
+        for name in self.body.keys() {
+            let gone = changes.iter().any(|change| change.removes(name));
+            if gone {
+                body.insert(name.clone(), Value::Null);
+            }
+        }
+        Some(Suggestion {
+            text: texts.join(", and "),
+            servers,
+            what_if: what_if.as_object().is_some_and(|w| !w.is_empty()).then_some(what_if),
+            request: (!body.is_empty()).then_some(Value::Object(body)),
+            changes: changes.len(),
+        })
+    }
+
+    /// What would have to be different about one server.
+    fn of_server(&self, server: &Server) -> Option<Suggestion> {
+        if server.promised.bare {
+            return None;
+        }
+        let place = Place::Alone(server);
+        let mut changes: Vec<Change> = Vec::new();
+        loop {
+            let outcome = self.run(&changes, place)?;
+            if outcome.server.is_some() {
+                break;
+            }
+            if changes.len() >= MAX_CHANGES {
+                return None;
+            }
+            let request = Request::parse(self.body).ok()?;
+            let more = remedies(&outcome, &request, self.config);
+            let helps = more.into_iter().find_map(|change| self.grown(&changes, &change, place))?;
+            changes.push(helps);
+        }
+        let changes = self.minimize(changes, place)?;
+        self.checked(&changes)
+    }
+
+    /// The change, large enough that the step that fails does so no longer.
+    fn grown(&self, changes: &[Change], change: &Change, place: Place<'_>) -> Option<Change> {
+        let failing = |changes: &[Change]| {
+            let outcome = self.run(changes, place)?;
+            Some((outcome.server.is_none()).then_some(outcome.steps.len()))
+        };
+        let before = failing(changes)??;
+        let mut amount = change.amount().unwrap_or(MAX_AMOUNT);
+        loop {
+            let change =
+                if change.amount().is_some() { change.with_amount(amount) } else { change.clone() };
+            let tried: Vec<Change> = changes.iter().cloned().chain([change.clone()]).collect();
+            match failing(&tried)? {
+                None => return Some(change),
+                Some(after) if after > before => return Some(change),
+                // One VM less may not be enough, but it is a step.
+                Some(_) if change.is_partial() => return Some(change),
+                Some(_) if amount >= MAX_AMOUNT => return None,
+                Some(_) => amount *= 2,
+            }
+        }
+    }
+
+    /// What would have to be different about the request.
+    fn of_request(&self) -> Vec<Suggestion> {
+        let all = relaxations(self.body);
+        let most = |change: &Change| match change.most() {
+            Some(most) => change.with_amount(most),
+            None => change.clone(),
+        };
+        let all: Vec<Change> = all.iter().map(most).collect();
+        let single = all.iter().filter_map(|change| self.tried(vec![change.clone()]));
+        let single: Vec<Suggestion> = single.collect();
+        if !single.is_empty() {
+            return single;
+        }
+        let few = &all[..all.len().min(MAX_PAIRED)];
+        let pairs = few
+            .iter()
+            .enumerate()
+            .flat_map(|(i, a)| few[i + 1..].iter().map(move |b| vec![a.clone(), b.clone()]));
+        pairs.filter_map(|pair| self.tried(pair)).collect()
+    }
+
+    fn tried(&self, changes: Vec<Change>) -> Option<Suggestion> {
+        let changes = self.minimize(changes, Place::Fleet)?;
+        self.checked(&changes)
+    }
+}
+
+/// The changes of fleet and policy together.
+fn what_if(changes: &[Change]) -> Option<Value> {
+    let mut servers: Vec<Map<String, Value>> = Vec::new();
+    let (mut vms, mut policy) = (Vec::new(), Map::new());
+    for change in changes {
+        match change {
+            Change::Server { .. } | Change::Grow { .. } => {
+                let members = change.members()?;
+                let uuid = members.get("uuid")?.clone();
+                match servers.iter_mut().find(|server| server.get("uuid") == Some(&uuid)) {
+                    Some(server) => merge(server, members),
+                    None => servers.push(members),
+                }
+            }
+            Change::RemoveVm { vm, .. } => vms.push(json!(vm)),
+            Change::Policy { key, value } => drop(policy.insert((*key).to_owned(), value.clone())),
+            Change::Patch { .. } | Change::Less { .. } => {}
+        }
+    }
+    let mut what_if = Map::new();
+    if !servers.is_empty() {
+        what_if.insert("add_servers".to_owned(), json!(servers));
+    }
+    if !vms.is_empty() {
+        what_if.insert("remove_vms".to_owned(), Value::Array(vms));
+    }
+    if !policy.is_empty() {
+        what_if.insert("changeDefaults".to_owned(), Value::Object(policy));
+    }
+    Some(Value::Object(what_if))
+}
+
+/// Puts the second change of a server to the first; members of `sysinfo` add up.
+fn merge(server: &mut Map<String, Value>, more: Map<String, Value>) {
+    for (name, value) in more {
+        match (server.get_mut(&name), value) {
+            (Some(Value::Object(old)), Value::Object(new)) if name == "sysinfo" => merge(old, new),
+            (Some(Value::Object(old)), Value::Object(new)) if name == "Network Interfaces" => {
+                old.extend(new);
+            }
+            (_, value) => drop(server.insert(name, value)),
+        }
+    }
+}
+
+/// A server shared with the changes that concern it.
+pub(crate) type Subject = Arc<Server>;

@@ -1,0 +1,177 @@
+//! A small model of a fleet, for property tests.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use muster_alloc::{Config, Extra, Fleet, HostOs, Options, Order, Outcome, Request, allocate};
+use muster_shared::ids::VmUuid;
+use muster_shared::wire::status::{Diskinfo, Meminfo, Report, VmIndex, VmReport, VmStatus};
+use proptest::prelude::*;
+use serde_json::{Map, Value, json};
+use uuid::Uuid;
+
+pub(crate) const GIB: u64 = 1 << 30;
+pub(crate) const MIB: f64 = 1_048_576.0;
+
+pub(crate) fn server_uuid(n: u8) -> String {
+    Uuid::from_u128(0x5000 + u128::from(n)).to_string()
+}
+
+pub(crate) fn vm_uuid(n: u8) -> Uuid {
+    Uuid::from_u128(0x7000 + u128::from(n))
+}
+
+pub(crate) fn owner(n: u8) -> String {
+    Uuid::from_u128(0x9000 + u128::from(n % 3)).to_string()
+}
+
+/// A VM of the model: on which server, and what it takes.
+#[derive(Clone, Debug)]
+pub(crate) struct ModelVm {
+    pub(crate) id: u8,
+    pub(crate) owner: u8,
+    pub(crate) ram: u64,
+    pub(crate) up: bool,
+}
+
+/// A server of the model. `flaw` picks what is wrong with it, mostly nothing.
+#[derive(Clone, Debug)]
+pub(crate) struct ModelServer {
+    pub(crate) id: u8,
+    pub(crate) ram_gib: u64,
+    pub(crate) flaw: u8,
+    pub(crate) reboot: Option<u8>,
+    pub(crate) vms: Vec<ModelVm>,
+}
+
+pub(crate) fn vms() -> impl Strategy<Value = Vec<ModelVm>> {
+    let vm = (0..40u8, 0..3u8, 1..8u64, prop::bool::weighted(0.8));
+    let vm = vm.prop_map(|(id, owner, gib, up)| ModelVm { id, owner, ram: gib * 1024, up });
+    prop::collection::vec(vm, 0..5).prop_map(|vms| {
+        let by_id: BTreeMap<u8, ModelVm> = vms.into_iter().map(|vm| (vm.id, vm)).collect();
+        by_id.into_values().collect()
+    })
+}
+
+pub(crate) fn server() -> impl Strategy<Value = ModelServer> {
+    let parts = (0..12u8, 1..64u64, 0..20u8, prop::option::of(0..28u8), vms());
+    parts.prop_map(|(id, ram_gib, flaw, reboot, vms)| ModelServer {
+        id,
+        ram_gib,
+        flaw,
+        reboot,
+        vms,
+    })
+}
+
+pub(crate) fn servers() -> impl Strategy<Value = Vec<ModelServer>> {
+    prop::collection::vec(server(), 0..12).prop_map(|servers| {
+        let by_id: BTreeMap<u8, ModelServer> = servers.into_iter().map(|s| (s.id, s)).collect();
+        by_id.into_values().collect()
+    })
+}
+
+impl ModelServer {
+    pub(crate) fn record(&self) -> Map<String, Value> {
+        let (id, flaw) = (self.id, self.flaw);
+        let mut record = json!({
+            "uuid": server_uuid(id), "setup": flaw != 0, "reserved": flaw == 1,
+            "status": if flaw == 2 { "unknown" } else { "running" },
+            "headnode": flaw == 3, "reservoir": flaw == 4, "reservation_ratio": 0.15,
+            "current_platform": format!("202301{:02}T000000Z", id + 1),
+            "last_boot": "2022-01-01T00:00:00.000Z",
+            "traits": if flaw == 5 { json!({"ssd": true}) } else { json!({}) },
+            "sysinfo": {
+                "Live Image": "20230101T000000Z", "SDC Version": "7.0", "CPU Total Cores": 64,
+                "System Type": "Linux", "Zpool Encrypted": flaw == 6,
+                "Network Interfaces": {"net0": {
+                    "Link Status": if flaw == 7 { "down" } else { "up" }, "NIC Names": ["admin"],
+                }},
+            },
+        });
+        if let Some(day) = self.reboot {
+            record["next_reboot"] = json!(format!("2030-01-{:02}T00:00:00.000Z", day + 1));
+        }
+        if flaw == 8 {
+            record["reserved"] = json!("no");
+        }
+        record.as_object().expect("an object").clone()
+    }
+
+    pub(crate) fn report(&self) -> Report {
+        let vm = |vm: &ModelVm| {
+            let uuid = VmUuid(vm_uuid(vm.id));
+            let status = VmStatus {
+                uuid,
+                owner_uuid: owner(vm.owner),
+                brand: if vm.id.is_multiple_of(2) { "kvm" } else { "joyent" }.to_owned(),
+                cpu_cap: Some(100),
+                quota: Some(10),
+                max_physical_memory: vm.ram,
+                state: if vm.up { "running" } else { "provisioning" }.to_owned(),
+                zone_state: "running".to_owned(),
+                last_modified: String::new(),
+            };
+            (uuid, Some(VmReport { vm: status, index: VmIndex::default() }))
+        };
+        let total_bytes = self.ram_gib * GIB;
+        Report {
+            full: true,
+            vms: self.vms.iter().map(vm).collect(),
+            meminfo: Some(Meminfo { availrmem_bytes: GIB, arcsize_bytes: 0, total_bytes }),
+            diskinfo: Some(Diskinfo { pool_size_bytes: 4096 * GIB, ..Diskinfo::default() }),
+            ..Report::default()
+        }
+    }
+
+    pub(crate) fn add_to(&self, fleet: &mut Fleet) {
+        fleet.upsert_server(Arc::new(self.record())).expect("the record has a uuid");
+        fleet.apply_report(&server_uuid(self.id), &self.report());
+    }
+}
+
+pub(crate) fn config() -> Config {
+    Config::reference_default(HostOs::Any)
+}
+
+pub(crate) fn build(servers: &[ModelServer]) -> Fleet {
+    let mut fleet = Fleet::new(&config());
+    for server in servers {
+        server.add_to(&mut fleet);
+    }
+    fleet
+}
+
+pub(crate) fn body(ram: u64, owner_id: u8) -> Map<String, Value> {
+    let body = json!({
+        "vm": {"vm_uuid": Uuid::from_u128(1).to_string(), "owner_uuid": owner(owner_id),
+               "ram": ram, "brand": "kvm", "cpu_cap": 100, "quota": 10},
+        "image": {}, "package": {"max_physical_memory": ram, "cpu_cap": 100},
+        "nic_tags": ["admin"],
+    });
+    body.as_object().expect("an object").clone()
+}
+
+pub(crate) fn request(ram: u64, owner_id: u8) -> Request {
+    Request::parse(&body(ram, owner_id)).expect("the request is good")
+}
+
+pub(crate) fn decide(fleet: &mut Fleet, request: &Request) -> Outcome {
+    let options = Options { order: Order::Uuid, seed: 5, ..Options::default() };
+    allocate(&fleet.snapshot(), request, &config(), &options)
+}
+
+pub(crate) fn winner(outcome: &Outcome) -> Option<&str> {
+    outcome.server.as_ref().map(|server| server.server_uuid.as_str())
+}
+
+pub(crate) fn extra(vm: u8, gib: u64) -> Extra {
+    Extra {
+        owner_uuid: owner(vm),
+        max_physical_memory: f64::from(u32::try_from(gib * 1024).expect("small")),
+        cpu_cap: Some(100.0),
+        quota: 10.0,
+        brand: "kvm".to_owned(),
+        disks_mib: 10_240.0,
+    }
+}

@@ -1,0 +1,233 @@
+//! What planners ask: what if, how many more, what would have to change; and replays.
+
+use std::sync::Arc;
+
+use muster_alloc::{
+    Choice, Config, Detail, Fleet, Options, Outcome, Request, Saved, WhatIf, allocate, explain,
+    fit, least_changes,
+};
+use proptest::prelude::*;
+use serde_json::{Map, Value, json};
+use uuid::Uuid;
+
+use crate::model::*;
+
+fn options(seed: u64) -> Options {
+    Options { seed, ..Options::default() }
+}
+
+/// Follows a suggestion, on the fleet and in the body.
+fn follow(
+    fleet: &Fleet,
+    body: &Map<String, Value>,
+    what_if: Option<&Value>,
+    request: Option<&Value>,
+    config: &Config,
+) -> Outcome {
+    let mut body = body.clone();
+    for (name, value) in request.and_then(Value::as_object).into_iter().flatten() {
+        match value {
+            Value::Null => drop(body.remove(name)),
+            value => drop(body.insert(name.clone(), value.clone())),
+        }
+    }
+    let what_if = WhatIf::parse(what_if.unwrap_or(&json!({}))).expect("a suggestion can be parsed");
+    let policy = what_if.policy(config).expect("its policy is good");
+    let mut fleet = fleet.clone();
+    what_if.apply(&mut fleet);
+    let request = Request::parse(&body).expect("the changed request is good");
+    allocate(&fleet.snapshot(), &request, policy.as_ref().unwrap_or(config), &options(3))
+}
+
+/// A body that asks for more than ordinary ones do.
+fn demanding() -> impl Strategy<Value = Map<String, Value>> {
+    let extras = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
+    (1..80u64, 0..3u8, extras, 0..40u8).prop_map(|(gib, owner_id, extras, vm)| {
+        let mut body = Value::Object(body(gib * 1024, owner_id));
+        let (traits, tag, encrypted, far, uncapped) = extras;
+        if traits {
+            body["vm"]["traits"] = json!({"ssd": true});
+        }
+        if tag {
+            body["nic_tags"] = json!(["admin", "storage"]);
+        }
+        if encrypted {
+            body["vm"]["internal_metadata"] = json!({"encrypted": true});
+        }
+        if far {
+            body["vm"]["locality"] = json!({"strict": true, "far": [vm_uuid(vm).to_string()]});
+        }
+        if uncapped {
+            body["vm"]["cpu_cap"] = Value::Null;
+            body["package"]["cpu_cap"] = Value::Null;
+        }
+        body.as_object().expect("an object").clone()
+    })
+}
+
+/// All ways to make one figure in a value one smaller.
+fn smaller(value: &Value) -> Vec<Value> {
+    match value {
+        Value::Number(n) => n.as_u64().map(|n| json!(n - 1)).into_iter().collect(),
+        Value::Object(members) => members
+            .iter()
+            .flat_map(|(name, inner)| {
+                smaller(inner).into_iter().map(|inner| {
+                    let mut members = members.clone();
+                    members.insert(name.clone(), inner);
+                    Value::Object(members)
+                })
+            })
+            .collect(),
+        _ => Vec::new(),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_suggestion_works_and_none_is_needless(servers in servers(), body in demanding()) {
+        let config = config();
+        let fleet = build(&servers);
+        let suggestions = least_changes(&fleet, &body, &config, &options(3));
+        let fits = follow(&fleet, &body, None, None, &config).server.is_some();
+        prop_assert!(!fits || suggestions.is_empty());
+        for suggestion in &suggestions {
+            let (what_if, request) = (suggestion.what_if.as_ref(), suggestion.request.as_ref());
+            let outcome = follow(&fleet, &body, what_if, request, &config);
+            prop_assert!(outcome.server.is_some(), "{suggestion:?}");
+            // A machine with one byte less would not do: but what counts is whole MiB.
+            let one_server = what_if.and_then(|w| w["add_servers"].as_array()).map(|s| &s[..]);
+            if let Some([server]) = one_server && request.is_none() {
+                for less in smaller(server) {
+                    let mut less = less;
+                    if let Some(bytes) = less["memory_total_bytes"].as_u64() {
+                        less["memory_total_bytes"] = json!(bytes.saturating_sub(2 << 20));
+                    }
+                    if less["sysinfo"].is_object() || less["disk_pool_size_bytes"].is_u64() {
+                        continue;
+                    }
+                    let what_if = json!({"add_servers": [less]});
+                    let outcome = follow(&fleet, &body, Some(&what_if), None, &config);
+                    prop_assert!(outcome.server.is_none(), "{suggestion:?} asks for too much");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_saved_snapshot_replays_bit_for_bit(
+        servers in servers(), body in demanding(), seed in any::<u64>(), part in 1..5usize,
+        reserved in prop::collection::vec((40..60u8, 0..12u8), 0..6), gone in 0..12u8,
+    ) {
+        let config = config();
+        let mut fleet = build(&servers);
+        for (vm, server) in reserved {
+            fleet.reserve(vm_uuid(vm), &server_uuid(server), extra(vm, 2));
+        }
+        fleet.remove_server(&server_uuid(gone));
+        let snapshot = fleet.snapshot();
+        let request = Request::parse(&body).expect("good");
+        let original = allocate(&snapshot, &request, &config, &options(seed));
+        let parts = (0..snapshot.len().div_ceil(part)).map(|n| {
+            let saved = snapshot.save(&config, n * part, part);
+            let text = serde_json::to_string(&saved).expect("it is JSON");
+            serde_json::from_str::<Saved>(&text).expect("it reads back")
+        });
+        let restored = Saved::restore(parts, &config);
+        let again = allocate(&restored, &request, &config, &options(seed));
+        prop_assert_eq!(
+            original.steps_json(Detail::Full).to_string(),
+            again.steps_json(Detail::Full).to_string()
+        );
+        prop_assert_eq!(&original.server, &again.server);
+        prop_assert_eq!(original.fingerprint(), again.fingerprint());
+        let other = Options { seed: seed ^ 1, ..options(0) };
+        let other = allocate(&snapshot, &request, &config, &other);
+        let same = other.steps_json(Detail::Full) == original.steps_json(Detail::Full);
+        prop_assert_eq!(same, other.fingerprint() == original.fingerprint());
+    }
+
+    #[test]
+    fn as_many_fit_as_can_be_placed(servers in servers(), gib in 1..12u64) {
+        let config = config();
+        let fleet = build(&servers);
+        let request = request(gib * 1024, 0);
+        for server in &servers {
+            let uuid = server_uuid(server.id);
+            let promised = fit(&fleet.clone().snapshot(), &uuid, &request, &config);
+            let promised = promised.expect("the server is known");
+            let mut body = body(gib * 1024, 0);
+            body.insert("servers".to_owned(), json!([uuid]));
+            let only = Request::parse(&body).expect("good");
+            let (mut fleet, mut placed) = (fleet.clone(), 0);
+            let ready = Options { only_ready: true, ..options(1) };
+            while let Some(Choice { server_uuid, .. }) =
+                allocate(&fleet.snapshot(), &only, &config, &ready).server
+            {
+                placed += 1;
+                fleet.reserve(Uuid::from_u128(placed), &server_uuid, request.promise());
+            }
+            prop_assert_eq!(u128::from(promised.fits), placed);
+            prop_assert_eq!(Some(promised.stranded), fleet.snapshot().unreserved(&uuid));
+            prop_assert!(promised.limited_by.is_some() || promised.fits == 0);
+        }
+    }
+
+    #[test]
+    fn explanations_agree_with_steps(servers in servers(), body in demanding()) {
+        let config = config();
+        let request = Request::parse(&body).expect("good");
+        let snapshot = build(&servers).snapshot();
+        let (outcome, notes) = explain(&snapshot, &request, &config, &options(9));
+        let plain = allocate(&snapshot, &request, &config, &options(9));
+        prop_assert_eq!(outcome.fingerprint(), plain.fingerprint());
+        let steps = outcome.steps_json(Detail::Full);
+        for (uuid, notes) in notes.as_object().expect("an object") {
+            for note in notes.as_array().expect("a list") {
+                let step = outcome
+                    .steps
+                    .iter()
+                    .position(|step| step.algorithm().is_some_and(|name| note["algorithm"] == name));
+                let step = &steps[step.expect("the step was run")];
+                let left = step["remaining"].as_array().expect("a list").contains(&json!(uuid));
+                // The two `or`s of the default policy end in `identity`, which has no verdicts.
+                prop_assert_eq!(left, note["verdict"] != "removed", "{} {}", uuid, note);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_if_changes_a_copy() {
+    let server = ModelServer { id: 1, ram_gib: 4, flaw: 19, reboot: None, vms: Vec::new() };
+    let fleet = build(&[server]);
+    let body = body(8192, 0);
+    let what_if =
+        json!({"add_servers": [{"uuid": server_uuid(1), "memory_total_bytes": 16 * GIB}]});
+    let config = config();
+    assert!(follow(&fleet, &body, None, None, &config).server.is_none());
+    assert!(follow(&fleet, &body, Some(&what_if), None, &config).server.is_some());
+    assert!(follow(&fleet, &body, None, None, &config).server.is_none());
+    let weights = json!({"changeDefaults": {"filter_min_resources": false}});
+    assert!(follow(&fleet, &body, Some(&weights), None, &config).server.is_some());
+    let without = json!({"remove_servers": [server_uuid(1)],
+        "changeDefaults": {"filter_min_resources": false}});
+    assert!(follow(&fleet, &body, Some(&without), None, &config).server.is_none());
+    assert_eq!(Arc::strong_count(&fleet.clone().snapshot()), 2, "held by the fleet and here");
+    let bad = WhatIf::parse(&json!({"remove_vms": ["x"]})).expect_err("it is bad");
+    assert_eq!(bad.field, "what_if.remove_vms");
+}
+
+#[test]
+fn least_changes_name_server_and_figure() {
+    let server = ModelServer { id: 1, ram_gib: 4, flaw: 19, reboot: None, vms: Vec::new() };
+    let fleet = build(&[server]);
+    // 3,481 of 4,096 MiB may be used.
+    let found = least_changes(&fleet, &body(5529, 0), &config(), &options(1));
+    let texts: Vec<_> = found.iter().map(|suggestion| suggestion.text.clone()).collect();
+    let more = format!("2,048 MiB more memory on server {}", server_uuid(1));
+    assert!(texts.contains(&more), "{texts:?}");
+    assert!(texts.contains(&"with 3,481 MiB of memory instead of 5,529".to_owned()), "{texts:?}");
+}
