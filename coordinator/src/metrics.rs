@@ -11,6 +11,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry};
 
+use crate::roster::Tally;
+
 /// The reference's name of this counter, which has no suffix.
 const REQUESTS_COMPLETED: &str = "http_requests_completed";
 /// Most user agents that get a label of their own; later ones are counted as `other`.
@@ -169,6 +171,16 @@ impl Metrics {
     /// Adds a metric of another part of the coordinator. Counters get the suffix `_total`.
     pub fn register(&self, name: &str, help: &str, metric: impl Metric) {
         self.registry.lock().register(name, help, metric);
+    }
+
+    /// Takes over what the roster counted.
+    pub(crate) fn count_heartbeats(&self, tally: Tally) {
+        self.heartbeating_servers.set(i64::try_from(tally.heard).unwrap_or(i64::MAX));
+        for (counter, total) in
+            [(&self.new_heartbeaters, tally.new), (&self.stale_heartbeaters, tally.stale)]
+        {
+            counter.inc_by(total.saturating_sub(counter.get()));
+        }
     }
 
     /// Counts one answered request.

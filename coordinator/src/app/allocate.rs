@@ -15,8 +15,8 @@ use super::error::AppError;
 use super::fields::Extras;
 use super::fleet::Entry;
 use crate::alloc::{
-    self, Config, Detail, HostOs, Options, Outcome, Request, Snapshot, Unreserved, allocate,
-    default_expression, num,
+    self, Config, Detail, HostOs, Options, Outcome, RatioPolicy, Ratios, Request, Snapshot,
+    Unreserved, allocate, default_expression, num,
 };
 use crate::store::Revision;
 
@@ -94,6 +94,14 @@ impl App {
             allocator.take_over(server, entry.as_ref());
         }
         allocator.fleet.snapshot()
+    }
+
+    /// The overprovision ratios with which capacity is computed; no server has its own.
+    pub(super) fn ratios(&self) -> Ratios {
+        match self.placing.lock().allocator.reference.ratio_policy() {
+            RatioPolicy::Forced(ratios) => ratios,
+            RatioPolicy::Own => Ratios::DEFAULT,
+        }
     }
 
     /// What is left of a server that could get a VM; `None` for others.

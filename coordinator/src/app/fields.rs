@@ -45,11 +45,12 @@ pub fn new_record(
     now: Timestamp,
 ) -> Map<String, Value> {
     let created = seconds(sysinfo.get("Zpool Creation")).unwrap_or(now);
-    let platform = sysinfo.get("Live Image").cloned().unwrap_or_else(|| json!(""));
+    let text = |name: &str| sysinfo.get(name).filter(|value| value.is_string()).cloned();
+    let platform = text("Live Image").unwrap_or_else(|| json!(""));
     let record = json!({
         "uuid": uuid,
         "created": iso(created),
-        "hostname": sysinfo.get("Hostname").cloned().unwrap_or_else(|| json!("")),
+        "hostname": text("Hostname").unwrap_or_else(|| json!("")),
         "datacenter": datacenter,
         "agents": [],
         "boot_params": { "smt_enabled": true },
@@ -70,18 +71,20 @@ pub fn new_record(
     record
 }
 
-/// Lays over a record what its sysinfo says.
+/// Lays over a record what its sysinfo says; a value of another type than the member's is as if it
+/// were not there.
 pub fn derive(record: &mut Map<String, Value>, sysinfo: &Map<String, Value>) {
     let setup = matches!(sysinfo.get("Setup"), Some(Value::Bool(true)))
         || sysinfo.get("Setup").and_then(Value::as_str) == Some("true");
     record.insert("setup".to_owned(), json!(setup));
+    let text = |name: &str| sysinfo.get(name).filter(|value| value.is_string()).cloned();
     let mut set = |name: &str, value: Option<Value>| {
         if let Some(value) = value {
             record.insert(name.to_owned(), value);
         }
     };
-    set("current_platform", sysinfo.get("Live Image").cloned());
-    set("system_type", sysinfo.get("System Type").cloned());
+    set("current_platform", text("Live Image"));
+    set("system_type", text("System Type"));
     let boot = sysinfo.get("Boot Parameters");
     set("headnode", boot.map(|b| json!(b.get("headnode").and_then(Value::as_str) == Some("true"))));
     set("last_boot", seconds(sysinfo.get("Boot Time")).map(|at| json!(iso(at))));
@@ -134,10 +137,8 @@ pub fn provisionable(
     vms_mib: u64,
 ) -> Option<i64> {
     let ratio = record.get("reservation_ratio").and_then(Value::as_f64)?;
-    let total = sysinfo_mib.map(|mib| mib.saturating_mul(1 << 20)).or(total_bytes)?;
-    if total <= 0 {
-        return None;
-    }
+    let of_sysinfo = sysinfo_mib.map(|mib| mib.saturating_mul(1 << 20));
+    let total = of_sysinfo.filter(|total| *total > 0).or(total_bytes.filter(|total| *total > 0))?;
     #[expect(clippy::cast_precision_loss, reason = "memory sizes are far below 2^53")]
     let (total, vms) = (total as f64, vms_mib as f64 * 1_048_576.0);
     trunc((total - total * ratio - vms).floor())
@@ -276,6 +277,9 @@ mod tests {
         assert_eq!(provisionable(&record, Some(49139), None, 0), Some(43_797_079_654));
         assert_eq!(provisionable(&record, Some(49139), None, 128), Some(43_662_861_926));
         assert_eq!(provisionable(&record, None, None, 0), None);
+        assert_eq!(provisionable(&record, Some(0), Some(0), 0), None);
+        assert_eq!(provisionable(&record, Some(0), Some(1000), 0), Some(850));
+        assert_eq!(provisionable(&record, Some(1), None, 2), Some(-1_205_863));
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! What this coordinator holds of every server in memory: the stored records as last read or
-//! written, and the volatile figures that are never stored.
+//! written, and the volatile figures.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -7,11 +7,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 use jiff::Timestamp;
 use muster_shared::ids::{ServerUuid, VmUuid};
-use muster_shared::wire::status::{Diskinfo, Meminfo, VmReport};
+use muster_shared::wire::status::VmReport;
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use super::figures::{Figures, Kept};
 use crate::roster::RosterRecord;
 use crate::store::Revision;
 
@@ -22,94 +23,6 @@ pub struct Held<T> {
     pub value: T,
     /// Its revision.
     pub revision: Revision,
-}
-
-/// Figures that a status report brings: `memory_*` and `disk_*` by CNAPI's names, bytes.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Figures(BTreeMap<String, i64>);
-
-impl Figures {
-    /// One figure, 0 when it was never reported.
-    #[must_use]
-    #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
-    pub fn get(&self, name: &str) -> f64 {
-        self.0.get(name).copied().unwrap_or(0) as f64
-    }
-
-    /// One figure.
-    #[must_use]
-    pub fn exact(&self, name: &str) -> Option<i64> {
-        self.0.get(name).copied()
-    }
-
-    /// Sets one figure.
-    pub fn set(&mut self, name: &str, bytes: i64) {
-        self.0.insert(name.to_owned(), bytes);
-    }
-
-    /// The figures whose name starts so.
-    pub fn with_prefix(&self, prefix: &str) -> impl Iterator<Item = (&str, i64)> {
-        self.0
-            .iter()
-            .filter(move |(name, _)| name.starts_with(prefix))
-            .map(|(n, v)| (n.as_str(), *v))
-    }
-
-    /// Takes over a report's memory figures.
-    pub fn set_memory(&mut self, info: &Meminfo) {
-        self.set("memory_available_bytes", signed(info.availrmem_bytes));
-        self.set("memory_arc_bytes", signed(info.arcsize_bytes));
-        self.set("memory_total_bytes", signed(info.total_bytes));
-    }
-
-    /// Takes over a report's disk figures.
-    pub fn set_disk(&mut self, info: &Diskinfo) {
-        if let Ok(Value::Object(members)) = serde_json::to_value(info) {
-            self.set_disk_members(&members);
-        }
-    }
-
-    /// Takes over disk figures by the report's names; absent ones keep their value.
-    pub fn set_disk_members(&mut self, members: &Map<String, Value>) {
-        for name in DISK_FIGURES {
-            if let Some(bytes) = members.get(*name).and_then(Value::as_i64) {
-                self.set(&format!("disk_{name}"), bytes);
-            }
-        }
-    }
-
-    /// Takes over memory figures by the report's names; absent ones keep their value.
-    pub fn set_memory_members(&mut self, members: &Map<String, Value>) {
-        for (from, to) in [
-            ("availrmem_bytes", "memory_available_bytes"),
-            ("arcsize_bytes", "memory_arc_bytes"),
-            ("total_bytes", "memory_total_bytes"),
-        ] {
-            if let Some(bytes) = members.get(from).and_then(Value::as_i64) {
-                self.set(to, bytes);
-            }
-        }
-    }
-}
-
-/// The disk figures by the names of a report.
-pub const DISK_FIGURES: &[&str] = &[
-    "kvm_zvol_used_bytes",
-    "kvm_zvol_volsize_bytes",
-    "kvm_quota_bytes",
-    "kvm_quota_used_bytes",
-    "zone_quota_bytes",
-    "zone_quota_used_bytes",
-    "cores_quota_bytes",
-    "cores_quota_used_bytes",
-    "installed_images_used_bytes",
-    "pool_size_bytes",
-    "pool_alloc_bytes",
-    "system_used_bytes",
-];
-
-fn signed(bytes: u64) -> i64 {
-    i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
 /// The record `sysinfo/<uuid>`.
@@ -137,6 +50,8 @@ pub struct Entry {
     pub vms: BTreeMap<VmUuid, Arc<VmReport>>,
     /// Memory and disk.
     pub figures: Figures,
+    /// `figures/<uuid>`, which may be ten minutes behind.
+    pub kept_figures: Option<Kept>,
     /// When it was last heard, by this coordinator's wall clock.
     pub last_heartbeat: Option<Timestamp>,
     /// The agent's wall clock minus ours, ms.

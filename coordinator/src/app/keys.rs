@@ -11,6 +11,7 @@ use crate::store::Record;
 pub(crate) const SERVERS: &str = "server/";
 pub(crate) const SYSINFOS: &str = "sysinfo/";
 pub(crate) const ROSTER: &str = "roster/";
+pub(crate) const FIGURES: &str = "figures/";
 pub(crate) const VMS: &str = "vms/";
 pub(crate) const TASKS: &str = "task/";
 pub(crate) const OPEN: &str = "open/";
@@ -28,6 +29,10 @@ pub(crate) fn sysinfo(uuid: ServerUuid) -> String {
 
 pub(crate) fn roster(uuid: ServerUuid) -> String {
     format!("{ROSTER}{uuid}")
+}
+
+pub(crate) fn figures(uuid: ServerUuid) -> String {
+    format!("{FIGURES}{uuid}")
 }
 
 pub(crate) fn vm(server: ServerUuid, vm: VmUuid) -> String {

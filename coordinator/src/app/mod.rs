@@ -12,6 +12,7 @@ pub(crate) mod dataset_url;
 mod error;
 mod expected;
 pub mod fields;
+pub mod figures;
 pub mod fleet;
 pub(crate) mod keys;
 mod place;
@@ -215,6 +216,7 @@ impl App {
             let held = Held { value: record, revision: stored.revision };
             self.fleet.update(server, |entry| entry.roster = Some(held));
         }
+        self.load_figures().await?;
         for stored in list_all(store, keys::VMS).await?.0 {
             let mut parts = stored.key.split('/').skip(1);
             let server = parts.next().and_then(|text| text.parse::<ServerUuid>().ok());

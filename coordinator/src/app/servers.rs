@@ -1,5 +1,6 @@
 //! Servers: list, get, update, delete, and the views of a record.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -25,7 +26,7 @@ pub(super) const MAX_LIMIT: usize = 1_000;
 #[derive(Clone, Debug, Default)]
 pub struct ServerFilter {
     /// Only these.
-    pub uuids: Option<Vec<ServerUuid>>,
+    pub uuids: Option<BTreeSet<ServerUuid>>,
     /// Members that must have this value; a record that lacks one does not fit.
     pub equal: Vec<(&'static str, Value)>,
     /// At most this many.
@@ -118,7 +119,7 @@ impl App {
             }
         }
         if extras.capacity {
-            set("overprovision_ratios", ratios_json(&crate::alloc::Ratios::DEFAULT));
+            set("overprovision_ratios", ratios_json(&self.ratios()));
             if let Some(left) = self.capacity_of(server, entry) {
                 insert_unreserved(&mut view, left);
             }
@@ -269,6 +270,7 @@ impl App {
                 Write::delete(keys::server(server), Expect::At(held.revision)),
                 Write::delete(keys::sysinfo(server), Expect::Any),
                 Write::delete(keys::roster(server), Expect::Any),
+                Write::delete(keys::figures(server), Expect::Any),
             ];
             match self.parts.store.commit(writes).await {
                 Ok(_) => return Ok(held.value),

@@ -5,6 +5,7 @@
 //! worse than none. To add one: a file here and a line in [`start`], see
 //! `docs/adding-a-background-job.md`.
 
+mod figures;
 mod lease;
 mod roster;
 mod tasks;
@@ -23,6 +24,7 @@ pub(crate) fn start(app: &Arc<App>) {
     run(app, "roster-tick", roster::tick);
     run(app, "roster-writer", roster::write);
     run(app, "vm-writer", vms::run);
+    run(app, "figures-writer", figures::run);
     run(app, "tasks", tasks::tick);
     run(app, "retention", tasks::retention);
 }

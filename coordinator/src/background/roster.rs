@@ -20,12 +20,12 @@ pub(super) async fn tick(app: Arc<App>) {
     loop {
         tokio::time::sleep(app.config.roster.tick).await;
         let now = app.parts.clock.monotonic();
-        let pending = {
+        let (pending, tally) = {
             let mut roster = app.roster.lock();
             roster.tick(now);
-            !roster.pending(1).is_empty()
+            (!roster.pending(1).is_empty(), roster.tally())
         };
-        app.metrics.heartbeating_servers.set(i64::try_from(app.agents.connected()).unwrap_or(0));
+        app.metrics.count_heartbeats(tally);
         if pending {
             app.roster_wake.notify_one();
         }
@@ -77,7 +77,10 @@ async fn write_batch(app: &App, pending: &[(ServerUuid, Status, Via)]) -> Result
             Ok(())
         }
         Err(StoreError::Conflict { key }) => {
-            app.metrics.status_put_etag_failures.inc();
+            match key.starts_with(keys::SERVERS) {
+                true => app.metrics.server_put_etag_failures.inc(),
+                false => app.metrics.status_put_etag_failures.inc(),
+            };
             // The batch is tried again with what the store holds now.
             if let Some(server) = keys::last(&key) {
                 app.reload_server(server).await?;
@@ -86,7 +89,12 @@ async fn write_batch(app: &App, pending: &[(ServerUuid, Status, Via)]) -> Result
             }
             Ok(())
         }
-        Err(error) => Err(error.into()),
+        Err(error) => {
+            if changes.iter().any(|change| change.record.is_some()) {
+                app.metrics.server_put_failures.inc();
+            }
+            Err(error.into())
+        }
     }
 }
 
@@ -168,6 +176,7 @@ fn applied(app: &App, change: Change, revision: Revision) {
     app.fleet.update(server, |entry| {
         entry.roster = Some(Held { value: roster, revision });
         if let Some(record) = record {
+            app.metrics.server_put.inc();
             entry.record = Some(Held { value: Arc::new(record), revision });
         }
         entry.status_writes += 1;
@@ -175,9 +184,5 @@ fn applied(app: &App, change: Change, revision: Revision) {
     app.roster.lock().written(server, Some(status));
     app.counters.status_writes.inc();
     app.metrics.status_put.inc();
-    match status {
-        Status::Running => app.metrics.new_heartbeaters.inc(),
-        Status::Unknown => app.metrics.stale_heartbeaters.inc(),
-    };
     tracing::info!(server_uuid = %server, status = status.as_str(), "server status changed");
 }

@@ -11,9 +11,11 @@ pub(super) fn routes() -> Vec<Route> {
     vec![
         Route::new(Method::POST, "/allocate", "SelectServer", allocate)
             .summary("The server for a VM, and the steps that led to it")
+            .errors(&[409])
             .returns_schema(object_schema),
         Route::new(Method::POST, "/capacity", "ServerCapacity", capacity)
             .summary("What servers have left: percent of a core, MiB of memory and disk")
+            .errors(&[409])
             .returns_schema(object_schema),
     ]
 }

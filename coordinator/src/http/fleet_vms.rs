@@ -37,6 +37,7 @@ pub(super) fn routes() -> Vec<Route> {
         Route::new(Method::POST, "/vms", "FleetVmCreate", create)
             .summary("Chooses a server and makes a VM there, in one durable operation")
             .success(StatusCode::ACCEPTED)
+            .errors(&[409, 503])
             .returns_schema(object_schema),
         Route::new(Method::GET, "/vms/:uuid", "FleetVmGet", get)
             .summary("One VM, also while its server is away")

@@ -9,6 +9,8 @@ use super::route::{Also, BodyRule, Param, Reply, Route};
 use super::rule::{Rule, UUID_PATTERN};
 use super::schema;
 
+/// Longest text that is documented for a query or a header; 64 KiB would not fit there.
+const HEAD_TEXT: u64 = 1024;
 const JSON: &str = "application/json";
 /// Text without whitespace at its ends, as [`Rule::Trim`] wants it.
 const TRIMMED: &str = r"^(\S([\s\S]*\S)?)?$";
@@ -16,7 +18,8 @@ const DESCRIPTION: &str = "\
 Compute nodes, their virtual machines and tasks; compatible with CNAPI. Members of the query, of a \
 form and of a JSON body are one set of parameters: what a path or a query names is not replaced by \
 the body. Unknown members are ignored unless an operation says that it is strict. Any request may \
-get 503 while the coordinator stops.";
+get 503 while the coordinator stops. In a query, longer texts than documented are accepted as long \
+as the whole head of a request is within its limits.";
 
 /// The document of a route table.
 pub(crate) fn document<'a>(routes: impl Iterator<Item = &'a Route>) -> Value {
@@ -98,9 +101,9 @@ fn parameters(route: &Route) -> Vec<Value> {
         })
     };
     if in_query(route) {
-        all.extend(route.params.iter().map(|param| named(param, "query")));
+        all.extend(route.params.iter().map(|param| in_head(named(param, "query"))));
     }
-    all.extend(route.headers.iter().map(|param| named(param, "header")));
+    all.extend(route.headers.iter().map(|param| in_head(named(param, "header"))));
     if route.versioned && route.method != Method::GET {
         all.push(json!({
             "name": "If-Match", "in": "header", "required": false,
@@ -109,6 +112,14 @@ fn parameters(route: &Route) -> Vec<Value> {
         }));
     }
     all
+}
+
+/// Text in the head of a request can't be as long as in a body.
+fn in_head(mut parameter: Value) -> Value {
+    if parameter["schema"]["maxLength"].as_u64().is_some_and(|length| length > HEAD_TEXT) {
+        parameter["schema"]["maxLength"] = json!(HEAD_TEXT);
+    }
+    parameter
 }
 
 fn request_body(route: &Route) -> Option<Value> {
@@ -237,6 +248,8 @@ fn responses(route: &Route) -> Map<String, Value> {
 
 fn refusal(status: u16) -> Value {
     let description = match status {
+        414 => "The path and the query are too long",
+        431 => "The head of the request is too large",
         400 => "The query or the body can't be read, or a number is out of its range",
         403 => "Not allowed by the configuration",
         404 => "It does not exist",
@@ -250,6 +263,10 @@ fn refusal(status: u16) -> Value {
         503 => "Try again later: the server is away, or its queue is full",
         _ => "Refused",
     };
+    if matches!(status, 414 | 431) {
+        // Refused before it is a request.
+        return json!({ "description": description });
+    }
     json!({
         "description": description,
         "content": { JSON: { "schema": { "$ref": "#/components/schemas/Error" } } },

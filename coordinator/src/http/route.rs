@@ -352,6 +352,8 @@ impl Route {
             (judged || self.server == ServerRule::Shaped, 409),
             (changes, 412),
             (reads, 413),
+            (true, 414),
+            (true, 431),
             (matches!(self.reply, Reply::Websocket), 426),
             (true, 500),
             (self.running, 501),

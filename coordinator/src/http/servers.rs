@@ -12,7 +12,7 @@ use super::error::ApiError;
 use super::request::{Request, ServerRef};
 use super::response::Response;
 use super::route::{Param, Route, ServerRule, task_id_schema};
-use super::rule::{FieldError, Rule};
+use super::rule::{FieldError, Rule, js_number};
 use super::schema;
 use crate::agents::Query;
 use crate::app::ServerFilter;
@@ -227,7 +227,12 @@ async fn update(request: Request) -> Result<Response, ApiError> {
             "transitional_status" => {
                 changes.push(("transitional_status", transitional(value)?));
             }
-            "reservation_ratio" => changes.push(("reservation_ratio", Some(as_number(value)))),
+            "reservation_ratio" => {
+                let number = as_number(value).ok_or_else(|| {
+                    ApiError::invalid("reservation_ratio", "value was not a number")
+                })?;
+                changes.push(("reservation_ratio", Some(number)));
+            }
             name => changes.push((name, Some(value.clone()))),
         }
     }
@@ -290,12 +295,11 @@ fn transitional(value: &Value) -> Result<Option<Value>, ApiError> {
 }
 
 /// JavaScript's `Number(x)` of a value that the rule has let pass.
-fn as_number(value: &Value) -> Value {
+fn as_number(value: &Value) -> Option<Value> {
     match value {
-        Value::Number(_) => value.clone(),
-        Value::String(text) => json!(text.trim().parse::<f64>().unwrap_or(0.0)),
-        Value::Bool(true) => json!(1),
-        _ => json!(0),
+        Value::Number(_) => Some(value.clone()),
+        // Infinity passes the rule, but is no JSON number.
+        other => js_number(Some(other)).filter(|number| number.is_finite()).map(|n| json!(n)),
     }
 }
 

@@ -79,6 +79,8 @@ struct Heard {
     via: Via,
     /// Anything heard since the start.
     heard: bool,
+    /// Heard within its period when last looked at.
+    fresh: bool,
     /// Open connections and when each last brought a frame.
     connections: BTreeMap<ConnectionId, Duration>,
     last_post: Duration,
@@ -89,6 +91,17 @@ struct Heard {
     blame_excuse: Duration,
 }
 
+/// For metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Servers that are heard now.
+    pub heard: usize,
+    /// Servers that began to be heard.
+    pub new: u64,
+    /// Servers that ceased to be heard.
+    pub stale: u64,
+}
+
 /// The state machine.
 #[derive(Debug)]
 pub struct Liveness {
@@ -97,6 +110,7 @@ pub struct Liveness {
     /// Closes seen before this moment are blamed on the coordinator.
     blamed_until: Duration,
     late_ticks: u64,
+    tally: Tally,
     servers: BTreeMap<ServerUuid, Heard>,
     dirty: BTreeSet<ServerUuid>,
 }
@@ -110,6 +124,7 @@ impl Liveness {
             last_tick: now,
             blamed_until: Duration::ZERO,
             late_ticks: 0,
+            tally: Tally::default(),
             servers: BTreeMap::new(),
             dirty: BTreeSet::new(),
         }
@@ -236,6 +251,13 @@ impl Liveness {
         Some(if heard.excused(now) { Standing::Excused } else { Standing::Silent })
     }
 
+    /// Servers that are heard, and how often one began or ceased to be.
+    #[must_use]
+    pub fn tally(&self) -> Tally {
+        let heard = self.servers.values().filter(|heard| heard.fresh).count();
+        Tally { heard, ..self.tally }
+    }
+
     /// How often the coordinator was late and blamed itself.
     #[must_use]
     pub fn late_ticks(&self) -> u64 {
@@ -248,6 +270,7 @@ impl Liveness {
             wanted: Status::Unknown,
             via: Via::Socket,
             heard: false,
+            fresh: false,
             connections: BTreeMap::new(),
             last_post: Duration::ZERO,
             last_sysinfo: Duration::ZERO,
@@ -282,7 +305,13 @@ impl Liveness {
     fn judge(&mut self, server: ServerUuid, now: Duration) {
         let limits = self.limits;
         let Some(heard) = self.servers.get_mut(&server) else { return };
-        if heard.fresh(&limits, now) {
+        let fresh = heard.fresh(&limits, now);
+        match (std::mem::replace(&mut heard.fresh, fresh), fresh) {
+            (false, true) => self.tally.new += 1,
+            (true, false) => self.tally.stale += 1,
+            (true, true) | (false, false) => {}
+        }
+        if fresh {
             heard.wanted = Status::Running;
         } else if !heard.excused(now) {
             heard.wanted = Status::Unknown;
@@ -361,6 +390,7 @@ mod tests {
         check(&machine, Status::Running, 0);
         ticks(&mut machine, 1_250, 2_000);
         check(&machine, Status::Unknown, 1);
+        assert_eq!(machine.tally(), Tally { heard: 0, new: 1, stale: 1 });
         machine.written(server(), Some(Status::Unknown));
         machine.frame(server(), CONN, ms(2_100));
         check(&machine, Status::Running, 1);

@@ -7,4 +7,4 @@ pub mod authority;
 pub mod liveness;
 
 pub use authority::{RosterRecord, Status, Via};
-pub use liveness::{ConnectionId, Limits, Liveness, Standing};
+pub use liveness::{ConnectionId, Limits, Liveness, Standing, Tally};

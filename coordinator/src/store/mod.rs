@@ -8,6 +8,7 @@
 //! | `server/<uuid>` | server | operators, first registration |
 //! | `sysinfo/<uuid>` | server | a changed sysinfo |
 //! | `vms/<server>/<vm>` | VM | a change of its state or identity |
+//! | `figures/<uuid>` | server | its memory and disk, at most every ten minutes |
 //! | `roster/<uuid>` | server | its roster authority, on a change of status |
 //! | `task/<id>`, `open/<server>/<id>` | task | creation, end |
 //! | `boot/default` | installation | operators: boot parameters of new servers |

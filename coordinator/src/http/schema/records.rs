@@ -41,7 +41,7 @@ fn members(of: Value) -> Map<String, Value> {
 pub(super) fn server() -> Value {
     let mut all = members(stored());
     all.extend(members(computed()));
-    for name in crate::app::fleet::DISK_FIGURES {
+    for name in crate::app::figures::DISK_FIGURES {
         all.insert(format!("disk_{name}"), json!({ "type": "integer" }));
     }
     closed("A compute node", &[], &Value::Object(all))

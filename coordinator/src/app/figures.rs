@@ -1,0 +1,348 @@
+//! Memory and disk of the servers. They move all the time, so reads are answered from memory and
+//! the store gets them seldom: it is there for servers that are away when a coordinator starts.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use muster_shared::ids::ServerUuid;
+use muster_shared::wire::status::{Diskinfo, Meminfo};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::error::AppError;
+use super::fleet::Held;
+use super::tasks::is_conflict;
+use super::{App, keys};
+use crate::store::{Expect, Revision, Write, list_all};
+
+/// Shortest time between two writes of one server's figures.
+const INTERVAL: Duration = Duration::from_mins(10);
+/// Servers whose figures are written in one commit; each needs two of its places.
+const BATCH: usize = 50;
+
+/// Figures that a status report brings: `memory_*` and `disk_*` by CNAPI's names, bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Figures(BTreeMap<String, i64>);
+
+impl Figures {
+    /// One figure, 0 when it was never reported.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
+    pub fn get(&self, name: &str) -> f64 {
+        self.0.get(name).copied().unwrap_or(0) as f64
+    }
+
+    /// One figure.
+    #[must_use]
+    pub fn exact(&self, name: &str) -> Option<i64> {
+        self.0.get(name).copied()
+    }
+
+    /// Sets one figure.
+    pub fn set(&mut self, name: &str, bytes: i64) {
+        self.0.insert(name.to_owned(), bytes);
+    }
+
+    /// The figures whose name starts so.
+    pub fn with_prefix(&self, prefix: &str) -> impl Iterator<Item = (&str, i64)> {
+        self.0
+            .iter()
+            .filter(move |(name, _)| name.starts_with(prefix))
+            .map(|(n, v)| (n.as_str(), *v))
+    }
+
+    /// Takes over a report's memory figures.
+    pub fn set_memory(&mut self, info: &Meminfo) {
+        self.set("memory_available_bytes", signed(info.availrmem_bytes));
+        self.set("memory_arc_bytes", signed(info.arcsize_bytes));
+        self.set("memory_total_bytes", signed(info.total_bytes));
+    }
+
+    /// Takes over a report's disk figures.
+    pub fn set_disk(&mut self, info: &Diskinfo) {
+        if let Ok(Value::Object(members)) = serde_json::to_value(info) {
+            self.set_disk_members(&members);
+        }
+    }
+
+    /// Takes over disk figures by the report's names; absent ones keep their value.
+    pub fn set_disk_members(&mut self, members: &Map<String, Value>) {
+        for name in DISK_FIGURES {
+            if let Some(bytes) = members.get(*name).and_then(Value::as_i64) {
+                self.set(&format!("disk_{name}"), bytes);
+            }
+        }
+    }
+
+    /// Takes over memory figures by the report's names; absent ones keep their value.
+    pub fn set_memory_members(&mut self, members: &Map<String, Value>) {
+        for (from, to) in [
+            ("availrmem_bytes", "memory_available_bytes"),
+            ("arcsize_bytes", "memory_arc_bytes"),
+            ("total_bytes", "memory_total_bytes"),
+        ] {
+            if let Some(bytes) = members.get(from).and_then(Value::as_i64) {
+                self.set(to, bytes);
+            }
+        }
+    }
+}
+
+/// The disk figures by the names of a report.
+pub const DISK_FIGURES: &[&str] = &[
+    "kvm_zvol_used_bytes",
+    "kvm_zvol_volsize_bytes",
+    "kvm_quota_bytes",
+    "kvm_quota_used_bytes",
+    "zone_quota_bytes",
+    "zone_quota_used_bytes",
+    "cores_quota_bytes",
+    "cores_quota_used_bytes",
+    "installed_images_used_bytes",
+    "pool_size_bytes",
+    "pool_alloc_bytes",
+    "system_used_bytes",
+];
+
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+/// What the store holds of a server's figures.
+#[derive(Clone, Debug)]
+pub struct Kept {
+    record: Held<Figures>,
+    /// When it was written, or read at the start, monotonic.
+    at: Duration,
+}
+
+/// Figures to be written.
+struct Due {
+    server: ServerUuid,
+    figures: Figures,
+    expect: Expect,
+    /// Of the server's own record: figures of a server that was deleted meanwhile are not written.
+    registered: Revision,
+}
+
+impl App {
+    /// Reads the stored figures at the start.
+    pub(super) async fn load_figures(&self) -> Result<(), AppError> {
+        for stored in list_all(&*self.parts.store, keys::FIGURES).await?.0 {
+            let Some(server) = keys::last::<ServerUuid>(&stored.key) else { continue };
+            let record =
+                Held { value: keys::decode::<Figures>(&stored)?, revision: stored.revision };
+            let at = self.parts.clock.monotonic();
+            self.fleet.update(server, |entry| {
+                entry.figures = record.value.clone();
+                entry.kept_figures = Some(Kept { record, at });
+            });
+        }
+        Ok(())
+    }
+
+    /// Writes figures that moved and were not written for a while, one batch; `true` when more may
+    /// be due.
+    ///
+    /// # Errors
+    /// [`AppError::Store`]; nothing of the batch was written and it is tried again.
+    pub(crate) async fn figures_save(&self) -> Result<bool, AppError> {
+        let now = self.parts.clock.monotonic();
+        let batch = self.figures_due(now);
+        if batch.is_empty() {
+            return Ok(false);
+        }
+        let mut writes = Vec::new();
+        for due in &batch {
+            let bytes = keys::encode(&due.figures);
+            writes.push(Write::check(keys::server(due.server), Expect::At(due.registered)));
+            writes.push(Write::put(keys::figures(due.server), due.expect, bytes));
+        }
+        let full = batch.len() == BATCH;
+        match self.parts.store.commit(writes).await {
+            Ok(revision) => {
+                for Due { server, figures, .. } in batch {
+                    let record = Held { value: figures, revision };
+                    let kept = Kept { record, at: now };
+                    self.fleet.note(server, |entry| entry.kept_figures = Some(kept));
+                }
+                Ok(full)
+            }
+            Err(error) if is_conflict(&error) => {
+                for due in batch {
+                    self.figures_reread(due.server, now).await?;
+                }
+                Ok(true)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn figures_due(&self, now: Duration) -> Vec<Due> {
+        let mut batch = Vec::new();
+        self.fleet.for_each(|server, entry| {
+            let Some(record) = entry.record.as_ref().filter(|_| batch.len() < BATCH) else {
+                return;
+            };
+            let kept = entry.kept_figures.as_ref();
+            let rests = kept.is_some_and(|kept| now.saturating_sub(kept.at) < INTERVAL);
+            let stored = kept.map(|kept| &kept.record.value);
+            if rests || entry.figures.0.is_empty() || stored == Some(&entry.figures) {
+                return;
+            }
+            let expect = kept.map_or(Expect::Absent, |kept| Expect::At(kept.record.revision));
+            let (figures, registered) = (entry.figures.clone(), record.revision);
+            batch.push(Due { server, figures, expect, registered });
+        });
+        batch
+    }
+
+    /// Another coordinator wrote a server's figures or its record: take over what is stored.
+    async fn figures_reread(&self, server: ServerUuid, now: Duration) -> Result<(), AppError> {
+        self.reload_server(server).await?;
+        let stored = self.parts.store.get(&keys::figures(server)).await?;
+        let known = self.fleet.with(server, |entry| {
+            entry.kept_figures.as_ref().map(|kept| (kept.record.revision, kept.at))
+        });
+        let kept = match stored {
+            None => None,
+            Some(stored) => {
+                let at = match known.flatten() {
+                    Some((revision, at)) if revision == stored.revision => at,
+                    _ => now,
+                };
+                let record = Held { value: keys::decode(&stored)?, revision: stored.revision };
+                Some(Kept { record, at })
+            }
+        };
+        self.fleet.note(server, |entry| entry.kept_figures = kept);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use muster_shared::clock::TokioClock;
+    use muster_shared::entropy::SeededEntropy;
+    use muster_shared::kv::MemKv;
+    use muster_shared::threads::SameRuntime;
+    use object_store::memory::InMemory;
+    use serde_json::json;
+    use tokio_util::task::TaskTracker;
+
+    use super::super::fields::Extras;
+    use super::super::{AppConfig, Expected, Parts};
+    use super::*;
+    use crate::store::{KvStore, Store};
+
+    fn server() -> ServerUuid {
+        ServerUuid(uuid::Uuid::from_u128(1))
+    }
+
+    struct Disk(Arc<MemKv>, Arc<TokioClock>);
+
+    impl Disk {
+        fn new() -> Self {
+            let origin = "2026-01-01T00:00:00Z".parse().unwrap();
+            Self(Arc::new(MemKv::default()), Arc::new(TokioClock::new(origin)))
+        }
+
+        async fn start(&self, instance: &str) -> Arc<App> {
+            let tracker = TaskTracker::new();
+            let store = KvStore::open(self.0.clone(), self.1.clone(), &tracker);
+            self.start_on(instance, Arc::new(store.await.unwrap())).await
+        }
+
+        async fn start_on(&self, instance: &str, store: Arc<dyn Store>) -> Arc<App> {
+            let parts = Parts {
+                clock: self.1.clone(),
+                entropy: Arc::new(SeededEntropy::new(7)),
+                threads: Arc::new(SameRuntime),
+                store,
+                blobs: Arc::new(InMemory::new()),
+                instance: instance.to_owned(),
+            };
+            App::start(AppConfig::default(), parts).await.unwrap()
+        }
+    }
+
+    async fn register(app: &Arc<App>) {
+        let sysinfo = json!({ "UUID": server() });
+        app.sysinfo_register(server(), sysinfo.as_object().cloned().unwrap()).await.unwrap();
+    }
+
+    fn report(app: &App, free: i64) {
+        let body = json!({ "meminfo": { "availrmem_bytes": free, "total_bytes": 1000 } });
+        app.status_posted(server(), body.as_object().unwrap());
+    }
+
+    async fn stored(app: &App) -> Option<i64> {
+        let record = app.parts.store.get(&keys::figures(server())).await.unwrap()?;
+        keys::decode::<Figures>(&record).unwrap().exact("memory_available_bytes")
+    }
+
+    async fn minutes(minutes: u64) {
+        tokio::time::sleep(Duration::from_mins(minutes) + Duration::from_secs(5)).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn figures_are_written_seldom_and_shown_after_a_restart() {
+        let disk = Disk::new();
+        let app = disk.start("a").await;
+        register(&app).await;
+        minutes(0).await;
+        assert_eq!(stored(&app).await, None, "nothing was reported yet");
+        report(&app, 500);
+        minutes(0).await;
+        assert_eq!(stored(&app).await, Some(500));
+        for free in 501..510 {
+            report(&app, free);
+            minutes(1).await;
+            assert_eq!(stored(&app).await, Some(500), "written too soon");
+        }
+        minutes(1).await;
+        assert_eq!(stored(&app).await, Some(509));
+        let before = app.parts.store.get(&keys::figures(server())).await.unwrap();
+        minutes(30).await;
+        report(&app, 509);
+        minutes(30).await;
+        assert_eq!(app.parts.store.get(&keys::figures(server())).await.unwrap(), before);
+        app.shutdown().await;
+
+        let app = disk.start("a").await;
+        let extras = Extras::parse("memory");
+        let view = app.server_get(server(), extras).unwrap();
+        assert_eq!(view["memory_available_bytes"], 509);
+        report(&app, 600);
+        minutes(1).await;
+        assert_eq!(stored(&app).await, Some(509), "a restart is no reason to write");
+        minutes(10).await;
+        assert_eq!(stored(&app).await, Some(600));
+        app.server_delete(server(), &Expected::ANY).await.unwrap();
+        minutes(20).await;
+        assert_eq!(stored(&app).await, None, "the figures go with their server");
+        app.shutdown().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn two_coordinators_keep_the_interval_together() {
+        let disk = Disk::new();
+        let store = KvStore::open(disk.0.clone(), disk.1.clone(), &TaskTracker::new()).await;
+        let store: Arc<dyn Store> = Arc::new(store.unwrap());
+        let one = disk.start_on("a", Arc::clone(&store)).await;
+        register(&one).await;
+        let other = disk.start_on("b", store).await;
+        report(&one, 1);
+        minutes(0).await;
+        report(&other, 2);
+        minutes(0).await;
+        assert_eq!(stored(&one).await, Some(1), "the other one wrote a moment ago");
+        minutes(10).await;
+        assert_eq!(stored(&one).await, Some(2));
+        one.shutdown().await;
+        other.shutdown().await;
+    }
+}
