@@ -37,13 +37,21 @@ pub(super) enum Stop {
     Preempted,
 }
 
+/// The ticket of a task that was let in.
+#[derive(Debug)]
+pub(super) struct SeenTicket {
+    pub(super) ticket: Ticket,
+    /// The resource whose token had to go for it.
+    pub(super) forgotten: Option<String>,
+}
+
 /// A task that has not ended.
 pub(super) struct Live {
     pub(super) handler: &'static dyn Handler,
     pub(super) record: Mutex<Record>,
     pub(super) plan: Plan,
     pub(super) volatile: bool,
-    pub(super) ticket: Option<Ticket>,
+    pub(super) ticket: Option<SeenTicket>,
     pub(super) events: Arc<TaskEvents>,
     pub(super) granted: Notify,
     pub(super) stop: Mutex<Option<Stop>>,

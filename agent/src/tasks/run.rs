@@ -59,15 +59,15 @@ impl End {
 impl Engine {
     /// A new task: make it durable, then run it.
     pub(super) async fn drive(self: Arc<Self>, live: Arc<Live>) {
-        if live.durable() {
-            let changes = Self::admission_changes(&live);
-            if let Err(error) = self.write(changes).await {
-                if matches!(error, JournalError::Kv { source: KvError::Io { .. }, .. }) {
-                    self.break_down(&error);
-                }
-                self.unadmit(&live, &error);
-                return;
+        let changes = Self::admission_changes(&live);
+        if !changes.is_empty()
+            && let Err(error) = self.write(changes).await
+        {
+            if matches!(error, JournalError::Kv { source: KvError::Io { .. }, .. }) {
+                self.break_down(&error);
             }
+            self.unadmit(&live, &error);
+            return;
         }
         live.admission.send_replace(Admission::Accepted);
         self.go_on(live).await;

@@ -33,7 +33,7 @@ use uuid::Uuid;
 
 use super::events::TaskEvents;
 use super::journal::{self, Journal, JournalError};
-use super::live::{Admission, Live, Shared, Stop};
+use super::live::{Admission, Live, SeenTicket, Shared, Stop};
 use super::order::Depth;
 use super::record::{Origin, Phase, Record, State, bounded_error, fingerprint};
 use super::registry::{Faults, Registry};
@@ -47,7 +47,7 @@ pub const MAX_JOURNAL_BYTES: usize = 256 * 1024 * 1024;
 /// Resources whose newest token is remembered; beyond, the oldest token goes.
 const MAX_TICKETS: usize = 10_000;
 /// Longest name of a ticket's resource, bytes; it is part of a key.
-const MAX_RESOURCE_BYTES: usize = 256;
+const MAX_RESOURCE_BYTES: usize = 400;
 /// Events that may wait for a slow listener before the oldest are lost.
 const EVENT_BACKLOG: usize = 1024;
 
@@ -238,7 +238,9 @@ impl Engine {
             let text = "the journal is full of results that no coordinator has acknowledged";
             return Err(Refusal::new("JournalFull", text));
         }
-        check_ticket(shared, wanted.ticket.as_ref())?;
+        if let Some(ticket) = &wanted.ticket {
+            check_ticket(shared, ticket)?;
+        }
         let (plan, refused) = match plan(handler, &wanted.params) {
             Ok(plan) => (plan, None),
             Err(failure) => (Plan::default(), Some(failure)),
@@ -247,13 +249,10 @@ impl Engine {
             .order
             .enqueue(&wanted.id, handler.queue(), handler.class(), &plan.locks)
             .map_err(|full| Refusal::new("QueueFull", full.to_string()))?;
-        if let Some(ticket) = &wanted.ticket {
-            shared.tickets.insert(ticket.resource.clone(), ticket.token);
-        }
         let seq = shared.next_seq;
         shared.next_seq += 1;
         let volatile = wanted.volatile && !mutates;
-        let ticket = wanted.ticket.clone();
+        let ticket = wanted.ticket.clone().map(|ticket| seen(shared, ticket));
         let mut record = self.new_record(seq, &plan, wanted);
         record.error = refused.map(|failure| bounded_error(failure.into()));
         let live = self.live(handler, record, plan, volatile, ticket);
@@ -301,7 +300,7 @@ impl Engine {
         record: Record,
         plan: Plan,
         volatile: bool,
-        ticket: Option<Ticket>,
+        ticket: Option<SeenTicket>,
     ) -> Arc<Live> {
         let events = TaskEvents::new(
             record.id.clone(),
@@ -324,12 +323,16 @@ impl Engine {
         })
     }
 
-    /// The changes that make a new task durable.
+    /// The changes that make a new task durable; of a query only the ticket, if it has one.
     pub(super) fn admission_changes(live: &Live) -> Vec<Change> {
-        let mut record = live.record.lock();
-        let mut changes = journal::put_params(&mut record);
-        changes.push(journal::put_record(&record));
-        if let Some(ticket) = &live.ticket {
+        let mut changes = Vec::new();
+        if live.durable() {
+            let mut record = live.record.lock();
+            changes.extend(journal::put_params(&mut record));
+            changes.push(journal::put_record(&record));
+        }
+        if let Some(SeenTicket { ticket, forgotten }) = &live.ticket {
+            changes.extend(forgotten.as_deref().map(journal::forget_ticket));
             changes.push(journal::put_ticket(&ticket.resource, &ticket.token));
         }
         changes
@@ -464,8 +467,7 @@ pub(super) fn plan(handler: &'static dyn Handler, params: &Params) -> Result<Pla
     })
 }
 
-fn check_ticket(shared: &mut Shared, ticket: Option<&Ticket>) -> Result<(), Refusal> {
-    let Some(ticket) = ticket else { return Ok(()) };
+fn check_ticket(shared: &Shared, ticket: &Ticket) -> Result<(), Refusal> {
     if ticket.resource.len() > MAX_RESOURCE_BYTES {
         return Err(Refusal::new("StaleTicket", "the ticket's resource has too long a name"));
     }
@@ -475,12 +477,18 @@ fn check_ticket(shared: &mut Shared, ticket: Option<&Ticket>) -> Result<(), Refu
         let text = format!("a newer ticket for {} was seen already", ticket.resource);
         return Err(Refusal::new("StaleTicket", text));
     }
+    Ok(())
+}
+
+/// Remembers a ticket's token; when that is one too many, the oldest of all is forgotten.
+fn seen(shared: &mut Shared, ticket: Ticket) -> SeenTicket {
+    let mut forgotten = None;
     if shared.tickets.len() >= MAX_TICKETS && !shared.tickets.contains_key(&ticket.resource) {
         // Tokens are revisions of the coordinators' store, so the smallest is the oldest.
         let oldest = shared.tickets.iter().min_by_key(|(_, token)| **token);
-        if let Some(resource) = oldest.map(|(resource, _)| resource.clone()) {
-            shared.tickets.remove(&resource);
-        }
+        forgotten = oldest.map(|(resource, _)| resource.clone());
+        forgotten.as_ref().and_then(|resource| shared.tickets.remove(resource));
     }
-    Ok(())
+    shared.tickets.insert(ticket.resource.clone(), ticket.token);
+    SeenTicket { ticket, forgotten }
 }

@@ -159,9 +159,10 @@ impl Agents {
     ///
     /// # Errors
     /// [`AppError::NotSupported`], [`AppError::NotConnected`], [`AppError::Busy`],
-    /// [`AppError::Timeout`], [`AppError::Agent`].
+    /// [`AppError::Timeout`], [`AppError::TicketNotActive`], [`AppError::Agent`].
     pub async fn query(&self, query: Query<'_>) -> Result<Value, AppError> {
         let Some(app) = self.app.upgrade() else { return Err(AppError::Stopping) };
+        let fence = app.fence().await?;
         app.require_capability(query.server, query.task)?;
         let id: TaskId = app.parts.entropy.uuid().into();
         let deadline_ms = u64::try_from(query.timeout.as_millis()).ok();
@@ -171,7 +172,7 @@ impl Agents {
             task: query.task.to_owned(),
             params: query.params,
             deadline_ms,
-            ticket: None,
+            ticket: fence.map(|fence| fence.ticket),
             volatile: true,
         };
         let answer = self.expect(query.server, id, true, Box::new(dispatch).into());

@@ -1,6 +1,6 @@
 //! What the application refuses, and why; each endpoint's file gives it its HTTP form.
 
-use muster_shared::ids::{ServerUuid, VmUuid};
+use muster_shared::ids::{ServerUuid, TicketUuid, VmUuid};
 use serde_json::Value;
 
 use crate::store::StoreError;
@@ -23,6 +23,18 @@ pub enum AppError {
     /// No such task.
     #[error("no such task found")]
     TaskNotFound,
+    /// No such ticket.
+    #[error("ticket {0} not found")]
+    TicketNotFound(TicketUuid),
+    /// No such ticket, or no longer, for somebody who waits for it.
+    #[error("no such ticket {0}")]
+    NoSuchTicket(TicketUuid),
+    /// The ticket has expired, for somebody who waits for it.
+    #[error("{0}")]
+    TicketExpired(String),
+    /// The request names a ticket that is not active.
+    #[error("ticket {0} is not active")]
+    TicketNotActive(String),
     /// The task has ended, or its kind can't be cancelled.
     #[error("{0}")]
     NotCancellable(String),

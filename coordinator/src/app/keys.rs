@@ -1,11 +1,13 @@
 //! The store's keys, and records to and from JSON.
 
 use bytes::Bytes;
-use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
+use muster_shared::ids::{ServerUuid, TaskId, TicketUuid, VmUuid};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use sha2::{Digest as _, Sha256};
 
 use super::error::AppError;
+use super::tickets::QueueName;
 use crate::store::Record;
 
 pub(crate) const SERVERS: &str = "server/";
@@ -18,6 +20,10 @@ pub(crate) const OPEN: &str = "open/";
 pub(crate) const MEMBERS: &str = "members/";
 pub(crate) const PLACES: &str = "place/";
 pub(crate) const BOOT_DEFAULT: &str = "boot/default";
+pub(crate) const TICKETS: &str = "ticket/";
+pub(crate) const QUEUES: &str = "queue/";
+/// The counter that gives tickets their order.
+pub(crate) const TICKET_SEQ: &str = "ticket-seq";
 
 pub(crate) fn server(uuid: ServerUuid) -> String {
     format!("{SERVERS}{uuid}")
@@ -49,6 +55,19 @@ pub(crate) fn open(server: ServerUuid, id: &TaskId) -> String {
 
 pub(crate) fn place(vm: VmUuid) -> String {
     format!("{PLACES}{vm}")
+}
+
+pub(crate) fn ticket(uuid: TicketUuid) -> String {
+    format!("{TICKETS}{uuid}")
+}
+
+/// Scope and id are free text, so they are hashed; a byte that no text has parts them.
+pub(crate) fn queue(name: &QueueName) -> String {
+    let mut hash = Sha256::new();
+    hash.update(&name.scope);
+    hash.update([0xff]);
+    hash.update(&name.id);
+    format!("{QUEUES}{}/{}", name.server_uuid, hex::encode(hash.finalize()))
 }
 
 pub(crate) fn member(instance: &str) -> String {

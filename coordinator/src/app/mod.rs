@@ -23,6 +23,7 @@ mod status;
 pub mod tasks;
 #[cfg(test)]
 mod tests;
+pub mod tickets;
 mod vm_request;
 mod vms;
 mod why;
@@ -57,6 +58,7 @@ use crate::store::{Counted, LeaseId, StoreError, list_all};
 use fleet::{Fleet, Held, SysinfoRecord};
 use place::Placing;
 use tasks::Table;
+use tickets::Tickets;
 
 /// What the preconditions of an endpoint ask about a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +92,7 @@ pub struct App {
     pub(crate) lease: Mutex<LeaseId>,
     pub(crate) agents: Agents,
     pub(crate) tasks: Table,
+    pub(crate) tickets: Tickets,
     pub(crate) placing: Mutex<Placing>,
     /// Monotonic time of the start.
     pub(crate) started: Duration,
@@ -135,6 +138,7 @@ impl App {
             vms_wake: Notify::new(),
             lease: Mutex::new(LeaseId(0)),
             tasks: Table::default(),
+            tickets: Tickets::new(),
             placing: Mutex::new(Placing::new()),
             started: now,
             tracker: TaskTracker::new(),
@@ -162,6 +166,7 @@ impl App {
     pub async fn run(self: &Arc<Self>) -> Result<(), AppError> {
         self.load_fleet().await?;
         self.load_tasks().await?;
+        self.load_tickets().await?;
         self.load_promises().await?;
         self.boot_found().await?;
         background::join(self).await?;

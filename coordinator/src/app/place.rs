@@ -168,13 +168,12 @@ impl App {
             params: params.clone(),
             req_id: req_id.to_owned(),
             vm: Some(vm),
-            ticket: None,
         };
         let mut record = self.task_record(new).await?;
         record.refusals = Some(Vec::new());
         let mut writes = self.task_writes(&record);
         writes.push(Write::put(keys::place(vm), expect, self.place_record(&record, vm)));
-        let revision = self.parts.store.commit(writes).await?;
+        let revision = self.task_commit(&record, writes).await?;
         let id = self.task_stored(record, revision).await;
         Ok(Placed { vm_uuid: vm, id, server_uuid: server })
     }

@@ -1,10 +1,12 @@
 //! The application with a fake agent on an in-memory connection, on paused time.
 
+mod tickets;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_shared::clock::TokioClock;
+use muster_shared::clock::{Clock as _, TokioClock};
 use muster_shared::entropy::SeededEntropy;
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
 use muster_shared::kv::{MemKv, MemOptions};

@@ -9,6 +9,7 @@ mod figures;
 mod lease;
 mod roster;
 mod tasks;
+mod tickets;
 mod vms;
 
 use std::future::Future;
@@ -27,6 +28,10 @@ pub(crate) fn start(app: &Arc<App>) {
     run(app, "figures-writer", figures::run);
     run(app, "tasks", tasks::tick);
     run(app, "retention", tasks::retention);
+    run(app, "waitlist-writer", tickets::write);
+    run(app, "waitlist-follower", tickets::follow);
+    run(app, "waitlist-expiry", tickets::expire);
+    run(app, "waitlist-retention", tickets::retention);
 }
 
 fn run<F, Fut>(app: &Arc<App>, name: &'static str, job: F)

@@ -16,9 +16,13 @@ impl From<AppError> for ApiError {
         let message = error.to_string();
         let conflict = |code, message| Self::coded(StatusCode::CONFLICT, code, message);
         match error {
-            AppError::ServerNotFound(_) | AppError::VmNotFound(_) | AppError::TaskNotFound => {
-                Self::NotFound(message)
-            }
+            AppError::ServerNotFound(_)
+            | AppError::VmNotFound(_)
+            | AppError::TaskNotFound
+            | AppError::TicketNotFound(_)
+            | AppError::NoSuchTicket(_) => Self::NotFound(message),
+            AppError::TicketExpired(_) => Self::RefusedArgument(message),
+            AppError::TicketNotActive(_) => conflict("TicketNotActive", message),
             AppError::ServerNotRunning => Self::ServerNotRunning,
             AppError::VmExists(_) => conflict("VmExists", message),
             AppError::NotCancellable(_) => conflict("NotCancellable", message),

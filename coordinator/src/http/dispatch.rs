@@ -27,6 +27,7 @@ use super::response::{Body, Response};
 use super::route::{BodyRule, Reply, Route, ServerRule};
 use super::rule::check;
 use super::stream::SyncStream;
+use crate::app::tickets::naming;
 
 /// Longest request id that is taken over from a client, bytes.
 const MAX_REQ_ID_BYTES: usize = 256;
@@ -37,6 +38,9 @@ const DISCARD_BYTES: usize = 16 * 1024 * 1024;
 const DISCARD: Duration = Duration::from_secs(2);
 /// The `Server` header; free text that no client reads.
 const SERVER_NAME: &str = "Compute Node API";
+
+/// Names the ticket under which a request starts a task.
+pub(super) const X_MUSTER_TICKET: &str = "x-muster-ticket";
 
 static X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 static X_RESPONSE_TIME: HeaderName = HeaderName::from_static("x-response-time");
@@ -146,6 +150,8 @@ impl Shell {
             return Err(ApiError::ServerNotRunning);
         }
         validate(route, &mut params)?;
+        let ticket = incoming.headers.get(X_MUSTER_TICKET);
+        let ticket = ticket.map(|name| String::from_utf8_lossy(name.as_bytes()).into_owned());
         let request = Request {
             app: Arc::clone(&self.app),
             params,
@@ -161,7 +167,7 @@ impl Shell {
         };
         tokio::select! {
             biased;
-            answer = AssertUnwindSafe((route.handler)(request)).catch_unwind() => {
+            answer = AssertUnwindSafe(naming(ticket, (route.handler)(request))).catch_unwind() => {
                 answer.unwrap_or_else(|_| Err(ApiError::Internal {
                     message: "the request met a defect".to_owned(),
                     // The panic hook has written it to the log.

@@ -42,6 +42,7 @@ mod stream;
 mod tasks;
 #[cfg(test)]
 mod tests;
+mod tickets;
 mod upgrade;
 mod vms;
 mod watched;
@@ -89,6 +90,7 @@ fn table() -> Vec<Route> {
         allocate::routes,
         boot::routes,
         why::routes,
+        tickets::routes,
         not_implemented::routes,
     ];
     resources.iter().flat_map(|routes| routes()).collect()

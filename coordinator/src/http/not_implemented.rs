@@ -12,13 +12,6 @@ const OPERATIONS: &[(Method, &str, &str)] = &[
     (Method::PUT, "/servers/:server_uuid/factory-reset", "ServerFactoryReset"),
     (Method::POST, "/servers/:server_uuid/reboot", "ServerReboot"),
     (Method::PUT, "/servers/:server_uuid/nics", "NicUpdate"),
-    (Method::GET, "/servers/:server_uuid/tickets", "ServerWaitlistList"),
-    (Method::POST, "/servers/:server_uuid/tickets", "ServerWaitlistTicketCreate"),
-    (Method::DELETE, "/servers/:server_uuid/tickets", "ServerWaitlistTicketsDeleteAll"),
-    (Method::GET, "/tickets/:ticket_uuid", "ServerWaitlistGetTicket"),
-    (Method::DELETE, "/tickets/:ticket_uuid", "ServerWaitlistDeleteTickets"),
-    (Method::GET, "/tickets/:ticket_uuid/wait", "ServerWaitlistTicketsWait"),
-    (Method::PUT, "/tickets/:ticket_uuid/release", "ServerWaitlistTicketRelease"),
 ];
 
 pub(super) fn routes() -> Vec<Route> {

@@ -187,7 +187,7 @@ fn param_schema(param: &Param) -> Value {
             Rule::ObjectType => schema["type"] = json!("object"),
             Rule::ArrayType => schema["type"] = json!("array"),
             Rule::BooleanType | Rule::BooleanString => schema["type"] = json!("boolean"),
-            Rule::NumberType => schema["type"] = json!("number"),
+            Rule::NumberType | Rule::NotNegative => schema["type"] = json!("number"),
             Rule::NumberOrString => schema["type"] = json!(["number", "string"]),
             Rule::Int => schema["type"] = json!("integer"),
             Rule::Regex(pattern) => {

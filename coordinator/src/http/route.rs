@@ -267,7 +267,6 @@ impl Route {
     }
 
     /// Request headers with a meaning of this endpoint's own.
-    #[allow(dead_code, reason = "routes to come need it")]
     pub(crate) fn headers(mut self, headers: &'static [Param]) -> Self {
         self.headers = headers;
         self

@@ -26,6 +26,8 @@ pub(crate) enum Rule {
     BooleanString,
     /// Anything that JavaScript's `Number(x)` does not turn into NaN.
     NumberType,
+    /// As [`Rule::NumberType`], and not less than zero.
+    NotNegative,
     /// A string, or number-like.
     NumberOrString,
     /// Neither leading nor trailing whitespace.
@@ -118,6 +120,10 @@ fn judge(rule: Rule, name: &str, value: Option<&Value>) -> Option<String> {
             fail(value.and_then(as_boolean).is_none(), "value was not 'true' or 'false'")
         }
         Rule::NumberType => fail(js_number(value).is_none(), "value was not a number"),
+        Rule::NotNegative => match js_number(value) {
+            None => fail(true, "value was not a number"),
+            Some(number) => fail(number < 0.0, "value was not greater than or equal to zero"),
+        },
         Rule::NumberOrString => {
             let fits = matches!(value, Some(Value::String(_))) || js_number(value).is_some();
             fail(!fits, "value was not a number or string")

@@ -11,7 +11,7 @@ use crate::app::AppError;
 pub(super) fn routes() -> Vec<Route> {
     vec![
         Route::new(Method::GET, "/why/:kind/:id", "Why", why)
-            .summary("What a task, a vm or a server waits for, in plain words")
+            .summary("What a task, a vm, a server or a ticket waits for, in plain words")
             .returns_schema(object_schema),
     ]
 }
@@ -32,6 +32,11 @@ async fn why(request: Request) -> Result<Response, ApiError> {
         "vm" => {
             let vm = id.parse().map_err(|_| missing("VM"))?;
             Response::json(app.why_vm(vm)?)
+        }
+        "ticket" => {
+            let ticket =
+                id.parse().map_err(|_| ApiError::NotFound(format!("ticket {id} not found")))?;
+            Response::json(app.why_ticket(ticket).await?)
         }
         kind => Err(ApiError::NotFound(format!("/why/{kind} does not exist"))),
     }

@@ -12,6 +12,7 @@
 //! | `roster/<uuid>` | server | its roster authority, on a change of status |
 //! | `task/<id>`, `open/<server>/<id>` | task | creation, end |
 //! | `boot/default` | installation | operators: boot parameters of new servers |
+//! | `ticket/<uuid>`, `queue/<server>/<hash>`, `ticket-seq` | ticket, queue of open ones, all | the waitlist |
 //! | `members/<instance>` | coordinator | its start; gone with its lease |
 
 #[cfg(test)]

@@ -116,7 +116,7 @@ pub struct Token {
 /// The waitlist ticket a task was started under.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Ticket {
-    /// What the ticket guards, `<scope>/<id>`.
+    /// What the ticket guards: its queue, `<server or "default">/<scope>/<id>`.
     pub resource: String,
     /// The agent refuses a token older than the newest it saw for the resource.
     pub token: Token,

@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use muster_shared::clock::iso;
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
-use muster_shared::wire::{Dispatch, Ticket};
+use muster_shared::wire::Dispatch;
 use serde_json::{Map, Value, json};
 
 pub use list::TaskFilter;
@@ -31,6 +31,7 @@ pub use record::{Ending, Params, Refusal, TaskRecord, TaskStatus};
 pub use table::{Open, Table};
 
 use super::error::AppError;
+use super::tickets::Fence;
 use super::{App, keys};
 use crate::agents::SendError;
 use crate::store::{Expect, Revision, StoreError, Write, list_all};
@@ -55,8 +56,6 @@ pub struct NewTask {
     pub req_id: String,
     /// The VM it is about.
     pub vm: Option<VmUuid>,
-    /// The ticket it runs under.
-    pub ticket: Option<Ticket>,
 }
 
 impl App {
@@ -65,7 +64,8 @@ impl App {
     ///
     /// # Errors
     /// [`AppError::NotSupported`]; [`AppError::Busy`] when the server has too many open tasks;
-    /// [`AppError::Store`], [`AppError::Blob`].
+    /// [`AppError::TicketNotActive`] when the request names such a ticket; [`AppError::Store`],
+    /// [`AppError::Blob`].
     pub async fn task_create(
         self: &Arc<Self>,
         server: ServerUuid,
@@ -74,14 +74,7 @@ impl App {
         req_id: &str,
     ) -> Result<TaskId, AppError> {
         let vm = params.get("uuid").and_then(Value::as_str).and_then(|text| text.parse().ok());
-        let new = NewTask {
-            server,
-            task: task.to_owned(),
-            params,
-            req_id: req_id.to_owned(),
-            vm,
-            ticket: None,
-        };
+        let new = NewTask { server, task: task.to_owned(), params, req_id: req_id.to_owned(), vm };
         self.task_create_new(new).await
     }
 
@@ -95,8 +88,28 @@ impl App {
         let _place = self.reserve_task(server)?;
         let record = self.task_record(new).await?;
         let writes = self.task_writes(&record);
-        let revision = self.parts.store.commit(writes).await?;
+        let revision = self.task_commit(&record, writes).await?;
         Ok(self.task_stored(record, revision).await)
+    }
+
+    /// Makes a new task durable, if the ticket it runs under is still active.
+    pub(super) async fn task_commit(
+        &self,
+        record: &TaskRecord,
+        mut writes: Vec<Write>,
+    ) -> Result<Revision, AppError> {
+        if let Some((uuid, ticket)) = record.ticket_uuid.zip(record.ticket.as_ref()) {
+            let check = Fence::check(uuid, ticket);
+            let key = check.key.clone();
+            writes.push(check);
+            return self.parts.store.commit(writes).await.map_err(|error| match error {
+                StoreError::Conflict { key: lost } if lost == key => {
+                    AppError::TicketNotActive(uuid.to_string())
+                }
+                error => error.into(),
+            });
+        }
+        Ok(self.parts.store.commit(writes).await?)
     }
 
     /// Takes one of a server's places for open tasks until the guard is dropped.
@@ -110,6 +123,7 @@ impl App {
 
     /// The record of a new task; large parameters are in a blob when this returns.
     pub(super) async fn task_record(&self, new: NewTask) -> Result<TaskRecord, AppError> {
+        let fence = self.fence().await?;
         let id = self.mint_task_id();
         let params = self.store_params(&id, new.params).await?;
         Ok(TaskRecord {
@@ -127,7 +141,8 @@ impl App {
             params,
             sent: self.agents.is_connected(new.server),
             accepted: false,
-            ticket: new.ticket,
+            ticket_uuid: fence.as_ref().map(|fence| fence.uuid),
+            ticket: fence.map(|fence| fence.ticket),
             refusals: None,
         })
     }

@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use muster_shared::clock::iso;
-use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
+use muster_shared::ids::{ServerUuid, TaskId, TicketUuid, VmUuid};
 use muster_shared::wire::{Outcome, TaskError, Ticket};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -101,6 +101,9 @@ pub struct TaskRecord {
     /// The ticket it was started under.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ticket: Option<Ticket>,
+    /// That ticket's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ticket_uuid: Option<TicketUuid>,
     /// The servers that refused the VM, for a task that places one; `None` for others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusals: Option<Vec<Refusal>>,
@@ -176,6 +179,7 @@ impl TaskRecord {
         for (name, value) in [
             ("finished_at", self.finished_at.as_ref().map(|v| json!(v))),
             ("vm_uuid", self.vm_uuid.map(|v| json!(v))),
+            ("ticket_uuid", self.ticket_uuid.map(|v| json!(v))),
             ("error", self.error.as_ref().map(|v| json!(v))),
             ("result", self.result.clone()),
             ("refusals", self.refusals.as_ref().filter(|r| !r.is_empty()).map(|v| json!(v))),

@@ -230,7 +230,6 @@ pub(super) fn ticket() -> Value {
             "created_at": iso(),
             "updated_at": iso(),
             "reqid": described("string", "The request that made it"),
-            "token": { "description": "Grows with every activation; fences what it started" },
         }),
     )
 }

@@ -1,0 +1,493 @@
+//! The state machine of the waitlist's queues: operations in, one transaction out. Pure.
+//!
+//! ```text
+//! create ──► queued ──► active ──► finished   (release, from any status)
+//!               │          │
+//!               └──────────┴─────► expired
+//! ```
+//!
+//! A queue that is not empty has exactly one active ticket, the oldest. Whatever ends that ticket
+//! activates the next in the same transaction. A queue's record lists its open tickets, oldest
+//! first, and every change of its membership rewrites it: two coordinators that change one queue
+//! at a time collide there, and one of them starts over.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use jiff::Timestamp;
+use muster_shared::clock::iso;
+use muster_shared::ids::TicketUuid;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::record::{QueueName, Ticket, TicketStatus};
+use crate::app::{Expected, keys};
+use crate::store::{Expect, MAX_COMMIT_BYTES, MAX_COMMIT_WRITES, Revision, Write};
+
+/// Tickets that may be in one queue; its record has to fit a value of the store.
+pub(super) const MAX_QUEUE: usize = 5_000;
+/// Records that one operation may change: its ticket, the queue, the next ticket.
+const MAX_OP_WRITES: usize = 3;
+/// Bytes that one operation may add: a full queue and two tickets.
+const MAX_OP_BYTES: usize = 300 * 1024;
+
+/// A ticket to be made.
+#[derive(Clone, Debug)]
+pub(super) struct NewTicket {
+    pub(super) uuid: TicketUuid,
+    pub(super) queue: QueueName,
+    pub(super) expires_at: String,
+    pub(super) action: Option<String>,
+    pub(super) extra: Map<String, Value>,
+    pub(super) reqid: String,
+}
+
+/// A change of the waitlist.
+#[derive(Clone, Debug)]
+pub(super) enum Op {
+    /// Puts a new ticket at the end of its queue.
+    Create(Box<NewTicket>),
+    /// Ends a ticket well; with the versions that it may have.
+    Release(TicketUuid, Expected),
+    /// Removes a ticket, as above.
+    Delete(TicketUuid, Expected),
+    /// Ends a ticket if it is open and its time is over.
+    Expire(TicketUuid),
+}
+
+/// What an operation did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Effect {
+    /// What was asked, or nothing was to be done.
+    Done,
+    /// There is no such ticket.
+    NotFound,
+    /// The ticket has another version.
+    Changed,
+    /// The queue is full.
+    Full,
+}
+
+/// The record `queue/<server>/<hash>`: the open tickets, oldest first. Absent when there is none.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Queue {
+    #[serde(flatten)]
+    name: QueueName,
+    tickets: Vec<TicketUuid>,
+}
+
+/// Why an operation can't be decided.
+#[derive(Debug)]
+pub(super) enum Stuck {
+    /// This record has to be loaded first.
+    Need(String),
+    /// This record can't be read.
+    Corrupt(String, serde_json::Error),
+    /// This record must exist, since another names it, and does not.
+    Lost(String),
+}
+
+/// One record as it is and as it is to become.
+#[derive(Debug)]
+struct Slot {
+    at: Option<Revision>,
+    was: bool,
+    value: Option<Bytes>,
+    changed: bool,
+}
+
+/// A transaction in the making.
+#[derive(Debug)]
+pub(super) struct Draft {
+    now: Timestamp,
+    slots: BTreeMap<String, Slot>,
+}
+
+impl Draft {
+    pub(super) fn new(now: Timestamp) -> Self {
+        Self { now, slots: BTreeMap::new() }
+    }
+
+    /// Takes a record that was needed; `None` when it does not exist.
+    pub(super) fn load(&mut self, key: String, record: Option<(Bytes, Revision)>) {
+        let (value, at) = record.unzip();
+        self.slots.insert(key, Slot { at, was: at.is_some(), value, changed: false });
+    }
+
+    /// Whether one more operation surely fits the transaction.
+    pub(super) fn has_room(&self) -> bool {
+        let changed = self.slots.iter().filter(|(_, slot)| slot.changed);
+        let (mut writes, mut bytes) = (0, 0);
+        for (key, slot) in changed {
+            writes += 1;
+            bytes += key.len() + slot.value.as_ref().map_or(0, Bytes::len);
+        }
+        writes + MAX_OP_WRITES <= MAX_COMMIT_WRITES && bytes + MAX_OP_BYTES <= MAX_COMMIT_BYTES
+    }
+
+    /// The transaction, and how many tickets it changes.
+    pub(super) fn writes(self) -> (Vec<Write>, usize) {
+        let mut writes = Vec::new();
+        let mut tickets = 0;
+        for (key, slot) in self.slots {
+            if !slot.changed || (!slot.was && slot.value.is_none()) {
+                continue;
+            }
+            tickets += usize::from(key.starts_with(keys::TICKETS));
+            let expect = slot.at.map_or(Expect::Absent, Expect::At);
+            writes.push(match slot.value {
+                Some(value) => Write::put(key, expect, value),
+                None => Write::delete(key, expect),
+            });
+        }
+        (writes, tickets)
+    }
+
+    /// Applies an operation.
+    ///
+    /// # Errors
+    /// [`Stuck`]: nothing was changed.
+    pub(super) fn apply(&mut self, op: &Op) -> Result<Effect, Stuck> {
+        match op {
+            Op::Create(new) => self.create(new),
+            Op::Release(uuid, expected) => {
+                self.end(*uuid, expected, |_| true, Some(TicketStatus::Finished))
+            }
+            Op::Delete(uuid, expected) => self.end(*uuid, expected, |_| true, None),
+            Op::Expire(uuid) => {
+                let now = self.now;
+                let over = |ticket: &Ticket| {
+                    ticket.status.is_open() && ticket.due().is_over(&ticket.expires_at, now)
+                };
+                self.end(*uuid, &Expected::ANY, over, Some(TicketStatus::Expired))
+            }
+        }
+    }
+
+    fn create(&mut self, new: &NewTicket) -> Result<Effect, Stuck> {
+        let seq: u64 = self.get(keys::TICKET_SEQ)?.unwrap_or(0);
+        let queue: Option<Queue> = self.get(&keys::queue(&new.queue))?;
+        let mut queue =
+            queue.unwrap_or_else(|| Queue { name: new.queue.clone(), tickets: Vec::new() });
+        if queue.tickets.len() >= MAX_QUEUE {
+            return Ok(Effect::Full);
+        }
+        let first = queue.tickets.is_empty();
+        queue.tickets.push(new.uuid);
+        let now = iso(self.now);
+        let ticket = Ticket {
+            uuid: new.uuid,
+            queue: new.queue.clone(),
+            expires_at: new.expires_at.clone(),
+            created_at: now.clone(),
+            updated_at: now,
+            status: if first { TicketStatus::Active } else { TicketStatus::Queued },
+            action: new.action.clone(),
+            extra: new.extra.clone(),
+            reqid: new.reqid.clone(),
+            seq,
+        };
+        // The uuid is new; the transaction fails if it is not.
+        self.load(keys::ticket(new.uuid), None);
+        self.put(&keys::ticket(new.uuid), &ticket);
+        self.put(&keys::queue(&new.queue), &queue);
+        self.put(keys::TICKET_SEQ, &(seq + 1));
+        Ok(Effect::Done)
+    }
+
+    /// Takes a ticket that fits out of its queue and gives it a status; `None` removes it.
+    fn end(
+        &mut self,
+        uuid: TicketUuid,
+        expected: &Expected,
+        fits: impl FnOnce(&Ticket) -> bool,
+        status: Option<TicketStatus>,
+    ) -> Result<Effect, Stuck> {
+        let key = keys::ticket(uuid);
+        let Some(mut ticket) = self.get::<Ticket>(&key)? else { return Ok(Effect::NotFound) };
+        let unchanged = self.slots.get(&key).filter(|slot| !slot.changed);
+        let at = unchanged.and_then(|slot| slot.at).unwrap_or_default();
+        if expected.check(at).is_err() {
+            return Ok(Effect::Changed);
+        }
+        if !fits(&ticket) {
+            return Ok(Effect::Done);
+        }
+        if ticket.status.is_open() {
+            self.leave(&ticket)?;
+        }
+        match status {
+            Some(status) => {
+                ticket.status = status;
+                ticket.updated_at = iso(self.now);
+                self.put(&key, &ticket);
+            }
+            None => self.remove(&key),
+        }
+        Ok(Effect::Done)
+    }
+
+    /// Takes a ticket out of its queue; the next becomes active if it was its turn.
+    fn leave(&mut self, ticket: &Ticket) -> Result<(), Stuck> {
+        let key = keys::queue(&ticket.queue);
+        let Some(mut queue) = self.get::<Queue>(&key)? else { return Err(Stuck::Lost(key)) };
+        let was_first = queue.tickets.first() == Some(&ticket.uuid);
+        queue.tickets.retain(|uuid| *uuid != ticket.uuid);
+        if was_first && let Some(next) = queue.tickets.first() {
+            let next_key = keys::ticket(*next);
+            let Some(mut next) = self.get::<Ticket>(&next_key)? else {
+                return Err(Stuck::Lost(next_key));
+            };
+            next.status = TicketStatus::Active;
+            next.updated_at = iso(self.now);
+            self.put(&next_key, &next);
+        }
+        if queue.tickets.is_empty() {
+            self.remove(&key);
+        } else {
+            self.put(&key, &queue);
+        }
+        Ok(())
+    }
+
+    fn get<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, Stuck> {
+        let slot = self.slots.get(key).ok_or_else(|| Stuck::Need(key.to_owned()))?;
+        let Some(value) = &slot.value else { return Ok(None) };
+        match serde_json::from_slice(value) {
+            Ok(value) => Ok(Some(value)),
+            Err(source) => Err(Stuck::Corrupt(key.to_owned(), source)),
+        }
+    }
+
+    fn put<T: Serialize>(&mut self, key: &str, value: &T) {
+        if let Some(slot) = self.slots.get_mut(key) {
+            slot.value = Some(keys::encode(value));
+            slot.changed = true;
+        }
+    }
+
+    fn remove(&mut self, key: &str) {
+        if let Some(slot) = self.slots.get_mut(key) {
+            slot.value = None;
+            slot.changed = true;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+    use uuid::Uuid;
+
+    use super::super::record::TicketServer;
+    use super::*;
+    use crate::store::{Action, check_limits};
+
+    /// What a store would hold.
+    #[derive(Default)]
+    struct Records {
+        records: BTreeMap<String, (Bytes, Revision)>,
+        counter: u64,
+    }
+
+    impl Records {
+        fn apply(&self, draft: &mut Draft, op: &Op) -> Effect {
+            loop {
+                match draft.apply(op) {
+                    Ok(effect) => return effect,
+                    Err(Stuck::Need(key)) => {
+                        let record = self.records.get(&key).cloned();
+                        draft.load(key, record);
+                    }
+                    Err(stuck) => panic!("{stuck:?}"),
+                }
+            }
+        }
+
+        fn commit(&mut self, draft: Draft) {
+            let (writes, _) = draft.writes();
+            check_limits(&writes).unwrap();
+            self.counter += 1;
+            let revision = Revision { epoch: 1, counter: self.counter };
+            for write in writes {
+                let at = self.records.get(&write.key).map(|(_, at)| *at);
+                assert_eq!(write.expect, at.map_or(Expect::Absent, Expect::At), "{}", write.key);
+                match write.action {
+                    Action::Put(value, None) => {
+                        self.records.insert(write.key, (value, revision));
+                    }
+                    Action::Delete => drop(self.records.remove(&write.key)),
+                    action => panic!("{action:?}"),
+                }
+            }
+        }
+
+        fn tickets(&self) -> Vec<Ticket> {
+            let tickets = self.records.iter().filter(|(key, _)| key.starts_with(keys::TICKETS));
+            let mut tickets: Vec<Ticket> =
+                tickets.map(|(_, (value, _))| serde_json::from_slice(value).unwrap()).collect();
+            tickets.sort_by_key(|ticket| ticket.seq);
+            tickets
+        }
+
+        /// Never two active; a queue that is not empty has exactly one, the oldest.
+        fn check(&self) {
+            let mut queues: BTreeMap<QueueName, Vec<Ticket>> = BTreeMap::new();
+            for ticket in self.tickets() {
+                if ticket.status.is_open() {
+                    queues.entry(ticket.queue.clone()).or_default().push(ticket);
+                }
+            }
+            for (name, tickets) in &queues {
+                for (place, ticket) in tickets.iter().enumerate() {
+                    let active = ticket.status == TicketStatus::Active;
+                    assert_eq!(active, place == 0, "{name}: {tickets:#?}");
+                }
+            }
+            let records = self.records.iter().filter(|(key, _)| key.starts_with(keys::QUEUES));
+            let records: Vec<Queue> =
+                records.map(|(_, (value, _))| serde_json::from_slice(value).unwrap()).collect();
+            assert_eq!(records.len(), queues.len());
+            for record in records {
+                let listed: Vec<_> = queues[&record.name].iter().map(|t| t.uuid).collect();
+                assert_eq!(record.tickets, listed);
+            }
+        }
+    }
+
+    fn now() -> Timestamp {
+        "2026-01-01T00:00:00Z".parse().unwrap()
+    }
+
+    fn uuid(n: u8) -> TicketUuid {
+        TicketUuid(Uuid::from_u128(n.into()))
+    }
+
+    fn create(n: u8, id: &str, expires_at: &str) -> Op {
+        Op::Create(Box::new(NewTicket {
+            uuid: uuid(n),
+            queue: QueueName {
+                server_uuid: TicketServer(None),
+                scope: "s".to_owned(),
+                id: id.to_owned(),
+            },
+            expires_at: expires_at.to_owned(),
+            action: None,
+            extra: Map::new(),
+            reqid: String::new(),
+        }))
+    }
+
+    #[derive(Clone, Debug)]
+    enum Act {
+        Create { queue: u8, over: bool },
+        Release(u8),
+        Delete(u8),
+        Expire(u8),
+    }
+
+    fn acts() -> impl Strategy<Value = Vec<Act>> {
+        let act = prop_oneof![
+            3 => (0u8..3, any::<bool>()).prop_map(|(queue, over)| Act::Create { queue, over }),
+            2 => (0u8..40).prop_map(Act::Release),
+            1 => (0u8..40).prop_map(Act::Delete),
+            1 => (0u8..40).prop_map(Act::Expire),
+        ];
+        prop::collection::vec(act, 0..80)
+    }
+
+    proptest! {
+        #[test]
+        fn a_queue_has_one_active_ticket_the_oldest(
+            acts in acts(), ends in prop::collection::vec(any::<(bool, bool)>(), 80)
+        ) {
+            let mut records = Records::default();
+            let mut draft = Draft::new(now());
+            // What a plain reading of the rules says of each ticket.
+            let mut model: BTreeMap<TicketUuid, &str> = BTreeMap::new();
+            let mut committed = model.clone();
+            let mut over = BTreeSet::new();
+            let mut made = 0;
+            for (act, (commit, lost)) in acts.into_iter().zip(ends) {
+                let op = match act {
+                    Act::Create { queue, over: is_over } => {
+                        made += 1;
+                        model.insert(uuid(made), "open");
+                        if is_over {
+                            over.insert(uuid(made));
+                        }
+                        let at = if is_over { "2025-01-01" } else { "2027-01-01" };
+                        create(made, &queue.to_string(), at)
+                    }
+                    Act::Release(n) => {
+                        model.entry(uuid(n)).and_modify(|status| *status = "finished");
+                        Op::Release(uuid(n), Expected::ANY)
+                    }
+                    Act::Delete(n) => {
+                        model.remove(&uuid(n));
+                        Op::Delete(uuid(n), Expected::ANY)
+                    }
+                    Act::Expire(n) => {
+                        if over.contains(&uuid(n)) {
+                            let open = |status: &mut &str| if *status == "open" { *status = "expired" };
+                            model.entry(uuid(n)).and_modify(open);
+                        }
+                        Op::Expire(uuid(n))
+                    }
+                };
+                records.apply(&mut draft, &op);
+                if commit || !draft.has_room() {
+                    let done = std::mem::replace(&mut draft, Draft::new(now()));
+                    if lost {
+                        // Another coordinator was first: as if nothing had been asked.
+                        model.clone_from(&committed);
+                    } else {
+                        records.commit(done);
+                        committed.clone_from(&model);
+                        records.check();
+                    }
+                }
+            }
+            let shown: BTreeMap<_, _> = records
+                .tickets()
+                .iter()
+                .map(|t| (t.uuid, if t.status.is_open() { "open" } else { t.status.as_str() }))
+                .collect();
+            prop_assert_eq!(shown, committed);
+        }
+    }
+
+    #[test]
+    fn a_version_that_the_client_names_must_be_the_record_s() {
+        let mut records = Records::default();
+        let mut draft = Draft::new(now());
+        records.apply(&mut draft, &create(1, "a", "3000"));
+        records.commit(draft);
+        let mut draft = Draft::new(now());
+        let with = |version: &str| Op::Release(uuid(1), Expected::one_of(vec![version.to_owned()]));
+        assert_eq!(records.apply(&mut draft, &with("1.7")), Effect::Changed);
+        assert_eq!(records.apply(&mut draft, &with("1.1")), Effect::Done);
+        assert_eq!(records.apply(&mut draft, &with("1.1")), Effect::Changed);
+        assert_eq!(
+            records.apply(&mut draft, &Op::Delete(uuid(2), Expected::ANY)),
+            Effect::NotFound
+        );
+    }
+
+    #[test]
+    fn a_queue_has_a_limit_and_fits_a_record() {
+        let mut draft = Draft::new(now());
+        let records = Records::default();
+        records.apply(&mut draft, &create(1, "a", "3000"));
+        let Op::Create(new) = create(1, "a", "3000") else { panic!("no create") };
+        let tickets = (0..MAX_QUEUE).map(|n| TicketUuid(Uuid::from_u128(n as u128))).collect();
+        let full = Queue { name: new.queue.clone(), tickets };
+        draft.put(&keys::queue(&new.queue), &full);
+        assert!(keys::encode(&full).len() < crate::store::MAX_VALUE_BYTES);
+        assert_eq!(records.apply(&mut draft, &create(2, "a", "3000")), Effect::Full);
+        assert_eq!(records.apply(&mut draft, &create(2, "b", "3000")), Effect::Done);
+    }
+}

@@ -1,0 +1,68 @@
+//! Fencing: a request that starts a task may name the ticket under which it does so.
+//!
+//! A client that sleeps past its ticket's expiry and wakes up must not act as if it still held it.
+//! The coordinator refuses a ticket that is not active, in the transaction that makes the task.
+//! What was on its way already is refused by the agent: the task carries the ticket's token, and
+//! the agent refuses a token older than one it has seen for the same queue. The token is the
+//! revision of the commit that made the ticket active, so the next holder's is greater.
+//!
+//! The name is kept beside the request's future instead of being passed through every endpoint,
+//! so that no endpoint that starts a task can forget it.
+
+use muster_shared::ids::TicketUuid;
+use muster_shared::wire::{self, Token};
+
+use super::record::{Ticket, TicketStatus};
+use crate::app::error::AppError;
+use crate::app::{App, keys};
+use crate::store::{Expect, Revision, Write};
+
+tokio::task_local! {
+    /// What the request that is being handled says of its ticket.
+    static NAMED: Option<String>;
+}
+
+/// Handles a request that names a ticket, or none.
+pub(crate) async fn naming<F: Future>(ticket: Option<String>, request: F) -> F::Output {
+    NAMED.scope(ticket, request).await
+}
+
+/// An active ticket under which a task is started.
+#[derive(Clone, Debug)]
+pub(crate) struct Fence {
+    /// Which one.
+    pub(crate) uuid: TicketUuid,
+    /// What the agent is told.
+    pub(crate) ticket: wire::Ticket,
+}
+
+impl Fence {
+    /// Holds while the ticket is active: its record has not changed since it became so.
+    pub(crate) fn check(uuid: TicketUuid, ticket: &wire::Ticket) -> Write {
+        let Token { epoch, counter } = ticket.token;
+        Write::check(keys::ticket(uuid), Expect::At(Revision { epoch, counter }))
+    }
+}
+
+impl App {
+    /// The ticket that the request being handled names; `None` when it names none.
+    ///
+    /// # Errors
+    /// [`AppError::TicketNotActive`], [`AppError::Store`], [`AppError::Corrupt`].
+    pub(crate) async fn fence(&self) -> Result<Option<Fence>, AppError> {
+        let named = NAMED.try_with(Option::clone).unwrap_or_default();
+        let Some(named) = named else { return Ok(None) };
+        let refused = || AppError::TicketNotActive(named.clone());
+        let uuid: TicketUuid = named.parse().map_err(|_| refused())?;
+        // Not from the index: another coordinator may have ended it just now.
+        let stored = self.parts.store.get(&keys::ticket(uuid)).await?.ok_or_else(refused)?;
+        let ticket: Ticket = keys::decode(&stored)?;
+        if ticket.status != TicketStatus::Active {
+            return Err(refused());
+        }
+        let Revision { epoch, counter } = stored.revision;
+        let token = Token { epoch, counter };
+        let resource = ticket.queue.to_string();
+        Ok(Some(Fence { uuid, ticket: wire::Ticket { resource, token } }))
+    }
+}

@@ -1,0 +1,338 @@
+//! The waitlist: tickets that take turns (sdc-cnapi `lib/models/waitlist.js`).
+//!
+//! ```text
+//! request ──► writer ──► one transaction ──► the store's watch ──► index ──► who waits
+//! ```
+//!
+//! The records are the truth: `ticket/<uuid>`, `queue/<server>/<hash>` and the counter that gives
+//! tickets their order. [`draft`] decides, [`writer`] writes, [`index`] follows. Several
+//! coordinators may do so on one store.
+
+mod deadlock;
+mod draft;
+mod expiry;
+mod fence;
+mod index;
+mod list;
+mod record;
+mod why;
+mod writer;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_shared::ids::TicketUuid;
+use parking_lot::Mutex;
+use serde_json::{Map, Value};
+use tokio::sync::{mpsc, oneshot};
+
+pub(crate) use fence::{Fence, naming};
+pub use list::TicketFilter;
+pub use record::{Due, QueueName, Ticket, TicketServer, TicketStatus};
+
+use super::error::AppError;
+use super::fleet::Held;
+use super::{App, Expected, keys};
+use crate::store::{Event, list_all};
+use draft::{Effect, MAX_QUEUE, NewTicket, Op};
+use index::Index;
+use writer::{Done, Job, QUEUE};
+
+/// Open tickets of all queues together.
+const MAX_OPEN: usize = 20_000;
+/// Largest ticket, bytes of JSON.
+const MAX_TICKET_BYTES: usize = 32 * 1024;
+/// Longest `scope`, bytes; it is a part of the resource's name that agents keep.
+const MAX_SCOPE_BYTES: usize = 64;
+/// Longest `id`, bytes; as above.
+const MAX_ID_BYTES: usize = 256;
+/// Longest wait for a commit to come back as an event.
+const ECHO: Duration = Duration::from_secs(5);
+/// Tickets that are deleted at a time when all of a server's are.
+const DELETE_BATCH: usize = 90;
+
+/// What this coordinator holds of the waitlist.
+#[derive(Debug)]
+pub(crate) struct Tickets {
+    index: Arc<Index>,
+    ops: mpsc::Sender<Job>,
+    /// Until the writer takes it.
+    inbox: Mutex<Option<mpsc::Receiver<Job>>>,
+}
+
+impl Tickets {
+    pub(crate) fn new() -> Self {
+        let (ops, inbox) = mpsc::channel(QUEUE);
+        Self { index: Arc::default(), ops, inbox: Mutex::new(Some(inbox)) }
+    }
+
+    /// How many wait for a ticket here.
+    #[cfg(test)]
+    pub(crate) fn waiting(&self) -> usize {
+        self.index.waits().len()
+    }
+}
+
+/// What a client says of a ticket that it wants.
+#[derive(Clone, Debug)]
+pub struct TicketRequest {
+    /// Its queue.
+    pub queue: QueueName,
+    /// When it is to end by itself.
+    pub expires_at: String,
+    /// What the client means to do.
+    pub action: Option<String>,
+    /// The client's own.
+    pub extra: Map<String, Value>,
+    /// The request.
+    pub req_id: String,
+}
+
+impl TicketRequest {
+    fn check(&self) -> Result<(), AppError> {
+        let mut errors = Vec::new();
+        let mut limit = |field: &str, bytes: usize, most: usize| {
+            if bytes > most {
+                errors.push((field.to_owned(), format!("value is over {most} bytes")));
+            }
+        };
+        limit("scope", self.queue.scope.len(), MAX_SCOPE_BYTES);
+        limit("id", self.queue.id.len(), MAX_ID_BYTES);
+        limit("expires_at", self.expires_at.len(), MAX_ID_BYTES);
+        limit("action", self.action.as_ref().map_or(0, String::len), MAX_ID_BYTES);
+        limit("extra", keys::encode(&self.extra).len(), MAX_TICKET_BYTES);
+        if errors.is_empty() { Ok(()) } else { Err(AppError::Invalid(errors)) }
+    }
+}
+
+impl App {
+    /// Puts a new ticket into its queue. Returns it and the whole queue, oldest first.
+    ///
+    /// # Errors
+    /// [`AppError::Invalid`], [`AppError::Busy`] when the queue or the waitlist is full,
+    /// [`AppError::Store`].
+    pub async fn ticket_create(
+        &self,
+        request: TicketRequest,
+    ) -> Result<(TicketUuid, Vec<Arc<Ticket>>), AppError> {
+        request.check()?;
+        if self.tickets.index.open() >= MAX_OPEN {
+            return Err(AppError::Busy(format!("there are {MAX_OPEN} open tickets")));
+        }
+        let uuid = TicketUuid(self.parts.entropy.uuid());
+        let queue = request.queue.clone();
+        let new = NewTicket {
+            uuid,
+            queue: request.queue,
+            expires_at: request.expires_at,
+            action: request.action,
+            extra: request.extra,
+            reqid: request.req_id,
+        };
+        match self.ticket_op(Op::Create(Box::new(new))).await?.effect {
+            Effect::Full => Err(AppError::Busy(format!("there are {MAX_QUEUE} tickets in line"))),
+            Effect::Done | Effect::NotFound | Effect::Changed => {
+                Ok((uuid, self.tickets.index.queue(&queue)))
+            }
+        }
+    }
+
+    /// One ticket and its version.
+    ///
+    /// # Errors
+    /// [`AppError::TicketNotFound`], [`AppError::Store`], [`AppError::Corrupt`].
+    pub async fn ticket_get(&self, uuid: TicketUuid) -> Result<Held<Arc<Ticket>>, AppError> {
+        if let Some(held) = self.tickets.index.get(uuid) {
+            return Ok(held);
+        }
+        // Another coordinator may have made it just now.
+        let stored = self.parts.store.get(&keys::ticket(uuid)).await?;
+        let stored = stored.ok_or(AppError::TicketNotFound(uuid))?;
+        Ok(Held { value: Arc::new(keys::decode(&stored)?), revision: stored.revision })
+    }
+
+    /// Ends a ticket, whatever its status; the next of its queue becomes active.
+    ///
+    /// # Errors
+    /// [`AppError::TicketNotFound`], [`AppError::Changed`], [`AppError::Busy`],
+    /// [`AppError::Store`].
+    pub async fn ticket_release(
+        &self,
+        uuid: TicketUuid,
+        expected: Expected,
+    ) -> Result<(), AppError> {
+        let done = self.ticket_op(Op::Release(uuid, expected)).await?;
+        ended(uuid, done)
+    }
+
+    /// Removes a ticket; the next of its queue becomes active.
+    ///
+    /// # Errors
+    /// As [`App::ticket_release`].
+    pub async fn ticket_delete(
+        &self,
+        uuid: TicketUuid,
+        expected: Expected,
+    ) -> Result<(), AppError> {
+        let done = self.ticket_op(Op::Delete(uuid, expected)).await?;
+        ended(uuid, done)
+    }
+
+    /// Removes all tickets that a waitlist has now, whatever their status.
+    ///
+    /// # Errors
+    /// [`AppError::Busy`], [`AppError::Store`]; some may be removed then.
+    pub async fn tickets_delete_all(&self, server: TicketServer) -> Result<(), AppError> {
+        let all = self.tickets.index.of_server(server);
+        // The youngest first: so nobody's turn comes while the queues are emptied.
+        let uuids: Vec<_> = all.iter().rev().map(|ticket| ticket.uuid).collect();
+        for batch in uuids.chunks(DELETE_BATCH) {
+            self.tickets_all(batch, |uuid| Op::Delete(uuid, Expected::ANY)).await?;
+        }
+        Ok(())
+    }
+
+    /// Does the same with several tickets, in their order.
+    async fn tickets_all(
+        &self,
+        uuids: &[TicketUuid],
+        op: impl Fn(TicketUuid) -> Op,
+    ) -> Result<(), AppError> {
+        let ops = uuids.iter().map(|uuid| self.ticket_op_patient(op(*uuid)));
+        futures_util::future::try_join_all(ops).await?;
+        Ok(())
+    }
+
+    /// Returns once a ticket is active, or can't become so any more. `holds`: the ticket that the
+    /// client says it holds meanwhile, for finding deadlocks.
+    ///
+    /// # Errors
+    /// [`AppError::NoSuchTicket`], [`AppError::TicketExpired`], [`AppError::Busy`] when too many
+    /// wait, [`AppError::Store`], [`AppError::Stopping`].
+    pub async fn ticket_wait(
+        &self,
+        uuid: TicketUuid,
+        holds: Option<TicketUuid>,
+    ) -> Result<(), AppError> {
+        let index = &self.tickets.index;
+        let waiter = index.wait(uuid, holds);
+        let waiter = waiter.ok_or_else(|| AppError::Busy("too many wait".to_owned()))?;
+        if index.get(uuid).is_none() && self.parts.store.get(&keys::ticket(uuid)).await?.is_some() {
+            // Another coordinator made it just now, so its event is under way.
+            tokio::time::timeout(ECHO, waiter.changed()).await.ok();
+        }
+        let mut first = true;
+        loop {
+            match index.get(uuid).map(|held| held.value.status) {
+                Some(TicketStatus::Active | TicketStatus::Finished) => return Ok(()),
+                Some(TicketStatus::Expired) if first => {
+                    return Err(AppError::TicketExpired(format!("ticket {uuid} is expired")));
+                }
+                Some(TicketStatus::Expired) => {
+                    return Err(AppError::TicketExpired("ticket has expired".to_owned()));
+                }
+                None => return Err(AppError::NoSuchTicket(uuid)),
+                Some(TicketStatus::Queued) => {}
+            }
+            first = false;
+            tokio::select! {
+                biased;
+                () = self.cancel.cancelled() => return Err(AppError::Stopping),
+                () = waiter.changed() => {}
+            }
+        }
+    }
+
+    /// The open tickets of every server that promise room for a VM, in order of creation.
+    #[must_use]
+    pub fn provisioning_tickets(&self) -> Vec<Arc<Ticket>> {
+        self.tickets.index.provisioning()
+    }
+
+    /// Has an operation written and waits until the index shows it.
+    async fn ticket_op(&self, op: Op) -> Result<Done, AppError> {
+        let (done, outcome) = oneshot::channel();
+        match self.tickets.ops.try_send(Job { op, done }) {
+            Ok(()) => {}
+            Err(mpsc::error::TrySendError::Full(_)) => {
+                return Err(AppError::Busy("too many changes of the waitlist wait".to_owned()));
+            }
+            Err(mpsc::error::TrySendError::Closed(_)) => return Err(AppError::Stopping),
+        }
+        self.ticket_outcome(outcome).await
+    }
+
+    /// As [`App::ticket_op`], but waits for its turn however many wait.
+    async fn ticket_op_patient(&self, op: Op) -> Result<Done, AppError> {
+        let (done, outcome) = oneshot::channel();
+        let sent = self.tickets.ops.send(Job { op, done }).await;
+        sent.map_err(|_| AppError::Stopping)?;
+        self.ticket_outcome(outcome).await
+    }
+
+    async fn ticket_outcome(
+        &self,
+        outcome: oneshot::Receiver<Result<Done, AppError>>,
+    ) -> Result<Done, AppError> {
+        let done = tokio::select! {
+            biased;
+            done = outcome => done.unwrap_or(Err(AppError::Stopping))?,
+            () = self.cancel.cancelled() => return Err(AppError::Stopping),
+        };
+        self.tickets_shown(done.position).await;
+        Ok(done)
+    }
+
+    async fn tickets_shown(&self, position: index::Position) {
+        let reached = self.tickets.index.reached(position);
+        if tokio::time::timeout(ECHO, reached).await.is_err() {
+            tracing::warn!("a change of the waitlist was not seen by the store's watch");
+        }
+    }
+
+    /// Reads all tickets.
+    pub(super) async fn load_tickets(&self) -> Result<(), AppError> {
+        let (records, revision) = list_all(&*self.parts.store, keys::TICKETS).await?;
+        let mut tickets = Vec::with_capacity(records.len());
+        for stored in records {
+            tickets.push((keys::decode::<Ticket>(&stored)?, stored.revision));
+        }
+        self.tickets.index.reset(tickets, revision);
+        Ok(())
+    }
+
+    /// Follows the store until the watch ends; then the tickets have to be read again.
+    ///
+    /// # Errors
+    /// [`AppError::Store`].
+    pub(crate) async fn tickets_follow(&self) -> Result<(), AppError> {
+        let index = &self.tickets.index;
+        let mut watch = self.parts.store.watch(keys::TICKETS, index.revision()).await?;
+        while let Some(Ok(event)) = watch.recv().await {
+            self.ticket_seen(&event);
+        }
+        tracing::info!("the watch of the waitlist ended");
+        self.load_tickets().await
+    }
+
+    fn ticket_seen(&self, event: &Event) {
+        let index = &self.tickets.index;
+        let Some(uuid) = keys::last(&event.key) else { return index.passed(event.revision) };
+        match event.value.as_ref().map(|value| serde_json::from_slice(value)).transpose() {
+            Ok(ticket) => index.apply(uuid, ticket, event.revision),
+            Err(error) => {
+                tracing::error!(key = event.key, %error, "a ticket's record is damaged");
+                index.passed(event.revision);
+            }
+        }
+    }
+}
+
+fn ended(uuid: TicketUuid, done: Done) -> Result<(), AppError> {
+    match done.effect {
+        Effect::Done => Ok(()),
+        Effect::NotFound => Err(AppError::TicketNotFound(uuid)),
+        Effect::Changed => Err(AppError::Changed),
+        Effect::Full => Err(AppError::Busy("the queue is full".to_owned())),
+    }
+}

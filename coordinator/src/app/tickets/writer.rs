@@ -1,0 +1,146 @@
+//! The one writer of the waitlist in this process: takes the operations that wait, makes them one
+//! transaction, and starts over when another coordinator was first.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::draft::{Draft, Effect, Op, Stuck};
+use super::index::Position;
+use crate::app::App;
+use crate::app::error::AppError;
+use crate::app::tasks::is_conflict;
+use crate::store::{Revision, StoreError};
+
+/// Operations that may wait.
+pub(super) const QUEUE: usize = 1_024;
+/// Operations of one transaction; its limits allow about so many.
+const BATCH: usize = 96;
+/// Lost races before the operations are refused.
+const ATTEMPTS: u64 = 20;
+
+/// An operation and who wants to know of its end.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) op: Op,
+    pub(super) done: oneshot::Sender<Result<Done, AppError>>,
+}
+
+/// A decided operation.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Done {
+    pub(super) effect: Effect,
+    /// The index shows it from here on.
+    pub(super) position: Position,
+}
+
+/// Why a batch was not written.
+#[derive(Debug)]
+enum Failed {
+    /// Another coordinator was first.
+    Race,
+    Store(StoreError),
+}
+
+impl App {
+    /// Writes what is asked for, for ever.
+    pub(crate) async fn tickets_write(&self) {
+        let Some(mut inbox) = self.tickets.inbox.lock().take() else { return };
+        let mut waiting = VecDeque::new();
+        loop {
+            if waiting.is_empty() {
+                waiting.extend(inbox.recv().await);
+            }
+            take_more(&mut inbox, &mut waiting);
+            self.tickets_commit(&mut waiting).await;
+        }
+    }
+
+    /// Writes the first operations, as many as fit one transaction, and answers them.
+    async fn tickets_commit(&self, waiting: &mut VecDeque<Job>) {
+        for attempt in 1..=ATTEMPTS {
+            match self.tickets_try(waiting, attempt == ATTEMPTS).await {
+                Ok((effects, position)) => {
+                    for (job, effect) in waiting.drain(..effects.len()).zip(effects) {
+                        // Who asked may have gone.
+                        job.done.send(effect.map(|effect| Done { effect, position })).ok();
+                    }
+                    return;
+                }
+                Err(Failed::Race) => {
+                    // Not in step with the other the next time.
+                    let pause = self.parts.entropy.u64() % attempt;
+                    tokio::time::sleep(Duration::from_millis(pause)).await;
+                }
+                Err(Failed::Store(error)) => {
+                    for job in waiting.drain(..) {
+                        job.done.send(Err(error.clone().into())).ok();
+                    }
+                    return;
+                }
+            }
+        }
+        for job in waiting.drain(..) {
+            job.done.send(Err(AppError::Busy("the waitlist changes too fast".to_owned()))).ok();
+        }
+    }
+
+    async fn tickets_try(
+        &self,
+        waiting: &VecDeque<Job>,
+        last: bool,
+    ) -> Result<(Vec<Result<Effect, AppError>>, Position), Failed> {
+        let mut draft = Draft::new(self.parts.clock.wall());
+        let mut effects = Vec::new();
+        for job in waiting {
+            if !draft.has_room() {
+                break;
+            }
+            effects.push(self.ticket_apply(&mut draft, &job.op, last).await?);
+        }
+        let (writes, tickets) = draft.writes();
+        if writes.is_empty() {
+            return Ok((effects, (Revision::default(), 0)));
+        }
+        match self.parts.store.commit(writes).await {
+            Ok(revision) => Ok((effects, (revision, tickets))),
+            Err(error) if is_conflict(&error) => Err(Failed::Race),
+            Err(error) => Err(Failed::Store(error)),
+        }
+    }
+
+    async fn ticket_apply(
+        &self,
+        draft: &mut Draft,
+        op: &Op,
+        last: bool,
+    ) -> Result<Result<Effect, AppError>, Failed> {
+        loop {
+            match draft.apply(op) {
+                Ok(effect) => return Ok(Ok(effect)),
+                Err(Stuck::Need(key)) => {
+                    let record = self.parts.store.get(&key).await.map_err(Failed::Store)?;
+                    draft.load(key, record.map(|record| (record.value, record.revision)));
+                }
+                Err(Stuck::Corrupt(key, source)) => {
+                    return Ok(Err(AppError::Corrupt { key, source }));
+                }
+                // Records are read one by one, so another coordinator may have come between.
+                Err(Stuck::Lost(_)) if !last => return Err(Failed::Race),
+                Err(Stuck::Lost(key)) => {
+                    let source = serde::de::Error::custom("it does not exist");
+                    return Ok(Err(AppError::Corrupt { key, source }));
+                }
+            }
+        }
+    }
+}
+
+fn take_more(inbox: &mut mpsc::Receiver<Job>, waiting: &mut VecDeque<Job>) {
+    while waiting.len() < BATCH
+        && let Ok(job) = inbox.try_recv()
+    {
+        waiting.push_back(job);
+    }
+}

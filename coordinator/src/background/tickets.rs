@@ -1,0 +1,47 @@
+//! The waitlist's jobs: writing, following the store, expiring, deleting what is old.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::pause;
+use crate::app::App;
+
+/// How often old tickets are deleted.
+const SWEEP: Duration = Duration::from_hours(1);
+/// Shortest time between two looks at what has expired.
+const BREATH: Duration = Duration::from_millis(10);
+
+pub(super) async fn write(app: Arc<App>) {
+    app.tickets_write().await;
+}
+
+pub(super) async fn follow(app: Arc<App>) {
+    loop {
+        if let Err(error) = app.tickets_follow().await {
+            tracing::warn!(%error, "cannot follow the waitlist");
+            pause(&app).await;
+        }
+    }
+}
+
+pub(super) async fn expire(app: Arc<App>) {
+    loop {
+        app.tickets_due().await;
+        if let Err(error) = app.tickets_expire().await {
+            tracing::warn!(%error, "cannot expire tickets");
+            pause(&app).await;
+        }
+        tokio::time::sleep(BREATH).await;
+    }
+}
+
+pub(super) async fn retention(app: Arc<App>) {
+    loop {
+        tokio::time::sleep(SWEEP).await;
+        match app.tickets_sweep().await {
+            Ok(0) => {}
+            Ok(deleted) => tracing::info!(deleted, "deleted old tickets"),
+            Err(error) => tracing::warn!(%error, "cannot delete old tickets"),
+        }
+    }
+}
