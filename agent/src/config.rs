@@ -209,6 +209,8 @@ pub struct SecurityConfig {
     /// Networks whose addresses the local HTTP may listen on, e.g. `["10.0.0.0/8"]`.
     #[schema(value_type = Vec<String>)]
     pub allow_plaintext: Vec<IpNet>,
+    /// Lets coordinators run scripts as root (`command_execute`); `host.actions` must allow it too.
+    pub allow_command_execute: bool,
 }
 
 impl Check for Config {

@@ -18,6 +18,7 @@ use url::Url;
 use crate::config::{Config, StorageKind};
 use crate::drivers::compute::qemu::{Qemu, QemuConfig};
 use crate::drivers::images::{FileImages, FileImagesConfig};
+use crate::drivers::settings::FileSettings;
 use crate::drivers::storage::{FileStorage, FileStorageConfig};
 use crate::drivers::{Drivers, host, images};
 use crate::host::{SharedExec, SystemExec, procfs};
@@ -172,7 +173,13 @@ async fn drivers(
         compute,
         storage,
         images: Arc::new(images),
-        host: host::open(config.host.actions, exec, &folders.run),
+        host: host::open(
+            config.host.actions,
+            config.security.allow_command_execute,
+            exec,
+            &folders.run,
+        ),
+        settings: Arc::new(FileSettings::new(&folders.data)),
         vms,
         report,
         clock,

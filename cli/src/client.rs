@@ -135,6 +135,11 @@ impl Client {
         self.answer(self.request(Method::POST, path).json(body).timeout(ANSWER)).await
     }
 
+    /// `PUT` with a JSON body.
+    pub(crate) async fn put(&self, path: &str, body: &Value) -> Result<Value, CliError> {
+        self.answer(self.request(Method::PUT, path).json(body).timeout(ANSWER)).await
+    }
+
     /// `DELETE`.
     pub(crate) async fn delete(&self, path: &str) -> Result<Value, CliError> {
         self.answer(self.request(Method::DELETE, path).timeout(ANSWER)).await

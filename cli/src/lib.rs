@@ -19,6 +19,8 @@ mod task;
 mod terminal;
 mod vm;
 mod vm_create;
+mod vm_snapshot;
+mod vm_update;
 mod wait;
 mod why;
 

@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 use crate::client::Client;
 use crate::output::{Output, member};
 use crate::wait::WaitArgs;
-use crate::{CliError, console, pick, vm_create};
+use crate::{CliError, console, pick, vm_create, vm_snapshot, vm_update};
 
-const MACHINE: &str = "Uuid, its beginning, or alias";
+pub(crate) const MACHINE: &str = "Uuid, its beginning, or alias";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Args {
@@ -39,6 +39,13 @@ pub(crate) enum Args {
     Reboot(Action),
     /// Ends a machine at once, as if its power were cut.
     Kill(Action),
+    /// Changes a machine's properties, tags or metadata.
+    Update(Box<vm_update::Args>),
+    /// Replaces a machine's boot disk by one made from another image.
+    Reprovision(vm_update::Reprovision),
+    /// Takes, lists and deletes snapshots, and goes back to them.
+    #[command(subcommand)]
+    Snapshot(vm_snapshot::Args),
     /// Destroys a machine and its disks.
     Delete(Action),
     /// Attaches to a machine's serial console; `~.` at the start of a line leaves it.
@@ -63,6 +70,9 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
         Args::Reboot(action) => act(client, output, action, "reboot").await,
         Args::Kill(action) => act(client, output, action, "kill").await,
         Args::Delete(action) => act(client, output, action, "delete").await,
+        Args::Update(args) => vm_update::run(client, output, *args).await,
+        Args::Reprovision(args) => vm_update::reprovision(client, output, args).await,
+        Args::Snapshot(args) => vm_snapshot::run(client, output, args).await,
         Args::Console(args) => console::run(client, args).await,
     }
 }
@@ -99,6 +109,48 @@ fn memory(vm: &Value) -> String {
     of("ram").or_else(|| of("max_physical_memory")).unwrap_or_else(|| "-".to_owned())
 }
 
+/// A machine and the node it is on.
+#[derive(Debug)]
+pub(crate) struct Target {
+    uuid: String,
+    server: String,
+}
+
+impl Target {
+    /// Finds a machine by uuid, its beginning, or alias.
+    pub(crate) async fn find(client: &Client, name: &str) -> Result<Self, CliError> {
+        let found = pick::vm(client, name).await?;
+        let uuid = pick::uuid(&found)?.to_owned();
+        match found["server_uuid"].as_str() {
+            Some(server) => Ok(Self { server: server.to_owned(), uuid }),
+            None => Err(CliError::NotFound(format!("VM {uuid} is on no server"))),
+        }
+    }
+
+    /// The path of the machine on its node, and more.
+    pub(crate) fn path(&self, more: &str) -> String {
+        format!("/servers/{}/vms/{}{more}", self.server, self.uuid)
+    }
+
+    /// Waits for the task that an answer names, and says how it ended.
+    pub(crate) async fn follow(
+        &self,
+        client: &Client,
+        output: &Output,
+        wait: WaitArgs,
+        title: &str,
+        answer: &Value,
+    ) -> Result<(), CliError> {
+        let sentence = match wait.follow(client, title, answer).await? {
+            Some(_) => format!("{title}: done"),
+            None => format!("{title}: task {}", crate::output::compact(&answer["id"])),
+        };
+        let (vm, server) = (&self.uuid, &self.server);
+        let object = json!({ "vm_uuid": vm, "server_uuid": server, "id": answer["id"] });
+        output.done(&sentence, &object)
+    }
+}
+
 /// Runs one of the actions that make a task on the machine's node.
 async fn act(
     client: &Client,
@@ -106,20 +158,10 @@ async fn act(
     Action { vm, wait }: Action,
     action: &str,
 ) -> Result<(), CliError> {
-    let found = pick::vm(client, &vm).await?;
-    let uuid = pick::uuid(&found)?;
-    let Some(server) = found["server_uuid"].as_str() else {
-        return Err(CliError::NotFound(format!("VM {uuid} is on no server")));
-    };
-    let path = format!("/servers/{server}/vms/{uuid}");
+    let target = Target::find(client, &vm).await?;
     let answer = match action {
-        "delete" => client.delete(&path).await?,
-        other => client.post(&format!("{path}/{other}"), &json!({})).await?,
+        "delete" => client.delete(&target.path("")).await?,
+        other => client.post(&target.path(&format!("/{other}")), &json!({})).await?,
     };
-    let title = format!("{action} {vm}");
-    let sentence = match wait.follow(client, &title, &answer).await? {
-        Some(_) => format!("{title}: done"),
-        None => format!("{title}: task {}", crate::output::compact(&answer["id"])),
-    };
-    output.done(&sentence, &json!({ "vm_uuid": uuid, "server_uuid": server, "id": answer["id"] }))
+    target.follow(client, output, wait, &format!("{action} {vm}"), &answer).await
 }

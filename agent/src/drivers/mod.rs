@@ -8,6 +8,7 @@ pub mod faults;
 pub mod files;
 pub mod host;
 pub mod images;
+pub mod settings;
 pub mod storage;
 
 use std::sync::Arc;
@@ -34,6 +35,8 @@ pub struct Drivers {
     pub images: Arc<dyn images::Images>,
     /// Changes the host itself.
     pub host: Arc<dyn host::Host>,
+    /// Keeps the node's settings.
+    pub settings: Arc<dyn settings::Settings>,
     /// What VMs there are meant to be.
     pub vms: Arc<VmTable>,
     /// What the node tells about itself.

@@ -59,6 +59,55 @@ pub fn cmdline(pid: u32) -> io::Result<Option<Vec<String>>> {
     }))
 }
 
+/// What is read of `/proc/<pid>/status`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// The process that made it.
+    pub parent: u64,
+    /// Whose it is.
+    pub uid: u64,
+    /// With whose rights it acts.
+    pub effective_uid: u64,
+    /// Its group.
+    pub gid: u64,
+    /// With which group's rights it acts.
+    pub effective_gid: u64,
+    /// Address space, KiB.
+    pub size_kib: u64,
+    /// Memory that it really has, KiB.
+    pub resident_kib: u64,
+    /// Its threads.
+    pub threads: u64,
+}
+
+/// Reads `/proc/<pid>/status`; `None` when there is no such process.
+///
+/// # Errors
+/// The file could not be read.
+pub fn status(pid: u32) -> io::Result<Option<Status>> {
+    let text = gone_is_none(fs::read_to_string(format!("/proc/{pid}/status")))?;
+    Ok(text.map(|text| parse_status(&text)))
+}
+
+/// What is absent, as the memory of a zombie, is 0.
+fn parse_status(text: &str) -> Status {
+    let number = |name: &str, place: usize| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        let word = line.and_then(|line| line.split_ascii_whitespace().nth(place));
+        word.and_then(|word| word.parse().ok()).unwrap_or(0)
+    };
+    Status {
+        parent: number("PPid", 0),
+        uid: number("Uid", 0),
+        effective_uid: number("Uid", 1),
+        gid: number("Gid", 0),
+        effective_gid: number("Gid", 1),
+        size_kib: number("VmSize", 0),
+        resident_kib: number("VmRSS", 0),
+        threads: number("Threads", 0),
+    }
+}
+
 /// Every process, in pid order.
 ///
 /// # Errors
@@ -100,6 +149,25 @@ mod tests {
         let text = "42 (a) b (c) S 1 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 98765 1 2";
         assert_eq!(parse_stat(text), Some(Stat { state: 'S', start_ticks: 98765 }));
         assert_eq!(parse_stat("42 (cut"), None);
+    }
+
+    #[test]
+    fn a_status_is_read_by_name_and_place() {
+        let text =
+            "Name:\tx\nPPid:\t7\nUid:\t1\t2\t3\t4\nGid:\t5\t6\nVmRSS:\t  12 kB\nThreads:\t3\n";
+        let expected = Status {
+            parent: 7,
+            uid: 1,
+            effective_uid: 2,
+            gid: 5,
+            effective_gid: 6,
+            size_kib: 0,
+            resident_kib: 12,
+            threads: 3,
+        };
+        assert_eq!(parse_status(text), expected);
+        let mine = status(std::process::id()).unwrap().unwrap();
+        assert!(mine.threads >= 1 && mine.resident_kib > 0);
     }
 
     #[test]

@@ -78,7 +78,7 @@ pub struct LinkParts {
 
 impl LinkParts {
     fn hello(&self) -> Hello {
-        let kinds = self.engine.registry().iter();
+        let kinds = self.engine.registry().offered();
         let mut capabilities: Vec<String> =
             kinds.map(|kind| format!("task:{}", kind.name())).collect();
         capabilities.push(format!("task:{}", desk::TASK_HISTORY));

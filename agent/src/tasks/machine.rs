@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use muster_shared::ids::VmUuid;
+use muster_shared::ids::{ImageUuid, VmUuid};
 use serde_json::{Map, Value, json};
 
 use super::{Params, Queue, TaskContext, TaskFailure};
 use crate::drivers::DriverError;
 use crate::drivers::compute::GuestSignal;
+use crate::drivers::storage::Disk;
 use crate::vms::{self, VmRecord, payload};
 
 /// The queue of everything that changes an existing VM.
@@ -39,6 +40,50 @@ pub(super) fn example() -> Params {
 /// The VM a task is about.
 pub(super) fn vm(params: &Params) -> Result<VmUuid, TaskFailure> {
     payload::vm_uuid(params)
+}
+
+/// An image among the parameters.
+pub(super) fn image(params: &Params, name: &str) -> Result<ImageUuid, TaskFailure> {
+    let text = params.get(name).and_then(Value::as_str);
+    let text = text.ok_or_else(|| TaskFailure::bad_param(name, "must be a UUID"))?;
+    text.to_ascii_lowercase().parse().map_err(|problem| TaskFailure::bad_param(name, problem))
+}
+
+/// Refuses NICs whose address another VM of this node has, or that have the same.
+pub(super) fn check_macs(
+    ctx: &TaskContext,
+    vm: VmUuid,
+    nics: Option<&Value>,
+) -> Result<(), TaskFailure> {
+    let entries = ctx.drivers.vms.entries();
+    let others = entries.iter().filter(|entry| entry.record.uuid != vm);
+    let mac_of = |nic: &'_ Value| nic.get("mac").and_then(Value::as_str).map(str::to_owned);
+    let mut taken: Vec<String> =
+        others.flat_map(|entry| entry.record.list("nics").iter().filter_map(mac_of)).collect();
+    let nics = nics.and_then(Value::as_array);
+    for mac in nics.into_iter().flatten().filter_map(mac_of) {
+        if taken.contains(&mac) {
+            return Err(TaskFailure::bad_param("nics", format!("MAC {mac} is in use")));
+        }
+        taken.push(mac);
+    }
+    Ok(())
+}
+
+/// A random address of the locally administered range.
+pub(super) fn fresh_mac(random: u64) -> String {
+    let [a, b, c, d, e, ..] = random.to_be_bytes();
+    format!("02:{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}")
+}
+
+/// What clients see of the disks that there are.
+pub(super) fn describe_disks(record: &mut VmRecord, made: &[Disk]) {
+    let Some(Value::Array(disks)) = record.properties.get_mut("disks") else { return };
+    for (disk, made) in disks.iter_mut().filter_map(Value::as_object_mut).zip(made) {
+        let size_mib = made.size_bytes.div_ceil(muster_shared::units::MIB);
+        disk.insert("path".to_owned(), json!(made.path));
+        disk.insert("size".to_owned(), json!(size_mib));
+    }
 }
 
 /// A switch among the parameters; false when absent.

@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 use super::machine::{self, failed, refuse};
 use super::{Class, Handler, Lock, OnFailure, Params, Plan, Queue, Step, TaskContext, TaskFailure};
 use crate::drivers::compute::GuestSignal;
-use crate::drivers::storage::{Disk, DiskSpec};
+use crate::drivers::storage::DiskSpec;
 use crate::vms::{self, StorageState, VmRecord, payload};
 
 const OPERATION: &str = "vmadm.create";
@@ -34,12 +34,7 @@ impl Handler for MachineCreate {
     }
 
     fn queue(&self) -> Queue {
-        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-        Queue {
-            name: "machine_creation",
-            max_concurrent: (cpus / 4).max(2),
-            max_wait: Duration::from_secs(1800),
-        }
+        queue()
     }
 
     fn deadline(&self, _params: &Params) -> Duration {
@@ -77,6 +72,16 @@ impl Handler for MachineCreate {
             Box::new(CreateStep { job: Arc::clone(&job), part })
         };
         Ok(Plan { locks: vec![Lock::Vm(vm)], steps: PARTS.iter().map(step).collect() })
+    }
+}
+
+/// The queue of what makes whole disks.
+pub(super) fn queue() -> Queue {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    Queue {
+        name: "machine_creation",
+        max_concurrent: (cpus / 4).max(2),
+        max_wait: Duration::from_secs(1800),
     }
 }
 
@@ -238,7 +243,7 @@ impl Job {
                         guest, which this agent does not have";
             return Err(refuse("NotSupported", text));
         }
-        self.check_macs(ctx)?;
+        machine::check_macs(ctx, self.vm, self.properties.get("nics"))?;
         // Left by something that has no record: not ours to take over.
         if drivers.compute.observe(self.vm).await?.is_running() {
             return Err(vm_exists(self.vm));
@@ -254,23 +259,6 @@ impl Job {
     fn waits_for_guest(&self) -> bool {
         let wait = self.properties.get("internal_metadata");
         wait.and_then(|metadata| metadata.get("muster:wait_guest")).is_some_and(|v| v == "true")
-    }
-
-    fn check_macs(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        let entries = ctx.drivers.vms.entries();
-        let others = entries.iter().flat_map(|entry| entry.record.list("nics"));
-        let mut taken: Vec<&str> = others.filter_map(mac_of).collect();
-        for mac in self.nics().iter().filter_map(mac_of) {
-            if taken.contains(&mac) {
-                return Err(TaskFailure::bad_param("nics", format!("MAC {mac} is in use")));
-            }
-            taken.push(mac);
-        }
-        Ok(())
-    }
-
-    fn nics(&self) -> &[Value] {
-        self.properties.get("nics").and_then(Value::as_array).map_or(&[], Vec::as_slice)
     }
 
     async fn reserve(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
@@ -318,7 +306,7 @@ impl Job {
         }
         let complete = |record: &mut VmRecord| {
             record.storage = StorageState::Complete;
-            describe_disks(record, &made);
+            machine::describe_disks(record, &made);
         };
         drivers.vms.update(self.vm, complete).await?;
         Ok(())
@@ -342,7 +330,7 @@ impl Job {
             let Some(Value::Array(nics)) = record.properties.get_mut("nics") else { return };
             for nic in nics.iter_mut().filter_map(Value::as_object_mut) {
                 if !nic.contains_key("mac") {
-                    nic.insert("mac".to_owned(), json!(fresh_mac(entropy.u64())));
+                    nic.insert("mac".to_owned(), json!(machine::fresh_mac(entropy.u64())));
                 }
             }
         };
@@ -419,24 +407,4 @@ impl Job {
 fn vm_exists(vm: VmUuid) -> TaskFailure {
     let failure = TaskFailure::from(vms::exists(vm));
     refuse(failure.code, failure.message)
-}
-
-fn mac_of(nic: &Value) -> Option<&str> {
-    nic.get("mac").and_then(Value::as_str)
-}
-
-/// A random address of the locally administered range.
-fn fresh_mac(random: u64) -> String {
-    let [a, b, c, d, e, ..] = random.to_be_bytes();
-    format!("02:{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}")
-}
-
-/// What clients see of the disks that were made.
-fn describe_disks(record: &mut VmRecord, made: &[Disk]) {
-    let Some(Value::Array(disks)) = record.properties.get_mut("disks") else { return };
-    for (disk, made) in disks.iter_mut().filter_map(Value::as_object_mut).zip(made) {
-        let size_mib = made.size_bytes.div_ceil(muster_shared::units::MIB);
-        disk.insert("path".to_owned(), json!(made.path));
-        disk.insert("size".to_owned(), json!(size_mib));
-    }
 }

@@ -17,6 +17,7 @@ use crate::drivers::compute::qemu::{Qemu, QemuConfig};
 use crate::drivers::faults::Faults;
 use crate::drivers::host::refuse::RefuseHost;
 use crate::drivers::images::sim::{SimImages, SimRepository};
+use crate::drivers::settings::FileSettings;
 use crate::drivers::storage::sim::{SimImage, SimPool};
 use crate::drivers::storage::{FileStorage, FileStorageConfig};
 use crate::host::{SystemExec, procfs};
@@ -86,7 +87,9 @@ impl RealNode {
         let images = Arc::new(SimImages::new(pool, repository, Faults::none()));
         let entropy = Arc::new(SeededEntropy::new(3));
         let host = Arc::new(RefuseHost);
-        let drivers = Drivers { clock, entropy, compute, storage, images, host, vms, report };
+        let settings = Arc::new(FileSettings::new(self.folder.path()));
+        let drivers =
+            Drivers { clock, entropy, compute, storage, images, host, settings, vms, report };
         startup::find(&drivers).await.unwrap();
         Arc::new(drivers)
     }
@@ -103,6 +106,7 @@ impl RealNode {
             drivers: Arc::clone(drivers),
             started_at: drivers.clock.wall(),
             rebooted: false,
+            resumed: false,
             cancelled: CancellationToken::new(),
             events: Arc::new(NoEvents),
             result: parking_lot::Mutex::new(Value::Null),

@@ -21,6 +21,7 @@ use crate::drivers::compute::sim::{SimCompute, SimGuests};
 use crate::drivers::faults::{Fault, Faults};
 use crate::drivers::host::refuse::RefuseHost;
 use crate::drivers::images::sim::{SimImages, SimRepository};
+use crate::drivers::settings::sim::SimSettings;
 use crate::drivers::storage::sim::{SimImage, SimPool, SimStorage};
 use crate::report::sim::SimFacts;
 use crate::report::{Reporter, ReporterParts};
@@ -40,7 +41,7 @@ pub(crate) struct Host {
     pub(crate) guests: SimGuests,
     pub(crate) pool: SimPool,
     pub(crate) records: SimVmRecords,
-    faults: Faults,
+    pub(super) faults: Faults,
     pub(crate) clock: SharedClock,
     tasks: Mutex<u32>,
 }
@@ -83,6 +84,7 @@ impl Host {
             storage,
             images: Arc::new(SimImages::new(self.pool.clone(), repository, faults())),
             host: Arc::new(RefuseHost),
+            settings: Arc::new(SimSettings::new(faults())),
             vms,
             report,
             clock,
@@ -91,7 +93,7 @@ impl Host {
         Arc::new(drivers)
     }
 
-    fn context(&self, drivers: &Arc<Drivers>, params: &Params) -> TaskContext {
+    pub(super) fn context(&self, drivers: &Arc<Drivers>, params: &Params) -> TaskContext {
         *self.tasks.lock() += 1;
         let task_id: TaskId = format!("task-{}", self.tasks.lock()).parse().unwrap();
         TaskContext {
@@ -100,6 +102,7 @@ impl Host {
             drivers: Arc::clone(drivers),
             started_at: self.clock.wall(),
             rebooted: false,
+            resumed: false,
             cancelled: CancellationToken::new(),
             events: Arc::new(NoEvents),
             result: Mutex::new(Value::Null),
@@ -163,14 +166,14 @@ pub(crate) fn uuid() -> VmUuid {
     machine::vm(&machine::example()).unwrap()
 }
 
-async fn one_vm(host: &Host) -> Arc<Drivers> {
+pub(super) async fn one_vm(host: &Host) -> Arc<Drivers> {
     let drivers = host.agent("boot-1").await;
     let ctx = host.context(&drivers, &create_params(json!({})));
     run(&ctx, "machine_create", false).await.unwrap();
     drivers
 }
 
-async fn act(
+pub(super) async fn act(
     host: &Host,
     drivers: &Arc<Drivers>,
     kind: &str,
@@ -420,7 +423,13 @@ async fn a_guest_that_ends_by_itself_is_noticed() {
 /// Runs a task with an agent that dies in it: before step `step` is done (`done` false) or after
 /// it, but before the journal knew; the next agent applies the step again and goes on. Returns
 /// false when the task has no such step.
-async fn run_with_crash(host: &Host, kind: &str, params: &Params, step: usize, done: bool) -> bool {
+pub(super) async fn run_with_crash(
+    host: &Host,
+    kind: &str,
+    params: &Params,
+    step: usize,
+    done: bool,
+) -> bool {
     let handler = HANDLERS.iter().find(|handler| handler.name() == kind).unwrap();
     let plan = handler.plan(params).unwrap();
     if step >= plan.steps.len() {

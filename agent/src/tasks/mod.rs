@@ -4,36 +4,53 @@
 //! parameters and plans a sequence of named, idempotent [`Step`]s; the runner journals around each
 //! of them, so that a task survives a crash: it is resumed at its step, or undone in reverse.
 
+pub mod agents_uninstall;
+pub mod command_execute;
 mod control;
 #[cfg(test)]
 mod engine_tests;
 mod events;
 mod house;
 pub mod image_ensure_present;
+pub mod image_get;
 pub mod journal;
 mod live;
 mod machine;
 pub mod machine_boot;
+#[cfg(test)]
+mod machine_change_tests;
 pub mod machine_create;
+pub mod machine_create_snapshot;
+pub mod machine_delete_snapshot;
 pub mod machine_destroy;
 pub mod machine_info;
 pub mod machine_kill;
 pub mod machine_load;
+pub mod machine_proc;
 #[cfg(test)]
 mod machine_real_tests;
 pub mod machine_reboot;
+pub mod machine_reprovision;
+pub mod machine_rollback_snapshot;
 pub mod machine_shutdown;
 #[cfg(test)]
 pub(crate) mod machine_tests;
+pub mod machine_update;
+pub mod machine_update_nics;
 pub mod nop;
+mod notes;
 pub mod order;
 pub mod record;
 mod recover;
 pub mod registry;
 mod run;
 pub mod runner;
+pub mod server_overprovision_ratio;
 pub mod server_reboot;
 pub mod server_sysinfo;
+pub mod server_update_nics;
+mod snapshot;
+pub mod unsupported;
 mod wake;
 
 use std::fmt;
@@ -57,18 +74,48 @@ pub type Params = Map<String, Value>;
 
 /// Every task kind this agent knows. A new kind is one file and one line here.
 pub static HANDLERS: &[&dyn Handler] = &[
+    &agents_uninstall::AgentsUninstall,
+    &command_execute::CommandExecute,
     &image_ensure_present::ImageEnsurePresent,
+    &image_get::ImageGet,
     &machine_boot::MachineBoot,
     &machine_create::MachineCreate,
+    &machine_create_snapshot::MachineCreateSnapshot,
+    &machine_delete_snapshot::MachineDeleteSnapshot,
     &machine_destroy::MachineDestroy,
     &machine_info::MachineInfo,
     &machine_kill::MachineKill,
     &machine_load::MachineLoad,
+    &machine_proc::MachineProc,
     &machine_reboot::MachineReboot,
+    &machine_reprovision::MachineReprovision,
+    &machine_rollback_snapshot::MachineRollbackSnapshot,
     &machine_shutdown::MachineShutdown,
+    &machine_update::MachineUpdate,
+    &machine_update_nics::MachineUpdateNics,
     &nop::Nop,
+    &server_overprovision_ratio::ServerOverprovisionRatio,
     &server_reboot::ServerReboot,
     &server_sysinfo::ServerSysinfo,
+    &server_update_nics::ServerUpdateNics,
+    &unsupported::AGENT_INSTALL,
+    &unsupported::DOCKER_BUILD_KIND,
+    &unsupported::DOCKER_COPY,
+    &unsupported::DOCKER_EXEC,
+    &unsupported::DOCKER_STATS,
+    &unsupported::MACHINE_MIGRATE,
+    &unsupported::RECOVERY_CONFIG,
+    &unsupported::ZFS_CLONE_DATASET,
+    &unsupported::ZFS_CREATE_DATASET,
+    &unsupported::ZFS_DESTROY_DATASET,
+    &unsupported::ZFS_GET_PROPERTIES,
+    &unsupported::ZFS_LIST_DATASETS,
+    &unsupported::ZFS_LIST_POOLS,
+    &unsupported::ZFS_LIST_SNAPSHOTS,
+    &unsupported::ZFS_RENAME_DATASET,
+    &unsupported::ZFS_ROLLBACK_DATASET,
+    &unsupported::ZFS_SET_PROPERTIES,
+    &unsupported::ZFS_SNAPSHOT_DATASET,
 ];
 
 /// Whether a task changes anything, which decides about journal, drain and pause.
@@ -141,6 +188,12 @@ pub trait Handler: fmt::Debug + Send + Sync + 'static {
     /// Whether its waits may be cut short, see [`Handler::preempts`].
     fn preemptible(&self) -> bool {
         false
+    }
+
+    /// What this version lacks to do it. Such a kind checks its parameters, fails with
+    /// `NotSupported`, and is not announced to coordinators.
+    fn lacks(&self) -> Option<&'static str> {
+        None
     }
 
     /// Parameters that [`Handler::plan`] accepts and that lead to the longest plan. From them
@@ -219,6 +272,8 @@ pub struct TaskContext {
     pub started_at: jiff::Timestamp,
     /// True if the host was rebooted since the task started.
     pub rebooted: bool,
+    /// True if an earlier life of the agent had begun it.
+    pub resumed: bool,
     /// Cancelled when the task is to stop early.
     pub cancelled: CancellationToken,
     /// Where events go.

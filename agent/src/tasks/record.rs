@@ -283,24 +283,34 @@ fn is_secret(key: &str) -> bool {
     key.ends_with("_pw") || words.iter().any(|word| key.contains(word))
 }
 
-/// A result that fits a frame: long strings keep their first and last 64 KiB; what is still too
-/// large is replaced by a remark.
+/// A result that fits a frame: of the longest strings only the first and last 64 KiB stay, as far
+/// as need be (a coordinator puts long ones aside as a whole); what is still too large is replaced
+/// by a remark.
 #[must_use]
 pub fn bounded_result(mut result: Value) -> Value {
-    if let Value::Object(members) = &mut result {
-        for member in members.values_mut() {
-            if let Value::String(text) = member
-                && text.len() > MAX_INLINE_BYTES
-            {
-                *member = Value::String(edges(text, INLINE_EDGE_BYTES));
+    loop {
+        let bytes = json_len(&result);
+        if bytes <= MAX_RESULT_BYTES {
+            return result;
+        }
+        match longest_text(&mut result) {
+            Some(text) => *text = edges(text, INLINE_EDGE_BYTES),
+            None => {
+                let limit = MAX_RESULT_BYTES;
+                let remark = format!("a result of {bytes} bytes is over the limit of {limit}");
+                return json!({ "omitted": remark });
             }
         }
     }
-    let bytes = json_len(&result);
-    if bytes <= MAX_RESULT_BYTES {
-        return result;
-    }
-    json!({ "omitted": format!("a result of {bytes} bytes is over the limit of {MAX_RESULT_BYTES}") })
+}
+
+/// The longest string among the members that is worth cutting.
+fn longest_text(result: &mut Value) -> Option<&mut String> {
+    let texts = result.as_object_mut()?.values_mut().filter_map(|member| match member {
+        Value::String(text) if text.len() > MAX_INLINE_BYTES => Some(text),
+        _ => None,
+    });
+    texts.max_by_key(|text| text.len())
 }
 
 /// An error that fits a frame.
@@ -357,9 +367,11 @@ mod tests {
     #[test]
     fn a_large_result_keeps_its_edges() {
         let result =
-            bounded_result(json!({ "stdout": "ä".repeat(MAX_INLINE_BYTES), "exitCode": 0 }));
+            bounded_result(json!({ "stdout": "ä".repeat(MAX_RESULT_BYTES), "exitCode": 0 }));
         assert_eq!(result["exitCode"], 0);
         assert!(json_len(&result) < 3 * INLINE_EDGE_BYTES);
+        let whole = json!({ "stdout": "x".repeat(2 * MAX_INLINE_BYTES) });
+        assert_eq!(bounded_result(whole.clone()), whole);
         let many: Vec<_> = (0..200_000).map(|n| format!("{n:08}")).collect();
         assert!(bounded_result(json!(many))["omitted"].is_string());
     }

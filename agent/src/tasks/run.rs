@@ -206,6 +206,7 @@ impl Engine {
             drivers: self.parts.drivers.clone(),
             started_at: record.started_at.unwrap_or(record.created_at),
             rebooted,
+            resumed: record.attempt > 1,
             cancelled: live.cancelled.clone(),
             events: live.events.clone(),
             result: Mutex::new(record.result.clone()),

@@ -40,6 +40,12 @@ pub struct VmRecord {
     /// Set while a shutdown is under way; ISO 8601 time of its end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stopping_until: Option<String>,
+    /// The `machine_reprovision` that replaced its boot disk last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reprovision_task: Option<TaskId>,
+    /// Snapshots of all its disks, the oldest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub snapshots: Vec<SnapshotRecord>,
     /// How far its disks are.
     #[serde(default)]
     pub storage: StorageState,
@@ -67,6 +73,8 @@ impl VmRecord {
             failed: false,
             destroying: false,
             stopping_until: None,
+            reprovision_task: None,
+            snapshots: Vec::new(),
             storage: StorageState::None,
             boot_id: None,
             fingerprint: String::new(),
@@ -110,6 +118,20 @@ impl VmRecord {
     pub fn internal_metadata(&self, key: &str) -> Option<&Value> {
         self.properties.get("internal_metadata").and_then(|map| map.get(key))
     }
+}
+
+/// A snapshot of a VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotRecord {
+    /// As its client named it.
+    pub name: String,
+    /// ISO 8601.
+    pub created_at: String,
+    /// The task that made it; only that task's undo may remove it.
+    pub task: TaskId,
+    /// False until every disk has it.
+    #[serde(default)]
+    pub complete: bool,
 }
 
 /// How far the disks of a VM are.

@@ -5,7 +5,7 @@ use muster_shared::clock::iso;
 use muster_shared::wire::status::{VmIndex, VmReport, VmStatus};
 use serde_json::{Value, json};
 
-use super::{Entry, Node, VmRecord};
+use super::{Entry, Node, SnapshotRecord, VmRecord};
 use crate::drivers::compute::Observed;
 
 /// Owner of VMs that name none.
@@ -37,6 +37,11 @@ pub fn of(entry: &Entry, node: &Node) -> Value {
         Observed::Stopped { exit_status: Some(status) } => set("exit_status", json!(status)),
         Observed::Stopped { exit_status: None } => {}
     }
+    let snapshots = record.snapshots.iter().rev().filter(|snapshot| snapshot.complete);
+    // Inside a disk they have no size of their own.
+    let told =
+        |s: &SnapshotRecord| json!({ "name": s.name, "size": 0, "created_at": s.created_at });
+    set("snapshots", snapshots.map(told).collect());
     if let (Some(until), "stopping") = (&record.stopping_until, state.state) {
         set("transition_to", json!("stopped"));
         if let Ok(until) = until.parse::<Timestamp>() {

@@ -1,9 +1,13 @@
 //! What a client may say about a new VM: checks, coerces and completes a create payload. Pure.
 
+mod update;
+
 use muster_shared::ids::{ImageUuid, VmUuid};
 use serde_json::{Map, Value, json};
 
 use crate::tasks::TaskFailure;
+
+pub use update::update;
 
 /// Disks or network interfaces of one VM.
 const MAX_DEVICES: usize = 32;

@@ -39,10 +39,16 @@ pub fn vm_body(vm: VmUuid) -> Map<String, Value> {
 }
 
 impl Request {
-    /// A task about a VM.
+    /// A task about a VM, with parameters that suit its kind.
     #[must_use]
     pub fn vm_task(server: ServerUuid, kind: &'static str, vm: VmUuid) -> Self {
-        let params = json!({ "uuid": vm, "timeout": 2 });
+        let params = match kind {
+            "machine_reprovision" => json!({ "uuid": vm, "image_uuid": IMAGE }),
+            "machine_update" => json!({
+                "uuid": vm, "ram": 300, "set_tags": { "a": 1 }, "add_nics": [{ "nic_tag": "b" }],
+            }),
+            _ => json!({ "uuid": vm, "timeout": 2, "snapshot_name": "one" }),
+        };
         Self::Task { server, kind, params: params.as_object().cloned().unwrap_or_default() }
     }
 
@@ -64,7 +70,14 @@ impl Request {
 
     /// Whether it may lead to one start of the VM's process.
     fn starts(&self) -> Option<VmUuid> {
-        let starting = ["machine_create", "machine_boot", "machine_reboot"];
+        let starting = [
+            "machine_create",
+            "machine_boot",
+            "machine_reboot",
+            "machine_reprovision",
+            "machine_rollback_snapshot",
+            "machine_update",
+        ];
         match self {
             Self::Place(vm) => Some(*vm),
             Self::Task { kind, .. } if starting.contains(kind) => self.vm(),

@@ -186,6 +186,10 @@ impl Model {
                 if disks == 0 {
                     return Err(format!("VM {vm} on host {} has no disk", agent.number));
                 }
+                if let Some(left) = agent.pool.stashed().into_keys().find(|(of, _)| of == vm) {
+                    return Err(format!("VM {vm} on host {} has a stash {left:?}", agent.number));
+                }
+                check_snapshots(agent, *vm)?;
                 if let Some(other) = found.insert(*vm, agent.server) {
                     return Err(format!("VM {vm} is on {other} and on {}", agent.server));
                 }
@@ -199,6 +203,20 @@ impl Model {
         }
         Ok(())
     }
+}
+
+/// Every disk has the snapshots of the record, and no others.
+fn check_snapshots(agent: &AgentNode, vm: VmUuid) -> Result<(), String> {
+    let records = agent.records.records();
+    let known = records.get(&vm).into_iter().flat_map(|record| &record.snapshots);
+    let known: BTreeSet<String> = known.map(|known| format!("vmsnap-{}", known.name)).collect();
+    for ((of, index), disk) in agent.pool.disks() {
+        let found: BTreeSet<String> = disk.snapshots.into_iter().map(|(name, _)| name).collect();
+        if of == vm && found != known {
+            return Err(format!("disk {index} of VM {vm} has {found:?}, its record {known:?}"));
+        }
+    }
+    Ok(())
 }
 
 /// VMs of which there is something on a host.

@@ -95,6 +95,9 @@ fn play(sim: &mut Sim, point: &str, victim: Victim) -> Result<(), String> {
         if kind == "machine_boot" {
             ask(sim, "machine_shutdown", params("machine_shutdown"))?;
         }
+        if ["machine_rollback_snapshot", "machine_delete_snapshot"].contains(&kind) {
+            ask(sim, "machine_create_snapshot", params("machine_create_snapshot"))?;
+        }
     }
     kill.armed.store(true, Ordering::Relaxed);
     send(sim, kind, wanted);

@@ -12,6 +12,7 @@ use muster_agent::drivers::compute::sim::{SimCompute, SimGuests};
 use muster_agent::drivers::faults::Faults;
 use muster_agent::drivers::host::sim::{HostLog, SimHost};
 use muster_agent::drivers::images::sim::{SimImages, SimRepository};
+use muster_agent::drivers::settings::sim::SimSettings;
 use muster_agent::drivers::storage::sim::{SimPool, SimStorage};
 use muster_agent::report::sim::SimFacts;
 use muster_agent::report::{Reporter, ReporterParts};
@@ -202,6 +203,8 @@ pub struct AgentNode {
     pub records: SimVmRecords,
     /// What was done to the host.
     pub log: HostLog,
+    /// Its settings.
+    pub settings: SimSettings,
     /// Faults of its drivers.
     pub faults: Faults,
     /// Its journal's map.
@@ -236,6 +239,7 @@ impl AgentNode {
             pool: SimPool::default(),
             records: SimVmRecords::new(faults.clone()),
             log: HostLog::default(),
+            settings: SimSettings::new(faults.clone()),
             faults,
             kv: disk(seed ^ 2),
             steps: None,
@@ -297,6 +301,7 @@ impl AgentNode {
             storage,
             images: Arc::new(images),
             host: Arc::new(SimHost::new(self.log.clone(), faults())),
+            settings: Arc::new(self.settings.clone()),
             vms,
             report: report.clone(),
         });

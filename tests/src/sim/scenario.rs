@@ -19,8 +19,14 @@ const HEAL: Duration = Duration::from_secs(180);
 /// An agent reports its status at least this often (and a little).
 const STATUS_PERIOD: Duration = Duration::from_secs(65);
 /// Calls of simulated drivers that may fail: those that make something.
-const FALLIBLE: [&str; 4] =
-    ["storage.create_disk", "compute.prepare", "compute.start", "images.install"];
+const FALLIBLE: [&str; 6] = [
+    "storage.create_disk",
+    "storage.create_snapshot",
+    "storage.stash_disk",
+    "compute.prepare",
+    "compute.start",
+    "images.install",
+];
 
 /// What comes back at a given time.
 #[derive(Clone, Copy, Debug)]
@@ -129,7 +135,17 @@ fn ask(sim: &mut Sim) {
         }
         (_, Some(vm)) => {
             let Some(server) = server_of(sim, vm) else { return };
-            let kinds = ["machine_shutdown", "machine_boot", "machine_reboot", "machine_destroy"];
+            let kinds = [
+                "machine_shutdown",
+                "machine_boot",
+                "machine_reboot",
+                "machine_destroy",
+                "machine_create_snapshot",
+                "machine_rollback_snapshot",
+                "machine_delete_snapshot",
+                "machine_reprovision",
+                "machine_update",
+            ];
             Request::vm_task(server, kinds[sim.pick(kinds.len())], vm)
         }
     };

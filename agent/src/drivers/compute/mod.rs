@@ -74,6 +74,20 @@ pub enum GuestSignal {
     Nmi,
 }
 
+/// A change of a snapshot of a running guest's disks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SnapshotChange {
+    /// Taken of all disks, none of which has it.
+    Create(String),
+    /// Deleted.
+    Delete {
+        /// Its name.
+        name: String,
+        /// The disks that have it.
+        on: Vec<u32>,
+    },
+}
+
 /// Runs VMs of some brands.
 #[async_trait]
 pub trait Compute: fmt::Debug + Send + Sync + 'static {
@@ -121,6 +135,24 @@ pub trait Compute: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// `VmNotRunning`; `InvalidParameters` for an unknown type.
     async fn info(&self, vm: VmUuid, types: &[String]) -> Result<Value, DriverError>;
+
+    /// Changes a snapshot of the disks of a guest that runs: all of them at one moment. False: the
+    /// guest does not hold its disks, so that storage can do it.
+    ///
+    /// # Errors
+    /// The hypervisor refused; nothing was changed by a create.
+    async fn snapshot(
+        &self,
+        vm: VmUuid,
+        disks: &[Disk],
+        change: &SnapshotChange,
+    ) -> Result<bool, DriverError>;
+
+    /// The processes of a running VM as `machine_proc` tells them, by pid.
+    ///
+    /// # Errors
+    /// `VmNotRunning`.
+    async fn processes(&self, vm: VmUuid) -> Result<Value, DriverError>;
 
     /// Opens a device of a running guest.
     ///

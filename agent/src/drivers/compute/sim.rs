@@ -13,7 +13,9 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::watch;
 
-use super::{Abilities, Compute, GuestIo, GuestPort, GuestSignal, Observed, not_running};
+use super::{
+    Abilities, Compute, GuestIo, GuestPort, GuestSignal, Observed, SnapshotChange, not_running,
+};
 use crate::drivers::DriverError;
 use crate::drivers::faults::Faults;
 use crate::drivers::storage::Disk;
@@ -138,7 +140,7 @@ pub struct SimCompute {
 
 impl SimCompute {
     /// Operations in `faults`: `compute.prepare`, `.start`, `.observe`, `.signal`, `.info`,
-    /// `.open`, `.cleanup`, `.running`.
+    /// `.open`, `.processes`, `.cleanup`, `.running`.
     #[must_use]
     pub fn new(guests: SimGuests, clock: SharedClock, faults: Faults) -> Self {
         Self { guests, clock, faults }
@@ -254,7 +256,10 @@ impl Compute for SimCompute {
             let content = self.guests.content.lock();
             let guest = content.running.get(&vm).ok_or_else(|| not_running(vm))?;
             let status = if guest.paused { "paused" } else { "running" };
-            Ok(json!({ "status": { "status": status, "running": !guest.paused } }))
+            Ok(json!({
+                "status": { "status": status, "running": !guest.paused },
+                "vnc": { "host": "127.0.0.1", "port": 5900 + guest.pid % 1000 },
+            }))
         };
         self.faults.call("compute.info", info).await
     }
@@ -266,6 +271,26 @@ impl Compute for SimCompute {
         // Ends when the other half is dropped.
         drop(tokio::spawn(echo(theirs)));
         Ok(Box::new(ours))
+    }
+
+    /// Simulated guests do not hold their disks.
+    async fn snapshot(
+        &self,
+        _vm: VmUuid,
+        _disks: &[Disk],
+        _change: &SnapshotChange,
+    ) -> Result<bool, DriverError> {
+        Ok(false)
+    }
+
+    async fn processes(&self, vm: VmUuid) -> Result<Value, DriverError> {
+        let list = || {
+            let content = self.guests.content.lock();
+            let guest = content.running.get(&vm).ok_or_else(|| not_running(vm))?;
+            let psinfo = json!({ "pr_pid": guest.pid, "pr_fname": "sim" });
+            Ok(json!({ guest.pid.to_string(): { "psinfo": psinfo } }))
+        };
+        self.faults.call("compute.processes", list).await
     }
 
     async fn cleanup(&self, vm: VmUuid, purge: bool) -> Result<(), DriverError> {

@@ -84,12 +84,19 @@ pub enum HostActions {
     Refuse,
 }
 
-/// The driver of a setting. `run_dir` holds scripts while they run.
+/// The driver of a setting. `run_dir` holds scripts while they run, which is allowed by a setting
+/// of its own.
 #[must_use]
-pub fn open(setting: HostActions, exec: SharedExec, run_dir: &Path) -> Arc<dyn Host> {
-    match setting {
+pub fn open(
+    setting: HostActions,
+    allow_execute: bool,
+    exec: SharedExec,
+    run_dir: &Path,
+) -> Arc<dyn Host> {
+    let host: Arc<dyn Host> = match setting {
         HostActions::Real => Arc::new(real::RealHost::new(exec, run_dir)),
         HostActions::Sim => Arc::new(sim::SimHost::default()),
         HostActions::Refuse => Arc::new(refuse::RefuseHost),
-    }
+    };
+    if allow_execute { host } else { Arc::new(refuse::NoScripts(host)) }
 }

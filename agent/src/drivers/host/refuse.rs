@@ -1,4 +1,6 @@
-//! The default: no host action at all.
+//! The default: no host action at all, and no scripts whatever else is allowed.
+
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use serde_json::Value;
@@ -17,5 +19,43 @@ impl Host for RefuseHost {
             action,
             "host.actions is \"refuse\"; the packaged unit of the agent sets it to \"real\"",
         ))
+    }
+}
+
+/// Refuses scripts; passes on everything else.
+#[derive(Debug)]
+pub struct NoScripts(pub Arc<dyn Host>);
+
+#[async_trait]
+impl Host for NoScripts {
+    async fn act(&self, action: &HostAction) -> Result<Value, DriverError> {
+        if matches!(action, HostAction::Execute { .. }) {
+            let text = "command execution is off: `security.allow_command_execute` is not set";
+            return Err(DriverError::refused("NotAuthorized", text));
+        }
+        self.0.act(action).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::drivers::host::sim::{HostLog, SimHost};
+
+    #[tokio::test]
+    async fn scripts_have_a_switch_of_their_own() {
+        let log = HostLog::default();
+        let inner = SimHost::new(log.clone(), crate::drivers::faults::Faults::none());
+        let host = NoScripts(Arc::new(inner));
+        let script = HostAction::Execute {
+            script: String::new(),
+            args: Vec::new(),
+            env: Vec::new(),
+            timeout_ms: 0,
+        };
+        let refused = host.act(&script).await;
+        assert!(matches!(refused, Err(DriverError::Refused { code: "NotAuthorized", .. })));
+        host.act(&HostAction::Reboot).await.unwrap();
+        assert_eq!(log.actions(), [HostAction::Reboot]);
     }
 }

@@ -4,6 +4,9 @@
 //! stamp is made durable first and the disk gets its name last: a disk that can be seen is whole
 //! and has an owner, and whatever else a crash leaves is overwritten or removed by its task.
 
+mod snapshots;
+mod stash;
+
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,7 +16,7 @@ use muster_shared::ids::{ImageUuid, ServerUuid, TaskId, VmUuid};
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
-use super::{Disk, DiskSpec, Storage, Usage, qcow2};
+use super::{Disk, DiskSnapshot, DiskSpec, Storage, Usage, qcow2};
 use crate::drivers::{DriverError, files};
 use crate::host::{Command, SharedExec};
 
@@ -93,17 +96,26 @@ impl FileStorage {
         }
         argv.push(path.display().to_string());
         argv.push(size_bytes.to_string());
-        let command = Command::new(argv, CREATE_TIMEOUT);
-        // Short and not worth interrupting.
-        let ran = self.exec.run(&command, &CancellationToken::new()).await;
-        let failed = match ran.and_then(|output| output.checked("qemu-img create")) {
-            Ok(_) => return Ok(()),
-            Err(error) => error,
-        };
-        if failed.to_string().contains("No space left on device") {
-            return Err(super::store_full(format!("no space left for {}", path.display())));
+        run(&self.exec, argv, CREATE_TIMEOUT).await.map(drop)
+    }
+}
+
+/// Runs a program to its end; returns what it printed.
+async fn run(
+    exec: &SharedExec,
+    argv: impl IntoIterator<Item = String>,
+    timeout: Duration,
+) -> Result<Vec<u8>, DriverError> {
+    let command = Command::new(argv, timeout);
+    let words = || command.argv.iter().take(2).cloned().collect::<Vec<_>>().join(" ");
+    // What it writes is not to be cut off in the middle.
+    let ran = exec.run(&command, &CancellationToken::new()).await;
+    match ran.and_then(|output| output.checked(&words())) {
+        Ok(output) => Ok(output.stdout),
+        Err(error) if error.to_string().contains("No space left on device") => {
+            Err(super::store_full(format!("no space left to run {}", words())))
         }
-        Err(DriverError::failed(format!("create disk {}", path.display()), failed))
+        Err(error) => Err(DriverError::failed(words(), error)),
     }
 }
 
@@ -244,6 +256,46 @@ impl Storage for FileStorage {
             .await
             .map_err(|e| files::failed("remove folder", &folder, e))?;
         files::sync_folder(&self.vols).await
+    }
+
+    async fn grow_disk(&self, vm: VmUuid, index: u32, size_mib: u64) -> Result<(), DriverError> {
+        let path = self.folder(vm).join(format!("disk{index}.qcow2"));
+        let wanted = super::bytes_of(size_mib)?;
+        if virtual_size(&path).await? >= wanted {
+            return Ok(());
+        }
+        let argv = ["qemu-img", "resize", "-q", "-f", "qcow2"].map(str::to_owned);
+        let argv = argv.into_iter().chain([path.display().to_string(), wanted.to_string()]);
+        run(&self.exec, argv, CREATE_TIMEOUT).await?;
+        files::sync_file(&path).await
+    }
+
+    async fn snapshots(&self, vm: VmUuid) -> Result<Vec<DiskSnapshot>, DriverError> {
+        self.list_snapshots(vm).await
+    }
+
+    async fn create_snapshot(&self, vm: VmUuid, name: &str) -> Result<(), DriverError> {
+        self.make_snapshot(vm, name).await
+    }
+
+    async fn delete_snapshot(&self, vm: VmUuid, name: &str) -> Result<(), DriverError> {
+        self.remove_snapshot(vm, name).await
+    }
+
+    async fn roll_back(&self, vm: VmUuid, name: &str) -> Result<(), DriverError> {
+        self.go_back(vm, name).await
+    }
+
+    async fn stash_disk(&self, vm: VmUuid, index: u32, task: &TaskId) -> Result<(), DriverError> {
+        self.put_aside(vm, index, task).await
+    }
+
+    async fn restore_disk(&self, vm: VmUuid, index: u32, task: &TaskId) -> Result<(), DriverError> {
+        self.bring_back(vm, index, task).await
+    }
+
+    async fn purge_stash(&self, vm: VmUuid, index: u32) -> Result<(), DriverError> {
+        self.drop_stash(vm, index).await
     }
 
     async fn usage(&self) -> Result<Usage, DriverError> {

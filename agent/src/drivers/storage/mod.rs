@@ -45,6 +45,15 @@ pub struct Disk {
     pub used_bytes: u64,
 }
 
+/// A snapshot of one disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskSnapshot {
+    /// The disk.
+    pub index: u32,
+    /// The snapshot, as the file or pool names it.
+    pub name: String,
+}
+
 /// Space of the whole node, bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
@@ -89,6 +98,58 @@ pub trait Storage: fmt::Debug + Send + Sync + 'static {
     /// Something could not be removed.
     async fn destroy_disks(&self, vm: VmUuid, owner: Option<&TaskId>) -> Result<(), DriverError>;
 
+    /// Makes a disk of a VM that does not run at least this large. Durable when it returns.
+    ///
+    /// # Errors
+    /// There is no such disk, or it could not be made larger.
+    async fn grow_disk(&self, vm: VmUuid, index: u32, size_mib: u64) -> Result<(), DriverError>;
+
+    /// Every snapshot of each of the VM's disks, the oldest first; also while it runs.
+    ///
+    /// # Errors
+    /// The host could not be read.
+    async fn snapshots(&self, vm: VmUuid) -> Result<Vec<DiskSnapshot>, DriverError>;
+
+    /// Takes a snapshot of every disk that does not have it yet. The VM must not run. Durable when
+    /// it returns.
+    ///
+    /// # Errors
+    /// `StoreFull`; a failed one may leave some disks with the snapshot.
+    async fn create_snapshot(&self, vm: VmUuid, name: &str) -> Result<(), DriverError>;
+
+    /// Deletes a snapshot from every disk that has it. The VM must not run.
+    ///
+    /// # Errors
+    /// It could not be deleted.
+    async fn delete_snapshot(&self, vm: VmUuid, name: &str) -> Result<(), DriverError>;
+
+    /// Gives every disk the content of the snapshot. The VM must not run. Newer snapshots stay.
+    /// Durable when it returns; may be repeated.
+    ///
+    /// # Errors
+    /// `SnapshotNotFound` when a disk lacks it; nothing was changed then.
+    async fn roll_back(&self, vm: VmUuid, name: &str) -> Result<(), DriverError>;
+
+    /// Puts a disk aside, so that `task` can make another one of its index. What was put aside
+    /// keeps its content and its snapshots. May be repeated, also once `task` has made the other.
+    ///
+    /// # Errors
+    /// It could not be renamed.
+    async fn stash_disk(&self, vm: VmUuid, index: u32, task: &TaskId) -> Result<(), DriverError>;
+
+    /// Brings a disk that was put aside back, over the one that `task` made. Without a stash
+    /// nothing happens.
+    ///
+    /// # Errors
+    /// `DatasetExists` when the disk in its place is another task's.
+    async fn restore_disk(&self, vm: VmUuid, index: u32, task: &TaskId) -> Result<(), DriverError>;
+
+    /// Removes a disk that was put aside; none is no error.
+    ///
+    /// # Errors
+    /// It could not be removed.
+    async fn purge_stash(&self, vm: VmUuid, index: u32) -> Result<(), DriverError>;
+
     /// Space of the node.
     ///
     /// # Errors
@@ -124,6 +185,23 @@ pub fn disk_size(spec: &DiskSpec, image_bytes: Option<u64>) -> Result<u64, Drive
         )),
         _ => Ok(size_bytes),
     }
+}
+
+/// A size in bytes.
+///
+/// # Errors
+/// `InvalidParameters`: more than can be counted.
+pub fn bytes_of(size_mib: u64) -> Result<u64, DriverError> {
+    size_mib.checked_mul(MIB).ok_or_else(|| {
+        DriverError::refused("InvalidParameters", format!("{size_mib} MiB are too much"))
+    })
+}
+
+/// `SnapshotNotFound`.
+#[must_use]
+pub fn snapshot_not_found(vm: VmUuid, name: &str) -> DriverError {
+    let text = format!("No snapshot named \"{name}\" for {vm}");
+    DriverError::refused("SnapshotNotFound", text)
 }
 
 /// `DatasetExists`.

@@ -10,7 +10,7 @@ use muster_shared::units::MIB;
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use super::{Disk, DiskSpec, Storage, Usage};
+use super::{Disk, DiskSnapshot, DiskSpec, Storage, Usage};
 use crate::drivers::DriverError;
 use crate::drivers::faults::Faults;
 
@@ -26,6 +26,14 @@ pub struct SimDisk {
     pub image: Option<ImageUuid>,
     /// Virtual size, bytes.
     pub size_bytes: u64,
+    /// Its snapshots with the sizes of their time, the oldest first.
+    pub snapshots: Vec<(String, u64)>,
+}
+
+impl SimDisk {
+    fn has(&self, name: &str) -> bool {
+        self.snapshots.iter().any(|(known, _)| known == name)
+    }
 }
 
 /// An installed image of the simulation.
@@ -42,6 +50,7 @@ struct Content {
     size_bytes: u64,
     other_bytes: u64,
     disks: BTreeMap<(VmUuid, u32), SimDisk>,
+    stashed: BTreeMap<(VmUuid, u32), SimDisk>,
     images: BTreeMap<ImageUuid, SimImage>,
 }
 
@@ -51,7 +60,8 @@ impl Content {
     }
 
     fn disks_bytes(&self) -> u64 {
-        FRESH_DISK_BYTES.saturating_mul(u64::try_from(self.disks.len()).unwrap_or(u64::MAX))
+        let count = self.disks.len() + self.stashed.len();
+        FRESH_DISK_BYTES.saturating_mul(u64::try_from(count).unwrap_or(u64::MAX))
     }
 
     fn free_bytes(&self) -> u64 {
@@ -82,10 +92,21 @@ impl SimPool {
         self.0.lock().disks.clone()
     }
 
+    /// Every disk that was put aside.
+    #[must_use]
+    pub fn stashed(&self) -> BTreeMap<(VmUuid, u32), SimDisk> {
+        self.0.lock().stashed.clone()
+    }
+
     /// Every image here.
     #[must_use]
     pub fn images(&self) -> BTreeMap<ImageUuid, SimImage> {
         self.0.lock().images.clone()
+    }
+
+    fn each_disk(&self, vm: VmUuid, mut change: impl FnMut(&mut SimDisk)) {
+        let mut content = self.0.lock();
+        content.disks.range_mut((vm, 0)..=(vm, u32::MAX)).for_each(|(_, disk)| change(disk));
     }
 
     /// Installs an image at once.
@@ -110,7 +131,9 @@ pub struct SimStorage {
 }
 
 impl SimStorage {
-    /// Operations in `faults`: `storage.create_disk`, `.disks`, `.destroy_disks`, `.usage`.
+    /// Operations in `faults`: `storage.create_disk`, `.disks`, `.destroy_disks`, `.grow_disk`,
+    /// `.snapshots`, `.create_snapshot`, `.delete_snapshot`, `.roll_back`, `.stash_disk`,
+    /// `.restore_disk`, `.purge_stash`, `.usage`.
     #[must_use]
     pub fn new(pool: SimPool, faults: Faults) -> Self {
         Self { pool, faults }
@@ -154,7 +177,12 @@ impl Storage for SimStorage {
             if content.free_bytes() < FRESH_DISK_BYTES {
                 return Err(super::store_full(format!("no space for a disk of VM {}", spec.vm)));
             }
-            let made = SimDisk { owner: owner.clone(), image: spec.image, size_bytes };
+            let made = SimDisk {
+                owner: owner.clone(),
+                image: spec.image,
+                size_bytes,
+                snapshots: Vec::new(),
+            };
             content.disks.insert(key, made.clone());
             Ok(disk(spec.vm, spec.index, &made))
         };
@@ -173,10 +201,114 @@ impl Storage for SimStorage {
     async fn destroy_disks(&self, vm: VmUuid, owner: Option<&TaskId>) -> Result<(), DriverError> {
         let destroy = || {
             let stays = |found: &SimDisk| owner.is_some_and(|owner| *owner != found.owner);
-            self.pool.0.lock().disks.retain(|(of, _), found| *of != vm || stays(found));
+            let mut content = self.pool.0.lock();
+            content.disks.retain(|(of, _), found| *of != vm || stays(found));
+            content.stashed.retain(|(of, _), found| *of != vm || stays(found));
             Ok(())
         };
         self.faults.call("storage.destroy_disks", destroy).await
+    }
+
+    async fn grow_disk(&self, vm: VmUuid, index: u32, size_mib: u64) -> Result<(), DriverError> {
+        let grow = || {
+            let wanted = super::bytes_of(size_mib)?;
+            let mut content = self.pool.0.lock();
+            let disk = content.disks.get_mut(&(vm, index));
+            let disk = disk.ok_or_else(|| DriverError::failed("grow a disk", "there is none"))?;
+            disk.size_bytes = disk.size_bytes.max(wanted);
+            Ok(())
+        };
+        self.faults.call("storage.grow_disk", grow).await
+    }
+
+    async fn snapshots(&self, vm: VmUuid) -> Result<Vec<DiskSnapshot>, DriverError> {
+        let list = || {
+            let content = self.pool.0.lock();
+            let of_vm = content.disks.range((vm, 0)..=(vm, u32::MAX));
+            let named = of_vm.flat_map(|((_, index), disk)| {
+                let name =
+                    |(name, _): &(String, u64)| DiskSnapshot { index: *index, name: name.clone() };
+                disk.snapshots.iter().map(name).collect::<Vec<_>>()
+            });
+            Ok(named.collect())
+        };
+        self.faults.call("storage.snapshots", list).await
+    }
+
+    async fn create_snapshot(&self, vm: VmUuid, name: &str) -> Result<(), DriverError> {
+        let create = || {
+            self.pool.each_disk(vm, |disk| {
+                if !disk.has(name) {
+                    disk.snapshots.push((name.to_owned(), disk.size_bytes));
+                }
+            });
+            Ok(())
+        };
+        self.faults.call("storage.create_snapshot", create).await
+    }
+
+    async fn delete_snapshot(&self, vm: VmUuid, name: &str) -> Result<(), DriverError> {
+        let delete = || {
+            self.pool.each_disk(vm, |disk| disk.snapshots.retain(|(known, _)| known != name));
+            Ok(())
+        };
+        self.faults.call("storage.delete_snapshot", delete).await
+    }
+
+    async fn roll_back(&self, vm: VmUuid, name: &str) -> Result<(), DriverError> {
+        let roll_back = || {
+            let mut missing = false;
+            self.pool.each_disk(vm, |disk| missing |= !disk.has(name));
+            if missing {
+                return Err(super::snapshot_not_found(vm, name));
+            }
+            self.pool.each_disk(vm, |disk| {
+                let found = disk.snapshots.iter().find(|(known, _)| known == name);
+                disk.size_bytes = found.map_or(disk.size_bytes, |(_, size_bytes)| *size_bytes);
+            });
+            Ok(())
+        };
+        self.faults.call("storage.roll_back", roll_back).await
+    }
+
+    async fn stash_disk(&self, vm: VmUuid, index: u32, task: &TaskId) -> Result<(), DriverError> {
+        let stash = || {
+            let mut content = self.pool.0.lock();
+            let key = (vm, index);
+            let theirs = content.disks.get(&key).is_some_and(|disk| disk.owner != *task);
+            if theirs && let Some(disk) = content.disks.remove(&key) {
+                content.stashed.insert(key, disk);
+            }
+            Ok(())
+        };
+        self.faults.call("storage.stash_disk", stash).await
+    }
+
+    async fn restore_disk(&self, vm: VmUuid, index: u32, task: &TaskId) -> Result<(), DriverError> {
+        let restore = || {
+            let mut content = self.pool.0.lock();
+            let key = (vm, index);
+            let blocked = content.disks.get(&key).is_some_and(|disk| disk.owner != *task);
+            match content.stashed.remove(&key) {
+                Some(disk) if !blocked => drop(content.disks.insert(key, disk)),
+                Some(disk) => {
+                    content.stashed.insert(key, disk);
+                    let text = format!("disk {index} of VM {vm} belongs to another task");
+                    return Err(DriverError::refused("DatasetExists", text));
+                }
+                None => {}
+            }
+            Ok(())
+        };
+        self.faults.call("storage.restore_disk", restore).await
+    }
+
+    async fn purge_stash(&self, vm: VmUuid, index: u32) -> Result<(), DriverError> {
+        let purge = || {
+            self.pool.0.lock().stashed.remove(&(vm, index));
+            Ok(())
+        };
+        self.faults.call("storage.purge_stash", purge).await
     }
 
     async fn usage(&self) -> Result<Usage, DriverError> {

@@ -87,12 +87,69 @@ async fn conformance(storage: &dyn Storage) {
     assert_eq!(storage.disks(vm(1)).await.unwrap(), vec![]);
 }
 
+/// The driver has the image [`IMAGE`] and nothing else.
+async fn conformance_of_snapshots(storage: &dyn Storage) {
+    let (one, two) = (task("one"), task("two"));
+    storage.create_disk(&spec(vm(5), 0, Some(image()), None), &one).await.unwrap();
+    storage.create_disk(&spec(vm(5), 1, None, Some(5)), &one).await.unwrap();
+    let names = async || -> Vec<(u32, String)> {
+        let found = storage.snapshots(vm(5)).await.unwrap();
+        found.into_iter().map(|snapshot| (snapshot.index, snapshot.name)).collect()
+    };
+    for _ in 0..2 {
+        storage.create_snapshot(vm(5), "vmsnap-a").await.unwrap();
+    }
+    storage.grow_disk(vm(5), 1, 9).await.unwrap();
+    storage.create_snapshot(vm(5), "vmsnap-b").await.unwrap();
+    let both = |name: &str| vec![(0, name.to_owned()), (1, name.to_owned())];
+    assert_eq!(names().await.len(), 4);
+    check_code(&storage.roll_back(vm(5), "vmsnap-c").await, "SnapshotNotFound");
+    assert_eq!(storage.disks(vm(5)).await.unwrap()[1].size_bytes, 9 * MIB);
+    for _ in 0..2 {
+        storage.roll_back(vm(5), "vmsnap-a").await.unwrap();
+    }
+    assert_eq!(storage.disks(vm(5)).await.unwrap()[1].size_bytes, 5 * MIB);
+    for _ in 0..2 {
+        storage.delete_snapshot(vm(5), "vmsnap-b").await.unwrap();
+    }
+    assert_eq!(names().await, both("vmsnap-a"));
+
+    // A disk put aside comes back with its snapshots, over what the task made.
+    for made in [false, true] {
+        for _ in 0..2 {
+            storage.stash_disk(vm(5), 0, &two).await.unwrap();
+        }
+        assert_eq!(storage.disks(vm(5)).await.unwrap().len(), 1);
+        if made {
+            storage.create_disk(&spec(vm(5), 0, None, Some(1)), &two).await.unwrap();
+            storage.stash_disk(vm(5), 0, &two).await.unwrap();
+            assert_eq!(names().await, [(1, "vmsnap-a".to_owned())]);
+        }
+        for _ in 0..2 {
+            storage.restore_disk(vm(5), 0, &two).await.unwrap();
+        }
+        assert_eq!(names().await, both("vmsnap-a"));
+    }
+    // Once the stash is gone there is nothing to bring back.
+    storage.stash_disk(vm(5), 0, &two).await.unwrap();
+    storage.create_disk(&spec(vm(5), 0, None, Some(1)), &two).await.unwrap();
+    for _ in 0..2 {
+        storage.purge_stash(vm(5), 0).await.unwrap();
+    }
+    storage.restore_disk(vm(5), 0, &two).await.unwrap();
+    assert_eq!(storage.disks(vm(5)).await.unwrap()[0].size_bytes, MIB);
+    storage.destroy_disks(vm(5), None).await.unwrap();
+}
+
 #[tokio::test]
 async fn the_simulated_driver_conforms() {
     let pool = SimPool::default();
     let installed = SimImage { manifest: json!({}), size_bytes: IMAGE_MIB * MIB };
     pool.install(image(), installed).unwrap();
-    conformance(&SimStorage::new(pool, Faults::none())).await;
+    let storage = SimStorage::new(pool.clone(), Faults::none());
+    conformance(&storage).await;
+    conformance_of_snapshots(&storage).await;
+    assert!(pool.disks().is_empty() && pool.stashed().is_empty());
 }
 
 #[tokio::test]
@@ -146,7 +203,9 @@ impl Node {
 #[tokio::test]
 async fn the_file_driver_conforms() {
     let node = Node::new().await;
-    conformance(&node.file(Arc::new(SystemExec::new())).await).await;
+    let storage = node.file(Arc::new(SystemExec::new())).await;
+    conformance(&storage).await;
+    conformance_of_snapshots(&storage).await;
     assert_eq!(node.vols(), Vec::<String>::new());
 }
 

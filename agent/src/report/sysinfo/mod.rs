@@ -122,7 +122,7 @@ impl Facts for LinuxFacts {
             let sectors = probe.text(&format!("sys/block/{name}/size")).await;
             fingerprint.push_str(&format!(" {name}={}", sectors.unwrap_or_default()));
         }
-        let tags = probe.text(network::NIC_TAGS_FILE).await.unwrap_or_default();
+        let tags = network::tag_file(probe).await.unwrap_or_default();
         let complete = probe.setup_complete().await;
         format!("{fingerprint} tags={tags} setup={complete}")
     }

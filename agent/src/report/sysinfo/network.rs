@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::probe::Probe;
 use super::{Group, Keys, keys};
-use crate::drivers::DriverError;
+use crate::drivers::{DriverError, settings};
 
 pub(super) const GROUP: Group =
     Group { name: "network", collect: |probe| Box::pin(collect(probe)), unknown };
@@ -99,6 +99,15 @@ impl Link {
     }
 }
 
+/// The agent's own file once it has one, else what was configured by hand.
+pub(super) async fn tag_file(probe: &Probe) -> Option<String> {
+    let own = probe.config.data_dir.join(settings::NIC_TAGS_FILE);
+    match probe.text_of(&own).await {
+        Some(text) => Some(text),
+        None => probe.text(NIC_TAGS_FILE).await,
+    }
+}
+
 async fn collect(probe: &Probe) -> Result<Keys, DriverError> {
     let mut listed = probe.json(&["ip", "-j", "-d", "addr"]).await?;
     let entries = listed.as_array_mut().map(std::mem::take).unwrap_or_default();
@@ -111,10 +120,10 @@ async fn collect(probe: &Probe) -> Result<Keys, DriverError> {
         let speed = probe.text(&format!("{folder}/speed")).await;
         link.speed_mb = speed.and_then(|speed| speed.parse().ok());
     }
-    let tags = match probe.text(NIC_TAGS_FILE).await {
+    let tags = match tag_file(probe).await {
         Some(text) => {
             serde_json::from_str::<TagFile>(&text)
-                .map_err(|e| DriverError::failed(format!("read /{NIC_TAGS_FILE}"), e))?
+                .map_err(|e| DriverError::failed("read the NIC tags", e))?
                 .nictags
         }
         None => Vec::new(),

@@ -1,7 +1,7 @@
 //! How groups read the host.
 
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -102,7 +102,12 @@ pub(super) struct Probe {
 impl Probe {
     /// A small file, trimmed; `None` when it is missing, unreadable or empty.
     pub(super) async fn text(&self, name: &str) -> Option<String> {
-        let content = tokio::fs::read(self.config.root.join(name)).await.ok()?;
+        self.text_of(&self.config.root.join(name)).await
+    }
+
+    /// As [`Self::text`], of any file.
+    pub(super) async fn text_of(&self, path: &Path) -> Option<String> {
+        let content = tokio::fs::read(path).await.ok()?;
         let text = String::from_utf8_lossy(&content).trim().to_owned();
         (!text.is_empty()).then_some(text)
     }

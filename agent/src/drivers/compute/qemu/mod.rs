@@ -5,9 +5,11 @@
 
 mod argv;
 mod guests;
+mod live;
 pub mod probe;
 mod qmp;
 mod seat;
+mod vnc;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -24,7 +26,10 @@ pub use self::probe::Choice;
 use self::probe::{Accelerator, Probe, Verdict};
 use self::qmp::{Plain, Qmp, QmpError};
 use self::seat::Seat;
-use super::{Abilities, Compute, GuestIo, GuestPort, GuestSignal, Observed, not_running};
+use self::vnc::Displays;
+use super::{
+    Abilities, Compute, GuestIo, GuestPort, GuestSignal, Observed, SnapshotChange, not_running,
+};
 use crate::drivers::DriverError;
 use crate::drivers::storage::Disk;
 use crate::host::{SharedExec, procfs};
@@ -32,6 +37,8 @@ use crate::vms::VmRecord;
 
 /// Virtual CPUs of one VM, as many as bhyve allows.
 const MAX_VCPUS: u32 = 64;
+/// Port of display 0, by convention.
+const FIRST_VNC_PORT: i32 = 5900;
 /// Longest wait for a guest's socket.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -57,6 +64,7 @@ pub struct QemuConfig {
 pub struct Qemu {
     verdict: Verdict,
     guests: Guests,
+    displays: Displays,
 }
 
 impl Qemu {
@@ -87,7 +95,9 @@ impl Qemu {
         }
         let guests = Guests::new(config, exec, clock, boot_id);
         guests.adopt_all();
-        Ok(Self { verdict, guests })
+        // Without a password of its own a display is for this machine only.
+        let displays = Displays::new(std::net::Ipv4Addr::LOCALHOST.into());
+        Ok(Self { verdict, guests, displays })
     }
 
     fn accelerator(&self) -> Result<Accelerator, DriverError> {
@@ -204,7 +214,14 @@ impl Compute for Qemu {
             }
         }
         if let Some(vnc) = info.get_mut("vnc") {
-            vnc["path"] = json!(self.guests.seat(vm).vnc());
+            let socket = self.guests.seat(vm).vnc();
+            vnc["path"] = json!(socket);
+            if !all && vnc["enabled"] == true {
+                let address = self.displays.open(vm, socket, 0).await?;
+                vnc["host"] = json!(address.ip());
+                vnc["port"] = json!(address.port());
+                vnc["display"] = json!(i32::from(address.port()) - FIRST_VNC_PORT);
+            }
         }
         Ok(Value::Object(info))
     }
@@ -223,6 +240,19 @@ impl Compute for Qemu {
             Ok(stream) => Ok(Box::new(stream.map_err(failed)?)),
             Err(_) => Err(failed(std::io::ErrorKind::TimedOut.into())),
         }
+    }
+
+    async fn snapshot(
+        &self,
+        vm: VmUuid,
+        disks: &[Disk],
+        change: &SnapshotChange,
+    ) -> Result<bool, DriverError> {
+        self.change_snapshot(vm, disks, change).await
+    }
+
+    async fn processes(&self, vm: VmUuid) -> Result<Value, DriverError> {
+        self.process_list(vm)
     }
 
     async fn cleanup(&self, vm: VmUuid, purge: bool) -> Result<(), DriverError> {

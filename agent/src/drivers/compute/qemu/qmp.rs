@@ -29,10 +29,12 @@ pub(super) enum QmpError {
         reason: String,
     },
     /// It did not answer in time.
-    #[error("no answer to {command} in {} ms", ANSWER_TIMEOUT.as_millis())]
+    #[error("no answer to {command} in {} ms", limit.as_millis())]
     Timeout {
         /// The command, or `greeting`.
         command: &'static str,
+        /// How long it had.
+        limit: Duration,
     },
 }
 
@@ -89,20 +91,28 @@ impl Qmp {
         };
         match tokio::time::timeout(GREETING_TIMEOUT, connect).await {
             Ok(stream) => Ok(Self { stream: stream? }),
-            Err(_) => Err(QmpError::Timeout { command: "greeting" }),
+            Err(_) => Err(QmpError::Timeout { command: "greeting", limit: GREETING_TIMEOUT }),
         }
     }
 
     /// Runs a command.
     pub(super) async fn execute<C: Plain>(&mut self) -> Result<Value, QmpError> {
-        let answer = self.stream.execute(C::default());
-        match tokio::time::timeout(ANSWER_TIMEOUT, answer).await {
+        self.send(C::default(), ANSWER_TIMEOUT).await
+    }
+
+    /// Runs a command with arguments that may take up to `limit`.
+    pub(super) async fn send<C>(&mut self, command: C, limit: Duration) -> Result<Value, QmpError>
+    where
+        C: qapi::qmp::QmpCommand + qapi::Command<Ok = Value>,
+    {
+        let answer = self.stream.execute(command);
+        match tokio::time::timeout(limit, answer).await {
             Ok(Ok(value)) => Ok(value),
             Ok(Err(qapi::ExecuteError::Io(error))) => Err(QmpError::Io(error)),
             Ok(Err(qapi::ExecuteError::Qapi(error))) => {
                 Err(QmpError::Refused { command: C::NAME, reason: error.to_string() })
             }
-            Err(_) => Err(QmpError::Timeout { command: C::NAME }),
+            Err(_) => Err(QmpError::Timeout { command: C::NAME, limit }),
         }
     }
 }

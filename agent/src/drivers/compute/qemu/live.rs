@@ -1,0 +1,120 @@
+//! What is done to a guest while it runs: snapshots of its disks, and its process as a list.
+
+use std::path::Path;
+use std::time::Duration;
+
+use muster_shared::ids::VmUuid;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::qmp::{Qmp, QmpError};
+use super::{Qemu, talk_failed};
+use crate::drivers::DriverError;
+use crate::drivers::compute::SnapshotChange;
+use crate::drivers::storage::Disk;
+use crate::host::procfs;
+
+/// What the guest has written is flushed first.
+const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Several changes that are made at one moment, or not at all.
+#[derive(Debug, Serialize)]
+struct Transaction {
+    actions: Vec<Value>,
+}
+
+impl qapi::Command for Transaction {
+    type Ok = Value;
+    const NAME: &'static str = "transaction";
+    const ALLOW_OOB: bool = false;
+}
+
+impl qapi::qmp::QmpCommand for Transaction {}
+
+/// Deletes a snapshot inside a disk.
+#[derive(Debug, Serialize)]
+struct DeleteSnapshot {
+    device: String,
+    name: String,
+}
+
+impl qapi::Command for DeleteSnapshot {
+    type Ok = Value;
+    const NAME: &'static str = "blockdev-snapshot-delete-internal-sync";
+    const ALLOW_OOB: bool = false;
+}
+
+impl qapi::qmp::QmpCommand for DeleteSnapshot {}
+
+impl Qemu {
+    /// False when the guest does not run, and so does not hold its disks.
+    pub(super) async fn change_snapshot(
+        &self,
+        vm: VmUuid,
+        disks: &[Disk],
+        change: &SnapshotChange,
+    ) -> Result<bool, DriverError> {
+        if self.guests.live(vm)?.is_none() {
+            return Ok(false);
+        }
+        let mut qmp = self.qmp(vm).await?;
+        let changed = match change {
+            SnapshotChange::Create(name) => create(&mut qmp, disks, name).await,
+            SnapshotChange::Delete { name, on } => delete(&mut qmp, on, name).await,
+        };
+        match changed {
+            Ok(()) => Ok(true),
+            // It ended meanwhile.
+            Err(_) if self.guests.live(vm)?.is_none() => Ok(false),
+            Err(error) => Err(talk_failed(vm, error)),
+        }
+    }
+
+    /// The guest's process, as `machine_proc` tells it.
+    pub(super) fn process_list(&self, vm: VmUuid) -> Result<Value, DriverError> {
+        let Some((process, _)) = self.guests.live(vm)? else {
+            return Err(super::not_running(vm));
+        };
+        let failed = |error| DriverError::failed(format!("read the process of VM {vm}"), error);
+        let pid = process.pid;
+        let argv = procfs::cmdline(pid).map_err(failed)?.unwrap_or_default();
+        let status = procfs::status(pid).map_err(failed)?.unwrap_or_default();
+        let program = argv.first().map(Path::new);
+        let name = program.and_then(|program| program.file_name()?.to_str()).unwrap_or_default();
+        let psinfo = json!({
+            "pr_pid": pid, "pr_ppid": status.parent, "pr_uid": status.uid,
+            "pr_euid": status.effective_uid, "pr_gid": status.gid,
+            "pr_egid": status.effective_gid, "pr_fname": name, "pr_psargs": argv.join(" "),
+            "pr_size": status.size_kib, "pr_rssize": status.resident_kib,
+            "pr_nlwp": status.threads,
+        });
+        let mut processes = serde_json::Map::new();
+        processes.insert(pid.to_string(), json!({ "psinfo": psinfo }));
+        Ok(Value::Object(processes))
+    }
+}
+
+/// Names as on the command line, see [`super::argv`].
+fn node(index: u32) -> String {
+    format!("disk{index}")
+}
+
+async fn create(qmp: &mut Qmp, disks: &[Disk], name: &str) -> Result<(), QmpError> {
+    let action = |disk: &Disk| {
+        json!({
+            "type": "blockdev-snapshot-internal-sync",
+            "data": { "device": node(disk.index), "name": name },
+        })
+    };
+    let actions = disks.iter().map(action).collect();
+    qmp.send(Transaction { actions }, SNAPSHOT_TIMEOUT).await?;
+    Ok(())
+}
+
+async fn delete(qmp: &mut Qmp, on: &[u32], name: &str) -> Result<(), QmpError> {
+    for index in on {
+        let command = DeleteSnapshot { device: node(*index), name: name.to_owned() };
+        qmp.send(command, SNAPSHOT_TIMEOUT).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,124 @@
+//! Displays as TCP ports: a guest's display is a unix socket; a client that asks for it gets a
+//! port on which connections are passed through.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_shared::ids::VmUuid;
+use parking_lot::Mutex;
+use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio::task::JoinSet;
+
+use crate::drivers::DriverError;
+
+/// A port that nobody has used for so long is closed.
+const IDLE: Duration = Duration::from_secs(60);
+/// Connections to one display at a time.
+const MAX_CLIENTS: usize = 16;
+
+/// The ports that are open, by VM.
+#[derive(Clone, Debug)]
+pub(super) struct Displays {
+    listen: IpAddr,
+    ports: Arc<Mutex<BTreeMap<VmUuid, SocketAddr>>>,
+}
+
+impl Displays {
+    /// Opens ports on this address only.
+    pub(super) fn new(listen: IpAddr) -> Self {
+        Self { listen, ports: Arc::default() }
+    }
+
+    /// The address under which the VM's display is served now; `port` 0 picks a free one.
+    pub(super) async fn open(
+        &self,
+        vm: VmUuid,
+        socket: PathBuf,
+        port: u16,
+    ) -> Result<SocketAddr, DriverError> {
+        if let Some(open) = self.ports.lock().get(&vm) {
+            return Ok(*open);
+        }
+        let failed = |error| DriverError::failed(format!("serve the display of VM {vm}"), error);
+        let listener = TcpListener::bind((self.listen, port)).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        {
+            let mut ports = self.ports.lock();
+            // Somebody else may have been quicker.
+            if let Some(open) = ports.get(&vm) {
+                return Ok(*open);
+            }
+            ports.insert(vm, address);
+        }
+        let ports = Arc::clone(&self.ports);
+        // Ends when nobody comes any more, or with the agent's runtime.
+        drop(tokio::spawn(async move {
+            serve(&listener, &socket).await;
+            ports.lock().remove(&vm);
+        }));
+        Ok(address)
+    }
+}
+
+/// Until nobody has been connected for [`IDLE`].
+async fn serve(listener: &TcpListener, socket: &Path) {
+    let mut clients = JoinSet::new();
+    loop {
+        let quiet = clients.is_empty();
+        let accepted = tokio::select! {
+            biased;
+            _ = clients.join_next(), if !quiet => continue,
+            accepted = listener.accept(), if clients.len() < MAX_CLIENTS => accepted,
+            () = tokio::time::sleep(IDLE), if quiet => return,
+        };
+        match accepted {
+            Ok((client, _)) => drop(clients.spawn(pass(client, socket.to_owned()))),
+            Err(error) => {
+                tracing::warn!(%error, "a display takes no more connections");
+                return;
+            }
+        }
+    }
+}
+
+async fn pass(mut client: TcpStream, socket: PathBuf) {
+    let passed = async {
+        let mut display = UnixStream::connect(&socket).await?;
+        tokio::io::copy_bidirectional(&mut client, &mut display).await
+    };
+    if let Err(error) = passed.await {
+        tracing::debug!(%error, socket = %socket.display(), "a display connection broke");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::UnixListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_port_passes_bytes_both_ways_and_stays_the_same() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("vnc.sock");
+        let display = UnixListener::bind(&socket).unwrap();
+        let displays = Displays::new(std::net::Ipv4Addr::LOCALHOST.into());
+        let vm = uuid::Uuid::nil().into();
+        let address = displays.open(vm, socket.clone(), 0).await.unwrap();
+        assert_eq!(displays.open(vm, socket, 0).await.unwrap(), address);
+        let mut client = TcpStream::connect(address).await.unwrap();
+        let (mut guest, _) = display.accept().await.unwrap();
+        guest.write_all(b"RFB").await.unwrap();
+        client.write_all(b"ok").await.unwrap();
+        let mut read = [0; 3];
+        client.read_exact(&mut read).await.unwrap();
+        assert_eq!(&read, b"RFB");
+        let mut read = [0; 2];
+        guest.read_exact(&mut read).await.unwrap();
+        assert_eq!(&read, b"ok");
+    }
+}

@@ -1,0 +1,75 @@
+//! `agents_uninstall`: removes other agents from the node. This version installs none, so any
+//! name but its own is gone already, which is a success.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde_json::Value;
+
+use super::unsupported::AGENTS_TASKS;
+use super::{Class, Handler, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+
+/// Names of this very agent.
+const OWN: &[&str] = &["muster-agent", "cn-agent"];
+/// Agents of one request.
+const MAX_AGENTS: usize = 64;
+
+/// The kind; parameter `agents`, a list of names.
+#[derive(Debug)]
+pub struct AgentsUninstall;
+
+#[async_trait]
+impl Handler for AgentsUninstall {
+    fn name(&self) -> &'static str {
+        "agents_uninstall"
+    }
+
+    fn class(&self) -> Class {
+        Class::Mutate
+    }
+
+    fn queue(&self) -> Queue {
+        AGENTS_TASKS
+    }
+
+    fn deadline(&self, _params: &Params) -> Duration {
+        Duration::from_secs(600)
+    }
+
+    fn example(&self) -> Params {
+        Params::from_iter([("agents".to_owned(), Value::from(vec!["another-agent"]))])
+    }
+
+    fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
+        let agents = params.get("agents").and_then(Value::as_array);
+        let agents = agents.filter(|agents| agents.len() <= MAX_AGENTS);
+        let problem = || TaskFailure::bad_param("agents", "must be a list of names");
+        for agent in agents.ok_or_else(problem)? {
+            let name = agent.as_str().ok_or_else(problem)?;
+            if OWN.contains(&name) {
+                let text = format!("AgentsUninstallTask error: {name} is this agent itself");
+                return Err(TaskFailure::new("InvalidArgument", text));
+            }
+        }
+        Ok(Plan { locks: Vec::new(), steps: vec![Box::new(Refresh)] })
+    }
+}
+
+#[derive(Debug)]
+struct Refresh;
+
+#[async_trait]
+impl Step for Refresh {
+    fn name(&self) -> &'static str {
+        "refresh"
+    }
+
+    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        ctx.drivers.report.sysinfo_within(Duration::ZERO).await;
+        Ok(())
+    }
+
+    fn progress(&self) -> u8 {
+        100
+    }
+}

@@ -1,0 +1,70 @@
+//! `image_get`: the manifest of an image that is installed here.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use muster_shared::ids::ImageUuid;
+use serde_json::json;
+
+use super::machine::{self, refuse};
+use super::{Class, Handler, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+
+/// The kind; parameter `uuid`.
+#[derive(Debug)]
+pub struct ImageGet;
+
+#[async_trait]
+impl Handler for ImageGet {
+    fn name(&self) -> &'static str {
+        "image_get"
+    }
+
+    fn class(&self) -> Class {
+        Class::Query
+    }
+
+    fn queue(&self) -> Queue {
+        Queue { name: "image_query", max_concurrent: 16, max_wait: Duration::from_secs(60) }
+    }
+
+    fn deadline(&self, _params: &Params) -> Duration {
+        Duration::from_secs(60)
+    }
+
+    fn example(&self) -> Params {
+        let uuid = json!("01020304-0506-4708-890a-0b0c0d0e0f10");
+        Params::from_iter([("uuid".to_owned(), uuid)])
+    }
+
+    fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
+        let image = machine::image(params, "uuid")?;
+        Ok(Plan { locks: Vec::new(), steps: vec![Box::new(Get { image })] })
+    }
+}
+
+#[derive(Debug)]
+struct Get {
+    image: ImageUuid,
+}
+
+#[async_trait]
+impl Step for Get {
+    fn name(&self) -> &'static str {
+        "get"
+    }
+
+    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let prefix = format!("Image.get error: error getting image {}:", self.image);
+        match ctx.drivers.images.get(self.image).await? {
+            Some(installed) => {
+                ctx.finish_with(installed.manifest);
+                Ok(())
+            }
+            None => Err(refuse("ImageNotInstalled", format!("{prefix} it is not installed"))),
+        }
+    }
+
+    fn progress(&self) -> u8 {
+        100
+    }
+}

@@ -1,0 +1,291 @@
+//! The task kinds that change an existing VM or the node, run step by step on a simulated host.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::machine_tests::{Host, act, create_params, one_vm, params, run, run_with_crash, uuid};
+use super::{HANDLERS, Params, TaskFailure};
+use crate::drivers::Drivers;
+use crate::drivers::faults::Fault;
+use crate::drivers::host::refuse::NoScripts;
+use crate::drivers::host::sim::{HostLog, SimHost};
+
+const IMAGE: &str = "11111111-2222-4333-8444-555555555555";
+
+fn snapshot(name: &str) -> Value {
+    json!({ "snapshot_name": name })
+}
+
+fn names(vm: &Value) -> Vec<&str> {
+    let snapshots = vm["snapshots"].as_array().unwrap();
+    snapshots.iter().map(|snapshot| snapshot["name"].as_str().unwrap()).collect()
+}
+
+async fn code(host: &Host, drivers: &Arc<Drivers>, kind: &str, extra: Value) -> &'static str {
+    act(host, drivers, kind, extra).await.unwrap_err().code
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_update_takes_effect_now_or_is_named() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    let change = json!({ "alias": "two", "ram": 512, "set_tags": { "a": 1 } });
+    let result = act(&host, &drivers, "machine_update", change.clone()).await.unwrap();
+    assert_eq!((&result["vm"]["alias"], &result["vm"]["ram"]), (&json!("two"), &json!(512)));
+    assert_eq!(result["vm"]["tags"], json!({ "a": 1 }));
+    assert_eq!(result["pending_reboot"], json!(["ram"]));
+    assert_eq!(host.guests.starts(uuid()), 1);
+    // Workflows repeat updates: nothing changes, not even the time.
+    let before = drivers.vms.get(uuid()).unwrap();
+    let result = act(&host, &drivers, "machine_update", change).await.unwrap();
+    assert_eq!(result["pending_reboot"], json!([]));
+    assert_eq!(drivers.vms.get(uuid()).unwrap(), before);
+
+    let nic = json!({ "add_nics": [{ "nic_tag": "external" }] });
+    let result = act(&host, &drivers, "machine_update", nic).await.unwrap();
+    assert_eq!(result["vm"]["nics"].as_array().unwrap().len(), 2);
+    assert_eq!(result["pending_reboot"], json!([]));
+    assert_eq!(host.guests.starts(uuid()), 2, "NICs need a restart");
+    let taken = result["vm"]["nics"][0]["mac"].clone();
+    let other = create_params(json!({
+        "uuid": "99999999-5b5c-4d4e-9f43-2a1f0e2b7c01",
+        "nics": [{ "nic_tag": "admin", "mac": taken }],
+    }));
+    let ctx = host.context(&drivers, &other);
+    assert!(run(&ctx, "machine_create", false).await.is_err(), "the address is taken");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_disk_grows_while_its_vm_is_stopped() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    let path = drivers.vms.get(uuid()).unwrap().list("disks")[1]["path"].clone();
+    let grow = json!({ "update_disks": [{ "path": path, "size": 64 }] });
+    assert_eq!(code(&host, &drivers, "machine_update", grow.clone()).await, "VmNotStopped");
+    act(&host, &drivers, "machine_shutdown", json!({})).await.unwrap();
+    let result = act(&host, &drivers, "machine_update", grow).await.unwrap();
+    assert_eq!(result["vm"]["disks"][1]["size"], 64);
+    assert_eq!(host.pool.disks()[&(uuid(), 1)].size_bytes, 64 << 20);
+}
+
+#[tokio::test(start_paused = true)]
+async fn snapshots_are_taken_gone_back_to_and_deleted() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    for name in ["a", "b", "c"] {
+        act(&host, &drivers, "machine_create_snapshot", snapshot(name)).await.unwrap();
+    }
+    let vm = drivers.vms.object(uuid(), true).unwrap();
+    assert_eq!(names(&vm), ["c", "b", "a"]);
+    let again = code(&host, &drivers, "machine_create_snapshot", snapshot("a")).await;
+    assert_eq!(again, "SnapshotExists");
+    let missing = code(&host, &drivers, "machine_rollback_snapshot", snapshot("x")).await;
+    assert_eq!(missing, "SnapshotNotFound");
+    for bad in [json!({}), snapshot("a/b"), snapshot(&"x".repeat(65))] {
+        let refused = code(&host, &drivers, "machine_create_snapshot", bad).await;
+        assert_eq!(refused, "InvalidParameters");
+    }
+    let rolled = act(&host, &drivers, "machine_rollback_snapshot", snapshot("b")).await.unwrap();
+    assert_eq!(names(&rolled["vm"]), ["b", "a"]);
+    assert_eq!(rolled["vm"]["state"], "running");
+    assert_eq!(host.guests.starts(uuid()), 2);
+    for _ in 0..2 {
+        act(&host, &drivers, "machine_delete_snapshot", snapshot("a")).await.unwrap();
+    }
+    let on_disk = &host.pool.disks()[&(uuid(), 0)].snapshots;
+    assert_eq!(on_disk.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["vmsnap-b"]);
+    act(&host, &drivers, "machine_shutdown", json!({})).await.unwrap();
+    let rolled = act(&host, &drivers, "machine_rollback_snapshot", snapshot("b")).await.unwrap();
+    assert_eq!(rolled["vm"]["state"], "stopped");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reprovision_replaces_the_boot_disk_and_nothing_else() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    act(&host, &drivers, "machine_create_snapshot", snapshot("a")).await.unwrap();
+    let before = host.pool.disks();
+    let result = act(&host, &drivers, "machine_reprovision", json!({ "image_uuid": IMAGE })).await;
+    let result = result.unwrap();
+    assert_eq!(result["lost_snapshots"], json!(["a"]));
+    assert_eq!(result["vm"]["snapshots"], json!([]));
+    assert_eq!((&result["vm"]["state"], host.guests.starts(uuid())), (&json!("running"), 2));
+    let after = host.pool.disks();
+    assert_ne!(after[&(uuid(), 0)].owner, before[&(uuid(), 0)].owner);
+    assert_eq!(after[&(uuid(), 1)], before[&(uuid(), 1)]);
+    assert!(host.pool.stashed().is_empty());
+    let missing = json!({ "image_uuid": "99999999-2222-4333-8444-555555555555" });
+    assert_eq!(code(&host, &drivers, "machine_reprovision", missing).await, "ImageNotFound");
+    assert_eq!(drivers.vms.object(uuid(), true).unwrap()["state"], "running");
+    drivers.vms.remove(uuid()).await.unwrap();
+    let gone = code(&host, &drivers, "machine_reprovision", json!({ "image_uuid": IMAGE })).await;
+    assert_eq!(gone, "VmNotFound");
+}
+
+/// Lets each call fail in turn: afterwards the VM is as before or as wanted, and nothing is left.
+#[tokio::test(start_paused = true)]
+async fn changes_that_fail_anywhere_leave_a_whole_vm() {
+    let operations = [
+        "compute.start",
+        "compute.observe",
+        "compute.signal",
+        "images.install",
+        "storage.create_disk",
+        "storage.create_snapshot",
+        "storage.disks",
+        "storage.snapshots",
+        "storage.stash_disk",
+        "vms.put",
+    ];
+    let mut failed = 0;
+    for kind in ["machine_create_snapshot", "machine_reprovision"] {
+        for operation in operations {
+            for nth in 1..=4 {
+                for fault in [Fault::before(), Fault::after()] {
+                    failed += u32::from(!fails_whole(kind, operation, nth, fault).await);
+                }
+            }
+        }
+    }
+    assert!(failed > 30, "only {failed} changes failed");
+}
+
+/// Whether the change went well; if not, nothing of it is left.
+async fn fails_whole(kind: &str, operation: &'static str, nth: u64, fault: Fault) -> bool {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    let (disks, record) = (host.pool.disks(), drivers.vms.get(uuid()).unwrap());
+    let told = format!("{kind}: {operation} {nth} {fault:?}");
+    host.faults.fail_nth(operation, nth, fault);
+    let wanted = params(json!({ "snapshot_name": "a", "image_uuid": IMAGE }));
+    let ctx = host.context(&drivers, &wanted);
+    let result = run(&ctx, kind, false).await;
+    let now = drivers.vms.get(uuid()).unwrap();
+    assert!(!now.provisioning && !now.failed, "{told}");
+    assert!(host.pool.stashed().is_empty(), "{told}: {result:?}");
+    let committed = now.reprovision_task.is_some();
+    if result.is_err() && !committed {
+        assert_eq!(host.pool.disks(), disks, "{told}");
+        assert_eq!(now.snapshots, record.snapshots, "{told}");
+        assert_eq!(now.properties, record.properties, "{told}");
+    }
+    result.is_ok()
+}
+
+fn example(kind: &str) -> Params {
+    let handler = HANDLERS.iter().find(|handler| handler.name() == kind).unwrap();
+    let mut params = handler.example();
+    if params.contains_key("image_uuid") {
+        params.insert("image_uuid".to_owned(), json!(IMAGE));
+    }
+    params
+}
+
+#[tokio::test(start_paused = true)]
+async fn changes_go_on_after_a_crash_at_any_step() {
+    let kinds = [
+        ("machine_update", 2),
+        ("machine_create_snapshot", 1),
+        ("machine_rollback_snapshot", 2),
+        ("machine_delete_snapshot", 1),
+        ("machine_reprovision", 2),
+    ];
+    for (kind, starts) in kinds {
+        for (step, done) in (0..16).flat_map(|step| [(step, false), (step, true)]) {
+            let host = Host::new();
+            let drivers = one_vm(&host).await;
+            if kind != "machine_create_snapshot" {
+                act(&host, &drivers, "machine_create_snapshot", snapshot("one")).await.unwrap();
+            }
+            if !run_with_crash(&host, kind, &example(kind), step, done).await {
+                break;
+            }
+            let told = format!("{kind}, step {step}, done {done}");
+            let drivers = host.agent("boot-1").await;
+            let vm = drivers.vms.object(uuid(), true).unwrap();
+            assert_eq!(vm["state"], "running", "{told}");
+            assert_eq!(host.guests.starts(uuid()), starts, "{told}");
+            assert!(host.pool.stashed().is_empty(), "{told}");
+            let has = matches!(kind, "machine_delete_snapshot" | "machine_reprovision");
+            assert_eq!(names(&vm).is_empty(), has, "{told}");
+            if kind == "machine_update" {
+                assert_eq!(vm["nics"].as_array().unwrap().len(), 2, "{told}");
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_script_runs_once_and_only_where_it_may() {
+    let host = Host::new();
+    let log = HostLog::default();
+    let sim: Arc<dyn crate::drivers::host::Host> =
+        Arc::new(SimHost::new(log.clone(), crate::drivers::faults::Faults::none()));
+    let script = example("command_execute");
+    let drivers = |host: Arc<dyn crate::drivers::host::Host>, base: &Arc<Drivers>| {
+        let base = base.as_ref();
+        Arc::new(Drivers {
+            clock: base.clock.clone(),
+            entropy: base.entropy.clone(),
+            compute: base.compute.clone(),
+            storage: base.storage.clone(),
+            images: base.images.clone(),
+            host,
+            settings: base.settings.clone(),
+            vms: base.vms.clone(),
+            report: base.report.clone(),
+        })
+    };
+    let base = host.agent("boot-1").await;
+    let allowed = drivers(sim.clone(), &base);
+    let result = run(&host.context(&allowed, &script), "command_execute", false).await.unwrap();
+    assert_eq!(result["exitCode"], 0);
+    let mut resumed = host.context(&allowed, &script);
+    resumed.resumed = true;
+    let cut_off: TaskFailure = run(&resumed, "command_execute", false).await.unwrap_err();
+    assert_eq!(cut_off.code, "Interrupted");
+    let forbidden = drivers(Arc::new(NoScripts(sim)), &base);
+    let refused = run(&host.context(&forbidden, &script), "command_execute", false).await;
+    assert_eq!(refused.unwrap_err().code, "NotAuthorized");
+    let refused = run(&host.context(&base, &script), "command_execute", false).await;
+    assert_eq!(refused.unwrap_err().code, "HostActionsDisabled");
+    assert_eq!(log.actions().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_used_nic_tag_stays() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    let mac = drivers.report.sysinfo_within(std::time::Duration::ZERO).await;
+    let mac = mac.sysinfo["Network Interfaces"]["eth0"]["MAC Address"].clone();
+    let nics = |tags: Value| json!({ "nics": [{ "mac": mac, "nic_tags_provided": tags }] });
+    let result = act(&host, &drivers, "server_update_nics", nics(json!(["admin", "x"]))).await;
+    assert!(result.unwrap()["sysinfo"].is_object());
+    let tags = drivers.settings.nic_tags().await.unwrap();
+    assert_eq!(tags.iter().map(|tag| tag.name.as_str()).collect::<Vec<_>>(), ["admin", "x"]);
+    let refused = code(&host, &drivers, "server_update_nics", nics(json!(["x"]))).await;
+    assert_eq!(refused, "NicTagInUse");
+    let unknown = json!({ "nics": [{ "mac": "02:99:99:99:99:99", "nic_tags_provided": [] }] });
+    let refused = code(&host, &drivers, "server_update_nics", unknown).await;
+    assert_eq!(refused, "InvalidParameters");
+}
+
+#[tokio::test(start_paused = true)]
+async fn small_kinds_answer() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    let processes = act(&host, &drivers, "machine_proc", json!({})).await.unwrap();
+    assert_eq!(processes.as_object().unwrap().len(), 1);
+    let image = |uuid: &str| Params::from_iter([("uuid".to_owned(), json!(uuid))]);
+    let ctx = host.context(&drivers, &image(IMAGE));
+    assert_eq!(run(&ctx, "image_get", false).await.unwrap()["state"], "active");
+    let ctx = host.context(&drivers, &image("99999999-2222-4333-8444-555555555555"));
+    assert_eq!(run(&ctx, "image_get", false).await.unwrap_err().code, "ImageNotInstalled");
+    let agents = json!({ "agents": ["muster-agent"] });
+    assert_eq!(code(&host, &drivers, "agents_uninstall", agents).await, "InvalidArgument");
+    act(&host, &drivers, "agents_uninstall", json!({ "agents": ["x"] })).await.unwrap();
+    act(&host, &drivers, "server_overprovision_ratio", json!({ "value": 0 })).await.unwrap();
+    act(&host, &drivers, "machine_shutdown", json!({})).await.unwrap();
+    assert_eq!(code(&host, &drivers, "machine_proc", json!({})).await, "VmNotRunning");
+}

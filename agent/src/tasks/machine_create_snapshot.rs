@@ -1,0 +1,203 @@
+//! `machine_create_snapshot`: all disks of a VM as they are at one moment, also while it runs.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use muster_shared::clock::iso;
+use muster_shared::ids::VmUuid;
+use serde_json::Value;
+
+use super::machine::{self, refuse};
+use super::{
+    Class, Handler, Lock, OnFailure, Params, Plan, Queue, Step, TaskContext, TaskFailure, snapshot,
+};
+use crate::drivers::compute::GuestSignal;
+use crate::vms::{SnapshotRecord, VmRecord};
+
+const OPERATION: &str = "vmadm.create_snapshot";
+/// Snapshots of one VM.
+const MAX_SNAPSHOTS: usize = 64;
+
+/// The kind; parameters `uuid`, `snapshot_name`, `quiesce` (`none`, or `pause`: the guest's CPUs
+/// stand still meanwhile).
+#[derive(Debug)]
+pub struct MachineCreateSnapshot;
+
+#[async_trait]
+impl Handler for MachineCreateSnapshot {
+    fn name(&self) -> &'static str {
+        "machine_create_snapshot"
+    }
+
+    fn class(&self) -> Class {
+        Class::Mutate
+    }
+
+    fn queue(&self) -> Queue {
+        machine::MACHINE_TASKS
+    }
+
+    fn deadline(&self, _params: &Params) -> Duration {
+        Duration::from_secs(600)
+    }
+
+    fn on_failure(&self, _params: &Params) -> OnFailure {
+        OnFailure::Undo
+    }
+
+    fn example(&self) -> Params {
+        let mut params = snapshot::example();
+        params.insert("quiesce".to_owned(), Value::from("pause"));
+        params
+    }
+
+    fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
+        let vm = machine::vm(params)?;
+        let name = snapshot::name(params)?;
+        let parts: &[Part] = if pauses(params)? {
+            &[Part::Reserve, Part::Pause, Part::Take, Part::Resume, Part::Commit]
+        } else {
+            &[Part::Reserve, Part::Take, Part::Commit]
+        };
+        let step = |part: &Part| -> Box<dyn Step> {
+            Box::new(SnapshotStep { vm, name: name.clone(), part: *part })
+        };
+        Ok(Plan { locks: vec![Lock::Vm(vm)], steps: parts.iter().map(step).collect() })
+    }
+}
+
+fn pauses(params: &Params) -> Result<bool, TaskFailure> {
+    match params.get("quiesce") {
+        None | Some(Value::Null) => Ok(false),
+        Some(Value::String(how)) if how == "none" => Ok(false),
+        Some(Value::String(how)) if how == "pause" => Ok(true),
+        Some(Value::String(how)) if how == "guest" => {
+            let text = "quiesce: \"guest\" needs a guest agent, with which this agent can't talk";
+            Err(refuse("NotSupported", text))
+        }
+        Some(_) => Err(TaskFailure::bad_param("quiesce", "must be none, pause or guest")),
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Part {
+    Reserve,
+    Pause,
+    Take,
+    Resume,
+    Commit,
+}
+
+#[derive(Debug)]
+struct SnapshotStep {
+    vm: VmUuid,
+    name: String,
+    part: Part,
+}
+
+impl SnapshotStep {
+    fn is_ours(&self, ctx: &TaskContext) -> bool {
+        let record = ctx.drivers.vms.get(self.vm);
+        let ours = |s: &SnapshotRecord| s.name == self.name && s.task == ctx.task_id;
+        record.is_some_and(|record| record.snapshots.iter().any(ours))
+    }
+
+    async fn reserve(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let record = machine::record(ctx, OPERATION, self.vm)?;
+        machine::usable(OPERATION, &record)?;
+        if self.is_ours(ctx) {
+            return Ok(());
+        }
+        let on_disk = snapshot::on_disk(&self.name);
+        let found = ctx.drivers.storage.snapshots(self.vm).await;
+        let found = found.map_err(snapshot::told(OPERATION))?;
+        let taken = record.snapshots.iter().any(|known| known.name == self.name)
+            || found.iter().any(|known| known.name == on_disk);
+        if taken {
+            let text = format!("{OPERATION} error: snapshot \"{}\" already exists", self.name);
+            return Err(refuse("SnapshotExists", text));
+        }
+        if record.snapshots.len() >= MAX_SNAPSHOTS {
+            let text = format!("{OPERATION} error: {MAX_SNAPSHOTS} snapshots are the limit");
+            return Err(refuse("TooManySnapshots", text));
+        }
+        let created_at = iso(ctx.drivers.clock.wall());
+        let (name, task) = (self.name.clone(), ctx.task_id.clone());
+        let reserve = |record: &mut VmRecord| {
+            record.snapshots.push(SnapshotRecord { name, created_at, task, complete: false });
+        };
+        ctx.drivers.vms.update(self.vm, reserve).await?;
+        Ok(())
+    }
+
+    async fn signal(&self, ctx: &TaskContext, wanted: GuestSignal) -> Result<(), TaskFailure> {
+        machine::signal(ctx, self.vm, wanted).await.map_err(snapshot::told(OPERATION))
+    }
+
+    async fn commit(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let commit = |record: &mut VmRecord| {
+            for known in record.snapshots.iter_mut().filter(|known| known.name == self.name) {
+                known.complete = true;
+            }
+        };
+        ctx.drivers.vms.update(self.vm, commit).await?;
+        snapshot::finish(ctx, OPERATION, self.vm).await
+    }
+}
+
+#[async_trait]
+impl Step for SnapshotStep {
+    fn name(&self) -> &'static str {
+        match self.part {
+            Part::Reserve => "reserve",
+            Part::Pause => "pause",
+            Part::Take => "take",
+            Part::Resume => "resume",
+            Part::Commit => "commit",
+        }
+    }
+
+    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        match self.part {
+            Part::Reserve => self.reserve(ctx).await,
+            Part::Pause => self.signal(ctx, GuestSignal::Pause).await,
+            Part::Take => {
+                let taken = snapshot::take(ctx, self.vm, &self.name).await;
+                taken.map_err(snapshot::told(OPERATION))
+            }
+            Part::Resume => self.signal(ctx, GuestSignal::Resume).await,
+            Part::Commit => self.commit(ctx).await,
+        }
+    }
+
+    async fn undo(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        if !self.is_ours(ctx) {
+            return Ok(());
+        }
+        match self.part {
+            Part::Take => {
+                let removed = snapshot::remove(ctx, self.vm, &self.name).await;
+                removed.map_err(snapshot::told(OPERATION))
+            }
+            Part::Pause => self.signal(ctx, GuestSignal::Resume).await,
+            Part::Reserve => {
+                let release = |record: &mut VmRecord| {
+                    record.snapshots.retain(|s| s.name != self.name || s.task != ctx.task_id);
+                };
+                ctx.drivers.vms.update(self.vm, release).await?;
+                Ok(())
+            }
+            Part::Resume | Part::Commit => Ok(()),
+        }
+    }
+
+    fn progress(&self) -> u8 {
+        match self.part {
+            Part::Reserve => 20,
+            Part::Pause => 30,
+            Part::Take => 80,
+            Part::Resume => 90,
+            Part::Commit => 100,
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! `machine_proc`: the processes of a VM; of a hardware VM there is one, its hypervisor.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use muster_shared::ids::VmUuid;
+
+use super::machine::{self, refuse};
+use super::{Class, Handler, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+
+/// The kind; parameter `uuid`.
+#[derive(Debug)]
+pub struct MachineProc;
+
+#[async_trait]
+impl Handler for MachineProc {
+    fn name(&self) -> &'static str {
+        "machine_proc"
+    }
+
+    fn class(&self) -> Class {
+        Class::Query
+    }
+
+    fn queue(&self) -> Queue {
+        machine::MACHINE_QUERY
+    }
+
+    fn deadline(&self, _params: &Params) -> Duration {
+        Duration::from_secs(30)
+    }
+
+    fn example(&self) -> Params {
+        machine::example()
+    }
+
+    fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
+        if !params.contains_key("uuid") {
+            return Err(TaskFailure::bad_param("uuid", "missing uuid for machine_proc"));
+        }
+        let vm = machine::vm(params)?;
+        Ok(Plan { locks: Vec::new(), steps: vec![Box::new(List { vm })] })
+    }
+}
+
+#[derive(Debug)]
+struct List {
+    vm: VmUuid,
+}
+
+#[async_trait]
+impl Step for List {
+    fn name(&self) -> &'static str {
+        "list"
+    }
+
+    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        machine::record(ctx, "machine_proc", self.vm)?;
+        if !machine::runs(ctx, self.vm).await? {
+            return Err(refuse("VmNotRunning", "VM is not running"));
+        }
+        ctx.finish_with(ctx.drivers.compute.processes(self.vm).await?);
+        Ok(())
+    }
+
+    fn progress(&self) -> u8 {
+        100
+    }
+}

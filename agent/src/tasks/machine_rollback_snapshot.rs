@@ -1,0 +1,160 @@
+//! `machine_rollback_snapshot`: gives a VM's disks the content of a snapshot. Newer snapshots go;
+//! a VM that ran is stopped first and started again. Once begun it only goes forward.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use muster_shared::ids::VmUuid;
+use serde_json::json;
+
+use super::machine::{self, Stop};
+use super::{Class, Handler, Lock, Params, Plan, Queue, Step, TaskContext, TaskFailure, snapshot};
+use crate::vms::VmRecord;
+
+const OPERATION: &str = "vmadm.rollback_snapshot";
+/// Noted for the last step.
+const WAS_RUNNING: &str = "was_running";
+/// Noted: the snapshots that are newer.
+const NEWER: &str = "newer";
+
+/// The kind; parameters `uuid`, `snapshot_name`.
+#[derive(Debug)]
+pub struct MachineRollbackSnapshot;
+
+#[async_trait]
+impl Handler for MachineRollbackSnapshot {
+    fn name(&self) -> &'static str {
+        "machine_rollback_snapshot"
+    }
+
+    fn class(&self) -> Class {
+        Class::Mutate
+    }
+
+    fn queue(&self) -> Queue {
+        machine::MACHINE_TASKS
+    }
+
+    fn deadline(&self, _params: &Params) -> Duration {
+        Duration::from_secs(900)
+    }
+
+    fn example(&self) -> Params {
+        snapshot::example()
+    }
+
+    fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
+        let vm = machine::vm(params)?;
+        let name = snapshot::name(params)?;
+        let step = |part| -> Box<dyn Step> { Box::new(Rollback { vm, name: name.clone(), part }) };
+        let parts = [Part::Check, Part::Stop, Part::Newer, Part::Disks, Part::Forget, Part::Start];
+        Ok(Plan { locks: vec![Lock::Vm(vm)], steps: parts.into_iter().map(step).collect() })
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Part {
+    Check,
+    Stop,
+    Newer,
+    Disks,
+    Forget,
+    Start,
+}
+
+#[derive(Debug)]
+struct Rollback {
+    vm: VmUuid,
+    name: String,
+    part: Part,
+}
+
+impl Rollback {
+    async fn check(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let record = machine::record(ctx, OPERATION, self.vm)?;
+        machine::usable(OPERATION, &record)?;
+        let place = record.snapshots.iter().position(|s| s.name == self.name && s.complete);
+        let place = place.ok_or_else(|| snapshot::not_found(OPERATION, self.vm, &self.name))?;
+        let newer: Vec<&str> =
+            record.snapshots.iter().skip(place + 1).map(|known| known.name.as_str()).collect();
+        ctx.note(NEWER, json!(newer));
+        ctx.note(WAS_RUNNING, json!(machine::runs(ctx, self.vm).await?));
+        Ok(())
+    }
+
+    fn newer(ctx: &TaskContext) -> Vec<String> {
+        serde_json::from_value(ctx.noted(NEWER)).unwrap_or_default()
+    }
+
+    async fn stop(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        // What the guest has not written yet is to be lost anyway.
+        let how = Stop { force: true, until: Timestamp::MIN, at_most: Duration::ZERO };
+        machine::stop(ctx, OPERATION, self.vm, how).await
+    }
+
+    async fn remove_newer(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        for name in Self::newer(ctx).iter().rev() {
+            let removed = snapshot::remove(ctx, self.vm, name).await;
+            removed.map_err(snapshot::told(OPERATION))?;
+        }
+        Ok(())
+    }
+
+    async fn forget(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let newer = Self::newer(ctx);
+        let disks = ctx.drivers.storage.disks(self.vm).await.map_err(snapshot::told(OPERATION))?;
+        let forget = |record: &mut VmRecord| {
+            record.snapshots.retain(|known| !newer.contains(&known.name));
+            // They may have grown since.
+            machine::describe_disks(record, &disks);
+        };
+        ctx.drivers.vms.update(self.vm, forget).await?;
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Step for Rollback {
+    fn name(&self) -> &'static str {
+        match self.part {
+            Part::Check => "check",
+            Part::Stop => "stop",
+            Part::Newer => "newer",
+            Part::Disks => "disks",
+            Part::Forget => "forget",
+            Part::Start => "start",
+        }
+    }
+
+    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        match self.part {
+            Part::Check => self.check(ctx).await,
+            Part::Stop => self.stop(ctx).await,
+            Part::Newer => self.remove_newer(ctx).await,
+            Part::Disks => {
+                let name = snapshot::on_disk(&self.name);
+                let done = ctx.drivers.storage.roll_back(self.vm, &name).await;
+                done.map_err(snapshot::told(OPERATION))
+            }
+            Part::Forget => self.forget(ctx).await,
+            Part::Start => {
+                if ctx.noted(WAS_RUNNING) == true {
+                    machine::start(ctx, OPERATION, self.vm).await?;
+                }
+                snapshot::finish(ctx, OPERATION, self.vm).await
+            }
+        }
+    }
+
+    fn progress(&self) -> u8 {
+        match self.part {
+            Part::Check => 10,
+            Part::Stop => 40,
+            Part::Newer => 50,
+            Part::Disks => 80,
+            Part::Forget => 85,
+            Part::Start => 100,
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! `machine_update`: changes a VM's properties. What the hypervisor reads only when it starts is
+//! named in `pending_reboot`, unless the VM is restarted for it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use muster_shared::ids::VmUuid;
+use serde_json::{Map, Value, json};
+
+use super::machine::{self, Stop, failed, refuse};
+use super::{Class, Handler, Lock, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use crate::vms::{VmRecord, payload};
+
+const OPERATION: &str = "vmadm.update";
+/// Noted: what changes, as property and new value; `null` is gone.
+const CHANGES: &str = "changes";
+/// Noted: disks that grow, as index and size in MiB.
+const GROW: &str = "grow";
+/// Noted: the VM is restarted.
+const REBOOT: &str = "reboot";
+/// What the hypervisor reads at its start.
+const AT_START: &[&str] = &[
+    "boot",
+    "bootrom",
+    "cpu_type",
+    "disks",
+    "hostname",
+    "nics",
+    "ram",
+    "vcpus",
+    "vga",
+    "vnc_password",
+    "vnc_port",
+];
+
+/// When the VM is restarted for a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Restart {
+    Always,
+    /// For NICs that come or go, as in the reference.
+    IfNeeded,
+    Never,
+}
+
+/// The kind; parameters `uuid`, `reboot` (`always`, `if_needed`, `never`) and the update payload.
+#[derive(Debug)]
+pub struct MachineUpdate;
+
+#[async_trait]
+impl Handler for MachineUpdate {
+    fn name(&self) -> &'static str {
+        "machine_update"
+    }
+
+    fn class(&self) -> Class {
+        Class::Mutate
+    }
+
+    fn queue(&self) -> Queue {
+        machine::MACHINE_TASKS
+    }
+
+    fn deadline(&self, _params: &Params) -> Duration {
+        Duration::from_secs(600)
+    }
+
+    fn preemptible(&self) -> bool {
+        true
+    }
+
+    fn example(&self) -> Params {
+        let mut params = machine::example();
+        params.insert("alias".to_owned(), json!("two"));
+        params.insert("ram".to_owned(), json!(512));
+        params.insert("add_nics".to_owned(), json!([{ "nic_tag": "admin" }]));
+        params.insert("reboot".to_owned(), json!("always"));
+        params
+    }
+
+    fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
+        let vm = machine::vm(params)?;
+        let restart = match params.get("reboot") {
+            None | Some(Value::Null) => Restart::IfNeeded,
+            Some(Value::String(word)) if word == "always" => Restart::Always,
+            Some(Value::String(word)) if word == "if_needed" => Restart::IfNeeded,
+            Some(Value::String(word)) if word == "never" => Restart::Never,
+            Some(_) => {
+                let problem = "must be always, if_needed or never";
+                return Err(TaskFailure::bad_param("reboot", problem));
+            }
+        };
+        let step = |part| -> Box<dyn Step> { Box::new(Update { vm, restart, part }) };
+        let parts = [Part::Check, Part::Grow, Part::Record, Part::Stop, Part::Start, Part::Commit];
+        Ok(Plan { locks: vec![Lock::Vm(vm)], steps: parts.into_iter().map(step).collect() })
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Part {
+    Check,
+    Grow,
+    Record,
+    Stop,
+    Start,
+    Commit,
+}
+
+#[derive(Debug)]
+struct Update {
+    vm: VmUuid,
+    restart: Restart,
+    part: Part,
+}
+
+impl Update {
+    /// Says what will be done, in absolute terms: the later steps may be repeated.
+    async fn check(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let record = machine::record(ctx, OPERATION, self.vm)?;
+        machine::usable(OPERATION, &record)?;
+        let entropy = &ctx.drivers.entropy;
+        let old = &record.properties;
+        let new = payload::update(old, &ctx.params, || machine::fresh_mac(entropy.u64()))?;
+        machine::check_macs(ctx, self.vm, new.get("nics"))?;
+        let changes = changes(old, &new);
+        let running = machine::runs(ctx, self.vm).await?;
+        let grow = grown(old, &new);
+        if running && !grow.is_empty() {
+            let text =
+                format!("{OPERATION} error: a disk grows only while VM {} is stopped", self.vm);
+            return Err(refuse("VmNotStopped", text));
+        }
+        let rewired = nic_count(old) != nic_count(&new) || macs(old) != macs(&new);
+        let wanted = match self.restart {
+            Restart::Always => changes.keys().any(|name| AT_START.contains(&name.as_str())),
+            Restart::IfNeeded => rewired,
+            Restart::Never => false,
+        };
+        ctx.note(CHANGES, Value::Object(changes));
+        ctx.note(GROW, json!(grow));
+        ctx.note(REBOOT, json!(running && wanted));
+        Ok(())
+    }
+
+    async fn grow(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let grow: BTreeMap<u32, u64> = serde_json::from_value(ctx.noted(GROW)).unwrap_or_default();
+        for (index, size_mib) in grow {
+            let grown = ctx.drivers.storage.grow_disk(self.vm, index, size_mib).await;
+            grown.map_err(failed(OPERATION))?;
+        }
+        Ok(())
+    }
+
+    async fn record(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let Value::Object(changes) = ctx.noted(CHANGES) else {
+            let text = format!("{OPERATION} error: the changes are too large for the journal");
+            return Err(TaskFailure::new("InternalError", text));
+        };
+        let apply = |record: &mut VmRecord| {
+            for (name, value) in changes {
+                if value.is_null() {
+                    record.properties.shift_remove(&name);
+                } else {
+                    record.properties.insert(name, value);
+                }
+            }
+        };
+        ctx.drivers.vms.update(self.vm, apply).await?;
+        Ok(())
+    }
+
+    async fn stop(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let at_most = machine::STOP_TIMEOUT;
+        let until = ctx.started_at.saturating_add(at_most).unwrap_or(Timestamp::MAX);
+        machine::stop(ctx, "vmadm.reboot", self.vm, Stop { force: false, until, at_most }).await
+    }
+
+    async fn commit(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let rebooted = ctx.noted(REBOOT) == true;
+        let running = machine::runs(ctx, self.vm).await?;
+        let pending: Vec<String> = match ctx.noted(CHANGES) {
+            Value::Object(changes) if running && !rebooted => {
+                let names = changes.into_iter().map(|(name, _)| name);
+                names.filter(|name| AT_START.contains(&name.as_str())).collect()
+            }
+            _ => Vec::new(),
+        };
+        let mut result = ctx.drivers.vms.result(self.vm);
+        result["pending_reboot"] = json!(pending);
+        ctx.finish_with(result);
+        Ok(())
+    }
+}
+
+/// What differs: the new value, or `null` where there is none any more.
+fn changes(old: &Map<String, Value>, new: &Map<String, Value>) -> Map<String, Value> {
+    let set = new.iter().filter(|(name, value)| old.get(*name) != Some(value));
+    let gone = old.keys().filter(|name| !new.contains_key(*name));
+    let set = set.map(|(name, value)| (name.clone(), value.clone()));
+    set.chain(gone.map(|name| (name.clone(), Value::Null))).collect()
+}
+
+fn list<'a>(vm: &'a Map<String, Value>, name: &str) -> &'a [Value] {
+    vm.get(name).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+}
+
+fn nic_count(vm: &Map<String, Value>) -> usize {
+    list(vm, "nics").len()
+}
+
+fn macs(vm: &Map<String, Value>) -> Vec<&Value> {
+    list(vm, "nics").iter().map(|nic| &nic["mac"]).collect()
+}
+
+fn grown(old: &Map<String, Value>, new: &Map<String, Value>) -> BTreeMap<u32, u64> {
+    let pairs = (0..).zip(list(old, "disks").iter().zip(list(new, "disks")));
+    let size = |disk: &Value| disk["size"].as_u64().unwrap_or(0);
+    let grown = pairs.filter(|(_, (old, new))| size(new) > size(old));
+    grown.map(|(index, (_, new))| (index, size(new))).collect()
+}
+
+#[async_trait]
+impl Step for Update {
+    fn name(&self) -> &'static str {
+        match self.part {
+            Part::Check => "check",
+            Part::Grow => "grow",
+            Part::Record => "record",
+            Part::Stop => "stop",
+            Part::Start => "start",
+            Part::Commit => "commit",
+        }
+    }
+
+    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let reboots = ctx.noted(REBOOT) == true;
+        match self.part {
+            Part::Check => self.check(ctx).await,
+            Part::Grow => self.grow(ctx).await,
+            Part::Record => self.record(ctx).await,
+            Part::Stop if reboots => self.stop(ctx).await,
+            Part::Start if reboots => machine::start(ctx, "vmadm.reboot", self.vm).await,
+            Part::Stop | Part::Start => Ok(()),
+            Part::Commit => self.commit(ctx).await,
+        }
+    }
+
+    fn progress(&self) -> u8 {
+        match self.part {
+            Part::Check => 20,
+            Part::Grow => 40,
+            Part::Record => 75,
+            Part::Stop => 85,
+            Part::Start => 95,
+            Part::Commit => 100,
+        }
+    }
+}

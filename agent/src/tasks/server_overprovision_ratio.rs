@@ -1,0 +1,76 @@
+//! `server_overprovision_ratio`: notes on the node how far it may be overcommitted. The
+//! coordinator's record stays the one that counts.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde_json::{Value, json};
+
+use super::server_reboot::SERVER_TASKS;
+use super::{Class, Handler, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+
+/// Longest value, bytes.
+const MAX_BYTES: usize = 1024;
+/// The option's name.
+pub const OPTION: &str = "overprovision_ratio";
+
+/// The kind; parameter `value`, a number or a text such as `cpu=4&ram=1`.
+#[derive(Debug)]
+pub struct ServerOverprovisionRatio;
+
+#[async_trait]
+impl Handler for ServerOverprovisionRatio {
+    fn name(&self) -> &'static str {
+        "server_overprovision_ratio"
+    }
+
+    fn class(&self) -> Class {
+        Class::Mutate
+    }
+
+    fn queue(&self) -> Queue {
+        SERVER_TASKS
+    }
+
+    fn deadline(&self, _params: &Params) -> Duration {
+        Duration::from_secs(30)
+    }
+
+    fn example(&self) -> Params {
+        Params::from_iter([("value".to_owned(), json!("ram=2"))])
+    }
+
+    fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
+        let value = match params.get("value") {
+            Some(Value::String(text)) if !text.is_empty() => text.clone(),
+            Some(Value::Number(number)) => number.to_string(),
+            _ => return Err(TaskFailure::bad_param("value", "no value given")),
+        };
+        // It becomes one line of a file.
+        if value.len() > MAX_BYTES || value.chars().any(|c| c.is_control() || c == '\'') {
+            return Err(TaskFailure::bad_param("value", "is no ratio"));
+        }
+        Ok(Plan { locks: Vec::new(), steps: vec![Box::new(Set { value })] })
+    }
+}
+
+#[derive(Debug)]
+struct Set {
+    value: String,
+}
+
+#[async_trait]
+impl Step for Set {
+    fn name(&self) -> &'static str {
+        "set"
+    }
+
+    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        ctx.drivers.settings.set_option(OPTION, &self.value).await?;
+        Ok(())
+    }
+
+    fn progress(&self) -> u8 {
+        100
+    }
+}

@@ -1,0 +1,110 @@
+//! What the three kinds about snapshots share: names, where a snapshot is changed, parameters.
+
+use muster_shared::ids::VmUuid;
+use serde_json::{Value, json};
+
+use super::machine::{self, failed, refuse};
+use super::{Params, TaskContext, TaskFailure};
+use crate::drivers::DriverError;
+use crate::drivers::compute::SnapshotChange;
+
+/// Longest name, characters.
+const MAX_NAME_CHARS: usize = 64;
+/// Before a snapshot's name on disk, as in the reference.
+const PREFIX: &str = "vmsnap-";
+
+/// The parameters of an example.
+pub(super) fn example() -> Params {
+    let mut params = machine::example();
+    params.insert("snapshot_name".to_owned(), json!("one"));
+    params
+}
+
+/// The parameter `snapshot_name`.
+pub(super) fn name(params: &Params) -> Result<String, TaskFailure> {
+    let usable = |c: char| c.is_ascii_alphanumeric() || "-_.:%".contains(c);
+    match params.get("snapshot_name") {
+        Some(Value::String(text))
+            if (1..=MAX_NAME_CHARS).contains(&text.len()) && text.chars().all(usable) =>
+        {
+            Ok(text.clone())
+        }
+        _ => Err(TaskFailure::bad_param("snapshot_name", "Invalid snapshot name")),
+    }
+}
+
+/// The snapshot's name on disk.
+pub(super) fn on_disk(name: &str) -> String {
+    format!("{PREFIX}{name}")
+}
+
+/// Takes the snapshot of every disk, unless every disk has it. What an earlier attempt left on
+/// some of the disks is taken again: they have to be of one moment.
+pub(super) async fn take(ctx: &TaskContext, vm: VmUuid, name: &str) -> Result<(), DriverError> {
+    let drivers = &ctx.drivers;
+    let disks = drivers.storage.disks(vm).await?;
+    let name = on_disk(name);
+    let having = having(ctx, vm, &name).await?;
+    if having.len() == disks.len() {
+        return Ok(());
+    }
+    remove_from(ctx, vm, &name, having).await?;
+    let change = SnapshotChange::Create(name.clone());
+    if !drivers.compute.snapshot(vm, &disks, &change).await? {
+        drivers.storage.create_snapshot(vm, &name).await?;
+    }
+    Ok(())
+}
+
+/// Deletes the snapshot from every disk that has it.
+pub(super) async fn remove(ctx: &TaskContext, vm: VmUuid, name: &str) -> Result<(), DriverError> {
+    let name = on_disk(name);
+    let having = having(ctx, vm, &name).await?;
+    remove_from(ctx, vm, &name, having).await
+}
+
+async fn having(ctx: &TaskContext, vm: VmUuid, name: &str) -> Result<Vec<u32>, DriverError> {
+    let found = ctx.drivers.storage.snapshots(vm).await?;
+    Ok(found.into_iter().filter(|found| found.name == name).map(|found| found.index).collect())
+}
+
+async fn remove_from(
+    ctx: &TaskContext,
+    vm: VmUuid,
+    name: &str,
+    on: Vec<u32>,
+) -> Result<(), DriverError> {
+    if on.is_empty() {
+        return Ok(());
+    }
+    let drivers = &ctx.drivers;
+    let disks = drivers.storage.disks(vm).await?;
+    let change = SnapshotChange::Delete { name: name.to_owned(), on };
+    if !drivers.compute.snapshot(vm, &disks, &change).await? {
+        drivers.storage.delete_snapshot(vm, name).await?;
+    }
+    Ok(())
+}
+
+/// The VM has no such snapshot.
+pub(super) fn not_found(operation: &'static str, vm: VmUuid, name: &str) -> TaskFailure {
+    let text = format!("{operation} error: No snapshot named \"{name}\" for {vm}");
+    refuse("SnapshotNotFound", text)
+}
+
+/// Ends the task with the VM.
+pub(super) async fn finish(
+    ctx: &TaskContext,
+    operation: &'static str,
+    vm: VmUuid,
+) -> Result<(), TaskFailure> {
+    machine::runs(ctx, vm).await?;
+    machine::record(ctx, operation, vm)?;
+    ctx.finish_with(ctx.drivers.vms.result(vm));
+    Ok(())
+}
+
+/// The driver's refusals in the words of the operation.
+pub(super) fn told(operation: &'static str) -> impl Fn(DriverError) -> TaskFailure {
+    failed(operation)
+}

@@ -1,0 +1,221 @@
+//! Kinds of the contract whose driver this version does not have: their parameters are checked as
+//! ever, and then they are refused by the name of what is missing. They are not announced, so
+//! coordinators refuse them before they send anything.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde_json::{Value, json};
+
+use super::machine::MACHINE_TASKS;
+use super::server_reboot::SERVER_TASKS;
+use super::{Class, Handler, Params, Plan, Queue, TaskFailure};
+use crate::vms::payload;
+
+const ZFS: &str = "zfs";
+const OCI: &str = "oci containers";
+const MIGRATION: &str = "migration";
+const ENCRYPTION: &str = "pool encryption";
+const PACKAGES: &str = "agent packages";
+
+const ZFS_TASKS: Queue =
+    Queue { name: "zfs_tasks", max_concurrent: 4, max_wait: Duration::from_secs(600) };
+const ZFS_QUERY: Queue =
+    Queue { name: "zfs_query", max_concurrent: 8, max_wait: Duration::from_secs(60) };
+const DOCKER_TASKS: Queue =
+    Queue { name: "docker_tasks", max_concurrent: 64, max_wait: Duration::from_secs(10) };
+const DOCKER_BUILD: Queue =
+    Queue { name: "docker_build_task", max_concurrent: 2, max_wait: Duration::from_secs(600) };
+/// The queue of what concerns the software of the node.
+pub(super) const AGENTS_TASKS: Queue =
+    Queue { name: "agents_tasks", max_concurrent: 1, max_wait: Duration::from_secs(3600) };
+
+/// What a parameter has to be.
+#[derive(Clone, Copy, Debug)]
+enum Shape {
+    Text,
+    Uuid,
+    Object,
+}
+
+/// A kind without a driver.
+#[derive(Debug)]
+pub struct Unsupported {
+    name: &'static str,
+    class: Class,
+    queue: Queue,
+    limit: Duration,
+    needs: &'static str,
+    required: &'static [(&'static str, Shape)],
+}
+
+const fn zfs(
+    name: &'static str,
+    class: Class,
+    required: &'static [(&'static str, Shape)],
+) -> Unsupported {
+    let queue = match class {
+        Class::Mutate => ZFS_TASKS,
+        Class::Query => ZFS_QUERY,
+    };
+    Unsupported { name, class, queue, limit: Duration::from_secs(600), needs: ZFS, required }
+}
+
+const fn docker(
+    name: &'static str,
+    queue: Queue,
+    seconds: u64,
+    required: &'static [(&'static str, Shape)],
+) -> Unsupported {
+    let limit = Duration::from_secs(seconds);
+    // A session leaves nothing behind that a journal could bring back.
+    Unsupported { name, class: Class::Query, queue, limit, needs: OCI, required }
+}
+
+const DATASET: &[(&str, Shape)] = &[("dataset", Shape::Text)];
+
+/// `zfs create`.
+pub static ZFS_CREATE_DATASET: Unsupported = zfs("zfs_create_dataset", Class::Mutate, DATASET);
+/// `zfs destroy`.
+pub static ZFS_DESTROY_DATASET: Unsupported = zfs("zfs_destroy_dataset", Class::Mutate, DATASET);
+/// `zfs rename`.
+pub static ZFS_RENAME_DATASET: Unsupported =
+    zfs("zfs_rename_dataset", Class::Mutate, &[("dataset", Shape::Text), ("newname", Shape::Text)]);
+/// `zfs snapshot`.
+pub static ZFS_SNAPSHOT_DATASET: Unsupported = zfs("zfs_snapshot_dataset", Class::Mutate, DATASET);
+/// `zfs rollback -r`.
+pub static ZFS_ROLLBACK_DATASET: Unsupported = zfs("zfs_rollback_dataset", Class::Mutate, DATASET);
+/// `zfs clone`.
+pub static ZFS_CLONE_DATASET: Unsupported =
+    zfs("zfs_clone_dataset", Class::Mutate, &[("snapshot", Shape::Text), ("dataset", Shape::Text)]);
+/// `zfs set`.
+pub static ZFS_SET_PROPERTIES: Unsupported = zfs(
+    "zfs_set_properties",
+    Class::Mutate,
+    &[("dataset", Shape::Text), ("properties", Shape::Object)],
+);
+/// `zfs get`.
+pub static ZFS_GET_PROPERTIES: Unsupported = zfs("zfs_get_properties", Class::Query, &[]);
+/// `zfs list`.
+pub static ZFS_LIST_DATASETS: Unsupported = zfs("zfs_list_datasets", Class::Query, &[]);
+/// `zfs list -t snapshot`.
+pub static ZFS_LIST_SNAPSHOTS: Unsupported = zfs("zfs_list_snapshots", Class::Query, &[]);
+/// `zpool list`.
+pub static ZFS_LIST_POOLS: Unsupported = zfs("zfs_list_pools", Class::Query, &[]);
+
+/// Runs a command in a container.
+pub static DOCKER_EXEC: Unsupported =
+    docker("docker_exec", DOCKER_TASKS, 90, &[("uuid", Shape::Uuid), ("command", Shape::Object)]);
+/// Copies files into or out of a container.
+pub static DOCKER_COPY: Unsupported =
+    docker("docker_copy", DOCKER_TASKS, 60, &[("uuid", Shape::Uuid), ("path", Shape::Text)]);
+/// Figures of a container.
+pub static DOCKER_STATS: Unsupported =
+    docker("docker_stats", DOCKER_TASKS, 60, &[("uuid", Shape::Uuid)]);
+/// Builds an image in a container.
+pub static DOCKER_BUILD_KIND: Unsupported =
+    docker("docker_build", DOCKER_BUILD, 90, &[("uuid", Shape::Uuid), ("payload", Shape::Object)]);
+
+/// Moves a VM to another server.
+pub static MACHINE_MIGRATE: Unsupported = Unsupported {
+    name: "machine_migrate",
+    class: Class::Mutate,
+    queue: MACHINE_TASKS,
+    limit: Duration::from_secs(86_400),
+    needs: MIGRATION,
+    required: &[],
+};
+/// Stages or activates the recovery configuration of an encrypted pool.
+pub static RECOVERY_CONFIG: Unsupported = Unsupported {
+    name: "recovery_config",
+    class: Class::Mutate,
+    queue: SERVER_TASKS,
+    limit: Duration::from_secs(300),
+    needs: ENCRYPTION,
+    required: &[("action", Shape::Text), ("pivtoken", Shape::Text), ("recovery_uuid", Shape::Uuid)],
+};
+/// Installs another agent from an image.
+pub static AGENT_INSTALL: Unsupported = Unsupported {
+    name: "agent_install",
+    class: Class::Mutate,
+    queue: AGENTS_TASKS,
+    limit: Duration::from_secs(1800),
+    needs: PACKAGES,
+    required: &[("image_uuid", Shape::Uuid)],
+};
+
+#[async_trait]
+impl Handler for Unsupported {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn class(&self) -> Class {
+        self.class
+    }
+
+    fn queue(&self) -> Queue {
+        self.queue
+    }
+
+    fn deadline(&self, _params: &Params) -> Duration {
+        self.limit
+    }
+
+    fn lacks(&self) -> Option<&'static str> {
+        Some(self.needs)
+    }
+
+    fn example(&self) -> Params {
+        let value = |shape: &Shape| match shape {
+            Shape::Text => json!("zones/one"),
+            Shape::Uuid => json!("6c1a5a44-5b5c-4d4e-9f43-2a1f0e2b7c01"),
+            Shape::Object => json!({}),
+        };
+        self.required.iter().map(|(name, shape)| ((*name).to_owned(), value(shape))).collect()
+    }
+
+    fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
+        for (name, shape) in self.required {
+            let fits = match (shape, params.get(*name)) {
+                (Shape::Text, Some(Value::String(text))) => !text.is_empty(),
+                (Shape::Uuid, Some(Value::String(text))) => is_uuid(text),
+                (Shape::Object, Some(Value::Object(_))) => true,
+                _ => false,
+            };
+            if !fits {
+                let problem = match shape {
+                    Shape::Text => "must be a text",
+                    Shape::Uuid => "must be a UUID",
+                    Shape::Object => "must be an object",
+                };
+                return Err(TaskFailure::bad_param(name, problem));
+            }
+        }
+        let text = format!("{}: this agent has no {}", self.name, self.needs);
+        Err(TaskFailure::new("NotSupported", text)
+            .with_details(json!({ "restCode": "NotSupported", "capability": self.needs })))
+    }
+}
+
+fn is_uuid(text: &str) -> bool {
+    let uuid = json!({ "uuid": text });
+    uuid.as_object().is_some_and(|params| payload::vm_uuid(params).is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_are_checked_before_the_lack_is_told() {
+        let failure = ZFS_SET_PROPERTIES.plan(&Params::new()).unwrap_err();
+        assert_eq!(failure.details.unwrap()["field"], "dataset");
+        let failure = DOCKER_EXEC.plan(&DOCKER_EXEC.example()).unwrap_err();
+        assert_eq!(failure.code, "NotSupported");
+        assert!(failure.message.contains("oci"), "{failure}");
+        let mut bad = DOCKER_EXEC.example();
+        bad.insert("uuid".to_owned(), json!("x"));
+        assert_eq!(DOCKER_EXEC.plan(&bad).unwrap_err().code, "InvalidParameters");
+    }
+}

@@ -1,0 +1,383 @@
+//! What a client may change of a VM: from its properties and an update payload to its new
+//! properties. Pure.
+
+use serde_json::{Map, Value, json};
+
+use super::{Kind, PROPERTIES, Problems, checked, complete, devices, flat, mac, nic};
+use crate::tasks::TaskFailure;
+
+/// Fixed for a VM's life, or changed only through members of their own (`set_tags`, `add_nics`).
+const FIXED: &[&str] = &[
+    "brand",
+    "customer_metadata",
+    "disks",
+    "image_uuid",
+    "internal_metadata",
+    "nics",
+    "routes",
+    "tags",
+    "zonename",
+    "zpool",
+];
+/// Objects that are changed member by member.
+const OBJECTS: &[&str] = &["tags", "customer_metadata", "internal_metadata", "routes"];
+/// What this agent can't change.
+const MISSING: &[&str] = &[
+    "add_disks",
+    "add_filesystems",
+    "add_pci_devices",
+    "remove_disks",
+    "remove_filesystems",
+    "remove_pci_devices",
+    "update_filesystems",
+    "update_pci_devices",
+];
+/// Of a disk that exists.
+const DISK_MEMBERS: &[&str] = &["boot", "compression", "model", "notrim", "size", "uuid"];
+
+/// The new properties. `fresh_mac` gives addresses to NICs that come without one.
+///
+/// # Errors
+/// `InvalidVmPayload` with all that is wrong.
+pub fn update(
+    old: &Map<String, Value>,
+    params: &Map<String, Value>,
+    mut fresh_mac: impl FnMut() -> String,
+) -> Result<Map<String, Value>, TaskFailure> {
+    let mut new = old.clone();
+    let mut problems = Problems::default();
+    for (name, value) in params {
+        if MISSING.contains(&name.as_str()) {
+            problems.bad_properties.push(name.clone());
+        } else if let Some((_, kind)) = PROPERTIES.iter().find(|(known, _)| known == name) {
+            property(&mut new, name, *kind, value, &mut problems);
+        }
+    }
+    for object in OBJECTS {
+        members(&mut new, object, params, &mut problems);
+    }
+    nics(&mut new, params, &mut fresh_mac, &mut problems);
+    disks(&mut new, params, &mut problems);
+    memory(old, params, &mut new);
+    complete(&mut new, &mut problems);
+    let number = |name: &str| new.get(name).and_then(Value::as_u64).unwrap_or(0);
+    if number("max_locked_memory") > number("max_physical_memory") {
+        problems.bad("max_locked_memory");
+    }
+    if problems.is_empty() { Ok(new) } else { Err(problems.into()) }
+}
+
+fn property(
+    new: &mut Map<String, Value>,
+    name: &str,
+    kind: Kind,
+    value: &Value,
+    problems: &mut Problems,
+) {
+    if matches!(kind, Kind::Hint) {
+        return;
+    }
+    if FIXED.contains(&name) || matches!(kind, Kind::ReadOnly | Kind::Forbidden) {
+        problems.bad_properties.push(name.to_owned());
+        return;
+    }
+    let zero = matches!(kind, Kind::Number { min: 0, .. }) && *value == json!(0);
+    if zero || value.is_null() || *value == json!("") {
+        new.shift_remove(name);
+        return;
+    }
+    match checked(kind, name, value.clone(), problems) {
+        Some(value) => drop(new.insert(name.to_owned(), value)),
+        None => problems.bad(name),
+    }
+}
+
+/// `set_<object>` and `remove_<object>`.
+fn members(
+    new: &mut Map<String, Value>,
+    object: &str,
+    params: &Map<String, Value>,
+    problems: &mut Problems,
+) {
+    let (set, remove) = (format!("set_{object}"), format!("remove_{object}"));
+    let mut target = new.get(object).and_then(Value::as_object).cloned().unwrap_or_default();
+    match params.get(&remove) {
+        None | Some(Value::Null) => {}
+        Some(Value::Array(names)) if names.iter().all(Value::is_string) => {
+            target.retain(|name, _| !names.iter().any(|gone| gone == name));
+        }
+        Some(_) => problems.bad(remove),
+    }
+    match params.get(&set) {
+        None | Some(Value::Null) => {}
+        Some(value @ Value::Object(members)) if flat(value) => target.extend(members.clone()),
+        Some(_) => problems.bad(set),
+    }
+    if new.contains_key(object) || !target.is_empty() {
+        new.insert(object.to_owned(), Value::Object(target));
+    }
+}
+
+fn nics(
+    new: &mut Map<String, Value>,
+    params: &Map<String, Value>,
+    fresh_mac: &mut impl FnMut() -> String,
+    problems: &mut Problems,
+) {
+    let mut nics = new.get("nics").and_then(Value::as_array).cloned().unwrap_or_default();
+    if let Some(gone) = given(params, "remove_nics") {
+        match gone.as_array().map(|macs| macs.iter().map(mac).collect::<Option<Vec<_>>>()) {
+            Some(Some(macs)) => nics.retain(|nic| !macs.contains(&nic["mac"])),
+            _ => problems.bad("remove_nics"),
+        }
+    }
+    if let Some(changes) = given(params, "update_nics") {
+        for (index, change) in changes.as_array().into_iter().flatten().enumerate() {
+            let wanted = change.get("mac").and_then(mac);
+            match nics.iter_mut().find(|nic| wanted.as_ref() == Some(&nic["mac"])) {
+                Some(Value::Object(known)) => merge_nic(known, change, index, problems),
+                _ => problems.bad(format!("update_nics.{index}.mac")),
+            }
+        }
+        if !changes.is_array() {
+            problems.bad("update_nics");
+        }
+    }
+    if let Some(added) = given(params, "add_nics") {
+        match devices("add_nics", added, problems, nic) {
+            Some(Value::Array(added)) => {
+                for mut nic in added {
+                    if nic.get("mac").is_none() {
+                        nic["mac"] = json!(fresh_mac());
+                    }
+                    // The same NIC again is no second one: requests are repeated.
+                    nics.retain(|known| known["mac"] != nic["mac"]);
+                    if nic.get("interface").is_none() {
+                        nic["interface"] = json!(free_interface(&nics));
+                    }
+                    nics.push(nic);
+                }
+            }
+            _ => problems.bad("add_nics"),
+        }
+    }
+    if nics.len() > super::MAX_DEVICES {
+        problems.bad("add_nics");
+    }
+    new.insert("nics".to_owned(), Value::Array(nics));
+}
+
+fn merge_nic(
+    known: &mut Map<String, Value>,
+    change: &Value,
+    index: usize,
+    problems: &mut Problems,
+) {
+    let Some(change) = change.as_object() else { return };
+    let mut merged = known.clone();
+    for (name, value) in change {
+        if value.is_null() {
+            merged.shift_remove(name);
+        } else {
+            merged.insert(name.clone(), value.clone());
+        }
+    }
+    // The primary one is the primary one of all.
+    *known = nic(&format!("update_nics.{index}"), &merged, problems);
+}
+
+fn free_interface(nics: &[Value]) -> String {
+    let taken = |name: &String| nics.iter().any(|nic| nic["interface"] == name.as_str());
+    let mut names = (0..).map(|number| format!("net{number}"));
+    names.find(|name| !taken(name)).unwrap_or_default()
+}
+
+/// `update_disks`: by path; a disk only grows.
+fn disks(new: &mut Map<String, Value>, params: &Map<String, Value>, problems: &mut Problems) {
+    let Some(changes) = given(params, "update_disks") else { return };
+    let Some(changes) = changes.as_array() else { return problems.bad("update_disks") };
+    let Some(Value::Array(disks)) = new.get_mut("disks") else { return };
+    for (index, change) in changes.iter().enumerate() {
+        let path = change.get("path").filter(|path| path.is_string());
+        let known = disks.iter_mut().find(|disk| path.is_some_and(|path| disk["path"] == *path));
+        let (Some(Value::Object(known)), Some(change)) = (known, change.as_object()) else {
+            problems.bad(format!("update_disks.{index}.path"));
+            continue;
+        };
+        let old_size = known.get("size").and_then(Value::as_u64).unwrap_or(0);
+        for (name, value) in change.iter().filter(|(name, _)| *name != "path") {
+            let field = format!("update_disks.{index}.{name}");
+            if !DISK_MEMBERS.contains(&name.as_str()) {
+                problems.bad_properties.push(field);
+                continue;
+            }
+            let alone = Map::from_iter([
+                (name.clone(), value.clone()),
+                ("size".to_owned(), if name == "size" { value.clone() } else { json!(old_size) }),
+            ]);
+            let mut found = Problems::default();
+            let checked = super::disk("disk", &alone, &mut found);
+            let shrinks =
+                name == "size" && checked.get("size").and_then(Value::as_u64) < Some(old_size);
+            match checked.get(name) {
+                Some(value) if found.is_empty() && !shrinks => {
+                    known.insert(name.clone(), value.clone());
+                }
+                _ => problems.bad(field),
+            }
+        }
+    }
+}
+
+/// What follows from another size keeps its distance.
+fn memory(old: &Map<String, Value>, params: &Map<String, Value>, new: &mut Map<String, Value>) {
+    let number = |map: &Map<String, Value>, name: &str| map.get(name).and_then(Value::as_u64);
+    let mut follow = |name: &str, leader: &str| {
+        let told = given(params, name).is_some();
+        let (Some(own), Some(before)) = (number(old, name), number(old, leader)) else { return };
+        let Some(after) = number(new, leader).filter(|after| !told && *after != before) else {
+            return;
+        };
+        let moved = i128::from(own) - i128::from(before) + i128::from(after);
+        new.insert(name.to_owned(), json!(u64::try_from(moved).unwrap_or(0)));
+    };
+    follow("max_physical_memory", "ram");
+    follow("max_locked_memory", "max_physical_memory");
+    follow("max_swap", "max_physical_memory");
+}
+
+fn given<'a>(params: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
+    params.get(name).filter(|value| !value.is_null())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn object(value: Value) -> Map<String, Value> {
+        let Value::Object(object) = value else { panic!("an object is needed") };
+        object
+    }
+
+    fn vm() -> Map<String, Value> {
+        let params = json!({
+            "brand": "kvm", "ram": 256, "alias": "one", "tags": { "a": 1, "b": 2 },
+            "disks": [{ "size": 100 }], "cpu_cap": 100,
+            "nics": [{ "nic_tag": "admin", "mac": "02:00:00:00:00:01" }],
+        });
+        let mut vm = super::super::create(&object(params)).unwrap();
+        vm["disks"][0]["path"] = json!("/vols/disk0");
+        vm
+    }
+
+    fn updated(params: Value) -> Map<String, Value> {
+        update(&vm(), &object(params), || "02:00:00:00:00:ff".to_owned()).unwrap()
+    }
+
+    #[track_caller]
+    fn refused(params: Value, list: &str, name: &str) {
+        let failure = update(&vm(), &object(params), String::new).unwrap_err();
+        assert_eq!(failure.code, "InvalidVmPayload");
+        let details = failure.details.unwrap();
+        assert!(details[list].as_array().unwrap().contains(&json!(name)), "{details}");
+    }
+
+    #[test]
+    fn nothing_changes_nothing() {
+        assert_eq!(updated(json!({ "uuid": "x", "unknown": 1, "server_uuid": "y" })), vm());
+    }
+
+    #[test]
+    fn properties_are_set_cleared_and_kept() {
+        let new = updated(json!({
+            "alias": "two", "ram": "512", "cpu_cap": 0, "set_tags": { "c": true },
+            "remove_tags": ["a"], "set_customer_metadata": { "k": "v" }, "resolvers": "1.1.1.1",
+        }));
+        assert_eq!(new["alias"], "two");
+        assert_eq!((&new["ram"], &new["max_physical_memory"]), (&json!(512), &json!(512 + 1024)));
+        assert_eq!(new["max_locked_memory"], 512 + 1024);
+        assert!(!new.contains_key("cpu_cap"));
+        assert_eq!(new["tags"], json!({ "b": 2, "c": true }));
+        assert_eq!(new["customer_metadata"], json!({ "k": "v" }));
+        assert_eq!(new["resolvers"], json!(["1.1.1.1"]));
+        assert!(!updated(json!({ "alias": null })).contains_key("alias"));
+    }
+
+    #[test]
+    fn nics_come_change_and_go() {
+        let new = updated(json!({ "add_nics": [{ "nic_tag": "external" }] }));
+        assert_eq!(new["nics"][1]["mac"], "02:00:00:00:00:ff");
+        assert_eq!(new["nics"][1]["interface"], "net1");
+        assert_eq!(new["nics"][1]["model"], "virtio");
+        let change = json!({ "mac": "02:00:00:00:00:01", "mtu": 1400, "model": null });
+        let new = updated(json!({ "update_nics": [change] }));
+        assert_eq!(new["nics"][0]["mtu"], 1400);
+        let new = updated(json!({ "remove_nics": ["02:00:00:00:00:01"] }));
+        assert_eq!(new["nics"], json!([]));
+        refused(
+            json!({ "update_nics": [{ "mac": "02:00:00:00:00:09" }] }),
+            "bad_values",
+            "update_nics.0.mac",
+        );
+    }
+
+    #[test]
+    fn a_disk_grows_and_never_shrinks() {
+        let change =
+            |size: u64| json!({ "update_disks": [{ "path": "/vols/disk0", "size": size }] });
+        assert_eq!(updated(change(200))["disks"][0]["size"], 200);
+        refused(change(50), "bad_values", "update_disks.0.size");
+        let other = json!({ "update_disks": [{ "path": "/etc", "size": 200 }] });
+        refused(other, "bad_values", "update_disks.0.path");
+    }
+
+    #[test]
+    fn what_is_fixed_or_missing_is_named() {
+        refused(json!({ "brand": "bhyve" }), "bad_properties", "brand");
+        refused(json!({ "tags": {} }), "bad_properties", "tags");
+        refused(json!({ "add_disks": [] }), "bad_properties", "add_disks");
+        refused(json!({ "state": "running" }), "bad_properties", "state");
+        refused(json!({ "ram": 1 }), "bad_values", "ram");
+        refused(json!({ "set_tags": { "a": [] } }), "bad_values", "set_tags");
+        refused(json!({ "max_physical_memory": 100 }), "bad_values", "max_physical_memory");
+    }
+
+    fn any_value() -> impl Strategy<Value = Value> {
+        prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i32>().prop_map(Value::from),
+            "[a-z0-9:]{0,17}".prop_map(Value::from),
+            Just(json!([{ "mac": "02:00:00:00:00:01", "nic_tag": "admin" }])),
+            Just(json!([{ "path": "/vols/disk0", "size": 300 }])),
+            Just(json!({ "a": 1 })),
+            Just(json!(["a", "02:00:00:00:00:01"])),
+        ]
+    }
+
+    proptest! {
+        /// The same update again changes nothing more.
+        #[test]
+        fn an_update_is_absolute(
+            names in prop::collection::vec(prop::sample::select(vec![
+                "alias", "ram", "vcpus", "quota", "cpu_cap", "set_tags", "remove_tags",
+                "add_nics", "update_nics", "remove_nics", "update_disks", "max_physical_memory",
+                "max_swap", "hostname", "autoboot", "resolvers", "vnc_port",
+            ]), 0..5),
+            values in prop::collection::vec(any_value(), 5),
+        ) {
+            let params: Map<String, Value> =
+                names.iter().map(|name| (*name).to_owned()).zip(values).collect();
+            let mac = || "02:00:00:00:00:ee".to_owned();
+            if let Ok(once) = update(&vm(), &params, mac)
+                && !params.contains_key("add_nics")
+            {
+                if let Ok(twice) = update(&once, &params, mac) {
+                    prop_assert_eq!(twice, once);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! `muster vm snapshot`: a machine's disks as they were at a moment.
+
+use clap::Subcommand;
+use serde_json::json;
+
+use crate::CliError;
+use crate::client::Client;
+use crate::output::{Output, member};
+use crate::vm::Target;
+use crate::wait::WaitArgs;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Args {
+    /// Takes a snapshot of all disks, also while the machine runs.
+    Create(Named),
+    /// Gives the disks the content of a snapshot; newer snapshots are deleted.
+    Rollback(Named),
+    /// Deletes a snapshot.
+    Delete(Named),
+    /// Lists a machine's snapshots, the newest first.
+    List {
+        #[arg(help = crate::vm::MACHINE)]
+        vm: String,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Named {
+    #[arg(help = crate::vm::MACHINE)]
+    vm: String,
+    /// The snapshot: at most 64 of the characters A-Z, a-z, 0-9 and `-_.:%`.
+    name: String,
+    #[command(flatten)]
+    wait: WaitArgs,
+}
+
+pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<(), CliError> {
+    match args {
+        Args::Create(named) => act(client, output, named, Action::Create).await,
+        Args::Rollback(named) => act(client, output, named, Action::Rollback).await,
+        Args::Delete(named) => act(client, output, named, Action::Delete).await,
+        Args::List { vm } => {
+            let target = Target::find(client, &vm).await?;
+            let machine = client.get(&target.path(""), &[]).await?;
+            let columns = [("NAME", member!("name") as _), ("CREATED", member!("created_at"))];
+            output.list(&machine["snapshots"], &columns)
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Action {
+    Create,
+    Rollback,
+    Delete,
+}
+
+async fn act(
+    client: &Client,
+    output: &Output,
+    Named { vm, name, wait }: Named,
+    action: Action,
+) -> Result<(), CliError> {
+    let target = Target::find(client, &vm).await?;
+    // `%` is a character of names and has to stay one.
+    let segment = name.replace('%', "%25");
+    let (verb, answer) = match action {
+        Action::Create => {
+            let body = json!({ "snapshot_name": name });
+            ("snapshot", client.put(&target.path("/snapshots"), &body).await?)
+        }
+        Action::Rollback => {
+            let path = target.path(&format!("/snapshots/{segment}/rollback"));
+            ("roll back", client.put(&path, &json!({})).await?)
+        }
+        Action::Delete => {
+            let path = target.path(&format!("/snapshots/{segment}"));
+            ("delete snapshot of", client.delete(&path).await?)
+        }
+    };
+    target.follow(client, output, wait, &format!("{verb} {vm} {name}"), &answer).await
+}

@@ -1,0 +1,160 @@
+//! `muster vm update` and `muster vm reprovision`.
+
+use std::path::PathBuf;
+
+use serde_json::{Map, Value, json};
+
+use crate::client::Client;
+use crate::output::Output;
+use crate::vm::Target;
+use crate::vm_create::{pair, read_object};
+use crate::wait::WaitArgs;
+use crate::{CliError, pick};
+
+const AFTER_HELP: &str = "\
+Examples:
+  muster vm update web1 --alias web2 --tag role=db --remove-tag old
+  muster vm update web1 --ram 2048 --vcpus 2      takes effect when the guest starts next
+  muster vm update web1 --file change.json
+
+The file holds members of the API's update: properties, set_tags, add_nics and so on.";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = AFTER_HELP)]
+pub(crate) struct Args {
+    #[arg(help = crate::vm::MACHINE)]
+    vm: String,
+
+    /// JSON file with further members, `-` for stdin.
+    #[arg(long, value_name = "FILE")]
+    file: Option<PathBuf>,
+
+    /// New name.
+    #[arg(long)]
+    alias: Option<String>,
+
+    /// Memory, MiB.
+    #[arg(long, value_name = "MIB")]
+    ram: Option<u64>,
+
+    /// Virtual CPUs.
+    #[arg(long, value_name = "COUNT")]
+    vcpus: Option<u64>,
+
+    /// Most CPU the machine gets, percent of one core; 0 for no limit.
+    #[arg(long, value_name = "PERCENT")]
+    cpu_cap: Option<u64>,
+
+    /// Sets a tag; may be repeated.
+    #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = pair)]
+    tags: Vec<(String, String)>,
+
+    /// Removes a tag; may be repeated.
+    #[arg(long = "remove-tag", value_name = "KEY")]
+    remove_tags: Vec<String>,
+
+    /// Sets metadata the guest can read; may be repeated.
+    #[arg(long = "metadata", value_name = "KEY=VALUE", value_parser = pair)]
+    metadata: Vec<(String, String)>,
+
+    /// Removes metadata; may be repeated.
+    #[arg(long = "remove-metadata", value_name = "KEY")]
+    remove_metadata: Vec<String>,
+
+    /// Restarts the guest if that is what lets the change take effect.
+    #[arg(long)]
+    reboot: bool,
+
+    #[command(flatten)]
+    wait: WaitArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Reprovision {
+    #[arg(help = crate::vm::MACHINE)]
+    vm: String,
+
+    /// Image of the new boot disk: name, `NAME@VERSION` or uuid.
+    #[arg(long)]
+    image: String,
+
+    #[command(flatten)]
+    wait: WaitArgs,
+}
+
+pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<(), CliError> {
+    let target = Target::find(client, &args.vm).await?;
+    let base = args.file.as_deref().map(read_object).transpose()?.unwrap_or_default();
+    let body = payload(&args, base);
+    if body.is_empty() {
+        return Err(CliError::Usage("nothing to change; see `muster vm update --help`".to_owned()));
+    }
+    let answer = client.post(&target.path("/update"), &Value::Object(body)).await?;
+    target.follow(client, output, args.wait, &format!("update {}", args.vm), &answer).await
+}
+
+pub(crate) async fn reprovision(
+    client: &Client,
+    output: &Output,
+    Reprovision { vm, image, wait }: Reprovision,
+) -> Result<(), CliError> {
+    let target = Target::find(client, &vm).await?;
+    let image = pick::image(client, &image).await?;
+    let body = json!({ "image_uuid": pick::uuid(&image)? });
+    let answer = client.post(&target.path("/reprovision"), &body).await?;
+    target.follow(client, output, wait, &format!("reprovision {vm}"), &answer).await
+}
+
+/// Flags win over the file.
+fn payload(args: &Args, mut body: Map<String, Value>) -> Map<String, Value> {
+    let mut set = |name: &str, value: Option<Value>| {
+        if let Some(value) = value {
+            body.insert(name.to_owned(), value);
+        }
+    };
+    set("alias", args.alias.clone().map(Value::from));
+    set("ram", args.ram.map(Value::from));
+    set("vcpus", args.vcpus.map(Value::from));
+    set("cpu_cap", args.cpu_cap.map(Value::from));
+    set("set_tags", object(&args.tags));
+    set("remove_tags", list(&args.remove_tags));
+    set("set_customer_metadata", object(&args.metadata));
+    set("remove_customer_metadata", list(&args.remove_metadata));
+    set("reboot", args.reboot.then(|| json!("always")));
+    body
+}
+
+fn object(pairs: &[(String, String)]) -> Option<Value> {
+    let members = pairs.iter().map(|(key, value)| (key.clone(), json!(value)));
+    (!pairs.is_empty()).then(|| Value::Object(members.collect()))
+}
+
+fn list(names: &[String]) -> Option<Value> {
+    (!names.is_empty()).then(|| json!(names))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Alone {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn flags_become_members_and_win_over_the_file() {
+        let words = ["x", "web1", "--alias", "a", "--tag", "k=v", "--remove-tag", "o", "--reboot"];
+        let args = Alone::parse_from(words).args;
+        let base =
+            Map::from_iter([("alias".to_owned(), json!("file")), ("quota".to_owned(), json!(5))]);
+        let expected = json!({
+            "alias": "a", "quota": 5, "set_tags": { "k": "v" }, "remove_tags": ["o"],
+            "reboot": "always",
+        });
+        assert_eq!(Value::Object(payload(&args, base)), expected);
+    }
+}
