@@ -3,7 +3,7 @@
 #
 #   scripts/setup.sh [demo|test|ci]        (default: test)
 #
-# demo: Debian packages and Rust. test: cargo-nextest as well. ci: cargo-deny as well.
+# demo: Debian packages and Rust. test: cargo-nextest and Node.js as well. ci: cargo-deny as well.
 # Needs root (or sudo) only when a package is missing, and no running systemd.
 set -euo pipefail
 
@@ -71,9 +71,18 @@ if ! apt-cache show linux-image-cloud-amd64 >/dev/null 2>&1; then
     apt update || say "apt-get update reported errors"
 fi
 
+# ---- Node.js ----
+# A test drives the API with a client written for it; Debian's version is new enough.
+at_least() { [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]; }
+node_version() { node --version 2>/dev/null | tr -d v; }
+if [ "$purpose" != demo ] && ! { type -P npm >/dev/null && at_least 18 "$(node_version)"; }; then
+    say "installing nodejs and npm"
+    apt install -y --no-install-recommends nodejs npm || die "apt-get install failed"
+    at_least 18 "$(node_version)" || die "Node.js 18 or newer is needed, found $(node_version)"
+fi
+
 # ---- Rust ----
 export PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
-at_least() { [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]; }
 rust_version() { rustc --version 2>/dev/null | cut -d' ' -f2; }
 
 if ! type -P cargo >/dev/null; then

@@ -40,7 +40,7 @@ pub(crate) enum Args {
     /// Ends a machine at once, as if its power were cut.
     Kill(Action),
     /// Changes a machine's properties, tags or metadata.
-    Update(Box<vm_update::Args>),
+    Update(Box<vm_update::Update>),
     /// Replaces a machine's boot disk by one made from another image.
     Reprovision(vm_update::Reprovision),
     /// Takes, lists and deletes snapshots, and goes back to them.

@@ -42,8 +42,10 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
         Args::List { vm } => {
             let target = Target::find(client, &vm).await?;
             let machine = client.get(&target.path(""), &[]).await?;
-            let columns = [("NAME", member!("name") as _), ("CREATED", member!("created_at"))];
-            output.list(&machine["snapshots"], &columns)
+            output.list(
+                &machine["snapshots"],
+                &[("NAME", member!("name")), ("CREATED", member!("created_at"))],
+            )
         }
     }
 }

@@ -21,7 +21,7 @@ The file holds members of the API's update: properties, set_tags, add_nics and s
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER_HELP)]
-pub(crate) struct Args {
+pub(crate) struct Update {
     #[arg(help = crate::vm::MACHINE)]
     vm: String,
 
@@ -82,7 +82,7 @@ pub(crate) struct Reprovision {
     wait: WaitArgs,
 }
 
-pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<(), CliError> {
+pub(crate) async fn run(client: &Client, output: &Output, args: Update) -> Result<(), CliError> {
     let target = Target::find(client, &args.vm).await?;
     let base = args.file.as_deref().map(read_object).transpose()?.unwrap_or_default();
     let body = payload(&args, base);
@@ -106,7 +106,7 @@ pub(crate) async fn reprovision(
 }
 
 /// Flags win over the file.
-fn payload(args: &Args, mut body: Map<String, Value>) -> Map<String, Value> {
+fn payload(args: &Update, mut body: Map<String, Value>) -> Map<String, Value> {
     let mut set = |name: &str, value: Option<Value>| {
         if let Some(value) = value {
             body.insert(name.to_owned(), value);
@@ -142,7 +142,7 @@ mod tests {
     #[derive(clap::Parser)]
     struct Alone {
         #[command(flatten)]
-        args: Args,
+        args: Update,
     }
 
     #[test]

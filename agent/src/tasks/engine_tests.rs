@@ -550,13 +550,18 @@ async fn large_parameters_and_results_survive() {
 /// had happened, and the host looks the same.
 #[tokio::test(start_paused = true)]
 async fn every_kind_survives_a_cut_at_each_of_its_points() {
-    for handler in HANDLERS.iter().filter(|handler| handler.class() == Class::Mutate) {
+    let journaled = |h: &&&dyn Handler| h.class() == Class::Mutate && h.lacks().is_none();
+    for handler in HANDLERS.iter().filter(journaled) {
         let kind = handler.name();
         let expected = run_kind(*handler, None).await;
         let points = Registry::new(HANDLERS).fault_points(Some(kind));
         assert!(!points.is_empty(), "{kind} has no fault points");
         for point in points {
             let got = run_kind(*handler, Some(&point)).await;
+            if kind == "command_execute" && got.1 == "Interrupted" {
+                // A script is never started twice.
+                continue;
+            }
             assert_eq!(got, expected, "{point}");
         }
     }
@@ -595,10 +600,15 @@ async fn prepare(node: &Node, kind: &str) {
     let create = HANDLERS.iter().find(|h| h.name() == "machine_create").unwrap().example();
     engine.submit(submission("vm", "machine_create", Value::Object(create))).await.unwrap();
     assert_eq!(ended(&engine, "vm").await.status, Outcome::Complete);
-    if kind == "machine_boot" {
-        let kill = HANDLERS.iter().find(|h| h.name() == "machine_kill").unwrap().example();
-        engine.submit(submission("kill", "machine_kill", Value::Object(kill))).await.unwrap();
-        ended(&engine, "kill").await;
+    let first = match kind {
+        "machine_boot" => Some("machine_kill"),
+        "machine_rollback_snapshot" | "machine_delete_snapshot" => Some("machine_create_snapshot"),
+        _ => None,
+    };
+    if let Some(first) = first {
+        let params = HANDLERS.iter().find(|h| h.name() == first).unwrap().example();
+        engine.submit(submission("first", first, Value::Object(params))).await.unwrap();
+        assert_eq!(ended(&engine, "first").await.status, Outcome::Complete);
     }
     node.cut_power();
 }

@@ -28,6 +28,8 @@ use crate::report::{Reporter, ReporterParts};
 use crate::vms::sim::SimVmRecords;
 use crate::vms::{Node, VmTable, startup};
 
+/// The image of the kinds' examples.
+const EXAMPLE_IMAGE: &str = "01020304-0506-4708-890a-0b0c0d0e0f10";
 const IMAGE: &str = "11111111-2222-4333-8444-555555555555";
 
 #[derive(Debug)]
@@ -63,14 +65,16 @@ impl Host {
     pub(crate) async fn agent(&self, boot_id: &str) -> Arc<Drivers> {
         let repository = SimRepository::default();
         let image = SimImage { manifest: json!({ "state": "active" }), size_bytes: 1 << 20 };
-        repository.publish(IMAGE.parse().unwrap(), image);
+        for uuid in [IMAGE, EXAMPLE_IMAGE] {
+            repository.publish(uuid.parse().unwrap(), image.clone());
+        }
         let node = Node { boot_id: boot_id.to_owned(), ..Node::default() };
         let (clock, faults) = (Arc::clone(&self.clock), || self.faults.clone());
         let compute = Arc::new(SimCompute::new(self.guests.clone(), clock.clone(), faults()));
         let storage = Arc::new(SimStorage::new(self.pool.clone(), faults()));
         let vms = Arc::new(VmTable::new(Arc::new(self.records.clone()), clock.clone(), node));
         let server = uuid::Uuid::nil().into();
-        let facts = SimFacts::new(server, 1, Timestamp::UNIX_EPOCH, boot_id);
+        let facts = SimFacts::new(server, 0, Timestamp::UNIX_EPOCH, boot_id);
         let report = Arc::new(Reporter::new(ReporterParts {
             clock: clock.clone(),
             facts: Arc::new(facts),

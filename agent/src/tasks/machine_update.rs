@@ -20,6 +20,8 @@ const CHANGES: &str = "changes";
 const GROW: &str = "grow";
 /// Noted: the VM is restarted.
 const REBOOT: &str = "reboot";
+/// Of the result: what takes effect when the VM starts next.
+const PENDING: &str = "pending_reboot";
 /// What the hypervisor reads at its start.
 const AT_START: &[&str] = &[
     "boot",
@@ -137,6 +139,10 @@ impl Update {
             Restart::IfNeeded => rewired,
             Restart::Never => false,
         };
+        let at_start = changes.keys().filter(|name| AT_START.contains(&name.as_str()));
+        let pending: Vec<&String> =
+            if running && !wanted { at_start.collect() } else { Vec::new() };
+        ctx.note(PENDING, json!(pending));
         ctx.note(CHANGES, Value::Object(changes));
         ctx.note(GROW, json!(grow));
         ctx.note(REBOOT, json!(running && wanted));
@@ -177,17 +183,9 @@ impl Update {
     }
 
     async fn commit(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        let rebooted = ctx.noted(REBOOT) == true;
-        let running = machine::runs(ctx, self.vm).await?;
-        let pending: Vec<String> = match ctx.noted(CHANGES) {
-            Value::Object(changes) if running && !rebooted => {
-                let names = changes.into_iter().map(|(name, _)| name);
-                names.filter(|name| AT_START.contains(&name.as_str())).collect()
-            }
-            _ => Vec::new(),
-        };
+        machine::runs(ctx, self.vm).await?;
         let mut result = ctx.drivers.vms.result(self.vm);
-        result["pending_reboot"] = json!(pending);
+        result[PENDING] = ctx.noted(PENDING);
         ctx.finish_with(result);
         Ok(())
     }

@@ -32,6 +32,8 @@ const MISSING: &[&str] = &[
     "update_filesystems",
     "update_pci_devices",
 ];
+/// Random addresses that are drawn before one is free; two are the same once in 10^12.
+const MAC_DRAWS: usize = 16;
 /// Of a disk that exists.
 const DISK_MEMBERS: &[&str] = &["boot", "compression", "model", "notrim", "size", "uuid"];
 
@@ -148,7 +150,9 @@ fn nics(
             Some(Value::Array(added)) => {
                 for mut nic in added {
                     if nic.get("mac").is_none() {
-                        nic["mac"] = json!(fresh_mac());
+                        let taken = |mac: &Value| nics.iter().any(|nic| nic["mac"] == *mac);
+                        let mut fresh = (0..MAC_DRAWS).map(|_| json!(fresh_mac()));
+                        nic["mac"] = fresh.find(|mac| !taken(mac)).unwrap_or_default();
                     }
                     // The same NIC again is no second one: requests are repeated.
                     nics.retain(|known| known["mac"] != nic["mac"]);
