@@ -103,6 +103,7 @@ pub static HANDLERS: &[&dyn Handler] = &[
     &unsupported::DOCKER_COPY,
     &unsupported::DOCKER_EXEC,
     &unsupported::DOCKER_STATS,
+    &unsupported::MACHINE_CREATE_IMAGE,
     &unsupported::MACHINE_MIGRATE,
     &unsupported::RECOVERY_CONFIG,
     &unsupported::ZFS_CLONE_DATASET,
