@@ -18,7 +18,7 @@ Nothing is reserved. Examples:
       Lines of the types config, dc and case; prints one line of JSON per case.")]
 pub(crate) struct Args {
     #[command(flatten)]
-    pub(crate) offline: allocate_offline::Args,
+    pub(crate) offline: allocate_offline::OfflineArgs,
 
     /// Memory, MiB.
     #[arg(long, value_name = "MIB", default_value_t = 256)]

@@ -13,7 +13,7 @@ use crate::CliError;
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Offline")]
-pub(crate) struct Args {
+pub(crate) struct OfflineArgs {
     /// Decide here, from what FILE says, without a coordinator.
     #[arg(long)]
     pub(crate) offline: bool,
@@ -50,7 +50,7 @@ struct Session {
     bad: usize,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), CliError> {
+pub(crate) fn run(args: &OfflineArgs) -> Result<(), CliError> {
     let host_os = match args.host_os {
         Os::Reference => HostOs::Reference,
         Os::Any => HostOs::Any,

@@ -30,7 +30,7 @@ impl Cluster {
             "cpu_cap": 100, "quota": 1, "alias": "changes", "owner_uuid": fresh_uuid(),
         });
         let placed = client.post("/vms", &body).await.expect(202);
-        client.complete_task(placed["id"].as_str().unwrap(), 120).await;
+        client.complete_task(placed["id"].as_str().expect("a task id"), 120).await;
         Self { client, agent, image, vm, _coordinator: coordinator }
     }
 
@@ -45,13 +45,16 @@ impl Cluster {
     /// The result of the task that an answer names.
     async fn done(&self, answer: Answer) -> Value {
         let started = answer.expect(200);
-        self.client.complete_task(started["id"].as_str().unwrap(), 240).await
+        self.client.complete_task(started["id"].as_str().expect("a task id"), 240).await
     }
 
     async fn snapshot_names(&self) -> Vec<String> {
         let vm = self.vm().await;
-        let snapshots = vm["snapshots"].as_array().unwrap().clone();
-        snapshots.iter().map(|snapshot| snapshot["name"].as_str().unwrap().to_owned()).collect()
+        let snapshots = vm["snapshots"].as_array().expect("a list").clone();
+        snapshots
+            .iter()
+            .map(|snapshot| snapshot["name"].as_str().expect("a name").to_owned())
+            .collect()
     }
 }
 
