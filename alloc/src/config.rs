@@ -136,6 +136,20 @@ pub enum ConfigError {
     },
 }
 
+impl ConfigError {
+    /// The default that is at fault; `None` for the expression or all defaults.
+    #[must_use]
+    pub fn default_at_fault(&self) -> Option<&str> {
+        match self {
+            Self::Expression(_) | Self::Type => None,
+            Self::NotBoolean(key) | Self::NotNumber(key) | Self::NotStamp(key) => Some(key),
+            Self::OwnersType | Self::OwnersKeys | Self::OwnersPredicate { .. } => {
+                Some("filter_owner_server")
+            }
+        }
+    }
+}
+
 /// Most VMs on a server, unless configured.
 const VM_LIMIT: f64 = 224.0;
 
@@ -373,6 +387,18 @@ impl Config {
         table.extend(changes.iter().map(|(key, value)| (key.clone(), value.clone())));
         let expression = expression.unwrap_or(&self.source["expression"]);
         Self::new(expression, &Value::Object(table), self.host_os)
+    }
+
+    /// Which host operating systems may take a VM.
+    #[must_use]
+    pub fn host_os(&self) -> HostOs {
+        self.host_os
+    }
+
+    /// Whether some algorithm wants to know what earlier requests chose ([`crate::Recent`]).
+    #[must_use]
+    pub fn remembers(&self) -> bool {
+        self.expr.any(&|a| a.name.contains("-recent-"))
     }
 
     /// The members of a server's record that predicates look at.

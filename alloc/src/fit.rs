@@ -17,7 +17,7 @@ use crate::snapshot::Snapshot;
 const MAX_COPIES: u32 = 4096;
 
 /// What one server still holds of a VM.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Fit {
     /// The server.
     pub server_uuid: String,
@@ -104,7 +104,8 @@ struct Trial<'a> {
 impl Trial<'_> {
     fn with(&self, copies: u32) -> Fleet {
         let mut fleet = alone(self.server, self.config);
-        let vms = (1..=copies).map(|n| Uuid::from_u128(u128::from(n)));
+        // No real VM has such a uuid.
+        let vms = (1..=copies).map(|n| Uuid::from_u64_pair(u64::MAX, u64::from(n)));
         fleet.reserve_all(vms, &self.server.uuid, &self.extra);
         fleet
     }

@@ -284,6 +284,12 @@ impl Fleet {
         self.promises_changed(touched);
     }
 
+    /// Whether an open ticket with figures counts a VM.
+    #[must_use]
+    pub fn is_ticketed(&self, vm: Uuid) -> bool {
+        self.promises.is_ticketed(vm)
+    }
+
     /// The server on which a VM has a reservation.
     #[must_use]
     pub fn reservation(&self, vm: Uuid) -> Option<&str> {

@@ -183,6 +183,28 @@ impl Outcome {
             && self.steps.last().and_then(Step::algorithm) == Some("hard-filter-volumes-from")
     }
 
+    /// What it was decided on.
+    #[must_use]
+    pub fn snapshot(&self) -> &Arc<Snapshot> {
+        &self.snapshot
+    }
+
+    /// The servers that were left, best first, with their scores; at most `most`.
+    #[must_use]
+    pub fn best(&self, most: usize) -> Vec<(String, f64)> {
+        let Some(last) = self.steps.last() else { return Vec::new() };
+        let scores = self.scores();
+        let mut order: Vec<(f64, u32)> =
+            last.remaining.iter().map(|slot| (scores[*slot as usize], *slot)).collect();
+        if order.len() > most {
+            // Only the best need to be in order.
+            order.select_nth_unstable_by(most, |a, b| b.0.total_cmp(&a.0));
+            order.truncate(most);
+        }
+        order.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        order.into_iter().map(|(score, slot)| (self.uuid(slot).to_owned(), score)).collect()
+    }
+
     pub(crate) fn uuid(&self, slot: u32) -> &str {
         &self.snapshot.server(slot).uuid
     }

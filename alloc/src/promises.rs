@@ -244,6 +244,11 @@ impl Promises {
         touched
     }
 
+    /// Whether an open ticket with figures counts a VM.
+    pub(crate) fn is_ticketed(&self, vm: Uuid) -> bool {
+        self.ticketed.contains_key(&vm)
+    }
+
     /// The server a VM has room reserved on.
     pub(crate) fn reservation(&self, vm: Uuid) -> Option<&str> {
         self.reservations.get(&vm).map(|(server, _)| server.as_str())

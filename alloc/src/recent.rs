@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use crate::num::{num, some_truthy, truthy};
+use crate::num::{num, some_truthy};
 use crate::vm::Vm;
 
 /// A server chosen not long ago.
@@ -61,11 +61,5 @@ impl Recent {
             servers: list("recent_servers").filter_map(server).collect(),
             vms: list("recent_vms").filter_map(vm).collect(),
         }
-    }
-
-    /// Whether the body asks not to be remembered (`vm.override_recent_vms`).
-    #[must_use]
-    pub fn is_overridden(vm: &Value) -> bool {
-        truthy(vm.get("override_recent_vms"))
     }
 }

@@ -60,6 +60,17 @@ impl Outcome {
         }
     }
 
+    /// The final scores by slot.
+    pub(crate) fn scores(&self) -> Vec<f64> {
+        let mut score = vec![0.0; self.snapshot.capacity()];
+        for step in &self.steps {
+            if let Reasons::Scored(scored) = &step.reasons {
+                scored.apply(&mut score);
+            }
+        }
+        score
+    }
+
     fn totals(&self) -> Vec<Vec<f64>> {
         let mut score = vec![0.0; self.snapshot.capacity()];
         let totals = |step: &Step| match &step.reasons {

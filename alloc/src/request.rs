@@ -20,7 +20,8 @@ pub struct FieldError {
 }
 
 impl FieldError {
-    pub(crate) fn new(field: &str, message: impl Into<String>) -> Self {
+    /// A bad parameter.
+    pub fn new(field: &str, message: impl Into<String>) -> Self {
         Self { field: field.to_owned(), code: "Invalid", message: message.into() }
     }
 }
@@ -48,6 +49,7 @@ pub(crate) struct VmRequest {
     pub(crate) encrypted: bool,
     pub(crate) nfs_v2: bool,
     pub(crate) exclude_virtual: bool,
+    pub(crate) override_recent: bool,
     pub(crate) volumes_from: Vec<String>,
     pub(crate) traits: Option<Map<String, Value>>,
     pub(crate) affinity: Option<Vec<Affinity>>,
@@ -165,6 +167,7 @@ impl Request {
             encrypted: false,
             nfs_v2: false,
             exclude_virtual: false,
+            override_recent: false,
             volumes_from: Vec::new(),
             traits: None,
             affinity: None,
@@ -184,6 +187,26 @@ impl Request {
     #[must_use]
     pub fn servers(&self) -> Option<&[String]> {
         self.servers.as_deref()
+    }
+
+    /// The VM as `calculate-recent-vms` remembers it once it was placed; `None` if the request
+    /// does not want that (`vm.override_recent_vms`).
+    #[must_use]
+    pub fn recent_vm(&self, server_uuid: &str) -> Option<Value> {
+        if self.vm.override_recent {
+            return None;
+        }
+        let package = self.package.as_ref();
+        let zvol = self.image.kind == "zvol";
+        let memory = package.and_then(|p| p.max_physical_memory).unwrap_or(0.0);
+        let quota = package.and_then(|p| p.quota).unwrap_or(0.0) / 1024.0;
+        let image_size = if zvol { self.image.image_size * 1_048_576.0 } else { 0.0 };
+        Some(serde_json::json!({
+            "uuid": self.vm.vm_uuid, "owner_uuid": self.vm.owner_uuid, "server_uuid": server_uuid,
+            "brand": if zvol { "kvm" } else { "smartos" }, "state": "running",
+            "max_physical_memory": memory + if zvol { 1024.0 } else { 0.0 },
+            "cpu_cap": package.and_then(|p| p.cpu_cap), "quota": quota, "image_size": image_size,
+        }))
     }
 
     /// What the VM will take on its server: figures for a reservation.
@@ -411,6 +434,7 @@ fn parse_vm(value: &Value) -> Result<VmRequest, String> {
         encrypted: truthy(meta("encrypted")),
         nfs_v2: meta("volapi-nfs-version").and_then(Value::as_f64) == Some(2.0),
         exclude_virtual: truthy(tag("triton.placement.exclude_virtual_servers")),
+        override_recent: truthy(map.get("override_recent_vms")),
         volumes_from: metadata.map(validate::volumes_from).transpose()?.unwrap_or_default(),
         traits,
         affinity,

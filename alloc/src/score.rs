@@ -27,7 +27,7 @@ impl Scored {
     }
 
     /// Adds the changes to the scores, which are by slot.
-    fn apply(&self, score: &mut [f64]) {
+    pub(crate) fn apply(&self, score: &mut [f64]) {
         for (place, slot) in self.order.iter().enumerate() {
             score[*slot as usize] += self.delta(place);
         }

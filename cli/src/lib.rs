@@ -6,6 +6,8 @@
 
 mod allocate;
 mod allocate_offline;
+mod allocation;
+mod capacity;
 mod client;
 mod completion;
 mod console;
@@ -115,6 +117,11 @@ enum Command {
     Task(task::Args),
     /// Asks where a machine would be placed, and shows every step of the decision.
     Allocate(allocate::Args),
+    /// Decisions of the allocator: kept, explained and replayed.
+    #[command(subcommand)]
+    Allocation(allocation::Args),
+    /// How many more machines of a size fit, and what is stranded then.
+    Capacity(capacity::Args),
     /// Explains a task, a VM or a server: what it waits for, what happened to it.
     Why(why::Args),
     /// Prints the completion script of a shell.
@@ -142,6 +149,8 @@ pub async fn run(args: Args) -> Result<(), CliError> {
         Command::Image(args) => image::run(&client, &output, args).await,
         Command::Task(args) => task::run(&client, &output, args).await,
         Command::Allocate(args) => allocate::run(&client, &output, args).await,
+        Command::Allocation(args) => allocation::run(&client, &output, args).await,
+        Command::Capacity(args) => capacity::run(&client, &output, args).await,
         Command::Why(args) => why::run(&client, &output, args).await,
         Command::Completion(args) => completion::run(&args),
     }

@@ -1,5 +1,8 @@
 //! The coordinator's configuration. Every key is documented from here; see `docs/configuration.md`.
 
+mod allocation;
+pub mod sapi;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -10,6 +13,8 @@ use muster_shared::tls::{ClientAuth, Identity};
 use serde::{Deserialize, Serialize};
 use url::Url;
 use utoipa::ToSchema;
+
+pub use allocation::{AllocationOrder, AllocatorConfig, ChangeDefaults, Dapi, HostOs};
 
 use crate::app::platforms::RegisteredPlatform;
 use crate::app::{AppConfig, BootSettings};
@@ -63,6 +68,12 @@ pub struct Config {
     pub boot: BootConfig,
     /// Tasks.
     pub tasks: TasksConfig,
+    /// The placement policy, under the reference's names.
+    pub dapi: Dapi,
+    /// The allocator.
+    pub allocator: AllocatorConfig,
+    /// A single allocation.
+    pub allocation: AllocationOrder,
     /// The image service that agents are pointed to.
     pub imgapi: ImgapiConfig,
     /// Logging.
@@ -85,6 +96,9 @@ impl Default for Config {
             agents: AgentsConfig::default(),
             boot: BootConfig::default(),
             tasks: TasksConfig::default(),
+            dapi: Dapi::default(),
+            allocator: AllocatorConfig::default(),
+            allocation: AllocationOrder::default(),
             imgapi: ImgapiConfig::default(),
             log: LogConfig::default(),
         }
@@ -348,6 +362,8 @@ impl Check for Config {
         problems.within("agents", |problems| self.agents.check(problems));
         problems.within("boot", |problems| self.boot.check(problems));
         problems.within("tasks", |problems| self.tasks.check(problems));
+        problems.within("dapi", |problems| self.dapi.check(problems));
+        problems.within("allocator", |problems| self.allocator.check(problems));
         problems.within("imgapi", |problems| self.imgapi.check(problems));
         problems.within("log", |problems| self.log.check(problems));
         let cache = (1..=65_536).contains(&self.store.cache_mib);
@@ -465,6 +481,7 @@ impl Config {
             platforms: boot.platforms.iter().filter_map(|text| text.parse().ok()).collect(),
             platforms_dir: boot.platforms_dir.clone(),
             boot: boot.settings(),
+            allocation: allocation::app(&self.dapi, &self.allocator, &self.allocation),
             ..AppConfig::default()
         }
     }
@@ -500,6 +517,7 @@ mod tests {
             "roster.lost_ms=10",
             "blobs.url=ftp://x/",
             "roster.startup_grace=5",
+            "dapi.allocationDescription=[\"pipe\", [\"or\", \"identity\", \"nope\"]]",
         ]);
         for part in [
             "security.allow_plaintext",
@@ -508,6 +526,7 @@ mod tests {
             "roster.lost_ms",
             "blobs.url",
             "roster.startup_grace_ms",
+            "dapi.allocationDescription: Bad expression given: Unrecognized algorithm: nope",
         ] {
             assert!(text.contains(part), "{part} in {text}");
         }

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use muster_coordinator::app::Parts;
-use muster_coordinator::config::{Config, ENVIRONMENT_PREFIX};
+use muster_coordinator::config::{Config, ENVIRONMENT_PREFIX, sapi};
 use muster_coordinator::store::KvStore;
 use muster_coordinator::{Coordinator, Running, StartError, blobs};
 use muster_shared::clock::SystemClock;
@@ -55,9 +55,40 @@ struct Args {
     /// TOML file; docs/configuration.md explains every key
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    #[command(subcommand)]
+    command: Option<Command>,
     /// Sets one key, e.g. api.drain_ms=1000; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Works on configurations, without starting anything.
+    #[command(subcommand)]
+    Config(ConfigCommand),
+}
+
+#[derive(Debug, Subcommand)]
+enum ConfigCommand {
+    /// Prints the configuration that SAPI metadata of the reference's service `cnapi` stands for.
+    ImportSapi {
+        /// JSON: a service, a list of one, or its metadata; standard input if it is `-`.
+        file: PathBuf,
+    },
+}
+
+/// Prints what SAPI metadata stands for.
+fn import_sapi(file: &Path) -> Result<(), String> {
+    let failed = |error: std::io::Error| format!("read {}: {error}", file.display());
+    let text = match file.to_str() {
+        Some("-") => std::io::read_to_string(std::io::stdin()).map_err(failed)?,
+        _ => std::fs::read_to_string(file).map_err(failed)?,
+    };
+    let document = serde_json::from_str(&text);
+    let document = document.map_err(|error| format!("{} is not JSON: {error}", file.display()))?;
+    let page = sapi::import(&document).map_err(|error| error.to_string())?;
+    std::io::stdout().write_all(page.as_bytes()).map_err(|error| format!("print: {error}"))
 }
 
 fn main() -> ExitCode {
@@ -69,6 +100,15 @@ fn main() -> ExitCode {
             return if error.use_stderr() { EXIT_CONFIG.into() } else { ExitCode::SUCCESS };
         }
     };
+    if let Some(Command::Config(ConfigCommand::ImportSapi { file })) = &args.command {
+        return match import_sapi(file) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("muster-coordinator: {error}");
+                EXIT_CONFIG.into()
+            }
+        };
+    }
     let (config, log) = match configure(args) {
         Ok(configured) => configured,
         Err(error) => {

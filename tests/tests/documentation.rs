@@ -25,7 +25,8 @@ fn page() -> String {
         "`muster-agent`",
         muster_agent::config::ENVIRONMENT_PREFIX,
     );
-    format!("{INTRODUCTION}\n{coordinator}\n{agent}")
+    let sapi = muster_coordinator::config::sapi::reference();
+    format!("{INTRODUCTION}\n{coordinator}\n{agent}\n{sapi}")
 }
 
 #[test]

@@ -8,8 +8,10 @@ use muster_shared::clock::SharedClock;
 use muster_shared::entropy::SharedEntropy;
 use muster_shared::threads::SharedThreads;
 use object_store::ObjectStore;
+use serde_json::json;
 
 use super::platforms::RegisteredPlatform;
+use crate::alloc::{self, HostOs};
 use crate::roster::Limits;
 use crate::store::SharedStore;
 
@@ -46,6 +48,36 @@ pub struct AppConfig {
     pub platforms_dir: Option<PathBuf>,
     /// What boot parameters get beside what is stored.
     pub boot: BootSettings,
+    /// How the allocator decides.
+    pub allocation: AllocationConfig,
+}
+
+/// How the allocator decides.
+#[derive(Clone, Debug)]
+pub struct AllocationConfig {
+    /// The policy of `POST /allocate`.
+    pub policy: Arc<alloc::Config>,
+    /// The policy for VMs that this coordinator creates itself.
+    pub placing: Arc<alloc::Config>,
+    /// How long room is kept for a VM that was allocated.
+    pub reservation_ttl: Duration,
+    /// In which order servers are looked at.
+    pub order: alloc::Order,
+    /// Decisions that are kept.
+    pub history: usize,
+}
+
+impl Default for AllocationConfig {
+    fn default() -> Self {
+        let placing = alloc::Config::new(&alloc::default_expression(true), &json!({}), HostOs::Any);
+        Self {
+            policy: Arc::new(alloc::Config::reference_default(HostOs::Any)),
+            placing: Arc::new(placing.expect("the built-in expression is valid")),
+            reservation_ttl: Duration::from_secs(60),
+            order: alloc::Order::Shuffled,
+            history: 1000,
+        }
+    }
 }
 
 /// What boot parameters get beside what is stored.
@@ -81,6 +113,7 @@ impl Default for AppConfig {
             platforms: Vec::new(),
             platforms_dir: None,
             boot: BootSettings::default(),
+            allocation: AllocationConfig::default(),
         }
     }
 }

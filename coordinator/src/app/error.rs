@@ -20,6 +20,12 @@ pub enum AppError {
     /// A VM of this uuid exists or is being made.
     #[error("VM {0} exists")]
     VmExists(VmUuid),
+    /// No such decision.
+    #[error("allocation {0} not found")]
+    AllocationNotFound(uuid::Uuid),
+    /// A decision can't be replayed any more.
+    #[error("the snapshot of allocation {0} is no longer kept")]
+    SnapshotNotKept(uuid::Uuid),
     /// No such task.
     #[error("no such task found")]
     TaskNotFound,

@@ -240,6 +240,12 @@ impl Fleet {
         inner.unsaved.iter().take(max).map(|(s, v)| (*s, *v, report(s, v))).collect()
     }
 
+    /// Whether a VM's record is not in the store as it is here.
+    #[must_use]
+    pub fn is_unsaved(&self, server: ServerUuid, vm: VmUuid) -> bool {
+        self.0.read().unsaved.contains(&(server, vm))
+    }
+
     /// The store holds these records now; what changed since stays unsaved.
     pub fn saved(&self, written: &[(ServerUuid, VmUuid, Option<Arc<VmReport>>)]) {
         let mut guard = self.0.write();

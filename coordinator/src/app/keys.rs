@@ -19,6 +19,8 @@ pub(crate) const TASKS: &str = "task/";
 pub(crate) const OPEN: &str = "open/";
 pub(crate) const MEMBERS: &str = "members/";
 pub(crate) const PLACES: &str = "place/";
+pub(crate) const RESERVATIONS: &str = "reserve/";
+pub(crate) const ALLOCATIONS: &str = "allocation/";
 pub(crate) const BOOT_DEFAULT: &str = "boot/default";
 pub(crate) const TICKETS: &str = "ticket/";
 pub(crate) const QUEUES: &str = "queue/";
@@ -68,6 +70,14 @@ pub(crate) fn queue(name: &QueueName) -> String {
     hash.update([0xff]);
     hash.update(&name.id);
     format!("{QUEUES}{}/{}", name.server_uuid, hex::encode(hash.finalize()))
+}
+
+pub(crate) fn reservation(vm: VmUuid) -> String {
+    format!("{RESERVATIONS}{vm}")
+}
+
+pub(crate) fn allocation(id: uuid::Uuid) -> String {
+    format!("{ALLOCATIONS}{id}")
 }
 
 pub(crate) fn member(instance: &str) -> String {

@@ -33,7 +33,6 @@ pub mod images;
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use muster_shared::ids::{ServerUuid, VmUuid};
 use muster_shared::wire::status::VmReport;
@@ -43,7 +42,8 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub use config::{AppConfig, BootSettings, Parts};
+pub use allocate::{AllocationRecord, Ask, Decided};
+pub use config::{AllocationConfig, AppConfig, BootSettings, Parts};
 pub use error::AppError;
 pub use expected::Expected;
 pub use place::Placed;
@@ -94,8 +94,7 @@ pub struct App {
     pub(crate) tasks: Table,
     pub(crate) tickets: Tickets,
     pub(crate) placing: Mutex<Placing>,
-    /// Monotonic time of the start.
-    pub(crate) started: Duration,
+    pub(crate) decisions: allocate::Decisions,
     pub(crate) tracker: TaskTracker,
     pub(crate) cancel: CancellationToken,
     pub(crate) failed: CancellationToken,
@@ -139,8 +138,8 @@ impl App {
             lease: Mutex::new(LeaseId(0)),
             tasks: Table::default(),
             tickets: Tickets::new(),
-            placing: Mutex::new(Placing::new()),
-            started: now,
+            placing: Mutex::new(Placing::new(&config.allocation)),
+            decisions: allocate::Decisions::default(),
             tracker: TaskTracker::new(),
             cancel: CancellationToken::new(),
             failed: CancellationToken::new(),
@@ -168,6 +167,8 @@ impl App {
         self.load_tasks().await?;
         self.load_tickets().await?;
         self.load_promises().await?;
+        self.load_reservations().await?;
+        self.load_history().await?;
         self.boot_found().await?;
         background::join(self).await?;
         background::start(self);

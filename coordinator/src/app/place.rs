@@ -21,13 +21,14 @@ use muster_shared::wire::status::{VmIndex, VmReport, VmStatus};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::allocate::{Allocator, promise_of};
+use super::allocate::{Allocator, Chosen, Reservation, promise_of};
+use super::config::AllocationConfig;
 use super::error::AppError;
 use super::tasks::{NewTask, Open, Refusal, TaskRecord, TaskStatus, is_conflict};
 use super::vm_request::{VmRequest, build};
 use super::{App, keys};
 use crate::alloc;
-use crate::store::{Expect, Revision, Write};
+use crate::store::{Expect, Revision, Write, list_all};
 
 /// After this long a VM whose create completed, but which no report shows, is not counted any
 /// more.
@@ -51,12 +52,28 @@ struct PlaceRecord {
     at: Timestamp,
 }
 
+/// Why a VM is promised to a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Why {
+    /// A task makes it.
+    Task {
+        /// It ended well then, monotonic.
+        done: Option<Duration>,
+    },
+    /// It was allocated.
+    Reserved {
+        /// Since then, monotonic.
+        since: Duration,
+        /// Its record, once that is durable.
+        revision: Option<Revision>,
+    },
+}
+
 /// A VM that is promised to a server.
 #[derive(Debug)]
 struct Promise {
     server: ServerUuid,
-    /// Its task ended well, monotonic.
-    done: Option<Duration>,
+    why: Why,
 }
 
 /// Promises by VM, and the allocator that counts them. Chosen and promised under one lock, so
@@ -64,22 +81,111 @@ struct Promise {
 #[derive(Debug)]
 pub(crate) struct Placing {
     promises: BTreeMap<VmUuid, Promise>,
+    /// Reservations that ended, whose records are still there.
+    spent: BTreeMap<VmUuid, Revision>,
+    /// Places of creates that ended well, and since when this process knows.
+    done: BTreeMap<VmUuid, (ServerUuid, Duration)>,
     pub(super) allocator: Allocator,
 }
 
 impl Placing {
-    pub(crate) fn new() -> Self {
-        Self { promises: BTreeMap::new(), allocator: Allocator::new() }
+    pub(crate) fn new(config: &AllocationConfig) -> Self {
+        Self {
+            promises: BTreeMap::new(),
+            spent: BTreeMap::new(),
+            done: BTreeMap::new(),
+            allocator: Allocator::new(config),
+        }
     }
 
+    /// A task makes the VM; a reservation for it has served.
     fn promise(&mut self, vm: VmUuid, server: ServerUuid, extra: alloc::Extra) {
-        self.promises.insert(vm, Promise { server, done: None });
+        self.end_reservation(vm);
+        self.promises.insert(vm, Promise { server, why: Why::Task { done: None } });
         self.allocator.reserve(vm, server, extra);
     }
 
     fn release(&mut self, vm: VmUuid) {
+        self.end_reservation(vm);
         if self.promises.remove(&vm).is_some() {
             self.allocator.release(vm);
+        }
+    }
+
+    /// Whether a task makes the VM.
+    fn is_being_made(&self, vm: VmUuid) -> bool {
+        self.promises.get(&vm).is_some_and(|promise| matches!(promise.why, Why::Task { .. }))
+    }
+
+    pub(super) fn is_promised(&self, vm: VmUuid) -> bool {
+        self.promises.contains_key(&vm)
+    }
+
+    /// Reserves at a time; returns those for which no task or ticket counts already.
+    pub(super) fn reserve(
+        &mut self,
+        reservations: Vec<Reservation>,
+        since: Duration,
+    ) -> Vec<Reservation> {
+        let counted = |vm: VmUuid| self.is_being_made(vm) || self.allocator.is_ticketed(vm);
+        let kept: Vec<_> = reservations.into_iter().filter(|r| !counted(r.vm)).collect();
+        for Reservation { vm, server, extra } in &kept {
+            // What an earlier one for the same VM wrote is overwritten by this one's record.
+            let why = Why::Reserved { since, revision: None };
+            self.promises.insert(*vm, Promise { server: *server, why });
+            self.allocator.reserve(*vm, *server, extra.clone());
+        }
+        kept
+    }
+
+    /// A reservation's record is durable.
+    pub(super) fn reserved(&mut self, vm: VmUuid, written: Revision) {
+        match self.promises.get_mut(&vm).map(|promise| &mut promise.why) {
+            Some(Why::Reserved { revision, .. }) => *revision = (*revision).max(Some(written)),
+            // It ended while it was written.
+            Some(Why::Task { .. }) | None => self.spent(vm, written),
+        }
+    }
+
+    /// A reservation did not become durable.
+    pub(super) fn unreserve(&mut self, vm: VmUuid) {
+        if !self.is_being_made(vm) {
+            self.release(vm);
+        }
+    }
+
+    /// A reservation ended, of which a record is left.
+    pub(super) fn spent(&mut self, vm: VmUuid, revision: Revision) {
+        let known = self.spent.entry(vm).or_insert(revision);
+        *known = (*known).max(revision);
+    }
+
+    pub(super) fn take_spent(&mut self, most: usize) -> Vec<(VmUuid, Revision)> {
+        let vms: Vec<VmUuid> = self.spent.keys().copied().take(most).collect();
+        vms.into_iter().filter_map(|vm| Some((vm, self.spent.remove(&vm)?))).collect()
+    }
+
+    fn end_reservation(&mut self, vm: VmUuid) {
+        if let Some(Why::Reserved { revision: Some(revision), .. }) =
+            self.promises.get(&vm).map(|promise| promise.why)
+        {
+            self.spent(vm, revision);
+        }
+    }
+
+    /// Ends the reservations that are older than `ttl`, and those for which a ticket counts.
+    pub(super) fn expire(&mut self, now: Duration, ttl: Duration) {
+        let over = |vm: VmUuid, why: Why| match why {
+            Why::Reserved { since, revision } => {
+                let late = now.saturating_sub(since) >= ttl && revision.is_some();
+                late || self.allocator.is_ticketed(vm)
+            }
+            Why::Task { done } => done.is_some_and(|done| now.saturating_sub(done) >= UNSEEN),
+        };
+        let gone: Vec<_> =
+            self.promises.iter().filter(|(vm, p)| over(**vm, p.why)).map(|(vm, _)| *vm).collect();
+        for vm in gone {
+            self.release(vm);
         }
     }
 }
@@ -112,8 +218,9 @@ impl App {
         let expect = self.check_vm_is_new(vm).await?;
         let mut exclude = BTreeSet::new();
         loop {
-            let server = self.choose_and_promise(vm, &params, &exclude)?;
-            let placed = self.place_on(server, vm, &params, req_id, expect).await;
+            let mut chosen = self.choose_and_promise(vm, &params, &exclude)?;
+            let server = chosen.server;
+            let placed = self.place_on(&mut chosen, vm, &params, req_id, expect).await;
             match placed {
                 Ok(placed) => return Ok(placed),
                 Err(AppError::Busy(reason)) => {
@@ -155,12 +262,14 @@ impl App {
 
     async fn place_on(
         self: &Arc<Self>,
-        server: ServerUuid,
+        chosen: &mut Chosen,
         vm: VmUuid,
         params: &Map<String, Value>,
         req_id: &str,
         expect: Expect,
     ) -> Result<Placed, AppError> {
+        let Chosen { server, record: decision, outcome, policy, .. } = chosen;
+        let server = *server;
         let _place = self.reserve_task(server)?;
         let new = NewTask {
             server,
@@ -173,7 +282,9 @@ impl App {
         record.refusals = Some(Vec::new());
         let mut writes = self.task_writes(&record);
         writes.push(Write::put(keys::place(vm), expect, self.place_record(&record, vm)));
+        writes.push(self.allocation_write(decision, outcome, policy).await?);
         let revision = self.task_commit(&record, writes).await?;
+        self.allocation_made(decision, outcome, policy);
         let id = self.task_stored(record, revision).await;
         Ok(Placed { vm_uuid: vm, id, server_uuid: server })
     }
@@ -191,16 +302,16 @@ impl App {
 
     /// Refuses a uuid that is in use; else says what the reservation must find in its place.
     async fn check_vm_is_new(&self, vm: VmUuid) -> Result<Expect, AppError> {
-        if self.fleet.vm(vm).is_some() || self.placing.lock().promises.contains_key(&vm) {
+        if self.fleet.vm(vm).is_some() || self.placing.lock().is_being_made(vm) {
             return Err(AppError::VmExists(vm));
         }
         let Some(stored) = self.parts.store.get(&keys::place(vm)).await? else {
             return Ok(Expect::Absent);
         };
         let place: PlaceRecord = keys::decode(&stored)?;
-        // Right after a start the reports that would show the VM may not have come yet.
-        let young = self.parts.clock.monotonic().saturating_sub(self.started) < UNSEEN;
-        if place.state == PlaceState::Creating || young {
+        // Right after a start the report that would show the VM may not have come yet.
+        let heard = self.fleet.with(place.server_uuid, |entry| !entry.reported_at.is_empty());
+        if place.state == PlaceState::Creating || !heard.unwrap_or(true) {
             return Err(AppError::VmExists(vm));
         }
         Ok(Expect::At(stored.revision))
@@ -211,14 +322,17 @@ impl App {
         vm: VmUuid,
         params: &Map<String, Value>,
         exclude: &BTreeSet<ServerUuid>,
-    ) -> Result<ServerUuid, AppError> {
+    ) -> Result<Chosen, AppError> {
         let mut placing = self.placing.lock();
-        if placing.promises.contains_key(&vm) {
+        if placing.is_being_made(vm) {
             return Err(AppError::VmExists(vm));
         }
-        let (server, extra) = self.choose(&mut placing.allocator, params, exclude)?;
-        placing.promise(vm, server, extra);
-        Ok(server)
+        // The VM does not compete with what was reserved for it. If nothing is found, the
+        // reservation has ended all the same: its VM was asked for and could not be made.
+        placing.release(vm);
+        let chosen = self.choose(&mut placing.allocator, params, exclude)?;
+        placing.promise(vm, chosen.server, chosen.extra.clone());
+        Ok(chosen)
     }
 
     fn unpromise(&self, vm: VmUuid) {
@@ -228,7 +342,7 @@ impl App {
     /// Counts a VM that a client creates on a server of its own choice.
     pub(crate) fn promise(&self, vm: VmUuid, server: ServerUuid, params: &Map<String, Value>) {
         let mut placing = self.placing.lock();
-        if !placing.promises.contains_key(&vm) {
+        if !placing.is_being_made(vm) {
             placing.promise(vm, server, promise_of(params));
         }
     }
@@ -253,7 +367,7 @@ impl App {
         self.unpromise(vm);
         loop {
             let server = match self.choose_and_promise(vm, &params, &exclude) {
-                Ok(server) => server,
+                Ok(chosen) => chosen.server,
                 Err(AppError::NoServer { .. } | AppError::VmExists(_)) => return Ok(false),
                 Err(error) => return Err(error),
             };
@@ -313,9 +427,15 @@ impl App {
         if ended.status == TaskStatus::Failure {
             return self.unpromise(vm);
         }
-        if let Some(promise) = self.placing.lock().promises.get_mut(&vm) {
-            promise.done = Some(self.parts.clock.monotonic());
+        let now = self.parts.clock.monotonic();
+        let mut placing = self.placing.lock();
+        if let Some(Promise { why: Why::Task { done }, .. }) = placing.promises.get_mut(&vm) {
+            *done = Some(now);
         }
+        if ended.refusals.is_some() {
+            placing.done.insert(vm, (ended.server_uuid, now));
+        }
+        drop(placing);
         // The index need not wait for the next report.
         let made = ended.history.first().and_then(|entry| entry.get("event")?.get("vm"));
         if let Some(report) = made.and_then(made_report)
@@ -340,22 +460,46 @@ impl App {
     pub(super) fn place_seen(&self, server: ServerUuid, seen: &[VmUuid]) {
         let mut placing = self.placing.lock();
         for vm in seen {
-            if placing.promises.get(vm).is_some_and(|promise| promise.server == server) {
+            let kept = |promise: &Promise| match promise.why {
+                Why::Task { .. } => promise.server == server,
+                Why::Reserved { .. } => true,
+            };
+            if placing.promises.get(vm).is_some_and(kept) {
                 placing.release(*vm);
             }
         }
     }
 
-    /// Forgets promises whose VM no report ever showed.
-    pub(crate) fn promises_tick(&self) {
+    /// Deletes the places of VMs that are there for all to see, or that never came.
+    pub(super) async fn places_sweep(&self) -> Result<(), AppError> {
         let now = self.parts.clock.monotonic();
-        let old = |p: &Promise| p.done.is_some_and(|done| now.saturating_sub(done) >= UNSEEN);
-        let mut placing = self.placing.lock();
-        let gone: Vec<_> =
-            placing.promises.iter().filter(|(_, p)| old(p)).map(|(vm, _)| *vm).collect();
-        for vm in gone {
-            placing.release(vm);
+        let over = |vm: VmUuid, server: ServerUuid, since: Duration| {
+            if self.fleet.vm(vm).is_some() {
+                return !self.fleet.is_unsaved(server, vm);
+            }
+            let heard = self.fleet.with(server, |entry| !entry.reported_at.is_empty());
+            heard.unwrap_or(true) && now.saturating_sub(since) >= UNSEEN
+        };
+        let done: Vec<_> = self.placing.lock().done.iter().map(|(vm, at)| (*vm, *at)).collect();
+        for (vm, (server, since)) in done.into_iter().filter(|(vm, (s, at))| over(*vm, *s, *at)) {
+            let key = keys::place(vm);
+            if let Some(stored) = self.parts.store.get(&key).await? {
+                let place: PlaceRecord = keys::decode(&stored)?;
+                let again = place.state == PlaceState::Creating;
+                if !again {
+                    let delete = Write::delete(key, Expect::At(stored.revision));
+                    match self.parts.store.commit(vec![delete]).await {
+                        Err(error) if !is_conflict(&error) => return Err(error.into()),
+                        Ok(_) | Err(_) => {}
+                    }
+                }
+            }
+            let mut placing = self.placing.lock();
+            if placing.done.get(&vm) == Some(&(server, since)) {
+                placing.done.remove(&vm);
+            }
         }
+        Ok(())
     }
 
     /// Counts what the open tasks promise, at start.
@@ -366,6 +510,14 @@ impl App {
             if open.record.task == "machine_create" {
                 let params = self.load_params(&open.record.params).await?;
                 self.promise(vm, open.record.server_uuid, &params);
+            }
+        }
+        let now = self.parts.clock.monotonic();
+        for stored in list_all(&*self.parts.store, keys::PLACES).await?.0 {
+            let place: PlaceRecord = keys::decode(&stored)?;
+            if place.state == PlaceState::Done {
+                let done = &mut self.placing.lock().done;
+                done.insert(place.vm_uuid, (place.server_uuid, now));
             }
         }
         Ok(())

@@ -1,5 +1,6 @@
 //! The application with a fake agent on an in-memory connection, on paused time.
 
+mod allocate;
 mod tickets;
 
 use std::collections::BTreeMap;

@@ -5,6 +5,7 @@
 //! worse than none. To add one: a file here and a line in [`start`], see
 //! `docs/adding-a-background-job.md`.
 
+mod allocations;
 mod figures;
 mod lease;
 mod roster;
@@ -32,6 +33,8 @@ pub(crate) fn start(app: &Arc<App>) {
     run(app, "waitlist-follower", tickets::follow);
     run(app, "waitlist-expiry", tickets::expire);
     run(app, "waitlist-retention", tickets::retention);
+    run(app, "allocations", allocations::run);
+    run(app, "reservations", allocations::reservations);
 }
 
 fn run<F, Fut>(app: &Arc<App>, name: &'static str, job: F)

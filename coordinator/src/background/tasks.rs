@@ -14,7 +14,6 @@ pub(super) async fn tick(app: Arc<App>) {
     loop {
         tokio::time::sleep(TICK).await;
         app.tasks_tick().await;
-        app.promises_tick();
     }
 }
 

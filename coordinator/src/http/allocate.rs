@@ -1,29 +1,182 @@
-//! `/allocate` and `/capacity`: where a VM would fit.
+//! `/allocate`, `/allocations` and `/capacity`: where a VM would fit, and why.
 
 use http::Method;
+use serde::Serialize;
+use serde::ser::{SerializeMap as _, Serializer};
+use serde_json::{Value, json};
+use uuid::Uuid;
 
 use super::error::ApiError;
 use super::request::Request;
 use super::response::Response;
-use super::route::{Route, object_schema};
+use super::route::{Param, Route};
+use super::rule::Rule;
+use super::schema;
+use crate::alloc::Detail;
+use crate::app::Decided;
+
+/// What the allocator itself checks, in the reference's order and words.
+const ANY: &[Rule] = &[];
+const VM: Param =
+    Param::new("vm", &[], "The VM: `vm_uuid`, `owner_uuid`, `ram` and what else matters")
+        .schema(schema::object_schema);
+const IMAGE: Param = Param::new("image", &[], "Its image's manifest").schema(schema::object_schema);
+const PACKAGE: Param =
+    Param::new("package", ANY, "Its package, with the overprovisioning ratios to account by")
+        .schema(schema::object_schema);
+const NIC_TAGS: Param = Param::new("nic_tags", &[], "NIC tags it needs, all of them").schema(texts);
+const REQUIREMENTS: Param =
+    Param::new("nic_tag_requirements", ANY, "Lists of NIC tags, of each of which it needs one")
+        .schema(list_of_anything);
+const SERVERS: Param = Param::new("servers", ANY, "Only these servers").schema(list_of_anything);
+const STEPS: Param =
+    Param::new("steps", ANY, "How much of the steps to show: `none`, `counts` or `full`");
+
+const ALLOCATE_PARAMS: &[Param] = &[
+    SERVERS,
+    PACKAGE,
+    IMAGE,
+    VM,
+    REQUIREMENTS,
+    NIC_TAGS,
+    STEPS,
+    Param::new("explain", ANY, "`full`: what every algorithm compared on every server"),
+    Param::new("reserve", ANY, "`false`: keep no room for the VM"),
+    Param::new("seed", ANY, "Decides shuffles; the answer has the one that was used"),
+    Param::new("count", ANY, "How many VMs to place, all or none; 1 to 45"),
+    Param::new("vm_uuids", ANY, "The VMs to place, if there are several").schema(texts),
+    Param::new("keep", ANY, "`true`: keep the snapshot for replays as long as the decision"),
+    Param::new("least_changes", ANY, "`false`: do not look for what would make it fit"),
+    Param::new(
+        "what_if",
+        ANY,
+        "What to imagine: `add_servers`, `remove_servers`, `add_vms`, `remove_vms`, \
+         `allocationDescription`, `changeDefaults`; nothing is reserved",
+    )
+    .schema(schema::object_schema),
+];
+
+const REPLAY_PARAMS: &[Param] = &[
+    Param::new("config", ANY, "Another policy: `allocationDescription`, `changeDefaults`")
+        .schema(schema::object_schema),
+    STEPS,
+];
+
+const LIST_PARAMS: &[Param] = &[
+    Param::new("limit", &[Rule::Optional, Rule::Int], "At most this many, 1 to 1000")
+        .schema(schema::limit),
+    Param::new("marker", &[Rule::Optional, Rule::Uuid], "Older than this decision"),
+];
+
+const PLAN_PARAMS: &[Param] = &[
+    Param::new("vm", ANY, "The VM").schema(schema::object_schema),
+    Param::new("image", ANY, "Its image's manifest").schema(schema::object_schema),
+    PACKAGE,
+    Param::new("nic_tags", ANY, "NIC tags it needs").schema(texts),
+    REQUIREMENTS,
+    SERVERS,
+];
+
+fn texts() -> Value {
+    json!({ "type": "array", "items": { "type": "string" } })
+}
+
+fn list_of_anything() -> Value {
+    json!({ "type": "array" })
+}
 
 pub(super) fn routes() -> Vec<Route> {
     vec![
         Route::new(Method::POST, "/allocate", "SelectServer", allocate)
-            .summary("The server for a VM, and the steps that led to it")
-            .errors(&[409])
-            .returns_schema(object_schema),
+            .summary("Chooses a server for a VM, keeps room for it, and says why")
+            .params(ALLOCATE_PARAMS)
+            .returns_schema(schema::object_schema),
+        Route::new(Method::GET, "/allocations", "AllocationList", list)
+            .summary("Decisions, the newest first")
+            .params(LIST_PARAMS)
+            .returns_schema(schema::array_schema),
+        Route::new(Method::GET, "/allocations/:id", "AllocationGet", get)
+            .summary("One decision: request, policy, seed, and what each algorithm left")
+            .returns_schema(schema::object_schema),
+        Route::new(Method::POST, "/allocations/:id/replay", "AllocationReplay", replay)
+            .summary("Decides again on the same snapshot, under the same policy or another")
+            .params(REPLAY_PARAMS)
+            .returns_schema(schema::object_schema),
         Route::new(Method::POST, "/capacity", "ServerCapacity", capacity)
             .summary("What servers have left: percent of a core, MiB of memory and disk")
-            .errors(&[409])
-            .returns_schema(object_schema),
+            .params(const { &[SERVERS] })
+            .returns_schema(schema::object_schema),
+        Route::new(Method::POST, "/capacity/plan", "CapacityPlan", plan)
+            .summary("How many of a VM still fit on each server, and what is stranded then")
+            .params(PLAN_PARAMS)
+            .returns_schema(schema::object_schema),
     ]
 }
 
+/// The body of a refusal: CNAPI's members first, for logs that show only the beginning.
+struct Refusal<'a> {
+    code: &'a str,
+    message: String,
+    decided: &'a Decided,
+}
+
+impl Serialize for Refusal<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("code", self.code)?;
+        map.serialize_entry("message", &self.message)?;
+        self.decided.members(&mut map)?;
+        map.end()
+    }
+}
+
 async fn allocate(request: Request) -> Result<Response, ApiError> {
-    Response::json(request.app.allocate(&request.params)?)
+    let decided = request.app.allocate(&request.params).await?;
+    match decided.failure().map(ApiError::from) {
+        None => Response::encoded(&decided),
+        Some(ApiError::Coded { status, code, message, .. }) => {
+            let refusal = Refusal { code, message, decided: &decided };
+            Ok(Response::encoded(&refusal)?.status(status))
+        }
+        Some(other) => Err(other),
+    }
+}
+
+fn id(request: &Request) -> Result<Uuid, ApiError> {
+    let text = request.text("id").unwrap_or_default();
+    let missing = || ApiError::NotFound(format!("allocation {text} not found"));
+    Uuid::parse_str(text).map_err(|_| missing())
+}
+
+async fn list(request: Request) -> Result<Response, ApiError> {
+    let limit = match request.text("limit").map(str::parse::<usize>) {
+        None => 100,
+        Some(Ok(limit @ 1..=1000)) => limit,
+        Some(_) => return Err(ApiError::invalid("limit", "must be from 1 to 1000")),
+    };
+    let before = request.text("marker").and_then(|text| Uuid::parse_str(text).ok());
+    Response::json(request.app.allocation_list(limit, before).await?)
+}
+
+async fn get(request: Request) -> Result<Response, ApiError> {
+    Response::json(request.app.allocation_get(id(&request)?).await?)
+}
+
+async fn replay(request: Request) -> Result<Response, ApiError> {
+    let detail = match request.param("steps").map(Value::as_str) {
+        None | Some(Some("full")) => Detail::Full,
+        Some(Some("counts")) => Detail::Counts,
+        Some(Some("none")) => Detail::None,
+        Some(_) => return Err(ApiError::invalid("steps", "must be none, counts or full")),
+    };
+    let config = request.param("config");
+    Response::json(request.app.allocation_replay(id(&request)?, config, detail).await?)
 }
 
 async fn capacity(request: Request) -> Result<Response, ApiError> {
     Response::json(request.app.capacity(&request.params)?)
+}
+
+async fn plan(request: Request) -> Result<Response, ApiError> {
+    Response::json(request.app.capacity_plan(&request.params).await?)
 }

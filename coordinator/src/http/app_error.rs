@@ -16,7 +16,9 @@ impl From<AppError> for ApiError {
         let message = error.to_string();
         let conflict = |code, message| Self::coded(StatusCode::CONFLICT, code, message);
         match error {
-            AppError::ServerNotFound(_)
+            AppError::AllocationNotFound(_)
+            | AppError::SnapshotNotKept(_)
+            | AppError::ServerNotFound(_)
             | AppError::VmNotFound(_)
             | AppError::TaskNotFound
             | AppError::TicketNotFound(_)

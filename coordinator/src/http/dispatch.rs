@@ -383,6 +383,9 @@ async fn discard(mut body: BodyStream) {
     drop(tokio::time::timeout(DISCARD, read).await);
 }
 
+/// Most of a large refusal that goes into the audit log, bytes.
+const MAX_FAILURE_BYTES: usize = 1024;
+
 /// The part of an answer's body that goes into the audit log: only of refused requests that are
 /// neither GET nor 404.
 fn failure_text(status: StatusCode, method: &Method, body: &Body) -> Option<String> {
@@ -391,6 +394,10 @@ fn failure_text(status: StatusCode, method: &Method, body: &Body) -> Option<Stri
     }
     match body {
         Body::Json(value) => Some(value.to_string()),
+        Body::Encoded(bytes) => {
+            let start = &bytes[..bytes.len().min(MAX_FAILURE_BYTES)];
+            Some(String::from_utf8_lossy(start).into_owned())
+        }
         Body::Bytes(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
         Body::Empty | Body::Stream(_) => None,
     }
@@ -435,6 +442,7 @@ fn encode(body: Body, context: &Context) -> warp::reply::Response {
     match body {
         Body::Empty => warp::reply::Response::default(),
         Body::Json(value) => typed(context.form, Bytes::from(value.to_string())),
+        Body::Encoded(bytes) => typed(context.form, bytes),
         Body::Bytes(bytes) => typed(Form::Text, bytes),
         Body::Stream(_) if head => warp::reply::Response::default(),
         Body::Stream(stream) => warp::reply::stream(SyncStream::new(stream)).into_response(),

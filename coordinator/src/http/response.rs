@@ -29,6 +29,8 @@ pub(crate) enum Body {
     Empty,
     /// Compact JSON; as `text/plain` when the client prefers that.
     Json(Value),
+    /// JSON text that needs no tree in between: large answers.
+    Encoded(Bytes),
     /// Bytes of the type that the headers name.
     Bytes(Bytes),
     /// A stream of bytes of the type that the headers name.
@@ -40,6 +42,7 @@ impl fmt::Debug for Body {
         f.write_str(match self {
             Self::Empty => "Empty",
             Self::Json(_) => "Json",
+            Self::Encoded(_) => "Encoded",
             Self::Bytes(_) => "Bytes",
             Self::Stream(_) => "Stream",
         })
@@ -64,6 +67,16 @@ impl Response {
         let value = serde_json::to_value(value)
             .map_err(|error| ApiError::internal("cannot encode the answer", error))?;
         Ok(Self::new(Body::Json(value)))
+    }
+
+    /// As [`Response::json`], written at once.
+    ///
+    /// # Errors
+    /// [`ApiError::Internal`] for a value that has no JSON form.
+    pub(crate) fn encoded(value: &impl Serialize) -> Result<Self, ApiError> {
+        let text = serde_json::to_vec(value)
+            .map_err(|error| ApiError::internal("cannot encode the answer", error))?;
+        Ok(Self::new(Body::Encoded(text.into())))
     }
 
     /// Bytes of a media type.

@@ -124,7 +124,7 @@ impl App {
     /// The record of a new task; large parameters are in a blob when this returns.
     pub(super) async fn task_record(&self, new: NewTask) -> Result<TaskRecord, AppError> {
         let fence = self.fence().await?;
-        let id = self.mint_task_id();
+        let id: TaskId = self.mint_id().into();
         let params = self.store_params(&id, new.params).await?;
         Ok(TaskRecord {
             id,
@@ -168,14 +168,14 @@ impl App {
         id
     }
 
-    /// Ids sort by the time they were made, so that a list of tasks needs no index.
-    fn mint_task_id(&self) -> TaskId {
+    /// A new id; ids sort by the time they were made, so that lists need no index.
+    pub(super) fn mint_id(&self) -> uuid::Uuid {
         let millis = u64::try_from(self.parts.clock.wall().as_millisecond()).unwrap_or(0);
         let random =
             (u128::from(self.parts.entropy.u64()) << 64) | u128::from(self.parts.entropy.u64());
         let mut bytes = [0; 10];
         bytes.copy_from_slice(&random.to_be_bytes()[..10]);
-        uuid::Builder::from_unix_timestamp_millis(millis, &bytes).into_uuid().into()
+        uuid::Builder::from_unix_timestamp_millis(millis, &bytes).into_uuid()
     }
 
     /// Sends an open task if its agent is connected. What fails here is tried again by

@@ -1,22 +1,40 @@
 //! Chooses servers: keeps the allocator's fleet in step with what is reported and promised.
 //!
+//! `ask` reads what a client wants, `decide` decides and reserves, `reserve` keeps reservations,
+//! `history` and `replay` keep decisions, `planning` answers planners.
+//!
 //! The allocator takes over a server only when somebody asks for an allocation and the server
 //! changed since, so that reports cost it nothing.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+mod ask;
+mod decide;
+mod history;
+mod planning;
+mod replay;
+mod reserve;
 
-use muster_shared::ids::{ServerUuid, VmUuid};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_shared::ids::{ServerUuid, TicketUuid, VmUuid};
 use muster_shared::wire::status::{Diskinfo, Meminfo, Report};
 use serde_json::{Map, Value, json};
 
+pub use ask::Ask;
+pub use decide::Decided;
+pub use history::AllocationRecord;
+pub(crate) use history::Decisions;
+pub(super) use reserve::Reservation;
+
 use super::App;
+use super::config::AllocationConfig;
 use super::error::AppError;
-use super::fields::Extras;
 use super::fleet::Entry;
+use super::tickets::Ticket;
 use crate::alloc::{
-    self, Config, Detail, HostOs, Options, Outcome, RatioPolicy, Ratios, Request, Snapshot,
-    Unreserved, allocate, default_expression, num,
+    self, Config, Detail, Options, Outcome, RatioPolicy, Ratios, Recent, Request, Snapshot,
+    Unreserved, allocate, num,
 };
 use crate::store::Revision;
 
@@ -24,20 +42,25 @@ use crate::store::Revision;
 #[derive(Debug)]
 pub(crate) struct Allocator {
     fleet: alloc::Fleet,
-    /// CNAPI's policy.
-    reference: Config,
-    /// The same with a check of the disk, for VMs that this coordinator creates itself.
-    placing: Config,
     /// The records it took over.
     known: BTreeMap<ServerUuid, (Revision, Revision)>,
+    /// The tickets it took over.
+    tickets: BTreeMap<TicketUuid, Arc<Ticket>>,
+    /// What was chosen not long ago, oldest first, for policies that ask: when, and what
+    /// [`Recent::from_json`] reads.
+    recent: VecDeque<(Duration, Value)>,
 }
 
+/// Longest that a choice is remembered.
+const MEMORY: Duration = Duration::from_mins(10);
+/// Most choices remembered.
+const MAX_RECENT: usize = 10_000;
+
 impl Allocator {
-    pub(crate) fn new() -> Self {
-        let reference = Config::reference_default(HostOs::Any);
-        let placing = Config::new(&default_expression(true), &json!({}), HostOs::Any)
-            .expect("the built-in expression is valid");
-        Self { fleet: alloc::Fleet::new(&reference), reference, placing, known: BTreeMap::new() }
+    pub(crate) fn new(config: &AllocationConfig) -> Self {
+        let fleet = alloc::Fleet::new(&config.policy);
+        let (known, tickets) = (BTreeMap::new(), BTreeMap::new());
+        Self { fleet, known, tickets, recent: VecDeque::new() }
     }
 
     pub(super) fn reserve(&mut self, vm: VmUuid, server: ServerUuid, promise: alloc::Extra) {
@@ -46,6 +69,65 @@ impl Allocator {
 
     pub(super) fn release(&mut self, vm: VmUuid) {
         self.fleet.release(vm.0);
+    }
+
+    /// Takes over the open tickets that promise room.
+    fn take_over_tickets(&mut self, open: Vec<Arc<Ticket>>) {
+        let mut gone = std::mem::take(&mut self.tickets);
+        for ticket in open {
+            let uuid = ticket.uuid;
+            let known = gone.remove(&uuid);
+            // Only what it promises matters; its place in the order of creation stays.
+            if !known.is_some_and(|known| known.extra == ticket.extra) {
+                self.open_ticket(&ticket);
+            }
+            self.tickets.insert(uuid, ticket);
+        }
+        for uuid in gone.into_keys() {
+            self.fleet.close_ticket(&uuid.to_string());
+        }
+    }
+
+    fn open_ticket(&mut self, ticket: &Ticket) {
+        let Some(server) = ticket.queue.server_uuid.0 else { return };
+        // A ticket over HTTP always has an `extra`, if an empty one.
+        let extra = alloc::Extra::from_json(&Value::Object(ticket.extra.clone()));
+        self.fleet.open_ticket(alloc::Ticket {
+            uuid: ticket.uuid.to_string(),
+            server_uuid: server.to_string(),
+            vm_uuid: ticket.queue.id.to_ascii_lowercase(),
+            extra: Some(extra),
+        });
+    }
+
+    /// Whether an open ticket with figures counts a VM.
+    pub(super) fn is_ticketed(&self, vm: VmUuid) -> bool {
+        self.fleet.is_ticketed(vm.0)
+    }
+
+    /// What was chosen not long ago, as [`Recent::from_json`] reads it; null if the policy does
+    /// not ask.
+    fn recent(&mut self, policy: &Config, now: Duration) -> Value {
+        while self.recent.front().is_some_and(|(at, _)| now.saturating_sub(*at) > MEMORY) {
+            self.recent.pop_front();
+        }
+        if !policy.remembers() {
+            return Value::Null;
+        }
+        let age = |at: &Duration| now.saturating_sub(*at).as_secs_f64() * 1e3;
+        let vm = |(at, vm): &(Duration, Value)| json!({ "age_ms": age(at), "vm": vm });
+        let server = |(at, vm): &(Duration, Value)| json!({ "age_ms": age(at), "server_uuid": vm["server_uuid"] });
+        json!({
+            "recent_servers": self.recent.iter().map(server).collect::<Vec<_>>(),
+            "recent_vms": self.recent.iter().map(vm).collect::<Vec<_>>(),
+        })
+    }
+
+    fn remember(&mut self, request: &Request, server: &str, now: Duration) {
+        self.recent.extend(request.recent_vm(server).map(|vm| (now, vm)));
+        if self.recent.len() > MAX_RECENT {
+            self.recent.pop_front();
+        }
     }
 
     fn take_over(&mut self, server: ServerUuid, entry: Option<&Entry>) {
@@ -89,6 +171,7 @@ fn report_of(entry: &Entry) -> Report {
 impl App {
     /// The allocator's view of the fleet as it is now.
     fn snapshot(&self, allocator: &mut Allocator) -> Arc<Snapshot> {
+        allocator.take_over_tickets(self.provisioning_tickets());
         for server in self.fleet.take_stale() {
             let entry = self.fleet.get(server);
             allocator.take_over(server, entry.as_ref());
@@ -98,7 +181,7 @@ impl App {
 
     /// The overprovision ratios with which capacity is computed; no server has its own.
     pub(super) fn ratios(&self) -> Ratios {
-        match self.placing.lock().allocator.reference.ratio_policy() {
+        match self.config.allocation.policy.ratio_policy() {
             RatioPolicy::Forced(ratios) => ratios,
             RatioPolicy::Own => Ratios::DEFAULT,
         }
@@ -115,13 +198,13 @@ impl App {
         if snapshot.fault(&name).is_some() { None } else { snapshot.unreserved(&name) }
     }
 
-    /// The server for a VM, and what the VM will take of it.
+    /// The server for a VM that this coordinator creates, and what the VM will take of it.
     pub(super) fn choose(
         &self,
         allocator: &mut Allocator,
         params: &Map<String, Value>,
         exclude: &BTreeSet<ServerUuid>,
-    ) -> Result<(ServerUuid, alloc::Extra), AppError> {
+    ) -> Result<Chosen, AppError> {
         let mut body = request_body(params, true);
         if !exclude.is_empty() {
             let mut left = self.fleet.registered();
@@ -129,40 +212,27 @@ impl App {
             body.insert("servers".to_owned(), json!(left));
         }
         let request = parse(&body)?;
+        let policy = Arc::clone(&self.config.allocation.placing);
+        let recent = allocator.recent(&policy, self.parts.clock.monotonic());
         let snapshot = self.snapshot(allocator);
-        let outcome = allocate(&snapshot, &request, &allocator.placing, &self.options());
-        let chosen = chosen(&outcome)?;
-        let server = chosen.parse().map_err(|_| no_server(&outcome))?;
-        Ok((server, promise_of(params)))
+        let options = self.options(None, &recent);
+        let outcome = allocate(&snapshot, &request, &policy, &options);
+        let server = chosen(&outcome)?.parse().map_err(|_| no_server(&outcome))?;
+        allocator.remember(&request, chosen(&outcome)?, self.parts.clock.monotonic());
+        let mut record = AllocationRecord::new(self, "vms", &body, &policy, &outcome);
+        record.reserved = true;
+        record.recent = recent;
+        Ok(Chosen { server, extra: promise_of(params), record, outcome, policy })
     }
 
-    fn options(&self) -> Options {
-        Options { only_ready: true, seed: self.parts.entropy.u64(), ..Options::default() }
-    }
-
-    /// `POST /allocate`: the server for a VM that somebody else creates.
-    ///
-    /// # Errors
-    /// [`AppError::Invalid`], [`AppError::NoServer`].
-    pub fn allocate(&self, body: &Map<String, Value>) -> Result<Value, AppError> {
-        let request = parse(body)?;
-        let outcome = {
-            let allocator = &mut self.placing.lock().allocator;
-            let snapshot = self.snapshot(allocator);
-            allocate(&snapshot, &request, &allocator.reference, &self.options())
-        };
-        let server: ServerUuid = chosen(&outcome)?.parse().map_err(|_| no_server(&outcome))?;
-        let extras = Extras { sysinfo: true, memory: true, disk: true, ..Extras::default() };
-        let mut view = self.server_get(server, extras)?;
-        if let Some(choice) = &outcome.server {
-            view.insert("score".to_owned(), num::json(choice.score));
-            view.insert("overprovision_ratios".to_owned(), ratios_json(&choice.ratios));
-            if let Some(left) = choice.unreserved {
-                insert_unreserved(&mut view, left);
-            }
+    fn options(&self, seed: Option<u64>, recent: &Value) -> Options {
+        Options {
+            order: self.config.allocation.order,
+            only_ready: true,
+            // Clients keep numbers in doubles.
+            seed: seed.unwrap_or_else(|| self.parts.entropy.u64() >> 11),
+            recent: Recent::from_json(recent),
         }
-        let steps = outcome.steps_json(Detail::Full);
-        Ok(json!({ "server": view, "steps": steps, "imgapiPeers": [], "seed": outcome.seed }))
     }
 
     /// `POST /capacity`: what servers have left.
@@ -171,15 +241,24 @@ impl App {
     /// [`AppError::Invalid`].
     pub fn capacity(&self, body: &Map<String, Value>) -> Result<Value, AppError> {
         let servers = alloc::parse_capacity(body).map_err(invalid)?;
-        let allocator = &mut self.placing.lock().allocator;
-        let snapshot = self.snapshot(allocator);
-        let found = alloc::capacity(&snapshot, servers.as_deref(), &allocator.reference, true);
+        let snapshot = self.snapshot(&mut self.placing.lock().allocator);
+        let policy = &self.config.allocation.policy;
+        let found = alloc::capacity(&snapshot, servers.as_deref(), policy, true);
         let mut answer = json!({ "capacities": found.capacities_json() });
         if !found.errors.is_empty() {
             answer["errors"] = Value::Object(found.errors);
         }
         Ok(answer)
     }
+}
+
+/// A server that was chosen for a VM to be created.
+pub(super) struct Chosen {
+    pub(super) server: ServerUuid,
+    pub(super) extra: alloc::Extra,
+    pub(super) record: AllocationRecord,
+    pub(super) outcome: Outcome,
+    pub(super) policy: Arc<Config>,
 }
 
 /// The ratios of a server in CNAPI's form.

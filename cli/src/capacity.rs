@@ -1,0 +1,124 @@
+//! `muster capacity`: how many more machines of a size fit, and what is stranded then.
+
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+
+use crate::client::Client;
+use crate::output::{Column, Output, compact, member, print};
+use crate::{CliError, pick};
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+STRANDED is what is left once no more fit: MiB of memory, MiB of disk, percent of a core. Example:
+  muster capacity --ram 4096 --disk 40 --vcpus 2")]
+pub(crate) struct Args {
+    /// Memory, MiB.
+    #[arg(long, value_name = "MIB", default_value_t = 1024)]
+    ram: u64,
+
+    /// Disk, GiB.
+    #[arg(long, value_name = "GIB", default_value_t = 10)]
+    disk: u64,
+
+    /// Virtual CPUs.
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    vcpus: u64,
+
+    /// A package (JSON file) instead of these sizes.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["ram", "disk", "vcpus"])]
+    package: Option<PathBuf>,
+
+    /// Consider only this server; may be repeated.
+    #[arg(long = "server")]
+    servers: Vec<String>,
+}
+
+pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<(), CliError> {
+    let package = match &args.package {
+        Some(path) => read(path)?,
+        None => json!({
+            "max_physical_memory": args.ram, "quota": args.disk * 1024,
+            "cpu_cap": args.vcpus.saturating_mul(100), "vcpus": args.vcpus,
+        }),
+    };
+    let mut body = json!({ "vm": vm(&package), "package": with_ratios(package), "nic_tags": [] });
+    if !args.servers.is_empty() {
+        let mut uuids = Vec::new();
+        for name in &args.servers {
+            uuids.push(pick::uuid(&pick::server(client, name).await?)?.to_owned());
+        }
+        body["servers"] = json!(uuids);
+    }
+    let plan = client.post("/capacity/plan", &body).await?;
+    if output.is_json() {
+        return output.object(&plan);
+    }
+    let columns: &[Column] = &[
+        ("SERVER", member!("server_uuid")),
+        ("HOSTNAME", member!("hostname")),
+        ("FITS", member!("fits")),
+        ("LIMITED BY", member!("limited_by")),
+        ("FREE", |item: &Value| sizes(&item["unreserved"])),
+        ("STRANDED", |item: &Value| sizes(&item["stranded"])),
+    ];
+    output.list(&plan["servers"], columns)?;
+    let fleet = &plan["fleet"];
+    let (fits, servers) = (compact(&fleet["fits"]), compact(&fleet["servers"]));
+    let stranded = sizes(&fleet["stranded"]);
+    print(&format!("{fits} more fit on {servers} servers; stranded then: {stranded}"))
+}
+
+/// Without overprovisioning ratios the reference's filters would let everything pass.
+fn with_ratios(mut package: Value) -> Value {
+    for (name, ratio) in
+        [("overprovision_cpu", 4), ("overprovision_memory", 1), ("overprovision_storage", 1)]
+    {
+        if package.get(name).is_none() {
+            package[name] = json!(ratio);
+        }
+    }
+    package
+}
+
+/// The VM that the package makes.
+fn vm(package: &Value) -> Value {
+    let brand = package.get("brand").cloned().unwrap_or_else(|| json!("kvm"));
+    let quota = package["quota"].as_u64().map(|mib| mib / 1024);
+    json!({
+        "ram": package["max_physical_memory"], "cpu_cap": package["cpu_cap"], "quota": quota,
+        "vcpus": package["vcpus"], "brand": brand,
+    })
+}
+
+fn sizes(left: &Value) -> String {
+    let size = |name: &str| compact(&left[name]);
+    format!("{} / {} / {}", size("ram"), size("disk"), size("cpu"))
+}
+
+fn read(path: &std::path::Path) -> Result<Value, CliError> {
+    let text = std::fs::read_to_string(path).map_err(|source| CliError::File {
+        action: "read",
+        path: path.to_owned(),
+        source,
+    })?;
+    let bad = |why: String| CliError::Usage(format!("{}: {why}", path.display()));
+    let package: Value = serde_json::from_str(&text).map_err(|error| bad(error.to_string()))?;
+    if package.is_object() { Ok(package) } else { Err(bad("not an object".to_owned())) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_package_becomes_a_machine() {
+        let package = with_ratios(json!({ "max_physical_memory": 512, "quota": 2048 }));
+        assert_eq!(package["overprovision_memory"], 1);
+        let vm = vm(&package);
+        assert_eq!(
+            (&vm["ram"], &vm["quota"], &vm["brand"]),
+            (&json!(512), &json!(2), &json!("kvm"))
+        );
+    }
+}

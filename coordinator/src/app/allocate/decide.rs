@@ -1,0 +1,341 @@
+//! `POST /allocate`: decides, reserves, takes down, and says why.
+//!
+//! ```text
+//! one lock: snapshot ─► decision ─► promise in memory   then one commit: reservation + record
+//! ```
+//!
+//! A promise counts from the moment a server is chosen, so that two requests can't take the same
+//! room; what does not become durable is taken back.
+
+use std::sync::Arc;
+
+use muster_shared::ids::{ServerUuid, VmUuid};
+use serde::Serialize;
+use serde::ser::{SerializeMap, Serializer};
+use serde_json::{Map, Value, json};
+use uuid::Uuid;
+
+use super::replay::bad_policy;
+use super::reserve::Reservation;
+use super::{
+    AllocationRecord, Allocator, Ask, insert_unreserved, invalid, no_server, parse, ratios_json,
+};
+use crate::alloc::{
+    self, Config, Detail, FieldError, Outcome, Request, Suggestion, allocate, explain,
+    least_changes, num,
+};
+use crate::app::App;
+use crate::app::error::AppError;
+use crate::app::fields::Extras;
+use crate::store::Write;
+
+/// One VM's decision.
+#[derive(Debug)]
+struct Placement {
+    vm: VmUuid,
+    outcome: Outcome,
+    record: AllocationRecord,
+}
+
+/// The answer.
+#[derive(Debug)]
+pub struct Decided {
+    placements: Vec<Placement>,
+    /// The record of the first VM's server.
+    server: Option<Map<String, Value>>,
+    steps: Detail,
+    explanation: Value,
+    suggestions: Vec<Suggestion>,
+    several: bool,
+}
+
+/// What is asked, checked.
+struct Question {
+    ask: Ask,
+    policy: Arc<Config>,
+    /// A body and a request per VM.
+    vms: Vec<(VmUuid, Map<String, Value>, Request)>,
+}
+
+/// What came out under the lock.
+struct Decisive {
+    /// Of each VM, up to the first that failed.
+    outcomes: Vec<Outcome>,
+    recent: Value,
+    /// The fleet as it was asked, if it is to be looked at again.
+    asked: Option<alloc::Fleet>,
+    reservations: Vec<Reservation>,
+}
+
+/// The fleet that a question is about: without what is promised to its VMs, and changed as
+/// `what_if` says.
+fn imagine(allocator: &Allocator, question: &Question) -> alloc::Fleet {
+    let mut fleet = allocator.fleet.clone();
+    for (vm, ..) in &question.vms {
+        fleet.release(vm.0);
+    }
+    if let Some(what_if) = &question.ask.what_if {
+        what_if.apply(&mut fleet);
+    }
+    fleet
+}
+
+impl Decided {
+    /// The decision that the answer shows: the first, or the one that failed.
+    fn shown(&self) -> &Placement {
+        let failed = self.placements.iter().find(|placement| placement.outcome.server.is_none());
+        failed.unwrap_or(&self.placements[0])
+    }
+
+    /// Why there is no server, as the error that CNAPI knows; `None` on success.
+    #[must_use]
+    pub fn failure(&self) -> Option<AppError> {
+        let outcome = &self.shown().outcome;
+        outcome.server.is_none().then(|| AppError::NoServer {
+            reason: outcome.failure(),
+            volumes: outcome.failed_for_volumes(),
+            steps: Value::Null,
+        })
+    }
+}
+
+impl Serialize for Decided {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        self.members(&mut map)?;
+        map.end()
+    }
+}
+
+impl Decided {
+    /// Writes the members of the answer, which on failure stand beside an error's code and
+    /// message.
+    ///
+    /// # Errors
+    /// The serializer's.
+    pub fn members<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
+        let shown = self.shown();
+        if let Some(server) = &self.server {
+            map.serialize_entry("server", server)?;
+        }
+        map.serialize_entry("steps", &shown.outcome.steps(self.steps))?;
+        if self.server.is_some() {
+            map.serialize_entry("imgapiPeers", &[(); 0])?;
+        }
+        map.serialize_entry("id", &shown.record.id)?;
+        map.serialize_entry("seed", &shown.outcome.seed)?;
+        if self.several && self.server.is_some() {
+            let one = |placement: &Placement| {
+                let server = placement.outcome.server.as_ref();
+                json!({
+                    "id": placement.record.id,
+                    "vm_uuid": placement.vm,
+                    "server_uuid": server.map(|server| &server.server_uuid),
+                    "score": server.map(|server| num::json(server.score)),
+                    "seed": placement.outcome.seed,
+                })
+            };
+            let all: Vec<Value> = self.placements.iter().map(one).collect();
+            map.serialize_entry("allocations", &all)?;
+        }
+        if !self.explanation.is_null() {
+            map.serialize_entry("explain", &self.explanation)?;
+        }
+        if self.server.is_none() && !self.suggestions.is_empty() {
+            map.serialize_entry("least_changes", &self.suggestions)?;
+        }
+        Ok(())
+    }
+}
+
+impl App {
+    /// Finds a server for each VM; all get one or none does.
+    ///
+    /// # Errors
+    /// [`AppError::Invalid`], [`AppError::Store`], [`AppError::Blob`]. That no server fits is no
+    /// error, see [`Decided::failure`].
+    pub async fn allocate(&self, body: &Map<String, Value>) -> Result<Decided, AppError> {
+        let question = self.question(body)?;
+        let made = self.decide(&question);
+        let reservations = made.reservations.clone();
+        let committed = match self.answer(&question, made) {
+            Ok(decided) => self.allocation_commit(decided, &reservations, &question).await,
+            Err(error) => Err(error),
+        };
+        if committed.is_err() {
+            self.unreserve(&reservations);
+        }
+        committed
+    }
+
+    fn question(&self, body: &Map<String, Value>) -> Result<Question, AppError> {
+        let first = parse(body)?;
+        let ask = Ask::parse(body)?;
+        let real = &self.config.allocation.policy;
+        let policy = match ask.what_if.as_ref().map(|what_if| what_if.policy(real)) {
+            Some(Ok(Some(policy))) => Arc::new(policy),
+            Some(Err(error)) => return Err(bad_policy("what_if", &error)),
+            Some(Ok(None)) | None => Arc::clone(real),
+        };
+        let mut kept = body.clone();
+        for name in ["steps", "explain", "reserve", "seed", "count", "keep", "least_changes"] {
+            kept.remove(name);
+        }
+        let names = vm_uuids(body, &ask, first.vm_uuid(), || self.parts.entropy.uuid())?;
+        let mut vms = Vec::with_capacity(names.len());
+        for vm in names {
+            let mut body = kept.clone();
+            body.remove("vm_uuids");
+            body["vm"]["vm_uuid"] = json!(vm);
+            let request = parse(&body)?;
+            vms.push((vm, body, request));
+        }
+        Ok(Question { ask, policy, vms })
+    }
+
+    /// Decides for each VM on top of what was decided before, under one lock.
+    fn decide(&self, question: &Question) -> Decisive {
+        let Question { ask, policy, vms } = question;
+        let placing = &mut *self.placing.lock();
+        drop(self.snapshot(&mut placing.allocator));
+        let now = self.parts.clock.monotonic();
+        let recent = placing.allocator.recent(policy, now);
+        // A repeated request for a VM does not compete with itself, nor does one of several count
+        // for the rest before all are placed.
+        let repeated = vms.iter().any(|(vm, ..)| placing.is_promised(*vm));
+        let imagined = ask.what_if.is_some() || vms.len() > 1 || repeated;
+        let mut trial = imagined.then(|| imagine(&placing.allocator, question));
+        let mut outcomes = Vec::with_capacity(vms.len());
+        let mut reservations = Vec::new();
+        for (place, (vm, _, request)) in vms.iter().enumerate() {
+            let fleet = trial.as_mut().unwrap_or(&mut placing.allocator.fleet);
+            // Of several, each has a seed of its own.
+            let seed = ask.seed.map(|seed| seed.wrapping_add(place as u64));
+            let options = self.options(seed, &recent);
+            let outcome = allocate(&fleet.snapshot(), request, policy, &options);
+            let server = outcome.server.as_ref().map(|server| server.server_uuid.clone());
+            outcomes.push(outcome);
+            let Some(server) = server else {
+                reservations.clear();
+                break;
+            };
+            if let Some(trial) = &mut trial {
+                trial.reserve(vm.0, &server, request.promise());
+            }
+            if let (true, Ok(server)) = (ask.reserve, server.parse::<ServerUuid>()) {
+                reservations.push(Reservation { vm: *vm, server, extra: request.promise() });
+            }
+        }
+        for (reservation, (_, _, request)) in reservations.iter().zip(vms) {
+            placing.allocator.remember(request, &reservation.server.to_string(), now);
+        }
+        let failed = outcomes.last().is_some_and(|outcome| outcome.server.is_none());
+        let helpless = !failed || !ask.least_changes || vms.len() > 1;
+        let asked = (!helpless).then(|| imagine(&placing.allocator, question));
+        let reservations = placing.reserve(reservations, now);
+        Decisive { outcomes, recent, asked, reservations }
+    }
+
+    fn answer(&self, question: &Question, made: Decisive) -> Result<Decided, AppError> {
+        let Question { ask, policy, vms } = question;
+        let Decisive { outcomes, recent, asked, reservations } = made;
+        let mut placements = Vec::with_capacity(outcomes.len());
+        for (outcome, (vm, body, _)) in outcomes.into_iter().zip(vms) {
+            let mut record = AllocationRecord::new(self, "allocate", body, policy, &outcome);
+            record.recent = recent.clone();
+            record.keep = ask.keep;
+            record.reserved = reservations.iter().any(|reservation| reservation.vm == *vm);
+            placements.push(Placement { vm: *vm, outcome, record });
+        }
+        let mut decided = Decided {
+            placements,
+            server: None,
+            steps: ask.steps,
+            explanation: Value::Null,
+            suggestions: Vec::new(),
+            several: ask.count > 1,
+        };
+        let shown = decided.shown();
+        let of = vms.iter().find(|(vm, ..)| *vm == shown.vm);
+        let (_, body, request) = of.expect("decisions are about these VMs");
+        let options = self.options(Some(shown.outcome.seed), &recent);
+        let explanation = match ask.explain {
+            true => explain(shown.outcome.snapshot(), request, policy, &options).1,
+            false => Value::Null,
+        };
+        let suggestions = asked.map(|fleet| least_changes(&fleet, body, policy, &options));
+        let server = match shown.outcome.server {
+            Some(_) => Some(self.chosen_view(ask, &shown.outcome)?),
+            None => None,
+        };
+        decided.explanation = explanation;
+        decided.suggestions = suggestions.unwrap_or_default();
+        decided.server = server;
+        Ok(decided)
+    }
+
+    /// The chosen server as CNAPI shows it.
+    fn chosen_view(&self, ask: &Ask, outcome: &Outcome) -> Result<Map<String, Value>, AppError> {
+        let choice = outcome.server.as_ref().ok_or_else(|| no_server(outcome))?;
+        let imagined = ask.what_if.as_ref().map(alloc::WhatIf::servers).unwrap_or_default();
+        let imagined = imagined.get(choice.server_uuid.as_str()).copied();
+        let extras = Extras { sysinfo: true, memory: true, disk: true, ..Extras::default() };
+        let server = choice.server_uuid.parse::<ServerUuid>().map_err(|_| no_server(outcome))?;
+        let mut view = match (self.server_get(server, extras), imagined) {
+            (Ok(view), _) => view,
+            (Err(_), Some(_)) => Map::new(),
+            (Err(error), None) => return Err(error),
+        };
+        view.extend(imagined.into_iter().flatten().map(|(k, v)| (k.clone(), v.clone())));
+        view.remove("vms");
+        view.insert("score".to_owned(), num::json(choice.score));
+        view.insert("overprovision_ratios".to_owned(), ratios_json(&choice.ratios));
+        if let Some(left) = choice.unreserved {
+            insert_unreserved(&mut view, left);
+        }
+        Ok(view)
+    }
+
+    async fn allocation_commit(
+        &self,
+        mut decided: Decided,
+        reservations: &[Reservation],
+        question: &Question,
+    ) -> Result<Decided, AppError> {
+        let policy = &question.policy;
+        let mut writes: Vec<Write> = Vec::new();
+        for placement in &mut decided.placements {
+            let Placement { record, outcome, .. } = placement;
+            writes.push(self.allocation_write(record, outcome, policy).await?);
+        }
+        writes.extend(reservations.iter().map(|reservation| self.reservation_write(reservation)));
+        let revision = self.parts.store.commit(writes).await?;
+        self.reserved(reservations, revision);
+        for Placement { record, outcome, .. } in &decided.placements {
+            self.allocation_made(record, outcome, policy);
+        }
+        Ok(decided)
+    }
+}
+
+/// The VMs to place: the one that the request names, those of `vm_uuids`, and new ones.
+fn vm_uuids(
+    body: &Map<String, Value>,
+    ask: &Ask,
+    first: &str,
+    mut fresh: impl FnMut() -> Uuid,
+) -> Result<Vec<VmUuid>, AppError> {
+    let wrong = || invalid(vec![FieldError::new("vm_uuids", "must be `count` different UUIDs")]);
+    let mut vms: Vec<VmUuid> = vec![first.parse().map_err(|_| wrong())?];
+    match body.get("vm_uuids") {
+        None => vms.extend((1..ask.count).map(|_| VmUuid(fresh()))),
+        Some(Value::Array(items)) if items.len() == ask.count => {
+            let named: Option<Vec<VmUuid>> =
+                items.iter().map(|item| item.as_str()?.parse().ok()).collect();
+            vms = named.ok_or_else(wrong)?;
+        }
+        Some(_) => return Err(wrong()),
+    }
+    let different: std::collections::BTreeSet<_> = vms.iter().collect();
+    if different.len() == vms.len() { Ok(vms) } else { Err(wrong()) }
+}

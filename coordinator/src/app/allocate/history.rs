@@ -1,0 +1,431 @@
+//! Decisions: a record of each in the store, and their snapshots for as long as replays want them.
+//!
+//! The last snapshots are shared with the allocator and cost nothing; a background job writes them
+//! to blobs, so that a restart does not forget them. Both histories are bounded.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use async_compression::tokio::bufread::ZstdDecoder;
+use async_compression::tokio::write::ZstdEncoder;
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use muster_shared::clock::iso;
+use object_store::path::Path;
+use object_store::{ObjectStore as _, ObjectStoreExt as _, PutPayload};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use sha2::{Digest as _, Sha256};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::sync::Notify;
+use uuid::Uuid;
+
+use super::replay::bad_policy;
+use crate::alloc::{Config, Outcome, Saved, Snapshot};
+use crate::app::error::AppError;
+use crate::app::{App, keys};
+use crate::store::{Expect, MAX_VALUE_BYTES, Write, list_all};
+
+/// Decisions whose snapshots are kept unasked.
+const SNAPSHOTS: usize = 100;
+/// Servers in one part of a saved snapshot; between parts others get their turn.
+const PART: usize = 200;
+/// Best servers in a record.
+const BEST: usize = 10;
+/// Room for what a record holds beside the request, bytes.
+const ENVELOPE_BYTES: usize = 64 * 1024;
+/// Records deleted in one commit.
+const BATCH: usize = 50;
+
+/// What one algorithm left.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepCount {
+    /// The step's text.
+    pub step: String,
+    /// Its algorithm; none for the first.
+    pub algorithm: Option<String>,
+    /// How many servers were left.
+    pub remaining: usize,
+}
+
+/// The record `allocation/<id>`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct AllocationRecord {
+    /// The decision.
+    pub id: Uuid,
+    /// When, ISO 8601.
+    pub at: String,
+    /// What asked: `allocate` or `vms`.
+    pub kind: String,
+    /// The request's body; `null` if it lies in a blob.
+    pub request: Value,
+    /// The VM.
+    pub vm_uuid: String,
+    /// The chosen server.
+    pub server_uuid: Option<String>,
+    /// Its score.
+    pub score: Option<f64>,
+    /// Why there is none.
+    pub failure: Option<String>,
+    /// Whether room was reserved.
+    pub reserved: bool,
+    /// SHA-256 of the policy.
+    pub config_hash: String,
+    /// What shuffles were made from.
+    pub seed: u64,
+    /// What earlier decisions were known, for policies that ask.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    pub recent: Value,
+    /// The fleet's revision.
+    pub snapshot_revision: u64,
+    /// What must come out of a replay.
+    pub fingerprint: String,
+    /// What each algorithm left.
+    pub steps: Vec<StepCount>,
+    /// The best servers and their scores.
+    pub best: Vec<(String, f64)>,
+    /// The snapshot is kept until somebody deletes it.
+    pub keep: bool,
+}
+
+impl AllocationRecord {
+    /// Takes down a decision.
+    pub(super) fn new(
+        app: &App,
+        kind: &str,
+        request: &Map<String, Value>,
+        policy: &Config,
+        outcome: &Outcome,
+    ) -> Self {
+        let step = |step: &crate::alloc::Step| StepCount {
+            step: step.title().to_owned(),
+            algorithm: step.algorithm().map(str::to_owned),
+            remaining: step.remaining_count(),
+        };
+        let server = outcome.server.as_ref();
+        let vm = request.get("vm").and_then(|vm| vm.get("vm_uuid")).and_then(Value::as_str);
+        Self {
+            id: app.mint_id(),
+            at: iso(app.parts.clock.wall()),
+            kind: kind.to_owned(),
+            request: Value::Object(request.clone()),
+            vm_uuid: vm.unwrap_or_default().to_owned(),
+            server_uuid: server.map(|server| server.server_uuid.clone()),
+            score: server.map(|server| server.score),
+            failure: server.is_none().then(|| outcome.failure()),
+            reserved: false,
+            config_hash: hash(policy),
+            seed: outcome.seed,
+            recent: Value::Null,
+            snapshot_revision: outcome.snapshot().revision(),
+            fingerprint: format!("{:016x}", outcome.fingerprint()),
+            steps: outcome.steps.iter().map(step).collect(),
+            best: outcome.best(BEST),
+            keep: false,
+        }
+    }
+
+    /// Without what only one decision's view needs.
+    fn short(&self) -> Value {
+        json!({
+            "id": self.id, "at": self.at, "kind": self.kind, "vm_uuid": self.vm_uuid,
+            "server_uuid": self.server_uuid, "score": self.score, "failure": self.failure,
+            "reserved": self.reserved, "keep": self.keep,
+        })
+    }
+}
+
+/// SHA-256 of a policy, hexadecimal.
+pub(super) fn hash(policy: &Config) -> String {
+    hex::encode(Sha256::digest(policy.source().to_string()))
+}
+
+/// A snapshot that is still in memory.
+#[derive(Clone, Debug)]
+struct Held {
+    id: Uuid,
+    snapshot: Arc<Snapshot>,
+    policy: Arc<Config>,
+    /// Where its blob is written.
+    saved: bool,
+}
+
+/// What this coordinator holds of decisions.
+#[derive(Debug, Default)]
+struct History {
+    held: VecDeque<Held>,
+    /// All records, oldest first.
+    known: BTreeMap<Uuid, Known>,
+}
+
+/// What is known of a stored decision.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    /// Its snapshot is kept until the record goes.
+    keep: bool,
+    /// Its snapshot may be in a blob.
+    snapshot: bool,
+}
+
+impl History {
+    fn add(&mut self, id: Uuid, keep: bool, snapshot: Arc<Snapshot>, policy: Arc<Config>) {
+        self.known.insert(id, Known { keep, snapshot: true });
+        self.held.push_back(Held { id, snapshot, policy, saved: keep });
+        if self.held.len() > SNAPSHOTS
+            && let Some(oldest) = self.held.pop_front()
+            && let Some(known) = self.known.get_mut(&oldest.id)
+        {
+            known.snapshot = oldest.saved;
+        }
+    }
+}
+
+/// The history, and how its background job is woken.
+#[derive(Debug, Default)]
+pub(crate) struct Decisions {
+    history: Mutex<History>,
+    pub(crate) wake: Notify,
+}
+
+/// The snapshot of a decision, and the policy it was made under.
+pub(super) struct Kept {
+    pub(super) snapshot: Arc<Snapshot>,
+    pub(super) policy: Arc<Config>,
+}
+
+fn snapshot_path(id: Uuid) -> String {
+    format!("allocations/{id}/snapshot.zst")
+}
+
+fn request_path(id: Uuid) -> String {
+    format!("allocations/{id}/request.json")
+}
+
+impl App {
+    /// The write that makes a decision durable; a large request and a snapshot to keep are in
+    /// blobs when this returns.
+    pub(in crate::app) async fn allocation_write(
+        &self,
+        record: &mut AllocationRecord,
+        outcome: &Outcome,
+        policy: &Arc<Config>,
+    ) -> Result<Write, AppError> {
+        let request = keys::encode(&record.request);
+        if request.len() > MAX_VALUE_BYTES - ENVELOPE_BYTES {
+            self.allocation_blob(&request_path(record.id), request).await?;
+            record.request = Value::Null;
+        }
+        if record.keep {
+            self.snapshot_save(record.id, outcome.snapshot(), policy).await?;
+        }
+        let key = keys::allocation(record.id);
+        Ok(Write::put(key, Expect::Absent, keys::encode(record)))
+    }
+
+    /// The decision is durable.
+    pub(in crate::app) fn allocation_made(
+        &self,
+        record: &AllocationRecord,
+        outcome: &Outcome,
+        policy: &Arc<Config>,
+    ) {
+        let (snapshot, policy) = (Arc::clone(outcome.snapshot()), Arc::clone(policy));
+        self.decisions.history.lock().add(record.id, record.keep, snapshot, policy);
+        self.decisions.wake.notify_one();
+    }
+
+    async fn allocation_blob(&self, path: &str, bytes: Bytes) -> Result<(), AppError> {
+        let put = self.parts.blobs.put(&Path::from(path), PutPayload::from_bytes(bytes)).await;
+        let failed = |source| AppError::Blob { action: "write", path: path.to_owned(), source };
+        put.map(drop).map_err(failed)
+    }
+
+    async fn snapshot_save(
+        &self,
+        id: Uuid,
+        snapshot: &Arc<Snapshot>,
+        policy: &Arc<Config>,
+    ) -> Result<(), AppError> {
+        let path = snapshot_path(id);
+        let failed = |error: std::io::Error| AppError::Blob {
+            action: "compress",
+            path: path.clone(),
+            source: object_store::Error::Generic { store: "memory", source: Box::new(error) },
+        };
+        let mut encoder = ZstdEncoder::new(Vec::new());
+        encoder.write_all(&keys::encode(policy.source())).await.map_err(failed)?;
+        let mut from = 0;
+        loop {
+            let part = snapshot.save(policy, from, PART);
+            if part.is_empty() {
+                break;
+            }
+            from += part.len();
+            encoder.write_all(b"\n").await.map_err(failed)?;
+            encoder.write_all(&keys::encode(&part)).await.map_err(failed)?;
+            tokio::task::yield_now().await;
+        }
+        encoder.shutdown().await.map_err(failed)?;
+        self.allocation_blob(&path, encoder.into_inner().into()).await
+    }
+
+    /// One step of the background job: deletes what is over the bounds and saves one snapshot;
+    /// `false` when there is none to save.
+    ///
+    /// # Errors
+    /// [`AppError::Store`], [`AppError::Blob`]; it is tried again.
+    pub(crate) async fn history_step(&self) -> Result<bool, AppError> {
+        self.history_sweep().await?;
+        self.snapshot_save_next().await
+    }
+
+    /// Writes the oldest snapshot that is only in memory; `false` when there is none.
+    async fn snapshot_save_next(&self) -> Result<bool, AppError> {
+        let next = self.decisions.history.lock().held.iter().find(|held| !held.saved).cloned();
+        let Some(held) = next else { return Ok(false) };
+        self.snapshot_save(held.id, &held.snapshot, &held.policy).await?;
+        let mut history = self.decisions.history.lock();
+        if let Some(known) = history.held.iter_mut().find(|known| known.id == held.id) {
+            known.saved = true;
+        }
+        Ok(true)
+    }
+
+    /// The snapshot of a decision.
+    ///
+    /// # Errors
+    /// [`AppError::SnapshotNotKept`].
+    pub(super) async fn snapshot_of(&self, id: Uuid) -> Result<Kept, AppError> {
+        let held = self.decisions.history.lock().held.iter().find(|held| held.id == id).cloned();
+        if let Some(Held { snapshot, policy, .. }) = held {
+            return Ok(Kept { snapshot, policy });
+        }
+        let path = snapshot_path(id);
+        let failed = |source| AppError::Blob { action: "read", path: path.clone(), source };
+        let got = match self.parts.blobs.get(&Path::from(path.as_str())).await {
+            Err(object_store::Error::NotFound { .. }) => {
+                return Err(AppError::SnapshotNotKept(id));
+            }
+            got => got.map_err(failed)?,
+        };
+        let bytes = got.bytes().await.map_err(failed)?;
+        let io = |error: std::io::Error| {
+            failed(object_store::Error::Generic { store: "memory", source: Box::new(error) })
+        };
+        let corrupt = |source| AppError::Corrupt { key: path.clone(), source };
+        let mut lines = BufReader::new(ZstdDecoder::new(&bytes[..])).lines();
+        let first = lines.next_line().await.map_err(io)?.unwrap_or_default();
+        let source: Value = serde_json::from_str(&first).map_err(corrupt)?;
+        let host_os = self.config.allocation.policy.host_os();
+        let policy = Config::new(&source["expression"], &source["defaults"], host_os);
+        // A policy of another version may name algorithms that this one lacks.
+        let policy = Arc::new(policy.map_err(|error| bad_policy("config", &error))?);
+        let mut parts = Vec::new();
+        while let Some(line) = lines.next_line().await.map_err(io)? {
+            parts.push(serde_json::from_str::<Saved>(&line).map_err(corrupt)?);
+            tokio::task::yield_now().await;
+        }
+        Ok(Kept { snapshot: Saved::restore(parts, &policy), policy })
+    }
+
+    /// `GET /allocations/:id`.
+    ///
+    /// # Errors
+    /// [`AppError::AllocationNotFound`], [`AppError::Store`].
+    pub async fn allocation_get(&self, id: Uuid) -> Result<AllocationRecord, AppError> {
+        let stored = self.parts.store.get(&keys::allocation(id)).await?;
+        let stored = stored.ok_or(AppError::AllocationNotFound(id))?;
+        let mut record: AllocationRecord = keys::decode(&stored)?;
+        if record.request.is_null() {
+            let path = request_path(id);
+            let failed = |source| AppError::Blob { action: "read", path: path.clone(), source };
+            let got = self.parts.blobs.get(&Path::from(path.as_str())).await.map_err(failed)?;
+            let bytes = got.bytes().await.map_err(failed)?;
+            record.request = serde_json::from_slice(&bytes)
+                .map_err(|source| AppError::Corrupt { key: path.clone(), source })?;
+        }
+        Ok(record)
+    }
+
+    /// `GET /allocations`: the newest decisions, newest first.
+    ///
+    /// # Errors
+    /// [`AppError::Store`].
+    pub async fn allocation_list(
+        &self,
+        limit: usize,
+        before: Option<Uuid>,
+    ) -> Result<Vec<Value>, AppError> {
+        let (records, _) = list_all(&*self.parts.store, keys::ALLOCATIONS).await?;
+        let older = |record: &AllocationRecord| before.is_none_or(|before| record.id < before);
+        let mut views = Vec::new();
+        for stored in records.iter().rev() {
+            let record: AllocationRecord = keys::decode(stored)?;
+            if older(&record) {
+                views.push(record.short());
+            }
+            if views.len() >= limit {
+                break;
+            }
+        }
+        Ok(views)
+    }
+
+    /// Reads which decisions are stored, at start.
+    pub(crate) async fn load_history(&self) -> Result<(), AppError> {
+        let (records, _) = list_all(&*self.parts.store, keys::ALLOCATIONS).await?;
+        for stored in records {
+            let record: AllocationRecord = keys::decode(&stored)?;
+            self.decisions
+                .history
+                .lock()
+                .known
+                .insert(record.id, Known { keep: record.keep, snapshot: true });
+        }
+        Ok(())
+    }
+
+    /// Deletes the oldest decisions and snapshots over the bounds.
+    ///
+    /// # Errors
+    /// [`AppError::Store`]; the rest is tried again.
+    async fn history_sweep(&self) -> Result<(), AppError> {
+        let (records, snapshots) = {
+            let history = self.decisions.history.lock();
+            let over = history.known.len().saturating_sub(self.config.allocation.history);
+            let records: Vec<Uuid> = history.known.keys().copied().take(over.min(BATCH)).collect();
+            let unasked = history.known.iter().filter(|(_, known)| known.snapshot && !known.keep);
+            let unasked: Vec<Uuid> = unasked.map(|(id, _)| *id).collect();
+            let past = unasked.len().saturating_sub(SNAPSHOTS);
+            (records, unasked[..past.min(BATCH)].to_vec())
+        };
+        for id in snapshots {
+            self.history_delete(&snapshot_path(id)).await;
+            if let Some(known) = self.decisions.history.lock().known.get_mut(&id) {
+                known.snapshot = false;
+            }
+        }
+        if records.is_empty() {
+            return Ok(());
+        }
+        let writes = records.iter().map(|id| Write::delete(keys::allocation(*id), Expect::Any));
+        self.parts.store.commit(writes.collect()).await?;
+        for id in &records {
+            let prefix = Path::from(format!("allocations/{id}"));
+            let mut list = self.parts.blobs.list(Some(&prefix));
+            while let Some(Ok(found)) = list.next().await {
+                self.history_delete(found.location.as_ref()).await;
+            }
+            self.decisions.history.lock().known.remove(id);
+        }
+        Ok(())
+    }
+
+    async fn history_delete(&self, path: &str) {
+        match self.parts.blobs.delete(&Path::from(path)).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
+            Err(error) => tracing::warn!(path, %error, "cannot delete a blob"),
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! For planners: how many of a VM still fit, and what is stranded.
+
+use serde_json::{Map, Value, json};
+
+use super::{invalid, parse};
+use crate::alloc::{Fit, Unreserved, fit, num, parse_capacity};
+use crate::app::App;
+use crate::app::error::AppError;
+use crate::app::fields::Extras;
+
+/// Servers looked at between two pauses, in which others get their turn.
+const PART: usize = 50;
+
+impl App {
+    /// `POST /capacity/plan`: per server and for the fleet, how many of the request's VM still fit
+    /// and what would be left over. The body is that of an allocation; what names the VM and its
+    /// owner may be missing.
+    ///
+    /// # Errors
+    /// [`AppError::Invalid`].
+    pub async fn capacity_plan(&self, body: &Map<String, Value>) -> Result<Value, AppError> {
+        let only = parse_capacity(body).map_err(invalid)?;
+        let mut body = body.clone();
+        body.remove("servers");
+        fill(&mut body);
+        let request = parse(&body)?;
+        let snapshot = self.snapshot(&mut self.placing.lock().allocator);
+        let policy = &self.config.allocation.policy;
+        let wanted = |uuid: &&str| {
+            let only = only.as_ref();
+            only.is_none_or(|only| only.iter().any(|other| other.eq_ignore_ascii_case(uuid)))
+        };
+        let uuids: Vec<&str> = snapshot.uuids().filter(wanted).collect();
+        let mut found: Vec<Fit> = Vec::with_capacity(uuids.len());
+        for part in uuids.chunks(PART) {
+            found.extend(part.iter().filter_map(|uuid| fit(&snapshot, uuid, &request, policy)));
+            tokio::task::yield_now().await;
+        }
+        let mut total = Fit::default();
+        for fit in &found {
+            total.fits = total.fits.saturating_add(fit.fits);
+            add(&mut total.unreserved, fit.unreserved);
+            add(&mut total.stranded, fit.stranded);
+        }
+        let servers: Vec<Value> = found.iter().map(|fit| self.fit_view(fit)).collect();
+        Ok(json!({
+            "servers": servers,
+            "fleet": {
+                "servers": found.len(),
+                "fits": total.fits,
+                "unreserved": total.unreserved.to_json(),
+                "stranded": total.stranded.to_json(),
+            },
+        }))
+    }
+
+    fn fit_view(&self, fit: &Fit) -> Value {
+        let mut view = json!(fit);
+        let server = fit.server_uuid.parse().ok();
+        let record = server.and_then(|server| self.server_get(server, Extras::default()).ok());
+        view["hostname"] = record.and_then(|r| r.get("hostname").cloned()).unwrap_or_default();
+        view
+    }
+}
+
+/// Adds what a server has; what it owes already does not make up for what another has.
+fn add(total: &mut Unreserved, more: Unreserved) {
+    total.cpu += more.cpu.max(0.0);
+    total.ram += more.ram.max(0.0);
+    total.disk += more.disk.max(0.0);
+}
+
+/// Gives the VM what an allocation needs and a plan does not: a name, an owner, a memory size.
+fn fill(body: &mut Map<String, Value>) {
+    let nobody = json!(uuid::Uuid::nil());
+    let memory = body.get("package").and_then(|p| p.get("max_physical_memory")).cloned();
+    body.entry("image").or_insert_with(|| json!({}));
+    body.entry("nic_tags").or_insert_with(|| json!([]));
+    let vm = body.entry("vm").or_insert_with(|| json!({}));
+    if let Value::Object(vm) = vm {
+        vm.entry("vm_uuid").or_insert_with(|| nobody.clone());
+        vm.entry("owner_uuid").or_insert(nobody);
+        vm.entry("ram")
+            .or_insert_with(|| memory.filter(Value::is_number).unwrap_or(num::json(0.0)));
+    }
+}

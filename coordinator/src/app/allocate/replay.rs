@@ -1,0 +1,102 @@
+//! Decides again what was decided before, under the same policy or another.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use muster_shared::error_chain::Chain;
+use serde_json::{Map, Value, json};
+use uuid::Uuid;
+
+use super::history::{AllocationRecord, Kept};
+use super::parse;
+use crate::alloc::{Config, Detail, Outcome, allocate, num};
+use crate::app::App;
+use crate::app::error::AppError;
+
+impl App {
+    /// `POST /allocations/:id/replay`: the same request on the same snapshot. `config` has
+    /// `allocationDescription` and `changeDefaults`, each laid over the policy of the time.
+    ///
+    /// # Errors
+    /// [`AppError::AllocationNotFound`], [`AppError::SnapshotNotKept`],
+    /// [`AppError::Invalid`] for a policy that can't be used.
+    pub async fn allocation_replay(
+        &self,
+        id: Uuid,
+        config: Option<&Value>,
+        detail: Detail,
+    ) -> Result<Value, AppError> {
+        let record = self.allocation_get(id).await?;
+        let Kept { snapshot, policy } = self.snapshot_of(id).await?;
+        let other = config.map(|config| changed(&policy, config)).transpose()?;
+        let policy = other.as_ref().unwrap_or(&policy);
+        let request = record.request.as_object().cloned().unwrap_or_default();
+        let request = parse(&request)?;
+        let options = self.options(Some(record.seed), &record.recent);
+        let again = allocate(&snapshot, &request, policy, &options);
+        let fingerprint = format!("{:016x}", again.fingerprint());
+        let server = again.server.as_ref();
+        Ok(json!({
+            "id": id,
+            "identical": fingerprint == record.fingerprint,
+            "server": server.map(|server| &server.server_uuid),
+            "score": server.map(|server| num::json(server.score)),
+            "failure": server.is_none().then(|| again.failure()),
+            "seed": again.seed,
+            "fingerprint": fingerprint,
+            "original": {
+                "server": record.server_uuid, "score": record.score, "failure": record.failure,
+                "fingerprint": record.fingerprint,
+            },
+            "difference": difference(&record, &again),
+            "steps": again.steps_json(detail),
+        }))
+    }
+}
+
+fn changed(policy: &Arc<Config>, config: &Value) -> Result<Arc<Config>, AppError> {
+    let object = config.as_object();
+    let config = object.ok_or_else(|| AppError::invalid("config", "value is not an object"))?;
+    let none = Map::new();
+    let changes = match config.get("changeDefaults") {
+        None => &none,
+        Some(Value::Object(changes)) => changes,
+        Some(_) => {
+            return Err(AppError::invalid("config.changeDefaults", "value is not an object"));
+        }
+    };
+    let changed = policy.changed(config.get("allocationDescription"), changes);
+    changed.map(Arc::new).map_err(|error| bad_policy("config", &error))
+}
+
+/// Which steps left another number of servers, and which of the best servers came or went.
+fn difference(record: &AllocationRecord, again: &Outcome) -> Value {
+    let now: Vec<(&str, usize)> =
+        again.steps.iter().map(|step| (step.title(), step.remaining_count())).collect();
+    let was: Vec<(&str, usize)> =
+        record.steps.iter().map(|step| (step.step.as_str(), step.remaining)).collect();
+    let find = |list: &[(&str, usize)], title: &str| {
+        list.iter().find(|(known, _)| *known == title).map(|(_, remaining)| *remaining)
+    };
+    let mut steps = Vec::new();
+    let gone = was.iter().filter(|(title, _)| find(&now, title).is_none());
+    for (title, _) in now.iter().chain(gone) {
+        let (before, after) = (find(&was, title), find(&now, title));
+        if before != after {
+            steps.push(json!({ "step": title, "was": before, "is": after }));
+        }
+    }
+    let best = again.best(record.best.len().max(1));
+    let old: BTreeSet<&str> = record.best.iter().map(|(server, _)| server.as_str()).collect();
+    let new: BTreeSet<&str> = best.iter().map(|(server, _)| server.as_str()).collect();
+    json!({
+        "steps": steps,
+        "best_gone": old.difference(&new).collect::<Vec<_>>(),
+        "best_new": new.difference(&old).collect::<Vec<_>>(),
+    })
+}
+
+/// A faulty policy as a bad parameter.
+pub(super) fn bad_policy(field: &str, error: &crate::alloc::ConfigError) -> AppError {
+    AppError::invalid(field, Chain(error).to_string())
+}

@@ -1,0 +1,39 @@
+//! Keeps the history of decisions: writes snapshots that are only in memory, deletes what is over
+//! the bounds; and ends reservations.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::pause;
+use crate::app::App;
+
+/// How often reservations are looked at.
+const TICK: Duration = Duration::from_secs(1);
+/// Saving a snapshot is followed by so many times as long a rest: requests come first.
+const REST: u32 = 4;
+
+pub(super) async fn run(app: Arc<App>) {
+    loop {
+        let before = app.parts.clock.monotonic();
+        match app.history_step().await {
+            Ok(true) => {
+                let elapsed = app.parts.clock.monotonic().saturating_sub(before);
+                tokio::time::sleep(elapsed * REST).await;
+            }
+            Ok(false) => app.decisions.wake.notified().await,
+            Err(error) => {
+                tracing::warn!(%error, "cannot keep the history of decisions");
+                pause(&app).await;
+            }
+        }
+    }
+}
+
+pub(super) async fn reservations(app: Arc<App>) {
+    loop {
+        tokio::time::sleep(TICK).await;
+        if let Err(error) = app.reservations_tick().await {
+            tracing::warn!(%error, "cannot delete what was reserved");
+        }
+    }
+}
