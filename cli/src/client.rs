@@ -19,6 +19,8 @@ const CONNECT: Duration = Duration::from_secs(5);
 const PAGE: usize = 1_000;
 /// Most pages that are read.
 const MAX_PAGES: usize = 1_000;
+/// Pause after a lost connection; the coordinator may be restarting.
+const RETRY: Duration = Duration::from_millis(500);
 /// Time for an answer that nothing has to be waited for.
 const ANSWER: Duration = Duration::from_secs(60);
 
@@ -138,6 +140,33 @@ impl Client {
     /// `PUT` with a JSON body.
     pub(crate) async fn put(&self, path: &str, body: &Value) -> Result<Value, CliError> {
         self.answer(self.request(Method::PUT, path).json(body).timeout(ANSWER)).await
+    }
+
+    /// `GET` of what is answered once something has happened; a lost connection is tried again.
+    ///
+    /// # Errors
+    /// [`CliError::Timeout`] naming `what` when it does not happen in time.
+    pub(crate) async fn wait(
+        &self,
+        path: &str,
+        header: Option<(&str, String)>,
+        limit: Duration,
+        what: &str,
+    ) -> Result<Value, CliError> {
+        let asking = async {
+            loop {
+                let mut request = self.request(Method::GET, path);
+                if let Some((name, value)) = &header {
+                    request = request.header(*name, value);
+                }
+                match self.answer(request).await {
+                    Err(CliError::Unreachable { .. }) => tokio::time::sleep(RETRY).await,
+                    answer => return answer,
+                }
+            }
+        };
+        let late = |_| CliError::Timeout(format!("waited {} s for {what}", limit.as_secs()));
+        tokio::time::timeout(limit, asking).await.map_err(late)?
     }
 
     /// `DELETE`.

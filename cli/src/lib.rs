@@ -19,6 +19,7 @@ mod pick;
 mod server;
 mod task;
 mod terminal;
+mod ticket;
 mod vm;
 mod vm_create;
 mod vm_snapshot;
@@ -115,6 +116,9 @@ enum Command {
     /// Work that was accepted: what ran, runs and failed.
     #[command(subcommand)]
     Task(task::Args),
+    /// Places in the waitlist's queues, for those who must not work at the same time.
+    #[command(subcommand)]
+    Ticket(ticket::Args),
     /// Asks where a machine would be placed, and shows every step of the decision.
     Allocate(allocate::Args),
     /// Decisions of the allocator: kept, explained and replayed.
@@ -122,7 +126,7 @@ enum Command {
     Allocation(allocation::Args),
     /// How many more machines of a size fit, and what is stranded then.
     Capacity(capacity::Args),
-    /// Explains a task, a VM or a server: what it waits for, what happened to it.
+    /// Explains a task, a VM, a server or a ticket: what it waits for, what happened to it.
     Why(why::Args),
     /// Prints the completion script of a shell.
     Completion(completion::Args),
@@ -148,6 +152,7 @@ pub async fn run(args: Args) -> Result<(), CliError> {
         Command::Vm(args) => vm::run(&client, &output, args).await,
         Command::Image(args) => image::run(&client, &output, args).await,
         Command::Task(args) => task::run(&client, &output, args).await,
+        Command::Ticket(args) => ticket::run(&client, &output, args).await,
         Command::Allocate(args) => allocate::run(&client, &output, args).await,
         Command::Allocation(args) => allocation::run(&client, &output, args).await,
         Command::Capacity(args) => capacity::run(&client, &output, args).await,

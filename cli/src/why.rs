@@ -1,4 +1,4 @@
-//! `muster why`: explains a task, a VM or a server.
+//! `muster why`: explains a task, a VM, a server or a ticket.
 
 use clap::ValueEnum;
 
@@ -11,7 +11,8 @@ use crate::{CliError, pick};
 Examples:
   muster why task 3fa9c1d2-…       why it is not done
   muster why vm web1               why it is in its state, and where
-  muster why server cn1            why it gets no machines")]
+  muster why server cn1            why it gets no machines
+  muster why ticket 9b1c55f0-…     who has the turn, and whether holders wait in a circle")]
 pub(crate) struct Args {
     /// What kind of thing.
     kind: Kind,
@@ -24,11 +25,13 @@ enum Kind {
     Task,
     Vm,
     Server,
+    Ticket,
 }
 
 pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<(), CliError> {
     let path = match args.kind {
         Kind::Task => format!("/why/task/{}", args.id),
+        Kind::Ticket => format!("/why/ticket/{}", args.id),
         Kind::Vm => {
             format!("/why/vm/{}", pick::uuid(&pick::vm(client, &args.id).await?)?)
         }

@@ -91,6 +91,25 @@ impl Client {
         Self::read(request.send().await?).await
     }
 
+    /// As [`Client::try_send`], with a header.
+    ///
+    /// # Errors
+    /// If no answer came.
+    pub async fn try_send_with(
+        &self,
+        method: Method,
+        path: &str,
+        header: (&str, &str),
+        body: Option<&Value>,
+    ) -> reqwest::Result<Answer> {
+        let request = self.http.request(method, format!("{}{path}", self.base));
+        let mut request = request.header(header.0, header.1);
+        if let Some(body) = body {
+            request = request.json(body);
+        }
+        Self::read(request.send().await?).await
+    }
+
     /// Sends raw bytes.
     ///
     /// # Panics

@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use muster_shared::entropy::SeededEntropy;
 use muster_shared::ids::{TaskId, VmUuid};
-use muster_shared::kv::{MemKv, MemOptions};
+use muster_shared::kv::{Kv as _, MemKv, MemOptions};
 use muster_shared::wire::{Intake, Outcome, TaskResult, Ticket, Token};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -36,6 +36,7 @@ fn done(id: &str) -> Vec<String> {
 struct Script {
     name: &'static str,
     preempts: bool,
+    class: Class,
 }
 
 #[derive(Debug)]
@@ -53,7 +54,7 @@ impl Handler for Script {
     }
 
     fn class(&self) -> Class {
-        Class::Mutate
+        self.class
     }
 
     fn queue(&self) -> Queue {
@@ -139,8 +140,9 @@ impl Step for ScriptStep {
 
 static SCRIPTS: &[&dyn Handler] = &[
     &super::nop::Nop,
-    &Script { name: "script", preempts: false },
-    &Script { name: "urgent", preempts: true },
+    &Script { name: "script", preempts: false, class: Class::Mutate },
+    &Script { name: "urgent", preempts: true, class: Class::Mutate },
+    &Script { name: "query", preempts: false, class: Class::Query },
 ];
 
 /// A power cut at a step.
@@ -463,6 +465,40 @@ async fn an_older_ticket_is_refused_even_after_a_restart() {
     assert_eq!(refused(engine.submit(with("t3", 1, 9)).await), "StaleTicket");
     engine.submit(with("t4", 2, 5)).await.unwrap();
     engine.submit(with("t5", 3, 0)).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_query_under_a_ticket_makes_older_ones_stale_too() {
+    let node = Node::new(SCRIPTS);
+    let with = |id: &str, task: &str, counter| {
+        let ticket =
+            Some(Ticket { resource: "vm/1".to_owned(), token: Token { epoch: 1, counter } });
+        Submission { ticket, volatile: true, ..submission(id, task, json!({})) }
+    };
+    let engine = node.start().await;
+    engine.submit(with("q1", "query", 5)).await.unwrap();
+    node.cut_power();
+    let engine = node.start().await;
+    assert_eq!(refused(engine.submit(with("t1", "script", 4)).await), "StaleTicket");
+    assert_eq!(refused(engine.submit(with("q2", "query", 4)).await), "StaleTicket");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_tokens_that_are_kept_are_bounded_also_on_disk() {
+    let node = Node::new(SCRIPTS);
+    let engine = node.start().await;
+    for counter in 0..10_010 {
+        let resource = format!("vm/{counter}");
+        let ticket = Some(Ticket { resource, token: Token { epoch: 1, counter } });
+        let id = format!("q{counter}");
+        let wanted = Submission { ticket, volatile: true, ..submission(&id, "query", json!({})) };
+        engine.submit(wanted).await.unwrap();
+        ended(&engine, &id).await;
+    }
+    let kv = node.kv.lock().clone();
+    let stored = kv.scan(b"ticket/", None, 20_000).await.unwrap();
+    assert_eq!(stored.len(), 10_000);
+    assert!(stored.iter().all(|(key, _)| key.as_ref() != b"ticket/vm/9"));
 }
 
 #[tokio::test(start_paused = true)]

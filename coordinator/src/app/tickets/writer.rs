@@ -14,7 +14,7 @@ use crate::app::tasks::is_conflict;
 use crate::store::{Revision, StoreError};
 
 /// Operations that may wait.
-pub(super) const QUEUE: usize = 1_024;
+pub(super) const QUEUE: usize = 4_096;
 /// Operations of one transaction; its limits allow about so many.
 const BATCH: usize = 96;
 /// Lost races before the operations are refused.

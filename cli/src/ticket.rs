@@ -1,0 +1,191 @@
+//! `muster ticket`: places in the waitlist's queues.
+
+use std::time::Duration;
+
+use clap::Subcommand;
+use muster_shared::clock::{Clock as _, SystemClock, iso};
+use serde_json::{Value, json};
+
+use crate::client::Client;
+use crate::output::{Output, member};
+use crate::{CliError, pick};
+
+/// Tickets in a page; the coordinator's limit.
+const PAGE: usize = 1_000;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Args {
+    /// Lists tickets of all statuses, the oldest first.
+    List {
+        /// Those of this server's waitlist instead of the one about all servers.
+        #[arg(long)]
+        server: Option<String>,
+        /// Only those with this status.
+        #[arg(long, value_parser = ["queued", "active", "expired", "finished"])]
+        status: Option<String>,
+    },
+    /// Shows a ticket.
+    Get {
+        /// The ticket's uuid.
+        uuid: String,
+    },
+    /// Puts a ticket into its queue, which is that of its server, scope and id.
+    #[command(after_help = "\
+Example, to be alone with a VM for at most ten minutes:
+  uuid=$(muster -o json ticket create --server cn1 --scope vm --id \"$vm\" | jq -r .uuid)
+  muster ticket wait \"$uuid\"
+  …
+  muster ticket release \"$uuid\"")]
+    Create {
+        /// In this server's waitlist instead of the one about all servers.
+        #[arg(long)]
+        server: Option<String>,
+        /// What kind of thing the ticket is about, e.g. `vm`.
+        #[arg(long)]
+        scope: String,
+        /// Which one, e.g. the VM's uuid.
+        #[arg(long)]
+        id: String,
+        /// What is to be done, for others to see.
+        #[arg(long)]
+        action: Option<String>,
+        /// The ticket ends by itself after so many seconds.
+        #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+        expires_in: u64,
+    },
+    /// Waits until it is a ticket's turn.
+    Wait {
+        /// The ticket's uuid.
+        uuid: String,
+        /// A ticket that is held meanwhile, so that `muster why ticket` can find a deadlock.
+        #[arg(long, value_name = "UUID")]
+        holding: Option<String>,
+        /// Longest wait, seconds.
+        #[arg(long, value_name = "SECONDS", default_value_t = 900)]
+        timeout: u64,
+    },
+    /// Ends a ticket; the next in its queue has its turn.
+    Release {
+        /// The ticket's uuid.
+        uuid: String,
+    },
+    /// Deletes a ticket, or all of a waitlist; the next in its queue has its turn.
+    Delete {
+        /// The ticket's uuid.
+        #[arg(required_unless_present = "all")]
+        uuid: Option<String>,
+        /// All tickets of the waitlist, also those that are active.
+        #[arg(long, conflicts_with = "uuid")]
+        all: bool,
+        /// With --all: of this server's waitlist instead of the one about all servers.
+        #[arg(long, requires = "all")]
+        server: Option<String>,
+    },
+}
+
+pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<(), CliError> {
+    match args {
+        Args::List { server, status } => {
+            let mut tickets = all(client, &waitlist(client, server).await?).await?;
+            if let Some(status) = status {
+                tickets.retain(|ticket| ticket["status"] == *status);
+            }
+            list(output, &Value::Array(tickets))
+        }
+        Args::Get { uuid } => output.object(&client.get(&format!("/tickets/{uuid}"), &[]).await?),
+        Args::Create { server, scope, id, action, expires_in } => {
+            let expires_at = SystemClock::new().wall() + Duration::from_secs(expires_in);
+            let mut body = json!({ "scope": scope, "id": id, "expires_at": iso(expires_at) });
+            if let Some(action) = action {
+                body["action"] = json!(action);
+            }
+            let answer = client.post(&waitlist(client, server).await?, &body).await?;
+            output.done(&created(&answer), &answer)
+        }
+        Args::Wait { uuid, holding, timeout } => {
+            let limit = Duration::from_secs(timeout);
+            let holding = holding.map(|uuid| ("x-muster-ticket", uuid));
+            let what = format!("ticket {uuid} to become active");
+            let path = format!("/tickets/{uuid}/wait");
+            client.wait(&path, holding, limit, &what).await?;
+            output.done(&format!("ticket {uuid}: active"), &json!({ "uuid": uuid }))
+        }
+        Args::Release { uuid } => {
+            client.put(&format!("/tickets/{uuid}/release"), &json!({})).await?;
+            output.done(&format!("ticket {uuid}: released"), &json!({ "uuid": uuid }))
+        }
+        Args::Delete { uuid: Some(uuid), .. } => {
+            client.delete(&format!("/tickets/{uuid}")).await?;
+            output.done(&format!("ticket {uuid}: deleted"), &json!({ "uuid": uuid }))
+        }
+        Args::Delete { uuid: None, server, .. } => {
+            let path = waitlist(client, server).await?;
+            client.delete(&format!("{path}?force=true")).await?;
+            output.done("all tickets: deleted", &json!({}))
+        }
+    }
+}
+
+/// Path of a server's waitlist, or of the one about all servers.
+async fn waitlist(client: &Client, server: Option<String>) -> Result<String, CliError> {
+    Ok(match server {
+        Some(name) => {
+            format!("/servers/{}/tickets", pick::uuid(&pick::server(client, &name).await?)?)
+        }
+        None => "/servers/default/tickets".to_owned(),
+    })
+}
+
+async fn all(client: &Client, path: &str) -> Result<Vec<Value>, CliError> {
+    let mut tickets = Vec::new();
+    loop {
+        let query = [("limit", PAGE.to_string()), ("offset", tickets.len().to_string())];
+        let page = client.get(path, &query).await?;
+        let page = page.as_array().cloned().unwrap_or_default();
+        let full = page.len() >= PAGE;
+        tickets.extend(page);
+        if !full {
+            return Ok(tickets);
+        }
+    }
+}
+
+/// What became of a new ticket.
+fn created(answer: &Value) -> String {
+    let uuid = answer["uuid"].as_str().unwrap_or_default();
+    let queue = answer["queue"].as_array().map(Vec::as_slice).unwrap_or_default();
+    match queue.iter().position(|ticket| ticket["uuid"] == *uuid) {
+        Some(0) | None => format!("ticket {uuid}: active"),
+        Some(before) => {
+            format!("ticket {uuid}: queued, {before} before it; `muster ticket wait {uuid}`")
+        }
+    }
+}
+
+fn list(output: &Output, tickets: &Value) -> Result<(), CliError> {
+    output.list(
+        tickets,
+        &[
+            ("UUID", member!("uuid")),
+            ("SCOPE", member!("scope")),
+            ("ID", member!("id")),
+            ("STATUS", member!("status")),
+            ("ACTION", member!("action")),
+            ("CREATED", member!("created_at")),
+            ("EXPIRES", member!("expires_at")),
+        ],
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_ticket_s_place_is_told() {
+        let answer = json!({ "uuid": "b", "queue": [{ "uuid": "a" }, { "uuid": "b" }] });
+        assert_eq!(created(&answer), "ticket b: queued, 1 before it; `muster ticket wait b`");
+        let answer = json!({ "uuid": "a", "queue": [{ "uuid": "a" }] });
+        assert_eq!(created(&answer), "ticket a: active");
+    }
+}
