@@ -8,7 +8,8 @@ use crate::app::App;
 
 /// How often old tickets are deleted.
 const SWEEP: Duration = Duration::from_hours(1);
-/// Shortest time between two looks at what has expired.
+/// Between noticing that a ticket is due and ending it: who makes one whose time is over already
+/// is told first that it was active.
 const BREATH: Duration = Duration::from_millis(10);
 
 pub(super) async fn write(app: Arc<App>) {
@@ -27,11 +28,11 @@ pub(super) async fn follow(app: Arc<App>) {
 pub(super) async fn expire(app: Arc<App>) {
     loop {
         app.tickets_due().await;
+        tokio::time::sleep(BREATH).await;
         if let Err(error) = app.tickets_expire().await {
             tracing::warn!(%error, "cannot expire tickets");
             pause(&app).await;
         }
-        tokio::time::sleep(BREATH).await;
     }
 }
 

@@ -132,7 +132,12 @@ impl App {
         match self.ticket_op(Op::Create(Box::new(new))).await?.effect {
             Effect::Full => Err(AppError::Busy(format!("there are {MAX_QUEUE} tickets in line"))),
             Effect::Done | Effect::NotFound | Effect::Changed => {
-                Ok((uuid, self.tickets.index.queue(&queue)))
+                let mut queue = self.tickets.index.queue(&queue);
+                if queue.iter().all(|ticket| ticket.uuid != uuid) {
+                    // It was over at once; the client looks for it all the same.
+                    queue.extend(self.ticket_get(uuid).await.ok().map(|held| held.value));
+                }
+                Ok((uuid, queue))
             }
         }
     }

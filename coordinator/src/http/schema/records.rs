@@ -147,6 +147,7 @@ pub(super) fn task() -> Value {
             },
             "finished_at": iso(),
             "vm_uuid": uuid(),
+            "ticket_uuid": uuid(),
             "error": { "type": "object", "description": "Why it failed, for programs" },
             "result": { "description": "What a failed task returned all the same" },
             "refusals": { "type": "array", "description": "Servers that refused the VM" },

@@ -1,10 +1,12 @@
 //! Measures a real coordinator and a real agent and prints each figure beside its goal.
 //!
-//! `make bench` builds with optimizations and runs it; `bench foundation` or `bench contract` runs
-//! one part. Figures are for comparison on one machine; nothing here fails when a goal is missed.
+//! `make bench` builds with optimizations and runs it; `bench foundation`, `bench contract` or
+//! `bench tickets` runs one part. Figures are for comparison on one machine; nothing here fails
+//! when a goal is missed.
 
 mod contract;
 mod foundation;
+mod tickets;
 
 use std::time::{Duration, Instant};
 
@@ -18,6 +20,9 @@ async fn main() {
     }
     if runs("contract") {
         contract::run().await;
+    }
+    if runs("tickets") {
+        tickets::run().await;
     }
 }
 
