@@ -55,17 +55,6 @@ pub enum Phase {
     Undo,
 }
 
-/// What the journal holds about the current step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum StepState {
-    /// It may have done anything from nothing to all of its work.
-    #[default]
-    Begun,
-    /// It has done all of it.
-    Done,
-}
-
 /// Who asked for a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -76,15 +65,14 @@ pub enum Origin {
     Local,
 }
 
-/// The step a task is at.
+/// The step a task is at: it may have done anything from nothing to all of its work, and those
+/// before it are done.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AtStep {
     /// Position in the plan.
     pub index: usize,
     /// Its name; a plan of another shape (after an upgrade) is noticed by it.
     pub name: String,
-    /// How far.
-    pub state: StepState,
 }
 
 /// One task. `params` and `result` are stored apart from the rest, because they are large and
@@ -153,6 +141,13 @@ pub struct Record {
 }
 
 impl Record {
+    /// Takes over what the steps have gathered; `true` when that is something new.
+    pub(super) fn set_result(&mut self, result: Value) -> bool {
+        let changed = self.result != result;
+        self.result = result;
+        changed
+    }
+
     /// How it ended, as the coordinator is told.
     #[must_use]
     pub fn outcome(&self) -> TaskResult {

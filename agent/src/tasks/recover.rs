@@ -11,7 +11,7 @@ use muster_shared::wire::TaskError;
 
 use super::journal::Loaded;
 use super::live::{Admission, Ended, Shared};
-use super::record::{Phase, Record, State, StepState};
+use super::record::{Phase, Record, State};
 use super::run::MAX_ATTEMPTS;
 use super::runner::{Engine, EngineParts};
 use super::{OnFailure, Plan, TaskFailure};
@@ -158,10 +158,9 @@ fn limit_attempts(record: &mut Record, on_failure: OnFailure) {
         return;
     }
     let text = format!("the agent went down {} times while it ran", record.attempt);
-    match (&mut record.step, on_failure) {
-        (Some(at), OnFailure::Undo) => {
+    match (&record.step, on_failure) {
+        (Some(_), OnFailure::Undo) => {
             record.phase = Phase::Undo;
-            at.state = StepState::Begun;
             record.error = Some(interrupted(text).into());
         }
         _ => end_at_its_turn(record, interrupted(text)),

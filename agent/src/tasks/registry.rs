@@ -48,8 +48,8 @@ impl Registry {
     }
 
     /// Where a journaled kind can be killed: `<task>:<step>:before` is when the journal holds
-    /// that the step has begun, `…:after` when it holds that the step is done. A step name that
-    /// occurs twice in a plan gives one pair of points.
+    /// that the step has begun, `…:after` when the step is done and the journal does not hold it
+    /// yet. A step name that occurs twice in a plan gives one pair of points.
     #[must_use]
     pub fn fault_points(&self, task: Option<&str>) -> Vec<String> {
         let mut points = Vec::new();
@@ -74,7 +74,7 @@ impl Registry {
 pub enum Moment {
     /// The journal holds that the step has begun; nothing was done yet.
     Before,
-    /// The journal holds that the step is done.
+    /// The step is done; the journal does not hold it yet.
     After,
 }
 

@@ -11,14 +11,14 @@ use muster_shared::ids::TaskId;
 use muster_shared::kv::{Change, KvError};
 use muster_shared::wire::TaskError;
 use parking_lot::Mutex;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::time::{Sleep, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
 use super::journal::{self, JournalError};
 use super::live::{Admission, Ended, Live, Shared, Stop};
-use super::record::{AtStep, Origin, Phase, State, StepState, bounded_error, bounded_result};
+use super::record::{AtStep, Origin, Phase, State, bounded_error, bounded_result};
 use super::registry::Moment;
 use super::runner::{Engine, Refusal};
 use super::{EventSink as _, OnFailure, Step, TaskContext, TaskFailure};
@@ -182,8 +182,7 @@ impl Engine {
                     let text = format!("this version has no step {:?} there", at.name);
                     return Err(TaskFailure::new("Interrupted", text));
                 }
-                let done = record.phase == Phase::Apply && at.state == StepState::Done;
-                at.index + usize::from(done)
+                at.index
             }
         };
         let asked = record.deadline_ms.map_or(Duration::MAX, Duration::from_millis);
@@ -220,19 +219,16 @@ impl Engine {
         start: usize,
         mut deadline: Pin<&mut Sleep>,
     ) -> Result<(), TaskFailure> {
+        let mut unsaved = false;
         for (index, step) in live.plan.steps.iter().enumerate().skip(start) {
-            self.mark(live, index, StepState::Begun, None).await;
+            self.mark(live, index, std::mem::take(&mut unsaved)).await;
             self.halt_at(live, step.as_ref(), Moment::Before).await;
             let name = step.name();
             let ts = || muster_shared::clock::iso(self.parts.clock.wall());
             live.events.event(&format!("start:{name}"), json!({ "timestamp": ts() }));
             let applied = guarded(live, ctx, step.as_ref(), deadline.as_mut()).await;
-            let result = bounded_result(ctx.result.lock().clone());
-            if let Err(failure) = applied {
-                live.record.lock().result = result;
-                return Err(failure);
-            }
-            self.mark(live, index, StepState::Done, Some(result)).await;
+            unsaved |= live.record.lock().set_result(bounded_result(ctx.result.lock().clone()));
+            applied?;
             self.halt_at(live, step.as_ref(), Moment::After).await;
             live.events.event(&format!("end:{name}"), json!({ "timestamp": ts() }));
             if step.progress() > 0 {
@@ -242,19 +238,15 @@ impl Engine {
         Ok(())
     }
 
-    /// Journals where the task is.
-    async fn mark(&self, live: &Live, index: usize, state: StepState, result: Option<Value>) {
+    /// Journals that a step begins, which says as well that those before it are done: one write
+    /// per step. The last one's is the end of the task.
+    async fn mark(&self, live: &Live, index: usize, with_result: bool) {
         let changes = {
             let mut record = live.record.lock();
             let name = live.plan.steps[index].name().to_owned();
-            record.step = Some(AtStep { index, name, state });
-            let mut changes = Vec::new();
-            if let Some(result) = result
-                && result != record.result
-            {
-                record.result = result;
-                changes = journal::put_result(&mut record);
-            }
+            record.step = Some(AtStep { index, name });
+            let mut changes =
+                if with_result { journal::put_result(&mut record) } else { Vec::new() };
             changes.push(journal::put_record(&record));
             changes
         };
@@ -294,7 +286,7 @@ impl Engine {
         ctx.cancelled = CancellationToken::new();
         let mut problems = Vec::new();
         for (index, step) in live.plan.steps.iter().enumerate().take(from + 1).rev() {
-            self.mark(live, index, StepState::Begun, None).await;
+            self.mark(live, index, false).await;
             let undo = AssertUnwindSafe(step.undo(&ctx)).catch_unwind();
             let problem = match timeout(UNDO_LIMIT, undo).await {
                 Ok(Ok(Ok(()))) => continue,

@@ -9,6 +9,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use jiff::Timestamp;
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
@@ -16,7 +18,7 @@ use muster_shared::link::{Connection, Frame, FrameSink, FrameStream};
 use muster_shared::wire::status::{Status, VmReport, apply};
 use muster_shared::wire::{
     DecodeError, Error as WireError, FromAgent, FromCoordinator, Heartbeat, Hello, Sysinfo,
-    Welcome, decode, encode,
+    TaskResult, Welcome, decode, encode,
 };
 use tokio::sync::{mpsc, watch};
 use tracing::Instrument as _;
@@ -28,6 +30,8 @@ use crate::roster::ConnectionId;
 
 /// Messages read but not handled yet.
 const BACKLOG: usize = 64;
+/// Results of one agent that wait for the store at a time.
+const MAX_RESULTS: usize = 64;
 /// Longest time for one frame to leave.
 const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 /// Frames of a connection that were no messages, before it is closed.
@@ -135,6 +139,16 @@ impl Session {
     fn send(&self, message: impl Into<FromCoordinator>) {
         if let Err(error) = self.app.agents.send_on(self.server, self.id, message) {
             tracing::debug!(%error, "message to the agent dropped");
+        }
+    }
+
+    async fn result(self, result: TaskResult) {
+        let Self { app, server, .. } = &self;
+        let reply = Reply::Result(Box::new(result.clone()));
+        let asked = app.agents.waiting.resolve(*server, &result.id, &reply);
+        // The answer to a query belongs to whoever asked, and to nobody else.
+        if !asked || app.tasks.get(&result.id).is_some() {
+            app.task_result(*server, result).await;
         }
     }
 
@@ -278,10 +292,25 @@ struct Worker {
 }
 
 impl Worker {
+    /// Handles messages in order, but for results: each waits for the store, which takes those of
+    /// many tasks in one write.
     async fn run(mut self, mut backlog: mpsc::Receiver<FromAgent>) {
-        while let Some(message) = backlog.recv().await {
-            self.handle(message).await;
+        let mut results = FuturesUnordered::new();
+        loop {
+            let message = tokio::select! {
+                biased;
+                Some(()) = results.next() => continue,
+                message = backlog.recv(), if results.len() < MAX_RESULTS => message,
+            };
+            match message {
+                Some(FromAgent::Result(result)) => {
+                    results.push(self.session.clone().result(result))
+                }
+                Some(message) => self.handle(message).await,
+                None => break,
+            }
         }
+        while let Some(()) = results.next().await {}
     }
 
     async fn handle(&mut self, message: FromAgent) {
@@ -299,14 +328,8 @@ impl Worker {
                 app.agents.waiting.resolve(server, &accepted.id, &Reply::Accepted);
             }
             FromAgent::Progress(progress) => app.tasks.progress(server, &progress),
-            FromAgent::Result(result) => {
-                let reply = Reply::Result(Box::new(result.clone()));
-                let asked = app.agents.waiting.resolve(server, &result.id, &reply);
-                // The answer to a query belongs to whoever asked, and to nobody else.
-                if !asked || app.tasks.get(&result.id).is_some() {
-                    app.task_result(server, result).await;
-                }
-            }
+            // See `run`.
+            FromAgent::Result(_) => {}
             FromAgent::Error(error) => {
                 tracing::debug!(
                     code = error.code,

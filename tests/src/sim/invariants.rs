@@ -199,7 +199,15 @@ impl Model {
         if found != expected {
             let (more, less): (Vec<_>, Vec<_>) =
                 (found.difference(&expected).collect(), expected.difference(&found).collect());
-            return Err(format!("VMs nobody has a task for: {more:?}; VMs missing: {less:?}"));
+            let about = |vm: &VmUuid| more.contains(&vm) || less.contains(&vm);
+            let tasks: Vec<_> = self
+                .tasks
+                .values()
+                .filter(|task| task.vm_uuid.as_ref().is_some_and(about))
+                .collect();
+            return Err(format!(
+                "VMs nobody has a task for: {more:?}; VMs missing: {less:?}; their tasks: {tasks:#?}"
+            ));
         }
         Ok(())
     }

@@ -54,7 +54,8 @@ impl App {
         message: &str,
     ) {
         let Some(open) = self.tasks.get(id) else { return };
-        if open.record.server_uuid != server {
+        // The late answer to a cancel that nobody waits for any more: the task goes on.
+        if open.record.server_uuid != server || code == "NotCancellable" {
             return;
         }
         if code == "UnknownTask" {
