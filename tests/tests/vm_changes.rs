@@ -25,12 +25,15 @@ impl Cluster {
         agent.wait_allocatable(&client).await;
         let image = guest::import(&client).await;
         let vm = fresh_uuid();
+        // On the node itself: what else needs the disk of this machine is not of interest here.
         let body = json!({
-            "uuid": vm, "image_uuid": image, "brand": "kvm", "ram": 192, "vcpus": 1,
-            "cpu_cap": 100, "quota": 1, "alias": "changes", "owner_uuid": fresh_uuid(),
+            "uuid": vm, "brand": "kvm", "ram": 192, "vcpus": 1, "alias": "changes",
+            "image": { "uuid": image, "files": [{ "compression": "none" }] },
+            "disks": [{ "image_uuid": image, "boot": true, "model": "virtio" }],
         });
-        let placed = client.post("/vms", &body).await.expect(202);
-        client.complete_task(placed["id"].as_str().expect("a task id"), 120).await;
+        let path = format!("/servers/{}/vms", agent.server_uuid);
+        let made = client.post(&path, &body).await.expect(200);
+        client.complete_task(made["id"].as_str().expect("a task id"), 120).await;
         Self { client, agent, image, vm, _coordinator: coordinator }
     }
 
