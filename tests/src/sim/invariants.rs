@@ -157,17 +157,29 @@ impl Model {
         keys.into_iter().filter(|key| changed(key)).cloned().collect()
     }
 
+    /// The VMs that there must be: created, and not destroyed there since. Ids of tasks are in the
+    /// order of their requests.
+    fn expected(&self) -> BTreeSet<VmUuid> {
+        let mut homes: BTreeMap<VmUuid, ServerUuid> = BTreeMap::new();
+        for task in self.tasks.values().filter(|task| task.status == TaskStatus::Complete) {
+            let Some(vm) = task.vm_uuid else { continue };
+            match task.task.as_str() {
+                "machine_create" => drop(homes.insert(vm, task.server_uuid)),
+                "machine_destroy" if homes.get(&vm) == Some(&task.server_uuid) => {
+                    homes.remove(&vm);
+                }
+                _ => {}
+            }
+        }
+        homes.into_keys().collect()
+    }
+
     /// Once all tasks have ended, each VM is whole on one host, or there is nothing of it.
     ///
     /// # Errors
     /// What is missing or left.
     pub fn check_settled(&self, agents: &[AgentNode]) -> Result<(), String> {
-        let done = |kind: &str| -> BTreeSet<VmUuid> {
-            let ended = self.tasks.values().filter(|t| t.status == TaskStatus::Complete);
-            ended.filter(|t| t.task == kind).filter_map(|t| t.vm_uuid).collect()
-        };
-        let (created, destroyed) = (done("machine_create"), done("machine_destroy"));
-        let expected: BTreeSet<VmUuid> = created.difference(&destroyed).copied().collect();
+        let expected = self.expected();
         let mut found: BTreeMap<VmUuid, ServerUuid> = BTreeMap::new();
         for agent in agents {
             let records: BTreeSet<VmUuid> = agent.records.records().into_keys().collect();
