@@ -18,6 +18,7 @@ use url::Url;
 use crate::config::{Config, StorageKind};
 use crate::drivers::compute::qemu::{Qemu, QemuConfig};
 use crate::drivers::images::{FileImages, FileImagesConfig};
+use crate::drivers::node::FileDocuments;
 use crate::drivers::settings::FileSettings;
 use crate::drivers::storage::{FileStorage, FileStorageConfig};
 use crate::drivers::{Drivers, host, images};
@@ -180,6 +181,7 @@ async fn drivers(
             &folders.run,
         ),
         settings: Arc::new(FileSettings::new(&folders.data)),
+        node: Arc::new(FileDocuments::new(folders.data.clone())),
         vms,
         report,
         clock,

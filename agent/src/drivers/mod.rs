@@ -8,6 +8,7 @@ pub mod faults;
 pub mod files;
 pub mod host;
 pub mod images;
+pub mod node;
 pub mod settings;
 pub mod storage;
 
@@ -37,6 +38,8 @@ pub struct Drivers {
     pub host: Arc<dyn host::Host>,
     /// Keeps the node's settings.
     pub settings: Arc<dyn settings::Settings>,
+    /// What is kept about the node.
+    pub node: Arc<dyn node::NodeDocuments>,
     /// What VMs there are meant to be.
     pub vms: Arc<VmTable>,
     /// What the node tells about itself.

@@ -88,8 +88,9 @@ impl RealNode {
         let entropy = Arc::new(SeededEntropy::new(3));
         let host = Arc::new(RefuseHost);
         let settings = Arc::new(FileSettings::new(self.folder.path()));
+        let node = Arc::new(crate::drivers::node::SimDocuments::default());
         let drivers =
-            Drivers { clock, entropy, compute, storage, images, host, settings, vms, report };
+            Drivers { clock, entropy, compute, storage, images, host, settings, node, vms, report };
         startup::find(&drivers).await.unwrap();
         Arc::new(drivers)
     }

@@ -19,8 +19,9 @@ use super::{
 use crate::drivers::Drivers;
 use crate::drivers::compute::sim::{SimCompute, SimGuests};
 use crate::drivers::faults::{Fault, Faults};
-use crate::drivers::host::refuse::RefuseHost;
+use crate::drivers::host::sim::SimHost;
 use crate::drivers::images::sim::{SimImages, SimRepository};
+use crate::drivers::node::SimDocuments;
 use crate::drivers::settings::sim::SimSettings;
 use crate::drivers::storage::sim::{SimImage, SimPool, SimStorage};
 use crate::report::sim::SimFacts;
@@ -43,6 +44,7 @@ pub(crate) struct Host {
     pub(crate) guests: SimGuests,
     pub(crate) pool: SimPool,
     pub(crate) records: SimVmRecords,
+    pub(crate) documents: SimDocuments,
     pub(super) faults: Faults,
     pub(crate) clock: SharedClock,
     tasks: Mutex<u32>,
@@ -55,6 +57,7 @@ impl Host {
             guests: SimGuests::default(),
             pool: SimPool::default(),
             records: SimVmRecords::new(faults.clone()),
+            documents: SimDocuments::default(),
             faults,
             clock: Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH)),
             tasks: Mutex::new(0),
@@ -83,12 +86,13 @@ impl Host {
             storage: storage.clone(),
         }));
         let drivers = Drivers {
+            node: Arc::new(self.documents.clone()),
             entropy: Arc::new(SeededEntropy::new(1)),
             compute,
             storage,
             images: Arc::new(SimImages::new(self.pool.clone(), repository, faults())),
-            host: Arc::new(RefuseHost),
             settings: Arc::new(SimSettings::new(faults())),
+            host: Arc::new(SimHost::default()),
             vms,
             report,
             clock,

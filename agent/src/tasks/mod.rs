@@ -45,8 +45,10 @@ mod recover;
 pub mod registry;
 mod run;
 pub mod runner;
+pub mod server_factory_reset;
 pub mod server_overprovision_ratio;
 pub mod server_reboot;
+pub mod server_setup;
 pub mod server_sysinfo;
 pub mod server_update_nics;
 mod snapshot;
@@ -95,7 +97,9 @@ pub static HANDLERS: &[&dyn Handler] = &[
     &machine_update_nics::MachineUpdateNics,
     &nop::Nop,
     &server_overprovision_ratio::ServerOverprovisionRatio,
+    &server_factory_reset::ServerFactoryReset,
     &server_reboot::ServerReboot,
+    &server_setup::ServerSetup,
     &server_sysinfo::ServerSysinfo,
     &server_update_nics::ServerUpdateNics,
     &unsupported::AGENT_INSTALL,
@@ -195,6 +199,11 @@ pub trait Handler: fmt::Debug + Send + Sync + 'static {
     /// `NotSupported`, and is not announced to coordinators.
     fn lacks(&self) -> Option<&'static str> {
         None
+    }
+
+    /// Whether a node that is being drained takes it all the same: it is what the drain was for.
+    fn follows_drain(&self) -> bool {
+        false
     }
 
     /// Parameters that [`Handler::plan`] accepts and that lead to the longest plan. From them

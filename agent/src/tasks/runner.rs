@@ -228,7 +228,12 @@ impl Engine {
         if shared.stopping {
             return Err(Refusal::new("Draining", "the agent is stopping"));
         }
-        if mutates && self.intake_of(shared) != Intake::Accepting {
+        let taken = match self.intake_of(shared) {
+            Intake::Accepting => true,
+            Intake::Paused => !mutates,
+            Intake::Draining | Intake::Drained => !mutates || handler.follows_drain(),
+        };
+        if !taken {
             return Err(Refusal::new(
                 "Draining",
                 "CN Agent is not accepting tasks for maintenance",

@@ -36,6 +36,10 @@ impl Handler for ServerReboot {
         Duration::from_secs(60)
     }
 
+    fn follows_drain(&self) -> bool {
+        true
+    }
+
     fn plan(&self, _params: &Params) -> Result<Plan, TaskFailure> {
         Ok(Plan { locks: vec![Lock::ServerExclusive], steps: vec![Box::new(Reboot)] })
     }

@@ -12,6 +12,7 @@ use muster_agent::drivers::compute::sim::{SimCompute, SimGuests};
 use muster_agent::drivers::faults::Faults;
 use muster_agent::drivers::host::sim::{HostLog, SimHost};
 use muster_agent::drivers::images::sim::{SimImages, SimRepository};
+use muster_agent::drivers::node::SimDocuments;
 use muster_agent::drivers::settings::sim::SimSettings;
 use muster_agent::drivers::storage::sim::{SimPool, SimStorage};
 use muster_agent::report::sim::SimFacts;
@@ -205,6 +206,7 @@ pub struct AgentNode {
     pub log: HostLog,
     /// Its settings.
     pub settings: SimSettings,
+    documents: SimDocuments,
     /// Faults of its drivers.
     pub faults: Faults,
     /// Its journal's map.
@@ -240,6 +242,7 @@ impl AgentNode {
             records: SimVmRecords::new(faults.clone()),
             log: HostLog::default(),
             settings: SimSettings::new(faults.clone()),
+            documents: SimDocuments::default(),
             faults,
             kv: disk(seed ^ 2),
             steps: None,
@@ -300,6 +303,7 @@ impl AgentNode {
             compute,
             storage,
             images: Arc::new(images),
+            node: Arc::new(self.documents.clone()),
             host: Arc::new(SimHost::new(self.log.clone(), faults())),
             settings: Arc::new(self.settings.clone()),
             vms,

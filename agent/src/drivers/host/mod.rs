@@ -28,6 +28,23 @@ pub enum HostAction {
     PowerOff,
     /// Set the host name.
     SetHostname(String),
+    /// Make the pool that disks are kept in.
+    CreatePool {
+        /// The `disk_*` parameters of the setup.
+        options: Value,
+        /// Whether it is encrypted.
+        encrypted: bool,
+    },
+    /// Wipe the node at its next boot.
+    FactoryReset {
+        /// What becomes of the disks: `labels`, `discard` or `none`.
+        wipe: String,
+    },
+    /// Run the script that ends a setup, as root.
+    FinishSetup {
+        /// The script, with its `#!` line.
+        script: String,
+    },
     /// Run a script as root.
     Execute {
         /// The script, with its `#!` line.
@@ -49,6 +66,9 @@ impl HostAction {
             Self::Reboot => "reboot",
             Self::PowerOff => "power off",
             Self::SetHostname(_) => "set the host name",
+            Self::CreatePool { .. } => "make a pool",
+            Self::FactoryReset { .. } => "wipe the node",
+            Self::FinishSetup { .. } => "run the script that ends the setup",
             Self::Execute { .. } => "run a script",
         }
     }
@@ -62,6 +82,12 @@ pub trait Host: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// `HostActionsDisabled` (the message names `host.actions`), or the host's failure.
     async fn act(&self, action: &HostAction) -> Result<Value, DriverError>;
+
+    /// Whether [`Host::act`] would try it; does nothing.
+    ///
+    /// # Errors
+    /// `HostActionsDisabled`, or `NotSupported` for what this host has no means for.
+    async fn ready(&self, action: &HostAction) -> Result<(), DriverError>;
 }
 
 /// `HostActionsDisabled`, with the reason.

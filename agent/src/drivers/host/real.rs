@@ -18,6 +18,8 @@ use crate::host::{Command, ExecError, Output, SharedExec};
 pub const MARKER: &str = "/etc/muster/host-actions";
 /// Longest time a command of our own may take.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
+/// Longest run of the script that ends a setup.
+const SETUP_SCRIPT_TIMEOUT: Duration = Duration::from_secs(1000);
 /// Longest run of a script that names no limit: that of the task itself.
 const SCRIPT_TIMEOUT: Duration = Duration::from_secs(3600);
 /// Of each output stream of a script.
@@ -155,7 +157,7 @@ fn check_hostname(name: &str) -> Result<(), DriverError> {
 
 #[async_trait]
 impl Host for RealHost {
-    async fn act(&self, action: &HostAction) -> Result<Value, DriverError> {
+    async fn ready(&self, action: &HostAction) -> Result<(), DriverError> {
         if !tokio::fs::try_exists(&self.marker).await.unwrap_or(false) {
             let marker = self.marker.display();
             let why = format!(
@@ -164,6 +166,20 @@ impl Host for RealHost {
             );
             return Err(super::disabled(action, &why));
         }
+        match action {
+            HostAction::CreatePool { .. } => {
+                Err(DriverError::refused("NotSupported", "this agent has no driver for ZFS pools"))
+            }
+            HostAction::FactoryReset { .. } => Err(DriverError::refused(
+                "NotSupported",
+                "this agent has no means to wipe the node at its next boot",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    async fn act(&self, action: &HostAction) -> Result<Value, DriverError> {
+        self.ready(action).await?;
         tracing::warn!(action = action.name(), "host action");
         match action {
             // Returns at once, so that the task can still report its end.
@@ -173,6 +189,11 @@ impl Host for RealHost {
                 check_hostname(name)?;
                 self.run(&["hostnamectl", "set-hostname", name]).await
             }
+            HostAction::FinishSetup { script } => {
+                self.execute(script, &[], &[], SETUP_SCRIPT_TIMEOUT).await
+            }
+            // Refused above.
+            HostAction::CreatePool { .. } | HostAction::FactoryReset { .. } => Ok(Value::Null),
             HostAction::Execute { script, args, env, timeout_ms } => {
                 let timeout = match timeout_ms {
                     0 => SCRIPT_TIMEOUT,

@@ -20,6 +20,10 @@ impl Host for RefuseHost {
             "host.actions is \"refuse\"; the packaged unit of the agent sets it to \"real\"",
         ))
     }
+
+    async fn ready(&self, action: &HostAction) -> Result<(), DriverError> {
+        self.act(action).await.map(drop)
+    }
 }
 
 /// Refuses scripts; passes on everything else.
@@ -34,6 +38,13 @@ impl Host for NoScripts {
             return Err(DriverError::refused("NotAuthorized", text));
         }
         self.0.act(action).await
+    }
+
+    async fn ready(&self, action: &HostAction) -> Result<(), DriverError> {
+        if matches!(action, HostAction::Execute { .. }) {
+            return self.act(action).await.map(drop);
+        }
+        self.0.ready(action).await
     }
 }
 

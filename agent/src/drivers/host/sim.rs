@@ -50,13 +50,18 @@ impl Host for SimHost {
             }
             log.push(action.clone());
             Ok(match action {
-                HostAction::Execute { .. } => {
+                HostAction::Execute { .. } | HostAction::FinishSetup { .. } => {
                     json!({ "exitCode": 0, "signal": null, "stdout": "", "stderr": "" })
                 }
+                HostAction::Reboot => json!({ "simulated": true }),
                 _ => Value::Null,
             })
         };
         tracing::info!(action = action.name(), "host action simulated");
         self.faults.call("host.act", record).await
+    }
+
+    async fn ready(&self, _action: &HostAction) -> Result<(), DriverError> {
+        Ok(())
     }
 }

@@ -1,0 +1,164 @@
+//! `server_factory_reset`: leaves a note that the node is to be wiped at its next boot, and
+//! restarts it.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde_json::{Value, json};
+
+use super::server_setup::SETUP_TASKS;
+use super::{Class, Handler, Lock, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use crate::drivers::host::HostAction;
+use crate::drivers::node::Document;
+
+const WIPES: &[&str] = &["labels", "discard", "none"];
+
+/// The kind; parameters `confirm` (the server's uuid), `wipe`, `reboot`.
+#[derive(Debug)]
+pub struct ServerFactoryReset;
+
+#[async_trait]
+impl Handler for ServerFactoryReset {
+    fn name(&self) -> &'static str {
+        "server_factory_reset"
+    }
+
+    fn class(&self) -> Class {
+        Class::Mutate
+    }
+
+    fn queue(&self) -> Queue {
+        SETUP_TASKS
+    }
+
+    fn deadline(&self, _params: &Params) -> Duration {
+        Duration::from_secs(120)
+    }
+
+    fn example(&self) -> Params {
+        Params::from_iter([("confirm".to_owned(), json!("the server's uuid"))])
+    }
+
+    fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
+        let confirm = params.get("confirm").and_then(Value::as_str);
+        let confirm = confirm
+            .ok_or_else(|| TaskFailure::bad_param("confirm", "must be the server's uuid"))?
+            .to_ascii_lowercase();
+        let wipe = match params.get("wipe") {
+            None | Some(Value::Null) => "labels",
+            Some(Value::String(wipe)) if WIPES.contains(&wipe.as_str()) => wipe,
+            Some(_) => {
+                return Err(TaskFailure::bad_param("wipe", "must be labels, discard or none"));
+            }
+        };
+        let reboot = match params.get("reboot") {
+            None | Some(Value::Null) => true,
+            Some(Value::Bool(reboot)) => *reboot,
+            Some(_) => return Err(TaskFailure::bad_param("reboot", "must be true or false")),
+        };
+        let action = HostAction::FactoryReset { wipe: wipe.to_owned() };
+        let check = Check { confirm, action: action.clone(), reboot };
+        let mut steps: Vec<Box<dyn Step>> = vec![Box::new(check), Box::new(Mark { action })];
+        if reboot {
+            steps.push(Box::new(Reboot));
+        }
+        Ok(Plan { locks: vec![Lock::ServerExclusive], steps })
+    }
+}
+
+#[derive(Debug)]
+struct Check {
+    confirm: String,
+    action: HostAction,
+    reboot: bool,
+}
+
+#[async_trait]
+impl Step for Check {
+    fn name(&self) -> &'static str {
+        "check"
+    }
+
+    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let report = ctx.drivers.report.sysinfo_within(Duration::MAX).await;
+        let uuid = report.sysinfo.get("UUID").and_then(Value::as_str).unwrap_or_default();
+        if self.confirm != uuid {
+            return Err(TaskFailure::bad_param("confirm", "is not this server's uuid"));
+        }
+        ctx.drivers.host.ready(&self.action).await?;
+        if self.reboot {
+            ctx.drivers.host.ready(&HostAction::Reboot).await?;
+        }
+        let vms = ctx.drivers.vms.entries().len();
+        if vms > 0 {
+            let text = format!("the server has {vms} VMs, which a reset would destroy");
+            return Err(TaskFailure::new("VmsPresent", text));
+        }
+        Ok(())
+    }
+
+    fn progress(&self) -> u8 {
+        20
+    }
+}
+
+/// From here on the reset happens at the next boot, whatever becomes of this task.
+#[derive(Debug)]
+struct Mark {
+    action: HostAction,
+}
+
+#[async_trait]
+impl Step for Mark {
+    fn name(&self) -> &'static str {
+        "mark"
+    }
+
+    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let note = json!({ "task": ctx.task_id });
+        ctx.drivers.node.write(Document::FactoryReset, &note).await?;
+        ctx.drivers.host.act(&self.action).await?;
+        ctx.finish_with(json!({ "setup_state": "factory_reset_pending" }));
+        Ok(())
+    }
+
+    fn progress(&self) -> u8 {
+        80
+    }
+}
+
+#[derive(Debug)]
+struct Reboot;
+
+#[async_trait]
+impl Step for Reboot {
+    fn name(&self) -> &'static str {
+        "reboot"
+    }
+
+    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        if !ctx.rebooted {
+            ctx.drivers.host.act(&HostAction::Reboot).await?;
+        }
+        Ok(())
+    }
+
+    fn progress(&self) -> u8 {
+        100
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_must_be_confirmed() {
+        let plan = |params: Value| ServerFactoryReset.plan(params.as_object().unwrap());
+        assert_eq!(plan(json!({ "confirm": "u" })).unwrap().steps.len(), 3);
+        assert_eq!(plan(json!({ "confirm": "u", "reboot": false })).unwrap().steps.len(), 2);
+        for bad in [json!({}), json!({ "confirm": 1 }), json!({ "confirm": "u", "wipe": "all" })] {
+            assert_eq!(plan(bad).unwrap_err().code, "InvalidParameters");
+        }
+    }
+}

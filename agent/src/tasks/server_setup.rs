@@ -1,0 +1,327 @@
+//! `server_setup`: makes a node ready for VMs. What it reached is in the setup record, which is
+//! written after each part, so that a setup that failed can be resumed.
+//!
+//! With disks kept in files there is no pool to make; asking for one fails with `NotSupported`
+//! until there is a driver for it.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use muster_shared::clock::iso;
+use serde_json::{Value, json};
+
+use super::{Class, Handler, Lock, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use crate::drivers::host::HostAction;
+use crate::drivers::node::Document;
+use crate::report::setup::Setup;
+
+/// The queue of what makes or unmakes a node.
+pub(super) const SETUP_TASKS: Queue =
+    Queue { name: "setup_tasks", max_concurrent: 1, max_wait: Duration::from_secs(60) };
+/// Longest kept output of that script, bytes.
+const MAX_OUTPUT_BYTES: usize = 4 * 1024;
+const LAYOUTS: &[&str] = &["single", "mirror", "raidz1", "raidz2", "raidz3"];
+
+/// The kind; parameters `hostname`, `postsetup_script`, `disk_*`, `encryption_enabled`, `reboot`,
+/// `force_resume`.
+#[derive(Debug)]
+pub struct ServerSetup;
+
+#[async_trait]
+impl Handler for ServerSetup {
+    fn name(&self) -> &'static str {
+        "server_setup"
+    }
+
+    fn class(&self) -> Class {
+        Class::Mutate
+    }
+
+    fn queue(&self) -> Queue {
+        SETUP_TASKS
+    }
+
+    fn deadline(&self, _params: &Params) -> Duration {
+        Duration::from_secs(7200)
+    }
+
+    fn example(&self) -> Params {
+        let example = json!({
+            "hostname": "cn1", "postsetup_script": "#!/bin/sh\n", "reboot": false,
+            "disk_layout": "mirror",
+        });
+        example.as_object().cloned().unwrap_or_default()
+    }
+
+    fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
+        let wanted = Wanted::parse(params)?;
+        let mut steps: Vec<Box<dyn Step>> = vec![Box::new(Preflight(wanted.clone()))];
+        if let Some(pool) = wanted.pool {
+            steps.push(Box::new(Part { name: "zpool_created", action: pool }));
+        }
+        if let Some(hostname) = wanted.hostname {
+            let action = HostAction::SetHostname(hostname);
+            steps.push(Box::new(Part { name: "hostname_set", action }));
+        }
+        if wanted.reboot {
+            steps.push(Box::new(Reboot));
+        }
+        if let Some(script) = wanted.script {
+            steps.push(Box::new(PostSetup { script }));
+        }
+        steps.push(Box::new(Complete));
+        Ok(Plan { locks: vec![Lock::ServerExclusive], steps })
+    }
+}
+
+/// What the parameters ask for.
+#[derive(Clone, Debug)]
+struct Wanted {
+    hostname: Option<String>,
+    script: Option<String>,
+    pool: Option<HostAction>,
+    reboot: bool,
+    resume: bool,
+}
+
+impl Wanted {
+    fn parse(params: &Params) -> Result<Self, TaskFailure> {
+        let text = |name: &str| match params.get(name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text.clone())),
+            Some(_) => Err(TaskFailure::bad_param(name, "must be a string")),
+        };
+        let flag = |name: &str, default: bool| match params.get(name) {
+            None | Some(Value::Null) => Ok(default),
+            Some(Value::Bool(flag)) => Ok(*flag),
+            Some(Value::String(text)) if text == "true" => Ok(true),
+            Some(Value::String(text)) if text == "false" => Ok(false),
+            Some(_) => Err(TaskFailure::bad_param(name, "must be true or false")),
+        };
+        let layout = text("disk_layout")?;
+        if layout.as_deref().is_some_and(|layout| !LAYOUTS.contains(&layout)) {
+            return Err(TaskFailure::bad_param("disk_layout", "is no known layout"));
+        }
+        let options: Params = ["disk_layout", "disk_spares", "disk_width", "disk_exclude"]
+            .into_iter()
+            .filter_map(|name| Some((name.to_owned(), params.get(name)?.clone())))
+            .filter(|(_, value)| !value.is_null())
+            .collect();
+        let encrypted = flag("encryption_enabled", false)?;
+        let pool = (!options.is_empty() || encrypted)
+            .then(|| HostAction::CreatePool { options: Value::Object(options), encrypted });
+        Ok(Self {
+            hostname: text("hostname")?.filter(|name| !name.is_empty()),
+            script: text("postsetup_script")?.filter(|script| !script.is_empty()),
+            pool,
+            reboot: flag("reboot", true)?,
+            resume: flag("force_resume", false)?,
+        })
+    }
+
+    /// What will be asked of the host.
+    fn actions(&self) -> Vec<HostAction> {
+        let hostname = self.hostname.clone().map(HostAction::SetHostname);
+        let script = self.script.clone().map(|script| HostAction::FinishSetup { script });
+        let reboot = self.reboot.then_some(HostAction::Reboot);
+        [self.pool.clone(), hostname, reboot, script].into_iter().flatten().collect()
+    }
+}
+
+async fn record(ctx: &TaskContext) -> Result<Option<Setup>, TaskFailure> {
+    let Some(stored) = ctx.drivers.node.read(Document::Setup).await? else { return Ok(None) };
+    let parsed = serde_json::from_value(stored);
+    parsed.map(Some).map_err(|error| {
+        TaskFailure::new("InternalError", format!("the setup record is damaged: {error}"))
+    })
+}
+
+/// Notes a state; durable when it returns.
+async fn reached(ctx: &TaskContext, state: &str) -> Result<(), TaskFailure> {
+    let now = iso(ctx.drivers.clock.wall());
+    let mut setup = record(ctx).await?.unwrap_or_else(|| Setup {
+        node_type: "computenode".to_owned(),
+        start_time: now.clone(),
+        current_state: String::new(),
+        seen_states: Vec::new(),
+        complete: false,
+        last_updated: String::new(),
+    });
+    if !setup.seen_states.iter().any(|seen| seen == state) {
+        setup.seen_states.push(state.to_owned());
+    }
+    state.clone_into(&mut setup.current_state);
+    setup.complete = state == "complete";
+    setup.last_updated = now;
+    let setup = json!(setup);
+    ctx.drivers.node.write(Document::Setup, &setup).await?;
+    ctx.result.lock()["setup_state"] = setup;
+    Ok(())
+}
+
+/// Whether an earlier setup reached a state.
+async fn has_reached(ctx: &TaskContext, state: &str) -> Result<bool, TaskFailure> {
+    let setup = record(ctx).await?;
+    Ok(setup.is_some_and(|setup| setup.seen_states.iter().any(|seen| seen == state)))
+}
+
+#[derive(Debug)]
+struct Preflight(Wanted);
+
+#[async_trait]
+impl Step for Preflight {
+    fn name(&self) -> &'static str {
+        "preflight"
+    }
+
+    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        if record(ctx).await?.is_some_and(|setup| setup.complete) && !self.0.resume {
+            return Err(TaskFailure::new("AlreadySetup", "the server is set up already"));
+        }
+        // Before anything is done: a setup that can't be finished is not begun.
+        for action in self.0.actions() {
+            ctx.drivers.host.ready(&action).await?;
+        }
+        reached(ctx, "preflight").await
+    }
+
+    fn progress(&self) -> u8 {
+        10
+    }
+}
+
+/// A part that is one host action, safe to repeat.
+#[derive(Debug)]
+struct Part {
+    name: &'static str,
+    action: HostAction,
+}
+
+#[async_trait]
+impl Step for Part {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        ctx.drivers.host.act(&self.action).await?;
+        reached(ctx, self.name).await
+    }
+
+    fn progress(&self) -> u8 {
+        50
+    }
+}
+
+#[derive(Debug)]
+struct Reboot;
+
+#[async_trait]
+impl Step for Reboot {
+    fn name(&self) -> &'static str {
+        "rebooted"
+    }
+
+    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        if !ctx.rebooted {
+            let done = ctx.drivers.host.act(&HostAction::Reboot).await?;
+            if done["simulated"] != true {
+                // The step ends in the next boot, where it is run again.
+                std::future::pending::<()>().await;
+            }
+        }
+        reached(ctx, "rebooted").await
+    }
+
+    fn progress(&self) -> u8 {
+        70
+    }
+}
+
+#[derive(Debug)]
+struct PostSetup {
+    script: String,
+}
+
+#[async_trait]
+impl Step for PostSetup {
+    fn name(&self) -> &'static str {
+        "postsetup"
+    }
+
+    /// At most once: the mark comes first, and a run that was cut off is not repeated.
+    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        if has_reached(ctx, "postsetup").await? {
+            ctx.result.lock()["postsetup_interrupted"] = json!(true);
+            return Ok(());
+        }
+        reached(ctx, "postsetup").await?;
+        let outcome =
+            ctx.drivers.host.act(&HostAction::FinishSetup { script: self.script.clone() }).await?;
+        if outcome["exitCode"] != 0 {
+            let stderr = outcome["stderr"].as_str().unwrap_or_default();
+            let shown = &stderr[..stderr.floor_char_boundary(MAX_OUTPUT_BYTES)];
+            let mut result = ctx.result.lock();
+            result["postsetup_failed"] = json!(true);
+            result["postsetup_exit_code"] = outcome["exitCode"].clone();
+            result["postsetup_stderr"] = json!(shown);
+        }
+        Ok(())
+    }
+
+    fn progress(&self) -> u8 {
+        90
+    }
+}
+
+#[derive(Debug)]
+struct Complete;
+
+#[async_trait]
+impl Step for Complete {
+    fn name(&self) -> &'static str {
+        "complete"
+    }
+
+    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        reached(ctx, "complete").await?;
+        // From now on the node says that it is set up.
+        ctx.drivers.report.sysinfo_within(Duration::ZERO).await;
+        Ok(())
+    }
+
+    fn progress(&self) -> u8 {
+        100
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(params: &Value) -> Result<Vec<&'static str>, &'static str> {
+        let plan = ServerSetup.plan(params.as_object().unwrap());
+        plan.map(|plan| plan.steps.iter().map(|step| step.name()).collect())
+            .map_err(|failure| failure.code)
+    }
+
+    #[test]
+    fn parts_that_are_not_wanted_are_left_out() {
+        assert_eq!(plan(&json!({ "reboot": false })).unwrap(), ["preflight", "complete"]);
+        assert_eq!(plan(&json!({})).unwrap(), ["preflight", "rebooted", "complete"]);
+        let all = json!({
+            "hostname": "a", "postsetup_script": "true", "encryption_enabled": "true",
+            "disk_cache": false, "unknown": 1,
+        });
+        let steps =
+            ["preflight", "zpool_created", "hostname_set", "rebooted", "postsetup", "complete"];
+        assert_eq!(plan(&all).unwrap(), steps);
+        for bad in [
+            json!({ "disk_layout": "raid5" }),
+            json!({ "hostname": 1 }),
+            json!({ "reboot": "maybe" }),
+        ] {
+            assert_eq!(plan(&bad).unwrap_err(), "InvalidParameters");
+        }
+    }
+}
