@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
+use futures_util::Stream;
 use muster_shared::tls::{self, Identity};
 use reqwest::{Body, Method, RequestBuilder, StatusCode};
 use serde_json::Value;
@@ -167,6 +169,22 @@ impl Client {
         };
         let late = |_| CliError::Timeout(format!("waited {} s for {what}", limit.as_secs()));
         tokio::time::timeout(limit, asking).await.map_err(late)?
+    }
+
+    /// `GET` of an answer without an end.
+    pub(crate) async fn stream(
+        &self,
+        path: &str,
+        query: &[(&str, String)],
+    ) -> Result<impl Stream<Item = reqwest::Result<Bytes>> + Unpin, CliError> {
+        let sent = self.request(Method::GET, path).query(query).send().await;
+        let response = sent.map_err(|error| self.unreachable(error.without_url()))?;
+        let status = response.status();
+        if !status.is_success() {
+            let text = response.text().await.unwrap_or_default();
+            return Err(refusal(status, &text));
+        }
+        Ok(Box::pin(response.bytes_stream()))
     }
 
     /// `DELETE`.

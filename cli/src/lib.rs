@@ -7,13 +7,16 @@
 mod allocate;
 mod allocate_offline;
 mod allocation;
+mod boot;
 mod capacity;
 mod client;
 mod completion;
 mod console;
 mod documentation;
 mod error;
+mod events;
 mod image;
+mod job;
 mod output;
 mod pick;
 mod server;
@@ -119,6 +122,14 @@ enum Command {
     /// Places in the waitlist's queues, for those who must not work at the same time.
     #[command(subcommand)]
     Ticket(ticket::Args),
+    /// Work in several steps on one server: setup, reboot, factory reset, network interfaces.
+    #[command(subcommand)]
+    Job(job::Args),
+    /// What servers boot, and with which parameters.
+    #[command(subcommand)]
+    Boot(boot::Args),
+    /// Prints what happens, as it happens.
+    Events(events::Args),
     /// Asks where a machine would be placed, and shows every step of the decision.
     Allocate(allocate::Args),
     /// Decisions of the allocator: kept, explained and replayed.
@@ -153,6 +164,9 @@ pub async fn run(args: Args) -> Result<(), CliError> {
         Command::Image(args) => image::run(&client, &output, args).await,
         Command::Task(args) => task::run(&client, &output, args).await,
         Command::Ticket(args) => ticket::run(&client, &output, args).await,
+        Command::Job(args) => job::run(&client, &output, args).await,
+        Command::Boot(args) => boot::run(&client, &output, args).await,
+        Command::Events(args) => events::run(&client, &output, args).await,
         Command::Allocate(args) => allocate::run(&client, &output, args).await,
         Command::Allocation(args) => allocation::run(&client, &output, args).await,
         Command::Capacity(args) => capacity::run(&client, &output, args).await,
