@@ -327,7 +327,7 @@ impl Worker {
                 app.task_accepted(server, &accepted.id);
                 app.agents.waiting.resolve(server, &accepted.id, &Reply::Accepted);
             }
-            FromAgent::Progress(progress) => app.tasks.progress(server, &progress),
+            FromAgent::Progress(progress) => app.task_progress(server, &progress),
             // See `run`.
             FromAgent::Result(_) => {}
             FromAgent::Error(error) => {

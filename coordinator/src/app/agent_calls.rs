@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
 use muster_shared::link::Connection;
-use muster_shared::wire::{FromCoordinator, Intake, Pause, Resume, StreamKind};
+use muster_shared::wire::{Drain, FromCoordinator, Intake, Pause, Resume, StreamKind};
 
 use super::App;
 use super::error::AppError;
@@ -12,6 +12,8 @@ use crate::agents::Reply;
 
 /// Longest wait for `pause` and `resume` to be durable at the agent.
 const CONTROL_TIMEOUT: Duration = Duration::from_secs(10);
+/// A drain that nobody ends is over after this long, seconds.
+const DRAIN_TTL_S: u64 = 1800;
 
 impl App {
     /// Makes an agent refuse new mutating tasks until it is resumed.
@@ -35,6 +37,23 @@ impl App {
         let resume = Resume { token: token.clone() };
         self.control(server, token, resume.into(), "resume").await?;
         self.agents.registry.set_intake(server, Intake::Accepting);
+        Ok(())
+    }
+
+    /// As [`App::agent_pause`], but tasks that wait come back, and the agent resumes by itself
+    /// when nobody resumes it, lest a dead coordinator leave a node paused for ever.
+    ///
+    /// # Errors
+    /// As [`App::agent_pause`].
+    pub(super) async fn agent_drain(
+        &self,
+        server: ServerUuid,
+        reason: &str,
+        token: TaskId,
+    ) -> Result<(), AppError> {
+        let drain = Drain { reason: reason.to_owned(), token: token.clone(), ttl_s: DRAIN_TTL_S };
+        self.control(server, token, drain.into(), "drain").await?;
+        self.agents.registry.set_intake(server, Intake::Draining);
         Ok(())
     }
 

@@ -41,6 +41,9 @@ pub enum AppError {
     /// The request names a ticket that is not active.
     #[error("ticket {0} is not active")]
     TicketNotActive(String),
+    /// No such job.
+    #[error("no such job found")]
+    JobNotFound,
     /// The task has ended, or its kind can't be cancelled.
     #[error("{0}")]
     NotCancellable(String),

@@ -22,6 +22,9 @@ pub(crate) const PLACES: &str = "place/";
 pub(crate) const RESERVATIONS: &str = "reserve/";
 pub(crate) const ALLOCATIONS: &str = "allocation/";
 pub(crate) const BOOT_DEFAULT: &str = "boot/default";
+pub(crate) const JOBS: &str = "job/";
+/// Which job of a kind runs on a server.
+pub(crate) const JOB_GUARDS: &str = "jobrun/";
 pub(crate) const TICKETS: &str = "ticket/";
 pub(crate) const QUEUES: &str = "queue/";
 /// The counter that gives tickets their order.
@@ -78,6 +81,14 @@ pub(crate) fn reservation(vm: VmUuid) -> String {
 
 pub(crate) fn allocation(id: uuid::Uuid) -> String {
     format!("{ALLOCATIONS}{id}")
+}
+
+pub(crate) fn job(uuid: uuid::Uuid) -> String {
+    format!("{JOBS}{uuid}")
+}
+
+pub(crate) fn job_guard(server: ServerUuid, name: &str) -> String {
+    format!("{JOB_GUARDS}{server}/{name}")
 }
 
 pub(crate) fn member(instance: &str) -> String {

@@ -10,10 +10,12 @@ pub mod boot;
 mod config;
 pub(crate) mod dataset_url;
 mod error;
+pub mod events;
 mod expected;
 pub mod fields;
 pub mod figures;
 pub mod fleet;
+pub mod jobs;
 pub(crate) mod keys;
 mod place;
 pub mod platforms;
@@ -92,6 +94,8 @@ pub struct App {
     pub(crate) lease: Mutex<LeaseId>,
     pub(crate) agents: Agents,
     pub(crate) tasks: Table,
+    pub(crate) jobs: jobs::Jobs,
+    pub(crate) events: events::Events,
     pub(crate) tickets: Tickets,
     pub(crate) placing: Mutex<Placing>,
     pub(crate) decisions: allocate::Decisions,
@@ -137,6 +141,8 @@ impl App {
             vms_wake: Notify::new(),
             lease: Mutex::new(LeaseId(0)),
             tasks: Table::default(),
+            jobs: jobs::Jobs::default(),
+            events: events::Events::default(),
             tickets: Tickets::new(),
             placing: Mutex::new(Placing::new(&config.allocation)),
             decisions: allocate::Decisions::default(),

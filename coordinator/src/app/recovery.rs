@@ -46,18 +46,24 @@ impl App {
         feature: &str,
         least: Version,
     ) -> Result<(), AppError> {
-        let agents = self.fleet.with(server, |entry| {
-            entry.record.as_ref().and_then(|record| record.value.get("agents").cloned())
-        });
-        let installed = cn_agent_version(&agents.flatten().unwrap_or_default());
-        if installed.as_deref().and_then(parse).is_some_and(|version| version >= least) {
-            return Ok(());
-        }
-        let (installed, (major, minor, patch)) = (installed.as_deref().unwrap_or("unknown"), least);
+        let Some(installed) = self.outdated_cn_agent(server, least) else { return Ok(()) };
+        let (major, minor, patch) = least;
         Err(AppError::Precondition(format!(
             "cn-agent (v{installed}) on server {server} does not support \"{feature}\": require at \
              least cn-agent v{major}.{minor}.{patch}"
         )))
+    }
+
+    /// The version of a server's `cn-agent` if it is older than `least`, or `unknown`.
+    pub fn outdated_cn_agent(&self, server: ServerUuid, least: Version) -> Option<String> {
+        let agents = self.fleet.with(server, |entry| {
+            entry.record.as_ref().and_then(|record| record.value.get("agents").cloned())
+        });
+        let installed = cn_agent_version(&agents.flatten().unwrap_or_default());
+        match installed.as_deref().and_then(parse) {
+            Some(version) if version >= least => None,
+            _ => Some(installed.unwrap_or_else(|| "unknown".to_owned())),
+        }
     }
 
     /// Checks everything that the reference checks before it starts `recovery_config`, in its

@@ -7,6 +7,7 @@
 
 mod allocations;
 mod figures;
+mod jobs;
 mod lease;
 mod roster;
 mod tasks;
@@ -28,6 +29,8 @@ pub(crate) fn start(app: &Arc<App>) {
     run(app, "vm-writer", vms::run);
     run(app, "figures-writer", figures::run);
     run(app, "tasks", tasks::tick);
+    run(app, "jobs", jobs::tick);
+    run(app, "job-retention", jobs::retention);
     run(app, "retention", tasks::retention);
     run(app, "waitlist-writer", tickets::write);
     run(app, "waitlist-follower", tickets::follow);

@@ -21,6 +21,7 @@ impl From<AppError> for ApiError {
             | AppError::ServerNotFound(_)
             | AppError::VmNotFound(_)
             | AppError::TaskNotFound
+            | AppError::JobNotFound
             | AppError::TicketNotFound(_)
             | AppError::NoSuchTicket(_) => Self::NotFound(message),
             AppError::TicketExpired(_) => Self::RefusedArgument(message),

@@ -14,6 +14,9 @@ use super::{openapi, process};
 const LEVELS: [(u64, &str); 6] =
     [(10, "trace"), (20, "debug"), (30, "info"), (40, "warn"), (50, "error"), (60, "off")];
 
+/// Open tasks that the diagnostics name.
+const MAX_SHOWN_TASKS: usize = 1_000;
+
 const LOG_LEVEL_PARAMS: &[Param] =
     &[Param::new("level", &[], "a name (`info`) or bunyan's number (30)")];
 
@@ -77,7 +80,7 @@ async fn diagnostics(request: Request) -> Result<Response, ApiError> {
         "start_timestamp": iso(request.shell.started),
         // The reference reports node's heap; a Rust process has only its resident memory.
         "memory": { "rss": rss, "heapTotal": rss, "heapUsed": rss, "external": 0 },
-        "taskCallbacks": Map::new(),
+        "taskCallbacks": request.app.open_tasks_by_kind(MAX_SHOWN_TASKS),
         "pendingActivationsByServer": Map::new(),
     }))
 }

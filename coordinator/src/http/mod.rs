@@ -13,6 +13,7 @@ mod conn;
 mod dispatch;
 mod docker;
 mod error;
+mod event_stream;
 mod events;
 mod execute;
 mod filters;
@@ -20,6 +21,7 @@ mod fleet_vms;
 mod gate;
 mod images;
 mod info;
+mod jobs;
 mod matcher;
 mod metrics;
 mod node_images;
@@ -77,6 +79,7 @@ fn table() -> Vec<Route> {
         images::routes,
         servers::routes,
         events::routes,
+        event_stream::routes,
         tasks::routes,
         vms::routes,
         snapshots::routes,
@@ -89,6 +92,7 @@ fn table() -> Vec<Route> {
         agent_ws::routes,
         allocate::routes,
         boot::routes,
+        jobs::routes,
         why::routes,
         tickets::routes,
         not_implemented::routes,
@@ -123,6 +127,8 @@ pub(crate) struct Shell {
     sockets: TaskTracker,
     /// Uploads of images at a time; each holds two parts in memory.
     uploads: Arc<Semaphore>,
+    /// The listeners stop: streams without an end are ended.
+    leaving: CancellationToken,
     /// Requests that still wait get a 503.
     hurry: CancellationToken,
     /// Connections are dropped.
@@ -174,6 +180,7 @@ impl Shell {
             tracker: TaskTracker::new(),
             sockets: TaskTracker::new(),
             uploads: Arc::new(Semaphore::new(MAX_UPLOADS)),
+            leaving: CancellationToken::new(),
             hurry: CancellationToken::new(),
             cut_off: CancellationToken::new(),
             kill: CancellationToken::new(),

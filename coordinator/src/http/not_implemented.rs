@@ -7,12 +7,7 @@ use http::{Method, StatusCode};
 use super::error::ApiError;
 use super::route::Route;
 
-const OPERATIONS: &[(Method, &str, &str)] = &[
-    (Method::PUT, "/servers/:server_uuid/setup", "ServerSetup"),
-    (Method::PUT, "/servers/:server_uuid/factory-reset", "ServerFactoryReset"),
-    (Method::POST, "/servers/:server_uuid/reboot", "ServerReboot"),
-    (Method::PUT, "/servers/:server_uuid/nics", "NicUpdate"),
-];
+const OPERATIONS: &[(Method, &str, &str)] = &[];
 
 pub(super) fn routes() -> Vec<Route> {
     let route = |(method, pattern, operation): &(Method, &'static str, &'static str)| {

@@ -97,6 +97,15 @@ impl Response {
             .header(http::header::CONTENT_LENGTH, HeaderValue::from(length))
     }
 
+    /// A stream of bytes of a media type that goes on until the client or the server leaves.
+    pub(crate) fn endless(
+        content_type: &'static str,
+        stream: BoxStream<'static, io::Result<Bytes>>,
+    ) -> Self {
+        Self::new(Body::Stream(stream))
+            .header(http::header::CONTENT_TYPE, HeaderValue::from_static(content_type))
+    }
+
     /// Another status than the route's.
     pub(crate) fn status(mut self, status: StatusCode) -> Self {
         self.status = Some(status);

@@ -289,7 +289,6 @@ impl Route {
     }
 
     /// Answers beside the usual ones.
-    #[allow(dead_code, reason = "routes to come need it")]
     pub(crate) fn also(mut self, also: &'static [Also]) -> Self {
         self.also = also;
         self

@@ -152,6 +152,7 @@ impl Server {
     /// were cut off.
     pub(crate) async fn drain(&self) -> usize {
         self.stop.cancel();
+        self.shell.leaving.cancel();
         self.acceptors.wait().await;
         let tracker = &self.shell.tracker;
         tracker.close();

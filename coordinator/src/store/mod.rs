@@ -11,6 +11,7 @@
 //! | `figures/<uuid>` | server | its memory and disk, at most every ten minutes |
 //! | `roster/<uuid>` | server | its roster authority, on a change of status |
 //! | `task/<id>`, `open/<server>/<id>` | task | creation, end |
+//! | `job/<uuid>`, `jobrun/<server>/<kind>` | job | creation, each step, end |
 //! | `boot/default` | installation | operators: boot parameters of new servers |
 //! | `ticket/<uuid>`, `queue/<server>/<hash>`, `ticket-seq` | ticket, queue of open ones, all | the waitlist |
 //! | `members/<instance>` | coordinator | its start; gone with its lease |

@@ -366,8 +366,8 @@ mod tests {
     }
 
     #[track_caller]
-    fn check_refused(module: Value, problem: &str) {
-        let refused = check_modules(std::slice::from_ref(&module)).unwrap_err().to_string();
+    fn check_refused(module: &Value, problem: &str) {
+        let refused = check_modules(std::slice::from_ref(module)).unwrap_err().to_string();
         assert_eq!(
             refused,
             format!("Values provided for boot_modules contain errors: {problem}"),
@@ -381,25 +381,28 @@ mod tests {
         let checked = check_modules(std::slice::from_ref(&good)).unwrap();
         assert_eq!(checked[0]["type"], "base64");
         check_refused(
-            json!({ "path": "a", "content": "aGVsbG8=", "type": "hex" }),
+            &json!({ "path": "a", "content": "aGVsbG8=", "type": "hex" }),
             "Unsupported type hex for module 'a'",
         );
-        check_refused(json!({ "path": "a" }), r#"Unexpected format for boot_module: {"path":"a"}"#);
-        check_refused(json!(7), "Unexpected format for boot_module: 7");
+        check_refused(
+            &json!({ "path": "a" }),
+            r#"Unexpected format for boot_module: {"path":"a"}"#,
+        );
+        check_refused(&json!(7), "Unexpected format for boot_module: 7");
         for path in ["./x", "a/../b", "a//b", "..", "../x", "a/."] {
             check_refused(
-                json!({ "path": path, "content": "aGVsbG8=" }),
+                &json!({ "path": path, "content": "aGVsbG8=" }),
                 &format!(
                     "Invalid path for boot_module: '{path}' (path cannot contain '.' or '..')"
                 ),
             );
         }
         check_refused(
-            json!({ "path": "a", "content": "not base64!" }),
+            &json!({ "path": "a", "content": "not base64!" }),
             "Contents for module 'a' must be base64 encoded",
         );
         check_refused(
-            json!({ "path": "a", "content": STANDARD.encode(vec![0; MAX_MODULE_BYTES + 1]) }),
+            &json!({ "path": "a", "content": STANDARD.encode(vec![0; MAX_MODULE_BYTES + 1]) }),
             "Module 'a' exceeds the maximum allowed size of 4KB",
         );
         let full = STANDARD.encode(vec![0; MAX_MODULE_BYTES]);

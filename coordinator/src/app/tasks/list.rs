@@ -1,7 +1,9 @@
 //! `GET /tasks`: all tasks in the order in which they were made.
 
+use std::collections::BTreeMap;
+
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::record::{TaskRecord, TaskStatus};
 use crate::app::error::AppError;
@@ -86,6 +88,18 @@ impl App {
                 None => return Ok(page),
             }
         }
+    }
+
+    /// Open tasks, at most `max`, as `{kind: [{"id"}]}`.
+    #[must_use]
+    pub fn open_tasks_by_kind(&self, max: usize) -> BTreeMap<String, Vec<Value>> {
+        let mut kinds: BTreeMap<String, Vec<Value>> = BTreeMap::new();
+        for id in self.tasks.ids().into_iter().take(max) {
+            if let Some(open) = self.tasks.get(&id) {
+                kinds.entry(open.record.task.clone()).or_default().push(json!({ "id": id }));
+            }
+        }
+        kinds
     }
 
     fn open_list(&self, filter: &TaskFilter, limit: usize) -> TaskPage {

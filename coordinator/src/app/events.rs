@@ -1,0 +1,507 @@
+//! What happens, as it happens: changes of the store in commit order, and what tasks report in
+//! between.
+//!
+//! A subscription is a watch of the whole store, so the store decides what is still known. Every
+//! event has a [`Position`]: the commit, and which of its changes it is. Whoever comes back with
+//! one gets everything after it, or is told that something is missing. Progress of tasks is not
+//! stored: it comes between the changes in the order of its arrival and is not repeated.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
+use muster_shared::wire::Progress;
+use serde_json::{Map, Value, json};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
+
+use super::error::AppError;
+use super::{App, keys};
+use crate::store::{self, Revision, Watch, WatchEnd};
+
+/// Subscriptions at a time; each holds up to 4,096 changes that its reader has not taken.
+const MAX_SUBSCRIPTIONS: usize = 256;
+/// Reports of progress that a reader may lag behind.
+const PROGRESS_BACKLOG: usize = 1_024;
+/// Longest silence; then the reader is told how far it is.
+const IDLE: Duration = Duration::from_secs(15);
+
+/// What an event is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum EventKind {
+    /// A server's status.
+    Server,
+    /// A VM's state or identity.
+    Vm,
+    /// A task's creation and end.
+    Task,
+    /// A task's progress.
+    Progress,
+    /// A ticket's status, its activation above all.
+    Ticket,
+    /// A job and its steps.
+    Job,
+}
+
+impl EventKind {
+    /// All, by the names that clients use.
+    pub const ALL: [(Self, &'static str); 6] = [
+        (Self::Server, "server"),
+        (Self::Vm, "vm"),
+        (Self::Task, "task"),
+        (Self::Progress, "progress"),
+        (Self::Ticket, "ticket"),
+        (Self::Job, "job"),
+    ];
+
+    /// Its name.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        Self::ALL.iter().find(|(kind, _)| *kind == self).map_or("", |(_, name)| name)
+    }
+}
+
+impl FromStr for EventKind {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        Self::ALL.iter().find(|(_, name)| *name == text).map(|(kind, _)| *kind).ok_or(())
+    }
+}
+
+/// Which events; all that is given must fit.
+#[derive(Clone, Debug, Default)]
+pub struct EventFilter {
+    /// Of these kinds; empty: all.
+    pub kinds: BTreeSet<EventKind>,
+    /// About this server.
+    pub server: Option<ServerUuid>,
+    /// About this VM.
+    pub vm: Option<VmUuid>,
+    /// About this task.
+    pub task: Option<TaskId>,
+}
+
+impl EventFilter {
+    fn fits(&self, event: &Change) -> bool {
+        let is = |wanted: Option<&str>, member: &str| {
+            wanted
+                .is_none_or(|wanted| event.data.get(member).and_then(Value::as_str) == Some(wanted))
+        };
+        let id = if event.kind == EventKind::Progress { "task_id" } else { "id" };
+        let about_task = event.kind == EventKind::Task || event.kind == EventKind::Progress;
+        (self.kinds.is_empty() || self.kinds.contains(&event.kind))
+            && is(self.server.map(|s| s.to_string()).as_deref(), "server_uuid")
+            && is(self.vm.map(|vm| vm.to_string()).as_deref(), "vm_uuid")
+            && (self.task.is_none() || about_task)
+            && is(self.task.as_ref().map(TaskId::as_str), id)
+    }
+}
+
+/// A point among the changes: a commit, and how many of its changes are behind. As text
+/// `epoch.counter` (the whole commit) or `epoch.counter.n`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Position {
+    revision: Revision,
+    /// `u32::MAX`: all of them.
+    seen: u32,
+}
+
+impl Position {
+    fn after(revision: Revision) -> Self {
+        Self { revision, seen: u32::MAX }
+    }
+
+    /// The commit to watch from so that nothing after this point is missed.
+    fn watch_from(self) -> Revision {
+        let Revision { epoch, counter } = self.revision;
+        let whole = self.seen == u32::MAX;
+        Revision { epoch, counter: if whole { counter } else { counter.saturating_sub(1) } }
+    }
+
+    /// The next change of a watch is at this revision; counts it.
+    fn advance(self, revision: Revision) -> Self {
+        if self.revision == revision && self.seen != u32::MAX {
+            return Self { revision, seen: self.seen.saturating_add(1) };
+        }
+        Self { revision, seen: 1 }
+    }
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.seen {
+            u32::MAX => self.revision.fmt(f),
+            seen => write!(f, "{}.{seen}", self.revision),
+        }
+    }
+}
+
+impl FromStr for Position {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let mut parts = text.split('.');
+        let mut number = || parts.next().map(|part| part.parse::<u64>().map_err(|_| ()));
+        let epoch = number().ok_or(())??;
+        let counter = number().ok_or(())??;
+        let seen = number().transpose()?.map(|n| u32::try_from(n).map_err(|_| ())).transpose()?;
+        if parts.next().is_some() {
+            return Err(());
+        }
+        Ok(Self { revision: Revision { epoch, counter }, seen: seen.unwrap_or(u32::MAX) })
+    }
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Change {
+    /// What it is about.
+    pub kind: EventKind,
+    /// Its members.
+    pub data: Map<String, Value>,
+}
+
+/// What a subscription yields.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Item {
+    /// A change of the store.
+    Change(Position, Change),
+    /// Progress of a task; it has no position.
+    Progress(Change),
+    /// Something was missed: read the state anew; what follows comes after this point.
+    Reset(Position, &'static str),
+    /// Nothing that fits happened for a while; the reader is this far.
+    Idle(Position),
+}
+
+/// What subscriptions share.
+#[derive(Debug)]
+pub(crate) struct Events {
+    progress: broadcast::Sender<Arc<Change>>,
+    places: Arc<Semaphore>,
+}
+
+impl Default for Events {
+    fn default() -> Self {
+        Self {
+            progress: broadcast::Sender::new(PROGRESS_BACKLOG),
+            places: Arc::new(Semaphore::new(MAX_SUBSCRIPTIONS)),
+        }
+    }
+}
+
+impl App {
+    /// A report of a running task.
+    pub(crate) fn task_progress(&self, server: ServerUuid, progress: &Progress) {
+        self.tasks.progress(server, progress);
+        if self.events.progress.receiver_count() == 0 {
+            return;
+        }
+        let Some(open) = self.tasks.get(&progress.id).filter(|o| o.record.server_uuid == server)
+        else {
+            return;
+        };
+        let data = members(json!({
+            "task_id": progress.id, "task": open.record.task, "server_uuid": server,
+            "vm_uuid": open.record.vm_uuid, "seq": progress.seq, "name": progress.name,
+            "event": progress.event, "timestamp": progress.ts,
+        }));
+        // An error means that the last reader has just left.
+        drop(self.events.progress.send(Arc::new(Change { kind: EventKind::Progress, data })));
+    }
+
+    /// Subscribes to what happens from now on, or after the point where a reader was.
+    ///
+    /// # Errors
+    /// [`AppError::Busy`] when there are too many subscriptions; [`AppError::Store`].
+    pub async fn subscribe(
+        self: &Arc<Self>,
+        filter: EventFilter,
+        after: Option<Position>,
+    ) -> Result<Subscription, AppError> {
+        let place = Arc::clone(&self.events.places).try_acquire_owned();
+        let place = place.map_err(|_| AppError::Busy("too many readers of events".to_owned()))?;
+        let progress = self.events.progress.subscribe();
+        let now = self.store_position().await?;
+        // A point that this store never reached is of another store.
+        let known = after.filter(|after| after.revision <= now.revision);
+        let from = known.unwrap_or(now);
+        let watch = self.parts.store.watch("", from.watch_from()).await?;
+        let told = if after.is_some() && known.is_none() {
+            Some(Item::Reset(now, "the position is not of this store"))
+        } else {
+            Some(Item::Idle(from))
+        };
+        let behind = if from.seen == u32::MAX { None } else { Some(from) };
+        Ok(Subscription {
+            app: Arc::clone(self),
+            filter,
+            watch,
+            progress,
+            at: Position { revision: from.watch_from(), seen: u32::MAX },
+            behind,
+            told,
+            _place: place,
+        })
+    }
+
+    async fn store_position(&self) -> Result<Position, AppError> {
+        let page = self.parts.store.list(keys::BOOT_DEFAULT, None, 1).await?;
+        Ok(Position::after(page.revision))
+    }
+}
+
+/// A reader's place among the events.
+#[derive(Debug)]
+pub struct Subscription {
+    app: Arc<App>,
+    filter: EventFilter,
+    watch: Watch,
+    progress: broadcast::Receiver<Arc<Change>>,
+    /// The last change taken from the watch.
+    at: Position,
+    /// Changes up to here were seen before.
+    behind: Option<Position>,
+    /// To be told first.
+    told: Option<Item>,
+    _place: OwnedSemaphorePermit,
+}
+
+impl Subscription {
+    /// The next item; `None` when the application stops.
+    pub async fn next(&mut self) -> Option<Item> {
+        if let Some(item) = self.told.take() {
+            return Some(item);
+        }
+        let idle = tokio::time::sleep(IDLE);
+        tokio::pin!(idle);
+        loop {
+            tokio::select! {
+                biased;
+                () = self.app.cancel.cancelled() => return None,
+                // Before the store, so that a task's progress comes before its end.
+                progress = self.progress.recv() => match progress {
+                    Ok(change) if self.filter.fits(&change) => {
+                        return Some(Item::Progress((*change).clone()));
+                    }
+                    Ok(_) => {}
+                    Err(broadcast::error::RecvError::Lagged(_)) => {
+                        return Some(Item::Reset(self.at, "reports of progress were missed"));
+                    }
+                    Err(broadcast::error::RecvError::Closed) => return None,
+                },
+                event = self.watch.recv() => match event {
+                    Some(Ok(event)) => {
+                        if let Some(item) = self.take(&event) {
+                            return Some(item);
+                        }
+                    }
+                    Some(Err(WatchEnd::Compacted)) => return self.restart().await,
+                    Some(Err(WatchEnd::Closed)) | None => return None,
+                },
+                () = &mut idle => return Some(Item::Idle(self.at)),
+            }
+        }
+    }
+
+    fn take(&mut self, event: &store::Event) -> Option<Item> {
+        self.at = self.at.advance(event.revision);
+        if self.behind.is_some_and(|behind| self.at <= behind) {
+            return None;
+        }
+        let change = change_of(event).filter(|change| self.filter.fits(change))?;
+        Some(Item::Change(self.at, change))
+    }
+
+    /// What was missed is lost; goes on from now.
+    async fn restart(&mut self) -> Option<Item> {
+        let now = match self.app.store_position().await {
+            Ok(now) => now,
+            Err(error) => {
+                tracing::warn!(%error, "a reader of events is sent away");
+                return None;
+            }
+        };
+        match self.app.parts.store.watch("", now.revision).await {
+            Ok(watch) => self.watch = watch,
+            Err(error) => {
+                tracing::warn!(%error, "a reader of events is sent away");
+                return None;
+            }
+        }
+        (self.at, self.behind) = (now, None);
+        Some(Item::Reset(now, "the changes in between are no longer known"))
+    }
+}
+
+fn members(value: Value) -> Map<String, Value> {
+    match value {
+        Value::Object(members) => members,
+        _ => Map::new(),
+    }
+}
+
+/// What a change of the store means to readers; `None` for records that are nobody's business.
+fn change_of(event: &store::Event) -> Option<Change> {
+    let (prefix, rest) = event.key.split_once('/')?;
+    let value = match &event.value {
+        Some(bytes) => Some(serde_json::from_slice::<Map<String, Value>>(bytes).ok()?),
+        None => None,
+    };
+    let get = |name: &str| value.as_ref().and_then(|v| v.get(name)).cloned().unwrap_or_default();
+    let (kind, data) = match (prefix, &value) {
+        ("roster", _) => {
+            let data = json!({
+                "server_uuid": rest, "status": get("status"), "since": get("since"),
+                "removed": value.is_none(),
+            });
+            (EventKind::Server, data)
+        }
+        ("vms", _) => {
+            let (server, vm) = rest.split_once('/')?;
+            let index = get("index");
+            let data = json!({
+                "vm_uuid": vm, "server_uuid": server, "state": get("state"),
+                "zone_state": get("zone_state"), "owner_uuid": get("owner_uuid"),
+                "alias": index.get("alias"), "removed": value.is_none(),
+            });
+            (EventKind::Vm, data)
+        }
+        // Old ones that are deleted are no news.
+        ("task", Some(_)) => {
+            let data = json!({
+                "id": get("id"), "task": get("task"), "server_uuid": get("server_uuid"),
+                "vm_uuid": get("vm_uuid"), "status": get("status"), "req_id": get("req_id"),
+                "accepted": get("accepted"), "timestamp": get("timestamp"),
+                "finished_at": get("finished_at"), "error": get("error"),
+            });
+            (EventKind::Task, data)
+        }
+        ("ticket", Some(_)) => (EventKind::Ticket, ticket(&get)),
+        ("job", Some(_)) => (EventKind::Job, job(&get)),
+        _ => return None,
+    };
+    let mut data = members(data);
+    data.insert("revision".to_owned(), json!(event.revision.to_string()));
+    Some(Change { kind, data })
+}
+
+fn ticket(get: &dyn Fn(&str) -> Value) -> Value {
+    // The queue's members stand in the record, or in a member of their own.
+    let queue = get("queue");
+    let of = |name: &str| queue.get(name).cloned().unwrap_or_else(|| get(name));
+    json!({
+        "uuid": get("uuid"), "server_uuid": of("server_uuid"), "scope": of("scope"),
+        "id": of("id"), "action": get("action"), "status": get("status"),
+    })
+}
+
+fn job(get: &dyn Fn(&str) -> Value) -> Value {
+    let chain = get("chain");
+    let step = |step: &Value| json!({ "name": step["name"], "state": step["state"] });
+    let steps: Vec<Value> = chain.as_array().into_iter().flatten().map(step).collect();
+    json!({
+        "uuid": get("uuid"), "name": get("name"), "server_uuid": get("server_uuid"),
+        "execution": get("execution"), "steps": steps,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn at(counter: u64) -> Revision {
+        Revision { epoch: 1, counter }
+    }
+
+    fn event(key: &str, value: Option<&Value>, counter: u64) -> store::Event {
+        let value = value.map(|value| Bytes::from(value.to_string()));
+        store::Event { key: key.to_owned(), value, revision: at(counter) }
+    }
+
+    #[test]
+    fn changes_of_the_store_are_told_in_the_api_s_words() {
+        let server = "11111111-1111-4111-8111-111111111111";
+        let roster = event(&format!("roster/{server}"), Some(&json!({ "status": "unknown" })), 7);
+        let change = change_of(&roster).unwrap();
+        assert_eq!(change.kind, EventKind::Server);
+        assert_eq!(change.data["status"], "unknown");
+        assert_eq!(change.data["server_uuid"], server);
+        assert_eq!(change.data["revision"], "1.7");
+        let gone = change_of(&event(&format!("vms/{server}/v"), None, 8)).unwrap();
+        assert_eq!((gone.kind, &gone.data["removed"]), (EventKind::Vm, &json!(true)));
+        assert_eq!(change_of(&event("task/t", None, 9)), None);
+        assert_eq!(change_of(&event("sysinfo/x", Some(&json!({})), 9)), None);
+        let ticket =
+            json!({ "uuid": "u", "queue": { "scope": "vm", "id": "i" }, "status": "active" });
+        let ticket = change_of(&event("ticket/u", Some(&ticket), 9)).unwrap();
+        assert_eq!(
+            (&ticket.data["scope"], &ticket.data["status"]),
+            (&json!("vm"), &json!("active"))
+        );
+    }
+
+    #[test]
+    fn filters_are_about_members() {
+        let task: TaskId = "t1".parse().unwrap();
+        let filter = EventFilter { task: Some(task), ..EventFilter::default() };
+        let change = |kind, data: Value| Change { kind, data: members(data) };
+        assert!(filter.fits(&change(EventKind::Task, json!({ "id": "t1" }))));
+        assert!(filter.fits(&change(EventKind::Progress, json!({ "task_id": "t1" }))));
+        assert!(!filter.fits(&change(EventKind::Task, json!({ "id": "t2" }))));
+        assert!(!filter.fits(&change(EventKind::Ticket, json!({ "id": "t1" }))));
+        let kinds = BTreeSet::from([EventKind::Vm]);
+        let filter = EventFilter { kinds, ..EventFilter::default() };
+        assert!(!filter.fits(&change(EventKind::Task, json!({}))));
+        assert!(filter.fits(&change(EventKind::Vm, json!({}))));
+    }
+
+    #[test]
+    fn positions_are_read_as_they_are_written() {
+        for text in ["1.7", "1.7.1", "0.0", "3.18446744073709551615.4"] {
+            assert_eq!(text.parse::<Position>().unwrap().to_string(), text);
+        }
+        for bad in ["", "1", "1.", "a.b", "1.2.3.4", "1.2.x", "1.2.99999999999", "-1.2"] {
+            assert!(bad.parse::<Position>().is_err(), "{bad}");
+        }
+    }
+
+    proptest! {
+        /// Wherever a reader leaves, coming back gives exactly the changes it has not seen.
+        #[test]
+        fn a_reader_that_comes_back_misses_and_repeats_nothing(
+            commits in prop::collection::vec(1..4usize, 1..12),
+            leave in 0..40usize,
+        ) {
+            let mut changes = Vec::new();
+            let mut counter = 0;
+            for size in &commits {
+                counter += 1;
+                changes.extend(std::iter::repeat_n(at(counter), *size));
+            }
+            let mut position = Position::after(at(0));
+            let mut seen = 0;
+            for revision in changes.iter().take(leave) {
+                position = position.advance(*revision);
+                seen += 1;
+            }
+            let back: Position = position.to_string().parse().unwrap();
+            let from = back.watch_from();
+            let mut now = Position { revision: from, seen: u32::MAX };
+            let mut after = 0;
+            for revision in changes.iter().filter(|revision| **revision > from) {
+                now = now.advance(*revision);
+                if back.seen == u32::MAX || now > back {
+                    after += 1;
+                }
+            }
+            prop_assert_eq!(seen + after, changes.len());
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Kinds of jobs, and what a step works with. A new kind is one file and one line in [`KINDS`].
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use muster_shared::ids::{ServerUuid, TaskId};
+use serde_json::{Map, Value};
+
+use super::record::{JobRecord, Place};
+use crate::app::error::AppError;
+use crate::app::tasks::NewTask;
+use crate::app::{App, keys};
+use crate::store::{Expect, Revision, Write};
+
+/// Every kind of job.
+pub(super) static KINDS: &[&Kind] = &[
+    &super::server_setup::KIND,
+    &super::server_reboot::KIND,
+    &super::server_factory_reset::KIND,
+    &super::nic_update::KIND,
+];
+
+/// Between two looks at a task that another coordinator follows.
+const TASK_POLL: Duration = Duration::from_secs(1);
+
+/// Between two looks at whether an agent is connected.
+const CONNECTION_POLL: Duration = Duration::from_millis(200);
+
+/// A kind of job.
+#[derive(Debug)]
+pub(super) struct Kind {
+    /// Its name and version, as clients of the workflow API know it.
+    pub(super) name: &'static str,
+    /// What it does, in order.
+    pub(super) chain: &'static [Step],
+    /// What it does once a step has failed for good.
+    pub(super) on_error: &'static [Step],
+}
+
+impl Kind {
+    /// The kind of a record.
+    pub(super) fn named(name: &str) -> Option<&'static Self> {
+        KINDS.iter().find(|kind| kind.name == name).copied()
+    }
+
+    /// The step of a record; by its name, so that a record survives new versions.
+    pub(super) fn step(&self, job: &JobRecord, place: Place) -> Option<&'static Step> {
+        let steps = match place {
+            Place::Chain(_) => self.chain,
+            Place::OnError(_) => self.on_error,
+        };
+        let name = &job.step(place).name;
+        steps.iter().find(|step| step.name == name)
+    }
+}
+
+/// A step. It may be run again after a crash, so it does what can be repeated, or finds out that
+/// it was done; what an agent does is a task, which [`StepContext::task`] makes once.
+pub(super) struct Step {
+    /// Its name; never reused for another meaning.
+    pub(super) name: &'static str,
+    /// Longest time for one try, seconds.
+    pub(super) timeout_s: u64,
+    /// Whether the job needs it.
+    pub(super) when: fn(&JobRecord) -> bool,
+    /// The work.
+    pub(super) run: for<'a> fn(&'a mut StepContext) -> BoxFuture<'a, Result<(), StepFailure>>,
+}
+
+impl fmt::Debug for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Step({}, {} s)", self.name, self.timeout_s)
+    }
+}
+
+/// For steps that every job of a kind needs.
+pub(super) fn always(_: &JobRecord) -> bool {
+    true
+}
+
+/// A try of a step failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub(super) struct StepFailure {
+    /// For people.
+    pub(super) message: String,
+    /// Another try would fail as well.
+    pub(super) fatal: bool,
+}
+
+impl StepFailure {
+    /// A failure that another try can't change.
+    pub(super) fn fatal(message: impl Into<String>) -> Self {
+        Self { message: message.into(), fatal: true }
+    }
+}
+
+impl From<AppError> for StepFailure {
+    fn from(error: AppError) -> Self {
+        let fatal = matches!(error, AppError::ServerNotFound(_) | AppError::NotSupported { .. });
+        Self { message: muster_shared::error_chain::Chain(&error).to_string(), fatal }
+    }
+}
+
+/// What a step works with.
+#[derive(Debug)]
+pub(super) struct StepContext {
+    pub(super) app: Arc<App>,
+    /// The record as this coordinator last wrote it, with what changed since.
+    pub(super) job: JobRecord,
+    /// The revision of the last write.
+    pub(super) revision: Revision,
+    /// Which step is run.
+    pub(super) place: Place,
+}
+
+impl StepContext {
+    /// The server that the job is about.
+    pub(super) fn server(&self) -> ServerUuid {
+        self.job.server_uuid
+    }
+
+    /// Changes members of the server's record.
+    pub(super) async fn server_update(
+        &self,
+        changes: &[(&str, Option<Value>)],
+    ) -> Result<(), StepFailure> {
+        let any = crate::app::Expected::ANY;
+        Ok(self.app.server_update(self.server(), changes, &any).await?)
+    }
+
+    /// Waits until the server's agent is connected, as after a restart of this coordinator.
+    pub(super) async fn connected(&self) {
+        while !self.app.agents.is_connected(self.server()) {
+            tokio::time::sleep(CONNECTION_POLL).await;
+        }
+    }
+
+    /// Runs an agent task and returns what it returns. The task is made in the same commit as the
+    /// job's note of it, so that no crash leads to a second one; a try after a failure makes
+    /// another.
+    pub(super) async fn task(
+        &mut self,
+        task: &str,
+        params: Map<String, Value>,
+    ) -> Result<Value, StepFailure> {
+        let step = self.job.step(self.place);
+        let attempt = step.attempt;
+        let id = match step.task.clone() {
+            Some((id, of)) if of == attempt || self.is_open(&id).await? => id,
+            _ => self.make_task(task, params, attempt).await?,
+        };
+        loop {
+            let view = self.app.task_wait(&id, Duration::MAX).await?;
+            match view.get("status").and_then(Value::as_str) {
+                Some("complete") => return Ok(view["history"][0]["event"].clone()),
+                Some("failure") => return Err(failure(task, &view)),
+                _ => tokio::time::sleep(TASK_POLL).await,
+            }
+        }
+    }
+
+    async fn is_open(&self, id: &TaskId) -> Result<bool, StepFailure> {
+        match self.app.task_record_of(id).await {
+            Ok(record) => Ok(record.status == crate::app::tasks::TaskStatus::Active),
+            Err(AppError::TaskNotFound) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn make_task(
+        &mut self,
+        task: &str,
+        params: Map<String, Value>,
+        attempt: u32,
+    ) -> Result<TaskId, StepFailure> {
+        let app = Arc::clone(&self.app);
+        let server = self.server();
+        app.require_capability(server, task)?;
+        let _place = app.reserve_task(server)?;
+        let new = NewTask {
+            server,
+            task: task.to_owned(),
+            params,
+            req_id: self.job.req_id.clone(),
+            vm: None,
+        };
+        let record = app.task_record(new).await?;
+        self.job.step_mut(self.place).task = Some((record.id.clone(), attempt));
+        let mut writes = app.task_writes(&record);
+        writes.push(Write::put(
+            keys::job(self.job.uuid),
+            Expect::At(self.revision),
+            keys::encode(&self.job),
+        ));
+        self.revision = app.parts.store.commit(writes).await.map_err(AppError::from)?;
+        Ok(app.task_stored(record, self.revision).await)
+    }
+}
+
+fn failure(task: &str, view: &Map<String, Value>) -> StepFailure {
+    let text = |name: &str| view.get("error").and_then(|e| e[name].as_str()).unwrap_or_default();
+    // Whether it was done is not known: doing it again could do it twice.
+    let fatal = text("code") == "TaskLost" || text("code") == "ServerDeleted";
+    StepFailure { message: format!("{task}: {}", text("message")), fatal }
+}

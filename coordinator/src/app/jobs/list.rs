@@ -1,0 +1,121 @@
+//! Reading jobs, and deleting those that ended long ago.
+
+use std::collections::VecDeque;
+
+use jiff::Timestamp;
+use muster_shared::ids::ServerUuid;
+use serde_json::{Map, Value};
+use uuid::Uuid;
+
+use super::record::{Execution, JobRecord};
+use crate::app::error::AppError;
+use crate::app::{App, keys};
+use crate::store::{Expect, MAX_PAGE, Revision, Write};
+
+/// Most jobs in one answer.
+const MAX_LIMIT: usize = 1_000;
+/// Most jobs that an answer may skip.
+const MAX_OFFSET: usize = 100_000;
+/// Jobs deleted in one commit.
+const BATCH: usize = 50;
+
+/// Which jobs; all that is given must fit.
+#[derive(Clone, Debug, Default)]
+pub struct JobFilter {
+    /// About this server.
+    pub server: Option<ServerUuid>,
+    /// Of this name, with its version.
+    pub name: Option<String>,
+    /// There.
+    pub execution: Option<Execution>,
+    /// At most this many.
+    pub limit: Option<usize>,
+    /// After skipping this many.
+    pub offset: usize,
+}
+
+impl JobFilter {
+    fn fits(&self, job: &JobRecord) -> bool {
+        self.server.is_none_or(|server| job.server_uuid == server)
+            && self.name.as_ref().is_none_or(|name| job.name == *name)
+            && self.execution.is_none_or(|execution| job.execution == execution)
+    }
+}
+
+impl App {
+    /// A job and its revision.
+    pub(super) async fn job_of(&self, uuid: Uuid) -> Result<(JobRecord, Revision), AppError> {
+        let stored = self.parts.store.get(&keys::job(uuid)).await?;
+        let stored = stored.ok_or(AppError::JobNotFound)?;
+        Ok((keys::decode(&stored)?, stored.revision))
+    }
+
+    /// One job as the workflow API shows it.
+    ///
+    /// # Errors
+    /// [`AppError::JobNotFound`], [`AppError::Store`].
+    pub async fn job_get(&self, uuid: Uuid) -> Result<Map<String, Value>, AppError> {
+        Ok(self.job_of(uuid).await?.0.public())
+    }
+
+    /// Jobs, the newest first.
+    ///
+    /// # Errors
+    /// [`AppError::Store`].
+    pub async fn job_list(&self, filter: &JobFilter) -> Result<Vec<Map<String, Value>>, AppError> {
+        let limit = filter.limit.unwrap_or(MAX_LIMIT).min(MAX_LIMIT);
+        let offset = filter.offset.min(MAX_OFFSET);
+        // Keys are in the order of creation, so the last that fit are wanted.
+        let mut newest: VecDeque<JobRecord> = VecDeque::new();
+        let mut after: Option<String> = None;
+        loop {
+            let page = self.parts.store.list(keys::JOBS, after.as_deref(), MAX_PAGE).await?;
+            for stored in &page.records {
+                let job: JobRecord = keys::decode(stored)?;
+                if filter.fits(&job) {
+                    newest.push_front(job);
+                    newest.truncate(offset + limit);
+                }
+            }
+            match page.next {
+                Some(next) => after = Some(next),
+                None => break,
+            }
+        }
+        Ok(newest.iter().skip(offset).map(JobRecord::public).collect())
+    }
+
+    /// Deletes the jobs that ended longer than the retention of tasks ago. Returns how many.
+    ///
+    /// # Errors
+    /// [`AppError::Store`]; what was deleted before stays deleted.
+    pub async fn jobs_sweep(&self) -> Result<usize, AppError> {
+        let keep = jiff::SignedDuration::try_from(self.config.task_retention).unwrap_or_default();
+        let now = self.parts.clock.wall();
+        let is_old =
+            |at: &str| at.parse::<Timestamp>().is_ok_and(|at| now.duration_since(at) > keep);
+        let mut deleted = 0;
+        let mut after: Option<String> = None;
+        loop {
+            let page = self.parts.store.list(keys::JOBS, after.as_deref(), BATCH).await?;
+            let mut writes = Vec::new();
+            let mut young = false;
+            for stored in &page.records {
+                let job: JobRecord = keys::decode(stored)?;
+                // What follows was made later, and so ended later.
+                young |= !is_old(&job.created_at);
+                if job.finished_at.as_deref().is_some_and(is_old) {
+                    writes.push(Write::delete(stored.key.clone(), Expect::At(stored.revision)));
+                }
+            }
+            if !writes.is_empty() {
+                deleted += writes.len();
+                self.parts.store.commit(writes).await?;
+            }
+            match page.next {
+                Some(next) if !young => after = Some(next),
+                _ => return Ok(deleted),
+            }
+        }
+    }
+}

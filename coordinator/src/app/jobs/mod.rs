@@ -1,0 +1,246 @@
+//! Jobs: what needs several steps on one server, and goes on when a coordinator dies.
+//!
+//! ```text
+//! create ──► job/<uuid> and jobrun/<server>/<kind> in one commit
+//!              │   the guard: one job of a kind per server, and the index of what is open
+//! claim  ──►  the record names the coordinator that runs it
+//! step   ──►  written before it is begun; an agent task is made in the same commit as its note
+//! end    ──►  the record and the removal of the guard in one commit
+//! ```
+//!
+//! Every write is a compare-and-swap on the record, so of two coordinators that think they run a
+//! job only one gets anywhere. A coordinator that dies loses its membership (or comes back without
+//! the job in its memory), after which its claim no longer counts.
+
+mod kind;
+mod list;
+mod nic_update;
+mod nics;
+mod record;
+mod run;
+mod server_factory_reset;
+mod server_reboot;
+mod server_setup;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use muster_shared::clock::iso;
+use muster_shared::ids::ServerUuid;
+use parking_lot::Mutex;
+use serde_json::{Map, Value, json};
+use tokio::sync::Notify;
+use uuid::Uuid;
+
+use super::error::AppError;
+use super::tasks::is_conflict;
+use super::{App, Expected, keys};
+use crate::store::{Expect, Write};
+use kind::{Kind, StepContext, StepFailure};
+pub use list::JobFilter;
+pub use nics::NicAction;
+use record::{Claim, StepRecord};
+pub use record::{Execution, JobRecord};
+
+/// Races for a guard before a request fails.
+const ATTEMPTS: usize = 10;
+/// Largest parameters of a job, bytes of JSON; the record has to fit a value of the store.
+const MAX_PARAMS_BYTES: usize = 128 * 1024;
+
+/// The jobs that this coordinator runs.
+#[derive(Debug, Default)]
+pub(crate) struct Jobs {
+    running: Mutex<BTreeSet<Uuid>>,
+    /// There may be a job to claim.
+    pub(crate) wake: Notify,
+}
+
+/// `PUT /servers/:uuid/setup`.
+#[derive(Clone, Debug, Default)]
+pub struct SetupRequest {
+    /// The server's name from now on.
+    pub hostname: Option<String>,
+    /// Interfaces and the tags they get.
+    pub nics: Option<Vec<Value>>,
+    /// Further parameters of the job, checked.
+    pub params: Map<String, Value>,
+}
+
+impl App {
+    /// Sets a server up; `None` when it is set up already.
+    ///
+    /// # Errors
+    /// [`AppError::ServerNotFound`], [`AppError::Invalid`], [`AppError::Store`].
+    pub async fn job_server_setup(
+        self: &Arc<Self>,
+        server: ServerUuid,
+        request: SetupRequest,
+        req_id: &str,
+    ) -> Result<Option<Uuid>, AppError> {
+        let record = self.fleet.with(server, |entry| entry.record.clone()).flatten();
+        let record = record.ok_or(AppError::ServerNotFound(server))?.value;
+        if record.get("setup") == Some(&json!(true)) {
+            return Ok(None);
+        }
+        let mut params = Map::from_iter([("nic_action".to_owned(), json!("update"))]);
+        if let Some(nics) = &request.nics {
+            params.insert("nics".to_owned(), nics::checked(nics)?);
+        }
+        params.extend(request.params);
+        if record.get("system_type").and_then(Value::as_str) == Some("SunOS") {
+            params.insert("reboot".to_owned(), json!(true));
+        }
+        if let Some(hostname) = request.hostname {
+            let change = [("hostname", Some(json!(hostname)))];
+            self.server_update(server, &change, &Expected::ANY).await?;
+            params.insert("hostname".to_owned(), json!(hostname));
+        }
+        self.job_create(&server_setup::KIND, server, params, req_id).await.map(Some)
+    }
+
+    /// Restarts a server.
+    ///
+    /// # Errors
+    /// [`AppError::Invalid`], [`AppError::Store`].
+    pub async fn job_server_reboot(
+        self: &Arc<Self>,
+        server: ServerUuid,
+        params: Map<String, Value>,
+        req_id: &str,
+    ) -> Result<Uuid, AppError> {
+        self.job_create(&server_reboot::KIND, server, params, req_id).await
+    }
+
+    /// Wipes a server that has no VMs; `Err` of the number of VMs otherwise.
+    ///
+    /// # Errors
+    /// [`AppError::Store`].
+    pub async fn job_server_factory_reset(
+        self: &Arc<Self>,
+        server: ServerUuid,
+        params: Map<String, Value>,
+        req_id: &str,
+    ) -> Result<Result<Uuid, usize>, AppError> {
+        let vms = self.fleet.with(server, |entry| entry.vms.len()).unwrap_or(0);
+        if vms > 0 {
+            return Ok(Err(vms));
+        }
+        self.job_create(&server_factory_reset::KIND, server, params, req_id).await.map(Ok)
+    }
+
+    /// Changes which tags a server's interfaces carry.
+    ///
+    /// # Errors
+    /// [`AppError::RefusedArgument`] for a server that is not set up, or while another such job
+    /// runs; [`AppError::Invalid`], [`AppError::Store`].
+    pub async fn job_nic_update(
+        self: &Arc<Self>,
+        server: ServerUuid,
+        action: NicAction,
+        nics: &[Value],
+        mut params: Map<String, Value>,
+        req_id: &str,
+    ) -> Result<Uuid, AppError> {
+        let nics = nics::checked(nics)?;
+        let setup = |entry: &super::fleet::Entry| {
+            entry.record.as_ref().is_some_and(|r| r.value.get("setup") == Some(&json!(true)))
+        };
+        if !self.fleet.with(server, setup).unwrap_or(false) {
+            return Err(AppError::RefusedArgument("Server is not setup".to_owned()));
+        }
+        params.insert("nic_action".to_owned(), json!(action.as_str()));
+        params.insert("nics".to_owned(), nics);
+        self.job_create(&nic_update::KIND, server, params, req_id).await
+    }
+
+    /// Makes a job, unless one of its kind runs on the server: then that one is the answer. Only
+    /// a change of NICs has to be the same change for that.
+    async fn job_create(
+        self: &Arc<Self>,
+        kind: &'static Kind,
+        server: ServerUuid,
+        mut params: Map<String, Value>,
+        req_id: &str,
+    ) -> Result<Uuid, AppError> {
+        params.insert("server_uuid".to_owned(), json!(server));
+        params.insert("target".to_owned(), json!(server));
+        if keys::encode(&params).len() > MAX_PARAMS_BYTES {
+            let text = format!("with the other parameters over {MAX_PARAMS_BYTES} bytes");
+            return Err(AppError::invalid("nics", text));
+        }
+        let guard = keys::job_guard(server, kind.name);
+        for _ in 0..ATTEMPTS {
+            let job = self.job_record(kind, server, params.clone(), req_id);
+            let writes = vec![
+                Write::put(keys::job(job.uuid), Expect::Absent, keys::encode(&job)),
+                Write::put(guard.clone(), Expect::Absent, keys::encode(&job.uuid)),
+            ];
+            match self.parts.store.commit(writes).await {
+                Ok(_) => {
+                    tracing::info!(job = %job.uuid, name = job.name, server_uuid = %server, "job made");
+                    self.jobs.wake.notify_one();
+                    return Ok(job.uuid);
+                }
+                Err(error) if is_conflict(&error) => {}
+                Err(error) => return Err(error.into()),
+            }
+            // It may have ended meanwhile; then there is room for the new one.
+            let Some(stored) = self.parts.store.get(&guard).await? else { continue };
+            let running: Uuid = keys::decode(&stored)?;
+            let other = self.job_of(running).await?;
+            if kind.name == nic_update::KIND.name && other.0.params != params {
+                let text = format!("job {running} changes this server's NICs");
+                return Err(AppError::RefusedArgument(text));
+            }
+            return Ok(running);
+        }
+        Err(AppError::Busy(format!("server {server} gets too many jobs")))
+    }
+
+    fn job_record(
+        &self,
+        kind: &Kind,
+        server: ServerUuid,
+        params: Map<String, Value>,
+        req_id: &str,
+    ) -> JobRecord {
+        let steps = |steps: &[kind::Step]| {
+            let step = |step: &kind::Step| StepRecord {
+                name: step.name.to_owned(),
+                ..StepRecord::default()
+            };
+            steps.iter().map(step).collect()
+        };
+        JobRecord {
+            uuid: self.mint_id(),
+            name: kind.name.to_owned(),
+            execution: Execution::Queued,
+            server_uuid: server,
+            params,
+            req_id: req_id.to_owned(),
+            created_at: iso(self.parts.clock.wall()),
+            started: None,
+            finished_at: None,
+            elapsed_ms: 0,
+            chain: steps(kind.chain),
+            on_error: steps(kind.on_error),
+            claim: None,
+        }
+    }
+
+    fn job_claim(&self) -> Claim {
+        Claim { instance: self.parts.instance.clone(), lease: *self.lease.lock() }
+    }
+}
+
+/// The first step of every kind: the server is still there.
+fn validate_params(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>> {
+    Box::pin(async move {
+        let known = ctx.app.fleet.with(ctx.server(), |entry| entry.record.is_some());
+        match known {
+            Some(true) => Ok(()),
+            _ => Err(AppError::ServerNotFound(ctx.server()).into()),
+        }
+    })
+}

@@ -1,0 +1,99 @@
+//! `server-setup`: makes a new node ready for VMs.
+
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use jiff::Timestamp;
+use serde_json::{Map, Value, json};
+
+use super::kind::{Kind, Step, StepContext, StepFailure, always};
+use super::record::JobRecord;
+use super::{nics, server_reboot, validate_params};
+
+/// Between two looks at whether the server is back.
+const REBOOT_POLL: Duration = Duration::from_secs(5);
+
+/// Members of the job's parameters that the agent gets.
+const AGENT_PARAMS: &[&str] = &[
+    "hostname",
+    "postsetup_script",
+    "disk_layout",
+    "disk_exclude",
+    "disk_spares",
+    "disk_width",
+    "disk_cache",
+    "encryption_enabled",
+];
+
+pub(super) static KIND: Kind = Kind {
+    name: "server-setup-1.1.0",
+    chain: &[
+        Step { name: "cnapi.validate_params", timeout_s: 10, when: always, run: validate_params },
+        Step { name: "cnapi.mark_as_setting_up", timeout_s: 10, when: always, run: mark },
+        Step { name: "cnapi.execute_joysetup_script", timeout_s: 3600, when: always, run: set_up },
+        Step { name: "cnapi.update_nics", timeout_s: 3600, when: has_nics, run: nics::update },
+        Step {
+            name: "cnapi.reboot_server",
+            timeout_s: 600,
+            when: reboots,
+            run: server_reboot::reboot,
+        },
+        Step { name: "cnapi.wait_for_reboot", timeout_s: 1200, when: reboots, run: wait_reboot },
+        Step { name: "cnapi.mark_server_as_setup", timeout_s: 1000, when: always, run: done },
+    ],
+    on_error: &[Step { name: "cnapi.mark_setup_failed", timeout_s: 10, when: always, run: failed }],
+};
+
+fn has_nics(job: &JobRecord) -> bool {
+    job.params.get("nics").and_then(Value::as_array).is_some_and(|nics| !nics.is_empty())
+}
+
+/// Only where the platform has to take over what was set up; Linux goes on as it is.
+fn reboots(job: &JobRecord) -> bool {
+    job.params.get("reboot") == Some(&json!(true))
+}
+
+fn mark(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>> {
+    Box::pin(async move { ctx.server_update(&[("setting_up", Some(json!(true)))]).await })
+}
+
+fn set_up(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>> {
+    Box::pin(async move {
+        let mut params = Map::new();
+        for name in AGENT_PARAMS {
+            if let Some(value) = ctx.job.params.get(*name) {
+                params.insert((*name).to_owned(), value.clone());
+            }
+        }
+        // The job has steps of its own for it.
+        params.insert("reboot".to_owned(), json!(false));
+        ctx.task("server_setup", params).await.map(drop)
+    })
+}
+
+fn wait_reboot(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>> {
+    Box::pin(async move {
+        let time = |text: &str| text.parse::<Timestamp>().ok();
+        let started = ctx.job.started.as_deref().and_then(time);
+        let back = |entry: &crate::app::fleet::Entry| {
+            let record = entry.record.as_ref();
+            let booted = record.and_then(|r| r.value.get("last_boot")?.as_str().and_then(time));
+            entry.stored_status() == "running" && booted > started
+        };
+        while !ctx.app.fleet.with(ctx.server(), back).unwrap_or(false) {
+            tokio::time::sleep(REBOOT_POLL).await;
+        }
+        Ok(())
+    })
+}
+
+fn done(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>> {
+    Box::pin(async move {
+        let changes = [("setup", Some(json!(true))), ("setting_up", Some(json!(false)))];
+        ctx.server_update(&changes).await
+    })
+}
+
+fn failed(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>> {
+    Box::pin(async move { ctx.server_update(&[("setting_up", Some(json!(false)))]).await })
+}

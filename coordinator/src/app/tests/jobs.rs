@@ -1,0 +1,220 @@
+//! Jobs with a fake agent on paused time: outcomes of steps, crashes, two coordinators.
+
+use muster_shared::wire::TaskError;
+
+use super::*;
+use crate::app::jobs::{JobFilter, NicAction, SetupRequest};
+use crate::app::keys;
+use crate::store::SharedStore;
+
+async fn store(disk: &Disk) -> SharedStore {
+    let tracker = TaskTracker::new();
+    Arc::new(KvStore::open(disk.kv.clone(), disk.clock.clone(), &tracker).await.unwrap())
+}
+
+async fn start_on(disk: &Disk, store: &SharedStore, instance: &str) -> Arc<App> {
+    let parts = Parts {
+        clock: disk.clock.clone(),
+        entropy: Arc::new(SeededEntropy::new(u64::from(instance.as_bytes()[0]))),
+        threads: Arc::new(SameRuntime),
+        store: Arc::clone(store),
+        blobs: disk.blobs.clone(),
+        instance: instance.to_owned(),
+    };
+    App::start(AppConfig::default(), parts).await.unwrap()
+}
+
+async fn reboot(app: &Arc<App>, server: ServerUuid, drain: bool) -> Uuid {
+    let params = Map::from_iter([("drain".to_owned(), json!(drain))]);
+    app.job_server_reboot(server, params, "r").await.unwrap()
+}
+
+/// The job once it has ended.
+async fn ended(app: &App, job: Uuid) -> Map<String, Value> {
+    let waiting = async {
+        loop {
+            let view = app.job_get(job).await.unwrap();
+            if matches!(view["execution"].as_str(), Some("succeeded" | "failed")) {
+                return view;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10_000), waiting).await.expect("the job ends")
+}
+
+async fn fail(agent: &mut Agent, id: &TaskId) {
+    agent.send(Accepted { id: id.clone() }).await;
+    let error = TaskError {
+        message: "no".to_owned(),
+        code: "HostActionsDisabled".to_owned(),
+        details: None,
+    };
+    let ended = TaskResult {
+        id: id.clone(),
+        status: Outcome::Failure,
+        result: Value::Null,
+        error: Some(error),
+        finished_at: String::new(),
+    };
+    agent.send(ended).await;
+}
+
+fn transitional(app: &App, server: ServerUuid) -> Option<Value> {
+    let record = app.server_get(server, crate::app::fields::Extras::default()).unwrap();
+    record.get("transitional_status").cloned()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reboot_is_marked_before_it_is_sent() {
+    let disk = Disk::new();
+    let app = disk.start().await;
+    let mut agent = Agent::connect(&app, server(1)).await;
+    let job = reboot(&app, server(1), false).await;
+    let dispatch = agent.dispatched().await;
+    assert_eq!(dispatch.task, "server_reboot");
+    assert_eq!(transitional(&app, server(1)), Some(json!("rebooting")));
+    assert_eq!(reboot(&app, server(1), false).await, job, "one job of a kind per server");
+    agent.finish(&dispatch.id, Value::Null).await;
+    let view = ended(&app, job).await;
+    assert_eq!(view["execution"], "succeeded");
+    let states: Vec<_> = view["steps"].as_array().unwrap().iter().map(|s| &s["state"]).collect();
+    assert_eq!(states[..5], ["ok", "skipped", "skipped", "ok", "ok"]);
+    assert_ne!(reboot(&app, server(1), false).await, job, "it has ended");
+    app.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_ends_before_the_reboot_and_is_taken_back_when_that_fails() {
+    let disk = Disk::new();
+    let app = disk.start().await;
+    let mut agent = Agent::connect(&app, server(1)).await;
+    let job = reboot(&app, server(1), true).await;
+    let FromCoordinator::Drain(drain) = agent.next().await else { panic!("no drain") };
+    agent.send(Accepted { id: drain.token }).await;
+    let mut report = Report { digest: digest(&BTreeMap::new()), ..Report::default() };
+    report.muster = json!({ "intake": "drained" });
+    agent.send(Box::new(Status { report: Some(report) })).await;
+    for _ in 0..2 {
+        let dispatch = agent.dispatched().await;
+        fail(&mut agent, &dispatch.id).await;
+        agent.acknowledged(&dispatch.id).await;
+    }
+    let resume = loop {
+        if let FromCoordinator::Resume(resume) = agent.next().await {
+            break resume;
+        }
+    };
+    agent.send(Accepted { id: resume.token }).await;
+    let view = ended(&app, job).await;
+    assert_eq!(view["execution"], "failed");
+    let last = view["chain_results"].as_array().unwrap().last().unwrap().clone();
+    assert_eq!(last["error"], "server_reboot: no");
+    assert_eq!(transitional(&app, server(1)), None);
+    app.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restart_goes_on_with_the_task_that_was_made() {
+    let disk = Disk::new();
+    let first = disk.start().await;
+    let mut agent = Agent::connect(&first, server(1)).await;
+    let job = reboot(&first, server(1), false).await;
+    let dispatch = agent.dispatched().await;
+    first.shutdown().await;
+    let second = disk.start().await;
+    let mut agent = Agent::connect(&second, server(1)).await;
+    assert_eq!(agent.welcome.open_task_ids, vec![dispatch.id.clone()]);
+    agent.finish(&dispatch.id, Value::Null).await;
+    assert_eq!(ended(&second, job).await["execution"], "succeeded");
+    let filter = TaskFilter::default();
+    assert_eq!(second.task_list(&filter).await.unwrap().tasks.len(), 1, "one reboot");
+    second.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_peer_takes_over_the_jobs_of_a_coordinator_that_is_gone() {
+    let disk = Disk::new();
+    let store = store(&disk).await;
+    let first = start_on(&disk, &store, "a").await;
+    let mut agent = Agent::connect(&first, server(1)).await;
+    let job = reboot(&first, server(1), true).await;
+    let FromCoordinator::Drain(drain) = agent.next().await else { panic!("no drain") };
+    let second = start_on(&disk, &store, "b").await;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let claim = |app: &Arc<App>| {
+        let app = Arc::clone(app);
+        async move {
+            let stored = app.parts.store.get(&keys::job(job)).await.unwrap().unwrap();
+            let record: crate::app::jobs::JobRecord = keys::decode(&stored).unwrap();
+            record.claim.map(|claim| claim.instance)
+        }
+    };
+    assert_eq!(claim(&second).await.as_deref(), Some("a"), "a member keeps its jobs");
+    first.shutdown().await;
+    let mut agent = Agent::connect(&second, server(1)).await;
+    let FromCoordinator::Drain(again) = agent.next().await else { panic!("no drain") };
+    assert_eq!(again.token, drain.token, "the same drain, so that it is one");
+    assert_eq!(claim(&second).await.as_deref(), Some("b"));
+    second.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_step_that_takes_too_long_is_given_up_and_its_task_recalled() {
+    let disk = Disk::new();
+    let app = disk.start().await;
+    let agent = Agent::connect(&app, server(1)).await;
+    // Away, but nobody has noticed yet: the task waits to be sent.
+    drop(agent);
+    let job = reboot(&app, server(1), false).await;
+    let view = ended(&app, job).await;
+    assert_eq!(view["execution"], "failed");
+    let tasks = app.task_list(&TaskFilter::default()).await.unwrap().tasks;
+    let open = tasks.iter().filter(|task| task["status"] == "active").count();
+    assert_eq!(open, 0, "nobody reboots later: {tasks:#?}");
+    app.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn jobs_are_listed_and_deleted_when_they_are_old() {
+    let disk = Disk::new();
+    let app = disk.start().await;
+    let mut agent = Agent::connect(&app, server(1)).await;
+    let mut made = Vec::new();
+    for _ in 0..3 {
+        let job = reboot(&app, server(1), false).await;
+        let dispatch = agent.dispatched().await;
+        agent.finish(&dispatch.id, Value::Null).await;
+        ended(&app, job).await;
+        made.push(job);
+        tokio::time::sleep(Duration::from_secs(60)).await;
+    }
+    let filter = JobFilter { limit: Some(2), offset: 1, ..JobFilter::default() };
+    let listed = app.job_list(&filter).await.unwrap();
+    let uuids: Vec<_> = listed.iter().map(|job| job["uuid"].clone()).collect();
+    assert_eq!(uuids, [json!(made[1]), json!(made[0])]);
+    assert_eq!(app.jobs_sweep().await.unwrap(), 0);
+    app.shutdown().await;
+    tokio::time::advance(Duration::from_hours(31 * 24)).await;
+    let app = disk.start().await;
+    assert_eq!(app.jobs_sweep().await.unwrap(), 3);
+    assert!(app.job_list(&JobFilter::default()).await.unwrap().is_empty());
+    app.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_can_t_be_is_refused_before_a_job_is_made() {
+    let disk = Disk::new();
+    let app = disk.start().await;
+    let _agent = Agent::connect(&app, server(1)).await;
+    let request = SetupRequest::default();
+    assert_eq!(app.job_server_setup(server(1), request, "r").await.unwrap(), None, "it is set up");
+    let nics = |tag: &str| vec![json!({ "mac": "a", "nic_tags_provided": [tag] })];
+    let change = async |tag: &str| {
+        app.job_nic_update(server(1), NicAction::Update, &nics(tag), Map::new(), "r").await
+    };
+    let job = change("x").await.unwrap();
+    assert_eq!(change("x").await.unwrap(), job);
+    assert!(matches!(change("y").await, Err(AppError::RefusedArgument(_))));
+    app.shutdown().await;
+}

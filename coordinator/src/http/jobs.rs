@@ -1,0 +1,260 @@
+//! Jobs: what starts them on a server, and `/jobs`, which stands in for the workflow API.
+
+use std::time::Duration;
+
+use http::{Method, StatusCode};
+use serde_json::{Value, json};
+
+use super::ask::pick;
+use super::error::ApiError;
+use super::request::Request;
+use super::response::Response;
+use super::route::{Also, Param, Route, ServerRule};
+use super::rule::{Rule, js_number};
+use super::schema;
+use crate::app::AppError;
+use crate::app::jobs::{Execution, JobFilter, NicAction, SetupRequest};
+
+/// Longest wait for an agent that reboots without a job.
+const REBOOT_TIMEOUT: Duration = Duration::from_secs(60);
+/// Since this version `cn-agent` reboots by itself.
+const REBOOTS_SINCE: (u64, u64, u64) = (2, 11, 0);
+
+const TEXT: &[Rule] = &[Rule::Optional, Rule::StringType];
+const BOOL: &[Rule] = &[Rule::Optional, Rule::BooleanType];
+const FLAG: &[Rule] = &[Rule::Optional, Rule::BooleanString, Rule::ToBoolean];
+const NUMBER: &[Rule] = &[Rule::Optional, Rule::NumberType];
+const NICS: &str = "Interfaces, each with `mac` and `nic_tags_provided`";
+const ORIGIN: Param = Param::new("origin", TEXT, "Passed on to the job");
+const CREATOR: Param = Param::new("creator_uuid", TEXT, "Passed on to the job");
+
+const SETUP_PARAMS: &[Param] = &[
+    Param::new("hostname", TEXT, "The server's name from now on"),
+    Param::new("postsetup_script", TEXT, "Run once the server is set up"),
+    Param::new("nics", &[Rule::Optional, Rule::ArrayType], NICS),
+    Param::new("disk_spares", NUMBER, "Spare disks, 0 or more"),
+    Param::new("disk_width", NUMBER, "Disks in a group, 0 or more"),
+    Param::new("disk_cache", FLAG, "Whether to use cache disks"),
+    Param::new("disk_layout", TEXT, "single, mirror, raidz1, raidz2 or raidz3"),
+    Param::new("disk_exclude", TEXT, "Disks to leave alone, comma-separated"),
+    Param::new("encryption_enabled", FLAG, "Whether to encrypt the pool"),
+    ORIGIN,
+    CREATOR,
+];
+const REBOOT_PARAMS: &[Param] = &[
+    Param::new("drain", BOOL, "Wait until the agent's tasks have ended"),
+    Param::new("nojob", BOOL, "Ask the agent at once and wait for it"),
+    ORIGIN,
+    CREATOR,
+];
+const RESET_PARAMS: &[Param] = &[ORIGIN, CREATOR];
+const NIC_PARAMS: &[Param] = &[
+    Param::new("action", &[Rule::StringType], "`update`, `replace` or `delete`"),
+    Param::new("nics", &[Rule::ArrayType], NICS),
+    ORIGIN,
+    CREATOR,
+];
+const LIST_PARAMS: &[Param] = &[
+    Param::new("server_uuid", &[Rule::Optional, Rule::Uuid], "Only about this server"),
+    Param::new("name", TEXT, "Only of this name, e.g. `server-reboot-1.2.0`"),
+    Param::new("execution", TEXT, "Only those `queued`, `running`, `succeeded` or `failed`"),
+    Param::new("limit", &[Rule::Optional, Rule::Int], "At most this many, 1 to 1000")
+        .schema(schema::limit),
+    Param::new("offset", &[Rule::Optional, Rule::Int], "Skip this many").schema(schema::offset),
+];
+
+const SET_UP: &[Also] = &[Also { status: 204, doc: "It is set up already", schema: None }];
+const NO_JOB: &[Also] =
+    &[Also { status: 204, doc: "With `nojob`: the server reboots", schema: None }];
+
+const LAYOUTS: &[&str] = &["single", "mirror", "raidz1", "raidz2", "raidz3"];
+
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        job_route(Method::PUT, "/servers/:server_uuid/setup", "ServerSetup", setup)
+            .summary("Makes a new server ready for VMs")
+            .strict()
+            .params(SETUP_PARAMS)
+            .also(SET_UP),
+        job_route(
+            Method::PUT,
+            "/servers/:server_uuid/factory-reset",
+            "ServerFactoryReset",
+            factory_reset,
+        )
+        .summary("Wipes a server that has no VMs")
+        .strict()
+        .params(RESET_PARAMS),
+        job_route(Method::POST, "/servers/:server_uuid/reboot", "ServerReboot", reboot)
+            .summary("Restarts a server")
+            .strict()
+            .params(REBOOT_PARAMS)
+            .errors(&[403])
+            .also(NO_JOB),
+        job_route(Method::PUT, "/servers/:server_uuid/nics", "NicUpdate", nics)
+            .summary("Changes the tags of a server's network interfaces")
+            .params(NIC_PARAMS),
+        Route::new(Method::GET, "/jobs", "JobList", list)
+            .summary("Jobs, the newest first")
+            .params(LIST_PARAMS)
+            .returns_schema(schema::jobs),
+        Route::new(Method::GET, "/jobs/:job_uuid", "JobGet", get)
+            .summary("One job with the state of its steps")
+            .returns_schema(schema::job),
+    ]
+}
+
+fn job_route<F, Fut>(
+    method: Method,
+    pattern: &'static str,
+    operation: &'static str,
+    handler: F,
+) -> Route
+where
+    F: Fn(Request) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = Result<Response, ApiError>> + Send + 'static,
+{
+    Route::new(method, pattern, operation, handler)
+        .success(StatusCode::ACCEPTED)
+        .server(ServerRule::Exists)
+        .running()
+        .returns_schema(schema::job_id_schema)
+}
+
+fn started(job: uuid::Uuid) -> Result<Response, ApiError> {
+    Response::json(json!({ "job_uuid": job }))
+}
+
+async fn setup(request: Request) -> Result<Response, ApiError> {
+    let layout = request.text("disk_layout");
+    if layout.is_some_and(|layout| !LAYOUTS.contains(&layout)) {
+        let all: Vec<String> = LAYOUTS.iter().map(|layout| format!("'{layout}'")).collect();
+        let text = format!("disk_layout must be one of: {}", all.join(", "));
+        return Err(ApiError::InvalidArgument(text));
+    }
+    let mut params = pick(
+        &request,
+        &[
+            "postsetup_script",
+            "disk_layout",
+            "disk_exclude",
+            "encryption_enabled",
+            "origin",
+            "creator_uuid",
+        ],
+    );
+    for name in ["disk_spares", "disk_width"] {
+        let Some(number) = request.param(name).and_then(|value| js_number(Some(value))) else {
+            continue;
+        };
+        if number < 0.0 {
+            return Err(ApiError::invalid(name, "value was not greater than or equal to zero"));
+        }
+        params.insert(
+            name.to_owned(),
+            json!(whole(number).ok_or_else(|| {
+                ApiError::invalid(name, "value was not a whole number up to 1000000")
+            })?),
+        );
+    }
+    if request.param("disk_cache") == Some(&json!(false)) {
+        params.insert("disk_cache".to_owned(), json!(false));
+    }
+    let wanted = SetupRequest {
+        hostname: request.text("hostname").map(str::to_owned),
+        nics: request.param("nics").and_then(Value::as_array).cloned(),
+        params,
+    };
+    match request.app.job_server_setup(request.server()?, wanted, &request.req_id).await? {
+        Some(job) => started(job),
+        None => Ok(Response::empty().status(StatusCode::NO_CONTENT)),
+    }
+}
+
+/// A number of disks.
+fn whole(number: f64) -> Option<u32> {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked")]
+    (number.fract() == 0.0 && (0.0..=1e6).contains(&number)).then_some(number as u32)
+}
+
+async fn factory_reset(request: Request) -> Result<Response, ApiError> {
+    let server = request.server()?;
+    let params = pick(&request, &["origin", "creator_uuid"]);
+    match request.app.job_server_factory_reset(server, params, &request.req_id).await? {
+        Ok(job) => started(job),
+        // The reference's answer is this bare string.
+        Err(vms) => {
+            let text = format!("Server may not be reset because it has {vms} vms");
+            Ok(Response::json(text)?.status(StatusCode::CONFLICT))
+        }
+    }
+}
+
+async fn reboot(request: Request) -> Result<Response, ApiError> {
+    let server = request.server()?;
+    let app = &request.app;
+    if request.param("nojob") != Some(&json!(true)) {
+        let params = pick(&request, &["drain", "origin", "creator_uuid"]);
+        return started(app.job_server_reboot(server, params, &request.req_id).await?);
+    }
+    if let Some(installed) = app.outdated_cn_agent(server, REBOOTS_SINCE) {
+        let text = "cn-agent version on server does not support server_reboot";
+        return Err(ApiError::Unavailable(format!("{text}: {installed} < 2.11.0")));
+    }
+    let params = request.params.clone();
+    app.task_run(server, "server_reboot", params, &request.req_id, REBOOT_TIMEOUT).await?;
+    Ok(Response::empty().status(StatusCode::NO_CONTENT))
+}
+
+async fn nics(request: Request) -> Result<Response, ApiError> {
+    let action = request.text("action").and_then(|text| text.parse::<NicAction>().ok());
+    let Some(action) = action else {
+        let text = "action must be 'update', 'replace', or 'delete'";
+        return Err(ApiError::invalid("action", text));
+    };
+    let nics = request.param("nics").and_then(Value::as_array).cloned().unwrap_or_default();
+    let params = pick(&request, &["origin", "creator_uuid"]);
+    let server = request.server()?;
+    started(request.app.job_nic_update(server, action, &nics, params, &request.req_id).await?)
+}
+
+async fn list(request: Request) -> Result<Response, ApiError> {
+    let execution = match request.text("execution") {
+        None => None,
+        Some("queued") => Some(Execution::Queued),
+        Some("running") => Some(Execution::Running),
+        Some("succeeded") => Some(Execution::Succeeded),
+        Some("failed") => Some(Execution::Failed),
+        // The workflow API's word; no job here is ever that.
+        Some("canceled") => return Response::json(Vec::<Value>::new()),
+        Some(_) => {
+            let text = "must be queued, running, succeeded, failed or canceled";
+            return Err(ApiError::invalid("execution", text));
+        }
+    };
+    let number = |name: &str| request.text(name).map(str::parse::<usize>);
+    let limit = match number("limit") {
+        None => None,
+        Some(Ok(limit @ 1..=1000)) => Some(limit),
+        Some(_) => return Err(ApiError::invalid("limit", "must be from 1 to 1000")),
+    };
+    let offset = match number("offset") {
+        None => 0,
+        Some(Ok(offset)) => offset,
+        Some(Err(_)) => return Err(ApiError::invalid("offset", "must be 0 or more")),
+    };
+    let filter = JobFilter {
+        server: request.text("server_uuid").and_then(|text| text.parse().ok()),
+        name: request.text("name").map(str::to_owned),
+        execution,
+        limit,
+        offset,
+    };
+    Response::json(request.app.job_list(&filter).await?)
+}
+
+async fn get(request: Request) -> Result<Response, ApiError> {
+    let job = request.text("job_uuid").and_then(|text| text.parse().ok());
+    let job = job.ok_or(AppError::JobNotFound)?;
+    Response::json(request.app.job_get(job).await?)
+}
