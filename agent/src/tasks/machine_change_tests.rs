@@ -226,6 +226,7 @@ async fn a_script_runs_once_and_only_where_it_may() {
     let drivers = |host: Arc<dyn crate::drivers::host::Host>, base: &Arc<Drivers>| {
         let base = base.as_ref();
         Arc::new(Drivers {
+            node: Arc::new(crate::drivers::node::SimDocuments::default()),
             clock: base.clock.clone(),
             entropy: base.entropy.clone(),
             compute: base.compute.clone(),
