@@ -14,6 +14,7 @@ use super::fields;
 use super::fleet::SysinfoRecord;
 use super::tasks::is_conflict;
 use super::{App, keys};
+use crate::alloc::num;
 use crate::roster::authority::Authority;
 use crate::roster::{RosterRecord, Status, Via};
 use crate::store::{Expect, Write};
@@ -264,6 +265,13 @@ impl App {
 
 fn posted_vm(vm: &Value, index: Option<&Value>) -> Option<VmReport> {
     let mut report = vm.as_object()?.clone();
+    // A VM must not go uncounted because half a GiB is no integer.
+    for name in ["quota", "cpu_cap", "max_physical_memory"] {
+        let fraction = report.get(name).filter(|value| value.as_u64().is_none());
+        if let Some(size) = fraction.and_then(Value::as_f64) {
+            report.insert(name.to_owned(), json!(num::trunc(size.ceil())));
+        }
+    }
     if let Some(index) = index {
         report.insert("index".to_owned(), index.clone());
     }
