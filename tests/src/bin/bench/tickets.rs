@@ -7,7 +7,7 @@ use futures_util::stream;
 use muster_tests::daemon::Coordinator;
 use muster_tests::http::Client;
 use muster_tests::wait::wait_for;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{ms, now, per_second, percentile, row};
 
@@ -99,5 +99,5 @@ async fn turns(client: &Client) {
     let rate = per_second(turns, start.elapsed());
     row(&format!("turns per second in one queue ({CLIENTS} clients)"), &rate, "-");
     let left = client.get(&format!("{TICKETS}?order=DESC&limit=1")).await.expect(200);
-    assert!(left[0]["status"] != Value::from("active"), "a turn was not ended");
+    assert_ne!(left[0]["status"], "active", "a turn was not ended");
 }
