@@ -14,6 +14,8 @@
 //! | `job/<uuid>`, `jobrun/<server>/<kind>` | job | creation, each step, end |
 //! | `boot/default` | installation | operators: boot parameters of new servers |
 //! | `ticket/<uuid>`, `queue/<server>/<hash>`, `ticket-seq` | ticket, queue of open ones, all | the waitlist |
+//! | `reserve/<vm>` | reservation | an allocation; its end |
+//! | `allocation/<id>` | decision | an allocation |
 //! | `members/<instance>` | coordinator | its start; gone with its lease |
 
 #[cfg(test)]
