@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use crate::config::{RatioPolicy, Ratios};
 use crate::persist::ShardMap;
+use crate::promises::DiskPromise;
 use crate::server::{Nics, Platform, Server, Unreserved, flag};
 
 /// Servers in a chunk: large enough that a snapshot is few pointers, small enough that copying one
@@ -94,6 +95,19 @@ impl Snapshot {
     #[must_use]
     pub fn unreserved(&self, server_uuid: &str) -> Option<Unreserved> {
         self.slot_of(server_uuid).map(|slot| self.fast_unreserved(slot))
+    }
+
+    /// What a server has left beside the VMs that it reports: as CNAPI shows it, promises not
+    /// counted; `None` for an unknown server.
+    #[must_use]
+    pub fn unreserved_reported(&self, server_uuid: &str) -> Option<Unreserved> {
+        let slot = self.slot_of(server_uuid)?;
+        if !self.has(slot, flag::PROMISED) {
+            return Some(self.fast_unreserved(slot));
+        }
+        let server = self.server(slot);
+        let ratios = self.ratios(slot, self.policy);
+        Some(server.unreserved(ratios, server.loaded(), DiskPromise::default()))
     }
 
     /// Why the allocator can't use the server's record, if it can't.

@@ -169,9 +169,14 @@ fn report_of(entry: &Entry) -> Report {
 }
 
 impl App {
-    /// The allocator's view of the fleet as it is now.
+    /// The allocator's view of the fleet as it is now, with all that is promised.
     fn snapshot(&self, allocator: &mut Allocator) -> Arc<Snapshot> {
         allocator.take_over_tickets(self.provisioning_tickets());
+        self.reported(allocator)
+    }
+
+    /// As [`App::snapshot`], for questions in which promises don't count.
+    fn reported(&self, allocator: &mut Allocator) -> Arc<Snapshot> {
         for server in self.fleet.take_stale() {
             let entry = self.fleet.get(server);
             allocator.take_over(server, entry.as_ref());
@@ -194,8 +199,8 @@ impl App {
             return None;
         }
         let name = server.to_string();
-        let snapshot = self.snapshot(&mut self.placing.lock().allocator);
-        if snapshot.fault(&name).is_some() { None } else { snapshot.unreserved(&name) }
+        let snapshot = self.reported(&mut self.placing.lock().allocator);
+        if snapshot.fault(&name).is_some() { None } else { snapshot.unreserved_reported(&name) }
     }
 
     /// The server for a VM that this coordinator creates, and what the VM will take of it.
@@ -241,7 +246,7 @@ impl App {
     /// [`AppError::Invalid`].
     pub fn capacity(&self, body: &Map<String, Value>) -> Result<Value, AppError> {
         let servers = alloc::parse_capacity(body).map_err(invalid)?;
-        let snapshot = self.snapshot(&mut self.placing.lock().allocator);
+        let snapshot = self.reported(&mut self.placing.lock().allocator);
         let policy = &self.config.allocation.policy;
         let found = alloc::capacity(&snapshot, servers.as_deref(), policy, true);
         let mut answer = json!({ "capacities": found.capacities_json() });

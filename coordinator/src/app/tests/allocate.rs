@@ -91,6 +91,9 @@ async fn an_allocation_keeps_room_until_its_time_is_over() {
     assert_eq!((room(&app).await, reservations(&app).await), (2, 1));
     // Capacity, as in the reference, knows nothing of promises.
     assert!(left_mib(&app, server(1)) > 3000.0);
+    let extras = crate::app::fields::Extras { capacity: true, ..Default::default() };
+    let shown = app.server_get(server(1), extras).unwrap();
+    assert_eq!(shown["unreserved_ram"].as_f64(), Some(left_mib(&app, server(1))));
     tokio::time::sleep(Duration::from_secs(30)).await;
     app.shutdown().await;
 
