@@ -1,7 +1,7 @@
 # The short way to everything; each target is a script that can also be run by itself.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-stop test test-full bench release lint fmt docs ci
+.PHONY: help demo demo-stop test test-full fuzz-api bench release lint fmt docs ci
 
 CARGO := PATH="$${CARGO_HOME:-$$HOME/.cargo}/bin:$$PATH" cargo
 BINARIES := -p muster-agent -p muster-coordinator -p muster-cli
@@ -17,6 +17,11 @@ demo-stop: ## Ends everything that `make demo` started
 
 test: ## Builds and runs every test
 	@scripts/test.sh
+
+fuzz-api: ## Drives every operation of the API with generated requests
+	@scripts/setup.sh test
+	@$(CARGO) build --locked -p muster-coordinator -p muster-agent
+	@scripts/fuzz-api.sh 200
 
 test-full: ## The same with more simulated seeds
 	@scripts/test.sh --full

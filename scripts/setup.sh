@@ -30,6 +30,7 @@ packages=(
     build-essential pkg-config ca-certificates curl git
     busybox-static cpio kmod syslinux syslinux-common mtools fdisk gzip xz-utils zstd lz4
     jq socat procps util-linux coreutils
+    python3 python3-venv
     systemd
 )
 # QEMU's parts refuse to be of different versions, and a machine may have one of them from

@@ -48,4 +48,5 @@ stage "foundation: units" nextest -E 'not package(muster-tests)'
 stage "foundation: documentation" cargo test -q --doc --workspace --locked
 stage "foundation: simulation" nextest -E 'package(muster-tests) and test(/^sim/)'
 stage "foundation: real processes" nextest -E 'package(muster-tests) and not test(/^sim/)'
+stage "contract: generated requests" scripts/fuzz-api.sh 5
 finish

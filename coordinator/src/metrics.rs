@@ -111,6 +111,10 @@ impl Metrics {
             status_put_failures: Counter::default(),
         };
         metrics.register_all();
+        // A family without a member is not shown at all.
+        let nothing = metrics.http_labels(None, "GET", "unknown", 404);
+        drop(metrics.completed.get_or_create(&nothing));
+        drop(metrics.duration.get_or_create(&nothing));
         metrics
     }
 
@@ -192,15 +196,25 @@ impl Metrics {
         status: u16,
         elapsed_s: f64,
     ) {
-        let labels = HttpLabels {
+        let labels = self.http_labels(operation, method, user_agent, status);
+        self.completed.get_or_create(&labels).inc();
+        self.duration.get_or_create(&labels).observe(elapsed_s);
+    }
+
+    fn http_labels(
+        &self,
+        operation: Option<&str>,
+        method: &str,
+        user_agent: &str,
+        status: u16,
+    ) -> HttpLabels {
+        HttpLabels {
             route: operation.unwrap_or("unknown").to_ascii_lowercase(),
-            method: method.to_owned(),
+            method: method_label(method).to_owned(),
             user_agent: self.user_agent_label(user_agent),
             status_code: status,
             buckets_version: "1",
-        };
-        self.completed.get_or_create(&labels).inc();
-        self.duration.get_or_create(&labels).observe(elapsed_s);
+        }
     }
 
     /// The first token; a client that varies it can't make the metrics grow without bound.
@@ -265,6 +279,14 @@ fn to_classic(text: &str) -> String {
     classic
 }
 
+/// Methods that a client makes up are one.
+fn method_label(method: &str) -> &str {
+    match method {
+        "GET" | "POST" | "PUT" | "DELETE" | "HEAD" | "OPTIONS" | "PATCH" => method,
+        _ => "other",
+    }
+}
+
 /// A label's value as it stands in the text.
 fn escape(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
@@ -299,6 +321,14 @@ mod tests {
             assert!(text.contains(&format!("\n{name}{labels} 0\n")), "{name} in {text}");
             assert!(text.contains(&format!("# TYPE {name} ")), "{name} in {text}");
         }
+        for name in ["http_requests_completed", "http_request_duration_seconds_count"] {
+            let zero = format!(
+                "\n{name}{},route=\"unknown\",method=\"GET\",user_agent=\"unknown\",\
+                 status_code=\"404\",buckets_version=\"1\"}} 0\n",
+                &labels[..labels.len() - 1]
+            );
+            assert!(text.contains(&zero), "{zero} in {text}");
+        }
         assert_eq!(format!("{{{}}}", metrics.static_labels()), labels);
         assert!(!text.contains("# EOF"));
         metrics.observe_request(Some("ServerList"), "GET", "restify/1.0 (x; y)", 200, 0.002);
@@ -312,10 +342,11 @@ mod tests {
     fn user_agents_do_not_grow_the_metrics_without_bound() {
         let metrics = Metrics::new(&StaticLabels::default());
         for n in 0..1000 {
-            metrics.observe_request(None, "GET", &format!("agent/{n}"), 404, 0.0);
+            metrics.observe_request(None, &format!("M{n}"), &format!("agent/{n}"), 404, 0.0);
         }
         let text = metrics.text().unwrap();
         let series = text.lines().filter(|line| line.starts_with("http_requests_completed{"));
+        // One of them is there from the start, as `unknown`; the last is `other`.
         assert_eq!(series.count(), MAX_USER_AGENTS + 1);
     }
 }

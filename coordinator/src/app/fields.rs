@@ -95,6 +95,9 @@ pub fn derive(record: &mut Map<String, Value>, sysinfo: &Map<String, Value>) {
     }
 }
 
+/// The last second of the year 9999.
+const MAX_SECONDS: i64 = 253_402_300_799;
+
 /// A time in seconds (text or number, possibly fractional).
 fn seconds(value: Option<&Value>) -> Option<Timestamp> {
     let seconds = match value? {
@@ -103,7 +106,9 @@ fn seconds(value: Option<&Value>) -> Option<Timestamp> {
         _ => return None,
     };
     let duration = jiff::SignedDuration::try_from_secs_f64(seconds).ok()?;
-    Timestamp::from_duration(duration).ok()
+    // Outside of this range the year has another form.
+    let plain = (0..=MAX_SECONDS).contains(&duration.as_secs()) && !duration.is_negative();
+    Timestamp::from_duration(duration).ok().filter(|_| plain)
 }
 
 /// JavaScript's `parseInt` of a number or a text that starts with one.

@@ -81,7 +81,8 @@ impl Entry {
     /// MiB of all VMs.
     #[must_use]
     pub fn vms_mib(&self) -> u64 {
-        self.vms.values().map(|vm| vm.vm.max_physical_memory).sum()
+        let sizes = self.vms.values().map(|vm| vm.vm.max_physical_memory);
+        sizes.fold(0, u64::saturating_add)
     }
 
     /// The stored status, `unknown` if there is none.

@@ -314,10 +314,13 @@ async fn only_a_task_that_was_never_sent_expires_or_is_cancelled_here() {
     eventually(|| !app.agents().is_connected(server(1))).await;
     let never = nop(&app).await;
     let cancelled = nop(&app).await;
-    app.task_cancel(&cancelled).await.unwrap();
+    app.task_cancel(&cancelled, &Expected::ANY).await.unwrap();
     assert_eq!(app.task_get(&cancelled).await.unwrap()["error"]["code"], "Cancelled");
-    assert!(matches!(app.task_cancel(&cancelled).await, Err(AppError::NotCancellable(_))));
-    assert!(matches!(app.task_cancel(&sent).await, Err(AppError::NotConnected(_))));
+    assert!(matches!(
+        app.task_cancel(&cancelled, &Expected::ANY).await,
+        Err(AppError::NotCancellable(_))
+    ));
+    assert!(matches!(app.task_cancel(&sent, &Expected::ANY).await, Err(AppError::NotConnected(_))));
     let waited = app.task_wait(&never, Duration::from_secs(400)).await.unwrap();
     assert_eq!(waited["error"]["code"], "NotAccepted");
     let open = app.task_get(&sent).await.unwrap();

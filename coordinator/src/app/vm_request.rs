@@ -133,7 +133,7 @@ fn sizes(body: &mut Body<'_>, params: &mut Map<String, Value>) {
     let vcpus = body.number(&["vcpus"]).unwrap_or(1).max(1);
     params.insert("vcpus".to_owned(), json!(vcpus));
     // Without a cap a VM may use the whole server, and the allocator would count it so.
-    let cap = body.number(&["cpu_cap"]).filter(|cap| *cap > 0).unwrap_or(vcpus * 100);
+    let cap = body.number(&["cpu_cap"]).filter(|cap| *cap > 0).unwrap_or(vcpus.saturating_mul(100));
     params.insert("cpu_cap".to_owned(), json!(cap));
     // A package's quota is in MiB (PAPI), a VM's in GiB (vmadm).
     let packaged = body.package.get("quota").and_then(Value::as_u64).map(|mib| mib.div_ceil(1024));

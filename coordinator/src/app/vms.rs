@@ -3,15 +3,18 @@
 use std::collections::BTreeMap;
 
 use muster_shared::ids::{ServerUuid, VmUuid};
-use muster_shared::wire::status::VmReport;
+use muster_shared::wire::status::{VmReport, digest};
 use serde_json::{Map, Value, json};
 
 use super::App;
 use super::error::AppError;
+use super::expected::Expected;
 use super::fleet::Entry;
 
 /// Most VMs in one answer.
 pub(super) const MAX_LIMIT: usize = 1_000;
+/// Of a report's digest in a version.
+const VERSION_DIGITS: usize = 16;
 
 /// Which VMs; all that is given must fit.
 #[derive(Clone, Debug, Default)]
@@ -82,6 +85,27 @@ impl App {
         let (server, report) = self.fleet.vm(vm).ok_or(AppError::VmNotFound(vm))?;
         let view = self.fleet.with(server, |entry| view(server, entry, &report));
         view.ok_or(AppError::VmNotFound(vm))
+    }
+
+    /// Version of a VM: its report's digest, for `ETag`.
+    #[must_use]
+    pub fn vm_version(&self, vm: VmUuid) -> Option<String> {
+        let (_, report) = self.fleet.vm(vm)?;
+        let mut version = digest(&BTreeMap::from([(vm, (*report).clone())]));
+        version.truncate(VERSION_DIGITS);
+        Some(version)
+    }
+
+    /// Fails unless a VM is as the client expects; what is asked of its agent then is decided on
+    /// that. The agent may still find another VM: its report is never newer than the VM.
+    ///
+    /// # Errors
+    /// [`AppError::Changed`], also for a VM that no server reported.
+    pub fn vm_expected(&self, vm: VmUuid, expected: &Expected) -> Result<(), AppError> {
+        if *expected == Expected::ANY {
+            return Ok(());
+        }
+        expected.check(self.vm_version(vm).ok_or(AppError::Changed)?)
     }
 
     /// The VMs of one server, as CNAPI's VmList shows them.

@@ -12,7 +12,7 @@ use super::response::Response;
 use super::route::{Param, Route, object_schema};
 use super::rule::Rule;
 use super::schema;
-use crate::app::VmFilter;
+use crate::app::{AppError, VmFilter};
 
 const TEXT: &[Rule] = &[Rule::Optional, Rule::StringType];
 const LIST_PARAMS: &[Param] = &[
@@ -96,7 +96,9 @@ async fn create(request: Request) -> Result<Response, ApiError> {
 }
 
 async fn get(request: Request) -> Result<Response, ApiError> {
-    Response::json(request.app.vm_get(request.vm()?)?)
+    let vm = request.vm()?;
+    let version = request.app.vm_version(vm).ok_or(AppError::VmNotFound(vm))?;
+    Ok(Response::json(request.app.vm_get(vm)?)?.etag(version))
 }
 
 async fn console(request: Request) -> Result<Response, ApiError> {

@@ -30,7 +30,8 @@ pub(super) fn routes() -> Vec<Route> {
             .returns_schema(object_schema),
         Route::new(Method::POST, "/loglevel", "LogLevelSet", set_log_level)
             .summary("Changes the log level")
-            .params(LOG_LEVEL_PARAMS),
+            .params(LOG_LEVEL_PARAMS)
+            .errors(&[503]),
         Route::new(Method::GET, "/diagnostics", "Diagnostics", diagnostics)
             .summary("When the process started and what it uses")
             .returns_schema(object_schema),

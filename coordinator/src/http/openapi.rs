@@ -3,6 +3,7 @@
 use http::Method;
 use serde_json::{Map, Value, json};
 
+use super::dispatch::X_MUSTER_TICKET;
 use super::matcher::first_segment;
 use super::params::MAX_STRING_BYTES;
 use super::route::{Also, BodyRule, Param, Reply, Route};
@@ -104,6 +105,14 @@ fn parameters(route: &Route) -> Vec<Value> {
         all.extend(route.params.iter().map(|param| in_head(named(param, "query"))));
     }
     all.extend(route.headers.iter().map(|param| in_head(named(param, "header"))));
+    if route.running && !matches!(route.reply, Reply::Empty) && route.method != Method::GET {
+        all.push(json!({
+            "name": X_MUSTER_TICKET, "in": "header", "required": false,
+            "description": "The ticket under which the task is started; refused with 409 unless \
+                            it is active",
+            "schema": schema::uuid(),
+        }));
+    }
     if route.versioned && route.method != Method::GET {
         all.push(json!({
             "name": "If-Match", "in": "header", "required": false,

@@ -21,6 +21,8 @@ const MAX_INDEX: usize = 20;
 /// Members whose strings may be as long as the body: scripts and metadata.
 const LONG_MEMBERS: &[&str] = &[
     "script",
+    "postsetup_script",
+    "prepare_image_script",
     "user-script",
     "user_script",
     "user-data",
@@ -74,8 +76,9 @@ pub(crate) fn parse_urlencoded(text: &str) -> Result<Map<String, Value>, ApiErro
         let path = key_path(&name);
         insert(&mut params, &path, value.into_owned());
     }
-    for value in params.values_mut() {
+    for (name, value) in &mut params {
         index_keys_to_arrays(value);
+        check_limits(name, value, 2).map_err(ApiError::InvalidContent)?;
     }
     Ok(params)
 }
@@ -182,22 +185,21 @@ pub(crate) fn parse_json(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
         return Err(ApiError::InvalidContent("Invalid JSON: the body is not an object".to_owned()));
     };
     for (name, member) in &members {
-        check_limits(name, member, 2)?;
+        check_limits(name, member, 2)
+            .map_err(|problem| ApiError::InvalidContent(format!("Invalid JSON: {problem}")))?;
     }
     Ok(members)
 }
 
 /// `depth` counts the value itself: a member of the body is at depth 2.
-fn check_limits(name: &str, value: &Value, depth: usize) -> Result<(), ApiError> {
+fn check_limits(name: &str, value: &Value, depth: usize) -> Result<(), String> {
     match value {
         Value::String(text) if text.len() > MAX_STRING_BYTES && !LONG_MEMBERS.contains(&name) => {
-            Err(ApiError::InvalidContent(format!(
-                "Invalid JSON: a string in '{name}' is over {MAX_STRING_BYTES} bytes"
-            )))
+            Err(format!("a string in '{name}' is over {MAX_STRING_BYTES} bytes"))
         }
-        Value::Array(_) | Value::Object(_) if depth > MAX_DEPTH => Err(ApiError::InvalidContent(
-            format!("Invalid JSON: nested deeper than {MAX_DEPTH} levels"),
-        )),
+        Value::Array(_) | Value::Object(_) if depth > MAX_DEPTH => {
+            Err(format!("nested deeper than {MAX_DEPTH} levels"))
+        }
         Value::Array(items) => {
             items.iter().try_for_each(|item| check_limits(name, item, depth + 1))
         }
@@ -239,6 +241,9 @@ mod tests {
         check("n=x%20y+z&k%5Bm%5D=1", &json!({"n": "x y z", "k": {"m": "1"}}));
         assert!(parse_urlencoded("a=%ff").is_err());
         assert!(parse_urlencoded(&"a=1&".repeat(1001)).is_err());
+        let long = "x".repeat(MAX_STRING_BYTES + 1);
+        assert!(parse_urlencoded(&format!("alias={long}")).is_err());
+        assert!(parse_urlencoded(&format!("script={long}")).is_ok());
     }
 
     #[test]

@@ -160,6 +160,9 @@ fn task_route(pattern: &'static str, operation: &'static str, task: &'static str
 /// Makes a task of the request's parameters; answers with its id.
 pub(super) async fn start_task(request: Request, task: &'static str) -> Result<Response, ApiError> {
     let server = request.server()?;
+    if let Ok(vm) = request.vm() {
+        request.app.vm_expected(vm, &request.expected())?;
+    }
     let id = request.app.task_create(server, task, request.params, &request.req_id).await?;
     Response::json(json!({ "id": id }))
 }

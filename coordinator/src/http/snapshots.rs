@@ -47,5 +47,6 @@ fn route(
         .server(ServerRule::Exists)
         .vm()
         .running()
+        .versioned()
         .returns_schema(task_id_schema)
 }

@@ -89,7 +89,10 @@ async fn list(request: Request) -> Result<Response, ApiError> {
 }
 
 async fn get(request: Request) -> Result<Response, ApiError> {
-    Response::json(request.app.task_get(&task_id(&request)?).await?)
+    let id = task_id(&request)?;
+    // Before the record: a version that is too old is refused, one that is too new is not.
+    let version = request.app.task_version(&id).await?;
+    Ok(Response::json(request.app.task_get(&id).await?)?.etag(version))
 }
 
 async fn wait(request: Request) -> Result<Response, ApiError> {
@@ -105,6 +108,6 @@ async fn wait(request: Request) -> Result<Response, ApiError> {
 
 async fn cancel(request: Request) -> Result<Response, ApiError> {
     let id = task_id(&request)?;
-    request.app.task_cancel(&id).await?;
+    request.app.task_cancel(&id, &request.expected()).await?;
     Response::json(json!({ "id": id }))
 }

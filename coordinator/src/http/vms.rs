@@ -69,6 +69,7 @@ pub(super) fn routes() -> Vec<Route> {
             migrate,
         ))
         .summary("Starts one action of a migration")
+        .versioned()
         .params(MIGRATE_PARAMS)
         .returns_schema(task_id_schema),
         vm("/servers/:server_uuid/vms/:uuid/images", "VmImageCreate", "machine_create_image")
@@ -108,6 +109,7 @@ fn task_route(
     base(route)
         .summary("Starts a task about the VM; all parameters are passed on")
         .params(TASK_PARAMS)
+        .versioned()
         .returns_schema(task_id_schema)
 }
 
@@ -124,6 +126,7 @@ fn boot_route(
     base(Route::new(Method::POST, pattern, operation, handler))
         .summary("Starts a task about the VM; all parameters are passed on")
         .params(TASK_PARAMS)
+        .versioned()
         .returns_schema(task_id_schema)
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use muster_coordinator::app::{App, AppError};
+use muster_coordinator::app::{App, AppError, Expected};
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
 use parking_lot::Mutex;
@@ -94,7 +94,7 @@ impl Request {
             Self::Task { server, kind, params } => {
                 app.task_create(server, kind, params, &req_id).await.map(Some)
             }
-            Self::Cancel(id) => app.task_cancel(&id).await.map(|()| None),
+            Self::Cancel(id) => app.task_cancel(&id, &Expected::ANY).await.map(|()| None),
         }
     }
 }

@@ -322,14 +322,15 @@ fn request_body(params: &Map<String, Value>, with_overhead: bool) -> Map<String,
     vm.insert("owner_uuid".to_owned(), json!(lower("owner_uuid").unwrap_or_else(nobody)));
     let brand = params.get("brand").and_then(Value::as_str).unwrap_or_default();
     let overhead = if with_overhead { overhead_mib(brand) } else { 0 };
-    vm.insert("ram".to_owned(), json!(number("ram").unwrap_or(256) + overhead));
+    vm.insert("ram".to_owned(), json!(number("ram").unwrap_or(256).saturating_add(overhead)));
     for name in ["cpu_cap", "quota", "vcpus"] {
         if let Some(value) = number(name) {
             vm.insert(name.to_owned(), json!(value));
         }
     }
     let list = |name: &str| params.get(name).and_then(Value::as_array).cloned().unwrap_or_default();
-    let disks: u64 = list("disks").iter().filter_map(|disk| disk.get("size")?.as_u64()).sum();
+    let disks = list("disks").into_iter().filter_map(|disk| disk.get("size")?.as_u64());
+    let disks = disks.fold(0, u64::saturating_add);
     let tags: Vec<_> = list("nics").iter().filter_map(|nic| nic.get("nic_tag").cloned()).collect();
     // Without the ratios of a package the reference's filters let everything pass.
     let package =

@@ -216,7 +216,7 @@ async fn attempt(ctx: &mut StepContext, step: &Step, place: Place) -> Result<(),
 /// One that its agent has begun may be beyond recall.
 async fn recall(ctx: &StepContext, place: Place) {
     let Some((id, _)) = &ctx.job.step(place).task else { return };
-    match ctx.app.task_cancel(id).await {
+    match ctx.app.task_cancel(id, &crate::app::Expected::ANY).await {
         Ok(()) => tracing::info!(task_id = %id, "cancelled the task of a step that was given up"),
         Err(error) => tracing::debug!(task_id = %id, %error, "the step's task is left alone"),
     }

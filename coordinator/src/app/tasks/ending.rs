@@ -10,7 +10,7 @@ use super::record::{Ending, TaskRecord, TaskStatus};
 use super::{Open, is_conflict};
 use crate::agents::{Reply, SendError};
 use crate::app::error::AppError;
-use crate::app::{App, keys};
+use crate::app::{App, Expected, keys};
 use crate::store::{Expect, Write};
 
 /// Longest wait for the agent's answer to `cancel`.
@@ -132,9 +132,14 @@ impl App {
     /// decides.
     ///
     /// # Errors
-    /// [`AppError::TaskNotFound`], [`AppError::NotCancellable`], [`AppError::NotConnected`],
-    /// [`AppError::Busy`], [`AppError::Timeout`].
-    pub async fn task_cancel(self: &Arc<Self>, id: &TaskId) -> Result<(), AppError> {
+    /// [`AppError::TaskNotFound`], [`AppError::Changed`], [`AppError::NotCancellable`],
+    /// [`AppError::NotConnected`], [`AppError::Busy`], [`AppError::Timeout`].
+    pub async fn task_cancel(
+        self: &Arc<Self>,
+        id: &TaskId,
+        expected: &Expected,
+    ) -> Result<(), AppError> {
+        expected.check(self.task_version(id).await?)?;
         let Some(open) = self.tasks.get(id) else {
             let record = self.task_record_of(id).await?;
             let status = record.status.as_str();

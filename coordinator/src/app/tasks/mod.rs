@@ -292,6 +292,20 @@ impl App {
         Ok(self.task_record_of(id).await?.public())
     }
 
+    /// Version of a task's record, for `ETag`.
+    ///
+    /// # Errors
+    /// [`AppError::TaskNotFound`], [`AppError::Store`].
+    pub async fn task_version(&self, id: &TaskId) -> Result<Revision, AppError> {
+        match self.tasks.get(id) {
+            Some(open) => Ok(open.revision),
+            None => {
+                let record = self.parts.store.get(&keys::task(id)).await?;
+                Ok(record.ok_or(AppError::TaskNotFound)?.revision)
+            }
+        }
+    }
+
     /// The stored record of a task, open or ended.
     ///
     /// # Errors

@@ -143,7 +143,7 @@ async fn a_report_a_ticket_or_a_task_takes_the_place_of_a_reservation() {
     assert_eq!((room(&app).await, reservations(&app).await), (2, 0));
     app.ticket_release(ticket, Expected::ANY).await.unwrap();
     assert_eq!(room(&app).await, 3, "the ticket ended");
-    app.task_cancel(&task).await.unwrap();
+    app.task_cancel(&task, &Expected::ANY).await.unwrap();
     assert_eq!(room(&app).await, 4, "the task ended");
     app.shutdown().await;
 }

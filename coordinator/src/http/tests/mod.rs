@@ -1,7 +1,9 @@
 //! The shell over real sockets: every rule of how requests are read and answered.
 
 mod connections;
+mod contract;
 mod images;
+mod page;
 mod rules;
 mod table;
 
@@ -28,7 +30,7 @@ use super::response::Response;
 use super::route::{Param, Route, ServerRule, object_schema};
 use super::rule::Rule;
 use super::server::{Server, ServerSettings, bind};
-use super::{Shell, table};
+use super::{ApiConfig, Shell, table};
 use crate::app::{App, AppConfig, Parts, ServerGate};
 use crate::config::Config;
 use crate::store::KvStore;
@@ -147,11 +149,26 @@ impl Api {
         let tls = config.tls.identity().map(|identity| {
             muster_shared::tls::server(&identity, &config.tls.client_auth()).unwrap()
         });
-        let settings = ServerSettings::new(&config, tls, None);
         let app = test_app(Arc::new(SystemClock::new())).await;
         let routes = table().into_iter().chain(test_routes()).collect();
         let api = Arc::clone(&app);
         let shell = move |config| Shell::with_routes(api, config, Arc::new(TwoServers), routes);
+        Self::serve(app, &config, tls, shell).await
+    }
+
+    /// The API of an application as it is in production.
+    pub(super) async fn over(app: Arc<App>, config: &Config) -> Self {
+        let api = Arc::clone(&app);
+        Self::serve(app, config, None, move |config| Shell::new(api, config)).await
+    }
+
+    async fn serve(
+        app: Arc<App>,
+        config: &Config,
+        tls: Option<Arc<rustls::ServerConfig>>,
+        shell: impl FnOnce(ApiConfig) -> Arc<Shell>,
+    ) -> Self {
+        let settings = ServerSettings::new(config, tls, None);
         let bound = bind(&config.listen).await.unwrap();
         let metrics = match &config.metrics.listen {
             Some(listen) => Some(bind(listen).await.unwrap()),

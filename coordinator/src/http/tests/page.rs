@@ -1,0 +1,175 @@
+//! `docs/api.md`, written from the OpenAPI document.
+//!
+//! `MUSTER_WRITE_DOCS=1` (as in `make docs`) writes the page instead of comparing it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::super::openapi;
+use super::super::route::Route;
+use super::table;
+
+const INTRODUCTION: &str = "\
+# The coordinator's API
+
+Written by `make docs` from the route table; the same as an OpenAPI 3.1 document is at
+`/openapi.json` of every coordinator. Rules that hold for every operation (parameters, bodies,
+headers, the order of refusals) are in [adding-an-endpoint.md](adding-an-endpoint.md).
+
+A member of the path, the query, a form or a JSON body is the same parameter. Errors are
+`{\"code\", \"message\"}`; `InvalidParameters` has `errors` with each bad `field`. Statuses that any
+operation may answer are left out below: 400 (the query or the body can't be read), 406 (no
+acceptable media type), 413, 414 and 431 (too large), 500.
+";
+
+/// Statuses of every operation.
+const COMMON: [&str; 6] = ["400", "406", "413", "414", "431", "500"];
+
+fn page() -> String {
+    let routes: Vec<Route> = table();
+    let document = openapi::document(routes.iter());
+    let mut by_tag: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for (path, item) in members(&document["paths"]) {
+        for (method, operation) in members(item) {
+            let tag = operation["tags"][0].as_str().unwrap_or_default();
+            by_tag.entry(tag).or_default().push(section(path, method, operation));
+        }
+    }
+    let mut page = INTRODUCTION.to_owned();
+    for (tag, sections) in by_tag {
+        page += &format!("\n## {tag}\n\n{}", sections.join("\n"));
+    }
+    page += "\n## Records\n";
+    for (name, schema) in members(&document["components"]["schemas"]) {
+        page += &record(name, schema);
+    }
+    page
+}
+
+fn members(value: &Value) -> &Map<String, Value> {
+    value.as_object().expect("an object")
+}
+
+fn text<'a>(value: &'a Value, name: &str) -> &'a str {
+    value[name].as_str().unwrap_or_default()
+}
+
+fn section(path: &str, method: &str, operation: &Value) -> String {
+    let mut section = format!(
+        "### {}\n\n`{} {path}`: {}. {}\n",
+        text(operation, "operationId"),
+        method.to_ascii_uppercase(),
+        text(operation, "summary"),
+        text(operation, "description"),
+    );
+    let mut rows = Vec::new();
+    for parameter in operation["parameters"].as_array().into_iter().flatten() {
+        let name = text(parameter, "name");
+        let place = text(parameter, "in");
+        let required = parameter["required"] == true;
+        let doc = text(parameter, "description");
+        rows.push(line(name, place, &parameter["schema"], required, doc));
+    }
+    let body = &operation["requestBody"]["content"]["application/json"]["schema"];
+    let needed = |name: &str| {
+        body["required"].as_array().is_some_and(|all| all.iter().any(|one| one == name))
+    };
+    for (name, schema) in body["properties"].as_object().into_iter().flatten() {
+        rows.push(line(name, "body", schema, needed(name), text(schema, "description")));
+    }
+    if !rows.is_empty() {
+        section += "\n| parameter | in | type | |\n| --- | --- | --- | --- |\n";
+        section += &rows.concat();
+    }
+    section += &format!("\n{}\n", answers(&operation["responses"]));
+    section.replace(". \n", ".\n")
+}
+
+fn line(name: &str, place: &str, schema: &Value, required: bool, doc: &str) -> String {
+    let needed = if required { "**required**. " } else { "" };
+    format!("| `{name}` | {place} | {} | {needed}{doc} |\n", kind(schema))
+}
+
+/// A schema in a few words.
+fn kind(schema: &Value) -> String {
+    if let Some(name) = schema["$ref"].as_str() {
+        let name = name.rsplit('/').next().unwrap_or_default();
+        return format!("[{name}](#{})", name.to_ascii_lowercase());
+    }
+    if let Some(any) = schema["anyOf"].as_array().or_else(|| schema["oneOf"].as_array()) {
+        return any.iter().map(kind).collect::<Vec<_>>().join(" or ");
+    }
+    if let Some(value) = schema.get("const") {
+        return format!("`{value}`");
+    }
+    if let Some(values) = schema["enum"].as_array() {
+        return values.iter().map(|value| format!("`{value}`")).collect::<Vec<_>>().join(", ");
+    }
+    let mut words = match &schema["type"] {
+        Value::String(of) if of == "array" => match schema.get("items") {
+            Some(items) => format!("array of {}", kind(items)),
+            None => "array".to_owned(),
+        },
+        Value::String(of) => of.clone(),
+        Value::Array(kinds) => {
+            kinds.iter().filter_map(Value::as_str).collect::<Vec<_>>().join(" or ")
+        }
+        _ => return "any".to_owned(),
+    };
+    if schema["format"] == "uuid" {
+        return "uuid".to_owned();
+    }
+    let range = (schema["minimum"].as_i64(), schema["maximum"].as_i64());
+    if let (Some(least), Some(most)) = range {
+        words += &format!(", {least} to {most}");
+    }
+    words
+}
+
+fn answers(responses: &Value) -> String {
+    let mut good = Vec::new();
+    let mut bad = Vec::new();
+    for (status, response) in members(responses) {
+        if COMMON.contains(&status.as_str()) {
+            continue;
+        }
+        let body = members(response).get("content").and_then(Value::as_object);
+        let content = body.and_then(|content| content.iter().next());
+        let shown = content.map(|(media, content)| match &content["schema"] {
+            schema if media == "application/json" => kind(schema),
+            _ => media.clone(),
+        });
+        let success = status.starts_with(['1', '2']);
+        match (success, shown) {
+            (true, Some(shown)) => good.push(format!("{status} ({shown})")),
+            (true, None) => good.push(status.clone()),
+            (false, _) => bad.push(status.clone()),
+        }
+    }
+    let refused =
+        if bad.is_empty() { String::new() } else { format!(" Refused with {}.", bad.join(", ")) };
+    format!("Answers {}.{refused}", good.join(", "))
+}
+
+fn record(name: &str, schema: &Value) -> String {
+    let mut section = format!("\n### {name}\n\n{}.\n", text(schema, "description"));
+    let Some(properties) = schema["properties"].as_object() else { return section };
+    section += "\n| member | type | |\n| --- | --- | --- |\n";
+    for (name, member) in properties {
+        let doc = text(member, "description");
+        section += &format!("| `{name}` | {} | {doc} |\n", kind(member));
+    }
+    section
+}
+
+#[test]
+fn the_api_is_documented() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/api.md");
+    if std::env::var_os("MUSTER_WRITE_DOCS").is_some() {
+        std::fs::write(&path, page()).unwrap();
+    }
+    let written = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(written == page(), "docs/api.md is out of date: run `make docs`");
+}
