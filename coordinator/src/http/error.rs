@@ -31,10 +31,6 @@ pub(crate) enum ApiError {
     /// 409 InvalidArgument; the reference answers 500 with the same code.
     #[error("{0}")]
     RefusedArgument(String),
-    /// 409 InvalidArgument; the reference answers 500 InternalError.
-    #[error("{0}")]
-    #[allow(dead_code, reason = "routes to come need it")]
-    Refused(String),
     /// 404; the message says what was not found.
     #[error("{0}")]
     NotFound(String),
@@ -78,9 +74,6 @@ pub(crate) enum ApiError {
         /// The agent's text with the endpoint's prefix, e.g. `posting task to cn-agent: …`.
         message: String,
     },
-    /// Not implemented.
-    #[error("{0} is not implemented")]
-    NotImplemented(&'static str),
     /// Try again later.
     #[error("{0}")]
     Unavailable(String),
@@ -127,8 +120,6 @@ impl ApiError {
             Self::OutOfRange(_) => (S::BAD_REQUEST, "InvalidParameters"),
             Self::InvalidArgument(_) => (S::CONFLICT, "InvalidArgument"),
             Self::RefusedArgument(_) => (dagger, "InvalidArgument"),
-            Self::Refused(_) if reference => (dagger, "InternalError"),
-            Self::Refused(_) => (dagger, "InvalidArgument"),
             Self::NotFound(_) => (S::NOT_FOUND, "ResourceNotFound"),
             Self::MethodNotAllowed { .. } => (S::METHOD_NOT_ALLOWED, "MethodNotAllowedError"),
             Self::NotAcceptable => (S::NOT_ACCEPTABLE, "NotAcceptableError"),
@@ -137,7 +128,6 @@ impl ApiError {
             Self::Coded { status, code, .. } => (*status, code),
             Self::Agent { .. } if reference => (S::INTERNAL_SERVER_ERROR, "InternalError"),
             Self::Agent { code, .. } => (agent_status(code), agent_code(code)),
-            Self::NotImplemented(_) => (S::NOT_IMPLEMENTED, "NotImplemented"),
             Self::Unavailable(_) => (S::SERVICE_UNAVAILABLE, "ServiceUnavailable"),
             Self::Internal { .. } => (S::INTERNAL_SERVER_ERROR, "InternalError"),
         }
@@ -228,7 +218,6 @@ mod tests {
             (409, "InvalidArgument"),
             (500, "InvalidArgument"),
         );
-        check(&ApiError::Refused(text()), (409, "InvalidArgument"), (500, "InternalError"));
         let gone = ApiError::Agent { code: "VmNotFound".to_owned(), message: text() };
         check(&gone, (404, "VmNotFound"), (500, "InternalError"));
         let broken = ApiError::Agent { code: String::new(), message: text() };

@@ -26,7 +26,6 @@ mod matcher;
 mod metrics;
 mod node_images;
 mod node_tasks;
-mod not_implemented;
 mod openapi;
 mod params;
 mod ping;
@@ -35,7 +34,6 @@ mod request;
 mod response;
 mod route;
 mod rule;
-#[allow(dead_code, reason = "routes to come refer to the rest")]
 mod schema;
 mod server;
 mod servers;
@@ -95,7 +93,6 @@ fn table() -> Vec<Route> {
         jobs::routes,
         why::routes,
         tickets::routes,
-        not_implemented::routes,
     ];
     resources.iter().flat_map(|routes| routes()).collect()
 }

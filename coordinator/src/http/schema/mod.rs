@@ -5,7 +5,6 @@ mod records;
 
 use serde_json::{Map, Value, json};
 
-use super::params::MAX_STRING_BYTES;
 use super::route::{Route, SchemaFn, ServerRule};
 use super::rule::UUID_PATTERN;
 
@@ -154,11 +153,6 @@ pub(crate) fn jobs() -> Value {
 /// A UUID in either case.
 pub(crate) fn uuid() -> Value {
     json!({ "type": "string", "format": "uuid", "pattern": UUID_PATTERN })
-}
-
-/// Text of a body.
-pub(crate) fn text() -> Value {
-    json!({ "type": "string", "maxLength": MAX_STRING_BYTES })
 }
 
 /// The size of a page.
