@@ -285,10 +285,10 @@ async fn failures_end_with_their_reason_and_are_undone_when_wanted() {
 async fn a_cut_at_any_step_repeats_at_most_that_step() {
     for (step, moment, log) in [
         ("a", "before", vec!["+a", "+b", "+c"]),
-        ("a", "after", vec!["+a", "+b", "+c"]),
+        ("a", "after", vec!["+a", "+a", "+b", "+c"]),
         ("b", "before", vec!["+a", "+b", "+c"]),
-        ("b", "after", vec!["+a", "+b", "+c"]),
-        ("c", "after", vec!["+a", "+b", "+c"]),
+        ("b", "after", vec!["+a", "+b", "+b", "+c"]),
+        ("c", "after", vec!["+a", "+b", "+c", "+c"]),
     ] {
         let node = Node::new(SCRIPTS);
         let cut = CutAt(format!("script:{step}:{moment}"));

@@ -249,7 +249,8 @@ async fn a_script_runs_once_and_only_where_it_may() {
     let forbidden = drivers(Arc::new(NoScripts(sim)), &base);
     let refused = run(&host.context(&forbidden, &script), "command_execute", false).await;
     assert_eq!(refused.unwrap_err().code, "NotAuthorized");
-    let refused = run(&host.context(&base, &script), "command_execute", false).await;
+    let refusing = drivers(Arc::new(crate::drivers::host::refuse::RefuseHost), &base);
+    let refused = run(&host.context(&refusing, &script), "command_execute", false).await;
     assert_eq!(refused.unwrap_err().code, "HostActionsDisabled");
     assert_eq!(log.actions().len(), 1);
 }

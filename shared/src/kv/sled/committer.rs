@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot};
@@ -99,10 +100,25 @@ impl Committer {
             self.write(group);
         }
         drop(self.db.write().take());
+        self.wait_released();
         if let Some(done) = closing {
             // Nobody waits for it any more: nothing to tell.
             done.send(()).unwrap_or(());
         }
+    }
+
+    /// sled's own threads let go of the database, and of its lock, a moment after us.
+    #[expect(clippy::disallowed_methods, reason = "this thread blocks in every sync anyway")]
+    fn wait_released(&self) {
+        const LOOKS: u32 = 1_000;
+        const PAUSE: Duration = Duration::from_millis(1);
+        for _ in 0..LOOKS {
+            if File::open(self.path.join("db")).is_ok_and(|file| file.try_lock().is_ok()) {
+                return;
+            }
+            std::thread::sleep(PAUSE);
+        }
+        tracing::warn!(path = %self.path.display(), "the database is still locked");
     }
 
     fn write(&mut self, group: Group) {

@@ -137,16 +137,16 @@ fn placement() -> Vec<Row> {
     let owner = "00000000-0000-4000-8000-0000000000bb";
     let request = json!({
         "image": {}, "nic_tags": ["admin"],
-        "vm": { "vm_uuid": owner, "owner_uuid": owner, "ram": 128 },
+        "vm": { "vm_uuid": owner, "owner_uuid": owner, "ram": 128, "cpu_cap": 100 },
     });
     let mut nowhere = request.clone();
     nowhere["nic_tags"] = json!(["none such"]);
     vec![
-        row("POST /allocate", 200).sends(&request).bad_body(
-            &nowhere,
-            409,
-            "NoAllocatableServersError",
-        ),
+        row("POST /allocate", 200)
+            .sends(&request)
+            .bad_body(&nowhere, 409, "NoAllocatableServersError")
+            .bad_body(&json!({ "vm": 7, "image": {}, "nic_tags": [] }), 409, PARAMETERS)
+            .bad_query("steps=some", 409, PARAMETERS),
         row("GET /allocations", 200)
             .asks("limit=5")
             .bad_query("limit=0", 409, PARAMETERS)

@@ -13,7 +13,7 @@ pub(super) fn rows() -> Vec<Row> {
 
 fn create() -> Value {
     json!({
-        "uuid": "00000000-0000-4000-8000-0000000000aa", "brand": "joyent-minimal",
+        "uuid": "00000000-0000-4000-8000-0000000000aa", "brand": "joyent-minimal", "cpu_cap": 100,
         "image_uuid": "{missing}", "image": { "files": [{ "compression": "gzip" }] },
     })
 }
@@ -146,7 +146,7 @@ fn docker() -> Vec<Row> {
 }
 
 fn fleet() -> Vec<Row> {
-    let place = json!({ "image_uuid": "{missing}", "ram": 256, "alias": "small" });
+    let place = json!({ "image_uuid": "{missing}", "ram": 256, "cpu_cap": 100, "alias": "small" });
     let socket = |route: &'static str| {
         HANDSHAKE[..4].iter().fold(row(route, 101), |row, header| row.header(header))
     };
