@@ -67,6 +67,17 @@ const SET_UP: &[Also] = &[Also { status: 204, doc: "It is set up already", schem
 const NO_JOB: &[Also] =
     &[Also { status: 204, doc: "With `nojob`: the server reboots", schema: None }];
 
+const HAS_VMS: &[Also] = &[Also {
+    status: 409,
+    doc: "It has VMs, which the text counts, or a parameter is wrong",
+    schema: Some(text_or_error),
+}];
+
+/// The reference refuses a reset with a bare text.
+fn text_or_error() -> Value {
+    json!({ "anyOf": [{ "type": "string" }, { "$ref": "#/components/schemas/Error" }] })
+}
+
 const LAYOUTS: &[&str] = &["single", "mirror", "raidz1", "raidz2", "raidz3"];
 
 pub(super) fn routes() -> Vec<Route> {
@@ -84,7 +95,8 @@ pub(super) fn routes() -> Vec<Route> {
         )
         .summary("Wipes a server that has no VMs")
         .strict()
-        .params(RESET_PARAMS),
+        .params(RESET_PARAMS)
+        .also(HAS_VMS),
         job_route(Method::POST, "/servers/:server_uuid/reboot", "ServerReboot", reboot)
             .summary("Restarts a server")
             .strict()
