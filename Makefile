@@ -20,7 +20,7 @@ test: ## Builds and runs every test
 
 fuzz-api: ## Drives every operation of the API with generated requests
 	@scripts/setup.sh test
-	@$(CARGO) build --locked -p muster-coordinator -p muster-agent
+	@$(CARGO) build --locked --workspace --all-targets
 	@scripts/fuzz-api.sh 200
 
 test-full: ## The same with more simulated seeds
