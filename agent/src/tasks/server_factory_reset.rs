@@ -6,6 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde_json::{Value, json};
 
+use super::server_reboot::Reboot;
 use super::server_setup::SETUP_TASKS;
 use super::{Class, Handler, Lock, Params, Plan, Queue, Step, TaskContext, TaskFailure};
 use crate::drivers::host::HostAction;
@@ -124,27 +125,6 @@ impl Step for Mark {
 
     fn progress(&self) -> u8 {
         80
-    }
-}
-
-#[derive(Debug)]
-struct Reboot;
-
-#[async_trait]
-impl Step for Reboot {
-    fn name(&self) -> &'static str {
-        "reboot"
-    }
-
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        if !ctx.rebooted {
-            ctx.drivers.host.act(&HostAction::Reboot).await?;
-        }
-        Ok(())
-    }
-
-    fn progress(&self) -> u8 {
-        100
     }
 }
 

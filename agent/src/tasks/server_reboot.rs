@@ -1,7 +1,8 @@
 //! `server_reboot`: restarts the node, if host actions are enabled.
 //!
-//! Ends before the reboot happens. It is never done twice: a task that finds itself in another
-//! boot than it started in has been carried out.
+//! Ends before the reboot happens. The node is never rebooted twice: a task that finds itself in
+//! another boot than it started in has been carried out. An agent that goes down between asking
+//! for the reboot and its journal asks again in the same boot, for the same reboot.
 
 use std::time::Duration;
 
@@ -45,8 +46,9 @@ impl Handler for ServerReboot {
     }
 }
 
+/// Restarts the node, unless it was restarted since the task began.
 #[derive(Debug)]
-struct Reboot;
+pub(super) struct Reboot;
 
 #[async_trait]
 impl Step for Reboot {

@@ -344,13 +344,17 @@ fn members(value: Value) -> Map<String, Value> {
     }
 }
 
+/// The first parts of the keys whose records readers are told about.
+const TOLD: &[&str] = &["roster", "vms", "task", "ticket", "job"];
+
 /// What a change of the store means to readers; `None` for records that are nobody's business.
 fn change_of(event: &store::Event) -> Option<Change> {
-    let (prefix, rest) = event.key.split_once('/')?;
-    let value = match &event.value {
-        Some(bytes) => Some(serde_json::from_slice::<Map<String, Value>>(bytes).ok()?),
-        None => None,
-    };
+    let (prefix, rest) = event.key.split_once('/').filter(|(p, _)| TOLD.contains(p))?;
+    let value = event.value.as_deref().map(serde_json::from_slice::<Map<String, Value>>);
+    let value = value
+        .transpose()
+        .inspect_err(|error| tracing::error!(key = event.key, %error, "a record can't be told"))
+        .ok()?;
     let get = |name: &str| value.as_ref().and_then(|v| v.get(name)).cloned().unwrap_or_default();
     let (kind, data) = match (prefix, &value) {
         ("roster", _) => {

@@ -3,6 +3,7 @@
 //! One durable record `reserve/<vm>` each. It ends when a report shows the VM, when a ticket or a
 //! task for it takes its place, or by itself after `allocator.reservation_ttl_s`.
 
+use futures_util::future::join_all;
 use jiff::Timestamp;
 use muster_shared::ids::{ServerUuid, VmUuid};
 use serde::{Deserialize, Serialize};
@@ -13,7 +14,7 @@ use crate::app::tasks::is_conflict;
 use crate::app::{App, keys};
 use crate::store::{Expect, Revision, Write, list_all};
 
-/// Records deleted in one commit.
+/// Records deleted at a time.
 const BATCH: usize = 90;
 
 /// Room for a VM.
@@ -95,17 +96,25 @@ impl App {
             placing.expire(now, ttl);
             placing.take_spent(BATCH)
         };
-        for (vm, revision) in spent {
+        // Side by side, so that they share a sync; one that failed is spent again.
+        let deleted = join_all(spent.into_iter().map(|(vm, revision)| async move {
             let write = Write::delete(keys::reservation(vm), Expect::At(revision));
-            match self.parts.store.commit(vec![write]).await {
+            (vm, revision, self.parts.store.commit(vec![write]).await)
+        }));
+        let mut failure = None;
+        for (vm, revision, outcome) in deleted.await {
+            match outcome {
                 Ok(_) => {}
                 // A later reservation took its place.
                 Err(error) if is_conflict(&error) => {}
                 Err(error) => {
                     self.placing.lock().spent(vm, revision);
-                    return Err(error.into());
+                    failure = Some(error);
                 }
             }
+        }
+        if let Some(error) = failure {
+            return Err(error.into());
         }
         self.places_sweep().await
     }
