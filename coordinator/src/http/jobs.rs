@@ -112,6 +112,7 @@ pub(super) fn routes() -> Vec<Route> {
             .returns_schema(schema::jobs),
         Route::new(Method::GET, "/jobs/:job_uuid", "JobGet", get)
             .summary("One job with the state of its steps")
+            .versioned()
             .returns_schema(schema::job),
     ]
 }
@@ -268,5 +269,6 @@ async fn list(request: Request) -> Result<Response, ApiError> {
 async fn get(request: Request) -> Result<Response, ApiError> {
     let job = request.text("job_uuid").and_then(|text| text.parse().ok());
     let job = job.ok_or(AppError::JobNotFound)?;
-    Response::json(request.app.job_get(job).await?)
+    let (job, version) = request.app.job_get(job).await?;
+    Ok(Response::json(job)?.etag(version))
 }

@@ -248,6 +248,8 @@ async fn update(request: Request) -> Result<Response, ApiError> {
     if let Some(value) = ratios {
         let set_up = request.app.server_get(server, Extras::default())?;
         if set_up.get("setup") == Some(&json!(true)) {
+            // A version that was changed meanwhile is refused before the agent acts.
+            request.app.server_update(server, &[], &expected).await?;
             let mut params = Map::new();
             params.insert("value".to_owned(), json!(value));
             ask(&request, server, "server_overprovision_ratio", params, SYSINFO_TIMEOUT).await?;

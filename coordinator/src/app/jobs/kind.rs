@@ -99,7 +99,12 @@ impl StepFailure {
 
 impl From<AppError> for StepFailure {
     fn from(error: AppError) -> Self {
-        let fatal = matches!(error, AppError::ServerNotFound(_) | AppError::NotSupported { .. });
+        let fatal = matches!(
+            error,
+            AppError::ServerNotFound(_)
+                | AppError::NotSupported { .. }
+                | AppError::TicketNotActive(_)
+        );
         Self { message: muster_shared::error_chain::Chain(&error).to_string(), fatal }
     }
 }
@@ -195,7 +200,7 @@ impl StepContext {
             Expect::At(self.revision),
             keys::encode(&self.job),
         ));
-        self.revision = app.parts.store.commit(writes).await.map_err(AppError::from)?;
+        self.revision = app.task_commit(&record, writes).await?;
         Ok(app.task_stored(record, self.revision).await)
     }
 }

@@ -50,12 +50,13 @@ impl App {
         Ok((keys::decode(&stored)?, stored.revision))
     }
 
-    /// One job as the workflow API shows it.
+    /// One job as the workflow API shows it, and its version for `ETag`.
     ///
     /// # Errors
     /// [`AppError::JobNotFound`], [`AppError::Store`].
-    pub async fn job_get(&self, uuid: Uuid) -> Result<Map<String, Value>, AppError> {
-        Ok(self.job_of(uuid).await?.0.public())
+    pub async fn job_get(&self, uuid: Uuid) -> Result<(Map<String, Value>, Revision), AppError> {
+        let (job, revision) = self.job_of(uuid).await?;
+        Ok((job.public(), revision))
     }
 
     /// Jobs, the newest first.

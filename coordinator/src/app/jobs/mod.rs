@@ -92,6 +92,8 @@ impl App {
             params.insert("reboot".to_owned(), json!(true));
         }
         if let Some(hostname) = request.hostname {
+            // Before anything is changed.
+            self.fence().await?;
             let change = [("hostname", Some(json!(hostname)))];
             self.server_update(server, &change, &Expected::ANY).await?;
             params.insert("hostname".to_owned(), json!(hostname));
@@ -170,20 +172,22 @@ impl App {
             return Err(AppError::invalid("nics", text));
         }
         let guard = keys::job_guard(server, kind.name);
+        let fence = self.fence().await?;
         for _ in 0..ATTEMPTS {
-            let job = self.job_record(kind, server, params.clone(), req_id);
+            let mut job = self.job_record(kind, server, params.clone(), req_id);
+            job.ticket_uuid = fence.as_ref().map(|fence| fence.uuid);
             let writes = vec![
                 Write::put(keys::job(job.uuid), Expect::Absent, keys::encode(&job)),
                 Write::put(guard.clone(), Expect::Absent, keys::encode(&job.uuid)),
             ];
-            match self.parts.store.commit(writes).await {
+            match self.commit_under(fence.as_ref(), writes).await {
                 Ok(_) => {
                     tracing::info!(job = %job.uuid, name = job.name, server_uuid = %server, "job made");
                     self.jobs.wake.notify_one();
                     return Ok(job.uuid);
                 }
-                Err(error) if is_conflict(&error) => {}
-                Err(error) => return Err(error.into()),
+                Err(AppError::Store(error)) if is_conflict(&error) => {}
+                Err(error) => return Err(error),
             }
             // It may have ended meanwhile; then there is room for the new one.
             let Some(stored) = self.parts.store.get(&guard).await? else { continue };
@@ -226,6 +230,7 @@ impl App {
             chain: steps(kind.chain),
             on_error: steps(kind.on_error),
             claim: None,
+            ticket_uuid: None,
         }
     }
 

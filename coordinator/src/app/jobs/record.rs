@@ -3,7 +3,7 @@
 
 use jiff::Timestamp;
 use muster_shared::clock::iso;
-use muster_shared::ids::{ServerUuid, TaskId};
+use muster_shared::ids::{ServerUuid, TaskId, TicketUuid};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
@@ -138,6 +138,9 @@ pub struct JobRecord {
     /// Who runs it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub claim: Option<Claim>,
+    /// The ticket under which it was started; its tasks are refused once that is not active.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ticket_uuid: Option<TicketUuid>,
 }
 
 impl JobRecord {
@@ -245,6 +248,9 @@ impl JobRecord {
         if let Some(finished) = &self.finished_at {
             set("finished_at", json!(finished));
         }
+        if let Some(ticket) = &self.ticket_uuid {
+            set("ticket_uuid", json!(ticket));
+        }
         let steps: Vec<Value> = self.chain.iter().chain(&self.on_error).map(shown).collect();
         set("steps", json!(steps));
         view
@@ -304,6 +310,7 @@ mod tests {
             chain: steps(chain, "step"),
             on_error: steps(on_error, "undo"),
             claim: None,
+            ticket_uuid: None,
         }
     }
 

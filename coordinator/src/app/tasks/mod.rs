@@ -96,20 +96,11 @@ impl App {
     pub(super) async fn task_commit(
         &self,
         record: &TaskRecord,
-        mut writes: Vec<Write>,
+        writes: Vec<Write>,
     ) -> Result<Revision, AppError> {
-        if let Some((uuid, ticket)) = record.ticket_uuid.zip(record.ticket.as_ref()) {
-            let check = Fence::check(uuid, ticket);
-            let key = check.key.clone();
-            writes.push(check);
-            return self.parts.store.commit(writes).await.map_err(|error| match error {
-                StoreError::Conflict { key: lost } if lost == key => {
-                    AppError::TicketNotActive(uuid.to_string())
-                }
-                error => error.into(),
-            });
-        }
-        Ok(self.parts.store.commit(writes).await?)
+        let fence = record.ticket_uuid.zip(record.ticket.clone());
+        let fence = fence.map(|(uuid, ticket)| Fence { uuid, ticket });
+        self.commit_under(fence.as_ref(), writes).await
     }
 
     /// Takes one of a server's places for open tasks until the guard is dropped.

@@ -5,6 +5,7 @@ use muster_shared::wire::TaskError;
 use super::*;
 use crate::app::jobs::{JobFilter, NicAction, SetupRequest};
 use crate::app::keys;
+use crate::app::tickets::naming;
 use crate::store::SharedStore;
 
 async fn store(disk: &Disk) -> SharedStore {
@@ -33,7 +34,7 @@ async fn reboot(app: &Arc<App>, server: ServerUuid, drain: bool) -> Uuid {
 async fn ended(app: &App, job: Uuid) -> Map<String, Value> {
     let waiting = async {
         loop {
-            let view = app.job_get(job).await.unwrap();
+            let (view, _) = app.job_get(job).await.unwrap();
             if matches!(view["execution"].as_str(), Some("succeeded" | "failed")) {
                 return view;
             }
@@ -216,5 +217,37 @@ async fn what_can_t_be_is_refused_before_a_job_is_made() {
     let job = change("x").await.unwrap();
     assert_eq!(change("x").await.unwrap(), job);
     assert!(matches!(change("y").await, Err(AppError::RefusedArgument(_))));
+    app.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_job_ends_with_the_ticket_under_which_it_was_started() {
+    let disk = Disk::new();
+    let app = disk.start().await;
+    let mut agent = Agent::connect(&app, server(1)).await;
+    let ticket = super::tickets::create(&app, "a").await;
+    let queued = super::tickets::create(&app, "a").await;
+    let params = Map::from_iter([("drain".to_owned(), json!(true))]);
+    let under = |ticket: muster_shared::ids::TicketUuid| {
+        let job = app.job_server_reboot(server(1), params.clone(), "r");
+        naming(Some(ticket.to_string()), job)
+    };
+    assert!(matches!(under(queued).await, Err(AppError::TicketNotActive(_))));
+    assert!(app.job_list(&JobFilter::default()).await.unwrap().is_empty());
+    let job = under(ticket).await.unwrap();
+    let FromCoordinator::Drain(drain) = agent.next().await else { panic!("no drain") };
+    agent.send(Accepted { id: drain.token }).await;
+    app.ticket_release(ticket, Expected::ANY).await.unwrap();
+    let mut report = Report { digest: digest(&BTreeMap::new()), ..Report::default() };
+    report.muster = json!({ "intake": "drained" });
+    agent.send(Box::new(Status { report: Some(report) })).await;
+    // The reboot is refused, and what was begun is taken back.
+    let FromCoordinator::Resume(resume) = agent.next().await else { panic!("no resume") };
+    agent.send(Accepted { id: resume.token }).await;
+    let view = ended(&app, job).await;
+    assert_eq!((&view["execution"], &view["ticket_uuid"]), (&json!("failed"), &json!(ticket)));
+    let errors: Vec<_> = view["chain_results"].as_array().unwrap().iter().collect();
+    assert_eq!(errors.last().unwrap()["error"], format!("ticket {ticket} is not active"));
+    assert!(app.task_list(&TaskFilter::default()).await.unwrap().tasks.is_empty());
     app.shutdown().await;
 }

@@ -25,7 +25,7 @@ fn request(id: &str, expires_at: &str) -> TicketRequest {
     }
 }
 
-async fn create(app: &App, id: &str) -> TicketUuid {
+pub(super) async fn create(app: &App, id: &str) -> TicketUuid {
     app.ticket_create(request(id, "3000")).await.unwrap().0
 }
 

@@ -7,7 +7,8 @@
 //! revision of the commit that made the ticket active, so the next holder's is greater.
 //!
 //! The name is kept beside the request's future instead of being passed through every endpoint,
-//! so that no endpoint that starts a task can forget it.
+//! so that no endpoint that starts a task can forget it. A job keeps its ticket's name, and every
+//! one of its steps is run under it.
 
 use muster_shared::ids::TicketUuid;
 use muster_shared::wire::{self, Token};
@@ -15,7 +16,7 @@ use muster_shared::wire::{self, Token};
 use super::record::{Ticket, TicketStatus};
 use crate::app::error::AppError;
 use crate::app::{App, keys};
-use crate::store::{Expect, Revision, Write};
+use crate::store::{Expect, Revision, StoreError, Write};
 
 tokio::task_local! {
     /// What the request that is being handled says of its ticket.
@@ -36,15 +37,29 @@ pub(crate) struct Fence {
     pub(crate) ticket: wire::Ticket,
 }
 
-impl Fence {
-    /// Holds while the ticket is active: its record has not changed since it became so.
-    pub(crate) fn check(uuid: TicketUuid, ticket: &wire::Ticket) -> Write {
-        let Token { epoch, counter } = ticket.token;
-        Write::check(keys::ticket(uuid), Expect::At(Revision { epoch, counter }))
-    }
-}
-
 impl App {
+    /// Commits `writes` if the ticket named by the fence is still active: its record has not
+    /// changed since it became so.
+    ///
+    /// # Errors
+    /// [`AppError::TicketNotActive`], [`AppError::Store`].
+    pub(crate) async fn commit_under(
+        &self,
+        fence: Option<&Fence>,
+        mut writes: Vec<Write>,
+    ) -> Result<Revision, AppError> {
+        let Some(fence) = fence else { return Ok(self.parts.store.commit(writes).await?) };
+        let Token { epoch, counter } = fence.ticket.token;
+        let key = keys::ticket(fence.uuid);
+        writes.push(Write::check(key.clone(), Expect::At(Revision { epoch, counter })));
+        self.parts.store.commit(writes).await.map_err(|error| match error {
+            StoreError::Conflict { key: lost } if lost == key => {
+                AppError::TicketNotActive(fence.uuid.to_string())
+            }
+            error => error.into(),
+        })
+    }
+
     /// The ticket that the request being handled names; `None` when it names none.
     ///
     /// # Errors

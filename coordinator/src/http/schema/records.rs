@@ -263,32 +263,51 @@ pub(super) fn boot_params() -> Value {
 }
 
 pub(super) fn job() -> Value {
-    let step = json!({
-        "type": "object", "required": ["name", "result", "error", "started_at", "finished_at"],
-        "properties": {
-            "name": { "type": "string" },
-            "result": any(),
-            "error": any(),
-            "started_at": any(),
-            "finished_at": any(),
-        },
-    });
-    json!({
-        "type": "object", "description": "A sequence of steps that the coordinator runs",
-        "required": ["uuid", "name", "execution", "params", "created_at", "chain_results"],
-        "properties": {
+    let instant = || json!({ "type": ["string", "null"], "format": "date-time" });
+    let result = closed(
+        "A step that has ended, as the workflow API shows it",
+        &["name", "result", "error", "started_at", "finished_at"],
+        &json!({
+            "name": text("E.g. `cnapi.validate_params`"),
+            "result": { "enum": ["OK", ""] },
+            "error": text("Empty unless it failed"),
+            "started_at": instant(),
+            "finished_at": instant(),
+        }),
+    );
+    let step = closed(
+        "A step",
+        &["name", "state", "attempt", "started_at", "finished_at", "error", "task"],
+        &json!({
+            "name": text("E.g. `cnapi.validate_params`"),
+            "state": { "enum": ["pending", "running", "ok", "failed", "skipped"] },
+            "attempt": { "type": "integer", "description": "Tries begun" },
+            "started_at": instant(),
+            "finished_at": instant(),
+            "error": { "type": ["string", "null"], "description": "Of the last try" },
+            "task": { "type": ["string", "null"], "description": "The agent task it made" },
+        }),
+    );
+    closed(
+        "A sequence of steps that the coordinator runs",
+        &["uuid", "name", "execution", "params", "target", "created_at", "chain_results", "steps"],
+        &json!({
             "uuid": uuid(),
-            "name": { "type": "string" },
-            "execution": { "enum": ["queued", "running", "succeeded", "failed", "canceled"] },
+            "name": text("Its kind and version, e.g. `server-reboot-1.2.0`"),
+            "execution": { "enum": ["queued", "running", "succeeded", "failed"] },
             "params": { "type": "object" },
-            "target": { "type": "string" },
+            "target": uuid(),
             "created_at": iso(),
-            "started": any(),
-            "elapsed": any(),
-            "exec_after": any(),
-            "chain_results": { "type": "array", "items": step },
-        },
-    })
+            "started": iso(),
+            "finished_at": iso(),
+            "elapsed": { "type": "number", "description": "Time it was run, seconds" },
+            "exec_after": iso(),
+            "ticket_uuid": uuid(),
+            "chain_results": { "type": "array", "items": result.clone() },
+            "onerror_results": { "type": "array", "items": result },
+            "steps": { "type": "array", "items": step },
+        }),
+    )
 }
 
 /// An element of a task history; the agent makes it.
