@@ -11,6 +11,7 @@ pub mod config;
 pub mod entropy;
 pub mod error_chain;
 pub mod ids;
+pub mod json_schema;
 pub mod kv;
 pub mod link;
 pub mod telemetry;

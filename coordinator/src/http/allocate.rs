@@ -3,7 +3,7 @@
 use http::Method;
 use serde::Serialize;
 use serde::ser::{SerializeMap as _, Serializer};
-use serde_json::{Value, json};
+use serde_json::Value;
 use uuid::Uuid;
 
 use super::error::ApiError;
@@ -17,20 +17,21 @@ use crate::app::Decided;
 
 /// What the allocator itself checks, in the reference's order and words.
 const ANY: &[Rule] = &[];
-const VM: Param =
-    Param::new("vm", &[], "The VM: `vm_uuid`, `owner_uuid`, `ram` and what else matters")
-        .schema(schema::object_schema);
-const IMAGE: Param = Param::new("image", &[], "Its image's manifest").schema(schema::object_schema);
+const VM: Param = Param::new("vm", &[], "The VM; needed").schema(schema::allocation_vm);
+const IMAGE: Param =
+    Param::new("image", &[], "Its image's manifest; needed").schema(schema::allocation_image);
 const PACKAGE: Param =
     Param::new("package", ANY, "Its package, with the overprovisioning ratios to account by")
-        .schema(schema::object_schema);
-const NIC_TAGS: Param = Param::new("nic_tags", &[], "NIC tags it needs, all of them").schema(texts);
+        .schema(schema::allocation_package);
+const NIC_TAGS: Param =
+    Param::new("nic_tags", &[], "NIC tags it needs, all of them; needed").schema(schema::texts);
 const REQUIREMENTS: Param =
     Param::new("nic_tag_requirements", ANY, "Lists of NIC tags, of each of which it needs one")
-        .schema(list_of_anything);
-const SERVERS: Param = Param::new("servers", ANY, "Only these servers").schema(list_of_anything);
-const STEPS: Param =
-    Param::new("steps", ANY, "How much of the steps to show: `none`, `counts` or `full`");
+        .schema(schema::lists_of_texts);
+const SERVERS: Param =
+    Param::new("servers", ANY, "Only these servers").schema(schema::server_uuids);
+const STEPS: Param = Param::new("steps", ANY, "How much of the steps to show; else `full`")
+    .schema(schema::step_detail);
 
 const ALLOCATE_PARAMS: &[Param] = &[
     SERVERS,
@@ -40,25 +41,29 @@ const ALLOCATE_PARAMS: &[Param] = &[
     REQUIREMENTS,
     NIC_TAGS,
     STEPS,
-    Param::new("explain", ANY, "`full`: what every algorithm compared on every server"),
-    Param::new("reserve", ANY, "`false`: keep no room for the VM"),
-    Param::new("seed", ANY, "Decides shuffles; the answer has the one that was used"),
-    Param::new("count", ANY, "How many VMs to place, all or none; 1 to 45"),
-    Param::new("vm_uuids", ANY, "The VMs to place, if there are several").schema(texts),
-    Param::new("keep", ANY, "`true`: keep the snapshot for replays as long as the decision"),
-    Param::new("least_changes", ANY, "`false`: do not look for what would make it fit"),
+    Param::new("explain", ANY, "`full`: what every algorithm compared on every server")
+        .schema(schema::explain_detail),
+    Param::new("reserve", ANY, "`false`: keep no room for the VM").schema(schema::flag),
+    Param::new("seed", ANY, "Decides shuffles; the answer has the one that was used")
+        .schema(schema::seed),
+    Param::new("count", ANY, "How many VMs to place, all or none").schema(schema::vm_count),
+    Param::new("vm_uuids", ANY, "The VMs to place, if there are several").schema(schema::texts),
+    Param::new("keep", ANY, "`true`: keep the snapshot for replays as long as the decision")
+        .schema(schema::flag),
+    Param::new("least_changes", ANY, "`false`: do not look for what would make it fit")
+        .schema(schema::flag),
     Param::new(
         "what_if",
         ANY,
         "What to imagine: `add_servers`, `remove_servers`, `add_vms`, `remove_vms`, \
          `allocationDescription`, `changeDefaults`; nothing is reserved",
     )
-    .schema(schema::object_schema),
+    .schema(schema::what_if),
 ];
 
 const REPLAY_PARAMS: &[Param] = &[
     Param::new("config", ANY, "Another policy: `allocationDescription`, `changeDefaults`")
-        .schema(schema::object_schema),
+        .schema(schema::policy),
     STEPS,
 ];
 
@@ -68,29 +73,14 @@ const LIST_PARAMS: &[Param] = &[
     Param::new("marker", &[Rule::Optional, Rule::Uuid], "Older than this decision"),
 ];
 
-const PLAN_PARAMS: &[Param] = &[
-    Param::new("vm", ANY, "The VM").schema(schema::object_schema),
-    Param::new("image", ANY, "Its image's manifest").schema(schema::object_schema),
-    PACKAGE,
-    Param::new("nic_tags", ANY, "NIC tags it needs").schema(texts),
-    REQUIREMENTS,
-    SERVERS,
-];
-
-fn texts() -> Value {
-    json!({ "type": "array", "items": { "type": "string" } })
-}
-
-fn list_of_anything() -> Value {
-    json!({ "type": "array" })
-}
+const PLAN_PARAMS: &[Param] = &[VM, IMAGE, PACKAGE, NIC_TAGS, REQUIREMENTS, SERVERS];
 
 pub(super) fn routes() -> Vec<Route> {
     vec![
         Route::new(Method::POST, "/allocate", "SelectServer", allocate)
             .summary("Chooses a server for a VM, keeps room for it, and says why")
             .params(ALLOCATE_PARAMS)
-            .returns_schema(schema::object_schema),
+            .returns_schema(schema::allocated),
         Route::new(Method::GET, "/allocations", "AllocationList", list)
             .summary("Decisions, the newest first")
             .params(LIST_PARAMS)
@@ -105,7 +95,7 @@ pub(super) fn routes() -> Vec<Route> {
         Route::new(Method::POST, "/capacity", "ServerCapacity", capacity)
             .summary("What servers have left: percent of a core, MiB of memory and disk")
             .params(const { &[SERVERS] })
-            .returns_schema(schema::object_schema),
+            .returns_schema(schema::capacities),
         Route::new(Method::POST, "/capacity/plan", "CapacityPlan", plan)
             .summary("How many of a VM still fit on each server, and what is stranded then")
             .params(PLAN_PARAMS)

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use muster_shared::ids::ServerUuid;
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
@@ -18,16 +19,23 @@ pub(super) struct Ask {
     pub(super) params: Map<String, Value>,
     /// Longest wait, seconds.
     pub(super) seconds: u64,
+    /// Its name in the text of a timeout, if another than the kind.
+    pub(super) label: Option<&'static str>,
 }
 
 impl Ask {
+    /// A task of this kind, with parameters and the longest wait in seconds.
+    pub(super) fn new(task: &'static str, params: Map<String, Value>, seconds: u64) -> Self {
+        Self { task, params, seconds, label: None }
+    }
+
     /// Runs it on the request's server; nobody stores it.
     pub(super) async fn query(self, request: &Request) -> Result<Value, AppError> {
-        let server = request.server().map_err(|_| AppError::InvalidArgument(INVALID.to_owned()))?;
+        let server = server(request)?;
         let query = Query {
             server,
             task: self.task,
-            label: None,
+            label: self.label,
             params: self.params,
             req_id: &request.req_id,
             timeout: Duration::from_secs(self.seconds),
@@ -37,13 +45,15 @@ impl Ask {
 
     /// Runs it on the request's server as a stored task: for what changes something.
     pub(super) async fn run(self, request: &Request) -> Result<Value, AppError> {
-        let server = request.server().map_err(|_| AppError::InvalidArgument(INVALID.to_owned()))?;
+        let server = server(request)?;
         let limit = Duration::from_secs(self.seconds);
         request.app.task_run(server, self.task, self.params, &request.req_id, limit).await
     }
 }
 
-const INVALID: &str = "Invalid server_uuid";
+fn server(request: &Request) -> Result<ServerUuid, AppError> {
+    request.server().map_err(|error| AppError::InvalidArgument(error.to_string()))
+}
 
 /// The agent's refusal or failure behind the endpoint's own words, with the status of its code.
 pub(super) fn prefixed(prefix: &'static str) -> impl Fn(AppError) -> ApiError {

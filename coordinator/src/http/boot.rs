@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::error::ApiError;
 use super::request::Request;
 use super::response::Response;
-use super::route::{Param, Route, ServerRule, object_schema};
+use super::route::{Param, Route, ServerRule};
 use super::rule::Rule;
 use super::schema;
 use crate::app::boot::{BootChange, BootOwner, Mode};
@@ -25,8 +25,8 @@ const PARAMS: &[Param] = &[
     Param::new("boot_modules", &[Rule::Optional, Rule::ArrayType], "Files for the boot loader")
         .schema(schema::boot_modules),
     // A string or null, which no rule can say.
-    Param::new("default_console", &[], "Console: text, or null to unset it"),
-    Param::new("serial", &[], "Serial device: text, or null to unset it"),
+    Param::new("default_console", &[], "Console: text, or null to unset it").schema(schema::text),
+    Param::new("serial", &[], "Serial device: text, or null to unset it").schema(schema::text),
     Param::new("boot_params", OBJECT, "Another name of kernel_args"),
     Param::new("params", OBJECT, "Another name of kernel_args"),
     Param::new("kernel_values", OBJECT, "Another name of kernel_flags"),
@@ -62,7 +62,7 @@ pub(super) fn routes() -> Vec<Route> {
             .summary("Platform images that servers can boot")
             .strict()
             .params(PLATFORM_PARAMS)
-            .returns_schema(object_schema),
+            .returns_schema(schema::platforms),
     ]
 }
 

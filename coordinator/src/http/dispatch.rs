@@ -13,6 +13,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use hyper::upgrade::OnUpgrade;
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::{ServerUuid, VmUuid};
+use muster_shared::json_schema::{self, Fault};
 use serde_json::{Map, Value};
 use tokio::sync::OwnedSemaphorePermit;
 use warp::Reply as _;
@@ -25,7 +26,8 @@ use super::params::{merge, parse_json, parse_urlencoded};
 use super::request::{BodyStream, Request, ServerRef, invalid_server, invalid_vm};
 use super::response::{Body, Response};
 use super::route::{BodyRule, Reply, Route, ServerRule};
-use super::rule::check;
+use super::rule::{FieldError, check};
+use super::schema;
 use super::stream::SyncStream;
 use crate::app::tickets::naming;
 
@@ -310,9 +312,34 @@ fn validate(route: &Route, params: &mut Map<String, Value>) -> Result<(), ApiErr
     }
     let mut errors = Vec::new();
     for param in route.params {
+        let before = errors.len();
         check(param.name, param.rules, params, &mut errors);
+        if let (true, true, Some(schema), Some(value)) =
+            (param.checked, errors.len() == before, param.schema, params.get(param.name))
+        {
+            conform(param.name, &schema(), value, &mut errors);
+        }
+    }
+    if let Some(payload) = route.payload {
+        let whole = Value::Object(std::mem::take(params));
+        conform("", &payload(), &whole, &mut errors);
+        if let Value::Object(members) = whole {
+            *params = members;
+        }
     }
     if errors.is_empty() { Ok(()) } else { Err(ApiError::InvalidParameters(errors)) }
+}
+
+/// Adds what is wrong with a value under a schema.
+fn conform(name: &str, schema: &Value, value: &Value, errors: &mut Vec<FieldError>) {
+    for Fault { at, problem } in json_schema::faults(schema::document(), schema, value) {
+        let field = match (name, at.as_str()) {
+            (name, "") => name.to_owned(),
+            ("", at) => at.to_owned(),
+            (name, at) => format!("{name}.{at}"),
+        };
+        errors.push(FieldError::new(field, problem));
+    }
 }
 
 /// The body's members; bodies of other content types are ignored.

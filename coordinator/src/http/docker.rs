@@ -7,18 +7,25 @@ use super::ask::{Ask, pick};
 use super::error::ApiError;
 use super::request::Request;
 use super::response::Response;
-use super::route::{Param, Route, ServerRule, object_schema};
+use super::route::{Param, Route, ServerRule};
 use super::rule::Rule;
+use super::schema;
 use crate::app::AppError;
 
 const OBJECT: &[Rule] = &[Rule::ObjectType];
-const EXEC: &[Param] = &[Param::new("command", OBJECT, "What to run, as in docker's API")];
-const PAYLOAD: &[Param] = &[Param::new("payload", OBJECT, "As in docker's API")];
+const EXEC: &[Param] = &[Param::new("command", OBJECT, "What to run, as in docker's API")
+    .checked(schema::docker_command)];
+const STATS: &[Param] =
+    &[Param::new("payload", OBJECT, "As in docker's API").checked(schema::stats_payload)];
+const BUILD: &[Param] =
+    &[Param::new("payload", OBJECT, "As in docker's API").checked(schema::build_payload)];
 const COPY: &[Param] = &[
     Param::new("path", &[Rule::Optional, Rule::StringType], "Path in the container"),
-    Param::new("mode", &[Rule::Optional, Rule::StringType], "`read`, `write` or `stat`"),
-    Param::new("no_overwrite_dir", &[], "A directory is not replaced by a file, nor the reverse"),
-    Param::new("payload", &[Rule::Optional, Rule::ObjectType], "`path` and `mode`, the old way"),
+    Param::new("mode", &[Rule::Optional, Rule::StringType], "`read` (default), `write` or `stat`"),
+    Param::new("no_overwrite_dir", &[], "A directory is not replaced by a file, nor the reverse")
+        .checked(schema::flag),
+    Param::new("payload", &[Rule::Optional, Rule::ObjectType], "`path` and `mode`, the old way")
+        .checked(schema::copy_payload),
 ];
 
 pub(super) fn routes() -> Vec<Route> {
@@ -43,14 +50,14 @@ pub(super) fn routes() -> Vec<Route> {
             "VmDockerStats",
             stats,
         )
-        .params(PAYLOAD),
+        .params(STATS),
         Route::new(
             Method::POST,
             "/servers/:server_uuid/vms/:uuid/docker-build",
             "VmDockerBuild",
             build,
         )
-        .params(PAYLOAD),
+        .params(BUILD),
     ]
     .into_iter()
     .map(|route| {
@@ -59,14 +66,15 @@ pub(super) fn routes() -> Vec<Route> {
             .server(ServerRule::Exists)
             .vm()
             .running()
-            .returns_schema(object_schema)
+            .fenced()
+            .returns_schema(schema::session)
     })
     .collect()
 }
 
 async fn exec(request: Request) -> Result<Response, ApiError> {
     let params = pick(&request, &["uuid", "command"]);
-    let ask = Ask { task: "docker_exec", params, seconds: 60 };
+    let ask = Ask::new("docker_exec", params, 60);
     Response::json(ask.query(&request).await?)
 }
 
@@ -78,7 +86,7 @@ async fn copy(request: Request) -> Result<Response, ApiError> {
     if !params.get("path").is_some_and(Value::is_string) {
         return Err(ApiError::invalid("path", "value was not a string"));
     }
-    let ask = Ask { task: "docker_copy", params, seconds: 10 };
+    let ask = Ask::new("docker_copy", params, 10);
     Response::json(ask.query(&request).await.map_err(copy_failed)?)
 }
 
@@ -114,7 +122,7 @@ fn copy_failed(error: AppError) -> ApiError {
 
 async fn stats(request: Request) -> Result<Response, ApiError> {
     let params = pick(&request, &["uuid", "payload"]);
-    let asked = Ask { task: "docker_stats", params, seconds: 30 }.query(&request).await;
+    let asked = Ask::new("docker_stats", params, 30).query(&request).await;
     let result = asked.map_err(|error| match &error {
         AppError::Agent { message, .. } if message.starts_with("ENOENT,") => {
             let member = |name: &str| match request.param("payload").map(|p| &p[name]) {
@@ -134,6 +142,6 @@ async fn stats(request: Request) -> Result<Response, ApiError> {
 
 async fn build(request: Request) -> Result<Response, ApiError> {
     let params = pick(&request, &["uuid", "payload"]);
-    let ask = Ask { task: "docker_build", params, seconds: 30 };
+    let ask = Ask::new("docker_build", params, 30);
     Response::json(ask.query(&request).await?)
 }

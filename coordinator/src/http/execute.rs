@@ -9,6 +9,7 @@ use super::request::Request;
 use super::response::Response;
 use super::route::{Param, Route, ServerRule};
 use super::rule::{Rule, js_number};
+use super::schema;
 
 /// Longest run of a script that names no limit, seconds.
 const LIMIT: u64 = 3600;
@@ -17,14 +18,17 @@ const GRACE: u64 = 30;
 
 const PARAMS: &[Param] = &[
     Param::new("script", &[Rule::StringType], "The script, with its `#!` line"),
-    Param::new("args", &[Rule::Optional, Rule::ArrayType], "Its arguments"),
-    Param::new("env", &[Rule::Optional, Rule::ObjectType], "Its environment"),
+    Param::new("args", &[Rule::Optional, Rule::ArrayType], "Its arguments")
+        .checked(schema::arguments),
+    Param::new("env", &[Rule::Optional, Rule::ObjectType], "Its environment")
+        .checked(schema::environment),
     Param::new(
         "json",
         &[Rule::Optional, Rule::BooleanString, Rule::ToBoolean],
         "Answer with exit code and both outputs, whatever the exit code",
     ),
-    Param::new("timeout", &[Rule::Optional, Rule::NumberType], "Longest run, ms; 0: an hour"),
+    Param::new("timeout", &[Rule::Optional, Rule::NotNegative], "Longest run, ms; 0: an hour")
+        .schema(schema::script_milliseconds),
 ];
 
 pub(super) fn routes() -> Vec<Route> {
@@ -35,18 +39,9 @@ pub(super) fn routes() -> Vec<Route> {
             .running()
             .params(PARAMS)
             .errors(&[403])
-            .returns_schema(schema),
+            .fenced()
+            .returns_schema(schema::executed),
     ]
-}
-
-/// The output as text, or with `json` an object.
-fn schema() -> Value {
-    let text = json!({ "type": "string" });
-    let object = json!({
-        "type": "object",
-        "properties": { "exitCode": { "type": ["integer", "null"] }, "stdout": text, "stderr": text },
-    });
-    json!({ "oneOf": [text, object] })
 }
 
 async fn execute(request: Request) -> Result<Response, ApiError> {
@@ -54,11 +49,8 @@ async fn execute(request: Request) -> Result<Response, ApiError> {
         let text = "command execution is off: `security.allow_command_execute` is not set";
         return Err(ApiError::coded(StatusCode::FORBIDDEN, "NotAuthorized", text));
     }
-    if js_number(request.param("timeout")).is_some_and(|ms| ms < 0.0) {
-        return Err(ApiError::invalid("timeout", "value was not greater than or equal to zero"));
-    }
     let params = pick(&request, &["script", "args", "env", "timeout"]);
-    let asked = Ask { task: "command_execute", params, seconds: limit(&request) };
+    let asked = Ask::new("command_execute", params, limit(&request));
     let result = asked.run(&request).await?;
     if request.param("json") == Some(&json!(true)) {
         let mut answer = pick_members(&result, &["exitCode", "stdout", "stderr"]);

@@ -9,7 +9,7 @@ use muster_shared::wire::StreamKind;
 use super::error::ApiError;
 use super::request::Request;
 use super::response::Response;
-use super::route::{Param, Route, object_schema};
+use super::route::{Param, Route};
 use super::rule::Rule;
 use super::schema;
 use crate::app::{AppError, VmFilter};
@@ -37,8 +37,10 @@ pub(super) fn routes() -> Vec<Route> {
         Route::new(Method::POST, "/vms", "FleetVmCreate", create)
             .summary("Chooses a server and makes a VM there, in one durable operation")
             .success(StatusCode::ACCEPTED)
-            .errors(&[409, 503])
-            .returns_schema(object_schema),
+            .payload(schema::vm_place)
+            .fenced()
+            .errors(&[503])
+            .returns_schema(schema::placed),
         Route::new(Method::GET, "/vms/:uuid", "FleetVmGet", get)
             .summary("One VM, also while its server is away")
             .vm()

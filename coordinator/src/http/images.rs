@@ -33,14 +33,15 @@ const LIST_PARAMS: &[Param] = &[
     Param::new("marker", &[Rule::Optional, Rule::Uuid], "only images after this uuid"),
 ];
 const CREATE_PARAMS: &[Param] = &[
-    Param::new("v", &[], "manifest version, 2"),
-    Param::new("uuid", &[], "chosen by the repository when absent"),
+    Param::new("v", &[], "manifest version, 2").schema(schema::manifest_version),
+    Param::new("uuid", &[], "chosen by the repository when absent").schema(schema::exact_uuid),
     Param::new("name", &[Rule::StringType], "short name"),
     Param::new("version", &[Rule::StringType], "version of what is in it"),
     Param::new("type", &[Rule::StringType], "`zvol` for disk images"),
     Param::new("os", &[Rule::StringType], "e.g. `linux`"),
-    Param::new("owner", &[], "the owner's uuid"),
-    Param::new("files", &[], "one entry; only its `format` (`raw`, `qcow2`) is taken over"),
+    Param::new("owner", &[], "the owner's uuid").schema(schema::exact_uuid),
+    Param::new("files", &[], "one entry; only its `format` (`raw`, `qcow2`) is taken over")
+        .schema(schema::manifest_files),
 ];
 const HEX_40: Rule = Rule::Regex("^[0-9a-fA-F]{40}$");
 const HEX_64: Rule = Rule::Regex("^[0-9a-fA-F]{64}$");

@@ -8,7 +8,7 @@ use super::error::ApiError;
 use super::request::Request;
 use super::response::Response;
 use super::route::{Param, Route, object_schema};
-use super::{openapi, process};
+use super::{openapi, process, schema};
 
 /// bunyan's numbers for the levels that tracing has.
 const LEVELS: [(u64, &str); 6] =
@@ -18,23 +18,24 @@ const LEVELS: [(u64, &str); 6] =
 const MAX_SHOWN_TASKS: usize = 1_000;
 
 const LOG_LEVEL_PARAMS: &[Param] =
-    &[Param::new("level", &[], "a name (`info`) or bunyan's number (30)")];
+    &[Param::new("level", &[], "A name (`info`) or bunyan's number (30); needed")
+        .schema(schema::log_levels)];
 
 pub(super) fn routes() -> Vec<Route> {
     vec![
         Route::new(Method::GET, "/info", "Info", info)
             .summary("The coordinator's version")
-            .returns_schema(object_schema),
+            .returns_schema(schema::version),
         Route::new(Method::GET, "/loglevel", "LogLevelGet", log_level)
             .summary("The log level, as bunyan's number (10 trace … 60 off)")
-            .returns_schema(object_schema),
+            .returns_schema(schema::log_level),
         Route::new(Method::POST, "/loglevel", "LogLevelSet", set_log_level)
             .summary("Changes the log level")
             .params(LOG_LEVEL_PARAMS)
             .errors(&[503]),
         Route::new(Method::GET, "/diagnostics", "Diagnostics", diagnostics)
             .summary("When the process started and what it uses")
-            .returns_schema(object_schema),
+            .returns_schema(schema::diagnostics),
         Route::new(Method::GET, "/openapi.json", "OpenApi", openapi_document)
             .summary("This API as an OpenAPI 3.1 document")
             .returns_schema(object_schema),

@@ -131,6 +131,7 @@ where
         .success(StatusCode::ACCEPTED)
         .server(ServerRule::Exists)
         .running()
+        .fenced()
         .returns_schema(schema::job_id_schema)
 }
 

@@ -7,7 +7,8 @@ use super::ask::Ask;
 use super::error::ApiError;
 use super::request::Request;
 use super::response::Response;
-use super::route::{Route, ServerRule, object_schema};
+use super::route::{Route, ServerRule};
+use super::schema;
 use crate::app::AppError;
 
 pub(super) fn routes() -> Vec<Route> {
@@ -16,7 +17,8 @@ pub(super) fn routes() -> Vec<Route> {
             .summary("The manifest of an image that the server has installed")
             .server(ServerRule::Exists)
             .errors(&[501, 503])
-            .returns_schema(object_schema),
+            .fenced()
+            .returns_schema(schema::installed_image),
     ]
 }
 
@@ -27,7 +29,7 @@ async fn get(request: Request) -> Result<Response, ApiError> {
         return Err(absent());
     }
     let params = Map::from_iter([("uuid".to_owned(), json!(image))]);
-    let asked = Ask { task: "image_get", params, seconds: 60 }.query(&request).await;
+    let asked = Ask::new("image_get", params, 60).query(&request).await;
     let result = asked.map_err(|error| match &error {
         AppError::Agent { code, .. } if code == "ImageNotInstalled" => absent(),
         _ => error.into(),

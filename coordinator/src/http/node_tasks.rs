@@ -10,26 +10,31 @@ use super::request::Request;
 use super::response::Response;
 use super::route::{Param, Route, ServerRule, task_id_schema};
 use super::rule::Rule;
+use super::schema;
 use super::servers::start_task;
 use crate::app::recovery::RecoveryRequest;
 
-const UNINSTALL: &[Param] = &[Param::new("agents", &[Rule::ArrayType], "Their names")];
-const NICS: &[Param] = &[Param::new("nics", &[], "Each with `mac` and `nic_tags_provided`")];
+const UNINSTALL: &[Param] =
+    &[Param::new("agents", &[Rule::ArrayType], "Their names").checked(schema::texts)];
+const NICS: &[Param] =
+    &[Param::new("nics", &[Rule::ArrayType], "The server's interfaces and their tags")
+        .checked(schema::nic_tags)];
 const NOP: &[Param] = &[
-    Param::new("sleep", &[], "Seconds to wait"),
-    Param::new("error", &[], "The task fails with this text"),
+    Param::new("sleep", &[], "Seconds to wait").checked(schema::sleep_seconds),
+    Param::new("error", &[], "The task fails with this text").checked(schema::long_text),
 ];
 const INSTALL: &[Param] = &[
-    Param::new("image_uuid", &[], "The agent's image"),
-    Param::new("package_name", &[], "Passed on"),
-    Param::new("package_file", &[], "Passed on"),
+    Param::new("image_uuid", &[], "The agent's image").checked(schema::exact_uuid),
+    Param::new("package_name", &[], "Its name; passed on").checked(schema::text),
+    Param::new("package_file", &[], "Its file; passed on").checked(schema::text),
 ];
+// What is wrong with these is refused with 412, in the reference's order.
 const RECOVERY: &[Param] = &[
-    Param::new("action", &[], "`stage` or `activate`"),
-    Param::new("recovery_uuid", &[], "The configuration"),
-    Param::new("pivtoken", &[], "GUID of the server's token"),
-    Param::new("template", &[], "With `stage`"),
-    Param::new("token", &[], "With `stage`"),
+    Param::new("action", &[], "`stage` or `activate`; needed").schema(schema::text),
+    Param::new("recovery_uuid", &[], "The configuration; needed").schema(schema::text),
+    Param::new("pivtoken", &[], "GUID of the server's token, hex; needed").schema(schema::text),
+    Param::new("template", &[], "Needed with `stage`").schema(schema::long_text),
+    Param::new("token", &[], "Needed with `stage`").schema(schema::long_text),
 ];
 
 /// Since this version `cn-agent` knows how to uninstall.
@@ -69,6 +74,7 @@ fn route(route: Route) -> Route {
         .summary("Starts a task on the server")
         .server(ServerRule::Exists)
         .running()
+        .fenced()
         .returns_schema(task_id_schema)
 }
 

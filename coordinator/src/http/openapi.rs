@@ -13,6 +13,7 @@ use super::schema;
 /// Longest text that is documented for a query or a header; 64 KiB would not fit there.
 const HEAD_TEXT: u64 = 1024;
 const JSON: &str = "application/json";
+const X_REQUEST_ID: &str = "x-request-id";
 /// Text without whitespace at its ends, as [`Rule::Trim`] wants it.
 const TRIMMED: &str = r"^(\S([\s\S]*\S)?)?$";
 const DESCRIPTION: &str = "\
@@ -39,8 +40,53 @@ pub(crate) fn document<'a>(routes: impl Iterator<Item = &'a Route>) -> Value {
         },
         "servers": [{ "url": "/" }],
         "paths": paths,
-        "components": { "schemas": schema::components() },
+        "components": {
+            "schemas": schema::components(), "parameters": shared_parameters(),
+            "headers": shared_headers(),
+        },
     })
+}
+
+/// Request headers that mean the same everywhere.
+fn shared_parameters() -> Value {
+    let header = |name: &str, doc: &str, schema: Value| {
+        json!({
+            "name": name, "in": "header", "required": false, "description": doc, "schema": schema,
+        })
+    };
+    let id = json!({ "type": "string", "pattern": "^[!-~]{1,256}$", "example": "a-1" });
+    let version = json!({ "type": "string", "pattern": "^(\\*|\"[!-~]{1,64}\")$", "example": "*" });
+    json!({
+        "RequestId": header(
+            X_REQUEST_ID,
+            "Names the request in answers, tasks and logs; else it gets a new UUID",
+            id,
+        ),
+        "Ticket": header(
+            X_MUSTER_TICKET,
+            "The ticket under which the task or job is started; refused with 409 unless it is \
+             active",
+            schema::uuid(),
+        ),
+        "IfMatch": header(
+            "If-Match",
+            "The version (ETag) that may be changed; another one gets 412",
+            version,
+        ),
+    })
+}
+
+/// Headers of answers that mean the same everywhere.
+fn shared_headers() -> Value {
+    let header = |doc: &str| json!({ "description": doc, "schema": { "type": "string" } });
+    json!({
+        "RequestId": header("The request's `x-request-id`, or its new UUID"),
+        "ETag": header("The record's version, for `If-Match`"),
+    })
+}
+
+fn shared(kind: &str, name: &str) -> Value {
+    json!({ "$ref": format!("#/components/{kind}/{name}") })
 }
 
 /// `/servers/:server_uuid` → `/servers/{server_uuid}`.
@@ -89,9 +135,11 @@ fn operation(route: &Route) -> Value {
 fn parameters(route: &Route) -> Vec<Value> {
     let mut all: Vec<Value> = path_params(route.pattern)
         .map(|name| {
+            let param = route.params.iter().find(|param| param.name == name);
+            let of_path = || schema::path_parameter(route, name);
             json!({
                 "name": name, "in": "path", "required": true,
-                "schema": schema::path_parameter(route, name),
+                "schema": param.map_or_else(of_path, param_schema),
             })
         })
         .collect();
@@ -102,25 +150,22 @@ fn parameters(route: &Route) -> Vec<Value> {
         })
     };
     if in_query(route) {
-        all.extend(route.params.iter().map(|param| in_head(named(param, "query"))));
+        all.extend(own_params(route).map(|param| in_head(named(param, "query"))));
     }
     all.extend(route.headers.iter().map(|param| in_head(named(param, "header"))));
-    if route.running && !matches!(route.reply, Reply::Empty) && route.method != Method::GET {
-        all.push(json!({
-            "name": X_MUSTER_TICKET, "in": "header", "required": false,
-            "description": "The ticket under which the task is started; refused with 409 unless \
-                            it is active",
-            "schema": schema::uuid(),
-        }));
-    }
-    if route.versioned && route.method != Method::GET {
-        all.push(json!({
-            "name": "If-Match", "in": "header", "required": false,
-            "description": "The version (ETag) that may be changed; another one gets 412",
-            "schema": { "type": "string", "pattern": "^(\\*|\"[!-~]{1,64}\")$", "example": "*" },
-        }));
-    }
+    let may = [
+        ("RequestId", true),
+        ("Ticket", route.fenced),
+        ("IfMatch", route.versioned && route.method != Method::GET),
+    ];
+    all.extend(may.iter().filter(|(_, has)| *has).map(|(name, _)| shared("parameters", name)));
     all
+}
+
+/// Parameters that are not part of the path.
+fn own_params(route: &Route) -> impl Iterator<Item = &Param> {
+    let in_path = |name: &str| path_params(route.pattern).any(|part| part == name);
+    route.params.iter().filter(move |param| !in_path(param.name))
 }
 
 /// Text in the head of a request can't be as long as in a body.
@@ -143,7 +188,7 @@ fn request_body(route: &Route) -> Option<Value> {
     }
     let mut properties = Map::new();
     let mut required = Vec::new();
-    for param in route.params {
+    for param in own_params(route) {
         let mut schema = param_schema(param);
         schema["description"] = json!(param.doc);
         properties.insert(param.name.to_owned(), schema);
@@ -161,11 +206,14 @@ fn request_body(route: &Route) -> Option<Value> {
     if route.strict {
         object["additionalProperties"] = json!(false);
     }
-    let needed = route.params.iter().any(|param| !param.is_optional());
+    if let Some(payload) = route.payload {
+        object["allOf"] = json!([payload()]);
+    }
+    let needed = own_params(route).any(|param| !param.is_optional());
     let mut content = Map::new();
     for kind in [JSON, "application/x-www-form-urlencoded"] {
         // What has structure can only be said in JSON.
-        if kind == JSON || route.params.iter().all(fits_form) {
+        if kind == JSON || (route.payload.is_none() && own_params(route).all(fits_form)) {
             content.insert(kind.to_owned(), json!({ "schema": object }));
         }
     }
@@ -227,20 +275,15 @@ fn responses(route: &Route) -> Map<String, Value> {
         Reply::Websocket => json!({ "description": "The connection is a websocket now" }),
     };
     let mut headers = Map::new();
-    let mut header = |name: &str, doc: &str, required: bool| {
-        let schema = json!({ "type": "string" });
-        let value = json!({ "description": doc, "required": required, "schema": schema });
-        headers.insert(name.to_owned(), value);
-    };
+    headers.insert(X_REQUEST_ID.to_owned(), shared("headers", "RequestId"));
     if route.versioned && matches!(route.reply, Reply::Json(_)) {
-        header("ETag", "The record's version, for `If-Match`", false);
+        headers.insert("ETag".to_owned(), shared("headers", "ETag"));
     }
     for (name, doc) in route.reply_headers {
-        header(name, doc, false);
+        let header = json!({ "description": doc, "schema": { "type": "string" } });
+        headers.insert((*name).to_owned(), header);
     }
-    if !headers.is_empty() {
-        success["headers"] = Value::Object(headers);
-    }
+    success["headers"] = Value::Object(headers);
     all.insert(route.success.as_str().to_owned(), success);
     for status in route.error_statuses() {
         all.insert(status.to_string(), refusal(status));

@@ -6,13 +6,14 @@ use serde_json::json;
 use super::error::ApiError;
 use super::request::Request;
 use super::response::Response;
-use super::route::{Route, object_schema};
+use super::route::Route;
+use super::schema;
 
 pub(super) fn routes() -> Vec<Route> {
     vec![
         Route::new(Method::GET, "/ping", "Ping", ping)
             .summary("Whether this coordinator and what it depends on are working")
-            .returns_schema(object_schema)
+            .returns_schema(schema::ping)
             .unaudited(),
     ]
 }

@@ -86,19 +86,28 @@ pub(crate) struct Param {
     pub(crate) rules: &'static [Rule],
     /// One sentence for the documentation.
     pub(crate) doc: &'static str,
-    /// More than the rules say: the shape of an object, a range; documentation only.
+    /// More than the rules say: the shape of an object, a range.
     pub(crate) schema: Option<SchemaFn>,
+    /// A value that passed the rules must also be what the schema says.
+    pub(crate) checked: bool,
 }
 
 impl Param {
     /// A parameter with rules and a sentence about it.
     pub(crate) const fn new(name: &'static str, rules: &'static [Rule], doc: &'static str) -> Self {
-        Self { name, rules, doc, schema: None }
+        Self { name, rules, doc, schema: None, checked: false }
     }
 
     /// Documents the parameter by this schema instead of the one that its rules imply.
     pub(crate) const fn schema(mut self, schema: SchemaFn) -> Self {
         self.schema = Some(schema);
+        self
+    }
+
+    /// As [`Param::schema`]; the value is checked against it too, after the rules.
+    pub(crate) const fn checked(mut self, schema: SchemaFn) -> Self {
+        self.schema = Some(schema);
+        self.checked = true;
         self
     }
 
@@ -142,6 +151,8 @@ pub(crate) struct Route {
     pub(crate) running: bool,
     /// Query and body members.
     pub(crate) params: &'static [Param],
+    /// What the parameters together have to be, beside [`Route::params`].
+    pub(crate) payload: Option<SchemaFn>,
     /// What happens with the body.
     pub(crate) body: BodyRule,
     /// What a successful answer carries.
@@ -156,6 +167,8 @@ pub(crate) struct Route {
     pub(crate) also: &'static [Also],
     /// Answers carry an `ETag`, or a change honours `If-Match`.
     pub(crate) versioned: bool,
+    /// Starts a task or a job, for which the request may name a ticket.
+    pub(crate) fenced: bool,
     /// Gets a line in the audit log.
     pub(crate) audited: bool,
     /// The alias of another route; `Some(true)` when a GET that has an effect.
@@ -193,6 +206,7 @@ impl Route {
             vm: false,
             running: false,
             params: &[],
+            payload: None,
             body: BodyRule::Params(BODY_LIMIT_BYTES),
             reply: Reply::Empty,
             headers: &[],
@@ -200,6 +214,7 @@ impl Route {
             errors: &[],
             also: &[],
             versioned: false,
+            fenced: false,
             audited: true,
             alias: None,
             handler: Arc::new(move |request| Box::pin(handler(request))),
@@ -251,6 +266,20 @@ impl Route {
     /// Query and body members with their rules, in the order in which errors are reported.
     pub(crate) fn params(mut self, params: &'static [Param]) -> Self {
         self.params = params;
+        self
+    }
+
+    /// What the parameters together have to be, beside [`Route::params`]; see
+    /// [`super::schema`].
+    pub(crate) fn payload(mut self, schema: SchemaFn) -> Self {
+        self.payload = Some(schema);
+        self
+    }
+
+    /// Starts a task or a job: a request may name the ticket under which it does so (header
+    /// `x-muster-ticket`), and is refused with 409 unless that is active.
+    pub(crate) fn fenced(mut self) -> Self {
+        self.fenced = true;
         self
     }
 
@@ -340,7 +369,8 @@ impl Route {
         let json = matches!(self.reply, Reply::Json(_) | Reply::Empty);
         let server = matches!(self.server, ServerRule::Exists | ServerRule::ExistsOrDefault);
         let named = self.pattern.contains(':') && self.server != ServerRule::Shaped;
-        let judged = !self.params.is_empty() || self.strict || self.vm || server;
+        let judged = !self.params.is_empty() || self.payload.is_some() || self.fenced;
+        let judged = judged || self.strict || self.vm || server;
         let reads = !matches!(self.method, Method::GET | Method::HEAD);
         let changes = reads && self.versioned;
         let inferred = [

@@ -1,20 +1,18 @@
 //! `/servers`: records of servers, and what is asked of their agents as a whole.
 
-use std::time::Duration;
-
 use http::Method;
 use jiff::Timestamp;
 use muster_shared::clock::iso;
 use muster_shared::ids::ServerUuid;
 use serde_json::{Map, Value, json};
 
+use super::ask::Ask;
 use super::error::ApiError;
 use super::request::{Request, ServerRef};
 use super::response::Response;
 use super::route::{Param, Route, ServerRule, task_id_schema};
 use super::rule::{FieldError, Rule, js_number};
 use super::schema;
-use crate::agents::Query;
 use crate::app::ServerFilter;
 use crate::app::fields::Extras;
 
@@ -23,10 +21,10 @@ const WORDS: &str = "^[a-zA-Z_]+(,[a-zA-Z_]+)*$";
 const FLAG: &[Rule] = &[Rule::Optional, Rule::BooleanString, Rule::ToBoolean];
 const TEXT: &[Rule] = &[Rule::Optional, Rule::StringType, Rule::Trim];
 const BOOL: &[Rule] = &[Rule::Optional, Rule::BooleanType];
-/// Longest wait for an agent's history.
-const HISTORY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest wait for a fresh sysinfo.
-const SYSINFO_TIMEOUT: Duration = Duration::from_secs(60);
+/// Longest wait for an agent's history, seconds.
+const HISTORY_TIMEOUT: u64 = 10;
+/// Longest wait for a fresh sysinfo, seconds.
+const SYSINFO_TIMEOUT: u64 = 60;
 
 const LIST_PARAMS: &[Param] = &[
     Param::new("uuids", &[Rule::Optional, Rule::Regex(LIST)], "Only these, comma-separated"),
@@ -70,7 +68,8 @@ const SYSINFO_PARAMS: &[Param] =
 const IMAGE_PARAMS: &[Param] = &[
     Param::new("image_uuid", &[Rule::StringType], "The image"),
     Param::new("zfs_storage_pool_name", &[Rule::Optional, Rule::StringType], "The pool"),
-    Param::new("imgapiPeers", &[Rule::Optional, Rule::ArrayType], "Accepted and ignored"),
+    Param::new("imgapiPeers", &[Rule::Optional, Rule::ArrayType], "Accepted and ignored")
+        .schema(schema::peers),
 ];
 
 pub(super) fn routes() -> Vec<Route> {
@@ -121,7 +120,8 @@ pub(super) fn routes() -> Vec<Route> {
         .strict()
         .params(SYSINFO_PARAMS),
         agent_route("/servers/:server_uuid/sysinfo-refresh", "ServerSysinfoRefresh", refresh)
-            .strict(),
+            .strict()
+            .fenced(),
         Route::new(Method::GET, "/servers/:server_uuid/task-history", "ServerTaskHistory", history)
             .summary("The agent's recent tasks, newest last")
             .strict()
@@ -154,6 +154,7 @@ fn task_route(pattern: &'static str, operation: &'static str, task: &'static str
         .summary("Starts a task on the server")
         .server(ServerRule::Exists)
         .running()
+        .fenced()
         .returns_schema(task_id_schema)
 }
 
@@ -252,7 +253,7 @@ async fn update(request: Request) -> Result<Response, ApiError> {
             request.app.server_update(server, &[], &expected).await?;
             let mut params = Map::new();
             params.insert("value".to_owned(), json!(value));
-            ask(&request, server, "server_overprovision_ratio", params, SYSINFO_TIMEOUT).await?;
+            Ask::new("server_overprovision_ratio", params, SYSINFO_TIMEOUT).query(&request).await?;
         }
     }
     request.app.server_update(server, &changes, &expected).await?;
@@ -325,7 +326,7 @@ async fn register(request: Request) -> Result<Response, ApiError> {
 async fn refresh(request: Request) -> Result<Response, ApiError> {
     let server = request.server()?;
     let params = request.params.clone();
-    let result = ask(&request, server, "server_sysinfo", params, SYSINFO_TIMEOUT).await?;
+    let result = Ask::new("server_sysinfo", params, SYSINFO_TIMEOUT).query(&request).await?;
     let Some(sysinfo) = result.get("sysinfo").and_then(Value::as_object) else {
         let message = "Unable to gather latest sysinfo".to_owned();
         return Err(ApiError::Internal { message, source: None });
@@ -334,21 +335,8 @@ async fn refresh(request: Request) -> Result<Response, ApiError> {
     Ok(Response::empty())
 }
 
-async fn ask(
-    request: &Request,
-    server: ServerUuid,
-    task: &str,
-    params: Map<String, Value>,
-    timeout: Duration,
-) -> Result<Value, ApiError> {
-    let req_id = &request.req_id;
-    let query = Query { server, task, label: None, params, req_id, timeout };
-    Ok(request.app.agents().query(query).await?)
-}
-
 async fn history(request: Request) -> Result<Response, ApiError> {
-    let server = request.server()?;
-    let result = ask(&request, server, "task_history", Map::new(), HISTORY_TIMEOUT).await?;
+    let result = Ask::new("task_history", Map::new(), HISTORY_TIMEOUT).query(&request).await?;
     // An array alone, or as a member of the result object.
     let entries = result.get("history").or_else(|| result.get("tasks")).unwrap_or(&result);
     Response::json(entries)

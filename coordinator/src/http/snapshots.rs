@@ -5,12 +5,19 @@ use http::Method;
 use super::request::Request;
 use super::route::{Param, Route, ServerRule, task_id_schema};
 use super::rule::Rule;
+use super::schema;
 use super::servers::start_task;
 
+const JOB: Param = Param::new("jobid", &[Rule::Optional, Rule::StringType], "Passed on");
+const NAME: Param =
+    Param::new("snapshot_name", &[Rule::StringType], "Its name").checked(schema::snapshot_name);
 const CREATE_PARAMS: &[Param] = &[
-    Param::new("snapshot_name", &[], "Its name, at most 64 characters"),
-    Param::new("jobid", &[Rule::Optional, Rule::StringType], "Passed on"),
+    NAME,
+    Param::new("quiesce", &[], "How the guest is made still: `none` (default), `pause`, `guest`")
+        .checked(schema::quiesce),
+    JOB,
 ];
+const PARAMS: &[Param] = &[NAME, JOB];
 
 pub(super) fn routes() -> Vec<Route> {
     vec![
@@ -26,13 +33,15 @@ pub(super) fn routes() -> Vec<Route> {
             "/servers/:server_uuid/vms/:uuid/snapshots/:snapshot_name/rollback",
             "VmSnapshotRollback",
             "machine_rollback_snapshot",
-        ),
+        )
+        .params(PARAMS),
         route(
             Method::DELETE,
             "/servers/:server_uuid/vms/:uuid/snapshots/:snapshot_name",
             "VmSnapshotDestroy",
             "machine_delete_snapshot",
-        ),
+        )
+        .params(PARAMS),
     ]
 }
 
@@ -48,5 +57,6 @@ fn route(
         .vm()
         .running()
         .versioned()
+        .fenced()
         .returns_schema(task_id_schema)
 }

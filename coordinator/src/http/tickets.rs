@@ -1,5 +1,7 @@
 //! `/servers/:server_uuid/tickets` and `/tickets`: the waitlist.
 
+use std::time::Duration;
+
 use http::{Method, StatusCode};
 use muster_shared::ids::TicketUuid;
 use serde_json::{Map, Value, json};
@@ -11,6 +13,7 @@ use super::response::Response;
 use super::route::{Param, Route, ServerRule};
 use super::rule::Rule;
 use super::schema;
+use crate::app::AppError;
 use crate::app::tickets::{QueueName, TicketFilter, TicketRequest, TicketServer};
 
 const TEXT: &[Rule] = &[Rule::Optional, Rule::StringType, Rule::Trim];
@@ -26,12 +29,19 @@ const LIST_PARAMS: &[Param] = &[
 const CREATE_PARAMS: &[Param] = &[
     Param::new("scope", &[Rule::StringType], "What kind of thing the ticket is about"),
     Param::new("id", &[Rule::StringType], "Which one"),
-    Param::new("expires_at", &[Rule::StringType], "When it ends by itself, ISO 8601"),
+    Param::new("expires_at", &[Rule::StringType], "When it ends by itself, ISO 8601")
+        .schema(schema::when),
     Param::new("action", &[Rule::Optional, Rule::StringType], "What its holder means to do"),
     Param::new("extra", &[Rule::Optional, Rule::ObjectType], "Kept with it"),
 ];
 const DELETE_PARAMS: &[Param] =
-    &[Param::new("force", &[], "Must be `true`, or nothing is deleted")];
+    &[Param::new("force", &[], "Must be `true`, or nothing is deleted").schema(schema::text)];
+const WAIT_PARAMS: &[Param] = &[Param::new(
+    "timeout",
+    &[],
+    "Seconds, after which the answer is 409 TicketNotActive; else as long as it takes",
+)
+.schema(schema::seconds)];
 /// So that a deadlock between holders can be found.
 const WAIT_HEADERS: &[Param] = &[Param::new(
     X_MUSTER_TICKET,
@@ -85,8 +95,9 @@ pub(super) fn routes() -> Vec<Route> {
             .no_content(),
         Route::new(Method::GET, "/tickets/:ticket_uuid/wait", "ServerWaitlistTicketsWait", wait)
             .summary("Answers once the ticket is active, however long that takes")
+            .params(WAIT_PARAMS)
             .headers(WAIT_HEADERS)
-            .errors(&[409, 503])
+            .errors(&[503])
             .no_content(),
         release.alias(Method::GET, true),
         release,
@@ -180,10 +191,26 @@ async fn release(request: Request) -> Result<Response, ApiError> {
     Ok(Response::empty())
 }
 
+/// The longest wait that the client wants; anything but a number of seconds is for ever.
+fn limit(request: &Request) -> Option<Duration> {
+    let seconds = match request.param("timeout")? {
+        Value::Number(number) => number.as_f64(),
+        Value::String(text) => text.trim().parse().ok(),
+        _ => None,
+    };
+    seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+}
+
 async fn wait(request: Request) -> Result<Response, ApiError> {
     let uuid = ticket(&request, no_such)?;
     let holds = request.headers.get(X_MUSTER_TICKET).and_then(|name| name.to_str().ok());
-    request.app.ticket_wait(uuid, holds.and_then(|name| name.parse().ok())).await?;
+    let waiting = request.app.ticket_wait(uuid, holds.and_then(|name| name.parse().ok()));
+    match limit(&request) {
+        None => waiting.await?,
+        Some(limit) => tokio::time::timeout(limit, waiting)
+            .await
+            .map_err(|_| AppError::TicketNotActive(uuid.to_string()))??,
+    }
     Ok(Response::empty())
 }
 

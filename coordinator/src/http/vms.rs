@@ -1,42 +1,78 @@
 //! `/servers/:server_uuid/vms`: the VMs of one server, as CNAPI serves them.
 
-use std::time::Duration;
-
 use http::{Method, StatusCode};
 use muster_shared::ids::VmUuid;
 use serde_json::{Map, Value, json};
 
+use super::ask::Ask;
 use super::error::ApiError;
 use super::request::Request;
 use super::response::Response;
-use super::route::{Param, Route, ServerRule, object_schema, task_id_schema};
+use super::route::{Param, Route, ServerRule, task_id_schema};
 use super::rule::{self, Rule};
 use super::schema;
 use super::servers::start_task;
-use crate::agents::Query;
 use crate::app::AppError;
 use crate::app::dataset_url::add_default_gateway;
 
 const JOB: Param = Param::new("jobid", &[Rule::Optional, Rule::StringType], "Passed on");
-const TASK_PARAMS: &[Param] = &[JOB];
-const CREATE_PARAMS: &[Param] = &[JOB, Param::new("uuid", &[Rule::StringType], "The VM")];
-const KILL_PARAMS: &[Param] =
-    &[JOB, Param::new("signal", &[Rule::Optional, Rule::NumberOrString], "Name or number")];
-const REPROVISION_PARAMS: &[Param] =
-    &[JOB, Param::new("image_uuid", &[Rule::StringType, Rule::Trim], "The new image")];
+const IDEMPOTENT: Param =
+    Param::new("idempotent", &[], "That it is so already is no error").checked(schema::flag);
+const FORCE: Param = Param::new("force", &[], "Without asking the guest").checked(schema::flag);
+const TIMEOUT: Param =
+    Param::new("timeout", &[], "Seconds that the guest has for shutting down; else 180")
+        .checked(schema::stop_seconds);
+const UPDATE: Param =
+    Param::new("update", &[], "Changes made before; only `set_internal_metadata`")
+        .schema(schema::boot_update);
+const INCLUDE_DNI: Param = Param::new("include_dni", &[], "Also a VM that is hidden from reports");
+const CREATE_PARAMS: &[Param] =
+    &[JOB, Param::new("uuid", &[Rule::StringType], "The VM").schema(schema::exact_uuid)];
+const UPDATE_PARAMS: &[Param] = &[JOB];
+const DESTROY_PARAMS: &[Param] = &[JOB, INCLUDE_DNI.checked(schema::flag)];
+const START_PARAMS: &[Param] = &[JOB, UPDATE, IDEMPOTENT];
+const REBOOT_PARAMS: &[Param] = &[JOB, UPDATE, FORCE, TIMEOUT, IDEMPOTENT];
+const STOP_PARAMS: &[Param] = &[JOB, FORCE, TIMEOUT, IDEMPOTENT];
+const KILL_PARAMS: &[Param] = &[
+    JOB,
+    Param::new("signal", &[Rule::Optional, Rule::NumberOrString], "Name or number; else SIGTERM"),
+    IDEMPOTENT,
+];
+const REPROVISION_PARAMS: &[Param] = &[
+    JOB,
+    Param::new("image_uuid", &[Rule::StringType, Rule::Trim], "The new image")
+        .checked(schema::exact_uuid),
+    Param::new("zfs_storage_pool_name", &[], "Pool that the VM lies in").checked(schema::text),
+];
+const LOAD_PARAMS: &[Param] = &[INCLUDE_DNI.schema(schema::text)];
+const INFO_PARAMS: &[Param] = &[Param::new(
+    "info",
+    &[],
+    "What to tell, comma-separated: all (default), block, blockstats, chardev, cpus, kvm, pci, \
+     spice, status, version, vnc",
+)
+.checked(schema::text)];
 
 const IMAGE_PARAMS: &[Param] = &[
+    JOB,
     Param::new("compression", &[Rule::StringType], "`none`, `gzip`, `bzip2` or `xz`"),
     Param::new("imgapi_url", &[Rule::StringType], "Where the image is to be published"),
     Param::new("manifest", &[Rule::ObjectType], "Manifest of the new image"),
     Param::new("incremental", &[Rule::Optional, Rule::BooleanType], "Only the difference"),
     Param::new("prepare_image_script", &[Rule::Optional, Rule::StringType], "Run by the guest"),
+    Param::new("max_origin_depth", &[], "Images that it may build on, one on another")
+        .checked(schema::depth),
 ];
-const MIGRATE_PARAMS: &[Param] =
-    &[Param::new("migrationTask", &[], "With the members `action` (text) and `record` (object)")];
+// The handler reports all that is wrong with it, in the reference's words.
+const MIGRATE_PARAMS: &[Param] = &[
+    JOB,
+    Param::new("migrationTask", &[], "What is to be done; needed").schema(schema::migration_task),
+];
 const NICS_PARAMS: &[Param] = &[
-    Param::new("original_network", &[], "The network as it was"),
-    Param::new("networks", &[], "All networks as they are now"),
+    JOB,
+    Param::new("original_network", &[], "The network as it was").checked(schema::original_network),
+    Param::new("networks", &[], "All networks as they are now").checked(schema::networks),
+    Param::new("nics", &[], "Of old clients; passed on").checked(schema::list_of_anything),
 ];
 
 pub(super) fn routes() -> Vec<Route> {
@@ -51,16 +87,25 @@ pub(super) fn routes() -> Vec<Route> {
             .server(ServerRule::Exists)
             .running()
             .params(CREATE_PARAMS)
+            .payload(schema::vm_create)
+            .fenced()
             .returns_schema(task_id_schema),
-        query_route("/servers/:server_uuid/vms/:uuid", "VmLoad", load),
-        query_route("/servers/:server_uuid/vms/:uuid/info", "VmInfo", info),
-        query_route("/servers/:server_uuid/vms/:uuid/proc", "VmProc", proc),
-        query_route("/servers/:server_uuid/vms/:uuid/vnc", "VmVnc", vnc),
+        query_route("/servers/:server_uuid/vms/:uuid", "VmLoad", load)
+            .params(LOAD_PARAMS)
+            .returns_schema(schema::vm_object),
+        query_route("/servers/:server_uuid/vms/:uuid/info", "VmInfo", info)
+            .params(INFO_PARAMS)
+            .returns_schema(schema::vm_info),
+        query_route("/servers/:server_uuid/vms/:uuid/proc", "VmProc", proc)
+            .returns_schema(schema::processes),
+        query_route("/servers/:server_uuid/vms/:uuid/vnc", "VmVnc", vnc)
+            .returns_schema(schema::vnc),
         Route::new(Method::POST, "/servers/:server_uuid/vms/nics/update", "VmNicsUpdate", nics)
             .summary("Starts a task that brings the server's VMs up to date with their networks")
             .server(ServerRule::Exists)
             .running()
             .params(NICS_PARAMS)
+            .fenced()
             .returns_schema(task_id_schema),
         base(Route::new(
             Method::POST,
@@ -79,24 +124,30 @@ pub(super) fn routes() -> Vec<Route> {
             "/servers/:server_uuid/vms/:uuid",
             "VmDestroy",
             "machine_destroy",
-        ),
-        vm("/servers/:server_uuid/vms/:uuid/stop", "VmStop", "machine_shutdown"),
+        )
+        .params(DESTROY_PARAMS),
+        vm("/servers/:server_uuid/vms/:uuid/stop", "VmStop", "machine_shutdown")
+            .params(STOP_PARAMS),
         vm("/servers/:server_uuid/vms/:uuid/kill", "VmKill", "machine_kill").params(KILL_PARAMS),
-        vm("/servers/:server_uuid/vms/:uuid/update", "VmUpdate", "machine_update"),
+        vm("/servers/:server_uuid/vms/:uuid/update", "VmUpdate", "machine_update")
+            .params(UPDATE_PARAMS)
+            .payload(schema::vm_update),
         vm("/servers/:server_uuid/vms/:uuid/reprovision", "VmReprovision", "machine_reprovision")
             .params(REPROVISION_PARAMS),
-        boot_route("/servers/:server_uuid/vms/:uuid/start", "VmStart", "start", "machine_boot"),
+        boot_route("/servers/:server_uuid/vms/:uuid/start", "VmStart", "start", "machine_boot")
+            .params(START_PARAMS),
         boot_route(
             "/servers/:server_uuid/vms/:uuid/reboot",
             "VmReboot",
             "reboot",
             "machine_reboot",
-        ),
+        )
+        .params(REBOOT_PARAMS),
     ]
 }
 
 fn base(route: Route) -> Route {
-    route.server(ServerRule::Exists).vm().running()
+    route.server(ServerRule::Exists).vm().running().fenced()
 }
 
 fn task_route(
@@ -108,7 +159,6 @@ fn task_route(
     let route = Route::new(method, pattern, operation, move |request| start_task(request, task));
     base(route)
         .summary("Starts a task about the VM; all parameters are passed on")
-        .params(TASK_PARAMS)
         .versioned()
         .returns_schema(task_id_schema)
 }
@@ -125,7 +175,6 @@ fn boot_route(
     };
     base(Route::new(Method::POST, pattern, operation, handler))
         .summary("Starts a task about the VM; all parameters are passed on")
-        .params(TASK_PARAMS)
         .versioned()
         .returns_schema(task_id_schema)
 }
@@ -137,7 +186,6 @@ where
 {
     base(Route::new(Method::GET, pattern, operation, handler))
         .summary("Asks the agent about the VM")
-        .returns_schema(object_schema)
 }
 
 /// A start or reboot may change nothing but internal metadata on the way.
@@ -215,8 +263,8 @@ async fn migrate(request: Request) -> Result<Response, ApiError> {
 }
 
 async fn vnc(request: Request) -> Result<Response, ApiError> {
-    let result = ask(&request, "machine_info", "machine_info", ("types", Some(json!(["vnc"]))), 10);
-    let result = match result.await? {
+    let params = about(&request, ("types", Some(json!(["vnc"]))))?;
+    let result = match Ask::new("machine_info", params, 10).query(&request).await? {
         // The reference's agent answers with JSON text.
         Value::String(text) => serde_json::from_str(&text).unwrap_or_default(),
         other => other,
@@ -229,45 +277,31 @@ async fn vnc(request: Request) -> Result<Response, ApiError> {
     Response::json(json!({ "host": host, "port": port }))
 }
 
-async fn ask(
-    request: &Request,
-    task: &str,
-    label: &str,
-    extra: (&str, Option<Value>),
-    seconds: u64,
-) -> Result<Value, ApiError> {
-    let vm = request.vm()?;
+/// The VM's uuid and perhaps one thing more.
+fn about(request: &Request, extra: (&str, Option<Value>)) -> Result<Map<String, Value>, ApiError> {
     let mut params = Map::new();
-    params.insert("uuid".to_owned(), json!(vm));
+    params.insert("uuid".to_owned(), json!(request.vm()?));
     if let (name, Some(value)) = extra {
         params.insert(name.to_owned(), value);
     }
-    let query = Query {
-        server: request.server()?,
-        task,
-        label: Some(label),
-        params,
-        req_id: &request.req_id,
-        timeout: Duration::from_secs(seconds),
-    };
-    Ok(request.app.agents().query(query).await?)
+    Ok(params)
 }
 
 /// An absent VM is a 404 in CNAPI's words.
-fn or_not_found(result: Result<Value, ApiError>, vm: VmUuid) -> Result<Response, ApiError> {
+fn or_not_found(result: Result<Value, AppError>, vm: VmUuid) -> Result<Response, ApiError> {
     match result {
-        Err(ApiError::Agent { code, .. }) if code == "VmNotFound" => {
+        Err(AppError::Agent { code, .. }) if code == "VmNotFound" => {
             Err(AppError::VmNotFound(vm).into())
         }
-        Err(error) => Err(error),
+        Err(error) => Err(error.into()),
         Ok(value) => Response::json(value),
     }
 }
 
 async fn load(request: Request) -> Result<Response, ApiError> {
     let dni = request.param("include_dni").map(|value| json!(is_true(value)));
-    let result = ask(&request, "machine_load", "machine_load", ("include_dni", dni), 60).await;
-    or_not_found(result, request.vm()?)
+    let params = about(&request, ("include_dni", dni))?;
+    or_not_found(Ask::new("machine_load", params, 60).query(&request).await, request.vm()?)
 }
 
 fn is_true(value: &Value) -> bool {
@@ -276,12 +310,13 @@ fn is_true(value: &Value) -> bool {
 
 async fn info(request: Request) -> Result<Response, ApiError> {
     let types = request.text("info").unwrap_or("all").split(',').collect::<Vec<_>>();
-    let types = Some(json!(types));
+    let params = about(&request, ("types", Some(json!(types))))?;
     // The reference names machine_load in the text of this timeout.
-    Response::json(ask(&request, "machine_info", "machine_load", ("types", types), 10).await?)
+    let ask = Ask { label: Some("machine_load"), ..Ask::new("machine_info", params, 10) };
+    Response::json(ask.query(&request).await?)
 }
 
 async fn proc(request: Request) -> Result<Response, ApiError> {
-    let result = ask(&request, "machine_proc", "machine_proc", ("", None), 20).await;
-    or_not_found(result, request.vm()?)
+    let params = about(&request, ("", None))?;
+    or_not_found(Ask::new("machine_proc", params, 20).query(&request).await, request.vm()?)
 }

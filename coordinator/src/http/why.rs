@@ -5,14 +5,15 @@ use http::Method;
 use super::error::ApiError;
 use super::request::Request;
 use super::response::Response;
-use super::route::{Route, object_schema};
+use super::route::Route;
+use super::schema;
 use crate::app::AppError;
 
 pub(super) fn routes() -> Vec<Route> {
     vec![
         Route::new(Method::GET, "/why/:kind/:id", "Why", why)
             .summary("What a task, a vm, a server or a ticket waits for, in plain words")
-            .returns_schema(object_schema),
+            .returns_schema(schema::why),
     ]
 }
 

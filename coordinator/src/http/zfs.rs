@@ -9,22 +9,43 @@ use super::ask::{Ask, pick, prefixed};
 use super::error::ApiError;
 use super::request::Request;
 use super::response::Response;
-use super::route::{Param, Route, ServerRule, array_schema, object_schema};
+use super::route::{Param, Route, ServerRule};
 use super::rule::Rule;
+use super::schema;
 
 /// The agent's own limit for a ZFS task, seconds.
 const LIMIT: u64 = 600;
 
+const PARSEABLE: Param =
+    Param::new("parseable", &[], "Exact numbers instead of `1.2G`").checked(schema::flag);
+const IDEMPOTENT: Param =
+    Param::new("idempotent", &[], "That it is so already is no error").checked(schema::flag);
+const LIST_PARAMS: &[Param] = &[PARSEABLE];
+const DESTROY: &[Param] = &[IDEMPOTENT];
 const NAME: &[Param] = &[Param::new("name", &[Rule::StringType], "The snapshot")];
-const CREATE: &[Param] = &[Param::new("dataset", &[Rule::StringType], "The new dataset")];
-const SET: &[Param] = &[Param::new("properties", &[Rule::ObjectType], "Names and values")];
+const CREATE: &[Param] =
+    &[Param::new("dataset", &[Rule::StringType], "The new dataset"), IDEMPOTENT];
+const SET: &[Param] = &[Param::new("properties", &[Rule::ObjectType], "Names and values")
+    .checked(schema::zfs_properties)];
+const WANTED: Param = Param::new(
+    "prop1",
+    &[],
+    "A property to show, as `prop2` and every other parameter whose name starts with `prop`; \
+     without any all are shown",
+)
+.checked(schema::text);
+const PROPERTIES: &[Param] = &[WANTED];
+const ALL_PROPERTIES: &[Param] =
+    &[Param::new("dataset", &[], "Only of this dataset").checked(schema::text), WANTED];
 
 pub(super) fn routes() -> Vec<Route> {
     let get = |pattern, operation, work: Work| route(Method::GET, pattern, operation, work);
     let post =
         |pattern, operation, work: Work| route(Method::POST, pattern, operation, work).no_content();
     vec![
-        get("/servers/:server_uuid/datasets", "DatasetList", LIST).returns_schema(array_schema),
+        get("/servers/:server_uuid/datasets", "DatasetList", LIST)
+            .params(LIST_PARAMS)
+            .returns_schema(schema::datasets),
         post("/servers/:server_uuid/datasets", "DatasetCreate", CREATE_DATASET).params(CREATE),
         route(
             Method::DELETE,
@@ -32,15 +53,18 @@ pub(super) fn routes() -> Vec<Route> {
             "DatasetDestroy",
             DESTROY_DATASET,
         )
+        .params(DESTROY)
         .no_content(),
         post("/servers/:server_uuid/datasets/:dataset/snapshot", "SnapshotCreate", SNAPSHOT)
             .params(NAME),
         post("/servers/:server_uuid/datasets/:dataset/rollback", "SnapshotRollback", ROLLBACK)
             .params(NAME),
         get("/servers/:server_uuid/datasets/:dataset/snapshots", "SnapshotList", SNAPSHOTS)
-            .returns_schema(array_schema),
+            .params(LIST_PARAMS)
+            .returns_schema(schema::datasets),
         get("/servers/:server_uuid/datasets/:dataset/properties", "DatasetPropertiesGet", GET)
-            .returns_schema(object_schema),
+            .params(PROPERTIES)
+            .returns_schema(schema::properties),
         post(
             "/servers/:server_uuid/datasets/:dataset/properties",
             "DatasetPropertiesSet",
@@ -48,8 +72,11 @@ pub(super) fn routes() -> Vec<Route> {
         )
         .params(SET),
         get("/servers/:server_uuid/dataset-properties", "DatasetPropertiesGetAll", GET)
-            .returns_schema(object_schema),
-        get("/servers/:server_uuid/zpools", "ZpoolList", POOLS).returns_schema(array_schema),
+            .params(ALL_PROPERTIES)
+            .returns_schema(schema::properties),
+        get("/servers/:server_uuid/zpools", "ZpoolList", POOLS)
+            .params(LIST_PARAMS)
+            .returns_schema(schema::pools),
     ]
 }
 
@@ -88,10 +115,11 @@ fn route(method: Method, pattern: &'static str, operation: &'static str, work: W
         .summary("ZFS on the server (deprecated): asks the agent and waits for its answer")
         .server(ServerRule::Exists)
         .errors(&[501, 503])
+        .fenced()
 }
 
 async fn run(request: Request, work: Work) -> Result<Response, ApiError> {
-    let ask = Ask { task: work.task, params: (work.params)(&request), seconds: LIMIT };
+    let ask = Ask::new(work.task, (work.params)(&request), LIMIT);
     if work.changes {
         ask.run(&request).await.map_err(prefixed(work.prefix))?;
         return Ok(Response::empty());

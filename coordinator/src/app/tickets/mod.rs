@@ -135,7 +135,12 @@ impl App {
                 let mut queue = self.tickets.index.queue(&queue);
                 if queue.iter().all(|ticket| ticket.uuid != uuid) {
                     // It was over at once; the client looks for it all the same.
-                    queue.extend(self.ticket_get(uuid).await.ok().map(|held| held.value));
+                    match self.ticket_get(uuid).await {
+                        Ok(held) => queue.push(held.value),
+                        // Deleted meanwhile: it was made, and that is what was asked.
+                        Err(AppError::TicketNotFound(_)) => {}
+                        Err(error) => return Err(error),
+                    }
                 }
                 Ok((uuid, queue))
             }

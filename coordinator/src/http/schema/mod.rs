@@ -2,11 +2,32 @@
 //! `.returns_schema(schema::server)`; the record itself stands once under `components`.
 
 mod records;
+mod requests;
+mod results;
+mod values;
+mod vm;
+
+use std::sync::LazyLock;
 
 use serde_json::{Map, Value, json};
 
 use super::route::{Route, SchemaFn, ServerRule};
 use super::rule::UUID_PATTERN;
+
+pub(crate) use requests::{
+    allocation_image, allocation_package, allocation_vm, explain_detail, lists_of_texts, policy,
+    seed, server_uuids, step_detail, vm_count, what_if,
+};
+pub(crate) use results::{
+    allocated, capacities, datasets, diagnostics, executed, installed_image, log_level, ping,
+    placed, platforms, pools, processes, properties, session, version, vm_info, vnc, why,
+};
+pub(crate) use values::{
+    arguments, boot_update, build_payload, copy_payload, depth, docker_command, environment,
+    exact_uuid, flag, list_of_anything, log_levels, long_text, manifest_files, manifest_version,
+    migration_task, networks, nic_tags, original_network, peers, quiesce, script_milliseconds,
+    sleep_seconds, snapshot_name, stats_payload, stop_seconds, text, texts, when, zfs_properties,
+};
 
 /// Every component: its name and its schema.
 const COMPONENTS: &[(&str, SchemaFn)] = &[
@@ -24,11 +45,34 @@ const COMPONENTS: &[(&str, SchemaFn)] = &[
     ("BootModule", records::boot_module),
     ("Job", records::job),
     ("HistoryEntry", records::history_entry),
+    ("VmCreate", vm::create),
+    ("VmUpdate", vm::update),
+    ("VmPlace", vm::place),
+    ("VmObject", vm::object),
+    ("VmSnapshot", vm::snapshot),
+    ("Disk", vm::disk),
+    ("Nic", vm::nic),
+    ("Filesystem", vm::filesystem),
+    ("PciDevice", vm::pci_device),
+    ("FirewallRule", vm::firewall_rule),
+    ("VmInfo", results::info),
+    ("Psinfo", results::psinfo),
+    ("Session", results::session_record),
+    ("Blob", results::blob),
+    ("TaskEvent", results::task_event),
+    ("AllocationStep", results::allocation_step),
 ];
 
 /// `components.schemas` of the document.
 pub(super) fn components() -> Map<String, Value> {
     COMPONENTS.iter().map(|(name, schema)| ((*name).to_owned(), schema())).collect()
+}
+
+/// What a schema's references are looked up in when a value is checked.
+pub(crate) fn document() -> &'static Value {
+    static DOCUMENT: LazyLock<Value> =
+        LazyLock::new(|| json!({ "components": { "schemas": components() } }));
+    &DOCUMENT
 }
 
 fn reference(name: &str) -> Value {
@@ -98,6 +142,26 @@ pub(crate) fn history() -> Value {
 /// The VMs of one server.
 pub(crate) fn vms() -> Value {
     list("Vm")
+}
+
+/// The parameters of a VM's create.
+pub(crate) fn vm_create() -> Value {
+    reference("VmCreate")
+}
+
+/// The parameters of a VM's update.
+pub(crate) fn vm_update() -> Value {
+    reference("VmUpdate")
+}
+
+/// The parameters of a VM for which a server is chosen.
+pub(crate) fn vm_place() -> Value {
+    reference("VmPlace")
+}
+
+/// A VM with all its properties.
+pub(crate) fn vm_object() -> Value {
+    reference("VmObject")
 }
 
 /// A VM of the fleet.

@@ -54,7 +54,10 @@ fn stored() -> Value {
         "created": iso(),
         "hostname": text("Of the node, or given at setup"),
         "datacenter": text("Where it is"),
-        "agents": { "type": "array", "description": "Agents installed" },
+        "agents": {
+            "type": "array", "description": "Agents installed, each with `name` and `version`",
+            "example": [{ "name": "cn-agent", "version": "2.14.0" }],
+        },
         "boot_params": object("Kernel arguments of the next boot"),
         "boot_platform": text("Platform of the next boot"),
         "boot_modules": list("BootModule"),
@@ -128,7 +131,7 @@ pub(super) fn task() -> Value {
         "properties": {
             "name": { "enum": ["finish", "error"] },
             "timestamp": iso(),
-            "event": { "description": "What the agent returned, or the error" },
+            "event": reference("TaskEvent"),
         },
     });
     closed(
@@ -150,9 +153,15 @@ pub(super) fn task() -> Value {
             "ticket_uuid": uuid(),
             "error": { "type": "object", "description": "Why it failed, for programs" },
             "result": { "description": "What a failed task returned all the same" },
-            "refusals": { "type": "array", "description": "Servers that refused the VM" },
+            "refusals": {
+                "type": "array", "items": { "type": "object" },
+                "description": "Servers that refused the VM",
+            },
             "progress": { "type": "integer", "minimum": 0, "maximum": 100 },
-            "events": { "type": "array", "description": "What the agent said on the way" },
+            "events": {
+                "type": "array", "items": { "type": "object" },
+                "description": "What the agent said on the way",
+            },
             "waiting_for": described("string", "In plain words; only while it is active"),
         }),
     )
@@ -318,6 +327,13 @@ pub(super) fn history_entry() -> Value {
         "properties": {
             "task": { "type": "string" },
             "status": { "enum": ["active", "finished", "failed"] },
+            "started_at": any(),
+            "finished_at": any(),
+            "pid": any(),
+            "params": { "type": ["object", "null"] },
+            "errorCount": { "type": ["integer", "null"] },
+            "messages": { "type": ["array", "null"] },
+            "log": { "type": ["array", "null"] },
         },
     })
 }

@@ -21,7 +21,9 @@ headers, the order of refusals) are in [adding-an-endpoint.md](adding-an-endpoin
 A member of the path, the query, a form or a JSON body is the same parameter. Errors are
 `{\"code\", \"message\"}`; `InvalidParameters` has `errors` with each bad `field`. Statuses that any
 operation may answer are left out below: 400 (the query or the body can't be read), 406 (no
-acceptable media type), 413, 414 and 431 (too large), 500.
+acceptable media type), 413, 414 and 431 (too large), 500. A request may be named by the header
+`x-request-id` (at most 256 characters); the answer has it, or a new UUID, and so have tasks and
+logs.
 ";
 
 /// Statuses of every operation.
@@ -34,7 +36,7 @@ fn page() -> String {
     for (path, item) in members(&document["paths"]) {
         for (method, operation) in members(item) {
             let tag = operation["tags"][0].as_str().unwrap_or_default();
-            by_tag.entry(tag).or_default().push(section(path, method, operation));
+            by_tag.entry(tag).or_default().push(section(&document, path, method, operation));
         }
     }
     let mut page = INTRODUCTION.to_owned();
@@ -56,7 +58,7 @@ fn text<'a>(value: &'a Value, name: &str) -> &'a str {
     value[name].as_str().unwrap_or_default()
 }
 
-fn section(path: &str, method: &str, operation: &Value) -> String {
+fn section(document: &Value, path: &str, method: &str, operation: &Value) -> String {
     let mut section = format!(
         "### {}\n\n`{} {path}`: {}. {}\n",
         text(operation, "operationId"),
@@ -66,7 +68,13 @@ fn section(path: &str, method: &str, operation: &Value) -> String {
     );
     let mut rows = Vec::new();
     for parameter in operation["parameters"].as_array().into_iter().flatten() {
+        let pointer = parameter["$ref"].as_str().map(|reference| &reference[1..]);
+        let parameter = pointer.map_or(parameter, |at| document.pointer(at).unwrap());
         let name = text(parameter, "name");
+        if name == "x-request-id" {
+            // Of every operation.
+            continue;
+        }
         let place = text(parameter, "in");
         let required = parameter["required"] == true;
         let doc = text(parameter, "description");
@@ -78,6 +86,10 @@ fn section(path: &str, method: &str, operation: &Value) -> String {
     };
     for (name, schema) in body["properties"].as_object().into_iter().flatten() {
         rows.push(line(name, "body", schema, needed(name), text(schema, "description")));
+    }
+    for payload in body["allOf"].as_array().into_iter().flatten() {
+        let of = kind(payload);
+        rows.push(format!("| … | body | {of} | The members of this record |\n"));
     }
     if !rows.is_empty() {
         section += "\n| parameter | in | type | |\n| --- | --- | --- | --- |\n";

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use muster_shared::json_schema;
 use regex::Regex;
+use serde_json::Value;
 
 use super::super::matcher::{Match, find, segments};
 use super::super::openapi;
@@ -87,8 +89,14 @@ fn the_openapi_document_has_every_route() {
             assert!(responses.contains_key(&status.to_string()), "{route:?}: {status}");
         }
         let parameters = operation["parameters"].as_array().cloned().unwrap_or_default();
+        let parameters: Vec<&Value> =
+            parameters.iter().map(|parameter| resolved(&document, parameter)).collect();
         let listed: BTreeSet<&str> =
             parameters.iter().filter_map(|parameter| parameter["name"].as_str()).collect();
+        assert!(listed.contains("x-request-id"), "{route:?}");
+        assert_eq!(listed.contains("x-muster-ticket"), route.fenced || waits(route), "{route:?}");
+        let changes = route.versioned && route.method != http::Method::GET;
+        assert_eq!(listed.contains("If-Match"), changes, "{route:?}");
         let body = &operation["requestBody"]["content"]["application/json"]["schema"]["properties"];
         for name in openapi::path_params(route.pattern) {
             assert!(listed.contains(name), "{route:?}: {name} is not documented");
@@ -100,17 +108,81 @@ fn the_openapi_document_has_every_route() {
     }
 }
 
+/// The one GET that takes a ticket without starting anything.
+fn waits(route: &Route) -> bool {
+    route.operation == "ServerWaitlistTicketsWait"
+}
+
+fn resolved<'a>(document: &'a Value, value: &'a Value) -> &'a Value {
+    match value["$ref"].as_str() {
+        Some(reference) => document.pointer(&reference[1..]).expect("the reference leads on"),
+        None => value,
+    }
+}
+
+/// A parameter says what it is, in words and as a schema of keywords that are checked.
+#[test]
+fn every_parameter_has_a_type_and_a_description() {
+    let routes: Vec<Route> = table();
+    let document = openapi::document(routes.iter());
+    let mut lacking = Vec::new();
+    let mut look = |place: String, schema: &Value, description: &Value| {
+        let typed = ["type", "enum", "const", "anyOf", "oneOf", "$ref", "allOf"];
+        if !typed.iter().any(|keyword| schema.get(*keyword).is_some()) {
+            lacking.push(format!("{place} has no type"));
+        }
+        if description.as_str().is_none_or(str::is_empty) {
+            lacking.push(format!("{place} is not described"));
+        }
+        if let Some(keyword) = json_schema::unknown_keyword(schema) {
+            lacking.push(format!("{place}: the keyword {keyword} is not checked"));
+        }
+    };
+    for route in &routes {
+        let method = route.method.as_str().to_ascii_lowercase();
+        let operation = &document["paths"][openapi::path_template(route.pattern)][&method];
+        for parameter in operation["parameters"].as_array().into_iter().flatten() {
+            let parameter = resolved(&document, parameter);
+            let place = format!("{route:?} {}", parameter["name"]);
+            // What a path names says its name.
+            let path = parameter["in"] == "path";
+            let description = if path { &parameter["name"] } else { &parameter["description"] };
+            look(place, &parameter["schema"], description);
+        }
+        let body = &operation["requestBody"]["content"]["application/json"]["schema"];
+        for (name, schema) in body["properties"].as_object().into_iter().flatten() {
+            look(format!("{route:?} {name}"), schema, &schema["description"]);
+        }
+    }
+    for payload in ["VmCreate", "VmUpdate", "VmPlace", "Nic", "Disk"] {
+        let properties = &document["components"]["schemas"][payload]["properties"];
+        for (name, schema) in properties.as_object().unwrap() {
+            // Of some it is told once, by the record's own description.
+            look(format!("{payload} {name}"), schema, &schema["description"]);
+        }
+    }
+    for (name, schema) in document["components"]["schemas"].as_object().unwrap() {
+        look(name.clone(), schema, &schema["description"]);
+    }
+    assert!(lacking.is_empty(), "{}", lacking.join("\n"));
+}
+
 /// Everything that is referred to is there, and everything that is there is referred to.
 #[test]
 fn references_of_the_openapi_document_lead_somewhere() {
     let routes: Vec<Route> = table();
     let document = openapi::document(routes.iter());
     let text = document.to_string();
-    let reference = Regex::new(r##""\$ref":"#/components/schemas/([A-Za-z]+)""##).unwrap();
+    let reference = Regex::new(r##""\$ref":"#(/components/[A-Za-z/]+)""##).unwrap();
     let used: BTreeSet<&str> =
         reference.captures_iter(&text).map(|found| found.get(1).unwrap().as_str()).collect();
-    let schemas = document["components"]["schemas"].as_object().unwrap();
-    for name in &used {
-        assert!(schemas.contains_key(*name), "{name} is no component");
+    for pointer in &used {
+        assert!(document.pointer(pointer).is_some(), "{pointer} is no component");
+    }
+    for kind in ["schemas", "parameters", "headers"] {
+        for name in document["components"][kind].as_object().unwrap().keys() {
+            let pointer = format!("/components/{kind}/{name}");
+            assert!(used.contains(pointer.as_str()), "{pointer} is not used");
+        }
     }
 }

@@ -4,7 +4,6 @@
 //! A route without a row fails [`every_route_has_a_row`]; a row needs two bad requests.
 
 mod cluster;
-mod conforms;
 mod errors;
 mod row;
 mod rows_jobs;
@@ -18,6 +17,7 @@ mod views;
 use std::collections::{BTreeMap, BTreeSet};
 
 use cluster::Cluster;
+use muster_shared::json_schema;
 use row::{Good, Row, Sent};
 use serde_json::Value;
 
@@ -92,7 +92,7 @@ impl Contract {
             Ok(body) => body,
             Err(error) => return Some(format!("no JSON: {error}")),
         };
-        let faults = conforms::faults(&self.document, schema, &body);
+        let faults = json_schema::faults(&self.document, schema, &body);
         (!faults.is_empty()).then(|| format!("{faults:?} in {body}"))
     }
 }

@@ -1,0 +1,152 @@
+//! What the allocator is asked. It checks its parameters itself, in the reference's order and
+//! words; these schemas tell what it wants.
+
+use serde_json::{Value, json};
+
+use super::uuid;
+
+fn text() -> Value {
+    json!({ "type": "string" })
+}
+
+fn number(doc: &str) -> Value {
+    json!({ "type": "number", "minimum": 0, "description": doc })
+}
+
+fn traits() -> Value {
+    json!({
+        "type": "object", "description": "What a server must have",
+        "additionalProperties": { "type": ["boolean", "string", "array"] },
+    })
+}
+
+/// Dates of platforms by version of SDC.
+fn platform(doc: &str) -> Value {
+    json!({
+        "type": "object", "description": doc, "additionalProperties": { "type": "string" },
+        "example": { "7.0": "20180101T000000Z" },
+    })
+}
+
+/// The VM that wants a place.
+pub(crate) fn allocation_vm() -> Value {
+    let near = json!({ "anyOf": [uuid(), { "type": "array", "items": uuid() }] });
+    let affinity = json!({
+        "type": "object",
+        "properties": {
+            "key": text(), "operator": { "enum": ["==", "!="] }, "value": text(),
+            "valueType": { "enum": ["exact", "glob", "re"] }, "isSoft": { "type": "boolean" },
+        },
+    });
+    json!({
+        "type": "object", "required": ["vm_uuid", "owner_uuid", "ram"],
+        "properties": {
+            "vm_uuid": uuid(), "owner_uuid": uuid(), "ram": number("MiB"),
+            "quota": number("GiB"), "cpu_cap": number("Percent of a CPU"), "brand": text(),
+            "traits": traits(),
+            "affinity": {
+                "type": "array", "items": affinity, "description": "By other VMs' tags and names",
+            },
+            "locality": {
+                "type": "object", "description": "Near to or far from other VMs",
+                "properties": { "near": near, "far": near, "strict": { "type": "boolean" } },
+            },
+            "nic_tags": { "type": "array", "items": text() },
+            "internal_metadata": { "type": "object" },
+        },
+        "example": {
+            "vm_uuid": "22222222-2222-4222-8222-222222222222",
+            "owner_uuid": "33333333-3333-4333-8333-333333333333", "ram": 1024, "cpu_cap": 100,
+        },
+    })
+}
+
+/// Its image's manifest, as far as it matters.
+pub(crate) fn allocation_image() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "image_size": number("MiB"), "traits": traits(),
+            "requirements": {
+                "type": "object",
+                "properties": {
+                    "min_ram": number("MiB"), "max_ram": number("MiB"), "brand": text(),
+                    "min_platform": platform("At least"), "max_platform": platform("At most"),
+                },
+            },
+        },
+    })
+}
+
+/// Its package, as far as it matters.
+pub(crate) fn allocation_package() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "overprovision_cpu": number("Ratio"), "overprovision_memory": number("Ratio"),
+            "overprovision_storage": number("Ratio"), "overprovision_network": number("Ratio"),
+            "overprovision_io": number("Ratio"),
+            "alloc_server_spread": { "enum": ["min-ram", "max-ram", "random", "min-owner"] },
+            "min_platform": { "anyOf": [platform("At least"), text()] },
+            "max_platform": { "anyOf": [platform("At most"), text()] },
+            "traits": { "anyOf": [traits(), text()] },
+        },
+    })
+}
+
+/// Lists of NIC tags.
+pub(crate) fn lists_of_texts() -> Value {
+    json!({ "type": "array", "items": { "type": "array", "items": text() } })
+}
+
+/// Servers, perhaps one level deeper.
+pub(crate) fn server_uuids() -> Value {
+    json!({
+        "type": "array",
+        "items": { "anyOf": [uuid(), { "type": "array", "items": uuid() }] },
+    })
+}
+
+/// How much of the steps is told.
+pub(crate) fn step_detail() -> Value {
+    json!({ "enum": ["none", "counts", "full"] })
+}
+
+/// How much is explained.
+pub(crate) fn explain_detail() -> Value {
+    json!({ "enum": ["none", "full"] })
+}
+
+/// A seed, or its text.
+pub(crate) fn seed() -> Value {
+    json!({ "type": ["integer", "string"], "minimum": 0, "pattern": "^[0-9]{1,20}$" })
+}
+
+/// How many VMs.
+pub(crate) fn vm_count() -> Value {
+    json!({ "type": ["integer", "string"], "minimum": 1, "maximum": 45, "pattern": "^[0-9]{1,2}$" })
+}
+
+/// A policy in place of the configured one.
+pub(crate) fn policy() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "allocationDescription": { "description": "The expression of algorithms" },
+            "changeDefaults": { "type": "object", "description": "Settings by name" },
+        },
+    })
+}
+
+/// A fleet to imagine.
+pub(crate) fn what_if() -> Value {
+    let list = json!({ "type": "array" });
+    json!({
+        "type": "object",
+        "properties": {
+            "add_servers": list, "remove_servers": list, "add_vms": list, "remove_vms": list,
+            "allocationDescription": { "description": "The expression of algorithms" },
+            "changeDefaults": { "type": "object", "description": "Settings by name" },
+        },
+    })
+}

@@ -1,0 +1,367 @@
+//! What agents answer with, and what the coordinator tells about itself and its choices. Open
+//! (other members are allowed) where an agent makes the answer: there are several kinds of agents.
+
+use serde_json::{Value, json};
+
+use super::values::texts;
+use super::{any, iso, list, reference, server, uuid};
+
+/// An object with members; others are allowed.
+fn open(description: &str, required: &[&str], properties: &Value) -> Value {
+    json!({
+        "type": "object", "description": description, "required": required,
+        "properties": properties,
+    })
+}
+
+/// An object with exactly these members, all of them required.
+fn exact(description: &str, properties: &Value) -> Value {
+    let names: Vec<&String> =
+        properties.as_object().into_iter().flat_map(|all| all.keys()).collect();
+    json!({
+        "type": "object", "description": description, "additionalProperties": false,
+        "required": names, "properties": properties,
+    })
+}
+
+fn word(doc: &str) -> Value {
+    json!({ "type": "string", "description": doc })
+}
+
+fn count(doc: &str) -> Value {
+    json!({ "type": "integer", "minimum": 0, "description": doc })
+}
+
+/// Values of an object by any name.
+fn map_of(values: &Value) -> Value {
+    json!({ "type": "object", "additionalProperties": values })
+}
+
+/// What `machine_info` returns; the reference's agent sends it as JSON text.
+pub(crate) fn vm_info() -> Value {
+    json!({ "anyOf": [reference("VmInfo"), { "type": "string" }] })
+}
+
+pub(super) fn info() -> Value {
+    let raw = json!({ "description": "As the hypervisor answers" });
+    open(
+        "What the hypervisor says of a VM; only the types that were asked for",
+        &[],
+        &json!({
+            "block": raw, "blockstats": raw, "chardev": raw, "cpus": raw, "pci": raw,
+            "version": raw,
+            "kvm": { "type": "object", "description": "Whether it is accelerated" },
+            "status": { "type": "object", "description": "Whether it runs" },
+            "spice": { "type": "object", "description": "Its SPICE display" },
+            "vnc": open("Its display", &[], &json!({
+                "host": { "type": ["string", "null"] },
+                "port": { "type": ["integer", "null"] },
+                "display": { "type": ["integer", "string", "null"] },
+                "password": { "type": ["string", "null"] },
+            })),
+        }),
+    )
+}
+
+/// Where a VM's display is.
+pub(crate) fn vnc() -> Value {
+    exact(
+        "A TCP port with VNC",
+        &json!({
+            "host": word("Address"),
+            "port": { "type": "integer", "minimum": 1, "maximum": 65_535 },
+        }),
+    )
+}
+
+/// The processes of a VM.
+pub(crate) fn processes() -> Value {
+    let one = json!({
+        "type": "object", "required": ["psinfo"], "properties": { "psinfo": reference("Psinfo") },
+    });
+    let mut all = map_of(&one);
+    all["description"] = json!("Processes by pid; of a hardware VM there is one");
+    all["example"] = json!({ "4711": { "psinfo": { "pr_pid": 4711, "pr_fname": "qemu" } } });
+    all
+}
+
+pub(super) fn psinfo() -> Value {
+    let time = open("A time", &[], &json!({ "tv_sec": count("s"), "tv_nsec": count("ns") }));
+    open(
+        "A process, in the names of /proc of SmartOS",
+        &["pr_pid"],
+        &json!({
+            "pr_pid": count("Its id"), "pr_ppid": count("Its parent's id"),
+            "pr_uid": count("User"), "pr_euid": count("Effective user"),
+            "pr_gid": count("Group"), "pr_egid": count("Effective group"),
+            "pr_fname": word("Program"), "pr_psargs": word("Command line"),
+            "pr_size": count("Address space, KiB"), "pr_rssize": count("Memory in use, KiB"),
+            "pr_nlwp": count("Threads"), "pr_start": time, "pr_time": time,
+            "pr_pctcpu": { "type": "number" }, "pr_pctmem": { "type": "number" },
+            "pr_wstat": { "type": "integer" },
+        }),
+    )
+}
+
+/// A session with a container; without members when the client wanted none.
+pub(crate) fn session() -> Value {
+    reference("Session")
+}
+
+pub(super) fn session_record() -> Value {
+    open(
+        "A TCP port that takes one client; without members when the client wanted no session",
+        &[],
+        &json!({
+            "host": word("Address"),
+            "port": { "type": "integer", "minimum": 1, "maximum": 65_535 },
+            "token": word("To be sent as the first line, `{\"token\":…}`"),
+            "containerPathStat": open("What is copied", &[], &json!({
+                "name": word("Its name"), "size": count("Bytes"), "mtime": word("ISO time"),
+                "linkTarget": word("Where a link leads to"), "mode": count("Type and permissions"),
+            })),
+        }),
+    )
+}
+
+/// An image that a server has installed: its manifest, whoever made it.
+pub(crate) fn installed_image() -> Value {
+    open(
+        "The manifest of an installed image, as IMGAPI has it",
+        &["uuid"],
+        &json!({
+            "v": { "type": "integer" }, "uuid": uuid(), "name": { "type": "string" },
+            "version": { "type": "string" }, "type": { "type": "string" },
+            "os": { "type": "string" }, "owner": { "type": "string" },
+            "state": { "type": "string" }, "disabled": { "type": "boolean" },
+            "public": { "type": "boolean" }, "published_at": { "type": "string" },
+            "origin": { "type": "string" }, "image_size": count("MiB"),
+            "files": { "type": "array", "items": { "type": "object" } },
+            "requirements": { "type": "object" },
+        }),
+    )
+}
+
+/// Figures of datasets as `zfs list` prints them.
+pub(crate) fn datasets() -> Value {
+    let all = json!({
+        "name": word("Its name"), "used": word("E.g. `1.2G`"), "avail": word("E.g. `1.2G`, or `-`"),
+        "refer": word("E.g. `1.2G`"), "type": word("`filesystem`, `volume` or `snapshot`"),
+        "mountpoint": word("Path, or `-`"),
+    });
+    json!({ "type": "array", "items": open("A dataset", &["name"], &all) })
+}
+
+/// Figures of pools as `zpool list` prints them.
+pub(crate) fn pools() -> Value {
+    let all = json!({
+        "name": word("Its name"), "size": word("E.g. `1.2T`"), "allocated": word("E.g. `1.2T`"),
+        "free": word("E.g. `1.2T`"), "cap": word("E.g. `12%`"), "health": word("E.g. `ONLINE`"),
+        "altroot": word("Path, or `-`"),
+    });
+    json!({ "type": "array", "items": open("A pool", &["name"], &all) })
+}
+
+/// Values of properties by dataset and name.
+pub(crate) fn properties() -> Value {
+    let mut all = map_of(&map_of(&json!({ "type": "string" })));
+    all["example"] = json!({ "zones": { "quota": "0" } });
+    all
+}
+
+/// A script's output as text; with `json` an object.
+pub(crate) fn executed() -> Value {
+    let text = json!({ "type": "string" });
+    let object = open(
+        "What a script did",
+        &["exitCode", "stdout", "stderr"],
+        &json!({
+            "exitCode": { "type": ["integer", "null"], "description": "null: ended by a signal" },
+            "stdout": word("Its output; of a large one the beginning and the end"),
+            "stderr": word("Its other output, likewise"),
+            "stdout_blob": reference("Blob"), "stderr_blob": reference("Blob"),
+        }),
+    );
+    json!({ "oneOf": [text, object] })
+}
+
+pub(super) fn blob() -> Value {
+    open(
+        "Where the whole of something large is",
+        &["blob", "bytes"],
+        &json!({ "blob": word("Its name in the blob store"), "bytes": count("Its size") }),
+    )
+}
+
+/// The `event` of a task's history: an agent's result, or why it failed.
+pub(super) fn task_event() -> Value {
+    let names = texts();
+    let mut result = open(
+        "What a task returned; which members depends on its kind. A member over 256 KiB is cut, and \
+         the whole of `x` is at `x_blob`",
+        &[],
+        &json!({
+            "vm": { "anyOf": [reference("VmObject"), { "type": "null" }] },
+            "sysinfo": reference("Sysinfo"),
+            "setup_state": { "description": "How far a setup or a reset has come" },
+            "pending_reboot": {
+                "description": "Properties that an update changes at the next start",
+                "anyOf": [names, { "type": "null" }],
+            },
+            "lost_snapshots": { "anyOf": [names, { "type": "null" }] },
+            "updated": { "type": "array", "items": { "type": "string" } },
+            "unchanged": { "type": "array", "items": { "type": "string" } },
+            "failed": { "type": "array", "items": { "type": "object" } },
+            "exitCode": { "type": ["integer", "null"] },
+            "stdout": { "type": "string" },
+            "stderr": { "type": "string" },
+            "stdout_blob": reference("Blob"),
+            "stderr_blob": reference("Blob"),
+            "error": {
+                "description": "In the entry `error`: why it failed",
+                "anyOf": [{ "type": "string" }, open("Why", &["message"], &json!({
+                    "message": { "type": "string" },
+                }))],
+            },
+        }),
+    );
+    result["example"] = json!({ "error": { "message": "VM is not running" } });
+    result
+}
+
+/// Whether the coordinator and what it depends on are well.
+pub(crate) fn ping() -> Value {
+    let service = json!({ "enum": ["online", "offline"] });
+    let services = json!({ "workflow": service, "moray": service, "amqp": service });
+    exact(
+        "Whether it is well",
+        &json!({
+            "ready": { "type": "boolean", "description": "All services are online" },
+            "services": exact("Jobs, store and agents, by their old names", &services),
+        }),
+    )
+}
+
+/// The version.
+pub(crate) fn version() -> Value {
+    exact("The version", &json!({ "version": word("E.g. `1.2.3`") }))
+}
+
+/// The log level.
+pub(crate) fn log_level() -> Value {
+    let level = json!({ "type": "integer", "minimum": 10, "maximum": 60 });
+    exact("The log level", &json!({ "level": level }))
+}
+
+/// Diagnostics.
+pub(crate) fn diagnostics() -> Value {
+    let memory = json!({
+        "rss": count("Resident, bytes"), "heapTotal": count("The same"), "heapUsed": count("The same"),
+        "external": count("0"),
+    });
+    let tasks = json!({ "type": "array", "items": {
+        "type": "object", "required": ["id"], "properties": { "id": { "type": "string" } },
+    }});
+    exact(
+        "What the process does and uses",
+        &json!({
+            "start_timestamp": iso(),
+            "memory": exact("Memory", &memory),
+            "taskCallbacks": map_of(&tasks),
+            "pendingActivationsByServer": { "type": "object" },
+        }),
+    )
+}
+
+/// Platforms by name.
+pub(crate) fn platforms() -> Value {
+    let mut all = map_of(&json!({
+        "type": "object", "additionalProperties": false,
+        "properties": {
+            "latest": { "const": true, "description": "The newest of its kind" },
+            "os": { "enum": ["smartos", "linux"], "description": "With `os=true`" },
+        },
+    }));
+    all["example"] = json!({ "20260101T000000Z": { "latest": true } });
+    all
+}
+
+pub(super) fn allocation_step() -> Value {
+    open(
+        "What an algorithm of the allocator left",
+        &["step"],
+        &json!({
+            "step": word("What it does"),
+            "remaining": {
+                "description": "Servers; with `counts` how many",
+                "anyOf": [texts(), { "type": "integer" }],
+            },
+            "reasons": { "type": "object", "description": "Why a server is out, by uuid" },
+        }),
+    )
+}
+
+/// A server for a VM.
+pub(crate) fn allocated() -> Value {
+    open(
+        "The server chosen, and why",
+        &["server", "imgapiPeers", "id", "seed"],
+        &json!({
+            "server": server(),
+            "steps": {
+                "description": "What each algorithm left, in order",
+                "anyOf": [list("AllocationStep"), { "type": "null" }],
+            },
+            "imgapiPeers": { "type": "array", "description": "Always empty" },
+            "id": word("Of the decision, see /allocations/{id}"),
+            "seed": { "description": "Decides shuffles; for a repetition" },
+            "allocations": {
+                "type": "array", "items": { "type": "object" },
+                "description": "Of several VMs: each one's server",
+            },
+            "explain": any(),
+        }),
+    )
+}
+
+/// What servers have left.
+pub(crate) fn capacities() -> Value {
+    let left = json!({
+        "cpu": { "type": "number", "description": "Percent of a CPU" },
+        "ram": { "type": "number", "description": "MiB" },
+        "disk": { "type": "number", "description": "MiB" },
+    });
+    open(
+        "What servers have left; may be negative",
+        &["capacities"],
+        &json!({
+            "capacities": map_of(&exact("What one has left", &left)),
+            "errors": {
+                "type": "object", "additionalProperties": { "type": "string" },
+                "description": "Why a server was left out",
+            },
+        }),
+    )
+}
+
+/// A VM that is being made somewhere.
+pub(crate) fn placed() -> Value {
+    exact(
+        "A VM that is being made",
+        &json!({ "vm_uuid": uuid(), "id": word("The task, see /tasks/{taskid}"), "server_uuid": uuid() }),
+    )
+}
+
+/// What something waits for.
+pub(crate) fn why() -> Value {
+    open(
+        "What something waits for",
+        &["kind", "text"],
+        &json!({
+            "kind": { "enum": ["task", "server", "vm", "ticket"] },
+            "id": word("Which one"),
+            "text": word("In plain words"),
+            "waiting_for": { "type": ["string", "null"], "description": "null: nothing" },
+        }),
+    )
+}
