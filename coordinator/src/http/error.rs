@@ -28,9 +28,12 @@ pub(crate) enum ApiError {
     /// 409 in both validation modes.
     #[error("{0}")]
     InvalidArgument(String),
-    /// 409 InvalidArgument; the reference answers 500 with the same code.
+    /// 409 InvalidArgument; the reference answers 500 InternalError.
     #[error("{0}")]
     RefusedArgument(String),
+    /// 409 InvalidArgument; the reference answers 500 with the same code.
+    #[error("{0}")]
+    RefusedUpdate(String),
     /// 404; the message says what was not found.
     #[error("{0}")]
     NotFound(String),
@@ -119,7 +122,8 @@ impl ApiError {
             Self::InvalidParameters(_) => (dagger, "InvalidParameters"),
             Self::OutOfRange(_) => (S::BAD_REQUEST, "InvalidParameters"),
             Self::InvalidArgument(_) => (S::CONFLICT, "InvalidArgument"),
-            Self::RefusedArgument(_) => (dagger, "InvalidArgument"),
+            Self::RefusedArgument(_) if reference => (dagger, "InternalError"),
+            Self::RefusedArgument(_) | Self::RefusedUpdate(_) => (dagger, "InvalidArgument"),
             Self::NotFound(_) => (S::NOT_FOUND, "ResourceNotFound"),
             Self::MethodNotAllowed { .. } => (S::METHOD_NOT_ALLOWED, "MethodNotAllowedError"),
             Self::NotAcceptable => (S::NOT_ACCEPTABLE, "NotAcceptableError"),
@@ -213,11 +217,8 @@ mod tests {
             (409, "InvalidArgument"),
             (409, "InvalidArgument"),
         );
-        check(
-            &ApiError::RefusedArgument(text()),
-            (409, "InvalidArgument"),
-            (500, "InvalidArgument"),
-        );
+        check(&ApiError::RefusedArgument(text()), (409, "InvalidArgument"), (500, "InternalError"));
+        check(&ApiError::RefusedUpdate(text()), (409, "InvalidArgument"), (500, "InvalidArgument"));
         let gone = ApiError::Agent { code: "VmNotFound".to_owned(), message: text() };
         check(&gone, (404, "VmNotFound"), (500, "InternalError"));
         let broken = ApiError::Agent { code: String::new(), message: text() };

@@ -33,7 +33,8 @@ const PARAMS: &[Param] = &[
         "After this event; the header Last-Event-ID counts more",
     ),
 ];
-const HEADERS: &[Param] = &[Param::new(LAST_EVENT_ID, &[Rule::Optional], "After this event")];
+const HEADERS: &[Param] =
+    &[Param::new(LAST_EVENT_ID, &[Rule::Optional, Rule::StringType], "After this event")];
 
 pub(super) fn routes() -> Vec<Route> {
     vec![

@@ -196,7 +196,7 @@ fn check_update(request: &Request, verb: &str) -> Result<(), ApiError> {
         return Ok(());
     }
     let keys = keys.join(",");
-    Err(ApiError::RefusedArgument(format!(
+    Err(ApiError::RefusedUpdate(format!(
         "Vm.{verb} update param only allows set_internal_metadata, received: [{keys}]"
     )))
 }

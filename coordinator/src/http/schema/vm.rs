@@ -419,7 +419,10 @@ pub(super) fn nic() -> Value {
             "allow_unfiltered_promisc": flag("Hears everything on the network"),
             "allowed_ips": many("Further addresses as source"),
             "allowed_dhcp_cids": many("Client identifiers"),
-            "blocked_outgoing_ports": any(),
+            "blocked_outgoing_ports": {
+                "type": ["array", "string", "null"], "items": { "type": ["integer", "string"] },
+                "description": "Ports that nothing is sent to",
+            },
             "vrrp_vrid": described(number(0, 255), "Virtual router"),
             "vrrp_primary_ip": word("Of the virtual router"),
         },
