@@ -4,6 +4,7 @@ mod allocate;
 mod events;
 mod examples;
 mod jobs;
+mod pair;
 mod tickets;
 
 use std::collections::BTreeMap;

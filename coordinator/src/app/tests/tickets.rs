@@ -38,12 +38,17 @@ fn list(app: &App) -> Vec<Arc<Ticket>> {
 }
 
 /// A store that several applications may share.
-async fn store(disk: &Disk) -> SharedStore {
+pub(super) async fn store(disk: &Disk) -> SharedStore {
     let tracker = TaskTracker::new();
     Arc::new(KvStore::open(disk.kv.clone(), disk.clock.clone(), &tracker).await.unwrap())
 }
 
-async fn start_on(disk: &Disk, store: &SharedStore, instance: &str, seed: u64) -> Arc<App> {
+pub(super) async fn start_on(
+    disk: &Disk,
+    store: &SharedStore,
+    instance: &str,
+    seed: u64,
+) -> Arc<App> {
     let parts = Parts {
         clock: disk.clock.clone(),
         entropy: Arc::new(SeededEntropy::new(seed)),

@@ -61,6 +61,15 @@ pub(crate) fn allocation_vm() -> Value {
     })
 }
 
+/// A VM of which as many as possible are wanted; what is not said is as small as can be.
+pub(crate) fn planned_vm() -> Value {
+    let mut vm = allocation_vm();
+    if let Some(keywords) = vm.as_object_mut() {
+        keywords.shift_remove("required");
+    }
+    vm
+}
+
 /// Its image's manifest, as far as it matters.
 pub(crate) fn allocation_image() -> Value {
     json!({

@@ -3,6 +3,8 @@
 use proptest::prelude::prop_assert;
 use proptest::test_runner::{Config, TestRunner};
 use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 use super::{Answer, Api, MISSING, RUNNING, STOPPED};
 
@@ -154,6 +156,28 @@ async fn large_bodies_are_refused_with_or_without_a_length() {
     // A client that asks first is answered without having sent anything.
     let asks = format!("{head}{json}expect: 100-continue\r\ncontent-length: 9999999\r\n\r\n");
     api.raw(asks.as_bytes()).await.expect(413, "RequestEntityTooLarge");
+}
+
+#[tokio::test]
+async fn a_client_that_asks_first_is_told_to_go_on() {
+    let api = Api::start().await;
+    let body = format!("{{\"script\":\"{}\"}}", "x".repeat(100_000));
+    let head = format!(
+        "POST /t/echo HTTP/1.1\r\nhost: x\r\nconnection: close\r\nexpect: 100-continue\r\n\
+         content-type: application/json\r\ncontent-md5: AAAAAAAAAAAAAAAAAAAAAA==\r\n\
+         content-length: {}\r\n\r\n",
+        body.len()
+    );
+    let mut stream = TcpStream::connect(&api.address).await.unwrap();
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut interim = [0; 25];
+    stream.read_exact(&mut interim).await.unwrap();
+    assert_eq!(&interim, b"HTTP/1.1 100 Continue\r\n\r\n");
+    stream.write_all(body.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.unwrap();
+    // The sum is wrong, and ignored.
+    assert_eq!(Answer::parse(&answer).status, 200);
 }
 
 #[tokio::test]

@@ -6,17 +6,11 @@ use std::time::Duration;
 
 use muster_shared::clock::{SharedClock, SystemClock};
 use muster_shared::entropy::SeededEntropy;
-use muster_shared::ids::ServerUuid;
 use muster_shared::kv::MemKv;
-use muster_shared::link::{Connection, Frame, memory};
+use muster_shared::link::memory;
 use muster_shared::threads::SameRuntime;
-use muster_shared::wire::status::{Report, Status, VmReport, digest};
-use muster_shared::wire::{
-    Accepted, Dispatch, Error as WireError, FromAgent, FromCoordinator, Heartbeat, Hello, Intake,
-    Outcome, StreamOpen, Sysinfo, TaskError, TaskResult, decode, encode,
-};
 use object_store::memory::InMemory;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
@@ -24,29 +18,24 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use super::super::{Answer, Api};
+use super::agent::{Agent, GHOST, Received, SERVER, VICTIM, VM, uuid};
 use super::row::Sent;
 use crate::app::{App, Parts};
 use crate::config::Config;
 use crate::store::{KvStore, Record, list_all};
 
-const SERVER: u128 = 1;
-const VICTIM: u128 = 2;
 const AWAY: u128 = 3;
-const VM: u128 = 0x10;
-const GHOST: u128 = 0x11;
 /// Records that change by themselves, and decisions, of which refusals are some too.
 const VOLATILE: [&str; 6] =
     ["roster/", "members/", "figures/", "events/", "allocation/", "snapshot/"];
-
-fn uuid(n: u128) -> String {
-    Uuid::from_u128(n).to_string()
-}
 
 /// A coordinator with its agents.
 pub(super) struct Cluster {
     pub(super) api: Api,
     names: BTreeMap<&'static str, String>,
     agents: Vec<JoinHandle<()>>,
+    /// The tasks that the agents were sent.
+    pub(super) received: Received,
 }
 
 impl Cluster {
@@ -72,7 +61,8 @@ impl Cluster {
         };
         let app = App::start(config.app("test".to_owned()), parts).await.unwrap();
         let api = Api::over(app, &config).await;
-        let mut cluster = Self { api, names: BTreeMap::new(), agents: Vec::new() };
+        let mut cluster =
+            Self { api, names: BTreeMap::new(), agents: Vec::new(), received: Received::default() };
         for n in [SERVER, VICTIM, AWAY] {
             cluster.connect(n);
         }
@@ -99,7 +89,11 @@ impl Cluster {
     fn connect(&mut self, n: u128) {
         let (ours, theirs) = memory::pair();
         self.app().agents().accept(theirs);
-        let agent = Agent { address: self.api.address.clone(), server: Uuid::from_u128(n) };
+        let agent = Agent {
+            address: self.api.address.clone(),
+            server: Uuid::from_u128(n),
+            received: Arc::clone(&self.received),
+        };
         self.agents.push(tokio::spawn(agent.run(ours)));
     }
 
@@ -129,6 +123,12 @@ impl Cluster {
             text = text.replace(&format!("{{{name}}}"), value);
         }
         text
+    }
+
+    /// How many tasks the server got on which no job goes on by itself.
+    pub(super) fn received_of_server(&self) -> usize {
+        let received = self.received.lock();
+        received.iter().filter(|(server, _)| *server == Uuid::from_u128(SERVER)).count()
     }
 
     /// The value of a name.
@@ -219,186 +219,4 @@ async fn exchange(address: &str, bytes: &[u8]) -> Answer {
     // The server may refuse a body before it has all of it.
     drop(sent);
     Answer::parse(&answer)
-}
-
-/// An agent that does every task at once.
-struct Agent {
-    address: String,
-    server: Uuid,
-}
-
-impl Agent {
-    async fn run(self, mut connection: Connection) {
-        let server = ServerUuid(self.server);
-        let vms = self.vms();
-        let sysinfo = sysinfo(self.server);
-        let report = Report {
-            full: true,
-            vms: vms.iter().map(|(vm, report)| (*vm, Some(report.clone()))).collect(),
-            digest: digest(&vms),
-            meminfo: serde_json::from_value(json!({
-                "availrmem_bytes": 8u64 << 30, "arcsize_bytes": 0, "total_bytes": 8u64 << 30,
-            }))
-            .ok(),
-            diskinfo: serde_json::from_value(json!({ "pool_size_bytes": 500u64 << 30 })).ok(),
-            ..Report::default()
-        };
-        let hello = Hello {
-            server_uuid: server,
-            boot_id: "b".to_owned(),
-            agent_instance_id: Uuid::nil(),
-            version: "1".to_owned(),
-            // Without a list of tasks an agent is taken to have them all.
-            capabilities: vec![],
-            sysinfo_hash: "h".to_owned(),
-            running_task_ids: vec![],
-            unacked_result_ids: vec![],
-            intake: Intake::Accepting,
-        };
-        let agents = vec![json!({ "name": "cn-agent", "version": "2.14.0" })];
-        let described = Sysinfo {
-            sysinfo: sysinfo.as_object().cloned(),
-            agents: Some(agents),
-            hash: "h".to_owned(),
-        };
-        send(&mut connection, hello.into()).await;
-        send(&mut connection, described.into()).await;
-        send(&mut connection, Box::new(Status { report: Some(report) }).into()).await;
-        let mut beat = tokio::time::interval(Duration::from_millis(300));
-        loop {
-            tokio::select! {
-                biased;
-                frame = connection.stream.next() => match frame {
-                    Ok(Some(Frame::Text(text))) => self.answer(&mut connection, &text).await,
-                    _ => return,
-                },
-                _ = beat.tick() => {
-                    send(&mut connection, Heartbeat { seq: 1, ts: String::new() }.into()).await;
-                }
-            }
-        }
-    }
-
-    fn vms(&self) -> BTreeMap<muster_shared::ids::VmUuid, VmReport> {
-        if self.server != Uuid::from_u128(SERVER) {
-            return BTreeMap::new();
-        }
-        let report = json!({
-            "uuid": uuid(VM), "owner_uuid": Uuid::nil(), "brand": "kvm",
-            "max_physical_memory": 1280, "cpu_cap": 100, "quota": 1, "state": "running",
-            "zone_state": "running", "last_modified": "2026-01-01T00:00:00.000Z",
-            "index": { "alias": "x", "tags": { "role": "test" }, "vcpus": 1 },
-        });
-        let report: VmReport = serde_json::from_value(report).unwrap();
-        BTreeMap::from([(report.vm.uuid, report)])
-    }
-
-    async fn answer(&self, connection: &mut Connection, text: &str) {
-        match decode::<FromCoordinator>(text).unwrap() {
-            FromCoordinator::Dispatch(dispatch) => {
-                send(connection, Accepted { id: dispatch.id.clone() }.into()).await;
-                send(connection, self.result(*dispatch).into()).await;
-            }
-            FromCoordinator::Pause(pause) => {
-                send(connection, Accepted { id: pause.token }.into()).await;
-            }
-            FromCoordinator::Resume(resume) => {
-                send(connection, Accepted { id: resume.token }.into()).await;
-            }
-            FromCoordinator::Cancel(cancel) => {
-                let code = "NotCancellable".to_owned();
-                let message = "the task has ended".to_owned();
-                let id = Some(cancel.id.to_string());
-                send(connection, WireError { id, code, message }.into()).await;
-            }
-            FromCoordinator::StreamOpen(open) => self.open(&open).await,
-            _ => {}
-        }
-    }
-
-    /// Dials the byte stream; the coordinator accepts it or the client's request fails.
-    async fn open(&self, open: &StreamOpen) {
-        let head = format!(
-            "GET /agent/streams/{} HTTP/1.1\r\nhost: x\r\n{}\r\n\r\n",
-            open.stream_id,
-            HANDSHAKE.join("\r\n").replace("PROTOCOL", muster_shared::wire::stream::PROTOCOL),
-        );
-        let mut stream = TcpStream::connect(&self.address).await.unwrap();
-        stream.write_all(head.as_bytes()).await.unwrap();
-        let mut answer = vec![0; 12];
-        stream.read_exact(&mut answer).await.unwrap();
-        assert_eq!(answer, b"HTTP/1.1 101");
-        // It stays open for as long as the test needs it.
-        tokio::spawn(async move {
-            tokio::time::sleep(Duration::from_secs(60)).await;
-            drop(stream);
-        });
-    }
-
-    fn result(&self, dispatch: Dispatch) -> TaskResult {
-        let result = self.work(&dispatch);
-        let (status, result, error) = match result {
-            Ok(result) => (Outcome::Complete, result, None),
-            Err(code) => {
-                let message = format!("it failed with {code}");
-                (Outcome::Failure, Value::Null, Some(TaskError { code, message, details: None }))
-            }
-        };
-        TaskResult { id: dispatch.id, status, result, error, finished_at: String::new() }
-    }
-
-    /// The result of a task, or the code of its failure. A dataset `fail-CODE` asks for one.
-    fn work(&self, dispatch: &Dispatch) -> Result<Value, String> {
-        let text = |name: &str| dispatch.params.get(name).and_then(Value::as_str);
-        if let Some(code) = text("dataset").and_then(|name| name.strip_prefix("fail-")) {
-            return Err(code.to_owned());
-        }
-        let of_ghost = dispatch.task.starts_with("machine_") && text("uuid") == Some(&uuid(GHOST));
-        if of_ghost {
-            return Err("VmNotFound".to_owned());
-        }
-        Ok(match dispatch.task.as_str() {
-            "task_history" => json!([{ "task": "nop", "status": "finished" }]),
-            "server_sysinfo" | "server_update_nics" => json!({ "sysinfo": sysinfo(self.server) }),
-            "machine_info" => json!({ "vnc": { "host": "10.0.0.1", "port": 5900 } }),
-            "machine_load" => json!({ "uuid": text("uuid"), "state": "running" }),
-            "image_get" => json!({ "uuid": text("uuid") }),
-            "command_execute" => json!({ "exitCode": 0, "stdout": "hi\n", "stderr": "" }),
-            "docker_exec" | "docker_copy" | "docker_stats" | "docker_build" => {
-                json!({ "host": "10.0.0.1", "port": 5000 })
-            }
-            "zfs_list_datasets" | "zfs_list_snapshots" | "zfs_list_pools" => {
-                json!([{ "name": "zones" }])
-            }
-            _ => json!({}),
-        })
-    }
-}
-
-/// A websocket's handshake.
-pub(super) const HANDSHAKE: [&str; 5] = [
-    "upgrade: websocket",
-    "connection: upgrade",
-    "sec-websocket-version: 13",
-    "sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==",
-    "sec-websocket-protocol: PROTOCOL",
-];
-
-async fn send(connection: &mut Connection, message: FromAgent) {
-    // A coordinator that has stopped needs no answer.
-    connection.sink.send(Frame::Text(encode(&message))).await.ok();
-}
-
-fn sysinfo(server: Uuid) -> Value {
-    json!({
-        "UUID": server, "Hostname": format!("cn-{server}"), "Live Image": "20260101T000000Z",
-        "System Type": "Linux", "Boot Time": "1700000000", "SDC Version": "7.0", "Setup": true,
-        "CPU Total Cores": 8, "CPU Online Count": 8, "MiB of Memory": "8192",
-        "VM Capable": true, "HVM API": true, "Bhyve Capable": true,
-        // The allocator leaves such a server out; recovery configurations need one.
-        "Zpool Encrypted": server == Uuid::from_u128(VICTIM),
-        "Network Interfaces": { "eth0": {
-            "MAC Address": "02:00:00:00:00:01", "Link Status": "up", "NIC Names": ["admin"],
-        } },
-    })
 }

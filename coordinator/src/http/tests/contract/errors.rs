@@ -3,6 +3,7 @@
 
 use serde_json::{Value, json};
 
+use super::agent::NO_SYSINFO;
 use super::cluster::Cluster;
 use super::row::Sent;
 
@@ -92,6 +93,27 @@ async fn inputs_that_crash_the_reference_are_answered() {
             ("POST", server, json!({ "next_reboot": "garbage" }), 409, argument),
             ("POST", server, json!({ "overprovision_ratios": { "ram": "2" } }), 409, argument),
             ("POST", vms, json!({ "uuid": "{ghost}" }), 409, "InvalidParameters"),
+            (
+                "POST",
+                vms,
+                json!({ "uuid": "{ghost}", "image": { "files": [{}] } }),
+                409,
+                "InvalidParameters",
+            ),
+            (
+                "POST",
+                vms,
+                json!({ "uuid": "{ghost}", "image_uuid": "{missing}", "image": { "files": [] } }),
+                409,
+                "InvalidParameters",
+            ),
+            (
+                "POST",
+                vms,
+                json!({ "uuid": "{ghost}", "brand": "kvm", "disks": [{ "size": 1 }] }),
+                409,
+                "InvalidParameters",
+            ),
             ("GET", "/servers?limit=5&limit=6", json!({}), 409, "InvalidParameters"),
             ("POST", "/servers/nonsense/events/heartbeat", json!({}), 409, argument),
             ("POST", server, json!({ "etag_retries": "3" }), 204, ""),
@@ -110,8 +132,40 @@ async fn inputs_that_crash_the_reference_are_answered() {
         sent.body = body.as_bytes().to_vec();
         cluster.send(&sent).await.expect(400, "InvalidContent");
     }
+    let sysinfo = Sent {
+        headers: vec![format!("x-request-id: {NO_SYSINFO}")],
+        ..Sent::new("POST", "/servers/{server_uuid}/sysinfo-refresh")
+    };
+    let refused = cluster.send(&sysinfo).await;
+    refused.expect(500, "InternalError");
+    assert_eq!(refused.value()["message"], "Unable to gather latest sysinfo");
     let flags = cluster.send(&Sent::new("GET", "/boot/default")).await.value();
     assert_eq!(flags["kernel_flags"], json!({ "-k": true }));
+    assert!(
+        cluster.received.lock().iter().all(|(_, task)| task != "server_overprovision_ratio"),
+        "nothing was dispatched"
+    );
+    cluster.stop().await;
+}
+
+#[tokio::test]
+async fn a_wait_for_a_ticket_ends() {
+    let mut cluster = Cluster::start().await;
+    let body = json!({ "scope": "vm", "id": "x", "expires_at": "2099-01-01T00:00:00.000Z" });
+    for name in ["first", "second"] {
+        let sent = Sent::new("POST", "/servers/default/tickets").json(&body).keep("uuid", name);
+        let answer = cluster.send(&sent).await;
+        cluster.remember(&sent, &answer);
+    }
+    let wait = |path: &str| Sent::new("GET", path);
+    // With a limit, and with what is no limit for one that is active.
+    let late = cluster.send(&wait("/tickets/{second}/wait?timeout=0.05")).await;
+    late.expect(409, "TicketNotActive");
+    assert_eq!(cluster.send(&wait("/tickets/{first}/wait?timeout=soon")).await.status, 204);
+    let release = Sent::new("PUT", "/tickets/{first}/release");
+    assert_eq!(cluster.send(&release).await.status, 204);
+    assert_eq!(cluster.send(&wait("/tickets/{first}/wait")).await.status, 204, "it is finished");
+    assert_eq!(cluster.send(&wait("/tickets/{second}/wait")).await.status, 204, "its turn came");
     cluster.stop().await;
 }
 

@@ -3,8 +3,11 @@
 //!
 //! A route without a row fails [`every_route_has_a_row`]; a row needs two bad requests.
 
+mod agent;
 mod cluster;
+mod daggers;
 mod errors;
+mod refusals;
 mod row;
 mod rows_jobs;
 mod rows_node;

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::cluster::HANDSHAKE;
+use super::agent::HANDSHAKE;
 use super::row::{Row, row};
 
 const PARAMETERS: &str = "InvalidParameters";
