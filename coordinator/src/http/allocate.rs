@@ -73,7 +73,14 @@ const LIST_PARAMS: &[Param] = &[
     Param::new("marker", &[Rule::Optional, Rule::Uuid], "Older than this decision"),
 ];
 
-const PLAN_PARAMS: &[Param] = &[VM, IMAGE, PACKAGE, NIC_TAGS, REQUIREMENTS, SERVERS];
+const PLAN_PARAMS: &[Param] = &[
+    Param::new("vm", ANY, "The VM").schema(schema::planned_vm),
+    IMAGE,
+    PACKAGE,
+    NIC_TAGS,
+    REQUIREMENTS,
+    SERVERS,
+];
 
 pub(super) fn routes() -> Vec<Route> {
     vec![

@@ -327,8 +327,33 @@ impl App {
             {
                 return Ok(record.public());
             }
+        } else {
+            let elsewhere = tokio::time::timeout(timeout.min(MAX_WAIT), self.ended_elsewhere(id));
+            let ended = tokio::select! {
+                biased;
+                () = self.cancel.cancelled() => return Err(AppError::Stopping),
+                ended = elsewhere => ended,
+            };
+            // After the timeout it is shown as it is.
+            ended.unwrap_or(Ok(()))?;
         }
         self.task_get(id).await
+    }
+
+    /// Returns once the record of a task that another coordinator follows says that it has ended.
+    async fn ended_elsewhere(&self, id: &TaskId) -> Result<(), AppError> {
+        let store = &self.parts.store;
+        let key = keys::task(id);
+        loop {
+            let (found, at) = list_all(&**store, &key).await?;
+            let stored = found.first().ok_or(AppError::TaskNotFound)?;
+            let record: TaskRecord = keys::decode(stored)?;
+            if record.status != TaskStatus::Active {
+                return Ok(());
+            }
+            // It changed, or the watch ended: both are a reason to look again.
+            drop(store.watch(&key, at).await?.recv().await);
+        }
     }
 
     /// What an open task waits for, in plain words.

@@ -15,8 +15,8 @@ use super::route::{Route, SchemaFn, ServerRule};
 use super::rule::UUID_PATTERN;
 
 pub(crate) use requests::{
-    allocation_image, allocation_package, allocation_vm, explain_detail, lists_of_texts, policy,
-    seed, server_uuids, step_detail, vm_count, what_if,
+    allocation_image, allocation_package, allocation_vm, explain_detail, lists_of_texts,
+    planned_vm, policy, seed, server_uuids, step_detail, vm_count, what_if,
 };
 pub(crate) use results::{
     allocated, capacities, datasets, diagnostics, executed, installed_image, log_level, ping,

@@ -116,6 +116,9 @@ fn kind(schema: &Value) -> String {
     if let Some(value) = schema.get("const") {
         return format!("`{value}`");
     }
+    if schema["enum"].as_array().is_some_and(|values| values.contains(&Value::Bool(true))) {
+        return "boolean, or its text".to_owned();
+    }
     if let Some(values) = schema["enum"].as_array() {
         return values.iter().map(|value| format!("`{value}`")).collect::<Vec<_>>().join(", ");
     }

@@ -101,7 +101,10 @@ fn vms() -> Vec<Dagger> {
             "Vm.reboot update param only allows set_internal_metadata, received: [ram]",
         ),
         invalid(
-            post("/servers/{server_uuid}/vms", &json!({ "uuid": "{ghost}", "image_uuid": "x" })),
+            post(
+                "/servers/{server_uuid}/vms",
+                &json!({ "uuid": "{ghost}", "image_uuid": "{missing}" }),
+            ),
             "value is not an image with files",
         ),
         invalid(

@@ -126,8 +126,11 @@ async fn play(cluster: &mut Cluster, contract: &Contract, row: &Row) -> Vec<Stri
         findings
             .extend(contract.fault(route, &answer).filter(|_| own).map(|f| format!("{told} {f}")));
     }
-    if cluster.records().await != before {
-        findings.push(format!("{}: a bad request changed a record", row.route));
+    let after = cluster.records().await;
+    if after != before {
+        let changed = after.iter().filter(|record| !before.contains(record));
+        let keys: Vec<_> = changed.map(|record| record.key.as_str()).collect();
+        findings.push(format!("{}: a bad request changed records: {keys:?}", row.route));
     }
     let Good::Answers(status) = row.good else { return findings };
     let answer = cluster.send(&row.sent).await;
