@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use muster_shared::wire::status::Report;
+use muster_shared::wire::status::{Report, VmReport};
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
@@ -218,6 +218,30 @@ impl Fleet {
             }
         }
         let vms: Vec<_> = vms.into_values().collect();
+        if vms == *server.vms {
+            self.place(slot, server);
+        } else {
+            self.set_vms(slot, server, Arc::new(vms));
+        }
+    }
+
+    /// Takes in all that is known of a server beside its record: its status, its sizes by their
+    /// names in a record (`None`: never reported), and its VMs in uuid order; no effect on an
+    /// unknown server.
+    pub fn refresh<'v>(
+        &mut self,
+        server_uuid: &str,
+        status: &str,
+        figure: impl Fn(&str) -> Option<i64>,
+        vms: impl Iterator<Item = &'v VmReport>,
+    ) {
+        let Some(slot) = self.current.slot_of(server_uuid) else { return };
+        let mut server = self.server(slot);
+        if server.status.as_deref() != Some(status) {
+            server.status = Some(status.into());
+        }
+        server.figures.refresh(figure);
+        let vms: Vec<Arc<Vm>> = vms.map(|vm| Arc::new(Vm::from_report(vm))).collect();
         if vms == *server.vms {
             self.place(slot, server);
         } else {

@@ -324,6 +324,18 @@ impl Figures {
         self.zone_quota_used = float(disk.zone_quota_used_bytes);
     }
 
+    /// Takes the figures that are known.
+    pub(crate) fn refresh(&mut self, figure: impl Fn(&str) -> Option<i64>) {
+        for (i, (name, _)) in FIGURES.iter().enumerate() {
+            if let Some(bytes) = figure(name) {
+                self.set(i, Some(&bytes.into()));
+            }
+        }
+        if let Some(bytes) = figure(ZONE_QUOTA_USED) {
+            self.zone_quota_used = num(&bytes.into());
+        }
+    }
+
     /// A figure by its name in a record.
     pub(crate) fn by_name(&self, name: &str) -> Option<f64> {
         if name == ZONE_QUOTA_USED {

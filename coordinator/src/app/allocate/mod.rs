@@ -18,7 +18,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_shared::ids::{ServerUuid, TicketUuid, VmUuid};
-use muster_shared::wire::status::{Diskinfo, Meminfo, Report};
 use serde_json::{Map, Value, json};
 
 pub use ask::Ask;
@@ -30,6 +29,7 @@ pub(super) use reserve::Reservation;
 use super::App;
 use super::config::AllocationConfig;
 use super::error::AppError;
+use super::fields::shown_status;
 use super::fleet::Entry;
 use super::tickets::Ticket;
 use crate::alloc::{
@@ -145,27 +145,11 @@ impl Allocator {
                 self.known.insert(server, versions);
             }
         }
-        self.fleet.set_status(&name, entry.stored_status());
-        self.fleet.apply_report(&name, &report_of(entry));
+        let figure = |name: &str| entry.figures.exact(name);
+        let vms = entry.vms.values().map(AsRef::as_ref);
+        let status = shown_status(entry.stored_status(), &record.value);
+        self.fleet.refresh(&name, status, figure, vms);
     }
-}
-
-fn report_of(entry: &Entry) -> Report {
-    let figure = |name: &str| u64::try_from(entry.figures.exact(name).unwrap_or(0)).unwrap_or(0);
-    let meminfo = entry.figures.exact("memory_total_bytes").map(|_| Meminfo {
-        availrmem_bytes: figure("memory_available_bytes"),
-        arcsize_bytes: figure("memory_arc_bytes"),
-        total_bytes: figure("memory_total_bytes"),
-    });
-    let disk: Map<String, Value> = entry
-        .figures
-        .with_prefix("disk_")
-        .map(|(name, bytes)| (name["disk_".len()..].to_owned(), json!(bytes.max(0))))
-        .collect();
-    let diskinfo: Option<Diskinfo> =
-        (!disk.is_empty()).then(|| serde_json::from_value(Value::Object(disk)).ok()).flatten();
-    let vms = entry.vms.iter().map(|(vm, report)| (*vm, Some((**report).clone()))).collect();
-    Report { full: true, vms, meminfo, diskinfo, ..Report::default() }
 }
 
 impl App {
