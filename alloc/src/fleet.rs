@@ -320,6 +320,12 @@ impl Fleet {
         self.promises.reservation(vm)
     }
 
+    /// What is reserved for a VM.
+    #[must_use]
+    pub fn reserved_for(&self, vm: Uuid) -> Option<&Extra> {
+        self.promises.reserved(vm)
+    }
+
     fn promises_changed(&mut self, mut servers: Vec<String>) {
         servers.sort_unstable();
         servers.dedup();

@@ -254,6 +254,11 @@ impl Promises {
         self.reservations.get(&vm).map(|(server, _)| server.as_str())
     }
 
+    /// What a VM has reserved.
+    pub(crate) fn reserved(&self, vm: Uuid) -> Option<&Extra> {
+        self.reservations.get(&vm).map(|(_, extra)| extra)
+    }
+
     /// What is promised on a server beside the VMs that it shows.
     pub(crate) fn on(&self, server: &str, visible: impl Fn(Uuid) -> bool) -> Promised {
         let mut promised = Promised::default();

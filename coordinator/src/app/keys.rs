@@ -19,6 +19,9 @@ pub(crate) const TASKS: &str = "task/";
 pub(crate) const OPEN: &str = "open/";
 pub(crate) const MEMBERS: &str = "members/";
 pub(crate) const PLACES: &str = "place/";
+/// Marks of the coordinators that place VMs.
+pub(crate) const PLACERS: &str = "placer/";
+pub(crate) const PLACER_ROLL: &str = "placer/roll";
 pub(crate) const RESERVATIONS: &str = "reserve/";
 pub(crate) const ALLOCATIONS: &str = "allocation/";
 pub(crate) const BOOT_DEFAULT: &str = "boot/default";
@@ -60,6 +63,10 @@ pub(crate) fn open(server: ServerUuid, id: &TaskId) -> String {
 
 pub(crate) fn place(vm: VmUuid) -> String {
     format!("{PLACES}{vm}")
+}
+
+pub(crate) fn placer(instance: &str) -> String {
+    format!("{PLACERS}{instance}")
 }
 
 pub(crate) fn ticket(uuid: TicketUuid) -> String {

@@ -18,6 +18,7 @@ pub mod fleet;
 pub mod jobs;
 pub(crate) mod keys;
 mod place;
+mod placing;
 pub mod platforms;
 pub(crate) mod recovery;
 mod servers;
@@ -58,7 +59,7 @@ use crate::metrics::{Metrics, StaticLabels};
 use crate::roster::{ConnectionId, Liveness, RosterRecord};
 use crate::store::{Counted, LeaseId, StoreError, list_all};
 use fleet::{Fleet, Held, SysinfoRecord};
-use place::Placing;
+use placing::Placing;
 use tasks::Table;
 use tickets::Tickets;
 
@@ -144,7 +145,7 @@ impl App {
             jobs: jobs::Jobs::default(),
             events: events::Events::default(),
             tickets: Tickets::new(),
-            placing: Mutex::new(Placing::new(&config.allocation)),
+            placing: Mutex::new(Placing::new(&config.allocation, &parts.instance)),
             decisions: allocate::Decisions::default(),
             tracker: TaskTracker::new(),
             cancel: CancellationToken::new(),
@@ -173,7 +174,7 @@ impl App {
         self.load_tasks().await?;
         self.load_tickets().await?;
         self.load_promises().await?;
-        self.load_reservations().await?;
+        self.load_placing().await?;
         self.load_history().await?;
         self.boot_found().await?;
         background::join(self).await?;

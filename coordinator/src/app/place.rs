@@ -14,181 +14,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
 use muster_shared::wire::TaskError;
 use muster_shared::wire::status::{VmIndex, VmReport, VmStatus};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::allocate::{Allocator, Chosen, Reservation, promise_of};
-use super::config::AllocationConfig;
+use super::allocate::{ATTEMPTS, Chosen, overtaken, promise_of};
 use super::error::AppError;
+use super::placing::{PlaceRecord, PlaceState, UNSEEN};
 use super::tasks::{NewTask, Open, Refusal, TaskRecord, TaskStatus, is_conflict};
 use super::vm_request::{VmRequest, build};
 use super::{App, keys};
-use crate::alloc;
-use crate::store::{Expect, Revision, Write, list_all};
-
-/// After this long a VM whose create completed, but which no report shows, is not counted any
-/// more.
-const UNSEEN: Duration = Duration::from_secs(120);
-
-/// Whether a reservation holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-enum PlaceState {
-    Creating,
-    Done,
-}
-
-/// The record `place/<vm>`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct PlaceRecord {
-    vm_uuid: VmUuid,
-    task_id: TaskId,
-    server_uuid: ServerUuid,
-    state: PlaceState,
-    at: Timestamp,
-}
-
-/// Why a VM is promised to a server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Why {
-    /// A task makes it.
-    Task {
-        /// It ended well then, monotonic.
-        done: Option<Duration>,
-    },
-    /// It was allocated.
-    Reserved {
-        /// Since then, monotonic.
-        since: Duration,
-        /// Its record, once that is durable.
-        revision: Option<Revision>,
-    },
-}
-
-/// A VM that is promised to a server.
-#[derive(Debug)]
-struct Promise {
-    server: ServerUuid,
-    why: Why,
-}
-
-/// Promises by VM, and the allocator that counts them. Chosen and promised under one lock, so
-/// that two choices can't take the same room.
-#[derive(Debug)]
-pub(crate) struct Placing {
-    promises: BTreeMap<VmUuid, Promise>,
-    /// Reservations that ended, whose records are still there.
-    spent: BTreeMap<VmUuid, Revision>,
-    /// Places of creates that ended well, and since when this process knows.
-    done: BTreeMap<VmUuid, (ServerUuid, Duration)>,
-    pub(super) allocator: Allocator,
-}
-
-impl Placing {
-    pub(crate) fn new(config: &AllocationConfig) -> Self {
-        Self {
-            promises: BTreeMap::new(),
-            spent: BTreeMap::new(),
-            done: BTreeMap::new(),
-            allocator: Allocator::new(config),
-        }
-    }
-
-    /// A task makes the VM; a reservation for it has served.
-    fn promise(&mut self, vm: VmUuid, server: ServerUuid, extra: alloc::Extra) {
-        self.end_reservation(vm);
-        self.promises.insert(vm, Promise { server, why: Why::Task { done: None } });
-        self.allocator.reserve(vm, server, extra);
-    }
-
-    fn release(&mut self, vm: VmUuid) {
-        self.end_reservation(vm);
-        if self.promises.remove(&vm).is_some() {
-            self.allocator.release(vm);
-        }
-    }
-
-    /// Whether a task makes the VM.
-    fn is_being_made(&self, vm: VmUuid) -> bool {
-        self.promises.get(&vm).is_some_and(|promise| matches!(promise.why, Why::Task { .. }))
-    }
-
-    pub(super) fn is_promised(&self, vm: VmUuid) -> bool {
-        self.promises.contains_key(&vm)
-    }
-
-    /// Reserves at a time; returns those for which no task or ticket counts already.
-    pub(super) fn reserve(
-        &mut self,
-        reservations: Vec<Reservation>,
-        since: Duration,
-    ) -> Vec<Reservation> {
-        let counted = |vm: VmUuid| self.is_being_made(vm) || self.allocator.is_ticketed(vm);
-        let kept: Vec<_> = reservations.into_iter().filter(|r| !counted(r.vm)).collect();
-        for Reservation { vm, server, extra } in &kept {
-            // What an earlier one for the same VM wrote is overwritten by this one's record.
-            let why = Why::Reserved { since, revision: None };
-            self.promises.insert(*vm, Promise { server: *server, why });
-            self.allocator.reserve(*vm, *server, extra.clone());
-        }
-        kept
-    }
-
-    /// A reservation's record is durable.
-    pub(super) fn reserved(&mut self, vm: VmUuid, written: Revision) {
-        match self.promises.get_mut(&vm).map(|promise| &mut promise.why) {
-            Some(Why::Reserved { revision, .. }) => *revision = (*revision).max(Some(written)),
-            // It ended while it was written.
-            Some(Why::Task { .. }) | None => self.spent(vm, written),
-        }
-    }
-
-    /// A reservation did not become durable.
-    pub(super) fn unreserve(&mut self, vm: VmUuid) {
-        if !self.is_being_made(vm) {
-            self.release(vm);
-        }
-    }
-
-    /// A reservation ended, of which a record is left.
-    pub(super) fn spent(&mut self, vm: VmUuid, revision: Revision) {
-        let known = self.spent.entry(vm).or_insert(revision);
-        *known = (*known).max(revision);
-    }
-
-    pub(super) fn take_spent(&mut self, most: usize) -> Vec<(VmUuid, Revision)> {
-        let vms: Vec<VmUuid> = self.spent.keys().copied().take(most).collect();
-        vms.into_iter().filter_map(|vm| Some((vm, self.spent.remove(&vm)?))).collect()
-    }
-
-    fn end_reservation(&mut self, vm: VmUuid) {
-        if let Some(Why::Reserved { revision: Some(revision), .. }) =
-            self.promises.get(&vm).map(|promise| promise.why)
-        {
-            self.spent(vm, revision);
-        }
-    }
-
-    /// Ends the reservations that are older than `ttl`, and those for which a ticket counts.
-    pub(super) fn expire(&mut self, now: Duration, ttl: Duration) {
-        let over = |vm: VmUuid, why: Why| match why {
-            Why::Reserved { since, revision } => {
-                let late = now.saturating_sub(since) >= ttl && revision.is_some();
-                late || self.allocator.is_ticketed(vm)
-            }
-            Why::Task { done } => done.is_some_and(|done| now.saturating_sub(done) >= UNSEEN),
-        };
-        let gone: Vec<_> =
-            self.promises.iter().filter(|(vm, p)| over(**vm, p.why)).map(|(vm, _)| *vm).collect();
-        for vm in gone {
-            self.release(vm);
-        }
-    }
-}
+use crate::store::{Expect, Revision, Write};
 
 /// The answer to `POST /vms`.
 #[derive(Clone, Debug, Serialize)]
@@ -217,6 +55,7 @@ impl App {
         params.insert("uuid".to_owned(), json!(vm));
         let expect = self.check_vm_is_new(vm).await?;
         let mut exclude = BTreeSet::new();
+        let mut attempts = ATTEMPTS;
         loop {
             let mut chosen = self.choose_and_promise(vm, &params, &exclude)?;
             let server = chosen.server;
@@ -230,7 +69,11 @@ impl App {
                 }
                 Err(AppError::Store(error)) if is_conflict(&error) => {
                     self.unpromise(vm);
-                    return Err(AppError::VmExists(vm));
+                    let Some(key) = overtaken(&error).filter(|_| attempts > 0) else {
+                        return Err(AppError::VmExists(vm));
+                    };
+                    attempts -= 1;
+                    self.placing_catch_up(key).await?;
                 }
                 Err(error) => {
                     self.unpromise(vm);
@@ -268,7 +111,7 @@ impl App {
         req_id: &str,
         expect: Expect,
     ) -> Result<Placed, AppError> {
-        let Chosen { server, record: decision, outcome, policy, .. } = chosen;
+        let Chosen { server, record: decision, outcome, policy, guard, .. } = chosen;
         let server = *server;
         let _place = self.reserve_task(server)?;
         let new = NewTask {
@@ -283,6 +126,7 @@ impl App {
         let mut writes = self.task_writes(&record);
         writes.push(Write::put(keys::place(vm), expect, self.place_record(&record, vm)));
         writes.push(self.allocation_write(decision, outcome, policy).await?);
+        writes.append(guard);
         let revision = self.task_commit(&record, writes).await?;
         self.allocation_made(decision, outcome, policy);
         let id = self.task_stored(record, revision).await;
@@ -290,6 +134,7 @@ impl App {
     }
 
     fn place_record(&self, record: &TaskRecord, vm: VmUuid) -> bytes::Bytes {
+        let promise = self.placing.lock().allocator.promised(vm);
         let creating = record.status == TaskStatus::Active;
         keys::encode(&PlaceRecord {
             vm_uuid: vm,
@@ -297,6 +142,8 @@ impl App {
             server_uuid: record.server_uuid,
             state: if creating { PlaceState::Creating } else { PlaceState::Done },
             at: self.parts.clock.wall(),
+            by: self.parts.instance.clone(),
+            promise,
         })
     }
 
@@ -330,8 +177,9 @@ impl App {
         // The VM does not compete with what was reserved for it. If nothing is found, the
         // reservation has ended all the same: its VM was asked for and could not be made.
         placing.release(vm);
-        let chosen = self.choose(&mut placing.allocator, params, exclude)?;
+        let mut chosen = self.choose(&mut placing.allocator, params, exclude)?;
         placing.promise(vm, chosen.server, chosen.extra.clone());
+        chosen.guard = placing.guard();
         Ok(chosen)
     }
 
@@ -366,8 +214,9 @@ impl App {
         let mut exclude: BTreeSet<_> = refusals.iter().map(|r| r.server_uuid).collect();
         self.unpromise(vm);
         loop {
-            let server = match self.choose_and_promise(vm, &params, &exclude) {
-                Ok(chosen) => chosen.server,
+            let Chosen { server, guard, .. } = match self.choose_and_promise(vm, &params, &exclude)
+            {
+                Ok(chosen) => chosen,
                 Err(AppError::NoServer { .. } | AppError::VmExists(_)) => return Ok(false),
                 Err(error) => return Err(error),
             };
@@ -380,10 +229,19 @@ impl App {
                 server_uuid: server,
                 sent: self.agents.is_connected(server),
                 accepted: false,
-                refusals: Some(refusals),
+                refusals: Some(refusals.clone()),
                 ..(**old).clone()
             };
-            let revision = self.place_move(open, &moved, vm).await?;
+            let revision = match self.place_move(open, &moved, vm, guard).await {
+                Ok(revision) => revision,
+                Err(AppError::Store(error)) => {
+                    let Some(key) = overtaken(&error) else { return Err(error.into()) };
+                    self.unpromise(vm);
+                    self.placing_catch_up(key).await?;
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
             tracing::info!(task_id = %old.id, vm_uuid = %vm, from = %old.server_uuid, to = %server,
                 code = error.code, "placed again");
             let id = moved.id.clone();
@@ -398,14 +256,16 @@ impl App {
         open: &Open,
         moved: &TaskRecord,
         vm: VmUuid,
+        guard: Vec<Write>,
     ) -> Result<Revision, AppError> {
         let old = &open.record;
-        let writes = vec![
+        let mut writes = vec![
             Write::put(keys::task(&moved.id), Expect::At(open.revision), keys::encode(moved)),
             Write::delete(keys::open(old.server_uuid, &old.id), Expect::Any),
             Write::put(keys::open(moved.server_uuid, &moved.id), Expect::Any, "{}"),
             Write::put(keys::place(vm), Expect::Any, self.place_record(moved, vm)),
         ];
+        writes.extend(guard);
         Ok(self.parts.store.commit(writes).await?)
     }
 
@@ -429,9 +289,7 @@ impl App {
         }
         let now = self.parts.clock.monotonic();
         let mut placing = self.placing.lock();
-        if let Some(Promise { why: Why::Task { done }, .. }) = placing.promises.get_mut(&vm) {
-            *done = Some(now);
-        }
+        placing.made(vm, now);
         if ended.refusals.is_some() {
             placing.done.insert(vm, (ended.server_uuid, now));
         }
@@ -460,13 +318,7 @@ impl App {
     pub(super) fn place_seen(&self, server: ServerUuid, seen: &[VmUuid]) {
         let mut placing = self.placing.lock();
         for vm in seen {
-            let kept = |promise: &Promise| match promise.why {
-                Why::Task { .. } => promise.server == server,
-                Why::Reserved { .. } => true,
-            };
-            if placing.promises.get(vm).is_some_and(kept) {
-                placing.release(*vm);
-            }
+            placing.seen(server, *vm);
         }
     }
 
@@ -512,16 +364,33 @@ impl App {
                 self.promise(vm, open.record.server_uuid, &params);
             }
         }
-        let now = self.parts.clock.monotonic();
-        for stored in list_all(&*self.parts.store, keys::PLACES).await?.0 {
-            let place: PlaceRecord = keys::decode(&stored)?;
-            if place.state == PlaceState::Done {
-                let done = &mut self.placing.lock().done;
-                done.insert(place.vm_uuid, (place.server_uuid, now));
-            }
-        }
         Ok(())
     }
+
+    /// A place in the store, at the start: one that is done is to be swept.
+    pub(super) fn place_done_found(&self, place: &PlaceRecord) {
+        let now = self.parts.clock.monotonic();
+        if place.state == PlaceState::Done {
+            let done = &mut self.placing.lock().done;
+            done.entry(place.vm_uuid).or_insert((place.server_uuid, now));
+        }
+    }
+
+    /// Whether a report counts the VM.
+    pub(super) fn is_counted(&self, vm: VmUuid) -> bool {
+        self.fleet.vm(vm).is_some_and(|(_, report)| counts(&report))
+    }
+
+    /// Whether the VM is reported, but does not count yet.
+    pub(super) fn is_unfinished(&self, vm: VmUuid) -> bool {
+        self.fleet.vm(vm).is_some_and(|(_, report)| !counts(&report))
+    }
+}
+
+/// Whether the allocator counts a reported VM, or has no need to. The reference leaves a VM that
+/// is being made to its ticket.
+pub(super) fn counts(report: &VmReport) -> bool {
+    report.vm.state != "provisioning"
 }
 
 /// The VM object that a create returned, as a report.

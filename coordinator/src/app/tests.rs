@@ -5,6 +5,7 @@ mod events;
 mod examples;
 mod jobs;
 mod pair;
+mod peers;
 mod tickets;
 
 use std::collections::BTreeMap;

@@ -1,5 +1,5 @@
 //! Keeps the history of decisions: writes snapshots that are only in memory, deletes what is over
-//! the bounds; and ends reservations.
+//! the bounds; ends reservations; and follows those of other coordinators.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,6 +34,15 @@ pub(super) async fn reservations(app: Arc<App>) {
         tokio::time::sleep(TICK).await;
         if let Err(error) = app.reservations_tick().await {
             tracing::warn!(%error, "cannot delete what was reserved");
+        }
+    }
+}
+
+pub(super) async fn follow(app: Arc<App>) {
+    loop {
+        if let Err(error) = app.placing_follow().await {
+            tracing::warn!(%error, "cannot follow what other coordinators promise");
+            pause(&app).await;
         }
     }
 }

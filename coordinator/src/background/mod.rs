@@ -38,6 +38,7 @@ pub(crate) fn start(app: &Arc<App>) {
     run(app, "waitlist-retention", tickets::retention);
     run(app, "allocations", allocations::run);
     run(app, "reservations", allocations::reservations);
+    run(app, "placing-follower", allocations::follow);
 }
 
 fn run<F, Fut>(app: &Arc<App>, name: &'static str, job: F)

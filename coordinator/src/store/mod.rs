@@ -15,6 +15,8 @@
 //! | `boot/default` | installation | operators: boot parameters of new servers |
 //! | `ticket/<uuid>`, `queue/<server>/<hash>`, `ticket-seq` | ticket, queue of open ones, all | the waitlist |
 //! | `reserve/<vm>` | reservation | an allocation; its end |
+//! | `place/<vm>` | VM that is being made | its placement, its task's end |
+//! | `placer/roll`, `placer/<instance>` | all, coordinator | a first start; whatever promises room |
 //! | `allocation/<id>` | decision | an allocation |
 //! | `members/<instance>` | coordinator | its start; gone with its lease |
 
@@ -228,7 +230,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// again.
     async fn commit(&self, writes: Vec<Write>) -> Result<Revision, StoreError>;
 
-    /// All changes under `prefix` made after revision `from`, in commit order. Ends in
+    /// All changes under `prefix` made after revision `from`, in commit order, those of one commit
+    /// in the order of its writes. Ends in
     /// [`WatchEnd::Compacted`] when `from` is no longer kept or the receiver is too slow.
     ///
     /// # Errors

@@ -18,7 +18,8 @@ use uuid::Uuid;
 use super::replay::bad_policy;
 use super::reserve::Reservation;
 use super::{
-    AllocationRecord, Allocator, Ask, insert_unreserved, invalid, no_server, parse, ratios_json,
+    ATTEMPTS, AllocationRecord, Allocator, Ask, insert_unreserved, invalid, no_server, overtaken,
+    parse, ratios_json,
 };
 use crate::alloc::{
     self, Config, Detail, FieldError, Outcome, Request, Suggestion, allocate, explain,
@@ -27,6 +28,7 @@ use crate::alloc::{
 use crate::app::App;
 use crate::app::error::AppError;
 use crate::app::fields::Extras;
+use crate::app::tasks::is_conflict;
 use crate::store::Write;
 
 /// One VM's decision.
@@ -65,6 +67,8 @@ struct Decisive {
     /// The fleet as it was asked, if it is to be looked at again.
     asked: Option<alloc::Fleet>,
     reservations: Vec<Reservation>,
+    /// What the commit must find in the store.
+    guard: Vec<Write>,
 }
 
 /// The fleet that a question is about: without what is promised to its VMs, and changed as
@@ -156,16 +160,26 @@ impl App {
     /// error, see [`Decided::failure`].
     pub async fn allocate(&self, body: &Map<String, Value>) -> Result<Decided, AppError> {
         let question = self.question(body)?;
-        let made = self.decide(&question);
-        let reservations = made.reservations.clone();
-        let committed = match self.answer(&question, made) {
-            Ok(decided) => self.allocation_commit(decided, &reservations, &question).await,
-            Err(error) => Err(error),
-        };
-        if committed.is_err() {
+        for _ in 0..ATTEMPTS {
+            let mut made = self.decide(&question);
+            let reservations = made.reservations.clone();
+            let guard = std::mem::take(&mut made.guard);
+            let committed = match self.answer(&question, made) {
+                Ok(decided) => {
+                    self.allocation_commit(decided, &reservations, guard, &question).await
+                }
+                Err(error) => Err(error),
+            };
+            let Err(error) = committed else { return committed };
             self.unreserve(&reservations);
+            match &error {
+                AppError::Store(failed) if let Some(key) = overtaken(failed) => {
+                    self.placing_catch_up(key).await?;
+                }
+                _ => return Err(error),
+            }
         }
-        committed
+        Err(AppError::Busy("other coordinators place too much at a time".to_owned()))
     }
 
     fn question(&self, body: &Map<String, Value>) -> Result<Question, AppError> {
@@ -233,12 +247,13 @@ impl App {
         let helpless = !failed || !ask.least_changes || vms.len() > 1;
         let asked = (!helpless).then(|| imagine(&placing.allocator, question));
         let reservations = placing.reserve(reservations, now);
-        Decisive { outcomes, recent, asked, reservations }
+        let guard = if reservations.is_empty() { Vec::new() } else { placing.guard() };
+        Decisive { outcomes, recent, asked, reservations, guard }
     }
 
     fn answer(&self, question: &Question, made: Decisive) -> Result<Decided, AppError> {
         let Question { ask, policy, vms } = question;
-        let Decisive { outcomes, recent, asked, reservations } = made;
+        let Decisive { outcomes, recent, asked, reservations, .. } = made;
         let mut placements = Vec::with_capacity(outcomes.len());
         for (outcome, (vm, body, _)) in outcomes.into_iter().zip(vms) {
             let mut record = AllocationRecord::new(self, "allocate", body, policy, &outcome);
@@ -300,6 +315,7 @@ impl App {
         &self,
         mut decided: Decided,
         reservations: &[Reservation],
+        guard: Vec<Write>,
         question: &Question,
     ) -> Result<Decided, AppError> {
         let policy = &question.policy;
@@ -309,7 +325,14 @@ impl App {
             writes.push(self.allocation_write(record, outcome, policy).await?);
         }
         writes.extend(reservations.iter().map(|reservation| self.reservation_write(reservation)));
-        let revision = self.parts.store.commit(writes).await?;
+        writes.extend(guard);
+        let committed = self.parts.store.commit(writes).await;
+        if committed.as_ref().is_err_and(is_conflict) {
+            for Placement { record, .. } in &decided.placements {
+                self.allocation_forget(record).await;
+            }
+        }
+        let revision = committed?;
         self.reserved(reservations, revision);
         for Placement { record, outcome, .. } in &decided.placements {
             self.allocation_made(record, outcome, policy);

@@ -223,6 +223,16 @@ impl App {
         Ok(Write::put(key, Expect::Absent, keys::encode(record)))
     }
 
+    /// Removes what a decision that was not committed has left in blobs.
+    pub(super) async fn allocation_forget(&self, record: &AllocationRecord) {
+        if record.keep {
+            self.history_delete(&snapshot_path(record.id)).await;
+        }
+        if record.request.is_null() {
+            self.history_delete(&request_path(record.id)).await;
+        }
+    }
+
     /// The decision is durable.
     pub(in crate::app) fn allocation_made(
         &self,

@@ -1,7 +1,7 @@
 //! Chooses servers: keeps the allocator's fleet in step with what is reported and promised.
 //!
 //! `ask` reads what a client wants, `decide` decides and reserves, `reserve` keeps reservations,
-//! `history` and `replay` keep decisions, `planning` answers planners.
+//! `peers` those of other coordinators, `history` and `replay` keep decisions, `planning` answers planners.
 //!
 //! The allocator takes over a server only when somebody asks for an allocation and the server
 //! changed since, so that reports cost it nothing.
@@ -9,6 +9,7 @@
 mod ask;
 mod decide;
 mod history;
+mod peers;
 mod planning;
 mod replay;
 mod reserve;
@@ -24,6 +25,7 @@ pub use ask::Ask;
 pub use decide::Decided;
 pub use history::AllocationRecord;
 pub(crate) use history::Decisions;
+pub(super) use peers::{ATTEMPTS, Peers, overtaken};
 pub(super) use reserve::Reservation;
 
 use super::App;
@@ -36,7 +38,7 @@ use crate::alloc::{
     self, Config, Detail, Options, Outcome, RatioPolicy, Ratios, Recent, Request, Snapshot,
     Unreserved, allocate, num,
 };
-use crate::store::Revision;
+use crate::store::{Revision, Write};
 
 /// The allocator and what it knows.
 #[derive(Debug)]
@@ -98,6 +100,11 @@ impl Allocator {
             vm_uuid: ticket.queue.id.to_ascii_lowercase(),
             extra: Some(extra),
         });
+    }
+
+    /// What is promised to a VM that has no ticket.
+    pub(super) fn promised(&self, vm: VmUuid) -> Option<alloc::Extra> {
+        self.fleet.reserved_for(vm.0).cloned()
     }
 
     /// Whether an open ticket with figures counts a VM.
@@ -211,7 +218,8 @@ impl App {
         let mut record = AllocationRecord::new(self, "vms", &body, &policy, &outcome);
         record.reserved = true;
         record.recent = recent;
-        Ok(Chosen { server, extra: promise_of(params), record, outcome, policy })
+        let extra = promise_of(params);
+        Ok(Chosen { server, extra, record, outcome, policy, guard: Vec::new() })
     }
 
     fn options(&self, seed: Option<u64>, recent: &Value) -> Options {
@@ -248,6 +256,8 @@ pub(super) struct Chosen {
     pub(super) record: AllocationRecord,
     pub(super) outcome: Outcome,
     pub(super) policy: Arc<Config>,
+    /// What its commit must find in the store.
+    pub(super) guard: Vec<Write>,
 }
 
 /// The ratios of a server in CNAPI's form.

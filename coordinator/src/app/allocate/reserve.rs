@@ -12,7 +12,7 @@ use crate::alloc;
 use crate::app::error::AppError;
 use crate::app::tasks::is_conflict;
 use crate::app::{App, keys};
-use crate::store::{Expect, Revision, Write, list_all};
+use crate::store::{Expect, Revision, Write};
 
 /// Records deleted at a time.
 const BATCH: usize = 90;
@@ -27,12 +27,15 @@ pub(in crate::app) struct Reservation {
 
 /// The record `reserve/<vm>`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct ReservationRecord {
-    vm_uuid: VmUuid,
-    server_uuid: ServerUuid,
-    promise: alloc::Extra,
+pub(super) struct ReservationRecord {
+    pub(super) vm_uuid: VmUuid,
+    pub(super) server_uuid: ServerUuid,
+    pub(super) promise: alloc::Extra,
     /// When it was made; a label.
-    at: Timestamp,
+    pub(super) at: Timestamp,
+    /// The coordinator that made it.
+    #[serde(default)]
+    pub(super) by: String,
 }
 
 impl App {
@@ -43,6 +46,7 @@ impl App {
             server_uuid: reservation.server,
             promise: reservation.extra.clone(),
             at: self.parts.clock.wall(),
+            by: self.parts.instance.clone(),
         };
         let key = keys::reservation(reservation.vm);
         Write::put(key, Expect::Any, keys::encode(&record))
@@ -64,26 +68,6 @@ impl App {
         }
     }
 
-    /// Reads the reservations at start. Each has all its time again: how long this coordinator was
-    /// away, no clock says for sure.
-    pub(crate) async fn load_reservations(&self) -> Result<(), AppError> {
-        let (records, _) = list_all(&*self.parts.store, keys::RESERVATIONS).await?;
-        let now = self.parts.clock.monotonic();
-        for stored in records {
-            let record: ReservationRecord = keys::decode(&stored)?;
-            let (vm, server) = (record.vm_uuid, record.server_uuid);
-            let mut placing = self.placing.lock();
-            if self.fleet.vm(vm).is_some() || placing.is_promised(vm) {
-                placing.spent(vm, stored.revision);
-            } else {
-                let reservation = Reservation { vm, server, extra: record.promise };
-                placing.reserve(vec![reservation], now);
-                placing.reserved(vm, stored.revision);
-            }
-        }
-        Ok(())
-    }
-
     /// Ends reservations whose time ran out, and deletes the records of those that ended.
     ///
     /// # Errors
@@ -93,7 +77,7 @@ impl App {
         let ttl = self.config.allocation.reservation_ttl;
         let spent = {
             let mut placing = self.placing.lock();
-            placing.expire(now, ttl);
+            placing.expire(now, ttl, |vm| self.is_unfinished(vm));
             placing.take_spent(BATCH)
         };
         // Side by side, so that they share a sync; one that failed is spent again.

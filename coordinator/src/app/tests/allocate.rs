@@ -8,7 +8,7 @@ use crate::app::tickets::{QueueName, TicketRequest, TicketServer};
 use crate::app::{AllocationConfig, Decided};
 
 /// A request for a VM that takes 1 GiB and nothing beside.
-fn ask(uuid: VmUuid) -> Value {
+pub(super) fn ask(uuid: VmUuid) -> Value {
     json!({
         "vm": { "vm_uuid": uuid, "owner_uuid": Uuid::from_u128(77), "ram": 1024,
                 "brand": "joyent", "cpu_cap": 100, "quota": 1 },
@@ -24,7 +24,7 @@ async fn try_allocate(app: &App, body: &Value) -> Result<Decided, AppError> {
 }
 
 /// The answer, if there is a server.
-async fn allocate(app: &App, body: &Value) -> Option<Value> {
+pub(super) async fn allocate(app: &App, body: &Value) -> Option<Value> {
     let decided = try_allocate(app, body).await.unwrap();
     decided.failure().is_none().then(|| serde_json::to_value(&decided).unwrap())
 }
@@ -36,12 +36,12 @@ async fn refused(app: &App, body: &Value) -> Value {
 }
 
 /// Registers a server without an agent, with room for so many VMs of [`ask`].
-async fn register(app: &Arc<App>, server: ServerUuid, fits: u64) {
+pub(super) async fn register(app: &Arc<App>, server: ServerUuid, fits: u64) {
     app.sysinfo_register(server, sysinfo(server)).await.unwrap();
     report(app, server, fits, &json!({}));
 }
 
-fn report(app: &App, server: ServerUuid, fits: u64, vms: &Value) {
+pub(super) fn report(app: &App, server: ServerUuid, fits: u64, vms: &Value) {
     // 15 % are never promised; the half keeps rounding away.
     let total = ((fits * 1024 + 512) * 100).div_ceil(85) << 20;
     let body = json!({
@@ -62,7 +62,7 @@ fn left_mib(app: &App, server: ServerUuid) -> f64 {
 }
 
 /// How many more VMs of [`ask`] fit.
-async fn room(app: &App) -> u64 {
+pub(super) async fn room(app: &App) -> u64 {
     let body = ask(vm(9_999));
     app.capacity_plan(body.as_object().unwrap()).await.unwrap()["fleet"]["fits"].as_u64().unwrap()
 }
