@@ -242,7 +242,9 @@ fn offline(config: &Value, servers: &[Value], tickets: &[Value], body: &Value) -
         .iter()
         .filter(ready)
         .map(|server| server["uuid"].clone())
-        .filter(|uuid| asked.as_ref().is_none_or(|asked| asked.contains(uuid.as_str().unwrap())))
+        .filter(|uuid| {
+            asked.as_ref().is_none_or(|asked| asked.contains(uuid.as_str().expect("text")))
+        })
         .collect();
     body["servers"] = json!(ready);
     let kept = |ticket: &&Value| !ticket["extra"].is_null();
@@ -290,7 +292,7 @@ fn check_recorded_steps(id: &str, steps: &[Value], case: &Value, dc: &Value) -> 
         places.map(|p| text(&servers[place(p).expect("small")], "uuid").to_owned()).collect()
     };
     let candidates: BTreeSet<String> =
-        list(&steps[0], "remaining").iter().map(|u| u.as_str().unwrap().to_owned()).collect();
+        list(&steps[0], "remaining").iter().map(|u| u.as_str().expect("text").to_owned()).collect();
     let recorded = list(&case["expect"], "steps");
     let mut compared = 0;
     for (got, want) in steps.iter().zip(recorded) {
@@ -300,7 +302,7 @@ fn check_recorded_steps(id: &str, steps: &[Value], case: &Value, dc: &Value) -> 
         }
         assert_eq!(got["step"], want["step"], "case {id}");
         let left: BTreeSet<String> =
-            list(got, "remaining").iter().map(|u| u.as_str().unwrap().to_owned()).collect();
+            list(got, "remaining").iter().map(|u| u.as_str().expect("text").to_owned()).collect();
         let wanted: BTreeSet<String> = &uuids(&want["remaining"]) & &candidates;
         assert_eq!(left, wanted, "case {id}: what remains after {title}");
         for (server, reason) in got["reasons"].as_object().into_iter().flatten() {
