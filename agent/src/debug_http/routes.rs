@@ -207,7 +207,7 @@ async fn run(request: Request<Incoming>, local: &Local, mut given: Query, id: &s
     }
     let task = given.get("task").and_then(Value::as_str).map(str::to_owned);
     let kind = task.as_deref().and_then(|task| engine.registry().get(task));
-    let query = kind.is_some_and(|kind| kind.class() == Class::Query);
+    let query = kind.is_some_and(|kind| kind.kind().class == Class::Query);
     if engine.intake() != Intake::Accepting && !query {
         let text = "CN Agent is not accepting tasks for maintenance";
         return Answer::error(503, "ServiceUnavailable", text);

@@ -80,7 +80,7 @@ impl LinkParts {
     fn hello(&self) -> Hello {
         let kinds = self.engine.registry().offered();
         let mut capabilities: Vec<String> =
-            kinds.map(|kind| format!("task:{}", kind.name())).collect();
+            kinds.map(|kind| format!("task:{}", kind.kind().name)).collect();
         capabilities.push(format!("task:{}", desk::TASK_HISTORY));
         capabilities.push("streams".to_owned());
         let mut running_task_ids = self.engine.running_ids();

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use serde_json::Value;
 
 use super::unsupported::AGENTS_TASKS;
-use super::{Class, Handler, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use super::{Handler, Kind, Params, Plan, Step, TaskContext, TaskFailure};
 
 /// Names of this very agent.
 const OWN: &[&str] = &["muster-agent", "cn-agent"];
@@ -20,20 +20,8 @@ pub struct AgentsUninstall;
 
 #[async_trait]
 impl Handler for AgentsUninstall {
-    fn name(&self) -> &'static str {
-        "agents_uninstall"
-    }
-
-    fn class(&self) -> Class {
-        Class::Mutate
-    }
-
-    fn queue(&self) -> Queue {
-        AGENTS_TASKS
-    }
-
-    fn deadline(&self, _params: &Params) -> Duration {
-        Duration::from_secs(600)
+    fn kind(&self) -> Kind {
+        Kind::mutate("agents_uninstall", AGENTS_TASKS, Duration::from_secs(600))
     }
 
     fn example(&self) -> Params {

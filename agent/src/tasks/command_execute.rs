@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 
 use super::server_reboot::SERVER_TASKS;
-use super::{Class, Handler, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use super::{Handler, Kind, Params, Plan, Step, TaskContext, TaskFailure};
 use crate::drivers::host::HostAction;
 
 /// Longest run of a script that names no limit.
@@ -23,22 +23,14 @@ pub struct CommandExecute;
 
 #[async_trait]
 impl Handler for CommandExecute {
-    fn name(&self) -> &'static str {
-        "command_execute"
-    }
-
-    fn class(&self) -> Class {
-        Class::Mutate
-    }
-
-    fn queue(&self) -> Queue {
-        SERVER_TASKS
+    fn kind(&self) -> Kind {
+        Kind::mutate("command_execute", SERVER_TASKS, LIMIT.saturating_add(GRACE))
     }
 
     fn deadline(&self, params: &Params) -> Duration {
         match timeout_ms(params) {
             Ok(ms) if ms > 0 => Duration::from_millis(ms).saturating_add(GRACE),
-            _ => LIMIT.saturating_add(GRACE),
+            _ => self.kind().limit,
         }
     }
 

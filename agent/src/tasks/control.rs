@@ -84,7 +84,7 @@ impl Engine {
             };
         };
         if shared.order.is_running(id) && !live.handler.cancellable() {
-            let text = format!("a running {} can't be cancelled", live.handler.name());
+            let text = format!("a running {} can't be cancelled", live.handler.kind().name);
             return Err(Refusal::new("NotCancellable", text));
         }
         live.stop(Stop::Cancelled);
@@ -188,7 +188,7 @@ impl Engine {
     pub(super) fn intake_of(&self, shared: &Shared) -> Intake {
         match (&shared.intake.drain, &shared.intake.paused) {
             (Some(_), _) => {
-                let mutating = |live: &Arc<Live>| live.handler.class() == Class::Mutate;
+                let mutating = |live: &Arc<Live>| live.handler.kind().class == Class::Mutate;
                 let busy = shared.live.values().any(mutating) || !shared.recovered.is_empty();
                 if busy { Intake::Draining } else { Intake::Drained }
             }

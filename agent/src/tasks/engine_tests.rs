@@ -17,8 +17,8 @@ use super::machine_tests::Host;
 use super::record::{Origin, State};
 use super::registry::{Faults, Moment, Registry};
 use super::{
-    Class, Engine, EngineParts, HANDLERS, Handler, Lock, OnFailure, Params, Plan, Queue, Refusal,
-    Step, Submission, TaskContext, TaskFailure,
+    Class, Engine, EngineParts, HANDLERS, Handler, Kind, Lock, OnFailure, Params, Plan, Queue,
+    Refusal, Step, Submission, TaskContext, TaskFailure,
 };
 
 /// Longer than anything here takes.
@@ -49,20 +49,10 @@ const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 
 #[async_trait]
 impl Handler for Script {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    fn class(&self) -> Class {
-        self.class
-    }
-
-    fn queue(&self) -> Queue {
-        Queue { name: self.name, max_concurrent: 2, max_wait: Duration::from_secs(100) }
-    }
-
-    fn deadline(&self, _params: &Params) -> Duration {
-        Duration::from_secs(300)
+    fn kind(&self) -> Kind {
+        let max_wait = Duration::from_secs(100);
+        let queue = Queue { name: self.name, max_concurrent: 2, max_wait };
+        Kind { name: self.name, class: self.class, queue, limit: Duration::from_secs(300) }
     }
 
     fn cancellable(&self) -> bool {
@@ -586,9 +576,9 @@ async fn large_parameters_and_results_survive() {
 /// had happened, and the host looks the same.
 #[tokio::test(start_paused = true)]
 async fn every_kind_survives_a_cut_at_each_of_its_points() {
-    let journaled = |h: &&&dyn Handler| h.class() == Class::Mutate && h.lacks().is_none();
+    let journaled = |h: &&&dyn Handler| h.kind().class == Class::Mutate && h.lacks().is_none();
     for handler in HANDLERS.iter().filter(journaled) {
-        let kind = handler.name();
+        let kind = handler.kind().name;
         let expected = run_kind(*handler, None).await;
         let points = Registry::new(HANDLERS).fault_points(Some(kind));
         assert!(!points.is_empty(), "{kind} has no fault points");
@@ -606,10 +596,10 @@ async fn every_kind_survives_a_cut_at_each_of_its_points() {
 /// Runs a kind's example, cut at `point`; returns how it ended and what the host then holds.
 async fn run_kind(handler: &'static dyn Handler, point: Option<&str>) -> (Outcome, String, String) {
     let node = Node::new(HANDLERS);
-    prepare(&node, handler.name()).await;
+    prepare(&node, handler.kind().name).await;
     let faults = point.map(|point| -> Arc<dyn Faults> { Arc::new(CutAt(point.to_owned())) });
     let mut engine = node.boot("boot-1", faults).await;
-    let wanted = submission("kind", handler.name(), Value::Object(handler.example()));
+    let wanted = submission("kind", handler.kind().name, Value::Object(handler.example()));
     engine.submit(wanted.clone()).await.unwrap();
     if let Some(point) = point {
         let ended = engine.wait(&task("kind"), Duration::from_secs(1000)).await;
@@ -633,7 +623,7 @@ async fn prepare(node: &Node, kind: &str) {
         return;
     }
     let engine = node.start().await;
-    let create = HANDLERS.iter().find(|h| h.name() == "machine_create").unwrap().example();
+    let create = HANDLERS.iter().find(|h| h.kind().name == "machine_create").unwrap().example();
     engine.submit(submission("vm", "machine_create", Value::Object(create))).await.unwrap();
     assert_eq!(ended(&engine, "vm").await.status, Outcome::Complete);
     let first = match kind {
@@ -642,7 +632,7 @@ async fn prepare(node: &Node, kind: &str) {
         _ => None,
     };
     if let Some(first) = first {
-        let params = HANDLERS.iter().find(|h| h.name() == first).unwrap().example();
+        let params = HANDLERS.iter().find(|h| h.kind().name == first).unwrap().example();
         engine.submit(submission("first", first, Value::Object(params))).await.unwrap();
         assert_eq!(ended(&engine, "first").await.status, Outcome::Complete);
     }

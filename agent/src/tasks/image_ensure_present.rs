@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use muster_shared::ids::ImageUuid;
 use serde_json::{Value, json};
 
-use super::{Class, Handler, Lock, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use super::{Handler, Kind, Lock, Params, Plan, Queue, Step, TaskContext, TaskFailure};
 
 /// Images are large; the reference gives them as long.
 const DEADLINE: Duration = Duration::from_secs(3600);
@@ -17,20 +17,12 @@ pub struct ImageEnsurePresent;
 
 #[async_trait]
 impl Handler for ImageEnsurePresent {
-    fn name(&self) -> &'static str {
-        "image_ensure_present"
-    }
-
-    fn class(&self) -> Class {
-        Class::Mutate
-    }
-
-    fn queue(&self) -> Queue {
-        Queue { name: "image_import_tasks", max_concurrent: 2, max_wait: DEADLINE }
-    }
-
-    fn deadline(&self, _params: &Params) -> Duration {
-        DEADLINE
+    fn kind(&self) -> Kind {
+        Kind::mutate(
+            "image_ensure_present",
+            Queue { name: "image_import_tasks", max_concurrent: 2, max_wait: DEADLINE },
+            DEADLINE,
+        )
     }
 
     fn cancellable(&self) -> bool {

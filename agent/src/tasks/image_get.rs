@@ -7,7 +7,7 @@ use muster_shared::ids::ImageUuid;
 use serde_json::json;
 
 use super::machine::{self, refuse};
-use super::{Class, Handler, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use super::{Handler, Kind, Params, Plan, Queue, Step, TaskContext, TaskFailure};
 
 /// The kind; parameter `uuid`.
 #[derive(Debug)]
@@ -15,20 +15,12 @@ pub struct ImageGet;
 
 #[async_trait]
 impl Handler for ImageGet {
-    fn name(&self) -> &'static str {
-        "image_get"
-    }
-
-    fn class(&self) -> Class {
-        Class::Query
-    }
-
-    fn queue(&self) -> Queue {
-        Queue { name: "image_query", max_concurrent: 16, max_wait: Duration::from_secs(60) }
-    }
-
-    fn deadline(&self, _params: &Params) -> Duration {
-        Duration::from_secs(60)
+    fn kind(&self) -> Kind {
+        Kind::query(
+            "image_get",
+            Queue { name: "image_query", max_concurrent: 16, max_wait: Duration::from_secs(60) },
+            Duration::from_secs(60),
+        )
     }
 
     fn example(&self) -> Params {

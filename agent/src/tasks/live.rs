@@ -68,7 +68,7 @@ impl fmt::Debug for Live {
 
 impl Live {
     pub(super) fn durable(&self) -> bool {
-        self.handler.class() == Class::Mutate
+        self.handler.kind().class == Class::Mutate
     }
 
     pub(super) fn stop(&self, why: Stop) {

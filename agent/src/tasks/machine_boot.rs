@@ -7,7 +7,7 @@ use muster_shared::ids::VmUuid;
 use serde_json::{Map, Value, json};
 
 use super::machine::{self, refuse};
-use super::{Class, Handler, Lock, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use super::{Handler, Kind, Lock, Params, Plan, Step, TaskContext, TaskFailure};
 use crate::vms::VmRecord;
 
 const OPERATION: &str = "vmadm.start";
@@ -18,20 +18,8 @@ pub struct MachineBoot;
 
 #[async_trait]
 impl Handler for MachineBoot {
-    fn name(&self) -> &'static str {
-        "machine_boot"
-    }
-
-    fn class(&self) -> Class {
-        Class::Mutate
-    }
-
-    fn queue(&self) -> Queue {
-        machine::MACHINE_TASKS
-    }
-
-    fn deadline(&self, _params: &Params) -> Duration {
-        Duration::from_secs(300)
+    fn kind(&self) -> Kind {
+        Kind::mutate("machine_boot", machine::MACHINE_TASKS, Duration::from_secs(300))
     }
 
     fn example(&self) -> Params {

@@ -174,7 +174,7 @@ async fn fails_whole(kind: &str, operation: &'static str, nth: u64, fault: Fault
 }
 
 fn example(kind: &str) -> Params {
-    let handler = HANDLERS.iter().find(|handler| handler.name() == kind).unwrap();
+    let handler = HANDLERS.iter().find(|handler| handler.kind().name == kind).unwrap();
     let mut params = handler.example();
     if params.contains_key("image_uuid") {
         params.insert("image_uuid".to_owned(), json!(IMAGE));

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::machine::{self, failed, refuse};
-use super::{Class, Handler, Lock, OnFailure, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use super::{Handler, Kind, Lock, OnFailure, Params, Plan, Queue, Step, TaskContext, TaskFailure};
 use crate::drivers::compute::GuestSignal;
 use crate::drivers::storage::DiskSpec;
 use crate::vms::{self, StorageState, VmRecord, payload};
@@ -25,20 +25,8 @@ pub struct MachineCreate;
 
 #[async_trait]
 impl Handler for MachineCreate {
-    fn name(&self) -> &'static str {
-        "machine_create"
-    }
-
-    fn class(&self) -> Class {
-        Class::Mutate
-    }
-
-    fn queue(&self) -> Queue {
-        queue()
-    }
-
-    fn deadline(&self, _params: &Params) -> Duration {
-        Duration::from_secs(3600)
+    fn kind(&self) -> Kind {
+        Kind::mutate("machine_create", queue(), Duration::from_secs(3600))
     }
 
     fn cancellable(&self) -> bool {

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::machine::{self, refuse};
 use super::{
-    Class, Handler, Lock, OnFailure, Params, Plan, Queue, Step, TaskContext, TaskFailure, snapshot,
+    Handler, Kind, Lock, OnFailure, Params, Plan, Step, TaskContext, TaskFailure, snapshot,
 };
 use crate::drivers::compute::GuestSignal;
 use crate::vms::{SnapshotRecord, VmRecord};
@@ -25,20 +25,8 @@ pub struct MachineCreateSnapshot;
 
 #[async_trait]
 impl Handler for MachineCreateSnapshot {
-    fn name(&self) -> &'static str {
-        "machine_create_snapshot"
-    }
-
-    fn class(&self) -> Class {
-        Class::Mutate
-    }
-
-    fn queue(&self) -> Queue {
-        machine::MACHINE_TASKS
-    }
-
-    fn deadline(&self, _params: &Params) -> Duration {
-        Duration::from_secs(600)
+    fn kind(&self) -> Kind {
+        Kind::mutate("machine_create_snapshot", machine::MACHINE_TASKS, Duration::from_secs(600))
     }
 
     fn on_failure(&self, _params: &Params) -> OnFailure {

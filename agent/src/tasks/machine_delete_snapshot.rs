@@ -5,9 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use muster_shared::ids::VmUuid;
 
-use super::{
-    Class, Handler, Lock, Params, Plan, Queue, Step, TaskContext, TaskFailure, machine, snapshot,
-};
+use super::{Handler, Kind, Lock, Params, Plan, Step, TaskContext, TaskFailure, machine, snapshot};
 use crate::vms::VmRecord;
 
 const OPERATION: &str = "vmadm.delete_snapshot";
@@ -18,20 +16,8 @@ pub struct MachineDeleteSnapshot;
 
 #[async_trait]
 impl Handler for MachineDeleteSnapshot {
-    fn name(&self) -> &'static str {
-        "machine_delete_snapshot"
-    }
-
-    fn class(&self) -> Class {
-        Class::Mutate
-    }
-
-    fn queue(&self) -> Queue {
-        machine::MACHINE_TASKS
-    }
-
-    fn deadline(&self, _params: &Params) -> Duration {
-        Duration::from_secs(600)
+    fn kind(&self) -> Kind {
+        Kind::mutate("machine_delete_snapshot", machine::MACHINE_TASKS, Duration::from_secs(600))
     }
 
     fn example(&self) -> Params {

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use muster_shared::ids::VmUuid;
 
 use super::machine::{self, Stop, failed, refuse};
-use super::{Class, Handler, Lock, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use super::{Handler, Kind, Lock, Params, Plan, Step, TaskContext, TaskFailure};
 use crate::vms::StorageState;
 
 const OPERATION: &str = "delete";
@@ -18,20 +18,8 @@ pub struct MachineDestroy;
 
 #[async_trait]
 impl Handler for MachineDestroy {
-    fn name(&self) -> &'static str {
-        "machine_destroy"
-    }
-
-    fn class(&self) -> Class {
-        Class::Mutate
-    }
-
-    fn queue(&self) -> Queue {
-        machine::MACHINE_TASKS
-    }
-
-    fn deadline(&self, _params: &Params) -> Duration {
-        Duration::from_secs(1800)
+    fn kind(&self) -> Kind {
+        Kind::mutate("machine_destroy", machine::MACHINE_TASKS, Duration::from_secs(1800))
     }
 
     fn example(&self) -> Params {

@@ -7,7 +7,7 @@ use muster_shared::ids::VmUuid;
 use serde_json::Value;
 
 use super::machine::{self, failed, refuse};
-use super::{Class, Handler, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use super::{Handler, Kind, Params, Plan, Step, TaskContext, TaskFailure};
 use crate::drivers::compute;
 
 /// The kind; parameters `uuid`, `types`.
@@ -16,20 +16,8 @@ pub struct MachineInfo;
 
 #[async_trait]
 impl Handler for MachineInfo {
-    fn name(&self) -> &'static str {
-        "machine_info"
-    }
-
-    fn class(&self) -> Class {
-        Class::Query
-    }
-
-    fn queue(&self) -> Queue {
-        machine::MACHINE_QUERY
-    }
-
-    fn deadline(&self, _params: &Params) -> Duration {
-        Duration::from_secs(30)
+    fn kind(&self) -> Kind {
+        Kind::query("machine_info", machine::MACHINE_QUERY, Duration::from_secs(30))
     }
 
     fn example(&self) -> Params {

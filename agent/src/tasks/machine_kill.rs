@@ -7,7 +7,7 @@ use muster_shared::ids::VmUuid;
 use serde_json::{Value, json};
 
 use super::machine::{self, failed, refuse};
-use super::{Class, Handler, Lock, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use super::{Handler, Kind, Lock, Params, Plan, Step, TaskContext, TaskFailure};
 use crate::drivers::compute::GuestSignal;
 
 const OPERATION: &str = "vmadm.kill";
@@ -18,20 +18,8 @@ pub struct MachineKill;
 
 #[async_trait]
 impl Handler for MachineKill {
-    fn name(&self) -> &'static str {
-        "machine_kill"
-    }
-
-    fn class(&self) -> Class {
-        Class::Mutate
-    }
-
-    fn queue(&self) -> Queue {
-        machine::MACHINE_TASKS
-    }
-
-    fn deadline(&self, _params: &Params) -> Duration {
-        Duration::from_secs(60)
+    fn kind(&self) -> Kind {
+        Kind::mutate("machine_kill", machine::MACHINE_TASKS, Duration::from_secs(60))
     }
 
     fn preempts(&self, params: &Params) -> bool {

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use muster_shared::ids::VmUuid;
 
 use super::machine::{self, failed};
-use super::{Class, Handler, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use super::{Handler, Kind, Params, Plan, Step, TaskContext, TaskFailure};
 use crate::vms;
 
 /// The kind; parameters `uuid`, `include_dni`.
@@ -15,20 +15,8 @@ pub struct MachineLoad;
 
 #[async_trait]
 impl Handler for MachineLoad {
-    fn name(&self) -> &'static str {
-        "machine_load"
-    }
-
-    fn class(&self) -> Class {
-        Class::Query
-    }
-
-    fn queue(&self) -> Queue {
-        machine::MACHINE_QUERY
-    }
-
-    fn deadline(&self, _params: &Params) -> Duration {
-        Duration::from_secs(30)
+    fn kind(&self) -> Kind {
+        Kind::query("machine_load", machine::MACHINE_QUERY, Duration::from_secs(30))
     }
 
     fn example(&self) -> Params {

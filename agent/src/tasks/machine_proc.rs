@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use muster_shared::ids::VmUuid;
 
 use super::machine::{self, refuse};
-use super::{Class, Handler, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use super::{Handler, Kind, Params, Plan, Step, TaskContext, TaskFailure};
 
 /// The kind; parameter `uuid`.
 #[derive(Debug)]
@@ -14,20 +14,8 @@ pub struct MachineProc;
 
 #[async_trait]
 impl Handler for MachineProc {
-    fn name(&self) -> &'static str {
-        "machine_proc"
-    }
-
-    fn class(&self) -> Class {
-        Class::Query
-    }
-
-    fn queue(&self) -> Queue {
-        machine::MACHINE_QUERY
-    }
-
-    fn deadline(&self, _params: &Params) -> Duration {
-        Duration::from_secs(30)
+    fn kind(&self) -> Kind {
+        Kind::query("machine_proc", machine::MACHINE_QUERY, Duration::from_secs(30))
     }
 
     fn example(&self) -> Params {

@@ -9,11 +9,14 @@ use muster_shared::ids::VmUuid;
 use serde_json::{Map, Value, json};
 
 use super::machine::{self, Stop, refuse};
-use super::{Class, Handler, Lock, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use super::{Handler, Kind, Lock, Params, Plan, Step, TaskContext, TaskFailure};
 
 const OPERATION: &str = "vmadm.reboot";
 /// Member of the task's result that says that there was nothing to do.
 const SKIP: &str = "was_stopped";
+
+/// For what is around the wait for the guest.
+const AROUND: Duration = Duration::from_secs(180);
 
 /// The kind; parameters `uuid`, `force`, `timeout`, `idempotent`, `update`.
 #[derive(Debug)]
@@ -21,20 +24,16 @@ pub struct MachineReboot;
 
 #[async_trait]
 impl Handler for MachineReboot {
-    fn name(&self) -> &'static str {
-        "machine_reboot"
-    }
-
-    fn class(&self) -> Class {
-        Class::Mutate
-    }
-
-    fn queue(&self) -> Queue {
-        machine::MACHINE_TASKS
+    fn kind(&self) -> Kind {
+        Kind::mutate(
+            "machine_reboot",
+            machine::MACHINE_TASKS,
+            machine::STOP_TIMEOUT.saturating_add(AROUND),
+        )
     }
 
     fn deadline(&self, params: &Params) -> Duration {
-        machine::timeout(params).unwrap_or(machine::STOP_TIMEOUT) + Duration::from_secs(180)
+        machine::timeout(params).map_or(self.kind().limit, |timeout| timeout + AROUND)
     }
 
     fn preemptible(&self) -> bool {

@@ -12,7 +12,7 @@ use muster_shared::units::MIB;
 use serde_json::{Value, json};
 
 use super::machine::{self, Stop, failed, refuse};
-use super::{Class, Handler, Lock, OnFailure, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use super::{Handler, Kind, Lock, OnFailure, Params, Plan, Step, TaskContext, TaskFailure};
 use crate::drivers::storage::DiskSpec;
 use crate::vms::VmRecord;
 
@@ -30,20 +30,12 @@ pub struct MachineReprovision;
 
 #[async_trait]
 impl Handler for MachineReprovision {
-    fn name(&self) -> &'static str {
-        "machine_reprovision"
-    }
-
-    fn class(&self) -> Class {
-        Class::Mutate
-    }
-
-    fn queue(&self) -> Queue {
-        super::machine_create::queue()
-    }
-
-    fn deadline(&self, _params: &Params) -> Duration {
-        Duration::from_secs(3600)
+    fn kind(&self) -> Kind {
+        Kind::mutate(
+            "machine_reprovision",
+            super::machine_create::queue(),
+            Duration::from_secs(3600),
+        )
     }
 
     fn cancellable(&self) -> bool {

@@ -9,7 +9,7 @@ use muster_shared::ids::VmUuid;
 use serde_json::json;
 
 use super::machine::{self, Stop};
-use super::{Class, Handler, Lock, Params, Plan, Queue, Step, TaskContext, TaskFailure, snapshot};
+use super::{Handler, Kind, Lock, Params, Plan, Step, TaskContext, TaskFailure, snapshot};
 use crate::vms::VmRecord;
 
 const OPERATION: &str = "vmadm.rollback_snapshot";
@@ -24,20 +24,8 @@ pub struct MachineRollbackSnapshot;
 
 #[async_trait]
 impl Handler for MachineRollbackSnapshot {
-    fn name(&self) -> &'static str {
-        "machine_rollback_snapshot"
-    }
-
-    fn class(&self) -> Class {
-        Class::Mutate
-    }
-
-    fn queue(&self) -> Queue {
-        machine::MACHINE_TASKS
-    }
-
-    fn deadline(&self, _params: &Params) -> Duration {
-        Duration::from_secs(900)
+    fn kind(&self) -> Kind {
+        Kind::mutate("machine_rollback_snapshot", machine::MACHINE_TASKS, Duration::from_secs(900))
     }
 
     fn example(&self) -> Params {

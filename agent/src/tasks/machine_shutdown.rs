@@ -9,10 +9,13 @@ use muster_shared::ids::VmUuid;
 use serde_json::json;
 
 use super::machine::{self, Stop, refuse};
-use super::{Class, Handler, Lock, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use super::{Handler, Kind, Lock, Params, Plan, Step, TaskContext, TaskFailure};
 use crate::vms::VmRecord;
 
 const OPERATION: &str = "vmadm.stop";
+
+/// For what is around the wait for the guest.
+const AROUND: Duration = Duration::from_secs(120);
 
 /// The kind; parameters `uuid`, `force`, `timeout`, `idempotent`.
 #[derive(Debug)]
@@ -20,20 +23,16 @@ pub struct MachineShutdown;
 
 #[async_trait]
 impl Handler for MachineShutdown {
-    fn name(&self) -> &'static str {
-        "machine_shutdown"
-    }
-
-    fn class(&self) -> Class {
-        Class::Mutate
-    }
-
-    fn queue(&self) -> Queue {
-        machine::MACHINE_TASKS
+    fn kind(&self) -> Kind {
+        Kind::mutate(
+            "machine_shutdown",
+            machine::MACHINE_TASKS,
+            machine::STOP_TIMEOUT.saturating_add(AROUND),
+        )
     }
 
     fn deadline(&self, params: &Params) -> Duration {
-        machine::timeout(params).unwrap_or(machine::STOP_TIMEOUT) + Duration::from_secs(120)
+        machine::timeout(params).map_or(self.kind().limit, |timeout| timeout + AROUND)
     }
 
     fn preempts(&self, params: &Params) -> bool {

@@ -130,7 +130,7 @@ impl Host {
 
 /// Runs a task as the engine does; with `twice`, each step is repeated, as after a crash.
 pub(super) async fn run(ctx: &TaskContext, kind: &str, twice: bool) -> Result<Value, TaskFailure> {
-    let handler = HANDLERS.iter().find(|handler| handler.name() == kind).unwrap();
+    let handler = HANDLERS.iter().find(|handler| handler.kind().name == kind).unwrap();
     let plan = handler.plan(&ctx.params)?;
     for (index, step) in plan.steps.iter().enumerate() {
         let mut applied = step.apply(ctx).await;
@@ -438,7 +438,7 @@ pub(super) async fn run_with_crash(
     step: usize,
     done: bool,
 ) -> bool {
-    let handler = HANDLERS.iter().find(|handler| handler.name() == kind).unwrap();
+    let handler = HANDLERS.iter().find(|handler| handler.kind().name == kind).unwrap();
     let plan = handler.plan(params).unwrap();
     if step >= plan.steps.len() {
         return false;

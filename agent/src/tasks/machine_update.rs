@@ -10,7 +10,7 @@ use muster_shared::ids::VmUuid;
 use serde_json::{Map, Value, json};
 
 use super::machine::{self, Stop, failed, refuse};
-use super::{Class, Handler, Lock, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use super::{Handler, Kind, Lock, Params, Plan, Step, TaskContext, TaskFailure};
 use crate::vms::{VmRecord, payload};
 
 const OPERATION: &str = "vmadm.update";
@@ -52,20 +52,8 @@ pub struct MachineUpdate;
 
 #[async_trait]
 impl Handler for MachineUpdate {
-    fn name(&self) -> &'static str {
-        "machine_update"
-    }
-
-    fn class(&self) -> Class {
-        Class::Mutate
-    }
-
-    fn queue(&self) -> Queue {
-        machine::MACHINE_TASKS
-    }
-
-    fn deadline(&self, _params: &Params) -> Duration {
-        Duration::from_secs(600)
+    fn kind(&self) -> Kind {
+        Kind::mutate("machine_update", machine::MACHINE_TASKS, Duration::from_secs(600))
     }
 
     fn preemptible(&self) -> bool {

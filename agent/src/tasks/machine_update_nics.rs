@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use ipnet::Ipv4Net;
 use serde_json::{Map, Value, json};
 
-use super::{Class, Handler, Lock, Params, Plan, Queue, Step, TaskContext, TaskFailure, machine};
+use super::{Handler, Kind, Lock, Params, Plan, Step, TaskContext, TaskFailure, machine};
 use crate::vms::VmRecord;
 
 /// Networks of one request.
@@ -20,20 +20,8 @@ pub struct MachineUpdateNics;
 
 #[async_trait]
 impl Handler for MachineUpdateNics {
-    fn name(&self) -> &'static str {
-        "machine_update_nics"
-    }
-
-    fn class(&self) -> Class {
-        Class::Mutate
-    }
-
-    fn queue(&self) -> Queue {
-        machine::MACHINE_TASKS
-    }
-
-    fn deadline(&self, _params: &Params) -> Duration {
-        Duration::from_secs(1800)
+    fn kind(&self) -> Kind {
+        Kind::mutate("machine_update_nics", machine::MACHINE_TASKS, Duration::from_secs(1800))
     }
 
     fn example(&self) -> Params {

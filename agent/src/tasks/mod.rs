@@ -143,6 +143,33 @@ pub struct Queue {
     pub max_wait: Duration,
 }
 
+/// What is the same for all tasks of a kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kind {
+    /// Its name on the wire.
+    pub name: &'static str,
+    /// Whether it changes the node.
+    pub class: Class,
+    /// The queue it waits in.
+    pub queue: Queue,
+    /// Longest run time, unless its parameters say more, see [`Handler::deadline`].
+    pub limit: Duration,
+}
+
+impl Kind {
+    /// A kind that changes the node.
+    #[must_use]
+    pub const fn mutate(name: &'static str, queue: Queue, limit: Duration) -> Self {
+        Self { name, class: Class::Mutate, queue, limit }
+    }
+
+    /// A kind that only reads.
+    #[must_use]
+    pub const fn query(name: &'static str, queue: Queue, limit: Duration) -> Self {
+        Self { name, class: Class::Query, queue, limit }
+    }
+}
+
 /// What a task holds while it runs; always taken in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Lock {
@@ -163,20 +190,17 @@ pub enum OnFailure {
     Keep,
 }
 
-/// A task kind.
+/// How tasks of a kind are planned.
 #[async_trait]
 pub trait Handler: fmt::Debug + Send + Sync + 'static {
-    /// Its name on the wire.
-    fn name(&self) -> &'static str;
+    /// The kind.
+    fn kind(&self) -> Kind;
 
-    /// Whether it changes the node.
-    fn class(&self) -> Class;
-
-    /// The queue it waits in.
-    fn queue(&self) -> Queue;
-
-    /// Longest run time.
-    fn deadline(&self, params: &Params) -> Duration;
+    /// Longest run time of a task with these parameters.
+    fn deadline(&self, params: &Params) -> Duration {
+        let _: &Params = params;
+        self.kind().limit
+    }
 
     /// Whether `cancel` may stop it while it runs (steps then see [`TaskContext::cancelled`]).
     fn cancellable(&self) -> bool {

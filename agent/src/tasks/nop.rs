@@ -5,10 +5,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde_json::Value;
 
-use super::{Class, Handler, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use super::{Handler, Kind, Params, Plan, Queue, Step, TaskContext, TaskFailure};
 
 /// Longest sleep that is accepted.
 const MAX_SLEEP: Duration = Duration::from_secs(3600);
+const QUEUE: Queue = Queue { name: "nop", max_concurrent: 16, max_wait: Duration::from_secs(60) };
 /// Time beyond the sleep.
 const SLACK: Duration = Duration::from_secs(30);
 
@@ -18,20 +19,12 @@ pub struct Nop;
 
 #[async_trait]
 impl Handler for Nop {
-    fn name(&self) -> &'static str {
-        "nop"
-    }
-
-    fn class(&self) -> Class {
-        Class::Query
-    }
-
-    fn queue(&self) -> Queue {
-        Queue { name: "nop", max_concurrent: 16, max_wait: Duration::from_secs(60) }
+    fn kind(&self) -> Kind {
+        Kind::query("nop", QUEUE, SLACK)
     }
 
     fn deadline(&self, params: &Params) -> Duration {
-        sleep_of(params).unwrap_or_default() + SLACK
+        self.kind().limit + sleep_of(params).unwrap_or_default()
     }
 
     fn cancellable(&self) -> bool {

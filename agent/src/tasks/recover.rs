@@ -116,8 +116,8 @@ impl Engine {
             };
             let on_failure = handler.on_failure(&record.params);
             limit_attempts(&mut record, on_failure);
-            let queue = handler.queue();
-            let (id, class) = (record.id.clone(), handler.class());
+            let queue = handler.kind().queue;
+            let (id, class) = (record.id.clone(), handler.kind().class);
             tracing::info!(
                 task_id = %id, task = record.task, attempt = record.attempt + 1,
                 step = ?record.step, "a task goes on after a restart"

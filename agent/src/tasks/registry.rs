@@ -15,7 +15,7 @@ impl Registry {
     /// The kinds of a list such as [`super::HANDLERS`]; names are unique there (a test checks).
     #[must_use]
     pub fn new(handlers: &'static [&'static dyn Handler]) -> Self {
-        Self { kinds: handlers.iter().map(|h| (h.name(), *h)).collect() }
+        Self { kinds: handlers.iter().map(|h| (h.kind().name, *h)).collect() }
     }
 
     /// The kind of that name.
@@ -37,14 +37,15 @@ impl Registry {
     /// Every queue, by name.
     #[must_use]
     pub fn queues(&self) -> Vec<Queue> {
-        let queues: BTreeMap<_, _> = self.iter().map(|h| (h.queue().name, h.queue())).collect();
+        let queues: BTreeMap<_, _> =
+            self.iter().map(|h| (h.kind().queue.name, h.kind().queue)).collect();
         queues.into_values().collect()
     }
 
     /// Names of the kinds in a queue.
     #[must_use]
     pub fn kinds_in(&self, queue: &str) -> Vec<&'static str> {
-        self.iter().filter(|h| h.queue().name == queue).map(Handler::name).collect()
+        self.iter().filter(|h| h.kind().queue.name == queue).map(|h| h.kind().name).collect()
     }
 
     /// Where a journaled kind can be killed: `<task>:<step>:before` is when the journal holds
@@ -53,12 +54,13 @@ impl Registry {
     #[must_use]
     pub fn fault_points(&self, task: Option<&str>) -> Vec<String> {
         let mut points = Vec::new();
-        let wanted = |h: &&dyn Handler| task.is_none_or(|t| t == h.name());
-        for handler in self.iter().filter(wanted).filter(|h| h.class() == Class::Mutate) {
+        let wanted = |h: &&dyn Handler| task.is_none_or(|t| t == h.kind().name);
+        for handler in self.iter().filter(wanted).filter(|h| h.kind().class == Class::Mutate) {
             let Ok(plan) = handler.plan(&handler.example()) else { continue };
             for step in &plan.steps {
                 for moment in [Moment::Before, Moment::After] {
-                    let point = format!("{}:{}:{}", handler.name(), step.name(), moment.name());
+                    let point =
+                        format!("{}:{}:{}", handler.kind().name, step.name(), moment.name());
                     if !points.contains(&point) {
                         points.push(point);
                     }
@@ -148,7 +150,7 @@ mod tests {
             let plan = handler.plan(&handler.example());
             let refused = plan.as_ref().err().map(|failure| failure.code);
             let expected = handler.lacks().map(|_| "NotSupported");
-            assert_eq!(refused, expected, "{}: the example: {plan:?}", handler.name());
+            assert_eq!(refused, expected, "{}: the example: {plan:?}", handler.kind().name);
         }
     }
 
@@ -156,8 +158,8 @@ mod tests {
     fn kinds_of_one_queue_agree_about_it() {
         for handler in HANDLERS {
             for other in HANDLERS {
-                if handler.queue().name == other.queue().name {
-                    assert_eq!(handler.queue(), other.queue(), "{}", handler.name());
+                if handler.kind().queue.name == other.kind().queue.name {
+                    assert_eq!(handler.kind().queue, other.kind().queue, "{}", handler.kind().name);
                 }
             }
         }

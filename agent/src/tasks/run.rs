@@ -125,7 +125,7 @@ impl Engine {
         if let Some(error) = refused {
             return Err(Some(End::failed(error)));
         }
-        let limit = live.handler.queue().max_wait;
+        let limit = live.handler.kind().queue.max_wait;
         let overdue =
             async { if fresh { sleep(limit).await } else { std::future::pending().await } };
         tokio::select! {
@@ -258,7 +258,7 @@ impl Engine {
     /// For tests: the process may end here.
     async fn halt_at(&self, live: &Live, step: &dyn Step, moment: Moment) {
         let Some(faults) = &self.parts.faults else { return };
-        if live.durable() && faults.reached(live.handler.name(), step.name(), moment) {
+        if live.durable() && faults.reached(live.handler.kind().name, step.name(), moment) {
             std::future::pending().await
         }
     }

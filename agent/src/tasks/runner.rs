@@ -224,7 +224,7 @@ impl Engine {
             let text = format!("Unknown task, '{}'", wanted.task);
             return Err(Refusal::new("NotSupported", text));
         };
-        let mutates = handler.class() == Class::Mutate;
+        let mutates = handler.kind().class == Class::Mutate;
         if shared.stopping {
             return Err(Refusal::new("Draining", "the agent is stopping"));
         }
@@ -252,7 +252,7 @@ impl Engine {
         };
         shared
             .order
-            .enqueue(&wanted.id, handler.queue(), handler.class(), &plan.locks)
+            .enqueue(&wanted.id, handler.kind().queue, handler.kind().class, &plan.locks)
             .map_err(|full| Refusal::new("QueueFull", full.to_string()))?;
         let seq = shared.next_seq;
         shared.next_seq += 1;

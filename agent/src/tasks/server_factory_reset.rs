@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::server_reboot::Reboot;
 use super::server_setup::SETUP_TASKS;
-use super::{Class, Handler, Lock, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use super::{Handler, Kind, Lock, Params, Plan, Step, TaskContext, TaskFailure};
 use crate::drivers::host::HostAction;
 use crate::drivers::node::Document;
 
@@ -20,20 +20,8 @@ pub struct ServerFactoryReset;
 
 #[async_trait]
 impl Handler for ServerFactoryReset {
-    fn name(&self) -> &'static str {
-        "server_factory_reset"
-    }
-
-    fn class(&self) -> Class {
-        Class::Mutate
-    }
-
-    fn queue(&self) -> Queue {
-        SETUP_TASKS
-    }
-
-    fn deadline(&self, _params: &Params) -> Duration {
-        Duration::from_secs(120)
+    fn kind(&self) -> Kind {
+        Kind::mutate("server_factory_reset", SETUP_TASKS, Duration::from_secs(120))
     }
 
     fn example(&self) -> Params {

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 
 use super::server_reboot::SERVER_TASKS;
-use super::{Class, Handler, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use super::{Handler, Kind, Params, Plan, Step, TaskContext, TaskFailure};
 
 /// Longest value, bytes.
 const MAX_BYTES: usize = 1024;
@@ -20,20 +20,8 @@ pub struct ServerOverprovisionRatio;
 
 #[async_trait]
 impl Handler for ServerOverprovisionRatio {
-    fn name(&self) -> &'static str {
-        "server_overprovision_ratio"
-    }
-
-    fn class(&self) -> Class {
-        Class::Mutate
-    }
-
-    fn queue(&self) -> Queue {
-        SERVER_TASKS
-    }
-
-    fn deadline(&self, _params: &Params) -> Duration {
-        Duration::from_secs(30)
+    fn kind(&self) -> Kind {
+        Kind::mutate("server_overprovision_ratio", SERVER_TASKS, Duration::from_secs(30))
     }
 
     fn example(&self) -> Params {

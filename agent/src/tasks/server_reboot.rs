@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::{Class, Handler, Lock, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use super::{Handler, Kind, Lock, Params, Plan, Queue, Step, TaskContext, TaskFailure};
 use crate::drivers::host::HostAction;
 
 /// The queue of what concerns the server as a whole.
@@ -21,20 +21,8 @@ pub struct ServerReboot;
 
 #[async_trait]
 impl Handler for ServerReboot {
-    fn name(&self) -> &'static str {
-        "server_reboot"
-    }
-
-    fn class(&self) -> Class {
-        Class::Mutate
-    }
-
-    fn queue(&self) -> Queue {
-        SERVER_TASKS
-    }
-
-    fn deadline(&self, _params: &Params) -> Duration {
-        Duration::from_secs(60)
+    fn kind(&self) -> Kind {
+        Kind::mutate("server_reboot", SERVER_TASKS, Duration::from_secs(60))
     }
 
     fn follows_drain(&self) -> bool {

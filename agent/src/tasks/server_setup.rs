@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use muster_shared::clock::iso;
 use serde_json::{Value, json};
 
-use super::{Class, Handler, Lock, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use super::{Handler, Kind, Lock, Params, Plan, Queue, Step, TaskContext, TaskFailure};
 use crate::drivers::host::HostAction;
 use crate::drivers::node::Document;
 use crate::report::setup::Setup;
@@ -29,20 +29,8 @@ pub struct ServerSetup;
 
 #[async_trait]
 impl Handler for ServerSetup {
-    fn name(&self) -> &'static str {
-        "server_setup"
-    }
-
-    fn class(&self) -> Class {
-        Class::Mutate
-    }
-
-    fn queue(&self) -> Queue {
-        SETUP_TASKS
-    }
-
-    fn deadline(&self, _params: &Params) -> Duration {
-        Duration::from_secs(7200)
+    fn kind(&self) -> Kind {
+        Kind::mutate("server_setup", SETUP_TASKS, Duration::from_secs(7200))
     }
 
     fn example(&self) -> Params {
@@ -224,8 +212,8 @@ impl Step for Reboot {
 
     async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         if !ctx.rebooted {
-            let done = ctx.drivers.host.act(&HostAction::Reboot).await?;
-            if done["simulated"] != true {
+            let goes_down = ctx.drivers.host.act(&HostAction::Reboot).await?;
+            if goes_down == json!(true) {
                 // The step ends in the next boot, where it is run again.
                 std::future::pending::<()>().await;
             }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde_json::json;
 
-use super::{Class, Handler, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use super::{Handler, Kind, Params, Plan, Step, TaskContext, TaskFailure};
 
 /// An older document is collected anew.
 const MAX_AGE: Duration = Duration::from_secs(60);
@@ -16,20 +16,8 @@ pub struct ServerSysinfo;
 
 #[async_trait]
 impl Handler for ServerSysinfo {
-    fn name(&self) -> &'static str {
-        "server_sysinfo"
-    }
-
-    fn class(&self) -> Class {
-        Class::Query
-    }
-
-    fn queue(&self) -> Queue {
-        super::server_reboot::SERVER_TASKS
-    }
-
-    fn deadline(&self, _params: &Params) -> Duration {
-        Duration::from_secs(60)
+    fn kind(&self) -> Kind {
+        Kind::query("server_sysinfo", super::server_reboot::SERVER_TASKS, Duration::from_secs(60))
     }
 
     fn plan(&self, _params: &Params) -> Result<Plan, TaskFailure> {

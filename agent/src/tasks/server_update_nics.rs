@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use serde_json::{Map, Value, json};
 
 use super::machine::refuse;
-use super::{Class, Handler, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use super::{Handler, Kind, Params, Plan, Queue, Step, TaskContext, TaskFailure};
 use crate::drivers::settings::NicTag;
 
 /// Longest name of a tag, as in the reference.
@@ -22,20 +22,16 @@ pub struct ServerUpdateNics;
 
 #[async_trait]
 impl Handler for ServerUpdateNics {
-    fn name(&self) -> &'static str {
-        "server_update_nics"
-    }
-
-    fn class(&self) -> Class {
-        Class::Mutate
-    }
-
-    fn queue(&self) -> Queue {
-        Queue { name: "server_nic_tasks", max_concurrent: 1, max_wait: Duration::from_secs(120) }
-    }
-
-    fn deadline(&self, _params: &Params) -> Duration {
-        Duration::from_secs(120)
+    fn kind(&self) -> Kind {
+        Kind::mutate(
+            "server_update_nics",
+            Queue {
+                name: "server_nic_tasks",
+                max_concurrent: 1,
+                max_wait: Duration::from_secs(120),
+            },
+            Duration::from_secs(120),
+        )
     }
 
     fn example(&self) -> Params {

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::machine::MACHINE_TASKS;
 use super::server_reboot::SERVER_TASKS;
-use super::{Class, Handler, Params, Plan, Queue, TaskFailure};
+use super::{Class, Handler, Kind, Params, Plan, Queue, TaskFailure};
 use crate::vms::payload;
 
 const ZFS: &str = "zfs";
@@ -44,10 +44,7 @@ enum Shape {
 /// A kind without a driver.
 #[derive(Debug)]
 pub struct Unsupported {
-    name: &'static str,
-    class: Class,
-    queue: Queue,
-    limit: Duration,
+    kind: Kind,
     needs: &'static str,
     required: &'static [(&'static str, Shape)],
 }
@@ -61,7 +58,8 @@ const fn zfs(
         Class::Mutate => ZFS_TASKS,
         Class::Query => ZFS_QUERY,
     };
-    Unsupported { name, class, queue, limit: Duration::from_secs(600), needs: ZFS, required }
+    let kind = Kind { name, class, queue, limit: Duration::from_secs(600) };
+    Unsupported { kind, needs: ZFS, required }
 }
 
 const fn docker(
@@ -70,9 +68,9 @@ const fn docker(
     seconds: u64,
     required: &'static [(&'static str, Shape)],
 ) -> Unsupported {
-    let limit = Duration::from_secs(seconds);
     // A session leaves nothing behind that a journal could bring back.
-    Unsupported { name, class: Class::Query, queue, limit, needs: OCI, required }
+    let kind = Kind::query(name, queue, Duration::from_secs(seconds));
+    Unsupported { kind, needs: OCI, required }
 }
 
 const DATASET: &[(&str, Shape)] = &[("dataset", Shape::Text)];
@@ -121,19 +119,13 @@ pub static DOCKER_BUILD_KIND: Unsupported =
 
 /// Moves a VM to another server.
 pub static MACHINE_MIGRATE: Unsupported = Unsupported {
-    name: "machine_migrate",
-    class: Class::Mutate,
-    queue: MACHINE_TASKS,
-    limit: Duration::from_secs(86_400),
+    kind: Kind::mutate("machine_migrate", MACHINE_TASKS, Duration::from_secs(86_400)),
     needs: MIGRATION,
     required: &[],
 };
 /// Makes an image from a VM.
 pub static MACHINE_CREATE_IMAGE: Unsupported = Unsupported {
-    name: "machine_create_image",
-    class: Class::Mutate,
-    queue: MACHINE_IMAGES,
-    limit: Duration::from_secs(3600),
+    kind: Kind::mutate("machine_create_image", MACHINE_IMAGES, Duration::from_secs(3600)),
     needs: IMAGE_CREATION,
     required: &[
         ("uuid", Shape::Uuid),
@@ -144,39 +136,21 @@ pub static MACHINE_CREATE_IMAGE: Unsupported = Unsupported {
 };
 /// Stages or activates the recovery configuration of an encrypted pool.
 pub static RECOVERY_CONFIG: Unsupported = Unsupported {
-    name: "recovery_config",
-    class: Class::Mutate,
-    queue: SERVER_TASKS,
-    limit: Duration::from_secs(300),
+    kind: Kind::mutate("recovery_config", SERVER_TASKS, Duration::from_secs(300)),
     needs: ENCRYPTION,
     required: &[("action", Shape::Text), ("pivtoken", Shape::Text), ("recovery_uuid", Shape::Uuid)],
 };
 /// Installs another agent from an image.
 pub static AGENT_INSTALL: Unsupported = Unsupported {
-    name: "agent_install",
-    class: Class::Mutate,
-    queue: AGENTS_TASKS,
-    limit: Duration::from_secs(1800),
+    kind: Kind::mutate("agent_install", AGENTS_TASKS, Duration::from_secs(1800)),
     needs: PACKAGES,
     required: &[("image_uuid", Shape::Uuid)],
 };
 
 #[async_trait]
 impl Handler for Unsupported {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    fn class(&self) -> Class {
-        self.class
-    }
-
-    fn queue(&self) -> Queue {
-        self.queue
-    }
-
-    fn deadline(&self, _params: &Params) -> Duration {
-        self.limit
+    fn kind(&self) -> Kind {
+        self.kind
     }
 
     fn lacks(&self) -> Option<&'static str> {
@@ -209,7 +183,7 @@ impl Handler for Unsupported {
                 return Err(TaskFailure::bad_param(name, problem));
             }
         }
-        let text = format!("{}: this agent has no {}", self.name, self.needs);
+        let text = format!("{}: this agent has no {}", self.kind.name, self.needs);
         Err(TaskFailure::new("NotSupported", text)
             .with_details(json!({ "restCode": "NotSupported", "capability": self.needs })))
     }

@@ -53,7 +53,7 @@ impl Faults for KillPoint {
 
 /// The kind's own example, made to fit the simulated cluster.
 fn params(kind: &str) -> Map<String, Value> {
-    let handler = HANDLERS.iter().find(|handler| handler.name() == kind);
+    let handler = HANDLERS.iter().find(|handler| handler.kind().name == kind);
     let mut params = handler.map(|handler| handler.example()).unwrap_or_default();
     if params.contains_key("image_uuid") {
         params.insert("image_uuid".to_owned(), json!(IMAGE));
@@ -62,8 +62,8 @@ fn params(kind: &str) -> Map<String, Value> {
 }
 
 fn kind_name(kind: &str) -> &'static str {
-    let handler = HANDLERS.iter().find(|handler| handler.name() == kind);
-    handler.map(|handler| handler.name()).expect("points are of known kinds")
+    let handler = HANDLERS.iter().find(|handler| handler.kind().name == kind);
+    handler.map(|handler| handler.kind().name).expect("points are of known kinds")
 }
 
 /// Lets `victim` die at `point`, starts it again, and checks that the task ends and that there is

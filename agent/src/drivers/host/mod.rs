@@ -22,7 +22,7 @@ use crate::host::SharedExec;
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum HostAction {
-    /// Restart the machine.
+    /// Restart the machine. Yields whether it is about to go down.
     Reboot,
     /// Switch it off.
     PowerOff,

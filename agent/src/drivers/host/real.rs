@@ -183,7 +183,10 @@ impl Host for RealHost {
         tracing::warn!(action = action.name(), "host action");
         match action {
             // Returns at once, so that the task can still report its end.
-            HostAction::Reboot => self.run(&["systemctl", "--no-block", "reboot"]).await,
+            HostAction::Reboot => {
+                self.run(&["systemctl", "--no-block", "reboot"]).await?;
+                Ok(json!(true))
+            }
             HostAction::PowerOff => self.run(&["systemctl", "--no-block", "poweroff"]).await,
             HostAction::SetHostname(name) => {
                 check_hostname(name)?;
@@ -254,7 +257,7 @@ mod tests {
         exec.prints(&["systemctl"], "");
         exec.prints(&["hostnamectl"], "");
         let host = RealHost::with_marker(Arc::clone(&exec) as _, folder.path(), marker.clone());
-        host.act(&HostAction::Reboot).await.unwrap();
+        assert_eq!(host.act(&HostAction::Reboot).await.unwrap(), json!(true));
         host.act(&HostAction::SetHostname("cn-1.example".to_owned())).await.unwrap();
         for bad in ["", "-x", "a b", "a..b", &"x".repeat(65), "--help"] {
             host.act(&HostAction::SetHostname(bad.to_owned())).await.unwrap_err();

@@ -53,7 +53,7 @@ impl Host for SimHost {
                 HostAction::Execute { .. } | HostAction::FinishSetup { .. } => {
                     json!({ "exitCode": 0, "signal": null, "stdout": "", "stderr": "" })
                 }
-                HostAction::Reboot => json!({ "simulated": true }),
+                HostAction::Reboot => json!(false),
                 _ => Value::Null,
             })
         };
