@@ -270,7 +270,7 @@ fn responses(route: &Route) -> Map<String, Value> {
         }
         Reply::Bytes(kind) => json!({
             "description": "Done",
-            "content": { kind: { "schema": { "type": "string" } } },
+            "content": { kind: { "schema": bytes_schema(kind) } },
         }),
         Reply::Websocket => json!({ "description": "The connection is a websocket now" }),
     };
@@ -296,6 +296,17 @@ fn responses(route: &Route) -> Map<String, Value> {
         all.insert(status.to_string(), answer);
     }
     all
+}
+
+fn bytes_schema(kind: &str) -> Value {
+    if kind != "text/event-stream" {
+        return json!({ "type": "string" });
+    }
+    let text = json!({ "type": "string" });
+    json!({
+        "type": "object", "description": "One event of the stream",
+        "properties": { "id": text, "event": text, "data": text },
+    })
 }
 
 fn refusal(status: u16) -> Value {
