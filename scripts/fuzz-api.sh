@@ -96,19 +96,12 @@ agent worker && export FUZZ_SERVER="$server"
 agent victim && export FUZZ_VICTIM="$server"
 posted
 
-# They end when an event comes or a ticket expires, and have no parameter that bounds the wait;
-# tests/tests/events.rs and waitlist.rs drive them.
-unbounded=(
-    --exclude-operation-id EventStream
-    --exclude-operation-id ServerWaitlistTicketsWait
-)
-
 say "$cases cases per operation against $url"
 cd "$dir"
 status=0
 SCHEMATHESIS_HOOKS="$root/scripts/fuzz/hooks.py" PYTHONDONTWRITEBYTECODE=1 \
     "$venv/bin/st" --config-file "$root/scripts/fuzz/schemathesis.toml" run "$url/openapi.json" \
-    --max-examples "$cases" "${unbounded[@]}" ${FUZZ_SEED:+--seed "$FUZZ_SEED"} "$@" || status=$?
+    --max-examples "$cases" ${FUZZ_SEED:+--seed "$FUZZ_SEED"} "$@" || status=$?
 for name in coordinator worker victim; do
     if grep -q panicked "$dir/$name.log"; then
         grep -A 5 panicked "$dir/$name.log" | head -n 40

@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use futures_util::{SinkExt as _, StreamExt as _};
+use muster_tests::contract::Contract;
 use muster_tests::daemon::{Agent, Coordinator, fresh_uuid};
 use muster_tests::guest;
+use muster_tests::http::Client;
 use muster_tests::wait::wait_for;
 use serde_json::{Value, json};
 use tokio_tungstenite::tungstenite::Message;
@@ -75,6 +77,8 @@ async fn a_vm_lives_from_create_to_destroy() {
     let info = client.get(&format!("{path}/info?info=status")).await.expect(200);
     assert_eq!(info["status"]["running"], true, "{info}");
 
+    answers_are_as_documented(&client, &agent.server_uuid, &vm, &image).await;
+
     for (action, state) in [("stop", "stopped"), ("start", "running"), ("reboot", "running")] {
         let task = client.post(&format!("{path}/{action}"), &json!({})).await.expect(200);
         client.complete_task(task["id"].as_str().unwrap(), 240).await;
@@ -96,6 +100,41 @@ async fn a_vm_lives_from_create_to_destroy() {
     let history = client.get(&format!("/servers/{}/task-history", agent.server_uuid)).await;
     let tasks: Vec<_> = history.expect(200).as_array().unwrap().clone();
     assert!(tasks.iter().any(|t| t["task"] == "machine_create"), "{tasks:#?}");
+}
+
+/// What the real agent tells of a real VM is what the OpenAPI document says.
+async fn answers_are_as_documented(client: &Client, server: &str, vm: &str, image: &str) {
+    let contract = Contract::of(client).await;
+    let path = format!("/servers/{server}/vms/{vm}");
+    let snapshot = client.put(&format!("{path}/snapshots"), &json!({ "snapshot_name": "s" })).await;
+    let snapshot = snapshot.expect(200)["id"].as_str().expect("an id").to_owned();
+    client.complete_task(&snapshot, 60).await;
+    let named = "/servers/{server_uuid}/vms/{uuid}";
+    let loaded = contract.check(client, named, &path).await;
+    assert_eq!(loaded["snapshots"][0]["name"], "s");
+    for (part, query) in [("info", ""), ("info", "?info=status,vnc"), ("proc", ""), ("vnc", "")] {
+        let template = format!("{named}/{part}");
+        contract.check(client, &template, &format!("{path}/{part}{query}")).await;
+    }
+    for (template, path) in [
+        ("/servers/{server_uuid}/images/{uuid}", format!("/servers/{server}/images/{image}")),
+        ("/servers/{server_uuid}/vms", format!("/servers/{server}/vms")),
+        ("/servers/{server_uuid}/task-history", format!("/servers/{server}/task-history")),
+        ("/servers/{server_uuid}", format!("/servers/{server}")),
+        ("/servers", "/servers?extras=all".to_owned()),
+        ("/vms/{uuid}", format!("/vms/{vm}")),
+        ("/images/{uuid}", format!("/images/{image}")),
+        ("/tasks/{taskid}", format!("/tasks/{snapshot}")),
+        ("/tasks", "/tasks".to_owned()),
+        ("/why/{kind}/{id}", format!("/why/vm/{vm}")),
+        ("/boot/{server_uuid}", format!("/boot/{server}")),
+        ("/allocations", "/allocations".to_owned()),
+        ("/ping", "/ping".to_owned()),
+        ("/diagnostics", "/diagnostics".to_owned()),
+        ("/platforms", "/platforms?os=true".to_owned()),
+    ] {
+        contract.check(client, template, &path).await;
+    }
 }
 
 /// No process, disk, record or socket of the VM is on the node.

@@ -1,0 +1,33 @@
+//! The OpenAPI document of a running coordinator, and whether its answers are what it says.
+
+use muster_shared::json_schema;
+use serde_json::Value;
+
+use crate::http::Client;
+
+/// The document.
+#[derive(Debug)]
+pub struct Contract {
+    document: Value,
+}
+
+impl Contract {
+    /// Reads it from a coordinator.
+    pub async fn of(client: &Client) -> Self {
+        Self { document: client.get("/openapi.json").await.expect(200) }
+    }
+
+    /// Gets a path and panics unless the answer is a success whose body the document allows.
+    /// `template`: the path in the document.
+    pub async fn check(&self, client: &Client, template: &str, path: &str) -> Value {
+        let answer = client.get(path).await;
+        let declared =
+            &self.document["paths"][template]["get"]["responses"][answer.status.as_str()];
+        let schema = &declared["content"]["application/json"]["schema"];
+        assert!(schema.is_object(), "GET {template}: {} {}", answer.status, answer.text);
+        let body = answer.expect(200);
+        let faults = json_schema::faults(&self.document, schema, &body);
+        assert!(faults.is_empty(), "GET {path}: {faults:#?} in {body:#}");
+        body
+    }
+}
