@@ -25,8 +25,9 @@ const PARAMS: &[Param] = &[
     Param::new("boot_modules", &[Rule::Optional, Rule::ArrayType], "Files for the boot loader")
         .schema(schema::boot_modules),
     // A string or null, which no rule can say.
-    Param::new("default_console", &[], "Console: text, or null to unset it").schema(schema::text),
-    Param::new("serial", &[], "Serial device: text, or null to unset it").schema(schema::text),
+    Param::new("default_console", &[], "Console: text, or null to unset it")
+        .schema(schema::long_text),
+    Param::new("serial", &[], "Serial device: text, or null to unset it").schema(schema::long_text),
     Param::new("boot_params", OBJECT, "Another name of kernel_args"),
     Param::new("params", OBJECT, "Another name of kernel_args"),
     Param::new("kernel_values", OBJECT, "Another name of kernel_flags"),

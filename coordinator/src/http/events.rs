@@ -5,7 +5,19 @@ use http::Method;
 use super::error::ApiError;
 use super::request::Request;
 use super::response::Response;
-use super::route::{Route, ServerRule};
+use super::route::{Param, Route, ServerRule};
+use super::schema;
+
+/// What of it is not of its type is left out, as in the reference.
+const STATUS_PARAMS: &[Param] = &[
+    Param::new("vms", &[], "VMs by uuid; left out: as before").schema(schema::reported_vms),
+    Param::new("meminfo", &[], "Memory").schema(schema::meminfo),
+    Param::new("diskinfo", &[], "Disks").schema(schema::diskinfo),
+    Param::new("zpoolStatus", &[], "Pools; ignored").schema(schema::object_schema),
+    Param::new("boot_time", &[], "ISO time; ignored").schema(schema::text),
+    Param::new("timestamp", &[], "ISO time; ignored").schema(schema::text),
+    Param::new("vm_index", &[], "More about VMs, by uuid").schema(schema::vm_index),
+];
 
 pub(super) fn routes() -> Vec<Route> {
     vec![
@@ -28,6 +40,7 @@ pub(super) fn routes() -> Vec<Route> {
         )
         .summary("VMs, memory and disk of a server; nothing is validated")
         .server(ServerRule::Exists)
+        .params(STATUS_PARAMS)
         .no_content(),
     ]
 }

@@ -64,6 +64,9 @@ async fn list(request: Request) -> Result<Response, ApiError> {
     {
         return Err(ApiError::invalid("limit", "must be from 1 to 1000"));
     }
+    if request.param("offset").is_some() && number("offset").is_none() {
+        return Err(ApiError::invalid("offset", "must be 0 or more"));
+    }
     let tags: BTreeMap<_, _> = request
         .params
         .iter()

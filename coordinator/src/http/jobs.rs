@@ -31,7 +31,7 @@ const CREATOR: Param = Param::new("creator_uuid", TEXT, "Passed on to the job");
 const SETUP_PARAMS: &[Param] = &[
     Param::new("hostname", TEXT, "The server's name from now on"),
     Param::new("postsetup_script", TEXT, "Run once the server is set up"),
-    Param::new("nics", &[Rule::Optional, Rule::ArrayType], NICS),
+    Param::new("nics", &[Rule::Optional, Rule::ArrayType], NICS).schema(schema::nic_tags),
     Param::new("disk_spares", NUMBER, "Spare disks, 0 or more"),
     Param::new("disk_width", NUMBER, "Disks in a group, 0 or more"),
     Param::new("disk_cache", FLAG, "Whether to use cache disks"),
@@ -50,7 +50,7 @@ const REBOOT_PARAMS: &[Param] = &[
 const RESET_PARAMS: &[Param] = &[ORIGIN, CREATOR];
 const NIC_PARAMS: &[Param] = &[
     Param::new("action", &[Rule::StringType], "`update`, `replace` or `delete`"),
-    Param::new("nics", &[Rule::ArrayType], NICS),
+    Param::new("nics", &[Rule::ArrayType], NICS).schema(schema::nic_tags),
     ORIGIN,
     CREATOR,
 ];

@@ -30,9 +30,10 @@ const INSTALL: &[Param] = &[
 ];
 // What is wrong with these is refused with 412, in the reference's order.
 const RECOVERY: &[Param] = &[
-    Param::new("action", &[], "`stage` or `activate`; needed").schema(schema::text),
-    Param::new("recovery_uuid", &[], "The configuration; needed").schema(schema::text),
-    Param::new("pivtoken", &[], "GUID of the server's token, hex; needed").schema(schema::text),
+    Param::new("action", &[], "`stage` or `activate`; needed").schema(schema::long_text),
+    Param::new("recovery_uuid", &[], "The configuration; needed").schema(schema::long_text),
+    Param::new("pivtoken", &[], "GUID of the server's token, hex; needed")
+        .schema(schema::long_text),
     Param::new("template", &[], "Needed with `stage`").schema(schema::long_text),
     Param::new("token", &[], "Needed with `stage`").schema(schema::long_text),
 ];

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::dispatch::X_MUSTER_TICKET;
 use super::matcher::first_segment;
-use super::params::MAX_STRING_BYTES;
+use super::params::longest_text;
 use super::route::{Also, BodyRule, Param, Reply, Route};
 use super::rule::{Rule, UUID_PATTERN};
 use super::schema;
@@ -139,6 +139,7 @@ fn parameters(route: &Route) -> Vec<Value> {
             let of_path = || schema::path_parameter(route, name);
             json!({
                 "name": name, "in": "path", "required": true,
+                "description": schema::path_parameter_doc(route, name),
                 "schema": param.map_or_else(of_path, param_schema),
             })
         })
@@ -239,7 +240,7 @@ fn param_schema(param: &Param) -> Value {
             Rule::Trim => schema["pattern"] = json!(TRIMMED),
             Rule::StringType => {
                 schema["type"] = json!("string");
-                schema["maxLength"] = json!(MAX_STRING_BYTES);
+                schema["maxLength"] = json!(longest_text(param.name));
             }
             Rule::ObjectType => schema["type"] = json!("object"),
             Rule::ArrayType => schema["type"] = json!("array"),

@@ -6,6 +6,7 @@ use percent_encoding::percent_decode;
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
+use super::route::BODY_LIMIT_BYTES;
 
 /// Deepest nesting of a JSON body.
 pub(crate) const MAX_DEPTH: usize = 64;
@@ -34,6 +35,11 @@ const LONG_MEMBERS: &[&str] = &[
     "set_internal_metadata",
     "set_metadata",
 ];
+
+/// How many bytes a text of this name may have.
+pub(crate) fn longest_text(name: &str) -> usize {
+    if LONG_MEMBERS.contains(&name) { BODY_LIMIT_BYTES } else { MAX_STRING_BYTES }
+}
 
 /// Whether JavaScript takes a value for true; a later source replaces only untrue values.
 fn is_truthy(value: &Value) -> bool {

@@ -66,8 +66,8 @@ const SYSINFO_PARAMS: &[Param] =
     &[Param::new("sysinfo", &[Rule::ObjectType], "The document, in SmartOS's key names")
         .schema(schema::sysinfo)];
 const IMAGE_PARAMS: &[Param] = &[
-    Param::new("image_uuid", &[Rule::StringType], "The image"),
-    Param::new("zfs_storage_pool_name", &[Rule::Optional, Rule::StringType], "The pool"),
+    Param::new("image_uuid", &[Rule::StringType], "The image").checked(schema::exact_uuid),
+    Param::new("zfs_storage_pool_name", &[Rule::Optional, Rule::StringType], "Its pool"),
     Param::new("imgapiPeers", &[Rule::Optional, Rule::ArrayType], "Accepted and ignored")
         .schema(schema::peers),
 ];

@@ -15,8 +15,9 @@ use super::route::{Route, SchemaFn, ServerRule};
 use super::rule::UUID_PATTERN;
 
 pub(crate) use requests::{
-    allocation_image, allocation_package, allocation_vm, explain_detail, lists_of_texts,
-    planned_vm, policy, seed, server_uuids, step_detail, vm_count, what_if,
+    allocation_image, allocation_package, allocation_vm, diskinfo, explain_detail, lists_of_texts,
+    meminfo, planned_vm, policy, reported_vms, seed, server_uuids, step_detail, vm_count, vm_index,
+    what_if,
 };
 pub(crate) use results::{
     allocated, capacities, datasets, diagnostics, executed, installed_image, log_level, ping,
@@ -248,9 +249,25 @@ pub(super) fn path_parameter(route: &Route, name: &str) -> Value {
         "server_uuid" | "uuid" | "ticket_uuid" | "job_uuid" | "taskid" | "id" => uuid(),
         "dataset" => json!({
             "type": "string", "minLength": 1, "maxLength": 256, "example": "zones",
-            "description": "One percent-encoded segment: `zones%2Fx`",
         }),
         _ => json!({ "type": "string", "minLength": 1, "maxLength": 256 }),
+    }
+}
+
+/// What a path's parameter names.
+pub(super) fn path_parameter_doc(route: &Route, name: &str) -> &'static str {
+    match name {
+        "server_uuid" if route.server == ServerRule::ExistsOrDefault => "The server, or `default`",
+        "server_uuid" => "The server",
+        "uuid" if route.pattern.contains("/images/") => "The image",
+        "uuid" => "The VM",
+        "ticket_uuid" => "The ticket",
+        "job_uuid" => "The job",
+        "taskid" => "The task",
+        "dataset" => "The dataset, as one percent-encoded segment: `zones%2Fx`",
+        "snapshot_name" => "The snapshot",
+        "kind" => "`task`, `server`, `vm` or `ticket`",
+        _ => "Which one",
     }
 }
 

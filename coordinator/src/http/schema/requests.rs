@@ -103,6 +103,44 @@ pub(crate) fn allocation_package() -> Value {
     })
 }
 
+/// VMs as a server's agent reports them.
+pub(crate) fn reported_vms() -> Value {
+    json!({ "type": "object", "additionalProperties": super::reference("Vm") })
+}
+
+/// Memory of a server.
+pub(crate) fn meminfo() -> Value {
+    let bytes = json!({ "type": "integer", "description": "Bytes" });
+    json!({
+        "type": "object",
+        "properties": {
+            "availrmem_bytes": bytes, "arcsize_bytes": bytes, "total_bytes": bytes,
+        },
+    })
+}
+
+/// Disk use of a server.
+pub(crate) fn diskinfo() -> Value {
+    let bytes = json!({ "type": "integer", "description": "Bytes" });
+    let names = crate::app::figures::DISK_FIGURES;
+    let all: serde_json::Map<String, Value> =
+        names.iter().map(|name| ((*name).to_owned(), bytes.clone())).collect();
+    json!({ "type": "object", "properties": all })
+}
+
+/// What Muster's agents add of each VM.
+pub(crate) fn vm_index() -> Value {
+    let one = json!({
+        "type": "object",
+        "properties": {
+            "alias": text(), "tags": { "type": "object" }, "docker_id": text(),
+            "vcpus": { "type": "integer" }, "image_uuid": text(),
+            "flexible_disk_size": { "type": "integer", "description": "MiB" },
+        },
+    });
+    json!({ "type": "object", "additionalProperties": one })
+}
+
 /// Lists of NIC tags.
 pub(crate) fn lists_of_texts() -> Value {
     json!({ "type": "array", "items": { "type": "array", "items": text() } })

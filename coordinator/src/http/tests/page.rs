@@ -100,7 +100,7 @@ fn section(document: &Value, path: &str, method: &str, operation: &Value) -> Str
 }
 
 fn line(name: &str, place: &str, schema: &Value, required: bool, doc: &str) -> String {
-    let needed = if required { "**required**. " } else { "" };
+    let needed = if required { "**required**; " } else { "" };
     format!("| `{name}` | {place} | {} | {needed}{doc} |\n", kind(schema))
 }
 

@@ -163,6 +163,7 @@ fn fleet() -> Vec<Row> {
             .asks("tag.role=test&limit=5")
             .bad_query("limit=0", 409, PARAMETERS)
             .bad_query("limit=x", 409, PARAMETERS)
+            .bad_query("offset=-1", 409, PARAMETERS)
             .bad_query("server_uuid=x", 409, PARAMETERS)
             .bad_query("marker=x", 409, PARAMETERS)
             .bad_query("state=a&state=b", 409, PARAMETERS),
