@@ -1,0 +1,125 @@
+//! Tasks from creation to their end, over restarts and lost messages.
+
+use super::*;
+
+#[tokio::test(start_paused = true)]
+async fn a_task_is_sent_accepted_ended_and_acknowledged() {
+    let app = Disk::new().start().await;
+    let mut agent = Agent::connect(&app, server(1)).await;
+    let id = nop(&app).await;
+    let dispatch = agent.dispatched().await;
+    assert_eq!((&dispatch.id, dispatch.task.as_str()), (&id, "nop"));
+    let (task, ()) = tokio::join!(ended(&app, &id), agent.finish(&id, json!({ "x": 1 })));
+    assert_eq!(task["status"], "complete");
+    assert_eq!(task["history"][0]["name"], "finish");
+    assert_eq!(task["history"][0]["event"]["x"], 1);
+    agent.acknowledged(&id).await;
+    agent.finish(&id, json!({ "x": 2 })).await;
+    agent.acknowledged(&id).await;
+    assert_eq!(app.task_get(&id).await.unwrap()["history"][0]["event"]["x"], 1);
+    app.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restart_in_the_middle_loses_no_task_and_writes_no_status() {
+    let disk = Disk::new();
+    let app = disk.start().await;
+    let mut agent = Agent::connect(&app, server(1)).await;
+    let id = nop(&app).await;
+    agent.dispatched().await;
+    agent.send(Accepted { id: id.clone() }).await;
+    app.shutdown().await;
+    drop(agent);
+
+    let app = disk.start().await;
+    assert_eq!(
+        app.server_get(server(1), crate::app::fields::Extras::default()).unwrap()["status"],
+        "running"
+    );
+    let mut agent = Agent::connect_only(&app, server(1)).await;
+    assert_eq!(agent.welcome.open_task_ids, std::slice::from_ref(&id));
+    assert_eq!(agent.welcome.sysinfo_hash, "h");
+    agent.finish(&id, Value::Null).await;
+    assert_eq!(ended(&app, &id).await["status"], "complete");
+    agent.acknowledged(&id).await;
+    assert_eq!(app.why_server(server(1)).unwrap()["status_writes_total"], 0);
+    app.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_that_the_agent_does_not_know_is_sent_again_unless_it_was_accepted() {
+    let app = Disk::new().start().await;
+    let mut agent = Agent::connect(&app, server(1)).await;
+    let id = nop(&app).await;
+    agent.dispatched().await;
+    agent.refuse(&id, "UnknownTask").await;
+    assert_eq!(agent.dispatched().await.id, id);
+    agent.send(Accepted { id: id.clone() }).await;
+    agent.refuse(&id, "UnknownTask").await;
+    let task = ended(&app, &id).await;
+    assert_eq!((&task["status"], &task["error"]["code"]), (&json!("failure"), &json!("TaskLost")));
+    app.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_a_task_that_was_never_sent_expires_or_is_cancelled_here() {
+    let app = Disk::new().start().await;
+    let mut agent = Agent::connect(&app, server(1)).await;
+    let sent = nop(&app).await;
+    agent.dispatched().await;
+    drop(agent);
+    eventually(|| !app.agents().is_connected(server(1))).await;
+    let never = nop(&app).await;
+    let cancelled = nop(&app).await;
+    app.task_cancel(&cancelled, &Expected::ANY).await.unwrap();
+    assert_eq!(app.task_get(&cancelled).await.unwrap()["error"]["code"], "Cancelled");
+    assert!(matches!(
+        app.task_cancel(&cancelled, &Expected::ANY).await,
+        Err(AppError::NotCancellable(_))
+    ));
+    assert!(matches!(app.task_cancel(&sent, &Expected::ANY).await, Err(AppError::NotConnected(_))));
+    let waited = app.task_wait(&never, Duration::from_secs(400)).await.unwrap();
+    assert_eq!(waited["error"]["code"], "NotAccepted");
+    let open = app.task_get(&sent).await.unwrap();
+    assert_eq!(open["status"], "active");
+    let mut agent = Agent::connect_only(&app, server(1)).await;
+    assert_eq!(agent.welcome.open_task_ids, std::slice::from_ref(&sent));
+    agent.finish(&sent, Value::Null).await;
+    assert_eq!(ended(&app, &sent).await["status"], "complete");
+    app.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn tasks_are_listed_and_bounded() {
+    let config = AppConfig { max_open_tasks: 3, ..AppConfig::default() };
+    let app = Disk::new().start_with(config).await;
+    let _agent = Agent::connect(&app, server(1)).await;
+    let mut ids = Vec::new();
+    for _ in 0..3 {
+        ids.push(nop(&app).await);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let refused = app.task_create(server(1), "nop", Map::new(), "r").await;
+    assert!(matches!(refused, Err(AppError::Busy(_))), "{refused:?}");
+    for status in [None, Some(TaskStatus::Active)] {
+        let filter = TaskFilter { limit: Some(2), status, ..TaskFilter::default() };
+        let page = app.task_list(&filter).await.unwrap();
+        assert_eq!(page.tasks[0]["id"], json!(ids[0]));
+        assert_eq!(page.next.as_ref(), Some(&ids[1]));
+        let rest = TaskFilter { marker: page.next, ..filter };
+        assert_eq!(app.task_list(&rest).await.unwrap().tasks[0]["id"], json!(ids[2]));
+    }
+    app.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn deleting_a_server_ends_its_tasks() {
+    let app = Disk::new().start().await;
+    let mut agent = Agent::connect(&app, server(1)).await;
+    let id = nop(&app).await;
+    agent.dispatched().await;
+    app.server_delete(server(1), &Expected::ANY).await.unwrap();
+    assert_eq!(ended(&app, &id).await["error"]["code"], "ServerDeleted");
+    assert!(app.server_get(server(1), crate::app::fields::Extras::default()).is_err());
+    app.shutdown().await;
+}
