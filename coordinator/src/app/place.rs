@@ -271,8 +271,12 @@ impl App {
 
     /// What the end of a task changes about its reservation; part of the same commit.
     pub(super) fn place_writes(&self, ended: &TaskRecord) -> Option<Write> {
-        let vm = ended.vm_uuid.filter(|_| ended.refusals.is_some())?;
+        let vm = ended.vm_uuid?;
         let key = keys::place(vm);
+        if is_destroyed(ended) {
+            return Some(Write::delete(key, Expect::Any));
+        }
+        ended.refusals.as_ref()?;
         Some(match ended.status {
             TaskStatus::Failure => Write::delete(key, Expect::Any),
             TaskStatus::Active | TaskStatus::Complete => {
@@ -281,8 +285,12 @@ impl App {
         })
     }
 
-    /// A create ended: its promise goes, or stays until a report shows the VM.
+    /// A create ended: its promise goes, or stays until a report shows the VM. No report may ever
+    /// show one that is destroyed at once.
     pub(super) fn place_ended(&self, ended: &TaskRecord) {
+        if let Some(vm) = ended.vm_uuid.filter(|_| is_destroyed(ended)) {
+            return self.placing.lock().destroyed(vm);
+        }
         let Some(vm) = ended.vm_uuid.filter(|_| ended.task == "machine_create") else { return };
         if ended.status == TaskStatus::Failure {
             return self.unpromise(vm);
@@ -385,6 +393,11 @@ impl App {
     pub(super) fn is_unfinished(&self, vm: VmUuid) -> bool {
         self.fleet.vm(vm).is_some_and(|(_, report)| !counts(&report))
     }
+}
+
+/// Whether the task has destroyed its VM.
+fn is_destroyed(ended: &TaskRecord) -> bool {
+    ended.task == "machine_destroy" && ended.status == TaskStatus::Complete
 }
 
 /// Whether the allocator counts a reported VM, or has no need to. The reference leaves a VM that

@@ -253,6 +253,15 @@ impl Placing {
         }
     }
 
+    /// A VM that was made is gone again.
+    pub(super) fn destroyed(&mut self, vm: VmUuid) {
+        let why = self.promises.get(&vm).map(|promise| promise.why);
+        if matches!(why, Some(Why::Task { done: Some(_) })) {
+            self.forget(vm);
+        }
+        self.done.remove(&vm);
+    }
+
     /// A report of a server counts the VM: the promise is kept.
     pub(super) fn seen(&mut self, server: ServerUuid, vm: VmUuid) {
         let kept = |promise: &Promise| match promise.why {

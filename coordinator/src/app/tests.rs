@@ -310,6 +310,25 @@ async fn what_is_promised_is_not_promised_twice() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_vm_destroyed_before_any_report_shows_it_takes_no_room() {
+    let app = Disk::new().start().await;
+    let mut agent = Agent::connect(&app, server(1)).await;
+    // More than fit at a time.
+    for n in 10..20 {
+        let placed = app.vm_place(&body(vm(n)), "r").await.unwrap();
+        agent.finish(&placed.id, Value::Null).await;
+        ended(&app, &placed.id).await;
+        let params = Map::from_iter([("uuid".to_owned(), json!(vm(n)))]);
+        let id = app.task_create(server(1), "machine_destroy", params, "r").await.unwrap();
+        agent.finish(&id, Value::Null).await;
+        ended(&app, &id).await;
+        assert_eq!(app.parts.store.get(&super::keys::place(vm(n))).await.unwrap(), None);
+    }
+    app.vm_place(&body(vm(10)), "r").await.unwrap();
+    app.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_query_is_answered_by_its_result_only() {
     let app = Disk::new().start().await;
     let mut agent = Agent::connect(&app, server(1)).await;
