@@ -129,7 +129,8 @@ async fn play(cluster: &mut Cluster, contract: &Contract, row: &Row) -> Vec<Stri
     let after = cluster.records().await;
     if after != before {
         let changed = after.iter().filter(|record| !before.contains(record));
-        let keys: Vec<_> = changed.map(|record| record.key.as_str()).collect();
+        let gone = before.iter().filter(|record| !after.contains(record));
+        let keys: BTreeSet<_> = changed.chain(gone).map(|record| record.key.as_str()).collect();
         findings.push(format!("{}: a bad request changed records: {keys:?}", row.route));
     }
     let Good::Answers(status) = row.good else { return findings };
