@@ -146,11 +146,7 @@ fn id(request: &Request) -> Result<Uuid, ApiError> {
 }
 
 async fn list(request: Request) -> Result<Response, ApiError> {
-    let limit = match request.text("limit").map(str::parse::<usize>) {
-        None => 100,
-        Some(Ok(limit @ 1..=1000)) => limit,
-        Some(_) => return Err(ApiError::invalid("limit", "must be from 1 to 1000")),
-    };
+    let limit = request.limit()?.unwrap_or(100);
     let before = request.text("marker").and_then(|text| Uuid::parse_str(text).ok());
     Response::json(request.app.allocation_list(limit, before).await?)
 }

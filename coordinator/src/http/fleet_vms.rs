@@ -60,10 +60,6 @@ pub(super) fn routes() -> Vec<Route> {
 async fn list(request: Request) -> Result<Response, ApiError> {
     let text = |name: &str| request.text(name).map(str::to_owned);
     let number = |name: &str| request.text(name).and_then(|text| text.parse::<usize>().ok());
-    if request.param("limit").is_some() && !number("limit").is_some_and(|n| (1..=1000).contains(&n))
-    {
-        return Err(ApiError::invalid("limit", "must be from 1 to 1000"));
-    }
     if request.param("offset").is_some() && number("offset").is_none() {
         return Err(ApiError::invalid("offset", "must be 0 or more"));
     }
@@ -80,7 +76,7 @@ async fn list(request: Request) -> Result<Response, ApiError> {
         server: request.text("server_uuid").and_then(|text| text.parse().ok()),
         brand: text("brand"),
         tags,
-        limit: number("limit"),
+        limit: request.limit()?,
         offset: number("offset").unwrap_or(0),
         marker: request.text("marker").and_then(|text| text.parse::<VmUuid>().ok()),
     };

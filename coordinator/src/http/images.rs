@@ -17,7 +17,7 @@ use super::response::Response;
 use super::route::{Param, Route};
 use super::rule::Rule;
 use super::schema;
-use crate::app::images::{FileClaim, Image, ImageError, ImageFilter, MAX_IMAGES};
+use crate::app::images::{FileClaim, Image, ImageError, ImageFilter};
 use crate::store::StoreError;
 
 const OCTETS: &str = "application/octet-stream";
@@ -130,18 +130,13 @@ fn answer(image: Image) -> Result<Response, ApiError> {
 
 async fn list(request: Request) -> Result<Response, ApiError> {
     let text = |name: &str| request.text(name).map(str::to_owned);
-    let limit = match request.text("limit").map(str::parse::<usize>) {
-        None => None,
-        Some(Ok(limit)) if (1..=MAX_IMAGES).contains(&limit) => Some(limit),
-        Some(_) => return Err(ApiError::invalid("limit", "must be from 1 to 1000")),
-    };
     let filter = ImageFilter {
         name: text("name"),
         state: text("state"),
         owner: text("owner"),
         os: text("os"),
         kind: text("type"),
-        limit,
+        limit: request.limit()?,
         marker: request.text("marker").and_then(|marker| marker.parse().ok()),
     };
     let images = request.app.images(&filter).await?;

@@ -247,11 +247,6 @@ async fn list(request: Request) -> Result<Response, ApiError> {
         }
     };
     let number = |name: &str| request.text(name).map(str::parse::<usize>);
-    let limit = match number("limit") {
-        None => None,
-        Some(Ok(limit @ 1..=1000)) => Some(limit),
-        Some(_) => return Err(ApiError::invalid("limit", "must be from 1 to 1000")),
-    };
     let offset = match number("offset") {
         None => 0,
         Some(Ok(offset)) => offset,
@@ -261,7 +256,7 @@ async fn list(request: Request) -> Result<Response, ApiError> {
         server: request.text("server_uuid").and_then(|text| text.parse().ok()),
         name: request.text("name").map(str::to_owned),
         execution,
-        limit,
+        limit: request.limit()?,
         offset,
     };
     Response::json(request.app.job_list(&filter).await?)

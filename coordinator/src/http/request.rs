@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -63,6 +64,29 @@ impl Request {
     /// A parameter that is text; `None` when absent or of another type.
     pub(crate) fn text(&self, name: &str) -> Option<&str> {
         self.params.get(name)?.as_str()
+    }
+
+    /// The parameter `limit` of a list; `None` when absent.
+    ///
+    /// # Errors
+    /// [`ApiError::InvalidParameters`] unless it is from 1 to 1000.
+    pub(crate) fn limit(&self) -> Result<Option<usize>, ApiError> {
+        match self.text("limit").map(str::parse) {
+            None => Ok(None),
+            Some(Ok(limit @ 1..=1000)) => Ok(Some(limit)),
+            Some(_) => Err(ApiError::invalid("limit", "must be from 1 to 1000")),
+        }
+    }
+
+    /// A parameter that is a number of seconds, or its text; `None` for anything else, which the
+    /// waits of the reference take for no limit.
+    pub(crate) fn seconds(&self, name: &str) -> Option<Duration> {
+        let seconds = match self.param(name)? {
+            Value::Number(number) => number.as_f64(),
+            Value::String(text) => text.trim().parse().ok(),
+            _ => None,
+        };
+        seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
     }
 
     /// The server of a route that declared `:server_uuid` as a server (not `default`).

@@ -1,10 +1,8 @@
 //! `/tasks`: one task, waiting for it, stopping it, all of them.
 
-use std::time::Duration;
-
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 use muster_shared::ids::TaskId;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::error::ApiError;
 use super::request::Request;
@@ -66,17 +64,12 @@ async fn list(request: Request) -> Result<Response, ApiError> {
         Some("failure") => Some(TaskStatus::Failure),
         Some(_) => return Err(ApiError::invalid("status", "must be active, complete or failure")),
     };
-    let limit = match request.text("limit").map(str::parse::<usize>) {
-        None => None,
-        Some(Ok(limit @ 1..=1000)) => Some(limit),
-        Some(_) => return Err(ApiError::invalid("limit", "must be from 1 to 1000")),
-    };
     let filter = TaskFilter {
         status,
         task: request.text("task").map(str::to_owned),
         server: request.text("server_uuid").and_then(|text| text.parse().ok()),
         vm: request.text("vm_uuid").and_then(|text| text.parse().ok()),
-        limit,
+        limit: request.limit()?,
         marker: request.text("marker").and_then(|text| text.parse().ok()),
     };
     let page = request.app.task_list(&filter).await?;
@@ -97,12 +90,7 @@ async fn get(request: Request) -> Result<Response, ApiError> {
 
 async fn wait(request: Request) -> Result<Response, ApiError> {
     let id = task_id(&request)?;
-    let seconds = request.param("timeout").and_then(|value| match value {
-        Value::Number(number) => number.as_f64(),
-        Value::String(text) => text.trim().parse().ok(),
-        _ => None,
-    });
-    let timeout = seconds.and_then(|s| Duration::try_from_secs_f64(s).ok()).unwrap_or(MAX_WAIT);
+    let timeout = request.seconds("timeout").unwrap_or(MAX_WAIT);
     Response::json(request.app.task_wait(&id, timeout).await?)
 }
 

@@ -1,7 +1,5 @@
 //! `/servers/:server_uuid/tickets` and `/tickets`: the waitlist.
 
-use std::time::Duration;
-
 use http::{Method, StatusCode};
 use muster_shared::ids::TicketUuid;
 use serde_json::{Map, Value, json};
@@ -191,21 +189,11 @@ async fn release(request: Request) -> Result<Response, ApiError> {
     Ok(Response::empty())
 }
 
-/// The longest wait that the client wants; anything but a number of seconds is for ever.
-fn limit(request: &Request) -> Option<Duration> {
-    let seconds = match request.param("timeout")? {
-        Value::Number(number) => number.as_f64(),
-        Value::String(text) => text.trim().parse().ok(),
-        _ => None,
-    };
-    seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-}
-
 async fn wait(request: Request) -> Result<Response, ApiError> {
     let uuid = ticket(&request, no_such)?;
     let holds = request.headers.get(X_MUSTER_TICKET).and_then(|name| name.to_str().ok());
     let waiting = request.app.ticket_wait(uuid, holds.and_then(|name| name.parse().ok()));
-    match limit(&request) {
+    match request.seconds("timeout") {
         None => waiting.await?,
         Some(limit) => tokio::time::timeout(limit, waiting)
             .await

@@ -39,6 +39,14 @@ pub(super) const RUNNING: &str = "11111111-1111-4111-8111-111111111111";
 pub(super) const STOPPED: &str = "22222222-2222-4222-8222-222222222222";
 pub(super) const MISSING: &str = "33333333-3333-4333-8333-333333333333";
 
+/// A part of the OpenAPI document, or what its `$ref` names.
+pub(super) fn resolved<'a>(document: &'a Value, value: &'a Value) -> &'a Value {
+    match value["$ref"].as_str() {
+        Some(reference) => document.pointer(&reference[1..]).expect("the reference leads on"),
+        None => value,
+    }
+}
+
 /// Knows one running server and one that is not.
 struct TwoServers;
 

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use super::super::openapi;
 use super::super::route::Route;
-use super::table;
+use super::{resolved, table};
 
 const INTRODUCTION: &str = "\
 # The coordinator's API
@@ -68,8 +68,7 @@ fn section(document: &Value, path: &str, method: &str, operation: &Value) -> Str
     );
     let mut rows = Vec::new();
     for parameter in operation["parameters"].as_array().into_iter().flatten() {
-        let pointer = parameter["$ref"].as_str().map(|reference| &reference[1..]);
-        let parameter = pointer.map_or(parameter, |at| document.pointer(at).unwrap());
+        let parameter = resolved(document, parameter);
         let name = text(parameter, "name");
         if name == "x-request-id" {
             // Of every operation.

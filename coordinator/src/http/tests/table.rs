@@ -10,7 +10,7 @@ use super::super::matcher::{Match, find, segments};
 use super::super::openapi;
 use super::super::route::{Reply, Route, ServerRule};
 use super::super::rule::Rule;
-use super::table;
+use super::{resolved, table};
 
 #[test]
 fn operations_are_unique_and_documented() {
@@ -111,13 +111,6 @@ fn the_openapi_document_has_every_route() {
 /// The one GET that takes a ticket without starting anything.
 fn waits(route: &Route) -> bool {
     route.operation == "ServerWaitlistTicketsWait"
-}
-
-fn resolved<'a>(document: &'a Value, value: &'a Value) -> &'a Value {
-    match value["$ref"].as_str() {
-        Some(reference) => document.pointer(&reference[1..]).expect("the reference leads on"),
-        None => value,
-    }
 }
 
 /// A parameter says what it is, in words and as a schema of keywords that are checked.

@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::super::super::params::{MAX_DEPTH, MAX_STRING_BYTES};
 use super::super::super::route::{BodyRule, Route};
+use super::super::resolved;
 use super::cluster::Cluster;
 use super::row::{Row, Sent};
 use super::{Contract, rows};
@@ -22,13 +23,6 @@ const TOLERATED: &[(&str, &str, &str)] = &[
 fn operation<'a>(contract: &'a Contract, route: &Route) -> &'a Value {
     let path = super::openapi::path_template(route.pattern);
     &contract.document["paths"][path][route.method.as_str().to_ascii_lowercase()]
-}
-
-fn resolved<'a>(document: &'a Value, value: &'a Value) -> &'a Value {
-    match value["$ref"].as_str() {
-        Some(reference) => document.pointer(&reference[1..]).unwrap(),
-        None => value,
-    }
 }
 
 /// Members of a route's query and body with their schemas; true: of the query.
