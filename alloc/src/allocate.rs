@@ -12,7 +12,7 @@ use crate::outcome::{Choice, Outcome, Reasons, Step};
 use crate::recent::Recent;
 use crate::request::Request;
 use crate::rng::Rng;
-use crate::run::{Left, Run};
+use crate::run::{Bits, Left, Run};
 use crate::server::{Unreserved, flag};
 use crate::snapshot::Snapshot;
 
@@ -75,6 +75,7 @@ fn decide(
     let mut run = Run::new(snapshot, request, config, &options.recent, options.seed);
     run.notes = notes;
     run.list = Arc::new(candidates(snapshot, request.servers(), options, &mut run.rng));
+    run.bits = Bits::of(snapshot, &run.list);
     let mut steps =
         vec![Step { algorithm: None, remaining: Arc::clone(&run.list), reasons: Reasons::None }];
     evaluate(&mut run, &config.expr, &mut steps);
@@ -202,6 +203,7 @@ pub fn capacity(
     let options = Options { order: Order::Arrival, ..Options::default() };
     let mut list = candidates(snapshot, servers, &options, &mut Rng::new(0));
     list.retain(|slot| !only_ready || snapshot.has(*slot, flag::SETUP));
+    run.bits = Bits::of(snapshot, &list);
     run.list = Arc::new(list);
     let mut steps = Vec::new();
     let mut errors = Map::new();

@@ -5,6 +5,7 @@
 //! any part of it is left out or any figure in it is one smaller. How algorithms judge is known
 //! here only as far as to guess what could help.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -30,6 +31,10 @@ const MAX_CHANGES: usize = 6;
 const MAX_SUGGESTIONS: usize = 12;
 /// Relaxations of the request of which pairs are tried.
 const MAX_PAIRED: usize = 10;
+/// Servers looked at in all trials on the whole fleet together, and the trials that are allowed
+/// all the same: on a large fleet the search takes as long as a hundred allocations.
+const MAX_WORK: usize = 500_000;
+const TRIALS: std::ops::RangeInclusive<usize> = 100..=2_000;
 /// Largest figure that is tried: far more than any machine has.
 const MAX_AMOUNT: u64 = 1 << 32;
 
@@ -50,29 +55,42 @@ pub struct Suggestion {
     changes: usize,
 }
 
-/// Suggests for a request body that was refused; empty if nothing helps, or if it fits.
+/// What was found.
+#[derive(Clone, Debug, Default)]
+pub struct LeastChanges {
+    /// Each of them helps; empty if nothing does, or if the request fits.
+    pub suggestions: Vec<Suggestion>,
+    /// The search ended before everything was tried.
+    pub cut: bool,
+}
+
+/// Suggests for a request body that was refused.
 #[must_use]
 pub fn least_changes(
     fleet: &Fleet,
     body: &Map<String, Value>,
     config: &Config,
     options: &Options,
-) -> Vec<Suggestion> {
-    let Ok(request) = Request::parse(body) else { return Vec::new() };
+) -> LeastChanges {
+    let Ok(request) = Request::parse(body) else { return LeastChanges::default() };
     let snapshot = fleet.clone().snapshot();
     let refused = allocate(&snapshot, &request, config, options);
     if refused.server.is_some() {
-        return Vec::new();
+        return LeastChanges::default();
     }
-    let search = Search { fleet, body, config, options };
+    let trials = (MAX_WORK / snapshot.len().max(1)).clamp(*TRIALS.start(), *TRIALS.end());
+    let search = Search { fleet, body, config, options, trials: Cell::new(trials) };
+    // Servers first: they are tried by themselves, and cost the fleet only a last look.
+    let of_servers: Vec<Suggestion> = promising(&snapshot, &request, &refused)
+        .into_iter()
+        .filter_map(|slot| search.of_server(snapshot.server(slot)))
+        .collect();
     let mut found = search.of_request();
-    for slot in promising(&snapshot, &request, &refused) {
-        found.extend(search.of_server(snapshot.server(slot)));
-    }
+    found.extend(of_servers);
     let least = found.iter().map(|suggestion| suggestion.changes).min().unwrap_or(0);
     found.retain(|suggestion| suggestion.changes == least);
     found.truncate(MAX_SUGGESTIONS);
-    found
+    LeastChanges { suggestions: found, cut: search.is_spent() }
 }
 
 /// The servers that came furthest, those with most room first.
@@ -127,9 +145,15 @@ struct Search<'a> {
     body: &'a Map<String, Value>,
     config: &'a Config,
     options: &'a Options,
+    /// Trials on the whole fleet that are left.
+    trials: Cell<usize>,
 }
 
 impl Search<'_> {
+    fn is_spent(&self) -> bool {
+        self.trials.get() == 0
+    }
+
     fn run(&self, changes: &[Change], place: Place<'_>) -> Option<Outcome> {
         let mut body = self.body.clone();
         for change in changes {
@@ -150,6 +174,12 @@ impl Search<'_> {
 
     /// How many servers the request can use with the changes; `None` if it fails.
     fn works(&self, changes: &[Change], place: Place<'_>) -> Option<usize> {
+        if let Place::Fleet = place {
+            self.trials.set(self.trials.get().saturating_sub(1));
+            if self.is_spent() {
+                return None;
+            }
+        }
         let outcome = self.run(changes, place)?;
         outcome.server.as_ref()?;
         Some(outcome.steps.last().map_or(0, |step| step.remaining.len()))
@@ -190,6 +220,10 @@ impl Search<'_> {
             if self.works(&less, Place::Fleet).is_some() {
                 return None;
             }
+        }
+        // What was not tried any more looks as if it failed.
+        if self.is_spent() {
+            return None;
         }
         let texts: Vec<String> = changes.iter().map(Change::text).collect();
         let what_if = what_if(changes)?;

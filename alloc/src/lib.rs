@@ -42,6 +42,7 @@ mod least;
 mod least_change;
 pub mod num;
 pub mod offline;
+mod order;
 mod outcome;
 mod persist;
 mod platform;
@@ -70,7 +71,7 @@ pub use config::{
 pub use expr::ExprError;
 pub use fit::{Fit, fit};
 pub use fleet::{Fleet, NoUuid};
-pub use least::{Suggestion, least_changes};
+pub use least::{LeastChanges, Suggestion, least_changes};
 pub use outcome::{Choice, Detail, Outcome, Step};
 pub use predicate::BadPredicate;
 pub use promises::{Extra, Ticket};

@@ -3,6 +3,8 @@
 //! Reasons are compared byte for byte with the reference's, so these follow ECMAScript
 //! (`Number()`, `String()`, `toFixed(2)`), not Rust's own conventions.
 
+use std::fmt::Write as _;
+
 use serde_json::{Number, Value};
 
 /// Whether `if (value)` would hold: not absent, null, false, 0, NaN or the empty text.
@@ -66,6 +68,35 @@ pub fn text(x: f64) -> String {
 /// Two decimals of the exact value; a tie goes away from zero.
 #[must_use]
 pub fn fix2(x: f64) -> String {
+    let mut out = String::new();
+    push_fix2(&mut out, x);
+    out
+}
+
+/// Appends [`fix2`].
+pub(crate) fn push_fix2(out: &mut String, x: f64) {
+    let scaled = x.abs() * 100.0;
+    if scaled < 1e9 {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "checked: from 0 to 10^9"
+        )]
+        let whole = scaled as u64;
+        let rest = scaled - crate::vm::float(whole);
+        // The product is off by less than a millionth: far from the middle it is near enough.
+        if (rest - 0.5).abs() > 1e-6 {
+            let hundredths = whole + u64::from(rest > 0.5);
+            let sign = if x < 0.0 { "-" } else { "" };
+            let (units, parts) = (hundredths / 100, hundredths % 100);
+            write!(out, "{sign}{units}.{parts:02}").expect("writing to a String does not fail");
+            return;
+        }
+    }
+    out.push_str(&exact_fix2(x));
+}
+
+fn exact_fix2(x: f64) -> String {
     if x == 0.0 {
         return "0.00".to_owned();
     }
@@ -167,6 +198,17 @@ mod tests {
             (4.0, "4.00"),
         ] {
             assert_eq!(fix2(x), want, "{x}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn short_and_exact_ways_to_two_decimals_agree(
+            x in -1e8..1e8_f64, eighths in -4000..4000_i32, hundredths in -4000..4000_i32,
+        ) {
+            for x in [x, x / 1e6, f64::from(eighths) / 8.0, f64::from(hundredths) / 200.0] {
+                proptest::prop_assert_eq!(fix2(x), exact_fix2(x), "{}", x);
+            }
         }
     }
 

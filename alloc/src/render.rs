@@ -6,10 +6,11 @@ use std::fmt::Write as _;
 use serde::ser::{Serialize, SerializeMap as _, SerializeSeq as _, Serializer};
 use serde_json::{Map, Value};
 
-use crate::num::{fix2, text};
+use crate::num::{push_fix2, text};
 use crate::outcome::{Detail, Outcome, Reason, Reasons, Scored, Step};
 use crate::request::json_text;
 use crate::score::replay;
+use crate::server::flag;
 
 /// The steps of an outcome, ready to be written as JSON without a copy of all uuids in between.
 #[derive(Debug)]
@@ -18,6 +19,7 @@ pub struct Steps<'a> {
     detail: Detail,
     /// For each step that scored, the scores after it, in its own order.
     totals: Vec<Vec<f64>>,
+    names: Names,
 }
 
 struct StepView<'a> {
@@ -25,10 +27,41 @@ struct StepView<'a> {
     place: usize,
 }
 
-struct Remaining<'a>(&'a Outcome, &'a [u32]);
+struct Remaining<'a>(&'a Names, &'a [u32]);
+
+/// The servers' uuids side by side, by slot: steps repeat them many times, and each is far away in
+/// memory.
+#[derive(Clone, Debug, Default)]
+struct Names {
+    text: String,
+    /// Where each begins; one more at the end.
+    starts: Vec<usize>,
+}
+
+impl Names {
+    fn of(outcome: &Outcome) -> Self {
+        let snapshot = &outcome.snapshot;
+        let mut names = Self::default();
+        names.text.reserve(snapshot.len() * 36);
+        names.starts.reserve(snapshot.capacity() + 1);
+        for slot in snapshot.slots() {
+            // Slots that are not in use have no name.
+            names.starts.resize(slot as usize + 1, names.text.len());
+            names.text.push_str(&snapshot.server(slot).uuid);
+        }
+        names.starts.push(names.text.len());
+        names
+    }
+
+    fn get(&self, slot: u32) -> &str {
+        let slot = slot as usize;
+        &self.text[self.starts[slot]..self.starts[slot + 1]]
+    }
+}
 
 struct ReasonsView<'a> {
     outcome: &'a Outcome,
+    names: &'a Names,
     step: &'a Step,
     totals: &'a [f64],
 }
@@ -37,8 +70,11 @@ impl Outcome {
     /// The steps, to be serialized.
     #[must_use]
     pub fn steps(&self, detail: Detail) -> Steps<'_> {
-        let totals = if detail == Detail::Full { self.totals() } else { Vec::new() };
-        Steps { outcome: self, detail, totals }
+        let (totals, names) = match detail {
+            Detail::Full => (self.totals(), Names::of(self)),
+            Detail::None | Detail::Counts => (Vec::new(), Names::default()),
+        };
+        Steps { outcome: self, detail, totals, names }
     }
 
     /// The steps as a JSON value. At thousands of servers [`Outcome::steps`] is much cheaper.
@@ -54,7 +90,8 @@ impl Outcome {
         let (Some(step), Some(totals)) = (self.steps.get(place), totals.get(place)) else {
             return Map::new();
         };
-        match serde_json::to_value(ReasonsView { outcome: self, step, totals }) {
+        let names = &Names::of(self);
+        match serde_json::to_value(ReasonsView { outcome: self, names, step, totals }) {
             Ok(Value::Object(reasons)) => reasons,
             _ => Map::new(),
         }
@@ -102,9 +139,10 @@ impl Serialize for StepView<'_> {
             map.serialize_entry("remaining", &step.remaining.len())?;
             return map.end();
         }
-        map.serialize_entry("remaining", &Remaining(outcome, &step.remaining))?;
+        map.serialize_entry("remaining", &Remaining(&self.steps.names, &step.remaining))?;
         let totals = self.steps.totals[self.place].as_slice();
-        let reasons = ReasonsView { outcome, step, totals };
+        let names = &self.steps.names;
+        let reasons = ReasonsView { outcome, names, step, totals };
         if !reasons.is_empty() {
             map.serialize_entry("reasons", &reasons)?;
         }
@@ -114,7 +152,7 @@ impl Serialize for StepView<'_> {
 
 impl Serialize for Remaining<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.1.iter().map(|slot| self.0.uuid(*slot)))
+        serializer.collect_seq(self.1.iter().map(|slot| self.0.get(*slot)))
     }
 }
 
@@ -132,27 +170,30 @@ impl ReasonsView<'_> {
 
 impl Serialize for ReasonsView<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let outcome = self.outcome;
+        let Self { outcome, names, .. } = *self;
         let mut map = serializer.serialize_map(None)?;
+        // One text after the other.
+        let mut out = String::new();
         match &self.step.reasons {
             Reasons::None => {}
             Reasons::Skip(text) => map.serialize_entry("skip", text)?,
             Reasons::Loaded => {
                 for slot in self.step.remaining.iter() {
-                    let server = outcome.snapshot.server(*slot);
-                    let text = format!("{} VMs loaded", server.loaded().count());
-                    map.serialize_entry(server.uuid.as_ref(), &text)?;
+                    out.clear();
+                    push(&mut out, format_args!("{} VMs loaded", loaded(outcome, *slot)));
+                    map.serialize_entry(names.get(*slot), &out)?;
                 }
             }
             Reasons::Scored(scored) => {
                 for (place, (slot, total)) in scored.order.iter().zip(self.totals).enumerate() {
-                    let text = scored_text(scored, place, *total);
-                    map.serialize_entry(outcome.uuid(*slot), &text)?;
+                    out.clear();
+                    scored_text(&mut out, scored, place, *total);
+                    map.serialize_entry(names.get(*slot), &out)?;
                 }
             }
             Reasons::Each { each, shared, all } => {
                 for (slot, reason) in each {
-                    let uuid = outcome.uuid(*slot);
+                    let uuid = names.get(*slot);
                     match reason {
                         Reason::Count(n) => map.serialize_entry(uuid, n)?,
                         reason => {
@@ -172,13 +213,27 @@ impl Serialize for ReasonsView<'_> {
     }
 }
 
-fn scored_text(scored: &Scored, place: usize, total: f64) -> String {
-    let delta = scored.delta(place);
-    let mut out = format!("increased score by {} to {}", fix2(delta), fix2(total));
-    if let Some(zones) = scored.zones.as_ref().and_then(|zones| zones.get(place)) {
-        write!(out, "; {zones} owner zones found").expect("writing to a String does not fail");
+fn push(out: &mut String, text: std::fmt::Arguments<'_>) {
+    out.write_fmt(text).expect("writing to a String does not fail");
+}
+
+/// How many VMs of a server `load-server-vms` counts.
+fn loaded(outcome: &Outcome, slot: u32) -> usize {
+    let snapshot = &outcome.snapshot;
+    if snapshot.has(slot, flag::PROMISED) {
+        return snapshot.server(slot).loaded().count();
     }
-    out
+    snapshot.fast_vm_count(slot) as usize
+}
+
+fn scored_text(out: &mut String, scored: &Scored, place: usize, total: f64) {
+    out.push_str("increased score by ");
+    push_fix2(out, scored.delta(place));
+    out.push_str(" to ");
+    push_fix2(out, total);
+    if let Some(zones) = scored.zones.as_ref().and_then(|zones| zones.get(place)) {
+        push(out, format_args!("; {zones} owner zones found"));
+    }
 }
 
 fn reason_text<'a>(

@@ -1,13 +1,14 @@
 //! The state of one request while its expression is evaluated, and what algorithms share.
 
-use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::config::{Config, RatioPolicy, Ratios};
 use crate::explain::Notes;
+use crate::order::stable_order;
 use crate::outcome::{Reason, Reasons};
 use crate::promises::DiskPromise;
 use crate::recent::Recent;
@@ -74,6 +75,34 @@ impl Verdict {
     }
 }
 
+/// Flags of many servers together: most filters find nothing to remove, and need not look.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bits {
+    all: u32,
+    any: u32,
+}
+
+impl Default for Bits {
+    /// Nothing is known.
+    fn default() -> Self {
+        Self { all: 0, any: u32::MAX }
+    }
+}
+
+impl Bits {
+    pub(crate) fn of(snapshot: &Snapshot, slots: &[u32]) -> Self {
+        slots.iter().fold(Self { all: u32::MAX, any: 0 }, |bits, slot| {
+            let flags = snapshot.flags(*slot);
+            Self { all: bits.all & flags, any: bits.any | flags }
+        })
+    }
+
+    /// Whether every server has the flag, or none: then a filter for it keeps all of them.
+    pub(crate) fn agree(self, bit: u32, wanted: bool) -> bool {
+        if wanted { self.all & bit != 0 } else { self.any & bit == 0 }
+    }
+}
+
 /// One evaluation.
 #[derive(Debug)]
 pub(crate) struct Run<'a> {
@@ -84,6 +113,8 @@ pub(crate) struct Run<'a> {
     pub(crate) rng: Rng,
     /// The servers left, in order.
     pub(crate) list: Arc<Vec<u32>>,
+    /// Flags that all and that any of the servers had which the evaluation began with.
+    pub(crate) bits: Bits,
     /// By slot.
     pub(crate) score: Vec<f64>,
     pub(crate) vms: Vms,
@@ -116,6 +147,7 @@ impl<'a> Run<'a> {
             recent,
             rng: Rng::new(seed),
             list: Arc::default(),
+            bits: Bits::default(),
             score: vec![0.0; snapshot.capacity()],
             vms: Vms::NotLoaded,
             policy: RatioPolicy::Own,
@@ -161,6 +193,23 @@ impl<'a> Run<'a> {
         Reasons::each(each)
     }
 
+    /// Keeps the servers that have a flag, or that don't.
+    pub(crate) fn filter_flag(
+        &mut self,
+        bit: u32,
+        wanted: bool,
+        removed: impl Fn() -> Verdict,
+    ) -> Reasons {
+        if self.bits.agree(bit, wanted) {
+            return Reasons::None;
+        }
+        self.filter(
+            |run, slot| {
+                if run.snapshot.has(slot, bit) == wanted { Verdict::Keep } else { removed() }
+            },
+        )
+    }
+
     /// [`Run::filter`] for algorithms that give no reasons.
     pub(crate) fn keep(&mut self, mut keep: impl FnMut(&Snapshot, u32) -> bool) -> Reasons {
         self.filter(|run, slot| Verdict::keep_if(keep(run.snapshot, slot)))
@@ -195,6 +244,11 @@ impl<'a> Run<'a> {
             return self.snapshot.fast_vm_count(slot);
         }
         u32::try_from(self.vms(slot).count()).unwrap_or(u32::MAX)
+    }
+
+    /// Whether no server has a VM with the property whose flag is given.
+    pub(crate) fn flags_decide(&self, bit: u32) -> bool {
+        self.is_fast() && self.bits.agree(bit, false)
     }
 
     /// Whether one of the server's VMs has the property whose flag is given.
@@ -304,6 +358,30 @@ impl<'a> Run<'a> {
         hosts
     }
 
+    /// How many VMs of the requested owner a server shows.
+    pub(crate) fn owner_vms(&self, slot: u32) -> usize {
+        let owner = self.request.vm.owner;
+        self.vms(slot).filter(|vm| vm.owner == owner).count()
+    }
+
+    /// Which of the VMs to be near to and far from a server has, for an explanation.
+    pub(crate) fn wishes(&self, slot: u32) -> Vec<(&'static str, Value)> {
+        let Some(locality) = &self.locality else { return Vec::new() };
+        let owner = self.request.vm.owner;
+        let has = |wanted: &&String| {
+            let wanted = Uuid::parse_str(wanted).ok();
+            self.vms(slot).any(|vm| vm.owner == owner && Some(vm.uuid) == wanted)
+        };
+        let here = |vms: &[String]| json!(vms.iter().filter(has).collect::<Vec<_>>());
+        let (near, far) = (&locality.near, &locality.far);
+        vec![
+            ("near", json!(near.len())),
+            ("near_here", here(near)),
+            ("far", json!(far.len())),
+            ("far_here", here(far)),
+        ]
+    }
+
     /// How servers are to be spread, if anything says so.
     pub(crate) fn spread(&self) -> Option<&str> {
         let package = self.package.as_ref().and_then(|package| package.spread.as_deref());
@@ -313,55 +391,5 @@ impl<'a> Run<'a> {
     /// The list in ascending order of a number; stable.
     pub(crate) fn sorted_by(&self, key: impl Fn(&Self, u32) -> f64) -> Vec<u32> {
         stable_order(&self.list, |slot| key(self, slot))
-    }
-}
-
-/// The slots in ascending order of their keys; equal ones (and whatever is not a number) keep
-/// their order.
-fn stable_order(slots: &[u32], key: impl Fn(u32) -> f64) -> Vec<u32> {
-    // Whole numbers of megabytes or VMs fit, beside their place, in one integer, which sorts
-    // several times faster.
-    const LIMIT: f64 = 549_755_813_888.0;
-    let pack = |(slot, place): (&u32, u64)| {
-        let key = key(*slot);
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "checked: an integer in 0..2^40"
-        )]
-        let packed = ((key + LIMIT) as u64) << 24 | place;
-        (key.trunc() == key && key.abs() < LIMIT).then_some(packed)
-    };
-    let packed: Option<Vec<u64>> =
-        if slots.len() < 1 << 24 { slots.iter().zip(0..).map(pack).collect() } else { None };
-    if let Some(mut packed) = packed {
-        packed.sort_unstable();
-        let place = |packed: u64| usize::try_from(packed & 0xff_ffff).unwrap_or(0);
-        return packed.into_iter().map(|packed| slots[place(packed)]).collect();
-    }
-    let mut sorted: Vec<(f64, u32)> = slots.iter().map(|slot| (key(*slot), *slot)).collect();
-    sorted.sort_by(|(a, _), (b, _)| a.partial_cmp(b).unwrap_or(Ordering::Equal));
-    sorted.into_iter().map(|(_, slot)| slot).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    proptest! {
-        #[test]
-        fn order_is_stable(keys in proptest::collection::vec(-5i32..5, 0..60), half in any::<bool>()) {
-            let offset = if half { 0.5 } else { 0.0 };
-            let keys: Vec<(f64, u32)> =
-                keys.into_iter().map(|key| f64::from(key) + offset).zip(0u32..).collect();
-            let mut want = keys.clone();
-            want.sort_by(|(a, _), (b, _)| a.total_cmp(b));
-            let want: Vec<u32> = want.into_iter().map(|(_, slot)| slot).collect();
-            let slots: Vec<u32> = keys.iter().map(|(_, slot)| *slot).collect();
-            let got = stable_order(&slots, |slot| keys[slot as usize].0);
-            prop_assert_eq!(got, want);
-        }
     }
 }

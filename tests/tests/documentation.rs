@@ -39,6 +39,22 @@ fn configuration_is_documented() {
     assert!(written == page(), "docs/configuration.md is out of date: run `make docs`");
 }
 
+/// Keys of the reference's configuration and of its SAPI metadata.
+const REFERENCE_KEYS: &str = include_str!("../data/reference-config-keys.txt");
+
+#[test]
+fn every_key_of_the_reference_has_a_row() {
+    let path = repository().join("docs/configuration.md");
+    let page = std::fs::read_to_string(path).expect("the page can be read");
+    let has_row = |key: &&str| {
+        let start = format!("| `{key}` | ");
+        page.lines().any(|line| line.strip_prefix(&start).is_some_and(|rest| rest.len() > 2))
+    };
+    let missing: Vec<&str> = REFERENCE_KEYS.lines().filter(|key| !has_row(key)).collect();
+    assert!(missing.is_empty(), "no row in docs/configuration.md for {missing:?}");
+    assert_eq!(REFERENCE_KEYS.lines().count(), 51);
+}
+
 #[test]
 fn every_key_has_a_meaning() {
     let page = page();

@@ -29,6 +29,9 @@ fn run(run: &mut Run<'_>) -> Reasons {
     let package = run.package.as_ref().and_then(|package| package.cpu_cap);
     let capped = run.cpu_cap.or(package).is_some();
     let bit = if capped { flag::UNCAPPED } else { flag::CAPPED };
+    if run.flags_decide(bit) {
+        return Reasons::None;
+    }
     run.filter(|run, slot| {
         let differs = |vm: &Vm| vm.cpu_cap.is_some() != capped;
         if !run.any_vm(slot, bit, differs) {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use serde_json::Value;
 use uuid::Uuid;
 
 use super::{Algorithm, Kind};
@@ -14,8 +15,12 @@ pub(super) static HARD_LOCALITY: Algorithm = Algorithm {
     title: "Servers with requested hard locality considered",
     kind: Kind::Set,
     run,
-    compares: None,
+    compares: Some(compares),
 };
+
+fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
+    run.wishes(slot)
+}
 
 fn run(run: &mut Run<'_>) -> Reasons {
     let Some(locality) = run.locality.clone().filter(|locality| locality.strict) else {

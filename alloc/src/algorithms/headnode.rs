@@ -2,7 +2,7 @@
 
 use super::{Algorithm, Kind};
 use crate::outcome::Reasons;
-use crate::run::Run;
+use crate::run::{Run, Verdict};
 use crate::server::flag;
 
 pub(super) static HEADNODE: Algorithm = Algorithm {
@@ -17,5 +17,5 @@ fn run(run: &mut Run<'_>) -> Reasons {
     if !run.config.filter_headnode {
         return Reasons::skip("Do not filter out headnodes");
     }
-    run.keep(|snapshot, slot| !snapshot.has(slot, flag::HEADNODE))
+    run.filter_flag(flag::HEADNODE, false, || Verdict::Drop)
 }

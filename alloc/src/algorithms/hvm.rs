@@ -33,6 +33,10 @@ fn run(run: &mut Run<'_>) -> Reasons {
     if !brand.is_hvm() {
         return Reasons::None;
     }
+    if brand == Brand::Kvm && (run.bits.agree(flag::HVM_API, true) || run.flags_decide(flag::BHYVE))
+    {
+        return Reasons::None;
+    }
     run.filter(|run, slot| match fault(run, slot, brand) {
         None => Verdict::Keep,
         Some(text) => Verdict::Because(Reason::Owned(text.into())),

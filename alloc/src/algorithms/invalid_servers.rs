@@ -15,12 +15,15 @@ pub(super) static INVALID_SERVERS: Algorithm = Algorithm {
 
 fn run(run: &mut Run<'_>) -> Reasons {
     let with_vms = run.vms >= Vms::Loaded;
+    if !with_vms {
+        return run.filter_flag(flag::VALID, true, || Verdict::Because(Reason::Fault));
+    }
     run.filter(|run, slot| {
         if !run.snapshot.has(slot, flag::VALID) {
             return Verdict::Because(Reason::Fault);
         }
         // The reference checks VMs only where an earlier step has loaded them.
-        match run.vms(slot).find_map(|vm| vm.fault.as_deref()).filter(|_| with_vms) {
+        match run.vms(slot).find_map(|vm| vm.fault.as_deref()) {
             None => Verdict::Keep,
             Some(fault) => Verdict::Because(Reason::Owned(fault.into())),
         }

@@ -25,11 +25,5 @@ fn run(run: &mut Run<'_>) -> Reasons {
     } else {
         "Server does not have \"SunOS\" OS"
     };
-    run.filter(|run, slot| {
-        if run.snapshot.has(slot, flag::LINUX) == linux {
-            Verdict::Keep
-        } else {
-            Verdict::Because(Reason::Text(text))
-        }
-    })
+    run.filter_flag(flag::LINUX, linux, || Verdict::Because(Reason::Text(text)))
 }

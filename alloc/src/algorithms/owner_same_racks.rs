@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use serde_json::{Value, json};
+
 use super::{Algorithm, Kind};
 use crate::outcome::{Reason, Reasons};
 use crate::run::{Run, Verdict};
@@ -11,8 +13,13 @@ pub(super) static OWNER_SAME_RACKS: Algorithm = Algorithm {
     title: "Servers in racks containing none of an owner's zones",
     kind: Kind::Set,
     run,
-    compares: None,
+    compares: Some(compares),
 };
+
+fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
+    let rack = run.snapshot.server(slot).parsed.rack.as_deref();
+    vec![("rack", json!(rack)), ("owner_vms", json!(run.owner_vms(slot)))]
+}
 
 fn run(run: &mut Run<'_>) -> Reasons {
     let counts = run.owner_counts_by_slot();

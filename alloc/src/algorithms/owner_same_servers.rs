@@ -1,5 +1,7 @@
 //! `hard-filter-owner-same-servers`: no two VMs of an owner on one server.
 
+use serde_json::{Value, json};
+
 use super::{Algorithm, Kind};
 use crate::outcome::{Reason, Reasons};
 use crate::run::{Run, Verdict};
@@ -9,8 +11,12 @@ pub(super) static OWNER_SAME_SERVERS: Algorithm = Algorithm {
     title: "Servers which do not contain any of an owner's zones",
     kind: Kind::Filter,
     run,
-    compares: None,
+    compares: Some(compares),
 };
+
+fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
+    vec![("owner_vms", json!(run.owner_vms(slot)))]
+}
 
 fn run(run: &mut Run<'_>) -> Reasons {
     let owner = run.request.vm.owner;

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 use super::{Algorithm, Kind};
 use crate::config::OwnerFilter;
@@ -17,8 +17,19 @@ pub(super) static OWNERS_SERVERS: Algorithm = Algorithm {
     title: "Filter CNs based on owner filters",
     kind: Kind::Set,
     run,
-    compares: None,
+    compares: Some(compares),
 };
+
+fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
+    let Some(filters) = &run.config.owner_filters else { return Vec::new() };
+    let verdict = |filter: &OwnerFilter| {
+        // A predicate that can't be evaluated is neither.
+        let truth = test(run, filter, slot).ok();
+        (filter.owner.to_string(), json!({ "predicate": filter.text, "holds": truth }))
+    };
+    let verdicts: Map<String, Value> = filters.iter().map(verdict).collect();
+    vec![("owner", json!(run.request.vm.owner_uuid)), ("filters", Value::Object(verdicts))]
+}
 
 fn run(run: &mut Run<'_>) -> Reasons {
     let Some(filters) = &run.config.owner_filters else {

@@ -20,11 +20,5 @@ fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
 }
 
 fn run(run: &mut Run<'_>) -> Reasons {
-    run.filter(|run, slot| {
-        if run.snapshot.has(slot, flag::RUNNING) {
-            Verdict::Keep
-        } else {
-            Verdict::Because(Reason::Status)
-        }
-    })
+    run.filter_flag(flag::RUNNING, true, || Verdict::Because(Reason::Status))
 }

@@ -1,6 +1,7 @@
 //! `score-next-reboot`: favours servers that stay up longer.
 
 use super::{Algorithm, Kind};
+use crate::order::stable_order;
 use crate::outcome::Reasons;
 use crate::run::Run;
 use crate::score;
@@ -21,9 +22,9 @@ fn run(run: &mut Run<'_>) -> Reasons {
         return Reasons::skip("One or fewer servers");
     }
     let reboot = |slot: &u32| run.snapshot.reboot_ms(*slot);
-    let (unplanned, mut planned): (Vec<u32>, Vec<u32>) =
+    let (unplanned, planned): (Vec<u32>, Vec<u32>) =
         run.list.iter().copied().partition(|slot| reboot(slot).is_nan());
-    planned.sort_by(|a, b| reboot(b).total_cmp(&reboot(a)));
+    let planned = stable_order(&planned, |slot| -reboot(&slot));
     let mut buckets = Vec::new();
     if !unplanned.is_empty() {
         buckets.push(unplanned);

@@ -2,7 +2,7 @@
 
 use super::{Algorithm, Kind};
 use crate::outcome::Reasons;
-use crate::run::Run;
+use crate::run::{Run, Verdict};
 use crate::server::flag;
 
 pub(super) static SETUP: Algorithm = Algorithm {
@@ -14,5 +14,5 @@ pub(super) static SETUP: Algorithm = Algorithm {
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {
-    run.keep(|snapshot, slot| snapshot.has(slot, flag::SETUP))
+    run.filter_flag(flag::SETUP, true, || Verdict::Drop)
 }

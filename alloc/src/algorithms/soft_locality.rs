@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use serde_json::{Value, json};
+
 use super::{Algorithm, Kind};
 use crate::outcome::{Reason, Reasons};
 use crate::run::{RackLocality, Run};
@@ -11,8 +13,15 @@ pub(super) static SOFT_LOCALITY: Algorithm = Algorithm {
     title: "Servers with requested soft locality considered",
     kind: Kind::Set,
     run,
-    compares: None,
+    compares: Some(compares),
 };
+
+fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
+    let mut figures = run.wishes(slot);
+    figures.push(("owner_vms", json!(run.owner_vms(slot))));
+    figures.extend(run.rack(slot).map(|rack| ("rack", json!(rack))));
+    figures
+}
 
 fn run(run: &mut Run<'_>) -> Reasons {
     if let Some(racks) = run.racks.take() {

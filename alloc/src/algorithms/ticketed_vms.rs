@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{Algorithm, Kind};
 use crate::outcome::Reasons;
-use crate::run::{Run, Vms};
+use crate::run::{Run, Verdict, Vms};
 use crate::server::flag;
 
 pub(super) static TICKETED_VMS: Algorithm = Algorithm {
@@ -21,5 +21,5 @@ fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
 
 fn run(run: &mut Run<'_>) -> Reasons {
     run.vms = Vms::Promised;
-    run.keep(|snapshot, slot| !snapshot.has(slot, flag::BARE_TICKET))
+    run.filter_flag(flag::BARE_TICKET, false, || Verdict::Drop)
 }

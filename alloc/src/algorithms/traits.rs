@@ -25,13 +25,7 @@ fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
 fn run(run: &mut Run<'_>) -> Reasons {
     let wanted = wanted(run);
     if wanted.is_empty() {
-        let reasons = run.filter(|run, slot| {
-            if run.snapshot.has(slot, flag::TRAITS) {
-                Verdict::Because(Reason::Traits)
-            } else {
-                Verdict::Keep
-            }
-        });
+        let reasons = run.filter_flag(flag::TRAITS, false, || Verdict::Because(Reason::Traits));
         return with_shared(reasons, vec!["Combined vm/pkg/img require no traits".to_owned()]);
     }
     let reasons = run.filter(|run, slot| {

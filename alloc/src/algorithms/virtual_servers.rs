@@ -18,11 +18,6 @@ fn run(run: &mut Run<'_>) -> Reasons {
     if !vm.docker && !vm.exclude_virtual {
         return Reasons::None;
     }
-    run.filter(|run, slot| {
-        if run.snapshot.has(slot, flag::VIRTUAL) {
-            Verdict::Because(Reason::Text("Server is a virtual server - excluding"))
-        } else {
-            Verdict::Keep
-        }
-    })
+    let text = "Server is a virtual server - excluding";
+    run.filter_flag(flag::VIRTUAL, false, || Verdict::Because(Reason::Text(text)))
 }

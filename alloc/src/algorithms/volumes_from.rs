@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::{Algorithm, Kind};
@@ -13,8 +14,18 @@ pub(super) static VOLUMES_FROM: Algorithm = Algorithm {
     title: "Servers containing VMs required for volumesfrom",
     kind: Kind::Set,
     run,
-    compares: None,
+    compares: Some(compares),
 };
+
+fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
+    let required = &run.request.vm.volumes_from;
+    let is_here = |vm: &&String| {
+        let home = Uuid::parse_str(vm).ok().and_then(|vm| run.snapshot.vms.get(vm).copied());
+        home == Some(slot)
+    };
+    let here: Vec<&String> = required.iter().filter(is_here).collect();
+    vec![("required", json!(required)), ("here", json!(here))]
+}
 
 fn run(run: &mut Run<'_>) -> Reasons {
     let vm = &run.request.vm;

@@ -16,11 +16,5 @@ pub(super) static ZPOOL_ENCRYPTION: Algorithm = Algorithm {
 fn run(run: &mut Run<'_>) -> Reasons {
     let wanted = run.request.vm.encrypted;
     let text = if wanted { "Server is not Zpool Encrypted" } else { "Server is Zpool Encrypted" };
-    run.filter(|run, slot| {
-        if run.snapshot.has(slot, flag::ENCRYPTED) == wanted {
-            Verdict::Keep
-        } else {
-            Verdict::Because(Reason::Text(text))
-        }
-    })
+    run.filter_flag(flag::ENCRYPTED, wanted, || Verdict::Because(Reason::Text(text)))
 }

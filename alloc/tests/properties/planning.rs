@@ -83,6 +83,36 @@ fn smaller(value: &Value) -> Vec<Value> {
     }
 }
 
+/// A suggestion without one of its parts, for each part that can be left out as a whole: a VM to
+/// remove, a server to change, the policy, the request.
+fn parts_left_out(
+    what_if: Option<&Value>,
+    request: Option<&Value>,
+) -> Vec<(Option<Value>, Option<Value>)> {
+    let mut all = Vec::new();
+    if request.is_some() {
+        all.push((what_if.cloned(), None));
+    }
+    for (name, part) in what_if.and_then(Value::as_object).into_iter().flatten() {
+        let without = |part: Option<Value>| {
+            let mut what_if = what_if.cloned().unwrap_or_default();
+            let members = what_if.as_object_mut().expect("an object");
+            match part {
+                Some(part) => drop(members.insert(name.clone(), part)),
+                None => drop(members.remove(name)),
+            }
+            (Some(what_if), request.cloned())
+        };
+        all.push(without(None));
+        for place in 0..part.as_array().map_or(0, Vec::len) {
+            let mut items = part.as_array().cloned().unwrap_or_default();
+            items.remove(place);
+            all.push(without(Some(Value::Array(items))));
+        }
+    }
+    all
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
 
@@ -90,13 +120,17 @@ proptest! {
     fn every_suggestion_works_and_none_is_needless(servers in servers(), body in demanding()) {
         let config = config();
         let fleet = build(&servers);
-        let suggestions = least_changes(&fleet, &body, &config, &options(3));
+        let suggestions = least_changes(&fleet, &body, &config, &options(3)).suggestions;
         let fits = follow(&fleet, &body, None, None, &config).server.is_some();
         prop_assert!(!fits || suggestions.is_empty());
         for suggestion in &suggestions {
             let (what_if, request) = (suggestion.what_if.as_ref(), suggestion.request.as_ref());
             let outcome = follow(&fleet, &body, what_if, request, &config);
             prop_assert!(outcome.server.is_some(), "{suggestion:?}");
+            for (what_if, request) in parts_left_out(what_if, request) {
+                let fewer = follow(&fleet, &body, what_if.as_ref(), request.as_ref(), &config);
+                prop_assert!(fewer.server.is_none(), "{suggestion:?} has a needless part");
+            }
             // A machine with one byte less would not do: but what counts is whole MiB.
             let one_server = what_if.and_then(|w| w["add_servers"].as_array()).map(|s| &s[..]);
             if let Some([server]) = one_server && request.is_none() {
@@ -226,8 +260,36 @@ fn least_changes_name_server_and_figure() {
     let fleet = build(&[server]);
     // 3,481 of 4,096 MiB may be used.
     let found = least_changes(&fleet, &body(5529, 0), &config(), &options(1));
+    assert!(!found.cut);
+    let found = found.suggestions;
     let texts: Vec<_> = found.iter().map(|suggestion| suggestion.text.clone()).collect();
     let more = format!("2,048 MiB more memory on server {}", server_uuid(1));
     assert!(texts.contains(&more), "{texts:?}");
     assert!(texts.contains(&"with 3,481 MiB of memory instead of 5,529".to_owned()), "{texts:?}");
+}
+
+#[test]
+fn the_search_for_changes_ends_on_a_large_fleet() {
+    let server = |id| ModelServer { id, ram_gib: 4, flaw: 19, reboot: None, vms: Vec::new() };
+    let mut fleet = build(&[]);
+    for n in 0..6_000_u32 {
+        let mut record = server(1).record();
+        let uuid = Uuid::from_u128(0x5000_0000 + u128::from(n)).to_string();
+        record.insert("uuid".to_owned(), json!(uuid));
+        fleet.upsert_server(Arc::new(record)).expect("the record has a uuid");
+        fleet.apply_report(&uuid, &server(1).report());
+    }
+    let mut large = Value::Object(body(8192, 0));
+    for n in 0..10 {
+        large["vm"]["traits"][format!("t{n}")] = json!(true);
+    }
+    large["nic_tags"] = (0..50).map(|n| format!("tag{n}")).collect();
+    let found =
+        least_changes(&fleet, large.as_object().expect("an object"), &config(), &options(1));
+    assert!(found.cut, "so many wishes are more than a hundred trials");
+    for suggestion in &found.suggestions {
+        let (what_if, request) = (suggestion.what_if.as_ref(), suggestion.request.as_ref());
+        let large = large.as_object().expect("an object");
+        assert!(follow(&fleet, large, what_if, request, &config()).server.is_some());
+    }
 }

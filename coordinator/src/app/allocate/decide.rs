@@ -22,7 +22,7 @@ use super::{
     parse, ratios_json,
 };
 use crate::alloc::{
-    self, Config, Detail, FieldError, Outcome, Request, Suggestion, allocate, explain,
+    self, Config, Detail, FieldError, LeastChanges, Outcome, Request, allocate, explain,
     least_changes, num,
 };
 use crate::app::App;
@@ -47,7 +47,7 @@ pub struct Decided {
     server: Option<Map<String, Value>>,
     steps: Detail,
     explanation: Value,
-    suggestions: Vec<Suggestion>,
+    least: LeastChanges,
     several: bool,
 }
 
@@ -145,8 +145,11 @@ impl Decided {
         if !self.explanation.is_null() {
             map.serialize_entry("explain", &self.explanation)?;
         }
-        if self.server.is_none() && !self.suggestions.is_empty() {
-            map.serialize_entry("least_changes", &self.suggestions)?;
+        if self.server.is_none() && !self.least.suggestions.is_empty() {
+            map.serialize_entry("least_changes", &self.least.suggestions)?;
+        }
+        if self.least.cut {
+            map.serialize_entry("least_changes_cut", &true)?;
         }
         Ok(())
     }
@@ -267,7 +270,7 @@ impl App {
             server: None,
             steps: ask.steps,
             explanation: Value::Null,
-            suggestions: Vec::new(),
+            least: LeastChanges::default(),
             several: ask.count > 1,
         };
         let shown = decided.shown();
@@ -278,13 +281,13 @@ impl App {
             true => explain(shown.outcome.snapshot(), request, policy, &options).1,
             false => Value::Null,
         };
-        let suggestions = asked.map(|fleet| least_changes(&fleet, body, policy, &options));
+        let least = asked.map(|fleet| least_changes(&fleet, body, policy, &options));
         let server = match shown.outcome.server {
             Some(_) => Some(self.chosen_view(ask, &shown.outcome)?),
             None => None,
         };
         decided.explanation = explanation;
-        decided.suggestions = suggestions.unwrap_or_default();
+        decided.least = least.unwrap_or_default();
         decided.server = server;
         Ok(decided)
     }

@@ -22,7 +22,7 @@ use tokio::sync::Notify;
 use uuid::Uuid;
 
 use super::replay::bad_policy;
-use crate::alloc::{Config, Outcome, Saved, Snapshot};
+use crate::alloc::{Config, HostOs, Order, Outcome, Saved, Snapshot};
 use crate::app::error::AppError;
 use crate::app::{App, keys};
 use crate::store::{Expect, MAX_VALUE_BYTES, Write, list_all};
@@ -72,6 +72,12 @@ pub struct AllocationRecord {
     pub reserved: bool,
     /// SHA-256 of the policy.
     pub config_hash: String,
+    /// Servers were looked at in a random order, else in that of their uuids.
+    #[serde(default = "shuffled")]
+    pub shuffled: bool,
+    /// The reference's rule for hosts' operating systems was in force.
+    #[serde(default)]
+    pub host_os_reference: bool,
     /// What shuffles were made from.
     pub seed: u64,
     /// What earlier decisions were known, for policies that ask.
@@ -89,7 +95,21 @@ pub struct AllocationRecord {
     pub keep: bool,
 }
 
+/// Records of an earlier version don't say; it is the default.
+fn shuffled() -> bool {
+    true
+}
+
 impl AllocationRecord {
+    /// The order of servers in which it was decided.
+    pub(super) fn order(&self) -> Order {
+        if self.shuffled { Order::Shuffled } else { Order::Uuid }
+    }
+
+    fn host_os(&self) -> HostOs {
+        if self.host_os_reference { HostOs::Reference } else { HostOs::Any }
+    }
+
     /// Takes down a decision.
     pub(super) fn new(
         app: &App,
@@ -116,6 +136,8 @@ impl AllocationRecord {
             failure: server.is_none().then(|| outcome.failure()),
             reserved: false,
             config_hash: hash(policy),
+            shuffled: app.config.allocation.order != Order::Uuid,
+            host_os_reference: policy.host_os() == HostOs::Reference,
             seed: outcome.seed,
             recent: Value::Null,
             snapshot_revision: outcome.snapshot().revision(),
@@ -306,7 +328,8 @@ impl App {
     ///
     /// # Errors
     /// [`AppError::SnapshotNotKept`].
-    pub(super) async fn snapshot_of(&self, id: Uuid) -> Result<Kept, AppError> {
+    pub(super) async fn snapshot_of(&self, record: &AllocationRecord) -> Result<Kept, AppError> {
+        let id = record.id;
         let held = self.decisions.history.lock().held.iter().find(|held| held.id == id).cloned();
         if let Some(Held { snapshot, policy, .. }) = held {
             return Ok(Kept { snapshot, policy });
@@ -327,8 +350,7 @@ impl App {
         let mut lines = BufReader::new(ZstdDecoder::new(&bytes[..])).lines();
         let first = lines.next_line().await.map_err(io)?.unwrap_or_default();
         let source: Value = serde_json::from_str(&first).map_err(corrupt)?;
-        let host_os = self.config.allocation.policy.host_os();
-        let policy = Config::new(&source["expression"], &source["defaults"], host_os);
+        let policy = Config::new(&source["expression"], &source["defaults"], record.host_os());
         // A policy of another version may name algorithms that this one lacks.
         let policy = Arc::new(policy.map_err(|error| bad_policy("config", &error))?);
         let mut parts = Vec::new();

@@ -9,12 +9,13 @@ use uuid::Uuid;
 
 use super::history::{AllocationRecord, Kept};
 use super::parse;
-use crate::alloc::{Config, Detail, Outcome, allocate, num};
+use crate::alloc::{Config, Detail, Options, Outcome, allocate, num};
 use crate::app::App;
 use crate::app::error::AppError;
 
 impl App {
-    /// `POST /allocations/:id/replay`: the same request on the same snapshot. `config` has
+    /// `POST /allocations/:id/replay`: the same request on the same snapshot, under the policy and in
+    /// the order of then, whatever this coordinator's are now. `config` has
     /// `allocationDescription` and `changeDefaults`, each laid over the policy of the time.
     ///
     /// # Errors
@@ -27,12 +28,13 @@ impl App {
         detail: Detail,
     ) -> Result<Value, AppError> {
         let record = self.allocation_get(id).await?;
-        let Kept { snapshot, policy } = self.snapshot_of(id).await?;
+        let Kept { snapshot, policy } = self.snapshot_of(&record).await?;
         let other = config.map(|config| changed(&policy, config)).transpose()?;
         let policy = other.as_ref().unwrap_or(&policy);
         let request = record.request.as_object().cloned().unwrap_or_default();
         let request = parse(&request)?;
-        let options = self.options(Some(record.seed), &record.recent);
+        let options =
+            Options { order: record.order(), ..self.options(Some(record.seed), &record.recent) };
         let again = allocate(&snapshot, &request, policy, &options);
         let fingerprint = format!("{:016x}", again.fingerprint());
         let server = again.server.as_ref();

@@ -29,7 +29,7 @@ pub(super) async fn allocate(app: &App, body: &Value) -> Option<Value> {
     decided.failure().is_none().then(|| serde_json::to_value(&decided).unwrap())
 }
 
-async fn refused(app: &App, body: &Value) -> Value {
+pub(super) async fn refused(app: &App, body: &Value) -> Value {
     let decided = try_allocate(app, body).await.unwrap();
     assert!(decided.failure().is_some(), "it fits");
     serde_json::to_value(&decided).unwrap()
@@ -67,7 +67,7 @@ pub(super) async fn room(app: &App) -> u64 {
     app.capacity_plan(body.as_object().unwrap()).await.unwrap()["fleet"]["fits"].as_u64().unwrap()
 }
 
-async fn reservations(app: &App) -> usize {
+pub(super) async fn reservations(app: &App) -> usize {
     app.parts.store.list("reserve/", None, 1000).await.unwrap().records.len()
 }
 
