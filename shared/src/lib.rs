@@ -11,7 +11,6 @@ pub mod config;
 pub mod entropy;
 pub mod error_chain;
 pub mod ids;
-pub mod json_schema;
 pub mod kv;
 pub mod link;
 pub mod telemetry;

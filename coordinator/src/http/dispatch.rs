@@ -13,7 +13,6 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use hyper::upgrade::OnUpgrade;
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::{ServerUuid, VmUuid};
-use muster_shared::json_schema::{self, Fault};
 use serde_json::{Map, Value};
 use tokio::sync::OwnedSemaphorePermit;
 use warp::Reply as _;
@@ -27,7 +26,7 @@ use super::request::{BodyStream, Request, ServerRef, invalid_server, invalid_vm}
 use super::response::{Body, Response};
 use super::route::{BodyRule, Reply, Route, ServerRule};
 use super::rule::{FieldError, check};
-use super::schema;
+use super::schema::Fault;
 use super::stream::SyncStream;
 use crate::app::tickets::naming;
 
@@ -310,19 +309,21 @@ fn validate(route: &Route, params: &mut Map<String, Value>) -> Result<(), ApiErr
             return Err(ApiError::InvalidArgument(message));
         }
     }
+    let checkers = route.checkers()?;
     let mut errors = Vec::new();
     for param in route.params {
         let before = errors.len();
         check(param.name, param.rules, params, &mut errors);
-        if let (true, true, Some(schema), Some(value)) =
-            (param.checked, errors.len() == before, param.schema, params.get(param.name))
+        if errors.len() == before
+            && let Some(value) = params.get(param.name)
         {
-            conform(param.name, &schema(), value, &mut errors);
+            let faults = checkers.param(param.name, value);
+            errors.extend(faults.into_iter().map(|fault| field_error(param.name, fault)));
         }
     }
-    if let Some(payload) = route.payload {
+    if route.payload.is_some() {
         let whole = Value::Object(std::mem::take(params));
-        conform("", &payload(), &whole, &mut errors);
+        errors.extend(checkers.payload(&whole).into_iter().map(|fault| field_error("", fault)));
         if let Value::Object(members) = whole {
             *params = members;
         }
@@ -330,16 +331,14 @@ fn validate(route: &Route, params: &mut Map<String, Value>) -> Result<(), ApiErr
     if errors.is_empty() { Ok(()) } else { Err(ApiError::InvalidParameters(errors)) }
 }
 
-/// Adds what is wrong with a value under a schema.
-fn conform(name: &str, schema: &Value, value: &Value, errors: &mut Vec<FieldError>) {
-    for Fault { at, problem } in json_schema::faults(schema::document(), schema, value) {
-        let field = match (name, at.as_str()) {
-            (name, "") => name.to_owned(),
-            ("", at) => at.to_owned(),
-            (name, at) => format!("{name}.{at}"),
-        };
-        errors.push(FieldError::new(field, problem));
-    }
+fn field_error(param: &str, fault: Fault) -> FieldError {
+    let Fault { at, problem } = fault;
+    let field = match (param, at.as_str()) {
+        (param, "") => param.to_owned(),
+        ("", at) => at.to_owned(),
+        (param, at) => format!("{param}.{at}"),
+    };
+    FieldError::new(field, problem)
 }
 
 /// The body's members; bodies of other content types are ignored.

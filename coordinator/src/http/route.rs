@@ -5,7 +5,7 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use http::{Method, StatusCode};
 use serde_json::Value;
@@ -14,6 +14,7 @@ use super::error::ApiError;
 use super::request::Request;
 use super::response::Response;
 use super::rule::Rule;
+use super::schema::Checkers;
 #[allow(unused_imports, reason = "routes to come need the rest")]
 pub(crate) use super::schema::{array_schema, object_schema, task_id_schema};
 
@@ -153,6 +154,8 @@ pub(crate) struct Route {
     pub(crate) params: &'static [Param],
     /// What the parameters together have to be, beside [`Route::params`].
     pub(crate) payload: Option<SchemaFn>,
+    /// Compiled at the first request.
+    pub(crate) checkers: OnceLock<Result<Checkers, String>>,
     /// What happens with the body.
     pub(crate) body: BodyRule,
     /// What a successful answer carries.
@@ -207,6 +210,7 @@ impl Route {
             running: false,
             params: &[],
             payload: None,
+            checkers: OnceLock::new(),
             body: BodyRule::Params(BODY_LIMIT_BYTES),
             reply: Reply::Empty,
             headers: &[],
@@ -274,6 +278,17 @@ impl Route {
     pub(crate) fn payload(mut self, schema: SchemaFn) -> Self {
         self.payload = Some(schema);
         self
+    }
+
+    /// What checks parameters against their schemas.
+    ///
+    /// # Errors
+    /// [`ApiError::Internal`]: a schema is none, which is a defect.
+    pub(crate) fn checkers(&self) -> Result<&Checkers, ApiError> {
+        let compiled = self.checkers.get_or_init(|| Checkers::of(self));
+        compiled
+            .as_ref()
+            .map_err(|error| ApiError::internal("a parameter's schema is damaged", error.clone()))
     }
 
     /// Starts a task or a job: a request may name the ticket under which it does so (header

@@ -1,6 +1,7 @@
 //! JSON schemas of the records that the API shows. A route refers to one by a function here:
 //! `.returns_schema(schema::server)`; the record itself stands once under `components`.
 
+mod check;
 mod records;
 mod requests;
 mod results;
@@ -14,6 +15,9 @@ use serde_json::{Map, Value, json};
 use super::route::{Route, SchemaFn, ServerRule};
 use super::rule::UUID_PATTERN;
 
+#[cfg(test)]
+pub(crate) use check::Checker;
+pub(crate) use check::{Checkers, Fault};
 pub(crate) use requests::{
     allocation_image, allocation_package, allocation_vm, diskinfo, explain_detail, lists_of_texts,
     meminfo, planned_vm, policy, reported_vms, seed, server_uuids, step_detail, vm_count, vm_index,

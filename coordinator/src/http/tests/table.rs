@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use muster_shared::json_schema;
 use regex::Regex;
 use serde_json::Value;
 
@@ -10,6 +9,7 @@ use super::super::matcher::{Match, find, segments};
 use super::super::openapi;
 use super::super::route::{Reply, Route, ServerRule};
 use super::super::rule::Rule;
+use super::super::schema::Checker;
 use super::{resolved, table};
 
 #[test]
@@ -127,8 +127,8 @@ fn every_parameter_has_a_type_and_a_description() {
         if description.as_str().is_none_or(str::is_empty) {
             lacking.push(format!("{place} is not described"));
         }
-        if let Some(keyword) = json_schema::unknown_keyword(schema) {
-            lacking.push(format!("{place}: the keyword {keyword} is not checked"));
+        if let Err(error) = Checker::new(&document, schema) {
+            lacking.push(format!("{place}: {error}"));
         }
     };
     for route in &routes {

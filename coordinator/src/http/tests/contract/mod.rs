@@ -18,14 +18,16 @@ mod rows_vms;
 mod views;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use cluster::Cluster;
-use muster_shared::json_schema;
+use parking_lot::Mutex;
 use row::{Good, Row, Sent};
 use serde_json::Value;
 
 use super::super::openapi;
 use super::super::route::{Reply, Route};
+use super::super::schema::Checker;
 use super::{Answer, table};
 
 fn rows() -> Vec<Row> {
@@ -68,13 +70,21 @@ fn every_route_has_a_row() {
 struct Contract {
     document: Value,
     routes: BTreeMap<String, Route>,
+    /// By the schema's text.
+    checkers: Mutex<BTreeMap<String, Arc<Checker>>>,
 }
 
 impl Contract {
     fn new() -> Self {
         let routes: Vec<Route> = table();
         let document = openapi::document(routes.iter());
-        Self { document, routes: routes.into_iter().map(|route| (name(&route), route)).collect() }
+        let routes = routes.into_iter().map(|route| (name(&route), route)).collect();
+        Self { document, routes, checkers: Mutex::default() }
+    }
+
+    fn checker(&self, schema: &Value) -> Arc<Checker> {
+        let compile = || Arc::new(Checker::new(&self.document, schema).unwrap());
+        Arc::clone(self.checkers.lock().entry(schema.to_string()).or_insert_with(compile))
     }
 
     /// What is wrong with a body of an answer, if anything.
@@ -95,7 +105,7 @@ impl Contract {
             Ok(body) => body,
             Err(error) => return Some(format!("no JSON: {error}")),
         };
-        let faults = json_schema::faults(&self.document, schema, &body);
+        let faults = self.checker(schema).faults(&body);
         (!faults.is_empty()).then(|| format!("{faults:?} in {body}"))
     }
 }
