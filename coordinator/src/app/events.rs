@@ -13,6 +13,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
+use std::vec;
 
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
 use muster_shared::wire::Progress;
@@ -243,6 +244,7 @@ impl App {
             app: Arc::clone(self),
             filter,
             watch,
+            commit: Vec::new().into_iter(),
             progress,
             at: Position { revision: from.watch_from(), seen: u32::MAX },
             behind,
@@ -263,6 +265,8 @@ pub struct Subscription {
     app: Arc<App>,
     filter: EventFilter,
     watch: Watch,
+    /// What is left of the commit that the watch told of last.
+    commit: vec::IntoIter<store::Event>,
     progress: broadcast::Receiver<Arc<Change>>,
     /// The last change taken from the watch.
     at: Position,
@@ -282,6 +286,11 @@ impl Subscription {
         let idle = tokio::time::sleep(IDLE);
         tokio::pin!(idle);
         loop {
+            while let Some(event) = self.commit.next() {
+                if let Some(item) = self.take(&event) {
+                    return Some(item);
+                }
+            }
             tokio::select! {
                 biased;
                 () = self.app.cancel.cancelled() => return None,
@@ -296,12 +305,8 @@ impl Subscription {
                     }
                     Err(broadcast::error::RecvError::Closed) => return None,
                 },
-                event = self.watch.recv() => match event {
-                    Some(Ok(event)) => {
-                        if let Some(item) = self.take(&event) {
-                            return Some(item);
-                        }
-                    }
+                commit = self.watch.recv() => match commit {
+                    Some(Ok(events)) => self.commit = events.into_iter(),
                     Some(Err(WatchEnd::Compacted)) => return self.restart().await,
                     Some(Err(WatchEnd::Closed)) | None => return None,
                 },

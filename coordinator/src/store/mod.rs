@@ -165,8 +165,9 @@ pub enum WatchEnd {
     Closed,
 }
 
-/// Changes in commit order; the last item is the end.
-pub type Watch = mpsc::Receiver<Result<Event, WatchEnd>>;
+/// Commits in their order, each with all that it changed under the prefix (never nothing), so that
+/// who follows never shows half of a commit; the last item is the end.
+pub type Watch = mpsc::Receiver<Result<Vec<Event>, WatchEnd>>;
 
 /// Why the store did not do what was asked.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -230,9 +231,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// again.
     async fn commit(&self, writes: Vec<Write>) -> Result<Revision, StoreError>;
 
-    /// All changes under `prefix` made after revision `from`, in commit order, those of one commit
-    /// in the order of its writes. Ends in
-    /// [`WatchEnd::Compacted`] when `from` is no longer kept or the receiver is too slow.
+    /// All changes under `prefix` made after revision `from`, commit by commit, those of one commit
+    /// together and in the order of its writes. Ends in [`WatchEnd::Compacted`] when `from` is no longer kept or the receiver is too slow.
     ///
     /// # Errors
     /// [`StoreError::Unavailable`].

@@ -5,7 +5,7 @@ use crate::app::events::{EventFilter, Item, Subscription};
 use crate::store::{Expect, Write};
 
 /// Changes of servers' status in one commit.
-const BATCH: u128 = 100;
+const BATCH: u128 = 10;
 
 async fn change(app: &App, from: u128) {
     let status = json!({ "status": "running", "since": from.to_string() }).to_string();
@@ -22,7 +22,7 @@ async fn a_reader_that_falls_behind_is_told_so_and_goes_on_from_there() {
     let app = Disk::new().start().await;
     let mut slow = app.subscribe(EventFilter::default(), None).await.unwrap();
     let mut made = 0;
-    while made < 60 * BATCH {
+    while made < 1_500 * BATCH {
         change(&app, made).await;
         made += BATCH;
     }

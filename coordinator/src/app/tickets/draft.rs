@@ -126,22 +126,20 @@ impl Draft {
         writes + MAX_OP_WRITES <= MAX_COMMIT_WRITES && bytes + MAX_OP_BYTES <= MAX_COMMIT_BYTES
     }
 
-    /// The transaction, and how many tickets it changes.
-    pub(super) fn writes(self) -> (Vec<Write>, usize) {
+    /// The transaction.
+    pub(super) fn writes(self) -> Vec<Write> {
         let mut writes = Vec::new();
-        let mut tickets = 0;
         for (key, slot) in self.slots {
             if !slot.changed || (!slot.was && slot.value.is_none()) {
                 continue;
             }
-            tickets += usize::from(key.starts_with(keys::TICKETS));
             let expect = slot.at.map_or(Expect::Absent, Expect::At);
             writes.push(match slot.value {
                 Some(value) => Write::put(key, expect, value),
                 None => Write::delete(key, expect),
             });
         }
-        (writes, tickets)
+        writes
     }
 
     /// Applies an operation.
@@ -308,7 +306,7 @@ mod tests {
         }
 
         fn commit(&mut self, draft: Draft) {
-            let (writes, _) = draft.writes();
+            let writes = draft.writes();
             check_limits(&writes).unwrap();
             self.counter += 1;
             let revision = Revision { epoch: 1, counter: self.counter };

@@ -19,9 +19,6 @@ use crate::store::Revision;
 /// Waits at a time.
 const MAX_WAITS: usize = 20_000;
 
-/// A point in the stream of events: a commit, and how many of its events came.
-pub(super) type Position = (Revision, usize);
-
 /// Somebody who waits for a ticket.
 #[derive(Clone, Debug)]
 struct Wait {
@@ -111,7 +108,8 @@ fn remove_from<K: Ord>(map: &mut BTreeMap<K, BTreeMap<u64, TicketUuid>>, key: &K
 #[derive(Debug)]
 pub(super) struct Index {
     inner: Mutex<Inner>,
-    position: watch::Sender<Position>,
+    /// The last commit that was taken over.
+    revision: watch::Sender<Revision>,
     /// Something became open or ended: another time may be the next to expire.
     pub(super) due_changed: Notify,
 }
@@ -120,7 +118,7 @@ impl Default for Index {
     fn default() -> Self {
         Self {
             inner: Mutex::default(),
-            position: watch::Sender::new((Revision::default(), 0)),
+            revision: watch::Sender::new(Revision::default()),
             due_changed: Notify::new(),
         }
     }
@@ -139,45 +137,40 @@ impl Index {
             wait.wake.notify_one();
         }
         drop(inner);
-        self.position.send_replace((revision, usize::MAX));
+        self.revision.send_replace(revision);
         self.due_changed.notify_one();
     }
 
-    /// Takes over an event of the watch; `None`: the ticket was removed.
-    pub(super) fn apply(&self, uuid: TicketUuid, ticket: Option<Ticket>, revision: Revision) {
+    /// Takes over what a commit did to tickets, all at once: between two of its changes a queue
+    /// would seem to have two active tickets, or none. `None`: the ticket was removed.
+    pub(super) fn apply(&self, changes: Vec<(TicketUuid, Option<Ticket>)>, revision: Revision) {
         {
             let mut inner = self.inner.lock();
-            // A list may have shown what the watch repeats.
-            if inner.tickets.get(&uuid).is_none_or(|held| held.revision < revision) {
-                match ticket {
-                    Some(ticket) => inner.insert(Arc::new(ticket), revision),
-                    None => inner.remove(uuid),
+            for (uuid, ticket) in changes {
+                // A list may have shown what the watch repeats.
+                if inner.tickets.get(&uuid).is_none_or(|held| held.revision < revision) {
+                    match ticket {
+                        Some(ticket) => inner.insert(Arc::new(ticket), revision),
+                        None => inner.remove(uuid),
+                    }
+                    inner.wake(uuid);
                 }
-                inner.wake(uuid);
             }
         }
-        self.passed(revision);
+        self.revision.send_replace(revision);
         self.due_changed.notify_one();
-    }
-
-    /// An event of the commit `revision` was dealt with.
-    pub(super) fn passed(&self, revision: Revision) {
-        self.position.send_modify(|(at, events)| {
-            *events = if *at == revision { events.saturating_add(1) } else { 1 };
-            *at = revision;
-        });
     }
 
     /// Where the next watch has to begin.
     pub(super) fn revision(&self) -> Revision {
-        self.position.borrow().0
+        *self.revision.borrow()
     }
 
-    /// Returns once so many events of a commit have arrived.
-    pub(super) async fn reached(&self, wanted: Position) {
-        let mut position = self.position.subscribe();
+    /// Returns once a commit has arrived.
+    pub(super) async fn reached(&self, wanted: Revision) {
+        let mut revision = self.revision.subscribe();
         // The sender lives as long as this index.
-        position.wait_for(|at| *at >= wanted).await.ok();
+        revision.wait_for(|at| *at >= wanted).await.ok();
     }
 
     pub(super) fn get(&self, uuid: TicketUuid) -> Option<Held<Arc<Ticket>>> {

@@ -33,7 +33,7 @@ pub use record::{Due, QueueName, Ticket, TicketServer, TicketStatus};
 use super::error::AppError;
 use super::fleet::Held;
 use super::{App, Expected, keys};
-use crate::store::{Event, list_all};
+use crate::store::{Event, Revision, list_all};
 use draft::{Effect, MAX_QUEUE, NewTicket, Op};
 use index::Index;
 use writer::{Done, Job, QUEUE};
@@ -289,12 +289,12 @@ impl App {
             done = outcome => done.unwrap_or(Err(AppError::Stopping))?,
             () = self.cancel.cancelled() => return Err(AppError::Stopping),
         };
-        self.tickets_shown(done.position).await;
+        self.tickets_shown(done.shown_at).await;
         Ok(done)
     }
 
-    async fn tickets_shown(&self, position: index::Position) {
-        let reached = self.tickets.index.reached(position);
+    async fn tickets_shown(&self, commit: Revision) {
+        let reached = self.tickets.index.reached(commit);
         if tokio::time::timeout(ECHO, reached).await.is_err() {
             tracing::warn!("a change of the waitlist was not seen by the store's watch");
         }
@@ -318,22 +318,23 @@ impl App {
     pub(crate) async fn tickets_follow(&self) -> Result<(), AppError> {
         let index = &self.tickets.index;
         let mut watch = self.parts.store.watch(keys::TICKETS, index.revision()).await?;
-        while let Some(Ok(event)) = watch.recv().await {
-            self.ticket_seen(&event);
+        while let Some(Ok(commit)) = watch.recv().await {
+            let Some(revision) = commit.first().map(|event| event.revision) else { continue };
+            index.apply(commit.iter().filter_map(ticket_change).collect(), revision);
         }
         tracing::info!("the watch of the waitlist ended");
         self.load_tickets().await
     }
+}
 
-    fn ticket_seen(&self, event: &Event) {
-        let index = &self.tickets.index;
-        let Some(uuid) = keys::last(&event.key) else { return index.passed(event.revision) };
-        match event.value.as_ref().map(|value| serde_json::from_slice(value)).transpose() {
-            Ok(ticket) => index.apply(uuid, ticket, event.revision),
-            Err(error) => {
-                tracing::error!(key = event.key, %error, "a ticket's record is damaged");
-                index.passed(event.revision);
-            }
+/// The ticket that an event is about, and what it is now; `None` inside: removed.
+fn ticket_change(event: &Event) -> Option<(TicketUuid, Option<Ticket>)> {
+    let uuid = keys::last(&event.key)?;
+    match event.value.as_ref().map(|value| serde_json::from_slice(value)).transpose() {
+        Ok(ticket) => Some((uuid, ticket)),
+        Err(error) => {
+            tracing::error!(key = event.key, %error, "a ticket's record is damaged");
+            None
         }
     }
 }

@@ -7,10 +7,9 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
 use super::draft::{Draft, Effect, Op, Stuck};
-use super::index::Position;
-use crate::app::App;
 use crate::app::error::AppError;
 use crate::app::tasks::is_conflict;
+use crate::app::{App, keys};
 use crate::store::{Revision, StoreError};
 
 /// Operations that may wait.
@@ -32,7 +31,7 @@ pub(super) struct Job {
 pub(super) struct Done {
     pub(super) effect: Effect,
     /// The index shows it from here on.
-    pub(super) position: Position,
+    pub(super) shown_at: Revision,
 }
 
 /// Why a batch was not written.
@@ -61,10 +60,10 @@ impl App {
     async fn tickets_commit(&self, waiting: &mut VecDeque<Job>) {
         for attempt in 1..=ATTEMPTS {
             match self.tickets_try(waiting, attempt == ATTEMPTS).await {
-                Ok((effects, position)) => {
+                Ok((effects, shown_at)) => {
                     for (job, effect) in waiting.drain(..effects.len()).zip(effects) {
                         // Who asked may have gone.
-                        job.done.send(effect.map(|effect| Done { effect, position })).ok();
+                        job.done.send(effect.map(|effect| Done { effect, shown_at })).ok();
                     }
                     return;
                 }
@@ -90,7 +89,7 @@ impl App {
         &self,
         waiting: &VecDeque<Job>,
         last: bool,
-    ) -> Result<(Vec<Result<Effect, AppError>>, Position), Failed> {
+    ) -> Result<(Vec<Result<Effect, AppError>>, Revision), Failed> {
         let mut draft = Draft::new(self.parts.clock.wall());
         let mut effects = Vec::new();
         for job in waiting {
@@ -99,12 +98,14 @@ impl App {
             }
             effects.push(self.ticket_apply(&mut draft, &job.op, last).await?);
         }
-        let (writes, tickets) = draft.writes();
+        let writes = draft.writes();
         if writes.is_empty() {
-            return Ok((effects, (Revision::default(), 0)));
+            return Ok((effects, Revision::default()));
         }
+        // The index does not hear of a commit that made and deleted the same tickets.
+        let is_shown = writes.iter().any(|write| write.key.starts_with(keys::TICKETS));
         match self.parts.store.commit(writes).await {
-            Ok(revision) => Ok((effects, (revision, tickets))),
+            Ok(revision) => Ok((effects, if is_shown { revision } else { Revision::default() })),
             Err(error) if is_conflict(&error) => Err(Failed::Race),
             Err(error) => Err(Failed::Store(error)),
         }

@@ -144,7 +144,7 @@ async fn an_expired_lease_is_removed_once_there_is_room() {
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert!(store.get("m/a").await.unwrap().is_some());
     kv.set_full(false);
-    assert_eq!(watch.recv().await.unwrap().unwrap().value, None);
+    assert_eq!(watch.recv().await.unwrap().unwrap()[0].value, None);
 }
 
 #[tokio::test(start_paused = true)]

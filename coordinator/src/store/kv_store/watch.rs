@@ -11,15 +11,15 @@ use super::super::{Event, Revision, Watch, WatchEnd};
 const KEPT_EVENTS: usize = 10_000;
 /// Bytes kept for them.
 const KEPT_BYTES: usize = 16 * 1024 * 1024;
-/// Events a watcher may lag behind.
-const WATCHER_EVENTS: usize = 4_096;
+/// Commits a watcher may lag behind.
+const WATCHER_COMMITS: usize = 1_024;
 
-type Item = Result<Event, WatchEnd>;
+type Item = Result<Vec<Event>, WatchEnd>;
 
 #[derive(Debug)]
 struct Watcher {
     prefix: String,
-    events: mpsc::Sender<Item>,
+    commits: mpsc::Sender<Item>,
     /// Room for the last item, which says why the watch ends.
     end: OwnedPermit<Item>,
 }
@@ -42,6 +42,11 @@ pub(super) struct Hub(Mutex<State>);
 
 fn size(event: &Event) -> usize {
     event.key.len() + event.value.as_ref().map_or(0, bytes::Bytes::len)
+}
+
+/// The events of each commit.
+fn by_commit(events: &[Event]) -> impl Iterator<Item = Vec<Event>> {
+    events.chunk_by(|one, next| one.revision == next.revision).map(<[_]>::to_vec)
 }
 
 impl Hub {
@@ -73,16 +78,17 @@ impl Hub {
             .filter(|event| known && event.revision > from && event.key.starts_with(prefix))
             .cloned()
             .collect();
-        let (events, watch) = mpsc::channel(WATCHER_EVENTS + backlog.len() + 1);
-        let end = events.clone().try_reserve_owned().expect("a new channel has room");
+        let backlog: Vec<_> = by_commit(&backlog).collect();
+        let (commits, watch) = mpsc::channel(WATCHER_COMMITS + backlog.len() + 1);
+        let end = commits.clone().try_reserve_owned().expect("a new channel has room");
         if !known {
             end.send(Err(WatchEnd::Compacted));
             return Some(watch);
         }
-        for event in backlog {
-            events.try_send(Ok(event)).expect("the channel was made large enough");
+        for commit in backlog {
+            commits.try_send(Ok(commit)).expect("the channel was made large enough");
         }
-        state.watchers.push(Watcher { prefix: prefix.to_owned(), events, end });
+        state.watchers.push(Watcher { prefix: prefix.to_owned(), commits, end });
         Some(watch)
     }
 
@@ -92,11 +98,12 @@ impl Hub {
         state.revision = revision;
         let watchers = std::mem::take(&mut state.watchers);
         for watcher in watchers {
-            if watcher.events.is_closed() {
+            if watcher.commits.is_closed() {
                 continue;
             }
-            let mut wanted = events.iter().filter(|event| event.key.starts_with(&watcher.prefix));
-            if wanted.all(|event| watcher.events.try_send(Ok(event.clone())).is_ok()) {
+            let wanted = events.iter().filter(|event| event.key.starts_with(&watcher.prefix));
+            let wanted: Vec<_> = wanted.cloned().collect();
+            if by_commit(&wanted).all(|commit| watcher.commits.try_send(Ok(commit)).is_ok()) {
                 state.watchers.push(watcher);
             } else {
                 watcher.end.send(Err(WatchEnd::Compacted));
@@ -146,17 +153,17 @@ mod tests {
         let hub = Hub::new(at(0), at(0));
         let mut slow = hub.watch("a/", at(0)).unwrap();
         let mut other = hub.watch("b/", at(0)).unwrap();
-        let events = u64::try_from(WATCHER_EVENTS).unwrap();
-        for n in 1..=events + 1 {
+        let commits = u64::try_from(WATCHER_COMMITS).unwrap();
+        for n in 1..=commits + 1 {
             hub.publish(vec![event("a/k", n)], at(n));
         }
-        hub.publish(vec![event("b/k", events + 2)], at(events + 2));
-        for n in 1..=events {
-            assert_eq!(slow.try_recv().unwrap().unwrap().revision, at(n));
+        hub.publish(vec![event("b/k", commits + 2)], at(commits + 2));
+        for n in 1..=commits {
+            assert_eq!(slow.try_recv().unwrap().unwrap()[0].revision, at(n));
         }
         assert_eq!(slow.try_recv().unwrap(), Err(WatchEnd::Compacted));
         assert!(slow.try_recv().is_err(), "nothing after the end");
-        assert_eq!(other.try_recv().unwrap().unwrap().revision, at(events + 2));
+        assert_eq!(other.try_recv().unwrap().unwrap()[0].revision, at(commits + 2));
     }
 
     #[test]
@@ -168,6 +175,21 @@ mod tests {
         }
         assert_eq!(hub.watch("", at(1)).unwrap().try_recv().unwrap(), Err(WatchEnd::Compacted));
         let mut watch = hub.watch("", at(2)).unwrap();
-        assert_eq!(watch.try_recv().unwrap().unwrap().revision, at(3));
+        assert_eq!(watch.try_recv().unwrap().unwrap()[0].revision, at(3));
+    }
+
+    #[test]
+    fn a_commit_is_told_of_as_one_whether_it_is_news_or_not() {
+        let hub = Hub::new(at(0), at(0));
+        let mut early = hub.watch("a/", at(0)).unwrap();
+        let (one, two) = (event("a/1", 1), event("a/2", 1));
+        let (other, three) = (event("b/1", 1), event("a/3", 2));
+        let group = vec![one.clone(), other, two.clone(), three.clone()];
+        hub.publish(group, at(2));
+        let mut late = hub.watch("a/", at(0)).unwrap();
+        for watch in [&mut early, &mut late] {
+            assert_eq!(watch.try_recv().unwrap(), Ok(vec![one.clone(), two.clone()]));
+            assert_eq!(watch.try_recv().unwrap(), Ok(vec![three.clone()]));
+        }
     }
 }
