@@ -1,7 +1,8 @@
 //! Chooses servers: keeps the allocator's fleet in step with what is reported and promised.
 //!
 //! `ask` reads what a client wants, `decide` decides and reserves, `reserve` keeps reservations,
-//! `peers` those of other coordinators, `history` and `replay` keep decisions, `planning` answers planners.
+//! `peers` those of other coordinators, `history` and `replay` keep decisions, `planning` answers
+//! planners.
 //!
 //! The allocator takes over a server only when somebody asks for an allocation and the server
 //! changed since, so that reports cost it nothing.

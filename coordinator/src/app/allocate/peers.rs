@@ -68,15 +68,16 @@ impl Peers {
     }
 
     /// Takes over the roll or a mark.
-    fn take(&mut self, key: &str, value: Option<&[u8]>, at: Revision) {
+    fn take(&mut self, key: &str, stored: Option<&Record>, at: Revision) -> Result<(), AppError> {
         if key == keys::PLACER_ROLL {
-            if let Some(roll) = value.and_then(|value| serde_json::from_slice(value).ok()) {
+            if let Some(roll) = stored.map(keys::decode).transpose()? {
                 (self.roll, self.roll_revision) = (roll, Some(at));
             }
         } else if let Some(name) = key.strip_prefix(keys::PLACERS) {
             self.marks.insert(name.to_owned(), at);
         }
         self.position.send_modify(|position| *position = (*position).max(at));
+        Ok(())
     }
 }
 
@@ -128,7 +129,7 @@ impl App {
         }
         let mut placing = self.placing.lock();
         for mark in marks {
-            placing.peers.take(&mark.key, Some(&mark.value), mark.revision);
+            placing.peers.take(&mark.key, Some(&mark), mark.revision)?;
         }
         placing.peers.position.send_replace(revision);
         Ok(())
@@ -197,9 +198,11 @@ impl App {
     pub(crate) async fn placing_follow(&self) -> Result<(), AppError> {
         let from = *self.placing.lock().peers.position.borrow();
         let mut watch = self.parts.store.watch("", from).await?;
-        while let Some(Ok(event)) = watch.recv().await {
-            if let Err(error) = self.placing_event(&event) {
-                tracing::error!(key = event.key, %error, "a promise's record is damaged");
+        while let Some(Ok(commit)) = watch.recv().await {
+            for event in commit {
+                if let Err(error) = self.placing_event(&event) {
+                    tracing::error!(key = event.key, %error, "a promise's record is damaged");
+                }
             }
         }
         tracing::info!("the watch of promises ended");
@@ -214,8 +217,7 @@ impl App {
             revision: *revision,
         });
         if key.starts_with(keys::PLACERS) {
-            let value = value.as_deref();
-            self.placing.lock().peers.take(key, value, *revision);
+            self.placing.lock().peers.take(key, stored.as_ref(), *revision)?;
         } else if key.starts_with(keys::RESERVATIONS) {
             match (stored, keys::last(key)) {
                 (Some(stored), _) => {
