@@ -345,14 +345,16 @@ impl App {
         let store = &self.parts.store;
         let key = keys::task(id);
         loop {
-            let (found, at) = list_all(&**store, &key).await?;
-            let stored = found.first().ok_or(AppError::TaskNotFound)?;
-            let record: TaskRecord = keys::decode(stored)?;
+            // Of the page only the revision that the watch starts from counts: other ids may begin
+            // with this one.
+            let from = store.list(&key, None, 1).await?.revision;
+            let stored = store.get(&key).await?.ok_or(AppError::TaskNotFound)?;
+            let record: TaskRecord = keys::decode(&stored)?;
             if record.status != TaskStatus::Active {
                 return Ok(());
             }
             // It changed, or the watch ended: both are a reason to look again.
-            drop(store.watch(&key, at).await?.recv().await);
+            drop(store.watch(&key, from).await?.recv().await);
         }
     }
 
