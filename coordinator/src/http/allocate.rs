@@ -91,14 +91,14 @@ pub(super) fn routes() -> Vec<Route> {
         Route::new(Method::GET, "/allocations", "AllocationList", list)
             .summary("Decisions, the newest first")
             .params(LIST_PARAMS)
-            .returns_schema(schema::array_schema),
+            .returns_schema(schema::decisions),
         Route::new(Method::GET, "/allocations/:id", "AllocationGet", get)
             .summary("One decision: request, policy, seed, and what each algorithm left")
-            .returns_schema(schema::object_schema),
+            .returns_schema(schema::decision),
         Route::new(Method::POST, "/allocations/:id/replay", "AllocationReplay", replay)
             .summary("Decides again on the same snapshot, under the same policy or another")
             .params(REPLAY_PARAMS)
-            .returns_schema(schema::object_schema),
+            .returns_schema(schema::replayed),
         Route::new(Method::POST, "/capacity", "ServerCapacity", capacity)
             .summary("What servers have left: percent of a core, MiB of memory and disk")
             .params(const { &[SERVERS] })
@@ -106,7 +106,7 @@ pub(super) fn routes() -> Vec<Route> {
         Route::new(Method::POST, "/capacity/plan", "CapacityPlan", plan)
             .summary("How many of a VM still fit on each server, and what is stranded then")
             .params(PLAN_PARAMS)
-            .returns_schema(schema::object_schema),
+            .returns_schema(schema::plan),
     ]
 }
 

@@ -2,6 +2,7 @@
 //! `.returns_schema(schema::server)`; the record itself stands once under `components`.
 
 mod check;
+mod decisions;
 mod records;
 mod requests;
 mod results;
@@ -18,14 +19,15 @@ use super::rule::UUID_PATTERN;
 #[cfg(test)]
 pub(crate) use check::Checker;
 pub(crate) use check::{Checkers, Fault};
+pub(crate) use decisions::{allocated, capacities, decision, decisions, plan, replayed};
 pub(crate) use requests::{
     allocation_image, allocation_package, allocation_vm, diskinfo, explain_detail, lists_of_texts,
     meminfo, planned_vm, policy, reported_vms, seed, server_uuids, step_detail, vm_count, vm_index,
     what_if,
 };
 pub(crate) use results::{
-    allocated, capacities, datasets, diagnostics, executed, installed_image, log_level, ping,
-    placed, platforms, pools, processes, properties, session, version, vm_info, vnc, why,
+    datasets, diagnostics, executed, installed_image, log_level, ping, placed, platforms, pools,
+    processes, properties, session, version, vm_info, vnc, why,
 };
 pub(crate) use values::{
     arguments, boot_update, build_payload, copy_payload, depth, docker_command, environment,
@@ -65,7 +67,7 @@ const COMPONENTS: &[(&str, SchemaFn)] = &[
     ("Session", results::session_record),
     ("Blob", results::blob),
     ("TaskEvent", results::task_event),
-    ("AllocationStep", results::allocation_step),
+    ("AllocationStep", decisions::allocation_step),
 ];
 
 /// `components.schemas` of the document.
@@ -102,11 +104,6 @@ pub(crate) fn job_id_schema() -> Value {
 /// Any JSON object.
 pub(crate) fn object_schema() -> Value {
     json!({ "type": "object" })
-}
-
-/// An array of JSON objects.
-pub(crate) fn array_schema() -> Value {
-    json!({ "type": "array", "items": { "type": "object" } })
 }
 
 /// Any JSON value: what an agent returns is its own business.

@@ -4,10 +4,10 @@
 use serde_json::{Value, json};
 
 use super::values::texts;
-use super::{any, iso, list, reference, server, uuid};
+use super::{iso, reference, uuid};
 
 /// An object with members; others are allowed.
-fn open(description: &str, required: &[&str], properties: &Value) -> Value {
+pub(super) fn open(description: &str, required: &[&str], properties: &Value) -> Value {
     json!({
         "type": "object", "description": description, "required": required,
         "properties": properties,
@@ -15,7 +15,7 @@ fn open(description: &str, required: &[&str], properties: &Value) -> Value {
 }
 
 /// An object with exactly these members, all of them required.
-fn exact(description: &str, properties: &Value) -> Value {
+pub(super) fn exact(description: &str, properties: &Value) -> Value {
     let names: Vec<&String> =
         properties.as_object().into_iter().flat_map(|all| all.keys()).collect();
     json!({
@@ -24,16 +24,16 @@ fn exact(description: &str, properties: &Value) -> Value {
     })
 }
 
-fn word(doc: &str) -> Value {
+pub(super) fn word(doc: &str) -> Value {
     json!({ "type": "string", "description": doc })
 }
 
-fn count(doc: &str) -> Value {
+pub(super) fn count(doc: &str) -> Value {
     json!({ "type": "integer", "minimum": 0, "description": doc })
 }
 
 /// Values of an object by any name.
-fn map_of(values: &Value) -> Value {
+pub(super) fn map_of(values: &Value) -> Value {
     json!({ "type": "object", "additionalProperties": values })
 }
 
@@ -284,64 +284,6 @@ pub(crate) fn platforms() -> Value {
     }));
     all["example"] = json!({ "20260101T000000Z": { "latest": true } });
     all
-}
-
-pub(super) fn allocation_step() -> Value {
-    open(
-        "What an algorithm of the allocator left",
-        &["step"],
-        &json!({
-            "step": word("What it does"),
-            "remaining": {
-                "description": "Servers; with `counts` how many",
-                "anyOf": [texts(), { "type": "integer" }],
-            },
-            "reasons": { "type": "object", "description": "Why a server is out, by uuid" },
-        }),
-    )
-}
-
-/// A server for a VM.
-pub(crate) fn allocated() -> Value {
-    open(
-        "The server chosen, and why",
-        &["server", "imgapiPeers", "id", "seed"],
-        &json!({
-            "server": server(),
-            "steps": {
-                "description": "What each algorithm left, in order",
-                "anyOf": [list("AllocationStep"), { "type": "null" }],
-            },
-            "imgapiPeers": { "type": "array", "description": "Always empty" },
-            "id": word("Of the decision, see /allocations/{id}"),
-            "seed": { "description": "Decides shuffles; for a repetition" },
-            "allocations": {
-                "type": "array", "items": { "type": "object" },
-                "description": "Of several VMs: each one's server",
-            },
-            "explain": any(),
-        }),
-    )
-}
-
-/// What servers have left.
-pub(crate) fn capacities() -> Value {
-    let left = json!({
-        "cpu": { "type": "number", "description": "Percent of a CPU" },
-        "ram": { "type": "number", "description": "MiB" },
-        "disk": { "type": "number", "description": "MiB" },
-    });
-    open(
-        "What servers have left; may be negative",
-        &["capacities"],
-        &json!({
-            "capacities": map_of(&exact("What one has left", &left)),
-            "errors": {
-                "type": "object", "additionalProperties": { "type": "string" },
-                "description": "Why a server was left out",
-            },
-        }),
-    )
 }
 
 /// A VM that is being made somewhere.
