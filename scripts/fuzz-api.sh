@@ -23,7 +23,9 @@ die() {
 }
 
 install() { # The pinned packages, in a virtual environment of their own.
-    cmp -s "$requirements" "$venv/requirements.txt" && return
+    # A moved environment's programs name the Python of the old place.
+    cmp -s "$requirements" "$venv/requirements.txt" && "$venv/bin/st" --version >/dev/null 2>&1 &&
+        return
     say "installing schemathesis into ${venv#"$root"/}"
     rm -rf "$venv"
     python3 -m venv "$venv"
