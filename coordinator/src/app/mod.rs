@@ -25,7 +25,7 @@ mod servers;
 mod status;
 pub mod tasks;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 pub mod tickets;
 mod vm_request;
 mod vms;

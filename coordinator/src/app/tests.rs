@@ -33,7 +33,7 @@ use uuid::Uuid;
 
 use super::tasks::{TaskFilter, TaskStatus};
 use super::{App, AppConfig, AppError, Expected, Parts};
-use crate::store::KvStore;
+use crate::store::{KvStore, SharedStore};
 
 const SOON: Duration = Duration::from_secs(5);
 
@@ -43,6 +43,21 @@ fn server(n: u128) -> ServerUuid {
 
 fn vm(n: u128) -> VmUuid {
     VmUuid(Uuid::from_u128(n))
+}
+
+/// What an agent says first. Without a list of tasks it is taken to have them all.
+pub(crate) fn hello(server: ServerUuid) -> Hello {
+    Hello {
+        server_uuid: server,
+        boot_id: "b".to_owned(),
+        agent_instance_id: Uuid::nil(),
+        version: "1".to_owned(),
+        capabilities: vec![],
+        sysinfo_hash: "h".to_owned(),
+        running_task_ids: vec![],
+        unacked_result_ids: vec![],
+        intake: Intake::Accepting,
+    }
 }
 
 /// One coordinator's disk, which its restarts share.
@@ -68,17 +83,38 @@ impl Disk {
     }
 
     async fn start_with(&self, config: AppConfig) -> Arc<App> {
+        let store = self.store().await;
+        self.start_on(&store, "a", 7, config).await
+    }
+
+    /// A store that several applications may share.
+    async fn store(&self) -> SharedStore {
         let tracker = TaskTracker::new();
-        let store = KvStore::open(self.kv.clone(), self.clock.clone(), &tracker);
+        Arc::new(KvStore::open(self.kv.clone(), self.clock.clone(), &tracker).await.unwrap())
+    }
+
+    async fn start_on(
+        &self,
+        store: &SharedStore,
+        instance: &str,
+        seed: u64,
+        config: AppConfig,
+    ) -> Arc<App> {
         let parts = Parts {
             clock: self.clock.clone(),
-            entropy: Arc::new(SeededEntropy::new(7)),
+            entropy: Arc::new(SeededEntropy::new(seed)),
             threads: Arc::new(SameRuntime),
-            store: Arc::new(store.await.unwrap()),
+            store: Arc::clone(store),
             blobs: self.blobs.clone(),
-            instance: "a".to_owned(),
+            instance: instance.to_owned(),
         };
         App::start(config, parts).await.unwrap()
+    }
+
+    /// As [`Disk::start_on`], with the default configuration and a seed of the instance's own.
+    async fn join(&self, store: &SharedStore, instance: &str) -> Arc<App> {
+        let seed = u64::from(instance.as_bytes()[0]);
+        self.start_on(store, instance, seed, AppConfig::default()).await
     }
 }
 
@@ -125,19 +161,7 @@ impl Agent {
             sysinfo_hash: String::new(),
         };
         let mut agent = Self { connection: ours, server, welcome };
-        agent
-            .send(Hello {
-                server_uuid: server,
-                boot_id: "b".to_owned(),
-                agent_instance_id: Uuid::nil(),
-                version: "1".to_owned(),
-                capabilities: vec![],
-                sysinfo_hash: "h".to_owned(),
-                running_task_ids: vec![],
-                unacked_result_ids: vec![],
-                intake: Intake::Accepting,
-            })
-            .await;
+        agent.send(hello(server)).await;
         let FromCoordinator::Welcome(welcome) = agent.next().await else { panic!("no welcome") };
         agent.welcome = welcome;
         agent

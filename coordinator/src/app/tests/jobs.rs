@@ -6,24 +6,6 @@ use super::*;
 use crate::app::jobs::{JobFilter, NicAction, SetupRequest};
 use crate::app::keys;
 use crate::app::tickets::naming;
-use crate::store::SharedStore;
-
-async fn store(disk: &Disk) -> SharedStore {
-    let tracker = TaskTracker::new();
-    Arc::new(KvStore::open(disk.kv.clone(), disk.clock.clone(), &tracker).await.unwrap())
-}
-
-async fn start_on(disk: &Disk, store: &SharedStore, instance: &str) -> Arc<App> {
-    let parts = Parts {
-        clock: disk.clock.clone(),
-        entropy: Arc::new(SeededEntropy::new(u64::from(instance.as_bytes()[0]))),
-        threads: Arc::new(SameRuntime),
-        store: Arc::clone(store),
-        blobs: disk.blobs.clone(),
-        instance: instance.to_owned(),
-    };
-    App::start(AppConfig::default(), parts).await.unwrap()
-}
 
 async fn reboot(app: &Arc<App>, server: ServerUuid, drain: bool) -> Uuid {
     let params = Map::from_iter([("drain".to_owned(), json!(drain))]);
@@ -136,12 +118,12 @@ async fn a_restart_goes_on_with_the_task_that_was_made() {
 #[tokio::test(start_paused = true)]
 async fn a_peer_takes_over_the_jobs_of_a_coordinator_that_is_gone() {
     let disk = Disk::new();
-    let store = store(&disk).await;
-    let first = start_on(&disk, &store, "a").await;
+    let store = disk.store().await;
+    let first = disk.join(&store, "a").await;
     let mut agent = Agent::connect(&first, server(1)).await;
     let job = reboot(&first, server(1), true).await;
     let FromCoordinator::Drain(drain) = agent.next().await else { panic!("no drain") };
-    let second = start_on(&disk, &store, "b").await;
+    let second = disk.join(&store, "b").await;
     tokio::time::sleep(Duration::from_secs(5)).await;
     let claim = |app: &Arc<App>| {
         let app = Arc::clone(app);

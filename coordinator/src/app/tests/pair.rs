@@ -1,6 +1,6 @@
 //! Two coordinators on one store (cnapi.md 22): what one is told, the other knows.
 
-use super::tickets::{create, start_on, store};
+use super::tickets::create;
 use super::*;
 use crate::app::fields::Extras;
 
@@ -14,9 +14,9 @@ fn status(app: &App) -> Value {
 #[tokio::test(start_paused = true)]
 async fn a_wait_here_ends_with_a_release_there() {
     let disk = Disk::new();
-    let store = store(&disk).await;
-    let a = start_on(&disk, &store, "a", 1).await;
-    let b = start_on(&disk, &store, "b", 2).await;
+    let store = disk.store().await;
+    let a = disk.join(&store, "a").await;
+    let b = disk.join(&store, "b").await;
     let first = create(&a, "x").await;
     let second = create(&b, "x").await;
     let release = async {
@@ -33,10 +33,10 @@ async fn a_wait_here_ends_with_a_release_there() {
 #[tokio::test(start_paused = true)]
 async fn a_wait_here_ends_with_a_task_that_the_other_dispatched() {
     let disk = Disk::new();
-    let store = store(&disk).await;
-    let b = start_on(&disk, &store, "b", 2).await;
+    let store = disk.store().await;
+    let b = disk.join(&store, "b").await;
     let mut agent = Agent::connect(&b, server(1)).await;
-    let a = start_on(&disk, &store, "a", 1).await;
+    let a = disk.join(&store, "a").await;
     let id = nop(&b).await;
     let dispatch = agent.dispatched().await;
     assert_eq!(dispatch.id, id);
@@ -66,12 +66,12 @@ async fn stored(app: &App) -> Value {
 #[tokio::test(start_paused = true)]
 async fn heartbeats_there_keep_a_server_running_here() {
     let disk = Disk::new();
-    let store = store(&disk).await;
-    let a = start_on(&disk, &store, "a", 1).await;
+    let store = disk.store().await;
+    let a = disk.join(&store, "a").await;
     a.sysinfo_register(server(1), sysinfo(server(1))).await.unwrap();
     a.heartbeat_posted(server(1));
     eventually(|| status(&a) == "running").await;
-    let b = start_on(&disk, &store, "b", 2).await;
+    let b = disk.join(&store, "b").await;
     for beat in 0..60 {
         // Together many times as long as any silence or grace that ends in `unknown`.
         tokio::time::sleep(BEAT).await;

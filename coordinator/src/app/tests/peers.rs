@@ -6,38 +6,19 @@ use std::collections::BTreeSet;
 use super::allocate::{allocate, ask, register, report, room};
 use super::*;
 use crate::app::AllocationConfig;
-use crate::store::SharedStore;
-
-async fn store(disk: &Disk) -> SharedStore {
-    let tracker = TaskTracker::new();
-    Arc::new(KvStore::open(disk.kv.clone(), disk.clock.clone(), &tracker).await.unwrap())
-}
-
-async fn start_on(disk: &Disk, store: &SharedStore, instance: &str, ttl_s: u64) -> Arc<App> {
-    let parts = Parts {
-        clock: disk.clock.clone(),
-        entropy: Arc::new(SeededEntropy::new(u64::from(instance.as_bytes()[0]))),
-        threads: Arc::new(SameRuntime),
-        store: Arc::clone(store),
-        blobs: disk.blobs.clone(),
-        instance: instance.to_owned(),
-    };
-    let allocation = AllocationConfig {
-        reservation_ttl: Duration::from_secs(ttl_s),
-        ..AllocationConfig::default()
-    };
-    App::start(AppConfig { allocation, ..AppConfig::default() }, parts).await.unwrap()
-}
 
 /// Two coordinators that know the same servers, each with room for so many VMs.
 async fn pair(servers: u128, fits: u64, ttl_s: u64) -> (Arc<App>, Arc<App>) {
     let disk = Disk::new();
-    let store = store(&disk).await;
-    let a = start_on(&disk, &store, "a", ttl_s).await;
+    let store = disk.store().await;
+    let reservation_ttl = Duration::from_secs(ttl_s);
+    let allocation = AllocationConfig { reservation_ttl, ..AllocationConfig::default() };
+    let config = AppConfig { allocation, ..AppConfig::default() };
+    let a = disk.start_on(&store, "a", 1, config.clone()).await;
     for n in 1..=servers {
         register(&a, server(n), fits).await;
     }
-    let b = start_on(&disk, &store, "b", ttl_s).await;
+    let b = disk.start_on(&store, "b", 2, config).await;
     for n in 1..=servers {
         report(&b, server(n), fits, &json!({}));
     }

@@ -9,7 +9,6 @@ use super::*;
 use crate::app::tickets::{
     QueueName, Ticket, TicketFilter, TicketRequest, TicketServer, TicketStatus, naming,
 };
-use crate::store::SharedStore;
 
 fn queue(id: &str) -> QueueName {
     QueueName { server_uuid: TicketServer(None), scope: "vm".to_owned(), id: id.to_owned() }
@@ -37,29 +36,6 @@ fn list(app: &App) -> Vec<Arc<Ticket>> {
     app.ticket_list(TicketServer(None), &TicketFilter::default())
 }
 
-/// A store that several applications may share.
-pub(super) async fn store(disk: &Disk) -> SharedStore {
-    let tracker = TaskTracker::new();
-    Arc::new(KvStore::open(disk.kv.clone(), disk.clock.clone(), &tracker).await.unwrap())
-}
-
-pub(super) async fn start_on(
-    disk: &Disk,
-    store: &SharedStore,
-    instance: &str,
-    seed: u64,
-) -> Arc<App> {
-    let parts = Parts {
-        clock: disk.clock.clone(),
-        entropy: Arc::new(SeededEntropy::new(seed)),
-        threads: Arc::new(SameRuntime),
-        store: Arc::clone(store),
-        blobs: disk.blobs.clone(),
-        instance: instance.to_owned(),
-    };
-    App::start(AppConfig::default(), parts).await.unwrap()
-}
-
 #[tokio::test(start_paused = true)]
 async fn tickets_take_turns_in_the_order_in_which_they_were_made() {
     let disk = Disk::new();
@@ -84,7 +60,8 @@ async fn tickets_take_turns_in_the_order_in_which_they_were_made() {
     ));
     app.shutdown().await;
 
-    let app = start_on(&disk, &store(&disk).await, "a", 8).await;
+    // Other uuids than before.
+    let app = disk.start_on(&disk.store().await, "a", 8, AppConfig::default()).await;
     let order: Vec<_> = list(&app).iter().map(|ticket| ticket.uuid).collect();
     assert_eq!(order, [first, third, other], "kept over a restart");
     app.ticket_release(third, Expected::ANY).await.unwrap();
@@ -150,7 +127,7 @@ async fn tickets_expire_in_time_also_over_a_restart() {
     app.shutdown().await;
 
     tokio::time::sleep(Duration::from_secs(60)).await;
-    let app = start_on(&disk, &store(&disk).await, "a", 8).await;
+    let app = disk.start_on(&disk.store().await, "a", 8, AppConfig::default()).await;
     let before = app.parts.clock.monotonic();
     app.ticket_wait(last, None).await.unwrap();
     assert!(app.parts.clock.monotonic() - before < Duration::from_secs(2));
@@ -213,7 +190,7 @@ async fn lists_are_sorted_and_paged() {
 async fn days_later(disk: &Disk, days: i64, seed: u64) -> (Disk, Arc<App>) {
     let origin = disk.clock.wall() + jiff::SignedDuration::from_hours(24 * days);
     let disk = Disk { clock: Arc::new(TokioClock::new(origin)), ..disk.clone() };
-    let app = start_on(&disk, &store(&disk).await, "a", seed).await;
+    let app = disk.start_on(&disk.store().await, "a", seed, AppConfig::default()).await;
     // The sweeps come every hour.
     tokio::time::sleep(Duration::from_secs(3_660)).await;
     (disk, app)
@@ -271,8 +248,8 @@ async fn what_is_old_is_deleted_in_batches() {
 #[tokio::test(start_paused = true)]
 async fn two_coordinators_share_the_queues() {
     let disk = Disk::new();
-    let store = store(&disk).await;
-    let apps = [start_on(&disk, &store, "a", 1).await, start_on(&disk, &store, "b", 2).await];
+    let store = disk.store().await;
+    let apps = [disk.join(&store, "a").await, disk.join(&store, "b").await];
     let holding = Arc::new(parking_lot::Mutex::new(None));
     let turns = Arc::new(parking_lot::Mutex::new(Vec::new()));
     let clients: Vec<_> = (0..40)

@@ -9,14 +9,16 @@ use muster_shared::ids::ServerUuid;
 use muster_shared::link::{Connection, Frame};
 use muster_shared::wire::status::{Report, Status, VmReport, digest};
 use muster_shared::wire::{
-    Accepted, Dispatch, Error as WireError, FromAgent, FromCoordinator, Heartbeat, Hello, Intake,
-    Outcome, StreamOpen, Sysinfo, TaskError, TaskResult, decode, encode,
+    Accepted, Dispatch, Error as WireError, FromAgent, FromCoordinator, Heartbeat, Outcome,
+    StreamOpen, Sysinfo, TaskError, TaskResult, decode, encode,
 };
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use uuid::Uuid;
+
+use crate::app::tests::hello;
 
 pub(super) const SERVER: u128 = 1;
 pub(super) const VICTIM: u128 = 2;
@@ -55,25 +57,13 @@ impl Agent {
             diskinfo: serde_json::from_value(json!({ "pool_size_bytes": 500u64 << 30 })).ok(),
             ..Report::default()
         };
-        let hello = Hello {
-            server_uuid: server,
-            boot_id: "b".to_owned(),
-            agent_instance_id: Uuid::nil(),
-            version: "1".to_owned(),
-            // Without a list of tasks an agent is taken to have them all.
-            capabilities: vec![],
-            sysinfo_hash: "h".to_owned(),
-            running_task_ids: vec![],
-            unacked_result_ids: vec![],
-            intake: Intake::Accepting,
-        };
         let agents = vec![json!({ "name": "cn-agent", "version": "2.14.0" })];
         let described = Sysinfo {
             sysinfo: sysinfo.as_object().cloned(),
             agents: Some(agents),
             hash: "h".to_owned(),
         };
-        send(&mut connection, hello.into()).await;
+        send(&mut connection, hello(server).into()).await;
         send(&mut connection, described.into()).await;
         send(&mut connection, Box::new(Status { report: Some(report) }).into()).await;
         let mut beat = tokio::time::interval(Duration::from_millis(300));
