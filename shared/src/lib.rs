@@ -17,4 +17,5 @@ pub mod telemetry;
 pub mod threads;
 pub mod tls;
 pub mod units;
+pub mod unix_socket;
 pub mod wire;

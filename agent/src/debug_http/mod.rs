@@ -13,8 +13,8 @@ mod tests;
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +25,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use muster_shared::clock::SharedClock;
 use muster_shared::config::ListenAddress;
 use muster_shared::entropy::SharedEntropy;
+use muster_shared::unix_socket::{self, SocketFile};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::Semaphore;
@@ -42,6 +43,8 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Longest time open requests get when the agent stops.
 const DRAIN: Duration = Duration::from_secs(1);
+/// Anybody may ask; who asks is checked by request.
+const SOCKET_MODE: u32 = 0o666;
 
 /// What the routes work with.
 #[derive(Debug)]
@@ -73,7 +76,7 @@ enum Peer {
 pub struct Listeners {
     tcp: TcpListener,
     unix: UnixListener,
-    path: PathBuf,
+    file: SocketFile,
 }
 
 impl Listeners {
@@ -90,19 +93,9 @@ impl Listeners {
             ListenAddress::Unix(_) => return Err(io::ErrorKind::InvalidInput.into()),
         };
         let tcp = TcpListener::bind(address).await.map_err(|e| at(&address, e))?;
-        if UnixStream::connect(socket).await.is_ok() {
-            return Err(at(&socket.display(), io::ErrorKind::AddrInUse.into()));
-        }
-        match std::fs::remove_file(socket) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(at(&socket.display(), error));
-            }
-            _ => {}
-        }
-        let unix = UnixListener::bind(socket).map_err(|e| at(&socket.display(), e))?;
-        // Anybody may ask; who asks is checked by request.
-        std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o666))?;
-        Ok(Self { tcp, unix, path: socket.to_owned() })
+        let bound = unix_socket::bind(socket, SOCKET_MODE).await;
+        let (unix, file) = bound.map_err(|e| at(&socket.display(), e))?;
+        Ok(Self { tcp, unix, file })
     }
 
     /// The TCP address, with the port that port 0 became.
@@ -150,9 +143,7 @@ impl Listeners {
         if tokio::time::timeout(DRAIN, tracker.wait()).await.is_err() {
             tracing::info!("local requests were cut off");
         }
-        if let Err(error) = std::fs::remove_file(&self.path) {
-            tracing::debug!(%error, "cannot remove the socket");
-        }
+        drop(self.file);
     }
 }
 

@@ -7,8 +7,6 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +15,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use muster_shared::config::ListenAddress;
+use muster_shared::unix_socket::{self, SocketFile};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::Semaphore;
@@ -35,6 +34,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const TLS_TIMEOUT: Duration = Duration::from_secs(10);
 /// Largest request head, bytes; a connection's read buffer never grows beyond.
 const MAX_HEAD_BYTES: usize = 64 * 1024;
+/// The owner and the group may use the API on a unix socket.
+const SOCKET_MODE: u32 = 0o660;
 
 /// Limits of a listener.
 #[derive(Clone, Copy, Debug)]
@@ -54,21 +55,8 @@ pub(crate) enum Listener {
     Unix(UnixListener, SocketFile),
 }
 
-/// Removes the file of a unix socket when dropped.
-#[derive(Debug)]
-pub(crate) struct SocketFile(PathBuf);
-
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        if let Err(error) = std::fs::remove_file(&self.0) {
-            tracing::debug!(%error, path = %self.0.display(), "cannot remove the socket");
-        }
-    }
-}
-
 impl Listener {
-    /// Binds the address. A unix socket left by a dead process is replaced, one that somebody
-    /// listens on is not.
+    /// Binds the address, as [`unix_socket::bind`] does with a unix socket.
     ///
     /// # Errors
     /// The system's error.
@@ -76,13 +64,8 @@ impl Listener {
         match address {
             ListenAddress::Tcp(address) => TcpListener::bind(address).await.map(Self::Tcp),
             ListenAddress::Unix(path) => {
-                if path.exists() && UnixStream::connect(path).await.is_ok() {
-                    return Err(io::ErrorKind::AddrInUse.into());
-                }
-                remove_if_there(path)?;
-                let listener = UnixListener::bind(path)?;
-                std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660))?;
-                Ok(Self::Unix(listener, SocketFile(path.clone())))
+                let (listener, file) = unix_socket::bind(path, SOCKET_MODE).await?;
+                Ok(Self::Unix(listener, file))
             }
         }
     }
@@ -94,15 +77,8 @@ impl Listener {
     pub(crate) fn address(&self) -> io::Result<ListenAddress> {
         match self {
             Self::Tcp(listener) => listener.local_addr().map(ListenAddress::Tcp),
-            Self::Unix(_, file) => Ok(ListenAddress::Unix(file.0.clone())),
+            Self::Unix(_, file) => Ok(ListenAddress::Unix(file.path().to_owned())),
         }
-    }
-}
-
-fn remove_if_there(path: &Path) -> io::Result<()> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
     }
 }
 
