@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ipnet::IpNet;
-use muster_shared::config::{Check, ListenAddress, Problems, check_exposure};
+use muster_shared::config::{Check, ListenAddress, Problems, Ways, check_exposure};
 use muster_shared::ids::ServerUuid;
 use muster_shared::telemetry::LogConfig;
 use muster_shared::tls::Identity;
@@ -215,7 +215,9 @@ pub struct SecurityConfig {
 
 impl Check for Config {
     fn check(&self, problems: &mut Problems) {
-        if let Err(error) = check_exposure(&self.listen, false, &self.security.allow_plaintext) {
+        if let Err(error) =
+            check_exposure(&self.listen, Ways::Loopback, &self.security.allow_plaintext)
+        {
             problems.add("listen", error.to_string());
         }
         if matches!(self.listen, ListenAddress::Unix(_)) {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use muster_shared::config::{Check, ListenAddress, Problems, check_exposure};
+use muster_shared::config::{Check, ListenAddress, Problems, Ways, check_exposure};
 use muster_shared::telemetry::LogConfig;
 use muster_shared::tls::{ClientAuth, Identity};
 use serde::{Deserialize, Serialize};
@@ -346,12 +346,12 @@ impl Check for Config {
         problems.require(!self.datacenter.is_empty(), "datacenter", "must not be empty");
         let tls = self.tls.identity().is_some();
         let open = &self.security.allow_plaintext;
-        if let Err(exposed) = check_exposure(&self.listen, tls, open) {
+        if let (false, Err(exposed)) = (tls, check_exposure(&self.listen, Ways::TlsOrUnix, open)) {
             problems.add("listen", exposed.to_string());
         }
         // Metrics have no TLS of their own.
         if let Some(Err(exposed)) =
-            self.metrics.listen.as_ref().map(|listen| check_exposure(listen, false, open))
+            self.metrics.listen.as_ref().map(|listen| check_exposure(listen, Ways::Unix, open))
         {
             problems.add("metrics.listen", exposed.to_string());
         }

@@ -78,18 +78,44 @@ impl fmt::Display for ListenAddress {
 /// An address would serve plaintext to others than this machine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{address} can be reached from other machines without TLS: configure a certificate \
-     (`tls.certificate`, `tls.key`), or listen on 127.0.0.1 or a unix socket, or allow plaintext \
-     there with `security.allow_plaintext = [\"{network}\"]`"
+    "{address} can be reached from other machines without TLS: {}, or allow plaintext there with \
+     `security.allow_plaintext = [\"{network}\"]`",
+    .ways.text()
 )]
 pub struct Exposed {
+    /// What this listener could do instead.
+    pub ways: Ways,
     /// The address.
     pub address: SocketAddr,
     /// The network that would have to be allowed.
     pub network: IpNet,
 }
 
-/// Refuses plaintext beyond this machine: without TLS an address must be loopback, a unix socket,
+/// What a listener can do instead of serving plaintext to other machines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ways {
+    /// It knows TLS (`tls.certificate`, `tls.key`) and unix sockets.
+    TlsOrUnix,
+    /// It has no TLS of its own, but may be a unix socket.
+    Unix,
+    /// It listens on TCP without TLS, or not at all.
+    Loopback,
+}
+
+impl Ways {
+    fn text(self) -> &'static str {
+        match self {
+            Self::TlsOrUnix => {
+                "configure a certificate (`tls.certificate`, `tls.key`), or listen on 127.0.0.1 \
+                 or a unix socket"
+            }
+            Self::Unix => "listen on 127.0.0.1 or a unix socket",
+            Self::Loopback => "listen on 127.0.0.1",
+        }
+    }
+}
+
+/// Refuses plaintext beyond this machine: an address without TLS must be loopback, a unix socket,
 /// or inside a network that the operator named. Any address (`0.0.0.0`, `::`) is inside none but
 /// the whole internet (`0.0.0.0/0`, `::/0`).
 ///
@@ -97,20 +123,20 @@ pub struct Exposed {
 /// [`Exposed`], whose text names the ways out.
 pub fn check_exposure(
     address: &ListenAddress,
-    tls: bool,
+    ways: Ways,
     allow_plaintext: &[IpNet],
 ) -> Result<(), Exposed> {
     let ListenAddress::Tcp(address) = *address else { return Ok(()) };
     let ip = address.ip().to_canonical();
     let covered = || allow_plaintext.iter().any(|network| covers(network, ip));
-    if tls || ip.is_loopback() || covered() {
+    if ip.is_loopback() || covered() {
         return Ok(());
     }
     let network = match ip {
         ip if ip.is_unspecified() => IpNet::new_assert(ip, 0),
         ip => IpNet::from(ip),
     };
-    Err(Exposed { address, network })
+    Err(Exposed { ways, address, network })
 }
 
 fn covers(network: &IpNet, ip: IpAddr) -> bool {
@@ -126,43 +152,51 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(address: &str, tls: bool, allowed: &[&str], fits: bool) {
+    fn check(address: &str, allowed: &[&str], fits: bool) {
         let address: ListenAddress = address.parse().unwrap();
         let allowed: Vec<IpNet> = allowed.iter().map(|network| network.parse().unwrap()).collect();
-        assert_eq!(check_exposure(&address, tls, &allowed).is_ok(), fits, "{address}");
+        let checked = check_exposure(&address, Ways::Loopback, &allowed);
+        assert_eq!(checked.is_ok(), fits, "{address}");
     }
 
     #[test]
     fn plaintext_stays_on_this_machine() {
-        check("127.0.0.1:8480", false, &[], true);
-        check("127.8.9.1:0", false, &[], true);
-        check("[::1]:8480", false, &[], true);
-        check("[::ffff:127.0.0.1]:8480", false, &[], true);
-        check("unix:/run/muster/api.sock", false, &[], true);
-        check("10.1.2.3:8480", false, &[], false);
-        check("0.0.0.0:8480", false, &[], false);
-        check("[::]:8480", false, &[], false);
-        check("[fe80::1]:8480", false, &[], false);
+        check("127.0.0.1:8480", &[], true);
+        check("127.8.9.1:0", &[], true);
+        check("[::1]:8480", &[], true);
+        check("[::ffff:127.0.0.1]:8480", &[], true);
+        check("unix:/run/muster/api.sock", &[], true);
+        check("10.1.2.3:8480", &[], false);
+        check("0.0.0.0:8480", &[], false);
+        check("[::]:8480", &[], false);
+        check("[fe80::1]:8480", &[], false);
     }
 
     #[test]
-    fn tls_or_a_named_network_opens_it() {
-        check("10.1.2.3:8480", true, &[], true);
-        check("0.0.0.0:8480", true, &[], true);
-        check("10.1.2.3:8480", false, &["10.0.0.0/8"], true);
-        check("[::ffff:10.1.2.3]:8480", false, &["10.0.0.0/8"], true);
-        check("10.1.2.3:8480", false, &["192.168.0.0/16", "fd00::/8"], false);
-        check("0.0.0.0:8480", false, &["0.0.0.0/8"], false);
-        check("0.0.0.0:8480", false, &["::/0"], false);
-        check("0.0.0.0:8480", false, &["0.0.0.0/0"], true);
-        check("[::]:8480", false, &["::/0"], true);
+    fn a_named_network_opens_it() {
+        check("10.1.2.3:8480", &["10.0.0.0/8"], true);
+        check("[::ffff:10.1.2.3]:8480", &["10.0.0.0/8"], true);
+        check("10.1.2.3:8480", &["192.168.0.0/16", "fd00::/8"], false);
+        check("0.0.0.0:8480", &["0.0.0.0/8"], false);
+        check("0.0.0.0:8480", &["::/0"], false);
+        check("0.0.0.0:8480", &["0.0.0.0/0"], true);
+        check("[::]:8480", &["::/0"], true);
     }
 
     #[test]
     fn refusal_names_the_ways_out() {
         let address: ListenAddress = "10.1.2.3:80".parse().unwrap();
-        let text = check_exposure(&address, false, &[]).unwrap_err().to_string();
-        assert!(text.contains("tls.certificate") && text.contains("[\"10.1.2.3/32\"]"), "{text}");
+        let text = |ways| check_exposure(&address, ways, &[]).unwrap_err().to_string();
+        for (ways, tls, unix) in [
+            (Ways::TlsOrUnix, true, true),
+            (Ways::Unix, false, true),
+            (Ways::Loopback, false, false),
+        ] {
+            let text = text(ways);
+            assert_eq!(text.contains("tls."), tls, "{text}");
+            assert_eq!(text.contains("unix"), unix, "{text}");
+            assert!(text.contains("[\"10.1.2.3/32\"]") && text.contains("127.0.0.1"), "{text}");
+        }
     }
 
     #[test]

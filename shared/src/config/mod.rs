@@ -73,7 +73,9 @@ mod reference;
 mod schema;
 mod sources;
 
-pub use listen::{Exposed, ListenAddress, ListenError, MAX_SOCKET_PATH_BYTES, check_exposure};
+pub use listen::{
+    Exposed, ListenAddress, ListenError, MAX_SOCKET_PATH_BYTES, Ways, check_exposure,
+};
 pub use problems::{ConfigError, Problem, Problems};
 pub use reference::{example_file, reference};
 pub use sources::Sources;
