@@ -37,19 +37,19 @@ pub(crate) struct Args {
     alias: Option<String>,
 
     /// Memory, MiB [default: 256].
-    #[arg(long, value_name = "MIB")]
+    #[arg(long, value_name = "MIB", value_parser = positive())]
     ram: Option<u64>,
 
-    /// Disk, GiB [default: 1].
-    #[arg(long, value_name = "GIB")]
+    /// Disk, GiB; the image's size if that is larger [default: 1].
+    #[arg(long, value_name = "GIB", value_parser = positive())]
     disk: Option<u64>,
 
     /// Virtual CPUs [default: 1].
-    #[arg(long, value_name = "COUNT")]
+    #[arg(long, value_name = "COUNT", value_parser = positive())]
     vcpus: Option<u64>,
 
     /// Most CPU the machine gets, percent of one core [default: 100 for each virtual CPU].
-    #[arg(long, value_name = "PERCENT")]
+    #[arg(long, value_name = "PERCENT", value_parser = positive())]
     cpu_cap: Option<u64>,
 
     /// A tag; may be repeated.
@@ -86,6 +86,10 @@ pub(crate) struct Args {
 
     #[command(flatten)]
     wait: WaitArgs,
+}
+
+fn positive() -> clap::builder::RangedU64ValueParser {
+    clap::value_parser!(u64).range(1..)
 }
 
 pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
@@ -246,5 +250,14 @@ mod tests {
             Line::try_parse_from(["create", "--image", "i", "--tag", bad]).unwrap_err();
         }
         Line::try_parse_from(["create"]).unwrap_err();
+    }
+
+    #[test]
+    fn sizes_of_nothing_are_refused() {
+        for flag in ["--ram", "--disk", "--vcpus", "--cpu-cap"] {
+            let line = |size| ["create", "--image", "i", flag, size];
+            Line::try_parse_from(line("0")).unwrap_err();
+            Line::try_parse_from(line("1")).unwrap();
+        }
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use muster_shared::clock::iso;
 use muster_shared::ids::VmUuid;
+use muster_shared::units::MIB;
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 
@@ -284,12 +285,12 @@ impl Job {
         let record = drivers.vms.update(self.vm, incomplete).await?;
         let mut made = Vec::new();
         for (index, disk) in (0..).zip(record.list("disks")) {
-            let spec = DiskSpec {
-                vm: self.vm,
-                index,
-                image: payload::image_of(disk),
-                size_mib: disk.get("size").and_then(Value::as_u64),
+            let size_mib = match disk.get("size").and_then(Value::as_u64) {
+                None => self.size_by_quota(ctx, disk).await?,
+                told => told,
             };
+            let image = payload::image_of(disk);
+            let spec = DiskSpec { vm: self.vm, index, image, size_mib };
             made.push(drivers.storage.create_disk(&spec, &ctx.task_id).await?);
         }
         let complete = |record: &mut VmRecord| {
@@ -298,6 +299,25 @@ impl Job {
         };
         drivers.vms.update(self.vm, complete).await?;
         Ok(())
+    }
+
+    /// A disk of the image that the VM as a whole names is as large as its quota, or as the image
+    /// if that is larger. `None`: the disk is none of those, or there is no quota.
+    async fn size_by_quota(
+        &self,
+        ctx: &TaskContext,
+        disk: &Value,
+    ) -> Result<Option<u64>, TaskFailure> {
+        let quota_mib = payload::quota_mib(&self.properties);
+        let (Some(image), Some(quota_mib)) = (payload::image_of(disk), quota_mib) else {
+            return Ok(None);
+        };
+        if self.properties.get("image_uuid") != disk.get("image_uuid") {
+            return Ok(None);
+        }
+        let image = ctx.drivers.images.get(image).await.map_err(failed(OPERATION))?;
+        let least_mib = image.map_or(0, |image| image.size_bytes.div_ceil(MIB));
+        Ok(Some(quota_mib.max(least_mib)))
     }
 
     async fn undo_storage(&self, ctx: &TaskContext, record: &VmRecord) -> Result<(), TaskFailure> {

@@ -8,6 +8,7 @@ use muster_shared::clock::{SharedClock, TokioClock};
 use muster_shared::entropy::SeededEntropy;
 use muster_shared::ids::{TaskId, VmUuid};
 use muster_shared::kv::MemKv;
+use muster_shared::units::MIB;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -212,6 +213,48 @@ async fn a_vm_is_made_loaded_and_destroyed() {
     assert_eq!(host.content(), empty);
     let gone = act(&host, &drivers, "machine_load", json!({})).await.unwrap_err();
     assert_eq!(gone.code, "VmNotFound");
+}
+
+/// Sizes of the disks of a VM that is made from the example image, MiB.
+async fn disk_sizes(extra: Value) -> Vec<u64> {
+    let host = Host::new();
+    let drivers = host.agent("boot-1").await;
+    let mut all = create_params(extra);
+    all.retain(|_, value| !value.is_null());
+    let ctx = host.context(&drivers, &all);
+    let result = run(&ctx, "machine_create", true).await.unwrap();
+    let told = result["vm"]["disks"].as_array().unwrap().iter().map(|disk| &disk["size"]);
+    let told: Vec<u64> = told.map(|size| size.as_u64().unwrap()).collect();
+    let made: Vec<u64> = host.pool.disks().values().map(|disk| disk.size_bytes / MIB).collect();
+    assert_eq!(told, made);
+    told
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_disk_of_the_vms_image_is_as_large_as_the_quota() {
+    let made = async |quota: Value| {
+        disk_sizes(json!({ "disks": null, "image_uuid": IMAGE, "quota": quota })).await
+    };
+    assert_eq!(made(json!(5)).await, [5 * 1024]);
+    assert_eq!(made(json!(null)).await, [10 * 1024], "kvm's default");
+    assert_eq!(made(json!(0)).await, [1], "no quota: as the image");
+    // Disks that say what they are made from are sized by what they say.
+    let disks = json!([{ "image_uuid": IMAGE }, { "size": 8 }]);
+    assert_eq!(disk_sizes(json!({ "disks": disks, "quota": 5 })).await, [1, 8]);
+    let disks = json!([{ "image_uuid": IMAGE, "size": 64 }]);
+    assert_eq!(disk_sizes(json!({ "image_uuid": IMAGE, "disks": disks, "quota": 5 })).await, [64]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_disk_of_the_vms_image_is_never_smaller_than_the_image() {
+    let host = Host::new();
+    let drivers = host.agent("boot-1").await;
+    let image = SimImage { manifest: json!({ "state": "active" }), size_bytes: 3 * 1024 * MIB };
+    host.pool.install(IMAGE.parse().unwrap(), image).unwrap();
+    let mut all = create_params(json!({ "image_uuid": IMAGE, "quota": 1 }));
+    all.shift_remove("disks");
+    run(&host.context(&drivers, &all), "machine_create", false).await.unwrap();
+    assert_eq!(host.pool.disks().values().next().unwrap().size_bytes, 3 * 1024 * MIB);
 }
 
 #[tokio::test(start_paused = true)]

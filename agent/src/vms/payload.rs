@@ -233,6 +233,13 @@ pub fn image_of(disk: &Value) -> Option<ImageUuid> {
     disk.get("image_uuid")?.as_str()?.parse().ok()
 }
 
+/// The VM's quota, MiB; `None` when it has none.
+#[must_use]
+pub fn quota_mib(vm: &Map<String, Value>) -> Option<u64> {
+    let gib = vm.get("quota")?.as_u64().filter(|gib| *gib > 0)?;
+    Some(gib.saturating_mul(1024))
+}
+
 fn disks(vm: &Map<String, Value>) -> &[Value] {
     vm.get("disks").and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }

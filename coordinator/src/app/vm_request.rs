@@ -35,6 +35,14 @@ impl Body<'_> {
         self.errors.push((field.to_owned(), message.to_owned()));
     }
 
+    /// Refuses a 0 of the body's own; in a package it stands for nothing said.
+    fn not_zero(&mut self, name: &str) {
+        let number = |value: &Value| value.as_u64().or_else(|| value.as_str()?.trim().parse().ok());
+        if self.body.get(name).and_then(number) == Some(0) {
+            self.error(name, "value was not greater than zero");
+        }
+    }
+
     /// A whole number given as a number or its text, from the body or else the package.
     fn number(&mut self, names: &[&str]) -> Option<u64> {
         for name in names {
@@ -130,6 +138,9 @@ fn sizes(body: &mut Body<'_>, params: &mut Map<String, Value>) {
         _ if body.errors.len() > before => {}
         _ => body.error("ram", "value was not greater than zero"),
     }
+    for name in ["vcpus", "cpu_cap", "disk"] {
+        body.not_zero(name);
+    }
     let vcpus = body.number(&["vcpus"]).unwrap_or(1).max(1);
     params.insert("vcpus".to_owned(), json!(vcpus));
     // Without a cap a VM may use the whole server, and the allocator would count it so.
@@ -187,8 +198,11 @@ fn disks(body: &mut Body<'_>, params: &mut Map<String, Value>, brand: &str) {
         return;
     }
     let mut disk = json!({ "image_uuid": image, "boot": true, "model": "virtio" });
-    if let Some(mib) = size {
-        disk["size"] = json!(mib);
+    match size {
+        Some(mib) => disk["size"] = json!(mib),
+        // The agent makes this image's disk as large as the quota, or as the image if that is
+        // larger. Said here, the allocator would count disk and quota.
+        None => drop(params.insert("image_uuid".to_owned(), json!(image))),
     }
     params.insert("disks".to_owned(), json!([disk]));
 }
@@ -246,6 +260,7 @@ mod tests {
         assert_eq!(params["cpu_cap"], 100);
         assert_eq!(params["brand"], "kvm");
         assert_eq!(params["disks"][0]["image_uuid"], IMAGE);
+        assert_eq!((&params["image_uuid"], &params["quota"]), (&json!(IMAGE), &json!(10)));
         assert_eq!(params["customer_metadata"]["a"], "b");
         assert!(!params.contains_key("image") && !params.contains_key("metadata"));
     }
@@ -258,6 +273,14 @@ mod tests {
         assert_eq!((&params["ram"], &params["vcpus"]), (&json!(512), &json!(2)));
         assert_eq!((&params["quota"], &params["cpu_cap"]), (&json!(3), &json!(200)));
         assert_eq!(params["package_name"], "p");
+    }
+
+    #[test]
+    fn a_size_of_its_own_frees_the_disk_from_the_quota() {
+        let body = json!({ "image": IMAGE, "ram": 256, "disk": 2048 });
+        let params = build_json(&body).unwrap().params;
+        assert_eq!(params["disks"][0]["size"], 2048);
+        assert!(!params.contains_key("image_uuid"));
     }
 
     #[test]
@@ -276,6 +299,10 @@ mod tests {
         check_bad(&json!({}), "ram");
         check_bad(&json!({ "image_uuid": IMAGE, "ram": "much" }), "ram");
         check_bad(&json!({ "image_uuid": IMAGE, "ram": 128, "uuid": "x" }), "uuid");
+        for name in ["vcpus", "cpu_cap", "disk"] {
+            check_bad(&json!({ "image_uuid": IMAGE, "ram": 128, name: 0 }), name);
+            check_bad(&json!({ "image_uuid": IMAGE, "ram": 128, name: "0" }), name);
+        }
         check_bad(&json!({ "image_uuid": IMAGE, "ram": 1, "alias": "a b" }), "alias");
         check_bad(&json!({ "image_uuid": IMAGE, "ram": 1, "tags": { "a": [] } }), "tags");
         check_bad(&json!({ "image_uuid": IMAGE, "ram": 1, "networks": [7] }), "networks");

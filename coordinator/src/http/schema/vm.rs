@@ -244,7 +244,15 @@ pub(super) fn place() -> Value {
     for (name, schema) in [
         ("uuid", described(uuid_or_nothing(), "Its uuid; chosen if there is none")),
         ("memory", described(number(0, MAX_MIB), "Another name of `ram`, MiB")),
-        ("disk", described(number(1, MAX_MIB), "Size of its disk, MiB; else the image's")),
+        (
+            "disk",
+            described(
+                number(1, MAX_MIB),
+                "Size of its disk, MiB; else `quota`, or the image's if that is larger",
+            ),
+        ),
+        ("vcpus", described(number(1, 1024), "Virtual CPUs")),
+        ("cpu_cap", described(number(1, MAX_COUNT), "Most CPU, percent of one core")),
         ("metadata", described(flat_object(), "Added to `customer_metadata`")),
         (
             "image",
