@@ -126,7 +126,7 @@ async fn a_graceful_stop_leaves_guests_running() {
 
     assert_eq!(agent.daemon().terminate().await, Some(0));
     assert_eq!(agent.guest_pids(), before);
-    agent.wait_status(&client, "unknown", Duration::from_secs(5)).await;
+    agent.wait_status(&client, "unknown", Duration::from_secs(60)).await;
     let seen = client.get(&format!("/vms/{vm}")).await.expect(200);
     assert_eq!(seen["server_uuid"], agent.server_uuid, "the index answers for a server away");
 }

@@ -35,7 +35,7 @@ async fn a_task_that_ends_while_the_coordinator_is_away_is_delivered_once() {
     let id = id.as_str().expect("a task id").to_owned();
     // The task must be at the agent before its coordinator goes away.
     let local = agent.client();
-    wait_for("the agent has the task", Duration::from_secs(10), || async {
+    wait_for("the agent has the task", Duration::from_secs(60), || async {
         let history = local.get("/history").await;
         if history.text.contains("nop") { Ok(()) } else { Err(history.text) }
     })
@@ -72,7 +72,7 @@ async fn a_restart_changes_no_status() {
 
     let first = client.get(&format!("/servers/{}", agent.server_uuid)).await.expect(200);
     assert_eq!(first["status"], "running", "right after the restart");
-    wait_for("the agent is back", Duration::from_secs(15), || async {
+    wait_for("the agent is back", Duration::from_secs(60), || async {
         let seen = client.get(&why).await;
         if seen.json["connected"] == true { Ok(()) } else { Err(seen.text) }
     })

@@ -62,7 +62,7 @@ async fn a_vm_lives_from_create_to_destroy() {
     let created = client.complete_task(placed["id"].as_str().unwrap(), 120).await;
     assert_eq!(created["vm"]["uuid"], vm);
 
-    wait_for("the fleet index shows it running", Duration::from_secs(10), || async {
+    wait_for("the fleet index shows it running", Duration::from_secs(60), || async {
         let answer = client.get(&format!("/vms/{vm}")).await;
         if answer.json["state"] == "running" { Ok(()) } else { Err(answer.text) }
     })
@@ -82,7 +82,7 @@ async fn a_vm_lives_from_create_to_destroy() {
     for (action, state) in [("stop", "stopped"), ("start", "running"), ("reboot", "running")] {
         let task = client.post(&format!("{path}/{action}"), &json!({})).await.expect(200);
         client.complete_task(task["id"].as_str().unwrap(), 240).await;
-        wait_for(&format!("{state} after {action}"), Duration::from_secs(10), || async {
+        wait_for(&format!("{state} after {action}"), Duration::from_secs(60), || async {
             let answer = client.get(&format!("/vms/{vm}")).await;
             if answer.json["state"] == state { Ok(()) } else { Err(answer.text) }
         })
@@ -91,7 +91,7 @@ async fn a_vm_lives_from_create_to_destroy() {
 
     let task = client.delete(&path).await.expect(200);
     client.complete_task(task["id"].as_str().unwrap(), 120).await;
-    wait_for("the index forgets it", Duration::from_secs(10), || async {
+    wait_for("the index forgets it", Duration::from_secs(60), || async {
         let answer = client.get(&format!("/vms/{vm}")).await;
         if answer.status == 404 { Ok(()) } else { Err(answer.text) }
     })

@@ -116,7 +116,7 @@ async fn an_unknown_image_fails_the_create_and_leaves_nothing() {
     let ended = client.wait_task(task["id"].as_str().unwrap(), 60).await;
     assert_eq!(ended["status"], "failure");
     assert!(!agent.data_dir().join("vms").join(format!("{vm}.json")).exists());
-    agent.wait_status(&client, "running", Duration::from_secs(5)).await;
+    agent.wait_status(&client, "running", Duration::from_secs(60)).await;
 }
 
 /// Uploads an image that is small until it is unpacked.
@@ -162,8 +162,8 @@ async fn refused_for_space(client: &Client, agent: &Agent, image: &str) {
     let message = error["message"].as_str().expect("a text");
     assert!(message.contains("space"), "{message}");
 
-    agent.wait_status(client, "running", Duration::from_secs(5)).await;
+    agent.wait_status(client, "running", Duration::from_secs(60)).await;
     let path = format!("/servers/{}/nop", agent.server_uuid);
     let task = client.post(&path, &json!({})).await.expect(200);
-    client.complete_task(task["id"].as_str().expect("a text"), 30).await;
+    client.complete_task(task["id"].as_str().expect("a text"), 60).await;
 }

@@ -11,6 +11,7 @@ use muster_tests::binary;
 use muster_tests::daemon::{Agent, Coordinator, fresh_uuid};
 use muster_tests::http::{Answer, Client};
 use muster_tests::wait::wait_for;
+use nix::sys::signal::Signal;
 use parking_lot::Mutex;
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -296,14 +297,14 @@ async fn a_client_that_slept_past_its_ticket_s_expiry_starts_nothing() {
     let sleeper = create(&client, &body).await;
     let next = create(&client, &json!({ "scope": "vm", "id": "x", "expires_at": "3000" })).await;
     let id = under(&client, &sleeper, Method::POST, &nop).await.expect(200)["id"].clone();
-    client.complete_task(id.as_str().expect("an id"), 30).await;
+    client.complete_task(id.as_str().expect("an id"), 60).await;
     let early = under(&client, &next, Method::POST, &nop).await.expect(409);
     assert_eq!(early["code"], "TicketNotActive");
 
     // The sleeper sleeps; the next one's turn comes.
     client.get(&format!("/tickets/{next}/wait")).await.expect(204);
     let id = under(&client, &next, Method::POST, &nop).await.expect(200)["id"].clone();
-    client.complete_task(id.as_str().expect("an id"), 30).await;
+    client.complete_task(id.as_str().expect("an id"), 60).await;
     for (method, path) in [(Method::POST, &nop), (Method::GET, &load)] {
         let refused = under(&client, &sleeper, method, path).await.expect(409);
         assert_eq!(refused["code"], "TicketNotActive", "{path}");
@@ -314,10 +315,11 @@ async fn a_client_that_slept_past_its_ticket_s_expiry_starts_nothing() {
 }
 
 /// Two coordinators that know nothing of each other stand for one whose dispatch is late: the
-/// agent sees the greater token first.
+/// agent sees the greater token first. Neither may take the other's results for those of tasks
+/// that were deleted, so one is paused while the other works.
 #[tokio::test]
 async fn the_agent_refuses_a_token_older_than_one_it_saw() {
-    let (one, other) = (Coordinator::start(), Coordinator::start());
+    let (mut one, mut other) = (Coordinator::start(), Coordinator::start());
     let (newer, older) = (one.client(), other.client());
     let mut agent = Agent::with(&[&one.agent_url(), &other.agent_url()], &[], &[]);
     agent.wait_status(&newer, "running", LONG).await;
@@ -328,9 +330,12 @@ async fn the_agent_refuses_a_token_older_than_one_it_saw() {
         create(&newer, &wanted("y")).await;
     }
     let fresh = create(&newer, &wanted("x")).await;
+    other.daemon().signal(Signal::SIGSTOP);
     let nop = format!("/servers/{}/nop", agent.server_uuid);
     let id = under(&newer, &fresh, Method::POST, &nop).await.expect(200)["id"].clone();
-    newer.complete_task(id.as_str().expect("an id"), 30).await;
+    newer.complete_task(id.as_str().expect("an id"), 60).await;
+    other.daemon().signal(Signal::SIGCONT);
+    one.daemon().signal(Signal::SIGSTOP);
     // The newest token is on the agent's disk.
     agent.kill9();
     agent.restart();
@@ -340,7 +345,7 @@ async fn the_agent_refuses_a_token_older_than_one_it_saw() {
     })
     .await;
     let id = under(&older, &stale, Method::POST, &nop).await.expect(200)["id"].clone();
-    let task = older.wait_task(id.as_str().expect("an id"), 30).await;
+    let task = older.wait_task(id.as_str().expect("an id"), 60).await;
     assert_eq!(task["status"], "failure", "{task:#}");
     assert_eq!(task["error"]["code"], "StaleTicket", "{task:#}");
     let load = format!("/servers/{}/vms/{}", agent.server_uuid, fresh_uuid());
