@@ -1,8 +1,9 @@
 //! Evaluates an expression: the allocator's two entries.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use crate::algorithms::{self, Algorithm};
 use crate::config::Config;
@@ -188,47 +189,29 @@ const CAPACITY: [&str; 6] = [
 ];
 
 /// What each server has left beside its VMs; promises are not counted, as in the reference.
-/// `servers` restricts it; `only_ready` leaves out servers that are not set up without an error.
+/// `servers` restricts it. Servers that are not set up are left out without an error.
 #[must_use]
-pub fn capacity(
-    snapshot: &Arc<Snapshot>,
-    servers: Option<&[String]>,
-    config: &Config,
-    only_ready: bool,
-) -> Capacity {
+pub fn capacity(snapshot: &Arc<Snapshot>, servers: Option<&[String]>, config: &Config) -> Capacity {
     let request = Request::for_capacity();
     let recent = Recent::default();
     let mut run = Run::new(snapshot, &request, config, &recent, 0);
     run.always_promised = false;
     let options = Options { order: Order::Arrival, ..Options::default() };
-    let mut list = candidates(snapshot, servers, &options, &mut Rng::new(0));
-    list.retain(|slot| !only_ready || snapshot.has(*slot, flag::SETUP));
+    let list = candidates(snapshot, servers, &options, &mut Rng::new(0));
     run.bits = Bits::of(snapshot, &list);
-    run.list = Arc::new(list);
+    let all = Arc::new(list);
+    run.list = Arc::clone(&all);
     let mut steps = Vec::new();
-    let mut errors = Map::new();
     for name in CAPACITY {
-        let before = Arc::clone(&run.list);
         let algorithm = algorithms::find(name).expect("the capacity steps are built in");
         execute(&mut run, algorithm, &mut steps);
-        if run.list.len() < before.len() {
-            let without = |slot: u32| (snapshot.server(slot).uuid.to_string(), json!(NOT_SET_UP));
-            let left: std::collections::BTreeSet<u32> = run.list.iter().copied().collect();
-            errors.extend(before.iter().copied().filter(|s| !left.contains(s)).map(without));
-        }
     }
-    let capacities =
-        run.list.iter().map(|slot| (snapshot.server(*slot).uuid.to_string(), run.left(*slot)));
-    let capacities = capacities.collect();
+    let uuid = |slot: &u32| snapshot.server(*slot).uuid.to_string();
+    let capacities = run.list.iter().map(|slot| (uuid(slot), run.left(*slot))).collect();
+    let kept: BTreeSet<u32> = run.list.iter().copied().collect();
+    let left_out: BTreeSet<_> = all.iter().filter(|s| !kept.contains(s)).map(uuid).collect();
     let outcome = Outcome { snapshot: Arc::clone(snapshot), server: None, steps, seed: 0 };
-    for place in 0..outcome.steps.len() {
-        for (uuid, reason) in outcome.reasons(place) {
-            if let Some(error) = errors.get_mut(&uuid) {
-                *error = reason;
-            }
-        }
-    }
+    let reasons = (0..outcome.steps.len()).flat_map(|place| outcome.reasons(place));
+    let errors = reasons.filter(|(uuid, _)| left_out.contains(uuid)).collect();
     Capacity { capacities, errors }
 }
-
-const NOT_SET_UP: &str = "Server is not set up";

@@ -348,7 +348,7 @@ impl Config {
             },
             minimum_free_disk: table
                 .get("minimum_free_disk")
-                .filter(|value| truthy(Some(value)))
+                .filter(|value| value.is_number() || truthy(Some(value)))
                 .map(|value| (crate::num::display(Some(value)), num(value))),
             server_spread: text("server_spread"),
             weights: Weights {

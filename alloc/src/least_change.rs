@@ -10,15 +10,14 @@ use crate::least::Subject;
 use crate::num::truthy;
 use crate::outcome::Outcome;
 use crate::request::Request;
-use crate::server::{MIB, USABLE};
 use crate::vm::{Brand, Vm};
 
 /// What a server may get more of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Resource {
-    /// MiB that VMs may use.
+    /// MiB of memory, of which a share is kept for the host.
     Memory,
-    /// MiB of the pool that VMs may use.
+    /// MiB of the pool, of which a share is kept free.
     Disk,
     /// Cores.
     Cores,
@@ -100,6 +99,9 @@ impl Change {
                 match what {
                     Resource::Memory => format!("{n} MiB more memory on server {}", server.uuid),
                     Resource::Disk => format!("{n} MiB more disk on server {}", server.uuid),
+                    Resource::Cores if *amount == 1 => {
+                        format!("1 more core on server {}", server.uuid)
+                    }
                     Resource::Cores => format!("{n} more cores on server {}", server.uuid),
                 }
             }
@@ -181,21 +183,20 @@ fn grouped(n: u64) -> String {
 
 /// What the record of a server with more of something says.
 fn grown(server: &Subject, what: Resource, amount: u64) -> Option<Map<String, Value>> {
-    let parsed = &server.parsed;
-    let (name, old, share) = match what {
-        Resource::Memory => {
-            let share = 1.0 - parsed.reservation_ratio;
-            ("memory_total_bytes", server.figures.memory_total(), share)
-        }
-        Resource::Disk => ("disk_pool_size_bytes", server.figures.pool_size(), USABLE),
+    let (name, old) = match what {
+        Resource::Memory => ("memory_total_bytes", server.figures.memory_total()),
+        Resource::Disk => ("disk_pool_size_bytes", server.figures.pool_size()),
         Resource::Cores => {
-            let cores = whole(parsed.cores)?.checked_add(amount)?;
-            let sysinfo = json!({ "CPU Online Count": cores, "CPU Total Cores": cores });
-            return Some([("sysinfo".to_owned(), sysinfo)].into_iter().collect());
+            let cores = whole(server.parsed.cores)?.checked_add(amount)?;
+            let sysinfo = server.record.get("sysinfo").and_then(Value::as_object);
+            let says = |name: &str| sysinfo.is_some_and(|sysinfo| sysinfo.contains_key(name));
+            let (online, total) = ("CPU Online Count", "CPU Total Cores");
+            // The total counts where nothing is said of those online.
+            let name = if says(total) && !says(online) { total } else { online };
+            return Some([("sysinfo".to_owned(), json!({ name: cores }))].into_iter().collect());
         }
     };
-    let more = (crate::vm::float(amount) * MIB / share).ceil();
-    let bytes = whole(old)?.checked_add(whole(more)?)?;
+    let bytes = whole(old)?.checked_add(amount.checked_mul(1024 * 1024)?)?;
     Some([(name.to_owned(), json!(bytes))].into_iter().collect())
 }
 
@@ -266,6 +267,9 @@ pub(crate) fn remedies(outcome: &Outcome, request: &Request, config: &Config) ->
         "hard-filter-reservoir" => vec![set("reservoir", json!(false), "no reservoir mark")],
         "hard-filter-headnode" => {
             vec![Change::Policy { key: "filter_headnode", value: json!(false) }]
+        }
+        "hard-filter-owners-servers" => {
+            vec![Change::Policy { key: "filter_owner_server", value: json!({}) }]
         }
         "hard-filter-min-free-disk" | "hard-filter-min-disk" => vec![grow(Resource::Disk)],
         "hard-filter-min-ram" => vec![grow(Resource::Memory)],
@@ -407,6 +411,10 @@ pub(crate) fn relaxations(body: &Map<String, Value>) -> Vec<Change> {
         if get(path).is_some() {
             changes.push(patch(path, None, text.to_owned()));
         }
+    }
+    let brand = get(&["vm", "brand"]).and_then(Value::as_str);
+    if brand == Some("bhyve") && get(&["vm", "vcpus"]).is_none() {
+        changes.push(patch(&["vm", "vcpus"], Some(json!(1)), "with 1 vCPU".to_owned()));
     }
     if get(&["vm", "locality", "strict"]).is_some() {
         let text = "with locality as a wish".to_owned();

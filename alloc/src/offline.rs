@@ -313,7 +313,7 @@ impl Case {
                 Answer::Allocate(Box::new(allocate(&snapshot, &request, &config, &options)))
             }
             (Question::Capacity(servers), Some((config, snapshot))) => {
-                Answer::Capacity(capacity(&snapshot, servers.as_deref(), &config, false))
+                Answer::Capacity(capacity(&snapshot, servers.as_deref(), &config))
             }
             (Question::Invalid(refusal), _) => Answer::Invalid(refusal),
             (Question::Allocate(..) | Question::Capacity(_), None) => {

@@ -1,7 +1,5 @@
 //! Sorting servers by a figure: the most expensive thing an allocation does.
 
-use std::cmp::Ordering;
-
 /// Whole numbers below this are exact, and fit an integer with the place beside them.
 const LIMIT: f64 = 549_755_813_888.0;
 /// Bits of a place in the list.
@@ -88,7 +86,9 @@ fn sort(mut packed: Vec<u64>) -> Vec<u64> {
 
 fn by_comparison(slots: &[u32], keys: &[f64]) -> Vec<u32> {
     let mut sorted: Vec<(f64, u32)> = keys.iter().copied().zip(slots.iter().copied()).collect();
-    sorted.sort_by(|(a, _), (b, _)| a.partial_cmp(b).unwrap_or(Ordering::Equal));
+    // What is no number comes last; the reference leaves its place to the sorting algorithm.
+    sorted
+        .sort_by(|(a, _), (b, _)| a.partial_cmp(b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan())));
     sorted.into_iter().map(|(_, slot)| slot).collect()
 }
 
@@ -104,6 +104,19 @@ mod tests {
         let key = |slot: u32| keys[usize::try_from(slot).expect("small")];
         want.sort_by(|a, b| key(*a).total_cmp(&key(*b)));
         assert_eq!(stable_order(&slots, key), want);
+    }
+
+    #[test]
+    fn what_is_no_number_comes_last() {
+        let keys: Vec<f64> =
+            (0..50_u8).map(|n| if n % 3 == 0 { f64::NAN } else { f64::from(n) }).rev().collect();
+        let slots: Vec<u32> = (0..).take(keys.len()).collect();
+        let key = |slot: u32| keys[usize::try_from(slot).expect("small")];
+        let sorted = stable_order(&slots, key);
+        let numbers = sorted.iter().take_while(|slot| !key(**slot).is_nan()).count();
+        assert!(sorted[..numbers].is_sorted_by_key(|slot| key(*slot)));
+        assert_eq!((numbers, sorted.len()), (33, 50));
+        assert!(sorted[numbers..].is_sorted(), "in the order in which they were");
     }
 
     proptest! {

@@ -306,8 +306,10 @@ fn parse_image(value: Option<&Value>) -> Result<Image, String> {
         Some(Value::Object(requirements)) => requirements,
         Some(_) => return Err("\"image.requirements\" has invalid type".into()),
     };
-    let platforms =
-        |name: &str| validate::platforms(requirements.get(name), &format!("requirements.{name}"));
+    let platforms = |name: &str| match requirements.get(name) {
+        Some(Value::Null) => Err(format!("\"requirements.{name}\" is not a hash")),
+        platforms => validate::platforms(platforms, &format!("requirements.{name}")),
+    };
     let (min_platform, max_platform) = (platforms("min_platform")?, platforms("max_platform")?);
     let ram = |name: &str| {
         optional_number(
@@ -395,7 +397,11 @@ fn parse_vm(value: &Value) -> Result<VmRequest, String> {
     };
     let quota = optional_number(map.get("quota"), "VM \"quota\" is not a number")?;
     let cpu_cap = optional_number(map.get("cpu_cap"), "VM \"cpu_cap\" is not a number")?;
-    let vcpus = optional_number(map.get("vcpus"), "VM \"vcpus\" is not a number")?;
+    let vcpus = match map.get("vcpus") {
+        None | Some(Value::Null) => None,
+        Some(Value::Number(vcpus)) => vcpus.as_f64().filter(|vcpus| *vcpus != 0.0),
+        Some(_) => return Err("VM \"vcpus\" is not a number".to_owned()),
+    };
     let brand = match map.get("brand").filter(|brand| !brand.is_null()) {
         None => String::new(),
         Some(Value::String(brand)) => brand.clone(),

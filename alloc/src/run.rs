@@ -269,7 +269,9 @@ impl<'a> Run<'a> {
             self.left = Left::Fast;
             return;
         }
-        let mut left = vec![Unreserved::default(); self.snapshot.capacity()];
+        // Others keep what an earlier step, or another branch of an `or`, found for them.
+        let slots = 0..u32::try_from(self.snapshot.capacity()).unwrap_or(u32::MAX);
+        let mut left: Vec<_> = slots.map(|slot| self.left(slot)).collect();
         for slot in self.list.iter() {
             left[*slot as usize] = self.left_of(*slot);
         }

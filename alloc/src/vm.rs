@@ -118,16 +118,12 @@ impl Vm {
     pub(crate) fn from_report(report: &VmReport) -> Self {
         let (vm, index) = (&report.vm, &report.index);
         let tags: Map<_, _> = index.tags.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
-        let fault = (vm.max_physical_memory == 0).then(|| {
-            format!(
-                "property \"vms.{}.max_physical_memory\": must have a minimum value of 1",
-                vm.uuid
-            )
-            .into()
-        });
+        let owner = Uuid::parse_str(&vm.owner_uuid);
+        let odd = owner.is_err() || vm.max_physical_memory == 0 || vm.state.is_empty();
+        let fault = if odd { fault_of(report) } else { None };
         Self {
             uuid: vm.uuid.0,
-            owner: Uuid::parse_str(&vm.owner_uuid).unwrap_or_default(),
+            owner: owner.unwrap_or_default(),
             brand: Brand::of(&vm.brand),
             state: State::of(&vm.state),
             max_physical_memory: float(vm.max_physical_memory),
@@ -139,6 +135,13 @@ impl Vm {
             fault,
         }
     }
+}
+
+/// Why a reported VM is no valid one. What a report leaves empty was not there.
+fn fault_of(report: &VmReport) -> Option<Box<str>> {
+    let Ok(Value::Object(mut members)) = serde_json::to_value(&report.vm) else { return None };
+    members.retain(|_, value| *value != "");
+    schema::check_vm(&report.vm.uuid.to_string(), &members).err().map(Into::into)
 }
 
 /// A size as the arithmetic's number.

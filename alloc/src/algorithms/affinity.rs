@@ -29,12 +29,15 @@ fn run(run: &mut Run<'_>) -> Reasons {
         match resolve(wish, &owned) {
             Ok(vms) if wish.equal => near.extend(vms),
             Ok(vms) => far.extend(vms),
-            Err(text) if strict && wish.equal => return run.clear(text),
-            Err(_) => {}
+            Err(Unresolved::Many(text)) => return run.clear(text),
+            Err(Unresolved::Nobody(text)) if strict && wish.equal => return run.clear(text),
+            Err(Unresolved::Nobody(_)) => {}
         }
     }
-    // Affinity replaces whatever locality the request names.
-    run.locality = (!near.is_empty() || !far.is_empty()).then_some(Locality { strict, near, far });
+    // An affinity that means somebody replaces the locality that the request names.
+    if !near.is_empty() || !far.is_empty() {
+        run.locality = Some(Locality { strict, near, far });
+    }
     Reasons::None
 }
 
@@ -49,8 +52,17 @@ fn owned_vms<'a>(run: &Run<'a>) -> Vec<&'a Vm> {
         .collect()
 }
 
-/// The VMs a wish means, or the text if there are none.
-fn resolve(wish: &Affinity, owned: &[&Vm]) -> Result<Vec<String>, String> {
+/// Why it is not known whom a wish means, as the step says it.
+#[derive(Debug, PartialEq)]
+enum Unresolved {
+    /// Only a strict wish for nearness fails then.
+    Nobody(String),
+    /// It names several VMs where it must name one.
+    Many(String),
+}
+
+/// The VMs a wish means.
+fn resolve(wish: &Affinity, owned: &[&Vm]) -> Result<Vec<String>, Unresolved> {
     let instance = matches!(wish.key.as_str(), "container" | "instance");
     let found = if instance { instances(wish, owned)? } else { tagged(wish, owned) };
     if !found.is_empty() {
@@ -61,7 +73,8 @@ fn resolve(wish: &Affinity, owned: &[&Vm]) -> Result<Vec<String>, String> {
     let (key, value) = (&wish.key, &wish.value);
     let affinity = format!("{key}{operator}{soft}{value}");
     let what = if instance { format!("\"{value}\"") } else { format!("tag \"{key}={value}\"") };
-    Err(format!("no active containers found matching {what} for affinity \"{affinity}\""))
+    let text = format!("no active containers found matching {what} for affinity \"{affinity}\"");
+    Err(Unresolved::Nobody(text))
 }
 
 fn is_active(vm: &Vm) -> bool {
@@ -72,12 +85,12 @@ fn select(owned: &[&Vm], matches: impl Fn(&Vm) -> bool) -> Vec<String> {
     owned.iter().filter(|vm| matches(vm)).map(|vm| vm.uuid.to_string()).collect()
 }
 
-fn instances(wish: &Affinity, owned: &[&Vm]) -> Result<Vec<String>, String> {
+fn instances(wish: &Affinity, owned: &[&Vm]) -> Result<Vec<String>, Unresolved> {
     let value = wish.value.as_str();
     if is_uuid(value) {
         return Ok(vec![value.to_owned()]);
     }
-    if value.len() == 64 && value.bytes().all(|b| b.is_ascii_hexdigit()) {
+    if value.len() == 64 && value.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
         // A docker id begins with the digits of its VM's uuid.
         let uuid = Uuid::parse_str(&value[..32]).ok();
         return Ok(select(owned, |vm| {
@@ -105,7 +118,8 @@ fn instances(wish: &Affinity, owned: &[&Vm]) -> Result<Vec<String>, String> {
         .collect();
     if by_id.len() > 1 {
         let ids: Vec<_> = by_id.iter().filter_map(|vm| vm.docker_id.as_deref()).collect();
-        return Err(format!("Multiple matches: {value}={}", Value::from(ids)));
+        let text = format!("Multiple matches: {value}={}", Value::from(ids));
+        return Err(Unresolved::Many(text));
     }
     Ok(by_id.into_iter().map(|vm| vm.uuid.to_string()).collect())
 }
@@ -123,7 +137,7 @@ fn tagged(wish: &Affinity, owned: &[&Vm]) -> Vec<String> {
     if wish.kind == AffinityKind::Regex {
         let Some(regex) = inner_regex(&wish.value) else { return Vec::new() };
         return select(owned, |vm| {
-            values(vm).into_iter().flatten().any(|value| regex.is_match(&value))
+            is_active(vm) && values(vm).into_iter().flatten().any(|value| regex.is_match(&value))
         });
     }
     select(owned, |vm| {
@@ -191,6 +205,7 @@ mod tests {
             soft: false,
         };
         let got = resolve(&wish, &vms.iter().collect::<Vec<_>>());
+        let got = got.map_err(|(Unresolved::Nobody(text) | Unresolved::Many(text))| text);
         let text = |n: u128| Uuid::from_u128(n).to_string();
         let want =
             want.map(|vms| vms.into_iter().map(text).collect::<Vec<_>>()).map_err(str::to_owned);

@@ -20,5 +20,11 @@ fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
 
 fn run(run: &mut Run<'_>) -> Reasons {
     run.vms = run.vms.max(Vms::Loaded);
+    // What is loaded replaces the VMs that were remembered; the disk they were counted for stays.
+    for slot in run.list.iter() {
+        if let Some(extra) = run.extra.get_mut(slot) {
+            extra.vms.clear();
+        }
+    }
     Reasons::Loaded
 }

@@ -27,11 +27,12 @@ fn run(run: &mut Run<'_>) -> Reasons {
         return Reasons::skip("Do not filter out based on minimum free CPU");
     }
     let package = run.package.as_ref();
+    run.cpu_cap = run.cpu_cap.or(package.and_then(|package| package.cpu_cap));
+    // A VM without a cap takes what is left, whatever the ratios.
+    let Some(cap) = run.cpu_cap else { return Reasons::None };
     let Some(ratio) = package.and_then(|package| package.ratios.cpu) else {
         return without_ratio(run, "CPU", |ratios| ratios.cpu);
     };
-    run.cpu_cap = run.cpu_cap.or(package.and_then(|package| package.cpu_cap));
-    let Some(cap) = run.cpu_cap else { return Reasons::None };
     let need = cap / ratio;
     let reasons = run.filter(|run, slot| {
         let spare = run.left(slot).cpu;

@@ -26,7 +26,7 @@ fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
 fn need_mib(run: &Run<'_>, ratio: f64) -> f64 {
     let vm = &run.request.vm;
     let fallback = run.package.as_ref().and_then(|package| package.max_physical_memory);
-    let ram = nonzero(vm.ram).or(fallback).unwrap_or(f64::NAN);
+    let ram = nonzero(vm.ram).or(fallback).unwrap_or(vm.ram);
     if vm.is_hvm() { ram } else { ram / ratio }
 }
 

@@ -263,7 +263,7 @@ fn least_changes_name_server_and_figure() {
     assert!(!found.cut);
     let found = found.suggestions;
     let texts: Vec<_> = found.iter().map(|suggestion| suggestion.text.clone()).collect();
-    let more = format!("2,048 MiB more memory on server {}", server_uuid(1));
+    let more = format!("2,409 MiB more memory on server {}", server_uuid(1));
     assert!(texts.contains(&more), "{texts:?}");
     assert!(texts.contains(&"with 3,481 MiB of memory instead of 5,529".to_owned()), "{texts:?}");
 }

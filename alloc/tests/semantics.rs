@@ -1,0 +1,115 @@
+//! Rules of the reference that the recorded cases don't reach, each on a small fleet.
+
+use muster_alloc::offline::Offline;
+use serde_json::{Value, json};
+
+const OWNER: &str = "dea0834e-4747-4f77-aed4-b2a2737b59a8";
+const GIB: u64 = 1 << 30;
+
+fn uuid(n: usize) -> String {
+    format!("00000000-0000-4000-8000-{n:012}")
+}
+
+fn server(n: usize, vms: &[usize]) -> Value {
+    let vm = |vm: &usize| {
+        let members = json!({
+            "uuid": uuid(*vm), "owner_uuid": OWNER, "brand": "kvm", "max_physical_memory": 1024,
+            "quota": 10, "cpu_cap": 100, "state": "running",
+        });
+        (uuid(*vm), members)
+    };
+    json!({
+        "uuid": uuid(n), "setup": true, "reserved": false, "headnode": false, "status": "running",
+        "reservation_ratio": 0.15, "overprovision_ratios": { "cpu": 4.0, "ram": 1.0, "disk": 1.0 },
+        "memory_total_bytes": 64 * GIB, "memory_available_bytes": 60 * GIB,
+        "disk_pool_size_bytes": 900 * GIB, "disk_pool_alloc_bytes": 0,
+        "disk_system_used_bytes": 0, "disk_installed_images_used_bytes": 0,
+        "disk_cores_quota_used_bytes": 0, "disk_zone_quota_bytes": 0,
+        "disk_zone_quota_used_bytes": 0, "disk_kvm_quota_bytes": 0,
+        "disk_kvm_zvol_volsize_bytes": 0,
+        "sysinfo": {
+            "Live Image": "20230101T000105Z", "CPU Total Cores": 16,
+            "Network Interfaces": { "net0": { "Link Status": "up", "NIC Names": ["external"] } },
+        },
+        "vms": vms.iter().map(vm).collect::<serde_json::Map<_, _>>(),
+    })
+}
+
+fn allocate(servers: &[Value], expression: &Value, vm: &Value) -> Value {
+    let mut request = json!({
+        "vm": { "vm_uuid": uuid(999), "owner_uuid": OWNER, "ram": 1024 },
+        "image": {}, "nic_tags": [],
+        "package": { "max_physical_memory": 1024, "overprovision_ram": 1 },
+    });
+    for (name, value) in vm.as_object().expect("members") {
+        request["vm"][name] = value.clone();
+    }
+    let config = json!({ "allocationDescription": expression });
+    let document =
+        json!({ "servers": servers, "tickets": [], "config": config, "request": request });
+    let case = Offline::default().document(&document.to_string()).expect("it is usable");
+    serde_json::to_value(case.decide().line(None)).expect("it is JSON")
+}
+
+#[test]
+fn an_affinity_that_means_nobody_leaves_the_locality() {
+    let servers = [server(1, &[11]), server(2, &[])];
+    let expression =
+        json!(["pipe", "load-server-vms", "calculate-affinity", "hard-filter-locality-hints"]);
+    let wish = |key: &str, soft: bool| {
+        json!([{ "key": key, "operator": "!=", "value": "nobody", "valueType": "exact",
+            "isSoft": soft }])
+    };
+    for affinity in [json!([]), wish("image", false), wish("instance", true)] {
+        let locality = json!({ "strict": true, "far": uuid(11) });
+        let vm = json!({ "affinity": affinity, "locality": locality });
+        assert_eq!(allocate(&servers, &expression, &vm)["server"], uuid(2), "{vm}");
+    }
+}
+
+#[test]
+fn a_failed_branch_forgets_no_figures() {
+    let servers = [server(1, &[11, 12]), server(2, &[])];
+    let figures = "calculate-server-unreserved";
+    let expression = json!([
+        "pipe",
+        "load-server-vms",
+        figures,
+        [
+            "or",
+            ["pipe", "hard-filter-owner-same-servers", figures, "hard-filter-force-failure"],
+            ["pipe", "identity"]
+        ],
+        "sort-min-ram"
+    ]);
+    let vm = json!({ "internal_metadata": { "force_designation_failure": true } });
+    let answer = allocate(&servers, &expression, &vm);
+    assert_eq!(answer["server"], uuid(1), "{answer:#}");
+}
+
+#[test]
+fn a_vm_without_cap_is_not_asked_for_ratios() {
+    let servers = [server(1, &[])];
+    let expression =
+        json!(["pipe", "load-server-vms", "calculate-server-unreserved", "hard-filter-min-cpu"]);
+    assert_eq!(allocate(&servers, &expression, &json!({}))["server"], uuid(1));
+    assert_eq!(allocate(&servers, &expression, &json!({ "cpu_cap": 100 }))["server"], Value::Null);
+}
+
+#[test]
+fn servers_with_senseless_records_are_sorted_all_the_same() {
+    let mut servers: Vec<_> = (1..40).map(|n| server(n, &[])).collect();
+    for server in servers.iter_mut().step_by(3) {
+        server["reservation_ratio"] = json!("x");
+    }
+    let expression =
+        json!(["pipe", "load-server-vms", "calculate-server-unreserved", "score-unreserved-ram"]);
+    assert!(allocate(&servers, &expression, &json!({}))["server"].is_string());
+}
+
+#[test]
+fn a_request_says_vcpus_as_a_number() {
+    let refused =
+        allocate(&[server(1, &[])], &json!(["pipe", "identity"]), &json!({ "vcpus": "" }));
+    assert_eq!(refused["error"]["errors"][0]["message"], "VM \"vcpus\" is not a number");
+}
