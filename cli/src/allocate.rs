@@ -69,10 +69,8 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
         body["servers"] = json!(uuids);
     }
     let answered = client.post("/allocate?reserve=false", &body).await;
-    if let Err(CliError::Refused { steps, .. }) = &answered
-        && !output.is_json()
-    {
-        print_steps(steps)?;
+    if let Err(CliError::Refused { body, .. }) = &answered {
+        print_refusal(output, body)?;
     }
     let answer = answered?;
     if output.is_json() {
@@ -82,6 +80,22 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
     let server = &answer["server"];
     let (uuid, host) = (compact(&server["uuid"]), compact(&server["hostname"]));
     crate::output::print(&format!("chosen: {uuid} ({host})"))
+}
+
+/// Why no server fits, and what would help.
+fn print_refusal(output: &Output, refusal: &Value) -> Result<(), CliError> {
+    if output.is_json() {
+        return output.object(refusal);
+    }
+    print_steps(&refusal["steps"])?;
+    let changes = refusal["least_changes"].as_array().into_iter().flatten();
+    for (place, change) in changes.enumerate() {
+        if place == 0 {
+            crate::output::print("it would fit, with one of:")?;
+        }
+        crate::output::print(&format!("  {}", compact(&change["text"])))?;
+    }
+    Ok(())
 }
 
 fn print_steps(steps: &Value) -> Result<(), CliError> {

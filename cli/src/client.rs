@@ -260,7 +260,7 @@ fn refusal(status: StatusCode, text: &str) -> CliError {
     }
     match status.as_u16() {
         404 => CliError::NotFound(message),
-        400..=499 => CliError::Refused { code, message, steps: body["steps"].clone() },
+        400..=499 => CliError::Refused { code, message, body },
         status => CliError::Server { status, message },
     }
 }

@@ -51,8 +51,8 @@ pub enum CliError {
         code: String,
         /// CNAPI's message, with the fields at fault.
         message: String,
-        /// The steps of a placement that found no server.
-        steps: serde_json::Value,
+        /// The answer's body.
+        body: serde_json::Value,
     },
     /// A 5xx answer, or one that is not understood.
     #[error("the coordinator answered {status}: {message}")]
@@ -103,8 +103,8 @@ impl CliError {
             Self::TaskFailed { id, .. } => {
                 Some(format!("`muster task get {id}` shows its steps, `muster why task {id}` why"))
             }
-            Self::Refused { code, steps, .. }
-                if code == "NoAllocatableServersError" && steps.is_null() =>
+            Self::Refused { code, body, .. }
+                if code == "NoAllocatableServersError" && body["steps"].is_null() =>
             {
                 let text = "`muster allocate` with the same sizes shows every step of the decision";
                 Some(text.to_owned())
