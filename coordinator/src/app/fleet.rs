@@ -10,9 +10,11 @@ use muster_shared::ids::{ServerUuid, VmUuid};
 use muster_shared::wire::status::VmReport;
 use parking_lot::RwLock;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
+use uuid::Uuid;
 
 use super::figures::{Figures, Kept};
+use super::posted;
 use crate::roster::RosterRecord;
 use crate::store::Revision;
 
@@ -75,7 +77,10 @@ impl Entry {
     /// CNAPI's `vms`: nine members each.
     #[must_use]
     pub fn cnapi_vms(&self) -> Map<String, Value> {
-        self.vms.iter().map(|(uuid, vm)| (uuid.to_string(), json!(vm.vm))).collect()
+        self.vms
+            .iter()
+            .map(|(uuid, vm)| (uuid.to_string(), Value::Object(posted::shown(&vm.vm))))
+            .collect()
     }
 
     /// MiB of all VMs.
@@ -95,7 +100,8 @@ impl Entry {
 #[derive(Debug, Default)]
 struct Inner {
     servers: BTreeMap<ServerUuid, Entry>,
-    homes: BTreeMap<VmUuid, ServerUuid>,
+    /// Where each VM is; nobody keeps two servers from having VMs of one uuid.
+    homes: BTreeSet<(VmUuid, ServerUuid)>,
     /// VM records that are not in the store as they are here.
     unsaved: BTreeSet<(ServerUuid, VmUuid)>,
     /// Servers that the allocator has not taken over since they changed.
@@ -145,6 +151,18 @@ impl Fleet {
         inner.servers.iter().filter(|(_, e)| e.record.is_some()).map(|(s, _)| *s).collect()
     }
 
+    /// Whether a server is registered.
+    #[must_use]
+    pub fn has(&self, server: ServerUuid) -> bool {
+        self.0.read().servers.get(&server).is_some_and(|entry| entry.record.is_some())
+    }
+
+    /// Whether a registered server's record is such.
+    pub fn any_record(&self, fits: impl Fn(&Map<String, Value>) -> bool) -> bool {
+        let inner = self.0.read();
+        inner.servers.values().any(|entry| entry.record.as_ref().is_some_and(|r| fits(&r.value)))
+    }
+
     /// Looks at every registered server in uuid order.
     pub fn for_each(&self, mut look: impl FnMut(ServerUuid, &Entry)) {
         for (server, entry) in &self.0.read().servers {
@@ -158,7 +176,8 @@ impl Fleet {
     #[must_use]
     pub fn vm(&self, vm: VmUuid) -> Option<(ServerUuid, Arc<VmReport>)> {
         let inner = self.0.read();
-        let server = *inner.homes.get(&vm)?;
+        let everywhere = (vm, ServerUuid(Uuid::nil()))..=(vm, ServerUuid(Uuid::max()));
+        let (_, server) = *inner.homes.range(everywhere).next()?;
         let report = inner.servers.get(&server)?.vms.get(&vm)?;
         Some((server, Arc::clone(report)))
     }
@@ -171,7 +190,8 @@ impl Fleet {
     ) {
         use std::ops::Bound;
         let inner = self.0.read();
-        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let last = |vm| Bound::Excluded((vm, ServerUuid(Uuid::max())));
+        let from = after.map_or(Bound::Unbounded, last);
         for (vm, server) in inner.homes.range((from, Bound::Unbounded)) {
             let Some(entry) = inner.servers.get(server) else { continue };
             let Some(report) = entry.vms.get(vm) else { continue };
@@ -181,7 +201,7 @@ impl Fleet {
         }
     }
 
-    /// Number of VMs.
+    /// Number of VMs, those with the same uuid counted each.
     #[must_use]
     pub fn vm_count(&self) -> usize {
         self.0.read().homes.len()
@@ -191,7 +211,7 @@ impl Fleet {
     pub fn load_vm(&self, server: ServerUuid, vm: VmUuid, report: VmReport) {
         let mut inner = self.0.write();
         inner.servers.entry(server).or_default().vms.insert(vm, Arc::new(report));
-        inner.homes.insert(vm, server);
+        inner.homes.insert((vm, server));
         inner.stale.insert(server);
     }
 
@@ -212,16 +232,14 @@ impl Fleet {
                 Some(report) if entry.vms.get(&vm).is_some_and(|old| **old == report) => continue,
                 Some(report) => {
                     entry.vms.insert(vm, Arc::new(report));
-                    inner.homes.insert(vm, server);
+                    inner.homes.insert((vm, server));
                 }
                 None => {
                     if entry.vms.remove(&vm).is_none() {
                         continue;
                     }
                     gone.push(vm);
-                    if inner.homes.get(&vm) == Some(&server) {
-                        inner.homes.remove(&vm);
-                    }
+                    inner.homes.remove(&(vm, server));
                 }
             }
             changed = true;
@@ -272,9 +290,7 @@ impl Fleet {
         let Some(entry) = inner.servers.remove(&server) else { return Vec::new() };
         let vms: Vec<_> = entry.vms.keys().copied().collect();
         for vm in &vms {
-            if inner.homes.get(vm) == Some(&server) {
-                inner.homes.remove(vm);
-            }
+            inner.homes.remove(&(*vm, server));
             inner.unsaved.remove(&(server, *vm));
         }
         vms
@@ -283,6 +299,8 @@ impl Fleet {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn report(vm: VmUuid, state: &str) -> VmReport {
@@ -310,6 +328,21 @@ mod tests {
         assert_eq!(fleet.set_vms(server, BTreeMap::from([(vm, None)])), vec![vm]);
         assert_eq!(fleet.unsaved(10).len(), 1);
         assert!(fleet.vm(vm).is_none());
+    }
+
+    #[test]
+    fn of_two_vms_with_one_uuid_the_other_stays() {
+        let fleet = Fleet::default();
+        let vm = VmUuid(Uuid::from_u128(2));
+        let [one, two] = [1, 3].map(|n| ServerUuid(Uuid::from_u128(n)));
+        for server in [one, two] {
+            fleet.set_vms(server, BTreeMap::from([(vm, Some(report(vm, "running")))]));
+        }
+        assert_eq!(fleet.vm_count(), 2);
+        fleet.set_vms(two, BTreeMap::from([(vm, None)]));
+        assert_eq!(fleet.vm(vm).map(|(server, _)| server), Some(one));
+        fleet.remove(one);
+        assert_eq!(fleet.vm(vm), None);
     }
 
     #[test]

@@ -20,6 +20,7 @@ pub(crate) mod keys;
 mod place;
 mod placing;
 pub mod platforms;
+mod posted;
 pub(crate) mod recovery;
 mod servers;
 mod status;

@@ -95,6 +95,11 @@ impl App {
         params: Map<String, Value>,
         req_id: &str,
     ) -> Result<TaskId, AppError> {
+        // Whether it exists on that server, its agent knows best.
+        let elsewhere = self.fleet.vm(vm).is_some_and(|(home, _)| home != server);
+        if elsewhere || self.placing.lock().is_made_beside(vm, server) {
+            return Err(AppError::VmExists(vm));
+        }
         let id = self.task_create(server, "machine_create", params.clone(), req_id).await?;
         // Not promised when the task has ended meanwhile.
         if self.tasks.get(&id).is_some() && self.fleet.vm(vm).is_none() {
@@ -304,7 +309,7 @@ impl App {
         drop(placing);
         // The index need not wait for the next report.
         let made = ended.history.first().and_then(|entry| entry.get("event")?.get("vm"));
-        if let Some(report) = made.and_then(made_report)
+        if let Some(report) = made.filter(|made| is_inventoried(made)).and_then(made_report)
             && report.vm.uuid == vm
             && self.fleet.vm(vm).is_none()
             && self.is_news(ended.server_uuid, &report)
@@ -404,6 +409,11 @@ fn is_destroyed(ended: &TaskRecord) -> bool {
 /// is being made to its ticket.
 pub(super) fn counts(report: &VmReport) -> bool {
     report.vm.state != "provisioning"
+}
+
+/// No report will ever show one that is not to be inventoried, nor that it is gone.
+fn is_inventoried(made: &Value) -> bool {
+    made.get("do_not_inventory") != Some(&json!(true))
 }
 
 /// The VM object that a create returned, as a report.

@@ -138,6 +138,11 @@ impl Placing {
         self.promises.get(&vm).is_some_and(|promise| made(promise.why))
     }
 
+    /// Whether a task makes it on another server than this one.
+    pub(super) fn is_made_beside(&self, vm: VmUuid, server: ServerUuid) -> bool {
+        self.is_being_made(vm) && self.promises.get(&vm).is_some_and(|it| it.server != server)
+    }
+
     pub(super) fn is_promised(&self, vm: VmUuid) -> bool {
         self.promises.contains_key(&vm)
     }

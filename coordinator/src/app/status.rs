@@ -14,8 +14,7 @@ use super::fields;
 use super::fleet::SysinfoRecord;
 use super::place::counts;
 use super::tasks::is_conflict;
-use super::{App, keys};
-use crate::alloc::num;
+use super::{App, keys, posted};
 use crate::roster::authority::Authority;
 use crate::roster::{RosterRecord, Status, Via};
 use crate::store::{Expect, Write};
@@ -178,6 +177,11 @@ impl App {
     /// A checked report of a websocket agent: full reports replace, others change.
     pub(crate) fn status_report(&self, server: ServerUuid, report: Report) {
         self.counters.status_reports.inc();
+        if !self.fleet.has(server) {
+            // It was deleted under its agent, which registers again when asked.
+            let ask = Sysinfo { sysinfo: None, agents: None, hash: String::new() };
+            self.agents.send(server, ask).ok();
+        }
         let mut changes = report.vms;
         if report.full {
             self.mark_missing(server, &mut changes);
@@ -216,7 +220,7 @@ impl App {
             let mut changes: BTreeMap<_, _> = vms
                 .iter()
                 .filter_map(|(uuid, vm)| {
-                    let report = posted_vm(vm, index.and_then(|index| index.get(uuid)))?;
+                    let report = posted::vm(uuid, vm, index.and_then(|index| index.get(uuid)))?;
                     Some((report.vm.uuid, Some(report)))
                 })
                 .collect();
@@ -264,19 +268,4 @@ impl App {
         self.fleet.saved(&batch);
         Ok(batch.len() == VM_BATCH)
     }
-}
-
-fn posted_vm(vm: &Value, index: Option<&Value>) -> Option<VmReport> {
-    let mut report = vm.as_object()?.clone();
-    // A VM must not go uncounted because half a GiB is no integer.
-    for name in ["quota", "cpu_cap", "max_physical_memory"] {
-        let fraction = report.get(name).filter(|value| value.as_u64().is_none());
-        if let Some(size) = fraction.and_then(Value::as_f64) {
-            report.insert(name.to_owned(), json!(num::trunc(size.ceil())));
-        }
-    }
-    if let Some(index) = index {
-        report.insert("index".to_owned(), index.clone());
-    }
-    serde_json::from_value(Value::Object(report)).ok()
 }

@@ -6,10 +6,10 @@ use muster_shared::ids::{ServerUuid, VmUuid};
 use muster_shared::wire::status::{VmReport, digest};
 use serde_json::{Map, Value, json};
 
-use super::App;
 use super::error::AppError;
 use super::expected::Expected;
 use super::fleet::Entry;
+use super::{App, posted};
 
 /// Most VMs in one answer.
 pub(super) const MAX_LIMIT: usize = 1_000;
@@ -122,7 +122,7 @@ fn view(server: ServerUuid, entry: &Entry, report: &VmReport) -> Map<String, Val
         Value::Object(members) => members,
         _ => Map::new(),
     };
-    let mut view = members(json!(report.vm));
+    let mut view = posted::shown(&report.vm);
     view.extend(members(json!(report.index)));
     view.insert("server_uuid".to_owned(), json!(server));
     view.insert("server_status".to_owned(), json!(entry.stored_status()));

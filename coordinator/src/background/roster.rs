@@ -119,7 +119,7 @@ fn planned(
         return None;
     };
     let old = entry.roster.as_ref().map(|held| &held.value);
-    match plan(old, &app.parts.instance, members, wanted) {
+    match plan(old, &app.parts.instance, members, wanted, via) {
         Plan::Write => {}
         Plan::Keep => {
             app.roster.lock().written(server, Some(wanted));
@@ -131,9 +131,10 @@ fn planned(
             return None;
         }
     }
+    let same = old.filter(|old| old.status == wanted);
     let roster = RosterRecord {
         status: wanted,
-        since: app.parts.clock.wall(),
+        since: same.map_or_else(|| app.parts.clock.wall(), |old| old.since),
         last_heartbeat: entry.last_heartbeat.or_else(|| old.and_then(|old| old.last_heartbeat)),
         via,
         authority: app.authority(),

@@ -87,10 +87,13 @@ pub fn plan(
     me: &str,
     members: &BTreeSet<String>,
     wanted: Status,
+    via: Via,
 ) -> Plan {
     let Some(record) = record else { return Plan::Write };
     if record.status == wanted {
-        return Plan::Keep;
+        // After a restart this decides how long its silence is excused.
+        let hears_more = record.via == Via::Sysinfo && via != Via::Sysinfo;
+        return if hears_more { Plan::Write } else { Plan::Keep };
     }
     let other = record.authority.instance != me && members.contains(&record.authority.instance);
     match wanted {
@@ -119,7 +122,7 @@ mod tests {
     #[track_caller]
     fn check(old: Option<&RosterRecord>, members: &[&str], wanted: Status, expected: Plan) {
         let members = members.iter().map(|m| (*m).to_owned()).collect();
-        assert_eq!(plan(old, "a", &members, wanted), expected);
+        assert_eq!(plan(old, "a", &members, wanted, Via::Socket), expected);
     }
 
     #[test]

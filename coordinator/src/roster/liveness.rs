@@ -77,6 +77,8 @@ struct Heard {
     written: Option<Status>,
     wanted: Status,
     via: Via,
+    /// The store knows it only by its sysinfo, and more is heard.
+    more_heard: bool,
     /// Anything heard since the start.
     heard: bool,
     /// Heard within its period when last looked at.
@@ -145,7 +147,8 @@ impl Liveness {
 
     /// The store now holds this status (`None`: no record) for the server.
     pub fn written(&mut self, server: ServerUuid, status: Option<Status>) {
-        self.entry(server).written = status;
+        let entry = self.entry(server);
+        (entry.written, entry.more_heard) = (status, false);
         self.refresh(server);
     }
 
@@ -154,7 +157,7 @@ impl Liveness {
         self.notice(now);
         let entry = self.entry(server);
         entry.connections.insert(connection, now);
-        entry.via = Via::Socket;
+        entry.hear(Via::Socket);
         entry.heard = true;
         self.judge(server, now);
     }
@@ -188,7 +191,7 @@ impl Liveness {
         self.notice(now);
         let entry = self.entry(server);
         entry.last_post = now;
-        entry.via = Via::Post;
+        entry.hear(Via::Post);
         entry.heard = true;
         self.judge(server, now);
     }
@@ -269,6 +272,7 @@ impl Liveness {
             written: None,
             wanted: Status::Unknown,
             via: Via::Socket,
+            more_heard: false,
             heard: false,
             fresh: false,
             connections: BTreeMap::new(),
@@ -322,13 +326,20 @@ impl Liveness {
     fn refresh(&mut self, server: ServerUuid) {
         let Some(heard) = self.servers.get(&server) else { return };
         match heard.written {
-            Some(written) if written != heard.wanted => self.dirty.insert(server),
+            Some(written) if written != heard.wanted || heard.more_heard => {
+                self.dirty.insert(server)
+            }
             Some(_) | None => self.dirty.remove(&server),
         };
     }
 }
 
 impl Heard {
+    fn hear(&mut self, via: Via) {
+        self.more_heard |= self.written.is_some() && self.via == Via::Sysinfo;
+        self.via = via;
+    }
+
     fn excused(&self, now: Duration) -> bool {
         now < self.blame_excuse || (!self.heard && now < self.start_excuse)
     }

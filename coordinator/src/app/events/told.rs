@@ -1,5 +1,6 @@
 //! What a change of the store means to readers of events. Pure.
 
+use muster_shared::clock::iso;
 use serde_json::{Map, Value, json};
 
 use super::{Change, EventKind, members};
@@ -19,8 +20,9 @@ pub(super) fn change_of(event: &store::Event) -> Option<Change> {
     let get = |name: &str| value.as_ref().and_then(|v| v.get(name)).cloned().unwrap_or_default();
     let (kind, data) = match (prefix, &value) {
         ("roster", _) => {
+            let since = get("since").as_str().and_then(|at| at.parse().ok()).map(iso);
             let data = json!({
-                "server_uuid": rest, "status": get("status"), "since": get("since"),
+                "server_uuid": rest, "status": get("status"), "since": since,
                 "removed": value.is_none(),
             });
             (EventKind::Server, data)

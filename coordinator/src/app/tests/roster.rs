@@ -1,6 +1,8 @@
 //! Who is alive, and how little is written for it.
 
 use super::*;
+use crate::app::fields::Extras;
+use crate::roster::Via;
 
 #[tokio::test(start_paused = true)]
 async fn silence_is_written_once_and_its_end_once() {
@@ -14,6 +16,42 @@ async fn silence_is_written_once_and_its_end_once() {
     }
     assert_eq!(status(), "running");
     assert_eq!(app.why_server(server(1)).unwrap()["status_writes_total"], 2);
+    app.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_deleted_under_its_agent_registers_again() {
+    let app = Disk::new().start().await;
+    let mut agent = Agent::connect(&app, server(1)).await;
+    app.server_delete(server(1), &Expected::ANY).await.unwrap();
+    assert!(app.server_get(server(1), Extras::default()).is_err());
+    agent.report(true, &BTreeMap::new(), &BTreeMap::new()).await;
+    let FromCoordinator::Sysinfo(asked) = agent.next().await else { panic!("not asked") };
+    assert_eq!(asked.sysinfo, None);
+    let sysinfo = Some(sysinfo(server(1)));
+    agent.send(Sysinfo { sysinfo, agents: None, hash: "h".to_owned() }).await;
+    eventually(|| app.server_get(server(1), Extras::default()).is_ok()).await;
+    assert!(matches!(agent.next().await, FromCoordinator::Status(_)), "all of its VMs are wanted");
+    app.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restart_excuses_a_server_that_posts_no_longer_than_its_grace() {
+    let disk = Disk::new();
+    let app = disk.start().await;
+    app.sysinfo_register(server(1), sysinfo(server(1))).await.unwrap();
+    let via = |app: &App| app.fleet.with(server(1), |e| e.roster.as_ref().unwrap().value.via);
+    assert_eq!(via(&app), Some(Via::Sysinfo));
+    app.heartbeat_posted(server(1));
+    eventually(|| via(&app) == Some(Via::Post)).await;
+    app.shutdown().await;
+
+    let app = disk.start().await;
+    let status = || app.fleet.with(server(1), |e| e.stored_status()).unwrap();
+    tokio::time::sleep(Duration::from_secs(25)).await;
+    assert_eq!(status(), "running");
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    assert_eq!(status(), "unknown");
     app.shutdown().await;
 }
 

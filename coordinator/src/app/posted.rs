@@ -1,0 +1,94 @@
+//! VMs as agents of other kinds POST them: whatever is odd about one, it is there and counts.
+//!
+//! What is missing stays empty, is not shown again, and makes the allocator leave its server out
+//! (CNAPI's server validation), as it must: nobody knows how much room that VM takes.
+
+use muster_shared::ids::VmUuid;
+use muster_shared::wire::status::{VmIndex, VmReport, VmStatus};
+use serde_json::{Map, Value, json};
+
+use crate::alloc::num;
+
+/// The VM that stands under a key; `None` if the key is no UUID or the value no object.
+pub(super) fn vm(key: &str, vm: &Value, index: Option<&Value>) -> Option<VmReport> {
+    let members = vm.as_object()?;
+    let uuid: VmUuid = key.parse().ok()?;
+    let text = |name: &str| members.get(name).and_then(Value::as_str).unwrap_or("").to_owned();
+    let vm = VmStatus {
+        uuid,
+        owner_uuid: text("owner_uuid"),
+        brand: text("brand"),
+        cpu_cap: members.get("cpu_cap").and_then(size),
+        quota: members.get("quota").and_then(size),
+        max_physical_memory: members.get("max_physical_memory").and_then(size).unwrap_or(0),
+        state: text("state"),
+        zone_state: text("zone_state"),
+        last_modified: text("last_modified"),
+    };
+    Some(VmReport { vm, index: index.map(index_of).unwrap_or_default() })
+}
+
+/// A number or its text, rounded up: half a GiB takes room, too.
+fn size(value: &Value) -> Option<u64> {
+    let number = match value {
+        Value::String(text) => text.trim().parse().ok()?,
+        value => value.as_f64()?,
+    };
+    u64::try_from(num::trunc(number.ceil())).ok()
+}
+
+/// The members that can be read.
+fn index_of(index: &Value) -> VmIndex {
+    let Some(members) = index.as_object() else { return VmIndex::default() };
+    let fits = |name: &str, value: &Value| {
+        serde_json::from_value::<VmIndex>(json!({ name: value })).is_ok()
+    };
+    let kept: Map<String, Value> = members
+        .iter()
+        .filter(|(name, value)| fits(name, value))
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect();
+    serde_json::from_value(Value::Object(kept)).unwrap_or_default()
+}
+
+/// CNAPI's nine members, as far as they are known.
+pub(super) fn shown(vm: &VmStatus) -> Map<String, Value> {
+    let Value::Object(mut members) = json!(vm) else { return Map::new() };
+    members.retain(|name, value| *value != "" && (name != "max_physical_memory" || *value != 0));
+    members
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: &str = "01234567-89ab-4cde-8f01-23456789abcd";
+
+    #[test]
+    fn whatever_is_odd_about_a_vm_it_is_there() {
+        let full = json!({
+            "uuid": KEY, "owner_uuid": "o", "brand": "kvm", "max_physical_memory": 128,
+            "quota": 25, "cpu_cap": 100, "state": "running", "zone_state": "running",
+            "last_modified": "2026-01-01T00:00:00.000Z",
+        });
+        assert_eq!(json!(shown(&vm(KEY, &full, None).unwrap().vm)), full);
+        for (posted, index, expected) in [
+            (json!({}), json!({}), json!({ "uuid": KEY })),
+            (json!({ "owner_uuid": null, "state": 7 }), json!(3), json!({ "uuid": KEY })),
+            (
+                json!({ "uuid": "x", "max_physical_memory": "128", "quota": "0.5" }),
+                json!({ "alias": 5, "unheard_of": 1 }),
+                json!({ "uuid": KEY, "max_physical_memory": 128, "quota": 1 }),
+            ),
+        ] {
+            let report = vm(KEY, &posted, Some(&index)).unwrap();
+            assert_eq!(json!(shown(&report.vm)), expected);
+            assert_eq!(report.index, VmIndex::default());
+        }
+        let index = json!({ "alias": "web", "tags": 7, "vcpus": 2 });
+        let report = vm(KEY, &full, Some(&index)).unwrap();
+        assert_eq!((report.index.alias.as_deref(), report.index.vcpus), (Some("web"), Some(2)));
+        assert_eq!(vm("web", &full, None), None);
+        assert_eq!(vm(KEY, &json!("web"), None), None);
+    }
+}
