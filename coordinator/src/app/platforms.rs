@@ -131,6 +131,20 @@ impl App {
         }
         Ok(Platforms(platforms))
     }
+
+    /// Whether a server can be told to boot this platform: there is such a platform, or a server
+    /// runs it or is to boot it, so that whoever reads boot parameters may write them back.
+    ///
+    /// # Errors
+    /// As [`App::platforms`].
+    pub async fn platform_exists(&self, name: &str) -> Result<bool, AppError> {
+        let named = |record: &Map<String, Value>| {
+            ["current_platform", "boot_platform"]
+                .iter()
+                .any(|member| record.get(*member).and_then(Value::as_str) == Some(name))
+        };
+        Ok(self.platforms().await?.contains(name) || self.fleet.any_record(named))
+    }
 }
 
 /// `<folder>/<name>/platform/…`, as on a head node.

@@ -1,6 +1,7 @@
 //! The application's refusals in their HTTP form.
 
 use http::StatusCode;
+use muster_shared::error_chain::Chain;
 use serde_json::Map;
 
 use super::error::ApiError;
@@ -55,10 +56,30 @@ impl From<AppError> for ApiError {
             AppError::Changed => Self::PreconditionFailed(message),
             // Only what a client sent can make a record too large.
             AppError::Store(StoreError::TooLarge { .. }) => Self::TooLarge(message),
+            AppError::Store(StoreError::Full { .. }) => Self::full(&error),
+            AppError::Blob { .. } if is_full(&error) => Self::full(&error),
             AppError::Store(_)
             | AppError::Blob { .. }
             | AppError::Corrupt { .. }
             | AppError::Platforms { .. } => Self::internal(message, error),
         }
     }
+}
+
+impl ApiError {
+    /// There is no room for what the request would have stored.
+    fn full(error: &AppError) -> Self {
+        tracing::error!(error = %Chain(error), "the coordinator has no room left");
+        let message = "the coordinator's data folder has no room for this; nothing was changed";
+        Self::coded(StatusCode::SERVICE_UNAVAILABLE, "StoreFull", message)
+    }
+}
+
+/// Whether a file system had no room.
+fn is_full(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut causes = std::iter::successors(Some(error), |error| error.source());
+    causes.any(|cause| {
+        let cause = cause.downcast_ref::<std::io::Error>();
+        cause.is_some_and(|cause| cause.kind() == std::io::ErrorKind::StorageFull)
+    })
 }

@@ -86,7 +86,8 @@ impl Request {
             Value::String(text) => text.trim().parse().ok(),
             _ => None,
         };
-        seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+        // Less than nothing is over at once.
+        seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)).ok())
     }
 
     /// The server of a route that declared `:server_uuid` as a server (not `default`).

@@ -13,6 +13,7 @@ use super::response::Response;
 use super::route::{Param, Route, ServerRule, task_id_schema};
 use super::rule::{FieldError, Rule, js_number};
 use super::schema;
+use crate::alloc::num;
 use crate::app::ServerFilter;
 use crate::app::fields::Extras;
 
@@ -235,13 +236,18 @@ async fn update(request: Request) -> Result<Response, ApiError> {
                 let number = as_number(value).ok_or_else(|| {
                     ApiError::invalid("reservation_ratio", "value was not a number")
                 })?;
+                let share = number.as_f64().unwrap_or(f64::NAN);
+                if !(0.0..=1.0).contains(&share) {
+                    let problem = "value was not between 0 and 1";
+                    return Err(ApiError::invalid("reservation_ratio", problem));
+                }
                 changes.push(("reservation_ratio", Some(number)));
             }
             name => changes.push((name, Some(value.clone()))),
         }
     }
     if let Some(platform) = request.text("boot_platform")
-        && !request.app.platforms().await?.contains(platform)
+        && !request.app.platform_exists(platform).await?
     {
         let text = format!("failed to find given platform image, {platform}");
         return Err(ApiError::RefusedArgument(text));
@@ -305,7 +311,7 @@ fn as_number(value: &Value) -> Option<Value> {
     match value {
         Value::Number(_) => Some(value.clone()),
         // Infinity passes the rule, but is no JSON number.
-        other => js_number(Some(other)).filter(|number| number.is_finite()).map(|n| json!(n)),
+        other => js_number(Some(other)).filter(|number| number.is_finite()).map(num::json),
     }
 }
 

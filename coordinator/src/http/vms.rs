@@ -309,7 +309,8 @@ fn is_true(value: &Value) -> bool {
 }
 
 async fn info(request: Request) -> Result<Response, ApiError> {
-    let types = request.text("info").unwrap_or("all").split(',').collect::<Vec<_>>();
+    let types = request.text("info").filter(|types| !types.is_empty());
+    let types = types.unwrap_or("all").split(',').collect::<Vec<_>>();
     let params = about(&request, ("types", Some(json!(types))))?;
     // The reference names machine_load in the text of this timeout.
     let ask = Ask { label: Some("machine_load"), ..Ask::new("machine_info", params, 10) };

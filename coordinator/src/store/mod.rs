@@ -189,6 +189,14 @@ pub enum StoreError {
     /// The lease is unknown or has expired; nothing was written.
     #[error("the lease has expired")]
     LeaseExpired,
+    /// There is no room for the data; nothing was written.
+    #[error("the store has {free_bytes} bytes of room left and needs {needed_bytes}")]
+    Full {
+        /// What is left.
+        free_bytes: u64,
+        /// What the commit needs.
+        needed_bytes: u64,
+    },
     /// Not now; the outcome of a commit may be unknown, so read before trying again.
     #[error("the store is unavailable: {action}")]
     Unavailable {
@@ -227,8 +235,9 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// [`StoreError::Conflict`] names the first key whose expectation failed, and
-    /// [`StoreError::LeaseExpired`] a lease that is gone; nothing was written. [`StoreError::Unavailable`]: the outcome may be unknown, so read before trying
-    /// again.
+    /// [`StoreError::LeaseExpired`] a lease that is gone; nothing was written, as when it is
+    /// [`StoreError::Full`]. [`StoreError::Unavailable`]: the outcome may be unknown, so read
+    /// before trying again.
     async fn commit(&self, writes: Vec<Write>) -> Result<Revision, StoreError>;
 
     /// All changes under `prefix` made after revision `from`, commit by commit, those of one commit

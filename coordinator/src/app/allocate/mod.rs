@@ -241,7 +241,7 @@ impl App {
         let servers = alloc::parse_capacity(body).map_err(invalid)?;
         let snapshot = self.reported(&mut self.placing.lock().allocator);
         let policy = &self.config.allocation.policy;
-        let found = alloc::capacity(&snapshot, servers.as_deref(), policy, true);
+        let found = alloc::capacity(&snapshot, servers.as_deref(), policy);
         let mut answer = json!({ "capacities": found.capacities_json() });
         if !found.errors.is_empty() {
             answer["errors"] = Value::Object(found.errors);

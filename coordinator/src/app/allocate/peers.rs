@@ -85,9 +85,10 @@ impl Peers {
 pub(in crate::app) fn overtaken(error: &StoreError) -> Option<&str> {
     match error {
         StoreError::Conflict { key } => Some(key.as_str()).filter(|k| k.starts_with(keys::PLACERS)),
-        StoreError::TooLarge { .. } | StoreError::LeaseExpired | StoreError::Unavailable { .. } => {
-            None
-        }
+        StoreError::TooLarge { .. }
+        | StoreError::LeaseExpired
+        | StoreError::Full { .. }
+        | StoreError::Unavailable { .. } => None,
     }
 }
 

@@ -143,7 +143,7 @@ impl App {
         let given = change.boot_modules.as_deref().map(params::check_modules).transpose()?;
         let mut newest = None;
         if let Some(platform) = &change.platform {
-            if !self.platforms().await?.contains(platform) {
+            if !self.platform_exists(platform).await? {
                 let text = format!("Platform '{platform}' does not exist");
                 return Err(AppError::RefusedArgument(text));
             }

@@ -87,6 +87,11 @@ fn told(error: &ValidationError<'_>) -> Vec<Fault> {
             let of_itself = |faults: &Vec<Fault>| faults.iter().any(|fault| fault.at == at);
             tried.min_by_key(|faults| (of_itself(faults), faults.len())).unwrap_or_default()
         }
+        // CNAPI's words for it; the pattern stands in the document.
+        Broken::Pattern { .. } => {
+            let problem = format!("Invalid value for param '{at}'");
+            one(at, problem)
+        }
         // Says what is wanted, and not what was sent.
         _ => one(at, error.masked().to_string()),
     }

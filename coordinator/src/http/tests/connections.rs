@@ -108,7 +108,8 @@ async fn an_upload_that_asks_first_is_answered() {
 async fn a_unix_socket_serves_and_is_removed() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("api.sock");
-    std::fs::write(&path, "left by a dead process").unwrap();
+    // Left by a dead process.
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     let api = Api::with(|config| {
         config.listen = format!("unix:{}", path.display()).parse().unwrap();
     })

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use muster_shared::clock::SharedClock;
 use muster_shared::error_chain::Chain;
-use muster_shared::kv::{Change, SharedKv};
+use muster_shared::kv::{Change, KvError, SharedKv};
 use tokio::sync::{mpsc, oneshot};
 
 use super::super::{Action, Event, Expect, LeaseId, Revision, StoreError, Write};
@@ -294,7 +294,12 @@ impl Owner {
             tracing::warn!(elapsed_ms = took.as_millis(), "the store's device is slow");
             self.leases.extend_all(took);
         }
-        outcome.map_err(|e| unavailable("write", e))?;
+        outcome.map_err(|error| match error {
+            KvError::Full { free_bytes, needed_bytes } => {
+                StoreError::Full { free_bytes, needed_bytes }
+            }
+            other => unavailable("write", other),
+        })?;
         self.meta = meta;
         Ok(())
     }

@@ -124,7 +124,7 @@ async fn a_full_device_fails_commits_and_leases_until_there_is_room() {
     let put = || vec![Write::put("k", Expect::Absent, "v")];
     kv.set_full(true);
     let error = store.commit(put()).await.unwrap_err();
-    assert!(matches!(error, StoreError::Unavailable { .. }), "{error}");
+    assert!(matches!(error, StoreError::Full { .. }), "{error}");
     assert!(store.grant(1_000).await.is_err());
     kv.set_full(false);
     let revision = store.commit(put()).await.unwrap();
