@@ -97,6 +97,10 @@ fn over_http(server: &Value) -> Value {
     if !server["reserved"].is_boolean() {
         (server["reserved"], server["setup"]) = (json!(true), json!(false));
     }
+    // More than the whole memory kept free: the same.
+    if server["reservation_ratio"].as_f64().is_some_and(|ratio| ratio > 1.0) {
+        (server["reservation_ratio"], server["setup"]) = (json!(1), json!(false));
+    }
     if !server["traits"].is_object() {
         server["traits"] = json!({});
     }

@@ -294,6 +294,9 @@ impl App {
     /// show one that is destroyed at once.
     pub(super) fn place_ended(&self, ended: &TaskRecord) {
         if let Some(vm) = ended.vm_uuid.filter(|_| is_destroyed(ended)) {
+            // The index need not wait for the next report.
+            self.fleet.set_vms(ended.server_uuid, BTreeMap::from([(vm, None)]));
+            self.vms_wake.notify_one();
             return self.placing.lock().destroyed(vm);
         }
         let Some(vm) = ended.vm_uuid.filter(|_| ended.task == "machine_create") else { return };

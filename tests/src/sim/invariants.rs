@@ -98,12 +98,13 @@ impl Model {
         Ok(())
     }
 
-    /// A status is written when it changes, or when another life of a coordinator takes over.
+    /// A status is written when it changes, or when another life of a coordinator takes over. Two
+    /// changes may lie between two looks: then it holds since another moment.
     fn check_roster(&mut self, record: &Record) -> Result<(), String> {
         let roster: RosterRecord =
             serde_json::from_slice(&record.value).map_err(|e| e.to_string())?;
         if let Some(known) = self.rosters.get(&record.key)
-            && known.status == roster.status
+            && (known.status, known.since) == (roster.status, roster.since)
             && known.authority == roster.authority
             && known.via == roster.via
         {
