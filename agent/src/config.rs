@@ -1,22 +1,25 @@
 //! The agent's configuration. Every key is documented from here; see `docs/configuration.md`.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ipnet::IpNet;
-use muster_shared::config::{Check, ListenAddress, Problems, Ways, check_exposure};
+use muster_shared::config::{Check, ListenAddress, Problems, Ways, check_exposure, check_urls};
 use muster_shared::ids::ServerUuid;
 use muster_shared::telemetry::LogConfig;
 use muster_shared::tls::Identity;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
-use url::Url;
 use utoipa::ToSchema;
 
-use crate::drivers::compute::qemu::Choice;
+use crate::drivers::compute::qemu::{Choice, MAX_RUN_DIR_BYTES};
 use crate::drivers::host::HostActions;
-use crate::report::identity::ByteOrder;
+use crate::report::identity::{self, ByteOrder};
+use crate::report::sysinfo::CN_AGENT_VERSION;
+use crate::tasks::HANDLERS;
+use crate::tasks::registry::Registry;
 
 /// Environment variables that are configuration start with this.
 pub const ENVIRONMENT_PREFIX: &str = "MUSTER_AGENT__";
@@ -43,14 +46,15 @@ pub struct Config {
     /// Folder of everything that is stored. One agent at a time.
     #[schema(value_type = String)]
     pub data_dir: PathBuf,
-    /// Folder of sockets; short, because a socket's path has at most 107 bytes. Unset: for the
+    /// Folder of sockets; at most 54 bytes, because a socket's path has at most 107. Unset: for the
     /// packaged data folder `/run/muster`, else a folder under `/tmp` named after the data folder.
     #[schema(value_type = Option<String>)]
     pub run_dir: Option<PathBuf>,
     /// The server this agent speaks for. Unset: what the firmware says, or a UUID made once.
     #[schema(value_type = Option<String>)]
     pub server_uuid: Option<ServerUuid>,
-    /// Order of the bytes of the firmware's UUID: `linux` or `smartos`.
+    /// Order of the bytes of the firmware's UUID: `linux` or `smartos`. Also
+    /// `server_uuid_byte_order`.
     #[schema(value_type = String)]
     pub uuid_byte_order: ByteOrder,
     /// Prefix of everything host-wide (scopes, bridges, taps), so that agents can share a host.
@@ -59,6 +63,8 @@ pub struct Config {
     pub datacenter_name: Option<String>,
     /// DNS domain of the datacentre, told in sysinfo.
     pub dns_domain: Option<String>,
+    /// Number of the head node, told in sysinfo.
+    pub headnode_id: Option<u64>,
     /// Tag of the network that agents and coordinators use.
     pub admin_nic_tag: String,
     /// Address in that network. Unset: the one the route to the first coordinator shows.
@@ -70,6 +76,10 @@ pub struct Config {
     pub storage: StorageKind,
     /// Longest run time of any task, s.
     pub task_timeout_s: u64,
+    /// Queues of tasks, by the names of `GET /queues`.
+    pub queues: BTreeMap<String, QueueConfig>,
+    /// What clients of the reference look at.
+    pub compat: CompatConfig,
     /// Coordinators.
     pub coordinator: CoordinatorConfig,
     /// Setting up the node.
@@ -97,11 +107,14 @@ impl Default for Config {
             instance: "muster".to_owned(),
             datacenter_name: None,
             dns_domain: None,
+            headnode_id: None,
             admin_nic_tag: "admin".to_owned(),
             admin_ip: None,
             pool: "zones".to_owned(),
             storage: StorageKind::default(),
             task_timeout_s: DEFAULT_TASK_TIMEOUT_S,
+            queues: BTreeMap::new(),
+            compat: CompatConfig::default(),
             coordinator: CoordinatorConfig::default(),
             setup: SetupConfig::default(),
             compute: ComputeConfig::default(),
@@ -120,6 +133,28 @@ pub enum StorageKind {
     /// qcow2 files in the data folder.
     #[default]
     File,
+}
+
+/// A queue of tasks.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct QueueConfig {
+    /// Tasks that run at the same time. Unset: the queue's own limit.
+    pub max_concurrent: Option<usize>,
+}
+
+/// What clients of the reference look at.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct CompatConfig {
+    /// Version of `cn-agent` that the agents list shows; clients ask for at least 2.13.0.
+    pub cn_agent_version: String,
+}
+
+impl Default for CompatConfig {
+    fn default() -> Self {
+        Self { cn_agent_version: CN_AGENT_VERSION.to_owned() }
+    }
 }
 
 /// Coordinators.
@@ -210,6 +245,7 @@ pub struct SecurityConfig {
     #[schema(value_type = Vec<String>)]
     pub allow_plaintext: Vec<IpNet>,
     /// Lets coordinators run scripts as root (`command_execute`); `host.actions` must allow it too.
+    /// Also `allow_command_execute`.
     pub allow_command_execute: bool,
 }
 
@@ -228,10 +264,23 @@ impl Check for Config {
             && self.instance.chars().all(usable);
         problems.require(fits, "instance", "1 to 8 characters of a-z and 0-9");
         problems.require(self.task_timeout_s >= 60, "task_timeout_s", "at least 60");
-        check_urls(problems, "coordinator.urls", &self.coordinator.urls, ["ws", "wss"]);
+        let run_dir_bytes = self.run_folder().as_os_str().len();
+        problems.require(
+            run_dir_bytes <= MAX_RUN_DIR_BYTES,
+            "run_dir",
+            format!("{run_dir_bytes} bytes, at most {MAX_RUN_DIR_BYTES}: sockets need short paths"),
+        );
+        problems.require(
+            !self.server_uuid.is_some_and(|uuid| identity::is_dummy(uuid.0)),
+            "server_uuid",
+            "a placeholder, which more than one machine has",
+        );
+        self.check_queues(problems);
+        let version: Vec<_> = self.compat.cn_agent_version.split('.').collect();
+        let numbers = version.len() == 3 && version.iter().all(|part| part.parse::<u32>().is_ok());
+        problems.require(numbers, "compat.cn_agent_version", "three numbers, as 2.14.0");
+        problems.within("coordinator", |problems| self.coordinator.check(problems));
         check_urls(problems, "images.sources", &self.images.sources, ["http", "https"]);
-        let pair = self.coordinator.certificate.is_some() == self.coordinator.key.is_some();
-        problems.require(pair, "coordinator.key", "needed together with coordinator.certificate");
         if self.host.actions == HostActions::Real {
             let marker = crate::drivers::host::real::MARKER;
             let text = format!("`real` needs the marker file {marker}, which packages install");
@@ -239,18 +288,53 @@ impl Check for Config {
         }
         problems.within("log", |problems| self.log.check(problems));
     }
+
+    fn aliases() -> &'static [(&'static str, &'static str)] {
+        &[
+            ("allow_command_execute", "security.allow_command_execute"),
+            ("server_uuid_byte_order", "uuid_byte_order"),
+        ]
+    }
 }
 
-fn check_urls(problems: &mut Problems, key: &str, urls: &[String], schemes: [&str; 2]) {
-    for text in urls {
-        let parsed = text.parse::<Url>();
-        let fits = parsed.is_ok_and(|u| schemes.contains(&u.scheme()) && u.host_str().is_some());
-        let [plain, tls] = schemes;
-        problems.require(fits, key, format!("{text:?} is no {plain}:// or {tls}:// URL"));
+impl Check for CoordinatorConfig {
+    fn check(&self, problems: &mut Problems) {
+        check_urls(problems, "urls", &self.urls, ["ws", "wss"]);
+        let pair = self.certificate.is_some() == self.key.is_some();
+        problems.require(pair, "key", "needed together with coordinator.certificate");
+        for (key, path) in [
+            ("token_file", &self.token_file),
+            ("ca", &self.ca),
+            ("certificate", &self.certificate),
+            ("key", &self.key),
+        ] {
+            problems.readable(key, path.as_deref());
+        }
     }
 }
 
 impl Config {
+    fn check_queues(&self, problems: &mut Problems) {
+        let known = Registry::new(HANDLERS).queues();
+        for (name, queue) in &self.queues {
+            if !known.iter().any(|queue| queue.name == name) {
+                let names: Vec<_> = known.iter().map(|queue| queue.name).collect();
+                let text = format!("no queue, there are {}", names.join(", "));
+                problems.add(&format!("queues.{name}"), text);
+            }
+            let key = format!("queues.{name}.max_concurrent");
+            problems.require(queue.max_concurrent != Some(0), &key, "at least 1");
+        }
+    }
+
+    /// Limits of queues that differ from their own.
+    #[must_use]
+    pub fn queue_limits(&self) -> BTreeMap<String, usize> {
+        let limit =
+            |(name, queue): (&String, &QueueConfig)| Some((name.clone(), queue.max_concurrent?));
+        self.queues.iter().filter_map(limit).collect()
+    }
+
     /// The folder of sockets.
     #[must_use]
     pub fn run_folder(&self) -> PathBuf {
@@ -302,6 +386,41 @@ mod tests {
         check_refused("compute.acel=tcg", "accel");
         check_refused("instance=\"much too long\"", "instance");
         check_refused("coordinator.key=\"/k\"", "coordinator.key");
+        check_refused(
+            "run_dir=\"/a/folder/whose/path/is/longer/than/the/54/bytes/that/are/left\"",
+            "run_dir",
+        );
+        check_refused("server_uuid=\"00000000-0000-0000-0000-000000000000\"", "server_uuid");
+        check_refused("queues.nope.max_concurrent=1", "queues.nope: no queue, there are");
+        check_refused("queues.nop.max_concurrent=0", "queues.nop.max_concurrent: at least 1");
+        check_refused("compat.cn_agent_version=2.x", "compat.cn_agent_version");
+    }
+
+    #[test]
+    fn files_that_cannot_be_read_are_named_together() {
+        let error = load(&["coordinator.ca=/nope/ca", "coordinator.token_file=/", "listen=x"]);
+        let error = error.unwrap_err();
+        for part in [
+            "coordinator.ca: cannot read /nope/ca: No such file",
+            "coordinator.token_file: cannot read /: is a directory",
+            "listen: ",
+        ] {
+            assert!(error.contains(part), "no {part:?} in {error}");
+        }
+    }
+
+    #[test]
+    fn other_names_mean_the_same_keys() {
+        let config =
+            load(&["allow_command_execute=true", "server_uuid_byte_order=smartos"]).unwrap();
+        assert!(config.security.allow_command_execute);
+        assert_eq!(config.uuid_byte_order, ByteOrder::Smartos);
+    }
+
+    #[test]
+    fn queues_get_the_limits_that_are_set() {
+        let config = load(&["queues.nop.max_concurrent=3"]).unwrap();
+        assert_eq!(config.queue_limits(), BTreeMap::from([("nop".to_owned(), 3)]));
     }
 
     #[test]

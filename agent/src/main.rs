@@ -16,6 +16,7 @@ use muster_agent::tasks::registry::Registry;
 use muster_agent::{Agent, Running};
 use muster_shared::config::{EXIT_CONFIG, ListenAddress, Sources};
 use muster_shared::telemetry;
+use muster_shared::tls::TlsError;
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -92,9 +93,7 @@ fn main() -> ExitCode {
         }
     };
     if let Some(Command::FaultPoints { task }) = &args.command {
-        let points = Registry::new(HANDLERS).fault_points(task.as_deref());
-        println!("{}", serde_json::json!(points));
-        return ExitCode::SUCCESS;
+        return fault_points(task.as_deref());
     }
     let config = match configure(args) {
         Ok(config) => config,
@@ -107,9 +106,20 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("muster-agent: {error:#}");
-            ExitCode::FAILURE
+            let configured_wrongly = error.chain().any(|cause| cause.is::<TlsError>());
+            if configured_wrongly { EXIT_CONFIG.into() } else { ExitCode::FAILURE }
         }
     }
+}
+
+fn fault_points(task: Option<&str>) -> ExitCode {
+    let registry = Registry::new(HANDLERS);
+    if let Some(unknown) = task.filter(|task| registry.get(task).is_none()) {
+        eprintln!("muster-agent: there is no task {unknown:?}");
+        return EXIT_CONFIG.into();
+    }
+    println!("{}", serde_json::json!(registry.fault_points(task)));
+    ExitCode::SUCCESS
 }
 
 /// Reads and checks the configuration and starts logging; nothing is opened or bound.

@@ -83,6 +83,8 @@ pub async fn open(
 ) -> anyhow::Result<(AgentConfig, AgentParts)> {
     let clock: SharedClock = Arc::new(SystemClock::new());
     let entropy: SharedEntropy = Arc::new(SeededEntropy::from_os());
+    // First, so that a bad configuration changes nothing.
+    let dialer = dialer(config, entropy.clone())?;
     let boot_id = procfs::boot_id().context("read the boot id")?;
     let sources =
         identity::Sources { configured: config.server_uuid, byte_order: config.uuid_byte_order };
@@ -104,9 +106,9 @@ pub async fn open(
         .context("open the task journal")?;
     let drivers = drivers(config, folders, listen, &agent, clock.clone(), entropy.clone()).await?;
     let parts = AgentParts {
-        dialer: Arc::new(dialer(config, entropy.clone())?),
+        dialer: Arc::new(dialer),
         feed: drivers.report.clone(),
-        registry: Registry::new(HANDLERS),
+        registry: Registry::new(HANDLERS).with_limits(config.queue_limits()),
         faults: fault()?,
         kv: Arc::new(kv),
         drivers,
@@ -208,6 +210,8 @@ fn sysinfo(
         storage: "file",
         datacenter_name: config.datacenter_name.clone(),
         dns_domain: config.dns_domain.clone(),
+        headnode_id: config.headnode_id,
+        cn_agent_version: config.compat.cn_agent_version.clone(),
         admin_nic_tag: config.admin_nic_tag.clone(),
         admin_ip: config.admin_ip,
         agent_port,
@@ -226,7 +230,8 @@ fn dialer(config: &Config, entropy: SharedEntropy) -> anyhow::Result<WebsocketDi
     let coordinator = &config.coordinator;
     let identity = coordinator.identity();
     let tls = if coordinator.ca.is_some() || identity.is_some() {
-        Some(muster_shared::tls::client(coordinator.ca.as_deref(), identity.as_ref())?)
+        let tls = muster_shared::tls::client(coordinator.ca.as_deref(), identity.as_ref());
+        Some(tls.context("use coordinator.ca, coordinator.certificate, coordinator.key")?)
     } else {
         None
     };

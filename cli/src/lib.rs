@@ -47,7 +47,7 @@ Examples:
   muster image import guest.qcow2.gz --manifest manifest.json
   muster vm create --image muster-guest --ram 256 --alias web1
   muster vm console web1                 type ~. to leave
-  muster why vm web1                     what it waits for, and why it is where it is
+  muster why vm web1                     what it waits for, and where it is
 
 Things are named by uuid, by the beginning of a uuid (4 characters or more), or by name: a VM's
 alias, a server's hostname, an image's name.

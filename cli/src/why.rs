@@ -10,7 +10,7 @@ use crate::{CliError, pick};
 #[command(after_help = "\
 Examples:
   muster why task 3fa9c1d2-…       why it is not done
-  muster why vm web1               why it is in its state, and where
+  muster why vm web1               what it is waiting for, and where it is
   muster why server cn1            why it gets no machines
   muster why ticket 9b1c55f0-…     who has the turn, and whether holders wait in a circle")]
 pub(crate) struct Args {

@@ -7,7 +7,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use ipnet::IpNet;
-use muster_shared::config::{Check, ListenAddress, Problems, Ways, check_exposure};
+use muster_shared::config::{
+    Check, ListenAddress, Problems, Ways, check_exposure, check_url, check_urls,
+};
 use muster_shared::telemetry::LogConfig;
 use muster_shared::tls::{ClientAuth, Identity};
 use serde::{Deserialize, Serialize};
@@ -335,9 +337,9 @@ pub struct ImgapiConfig {
 impl Check for ImgapiConfig {
     fn check(&self, problems: &mut Problems) {
         let Some(text) = &self.url else { return };
-        let parsed = Url::parse(text);
-        let fits = parsed.is_ok_and(|u| matches!(u.scheme(), "http" | "https") && u.has_host());
-        problems.require(fits, "url", format!("{text:?} is no `http://` or `https://` URL"));
+        if let Err(problem) = check_url(text, ["http", "https"]) {
+            problems.add("url", problem);
+        }
     }
 }
 
@@ -403,6 +405,11 @@ impl Check for Tls {
             "client_required",
             "needs `tls.client_ca`",
         );
+        for (key, path) in
+            [("certificate", &self.certificate), ("key", &self.key), ("client_ca", &self.client_ca)]
+        {
+            problems.readable(key, path.as_deref());
+        }
     }
 }
 
@@ -427,14 +434,7 @@ impl Check for RosterConfig {
 
 impl Check for AgentsConfig {
     fn check(&self, problems: &mut Problems) {
-        for text in &self.advertised_urls {
-            let fits = Url::parse(text).is_ok_and(|url| matches!(url.scheme(), "ws" | "wss"));
-            problems.require(
-                fits,
-                "advertised_urls",
-                format!("{text:?} is no `ws://` or `wss://` URL"),
-            );
-        }
+        check_urls(problems, "advertised_urls", &self.advertised_urls, ["ws", "wss"]);
         for (key, value) in [
             ("hello_timeout_ms", self.hello_timeout_ms),
             ("stream_timeout_ms", self.stream_timeout_ms),
@@ -530,6 +530,13 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} in {text}");
         }
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let file = file.path().display();
+        let tls = [format!("tls.certificate={file}"), format!("tls.key={file}")];
+        assert_eq!(problems(&["listen=0.0.0.0:80", &tls[0], &tls[1]]), "");
+        let text = problems(&["tls.certificate=/nope/c", "tls.key=/nope/k"]);
+        assert!(text.contains("tls.certificate: cannot read /nope/c"), "{text}");
+        assert!(text.contains("tls.key: cannot read /nope/k"), "{text}");
         assert_eq!(
             problems(&["listen=0.0.0.0:80", "security.allow_plaintext=[\"0.0.0.0/0\"]"]),
             ""

@@ -39,6 +39,8 @@ Every key can also be an environment variable: MUSTER_COORDINATOR__API__DRAIN_MS
 Off this machine (not loopback, not a unix socket) the API needs TLS (tls.certificate, tls.key), or
 security.allow_plaintext with the networks that may be served without.
 
+SIGHUP changes nothing: the configuration is read at the start.
+
 Exit status: 0 after SIGTERM or SIGINT, 64 for a bad configuration, 1 for anything else.";
 
 /// Runs a datacentre of compute nodes: serves the CNAPI-compatible API, keeps track of which
@@ -131,7 +133,7 @@ fn main() -> ExitCode {
 fn configure(args: Args) -> Result<(Config, LogControl), String> {
     let config: Config = Sources::new(ENVIRONMENT_PREFIX)
         .file(args.config.as_deref())
-        .environment(std::env::vars())
+        .process_environment()
         .set(args.set)
         .flag("listen", "--listen", args.listen)
         .flag("data_dir", "--data-dir", args.data_dir)
@@ -166,6 +168,8 @@ async fn serve(config: &Config, log: LogControl) -> anyhow::Result<()> {
     // Taken first, so that a signal during the start is not lost.
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
+    // Its default would end the process without a drain.
+    let mut hangup = signal(SignalKind::hangup()).context("listen for SIGHUP")?;
     let store_tasks = TaskTracker::new();
     let parts = open_parts(config, &store_tasks).await?;
     let running = Coordinator::start(config, parts, Some(log)).await?;
@@ -178,6 +182,7 @@ async fn serve(config: &Config, log: LogControl) -> anyhow::Result<()> {
             _ = terminate.recv() => break false,
             _ = interrupt.recv() => break false,
             () = running.app.failed() => break true,
+            _ = hangup.recv() => tracing::info!("SIGHUP changes nothing, restart to configure"),
             _ = beat.tick() => if watchdog.is_some() { notify(&[NotifyState::Watchdog]) },
         }
     };

@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 use http_body_util::Full;
-use hyper::header::{CONTENT_TYPE, HeaderValue, SERVER};
-use hyper::{Response, StatusCode};
+use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue, SERVER};
+use hyper::{Method, Response, StatusCode};
 use muster_shared::wire::TaskError;
 use serde_json::{Value, json};
 
@@ -31,6 +31,21 @@ impl Answer {
         let mut answer = Self::bytes(200, body.into());
         let text = HeaderValue::from_static("text/plain; version=0.0.4");
         answer.response.headers_mut().insert(CONTENT_TYPE, text);
+        answer
+    }
+
+    /// Plain text.
+    pub(super) fn lines(body: String) -> Self {
+        let mut answer = Self::bytes(200, body.into());
+        let text = HeaderValue::from_static("text/plain; charset=utf-8");
+        answer.response.headers_mut().insert(CONTENT_TYPE, text);
+        answer
+    }
+
+    /// A method that no route has.
+    pub(super) fn bad_method(method: &Method) -> Self {
+        let mut answer = Self::error(405, "BadMethod", &format!("{method} is not allowed"));
+        answer.response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD, POST"));
         answer
     }
 

@@ -37,6 +37,7 @@ pub(super) async fn route(request: Request<Incoming>, local: &Arc<Local>, id: &s
         (true, ["status"]) => status(local).await,
         (true, ["tasks"]) => list(local, &query).await,
         (true, ["tasks", task]) => task_get(local, task).await,
+        (true, ["tasks", task, "log"]) => task_log(local, task).await,
         (true, ["tasks", task, "wait"]) => task_wait(local, task, &query).await,
         (true, ["queues"]) => queues(local),
         (true, ["vms"]) => vms(local),
@@ -46,9 +47,7 @@ pub(super) async fn route(request: Request<Incoming>, local: &Arc<Local>, id: &s
             Answer::json(200, &local.agent.feed.sysinfo().borrow().sysinfo.clone().into())
         }
         (true, ["metrics"]) => Answer::text(metrics::render(&local.agent)),
-        (false, _) if method != Method::POST => {
-            Answer::error(405, "BadMethod", &format!("{method} is not allowed"))
-        }
+        (false, _) if method != Method::POST => Answer::bad_method(&method),
         (false, ["tasks"]) => run(request, local, query, id).await,
         (false, ["tasks", task, "cancel"]) => cancel(local, task),
         (false, ["sysinfo", "refresh"]) => {
@@ -87,7 +86,8 @@ fn ping(local: &Local) -> Answer {
 
 async fn status(local: &Local) -> Answer {
     match local.agent.feed.sample().await {
-        Ok(sample) => {
+        Ok(mut sample) => {
+            crate::link::remark(&mut sample, &local.agent.engine);
             let mut status = serde_json::to_value(&sample.figures).unwrap_or_default();
             status["vms"] = serde_json::to_value(&sample.vms).unwrap_or_default();
             Answer::json(200, &status)
@@ -109,8 +109,8 @@ fn intake<E: std::error::Error + 'static>(done: Result<(), E>) -> Answer {
     }
 }
 
-fn unknown(what: &str) -> Answer {
-    Answer::error(404, "ResourceNotFound", &format!("{what} does not exist"))
+fn unknown(task: &str) -> Answer {
+    Answer::error(404, "ResourceNotFound", &format!("task {task} does not exist"))
 }
 
 async fn list(local: &Local, query: &Query) -> Answer {
@@ -121,6 +121,10 @@ async fn list(local: &Local, query: &Query) -> Answer {
     let (Ok(vm), Ok(after), Ok(limit)) = (vm, after, limit) else {
         return Answer::error(409, "InvalidArgument", "vm_uuid, after or limit is malformed");
     };
+    if let Some(status) = text("status").filter(|status| !Filter::is_status(status)) {
+        let text = format!("status {status:?} is none that a task has");
+        return Answer::error(409, "InvalidArgument", &text);
+    }
     let limit = limit.unwrap_or(MAX_LIST).min(MAX_LIST);
     let filter = Filter { status: text("status"), task: text("task"), vm, after, limit };
     Answer::json(200, &local.agent.engine.list(&filter).await.into())
@@ -132,6 +136,14 @@ async fn task_get(local: &Local, id: &str) -> Answer {
         Some(view) => Answer::json(200, &view),
         None => unknown(id.as_str()),
     }
+}
+
+/// The task's events, one JSON object a line.
+async fn task_log(local: &Local, id: &str) -> Answer {
+    let Ok(id) = id.parse::<TaskId>() else { return unknown(id) };
+    let Some(view) = local.agent.engine.view(&id).await else { return unknown(id.as_str()) };
+    let messages = view["messages"].as_array().into_iter().flatten();
+    Answer::lines(messages.map(|message| format!("{message}\n")).collect())
 }
 
 async fn task_wait(local: &Local, id: &str, query: &Query) -> Answer {
@@ -216,14 +228,19 @@ async fn run(request: Request<Incoming>, local: &Local, mut given: Query, id: &s
         return Answer::error(500, "InternalError", "the request is for another server");
     }
     let Some(task) = task else {
-        return Answer::error(409, "InvalidArgument", "Missing key 'task'");
+        let text = match given.get("task") {
+            None => "Missing key 'task'",
+            Some(_) => "'task' must be a string",
+        };
+        return Answer::error(409, "InvalidArgument", text);
     };
     let params = match given.get("params") {
         Some(Value::Object(params)) => params.clone(),
         Some(Value::String(text)) if serde_json::from_str::<Map<_, _>>(text).is_ok() => {
             serde_json::from_str(text).unwrap_or_default()
         }
-        _ => return Answer::error(409, "InvalidArgument", "Missing key 'params'"),
+        None => return Answer::error(409, "InvalidArgument", "Missing key 'params'"),
+        Some(_) => return Answer::error(409, "InvalidArgument", "'params' must be an object"),
     };
     let req_id = params.get("req_id").and_then(Value::as_str).unwrap_or(id).to_owned();
     let submission = Submission {

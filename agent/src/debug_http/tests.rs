@@ -104,6 +104,8 @@ async fn tasks_are_refused_as_the_reference_refuses_them() {
     let other = format!("x-server-uuid: {}\r\n", Uuid::max());
     for (headers, body, status, code, message) in [
         ("", r#"{"params":{}}"#, 409, "InvalidArgument", "Missing key 'task'"),
+        ("", r#"{"task":5,"params":{}}"#, 409, "InvalidArgument", "'task' must be a string"),
+        ("", r#"{"task":"nop","params":[]}"#, 409, "InvalidArgument", "'params' must be an object"),
         ("", r#"{"task":"nop"}"#, 409, "InvalidArgument", "Missing key 'params'"),
         ("", r#"{"task":"x","params":{}}"#, 404, "ResourceNotFound", "Unknown task, 'x'"),
         (other.as_str(), r#"{"task":"nop","params":{}}"#, 500, "InternalError", ""),
@@ -146,6 +148,17 @@ async fn tasks_run_to_their_end_or_beside() {
     assert_eq!(history.as_array().unwrap().len(), 3);
     let (_, list) = served.tcp("GET /tasks?status=failed", "", "").await;
     assert_eq!(list.as_array().unwrap().len(), 1);
+    assert_eq!(served.tcp("GET /tasks?status=weird", "", "").await.0, 409);
+    assert_eq!(served.tcp("GET /tasks?status=active", "", "").await, (200, json!([])));
+    let mut io = TcpStream::connect(served.address).await.unwrap();
+    let request = format!("GET /tasks/{id}/log HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    io.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    io.read_to_string(&mut answer).await.unwrap();
+    let log = answer.split_once("\r\n\r\n").unwrap().1;
+    let first: Value = serde_json::from_str(log.lines().next().unwrap()).unwrap();
+    assert_eq!(first["name"], "start");
+    assert_eq!(served.tcp("GET /tasks/none/log", "", "").await.0, 404);
 }
 
 #[tokio::test]
@@ -154,6 +167,8 @@ async fn looking_is_free_and_changing_needs_the_token_or_the_user() {
     for path in ["ping", "history", "status", "tasks", "queues", "vms", "sysinfo", "metrics"] {
         assert_eq!(served.tcp(&format!("GET /{path}"), "", "").await.0, 200, "{path}");
     }
+    let (_, status) = served.tcp("GET /status", "", "").await;
+    assert_eq!(status["muster"]["active_tasks"], 0, "{status}");
     assert_eq!(served.tcp("GET /nonsense", "", "").await.0, 404);
     assert_eq!(served.root("DELETE /tasks", "", "").await.0, 405);
     assert_eq!(served.tcp("POST /pause", "", "").await.0, 403);

@@ -40,6 +40,7 @@ use self::feed::Feed;
 use crate::drivers::SharedDrivers;
 use crate::tasks::Engine;
 
+pub(crate) use self::pump::remark;
 pub use self::session::HEARTBEAT;
 
 /// Messages of all connections that may wait for the desk.

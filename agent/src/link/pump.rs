@@ -97,20 +97,24 @@ impl Samples {
         if !periodic && self.latest.borrow().as_ref().is_some_and(same) {
             return;
         }
-        let counts = self.engine.counts();
-        let intake = self.engine.intake();
-        let mut muster = match sample.figures.muster.take() {
-            Value::Object(muster) => muster,
-            _ => serde_json::Map::new(),
-        };
-        muster.insert("agent_version".into(), json!(env!("CARGO_PKG_VERSION")));
-        muster.insert("draining".into(), json!(intake != Intake::Accepting));
-        muster.insert("intake".into(), json!(intake));
-        muster.insert("active_tasks".into(), json!(counts.active));
-        muster.insert("queued_tasks".into(), json!(counts.queued));
-        sample.figures.muster = Value::Object(muster);
+        remark(&mut sample, &self.engine);
         self.latest.send_replace(Some(Arc::new(sample)));
     }
+}
+
+/// Adds to a sample what the agent says of itself.
+pub(crate) fn remark(sample: &mut Sample, engine: &Engine) {
+    let (counts, intake) = (engine.counts(), engine.intake());
+    let mut muster = match sample.figures.muster.take() {
+        Value::Object(muster) => muster,
+        _ => serde_json::Map::new(),
+    };
+    muster.insert("agent_version".into(), json!(env!("CARGO_PKG_VERSION")));
+    muster.insert("draining".into(), json!(intake != Intake::Accepting));
+    muster.insert("intake".into(), json!(intake));
+    muster.insert("active_tasks".into(), json!(counts.active));
+    muster.insert("queued_tasks".into(), json!(counts.queued));
+    sample.figures.muster = Value::Object(muster);
 }
 
 /// The sysinfo message of a document.

@@ -97,8 +97,14 @@ fn parse_persisted(path: &Path, content: &[u8]) -> Result<Uuid, DriverError> {
     })
 }
 
+/// Whether vendors ship this UUID on more than one machine.
+#[must_use]
+pub fn is_dummy(uuid: Uuid) -> bool {
+    DUMMIES.contains(&uuid)
+}
+
 fn usable(uuid: Uuid) -> Option<Uuid> {
-    (!DUMMIES.contains(&uuid)).then_some(uuid)
+    (!is_dummy(uuid)).then_some(uuid)
 }
 
 fn from_command_line(cmdline: &str) -> Option<Uuid> {

@@ -61,7 +61,7 @@ impl Facts for SimFacts {
             "Live Image": "20260101T000000Z",
             "Boot Time": boot_time.as_second().to_string(),
             "SDC Version": sysinfo::SDC_VERSION,
-            "SDC Agents": sysinfo::agents(),
+            "SDC Agents": sysinfo::agents(sysinfo::CN_AGENT_VERSION),
             "Setup": "true",
             "VM Capable": true, "Bhyve Capable": true, "HVM API": true, "Bhyve Max Vcpus": 64,
             "CPU Type": "Simulated", "CPU Virtualization": "none",

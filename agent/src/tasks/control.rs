@@ -45,6 +45,12 @@ pub struct Filter {
 }
 
 impl Filter {
+    /// Whether a task can have this status.
+    #[must_use]
+    pub fn is_status(text: &str) -> bool {
+        text == "active" || serde_json::from_value::<State>(Value::from(text)).is_ok()
+    }
+
     fn fits(&self, task: &str, vm: Option<VmUuid>, state: State) -> bool {
         let status = self.status.as_deref().is_none_or(|wanted| {
             let name = serde_json::to_value(state).unwrap_or_default();

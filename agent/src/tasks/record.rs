@@ -196,10 +196,17 @@ impl Record {
             }));
         };
         if let Some(error) = &self.error {
-            message("error", json!({ "error": error }), self.finished_at);
+            let mut event = json!({ "error": error.message });
+            if let Some(details) = &error.details {
+                event["details"] = details.clone();
+            }
+            message("error", event, self.finished_at);
         }
         if self.state.is_terminal() {
-            let finish = if self.error.is_none() { masked(&self.result) } else { json!({}) };
+            let finish = match &self.result {
+                result if self.error.is_none() && !result.is_null() => masked(result),
+                _ => json!({}),
+            };
             message("finish", finish, self.finished_at);
         }
         let mut entry = json!({

@@ -116,7 +116,7 @@ impl Engine {
             };
             let on_failure = handler.on_failure(&record.params);
             limit_attempts(&mut record, on_failure);
-            let queue = handler.kind().queue;
+            let queue = self.parts.registry.queue_of(handler);
             let (id, class) = (record.id.clone(), handler.kind().class);
             tracing::info!(
                 task_id = %id, task = record.task, attempt = record.attempt + 1,

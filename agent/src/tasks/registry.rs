@@ -9,13 +9,29 @@ use super::{Class, Handler, Queue};
 #[derive(Clone, Debug)]
 pub struct Registry {
     kinds: BTreeMap<&'static str, &'static dyn Handler>,
+    limits: BTreeMap<String, usize>,
 }
 
 impl Registry {
     /// The kinds of a list such as [`super::HANDLERS`]; names are unique there (a test checks).
     #[must_use]
     pub fn new(handlers: &'static [&'static dyn Handler]) -> Self {
-        Self { kinds: handlers.iter().map(|h| (h.kind().name, *h)).collect() }
+        let kinds = handlers.iter().map(|h| (h.kind().name, *h)).collect();
+        Self { kinds, limits: BTreeMap::new() }
+    }
+
+    /// Lets other numbers of tasks run at the same time, by queue.
+    #[must_use]
+    pub fn with_limits(self, limits: BTreeMap<String, usize>) -> Self {
+        Self { limits, ..self }
+    }
+
+    /// The queue of a kind, with its limit.
+    #[must_use]
+    pub fn queue_of(&self, handler: &dyn Handler) -> Queue {
+        let queue = handler.kind().queue;
+        let max_concurrent = self.limits.get(queue.name).copied().unwrap_or(queue.max_concurrent);
+        Queue { max_concurrent, ..queue }
     }
 
     /// The kind of that name.
@@ -38,7 +54,7 @@ impl Registry {
     #[must_use]
     pub fn queues(&self) -> Vec<Queue> {
         let queues: BTreeMap<_, _> =
-            self.iter().map(|h| (h.kind().queue.name, h.kind().queue)).collect();
+            self.iter().map(|h| (h.kind().queue.name, self.queue_of(h))).collect();
         queues.into_values().collect()
     }
 

@@ -225,7 +225,8 @@ impl Engine {
             self.halt_at(live, step.as_ref(), Moment::Before).await;
             let name = step.name();
             let ts = || muster_shared::clock::iso(self.parts.clock.wall());
-            live.events.event(&format!("start:{name}"), json!({ "timestamp": ts() }));
+            let event = json!({ "timestamp": ts(), "description": name.replace('_', " ") });
+            live.events.event(&format!("start:{name}"), event);
             let applied = guarded(live, ctx, step.as_ref(), deadline.as_mut()).await;
             unsaved |= live.record.lock().set_result(bounded_result(ctx.result.lock().clone()));
             applied?;

@@ -252,7 +252,12 @@ impl Engine {
         };
         shared
             .order
-            .enqueue(&wanted.id, handler.kind().queue, handler.kind().class, &plan.locks)
+            .enqueue(
+                &wanted.id,
+                self.parts.registry.queue_of(handler),
+                handler.kind().class,
+                &plan.locks,
+            )
             .map_err(|full| Refusal::new("QueueFull", full.to_string()))?;
         let seq = shared.next_seq;
         shared.next_seq += 1;

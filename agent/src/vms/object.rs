@@ -18,6 +18,7 @@ pub fn of(entry: &Entry, node: &Node) -> Value {
     let state = entry.state();
     let mut vm = record.properties.clone();
     let mut set = |name: &str, value: Value| drop(vm.insert(name.to_owned(), value));
+    let time = |ms: u64| Timestamp::from_millisecond(i64::try_from(ms).ok()?).ok().map(iso);
     set("uuid", json!(record.uuid));
     set("v", json!(1));
     set("hvm", json!(true));
@@ -29,13 +30,18 @@ pub fn of(entry: &Entry, node: &Node) -> Value {
     match entry.observed {
         Observed::Running { pid, started_at_ms } => {
             set("pid", json!(pid));
-            let started = i64::try_from(started_at_ms).unwrap_or(i64::MAX);
-            if let Ok(started) = Timestamp::from_millisecond(started) {
-                set("boot_timestamp", json!(iso(started)));
+            if let Some(started) = time(started_at_ms) {
+                set("boot_timestamp", json!(started));
             }
         }
-        Observed::Stopped { exit_status: Some(status) } => set("exit_status", json!(status)),
-        Observed::Stopped { exit_status: None } => {}
+        Observed::Stopped { exit_status, exited_at_ms } => {
+            if let Some(status) = exit_status {
+                set("exit_status", json!(status));
+            }
+            if let Some(exited) = exited_at_ms.and_then(time) {
+                set("exit_timestamp", json!(exited));
+            }
+        }
     }
     let snapshots = record.snapshots.iter().rev().filter(|snapshot| snapshot.complete);
     // Inside a disk they have no size of their own.
@@ -149,5 +155,18 @@ mod tests {
         assert_eq!(object["zonename"], Value::Null);
         assert_eq!(object["boot_timestamp"], "2027-01-15T08:00:00.000Z");
         assert!(object.get("do_not_inventory").is_none());
+    }
+
+    #[test]
+    fn the_object_tells_how_and_when_the_process_ended() {
+        let mut entry = entry(json!({ "brand": "kvm", "ram": 128 }));
+        entry.observed = Observed::STOPPED;
+        let object = of(&entry, &Node::default());
+        assert!(object.get("exit_status").is_none() && object.get("exit_timestamp").is_none());
+        let exited_at_ms = Some(1_800_000_000_000);
+        entry.observed = Observed::Stopped { exit_status: Some(137), exited_at_ms };
+        let object = of(&entry, &Node::default());
+        assert_eq!(object["exit_status"], 137);
+        assert_eq!(object["exit_timestamp"], "2027-01-15T08:00:00.000Z");
     }
 }

@@ -310,21 +310,37 @@ impl App {
             placing.done.insert(vm, (ended.server_uuid, now));
         }
         drop(placing);
-        // The index need not wait for the next report.
-        let made = ended.history.first().and_then(|entry| entry.get("event")?.get("vm"));
-        if let Some(report) = made.filter(|made| is_inventoried(made)).and_then(made_report)
-            && report.vm.uuid == vm
-            && self.fleet.vm(vm).is_none()
-            && self.is_news(ended.server_uuid, &report)
-        {
-            self.fleet.set_vms(ended.server_uuid, BTreeMap::from([(vm, Some(report))]));
+    }
+
+    /// Who sees the end of a task sees what it made of its VM: the index does not wait for the
+    /// next report. What a VM takes of its server is counted as reports tell it.
+    pub(super) fn vm_of_result(&self, ended: &TaskRecord) {
+        if ended.status != TaskStatus::Complete {
+            return;
+        }
+        let told = ended.history.first().and_then(|entry| entry.get("event")?.get("vm"));
+        let Some(mut report) = told.and_then(told_report) else { return };
+        let (vm, server) = (report.vm.uuid, ended.server_uuid);
+        let is_news = match self.fleet.vm(vm) {
+            Some((at, known)) if at == server => {
+                // Not among the members of the object.
+                let VmIndex { docker_id, image_uuid, .. } = &known.index;
+                report.index.docker_id = report.index.docker_id.or_else(|| docker_id.clone());
+                report.index.image_uuid = report.index.image_uuid.or_else(|| image_uuid.clone());
+                report.vm.last_modified > known.vm.last_modified
+            }
+            Some(_) => false,
+            None => ended.task == "machine_create" && self.is_newer_than_reports(server, &report),
+        };
+        if is_news {
+            self.fleet.set_vms(server, BTreeMap::from([(vm, Some(report))]));
             self.vms_wake.notify_one();
         }
     }
 
     /// Whether the agent looked at its VMs before this one became what it is. A result that comes
     /// late must not bring back a VM that was destroyed since.
-    fn is_news(&self, server: ServerUuid, made: &VmReport) -> bool {
+    fn is_newer_than_reports(&self, server: ServerUuid, made: &VmReport) -> bool {
         let reported_at = self.fleet.with(server, |entry| entry.reported_at.clone());
         // Both are of the agent's clock, in one format that sorts.
         reported_at.is_none_or(|reported_at| made.vm.last_modified > reported_at)
@@ -414,13 +430,11 @@ pub(super) fn counts(report: &VmReport) -> bool {
     report.vm.state != "provisioning"
 }
 
-/// No report will ever show one that is not to be inventoried, nor that it is gone.
-fn is_inventoried(made: &Value) -> bool {
-    made.get("do_not_inventory") != Some(&json!(true))
-}
-
-/// The VM object that a create returned, as a report.
-fn made_report(vm: &Value) -> Option<VmReport> {
+/// The VM object that a task returned, as a report; `None` for one that reports leave out.
+fn told_report(vm: &Value) -> Option<VmReport> {
+    if vm.get("do_not_inventory").is_some_and(|hidden| *hidden == true) {
+        return None;
+    }
     let status: VmStatus = serde_json::from_value(vm.clone()).ok()?;
     let index: VmIndex = serde_json::from_value(vm.clone()).unwrap_or_default();
     Some(VmReport { vm: status, index })

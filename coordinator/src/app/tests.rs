@@ -307,6 +307,34 @@ async fn a_refused_vm_goes_to_another_server_under_the_same_task() {
     app.shutdown().await;
 }
 
+/// The report comes later, and an older word does not undo it.
+#[tokio::test(start_paused = true)]
+async fn the_end_of_a_task_shows_what_became_of_its_vm() {
+    let app = Disk::new().start().await;
+    let mut agent = Agent::connect(&app, server(1)).await;
+    let mut running = a_vm(vm(5), "running");
+    running.index.image_uuid = Some(Uuid::from_u128(99).to_string());
+    agent.report(true, &BTreeMap::new(), &BTreeMap::from([(vm(5), running)])).await;
+    eventually(|| app.vm_get(vm(5)).is_ok()).await;
+    for (state, at, shown) in [
+        ("stopped", "2026-01-01T00:00:01.000Z", "stopped"),
+        ("running", "2026-01-01T00:00:00.500Z", "stopped"),
+        ("running", "2026-01-01T00:00:02.000Z", "running"),
+    ] {
+        let params = json!({ "uuid": vm(5) }).as_object().cloned().unwrap();
+        let id = app.task_create(server(1), "machine_reboot", params, "r").await.unwrap();
+        agent.dispatched().await;
+        let mut told = json!(a_vm(vm(5), state).vm);
+        (told["last_modified"], told["alias"]) = (json!(at), json!("x"));
+        agent.finish(&id, json!({ "vm": told })).await;
+        assert_eq!(ended(&app, &id).await["status"], "complete");
+        let vm = app.vm_get(vm(5)).unwrap();
+        assert_eq!((&vm["state"], &vm["alias"]), (&json!(shown), &json!("x")));
+        assert_eq!(vm["image_uuid"], json!(Uuid::from_u128(99)));
+    }
+    app.shutdown().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_vm_refused_everywhere_fails_with_the_reason_and_can_be_tried_again() {
     let app = Disk::new().start().await;

@@ -72,6 +72,7 @@ mod problems;
 mod reference;
 mod schema;
 mod sources;
+mod urls;
 
 pub use listen::{
     Exposed, ListenAddress, ListenError, MAX_SOCKET_PATH_BYTES, Ways, check_exposure,
@@ -79,6 +80,7 @@ pub use listen::{
 pub use problems::{ConfigError, Problem, Problems};
 pub use reference::{example_file, reference};
 pub use sources::Sources;
+pub use urls::{check_url, check_urls};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -89,8 +91,14 @@ pub const EXIT_CONFIG: u8 = 64;
 
 /// What serde can't check: ranges, and keys that must fit each other.
 pub trait Check {
-    /// Adds what is wrong to `problems`; changes nothing and opens nothing.
+    /// Adds what is wrong to `problems`; changes nothing.
     fn check(&self, problems: &mut Problems);
+
+    /// Other names of keys that a source may use, and the keys they stand for. Names without dots.
+    #[must_use]
+    fn aliases() -> &'static [(&'static str, &'static str)] {
+        &[]
+    }
 }
 
 /// A whole configuration. Implemented for everything that has the parts.

@@ -1,6 +1,9 @@
 //! What is wrong with a configuration, collected before anything is said.
 
 use std::fmt;
+use std::fs::File;
+use std::io;
+use std::path::Path;
 
 /// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +53,18 @@ impl Problems {
         }
     }
 
+    /// Adds a problem unless the file, if one is named, can be read.
+    pub fn readable(&mut self, key: &str, path: Option<&Path>) {
+        let Some(path) = path else { return };
+        let is_folder = |file: File| file.metadata().map(|found| found.is_dir());
+        let refused = match File::open(path).and_then(is_folder) {
+            Ok(false) => return,
+            Ok(true) => io::ErrorKind::IsADirectory.into(),
+            Err(error) => error,
+        };
+        self.add(key, format!("cannot read {}: {refused}", path.display()));
+    }
+
     /// Runs a check of the keys below `section`.
     pub fn within(&mut self, section: &str, check: impl FnOnce(&mut Self)) {
         self.prefix.push(section.to_owned());
@@ -69,10 +84,12 @@ impl Problems {
         self.found.len()
     }
 
-    /// Fills in where values came from.
+    /// Fills in where values came from; an item of a list came from where the list did.
     pub(super) fn name_origins(&mut self, origin: impl Fn(&str) -> Option<String>) {
         for problem in self.found.iter_mut().filter(|problem| problem.origin.is_empty()) {
-            problem.origin = origin(&problem.key).unwrap_or_default();
+            let list = problem.key.rsplit_once('.').filter(|(_, item)| item.parse::<u32>().is_ok());
+            let known = origin(&problem.key).or_else(|| origin(list?.0));
+            problem.origin = known.unwrap_or_default();
         }
     }
 

@@ -21,6 +21,8 @@ pub struct Sources {
     environment_prefix: &'static str,
     file: Option<PathBuf>,
     environment: Vec<(String, String)>,
+    /// Variables that look like ours but lack the second underscore.
+    misnamed: Vec<String>,
     sets: Vec<String>,
     flags: Vec<(String, Result<Flag, FigmentError>)>,
 }
@@ -56,6 +58,7 @@ impl Sources {
             environment_prefix,
             file: None,
             environment: Vec::new(),
+            misnamed: Vec::new(),
             sets: Vec::new(),
             flags: Vec::new(),
         }
@@ -81,9 +84,15 @@ impl Sources {
     /// Reads these environment variables instead of the process's.
     #[must_use]
     pub fn environment(mut self, variables: impl IntoIterator<Item = (String, String)>) -> Self {
-        let mine = |(name, _): &(String, String)| name.starts_with(self.environment_prefix);
-        self.environment = variables.into_iter().filter(mine).collect();
+        let prefix = self.environment_prefix;
+        let almost = prefix.strip_suffix('_').unwrap_or(prefix);
+        let like_ours = variables.into_iter().filter(|(name, _)| name.starts_with(almost));
+        let (mine, misnamed): (Vec<_>, Vec<_>) =
+            like_ours.partition(|(name, _)| name.starts_with(prefix));
+        self.environment = mine;
         self.environment.sort();
+        self.misnamed = misnamed.into_iter().map(|(name, _)| name).collect();
+        self.misnamed.sort();
         self
     }
 
@@ -116,7 +125,7 @@ impl Sources {
         let defaults = dict(Value::serialize(T::default())).unwrap_or_default();
         let base = Layer { origin: DEFAULTS.to_owned(), values: defaults.clone() };
         let mut figment = Figment::from(base);
-        for mut layer in self.layers(&tree, &mut problems) {
+        for mut layer in self.layers(&tree, T::aliases(), &mut problems) {
             layer.values = known_only(layer.values, &tree, &layer.origin, "", &mut problems);
             figment = figment.merge(layer);
         }
@@ -130,14 +139,23 @@ impl Sources {
     }
 
     /// Every source but the defaults, the weakest first.
-    fn layers(self, tree: &Node, problems: &mut Problems) -> Vec<Layer> {
+    fn layers(self, tree: &Node, aliases: Aliases, problems: &mut Problems) -> Vec<Layer> {
         let mut layers = Vec::new();
         if let Some(path) = &self.file {
-            layers.extend(read_file(path, problems));
+            layers.extend(read_file(path, aliases, problems));
+        }
+        for name in &self.misnamed {
+            let (prefix, key) =
+                (self.environment_prefix, &name[self.environment_prefix.len() - 1..]);
+            let message =
+                format!("keys' variables begin with {prefix}, did you mean {prefix}{key}?");
+            let origin = format!("environment variable {name}");
+            problems.push(Problem { key: String::new(), origin, message });
         }
         for (name, text) in self.environment {
             let path =
                 name[self.environment_prefix.len()..].to_ascii_lowercase().replace("__", ".");
+            let path = meant(&path, aliases).to_owned();
             let value = typed(&text, tree, &path);
             layers.push(Layer {
                 origin: format!("environment variable {name}"),
@@ -151,7 +169,8 @@ impl Sources {
                 problems.push(Problem { key: String::new(), origin, message });
                 continue;
             };
-            let values = nested(key.trim(), typed(value, tree, key.trim()));
+            let key = meant(key.trim(), aliases);
+            let values = nested(key, typed(value, tree, key));
             layers.push(Layer { origin, values });
         }
         for (origin, flag) in self.flags {
@@ -170,7 +189,35 @@ impl Sources {
     }
 }
 
-fn read_file(path: &Path, problems: &mut Problems) -> Option<Layer> {
+/// Other names of keys, see [`super::Check::aliases`].
+type Aliases = &'static [(&'static str, &'static str)];
+
+/// The key that a name stands for.
+fn meant(name: &str, aliases: Aliases) -> &str {
+    aliases.iter().find(|(other, _)| *other == name).map_or(name, |(_, key)| key)
+}
+
+/// Puts values under other names to their keys; who names the key itself means that.
+fn with_keys(mut values: Dict, aliases: Aliases) -> Dict {
+    for (other, key) in aliases {
+        if let Some(value) = values.remove(*other) {
+            add_absent(&mut values, nested(key, value));
+        }
+    }
+    values
+}
+
+fn add_absent(values: &mut Dict, more: Dict) {
+    for (key, value) in more {
+        match (values.get_mut(&key), value) {
+            (Some(Value::Dict(_, inner)), Value::Dict(_, more)) => add_absent(inner, more),
+            (Some(_), _) => {}
+            (None, value) => drop(values.insert(key, value)),
+        }
+    }
+}
+
+fn read_file(path: &Path, aliases: Aliases, problems: &mut Problems) -> Option<Layer> {
     let origin = format!("file {}", path.display());
     let unusable =
         |message: String| Problem { key: String::new(), origin: origin.clone(), message };
@@ -182,7 +229,7 @@ fn read_file(path: &Path, problems: &mut Problems) -> Option<Layer> {
         }
     };
     match toml::from_str::<Dict>(&text) {
-        Ok(values) => Some(Layer { origin, values }),
+        Ok(values) => Some(Layer { origin, values: with_keys(values, aliases) }),
         Err(error) => {
             let line = error.span().map(|span| text[..span.start].lines().count().max(1));
             let place = line.map(|line| format!("line {line}: ")).unwrap_or_default();
@@ -242,8 +289,15 @@ fn extract<T: Config>(
         for error in errors {
             let key = error.path.join(".");
             let origin = error.metadata.as_ref().map(|found| found.name.to_string());
-            let message = error.kind.to_string();
-            problems.push(Problem { key, origin: origin.unwrap_or_default(), message });
+            let origin = origin.unwrap_or_default();
+            let items = bad_items::<T>(&figment, &error.path);
+            if items.is_empty() {
+                let message = error.kind.to_string();
+                problems.push(Problem { key, origin: origin.clone(), message });
+            }
+            for (key, message) in items {
+                problems.push(Problem { key, origin: origin.clone(), message });
+            }
             if let Some((path, value)) = default_above(defaults, &error.path) {
                 let values = nested(&path, value);
                 repaired = repaired.merge(Layer { origin: DEFAULTS.to_owned(), values });
@@ -255,6 +309,23 @@ fn extract<T: Config>(
         }
         figment = repaired;
     }
+}
+
+/// Key and problem of every unusable item of the list that holds `path`, the first bad one.
+fn bad_items<T: Config>(figment: &Figment, path: &[String]) -> Vec<(String, String)> {
+    let Some((_, list)) = path.split_last().filter(|(last, _)| last.parse::<u32>().is_ok()) else {
+        return Vec::new();
+    };
+    let key = list.join(".");
+    let Ok(Value::Array(_, items)) = figment.find_value(&key) else { return Vec::new() };
+    let problem = |item: Value| {
+        let values = nested(&key, Value::from(vec![item]));
+        let alone = figment.clone().merge(Layer { origin: DEFAULTS.to_owned(), values });
+        let mut errors = alone.extract::<T>().err()?.into_iter();
+        errors.find(|error| error.path.starts_with(list)).map(|error| error.kind.to_string())
+    };
+    let problems = items.into_iter().enumerate();
+    problems.filter_map(|(index, item)| Some((format!("{key}.{index}"), problem(item)?))).collect()
 }
 
 /// The default at the longest part of `path` that has one.
@@ -350,6 +421,9 @@ mod tests {
         urls: Vec<String>,
         /// Off for tests.
         enabled: bool,
+        /// From where.
+        #[schema(value_type = Vec<String>)]
+        from: Vec<std::net::IpAddr>,
     }
 
     #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -373,7 +447,13 @@ mod tests {
 
     impl Default for Roster {
         fn default() -> Self {
-            Self { suspect_ms: 1_000, lost_ms: 2_000, urls: Vec::new(), enabled: true }
+            Self {
+                suspect_ms: 1_000,
+                lost_ms: 2_000,
+                urls: Vec::new(),
+                enabled: true,
+                from: Vec::new(),
+            }
         }
     }
 
@@ -382,7 +462,12 @@ mod tests {
             problems.within("roster", |problems| {
                 let Roster { suspect_ms, lost_ms, .. } = self.roster;
                 problems.require(suspect_ms < lost_ms, "suspect_ms", "below `roster.lost_ms`");
+                super::super::check_urls(problems, "urls", &self.roster.urls, ["ws", "wss"]);
             });
+        }
+
+        fn aliases() -> &'static [(&'static str, &'static str)] {
+            &[("lost_ms", "roster.lost_ms")]
         }
     }
 
@@ -466,6 +551,46 @@ mod tests {
         refused(
             sources,
             &["roster.suspect_ms: below `roster.lost_ms` (--set roster.suspect_ms=5000)"],
+        );
+    }
+
+    #[test]
+    fn every_item_of_a_list_is_looked_at() {
+        let sources = Sources::new("MUSTER_TEST__")
+            .set(["roster.urls=foo,ws://a,ws://:1", "roster.from=[\"x\", \"10.0.0.1\", \"y\"]"]);
+        refused(
+            sources,
+            &[
+                "roster.from.0: invalid IP address syntax (--set roster.from=",
+                "roster.from.2: invalid IP address syntax (--set roster.from=",
+                "roster.urls.0: \"foo\": is no ws:// or wss:// URL (--set roster.urls=",
+                "roster.urls.2: \"ws://:1\": empty host (--set roster.urls=",
+            ],
+        );
+    }
+
+    #[test]
+    fn a_variable_with_one_underscore_is_refused() {
+        let variable = ("MUSTER_TEST_LISTEN".to_owned(), "127.0.0.1:1".to_owned());
+        let sources = Sources::new("MUSTER_TEST__").environment([variable]);
+        let text = "did you mean MUSTER_TEST__LISTEN? (environment variable MUSTER_TEST_LISTEN)";
+        refused(sources, &[text]);
+    }
+
+    #[test]
+    fn other_names_of_keys_mean_the_keys() {
+        let (file, _file) = sources("lost_ms = 7000\n[roster]\nsuspect_ms = 5");
+        let config: Daemon = file.load().unwrap();
+        assert_eq!((config.roster.lost_ms, config.roster.suspect_ms), (7000, 5));
+        let (both, _file) = sources("lost_ms = 7000\n[roster]\nlost_ms = 8000");
+        assert_eq!(both.load::<Daemon>().unwrap().roster.lost_ms, 8000);
+        let given = Sources::new("MUSTER_TEST__").environment([variable("LOST_MS", "6000")]);
+        assert_eq!(given.load::<Daemon>().unwrap().roster.lost_ms, 6000);
+        let given = Sources::new("MUSTER_TEST__").set(["lost_ms=5000"]);
+        assert_eq!(given.load::<Daemon>().unwrap().roster.lost_ms, 5000);
+        refused(
+            Sources::new("MUSTER_TEST__").set(["lost_ms=x"]),
+            &["roster.lost_ms: invalid type"],
         );
     }
 

@@ -24,6 +24,8 @@ pub enum Observed {
     Stopped {
         /// Exit status of the last process of this boot, if known (128 + signal when killed).
         exit_status: Option<i32>,
+        /// When that process was found to have ended, ms since the epoch, if known.
+        exited_at_ms: Option<u64>,
     },
     /// A live process.
     Running {
@@ -35,6 +37,9 @@ pub enum Observed {
 }
 
 impl Observed {
+    /// No process, and nothing is known of an earlier one.
+    pub const STOPPED: Self = Self::Stopped { exit_status: None, exited_at_ms: None };
+
     /// Whether there is a live process.
     #[must_use]
     pub fn is_running(&self) -> bool {

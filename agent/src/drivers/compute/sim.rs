@@ -194,7 +194,10 @@ impl SimCompute {
         let content = self.guests.content.lock();
         match content.running.get(&vm) {
             Some(guest) => Observed::Running { pid: guest.pid, started_at_ms: guest.started_at_ms },
-            None => Observed::Stopped { exit_status: content.exits.get(&vm).copied() },
+            None => Observed::Stopped {
+                exit_status: content.exits.get(&vm).copied(),
+                exited_at_ms: None,
+            },
         }
     }
 }

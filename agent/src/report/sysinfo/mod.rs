@@ -34,7 +34,7 @@ pub use probe::{LinuxFacts, SysinfoConfig};
 pub const SDC_VERSION: &str = "7.0";
 /// Version of the agent `cn-agent` that this one stands for; the gates of CNAPI's clients ask for
 /// at least 2.13.0.
-const CN_AGENT_VERSION: &str = "2.14.0";
+pub const CN_AGENT_VERSION: &str = "2.14.0";
 /// Longest time for one group.
 const GROUP_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -61,11 +61,12 @@ static GROUPS: &[Group] = &[
     disks::GROUP,
 ];
 
-/// The agents list: this agent under its own name, and as the `cn-agent` that clients look for.
+/// The agents list: this agent under its own name, and as the `cn-agent` of this version that
+/// clients look for.
 #[must_use]
-pub fn agents() -> Vec<Value> {
+pub fn agents(cn_agent_version: &str) -> Vec<Value> {
     vec![
-        json!({ "name": "cn-agent", "version": CN_AGENT_VERSION }),
+        json!({ "name": "cn-agent", "version": cn_agent_version }),
         json!({ "name": "muster-agent", "version": env!("CARGO_PKG_VERSION") }),
     ]
 }

@@ -42,6 +42,8 @@ pub struct SysinfoConfig {
     pub dns_domain: Option<String>,
     /// `Headnode ID`.
     pub headnode_id: Option<u64>,
+    /// Version of `cn-agent` in the agents list.
+    pub cn_agent_version: String,
     /// `Admin NIC Tag`, e.g. `admin`.
     pub admin_nic_tag: String,
     /// `Admin IP`; found by itself without.
@@ -68,6 +70,7 @@ impl SysinfoConfig {
             datacenter_name: None,
             dns_domain: None,
             headnode_id: None,
+            cn_agent_version: super::CN_AGENT_VERSION.to_owned(),
             admin_nic_tag: "admin".to_owned(),
             admin_ip: None,
             agent_port: 5309,

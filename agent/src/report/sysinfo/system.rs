@@ -34,7 +34,7 @@ fn unknown(probe: &Probe) -> Keys {
         "Live Image": "unknown",
         "Boot Time": "0",
         "SDC Version": SDC_VERSION,
-        "SDC Agents": agents(),
+        "SDC Agents": agents(&config.cn_agent_version),
         "Setup": "false",
         "Boot Parameters": {},
         "Admin NIC Tag": config.admin_nic_tag,

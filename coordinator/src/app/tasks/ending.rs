@@ -109,6 +109,7 @@ impl App {
         let ended = Arc::new(ended);
         self.counters.tasks_ended.inc();
         self.place_ended(&ended);
+        self.vm_of_result(&ended);
         self.tasks.end(&ended);
         self.drop_params(&open.record.params).await;
         Ok(())

@@ -120,7 +120,10 @@ impl Guests {
         }
         let exited = self.seat(vm).exited().map_err(|error| read_failed(vm, error))?;
         let exited = exited.filter(|exited| exited.boot_id == self.boot_id);
-        Ok(Observed::Stopped { exit_status: exited.and_then(|exited| exited.exit_status) })
+        Ok(exited.map_or(Observed::STOPPED, |exited| Observed::Stopped {
+            exit_status: exited.exit_status,
+            exited_at_ms: exited.exited_at_ms,
+        }))
     }
 
     pub(super) fn running(&self) -> Result<Vec<VmUuid>, DriverError> {
@@ -322,6 +325,7 @@ impl Guests {
         }
         let (seat, boot_id) = (self.seat(vm), self.boot_id.clone());
         let (watched, changes) = (Arc::clone(&self.watched), self.changes.clone());
+        let clock = Arc::clone(&self.clock);
         // Ends with the guest, or with the agent's runtime.
         drop(tokio::spawn(async move {
             until_gone(&seat, process).await;
@@ -332,7 +336,8 @@ impl Guests {
             };
             let exit_status = exit_status.or(killed.then_some(137));
             tracing::info!(vm_uuid = %vm, pid = process.pid, exit_status, "a guest has ended");
-            if let Err(error) = seat.set_exited(&Exited { boot_id, exit_status }) {
+            let exited_at_ms = u64::try_from(clock.wall().as_millisecond()).ok();
+            if let Err(error) = seat.set_exited(&Exited { boot_id, exit_status, exited_at_ms }) {
                 tracing::debug!(vm_uuid = %vm, %error, "cannot note how a guest ended");
             }
             {

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use muster_shared::clock::SharedClock;
+use muster_shared::config::MAX_SOCKET_PATH_BYTES;
 use muster_shared::ids::VmUuid;
 use serde_json::{Map, Value, json};
 use tokio::net::UnixStream;
@@ -37,6 +38,8 @@ use crate::vms::VmRecord;
 
 /// Virtual CPUs of one VM, as many as bhyve allows.
 const MAX_VCPUS: u32 = 64;
+/// Longest path of the run folder, bytes: room for `/vm/UUID/qmp-aux.sock` must be left.
+pub const MAX_RUN_DIR_BYTES: usize = MAX_SOCKET_PATH_BYTES - "/vm//qmp-aux.sock".len() - 36;
 /// Port of display 0, by convention.
 const FIRST_VNC_PORT: i32 = 5900;
 /// Longest wait for a guest's socket.
@@ -136,13 +139,11 @@ fn talk_failed(vm: VmUuid, error: QmpError) -> DriverError {
 }
 
 fn check_socket_paths(config: &QemuConfig) -> Result<(), DriverError> {
-    const MAX_SOCKET_PATH_BYTES: usize = 107;
-    let longest = config.run_dir.as_os_str().len() + "/vm//qmp-aux.sock".len() + 36;
-    if longest <= MAX_SOCKET_PATH_BYTES {
+    if config.run_dir.as_os_str().len() <= MAX_RUN_DIR_BYTES {
         return Ok(());
     }
     let text = format!(
-        "run folder {} is too long: sockets in it would have paths over 107 bytes",
+        "the path of run folder {} has more than {MAX_RUN_DIR_BYTES} bytes",
         config.run_dir.display()
     );
     Err(DriverError::refused("InvalidParameters", text))

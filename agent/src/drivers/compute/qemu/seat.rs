@@ -40,6 +40,9 @@ pub(super) struct Exited {
     pub(super) boot_id: String,
     /// Exit code, or 128 + signal; unknown when the agent was away.
     pub(super) exit_status: Option<i32>,
+    /// When the agent noticed, wall clock, ms.
+    #[serde(default)]
+    pub(super) exited_at_ms: Option<u64>,
 }
 
 impl Seat {
