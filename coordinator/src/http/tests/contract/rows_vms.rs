@@ -8,7 +8,12 @@ use super::row::{Row, row};
 const PARAMETERS: &str = "InvalidParameters";
 
 pub(super) fn rows() -> Vec<Row> {
-    [of_server(), actions(), snapshots(), docker(), fleet()].concat()
+    [of_server(), actions(), snapshots(), docker(), fleet(), vec![destroy()]].concat()
+}
+
+/// After the others, which need the VM.
+fn destroy() -> Row {
+    row("DELETE /servers/:server_uuid/vms/:uuid", 200).of_vm()
 }
 
 fn create() -> Value {
@@ -57,7 +62,6 @@ fn of_server() -> Vec<Row> {
         row("POST /servers/:server_uuid/vms/nics/update", 200)
             .sends(&json!({ "nics": [] }))
             .of_running(),
-        query("DELETE /servers/:server_uuid/vms/:uuid"),
     ]
 }
 
