@@ -8,10 +8,9 @@ use anyhow::Context as _;
 use muster_shared::clock::{SharedClock, SystemClock};
 use muster_shared::config::ListenAddress;
 use muster_shared::entropy::{SeededEntropy, SharedEntropy};
-use muster_shared::kv::SledKv;
+use muster_shared::folders::{check_own, make_private};
 use muster_shared::link::websocket::WebsocketDialer;
 use muster_shared::threads::OsThreads;
-use muster_shared::units::MIB;
 use nix::fcntl::{Flock, FlockArg};
 use url::Url;
 
@@ -25,14 +24,12 @@ use crate::drivers::{Drivers, host, images};
 use crate::host::{SharedExec, SystemExec, procfs};
 use crate::report::sysinfo::{LinuxFacts, SysinfoConfig};
 use crate::report::{Reporter, ReporterParts, identity, setup};
-use crate::tasks::HANDLERS;
 use crate::tasks::registry::{Faults, KillAt, Registry};
+use crate::tasks::{HANDLERS, folder};
 use crate::vms::files::FileVmRecords;
 use crate::vms::{Node, VmTable};
 use crate::{AgentConfig, AgentParts};
 
-/// Page cache of the journal; the default of sled itself is 1 GiB.
-const CACHE_BYTES: u64 = 8 * MIB;
 /// Variable that names the step at which a test wants the agent to die.
 const FAULT_VARIABLE: &str = "MUSTER_FAULT";
 
@@ -56,6 +53,8 @@ impl Folders {
         for folder in [&data, &run] {
             make_private(folder).with_context(|| format!("create {}", folder.display()))?;
         }
+        // Who can write there can pass for a guest.
+        check_own(&run).with_context(|| format!("use the run folder {}", run.display()))?;
         let data = data.canonicalize().with_context(|| format!("find {}", data.display()))?;
         let path = data.join("agent.lock");
         let file = File::options().create(true).truncate(false).write(true).open(&path);
@@ -65,11 +64,6 @@ impl Folders {
         })?;
         Ok(Self { data, run, _lock: lock })
     }
-}
-
-fn make_private(folder: &Path) -> std::io::Result<()> {
-    use std::os::unix::fs::DirBuilderExt as _;
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)
 }
 
 /// The parts of a real agent.
@@ -102,15 +96,14 @@ pub async fn open(
         task_ceiling: config.task_ceiling(),
     };
     let threads = Arc::new(OsThreads);
-    let kv = SledKv::open(&folders.data.join("journal"), CACHE_BYTES, threads.as_ref())
-        .context("open the task journal")?;
+    let kv = folder::open(&folders.data, clock.wall(), threads.as_ref()).await?;
     let drivers = drivers(config, folders, listen, &agent, clock.clone(), entropy.clone()).await?;
     let parts = AgentParts {
         dialer: Arc::new(dialer),
         feed: drivers.report.clone(),
         registry: Registry::new(HANDLERS).with_limits(config.queue_limits()),
         faults: fault()?,
-        kv: Arc::new(kv),
+        kv,
         drivers,
         threads,
         clock,

@@ -17,7 +17,8 @@ use muster_coordinator::{Coordinator, Running, StartError, blobs};
 use muster_shared::clock::SystemClock;
 use muster_shared::config::{ConfigError, EXIT_CONFIG, Sources};
 use muster_shared::entropy::{Entropy as _, SeededEntropy};
-use muster_shared::kv::SledKv;
+use muster_shared::folders::make_private;
+use muster_shared::kv::{KvError, SledKv};
 use muster_shared::telemetry::{self, LogControl};
 use muster_shared::threads::OsThreads;
 use muster_shared::units::MIB;
@@ -145,7 +146,7 @@ fn configure(args: Args) -> Result<(Config, LogControl), String> {
 
 fn run(config: &Config, log: LogControl) -> anyhow::Result<()> {
     let data = &config.data_dir;
-    std::fs::create_dir_all(data).with_context(|| format!("create {}", data.display()))?;
+    make_private(data).with_context(|| format!("create {}", data.display()))?;
     let _lock = lock(data)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -205,18 +206,34 @@ async fn open_parts(config: &Config, tasks: &TaskTracker) -> anyhow::Result<Part
     let threads = Arc::new(OsThreads);
     let instance = instance(data, &entropy)?;
     let kv = SledKv::open(&data.join("store"), config.store.cache_mib * MIB, threads.as_ref())
-        .context("open the store")?;
+        .map_err(open_hint)?;
     let store =
         KvStore::open(Arc::new(kv), clock.clone(), tasks).await.context("read the store")?;
     let blobs = blobs::open(config.blobs.url.as_deref(), &data.join("blobs"))?;
     Ok(Parts { clock, entropy, threads, store: Arc::new(store), blobs, instance })
 }
 
+/// Names the way out of a damaged store: what it held is not known anywhere else.
+fn open_hint(error: KvError) -> anyhow::Error {
+    let hint = match error.is_damage() {
+        true => {
+            "open the store (bring its folder back from a backup, or move it away to begin anew)"
+        }
+        false => "open the store",
+    };
+    anyhow::Error::new(error).context(hint)
+}
+
 /// This coordinator's name among its peers: made at its first start and kept.
 fn instance(data: &Path, entropy: &SeededEntropy) -> anyhow::Result<String> {
     let path = data.join("instance");
     match std::fs::read_to_string(&path) {
-        Ok(text) if !text.trim().is_empty() => return Ok(text.trim().to_owned()),
+        Ok(text) if !text.trim().is_empty() => {
+            let fits = text.trim().parse::<uuid::Uuid>().map(|uuid| uuid.to_string());
+            return fits.with_context(|| {
+                format!("read {}, which gets a new name if you remove it", path.display())
+            });
+        }
         Ok(_) => {}
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
         Err(error) => return Err(error).with_context(|| format!("read {}", path.display())),

@@ -1,6 +1,11 @@
 //! Command lines and configuration: what starts, what is refused, and how it says so.
 
-use muster_tests::daemon::{Coordinator, Daemon, temp_dir};
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
+use std::time::Duration;
+
+use muster_tests::daemon::{Agent, Coordinator, Daemon, temp_dir};
+use serde_json::json;
 
 fn coordinator(args: &[&str]) -> (Option<i32>, String) {
     let dir = temp_dir();
@@ -76,4 +81,57 @@ async fn two_daemons_on_one_data_folder_are_refused() {
 async fn sigterm_ends_the_coordinator_cleanly() {
     let mut coordinator = Coordinator::start();
     assert_eq!(coordinator.daemon().terminate().await, Some(0));
+}
+
+#[test]
+fn a_run_folder_that_others_can_write_is_refused() {
+    let dir = temp_dir();
+    let run = dir.path().join("run");
+    std::fs::create_dir(&run).unwrap();
+    std::fs::set_permissions(&run, Permissions::from_mode(0o777)).unwrap();
+    let run = run.display().to_string();
+    let (code, log) = agent(&["--coordinator", "ws://127.0.0.1:1", "--run-dir", &run]);
+    assert_eq!(code, Some(1), "{log}");
+    assert!(log.contains(&run) && log.contains("chmod go-w"), "the fix is named: {log}");
+}
+
+#[tokio::test]
+async fn an_agent_starts_without_a_damaged_journal_and_says_so() {
+    let coordinator = Coordinator::start();
+    let client = coordinator.client();
+    let mut agent = Agent::start(&coordinator.agent_url());
+    agent.wait_status(&client, "running", Duration::from_secs(30)).await;
+    agent.kill9();
+    std::fs::write(agent.data_dir().join("journal/db"), []).unwrap();
+    agent.restart();
+    agent.wait_status(&client, "running", Duration::from_secs(30)).await;
+    let server = format!("/servers/{}", agent.server_uuid);
+    let task = client.post(&format!("{server}/nop"), &json!({})).await.expect(200);
+    let id = task["id"].as_str().unwrap();
+    let ended = client.get(&format!("/tasks/{id}/wait?timeout=60")).await.expect(200);
+    assert_eq!(ended["status"], "complete", "{ended}");
+    let sysinfo = agent.client().get("/sysinfo").await.expect(200);
+    assert!(sysinfo["Muster"]["degraded"].to_string().contains("journal"), "{sysinfo:#}");
+    let names = std::fs::read_dir(agent.data_dir()).unwrap();
+    let aside = names.filter(|entry| {
+        let name = entry.as_ref().unwrap().file_name();
+        name.to_string_lossy().starts_with("journal.corrupt.")
+    });
+    assert_eq!(aside.count(), 1);
+}
+
+#[test]
+fn a_damaged_store_is_left_alone() {
+    let mut coordinator = Coordinator::start();
+    coordinator.kill9();
+    let db = coordinator.data_dir().join("store/db");
+    std::fs::write(&db, []).unwrap();
+    let data = coordinator.data_dir().display().to_string();
+    let dir = temp_dir();
+    let args = ["--listen", "127.0.0.1:0", "--data-dir", &data].map(str::to_owned);
+    for _ in 0..2 {
+        let (code, log) = Daemon::run_to_exit("muster-coordinator", &args, &dir.path().join("log"));
+        assert_eq!(code, Some(1), "{log}");
+        assert!(log.contains(&data) && log.contains("backup"), "{log}");
+    }
 }

@@ -27,7 +27,9 @@ pub async fn make_folder(path: &Path) -> Result<(), DriverError> {
     if fs::metadata(path).await.is_ok_and(|found| found.is_dir()) {
         return Ok(());
     }
-    fs::create_dir_all(path).await.map_err(|e| failed("create folder", path, e))?;
+    let mut builder = fs::DirBuilder::new();
+    let made = builder.recursive(true).mode(0o700).create(path).await;
+    made.map_err(|e| failed("create folder", path, e))?;
     match path.parent() {
         Some(parent) => sync_folder(parent).await,
         None => Ok(()),

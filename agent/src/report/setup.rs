@@ -33,7 +33,8 @@ pub async fn read(data_dir: &Path) -> Result<Option<Setup>, DriverError> {
     let path = data_dir.join("setup.json");
     let Some(content) = files::read(&path).await? else { return Ok(None) };
     let parsed = serde_json::from_slice(&content);
-    parsed.map(Some).map_err(|e| DriverError::failed(format!("read {}", path.display()), e))
+    let text = || format!("read {} (if you remove it, it is made anew)", path.display());
+    parsed.map(Some).map_err(|e| DriverError::failed(text(), e))
 }
 
 /// Completes the record of a server on which there is nothing to set up (`setup.auto`); durable

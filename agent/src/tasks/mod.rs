@@ -10,6 +10,7 @@ mod control;
 #[cfg(test)]
 mod engine_tests;
 mod events;
+pub mod folder;
 mod house;
 pub mod image_ensure_present;
 pub mod image_get;

@@ -5,6 +5,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
+use muster_shared::folders::make_private;
 use muster_shared::ids::VmUuid;
 
 use super::{VmRecord, VmRecords};
@@ -26,7 +27,7 @@ impl FileVmRecords {
     /// It could not be made.
     pub fn open(folder: impl Into<PathBuf>) -> Result<Self, DriverError> {
         let folder = folder.into();
-        std::fs::create_dir_all(&folder)
+        make_private(&folder)
             .and_then(|()| sync_folder(folder.parent().unwrap_or(&folder)))
             .map_err(|error| failed("make the folder", &folder, error))?;
         Ok(Self { folder })

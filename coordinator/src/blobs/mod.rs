@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use muster_shared::folders::make_private;
 use object_store::ObjectStore;
 use object_store::aws::AmazonS3Builder;
 use object_store::local::LocalFileSystem;
@@ -68,7 +69,7 @@ pub fn open(url: Option<&str>, default: &Path) -> Result<Arc<dyn ObjectStore>, B
 
 fn open_folder(path: &Path) -> Result<Arc<dyn ObjectStore>, BlobsError> {
     let name = || path.display().to_string();
-    std::fs::create_dir_all(path).map_err(|source| BlobsError::Create { path: name(), source })?;
+    make_private(path).map_err(|source| BlobsError::Create { path: name(), source })?;
     remove_partial(path, 0);
     let store = LocalFileSystem::new_with_prefix(path)
         .map_err(|source| BlobsError::Open { url: name(), source })?;

@@ -121,6 +121,14 @@ pub enum KvError {
         /// What is wrong.
         detail: String,
     },
+    /// The files of the map can't be understood.
+    #[error("the files in {path} are damaged ({detail})")]
+    Damaged {
+        /// The directory.
+        path: String,
+        /// What is wrong.
+        detail: String,
+    },
     /// The device or file system failed.
     #[error("{action} the data directory")]
     Io {
@@ -133,6 +141,14 @@ pub enum KvError {
     /// The map was closed.
     #[error("the data directory is closed")]
     Closed,
+}
+
+impl KvError {
+    /// Whether what is on disk is not what was written, and a copy would be needed.
+    #[must_use]
+    pub fn is_damage(&self) -> bool {
+        matches!(self, Self::Damaged { .. } | Self::Corrupt { .. })
+    }
 }
 
 /// Checks the limits of a commit.

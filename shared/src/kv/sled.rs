@@ -27,11 +27,15 @@ use tokio::sync::{mpsc, oneshot};
 use self::committer::{Committer, Request};
 use super::{Change, Kv, KvError, check_limits};
 use crate::error_chain::Chain;
+use crate::folders::make_private;
 use crate::threads::Threads;
 
 /// Commits that may wait for the committer. Each waits in a task of its caller, so this bounds
 /// callers, not bytes; it is far above what one sync can't absorb.
 const QUEUE_COMMITS: usize = 4_096;
+
+/// How entries lie in sled, should that ever change.
+const FORMAT: &str = "1";
 
 /// Whether commits are synced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -81,7 +85,7 @@ impl SledKv {
         threads: &dyn Threads,
         rule: SyncRule,
     ) -> Result<Self, KvError> {
-        std::fs::create_dir_all(path).map_err(|e| io_error("create", e))?;
+        make_private(path).map_err(|e| io_error("create", e))?;
         // Without sled's own flusher only the committer writes: a flusher would also move pages
         // while a batch is applied.
         let config =
@@ -94,6 +98,7 @@ impl SledKv {
         if let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty()) {
             sync_dir(parent)?;
         }
+        mark(&db, &file, path)?;
         report_blobs(path);
         let shared: Shared = Arc::new(RwLock::new(Some(db)));
         let (queue, requests) = mpsc::channel(QUEUE_COMMITS);
@@ -168,18 +173,47 @@ fn sled_error(action: &'static str, error: sled::Error) -> KvError {
     }
 }
 
+/// Not the device's, but the content's fault.
+fn is_malformed(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof)
+}
+
+fn damaged(path: &Path, detail: &str) -> KvError {
+    KvError::Damaged { path: path.display().to_string(), detail: detail.to_owned() }
+}
+
 fn open_error(path: &Path, error: sled::Error) -> KvError {
     match error {
         // sled has no variant for a lock that is taken; this is the start of its message.
         sled::Error::Io(e) if e.to_string().contains("could not acquire lock") => {
             KvError::InUse { path: path.display().to_string() }
         }
+        sled::Error::Corruption { at, .. } => damaged(path, &format!("at {at:?}")),
+        sled::Error::Io(e) if is_malformed(&e) => damaged(path, &e.to_string()),
         other => sled_error("open", other),
     }
 }
 
 fn sync_dir(path: &Path) -> Result<(), KvError> {
     File::open(path).and_then(|d| d.sync_all()).map_err(|e| io_error("sync", e))
+}
+
+/// sled takes a log whose beginning it can't read for an empty one. So the first start writes an
+/// entry, and then a file beside the log that says so: one without the other is damage.
+fn mark(db: &sled::Db, file: &File, path: &Path) -> Result<(), KvError> {
+    let marker = path.join("format");
+    let tree = db.open_tree("format").map_err(|e| sled_error("open", e))?;
+    let marked = tree.get(FORMAT).map_err(|e| sled_error("read", e))?.is_some();
+    match (marked, marker.exists()) {
+        (true, true) => return Ok(()),
+        (false, true) => return Err(damaged(path, "what was written first is gone")),
+        (_, false) => {}
+    }
+    tree.insert(FORMAT, &[]).map_err(|e| sled_error("write", e))?;
+    db.flush().map_err(|e| sled_error("flush", e))?;
+    file.sync_all().map_err(|e| io_error("sync", e))?;
+    File::create(&marker).and_then(|f| f.sync_all()).map_err(|e| io_error("mark", e))?;
+    sync_dir(path)
 }
 
 /// Blob files mean that a page grew past what the chunks allow: still readable, but what is in
@@ -224,6 +258,39 @@ mod tests {
         assert!(matches!(error, KvError::InUse { .. }), "{error}");
         first.close().await;
         open(dir.path()).unwrap().close().await;
+    }
+
+    /// Whatever happened to the files, it is said and nothing is overwritten.
+    #[tokio::test]
+    async fn damaged_files_are_refused() {
+        use crate::entropy::{Entropy as _, SeededEntropy};
+        let entropy = SeededEntropy::new(1);
+        let noise: Vec<u8> = (0..10_240).flat_map(|_| entropy.u64().to_le_bytes()).collect();
+        let write = |path: &Path, text: &[u8]| std::fs::write(path, text).unwrap();
+        for name in ["emptied", "removed", "noise", "text"] {
+            let damage = |path: &Path| match name {
+                "emptied" => write(&path.join("db"), &[]),
+                "removed" => std::fs::remove_file(path.join("db")).unwrap(),
+                "noise" => {
+                    use std::os::unix::fs::FileExt as _;
+                    let file = File::options().write(true).open(path.join("db")).unwrap();
+                    file.write_all_at(&noise, 0).unwrap();
+                }
+                _ => write(&path.join("db"), b"hello"),
+            };
+            let dir = tempfile::tempdir().unwrap();
+            let kv = open(dir.path()).unwrap();
+            kv.commit(vec![Change::Put("a".into(), "b".into())]).await.unwrap();
+            kv.close().await;
+            open(dir.path()).unwrap().close().await;
+            damage(dir.path());
+            for _ in 0..2 {
+                let error = open(dir.path()).map(|_| name).unwrap_err();
+                assert!(error.is_damage(), "{name}: {error:?}");
+                let path = dir.path().display().to_string();
+                assert!(error.to_string().contains(&path), "{name}: {error}");
+            }
+        }
     }
 
     /// Leaves split as values grow and merge as they shrink or go.

@@ -17,6 +17,7 @@ use crate::drivers::compute::Compute;
 use crate::drivers::{DriverError, files};
 use crate::host::{Command, SharedExec};
 use crate::report::setup;
+use crate::tasks::folder;
 
 /// Longest run time of a helper program; a group has five seconds.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(4);
@@ -103,6 +104,12 @@ pub(super) struct Probe {
 }
 
 impl Probe {
+    /// `journal` as long as a damaged one lies in the data folder.
+    pub(super) fn journal_problem(&self) -> Option<String> {
+        let aside = folder::aside(&self.config.data_dir);
+        aside.is_ok_and(|found| !found.is_empty()).then(|| "journal".to_owned())
+    }
+
     /// A small file, trimmed; `None` when it is missing, unreadable or empty.
     pub(super) async fn text(&self, name: &str) -> Option<String> {
         self.text_of(&self.config.root.join(name)).await

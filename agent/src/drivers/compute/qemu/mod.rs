@@ -17,6 +17,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use muster_shared::clock::SharedClock;
 use muster_shared::config::MAX_SOCKET_PATH_BYTES;
+use muster_shared::folders::make_private;
 use muster_shared::ids::VmUuid;
 use serde_json::{Map, Value, json};
 use tokio::net::UnixStream;
@@ -82,7 +83,7 @@ impl Qemu {
     ) -> Result<Self, DriverError> {
         let failed = |error| DriverError::failed("prepare the run folder", error);
         check_socket_paths(&config)?;
-        std::fs::create_dir_all(&config.run_dir).map_err(failed)?;
+        make_private(&config.run_dir).map_err(failed)?;
         let boot_id =
             procfs::boot_id().map_err(|error| DriverError::failed("read the boot id", error))?;
         let probe = Probe {

@@ -1,9 +1,9 @@
 //! Where a guest's process lives: its paths, and how it is found again, also by another agent.
 
 use std::io;
-use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
+use muster_shared::folders::make_private;
 use muster_shared::ids::VmUuid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -53,10 +53,8 @@ impl Seat {
 
     pub(super) fn make(&self) -> io::Result<()> {
         // Consoles and metadata are nobody else's business.
-        let mut folder = std::fs::DirBuilder::new();
-        folder.recursive(true).mode(0o700);
-        folder.create(&self.run)?;
-        folder.create(&self.data)
+        make_private(&self.run)?;
+        make_private(&self.data)
     }
 
     pub(super) fn qmp(&self) -> PathBuf {
