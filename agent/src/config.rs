@@ -335,14 +335,16 @@ impl Config {
         self.queues.iter().filter_map(limit).collect()
     }
 
-    /// The folder of sockets.
+    /// The folder of sockets. Absolute: guests have another working directory.
     #[must_use]
     pub fn run_folder(&self) -> PathBuf {
+        // Fails for an empty path, and where there is no working directory; then nothing is found.
+        let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         match &self.run_dir {
-            Some(run_dir) => run_dir.clone(),
+            Some(run_dir) => absolute(run_dir),
             None if self.data_dir == Path::new(DEFAULT_DATA_DIR) => PathBuf::from(DEFAULT_RUN_DIR),
             None => {
-                let name = Sha256::digest(self.data_dir.as_os_str().as_encoded_bytes());
+                let name = Sha256::digest(absolute(&self.data_dir).as_os_str().as_encoded_bytes());
                 PathBuf::from(format!("/tmp/muster-{}", hex::encode(&name[..6])))
             }
         }
@@ -428,5 +430,13 @@ mod tests {
         let at = |dir: &str| Config { data_dir: dir.into(), ..Config::default() }.run_folder();
         assert_ne!(at("/a"), at("/b"));
         assert!(at(&"/long".repeat(100)).as_os_str().len() < 40);
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(at("a"), at(here.join("a").to_str().unwrap()));
+    }
+
+    #[test]
+    fn a_relative_run_folder_is_absolute_for_guests() {
+        let config = Config { run_dir: Some("r".into()), ..Config::default() };
+        assert_eq!(config.run_folder(), std::env::current_dir().unwrap().join("r"));
     }
 }
