@@ -50,14 +50,14 @@ impl Output {
         print(&trimmed(&table))
     }
 
-    /// Prints one object: its members one below the other.
+    /// Prints one object: its members one below the other, inner ones as `outer.inner`.
     pub(crate) fn object(&self, object: &Value) -> Result<(), CliError> {
         if self.is_json() {
             return self.json(object);
         }
         let mut table = bare_table();
-        for (name, value) in object.as_object().into_iter().flatten() {
-            table.add_row([name.clone(), compact(value)]);
+        for row in rows("", object) {
+            table.add_row(row);
         }
         print(&trimmed(&table))
     }
@@ -90,6 +90,29 @@ fn trimmed(table: &Table) -> String {
     // The preset pads every cell by a blank on both sides.
     let line = |line: String| line.strip_prefix(' ').unwrap_or(&line).trim_end().to_owned();
     table.lines().map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// Name and value of everything in an object.
+fn rows(outer: &str, value: &Value) -> Vec<[String; 2]> {
+    let named = |name: &str| match outer {
+        "" => name.to_owned(),
+        outer => format!("{outer}.{name}"),
+    };
+    let is_plain = |value: &Value| !value.is_object() && !value.is_array();
+    match value {
+        Value::Object(members) if !members.is_empty() => {
+            members.iter().flat_map(|(name, value)| rows(&named(name), value)).collect()
+        }
+        Value::Array(items) if !items.is_empty() => {
+            if items.iter().all(is_plain) {
+                let items: Vec<_> = items.iter().map(compact).collect();
+                return vec![[outer.to_owned(), items.join(", ")]];
+            }
+            let items = items.iter().enumerate();
+            items.flat_map(|(index, value)| rows(&named(&index.to_string()), value)).collect()
+        }
+        value => vec![[outer.to_owned(), compact(value)]],
+    }
 }
 
 /// A value in a table cell.
@@ -126,5 +149,15 @@ mod tests {
         table.set_header(["UUID", "STATE"]);
         table.add_row([compact(&json!("a")), compact(&json!(null))]);
         assert_eq!(trimmed(&table), "UUID  STATE\na     -");
+    }
+
+    #[test]
+    fn inner_members_have_rows_of_their_own() {
+        let value = json!({
+            "a": 1, "b": { "c": "x", "d": {} }, "e": ["y", 2], "f": [{ "g": null }], "h": [],
+        });
+        let expected =
+            [["a", "1"], ["b.c", "x"], ["b.d", "{}"], ["e", "y, 2"], ["f.0.g", "-"], ["h", "[]"]];
+        assert_eq!(rows("", &value), expected);
     }
 }
