@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use jiff::Timestamp;
 use muster_shared::ids::ServerUuid;
 use muster_shared::wire::{FromCoordinator, Intake};
 use parking_lot::Mutex;
@@ -40,8 +39,8 @@ pub struct AgentInfo {
     pub agent_instance_id: Uuid,
     /// Whether it accepts new tasks, as of its hello or the last pause or resume.
     pub intake: Intake,
-    /// When it connected.
-    pub connected_at: Timestamp,
+    /// When it connected, ISO 8601.
+    pub connected_at: String,
 }
 
 /// Close code and reason for the session to end with.

@@ -12,6 +12,7 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use jiff::Timestamp;
+use muster_shared::clock::iso;
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
 use muster_shared::link::{Connection, Frame, FrameSink, FrameStream};
@@ -99,7 +100,7 @@ impl Session {
             boot_id: hello.boot_id,
             agent_instance_id: hello.agent_instance_id,
             intake: hello.intake,
-            connected_at: app.parts.clock.wall(),
+            connected_at: iso(app.parts.clock.wall()),
         };
         let handle = Handle { connection: self.id, queue, end: end.clone(), info };
         app.agents.registry.insert(self.server, handle);

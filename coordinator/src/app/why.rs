@@ -1,5 +1,6 @@
 //! `GET /why/<kind>/<id>`: what a thing waits for, in plain words and for programs.
 
+use muster_shared::clock::iso;
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
 use muster_shared::wire::Intake;
 use serde_json::{Map, Value, json};
@@ -88,7 +89,7 @@ impl App {
             "text": text,
             "connected": agent.is_some(),
             "standing": standing.map(standing_text),
-            "since": roster.map(|r| r.since.to_string()),
+            "since": roster.map(|r| iso(r.since)),
             "via": roster.map(|r| r.via),
             "authority": roster.map(|r| &r.authority),
             "status_writes_total": entry.status_writes,
