@@ -14,6 +14,8 @@ pub mod folders;
 pub mod ids;
 pub mod kv;
 pub mod link;
+pub mod platform;
+pub mod secrets;
 pub mod telemetry;
 pub mod threads;
 pub mod tls;

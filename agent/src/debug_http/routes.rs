@@ -7,6 +7,7 @@ use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use hyper::body::{Body as _, Incoming};
 use hyper::{Method, Request};
 use muster_shared::ids::{TaskId, VmUuid};
+use muster_shared::secrets::masked;
 use muster_shared::wire::Intake;
 use serde_json::{Map, Value, json};
 
@@ -185,14 +186,14 @@ fn queues(local: &Local) -> Answer {
 fn vms(local: &Local) -> Answer {
     let vms = &local.agent.drivers.vms;
     let objects = vms.entries().into_iter().filter_map(|vm| vms.object(vm.record.uuid, true));
-    let objects: Vec<Value> = objects.map(|vm| crate::tasks::record::masked(&vm)).collect();
+    let objects: Vec<Value> = objects.map(|vm| masked(&vm)).collect();
     Answer::json(200, &objects.into())
 }
 
 fn vm_get(local: &Local, vm: &str) -> Answer {
     let uuid = vm.parse::<VmUuid>().ok();
     match uuid.and_then(|uuid| local.agent.drivers.vms.object(uuid, true)) {
-        Some(object) => Answer::json(200, &crate::tasks::record::masked(&object)),
+        Some(object) => Answer::json(200, &masked(&object)),
         None => Answer::error(404, "VmNotFound", &format!("VM {vm} does not exist")),
     }
 }

@@ -3,6 +3,7 @@
 use jiff::Timestamp;
 use muster_shared::clock::iso;
 use muster_shared::ids::{TaskId, VmUuid};
+use muster_shared::secrets::masked;
 use muster_shared::wire::{INLINE_EDGE_BYTES, MAX_INLINE_BYTES, Outcome, TaskError, TaskResult};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -250,41 +251,6 @@ fn canonical(value: &Value) -> Value {
     }
 }
 
-/// A copy without secrets: values of telling names, and all metadata values, become `***`.
-#[must_use]
-pub fn masked(value: &Value) -> Value {
-    match value {
-        Value::Object(map) => map
-            .iter()
-            .map(|(key, value)| {
-                let hidden = match value {
-                    Value::Object(metadata) if is_metadata(key) => {
-                        let hide = |k: &String| (k.clone(), Value::from("***"));
-                        Value::Object(metadata.keys().map(hide).collect())
-                    }
-                    Value::Null | Value::Bool(_) => value.clone(),
-                    _ if is_secret(key) || is_metadata(key) => Value::from("***"),
-                    _ => masked(value),
-                };
-                (key.clone(), hidden)
-            })
-            .collect(),
-        Value::Array(items) => items.iter().map(masked).collect(),
-        other => other.clone(),
-    }
-}
-
-fn is_metadata(key: &str) -> bool {
-    let key = key.to_ascii_lowercase();
-    ["customer_metadata", "internal_metadata"].iter().any(|m| key.ends_with(m))
-}
-
-fn is_secret(key: &str) -> bool {
-    let key = key.to_ascii_lowercase();
-    let words = ["password", "passwd", "token", "secret", "private_key", "recovery"];
-    key.ends_with("_pw") || words.iter().any(|word| key.contains(word))
-}
-
 /// A result that fits a frame: of the longest strings only the first and last 64 KiB stay, as far
 /// as need be (a coordinator puts long ones aside as a whole); what is still too large is replaced
 /// by a remark.
@@ -349,21 +315,6 @@ mod tests {
         let b: Params = serde_json::from_str(r#"{"b":{"d":[3],"c":2},"a":1}"#).unwrap();
         assert_eq!(fingerprint("nop", &a), fingerprint("nop", &b));
         assert_ne!(fingerprint("nop", &a), fingerprint("sleep", &a));
-    }
-
-    #[test]
-    fn secrets_are_masked_at_any_depth() {
-        let params = json!({
-            "alias": "web", "root_pw": "x", "nested": [{ "Secret_Key": "y", "n": 1 }],
-            "customer_metadata": { "user-script": "z" }, "internal_metadata": { "a": { "b": 1 } },
-            "set_customer_metadata": { "k": "v" },
-        });
-        let expected = json!({
-            "alias": "web", "root_pw": "***", "nested": [{ "Secret_Key": "***", "n": 1 }],
-            "customer_metadata": { "user-script": "***" }, "internal_metadata": { "a": "***" },
-            "set_customer_metadata": { "k": "***" },
-        });
-        assert_eq!(masked(&params), expected);
     }
 
     #[test]

@@ -16,6 +16,7 @@ use std::time::Duration;
 use std::vec;
 
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
+use muster_shared::secrets::masked;
 use muster_shared::wire::Progress;
 use serde_json::{Map, Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
@@ -211,7 +212,7 @@ impl App {
         let data = members(json!({
             "task_id": progress.id, "task": open.record.task, "server_uuid": server,
             "vm_uuid": open.record.vm_uuid, "seq": progress.seq, "name": progress.name,
-            "event": progress.event, "timestamp": progress.ts,
+            "event": masked(&progress.event), "timestamp": progress.ts,
         }));
         // An error means that the last reader has just left.
         drop(self.events.progress.send(Arc::new(Change { kind: EventKind::Progress, data })));

@@ -1,5 +1,6 @@
 //! Who this server is and what it was booted with.
 
+use muster_shared::platform;
 use serde_json::{Value, json};
 
 use super::probe::Probe;
@@ -18,7 +19,7 @@ async fn collect(probe: &Probe) -> Result<Keys, DriverError> {
     let mut found = unknown(probe);
     let mut set = |name: &str, value: Value| drop(found.insert(name.to_owned(), value));
     set("Hostname", json!(hostname.as_deref().unwrap_or("localhost")));
-    set("Live Image", json!(live_image(&os_release, &command_line, kernel.as_deref())));
+    set("Live Image", json!(platform::stamp(&os_release, &command_line, kernel.as_deref())));
     set("Boot Time", json!(boot_time.unwrap_or_else(|| "0".to_owned())));
     set("Setup", json!(probe.setup_complete().await.to_string()));
     set("Boot Parameters", Value::Object(boot_parameters(&command_line)));
@@ -55,26 +56,6 @@ fn unknown(probe: &Probe) -> Keys {
 /// Seconds since the epoch from `/proc/stat`.
 pub(super) fn boot_time(stat: &str) -> Option<i64> {
     stat.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()
-}
-
-/// The platform stamp; never empty, because the allocator passes over servers without one.
-fn live_image(os_release: &str, command_line: &str, kernel: Option<&str>) -> String {
-    let of_os = |key: &str| {
-        let line = os_release.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
-        line.map(|value| value.trim().trim_matches(['"', '\''])).filter(|v| !v.is_empty())
-    };
-    let booted = command_line
-        .split_whitespace()
-        .find_map(|word| word.strip_prefix("muster.platform="))
-        .filter(|platform| !platform.is_empty());
-    let stamp = of_os("IMAGE_VERSION").or_else(|| of_os("MUSTER_PLATFORM")).or(booted);
-    match (stamp, of_os("VERSION_ID"), kernel) {
-        (Some(stamp), _, _) => stamp.to_owned(),
-        (None, Some(version), Some(kernel)) => format!("{version}-{kernel}"),
-        (None, None, Some(kernel)) => kernel.to_owned(),
-        (None, Some(version), None) => version.to_owned(),
-        (None, None, None) => "unknown".to_owned(),
-    }
 }
 
 /// The kernel's command line as SmartOS shows it: sanitised names, bare words as `"true"`, the
@@ -117,19 +98,6 @@ fn boot_parameters(command_line: &str) -> Keys {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_platform_stamp_is_never_empty() {
-        let debian = "NAME=\"Debian\"\nVERSION_ID=\"12\"\n";
-        let check = |os: &str, line: &str, kernel: Option<&str>, expected: &str| {
-            assert_eq!(live_image(os, line, kernel), expected);
-        };
-        check(&format!("{debian}IMAGE_VERSION=20260101T000000Z\n"), "", None, "20260101T000000Z");
-        check(debian, "quiet muster.platform=20260202T000000Z", Some("6.1"), "20260202T000000Z");
-        check(debian, "muster.platform=", Some("6.1.0"), "12-6.1.0");
-        check("", "", Some("6.1.0"), "6.1.0");
-        check("VERSION_ID=\"\"", "", None, "unknown");
-    }
 
     #[test]
     fn boot_parameters_are_sanitised_and_keep_no_secret() {

@@ -11,10 +11,11 @@ use async_compression::tokio::write::ZstdEncoder;
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use muster_shared::clock::iso;
+use muster_shared::secrets::masked;
 use object_store::path::Path;
 use object_store::{ObjectStore as _, ObjectStoreExt as _, PutPayload};
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
@@ -22,7 +23,7 @@ use tokio::sync::Notify;
 use uuid::Uuid;
 
 use super::replay::bad_policy;
-use crate::alloc::{Config, HostOs, Order, Outcome, Saved, Snapshot};
+use crate::alloc::{Config, HostOs, Order, Outcome, Saved, Snapshot, num};
 use crate::app::error::AppError;
 use crate::app::{App, keys};
 use crate::store::{Expect, MAX_VALUE_BYTES, Write, list_all};
@@ -65,6 +66,7 @@ pub struct AllocationRecord {
     /// The chosen server.
     pub server_uuid: Option<String>,
     /// Its score.
+    #[serde(serialize_with = "score")]
     pub score: Option<f64>,
     /// Why there is none.
     pub failure: Option<String>,
@@ -90,9 +92,20 @@ pub struct AllocationRecord {
     /// What each algorithm left.
     pub steps: Vec<StepCount>,
     /// The best servers and their scores.
+    #[serde(serialize_with = "best")]
     pub best: Vec<(String, f64)>,
     /// The snapshot is kept until somebody deletes it.
     pub keep: bool,
+}
+
+/// As JavaScript writes numbers, like all scores of answers.
+fn score<S: Serializer>(score: &Option<f64>, serializer: S) -> Result<S::Ok, S::Error> {
+    score.map(num::json).serialize(serializer)
+}
+
+/// As [`score`].
+fn best<S: Serializer>(best: &[(String, f64)], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(best.iter().map(|(server, score)| (server, num::json(*score))))
 }
 
 /// Records of an earlier version don't say; it is the default.
@@ -152,7 +165,8 @@ impl AllocationRecord {
     fn short(&self) -> Value {
         json!({
             "id": self.id, "at": self.at, "kind": self.kind, "vm_uuid": self.vm_uuid,
-            "server_uuid": self.server_uuid, "score": self.score, "failure": self.failure,
+            "server_uuid": self.server_uuid, "score": self.score.map(num::json),
+            "failure": self.failure,
             "reserved": self.reserved, "keep": self.keep,
         })
     }
@@ -361,11 +375,18 @@ impl App {
         Ok(Kept { snapshot: Saved::restore(parts, &policy), policy })
     }
 
-    /// `GET /allocations/:id`.
+    /// `GET /allocations/:id`: the record, secrets of the request masked.
     ///
     /// # Errors
-    /// [`AppError::AllocationNotFound`], [`AppError::Store`].
+    /// [`AppError::AllocationNotFound`], [`AppError::Store`], [`AppError::Blob`].
     pub async fn allocation_get(&self, id: Uuid) -> Result<AllocationRecord, AppError> {
+        let mut record = self.allocation_of(id).await?;
+        record.request = masked(&record.request);
+        Ok(record)
+    }
+
+    /// A decision as it is stored, with its request.
+    pub(super) async fn allocation_of(&self, id: Uuid) -> Result<AllocationRecord, AppError> {
         let stored = self.parts.store.get(&keys::allocation(id)).await?;
         let stored = stored.ok_or(AppError::AllocationNotFound(id))?;
         let mut record: AllocationRecord = keys::decode(&stored)?;

@@ -27,7 +27,7 @@ impl App {
         config: Option<&Value>,
         detail: Detail,
     ) -> Result<Value, AppError> {
-        let record = self.allocation_get(id).await?;
+        let record = self.allocation_of(id).await?;
         let Kept { snapshot, policy } = self.snapshot_of(&record).await?;
         let other = config.map(|config| changed(&policy, config)).transpose()?;
         let policy = other.as_ref().unwrap_or(&policy);
@@ -47,8 +47,8 @@ impl App {
             "seed": again.seed,
             "fingerprint": fingerprint,
             "original": {
-                "server": record.server_uuid, "score": record.score, "failure": record.failure,
-                "fingerprint": record.fingerprint,
+                "server": record.server_uuid, "score": record.score.map(num::json),
+                "failure": record.failure, "fingerprint": record.fingerprint,
             },
             "difference": difference(&record, &again),
             "steps": again.steps_json(detail),

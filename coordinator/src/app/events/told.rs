@@ -1,6 +1,7 @@
 //! What a change of the store means to readers of events. Pure.
 
 use muster_shared::clock::iso;
+use muster_shared::secrets::masked;
 use serde_json::{Map, Value, json};
 
 use super::{Change, EventKind, members};
@@ -43,7 +44,7 @@ pub(super) fn change_of(event: &store::Event) -> Option<Change> {
                 "id": get("id"), "task": get("task"), "server_uuid": get("server_uuid"),
                 "vm_uuid": get("vm_uuid"), "status": get("status"), "req_id": get("req_id"),
                 "accepted": get("accepted"), "timestamp": get("timestamp"),
-                "finished_at": get("finished_at"), "error": get("error"),
+                "finished_at": get("finished_at"), "error": masked(&get("error")),
             });
             (EventKind::Task, data)
         }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use muster_shared::ids::{ServerUuid, TaskId};
+use muster_shared::wire::TaskError;
 use serde_json::{Map, Value};
 
 use super::record::{JobRecord, Place};
@@ -158,11 +159,11 @@ impl StepContext {
             _ => self.make_task(task, params, attempt).await?,
         };
         loop {
-            let view = self.app.task_wait(&id, Duration::MAX).await?;
-            match view.get("status").and_then(Value::as_str) {
-                Some("complete") => return Ok(view["history"][0]["event"].clone()),
-                Some("failure") => return Err(failure(task, &view)),
-                _ => tokio::time::sleep(TASK_POLL).await,
+            let ended = self.app.task_ended(&id, Duration::MAX).await?;
+            match ended.and_then(|record| record.outcome()) {
+                Some(Ok(result)) => return Ok(result),
+                Some(Err(error)) => return Err(failure(task, &error)),
+                None => tokio::time::sleep(TASK_POLL).await,
             }
         }
     }
@@ -205,9 +206,8 @@ impl StepContext {
     }
 }
 
-fn failure(task: &str, view: &Map<String, Value>) -> StepFailure {
-    let text = |name: &str| view.get("error").and_then(|e| e[name].as_str()).unwrap_or_default();
+fn failure(task: &str, error: &TaskError) -> StepFailure {
     // Whether it was done is not known: doing it again could do it twice.
-    let fatal = text("code") == "TaskLost" || text("code") == "ServerDeleted";
-    StepFailure { message: format!("{task}: {}", text("message")), fatal }
+    let fatal = error.code == "TaskLost" || error.code == "ServerDeleted";
+    StepFailure { message: format!("{task}: {}", error.message), fatal }
 }

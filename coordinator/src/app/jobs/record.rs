@@ -4,6 +4,7 @@
 use jiff::Timestamp;
 use muster_shared::clock::iso;
 use muster_shared::ids::{ServerUuid, TaskId, TicketUuid};
+use muster_shared::secrets::masked;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
@@ -225,8 +226,8 @@ impl JobRecord {
         self.claim = None;
     }
 
-    /// The job as `GET /jobs/:job_uuid` shows it: the workflow API's members, and `steps` with
-    /// the state of each.
+    /// The job as `GET /jobs/:job_uuid` shows it: the workflow API's members, secrets masked, and
+    /// `steps` with the state of each.
     #[must_use]
     pub fn public(&self) -> Map<String, Value> {
         let mut view = Map::new();
@@ -234,7 +235,7 @@ impl JobRecord {
         set("uuid", json!(self.uuid));
         set("name", json!(self.name));
         set("execution", json!(self.execution.as_str()));
-        set("params", json!(self.params));
+        set("params", masked(&json!(self.params)));
         set("target", json!(self.server_uuid));
         set("created_at", json!(self.created_at));
         if let Some(started) = &self.started {

@@ -27,7 +27,11 @@ impl App {
         let known = match self.tasks.get(&id) {
             // The task has moved on to another server; this one need not keep its refusal.
             Some(open) if open.record.server_uuid != server => true,
-            Some(_) => self.task_end(&id, ending).await,
+            Some(_) => {
+                // Who brings a result has had the task.
+                self.tasks.accepted(&id, self.parts.clock.monotonic());
+                self.task_end(&id, ending).await
+            }
             None => match self.task_record_of(&id).await {
                 Ok(record) => record.status != TaskStatus::Active,
                 // Deleted, or of another life of this store: nobody waits for it.
@@ -99,6 +103,7 @@ impl App {
             return Ok(());
         }
         let mut ended = open.record.ended(ending, self.parts.clock.wall());
+        ended.accepted = open.accepted();
         self.shrink(&mut ended).await?;
         let mut writes = vec![
             Write::put(keys::task(&ended.id), Expect::At(open.revision), keys::encode(&ended)),

@@ -309,39 +309,46 @@ impl App {
     /// Waits for a task's end, at most `timeout`; then shows it as it is.
     ///
     /// # Errors
-    /// [`AppError::TaskNotFound`], [`AppError::Store`].
+    /// As [`App::task_ended`].
     pub async fn task_wait(
         &self,
         id: &TaskId,
         timeout: Duration,
     ) -> Result<Map<String, Value>, AppError> {
-        // Registered before the record is looked at: an end in between is not missed.
-        if let Some(mut done) = self.tasks.subscribe(id) {
-            let ended = tokio::select! {
-                biased;
-                () = self.cancel.cancelled() => return Err(AppError::Stopping),
-                ended = tokio::time::timeout(timeout.min(MAX_WAIT), done.wait_for(Option::is_some)) => ended,
-            };
-            if let Ok(Ok(record)) = ended
-                && let Some(record) = record.as_ref()
-            {
-                return Ok(record.public());
-            }
-        } else {
-            let elsewhere = tokio::time::timeout(timeout.min(MAX_WAIT), self.ended_elsewhere(id));
-            let ended = tokio::select! {
-                biased;
-                () = self.cancel.cancelled() => return Err(AppError::Stopping),
-                ended = elsewhere => ended,
-            };
-            // After the timeout it is shown as it is.
-            ended.unwrap_or(Ok(()))?;
+        match self.task_ended(id, timeout).await? {
+            Some(record) => Ok(record.public()),
+            None => self.task_get(id).await,
         }
-        self.task_get(id).await
     }
 
-    /// Returns once the record of a task that another coordinator follows says that it has ended.
-    async fn ended_elsewhere(&self, id: &TaskId) -> Result<(), AppError> {
+    /// The record of a task that has ended, once it has; `None` when it has not after `timeout`.
+    ///
+    /// # Errors
+    /// [`AppError::TaskNotFound`], [`AppError::Store`]; [`AppError::Stopping`].
+    pub async fn task_ended(
+        &self,
+        id: &TaskId,
+        timeout: Duration,
+    ) -> Result<Option<Arc<TaskRecord>>, AppError> {
+        let ended = async {
+            // Registered before the record is looked at: an end in between is not missed.
+            if let Some(mut done) = self.tasks.subscribe(id)
+                && let Ok(record) = done.wait_for(Option::is_some).await
+                && let Some(record) = record.as_ref()
+            {
+                return Ok(Arc::clone(record));
+            }
+            self.ended_elsewhere(id).await.map(Arc::new)
+        };
+        tokio::select! {
+            biased;
+            () = self.cancel.cancelled() => Err(AppError::Stopping),
+            ended = tokio::time::timeout(timeout.min(MAX_WAIT), ended) => ended.ok().transpose(),
+        }
+    }
+
+    /// The record of a task that another coordinator follows, once it says that it has ended.
+    async fn ended_elsewhere(&self, id: &TaskId) -> Result<TaskRecord, AppError> {
         let store = &self.parts.store;
         let key = keys::task(id);
         loop {
@@ -351,7 +358,7 @@ impl App {
             let stored = store.get(&key).await?.ok_or(AppError::TaskNotFound)?;
             let record: TaskRecord = keys::decode(&stored)?;
             if record.status != TaskStatus::Active {
-                return Ok(());
+                return Ok(record);
             }
             // It changed, or the watch ended: both are a reason to look again.
             drop(store.watch(&key, from).await?.recv().await);

@@ -3,6 +3,7 @@
 use jiff::Timestamp;
 use muster_shared::clock::iso;
 use muster_shared::ids::{ServerUuid, TaskId, TicketUuid, VmUuid};
+use muster_shared::secrets::masked;
 use muster_shared::wire::{Outcome, TaskError, Ticket};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -144,11 +145,7 @@ impl TaskRecord {
                 record.history = vec![finish(object_or_empty(ending.result))];
             }
             Outcome::Failure => {
-                let error = ending.error.unwrap_or_else(|| TaskError {
-                    message: "no error given".to_owned(),
-                    code: "InternalError".to_owned(),
-                    details: None,
-                });
+                let error = ending.error.unwrap_or_else(no_error);
                 let event = json!({ "error": { "message": error.message } });
                 record.status = TaskStatus::Failure;
                 record.history = vec![
@@ -162,7 +159,20 @@ impl TaskRecord {
         record
     }
 
-    /// CNAPI's record; Muster's members stand outside `history`.
+    /// What an ended task returned, whole; `None` while it is open.
+    #[must_use]
+    pub fn outcome(&self) -> Option<Result<Value, TaskError>> {
+        match self.status {
+            TaskStatus::Active => None,
+            TaskStatus::Complete => {
+                let event = self.history.first().and_then(|entry| entry.get("event"));
+                Some(Ok(event.cloned().unwrap_or_default()))
+            }
+            TaskStatus::Failure => Some(Err(self.error.clone().unwrap_or_else(no_error))),
+        }
+    }
+
+    /// CNAPI's record, secrets masked; Muster's members stand outside `history`.
     #[must_use]
     pub fn public(&self) -> Map<String, Value> {
         let mut view = Map::new();
@@ -174,14 +184,14 @@ impl TaskRecord {
         set("status", json!(self.status));
         set("timestamp", json!(self.timestamp));
         if self.status != TaskStatus::Active {
-            set("history", json!(self.history));
+            set("history", masked(&json!(self.history)));
         }
         for (name, value) in [
             ("finished_at", self.finished_at.as_ref().map(|v| json!(v))),
             ("vm_uuid", self.vm_uuid.map(|v| json!(v))),
             ("ticket_uuid", self.ticket_uuid.map(|v| json!(v))),
-            ("error", self.error.as_ref().map(|v| json!(v))),
-            ("result", self.result.clone()),
+            ("error", self.error.as_ref().map(|v| masked(&json!(v)))),
+            ("result", self.result.as_ref().map(masked)),
             ("refusals", self.refusals.as_ref().filter(|r| !r.is_empty()).map(|v| json!(v))),
         ] {
             if let Some(value) = value {
@@ -190,6 +200,11 @@ impl TaskRecord {
         }
         view
     }
+}
+
+fn no_error() -> TaskError {
+    let (message, code) = ("no error given".to_owned(), "InternalError".to_owned());
+    TaskError { message, code, details: None }
 }
 
 fn object_or_empty(value: Value) -> Value {
@@ -241,5 +256,23 @@ mod tests {
         let silent = Ending { outcome: Outcome::Failure, result: Value::Null, error: None };
         let view = active().ended(silent, at()).public();
         assert_eq!(view["history"][0]["event"]["error"]["message"], "no error given");
+    }
+
+    #[test]
+    fn secrets_are_kept_and_not_shown() {
+        let vm = json!({ "vm": { "alias": "a", "customer_metadata": { "root_pw": "x" } } });
+        let complete = Ending { outcome: Outcome::Complete, result: vm.clone(), error: None };
+        let complete = active().ended(complete, at());
+        assert_eq!(complete.outcome(), Some(Ok(vm.clone())));
+        let hidden = json!({ "vm": { "alias": "a", "customer_metadata": { "root_pw": "***" } } });
+        assert_eq!(complete.public()["history"][0]["event"], hidden);
+        let details = Some(json!({ "token": "y" }));
+        let error = TaskError { code: "E".to_owned(), message: "m".to_owned(), details };
+        let failed = Ending { outcome: Outcome::Failure, result: vm, error: Some(error.clone()) };
+        let failed = active().ended(failed, at());
+        assert_eq!(failed.outcome(), Some(Err(error)));
+        assert_eq!(failed.public()["result"], hidden);
+        assert_eq!(failed.public()["error"]["details"]["token"], "***");
+        assert_eq!(active().outcome(), None);
     }
 }

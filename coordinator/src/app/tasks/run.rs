@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_shared::ids::ServerUuid;
+use muster_shared::wire::TaskError;
 use serde_json::{Map, Value};
 
 use crate::app::App;
@@ -39,19 +40,12 @@ impl App {
             return Err(AppError::NotConnected(server));
         }
         let id = self.task_create(server, task, params, req_id).await?;
-        let ended = self.task_wait(&id, timeout).await?;
-        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        match ended.get("status").and_then(Value::as_str) {
-            Some("complete") => Ok(ended["history"][0]["event"].clone()),
-            Some("failure") => {
-                let error = ended.get("error").cloned().unwrap_or_default();
-                Err(AppError::Agent {
-                    code: text(&error["code"]),
-                    message: text(&error["message"]),
-                    details: error.get("details").cloned(),
-                })
+        match self.task_ended(&id, timeout).await?.and_then(|record| record.outcome()) {
+            Some(Ok(result)) => Ok(result),
+            Some(Err(TaskError { code, message, details })) => {
+                Err(AppError::Agent { code, message, details })
             }
-            _ => Err(AppError::Timeout(task.to_owned())),
+            None => Err(AppError::Timeout(task.to_owned())),
         }
     }
 }

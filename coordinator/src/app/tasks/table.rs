@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_shared::ids::{ServerUuid, TaskId};
+use muster_shared::secrets::masked;
 use muster_shared::wire::Progress;
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
@@ -49,13 +50,13 @@ impl Open {
         self.record.accepted || self.accepted_at.is_some()
     }
 
-    /// CNAPI's record with progress and events.
+    /// CNAPI's record with progress and events, secrets masked.
     #[must_use]
     pub fn public(&self) -> Map<String, Value> {
         let mut view = self.record.public();
         view.insert("progress".to_owned(), json!(self.progress));
         if !self.events.is_empty() {
-            view.insert("events".to_owned(), json!(self.events));
+            view.insert("events".to_owned(), masked(&json!(self.events)));
         }
         view
     }

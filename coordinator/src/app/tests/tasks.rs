@@ -1,6 +1,9 @@
 //! Tasks from creation to their end, over restarts and lost messages.
 
+use muster_shared::wire::Progress;
+
 use super::*;
+use crate::app::events::{EventFilter, Item};
 
 #[tokio::test(start_paused = true)]
 async fn a_task_is_sent_accepted_ended_and_acknowledged() {
@@ -18,6 +21,62 @@ async fn a_task_is_sent_accepted_ended_and_acknowledged() {
     agent.acknowledged(&id).await;
     assert_eq!(app.task_get(&id).await.unwrap()["history"][0]["event"]["x"], 1);
     app.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn secrets_reach_the_agent_and_are_never_shown() {
+    let app = Disk::new().start().await;
+    let mut agent = Agent::connect(&app, server(1)).await;
+    let mut reader = app.subscribe(EventFilter::default(), None).await.unwrap();
+    let secrets = json!({
+        "uuid": vm(1), "customer_metadata": { "root_authorized_keys": "SECRET" },
+        "internal_metadata": { "root_pw": "SECRET" }, "tags": { "password": "SECRET" },
+    });
+    let params = secrets.as_object().unwrap().clone();
+    let id = app.task_create(server(1), "machine_create", params.clone(), "r").await.unwrap();
+    let dispatch = agent.dispatched().await;
+    assert_eq!(dispatch.params, params);
+    agent.send(Accepted { id: id.clone() }).await;
+    let step = Progress {
+        id: id.clone(),
+        seq: 1,
+        name: "start:x".to_owned(),
+        event: secrets.clone(),
+        ts: String::new(),
+    };
+    agent.send(step).await;
+    let mut told = Vec::new();
+    while told.len() < 2 {
+        if let Item::Change(_, change) | Item::Progress(change) = soon(reader.next()).await {
+            told.extend((change.data["task"] == "machine_create").then_some(change.data));
+        }
+    }
+    let mut shown = vec![json!(told), json!(app.task_get(&id).await.unwrap())];
+    assert_eq!(shown[1]["events"][0]["event"]["tags"]["password"], "***");
+    let whole = app.task_ended(&id, SOON);
+    let (whole, ()) = tokio::join!(whole, agent.finish(&id, json!({ "vm": secrets })));
+    let whole = whole.unwrap().unwrap().outcome();
+    assert_eq!(whole, Some(Ok(json!({ "vm": secrets }))), "jobs need what tasks return");
+    shown.push(json!(app.task_get(&id).await.unwrap()));
+    shown.push(json!(app.task_wait(&id, SOON).await.unwrap()));
+    shown.push(json!(app.task_list(&TaskFilter::default()).await.unwrap().tasks));
+    assert_eq!(shown[2]["history"][0]["event"]["vm"]["internal_metadata"]["root_pw"], "***");
+    for shown in shown {
+        assert!(!shown.to_string().contains("SECRET"), "{shown}");
+    }
+    let last = loop {
+        if let Item::Change(_, change) = soon(reader.next()).await
+            && change.data["status"] == "complete"
+        {
+            break change.data;
+        }
+    };
+    assert_eq!(last["accepted"], true, "also of a task that was too short to be marked before");
+    app.shutdown().await;
+}
+
+async fn soon(item: impl Future<Output = Option<Item>>) -> Item {
+    tokio::time::timeout(Duration::from_secs(60), item).await.unwrap().unwrap()
 }
 
 #[tokio::test(start_paused = true)]
