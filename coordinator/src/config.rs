@@ -260,7 +260,8 @@ pub struct BootConfig {
     #[schema(value_type = Option<String>)]
     pub platforms_dir: Option<PathBuf>,
     /// Platforms beside those of the folder: `NAME`, `NAME:linux` or `NAME:smartos`, where a name
-    /// that is to be the newest is a time like `20260101T000000Z`.
+    /// that is to be the newest is a time like `20260101T000000Z`. Without these and without a
+    /// folder there is one platform: what the coordinator's host runs.
     pub platforms: Vec<String>,
     /// `smt_enabled` in the boot parameters of new servers, unless the default ones have it.
     pub smt_enabled: bool,

@@ -21,10 +21,11 @@ use std::sync::Arc;
 
 use muster_shared::config::ListenAddress;
 use muster_shared::error_chain::Chain;
+use muster_shared::platform;
 use muster_shared::telemetry::LogControl;
 use muster_shared::tls::{self, TlsError};
 
-use crate::app::{App, AppError, Parts};
+use crate::app::{App, AppConfig, AppError, Parts};
 use crate::config::Config;
 use crate::http::{Server, ServerSettings};
 
@@ -87,7 +88,9 @@ impl Coordinator {
             Some(listen) => Some(http::bind(listen).await?),
             None => None,
         };
-        let app = App::start(config.app(http::hostname()), parts).await.map_err(StartError::App)?;
+        let host_platform = Some(platform::of_this_host());
+        let app = AppConfig { host_platform, ..config.app(http::hostname()) };
+        let app = App::start(app, parts).await.map_err(StartError::App)?;
         let settings = ServerSettings::new(config, acceptor, log);
         let server = Server::start(Arc::clone(&app), settings, api, metrics);
         server.spawn(sweep(Arc::clone(&app)));

@@ -51,6 +51,22 @@ async fn platforms_are_listed_and_checked() {
 }
 
 #[tokio::test]
+async fn without_configured_platforms_there_is_the_one_of_the_host() {
+    let coordinator = Coordinator::with_settings(&[]);
+    let client = coordinator.client();
+    let all = client.get("/platforms").await.expect(200);
+    let own = all.as_object().and_then(|all| all.keys().next()).expect("one").clone();
+    let default = client.get("/boot/default").await.expect(200);
+    assert_eq!(default["platform"], own);
+    assert_eq!(client.get("/servers/default").await.expect(200)["boot_platform"], own);
+    client.put("/boot/default", &default).await.expect(204);
+    let server = register(&client).await;
+    let boot = client.get(&format!("/boot/{server}")).await.expect(200);
+    assert_eq!(boot["platform"], own);
+    client.put(&format!("/boot/{server}"), &boot).await.expect(204);
+}
+
+#[tokio::test]
 async fn new_servers_inherit_the_default_as_it_is_then() {
     let mut coordinator = start();
     let client = coordinator.client();

@@ -46,6 +46,8 @@ pub struct AppConfig {
     pub platforms: Vec<RegisteredPlatform>,
     /// Folder of platform images.
     pub platforms_dir: Option<PathBuf>,
+    /// What this coordinator's host runs: the only platform when none are configured.
+    pub host_platform: Option<String>,
     /// What boot parameters get beside what is stored.
     pub boot: BootSettings,
     /// How the allocator decides.
@@ -112,6 +114,7 @@ impl Default for AppConfig {
             allow_command_execute: false,
             platforms: Vec::new(),
             platforms_dir: None,
+            host_platform: None,
             boot: BootSettings::default(),
             allocation: AllocationConfig::default(),
         }

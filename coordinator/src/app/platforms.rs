@@ -1,5 +1,5 @@
 //! Platform images that servers can boot: those in the configured folder and those registered in
-//! the configuration.
+//! the configuration; without either, the one that the coordinator's host runs.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -117,7 +117,7 @@ fn is_time(name: &str) -> bool {
 }
 
 impl App {
-    /// The platforms there are now.
+    /// The platforms there are now; what the coordinator's own host runs when none are configured.
     ///
     /// # Errors
     /// [`AppError::Platforms`]: the folder can't be read.
@@ -128,6 +128,8 @@ impl App {
         if let Some(folder) = &self.config.platforms_dir {
             let failed = |source| AppError::Platforms { path: folder.clone(), source };
             platforms.extend(read(folder).await.map_err(failed)?);
+        } else if platforms.is_empty() {
+            platforms.extend(self.config.host_platform.clone().map(|own| (own, PlatformOs::Linux)));
         }
         Ok(Platforms(platforms))
     }

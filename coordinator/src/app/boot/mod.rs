@@ -80,14 +80,18 @@ impl App {
         if self.parts.store.get(keys::BOOT_DEFAULT).await?.is_some() {
             return Ok(());
         }
-        let newest = match self.platforms().await {
-            Ok(platforms) => platforms.newest(),
+        let platform = match self.platforms().await {
+            Ok(platforms) => platforms.newest().or_else(|| {
+                // Of several without a time in their names none is the newest.
+                let own = self.config.host_platform.clone();
+                own.filter(|own| platforms.contains(own))
+            }),
             Err(error) => {
                 tracing::warn!(%error, "the default record gets no platform");
                 None
             }
         };
-        let record = params::first_default(newest.as_deref());
+        let record = params::first_default(platform.as_deref());
         let write = Write::put(keys::BOOT_DEFAULT, Expect::Absent, keys::encode(&record));
         match self.parts.store.commit(vec![write]).await {
             // Another coordinator was first.
@@ -106,12 +110,12 @@ impl App {
         Ok(())
     }
 
-    /// The default record as `GET /servers/default` shows it.
+    /// The default record as `GET /servers/default` shows it, and its version.
     ///
     /// # Errors
     /// [`AppError::Store`], [`AppError::Blob`].
-    pub async fn boot_default_record(&self) -> Result<Map<String, Value>, AppError> {
-        let (record, _) = self.boot_default().await?;
+    pub async fn boot_default_record(&self) -> Result<(Map<String, Value>, String), AppError> {
+        let (record, revision) = self.boot_default().await?;
         let mut view = Map::new();
         view.insert("uuid".to_owned(), json!("default"));
         for name in ["default_console", "serial", "boot_params", "kernel_flags"] {
@@ -124,7 +128,7 @@ impl App {
         view.insert("status".to_owned(), json!("unknown"));
         view.insert("last_heartbeat".to_owned(), Value::Null);
         view.insert("score".to_owned(), json!(0));
-        Ok(view)
+        Ok((view, revision.to_string()))
     }
 
     /// Changes boot parameters.
