@@ -133,7 +133,8 @@ fn trunc(value: f64) -> Option<i64> {
     (value.abs() < 9e15).then_some(value.trunc() as i64)
 }
 
-/// `memory_provisionable_bytes`, or `None` when it can't be computed.
+/// `memory_provisionable_bytes`, or `None` when it can't be computed. When neither the sysinfo nor
+/// the status say how much memory there is, it is as much as the last sysinfo that did.
 #[must_use]
 pub fn provisionable(
     record: &Map<String, Value>,
@@ -143,7 +144,10 @@ pub fn provisionable(
 ) -> Option<i64> {
     let ratio = record.get("reservation_ratio").and_then(Value::as_f64)?;
     let of_sysinfo = sysinfo_mib.map(|mib| mib.saturating_mul(1 << 20));
-    let total = of_sysinfo.filter(|total| *total > 0).or(total_bytes.filter(|total| *total > 0))?;
+    let of_record = record.get("ram").and_then(Value::as_i64);
+    let of_record = of_record.map(|mib| mib.saturating_mul(1 << 20));
+    let mut known = [of_sysinfo, total_bytes, of_record].into_iter().flatten();
+    let total = known.find(|total| *total > 0)?;
     #[expect(clippy::cast_precision_loss, reason = "memory sizes are far below 2^53")]
     let (total, vms) = (total as f64, vms_mib as f64 * 1_048_576.0);
     trunc((total - total * ratio - vms).floor())
@@ -281,8 +285,11 @@ mod tests {
         let record = new_record("u", "dc", &sysinfo(), Timestamp::UNIX_EPOCH);
         assert_eq!(provisionable(&record, Some(49139), None, 0), Some(43_797_079_654));
         assert_eq!(provisionable(&record, Some(49139), None, 128), Some(43_662_861_926));
-        assert_eq!(provisionable(&record, None, None, 0), None);
-        assert_eq!(provisionable(&record, Some(0), Some(0), 0), None);
+        assert_eq!(provisionable(&record, None, None, 0), Some(43_797_079_654), "the last known");
+        let mut unknown = record.clone();
+        unknown.remove("ram");
+        assert_eq!(provisionable(&unknown, None, None, 0), None);
+        assert_eq!(provisionable(&unknown, Some(0), Some(0), 0), None);
         assert_eq!(provisionable(&record, Some(0), Some(1000), 0), Some(850));
         assert_eq!(provisionable(&record, Some(1), None, 2), Some(-1_205_863));
     }

@@ -46,8 +46,9 @@ impl From<AppError> for ApiError {
                 Self::Coded { status: StatusCode::CONFLICT, code, message, details }
             }
             AppError::Busy(_) => Self::coded(StatusCode::SERVICE_UNAVAILABLE, "QueueFull", message),
+            // As if the agent had been asked.
             AppError::NotSupported { .. } => {
-                Self::coded(StatusCode::NOT_IMPLEMENTED, "NotSupported", message)
+                Self::Agent { code: "NotSupported".to_owned(), message }
             }
             AppError::Precondition(_) => Self::PreconditionFailed(message),
             AppError::NotConnected(_) | AppError::Stopping => Self::Unavailable(message),

@@ -189,7 +189,10 @@ fn agent_status(code: &str) -> StatusCode {
 
 #[cfg(test)]
 mod tests {
+    use muster_shared::ids::ServerUuid;
+
     use super::*;
+    use crate::app::AppError;
 
     #[track_caller]
     fn check(error: &ApiError, by_default: (u16, &str), by_reference: (u16, &str)) {
@@ -223,6 +226,10 @@ mod tests {
         check(&gone, (404, "VmNotFound"), (500, "InternalError"));
         let broken = ApiError::Agent { code: String::new(), message: text() };
         check(&broken, (500, "InternalError"), (500, "InternalError"));
+        // Also what the coordinator refuses because it knows what the agent would say.
+        let (server, task) = (ServerUuid(uuid::Uuid::nil()), text());
+        let missing = ApiError::from(AppError::NotSupported { server, task });
+        check(&missing, (501, "NotSupported"), (500, "InternalError"));
     }
 
     #[test]

@@ -32,7 +32,7 @@ fn incoming(
     let of_group = Arc::clone(&shell);
     warp::path::full()
         .and_then(move |path: FullPath| {
-            let segments = segments(path.as_str()).unwrap_or_default();
+            let segments = segments(path.as_str());
             let first = segments.first().map(String::as_str);
             let fits = group.is_none_or(|index| first == Some(of_group.groups[index].segment));
             let path = path.as_str().to_owned();

@@ -29,7 +29,11 @@ const ORIGIN: Param = Param::new("origin", TEXT, "Passed on to the job");
 const CREATOR: Param = Param::new("creator_uuid", TEXT, "Passed on to the job");
 
 const SETUP_PARAMS: &[Param] = &[
-    Param::new("hostname", TEXT, "The server's name from now on"),
+    Param::new(
+        "hostname",
+        &[Rule::Optional, Rule::StringType, Rule::Trim],
+        "The server's name from now on",
+    ),
     Param::new("postsetup_script", TEXT, "Run once the server is set up"),
     Param::new("nics", &[Rule::Optional, Rule::ArrayType], NICS).schema(schema::nic_tags),
     Param::new("disk_spares", NUMBER, "Spare disks, 0 or more"),

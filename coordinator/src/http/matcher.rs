@@ -18,12 +18,12 @@ pub(crate) enum Match<'a> {
     Nothing,
 }
 
-/// A path's segments, percent-decoded; `None` when a segment is not UTF-8.
-pub(crate) fn segments(path: &str) -> Option<Vec<String>> {
+/// A path's segments, percent-decoded. What is not UTF-8 becomes U+FFFD, which names nothing: the
+/// endpoint then says that there is no such thing.
+pub(crate) fn segments(path: &str) -> Vec<String> {
     let path = path.trim_start_matches('/');
-    path.split('/')
-        .map(|segment| percent_decode_str(segment).decode_utf8().ok().map(String::from))
-        .collect()
+    let decode = |segment| percent_decode_str(segment).decode_utf8_lossy().into_owned();
+    path.split('/').map(decode).collect()
 }
 
 /// The first literal segment of a pattern, by which routes are grouped.
@@ -119,7 +119,7 @@ mod tests {
     fn check(request: &str, expected: &str) {
         let routes = table();
         let (method, path) = request.split_once(' ').unwrap();
-        let segments = segments(path).unwrap();
+        let segments = segments(path);
         let found = match find(routes.iter(), &method.parse().unwrap(), &segments) {
             Match::Route(route, params) => {
                 let values: Vec<&str> = params.values().filter_map(Value::as_str).collect();
@@ -149,7 +149,8 @@ mod tests {
         check("POST /servers/a/vms/b/update", "/servers/:s/vms/:u/update a,b");
         check("GET /servers/a/pause", "/servers/:s/pause a");
         check("HEAD /servers/a/pause", "405 GET, POST");
-        assert_eq!(segments("/%ff"), None);
+        check("GET /servers/%ff", "/servers/:s \u{fffd}");
+        check("GET /%ff", "404");
     }
 
     proptest! {
@@ -159,7 +160,7 @@ mod tests {
         ) {
             let routes = table();
             let path = format!("/{}", parts.join("/"));
-            let segments = segments(&path).unwrap();
+            let segments = segments(&path);
             let naive = |pattern: &str| {
                 let pattern: Vec<&str> = pattern[1..].split('/').collect();
                 pattern.len() == segments.len()

@@ -4,6 +4,7 @@ use http::Method;
 use jiff::Timestamp;
 use muster_shared::clock::iso;
 use muster_shared::ids::ServerUuid;
+use muster_shared::secrets::masked;
 use serde_json::{Map, Value, json};
 
 use super::ask::Ask;
@@ -104,6 +105,7 @@ pub(super) fn routes() -> Vec<Route> {
             .params(UPDATE_PARAMS)
             .versioned()
             .errors(&[403, 501, 503])
+            .fenced()
             .no_content(),
         Route::new(Method::DELETE, "/servers/:server_uuid", "ServerDelete", delete)
             .summary("Forgets a server; the node itself is not touched, its open tasks end")
@@ -206,7 +208,8 @@ async fn list(request: Request) -> Result<Response, ApiError> {
 
 async fn get(request: Request) -> Result<Response, ApiError> {
     let ServerRef::Server(server) = request.server_ref()? else {
-        return Response::json(request.app.boot_default_record().await?);
+        let (record, version) = request.app.boot_default_record().await?;
+        return Ok(Response::json(record)?.etag(version));
     };
     let mut view = request.app.server_get(server, Extras::ALL)?;
     if let Some(modules) = request.app.boot_modules_of(server).await? {
@@ -222,6 +225,7 @@ async fn get(request: Request) -> Result<Response, ApiError> {
 async fn update(request: Request) -> Result<Response, ApiError> {
     let server = request.server()?;
     let expected = request.expected();
+    request.app.ticket_check().await?;
     let ratios = overprovision(&request)?;
     let mut changes: Vec<(&str, Option<Value>)> = Vec::new();
     for param in UPDATE_PARAMS {
@@ -345,7 +349,8 @@ async fn history(request: Request) -> Result<Response, ApiError> {
     let result = Ask::new("task_history", Map::new(), HISTORY_TIMEOUT).query(&request).await?;
     // An array alone, or as a member of the result object.
     let entries = result.get("history").or_else(|| result.get("tasks")).unwrap_or(&result);
-    Response::json(entries)
+    // An agent of another make shows them as they are.
+    Response::json(masked(entries))
 }
 
 async fn pause(request: Request) -> Result<Response, ApiError> {

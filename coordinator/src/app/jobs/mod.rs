@@ -94,6 +94,9 @@ impl App {
         if let Some(hostname) = request.hostname {
             // Before anything is changed.
             self.fence().await?;
+            if let Some(running) = self.job_running(&server_setup::KIND, server).await? {
+                return Ok(Some(running));
+            }
             let change = [("hostname", Some(json!(hostname)))];
             self.server_update(server, &change, &Expected::ANY).await?;
             params.insert("hostname".to_owned(), json!(hostname));
@@ -190,8 +193,7 @@ impl App {
                 Err(error) => return Err(error),
             }
             // It may have ended meanwhile; then there is room for the new one.
-            let Some(stored) = self.parts.store.get(&guard).await? else { continue };
-            let running: Uuid = keys::decode(&stored)?;
+            let Some(running) = self.job_running(kind, server).await? else { continue };
             let other = self.job_of(running).await?;
             if kind.name == nic_update::KIND.name && other.0.params != params {
                 let text = format!("job {running} changes this server's NICs");
@@ -200,6 +202,12 @@ impl App {
             return Ok(running);
         }
         Err(AppError::Busy(format!("server {server} gets too many jobs")))
+    }
+
+    /// The open job of a kind on a server.
+    async fn job_running(&self, kind: &Kind, server: ServerUuid) -> Result<Option<Uuid>, AppError> {
+        let stored = self.parts.store.get(&keys::job_guard(server, kind.name)).await?;
+        stored.map(|stored| keys::decode(&stored)).transpose()
     }
 
     fn job_record(

@@ -168,14 +168,18 @@ async fn drive(mut ctx: StepContext) {
 /// along, and a crash before that repeats the step.
 async fn run(ctx: &mut StepContext, step: Option<&Step>, place: Place) {
     let before = ctx.app.parts.clock.monotonic();
+    try_step(ctx, step, place).await;
+    let spent = ctx.app.parts.clock.monotonic().saturating_sub(before);
+    ctx.job.elapsed_ms += u64::try_from(spent.as_millis()).unwrap_or(u64::MAX);
+}
+
+/// The try and, after a failure, the pause before the next.
+async fn try_step(ctx: &mut StepContext, step: Option<&Step>, place: Place) {
     let outcome = match step {
         Some(step) => attempt(ctx, step, place).await,
         None => Err(StepFailure::fatal("this version does not have this step")),
     };
-    let clock = &ctx.app.parts.clock;
-    let spent = clock.monotonic().saturating_sub(before);
-    ctx.job.elapsed_ms += u64::try_from(spent.as_millis()).unwrap_or(u64::MAX);
-    let now = clock.wall();
+    let now = ctx.app.parts.clock.wall();
     let Err(failure) = outcome else {
         ctx.job.succeed(place, now);
         return;

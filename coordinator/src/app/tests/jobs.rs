@@ -93,6 +93,7 @@ async fn a_drain_ends_before_the_reboot_and_is_taken_back_when_that_fails() {
     assert_eq!(view["execution"], "failed");
     let last = view["chain_results"].as_array().unwrap().last().unwrap().clone();
     assert_eq!(last["error"], "server_reboot: no");
+    assert!(view["elapsed"].as_f64() >= Some(1.0), "with the pause between the tries");
     assert_eq!(transitional(&app, server(1)), None);
     app.shutdown().await;
 }
@@ -199,6 +200,23 @@ async fn what_can_t_be_is_refused_before_a_job_is_made() {
     let job = change("x").await.unwrap();
     assert_eq!(change("x").await.unwrap(), job);
     assert!(matches!(change("y").await, Err(AppError::RefusedArgument(_))));
+    app.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_second_setup_changes_nothing_of_the_first() {
+    let app = Disk::new().start().await;
+    let _agent = Agent::connect(&app, server(1)).await;
+    app.server_update(server(1), &[("setup", Some(json!(false)))], &Expected::ANY).await.unwrap();
+    let set_up = async |name: &str| {
+        let hostname = Some(name.to_owned());
+        let request = SetupRequest { hostname, ..SetupRequest::default() };
+        app.job_server_setup(server(1), request, "r").await.unwrap().unwrap()
+    };
+    let job = set_up("first").await;
+    assert_eq!(set_up("second").await, job);
+    let record = app.server_get(server(1), crate::app::fields::Extras::default()).unwrap();
+    assert_eq!(record["hostname"], "first");
     app.shutdown().await;
 }
 

@@ -60,6 +60,14 @@ impl App {
         })
     }
 
+    /// Refuses a request that names a ticket which is not active.
+    ///
+    /// # Errors
+    /// As [`App::fence`].
+    pub async fn ticket_check(&self) -> Result<(), AppError> {
+        self.fence().await.map(drop)
+    }
+
     /// The ticket that the request being handled names; `None` when it names none.
     ///
     /// # Errors

@@ -76,6 +76,15 @@ async fn inputs_that_crash_the_reference_are_answered() {
         &cluster,
         &[
             ("GET", "/tickets/nonsense", json!({}), 404, "ResourceNotFound"),
+            ("GET", "/tasks/%ff", json!({}), 404, "ResourceNotFound"),
+            ("GET", "/servers/%ff", json!({}), 409, "InvalidArgument"),
+            (
+                "PUT",
+                "/servers/{server_uuid}/setup",
+                json!({ "hostname": " a" }),
+                409,
+                "InvalidParameters",
+            ),
             ("DELETE", "/tickets/nonsense", json!({}), 404, "ResourceNotFound"),
             ("GET", "/tickets/nonsense/wait", json!({}), 404, "ResourceNotFound"),
             ("PUT", "/tickets/nonsense/release", json!({}), 404, "ResourceNotFound"),
@@ -139,7 +148,10 @@ async fn inputs_that_crash_the_reference_are_answered() {
     let refused = cluster.send(&sysinfo).await;
     refused.expect(500, "InternalError");
     assert_eq!(refused.value()["message"], "Unable to gather latest sysinfo");
-    let flags = cluster.send(&Sent::new("GET", "/boot/default")).await.value();
+    let default = cluster.send(&Sent::new("GET", "/boot/default")).await;
+    let record = cluster.send(&Sent::new("GET", "/servers/default")).await;
+    assert_eq!(default.headers["etag"], record.headers["etag"], "one record");
+    let flags = default.value();
     assert_eq!(flags["kernel_flags"], json!({ "-k": true }));
     assert!(
         cluster.received.lock().iter().all(|(_, task)| task != "server_overprovision_ratio"),
