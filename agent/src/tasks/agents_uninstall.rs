@@ -43,8 +43,9 @@ impl Handler for AgentsUninstall {
     }
 }
 
+/// Collects sysinfo, with the list of agents, anew.
 #[derive(Debug)]
-struct Refresh;
+pub(super) struct Refresh;
 
 #[async_trait]
 impl Step for Refresh {

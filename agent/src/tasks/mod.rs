@@ -43,6 +43,7 @@ mod notes;
 pub mod order;
 pub mod record;
 mod recover;
+pub mod refresh_agents;
 pub mod registry;
 mod run;
 pub mod runner;
@@ -52,6 +53,7 @@ pub mod server_reboot;
 pub mod server_setup;
 pub mod server_sysinfo;
 pub mod server_update_nics;
+pub mod sleep;
 mod snapshot;
 pub mod unsupported;
 mod wake;
@@ -97,12 +99,14 @@ pub static HANDLERS: &[&dyn Handler] = &[
     &machine_update::MachineUpdate,
     &machine_update_nics::MachineUpdateNics,
     &nop::Nop,
+    &refresh_agents::RefreshAgents,
     &server_overprovision_ratio::ServerOverprovisionRatio,
     &server_factory_reset::ServerFactoryReset,
     &server_reboot::ServerReboot,
     &server_setup::ServerSetup,
     &server_sysinfo::ServerSysinfo,
     &server_update_nics::ServerUpdateNics,
+    &sleep::Sleep,
     &unsupported::AGENT_INSTALL,
     &unsupported::DOCKER_BUILD_KIND,
     &unsupported::DOCKER_COPY,

@@ -56,10 +56,11 @@ fn sleep_of(params: &Params) -> Result<Duration, TaskFailure> {
     }
 }
 
+/// Waits, and then fails if it is to.
 #[derive(Debug)]
-struct Idle {
-    sleep: Duration,
-    error: Option<String>,
+pub(super) struct Idle {
+    pub(super) sleep: Duration,
+    pub(super) error: Option<String>,
 }
 
 #[async_trait]
