@@ -53,11 +53,11 @@ pub(crate) struct Import {
     manifest: Option<PathBuf>,
 
     /// Name, instead of a manifest's.
-    #[arg(long, required_unless_present = "manifest")]
+    #[arg(long)]
     name: Option<String>,
 
     /// Version, instead of a manifest's.
-    #[arg(long, required_unless_present = "manifest")]
+    #[arg(long)]
     version: Option<String>,
 
     /// Operating system, instead of a manifest's [default: linux].
@@ -114,6 +114,10 @@ fn manifest(
         let file = args.file.display();
         let text = format!("{file} is not the manifest's file: sha256 {sha256}, wanted {wanted}");
         return Err(CliError::Usage(text));
+    }
+    if args.manifest.is_none() && (args.name.is_none() || args.version.is_none()) {
+        let text = "an image needs --name and --version, or a --manifest that has them";
+        return Err(CliError::Usage(text.to_owned()));
     }
     let given = [("name", &args.name), ("version", &args.version), ("os", &args.os)];
     for (name, value) in given {
@@ -215,6 +219,9 @@ mod tests {
         let made = manifest(&import(Some("m.json")), given.clone(), "00").unwrap();
         assert_eq!((&made["name"], &made["os"]), (&json!("debian"), &json!("other")));
         manifest(&import(Some("m.json")), given.clone(), "11").unwrap_err();
+        let nameless = Import { name: None, ..import(None) };
+        let refused = manifest(&nameless, Map::new(), "00").unwrap_err();
+        assert!(refused.exit_code() == 2 && refused.to_string().contains("--name"), "{refused}");
     }
 
     #[test]

@@ -71,7 +71,14 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
         }
         Args::Cancel { id } => {
             let answer = client.post(&format!("/tasks/{id}/cancel"), &json!({})).await?;
-            output.done(&format!("task {id}: asked to stop; `muster task wait {id}`"), &answer)
+            // One that no agent had yet has ended by now.
+            let task = client.get(&format!("/tasks/{id}"), &[]).await?;
+            let text = if task["status"] == "active" {
+                format!("task {id}: asked to stop; `muster task wait {id}`")
+            } else {
+                format!("task {id}: ended: {}", wait::reason(&task))
+            };
+            output.done(&text, &answer)
         }
     }
 }
