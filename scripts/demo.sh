@@ -130,10 +130,6 @@ console() { # Shows the guest's output up to its line "up".
     if muster vm console "$1" --until "muster-guest up" --timeout 120; then
         return
     fi
-    # The line may have come before we were connected; the agent keeps a log of the console.
-    local log
-    log="$(find "$demo/agent" "$run_dir" -path "*$1*" -name console.log 2>/dev/null | head -n 1)"
-    [ -n "$log" ] && grep -a "muster-guest up" "$log" && return
     die "the guest did not come up; try: $bin/muster vm console $1"
 }
 

@@ -4,6 +4,7 @@
 //! simulations from others.
 
 pub mod config;
+pub mod consoles;
 pub mod debug_http;
 pub mod drivers;
 pub mod host;
@@ -28,6 +29,7 @@ use tokio_util::task::TaskTracker;
 use url::Url;
 use uuid::Uuid;
 
+use crate::consoles::{Consoles, NodePorts};
 use crate::drivers::SharedDrivers;
 use crate::link::feed::Feed;
 use crate::link::{LinkParts, Links};
@@ -121,6 +123,9 @@ impl Agent {
         report.sysinfo_within(Duration::MAX).await;
         let reporting = stop.clone();
         background.spawn(async move { report.run(reporting).await });
+        let ports = NodePorts { drivers: parts.drivers.clone(), engine: engine.clone() };
+        let consoles = Consoles::new(Arc::new(ports), background.clone(), stop.clone());
+        let consoles = Arc::new(consoles);
         let links = Links::start(
             LinkParts {
                 clock: parts.clock,
@@ -130,6 +135,7 @@ impl Agent {
                 engine: engine.clone(),
                 feed: parts.feed.clone(),
                 drivers: parts.drivers.clone(),
+                consoles: consoles.clone(),
                 server_uuid: config.server_uuid,
                 boot_id: config.boot_id,
                 instance_id,
@@ -142,6 +148,7 @@ impl Agent {
             links,
             feed: parts.feed,
             drivers: parts.drivers,
+            consoles,
             kv: parts.kv,
             server_uuid: config.server_uuid,
             instance_id,
@@ -162,6 +169,8 @@ pub struct Running {
     pub feed: Arc<dyn Feed>,
     /// The node.
     pub drivers: SharedDrivers,
+    /// The guests' serial consoles.
+    pub consoles: Arc<Consoles>,
     kv: SharedKv,
     /// The server it speaks for.
     pub server_uuid: ServerUuid,

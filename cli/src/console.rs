@@ -17,6 +17,8 @@ const PING: Duration = Duration::from_secs(20);
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
+First shows what the machine printed lately, since its last start. Others may look at the same
+console, and all may type. It stays while the machine is rebooted, and ends when it is stopped.
 Type ~. at the start of a line to leave, ~~ for one ~. Examples:
   muster vm console web1
   muster vm console web1 --until 'login:' --timeout 60     for scripts: exit 7 if it never comes")]
@@ -24,7 +26,7 @@ pub(crate) struct Args {
     /// Uuid, its beginning, or alias.
     vm: String,
 
-    /// Only watch, and leave after the line in which this text appears.
+    /// Only watch, and leave after the line in which this text appears, or has just appeared.
     #[arg(long, value_name = "TEXT")]
     until: Option<String>,
 
@@ -45,20 +47,36 @@ pub(crate) async fn run(client: &Client, args: Args) -> Result<(), CliError> {
     }
 }
 
-/// Bytes of a frame; `None` once the console has ended.
-fn bytes(frame: Option<Result<Message, SocketError>>) -> Result<Option<Vec<u8>>, CliError> {
+/// What a frame says.
+#[derive(Debug, PartialEq, Eq)]
+enum Said {
+    Output(Vec<u8>),
+    /// Something happened to the console.
+    Notice(String),
+    /// The console has ended, and why.
+    End(String),
+    Nothing,
+}
+
+fn said(frame: Option<Result<Message, SocketError>>) -> Result<Said, CliError> {
+    let lost = |source: Box<dyn std::error::Error + Send + Sync>| CliError::Unreachable {
+        url: "the console".to_owned(),
+        source,
+    };
     match frame {
-        Some(Ok(Message::Binary(bytes))) => Ok(Some(bytes.to_vec())),
-        Some(Ok(Message::Text(text))) => Ok(Some(text.as_bytes().to_vec())),
-        Some(Ok(Message::Close(Some(close)))) if u16::from(close.code) != 1000 => {
-            let message = format!("the console was closed: {} ({})", close.reason, close.code);
-            Err(CliError::NotFound(message))
-        }
-        Some(Ok(Message::Close(_))) | None => Ok(None),
-        Some(Ok(_)) => Ok(Some(Vec::new())),
-        Some(Err(error)) => {
-            Err(CliError::Unreachable { url: "the console".to_owned(), source: error.into() })
-        }
+        Some(Ok(Message::Binary(bytes))) => Ok(Said::Output(bytes.to_vec())),
+        Some(Ok(Message::Text(text))) => Ok(Said::Notice(text.to_string())),
+        Some(Ok(Message::Close(close))) => match close {
+            Some(close) if u16::from(close.code) != 1000 => {
+                let message = format!("the console was closed: {} ({})", close.reason, close.code);
+                Err(CliError::Ended(message))
+            }
+            Some(close) if !close.reason.is_empty() => Ok(Said::End(close.reason.to_string())),
+            _ => Ok(Said::End("the console has ended".to_owned())),
+        },
+        Some(Ok(_)) => Ok(Said::Nothing),
+        Some(Err(error)) => Err(lost(error.into())),
+        None => Err(lost("the connection was lost".into())),
     }
 }
 
@@ -88,9 +106,14 @@ where
         // Each arm is cancel-safe: a frame or a key is either taken whole or not at all.
         let message = tokio::select! {
             biased;
-            frame = stream.next() => match bytes(frame) {
-                Ok(Some(bytes)) => { show(&bytes).await?; continue }
-                Ok(None) => break Ok("the console has ended"),
+            frame = stream.next() => match said(frame) {
+                Ok(Said::Output(bytes)) => { show(&bytes).await?; continue }
+                Ok(Said::Notice(text)) => {
+                    eprint!("{newline}muster: {text}{newline}");
+                    continue;
+                }
+                Ok(Said::Nothing) => continue,
+                Ok(Said::End(reason)) => break Ok(reason),
                 Err(error) => break Err(error),
             },
             read = stdin.read(&mut buffer), if typing => match read {
@@ -98,7 +121,7 @@ where
                 Ok(count) => {
                     let (passed, leave) = escape.filter(&buffer[..count]);
                     if leave {
-                        break Ok("left");
+                        break Ok("left".to_owned());
                     }
                     Message::binary(passed)
                 }
@@ -109,7 +132,7 @@ where
             _ = ping.tick() => Message::Ping(Vec::new().into()),
         };
         if let Err(error) = sink.send(message).await {
-            break bytes(Some(Err(error))).map(|_| "");
+            break said(Some(Err(error))).map(|_| String::new());
         }
     };
     eprint!("{newline}");
@@ -128,12 +151,19 @@ where
     let mut seen = Vec::new();
     let search = async {
         loop {
-            let Some(bytes) = bytes(socket.next().await)? else {
-                return Err(CliError::NotFound(format!("the console ended without {wanted:?}")));
-            };
-            show(&bytes).await?;
-            if appears(&mut seen, &bytes, wanted) {
-                return Ok(());
+            match said(socket.next().await)? {
+                Said::Output(bytes) => {
+                    show(&bytes).await?;
+                    if appears(&mut seen, &bytes, wanted) {
+                        return Ok(());
+                    }
+                }
+                Said::Notice(text) => eprintln!("muster: {text}"),
+                Said::End(reason) => {
+                    let text = format!("{reason}; {wanted:?} was not on the console");
+                    return Err(CliError::Ended(text));
+                }
+                Said::Nothing => {}
             }
         }
     };
@@ -156,6 +186,23 @@ fn appears(seen: &mut Vec<u8>, new: &[u8], wanted: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn closed(code: u16, reason: &'static str) -> Option<Result<Message, SocketError>> {
+        use tokio_tungstenite::tungstenite::protocol::CloseFrame;
+        Some(Ok(Message::Close(Some(CloseFrame { code: code.into(), reason: reason.into() }))))
+    }
+
+    #[test]
+    fn an_end_is_told_by_its_reason() {
+        let stopped = said(closed(1000, "the machine is stopped")).unwrap();
+        assert_eq!(stopped, Said::End("the machine is stopped".to_owned()));
+        let gone = said(closed(1011, "the agent is gone")).unwrap_err();
+        assert_eq!(gone.exit_code(), 1);
+        assert_eq!(gone.to_string(), "the console was closed: the agent is gone (1011)");
+        assert_eq!(said(None).unwrap_err().exit_code(), 5);
+        let notice = said(Some(Ok(Message::text("the machine runs again")))).unwrap();
+        assert_eq!(notice, Said::Notice("the machine runs again".to_owned()));
+    }
 
     #[test]
     fn text_is_found_across_pieces_once_its_line_ends() {

@@ -62,6 +62,9 @@ pub enum CliError {
         /// What it said.
         message: String,
     },
+    /// What was being shown ended.
+    #[error("{0}")]
+    Ended(String),
     /// What was waited for did not happen in time.
     #[error("{0}")]
     Timeout(String),
@@ -83,7 +86,7 @@ impl CliError {
         match self {
             // A closed pipe (`muster … | head`) is no failure.
             Self::Terminal { source, .. } if source.kind() == std::io::ErrorKind::BrokenPipe => 0,
-            Self::Server { .. } | Self::Terminal { .. } => 1,
+            Self::Server { .. } | Self::Ended(_) | Self::Terminal { .. } => 1,
             Self::Usage(_) | Self::File { .. } | Self::Tls(_) => 2,
             Self::NotFound(_) => 3,
             Self::TaskFailed { .. } => 4,

@@ -9,7 +9,9 @@ use muster_tests::guest;
 use muster_tests::http::Client;
 use muster_tests::wait::wait_for;
 use serde_json::{Value, json};
+use tokio::net::TcpStream;
 use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::{MaybeTlsStream, WebSocketStream};
 
 /// A TCG guest on two busy cores.
 const BOOT: Duration = Duration::from_secs(90);
@@ -29,23 +31,70 @@ fn payload(image: &str, alias: &str) -> Value {
     })
 }
 
-async fn console_says(coordinator: &Coordinator, vm: &str, word: &str) {
-    let url = format!("{}/vms/{vm}/console", coordinator.agent_url());
-    let (mut socket, _) = tokio_tungstenite::connect_async(url).await.expect("a console");
-    let mut seen = String::new();
-    let read = tokio::time::timeout(BOOT, async {
-        socket.send(Message::binary(b"\n".to_vec())).await.expect("the console takes input");
-        while let Some(Ok(message)) = socket.next().await {
-            if let Message::Binary(bytes) = message {
-                seen.push_str(&String::from_utf8_lossy(&bytes));
+/// A viewer of a serial console.
+struct Console {
+    socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
+    seen: String,
+}
+
+impl Console {
+    async fn open(coordinator: &Coordinator, vm: &str) -> Self {
+        let url = format!("{}/vms/{vm}/console", coordinator.agent_url());
+        let (socket, _) = tokio_tungstenite::connect_async(url).await.expect("a console");
+        Self { socket, seen: String::new() }
+    }
+
+    /// Reads until the output, or a notice in angle brackets, holds the text; forgets all up to it.
+    async fn until(&mut self, text: &str) {
+        let end = self.read(text).await;
+        let at = self.seen.find(text);
+        let at = at.unwrap_or_else(|| panic!("never {text:?} but {end:?}: {}", self.seen));
+        self.seen.drain(..at + text.len());
+    }
+
+    /// Reads to the end; the reason.
+    async fn end(&mut self) -> String {
+        self.read("\u{0}").await.unwrap_or_else(|| panic!("no end: {}", self.seen))
+    }
+
+    async fn read(&mut self, text: &str) -> Option<String> {
+        let read = async {
+            while !self.seen.contains(text) {
+                match self.socket.next().await {
+                    Some(Ok(Message::Binary(bytes))) => {
+                        self.seen.push_str(&String::from_utf8_lossy(&bytes));
+                    }
+                    Some(Ok(Message::Text(notice))) => self.seen.push_str(&format!("<{notice}>")),
+                    Some(Ok(Message::Close(Some(close)))) => {
+                        return Some(format!("{} {}", close.code, close.reason));
+                    }
+                    Some(Ok(_)) => {}
+                    other => return Some(format!("{other:?}")),
+                }
             }
-            if seen.contains(word) {
-                return;
-            }
-        }
-    })
-    .await;
-    assert!(read.is_ok() && seen.contains(word), "console never said {word:?}: {seen}");
+            None
+        };
+        tokio::time::timeout(BOOT, read).await.ok().flatten()
+    }
+
+    async fn type_line(&mut self, line: &str) {
+        let keys = Message::binary(format!("{line}\n").into_bytes());
+        self.socket.send(keys).await.expect("the console takes input");
+    }
+}
+
+/// Two look at one console at the same time, and both may type.
+async fn console_is_shared(coordinator: &Coordinator, vm: &str) -> (Console, Console) {
+    let (mut first, mut second) =
+        tokio::join!(Console::open(coordinator, vm), Console::open(coordinator, vm));
+    tokio::join!(first.until("muster-guest up"), second.until("muster-guest up"));
+    first.type_line("echo first-$((20 + 1))").await;
+    tokio::join!(first.until("first-21"), second.until("first-21"));
+    second.type_line("echo second-$((20 + 2))").await;
+    tokio::join!(first.until("second-22"), second.until("second-22"));
+    // Who comes late sees what was before.
+    Console::open(coordinator, vm).await.until("muster-guest up").await;
+    (first, second)
 }
 
 #[tokio::test]
@@ -69,7 +118,8 @@ async fn a_vm_lives_from_create_to_destroy() {
     .await;
     let listed = client.get("/vms?alias=first").await.expect(200);
     assert_eq!(listed[0]["uuid"], vm);
-    console_says(&coordinator, &vm, "up").await;
+    let (mut console, second) = console_is_shared(&coordinator, &vm).await;
+    drop(second);
 
     let path = format!("/servers/{}/vms/{vm}", agent.server_uuid);
     let loaded = client.get(&path).await.expect(200);
@@ -87,10 +137,22 @@ async fn a_vm_lives_from_create_to_destroy() {
             if answer.json["state"] == state { Ok(()) } else { Err(answer.text) }
         })
         .await;
+        match action {
+            "stop" => assert_eq!(console.end().await, "1000 the machine is stopped"),
+            "start" => {
+                console = Console::open(&coordinator, &vm).await;
+                console.until("muster-guest up").await;
+            }
+            _ => {
+                console.until("<the machine runs again>").await;
+                console.until("muster-guest up").await;
+            }
+        }
     }
 
     let task = client.delete(&path).await.expect(200);
     client.complete_task(task["id"].as_str().unwrap(), 120).await;
+    assert_eq!(console.end().await, "1000 the machine is gone");
     wait_for("the index forgets it", Duration::from_secs(60), || async {
         let answer = client.get(&format!("/vms/{vm}")).await;
         if answer.status == 404 { Ok(()) } else { Err(answer.text) }

@@ -1,4 +1,5 @@
-//! `GET /vms/:uuid/console`: a guest's serial console as a websocket of binary frames.
+//! `GET /vms/:uuid/console`: a guest's serial console as a websocket of binary frames; text
+//! frames tell people what happened to it.
 
 use std::sync::Arc;
 
@@ -14,15 +15,14 @@ use hyper_util::rt::TokioIo;
 use muster_shared::ids::VmUuid;
 use muster_shared::link::websocket::accepted;
 use muster_shared::link::{Connection, Frame, FrameSink, FrameStream};
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 
 use super::Local;
 use super::answer::Answer;
+use crate::consoles::{Event, Viewer};
 use crate::drivers::DriverError;
-use crate::drivers::compute::{GuestIo, GuestPort};
 
-/// Bytes read from the guest at a time.
+/// Bytes of a frame.
 const CHUNK_BYTES: usize = 16 * 1024;
 
 /// Answers with the upgrade and carries bytes from then on.
@@ -37,15 +37,22 @@ pub(super) async fn open(request: Request<Incoming>, local: &Arc<Local>, vm: &st
     let Some(key) = key else {
         return Answer::error(426, "UpgradeRequired", "the console is a websocket");
     };
-    let guest = match local.agent.drivers.compute.open(vm, GuestPort::Console).await {
-        Ok(guest) => guest,
-        Err(DriverError::Refused { code, message }) => return Answer::error(404, code, &message),
+    let viewer = match local.agent.consoles.attach(vm).await {
+        Ok(viewer) => viewer,
+        Err(DriverError::Refused { code, message }) => {
+            let status = match code {
+                "VmNotFound" | "VmNotRunning" => 404,
+                "ConsoleBusy" => 409,
+                _ => 503,
+            };
+            return Answer::error(status, code, &message);
+        }
         Err(error) => return Answer::error(500, "InternalError", &error.to_string()),
     };
     let upgrade = hyper::upgrade::on(request);
     tokio::spawn(async move {
         match upgrade.await {
-            Ok(io) => carry(accepted(TokioIo::new(io)).await, guest).await,
+            Ok(io) => carry(accepted(TokioIo::new(io)).await, viewer).await,
             Err(error) => tracing::debug!(%error, "a console's upgrade failed"),
         }
     });
@@ -60,40 +67,36 @@ pub(super) async fn open(request: Request<Incoming>, local: &Arc<Local>, vm: &st
     Answer::upgrade(response)
 }
 
-async fn carry(connection: Connection, guest: Box<dyn GuestIo>) {
+async fn carry(connection: Connection, viewer: Viewer) {
     let Connection { mut sink, mut stream } = connection;
-    let (reader, writer) = tokio::io::split(guest);
-    tokio::select! {
+    let (code, reason) = tokio::select! {
         biased;
-        () = to_guest(stream.as_mut(), writer) => {}
-        () = from_guest(reader, sink.as_mut()) => {}
-    }
-    Connection { sink, stream }.shutdown(1000, "").await;
+        () = to_guest(stream.as_mut(), &viewer) => (1000, String::new()),
+        end = from_guest(&viewer, sink.as_mut()) => end,
+    };
+    Connection { sink, stream }.shutdown(code, &reason).await;
 }
 
-async fn to_guest(stream: &mut dyn FrameStream, mut guest: impl AsyncWrite + Unpin) {
+async fn to_guest(stream: &mut dyn FrameStream, viewer: &Viewer) {
     while let Ok(Some(frame)) = stream.next().await {
         let bytes = match frame {
             Frame::Text(text) => Bytes::from(text),
             Frame::Binary(bytes) => bytes,
         };
-        if guest.write_all(&bytes).await.is_err() {
-            return;
-        }
+        viewer.write(bytes).await;
     }
 }
 
-async fn from_guest(mut guest: impl AsyncRead + Unpin, sink: &mut dyn FrameSink) {
-    let mut buffer = vec![0; CHUNK_BYTES];
+/// Until the end of either; with its close code.
+async fn from_guest(viewer: &Viewer, sink: &mut dyn FrameSink) -> (u16, String) {
     loop {
-        match guest.read(&mut buffer).await {
-            Ok(0) | Err(_) => return,
-            Ok(length) => {
-                let bytes = Bytes::copy_from_slice(&buffer[..length]);
-                if sink.send(Frame::Binary(bytes)).await.is_err() {
-                    return;
-                }
-            }
+        let frame = match viewer.next(CHUNK_BYTES).await {
+            Ok(Event::Output(bytes)) => Frame::Binary(bytes),
+            Ok(Event::Notice(text)) => Frame::Text(text),
+            Err(end) => return (if end.is_orderly() { 1000 } else { 1011 }, end.message),
+        };
+        if sink.send(frame).await.is_err() {
+            return (1000, String::new());
         }
     }
 }

@@ -37,6 +37,7 @@ use uuid::Uuid;
 use self::desk::{Desk, ToDesk};
 use self::dial::{LinkState, Phase};
 use self::feed::Feed;
+use crate::consoles::Consoles;
 use crate::drivers::SharedDrivers;
 use crate::tasks::Engine;
 
@@ -65,8 +66,10 @@ pub struct LinkParts {
     pub engine: Arc<Engine>,
     /// Looks at the node.
     pub feed: Arc<dyn Feed>,
-    /// For byte streams to guests.
+    /// For displays.
     pub drivers: SharedDrivers,
+    /// Serial consoles.
+    pub consoles: Arc<Consoles>,
     /// The server this agent speaks for.
     pub server_uuid: ServerUuid,
     /// This boot of the host.

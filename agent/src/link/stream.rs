@@ -5,14 +5,17 @@
 //! makes this process hold more than one window.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use muster_shared::error_chain::Chain;
+use muster_shared::ids::VmUuid;
 use muster_shared::link::{Connection, Frame, FrameSink, FrameStream};
 use muster_shared::wire::stream::{Control, ENDPOINT_PATH, MAX_DATA_BYTES, PROTOCOL, WINDOW_BYTES};
 use muster_shared::wire::{Error, StreamKind, StreamOpen};
 use parking_lot::Mutex;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, ReadHalf, WriteHalf};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -20,6 +23,7 @@ use url::Url;
 
 use super::LinkParts;
 use super::outbox::Outbox;
+use crate::consoles::{Event, Viewer};
 use crate::drivers::DriverError;
 use crate::drivers::compute::{GuestIo, GuestPort};
 
@@ -38,15 +42,12 @@ pub(super) async fn run(
         let id = Some(open.stream_id.to_string());
         outbox.control(Error { id, code: code.to_owned(), message });
     };
-    let port = match open.stream {
-        StreamKind::Console => GuestPort::Console,
-        StreamKind::Vnc => GuestPort::Vnc,
-    };
-    let guest = match parts.drivers.compute.open(open.vm_uuid, port).await {
+    let guest = match Guest::open(parts, open.stream, open.vm_uuid).await {
         Ok(guest) => guest,
         Err(DriverError::Refused { code, message }) => return refuse(code, message),
         Err(error) => {
-            return refuse("error", muster_shared::error_chain::Chain(&error).to_string());
+            tracing::warn!(vm_uuid = %open.vm_uuid, error = %Chain(&error), "no stream");
+            return refuse("error", format!("the device of VM {} does not answer", open.vm_uuid));
         }
     };
     let mut target = url.clone();
@@ -54,13 +55,96 @@ pub(super) async fn run(
     let connection = match timeout(OPEN_LIMIT, parts.dialer.dial(&target, PROTOCOL)).await {
         Ok(Ok(connection)) => connection,
         Ok(Err(error)) => {
-            return refuse("error", muster_shared::error_chain::Chain(&error).to_string());
+            return refuse("error", Chain(&error).to_string());
         }
         Err(_) => return refuse("error", "the stream's connection took too long".to_owned()),
     };
     tracing::info!(stream_id = %open.stream_id, vm_uuid = %open.vm_uuid, "stream opened");
     carry(connection, guest, stop).await;
     tracing::info!(stream_id = %open.stream_id, "stream closed");
+}
+
+/// The guest's end of a stream.
+#[derive(Debug)]
+enum Guest {
+    Console(Viewer),
+    Display(Device),
+}
+
+struct Device(Box<dyn GuestIo>);
+
+impl std::fmt::Debug for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Device")
+    }
+}
+
+impl Guest {
+    async fn open(parts: &LinkParts, kind: StreamKind, vm: VmUuid) -> Result<Self, DriverError> {
+        Ok(match kind {
+            StreamKind::Console => Self::Console(parts.consoles.attach(vm).await?),
+            StreamKind::Vnc => {
+                Self::Display(Device(parts.drivers.compute.open(vm, GuestPort::Vnc).await?))
+            }
+        })
+    }
+
+    fn split(self) -> (Source, Target) {
+        match self {
+            Self::Console(viewer) => {
+                let viewer = Arc::new(viewer);
+                (Source::Console(Arc::clone(&viewer)), Target::Console(viewer))
+            }
+            Self::Display(Device(io)) => {
+                let (reader, writer) = tokio::io::split(io);
+                (Source::Display(reader, vec![0; MAX_DATA_BYTES]), Target::Display(writer))
+            }
+        }
+    }
+}
+
+/// What comes from the guest.
+enum Source {
+    Console(Arc<Viewer>),
+    Display(ReadHalf<Box<dyn GuestIo>>, Vec<u8>),
+}
+
+impl Source {
+    /// At most `room` bytes. Cancel-safe.
+    async fn next(&mut self, room: usize) -> Result<Event, Ended> {
+        match self {
+            Self::Console(viewer) => viewer.next(room).await.map_err(|end| (end.code, end.message)),
+            Self::Display(reader, buffer) => {
+                let room = room.min(buffer.len());
+                match reader.read(&mut buffer[..room]).await {
+                    Ok(0) => Err(("done", "the guest's device closed".to_owned())),
+                    Ok(length) => Ok(Event::Output(Bytes::copy_from_slice(&buffer[..length]))),
+                    Err(error) => Err(("done", format!("the guest's device closed: {error}"))),
+                }
+            }
+        }
+    }
+}
+
+/// What goes to the guest.
+enum Target {
+    Console(Arc<Viewer>),
+    Display(WriteHalf<Box<dyn GuestIo>>),
+}
+
+impl Target {
+    async fn write(&mut self, bytes: Bytes) -> Result<(), Ended> {
+        match self {
+            Self::Console(viewer) => {
+                viewer.write(bytes).await;
+                Ok(())
+            }
+            Self::Display(writer) => writer
+                .write_all(&bytes)
+                .await
+                .map_err(|error| ("done", format!("the guest's device closed: {error}"))),
+        }
+    }
 }
 
 /// What the three directions of work share.
@@ -83,23 +167,20 @@ struct FlowState {
 }
 
 /// Carries bytes both ways until either side ends.
-async fn carry(connection: Connection, guest: Box<dyn GuestIo>, stop: &CancellationToken) {
+async fn carry(connection: Connection, guest: Guest, stop: &CancellationToken) {
     let Connection { mut sink, mut stream } = connection;
     let flow = Flow::default();
     flow.state.lock().credit = WINDOW_BYTES;
-    let (reader, writer) = tokio::io::split(guest);
+    let (source, target) = guest.split();
     let (code, message) = tokio::select! {
         biased;
         () = stop.cancelled() => ("error", "the agent stops".to_owned()),
         end = receive(stream.as_mut(), &flow) => end,
-        end = to_guest(writer, &flow) => end,
-        end = from_guest(reader, sink.as_mut(), &flow) => end,
+        end = to_guest(target, &flow) => end,
+        end = from_guest(source, sink.as_mut(), &flow) => end,
     };
-    let close = Control::Close { code: code.to_owned(), message };
-    if let Ok(text) = serde_json::to_string(&close) {
-        // The peer may be the one who ended it.
-        sink.send(Frame::Text(text)).await.ok();
-    }
+    // The peer may be the one who ended it.
+    sink.send(control(&Control::Close { code: code.to_owned(), message })).await.ok();
     Connection { sink, stream }.shutdown(1000, code).await;
 }
 
@@ -127,8 +208,8 @@ async fn receive(stream: &mut dyn FrameStream, flow: &Flow) -> Ended {
                     flow.outbound.notify_one();
                 }
                 Ok(Control::Close { .. }) => return ("done", String::new()),
-                // A kind of a later version.
-                Err(_) => {}
+                // Nothing a client says, or a kind of a later version.
+                Ok(Control::Notice { .. }) | Err(_) => {}
             },
             Ok(None) => return ("done", String::new()),
             Err(error) => return ("error", error.to_string()),
@@ -136,17 +217,17 @@ async fn receive(stream: &mut dyn FrameStream, flow: &Flow) -> Ended {
     }
 }
 
-async fn to_guest(mut guest: impl tokio::io::AsyncWrite + Unpin, flow: &Flow) -> Ended {
+async fn to_guest(mut guest: Target, flow: &Flow) -> Ended {
     loop {
         let next = flow.state.lock().waiting.pop_front();
         let Some(bytes) = next else {
             flow.inbound.notified().await;
             continue;
         };
-        if let Err(error) = guest.write_all(&bytes).await {
-            return ("done", format!("the guest's device closed: {error}"));
-        }
         let length = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        if let Err(ended) = guest.write(bytes).await {
+            return ended;
+        }
         let mut state = flow.state.lock();
         state.waiting_bytes = state.waiting_bytes.saturating_sub(length);
         state.consumed = state.consumed.saturating_add(length);
@@ -155,42 +236,41 @@ async fn to_guest(mut guest: impl tokio::io::AsyncWrite + Unpin, flow: &Flow) ->
     }
 }
 
-async fn from_guest(
-    mut guest: impl tokio::io::AsyncRead + Unpin,
-    sink: &mut dyn FrameSink,
-    flow: &Flow,
-) -> Ended {
-    let mut buffer = vec![0; MAX_DATA_BYTES];
+async fn from_guest(mut guest: Source, sink: &mut dyn FrameSink, flow: &Flow) -> Ended {
     loop {
         let (consumed, credit) = {
             let mut state = flow.state.lock();
             (std::mem::take(&mut state.consumed), state.credit)
         };
         if consumed > 0 {
-            let window = Control::Window { bytes: consumed };
-            let text = serde_json::to_string(&window).unwrap_or_default();
-            if let Err(error) = sink.send(Frame::Text(text)).await {
+            let window = control(&Control::Window { bytes: consumed });
+            if let Err(error) = sink.send(window).await {
                 return ("error", error.to_string());
             }
         }
-        let room = usize::try_from(credit).unwrap_or(usize::MAX).min(buffer.len());
-        let read = tokio::select! {
+        let room = usize::try_from(credit).unwrap_or(usize::MAX).min(MAX_DATA_BYTES);
+        let event = tokio::select! {
             biased;
             () = flow.outbound.notified() => continue,
-            read = guest.read(&mut buffer[..room]), if room > 0 => read,
+            event = guest.next(room), if room > 0 => event,
         };
-        let length = match read {
-            Ok(0) => return ("done", "the guest's device closed".to_owned()),
-            Ok(length) => length,
-            Err(error) => return ("done", format!("the guest's device closed: {error}")),
+        let frame = match event {
+            Ok(Event::Output(bytes)) => {
+                let length = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+                let mut state = flow.state.lock();
+                state.credit = state.credit.saturating_sub(length);
+                drop(state);
+                Frame::Binary(bytes)
+            }
+            Ok(Event::Notice(message)) => control(&Control::Notice { message }),
+            Err(ended) => return ended,
         };
-        {
-            let mut state = flow.state.lock();
-            state.credit = state.credit.saturating_sub(u64::try_from(length).unwrap_or(u64::MAX));
-        }
-        let frame = Frame::Binary(Bytes::copy_from_slice(&buffer[..length]));
         if let Err(error) = sink.send(frame).await {
             return ("error", error.to_string());
         }
     }
+}
+
+fn control(control: &Control) -> Frame {
+    Frame::Text(serde_json::to_string(control).unwrap_or_default())
 }

@@ -309,6 +309,7 @@ async fn a_new_vm_shows_as_a_delta_and_its_console_is_carried() {
             Frame::Binary(bytes) => echoed.extend_from_slice(&bytes),
             Frame::Text(text) => match serde_json::from_str(&text).unwrap() {
                 Control::Window { bytes } => credit += bytes,
+                Control::Notice { message } => panic!("{message}"),
                 Control::Close { code, .. } => panic!("closed: {code}"),
             },
         }

@@ -97,6 +97,13 @@ impl Engine {
         Ok(())
     }
 
+    /// Whether a task that may change this VM runs or waits.
+    #[must_use]
+    pub fn works_on(&self, vm: VmUuid) -> bool {
+        let shared = self.shared.lock();
+        shared.live.values().any(|live| live.durable() && live.record.lock().vm == Some(vm))
+    }
+
     /// Refuses new mutating tasks until [`Self::resume`]; durable for this boot of the host.
     ///
     /// # Errors

@@ -51,7 +51,7 @@ impl Agents {
     ///
     /// # Errors
     /// [`AppError::NotConnected`], [`AppError::Busy`], [`AppError::Timeout`],
-    /// [`AppError::Agent`] when the agent refuses.
+    /// [`AppError::Stream`] when the agent refuses.
     pub async fn open_stream(
         &self,
         server: ServerUuid,
@@ -76,9 +76,7 @@ impl Agents {
         self.streams.0.lock().remove(&stream_id);
         match opened {
             Ok(Ok(Ok(connection))) => Ok(connection),
-            Ok(Ok(Err(StreamError { code, message }))) => {
-                Err(AppError::Agent { code, message, details: None })
-            }
+            Ok(Ok(Err(error))) => Err(error.into()),
             Ok(Err(_)) => Err(AppError::Stopping),
             Err(_) => Err(AppError::Timeout("the stream".to_owned())),
         }
@@ -141,14 +139,20 @@ async fn down(
                 Ok(Control::Window { bytes }) => {
                     credit.send_modify(|c| *c = c.saturating_add(bytes).min(WINDOW_BYTES));
                 }
-                Ok(Control::Close { code, message }) if code == "done" => return (1000, message),
-                Ok(Control::Close { code, message }) => {
-                    return (1011, format!("{code}: {message}"));
+                Ok(Control::Notice { message }) => {
+                    if send(to_client, Frame::Text(message)).await.is_err() {
+                        return (1001, "the client is gone".to_owned());
+                    }
                 }
-                Err(_) => return (1011, "the agent sent what is no stream".to_owned()),
+                Ok(Control::Close { code, message }) => {
+                    let orderly = matches!(code.as_str(), "done" | "VmNotRunning" | "VmNotFound");
+                    return (if orderly { 1000 } else { 1011 }, message);
+                }
+                // A kind of a later version.
+                Err(_) => {}
             },
-            Ok(None) => return (1000, "the stream ended".to_owned()),
-            Err(_) => return (1011, "the agent is gone".to_owned()),
+            // An agent that lives says why it ends.
+            Ok(None) | Err(_) => return (1011, "the agent is gone".to_owned()),
         }
     }
 }

@@ -74,7 +74,7 @@ impl App {
     ///
     /// # Errors
     /// [`AppError::VmNotFound`], [`AppError::NotConnected`], [`AppError::Timeout`],
-    /// [`AppError::Agent`].
+    /// [`AppError::Stream`].
     pub async fn vm_stream(&self, vm: VmUuid, kind: StreamKind) -> Result<Connection, AppError> {
         let (server, _) = self.fleet.vm(vm).ok_or(AppError::VmNotFound(vm))?;
         self.agents.open_stream(server, vm, kind).await

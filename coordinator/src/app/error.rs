@@ -111,6 +111,9 @@ pub enum AppError {
         /// More.
         details: Option<Value>,
     },
+    /// The agent has no such byte stream.
+    #[error(transparent)]
+    Stream(#[from] crate::agents::StreamError),
     /// The store failed.
     #[error("the store failed")]
     Store(#[from] StoreError),

@@ -54,6 +54,7 @@ impl From<AppError> for ApiError {
             AppError::NotConnected(_) | AppError::Stopping => Self::Unavailable(message),
             AppError::Timeout(_) | AppError::Imgapi(_) => Self::Internal { message, source: None },
             AppError::Agent { code, .. } => Self::Agent { code, message },
+            AppError::Stream(error) => Self::Agent { code: error.code, message },
             AppError::Changed => Self::PreconditionFailed(message),
             // Only what a client sent can make a record too large.
             AppError::Store(StoreError::TooLarge { .. }) => Self::TooLarge(message),

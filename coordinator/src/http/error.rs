@@ -179,10 +179,12 @@ fn agent_status(code: &str) -> StatusCode {
         "VmNotRunning" | "VmExists" | "VmIndestructible" | "StaleTicket" | "DatasetExists"
         | "DatasetBusy" | "DatasetHasChildren" | "DatasetHasClones" | "DatasetProtected"
         | "SnapshotHeld" | "InvalidName" | "InvalidProperty" | "InvalidParameters"
-        | "InvalidArgument" => StatusCode::CONFLICT,
+        | "InvalidArgument" | "ConsoleBusy" => StatusCode::CONFLICT,
         "HostActionsDisabled" | "NotAuthorized" => StatusCode::FORBIDDEN,
         "NotSupported" | "ZfsUnavailable" => StatusCode::NOT_IMPLEMENTED,
-        "QueueFull" | "Draining" | "JournalFull" => StatusCode::SERVICE_UNAVAILABLE,
+        "QueueFull" | "Draining" | "JournalFull" | "ConsoleUnavailable" => {
+            StatusCode::SERVICE_UNAVAILABLE
+        }
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }

@@ -47,7 +47,10 @@ pub(super) fn routes() -> Vec<Route> {
             .versioned()
             .returns_schema(schema::fleet_vm),
         Route::new(Method::GET, "/vms/:uuid/console", "FleetVmConsole", console)
-            .summary("The VM's serial console: binary frames both ways")
+            .summary(
+                "The VM's serial console: binary frames both ways, first what it printed lately; \
+                 text frames tell people what happened to it",
+            )
             .vm()
             .websocket(),
         Route::new(Method::GET, "/vms/:uuid/display", "FleetVmDisplay", display)

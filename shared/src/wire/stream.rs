@@ -26,6 +26,12 @@ pub enum Control {
         /// Credit given back.
         bytes: u64,
     },
+    /// Something happened that is no output, e.g. the guest was restarted. Agent to coordinator.
+    #[serde(rename = "stream_notice")]
+    Notice {
+        /// For people.
+        message: String,
+    },
     /// The stream ends.
     #[serde(rename = "stream_close")]
     Close {

@@ -8,6 +8,7 @@ use std::fmt;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use muster_shared::ids::VmUuid;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -58,6 +59,18 @@ pub enum GuestPort {
     Console,
     /// Display (RFB).
     Vnc,
+}
+
+/// Most that [`Compute::console_log`] returns, bytes.
+pub const CONSOLE_PAST_BYTES: usize = 16 * 1024;
+
+/// A piece of what a guest printed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Logged {
+    /// The piece.
+    pub bytes: Bytes,
+    /// Where it ends in the log.
+    pub end: u64,
 }
 
 /// A signal as `machine_kill` maps it.
@@ -159,11 +172,20 @@ pub trait Compute: fmt::Debug + Send + Sync + 'static {
     /// `VmNotRunning`.
     async fn processes(&self, vm: VmUuid) -> Result<Value, DriverError>;
 
-    /// Opens a device of a running guest.
+    /// Opens a device of a running guest. The serial port takes one client: see
+    /// [`crate::consoles`].
     ///
     /// # Errors
     /// `VmNotRunning`.
     async fn open(&self, vm: VmUuid, port: GuestPort) -> Result<Box<dyn GuestIo>, DriverError>;
+
+    /// What the guest's latest process printed on its serial port, from a place in the log or from
+    /// its start: the last [`CONSOLE_PAST_BYTES`] of it. A byte is in the log only after it went to
+    /// the port's client.
+    ///
+    /// # Errors
+    /// The log could not be read.
+    async fn console_log(&self, vm: VmUuid, from: Option<u64>) -> Result<Logged, DriverError>;
 
     /// Removes what a stopped VM left outside storage: sockets, metadata disk, logs when `purge`.
     ///

@@ -14,7 +14,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::watch;
 
 use super::{
-    Abilities, Compute, GuestIo, GuestPort, GuestSignal, Observed, SnapshotChange, not_running,
+    Abilities, Compute, GuestIo, GuestPort, GuestSignal, Logged, Observed, SnapshotChange,
+    not_running,
 };
 use crate::drivers::DriverError;
 use crate::drivers::faults::Faults;
@@ -274,6 +275,11 @@ impl Compute for SimCompute {
         // Ends when the other half is dropped.
         drop(tokio::spawn(echo(theirs)));
         Ok(Box::new(ours))
+    }
+
+    /// Simulated guests keep no log.
+    async fn console_log(&self, _vm: VmUuid, _from: Option<u64>) -> Result<Logged, DriverError> {
+        Ok(Logged::default())
     }
 
     /// Simulated guests do not hold their disks.

@@ -196,6 +196,7 @@ impl Guests {
         let started = Started {
             boot_id: self.boot_id.clone(),
             argv_hash: known.as_ref().map(|known| known.argv_hash.clone()).unwrap_or_default(),
+            console_from: known.as_ref().map_or(0, |known| known.console_from),
             started_at_ms: known.map_or_else(|| self.now_ms(), |known| known.started_at_ms),
             process: Some(process),
         };
@@ -222,6 +223,7 @@ impl Guests {
             argv_hash: hex::encode(Sha256::digest(argv.join("\0"))),
             started_at_ms: self.now_ms(),
             process: None,
+            console_from: std::fs::metadata(seat.console_log()).map_or(0, |log| log.len()),
         };
         seat.set_started(&started).map_err(failed)?;
         let log_start = std::fs::metadata(seat.log()).map_or(0, |log| log.len());

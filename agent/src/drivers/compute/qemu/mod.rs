@@ -30,7 +30,8 @@ use self::qmp::{Plain, Qmp, QmpError};
 use self::seat::Seat;
 use self::vnc::Displays;
 use super::{
-    Abilities, Compute, GuestIo, GuestPort, GuestSignal, Observed, SnapshotChange, not_running,
+    Abilities, Compute, GuestIo, GuestPort, GuestSignal, Logged, Observed, SnapshotChange,
+    not_running,
 };
 use crate::drivers::DriverError;
 use crate::drivers::storage::Disk;
@@ -242,6 +243,11 @@ impl Compute for Qemu {
             Ok(stream) => Ok(Box::new(stream.map_err(failed)?)),
             Err(_) => Err(failed(std::io::ErrorKind::TimedOut.into())),
         }
+    }
+
+    async fn console_log(&self, vm: VmUuid, from: Option<u64>) -> Result<Logged, DriverError> {
+        let logged = self.guests.seat(vm).printed(from);
+        logged.map_err(|error| DriverError::failed(format!("read the console log of {vm}"), error))
     }
 
     async fn snapshot(

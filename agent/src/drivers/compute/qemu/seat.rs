@@ -1,6 +1,6 @@
 //! Where a guest's process lives: its paths, and how it is found again, also by another agent.
 
-use std::io;
+use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use muster_shared::folders::make_private;
@@ -8,6 +8,7 @@ use muster_shared::ids::VmUuid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::drivers::compute::{CONSOLE_PAST_BYTES, Logged};
 use crate::host::{ProcessId, procfs};
 
 /// The paths of one guest.
@@ -31,6 +32,9 @@ pub(super) struct Started {
     pub(super) started_at_ms: u64,
     /// The process, once it is known.
     pub(super) process: Option<ProcessId>,
+    /// Length of the console's log at the start, bytes.
+    #[serde(default)]
+    pub(super) console_from: u64,
 }
 
 /// `exit.json`: how the last process ended.
@@ -140,6 +144,34 @@ impl Seat {
             absent_is_fine(std::fs::remove_file(file))?;
         }
         Ok(())
+    }
+
+    /// The end of what the latest process printed on its console after `from`, whole lines if that
+    /// is not all.
+    pub(super) fn printed(&self, from: Option<u64>) -> io::Result<Logged> {
+        let from = match from {
+            Some(from) => from,
+            None => self.started()?.map_or(0, |started| started.console_from),
+        };
+        let mut log = match std::fs::File::open(self.console_log()) {
+            Ok(log) => log,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Logged::default()),
+            Err(error) => return Err(error),
+        };
+        let length = log.metadata()?.len();
+        // A log that grew too long was emptied meanwhile.
+        let from = if from > length { 0 } else { from };
+        let limit = u64::try_from(CONSOLE_PAST_BYTES).unwrap_or(u64::MAX);
+        let start = from.max(length.saturating_sub(limit));
+        log.seek(SeekFrom::Start(start))?;
+        let mut bytes = Vec::new();
+        let read = log.take(length - start).read_to_end(&mut bytes)?;
+        let end = start + u64::try_from(read).unwrap_or(0);
+        if start > from {
+            let line = bytes.iter().position(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+            bytes.drain(..line);
+        }
+        Ok(Logged { bytes: bytes.into(), end })
     }
 
     /// Removes everything.
