@@ -13,6 +13,7 @@ use uuid::Uuid;
 
 use crate::config::{Config, RatioPolicy};
 use crate::fingerprint::server_id;
+use crate::num::display;
 use crate::persist::{Classes, ShardMap};
 use crate::promises::{Extra, Promised, Promises, Ticket};
 use crate::server::{Nics, Parsed, Platform, Server};
@@ -93,8 +94,15 @@ impl Fleet {
     /// # Errors
     /// [`NoUuid`]; nothing was changed.
     pub fn upsert_server(&mut self, record: Arc<Map<String, Value>>) -> Result<(), NoUuid> {
+        let uuid: Arc<str> = record.get("uuid").and_then(Value::as_str).ok_or(NoUuid)?.into();
+        self.upsert_named(uuid, record);
+        Ok(())
+    }
+
+    /// As [`Fleet::upsert_server`], of a record that need not say its uuid: it is not valid then.
+    pub(crate) fn upsert_named(&mut self, name: Arc<str>, record: Arc<Map<String, Value>>) {
         let news = Arc::clone(&record);
-        self.take(record, &news)
+        self.take(name, record, &news);
     }
 
     /// Lays members over a server's record, those of `sysinfo` one by one; a new server if there
@@ -114,16 +122,12 @@ impl Fleet {
                 _ => drop(record.insert(name.clone(), value.clone())),
             }
         }
-        self.take(Arc::new(record), members)
+        self.take(uuid.into(), Arc::new(record), members);
+        Ok(())
     }
 
     /// Takes over a record, of which `news` holds what reports bring.
-    fn take(
-        &mut self,
-        record: Arc<Map<String, Value>>,
-        news: &Map<String, Value>,
-    ) -> Result<(), NoUuid> {
-        let uuid: Arc<str> = record.get("uuid").and_then(Value::as_str).ok_or(NoUuid)?.into();
+    fn take(&mut self, uuid: Arc<str>, record: Arc<Map<String, Value>>, news: &Map<String, Value>) {
         let slot = self.slot(&uuid);
         let mut server = match self.current.chunks[slot as usize / CHUNK].servers
             [slot as usize % CHUNK]
@@ -133,8 +137,8 @@ impl Fleet {
             None => Server::new(uuid, Arc::clone(&record)),
         };
         server.parsed = Arc::new(Parsed::new(&record));
-        if let Some(status) = news.get("status").and_then(Value::as_str) {
-            server.status = Some(status.into());
+        if let Some(status) = news.get("status") {
+            server.status = Some(display(Some(status)).into());
         }
         server.figures.read(news);
         let vms = news.get("vms").and_then(Value::as_object).map(|vms| {
@@ -147,7 +151,6 @@ impl Fleet {
             server.promised = Arc::new(self.promised(&server));
             self.put(slot, server);
         }
-        Ok(())
     }
 
     /// Takes in one server as it is, promises included.

@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::least::Subject;
 use crate::num::truthy;
 use crate::outcome::Outcome;
-use crate::request::Request;
+use crate::request::{Package, Request};
 use crate::vm::{Brand, Vm};
 
 /// What a server may get more of.
@@ -289,6 +289,22 @@ pub(crate) fn remedies(outcome: &Outcome, request: &Request, config: &Config) ->
             };
             stamps.into_iter().map(change).collect()
         }
+        "hard-filter-overprovision-ratios" => {
+            let to_package = |package: &Package| {
+                let r = package.ratios;
+                let named = [
+                    ("cpu", r.cpu),
+                    ("ram", r.ram),
+                    ("disk", r.disk),
+                    ("io", r.io),
+                    ("net", r.net),
+                ];
+                let known = named.into_iter().filter(|(_, ratio)| ratio.is_some());
+                let ratios = known.map(|(name, ratio)| (name.to_owned(), json!(ratio))).collect();
+                set("overprovision_ratios", Value::Object(ratios), "the package's ratios")
+            };
+            request.package.as_ref().map(to_package).into_iter().collect()
+        }
         "hard-filter-traits" => {
             let wanted = wanted_traits(request);
             let text = format!("traits {}", Value::Object(wanted.clone()));
@@ -415,6 +431,15 @@ pub(crate) fn relaxations(body: &Map<String, Value>) -> Vec<Change> {
     let brand = get(&["vm", "brand"]).and_then(Value::as_str);
     if brand == Some("bhyve") && get(&["vm", "vcpus"]).is_none() {
         changes.push(patch(&["vm", "vcpus"], Some(json!(1)), "with 1 vCPU".to_owned()));
+    }
+    if get(&["vm", "internal_metadata", "encrypted"]).is_none() {
+        let mut metadata = get(&["vm", "internal_metadata"])
+            .and_then(Value::as_object)
+            .cloned()
+            .unwrap_or_default();
+        metadata.insert("encrypted".to_owned(), json!(true));
+        let wish = Some(Value::Object(metadata));
+        changes.push(patch(&["vm", "internal_metadata"], wish, "with encryption".to_owned()));
     }
     if get(&["vm", "locality", "strict"]).is_some() {
         let text = "with locality as a wish".to_owned();

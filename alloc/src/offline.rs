@@ -42,8 +42,8 @@ pub enum OfflineError {
         #[source]
         cause: ConfigError,
     },
-    /// A server without a uuid.
-    #[error("server number {0} has no uuid")]
+    /// A server that is none.
+    #[error("server number {0} is not an object")]
     Server(usize),
     /// A malformed ticket.
     #[error("ticket number {place}: {message}")]
@@ -209,8 +209,9 @@ impl Offline {
         let servers = list("servers").ok_or(OfflineError::Member("servers"))?;
         for (place, record) in servers.iter().enumerate() {
             let record = record.as_object().ok_or(OfflineError::Server(place))?;
-            let added = fleet.upsert_server(Arc::new(record.clone()));
-            added.map_err(|_| OfflineError::Server(place))?;
+            // As the reference keys it; a filter says what is wrong with it.
+            let name = num::display(record.get("uuid"));
+            fleet.upsert_named(name.into(), Arc::new(record.clone()));
         }
         for (place, ticket) in list("tickets").into_iter().flatten().enumerate() {
             let ticket = Ticket::from_json(ticket)

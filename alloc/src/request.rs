@@ -26,6 +26,23 @@ impl FieldError {
     }
 }
 
+/// Refuses members that mean nothing: what a misspelt one asks for would be left out unnoticed.
+///
+/// # Errors
+/// The first such member, and which one may be meant.
+pub fn known_members(
+    field: &str,
+    members: &Map<String, Value>,
+    known: &[&str],
+) -> Result<(), FieldError> {
+    let Some(stranger) = members.keys().find(|name| !known.contains(&name.as_str())) else {
+        return Ok(());
+    };
+    let meant = muster_shared::config::nearest(stranger, known.iter().copied());
+    let hint = meant.map(|meant| format!(", did you mean {meant}?")).unwrap_or_default();
+    Err(FieldError::new(&format!("{field}.{stranger}"), format!("unknown member{hint}")))
+}
+
 /// The VM to place.
 #[derive(Clone, Debug)]
 pub(crate) struct VmRequest {
@@ -473,88 +490,4 @@ pub(crate) fn json_text(map: &Map<String, Value>) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    fn body() -> Value {
-        json!({
-            "vm": {"vm_uuid": "f9627169-cdc9-4970-aebe-35a164cbbe0e", "ram": 512,
-                   "owner_uuid": "dea0834e-4747-4f77-aed4-b2a2737b59a8", "brand": "joyent"},
-            "image": {}, "package": {}, "nic_tags": ["admin"],
-        })
-    }
-
-    #[track_caller]
-    fn check(change: impl Fn(&mut Value), field: &str, message: &str) {
-        let mut body = body();
-        change(&mut body);
-        let errors = Request::parse(body.as_object().expect("an object")).expect_err("it is bad");
-        let want = vec![FieldError::new(field, message)];
-        assert_eq!(errors, want);
-    }
-
-    #[test]
-    fn a_good_body_parses() {
-        let body = body();
-        let request = Request::parse(body.as_object().expect("an object")).expect("it is good");
-        assert_eq!(request.vm.nic_groups, Some(vec![vec!["admin".to_owned()]]));
-        assert_eq!(request.package.map(|p| p.ratios.ram), Some(Some(1.0)));
-    }
-
-    #[test]
-    fn wrong_types_are_reported_together() {
-        let body = json!({"servers": 1, "package": null, "image": "x", "nic_tags": {}});
-        let errors = Request::parse(body.as_object().expect("an object")).expect_err("it is bad");
-        let fields: Vec<_> = errors.iter().map(|e| e.field.as_str()).collect();
-        assert_eq!(fields, ["servers", "package", "image", "vm", "nic_tags"]);
-        assert_eq!(errors[1].message, "value is not an object. (was: [object Null])");
-        assert_eq!(errors[3].message, "value is not an object. (was: [object Undefined])");
-    }
-
-    #[test]
-    fn faults_have_the_reference_texts() {
-        check(
-            |b| b["vm"]["owner_uuid"] = json!("X"),
-            "vm",
-            "VM \"owner_uuid\" is not a valid UUID",
-        );
-        check(|b| b["vm"]["ram"] = json!("512"), "vm", "VM \"ram\" is not a number");
-        check(|b| b["vm"]["quota"] = json!("5"), "vm", "VM \"quota\" is not a number");
-        check(|b| b["vm"]["brand"] = json!(5), "vm", "VM \"brand\" is not a string");
-        check(
-            |b| b["vm"]["traits"] = json!("fast"),
-            "vm",
-            "VM property \"\": fast - string value found, but a object is required",
-        );
-        check(|b| b["vm"]["vm_uuid"] = json!(null), "vm", "\"vm.vm_uuid\" is an invalid UUID");
-        check(
-            |b| b["vm"]["internal_metadata"] = json!({"docker:volumesfrom": "{}"}),
-            "vm",
-            "\"vm.internal_metadata['docker:volumesfrom']\" does not contain an array",
-        );
-        check(
-            |b| b["image"]["requirements"] = json!({"min_ram": 513}),
-            "vm",
-            "\"vm.ram\" is smaller than \"image.requirements.min_ram\"",
-        );
-        check(
-            |b| b["image"]["requirements"] = json!({"min_platform": {"7": "x"}}),
-            "image",
-            "\"requirements.min_platform\" contains an invalid SDC version",
-        );
-        check(
-            |b| b["package"]["overprovision_cpu"] = json!("x"),
-            "package",
-            "\"package.overprovision_cpu\" has invalid type",
-        );
-        check(
-            |b| b["package"]["traits"] = json!("{"),
-            "package",
-            "\"package.traits\": \"package.traits\" has invalid type",
-        );
-        check(|b| b["servers"] = json!(["x"]), "servers", "invalid server UUID");
-        check(|b| b["nic_tags"] = json!([5]), "nic_tags", "invalid nic_tag");
-    }
-}
+mod tests;

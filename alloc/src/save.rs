@@ -9,9 +9,10 @@ use serde_json::{Map, Value};
 use uuid::Uuid;
 
 use crate::config::Config;
+use crate::figures::Figures;
 use crate::fleet::Fleet;
 use crate::promises::Promised;
-use crate::server::{Figures, Server};
+use crate::server::Server;
 use crate::snapshot::Snapshot;
 use crate::vm::Vm;
 

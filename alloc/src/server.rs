@@ -3,17 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use muster_shared::wire::status::{Diskinfo, Meminfo};
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
 use crate::config::Ratios;
+use crate::figures::Figures;
 use crate::num::{nonzero, num, some_truthy, truthy};
 use crate::promises::{DiskPromise, Promised};
-use crate::schema::{self, FIGURES};
+use crate::schema;
 use crate::time;
-use crate::vm::{Brand, Vm, float};
+use crate::vm::{Brand, Vm};
 
 pub(crate) const MIB: f64 = 1_048_576.0;
 pub(crate) const GIB: f64 = 1_073_741_824.0;
@@ -214,145 +213,6 @@ fn reboot_ms(record: &Map<String, Value>) -> f64 {
         (Some(next), Some(last)) if next < last => f64::NAN,
         (Some(next), _) => time::iso_ms(next).unwrap_or(f64::NAN),
         (None, _) => f64::NAN,
-    }
-}
-
-/// The sizes of a server, in the order of [`FIGURES`] and then the one that is not checked.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Figures {
-    #[serde(with = "perhaps")]
-    values: [f64; FIGURES.len()],
-    pub(crate) zone_quota_used: f64,
-    faults: [Option<Arc<str>>; FIGURES.len()],
-}
-
-/// JSON has no NaN, which stands for a size that is no number.
-mod perhaps {
-    use serde::{Deserialize as _, Deserializer, Serializer};
-
-    use super::FIGURES;
-
-    type Values = [f64; FIGURES.len()];
-
-    pub(super) fn serialize<S: Serializer>(
-        values: &Values,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(values.iter().map(|x| x.is_finite().then_some(*x)))
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Values, D::Error> {
-        let values = <[Option<f64>; FIGURES.len()]>::deserialize(deserializer)?;
-        Ok(values.map(|x| x.unwrap_or(f64::NAN)))
-    }
-}
-
-macro_rules! figures {
-    ($($name:ident $index:literal)*) => {
-        impl Figures {
-            $(pub(crate) fn $name(&self) -> f64 { self.values[$index] })*
-        }
-    };
-}
-
-figures! {
-    memory_total 1
-    pool_size 2
-    pool_alloc 3
-    system_used 4
-    images_used 5
-    cores_used 6
-    zone_quota 7
-    zvol_volsize 9
-}
-
-/// Places in [`FIGURES`] of what promises add to.
-const ZONE_QUOTA: usize = 7;
-const ZVOL_VOLSIZE: usize = 9;
-const ZONE_QUOTA_USED: &str = "disk_zone_quota_used_bytes";
-
-impl Figures {
-    /// No figure is known yet.
-    pub(crate) fn unknown() -> Self {
-        let mut figures = Self::default();
-        for i in 0..FIGURES.len() {
-            figures.set(i, None);
-        }
-        figures
-    }
-
-    fn set(&mut self, index: usize, value: Option<&Value>) {
-        let (name, least) = FIGURES[index];
-        self.values[index] = value.map_or(0.0, num);
-        self.faults[index] = schema::check_figure(name, value, least).err().map(Into::into);
-    }
-
-    /// Takes the figures that a record has.
-    pub(crate) fn read(&mut self, record: &Map<String, Value>) {
-        for (i, (name, _)) in FIGURES.iter().enumerate() {
-            if let Some(value) = record.get(*name) {
-                self.set(i, Some(value));
-            }
-        }
-        if let Some(value) = record.get(ZONE_QUOTA_USED) {
-            self.zone_quota_used = nonzero(num(value)).unwrap_or(0.0);
-        }
-    }
-
-    /// Takes the figures of a report.
-    pub(crate) fn report(&mut self, memory: Option<&Meminfo>, disk: Option<&Diskinfo>) {
-        if let Some(memory) = memory {
-            self.set(0, Some(&memory.availrmem_bytes.into()));
-            self.set(1, Some(&memory.total_bytes.into()));
-        }
-        let Some(disk) = disk else { return };
-        let sizes = [
-            disk.pool_size_bytes,
-            disk.pool_alloc_bytes,
-            disk.system_used_bytes,
-            disk.installed_images_used_bytes,
-            disk.cores_quota_used_bytes,
-            disk.zone_quota_bytes,
-            disk.kvm_quota_bytes,
-            disk.kvm_zvol_volsize_bytes,
-        ];
-        for (i, size) in sizes.into_iter().enumerate() {
-            self.set(i + 2, Some(&size.into()));
-        }
-        self.zone_quota_used = float(disk.zone_quota_used_bytes);
-    }
-
-    /// Takes the figures that are known.
-    pub(crate) fn refresh(&mut self, figure: impl Fn(&str) -> Option<i64>) {
-        for (i, (name, _)) in FIGURES.iter().enumerate() {
-            if let Some(bytes) = figure(name) {
-                self.set(i, Some(&bytes.into()));
-            }
-        }
-        if let Some(bytes) = figure(ZONE_QUOTA_USED) {
-            self.zone_quota_used = num(&bytes.into());
-        }
-    }
-
-    /// A figure by its name in a record.
-    pub(crate) fn by_name(&self, name: &str) -> Option<f64> {
-        if name == ZONE_QUOTA_USED {
-            return Some(self.zone_quota_used);
-        }
-        let index = FIGURES.iter().position(|(figure, _)| *figure == name)?;
-        self.faults[index].is_none().then(|| self.values[index])
-    }
-
-    /// Counts bytes that promised VMs will take as taken.
-    fn take(&mut self, promised: DiskPromise) {
-        self.values[ZONE_QUOTA] += promised.zone_quota;
-        self.values[ZVOL_VOLSIZE] += promised.zvol;
-    }
-
-    fn fault(&self) -> Option<&str> {
-        self.faults.iter().flatten().next().map(AsRef::as_ref)
     }
 }
 

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use crate::config::{Config, ConfigError};
 use crate::fleet::Fleet;
-use crate::request::FieldError;
+use crate::request::{FieldError, known_members};
 use crate::validate::is_uuid;
 use crate::vm::Vm;
 
@@ -22,6 +22,15 @@ pub struct WhatIf {
     changes: Map<String, Value>,
 }
 
+/// What there is to imagine.
+const MEMBERS: [&str; 6] = [
+    "add_servers",
+    "remove_servers",
+    "add_vms",
+    "remove_vms",
+    "allocationDescription",
+    "changeDefaults",
+];
 /// Most changes in one list.
 const MAX_ITEMS: usize = 10_000;
 
@@ -52,6 +61,7 @@ impl WhatIf {
     pub fn parse(value: &Value) -> Result<Self, FieldError> {
         let not_object = || FieldError::new("what_if", "value is not an object");
         let body = value.as_object().ok_or_else(not_object)?;
+        known_members("what_if", body, &MEMBERS)?;
         let server = |item: &Value| {
             let members = item.as_object().filter(|members| uuid(members.get("uuid")).is_some());
             members.cloned().ok_or_else(|| bad("add_servers", "a server needs a uuid"))

@@ -113,3 +113,27 @@ fn a_request_says_vcpus_as_a_number() {
         allocate(&[server(1, &[])], &json!(["pipe", "identity"]), &json!({ "vcpus": "" }));
     assert_eq!(refused["error"]["errors"][0]["message"], "VM \"vcpus\" is not a number");
 }
+
+#[test]
+fn a_server_without_uuid_is_an_invalid_server() {
+    let expression = json!(["pipe", "hard-filter-invalid-servers"]);
+    let mut nameless = server(1, &[]);
+    nameless.as_object_mut().expect("an object").remove("uuid");
+    let answer = allocate(&[nameless.clone(), server(2, &[])], &expression, &json!({}));
+    assert_eq!(answer["server"], uuid(2), "{answer:#}");
+    let reason = &answer["steps"][1]["reasons"]["undefined"];
+    assert_eq!(reason, "property \"uuid\": is missing and it is required");
+    nameless["uuid"] = json!(5);
+    let answer = allocate(&[nameless], &expression, &json!({}));
+    assert_eq!(answer["server"], Value::Null, "{answer:#}");
+    assert!(answer["steps"][1]["reasons"]["5"].is_string(), "{answer:#}");
+}
+
+#[test]
+fn a_status_that_is_no_text_is_told_as_it_is() {
+    let mut odd = server(1, &[]);
+    odd["status"] = Value::Null;
+    let answer = allocate(&[odd], &json!(["pipe", "hard-filter-running"]), &json!({}));
+    let reason = &answer["steps"][1]["reasons"][uuid(1)];
+    assert_eq!(reason, "Server has status: null", "{answer:#}");
+}

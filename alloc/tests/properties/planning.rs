@@ -252,6 +252,9 @@ fn what_if_changes_a_copy() {
     assert_eq!(Arc::strong_count(&fleet.clone().snapshot()), 2, "held by the fleet and here");
     let bad = WhatIf::parse(&json!({"remove_vms": ["x"]})).expect_err("it is bad");
     assert_eq!(bad.field, "what_if.remove_vms");
+    let bad = WhatIf::parse(&json!({"remove_server": []})).expect_err("it is misspelt");
+    assert_eq!(bad.field, "what_if.remove_server");
+    assert_eq!(bad.message, "unknown member, did you mean remove_servers?");
 }
 
 #[test]
@@ -266,6 +269,16 @@ fn least_changes_name_server_and_figure() {
     let more = format!("2,409 MiB more memory on server {}", server_uuid(1));
     assert!(texts.contains(&more), "{texts:?}");
     assert!(texts.contains(&"with 3,481 MiB of memory instead of 5,529".to_owned()), "{texts:?}");
+}
+
+#[test]
+fn an_encrypted_pool_is_for_who_asks_for_one() {
+    // A flaw: the pool is encrypted.
+    let fleet =
+        build(&[ModelServer { id: 1, ram_gib: 64, flaw: 6, reboot: None, vms: Vec::new() }]);
+    let found = least_changes(&fleet, &body(1024, 0), &config(), &options(1)).suggestions;
+    let texts: Vec<_> = found.iter().map(|suggestion| suggestion.text.as_str()).collect();
+    assert!(texts.contains(&"with encryption"), "{texts:?}");
 }
 
 #[test]

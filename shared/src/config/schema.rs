@@ -9,6 +9,13 @@ use utoipa::ToSchema;
 /// A similarity under which a name is no likely misspelling.
 const LIKELY: f64 = 0.6;
 
+/// The name most like `wrong`, if one is likely to be meant.
+pub fn nearest<'a>(wrong: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let likeness = |name: &'a str| (strsim::normalized_damerau_levenshtein(name, wrong), name);
+    let likely = names.into_iter().map(likeness).filter(|(likeness, _)| *likeness >= LIKELY);
+    likely.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, name)| name)
+}
+
 /// A key and its meaning.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {

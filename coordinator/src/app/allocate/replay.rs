@@ -8,8 +8,8 @@ use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use super::history::{AllocationRecord, Kept};
-use super::parse;
-use crate::alloc::{Config, Detail, Options, Outcome, allocate, num};
+use super::{invalid, parse};
+use crate::alloc::{Config, Detail, Options, Outcome, allocate, known_members, num};
 use crate::app::App;
 use crate::app::error::AppError;
 
@@ -59,6 +59,8 @@ impl App {
 fn changed(policy: &Arc<Config>, config: &Value) -> Result<Arc<Config>, AppError> {
     let object = config.as_object();
     let config = object.ok_or_else(|| AppError::invalid("config", "value is not an object"))?;
+    let known = known_members("config", config, &["allocationDescription", "changeDefaults"]);
+    known.map_err(|error| invalid(vec![error]))?;
     let none = Map::new();
     let changes = match config.get("changeDefaults") {
         None => &none,

@@ -109,6 +109,11 @@ async fn a_replay_is_the_original_under_whatever_configuration() {
         app.shutdown().await;
         let new = json!({ "weight_uniform_random": "0", "filter_vm_limit": "1" });
         let app = disk.start_with(allocation(now, &new)).await;
+        let first = ids[0].as_str().unwrap().parse().unwrap();
+        let misspelt = json!({ "changeDefault": {} });
+        let refused = app.allocation_replay(first, Some(&misspelt), Detail::None).await;
+        let Err(AppError::Invalid(errors)) = refused else { panic!("{refused:?}") };
+        assert_eq!(errors[0].0, "config.changeDefault");
         for id in ids {
             let id = id.as_str().unwrap().parse().unwrap();
             let replay = app.allocation_replay(id, None, Detail::Full).await;

@@ -178,6 +178,7 @@ pub(crate) fn vm_count() -> Value {
 pub(crate) fn policy() -> Value {
     json!({
         "type": "object",
+        "additionalProperties": false,
         "properties": {
             "allocationDescription": { "description": "The expression of algorithms" },
             "changeDefaults": { "type": "object", "description": "Settings by name" },
@@ -190,6 +191,7 @@ pub(crate) fn what_if() -> Value {
     let list = json!({ "type": "array" });
     json!({
         "type": "object",
+        "additionalProperties": false,
         "properties": {
             "add_servers": list, "remove_servers": list, "add_vms": list, "remove_vms": list,
             "allocationDescription": { "description": "The expression of algorithms" },
