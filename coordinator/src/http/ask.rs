@@ -7,8 +7,17 @@ use serde_json::{Map, Value};
 
 use super::error::ApiError;
 use super::request::Request;
+use super::route::Param;
+use super::rule::Rule;
+use super::schema;
 use crate::agents::Query;
 use crate::app::AppError;
+
+/// Of clients that run jobs of their own.
+pub(super) const JOB: Param = Param::new("jobid", &[Rule::Optional, Rule::StringType], "Passed on");
+/// Of tasks that bring something about.
+pub(super) const IDEMPOTENT: Param =
+    Param::new("idempotent", &[], "That it is so already is no error").checked(schema::flag);
 
 /// A task whose result is the answer.
 #[derive(Debug)]

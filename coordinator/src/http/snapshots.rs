@@ -2,13 +2,13 @@
 
 use http::Method;
 
-use super::request::Request;
-use super::route::{Param, Route, ServerRule, task_id_schema};
+use super::ask::JOB;
+use super::route::{Param, Route};
 use super::rule::Rule;
 use super::schema;
 use super::servers::start_task;
+use super::vms::starts;
 
-const JOB: Param = Param::new("jobid", &[Rule::Optional, Rule::StringType], "Passed on");
 const NAME: Param =
     Param::new("snapshot_name", &[Rule::StringType], "Its name").checked(schema::snapshot_name);
 const CREATE_PARAMS: &[Param] = &[
@@ -51,12 +51,6 @@ fn route(
     operation: &'static str,
     task: &'static str,
 ) -> Route {
-    Route::new(method, pattern, operation, move |request: Request| start_task(request, task))
+    starts(Route::new(method, pattern, operation, move |request| start_task(request, task)))
         .summary("Starts a task about a snapshot of the VM; all parameters are passed on")
-        .server(ServerRule::Exists)
-        .vm()
-        .running()
-        .versioned()
-        .fenced()
-        .returns_schema(task_id_schema)
 }

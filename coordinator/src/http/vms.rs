@@ -4,7 +4,7 @@ use http::{Method, StatusCode};
 use muster_shared::ids::VmUuid;
 use serde_json::{Map, Value, json};
 
-use super::ask::Ask;
+use super::ask::{Ask, IDEMPOTENT, JOB};
 use super::error::ApiError;
 use super::request::Request;
 use super::response::Response;
@@ -15,9 +15,6 @@ use super::servers::start_task;
 use crate::app::AppError;
 use crate::app::dataset_url::add_default_gateway;
 
-const JOB: Param = Param::new("jobid", &[Rule::Optional, Rule::StringType], "Passed on");
-const IDEMPOTENT: Param =
-    Param::new("idempotent", &[], "That it is so already is no error").checked(schema::flag);
 const FORCE: Param = Param::new("force", &[], "Without asking the guest").checked(schema::flag);
 const TIMEOUT: Param =
     Param::new("timeout", &[], "Seconds that the guest has for shutting down; else 180")
@@ -107,16 +104,14 @@ pub(super) fn routes() -> Vec<Route> {
             .params(NICS_PARAMS)
             .fenced()
             .returns_schema(task_id_schema),
-        base(Route::new(
+        starts(Route::new(
             Method::POST,
             "/servers/:server_uuid/vms/:uuid/migrate",
             "VmMigrate",
             migrate,
         ))
         .summary("Starts one action of a migration")
-        .versioned()
-        .params(MIGRATE_PARAMS)
-        .returns_schema(task_id_schema),
+        .params(MIGRATE_PARAMS),
         vm("/servers/:server_uuid/vms/:uuid/images", "VmImageCreate", "machine_create_image")
             .params(IMAGE_PARAMS),
         task_route(
@@ -156,7 +151,11 @@ fn task_route(
     operation: &'static str,
     task: &'static str,
 ) -> Route {
-    let route = Route::new(method, pattern, operation, move |request| start_task(request, task));
+    starts(Route::new(method, pattern, operation, move |request| start_task(request, task)))
+}
+
+/// An endpoint that starts a task about the VM of its path.
+pub(super) fn starts(route: Route) -> Route {
     base(route)
         .summary("Starts a task about the VM; all parameters are passed on")
         .versioned()
@@ -173,10 +172,7 @@ fn boot_route(
         check_update(&request, verb)?;
         start_task(request, task).await
     };
-    base(Route::new(Method::POST, pattern, operation, handler))
-        .summary("Starts a task about the VM; all parameters are passed on")
-        .versioned()
-        .returns_schema(task_id_schema)
+    starts(Route::new(Method::POST, pattern, operation, handler))
 }
 
 fn query_route<F, Fut>(pattern: &'static str, operation: &'static str, handler: F) -> Route

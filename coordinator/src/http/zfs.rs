@@ -5,7 +5,7 @@
 use http::Method;
 use serde_json::{Map, Value, json};
 
-use super::ask::{Ask, pick, prefixed};
+use super::ask::{Ask, IDEMPOTENT, pick, prefixed};
 use super::error::ApiError;
 use super::request::Request;
 use super::response::Response;
@@ -18,8 +18,6 @@ const LIMIT: u64 = 600;
 
 const PARSEABLE: Param =
     Param::new("parseable", &[], "Exact numbers instead of `1.2G`").checked(schema::flag);
-const IDEMPOTENT: Param =
-    Param::new("idempotent", &[], "That it is so already is no error").checked(schema::flag);
 const LIST_PARAMS: &[Param] = &[PARSEABLE];
 const DESTROY: &[Param] = &[IDEMPOTENT];
 const NAME: &[Param] = &[Param::new("name", &[Rule::StringType], "The snapshot")];
