@@ -11,6 +11,7 @@ pub mod host;
 pub mod link;
 pub mod report;
 pub mod startup;
+pub mod sysinfo_command;
 pub mod tasks;
 pub mod vms;
 

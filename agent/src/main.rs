@@ -13,7 +13,7 @@ use muster_agent::debug_http::{self, Local};
 use muster_agent::startup::{self, Folders};
 use muster_agent::tasks::HANDLERS;
 use muster_agent::tasks::registry::Registry;
-use muster_agent::{Agent, Running};
+use muster_agent::{Agent, Running, sysinfo_command};
 use muster_shared::config::{EXIT_CONFIG, ListenAddress, Sources};
 use muster_shared::telemetry;
 use muster_shared::tls::TlsError;
@@ -30,6 +30,8 @@ Examples:
       A second agent on one machine, as another server.
   muster-agent fault-points --task machine_create
       Where a test can have the agent killed, with MUSTER_FAULT=<point>:kill.
+  muster-agent --data-dir ./agent sysinfo -p
+      What that agent tells of the node, for a shell; -f collects it anew.
 
 Every key can also be an environment variable: MUSTER_AGENT__COMPUTE__ACCEL is compute.accel.
 
@@ -81,6 +83,16 @@ enum Command {
         #[arg(long)]
         task: Option<String>,
     },
+    /// Prints what the agent that runs here tells of the node, as JSON; name its folder with
+    /// --run-dir or --data-dir before.
+    Sysinfo {
+        /// Collects it anew.
+        #[arg(short, long)]
+        force: bool,
+        /// Prints lines KEY='value' for a shell.
+        #[arg(short, long)]
+        parsable: bool,
+    },
 }
 
 fn main() -> ExitCode {
@@ -95,6 +107,10 @@ fn main() -> ExitCode {
     if let Some(Command::FaultPoints { task }) = &args.command {
         return fault_points(task.as_deref());
     }
+    let sysinfo = match args.command {
+        Some(Command::Sysinfo { force, parsable }) => Some((force, parsable)),
+        _ => None,
+    };
     let config = match configure(args) {
         Ok(config) => config,
         Err(error) => {
@@ -102,7 +118,11 @@ fn main() -> ExitCode {
             return EXIT_CONFIG.into();
         }
     };
-    match run(&config) {
+    let done = match sysinfo {
+        Some((force, parsable)) => print_sysinfo(&config, force, parsable),
+        None => run(&config),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("muster-agent: {error:#}");
@@ -120,6 +140,11 @@ fn fault_points(task: Option<&str>) -> ExitCode {
     }
     println!("{}", serde_json::json!(registry.fault_points(task)));
     ExitCode::SUCCESS
+}
+
+fn print_sysinfo(config: &Config, force: bool, parsable: bool) -> anyhow::Result<()> {
+    let text = sysinfo_command::run(&config.run_folder(), force, parsable)?;
+    std::io::stdout().write_all(text.as_bytes()).context("write to stdout")
 }
 
 /// Reads and checks the configuration and starts logging; nothing is opened or bound.
