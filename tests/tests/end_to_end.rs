@@ -1,8 +1,10 @@
 //! One coordinator, one agent, one real VM: created, shown, stopped, started, destroyed.
 
+use std::process::Stdio;
 use std::time::Duration;
 
 use futures_util::{SinkExt as _, StreamExt as _};
+use muster_tests::binary;
 use muster_tests::contract::Contract;
 use muster_tests::daemon::{Agent, Coordinator, fresh_uuid};
 use muster_tests::guest;
@@ -237,6 +239,32 @@ async fn a_repeated_create_is_refused_without_harm() {
     let message = ended["history"][0]["event"]["error"]["message"].as_str().unwrap();
     assert!(message.contains("exists"), "{message}");
     assert_eq!(agent.guest_pids(), pids, "the first VM was touched");
+    a_lost_agent_ends_a_console(&coordinator, agent, body["uuid"].as_str().unwrap()).await;
+}
+
+/// `muster vm console` of a node whose agent dies: neither "not found" nor for ever.
+async fn a_lost_agent_ends_a_console(coordinator: &Coordinator, mut agent: Agent, vm: &str) {
+    #[expect(clippy::disallowed_methods, reason = "black-box tests start the real binaries")]
+    let mut command = std::process::Command::new(binary("muster"));
+    command.args(["--url", &format!("http://{}", coordinator.address()), "vm", "console", vm]);
+    let (stdin, stdout) = (Stdio::piped(), Stdio::null());
+    let mut console =
+        command.stdin(stdin).stdout(stdout).stderr(Stdio::piped()).spawn().expect("muster starts");
+    wait_for("the console is attached", BOOT, || {
+        let log = agent.daemon().log();
+        async move { if log.contains("stream opened") { Ok(()) } else { Err(log) } }
+    })
+    .await;
+    agent.kill9();
+    let ended = wait_for("the command ends", Duration::from_secs(30), || {
+        let status = console.try_wait().expect("it can be waited for");
+        async move { status.ok_or("it runs") }
+    })
+    .await;
+    let output = console.wait_with_output().expect("its output");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(ended.code(), Some(1), "{told}");
+    assert!(told.contains("the agent is gone"), "{told}");
 }
 
 #[tokio::test]
