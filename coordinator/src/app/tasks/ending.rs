@@ -67,10 +67,15 @@ impl App {
                 return self.task_dispatch(id).await;
             }
             let reason = "the agent no longer knows this task, which it had accepted";
-            self.task_end(id, Ending::failure("TaskLost", reason)).await;
-            return;
+            return self.task_end_surely(id, Ending::failure("TaskLost", reason)).await;
         }
-        self.task_end(id, Ending::failure(code, message)).await;
+        self.task_end_surely(id, Ending::failure(code, message)).await;
+    }
+
+    /// Ends a task of whose end nobody will tell again: what can't be stored now is tried again.
+    pub(super) async fn task_end_surely(self: &Arc<Self>, id: &TaskId, ending: Ending) {
+        let stored = self.task_end(id, ending.clone()).await;
+        self.tasks.set_unstored(id, (!stored).then_some(ending));
     }
 
     /// Ends an open task; `true` once the end is durable. A task that places a VM and was refused
@@ -171,7 +176,8 @@ impl App {
     /// Ends all tasks of a server that is being deleted.
     pub(crate) async fn tasks_of_deleted(self: &Arc<Self>, server: ServerUuid) {
         for id in self.tasks.of_server(server) {
-            self.task_end(&id, Ending::failure("ServerDeleted", "the server was deleted")).await;
+            let ending = Ending::failure("ServerDeleted", "the server was deleted");
+            self.task_end_surely(&id, ending).await;
         }
     }
 }

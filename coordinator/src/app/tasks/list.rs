@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
+use muster_shared::secrets::masked;
 use serde_json::{Map, Value, json};
 
 use super::record::{TaskRecord, TaskStatus};
@@ -73,7 +74,7 @@ impl App {
                 }
                 let id = record.id.clone();
                 let open = self.tasks.get(&id).map(|open| open.public());
-                page.tasks.push(open.unwrap_or_else(|| record.public()));
+                page.tasks.push(listed(open.unwrap_or_else(|| record.public())));
                 if page.tasks.len() == limit {
                     page.next = Some(id);
                     return Ok(page);
@@ -112,7 +113,7 @@ impl App {
             let Some(open) = self.tasks.get(&id).filter(|open| filter.fits(&open.record)) else {
                 continue;
             };
-            page.tasks.push(open.public());
+            page.tasks.push(listed(open.public()));
             if page.tasks.len() == limit {
                 page.next = Some(id);
                 break;
@@ -120,4 +121,12 @@ impl App {
         }
         page
     }
+}
+
+/// A list is for people who look around: without the secrets that results may hold.
+fn listed(mut view: Map<String, Value>) -> Map<String, Value> {
+    for member in view.values_mut() {
+        *member = masked(member);
+    }
+    view
 }

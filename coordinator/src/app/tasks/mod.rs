@@ -233,12 +233,16 @@ impl App {
         }
     }
 
-    /// Regular work on open tasks: send what waits, mark what was accepted, end what no agent was
-    /// ever sent.
+    /// Regular work on open tasks: send what waits, mark what was accepted, store what could not
+    /// be stored, end what no agent was ever sent.
     pub(crate) async fn tasks_tick(self: &Arc<Self>) {
         let now = self.parts.clock.monotonic();
         for id in self.tasks.ids() {
             let Some(open) = self.tasks.get(&id) else { continue };
+            if let Some(ending) = open.unstored {
+                self.task_end_surely(&id, ending).await;
+                continue;
+            }
             if let Some(at) = open.accepted_at {
                 if !open.record.accepted && now.saturating_sub(at) >= MARK_ACCEPTED {
                     let accepted = TaskRecord { accepted: true, ..(*open.record).clone() };

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 use tokio::sync::watch;
 
-use super::record::TaskRecord;
+use super::record::{Ending, TaskRecord};
 use crate::roster::ConnectionId;
 use crate::store::Revision;
 
@@ -36,6 +36,8 @@ pub struct Open {
     pub sent_on: Option<(ConnectionId, Duration)>,
     /// An agent said (to this process) that it has the task.
     pub accepted_at: Option<Duration>,
+    /// How it ended, which could not be stored yet and which nobody will tell again.
+    pub unstored: Option<Ending>,
     /// Percent.
     pub progress: u8,
     /// The newest events.
@@ -111,11 +113,19 @@ impl Table {
             since: now,
             sent_on: None,
             accepted_at: None,
+            unstored: None,
             progress: 0,
             events: VecDeque::new(),
             done: watch::Sender::new(None),
         };
         inner.open.insert(id, open);
+    }
+
+    /// Remembers how a task ended until that can be stored; `None` forgets it.
+    pub fn set_unstored(&self, id: &TaskId, ending: Option<Ending>) {
+        if let Some(open) = self.0.lock().open.get_mut(id) {
+            open.unstored = ending;
+        }
     }
 
     /// The stored record changed while the task stays open.

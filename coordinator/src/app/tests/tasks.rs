@@ -24,7 +24,7 @@ async fn a_task_is_sent_accepted_ended_and_acknowledged() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn secrets_reach_the_agent_and_are_never_shown() {
+async fn secrets_reach_the_agent_and_who_asks_for_the_task() {
     let app = Disk::new().start().await;
     let mut agent = Agent::connect(&app, server(1)).await;
     let mut reader = app.subscribe(EventFilter::default(), None).await.unwrap();
@@ -57,10 +57,11 @@ async fn secrets_reach_the_agent_and_are_never_shown() {
     let (whole, ()) = tokio::join!(whole, agent.finish(&id, json!({ "vm": secrets })));
     let whole = whole.unwrap().unwrap().outcome();
     assert_eq!(whole, Some(Ok(json!({ "vm": secrets }))), "jobs need what tasks return");
-    shown.push(json!(app.task_get(&id).await.unwrap()));
-    shown.push(json!(app.task_wait(&id, SOON).await.unwrap()));
+    for task in [app.task_get(&id).await.unwrap(), app.task_wait(&id, SOON).await.unwrap()] {
+        assert_eq!(task["history"][0]["event"]["vm"], secrets, "clients read the VM from there");
+    }
     shown.push(json!(app.task_list(&TaskFilter::default()).await.unwrap().tasks));
-    assert_eq!(shown[2]["history"][0]["event"]["vm"]["internal_metadata"]["root_pw"], "***");
+    assert_eq!(shown[2][0]["history"][0]["event"]["vm"]["internal_metadata"]["root_pw"], "***");
     for shown in shown {
         assert!(!shown.to_string().contains("SECRET"), "{shown}");
     }
@@ -117,6 +118,24 @@ async fn a_task_that_the_agent_does_not_know_is_sent_again_unless_it_was_accepte
     agent.refuse(&id, "UnknownTask").await;
     let task = ended(&app, &id).await;
     assert_eq!((&task["status"], &task["error"]["code"]), (&json!("failure"), &json!("TaskLost")));
+    app.shutdown().await;
+}
+
+/// Agents repeat results, but not refusals.
+#[tokio::test(start_paused = true)]
+async fn a_refusal_that_meets_a_full_disk_is_stored_later() {
+    let disk = Disk::new();
+    let app = disk.start().await;
+    let mut agent = Agent::connect(&app, server(1)).await;
+    let id = nop(&app).await;
+    agent.dispatched().await;
+    agent.send(Accepted { id: id.clone() }).await;
+    disk.kv.set_full(true);
+    agent.refuse(&id, "UnknownTask").await;
+    eventually(|| app.tasks.get(&id).is_some_and(|open| open.unstored.is_some())).await;
+    assert_eq!(app.task_get(&id).await.unwrap()["status"], "active");
+    disk.kv.set_full(false);
+    assert_eq!(ended(&app, &id).await["error"]["code"], "TaskLost");
     app.shutdown().await;
 }
 
