@@ -114,9 +114,12 @@ pub(crate) fn decision() -> Value {
             })),
         },
         "best": {
-            "type": "array", "description": "The best servers with their scores, best first",
-            "items": { "type": "array", "prefixItems": [{ "type": "string" }, { "type": "number" }],
-                "minItems": 2, "maxItems": 2 },
+            "type": "array", "description": "The best servers, each with its score, best first",
+            // Not `prefixItems`, which clients that know older drafts can't read.
+            "items": {
+                "type": "array", "items": { "type": ["string", "number"] }, "minItems": 2,
+                "maxItems": 2,
+            },
         },
     });
     members.extend(more.as_object().cloned().unwrap_or_default());
