@@ -5,13 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Buf as _, Bytes, BytesMut};
-use futures_util::FutureExt as _;
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::VmUuid;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, ReadHalf};
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Interval, interval, sleep};
+use tokio::time::{Interval, interval, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::queue::Queue;
@@ -26,6 +25,8 @@ const TYPED_PIECES: usize = 16;
 const LOOK: Duration = Duration::from_millis(100);
 /// Tries to connect to the port of a guest that runs, one after each look.
 const OPEN_TRIES: u32 = 50;
+/// What bytes that the port has need to arrive.
+const SETTLE: Duration = Duration::from_millis(50);
 /// Looks at the log after connecting, unless the port speaks first.
 const LOG_LOOKS: u32 = 50;
 
@@ -267,7 +268,7 @@ impl Pump {
                 }
                 read = reader.read(&mut buffer) => read.unwrap_or(0),
                 _ = gap.look.tick(), if gap.looks > 0 => {
-                    self.look(&mut gap, &mut reader, &mut buffer).await;
+                    self.look(&mut gap, &mut reader).await;
                     continue;
                 }
             };
@@ -276,9 +277,10 @@ impl Pump {
             }
             let live = &buffer[..length];
             if gap.looks > 0 {
-                let missed = self.missed(&mut gap).await;
                 gap.looks = 0;
-                self.join(&missed, live);
+                let (missed, mut live) = (self.missed(&mut gap).await, live.to_vec());
+                settle(&mut reader, &mut live).await;
+                self.join(&missed, &live);
             } else {
                 self.line.output(live);
             }
@@ -288,20 +290,18 @@ impl Pump {
     /// Between the look at the log and the moment when the hypervisor took our connection, output
     /// went only to the log. The port gets every byte before the log does: if it has none now, all
     /// that is new in the log is from that gap.
-    async fn look(
-        &self,
-        gap: &mut Gap,
-        reader: &mut ReadHalf<Box<dyn GuestIo>>,
-        buffer: &mut [u8],
-    ) {
+    async fn look(&self, gap: &mut Gap, reader: &mut ReadHalf<Box<dyn GuestIo>>) {
         gap.looks -= 1;
         let missed = self.missed(gap).await;
-        // A failure or the end shows again at the next read.
-        let live = reader.read(buffer).now_or_never().and_then(Result::ok).unwrap_or(0);
-        if live > 0 {
+        if missed.is_empty() {
+            return;
+        }
+        let mut live = Vec::new();
+        settle(reader, &mut live).await;
+        if !live.is_empty() {
             gap.looks = 0;
         }
-        self.join(&missed, &buffer[..live]);
+        self.join(&missed, &live);
     }
 
     async fn missed(&self, gap: &mut Gap) -> Bytes {
@@ -317,6 +317,7 @@ impl Pump {
         }
     }
 
+    /// `live` is all that the port had when `missed` was read, or more.
     fn join(&self, missed: &[u8], live: &[u8]) {
         self.line.output(missed);
         self.line.output(&live[overlap(missed, live)..]);
@@ -328,6 +329,16 @@ struct Gap {
     logged: u64,
     looks: u32,
     look: Interval,
+}
+
+/// Reads what the port has already. A single read may not see it: only a turn of the reactor tells
+/// of bytes that came since the last one.
+async fn settle(reader: &mut ReadHalf<Box<dyn GuestIo>>, live: &mut Vec<u8>) {
+    let all = async {
+        // A failure or the end shows again at the next read.
+        while live.len() < CHUNK_BYTES && reader.read_buf(live).await.is_ok_and(|n| n > 0) {}
+    };
+    timeout(SETTLE, all).await.ok();
 }
 
 /// How many bytes at the begin of `live` are those at the end of `logged`.

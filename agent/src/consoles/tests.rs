@@ -14,6 +14,8 @@ const PIPE_BYTES: usize = 64 * 1024;
 struct Fake {
     fate: Mutex<Fate>,
     log: Mutex<Vec<u8>>,
+    /// Printed to this port, then to the log, just before the log is looked at.
+    meanwhile: Mutex<Option<(DuplexStream, &'static [u8])>>,
     broken: bool,
     ports: mpsc::Sender<DuplexStream>,
 }
@@ -34,6 +36,12 @@ impl Ports for Fake {
     }
 
     async fn logged(&self, _vm: VmUuid, from: Option<u64>) -> Result<Logged, DriverError> {
+        let meanwhile = self.meanwhile.lock().take();
+        if let Some((mut guest, printed)) = meanwhile {
+            guest.write_all(printed).await.unwrap();
+            self.log.lock().extend_from_slice(printed);
+            *self.meanwhile.lock() = Some((guest, b""));
+        }
         let log = self.log.lock();
         let from = usize::try_from(from.unwrap_or(0)).unwrap();
         Ok(Logged { bytes: Bytes::copy_from_slice(&log[from..]), end: log.len() as u64 })
@@ -53,7 +61,7 @@ fn vm() -> VmUuid {
 fn bench(broken: bool) -> Bench {
     let (tx, ports) = mpsc::channel(16);
     let (fate, log) = (Mutex::new(Fate::Runs), Mutex::default());
-    let fake = Arc::new(Fake { fate, log, broken, ports: tx });
+    let fake = Arc::new(Fake { fate, log, meanwhile: Mutex::default(), broken, ports: tx });
     let consoles = Consoles::new(fake.clone(), TaskTracker::new(), CancellationToken::new());
     Bench { consoles, fake, ports }
 }
@@ -104,6 +112,21 @@ async fn all_see_the_past_and_what_comes_and_all_may_type() {
     assert_eq!(guest.read(&mut typed).await.unwrap(), 0, "nobody looks any more");
     assert!(bench.ports.try_recv().is_err(), "one connection was enough");
     bench.consoles.attach(vm()).await.unwrap();
+}
+
+/// The log is ahead of what was read from the port, never of what the port has.
+#[tokio::test(start_paused = true)]
+async fn what_is_printed_while_the_log_is_read_is_shown_once() {
+    let mut bench = bench(false);
+    let viewer = bench.consoles.attach(vm()).await.unwrap();
+    let mut guest = bench.ports.recv().await.unwrap();
+    guest.write_all(b"live").await.unwrap();
+    bench.fake.log.lock().extend_from_slice(b"missed live");
+    *bench.fake.meanwhile.lock() = Some((guest, b" and more"));
+    assert_eq!(until(&viewer, "more").await, "missed live and more");
+    let (mut guest, _) = bench.fake.meanwhile.lock().take().unwrap();
+    guest.write_all(b".").await.unwrap();
+    assert_eq!(until(&viewer, ".").await, ".");
 }
 
 #[tokio::test(start_paused = true)]
