@@ -148,8 +148,8 @@ fn report(server: &Value) -> Value {
     json!({ "vms": vms, "vm_index": index, "diskinfo": disk, "meminfo": memory })
 }
 
-/// Registers a server, sets its record and reports its state.
-async fn load(client: &Client, server: &Value) {
+/// Registers a server.
+async fn register(client: &Client, server: &Value) {
     let path = format!("/servers/{}", text(server, "uuid"));
     let mut sysinfo = server["sysinfo"].clone();
     let boot: jiff::Timestamp = text(server, "last_boot").parse().expect("a time");
@@ -163,6 +163,11 @@ async fn load(client: &Client, server: &Value) {
         sysinfo[name] = value;
     }
     client.post(&format!("{path}/sysinfo"), &json!({ "sysinfo": sysinfo })).await.expect(200);
+}
+
+/// Sets a registered server's record and reports its state.
+async fn load(client: &Client, server: &Value) {
+    let path = format!("/servers/{}", text(server, "uuid"));
     let mut changes = Map::new();
     for name in [
         "datacenter",
@@ -215,6 +220,18 @@ async fn start(config: &Value, servers: &[Value], tickets: &[Value]) -> Coordina
     let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
     let coordinator = Coordinator::with_settings(&settings);
     let client = Client::pooled(coordinator.client().base());
+    // One after the other: who lists VMs lists them in the order in which their servers came.
+    for server in servers {
+        register(&client, server).await;
+    }
+    // What becomes running loses a transitional status that was set before.
+    wait_for("each server runs", Duration::from_secs(60), || async {
+        let shown = client.get("/servers?fields=uuid,status").await.expect(200);
+        let running = |shown: &&Value| shown["status"] == "running";
+        let running = list(&json!({ "all": shown }), "all").iter().filter(running).count();
+        if running == servers.len() { Ok(()) } else { Err(running) }
+    })
+    .await;
     for part in servers.chunks(16) {
         join_all(part.iter().map(|server| load(&client, server))).await;
     }
@@ -223,14 +240,15 @@ async fn start(config: &Value, servers: &[Value], tickets: &[Value]) -> Coordina
     }
     wait_for("each server has its status", Duration::from_secs(60), || async {
         let shown = client.get("/servers?fields=uuid,status").await.expect(200);
-        let wrong = list(&json!({ "all": shown }), "all")
+        let all = json!({ "all": shown });
+        let wrong: Vec<&Value> = list(&all, "all")
             .iter()
             .filter(|shown| {
                 let server = servers.iter().find(|server| server["uuid"] == shown["uuid"]);
                 server.is_none_or(|server| server["status"] != shown["status"])
             })
-            .count();
-        if wrong == 0 { Ok(()) } else { Err(format!("{wrong} not yet")) }
+            .collect();
+        if wrong.is_empty() { Ok(()) } else { Err(format!("not yet: {wrong:?}")) }
     })
     .await;
     coordinator
