@@ -171,7 +171,7 @@ impl TaskRecord {
         }
     }
 
-    /// CNAPI's record, secrets masked; Muster's members stand outside `history`.
+    /// CNAPI's record, all that the task brought; Muster's members stand outside `history`.
     #[must_use]
     pub fn public(&self) -> Map<String, Value> {
         let mut view = Map::new();

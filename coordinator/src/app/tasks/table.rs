@@ -52,7 +52,7 @@ impl Open {
         self.record.accepted || self.accepted_at.is_some()
     }
 
-    /// CNAPI's record with progress and events, secrets masked.
+    /// CNAPI's record with progress, and events with their secrets masked.
     #[must_use]
     pub fn public(&self) -> Map<String, Value> {
         let mut view = self.record.public();
