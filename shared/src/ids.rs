@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 macro_rules! uuid_id {
@@ -11,6 +12,7 @@ macro_rules! uuid_id {
         $(#[$doc])*
         #[derive(
             Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+            ToSchema,
         )]
         #[serde(transparent)]
         pub struct $name(pub Uuid);
@@ -64,8 +66,10 @@ uuid_id! {
 }
 
 /// A task. Minted as a UUID, but opaque: any text of 1 to 64 visible ASCII characters.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(try_from = "String", into = "String")]
+// In the API `TaskId` is the answer that has one.
+#[schema(as = OpaqueTaskId)]
 pub struct TaskId(String);
 
 impl TaskId {

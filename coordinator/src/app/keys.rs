@@ -1,13 +1,13 @@
 //! The store's keys, and records to and from JSON.
 
 use bytes::Bytes;
+use muster_shared::api::ticket::QueueName;
 use muster_shared::ids::{ServerUuid, TaskId, TicketUuid, VmUuid};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
 
 use super::error::AppError;
-use super::tickets::QueueName;
 use crate::store::Record;
 
 pub(crate) const SERVERS: &str = "server/";

@@ -1,8 +1,9 @@
 //! `/servers/:server_uuid/tickets` and `/tickets`: the waitlist.
 
 use http::{Method, StatusCode};
+use muster_shared::api::ticket::{QueueName, TicketServer};
 use muster_shared::ids::TicketUuid;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::dispatch::X_MUSTER_TICKET;
 use super::error::ApiError;
@@ -12,7 +13,7 @@ use super::route::{Param, Route, ServerRule};
 use super::rule::Rule;
 use super::schema;
 use crate::app::AppError;
-use crate::app::tickets::{QueueName, TicketFilter, TicketRequest, TicketServer};
+use crate::app::tickets::{TicketFilter, TicketRequest};
 
 const TEXT: &[Rule] = &[Rule::Optional, Rule::StringType, Rule::Trim];
 const LIMIT: &[Rule] = &[Rule::Optional, Rule::NotNegative, Rule::Regex("^[1-9][0-9]*$")];
@@ -76,7 +77,7 @@ pub(super) fn routes() -> Vec<Route> {
             .params(CREATE_PARAMS)
             .success(StatusCode::ACCEPTED)
             .errors(&[503])
-            .returns_schema(created_schema),
+            .returns_schema(schema::ticket_created),
         Route::new(Method::DELETE, all, "ServerWaitlistTicketsDeleteAll", delete_all)
             .summary("Deletes all tickets, whatever their status")
             .server(ServerRule::ExistsOrDefault)
@@ -145,7 +146,7 @@ async fn list(request: Request) -> Result<Response, ApiError> {
         offset: request.param("offset").map_or(0, |_| number("offset").unwrap_or(usize::MAX)),
     };
     let tickets = request.app.ticket_list(server(&request)?, &filter);
-    Response::json(tickets.iter().map(|ticket| ticket.public()).collect::<Vec<_>>())
+    Response::json(tickets.iter().map(|record| &record.ticket).collect::<Vec<_>>())
 }
 
 async fn create(mut request: Request) -> Result<Response, ApiError> {
@@ -160,9 +161,7 @@ async fn create(mut request: Request) -> Result<Response, ApiError> {
             _ => Map::new(),
         },
     };
-    let (uuid, queue) = request.app.ticket_create(wanted).await?;
-    let queue: Vec<_> = queue.iter().map(|ticket| ticket.public()).collect();
-    Response::json(json!({ "uuid": uuid, "queue": queue }))
+    Response::json(request.app.ticket_create(wanted).await?)
 }
 
 async fn delete_all(request: Request) -> Result<Response, ApiError> {
@@ -176,7 +175,7 @@ async fn delete_all(request: Request) -> Result<Response, ApiError> {
 
 async fn get(request: Request) -> Result<Response, ApiError> {
     let held = request.app.ticket_get(ticket(&request, not_found)?).await?;
-    Ok(Response::json(held.value.public())?.etag(held.revision))
+    Ok(Response::json(&held.value.ticket)?.etag(held.revision))
 }
 
 async fn delete(request: Request) -> Result<Response, ApiError> {
@@ -200,11 +199,4 @@ async fn wait(request: Request) -> Result<Response, ApiError> {
             .map_err(|_| AppError::TicketNotActive(uuid.to_string()))??,
     }
     Ok(Response::empty())
-}
-
-fn created_schema() -> Value {
-    json!({
-        "type": "object", "additionalProperties": false, "required": ["uuid", "queue"],
-        "properties": { "uuid": schema::uuid(), "queue": schema::tickets() },
-    })
 }

@@ -34,7 +34,7 @@ use super::config::AllocationConfig;
 use super::error::AppError;
 use super::fields::shown_status;
 use super::fleet::Entry;
-use super::tickets::Ticket;
+use super::tickets::TicketRecord;
 use crate::alloc::{
     self, Config, Detail, Options, Outcome, RatioPolicy, Ratios, Recent, Request, Snapshot,
     Unreserved, allocate, num,
@@ -48,7 +48,7 @@ pub(crate) struct Allocator {
     /// The records it took over.
     known: BTreeMap<ServerUuid, (Revision, Revision)>,
     /// The tickets it took over.
-    tickets: BTreeMap<TicketUuid, Arc<Ticket>>,
+    tickets: BTreeMap<TicketUuid, Arc<TicketRecord>>,
     /// What was chosen not long ago, oldest first, for policies that ask: when, and what
     /// [`Recent::from_json`] reads.
     recent: VecDeque<(Duration, Value)>,
@@ -75,7 +75,7 @@ impl Allocator {
     }
 
     /// Takes over the open tickets that promise room.
-    fn take_over_tickets(&mut self, open: Vec<Arc<Ticket>>) {
+    fn take_over_tickets(&mut self, open: Vec<Arc<TicketRecord>>) {
         let mut gone = std::mem::take(&mut self.tickets);
         for ticket in open {
             let uuid = ticket.uuid;
@@ -91,7 +91,7 @@ impl Allocator {
         }
     }
 
-    fn open_ticket(&mut self, ticket: &Ticket) {
+    fn open_ticket(&mut self, ticket: &TicketRecord) {
         let Some(server) = ticket.queue.server_uuid.0 else { return };
         // A ticket over HTTP always has an `extra`, if an empty one.
         let extra = alloc::Extra::from_json(&Value::Object(ticket.extra.clone()));

@@ -1,10 +1,11 @@
 //! Allocations: reservations and what ends them, several at once, replays, restarts.
 
+use muster_shared::api::ticket::{QueueName, TicketServer};
 use muster_shared::ids::TicketUuid;
 
 use super::*;
 use crate::alloc::Detail;
-use crate::app::tickets::{QueueName, TicketRequest, TicketServer};
+use crate::app::tickets::TicketRequest;
 use crate::app::{AllocationConfig, Decided};
 
 /// A request for a VM that takes 1 GiB and nothing beside.
@@ -132,7 +133,7 @@ async fn a_report_a_ticket_or_a_task_takes_the_place_of_a_reservation() {
         extra: extra.as_object().cloned().unwrap(),
         req_id: "r".to_owned(),
     };
-    let ticket: TicketUuid = app.ticket_create(ticket).await.unwrap().0;
+    let ticket: TicketUuid = app.ticket_create(ticket).await.unwrap().uuid;
     // A task makes the third.
     let params = json!({ "uuid": vm(3), "owner_uuid": Uuid::from_u128(77), "brand": "joyent",
         "ram": 1024, "cpu_cap": 100, "quota": 1, "image_uuid": Uuid::from_u128(99) });

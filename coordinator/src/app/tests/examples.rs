@@ -1,9 +1,11 @@
 //! The recorded cases of the reference, on a coordinator that was told of their servers.
 
+use muster_shared::api::ticket::{QueueName, TicketServer};
+
 use super::*;
 use crate::alloc::{Config, HostOs, Order};
 use crate::app::AllocationConfig;
-use crate::app::tickets::{QueueName, TicketRequest, TicketServer};
+use crate::app::tickets::TicketRequest;
 use crate::roster;
 
 const EXAMPLES: &str = include_str!("../../../../tests/data/designation-examples.jsonl");

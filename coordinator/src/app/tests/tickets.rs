@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
+use muster_shared::api::ticket::{QueueName, TicketCreated, TicketServer, TicketStatus};
 use muster_shared::clock::iso;
 use muster_shared::ids::TicketUuid;
 
 use super::*;
-use crate::app::tickets::{
-    QueueName, Ticket, TicketFilter, TicketRequest, TicketServer, TicketStatus, naming,
-};
+use crate::app::tickets::{TicketFilter, TicketRecord, TicketRequest, naming};
 
 fn queue(id: &str) -> QueueName {
     QueueName { server_uuid: TicketServer(None), scope: "vm".to_owned(), id: id.to_owned() }
@@ -25,14 +24,14 @@ fn request(id: &str, expires_at: &str) -> TicketRequest {
 }
 
 pub(super) async fn create(app: &App, id: &str) -> TicketUuid {
-    app.ticket_create(request(id, "3000")).await.unwrap().0
+    app.ticket_create(request(id, "3000")).await.unwrap().uuid
 }
 
 async fn status(app: &App, uuid: TicketUuid) -> TicketStatus {
     app.ticket_get(uuid).await.unwrap().value.status
 }
 
-fn list(app: &App) -> Vec<Arc<Ticket>> {
+fn list(app: &App) -> Vec<Arc<TicketRecord>> {
     app.ticket_list(TicketServer(None), &TicketFilter::default())
 }
 
@@ -40,10 +39,12 @@ fn list(app: &App) -> Vec<Arc<Ticket>> {
 async fn tickets_take_turns_in_the_order_in_which_they_were_made() {
     let disk = Disk::new();
     let app = disk.start().await;
-    let (first, shown) = app.ticket_create(request("a", "3000")).await.unwrap();
+    let TicketCreated { uuid: first, queue: shown } =
+        app.ticket_create(request("a", "3000")).await.unwrap();
     assert_eq!(shown.len(), 1);
     assert_eq!(shown[0].status, TicketStatus::Active);
-    let (second, shown) = app.ticket_create(request("a", "3000")).await.unwrap();
+    let TicketCreated { uuid: second, queue: shown } =
+        app.ticket_create(request("a", "3000")).await.unwrap();
     let statuses: Vec<_> = shown.iter().map(|t| (t.uuid, t.status)).collect();
     assert_eq!(statuses, [(first, TicketStatus::Active), (second, TicketStatus::Queued)]);
     let third = create(&app, "a").await;
@@ -108,11 +109,12 @@ async fn tickets_expire_in_time_also_over_a_restart() {
     let disk = Disk::new();
     let app = disk.start().await;
     let at = |seconds| iso(app.parts.clock.wall() + Duration::from_secs(seconds));
-    let (first, _) = app.ticket_create(request("a", &at(10))).await.unwrap();
-    let (second, _) = app.ticket_create(request("a", &at(20))).await.unwrap();
-    let (third, _) = app.ticket_create(request("a", &at(5))).await.unwrap();
+    let first = app.ticket_create(request("a", &at(10))).await.unwrap().uuid;
+    let second = app.ticket_create(request("a", &at(20))).await.unwrap().uuid;
+    let third = app.ticket_create(request("a", &at(5))).await.unwrap().uuid;
     let last = create(&app, "a").await;
-    let (past, shown) = app.ticket_create(request("b", "2015-10-10T00:00:00")).await.unwrap();
+    let TicketCreated { uuid: past, queue: shown } =
+        app.ticket_create(request("b", "2015-10-10T00:00:00")).await.unwrap();
     assert_eq!(shown[0].status, TicketStatus::Active, "first active, then expired");
     let error = app.ticket_wait(third, None).await.unwrap_err();
     assert_eq!(error.to_string(), "ticket has expired");
@@ -147,7 +149,7 @@ async fn all_of_a_waitlist_are_deleted_and_nobody_s_turn_comes_meanwhile() {
         queue: QueueName { server_uuid: TicketServer(Some(server(1))), ..queue("a") },
         ..request("a", "3000")
     };
-    let (elsewhere, _) = app.ticket_create(elsewhere).await.unwrap();
+    let elsewhere = app.ticket_create(elsewhere).await.unwrap().uuid;
     let waits: Vec<_> = made[1_000..]
         .iter()
         .map(|uuid| {
@@ -288,8 +290,8 @@ async fn open_provisioning_tickets_are_listed_for_the_allocator() {
     let app = Disk::new().start().await;
     let provision =
         |id: &str| TicketRequest { action: Some("provision".to_owned()), ..request(id, "3000") };
-    let (first, _) = app.ticket_create(provision("a")).await.unwrap();
-    let (second, _) = app.ticket_create(provision("a")).await.unwrap();
+    let first = app.ticket_create(provision("a")).await.unwrap().uuid;
+    let second = app.ticket_create(provision("a")).await.unwrap().uuid;
     create(&app, "a").await;
     let listed = || app.provisioning_tickets().iter().map(|t| t.uuid).collect::<Vec<_>>();
     assert_eq!(listed(), [first, second]);
@@ -401,7 +403,7 @@ async fn holders_that_wait_for_each_other_are_shown_as_a_circle() {
         let extra = json!({ "workflow_job_uuid": job }).as_object().cloned().unwrap();
         TicketRequest { extra, ..request(id, "3000") }
     };
-    let make = async |id: &str, job: &str| app.ticket_create(of_job(id, job)).await.unwrap().0;
+    let make = async |id: &str, job: &str| app.ticket_create(of_job(id, job)).await.unwrap().uuid;
     let (c1, d2) = (make("c", "one").await, make("d", "two").await);
     let (d1, c2) = (make("d", "one").await, make("c", "two").await);
     wait(d1, None);

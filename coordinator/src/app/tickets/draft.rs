@@ -15,13 +15,14 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use jiff::Timestamp;
+use muster_shared::api::ticket::{QueueName, Ticket, TicketStatus};
 use muster_shared::clock::iso;
 use muster_shared::ids::TicketUuid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::record::{QueueName, Ticket, TicketStatus};
+use super::record::TicketRecord;
 use crate::app::{Expected, keys};
 use crate::store::{Expect, MAX_COMMIT_BYTES, MAX_COMMIT_WRITES, Revision, Write};
 
@@ -155,7 +156,7 @@ impl Draft {
             Op::Delete(uuid, expected) => self.end(*uuid, expected, |_| true, None),
             Op::Expire(uuid) => {
                 let now = self.now;
-                let over = |ticket: &Ticket| {
+                let over = |ticket: &TicketRecord| {
                     ticket.status.is_open() && ticket.due().is_over(&ticket.expires_at, now)
                 };
                 self.end(*uuid, &Expected::ANY, over, Some(TicketStatus::Expired))
@@ -184,11 +185,11 @@ impl Draft {
             action: new.action.clone(),
             extra: new.extra.clone(),
             reqid: new.reqid.clone(),
-            seq,
         };
+        let record = TicketRecord { ticket, seq };
         // The uuid is new; the transaction fails if it is not.
         self.load(keys::ticket(new.uuid), None);
-        self.put(&keys::ticket(new.uuid), &ticket);
+        self.put(&keys::ticket(new.uuid), &record);
         self.put(&keys::queue(&new.queue), &queue);
         self.put(keys::TICKET_SEQ, &(seq + 1));
         Ok(Effect::Done)
@@ -199,27 +200,29 @@ impl Draft {
         &mut self,
         uuid: TicketUuid,
         expected: &Expected,
-        fits: impl FnOnce(&Ticket) -> bool,
+        fits: impl FnOnce(&TicketRecord) -> bool,
         status: Option<TicketStatus>,
     ) -> Result<Effect, Stuck> {
         let key = keys::ticket(uuid);
-        let Some(mut ticket) = self.get::<Ticket>(&key)? else { return Ok(Effect::NotFound) };
+        let Some(mut record) = self.get::<TicketRecord>(&key)? else {
+            return Ok(Effect::NotFound);
+        };
         let unchanged = self.slots.get(&key).filter(|slot| !slot.changed);
         let at = unchanged.and_then(|slot| slot.at).unwrap_or_default();
         if expected.check(at).is_err() {
             return Ok(Effect::Changed);
         }
-        if !fits(&ticket) {
+        if !fits(&record) {
             return Ok(Effect::Done);
         }
-        if ticket.status.is_open() {
-            self.leave(&ticket)?;
+        if record.status.is_open() {
+            self.leave(&record)?;
         }
         match status {
             Some(status) => {
-                ticket.status = status;
-                ticket.updated_at = iso(self.now);
-                self.put(&key, &ticket);
+                record.ticket.status = status;
+                record.ticket.updated_at = iso(self.now);
+                self.put(&key, &record);
             }
             None => self.remove(&key),
         }
@@ -227,18 +230,18 @@ impl Draft {
     }
 
     /// Takes a ticket out of its queue; the next becomes active if it was its turn.
-    fn leave(&mut self, ticket: &Ticket) -> Result<(), Stuck> {
+    fn leave(&mut self, ticket: &TicketRecord) -> Result<(), Stuck> {
         let key = keys::queue(&ticket.queue);
         let Some(mut queue) = self.get::<Queue>(&key)? else { return Err(Stuck::Lost(key)) };
         let was_first = queue.tickets.first() == Some(&ticket.uuid);
         queue.tickets.retain(|uuid| *uuid != ticket.uuid);
         if was_first && let Some(next) = queue.tickets.first() {
             let next_key = keys::ticket(*next);
-            let Some(mut next) = self.get::<Ticket>(&next_key)? else {
+            let Some(mut next) = self.get::<TicketRecord>(&next_key)? else {
                 return Err(Stuck::Lost(next_key));
             };
-            next.status = TicketStatus::Active;
-            next.updated_at = iso(self.now);
+            next.ticket.status = TicketStatus::Active;
+            next.ticket.updated_at = iso(self.now);
             self.put(&next_key, &next);
         }
         if queue.tickets.is_empty() {
@@ -277,10 +280,10 @@ impl Draft {
 mod tests {
     use std::collections::BTreeSet;
 
+    use muster_shared::api::ticket::TicketServer;
     use proptest::prelude::*;
     use uuid::Uuid;
 
-    use super::super::record::TicketServer;
     use super::*;
     use crate::store::{Action, check_limits};
 
@@ -323,9 +326,9 @@ mod tests {
             }
         }
 
-        fn tickets(&self) -> Vec<Ticket> {
+        fn tickets(&self) -> Vec<TicketRecord> {
             let tickets = self.records.iter().filter(|(key, _)| key.starts_with(keys::TICKETS));
-            let mut tickets: Vec<Ticket> =
+            let mut tickets: Vec<TicketRecord> =
                 tickets.map(|(_, (value, _))| serde_json::from_slice(value).unwrap()).collect();
             tickets.sort_by_key(|ticket| ticket.seq);
             tickets
@@ -333,7 +336,7 @@ mod tests {
 
         /// Never two active; a queue that is not empty has exactly one, the oldest.
         fn check(&self) {
-            let mut queues: BTreeMap<QueueName, Vec<Ticket>> = BTreeMap::new();
+            let mut queues: BTreeMap<QueueName, Vec<TicketRecord>> = BTreeMap::new();
             for ticket in self.tickets() {
                 if ticket.status.is_open() {
                     queues.entry(ticket.queue.clone()).or_default().push(ticket);

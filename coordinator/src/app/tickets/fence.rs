@@ -10,10 +10,11 @@
 //! so that no endpoint that starts a task can forget it. A job keeps its ticket's name, and every
 //! one of its steps is run under it.
 
+use muster_shared::api::ticket::TicketStatus;
 use muster_shared::ids::TicketUuid;
 use muster_shared::wire::{self, Token};
 
-use super::record::{Ticket, TicketStatus};
+use super::record::TicketRecord;
 use crate::app::error::AppError;
 use crate::app::{App, keys};
 use crate::store::{Expect, Revision, StoreError, Write};
@@ -79,7 +80,7 @@ impl App {
         let uuid: TicketUuid = named.parse().map_err(|_| refused())?;
         // Not from the index: another coordinator may have ended it just now.
         let stored = self.parts.store.get(&keys::ticket(uuid)).await?.ok_or_else(refused)?;
-        let ticket: Ticket = keys::decode(&stored)?;
+        let ticket: TicketRecord = keys::decode(&stored)?;
         if ticket.status != TicketStatus::Active {
             return Err(refused());
         }

@@ -8,11 +8,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use muster_shared::api::ticket::{QueueName, TicketServer};
 use muster_shared::ids::TicketUuid;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
-use super::record::{Due, QueueName, Ticket, TicketServer};
+use super::record::{Due, TicketRecord};
 use crate::app::fleet::Held;
 use crate::store::Revision;
 
@@ -29,14 +30,14 @@ struct Wait {
 
 #[derive(Debug, Default)]
 struct Inner {
-    tickets: BTreeMap<TicketUuid, Held<Arc<Ticket>>>,
+    tickets: BTreeMap<TicketUuid, Held<Arc<TicketRecord>>>,
     /// In order of creation.
     by_server: BTreeMap<TicketServer, BTreeMap<u64, TicketUuid>>,
     /// The open ones of each queue, oldest first.
     queues: BTreeMap<QueueName, BTreeMap<u64, TicketUuid>>,
     open: usize,
     /// Open ones that promise room for a VM, in order of creation.
-    provisioning: BTreeMap<u64, Arc<Ticket>>,
+    provisioning: BTreeMap<u64, Arc<TicketRecord>>,
     /// Open ones by when they expire.
     due: BTreeSet<(Timestamp, TicketUuid)>,
     /// Open ones whose `expires_at` is no time.
@@ -48,7 +49,7 @@ struct Inner {
 }
 
 impl Inner {
-    fn insert(&mut self, ticket: Arc<Ticket>, revision: Revision) {
+    fn insert(&mut self, ticket: Arc<TicketRecord>, revision: Revision) {
         let uuid = ticket.uuid;
         self.remove(uuid);
         self.by_server.entry(ticket.queue.server_uuid).or_default().insert(ticket.seq, uuid);
@@ -90,7 +91,7 @@ impl Inner {
         }
     }
 
-    fn held(&self, uuids: impl Iterator<Item = TicketUuid>) -> Vec<Arc<Ticket>> {
+    fn held(&self, uuids: impl Iterator<Item = TicketUuid>) -> Vec<Arc<TicketRecord>> {
         uuids.filter_map(|uuid| Some(Arc::clone(&self.tickets.get(&uuid)?.value))).collect()
     }
 }
@@ -126,7 +127,7 @@ impl Default for Index {
 
 impl Index {
     /// Starts anew with what a list at `revision` gave.
-    pub(super) fn reset(&self, tickets: Vec<(Ticket, Revision)>, revision: Revision) {
+    pub(super) fn reset(&self, tickets: Vec<(TicketRecord, Revision)>, revision: Revision) {
         let mut inner = self.inner.lock();
         let Inner { waits, next_wait, .. } = std::mem::take(&mut *inner);
         (inner.waits, inner.next_wait) = (waits, next_wait);
@@ -143,7 +144,11 @@ impl Index {
 
     /// Takes over what a commit did to tickets, all at once: between two of its changes a queue
     /// would seem to have two active tickets, or none. `None`: the ticket was removed.
-    pub(super) fn apply(&self, changes: Vec<(TicketUuid, Option<Ticket>)>, revision: Revision) {
+    pub(super) fn apply(
+        &self,
+        changes: Vec<(TicketUuid, Option<TicketRecord>)>,
+        revision: Revision,
+    ) {
         {
             let mut inner = self.inner.lock();
             for (uuid, ticket) in changes {
@@ -173,7 +178,7 @@ impl Index {
         revision.wait_for(|at| *at >= wanted).await.ok();
     }
 
-    pub(super) fn get(&self, uuid: TicketUuid) -> Option<Held<Arc<Ticket>>> {
+    pub(super) fn get(&self, uuid: TicketUuid) -> Option<Held<Arc<TicketRecord>>> {
         self.inner.lock().tickets.get(&uuid).cloned()
     }
 
@@ -182,24 +187,24 @@ impl Index {
     }
 
     /// The tickets of a queue, oldest first.
-    pub(super) fn queue(&self, name: &QueueName) -> Vec<Arc<Ticket>> {
+    pub(super) fn queue(&self, name: &QueueName) -> Vec<Arc<TicketRecord>> {
         let inner = self.inner.lock();
         inner.held(inner.queues.get(name).into_iter().flat_map(BTreeMap::values).copied())
     }
 
     /// All queues, each oldest first.
-    pub(super) fn queues(&self) -> Vec<Vec<Arc<Ticket>>> {
+    pub(super) fn queues(&self) -> Vec<Vec<Arc<TicketRecord>>> {
         let inner = self.inner.lock();
         inner.queues.values().map(|queue| inner.held(queue.values().copied())).collect()
     }
 
     /// The tickets of a waitlist, oldest first.
-    pub(super) fn of_server(&self, server: TicketServer) -> Vec<Arc<Ticket>> {
+    pub(super) fn of_server(&self, server: TicketServer) -> Vec<Arc<TicketRecord>> {
         let inner = self.inner.lock();
         inner.held(inner.by_server.get(&server).into_iter().flat_map(BTreeMap::values).copied())
     }
 
-    pub(super) fn provisioning(&self) -> Vec<Arc<Ticket>> {
+    pub(super) fn provisioning(&self) -> Vec<Arc<TicketRecord>> {
         self.inner.lock().provisioning.values().cloned().collect()
     }
 

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{Ticket, TicketServer};
+use muster_shared::api::ticket::{Ticket, TicketServer};
+
+use super::TicketRecord;
 use crate::app::App;
 
 /// Most tickets in one answer.
@@ -24,7 +26,11 @@ pub struct TicketFilter {
 impl App {
     /// Tickets of all statuses.
     #[must_use]
-    pub fn ticket_list(&self, server: TicketServer, filter: &TicketFilter) -> Vec<Arc<Ticket>> {
+    pub fn ticket_list(
+        &self,
+        server: TicketServer,
+        filter: &TicketFilter,
+    ) -> Vec<Arc<TicketRecord>> {
         let mut tickets = self.tickets.index.of_server(server);
         if let Some(key) = filter.attribute.as_deref().and_then(sort_key) {
             // Stable: equal ones stay in order of creation.

@@ -21,6 +21,7 @@ mod writer;
 use std::sync::Arc;
 use std::time::Duration;
 
+use muster_shared::api::ticket::{QueueName, TicketCreated, TicketServer, TicketStatus};
 use muster_shared::ids::TicketUuid;
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
@@ -28,7 +29,7 @@ use tokio::sync::{mpsc, oneshot};
 
 pub(crate) use fence::{Fence, naming};
 pub use list::TicketFilter;
-pub use record::{Due, QueueName, Ticket, TicketServer, TicketStatus};
+pub use record::{Due, TicketRecord};
 
 use super::error::AppError;
 use super::fleet::Held;
@@ -106,15 +107,12 @@ impl TicketRequest {
 }
 
 impl App {
-    /// Puts a new ticket into its queue. Returns it and the whole queue, oldest first.
+    /// Puts a new ticket into its queue.
     ///
     /// # Errors
     /// [`AppError::Invalid`], [`AppError::Busy`] when the queue or the waitlist is full,
     /// [`AppError::Store`].
-    pub async fn ticket_create(
-        &self,
-        request: TicketRequest,
-    ) -> Result<(TicketUuid, Vec<Arc<Ticket>>), AppError> {
+    pub async fn ticket_create(&self, request: TicketRequest) -> Result<TicketCreated, AppError> {
         request.check()?;
         if self.tickets.index.open() >= MAX_OPEN {
             return Err(AppError::Busy(format!("there are {MAX_OPEN} open tickets")));
@@ -142,7 +140,8 @@ impl App {
                         Err(error) => return Err(error),
                     }
                 }
-                Ok((uuid, queue))
+                let queue = queue.iter().map(|record| record.ticket.clone()).collect();
+                Ok(TicketCreated { uuid, queue })
             }
         }
     }
@@ -151,7 +150,7 @@ impl App {
     ///
     /// # Errors
     /// [`AppError::TicketNotFound`], [`AppError::Store`], [`AppError::Corrupt`].
-    pub async fn ticket_get(&self, uuid: TicketUuid) -> Result<Held<Arc<Ticket>>, AppError> {
+    pub async fn ticket_get(&self, uuid: TicketUuid) -> Result<Held<Arc<TicketRecord>>, AppError> {
         if let Some(held) = self.tickets.index.get(uuid) {
             return Ok(held);
         }
@@ -255,7 +254,7 @@ impl App {
 
     /// The open tickets of every server that promise room for a VM, in order of creation.
     #[must_use]
-    pub fn provisioning_tickets(&self) -> Vec<Arc<Ticket>> {
+    pub fn provisioning_tickets(&self) -> Vec<Arc<TicketRecord>> {
         self.tickets.index.provisioning()
     }
 
@@ -305,7 +304,7 @@ impl App {
         let (records, revision) = list_all(&*self.parts.store, keys::TICKETS).await?;
         let mut tickets = Vec::with_capacity(records.len());
         for stored in records {
-            tickets.push((keys::decode::<Ticket>(&stored)?, stored.revision));
+            tickets.push((keys::decode::<TicketRecord>(&stored)?, stored.revision));
         }
         self.tickets.index.reset(tickets, revision);
         Ok(())
@@ -328,7 +327,7 @@ impl App {
 }
 
 /// The ticket that an event is about, and what it is now; `None` inside: removed.
-fn ticket_change(event: &Event) -> Option<(TicketUuid, Option<Ticket>)> {
+fn ticket_change(event: &Event) -> Option<(TicketUuid, Option<TicketRecord>)> {
     let uuid = keys::last(&event.key)?;
     match event.value.as_ref().map(|value| serde_json::from_slice(value)).transpose() {
         Ok(ticket) => Some((uuid, ticket)),

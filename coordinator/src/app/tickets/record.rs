@@ -1,143 +1,33 @@
-//! The ticket record: what is stored, CNAPI's view of it, and when it expires. Pure.
+//! The ticket record, and when a ticket expires. Pure.
 
-use std::fmt;
-use std::str::FromStr;
+use std::ops::Deref;
 
 use jiff::Timestamp;
 use jiff::civil::{Date, DateTime};
 use jiff::tz::Offset;
+use muster_shared::api::ticket::Ticket;
 use muster_shared::clock::iso;
-use muster_shared::ids::{BadId, ServerUuid, TicketUuid};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
 
-/// Whose waitlist: a server's, or that of `default`, which is about all of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct TicketServer(pub Option<ServerUuid>);
-
-impl fmt::Display for TicketServer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            Some(server) => server.fmt(f),
-            None => f.write_str("default"),
-        }
-    }
-}
-
-impl FromStr for TicketServer {
-    type Err = BadId;
-
-    fn from_str(text: &str) -> Result<Self, BadId> {
-        if text == "default" { Ok(Self(None)) } else { text.parse().map(|uuid| Self(Some(uuid))) }
-    }
-}
-
-impl TryFrom<String> for TicketServer {
-    type Error = BadId;
-
-    fn try_from(text: String) -> Result<Self, BadId> {
-        text.parse()
-    }
-}
-
-impl From<TicketServer> for String {
-    fn from(server: TicketServer) -> Self {
-        server.to_string()
-    }
-}
-
-/// What tickets of one queue have in common.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct QueueName {
-    /// Whose waitlist.
-    pub server_uuid: TicketServer,
-    /// What kind of thing is waited for, e.g. `vm`.
-    pub scope: String,
-    /// Which one, e.g. a VM's uuid.
-    pub id: String,
-}
-
-impl fmt::Display for QueueName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}/{}", self.server_uuid, self.scope, self.id)
-    }
-}
-
-/// Where a ticket is in its life.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TicketStatus {
-    /// Others are before it.
-    Queued,
-    /// It is its turn.
-    Active,
-    /// Its time is over.
-    Expired,
-    /// It was released.
-    Finished,
-}
-
-impl TicketStatus {
-    /// As CNAPI spells it.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Queued => "queued",
-            Self::Active => "active",
-            Self::Expired => "expired",
-            Self::Finished => "finished",
-        }
-    }
-
-    /// Whether the ticket is in its queue.
-    #[must_use]
-    pub fn is_open(self) -> bool {
-        matches!(self, Self::Queued | Self::Active)
-    }
-}
-
-/// A ticket, the record `ticket/<uuid>`.
+/// The record `ticket/<uuid>`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Ticket {
-    /// Its name.
-    pub uuid: TicketUuid,
-    /// Its queue.
+pub struct TicketRecord {
+    /// What clients see of it.
     #[serde(flatten)]
-    pub queue: QueueName,
-    /// When it ends by itself, as the client wrote it; see [`Due`].
-    pub expires_at: String,
-    /// When it was made, ISO 8601; only a label, the order is in `seq`.
-    pub created_at: String,
-    /// When it last changed, ISO 8601.
-    pub updated_at: String,
-    /// Where it is in its life.
-    pub status: TicketStatus,
-    /// What its holder means to do, e.g. `provision`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub action: Option<String>,
-    /// The client's own.
-    #[serde(default)]
-    pub extra: Map<String, Value>,
-    /// The request that made it.
-    #[serde(default)]
-    pub reqid: String,
-    /// Its place in the store's order of creation, over all queues.
+    pub ticket: Ticket,
+    /// Its place in the store's order of creation, over all queues; `created_at` is only a label.
     pub seq: u64,
 }
 
-impl Ticket {
-    /// CNAPI's record.
-    #[must_use]
-    pub fn public(&self) -> Map<String, Value> {
-        let mut view = match json!(self) {
-            Value::Object(members) => members,
-            _ => Map::new(),
-        };
-        view.shift_remove("seq");
-        view
-    }
+impl Deref for TicketRecord {
+    type Target = Ticket;
 
+    fn deref(&self) -> &Ticket {
+        &self.ticket
+    }
+}
+
+impl TicketRecord {
     /// Whether it promises room for a VM that is to be provisioned.
     #[must_use]
     pub fn is_provisioning(&self) -> bool {
@@ -193,6 +83,10 @@ impl Due {
 
 #[cfg(test)]
 mod tests {
+    use muster_shared::api::ticket::{QueueName, TicketServer, TicketStatus};
+    use muster_shared::ids::TicketUuid;
+    use serde_json::Map;
+
     use super::*;
 
     #[track_caller]
@@ -228,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn the_view_has_cnapi_s_members() {
+    fn clients_see_cnapi_s_members_and_the_record_has_one_more() {
         let ticket = Ticket {
             uuid: TicketUuid(uuid::Uuid::nil()),
             queue: QueueName {
@@ -243,24 +137,14 @@ mod tests {
             action: None,
             extra: Map::new(),
             reqid: "r".to_owned(),
-            seq: 7,
         };
-        let keys: Vec<_> = ticket.public().keys().cloned().collect();
-        let expected = [
-            "uuid",
-            "server_uuid",
-            "scope",
-            "id",
-            "expires_at",
-            "created_at",
-            "updated_at",
-            "status",
-            "extra",
-            "reqid",
-        ];
-        assert_eq!(keys, expected);
-        assert_eq!(ticket.public()["server_uuid"], "default");
-        let stored = serde_json::to_vec(&ticket).unwrap();
-        assert_eq!(serde_json::from_slice::<Ticket>(&stored).unwrap(), ticket);
+        assert_eq!(
+            serde_json::to_string(&ticket).unwrap(),
+            r#"{"uuid":"00000000-0000-0000-0000-000000000000","server_uuid":"default","scope":"vm","id":"x","expires_at":"3000","created_at":"c","updated_at":"u","status":"queued","extra":{},"reqid":"r"}"#
+        );
+        let record = TicketRecord { ticket, seq: 7 };
+        let stored = serde_json::to_string(&record).unwrap();
+        assert!(stored.ends_with(r#""reqid":"r","seq":7}"#), "{stored}");
+        assert_eq!(serde_json::from_str::<TicketRecord>(&stored).unwrap(), record);
     }
 }

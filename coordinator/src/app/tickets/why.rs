@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use muster_shared::api::ticket::{Ticket, TicketStatus};
 use muster_shared::ids::{TicketUuid, VmUuid};
 use serde_json::{Value, json};
 
+use super::TicketRecord;
 use super::deadlock::Graph;
-use super::{Ticket, TicketStatus};
 use crate::app::App;
 use crate::app::error::AppError;
 
@@ -54,7 +55,7 @@ impl App {
             "reqid": ticket.reqid,
             "expires_at": ticket.expires_at,
             "waiters": waits.iter().filter(|(waited, _)| *waited == uuid).count(),
-            "holder": holder.map(|holder| holder.public()),
+            "holder": holder.map(|holder| &holder.ticket),
             "holder_tasks": tasks,
             "deadlock": self.ticket_deadlock(uuid, &waits),
         }))
@@ -90,9 +91,9 @@ impl App {
         let Some(circle) = graph_of(&queues, waits).circle_from(uuid) else { return Value::Null };
         let by_uuid: BTreeMap<_, _> =
             queues.iter().flatten().map(|ticket| (ticket.uuid, ticket)).collect();
-        let tickets: Vec<&Arc<Ticket>> =
+        let tickets: Vec<&Arc<TicketRecord>> =
             circle.iter().filter_map(|uuid| by_uuid.get(uuid).copied()).collect();
-        let shown = |ticket: &Arc<Ticket>| {
+        let shown = |ticket: &Arc<TicketRecord>| {
             format!("{} ({}, {})", ticket.uuid, ticket.queue, ticket.status.as_str())
         };
         let mut names: Vec<_> = tickets.iter().map(|ticket| shown(ticket)).collect();
@@ -101,12 +102,15 @@ impl App {
             "cycle": circle,
             "text": format!("{}; it ends when one of them is released or expires",
                             names.join(" waits for ")),
-            "tickets": tickets.iter().map(|ticket| ticket.public()).collect::<Vec<_>>(),
+            "tickets": tickets.iter().map(|record| &record.ticket).collect::<Vec<_>>(),
         })
     }
 }
 
-fn graph_of(queues: &[Vec<Arc<Ticket>>], waits: &[(TicketUuid, Option<TicketUuid>)]) -> Graph {
+fn graph_of(
+    queues: &[Vec<Arc<TicketRecord>>],
+    waits: &[(TicketUuid, Option<TicketUuid>)],
+) -> Graph {
     let mut graph = Graph::default();
     let mut jobs: BTreeMap<&str, Vec<TicketUuid>> = BTreeMap::new();
     let mut job_of = BTreeMap::new();

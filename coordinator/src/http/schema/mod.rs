@@ -3,6 +3,7 @@
 
 mod check;
 mod decisions;
+mod derived;
 mod records;
 mod requests;
 mod results;
@@ -11,6 +12,7 @@ mod vm;
 
 use std::sync::LazyLock;
 
+use muster_shared::api;
 use serde_json::{Map, Value, json};
 
 use super::route::{Route, SchemaFn, ServerRule};
@@ -47,7 +49,7 @@ const COMPONENTS: &[(&str, SchemaFn)] = &[
     ("Vm", records::vm),
     ("FleetVm", records::fleet_vm),
     ("Image", records::image),
-    ("Ticket", records::ticket),
+    ("Ticket", derived::of::<api::ticket::Ticket>),
     ("BootParams", records::boot_params),
     ("BootModule", records::boot_module),
     ("Job", records::job),
@@ -194,6 +196,11 @@ pub(crate) fn ticket() -> Value {
 /// Tickets.
 pub(crate) fn tickets() -> Value {
     list("Ticket")
+}
+
+/// A ticket that was just made.
+pub(crate) fn ticket_created() -> Value {
+    derived::of::<api::ticket::TicketCreated>()
 }
 
 /// Boot parameters.

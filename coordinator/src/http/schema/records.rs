@@ -222,28 +222,6 @@ pub(super) fn image() -> Value {
     })
 }
 
-pub(super) fn ticket() -> Value {
-    let required =
-        ["uuid", "server_uuid", "scope", "id", "expires_at", "status", "created_at", "updated_at"];
-    closed(
-        "A place in a queue; the oldest ticket of a queue is the active one",
-        &required,
-        &json!({
-            "uuid": uuid(),
-            "server_uuid": { "anyOf": [uuid(), { "const": "default" }] },
-            "scope": described("string", "E.g. `vm`"),
-            "id": described("string", "E.g. the VM's uuid"),
-            "expires_at": described("string", "ISO 8601, as the client wrote it"),
-            "action": { "type": "string" },
-            "extra": { "type": "object" },
-            "status": { "enum": ["queued", "active", "expired", "finished"] },
-            "created_at": iso(),
-            "updated_at": iso(),
-            "reqid": described("string", "The request that made it"),
-        }),
-    )
-}
-
 pub(super) fn boot_module() -> Value {
     closed(
         "A file that is loaded with the platform",
