@@ -1,30 +1,34 @@
 //! What is never shown, whatever it is part of: one rule for agent and coordinator. What is stored
 //! and what is sent to be carried out stays whole.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// A copy without secrets: values of telling names, and all metadata values, become `***`.
 #[must_use]
 pub fn masked(value: &Value) -> Value {
     match value {
-        Value::Object(map) => map
-            .iter()
-            .map(|(key, value)| {
-                let hidden = match value {
-                    Value::Object(metadata) if is_metadata(key) => {
-                        let hide = |k: &String| (k.clone(), Value::from("***"));
-                        Value::Object(metadata.keys().map(hide).collect())
-                    }
-                    Value::Null | Value::Bool(_) => value.clone(),
-                    _ if is_secret(key) || is_metadata(key) => Value::from("***"),
-                    _ => masked(value),
-                };
-                (key.clone(), hidden)
-            })
-            .collect(),
+        Value::Object(members) => Value::Object(masked_members(members)),
         Value::Array(items) => items.iter().map(masked).collect(),
         other => other.clone(),
     }
+}
+
+/// As [`masked`], of an object's members.
+#[must_use]
+pub fn masked_members(members: &Map<String, Value>) -> Map<String, Value> {
+    let member = |(key, value): (&String, &Value)| {
+        let hidden = match value {
+            Value::Object(metadata) if is_metadata(key) => {
+                let hide = |k: &String| (k.clone(), Value::from("***"));
+                Value::Object(metadata.keys().map(hide).collect())
+            }
+            Value::Null | Value::Bool(_) => value.clone(),
+            _ if is_secret(key) || is_metadata(key) => Value::from("***"),
+            _ => masked(value),
+        };
+        (key.clone(), hidden)
+    };
+    members.iter().map(member).collect()
 }
 
 fn is_metadata(key: &str) -> bool {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use http::{Method, StatusCode};
+use muster_shared::api::job::{Execution, Job, JobStarted};
 use serde_json::{Value, json};
 
 use super::ask::pick;
@@ -13,7 +14,7 @@ use super::route::{Also, Param, Route, ServerRule};
 use super::rule::{Rule, js_number};
 use super::schema;
 use crate::app::AppError;
-use crate::app::jobs::{Execution, JobFilter, NicAction, SetupRequest};
+use crate::app::jobs::{JobFilter, NicAction, SetupRequest};
 
 /// Longest wait for an agent that reboots without a job.
 const REBOOT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -139,8 +140,8 @@ where
         .returns_schema(schema::job_id_schema)
 }
 
-fn started(job: uuid::Uuid) -> Result<Response, ApiError> {
-    Response::json(json!({ "job_uuid": job }))
+fn started(job_uuid: uuid::Uuid) -> Result<Response, ApiError> {
+    Response::json(JobStarted { job_uuid })
 }
 
 async fn setup(request: Request) -> Result<Response, ApiError> {
@@ -244,7 +245,7 @@ async fn list(request: Request) -> Result<Response, ApiError> {
         Some("succeeded") => Some(Execution::Succeeded),
         Some("failed") => Some(Execution::Failed),
         // The workflow API's word; no job here is ever that.
-        Some("canceled") => return Response::json(Vec::<Value>::new()),
+        Some("canceled") => return Response::json(Vec::<Job>::new()),
         Some(_) => {
             let text = "must be queued, running, succeeded, failed or canceled";
             return Err(ApiError::invalid("execution", text));

@@ -6,6 +6,7 @@
 //! than null. Members that this version does not know are ignored on reading, unless a type
 //! keeps them in a flattened map.
 
+pub mod job;
 pub mod ticket;
 mod value;
 

@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 
 use jiff::Timestamp;
+use muster_shared::api::job::{Execution, Job};
 use muster_shared::ids::ServerUuid;
-use serde_json::{Map, Value};
 use uuid::Uuid;
 
-use super::record::{Execution, JobRecord};
+use super::record::JobRecord;
 use crate::app::error::AppError;
 use crate::app::{App, keys};
 use crate::store::{Expect, MAX_PAGE, Revision, Write};
@@ -54,7 +54,7 @@ impl App {
     ///
     /// # Errors
     /// [`AppError::JobNotFound`], [`AppError::Store`].
-    pub async fn job_get(&self, uuid: Uuid) -> Result<(Map<String, Value>, Revision), AppError> {
+    pub async fn job_get(&self, uuid: Uuid) -> Result<(Job, Revision), AppError> {
         let (job, revision) = self.job_of(uuid).await?;
         Ok((job.public(), revision))
     }
@@ -63,7 +63,7 @@ impl App {
     ///
     /// # Errors
     /// [`AppError::Store`].
-    pub async fn job_list(&self, filter: &JobFilter) -> Result<Vec<Map<String, Value>>, AppError> {
+    pub async fn job_list(&self, filter: &JobFilter) -> Result<Vec<Job>, AppError> {
         let limit = filter.limit.unwrap_or(MAX_LIMIT).min(MAX_LIMIT);
         let offset = filter.offset.min(MAX_OFFSET);
         // Keys are in the order of creation, so the last that fit are wanted.

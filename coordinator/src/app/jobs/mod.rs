@@ -26,6 +26,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
+use muster_shared::api::job::Execution;
 use muster_shared::clock::iso;
 use muster_shared::ids::ServerUuid;
 use parking_lot::Mutex;
@@ -40,8 +41,8 @@ use crate::store::{Expect, Write};
 use kind::{Kind, StepContext, StepFailure};
 pub use list::JobFilter;
 pub use nics::NicAction;
+pub use record::JobRecord;
 use record::{Claim, StepRecord};
-pub use record::{Execution, JobRecord};
 
 /// Races for a guard before a request fails.
 const ATTEMPTS: usize = 10;

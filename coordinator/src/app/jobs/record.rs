@@ -2,67 +2,18 @@
 //! job is shown. Pure.
 
 use jiff::Timestamp;
+use muster_shared::api::job::{Execution, Job, Step, StepResult, StepState, StepVerdict};
 use muster_shared::clock::iso;
 use muster_shared::ids::{ServerUuid, TaskId, TicketUuid};
-use muster_shared::secrets::masked;
+use muster_shared::secrets::masked_members;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use uuid::Uuid;
 
 use crate::store::LeaseId;
 
 /// Longest text of an error that is kept, bytes.
 const MAX_ERROR_BYTES: usize = 4 * 1024;
-
-/// Where a job is, in the words of Triton's workflow API.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Execution {
-    /// No step has begun.
-    Queued,
-    /// Under way.
-    Running,
-    /// All steps are done.
-    Succeeded,
-    /// A step failed for good.
-    Failed,
-}
-
-impl Execution {
-    /// As the workflow API spells it.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Queued => "queued",
-            Self::Running => "running",
-            Self::Succeeded => "succeeded",
-            Self::Failed => "failed",
-        }
-    }
-
-    /// Whether nothing more happens.
-    #[must_use]
-    pub fn has_ended(self) -> bool {
-        matches!(self, Self::Succeeded | Self::Failed)
-    }
-}
-
-/// Where a step is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum StepState {
-    /// Not begun, or to be tried again.
-    #[default]
-    Pending,
-    /// Begun; after a crash it is run once more.
-    Running,
-    /// Done.
-    Ok,
-    /// Failed for good.
-    Failed,
-    /// Not needed for this job.
-    Skipped,
-}
 
 /// One step.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -226,64 +177,59 @@ impl JobRecord {
         self.claim = None;
     }
 
-    /// The job as `GET /jobs/:job_uuid` shows it: the workflow API's members, secrets masked, and
-    /// `steps` with the state of each.
+    /// The job as `GET /jobs/:job_uuid` shows it: secrets masked, and the state of each step.
     #[must_use]
-    pub fn public(&self) -> Map<String, Value> {
-        let mut view = Map::new();
-        let mut set = |name: &str, value: Value| view.insert(name.to_owned(), value);
-        set("uuid", json!(self.uuid));
-        set("name", json!(self.name));
-        set("execution", json!(self.execution.as_str()));
-        set("params", masked(&json!(self.params)));
-        set("target", json!(self.server_uuid));
-        set("created_at", json!(self.created_at));
-        if let Some(started) = &self.started {
-            set("started", json!(started));
-        }
+    pub fn public(&self) -> Job {
         #[expect(clippy::cast_precision_loss, reason = "milliseconds of hours")]
-        set("elapsed", json!(self.elapsed_ms as f64 / 1000.0));
-        set("exec_after", json!(self.created_at));
-        set("chain_results", json!(results(&self.chain)));
-        set("onerror_results", json!(results(&self.on_error)));
-        if let Some(finished) = &self.finished_at {
-            set("finished_at", json!(finished));
+        let elapsed = self.elapsed_ms as f64 / 1000.0;
+        Job {
+            uuid: self.uuid,
+            name: self.name.clone(),
+            execution: self.execution,
+            params: masked_members(&self.params),
+            target: self.server_uuid,
+            created_at: self.created_at.clone(),
+            started: self.started.clone(),
+            elapsed,
+            exec_after: self.created_at.clone(),
+            chain_results: results(&self.chain),
+            onerror_results: results(&self.on_error),
+            finished_at: self.finished_at.clone(),
+            ticket_uuid: self.ticket_uuid,
+            steps: self.chain.iter().chain(&self.on_error).map(shown).collect(),
         }
-        if let Some(ticket) = &self.ticket_uuid {
-            set("ticket_uuid", json!(ticket));
-        }
-        let steps: Vec<Value> = self.chain.iter().chain(&self.on_error).map(shown).collect();
-        set("steps", json!(steps));
-        view
     }
 }
 
 /// The workflow API's list of the steps that have ended.
-fn results(steps: &[StepRecord]) -> Vec<Value> {
-    let ended = steps.iter().filter(|s| matches!(s.state, StepState::Ok | StepState::Failed));
+fn results(steps: &[StepRecord]) -> Vec<StepResult> {
     let result = |step: &StepRecord| {
-        let ok = step.state == StepState::Ok;
-        json!({
-            "name": step.name,
-            "result": if ok { "OK" } else { "" },
-            "error": step.error.as_deref().unwrap_or_default(),
-            "started_at": step.started_at,
-            "finished_at": step.finished_at,
+        let result = match step.state {
+            StepState::Ok => StepVerdict::Ok,
+            StepState::Failed => StepVerdict::Failed,
+            StepState::Pending | StepState::Running | StepState::Skipped => return None,
+        };
+        Some(StepResult {
+            name: step.name.clone(),
+            result,
+            error: step.error.clone().unwrap_or_default(),
+            started_at: step.started_at.clone(),
+            finished_at: step.finished_at.clone(),
         })
     };
-    ended.map(result).collect()
+    steps.iter().filter_map(result).collect()
 }
 
-fn shown(step: &StepRecord) -> Value {
-    json!({
-        "name": step.name,
-        "state": step.state,
-        "attempt": step.attempt,
-        "started_at": step.started_at,
-        "finished_at": step.finished_at,
-        "error": step.error,
-        "task": step.task.as_ref().map(|(id, _)| id),
-    })
+fn shown(step: &StepRecord) -> Step {
+    Step {
+        name: step.name.clone(),
+        state: step.state,
+        attempt: step.attempt,
+        started_at: step.started_at.clone(),
+        finished_at: step.finished_at.clone(),
+        error: step.error.clone(),
+        task: step.task.as_ref().map(|(id, _)| id.clone()),
+    }
 }
 
 #[cfg(test)]
@@ -329,13 +275,10 @@ mod tests {
         assert_eq!(job.next(), None);
         job.settle(now());
         let view = job.public();
-        assert_eq!(view["execution"], "succeeded");
         assert_eq!(
-            view["chain_results"].to_string(),
-            r#"[{"name":"step0","result":"OK","error":"","started_at":"2026-01-01T00:00:01.000Z","finished_at":"2026-01-01T00:00:01.000Z"}]"#
+            serde_json::to_string(&view).unwrap(),
+            r#"{"uuid":"00000000-0000-0000-0000-000000000000","name":"test-1.0.0","execution":"succeeded","params":{},"target":"00000000-0000-0000-0000-000000000000","created_at":"2026-01-01T00:00:00.000Z","started":"2026-01-01T00:00:01.000Z","elapsed":1.2,"exec_after":"2026-01-01T00:00:00.000Z","chain_results":[{"name":"step0","result":"OK","error":"","started_at":"2026-01-01T00:00:01.000Z","finished_at":"2026-01-01T00:00:01.000Z"}],"onerror_results":[],"finished_at":"2026-01-01T00:00:01.000Z","steps":[{"name":"step0","state":"ok","attempt":1,"started_at":"2026-01-01T00:00:01.000Z","finished_at":"2026-01-01T00:00:01.000Z","error":null,"task":null},{"name":"step1","state":"skipped","attempt":0,"started_at":null,"finished_at":"2026-01-01T00:00:01.000Z","error":null,"task":null},{"name":"undo0","state":"pending","attempt":0,"started_at":null,"finished_at":null,"error":null,"task":null}]}"#
         );
-        assert_eq!(view["elapsed"], 1.2);
-        assert_eq!(view["steps"][1]["state"], "skipped");
     }
 
     #[test]
@@ -353,8 +296,8 @@ mod tests {
         job.settle(now());
         assert_eq!(job.execution, Execution::Failed);
         let view = job.public();
-        let last = view["chain_results"].as_array().and_then(|all| all.last()).unwrap();
-        assert_eq!(last["error"], "twice", "what clients of the workflow API read");
+        let last = view.chain_results.last().unwrap();
+        assert_eq!(last.error, "twice", "what clients of the workflow API read");
     }
 
     proptest! {

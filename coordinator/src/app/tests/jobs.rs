@@ -1,5 +1,6 @@
 //! Jobs with a fake agent on paused time: outcomes of steps, crashes, two coordinators.
 
+use muster_shared::api::job::{Execution, Job, StepState};
 use muster_shared::wire::TaskError;
 
 use super::*;
@@ -13,11 +14,11 @@ async fn reboot(app: &Arc<App>, server: ServerUuid, drain: bool) -> Uuid {
 }
 
 /// The job once it has ended.
-async fn ended(app: &App, job: Uuid) -> Map<String, Value> {
+async fn ended(app: &App, job: Uuid) -> Job {
     let waiting = async {
         loop {
             let (view, _) = app.job_get(job).await.unwrap();
-            if matches!(view["execution"].as_str(), Some("succeeded" | "failed")) {
+            if view.execution.has_ended() {
                 return view;
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
@@ -60,9 +61,10 @@ async fn a_reboot_is_marked_before_it_is_sent() {
     assert_eq!(reboot(&app, server(1), false).await, job, "one job of a kind per server");
     agent.finish(&dispatch.id, Value::Null).await;
     let view = ended(&app, job).await;
-    assert_eq!(view["execution"], "succeeded");
-    let states: Vec<_> = view["steps"].as_array().unwrap().iter().map(|s| &s["state"]).collect();
-    assert_eq!(states[..5], ["ok", "skipped", "skipped", "ok", "ok"]);
+    assert_eq!(view.execution, Execution::Succeeded);
+    let states: Vec<_> = view.steps.iter().map(|step| step.state).collect();
+    let (ok, skipped) = (StepState::Ok, StepState::Skipped);
+    assert_eq!(states[..5], [ok, skipped, skipped, ok, ok]);
     assert_ne!(reboot(&app, server(1), false).await, job, "it has ended");
     app.shutdown().await;
 }
@@ -90,10 +92,9 @@ async fn a_drain_ends_before_the_reboot_and_is_taken_back_when_that_fails() {
     };
     agent.send(Accepted { id: resume.token }).await;
     let view = ended(&app, job).await;
-    assert_eq!(view["execution"], "failed");
-    let last = view["chain_results"].as_array().unwrap().last().unwrap().clone();
-    assert_eq!(last["error"], "server_reboot: no");
-    assert!(view["elapsed"].as_f64() >= Some(1.0), "with the pause between the tries");
+    assert_eq!(view.execution, Execution::Failed);
+    assert_eq!(view.chain_results.last().unwrap().error, "server_reboot: no");
+    assert!(view.elapsed >= 1.0, "with the pause between the tries");
     assert_eq!(transitional(&app, server(1)), None);
     app.shutdown().await;
 }
@@ -110,7 +111,7 @@ async fn a_restart_goes_on_with_the_task_that_was_made() {
     let mut agent = Agent::connect(&second, server(1)).await;
     assert_eq!(agent.welcome.open_task_ids, vec![dispatch.id.clone()]);
     agent.finish(&dispatch.id, Value::Null).await;
-    assert_eq!(ended(&second, job).await["execution"], "succeeded");
+    assert_eq!(ended(&second, job).await.execution, Execution::Succeeded);
     let filter = TaskFilter::default();
     assert_eq!(second.task_list(&filter).await.unwrap().tasks.len(), 1, "one reboot");
     second.shutdown().await;
@@ -152,7 +153,7 @@ async fn a_step_that_takes_too_long_is_given_up_and_its_task_recalled() {
     drop(agent);
     let job = reboot(&app, server(1), false).await;
     let view = ended(&app, job).await;
-    assert_eq!(view["execution"], "failed");
+    assert_eq!(view.execution, Execution::Failed);
     let tasks = app.task_list(&TaskFilter::default()).await.unwrap().tasks;
     let open = tasks.iter().filter(|task| task["status"] == "active").count();
     assert_eq!(open, 0, "nobody reboots later: {tasks:#?}");
@@ -175,8 +176,8 @@ async fn jobs_are_listed_and_deleted_when_they_are_old() {
     }
     let filter = JobFilter { limit: Some(2), offset: 1, ..JobFilter::default() };
     let listed = app.job_list(&filter).await.unwrap();
-    let uuids: Vec<_> = listed.iter().map(|job| job["uuid"].clone()).collect();
-    assert_eq!(uuids, [json!(made[1]), json!(made[0])]);
+    let uuids: Vec<_> = listed.iter().map(|job| job.uuid).collect();
+    assert_eq!(uuids, [made[1], made[0]]);
     assert_eq!(app.jobs_sweep().await.unwrap(), 0);
     app.shutdown().await;
     tokio::time::advance(Duration::from_hours(31 * 24)).await;
@@ -245,9 +246,9 @@ async fn a_job_ends_with_the_ticket_under_which_it_was_started() {
     let FromCoordinator::Resume(resume) = agent.next().await else { panic!("no resume") };
     agent.send(Accepted { id: resume.token }).await;
     let view = ended(&app, job).await;
-    assert_eq!((&view["execution"], &view["ticket_uuid"]), (&json!("failed"), &json!(ticket)));
-    let errors: Vec<_> = view["chain_results"].as_array().unwrap().iter().collect();
-    assert_eq!(errors.last().unwrap()["error"], format!("ticket {ticket} is not active"));
+    assert_eq!((view.execution, view.ticket_uuid), (Execution::Failed, Some(ticket)));
+    let last = view.chain_results.last().unwrap();
+    assert_eq!(last.error, format!("ticket {ticket} is not active"));
     assert!(app.task_list(&TaskFilter::default()).await.unwrap().tasks.is_empty());
     app.shutdown().await;
 }

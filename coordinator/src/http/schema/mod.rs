@@ -42,7 +42,7 @@ pub(crate) use values::{
 const COMPONENTS: &[(&str, SchemaFn)] = &[
     ("Error", error),
     ("TaskId", task_id),
-    ("JobId", job_id),
+    ("JobId", derived::of::<api::job::JobStarted>),
     ("Server", records::server),
     ("Sysinfo", records::sysinfo),
     ("Task", records::task),
@@ -52,7 +52,7 @@ const COMPONENTS: &[(&str, SchemaFn)] = &[
     ("Ticket", derived::of::<api::ticket::Ticket>),
     ("BootParams", records::boot_params),
     ("BootModule", records::boot_module),
-    ("Job", records::job),
+    ("Job", derived::of::<api::job::Job>),
     ("HistoryEntry", records::history_entry),
     ("VmCreate", vm::create),
     ("VmUpdate", vm::update),
@@ -284,14 +284,6 @@ fn task_id() -> Value {
         "type": "object", "additionalProperties": false, "required": ["id"],
         "description": "The task that was started; see /tasks/{taskid}",
         "properties": { "id": uuid() },
-    })
-}
-
-fn job_id() -> Value {
-    json!({
-        "type": "object", "additionalProperties": false, "required": ["job_uuid"],
-        "description": "The job that was started; see /jobs/{job_uuid}",
-        "properties": { "job_uuid": uuid() },
     })
 }
 

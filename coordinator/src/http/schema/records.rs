@@ -249,54 +249,6 @@ pub(super) fn boot_params() -> Value {
     )
 }
 
-pub(super) fn job() -> Value {
-    let instant = || json!({ "type": ["string", "null"], "format": "date-time" });
-    let result = closed(
-        "A step that has ended, as the workflow API shows it",
-        &["name", "result", "error", "started_at", "finished_at"],
-        &json!({
-            "name": text("E.g. `cnapi.validate_params`"),
-            "result": { "enum": ["OK", ""] },
-            "error": text("Empty unless it failed"),
-            "started_at": instant(),
-            "finished_at": instant(),
-        }),
-    );
-    let step = closed(
-        "A step",
-        &["name", "state", "attempt", "started_at", "finished_at", "error", "task"],
-        &json!({
-            "name": text("E.g. `cnapi.validate_params`"),
-            "state": { "enum": ["pending", "running", "ok", "failed", "skipped"] },
-            "attempt": { "type": "integer", "description": "Tries begun" },
-            "started_at": instant(),
-            "finished_at": instant(),
-            "error": { "type": ["string", "null"], "description": "Of the last try" },
-            "task": { "type": ["string", "null"], "description": "The agent task it made" },
-        }),
-    );
-    closed(
-        "A sequence of steps that the coordinator runs",
-        &["uuid", "name", "execution", "params", "target", "created_at", "chain_results", "steps"],
-        &json!({
-            "uuid": uuid(),
-            "name": text("Its kind and version, e.g. `server-reboot-1.2.0`"),
-            "execution": { "enum": ["queued", "running", "succeeded", "failed"] },
-            "params": { "type": "object" },
-            "target": uuid(),
-            "created_at": iso(),
-            "started": iso(),
-            "finished_at": iso(),
-            "elapsed": { "type": "number", "description": "Time it was run, seconds" },
-            "exec_after": iso(),
-            "ticket_uuid": uuid(),
-            "chain_results": { "type": "array", "items": result.clone() },
-            "onerror_results": { "type": "array", "items": result },
-            "steps": { "type": "array", "items": step },
-        }),
-    )
-}
-
 /// An element of a task history; the agent makes it.
 pub(super) fn history_entry() -> Value {
     json!({
