@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytes::{Buf as _, Bytes, BytesMut};
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::VmUuid;
+use muster_shared::wire::Code;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, ReadHalf};
 use tokio::sync::{mpsc, watch};
@@ -160,10 +161,10 @@ impl Pump {
             biased;
             // The last viewer took it off the list.
             () = line.unwatched.cancelled() => return,
-            () = stop.cancelled() => End::new("error", "the agent stops"),
+            () = stop.cancelled() => End::new(Code::StreamFailed, "the agent stops"),
             end = self.work() => end,
         };
-        tracing::debug!(vm_uuid = %line.vm, code = end.code, "a console has ended");
+        tracing::debug!(vm_uuid = %line.vm, code = %end.code, "a console has ended");
         // Off the list first, so that nobody joins who would never hear of the end.
         forget(&mut self.lines.lock(), &line);
         for viewer in &line.audience.lock().viewers {
@@ -190,15 +191,17 @@ impl Pump {
         let (mut told, mut tries) = (false, 0);
         loop {
             match self.ports.fate(vm).await {
-                Fate::Gone if again => return Err(End::new("VmNotFound", "the machine is gone")),
+                Fate::Gone if again => {
+                    return Err(End::new(Code::VmNotFound, "the machine is gone"));
+                }
                 Fate::Gone => {
-                    return Err(End::new("VmNotFound", format!("VM {vm} does not exist")));
+                    return Err(End::new(Code::VmNotFound, format!("VM {vm} does not exist")));
                 }
                 Fate::Stopped if again => {
-                    return Err(End::new("VmNotRunning", "the machine is stopped"));
+                    return Err(End::new(Code::VmNotRunning, "the machine is stopped"));
                 }
                 Fate::Stopped | Fate::Pending if !again => {
-                    return Err(End::new("VmNotRunning", format!("VM {vm} is not running")));
+                    return Err(End::new(Code::VmNotRunning, format!("VM {vm} is not running")));
                 }
                 Fate::Stopped | Fate::Pending => {
                     tries = 0;
@@ -211,7 +214,7 @@ impl Pump {
                     Err(error) if tries >= OPEN_TRIES => {
                         tracing::warn!(vm_uuid = %vm, %error, "a console can't be opened");
                         let text = "the machine's console does not answer";
-                        return Err(End::new("ConsoleUnavailable", text));
+                        return Err(End::new(Code::ConsoleUnavailable, text));
                     }
                     Err(_) => tries += 1,
                 },

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 use muster_shared::ids::VmUuid;
+use muster_shared::wire::Code;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -74,21 +75,22 @@ pub enum Event {
 /// Why a console has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct End {
-    /// `VmNotRunning`, `VmNotFound`, `ConsoleUnavailable` or `error`.
-    pub code: &'static str,
+    /// [`Code::VmNotRunning`], [`Code::VmNotFound`], [`Code::ConsoleUnavailable`] or
+    /// [`Code::StreamFailed`].
+    pub code: Code,
     /// For people.
     pub message: String,
 }
 
 impl End {
-    fn new(code: &'static str, message: impl Into<String>) -> Self {
+    fn new(code: Code, message: impl Into<String>) -> Self {
         Self { code, message: message.into() }
     }
 
     /// Whether the VM ended, and not what carries its console.
     #[must_use]
     pub fn is_orderly(&self) -> bool {
-        matches!(self.code, "VmNotRunning" | "VmNotFound")
+        matches!(self.code, Code::VmNotRunning | Code::VmNotFound)
     }
 }
 
@@ -119,7 +121,7 @@ impl Consoles {
         let viewer = self.join(vm)?;
         match viewer.line.opened().await {
             None => Ok(viewer),
-            Some(End { code, message }) => Err(DriverError::Refused { code, message }),
+            Some(End { code, message }) => Err(DriverError::refused(code, message)),
         }
     }
 
@@ -137,7 +139,7 @@ impl Consoles {
             let text = format!(
                 "{MAX_VIEWERS} viewers look at the console of VM {vm} already; one has to leave"
             );
-            return Err(DriverError::refused("ConsoleBusy", text));
+            return Err(DriverError::refused(Code::ConsoleBusy, text));
         };
         Ok(Viewer { lines: Arc::clone(&self.lines), line: Arc::clone(line), queue })
     }

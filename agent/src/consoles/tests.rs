@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use muster_shared::wire::Code;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
 use tokio::sync::mpsc;
 
@@ -78,9 +79,9 @@ async fn until(viewer: &Viewer, wanted: &str) -> String {
     seen
 }
 
-fn code<T: fmt::Debug>(result: Result<T, DriverError>) -> (&'static str, String) {
+fn code<T: fmt::Debug>(result: Result<T, DriverError>) -> (Code, String) {
     match result {
-        Err(DriverError::Refused { code, message }) => (code, message),
+        Err(DriverError::Refused { code, message, .. }) => (code, message),
         other => panic!("{other:?}"),
     }
 }
@@ -197,7 +198,7 @@ async fn viewers_are_limited() {
         viewers.push(bench.consoles.attach(vm()).await.unwrap());
     }
     let (code, message) = code(bench.consoles.attach(vm()).await);
-    assert!(code == "ConsoleBusy" && message.contains("16 viewers"), "{message}");
+    assert!(code == Code::ConsoleBusy && message.contains("16 viewers"), "{message}");
     viewers.pop();
     bench.consoles.attach(vm()).await.unwrap();
 }
@@ -225,7 +226,7 @@ async fn a_console_survives_a_reboot_and_ends_with_a_stop() {
 
     *bench.fake.fate.lock() = Fate::Stopped;
     drop(guest);
-    let end = End::new("VmNotRunning", "the machine is stopped");
+    let end = End::new(Code::VmNotRunning, "the machine is stopped");
     assert!(end.is_orderly());
     assert_eq!(viewer.next(1).await, Err(end.clone()));
     assert_eq!(late.next(1).await, Err(end));

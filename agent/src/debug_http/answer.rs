@@ -4,7 +4,7 @@ use bytes::Bytes;
 use http_body_util::Full;
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue, SERVER};
 use hyper::{Method, Response, StatusCode};
-use muster_shared::wire::TaskError;
+use muster_shared::wire::{Code, TaskError};
 use serde_json::{Value, json};
 
 use crate::tasks::Refusal;
@@ -44,13 +44,13 @@ impl Answer {
 
     /// A method that no route has.
     pub(super) fn bad_method(method: &Method) -> Self {
-        let mut answer = Self::error(405, "BadMethod", &format!("{method} is not allowed"));
+        let mut answer = Self::error(405, &Code::BadMethod, &format!("{method} is not allowed"));
         answer.response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD, POST"));
         answer
     }
 
     /// An error that is no task's.
-    pub(super) fn error(status: u16, code: &str, message: &str) -> Self {
+    pub(super) fn error(status: u16, code: &Code, message: &str) -> Self {
         Self::json(status, &json!({ "code": code, "message": message }))
     }
 
@@ -67,12 +67,12 @@ impl Answer {
     }
 
     pub(super) fn refused(refusal: &Refusal) -> Self {
-        let (status, code) = match refusal.code {
-            "NotSupported" => (404, "ResourceNotFound"),
-            "UnknownTask" => (404, "ResourceNotFound"),
-            "TaskIdReused" | "NotCancellable" | "StaleTicket" => (409, refusal.code),
-            "Draining" => (503, "ServiceUnavailable"),
-            other => (503, other),
+        let code = &refusal.code;
+        let (status, code) = match code {
+            Code::NotSupported | Code::UnknownTask => (404, &Code::ResourceNotFound),
+            Code::TaskIdReused | Code::NotCancellable | Code::StaleTicket => (409, code),
+            Code::Draining => (503, &Code::ServiceUnavailable),
+            _ => (503, code),
         };
         Self::error(status, code, &refusal.message)
     }

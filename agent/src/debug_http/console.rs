@@ -15,6 +15,7 @@ use hyper_util::rt::TokioIo;
 use muster_shared::ids::VmUuid;
 use muster_shared::link::websocket::accepted;
 use muster_shared::link::{Connection, Frame, FrameSink, FrameStream};
+use muster_shared::wire::Code;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 
 use super::Local;
@@ -28,26 +29,26 @@ const CHUNK_BYTES: usize = 16 * 1024;
 /// Answers with the upgrade and carries bytes from then on.
 pub(super) async fn open(request: Request<Incoming>, local: &Arc<Local>, vm: &str) -> Answer {
     let Ok(vm) = vm.parse::<VmUuid>() else {
-        return Answer::error(404, "VmNotFound", &format!("VM {vm} does not exist"));
+        return Answer::error(404, &Code::VmNotFound, &format!("VM {vm} does not exist"));
     };
     let header = |name| request.headers().get(name).and_then(|v| v.to_str().ok());
     let wants = header(UPGRADE).is_some_and(|to| to.eq_ignore_ascii_case("websocket"))
         && header(SEC_WEBSOCKET_VERSION) == Some("13");
     let key = header(SEC_WEBSOCKET_KEY).filter(|_| wants).map(str::to_owned);
     let Some(key) = key else {
-        return Answer::error(426, "UpgradeRequired", "the console is a websocket");
+        return Answer::error(426, &Code::UpgradeRequired, "the console is a websocket");
     };
     let viewer = match local.agent.consoles.attach(vm).await {
         Ok(viewer) => viewer,
-        Err(DriverError::Refused { code, message }) => {
+        Err(DriverError::Refused { code, message, .. }) => {
             let status = match code {
-                "VmNotFound" | "VmNotRunning" => 404,
-                "ConsoleBusy" => 409,
+                Code::VmNotFound | Code::VmNotRunning => 404,
+                Code::ConsoleBusy => 409,
                 _ => 503,
             };
-            return Answer::error(status, code, &message);
+            return Answer::error(status, &code, &message);
         }
-        Err(error) => return Answer::error(500, "InternalError", &error.to_string()),
+        Err(error) => return Answer::error(500, &Code::InternalError, &error.to_string()),
     };
     let upgrade = hyper::upgrade::on(request);
     tokio::spawn(async move {

@@ -26,6 +26,7 @@ use muster_shared::clock::SharedClock;
 use muster_shared::config::ListenAddress;
 use muster_shared::entropy::SharedEntropy;
 use muster_shared::unix_socket::{self, SocketFile};
+use muster_shared::wire::Code;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::Semaphore;
@@ -190,7 +191,7 @@ async fn respond(
         routes::route(request, local, &id).await
     } else {
         let text = "changes need root on the unix socket, or the token of local.token";
-        Answer::error(403, "NotAuthorized", text)
+        Answer::error(403, &Code::NotAuthorized, text)
     };
     let took = local.clock.monotonic().saturating_sub(began);
     let elapsed_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);

@@ -6,9 +6,10 @@ use std::time::Duration;
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use hyper::body::{Body as _, Incoming};
 use hyper::{Method, Request};
+use muster_shared::error_chain::Chain;
 use muster_shared::ids::{TaskId, VmUuid};
 use muster_shared::secrets::masked;
-use muster_shared::wire::Intake;
+use muster_shared::wire::{Code, Intake};
 use serde_json::{Map, Value, json};
 
 use super::answer::Answer;
@@ -56,7 +57,7 @@ pub(super) async fn route(request: Request<Incoming>, local: &Arc<Local>, id: &s
         }
         (false, ["pause"]) => intake(local.agent.engine.pause("paused locally").await),
         (false, ["resume"]) => intake(local.agent.engine.resume().await),
-        _ => Answer::error(404, "ResourceNotFound", &format!("/{path} does not exist")),
+        _ => Answer::error(404, &Code::ResourceNotFound, &format!("/{path} does not exist")),
     }
 }
 
@@ -98,9 +99,8 @@ async fn status(local: &Local) -> Answer {
 }
 
 fn internal(error: &(dyn std::error::Error + 'static)) -> Answer {
-    let chain = muster_shared::error_chain::Chain(error).to_string();
-    tracing::warn!(error = chain, "a local request failed");
-    Answer::error(500, "InternalError", &chain)
+    tracing::warn!(error = %Chain(error), "a local request failed");
+    Answer::error(500, &Code::InternalError, &error.to_string())
 }
 
 fn intake<E: std::error::Error + 'static>(done: Result<(), E>) -> Answer {
@@ -111,7 +111,7 @@ fn intake<E: std::error::Error + 'static>(done: Result<(), E>) -> Answer {
 }
 
 fn unknown(task: &str) -> Answer {
-    Answer::error(404, "ResourceNotFound", &format!("task {task} does not exist"))
+    Answer::error(404, &Code::ResourceNotFound, &format!("task {task} does not exist"))
 }
 
 async fn list(local: &Local, query: &Query) -> Answer {
@@ -120,11 +120,11 @@ async fn list(local: &Local, query: &Query) -> Answer {
     let after = text("after").map(|id| id.parse::<TaskId>()).transpose();
     let limit = text("limit").map(|n| n.parse::<usize>()).transpose();
     let (Ok(vm), Ok(after), Ok(limit)) = (vm, after, limit) else {
-        return Answer::error(409, "InvalidArgument", "vm_uuid, after or limit is malformed");
+        return Answer::error(409, &Code::InvalidArgument, "vm_uuid, after or limit is malformed");
     };
     if let Some(status) = text("status").filter(|status| !Filter::is_status(status)) {
         let text = format!("status {status:?} is none that a task has");
-        return Answer::error(409, "InvalidArgument", &text);
+        return Answer::error(409, &Code::InvalidArgument, &text);
     }
     let limit = limit.unwrap_or(MAX_LIST).min(MAX_LIST);
     let filter = Filter { status: text("status"), task: text("task"), vm, after, limit };
@@ -151,13 +151,13 @@ async fn task_wait(local: &Local, id: &str, query: &Query) -> Answer {
     let Ok(task) = id.parse::<TaskId>() else { return unknown(id) };
     let seconds = query.get("timeout").and_then(Value::as_str).map(str::parse::<u64>).transpose();
     let Ok(seconds) = seconds else {
-        return Answer::error(409, "InvalidArgument", "timeout must be a number of seconds");
+        return Answer::error(409, &Code::InvalidArgument, "timeout must be a number of seconds");
     };
     let limit = seconds.map_or(MAX_WAIT, Duration::from_secs).min(MAX_WAIT);
     if local.agent.engine.wait(&task, limit).await {
         return task_get(local, id).await;
     }
-    Answer::error(504, "Timeout", "the task has not ended")
+    Answer::error(504, &Code::Timeout, "the task has not ended")
 }
 
 fn cancel(local: &Local, id: &str) -> Answer {
@@ -194,7 +194,7 @@ fn vm_get(local: &Local, vm: &str) -> Answer {
     let uuid = vm.parse::<VmUuid>().ok();
     match uuid.and_then(|uuid| local.agent.drivers.vms.object(uuid, true)) {
         Some(object) => Answer::json(200, &masked(&object)),
-        None => Answer::error(404, "VmNotFound", &format!("VM {vm} does not exist")),
+        None => Answer::error(404, &Code::VmNotFound, &format!("VM {vm} does not exist")),
     }
 }
 
@@ -211,37 +211,37 @@ async fn run(request: Request<Incoming>, local: &Local, mut given: Query, id: &s
     match Limited::new(request.into_body(), MAX_BODY_BYTES).collect().await {
         Ok(body) => match parse(&body.to_bytes()) {
             Ok(body) => given.extend(body),
-            Err(error) => return Answer::error(400, "InvalidContent", &error),
+            Err(error) => return Answer::error(400, &Code::InvalidContent, &error),
         },
         Err(error) if error.is::<LengthLimitError>() => {
             return too_large();
         }
-        Err(error) => return Answer::error(400, "InvalidContent", &error.to_string()),
+        Err(error) => return Answer::error(400, &Code::InvalidContent, &error.to_string()),
     }
     let task = given.get("task").and_then(Value::as_str).map(str::to_owned);
     let kind = task.as_deref().and_then(|task| engine.registry().get(task));
     let query = kind.is_some_and(|kind| kind.kind().class == Class::Query);
     if engine.intake() != Intake::Accepting && !query {
         let text = "CN Agent is not accepting tasks for maintenance";
-        return Answer::error(503, "ServiceUnavailable", text);
+        return Answer::error(503, &Code::ServiceUnavailable, text);
     }
     if other {
-        return Answer::error(500, "InternalError", "the request is for another server");
+        return Answer::error(500, &Code::InternalError, "the request is for another server");
     }
     let Some(task) = task else {
         let text = match given.get("task") {
             None => "Missing key 'task'",
             Some(_) => "'task' must be a string",
         };
-        return Answer::error(409, "InvalidArgument", text);
+        return Answer::error(409, &Code::InvalidArgument, text);
     };
     let params = match given.get("params") {
         Some(Value::Object(params)) => params.clone(),
         Some(Value::String(text)) if serde_json::from_str::<Map<_, _>>(text).is_ok() => {
             serde_json::from_str(text).unwrap_or_default()
         }
-        None => return Answer::error(409, "InvalidArgument", "Missing key 'params'"),
-        Some(_) => return Answer::error(409, "InvalidArgument", "'params' must be an object"),
+        None => return Answer::error(409, &Code::InvalidArgument, "Missing key 'params'"),
+        Some(_) => return Answer::error(409, &Code::InvalidArgument, "'params' must be an object"),
     };
     let req_id = params.get("req_id").and_then(Value::as_str).unwrap_or(id).to_owned();
     let submission = Submission {
@@ -259,7 +259,7 @@ async fn run(request: Request<Incoming>, local: &Local, mut given: Query, id: &s
 }
 
 fn too_large() -> Answer {
-    Answer::error(413, "RequestEntityTooLarge", "a body has at most 1 MiB")
+    Answer::error(413, &Code::RequestEntityTooLarge, "a body has at most 1 MiB")
 }
 
 fn parse(body: &[u8]) -> Result<Map<String, Value>, String> {
@@ -286,9 +286,9 @@ async fn finish(local: &Local, submission: Submission, wait: bool) -> Answer {
         },
         Some(record) => match &record.error {
             Some(error) => Answer::task_failed(error),
-            None => Answer::error(500, "InternalError", "the task failed without a reason"),
+            None => Answer::error(500, &Code::InternalError, "the task failed without a reason"),
         },
-        None => Answer::error(500, "InternalError", "the task's record is gone"),
+        None => Answer::error(500, &Code::InternalError, "the task's record is gone"),
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_shared::entropy::SharedEntropy;
+use muster_shared::wire::Code;
 use parking_lot::Mutex;
 
 use super::DriverError;
@@ -27,7 +28,7 @@ pub struct Fault {
     /// Before or after the effect.
     pub when: When,
     /// `None`: the host failed; else a refusal with this code, e.g. `StoreFull`.
-    pub code: Option<&'static str>,
+    pub code: Option<Code>,
 }
 
 impl Fault {
@@ -45,13 +46,16 @@ impl Fault {
 
     /// A refusal before anything was done.
     #[must_use]
-    pub fn refusal(code: &'static str) -> Self {
+    pub fn refusal(code: Code) -> Self {
         Self { when: When::Before, code: Some(code) }
     }
 
     fn error(&self, operation: &str) -> DriverError {
-        match self.code {
-            Some(code) => DriverError::refused(code, format!("{operation}: {code} (injected)")),
+        match &self.code {
+            Some(code) => {
+                let text = format!("{operation}: {code} (injected)");
+                DriverError::refused(code.clone(), text)
+            }
             None => DriverError::failed(operation.to_owned(), "injected fault"),
         }
     }
@@ -156,13 +160,13 @@ mod tests {
         call().await.unwrap();
         faults.fail_nth("write", 1, Fault::before());
         faults.fail_nth("write", 2, Fault::after());
-        faults.fail_nth("write", 3, Fault::refusal("StoreFull"));
+        faults.fail_nth("write", 3, Fault::refusal(Code::StoreFull));
         call().await.unwrap_err();
         assert_eq!(done.load(Ordering::Relaxed), 1);
         call().await.unwrap_err();
         assert_eq!(done.load(Ordering::Relaxed), 2);
         let refused = call().await.unwrap_err();
-        assert!(matches!(refused, DriverError::Refused { code: "StoreFull", .. }));
+        assert!(matches!(refused, DriverError::Refused { code: Code::StoreFull, .. }));
         call().await.unwrap();
         assert_eq!((done.load(Ordering::Relaxed), faults.calls("write")), (3, 5));
     }

@@ -187,6 +187,8 @@ pub struct Space {
 
 #[cfg(test)]
 mod tests {
+    use muster_shared::wire::Code;
+
     use super::*;
 
     #[tokio::test]
@@ -209,7 +211,10 @@ mod tests {
         let path = folder.path().join("record.json");
         std::os::unix::fs::symlink("/dev/full", temporary(&path)).unwrap();
         let refused = write(&path, b"content").await.unwrap_err();
-        assert!(matches!(refused, DriverError::Refused { code: "StoreFull", .. }), "{refused:?}");
+        assert!(
+            matches!(refused, DriverError::Refused { code: Code::StoreFull, .. }),
+            "{refused:?}"
+        );
         assert_eq!(list(folder.path()).await.unwrap(), Vec::<PathBuf>::new());
     }
 }

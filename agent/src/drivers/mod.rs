@@ -12,10 +12,13 @@ pub mod node;
 pub mod settings;
 pub mod storage;
 
+use std::error::Error as _;
 use std::sync::Arc;
 
 use muster_shared::clock::SharedClock;
 use muster_shared::entropy::SharedEntropy;
+use muster_shared::error_chain::Chain;
+use muster_shared::wire::Code;
 
 use crate::report::Reporter;
 use crate::tasks::TaskFailure;
@@ -55,10 +58,13 @@ pub enum DriverError {
     /// Refused or impossible as asked; the caller's task fails with this code.
     #[error("{message}")]
     Refused {
-        /// For programs, e.g. `VmNotRunning`.
-        code: &'static str,
-        /// For people.
+        /// For programs, e.g. [`Code::VmNotRunning`].
+        code: Code,
+        /// For people, clients among them.
         message: String,
+        /// What lies beneath, if that is not all.
+        #[source]
+        source: Option<Cause>,
     },
     /// The host failed: a process, a file, a device.
     #[error("{action}")]
@@ -67,32 +73,44 @@ pub enum DriverError {
         action: String,
         /// The cause.
         #[source]
-        source: Box<dyn std::error::Error + Send + Sync>,
+        source: Cause,
     },
 }
 
+/// An error beneath another, for the log only.
+pub type Cause = Box<dyn std::error::Error + Send + Sync>;
+
 impl DriverError {
     /// A refusal.
-    pub fn refused(code: &'static str, message: impl Into<String>) -> Self {
-        Self::Refused { code, message: message.into() }
+    pub fn refused(code: Code, message: impl Into<String>) -> Self {
+        Self::Refused { code, message: message.into(), source: None }
+    }
+
+    /// A refusal because something else failed.
+    pub fn refused_because(
+        code: Code,
+        message: impl Into<String>,
+        source: impl Into<Cause>,
+    ) -> Self {
+        Self::Refused { code, message: message.into(), source: Some(source.into()) }
     }
 
     /// A failure of the host.
-    pub fn failed(
-        action: impl Into<String>,
-        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
-    ) -> Self {
+    pub fn failed(action: impl Into<String>, source: impl Into<Cause>) -> Self {
         Self::Failed { action: action.into(), source: source.into() }
     }
 }
 
 impl From<DriverError> for TaskFailure {
     fn from(error: DriverError) -> Self {
-        match &error {
-            DriverError::Refused { code, message } => Self::new(code, message.clone()),
-            DriverError::Failed { .. } => {
-                Self::new("InternalError", muster_shared::error_chain::Chain(&error).to_string())
+        let cause = error.source().map(|cause| Chain(cause).to_string());
+        let failure = match error {
+            DriverError::Refused { code, message, .. } => Self::new(code, message),
+            DriverError::Failed { action, .. } => {
+                let text = format!("{action}: the host failed, the agent's log has the cause");
+                Self::new(Code::InternalError, text)
             }
-        }
+        };
+        Self { cause, ..failure }
     }
 }

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use muster_shared::error_chain::Chain;
 use muster_shared::ids::TaskId;
 use muster_shared::wire::{
-    Accepted, Dispatch, Error, FromCoordinator, Outcome, StreamOpen, TaskResult, Welcome,
+    Accepted, Code, Dispatch, Error, FromCoordinator, Outcome, StreamOpen, TaskResult, Welcome,
 };
 use serde_json::Value;
 use tokio::sync::{Semaphore, mpsc};
@@ -161,11 +162,11 @@ impl Desk {
             FromCoordinator::Status(_) => self.samples.full(&outbox),
             FromCoordinator::StreamOpen(open) => self.stream(open, session),
             FromCoordinator::Error(e) => {
-                tracing::warn!(code = e.code, id = e.id, message = e.message, "coordinator error");
+                tracing::warn!(code = %e.code, id = e.id, message = e.message, "coordinator error");
             }
             FromCoordinator::Welcome(_) => outbox.control(Error {
                 id: None,
-                code: "Malformed".to_owned(),
+                code: Code::Malformed,
                 message: "a second welcome".to_owned(),
             }),
         }
@@ -219,7 +220,7 @@ impl Desk {
         let Ok(permit) = self.streams.clone().try_acquire_owned() else {
             session.outbox.control(Error {
                 id: Some(open.stream_id.to_string()),
-                code: "QueueFull".to_owned(),
+                code: Code::QueueFull,
                 message: format!("{MAX_STREAMS} streams are open already"),
             });
             return;
@@ -234,21 +235,20 @@ impl Desk {
 }
 
 fn error(id: &TaskId, refusal: &Refusal) -> Error {
-    Error {
-        id: Some(id.to_string()),
-        code: refusal.code.to_owned(),
-        message: refusal.message.clone(),
-    }
+    Error { id: Some(id.to_string()), code: refusal.code.clone(), message: refusal.message.clone() }
 }
 
 fn answer<E: std::error::Error + 'static>(outbox: &Outbox, token: TaskId, done: Result<(), E>) {
     match done {
         Ok(()) => outbox.control(Accepted { id: token }),
-        Err(failed) => outbox.control(Error {
-            id: Some(token.into()),
-            code: "JournalFull".to_owned(),
-            message: muster_shared::error_chain::Chain(&failed).to_string(),
-        }),
+        Err(failed) => {
+            tracing::warn!(error = %Chain(&failed), "an order can't be made durable");
+            outbox.control(Error {
+                id: Some(token.into()),
+                code: Code::JournalFull,
+                message: failed.to_string(),
+            });
+        }
     }
 }
 
@@ -269,7 +269,7 @@ async fn tell_standing(engine: &Engine, ids: Vec<TaskId>, outbox: &Outbox) {
 fn unknown(id: TaskId) -> Error {
     Error {
         id: Some(id.into()),
-        code: "UnknownTask".to_owned(),
+        code: Code::UnknownTask,
         message: "this agent has no such task".to_owned(),
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use muster_shared::clock::SharedClock;
 use muster_shared::ids::TaskId;
-use muster_shared::wire::{Error, Intake, Sysinfo};
+use muster_shared::wire::{Code, Error, Intake, Sysinfo};
 use serde_json::{Value, json};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{Notify, watch};
@@ -214,7 +214,7 @@ impl Pump {
     fn give_back(&self, id: &TaskId) {
         self.outbox.control(Error {
             id: Some(id.to_string()),
-            code: "Draining".to_owned(),
+            code: Code::Draining,
             message: "the agent drains and has not started this task".to_owned(),
         });
     }

@@ -12,7 +12,7 @@ use muster_shared::ids::VmUuid;
 use muster_shared::link::{Connection, Frame, FrameSink, FrameStream, LinkError};
 use muster_shared::wire::status::{Report, Status, VmReport, delta, digest};
 use muster_shared::wire::{
-    DecodeError, Error, FromAgent, FromCoordinator, Heartbeat, Hello, decode, encode,
+    Code, DecodeError, Error, FromAgent, FromCoordinator, Heartbeat, Hello, decode, encode,
 };
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, timeout};
@@ -175,24 +175,24 @@ async fn next(
             Err(error) => return Err(text(&error)),
         };
         let Frame::Text(frame) = frame else {
-            refuse(outbox, "Malformed", "a binary frame on the control connection");
+            refuse(outbox, Code::Malformed, "a binary frame on the control connection");
             continue;
         };
         match decode::<FromCoordinator>(&frame) {
             Ok(message) => return Ok(Some(message)),
             Err(error @ DecodeError::UnknownKind(_)) => {
-                refuse(outbox, "UnknownKind", &error.to_string());
+                refuse(outbox, Code::UnknownKind, &error.to_string());
             }
             Err(error) => {
                 let text = muster_shared::error_chain::Chain(&error).to_string();
-                refuse(outbox, "Malformed", &text);
+                refuse(outbox, Code::Malformed, &text);
             }
         }
     }
 }
 
-fn refuse(outbox: &Outbox, code: &str, message: &str) {
-    tracing::warn!(code, message, "a frame of the coordinator was not understood");
-    let error = Error { id: None, code: code.to_owned(), message: message.to_owned() };
+fn refuse(outbox: &Outbox, code: Code, message: &str) {
+    tracing::warn!(%code, message, "a frame of the coordinator was not understood");
+    let error = Error { id: None, code, message: message.to_owned() };
     outbox.control(error);
 }

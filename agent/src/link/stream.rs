@@ -13,7 +13,7 @@ use muster_shared::error_chain::Chain;
 use muster_shared::ids::VmUuid;
 use muster_shared::link::{Connection, Frame, FrameSink, FrameStream};
 use muster_shared::wire::stream::{Control, ENDPOINT_PATH, MAX_DATA_BYTES, PROTOCOL, WINDOW_BYTES};
-use muster_shared::wire::{Error, StreamKind, StreamOpen};
+use muster_shared::wire::{Code, Error, StreamKind, StreamOpen};
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, ReadHalf, WriteHalf};
 use tokio::sync::Notify;
@@ -38,16 +38,19 @@ pub(super) async fn run(
     outbox: &Outbox,
     stop: &CancellationToken,
 ) {
-    let refuse = |code: &str, message: String| {
+    let refuse = |code: Code, message: String| {
         let id = Some(open.stream_id.to_string());
-        outbox.control(Error { id, code: code.to_owned(), message });
+        outbox.control(Error { id, code, message });
     };
     let guest = match Guest::open(parts, open.stream, open.vm_uuid).await {
         Ok(guest) => guest,
-        Err(DriverError::Refused { code, message }) => return refuse(code, message),
+        Err(DriverError::Refused { code, message, .. }) => return refuse(code, message),
         Err(error) => {
             tracing::warn!(vm_uuid = %open.vm_uuid, error = %Chain(&error), "no stream");
-            return refuse("error", format!("the device of VM {} does not answer", open.vm_uuid));
+            return refuse(
+                Code::StreamFailed,
+                format!("the device of VM {} does not answer", open.vm_uuid),
+            );
         }
     };
     let mut target = url.clone();
@@ -55,9 +58,12 @@ pub(super) async fn run(
     let connection = match timeout(OPEN_LIMIT, parts.dialer.dial(&target, PROTOCOL)).await {
         Ok(Ok(connection)) => connection,
         Ok(Err(error)) => {
-            return refuse("error", Chain(&error).to_string());
+            tracing::warn!(vm_uuid = %open.vm_uuid, error = %Chain(&error), "no stream");
+            return refuse(Code::StreamFailed, error.to_string());
         }
-        Err(_) => return refuse("error", "the stream's connection took too long".to_owned()),
+        Err(_) => {
+            return refuse(Code::StreamFailed, "the stream's connection took too long".to_owned());
+        }
     };
     tracing::info!(stream_id = %open.stream_id, vm_uuid = %open.vm_uuid, "stream opened");
     carry(connection, guest, stop).await;
@@ -117,9 +123,11 @@ impl Source {
             Self::Display(reader, buffer) => {
                 let room = room.min(buffer.len());
                 match reader.read(&mut buffer[..room]).await {
-                    Ok(0) => Err(("done", "the guest's device closed".to_owned())),
+                    Ok(0) => Err((Code::StreamDone, "the guest's device closed".to_owned())),
                     Ok(length) => Ok(Event::Output(Bytes::copy_from_slice(&buffer[..length]))),
-                    Err(error) => Err(("done", format!("the guest's device closed: {error}"))),
+                    Err(error) => {
+                        Err((Code::StreamDone, format!("the guest's device closed: {error}")))
+                    }
                 }
             }
         }
@@ -142,7 +150,7 @@ impl Target {
             Self::Display(writer) => writer
                 .write_all(&bytes)
                 .await
-                .map_err(|error| ("done", format!("the guest's device closed: {error}"))),
+                .map_err(|error| (Code::StreamDone, format!("the guest's device closed: {error}"))),
         }
     }
 }
@@ -174,17 +182,17 @@ async fn carry(connection: Connection, guest: Guest, stop: &CancellationToken) {
     let (source, target) = guest.split();
     let (code, message) = tokio::select! {
         biased;
-        () = stop.cancelled() => ("error", "the agent stops".to_owned()),
+        () = stop.cancelled() => (Code::StreamFailed, "the agent stops".to_owned()),
         end = receive(stream.as_mut(), &flow) => end,
         end = to_guest(target, &flow) => end,
         end = from_guest(source, sink.as_mut(), &flow) => end,
     };
     // The peer may be the one who ended it.
-    sink.send(control(&Control::Close { code: code.to_owned(), message })).await.ok();
-    Connection { sink, stream }.shutdown(1000, code).await;
+    sink.send(control(&Control::Close { code: code.clone(), message })).await.ok();
+    Connection { sink, stream }.shutdown(1000, code.as_str()).await;
 }
 
-type Ended = (&'static str, String);
+type Ended = (Code, String);
 
 async fn receive(stream: &mut dyn FrameStream, flow: &Flow) -> Ended {
     loop {
@@ -194,7 +202,7 @@ async fn receive(stream: &mut dyn FrameStream, flow: &Flow) -> Ended {
                 let mut state = flow.state.lock();
                 state.waiting_bytes = state.waiting_bytes.saturating_add(length);
                 if state.waiting_bytes > WINDOW_BYTES {
-                    return ("error", "more than a window was sent".to_owned());
+                    return (Code::StreamFailed, "more than a window was sent".to_owned());
                 }
                 state.waiting.push_back(bytes);
                 drop(state);
@@ -207,12 +215,12 @@ async fn receive(stream: &mut dyn FrameStream, flow: &Flow) -> Ended {
                     drop(state);
                     flow.outbound.notify_one();
                 }
-                Ok(Control::Close { .. }) => return ("done", String::new()),
+                Ok(Control::Close { .. }) => return (Code::StreamDone, String::new()),
                 // Nothing a client says, or a kind of a later version.
                 Ok(Control::Notice { .. }) | Err(_) => {}
             },
-            Ok(None) => return ("done", String::new()),
-            Err(error) => return ("error", error.to_string()),
+            Ok(None) => return (Code::StreamDone, String::new()),
+            Err(error) => return (Code::StreamFailed, error.to_string()),
         }
     }
 }
@@ -245,7 +253,7 @@ async fn from_guest(mut guest: Source, sink: &mut dyn FrameSink, flow: &Flow) ->
         if consumed > 0 {
             let window = control(&Control::Window { bytes: consumed });
             if let Err(error) = sink.send(window).await {
-                return ("error", error.to_string());
+                return (Code::StreamFailed, error.to_string());
             }
         }
         let room = usize::try_from(credit).unwrap_or(usize::MAX).min(MAX_DATA_BYTES);
@@ -266,7 +274,7 @@ async fn from_guest(mut guest: Source, sink: &mut dyn FrameSink, flow: &Flow) ->
             Err(ended) => return ended,
         };
         if let Err(error) = sink.send(frame).await {
-            return ("error", error.to_string());
+            return (Code::StreamFailed, error.to_string());
         }
     }
 }

@@ -135,7 +135,7 @@ impl Coordinator {
 
     async fn error(&mut self) -> (Option<String>, String) {
         self.until(|m| match m {
-            FromAgent::Error(error) => Some((error.id, error.code)),
+            FromAgent::Error(error) => Some((error.id, error.code.to_string())),
             _ => None,
         })
         .await

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use muster_shared::wire::Code;
 use serde_json::Value;
 
 use super::unsupported::AGENTS_TASKS;
@@ -36,7 +37,7 @@ impl Handler for AgentsUninstall {
             let name = agent.as_str().ok_or_else(problem)?;
             if OWN.contains(&name) {
                 let text = format!("AgentsUninstallTask error: {name} is this agent itself");
-                return Err(TaskFailure::new("InvalidArgument", text));
+                return Err(TaskFailure::new(Code::InvalidArgument, text));
             }
         }
         Ok(Plan { locks: Vec::new(), steps: vec![Box::new(Refresh)] })

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use muster_shared::wire::Code;
 use serde_json::{Value, json};
 
 use super::server_reboot::SERVER_TASKS;
@@ -136,7 +137,7 @@ impl Step for Run {
     async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         if ctx.resumed {
             let text = "the agent went down while the script ran, or just before it";
-            return Err(TaskFailure::new("Interrupted", text));
+            return Err(TaskFailure::new(Code::Interrupted, text));
         }
         let result = ctx.drivers.host.act(&self.action).await?;
         tracing::info!(exit = %result["exitCode"], signal = %result["signal"], "a script ended");

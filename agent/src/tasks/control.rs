@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_shared::ids::{TaskId, VmUuid};
-use muster_shared::wire::Intake;
+use muster_shared::wire::{Code, Intake};
 use serde_json::Value;
 
 use super::Class;
@@ -86,12 +86,12 @@ impl Engine {
             return match shared.ended.contains_key(id) {
                 // It has ended, by itself or by an earlier cancel; the result says how.
                 true => Ok(()),
-                false => Err(Refusal::new("UnknownTask", format!("no task {id}"))),
+                false => Err(Refusal::new(Code::UnknownTask, format!("no task {id}"))),
             };
         };
         if shared.order.is_running(id) && !live.handler.cancellable() {
             let text = format!("a running {} can't be cancelled", live.handler.kind().name);
-            return Err(Refusal::new("NotCancellable", text));
+            return Err(Refusal::new(Code::NotCancellable, text));
         }
         live.stop(Stop::Cancelled);
         Ok(())

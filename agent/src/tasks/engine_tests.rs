@@ -109,7 +109,7 @@ impl Step for ScriptStep {
         self.log(ctx, "+");
         ctx.result.lock()[self.name] = json!(true);
         match self.what.as_str() {
-            "fail" => return Err(TaskFailure::new("Scripted", "as scripted")),
+            "fail" => return Err(TaskFailure::new("Scripted".into(), "as scripted")),
             "panic" => panic!("as scripted"),
             "hang" => std::future::pending().await,
             "wait" => {
@@ -124,7 +124,7 @@ impl Step for ScriptStep {
     async fn undo(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         self.log(ctx, "-");
         if self.what == "stays" {
-            return Err(TaskFailure::new("Scripted", "can't be undone"));
+            return Err(TaskFailure::new("Scripted".into(), "can't be undone"));
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
         Ok(())
@@ -219,8 +219,8 @@ fn code(result: &TaskResult) -> &str {
     result.error.as_ref().map_or("", |error| error.code.as_str())
 }
 
-fn refused(outcome: Result<(), Refusal>) -> &'static str {
-    outcome.err().map_or("accepted", |refusal| refusal.code)
+fn refused(outcome: Result<(), Refusal>) -> String {
+    outcome.err().map_or_else(|| "accepted".to_owned(), |refusal| refusal.code.to_string())
 }
 
 #[tokio::test(start_paused = true)]

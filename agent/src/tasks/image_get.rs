@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use muster_shared::ids::ImageUuid;
+use muster_shared::wire::Code;
 use serde_json::json;
 
 use super::machine::{self, refuse};
@@ -52,7 +53,7 @@ impl Step for Get {
                 ctx.finish_with(installed.manifest);
                 Ok(())
             }
-            None => Err(refuse("ImageNotInstalled", format!("{prefix} it is not installed"))),
+            None => Err(refuse(Code::ImageNotInstalled, format!("{prefix} it is not installed"))),
         }
     }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use muster_shared::ids::{ImageUuid, VmUuid};
+use muster_shared::wire::Code;
 use serde_json::{Map, Value, json};
 
 use super::{Params, Queue, TaskContext, TaskFailure};
@@ -154,15 +155,17 @@ pub(super) async fn apply_metadata(
 }
 
 /// A failure whose code clients also find under CNAPI's name.
-pub(super) fn refuse(code: &'static str, message: impl Into<String>) -> TaskFailure {
-    TaskFailure::new(code, message).with_details(json!({ "restCode": code }))
+pub(super) fn refuse(code: Code, message: impl Into<String>) -> TaskFailure {
+    let details = json!({ "restCode": code });
+    TaskFailure::new(code, message).with_details(details)
 }
 
 /// A driver's failure in the words of the operation, e.g. `vmadm.start error: …`.
 pub(super) fn failed(operation: &'static str) -> impl Fn(DriverError) -> TaskFailure {
     move |error| {
         let failure = TaskFailure::from(error);
-        refuse(failure.code, format!("{operation} error: {}", failure.message))
+        let told = refuse(failure.code, format!("{operation} error: {}", failure.message));
+        TaskFailure { cause: failure.cause, ..told }
     }
 }
 
@@ -195,7 +198,7 @@ pub(super) fn usable(operation: &'static str, record: &VmRecord) -> Result<(), T
         _ => return Ok(()),
     };
     let text = format!("{operation} error: VM {} is {state}", record.uuid);
-    Err(refuse("VmNotUsable", text))
+    Err(refuse(Code::VmNotUsable, text))
 }
 
 /// Starts the VM, or adopts it when it runs already.
@@ -248,7 +251,7 @@ pub(super) async fn stop(
         signal(ctx, vm, GuestSignal::Kill).await.map_err(&failed)?;
         if !compute.wait_stopped(vm, KILL_TIMEOUT).await.map_err(&failed)? {
             let text = format!("{operation} error: the process of VM {vm} does not end");
-            return Err(refuse("VmNotStopped", text));
+            return Err(refuse(Code::VmNotStopped, text));
         }
     }
     compute.cleanup(vm, false).await.map_err(&failed)?;
@@ -295,7 +298,7 @@ pub(super) async fn signal(
     signal: GuestSignal,
 ) -> Result<(), DriverError> {
     match ctx.drivers.compute.signal(vm, signal).await {
-        Err(DriverError::Refused { code: "VmNotRunning", .. }) => Ok(()),
+        Err(DriverError::Refused { code: Code::VmNotRunning, .. }) => Ok(()),
         other => other,
     }
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use muster_shared::ids::VmUuid;
+use muster_shared::wire::Code;
 use serde_json::{Map, Value, json};
 
 use super::machine::{self, refuse};
@@ -71,7 +72,7 @@ impl Step for BootStep {
                 machine::usable(OPERATION, &machine::record(ctx, OPERATION, self.vm)?)?;
                 if machine::runs(ctx, self.vm).await? && !idempotent {
                     let text = format!("{OPERATION} error: VM {} is already 'running'", self.vm);
-                    return Err(refuse("EALREADYRUNNING", text));
+                    return Err(refuse(Code::AlreadyRunning, text));
                 }
                 Ok(())
             }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use muster_shared::wire::Code;
 use serde_json::{Value, json};
 
 use super::machine_tests::{Host, act, create_params, one_vm, params, run, run_with_crash, uuid};
@@ -22,7 +23,7 @@ fn names(vm: &Value) -> Vec<&str> {
     snapshots.iter().map(|snapshot| snapshot["name"].as_str().unwrap()).collect()
 }
 
-async fn code(host: &Host, drivers: &Arc<Drivers>, kind: &str, extra: Value) -> &'static str {
+async fn code(host: &Host, drivers: &Arc<Drivers>, kind: &str, extra: Value) -> Code {
     act(host, drivers, kind, extra).await.unwrap_err().code
 }
 

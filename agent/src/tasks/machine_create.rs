@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use muster_shared::clock::iso;
 use muster_shared::ids::VmUuid;
 use muster_shared::units::MIB;
+use muster_shared::wire::Code;
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 
@@ -220,7 +221,10 @@ impl Job {
         let abilities = drivers.compute.abilities();
         if !abilities.hvm {
             let why = abilities.degraded.join("; ");
-            return Err(refuse("HvmNotSupported", format!("hardware VMs can't run here: {why}")));
+            return Err(refuse(
+                Code::HvmNotSupported,
+                format!("hardware VMs can't run here: {why}"),
+            ));
         }
         let vcpus = self.properties.get("vcpus").and_then(Value::as_u64).unwrap_or(1);
         if vcpus > u64::from(abilities.max_vcpus) {
@@ -230,7 +234,7 @@ impl Job {
         if self.waits_for_guest() {
             let text = "internal_metadata[\"muster:wait_guest\"] needs a metadata channel to the \
                         guest, which this agent does not have";
-            return Err(refuse("NotSupported", text));
+            return Err(refuse(Code::NotSupported, text));
         }
         machine::check_macs(ctx, self.vm, self.properties.get("nics"))?;
         // Left by something that has no record: not ours to take over.
@@ -240,7 +244,7 @@ impl Job {
         if !drivers.storage.disks(self.vm).await?.is_empty() {
             let pool = self.properties.get("zpool").and_then(Value::as_str).unwrap_or_default();
             let text = format!("Dataset {pool}/{} exists.", self.vm);
-            return Err(refuse("DatasetExists", text));
+            return Err(refuse(Code::DatasetExists, text));
         }
         Ok(())
     }
@@ -363,7 +367,7 @@ impl Job {
         machine::signal(ctx, self.vm, GuestSignal::Kill).await.map_err(failed(OPERATION))?;
         if !compute.wait_stopped(self.vm, KILL_TIMEOUT).await.map_err(failed(OPERATION))? {
             let text = format!("{OPERATION} error: the process of VM {} does not end", self.vm);
-            return Err(refuse("VmNotStopped", text));
+            return Err(refuse(Code::VmNotStopped, text));
         }
         compute.cleanup(self.vm, false).await.map_err(failed(OPERATION))?;
         machine::runs(ctx, self.vm).await?;

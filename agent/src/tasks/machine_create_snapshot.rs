@@ -5,6 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use muster_shared::clock::iso;
 use muster_shared::ids::VmUuid;
+use muster_shared::wire::Code;
 use serde_json::Value;
 
 use super::machine::{self, refuse};
@@ -61,7 +62,7 @@ fn pauses(params: &Params) -> Result<bool, TaskFailure> {
         Some(Value::String(how)) if how == "pause" => Ok(true),
         Some(Value::String(how)) if how == "guest" => {
             let text = "quiesce: \"guest\" needs a guest agent, with which this agent can't talk";
-            Err(refuse("NotSupported", text))
+            Err(refuse(Code::NotSupported, text))
         }
         Some(_) => Err(TaskFailure::bad_param("quiesce", "must be none, pause or guest")),
     }
@@ -103,11 +104,11 @@ impl SnapshotStep {
             || found.iter().any(|known| known.name == on_disk);
         if taken {
             let text = format!("{OPERATION} error: snapshot \"{}\" already exists", self.name);
-            return Err(refuse("SnapshotExists", text));
+            return Err(refuse(Code::SnapshotExists, text));
         }
         if record.snapshots.len() >= MAX_SNAPSHOTS {
             let text = format!("{OPERATION} error: {MAX_SNAPSHOTS} snapshots are the limit");
-            return Err(refuse("TooManySnapshots", text));
+            return Err(refuse(Code::TooManySnapshots, text));
         }
         let created_at = iso(ctx.drivers.clock.wall());
         let (name, task) = (self.name.clone(), ctx.task_id.clone());

@@ -5,6 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use jiff::Timestamp;
 use muster_shared::ids::VmUuid;
+use muster_shared::wire::Code;
 
 use super::machine::{self, Stop, failed, refuse};
 use super::{Handler, Kind, Lock, Params, Plan, Step, TaskContext, TaskFailure};
@@ -60,7 +61,7 @@ impl DestroyStep {
         }
         if record.flag("indestructible_zoneroot") || record.flag("indestructible_delegated") {
             let text = format!("{OPERATION} error: VM {} is indestructible", self.vm);
-            return Err(refuse("VmIndestructible", text));
+            return Err(refuse(Code::VmIndestructible, text));
         }
         ctx.drivers.vms.update(self.vm, |record| record.destroying = true).await?;
         Ok(())

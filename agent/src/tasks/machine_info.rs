@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use muster_shared::ids::VmUuid;
+use muster_shared::wire::Code;
 use serde_json::Value;
 
 use super::machine::{self, failed, refuse};
@@ -70,7 +71,7 @@ impl Step for Info {
                 "vmadm.info error: Unable to get info for vm from state \"{state}\", must be \
                  \"running\" or \"stopping\"."
             );
-            return Err(refuse("VmNotRunning", text));
+            return Err(refuse(Code::VmNotRunning, text));
         }
         let info = ctx.drivers.compute.info(self.vm, &self.types).await;
         ctx.finish_with(info.map_err(failed("vmadm.info"))?);

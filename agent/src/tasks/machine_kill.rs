@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use muster_shared::ids::VmUuid;
+use muster_shared::wire::Code;
 use serde_json::{Value, json};
 
 use super::machine::{self, failed, refuse};
@@ -63,7 +64,7 @@ fn signal(params: &Params) -> Result<GuestSignal, TaskFailure> {
                 "signal: {word} means nothing to a hardware VM; TERM, KILL, INT, HUP, STOP, CONT \
                  and USR1 do"
             );
-            Err(refuse("InvalidSignal", text))
+            Err(refuse(Code::InvalidSignal, text))
         }
     }
 }
@@ -100,7 +101,7 @@ impl Step for KillStep {
                         "{OPERATION} error: Cannot find running init PID for VM {}",
                         self.vm
                     );
-                    return Err(refuse("ENOTRUNNING", text));
+                    return Err(refuse(Code::NotRunning, text));
                 }
                 Ok(())
             }

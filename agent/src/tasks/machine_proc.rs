@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use muster_shared::ids::VmUuid;
+use muster_shared::wire::Code;
 
 use super::machine::{self, refuse};
 use super::{Handler, Kind, Params, Plan, Step, TaskContext, TaskFailure};
@@ -45,7 +46,7 @@ impl Step for List {
     async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         machine::record(ctx, "machine_proc", self.vm)?;
         if !machine::runs(ctx, self.vm).await? {
-            return Err(refuse("VmNotRunning", "VM is not running"));
+            return Err(refuse(Code::VmNotRunning, "VM is not running"));
         }
         ctx.finish_with(ctx.drivers.compute.processes(self.vm).await?);
         Ok(())

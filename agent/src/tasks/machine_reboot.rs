@@ -6,6 +6,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use muster_shared::clock::iso;
 use muster_shared::ids::VmUuid;
+use muster_shared::wire::Code;
 use serde_json::{Map, Value, json};
 
 use super::machine::{self, Stop, refuse};
@@ -87,7 +88,7 @@ impl RebootStep {
         }
         let state = machine::state(ctx, self.vm);
         let text = format!("{OPERATION} error: Cannot reboot vm from state \"{state}\"");
-        Err(refuse("ENOTRUNNING", text))
+        Err(refuse(Code::NotRunning, text))
     }
 
     async fn stop(

@@ -9,6 +9,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use muster_shared::ids::{ImageUuid, VmUuid};
 use muster_shared::units::MIB;
+use muster_shared::wire::Code;
 use serde_json::{Value, json};
 
 use super::machine::{self, Stop, failed, refuse};
@@ -94,18 +95,18 @@ struct Reprovision {
 impl Reprovision {
     async fn check(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let Some(record) = ctx.drivers.vms.get(self.vm) else {
-            return Err(refuse("VmNotFound", format!("VM {} does not exist.", self.vm)));
+            return Err(refuse(Code::VmNotFound, format!("VM {} does not exist.", self.vm)));
         };
         let repaired = VmRecord { failed: false, ..record.clone() };
         machine::usable(OPERATION, &repaired)?;
         if record.flag("indestructible_zoneroot") {
             let text = format!("{OPERATION} error: VM {} is indestructible", self.vm);
-            return Err(refuse("VmIndestructible", text));
+            return Err(refuse(Code::VmIndestructible, text));
         }
         let disks = ctx.drivers.storage.disks(self.vm).await.map_err(failed(OPERATION))?;
         let Some(boot) = disks.iter().find(|disk| disk.index == BOOT_DISK) else {
             let text = format!("{OPERATION} error: VM {} has no boot disk", self.vm);
-            return Err(refuse("DatasetNotFound", text));
+            return Err(refuse(Code::DatasetNotFound, text));
         };
         let lost: Vec<&str> = record.snapshots.iter().map(|known| known.name.as_str()).collect();
         ctx.note(LOST, json!(lost));

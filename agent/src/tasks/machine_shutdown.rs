@@ -6,6 +6,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use muster_shared::clock::iso;
 use muster_shared::ids::VmUuid;
+use muster_shared::wire::Code;
 use serde_json::json;
 
 use super::machine::{self, Stop, refuse};
@@ -106,7 +107,7 @@ impl ShutdownStep {
         let state = machine::state(ctx, vm);
         let text =
             format!("{OPERATION} error: VM {vm} is already not 'running' (currently: {state})");
-        Err(refuse("ENOTRUNNING", text))
+        Err(refuse(Code::NotRunning, text))
     }
 
     async fn stop(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {

@@ -9,6 +9,7 @@ use muster_shared::entropy::SeededEntropy;
 use muster_shared::ids::{TaskId, VmUuid};
 use muster_shared::kv::MemKv;
 use muster_shared::units::MIB;
+use muster_shared::wire::Code;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -266,7 +267,7 @@ async fn a_second_create_is_refused_without_harm() {
     let failure = run(&ctx, "machine_create", false).await.unwrap_err();
     assert_eq!(
         (failure.code, failure.message),
-        ("VmExists", format!("Machine {} exists.", uuid()))
+        (Code::VmExists, format!("Machine {} exists.", uuid()))
     );
     let ctx = host.context(&drivers, &create_params(json!({ "idempotent": true })));
     let result = run(&ctx, "machine_create", true).await.unwrap();
@@ -295,7 +296,7 @@ async fn a_create_that_fails_anywhere_leaves_nothing() {
     let mut failed = 0;
     for operation in operations {
         for nth in 1..=10 {
-            for fault in [Fault::before(), Fault::after(), Fault::refusal("StoreFull")] {
+            for fault in [Fault::before(), Fault::after(), Fault::refusal(Code::StoreFull)] {
                 let host = Host::new();
                 let bystander = create_params(json!({
                     "uuid": "99999999-5b5c-4d4e-9f43-2a1f0e2b7c01", "alias": "other",

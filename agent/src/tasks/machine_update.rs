@@ -7,6 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use jiff::Timestamp;
 use muster_shared::ids::VmUuid;
+use muster_shared::wire::Code;
 use serde_json::{Map, Value, json};
 
 use super::machine::{self, Stop, failed, refuse};
@@ -119,7 +120,7 @@ impl Update {
         if running && !grow.is_empty() {
             let text =
                 format!("{OPERATION} error: a disk grows only while VM {} is stopped", self.vm);
-            return Err(refuse("VmNotStopped", text));
+            return Err(refuse(Code::VmNotStopped, text));
         }
         let rewired = nic_count(old) != nic_count(&new) || macs(old) != macs(&new);
         let wanted = match self.restart {
@@ -149,7 +150,7 @@ impl Update {
     async fn record(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let Value::Object(changes) = ctx.noted(CHANGES) else {
             let text = format!("{OPERATION} error: the changes are too large for the journal");
-            return Err(TaskFailure::new("InternalError", text));
+            return Err(TaskFailure::new(Code::InternalError, text));
         };
         let apply = |record: &mut VmRecord| {
             for (name, value) in changes {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use ipnet::Ipv4Net;
+use muster_shared::wire::Code;
 use serde_json::{Map, Value, json};
 
 use super::{Handler, Kind, Lock, Params, Plan, Step, TaskContext, TaskFailure, machine};
@@ -180,7 +181,7 @@ impl Step for UpdateAll {
         }));
         if count > 0 {
             let text = format!("vmadm.update error: {count} VMs could not be updated");
-            return Err(TaskFailure::new("InternalError", text));
+            return Err(TaskFailure::new(Code::InternalError, text));
         }
         Ok(())
     }

@@ -64,7 +64,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
-use muster_shared::wire::TaskError;
+use muster_shared::wire::{Code, TaskError};
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
@@ -337,39 +337,42 @@ impl TaskContext {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{message}")]
 pub struct TaskFailure {
-    /// For programs, e.g. `VmExists`; see docs/tasks.md.
-    pub code: &'static str,
-    /// For people.
+    /// For programs, e.g. [`Code::VmExists`].
+    pub code: Code,
+    /// For people, clients among them: says what was tried and on what, and no cause.
     pub message: String,
     /// More, e.g. the bad members.
-    pub details: Option<Value>,
+    pub details: Option<Box<Value>>,
+    /// Why the host failed, for this agent's log only.
+    pub cause: Option<String>,
 }
 
 impl TaskFailure {
     /// A failure with a code and a message.
-    pub fn new(code: &'static str, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), details: None }
+    pub fn new(code: Code, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), details: None, cause: None }
     }
 
     /// A parameter that can't be used.
     pub fn bad_param(field: &str, problem: impl fmt::Display) -> Self {
-        Self {
-            code: "InvalidParameters",
-            message: format!("{field}: {problem}"),
-            details: Some(serde_json::json!({ "field": field })),
-        }
+        Self::new(Code::InvalidParameters, format!("{field}: {problem}"))
+            .with_details(serde_json::json!({ "field": field }))
     }
 
     /// With details; [`Self::code`] is also put there as CNAPI's `restCode`.
     #[must_use]
     pub fn with_details(mut self, details: Value) -> Self {
-        self.details = Some(details);
+        self.details = Some(Box::new(details));
         self
     }
 }
 
 impl From<TaskFailure> for TaskError {
     fn from(failure: TaskFailure) -> Self {
-        Self { message: failure.message, code: failure.code.to_owned(), details: failure.details }
+        Self {
+            message: failure.message,
+            code: failure.code,
+            details: failure.details.map(|details| *details),
+        }
     }
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use muster_shared::wire::Code;
 use serde_json::Value;
 
 use super::{Handler, Kind, Params, Plan, Queue, Step, TaskContext, TaskFailure};
@@ -78,7 +79,7 @@ impl Step for Idle {
             }
         }
         match &self.error {
-            Some(text) => Err(TaskFailure::new("NopFailed", text.clone())),
+            Some(text) => Err(TaskFailure::new(Code::NopFailed, text.clone())),
             None => Ok(()),
         }
     }

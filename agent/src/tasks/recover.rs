@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use muster_shared::wire::TaskError;
+use muster_shared::wire::{Code, TaskError};
 
 use super::journal::Loaded;
 use super::live::{Admission, Ended, Shared};
@@ -84,7 +84,7 @@ fn damaged(id: &muster_shared::ids::TaskId, parts: &EngineParts) -> Record {
         result: serde_json::Value::Null,
         error: Some(TaskError {
             message: "the agent's record of this task is damaged".to_owned(),
-            code: "Interrupted".to_owned(),
+            code: Code::Interrupted,
             details: None,
         }),
         params_bytes: 0,
@@ -168,5 +168,5 @@ fn limit_attempts(record: &mut Record, on_failure: OnFailure) {
 }
 
 fn interrupted(text: impl Into<String>) -> TaskFailure {
-    TaskFailure::new("Interrupted", text)
+    TaskFailure::new(Code::Interrupted, text)
 }

@@ -155,6 +155,8 @@ impl Faults for KillAt {
 
 #[cfg(test)]
 mod tests {
+    use muster_shared::wire::Code;
+
     use super::*;
     use crate::tasks::HANDLERS;
 
@@ -164,8 +166,8 @@ mod tests {
         assert_eq!(registry.kinds.len(), HANDLERS.len(), "a name is used twice");
         for handler in HANDLERS {
             let plan = handler.plan(&handler.example());
-            let refused = plan.as_ref().err().map(|failure| failure.code);
-            let expected = handler.lacks().map(|_| "NotSupported");
+            let refused = plan.as_ref().err().map(|failure| &failure.code);
+            let expected = handler.lacks().map(|_| &Code::NotSupported);
             assert_eq!(refused, expected, "{}: the example: {plan:?}", handler.kind().name);
         }
     }

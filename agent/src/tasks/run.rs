@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
+use muster_shared::error_chain::Chain;
 use muster_shared::ids::TaskId;
 use muster_shared::kv::{Change, KvError};
-use muster_shared::wire::TaskError;
+use muster_shared::wire::{Code, TaskError};
 use parking_lot::Mutex;
 use serde_json::json;
 use tokio::time::{Sleep, sleep, timeout};
@@ -47,9 +48,9 @@ struct End {
 impl End {
     fn failed(error: impl Into<TaskError>) -> Self {
         let error = error.into();
-        let state = match error.code.as_str() {
-            "Cancelled" => State::Cancelled,
-            "Interrupted" => State::Interrupted,
+        let state = match error.code {
+            Code::Cancelled => State::Cancelled,
+            Code::Interrupted => State::Interrupted,
             _ => State::Failed,
         };
         Self { state, error: Some(error) }
@@ -82,10 +83,11 @@ impl Engine {
         self.advance(&mut shared);
         drop(shared);
         let code = match error {
-            JournalError::Kv { source: KvError::Full { .. }, .. } => "StoreFull",
-            JournalError::Kv { .. } | JournalError::Damaged { .. } => "JournalFull",
+            JournalError::Kv { source: KvError::Full { .. }, .. } => Code::StoreFull,
+            JournalError::Kv { .. } | JournalError::Damaged { .. } => Code::JournalFull,
         };
-        let refusal = Refusal::new(code, muster_shared::error_chain::Chain(error).to_string());
+        tracing::warn!(task_id = %id, error = %Chain(error), "a task can't be made durable");
+        let refusal = Refusal::new(code, error.to_string());
         live.admission.send_replace(Admission::Refused(refusal));
         live.ended.send_replace(true);
     }
@@ -134,7 +136,7 @@ impl Engine {
             () = live.cancelled.cancelled() => {}
             () = overdue => {
                 let text = format!("waited {} s in its queue", limit.as_secs());
-                return Err(Some(End::failed(TaskFailure::new("QueueTimeout", text))));
+                return Err(Some(End::failed(TaskFailure::new(Code::QueueTimeout, text))));
             }
         }
         match *live.stop.lock() {
@@ -180,7 +182,7 @@ impl Engine {
                 let same = live.plan.steps.get(at.index).is_some_and(|s| s.name() == at.name);
                 if !same {
                     let text = format!("this version has no step {:?} there", at.name);
-                    return Err(TaskFailure::new("Interrupted", text));
+                    return Err(TaskFailure::new(Code::Interrupted, text));
                 }
                 at.index
             }
@@ -266,7 +268,8 @@ impl Engine {
 
     /// A step failed: undo if the kind wants that.
     async fn fail(&self, live: &Live, failure: TaskFailure) -> End {
-        tracing::info!(code = failure.code, reason = %failure, "task failed");
+        let cause = failure.cause.as_deref();
+        tracing::info!(code = %failure.code, reason = %failure, cause, "task failed");
         let last = {
             let mut record = live.record.lock();
             let keep = live.handler.on_failure(&record.params) == OnFailure::Keep;
@@ -285,22 +288,24 @@ impl Engine {
         let mut ctx = self.context(live, false);
         // Whatever stopped the task must not stop its undo.
         ctx.cancelled = CancellationToken::new();
+        let failed = |text| TaskFailure::new(Code::InternalError, text);
         let mut problems = Vec::new();
         for (index, step) in live.plan.steps.iter().enumerate().take(from + 1).rev() {
             self.mark(live, index, false).await;
             let undo = AssertUnwindSafe(step.undo(&ctx)).catch_unwind();
             let problem = match timeout(UNDO_LIMIT, undo).await {
                 Ok(Ok(Ok(()))) => continue,
-                Ok(Ok(Err(failure))) => failure.message,
-                Ok(Err(panic)) => format!("panicked: {}", panic_text(&*panic)),
-                Err(_) => format!("took over {} s", UNDO_LIMIT.as_secs()),
+                Ok(Ok(Err(failure))) => failure,
+                Ok(Err(panic)) => failed(format!("panicked: {}", panic_text(&*panic))),
+                Err(_) => failed(format!("took over {} s", UNDO_LIMIT.as_secs())),
             };
-            tracing::warn!(step = step.name(), problem, "a step could not be undone");
+            let cause = problem.cause.as_deref();
+            tracing::warn!(step = step.name(), %problem, cause, "a step could not be undone");
             problems.push(format!("{}: {problem}", step.name()));
         }
         let error = live.record.lock().error.clone().unwrap_or(TaskError {
             message: "the reason was lost".to_owned(),
-            code: "InternalError".to_owned(),
+            code: Code::InternalError,
             details: None,
         });
         End::failed(with_problems(error, &problems))
@@ -433,21 +438,21 @@ async fn guarded(
             Err(panic) => {
                 let text = format!("step {} panicked: {}", step.name(), panic_text(&*panic));
                 tracing::error!(step = step.name(), "a step panicked");
-                Err(TaskFailure::new("InternalError", text))
+                Err(TaskFailure::new(Code::InternalError, text))
             }
         },
         () = deadline => {
             ctx.cancelled.cancel();
             // It gets the chance to stop in order; if not, it is dropped, as in a crash.
             drop(timeout(STOP_GRACE, &mut apply).await);
-            Err(TaskFailure::new("Timeout", format!("step {} ran over the deadline", step.name())))
+            Err(TaskFailure::new(Code::Timeout, format!("step {} ran over the deadline", step.name())))
         }
         () = patience => Err(cancelled()),
     }
 }
 
 fn cancelled() -> TaskFailure {
-    TaskFailure::new("Cancelled", "the task was cancelled")
+    TaskFailure::new(Code::Cancelled, "the task was cancelled")
 }
 
 /// The failure that began an undo, with what the undo could not do.

@@ -22,7 +22,7 @@ use muster_shared::entropy::SharedEntropy;
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::TaskId;
 use muster_shared::kv::{Change, SharedKv};
-use muster_shared::wire::{Intake, Progress, TaskResult, Ticket};
+use muster_shared::wire::{Code, Intake, Progress, TaskResult, Ticket};
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::runtime::Handle;
@@ -100,13 +100,13 @@ pub struct Submission {
 #[error("{message}")]
 pub struct Refusal {
     /// For programs, as in [`muster_shared::wire::Error::code`].
-    pub code: &'static str,
+    pub code: Code,
     /// For people.
     pub message: String,
 }
 
 impl Refusal {
-    pub(super) fn new(code: &'static str, message: impl Into<String>) -> Self {
+    pub(super) fn new(code: Code, message: impl Into<String>) -> Self {
         Self { code, message: message.into() }
     }
 }
@@ -199,7 +199,7 @@ impl Engine {
                 return Ok(());
             }
             let text = format!("task {} exists with another kind or parameters", wanted.id);
-            Err(Refusal::new("TaskIdReused", text))
+            Err(Refusal::new(Code::TaskIdReused, text))
         };
         if let Some(live) = shared.live.get(&wanted.id) {
             reused(&live.record.lock().fingerprint)?;
@@ -222,11 +222,11 @@ impl Engine {
     ) -> Result<Arc<Live>, Refusal> {
         let Some(handler) = self.parts.registry.get(&wanted.task) else {
             let text = format!("Unknown task, '{}'", wanted.task);
-            return Err(Refusal::new("NotSupported", text));
+            return Err(Refusal::new(Code::NotSupported, text));
         };
         let mutates = handler.kind().class == Class::Mutate;
         if shared.stopping {
-            return Err(Refusal::new("Draining", "the agent is stopping"));
+            return Err(Refusal::new(Code::Draining, "the agent is stopping"));
         }
         let taken = match self.intake_of(shared) {
             Intake::Accepting => true,
@@ -235,13 +235,13 @@ impl Engine {
         };
         if !taken {
             return Err(Refusal::new(
-                "Draining",
+                Code::Draining,
                 "CN Agent is not accepting tasks for maintenance",
             ));
         }
         if mutates && (shared.unacked.len() >= MAX_UNACKED || shared.bytes >= MAX_JOURNAL_BYTES) {
             let text = "the journal is full of results that no coordinator has acknowledged";
-            return Err(Refusal::new("JournalFull", text));
+            return Err(Refusal::new(Code::JournalFull, text));
         }
         if let Some(ticket) = &wanted.ticket {
             check_ticket(shared, ticket)?;
@@ -258,7 +258,7 @@ impl Engine {
                 handler.kind().class,
                 &plan.locks,
             )
-            .map_err(|full| Refusal::new("QueueFull", full.to_string()))?;
+            .map_err(|full| Refusal::new(Code::QueueFull, full.to_string()))?;
         let seq = shared.next_seq;
         shared.next_seq += 1;
         let volatile = wanted.volatile && !mutates;
@@ -473,19 +473,19 @@ enum Known {
 pub(super) fn plan(handler: &'static dyn Handler, params: &Params) -> Result<Plan, TaskFailure> {
     catch_unwind(AssertUnwindSafe(|| handler.plan(params))).unwrap_or_else(|panic| {
         let text = format!("planning panicked: {}", super::run::panic_text(&*panic));
-        Err(TaskFailure::new("InternalError", text))
+        Err(TaskFailure::new(Code::InternalError, text))
     })
 }
 
 fn check_ticket(shared: &Shared, ticket: &Ticket) -> Result<(), Refusal> {
     if ticket.resource.len() > MAX_RESOURCE_BYTES {
-        return Err(Refusal::new("StaleTicket", "the ticket's resource has too long a name"));
+        return Err(Refusal::new(Code::StaleTicket, "the ticket's resource has too long a name"));
     }
     if let Some(newest) = shared.tickets.get(&ticket.resource)
         && *newest > ticket.token
     {
         let text = format!("a newer ticket for {} was seen already", ticket.resource);
-        return Err(Refusal::new("StaleTicket", text));
+        return Err(Refusal::new(Code::StaleTicket, text));
     }
     Ok(())
 }

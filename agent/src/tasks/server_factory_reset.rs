@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use muster_shared::wire::Code;
 use serde_json::{Value, json};
 
 use super::server_reboot::Reboot;
@@ -81,7 +82,7 @@ impl Step for Check {
         let vms = ctx.drivers.vms.entries().len();
         if vms > 0 {
             let text = format!("the server has {vms} VMs, which a reset would destroy");
-            return Err(TaskFailure::new("VmsPresent", text));
+            return Err(TaskFailure::new(Code::VmsPresent, text));
         }
         Ok(())
     }

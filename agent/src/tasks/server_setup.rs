@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use muster_shared::clock::iso;
+use muster_shared::wire::Code;
 use serde_json::{Value, json};
 
 use super::{Handler, Kind, Lock, Params, Plan, Queue, Step, TaskContext, TaskFailure};
@@ -120,7 +121,7 @@ async fn record(ctx: &TaskContext) -> Result<Option<Setup>, TaskFailure> {
     let Some(stored) = ctx.drivers.node.read(Document::Setup).await? else { return Ok(None) };
     let parsed = serde_json::from_value(stored);
     parsed.map(Some).map_err(|error| {
-        TaskFailure::new("InternalError", format!("the setup record is damaged: {error}"))
+        TaskFailure::new(Code::InternalError, format!("the setup record is damaged: {error}"))
     })
 }
 
@@ -164,7 +165,7 @@ impl Step for Preflight {
 
     async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         if record(ctx).await?.is_some_and(|setup| setup.complete) && !self.0.resume {
-            return Err(TaskFailure::new("AlreadySetup", "the server is set up already"));
+            return Err(TaskFailure::new(Code::AlreadySetup, "the server is set up already"));
         }
         // Before anything is done: a setup that can't be finished is not begun.
         for action in self.0.actions() {
@@ -287,7 +288,7 @@ impl Step for Complete {
 mod tests {
     use super::*;
 
-    fn plan(params: &Value) -> Result<Vec<&'static str>, &'static str> {
+    fn plan(params: &Value) -> Result<Vec<&'static str>, Code> {
         let plan = ServerSetup.plan(params.as_object().unwrap());
         plan.map(|plan| plan.steps.iter().map(|step| step.name()).collect())
             .map_err(|failure| failure.code)

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use muster_shared::wire::Code;
 use serde_json::{Map, Value, json};
 
 use super::machine::refuse;
@@ -135,7 +136,7 @@ impl Update {
             let user = entries.iter().find(|entry| entry.record.list("nics").iter().any(uses));
             if let Some(user) = user {
                 let text = format!("NIC tag {} is used by VM {}", tag.name, user.record.uuid);
-                return Err(refuse("NicTagInUse", text));
+                return Err(refuse(Code::NicTagInUse, text));
             }
         }
         Ok(())

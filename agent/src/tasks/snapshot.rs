@@ -1,6 +1,7 @@
 //! What the three kinds about snapshots share: names, where a snapshot is changed, parameters.
 
 use muster_shared::ids::VmUuid;
+use muster_shared::wire::Code;
 use serde_json::{Value, json};
 
 use super::machine::{self, failed, refuse};
@@ -89,7 +90,7 @@ async fn remove_from(
 /// The VM has no such snapshot.
 pub(super) fn not_found(operation: &'static str, vm: VmUuid, name: &str) -> TaskFailure {
     let text = format!("{operation} error: No snapshot named \"{name}\" for {vm}");
-    refuse("SnapshotNotFound", text)
+    refuse(Code::SnapshotNotFound, text)
 }
 
 /// Ends the task with the VM.

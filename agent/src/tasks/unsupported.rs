@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use muster_shared::wire::Code;
 use serde_json::{Value, json};
 
 use super::machine::MACHINE_TASKS;
@@ -184,8 +185,8 @@ impl Handler for Unsupported {
             }
         }
         let text = format!("{}: this agent has no {}", self.kind.name, self.needs);
-        Err(TaskFailure::new("NotSupported", text)
-            .with_details(json!({ "restCode": "NotSupported", "capability": self.needs })))
+        Err(TaskFailure::new(Code::NotSupported, text)
+            .with_details(json!({ "restCode": Code::NotSupported, "capability": self.needs })))
     }
 }
 

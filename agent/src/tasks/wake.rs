@@ -54,7 +54,7 @@ impl Engine {
             Ok(()) => drop(self.wait(&id, PATIENCE).await),
             Err(refusal) => {
                 let task = chore.task;
-                tracing::warn!(task, code = refusal.code, "a task of the agent's own was refused");
+                tracing::warn!(task, code = %refusal.code, "a task of the agent's own was refused");
             }
         }
     }

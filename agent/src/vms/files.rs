@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use async_trait::async_trait;
 use muster_shared::folders::make_private;
 use muster_shared::ids::VmUuid;
+use muster_shared::wire::Code;
 
 use super::{VmRecord, VmRecords};
 use crate::drivers::DriverError;
@@ -63,7 +64,7 @@ impl FileVmRecords {
             }
             Err(error) if error.kind() == io::ErrorKind::StorageFull => {
                 let text = format!("no space for the record of VM {}", record.uuid);
-                Err(DriverError::refused("StoreFull", text))
+                Err(DriverError::refused(Code::StoreFull, text))
             }
             Err(error) => Err(failed("write", &path, error)),
         }
@@ -199,7 +200,7 @@ mod tests {
         let mut one = record(1);
         records.put(&one, true).await.unwrap();
         let refused = records.put(&one, true).await.unwrap_err();
-        assert!(matches!(refused, DriverError::Refused { code: "VmExists", .. }));
+        assert!(matches!(refused, DriverError::Refused { code: Code::VmExists, .. }));
         one.provisioning = false;
         records.put(&one, false).await.unwrap();
         records.put(&record(2), true).await.unwrap();

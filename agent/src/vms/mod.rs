@@ -13,6 +13,7 @@ use std::fmt;
 
 use async_trait::async_trait;
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
+use muster_shared::wire::Code;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -183,11 +184,11 @@ pub trait VmRecords: fmt::Debug + Send + Sync + 'static {
 /// `VmExists`.
 #[must_use]
 pub fn exists(vm: VmUuid) -> DriverError {
-    DriverError::refused("VmExists", format!("Machine {vm} exists."))
+    DriverError::refused(Code::VmExists, format!("Machine {vm} exists."))
 }
 
 /// `VmNotFound`.
 #[must_use]
 pub fn not_found(vm: VmUuid) -> DriverError {
-    DriverError::refused("VmNotFound", format!("No such VM: {vm}"))
+    DriverError::refused(Code::VmNotFound, format!("No such VM: {vm}"))
 }

@@ -3,6 +3,7 @@
 mod update;
 
 use muster_shared::ids::{ImageUuid, VmUuid};
+use muster_shared::wire::Code;
 use serde_json::{Map, Value, json};
 
 use crate::tasks::TaskFailure;
@@ -167,7 +168,7 @@ impl From<Problems> for TaskFailure {
             .map(|(what, names)| format!("{what}: {}", names.join(", ")))
             .collect();
         let message = format!("Invalid VM payload: {}", told.join("; "));
-        TaskFailure::new("InvalidVmPayload", message).with_details(json!({
+        TaskFailure::new(Code::InvalidVmPayload, message).with_details(json!({
             "bad_values": problems.bad_values,
             "missing_properties": problems.missing_properties,
             "bad_properties": problems.bad_properties,
@@ -196,7 +197,7 @@ pub fn create(params: &Map<String, Value>) -> Result<Map<String, Value>, TaskFai
         && CONTAINER_BRANDS.contains(&brand)
     {
         let text = format!("brand {brand}: this agent runs hardware VMs only (kvm, bhyve)");
-        return Err(TaskFailure::new("ContainerNotSupported", text));
+        return Err(TaskFailure::new(Code::ContainerNotSupported, text));
     }
     let mut problems = Problems::default();
     let mut vm = Map::new();

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use muster_shared::clock::{SharedClock, iso};
 use muster_shared::ids::VmUuid;
+use muster_shared::wire::Code;
 use muster_shared::wire::status::VmReport;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -116,7 +117,7 @@ impl VmTable {
         let now = self.clock.wall();
         record.last_modified = iso(now);
         if let Err(error) = self.records.put(&record, true).await {
-            let exists = matches!(error, DriverError::Refused { code: "VmExists", .. });
+            let exists = matches!(error, DriverError::Refused { code: Code::VmExists, .. });
             // It may have been written all the same.
             if !exists && let Err(error) = self.records.remove(record.uuid).await {
                 let error = muster_shared::error_chain::Chain(&error).to_string();

@@ -18,7 +18,7 @@ use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
 use muster_shared::link::{Connection, Frame, FrameSink, FrameStream};
 use muster_shared::wire::status::{Status, VmReport, apply};
 use muster_shared::wire::{
-    DecodeError, Error as WireError, FromAgent, FromCoordinator, Heartbeat, Hello, Sysinfo,
+    Code, DecodeError, Error as WireError, FromAgent, FromCoordinator, Heartbeat, Hello, Sysinfo,
     TaskResult, Welcome, decode, encode,
 };
 use tokio::sync::{mpsc, watch};
@@ -153,8 +153,8 @@ impl Session {
         }
     }
 
-    fn refuse(&self, id: Option<String>, code: &str, message: String) {
-        self.send(WireError { id, code: code.to_owned(), message });
+    fn refuse(&self, id: Option<String>, code: Code, message: String) {
+        self.send(WireError { id, code, message });
     }
 
     /// Reads to the end of the connection. After asking the writer to close it, keeps reading, as
@@ -208,17 +208,17 @@ impl Session {
 
     fn decode(&self, frame: Frame) -> Option<FromAgent> {
         let Frame::Text(text) = frame else {
-            self.refuse(None, "Malformed", "binary frames belong on a stream".to_owned());
+            self.refuse(None, Code::Malformed, "binary frames belong on a stream".to_owned());
             return None;
         };
         match decode(&text) {
             Ok(message) => Some(message),
             Err(error) => {
                 let code = match &error {
-                    DecodeError::UnknownKind(_) => "UnknownKind",
+                    DecodeError::UnknownKind(_) => Code::UnknownKind,
                     DecodeError::TooLarge(_)
                     | DecodeError::NotAMessage(_)
-                    | DecodeError::Malformed { .. } => "Malformed",
+                    | DecodeError::Malformed { .. } => Code::Malformed,
                 };
                 self.refuse(None, code, Chain(&error).to_string());
                 None
@@ -319,7 +319,7 @@ impl Worker {
         let server = *server;
         match message {
             FromAgent::Hello(_) => {
-                self.session.refuse(None, "Malformed", "a second hello".to_owned());
+                self.session.refuse(None, Code::Malformed, "a second hello".to_owned());
             }
             FromAgent::Heartbeat(_) => {}
             FromAgent::Sysinfo(sysinfo) => self.sysinfo(sysinfo).await,
@@ -333,7 +333,7 @@ impl Worker {
             FromAgent::Result(_) => {}
             FromAgent::Error(error) => {
                 tracing::debug!(
-                    code = error.code,
+                    code = %error.code,
                     message = error.message,
                     connection = id.0,
                     "agent refused"
@@ -355,7 +355,7 @@ impl Worker {
         let done = app.sysinfo_from_agent(*server, sysinfo).await;
         if let Err(error) = done {
             tracing::warn!(error = %Chain(&error), "cannot take over the agent's sysinfo");
-            self.session.refuse(None, "Malformed", error.to_string());
+            self.session.refuse(None, Code::Malformed, error.to_string());
         }
     }
 

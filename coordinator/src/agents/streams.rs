@@ -7,7 +7,7 @@ use std::time::Duration;
 use muster_shared::ids::{ServerUuid, VmUuid};
 use muster_shared::link::{Connection, Frame, FrameSink, FrameStream, LinkError};
 use muster_shared::wire::stream::{Control, MAX_DATA_BYTES, WINDOW_BYTES};
-use muster_shared::wire::{StreamKind, StreamOpen};
+use muster_shared::wire::{Code, StreamKind, StreamOpen};
 use parking_lot::Mutex;
 use tokio::sync::{oneshot, watch};
 use uuid::Uuid;
@@ -23,7 +23,7 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 #[error("{message}")]
 pub struct StreamError {
     /// `VmNotFound`, `VmNotRunning`, …
-    pub code: String,
+    pub code: Code,
     /// For people.
     pub message: String,
 }
@@ -36,10 +36,10 @@ pub(crate) struct Streams(Mutex<BTreeMap<Uuid, oneshot::Sender<Opened>>>);
 
 impl Streams {
     /// The agent will not open a stream.
-    pub(crate) fn refused(&self, id: &str, code: &str, message: &str) {
+    pub(crate) fn refused(&self, id: &str, code: &Code, message: &str) {
         let waiter = id.parse().ok().and_then(|id: Uuid| self.0.lock().remove(&id));
         if let Some(waiter) = waiter {
-            let error = StreamError { code: code.to_owned(), message: message.to_owned() };
+            let error = StreamError { code: code.clone(), message: message.to_owned() };
             // Whoever waited has given up meanwhile, which is fine.
             waiter.send(Err(error)).ok();
         }
@@ -108,7 +108,7 @@ pub(crate) async fn pipe(client: Connection, agent: Connection) {
         end = down(from_agent, &mut *to_client, &to_agent, &credit) => end,
         end = up(from_client, &to_agent, &credit) => end,
     };
-    let close = text(&Control::Close { code: "done".to_owned(), message: String::new() });
+    let close = text(&Control::Close { code: Code::StreamDone, message: String::new() });
     let mut to_agent = to_agent.into_inner();
     if send(&mut *to_agent, close).await.is_ok() {
         tokio::time::timeout(SEND_TIMEOUT, to_agent.close(1000, "done")).await.ok();
@@ -145,7 +145,8 @@ async fn down(
                     }
                 }
                 Ok(Control::Close { code, message }) => {
-                    let orderly = matches!(code.as_str(), "done" | "VmNotRunning" | "VmNotFound");
+                    let orderly =
+                        matches!(code, Code::StreamDone | Code::VmNotRunning | Code::VmNotFound);
                     return (if orderly { 1000 } else { 1011 }, message);
                 }
                 // A kind of a later version.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_shared::ids::{ServerUuid, TaskId};
-use muster_shared::wire::TaskResult;
+use muster_shared::wire::{Code, TaskResult};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
@@ -22,7 +22,7 @@ pub enum Reply {
     /// It will not be done.
     Error {
         /// For programs.
-        code: String,
+        code: Code,
         /// For people.
         message: String,
     },

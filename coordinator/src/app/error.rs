@@ -1,6 +1,7 @@
 //! What the application refuses, and why; each endpoint's file gives it its HTTP form.
 
 use muster_shared::ids::{ServerUuid, TicketUuid, VmUuid};
+use muster_shared::wire::Code;
 use serde_json::Value;
 
 use crate::store::StoreError;
@@ -105,7 +106,7 @@ pub enum AppError {
     #[error("posting task to cn-agent: {message}")]
     Agent {
         /// The agent's code.
-        code: String,
+        code: Code,
         /// The agent's text.
         message: String,
         /// More.

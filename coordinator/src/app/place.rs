@@ -248,7 +248,7 @@ impl App {
                 Err(error) => return Err(error),
             };
             tracing::info!(task_id = %old.id, vm_uuid = %vm, from = %old.server_uuid, to = %server,
-                code = error.code, "placed again");
+                code = %error.code, "placed again");
             let id = moved.id.clone();
             self.tasks.replace(Arc::new(moved), revision);
             self.task_dispatch(&id).await;

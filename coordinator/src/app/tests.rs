@@ -196,7 +196,7 @@ impl Agent {
 
     async fn refuse(&mut self, id: &TaskId, code: &str) {
         let id = Some(id.to_string());
-        self.send(WireError { id, code: code.to_owned(), message: code.to_owned() }).await;
+        self.send(WireError { id, code: code.into(), message: code.to_owned() }).await;
     }
 
     async fn finish(&mut self, id: &TaskId, result: Value) {

@@ -1,6 +1,7 @@
 //! `/allocate`, `/allocations` and `/capacity`: where a VM would fit, and why.
 
 use http::Method;
+use muster_shared::wire::Code;
 use serde::Serialize;
 use serde::ser::{SerializeMap as _, Serializer};
 use serde_json::Value;
@@ -112,7 +113,7 @@ pub(super) fn routes() -> Vec<Route> {
 
 /// The body of a refusal: CNAPI's members first, for logs that show only the beginning.
 struct Refusal<'a> {
-    code: &'a str,
+    code: Code,
     message: String,
     decided: &'a Decided,
 }
@@ -120,7 +121,7 @@ struct Refusal<'a> {
 impl Serialize for Refusal<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("code", self.code)?;
+        map.serialize_entry("code", &self.code)?;
         map.serialize_entry("message", &self.message)?;
         self.decided.members(&mut map)?;
         map.end()

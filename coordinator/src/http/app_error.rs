@@ -2,6 +2,7 @@
 
 use http::StatusCode;
 use muster_shared::error_chain::Chain;
+use muster_shared::wire::Code;
 use serde_json::Map;
 
 use super::error::ApiError;
@@ -26,10 +27,10 @@ impl From<AppError> for ApiError {
             | AppError::TicketNotFound(_)
             | AppError::NoSuchTicket(_) => Self::NotFound(message),
             AppError::TicketExpired(_) => Self::RefusedArgument(message),
-            AppError::TicketNotActive(_) => conflict("TicketNotActive", message),
+            AppError::TicketNotActive(_) => conflict(Code::TicketNotActive, message),
             AppError::ServerNotRunning => Self::ServerNotRunning,
-            AppError::VmExists(_) => conflict("VmExists", message),
-            AppError::NotCancellable(_) => conflict("NotCancellable", message),
+            AppError::VmExists(_) => conflict(Code::VmExists, message),
+            AppError::NotCancellable(_) => conflict(Code::NotCancellable, message),
             AppError::Invalid(errors) => Self::InvalidParameters(
                 errors.into_iter().map(|(field, text)| FieldError::new(field, text)).collect(),
             ),
@@ -39,17 +40,17 @@ impl From<AppError> for ApiError {
                 let mut details = Map::new();
                 details.insert("steps".to_owned(), steps);
                 let (code, message) = if volumes {
-                    ("VolumeServerNoResourcesError", NO_VOLUME_SERVER.to_owned())
+                    (Code::VolumeServerNoResources, NO_VOLUME_SERVER.to_owned())
                 } else {
-                    ("NoAllocatableServersError", message)
+                    (Code::NoAllocatableServers, message)
                 };
                 Self::Coded { status: StatusCode::CONFLICT, code, message, details }
             }
-            AppError::Busy(_) => Self::coded(StatusCode::SERVICE_UNAVAILABLE, "QueueFull", message),
-            // As if the agent had been asked.
-            AppError::NotSupported { .. } => {
-                Self::Agent { code: "NotSupported".to_owned(), message }
+            AppError::Busy(_) => {
+                Self::coded(StatusCode::SERVICE_UNAVAILABLE, Code::QueueFull, message)
             }
+            // As if the agent had been asked.
+            AppError::NotSupported { .. } => Self::Agent { code: Code::NotSupported, message },
             AppError::Precondition(_) => Self::PreconditionFailed(message),
             AppError::NotConnected(_) | AppError::Stopping => Self::Unavailable(message),
             AppError::Timeout(_) | AppError::Imgapi(_) => Self::Internal { message, source: None },
@@ -73,7 +74,7 @@ impl ApiError {
     fn full(error: &AppError) -> Self {
         tracing::error!(error = %Chain(error), "the coordinator has no room left");
         let message = "the coordinator's data folder has no room for this; nothing was changed";
-        Self::coded(StatusCode::SERVICE_UNAVAILABLE, "StoreFull", message)
+        Self::coded(StatusCode::SERVICE_UNAVAILABLE, Code::StoreFull, message)
     }
 }
 

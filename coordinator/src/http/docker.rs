@@ -1,6 +1,7 @@
 //! `/servers/:server_uuid/vms/:uuid/docker-*`: sessions with a container.
 
 use http::{Method, StatusCode};
+use muster_shared::wire::Code;
 use serde_json::{Map, Value, json};
 
 use super::ask::{Ask, pick};
@@ -102,29 +103,25 @@ fn fall_back(params: &mut Map<String, Value>, payload: Option<&Value>) {
 /// The refusals of a copy have words of their own.
 fn copy_failed(error: AppError) -> ApiError {
     let AppError::Agent { code, .. } = &error else { return error.into() };
-    let (status, code, message) = match code.as_str() {
-        "FileNotFound" => (StatusCode::NOT_FOUND, "FileNotFound", "Could not find requested file"),
-        "PathNotDirectory" => {
-            (StatusCode::BAD_REQUEST, "PathNotDirectory", "Given path was not to a directory")
+    let (status, message) = match code {
+        Code::FileNotFound => (StatusCode::NOT_FOUND, "Could not find requested file"),
+        Code::PathNotDirectory => (StatusCode::BAD_REQUEST, "Given path was not to a directory"),
+        Code::VmNotRunning => {
+            (StatusCode::CONFLICT, "Operation attempted on vm which is not running")
         }
-        "VmNotRunning" => {
-            (StatusCode::CONFLICT, "VmNotRunning", "Operation attempted on vm which is not running")
+        Code::DockerCopyStopped => {
+            (StatusCode::CONFLICT, "This container must be running in order to use `docker cp`")
         }
-        "DockerCopyStoppedContainerNoPlatformSupport" => (
-            StatusCode::CONFLICT,
-            "DockerCopyStoppedContainerNoPlatformSupport",
-            "This container must be running in order to use `docker cp`",
-        ),
         _ => return error.into(),
     };
-    ApiError::coded(status, code, message)
+    ApiError::coded(status, code.clone(), message)
 }
 
 async fn stats(request: Request) -> Result<Response, ApiError> {
     let params = pick(&request, &["uuid", "payload"]);
     let asked = Ask::new("docker_stats", params, 30).query(&request).await;
     let result = asked.map_err(|error| match &error {
-        AppError::Agent { message, .. } if message.starts_with("ENOENT,") => {
+        AppError::Agent { message, .. } if Code::in_text(message) == Some(Code::FileNotFound) => {
             let member = |name: &str| match request.param("payload").map(|p| &p[name]) {
                 Some(Value::String(text)) => text.clone(),
                 other => json!(other).to_string(),

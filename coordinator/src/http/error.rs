@@ -4,6 +4,7 @@
 use std::error::Error;
 
 use http::StatusCode;
+use muster_shared::wire::Code;
 use serde_json::{Map, Value, json};
 
 use super::rule::FieldError;
@@ -63,7 +64,7 @@ pub(crate) enum ApiError {
         /// HTTP status.
         status: StatusCode,
         /// CNAPI code.
-        code: &'static str,
+        code: Code,
         /// For the client.
         message: String,
         /// Further members.
@@ -72,8 +73,8 @@ pub(crate) enum ApiError {
     /// A synchronous task failed on the agent; the status follows the agent's code.
     #[error("{message}")]
     Agent {
-        /// The agent's code, e.g. `VmNotFound`.
-        code: String,
+        /// The agent's code, e.g. [`Code::VmNotFound`].
+        code: Code,
         /// The agent's text with the endpoint's prefix, e.g. `posting task to cn-agent: …`.
         message: String,
     },
@@ -103,37 +104,33 @@ impl ApiError {
     }
 
     /// A code of the contract that only one endpoint uses.
-    pub(crate) fn coded(
-        status: StatusCode,
-        code: &'static str,
-        message: impl Into<String>,
-    ) -> Self {
+    pub(crate) fn coded(status: StatusCode, code: Code, message: impl Into<String>) -> Self {
         Self::Coded { status, code, message: message.into(), details: Map::new() }
     }
 
     /// Status and code. `validation` is the configured status of failed validations.
-    pub(crate) fn outcome(&self, validation: ValidationStatus) -> (StatusCode, &str) {
+    pub(crate) fn outcome(&self, validation: ValidationStatus) -> (StatusCode, Code) {
         use StatusCode as S;
         let reference = validation == ValidationStatus::Reference;
         let dagger = if reference { S::INTERNAL_SERVER_ERROR } else { S::CONFLICT };
         match self {
-            Self::InvalidContent(_) => (S::BAD_REQUEST, "InvalidContent"),
-            Self::TooLarge(_) => (S::PAYLOAD_TOO_LARGE, "RequestEntityTooLarge"),
-            Self::InvalidParameters(_) => (dagger, "InvalidParameters"),
-            Self::OutOfRange(_) => (S::BAD_REQUEST, "InvalidParameters"),
-            Self::InvalidArgument(_) => (S::CONFLICT, "InvalidArgument"),
-            Self::RefusedArgument(_) if reference => (dagger, "InternalError"),
-            Self::RefusedArgument(_) | Self::RefusedUpdate(_) => (dagger, "InvalidArgument"),
-            Self::NotFound(_) => (S::NOT_FOUND, "ResourceNotFound"),
-            Self::MethodNotAllowed { .. } => (S::METHOD_NOT_ALLOWED, "MethodNotAllowedError"),
-            Self::NotAcceptable => (S::NOT_ACCEPTABLE, "NotAcceptableError"),
-            Self::ServerNotRunning => (S::CONFLICT, "ServerNotRunning"),
-            Self::PreconditionFailed(_) => (S::PRECONDITION_FAILED, "PreconditionFailed"),
-            Self::Coded { status, code, .. } => (*status, code),
-            Self::Agent { .. } if reference => (S::INTERNAL_SERVER_ERROR, "InternalError"),
-            Self::Agent { code, .. } => (agent_status(code), agent_code(code)),
-            Self::Unavailable(_) => (S::SERVICE_UNAVAILABLE, "ServiceUnavailable"),
-            Self::Internal { .. } => (S::INTERNAL_SERVER_ERROR, "InternalError"),
+            Self::InvalidContent(_) => (S::BAD_REQUEST, Code::InvalidContent),
+            Self::TooLarge(_) => (S::PAYLOAD_TOO_LARGE, Code::RequestEntityTooLarge),
+            Self::InvalidParameters(_) => (dagger, Code::InvalidParameters),
+            Self::OutOfRange(_) => (S::BAD_REQUEST, Code::InvalidParameters),
+            Self::InvalidArgument(_) => (S::CONFLICT, Code::InvalidArgument),
+            Self::RefusedArgument(_) if reference => (dagger, Code::InternalError),
+            Self::RefusedArgument(_) | Self::RefusedUpdate(_) => (dagger, Code::InvalidArgument),
+            Self::NotFound(_) => (S::NOT_FOUND, Code::ResourceNotFound),
+            Self::MethodNotAllowed { .. } => (S::METHOD_NOT_ALLOWED, Code::MethodNotAllowed),
+            Self::NotAcceptable => (S::NOT_ACCEPTABLE, Code::NotAcceptable),
+            Self::ServerNotRunning => (S::CONFLICT, Code::ServerNotRunning),
+            Self::PreconditionFailed(_) => (S::PRECONDITION_FAILED, Code::PreconditionFailed),
+            Self::Coded { status, code, .. } => (*status, code.clone()),
+            Self::Agent { .. } if reference => (S::INTERNAL_SERVER_ERROR, Code::InternalError),
+            Self::Agent { code, .. } => (code.status(), agent_code(code)),
+            Self::Unavailable(_) => (S::SERVICE_UNAVAILABLE, Code::ServiceUnavailable),
+            Self::Internal { .. } => (S::INTERNAL_SERVER_ERROR, Code::InternalError),
         }
     }
 
@@ -166,27 +163,9 @@ pub enum ValidationStatus {
     Reference,
 }
 
-fn agent_code(code: &str) -> &str {
-    if code.is_empty() { "InternalError" } else { code }
-}
-
-/// The status for an agent's error code (cnapi.md section 4, agent.md 5.2).
-fn agent_status(code: &str) -> StatusCode {
-    match code {
-        "VmNotFound" | "DatasetNotFound" | "SnapshotNotFound" | "ImageNotInstalled" => {
-            StatusCode::NOT_FOUND
-        }
-        "VmNotRunning" | "VmExists" | "VmIndestructible" | "StaleTicket" | "DatasetExists"
-        | "DatasetBusy" | "DatasetHasChildren" | "DatasetHasClones" | "DatasetProtected"
-        | "SnapshotHeld" | "InvalidName" | "InvalidProperty" | "InvalidParameters"
-        | "InvalidArgument" | "ConsoleBusy" => StatusCode::CONFLICT,
-        "HostActionsDisabled" | "NotAuthorized" => StatusCode::FORBIDDEN,
-        "NotSupported" | "ZfsUnavailable" => StatusCode::NOT_IMPLEMENTED,
-        "QueueFull" | "Draining" | "JournalFull" | "ConsoleUnavailable" => {
-            StatusCode::SERVICE_UNAVAILABLE
-        }
-        _ => StatusCode::INTERNAL_SERVER_ERROR,
-    }
+/// An agent of another make may give none.
+fn agent_code(code: &Code) -> Code {
+    if code.as_str().is_empty() { Code::InternalError } else { code.clone() }
 }
 
 #[cfg(test)]
@@ -202,7 +181,7 @@ mod tests {
             [(ValidationStatus::Conflict, by_default), (ValidationStatus::Reference, by_reference)]
         {
             let outcome = error.outcome(mode);
-            assert_eq!((outcome.0.as_u16(), outcome.1), (status, code), "{error:?}");
+            assert_eq!((outcome.0.as_u16(), outcome.1.as_str()), (status, code), "{error:?}");
             assert_eq!(error.body(mode)["code"], code);
         }
     }
@@ -224,9 +203,9 @@ mod tests {
         );
         check(&ApiError::RefusedArgument(text()), (409, "InvalidArgument"), (500, "InternalError"));
         check(&ApiError::RefusedUpdate(text()), (409, "InvalidArgument"), (500, "InvalidArgument"));
-        let gone = ApiError::Agent { code: "VmNotFound".to_owned(), message: text() };
+        let gone = ApiError::Agent { code: Code::VmNotFound, message: text() };
         check(&gone, (404, "VmNotFound"), (500, "InternalError"));
-        let broken = ApiError::Agent { code: String::new(), message: text() };
+        let broken = ApiError::Agent { code: String::new().into(), message: text() };
         check(&broken, (500, "InternalError"), (500, "InternalError"));
         // Also what the coordinator refuses because it knows what the agent would say.
         let (server, task) = (ServerUuid(uuid::Uuid::nil()), text());

@@ -1,6 +1,7 @@
 //! `/servers/:server_uuid/execute`: runs a script on a server, where that is allowed.
 
 use http::{Method, StatusCode};
+use muster_shared::wire::Code;
 use serde_json::{Value, json};
 
 use super::ask::{Ask, pick};
@@ -47,7 +48,7 @@ pub(super) fn routes() -> Vec<Route> {
 async fn execute(request: Request) -> Result<Response, ApiError> {
     if !request.app.config().allow_command_execute {
         let text = "command execution is off: `security.allow_command_execute` is not set";
-        return Err(ApiError::coded(StatusCode::FORBIDDEN, "NotAuthorized", text));
+        return Err(ApiError::coded(StatusCode::FORBIDDEN, Code::NotAuthorized, text));
     }
     let params = pick(&request, &["script", "args", "env", "timeout"]);
     let asked = Ask::new("command_execute", params, limit(&request));

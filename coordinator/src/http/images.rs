@@ -10,6 +10,7 @@ use http::header::{
 };
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use muster_shared::ids::ImageUuid;
+use muster_shared::wire::Code;
 
 use super::error::ApiError;
 use super::request::Request;
@@ -100,9 +101,9 @@ impl From<ImageError> for ApiError {
         let conflict = |code| Self::coded(StatusCode::CONFLICT, code, error.to_string());
         match error {
             ImageError::NotFound(_) => Self::NotFound(message),
-            ImageError::NoFile(_) => conflict("NoActivationNoFile"),
-            ImageError::Exists(_) => conflict("ImageUuidAlreadyExists"),
-            ImageError::Active(_) => conflict("ImageFilesImmutable"),
+            ImageError::NoFile(_) => conflict(Code::NoActivationNoFile),
+            ImageError::Exists(_) => conflict(Code::ImageUuidAlreadyExists),
+            ImageError::Active(_) => conflict(Code::ImageFilesImmutable),
             ImageError::Manifest(bad) => Self::invalid(bad.field, bad.problem),
             ImageError::Checksum { kind, .. } => Self::invalid(kind, message),
             ImageError::Empty => Self::invalid("file", message),

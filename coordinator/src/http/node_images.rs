@@ -1,6 +1,7 @@
 //! `/servers/:server_uuid/images`: images that a server has installed.
 
 use http::Method;
+use muster_shared::wire::Code;
 use serde_json::{Map, json};
 
 use super::ask::Ask;
@@ -31,7 +32,7 @@ async fn get(request: Request) -> Result<Response, ApiError> {
     let params = Map::from_iter([("uuid".to_owned(), json!(image))]);
     let asked = Ask::new("image_get", params, 60).query(&request).await;
     let result = asked.map_err(|error| match &error {
-        AppError::Agent { code, .. } if code == "ImageNotInstalled" => absent(),
+        AppError::Agent { code: Code::ImageNotInstalled, .. } => absent(),
         _ => error.into(),
     })?;
     Response::json(result)

@@ -9,6 +9,7 @@ use http::header::{
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use hyper_util::rt::TokioIo;
 use muster_shared::link::{Connection, websocket};
+use muster_shared::wire::Code;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 
 use super::error::ApiError;
@@ -104,11 +105,11 @@ fn lists(headers: &HeaderMap, name: &HeaderName, token: &str) -> bool {
 }
 
 fn bad(message: &str) -> ApiError {
-    ApiError::coded(StatusCode::BAD_REQUEST, "InvalidHeader", message)
+    ApiError::coded(StatusCode::BAD_REQUEST, Code::InvalidHeader, message)
 }
 
 fn upgrade_required(message: &str) -> ApiError {
-    ApiError::coded(StatusCode::UPGRADE_REQUIRED, "UpgradeRequired", message)
+    ApiError::coded(StatusCode::UPGRADE_REQUIRED, Code::UpgradeRequired, message)
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use http::{Method, StatusCode};
 use muster_shared::ids::VmUuid;
+use muster_shared::wire::Code;
 use serde_json::{Map, Value, json};
 
 use super::ask::{Ask, IDEMPOTENT, JOB};
@@ -234,7 +235,7 @@ async fn create(request: Request) -> Result<Response, ApiError> {
 async fn nics(request: Request) -> Result<Response, ApiError> {
     if !request.app.server_sysinfo(request.server()?).contains_key("SDC Version") {
         let text = "Unsupported compute node version";
-        return Err(ApiError::coded(StatusCode::BAD_REQUEST, "InvalidVersion", text));
+        return Err(ApiError::coded(StatusCode::BAD_REQUEST, Code::InvalidVersion, text));
     }
     start_task(request, "machine_update_nics").await
 }
@@ -286,9 +287,7 @@ fn about(request: &Request, extra: (&str, Option<Value>)) -> Result<Map<String, 
 /// An absent VM is a 404 in CNAPI's words.
 fn or_not_found(result: Result<Value, AppError>, vm: VmUuid) -> Result<Response, ApiError> {
     match result {
-        Err(AppError::Agent { code, .. }) if code == "VmNotFound" => {
-            Err(AppError::VmNotFound(vm).into())
-        }
+        Err(AppError::Agent { code: Code::VmNotFound, .. }) => Err(AppError::VmNotFound(vm).into()),
         Err(error) => Err(error.into()),
         Ok(value) => Response::json(value),
     }

@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use super::Code;
 use crate::ids::{ServerUuid, TaskId, VmUuid};
 
 /// First frame of the agent on every connection.
@@ -211,7 +212,8 @@ pub struct TaskError {
     /// For people.
     pub message: String,
     /// For programs, e.g. `VmExists`.
-    pub code: String,
+    #[schema(value_type = String)]
+    pub code: Code,
     /// More, e.g. the bad members.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
@@ -296,7 +298,8 @@ pub struct Error {
     pub id: Option<String>,
     /// For programs: `UnknownKind`, `Malformed`, `UnknownTask`, `TaskIdReused`, `QueueFull`,
     /// `Draining`, `JournalFull`, `StaleTicket`, `NotSupported`, `NotCancellable`, `VmNotFound`.
-    pub code: String,
+    #[schema(value_type = String)]
+    pub code: Code,
     /// For people.
     pub message: String,
 }

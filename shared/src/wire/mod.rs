@@ -5,6 +5,7 @@
 //! Unknown members are ignored; an unknown kind is answered with [`Error`] `UnknownKind`, so that
 //! versions can be mixed. Byte streams run on a second websocket, see [`stream`].
 
+mod code;
 mod codec;
 mod messages;
 #[cfg(test)]
@@ -12,6 +13,7 @@ mod protocol_tests;
 pub mod status;
 pub mod stream;
 
+pub use code::Code;
 pub use codec::{DecodeError, FromAgent, FromCoordinator, Message, decode, encode};
 pub use messages::*;
 

@@ -7,6 +7,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::Code;
+
 /// Websocket subprotocol of a stream connection.
 pub const PROTOCOL: &str = "muster.stream.v1";
 /// Path of the endpoint, followed by the stream's id.
@@ -36,7 +38,7 @@ pub enum Control {
     #[serde(rename = "stream_close")]
     Close {
         /// `done`, `VmNotFound`, `VmNotRunning`, `error`.
-        code: String,
+        code: Code,
         /// For people.
         message: String,
     },

@@ -10,6 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use muster_shared::ids::VmUuid;
+use muster_shared::wire::Code;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
@@ -218,7 +219,7 @@ pub struct Abilities {
 /// `VmNotRunning`.
 #[must_use]
 pub fn not_running(vm: VmUuid) -> DriverError {
-    DriverError::refused("VmNotRunning", format!("VM {vm} is not running"))
+    DriverError::refused(Code::VmNotRunning, format!("VM {vm} is not running"))
 }
 
 /// What [`Compute::info`] can be asked for.
@@ -246,7 +247,7 @@ pub fn check_info_types(types: &[String]) -> Result<(), DriverError> {
         Some(unknown) => {
             let known = INFO_TYPES.join(", ");
             let text = format!("types: unknown type {unknown:?}; known are {known}");
-            Err(DriverError::refused("InvalidParameters", text))
+            Err(DriverError::refused(Code::InvalidParameters, text))
         }
     }
 }

@@ -13,6 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use muster_shared::wire::Code;
 use serde_json::Value;
 
 use super::DriverError;
@@ -94,7 +95,7 @@ pub trait Host: fmt::Debug + Send + Sync + 'static {
 #[must_use]
 pub fn disabled(action: &HostAction, why: &str) -> DriverError {
     let text = format!("refused to {}: {why}", action.name());
-    DriverError::refused("HostActionsDisabled", text)
+    DriverError::refused(Code::HostActionsDisabled, text)
 }
 
 /// The setting `host.actions`.

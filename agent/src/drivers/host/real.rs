@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use muster_shared::wire::Code;
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt as _;
 use tokio_util::sync::CancellationToken;
@@ -152,7 +153,7 @@ fn check_hostname(name: &str) -> Result<(), DriverError> {
     if name.len() <= MAX_HOSTNAME_BYTES && name.split('.').all(label) {
         return Ok(());
     }
-    Err(DriverError::refused("InvalidParameters", format!("hostname: {name:?} is not usable")))
+    Err(DriverError::refused(Code::InvalidParameters, format!("hostname: {name:?} is not usable")))
 }
 
 #[async_trait]
@@ -167,11 +168,12 @@ impl Host for RealHost {
             return Err(super::disabled(action, &why));
         }
         match action {
-            HostAction::CreatePool { .. } => {
-                Err(DriverError::refused("NotSupported", "this agent has no driver for ZFS pools"))
-            }
+            HostAction::CreatePool { .. } => Err(DriverError::refused(
+                Code::NotSupported,
+                "this agent has no driver for ZFS pools",
+            )),
             HostAction::FactoryReset { .. } => Err(DriverError::refused(
-                "NotSupported",
+                Code::NotSupported,
                 "this agent has no means to wipe the node at its next boot",
             )),
             _ => Ok(()),
@@ -217,7 +219,7 @@ mod tests {
 
     #[track_caller]
     fn check_disabled(refused: &DriverError) {
-        let DriverError::Refused { code, message } = refused else { panic!("{refused:?}") };
+        let DriverError::Refused { code, message, .. } = refused else { panic!("{refused:?}") };
         assert_eq!(*code, "HostActionsDisabled");
         assert!(message.contains("host.actions"), "{message}");
     }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use muster_shared::wire::Code;
 use serde_json::Value;
 
 use super::{Host, HostAction};
@@ -35,7 +36,7 @@ impl Host for NoScripts {
     async fn act(&self, action: &HostAction) -> Result<Value, DriverError> {
         if matches!(action, HostAction::Execute { .. }) {
             let text = "command execution is off: `security.allow_command_execute` is not set";
-            return Err(DriverError::refused("NotAuthorized", text));
+            return Err(DriverError::refused(Code::NotAuthorized, text));
         }
         self.0.act(action).await
     }
@@ -65,7 +66,7 @@ mod tests {
             timeout_ms: 0,
         };
         let refused = host.act(&script).await;
-        assert!(matches!(refused, Err(DriverError::Refused { code: "NotAuthorized", .. })));
+        assert!(matches!(refused, Err(DriverError::Refused { code: Code::NotAuthorized, .. })));
         host.act(&HostAction::Reboot).await.unwrap();
         assert_eq!(log.actions(), [HostAction::Reboot]);
     }

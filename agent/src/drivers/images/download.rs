@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::ImageUuid;
+use muster_shared::wire::Code;
 use sha1::{Digest as _, Sha1};
 use sha2::Sha256;
 use tokio::fs;
@@ -105,7 +106,7 @@ impl Download<'_> {
 
     /// A partial file on a full disk would keep it full.
     async fn give_up_if_full(&self, done: Result<(), DriverError>) -> Result<(), DriverError> {
-        if let Err(DriverError::Refused { code: "StoreFull", .. }) = &done {
+        if let Err(DriverError::Refused { code: Code::StoreFull, .. }) = &done {
             self.discard().await?;
         }
         done
@@ -240,7 +241,7 @@ fn percent(done: u64, all: u64) -> u8 {
 
 fn checksum(image: ImageUuid, problem: &str) -> DriverError {
     DriverError::refused(
-        "ImageChecksum",
+        Code::ImageChecksum,
         format!("the file of image {image} is damaged: {problem}"),
     )
 }

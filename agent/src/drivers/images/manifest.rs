@@ -1,6 +1,7 @@
 //! What the agent must know of an IMGAPI manifest before it fetches the image's file.
 
 use muster_shared::ids::ImageUuid;
+use muster_shared::wire::Code;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -51,10 +52,10 @@ pub(super) struct ImageFile {
 pub(super) fn parse(image: ImageUuid, manifest: &Value) -> Result<ImageFile, DriverError> {
     super::check_active(image, manifest)?;
     let invalid = |problem: String| {
-        DriverError::refused("InvalidManifest", format!("manifest of image {image}: {problem}"))
+        DriverError::refused(Code::InvalidManifest, format!("manifest of image {image}: {problem}"))
     };
     let unsupported = |what: String| {
-        DriverError::refused("NotSupported", format!("image {image}: {what} is not supported"))
+        DriverError::refused(Code::NotSupported, format!("image {image}: {what} is not supported"))
     };
     let named = manifest.get("uuid").and_then(Value::as_str).unwrap_or_default();
     if !named.eq_ignore_ascii_case(&image.to_string()) {
@@ -117,7 +118,7 @@ mod tests {
     #[track_caller]
     fn check_refused(code: &str, change: impl FnOnce(&mut Value)) {
         match parse(image(), &manifest(change)) {
-            Err(DriverError::Refused { code: found, .. }) => assert_eq!(found, code),
+            Err(DriverError::Refused { code: found, .. }) => assert_eq!(found, *code),
             other => panic!("expected {code}, got {other:?}"),
         }
     }

@@ -17,6 +17,7 @@ use std::path::PathBuf;
 
 use async_trait::async_trait;
 use muster_shared::ids::ImageUuid;
+use muster_shared::wire::Code;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
@@ -70,7 +71,7 @@ pub trait Images: fmt::Debug + Send + Sync + 'static {
 /// `ImageNotFound`.
 #[must_use]
 pub fn not_found(image: ImageUuid, detail: &str) -> DriverError {
-    DriverError::refused("ImageNotFound", format!("image {image} was not found{detail}"))
+    DriverError::refused(Code::ImageNotFound, format!("image {image} was not found{detail}"))
 }
 
 /// Checks that the manifest may be installed.
@@ -84,11 +85,11 @@ pub fn check_active(image: ImageUuid, manifest: &Value) -> Result<(), DriverErro
         return Ok(());
     }
     let state = if disabled { "disabled" } else { state };
-    Err(DriverError::refused("ImageNotActive", format!("image {image} is {state}, not active")))
+    Err(DriverError::refused(Code::ImageNotActive, format!("image {image} is {state}, not active")))
 }
 
 /// The fetch was given up because its task was cancelled.
 #[must_use]
 pub fn cancelled(image: ImageUuid) -> DriverError {
-    DriverError::refused("Cancelled", format!("fetching image {image} was cancelled"))
+    DriverError::refused(Code::Cancelled, format!("fetching image {image} was cancelled"))
 }

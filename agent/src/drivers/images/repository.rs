@@ -1,5 +1,6 @@
 //! The image repositories that a node installs from: the coordinators, or configured ones.
 
+use std::error::Error as _;
 use std::time::Duration;
 
 use bytes::BytesMut;
@@ -7,6 +8,7 @@ use muster_shared::backoff::Backoff;
 use muster_shared::entropy::SharedEntropy;
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::ImageUuid;
+use muster_shared::wire::Code;
 use reqwest::StatusCode;
 use reqwest::header::RANGE;
 use serde_json::Value;
@@ -200,8 +202,13 @@ impl Repository {
 
 /// `ImageUnavailable`: no repository gave what it should have.
 pub(super) fn unavailable(image: ImageUuid, error: &FetchError) -> DriverError {
-    let text = format!("image {image} cannot be fetched: {}", Chain(error));
-    DriverError::refused("ImageUnavailable", text)
+    let text = format!("image {image} cannot be fetched: {error}");
+    match error.source() {
+        Some(cause) => {
+            DriverError::refused_because(Code::ImageUnavailable, text, Chain(cause).to_string())
+        }
+        None => DriverError::refused(Code::ImageUnavailable, text),
+    }
 }
 
 fn endpoint(base: &Url, segments: &[&str]) -> Url {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use async_compression::tokio::bufread::{GzipDecoder, XzDecoder, ZstdDecoder};
 use muster_shared::ids::ImageUuid;
+use muster_shared::wire::Code;
 use tokio::fs;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _, BufReader, BufWriter};
 use tokio_util::sync::CancellationToken;
@@ -80,7 +81,7 @@ pub(super) async fn unpack(
 }
 
 fn invalid(image: ImageUuid, problem: &str) -> DriverError {
-    DriverError::refused("ImageInvalid", format!("the file of image {image}: {problem}"))
+    DriverError::refused(Code::ImageInvalid, format!("the file of image {image}: {problem}"))
 }
 
 async fn decompress(

@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use async_trait::async_trait;
 use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
 use muster_shared::units::MIB;
+use muster_shared::wire::Code;
 
 use super::DriverError;
 
@@ -168,7 +169,7 @@ pub const DEFAULT_POOL: &str = "zones";
 pub fn disk_size(spec: &DiskSpec, image_bytes: Option<u64>) -> Result<u64, DriverError> {
     let refuse = |problem: String| {
         let text = format!("disk {} of VM {}: {problem}", spec.index, spec.vm);
-        Err(DriverError::refused("InvalidParameters", text))
+        Err(DriverError::refused(Code::InvalidParameters, text))
     };
     let size_bytes = match (spec.size_mib.map(|mib| mib.checked_mul(MIB)), image_bytes) {
         (Some(None), _) => return refuse("the size is too large".to_owned()),
@@ -193,7 +194,7 @@ pub fn disk_size(spec: &DiskSpec, image_bytes: Option<u64>) -> Result<u64, Drive
 /// `InvalidParameters`: more than can be counted.
 pub fn bytes_of(size_mib: u64) -> Result<u64, DriverError> {
     size_mib.checked_mul(MIB).ok_or_else(|| {
-        DriverError::refused("InvalidParameters", format!("{size_mib} MiB are too much"))
+        DriverError::refused(Code::InvalidParameters, format!("{size_mib} MiB are too much"))
     })
 }
 
@@ -201,24 +202,24 @@ pub fn bytes_of(size_mib: u64) -> Result<u64, DriverError> {
 #[must_use]
 pub fn snapshot_not_found(vm: VmUuid, name: &str) -> DriverError {
     let text = format!("No snapshot named \"{name}\" for {vm}");
-    DriverError::refused("SnapshotNotFound", text)
+    DriverError::refused(Code::SnapshotNotFound, text)
 }
 
 /// `DatasetExists`.
 #[must_use]
 pub fn disk_exists(spec: &DiskSpec) -> DriverError {
     let text = format!("Dataset {DEFAULT_POOL}/{}/disk{} exists.", spec.vm, spec.index);
-    DriverError::refused("DatasetExists", text)
+    DriverError::refused(Code::DatasetExists, text)
 }
 
 /// `ImageNotInstalled`.
 #[must_use]
 pub fn image_not_installed(image: ImageUuid) -> DriverError {
-    DriverError::refused("ImageNotInstalled", format!("image {image} is not installed"))
+    DriverError::refused(Code::ImageNotInstalled, format!("image {image} is not installed"))
 }
 
 /// `StoreFull`.
 #[must_use]
 pub fn store_full(message: impl Into<String>) -> DriverError {
-    DriverError::refused("StoreFull", message)
+    DriverError::refused(Code::StoreFull, message)
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
 use muster_shared::units::MIB;
+use muster_shared::wire::Code;
 use parking_lot::Mutex;
 use serde_json::Value;
 
@@ -294,7 +295,7 @@ impl Storage for SimStorage {
                 Some(disk) => {
                     content.stashed.insert(key, disk);
                     let text = format!("disk {index} of VM {vm} belongs to another task");
-                    return Err(DriverError::refused("DatasetExists", text));
+                    return Err(DriverError::refused(Code::DatasetExists, text));
                 }
                 None => {}
             }

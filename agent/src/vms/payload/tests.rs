@@ -13,7 +13,7 @@ fn object(value: Value) -> Map<String, Value> {
 fn refused(params: Value) -> Value {
     let failure = create(&object(params)).unwrap_err();
     assert_eq!(failure.code, "InvalidVmPayload");
-    failure.details.unwrap()
+    *failure.details.unwrap()
 }
 
 #[test]

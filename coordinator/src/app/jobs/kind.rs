@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use muster_shared::error_chain::Chain;
 use muster_shared::ids::{ServerUuid, TaskId};
-use muster_shared::wire::TaskError;
+use muster_shared::wire::{Code, TaskError};
 use serde_json::{Map, Value};
 
 use super::record::{JobRecord, Place};
@@ -106,7 +107,8 @@ impl From<AppError> for StepFailure {
                 | AppError::NotSupported { .. }
                 | AppError::TicketNotActive(_)
         );
-        Self { message: muster_shared::error_chain::Chain(&error).to_string(), fatal }
+        tracing::warn!(error = %Chain(&error), "a step of a job failed");
+        Self { message: error.to_string(), fatal }
     }
 }
 
@@ -208,6 +210,6 @@ impl StepContext {
 
 fn failure(task: &str, error: &TaskError) -> StepFailure {
     // Whether it was done is not known: doing it again could do it twice.
-    let fatal = error.code == "TaskLost" || error.code == "ServerDeleted";
+    let fatal = matches!(error.code, Code::TaskLost | Code::ServerDeleted);
     StepFailure { message: format!("{task}: {}", error.message), fatal }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_shared::ids::{ServerUuid, TaskId};
-use muster_shared::wire::{Acknowledge, Cancel, Outcome, TaskError, TaskResult};
+use muster_shared::wire::{Acknowledge, Cancel, Code, Outcome, TaskError, TaskResult};
 
 use super::record::{Ending, TaskRecord, TaskStatus};
 use super::{Open, is_conflict};
@@ -54,22 +54,22 @@ impl App {
         self: &Arc<Self>,
         server: ServerUuid,
         id: &TaskId,
-        code: &str,
+        code: &Code,
         message: &str,
     ) {
         let Some(open) = self.tasks.get(id) else { return };
         // The late answer to a cancel that nobody waits for any more: the task goes on.
-        if open.record.server_uuid != server || code == "NotCancellable" {
+        if open.record.server_uuid != server || *code == Code::NotCancellable {
             return;
         }
-        if code == "UnknownTask" {
+        if *code == Code::UnknownTask {
             if !open.accepted() {
                 return self.task_dispatch(id).await;
             }
             let reason = "the agent no longer knows this task, which it had accepted";
-            return self.task_end_surely(id, Ending::failure("TaskLost", reason)).await;
+            return self.task_end_surely(id, Ending::failure(Code::TaskLost, reason)).await;
         }
-        self.task_end_surely(id, Ending::failure(code, message)).await;
+        self.task_end_surely(id, Ending::failure(code.clone(), message)).await;
     }
 
     /// Ends a task of whose end nobody will tell again: what can't be stored now is tried again.
@@ -157,7 +157,7 @@ impl App {
             return Err(AppError::NotCancellable(format!("the task has ended: {status}")));
         };
         if !open.record.sent {
-            let ending = Ending::failure("Cancelled", "cancelled before it was sent");
+            let ending = Ending::failure(Code::Cancelled, "cancelled before it was sent");
             if self.task_end(id, ending).await {
                 return Ok(());
             }
@@ -166,7 +166,7 @@ impl App {
         let answer = self.agents.ask(server, id.clone(), Cancel { id: id.clone() });
         match answer.wait(CANCEL_TIMEOUT, "cancel").await? {
             Reply::Accepted | Reply::Result(_) => Ok(()),
-            Reply::Error { code, message } if code == "NotCancellable" => {
+            Reply::Error { code: Code::NotCancellable, message } => {
                 Err(AppError::NotCancellable(message))
             }
             Reply::Error { code, message } => Err(AppError::Agent { code, message, details: None }),
@@ -176,26 +176,13 @@ impl App {
     /// Ends all tasks of a server that is being deleted.
     pub(crate) async fn tasks_of_deleted(self: &Arc<Self>, server: ServerUuid) {
         for id in self.tasks.of_server(server) {
-            let ending = Ending::failure("ServerDeleted", "the server was deleted");
+            let ending = Ending::failure(Code::ServerDeleted, "the server was deleted");
             self.task_end_surely(&id, ending).await;
         }
     }
 }
 
-/// The refusals after which a VM can be placed elsewhere, because nothing was made.
-const PLACE_ELSEWHERE: &[&str] = &[
-    "Draining",
-    "QueueFull",
-    "QueueTimeout",
-    "JournalFull",
-    "StoreFull",
-    "HvmNotSupported",
-    "ContainerNotSupported",
-    "NotSupported",
-    "NotAccepted",
-];
-
 fn refusal(ending: &Ending) -> Option<&TaskError> {
     let error = ending.error.as_ref().filter(|_| ending.outcome == Outcome::Failure)?;
-    PLACE_ELSEWHERE.contains(&error.code.as_str()).then_some(error)
+    error.code.try_elsewhere().then_some(error)
 }

@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use muster_shared::clock::iso;
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
-use muster_shared::wire::Dispatch;
+use muster_shared::wire::{Code, Dispatch};
 use serde_json::{Map, Value, json};
 
 pub use list::TaskFilter;
@@ -262,7 +262,7 @@ impl App {
                 (None, _) if self.task_expired(&open, now) => {
                     let seconds = self.config.task_accept_timeout.as_secs();
                     let reason = format!("no agent took the task within {seconds} s");
-                    self.task_end(&id, Ending::failure("NotAccepted", reason)).await;
+                    self.task_end(&id, Ending::failure(Code::NotAccepted, reason)).await;
                 }
                 _ => {}
             }

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use muster_shared::clock::iso;
 use muster_shared::ids::{ServerUuid, TaskId, TicketUuid, VmUuid};
-use muster_shared::wire::{Outcome, TaskError, Ticket};
+use muster_shared::wire::{Code, Outcome, TaskError, Ticket};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -53,7 +53,7 @@ pub struct Refusal {
     /// The server.
     pub server_uuid: ServerUuid,
     /// The agent's code.
-    pub code: String,
+    pub code: Code,
     /// The agent's text.
     pub message: String,
 }
@@ -123,8 +123,8 @@ pub struct Ending {
 impl Ending {
     /// A failure decided by the coordinator or told by the agent.
     #[must_use]
-    pub fn failure(code: &str, message: impl Into<String>) -> Self {
-        let error = TaskError { code: code.to_owned(), message: message.into(), details: None };
+    pub fn failure(code: Code, message: impl Into<String>) -> Self {
+        let error = TaskError { code, message: message.into(), details: None };
         Self { outcome: Outcome::Failure, result: Value::Null, error: Some(error) }
     }
 }
@@ -202,8 +202,7 @@ impl TaskRecord {
 }
 
 fn no_error() -> TaskError {
-    let (message, code) = ("no error given".to_owned(), "InternalError".to_owned());
-    TaskError { message, code, details: None }
+    TaskError { message: "no error given".to_owned(), code: Code::InternalError, details: None }
 }
 
 fn object_or_empty(value: Value) -> Value {
@@ -248,7 +247,7 @@ mod tests {
 
     #[test]
     fn a_failure_has_error_then_finish() {
-        let view = active().ended(Ending::failure("Boom", "boom"), at()).public();
+        let view = active().ended(Ending::failure("Boom".into(), "boom"), at()).public();
         assert_eq!(view["status"], "failure");
         assert_eq!(view["history"][0]["event"], json!({ "error": { "message": "boom" } }));
         assert_eq!(view["history"][1]["event"], json!({}));
@@ -265,7 +264,7 @@ mod tests {
         assert_eq!(complete.outcome(), Some(Ok(vm.clone())));
         assert_eq!(complete.public()["history"][0]["event"], vm);
         let details = Some(json!({ "token": "y" }));
-        let error = TaskError { code: "E".to_owned(), message: "m".to_owned(), details };
+        let error = TaskError { code: "E".into(), message: "m".to_owned(), details };
         let failed =
             Ending { outcome: Outcome::Failure, result: vm.clone(), error: Some(error.clone()) };
         let failed = active().ended(failed, at());

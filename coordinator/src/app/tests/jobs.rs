@@ -1,7 +1,7 @@
 //! Jobs with a fake agent on paused time: outcomes of steps, crashes, two coordinators.
 
 use muster_shared::api::job::{Execution, Job, StepState};
-use muster_shared::wire::TaskError;
+use muster_shared::wire::{Code, TaskError};
 
 use super::*;
 use crate::app::jobs::{JobFilter, NicAction, SetupRequest};
@@ -29,11 +29,8 @@ async fn ended(app: &App, job: Uuid) -> Job {
 
 async fn fail(agent: &mut Agent, id: &TaskId) {
     agent.send(Accepted { id: id.clone() }).await;
-    let error = TaskError {
-        message: "no".to_owned(),
-        code: "HostActionsDisabled".to_owned(),
-        details: None,
-    };
+    let error =
+        TaskError { message: "no".to_owned(), code: Code::HostActionsDisabled, details: None };
     let ended = TaskResult {
         id: id.clone(),
         status: Outcome::Failure,

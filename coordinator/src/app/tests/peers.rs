@@ -83,7 +83,7 @@ async fn a_create_counts_on_both_until_it_ends() {
     agent.dispatched().await;
     let error = muster_shared::wire::TaskError {
         message: "no".to_owned(),
-        code: "Broken".to_owned(),
+        code: "Broken".into(),
         details: None,
     };
     agent.send(Accepted { id: placed.id.clone() }).await;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use muster_shared::api::ticket::{QueueName, TicketCreated, TicketServer, TicketStatus};
 use muster_shared::clock::iso;
 use muster_shared::ids::TicketUuid;
+use muster_shared::wire::Code;
 
 use super::*;
 use crate::app::tickets::{TicketFilter, TicketRecord, TicketRequest, naming};
@@ -347,7 +348,7 @@ async fn only_the_holder_of_an_active_ticket_starts_tasks() {
         agent.refuse(&dispatch.id, "StaleTicket").await;
     };
     let (refused, ()) = tokio::join!(ask(second), answer);
-    assert!(matches!(refused, Err(AppError::Agent { code, .. }) if code == "StaleTicket"));
+    assert!(matches!(refused, Err(AppError::Agent { code: Code::StaleTicket, .. })));
     app.shutdown().await;
 }
 

@@ -1,5 +1,6 @@
 //! The hypervisor's command line, as a pure function of the VM's record.
 
+use muster_shared::wire::Code;
 use serde_json::{Value, json};
 
 use super::probe::Accelerator;
@@ -166,7 +167,7 @@ fn disks(args: &mut Args, input: &Input<'_>) -> Result<(), DriverError> {
             "ide" | "ahci" => {
                 let port = ports.next().ok_or_else(|| {
                     let text = format!("disk {index}: no free port for model {model}");
-                    DriverError::refused("InvalidParameters", text)
+                    DriverError::refused(Code::InvalidParameters, text)
                 })?;
                 ide(vm, port)
             }
@@ -242,7 +243,7 @@ fn bad_forward(forward: &str) -> DriverError {
         "internal_metadata[\"muster:hostfwd\"]: {forward:?} is not of the form \
          tcp:127.0.0.1:2222-:22"
     );
-    DriverError::refused("InvalidParameters", text)
+    DriverError::refused(Code::InvalidParameters, text)
 }
 
 fn is_forward(forward: &str) -> bool {

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_shared::clock::SharedClock;
+use muster_shared::error_chain::Chain;
 use muster_shared::ids::VmUuid;
+use muster_shared::wire::Code;
 use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
@@ -57,6 +59,14 @@ pub(super) struct Guests {
 struct Watched {
     process: ProcessId,
     killed: bool,
+}
+
+/// A start that failed, and what the hypervisor printed meanwhile.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {printed}", Chain(error))]
+struct NotStarted {
+    error: StartError,
+    printed: String,
 }
 
 /// Why a process that was started is of no use.
@@ -236,9 +246,8 @@ impl Guests {
         self.watch(vm, spawned.process, Some(spawned.exit.clone()));
         let up = match noted {
             Ok(()) => bring_up(seat, spawned.exit).await.map_err(|error| {
-                let tail = tail(&seat.log(), log_start);
-                let error = muster_shared::error_chain::Chain(&error).to_string();
-                DriverError::failed(format!("start VM {vm}: {error}"), tail)
+                let printed = tail(&seat.log(), log_start);
+                DriverError::failed(format!("start VM {vm}"), NotStarted { error, printed })
             }),
             Err(error) => Err(error),
         };
@@ -306,7 +315,7 @@ impl Guests {
 
     pub(super) fn cleanup(&self, vm: VmUuid, purge: bool) -> Result<(), DriverError> {
         if self.live(vm)?.is_some() {
-            return Err(DriverError::refused("VmRunning", format!("VM {vm} is running")));
+            return Err(DriverError::refused(Code::VmRunning, format!("VM {vm} is running")));
         }
         let seat = self.seat(vm);
         let cleaned = if purge { seat.purge() } else { seat.clear_run() };

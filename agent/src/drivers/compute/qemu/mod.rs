@@ -19,6 +19,7 @@ use muster_shared::clock::SharedClock;
 use muster_shared::config::MAX_SOCKET_PATH_BYTES;
 use muster_shared::folders::make_private;
 use muster_shared::ids::VmUuid;
+use muster_shared::wire::Code;
 use serde_json::{Map, Value, json};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
@@ -108,7 +109,10 @@ impl Qemu {
     fn accelerator(&self) -> Result<Accelerator, DriverError> {
         self.verdict.accelerator.ok_or_else(|| {
             let why = self.verdict.degraded.join("; ");
-            DriverError::refused("HvmNotSupported", format!("hardware VMs can't run here: {why}"))
+            DriverError::refused(
+                Code::HvmNotSupported,
+                format!("hardware VMs can't run here: {why}"),
+            )
         })
     }
 
@@ -148,7 +152,7 @@ fn check_socket_paths(config: &QemuConfig) -> Result<(), DriverError> {
         "the path of run folder {} has more than {MAX_RUN_DIR_BYTES} bytes",
         config.run_dir.display()
     );
-    Err(DriverError::refused("InvalidParameters", text))
+    Err(DriverError::refused(Code::InvalidParameters, text))
 }
 
 #[async_trait]

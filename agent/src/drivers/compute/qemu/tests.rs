@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use muster_shared::clock::SystemClock;
+use muster_shared::wire::Code;
 use serde_json::json;
 use tokio::io::AsyncReadExt as _;
 
@@ -186,7 +187,7 @@ async fn without_a_hypervisor_the_reason_is_told() {
     let abilities = qemu.abilities();
     assert!(!abilities.hvm && abilities.max_vcpus == 0);
     let error = qemu.start(&bench.vm, &bench.disks()).await.unwrap_err();
-    assert!(matches!(&error, DriverError::Refused { code: "HvmNotSupported", .. }), "{error}");
+    assert!(matches!(&error, DriverError::Refused { code: Code::HvmNotSupported, .. }), "{error}");
 }
 
 /// The tiny guest's own disk, as a copy.

@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 
 use muster_shared::ids::{TaskId, VmUuid};
+use muster_shared::wire::Code;
 
 use super::{FileStorage, files, stamp};
 use crate::drivers::DriverError;
@@ -69,7 +70,7 @@ impl FileStorage {
             // Over what the task made, if it got that far.
             if names.disk.exists() && !self.is_by(&names, task).await? {
                 let text = format!("disk {index} of VM {vm} belongs to another task");
-                return Err(DriverError::refused("DatasetExists", text));
+                return Err(DriverError::refused(Code::DatasetExists, text));
             }
             files::remove(&files::temporary(&names.disk)).await?;
             files::rename(&names.stash, &names.disk).await?;

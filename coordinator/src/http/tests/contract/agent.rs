@@ -9,7 +9,7 @@ use muster_shared::ids::ServerUuid;
 use muster_shared::link::{Connection, Frame};
 use muster_shared::wire::status::{Report, Status, VmReport, digest};
 use muster_shared::wire::{
-    Accepted, Dispatch, Error as WireError, FromAgent, FromCoordinator, Heartbeat, Outcome,
+    Accepted, Code, Dispatch, Error as WireError, FromAgent, FromCoordinator, Heartbeat, Outcome,
     StreamOpen, Sysinfo, TaskError, TaskResult, decode, encode,
 };
 use parking_lot::Mutex;
@@ -109,7 +109,7 @@ impl Agent {
                 send(connection, Accepted { id: resume.token }.into()).await;
             }
             FromCoordinator::Cancel(cancel) => {
-                let code = "NotCancellable".to_owned();
+                let code = Code::NotCancellable;
                 let message = "the task has ended".to_owned();
                 let id = Some(cancel.id.to_string());
                 send(connection, WireError { id, code, message }.into()).await;
@@ -143,6 +143,7 @@ impl Agent {
         let (status, result, error) = match result {
             Ok(result) => (Outcome::Complete, result, None),
             Err(code) => {
+                let code = Code::from(code);
                 let message = format!("it failed with {code}");
                 (Outcome::Failure, Value::Null, Some(TaskError { code, message, details: None }))
             }
