@@ -5,15 +5,17 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use crate::algorithms::{self, Algorithm};
+use crate::algorithm::Algorithm;
+use crate::algorithms::CAPACITY;
 use crate::config::Config;
 use crate::explain::Notes;
 use crate::expr::Expr;
-use crate::outcome::{Choice, Outcome, Reasons, Step};
+use crate::outcome::{Choice, Outcome, Step};
+use crate::reason::Reasons;
 use crate::recent::Recent;
 use crate::request::Request;
 use crate::rng::Rng;
-use crate::run::{Bits, Left, Run};
+use crate::run::{Left, Run};
 use crate::server::{Unreserved, flag};
 use crate::snapshot::Snapshot;
 
@@ -51,7 +53,7 @@ pub fn allocate(
     config: &Config,
     options: &Options,
 ) -> Outcome {
-    decide(snapshot, request, config, options, None).0
+    Evaluation::new(snapshot, request, config, options).decide(snapshot, config, options)
 }
 
 /// As [`allocate`], and what every algorithm made of every server: `{"<uuid>": [{"algorithm",
@@ -63,33 +65,12 @@ pub fn explain(
     config: &Config,
     options: &Options,
 ) -> (Outcome, Value) {
-    decide(snapshot, request, config, options, Some(Notes::default()))
-}
-
-fn decide(
-    snapshot: &Arc<Snapshot>,
-    request: &Request,
-    config: &Config,
-    options: &Options,
-    notes: Option<Notes>,
-) -> (Outcome, Value) {
-    let mut run = Run::new(snapshot, request, config, &options.recent, options.seed);
-    run.notes = notes;
-    run.list = Arc::new(candidates(snapshot, request.servers(), options, &mut run.rng));
-    run.bits = Bits::of(snapshot, &run.list);
-    let mut steps =
-        vec![Step { algorithm: None, remaining: Arc::clone(&run.list), reasons: Reasons::None }];
-    evaluate(&mut run, &config.expr, &mut steps);
-    let chosen = if config.first_wins { run.list.first().copied() } else { best(&run) };
-    let server = chosen.map(|slot| Choice {
-        server_uuid: snapshot.server(slot).uuid.to_string(),
-        score: run.score[slot as usize],
-        unreserved: (!matches!(run.left, Left::Unknown)).then(|| run.left(slot)),
-        ratios: run.ratios(slot),
-    });
-    let notes = run.notes.take();
-    let notes = notes.map_or(Value::Null, |notes| notes.into_json(&run, &steps[0].remaining));
-    (Outcome { snapshot: Arc::clone(snapshot), server, steps, seed: options.seed }, notes)
+    let mut evaluation = Evaluation::new(snapshot, request, config, options);
+    evaluation.notes = Some(Notes::default());
+    let outcome = evaluation.decide(snapshot, config, options);
+    let notes = evaluation.notes.take().unwrap_or_default();
+    let notes = notes.into_json(&evaluation.run, &outcome.steps[0].remaining);
+    (outcome, notes)
 }
 
 fn candidates(
@@ -118,38 +99,77 @@ fn candidates(
     list
 }
 
-fn evaluate(run: &mut Run<'_>, expr: &Expr, steps: &mut Vec<Step>) {
-    match expr {
-        Expr::Run(algorithm) => execute(run, algorithm, steps),
-        Expr::Pipe(elements) => {
-            for element in elements {
-                if run.list.is_empty() {
-                    return;
-                }
-                evaluate(run, element, steps);
-            }
-        }
-        Expr::Or(elements) => {
-            let entered = Arc::clone(&run.list);
-            for element in elements {
-                run.list = Arc::clone(&entered);
-                evaluate(run, element, steps);
-                if !run.list.is_empty() {
-                    return;
-                }
-            }
-        }
-    }
+/// One evaluation of an expression.
+struct Evaluation<'a> {
+    run: Run<'a>,
+    steps: Vec<Step>,
+    /// What is taken down for an explanation, if somebody wants one.
+    notes: Option<Notes>,
 }
 
-fn execute(run: &mut Run<'_>, algorithm: &'static Algorithm, steps: &mut Vec<Step>) {
-    let before = Arc::clone(&run.list);
-    let reasons = (algorithm.run)(run);
-    if let Some(mut notes) = run.notes.take() {
-        notes.note(run, algorithm, &before, &reasons);
-        run.notes = Some(notes);
+impl<'a> Evaluation<'a> {
+    fn new(
+        snapshot: &'a Snapshot,
+        request: &'a Request,
+        config: &'a Config,
+        options: &'a Options,
+    ) -> Self {
+        let mut run = Run::new(snapshot, request, &config.settings, &options.recent, options.seed);
+        let list = candidates(snapshot, request.servers(), options, &mut run.rng);
+        run.start_with(list);
+        Self { run, steps: Vec::new(), notes: None }
     }
-    steps.push(Step { algorithm: Some(algorithm), remaining: Arc::clone(&run.list), reasons });
+
+    fn decide(&mut self, snapshot: &Arc<Snapshot>, config: &Config, options: &Options) -> Outcome {
+        let remaining = Arc::clone(&self.run.list);
+        self.steps = vec![Step { algorithm: None, remaining, reasons: Reasons::None }];
+        self.evaluate(&config.expr);
+        let run = &self.run;
+        let chosen = if config.first_wins { run.list.first().copied() } else { best(run) };
+        let server = chosen.map(|slot| Choice {
+            server_uuid: snapshot.server(slot).uuid.to_string(),
+            score: run.score[slot as usize],
+            unreserved: (!matches!(run.left, Left::Unknown)).then(|| run.left(slot)),
+            ratios: run.ratios(slot),
+        });
+        let steps = std::mem::take(&mut self.steps);
+        Outcome { snapshot: Arc::clone(snapshot), server, steps, seed: options.seed }
+    }
+
+    fn evaluate(&mut self, expr: &Expr) {
+        match expr {
+            Expr::Run(algorithm) => self.execute(algorithm),
+            Expr::Pipe(elements) => {
+                for element in elements {
+                    if self.run.list.is_empty() {
+                        return;
+                    }
+                    self.evaluate(element);
+                }
+            }
+            Expr::Or(elements) => {
+                let entered = Arc::clone(&self.run.list);
+                for element in elements {
+                    self.run.list = Arc::clone(&entered);
+                    self.evaluate(element);
+                    if !self.run.list.is_empty() {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    fn execute(&mut self, algorithm: &'static Algorithm) {
+        let run = &mut self.run;
+        let before = Arc::clone(&run.list);
+        let reasons = (algorithm.run)(run);
+        if let Some(notes) = &mut self.notes {
+            notes.note(run, algorithm, &before, &reasons);
+        }
+        let remaining = Arc::clone(&run.list);
+        self.steps.push(Step { algorithm: Some(algorithm), remaining, reasons });
+    }
 }
 
 /// The highest score; on a tie the later server.
@@ -179,33 +199,19 @@ impl Capacity {
     }
 }
 
-const CAPACITY: [&str; 6] = [
-    "hard-filter-setup",
-    "hard-filter-running",
-    "hard-filter-invalid-servers",
-    "load-server-vms",
-    "override-overprovisioning",
-    "calculate-server-unreserved",
-];
-
 /// What each server has left beside its VMs; promises are not counted, as in the reference.
 /// `servers` restricts it. Servers that are not set up are left out without an error.
 #[must_use]
 pub fn capacity(snapshot: &Arc<Snapshot>, servers: Option<&[String]>, config: &Config) -> Capacity {
-    let request = Request::for_capacity();
-    let recent = Recent::default();
-    let mut run = Run::new(snapshot, &request, config, &recent, 0);
-    run.always_promised = false;
+    let request = Request::for_capacity(servers);
     let options = Options { order: Order::Arrival, ..Options::default() };
-    let list = candidates(snapshot, servers, &options, &mut Rng::new(0));
-    run.bits = Bits::of(snapshot, &list);
-    let all = Arc::new(list);
-    run.list = Arc::clone(&all);
-    let mut steps = Vec::new();
-    for name in CAPACITY {
-        let algorithm = algorithms::find(name).expect("the capacity steps are built in");
-        execute(&mut run, algorithm, &mut steps);
+    let mut evaluation = Evaluation::new(snapshot, &request, config, &options);
+    evaluation.run.always_promised = false;
+    let all = Arc::clone(&evaluation.run.list);
+    for algorithm in CAPACITY {
+        evaluation.execute(algorithm);
     }
+    let Evaluation { run, steps, .. } = evaluation;
     let uuid = |slot: &u32| snapshot.server(*slot).uuid.to_string();
     let capacities = run.list.iter().map(|slot| (uuid(slot), run.left(*slot))).collect();
     let kept: BTreeSet<u32> = run.list.iter().copied().collect();

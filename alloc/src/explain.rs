@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use crate::algorithms::Algorithm;
+use crate::algorithm::Algorithm;
 use crate::num;
-use crate::outcome::Reasons;
+use crate::reason::Reasons;
 use crate::run::Run;
 
 /// Per slot, what each algorithm that saw the server did with it.

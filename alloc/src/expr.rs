@@ -3,7 +3,8 @@
 
 use serde_json::Value;
 
-use crate::algorithms::{self, Algorithm};
+use crate::algorithm::Algorithm;
+use crate::algorithms;
 use crate::num::display;
 
 /// A parsed expression.

@@ -6,10 +6,9 @@ use muster_shared::wire::status::{Diskinfo, Meminfo};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::num::{nonzero, num};
+use crate::num::{float, nonzero, num};
 use crate::promises::DiskPromise;
 use crate::schema::{self, FIGURES};
-use crate::vm::float;
 
 /// The sizes of a server, in the order of [`FIGURES`] and then the one that is not checked.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

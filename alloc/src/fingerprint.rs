@@ -3,7 +3,8 @@
 
 use uuid::Uuid;
 
-use crate::outcome::{Deltas, Outcome, Reason, Reasons};
+use crate::outcome::Outcome;
+use crate::reason::{Deltas, Reason, Reasons};
 
 /// Mixes one number into a hash.
 fn mix(hash: u64, x: u64) -> u64 {

@@ -1,13 +1,12 @@
 //! How many more of a VM fit, and what is left over then: for planners.
 
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 use uuid::Uuid;
 
 use crate::allocate::{Options, Order, allocate};
 use crate::config::Config;
 use crate::fleet::Fleet;
-use crate::num;
 use crate::promises::Extra;
 use crate::request::Request;
 use crate::server::{Server, Unreserved};
@@ -37,16 +36,6 @@ pub struct Fit {
 
 fn unreserved<S: serde::Serializer>(left: &Unreserved, serializer: S) -> Result<S::Ok, S::Error> {
     left.to_json().serialize(serializer)
-}
-
-impl Unreserved {
-    /// `{"cpu": n, "ram": n, "disk": n}`.
-    #[must_use]
-    pub fn to_json(self) -> Value {
-        json!({
-            "cpu": num::json(self.cpu), "ram": num::json(self.ram), "disk": num::json(self.disk),
-        })
-    }
 }
 
 /// A fleet of one server on which all that is promised is there.

@@ -11,11 +11,12 @@ use muster_shared::wire::status::{Report, VmReport};
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
-use crate::config::{Config, RatioPolicy};
+use crate::config::Config;
 use crate::fingerprint::server_id;
 use crate::num::display;
 use crate::persist::{Classes, ShardMap};
 use crate::promises::{Extra, Promised, Promises, Ticket};
+use crate::ratios::RatioPolicy;
 use crate::server::{Nics, Parsed, Platform, Server};
 use crate::snapshot::{CHUNK, Chunk, Snapshot};
 use crate::vm::Vm;

@@ -7,7 +7,6 @@
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -17,7 +16,8 @@ use crate::config::Config;
 use crate::fit::alone;
 use crate::fleet::Fleet;
 use crate::least_change::{Change, relaxations, remedies};
-use crate::outcome::{Outcome, Reason, Reasons};
+use crate::outcome::Outcome;
+use crate::reason::{Reason, Reasons};
 use crate::request::Request;
 use crate::server::Server;
 use crate::snapshot::Snapshot;
@@ -366,6 +366,3 @@ fn merge(server: &mut Map<String, Value>, more: Map<String, Value>) {
         }
     }
 }
-
-/// A server shared with the changes that concern it.
-pub(crate) type Subject = Arc<Server>;

@@ -6,11 +6,14 @@ use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use crate::config::Config;
-use crate::least::Subject;
 use crate::num::truthy;
 use crate::outcome::Outcome;
 use crate::request::{Package, Request};
+use crate::server::Server;
 use crate::vm::{Brand, Vm};
+
+/// A server shared with the changes that concern it.
+type Subject = Arc<Server>;
 
 /// What a server may get more of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -362,7 +365,7 @@ fn stamps(request: &Request, config: &Config) -> Vec<String> {
     let image = &request.image;
     let limits = [package, image.min_platform.as_ref(), image.max_platform.as_ref()];
     let limits = limits.into_iter().flatten().flat_map(|limits| limits.values());
-    let platforms = &config.platforms;
+    let platforms = &config.settings.platforms;
     let features = [
         &platforms.docker,
         &platforms.docker_volumes,

@@ -30,6 +30,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod algorithm;
 mod algorithms;
 mod allocate;
 mod config;
@@ -49,6 +50,8 @@ mod persist;
 mod platform;
 mod predicate;
 mod promises;
+mod ratios;
+mod reason;
 mod recent;
 mod render;
 mod request;
@@ -58,17 +61,15 @@ mod save;
 mod schema;
 mod score;
 mod server;
+mod settings;
 mod snapshot;
 mod time;
 mod validate;
 mod vm;
 mod what_if;
 
-pub use algorithms::names as algorithm_names;
 pub use allocate::{Capacity, Options, Order, allocate, capacity, explain};
-pub use config::{
-    Config, ConfigError, HostOs, RatioPolicy, Ratios, default_expression, default_table,
-};
+pub use config::{Config, ConfigError, default_expression};
 pub use expr::ExprError;
 pub use fit::{Fit, fit};
 pub use fleet::{Fleet, NoUuid};
@@ -76,10 +77,12 @@ pub use least::{LeastChanges, Suggestion, least_changes};
 pub use outcome::{Choice, Detail, Outcome, Step};
 pub use predicate::BadPredicate;
 pub use promises::{Extra, Ticket};
+pub use ratios::{RatioPolicy, Ratios};
 pub use recent::{Recent, RecentServer, RecentVm};
 pub use render::Steps;
 pub use request::{FieldError, Request, known_members, parse_capacity};
 pub use save::Saved;
 pub use server::Unreserved;
+pub use settings::{BadDefault, HostOs};
 pub use snapshot::Snapshot;
 pub use what_if::WhatIf;

@@ -83,7 +83,7 @@ pub(crate) fn push_fix2(out: &mut String, x: f64) {
             reason = "checked: from 0 to 10^9"
         )]
         let whole = scaled as u64;
-        let rest = scaled - crate::vm::float(whole);
+        let rest = scaled - float(whole);
         // The product is off by less than a millionth: far from the middle it is near enough.
         if (rest - 0.5).abs() > 1e-6 {
             let hundredths = whole + u64::from(rest > 0.5);
@@ -152,6 +152,12 @@ pub fn type_name(value: &Value) -> &'static str {
         Value::Array(_) => "array",
         Value::Object(_) => "object",
     }
+}
+
+/// A size as the arithmetic's number.
+#[expect(clippy::cast_precision_loss, reason = "JSON numbers are doubles in the reference, too")]
+pub(crate) fn float(n: u64) -> f64 {
+    n as f64
 }
 
 /// A count as a number.

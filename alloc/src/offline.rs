@@ -12,13 +12,15 @@ use serde::ser::{Serialize, SerializeMap as _, Serializer};
 use serde_json::{Map, Value, json};
 
 use crate::allocate::{Capacity, Options, Order, allocate, capacity};
-use crate::config::{Config, ConfigError, HostOs, RatioPolicy};
+use crate::config::{Config, ConfigError, default_expression};
 use crate::fleet::Fleet;
 use crate::num;
 use crate::outcome::{Detail, Outcome};
 use crate::promises::Ticket;
+use crate::ratios::RatioPolicy;
 use crate::recent::Recent;
 use crate::request::{FieldError, Request, parse_capacity};
+use crate::settings::HostOs;
 use crate::snapshot::Snapshot;
 
 /// A line that can't be used.
@@ -192,7 +194,7 @@ impl Offline {
 
     fn config(&mut self, line: &Value) -> Result<(), OfflineError> {
         let id = text(line, "id")?.to_owned();
-        let default = crate::config::default_expression(false);
+        let default = default_expression(false);
         let expression = line.get("allocationDescription").unwrap_or(&default);
         let none = json!({});
         let changes = line.get("changeDefaults").unwrap_or(&none);

@@ -1,90 +1,13 @@
-//! What an allocation decided and why: recorded as numbers, rendered on demand.
+//! What an allocation decided, step by step.
 
 use std::sync::Arc;
 
-use uuid::Uuid;
-
-use crate::algorithms::{Algorithm, Kind};
-use crate::config::Ratios;
+use crate::algorithm::Algorithm;
+use crate::algorithms::VOLUMES_FROM;
+use crate::ratios::Ratios;
+use crate::reason::Reasons;
 use crate::server::Unreserved;
 use crate::snapshot::Snapshot;
-
-/// Why one server was removed or scored.
-#[derive(Clone, Debug)]
-pub(crate) enum Reason {
-    /// A fixed text.
-    Text(&'static str),
-    /// The step's n-th shared text.
-    Shared(u32),
-    /// A text of its own; for rare cases.
-    Owned(Box<str>),
-    /// Its status.
-    Status,
-    /// The first fault of its record.
-    Fault,
-    /// Its traits, where none were asked for.
-    Traits,
-    /// The number of its VMs.
-    VmCount(u32),
-    /// A VM that decided: capped or not.
-    Capness(Uuid, bool),
-    /// What is left, in a text around it.
-    Spare(f64),
-    /// A count, as a number.
-    Count(u32),
-}
-
-/// What a scorer did: enough to replay it, in an eighth of the room of its texts' figures.
-#[derive(Clone, Debug)]
-pub(crate) struct Scored {
-    /// The servers in the order in which they were scored.
-    pub(crate) order: Vec<u32>,
-    pub(crate) deltas: Deltas,
-    /// The owner's VMs on each, if the scorer counted them.
-    pub(crate) zones: Option<Vec<u32>>,
-}
-
-/// The changes of the score, in the same order.
-#[derive(Clone, Debug)]
-pub(crate) enum Deltas {
-    /// By place: all of the weight for the first, nothing for the last.
-    Linear(f64),
-    /// One by one.
-    Each(Vec<f64>),
-}
-
-/// The `reasons` of a step.
-#[derive(Clone, Debug, Default)]
-pub(crate) enum Reasons {
-    #[default]
-    None,
-    /// The algorithm did not apply.
-    Skip(std::borrow::Cow<'static, str>),
-    /// The VMs of every remaining server.
-    Loaded,
-    /// Changes of the scores.
-    Scored(Scored),
-    /// Server by server, and one for all under `*`.
-    Each { each: Vec<(u32, Reason)>, shared: Vec<String>, all: Option<String> },
-}
-
-impl Reasons {
-    pub(crate) fn skip(text: &'static str) -> Self {
-        Self::Skip(text.into())
-    }
-
-    pub(crate) fn each(each: Vec<(u32, Reason)>) -> Self {
-        Self::with_shared(each, Vec::new())
-    }
-
-    pub(crate) fn with_shared(each: Vec<(u32, Reason)>, shared: Vec<String>) -> Self {
-        if each.is_empty() { Self::None } else { Self::Each { each, shared, all: None } }
-    }
-
-    pub(crate) fn all(text: String) -> Self {
-        Self::Each { each: Vec::new(), shared: Vec::new(), all: Some(text) }
-    }
-}
 
 /// How much of the steps to render.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -119,13 +42,6 @@ impl Step {
     #[must_use]
     pub fn algorithm(&self) -> Option<&'static str> {
         self.algorithm.map(|algorithm| algorithm.name)
-    }
-
-    /// Whether the step judged each server by itself: a server it removed could as well not have
-    /// been there.
-    #[must_use]
-    pub fn judges_singly(&self) -> bool {
-        self.algorithm.is_some_and(|algorithm| algorithm.kind == Kind::Filter)
     }
 
     /// How many servers were left.
@@ -179,8 +95,8 @@ impl Outcome {
     /// answer is `VolumeServerNoResourcesError`.
     #[must_use]
     pub fn failed_for_volumes(&self) -> bool {
-        self.server.is_none()
-            && self.steps.last().and_then(Step::algorithm) == Some("hard-filter-volumes-from")
+        let last = self.steps.last().and_then(|step| step.algorithm);
+        self.server.is_none() && last.is_some_and(|last| std::ptr::eq(last, &VOLUMES_FROM))
     }
 
     /// What it was decided on.
@@ -205,7 +121,18 @@ impl Outcome {
         order.into_iter().map(|(score, slot)| (self.uuid(slot).to_owned(), score)).collect()
     }
 
-    pub(crate) fn uuid(&self, slot: u32) -> &str {
+    /// The final scores by slot.
+    fn scores(&self) -> Vec<f64> {
+        let mut score = vec![0.0; self.snapshot.capacity()];
+        for step in &self.steps {
+            if let Reasons::Scored(scored) = &step.reasons {
+                scored.apply(&mut score);
+            }
+        }
+        score
+    }
+
+    fn uuid(&self, slot: u32) -> &str {
         &self.snapshot.server(slot).uuid
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use crate::outcome::{Reason, Reasons};
+use crate::reason::{Reason, Reasons};
 use crate::request::json_text;
 use crate::run::{Run, Verdict};
 use crate::server::Platform;
@@ -112,15 +112,7 @@ pub(crate) fn filter(run: &mut Run<'_>, limits: &[Limit]) -> Reasons {
         });
         verdict.map_or(Verdict::Keep, |text| Verdict::Because(Reason::Shared(text)))
     });
-    with_shared(reasons, shared)
-}
-
-/// Gives the texts to the reasons that refer to them.
-pub(crate) fn with_shared(reasons: Reasons, texts: Vec<String>) -> Reasons {
-    match reasons {
-        Reasons::Each { each, all, .. } => Reasons::Each { each, shared: texts, all },
-        other => other,
-    }
+    reasons.sharing(shared)
 }
 
 #[cfg(test)]

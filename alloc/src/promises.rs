@@ -11,7 +11,6 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use crate::num::{num, some_truthy};
-use crate::request::is_hvm;
 use crate::vm::{Brand, State, Vm};
 
 const GIB: f64 = 1_073_741_824.0;
@@ -152,7 +151,6 @@ impl Promised {
             }
             Brand::Other => self.disk.zone_quota += extra.quota * GIB,
         }
-        debug_assert_eq!(vm.brand.is_hvm(), is_hvm(&extra.brand));
         self.vms.push(Arc::new(vm));
     }
 }

@@ -7,9 +7,9 @@ use serde::ser::{Serialize, SerializeMap as _, SerializeSeq as _, Serializer};
 use serde_json::{Map, Value};
 
 use crate::num::{push_fix2, text};
-use crate::outcome::{Detail, Outcome, Reason, Reasons, Scored, Step};
+use crate::outcome::{Detail, Outcome, Step};
+use crate::reason::{Reason, Reasons, Scored};
 use crate::request::json_text;
-use crate::score::replay;
 use crate::server::flag;
 
 /// The steps of an outcome, ready to be written as JSON without a copy of all uuids in between.
@@ -97,21 +97,10 @@ impl Outcome {
         }
     }
 
-    /// The final scores by slot.
-    pub(crate) fn scores(&self) -> Vec<f64> {
-        let mut score = vec![0.0; self.snapshot.capacity()];
-        for step in &self.steps {
-            if let Reasons::Scored(scored) = &step.reasons {
-                scored.apply(&mut score);
-            }
-        }
-        score
-    }
-
     fn totals(&self) -> Vec<Vec<f64>> {
         let mut score = vec![0.0; self.snapshot.capacity()];
         let totals = |step: &Step| match &step.reasons {
-            Reasons::Scored(scored) => replay(scored, &mut score),
+            Reasons::Scored(scored) => scored.replay(&mut score),
             _ => Vec::new(),
         };
         self.steps.iter().map(totals).collect()

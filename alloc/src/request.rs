@@ -4,9 +4,11 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
-use crate::config::Ratios;
 use crate::num::{display, nonzero, num, some_truthy, truthy};
+use crate::promises::Extra;
+use crate::ratios::Ratios;
 use crate::validate::{self, Affinity, Locality, ensure, is_uuid, optional_num, optional_number};
+use crate::vm::Brand;
 
 /// One element of `errors` in CNAPI's `InvalidParameters` body.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -76,14 +78,10 @@ pub(crate) struct VmRequest {
 }
 
 impl VmRequest {
+    /// Whether its memory is never overprovisioned.
     pub(crate) fn is_hvm(&self) -> bool {
-        is_hvm(&self.brand)
+        Brand::of(&self.brand).is_hvm()
     }
-}
-
-/// Brands whose memory is never overprovisioned.
-pub(crate) fn is_hvm(brand: &str) -> bool {
-    matches!(brand, "kvm" | "bhyve")
 }
 
 /// The image to make it from.
@@ -164,8 +162,8 @@ impl Request {
         Ok(Self { vm, image, package, servers })
     }
 
-    /// A request that asks for nothing; capacity looks only at servers.
-    pub(crate) fn for_capacity() -> Self {
+    /// A request that asks for nothing; capacity looks only at servers: these, or all.
+    pub(crate) fn for_capacity(servers: Option<&[String]>) -> Self {
         let vm = VmRequest {
             uuid: None,
             vm_uuid: String::new(),
@@ -191,7 +189,7 @@ impl Request {
             locality: None,
             nic_groups: None,
         };
-        Self { vm, image: Image::default(), package: None, servers: None }
+        Self { vm, image: Image::default(), package: None, servers: servers.map(<[_]>::to_vec) }
     }
 
     /// The VM's uuid (`vm.vm_uuid`).
@@ -228,11 +226,11 @@ impl Request {
 
     /// What the VM will take on its server: figures for a reservation.
     #[must_use]
-    pub fn promise(&self) -> crate::promises::Extra {
+    pub fn promise(&self) -> Extra {
         let package = self.package.as_ref();
         // Memory falls back to the package as in the RAM filter, the rest as in theirs.
         let ram = nonzero(self.vm.ram).or(package.and_then(|p| p.max_physical_memory));
-        crate::promises::Extra {
+        Extra {
             owner_uuid: self.vm.owner_uuid.clone(),
             max_physical_memory: ram.unwrap_or(0.0),
             cpu_cap: self.vm.cpu_cap.or(package.and_then(|p| p.cpu_cap)),

@@ -6,15 +6,15 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::config::{Config, RatioPolicy, Ratios};
-use crate::explain::Notes;
 use crate::order::stable_order;
-use crate::outcome::{Reason, Reasons};
 use crate::promises::DiskPromise;
+use crate::ratios::{RatioPolicy, Ratios};
+use crate::reason::{Reason, Reasons};
 use crate::recent::Recent;
 use crate::request::{Package, Request};
 use crate::rng::Rng;
 use crate::server::Unreserved;
+use crate::settings::Settings;
 use crate::snapshot::Snapshot;
 use crate::validate::Locality;
 use crate::vm::Vm;
@@ -90,7 +90,7 @@ impl Default for Bits {
 }
 
 impl Bits {
-    pub(crate) fn of(snapshot: &Snapshot, slots: &[u32]) -> Self {
+    fn of(snapshot: &Snapshot, slots: &[u32]) -> Self {
         slots.iter().fold(Self { all: u32::MAX, any: 0 }, |bits, slot| {
             let flags = snapshot.flags(*slot);
             Self { all: bits.all & flags, any: bits.any | flags }
@@ -108,7 +108,7 @@ impl Bits {
 pub(crate) struct Run<'a> {
     pub(crate) snapshot: &'a Snapshot,
     pub(crate) request: &'a Request,
-    pub(crate) config: &'a Config,
+    pub(crate) settings: &'a Settings,
     pub(crate) recent: &'a Recent,
     pub(crate) rng: Rng,
     /// The servers left, in order.
@@ -128,22 +128,20 @@ pub(crate) struct Run<'a> {
     pub(crate) extra: BTreeMap<u32, ExtraVms>,
     /// Reservations count even if the pipeline has no `calculate-ticketed-vms`.
     pub(crate) always_promised: bool,
-    /// What is taken down for an explanation, if somebody wants one.
-    pub(crate) notes: Option<Notes>,
 }
 
 impl<'a> Run<'a> {
     pub(crate) fn new(
         snapshot: &'a Snapshot,
         request: &'a Request,
-        config: &'a Config,
+        settings: &'a Settings,
         recent: &'a Recent,
         seed: u64,
     ) -> Self {
         Self {
             snapshot,
             request,
-            config,
+            settings,
             recent,
             rng: Rng::new(seed),
             list: Arc::default(),
@@ -158,8 +156,13 @@ impl<'a> Run<'a> {
             racks: None,
             extra: BTreeMap::new(),
             always_promised: true,
-            notes: None,
         }
+    }
+
+    /// Begins with these servers.
+    pub(crate) fn start_with(&mut self, list: Vec<u32>) {
+        self.bits = Bits::of(self.snapshot, &list);
+        self.list = Arc::new(list);
     }
 
     /// Judges each server of the list. The list is copied only if one is removed.
@@ -387,7 +390,7 @@ impl<'a> Run<'a> {
     /// How servers are to be spread, if anything says so.
     pub(crate) fn spread(&self) -> Option<&str> {
         let package = self.package.as_ref().and_then(|package| package.spread.as_deref());
-        package.or(self.config.server_spread.as_deref())
+        package.or(self.settings.server_spread.as_deref())
     }
 
     /// The list in ascending order of a number; stable.

@@ -58,7 +58,7 @@ impl Snapshot {
     /// as there are any. In parts, because a large fleet takes long.
     #[must_use]
     pub fn save(&self, config: &Config, from: usize, count: usize) -> Saved {
-        let members: BTreeSet<&str> = config.predicate_members().collect();
+        let members: BTreeSet<&str> = config.settings.predicate_members().collect();
         let mut homes = Vec::new();
         let mut servers = Vec::new();
         for slot in self.slots().skip(from).take(count) {

@@ -1,44 +1,10 @@
 //! How scorers turn an order or raw figures into changes of the score.
 
-use crate::num::count;
-use crate::outcome::{Deltas, Reasons, Scored};
+use crate::reason::{Deltas, Reasons, Scored, share};
 use crate::run::Run;
 
 /// The text where a weight is 0.
 pub(crate) const NO_WEIGHT: &str = "Resolved score weight to 0.00; no changes";
-
-/// The share of place `i` among `n`: 1 for the first, 0 for the last, in steps written as the
-/// reference writes them, because rounding shows in the texts.
-fn share(i: usize, n: usize, weight: f64) -> f64 {
-    if n == 1 {
-        return weight;
-    }
-    let step = 1.0 / count(n - 1);
-    count(n - 1 - i) * step * weight
-}
-
-impl Scored {
-    /// By how much the server at this place changed.
-    pub(crate) fn delta(&self, place: usize) -> f64 {
-        match &self.deltas {
-            Deltas::Linear(weight) => share(place, self.order.len(), *weight),
-            Deltas::Each(deltas) => deltas[place],
-        }
-    }
-
-    /// Adds the changes to the scores, which are by slot.
-    pub(crate) fn apply(&self, score: &mut [f64]) {
-        for (place, slot) in self.order.iter().enumerate() {
-            score[*slot as usize] += self.delta(place);
-        }
-    }
-}
-
-/// Adds the changes again, and returns the scores then, in the scorer's order.
-pub(crate) fn replay(scored: &Scored, score: &mut [f64]) -> Vec<f64> {
-    scored.apply(score);
-    scored.order.iter().map(|slot| score[*slot as usize]).collect()
-}
 
 fn finish(run: &mut Run<'_>, scored: Scored) -> Reasons {
     scored.apply(&mut run.score);

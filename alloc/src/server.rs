@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use crate::config::Ratios;
 use crate::figures::Figures;
-use crate::num::{nonzero, num, some_truthy, truthy};
+use crate::num::{self, nonzero, num, some_truthy, truthy};
 use crate::promises::{DiskPromise, Promised};
+use crate::ratios::Ratios;
 use crate::schema;
 use crate::time;
 use crate::vm::{Brand, Vm};
@@ -225,6 +225,16 @@ pub struct Unreserved {
     pub ram: f64,
     /// MiB.
     pub disk: f64,
+}
+
+impl Unreserved {
+    /// `{"cpu": n, "ram": n, "disk": n}`.
+    #[must_use]
+    pub fn to_json(self) -> Value {
+        json!({
+            "cpu": num::json(self.cpu), "ram": num::json(self.ram), "disk": num::json(self.disk),
+        })
+    }
 }
 
 /// One server of a snapshot.

@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 
-use crate::config::{RatioPolicy, Ratios};
 use crate::persist::ShardMap;
 use crate::promises::DiskPromise;
+use crate::ratios::{RatioPolicy, Ratios};
 use crate::server::{Nics, Platform, Server, Unreserved, flag};
 
 /// Servers in a chunk: large enough that a snapshot is few pointers, small enough that copying one
@@ -114,12 +114,6 @@ impl Snapshot {
     #[must_use]
     pub fn fault(&self, server_uuid: &str) -> Option<&str> {
         self.slot_of(server_uuid).and_then(|slot| self.server(slot).fault())
-    }
-
-    /// The server on which a VM was last reported.
-    #[must_use]
-    pub fn server_of_vm(&self, vm: Uuid) -> Option<&str> {
-        self.vms.get(vm).map(|slot| self.server(*slot).uuid.as_ref())
     }
 
     /// Slots exist for numbers below this.

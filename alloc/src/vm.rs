@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
-use crate::num::{num, some_truthy};
+use crate::num::{float, num, some_truthy};
 use crate::schema;
 
 /// Hypervisor brands, as far as the arithmetic tells them apart.
@@ -142,10 +142,4 @@ fn fault_of(report: &VmReport) -> Option<Box<str>> {
     let Ok(Value::Object(mut members)) = serde_json::to_value(&report.vm) else { return None };
     members.retain(|_, value| *value != "");
     schema::check_vm(&report.vm.uuid.to_string(), &members).err().map(Into::into)
-}
-
-/// A size as the arithmetic's number.
-#[expect(clippy::cast_precision_loss, reason = "JSON numbers are doubles in the reference, too")]
-pub(crate) fn float(n: u64) -> f64 {
-    n as f64
 }

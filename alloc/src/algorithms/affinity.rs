@@ -4,9 +4,9 @@ use regex::Regex;
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::{Algorithm, Kind};
+use crate::algorithm::{Algorithm, Kind};
 use crate::num::display;
-use crate::outcome::Reasons;
+use crate::reason::Reasons;
 use crate::run::Run;
 use crate::validate::{Affinity, AffinityKind, Locality, is_uuid};
 use crate::vm::{State, Vm};
@@ -16,7 +16,7 @@ pub(super) static AFFINITY: Algorithm = Algorithm {
     title: "Convert affinity to locality hints",
     kind: Kind::Set,
     run,
-    compares: None,
+    ..Algorithm::PLAIN
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

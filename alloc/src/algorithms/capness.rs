@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::{Algorithm, Kind};
-use crate::outcome::{Reason, Reasons};
+use crate::algorithm::{Algorithm, Kind};
+use crate::reason::{Reason, Reasons};
 use crate::run::{Run, Verdict};
 use crate::server::flag;
 use crate::vm::Vm;
@@ -14,6 +14,7 @@ pub(super) static CAPNESS: Algorithm = Algorithm {
     kind: Kind::Filter,
     run,
     compares: Some(compares),
+    ..Algorithm::PLAIN
 };
 
 fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
@@ -23,7 +24,7 @@ fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
 }
 
 fn run(run: &mut Run<'_>) -> Reasons {
-    if !run.config.filter_capness {
+    if !run.settings.filter_capness {
         return Reasons::skip("Do not filter out cpu_cap disparities");
     }
     let package = run.package.as_ref().and_then(|package| package.cpu_cap);

@@ -2,9 +2,9 @@
 
 use serde_json::Value;
 
-use super::{Algorithm, Kind};
-use crate::outcome::Reasons;
+use crate::algorithm::{Algorithm, Kind};
 use crate::platform::{self, Limit};
+use crate::reason::Reasons;
 use crate::run::Run;
 
 pub(super) static FEATURE_MIN_PLATFORM: Algorithm = Algorithm {
@@ -13,6 +13,7 @@ pub(super) static FEATURE_MIN_PLATFORM: Algorithm = Algorithm {
     kind: Kind::Filter,
     run,
     compares: Some(compares),
+    ..Algorithm::PLAIN
 };
 
 fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
@@ -20,7 +21,7 @@ fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
 }
 
 fn run(run: &mut Run<'_>) -> Reasons {
-    let (vm, platforms) = (&run.request.vm, &run.config.platforms);
+    let (vm, platforms) = (&run.request.vm, &run.settings.platforms);
     let features = [
         (vm.docker, &platforms.docker, "Docker support"),
         (vm.docker && vm.volumes, &platforms.docker_volumes, "Docker volume automount support"),

@@ -1,7 +1,7 @@
 //! `hard-filter-force-failure`: fails on request, for tests.
 
-use super::{Algorithm, Kind};
-use crate::outcome::{Reason, Reasons};
+use crate::algorithm::{Algorithm, Kind};
+use crate::reason::{Reason, Reasons};
 use crate::run::{Run, Verdict};
 
 pub(super) static FORCE_FAILURE: Algorithm = Algorithm {
@@ -9,7 +9,7 @@ pub(super) static FORCE_FAILURE: Algorithm = Algorithm {
     title: "Forced failure",
     kind: Kind::Set,
     run,
-    compares: None,
+    ..Algorithm::PLAIN
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

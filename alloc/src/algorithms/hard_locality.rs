@@ -5,8 +5,8 @@ use std::sync::Arc;
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::{Algorithm, Kind};
-use crate::outcome::{Reason, Reasons};
+use crate::algorithm::{Algorithm, Kind};
+use crate::reason::{Reason, Reasons};
 use crate::run::Run;
 use crate::validate::Locality;
 
@@ -16,6 +16,7 @@ pub(super) static HARD_LOCALITY: Algorithm = Algorithm {
     kind: Kind::Set,
     run,
     compares: Some(compares),
+    ..Algorithm::PLAIN
 };
 
 fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {

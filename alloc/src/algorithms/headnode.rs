@@ -1,7 +1,7 @@
 //! `hard-filter-headnode`: no headnodes.
 
-use super::{Algorithm, Kind};
-use crate::outcome::Reasons;
+use crate::algorithm::{Algorithm, Kind};
+use crate::reason::Reasons;
 use crate::run::{Run, Verdict};
 use crate::server::flag;
 
@@ -10,11 +10,11 @@ pub(super) static HEADNODE: Algorithm = Algorithm {
     title: "Servers which are not headnodes",
     kind: Kind::Filter,
     run,
-    compares: None,
+    ..Algorithm::PLAIN
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {
-    if !run.config.filter_headnode {
+    if !run.settings.filter_headnode {
         return Reasons::skip("Do not filter out headnodes");
     }
     run.filter_flag(flag::HEADNODE, false, || Verdict::Drop)

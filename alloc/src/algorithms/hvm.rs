@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::{Algorithm, Kind};
+use crate::algorithm::{Algorithm, Kind};
 use crate::num::{json as number, text};
-use crate::outcome::{Reason, Reasons};
+use crate::reason::{Reason, Reasons};
 use crate::run::{Run, Verdict};
 use crate::server::flag;
 use crate::vm::{Brand, Vm};
@@ -15,6 +15,7 @@ pub(super) static HVM: Algorithm = Algorithm {
     kind: Kind::Filter,
     run,
     compares: Some(compares),
+    ..Algorithm::PLAIN
 };
 
 fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {

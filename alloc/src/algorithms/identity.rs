@@ -1,7 +1,7 @@
 //! `identity`: keeps everything; the last resort of an `or`.
 
-use super::{Algorithm, Kind};
-use crate::outcome::Reasons;
+use crate::algorithm::{Algorithm, Kind};
+use crate::reason::Reasons;
 use crate::run::Run;
 
 pub(super) static IDENTITY: Algorithm = Algorithm {
@@ -9,7 +9,7 @@ pub(super) static IDENTITY: Algorithm = Algorithm {
     title: "Identity function",
     kind: Kind::Filter,
     run,
-    compares: None,
+    ..Algorithm::PLAIN
 };
 
 fn run(_: &mut Run<'_>) -> Reasons {

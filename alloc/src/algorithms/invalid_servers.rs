@@ -1,7 +1,7 @@
 //! `hard-filter-invalid-servers`: servers whose record has what the arithmetic needs.
 
-use super::{Algorithm, Kind};
-use crate::outcome::{Reason, Reasons};
+use crate::algorithm::{Algorithm, Kind};
+use crate::reason::{Reason, Reasons};
 use crate::run::{Run, Verdict, Vms};
 use crate::server::flag;
 
@@ -10,7 +10,7 @@ pub(super) static INVALID_SERVERS: Algorithm = Algorithm {
     title: "Servers objects which are valid",
     kind: Kind::Filter,
     run,
-    compares: None,
+    ..Algorithm::PLAIN
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

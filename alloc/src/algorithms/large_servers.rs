@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{Algorithm, Kind};
+use crate::algorithm::{Algorithm, Kind};
 use crate::num::{count, trunc};
-use crate::outcome::Reasons;
+use crate::reason::Reasons;
 use crate::run::Run;
 
 pub(super) static LARGE_SERVERS: Algorithm = Algorithm {
@@ -12,11 +12,11 @@ pub(super) static LARGE_SERVERS: Algorithm = Algorithm {
     title: "Filter out the largest and most empty servers",
     kind: Kind::Set,
     run,
-    compares: None,
+    ..Algorithm::PLAIN
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {
-    if !run.config.filter_large_servers {
+    if !run.settings.filter_large_servers {
         return Reasons::skip("Do not filter out large servers");
     }
     let kept_back = kept_back(run.list.len());

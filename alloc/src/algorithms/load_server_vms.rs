@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::{Algorithm, Kind};
-use crate::outcome::Reasons;
+use crate::algorithm::{Algorithm, Kind};
+use crate::reason::Reasons;
 use crate::run::{Run, Vms};
 
 pub(super) static LOAD_SERVER_VMS: Algorithm = Algorithm {
@@ -12,6 +12,7 @@ pub(super) static LOAD_SERVER_VMS: Algorithm = Algorithm {
     kind: Kind::Calculator,
     run,
     compares: Some(compares),
+    ..Algorithm::PLAIN
 };
 
 fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {

@@ -1,7 +1,7 @@
 //! `calculate-locality`: finds the servers and racks for the rack-aware soft locality.
 
-use super::{Algorithm, Kind};
-use crate::outcome::Reasons;
+use crate::algorithm::{Algorithm, Kind};
+use crate::reason::Reasons;
 use crate::run::{RackLocality, Run};
 
 pub(super) static LOCALITY: Algorithm = Algorithm {
@@ -9,7 +9,7 @@ pub(super) static LOCALITY: Algorithm = Algorithm {
     title: "Calculate localities of owner's VMs",
     kind: Kind::Calculator,
     run,
-    compares: None,
+    ..Algorithm::PLAIN
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

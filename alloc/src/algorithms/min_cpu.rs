@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
-use super::{Algorithm, Kind, without_ratio};
+use super::no_ratio::without_ratio;
+use crate::algorithm::{Algorithm, Kind};
 use crate::num::{json as number, text};
-use crate::outcome::{Reason, Reasons};
-use crate::platform::with_shared;
+use crate::reason::{Reason, Reasons};
 use crate::run::{Run, Verdict};
 
 pub(super) static MIN_CPU: Algorithm = Algorithm {
@@ -14,6 +14,7 @@ pub(super) static MIN_CPU: Algorithm = Algorithm {
     kind: Kind::Filter,
     run,
     compares: Some(compares),
+    ..Algorithm::PLAIN
 };
 
 fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
@@ -23,7 +24,7 @@ fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
 }
 
 fn run(run: &mut Run<'_>) -> Reasons {
-    if !run.config.filter_min_resources {
+    if !run.settings.filter_min_resources {
         return Reasons::skip("Do not filter out based on minimum free CPU");
     }
     let package = run.package.as_ref();
@@ -39,5 +40,5 @@ fn run(run: &mut Run<'_>) -> Reasons {
         if spare >= need { Verdict::Keep } else { Verdict::Because(Reason::Spare(spare)) }
     });
     let before = format!("VM's calculated {} CPU is less than server's spare ", text(need));
-    with_shared(reasons, vec![before])
+    reasons.sharing(vec![before])
 }

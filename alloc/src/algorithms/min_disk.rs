@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
-use super::{Algorithm, Kind, without_ratio};
+use super::no_ratio::without_ratio;
+use crate::algorithm::{Algorithm, Kind};
 use crate::num::{json as number, text};
-use crate::outcome::{Reason, Reasons};
-use crate::platform::with_shared;
+use crate::reason::{Reason, Reasons};
 use crate::run::{Run, Verdict};
 use crate::server::MIB;
 
@@ -18,6 +18,7 @@ pub(super) static MIN_DISK: Algorithm = Algorithm {
     kind: Kind::Filter,
     run,
     compares: Some(compares),
+    ..Algorithm::PLAIN
 };
 
 fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
@@ -41,7 +42,7 @@ fn need_mib(run: &Run<'_>, quota: f64, ratio: f64) -> f64 {
 }
 
 fn run(run: &mut Run<'_>) -> Reasons {
-    if !run.config.filter_min_resources {
+    if !run.settings.filter_min_resources {
         return Reasons::skip("Do not filter out based on unreserved disk");
     }
     let Some(quota) = quota(run) else {
@@ -56,5 +57,5 @@ fn run(run: &mut Run<'_>) -> Reasons {
         if spare >= need { Verdict::Keep } else { Verdict::Because(Reason::Spare(spare)) }
     });
     let before = format!("VM's calculated {} MiB disk is more than server's spare ", text(need));
-    with_shared(reasons, vec![before, " MiB".to_owned()])
+    reasons.sharing(vec![before, " MiB".to_owned()])
 }

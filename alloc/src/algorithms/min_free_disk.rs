@@ -2,10 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::{Algorithm, Kind};
+use crate::algorithm::{Algorithm, Kind};
 use crate::num::json as number;
-use crate::outcome::{Reason, Reasons};
-use crate::platform::with_shared;
+use crate::reason::{Reason, Reasons};
 use crate::run::{Run, Verdict};
 
 pub(super) static MIN_FREE_DISK: Algorithm = Algorithm {
@@ -14,15 +13,16 @@ pub(super) static MIN_FREE_DISK: Algorithm = Algorithm {
     kind: Kind::Filter,
     run,
     compares: Some(compares),
+    ..Algorithm::PLAIN
 };
 
 fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
-    let least = run.config.minimum_free_disk.as_ref().map(|(_, least)| number(*least));
+    let least = run.settings.minimum_free_disk.as_ref().map(|(_, least)| number(*least));
     vec![("free_mib", number(run.snapshot.free_disk(slot))), ("least_mib", json!(least))]
 }
 
 fn run(run: &mut Run<'_>) -> Reasons {
-    let Some((text, least)) = &run.config.minimum_free_disk else {
+    let Some((text, least)) = &run.settings.minimum_free_disk else {
         return Reasons::skip("No minimum free disk set");
     };
     let reasons = run.filter(|run, slot| {
@@ -30,5 +30,5 @@ fn run(run: &mut Run<'_>) -> Reasons {
         if free >= *least { Verdict::Keep } else { Verdict::Because(Reason::Spare(free)) }
     });
     let before = format!("Server requires {text}MB free disk, but only has ");
-    with_shared(reasons, vec![before, "MB".to_owned()])
+    reasons.sharing(vec![before, "MB".to_owned()])
 }

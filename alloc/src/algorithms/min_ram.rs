@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
-use super::{Algorithm, Kind, without_ratio};
+use super::no_ratio::without_ratio;
+use crate::algorithm::{Algorithm, Kind};
 use crate::num::{json as number, nonzero, text};
-use crate::outcome::{Reason, Reasons};
-use crate::platform::with_shared;
+use crate::reason::{Reason, Reasons};
 use crate::run::{Run, Verdict};
 
 pub(super) static MIN_RAM: Algorithm = Algorithm {
@@ -14,6 +14,7 @@ pub(super) static MIN_RAM: Algorithm = Algorithm {
     kind: Kind::Filter,
     run,
     compares: Some(compares),
+    ..Algorithm::PLAIN
 };
 
 fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
@@ -31,7 +32,7 @@ fn need_mib(run: &Run<'_>, ratio: f64) -> f64 {
 }
 
 fn run(run: &mut Run<'_>) -> Reasons {
-    if !run.config.filter_min_resources {
+    if !run.settings.filter_min_resources {
         return Reasons::skip("Do not filter out based on minimum free RAM");
     }
     let Some(ratio) = run.package.as_ref().and_then(|package| package.ratios.ram) else {
@@ -43,5 +44,5 @@ fn run(run: &mut Run<'_>) -> Reasons {
         if spare >= need { Verdict::Keep } else { Verdict::Because(Reason::Spare(spare)) }
     });
     let before = format!("VM's calculated {} RAM is less than server's spare ", text(need));
-    with_shared(reasons, vec![before])
+    reasons.sharing(vec![before])
 }

@@ -18,6 +18,7 @@ mod min_cpu;
 mod min_disk;
 mod min_free_disk;
 mod min_ram;
+mod no_ratio;
 mod os;
 mod overprovision_ratios;
 mod override_overprovisioning;
@@ -55,51 +56,10 @@ mod vm_count;
 mod volumes_from;
 mod zpool_encryption;
 
-use std::fmt;
+pub(crate) use override_overprovisioning::OVERRIDE_OVERPROVISIONING;
+pub(crate) use volumes_from::VOLUMES_FROM;
 
-use serde_json::Value;
-
-use crate::config::Ratios;
-use crate::num::text;
-use crate::outcome::{Reason, Reasons};
-use crate::run::{Run, Verdict};
-
-/// What an algorithm may do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// Removes servers, each judged by itself.
-    Filter,
-    /// Removes servers, judged together.
-    Set,
-    /// Computes something for later steps.
-    Calculator,
-    /// Changes scores.
-    Scorer,
-    /// Changes the order, or picks.
-    Sorter,
-}
-
-/// One algorithm.
-pub(crate) struct Algorithm {
-    /// In expressions.
-    pub(crate) name: &'static str,
-    /// In steps.
-    pub(crate) title: &'static str,
-    pub(crate) kind: Kind,
-    /// Works on the servers that are left and says why it did what it did.
-    pub(crate) run: fn(&mut Run<'_>) -> Reasons,
-    /// The figures by which it judges one server, for `?explain=full`; `None`: none worth saying.
-    pub(crate) compares: Option<Compares>,
-}
-
-/// Names and values that an algorithm compares on a server; of the request, too.
-pub(crate) type Compares = fn(&Run<'_>, u32) -> Vec<(&'static str, Value)>;
-
-impl fmt::Debug for Algorithm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name)
-    }
-}
+use crate::algorithm::Algorithm;
 
 static FILTERS: &[&Algorithm] = &[
     &setup::SETUP,
@@ -127,7 +87,7 @@ static FILTERS: &[&Algorithm] = &[
     &owner_same_servers::OWNER_SAME_SERVERS,
     &identity::IDENTITY,
     &force_failure::FORCE_FAILURE,
-    &volumes_from::VOLUMES_FROM,
+    &VOLUMES_FROM,
     &affinity::AFFINITY,
     &hard_locality::HARD_LOCALITY,
     &owners_servers::OWNERS_SERVERS,
@@ -140,11 +100,21 @@ static FILTERS: &[&Algorithm] = &[
 ];
 
 static CALCULATORS: &[&Algorithm] = &[
-    &override_overprovisioning::OVERRIDE_OVERPROVISIONING,
+    &OVERRIDE_OVERPROVISIONING,
     &load_server_vms::LOAD_SERVER_VMS,
     &server_unreserved::SERVER_UNRESERVED,
     &recent_vms::RECENT_VMS,
     &locality::LOCALITY,
+];
+
+/// What `capacity` runs: what the VMs that servers report leave.
+pub(crate) static CAPACITY: [&Algorithm; 6] = [
+    &setup::SETUP,
+    &running::RUNNING,
+    &invalid_servers::INVALID_SERVERS,
+    &load_server_vms::LOAD_SERVER_VMS,
+    &OVERRIDE_OVERPROVISIONING,
+    &server_unreserved::SERVER_UNRESERVED,
 ];
 
 static SCORERS: &[&Algorithm] = &[
@@ -176,42 +146,16 @@ pub(crate) fn find(name: &str) -> Option<&'static Algorithm> {
     all().find(|algorithm| algorithm.name == name)
 }
 
-/// The names of all algorithms, as expressions use them.
-pub fn names() -> impl Iterator<Item = &'static str> {
-    all().map(|algorithm| algorithm.name)
-}
-
-/// What resource filters do if the package has no ratio for the resource.
-fn without_ratio(
-    run: &mut Run<'_>,
-    resource: &str,
-    ratio: impl Fn(Ratios) -> Option<f64>,
-) -> Reasons {
-    // A request without package is never limited, as in the reference.
-    if run.package.is_none() {
-        return Reasons::None;
-    }
-    run.filter(|run, slot| match ratio(run.ratios(slot)) {
-        None => Verdict::Keep,
-        Some(ratio) => {
-            let ratio = text(ratio);
-            let text = format!(
-                "Package gave no {resource} overprovision ratio, but server has ratio {ratio}"
-            );
-            Verdict::Because(Reason::Owned(text.into()))
-        }
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::algorithm::Kind;
 
     #[test]
     fn names_and_kinds_fit() {
-        let names: BTreeSet<_> = names().collect();
+        let names: BTreeSet<_> = all().map(|algorithm| algorithm.name).collect();
         assert_eq!(names.len(), all().count(), "a name is used twice");
         for algorithm in all() {
             let prefix = match algorithm.kind {

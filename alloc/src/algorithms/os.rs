@@ -1,21 +1,21 @@
 //! `hard-filter-os`: servers with the operating system that the VM needs.
 
-use super::{Algorithm, Kind};
-use crate::config::HostOs;
-use crate::outcome::{Reason, Reasons};
+use crate::algorithm::{Algorithm, Kind};
+use crate::reason::{Reason, Reasons};
 use crate::run::{Run, Verdict};
 use crate::server::flag;
+use crate::settings::HostOs;
 
 pub(super) static OS: Algorithm = Algorithm {
     name: "hard-filter-os",
     title: "Servers which have the required OS",
     kind: Kind::Filter,
     run,
-    compares: None,
+    ..Algorithm::PLAIN
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {
-    if run.config.host_os == HostOs::Any {
+    if run.settings.host_os == HostOs::Any {
         return Reasons::None;
     }
     let request = run.request;

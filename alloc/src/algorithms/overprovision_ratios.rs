@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
-use super::{Algorithm, Kind};
-use crate::config::{RatioPolicy, Ratios};
+use crate::algorithm::{Algorithm, Kind};
 use crate::num::fix2;
-use crate::outcome::{Reason, Reasons};
+use crate::ratios::{RatioPolicy, Ratios};
+use crate::reason::{Reason, Reasons};
 use crate::run::{Run, Verdict};
 
 pub(super) static OVERPROVISION_RATIOS: Algorithm = Algorithm {
@@ -14,6 +14,7 @@ pub(super) static OVERPROVISION_RATIOS: Algorithm = Algorithm {
     kind: Kind::Filter,
     run,
     compares: Some(compares),
+    ..Algorithm::PLAIN
 };
 
 fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {

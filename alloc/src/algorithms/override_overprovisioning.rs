@@ -1,25 +1,25 @@
 //! `override-overprovisioning`: the same overprovisioning ratios for all servers and the package.
 
-use super::{Algorithm, Kind};
-use crate::config::RatioPolicy;
-use crate::outcome::Reasons;
+use crate::algorithm::{Algorithm, Kind};
+use crate::ratios::RatioPolicy;
+use crate::reason::Reasons;
 use crate::run::Run;
 
-pub(super) static OVERRIDE_OVERPROVISIONING: Algorithm = Algorithm {
+pub(crate) static OVERRIDE_OVERPROVISIONING: Algorithm = Algorithm {
     name: "override-overprovisioning",
     title: "Force overprovisioning to fixed values",
     kind: Kind::Calculator,
     run,
-    compares: None,
+    ..Algorithm::PLAIN
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {
-    if run.config.disable_override_overprovisioning {
+    if run.settings.disable_override_overprovisioning {
         return Reasons::skip("Do not override overprovisioning numbers");
     }
-    run.policy = RatioPolicy::Forced(run.config.forced);
+    run.policy = RatioPolicy::Forced(run.settings.forced);
     if let Some(package) = &mut run.package {
-        package.ratios = run.config.forced;
+        package.ratios = run.settings.forced;
     }
     Reasons::None
 }

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::{Algorithm, Kind};
-use crate::outcome::{Reason, Reasons};
+use crate::algorithm::{Algorithm, Kind};
+use crate::reason::{Reason, Reasons};
 use crate::run::{Run, Verdict};
 
 pub(super) static OWNER_SAME_SERVERS: Algorithm = Algorithm {
@@ -12,6 +12,7 @@ pub(super) static OWNER_SAME_SERVERS: Algorithm = Algorithm {
     kind: Kind::Filter,
     run,
     compares: Some(compares),
+    ..Algorithm::PLAIN
 };
 
 fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {

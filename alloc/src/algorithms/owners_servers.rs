@@ -4,13 +4,12 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value, json};
 
-use super::{Algorithm, Kind};
-use crate::config::OwnerFilter;
+use crate::algorithm::{Algorithm, Kind};
 use crate::num;
-use crate::outcome::{Reason, Reasons};
-use crate::platform::with_shared;
 use crate::predicate::EvalError;
+use crate::reason::{Reason, Reasons};
 use crate::run::{Run, Verdict};
+use crate::settings::OwnerFilter;
 
 pub(super) static OWNERS_SERVERS: Algorithm = Algorithm {
     name: "hard-filter-owners-servers",
@@ -18,10 +17,11 @@ pub(super) static OWNERS_SERVERS: Algorithm = Algorithm {
     kind: Kind::Set,
     run,
     compares: Some(compares),
+    ..Algorithm::PLAIN
 };
 
 fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
-    let Some(filters) = &run.config.owner_filters else { return Vec::new() };
+    let Some(filters) = &run.settings.owner_filters else { return Vec::new() };
     let verdict = |filter: &OwnerFilter| {
         // A predicate that can't be evaluated is neither.
         let truth = test(run, filter, slot).ok();
@@ -32,7 +32,7 @@ fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
 }
 
 fn run(run: &mut Run<'_>) -> Reasons {
-    let Some(filters) = &run.config.owner_filters else {
+    let Some(filters) = &run.settings.owner_filters else {
         return Reasons::skip("No filter_owner_server default to run");
     };
     let owner = &run.request.vm.owner_uuid;
@@ -55,7 +55,7 @@ fn run(run: &mut Run<'_>) -> Reasons {
         return run.clear(error(filter));
     }
     let text = |filter: &OwnerFilter| format!("Removed by filter for owner {}", filter.owner);
-    with_shared(reasons, filters.iter().map(text).collect())
+    reasons.sharing(filters.iter().map(text).collect())
 }
 
 fn own(run: &mut Run<'_>, filter: &OwnerFilter) -> Reasons {

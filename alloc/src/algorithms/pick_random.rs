@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::{Algorithm, Kind};
-use crate::outcome::Reasons;
+use crate::algorithm::{Algorithm, Kind};
+use crate::reason::Reasons;
 use crate::run::Run;
 
 pub(super) static PICK_RANDOM: Algorithm = Algorithm {
@@ -11,7 +11,7 @@ pub(super) static PICK_RANDOM: Algorithm = Algorithm {
     title: "Random server",
     kind: Kind::Sorter,
     run,
-    compares: None,
+    ..Algorithm::PLAIN
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{Algorithm, Kind};
+use crate::algorithm::{Algorithm, Kind};
 use crate::num::{count, trunc};
-use crate::outcome::Reasons;
+use crate::reason::Reasons;
 use crate::run::Run;
 
 /// The part of the servers of which one is picked.
@@ -15,7 +15,7 @@ pub(super) static PICK_WEIGHTED_RANDOM: Algorithm = Algorithm {
     title: "Random weighted server",
     kind: Kind::Sorter,
     run,
-    compares: None,
+    ..Algorithm::PLAIN
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

@@ -2,9 +2,9 @@
 
 use serde_json::Value;
 
-use super::{Algorithm, Kind};
-use crate::outcome::Reasons;
+use crate::algorithm::{Algorithm, Kind};
 use crate::platform::{self, Limit};
+use crate::reason::Reasons;
 use crate::run::Run;
 
 pub(super) static PLATFORM_VERSIONS: Algorithm = Algorithm {
@@ -13,6 +13,7 @@ pub(super) static PLATFORM_VERSIONS: Algorithm = Algorithm {
     kind: Kind::Filter,
     run,
     compares: Some(compares),
+    ..Algorithm::PLAIN
 };
 
 fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {

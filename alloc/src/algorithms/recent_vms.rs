@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::{Algorithm, Kind};
-use crate::outcome::{Reason, Reasons};
+use crate::algorithm::{Algorithm, Kind};
+use crate::reason::{Reason, Reasons};
 use crate::run::Run;
 use crate::server::GIB;
 use crate::vm::Brand;
@@ -13,7 +13,8 @@ pub(super) static RECENT_VMS: Algorithm = Algorithm {
     title: "Add VMs which have been allocated to recently",
     kind: Kind::Calculator,
     run,
-    compares: None,
+    remembers: true,
+    ..Algorithm::PLAIN
 };
 
 /// A VM is remembered for less than this.

@@ -1,7 +1,7 @@
 //! `hard-filter-reservoir`: no servers kept for later.
 
-use super::{Algorithm, Kind};
-use crate::outcome::Reasons;
+use crate::algorithm::{Algorithm, Kind};
+use crate::reason::Reasons;
 use crate::run::{Run, Verdict};
 use crate::server::flag;
 
@@ -10,7 +10,7 @@ pub(super) static RESERVOIR: Algorithm = Algorithm {
     title: "Servers which are not in the reservoir",
     kind: Kind::Filter,
     run,
-    compares: None,
+    ..Algorithm::PLAIN
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

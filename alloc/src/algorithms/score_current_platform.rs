@@ -1,7 +1,7 @@
 //! `score-current-platform`: favours newer platforms.
 
-use super::{Algorithm, Kind};
-use crate::outcome::Reasons;
+use crate::algorithm::{Algorithm, Kind};
+use crate::reason::Reasons;
 use crate::run::Run;
 use crate::score;
 
@@ -10,7 +10,7 @@ pub(super) static SCORE_CURRENT_PLATFORM: Algorithm = Algorithm {
     title: "Score servers running newer platforms more highly",
     kind: Kind::Scorer,
     run,
-    compares: None,
+    ..Algorithm::PLAIN
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {
@@ -22,6 +22,6 @@ fn run(run: &mut Run<'_>) -> Reasons {
     for ms in &mut raw {
         *ms = if ms.is_nan() { oldest } else { *ms };
     }
-    let weight = run.config.weights.current_platform;
+    let weight = run.settings.weights.current_platform;
     score::normalize(run, raw, weight)
 }

@@ -1,8 +1,8 @@
 //! `score-next-reboot`: favours servers that stay up longer.
 
-use super::{Algorithm, Kind};
+use crate::algorithm::{Algorithm, Kind};
 use crate::order::stable_order;
-use crate::outcome::Reasons;
+use crate::reason::Reasons;
 use crate::run::Run;
 use crate::score;
 
@@ -14,7 +14,7 @@ pub(super) static SCORE_NEXT_REBOOT: Algorithm = Algorithm {
     title: "Score servers that will not be rebooted soon more highly",
     kind: Kind::Scorer,
     run,
-    compares: None,
+    ..Algorithm::PLAIN
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {
@@ -43,7 +43,7 @@ fn run(run: &mut Run<'_>) -> Reasons {
     if !bucket.is_empty() {
         buckets.push(bucket);
     }
-    let weight = run.config.weights.next_reboot;
+    let weight = run.settings.weights.next_reboot;
     if weight < 0.0 {
         buckets.reverse();
     }

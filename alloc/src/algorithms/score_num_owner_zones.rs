@@ -1,7 +1,7 @@
 //! `score-num-owner-zones`: spreads the VMs of an owner.
 
-use super::{Algorithm, Kind};
-use crate::outcome::Reasons;
+use crate::algorithm::{Algorithm, Kind};
+use crate::reason::Reasons;
 use crate::run::Run;
 use crate::score::{self, NO_WEIGHT};
 
@@ -10,7 +10,7 @@ pub(super) static SCORE_NUM_OWNER_ZONES: Algorithm = Algorithm {
     title: "Score servers based on number of zones belonging to owner",
     kind: Kind::Scorer,
     run,
-    compares: None,
+    ..Algorithm::PLAIN
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {
@@ -19,7 +19,7 @@ fn run(run: &mut Run<'_>) -> Reasons {
         Some(spread) => {
             return Reasons::Skip(format!("pkg or default set to spread with: {spread}").into());
         }
-        None => run.config.weights.num_owner_zones,
+        None => run.settings.weights.num_owner_zones,
     };
     if weight == 0.0 {
         return Reasons::skip(NO_WEIGHT);

@@ -1,7 +1,7 @@
 //! `score-uniform-random`: keeps allocations that race from all choosing the same server.
 
-use super::{Algorithm, Kind};
-use crate::outcome::Reasons;
+use crate::algorithm::{Algorithm, Kind};
+use crate::reason::Reasons;
 use crate::run::Run;
 use crate::score;
 
@@ -10,7 +10,7 @@ pub(super) static SCORE_UNIFORM_RANDOM: Algorithm = Algorithm {
     title: "Increase server scores randomly",
     kind: Kind::Scorer,
     run,
-    compares: None,
+    ..Algorithm::PLAIN
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {
@@ -19,7 +19,7 @@ fn run(run: &mut Run<'_>) -> Reasons {
         Some(spread) => {
             return Reasons::Skip(format!("pkg or default set to spread with: {spread}").into());
         }
-        None => run.config.weights.uniform_random,
+        None => run.settings.weights.uniform_random,
     };
     if weight == 0.0 {
         return Reasons::skip("Resolved score weight to 0; no changes");

@@ -1,7 +1,7 @@
 //! `score-unreserved-disk`: packs (or, with a negative weight, spreads) by disk left.
 
-use super::{Algorithm, Kind};
-use crate::outcome::Reasons;
+use crate::algorithm::{Algorithm, Kind};
+use crate::reason::Reasons;
 use crate::run::Run;
 use crate::score::{self, NO_WEIGHT};
 
@@ -10,14 +10,14 @@ pub(super) static SCORE_UNRESERVED_DISK: Algorithm = Algorithm {
     title: "Score servers based on unreserved disk",
     kind: Kind::Scorer,
     run,
-    compares: None,
+    ..Algorithm::PLAIN
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {
     if let Some(spread) = run.spread() {
         return Reasons::Skip(format!("pkg or default set to spread with: {spread}").into());
     }
-    let weight = run.config.weights.unreserved_disk;
+    let weight = run.settings.weights.unreserved_disk;
     if weight == 0.0 {
         return Reasons::skip(NO_WEIGHT);
     }

@@ -1,7 +1,7 @@
 //! `score-unreserved-ram`: packs (or, with a negative weight, spreads) by RAM left.
 
-use super::{Algorithm, Kind};
-use crate::outcome::Reasons;
+use crate::algorithm::{Algorithm, Kind};
+use crate::reason::Reasons;
 use crate::run::Run;
 use crate::score::{self, NO_WEIGHT};
 
@@ -10,7 +10,7 @@ pub(super) static SCORE_UNRESERVED_RAM: Algorithm = Algorithm {
     title: "Score servers based on unreserved RAM",
     kind: Kind::Scorer,
     run,
-    compares: None,
+    ..Algorithm::PLAIN
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {
@@ -20,7 +20,7 @@ fn run(run: &mut Run<'_>) -> Reasons {
         Some("min-owner" | "random") => {
             return Reasons::skip("pkg or default set to score with other plugin");
         }
-        _ => run.config.weights.unreserved_ram,
+        _ => run.settings.weights.unreserved_ram,
     };
     if weight == 0.0 {
         return Reasons::skip(NO_WEIGHT);

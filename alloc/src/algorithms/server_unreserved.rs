@@ -2,9 +2,9 @@
 
 use serde_json::Value;
 
-use super::{Algorithm, Kind};
+use crate::algorithm::{Algorithm, Kind};
 use crate::num::json as number;
-use crate::outcome::Reasons;
+use crate::reason::Reasons;
 use crate::run::Run;
 
 pub(super) static SERVER_UNRESERVED: Algorithm = Algorithm {
@@ -13,6 +13,7 @@ pub(super) static SERVER_UNRESERVED: Algorithm = Algorithm {
     kind: Kind::Calculator,
     run,
     compares: Some(compares),
+    ..Algorithm::PLAIN
 };
 
 fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {

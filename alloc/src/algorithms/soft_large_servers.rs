@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::large_servers::kept_back;
-use super::{Algorithm, Kind};
-use crate::outcome::Reasons;
+use crate::algorithm::{Algorithm, Kind};
+use crate::reason::Reasons;
 use crate::run::Run;
 
 /// A VM with more RAM than this is a large one.
@@ -15,7 +15,7 @@ pub(super) static SOFT_LARGE_SERVERS: Algorithm = Algorithm {
     title: "Separate some servers as pool for large requests",
     kind: Kind::Set,
     run,
-    compares: None,
+    ..Algorithm::PLAIN
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::{Algorithm, Kind};
-use crate::outcome::{Reason, Reasons};
+use crate::algorithm::{Algorithm, Kind};
+use crate::reason::{Reason, Reasons};
 use crate::run::{RackLocality, Run};
 
 pub(super) static SOFT_LOCALITY: Algorithm = Algorithm {
@@ -14,6 +14,7 @@ pub(super) static SOFT_LOCALITY: Algorithm = Algorithm {
     kind: Kind::Set,
     run,
     compares: Some(compares),
+    ..Algorithm::PLAIN
 };
 
 fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {

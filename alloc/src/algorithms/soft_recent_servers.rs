@@ -1,8 +1,8 @@
 //! `soft-filter-recent-servers`: servers not chosen lately, so that racing allocations spread.
 
-use super::{Algorithm, Kind};
+use crate::algorithm::{Algorithm, Kind};
 use crate::num::{count, trunc};
-use crate::outcome::Reasons;
+use crate::reason::Reasons;
 use crate::run::Run;
 
 pub(super) static SOFT_RECENT_SERVERS: Algorithm = Algorithm {
@@ -10,7 +10,8 @@ pub(super) static SOFT_RECENT_SERVERS: Algorithm = Algorithm {
     title: "Servers which have not been allocated to recently",
     kind: Kind::Set,
     run,
-    compares: None,
+    remembers: true,
+    ..Algorithm::PLAIN
 };
 
 /// A name found in sample expressions only.

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{Algorithm, Kind};
+use crate::algorithm::{Algorithm, Kind};
 use crate::num::trunc;
-use crate::outcome::Reasons;
+use crate::reason::Reasons;
 use crate::run::{Run, Verdict};
 
 pub(super) static SORT_2ADIC: Algorithm = Algorithm {
@@ -12,7 +12,7 @@ pub(super) static SORT_2ADIC: Algorithm = Algorithm {
     title: "Sort servers by 2adic",
     kind: Kind::Sorter,
     run,
-    compares: None,
+    ..Algorithm::PLAIN
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

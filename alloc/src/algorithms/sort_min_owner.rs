@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::{Algorithm, Kind};
-use crate::outcome::{Reason, Reasons};
+use crate::algorithm::{Algorithm, Kind};
+use crate::reason::{Reason, Reasons};
 use crate::run::Run;
 
 pub(super) static SORT_MIN_OWNER: Algorithm = Algorithm {
@@ -11,7 +11,7 @@ pub(super) static SORT_MIN_OWNER: Algorithm = Algorithm {
     title: "Sort servers by minimum zones belonging to owner",
     kind: Kind::Sorter,
     run,
-    compares: None,
+    ..Algorithm::PLAIN
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

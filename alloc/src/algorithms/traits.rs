@@ -2,9 +2,8 @@
 
 use serde_json::{Map, Value};
 
-use super::{Algorithm, Kind};
-use crate::outcome::{Reason, Reasons};
-use crate::platform::with_shared;
+use crate::algorithm::{Algorithm, Kind};
+use crate::reason::{Reason, Reasons};
 use crate::request::json_text;
 use crate::run::{Run, Verdict};
 use crate::server::flag;
@@ -15,6 +14,7 @@ pub(super) static TRAITS: Algorithm = Algorithm {
     kind: Kind::Filter,
     run,
     compares: Some(compares),
+    ..Algorithm::PLAIN
 };
 
 fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
@@ -26,7 +26,7 @@ fn run(run: &mut Run<'_>) -> Reasons {
     let wanted = wanted(run);
     if wanted.is_empty() {
         let reasons = run.filter_flag(flag::TRAITS, false, || Verdict::Because(Reason::Traits));
-        return with_shared(reasons, vec!["Combined vm/pkg/img require no traits".to_owned()]);
+        return reasons.sharing(vec!["Combined vm/pkg/img require no traits".to_owned()]);
     }
     let reasons = run.filter(|run, slot| {
         let none = Map::new();
@@ -48,7 +48,7 @@ fn run(run: &mut Run<'_>) -> Reasons {
         }
     });
     let text = format!("Combined vm/pkg/img traits require {}", json_text(&wanted));
-    with_shared(reasons, vec![text])
+    reasons.sharing(vec![text])
 }
 
 /// What VM or package ask for, overlaid by what the image does.

@@ -1,7 +1,7 @@
 //! `hard-filter-virtual-servers`: no virtual servers for docker VMs and those tagged so.
 
-use super::{Algorithm, Kind};
-use crate::outcome::{Reason, Reasons};
+use crate::algorithm::{Algorithm, Kind};
+use crate::reason::{Reason, Reasons};
 use crate::run::{Run, Verdict};
 use crate::server::flag;
 
@@ -10,7 +10,7 @@ pub(super) static VIRTUAL_SERVERS: Algorithm = Algorithm {
     title: "Servers which are not virtual servers",
     kind: Kind::Filter,
     run,
-    compares: None,
+    ..Algorithm::PLAIN
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

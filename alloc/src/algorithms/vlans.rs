@@ -2,9 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::{Algorithm, Kind};
-use crate::outcome::{Reason, Reasons};
-use crate::platform::with_shared;
+use crate::algorithm::{Algorithm, Kind};
+use crate::reason::{Reason, Reasons};
 use crate::run::{Run, Verdict};
 use crate::server::Nics;
 
@@ -14,6 +13,7 @@ pub(super) static VLANS: Algorithm = Algorithm {
     kind: Kind::Filter,
     run,
     compares: Some(compares),
+    ..Algorithm::PLAIN
 };
 
 fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
@@ -41,7 +41,7 @@ fn run(run: &mut Run<'_>) -> Reasons {
         });
         verdict.map_or(Verdict::Keep, |text| Verdict::Because(Reason::Shared(text)))
     });
-    with_shared(reasons, shared)
+    reasons.sharing(shared)
 }
 
 /// Why these interfaces don't do, if they don't.

@@ -2,10 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::{Algorithm, Kind};
+use crate::algorithm::{Algorithm, Kind};
 use crate::num::{json as number, text};
-use crate::outcome::{Reason, Reasons};
-use crate::platform::with_shared;
+use crate::reason::{Reason, Reasons};
 use crate::run::{Run, Verdict};
 
 pub(super) static VM_COUNT: Algorithm = Algorithm {
@@ -14,17 +13,18 @@ pub(super) static VM_COUNT: Algorithm = Algorithm {
     kind: Kind::Filter,
     run,
     compares: Some(compares),
+    ..Algorithm::PLAIN
 };
 
 fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
-    vec![("vms", json!(run.vm_count(slot))), ("limit", number(run.config.vm_limit))]
+    vec![("vms", json!(run.vm_count(slot))), ("limit", number(run.settings.vm_limit))]
 }
 
 fn run(run: &mut Run<'_>) -> Reasons {
-    let limit = run.config.vm_limit;
+    let limit = run.settings.vm_limit;
     let reasons = run.filter(|run, slot| {
         let n = run.vm_count(slot);
         if f64::from(n) < limit { Verdict::Keep } else { Verdict::Because(Reason::VmCount(n)) }
     });
-    with_shared(reasons, vec![text(limit)])
+    reasons.sharing(vec![text(limit)])
 }

@@ -5,16 +5,17 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::{Algorithm, Kind};
-use crate::outcome::{Reason, Reasons};
+use crate::algorithm::{Algorithm, Kind};
+use crate::reason::{Reason, Reasons};
 use crate::run::Run;
 
-pub(super) static VOLUMES_FROM: Algorithm = Algorithm {
+pub(crate) static VOLUMES_FROM: Algorithm = Algorithm {
     name: "hard-filter-volumes-from",
     title: "Servers containing VMs required for volumesfrom",
     kind: Kind::Set,
     run,
     compares: Some(compares),
+    ..Algorithm::PLAIN
 };
 
 fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {

@@ -1,7 +1,7 @@
 //! `hard-filter-zpool-encryption`: encrypted pools for VMs that ask for them, and only for those.
 
-use super::{Algorithm, Kind};
-use crate::outcome::{Reason, Reasons};
+use crate::algorithm::{Algorithm, Kind};
+use crate::reason::{Reason, Reasons};
 use crate::run::{Run, Verdict};
 use crate::server::flag;
 
@@ -10,7 +10,7 @@ pub(super) static ZPOOL_ENCRYPTION: Algorithm = Algorithm {
     title: "Servers which are zpool encrypted",
     kind: Kind::Filter,
     run,
-    compares: None,
+    ..Algorithm::PLAIN
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {

@@ -9,6 +9,18 @@ use model::*;
 use muster_alloc::{Detail, Fleet, Options, Ticket, allocate};
 use proptest::prelude::*;
 
+/// The default policy's algorithms that judge servers together; what any other removes could as
+/// well not have been there.
+const TOGETHER: [&str; 7] = [
+    "hard-filter-force-failure",
+    "hard-filter-volumes-from",
+    "calculate-affinity",
+    "hard-filter-locality-hints",
+    "hard-filter-owners-servers",
+    "hard-filter-large-servers",
+    "soft-filter-locality-hints",
+];
+
 /// What a server has left by the plainest arithmetic, MiB.
 fn naive_left(server: &ModelServer) -> f64 {
     let mib = u32::try_from(server.ram_gib * 1024).expect("small");
@@ -152,7 +164,9 @@ proptest! {
             let list = steps[place]["remaining"].as_array().expect("a list");
             list.iter().map(|uuid| uuid.as_str().expect("text").to_owned()).collect()
         };
-        let single = (1..all.steps.len()).filter(|place| all.steps[*place].judges_singly());
+        let single = (1..all.steps.len()).filter(|place| {
+            all.steps[*place].algorithm().is_some_and(|name| !TOGETHER.contains(&name))
+        });
         let removed: std::collections::BTreeSet<String> =
             single.flat_map(|place| &remaining(place - 1) - &remaining(place)).collect();
         // The reservoir is a wish (`or … identity`), not a filter that decides.

@@ -181,7 +181,7 @@ impl Check for Dapi {
         let Err(error) = self.policy(HostOs::Any, false) else { return };
         let key = match (error.default_at_fault(), &error) {
             (Some(default), _) => format!("changeDefaults.{default}"),
-            (None, ConfigError::Type) => "changeDefaults".to_owned(),
+            (None, ConfigError::Default(_)) => "changeDefaults".to_owned(),
             (None, _) => "allocationDescription".to_owned(),
         };
         problems.add(&key, Chain(&error).to_string());

@@ -217,6 +217,9 @@ impl<'ast> Visit<'ast> for Reader {
         self.tree(&item.tree, &[], passed_on);
     }
 
+    /// `pub(in …)` says who may use something, and uses nothing.
+    fn visit_visibility(&mut self, _: &'ast syn::Visibility) {}
+
     fn visit_path(&mut self, path: &'ast syn::Path) {
         self.path(path.segments.iter().map(|segment| segment.ident.to_string()).collect());
         visit::visit_path(self, path);
