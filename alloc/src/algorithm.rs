@@ -4,7 +4,9 @@ use std::fmt;
 
 use serde_json::Value;
 
+use crate::change::Change;
 use crate::reason::Reasons;
+use crate::remedy::Refused;
 use crate::run::Run;
 
 /// What an algorithm may do.
@@ -33,6 +35,8 @@ pub(crate) struct Algorithm {
     pub(crate) run: fn(&mut Run<'_>) -> Reasons,
     /// The figures by which it judges one server, for `?explain=full`; `None`: none worth saying.
     pub(crate) compares: Option<Compares>,
+    /// What could help where it refused a server that is looked at by itself, the likeliest first.
+    pub(crate) remedies: Remedies,
     /// Whether it wants to know what earlier requests chose ([`crate::Recent`]).
     pub(crate) remembers: bool,
 }
@@ -45,9 +49,13 @@ impl Algorithm {
         kind: Kind::Filter,
         run: |_| Reasons::None,
         compares: None,
+        remedies: |_| Vec::new(),
         remembers: false,
     };
 }
+
+/// Changes of the server, the policy or the request's VMs that may make the server do.
+pub(crate) type Remedies = fn(&Refused<'_>) -> Vec<Change>;
 
 /// Names and values that an algorithm compares on a server; of the request, too.
 pub(crate) type Compares = fn(&Run<'_>, u32) -> Vec<(&'static str, Value)>;

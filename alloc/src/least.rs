@@ -7,17 +7,22 @@
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use crate::algorithm::Remedies;
 use crate::allocate::{Options, Order, allocate};
+use crate::change::Change;
 use crate::config::Config;
 use crate::fit::alone;
 use crate::fleet::Fleet;
-use crate::least_change::{Change, relaxations, remedies};
+use crate::num::truthy;
 use crate::outcome::Outcome;
 use crate::reason::{Reason, Reasons};
+use crate::relax::relaxations;
+use crate::remedy::Refused;
 use crate::request::Request;
 use crate::server::Server;
 use crate::snapshot::Snapshot;
@@ -264,12 +269,29 @@ impl Search<'_> {
                 return None;
             }
             let request = Request::parse(self.body).ok()?;
-            let more = remedies(&outcome, &request, self.config);
+            let more = self.remedies(&outcome, &request);
             let helps = more.into_iter().find_map(|change| self.grown(&changes, &change, place))?;
             changes.push(helps);
         }
         let changes = self.minimize(changes, place)?;
         self.checked(&changes)
+    }
+
+    /// What could help where a server by itself fails, the likeliest first.
+    fn remedies(&self, outcome: &Outcome, request: &Request) -> Vec<Change> {
+        let (Some(slot), Some(last)) = (outcome.snapshot.slots().next(), outcome.steps.last())
+        else {
+            return Vec::new();
+        };
+        let refused = Refused {
+            server: Arc::new(outcome.snapshot.server(slot).clone()),
+            slot,
+            request,
+            settings: &self.config.settings,
+            reasons: &last.reasons,
+        };
+        let remedies = last.algorithm.map_or(made_ready as Remedies, |last| last.remedies);
+        remedies(&refused)
     }
 
     /// The change, large enough that the step that fails does so no longer.
@@ -364,5 +386,23 @@ fn merge(server: &mut Map<String, Value>, more: Map<String, Value>) {
             }
             (_, value) => drop(server.insert(name, value)),
         }
+    }
+}
+
+/// What a server needs to be looked at, if it was not even that.
+fn made_ready(refused: &Refused<'_>) -> Vec<Change> {
+    let record = &refused.server.record;
+    let set_up = truthy(record.get("setup"));
+    let reserved = truthy(record.get("reserved"));
+    match (set_up, reserved) {
+        (false, false) => vec![refused.set("setup", json!(true), "the setup done")],
+        (true, true) => vec![refused.set("reserved", json!(false), "the reservation lifted")],
+        (false, true) => {
+            let members =
+                [("setup".to_owned(), json!(true)), ("reserved".to_owned(), json!(false))];
+            let text = "setup done and reservation lifted";
+            vec![refused.with_members(members.into_iter().collect(), text)]
+        }
+        (true, false) => Vec::new(),
     }
 }

@@ -4,10 +4,13 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
+use crate::change::Change;
 use crate::reason::{Reason, Reasons};
-use crate::request::json_text;
+use crate::remedy::Refused;
+use crate::request::{Request, json_text};
 use crate::run::{Run, Verdict};
 use crate::server::Platform;
+use crate::settings::Settings;
 
 /// One limit: from or up to which platform.
 #[derive(Clone, Debug)]
@@ -113,6 +116,38 @@ pub(crate) fn filter(run: &mut Run<'_>, limits: &[Limit]) -> Reasons {
         verdict.map_or(Verdict::Keep, |text| Verdict::Because(Reason::Shared(text)))
     });
     reasons.sharing(shared)
+}
+
+/// The server on a platform that is one of the limits.
+pub(crate) fn remedies(refused: &Refused<'_>) -> Vec<Change> {
+    let change = |stamp: String| {
+        let text = format!("platform {stamp}");
+        refused.set_sysinfo("Live Image", Value::from(stamp), &text)
+    };
+    stamps(refused.request, refused.settings).into_iter().map(change).collect()
+}
+
+/// Platforms that the request or its features name as limits, the oldest first.
+fn stamps(request: &Request, settings: &Settings) -> Vec<String> {
+    let package = request.package.as_ref().and_then(|package| package.min_platform.as_ref());
+    let image = &request.image;
+    let limits = [package, image.min_platform.as_ref(), image.max_platform.as_ref()];
+    let limits = limits.into_iter().flatten().flat_map(|limits| limits.values());
+    let platforms = &settings.platforms;
+    let features = [
+        &platforms.docker,
+        &platforms.docker_volumes,
+        &platforms.other_volumes,
+        &platforms.volapi_nfs_v2,
+        &platforms.flexible_disk,
+    ];
+    let mut stamps: Vec<String> = limits
+        .filter_map(|stamp| stamp.as_str().map(str::to_owned))
+        .chain(features.into_iter().flatten().cloned())
+        .collect();
+    stamps.sort();
+    stamps.dedup();
+    stamps
 }
 
 #[cfg(test)]

@@ -3,7 +3,9 @@
 use serde_json::{Value, json};
 
 use crate::algorithm::{Algorithm, Kind};
+use crate::change::Change;
 use crate::reason::{Reason, Reasons};
+use crate::remedy::Refused;
 use crate::run::{Run, Verdict};
 use crate::server::flag;
 use crate::vm::Vm;
@@ -14,8 +16,16 @@ pub(super) static CAPNESS: Algorithm = Algorithm {
     kind: Kind::Filter,
     run,
     compares: Some(compares),
+    remedies,
     ..Algorithm::PLAIN
 };
+
+fn remedies(refused: &Refused<'_>) -> Vec<Change> {
+    let request = refused.request;
+    let package = request.package.as_ref().and_then(|package| package.cpu_cap);
+    let capped = request.vm.cpu_cap.or(package).is_some();
+    refused.without(|vm| vm.cpu_cap.is_some() != capped).into_iter().collect()
+}
 
 fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
     let capped = run.vms(slot).filter(|vm| vm.cpu_cap.is_some()).count();

@@ -6,7 +6,9 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use crate::algorithm::{Algorithm, Kind};
+use crate::change::Change;
 use crate::reason::{Reason, Reasons};
+use crate::remedy::Refused;
 use crate::run::Run;
 use crate::validate::Locality;
 
@@ -16,8 +18,14 @@ pub(super) static HARD_LOCALITY: Algorithm = Algorithm {
     kind: Kind::Set,
     run,
     compares: Some(compares),
+    remedies,
     ..Algorithm::PLAIN
 };
+
+fn remedies(refused: &Refused<'_>) -> Vec<Change> {
+    let too_near = refused.reason().and_then(|text| text.strip_prefix("exclude: inst!="));
+    refused.without(|vm| too_near == Some(&vm.uuid.to_string())).into_iter().collect()
+}
 
 fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
     run.wishes(slot)

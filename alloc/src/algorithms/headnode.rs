@@ -1,7 +1,11 @@
 //! `hard-filter-headnode`: no headnodes.
 
+use serde_json::json;
+
 use crate::algorithm::{Algorithm, Kind};
+use crate::change::Change;
 use crate::reason::Reasons;
+use crate::remedy::Refused;
 use crate::run::{Run, Verdict};
 use crate::server::flag;
 
@@ -10,8 +14,13 @@ pub(super) static HEADNODE: Algorithm = Algorithm {
     title: "Servers which are not headnodes",
     kind: Kind::Filter,
     run,
+    remedies,
     ..Algorithm::PLAIN
 };
+
+fn remedies(_: &Refused<'_>) -> Vec<Change> {
+    vec![Change::Policy { key: "filter_headnode", value: json!(false) }]
+}
 
 fn run(run: &mut Run<'_>) -> Reasons {
     if !run.settings.filter_headnode {

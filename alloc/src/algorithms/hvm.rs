@@ -3,8 +3,10 @@
 use serde_json::{Value, json};
 
 use crate::algorithm::{Algorithm, Kind};
+use crate::change::Change;
 use crate::num::{json as number, text};
 use crate::reason::{Reason, Reasons};
+use crate::remedy::Refused;
 use crate::run::{Run, Verdict};
 use crate::server::flag;
 use crate::vm::{Brand, Vm};
@@ -15,8 +17,16 @@ pub(super) static HVM: Algorithm = Algorithm {
     kind: Kind::Filter,
     run,
     compares: Some(compares),
+    remedies,
     ..Algorithm::PLAIN
 };
+
+fn remedies(refused: &Refused<'_>) -> Vec<Change> {
+    let brand = Brand::of(&refused.request.vm.brand);
+    let clash = refused.without(|vm| vm.brand.is_hvm() && vm.brand != brand);
+    let support = refused.set_sysinfo("Bhyve Capable", json!(true), "support for bhyve");
+    clash.into_iter().chain([support]).collect()
+}
 
 fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
     let parsed = &run.snapshot.server(slot).parsed;

@@ -4,8 +4,10 @@ use serde_json::{Value, json};
 
 use super::no_ratio::without_ratio;
 use crate::algorithm::{Algorithm, Kind};
+use crate::change::{Change, Resource};
 use crate::num::{json as number, text};
 use crate::reason::{Reason, Reasons};
+use crate::remedy::Refused;
 use crate::run::{Run, Verdict};
 use crate::server::MIB;
 
@@ -18,8 +20,13 @@ pub(super) static MIN_DISK: Algorithm = Algorithm {
     kind: Kind::Filter,
     run,
     compares: Some(compares),
+    remedies,
     ..Algorithm::PLAIN
 };
+
+fn remedies(refused: &Refused<'_>) -> Vec<Change> {
+    vec![refused.more(Resource::Disk)]
+}
 
 fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
     let ratio = run.package.as_ref().and_then(|package| package.ratios.disk);

@@ -3,8 +3,10 @@
 use serde_json::{Value, json};
 
 use crate::algorithm::{Algorithm, Kind};
+use crate::change::{Change, Resource};
 use crate::num::json as number;
 use crate::reason::{Reason, Reasons};
+use crate::remedy::Refused;
 use crate::run::{Run, Verdict};
 
 pub(super) static MIN_FREE_DISK: Algorithm = Algorithm {
@@ -13,8 +15,13 @@ pub(super) static MIN_FREE_DISK: Algorithm = Algorithm {
     kind: Kind::Filter,
     run,
     compares: Some(compares),
+    remedies,
     ..Algorithm::PLAIN
 };
+
+fn remedies(refused: &Refused<'_>) -> Vec<Change> {
+    vec![refused.more(Resource::Disk)]
+}
 
 fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
     let least = run.settings.minimum_free_disk.as_ref().map(|(_, least)| number(*least));

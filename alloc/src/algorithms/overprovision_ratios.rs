@@ -3,9 +3,12 @@
 use serde_json::{Value, json};
 
 use crate::algorithm::{Algorithm, Kind};
+use crate::change::Change;
 use crate::num::fix2;
 use crate::ratios::{RatioPolicy, Ratios};
 use crate::reason::{Reason, Reasons};
+use crate::remedy::Refused;
+use crate::request::Package;
 use crate::run::{Run, Verdict};
 
 pub(super) static OVERPROVISION_RATIOS: Algorithm = Algorithm {
@@ -14,8 +17,21 @@ pub(super) static OVERPROVISION_RATIOS: Algorithm = Algorithm {
     kind: Kind::Filter,
     run,
     compares: Some(compares),
+    remedies,
     ..Algorithm::PLAIN
 };
+
+fn remedies(refused: &Refused<'_>) -> Vec<Change> {
+    let to_package = |package: &Package| {
+        let r = package.ratios;
+        let named =
+            [("cpu", r.cpu), ("ram", r.ram), ("disk", r.disk), ("io", r.io), ("net", r.net)];
+        let known = named.into_iter().filter(|(_, ratio)| ratio.is_some());
+        let ratios = known.map(|(name, ratio)| (name.to_owned(), json!(ratio))).collect();
+        refused.set("overprovision_ratios", Value::Object(ratios), "the package's ratios")
+    };
+    refused.request.package.as_ref().map(to_package).into_iter().collect()
+}
 
 fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
     let has = run.ratios(slot);

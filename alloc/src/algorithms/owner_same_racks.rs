@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use crate::algorithm::{Algorithm, Kind};
+use crate::change::Change;
 use crate::reason::{Reason, Reasons};
+use crate::remedy::Refused;
 use crate::run::{Run, Verdict};
 
 pub(super) static OWNER_SAME_RACKS: Algorithm = Algorithm {
@@ -14,8 +16,14 @@ pub(super) static OWNER_SAME_RACKS: Algorithm = Algorithm {
     kind: Kind::Set,
     run,
     compares: Some(compares),
+    remedies,
     ..Algorithm::PLAIN
 };
+
+fn remedies(refused: &Refused<'_>) -> Vec<Change> {
+    let owner = refused.request.vm.owner;
+    refused.without(|vm| vm.owner == owner).into_iter().collect()
+}
 
 fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
     let rack = run.snapshot.server(slot).parsed.rack.as_deref();

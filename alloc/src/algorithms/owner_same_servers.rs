@@ -3,7 +3,9 @@
 use serde_json::{Value, json};
 
 use crate::algorithm::{Algorithm, Kind};
+use crate::change::Change;
 use crate::reason::{Reason, Reasons};
+use crate::remedy::Refused;
 use crate::run::{Run, Verdict};
 
 pub(super) static OWNER_SAME_SERVERS: Algorithm = Algorithm {
@@ -12,8 +14,14 @@ pub(super) static OWNER_SAME_SERVERS: Algorithm = Algorithm {
     kind: Kind::Filter,
     run,
     compares: Some(compares),
+    remedies,
     ..Algorithm::PLAIN
 };
+
+fn remedies(refused: &Refused<'_>) -> Vec<Change> {
+    let owner = refused.request.vm.owner;
+    refused.without(|vm| vm.owner == owner).into_iter().collect()
+}
 
 fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
     vec![("owner_vms", json!(run.owner_vms(slot)))]

@@ -5,9 +5,11 @@ use std::borrow::Cow;
 use serde_json::{Map, Value, json};
 
 use crate::algorithm::{Algorithm, Kind};
+use crate::change::Change;
 use crate::num;
 use crate::predicate::EvalError;
 use crate::reason::{Reason, Reasons};
+use crate::remedy::Refused;
 use crate::run::{Run, Verdict};
 use crate::settings::OwnerFilter;
 
@@ -17,8 +19,13 @@ pub(super) static OWNERS_SERVERS: Algorithm = Algorithm {
     kind: Kind::Set,
     run,
     compares: Some(compares),
+    remedies,
     ..Algorithm::PLAIN
 };
+
+fn remedies(_: &Refused<'_>) -> Vec<Change> {
+    vec![Change::Policy { key: "filter_owner_server", value: json!({}) }]
+}
 
 fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
     let Some(filters) = &run.settings.owner_filters else { return Vec::new() };

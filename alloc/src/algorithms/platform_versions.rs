@@ -13,6 +13,7 @@ pub(super) static PLATFORM_VERSIONS: Algorithm = Algorithm {
     kind: Kind::Filter,
     run,
     compares: Some(compares),
+    remedies: platform::remedies,
     ..Algorithm::PLAIN
 };
 

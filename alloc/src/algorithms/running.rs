@@ -3,7 +3,9 @@
 use serde_json::{Value, json};
 
 use crate::algorithm::{Algorithm, Kind};
+use crate::change::Change;
 use crate::reason::{Reason, Reasons};
+use crate::remedy::Refused;
 use crate::run::{Run, Verdict};
 use crate::server::flag;
 
@@ -13,8 +15,13 @@ pub(super) static RUNNING: Algorithm = Algorithm {
     kind: Kind::Filter,
     run,
     compares: Some(compares),
+    remedies,
     ..Algorithm::PLAIN
 };
+
+fn remedies(refused: &Refused<'_>) -> Vec<Change> {
+    vec![refused.set("status", json!("running"), "status running")]
+}
 
 fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
     vec![("status", json!(run.snapshot.server(slot).status.as_deref()))]

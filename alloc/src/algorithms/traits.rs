@@ -3,8 +3,10 @@
 use serde_json::{Map, Value};
 
 use crate::algorithm::{Algorithm, Kind};
+use crate::change::Change;
 use crate::reason::{Reason, Reasons};
-use crate::request::json_text;
+use crate::remedy::Refused;
+use crate::request::{Request, json_text};
 use crate::run::{Run, Verdict};
 use crate::server::flag;
 
@@ -14,16 +16,23 @@ pub(super) static TRAITS: Algorithm = Algorithm {
     kind: Kind::Filter,
     run,
     compares: Some(compares),
+    remedies,
     ..Algorithm::PLAIN
 };
 
+fn remedies(refused: &Refused<'_>) -> Vec<Change> {
+    let wanted = Value::Object(wanted(refused.request));
+    let text = format!("traits {wanted}");
+    vec![refused.set("traits", wanted, &text)]
+}
+
 fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
     let has = run.snapshot.server(slot).parsed.traits.clone().unwrap_or_default();
-    vec![("server", Value::Object(has)), ("wanted", Value::Object(wanted(run)))]
+    vec![("server", Value::Object(has)), ("wanted", Value::Object(wanted(run.request)))]
 }
 
 fn run(run: &mut Run<'_>) -> Reasons {
-    let wanted = wanted(run);
+    let wanted = wanted(run.request);
     if wanted.is_empty() {
         let reasons = run.filter_flag(flag::TRAITS, false, || Verdict::Because(Reason::Traits));
         return reasons.sharing(vec!["Combined vm/pkg/img require no traits".to_owned()]);
@@ -52,11 +61,11 @@ fn run(run: &mut Run<'_>) -> Reasons {
 }
 
 /// What VM or package ask for, overlaid by what the image does.
-fn wanted(run: &Run<'_>) -> Map<String, Value> {
-    let vm = run.request.vm.traits.as_ref();
-    let base = vm.or(run.package.as_ref().and_then(|package| package.traits.as_ref()));
+fn wanted(request: &Request) -> Map<String, Value> {
+    let vm = request.vm.traits.as_ref();
+    let base = vm.or(request.package.as_ref().and_then(|package| package.traits.as_ref()));
     let mut wanted: Map<String, Value> = base.cloned().unwrap_or_default();
-    if let Some(image) = &run.request.image.traits {
+    if let Some(image) = &request.image.traits {
         wanted.extend(image.iter().map(|(key, value)| (key.clone(), value.clone())));
     }
     wanted

@@ -3,9 +3,11 @@
 use serde_json::{Value, json};
 
 use crate::algorithm::{Algorithm, Kind};
+use crate::change::Change;
 use crate::reason::{Reason, Reasons};
+use crate::remedy::Refused;
 use crate::run::{Run, Verdict};
-use crate::server::Nics;
+use crate::server::{Nics, Server};
 
 pub(super) static VLANS: Algorithm = Algorithm {
     name: "hard-filter-vlans",
@@ -13,8 +15,33 @@ pub(super) static VLANS: Algorithm = Algorithm {
     kind: Kind::Filter,
     run,
     compares: Some(compares),
+    remedies,
     ..Algorithm::PLAIN
 };
+
+fn remedies(refused: &Refused<'_>) -> Vec<Change> {
+    let tag = missing_tag(refused.server.as_ref(), refused.request.vm.nic_groups.as_deref());
+    let change = |tag: &String| {
+        let interfaces = with_tag(&refused.server, tag);
+        refused.set_sysinfo("Network Interfaces", interfaces, &format!("NIC tag {tag}"))
+    };
+    tag.map(change).into_iter().collect()
+}
+
+/// The first tag of the first group that the server lacks.
+fn missing_tag<'a>(server: &Server, groups: Option<&'a [Vec<String>]>) -> Option<&'a String> {
+    let online = &server.parsed.nics.online;
+    let unmet = |group: &&Vec<String>| !group.iter().any(|tag| online.contains(tag));
+    groups?.iter().find(unmet)?.first()
+}
+
+/// The server's interfaces and one more with a tag.
+fn with_tag(server: &Server, tag: &str) -> Value {
+    let known = server.record.get("sysinfo").and_then(|s| s.get("Network Interfaces"));
+    let mut interfaces = known.and_then(Value::as_object).cloned().unwrap_or_default();
+    interfaces.insert(format!("for-{tag}"), json!({ "Link Status": "up", "NIC Names": [tag] }));
+    Value::Object(interfaces)
+}
 
 fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
     let nics = &run.snapshot.server(slot).parsed.nics;

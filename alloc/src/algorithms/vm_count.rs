@@ -3,8 +3,10 @@
 use serde_json::{Value, json};
 
 use crate::algorithm::{Algorithm, Kind};
+use crate::change::Change;
 use crate::num::{json as number, text};
 use crate::reason::{Reason, Reasons};
+use crate::remedy::Refused;
 use crate::run::{Run, Verdict};
 
 pub(super) static VM_COUNT: Algorithm = Algorithm {
@@ -13,8 +15,14 @@ pub(super) static VM_COUNT: Algorithm = Algorithm {
     kind: Kind::Filter,
     run,
     compares: Some(compares),
+    remedies,
     ..Algorithm::PLAIN
 };
+
+fn remedies(refused: &Refused<'_>) -> Vec<Change> {
+    let last = refused.server.counted().last().map(|vm| vm.uuid);
+    refused.without(|vm| Some(vm.uuid) == last).into_iter().collect()
+}
 
 fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
     vec![("vms", json!(run.vm_count(slot))), ("limit", number(run.settings.vm_limit))]
