@@ -21,7 +21,7 @@ pub(crate) use streams::pipe;
 pub use waiting::{Answer, Reply};
 
 use crate::app::App;
-use crate::app::AppError;
+use crate::app::{AppError, Caller};
 use crate::roster::ConnectionId;
 use registry::Registry;
 use streams::Streams;
@@ -162,13 +162,13 @@ impl Agents {
     /// [`AppError::Timeout`], [`AppError::TicketNotActive`], [`AppError::Agent`].
     pub async fn query(&self, query: Query<'_>) -> Result<Value, AppError> {
         let Some(app) = self.app.upgrade() else { return Err(AppError::Stopping) };
-        let fence = app.fence().await?;
+        let fence = app.fence(query.caller).await?;
         app.require_capability(query.server, query.task)?;
         let id: TaskId = app.parts.entropy.uuid().into();
         let deadline_ms = u64::try_from(query.timeout.as_millis()).ok();
         let dispatch = Dispatch {
             id: id.clone(),
-            req_id: query.req_id.to_owned(),
+            req_id: query.caller.req_id.clone(),
             task: query.task.to_owned(),
             params: query.params,
             deadline_ms,
@@ -202,8 +202,8 @@ pub struct Query<'a> {
     pub label: Option<&'a str>,
     /// Its parameters.
     pub params: Map<String, Value>,
-    /// The request that asks.
-    pub req_id: &'a str,
+    /// Who asks.
+    pub caller: &'a Caller,
     /// Longest wait.
     pub timeout: Duration,
 }

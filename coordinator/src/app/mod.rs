@@ -7,6 +7,7 @@
 mod agent_calls;
 mod allocate;
 pub mod boot;
+mod caller;
 mod config;
 pub(crate) mod dataset_url;
 mod error;
@@ -43,10 +44,13 @@ use muster_shared::wire::status::VmReport;
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::Notify;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tracing::Instrument as _;
 
 pub use allocate::{AllocationRecord, Ask, Decided};
+pub use caller::Caller;
 pub use config::{AllocationConfig, AppConfig, BootSettings, Parts};
 pub use error::AppError;
 pub use expected::Expected;
@@ -199,6 +203,15 @@ impl App {
         if let Err(error) = self.parts.store.revoke(lease).await {
             tracing::debug!(%error, "the lease runs out by itself");
         }
+    }
+
+    /// Runs work that must come to its end whatever becomes of who asked for it;
+    /// [`App::shutdown`] waits for it.
+    pub(crate) fn spawn<F>(&self, work: F) -> JoinHandle<F::Output>
+    where
+        F: Future<Output: Send> + Send + 'static,
+    {
+        self.tracker.spawn(work.in_current_span())
     }
 
     /// Returns when a job has ended on its own, after which the process must end.

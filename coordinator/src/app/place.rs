@@ -25,7 +25,7 @@ use super::error::AppError;
 use super::placing::{PlaceRecord, PlaceState, UNSEEN};
 use super::tasks::{NewTask, Open, Refusal, TaskRecord, TaskStatus, is_conflict};
 use super::vm_request::{VmRequest, build};
-use super::{App, keys};
+use super::{App, Caller, keys};
 use crate::store::{Expect, Revision, Write};
 
 /// The answer to `POST /vms`.
@@ -48,7 +48,7 @@ impl App {
     pub async fn vm_place(
         self: &Arc<Self>,
         body: &Map<String, Value>,
-        req_id: &str,
+        caller: &Caller,
     ) -> Result<Placed, AppError> {
         let VmRequest { uuid, mut params } = build(body)?;
         let vm = uuid.unwrap_or_else(|| VmUuid(self.parts.entropy.uuid()));
@@ -59,7 +59,7 @@ impl App {
         loop {
             let mut chosen = self.choose_and_promise(vm, &params, &exclude)?;
             let server = chosen.server;
-            let placed = self.place_on(&mut chosen, vm, &params, req_id, expect).await;
+            let placed = self.place_on(&mut chosen, vm, &params, caller, expect).await;
             match placed {
                 Ok(placed) => return Ok(placed),
                 Err(AppError::Busy(reason)) => {
@@ -93,14 +93,14 @@ impl App {
         server: ServerUuid,
         vm: VmUuid,
         params: Map<String, Value>,
-        req_id: &str,
+        caller: &Caller,
     ) -> Result<TaskId, AppError> {
         // Whether it exists on that server, its agent knows best.
         let elsewhere = self.fleet.vm(vm).is_some_and(|(home, _)| home != server);
         if elsewhere || self.placing.lock().is_made_beside(vm, server) {
             return Err(AppError::VmExists(vm));
         }
-        let id = self.task_create(server, "machine_create", params.clone(), req_id).await?;
+        let id = self.task_create(server, "machine_create", params.clone(), caller).await?;
         // Not promised when the task has ended meanwhile.
         if self.tasks.get(&id).is_some() && self.fleet.vm(vm).is_none() {
             self.promise(vm, server, &params);
@@ -113,7 +113,7 @@ impl App {
         chosen: &mut Chosen,
         vm: VmUuid,
         params: &Map<String, Value>,
-        req_id: &str,
+        caller: &Caller,
         expect: Expect,
     ) -> Result<Placed, AppError> {
         let Chosen { server, record: decision, outcome, policy, guard, .. } = chosen;
@@ -123,7 +123,7 @@ impl App {
             server,
             task: "machine_create".to_owned(),
             params: params.clone(),
-            req_id: req_id.to_owned(),
+            caller: caller.clone(),
             vm: Some(vm),
         };
         let mut record = self.task_record(new).await?;

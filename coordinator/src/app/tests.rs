@@ -12,7 +12,7 @@ mod tasks;
 mod tickets;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use muster_shared::clock::{Clock as _, TokioClock};
@@ -32,10 +32,15 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use super::tasks::{TaskFilter, TaskStatus};
-use super::{App, AppConfig, AppError, Expected, Parts};
+use super::{App, AppConfig, AppError, Caller, Expected, Parts};
 use crate::store::{KvStore, SharedStore};
 
 const SOON: Duration = Duration::from_secs(5);
+
+fn caller() -> &'static Caller {
+    static CALLER: LazyLock<Caller> = LazyLock::new(|| Caller::new("r"));
+    &CALLER
+}
 
 fn server(n: u128) -> ServerUuid {
     ServerUuid(Uuid::from_u128(n))
@@ -268,7 +273,7 @@ async fn eventually(mut holds: impl FnMut() -> bool) {
 }
 
 async fn nop(app: &Arc<App>) -> TaskId {
-    app.task_create(server(1), "nop", Map::new(), "r").await.unwrap()
+    app.task_create(server(1), "nop", Map::new(), caller()).await.unwrap()
 }
 
 async fn ended(app: &Arc<App>, id: &TaskId) -> Map<String, Value> {
@@ -280,8 +285,8 @@ async fn a_refused_vm_goes_to_another_server_under_the_same_task() {
     let disk = Disk::new();
     let app = disk.start().await;
     let mut agents = [Agent::connect(&app, server(1)).await, Agent::connect(&app, server(2)).await];
-    let placed = app.vm_place(&body(vm(5)), "r").await.unwrap();
-    assert!(matches!(app.vm_place(&body(vm(5)), "r").await, Err(AppError::VmExists(_))));
+    let placed = app.vm_place(&body(vm(5)), caller()).await.unwrap();
+    assert!(matches!(app.vm_place(&body(vm(5)), caller()).await, Err(AppError::VmExists(_))));
     let first = usize::from(placed.server_uuid == agents[1].server);
     let dispatch = agents[first].dispatched().await;
     assert_eq!(dispatch.params["uuid"], json!(vm(5)));
@@ -296,14 +301,14 @@ async fn a_refused_vm_goes_to_another_server_under_the_same_task() {
 
     // Killed here, the operation goes on where it was.
     let app = disk.start().await;
-    assert!(matches!(app.vm_place(&body(vm(5)), "r").await, Err(AppError::VmExists(_))));
+    assert!(matches!(app.vm_place(&body(vm(5)), caller()).await, Err(AppError::VmExists(_))));
     let mut agent =
         Agent::connect(&app, shown["server_uuid"].as_str().unwrap().parse().unwrap()).await;
     assert_eq!(agent.welcome.open_task_ids, std::slice::from_ref(&placed.id));
     agent.finish(&placed.id, json!({ "vm": a_vm(vm(5), "running").vm })).await;
     assert_eq!(ended(&app, &placed.id).await["status"], "complete");
     assert_eq!(app.vm_get(vm(5)).unwrap()["state"], "running");
-    assert!(matches!(app.vm_place(&body(vm(5)), "r").await, Err(AppError::VmExists(_))));
+    assert!(matches!(app.vm_place(&body(vm(5)), caller()).await, Err(AppError::VmExists(_))));
     app.shutdown().await;
 }
 
@@ -322,7 +327,7 @@ async fn the_end_of_a_task_shows_what_became_of_its_vm() {
         ("running", "2026-01-01T00:00:02.000Z", "running"),
     ] {
         let params = json!({ "uuid": vm(5) }).as_object().cloned().unwrap();
-        let id = app.task_create(server(1), "machine_reboot", params, "r").await.unwrap();
+        let id = app.task_create(server(1), "machine_reboot", params, caller()).await.unwrap();
         agent.dispatched().await;
         let mut told = json!(a_vm(vm(5), state).vm);
         (told["last_modified"], told["alias"]) = (json!(at), json!("x"));
@@ -339,11 +344,11 @@ async fn the_end_of_a_task_shows_what_became_of_its_vm() {
 async fn a_vm_refused_everywhere_fails_with_the_reason_and_can_be_tried_again() {
     let app = Disk::new().start().await;
     let mut agent = Agent::connect(&app, server(1)).await;
-    let placed = app.vm_place(&body(vm(5)), "r").await.unwrap();
+    let placed = app.vm_place(&body(vm(5)), caller()).await.unwrap();
     agent.dispatched().await;
     agent.refuse(&placed.id, "HvmNotSupported").await;
     assert_eq!(ended(&app, &placed.id).await["error"]["code"], "HvmNotSupported");
-    app.vm_place(&body(vm(5)), "r").await.unwrap();
+    app.vm_place(&body(vm(5)), caller()).await.unwrap();
     app.shutdown().await;
 }
 
@@ -353,7 +358,7 @@ async fn what_is_promised_is_not_promised_twice() {
     let _agent = Agent::connect(&app, server(1)).await;
     // 8 GiB less the reservation of 15 % hold four VMs of 512 + 1024 MiB.
     let bodies: Vec<_> = (10..20).map(|n| body(vm(n))).collect();
-    let placing = bodies.iter().map(|body| app.vm_place(body, "r"));
+    let placing = bodies.iter().map(|body| app.vm_place(body, caller()));
     let results = futures_util::future::join_all(placing).await;
     let placed = results.iter().filter(|r| r.is_ok()).count();
     assert_eq!(placed, 4, "{results:?}");
@@ -368,16 +373,16 @@ async fn a_vm_destroyed_before_any_report_shows_it_takes_no_room() {
     let mut agent = Agent::connect(&app, server(1)).await;
     // More than fit at a time.
     for n in 10..20 {
-        let placed = app.vm_place(&body(vm(n)), "r").await.unwrap();
+        let placed = app.vm_place(&body(vm(n)), caller()).await.unwrap();
         agent.finish(&placed.id, Value::Null).await;
         ended(&app, &placed.id).await;
         let params = Map::from_iter([("uuid".to_owned(), json!(vm(n)))]);
-        let id = app.task_create(server(1), "machine_destroy", params, "r").await.unwrap();
+        let id = app.task_create(server(1), "machine_destroy", params, caller()).await.unwrap();
         agent.finish(&id, Value::Null).await;
         ended(&app, &id).await;
         assert_eq!(app.parts.store.get(&super::keys::place(vm(n))).await.unwrap(), None);
     }
-    app.vm_place(&body(vm(10)), "r").await.unwrap();
+    app.vm_place(&body(vm(10)), caller()).await.unwrap();
     app.shutdown().await;
 }
 
@@ -390,7 +395,7 @@ async fn a_query_is_answered_by_its_result_only() {
         task: "machine_load",
         label: None,
         params: Map::new(),
-        req_id: "r",
+        caller: caller(),
         timeout,
     };
     let answer = async {

@@ -46,7 +46,7 @@ impl Ask {
             task: self.task,
             label: self.label,
             params: self.params,
-            req_id: &request.req_id,
+            caller: &request.caller,
             timeout: Duration::from_secs(self.seconds),
         };
         request.app.agents().query(query).await
@@ -56,7 +56,7 @@ impl Ask {
     pub(super) async fn run(self, request: &Request) -> Result<Value, AppError> {
         let server = server(request)?;
         let limit = Duration::from_secs(self.seconds);
-        request.app.task_run(server, self.task, self.params, &request.req_id, limit).await
+        request.app.task_run(server, self.task, self.params, &request.caller, limit).await
     }
 }
 

@@ -24,11 +24,11 @@ use super::matcher::{self, Match};
 use super::params::{merge, parse_json, parse_urlencoded};
 use super::request::{BodyStream, Request, ServerRef, invalid_server, invalid_vm};
 use super::response::{Body, Response};
-use super::route::{BodyRule, Reply, Route, ServerRule};
+use super::route::{BodyRule, HandlerFuture, Reply, Route, ServerRule};
 use super::rule::{FieldError, check};
 use super::schema::Fault;
 use super::stream::SyncStream;
-use crate::app::tickets::naming;
+use crate::app::Caller;
 
 /// Longest request id that is taken over from a client, bytes.
 const MAX_REQ_ID_BYTES: usize = 256;
@@ -156,7 +156,7 @@ impl Shell {
         let request = Request {
             app: Arc::clone(&self.app),
             params,
-            req_id: context.req_id.clone(),
+            caller: Caller { req_id: context.req_id.clone(), ticket },
             head: context.method == Method::HEAD,
             headers: incoming.headers,
             server: server.map(|(server, _)| server),
@@ -166,19 +166,31 @@ impl Shell {
             permit: incoming.peer.permit,
             shell: Arc::clone(self),
         };
+        let work = (route.handler)(request);
+        let work = if route.changes() { self.detach(work)? } else { work };
         tokio::select! {
             biased;
-            answer = AssertUnwindSafe(naming(ticket, (route.handler)(request))).catch_unwind() => {
-                answer.unwrap_or_else(|_| Err(ApiError::Internal {
-                    message: "the request met a defect".to_owned(),
-                    // The panic hook has written it to the log.
-                    source: None,
-                }))
+            answer = AssertUnwindSafe(work).catch_unwind() => {
+                answer.unwrap_or_else(|_| Err(defect()))
             }
             () = self.hurry.cancelled() => {
                 Err(ApiError::Unavailable("the coordinator is shutting down".to_owned()))
             }
         }
+    }
+
+    /// Runs the work of a request on a task of its own: a client that goes away, at any moment,
+    /// only stops waiting for what it began.
+    fn detach(&self, work: HandlerFuture) -> Result<HandlerFuture, ApiError> {
+        let Ok(permit) = Arc::clone(&self.changes).try_acquire_owned() else {
+            return Err(ApiError::Unavailable("too many changes are under way".to_owned()));
+        };
+        let task = self.app.spawn(async move {
+            let answer = work.await;
+            drop(permit);
+            answer
+        });
+        Ok(Box::pin(async move { task.await.unwrap_or_else(|_| Err(defect())) }))
     }
 
     /// Precondition S; also tells whether the server is running.
@@ -278,6 +290,11 @@ impl Shell {
             }
         }
     }
+}
+
+/// A handler that panicked; the panic hook has written it to the log.
+fn defect() -> ApiError {
+    ApiError::Internal { message: "the request met a defect".to_owned(), source: None }
 }
 
 /// The bodies of GET and HEAD are ignored.

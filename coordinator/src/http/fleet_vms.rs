@@ -96,7 +96,7 @@ async fn list(request: Request) -> Result<Response, ApiError> {
 }
 
 async fn create(request: Request) -> Result<Response, ApiError> {
-    Response::json(request.app.vm_place(&request.params, &request.req_id).await?)
+    Response::json(request.app.vm_place(&request.params, &request.caller).await?)
 }
 
 async fn get(request: Request) -> Result<Response, ApiError> {

@@ -184,7 +184,7 @@ async fn setup(request: Request) -> Result<Response, ApiError> {
         nics: request.param("nics").and_then(Value::as_array).cloned(),
         params,
     };
-    match request.app.job_server_setup(request.server()?, wanted, &request.req_id).await? {
+    match request.app.job_server_setup(request.server()?, wanted, &request.caller).await? {
         Some(job) => started(job),
         None => Ok(Response::empty().status(StatusCode::NO_CONTENT)),
     }
@@ -199,7 +199,7 @@ fn whole(number: f64) -> Option<u32> {
 async fn factory_reset(request: Request) -> Result<Response, ApiError> {
     let server = request.server()?;
     let params = pick(&request, &["origin", "creator_uuid"]);
-    match request.app.job_server_factory_reset(server, params, &request.req_id).await? {
+    match request.app.job_server_factory_reset(server, params, &request.caller).await? {
         Ok(job) => started(job),
         // The reference's answer is this bare string.
         Err(vms) => {
@@ -214,14 +214,14 @@ async fn reboot(request: Request) -> Result<Response, ApiError> {
     let app = &request.app;
     if request.param("nojob") != Some(&json!(true)) {
         let params = pick(&request, &["drain", "origin", "creator_uuid"]);
-        return started(app.job_server_reboot(server, params, &request.req_id).await?);
+        return started(app.job_server_reboot(server, params, &request.caller).await?);
     }
     if let Some(installed) = app.outdated_cn_agent(server, REBOOTS_SINCE) {
         let text = "cn-agent version on server does not support server_reboot";
         return Err(ApiError::Unavailable(format!("{text}: {installed} < 2.11.0")));
     }
     let params = request.params.clone();
-    app.task_run(server, "server_reboot", params, &request.req_id, REBOOT_TIMEOUT).await?;
+    app.task_run(server, "server_reboot", params, &request.caller, REBOOT_TIMEOUT).await?;
     Ok(Response::empty().status(StatusCode::NO_CONTENT))
 }
 
@@ -234,7 +234,7 @@ async fn nics(request: Request) -> Result<Response, ApiError> {
     let nics = request.param("nics").and_then(Value::as_array).cloned().unwrap_or_default();
     let params = pick(&request, &["origin", "creator_uuid"]);
     let server = request.server()?;
-    started(request.app.job_nic_update(server, action, &nics, params, &request.req_id).await?)
+    started(request.app.job_nic_update(server, action, &nics, params, &request.caller).await?)
 }
 
 async fn list(request: Request) -> Result<Response, ApiError> {

@@ -67,6 +67,9 @@ use crate::app::App;
 
 /// Image uploads at a time.
 const MAX_UPLOADS: usize = 8;
+/// Changes at a time. Those whose clients went away hold no connection, so the limit of
+/// connections does not bound them.
+const MAX_CHANGES: usize = 4_096;
 
 /// Every route of the API, by resource.
 fn table() -> Vec<Route> {
@@ -124,6 +127,8 @@ pub(crate) struct Shell {
     sockets: TaskTracker,
     /// Uploads of images at a time; each holds two parts in memory.
     uploads: Arc<Semaphore>,
+    /// Changes at a time.
+    changes: Arc<Semaphore>,
     /// The listeners stop: streams without an end are ended.
     leaving: CancellationToken,
     /// Requests that still wait get a 503.
@@ -177,6 +182,7 @@ impl Shell {
             tracker: TaskTracker::new(),
             sockets: TaskTracker::new(),
             uploads: Arc::new(Semaphore::new(MAX_UPLOADS)),
+            changes: Arc::new(Semaphore::new(MAX_CHANGES)),
             leaving: CancellationToken::new(),
             hurry: CancellationToken::new(),
             cut_off: CancellationToken::new(),

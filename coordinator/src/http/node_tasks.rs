@@ -99,6 +99,6 @@ async fn recovery(request: Request) -> Result<Response, ApiError> {
     )?;
     let members = ["action", "recovery_uuid", "pivtoken", "template", "token"];
     let params = pick(&request, &members);
-    let id = request.app.task_create(server, "recovery_config", params, &request.req_id).await?;
+    let id = request.app.task_create(server, "recovery_config", params, &request.caller).await?;
     Response::json(json!({ "id": id }))
 }

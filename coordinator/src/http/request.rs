@@ -15,7 +15,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::error::ApiError;
 use super::stream::SyncStream;
-use crate::app::{App, Expected};
+use crate::app::{App, Caller, Expected};
 
 /// The bytes of a body as they arrive.
 pub(crate) type BodyStream = SyncStream<Result<Bytes, warp::Error>>;
@@ -35,8 +35,8 @@ pub(crate) struct Request {
     pub(crate) app: Arc<App>,
     /// Path, query and body members in one map; path first (cnapi.md 3.1).
     pub(crate) params: Map<String, Value>,
-    /// The request id: the client's verbatim, else a new UUID.
-    pub(crate) req_id: String,
+    /// Its id (the client's verbatim, else a new UUID), and the ticket that it names.
+    pub(crate) caller: Caller,
     /// The request's headers.
     pub(crate) headers: HeaderMap,
     /// The method is HEAD: only headers of the answer will be sent.
@@ -51,7 +51,7 @@ pub(crate) struct Request {
 
 impl fmt::Debug for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Request").field("req_id", &self.req_id).finish_non_exhaustive()
+        f.debug_struct("Request").field("caller", &self.caller).finish_non_exhaustive()
     }
 }
 

@@ -370,6 +370,11 @@ impl Route {
         self
     }
 
+    /// Whether its work may change something, and so must not end with its client's connection.
+    pub(crate) fn changes(&self) -> bool {
+        !matches!(self.method, Method::GET | Method::HEAD) || self.alias == Some(true)
+    }
+
     /// The same endpoint under another method: an alias that the seed documents.
     pub(crate) fn alias(&self, method: Method, has_effect: bool) -> Self {
         let mut alias = self.clone();

@@ -167,7 +167,7 @@ pub(super) async fn start_task(request: Request, task: &'static str) -> Result<R
     if let Ok(vm) = request.vm() {
         request.app.vm_expected(vm, &request.expected())?;
     }
-    let id = request.app.task_create(server, task, request.params, &request.req_id).await?;
+    let id = request.app.task_create(server, task, request.params, &request.caller).await?;
     Response::json(json!({ "id": id }))
 }
 
@@ -225,7 +225,7 @@ async fn get(request: Request) -> Result<Response, ApiError> {
 async fn update(request: Request) -> Result<Response, ApiError> {
     let server = request.server()?;
     let expected = request.expected();
-    request.app.ticket_check().await?;
+    request.app.ticket_check(&request.caller).await?;
     let ratios = overprovision(&request)?;
     let mut changes: Vec<(&str, Option<Value>)> = Vec::new();
     for param in UPDATE_PARAMS {

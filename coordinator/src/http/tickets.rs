@@ -155,7 +155,7 @@ async fn create(mut request: Request) -> Result<Response, ApiError> {
         queue: QueueName { server_uuid: server(&request)?, scope: text("scope"), id: text("id") },
         expires_at: text("expires_at"),
         action: request.text("action").map(str::to_owned),
-        req_id: request.req_id.clone(),
+        req_id: request.caller.req_id.clone(),
         extra: match request.params.shift_remove("extra") {
             Some(Value::Object(extra)) => extra,
             _ => Map::new(),

@@ -47,7 +47,7 @@ impl Request {
         let accept = handshake(&self.headers, protocol)?;
         let upgrade = self.upgrade.ok_or_else(|| bad("the connection can't be upgraded"))?;
         let kill = self.shell.kill.clone();
-        let req_id = self.req_id;
+        let req_id = self.caller.req_id;
         let permit = self.permit;
         self.shell.sockets.spawn(async move {
             let work = async move {

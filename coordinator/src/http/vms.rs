@@ -228,7 +228,7 @@ async fn create(request: Request) -> Result<Response, ApiError> {
     if request.app.wants_default_gateway(server) {
         add_default_gateway(&mut params);
     }
-    let id = request.app.vm_create_on(server, uuid, params, &request.req_id).await?;
+    let id = request.app.vm_create_on(server, uuid, params, &request.caller).await?;
     Response::json(json!({ "id": id }))
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use muster_coordinator::app::{App, AppError, Expected};
+use muster_coordinator::app::{App, AppError, Caller, Expected};
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
 use parking_lot::Mutex;
@@ -86,13 +86,13 @@ impl Request {
     }
 
     async fn send(self, app: &Arc<App>, number: u64) -> Result<Option<TaskId>, AppError> {
-        let req_id = format!("request-{number}");
+        let caller = Caller::new(format!("request-{number}"));
         match self {
             Self::Place(vm) => {
-                app.vm_place(&vm_body(vm), &req_id).await.map(|placed| Some(placed.id))
+                app.vm_place(&vm_body(vm), &caller).await.map(|placed| Some(placed.id))
             }
             Self::Task { server, kind, params } => {
-                app.task_create(server, kind, params, &req_id).await.map(Some)
+                app.task_create(server, kind, params, &caller).await.map(Some)
             }
             Self::Cancel(id) => app.task_cancel(&id, &Expected::ANY).await.map(|()| None),
         }

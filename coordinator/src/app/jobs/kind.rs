@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 use super::record::{JobRecord, Place};
 use crate::app::error::AppError;
 use crate::app::tasks::NewTask;
-use crate::app::{App, keys};
+use crate::app::{App, Caller, keys};
 use crate::store::{Expect, Revision, Write};
 
 /// Every kind of job.
@@ -130,6 +130,16 @@ impl StepContext {
         self.job.server_uuid
     }
 
+    /// The request that made the job. What cleans up after a failure is done also when the failure
+    /// was that the ticket ended.
+    pub(super) fn caller(&self) -> Caller {
+        let ticket = match self.place {
+            Place::Chain(_) => self.job.ticket_uuid.map(|ticket| ticket.to_string()),
+            Place::OnError(_) => None,
+        };
+        Caller::new(&self.job.req_id).under(ticket)
+    }
+
     /// Changes members of the server's record.
     pub(super) async fn server_update(
         &self,
@@ -192,7 +202,7 @@ impl StepContext {
             server,
             task: task.to_owned(),
             params,
-            req_id: self.job.req_id.clone(),
+            caller: self.caller(),
             vm: None,
         };
         let record = app.task_record(new).await?;

@@ -36,7 +36,7 @@ use uuid::Uuid;
 
 use super::error::AppError;
 use super::tasks::is_conflict;
-use super::{App, Expected, keys};
+use super::{App, Caller, Expected, keys};
 use crate::store::{Expect, Write};
 use kind::{Kind, StepContext, StepFailure};
 pub use list::JobFilter;
@@ -77,7 +77,7 @@ impl App {
         self: &Arc<Self>,
         server: ServerUuid,
         request: SetupRequest,
-        req_id: &str,
+        caller: &Caller,
     ) -> Result<Option<Uuid>, AppError> {
         let record = self.fleet.with(server, |entry| entry.record.clone()).flatten();
         let record = record.ok_or(AppError::ServerNotFound(server))?.value;
@@ -94,7 +94,7 @@ impl App {
         }
         if let Some(hostname) = request.hostname {
             // Before anything is changed.
-            self.fence().await?;
+            self.fence(caller).await?;
             if let Some(running) = self.job_running(&server_setup::KIND, server).await? {
                 return Ok(Some(running));
             }
@@ -102,7 +102,7 @@ impl App {
             self.server_update(server, &change, &Expected::ANY).await?;
             params.insert("hostname".to_owned(), json!(hostname));
         }
-        self.job_create(&server_setup::KIND, server, params, req_id).await.map(Some)
+        self.job_create(&server_setup::KIND, server, params, caller).await.map(Some)
     }
 
     /// Restarts a server.
@@ -113,9 +113,9 @@ impl App {
         self: &Arc<Self>,
         server: ServerUuid,
         params: Map<String, Value>,
-        req_id: &str,
+        caller: &Caller,
     ) -> Result<Uuid, AppError> {
-        self.job_create(&server_reboot::KIND, server, params, req_id).await
+        self.job_create(&server_reboot::KIND, server, params, caller).await
     }
 
     /// Wipes a server that has no VMs; `Err` of the number of VMs otherwise.
@@ -126,13 +126,13 @@ impl App {
         self: &Arc<Self>,
         server: ServerUuid,
         params: Map<String, Value>,
-        req_id: &str,
+        caller: &Caller,
     ) -> Result<Result<Uuid, usize>, AppError> {
         let vms = self.fleet.with(server, |entry| entry.vms.len()).unwrap_or(0);
         if vms > 0 {
             return Ok(Err(vms));
         }
-        self.job_create(&server_factory_reset::KIND, server, params, req_id).await.map(Ok)
+        self.job_create(&server_factory_reset::KIND, server, params, caller).await.map(Ok)
     }
 
     /// Changes which tags a server's interfaces carry.
@@ -146,7 +146,7 @@ impl App {
         action: NicAction,
         nics: &[Value],
         mut params: Map<String, Value>,
-        req_id: &str,
+        caller: &Caller,
     ) -> Result<Uuid, AppError> {
         let nics = nics::checked(nics)?;
         let setup = |entry: &super::fleet::Entry| {
@@ -157,7 +157,7 @@ impl App {
         }
         params.insert("nic_action".to_owned(), json!(action.as_str()));
         params.insert("nics".to_owned(), nics);
-        self.job_create(&nic_update::KIND, server, params, req_id).await
+        self.job_create(&nic_update::KIND, server, params, caller).await
     }
 
     /// Makes a job, unless one of its kind runs on the server: then that one is the answer. Only
@@ -167,7 +167,7 @@ impl App {
         kind: &'static Kind,
         server: ServerUuid,
         mut params: Map<String, Value>,
-        req_id: &str,
+        caller: &Caller,
     ) -> Result<Uuid, AppError> {
         params.insert("server_uuid".to_owned(), json!(server));
         params.insert("target".to_owned(), json!(server));
@@ -176,9 +176,9 @@ impl App {
             return Err(AppError::invalid("nics", text));
         }
         let guard = keys::job_guard(server, kind.name);
-        let fence = self.fence().await?;
+        let fence = self.fence(caller).await?;
         for _ in 0..ATTEMPTS {
-            let mut job = self.job_record(kind, server, params.clone(), req_id);
+            let mut job = self.job_record(kind, server, params.clone(), caller);
             job.ticket_uuid = fence.as_ref().map(|fence| fence.uuid);
             let writes = vec![
                 Write::put(keys::job(job.uuid), Expect::Absent, keys::encode(&job)),
@@ -216,7 +216,7 @@ impl App {
         kind: &Kind,
         server: ServerUuid,
         params: Map<String, Value>,
-        req_id: &str,
+        caller: &Caller,
     ) -> JobRecord {
         let steps = |steps: &[kind::Step]| {
             let step = |step: &kind::Step| StepRecord {
@@ -231,7 +231,7 @@ impl App {
             execution: Execution::Queued,
             server_uuid: server,
             params,
-            req_id: req_id.to_owned(),
+            req_id: caller.req_id.clone(),
             created_at: iso(self.parts.clock.wall()),
             started: None,
             finished_at: None,

@@ -31,7 +31,7 @@ fn refresh(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>> {
             task: "server_sysinfo",
             label: None,
             params: Map::new(),
-            req_id: &ctx.job.req_id,
+            caller: &ctx.caller(),
             timeout: SYSINFO_TIMEOUT,
         };
         let result = ctx.app.agents.query(query).await?;

@@ -12,7 +12,6 @@ use uuid::Uuid;
 use super::kind::{Kind, Step, StepContext, StepFailure};
 use super::record::{JobRecord, Place};
 use crate::app::error::AppError;
-use crate::app::tickets::naming;
 use crate::app::{App, keys};
 use crate::store::{Expect, Revision, StoreError, Write, list_all};
 
@@ -202,12 +201,7 @@ async fn attempt(ctx: &mut StepContext, step: &Step, place: Place) -> Result<(),
         Place::Chain(_) if left < limit => (left, true),
         _ => (limit, false),
     };
-    // What cleans up after a failure is done also when the failure was that the ticket ended.
-    let ticket = match place {
-        Place::Chain(_) => ctx.job.ticket_uuid.map(|ticket| ticket.to_string()),
-        Place::OnError(_) => None,
-    };
-    let work = AssertUnwindSafe(naming(ticket, (step.run)(ctx))).catch_unwind();
+    let work = AssertUnwindSafe((step.run)(ctx)).catch_unwind();
     match tokio::time::timeout(limit, work).await {
         Ok(Ok(outcome)) => outcome,
         Ok(Err(_)) => Err(StepFailure::fatal("the step met a defect")),

@@ -32,7 +32,7 @@ pub use table::{Open, Table};
 
 use super::error::AppError;
 use super::tickets::Fence;
-use super::{App, keys};
+use super::{App, Caller, keys};
 use crate::agents::SendError;
 use crate::store::{Expect, Revision, StoreError, Write, list_all};
 
@@ -52,8 +52,8 @@ pub struct NewTask {
     pub task: String,
     /// Its parameters.
     pub params: Map<String, Value>,
-    /// The request that asks for it.
-    pub req_id: String,
+    /// Who asks for it.
+    pub caller: Caller,
     /// The VM it is about.
     pub vm: Option<VmUuid>,
 }
@@ -71,10 +71,10 @@ impl App {
         server: ServerUuid,
         task: &str,
         params: Map<String, Value>,
-        req_id: &str,
+        caller: &Caller,
     ) -> Result<TaskId, AppError> {
         let vm = params.get("uuid").and_then(Value::as_str).and_then(|text| text.parse().ok());
-        let new = NewTask { server, task: task.to_owned(), params, req_id: req_id.to_owned(), vm };
+        let new = NewTask { server, task: task.to_owned(), params, caller: caller.clone(), vm };
         self.task_create_new(new).await
     }
 
@@ -114,12 +114,12 @@ impl App {
 
     /// The record of a new task; large parameters are in a blob when this returns.
     pub(super) async fn task_record(&self, new: NewTask) -> Result<TaskRecord, AppError> {
-        let fence = self.fence().await?;
+        let fence = self.fence(&new.caller).await?;
         let id: TaskId = self.mint_id().into();
         let params = self.store_params(&id, new.params).await?;
         Ok(TaskRecord {
             id,
-            req_id: new.req_id,
+            req_id: new.caller.req_id,
             task: new.task,
             server_uuid: new.server,
             status: TaskStatus::Active,

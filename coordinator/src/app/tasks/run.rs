@@ -7,7 +7,7 @@ use muster_shared::ids::ServerUuid;
 use muster_shared::wire::TaskError;
 use serde_json::{Map, Value};
 
-use crate::app::App;
+use crate::app::{App, Caller};
 use crate::app::error::AppError;
 
 impl App {
@@ -32,14 +32,14 @@ impl App {
         server: ServerUuid,
         task: &str,
         params: Map<String, Value>,
-        req_id: &str,
+        caller: &Caller,
         timeout: Duration,
     ) -> Result<Value, AppError> {
         self.require_capability(server, task)?;
         if !self.agents.is_connected(server) {
             return Err(AppError::NotConnected(server));
         }
-        let id = self.task_create(server, task, params, req_id).await?;
+        let id = self.task_create(server, task, params, caller).await?;
         match self.task_ended(&id, timeout).await?.and_then(|record| record.outcome()) {
             Some(Ok(result)) => Ok(result),
             Some(Err(TaskError { code, message, details })) => {

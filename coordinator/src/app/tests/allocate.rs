@@ -138,7 +138,7 @@ async fn a_report_a_ticket_or_a_task_takes_the_place_of_a_reservation() {
     let params = json!({ "uuid": vm(3), "owner_uuid": Uuid::from_u128(77), "brand": "joyent",
         "ram": 1024, "cpu_cap": 100, "quota": 1, "image_uuid": Uuid::from_u128(99) });
     let params = params.as_object().cloned().unwrap();
-    let task = app.vm_create_on(server(1), vm(3), params, "r").await.unwrap();
+    let task = app.vm_create_on(server(1), vm(3), params, caller()).await.unwrap();
     assert_eq!(room(&app).await, 2, "no VM counts twice");
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert_eq!((room(&app).await, reservations(&app).await), (2, 0));
@@ -412,7 +412,7 @@ async fn places_of_vms_that_are_there_are_swept() {
     let disk = Disk::new();
     let app = disk.start().await;
     let mut agent = Agent::connect(&app, server(1)).await;
-    let placed = app.vm_place(&body(vm(5)), "r").await.unwrap();
+    let placed = app.vm_place(&body(vm(5)), caller()).await.unwrap();
     agent.dispatched().await;
     agent.finish(&placed.id, json!({ "vm": a_vm(vm(5), "running").vm })).await;
     assert_eq!(ended(&app, &placed.id).await["status"], "complete");
@@ -425,6 +425,6 @@ async fn places_of_vms_that_are_there_are_swept() {
     assert_eq!((&decisions[0]["kind"], decisions.len()), (&json!("vms"), 1));
     agent.report(true, &now, &BTreeMap::new()).await;
     eventually(|| app.vm_get(vm(5)).is_err()).await;
-    app.vm_place(&body(vm(5)), "r").await.unwrap();
+    app.vm_place(&body(vm(5)), caller()).await.unwrap();
     app.shutdown().await;
 }

@@ -6,11 +6,10 @@ use muster_shared::wire::{Code, TaskError};
 use super::*;
 use crate::app::jobs::{JobFilter, NicAction, SetupRequest};
 use crate::app::keys;
-use crate::app::tickets::naming;
 
 async fn reboot(app: &Arc<App>, server: ServerUuid, drain: bool) -> Uuid {
     let params = Map::from_iter([("drain".to_owned(), json!(drain))]);
-    app.job_server_reboot(server, params, "r").await.unwrap()
+    app.job_server_reboot(server, params, caller()).await.unwrap()
 }
 
 /// The job once it has ended.
@@ -190,10 +189,10 @@ async fn what_can_t_be_is_refused_before_a_job_is_made() {
     let app = disk.start().await;
     let _agent = Agent::connect(&app, server(1)).await;
     let request = SetupRequest::default();
-    assert_eq!(app.job_server_setup(server(1), request, "r").await.unwrap(), None, "it is set up");
+    assert_eq!(app.job_server_setup(server(1), request, caller()).await.unwrap(), None, "it is set up");
     let nics = |tag: &str| vec![json!({ "mac": "a", "nic_tags_provided": [tag] })];
     let change = async |tag: &str| {
-        app.job_nic_update(server(1), NicAction::Update, &nics(tag), Map::new(), "r").await
+        app.job_nic_update(server(1), NicAction::Update, &nics(tag), Map::new(), caller()).await
     };
     let job = change("x").await.unwrap();
     assert_eq!(change("x").await.unwrap(), job);
@@ -209,7 +208,7 @@ async fn a_second_setup_changes_nothing_of_the_first() {
     let set_up = async |name: &str| {
         let hostname = Some(name.to_owned());
         let request = SetupRequest { hostname, ..SetupRequest::default() };
-        app.job_server_setup(server(1), request, "r").await.unwrap().unwrap()
+        app.job_server_setup(server(1), request, caller()).await.unwrap().unwrap()
     };
     let job = set_up("first").await;
     assert_eq!(set_up("second").await, job);
@@ -226,9 +225,9 @@ async fn a_job_ends_with_the_ticket_under_which_it_was_started() {
     let ticket = super::tickets::create(&app, "a").await;
     let queued = super::tickets::create(&app, "a").await;
     let params = Map::from_iter([("drain".to_owned(), json!(true))]);
-    let under = |ticket: muster_shared::ids::TicketUuid| {
-        let job = app.job_server_reboot(server(1), params.clone(), "r");
-        naming(Some(ticket.to_string()), job)
+    let under = async |ticket: muster_shared::ids::TicketUuid| {
+        let caller = caller().clone().under(Some(ticket.to_string()));
+        app.job_server_reboot(server(1), params.clone(), &caller).await
     };
     assert!(matches!(under(queued).await, Err(AppError::TicketNotActive(_))));
     assert!(app.job_list(&JobFilter::default()).await.unwrap().is_empty());

@@ -75,7 +75,7 @@ async fn a_create_counts_on_both_until_it_ends() {
     let (a, b) = pair(1, 8, 60).await;
     let mut agent = Agent::connect_only(&b, server(1)).await;
     let before = room(&a).await;
-    let placed = b.vm_place(&body(vm(5)), "r").await.unwrap();
+    let placed = b.vm_place(&body(vm(5)), caller()).await.unwrap();
     // Its 512 MiB and the hypervisor's.
     eventually_room(&a, before - 1).await;
     let taken = try_place(&a, vm(5)).await;
@@ -102,7 +102,7 @@ async fn a_create_counts_on_both_until_it_ends() {
 }
 
 async fn try_place(app: &Arc<App>, vm: VmUuid) -> Result<crate::app::Placed, AppError> {
-    app.vm_place(&body(vm), "r").await
+    app.vm_place(&body(vm), caller()).await
 }
 
 #[tokio::test(start_paused = true)]

@@ -33,7 +33,7 @@ async fn secrets_reach_the_agent_and_who_asks_for_the_task() {
         "internal_metadata": { "root_pw": "SECRET" }, "tags": { "password": "SECRET" },
     });
     let params = secrets.as_object().unwrap().clone();
-    let id = app.task_create(server(1), "machine_create", params.clone(), "r").await.unwrap();
+    let id = app.task_create(server(1), "machine_create", params.clone(), caller()).await.unwrap();
     let dispatch = agent.dispatched().await;
     assert_eq!(dispatch.params, params);
     agent.send(Accepted { id: id.clone() }).await;
@@ -177,7 +177,7 @@ async fn tasks_are_listed_and_bounded() {
         ids.push(nop(&app).await);
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    let refused = app.task_create(server(1), "nop", Map::new(), "r").await;
+    let refused = app.task_create(server(1), "nop", Map::new(), caller()).await;
     assert!(matches!(refused, Err(AppError::Busy(_))), "{refused:?}");
     for status in [None, Some(TaskStatus::Active)] {
         let filter = TaskFilter { limit: Some(2), status, ..TaskFilter::default() };

@@ -8,7 +8,7 @@ use muster_shared::ids::TicketUuid;
 use muster_shared::wire::Code;
 
 use super::*;
-use crate::app::tickets::{TicketFilter, TicketRecord, TicketRequest, naming};
+use crate::app::tickets::{TicketFilter, TicketRecord, TicketRequest};
 
 fn queue(id: &str) -> QueueName {
     QueueName { server_uuid: TicketServer(None), scope: "vm".to_owned(), id: id.to_owned() }
@@ -312,8 +312,8 @@ async fn only_the_holder_of_an_active_ticket_starts_tasks() {
     let under = |ticket: String| {
         let app = Arc::clone(&app);
         async move {
-            let task = app.task_create(server(1), "nop", Map::new(), "r");
-            naming(Some(ticket), task).await
+            let caller = caller().clone().under(Some(ticket));
+            app.task_create(server(1), "nop", Map::new(), &caller).await
         }
     };
     let id = under(first.to_string()).await.unwrap();
@@ -331,16 +331,18 @@ async fn only_the_holder_of_an_active_ticket_starts_tasks() {
     let newer = agent.dispatched().await.ticket.unwrap();
     assert!(newer.token > older.token);
 
-    let query = crate::agents::Query {
-        server: server(1),
-        task: "machine_load",
-        label: None,
-        params: Map::new(),
-        req_id: "r",
-        timeout: SOON,
+    let ask = async |ticket: TicketUuid| {
+        let caller = caller().clone().under(Some(ticket.to_string()));
+        let query = crate::agents::Query {
+            server: server(1),
+            task: "machine_load",
+            label: None,
+            params: Map::new(),
+            caller: &caller,
+            timeout: SOON,
+        };
+        app.agents().query(query).await
     };
-    let ask =
-        |ticket: TicketUuid| naming(Some(ticket.to_string()), app.agents().query(query.clone()));
     assert!(matches!(ask(first).await, Err(AppError::TicketNotActive(_))));
     let answer = async {
         let dispatch = agent.dispatched().await;
@@ -358,8 +360,8 @@ async fn why_a_ticket_waits() {
     let mut agent = Agent::connect(&app, server(1)).await;
     let first = create(&app, "a").await;
     let second = create(&app, "a").await;
-    let task = app.task_create(server(1), "nop", Map::new(), "r");
-    let task = naming(Some(first.to_string()), task).await.unwrap();
+    let caller = caller().clone().under(Some(first.to_string()));
+    let task = app.task_create(server(1), "nop", Map::new(), &caller).await.unwrap();
     agent.dispatched().await;
     let why = app.why_ticket(second).await.unwrap();
     assert_eq!(why["holder"]["uuid"], json!(first));

@@ -6,9 +6,8 @@
 //! the agent refuses a token older than one it has seen for the same queue. The token is the
 //! revision of the commit that made the ticket active, so the next holder's is greater.
 //!
-//! The name is kept beside the request's future instead of being passed through every endpoint,
-//! so that no endpoint that starts a task can forget it. A job keeps its ticket's name, and every
-//! one of its steps is run under it.
+//! The ticket's name is a part of [`Caller`], without which no task can be started. A job keeps
+//! its ticket's name, and every one of its steps is run under it.
 
 use muster_shared::api::ticket::TicketStatus;
 use muster_shared::ids::TicketUuid;
@@ -16,18 +15,8 @@ use muster_shared::wire::{self, Token};
 
 use super::record::TicketRecord;
 use crate::app::error::AppError;
-use crate::app::{App, keys};
+use crate::app::{App, Caller, keys};
 use crate::store::{Expect, Revision, StoreError, Write};
-
-tokio::task_local! {
-    /// What the request that is being handled says of its ticket.
-    static NAMED: Option<String>;
-}
-
-/// Handles a request that names a ticket, or none.
-pub(crate) async fn naming<F: Future>(ticket: Option<String>, request: F) -> F::Output {
-    NAMED.scope(ticket, request).await
-}
 
 /// An active ticket under which a task is started.
 #[derive(Clone, Debug)]
@@ -65,17 +54,16 @@ impl App {
     ///
     /// # Errors
     /// As [`App::fence`].
-    pub async fn ticket_check(&self) -> Result<(), AppError> {
-        self.fence().await.map(drop)
+    pub async fn ticket_check(&self, caller: &Caller) -> Result<(), AppError> {
+        self.fence(caller).await.map(drop)
     }
 
-    /// The ticket that the request being handled names; `None` when it names none.
+    /// The ticket that a request names; `None` when it names none.
     ///
     /// # Errors
     /// [`AppError::TicketNotActive`], [`AppError::Store`], [`AppError::Corrupt`].
-    pub(crate) async fn fence(&self) -> Result<Option<Fence>, AppError> {
-        let named = NAMED.try_with(Option::clone).unwrap_or_default();
-        let Some(named) = named else { return Ok(None) };
+    pub(crate) async fn fence(&self, caller: &Caller) -> Result<Option<Fence>, AppError> {
+        let Some(named) = &caller.ticket else { return Ok(None) };
         let refused = || AppError::TicketNotActive(named.clone());
         let uuid: TicketUuid = named.parse().map_err(|_| refused())?;
         // Not from the index: another coordinator may have ended it just now.

@@ -27,7 +27,7 @@ use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use tokio::sync::{mpsc, oneshot};
 
-pub(crate) use fence::{Fence, naming};
+pub(crate) use fence::Fence;
 pub use list::TicketFilter;
 pub use record::{Due, TicketRecord};
 

@@ -67,7 +67,7 @@ const ECHO_PARAMS: &[Param] = &[
 
 /// Answers with the parameters.
 async fn echo(request: Request) -> Result<Response, ApiError> {
-    Response::json(json!({ "params": request.params, "req_id": request.req_id }))
+    Response::json(json!({ "params": request.params, "req_id": request.caller.req_id }))
 }
 
 async fn nothing(_request: Request) -> Result<Response, ApiError> {
