@@ -13,7 +13,7 @@ use super::error::AppError;
 use super::fleet::Held;
 use super::tasks::is_conflict;
 use super::{App, keys};
-use crate::store::{Expect, Revision, Write, list_all};
+use crate::store::{Expect, Revision, Write};
 
 /// Shortest time between two writes of one server's figures.
 const INTERVAL: Duration = Duration::from_mins(10);
@@ -112,9 +112,10 @@ fn signed(bytes: u64) -> i64 {
 /// What the store holds of a server's figures.
 #[derive(Clone, Debug)]
 pub struct Kept {
-    record: Held<Figures>,
-    /// When it was written, or read at the start, monotonic.
-    at: Duration,
+    /// The record.
+    pub(super) record: Held<Figures>,
+    /// When this process learned of it, monotonic.
+    pub(super) at: Duration,
 }
 
 /// Figures to be written.
@@ -127,21 +128,6 @@ struct Due {
 }
 
 impl App {
-    /// Reads the stored figures at the start.
-    pub(super) async fn load_figures(&self) -> Result<(), AppError> {
-        for stored in list_all(&*self.parts.store, keys::FIGURES).await?.0 {
-            let Some(server) = keys::last::<ServerUuid>(&stored.key) else { continue };
-            let record =
-                Held { value: keys::decode::<Figures>(&stored)?, revision: stored.revision };
-            let at = self.parts.clock.monotonic();
-            self.fleet.update(server, |entry| {
-                entry.figures = record.value.clone();
-                entry.kept_figures = Some(Kept { record, at });
-            });
-        }
-        Ok(())
-    }
-
     /// Writes figures that moved and were not written for a while, one batch; `true` when more may
     /// be due.
     ///
@@ -160,19 +146,11 @@ impl App {
             writes.push(Write::put(keys::figures(due.server), due.expect, bytes));
         }
         let full = batch.len() == BATCH;
-        match self.parts.store.commit(writes).await {
-            Ok(revision) => {
-                for Due { server, figures, .. } in batch {
-                    let record = Held { value: figures, revision };
-                    let kept = Kept { record, at: now };
-                    self.fleet.note(server, |entry| entry.kept_figures = Some(kept));
-                }
-                Ok(full)
-            }
+        match self.feed.commit(writes).await {
+            Ok(_) => Ok(full),
+            // Another coordinator wrote a server's figures or its record.
             Err(error) if is_conflict(&error) => {
-                for due in batch {
-                    self.figures_reread(due.server, now).await?;
-                }
+                self.feed.catch_up().await?;
                 Ok(true)
             }
             Err(error) => Err(error.into()),
@@ -196,28 +174,6 @@ impl App {
             batch.push(Due { server, figures, expect, registered });
         });
         batch
-    }
-
-    /// Another coordinator wrote a server's figures or its record: take over what is stored.
-    async fn figures_reread(&self, server: ServerUuid, now: Duration) -> Result<(), AppError> {
-        self.reload_server(server).await?;
-        let stored = self.parts.store.get(&keys::figures(server)).await?;
-        let known = self.fleet.with(server, |entry| {
-            entry.kept_figures.as_ref().map(|kept| (kept.record.revision, kept.at))
-        });
-        let kept = match stored {
-            None => None,
-            Some(stored) => {
-                let at = match known.flatten() {
-                    Some((revision, at)) if revision == stored.revision => at,
-                    _ => now,
-                };
-                let record = Held { value: keys::decode(&stored)?, revision: stored.revision };
-                Some(Kept { record, at })
-            }
-        };
-        self.fleet.note(server, |entry| entry.kept_figures = kept);
-        Ok(())
     }
 }
 

@@ -1,14 +1,17 @@
-//! What this coordinator holds of every server in memory: the stored records as last read or
-//! written, and the volatile figures.
+//! What this coordinator holds of every server in memory: the records as the store's feed tells of
+//! them, and what agents report that is not stored.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use jiff::Timestamp;
+use muster_shared::clock::SharedClock;
 use muster_shared::ids::{ServerUuid, VmUuid};
 use muster_shared::wire::status::VmReport;
-use parking_lot::RwLock;
+use parking_lot::{RwLock, RwLockWriteGuard};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use uuid::Uuid;
@@ -98,42 +101,98 @@ impl Entry {
 }
 
 #[derive(Debug, Default)]
-struct Inner {
-    servers: BTreeMap<ServerUuid, Entry>,
+pub(super) struct Inner {
+    pub(super) servers: BTreeMap<ServerUuid, Entry>,
     /// Where each VM is; nobody keeps two servers from having VMs of one uuid.
     homes: BTreeSet<(VmUuid, ServerUuid)>,
-    /// VM records that are not in the store as they are here.
-    unsaved: BTreeSet<(ServerUuid, VmUuid)>,
+    /// VMs that were reported otherwise than the store has them; `None`: gone.
+    unsaved: BTreeMap<(ServerUuid, VmUuid), Option<Arc<VmReport>>>,
     /// Servers that the allocator has not taken over since they changed.
-    stale: BTreeSet<ServerUuid>,
+    pub(super) stale: BTreeSet<ServerUuid>,
 }
 
-/// All servers.
-#[derive(Debug, Default)]
-pub struct Fleet(RwLock<Inner>);
+impl Inner {
+    /// The store has this of a VM now; `None`: nothing.
+    pub(super) fn stored_vm(
+        &mut self,
+        server: ServerUuid,
+        vm: VmUuid,
+        report: Option<Arc<VmReport>>,
+    ) {
+        if self.unsaved.get(&(server, vm)) == Some(&report) {
+            self.unsaved.remove(&(server, vm));
+        }
+        match report {
+            Some(report) => {
+                self.servers.entry(server).or_default().vms.insert(vm, report);
+                self.homes.insert((vm, server));
+            }
+            None => {
+                if let Some(entry) = self.servers.get_mut(&server) {
+                    entry.vms.remove(&vm);
+                }
+                self.homes.remove(&(vm, server));
+            }
+        }
+        self.stale.insert(server);
+    }
+
+    /// Forgets what came from the store; what agents reported stays.
+    pub(super) fn forget_stored(&mut self) {
+        self.homes.clear();
+        for (server, entry) in &mut self.servers {
+            entry.record = None;
+            entry.sysinfo = None;
+            entry.sysinfo_hash.clear();
+            entry.roster = None;
+            entry.vms.clear();
+            self.stale.insert(*server);
+        }
+    }
+}
+
+/// All servers, as the store's feed tells of them, and what agents reported that is not stored.
+#[derive(Debug)]
+pub struct Fleet {
+    inner: RwLock<Inner>,
+    clock: SharedClock,
+}
 
 impl Fleet {
+    /// No servers.
+    pub(crate) fn new(clock: SharedClock) -> Self {
+        Self { inner: RwLock::default(), clock }
+    }
+
+    pub(super) fn inner(&self) -> RwLockWriteGuard<'_, Inner> {
+        self.inner.write()
+    }
+
+    pub(super) fn now(&self) -> Duration {
+        self.clock.monotonic()
+    }
+
     /// A copy of one server (cheap: large parts are shared).
     #[must_use]
     pub fn get(&self, server: ServerUuid) -> Option<Entry> {
-        self.0.read().servers.get(&server).cloned()
+        self.inner.read().servers.get(&server).cloned()
     }
 
     /// Looks at one server without copying it.
     pub fn with<R>(&self, server: ServerUuid, look: impl FnOnce(&Entry) -> R) -> Option<R> {
-        self.0.read().servers.get(&server).map(look)
+        self.inner.read().servers.get(&server).map(look)
     }
 
     /// Changes one server, making room for it if it is new.
     pub fn update<R>(&self, server: ServerUuid, change: impl FnOnce(&mut Entry) -> R) -> R {
-        let mut inner = self.0.write();
+        let mut inner = self.inner.write();
         inner.stale.insert(server);
         change(inner.servers.entry(server).or_default())
     }
 
     /// Changes what does not matter to an allocation, if the server is known.
     pub fn note(&self, server: ServerUuid, change: impl FnOnce(&mut Entry)) {
-        if let Some(entry) = self.0.write().servers.get_mut(&server) {
+        if let Some(entry) = self.inner.write().servers.get_mut(&server) {
             change(entry);
         }
     }
@@ -141,31 +200,31 @@ impl Fleet {
     /// Servers that changed since the last call so that an allocation could come out differently.
     #[must_use]
     pub fn take_stale(&self) -> BTreeSet<ServerUuid> {
-        std::mem::take(&mut self.0.write().stale)
+        std::mem::take(&mut self.inner.write().stale)
     }
 
     /// All servers that are registered, in uuid order.
     #[must_use]
     pub fn registered(&self) -> Vec<ServerUuid> {
-        let inner = self.0.read();
+        let inner = self.inner.read();
         inner.servers.iter().filter(|(_, e)| e.record.is_some()).map(|(s, _)| *s).collect()
     }
 
     /// Whether a server is registered.
     #[must_use]
     pub fn has(&self, server: ServerUuid) -> bool {
-        self.0.read().servers.get(&server).is_some_and(|entry| entry.record.is_some())
+        self.inner.read().servers.get(&server).is_some_and(|entry| entry.record.is_some())
     }
 
     /// Whether a registered server's record is such.
     pub fn any_record(&self, fits: impl Fn(&Map<String, Value>) -> bool) -> bool {
-        let inner = self.0.read();
+        let inner = self.inner.read();
         inner.servers.values().any(|entry| entry.record.as_ref().is_some_and(|r| fits(&r.value)))
     }
 
     /// Looks at every registered server in uuid order.
     pub fn for_each(&self, mut look: impl FnMut(ServerUuid, &Entry)) {
-        for (server, entry) in &self.0.read().servers {
+        for (server, entry) in &self.inner.read().servers {
             if entry.record.is_some() {
                 look(*server, entry);
             }
@@ -175,7 +234,7 @@ impl Fleet {
     /// The server a VM is on, and its report.
     #[must_use]
     pub fn vm(&self, vm: VmUuid) -> Option<(ServerUuid, Arc<VmReport>)> {
-        let inner = self.0.read();
+        let inner = self.inner.read();
         let everywhere = (vm, ServerUuid(Uuid::nil()))..=(vm, ServerUuid(Uuid::max()));
         let (_, server) = *inner.homes.range(everywhere).next()?;
         let report = inner.servers.get(&server)?.vms.get(&vm)?;
@@ -189,7 +248,7 @@ impl Fleet {
         mut look: impl FnMut(VmUuid, ServerUuid, &Entry, &VmReport) -> bool,
     ) {
         use std::ops::Bound;
-        let inner = self.0.read();
+        let inner = self.inner.read();
         let last = |vm| Bound::Excluded((vm, ServerUuid(Uuid::max())));
         let from = after.map_or(Bound::Unbounded, last);
         for (vm, server) in inner.homes.range((from, Bound::Unbounded)) {
@@ -201,107 +260,103 @@ impl Fleet {
         }
     }
 
+    /// Number of servers, registered or not.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.inner.read().servers.len()
+    }
+
+    /// Whether none is known.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Number of VMs, those with the same uuid counted each.
     #[must_use]
     pub fn vm_count(&self) -> usize {
-        self.0.read().homes.len()
+        self.inner.read().homes.len()
     }
 
-    /// Takes over VM records from the store.
-    pub fn load_vm(&self, server: ServerUuid, vm: VmUuid, report: VmReport) {
-        let mut inner = self.0.write();
-        inner.servers.entry(server).or_default().vms.insert(vm, Arc::new(report));
-        inner.homes.insert((vm, server));
-        inner.stale.insert(server);
-    }
-
-    /// Applies changed VMs (`None`: gone); what differs is to be saved. Returns the VMs that are
-    /// gone.
-    pub fn set_vms(
-        &self,
-        server: ServerUuid,
-        changes: BTreeMap<VmUuid, Option<VmReport>>,
-    ) -> Vec<VmUuid> {
-        let mut guard = self.0.write();
+    /// Takes over what an agent says of some of its VMs (`None`: gone); what differs from the
+    /// store is to be saved, and is seen by others once it is.
+    pub fn report_vms(&self, server: ServerUuid, changes: BTreeMap<VmUuid, Option<VmReport>>) {
+        let mut guard = self.inner.write();
         let inner = &mut *guard;
-        let entry = inner.servers.entry(server).or_default();
-        let mut gone = Vec::new();
-        let mut changed = false;
+        let stored = inner.servers.get(&server).map(|entry| &entry.vms);
         for (vm, report) in changes {
-            match report {
-                Some(report) if entry.vms.get(&vm).is_some_and(|old| **old == report) => continue,
-                Some(report) => {
-                    entry.vms.insert(vm, Arc::new(report));
-                    inner.homes.insert((vm, server));
-                }
-                None => {
-                    if entry.vms.remove(&vm).is_none() {
-                        continue;
-                    }
-                    gone.push(vm);
-                    inner.homes.remove(&(vm, server));
-                }
+            let known = stored.and_then(|vms| vms.get(&vm));
+            if known.map(AsRef::as_ref) == report.as_ref() {
+                inner.unsaved.remove(&(server, vm));
+            } else {
+                inner.unsaved.insert((server, vm), report.map(Arc::new));
             }
-            changed = true;
-            inner.unsaved.insert((server, vm));
         }
-        if changed {
-            inner.stale.insert(server);
-        }
-        gone
     }
 
-    /// VM records to write, at most `max`; they stay unsaved until [`Fleet::saved`].
+    /// The VMs that a server's agent reported, stored or not.
+    #[must_use]
+    pub fn reported_vms(&self, server: ServerUuid) -> BTreeSet<VmUuid> {
+        let inner = self.inner.read();
+        let stored = inner.servers.get(&server).into_iter().flat_map(|entry| entry.vms.keys());
+        let mut vms: BTreeSet<VmUuid> = stored.copied().collect();
+        for ((_, vm), report) in inner.unsaved.range(of_server(server)) {
+            match report {
+                Some(_) => vms.insert(*vm),
+                None => vms.remove(vm),
+            };
+        }
+        vms
+    }
+
+    /// What was reported last of a VM on a server, stored or not.
+    #[must_use]
+    pub fn reported_vm(&self, server: ServerUuid, vm: VmUuid) -> Option<Arc<VmReport>> {
+        let inner = self.inner.read();
+        match inner.unsaved.get(&(server, vm)) {
+            Some(report) => report.clone(),
+            None => inner.servers.get(&server)?.vms.get(&vm).cloned(),
+        }
+    }
+
+    /// VM records to write, at most `max`; they stay unsaved until the store shows them.
     #[must_use]
     pub fn unsaved(&self, max: usize) -> Vec<(ServerUuid, VmUuid, Option<Arc<VmReport>>)> {
-        let inner = self.0.read();
-        let report = |s: &ServerUuid, v: &VmUuid| inner.servers.get(s)?.vms.get(v).cloned();
-        inner.unsaved.iter().take(max).map(|(s, v)| (*s, *v, report(s, v))).collect()
+        let inner = self.inner.read();
+        inner.unsaved.iter().take(max).map(|((s, v), report)| (*s, *v, report.clone())).collect()
     }
 
     /// Whether a VM's record is not in the store as it is here.
     #[must_use]
     pub fn is_unsaved(&self, server: ServerUuid, vm: VmUuid) -> bool {
-        self.0.read().unsaved.contains(&(server, vm))
+        self.inner.read().unsaved.contains_key(&(server, vm))
     }
 
-    /// The store holds these records now; what changed since stays unsaved.
-    pub fn saved(&self, written: &[(ServerUuid, VmUuid, Option<Arc<VmReport>>)]) {
-        let mut guard = self.0.write();
-        let inner = &mut *guard;
-        for (server, vm, report) in written {
-            let now = inner.servers.get(server).and_then(|entry| entry.vms.get(vm));
-            let same = match (now, report) {
-                (Some(now), Some(written)) => Arc::ptr_eq(now, written),
-                (None, None) => true,
-                _ => false,
-            };
-            if same {
-                inner.unsaved.remove(&(*server, *vm));
-            }
-        }
+    /// Forgets what a server reported and is not stored.
+    pub fn forget_reported(&self, server: ServerUuid) {
+        self.inner.write().unsaved.retain(|(at, _), _| *at != server);
     }
+}
 
-    /// Forgets a server's stored parts; what is volatile stays while it is connected.
-    pub fn remove(&self, server: ServerUuid) -> Vec<VmUuid> {
-        let mut guard = self.0.write();
-        let inner = &mut *guard;
-        inner.stale.insert(server);
-        let Some(entry) = inner.servers.remove(&server) else { return Vec::new() };
-        let vms: Vec<_> = entry.vms.keys().copied().collect();
-        for vm in &vms {
-            inner.homes.remove(&(*vm, server));
-            inner.unsaved.remove(&(server, *vm));
-        }
-        vms
-    }
+/// All VMs of a server.
+fn of_server(server: ServerUuid) -> RangeInclusive<(ServerUuid, VmUuid)> {
+    (server, VmUuid(Uuid::nil()))..=(server, VmUuid(Uuid::max()))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use muster_shared::clock::TokioClock;
     use serde_json::json;
 
     use super::*;
+    use crate::app::keys;
+    use crate::store::{Damaged, Event, Follow};
+
+    fn fleet() -> Fleet {
+        Fleet::new(Arc::new(TokioClock::new("2026-01-01T00:00:00Z".parse().unwrap())))
+    }
 
     fn report(vm: VmUuid, state: &str) -> VmReport {
         let value = json!({
@@ -311,49 +366,67 @@ mod tests {
         serde_json::from_value(value).unwrap()
     }
 
+    /// The store takes over what is unsaved.
+    fn save(fleet: &Fleet, counter: u64) {
+        let revision = Revision { epoch: 1, counter };
+        let changes: Vec<Event> = fleet
+            .unsaved(10)
+            .into_iter()
+            .map(|(server, vm, report)| {
+                let value = report.map(|report| keys::encode(&*report));
+                Event { key: keys::vm(server, vm), value, revision }
+            })
+            .collect();
+        fleet.apply(&changes, &Damaged::default());
+    }
+
     #[test]
     fn an_unchanged_report_leaves_nothing_to_save() {
-        let fleet = Fleet::default();
+        let fleet = fleet();
         let server = ServerUuid(uuid::Uuid::from_u128(1));
         let vm = VmUuid(uuid::Uuid::from_u128(2));
         let running = || BTreeMap::from([(vm, Some(report(vm, "running")))]);
-        fleet.set_vms(server, running());
-        let unsaved = fleet.unsaved(10);
-        assert_eq!(unsaved.len(), 1);
-        fleet.saved(&unsaved);
+        fleet.report_vms(server, running());
+        assert_eq!(fleet.unsaved(10).len(), 1);
+        assert!(fleet.vm(vm).is_none(), "it is not stored yet");
+        save(&fleet, 1);
+        assert!(fleet.vm(vm).is_some());
         assert!(fleet.take_stale().contains(&server));
-        fleet.set_vms(server, running());
+        fleet.report_vms(server, running());
         assert!(fleet.unsaved(10).is_empty());
         assert!(fleet.take_stale().is_empty());
-        assert_eq!(fleet.set_vms(server, BTreeMap::from([(vm, None)])), vec![vm]);
+        fleet.report_vms(server, BTreeMap::from([(vm, None)]));
         assert_eq!(fleet.unsaved(10).len(), 1);
+        save(&fleet, 2);
         assert!(fleet.vm(vm).is_none());
     }
 
     #[test]
     fn of_two_vms_with_one_uuid_the_other_stays() {
-        let fleet = Fleet::default();
+        let fleet = fleet();
         let vm = VmUuid(Uuid::from_u128(2));
         let [one, two] = [1, 3].map(|n| ServerUuid(Uuid::from_u128(n)));
         for server in [one, two] {
-            fleet.set_vms(server, BTreeMap::from([(vm, Some(report(vm, "running")))]));
+            fleet.report_vms(server, BTreeMap::from([(vm, Some(report(vm, "running")))]));
         }
+        save(&fleet, 1);
         assert_eq!(fleet.vm_count(), 2);
-        fleet.set_vms(two, BTreeMap::from([(vm, None)]));
+        fleet.report_vms(two, BTreeMap::from([(vm, None)]));
+        save(&fleet, 2);
         assert_eq!(fleet.vm(vm).map(|(server, _)| server), Some(one));
-        fleet.remove(one);
-        assert_eq!(fleet.vm(vm), None);
     }
 
     #[test]
     fn a_change_during_the_write_stays_unsaved() {
-        let fleet = Fleet::default();
+        let fleet = fleet();
         let server = ServerUuid(uuid::Uuid::from_u128(1));
         let vm = VmUuid(uuid::Uuid::from_u128(2));
-        fleet.set_vms(server, BTreeMap::from([(vm, Some(report(vm, "running")))]));
-        let written = fleet.unsaved(10);
-        fleet.set_vms(server, BTreeMap::from([(vm, Some(report(vm, "stopped")))]));
-        fleet.saved(&written);
+        fleet.report_vms(server, BTreeMap::from([(vm, Some(report(vm, "running")))]));
+        let written = keys::encode(&report(vm, "running"));
+        fleet.report_vms(server, BTreeMap::from([(vm, Some(report(vm, "stopped")))]));
+        let revision = Revision { epoch: 1, counter: 1 };
+        let change = Event { key: keys::vm(server, vm), value: Some(written), revision };
+        fleet.apply(&[change], &Damaged::default());
         assert_eq!(fleet.unsaved(10).len(), 1);
     }
 }

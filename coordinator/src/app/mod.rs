@@ -16,6 +16,7 @@ mod expected;
 pub mod fields;
 pub mod figures;
 pub mod fleet;
+mod fleet_feed;
 pub mod jobs;
 pub(crate) mod keys;
 mod place;
@@ -23,6 +24,7 @@ mod placing;
 pub mod platforms;
 mod posted;
 pub(crate) mod recovery;
+mod roster;
 mod servers;
 mod status;
 pub mod tasks;
@@ -39,8 +41,7 @@ pub mod images;
 use std::fmt;
 use std::sync::Arc;
 
-use muster_shared::ids::{ServerUuid, VmUuid};
-use muster_shared::wire::status::VmReport;
+use muster_shared::ids::ServerUuid;
 use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::Notify;
@@ -61,10 +62,11 @@ pub use vms::VmFilter;
 use crate::agents::Agents;
 use crate::background;
 use crate::metrics::{Metrics, StaticLabels};
-use crate::roster::{ConnectionId, Liveness, RosterRecord};
-use crate::store::{Counted, LeaseId, StoreError, list_all};
-use fleet::{Fleet, Held, SysinfoRecord};
+use crate::roster::ConnectionId;
+use crate::store::{Counted, Feed, Follow, LeaseId, StoreError};
+use fleet::Fleet;
 use placing::Placing;
+use roster::Roster;
 use tasks::Table;
 use tickets::Tickets;
 
@@ -91,10 +93,10 @@ pub struct App {
     pub(crate) config: AppConfig,
     pub(crate) metrics: Metrics,
     pub(crate) counters: Counters,
-    pub(crate) fleet: Fleet,
-    pub(crate) roster: Mutex<Liveness>,
-    /// A status may have to be written.
-    pub(crate) roster_wake: Notify,
+    /// What feeds the indices in memory.
+    pub(crate) feed: Feed,
+    pub(crate) fleet: Arc<Fleet>,
+    pub(crate) roster: Arc<Roster>,
     /// A VM record may have to be written.
     pub(crate) vms_wake: Notify,
     pub(crate) lease: Mutex<LeaseId>,
@@ -136,14 +138,13 @@ impl App {
             metrics.register(name, help, counter.clone());
         }
         parts.store = Arc::new(Counted::new(parts.store, counters.store_commits.clone()));
-        let now = parts.clock.monotonic();
         Arc::new_cyclic(|app| Self {
-            roster: Mutex::new(Liveness::new(config.roster, now)),
+            roster: Arc::new(Roster::new(config.roster, Arc::clone(&parts.clock))),
             agents: Agents::new(app.clone()),
             metrics,
             counters,
-            fleet: Fleet::default(),
-            roster_wake: Notify::new(),
+            feed: Feed::new(Arc::clone(&parts.store)),
+            fleet: Arc::new(Fleet::new(Arc::clone(&parts.clock))),
             vms_wake: Notify::new(),
             lease: Mutex::new(LeaseId(0)),
             tasks: Table::default(),
@@ -175,9 +176,12 @@ impl App {
     /// # Errors
     /// [`AppError::Store`], [`AppError::Corrupt`]; nothing runs then.
     pub async fn run(self: &Arc<Self>) -> Result<(), AppError> {
-        self.load_fleet().await?;
+        // In this order each commit is shown.
+        self.feed.add(Arc::clone(&self.fleet) as Arc<dyn Follow>);
+        self.feed.add(Arc::clone(&self.roster) as Arc<dyn Follow>);
+        self.feed.add(self.tickets.follower());
+        self.feed.load().await?;
         self.load_tasks().await?;
-        self.load_tickets().await?;
         self.load_promises().await?;
         self.load_placing().await?;
         self.load_history().await?;
@@ -219,43 +223,6 @@ impl App {
         self.failed.cancelled().await;
     }
 
-    async fn load_fleet(&self) -> Result<(), AppError> {
-        let store = &*self.parts.store;
-        let now = self.parts.clock.monotonic();
-        for stored in list_all(store, keys::SERVERS).await?.0 {
-            let Some(server) = keys::last::<ServerUuid>(&stored.key) else { continue };
-            let held = Held { value: Arc::new(keys::decode(&stored)?), revision: stored.revision };
-            self.fleet.update(server, |entry| entry.record = Some(held));
-        }
-        for stored in list_all(store, keys::SYSINFOS).await?.0 {
-            let Some(server) = keys::last::<ServerUuid>(&stored.key) else { continue };
-            let document: SysinfoRecord = keys::decode(&stored)?;
-            let held = Held { value: stored.value, revision: stored.revision };
-            self.fleet.update(server, |entry| {
-                entry.sysinfo = Some(held);
-                entry.sysinfo_hash = document.hash;
-            });
-        }
-        for stored in list_all(store, keys::ROSTER).await?.0 {
-            let Some(server) = keys::last::<ServerUuid>(&stored.key) else { continue };
-            let record: RosterRecord = keys::decode(&stored)?;
-            self.roster.lock().loaded(server, record.status, record.via, now);
-            let held = Held { value: record, revision: stored.revision };
-            self.fleet.update(server, |entry| entry.roster = Some(held));
-        }
-        self.load_figures().await?;
-        for stored in list_all(store, keys::VMS).await?.0 {
-            let mut parts = stored.key.split('/').skip(1);
-            let server = parts.next().and_then(|text| text.parse::<ServerUuid>().ok());
-            let Some((server, vm)) = server.zip(keys::last::<VmUuid>(&stored.key)) else {
-                continue;
-            };
-            let report: VmReport = keys::decode(&stored)?;
-            self.fleet.load_vm(server, vm, report);
-        }
-        Ok(())
-    }
-
     /// The doors.
     pub fn parts(&self) -> &Parts {
         &self.parts
@@ -293,14 +260,14 @@ impl App {
         self.roster.lock().connected(server, connection, now);
         let wall = self.parts.clock.wall();
         self.fleet.update(server, |entry| entry.last_heartbeat = Some(wall));
-        self.roster_wake.notify_one();
+        self.roster.wake.notify_one();
     }
 
     pub(crate) fn roster_closed(&self, server: ServerUuid, connection: ConnectionId) {
         let now = self.parts.clock.monotonic();
         if !self.cancel.is_cancelled() {
             self.roster.lock().closed(server, connection, now);
-            self.roster_wake.notify_one();
+            self.roster.wake.notify_one();
         }
     }
 
@@ -310,7 +277,7 @@ impl App {
         let before = roster.wanted(server);
         roster.frame(server, connection, now);
         if roster.wanted(server) != before {
-            self.roster_wake.notify_one();
+            self.roster.wake.notify_one();
         }
     }
 }

@@ -295,7 +295,7 @@ impl App {
     pub(super) fn place_ended(&self, ended: &TaskRecord) {
         if let Some(vm) = ended.vm_uuid.filter(|_| is_destroyed(ended)) {
             // The index need not wait for the next report.
-            self.fleet.set_vms(ended.server_uuid, BTreeMap::from([(vm, None)]));
+            self.fleet.report_vms(ended.server_uuid, BTreeMap::from([(vm, None)]));
             self.vms_wake.notify_one();
             return self.placing.lock().destroyed(vm);
         }
@@ -333,7 +333,7 @@ impl App {
             None => ended.task == "machine_create" && self.is_newer_than_reports(server, &report),
         };
         if is_news {
-            self.fleet.set_vms(server, BTreeMap::from([(vm, Some(report))]));
+            self.fleet.report_vms(server, BTreeMap::from([(vm, Some(report))]));
             self.vms_wake.notify_one();
         }
     }

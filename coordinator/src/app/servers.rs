@@ -12,7 +12,7 @@ use super::allocate::{insert_unreserved, ratios_json};
 use super::error::AppError;
 use super::expected::Expected;
 use super::fields::{Extras, STORED, provisionable, shown_status};
-use super::fleet::{Entry, Held};
+use super::fleet::Entry;
 use super::status::ATTEMPTS;
 use super::tasks::is_conflict;
 use super::{App, keys};
@@ -186,13 +186,9 @@ impl App {
             }
             let key = keys::server(server);
             let write = Write::put(key, Expect::At(held.revision), keys::encode(&record));
-            match self.parts.store.commit(vec![write]).await {
-                Ok(revision) => {
-                    let changed = Held { value: Arc::new(record), revision };
-                    self.fleet.update(server, |entry| entry.record = Some(changed));
-                    return Ok(held.value);
-                }
-                Err(error) if is_conflict(&error) => self.reload_server(server).await?,
+            match self.feed.commit(vec![write]).await {
+                Ok(_) => return Ok(held.value),
+                Err(error) if is_conflict(&error) => self.feed.catch_up().await?,
                 Err(error) => return Err(error.into()),
             }
         }
@@ -212,26 +208,6 @@ impl App {
         }
     }
 
-    /// Reads a server's records again, after a lost race.
-    pub(crate) async fn reload_server(&self, server: ServerUuid) -> Result<(), AppError> {
-        let store = &self.parts.store;
-        let record = store.get(&keys::server(server)).await?;
-        let roster = store.get(&keys::roster(server)).await?;
-        let record = record
-            .map(|r| {
-                Ok::<_, AppError>(Held { value: Arc::new(keys::decode(&r)?), revision: r.revision })
-            })
-            .transpose()?;
-        let roster = roster
-            .map(|r| Ok::<_, AppError>(Held { value: keys::decode(&r)?, revision: r.revision }))
-            .transpose()?;
-        self.fleet.update(server, |entry| {
-            entry.record = record;
-            entry.roster = roster;
-        });
-        Ok(())
-    }
-
     /// Removes a server's records; its open tasks end. The node is not touched, and a live agent
     /// registers again.
     ///
@@ -244,12 +220,12 @@ impl App {
         expected: &Expected,
     ) -> Result<(), AppError> {
         let record = self.server_erase(server, expected).await?;
-        let vms = self.fleet.remove(server);
-        self.roster.lock().written(server, None);
+        self.fleet.forget_reported(server);
+        let vms: Vec<_> = self.fleet.reported_vms(server).into_iter().collect();
         for batch in vms.chunks(crate::store::MAX_COMMIT_WRITES) {
             let writes =
                 batch.iter().map(|vm| Write::delete(keys::vm(server, *vm), Expect::Any)).collect();
-            self.parts.store.commit(writes).await?;
+            self.feed.commit(writes).await?;
         }
         self.boot_drop(&record).await;
         self.tasks_of_deleted(server).await;
@@ -272,9 +248,9 @@ impl App {
                 Write::delete(keys::roster(server), Expect::Any),
                 Write::delete(keys::figures(server), Expect::Any),
             ];
-            match self.parts.store.commit(writes).await {
+            match self.feed.commit(writes).await {
                 Ok(_) => return Ok(held.value),
-                Err(error) if is_conflict(&error) => self.reload_server(server).await?,
+                Err(error) if is_conflict(&error) => self.feed.catch_up().await?,
                 Err(error) => return Err(error.into()),
             }
         }
@@ -286,6 +262,6 @@ impl App {
         let now: Timestamp = self.parts.clock.wall();
         self.roster.lock().posted(server, self.parts.clock.monotonic());
         self.fleet.note(server, |entry| entry.last_heartbeat = Some(now));
-        self.roster_wake.notify_one();
+        self.roster.wake.notify_one();
     }
 }

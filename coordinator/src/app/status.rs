@@ -52,11 +52,7 @@ impl App {
         server: ServerUuid,
         sysinfo: Map<String, Value>,
     ) -> Result<(), AppError> {
-        self.sysinfo_store(server, sysinfo, String::new(), Via::Sysinfo).await?;
-        let now = self.parts.clock.monotonic();
-        self.roster.lock().registered(server, now);
-        self.roster_wake.notify_one();
-        Ok(())
+        self.sysinfo_store(server, sysinfo, String::new(), Via::Sysinfo).await
     }
 
     async fn sysinfo_store(
@@ -74,11 +70,16 @@ impl App {
             }
             Err(_) => return Err(AppError::InvalidArgument("Invalid server_uuid".to_owned())),
         }
+        if via == Via::Sysinfo {
+            // Before the store tells of the server: it would be taken for silent.
+            self.roster.lock().registered(server, self.parts.clock.monotonic());
+            self.roster.wake.notify_one();
+        }
         let document = SysinfoRecord { sysinfo, hash };
         for _ in 0..ATTEMPTS {
             match self.sysinfo_try_store(server, &document, via).await {
                 Err(AppError::Store(error)) if is_conflict(&error) => {
-                    self.reload_server(server).await?;
+                    self.feed.catch_up().await?;
                 }
                 other => return other,
             }
@@ -118,7 +119,7 @@ impl App {
         let bytes = keys::encode(document);
         let sysinfo_changed = entry.sysinfo.as_ref().is_none_or(|held| held.value != bytes);
         if sysinfo_changed {
-            writes.push(Write::put(keys::sysinfo(server), Expect::Any, bytes.clone()));
+            writes.push(Write::put(keys::sysinfo(server), Expect::Any, bytes));
         }
         let record_changed = entry.record.as_ref().is_none_or(|held| *held.value != record);
         if record_changed {
@@ -133,23 +134,9 @@ impl App {
         if writes.is_empty() {
             return Ok(());
         }
-        let revision = self.parts.store.commit(writes).await?;
-        self.fleet.update(server, |entry| {
-            entry.sysinfo_hash.clone_from(&document.hash);
-            if sysinfo_changed {
-                entry.sysinfo = Some(super::fleet::Held { value: bytes, revision });
-            }
-            if record_changed {
-                entry.record = Some(super::fleet::Held { value: Arc::new(record), revision });
-            }
-            if created && entry.roster.is_none() {
-                entry.roster = Some(super::fleet::Held { value: roster, revision });
-            }
-        });
+        self.feed.commit(writes).await?;
         if created {
             tracing::info!(server_uuid = %server, "server registered");
-            self.roster.lock().written(server, Some(Status::Running));
-            self.roster_wake.notify_one();
             // Registered again on an old connection: deltas would not tell all. Without one, the
             // report comes with the connection.
             self.agents.send(server, Box::new(WireStatus { report: None })).ok();
@@ -230,8 +217,7 @@ impl App {
     }
 
     fn mark_missing(&self, server: ServerUuid, changes: &mut BTreeMap<VmUuid, Option<VmReport>>) {
-        let known = self.fleet.with(server, |entry| entry.vms.keys().copied().collect::<Vec<_>>());
-        for vm in known.unwrap_or_default() {
+        for vm in self.fleet.reported_vms(server) {
             changes.entry(vm).or_insert(None);
         }
     }
@@ -240,7 +226,7 @@ impl App {
         // One that is being made takes no room yet: its promise goes on.
         let counts = |report: &Option<VmReport>| report.as_ref().is_some_and(counts);
         let seen: Vec<_> = changes.iter().filter(|(_, r)| counts(r)).map(|(vm, _)| *vm).collect();
-        self.fleet.set_vms(server, changes);
+        self.fleet.report_vms(server, changes);
         self.place_seen(server, &seen);
         self.vms_wake.notify_one();
     }
@@ -264,8 +250,7 @@ impl App {
                 }
             })
             .collect();
-        self.parts.store.commit(writes).await?;
-        self.fleet.saved(&batch);
+        self.feed.commit(writes).await?;
         Ok(batch.len() == VM_BATCH)
     }
 }

@@ -6,6 +6,7 @@
 //! `docs/adding-a-background-job.md`.
 
 mod allocations;
+mod feed;
 mod figures;
 mod jobs;
 mod lease;
@@ -23,6 +24,7 @@ pub(crate) use lease::join;
 
 /// Starts every job.
 pub(crate) fn start(app: &Arc<App>) {
+    run(app, "feed", feed::run);
     run(app, "lease", lease::run);
     run(app, "roster-tick", roster::tick);
     run(app, "roster-writer", roster::write);
@@ -33,7 +35,6 @@ pub(crate) fn start(app: &Arc<App>) {
     run(app, "job-retention", jobs::retention);
     run(app, "retention", tasks::retention);
     run(app, "waitlist-writer", tickets::write);
-    run(app, "waitlist-follower", tickets::follow);
     run(app, "waitlist-expiry", tickets::expire);
     run(app, "waitlist-retention", tickets::retention);
     run(app, "allocations", allocations::run);

@@ -7,7 +7,6 @@ use muster_shared::ids::ServerUuid;
 use serde_json::{Map, Value};
 
 use super::pause;
-use crate::app::fleet::Held;
 use crate::app::{App, AppError, keys};
 use crate::roster::authority::{Plan, plan};
 use crate::roster::{RosterRecord, Status, Via};
@@ -27,7 +26,7 @@ pub(super) async fn tick(app: Arc<App>) {
         };
         app.metrics.count_heartbeats(tally);
         if pending {
-            app.roster_wake.notify_one();
+            app.roster.wake.notify_one();
         }
     }
 }
@@ -36,7 +35,7 @@ pub(super) async fn write(app: Arc<App>) {
     loop {
         let pending = app.roster.lock().pending(BATCH);
         if pending.is_empty() {
-            app.roster_wake.notified().await;
+            app.roster.wake.notified().await;
             continue;
         }
         if let Err(error) = write_batch(&app, &pending).await {
@@ -69,10 +68,10 @@ async fn write_batch(app: &App, pending: &[(ServerUuid, Status, Via)]) -> Result
     for change in &changes {
         writes.extend(writes_of(app, change));
     }
-    match app.parts.store.commit(writes).await {
-        Ok(revision) => {
+    match app.feed.commit(writes).await {
+        Ok(_) => {
             for change in changes {
-                applied(app, change, revision);
+                applied(app, change);
             }
             Ok(())
         }
@@ -82,12 +81,7 @@ async fn write_batch(app: &App, pending: &[(ServerUuid, Status, Via)]) -> Result
                 false => app.metrics.status_put_etag_failures.inc(),
             };
             // The batch is tried again with what the store holds now.
-            if let Some(server) = keys::last(&key) {
-                app.reload_server(server).await?;
-                let status = app.fleet.with(server, |e| e.roster.as_ref().map(|r| r.value.status));
-                app.roster.lock().written(server, status.flatten());
-            }
-            Ok(())
+            Ok(app.feed.catch_up().await?)
         }
         Err(error) => {
             if changes.iter().any(|change| change.record.is_some()) {
@@ -171,18 +165,13 @@ fn writes_of(app: &App, change: &Change) -> Vec<Write> {
     writes
 }
 
-fn applied(app: &App, change: Change, revision: Revision) {
+fn applied(app: &App, change: Change) {
     let Change { server, roster, record } = change;
     let status = roster.status;
-    app.fleet.update(server, |entry| {
-        entry.roster = Some(Held { value: roster, revision });
-        if let Some(record) = record {
-            app.metrics.server_put.inc();
-            entry.record = Some(Held { value: Arc::new(record), revision });
-        }
-        entry.status_writes += 1;
-    });
-    app.roster.lock().written(server, Some(status));
+    if record.is_some() {
+        app.metrics.server_put.inc();
+    }
+    app.fleet.note(server, |entry| entry.status_writes += 1);
     app.counters.status_writes.inc();
     app.metrics.status_put.inc();
     tracing::info!(server_uuid = %server, status = status.as_str(), "server status changed");

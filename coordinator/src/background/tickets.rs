@@ -1,4 +1,4 @@
-//! The waitlist's jobs: writing, following the store, expiring, deleting what is old.
+//! The waitlist's jobs: writing, expiring, deleting what is old.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,15 +14,6 @@ const BREATH: Duration = Duration::from_millis(10);
 
 pub(super) async fn write(app: Arc<App>) {
     app.tickets_write().await;
-}
-
-pub(super) async fn follow(app: Arc<App>) {
-    loop {
-        if let Err(error) = app.tickets_follow().await {
-            tracing::warn!(%error, "cannot follow the waitlist");
-            pause(&app).await;
-        }
-    }
 }
 
 pub(super) async fn expire(app: Arc<App>) {

@@ -236,6 +236,12 @@ impl Liveness {
         self.dirty.remove(&server);
     }
 
+    /// Every server that it knows of.
+    #[must_use]
+    pub fn servers(&self) -> BTreeSet<ServerUuid> {
+        self.servers.keys().copied().collect()
+    }
+
     /// What this coordinator believes.
     #[must_use]
     pub fn wanted(&self, server: ServerUuid) -> Option<Status> {

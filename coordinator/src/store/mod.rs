@@ -23,6 +23,7 @@
 #[cfg(test)]
 mod conformance;
 mod counted;
+mod feed;
 mod kv_store;
 mod typed;
 
@@ -35,6 +36,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
 pub(crate) use self::counted::Counted;
+pub(crate) use self::feed::{Damaged, Feed, Follow, read_all};
 pub use self::kv_store::{KvStore, raise_epoch, records_of};
 pub use self::typed::{TypedError, decode, get_json, put_json};
 

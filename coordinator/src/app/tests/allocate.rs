@@ -39,10 +39,10 @@ pub(super) async fn refused(app: &App, body: &Value) -> Value {
 /// Registers a server without an agent, with room for so many VMs of [`ask`].
 pub(super) async fn register(app: &Arc<App>, server: ServerUuid, fits: u64) {
     app.sysinfo_register(server, sysinfo(server)).await.unwrap();
-    report(app, server, fits, &json!({}));
+    report(app, server, fits, &json!({})).await;
 }
 
-pub(super) fn report(app: &App, server: ServerUuid, fits: u64, vms: &Value) {
+pub(super) async fn report(app: &App, server: ServerUuid, fits: u64, vms: &Value) {
     // 15 % are never promised; the half keeps rounding away.
     let total = ((fits * 1024 + 512) * 100).div_ceil(85) << 20;
     let body = json!({
@@ -54,6 +54,7 @@ pub(super) fn report(app: &App, server: ServerUuid, fits: u64, vms: &Value) {
             "kvm_zvol_volsize_bytes": 0, "kvm_zvol_used_bytes": 0 },
     });
     app.status_posted(server, body.as_object().unwrap());
+    while app.vms_save().await.unwrap() {}
 }
 
 fn left_mib(app: &App, server: ServerUuid) -> f64 {
@@ -99,7 +100,7 @@ async fn an_allocation_keeps_room_until_its_time_is_over() {
     app.shutdown().await;
 
     let app = disk.start().await;
-    report(&app, server(1), 3, &json!({}));
+    report(&app, server(1), 3, &json!({})).await;
     assert_eq!(room(&app).await, 2, "a restart forgets no reservation");
     tokio::time::sleep(Duration::from_secs(62)).await;
     assert_eq!((room(&app).await, reservations(&app).await), (3, 0));
@@ -118,7 +119,7 @@ async fn a_report_a_ticket_or_a_task_takes_the_place_of_a_reservation() {
     let shown = json!({ vm(1).to_string(): { "uuid": vm(1), "owner_uuid": Uuid::from_u128(77),
         "brand": "joyent", "cpu_cap": 100, "quota": 1, "max_physical_memory": 1024,
         "state": "running", "zone_state": "running", "last_modified": "" } });
-    report(&app, server(1), 5, &shown);
+    report(&app, server(1), 5, &shown).await;
     // A ticket opens for the second.
     let extra = json!({ "owner_uuid": Uuid::from_u128(77), "max_physical_memory": 1024,
         "cpu_cap": 100, "quota": 1, "brand": "joyent" });
@@ -256,7 +257,7 @@ async fn decisions_are_kept_and_replay_also_after_a_restart() {
     assert_eq!(again["identical"], true, "{again:#}");
     // The fleet changes; the decision does not.
     for n in 1..=9 {
-        report(&app, server(n), 1, &json!({}));
+        report(&app, server(n), 1, &json!({})).await;
     }
     app.shutdown().await;
 
@@ -390,7 +391,7 @@ async fn two_hundred_at_once_fill_the_fleet_exactly_across_a_restart() {
 
     let app = disk.start().await;
     for n in 1..=20 {
-        report(&app, server(n), fits(n), &json!({}));
+        report(&app, server(n), fits(n), &json!({})).await;
     }
     let rest: Vec<u128> = (1..=200).filter(|n| !placed.contains_key(n)).collect();
     let second = run(Arc::clone(&app), rest, None).await;

@@ -22,7 +22,7 @@ async fn a_reader_that_falls_behind_is_told_so_and_goes_on_from_there() {
     let app = Disk::new().start().await;
     let mut slow = app.subscribe(EventFilter::default(), None).await.unwrap();
     let mut made = 0;
-    while made < 1_500 * BATCH {
+    while made < 4_500 * BATCH {
         change(&app, made).await;
         made += BATCH;
     }

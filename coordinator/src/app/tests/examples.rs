@@ -41,6 +41,7 @@ async fn load(app: &Arc<App>, record: &Value) {
     sysinfo.insert("UUID".to_owned(), json!(server));
     app.sysinfo_register(server, sysinfo).await.unwrap();
     app.status_posted(server, report_of(record).as_object().unwrap());
+    while app.vms_save().await.unwrap() {}
     let mut plain = record.as_object().unwrap().clone();
     plain.retain(|name, _| {
         !matches!(name.as_str(), "vms" | "sysinfo" | "status")

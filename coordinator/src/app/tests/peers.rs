@@ -20,7 +20,7 @@ async fn pair(servers: u128, fits: u64, ttl_s: u64) -> (Arc<App>, Arc<App>) {
     }
     let b = disk.start_on(&store, "b", 2, config).await;
     for n in 1..=servers {
-        report(&b, server(n), fits, &json!({}));
+        report(&b, server(n), fits, &json!({})).await;
     }
     (a, b)
 }
@@ -50,10 +50,10 @@ async fn a_reservation_counts_on_both_until_it_ends() {
     let shown = json!({ vm(1).to_string(): { "uuid": vm(1), "owner_uuid": Uuid::from_u128(77),
         "brand": "joyent", "cpu_cap": 100, "quota": 1, "max_physical_memory": 1024,
         "state": "running", "zone_state": "running", "last_modified": "" } });
-    report(&a, server(1), 5, &shown);
+    report(&a, server(1), 5, &shown).await;
     assert_eq!(room(&a).await, 3);
     // There its record goes, and with it the promise of the other, which hears of the VM, too.
-    report(&b, server(1), 5, &shown);
+    report(&b, server(1), 5, &shown).await;
     assert_eq!(room(&b).await, 3);
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!((room(&a).await, room(&b).await), (3, 3));

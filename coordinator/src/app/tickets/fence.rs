@@ -38,11 +38,11 @@ impl App {
         fence: Option<&Fence>,
         mut writes: Vec<Write>,
     ) -> Result<Revision, AppError> {
-        let Some(fence) = fence else { return Ok(self.parts.store.commit(writes).await?) };
+        let Some(fence) = fence else { return Ok(self.feed.commit(writes).await?) };
         let Token { epoch, counter } = fence.ticket.token;
         let key = keys::ticket(fence.uuid);
         writes.push(Write::check(key.clone(), Expect::At(Revision { epoch, counter })));
-        self.parts.store.commit(writes).await.map_err(|error| match error {
+        self.feed.commit(writes).await.map_err(|error| match error {
             StoreError::Conflict { key: lost } if lost == key => {
                 AppError::TicketNotActive(fence.uuid.to_string())
             }

@@ -1,21 +1,24 @@
 //! All tickets in memory, as the store's watch tells of them, and who waits for them.
 //!
-//! Only the watch writes here, so that everything is in the order of commits, whichever
-//! coordinator made them. Who has committed a change waits until it has arrived
-//! ([`Index::reached`]) and then sees it like everybody else.
+//! Only the store's [`Feed`](crate::store::Feed) writes here, so that everything is in the order of
+//! commits, whichever coordinator made them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use async_trait::async_trait;
 use jiff::Timestamp;
 use muster_shared::api::ticket::{QueueName, TicketServer};
 use muster_shared::ids::TicketUuid;
 use parking_lot::Mutex;
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 
 use super::record::{Due, TicketRecord};
 use crate::app::fleet::Held;
-use crate::store::Revision;
+use crate::app::keys;
+use crate::store::{
+    Damaged, Event, Follow, Record, Revision, Store, StoreError, read_all,
+};
 
 /// Waits at a time.
 const MAX_WAITS: usize = 20_000;
@@ -106,78 +109,58 @@ fn remove_from<K: Ord>(map: &mut BTreeMap<K, BTreeMap<u64, TicketUuid>>, key: &K
 }
 
 /// All tickets.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Index {
     inner: Mutex<Inner>,
-    /// The last commit that was taken over.
-    revision: watch::Sender<Revision>,
     /// Something became open or ended: another time may be the next to expire.
     pub(super) due_changed: Notify,
 }
 
-impl Default for Index {
-    fn default() -> Self {
-        Self {
-            inner: Mutex::default(),
-            revision: watch::Sender::new(Revision::default()),
-            due_changed: Notify::new(),
-        }
+#[async_trait]
+impl Follow for Index {
+    fn wants(&self, key: &str) -> bool {
+        key.starts_with(keys::TICKETS)
     }
-}
 
-impl Index {
-    /// Starts anew with what a list at `revision` gave.
-    pub(super) fn reset(&self, tickets: Vec<(TicketRecord, Revision)>, revision: Revision) {
+    async fn read(&self, store: &dyn Store) -> Result<Vec<Record>, StoreError> {
+        read_all(store, &[keys::TICKETS]).await
+    }
+
+    fn reset(&self, records: &BTreeMap<String, Record>, damaged: &Damaged) {
         let mut inner = self.inner.lock();
         let Inner { waits, next_wait, .. } = std::mem::take(&mut *inner);
         (inner.waits, inner.next_wait) = (waits, next_wait);
-        for (ticket, at) in tickets {
-            inner.insert(Arc::new(ticket), at);
+        for record in records.values() {
+            if let Some(ticket) = damaged.decode(&record.key, &record.value) {
+                inner.insert(Arc::new(ticket), record.revision);
+            }
         }
         for wait in inner.waits.values() {
             wait.wake.notify_one();
         }
         drop(inner);
-        self.revision.send_replace(revision);
         self.due_changed.notify_one();
     }
 
-    /// Takes over what a commit did to tickets, all at once: between two of its changes a queue
-    /// would seem to have two active tickets, or none. `None`: the ticket was removed.
-    pub(super) fn apply(
-        &self,
-        changes: Vec<(TicketUuid, Option<TicketRecord>)>,
-        revision: Revision,
-    ) {
-        {
-            let mut inner = self.inner.lock();
-            for (uuid, ticket) in changes {
-                // A list may have shown what the watch repeats.
-                if inner.tickets.get(&uuid).is_none_or(|held| held.revision < revision) {
-                    match ticket {
-                        Some(ticket) => inner.insert(Arc::new(ticket), revision),
-                        None => inner.remove(uuid),
-                    }
-                    inner.wake(uuid);
-                }
+    /// Under one lock: between two changes of a commit a queue would seem to have two active
+    /// tickets, or none.
+    fn apply(&self, changes: &[Event], damaged: &Damaged) {
+        let mut inner = self.inner.lock();
+        for Event { key, value, revision } in changes {
+            let Some(uuid) = keys::last(key) else { continue };
+            match value.as_ref().map(|value| damaged.decode(key, value)) {
+                Some(Some(ticket)) => inner.insert(Arc::new(ticket), *revision),
+                Some(None) => continue,
+                None => inner.remove(uuid),
             }
+            inner.wake(uuid);
         }
-        self.revision.send_replace(revision);
+        drop(inner);
         self.due_changed.notify_one();
     }
+}
 
-    /// Where the next watch has to begin.
-    pub(super) fn revision(&self) -> Revision {
-        *self.revision.borrow()
-    }
-
-    /// Returns once a commit has arrived.
-    pub(super) async fn reached(&self, wanted: Revision) {
-        let mut revision = self.revision.subscribe();
-        // The sender lives as long as this index.
-        revision.wait_for(|at| *at >= wanted).await.ok();
-    }
-
+impl Index {
     pub(super) fn get(&self, uuid: TicketUuid) -> Option<Held<Arc<TicketRecord>>> {
         self.inner.lock().tickets.get(&uuid).cloned()
     }

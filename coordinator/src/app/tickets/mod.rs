@@ -1,7 +1,7 @@
 //! The waitlist: tickets that take turns (sdc-cnapi `lib/models/waitlist.js`).
 //!
 //! ```text
-//! request ──► writer ──► one transaction ──► the store's watch ──► index ──► who waits
+//! request ──► writer ──► one transaction ──► the store's feed ──► index ──► who waits
 //! ```
 //!
 //! The records are the truth: `ticket/<uuid>`, `queue/<server>/<hash>` and the counter that gives
@@ -19,7 +19,6 @@ mod why;
 mod writer;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use muster_shared::api::ticket::{QueueName, TicketCreated, TicketServer, TicketStatus};
 use muster_shared::ids::TicketUuid;
@@ -34,10 +33,10 @@ pub use record::{Due, TicketRecord};
 use super::error::AppError;
 use super::fleet::Held;
 use super::{App, Expected, keys};
-use crate::store::{Event, Revision, list_all};
+use crate::store::Follow;
 use draft::{Effect, MAX_QUEUE, NewTicket, Op};
 use index::Index;
-use writer::{Done, Job, QUEUE};
+use writer::{Job, QUEUE};
 
 /// Open tickets of all queues together.
 const MAX_OPEN: usize = 20_000;
@@ -47,8 +46,6 @@ const MAX_TICKET_BYTES: usize = 32 * 1024;
 const MAX_SCOPE_BYTES: usize = 64;
 /// Longest `id`, bytes; as above.
 const MAX_ID_BYTES: usize = 256;
-/// Longest wait for a commit to come back as an event.
-const ECHO: Duration = Duration::from_secs(5);
 /// Tickets that are deleted at a time when all of a server's are.
 const DELETE_BATCH: usize = 90;
 
@@ -65,6 +62,11 @@ impl Tickets {
     pub(crate) fn new() -> Self {
         let (ops, inbox) = mpsc::channel(QUEUE);
         Self { index: Arc::default(), ops, inbox: Mutex::new(Some(inbox)) }
+    }
+
+    /// What the store's feed tells of tickets.
+    pub(crate) fn follower(&self) -> Arc<dyn Follow> {
+        Arc::clone(&self.index) as Arc<dyn Follow>
     }
 
     /// How many wait for a ticket here.
@@ -127,7 +129,7 @@ impl App {
             extra: request.extra,
             reqid: request.req_id,
         };
-        match self.ticket_op(Op::Create(Box::new(new))).await?.effect {
+        match self.ticket_op(Op::Create(Box::new(new))).await? {
             Effect::Full => Err(AppError::Busy(format!("there are {MAX_QUEUE} tickets in line"))),
             Effect::Done | Effect::NotFound | Effect::Changed => {
                 let mut queue = self.tickets.index.queue(&queue);
@@ -227,8 +229,8 @@ impl App {
         let waiter = index.wait(uuid, holds);
         let waiter = waiter.ok_or_else(|| AppError::Busy("too many wait".to_owned()))?;
         if index.get(uuid).is_none() && self.parts.store.get(&keys::ticket(uuid)).await?.is_some() {
-            // Another coordinator made it just now, so its event is under way.
-            tokio::time::timeout(ECHO, waiter.changed()).await.ok();
+            // Another coordinator made it just now.
+            self.feed.catch_up().await?;
         }
         let mut first = true;
         loop {
@@ -259,7 +261,7 @@ impl App {
     }
 
     /// Has an operation written and waits until the index shows it.
-    async fn ticket_op(&self, op: Op) -> Result<Done, AppError> {
+    async fn ticket_op(&self, op: Op) -> Result<Effect, AppError> {
         let (done, outcome) = oneshot::channel();
         match self.tickets.ops.try_send(Job { op, done }) {
             Ok(()) => {}
@@ -272,7 +274,7 @@ impl App {
     }
 
     /// As [`App::ticket_op`], but waits for its turn however many wait.
-    async fn ticket_op_patient(&self, op: Op) -> Result<Done, AppError> {
+    async fn ticket_op_patient(&self, op: Op) -> Result<Effect, AppError> {
         let (done, outcome) = oneshot::channel();
         let sent = self.tickets.ops.send(Job { op, done }).await;
         sent.map_err(|_| AppError::Stopping)?;
@@ -281,65 +283,18 @@ impl App {
 
     async fn ticket_outcome(
         &self,
-        outcome: oneshot::Receiver<Result<Done, AppError>>,
-    ) -> Result<Done, AppError> {
-        let done = tokio::select! {
+        outcome: oneshot::Receiver<Result<Effect, AppError>>,
+    ) -> Result<Effect, AppError> {
+        tokio::select! {
             biased;
-            done = outcome => done.unwrap_or(Err(AppError::Stopping))?,
-            () = self.cancel.cancelled() => return Err(AppError::Stopping),
-        };
-        self.tickets_shown(done.shown_at).await;
-        Ok(done)
-    }
-
-    async fn tickets_shown(&self, commit: Revision) {
-        let reached = self.tickets.index.reached(commit);
-        if tokio::time::timeout(ECHO, reached).await.is_err() {
-            tracing::warn!("a change of the waitlist was not seen by the store's watch");
-        }
-    }
-
-    /// Reads all tickets.
-    pub(super) async fn load_tickets(&self) -> Result<(), AppError> {
-        let (records, revision) = list_all(&*self.parts.store, keys::TICKETS).await?;
-        let mut tickets = Vec::with_capacity(records.len());
-        for stored in records {
-            tickets.push((keys::decode::<TicketRecord>(&stored)?, stored.revision));
-        }
-        self.tickets.index.reset(tickets, revision);
-        Ok(())
-    }
-
-    /// Follows the store until the watch ends; then the tickets have to be read again.
-    ///
-    /// # Errors
-    /// [`AppError::Store`].
-    pub(crate) async fn tickets_follow(&self) -> Result<(), AppError> {
-        let index = &self.tickets.index;
-        let mut watch = self.parts.store.watch(keys::TICKETS, index.revision()).await?;
-        while let Some(Ok(commit)) = watch.recv().await {
-            let Some(revision) = commit.first().map(|event| event.revision) else { continue };
-            index.apply(commit.iter().filter_map(ticket_change).collect(), revision);
-        }
-        tracing::info!("the watch of the waitlist ended");
-        self.load_tickets().await
-    }
-}
-
-/// The ticket that an event is about, and what it is now; `None` inside: removed.
-fn ticket_change(event: &Event) -> Option<(TicketUuid, Option<TicketRecord>)> {
-    let uuid = keys::last(&event.key)?;
-    match event.value.as_ref().map(|value| serde_json::from_slice(value)).transpose() {
-        Ok(ticket) => Some((uuid, ticket)),
-        Err(error) => {
-            tracing::error!(key = event.key, %error, "a ticket's record is damaged");
-            None
+            done = outcome => done.unwrap_or(Err(AppError::Stopping)),
+            () = self.cancel.cancelled() => Err(AppError::Stopping),
         }
     }
 }
 
-fn ended(uuid: TicketUuid, done: Done) -> Result<(), AppError> {
-    match done.effect {
+fn ended(uuid: TicketUuid, effect: Effect) -> Result<(), AppError> {
+    match effect {
         Effect::Done => Ok(()),
         Effect::NotFound => Err(AppError::TicketNotFound(uuid)),
         Effect::Changed => Err(AppError::Changed),

@@ -9,8 +9,8 @@ use tokio::sync::{mpsc, oneshot};
 use super::draft::{Draft, Effect, Op, Stuck};
 use crate::app::error::AppError;
 use crate::app::tasks::is_conflict;
-use crate::app::{App, keys};
-use crate::store::{Revision, StoreError};
+use crate::app::App;
+use crate::store::StoreError;
 
 /// Operations that may wait.
 pub(super) const QUEUE: usize = 4_096;
@@ -23,15 +23,7 @@ const ATTEMPTS: u64 = 20;
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) op: Op,
-    pub(super) done: oneshot::Sender<Result<Done, AppError>>,
-}
-
-/// A decided operation.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Done {
-    pub(super) effect: Effect,
-    /// The index shows it from here on.
-    pub(super) shown_at: Revision,
+    pub(super) done: oneshot::Sender<Result<Effect, AppError>>,
 }
 
 /// Why a batch was not written.
@@ -60,10 +52,10 @@ impl App {
     async fn tickets_commit(&self, waiting: &mut VecDeque<Job>) {
         for attempt in 1..=ATTEMPTS {
             match self.tickets_try(waiting, attempt == ATTEMPTS).await {
-                Ok((effects, shown_at)) => {
+                Ok(effects) => {
                     for (job, effect) in waiting.drain(..effects.len()).zip(effects) {
                         // Who asked may have gone.
-                        job.done.send(effect.map(|effect| Done { effect, shown_at })).ok();
+                        job.done.send(effect).ok();
                     }
                     return;
                 }
@@ -89,7 +81,7 @@ impl App {
         &self,
         waiting: &VecDeque<Job>,
         last: bool,
-    ) -> Result<(Vec<Result<Effect, AppError>>, Revision), Failed> {
+    ) -> Result<Vec<Result<Effect, AppError>>, Failed> {
         let mut draft = Draft::new(self.parts.clock.wall());
         let mut effects = Vec::new();
         for job in waiting {
@@ -100,12 +92,10 @@ impl App {
         }
         let writes = draft.writes();
         if writes.is_empty() {
-            return Ok((effects, Revision::default()));
+            return Ok(effects);
         }
-        // The index does not hear of a commit that made and deleted the same tickets.
-        let is_shown = writes.iter().any(|write| write.key.starts_with(keys::TICKETS));
-        match self.parts.store.commit(writes).await {
-            Ok(revision) => Ok((effects, if is_shown { revision } else { Revision::default() })),
+        match self.feed.commit(writes).await {
+            Ok(_) => Ok(effects),
             Err(error) if is_conflict(&error) => Err(Failed::Race),
             Err(error) => Err(Failed::Store(error)),
         }

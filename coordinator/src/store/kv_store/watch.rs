@@ -12,7 +12,7 @@ const KEPT_EVENTS: usize = 10_000;
 /// Bytes kept for them.
 const KEPT_BYTES: usize = 16 * 1024 * 1024;
 /// Commits a watcher may lag behind.
-const WATCHER_COMMITS: usize = 1_024;
+const WATCHER_COMMITS: usize = 4_096;
 
 type Item = Result<Vec<Event>, WatchEnd>;
 
