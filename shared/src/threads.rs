@@ -9,6 +9,9 @@ use futures_util::future::BoxFuture;
 pub trait Threads: fmt::Debug + Send + Sync + 'static {
     /// Starts `work` under `name`. It ends when the future ends; cancellation is the caller's.
     fn run(&self, name: &str, work: BoxFuture<'static, ()>);
+
+    /// Runs what computes for long, off the threads that serve everybody.
+    fn compute(&self, work: Box<dyn FnOnce() + Send>);
 }
 
 /// A shared door.
@@ -33,6 +36,10 @@ impl Threads for OsThreads {
             tracing::error!(%error, thread = name, "cannot start a thread");
         }
     }
+
+    fn compute(&self, work: Box<dyn FnOnce() + Send>) {
+        drop(tokio::task::spawn_blocking(work));
+    }
 }
 
 /// Runs the work on the caller's own runtime, for simulations, where one thread does everything.
@@ -43,5 +50,9 @@ impl Threads for SameRuntime {
     fn run(&self, _name: &str, work: BoxFuture<'static, ()>) {
         // The runtime owns the task; dropping the runtime (a simulated crash) ends it.
         drop(tokio::spawn(work));
+    }
+
+    fn compute(&self, work: Box<dyn FnOnce() + Send>) {
+        work();
     }
 }

@@ -65,7 +65,7 @@ use crate::metrics::{Metrics, StaticLabels};
 use crate::roster::ConnectionId;
 use crate::store::{Counted, Feed, Follow, LeaseId, StoreError};
 use fleet::Fleet;
-use placing::Placing;
+use placing::Placement;
 use roster::Roster;
 use tasks::Table;
 use tickets::Tickets;
@@ -101,11 +101,11 @@ pub struct App {
     pub(crate) vms_wake: Notify,
     pub(crate) lease: Mutex<LeaseId>,
     pub(crate) agents: Agents,
-    pub(crate) tasks: Table,
+    pub(crate) tasks: Arc<Table>,
     pub(crate) jobs: jobs::Jobs,
     pub(crate) events: events::Events,
     pub(crate) tickets: Tickets,
-    pub(crate) placing: Mutex<Placing>,
+    pub(crate) placing: Arc<Placement>,
     pub(crate) decisions: allocate::Decisions,
     pub(crate) tracker: TaskTracker,
     pub(crate) cancel: CancellationToken,
@@ -138,20 +138,24 @@ impl App {
             metrics.register(name, help, counter.clone());
         }
         parts.store = Arc::new(Counted::new(parts.store, counters.store_commits.clone()));
+        let clock = || Arc::clone(&parts.clock);
+        let fleet = Arc::new(Fleet::new(clock()));
+        let (instance, of_fleet) = (&parts.instance, Arc::clone(&fleet));
+        let placing = Placement::new(&config.allocation, instance, of_fleet, clock());
         Arc::new_cyclic(|app| Self {
             roster: Arc::new(Roster::new(config.roster, Arc::clone(&parts.clock))),
             agents: Agents::new(app.clone()),
             metrics,
             counters,
             feed: Feed::new(Arc::clone(&parts.store)),
-            fleet: Arc::new(Fleet::new(Arc::clone(&parts.clock))),
+            fleet,
             vms_wake: Notify::new(),
             lease: Mutex::new(LeaseId(0)),
-            tasks: Table::default(),
+            tasks: Arc::new(Table::new(Arc::clone(&parts.clock))),
             jobs: jobs::Jobs::default(),
             events: events::Events::default(),
             tickets: Tickets::new(),
-            placing: Mutex::new(Placing::new(&config.allocation, &parts.instance)),
+            placing: Arc::new(placing),
             decisions: allocate::Decisions::default(),
             tracker: TaskTracker::new(),
             cancel: CancellationToken::new(),
@@ -176,14 +180,14 @@ impl App {
     /// # Errors
     /// [`AppError::Store`], [`AppError::Corrupt`]; nothing runs then.
     pub async fn run(self: &Arc<Self>) -> Result<(), AppError> {
-        // In this order each commit is shown.
+        self.placer_enrol().await?;
+        // In this order each commit is shown: who is told that a task has ended finds its VM.
         self.feed.add(Arc::clone(&self.fleet) as Arc<dyn Follow>);
         self.feed.add(Arc::clone(&self.roster) as Arc<dyn Follow>);
         self.feed.add(self.tickets.follower());
+        self.feed.add(Arc::clone(&self.placing) as Arc<dyn Follow>);
+        self.feed.add(Arc::clone(&self.tasks) as Arc<dyn Follow>);
         self.feed.load().await?;
-        self.load_tasks().await?;
-        self.load_promises().await?;
-        self.load_placing().await?;
         self.load_history().await?;
         self.boot_found().await?;
         background::join(self).await?;

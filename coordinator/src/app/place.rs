@@ -12,7 +12,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
 use muster_shared::wire::TaskError;
@@ -20,13 +19,17 @@ use muster_shared::wire::status::{VmIndex, VmReport, VmStatus};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::allocate::{ATTEMPTS, Chosen, overtaken, promise_of};
+use super::allocate::{AllocationRecord, Decision, Flow, Question, Wanted, no_server, promise_of};
 use super::error::AppError;
-use super::placing::{PlaceRecord, PlaceState, UNSEEN};
+use super::placing::{Place, PlaceRecord, PlaceState, counts};
 use super::tasks::{NewTask, Open, Refusal, TaskRecord, TaskStatus, is_conflict};
 use super::vm_request::{VmRequest, build};
 use super::{App, Caller, keys};
-use crate::store::{Expect, Revision, Write};
+use crate::alloc;
+use crate::store::{Expect, Write};
+
+/// Races for a VM's place before a request fails.
+const CREATE_ATTEMPTS: usize = 5;
 
 /// The answer to `POST /vms`.
 #[derive(Clone, Debug, Serialize)]
@@ -55,30 +58,24 @@ impl App {
         params.insert("uuid".to_owned(), json!(vm));
         let expect = self.check_vm_is_new(vm).await?;
         let mut exclude = BTreeSet::new();
-        let mut attempts = ATTEMPTS;
+        let mut flow = Flow::new(self, self.question_of_create(vm, &params, &exclude)?);
         loop {
-            let mut chosen = self.choose_and_promise(vm, &params, &exclude)?;
-            let server = chosen.server;
-            let placed = self.place_on(&mut chosen, vm, &params, caller, expect).await;
-            match placed {
-                Ok(placed) => return Ok(placed),
+            let decision = flow.decide().await?;
+            let server = chosen_server(&decision)?;
+            let new = create_task(server, vm, &params, caller);
+            match self.create_commit(&flow.question, decision, new, expect).await {
+                Ok(id) => return Ok(Placed { vm_uuid: vm, id, server_uuid: server }),
                 Err(AppError::Busy(reason)) => {
                     tracing::info!(server_uuid = %server, reason, "placing elsewhere");
-                    self.unpromise(vm);
                     exclude.insert(server);
+                    flow.ask(self.question_of_create(vm, &params, &exclude)?);
                 }
-                Err(AppError::Store(error)) if is_conflict(&error) => {
-                    self.unpromise(vm);
-                    let Some(key) = overtaken(&error).filter(|_| attempts > 0) else {
+                Err(error) => match flow.again(error).await {
+                    Err(AppError::Store(error)) if is_conflict(&error) => {
                         return Err(AppError::VmExists(vm));
-                    };
-                    attempts -= 1;
-                    self.placing_catch_up(key).await?;
-                }
-                Err(error) => {
-                    self.unpromise(vm);
-                    return Err(error);
-                }
+                    }
+                    other => other?,
+                },
             }
         }
     }
@@ -95,53 +92,88 @@ impl App {
         params: Map<String, Value>,
         caller: &Caller,
     ) -> Result<TaskId, AppError> {
-        // Whether it exists on that server, its agent knows best.
-        let elsewhere = self.fleet.vm(vm).is_some_and(|(home, _)| home != server);
-        if elsewhere || self.placing.lock().is_made_beside(vm, server) {
-            return Err(AppError::VmExists(vm));
+        for _ in 0..CREATE_ATTEMPTS {
+            // Whether it exists on that server, its agent knows best.
+            let elsewhere = self.fleet.vm(vm).is_some_and(|(home, _)| home != server);
+            let made_on = self.placing.lock().made_on(vm);
+            if elsewhere || made_on.is_some_and(|made_on| made_on != server) {
+                return Err(AppError::VmExists(vm));
+            }
+            let counts = made_on.is_none() && self.fleet.vm(vm).is_none();
+            match self.vm_try_create_on(server, vm, &params, caller, counts).await {
+                Err(AppError::Store(error)) if is_conflict(&error) => self.feed.catch_up().await?,
+                other => return other,
+            }
         }
-        let id = self.task_create(server, "machine_create", params.clone(), caller).await?;
-        // Not promised when the task has ended meanwhile.
-        if self.tasks.get(&id).is_some() && self.fleet.vm(vm).is_none() {
-            self.promise(vm, server, &params);
-        }
-        Ok(id)
+        Err(AppError::Busy(format!("VM {vm} changes too fast")))
     }
 
-    async fn place_on(
+    async fn vm_try_create_on(
         self: &Arc<Self>,
-        chosen: &mut Chosen,
+        server: ServerUuid,
         vm: VmUuid,
         params: &Map<String, Value>,
         caller: &Caller,
-        expect: Expect,
-    ) -> Result<Placed, AppError> {
-        let Chosen { server, record: decision, outcome, policy, guard, .. } = chosen;
-        let server = *server;
+        counts: bool,
+    ) -> Result<TaskId, AppError> {
+        self.require_capability(server, "machine_create")?;
         let _place = self.reserve_task(server)?;
-        let new = NewTask {
-            server,
-            task: "machine_create".to_owned(),
-            params: params.clone(),
-            caller: caller.clone(),
-            vm: Some(vm),
-        };
+        let record = self.task_record(create_task(server, vm, params, caller)).await?;
+        let mut writes = self.task_writes(&record);
+        let mut promised = None;
+        if counts {
+            let extra = promise_of(params);
+            writes.push(self.place_put(&record, vm, Some(extra.clone())));
+            writes.extend(self.placing.lock().peers.mark());
+            promised = Some(self.placing.promise(vm, server, extra, true));
+        }
+        self.task_commit(&record, writes).await?;
+        drop(promised);
+        Ok(record.id)
+    }
+
+    async fn create_commit(
+        self: &Arc<Self>,
+        question: &Question,
+        mut decision: Decision,
+        new: NewTask,
+        expect: Expect,
+    ) -> Result<TaskId, AppError> {
+        let Wanted { vm, body, extra, .. } = &question.vms[0];
+        let outcome = &decision.outcomes[0];
+        let policy = &question.policy;
+        let mut kept = AllocationRecord::new(self, "vms", body, policy, outcome);
+        kept.reserved = true;
+        kept.recent = decision.recent.clone();
+        let _place = self.reserve_task(new.server)?;
         let mut record = self.task_record(new).await?;
         record.refusals = Some(Vec::new());
         let mut writes = self.task_writes(&record);
-        writes.push(Write::put(keys::place(vm), expect, self.place_record(&record, vm)));
-        writes.push(self.allocation_write(decision, outcome, policy).await?);
-        writes.append(guard);
-        let revision = self.task_commit(&record, writes).await?;
-        self.allocation_made(decision, outcome, policy);
-        let id = self.task_stored(record, revision).await;
-        Ok(Placed { vm_uuid: vm, id, server_uuid: server })
+        let place = self.place_record(&record, *vm, Some(extra.clone()));
+        writes.push(Write::put(keys::place(*vm), expect, keys::encode(&place)));
+        writes.push(self.allocation_write(&mut kept, outcome, policy).await?);
+        writes.append(&mut decision.guard);
+        self.task_commit(&record, writes).await?;
+        self.allocation_made(&kept, outcome, policy);
+        Ok(record.id)
     }
 
-    fn place_record(&self, record: &TaskRecord, vm: VmUuid) -> bytes::Bytes {
-        let promise = self.placing.lock().allocator.promised(vm);
+    /// The write that makes a place; at its revision, if the VM had one before.
+    fn place_put(&self, record: &TaskRecord, vm: VmUuid, extra: Option<alloc::Extra>) -> Write {
+        let known = self.placing.lock().place(vm).map(|place| place.revision);
+        let expect = known.map_or(Expect::Absent, Expect::At);
+        let place = self.place_record(record, vm, extra);
+        Write::put(keys::place(vm), expect, keys::encode(&place))
+    }
+
+    fn place_record(
+        &self,
+        record: &TaskRecord,
+        vm: VmUuid,
+        promise: Option<alloc::Extra>,
+    ) -> PlaceRecord {
         let creating = record.status == TaskStatus::Active;
-        keys::encode(&PlaceRecord {
+        PlaceRecord {
             vm_uuid: vm,
             task_id: record.id.clone(),
             server_uuid: record.server_uuid,
@@ -149,12 +181,12 @@ impl App {
             at: self.parts.clock.wall(),
             by: self.parts.instance.clone(),
             promise,
-        })
+        }
     }
 
     /// Refuses a uuid that is in use; else says what the reservation must find in its place.
     async fn check_vm_is_new(&self, vm: VmUuid) -> Result<Expect, AppError> {
-        if self.fleet.vm(vm).is_some() || self.placing.lock().is_being_made(vm) {
+        if self.fleet.vm(vm).is_some() || self.placing.lock().made_on(vm).is_some() {
             return Err(AppError::VmExists(vm));
         }
         let Some(stored) = self.parts.store.get(&keys::place(vm)).await? else {
@@ -167,37 +199,6 @@ impl App {
             return Err(AppError::VmExists(vm));
         }
         Ok(Expect::At(stored.revision))
-    }
-
-    fn choose_and_promise(
-        &self,
-        vm: VmUuid,
-        params: &Map<String, Value>,
-        exclude: &BTreeSet<ServerUuid>,
-    ) -> Result<Chosen, AppError> {
-        let mut placing = self.placing.lock();
-        if placing.is_being_made(vm) {
-            return Err(AppError::VmExists(vm));
-        }
-        // The VM does not compete with what was reserved for it. If nothing is found, the
-        // reservation has ended all the same: its VM was asked for and could not be made.
-        placing.release(vm);
-        let mut chosen = self.choose(&mut placing.allocator, params, exclude)?;
-        placing.promise(vm, chosen.server, chosen.extra.clone());
-        chosen.guard = placing.guard();
-        Ok(chosen)
-    }
-
-    fn unpromise(&self, vm: VmUuid) {
-        self.placing.lock().release(vm);
-    }
-
-    /// Counts a VM that a client creates on a server of its own choice.
-    pub(crate) fn promise(&self, vm: VmUuid, server: ServerUuid, params: &Map<String, Value>) {
-        let mut placing = self.placing.lock();
-        if !placing.is_being_made(vm) {
-            placing.promise(vm, server, promise_of(params));
-        }
     }
 
     /// A placed VM was refused before anything was made: takes its task to another server. `false`
@@ -217,19 +218,10 @@ impl App {
         });
         let params = self.load_params(&old.params).await?;
         let mut exclude: BTreeSet<_> = refusals.iter().map(|r| r.server_uuid).collect();
-        self.unpromise(vm);
+        let mut flow = Flow::new(self, self.question_of_create(vm, &params, &exclude)?);
         loop {
-            let Chosen { server, guard, .. } = match self.choose_and_promise(vm, &params, &exclude)
-            {
-                Ok(chosen) => chosen,
-                Err(AppError::NoServer { .. } | AppError::VmExists(_)) => return Ok(false),
-                Err(error) => return Err(error),
-            };
-            let Ok(_place) = self.reserve_task(server) else {
-                self.unpromise(vm);
-                exclude.insert(server);
-                continue;
-            };
+            let decision = flow.decide().await?;
+            let Ok(server) = chosen_server(&decision) else { return Ok(false) };
             let moved = TaskRecord {
                 server_uuid: server,
                 sent: self.agents.is_connected(server),
@@ -237,105 +229,92 @@ impl App {
                 refusals: Some(refusals.clone()),
                 ..(**old).clone()
             };
-            let revision = match self.place_move(open, &moved, vm, guard).await {
-                Ok(revision) => revision,
-                Err(AppError::Store(error)) => {
-                    let Some(key) = overtaken(&error) else { return Err(error.into()) };
-                    self.unpromise(vm);
-                    self.placing_catch_up(key).await?;
-                    continue;
+            match self.place_move(open, &moved, vm, decision).await {
+                Ok(()) => {
+                    tracing::info!(task_id = %old.id, vm_uuid = %vm, from = %old.server_uuid,
+                        to = %server, code = %error.code, "placed again");
+                    return Ok(true);
                 }
-                Err(error) => return Err(error),
-            };
-            tracing::info!(task_id = %old.id, vm_uuid = %vm, from = %old.server_uuid, to = %server,
-                code = %error.code, "placed again");
-            let id = moved.id.clone();
-            self.tasks.replace(Arc::new(moved), revision);
-            self.task_dispatch(&id).await;
-            return Ok(true);
+                Err(AppError::Busy(_)) => {
+                    exclude.insert(server);
+                    flow.ask(self.question_of_create(vm, &params, &exclude)?);
+                }
+                Err(error) => flow.again(error).await?,
+            }
         }
     }
 
     async fn place_move(
-        &self,
+        self: &Arc<Self>,
         open: &Open,
         moved: &TaskRecord,
         vm: VmUuid,
-        guard: Vec<Write>,
-    ) -> Result<Revision, AppError> {
+        mut decision: Decision,
+    ) -> Result<(), AppError> {
+        let extra = decision.promises.first().map(|(_, _, extra)| extra.clone());
         let old = &open.record;
+        let _place = self.reserve_task(moved.server_uuid)?;
         let mut writes = vec![
             Write::put(keys::task(&moved.id), Expect::At(open.revision), keys::encode(moved)),
             Write::delete(keys::open(old.server_uuid, &old.id), Expect::Any),
             Write::put(keys::open(moved.server_uuid, &moved.id), Expect::Any, "{}"),
-            Write::put(keys::place(vm), Expect::Any, self.place_record(moved, vm)),
+            self.place_put(moved, vm, extra),
         ];
-        writes.extend(guard);
-        Ok(self.parts.store.commit(writes).await?)
+        writes.append(&mut decision.guard);
+        self.feed.commit(writes).await?;
+        Ok(())
     }
 
-    /// What the end of a task changes about its reservation; part of the same commit.
+    /// What the end of a task changes about the place of its VM; part of the same commit.
     pub(super) fn place_writes(&self, ended: &TaskRecord) -> Option<Write> {
         let vm = ended.vm_uuid?;
-        let key = keys::place(vm);
+        let placing = self.placing.lock();
+        let place = placing.place(vm)?;
+        let at = Expect::At(place.revision);
         if is_destroyed(ended) {
-            return Some(Write::delete(key, Expect::Any));
+            return Some(Write::delete(keys::place(vm), at));
         }
-        ended.refusals.as_ref()?;
+        if place.record.task_id != ended.id {
+            return None;
+        }
         Some(match ended.status {
-            TaskStatus::Failure => Write::delete(key, Expect::Any),
+            TaskStatus::Failure => Write::delete(keys::place(vm), at),
             TaskStatus::Active | TaskStatus::Complete => {
-                Write::put(key, Expect::Any, self.place_record(ended, vm))
+                let record = self.place_record(ended, vm, place.record.promise.clone());
+                Write::put(keys::place(vm), at, keys::encode(&record))
             }
         })
     }
 
-    /// A create ended: its promise goes, or stays until a report shows the VM. No report may ever
-    /// show one that is destroyed at once.
-    pub(super) fn place_ended(&self, ended: &TaskRecord) {
+    /// What the end of a task makes of its VM's record: who sees the end sees this, too, and need
+    /// not wait for the next report. Part of the same commit.
+    pub(super) fn vm_of_result(&self, ended: &TaskRecord) -> Option<Write> {
+        let server = ended.server_uuid;
         if let Some(vm) = ended.vm_uuid.filter(|_| is_destroyed(ended)) {
-            // The index need not wait for the next report.
-            self.fleet.report_vms(ended.server_uuid, BTreeMap::from([(vm, None)]));
-            self.vms_wake.notify_one();
-            return self.placing.lock().destroyed(vm);
+            self.fleet.report_vms(server, BTreeMap::from([(vm, None)]));
+            return Some(Write::delete(keys::vm(server, vm), Expect::Any));
         }
-        let Some(vm) = ended.vm_uuid.filter(|_| ended.task == "machine_create") else { return };
-        if ended.status == TaskStatus::Failure {
-            return self.unpromise(vm);
-        }
-        let now = self.parts.clock.monotonic();
-        let mut placing = self.placing.lock();
-        placing.made(vm, now);
-        if ended.refusals.is_some() {
-            placing.done.insert(vm, (ended.server_uuid, now));
-        }
-        drop(placing);
-    }
-
-    /// Who sees the end of a task sees what it made of its VM: the index does not wait for the
-    /// next report. What a VM takes of its server is counted as reports tell it.
-    pub(super) fn vm_of_result(&self, ended: &TaskRecord) {
-        if ended.status != TaskStatus::Complete {
-            return;
-        }
-        let told = ended.history.first().and_then(|entry| entry.get("event")?.get("vm"));
-        let Some(mut report) = told.and_then(told_report) else { return };
-        let (vm, server) = (report.vm.uuid, ended.server_uuid);
-        let is_news = match self.fleet.vm(vm) {
-            Some((at, known)) if at == server => {
+        let mut report = told_report(ended)?;
+        let vm = report.vm.uuid;
+        let home = self.fleet.vm(vm).map(|(home, _)| home);
+        let is_news = match self.fleet.reported_vm(server, vm) {
+            Some(known) => {
                 // Not among the members of the object.
                 let VmIndex { docker_id, image_uuid, .. } = &known.index;
                 report.index.docker_id = report.index.docker_id.or_else(|| docker_id.clone());
                 report.index.image_uuid = report.index.image_uuid.or_else(|| image_uuid.clone());
                 report.vm.last_modified > known.vm.last_modified
             }
-            Some(_) => false,
+            None if home.is_some() => false,
             None => ended.task == "machine_create" && self.is_newer_than_reports(server, &report),
         };
+        let write = is_news.then(|| {
+            Write::put(keys::vm(server, vm), Expect::Any, keys::encode(&report))
+        });
         if is_news {
             self.fleet.report_vms(server, BTreeMap::from([(vm, Some(report))]));
-            self.vms_wake.notify_one();
         }
+        write
     }
 
     /// Whether the agent looked at its VMs before this one became what it is. A result that comes
@@ -346,71 +325,24 @@ impl App {
         reported_at.is_none_or(|reported_at| made.vm.last_modified > reported_at)
     }
 
-    /// Reports show these VMs: their promises are kept.
-    pub(super) fn place_seen(&self, server: ServerUuid, seen: &[VmUuid]) {
-        let mut placing = self.placing.lock();
-        for vm in seen {
-            placing.seen(server, *vm);
-        }
-    }
-
     /// Deletes the places of VMs that are there for all to see, or that never came.
     pub(super) async fn places_sweep(&self) -> Result<(), AppError> {
-        let now = self.parts.clock.monotonic();
-        let over = |vm: VmUuid, server: ServerUuid, since: Duration| {
-            if self.fleet.vm(vm).is_some() {
-                return !self.fleet.is_unsaved(server, vm);
-            }
-            let heard = self.fleet.with(server, |entry| !entry.reported_at.is_empty());
-            heard.unwrap_or(true) && now.saturating_sub(since) >= UNSEEN
+        let places = self.placing.lock().done();
+        let over = |place: &Place| {
+            let PlaceRecord { vm_uuid, server_uuid, .. } = place.record;
+            let heard = self.fleet.with(server_uuid, |entry| !entry.reported_at.is_empty());
+            let seen = self.fleet.vm(vm_uuid).is_some();
+            seen || (place.over && heard.unwrap_or(true))
         };
-        let done: Vec<_> = self.placing.lock().done.iter().map(|(vm, at)| (*vm, *at)).collect();
-        for (vm, (server, since)) in done.into_iter().filter(|(vm, (s, at))| over(*vm, *s, *at)) {
-            let key = keys::place(vm);
-            if let Some(stored) = self.parts.store.get(&key).await? {
-                let place: PlaceRecord = keys::decode(&stored)?;
-                let again = place.state == PlaceState::Creating;
-                if !again {
-                    let delete = Write::delete(key, Expect::At(stored.revision));
-                    match self.parts.store.commit(vec![delete]).await {
-                        Err(error) if !is_conflict(&error) => return Err(error.into()),
-                        Ok(_) | Err(_) => {}
-                    }
-                }
-            }
-            let mut placing = self.placing.lock();
-            if placing.done.get(&vm) == Some(&(server, since)) {
-                placing.done.remove(&vm);
+        for place in places.into_iter().filter(over) {
+            let key = keys::place(place.record.vm_uuid);
+            let delete = Write::delete(key, Expect::At(place.revision));
+            match self.feed.commit(vec![delete]).await {
+                Err(error) if !is_conflict(&error) => return Err(error.into()),
+                Ok(_) | Err(_) => {}
             }
         }
         Ok(())
-    }
-
-    /// Counts what the open tasks promise, at start.
-    pub(super) async fn load_promises(&self) -> Result<(), AppError> {
-        for id in self.tasks.ids() {
-            let Some(open) = self.tasks.get(&id) else { continue };
-            let Some(vm) = open.record.vm_uuid else { continue };
-            if open.record.task == "machine_create" {
-                let params = self.load_params(&open.record.params).await?;
-                self.promise(vm, open.record.server_uuid, &params);
-            }
-        }
-        Ok(())
-    }
-
-    /// A place in the store, at the start: one that is done is to be swept.
-    pub(super) fn place_done_found(&self, place: &PlaceRecord) {
-        let now = self.parts.clock.monotonic();
-        if place.state == PlaceState::Done {
-            let done = &mut self.placing.lock().done;
-            done.entry(place.vm_uuid).or_insert((place.server_uuid, now));
-        }
-    }
-
-    /// Whether a report counts the VM.
-    pub(super) fn is_counted(&self, vm: VmUuid) -> bool {
-        self.fleet.vm(vm).is_some_and(|(_, report)| counts(&report))
     }
 
     /// Whether the VM is reported, but does not count yet.
@@ -424,14 +356,36 @@ fn is_destroyed(ended: &TaskRecord) -> bool {
     ended.task == "machine_destroy" && ended.status == TaskStatus::Complete
 }
 
-/// Whether the allocator counts a reported VM, or has no need to. The reference leaves a VM that
-/// is being made to its ticket.
-pub(super) fn counts(report: &VmReport) -> bool {
-    report.vm.state != "provisioning"
+/// The task that makes a VM.
+fn create_task(
+    server: ServerUuid,
+    vm: VmUuid,
+    params: &Map<String, Value>,
+    caller: &Caller,
+) -> NewTask {
+    NewTask {
+        server,
+        task: "machine_create".to_owned(),
+        params: params.clone(),
+        caller: caller.clone(),
+        vm: Some(vm),
+    }
+}
+
+/// The server of a decision about one VM.
+fn chosen_server(decision: &Decision) -> Result<ServerUuid, AppError> {
+    match decision.promises.first() {
+        Some((_, server, _)) => Ok(*server),
+        None => Err(no_server(&decision.outcomes[0])),
+    }
 }
 
 /// The VM object that a task returned, as a report; `None` for one that reports leave out.
-fn told_report(vm: &Value) -> Option<VmReport> {
+fn told_report(ended: &TaskRecord) -> Option<VmReport> {
+    if ended.status != TaskStatus::Complete {
+        return None;
+    }
+    let vm = ended.history.first()?.get("event")?.get("vm")?;
     if vm.get("do_not_inventory").is_some_and(|hidden| *hidden == true) {
         return None;
     }

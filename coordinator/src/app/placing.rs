@@ -1,31 +1,39 @@
 //! What is promised and not yet reported: which VM to which server, and why.
 //!
 //! ```text
-//! allocation ─► Reserved ─► (time over, a ticket) ─► nothing
-//!                  │ a create
-//! create ───────► Task ─► done ─► (a report shows the VM) ─► nothing
-//! another coordinator's create ─► Elsewhere ─► (a report, its end) ─► nothing
+//! a decision ──► pending, until its commit is here or has failed
+//! reserve/<vm> ──► reserved, until its time is over, a ticket or a create counts, or a report does
+//! place/<vm>   ──► placed, until a report shows the VM or its create failed
 //! ```
 //!
-//! The promises of other coordinators come with the store's watch, see `allocate/peers.rs`.
+//! Of these only `pending` is this process's own, and a guard gives it back ([`Promised`]). The
+//! rest is what the store's feed tells, whoever wrote it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use jiff::Timestamp;
+use muster_shared::clock::SharedClock;
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
+use muster_shared::wire::status::VmReport;
+use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 
-use super::allocate::{Allocator, Peers, Reservation};
+use super::allocate::{Allocator, Peers, ReservationRecord};
 use super::config::AllocationConfig;
+use super::fleet::Fleet;
+use super::keys;
 use crate::alloc;
-use crate::store::{Revision, Write};
+use crate::store::{Damaged, Event, Follow, Record, Revision, Store, StoreError, Write, read_all};
 
 /// After this long a VM whose create completed, but which no report shows, is not counted any
 /// more.
-pub(super) const UNSEEN: Duration = Duration::from_secs(120);
+const UNSEEN: Duration = Duration::from_secs(120);
+const PREFIXES: &[&str] = &[keys::PLACERS, keys::RESERVATIONS, keys::PLACES];
 
-/// Whether a reservation holds.
+/// How far a create is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum PlaceState {
@@ -34,14 +42,14 @@ pub(super) enum PlaceState {
 }
 
 /// The record `place/<vm>`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct PlaceRecord {
     pub(super) vm_uuid: VmUuid,
     pub(super) task_id: TaskId,
     pub(super) server_uuid: ServerUuid,
     pub(super) state: PlaceState,
     pub(super) at: Timestamp,
-    /// The coordinator that places it.
+    /// The coordinator that wrote it.
     #[serde(default)]
     pub(super) by: String,
     /// What the VM will take.
@@ -49,257 +57,374 @@ pub(super) struct PlaceRecord {
     pub(super) promise: Option<alloc::Extra>,
 }
 
-/// Why a VM is promised to a server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Why {
-    /// A task makes it.
-    Task {
-        /// It ended well then, monotonic.
-        done: Option<Duration>,
-    },
-    /// It was allocated.
-    Reserved {
-        /// Since then, monotonic.
-        since: Duration,
-        /// Its record, once that is durable.
-        revision: Option<Revision>,
-    },
-    /// Another coordinator makes it.
-    Elsewhere {
-        /// The record of its place.
-        revision: Revision,
-    },
+/// A place and what this process knows of it.
+#[derive(Clone, Debug)]
+pub(super) struct Place {
+    pub(super) record: PlaceRecord,
+    pub(super) revision: Revision,
+    /// When this process learned of the record, monotonic.
+    pub(super) since: Duration,
+    /// It counts no more: a report shows the VM, or none ever did.
+    pub(super) over: bool,
 }
 
-/// A VM that is promised to a server.
-#[derive(Debug)]
-struct Promise {
+/// A reservation and what this process knows of it.
+#[derive(Clone, Debug)]
+struct Reserved {
     server: ServerUuid,
-    why: Why,
+    extra: alloc::Extra,
+    revision: Revision,
+    /// When this process learned of it, monotonic. Its time is counted from here: how long this
+    /// coordinator was away, no clock says for sure.
+    since: Duration,
+    /// It counts no more, and its record is to be deleted.
+    over: bool,
 }
 
-/// Promises by VM, and the allocator that counts them. Chosen and promised under one lock, so
-/// that two choices can't take the same room.
+/// A decision that is being stored.
+#[derive(Clone, Debug)]
+struct Pending {
+    number: u64,
+    server: ServerUuid,
+    extra: alloc::Extra,
+    /// The VM is made, not only reserved.
+    making: bool,
+}
+
+/// All that promises room to one VM.
+#[derive(Debug, Default)]
+struct Promise {
+    pending: Option<Pending>,
+    place: Option<Place>,
+    reserved: Option<Reserved>,
+    /// What the allocator counts.
+    counted: Option<(ServerUuid, alloc::Extra)>,
+}
+
+impl Promise {
+    /// The nearest to the VM's being there counts, and only that.
+    fn counts(&self) -> Option<(ServerUuid, &alloc::Extra)> {
+        if let Some(pending) = &self.pending {
+            return Some((pending.server, &pending.extra));
+        }
+        if let Some(place) = &self.place
+            && (place.record.state == PlaceState::Creating || !place.over)
+        {
+            let extra = place.record.promise.as_ref().filter(|_| !place.over)?;
+            return Some((place.record.server_uuid, extra));
+        }
+        let reserved = self.reserved.as_ref().filter(|reserved| !reserved.over)?;
+        Some((reserved.server, &reserved.extra))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.pending.is_none() && self.place.is_none() && self.reserved.is_none()
+    }
+
+    fn end_reservation(&mut self) {
+        if let Some(reserved) = &mut self.reserved {
+            reserved.over = true;
+        }
+    }
+}
+
+/// Promises by VM, and the allocator that counts them.
 #[derive(Debug)]
 pub(crate) struct Placing {
     promises: BTreeMap<VmUuid, Promise>,
-    /// Reservations that ended, whose records are still there.
-    spent: BTreeMap<VmUuid, Revision>,
-    /// Places of creates that ended well, and since when this process knows.
-    pub(super) done: BTreeMap<VmUuid, (ServerUuid, Duration)>,
+    numbers: u64,
     pub(super) allocator: Allocator,
     /// The coordinators that place VMs on this store.
     pub(super) peers: Peers,
 }
 
 impl Placing {
-    pub(crate) fn new(config: &AllocationConfig, instance: &str) -> Self {
+    fn new(config: &AllocationConfig, instance: &str) -> Self {
         Self {
             promises: BTreeMap::new(),
-            spent: BTreeMap::new(),
-            done: BTreeMap::new(),
+            numbers: 0,
             allocator: Allocator::new(config),
             peers: Peers::new(instance),
         }
     }
 
-    fn insert(&mut self, reservation: Reservation, why: Why) {
-        let Reservation { vm, server, extra } = reservation;
-        self.promises.insert(vm, Promise { server, why });
-        self.allocator.reserve(vm, server, extra);
-    }
-
-    /// What a commit must find and leave in the store, so that no other coordinator has promised
-    /// anything that the decisions so far don't know of.
-    pub(super) fn guard(&self) -> Vec<Write> {
-        self.peers.guard()
-    }
-
-    /// A task makes the VM; a reservation for it has served.
-    pub(super) fn promise(&mut self, vm: VmUuid, server: ServerUuid, extra: alloc::Extra) {
-        self.end_reservation(vm);
-        self.insert(Reservation { vm, server, extra }, Why::Task { done: None });
-    }
-
-    pub(super) fn release(&mut self, vm: VmUuid) {
-        self.end_reservation(vm);
-        self.forget(vm);
-    }
-
-    fn forget(&mut self, vm: VmUuid) {
-        if self.promises.remove(&vm).is_some() {
-            self.allocator.release(vm);
-        }
-    }
-
-    /// Whether a task makes the VM, here or elsewhere.
-    pub(super) fn is_being_made(&self, vm: VmUuid) -> bool {
-        let made = |why: Why| matches!(why, Why::Task { .. } | Why::Elsewhere { .. });
-        self.promises.get(&vm).is_some_and(|promise| made(promise.why))
-    }
-
-    /// Whether a task makes it on another server than this one.
-    pub(super) fn is_made_beside(&self, vm: VmUuid, server: ServerUuid) -> bool {
-        self.is_being_made(vm) && self.promises.get(&vm).is_some_and(|it| it.server != server)
-    }
-
-    pub(super) fn is_promised(&self, vm: VmUuid) -> bool {
-        self.promises.contains_key(&vm)
-    }
-
-    /// Reserves at a time; returns those for which no task or ticket counts already.
-    pub(super) fn reserve(
-        &mut self,
-        reservations: Vec<Reservation>,
-        since: Duration,
-    ) -> Vec<Reservation> {
-        let counted = |vm: VmUuid| self.is_being_made(vm) || self.allocator.is_ticketed(vm);
-        let kept: Vec<_> = reservations.into_iter().filter(|r| !counted(r.vm)).collect();
-        for reservation in &kept {
-            // What an earlier one for the same VM wrote is overwritten by this one's record.
-            self.insert(reservation.clone(), Why::Reserved { since, revision: None });
-        }
-        kept
-    }
-
-    /// A reservation's record is durable.
-    pub(super) fn reserved(&mut self, vm: VmUuid, written: Revision) {
-        match self.promises.get_mut(&vm).map(|promise| &mut promise.why) {
-            Some(Why::Reserved { revision, .. }) => *revision = (*revision).max(Some(written)),
-            // It ended while it was written.
-            Some(Why::Task { .. } | Why::Elsewhere { .. }) | None => self.spent(vm, written),
-        }
-    }
-
-    /// The store has this reservation, of another coordinator or of an earlier life.
-    pub(super) fn adopt(&mut self, reservation: Reservation, at: Revision, now: Duration) {
-        let vm = reservation.vm;
-        let since = match self.promises.get(&vm).map(|promise| promise.why) {
-            Some(Why::Task { .. } | Why::Elsewhere { .. }) => return self.spent(vm, at),
-            Some(Why::Reserved { revision: Some(known), .. }) if known >= at => return,
-            Some(Why::Reserved { .. }) | None => now,
-        };
-        self.insert(reservation, Why::Reserved { since, revision: Some(at) });
-    }
-
-    /// The store has no reservation for the VM any more.
-    pub(super) fn reservation_gone(&mut self, vm: VmUuid, at: Revision) {
-        if self.spent.get(&vm).is_some_and(|known| *known < at) {
-            self.spent.remove(&vm);
-        }
-        let why = self.promises.get(&vm).map(|promise| promise.why);
-        if matches!(why, Some(Why::Reserved { revision: Some(known), .. }) if known < at) {
-            self.forget(vm);
-        }
-    }
-
-    /// Another coordinator makes a VM.
-    pub(super) fn elsewhere(&mut self, place: Reservation, at: Revision) {
-        let vm = place.vm;
-        match self.promises.get(&vm).map(|promise| promise.why) {
-            Some(Why::Elsewhere { revision }) if revision >= at => {}
-            // A task that was found at the start may be another coordinator's.
-            Some(_) | None => {
-                self.end_reservation(vm);
-                self.insert(place, Why::Elsewhere { revision: at });
+    /// Changes what promises room to a VM, and what the allocator counts with it.
+    fn change(&mut self, vm: VmUuid, change: impl FnOnce(&mut Promise)) {
+        let promise = self.promises.entry(vm).or_default();
+        change(promise);
+        let counts = promise.counts().map(|(server, extra)| (server, extra.clone()));
+        if counts != promise.counted {
+            match &counts {
+                Some((server, extra)) => self.allocator.reserve(vm, *server, extra.clone()),
+                None => self.allocator.release(vm),
             }
+            promise.counted = counts;
+        }
+        if promise.is_empty() {
+            self.promises.remove(&vm);
         }
     }
 
-    /// Another coordinator does not make the VM any more, or all can see it.
-    pub(super) fn elsewhere_gone(&mut self, vm: VmUuid, at: Revision) {
-        let why = self.promises.get(&vm).map(|promise| promise.why);
-        if matches!(why, Some(Why::Elsewhere { revision }) if revision < at) {
-            self.forget(vm);
+    fn promise(&mut self, vm: VmUuid, server: ServerUuid, extra: alloc::Extra, making: bool) -> u64 {
+        self.numbers += 1;
+        let number = self.numbers;
+        self.change(vm, |promise| {
+            promise.pending = Some(Pending { number, server, extra, making });
+        });
+        number
+    }
+
+    fn release(&mut self, vm: VmUuid, number: u64) {
+        self.change(vm, |promise| {
+            promise.pending = promise.pending.take().filter(|pending| pending.number != number);
+        });
+    }
+
+    /// The VM is to be made: it does not compete with what was reserved for it. When no server is
+    /// found, the reservation has ended all the same: its VM was asked for and could not be made.
+    pub(super) fn end_reservation(&mut self, vm: VmUuid) {
+        if self.promises.contains_key(&vm) {
+            self.change(vm, Promise::end_reservation);
         }
     }
 
-    /// The VMs with a promise that is a record in the store: reserved, and made elsewhere.
-    pub(super) fn recorded(&self) -> (Vec<VmUuid>, Vec<VmUuid>) {
-        let of = |wanted: fn(Why) -> bool| -> Vec<VmUuid> {
-            self.promises.iter().filter(|(_, p)| wanted(p.why)).map(|(vm, _)| *vm).collect()
-        };
-        let reserved = of(|why| matches!(why, Why::Reserved { revision: Some(_), .. }));
-        (reserved, of(|why| matches!(why, Why::Elsewhere { .. })))
-    }
-
-    /// A reservation did not become durable.
-    pub(super) fn unreserve(&mut self, vm: VmUuid) {
-        let why = self.promises.get(&vm).map(|promise| promise.why);
-        // What another coordinator reserved meanwhile stays.
-        if matches!(why, Some(Why::Reserved { revision: None, .. })) {
-            self.forget(vm);
+    /// The server on which a task makes the VM, here or elsewhere.
+    pub(super) fn made_on(&self, vm: VmUuid) -> Option<ServerUuid> {
+        let promise = self.promises.get(&vm)?;
+        if let Some(pending) = promise.pending.as_ref().filter(|pending| pending.making) {
+            return Some(pending.server);
         }
+        let place = promise.place.as_ref()?;
+        let making = place.record.state == PlaceState::Creating || !place.over;
+        making.then_some(place.record.server_uuid)
     }
 
-    /// A reservation ended, of which a record is left.
-    pub(super) fn spent(&mut self, vm: VmUuid, revision: Revision) {
-        let known = self.spent.entry(vm).or_insert(revision);
-        *known = (*known).max(revision);
+    /// Whether room is promised to the VM, for whatever reason.
+    pub(super) fn is_promised(&self, vm: VmUuid) -> bool {
+        self.promises.get(&vm).is_some_and(|promise| promise.counts().is_some())
     }
 
-    pub(super) fn take_spent(&mut self, most: usize) -> Vec<(VmUuid, Revision)> {
-        let vms: Vec<VmUuid> = self.spent.keys().copied().take(most).collect();
-        vms.into_iter().filter_map(|vm| Some((vm, self.spent.remove(&vm)?))).collect()
+    /// Whether a new reservation would count: no create and no ticket does already.
+    pub(super) fn is_reservable(&self, vm: VmUuid) -> bool {
+        self.made_on(vm).is_none() && !self.allocator.is_ticketed(vm)
     }
 
-    fn end_reservation(&mut self, vm: VmUuid) {
-        if let Some(Why::Reserved { revision: Some(revision), .. }) =
-            self.promises.get(&vm).map(|promise| promise.why)
-        {
-            self.spent(vm, revision);
+    /// The stored place of a VM.
+    pub(super) fn place(&self, vm: VmUuid) -> Option<&Place> {
+        self.promises.get(&vm)?.place.as_ref()
+    }
+
+    /// The places of creates that ended well.
+    pub(super) fn done(&self) -> Vec<Place> {
+        let places = self.promises.values().filter_map(|promise| promise.place.as_ref());
+        places.filter(|place| place.record.state == PlaceState::Done).cloned().collect()
+    }
+
+    fn placed(&mut self, vm: VmUuid, place: Option<Place>) {
+        self.change(vm, |promise| {
+            if place.is_some() {
+                promise.end_reservation();
+            }
+            promise.place = place;
+        });
+    }
+
+    fn reserved(&mut self, vm: VmUuid, mut reserved: Option<Reserved>) {
+        let useless = !self.is_reservable(vm);
+        self.change(vm, |promise| {
+            if let Some(reserved) = &mut reserved {
+                reserved.over |= useless;
+            }
+            promise.reserved = reserved;
+        });
+    }
+
+    /// A report of a server counts the VM: promises of it are kept.
+    fn seen(&mut self, server: ServerUuid, vm: VmUuid) {
+        if !self.promises.contains_key(&vm) {
+            return;
         }
+        self.change(vm, |promise| {
+            promise.end_reservation();
+            if let Some(place) = promise.place.as_mut()
+                && place.record.server_uuid == server
+            {
+                place.over = true;
+            }
+        });
     }
 
-    /// A create ended well.
-    pub(super) fn made(&mut self, vm: VmUuid, now: Duration) {
-        if let Some(Promise { why: Why::Task { done }, .. }) = self.promises.get_mut(&vm) {
-            *done = Some(now);
-        }
-    }
-
-    /// A VM that was made is gone again.
-    pub(super) fn destroyed(&mut self, vm: VmUuid) {
-        let why = self.promises.get(&vm).map(|promise| promise.why);
-        if matches!(why, Some(Why::Task { done: Some(_) })) {
-            self.forget(vm);
-        }
-        self.done.remove(&vm);
-    }
-
-    /// A report of a server counts the VM: the promise is kept.
-    pub(super) fn seen(&mut self, server: ServerUuid, vm: VmUuid) {
-        let kept = |promise: &Promise| match promise.why {
-            Why::Task { .. } | Why::Elsewhere { .. } => promise.server == server,
-            Why::Reserved { .. } => true,
-        };
-        if self.promises.get(&vm).is_some_and(kept) {
-            self.release(vm);
-        }
-    }
-
-    /// Ends the reservations that are older than `ttl`, and those for which a ticket counts. A VM
-    /// that is `unfinished` is reported but does not count yet, so its promise goes on.
+    /// Ends the reservations that are older than `ttl` and those for which a ticket counts, and
+    /// the creates that no report ever showed. A VM that is `unfinished` is reported but does not
+    /// count yet, so its promise goes on.
     pub(super) fn expire(
         &mut self,
         now: Duration,
         ttl: Duration,
         unfinished: impl Fn(VmUuid) -> bool,
     ) {
-        let over = |vm: VmUuid, why: Why| match why {
-            Why::Reserved { since, revision } => {
-                let late = now.saturating_sub(since) >= ttl && revision.is_some();
-                late && !unfinished(vm) || self.allocator.is_ticketed(vm)
-            }
-            Why::Task { done } => {
-                done.is_some_and(|done| now.saturating_sub(done) >= UNSEEN) && !unfinished(vm)
-            }
-            Why::Elsewhere { .. } => false,
+        let old = |since: Duration, limit: Duration| now.saturating_sub(since) >= limit;
+        let is_over = |vm: VmUuid, promise: &Promise| {
+            let reserved = promise.reserved.as_ref().filter(|it| !it.over).is_some_and(|it| {
+                old(it.since, ttl) && !unfinished(vm) || self.allocator.is_ticketed(vm)
+            });
+            let place = promise.place.as_ref().filter(|it| !it.over).is_some_and(|it| {
+                it.record.state == PlaceState::Done && old(it.since, UNSEEN) && !unfinished(vm)
+            });
+            (reserved || place).then_some((vm, reserved, place))
         };
-        let gone: Vec<_> =
-            self.promises.iter().filter(|(vm, p)| over(**vm, p.why)).map(|(vm, _)| *vm).collect();
-        for vm in gone {
-            self.release(vm);
+        let over: Vec<_> =
+            self.promises.iter().filter_map(|(vm, promise)| is_over(*vm, promise)).collect();
+        for (vm, reservation, place) in over {
+            self.change(vm, |promise| {
+                if reservation {
+                    promise.end_reservation();
+                }
+                if let Some(stored) = promise.place.as_mut().filter(|_| place) {
+                    stored.over = true;
+                }
+            });
+        }
+    }
+
+    /// Reservations that are over and whose records are still there, at most `most`.
+    pub(super) fn spent(&self, most: usize) -> Vec<(VmUuid, Revision)> {
+        let over = |(vm, promise): (&VmUuid, &Promise)| {
+            let reserved = promise.reserved.as_ref().filter(|reserved| reserved.over)?;
+            Some((*vm, reserved.revision))
+        };
+        self.promises.iter().filter_map(over).take(most).collect()
+    }
+}
+
+/// The promises of this process, fed by the store.
+#[derive(Debug)]
+pub(crate) struct Placement {
+    placing: Mutex<Placing>,
+    /// Decisions are made one after the other, so that no two take the same room; the data is not
+    /// locked meanwhile.
+    pub(super) turn: tokio::sync::Mutex<()>,
+    fleet: Arc<Fleet>,
+    clock: SharedClock,
+}
+
+impl Placement {
+    pub(crate) fn new(
+        config: &AllocationConfig,
+        instance: &str,
+        fleet: Arc<Fleet>,
+        clock: SharedClock,
+    ) -> Self {
+        let placing = Mutex::new(Placing::new(config, instance));
+        Self { placing, turn: tokio::sync::Mutex::default(), fleet, clock }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Placing> {
+        self.placing.lock()
+    }
+
+    /// Counts a VM on a server until the guard is dropped; `making`: it is made, not only reserved.
+    pub(super) fn promise(
+        self: &Arc<Self>,
+        vm: VmUuid,
+        server: ServerUuid,
+        extra: alloc::Extra,
+        making: bool,
+    ) -> Promised {
+        let number = self.lock().promise(vm, server, extra, making);
+        Promised { placement: Arc::clone(self), vm, number }
+    }
+
+    /// Whether a report counts the VM on a server.
+    fn is_counted(&self, server: ServerUuid, vm: VmUuid) -> bool {
+        let report = self.fleet.with(server, |entry| entry.vms.get(&vm).cloned()).flatten();
+        report.is_some_and(|report| counts(&report))
+    }
+
+    fn take(&self, placing: &mut Placing, change: &Event, damaged: &Damaged) {
+        let Event { key, value, revision } = change;
+        let revision = *revision;
+        let since = self.clock.monotonic();
+        if key.starts_with(keys::PLACERS) {
+            return placing.peers.take(key, value.as_ref(), revision, damaged);
+        }
+        let Some(vm) = keys::last::<VmUuid>(key) else { return };
+        if key.starts_with(keys::VMS) {
+            if let Some((server, _)) = self.fleet.vm(vm).filter(|(_, report)| counts(report)) {
+                placing.seen(server, vm);
+            }
+        } else if key.starts_with(keys::PLACES) {
+            let Some(value) = value else { return placing.placed(vm, None) };
+            let Some(record) = damaged.decode::<PlaceRecord>(key, value) else { return };
+            let over = self.is_counted(record.server_uuid, vm);
+            placing.placed(vm, Some(Place { record, revision, since, over }));
+        } else {
+            let Some(value) = value else { return placing.reserved(vm, None) };
+            let Some(record) = damaged.decode::<ReservationRecord>(key, value) else { return };
+            let over = self.fleet.vm(vm).is_some_and(|(_, report)| counts(&report));
+            let (server, extra) = (record.server_uuid, record.promise);
+            placing.reserved(vm, Some(Reserved { server, extra, revision, since, over }));
         }
     }
 }
+
+#[async_trait]
+impl Follow for Placement {
+    fn wants(&self, key: &str) -> bool {
+        key.starts_with(keys::VMS) || PREFIXES.iter().any(|prefix| key.starts_with(prefix))
+    }
+
+    async fn read(&self, store: &dyn Store) -> Result<Vec<Record>, StoreError> {
+        read_all(store, PREFIXES).await
+    }
+
+    fn reset(&self, records: &BTreeMap<String, Record>, damaged: &Damaged) {
+        let mut placing = self.lock();
+        let gone: Vec<VmUuid> = placing.promises.keys().copied().collect();
+        let kept: BTreeSet<&str> = records.keys().map(String::as_str).collect();
+        for vm in gone {
+            if !kept.contains(keys::place(vm).as_str()) {
+                placing.placed(vm, None);
+            }
+            if !kept.contains(keys::reservation(vm).as_str()) {
+                placing.reserved(vm, None);
+            }
+        }
+        for Record { key, value, revision } in records.values() {
+            let (key, value) = (key.clone(), Some(value.clone()));
+            let change = Event { key, value, revision: *revision };
+            self.take(&mut placing, &change, damaged);
+        }
+    }
+
+    fn apply(&self, changes: &[Event], damaged: &Damaged) {
+        let mut placing = self.lock();
+        for change in changes {
+            self.take(&mut placing, change, damaged);
+        }
+    }
+}
+
+/// A VM counted on a server until this is dropped: after its commit has come back by the store's
+/// feed, whose record counts from then on, or when there will be no commit.
+#[derive(Debug)]
+pub(super) struct Promised {
+    placement: Arc<Placement>,
+    pub(super) vm: VmUuid,
+    number: u64,
+}
+
+impl Drop for Promised {
+    fn drop(&mut self) {
+        self.placement.lock().release(self.vm, self.number);
+    }
+}
+
+/// Whether the allocator counts a reported VM, or has no need to. The reference leaves a VM that
+/// is being made to its ticket.
+pub(super) fn counts(report: &VmReport) -> bool {
+    report.vm.state != "provisioning"
+}
+
+/// What a commit that promises room must find and leave in the store; see [`Peers`].
+pub(super) type Guard = Vec<Write>;

@@ -12,7 +12,6 @@ use serde_json::{Map, Value, json};
 use super::error::AppError;
 use super::fields;
 use super::fleet::SysinfoRecord;
-use super::place::counts;
 use super::tasks::is_conflict;
 use super::{App, keys, posted};
 use crate::roster::authority::Authority;
@@ -223,11 +222,7 @@ impl App {
     }
 
     fn vms_changed(&self, server: ServerUuid, changes: BTreeMap<VmUuid, Option<VmReport>>) {
-        // One that is being made takes no room yet: its promise goes on.
-        let counts = |report: &Option<VmReport>| report.as_ref().is_some_and(counts);
-        let seen: Vec<_> = changes.iter().filter(|(_, r)| counts(r)).map(|(vm, _)| *vm).collect();
         self.fleet.report_vms(server, changes);
-        self.place_seen(server, &seen);
         self.vms_wake.notify_one();
     }
 

@@ -1,5 +1,5 @@
 //! Keeps the history of decisions: writes snapshots that are only in memory, deletes what is over
-//! the bounds; ends reservations; and follows those of other coordinators.
+//! the bounds; and ends reservations.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,11 +38,3 @@ pub(super) async fn reservations(app: Arc<App>) {
     }
 }
 
-pub(super) async fn follow(app: Arc<App>) {
-    loop {
-        if let Err(error) = app.placing_follow().await {
-            tracing::warn!(%error, "cannot follow what other coordinators promise");
-            pause(&app).await;
-        }
-    }
-}

@@ -31,6 +31,7 @@ pub(crate) fn start(app: &Arc<App>) {
     run(app, "vm-writer", vms::run);
     run(app, "figures-writer", figures::run);
     run(app, "tasks", tasks::tick);
+    run(app, "task-dispatch", tasks::dispatch);
     run(app, "jobs", jobs::tick);
     run(app, "job-retention", jobs::retention);
     run(app, "retention", tasks::retention);
@@ -39,7 +40,6 @@ pub(crate) fn start(app: &Arc<App>) {
     run(app, "waitlist-retention", tickets::retention);
     run(app, "allocations", allocations::run);
     run(app, "reservations", allocations::reservations);
-    run(app, "placing-follower", allocations::follow);
 }
 
 fn run<F, Fut>(app: &Arc<App>, name: &'static str, job: F)

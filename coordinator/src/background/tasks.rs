@@ -17,6 +17,10 @@ pub(super) async fn tick(app: Arc<App>) {
     }
 }
 
+pub(super) async fn dispatch(app: Arc<App>) {
+    app.tasks_dispatch().await;
+}
+
 pub(super) async fn retention(app: Arc<App>) {
     loop {
         tokio::time::sleep(SWEEP).await;

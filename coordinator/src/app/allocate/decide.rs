@@ -1,11 +1,5 @@
-//! `POST /allocate`: decides, reserves, takes down, and says why.
-//!
-//! ```text
-//! one lock: snapshot ─► decision ─► promise in memory   then one commit: reservation + record
-//! ```
-//!
-//! A promise counts from the moment a server is chosen, so that two requests can't take the same
-//! room; what does not become durable is taken back.
+//! `POST /allocate`: what is asked, the commit (reservations and the decision's record), and the
+//! answer with its reasons. How a decision is made is in [`super::flow`].
 
 use std::sync::Arc;
 
@@ -16,14 +10,13 @@ use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use super::replay::bad_policy;
-use super::reserve::Reservation;
+use super::flow::Flow;
 use super::{
-    ATTEMPTS, AllocationRecord, Allocator, Ask, insert_unreserved, invalid, no_server, overtaken,
-    parse, ratios_json,
+    AllocationRecord, Ask, Decision, Question, Wanted, insert_unreserved, invalid, no_server, parse,
+    ratios_json,
 };
 use crate::alloc::{
-    self, Config, Detail, FieldError, LeastChanges, Outcome, Request, allocate, explain,
-    least_changes, num,
+    self, Detail, FieldError, LeastChanges, Outcome, explain, least_changes, num,
 };
 use crate::app::App;
 use crate::app::error::AppError;
@@ -49,39 +42,6 @@ pub struct Decided {
     explanation: Value,
     least: LeastChanges,
     several: bool,
-}
-
-/// What is asked, checked.
-struct Question {
-    ask: Ask,
-    policy: Arc<Config>,
-    /// A body and a request per VM.
-    vms: Vec<(VmUuid, Map<String, Value>, Request)>,
-}
-
-/// What came out under the lock.
-struct Decisive {
-    /// Of each VM, up to the first that failed.
-    outcomes: Vec<Outcome>,
-    recent: Value,
-    /// The fleet as it was asked, if it is to be looked at again.
-    asked: Option<alloc::Fleet>,
-    reservations: Vec<Reservation>,
-    /// What the commit must find in the store.
-    guard: Vec<Write>,
-}
-
-/// The fleet that a question is about: without what is promised to its VMs, and changed as
-/// `what_if` says.
-fn imagine(allocator: &Allocator, question: &Question) -> alloc::Fleet {
-    let mut fleet = allocator.fleet.clone();
-    for (vm, ..) in &question.vms {
-        fleet.release(vm.0);
-    }
-    if let Some(what_if) = &question.ask.what_if {
-        what_if.apply(&mut fleet);
-    }
-    fleet
 }
 
 impl Decided {
@@ -162,27 +122,15 @@ impl App {
     /// [`AppError::Invalid`], [`AppError::Store`], [`AppError::Blob`]. That no server fits is no
     /// error, see [`Decided::failure`].
     pub async fn allocate(&self, body: &Map<String, Value>) -> Result<Decided, AppError> {
-        let question = self.question(body)?;
-        for _ in 0..ATTEMPTS {
-            let mut made = self.decide(&question);
-            let reservations = made.reservations.clone();
-            let guard = std::mem::take(&mut made.guard);
-            let committed = match self.answer(&question, made) {
-                Ok(decided) => {
-                    self.allocation_commit(decided, &reservations, guard, &question).await
-                }
-                Err(error) => Err(error),
-            };
-            let Err(error) = committed else { return committed };
-            self.unreserve(&reservations);
-            match &error {
-                AppError::Store(failed) if let Some(key) = overtaken(failed) => {
-                    self.placing_catch_up(key).await?;
-                }
-                _ => return Err(error),
+        let mut flow = Flow::new(self, self.question(body)?);
+        loop {
+            let mut decision = flow.decide().await?;
+            let decided = self.answer(&flow.question, &mut decision)?;
+            match self.allocation_commit(decided, &flow.question, decision).await {
+                Ok(decided) => return Ok(decided),
+                Err(error) => flow.again(error).await?,
             }
         }
-        Err(AppError::Busy("other coordinators place too much at a time".to_owned()))
     }
 
     fn question(&self, body: &Map<String, Value>) -> Result<Question, AppError> {
@@ -205,65 +153,24 @@ impl App {
             body.remove("vm_uuids");
             body["vm"]["vm_uuid"] = json!(vm);
             let request = parse(&body)?;
-            vms.push((vm, body, request));
+            let extra = request.promise();
+            vms.push(Wanted { vm, body, request, extra });
         }
-        Ok(Question { ask, policy, vms })
+        Ok(Question { ask, policy, vms, making: false })
     }
 
-    /// Decides for each VM on top of what was decided before, under one lock.
-    fn decide(&self, question: &Question) -> Decisive {
-        let Question { ask, policy, vms } = question;
-        let placing = &mut *self.placing.lock();
-        drop(self.snapshot(&mut placing.allocator));
-        let now = self.parts.clock.monotonic();
-        let recent = placing.allocator.recent(policy, now);
-        // A repeated request for a VM does not compete with itself, nor does one of several count
-        // for the rest before all are placed.
-        let repeated = vms.iter().any(|(vm, ..)| placing.is_promised(*vm));
-        let imagined = ask.what_if.is_some() || vms.len() > 1 || repeated;
-        let mut trial = imagined.then(|| imagine(&placing.allocator, question));
-        let mut outcomes = Vec::with_capacity(vms.len());
-        let mut reservations = Vec::new();
-        for (place, (vm, _, request)) in vms.iter().enumerate() {
-            let fleet = trial.as_mut().unwrap_or(&mut placing.allocator.fleet);
-            // Of several, each has a seed of its own.
-            let seed = ask.seed.map(|seed| seed.wrapping_add(place as u64));
-            let options = self.options(seed, &recent);
-            let outcome = allocate(&fleet.snapshot(), request, policy, &options);
-            let server = outcome.server.as_ref().map(|server| server.server_uuid.clone());
-            outcomes.push(outcome);
-            let Some(server) = server else {
-                reservations.clear();
-                break;
-            };
-            if let Some(trial) = &mut trial {
-                trial.reserve(vm.0, &server, request.promise());
-            }
-            if let (true, Ok(server)) = (ask.reserve, server.parse::<ServerUuid>()) {
-                reservations.push(Reservation { vm: *vm, server, extra: request.promise() });
-            }
-        }
-        for (reservation, (_, _, request)) in reservations.iter().zip(vms) {
-            placing.allocator.remember(request, &reservation.server.to_string(), now);
-        }
-        let failed = outcomes.last().is_some_and(|outcome| outcome.server.is_none());
-        let helpless = !failed || !ask.least_changes || vms.len() > 1;
-        let asked = (!helpless).then(|| imagine(&placing.allocator, question));
-        let reservations = placing.reserve(reservations, now);
-        let guard = if reservations.is_empty() { Vec::new() } else { placing.guard() };
-        Decisive { outcomes, recent, asked, reservations, guard }
-    }
-
-    fn answer(&self, question: &Question, made: Decisive) -> Result<Decided, AppError> {
-        let Question { ask, policy, vms } = question;
-        let Decisive { outcomes, recent, asked, reservations, .. } = made;
+    fn answer(&self, question: &Question, decision: &mut Decision) -> Result<Decided, AppError> {
+        let Question { ask, policy, vms, .. } = question;
+        let recent = &decision.recent;
+        let outcomes = std::mem::take(&mut decision.outcomes);
         let mut placements = Vec::with_capacity(outcomes.len());
-        for (outcome, (vm, body, _)) in outcomes.into_iter().zip(vms) {
-            let mut record = AllocationRecord::new(self, "allocate", body, policy, &outcome);
+        for (outcome, wanted) in outcomes.into_iter().zip(vms) {
+            let mut record =
+                AllocationRecord::new(self, "allocate", &wanted.body, policy, &outcome);
             record.recent = recent.clone();
             record.keep = ask.keep;
-            record.reserved = reservations.iter().any(|reservation| reservation.vm == *vm);
-            placements.push(Placement { vm: *vm, outcome, record });
+            record.reserved = decision.promises.iter().any(|(it, ..)| it.vm == wanted.vm);
+            placements.push(Placement { vm: wanted.vm, outcome, record });
         }
         let mut decided = Decided {
             placements,
@@ -274,13 +181,14 @@ impl App {
             several: ask.count > 1,
         };
         let shown = decided.shown();
-        let of = vms.iter().find(|(vm, ..)| *vm == shown.vm);
-        let (_, body, request) = of.expect("decisions are about these VMs");
-        let options = self.options(Some(shown.outcome.seed), &recent);
+        let of = vms.iter().find(|wanted| wanted.vm == shown.vm);
+        let Wanted { body, request, .. } = of.expect("decisions are about these VMs");
+        let options = self.options(Some(shown.outcome.seed), recent);
         let explanation = match ask.explain {
             true => explain(shown.outcome.snapshot(), request, policy, &options).1,
             false => Value::Null,
         };
+        let asked = decision.asked.take();
         let least = asked.map(|fleet| least_changes(&fleet, body, policy, &options));
         let server = match shown.outcome.server {
             Some(_) => Some(self.chosen_view(ask, &shown.outcome)?),
@@ -317,9 +225,8 @@ impl App {
     async fn allocation_commit(
         &self,
         mut decided: Decided,
-        reservations: &[Reservation],
-        guard: Vec<Write>,
         question: &Question,
+        mut decision: Decision,
     ) -> Result<Decided, AppError> {
         let policy = &question.policy;
         let mut writes: Vec<Write> = Vec::new();
@@ -327,16 +234,17 @@ impl App {
             let Placement { record, outcome, .. } = placement;
             writes.push(self.allocation_write(record, outcome, policy).await?);
         }
-        writes.extend(reservations.iter().map(|reservation| self.reservation_write(reservation)));
-        writes.extend(guard);
-        let committed = self.parts.store.commit(writes).await;
+        for (promised, server, extra) in &decision.promises {
+            writes.push(self.reservation_write(promised.vm, *server, extra.clone()));
+        }
+        writes.append(&mut decision.guard);
+        let committed = self.feed.commit(writes).await;
         if committed.as_ref().is_err_and(is_conflict) {
             for Placement { record, .. } in &decided.placements {
                 self.allocation_forget(record).await;
             }
         }
-        let revision = committed?;
-        self.reserved(reservations, revision);
+        committed?;
         for Placement { record, outcome, .. } in &decided.placements {
             self.allocation_made(record, outcome, policy);
         }

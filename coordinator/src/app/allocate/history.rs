@@ -124,7 +124,7 @@ impl AllocationRecord {
     }
 
     /// Takes down a decision.
-    pub(super) fn new(
+    pub(in crate::app) fn new(
         app: &App,
         kind: &str,
         request: &Map<String, Value>,

@@ -1,14 +1,15 @@
 //! Chooses servers: keeps the allocator's fleet in step with what is reported and promised.
 //!
-//! `ask` reads what a client wants, `decide` decides and reserves, `reserve` keeps reservations,
-//! `peers` those of other coordinators, `history` and `replay` keep decisions, `planning` answers
-//! planners.
+//! `ask` reads what a client wants, `flow` decides and promises, `decide` answers, `reserve` ends
+//! reservations, `peers` keeps coordinators from taking the same room, `history` and `replay` keep
+//! decisions, `planning` answers planners.
 //!
 //! The allocator takes over a server only when somebody asks for an allocation and the server
 //! changed since, so that reports cost it nothing.
 
 mod ask;
 mod decide;
+mod flow;
 mod history;
 mod peers;
 mod planning;
@@ -26,8 +27,9 @@ pub use ask::Ask;
 pub use decide::Decided;
 pub use history::AllocationRecord;
 pub(crate) use history::Decisions;
-pub(super) use peers::{ATTEMPTS, Peers, overtaken};
-pub(super) use reserve::Reservation;
+pub(super) use flow::{Decision, Flow, Question, Wanted};
+pub(super) use peers::{ATTEMPTS, Peers};
+pub(super) use reserve::ReservationRecord;
 
 use super::App;
 use super::config::AllocationConfig;
@@ -37,9 +39,9 @@ use super::fleet::Entry;
 use super::tickets::TicketRecord;
 use crate::alloc::{
     self, Config, Detail, Options, Outcome, RatioPolicy, Ratios, Recent, Request, Snapshot,
-    Unreserved, allocate, num,
+    Unreserved, num,
 };
-use crate::store::{Revision, Write};
+use crate::store::Revision;
 
 /// The allocator and what it knows.
 #[derive(Debug)]
@@ -101,11 +103,6 @@ impl Allocator {
             vm_uuid: ticket.queue.id.to_ascii_lowercase(),
             extra: Some(extra),
         });
-    }
-
-    /// What is promised to a VM that has no ticket.
-    pub(super) fn promised(&self, vm: VmUuid) -> Option<alloc::Extra> {
-        self.fleet.reserved_for(vm.0).cloned()
     }
 
     /// Whether an open ticket with figures counts a VM.
@@ -195,13 +192,14 @@ impl App {
         if snapshot.fault(&name).is_some() { None } else { snapshot.unreserved_reported(&name) }
     }
 
-    /// The server for a VM that this coordinator creates, and what the VM will take of it.
-    pub(super) fn choose(
+    /// What is asked of the allocator for a VM that this coordinator creates; not on the servers
+    /// of `exclude`.
+    pub(super) fn question_of_create(
         &self,
-        allocator: &mut Allocator,
+        vm: VmUuid,
         params: &Map<String, Value>,
         exclude: &BTreeSet<ServerUuid>,
-    ) -> Result<Chosen, AppError> {
+    ) -> Result<Question, AppError> {
         let mut body = request_body(params, true);
         if !exclude.is_empty() {
             let mut left = self.fleet.registered();
@@ -209,18 +207,10 @@ impl App {
             body.insert("servers".to_owned(), json!(left));
         }
         let request = parse(&body)?;
+        let wanted = Wanted { vm, body, request, extra: promise_of(params) };
         let policy = Arc::clone(&self.config.allocation.placing);
-        let recent = allocator.recent(&policy, self.parts.clock.monotonic());
-        let snapshot = self.snapshot(allocator);
-        let options = self.options(None, &recent);
-        let outcome = allocate(&snapshot, &request, &policy, &options);
-        let server = chosen(&outcome)?.parse().map_err(|_| no_server(&outcome))?;
-        allocator.remember(&request, chosen(&outcome)?, self.parts.clock.monotonic());
-        let mut record = AllocationRecord::new(self, "vms", &body, &policy, &outcome);
-        record.reserved = true;
-        record.recent = recent;
-        let extra = promise_of(params);
-        Ok(Chosen { server, extra, record, outcome, policy, guard: Vec::new() })
+        let ask = Ask { least_changes: false, ..Ask::default() };
+        Ok(Question { ask, policy, vms: vec![wanted], making: true })
     }
 
     fn options(&self, seed: Option<u64>, recent: &Value) -> Options {
@@ -250,17 +240,6 @@ impl App {
     }
 }
 
-/// A server that was chosen for a VM to be created.
-pub(super) struct Chosen {
-    pub(super) server: ServerUuid,
-    pub(super) extra: alloc::Extra,
-    pub(super) record: AllocationRecord,
-    pub(super) outcome: Outcome,
-    pub(super) policy: Arc<Config>,
-    /// What its commit must find in the store.
-    pub(super) guard: Vec<Write>,
-}
-
 /// The ratios of a server in CNAPI's form.
 pub(super) fn ratios_json(ratios: &alloc::Ratios) -> Value {
     let number = |ratio: Option<f64>| ratio.map(num::json);
@@ -283,12 +262,7 @@ fn invalid(errors: Vec<alloc::FieldError>) -> AppError {
     AppError::Invalid(errors.into_iter().map(|e| (e.field.to_string(), e.message)).collect())
 }
 
-fn chosen(outcome: &Outcome) -> Result<&str, AppError> {
-    let choice = outcome.server.as_ref().ok_or_else(|| no_server(outcome))?;
-    Ok(&choice.server_uuid)
-}
-
-fn no_server(outcome: &Outcome) -> AppError {
+pub(super) fn no_server(outcome: &Outcome) -> AppError {
     AppError::NoServer {
         reason: outcome.failure(),
         volumes: outcome.failed_for_volumes(),

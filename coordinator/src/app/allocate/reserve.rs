@@ -12,25 +12,17 @@ use crate::alloc;
 use crate::app::error::AppError;
 use crate::app::tasks::is_conflict;
 use crate::app::{App, keys};
-use crate::store::{Expect, Revision, Write};
+use crate::store::{Expect, Write};
 
 /// Records deleted at a time.
 const BATCH: usize = 90;
 
-/// Room for a VM.
-#[derive(Clone, Debug)]
-pub(in crate::app) struct Reservation {
-    pub(in crate::app) vm: VmUuid,
-    pub(in crate::app) server: ServerUuid,
-    pub(in crate::app) extra: alloc::Extra,
-}
-
 /// The record `reserve/<vm>`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct ReservationRecord {
-    pub(super) vm_uuid: VmUuid,
-    pub(super) server_uuid: ServerUuid,
-    pub(super) promise: alloc::Extra,
+pub(in crate::app) struct ReservationRecord {
+    pub(in crate::app) vm_uuid: VmUuid,
+    pub(in crate::app) server_uuid: ServerUuid,
+    pub(in crate::app) promise: alloc::Extra,
     /// When it was made; a label.
     pub(super) at: Timestamp,
     /// The coordinator that made it.
@@ -40,32 +32,20 @@ pub(super) struct ReservationRecord {
 
 impl App {
     /// The write that makes a reservation durable; a later one for the same VM replaces it.
-    pub(super) fn reservation_write(&self, reservation: &Reservation) -> Write {
+    pub(super) fn reservation_write(
+        &self,
+        vm: VmUuid,
+        server: ServerUuid,
+        promise: alloc::Extra,
+    ) -> Write {
         let record = ReservationRecord {
-            vm_uuid: reservation.vm,
-            server_uuid: reservation.server,
-            promise: reservation.extra.clone(),
+            vm_uuid: vm,
+            server_uuid: server,
+            promise,
             at: self.parts.clock.wall(),
             by: self.parts.instance.clone(),
         };
-        let key = keys::reservation(reservation.vm);
-        Write::put(key, Expect::Any, keys::encode(&record))
-    }
-
-    /// The reservations are durable.
-    pub(super) fn reserved(&self, reservations: &[Reservation], revision: Revision) {
-        let mut placing = self.placing.lock();
-        for reservation in reservations {
-            placing.reserved(reservation.vm, revision);
-        }
-    }
-
-    /// The reservations did not become durable.
-    pub(super) fn unreserve(&self, reservations: &[Reservation]) {
-        let mut placing = self.placing.lock();
-        for reservation in reservations {
-            placing.unreserve(reservation.vm);
-        }
+        Write::put(keys::reservation(vm), Expect::Any, keys::encode(&record))
     }
 
     /// Ends reservations whose time ran out, and deletes the records of those that ended.
@@ -78,27 +58,20 @@ impl App {
         let spent = {
             let mut placing = self.placing.lock();
             placing.expire(now, ttl, |vm| self.is_unfinished(vm));
-            placing.take_spent(BATCH)
+            placing.spent(BATCH)
         };
-        // Side by side, so that they share a sync; one that failed is spent again.
+        // Side by side, so that they share a sync.
         let deleted = join_all(spent.into_iter().map(|(vm, revision)| async move {
             let write = Write::delete(keys::reservation(vm), Expect::At(revision));
-            (vm, revision, self.parts.store.commit(vec![write]).await)
+            self.feed.commit(vec![write]).await
         }));
-        let mut failure = None;
-        for (vm, revision, outcome) in deleted.await {
+        for outcome in deleted.await {
             match outcome {
                 Ok(_) => {}
                 // A later reservation took its place.
                 Err(error) if is_conflict(&error) => {}
-                Err(error) => {
-                    self.placing.lock().spent(vm, revision);
-                    failure = Some(error);
-                }
+                Err(error) => return Err(error.into()),
             }
-        }
-        if let Some(error) = failure {
-            return Err(error.into());
         }
         self.places_sweep().await
     }

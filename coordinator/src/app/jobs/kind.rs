@@ -214,7 +214,7 @@ impl StepContext {
             keys::encode(&self.job),
         ));
         self.revision = app.task_commit(&record, writes).await?;
-        Ok(app.task_stored(record, self.revision).await)
+        Ok(record.id)
     }
 }
 

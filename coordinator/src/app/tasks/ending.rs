@@ -6,7 +6,7 @@ use std::time::Duration;
 use muster_shared::ids::{ServerUuid, TaskId};
 use muster_shared::wire::{Acknowledge, Cancel, Code, Outcome, TaskError, TaskResult};
 
-use super::record::{Ending, TaskRecord, TaskStatus};
+use super::record::{Ending, TaskStatus};
 use super::{Open, is_conflict};
 use crate::agents::{Reply, SendError};
 use crate::app::error::AppError;
@@ -17,6 +17,15 @@ use crate::store::{Expect, Write};
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Races with other writers of one record before giving up until the next delivery.
 const ATTEMPTS: usize = 5;
+
+/// Which open tasks may be ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum When {
+    /// Any.
+    Always,
+    /// Only one that no agent can have.
+    Unsent,
+}
 
 impl App {
     /// An agent reports how a task ended. Stored before it is acknowledged; a repetition is only
@@ -30,7 +39,7 @@ impl App {
             Some(_) => {
                 // Who brings a result has had the task.
                 self.tasks.accepted(&id, self.parts.clock.monotonic());
-                self.task_end(&id, ending).await
+                self.task_end(&id, ending, When::Always).await
             }
             None => match self.task_record_of(&id).await {
                 Ok(record) => record.status != TaskStatus::Active,
@@ -64,7 +73,7 @@ impl App {
         }
         if *code == Code::UnknownTask {
             if !open.accepted() {
-                return self.task_dispatch(id).await;
+                return self.task_dispatch(id);
             }
             let reason = "the agent no longer knows this task, which it had accepted";
             return self.task_end_surely(id, Ending::failure(Code::TaskLost, reason)).await;
@@ -74,19 +83,46 @@ impl App {
 
     /// Ends a task of whose end nobody will tell again: what can't be stored now is tried again.
     pub(super) async fn task_end_surely(self: &Arc<Self>, id: &TaskId, ending: Ending) {
-        let stored = self.task_end(id, ending.clone()).await;
+        let stored = self.task_end(id, ending.clone(), When::Always).await;
         self.tasks.set_unstored(id, (!stored).then_some(ending));
     }
 
-    /// Ends an open task; `true` once the end is durable. A task that places a VM and was refused
-    /// before anything was made goes to another server instead.
-    pub(crate) async fn task_end(self: &Arc<Self>, id: &TaskId, ending: Ending) -> bool {
+    /// Ends an open task; `true` once the end is durable, `false` when it is not, or the task is
+    /// not as `when` demands. A task that places a VM and was refused before anything was made goes
+    /// to another server instead. It comes to its end also when the caller is dropped.
+    pub(crate) async fn task_end(
+        self: &Arc<Self>,
+        id: &TaskId,
+        ending: Ending,
+        when: When,
+    ) -> bool {
+        let (app, id) = (Arc::clone(self), id.clone());
+        let ended = self.spawn(async move { app.task_end_attached(&id, ending, when).await });
+        ended.await.unwrap_or(false)
+    }
+
+    async fn task_end_attached(
+        self: &Arc<Self>,
+        id: &TaskId,
+        ending: Ending,
+        when: When,
+    ) -> bool {
         for _ in 0..ATTEMPTS {
-            let Some(open) = self.tasks.get(id) else { return true };
+            let Some((open, turn)) = self.tasks.turn(id).await else { return true };
+            if when == When::Unsent && open.record.sent {
+                return false;
+            }
             match self.task_try_end(&open, ending.clone()).await {
-                Ok(()) => return true,
+                Ok(moved) => {
+                    drop(turn);
+                    if moved {
+                        self.task_dispatch(id);
+                    }
+                    return true;
+                }
                 Err(AppError::Store(error)) if is_conflict(&error) => {
-                    if let Err(error) = self.task_reread(id).await {
+                    // Another coordinator changed it.
+                    if let Err(error) = self.feed.catch_up().await {
                         tracing::warn!(task_id = %id, %error, "cannot read a task again");
                         return false;
                     }
@@ -100,12 +136,13 @@ impl App {
         false
     }
 
-    async fn task_try_end(self: &Arc<Self>, open: &Open, ending: Ending) -> Result<(), AppError> {
+    /// Ends a task whose turn the caller has; `true` when it was moved to another server instead.
+    async fn task_try_end(self: &Arc<Self>, open: &Open, ending: Ending) -> Result<bool, AppError> {
         if open.record.refusals.is_some()
             && let Some(error) = refusal(&ending)
             && self.place_again(open, error).await?
         {
-            return Ok(());
+            return Ok(true);
         }
         let mut ended = open.record.ended(ending, self.parts.clock.wall());
         ended.accepted = open.accepted();
@@ -115,28 +152,11 @@ impl App {
             Write::delete(keys::open(ended.server_uuid, &ended.id), Expect::Any),
         ];
         writes.extend(self.place_writes(&ended));
-        self.parts.store.commit(writes).await?;
-        let ended = Arc::new(ended);
+        writes.extend(self.vm_of_result(&ended));
+        self.feed.commit(writes).await?;
         self.counters.tasks_ended.inc();
-        self.place_ended(&ended);
-        self.vm_of_result(&ended);
-        self.tasks.end(&ended);
         self.drop_params(&open.record.params).await;
-        Ok(())
-    }
-
-    /// Takes over what the store holds of an open task.
-    pub(super) async fn task_reread(&self, id: &TaskId) -> Result<(), AppError> {
-        let stored = self.parts.store.get(&keys::task(id)).await?;
-        let stored = stored.ok_or(AppError::TaskNotFound)?;
-        let record: TaskRecord = keys::decode(&stored)?;
-        let record = Arc::new(record);
-        if record.status == TaskStatus::Active {
-            self.tasks.replace(record, stored.revision);
-        } else {
-            self.tasks.end(&record);
-        }
-        Ok(())
+        Ok(false)
     }
 
     /// Stops a task if that is possible: one that never left is ended here, else its agent
@@ -156,11 +176,9 @@ impl App {
             let status = record.status.as_str();
             return Err(AppError::NotCancellable(format!("the task has ended: {status}")));
         };
-        if !open.record.sent {
-            let ending = Ending::failure(Code::Cancelled, "cancelled before it was sent");
-            if self.task_end(id, ending).await {
-                return Ok(());
-            }
+        let ending = Ending::failure(Code::Cancelled, "cancelled before it was sent");
+        if self.task_end(id, ending, When::Unsent).await {
+            return Ok(());
         }
         let server = open.record.server_uuid;
         let answer = self.agents.ask(server, id.clone(), Cancel { id: id.clone() });

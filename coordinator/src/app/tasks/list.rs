@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::record::{TaskRecord, TaskStatus};
 use crate::app::error::AppError;
 use crate::app::{App, keys};
-use crate::store::MAX_PAGE;
+use crate::store::{MAX_PAGE, Record};
 
 /// Most tasks in one answer.
 const MAX_LIMIT: usize = 1_000;
@@ -66,9 +66,13 @@ impl App {
         let mut scanned = 0;
         loop {
             let records = self.parts.store.list(keys::TASKS, after.as_deref(), MAX_PAGE).await?;
-            for stored in &records.records {
+            // What the page shows as open must not be unknown to memory.
+            self.feed.reached(records.revision).await;
+            for Record { key, value, .. } in &records.records {
                 scanned += 1;
-                let record: TaskRecord = keys::decode(stored)?;
+                let Some(record) = self.feed.damaged().decode::<TaskRecord>(key, value) else {
+                    continue;
+                };
                 if !filter.fits(&record) {
                     continue;
                 }

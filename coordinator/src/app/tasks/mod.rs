@@ -29,17 +29,21 @@ use serde_json::{Map, Value, json};
 pub use list::TaskFilter;
 pub use record::{Ending, Params, Refusal, TaskRecord, TaskStatus};
 pub use table::{Open, Table};
+use ending::When;
+use table::Turn;
 
 use super::error::AppError;
 use super::tickets::Fence;
 use super::{App, Caller, keys};
 use crate::agents::SendError;
-use crate::store::{Expect, Revision, StoreError, Write, list_all};
+use crate::store::{Expect, Revision, StoreError, Write};
 
 /// A task sent but not accepted is sent again after this long.
 const RESEND: Duration = Duration::from_secs(10);
 /// A task accepted for this long is marked so in the store.
 const MARK_ACCEPTED: Duration = Duration::from_secs(1);
+/// Open tasks looked at side by side.
+const TICK_PART: usize = 64;
 /// Longest `GET /tasks/:id/wait`.
 pub const MAX_WAIT: Duration = Duration::from_hours(1);
 
@@ -88,8 +92,8 @@ impl App {
         let _place = self.reserve_task(server)?;
         let record = self.task_record(new).await?;
         let writes = self.task_writes(&record);
-        let revision = self.task_commit(&record, writes).await?;
-        Ok(self.task_stored(record, revision).await)
+        self.task_commit(&record, writes).await?;
+        Ok(record.id)
     }
 
     /// Makes a new task durable, if the ticket it runs under is still active.
@@ -100,7 +104,9 @@ impl App {
     ) -> Result<Revision, AppError> {
         let fence = record.ticket_uuid.zip(record.ticket.clone());
         let fence = fence.map(|(uuid, ticket)| Fence { uuid, ticket });
-        self.commit_under(fence.as_ref(), writes).await
+        let revision = self.commit_under(fence.as_ref(), writes).await?;
+        self.counters.tasks_created.inc();
+        Ok(revision)
     }
 
     /// Takes one of a server's places for open tasks until the guard is dropped.
@@ -146,19 +152,6 @@ impl App {
         ]
     }
 
-    /// The store holds the new task: keep it and send it.
-    pub(super) async fn task_stored(
-        self: &Arc<Self>,
-        record: TaskRecord,
-        revision: Revision,
-    ) -> TaskId {
-        let id = record.id.clone();
-        self.counters.tasks_created.inc();
-        self.tasks.insert(Arc::new(record), revision, self.parts.clock.monotonic());
-        self.task_dispatch(&id).await;
-        id
-    }
-
     /// A new id; ids sort by the time they were made, so that lists need no index.
     pub(super) fn mint_id(&self) -> uuid::Uuid {
         let millis = u64::try_from(self.parts.clock.wall().as_millisecond()).unwrap_or(0);
@@ -169,32 +162,47 @@ impl App {
         uuid::Builder::from_unix_timestamp_millis(millis, &bytes).into_uuid()
     }
 
-    /// Sends an open task if its agent is connected. What fails here is tried again by
-    /// [`App::tasks_tick`].
-    pub(crate) async fn task_dispatch(&self, id: &TaskId) {
-        let Some(open) = self.tasks.get(id) else { return };
-        let server = open.record.server_uuid;
-        let Some(connection) = self.agents.connection(server) else { return };
+    /// Sends an open task if its agent is connected, unless the task is being changed. What fails
+    /// here is tried again by [`App::tasks_tick`].
+    pub(crate) fn task_dispatch(self: &Arc<Self>, id: &TaskId) {
+        let Some((open, turn)) = self.tasks.try_turn(id) else { return };
+        if open.accepted() || self.agents.connection(open.record.server_uuid).is_none() {
+            return;
+        }
+        if open.record.sent && let Params::Inline(params) = &open.record.params {
+            return self.task_send(&open, params.clone());
+        }
+        let app = Arc::clone(self);
+        drop(self.spawn(async move { app.task_send_stored(open, turn).await }));
+    }
+
+    /// Sends a task that has to be marked as sent first, or whose parameters are in a blob.
+    async fn task_send_stored(&self, open: Open, _turn: Turn) {
+        let id = &open.record.id;
         if !open.record.sent {
             let sent = TaskRecord { sent: true, ..(*open.record).clone() };
-            if !self.task_rewrite(&open, sent).await {
+            if !self.task_rewrite(&open, &sent).await {
                 return;
             }
         }
-        let params = match self.load_params(&open.record.params).await {
-            Ok(params) => params,
-            Err(error) => {
-                tracing::warn!(task_id = %id, %error, "cannot read a task's parameters");
-                return;
-            }
-        };
+        match self.load_params(&open.record.params).await {
+            Ok(params) => self.task_send(&open, params),
+            Err(error) => tracing::warn!(task_id = %id, %error, "cannot read a task's parameters"),
+        }
+    }
+
+    /// Puts a task on the queue to its agent.
+    fn task_send(&self, open: &Open, params: Map<String, Value>) {
+        let record = &open.record;
+        let (id, server) = (&record.id, record.server_uuid);
+        let Some(connection) = self.agents.connection(server) else { return };
         let dispatch = Dispatch {
             id: id.clone(),
-            req_id: open.record.req_id.clone(),
-            task: open.record.task.clone(),
+            req_id: record.req_id.clone(),
+            task: record.task.clone(),
             params,
             deadline_ms: None,
-            ticket: open.record.ticket.clone(),
+            ticket: record.ticket.clone(),
             volatile: false,
         };
         match self.agents.send_on(server, connection, Box::new(dispatch)) {
@@ -205,25 +213,16 @@ impl App {
         }
     }
 
-    /// Rewrites the record of an open task; `false` when it changed meanwhile or the store failed.
-    async fn task_rewrite(&self, open: &Open, record: TaskRecord) -> bool {
+    /// Rewrites the record of an open task, whose turn the caller has; `false` when it changed
+    /// meanwhile or the store failed.
+    async fn task_rewrite(&self, open: &Open, record: &TaskRecord) -> bool {
         let key = keys::task(&record.id);
-        let write = Write::put(key, Expect::At(open.revision), keys::encode(&record));
-        match self.parts.store.commit(vec![write]).await {
-            Ok(revision) => {
-                self.tasks.replace(Arc::new(record), revision);
-                true
-            }
-            Err(error) => {
-                tracing::warn!(task_id = %record.id, %error, "cannot update a task");
-                // An earlier write may have succeeded unseen: its outcome was unknown, or whoever
-                // waited for it is gone, as when a session ends.
-                if let Err(error) = self.task_reread(&record.id).await {
-                    tracing::warn!(task_id = %record.id, %error, "cannot read a task again");
-                }
-                false
-            }
+        let write = Write::put(key, Expect::At(open.revision), keys::encode(record));
+        let committed = self.feed.commit(vec![write]).await;
+        if let Err(error) = &committed {
+            tracing::warn!(task_id = %record.id, %error, "cannot update a task");
         }
+        committed.is_ok()
     }
 
     /// The agent has the task.
@@ -234,38 +233,59 @@ impl App {
     }
 
     /// Regular work on open tasks: send what waits, mark what was accepted, store what could not
-    /// be stored, end what no agent was ever sent.
+    /// be stored, end what no agent was ever sent. What needs the store runs side by side, so that
+    /// it shares syncs.
     pub(crate) async fn tasks_tick(self: &Arc<Self>) {
+        let ids = self.tasks.ids();
+        for part in ids.chunks(TICK_PART) {
+            futures_util::future::join_all(part.iter().map(|id| self.task_tick(id))).await;
+        }
+    }
+
+    async fn task_tick(self: &Arc<Self>, id: &TaskId) {
         let now = self.parts.clock.monotonic();
-        for id in self.tasks.ids() {
-            let Some(open) = self.tasks.get(&id) else { continue };
-            if let Some(ending) = open.unstored {
-                self.task_end_surely(&id, ending).await;
-                continue;
+        let Some(open) = self.tasks.get(id) else { return };
+        if let Some(ending) = open.unstored {
+            return self.task_end_surely(id, ending).await;
+        }
+        if let Some(at) = open.accepted_at {
+            if !open.record.accepted && now.saturating_sub(at) >= MARK_ACCEPTED {
+                self.task_mark_accepted(id).await;
             }
-            if let Some(at) = open.accepted_at {
-                if !open.record.accepted && now.saturating_sub(at) >= MARK_ACCEPTED {
-                    let accepted = TaskRecord { accepted: true, ..(*open.record).clone() };
-                    self.task_rewrite(&open, accepted).await;
-                }
-                continue;
+            return;
+        }
+        let connection = self.agents.connection(open.record.server_uuid);
+        match (connection, open.sent_on) {
+            (Some(_), None) if !open.record.accepted => self.task_dispatch(id),
+            (Some(now_on), Some((sent_on, at)))
+                if !open.record.accepted
+                    && (now_on != sent_on || now.saturating_sub(at) >= RESEND) =>
+            {
+                self.task_dispatch(id);
             }
-            let connection = self.agents.connection(open.record.server_uuid);
-            match (connection, open.sent_on) {
-                (Some(_), None) if !open.record.accepted => self.task_dispatch(&id).await,
-                (Some(now_on), Some((sent_on, at)))
-                    if !open.record.accepted
-                        && (now_on != sent_on || now.saturating_sub(at) >= RESEND) =>
-                {
-                    self.task_dispatch(&id).await;
-                }
-                (None, _) if self.task_expired(&open, now) => {
-                    let seconds = self.config.task_accept_timeout.as_secs();
-                    let reason = format!("no agent took the task within {seconds} s");
-                    self.task_end(&id, Ending::failure(Code::NotAccepted, reason)).await;
-                }
-                _ => {}
+            (None, _) if self.task_expired(&open, now) => {
+                let seconds = self.config.task_accept_timeout.as_secs();
+                let reason = format!("no agent took the task within {seconds} s");
+                self.task_end(id, Ending::failure(Code::NotAccepted, reason), When::Unsent).await;
             }
+            _ => {}
+        }
+    }
+
+    async fn task_mark_accepted(self: &Arc<Self>, id: &TaskId) {
+        let Some((open, turn)) = self.tasks.try_turn(id) else { return };
+        let accepted = TaskRecord { accepted: true, ..(*open.record).clone() };
+        self.task_rewrite(&open, &accepted).await;
+        drop(turn);
+    }
+
+    /// Sends new tasks as the store's feed tells of them, for ever.
+    pub(crate) async fn tasks_dispatch(self: &Arc<Self>) {
+        loop {
+            for id in self.tasks.take_news() {
+                self.task_dispatch(&id);
+            }
+            self.tasks.wake.notified().await;
         }
     }
 
@@ -382,23 +402,6 @@ impl App {
             }
             (false, false, false) => format!("server {server} to connect"),
         }
-    }
-
-    /// Reads the open tasks at start.
-    pub(super) async fn load_tasks(&self) -> Result<(), AppError> {
-        let now = self.parts.clock.monotonic();
-        let (open, _) = list_all(&*self.parts.store, keys::OPEN).await?;
-        for entry in open {
-            let Some(id) = keys::last::<TaskId>(&entry.key) else { continue };
-            match self.parts.store.get(&keys::task(&id)).await? {
-                Some(stored) => {
-                    let record: TaskRecord = keys::decode(&stored)?;
-                    self.tasks.insert(Arc::new(record), stored.revision, now);
-                }
-                None => tracing::error!(task_id = %id, "an open task has no record"),
-            }
-        }
-        Ok(())
     }
 }
 

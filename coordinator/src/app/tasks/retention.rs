@@ -31,7 +31,10 @@ impl App {
             let mut ids = Vec::new();
             let mut young = false;
             for stored in &page.records {
-                let record: TaskRecord = keys::decode(stored)?;
+                let damaged = self.feed.damaged();
+                let Some(record) = damaged.decode::<TaskRecord>(&stored.key, &stored.value) else {
+                    continue;
+                };
                 if !is_old(&record.timestamp, now, keep) {
                     // Keys are in order of creation: all that follow are younger.
                     young = true;

@@ -1,19 +1,25 @@
 //! The open tasks in memory: who waits for them, what they reported, what was sent where.
+//!
+//! Which tasks are open, and their records, only the store's feed says. Who changes a task in the
+//! store takes its [`Turn`] first, so that what it decides on is what the store holds.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
+use muster_shared::clock::SharedClock;
 use muster_shared::ids::{ServerUuid, TaskId};
 use muster_shared::secrets::masked;
 use muster_shared::wire::Progress;
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
-use tokio::sync::watch;
+use tokio::sync::{Notify, OwnedMutexGuard, watch};
 
-use super::record::{Ending, TaskRecord};
+use super::record::{Ending, TaskRecord, TaskStatus};
+use crate::app::keys;
 use crate::roster::ConnectionId;
-use crate::store::Revision;
+use crate::store::{Damaged, Event, Follow, Record, Revision, Store, StoreError, list_all};
 
 /// Events kept of one task.
 const MAX_EVENTS: usize = 64;
@@ -42,6 +48,7 @@ pub struct Open {
     pub progress: u8,
     /// The newest events.
     pub events: VecDeque<Value>,
+    turn: Arc<tokio::sync::Mutex<()>>,
     done: watch::Sender<Option<Arc<TaskRecord>>>,
 }
 
@@ -64,24 +71,159 @@ impl Open {
     }
 }
 
+/// The right to change a task's record; the others wait until it is dropped.
+pub(super) type Turn = OwnedMutexGuard<()>;
+
 #[derive(Debug, Default)]
 struct Inner {
     open: BTreeMap<TaskId, Open>,
     by_server: BTreeMap<ServerUuid, BTreeSet<TaskId>>,
     /// Places taken by tasks that are being stored.
     reserved: BTreeMap<ServerUuid, usize>,
+    /// New ones that nobody has looked at; at most one entry per open task.
+    news: VecDeque<TaskId>,
 }
 
 /// All open tasks.
-#[derive(Debug, Default)]
-pub struct Table(Mutex<Inner>);
+#[derive(Debug)]
+pub struct Table {
+    inner: Mutex<Inner>,
+    clock: SharedClock,
+    /// There are new ones.
+    pub(crate) wake: Notify,
+}
+
+#[async_trait]
+impl Follow for Table {
+    fn wants(&self, key: &str) -> bool {
+        key.starts_with(keys::TASKS)
+    }
+
+    /// Only the open ones: there may be millions that have ended.
+    async fn read(&self, store: &dyn Store) -> Result<Vec<Record>, StoreError> {
+        let mut records = Vec::new();
+        for entry in list_all(store, keys::OPEN).await?.0 {
+            let Some(id) = keys::last::<TaskId>(&entry.key) else { continue };
+            match store.get(&keys::task(&id)).await? {
+                Some(record) => records.push(record),
+                None => tracing::error!(task_id = %id, "an open task has no record"),
+            }
+        }
+        Ok(records)
+    }
+
+    fn reset(&self, records: &BTreeMap<String, Record>, damaged: &Damaged) {
+        let mut inner = self.inner.lock();
+        let known: Vec<TaskId> = inner.open.keys().cloned().collect();
+        for id in known.iter().filter(|id| !records.contains_key(&keys::task(id))) {
+            // Who waits for it looks into the store.
+            inner.remove(id);
+        }
+        for Record { key, value, revision } in records.values() {
+            if let Some(record) = damaged.decode(key, value) {
+                inner.take(record, *revision, self.clock.monotonic());
+            }
+        }
+        self.wake.notify_one();
+    }
+
+    fn apply(&self, changes: &[Event], damaged: &Damaged) {
+        let mut inner = self.inner.lock();
+        for Event { key, value, revision } in changes {
+            match value.as_ref().map(|value| damaged.decode(key, value)) {
+                Some(Some(record)) => inner.take(record, *revision, self.clock.monotonic()),
+                Some(None) => {}
+                None => drop(keys::last::<TaskId>(key).map(|id| inner.remove(&id))),
+            }
+        }
+        self.wake.notify_one();
+    }
+}
+
+impl Inner {
+    /// What the store holds of a task now.
+    fn take(&mut self, record: TaskRecord, revision: Revision, now: Duration) {
+        let record = Arc::new(record);
+        if record.status != TaskStatus::Active {
+            if let Some(open) = self.remove(&record.id) {
+                open.done.send_replace(Some(record));
+            }
+        } else if self.open.contains_key(&record.id) {
+            self.replace(record, revision);
+        } else {
+            self.insert(record, revision, now);
+        }
+    }
+
+    fn insert(&mut self, record: Arc<TaskRecord>, revision: Revision, now: Duration) {
+        let id = record.id.clone();
+        self.by_server.entry(record.server_uuid).or_default().insert(id.clone());
+        let open = Open {
+            record,
+            revision,
+            since: now,
+            sent_on: None,
+            accepted_at: None,
+            unstored: None,
+            progress: 0,
+            events: VecDeque::new(),
+            turn: Arc::default(),
+            done: watch::Sender::new(None),
+        };
+        self.open.insert(id.clone(), open);
+        self.news.push_back(id);
+    }
+
+    fn replace(&mut self, record: Arc<TaskRecord>, revision: Revision) {
+        let Some(open) = self.open.get_mut(&record.id) else { return };
+        if open.record.server_uuid != record.server_uuid {
+            remove_from(&mut self.by_server, open.record.server_uuid, &record.id);
+            self.by_server.entry(record.server_uuid).or_default().insert(record.id.clone());
+            open.sent_on = None;
+            open.accepted_at = None;
+            open.progress = 0;
+        }
+        open.record = record;
+        open.revision = revision;
+    }
+
+    fn remove(&mut self, id: &TaskId) -> Option<Open> {
+        let open = self.open.remove(id)?;
+        remove_from(&mut self.by_server, open.record.server_uuid, id);
+        Some(open)
+    }
+}
 
 impl Table {
+    /// None yet.
+    pub(crate) fn new(clock: SharedClock) -> Self {
+        Self { inner: Mutex::default(), clock, wake: Notify::new() }
+    }
+
+    /// Those that came since the last call, in the order of their commits.
+    pub(crate) fn take_news(&self) -> VecDeque<TaskId> {
+        std::mem::take(&mut self.inner.lock().news)
+    }
+
+    /// An open task and the right to change it, once nobody else changes it; `None` when it has
+    /// ended by then. The turn is kept until the change has come back by the feed.
+    pub(super) async fn turn(&self, id: &TaskId) -> Option<(Open, Turn)> {
+        let turn = self.get(id)?.turn.lock_owned().await;
+        // It may have changed, or ended, while others had their turns.
+        Some((self.get(id)?, turn))
+    }
+
+    /// As [`Table::turn`]; `None` also when somebody else has the turn.
+    pub(super) fn try_turn(&self, id: &TaskId) -> Option<(Open, Turn)> {
+        let turn = self.get(id)?.turn.try_lock_owned().ok()?;
+        Some((self.get(id)?, turn))
+    }
+
     /// Takes a place among a server's open tasks; `false` when there is none left. Give it back
     /// with [`Table::release`].
     #[must_use]
     pub fn reserve(&self, server: ServerUuid, max: usize) -> bool {
-        let mut inner = self.0.lock();
+        let mut inner = self.inner.lock();
         let open = inner.by_server.get(&server).map_or(0, BTreeSet::len);
         let reserved = inner.reserved.entry(server).or_default();
         if open + *reserved >= max {
@@ -93,7 +235,7 @@ impl Table {
 
     /// Gives a place back.
     pub fn release(&self, server: ServerUuid) {
-        let mut inner = self.0.lock();
+        let mut inner = self.inner.lock();
         if let Some(reserved) = inner.reserved.get_mut(&server) {
             *reserved = reserved.saturating_sub(1);
             if *reserved == 0 {
@@ -102,87 +244,42 @@ impl Table {
         }
     }
 
-    /// A stored task.
-    pub fn insert(&self, record: Arc<TaskRecord>, revision: Revision, now: Duration) {
-        let mut inner = self.0.lock();
-        let id = record.id.clone();
-        inner.by_server.entry(record.server_uuid).or_default().insert(id.clone());
-        let open = Open {
-            record,
-            revision,
-            since: now,
-            sent_on: None,
-            accepted_at: None,
-            unstored: None,
-            progress: 0,
-            events: VecDeque::new(),
-            done: watch::Sender::new(None),
-        };
-        inner.open.insert(id, open);
-    }
-
     /// Remembers how a task ended until that can be stored; `None` forgets it.
     pub fn set_unstored(&self, id: &TaskId, ending: Option<Ending>) {
-        if let Some(open) = self.0.lock().open.get_mut(id) {
+        if let Some(open) = self.inner.lock().open.get_mut(id) {
             open.unstored = ending;
-        }
-    }
-
-    /// The stored record changed while the task stays open.
-    pub fn replace(&self, record: Arc<TaskRecord>, revision: Revision) {
-        let mut guard = self.0.lock();
-        let inner = &mut *guard;
-        let Some(open) = inner.open.get_mut(&record.id) else { return };
-        if open.record.server_uuid != record.server_uuid {
-            remove_from(&mut inner.by_server, open.record.server_uuid, &record.id);
-            inner.by_server.entry(record.server_uuid).or_default().insert(record.id.clone());
-            open.sent_on = None;
-            open.accepted_at = None;
-            open.progress = 0;
-        }
-        open.record = record;
-        open.revision = revision;
-    }
-
-    /// The task ended; wakes who waits.
-    pub fn end(&self, record: &Arc<TaskRecord>) {
-        let mut guard = self.0.lock();
-        let inner = &mut *guard;
-        if let Some(open) = inner.open.remove(&record.id) {
-            remove_from(&mut inner.by_server, open.record.server_uuid, &record.id);
-            open.done.send_replace(Some(Arc::clone(record)));
         }
     }
 
     /// One open task.
     #[must_use]
     pub fn get(&self, id: &TaskId) -> Option<Open> {
-        self.0.lock().open.get(id).cloned()
+        self.inner.lock().open.get(id).cloned()
     }
 
     /// Waits for the end of an open task; `None` when it is not open.
     #[must_use]
     pub fn subscribe(&self, id: &TaskId) -> Option<Done> {
-        self.0.lock().open.get(id).map(|open| open.done.subscribe())
+        self.inner.lock().open.get(id).map(|open| open.done.subscribe())
     }
 
     /// The open tasks of a server.
     #[must_use]
     pub fn of_server(&self, server: ServerUuid) -> Vec<TaskId> {
-        let inner = self.0.lock();
+        let inner = self.inner.lock();
         inner.by_server.get(&server).map(|ids| ids.iter().cloned().collect()).unwrap_or_default()
     }
 
     /// All open tasks.
     #[must_use]
     pub fn ids(&self) -> Vec<TaskId> {
-        self.0.lock().open.keys().cloned().collect()
+        self.inner.lock().open.keys().cloned().collect()
     }
 
     /// Number of open tasks.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.0.lock().open.len()
+        self.inner.lock().open.len()
     }
 
     /// Whether none is open.
@@ -193,26 +290,26 @@ impl Table {
 
     /// Looks at the open tasks of one kind.
     pub fn for_each(&self, kind: &str, mut look: impl FnMut(&Open)) {
-        self.0.lock().open.values().filter(|open| open.record.task == kind).for_each(&mut look);
+        self.inner.lock().open.values().filter(|open| open.record.task == kind).for_each(&mut look);
     }
 
     /// The task goes out on this connection now.
     pub fn sending(&self, id: &TaskId, connection: ConnectionId, now: Duration) {
-        if let Some(open) = self.0.lock().open.get_mut(id) {
+        if let Some(open) = self.inner.lock().open.get_mut(id) {
             open.sent_on = Some((connection, now));
         }
     }
 
     /// An agent has the task.
     pub fn accepted(&self, id: &TaskId, now: Duration) {
-        if let Some(open) = self.0.lock().open.get_mut(id) {
+        if let Some(open) = self.inner.lock().open.get_mut(id) {
             open.accepted_at.get_or_insert(now);
         }
     }
 
     /// Takes over a progress report.
     pub fn progress(&self, server: ServerUuid, progress: &Progress) {
-        let mut inner = self.0.lock();
+        let mut inner = self.inner.lock();
         let Some(open) = inner.open.get_mut(&progress.id) else { return };
         if open.record.server_uuid != server {
             return;

@@ -135,13 +135,13 @@ async fn what_the_watch_missed_is_read_again() {
     allocate(&a, &ask(vm(2))).await.unwrap();
     eventually_room(&a, 3).await;
     // As after a watch that fell behind: nothing is lost, nothing counts twice.
-    a.load_placing().await.unwrap();
+    a.feed.load().await.unwrap();
     assert_eq!(room(&a).await, 3);
     // And what went away meanwhile is forgotten.
     let key = crate::app::keys::reservation(vm(1));
     let gone = crate::store::Write::delete(key, crate::store::Expect::Any);
     a.parts.store.commit(vec![gone]).await.unwrap();
-    a.load_placing().await.unwrap();
+    a.feed.load().await.unwrap();
     assert_eq!(room(&a).await, 4);
     a.shutdown().await;
     b.shutdown().await;

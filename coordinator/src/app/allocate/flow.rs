@@ -1,0 +1,231 @@
+//! The one way from a question to a promise, for `POST /allocate` and for creating VMs:
+//!
+//! ```text
+//! turn ─► snapshot ─► decision ─► promise in memory ─► commit ─► the store's feed ─► promise ends
+//!                      off the async threads when the fleet is large
+//! ```
+//!
+//! Decisions take turns, so no two take the same room; a promise counts from the moment a server is
+//! chosen until the commit has come back by the feed, or has failed. When another coordinator was
+//! faster, everything is done again.
+
+use std::sync::Arc;
+
+use muster_shared::ids::{ServerUuid, VmUuid};
+use serde_json::{Map, Value};
+
+use super::peers::is_overtaken;
+use super::{ATTEMPTS, Allocator, Ask};
+use crate::alloc::{self, Config, Options, Outcome, Request, Snapshot, allocate};
+use crate::app::App;
+use crate::app::error::AppError;
+use crate::app::placing::{Guard, Placement, Promised};
+
+/// Fleets of more servers are decided on off the async threads.
+const INLINE_SERVERS: usize = 256;
+
+/// A VM to be placed.
+#[derive(Debug)]
+pub(in crate::app) struct Wanted {
+    pub(in crate::app) vm: VmUuid,
+    /// The request as it is kept.
+    pub(in crate::app) body: Map<String, Value>,
+    pub(in crate::app) request: Request,
+    /// What it will take of its server.
+    pub(in crate::app) extra: alloc::Extra,
+}
+
+/// What is asked, checked.
+#[derive(Debug)]
+pub(in crate::app) struct Question {
+    pub(in crate::app) ask: Ask,
+    pub(in crate::app) policy: Arc<Config>,
+    pub(in crate::app) vms: Vec<Wanted>,
+    /// The VMs are made, not only reserved.
+    pub(in crate::app) making: bool,
+}
+
+/// What came out.
+#[derive(Debug)]
+pub(in crate::app) struct Decision {
+    /// Of each VM, up to the first that failed.
+    pub(in crate::app) outcomes: Vec<Outcome>,
+    pub(in crate::app) recent: Value,
+    /// The fleet as it was asked, if it is to be looked at again.
+    pub(super) asked: Option<alloc::Fleet>,
+    /// What is promised until this is dropped: none, or one per VM that was asked for.
+    pub(in crate::app) promises: Vec<(Promised, ServerUuid, alloc::Extra)>,
+    /// What the commit must find and leave in the store.
+    pub(in crate::app) guard: Guard,
+}
+
+/// What a decision is made on.
+struct View {
+    /// The fleet as it is, or the one that the question imagines.
+    fleet: Fleets,
+    options: Vec<Options>,
+    recent: Value,
+}
+
+enum Fleets {
+    Real(Arc<Snapshot>),
+    /// Without what is promised to the VMs of the question, and changed as `what_if` says; each VM
+    /// counts for those after it.
+    Imagined(Box<alloc::Fleet>),
+}
+
+/// The fleet that a question is about: without what is promised to its VMs, and changed as
+/// `what_if` says.
+fn imagine(allocator: &Allocator, question: &Question) -> alloc::Fleet {
+    let mut fleet = allocator.fleet.clone();
+    for wanted in &question.vms {
+        fleet.release(wanted.vm.0);
+    }
+    if let Some(what_if) = &question.ask.what_if {
+        what_if.apply(&mut fleet);
+    }
+    fleet
+}
+
+/// Decides for each VM on top of what was decided before, up to the first that fits nowhere.
+fn decide(view: View, question: &Question) -> (Vec<Outcome>, Value) {
+    let View { mut fleet, options, recent } = view;
+    let mut outcomes = Vec::with_capacity(question.vms.len());
+    for (wanted, options) in question.vms.iter().zip(&options) {
+        let snapshot = match &mut fleet {
+            Fleets::Real(snapshot) => Arc::clone(snapshot),
+            Fleets::Imagined(fleet) => fleet.snapshot(),
+        };
+        let outcome = allocate(&snapshot, &wanted.request, &question.policy, options);
+        let server = outcome.server.as_ref().map(|server| server.server_uuid.clone());
+        outcomes.push(outcome);
+        let Some(server) = server else { break };
+        if let Fleets::Imagined(fleet) = &mut fleet {
+            fleet.reserve(wanted.vm.0, &server, wanted.request.promise());
+        }
+    }
+    (outcomes, recent)
+}
+
+/// One question on its way to a commit.
+pub(in crate::app) struct Flow<'a> {
+    app: &'a App,
+    pub(in crate::app) question: Arc<Question>,
+    attempts: usize,
+}
+
+impl<'a> Flow<'a> {
+    pub(in crate::app) fn new(app: &'a App, question: Question) -> Self {
+        Self { app, question: Arc::new(question), attempts: 0 }
+    }
+
+    /// Asks something else instead; the attempts go on.
+    pub(in crate::app) fn ask(&mut self, question: Question) {
+        self.question = Arc::new(question);
+    }
+
+    /// Decides and promises. What is promised is the caller's to commit, together with the guard.
+    ///
+    /// # Errors
+    /// [`AppError::Busy`] when other coordinators were faster too often.
+    pub(in crate::app) async fn decide(&mut self) -> Result<Decision, AppError> {
+        self.attempts += 1;
+        if self.attempts > ATTEMPTS {
+            let text = "other coordinators place too much at a time".to_owned();
+            return Err(AppError::Busy(text));
+        }
+        Ok(self.app.decide(&self.question).await)
+    }
+
+    /// After a commit that failed: returns once it is worth deciding again.
+    ///
+    /// # Errors
+    /// The error, if it was not that another coordinator was faster; [`AppError::Store`].
+    pub(in crate::app) async fn again(&self, error: AppError) -> Result<(), AppError> {
+        match error {
+            AppError::Store(error) if is_overtaken(&error) => Ok(self.app.feed.catch_up().await?),
+            error => Err(error),
+        }
+    }
+}
+
+impl App {
+    async fn decide(&self, question: &Arc<Question>) -> Decision {
+        let _turn = self.placing.turn.lock().await;
+        let view = self.view(question);
+        let (outcomes, recent) = if self.fleet.len() > INLINE_SERVERS {
+            let question = Arc::clone(question);
+            compute(&*self.parts.threads, move || decide(view, &question)).await
+        } else {
+            decide(view, question)
+        };
+        self.promise_decided(question, outcomes, recent)
+    }
+
+    fn view(&self, question: &Question) -> View {
+        let Question { ask, policy, vms, making } = question;
+        let mut placing = self.placing.lock();
+        if *making {
+            for wanted in vms {
+                placing.end_reservation(wanted.vm);
+            }
+        }
+        let snapshot = self.snapshot(&mut placing.allocator);
+        let recent = placing.allocator.recent(policy, self.parts.clock.monotonic());
+        // A repeated request for a VM does not compete with itself, nor does one of several count
+        // for the rest before all are placed.
+        let repeated = vms.iter().any(|wanted| placing.is_promised(wanted.vm));
+        let fleet = if ask.what_if.is_some() || vms.len() > 1 || repeated {
+            Fleets::Imagined(Box::new(imagine(&placing.allocator, question)))
+        } else {
+            Fleets::Real(snapshot)
+        };
+        drop(placing);
+        // Of several, each has a seed of its own.
+        let seed = |place: usize| ask.seed.map(|seed| seed.wrapping_add(place as u64));
+        let options = (0..vms.len()).map(|place| self.options(seed(place), &recent)).collect();
+        View { fleet, options, recent }
+    }
+
+    fn promise_decided(
+        &self,
+        question: &Question,
+        outcomes: Vec<Outcome>,
+        recent: Value,
+    ) -> Decision {
+        let Question { ask, vms, making, .. } = question;
+        let now = self.parts.clock.monotonic();
+        let servers: Vec<ServerUuid> = outcomes
+            .iter()
+            .filter_map(|outcome| outcome.server.as_ref()?.server_uuid.parse().ok())
+            .collect();
+        let all = servers.len() == vms.len();
+        let mut promises = Vec::new();
+        for (wanted, server) in vms.iter().zip(&servers).filter(|_| all && ask.reserve) {
+            let mut placing = self.placing.lock();
+            placing.allocator.remember(&wanted.request, &server.to_string(), now);
+            let counts = *making || placing.is_reservable(wanted.vm);
+            drop(placing);
+            if counts {
+                let promised =
+                    Placement::promise(&self.placing, wanted.vm, *server, wanted.extra.clone(), *making);
+                promises.push((promised, *server, wanted.extra.clone()));
+            }
+        }
+        let placing = self.placing.lock();
+        let helpless = all || !ask.least_changes || vms.len() > 1;
+        let asked = (!helpless).then(|| imagine(&placing.allocator, question));
+        let guard = if promises.is_empty() { Vec::new() } else { placing.peers.guard() };
+        Decision { outcomes, recent, asked, promises, guard }
+    }
+}
+
+/// Runs what may take long off the async threads.
+async fn compute<T: Send + 'static>(
+    threads: &dyn muster_shared::threads::Threads,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> T {
+    let (done, result) = tokio::sync::oneshot::channel();
+    threads.compute(Box::new(move || drop(done.send(work()))));
+    result.await.expect("the work sends its result")
+}
