@@ -138,6 +138,9 @@ impl App {
             metrics.register(name, help, counter.clone());
         }
         parts.store = Arc::new(Counted::new(parts.store, counters.store_commits.clone()));
+        let feed = Feed::new(Arc::clone(&parts.store));
+        let damaged = feed.damaged().count.clone();
+        metrics.register("damaged_records", "Records of the store that can't be read", damaged);
         let clock = || Arc::clone(&parts.clock);
         let fleet = Arc::new(Fleet::new(clock()));
         let (instance, of_fleet) = (&parts.instance, Arc::clone(&fleet));
@@ -147,7 +150,7 @@ impl App {
             agents: Agents::new(app.clone()),
             metrics,
             counters,
-            feed: Feed::new(Arc::clone(&parts.store)),
+            feed,
             fleet,
             vms_wake: Notify::new(),
             lease: Mutex::new(LeaseId(0)),

@@ -101,6 +101,25 @@ impl App {
         }))
     }
 
+    /// Which records of the store can't be read.
+    #[must_use]
+    pub fn why_records(&self) -> Value {
+        let damaged = self.feed.damaged().list();
+        let text = match damaged.len() {
+            0 => "every record that was looked at can be read".to_owned(),
+            1 => "1 record can't be read; it is left in the store as it is".to_owned(),
+            count => format!("{count} records can't be read; they are left in the store as they are"),
+        };
+        let name = |(key, error): (String, String)| json!({ "key": key, "error": error });
+        json!({
+            "kind": "store",
+            "id": "records",
+            "waiting_for": null,
+            "text": text,
+            "damaged": damaged.into_iter().map(name).collect::<Vec<_>>(),
+        })
+    }
+
     /// Why a VM is as it is.
     ///
     /// # Errors

@@ -12,7 +12,7 @@ use crate::app::AppError;
 pub(super) fn routes() -> Vec<Route> {
     vec![
         Route::new(Method::GET, "/why/:kind/:id", "Why", why)
-            .summary("What a task, a vm, a server or a ticket waits for, in plain words")
+            .summary("What a task, a vm, a server or a ticket waits for, in plain words; /why/store/records names records that can't be read")
             .returns_schema(schema::why),
     ]
 }
@@ -39,6 +39,7 @@ async fn why(request: Request) -> Result<Response, ApiError> {
                 id.parse().map_err(|_| ApiError::NotFound(format!("ticket {id} not found")))?;
             Response::json(app.why_ticket(ticket).await?)
         }
+        "store" if id == "records" => Response::json(app.why_records()),
         kind => Err(ApiError::NotFound(format!("/why/{kind} does not exist"))),
     }
 }

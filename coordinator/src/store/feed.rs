@@ -16,6 +16,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
+use prometheus_client::metrics::gauge::Gauge;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 
@@ -66,7 +67,11 @@ pub(crate) async fn read_all(
 /// Records that this version can't read. They are set aside: named, left in the store as they
 /// are, and missing from memory.
 #[derive(Debug, Default)]
-pub(crate) struct Damaged(Mutex<BTreeMap<String, String>>);
+pub(crate) struct Damaged {
+    named: Mutex<BTreeMap<String, String>>,
+    /// How many are named.
+    pub(crate) count: Gauge,
+}
 
 impl Damaged {
     /// Reads a record's value; `None` sets it aside.
@@ -77,10 +82,11 @@ impl Damaged {
                 Some(record)
             }
             Err(error) => {
-                let mut named = self.0.lock();
+                let mut named = self.named.lock();
                 if named.len() < MAX_NAMED || named.contains_key(key) {
                     tracing::error!(key, %error, "a record can't be read and is set aside");
                     named.insert(key.to_owned(), error.to_string());
+                    self.count.set(i64::try_from(named.len()).unwrap_or(i64::MAX));
                 }
                 None
             }
@@ -89,15 +95,15 @@ impl Damaged {
 
     /// A key was overwritten or removed.
     pub(crate) fn forget(&self, key: &str) {
-        let mut named = self.0.lock();
-        if !named.is_empty() {
-            named.remove(key);
+        let mut named = self.named.lock();
+        if !named.is_empty() && named.remove(key).is_some() {
+            self.count.set(i64::try_from(named.len()).unwrap_or(i64::MAX));
         }
     }
 
     /// The keys, and what is wrong with each.
     pub(crate) fn list(&self) -> BTreeMap<String, String> {
-        self.0.lock().clone()
+        self.named.lock().clone()
     }
 }
 
@@ -132,11 +138,6 @@ impl Feed {
     /// Records that this version can't read.
     pub(crate) fn damaged(&self) -> &Damaged {
         &self.damaged
-    }
-
-    /// The last commit that every follower has seen.
-    pub(crate) fn position(&self) -> Revision {
-        *self.position.borrow()
     }
 
     /// Reads what the followers want and shows it to them as of one moment.

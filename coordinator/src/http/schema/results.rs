@@ -300,7 +300,7 @@ pub(crate) fn why() -> Value {
         "What something waits for",
         &["kind", "text"],
         &json!({
-            "kind": { "enum": ["task", "server", "vm", "ticket"] },
+            "kind": { "enum": ["task", "server", "vm", "ticket", "store"] },
             "id": word("Which one"),
             "text": word("In plain words"),
             "waiting_for": { "type": ["string", "null"], "description": "null: nothing" },
