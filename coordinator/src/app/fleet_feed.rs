@@ -13,8 +13,7 @@ use super::fleet::{Entry, Fleet, Held, Inner};
 use super::keys;
 use crate::store::{Damaged, Event, Follow, Record, Revision, Store, StoreError, read_all};
 
-const PREFIXES: &[&str] =
-    &[keys::SERVERS, keys::SYSINFOS, keys::ROSTER, keys::VMS, keys::FIGURES];
+const PREFIXES: &[&str] = &[keys::SERVERS, keys::SYSINFOS, keys::ROSTER, keys::VMS, keys::FIGURES];
 
 /// The part of a sysinfo record that is looked at often.
 #[derive(Deserialize)]

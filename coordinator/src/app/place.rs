@@ -308,9 +308,8 @@ impl App {
             None if home.is_some() => false,
             None => ended.task == "machine_create" && self.is_newer_than_reports(server, &report),
         };
-        let write = is_news.then(|| {
-            Write::put(keys::vm(server, vm), Expect::Any, keys::encode(&report))
-        });
+        let write =
+            is_news.then(|| Write::put(keys::vm(server, vm), Expect::Any, keys::encode(&report)));
         if is_news {
             self.fleet.report_vms(server, BTreeMap::from([(vm, Some(report))]));
         }

@@ -165,7 +165,13 @@ impl Placing {
         }
     }
 
-    fn promise(&mut self, vm: VmUuid, server: ServerUuid, extra: alloc::Extra, making: bool) -> u64 {
+    fn promise(
+        &mut self,
+        vm: VmUuid,
+        server: ServerUuid,
+        extra: alloc::Extra,
+        making: bool,
+    ) -> u64 {
         self.numbers += 1;
         let number = self.numbers;
         self.change(vm, |promise| {

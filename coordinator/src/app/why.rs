@@ -108,7 +108,9 @@ impl App {
         let text = match damaged.len() {
             0 => "every record that was looked at can be read".to_owned(),
             1 => "1 record can't be read; it is left in the store as it is".to_owned(),
-            count => format!("{count} records can't be read; they are left in the store as they are"),
+            count => {
+                format!("{count} records can't be read; they are left in the store as they are")
+            }
         };
         let name = |(key, error): (String, String)| json!({ "key": key, "error": error });
         json!({

@@ -37,4 +37,3 @@ pub(super) async fn reservations(app: Arc<App>) {
         }
     }
 }
-

@@ -9,15 +9,13 @@ use serde::ser::{SerializeMap, Serializer};
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use super::replay::bad_policy;
 use super::flow::Flow;
+use super::replay::bad_policy;
 use super::{
-    AllocationRecord, Ask, Decision, Question, Wanted, insert_unreserved, invalid, no_server, parse,
-    ratios_json,
+    AllocationRecord, Ask, Decision, Question, Wanted, insert_unreserved, invalid, no_server,
+    parse, ratios_json,
 };
-use crate::alloc::{
-    self, Detail, FieldError, LeastChanges, Outcome, explain, least_changes, num,
-};
+use crate::alloc::{self, Detail, FieldError, LeastChanges, Outcome, explain, least_changes, num};
 use crate::app::App;
 use crate::app::error::AppError;
 use crate::app::fields::Extras;

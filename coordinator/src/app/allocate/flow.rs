@@ -207,8 +207,13 @@ impl App {
             let counts = *making || placing.is_reservable(wanted.vm);
             drop(placing);
             if counts {
-                let promised =
-                    Placement::promise(&self.placing, wanted.vm, *server, wanted.extra.clone(), *making);
+                let promised = Placement::promise(
+                    &self.placing,
+                    wanted.vm,
+                    *server,
+                    wanted.extra.clone(),
+                    *making,
+                );
                 promises.push((promised, *server, wanted.extra.clone()));
             }
         }

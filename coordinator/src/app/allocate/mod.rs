@@ -25,9 +25,9 @@ use serde_json::{Map, Value, json};
 
 pub use ask::Ask;
 pub use decide::Decided;
+pub(super) use flow::{Decision, Flow, Question, Wanted};
 pub use history::AllocationRecord;
 pub(crate) use history::Decisions;
-pub(super) use flow::{Decision, Flow, Question, Wanted};
 pub(super) use peers::{ATTEMPTS, Peers};
 pub(super) use reserve::ReservationRecord;
 

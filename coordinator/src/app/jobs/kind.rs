@@ -198,13 +198,8 @@ impl StepContext {
         let server = self.server();
         app.require_capability(server, task)?;
         let _place = app.reserve_task(server)?;
-        let new = NewTask {
-            server,
-            task: task.to_owned(),
-            params,
-            caller: self.caller(),
-            vm: None,
-        };
+        let new =
+            NewTask { server, task: task.to_owned(), params, caller: self.caller(), vm: None };
         let record = app.task_record(new).await?;
         self.job.step_mut(self.place).task = Some((record.id.clone(), attempt));
         let mut writes = app.task_writes(&record);

@@ -101,12 +101,7 @@ impl App {
         ended.await.unwrap_or(false)
     }
 
-    async fn task_end_attached(
-        self: &Arc<Self>,
-        id: &TaskId,
-        ending: Ending,
-        when: When,
-    ) -> bool {
+    async fn task_end_attached(self: &Arc<Self>, id: &TaskId, ending: Ending, when: When) -> bool {
         for _ in 0..ATTEMPTS {
             let Some((open, turn)) = self.tasks.turn(id).await else { return true };
             if when == When::Unsent && open.record.sent {

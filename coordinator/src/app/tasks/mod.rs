@@ -26,11 +26,11 @@ use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
 use muster_shared::wire::{Code, Dispatch};
 use serde_json::{Map, Value, json};
 
+use ending::When;
 pub use list::TaskFilter;
 pub use record::{Ending, Params, Refusal, TaskRecord, TaskStatus};
-pub use table::{Open, Table};
-use ending::When;
 use table::Turn;
+pub use table::{Open, Table};
 
 use super::error::AppError;
 use super::tickets::Fence;
@@ -169,7 +169,9 @@ impl App {
         if open.accepted() || self.agents.connection(open.record.server_uuid).is_none() {
             return;
         }
-        if open.record.sent && let Params::Inline(params) = &open.record.params {
+        if open.record.sent
+            && let Params::Inline(params) = &open.record.params
+        {
             return self.task_send(&open, params.clone());
         }
         let app = Arc::clone(self);

@@ -7,8 +7,8 @@ use muster_shared::ids::ServerUuid;
 use muster_shared::wire::TaskError;
 use serde_json::{Map, Value};
 
-use crate::app::{App, Caller};
 use crate::app::error::AppError;
+use crate::app::{App, Caller};
 
 impl App {
     /// Refuses a kind of task that a server's agent is known not to have.

@@ -189,7 +189,11 @@ async fn what_can_t_be_is_refused_before_a_job_is_made() {
     let app = disk.start().await;
     let _agent = Agent::connect(&app, server(1)).await;
     let request = SetupRequest::default();
-    assert_eq!(app.job_server_setup(server(1), request, caller()).await.unwrap(), None, "it is set up");
+    assert_eq!(
+        app.job_server_setup(server(1), request, caller()).await.unwrap(),
+        None,
+        "it is set up"
+    );
     let nics = |tag: &str| vec![json!({ "mac": "a", "nic_tags_provided": [tag] })];
     let change = async |tag: &str| {
         app.job_nic_update(server(1), NicAction::Update, &nics(tag), Map::new(), caller()).await

@@ -16,9 +16,7 @@ use tokio::sync::Notify;
 use super::record::{Due, TicketRecord};
 use crate::app::fleet::Held;
 use crate::app::keys;
-use crate::store::{
-    Damaged, Event, Follow, Record, Revision, Store, StoreError, read_all,
-};
+use crate::store::{Damaged, Event, Follow, Record, Revision, Store, StoreError, read_all};
 
 /// Waits at a time.
 const MAX_WAITS: usize = 20_000;

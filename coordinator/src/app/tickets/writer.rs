@@ -7,9 +7,9 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 
 use super::draft::{Draft, Effect, Op, Stuck};
+use crate::app::App;
 use crate::app::error::AppError;
 use crate::app::tasks::is_conflict;
-use crate::app::App;
 use crate::store::StoreError;
 
 /// Operations that may wait.
