@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use crate::algorithm::Algorithm;
 use crate::algorithms::CAPACITY;
 use crate::config::Config;
-use crate::explain::Notes;
+use crate::explain::{Explanation, Notes};
 use crate::expr::Expr;
 use crate::outcome::{Choice, Outcome, Step};
 use crate::reason::Reasons;
@@ -56,21 +56,20 @@ pub fn allocate(
     Evaluation::new(snapshot, request, config, options).decide(snapshot, config, options)
 }
 
-/// As [`allocate`], and what every algorithm made of every server: `{"<uuid>": [{"algorithm",
-/// "verdict": "kept"|"removed"|"scored", "compared"?, "delta"?, "score"?, "skipped"?}]}`.
+/// As [`allocate`], and what every algorithm made of every server.
 #[must_use]
 pub fn explain(
     snapshot: &Arc<Snapshot>,
     request: &Request,
     config: &Config,
     options: &Options,
-) -> (Outcome, Value) {
+) -> (Outcome, Explanation) {
     let mut evaluation = Evaluation::new(snapshot, request, config, options);
     evaluation.notes = Some(Notes::default());
     let outcome = evaluation.decide(snapshot, config, options);
     let notes = evaluation.notes.take().unwrap_or_default();
-    let notes = notes.into_json(&evaluation.run, &outcome.steps[0].remaining);
-    (outcome, notes)
+    let explanation = notes.explanation(&evaluation.run, &outcome.steps[0].remaining);
+    (outcome, explanation)
 }
 
 fn candidates(

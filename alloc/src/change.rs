@@ -73,6 +73,11 @@ impl Change {
         matches!(self, Self::RemoveVm { .. })
     }
 
+    /// Whether it is the request that changes.
+    pub(crate) fn is_of_request(&self) -> bool {
+        matches!(self, Self::Less { .. } | Self::Patch { .. })
+    }
+
     /// Whether it removes this member of the body.
     pub(crate) fn removes(&self, name: &str) -> bool {
         matches!(self, Self::Patch { path, value: None, .. } if path.len() == 1 && path[0] == name)

@@ -108,11 +108,7 @@ impl Fleet {
 
     /// Lays members over a server's record, those of `sysinfo` one by one; a new server if there
     /// is none of this uuid.
-    ///
-    /// # Errors
-    /// [`NoUuid`]; nothing was changed.
-    pub(crate) fn overlay_server(&mut self, members: &Map<String, Value>) -> Result<(), NoUuid> {
-        let uuid = members.get("uuid").and_then(Value::as_str).ok_or(NoUuid)?;
+    pub(crate) fn overlay_server(&mut self, uuid: &str, members: &Map<String, Value>) {
         let known = self.current.slot_of(uuid);
         let mut record = known.map_or_else(Map::new, |slot| (*self.server(slot).record).clone());
         for (name, value) in members {
@@ -124,7 +120,6 @@ impl Fleet {
             }
         }
         self.take(uuid.into(), Arc::new(record), members);
-        Ok(())
     }
 
     /// Takes over a record, of which `news` holds what reports bring.

@@ -50,12 +50,12 @@ pub struct Suggestion {
     pub text: String,
     /// How many servers the request could then use.
     pub servers: usize,
-    /// The changes of fleet and policy in the form of [`WhatIf::parse`].
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub what_if: Option<Value>,
+    /// The changes of fleet and policy.
+    #[serde(skip_serializing_if = "WhatIf::is_nothing")]
+    pub what_if: WhatIf,
     /// The members of the request's body that change, as they would have to be.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub request: Option<Value>,
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    pub request: Map<String, Value>,
     #[serde(skip)]
     changes: usize,
 }
@@ -84,12 +84,13 @@ pub fn least_changes(
         return LeastChanges::default();
     }
     let trials = (MAX_WORK / snapshot.len().max(1)).clamp(*TRIALS.start(), *TRIALS.end());
-    let search = Search { fleet, body, config, options, trials: Cell::new(trials) };
+    let alone = Options { order: Order::Arrival, ..options.clone() };
+    let promising = promising(&snapshot, &request, &refused);
+    let trials = Cell::new(trials);
+    let search = Search { fleet, body, request, config, options, alone, trials };
     // Servers first: they are tried by themselves, and cost the fleet only a last look.
-    let of_servers: Vec<Suggestion> = promising(&snapshot, &request, &refused)
-        .into_iter()
-        .filter_map(|slot| search.of_server(snapshot.server(slot)))
-        .collect();
+    let of_servers: Vec<Suggestion> =
+        promising.into_iter().filter_map(|slot| search.of_server(snapshot.server(slot))).collect();
     let mut found = search.of_request();
     found.extend(of_servers);
     let least = found.iter().map(|suggestion| suggestion.changes).min().unwrap_or(0);
@@ -148,8 +149,12 @@ enum Place<'a> {
 struct Search<'a> {
     fleet: &'a Fleet,
     body: &'a Map<String, Value>,
+    /// What the body asks for.
+    request: Request,
     config: &'a Config,
     options: &'a Options,
+    /// For trials on one server by itself.
+    alone: Options,
     /// Trials on the whole fleet that are left.
     trials: Cell<usize>,
 }
@@ -159,22 +164,31 @@ impl Search<'_> {
         self.trials.get() == 0
     }
 
-    fn run(&self, changes: &[Change], place: Place<'_>) -> Option<Outcome> {
+    /// The body with the changes that concern it.
+    fn patched(&self, changes: &[Change]) -> Map<String, Value> {
         let mut body = self.body.clone();
         for change in changes {
             change.patch(&mut body);
         }
-        let request = Request::parse(&body).ok()?;
-        let what_if = WhatIf::parse(&what_if(changes)?).ok()?;
+        body
+    }
+
+    fn run(&self, changes: &[Change], place: Place<'_>) -> Option<Outcome> {
+        let patched = if changes.iter().any(Change::is_of_request) {
+            Some(Request::parse(&self.patched(changes)).ok()?)
+        } else {
+            None
+        };
+        let request = patched.as_ref().unwrap_or(&self.request);
+        let what_if = WhatIf::of(changes)?;
         let policy = what_if.policy(self.config).ok()?;
         let config = policy.as_ref().unwrap_or(self.config);
-        let (mut fleet, order) = match place {
-            Place::Fleet => (self.fleet.clone(), self.options.order),
-            Place::Alone(server) => (alone(server, config), Order::Arrival),
+        let (mut fleet, options) = match place {
+            Place::Fleet => (self.fleet.clone(), self.options),
+            Place::Alone(server) => (alone(server, config), &self.alone),
         };
         what_if.apply(&mut fleet);
-        let options = Options { order, ..self.options.clone() };
-        Some(allocate(&fleet.snapshot(), &request, config, &options))
+        Some(allocate(&fleet.snapshot(), request, config, options))
     }
 
     /// How many servers the request can use with the changes; `None` if it fails.
@@ -231,11 +245,7 @@ impl Search<'_> {
             return None;
         }
         let texts: Vec<String> = changes.iter().map(Change::text).collect();
-        let what_if = what_if(changes)?;
-        let mut body = self.body.clone();
-        for change in changes {
-            change.patch(&mut body);
-        }
+        let mut body = self.patched(changes);
         body.retain(|name, value| self.body.get(name) != Some(value));
         // A member that must go has to be said, too.
         for name in self.body.keys() {
@@ -247,8 +257,8 @@ impl Search<'_> {
         Some(Suggestion {
             text: texts.join(", and "),
             servers,
-            what_if: what_if.as_object().is_some_and(|w| !w.is_empty()).then_some(what_if),
-            request: (!body.is_empty()).then_some(Value::Object(body)),
+            what_if: WhatIf::of(changes)?,
+            request: body,
             changes: changes.len(),
         })
     }
@@ -268,8 +278,7 @@ impl Search<'_> {
             if changes.len() >= MAX_CHANGES {
                 return None;
             }
-            let request = Request::parse(self.body).ok()?;
-            let more = self.remedies(&outcome, &request);
+            let more = self.remedies(&outcome);
             let helps = more.into_iter().find_map(|change| self.grown(&changes, &change, place))?;
             changes.push(helps);
         }
@@ -278,7 +287,7 @@ impl Search<'_> {
     }
 
     /// What could help where a server by itself fails, the likeliest first.
-    fn remedies(&self, outcome: &Outcome, request: &Request) -> Vec<Change> {
+    fn remedies(&self, outcome: &Outcome) -> Vec<Change> {
         let (Some(slot), Some(last)) = (outcome.snapshot.slots().next(), outcome.steps.last())
         else {
             return Vec::new();
@@ -286,7 +295,7 @@ impl Search<'_> {
         let refused = Refused {
             server: Arc::new(outcome.snapshot.server(slot).clone()),
             slot,
-            request,
+            request: &self.request,
             settings: &self.config.settings,
             reasons: &last.reasons,
         };
@@ -341,51 +350,6 @@ impl Search<'_> {
     fn tried(&self, changes: Vec<Change>) -> Option<Suggestion> {
         let changes = self.minimize(changes, Place::Fleet)?;
         self.checked(&changes)
-    }
-}
-
-/// The changes of fleet and policy together.
-fn what_if(changes: &[Change]) -> Option<Value> {
-    let mut servers: Vec<Map<String, Value>> = Vec::new();
-    let (mut vms, mut policy) = (Vec::new(), Map::new());
-    for change in changes {
-        match change {
-            Change::Server { .. } | Change::Grow { .. } => {
-                let members = change.members()?;
-                let uuid = members.get("uuid")?.clone();
-                match servers.iter_mut().find(|server| server.get("uuid") == Some(&uuid)) {
-                    Some(server) => merge(server, members),
-                    None => servers.push(members),
-                }
-            }
-            Change::RemoveVm { vm, .. } => vms.push(json!(vm)),
-            Change::Policy { key, value } => drop(policy.insert((*key).to_owned(), value.clone())),
-            Change::Patch { .. } | Change::Less { .. } => {}
-        }
-    }
-    let mut what_if = Map::new();
-    if !servers.is_empty() {
-        what_if.insert("add_servers".to_owned(), json!(servers));
-    }
-    if !vms.is_empty() {
-        what_if.insert("remove_vms".to_owned(), Value::Array(vms));
-    }
-    if !policy.is_empty() {
-        what_if.insert("changeDefaults".to_owned(), Value::Object(policy));
-    }
-    Some(Value::Object(what_if))
-}
-
-/// Puts the second change of a server to the first; members of `sysinfo` add up.
-fn merge(server: &mut Map<String, Value>, more: Map<String, Value>) {
-    for (name, value) in more {
-        match (server.get_mut(&name), value) {
-            (Some(Value::Object(old)), Value::Object(new)) if name == "sysinfo" => merge(old, new),
-            (Some(Value::Object(old)), Value::Object(new)) if name == "Network Interfaces" => {
-                old.extend(new);
-            }
-            (_, value) => drop(server.insert(name, value)),
-        }
     }
 }
 

@@ -72,6 +72,7 @@ mod what_if;
 
 pub use allocate::{Capacity, Options, Order, allocate, capacity, explain};
 pub use config::{Config, ConfigError, default_expression};
+pub use explain::Explanation;
 pub use expr::ExprError;
 pub use fit::{Fit, fit};
 pub use fleet::{Fleet, NoUuid};

@@ -1,10 +1,10 @@
 //! "What if": a fleet or policy that differs from the real one in named ways.
 
-use std::collections::BTreeMap;
-
+use serde::Serialize;
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
+use crate::change::Change;
 use crate::config::{Config, ConfigError};
 use crate::fleet::Fleet;
 use crate::request::{FieldError, known_members};
@@ -12,14 +12,42 @@ use crate::validate::is_uuid;
 use crate::vm::Vm;
 
 /// Changes to imagine.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct WhatIf {
-    servers: Vec<Map<String, Value>>,
+    #[serde(rename = "add_servers", skip_serializing_if = "Vec::is_empty")]
+    servers: Vec<Overlay>,
+    #[serde(rename = "remove_servers", skip_serializing_if = "Vec::is_empty")]
     removed_servers: Vec<String>,
-    vms: Vec<(String, Vm)>,
+    #[serde(rename = "add_vms", skip_serializing_if = "Vec::is_empty")]
+    vms: Vec<AddedVm>,
+    #[serde(rename = "remove_vms", skip_serializing_if = "Vec::is_empty")]
     removed_vms: Vec<Uuid>,
+    #[serde(rename = "allocationDescription", skip_serializing_if = "Option::is_none")]
     expression: Option<Value>,
+    #[serde(rename = "changeDefaults", skip_serializing_if = "Map::is_empty")]
     changes: Map<String, Value>,
+}
+
+/// What is laid over a server's record; all of it, if there is no such server.
+#[derive(Clone, Debug, Serialize)]
+#[serde(transparent)]
+struct Overlay {
+    #[serde(skip)]
+    server: String,
+    /// As given: the uuid is among them.
+    members: Map<String, Value>,
+}
+
+/// A VM to add.
+#[derive(Clone, Debug, Serialize)]
+#[serde(transparent)]
+struct AddedVm {
+    #[serde(skip)]
+    server: String,
+    #[serde(skip)]
+    vm: Vm,
+    /// As given: uuid and server_uuid are among them.
+    members: Value,
 }
 
 /// What there is to imagine.
@@ -63,14 +91,17 @@ impl WhatIf {
         let body = value.as_object().ok_or_else(not_object)?;
         known_members("what_if", body, &MEMBERS)?;
         let server = |item: &Value| {
-            let members = item.as_object().filter(|members| uuid(members.get("uuid")).is_some());
-            members.cloned().ok_or_else(|| bad("add_servers", "a server needs a uuid"))
+            let server = item.as_object().and_then(|m| Some((uuid(m.get("uuid"))?, m)));
+            let (server, members) =
+                server.ok_or_else(|| bad("add_servers", "a server needs a uuid"))?;
+            Ok(Overlay { server: server.to_owned(), members: members.clone() })
         };
         let vm = |item: &Value| {
             let place = uuid(item.get("server_uuid")).zip(uuid(item.get("uuid")));
             let (server, vm) =
                 place.ok_or_else(|| bad("add_vms", "a VM needs a uuid and a server_uuid"))?;
-            Ok((server.to_owned(), Vm::from_json(vm, item)))
+            let (server, vm) = (server.to_owned(), Vm::from_json(vm, item));
+            Ok(AddedVm { server, vm, members: item.clone() })
         };
         let plain = |name: &'static str| {
             move |item: &Value| {
@@ -87,13 +118,49 @@ impl WhatIf {
             Some(_) => return Err(bad("changeDefaults", "value is not an object")),
         };
         Ok(Self {
-            servers: list(body, "add_servers")?.iter().map(server).collect::<Result<_, _>>()?,
+            servers: list(body, "add_servers")?
+                .iter()
+                .map(server)
+                .collect::<Result<_, FieldError>>()?,
             removed_servers: removed_servers.collect::<Result<_, _>>()?,
             vms: list(body, "add_vms")?.iter().map(vm).collect::<Result<_, FieldError>>()?,
             removed_vms: removed_vms.iter().filter_map(|vm| Uuid::parse_str(vm).ok()).collect(),
             expression: body.get("allocationDescription").cloned(),
             changes,
         })
+    }
+
+    /// The changes of fleet and policy among some; `None` if one can't be made.
+    pub(crate) fn of(changes: &[Change]) -> Option<Self> {
+        let mut all = Self::default();
+        for change in changes {
+            match change {
+                Change::Server { server, .. } | Change::Grow { server, .. } => {
+                    let (server, members) = (server.uuid.to_string(), change.members()?);
+                    match all.servers.iter_mut().find(|known| known.server == server) {
+                        Some(known) => merge(&mut known.members, members),
+                        None => all.servers.push(Overlay { server, members }),
+                    }
+                }
+                Change::RemoveVm { vm, .. } => all.removed_vms.push(*vm),
+                Change::Policy { key, value } => {
+                    all.changes.insert((*key).to_owned(), value.clone());
+                }
+                Change::Patch { .. } | Change::Less { .. } => {}
+            }
+        }
+        Some(all)
+    }
+
+    /// Whether all stays as it is.
+    #[must_use]
+    pub fn is_nothing(&self) -> bool {
+        self.servers.is_empty()
+            && self.removed_servers.is_empty()
+            && self.vms.is_empty()
+            && self.removed_vms.is_empty()
+            && self.expression.is_none()
+            && self.changes.is_empty()
     }
 
     /// The policy to imagine; `None` if it is the real one.
@@ -116,19 +183,31 @@ impl WhatIf {
             fleet.remove_vm(*vm);
         }
         for server in &self.servers {
-            fleet.overlay_server(server).expect("checked: it has a uuid");
+            fleet.overlay_server(&server.server, &server.members);
         }
-        for (server, vm) in &self.vms {
-            fleet.add_vm(server, vm.clone());
+        for added in &self.vms {
+            fleet.add_vm(&added.server, added.vm.clone());
         }
     }
 
-    /// The servers that it adds or changes, by uuid, as given.
+    /// What it says of a server that it adds or changes, as given.
     #[must_use]
-    pub fn servers(&self) -> BTreeMap<&str, &Map<String, Value>> {
-        self.servers
-            .iter()
-            .filter_map(|server| Some((server.get("uuid")?.as_str()?, server)))
-            .collect()
+    pub fn server(&self, server_uuid: &str) -> Option<&Map<String, Value>> {
+        // The last one counts.
+        let overlay = self.servers.iter().rev().find(|overlay| overlay.server == server_uuid);
+        overlay.map(|overlay| &overlay.members)
+    }
+}
+
+/// Puts the second change of a server to the first; members of `sysinfo` add up.
+fn merge(server: &mut Map<String, Value>, more: Map<String, Value>) {
+    for (name, value) in more {
+        match (server.get_mut(&name), value) {
+            (Some(Value::Object(old)), Value::Object(new)) if name == "sysinfo" => merge(old, new),
+            (Some(Value::Object(old)), Value::Object(new)) if name == "Network Interfaces" => {
+                old.extend(new);
+            }
+            (_, value) => drop(server.insert(name, value)),
+        }
     }
 }

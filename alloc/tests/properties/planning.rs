@@ -124,7 +124,12 @@ proptest! {
         let fits = follow(&fleet, &body, None, None, &config).server.is_some();
         prop_assert!(!fits || suggestions.is_empty());
         for suggestion in &suggestions {
-            let (what_if, request) = (suggestion.what_if.as_ref(), suggestion.request.as_ref());
+            let said = json!(suggestion);
+            let (what_if, request) = (said.get("what_if"), said.get("request"));
+            if let Some(what_if) = what_if {
+                let read = WhatIf::parse(what_if).expect("a suggestion can be parsed");
+                prop_assert_eq!(&json!(read), what_if);
+            }
             let outcome = follow(&fleet, &body, what_if, request, &config);
             prop_assert!(outcome.server.is_some(), "{suggestion:?}");
             for (what_if, request) in parts_left_out(what_if, request) {
@@ -218,7 +223,7 @@ proptest! {
         let plain = allocate(&snapshot, &request, &config, &options(9));
         prop_assert_eq!(outcome.fingerprint(), plain.fingerprint());
         let steps = outcome.steps_json(Detail::Full);
-        for (uuid, notes) in notes.as_object().expect("an object") {
+        for (uuid, notes) in json!(notes).as_object().expect("an object") {
             for note in notes.as_array().expect("a list") {
                 let step = outcome
                     .steps
@@ -301,7 +306,8 @@ fn the_search_for_changes_ends_on_a_large_fleet() {
         least_changes(&fleet, large.as_object().expect("an object"), &config(), &options(1));
     assert!(found.cut, "so many wishes are more than a hundred trials");
     for suggestion in &found.suggestions {
-        let (what_if, request) = (suggestion.what_if.as_ref(), suggestion.request.as_ref());
+        let said = json!(suggestion);
+        let (what_if, request) = (said.get("what_if"), said.get("request"));
         let large = large.as_object().expect("an object");
         assert!(follow(&fleet, large, what_if, request, &config()).server.is_some());
     }

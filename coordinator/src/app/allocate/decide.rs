@@ -15,7 +15,9 @@ use super::{
     AllocationRecord, Ask, Decision, Question, Wanted, insert_unreserved, invalid, no_server,
     parse, ratios_json,
 };
-use crate::alloc::{self, Detail, FieldError, LeastChanges, Outcome, explain, least_changes, num};
+use crate::alloc::{
+    Detail, Explanation, FieldError, LeastChanges, Outcome, explain, least_changes, num,
+};
 use crate::app::App;
 use crate::app::error::AppError;
 use crate::app::fields::Extras;
@@ -37,7 +39,7 @@ pub struct Decided {
     /// The record of the first VM's server.
     server: Option<Map<String, Value>>,
     steps: Detail,
-    explanation: Value,
+    explanation: Option<Explanation>,
     least: LeastChanges,
     several: bool,
 }
@@ -100,8 +102,8 @@ impl Decided {
             let all: Vec<Value> = self.placements.iter().map(one).collect();
             map.serialize_entry("allocations", &all)?;
         }
-        if !self.explanation.is_null() {
-            map.serialize_entry("explain", &self.explanation)?;
+        if let Some(explanation) = &self.explanation {
+            map.serialize_entry("explain", explanation)?;
         }
         if self.server.is_none() && !self.least.suggestions.is_empty() {
             map.serialize_entry("least_changes", &self.least.suggestions)?;
@@ -174,7 +176,7 @@ impl App {
             placements,
             server: None,
             steps: ask.steps,
-            explanation: Value::Null,
+            explanation: None,
             least: LeastChanges::default(),
             several: ask.count > 1,
         };
@@ -182,10 +184,8 @@ impl App {
         let of = vms.iter().find(|wanted| wanted.vm == shown.vm);
         let Wanted { body, request, .. } = of.expect("decisions are about these VMs");
         let options = self.options(Some(shown.outcome.seed), recent);
-        let explanation = match ask.explain {
-            true => explain(shown.outcome.snapshot(), request, policy, &options).1,
-            false => Value::Null,
-        };
+        let explanation =
+            ask.explain.then(|| explain(shown.outcome.snapshot(), request, policy, &options).1);
         let asked = decision.asked.take();
         let least = asked.map(|fleet| least_changes(&fleet, body, policy, &options));
         let server = match shown.outcome.server {
@@ -201,8 +201,8 @@ impl App {
     /// The chosen server as CNAPI shows it.
     fn chosen_view(&self, ask: &Ask, outcome: &Outcome) -> Result<Map<String, Value>, AppError> {
         let choice = outcome.server.as_ref().ok_or_else(|| no_server(outcome))?;
-        let imagined = ask.what_if.as_ref().map(alloc::WhatIf::servers).unwrap_or_default();
-        let imagined = imagined.get(choice.server_uuid.as_str()).copied();
+        let imagined = ask.what_if.as_ref();
+        let imagined = imagined.and_then(|what_if| what_if.server(&choice.server_uuid));
         let extras = Extras { sysinfo: true, memory: true, disk: true, ..Extras::default() };
         let server = choice.server_uuid.parse::<ServerUuid>().map_err(|_| no_server(outcome))?;
         let mut view = match (self.server_get(server, extras), imagined) {
