@@ -5,9 +5,9 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use muster_alloc::{Config, Detail, Fleet, HostOs, Options, Request, allocate};
-use muster_shared::ids::VmUuid;
-use muster_shared::wire::status::{Diskinfo, Meminfo, Report, VmIndex, VmReport, VmStatus};
+use muster_alloc::{Config, Detail, Fleet, HostOs, Options, Request, ServerName, allocate};
+use muster_shared::ids::{ServerUuid, VmUuid};
+use muster_shared::wire::status::{VmIndex, VmReport, VmStatus};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -21,8 +21,8 @@ const SIZES: [(u32, u32, &str); 5] = [
     (20_000, 20, "goal 4 ms"),
 ];
 
-fn server_uuid(n: u32) -> String {
-    Uuid::from_u128((0x5000_u128 << 64) + u128::from(n)).to_string()
+fn server_uuid(n: u32) -> ServerName {
+    ServerUuid(Uuid::from_u128((0x5000_u128 << 64) + u128::from(n))).into()
 }
 
 /// A cheap spread of numbers, the same in every run.
@@ -31,7 +31,7 @@ fn mix(n: u64) -> u64 {
     (n ^ (n >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 20
 }
 
-fn report(server: u32, vms: u32, size: u64) -> Report {
+fn vms(server: u32, count: u32) -> Vec<VmReport> {
     let vm = |i: u32| {
         let n = mix(u64::from(server) * 1_000 + u64::from(i));
         let uuid = VmUuid(Uuid::from_u64_pair(mix(n), u64::from(server) * 1_000 + u64::from(i)));
@@ -47,33 +47,35 @@ fn report(server: u32, vms: u32, size: u64) -> Report {
             last_modified: String::new(),
         };
         let index = VmIndex { alias: Some(format!("vm{i}")), ..VmIndex::default() };
-        (uuid, Some(VmReport { vm: status, index }))
+        VmReport { vm: status, index }
     };
-    Report {
-        full: true,
-        vms: (0..vms).map(vm).collect(),
-        meminfo: Some(Meminfo {
-            availrmem_bytes: size,
-            arcsize_bytes: 0,
-            total_bytes: (256 + mix(u64::from(server)) % 512) * GIB,
-        }),
-        diskinfo: Some(Diskinfo {
-            pool_size_bytes: (4_000 + mix(u64::from(server)) % 8_000) * GIB,
-            pool_alloc_bytes: 500 * GIB,
-            kvm_zvol_volsize_bytes: u64::from(vms) * 25 * GIB,
-            ..Diskinfo::default()
-        }),
-        ..Report::default()
-    }
+    let mut vms: Vec<VmReport> = (0..count).map(vm).collect();
+    vms.sort_by_key(|report| report.vm.uuid);
+    vms
 }
 
-fn fleet(servers: u32, vms: u32) -> Fleet {
+/// Takes in what a server reports.
+fn report(fleet: &mut Fleet, server: u32, status: &str, available: u64, vms: &[VmReport]) {
+    let bytes = |figure: &str| match figure {
+        "memory_available_bytes" => available,
+        "memory_total_bytes" => (256 + mix(u64::from(server)) % 512) * GIB,
+        "disk_pool_size_bytes" => (4_000 + mix(u64::from(server)) % 8_000) * GIB,
+        "disk_pool_alloc_bytes" => 500 * GIB,
+        "disk_kvm_zvol_volsize_bytes" => vms.len() as u64 * 25 * GIB,
+        _ => 0,
+    };
+    let figure = |figure: &str| i64::try_from(bytes(figure)).ok();
+    fleet.refresh(&server_uuid(server), status, figure, vms.iter());
+}
+
+fn fleet(servers: u32, each: u32) -> Fleet {
     let mut fleet = Fleet::new(&Config::reference_default(HostOs::Any));
     for n in 0..servers {
         let odd = mix(u64::from(n) + 7) % 100;
+        let status = if odd == 2 { "unknown" } else { "running" };
         let record = json!({
             "uuid": server_uuid(n), "setup": true, "reserved": odd == 0, "headnode": odd == 1,
-            "status": if odd == 2 { "unknown" } else { "running" }, "reservoir": odd == 3,
+            "status": status, "reservoir": odd == 3,
             "reservation_ratio": 0.15, "rack_identifier": format!("r{}", n / 40),
             "current_platform": format!("2023{:02}01T000000Z", 1 + odd % 12),
             "last_boot": "2022-01-01T00:00:00.000Z",
@@ -91,7 +93,7 @@ fn fleet(servers: u32, vms: u32) -> Fleet {
         });
         let record = record.as_object().expect("an object").clone();
         fleet.upsert_server(Arc::new(record)).expect("the record has a uuid");
-        fleet.apply_report(&server_uuid(n), &report(n, vms, GIB));
+        report(&mut fleet, n, status, GIB, &vms(n, each));
     }
     fleet
 }
@@ -117,15 +119,15 @@ fn resident_kib() -> Option<u64> {
 fn bench(c: &mut Criterion) {
     let config = Config::reference_default(HostOs::Any);
     let request = request();
-    for (servers, vms, goal) in SIZES {
+    for (servers, vms_each, goal) in SIZES {
         let before = resident_kib();
-        let mut fleet = fleet(servers, vms);
+        let mut fleet = fleet(servers, vms_each);
         if let (Some(before), Some(after)) = (before, resident_kib()) {
             let each = after.saturating_sub(before) * 1024 / u64::from(servers);
-            println!("{servers} servers x {vms} VMs: about {each} bytes of memory per server");
+            println!("{servers} servers x {vms_each} VMs: about {each} bytes of memory per server");
         }
         let snapshot = fleet.snapshot();
-        let name = format!("{servers} servers x {vms} VMs");
+        let name = format!("{servers} servers x {vms_each} VMs");
         let options = Options { only_ready: true, seed: 42, ..Options::default() };
         let outcome = allocate(&snapshot, &request, &config, &options);
         assert!(outcome.server.is_some(), "nothing fits: {}", outcome.failure());
@@ -138,20 +140,12 @@ fn bench(c: &mut Criterion) {
             b.iter(|| serde_json::to_vec(&black_box(&outcome).steps(Detail::Full)));
         });
         let mut size = GIB;
+        let reported = vms(7, vms_each);
         group.bench_function(BenchmarkId::new("status report [goal 20 us]", &name), |b| {
             b.iter(|| {
                 size += 4096;
-                let mut changed = report(7, 0, size);
-                changed.full = false;
-                fleet.apply_report(&server_uuid(7), black_box(&changed));
+                report(&mut fleet, 7, "running", size, black_box(&reported));
                 // So that the next report finds the chunk shared, the worst case.
-                fleet.snapshot()
-            });
-        });
-        let full = report(8, vms, GIB);
-        group.bench_function(BenchmarkId::new("full report [no goal]", &name), |b| {
-            b.iter(|| {
-                fleet.apply_report(&server_uuid(8), black_box(&full));
                 fleet.snapshot()
             });
         });

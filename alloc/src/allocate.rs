@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use muster_shared::ids::ServerUuid;
 use serde_json::{Map, Value};
 
 use crate::algorithm::Algorithm;
@@ -17,6 +18,7 @@ use crate::request::Request;
 use crate::rng::Rng;
 use crate::run::{Left, Run};
 use crate::server::{Unreserved, flag};
+use crate::server_name::ServerName;
 use crate::snapshot::Snapshot;
 
 /// In which order servers are looked at. The order decides ties.
@@ -74,7 +76,7 @@ pub fn explain(
 
 fn candidates(
     snapshot: &Snapshot,
-    only: Option<&[String]>,
+    only: Option<&[ServerUuid]>,
     options: &Options,
     rng: &mut Rng,
 ) -> Vec<u32> {
@@ -83,12 +85,12 @@ fn candidates(
         !options.only_ready || (flags & flag::SETUP != 0 && flags & flag::RESERVED == 0)
     };
     let mut list: Vec<u32> = match options.order {
-        Order::Uuid => snapshot.by_uuid.values().copied().filter(ready).collect(),
+        Order::Uuid => snapshot.by_name.values().copied().filter(ready).collect(),
         Order::Arrival | Order::Shuffled => snapshot.slots().filter(ready).collect(),
     };
     if let Some(only) = only {
         let mut wanted: Vec<u32> =
-            only.iter().filter_map(|uuid| snapshot.slot_of(&uuid.to_ascii_lowercase())).collect();
+            only.iter().filter_map(|server| snapshot.slot_of(&(*server).into())).collect();
         wanted.sort_unstable();
         list.retain(|slot| wanted.binary_search(slot).is_ok());
     }
@@ -126,7 +128,7 @@ impl<'a> Evaluation<'a> {
         let run = &self.run;
         let chosen = if config.first_wins { run.list.first().copied() } else { best(run) };
         let server = chosen.map(|slot| Choice {
-            server_uuid: snapshot.server(slot).uuid.to_string(),
+            server_uuid: snapshot.server(slot).name.clone(),
             score: run.score[slot as usize],
             unreserved: (!matches!(run.left, Left::Unknown)).then(|| run.left(slot)),
             ratios: run.ratios(slot),
@@ -184,7 +186,7 @@ fn best(run: &Run<'_>) -> Option<u32> {
 #[derive(Clone, Debug)]
 pub struct Capacity {
     /// Per server, in the order looked at.
-    pub capacities: Vec<(String, Unreserved)>,
+    pub capacities: Vec<(ServerName, Unreserved)>,
     /// Why a server was left out.
     pub errors: Map<String, Value>,
 }
@@ -193,7 +195,7 @@ impl Capacity {
     /// `{"<uuid>": {"cpu": n, "ram": n, "disk": n}}`, as in the HTTP answer.
     #[must_use]
     pub fn capacities_json(&self) -> Value {
-        let entry = |(uuid, left): &(String, Unreserved)| (uuid.clone(), left.to_json());
+        let entry = |(name, left): &(ServerName, Unreserved)| (name.to_string(), left.to_json());
         Value::Object(self.capacities.iter().map(entry).collect())
     }
 }
@@ -201,7 +203,11 @@ impl Capacity {
 /// What each server has left beside its VMs; promises are not counted, as in the reference.
 /// `servers` restricts it. Servers that are not set up are left out without an error.
 #[must_use]
-pub fn capacity(snapshot: &Arc<Snapshot>, servers: Option<&[String]>, config: &Config) -> Capacity {
+pub fn capacity(
+    snapshot: &Arc<Snapshot>,
+    servers: Option<&[ServerUuid]>,
+    config: &Config,
+) -> Capacity {
     let request = Request::for_capacity(servers);
     let options = Options { order: Order::Arrival, ..Options::default() };
     let mut evaluation = Evaluation::new(snapshot, &request, config, &options);
@@ -211,10 +217,11 @@ pub fn capacity(snapshot: &Arc<Snapshot>, servers: Option<&[String]>, config: &C
         evaluation.execute(algorithm);
     }
     let Evaluation { run, steps, .. } = evaluation;
-    let uuid = |slot: &u32| snapshot.server(*slot).uuid.to_string();
-    let capacities = run.list.iter().map(|slot| (uuid(slot), run.left(*slot))).collect();
+    let name = |slot: &u32| snapshot.server(*slot).name.clone();
+    let capacities = run.list.iter().map(|slot| (name(slot), run.left(*slot))).collect();
     let kept: BTreeSet<u32> = run.list.iter().copied().collect();
-    let left_out: BTreeSet<_> = all.iter().filter(|s| !kept.contains(s)).map(uuid).collect();
+    let left_out = all.iter().filter(|slot| !kept.contains(slot));
+    let left_out: BTreeSet<String> = left_out.map(|slot| name(slot).to_string()).collect();
     let outcome = Outcome { snapshot: Arc::clone(snapshot), server: None, steps, seed: 0 };
     let reasons = (0..outcome.steps.len()).flat_map(|place| outcome.reasons(place));
     let errors = reasons.filter(|(uuid, _)| left_out.contains(uuid)).collect();

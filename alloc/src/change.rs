@@ -89,12 +89,12 @@ impl Change {
             Self::Grow { server, what, amount } => {
                 let n = grouped(*amount);
                 match what {
-                    Resource::Memory => format!("{n} MiB more memory on server {}", server.uuid),
-                    Resource::Disk => format!("{n} MiB more disk on server {}", server.uuid),
+                    Resource::Memory => format!("{n} MiB more memory on server {}", server.name),
+                    Resource::Disk => format!("{n} MiB more disk on server {}", server.name),
                     Resource::Cores if *amount == 1 => {
-                        format!("1 more core on server {}", server.uuid)
+                        format!("1 more core on server {}", server.name)
                     }
-                    Resource::Cores => format!("{n} more cores on server {}", server.uuid),
+                    Resource::Cores => format!("{n} more cores on server {}", server.name),
                 }
             }
             Self::Server { text, .. } | Self::RemoveVm { text, .. } | Self::Patch { text, .. } => {
@@ -115,7 +115,7 @@ impl Change {
             Self::Grow { server, what, amount } => (server, grown(server, *what, *amount)?),
             _ => return None,
         };
-        members.insert("uuid".to_owned(), json!(server.uuid.as_ref()));
+        members.insert("uuid".to_owned(), json!(server.name));
         Some(members)
     }
 

@@ -11,6 +11,7 @@ use crate::algorithm::Algorithm;
 use crate::num;
 use crate::reason::Reasons;
 use crate::run::Run;
+use crate::server_name::ServerName;
 
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -47,7 +48,7 @@ fn number<S: Serializer>(x: &Option<f64>, serializer: S) -> Result<S::Ok, S::Err
 /// "kept"|"removed"|"scored", "compared"?, "delta"?, "score"?, "skipped"?}]}`, in the order in
 /// which servers were looked at.
 #[derive(Clone, Debug)]
-pub struct Explanation(Vec<(String, Vec<Note>)>);
+pub struct Explanation(Vec<(ServerName, Vec<Note>)>);
 
 impl Serialize for Explanation {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -105,7 +106,7 @@ impl Notes {
     pub(crate) fn explanation(mut self, run: &Run<'_>, order: &[u32]) -> Explanation {
         let entry = |slot: &u32| {
             let notes = self.0.remove(slot)?;
-            Some((run.snapshot.server(*slot).uuid.to_string(), notes))
+            Some((run.snapshot.server(*slot).name.clone(), notes))
         };
         Explanation(order.iter().filter_map(entry).collect())
     }

@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use muster_shared::wire::status::{Diskinfo, Meminfo};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::num::{float, nonzero, num};
+use crate::num::{nonzero, num};
 use crate::promises::DiskPromise;
 use crate::schema::{self, FIGURES};
 
@@ -92,29 +91,6 @@ impl Figures {
         if let Some(value) = record.get(ZONE_QUOTA_USED) {
             self.zone_quota_used = nonzero(num(value)).unwrap_or(0.0);
         }
-    }
-
-    /// Takes the figures of a report.
-    pub(crate) fn report(&mut self, memory: Option<&Meminfo>, disk: Option<&Diskinfo>) {
-        if let Some(memory) = memory {
-            self.set(0, Some(&memory.availrmem_bytes.into()));
-            self.set(1, Some(&memory.total_bytes.into()));
-        }
-        let Some(disk) = disk else { return };
-        let sizes = [
-            disk.pool_size_bytes,
-            disk.pool_alloc_bytes,
-            disk.system_used_bytes,
-            disk.installed_images_used_bytes,
-            disk.cores_quota_used_bytes,
-            disk.zone_quota_bytes,
-            disk.kvm_quota_bytes,
-            disk.kvm_zvol_volsize_bytes,
-        ];
-        for (i, size) in sizes.into_iter().enumerate() {
-            self.set(i + 2, Some(&size.into()));
-        }
-        self.zone_quota_used = float(disk.zone_quota_used_bytes);
     }
 
     /// Takes the figures that are known.

@@ -5,6 +5,7 @@ use uuid::Uuid;
 
 use crate::outcome::Outcome;
 use crate::reason::{Deltas, Reason, Reasons};
+use crate::server_name::ServerName;
 
 /// Mixes one number into a hash.
 fn mix(hash: u64, x: u64) -> u64 {
@@ -23,13 +24,17 @@ fn mix_text(hash: u64, text: &str) -> u64 {
 }
 
 /// What stands for a server in a fingerprint.
-pub(crate) fn server_id(uuid: &str) -> u64 {
-    match Uuid::parse_str(uuid) {
+pub(crate) fn server_id(server: &ServerName) -> u64 {
+    let uuid = match server {
+        ServerName::Uuid(uuid) => Ok(uuid.0),
+        ServerName::Other(name) => Uuid::parse_str(name).map_err(|_| name),
+    };
+    match uuid {
         Ok(uuid) => {
             let (high, low) = uuid.as_u64_pair();
             mix(high, low)
         }
-        Err(_) => mix_text(0, uuid),
+        Err(name) => mix_text(0, name),
     }
 }
 
@@ -50,7 +55,9 @@ impl Outcome {
         }
         match &self.server {
             None => mix(hash, 0),
-            Some(choice) => mix(mix_text(hash, &choice.server_uuid), choice.score.to_bits()),
+            Some(choice) => {
+                mix(mix_text(hash, &choice.server_uuid.to_string()), choice.score.to_bits())
+            }
         }
     }
 

@@ -10,16 +10,17 @@ use crate::fleet::Fleet;
 use crate::promises::Extra;
 use crate::request::Request;
 use crate::server::{Server, Unreserved};
+use crate::server_name::ServerName;
 use crate::snapshot::Snapshot;
 
 /// Most copies that are looked for on one server.
 const MAX_COPIES: u32 = 4096;
 
 /// What one server still holds of a VM.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Fit {
     /// The server.
-    pub server_uuid: String,
+    pub server_uuid: ServerName,
     /// How many copies fit.
     pub fits: u32,
     /// The algorithm that refuses the next copy.
@@ -50,7 +51,7 @@ pub(crate) fn alone(server: &Server, config: &Config) -> Fleet {
 #[must_use]
 pub fn fit(
     snapshot: &Snapshot,
-    server_uuid: &str,
+    server_uuid: &ServerName,
     request: &Request,
     config: &Config,
 ) -> Option<Fit> {
@@ -70,10 +71,10 @@ pub fn fit(
     let refused = allocate(&snapshot_full, request, config, &options());
     let last = refused.steps.len().checked_sub(1).filter(|_| refused.server.is_none());
     Some(Fit {
-        server_uuid: server_uuid.to_owned(),
+        server_uuid: server_uuid.clone(),
         fits: most,
         limited_by: last.and_then(|last| refused.steps[last].algorithm()),
-        reason: last.and_then(|last| refused.reasons(last).get(server_uuid).cloned()),
+        reason: last.and_then(|last| refused.reasons(last).get(&server_uuid.to_string()).cloned()),
         unreserved: snapshot.unreserved(server_uuid)?,
         stranded: snapshot_full.unreserved(server_uuid)?,
     })
@@ -95,7 +96,7 @@ impl Trial<'_> {
         let mut fleet = alone(self.server, self.config);
         // No real VM has such a uuid.
         let vms = (1..=copies).map(|n| Uuid::from_u64_pair(u64::MAX, u64::from(n)));
-        fleet.reserve_all(vms, &self.server.uuid, &self.extra);
+        fleet.reserve_all(vms, &self.server.name, &self.extra);
         fleet
     }
 

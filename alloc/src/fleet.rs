@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use muster_shared::wire::status::{Report, VmReport};
+use muster_shared::wire::status::VmReport;
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
@@ -18,6 +18,7 @@ use crate::persist::{Classes, ShardMap};
 use crate::promises::{Extra, Promised, Promises, Ticket};
 use crate::ratios::RatioPolicy;
 use crate::server::{Nics, Parsed, Platform, Server};
+use crate::server_name::ServerName;
 use crate::snapshot::{CHUNK, Chunk, Snapshot};
 use crate::vm::Vm;
 
@@ -45,7 +46,7 @@ impl Fleet {
         Self {
             current: Snapshot {
                 chunks: Vec::new(),
-                by_uuid: Arc::default(),
+                by_name: Arc::default(),
                 owners: ShardMap::new(),
                 vms: ShardMap::new(),
                 nics: Arc::default(),
@@ -95,21 +96,21 @@ impl Fleet {
     /// # Errors
     /// [`NoUuid`]; nothing was changed.
     pub fn upsert_server(&mut self, record: Arc<Map<String, Value>>) -> Result<(), NoUuid> {
-        let uuid: Arc<str> = record.get("uuid").and_then(Value::as_str).ok_or(NoUuid)?.into();
-        self.upsert_named(uuid, record);
+        let uuid = record.get("uuid").and_then(Value::as_str).ok_or(NoUuid)?;
+        self.upsert_named(ServerName::of(uuid), record);
         Ok(())
     }
 
     /// As [`Fleet::upsert_server`], of a record that need not say its uuid: it is not valid then.
-    pub(crate) fn upsert_named(&mut self, name: Arc<str>, record: Arc<Map<String, Value>>) {
+    pub(crate) fn upsert_named(&mut self, name: ServerName, record: Arc<Map<String, Value>>) {
         let news = Arc::clone(&record);
         self.take(name, record, &news);
     }
 
     /// Lays members over a server's record, those of `sysinfo` one by one; a new server if there
     /// is none of this uuid.
-    pub(crate) fn overlay_server(&mut self, uuid: &str, members: &Map<String, Value>) {
-        let known = self.current.slot_of(uuid);
+    pub(crate) fn overlay_server(&mut self, name: &ServerName, members: &Map<String, Value>) {
+        let known = self.current.slot_of(name);
         let mut record = known.map_or_else(Map::new, |slot| (*self.server(slot).record).clone());
         for (name, value) in members {
             match (record.get_mut(name), value) {
@@ -119,18 +120,23 @@ impl Fleet {
                 _ => drop(record.insert(name.clone(), value.clone())),
             }
         }
-        self.take(uuid.into(), Arc::new(record), members);
+        self.take(name.clone(), Arc::new(record), members);
     }
 
     /// Takes over a record, of which `news` holds what reports bring.
-    fn take(&mut self, uuid: Arc<str>, record: Arc<Map<String, Value>>, news: &Map<String, Value>) {
-        let slot = self.slot(&uuid);
+    fn take(
+        &mut self,
+        name: ServerName,
+        record: Arc<Map<String, Value>>,
+        news: &Map<String, Value>,
+    ) {
+        let slot = self.slot(&name);
         let mut server = match self.current.chunks[slot as usize / CHUNK].servers
             [slot as usize % CHUNK]
             .as_ref()
         {
             Some(server) => Server::clone(server),
-            None => Server::new(uuid, Arc::clone(&record)),
+            None => Server::new(name, Arc::clone(&record)),
         };
         server.parsed = Arc::new(Parsed::new(&record));
         if let Some(status) = news.get("status") {
@@ -151,21 +157,21 @@ impl Fleet {
 
     /// Takes in one server as it is, promises included.
     pub(crate) fn insert(&mut self, server: Server) {
-        let slot = self.slot(&Arc::clone(&server.uuid));
+        let slot = self.slot(&server.name);
         self.put(slot, server);
     }
 
     /// Says on which server a VM is that several show.
-    pub(crate) fn set_home(&mut self, vm: Uuid, server_uuid: &str) {
-        if let Some(slot) = self.current.slot_of(server_uuid) {
+    pub(crate) fn set_home(&mut self, vm: Uuid, server: &ServerName) {
+        if let Some(slot) = self.current.slot_of(server) {
             self.current.vms.insert(vm, slot);
             self.changed();
         }
     }
 
     /// Adds a VM to a server, or replaces it there; no effect on an unknown server.
-    pub(crate) fn add_vm(&mut self, server_uuid: &str, vm: Vm) {
-        let Some(slot) = self.current.slot_of(server_uuid) else { return };
+    pub(crate) fn add_vm(&mut self, server: &ServerName, vm: Vm) {
+        let Some(slot) = self.current.slot_of(server) else { return };
         let server = self.server(slot);
         let mut vms = server.vms.to_vec();
         vms.retain(|known| known.uuid != vm.uuid);
@@ -184,57 +190,17 @@ impl Fleet {
         }
     }
 
-    /// Takes in a server's status, as the roster has it; no effect on an unknown server.
-    pub fn set_status(&mut self, server_uuid: &str, status: &str) {
-        let Some(slot) = self.current.slot_of(server_uuid) else { return };
-        let mut server = self.server(slot);
-        if server.status.as_deref() != Some(status) {
-            server.status = Some(status.into());
-            self.place(slot, server);
-        }
-    }
-
-    /// Takes in an agent's report (a whole one or a delta whose digest fits; the caller has
-    /// checked that); no effect on an unknown server. Costs a few microseconds.
-    pub fn apply_report(&mut self, server_uuid: &str, report: &Report) {
-        let Some(slot) = self.current.slot_of(server_uuid) else { return };
-        let mut server = self.server(slot);
-        server.figures.report(report.meminfo.as_ref(), report.diskinfo.as_ref());
-        if !report.full && report.vms.is_empty() {
-            self.place(slot, server);
-            return;
-        }
-        // In uuid order, whatever the order of arrival, so that the sums don't depend on it.
-        let mut vms: BTreeMap<Uuid, Arc<Vm>> = if report.full {
-            BTreeMap::new()
-        } else {
-            server.vms.iter().map(|vm| (vm.uuid, Arc::clone(vm))).collect()
-        };
-        for (uuid, vm) in &report.vms {
-            match vm {
-                Some(vm) => drop(vms.insert(uuid.0, Arc::new(Vm::from_report(vm)))),
-                None => drop(vms.remove(&uuid.0)),
-            }
-        }
-        let vms: Vec<_> = vms.into_values().collect();
-        if vms == *server.vms {
-            self.place(slot, server);
-        } else {
-            self.set_vms(slot, server, Arc::new(vms));
-        }
-    }
-
     /// Takes in all that is known of a server beside its record: its status, its sizes by their
     /// names in a record (`None`: never reported), and its VMs in uuid order; no effect on an
     /// unknown server.
     pub fn refresh<'v>(
         &mut self,
-        server_uuid: &str,
+        server: &ServerName,
         status: &str,
         figure: impl Fn(&str) -> Option<i64>,
         vms: impl Iterator<Item = &'v VmReport>,
     ) {
-        let Some(slot) = self.current.slot_of(server_uuid) else { return };
+        let Some(slot) = self.current.slot_of(server) else { return };
         let mut server = self.server(slot);
         if server.status.as_deref() != Some(status) {
             server.status = Some(status.into());
@@ -249,8 +215,8 @@ impl Fleet {
     }
 
     /// Forgets a server. Its promises stay and count again if it comes back.
-    pub fn remove_server(&mut self, server_uuid: &str) {
-        let Some(slot) = self.current.slot_of(server_uuid) else { return };
+    pub fn remove_server(&mut self, name: &ServerName) {
+        let Some(slot) = self.current.slot_of(name) else { return };
         let mut server = self.server(slot);
         let before = server.clone();
         server.vms = Arc::default();
@@ -262,7 +228,7 @@ impl Fleet {
         let chunk = Arc::make_mut(&mut self.current.chunks[slot as usize / CHUNK]);
         chunk.flags[slot as usize % CHUNK] = 0;
         chunk.servers[slot as usize % CHUNK] = None;
-        Arc::make_mut(&mut self.current.by_uuid).remove(server_uuid);
+        Arc::make_mut(&mut self.current.by_name).remove(name);
         self.free.push(slot);
         self.changed();
     }
@@ -282,8 +248,8 @@ impl Fleet {
     /// Counts a VM on a server until it shows there, a ticket for it opens, or
     /// [`Fleet::release`]. An earlier reservation for the same VM is replaced, so that no VM
     /// counts twice. [`crate::Request::promise`] gives the figures.
-    pub fn reserve(&mut self, vm: Uuid, server_uuid: &str, extra: Extra) {
-        let touched = self.promises.reserve(vm, server_uuid, extra);
+    pub fn reserve(&mut self, vm: Uuid, server: &ServerName, extra: Extra) {
+        let touched = self.promises.reserve(vm, server, extra);
         self.promises_changed(touched);
     }
 
@@ -291,12 +257,12 @@ impl Fleet {
     pub(crate) fn reserve_all(
         &mut self,
         vms: impl IntoIterator<Item = Uuid>,
-        server_uuid: &str,
+        server: &ServerName,
         extra: &Extra,
     ) {
         let mut touched = Vec::new();
         for vm in vms {
-            touched.extend(self.promises.reserve(vm, server_uuid, extra.clone()));
+            touched.extend(self.promises.reserve(vm, server, extra.clone()));
         }
         self.promises_changed(touched);
     }
@@ -313,23 +279,17 @@ impl Fleet {
         self.promises.is_ticketed(vm)
     }
 
-    /// The server on which a VM has a reservation.
-    #[must_use]
-    pub fn reservation(&self, vm: Uuid) -> Option<&str> {
-        self.promises.reservation(vm)
-    }
-
     /// What is reserved for a VM.
     #[must_use]
     pub fn reserved_for(&self, vm: Uuid) -> Option<&Extra> {
         self.promises.reserved(vm)
     }
 
-    fn promises_changed(&mut self, mut servers: Vec<String>) {
+    fn promises_changed(&mut self, mut servers: Vec<ServerName>) {
         servers.sort_unstable();
         servers.dedup();
-        for uuid in servers {
-            if let Some(slot) = self.current.slot_of(&uuid) {
+        for name in servers {
+            if let Some(slot) = self.current.slot_of(&name) {
                 let mut server = self.server(slot);
                 server.promised = Arc::new(self.promised(&server));
                 self.put(slot, server);
@@ -338,15 +298,15 @@ impl Fleet {
     }
 
     fn promised(&self, server: &Server) -> Promised {
-        self.promises.on(&server.uuid, |vm| server.shows(vm))
+        self.promises.on(&server.name, |vm| server.shows(vm))
     }
 
     fn server(&self, slot: u32) -> Server {
         self.current.server(slot).clone()
     }
 
-    fn slot(&mut self, uuid: &Arc<str>) -> u32 {
-        if let Some(slot) = self.current.slot_of(uuid) {
+    fn slot(&mut self, name: &ServerName) -> u32 {
+        if let Some(slot) = self.current.slot_of(name) {
             return slot;
         }
         let slot = self.free.pop().unwrap_or_else(|| {
@@ -356,7 +316,7 @@ impl Fleet {
             self.free.extend((n + 1..n + CHUNK).rev().map(slot));
             slot(n)
         });
-        Arc::make_mut(&mut self.current.by_uuid).insert(Arc::clone(uuid), slot);
+        Arc::make_mut(&mut self.current.by_name).insert(name.clone(), slot);
         slot
     }
 
@@ -399,7 +359,7 @@ impl Fleet {
         chunk.free_disk[i] = server.free_disk();
         chunk.platform_ms[i] = server.parsed.platform_ms;
         chunk.reboot_ms[i] = server.parsed.reboot_ms;
-        chunk.id[i] = server_id(&server.uuid);
+        chunk.id[i] = server_id(&server.name);
         chunk.servers[i] = Some(Arc::new(server));
         self.changed();
     }

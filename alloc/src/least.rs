@@ -119,8 +119,8 @@ fn promising(snapshot: &Snapshot, request: &Request, refused: &Outcome) -> Vec<u
     if chosen.is_empty() {
         // None was even looked at: none is ready.
         let wanted = |slot: &u32| {
-            let uuid = snapshot.server(*slot).uuid.as_ref();
-            request.servers().is_none_or(|only| only.iter().any(|o| o.eq_ignore_ascii_case(uuid)))
+            let uuid = snapshot.server(*slot).name.uuid();
+            request.servers().is_none_or(|only| uuid.is_some_and(|uuid| only.contains(&uuid)))
         };
         chosen.extend(snapshot.slots().filter(wanted).take(MAX_SERVERS));
     }

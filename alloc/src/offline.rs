@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use muster_shared::error_chain::Chain;
+use muster_shared::ids::ServerUuid;
 use serde::ser::{Serialize, SerializeMap as _, Serializer};
 use serde_json::{Map, Value, json};
 
@@ -20,6 +21,7 @@ use crate::promises::Ticket;
 use crate::ratios::RatioPolicy;
 use crate::recent::Recent;
 use crate::request::{FieldError, Request, parse_capacity};
+use crate::server_name::ServerName;
 use crate::settings::HostOs;
 use crate::snapshot::Snapshot;
 
@@ -113,7 +115,7 @@ pub struct Case {
 #[derive(Debug)]
 enum Question {
     Allocate(Box<Request>, Options),
-    Capacity(Option<Vec<String>>),
+    Capacity(Option<Vec<ServerUuid>>),
     Invalid(Refusal),
 }
 
@@ -213,7 +215,7 @@ impl Offline {
             let record = record.as_object().ok_or(OfflineError::Server(place))?;
             // As the reference keys it; a filter says what is wrong with it.
             let name = num::display(record.get("uuid"));
-            fleet.upsert_named(name.into(), Arc::new(record.clone()));
+            fleet.upsert_named(ServerName::of(&name), Arc::new(record.clone()));
         }
         for (place, ticket) in list("tickets").into_iter().flatten().enumerate() {
             let ticket = Ticket::from_json(ticket)

@@ -7,6 +7,7 @@ use crate::algorithms::VOLUMES_FROM;
 use crate::ratios::Ratios;
 use crate::reason::Reasons;
 use crate::server::Unreserved;
+use crate::server_name::ServerName;
 use crate::snapshot::Snapshot;
 
 /// How much of the steps to render.
@@ -55,7 +56,7 @@ impl Step {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
     /// Which.
-    pub server_uuid: String,
+    pub server_uuid: ServerName,
     /// Its score.
     pub score: f64,
     /// What it had left before this VM, if the pipeline computed it.
@@ -107,7 +108,7 @@ impl Outcome {
 
     /// The servers that were left, best first, with their scores; at most `most`.
     #[must_use]
-    pub fn best(&self, most: usize) -> Vec<(String, f64)> {
+    pub fn best(&self, most: usize) -> Vec<(ServerName, f64)> {
         let Some(last) = self.steps.last() else { return Vec::new() };
         let scores = self.scores();
         let mut order: Vec<(f64, u32)> =
@@ -118,7 +119,8 @@ impl Outcome {
             order.truncate(most);
         }
         order.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-        order.into_iter().map(|(score, slot)| (self.uuid(slot).to_owned(), score)).collect()
+        let name = |slot| self.snapshot.server(slot).name.clone();
+        order.into_iter().map(|(score, slot)| (name(slot), score)).collect()
     }
 
     /// The final scores by slot.
@@ -130,9 +132,5 @@ impl Outcome {
             }
         }
         score
-    }
-
-    fn uuid(&self, slot: u32) -> &str {
-        &self.snapshot.server(slot).uuid
     }
 }

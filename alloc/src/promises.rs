@@ -3,14 +3,16 @@
 //! A VM is counted once: as itself when its server reports it (in a state that takes room), else
 //! by its first open ticket with figures, else by its reservation.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use muster_shared::ids::ServerUuid;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use uuid::Uuid;
 
 use crate::num::{num, some_truthy};
+use crate::server_name::ServerName;
 use crate::vm::{Brand, State, Vm};
 
 const GIB: f64 = 1_073_741_824.0;
@@ -65,7 +67,7 @@ pub struct Ticket {
     /// The ticket.
     pub uuid: String,
     /// The server it is for.
-    pub server_uuid: String,
+    pub server_uuid: ServerUuid,
     /// The VM it is for.
     pub vm_uuid: String,
     /// The VM's figures. A ticket without them makes its server unusable, as in the reference.
@@ -82,7 +84,9 @@ impl Ticket {
         ensure(ticket.is_object(), "\"ticket\" has invalid type")?;
         let text = |name: &str| ticket.get(name).and_then(Value::as_str);
         ensure(text("id").is_some_and(is_uuid), "\"id\" is not a valid UUID")?;
-        ensure(text("server_uuid").is_some_and(is_uuid), "\"server_uuid\" is not a valid UUID")?;
+        let server = text("server_uuid").filter(|uuid| is_uuid(uuid));
+        let server = server.and_then(|uuid| uuid.parse().ok());
+        let server_uuid = server.ok_or("\"server_uuid\" is not a valid UUID")?;
         for name in ["scope", "action", "status"] {
             ensure(text(name).is_some(), &format!("\"{name}\" is not a string"))?;
         }
@@ -91,7 +95,7 @@ impl Ticket {
             && text("action") == Some("provision");
         Ok(open.then(|| Self {
             uuid: text("uuid").or(text("id")).unwrap_or_default().to_owned(),
-            server_uuid: text("server_uuid").unwrap_or_default().to_owned(),
+            server_uuid,
             vm_uuid: text("id").unwrap_or_default().to_owned(),
             extra: some_truthy(ticket.get("extra")).map(Extra::from_json),
         }))
@@ -160,12 +164,12 @@ impl Promised {
 pub(crate) struct Promises {
     next: u64,
     /// By ticket: its place in the order of creation.
-    order: BTreeMap<String, (String, u64)>,
-    tickets: BTreeMap<String, BTreeMap<u64, Ticket>>,
+    order: BTreeMap<String, (ServerName, u64)>,
+    tickets: BTreeMap<ServerName, BTreeMap<u64, Ticket>>,
     /// How many open tickets with figures each VM has.
     ticketed: BTreeMap<Uuid, usize>,
-    reservations: BTreeMap<Uuid, (String, Extra)>,
-    reserved_on: BTreeMap<String, BTreeMap<Uuid, ()>>,
+    reservations: BTreeMap<Uuid, (ServerName, Extra)>,
+    reserved_on: BTreeMap<ServerName, BTreeSet<Uuid>>,
 }
 
 fn vm_of(ticket: &Ticket) -> Uuid {
@@ -174,22 +178,23 @@ fn vm_of(ticket: &Ticket) -> Uuid {
 
 impl Promises {
     /// Notes an open ticket; returns the servers whose promises may have changed.
-    pub(crate) fn open(&mut self, ticket: Ticket) -> Vec<String> {
+    pub(crate) fn open(&mut self, ticket: Ticket) -> Vec<ServerName> {
         let mut touched = self.close(&ticket.uuid);
         self.next += 1;
         let vm = vm_of(&ticket);
         if ticket.extra.is_some() {
             *self.ticketed.entry(vm).or_default() += 1;
         }
-        touched.push(ticket.server_uuid.clone());
+        let server = ServerName::from(ticket.server_uuid);
+        touched.push(server.clone());
         touched.extend(self.reservations.get(&vm).map(|(server, _)| server.clone()));
-        self.order.insert(ticket.uuid.clone(), (ticket.server_uuid.clone(), self.next));
-        self.tickets.entry(ticket.server_uuid.clone()).or_default().insert(self.next, ticket);
+        self.order.insert(ticket.uuid.clone(), (server.clone(), self.next));
+        self.tickets.entry(server).or_default().insert(self.next, ticket);
         touched
     }
 
     /// Forgets a ticket.
-    pub(crate) fn close(&mut self, uuid: &str) -> Vec<String> {
+    pub(crate) fn close(&mut self, uuid: &str) -> Vec<ServerName> {
         let Some((server, place)) = self.order.remove(uuid) else { return Vec::new() };
         let Some(list) = self.tickets.get_mut(&server) else { return Vec::new() };
         let ticket = list.remove(&place);
@@ -211,16 +216,21 @@ impl Promises {
     }
 
     /// Reserves for a VM, in place of an earlier reservation for it.
-    pub(crate) fn reserve(&mut self, vm: Uuid, server: &str, extra: Extra) -> Vec<String> {
+    pub(crate) fn reserve(
+        &mut self,
+        vm: Uuid,
+        server: &ServerName,
+        extra: Extra,
+    ) -> Vec<ServerName> {
         let mut touched = self.release(vm);
-        self.reservations.insert(vm, (server.to_owned(), extra));
-        self.reserved_on.entry(server.to_owned()).or_default().insert(vm, ());
-        touched.push(server.to_owned());
+        self.reservations.insert(vm, (server.clone(), extra));
+        self.reserved_on.entry(server.clone()).or_default().insert(vm);
+        touched.push(server.clone());
         touched
     }
 
     /// Ends a reservation.
-    pub(crate) fn release(&mut self, vm: Uuid) -> Vec<String> {
+    pub(crate) fn release(&mut self, vm: Uuid) -> Vec<ServerName> {
         let Some((server, _)) = self.reservations.remove(&vm) else { return Vec::new() };
         if let Some(on) = self.reserved_on.get_mut(&server) {
             on.remove(&vm);
@@ -232,7 +242,7 @@ impl Promises {
     }
 
     /// Forgets all that is promised to a VM.
-    pub(crate) fn forget(&mut self, vm: Uuid) -> Vec<String> {
+    pub(crate) fn forget(&mut self, vm: Uuid) -> Vec<ServerName> {
         let mut touched = self.release(vm);
         let of_vm = |ticket: &&Ticket| vm_of(ticket) == vm;
         let tickets = self.tickets.values().flat_map(BTreeMap::values).filter(of_vm);
@@ -247,18 +257,13 @@ impl Promises {
         self.ticketed.contains_key(&vm)
     }
 
-    /// The server a VM has room reserved on.
-    pub(crate) fn reservation(&self, vm: Uuid) -> Option<&str> {
-        self.reservations.get(&vm).map(|(server, _)| server.as_str())
-    }
-
     /// What a VM has reserved.
     pub(crate) fn reserved(&self, vm: Uuid) -> Option<&Extra> {
         self.reservations.get(&vm).map(|(_, extra)| extra)
     }
 
     /// What is promised on a server beside the VMs that it shows.
-    pub(crate) fn on(&self, server: &str, visible: impl Fn(Uuid) -> bool) -> Promised {
+    pub(crate) fn on(&self, server: &ServerName, visible: impl Fn(Uuid) -> bool) -> Promised {
         let mut promised = Promised::default();
         for ticket in self.tickets.get(server).into_iter().flat_map(BTreeMap::values) {
             let vm = vm_of(ticket);
@@ -270,7 +275,7 @@ impl Promises {
         }
         promised.ticketed = promised.vms.len();
         let before = promised.disk;
-        for vm in self.reserved_on.get(server).into_iter().flat_map(BTreeMap::keys) {
+        for vm in self.reserved_on.get(server).into_iter().flatten() {
             if let (false, false, Some((_, extra))) =
                 (visible(*vm), self.ticketed.contains_key(vm), self.reservations.get(vm))
             {

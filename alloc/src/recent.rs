@@ -4,13 +4,14 @@
 use serde_json::Value;
 
 use crate::num::{num, some_truthy};
+use crate::server_name::ServerName;
 use crate::vm::Vm;
 
 /// A server chosen not long ago.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecentServer {
     /// Which.
-    pub server_uuid: String,
+    pub server_uuid: ServerName,
     /// How long ago.
     pub age_ms: f64,
 }
@@ -21,7 +22,7 @@ pub struct RecentVm {
     /// How long ago.
     pub age_ms: f64,
     /// Where.
-    pub server_uuid: String,
+    pub server_uuid: ServerName,
     pub(crate) vm: Vm,
     /// Bytes.
     pub(crate) image_size: f64,
@@ -45,14 +46,14 @@ impl Recent {
         let text =
             |value: &Value, name: &str| value.get(name).and_then(Value::as_str).map(str::to_owned);
         let age = |value: &Value| value.get("age_ms").and_then(Value::as_f64);
-        let server = |entry: &Value| {
-            Some(RecentServer { server_uuid: text(entry, "server_uuid")?, age_ms: age(entry)? })
-        };
+        let name = |entry: &Value| text(entry, "server_uuid").map(|name| ServerName::of(&name));
+        let server =
+            |entry: &Value| Some(RecentServer { server_uuid: name(entry)?, age_ms: age(entry)? });
         let vm = |entry: &Value| {
             let vm = entry.get("vm")?;
             Some(RecentVm {
                 age_ms: age(entry)?,
-                server_uuid: text(vm, "server_uuid").or_else(|| text(entry, "server_uuid"))?,
+                server_uuid: name(vm).or_else(|| name(entry))?,
                 image_size: some_truthy(vm.get("image_size")).map_or(0.0, num),
                 vm: Vm::from_json(&text(vm, "uuid")?, vm),
             })

@@ -31,7 +31,7 @@ impl Refused<'_> {
 
     /// The server with other members in its record.
     pub(crate) fn with_members(&self, members: Map<String, Value>, text: &str) -> Change {
-        let text = format!("{text} on server {}", self.server.uuid);
+        let text = format!("{text} on server {}", self.server.name);
         Change::Server { server: Arc::clone(&self.server), members, text }
     }
 
@@ -51,7 +51,7 @@ impl Refused<'_> {
         let vm = self.server.counted().find(|vm| chosen(vm))?;
         let owned = vm.owner == self.request.vm.owner;
         let of = if owned { " of this owner" } else { "" };
-        let text = format!("one VM less{of} ({}) on server {}", vm.uuid, self.server.uuid);
+        let text = format!("one VM less{of} ({}) on server {}", vm.uuid, self.server.name);
         Some(Change::RemoveVm { vm: vm.uuid, text })
     }
 

@@ -47,7 +47,7 @@ impl Names {
         for slot in snapshot.slots() {
             // Slots that are not in use have no name.
             names.starts.resize(slot as usize + 1, names.text.len());
-            names.text.push_str(&snapshot.server(slot).uuid);
+            snapshot.server(slot).name.push_to(&mut names.text);
         }
         names.starts.push(names.text.len());
         names

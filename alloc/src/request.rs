@@ -1,5 +1,6 @@
 //! The parsed and checked body of an allocation or capacity request.
 
+use muster_shared::ids::{BadId, ServerUuid};
 use serde::Serialize;
 use serde_json::{Map, Value};
 use uuid::Uuid;
@@ -118,7 +119,7 @@ pub struct Request {
     pub(crate) vm: VmRequest,
     pub(crate) image: Image,
     pub(crate) package: Option<Package>,
-    pub(crate) servers: Option<Vec<String>>,
+    pub(crate) servers: Option<Vec<ServerUuid>>,
 }
 
 impl Request {
@@ -163,7 +164,7 @@ impl Request {
     }
 
     /// A request that asks for nothing; capacity looks only at servers: these, or all.
-    pub(crate) fn for_capacity(servers: Option<&[String]>) -> Self {
+    pub(crate) fn for_capacity(servers: Option<&[ServerUuid]>) -> Self {
         let vm = VmRequest {
             uuid: None,
             vm_uuid: String::new(),
@@ -200,14 +201,14 @@ impl Request {
 
     /// The servers to which the request restricts itself.
     #[must_use]
-    pub fn servers(&self) -> Option<&[String]> {
+    pub fn servers(&self) -> Option<&[ServerUuid]> {
         self.servers.as_deref()
     }
 
     /// The VM as `calculate-recent-vms` remembers it once it was placed; `None` if the request
     /// does not want that (`vm.override_recent_vms`).
     #[must_use]
-    pub fn recent_vm(&self, server_uuid: &str) -> Option<Value> {
+    pub fn recent_vm(&self, server_uuid: ServerUuid) -> Option<Value> {
         if self.vm.override_recent {
             return None;
         }
@@ -249,7 +250,9 @@ impl Request {
 ///
 /// # Errors
 /// The member is no array of UUIDs (one level of nesting is flattened, as vmapi sends it).
-pub fn parse_capacity(body: &Map<String, Value>) -> Result<Option<Vec<String>>, Vec<FieldError>> {
+pub fn parse_capacity(
+    body: &Map<String, Value>,
+) -> Result<Option<Vec<ServerUuid>>, Vec<FieldError>> {
     let Some(value) = body.get("servers") else { return Ok(None) };
     let Value::Array(items) = value else {
         return Err(vec![FieldError::new("servers", "value was not an array")]);
@@ -298,16 +301,17 @@ fn type_errors(body: &Map<String, Value>) -> Vec<FieldError> {
     errors
 }
 
-fn parse_servers(value: Option<&Value>) -> Result<Option<Vec<String>>, String> {
+fn parse_servers(value: Option<&Value>) -> Result<Option<Vec<ServerUuid>>, String> {
     let Some(Value::Array(items)) = value else { return Ok(None) };
     items
         .iter()
         .map(|item| match item {
-            Value::String(uuid) if is_uuid(&uuid.to_ascii_lowercase()) => Ok(uuid.clone()),
-            _ => Err("invalid server UUID".to_owned()),
+            Value::String(uuid) => uuid.parse().map_err(|BadId| ()),
+            _ => Err(()),
         })
         .collect::<Result<_, _>>()
         .map(Some)
+        .map_err(|()| "invalid server UUID".to_owned())
 }
 
 fn parse_image(value: Option<&Value>) -> Result<Image, String> {

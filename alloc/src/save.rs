@@ -13,6 +13,7 @@ use crate::figures::Figures;
 use crate::fleet::Fleet;
 use crate::promises::Promised;
 use crate::server::Server;
+use crate::server_name::ServerName;
 use crate::snapshot::Snapshot;
 use crate::vm::Vm;
 
@@ -22,7 +23,7 @@ pub struct Saved {
     /// In the order in which servers came into the fleet, because shuffles start from it.
     servers: Vec<SavedServer>,
     /// Where VMs are that several servers show.
-    homes: Vec<(Uuid, String)>,
+    homes: Vec<(Uuid, ServerName)>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -65,7 +66,7 @@ impl Snapshot {
             let server = self.server(slot);
             for vm in server.vms.iter() {
                 if let Some(home) = self.vms.get(vm.uuid).filter(|home| **home != slot) {
-                    homes.push((vm.uuid, self.server(*home).uuid.to_string()));
+                    homes.push((vm.uuid, self.server(*home).name.clone()));
                 }
             }
             servers.push(SavedServer {
@@ -102,7 +103,7 @@ impl Saved {
             homes.extend(part.homes);
             for saved in part.servers {
                 let uuid = saved.record.get("uuid").and_then(Value::as_str).unwrap_or_default();
-                let mut server = Server::new(uuid.into(), Arc::new(saved.record));
+                let mut server = Server::new(ServerName::of(uuid), Arc::new(saved.record));
                 server.status = saved.status.map(Into::into);
                 server.figures = saved.figures;
                 server.vms = Arc::new(saved.vms);

@@ -11,6 +11,7 @@ use crate::num::{self, nonzero, num, some_truthy, truthy};
 use crate::promises::{DiskPromise, Promised};
 use crate::ratios::Ratios;
 use crate::schema;
+use crate::server_name::ServerName;
 use crate::time;
 use crate::vm::{Brand, Vm};
 
@@ -240,7 +241,7 @@ impl Unreserved {
 /// One server of a snapshot.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Server {
-    pub(crate) uuid: Arc<str>,
+    pub(crate) name: ServerName,
     pub(crate) record: Arc<Map<String, Value>>,
     pub(crate) parsed: Arc<Parsed>,
     pub(crate) status: Option<Arc<str>>,
@@ -252,9 +253,9 @@ pub(crate) struct Server {
 
 impl Server {
     /// A server of which only the record is known.
-    pub(crate) fn new(uuid: Arc<str>, record: Arc<Map<String, Value>>) -> Self {
+    pub(crate) fn new(name: ServerName, record: Arc<Map<String, Value>>) -> Self {
         Self {
-            uuid,
+            name,
             parsed: Arc::new(Parsed::new(&record)),
             record,
             status: None,

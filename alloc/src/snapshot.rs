@@ -13,6 +13,7 @@ use crate::persist::ShardMap;
 use crate::promises::DiskPromise;
 use crate::ratios::{RatioPolicy, Ratios};
 use crate::server::{Nics, Platform, Server, Unreserved, flag};
+use crate::server_name::ServerName;
 
 /// Servers in a chunk: large enough that a snapshot is few pointers, small enough that copying one
 /// takes about a microsecond.
@@ -57,7 +58,7 @@ pub(crate) type OwnerSlots = Arc<Vec<(u32, u32)>>;
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     pub(crate) chunks: Vec<Arc<Chunk>>,
-    pub(crate) by_uuid: Arc<BTreeMap<Arc<str>, u32>>,
+    pub(crate) by_name: Arc<BTreeMap<ServerName, u32>>,
     pub(crate) owners: ShardMap<OwnerSlots>,
     pub(crate) vms: ShardMap<u32>,
     pub(crate) nics: Arc<Vec<Option<Arc<Nics>>>>,
@@ -76,32 +77,32 @@ impl Snapshot {
     /// How many servers there are.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.by_uuid.len()
+        self.by_name.len()
     }
 
     /// Whether there is no server.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.by_uuid.is_empty()
+        self.by_name.is_empty()
     }
 
-    /// The servers' uuids, in order.
-    pub fn uuids(&self) -> impl Iterator<Item = &str> {
-        self.by_uuid.keys().map(AsRef::as_ref)
+    /// The servers, in the order of their uuids.
+    pub fn servers(&self) -> impl Iterator<Item = &ServerName> {
+        self.by_name.keys()
     }
 
     /// What a server has left beside its VMs and what is promised, under the fleet's policy;
     /// `None` for an unknown server.
     #[must_use]
-    pub fn unreserved(&self, server_uuid: &str) -> Option<Unreserved> {
-        self.slot_of(server_uuid).map(|slot| self.fast_unreserved(slot))
+    pub fn unreserved(&self, server: &ServerName) -> Option<Unreserved> {
+        self.slot_of(server).map(|slot| self.fast_unreserved(slot))
     }
 
     /// What a server has left beside the VMs that it reports: as CNAPI shows it, promises not
     /// counted; `None` for an unknown server.
     #[must_use]
-    pub fn unreserved_reported(&self, server_uuid: &str) -> Option<Unreserved> {
-        let slot = self.slot_of(server_uuid)?;
+    pub fn unreserved_reported(&self, server: &ServerName) -> Option<Unreserved> {
+        let slot = self.slot_of(server)?;
         if !self.has(slot, flag::PROMISED) {
             return Some(self.fast_unreserved(slot));
         }
@@ -112,8 +113,8 @@ impl Snapshot {
 
     /// Why the allocator can't use the server's record, if it can't.
     #[must_use]
-    pub fn fault(&self, server_uuid: &str) -> Option<&str> {
-        self.slot_of(server_uuid).and_then(|slot| self.server(slot).fault())
+    pub fn fault(&self, server: &ServerName) -> Option<&str> {
+        self.slot_of(server).and_then(|slot| self.server(slot).fault())
     }
 
     /// Slots exist for numbers below this.
@@ -121,8 +122,8 @@ impl Snapshot {
         self.chunks.len() * CHUNK
     }
 
-    pub(crate) fn slot_of(&self, uuid: &str) -> Option<u32> {
-        self.by_uuid.get(uuid).copied()
+    pub(crate) fn slot_of(&self, server: &ServerName) -> Option<u32> {
+        self.by_name.get(server).copied()
     }
 
     #[inline]

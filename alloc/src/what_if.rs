@@ -1,5 +1,6 @@
 //! "What if": a fleet or policy that differs from the real one in named ways.
 
+use muster_shared::ids::ServerUuid;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use uuid::Uuid;
@@ -8,6 +9,7 @@ use crate::change::Change;
 use crate::config::{Config, ConfigError};
 use crate::fleet::Fleet;
 use crate::request::{FieldError, known_members};
+use crate::server_name::ServerName;
 use crate::validate::is_uuid;
 use crate::vm::Vm;
 
@@ -17,7 +19,7 @@ pub struct WhatIf {
     #[serde(rename = "add_servers", skip_serializing_if = "Vec::is_empty")]
     servers: Vec<Overlay>,
     #[serde(rename = "remove_servers", skip_serializing_if = "Vec::is_empty")]
-    removed_servers: Vec<String>,
+    removed_servers: Vec<ServerUuid>,
     #[serde(rename = "add_vms", skip_serializing_if = "Vec::is_empty")]
     vms: Vec<AddedVm>,
     #[serde(rename = "remove_vms", skip_serializing_if = "Vec::is_empty")]
@@ -33,7 +35,7 @@ pub struct WhatIf {
 #[serde(transparent)]
 struct Overlay {
     #[serde(skip)]
-    server: String,
+    server: ServerName,
     /// As given: the uuid is among them.
     members: Map<String, Value>,
 }
@@ -43,7 +45,7 @@ struct Overlay {
 #[serde(transparent)]
 struct AddedVm {
     #[serde(skip)]
-    server: String,
+    server: ServerName,
     #[serde(skip)]
     vm: Vm,
     /// As given: uuid and server_uuid are among them.
@@ -94,19 +96,19 @@ impl WhatIf {
             let server = item.as_object().and_then(|m| Some((uuid(m.get("uuid"))?, m)));
             let (server, members) =
                 server.ok_or_else(|| bad("add_servers", "a server needs a uuid"))?;
-            Ok(Overlay { server: server.to_owned(), members: members.clone() })
+            Ok(Overlay { server: ServerName::of(server), members: members.clone() })
         };
         let vm = |item: &Value| {
             let place = uuid(item.get("server_uuid")).zip(uuid(item.get("uuid")));
             let (server, vm) =
                 place.ok_or_else(|| bad("add_vms", "a VM needs a uuid and a server_uuid"))?;
-            let (server, vm) = (server.to_owned(), Vm::from_json(vm, item));
+            let (server, vm) = (ServerName::of(server), Vm::from_json(vm, item));
             Ok(AddedVm { server, vm, members: item.clone() })
         };
         let plain = |name: &'static str| {
             move |item: &Value| {
-                let text = uuid(Some(item)).ok_or_else(|| bad(name, "not a list of UUIDs"))?;
-                Ok(text.to_owned())
+                let uuid = uuid(Some(item)).and_then(|text| Uuid::parse_str(text).ok());
+                uuid.ok_or_else(|| bad(name, "not a list of UUIDs"))
             }
         };
         let removed_vms = list(body, "remove_vms")?.iter().map(plain("remove_vms"));
@@ -122,9 +124,11 @@ impl WhatIf {
                 .iter()
                 .map(server)
                 .collect::<Result<_, FieldError>>()?,
-            removed_servers: removed_servers.collect::<Result<_, _>>()?,
+            removed_servers: removed_servers
+                .map(|uuid| uuid.map(ServerUuid))
+                .collect::<Result<_, _>>()?,
             vms: list(body, "add_vms")?.iter().map(vm).collect::<Result<_, FieldError>>()?,
-            removed_vms: removed_vms.iter().filter_map(|vm| Uuid::parse_str(vm).ok()).collect(),
+            removed_vms,
             expression: body.get("allocationDescription").cloned(),
             changes,
         })
@@ -136,7 +140,7 @@ impl WhatIf {
         for change in changes {
             match change {
                 Change::Server { server, .. } | Change::Grow { server, .. } => {
-                    let (server, members) = (server.uuid.to_string(), change.members()?);
+                    let (server, members) = (server.name.clone(), change.members()?);
                     match all.servers.iter_mut().find(|known| known.server == server) {
                         Some(known) => merge(&mut known.members, members),
                         None => all.servers.push(Overlay { server, members }),
@@ -177,7 +181,7 @@ impl WhatIf {
     /// Changes a copy of the real fleet.
     pub fn apply(&self, fleet: &mut Fleet) {
         for server in &self.removed_servers {
-            fleet.remove_server(server);
+            fleet.remove_server(&(*server).into());
         }
         for vm in &self.removed_vms {
             fleet.remove_vm(*vm);
@@ -192,9 +196,9 @@ impl WhatIf {
 
     /// What it says of a server that it adds or changes, as given.
     #[must_use]
-    pub fn server(&self, server_uuid: &str) -> Option<&Map<String, Value>> {
+    pub fn server(&self, server: &ServerName) -> Option<&Map<String, Value>> {
         // The last one counts.
-        let overlay = self.servers.iter().rev().find(|overlay| overlay.server == server_uuid);
+        let overlay = self.servers.iter().rev().find(|overlay| overlay.server == *server);
         overlay.map(|overlay| &overlay.members)
     }
 }

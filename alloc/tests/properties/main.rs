@@ -56,7 +56,7 @@ fn event() -> impl Strategy<Value = Event> {
 fn ticket(number: u8, vm: u8, server: u8, gib: Option<u64>) -> Ticket {
     Ticket {
         uuid: format!("ticket {number}"),
-        server_uuid: server_uuid(server),
+        server_uuid: server_uuid(server).uuid().expect("a uuid"),
         vm_uuid: vm_uuid(vm).to_string(),
         extra: gib.map(|gib| extra(vm, gib)),
     }
@@ -84,8 +84,8 @@ impl Model {
             }
             Event::Status(id, up) => {
                 let status = if up { "running" } else { "unknown" };
-                fleet.set_status(&server_uuid(id), status);
-                if let Some((_, known)) = self.servers.get_mut(&id) {
+                if let Some((server, known)) = self.servers.get_mut(&id) {
+                    server.report(status, fleet);
                     status.clone_into(known);
                 }
             }
@@ -119,7 +119,7 @@ impl Model {
         }
         for (server, status) in self.servers.values() {
             server.add_to(&mut fleet);
-            fleet.set_status(&server_uuid(server.id), status);
+            server.report(status, &mut fleet);
         }
         fleet
     }
@@ -134,7 +134,7 @@ proptest! {
         };
         match winner(&outcome) {
             Some(uuid) => {
-                let chosen = servers.iter().find(|s| server_uuid(s.id) == uuid).expect("known");
+                let chosen = servers.iter().find(|s| server_uuid(s.id) == *uuid).expect("known");
                 prop_assert!(usable(&chosen), "{chosen:?}");
             }
             None => prop_assert!(!servers.iter().any(|s| usable(&s)), "{}", outcome.failure()),
@@ -170,7 +170,7 @@ proptest! {
         let removed: std::collections::BTreeSet<String> =
             single.flat_map(|place| &remaining(place - 1) - &remaining(place)).collect();
         // The reservoir is a wish (`or … identity`), not a filter that decides.
-        let decisive = |s: &&ModelServer| s.flaw != 4 && removed.contains(&server_uuid(s.id));
+        let decisive = |s: &&ModelServer| s.flaw != 4 && removed.contains(&server_uuid(s.id).to_string());
         for removed in servers.iter().filter(decisive) {
             let rest: Vec<_> = servers.iter().filter(|s| s.id != removed.id).cloned().collect();
             let without = decide(&mut build(&rest), &request);
@@ -197,8 +197,8 @@ proptest! {
         // which server the VM index then names depends on the order of arrival; sums don't.
         let mut scratch = model.build_afresh();
         let (a, b) = (fleet.snapshot(), scratch.snapshot());
-        prop_assert_eq!(a.uuids().collect::<Vec<_>>(), b.uuids().collect::<Vec<_>>());
-        for uuid in a.uuids() {
+        prop_assert_eq!(a.servers().collect::<Vec<_>>(), b.servers().collect::<Vec<_>>());
+        for uuid in a.servers() {
             prop_assert_eq!(a.unreserved(uuid), b.unreserved(uuid));
             prop_assert_eq!(a.fault(uuid), b.fault(uuid));
         }
@@ -246,15 +246,15 @@ fn a_vm_counts_once() {
     let mut fleet = build(std::slice::from_ref(&model));
     let left = |fleet: &mut Fleet| fleet.snapshot().unreserved(&uuid).expect("known").ram;
     assert_eq!(left(&mut fleet), 17408.0);
-    fleet.reserve(vm_uuid(2), &uuid.clone(), extra(2, 4));
+    fleet.reserve(vm_uuid(2), &uuid, extra(2, 4));
     assert_eq!(left(&mut fleet), 12288.0);
     fleet.open_ticket(ticket(0, 2, 1, Some(4)));
     assert_eq!(left(&mut fleet), 12288.0, "the ticket takes the reservation's place");
     model.vms = vec![ModelVm { id: 2, owner: 2, ram: 5120, up: false }];
-    fleet.apply_report(&uuid, &model.report());
+    model.report("running", &mut fleet);
     assert_eq!(left(&mut fleet), 12288.0, "a VM that is being made is still a promise");
     model.vms[0].up = true;
-    fleet.apply_report(&uuid, &model.report());
+    model.report("running", &mut fleet);
     assert_eq!(left(&mut fleet), 12288.0, "the VM takes the ticket's place");
     fleet.close_ticket("ticket 0");
     fleet.release(vm_uuid(2));

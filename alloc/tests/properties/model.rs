@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use muster_alloc::{Config, Extra, Fleet, HostOs, Options, Order, Outcome, Request, allocate};
-use muster_shared::ids::VmUuid;
-use muster_shared::wire::status::{Diskinfo, Meminfo, Report, VmIndex, VmReport, VmStatus};
+use muster_alloc::{
+    Config, Extra, Fleet, HostOs, Options, Order, Outcome, Request, ServerName, allocate,
+};
+use muster_shared::ids::{ServerUuid, VmUuid};
+use muster_shared::wire::status::{VmIndex, VmReport, VmStatus};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
@@ -13,8 +15,8 @@ use uuid::Uuid;
 pub(crate) const GIB: u64 = 1 << 30;
 pub(crate) const MIB: f64 = 1_048_576.0;
 
-pub(crate) fn server_uuid(n: u8) -> String {
-    Uuid::from_u128(0x5000 + u128::from(n)).to_string()
+pub(crate) fn server_uuid(n: u8) -> ServerName {
+    ServerUuid(Uuid::from_u128(0x5000 + u128::from(n))).into()
 }
 
 pub(crate) fn vm_uuid(n: u8) -> Uuid {
@@ -98,11 +100,10 @@ impl ModelServer {
         record.as_object().expect("an object").clone()
     }
 
-    pub(crate) fn report(&self) -> Report {
+    fn vm_reports(&self) -> Vec<VmReport> {
         let vm = |vm: &ModelVm| {
-            let uuid = VmUuid(vm_uuid(vm.id));
             let status = VmStatus {
-                uuid,
+                uuid: VmUuid(vm_uuid(vm.id)),
                 owner_uuid: owner(vm.owner),
                 brand: if vm.id.is_multiple_of(2) { "kvm" } else { "joyent" }.to_owned(),
                 cpu_cap: Some(100),
@@ -112,21 +113,33 @@ impl ModelServer {
                 zone_state: "running".to_owned(),
                 last_modified: String::new(),
             };
-            (uuid, Some(VmReport { vm: status, index: VmIndex::default() }))
+            VmReport { vm: status, index: VmIndex::default() }
         };
-        let total_bytes = self.ram_gib * GIB;
-        Report {
-            full: true,
-            vms: self.vms.iter().map(vm).collect(),
-            meminfo: Some(Meminfo { availrmem_bytes: GIB, arcsize_bytes: 0, total_bytes }),
-            diskinfo: Some(Diskinfo { pool_size_bytes: 4096 * GIB, ..Diskinfo::default() }),
-            ..Report::default()
-        }
+        self.vms.iter().map(vm).collect()
+    }
+
+    /// Says what the server reports, of a server of any name.
+    pub(crate) fn report_as(&self, name: &ServerName, status: &str, fleet: &mut Fleet) {
+        let bytes = |figure: &str| match figure {
+            "memory_total_bytes" => self.ram_gib * GIB,
+            "memory_available_bytes" => GIB,
+            "disk_pool_size_bytes" => 4096 * GIB,
+            _ => 0,
+        };
+        let figure = |figure: &str| i64::try_from(bytes(figure)).ok();
+        fleet.refresh(name, status, figure, self.vm_reports().iter());
+    }
+
+    /// Says what the server reports.
+    pub(crate) fn report(&self, status: &str, fleet: &mut Fleet) {
+        self.report_as(&server_uuid(self.id), status, fleet);
     }
 
     pub(crate) fn add_to(&self, fleet: &mut Fleet) {
-        fleet.upsert_server(Arc::new(self.record())).expect("the record has a uuid");
-        fleet.apply_report(&server_uuid(self.id), &self.report());
+        let record = self.record();
+        let status = record["status"].as_str().expect("text").to_owned();
+        fleet.upsert_server(Arc::new(record)).expect("the record has a uuid");
+        self.report(&status, fleet);
     }
 }
 
@@ -161,8 +174,8 @@ pub(crate) fn decide(fleet: &mut Fleet, request: &Request) -> Outcome {
     allocate(&fleet.snapshot(), request, &config(), &options)
 }
 
-pub(crate) fn winner(outcome: &Outcome) -> Option<&str> {
-    outcome.server.as_ref().map(|server| server.server_uuid.as_str())
+pub(crate) fn winner(outcome: &Outcome) -> Option<&ServerName> {
+    outcome.server.as_ref().map(|server| &server.server_uuid)
 }
 
 pub(crate) fn extra(vm: u8, gib: u64) -> Extra {

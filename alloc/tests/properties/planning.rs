@@ -6,6 +6,7 @@ use muster_alloc::{
     Choice, Config, Detail, Fleet, Options, Outcome, Request, Saved, WhatIf, allocate, explain,
     fit, least_changes,
 };
+use muster_shared::ids::ServerUuid;
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
@@ -292,10 +293,10 @@ fn the_search_for_changes_ends_on_a_large_fleet() {
     let mut fleet = build(&[]);
     for n in 0..6_000_u32 {
         let mut record = server(1).record();
-        let uuid = Uuid::from_u128(0x5000_0000 + u128::from(n)).to_string();
+        let uuid = ServerUuid(Uuid::from_u128(0x5000_0000 + u128::from(n)));
         record.insert("uuid".to_owned(), json!(uuid));
         fleet.upsert_server(Arc::new(record)).expect("the record has a uuid");
-        fleet.apply_report(&uuid, &server(1).report());
+        server(1).report_as(&uuid.into(), "running", &mut fleet);
     }
     let mut large = Value::Object(body(8192, 0));
     for n in 0..10 {

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use muster_shared::ids::{ServerUuid, VmUuid};
+use muster_shared::ids::VmUuid;
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 use serde_json::{Map, Value, json};
@@ -204,7 +204,7 @@ impl App {
         let imagined = ask.what_if.as_ref();
         let imagined = imagined.and_then(|what_if| what_if.server(&choice.server_uuid));
         let extras = Extras { sysinfo: true, memory: true, disk: true, ..Extras::default() };
-        let server = choice.server_uuid.parse::<ServerUuid>().map_err(|_| no_server(outcome))?;
+        let server = choice.server_uuid.uuid().ok_or_else(|| no_server(outcome))?;
         let mut view = match (self.server_get(server, extras), imagined) {
             (Ok(view), _) => view,
             (Err(_), Some(_)) => Map::new(),

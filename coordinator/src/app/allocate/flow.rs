@@ -197,13 +197,13 @@ impl App {
         let now = self.parts.clock.monotonic();
         let servers: Vec<ServerUuid> = outcomes
             .iter()
-            .filter_map(|outcome| outcome.server.as_ref()?.server_uuid.parse().ok())
+            .filter_map(|outcome| outcome.server.as_ref()?.server_uuid.uuid())
             .collect();
         let all = servers.len() == vms.len();
         let mut promises = Vec::new();
         for (wanted, server) in vms.iter().zip(&servers).filter(|_| all && ask.reserve) {
             let mut placing = self.placing.lock();
-            placing.allocator.remember(&wanted.request, &server.to_string(), now);
+            placing.allocator.remember(&wanted.request, *server, now);
             let counts = *making || placing.is_reservable(wanted.vm);
             drop(placing);
             if counts {

@@ -23,7 +23,7 @@ use tokio::sync::Notify;
 use uuid::Uuid;
 
 use super::replay::bad_policy;
-use crate::alloc::{Config, HostOs, Order, Outcome, Saved, Snapshot, num};
+use crate::alloc::{Config, HostOs, Order, Outcome, Saved, ServerName, Snapshot, num};
 use crate::app::error::AppError;
 use crate::app::{App, keys};
 use crate::store::{Expect, MAX_VALUE_BYTES, Write, list_all};
@@ -93,7 +93,7 @@ pub struct AllocationRecord {
     pub steps: Vec<StepCount>,
     /// The best servers and their scores.
     #[serde(serialize_with = "best")]
-    pub best: Vec<(String, f64)>,
+    pub best: Vec<(ServerName, f64)>,
     /// The snapshot is kept until somebody deletes it.
     pub keep: bool,
 }
@@ -104,7 +104,7 @@ fn score<S: Serializer>(score: &Option<f64>, serializer: S) -> Result<S::Ok, S::
 }
 
 /// As [`score`].
-fn best<S: Serializer>(best: &[(String, f64)], serializer: S) -> Result<S::Ok, S::Error> {
+fn best<S: Serializer>(best: &[(ServerName, f64)], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_seq(best.iter().map(|(server, score)| (server, num::json(*score))))
 }
 
@@ -144,7 +144,7 @@ impl AllocationRecord {
             kind: kind.to_owned(),
             request: Value::Object(request.clone()),
             vm_uuid: vm.unwrap_or_default().to_owned(),
-            server_uuid: server.map(|server| server.server_uuid.clone()),
+            server_uuid: server.map(|server| server.server_uuid.to_string()),
             score: server.map(|server| server.score),
             failure: server.is_none().then(|| outcome.failure()),
             reserved: false,

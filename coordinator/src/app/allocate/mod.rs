@@ -69,7 +69,7 @@ impl Allocator {
     }
 
     pub(super) fn reserve(&mut self, vm: VmUuid, server: ServerUuid, promise: alloc::Extra) {
-        self.fleet.reserve(vm.0, &server.to_string(), promise);
+        self.fleet.reserve(vm.0, &server.into(), promise);
     }
 
     pub(super) fn release(&mut self, vm: VmUuid) {
@@ -99,7 +99,7 @@ impl Allocator {
         let extra = alloc::Extra::from_json(&Value::Object(ticket.extra.clone()));
         self.fleet.open_ticket(alloc::Ticket {
             uuid: ticket.uuid.to_string(),
-            server_uuid: server.to_string(),
+            server_uuid: server,
             vm_uuid: ticket.queue.id.to_ascii_lowercase(),
             extra: Some(extra),
         });
@@ -128,7 +128,7 @@ impl Allocator {
         })
     }
 
-    fn remember(&mut self, request: &Request, server: &str, now: Duration) {
+    fn remember(&mut self, request: &Request, server: ServerUuid, now: Duration) {
         self.recent.extend(request.recent_vm(server).map(|vm| (now, vm)));
         if self.recent.len() > MAX_RECENT {
             self.recent.pop_front();
@@ -136,7 +136,7 @@ impl Allocator {
     }
 
     fn take_over(&mut self, server: ServerUuid, entry: Option<&Entry>) {
-        let name = server.to_string();
+        let name = server.into();
         let Some((entry, record)) = entry.and_then(|e| Some((e, e.record.as_ref()?))) else {
             self.known.remove(&server);
             return self.fleet.remove_server(&name);
@@ -187,7 +187,7 @@ impl App {
         if !set_up || entry.stored_status() != "running" {
             return None;
         }
-        let name = server.to_string();
+        let name = server.into();
         let snapshot = self.reported(&mut self.placing.lock().allocator);
         if snapshot.fault(&name).is_some() { None } else { snapshot.unreserved_reported(&name) }
     }

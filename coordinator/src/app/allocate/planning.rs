@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{invalid, parse};
-use crate::alloc::{Fit, Unreserved, fit, num, parse_capacity};
+use crate::alloc::{Fit, ServerName, Unreserved, fit, num, parse_capacity};
 use crate::app::App;
 use crate::app::error::AppError;
 use crate::app::fields::Extras;
@@ -26,38 +26,39 @@ impl App {
         let request = parse(&body)?;
         let snapshot = self.snapshot(&mut self.placing.lock().allocator);
         let policy = &self.config.allocation.policy;
-        let wanted = |uuid: &&str| {
-            let only = only.as_ref();
-            only.is_none_or(|only| only.iter().any(|other| other.eq_ignore_ascii_case(uuid)))
+        let wanted = |server: &&ServerName| {
+            let is_named = |only: &Vec<_>| server.uuid().is_some_and(|uuid| only.contains(&uuid));
+            only.as_ref().is_none_or(is_named)
         };
-        let uuids: Vec<&str> = snapshot.uuids().filter(wanted).collect();
-        let mut found: Vec<Fit> = Vec::with_capacity(uuids.len());
-        for part in uuids.chunks(PART) {
-            found.extend(part.iter().filter_map(|uuid| fit(&snapshot, uuid, &request, policy)));
+        let servers: Vec<&ServerName> = snapshot.servers().filter(wanted).collect();
+        let mut found: Vec<Fit> = Vec::with_capacity(servers.len());
+        for part in servers.chunks(PART) {
+            found.extend(part.iter().filter_map(|server| fit(&snapshot, server, &request, policy)));
             tokio::task::yield_now().await;
         }
-        let mut total = Fit::default();
+        let (mut fits, mut unreserved, mut stranded) =
+            (0_u32, Unreserved::default(), Unreserved::default());
         for fit in &found {
-            total.fits = total.fits.saturating_add(fit.fits);
-            add(&mut total.unreserved, fit.unreserved);
-            add(&mut total.stranded, fit.stranded);
+            fits = fits.saturating_add(fit.fits);
+            add(&mut unreserved, fit.unreserved);
+            add(&mut stranded, fit.stranded);
         }
         let servers: Vec<Value> = found.iter().map(|fit| self.fit_view(fit)).collect();
         Ok(json!({
             "servers": servers,
             "fleet": {
                 "servers": found.len(),
-                "fits": total.fits,
-                "unreserved": total.unreserved.to_json(),
-                "stranded": total.stranded.to_json(),
+                "fits": fits,
+                "unreserved": unreserved.to_json(),
+                "stranded": stranded.to_json(),
             },
         }))
     }
 
     fn fit_view(&self, fit: &Fit) -> Value {
         let mut view = json!(fit);
-        let server = fit.server_uuid.parse().ok();
-        let record = server.and_then(|server| self.server_get(server, Extras::default()).ok());
+        let record = fit.server_uuid.uuid();
+        let record = record.and_then(|server| self.server_get(server, Extras::default()).ok());
         view["hostname"] = record.and_then(|r| r.get("hostname").cloned()).unwrap_or_default();
         view
     }

@@ -91,8 +91,8 @@ fn difference(record: &AllocationRecord, again: &Outcome) -> Value {
         }
     }
     let best = again.best(record.best.len().max(1));
-    let old: BTreeSet<&str> = record.best.iter().map(|(server, _)| server.as_str()).collect();
-    let new: BTreeSet<&str> = best.iter().map(|(server, _)| server.as_str()).collect();
+    let old: BTreeSet<_> = record.best.iter().map(|(server, _)| server).collect();
+    let new: BTreeSet<_> = best.iter().map(|(server, _)| server).collect();
     json!({
         "steps": steps,
         "best_gone": old.difference(&new).collect::<Vec<_>>(),
