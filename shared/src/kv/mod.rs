@@ -1,14 +1,22 @@
 //! A small durable ordered map: what the coordinator's embedded store and the agent's journal are
 //! built on. An acknowledged commit survives kill -9 and a power cut.
 //!
-//! [`SledKv`] is the real one, [`MemKv`] the simulated one; both pass the same conformance tests.
+//! [`SledKv`] is real, [`MemKv`] is simulated; both pass the same conformance tests. What real ones
+//! share: the thread that writes ([`committer`]), and two ways to notice that
+//! records are missing ([`ledger`], [`acknowledged`]).
 
+mod acknowledged;
+mod committer;
 #[cfg(test)]
 mod conformance;
+mod ledger;
 mod mem;
 mod sled;
 
 use std::fmt;
+use std::fs::File;
+use std::io;
+use std::path::Path;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -73,6 +81,12 @@ pub trait Kv: fmt::Debug + Send + Sync + 'static {
     /// refuses all further commits, because what it holds in memory may be ahead of the disk.
     async fn commit(&self, changes: Vec<Change>) -> Result<(), KvError>;
 
+    /// A writer that joins commits does well to stay under this many bytes: a larger commit is as
+    /// durable in principle, but see [`SledKv`].
+    fn group_bytes(&self) -> usize {
+        MAX_COMMIT_BYTES
+    }
+
     /// Finishes the commits that wait and releases the data; all later calls fail with
     /// [`KvError::Closed`].
     async fn close(&self);
@@ -107,7 +121,7 @@ pub enum KvError {
     Full {
         /// What an unprivileged process may still write.
         free_bytes: u64,
-        /// What the commit and sled's own work on it may take.
+        /// What the commit and the engine's own work on it may take.
         needed_bytes: u64,
     },
     /// The commit queue is full.
@@ -149,6 +163,24 @@ impl KvError {
     pub fn is_damage(&self) -> bool {
         matches!(self, Self::Damaged { .. } | Self::Corrupt { .. })
     }
+}
+
+fn damaged(path: &Path, detail: &str) -> KvError {
+    KvError::Damaged { path: path.display().to_string(), detail: detail.to_owned() }
+}
+
+fn io_error(action: &'static str, error: io::Error) -> KvError {
+    KvError::Io { action, source: Arc::new(error) }
+}
+
+/// Not the device's, but the content's fault.
+fn is_malformed(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof)
+}
+
+/// Makes the names in a folder survive a power cut.
+fn sync_dir(path: &Path) -> Result<(), KvError> {
+    File::open(path).and_then(|d| d.sync_all()).map_err(|e| io_error("sync", e))
 }
 
 /// Checks the limits of a commit.

@@ -1,41 +1,43 @@
 //! The map on sled 0.34.
 //!
 //! sled's own `flush` uses `sync_file_range`, which does not survive a power cut, and it writes
-//! pages over 128 KiB to files under `blobs/` that it never syncs. Two rules make it durable:
+//! pages over 128 KiB to files under `blobs/` that it never syncs. Three rules make it durable:
 //!
-//! - One committer thread drains a bounded queue: the commits that wait become one batch, then
-//!   `flush`, then `sync_data` of the file `db` through a handle of our own, and only then are
-//!   they acknowledged.
+//! - The [committer](super::committer) writes small groups, each as one batch, then `flush`, then
+//!   `sync_data` of the file `db` through a handle of our own.
 //! - A value is cut into chunks ([`layout`]), so that no page comes near 128 KiB.
+//! - A log that was used before is opened as a copy first ([`look`]): sled erases what it takes
+//!   for the torn end of a log, and that may be all of it.
 //!
-//! Both rest on the disk layout of sled 0.34.7, which the workspace pins.
+//! They rest on the disk layout of sled 0.34.7, which the workspace pins.
 
-mod committer;
 mod layout;
+mod look;
 
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::RwLock;
-use tokio::sync::{mpsc, oneshot};
 
-use self::committer::{Committer, Request};
-use super::{Change, Kv, KvError, check_limits};
+use super::acknowledged::Acknowledged;
+use super::committer::{Changes, Queue, Writer};
+use super::ledger::Ledger;
+use super::{Change, Kv, KvError, damaged, io_error, is_malformed, sync_dir};
 use crate::error_chain::Chain;
 use crate::folders::make_private;
 use crate::threads::Threads;
 
-/// Commits that may wait for the committer. Each waits in a task of its caller, so this bounds
-/// callers, not bytes; it is far above what one sync can't absorb.
-const QUEUE_COMMITS: usize = 4_096;
-
 /// How entries lie in sled, should that ever change.
 const FORMAT: &str = "1";
+
+/// sled's name for its log.
+const LOG: &str = "db";
 
 /// Whether commits are synced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,7 +58,7 @@ type Shared = Arc<RwLock<Option<sled::Db>>>;
 pub struct SledKv {
     path: PathBuf,
     db: Shared,
-    queue: mpsc::Sender<Request>,
+    queue: Queue,
 }
 
 impl fmt::Debug for SledKv {
@@ -67,10 +69,12 @@ impl fmt::Debug for SledKv {
 
 impl SledKv {
     /// Opens or creates the map in the directory `path`, with `cache_bytes` of page cache; the
-    /// committer runs on a thread of its own, taken from `threads`. Blocks while sled recovers.
+    /// committer runs on a thread of its own, taken from `threads`. Blocks while sled recovers and
+    /// while every entry is read.
     ///
     /// # Errors
-    /// [`KvError::InUse`] when another process has it open; [`KvError::Io`]; [`KvError::Corrupt`].
+    /// [`KvError::InUse`] when another process has it open; [`KvError::Damaged`]: the files are as
+    /// they were; [`KvError::Io`].
     pub fn open(path: &Path, cache_bytes: u64, threads: &dyn Threads) -> Result<Self, KvError> {
         Self::open_with(path, cache_bytes, threads, SyncRule::EveryCommit)
     }
@@ -86,12 +90,9 @@ impl SledKv {
         rule: SyncRule,
     ) -> Result<Self, KvError> {
         make_private(path).map_err(|e| io_error("create", e))?;
-        // Without sled's own flusher only the committer writes: a flusher would also move pages
-        // while a batch is applied.
-        let config =
-            sled::Config::new().path(path).cache_capacity(cache_bytes).flush_every_ms(None);
-        let db = config.open().map_err(|e| open_error(path, e))?;
-        let file = File::open(path.join("db")).map_err(|e| io_error("open the log of", e))?;
+        look::check(path, cache_bytes)?;
+        let db = open_db(path, cache_bytes)?;
+        let file = File::open(path.join(LOG)).map_err(|e| io_error("open the log of", e))?;
         // The names of the new files must survive too: theirs in the directory, its in its parent.
         file.sync_all().map_err(|e| io_error("sync", e))?;
         sync_dir(path)?;
@@ -100,10 +101,15 @@ impl SledKv {
         }
         mark(&db, &file, path)?;
         report_blobs(path);
+        let ledger = match layout::ledger(&db)? {
+            Some(ledger) => ledger,
+            None => layout::count(&db)?,
+        };
+        let acknowledged = Acknowledged::open(path, ledger.groups)?;
         let shared: Shared = Arc::new(RwLock::new(Some(db)));
-        let (queue, requests) = mpsc::channel(QUEUE_COMMITS);
-        let committer = Committer::new(Arc::clone(&shared), file, path.to_owned(), rule);
-        threads.run("kv-committer", Box::pin(committer.run(requests)));
+        let writer =
+            SledWriter { db: Arc::clone(&shared), file, path: path.to_owned(), rule, ledger };
+        let queue = Queue::start(writer, path, acknowledged, threads);
         Ok(Self { path: path.to_owned(), db: shared, queue })
     }
 
@@ -140,26 +146,66 @@ impl Kv for SledKv {
     }
 
     async fn commit(&self, changes: Vec<Change>) -> Result<(), KvError> {
-        check_limits(&changes)?;
-        let (done, outcome) = oneshot::channel();
-        self.queue.try_send(Request::Commit { changes, done }).map_err(|e| match e {
-            mpsc::error::TrySendError::Full(_) => KvError::Busy,
-            mpsc::error::TrySendError::Closed(_) => KvError::Closed,
-        })?;
-        outcome.await.unwrap_or(Err(KvError::Closed))
+        self.queue.commit(changes).await
+    }
+
+    fn group_bytes(&self) -> usize {
+        SledWriter::GROUP_BYTES
     }
 
     async fn close(&self) {
-        let (done, closed) = oneshot::channel();
-        if self.queue.send(Request::Close { done }).await.is_ok() {
-            // An error means that the committer is gone already.
-            closed.await.unwrap_or(());
-        }
+        self.queue.close().await;
     }
 }
 
-fn io_error(action: &'static str, error: io::Error) -> KvError {
-    KvError::Io { action, source: Arc::new(error) }
+/// The only writer of the database.
+struct SledWriter {
+    db: Shared,
+    /// Our own handle to sled's log, to sync it.
+    file: File,
+    path: PathBuf,
+    rule: SyncRule,
+    ledger: Ledger,
+}
+
+impl Writer for SledWriter {
+    /// sled reuses segments of its log before they are synced. The less of it a group writes, the
+    /// fewer are under way when the power goes.
+    const GROUP_BYTES: usize = 64 * 1024;
+
+    /// A page is rewritten whole after ten changes.
+    fn disk_bytes(_changes: u64, bytes: u64) -> u64 {
+        bytes.saturating_mul(4)
+    }
+
+    fn write(&mut self, changes: &Changes) -> Result<u64, KvError> {
+        let mut ledger = self.ledger;
+        ledger.groups += 1;
+        let guard = self.db.write();
+        let db = guard.as_ref().ok_or(KvError::Closed)?;
+        let mut batch = sled::Batch::default();
+        for (key, value) in changes {
+            layout::change(db, &mut batch, &mut ledger, key, value.as_ref())?;
+        }
+        batch.insert(layout::LEDGER_KEY, &ledger.encode());
+        db.apply_batch(batch).map_err(|e| sled_error("write to", e))?;
+        let db = db.clone();
+        drop(guard);
+        db.flush().map_err(|e| sled_error("flush", e))?;
+        if self.rule == SyncRule::EveryCommit {
+            self.file.sync_data().map_err(|e| io_error("sync", e))?;
+        }
+        self.ledger = ledger;
+        Ok(ledger.groups)
+    }
+
+    fn close(&mut self) {
+        drop(self.db.write().take());
+    }
+
+    fn locked_file(&self) -> PathBuf {
+        self.path.join(LOG)
+    }
 }
 
 /// An error of sled's, once the database is open.
@@ -171,15 +217,6 @@ fn sled_error(action: &'static str, error: sled::Error) -> KvError {
         }
         other => io_error(action, io::Error::other(other)),
     }
-}
-
-/// Not the device's, but the content's fault.
-fn is_malformed(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof)
-}
-
-fn damaged(path: &Path, detail: &str) -> KvError {
-    KvError::Damaged { path: path.display().to_string(), detail: detail.to_owned() }
 }
 
 fn open_error(path: &Path, error: sled::Error) -> KvError {
@@ -194,8 +231,15 @@ fn open_error(path: &Path, error: sled::Error) -> KvError {
     }
 }
 
-fn sync_dir(path: &Path) -> Result<(), KvError> {
-    File::open(path).and_then(|d| d.sync_all()).map_err(|e| io_error("sync", e))
+/// Opens the database. sled panics on some kinds of damage.
+fn open_db(path: &Path, cache_bytes: u64) -> Result<sled::Db, KvError> {
+    // Without sled's own flusher only the committer writes: a flusher would also move pages
+    // while a batch is applied.
+    let config = sled::Config::new().path(path).cache_capacity(cache_bytes).flush_every_ms(None);
+    match catch_unwind(AssertUnwindSafe(|| config.open())) {
+        Ok(opened) => opened.map_err(|e| open_error(path, e)),
+        Err(_) => Err(damaged(path, "sled panicked when it read the log")),
+    }
 }
 
 /// sled takes a log whose beginning it can't read for an empty one. So the first start writes an
@@ -290,6 +334,28 @@ mod tests {
                 let path = dir.path().display().to_string();
                 assert!(error.to_string().contains(&path), "{name}: {error}");
             }
+        }
+    }
+
+    /// A log that lost its end opens without a word; the number beside it tells.
+    #[tokio::test]
+    async fn a_log_that_ends_early_is_refused_and_left_as_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let put = |value: &'static str| vec![Change::Put("a".into(), value.into())];
+        let log = dir.path().join(LOG);
+        let kv = open(dir.path()).unwrap();
+        kv.commit(put("1")).await.unwrap();
+        kv.close().await;
+        let early = std::fs::read(&log).unwrap();
+        let kv = open(dir.path()).unwrap();
+        kv.commit(put("2")).await.unwrap();
+        kv.close().await;
+        std::fs::write(&log, &early).unwrap();
+        for _ in 0..2 {
+            let error = open(dir.path()).unwrap_err();
+            assert!(error.is_damage(), "{error}");
+            assert!(error.to_string().contains(&dir.path().display().to_string()), "{error}");
+            assert_eq!(std::fs::read(&log).unwrap(), early);
         }
     }
 

@@ -89,8 +89,9 @@ impl Group {
         self.staged.insert(key, Staged { revision: None, lease: None });
     }
 
-    fn is_full(&self) -> bool {
-        self.accepted.len() >= GROUP_COMMITS || self.bytes >= GROUP_BYTES
+    fn is_full(&self, kv: &SharedKv) -> bool {
+        let most_bytes = GROUP_BYTES.min(kv.group_bytes());
+        self.accepted.len() >= GROUP_COMMITS || self.bytes >= most_bytes
     }
 }
 
@@ -169,7 +170,7 @@ impl Owner {
                 }
                 other => Some(other),
             };
-            if other.is_some() || group.is_full() {
+            if other.is_some() || group.is_full(&self.kv) {
                 self.write_group(std::mem::take(&mut group)).await;
                 group = self.new_group();
             }
