@@ -30,7 +30,7 @@ pub(super) type Changes = BTreeMap<Bytes, Option<Bytes>>;
 /// The writing side of an engine; it lives on the committer's thread.
 pub(super) trait Writer: Send + 'static {
     /// A group takes no further commits past this many bytes.
-    const GROUP_BYTES: usize;
+    fn group_bytes(&self) -> usize;
 
     /// Most bytes that writing a group of so many changes and bytes takes on the file system.
     fn disk_bytes(changes: u64, bytes: u64) -> u64;
@@ -128,8 +128,8 @@ impl Group {
         self.waiting.push(done);
     }
 
-    fn is_full<W: Writer>(&self) -> bool {
-        self.waiting.len() >= GROUP_COMMITS || self.bytes >= W::GROUP_BYTES
+    fn is_full(&self, most_bytes: usize) -> bool {
+        self.waiting.len() >= GROUP_COMMITS || self.bytes >= most_bytes
     }
 }
 
@@ -149,7 +149,7 @@ impl<W: Writer> Committer<W> {
                         closing = Some(done);
                     }
                 }
-                if !group.is_full::<W>() {
+                if !group.is_full(self.writer.group_bytes()) {
                     next = requests.try_recv().ok();
                 }
             }

@@ -1,8 +1,8 @@
 //! A small durable ordered map: what the coordinator's embedded store and the agent's journal are
 //! built on. An acknowledged commit survives kill -9 and a power cut.
 //!
-//! [`SledKv`] is real, [`MemKv`] is simulated; both pass the same conformance tests. What real ones
-//! share: the thread that writes ([`committer`]), and two ways to notice that
+//! [`RedbKv`] and [`SledKv`] are real, [`MemKv`] is simulated; all pass the same conformance tests.
+//! What the real ones share: the thread that writes ([`committer`]), and two ways to notice that
 //! records are missing ([`ledger`], [`acknowledged`]).
 
 mod acknowledged;
@@ -11,6 +11,7 @@ mod committer;
 mod conformance;
 mod ledger;
 mod mem;
+mod redb;
 mod sled;
 
 use std::fmt;
@@ -23,6 +24,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 pub use self::mem::{MemKv, MemOptions};
+pub use self::redb::RedbKv;
 pub use self::sled::{SledKv, SyncRule};
 
 /// Longest key, in bytes.

@@ -36,6 +36,10 @@ use crate::threads::Threads;
 /// How entries lie in sled, should that ever change.
 const FORMAT: &str = "1";
 
+/// sled reuses segments of its log before they are synced. The less of it a group writes, the
+/// fewer are under way when the power goes.
+const GROUP_BYTES: usize = 64 * 1024;
+
 /// sled's name for its log.
 const LOG: &str = "db";
 
@@ -45,6 +49,9 @@ pub enum SyncRule {
     /// Every group of commits ends in `sync_data`.
     #[default]
     EveryCommit,
+    /// As [`Self::EveryCommit`], with groups as large as they come. A power cut can then destroy the
+    /// log; exists so that the power-cut test can show that it would notice.
+    LargeGroupsForTests,
     /// sled's own flush only. Loses acknowledged commits in a power cut; exists so that the
     /// power-cut test can show that it would notice.
     UnsafeForTests,
@@ -150,7 +157,7 @@ impl Kv for SledKv {
     }
 
     fn group_bytes(&self) -> usize {
-        SledWriter::GROUP_BYTES
+        GROUP_BYTES
     }
 
     async fn close(&self) {
@@ -169,9 +176,12 @@ struct SledWriter {
 }
 
 impl Writer for SledWriter {
-    /// sled reuses segments of its log before they are synced. The less of it a group writes, the
-    /// fewer are under way when the power goes.
-    const GROUP_BYTES: usize = 64 * 1024;
+    fn group_bytes(&self) -> usize {
+        match self.rule {
+            SyncRule::LargeGroupsForTests => super::MAX_COMMIT_BYTES,
+            SyncRule::EveryCommit | SyncRule::UnsafeForTests => GROUP_BYTES,
+        }
+    }
 
     /// A page is rewritten whole after ten changes.
     fn disk_bytes(_changes: u64, bytes: u64) -> u64 {
@@ -192,7 +202,7 @@ impl Writer for SledWriter {
         let db = db.clone();
         drop(guard);
         db.flush().map_err(|e| sled_error("flush", e))?;
-        if self.rule == SyncRule::EveryCommit {
+        if self.rule != SyncRule::UnsafeForTests {
             self.file.sync_data().map_err(|e| io_error("sync", e))?;
         }
         self.ledger = ledger;
