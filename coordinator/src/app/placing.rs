@@ -293,6 +293,16 @@ impl Placing {
         }
     }
 
+    /// The keys of the records that are known, and how many decisions are being stored.
+    #[cfg(test)]
+    pub(super) fn known(&self) -> (BTreeSet<String>, usize) {
+        let places = self.promises.iter().filter(|(_, promise)| promise.place.is_some());
+        let reserved = self.promises.iter().filter(|(_, promise)| promise.reserved.is_some());
+        let keys = places.map(|(vm, _)| keys::place(*vm));
+        let keys = keys.chain(reserved.map(|(vm, _)| keys::reservation(*vm))).collect();
+        (keys, self.promises.values().filter(|promise| promise.pending.is_some()).count())
+    }
+
     /// Reservations that are over and whose records are still there, at most `most`.
     pub(super) fn spent(&self, most: usize) -> Vec<(VmUuid, Revision)> {
         let over = |(vm, promise): (&VmUuid, &Promise)| {

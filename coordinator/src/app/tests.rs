@@ -2,12 +2,14 @@
 
 mod allocate;
 mod decisions;
+mod dropped;
 mod events;
 mod examples;
 mod jobs;
 mod pair;
 mod peers;
 mod roster;
+pub(crate) mod sound;
 mod tasks;
 mod tickets;
 

@@ -158,6 +158,13 @@ impl Shell {
         Self::with_routes(app, config, gate, table())
     }
 
+    /// The route of a name `METHOD /pattern`.
+    #[cfg(test)]
+    fn route_named(&self, name: &str) -> Option<&Route> {
+        let mut routes = self.groups.iter().flat_map(|group| &group.routes);
+        routes.find(|route| format!("{} {}", route.method, route.pattern) == name)
+    }
+
     fn with_routes(
         app: Arc<App>,
         config: ApiConfig,

@@ -117,7 +117,7 @@ impl Cluster {
         self.api.app.shutdown().await;
     }
 
-    fn filled(&self, text: &str) -> String {
+    pub(super) fn filled(&self, text: &str) -> String {
         let mut text = text.to_owned();
         for (name, value) in &self.names {
             text = text.replace(&format!("{{{name}}}"), value);

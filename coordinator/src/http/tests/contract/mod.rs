@@ -6,6 +6,7 @@
 mod agent;
 mod cluster;
 mod daggers;
+mod dropped;
 mod errors;
 mod refusals;
 mod row;
