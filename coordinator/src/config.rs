@@ -16,6 +16,7 @@ use utoipa::ToSchema;
 
 pub use allocation::{AllocationOrder, AllocatorConfig, ChangeDefaults, Dapi, HostOs};
 
+use crate::app::tasks::HistoryLimits;
 use crate::app::{AppConfig, BootSettings};
 use crate::roster::Limits;
 
@@ -305,11 +306,21 @@ pub struct TasksConfig {
     pub max_open: usize,
     /// Ended tasks are kept for this many days.
     pub retention_days: u64,
+    /// At most this many ended tasks are kept; the oldest go first.
+    pub retention_count: u64,
+    /// Records of ended tasks take at most this much of the store, MiB.
+    pub retention_mib: u64,
 }
 
 impl Default for TasksConfig {
     fn default() -> Self {
-        Self { accept_timeout_ms: 300_000, max_open: 256, retention_days: 30 }
+        Self {
+            accept_timeout_ms: 300_000,
+            max_open: 256,
+            retention_days: 30,
+            retention_count: 500_000,
+            retention_mib: 1024,
+        }
     }
 }
 
@@ -342,6 +353,10 @@ impl Config {
             task_accept_timeout: ms(tasks.accept_timeout_ms),
             max_open_tasks: tasks.max_open,
             task_retention: Duration::from_hours(tasks.retention_days.saturating_mul(24)),
+            task_history: HistoryLimits {
+                count: tasks.retention_count,
+                bytes: tasks.retention_mib << 20,
+            },
             hello_timeout: ms(agents.hello_timeout_ms),
             stream_timeout: ms(agents.stream_timeout_ms),
             imgapi_url: self.imgapi.url.as_deref().and_then(|url| url.parse().ok()),

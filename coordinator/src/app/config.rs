@@ -11,6 +11,7 @@ use object_store::ObjectStore;
 use serde_json::json;
 
 use super::platforms::RegisteredPlatform;
+use super::tasks::HistoryLimits;
 use crate::alloc::{self, HostOs};
 use crate::roster::Limits;
 use crate::store::SharedStore;
@@ -34,6 +35,8 @@ pub struct AppConfig {
     pub max_open_tasks: usize,
     /// Ended tasks are deleted after this long.
     pub task_retention: Duration,
+    /// The oldest ended tasks are deleted while more than this is kept.
+    pub task_history: HistoryLimits,
     /// Longest wait for the agent's hello.
     pub hello_timeout: Duration,
     /// Longest wait for the second websocket of a byte stream.
@@ -108,6 +111,7 @@ impl Default for AppConfig {
             task_accept_timeout: Duration::from_secs(300),
             max_open_tasks: 256,
             task_retention: Duration::from_hours(30 * 24),
+            task_history: HistoryLimits { count: 500_000, bytes: 1 << 30 },
             hello_timeout: Duration::from_secs(10),
             stream_timeout: Duration::from_secs(10),
             imgapi_url: None,

@@ -9,6 +9,8 @@ use crate::app::App;
 const TICK: Duration = Duration::from_secs(1);
 /// How often old tasks are deleted.
 const SWEEP: Duration = Duration::from_hours(1);
+/// How often it is looked whether too many are kept.
+const LOOK: Duration = Duration::from_mins(1);
 
 pub(super) async fn tick(app: Arc<App>) {
     loop {
@@ -22,12 +24,24 @@ pub(super) async fn dispatch(app: Arc<App>) {
 }
 
 pub(super) async fn retention(app: Arc<App>) {
+    let mut swept = app.parts.clock.monotonic();
+    if let Err(error) = app.history_measure().await {
+        tracing::warn!(%error, "cannot measure the history of tasks");
+    }
     loop {
-        tokio::time::sleep(SWEEP).await;
+        tokio::time::sleep(LOOK).await;
+        let now = app.parts.clock.monotonic();
+        if now.saturating_sub(swept) < SWEEP && !app.history_is_over() {
+            continue;
+        }
+        swept = now;
         match app.tasks_sweep().await {
             Ok(0) => {}
             Ok(deleted) => tracing::info!(deleted, "deleted old tasks"),
             Err(error) => tracing::warn!(%error, "cannot delete old tasks"),
+        }
+        if let Err(error) = app.history_measure().await {
+            tracing::warn!(%error, "cannot measure the history of tasks");
         }
     }
 }

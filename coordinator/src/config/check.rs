@@ -135,5 +135,9 @@ impl Check for TasksConfig {
         problems.require((1..=100_000).contains(&self.max_open), "max_open", "from 1 to 100000");
         let retention = (1..=3_650).contains(&self.retention_days);
         problems.require(retention, "retention_days", "from 1 to 3650");
+        let count = (1_000..=100_000_000).contains(&self.retention_count);
+        problems.require(count, "retention_count", "from 1000 to 100000000");
+        let mib = (16..=1_048_576).contains(&self.retention_mib);
+        problems.require(mib, "retention_mib", "from 16 to 1048576");
     }
 }

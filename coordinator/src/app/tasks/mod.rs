@@ -12,6 +12,7 @@
 
 mod blobs;
 mod ending;
+mod history;
 mod list;
 mod record;
 mod retention;
@@ -27,6 +28,7 @@ use muster_shared::wire::{Code, Dispatch};
 use serde_json::{Map, Value, json};
 
 use ending::When;
+pub use history::HistoryLimits;
 pub use list::TaskFilter;
 pub use record::{Ending, Params, Refusal, TaskRecord, TaskStatus};
 use table::Turn;

@@ -1,53 +1,71 @@
-//! Deletes ended tasks once they are old, in batches, so that it never holds up other writers.
+//! Deletes ended tasks once they are old or too many, in batches, so that it never holds up other
+//! writers.
 
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use jiff::Timestamp;
+use muster_shared::ids::TaskId;
 use object_store::path::Path;
 use object_store::{ObjectStore as _, ObjectStoreExt as _};
 
+use super::history::History;
+use super::is_conflict;
 use super::record::{TaskRecord, TaskStatus};
 use crate::app::error::AppError;
 use crate::app::{App, keys};
-use crate::store::{Expect, Write};
+use crate::store::{Expect, MAX_PAGE, Page, Write};
 
 /// Tasks deleted in one commit.
 const BATCH: usize = 50;
 
 impl App {
-    /// Deletes the tasks that ended longer than the retention ago. Returns how many.
+    /// Whether more ended tasks are kept than their limits allow.
+    pub(crate) fn history_is_over(&self) -> bool {
+        self.tasks.history().is_over(self.config.task_history)
+    }
+
+    /// Counts what the store holds of ended tasks. What ends meanwhile may be counted twice, until
+    /// the next time.
+    ///
+    /// # Errors
+    /// [`AppError::Store`].
+    pub(crate) async fn history_measure(&self) -> Result<(), AppError> {
+        let mut history = History::default();
+        let mut after: Option<String> = None;
+        loop {
+            let page = self.parts.store.list(keys::TASKS, after.as_deref(), MAX_PAGE).await?;
+            for stored in &page.records {
+                history.add(stored.value.len());
+            }
+            match page.next {
+                Some(next) => after = Some(next),
+                None => break,
+            }
+        }
+        self.tasks.measured(history);
+        Ok(())
+    }
+
+    /// Deletes the tasks that ended longer than the retention ago, and the oldest while more are
+    /// kept than the limits allow. Returns how many.
     ///
     /// # Errors
     /// [`AppError::Store`]; what was deleted before stays deleted.
     pub async fn tasks_sweep(&self) -> Result<usize, AppError> {
-        let keep = self.config.task_retention;
-        let now = self.parts.clock.wall();
         let mut deleted = 0;
         let mut after: Option<String> = None;
         loop {
             let page = self.parts.store.list(keys::TASKS, after.as_deref(), BATCH).await?;
-            let mut writes = Vec::new();
-            let mut ids = Vec::new();
-            let mut young = false;
-            for stored in &page.records {
-                let damaged = self.feed.damaged();
-                let Some(record) = damaged.decode::<TaskRecord>(&stored.key, &stored.value) else {
-                    continue;
-                };
-                if !is_old(&record.timestamp, now, keep) {
-                    // Keys are in order of creation: all that follow are younger.
-                    young = true;
-                    break;
-                }
-                if record.status != TaskStatus::Active {
-                    writes.push(Write::delete(stored.key.clone(), Expect::At(stored.revision)));
-                    ids.push(record.id);
-                }
-            }
+            let (writes, ids, young) = self.sweep_page(&page);
             if !writes.is_empty() {
-                deleted += writes.len();
-                self.parts.store.commit(writes).await?;
+                match self.feed.commit(writes).await {
+                    Ok(_) => {}
+                    // Another coordinator sweeps, too.
+                    Err(error) if is_conflict(&error) => continue,
+                    Err(error) => return Err(error.into()),
+                }
+                deleted += ids.len();
                 for id in ids {
                     self.delete_blobs(&format!("tasks/{id}")).await;
                 }
@@ -57,6 +75,31 @@ impl App {
                 _ => return Ok(deleted),
             }
         }
+    }
+
+    /// What is to be deleted of a page, and whether all that follow are to be kept.
+    fn sweep_page(&self, page: &Page) -> (Vec<Write>, Vec<TaskId>, bool) {
+        let now = self.parts.clock.wall();
+        let limits = self.config.task_history;
+        let mut history = self.tasks.history();
+        let (mut writes, mut ids) = (Vec::new(), Vec::new());
+        for stored in &page.records {
+            let damaged = self.feed.damaged();
+            let Some(record) = damaged.decode::<TaskRecord>(&stored.key, &stored.value) else {
+                continue;
+            };
+            let old = is_old(&record.timestamp, now, self.config.task_retention);
+            if !old && !history.is_over(limits) {
+                // Keys are in order of creation: all that follow are younger.
+                return (writes, ids, true);
+            }
+            if record.status != TaskStatus::Active {
+                history.remove();
+                writes.push(Write::delete(stored.key.clone(), Expect::At(stored.revision)));
+                ids.push(record.id);
+            }
+        }
+        (writes, ids, false)
     }
 
     async fn delete_blobs(&self, prefix: &str) {

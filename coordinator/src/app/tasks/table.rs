@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use muster_shared::clock::SharedClock;
 use muster_shared::ids::{ServerUuid, TaskId};
 use muster_shared::secrets::masked;
@@ -16,6 +17,7 @@ use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 use tokio::sync::{Notify, OwnedMutexGuard, watch};
 
+use super::history::History;
 use super::record::{Ending, TaskRecord, TaskStatus};
 use crate::app::keys;
 use crate::roster::ConnectionId;
@@ -82,6 +84,8 @@ struct Inner {
     reserved: BTreeMap<ServerUuid, usize>,
     /// New ones that nobody has looked at; at most one entry per open task.
     news: VecDeque<TaskId>,
+    /// What the store holds of those that have ended.
+    history: History,
 }
 
 /// All open tasks.
@@ -131,9 +135,19 @@ impl Follow for Table {
         let mut inner = self.inner.lock();
         for Event { key, value, revision } in changes {
             match value.as_ref().map(|value| damaged.decode(key, value)) {
-                Some(Some(record)) => inner.take(record, *revision, self.clock.monotonic()),
+                Some(Some(record)) => {
+                    let record: TaskRecord = record;
+                    if record.status != TaskStatus::Active {
+                        inner.history.add(value.as_ref().map_or(0, Bytes::len));
+                    }
+                    inner.take(record, *revision, self.clock.monotonic());
+                }
                 Some(None) => {}
-                None => drop(keys::last::<TaskId>(key).map(|id| inner.remove(&id))),
+                None => match keys::last::<TaskId>(key).and_then(|id| inner.remove(&id)) {
+                    // Who waits for it looks into the store.
+                    Some(_) => {}
+                    None => inner.history.remove(),
+                },
             }
         }
         self.wake.notify_one();
@@ -195,6 +209,16 @@ impl Inner {
 }
 
 impl Table {
+    /// What the store holds of tasks that have ended.
+    pub(crate) fn history(&self) -> History {
+        self.inner.lock().history
+    }
+
+    /// Everything was measured.
+    pub(crate) fn measured(&self, history: History) {
+        self.inner.lock().history = history;
+    }
+
     /// None yet.
     pub(crate) fn new(clock: SharedClock) -> Self {
         Self { inner: Mutex::default(), clock, wake: Notify::new() }

@@ -4,6 +4,7 @@ use muster_shared::wire::Progress;
 
 use super::*;
 use crate::app::events::{EventFilter, Item};
+use crate::app::tasks::HistoryLimits;
 
 #[tokio::test(start_paused = true)]
 async fn a_task_is_sent_accepted_ended_and_acknowledged() {
@@ -199,5 +200,32 @@ async fn deleting_a_server_ends_its_tasks() {
     app.server_delete(server(1), &Expected::ANY).await.unwrap();
     assert_eq!(ended(&app, &id).await["error"]["code"], "ServerDeleted");
     assert!(app.server_get(server(1), crate::app::fields::Extras::default()).is_err());
+    app.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_ended_tasks_are_kept_than_their_limits_allow() {
+    let task_history = HistoryLimits { count: 3, bytes: 1 << 20 };
+    let config = AppConfig { task_history, ..AppConfig::default() };
+    let app = Disk::new().start_with(config).await;
+    let mut agent = Agent::connect(&app, server(1)).await;
+    let mut ids = Vec::new();
+    for _ in 0..6 {
+        let id = nop(&app).await;
+        agent.dispatched().await;
+        agent.finish(&id, json!({})).await;
+        ended(&app, &id).await;
+        ids.push(id);
+        // Ids sort by the millisecond in which they were made.
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    ids.push(nop(&app).await);
+    assert!(app.history_is_over());
+    assert_eq!(app.tasks_sweep().await.unwrap(), 3);
+    assert!(!app.history_is_over());
+    let page = app.task_list(&TaskFilter::default()).await.unwrap();
+    let left: Vec<_> = page.tasks.iter().map(|task| task["id"].clone()).collect();
+    let wanted: Vec<_> = ids[3..].iter().map(|id| json!(id)).collect();
+    assert_eq!(left, wanted, "the oldest go first, an open one stays");
     app.shutdown().await;
 }
