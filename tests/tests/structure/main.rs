@@ -84,8 +84,6 @@ const APP: &[&str] = &[
     "figures",
     "fleet",
     "jobs",
-    "keys",
-    "place",
     "placing",
     "platforms",
     "servers",
