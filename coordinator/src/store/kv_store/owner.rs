@@ -52,6 +52,8 @@ struct Group {
     changes: BTreeMap<Bytes, Option<Bytes>>,
     events: Vec<Event>,
     accepted: Vec<(Done<Revision>, Revision)>,
+    /// Told when the group is durable: what a commit lost to may be in it.
+    refused: Vec<(Done<Revision>, StoreError)>,
     bytes: usize,
 }
 
@@ -195,11 +197,11 @@ impl Owner {
         Group { revision: self.meta.revision, ..Group::default() }
     }
 
-    /// Checks a commit against the store and the group; adds it, or answers why not.
+    /// Checks a commit against the store and the group; adds it, or why not.
     async fn admit(&mut self, group: &mut Group, writes: Vec<Write>, done: Done<Revision>) {
         match self.stage(group, writes).await {
             Ok(revision) => group.accepted.push((done, revision)),
-            Err(error) => answer(done, Err(error)),
+            Err(error) => group.refused.push((done, error)),
         }
     }
 
@@ -271,6 +273,9 @@ impl Owner {
         }
         for (done, revision) in group.accepted {
             answer(done, outcome.clone().map(|()| revision));
+        }
+        for (done, error) in group.refused {
+            answer(done, Err(error));
         }
         outcome
     }
