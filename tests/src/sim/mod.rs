@@ -5,12 +5,16 @@
 //! Each node has a runtime with a paused clock. [`Sim::tick`] moves all of them by [`TICK`], one
 //! after the other, then checks the [`invariants`].
 
+pub mod ask;
 pub mod client;
+pub mod clock;
 pub mod invariants;
 pub mod kill;
+pub mod mix;
 pub mod net;
 pub mod node;
 pub mod scenario;
+pub mod store;
 pub mod trace;
 
 use std::collections::BTreeSet;

@@ -10,6 +10,8 @@ use parking_lot::Mutex;
 
 /// Events that are kept for a failure's report.
 const KEPT: usize = 80;
+/// Of each so many bytes.
+const SHOWN_BYTES: usize = 300;
 
 #[derive(Debug)]
 struct State {
@@ -42,25 +44,38 @@ impl Trace {
 
     /// Something happened.
     pub fn event(&self, text: impl fmt::Display) {
+        self.data(text, b"");
+    }
+
+    /// Something happened with these bytes: all of them count, the first are shown.
+    pub fn data(&self, text: impl fmt::Display, bytes: &[u8]) {
         let mut state = self.0.lock();
-        let line = format!("{:>7} ms {text}", state.now.as_millis());
+        let mut line = format!("{:>7} ms {text}", state.now.as_millis());
         line.hash(&mut state.hasher);
+        bytes.hash(&mut state.hasher);
         state.events += 1;
+        // There are too many of these to be worth keeping.
+        let dull = |kind: &[u8]| bytes.windows(kind.len()).take(64).any(|part| part == kind);
+        let dull = dull(b"\"heartbeat\"") || dull(b"\"progress\"");
+        let show = state.show.is_some();
+        if dull && !show {
+            return;
+        }
+        if !bytes.is_empty() {
+            let most = if show { bytes.len() } else { bytes.len().min(SHOWN_BYTES) };
+            line.push_str(": ");
+            line.push_str(&String::from_utf8_lossy(&bytes[..most]));
+        }
         if state.show.as_ref().is_some_and(|text| line.contains(text.as_str())) {
             eprintln!("{line}");
         }
-        // There are too many of these to be worth showing.
-        if line.contains("\\\"heartbeat\\\"") || line.contains("\\\"progress\\\"") {
+        if dull {
             return;
         }
         if state.recent.len() == KEPT {
             state.recent.pop_front();
         }
-        let mut shown: String = line.chars().take(300).collect();
-        if shown.len() < line.len() {
-            shown.push('…');
-        }
-        state.recent.push_back(shown);
+        state.recent.push_back(line);
     }
 
     /// Number of events and a hash of all of them.
