@@ -3,14 +3,14 @@
 //! so a run that fails is repeated by its seed.
 //!
 //! Each node has a runtime with a paused clock. [`Sim::tick`] moves all of them by [`TICK`], one
-//! after the other, then checks the [`invariants`].
+//! after the other, then checks the invariants.
 
 pub mod ask;
 pub mod client;
 pub mod clock;
-pub mod invariants;
 pub mod kill;
 pub mod mix;
+pub mod model;
 pub mod net;
 pub mod node;
 pub mod scenario;
@@ -29,7 +29,7 @@ use muster_shared::entropy::{Entropy as _, SeededEntropy};
 use serde_json::{Value, json};
 
 use self::client::Client;
-use self::invariants::Model;
+use self::model::Model;
 use self::net::Net;
 use self::node::{AgentNode, CoordinatorNode};
 use self::trace::Trace;
