@@ -9,9 +9,11 @@ set -uo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
+seeds=500
 if [ "${1:-}" = --full ]; then
-    export MUSTER_SIM_SEEDS="${MUSTER_SIM_SEEDS:-5000}"
+    seeds=5000
 fi
+export MUSTER_SIM_SEEDS="${MUSTER_SIM_SEEDS:-$seeds}"
 
 started=$SECONDS
 failed=()
@@ -46,7 +48,7 @@ stage "guest image" scripts/build-guest-image.sh || finish
 stage "build" cargo build --workspace --all-targets --locked || finish
 stage "foundation: units" nextest -E 'not package(muster-tests)'
 stage "foundation: documentation" cargo test -q --doc --workspace --locked
-stage "foundation: simulation" nextest -E 'package(muster-tests) and test(/^sim/)'
+stage "foundation: simulation" nextest --success-output immediate -E 'package(muster-tests) and test(/^sim/)'
 stage "foundation: real processes" nextest -E 'package(muster-tests) and not test(/^sim/)'
 stage "contract: generated requests" scripts/fuzz-api.sh 5
 finish

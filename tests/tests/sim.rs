@@ -1,60 +1,125 @@
 //! The simulated cluster: seeds, and an agent that dies at every step of every kind of task.
 
+use std::cell::Cell;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
+use muster_shared::clock::{Clock as _, SystemClock};
 use muster_tests::sim::kill::{self, Victim};
-use muster_tests::sim::scenario::run;
+use muster_tests::sim::scenario::{Failure, Summary, run};
 
-static PANICS: AtomicU64 = AtomicU64::new(0);
+/// Failed seeds after which no more are tried.
+const ENOUGH: usize = 5;
+/// Every so manyth seed is run twice.
+const TWICE: u64 = 20;
+
+thread_local! {
+    static PANICS: Cell<u64> = const { Cell::new(0) };
+}
 
 /// A panic in a node's task is swallowed by its runtime; count it.
 fn count_panics() {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
-        PANICS.fetch_add(1, Ordering::Relaxed);
+        PANICS.set(PANICS.get() + 1);
         before(info);
     }));
 }
 
-fn seeds() -> u64 {
-    let wanted = std::env::var("MUSTER_SIM_SEEDS").ok().and_then(|text| text.parse().ok());
-    wanted.unwrap_or(200)
+fn number(name: &str, otherwise: u64) -> u64 {
+    let wanted = std::env::var(name).ok().and_then(|text| text.parse().ok());
+    wanted.unwrap_or(otherwise)
 }
 
-#[test]
-fn sim_the_same_seed_gives_the_same_run() {
-    for seed in [1, 2] {
-        let first = run(seed).unwrap_or_else(|why| panic!("{why}"));
-        let second = run(seed).unwrap_or_else(|why| panic!("{why}"));
-        assert_eq!(first, second, "seed {seed}");
-        assert!(first.digest.0 > 500, "{first:?}");
+/// What all seeds showed together.
+#[derive(Debug, Default)]
+struct Total {
+    seeds: u64,
+    events: u64,
+    complete: usize,
+    failed: usize,
+    given_up: u64,
+    told: usize,
+    repeated: u64,
+    failures: Vec<Failure>,
+}
+
+impl Total {
+    fn add(&mut self, outcome: Result<Summary, Failure>) {
+        self.seeds += 1;
+        match outcome {
+            Ok(summary) => {
+                self.events += summary.digest.0;
+                self.complete += summary.ended.0;
+                self.failed += summary.ended.1;
+                self.given_up += summary.given_up;
+                self.told += summary.told.0;
+            }
+            Err(failure) => {
+                eprintln!("{}", failure.report);
+                self.failures.push(failure);
+            }
+        }
     }
+}
+
+/// Runs one seed, every few of them twice; the same seed must give the same events.
+fn run_checked(seed: u64) -> Result<Summary, Failure> {
+    let before = PANICS.get();
+    let summary = run(seed)?;
+    assert_eq!(PANICS.get(), before, "seed {seed} panicked");
+    if seed.is_multiple_of(TWICE) {
+        assert_eq!(run(seed)?, summary, "two runs of seed {seed}");
+    }
+    Ok(summary)
 }
 
 #[test]
 fn sim_seeds_keep_the_invariants() {
     count_panics();
-    let first = std::env::var("MUSTER_SIM_FIRST").ok().and_then(|text| text.parse().ok());
-    let first: u64 = first.unwrap_or(1);
-    let mut failures = Vec::new();
-    let (mut complete, mut failed) = (0, 0);
-    for seed in first..first + seeds() {
-        match run(seed) {
-            Ok(summary) => {
-                complete += summary.ended.0;
-                failed += summary.ended.1;
-            }
-            Err(why) => {
-                eprintln!("{why}");
-                failures.push(seed);
-            }
+    let first = number("MUSTER_SIM_FIRST", 1);
+    let end = first + number("MUSTER_SIM_SEEDS", 200);
+    let next = AtomicU64::new(first);
+    let total = Mutex::new(Total::default());
+    let clock = SystemClock::new();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..cores {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= end || total.lock().unwrap().failures.len() >= ENOUGH {
+                        return;
+                    }
+                    let outcome = run_checked(seed);
+                    let mut total = total.lock().unwrap();
+                    total.repeated += u64::from(seed.is_multiple_of(TWICE));
+                    total.add(outcome);
+                }
+            });
         }
-        assert_eq!(PANICS.load(Ordering::Relaxed), 0, "seed {seed} panicked");
-        assert!(failures.len() < 5, "seeds {failures:?} fail");
-    }
-    assert!(failures.is_empty(), "seeds {failures:?} fail");
-    println!("{} seeds: {complete} tasks complete, {failed} failed", seeds());
-    assert!(complete > failed, "most requests are sound");
+    });
+    let took = clock.monotonic().max(Duration::from_millis(1));
+    let total = total.into_inner().unwrap();
+    let per_second = |count: u64| u128::from(count) * 1000 / took.as_millis();
+    println!(
+        "{} seeds on {cores} cores in {took:.1?}: {}.{} seeds/s, {} events/s; {} tasks complete, {} \
+         failed; {} requests given up; {} events told; {} seeds run twice",
+        total.seeds,
+        per_second(total.seeds),
+        per_second(total.seeds * 10) % 10,
+        per_second(total.events),
+        total.complete,
+        total.failed,
+        total.given_up,
+        total.told,
+        total.repeated,
+    );
+    let failed: Vec<_> = total.failures.iter().map(|f| (f.seed, f.violation.invariant)).collect();
+    assert!(failed.is_empty(), "seeds that fail: {failed:?}");
+    assert!(total.events > 500 * total.seeds, "{} events", total.events);
+    assert!(total.complete > total.failed, "most requests are sound");
 }
 
 fn kill_everywhere(victim: Victim) {
@@ -63,7 +128,7 @@ fn kill_everywhere(victim: Victim) {
     let failures: Vec<String> =
         points.iter().filter_map(|point| kill::run(point, victim).err()).collect();
     assert!(failures.is_empty(), "{} of {}:\n{}", failures.len(), points.len(), failures.join(""));
-    assert_eq!(PANICS.load(Ordering::Relaxed), 0);
+    assert_eq!(PANICS.get(), 0);
     println!("{} points", points.len());
     assert!(points.len() > 20, "{points:?}");
 }

@@ -1,162 +1,195 @@
-//! Clients: requests to the coordinator's application, and what was acknowledged.
+//! Clients: requests to the coordinator's API, some given up half-way, and what was answered.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
 
-use muster_coordinator::app::{App, AppError, Caller, Expected};
-use muster_shared::error_chain::Chain;
-use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, Full};
+use hyper::Request;
+use muster_coordinator::app::Caller;
+use muster_coordinator::http::LocalApi;
+use muster_shared::ids::{TaskId, TicketUuid, VmUuid};
 use parking_lot::Mutex;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use super::IMAGE;
-use super::node::CoordinatorNode;
+use super::ask::Ask;
+use super::coordinator::{CoordinatorNode, Served};
+use super::invariants::{Verdict, Violation, Witness};
 use super::trace::Trace;
 
-/// A request.
+/// How long a client waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// Until it is answered.
+    Endless,
+    /// It closes its connection after this time.
+    Time(Duration),
+    /// It closes its connection when the request has to wait for the so manyth time.
+    Waits(u32),
+}
+
+/// What came of a request.
 #[derive(Clone, Debug)]
-pub enum Request {
-    /// `POST /vms`.
-    Place(VmUuid),
-    /// Any task.
-    Task {
-        /// Where.
-        server: ServerUuid,
-        /// Which.
-        kind: &'static str,
-        /// With what.
-        params: Map<String, Value>,
-    },
-    /// `POST /tasks/:id/cancel`.
-    Cancel(TaskId),
-}
-
-/// What a placed VM is.
-#[must_use]
-pub fn vm_body(vm: VmUuid) -> Map<String, Value> {
-    let body = json!({ "uuid": vm, "image_uuid": IMAGE, "ram": 256, "networks": ["admin"] });
-    body.as_object().cloned().unwrap_or_default()
-}
-
-impl Request {
-    /// A task about a VM, with parameters that suit its kind.
-    #[must_use]
-    pub fn vm_task(server: ServerUuid, kind: &'static str, vm: VmUuid) -> Self {
-        let params = match kind {
-            "machine_reprovision" => json!({ "uuid": vm, "image_uuid": IMAGE }),
-            "machine_update" => json!({
-                "uuid": vm, "ram": 300, "set_tags": { "a": 1 }, "add_nics": [{ "nic_tag": "b" }],
-            }),
-            _ => json!({ "uuid": vm, "timeout": 2, "snapshot_name": "one" }),
-        };
-        Self::Task { server, kind, params: params.as_object().cloned().unwrap_or_default() }
-    }
-
-    fn vm(&self) -> Option<VmUuid> {
-        match self {
-            Self::Place(vm) => Some(*vm),
-            Self::Task { params, .. } => params.get("uuid")?.as_str()?.parse().ok(),
-            Self::Cancel(_) => None,
-        }
-    }
-
-    /// The VM it asks for.
-    fn makes(&self) -> Option<VmUuid> {
-        match self {
-            Self::Task { kind: "machine_create", .. } | Self::Place(_) => self.vm(),
-            Self::Task { .. } | Self::Cancel(_) => None,
-        }
-    }
-
-    /// Whether it may lead to one start of the VM's process.
-    fn starts(&self) -> Option<VmUuid> {
-        let starting = [
-            "machine_create",
-            "machine_boot",
-            "machine_reboot",
-            "machine_reprovision",
-            "machine_rollback_snapshot",
-            "machine_update",
-        ];
-        match self {
-            Self::Place(vm) => Some(*vm),
-            Self::Task { kind, .. } if starting.contains(kind) => self.vm(),
-            Self::Task { .. } | Self::Cancel(_) => None,
-        }
-    }
-
-    async fn send(self, app: &Arc<App>, number: u64) -> Result<Option<TaskId>, AppError> {
-        let caller = Caller::new(format!("request-{number}"));
-        match self {
-            Self::Place(vm) => {
-                app.vm_place(&vm_body(vm), &caller).await.map(|placed| Some(placed.id))
-            }
-            Self::Task { server, kind, params } => {
-                app.task_create(server, kind, params, &caller).await.map(Some)
-            }
-            Self::Cancel(id) => app.task_cancel(&id, &Expected::ANY).await.map(|()| None),
-        }
-    }
+enum Outcome {
+    Answered(u16, Value),
+    GivenUp,
 }
 
 #[derive(Debug)]
 struct Answer {
     number: u64,
-    outcome: Result<Option<TaskId>, String>,
+    outcome: Outcome,
+}
+
+#[derive(Debug)]
+struct UnderWay {
+    ask: Ask,
+    asked: Duration,
 }
 
 /// All clients.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Client {
     answers: Arc<Mutex<Vec<Answer>>>,
     last: u64,
-    under_way: BTreeMap<u64, Request>,
-    acknowledged: BTreeMap<TaskId, u64>,
-    starts: BTreeMap<VmUuid, u64>,
-    placed: Vec<VmUuid>,
-    errors: BTreeMap<String, u64>,
+    witness: Witness,
+    under_way: BTreeMap<u64, UnderWay>,
+    /// Given up or never answered; to be asked again.
+    unanswered: Vec<Ask>,
+    vms: Vec<VmUuid>,
+    tickets: Vec<TicketUuid>,
+    images: BTreeSet<u64>,
+    replies: BTreeMap<u64, (u16, Value)>,
+    statuses: BTreeMap<u16, u64>,
+    given_up: u64,
 }
 
 impl Client {
-    /// Sends a request if the coordinator is up; the answer comes later, or never.
-    pub fn send(&mut self, coordinator: &CoordinatorNode, request: Request, trace: &Trace) {
-        let Some(app) = coordinator.app() else { return };
-        self.last += 1;
-        let number = self.last;
-        trace.event(format_args!("request {number}: {request:?}"));
-        if let Some(vm) = request.starts() {
-            *self.starts.entry(vm).or_insert(0) += 1;
+    /// No request was made yet.
+    #[must_use]
+    pub fn new(witness: Witness) -> Self {
+        Self {
+            answers: Arc::default(),
+            last: 0,
+            witness,
+            under_way: BTreeMap::new(),
+            unanswered: Vec::new(),
+            vms: Vec::new(),
+            tickets: Vec::new(),
+            images: BTreeSet::new(),
+            replies: BTreeMap::new(),
+            statuses: BTreeMap::new(),
+            given_up: 0,
         }
-        if let Some(vm) = request.makes()
-            && !self.placed.contains(&vm)
-        {
-            self.placed.push(vm);
-        }
-        self.under_way.insert(number, request.clone());
-        let answers = self.answers.clone();
-        coordinator.spawn(async move {
-            let outcome = request.send(&app, number).await;
-            let outcome = outcome.map_err(|error| Chain(&error).to_string());
-            answers.lock().push(Answer { number, outcome });
-        });
     }
 
-    /// Takes the answers that have come.
-    pub fn collect(&mut self, trace: &Trace) {
-        for answer in std::mem::take(&mut *self.answers.lock()) {
-            trace.event(format_args!("answer {}: {:?}", answer.number, answer.outcome));
-            self.under_way.remove(&answer.number);
-            match answer.outcome {
-                Ok(Some(id)) => drop(self.acknowledged.insert(id, answer.number)),
-                Ok(None) => {}
-                Err(error) => *self.errors.entry(error).or_insert(0) += 1,
+    /// Sends a request if the coordinator is up; the answer comes later, or never.
+    pub fn send(
+        &mut self,
+        coordinator: &CoordinatorNode,
+        ask: Ask,
+        patience: Patience,
+        (trace, now): (&Trace, Duration),
+    ) -> Option<u64> {
+        let served = coordinator.served()?;
+        self.last += 1;
+        let number = self.last;
+        trace.event(format_args!("request {number}: {ask:?}, {patience:?}"));
+        if let Some(vm) = ask.makes()
+            && !self.vms.contains(&vm)
+        {
+            self.vms.push(vm);
+        }
+        self.under_way.insert(number, UnderWay { ask: ask.clone(), asked: now });
+        let answers = self.answers.clone();
+        coordinator.spawn(async move {
+            let outcome = wait(perform(served, ask, number), patience).await;
+            answers.lock().push(Answer { number, outcome });
+        });
+        Some(number)
+    }
+
+    /// Takes the answers that have come. `calm`: nothing is wrong with the coordinator's machine.
+    ///
+    /// # Errors
+    /// An answer that must not be given.
+    pub fn collect(&mut self, trace: &Trace, calm: bool) -> Verdict {
+        let answers = std::mem::take(&mut *self.answers.lock());
+        for Answer { number, outcome } in answers {
+            let Some(UnderWay { ask, asked }) = self.under_way.remove(&number) else { continue };
+            match outcome {
+                Outcome::GivenUp => {
+                    trace.event(format_args!("request {number} is given up"));
+                    self.given_up += 1;
+                    self.unanswered.push(ask);
+                }
+                Outcome::Answered(status, body) => {
+                    let shown = body.to_string();
+                    trace.data(format_args!("answer {number}: {status}"), shown.as_bytes());
+                    *self.statuses.entry(status).or_insert(0) += 1;
+                    if body["code"] == "InternalError" && calm {
+                        let detail = format!("{ask:?} is answered 500 {body}");
+                        return Err(Violation::new("nothing-is-the-servers-fault", detail));
+                    }
+                    self.learn(&ask, asked, status, &body)?;
+                    self.replies.insert(number, (status, body));
+                }
             }
         }
+        Ok(())
+    }
+
+    fn learn(&mut self, ask: &Ask, asked: Duration, status: u16, body: &Value) -> Verdict {
+        if !(200..300).contains(&status) {
+            return Ok(());
+        }
+        match ask {
+            Ask::ListActive => {
+                let listed = body.as_array().into_iter().flatten();
+                let listed = listed.filter_map(|task| task["id"].as_str()?.parse().ok());
+                let listed: BTreeSet<TaskId> = listed.collect();
+                return self.witness.model().tasks.check_list(asked, &listed);
+            }
+            Ask::Ticket { .. } => {
+                if let Some(uuid) = body["uuid"].as_str().and_then(|text| text.parse().ok()) {
+                    self.tickets.push(uuid);
+                    self.witness.ticket_answered(uuid);
+                }
+            }
+            Ask::ImageActivate(image) => drop(self.images.insert(*image)),
+            Ask::ImageFile(image) if *body != json!(super::ask::image_text(*image)) => {
+                let detail = format!("image {image} is {body}");
+                return Err(Violation::new("image-is-whole", detail));
+            }
+            _ if ask.makes_task() => {
+                if let Some(id) = body["id"].as_str().and_then(|text| text.parse().ok()) {
+                    self.witness.task_answered(&id);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
     }
 
     /// The coordinator died: what was under way is never answered.
     pub fn forget(&mut self) {
-        self.under_way.clear();
+        let lost = std::mem::take(&mut self.under_way);
+        self.unanswered.extend(lost.into_values().map(|under_way| under_way.ask));
+        self.answers.lock().clear();
+    }
+
+    /// A request that was not answered, to be asked again.
+    pub fn take_unanswered(&mut self) -> Option<Ask> {
+        self.unanswered.pop()
+    }
+
+    /// The answer to a request, once.
+    pub fn take_reply(&mut self, number: u64) -> Option<(u16, Value)> {
+        self.replies.remove(&number)
     }
 
     /// Whether no request waits for its answer.
@@ -165,26 +198,72 @@ impl Client {
         self.under_way.is_empty()
     }
 
-    /// Every task that was acknowledged.
-    pub fn acknowledged(&self) -> impl Iterator<Item = &TaskId> {
-        self.acknowledged.keys()
-    }
-
     /// VMs that were asked for.
     #[must_use]
-    pub fn placed(&self) -> &[VmUuid] {
-        &self.placed
+    pub fn vms(&self) -> &[VmUuid] {
+        &self.vms
     }
 
-    /// Most starts of a VM's process that were asked for.
+    /// Tickets that were made.
     #[must_use]
-    pub fn starts(&self, vm: VmUuid) -> u64 {
-        self.starts.get(&vm).copied().unwrap_or(0)
+    pub fn tickets(&self) -> &[TicketUuid] {
+        &self.tickets
     }
 
-    /// Requests that were refused, by error.
+    /// Images that were activated.
     #[must_use]
-    pub fn errors(&self) -> &BTreeMap<String, u64> {
-        &self.errors
+    pub fn images(&self) -> &BTreeSet<u64> {
+        &self.images
+    }
+
+    /// Answers by status, and requests that were given up.
+    #[must_use]
+    pub fn tally(&self) -> (&BTreeMap<u16, u64>, u64) {
+        (&self.statuses, self.given_up)
+    }
+}
+
+async fn perform(served: Served, ask: Ask, number: u64) -> Outcome {
+    if let Ask::Task { server, kind, params } = ask {
+        let caller = Caller::new(format!("request-{number}"));
+        let made = served.app.task_create(server, kind, params, &caller).await;
+        return match made {
+            Ok(id) => Outcome::Answered(200, json!({ "id": id })),
+            Err(error) => Outcome::Answered(409, json!({ "message": error.to_string() })),
+        };
+    }
+    let (status, body) = call(&served.api, ask.request(number)).await;
+    let value = serde_json::from_slice(&body);
+    Outcome::Answered(status, value.unwrap_or_else(|_| json!(String::from_utf8_lossy(&body))))
+}
+
+/// One request and its whole answer.
+async fn call(api: &LocalApi, request: Request<Full<Bytes>>) -> (u16, Bytes) {
+    let response = api.call(request).await;
+    let status = response.status().as_u16();
+    let body = response.into_body().collect().await;
+    (status, body.map(http_body_util::Collected::to_bytes).unwrap_or_default())
+}
+
+/// Drops the request when the client's patience ends.
+async fn wait(request: impl Future<Output = Outcome>, patience: Patience) -> Outcome {
+    match patience {
+        Patience::Endless => request.await,
+        Patience::Time(time) => {
+            tokio::time::timeout(time, request).await.unwrap_or(Outcome::GivenUp)
+        }
+        Patience::Waits(waits) => {
+            let mut request = pin!(request);
+            let mut left = waits;
+            poll_fn(|context| match request.as_mut().poll(context) {
+                Poll::Pending if left > 1 => {
+                    left -= 1;
+                    Poll::Pending
+                }
+                Poll::Pending => Poll::Ready(Outcome::GivenUp),
+                ready => ready,
+            })
+            .await
+        }
     }
 }

@@ -8,12 +8,12 @@ use std::time::Duration;
 use muster_agent::drivers::host::HostAction;
 use muster_agent::tasks::HANDLERS;
 use muster_agent::tasks::registry::{Faults, Moment, Registry};
-use muster_coordinator::app::fields::Extras;
-use muster_coordinator::app::{App, ServerFilter};
 use muster_shared::ids::VmUuid;
 use serde_json::{Map, Value, json};
 
-use super::client::Request;
+use super::ask::Ask;
+use super::client::Patience;
+use super::invariants::{Verdict, Violation};
 use super::{IMAGE, Sim};
 
 const SETTLE: Duration = Duration::from_secs(120);
@@ -74,10 +74,13 @@ fn kind_name(kind: &str) -> &'static str {
 pub fn run(point: &str, victim: Victim) -> Result<(), String> {
     let mut sim = Sim::new(1, 1);
     let outcome = play(&mut sim, point, victim);
-    outcome.map_err(|why| sim.failure(1, &format!("{victim:?} killed at {point}: {why}")))
+    outcome.map_err(|why| {
+        let recent = sim.trace.recent();
+        format!("{victim:?} killed at {point}: {why}\nthe last events:\n{recent}")
+    })
 }
 
-fn play(sim: &mut Sim, point: &str, victim: Victim) -> Result<(), String> {
+fn play(sim: &mut Sim, point: &str, victim: Victim) -> Verdict {
     let kill = Arc::new(KillPoint {
         point: point.to_owned(),
         armed: AtomicBool::new(false),
@@ -85,9 +88,8 @@ fn play(sim: &mut Sim, point: &str, victim: Victim) -> Result<(), String> {
     });
     sim.agents[0].steps = Some(kill.clone());
     sim.start();
-    sim.run_until("a registered server", SETTLE, |sim| {
-        let listed = |app: Arc<App>| app.server_list(&ServerFilter::default(), Extras::default());
-        sim.app().is_some_and(|app| !listed(app).is_empty())
+    sim.run_until("heard-server-is-running", SETTLE, |sim| {
+        sim.witness.model().statuses.all_running(1)
     })?;
     let kind = kind_name(point.split(':').next().unwrap_or_default());
     let mut wanted = params(kind);
@@ -107,16 +109,16 @@ fn play(sim: &mut Sim, point: &str, victim: Victim) -> Result<(), String> {
     kill.armed.store(true, Ordering::Relaxed);
     send(sim, kind, wanted);
     let reached = kill.clone();
-    sim.run_until(point, SETTLE, |_| reached.reached.load(Ordering::Relaxed))?;
+    sim.run_until("point-is-reached", SETTLE, |_| reached.reached.load(Ordering::Relaxed))?;
     match victim {
         Victim::Agent => sim.crash_agent(0),
         Victim::Host => sim.power_off(0),
     }
     sim.run_for(Duration::from_millis(700))?;
     sim.start_agent(0);
-    sim.run_until("the end of the task", SETTLE, Sim::is_settled)?;
+    sim.run_until("every-task-ends", SETTLE, Sim::is_settled)?;
     sim.run_for(Duration::from_secs(3))?;
-    sim.check_settled()?;
+    sim.witness.check_settled(&sim.agents)?;
     sim.check_index()?;
     check_actions(sim, point, victim)
 }
@@ -124,7 +126,7 @@ fn play(sim: &mut Sim, point: &str, victim: Victim) -> Result<(), String> {
 /// An action on the host is asked for once. Only what dies between the action and the journal asks
 /// again, as it can't know; the host takes a repetition for the same request. A reboot can be
 /// known, by the boot it led to.
-fn check_actions(sim: &Sim, point: &str, victim: Victim) -> Result<(), String> {
+fn check_actions(sim: &Sim, point: &str, victim: Victim) -> Verdict {
     let unknown = point.ends_with(":after");
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     for action in sim.agents[0].log.actions() {
@@ -132,22 +134,23 @@ fn check_actions(sim: &Sim, point: &str, victim: Victim) -> Result<(), String> {
         let count = counts.entry(format!("{action:?}")).or_default();
         *count += 1;
         if *count > 1 + usize::from(unknown && !known) {
-            return Err(format!("{action:?} was done {count} times"));
+            let detail = format!("{action:?} was done {count} times");
+            return Err(Violation::new("effects-happen-once", detail));
         }
     }
     Ok(())
 }
 
 fn send(sim: &mut Sim, kind: &'static str, params: Map<String, Value>) {
-    let request = Request::Task { server: sim.agents[0].server, kind, params };
-    sim.client.send(&sim.coordinator, request, &sim.trace);
+    let ask = Ask::Task { server: sim.agents[0].server, kind, params };
+    sim.ask(ask, Patience::Endless);
 }
 
-fn ask(sim: &mut Sim, kind: &'static str, params: Map<String, Value>) -> Result<(), String> {
+fn ask(sim: &mut Sim, kind: &'static str, params: Map<String, Value>) -> Verdict {
     send(sim, kind, params);
-    sim.run_until(kind, SETTLE, Sim::is_settled)?;
-    match sim.ended() {
+    sim.run_until("every-task-ends", SETTLE, Sim::is_settled)?;
+    match sim.witness.model().tasks.ended() {
         (_, 0) => Ok(()),
-        (_, _) => Err(format!("{kind} failed")),
+        (_, _) => Err(Violation::new("setup-works", kind)),
     }
 }

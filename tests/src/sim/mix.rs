@@ -56,10 +56,6 @@ impl Part {
     ];
 }
 
-/// Not in the runs of `make test` as long as they find what is known: changes are owned by those
-/// who ask for them, and are lost between the store and memory with them.
-const HELD_BACK: &[&str] = &["impatience", "store-unsure"];
-
 /// The parts of one run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mix(Vec<Part>);
@@ -71,14 +67,12 @@ impl Mix {
         Self(Vec::new())
     }
 
-    /// What a seed has. `MUSTER_SIM_PARTS=a,b` allows only these, `-a,b` all others, and `all`
-    /// everything.
+    /// What a seed has. `MUSTER_SIM_PARTS=a,b` allows only these, `-a,b` all others.
     #[must_use]
     pub fn of(entropy: &SeededEntropy) -> Self {
         let wanted = std::env::var("MUSTER_SIM_PARTS").ok();
         let allowed = |name: &str| match &wanted {
-            None => !HELD_BACK.contains(&name),
-            Some(list) if list == "all" => true,
+            None => true,
             Some(list) => match list.strip_prefix('-') {
                 Some(list) => !list.split(',').any(|part| part == name),
                 None => list.split(',').any(|part| part == name),

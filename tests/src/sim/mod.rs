@@ -1,41 +1,58 @@
-//! The simulated cluster: the real coordinator application and real agents in one process, on a
+//! The simulated cluster: the real coordinator with its API and real agents in one process, on a
 //! simulated network, simulated disks and simulated hosts. A seed decides everything that happens,
 //! so a run that fails is repeated by its seed.
 //!
-//! Each node has a runtime with a paused clock. [`Sim::tick`] moves all of them by [`TICK`], one
-//! after the other, then checks the invariants.
+//! Each node has a runtime with a paused clock. [`Sim::tick`] moves all of them, one after the
+//! other, then checks the [`invariants`].
 
 pub mod ask;
 pub mod client;
 pub mod clock;
+pub mod coordinator;
+pub mod faults;
+pub mod invariants;
 pub mod kill;
+pub mod kv;
 pub mod mix;
-pub mod model;
 pub mod net;
 pub mod node;
+pub mod reader;
+pub mod requests;
 pub mod scenario;
 pub mod store;
 pub mod trace;
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use muster_agent::drivers::host::HostAction;
 use muster_agent::drivers::images::sim::SimRepository;
 use muster_agent::drivers::storage::sim::SimImage;
-use muster_coordinator::app::VmFilter;
 use muster_shared::entropy::{Entropy as _, SeededEntropy};
 use serde_json::{Value, json};
 
-use self::client::Client;
-use self::model::Model;
+use self::ask::Ask;
+use self::client::{Client, Patience};
+use self::coordinator::CoordinatorNode;
+use self::invariants::{Conditions, Verdict, Violation, Witness};
+use self::mix::Mix;
 use self::net::Net;
-use self::node::{AgentNode, CoordinatorNode};
+use self::node::{AgentNode, Hardware};
+use self::reader::Reader;
+use self::store::Mood;
 use self::trace::Trace;
 
-/// How far time moves at once. Frames arrive on the borders of ticks.
+/// How far time moves at once in a steady run. Frames arrive on the borders of ticks.
 pub const TICK: Duration = Duration::from_millis(50);
+/// Lengths of the ticks of other runs, ms.
+const TICKS_MS: [u64; 5] = [10, 25, 50, 60, 90];
+/// How long a host takes to boot, at least.
+const BOOT: Duration = Duration::from_secs(1);
+/// How long the coordinator may take for a request when all is well.
+const ANSWER: Duration = Duration::from_secs(5);
+/// After the coordinator's machine was disturbed, its answers may show that for so long.
+const CALM: Duration = Duration::from_secs(2);
 /// The image that every node can install.
 pub const IMAGE: &str = "11111111-2222-4333-8444-555555555555";
 
@@ -45,44 +62,103 @@ pub fn origin() -> Timestamp {
     Timestamp::UNIX_EPOCH + Duration::from_secs(1_767_225_600)
 }
 
+/// How time moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// In ticks of one length, the nodes in one order.
+    Steady,
+    /// Both as the seed decides.
+    Random,
+}
+
 /// A cluster of one coordinator and some agents.
 #[derive(Debug)]
 pub struct Sim {
     /// Time since the start.
     pub now: Duration,
+    /// How it moves.
+    pub pace: Pace,
+    /// What the run is made of.
+    pub mix: Mix,
     /// The network.
     pub net: Net,
     /// The coordinator's machine.
     pub coordinator: CoordinatorNode,
+    /// Its disk is full.
+    pub is_full: bool,
     /// The compute nodes.
     pub agents: Vec<AgentNode>,
-    /// What clients asked for.
+    /// Whether a host that is told to reboot does.
+    pub reboots: bool,
+    /// Those that ask the coordinator.
     pub client: Client,
+    /// Who reads events.
+    pub reader: Reader,
     /// What happened.
     pub trace: Trace,
+    /// Who saw it.
+    pub witness: Witness,
     /// Decides what happens next.
     pub entropy: SeededEntropy,
-    model: Model,
+    conditions: Conditions,
+    ignored: Option<String>,
+    /// Nodes that die in the middle of their next tick; the coordinator is the last.
+    doomed: BTreeSet<usize>,
+    booting: Vec<Booting>,
+}
+
+/// What a host was told.
+#[derive(Clone, Copy, Debug, Default)]
+struct Booting {
+    /// How many of its actions were seen.
+    acts: usize,
+    /// When it comes up again.
+    up_at: Option<Duration>,
 }
 
 impl Sim {
-    /// A cluster in which nothing runs yet.
+    /// A cluster in which nothing runs yet, of equal nodes.
     #[must_use]
     pub fn new(seed: u64, agents: usize) -> Self {
+        Self::with(SeededEntropy::new(seed), agents, Mix::plain(), |_| Hardware::default())
+    }
+
+    /// A cluster in which nothing runs yet.
+    #[must_use]
+    pub fn with(
+        entropy: SeededEntropy,
+        agents: usize,
+        mix: Mix,
+        hardware: impl Fn(usize) -> Hardware,
+    ) -> Self {
         let trace = Trace::default();
-        let entropy = SeededEntropy::new(seed);
+        let witness = Witness::new(trace.clone());
         let repository = SimRepository::default();
         let image = SimImage { manifest: json!({ "state": "active" }), size_bytes: 1 << 20 };
         repository.publish(IMAGE.parse().expect("a constant"), image);
-        let node = |number| AgentNode::new(number, entropy.u64(), repository.clone());
+        let node = |number| {
+            let (seed, seen) = (entropy.u64(), witness.clone());
+            AgentNode::new(number, seed, hardware(number), repository.clone(), seen)
+        };
+        let agents: Vec<_> = (0..agents).map(node).collect();
+        witness.servers(agents.iter().map(|agent| agent.server).collect());
         Self {
             now: Duration::ZERO,
-            net: Net::new(entropy.u64(), trace.clone()),
-            agents: (0..agents).map(node).collect(),
-            coordinator: CoordinatorNode::new(entropy.u64()),
-            client: Client::default(),
-            model: Model::default(),
+            pace: Pace::Steady,
+            mix,
+            net: Net::new(entropy.u64(), trace.clone(), witness.clone()),
+            coordinator: CoordinatorNode::new(entropy.u64(), witness.clone()),
+            is_full: false,
+            reboots: false,
+            client: Client::new(witness.clone()),
+            reader: Reader::default(),
+            conditions: Conditions::default(),
+            ignored: std::env::var("MUSTER_SIM_IGNORE").ok(),
+            doomed: BTreeSet::new(),
+            booting: vec![Booting::default(); agents.len()],
+            agents,
             trace,
+            witness,
             entropy,
         }
     }
@@ -91,12 +167,16 @@ impl Sim {
     pub fn start_coordinator(&mut self) {
         self.trace.event("coordinator starts");
         self.coordinator.start(&self.net, self.now);
+        self.conditions.up_since = Some(self.now);
     }
 
     /// Kills the coordinator.
     pub fn crash_coordinator(&mut self) {
         self.trace.event("coordinator crashes");
+        self.reader.leave(&self.trace);
         self.coordinator.crash(&self.net, &self.entropy);
+        self.coordinator.kv.set_full(self.is_full);
+        self.conditions.up_since = None;
         self.client.forget();
     }
 
@@ -118,6 +198,11 @@ impl Sim {
         self.agents[agent].power_off(&self.entropy, self.now);
     }
 
+    /// A node (`None`: the coordinator) dies in the middle of what it does next.
+    pub fn dies_next(&mut self, agent: Option<usize>) {
+        self.doomed.insert(agent.unwrap_or(self.agents.len()));
+    }
+
     /// Starts everything.
     pub fn start(&mut self) {
         self.start_coordinator();
@@ -126,35 +211,125 @@ impl Sim {
         }
     }
 
+    /// Sends a request, if there is a coordinator.
+    pub fn ask(&mut self, ask: Ask, patience: Patience) -> Option<u64> {
+        self.client.send(&self.coordinator, ask, patience, (&self.trace, self.now))
+    }
+
     /// One tick of every node, then a check of the invariants.
     ///
     /// # Errors
     /// The invariant that does not hold.
-    pub fn tick(&mut self) -> Result<(), String> {
-        self.now += TICK;
+    pub fn tick(&mut self) -> Verdict {
+        let mut nodes: Vec<usize> = (0..=self.agents.len()).collect();
+        let length = match self.pace {
+            Pace::Steady => {
+                nodes.rotate_right(1);
+                TICK
+            }
+            Pace::Random => {
+                for last in (1..nodes.len()).rev() {
+                    nodes.swap(last, self.pick(last + 1));
+                }
+                Duration::from_millis(TICKS_MS[self.pick(TICKS_MS.len())])
+            }
+        };
+        self.now += length;
         self.trace.at(self.now);
+        self.witness.model().at(self.now);
         self.net.advance(self.now);
-        self.coordinator.step();
+        for node in nodes {
+            match node == self.agents.len() {
+                true => self.step_coordinator(length),
+                false => self.step_agent(node, length),
+            }
+        }
+        self.judge()
+    }
+
+    fn step_coordinator(&mut self, length: Duration) {
+        if self.doomed.remove(&self.agents.len()) {
+            self.coordinator.step(length.mul_f64(self.entropy.fraction()));
+            return self.crash_coordinator();
+        }
+        self.coordinator.step(length);
         if self.coordinator.has_failed() {
             self.crash_coordinator();
             self.start_coordinator();
         }
-        for agent in 0..self.agents.len() {
-            self.agents[agent].step();
-            if self.agents[agent].is_broken() {
-                self.crash_agent(agent);
+    }
+
+    fn step_agent(&mut self, agent: usize, length: Duration) {
+        if self.doomed.remove(&agent) {
+            let part = length.mul_f64(self.entropy.fraction());
+            self.agents[agent].step(part);
+            return self.crash_agent(agent);
+        }
+        self.agents[agent].step(length);
+        if self.agents[agent].is_broken() {
+            self.crash_agent(agent);
+            self.start_agent(agent);
+        }
+        self.reboot(agent);
+    }
+
+    /// A host does what it was told.
+    fn reboot(&mut self, agent: usize) {
+        let Booting { acts, up_at } = &mut self.booting[agent];
+        let asked = self.agents[agent].log.actions();
+        let told = asked.get(*acts..).unwrap_or_default();
+        for action in told {
+            self.trace.event(format_args!("host {agent} is told {action:?}"));
+        }
+        *acts = asked.len();
+        if !self.reboots {
+            return;
+        }
+        if told.contains(&HostAction::Reboot) {
+            *up_at = Some(self.now + BOOT);
+            if self.agents[agent].is_up() {
+                return self.power_off(agent);
+            }
+        }
+        if up_at.is_some_and(|at| at <= self.now) {
+            *up_at = None;
+            if !self.agents[agent].is_up() {
                 self.start_agent(agent);
             }
         }
-        self.client.collect(&self.trace);
-        self.model.check(&self.coordinator.kv, &self.agents, &self.client, &self.trace)
+    }
+
+    fn judge(&mut self) -> Verdict {
+        let store_fails = self.is_full || self.coordinator.mood.get() != Mood::Fine;
+        if store_fails {
+            self.conditions.store_failed = self.now;
+        }
+        if store_fails || self.coordinator.is_paused() {
+            self.conditions.disturbed = self.now;
+        }
+        self.conditions.ran = self.coordinator.ran();
+        let calm = self.conditions.store_failed + CALM < self.now;
+        let verdict = self.client.collect(&self.trace, calm);
+        self.tolerate(verdict)?;
+        let verdict = self.reader.collect(&self.witness.model(), &self.trace);
+        self.tolerate(verdict)?;
+        let verdict = self.witness.tick(self.now, &self.conditions, &self.agents);
+        self.tolerate(verdict)
+    }
+
+    /// `MUSTER_SIM_IGNORE` names an invariant that need not hold, to see what else does not.
+    fn tolerate(&self, verdict: Verdict) -> Verdict {
+        verdict.or_else(|violation| match &self.ignored {
+            Some(name) if name == violation.invariant => Ok(()),
+            _ => Err(violation),
+        })
     }
 
     /// Ticks for a time.
     ///
     /// # Errors
     /// The invariant that does not hold.
-    pub fn run_for(&mut self, time: Duration) -> Result<(), String> {
+    pub fn run_for(&mut self, time: Duration) -> Verdict {
         let end = self.now + time;
         while self.now < end {
             self.tick()?;
@@ -165,71 +340,82 @@ impl Sim {
     /// Ticks until something is so.
     ///
     /// # Errors
-    /// The invariant that does not hold, or what did not become so within `limit`.
+    /// The invariant that does not hold: `what`, if it did not become so within `limit`.
     pub fn run_until(
         &mut self,
-        what: &str,
+        what: &'static str,
         limit: Duration,
         mut is_so: impl FnMut(&Self) -> bool,
-    ) -> Result<(), String> {
+    ) -> Verdict {
         let end = self.now + limit;
         while !is_so(self) {
             if self.now >= end {
-                return Err(format!("{what} not within {limit:?}: {}", self.model.open_tasks()));
+                let model = self.witness.model();
+                let (tasks, jobs) = (model.tasks.report_open(), model.open_jobs());
+                let detail = format!("not within {limit:?}: tasks {tasks}, jobs {jobs:?}");
+                return Err(Violation::new(what, detail));
             }
             self.tick()?;
         }
         Ok(())
     }
 
-    /// Whether all tasks in the store have ended, and no request is under way.
+    /// Whether all tasks and jobs in the store have ended, and no request is under way.
     #[must_use]
     pub fn is_settled(&self) -> bool {
-        self.model.all_ended() && self.client.is_idle()
-    }
-
-    /// How many tasks ended well and badly.
-    #[must_use]
-    pub fn ended(&self) -> (usize, usize) {
-        self.model.ended()
-    }
-
-    /// What must hold when everything is up, connected and settled.
-    ///
-    /// # Errors
-    /// What does not hold.
-    pub fn check_settled(&self) -> Result<(), String> {
-        self.model.check_settled(&self.agents)
+        let model = self.witness.model();
+        let idle = model.tasks.open().is_empty() && model.open_jobs().is_empty();
+        idle && self.client.is_idle() && self.booting.iter().all(|host| host.up_at.is_none())
     }
 
     /// Nothing is asked and nothing changes: nothing may be written.
     ///
     /// # Errors
     /// Who wrote.
-    pub fn check_quiet(&mut self, settle: Duration, quiet: Duration) -> Result<(), String> {
+    pub fn check_quiet(&mut self, settle: Duration, quiet: Duration) -> Verdict {
         self.run_for(settle)?;
         let written = |sim: &Self| {
             let agents = sim.agents.iter().map(|agent| agent.kv.written());
             (sim.coordinator.kv.written(), agents.collect::<Vec<_>>())
         };
-        let (before, revisions) = (written(self), self.model.revisions());
+        let (before, revisions) = (written(self), self.witness.model().revisions());
         self.run_for(quiet)?;
         let after = written(self);
         if before != after {
-            let changed = self.model.changed_since(&revisions);
-            return Err(format!("an unchanged fleet wrote {before:?} → {after:?}: {changed:?}"));
+            let changed = self.witness.model().changed_since(&revisions);
+            let detail = format!("{before:?} → {after:?}: {changed:?}");
+            return Err(Violation::new("quiet-fleet-writes-nothing", detail));
         }
         Ok(())
+    }
+
+    /// The answer to a request when all is well.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn answer(&mut self, ask: Ask) -> Result<Value, Violation> {
+        let shown = format!("{ask:?}");
+        let refused = |detail: &str| Violation::new("api-answers", format!("{shown}: {detail}"));
+        let number = self.ask(ask, Patience::Endless);
+        let number = number.ok_or_else(|| refused("there is no coordinator"))?;
+        let end = self.now + ANSWER;
+        loop {
+            match self.client.take_reply(number) {
+                Some((200, body)) => return Ok(body),
+                Some((status, body)) => return Err(refused(&format!("{status} {body}"))),
+                None if self.now > end => return Err(refused("no answer")),
+                None => self.tick()?,
+            }
+        }
     }
 
     /// The VM index of the coordinator agrees with the hosts.
     ///
     /// # Errors
     /// Where they differ.
-    pub fn check_index(&self) -> Result<(), String> {
-        let app = self.coordinator.app().ok_or("no coordinator")?;
-        let listed = app.vm_list(&VmFilter::default());
-        let listed = listed.iter().filter_map(|vm| {
+    pub fn check_index(&mut self) -> Verdict {
+        let listed = self.answer(Ask::Get("/vms?limit=1000".to_owned()))?;
+        let listed = listed.as_array().into_iter().flatten().filter_map(|vm| {
             let part = |name: &str| vm.get(name).and_then(Value::as_str).map(str::to_owned);
             Some((part("uuid")?, part("server_uuid")?, part("state")?))
         });
@@ -248,13 +434,42 @@ impl Sim {
         if more.is_empty() && less.is_empty() {
             return Ok(());
         }
-        Err(format!("the index has {more:?}, which the hosts lack, and lacks {less:?}"))
+        let detail = format!("listed, but not on hosts: {more:?}; not listed: {less:?}");
+        Err(Violation::new("index-is-what-hosts-have", detail))
     }
 
-    /// How a run failed, for the report.
+    /// Every promise of room was kept or has ended: what is free is what VMs leave.
+    ///
+    /// # Errors
+    /// Where room is lost.
+    pub fn check_room(&mut self) -> Verdict {
+        const PLANNED_MIB: u64 = 1024;
+        let plan = self.answer(Ask::Plan(PLANNED_MIB))?;
+        for agent in &self.agents {
+            let taken: u64 = invariants::taken_mib(agent).values().sum();
+            let free = invariants::usable_mib(agent).saturating_sub(taken) / PLANNED_MIB;
+            let server = agent.server.to_string();
+            let found = plan["servers"].as_array().into_iter().flatten();
+            let found = found.into_iter().find(|one| one["server_uuid"] == server.as_str());
+            let fits = found.and_then(|one| one["fits"].as_u64());
+            if fits != Some(free) {
+                let detail = format!("{server}: {fits:?} fit instead of {free}: {found:?}");
+                return Err(Violation::new("room-returns", detail));
+            }
+        }
+        Ok(())
+    }
+
+    /// How a run failed, for people.
     #[must_use]
-    pub fn failure(&self, seed: u64, why: &str) -> String {
-        format!("seed {seed}: {why}\nthe last events:\n{}", self.trace.recent())
+    pub fn report(&self, seed: u64, violation: &Violation) -> String {
+        let mix = &self.mix;
+        let recent = self.trace.recent();
+        format!(
+            "seed {seed} violates {violation}\nthe run has {mix:?}; again: MUSTER_SIM_FIRST={seed} \
+             MUSTER_SIM_SEEDS=1 cargo nextest run -p muster-tests --test sim sim_seeds \
+             --no-capture\nthe last events:\n{recent}"
+        )
     }
 
     /// A number below `limit`.
@@ -262,11 +477,5 @@ impl Sim {
     pub fn pick(&self, limit: usize) -> usize {
         let limit = u64::try_from(limit.max(1)).expect("a small number");
         usize::try_from(self.entropy.u64() % limit).expect("a small number")
-    }
-
-    /// The application, if it has started.
-    #[must_use]
-    pub fn app(&self) -> Option<Arc<muster_coordinator::app::App>> {
-        self.coordinator.app()
     }
 }

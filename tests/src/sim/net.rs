@@ -1,8 +1,8 @@
 //! The simulated network between agents and the coordinator.
 //!
 //! Frames arrive in order after a delay, at the start of a tick. Loss is what it is over TCP: a
-//! connection stalls, and then goes on or breaks. A partition stalls what is open and lets no new
-//! connection through.
+//! connection stalls, and then goes on or breaks. A cut, of one direction or both, stalls what is
+//! open and lets no new connection through.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -15,17 +15,46 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use url::Url;
 
-use super::TICK;
+use super::invariants::Witness;
 use super::trace::Trace;
 
-/// Longest delay of a frame, in ticks; the shortest is one.
-const DELAY_TICKS: u64 = 3;
+/// Longest delay of a frame.
+const DELAY: Duration = Duration::from_millis(150);
+/// What a connection takes to open, or to be refused.
+const OPEN: Duration = Duration::from_millis(50);
 /// Frames a receiver may lag behind before its connection breaks.
 const RECEIVER_FRAMES: usize = 1_024;
 /// Connections that wait to be accepted.
 const BACKLOG: usize = 64;
 /// What a dialer waits for an answer that does not come.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Where a frame goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Way {
+    /// From an agent.
+    ToCoordinator,
+    /// From the coordinator.
+    ToAgent,
+}
+
+impl Way {
+    const BOTH: [Self; 2] = [Self::ToCoordinator, Self::ToAgent];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::ToCoordinator => "to the coordinator",
+            Self::ToAgent => "to the agent",
+        }
+    }
+
+    fn lane(self) -> usize {
+        match self {
+            Self::ToCoordinator => 0,
+            Self::ToAgent => 1,
+        }
+    }
+}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Item {
@@ -58,8 +87,9 @@ struct State {
     links: BTreeMap<u64, Link>,
     /// Where connections are accepted, while the coordinator is up.
     accept: Option<mpsc::Sender<Connection>>,
-    cut_off: BTreeSet<usize>,
+    cut: BTreeSet<(usize, Way)>,
     trace: Trace,
+    witness: Witness,
 }
 
 /// The network; clones share it.
@@ -69,15 +99,16 @@ pub struct Net(Arc<Mutex<State>>);
 impl Net {
     /// An idle network.
     #[must_use]
-    pub fn new(seed: u64, trace: Trace) -> Self {
+    pub fn new(seed: u64, trace: Trace, witness: Witness) -> Self {
         Self(Arc::new(Mutex::new(State {
             now: Duration::ZERO,
             entropy: SeededEntropy::new(seed),
             next: 0,
             links: BTreeMap::new(),
             accept: None,
-            cut_off: BTreeSet::new(),
+            cut: BTreeSet::new(),
             trace,
+            witness,
         })))
     }
 
@@ -100,20 +131,20 @@ impl Net {
         self.0.lock().accept = None;
     }
 
-    /// Cuts an agent off, or connects it again.
-    pub fn cut_off(&self, agent: usize, cut: bool) {
-        let mut state = self.0.lock();
-        if cut {
-            state.cut_off.insert(agent);
-        } else {
-            state.cut_off.remove(&agent);
-        }
+    /// Cuts an agent off one way.
+    pub fn cut(&self, agent: usize, way: Way) {
+        self.0.lock().cut.insert((agent, way));
     }
 
-    /// Whether an agent is cut off.
+    /// Connects an agent again.
+    pub fn mend(&self, agent: usize) {
+        self.0.lock().cut.retain(|(of, _)| *of != agent);
+    }
+
+    /// Whether an agent is cut off, one way at least.
     #[must_use]
-    pub fn is_cut_off(&self, agent: usize) -> bool {
-        self.0.lock().cut_off.contains(&agent)
+    pub fn is_cut(&self, agent: usize) -> bool {
+        self.0.lock().is_cut(agent)
     }
 
     /// Nothing arrives on an agent's connections for a while.
@@ -134,39 +165,61 @@ impl Net {
                 lane.to = None;
             }
         }
+        state.witness.link_ended(agent);
     }
 
     /// Hands over what is due at `now`.
     pub fn advance(&self, now: Duration) {
         let mut state = self.0.lock();
-        let state = &mut *state;
-        state.now = now;
-        for (id, link) in &mut state.links {
-            if link.stalled_until > now || state.cut_off.contains(&link.agent) {
+        let State { links, cut, trace, witness, .. } = &mut *state;
+        for (id, link) in links.iter_mut() {
+            if link.stalled_until > now {
                 continue;
             }
-            for (direction, lane) in link.lanes.iter_mut().enumerate() {
-                lane.deliver(now, |item| {
-                    let way = ["to the coordinator", "to the agent"][direction];
-                    state.trace.event(format_args!("link {id} {way}: {item:?}"));
+            for way in Way::BOTH.into_iter().filter(|way| !cut.contains(&(link.agent, *way))) {
+                link.lanes[way.lane()].deliver(now, |item| {
+                    let name = way.name();
+                    match item {
+                        Item::Frame(Frame::Text(text)) => {
+                            trace.data(format_args!("link {id} {name}"), text.as_bytes());
+                            witness.arrived(link.agent, way, text);
+                        }
+                        other => {
+                            trace.event(format_args!("link {id} {name}: {other:?}"));
+                            witness.link_ended(link.agent);
+                        }
+                    }
                 });
             }
         }
         let in_use = |lane: &Lane| lane.to.as_ref().is_some_and(|to| !to.is_closed());
-        state.links.retain(|_, link| link.lanes.iter().any(in_use));
+        links.retain(|_, link| {
+            let used = link.lanes.iter().any(in_use);
+            if !used {
+                witness.link_ended(link.agent);
+            }
+            used
+        });
+        state.now = now;
     }
 
-    fn push(&self, id: u64, direction: usize, item: Item) -> Result<(), LinkError> {
+    fn push(&self, id: u64, way: Way, item: Item) -> Result<(), LinkError> {
         let mut state = self.0.lock();
-        let ticks = match item {
+        let delay = match item {
             // Without a draw: a runtime that dies drops its connections in no certain order.
-            Item::Broken => 1,
-            _ => 1 + state.entropy.u64() % DELAY_TICKS,
+            Item::Broken => Duration::ZERO,
+            _ => DELAY.mul_f64(state.entropy.fraction()),
         };
-        let at = state.now + TICK * u32::try_from(ticks).expect("a few ticks");
-        let lane = state.links.get_mut(&id).map(|link| &mut link.lanes[direction]);
-        let lane = lane.filter(|lane| lane.to.as_ref().is_some_and(|to| !to.is_closed()));
-        let lane = lane.ok_or_else(|| broken("the connection was reset"))?;
+        let at = state.now + delay;
+        let State { links, witness, .. } = &mut *state;
+        let link = links.get_mut(&id).ok_or_else(|| broken("the connection was reset"))?;
+        let lane = &mut link.lanes[way.lane()];
+        if lane.to.as_ref().is_none_or(mpsc::Sender::is_closed) {
+            return Err(broken("the connection was reset"));
+        }
+        if let Item::Frame(Frame::Text(text)) = &item {
+            witness.sent(link.agent, way, text);
+        }
         let last = lane.waiting.back().map_or(Duration::ZERO, |(at, _)| *at);
         lane.waiting.push_back((at.max(last), item));
         Ok(())
@@ -174,7 +227,7 @@ impl Net {
 
     fn connect(&self, agent: usize, url: &Url) -> Result<Option<Connection>, LinkError> {
         let mut state = self.0.lock();
-        if state.cut_off.contains(&agent) {
+        if state.is_cut(agent) {
             return Ok(None);
         }
         let refused = |text: &str| LinkError::Connect { url: url.to_string(), source: text.into() };
@@ -183,8 +236,8 @@ impl Net {
         state.next += 1;
         let (to_coordinator, at_coordinator) = mpsc::channel(RECEIVER_FRAMES);
         let (to_agent, at_agent) = mpsc::channel(RECEIVER_FRAMES);
-        let end = |direction, rx| Connection {
-            sink: Box::new(Sink { net: self.clone(), id, direction, open: true }),
+        let end = |way, rx| Connection {
+            sink: Box::new(Sink { net: self.clone(), id, way, open: true }),
             stream: Box::new(Stream { rx, code: None }),
         };
         let lane = |to| Lane { waiting: VecDeque::new(), to: Some(to) };
@@ -193,8 +246,16 @@ impl Net {
         state.trace.event(format_args!("link {id} opened by agent {agent}"));
         // Ends that are dropped tell the network.
         drop(state);
-        accept.try_send(end(1, at_coordinator)).map_err(|_| refused("the backlog is full"))?;
-        Ok(Some(end(0, at_agent)))
+        accept
+            .try_send(end(Way::ToAgent, at_coordinator))
+            .map_err(|_| refused("the backlog is full"))?;
+        Ok(Some(end(Way::ToCoordinator, at_agent)))
+    }
+}
+
+impl State {
+    fn is_cut(&self, agent: usize) -> bool {
+        Way::BOTH.iter().any(|way| self.cut.contains(&(agent, *way)))
     }
 }
 
@@ -226,7 +287,7 @@ struct SimDialer {
 #[async_trait]
 impl Dialer for SimDialer {
     async fn dial(&self, url: &Url, _protocol: &str) -> Result<Connection, LinkError> {
-        tokio::time::sleep(TICK).await;
+        tokio::time::sleep(OPEN).await;
         match self.net.connect(self.agent, url)? {
             Some(connection) => Ok(connection),
             None => {
@@ -242,20 +303,20 @@ impl Dialer for SimDialer {
 struct Sink {
     net: Net,
     id: u64,
-    direction: usize,
+    way: Way,
     open: bool,
 }
 
 #[async_trait]
 impl FrameSink for Sink {
     async fn send(&mut self, frame: Frame) -> Result<(), LinkError> {
-        self.net.push(self.id, self.direction, Item::Frame(frame))
+        self.net.push(self.id, self.way, Item::Frame(frame))
     }
 
     async fn close(&mut self, code: u16, _reason: &str) {
         self.open = false;
         // A connection that broke needs no close.
-        self.net.push(self.id, self.direction, Item::Close(code)).unwrap_or(());
+        self.net.push(self.id, self.way, Item::Close(code)).unwrap_or(());
     }
 }
 
@@ -263,7 +324,7 @@ impl Drop for Sink {
     /// A process that dies resets its connections.
     fn drop(&mut self) {
         if self.open {
-            self.net.push(self.id, self.direction, Item::Broken).unwrap_or(());
+            self.net.push(self.id, self.way, Item::Broken).unwrap_or(());
         }
     }
 }

@@ -1,11 +1,10 @@
-//! Simulated nodes: a coordinator and agents, each with a runtime, a paused clock and a disk of
-//! its own. A crash drops the runtime; what is on the disk stays, as far as it was synced.
+//! Simulated nodes: each has a runtime, a paused clock and a disk of its own. A crash drops the
+//! runtime; what is on the disk stays, as far as it was synced.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt as _;
 use jiff::Timestamp;
 use muster_agent::drivers::Drivers;
 use muster_agent::drivers::compute::sim::{SimCompute, SimGuests};
@@ -22,23 +21,21 @@ use muster_agent::tasks::registry::{self, Registry};
 use muster_agent::vms::sim::SimVmRecords;
 use muster_agent::vms::{Node, VmTable};
 use muster_agent::{Agent, AgentConfig, AgentParts, Running, TASK_CEILING};
-use muster_coordinator::app::{App, AppConfig, Parts};
-use muster_coordinator::store::{KvStore, SharedStore};
-use muster_shared::clock::{SharedClock, TokioClock};
+use muster_shared::clock::SharedClock;
 use muster_shared::entropy::{SeededEntropy, SharedEntropy};
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::ServerUuid;
-use muster_shared::kv::{MemKv, MemOptions, SharedKv};
-use muster_shared::link::Connection;
+use muster_shared::kv::{MemKv, MemOptions};
 use muster_shared::threads::SameRuntime;
 use parking_lot::Mutex;
 use tokio::runtime::Runtime;
-use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
+use super::clock::WallClock;
+use super::invariants::Witness;
+use super::kv::{Owner, SeenKv};
 use super::net::Net;
-use super::{TICK, origin};
+use super::origin;
 
 /// Longest time a commit takes to become durable.
 const SYNC: Duration = Duration::from_millis(30);
@@ -46,148 +43,78 @@ const SYNC: Duration = Duration::from_millis(30);
 const DRIVER_DELAY: Duration = Duration::from_millis(60);
 const COORDINATOR_URL: &str = "ws://coordinator:8480/agent";
 
+/// What a host is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hardware {
+    /// Its cores.
+    pub cpus: u32,
+    /// Its memory, MiB.
+    pub memory_mib: u64,
+    /// Longest time that a driver takes before and after each effect.
+    pub delay: Duration,
+}
+
+impl Default for Hardware {
+    fn default() -> Self {
+        Self { cpus: 8, memory_mib: 32 * 1024, delay: DRIVER_DELAY }
+    }
+}
+
 /// One life of a process.
-struct Life<T> {
-    runtime: Runtime,
-    program: Program<T>,
+pub(super) struct Life<T> {
+    pub(super) runtime: Runtime,
+    pub(super) program: Program<T>,
+    /// Time in which it was not paused.
+    pub(super) ran: Duration,
+    /// How long it gets no time yet.
+    pause: Duration,
+    /// Time that has passed without it.
+    missed: Duration,
 }
 
 /// A process: not there yet, running, or unable to start.
-type Program<T> = Arc<Mutex<Option<Result<T, String>>>>;
+pub(super) type Program<T> = Arc<Mutex<Option<Result<T, String>>>>;
 
 impl<T> Life<T> {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .start_paused(true)
             .build()
             .expect("a runtime without I/O takes nothing that could be missing");
-        Self { runtime, program: Arc::default() }
+        let (ran, pause, missed) = Default::default();
+        Self { runtime, program: Arc::default(), ran, pause, missed }
+    }
+
+    pub(super) fn pause(&mut self, time: Duration) {
+        self.pause = self.pause.max(time);
+    }
+
+    pub(super) fn is_paused(&self) -> bool {
+        !self.pause.is_zero()
+    }
+
+    /// Lets time pass. After a pause the clock has moved on, so every timer is late.
+    pub(super) fn step(&mut self, time: Duration) {
+        if self.is_paused() {
+            self.pause = self.pause.saturating_sub(time);
+            self.missed += time;
+            return;
+        }
+        let missed = std::mem::take(&mut self.missed);
+        self.ran += time;
+        self.runtime.block_on(async {
+            if !missed.is_zero() {
+                tokio::time::advance(missed).await;
+            }
+            tokio::time::sleep(time).await;
+        });
     }
 }
 
-fn disk(seed: u64) -> Arc<MemKv> {
+pub(super) fn disk(seed: u64) -> Arc<MemKv> {
     let entropy: SharedEntropy = Arc::new(SeededEntropy::new(seed));
     Arc::new(MemKv::new(MemOptions { sync: SYNC, entropy: Some(entropy) }))
-}
-
-/// The wall clock of a process that starts at `now`; its monotonic clock starts at zero.
-fn clock(now: Duration) -> SharedClock {
-    Arc::new(TokioClock::new(origin().checked_add(now).expect("runs are short")))
-}
-
-/// The coordinator's machine.
-pub struct CoordinatorNode {
-    /// Its store's map.
-    pub kv: Arc<MemKv>,
-    seed: u64,
-    lives: u64,
-    life: Option<Life<Arc<App>>>,
-}
-
-impl fmt::Debug for CoordinatorNode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CoordinatorNode").field("lives", &self.lives).finish_non_exhaustive()
-    }
-}
-
-impl CoordinatorNode {
-    /// A machine on which nothing runs yet.
-    #[must_use]
-    pub fn new(seed: u64) -> Self {
-        Self { kv: disk(seed), seed, lives: 0, life: None }
-    }
-
-    /// Starts the process.
-    pub fn start(&mut self, net: &Net, now: Duration) {
-        self.lives += 1;
-        let life = Life::new();
-        let seed = self.seed ^ (self.lives << 32);
-        let kv: SharedKv = self.kv.clone();
-        let (program, connections) = (life.program.clone(), net.listen());
-        life.runtime.spawn(coordinator(kv, seed, now, program, connections));
-        self.life = Some(life);
-    }
-
-    /// The process dies, and what was not synced with it.
-    pub fn crash(&mut self, net: &Net, entropy: &SeededEntropy) {
-        net.unlisten();
-        self.life = None;
-        self.kv = Arc::new(self.kv.crash(entropy));
-    }
-
-    /// Whether the process runs.
-    #[must_use]
-    pub fn is_up(&self) -> bool {
-        self.life.is_some()
-    }
-
-    /// The application, once it has started.
-    #[must_use]
-    pub fn app(&self) -> Option<Arc<App>> {
-        let program = self.life.as_ref()?.program.lock();
-        program.as_ref().and_then(|app| app.as_ref().ok().cloned())
-    }
-
-    /// Whether the application says that its process must end.
-    #[must_use]
-    pub fn has_failed(&self) -> bool {
-        let Some(life) = &self.life else { return false };
-        match &*life.program.lock() {
-            None => false,
-            Some(Ok(app)) => app.failed().now_or_never().is_some(),
-            Some(Err(_)) => true,
-        }
-    }
-
-    /// Runs something beside the application; it dies with the process.
-    pub fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
-        if let Some(life) = &self.life {
-            // Its end is told by what it writes.
-            drop(life.runtime.spawn(work));
-        }
-    }
-
-    /// One tick.
-    pub fn step(&self) {
-        if let Some(life) = &self.life {
-            life.runtime.block_on(async { tokio::time::sleep(TICK).await });
-        }
-    }
-}
-
-async fn coordinator(
-    kv: SharedKv,
-    seed: u64,
-    now: Duration,
-    program: Program<Arc<App>>,
-    mut connections: mpsc::Receiver<Connection>,
-) {
-    match start_app(kv, seed, now).await {
-        Err(error) => *program.lock() = Some(Err(error)),
-        Ok(app) => {
-            *program.lock() = Some(Ok(app.clone()));
-            while let Some(connection) = connections.recv().await {
-                app.agents().accept(connection);
-            }
-        }
-    }
-}
-
-async fn start_app(kv: SharedKv, seed: u64, now: Duration) -> Result<Arc<App>, String> {
-    let clock = clock(now);
-    let store = KvStore::open(kv, clock.clone(), &TaskTracker::new()).await;
-    let store: SharedStore = Arc::new(store.map_err(|e| Chain(&e).to_string())?);
-    let parts = Parts {
-        clock,
-        entropy: Arc::new(SeededEntropy::new(seed)),
-        threads: Arc::new(SameRuntime),
-        store,
-        blobs: Arc::new(object_store::memory::InMemory::new()),
-        instance: "sim".to_owned(),
-    };
-    let app = App::start(AppConfig::default(), parts).await;
-    app.map_err(|e| Chain(&e).to_string())
 }
 
 /// A compute node: what outlives the agent, and the agent.
@@ -211,8 +138,12 @@ pub struct AgentNode {
     pub faults: Faults,
     /// Its journal's map.
     pub kv: Arc<MemKv>,
+    /// Its wall clock.
+    pub wall: WallClock,
     /// What the registry is asked at each step.
     pub steps: Option<Arc<dyn registry::Faults>>,
+    hardware: Hardware,
+    witness: Witness,
     repository: SimRepository,
     seed: u64,
     boots: u64,
@@ -230,9 +161,15 @@ impl fmt::Debug for AgentNode {
 impl AgentNode {
     /// A node on which nothing runs yet; it can install what `repository` has.
     #[must_use]
-    pub fn new(number: usize, seed: u64, repository: SimRepository) -> Self {
+    pub fn new(
+        number: usize,
+        seed: u64,
+        hardware: Hardware,
+        repository: SimRepository,
+        witness: Witness,
+    ) -> Self {
         let entropy: SharedEntropy = Arc::new(SeededEntropy::new(seed ^ 1));
-        let faults = Faults::with_delays(entropy, DRIVER_DELAY);
+        let faults = Faults::with_delays(entropy, hardware.delay);
         let id = 0x1000 + u128::try_from(number).expect("a few nodes");
         Self {
             number,
@@ -245,7 +182,10 @@ impl AgentNode {
             documents: SimDocuments::default(),
             faults,
             kv: disk(seed ^ 2),
+            wall: WallClock::default(),
             steps: None,
+            hardware,
+            witness,
             repository,
             seed,
             boots: 1,
@@ -280,7 +220,7 @@ impl AgentNode {
         now: Duration,
     ) -> (AgentConfig, AgentParts, Arc<Reporter>) {
         let boot_id = format!("boot-{}-{}", self.number, self.boots);
-        let clock = clock(now);
+        let clock: SharedClock = Arc::new(self.wall.process(now));
         let entropy: SharedEntropy = Arc::new(SeededEntropy::new(seed));
         let faults = || self.faults.clone();
         let node = Node { boot_id: boot_id.clone(), ..Node::default() };
@@ -289,9 +229,10 @@ impl AgentNode {
         let storage = Arc::new(SimStorage::new(self.pool.clone(), faults()));
         let number = u16::try_from(self.number).expect("a few nodes");
         let booted: Timestamp = origin().checked_add(self.booted_at).expect("runs are short");
+        let facts = SimFacts::new(self.server, number, booted, &boot_id);
         let report = Arc::new(Reporter::new(ReporterParts {
             clock: clock.clone(),
-            facts: Arc::new(SimFacts::new(self.server, number, booted, &boot_id)),
+            facts: Arc::new(facts.with_size(self.hardware.cpus, self.hardware.memory_mib)),
             vms: vms.clone(),
             compute: compute.clone(),
             storage: storage.clone(),
@@ -313,7 +254,11 @@ impl AgentNode {
             clock,
             entropy,
             threads: Arc::new(SameRuntime),
-            kv: self.kv.clone(),
+            kv: Arc::new(SeenKv::new(
+                self.kv.clone(),
+                Owner::Agent(self.number),
+                self.witness.clone(),
+            )),
             dialer: net.dialer(self.number),
             drivers,
             feed: report.clone(),
@@ -334,6 +279,7 @@ impl AgentNode {
     pub fn crash(&mut self, entropy: &SeededEntropy) {
         self.life = None;
         self.kv = Arc::new(self.kv.crash(entropy));
+        self.witness.agent_died(self.number, &self.kv.durable());
     }
 
     /// The host goes down: guests and agent die. It comes up with [`Self::start`].
@@ -367,10 +313,23 @@ impl AgentNode {
         }
     }
 
-    /// One tick.
-    pub fn step(&self) {
-        if let Some(life) = &self.life {
-            life.runtime.block_on(async { tokio::time::sleep(TICK).await });
+    /// The memory of the host, MiB.
+    #[must_use]
+    pub fn memory_mib(&self) -> u64 {
+        self.hardware.memory_mib
+    }
+
+    /// The process gets no time for so long.
+    pub fn pause(&mut self, time: Duration) {
+        if let Some(life) = &mut self.life {
+            life.pause(time);
+        }
+    }
+
+    /// Lets time pass.
+    pub fn step(&mut self, time: Duration) {
+        if let Some(life) = &mut self.life {
+            life.step(time);
         }
     }
 }

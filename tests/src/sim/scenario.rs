@@ -1,67 +1,150 @@
 //! Runs: a fleet under random requests, crashes and faults, decided by a seed.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use muster_agent::drivers::faults::Fault;
-use muster_shared::entropy::Entropy as _;
-use muster_shared::ids::VmUuid;
+use jiff::SignedDuration;
+use muster_shared::entropy::{Entropy as _, SeededEntropy};
 
-use super::client::Request;
-use super::{Sim, TICK};
+use super::ask::Ask;
+use super::client::Patience;
+use super::clock::Skew;
+use super::faults::{Repair, harm, mend};
+use super::invariants::{Verdict, Violation};
+use super::mix::{Mix, Part};
+use super::node::Hardware;
+use super::requests::{ask, ask_again};
+use super::{Pace, Sim};
 
 const AGENTS: usize = 5;
-/// Time in which agents connect undisturbed.
-const CONNECT: Duration = Duration::from_secs(4);
+/// Time in which agents connect undisturbed, at most.
+const CONNECT: Duration = Duration::from_secs(20);
 /// Time of requests and faults.
 const CHAOS: Duration = Duration::from_secs(14);
-/// After it everything works again; all tasks must end within this time.
+/// After it everything works again; all tasks must end within this time, and then all jobs.
 const HEAL: Duration = Duration::from_secs(180);
 /// An agent reports its status at least this often (and a little).
 const STATUS_PERIOD: Duration = Duration::from_secs(65);
-/// Calls of simulated drivers that may fail: those that make something.
-const FALLIBLE: [&str; 6] = [
-    "storage.create_disk",
-    "storage.create_snapshot",
-    "storage.stash_disk",
-    "compute.prepare",
-    "compute.start",
-    "images.install",
-];
-
-/// What comes back at a given time.
-#[derive(Clone, Copy, Debug)]
-enum Repair {
-    Coordinator,
-    Agent(usize),
-    Connect(usize),
-    Room(usize),
-    CoordinatorRoom,
-}
+/// After it every promise of room has been kept or has ended.
+const PROMISES: Duration = Duration::from_secs(200);
+/// How often clients look at lists.
+const LOOK: Duration = Duration::from_secs(2);
+/// Memory of a host in a tight run, MiB: room for three VMs.
+const TIGHT_MIB: u64 = 4096;
+/// How long an allocation keeps room in a run.
+const RESERVATION: Duration = Duration::from_secs(10);
 
 /// What a run showed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
     /// Events, and a hash of all of them.
     pub digest: (u64, u64),
     /// Tasks that ended well and badly.
     pub ended: (usize, usize),
+    /// Answers to clients by status.
+    pub answers: BTreeMap<u16, u64>,
+    /// Requests whose client went away.
+    pub given_up: u64,
+    /// Changes that a reader of events was told of, and how often some were missed.
+    pub told: (usize, usize),
+}
+
+/// A run that failed.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// Its seed.
+    pub seed: u64,
+    /// What did not hold.
+    pub violation: Violation,
+    /// How to run it again, and the last events.
+    pub report: String,
 }
 
 /// Runs a seed to its end.
 ///
 /// # Errors
-/// What did not hold, with the seed and the last events.
-pub fn run(seed: u64) -> Result<Summary, String> {
-    let mut sim = Sim::new(seed, AGENTS);
+/// What did not hold.
+pub fn run(seed: u64) -> Result<Summary, Failure> {
+    let entropy = SeededEntropy::new(seed);
+    let mix = Mix::of(&entropy);
+    let memory_mib = if mix.has(Part::Tight) { TIGHT_MIB } else { Hardware::default().memory_mib };
+    let slow = mix.has(Part::SlowHosts).then(|| entropy.u64() % 5);
+    let hardware = |number: usize| {
+        let normal = Hardware { memory_mib, ..Hardware::default() };
+        let is_slow = slow == u64::try_from(number).ok();
+        let delay = if is_slow { Duration::from_secs(2) } else { normal.delay };
+        Hardware { delay, ..normal }
+    };
+    let mut sim = Sim::with(entropy, AGENTS, mix, hardware);
     match play(&mut sim) {
-        Ok(()) => Ok(Summary { digest: sim.trace.digest(), ended: sim.ended() }),
-        Err(why) => Err(sim.failure(seed, &why)),
+        Ok(()) => {
+            let (answers, given_up) = sim.client.tally();
+            Ok(Summary {
+                digest: sim.trace.digest(),
+                ended: sim.witness.model().tasks.ended(),
+                answers: answers.clone(),
+                given_up,
+                told: sim.reader.count(),
+            })
+        }
+        Err(violation) => {
+            let report = sim.report(seed, &violation);
+            Err(Failure { seed, violation, report })
+        }
     }
 }
 
-fn play(sim: &mut Sim) -> Result<(), String> {
+fn play(sim: &mut Sim) -> Verdict {
+    prepare(sim);
     sim.start();
-    sim.run_for(CONNECT)?;
+    sim.run_until("heard-server-is-running", CONNECT, |sim| {
+        sim.witness.model().statuses.all_running(AGENTS)
+    })?;
+    chaos(sim)?;
+    sim.reboots = true;
+    heal(sim)?;
+    sim.run_until("every-task-ends", HEAL, |sim| sim.witness.model().tasks.open().is_empty())?;
+    sim.run_until("every-job-ends", HEAL, Sim::is_settled)?;
+    sim.reader.leave(&sim.trace);
+    // Reports of the last changes arrive.
+    sim.check_quiet(Duration::from_secs(15), Duration::from_secs(10))?;
+    sim.witness.check_settled(&sim.agents)?;
+    // A result that comes late can bring a VM back into the index until the next status.
+    settle(sim, STATUS_PERIOD, Sim::check_index)?;
+    settle(sim, PROMISES, Sim::check_room)
+}
+
+/// Waits until a check passes.
+fn settle(sim: &mut Sim, limit: Duration, check: fn(&mut Sim) -> Verdict) -> Verdict {
+    let end = sim.now + limit;
+    loop {
+        match check(sim) {
+            Err(_) if sim.now < end => sim.run_for(Duration::from_secs(5))?,
+            verdict => return verdict,
+        }
+    }
+}
+
+fn prepare(sim: &mut Sim) {
+    sim.coordinator.config.allocation.reservation_ttl = RESERVATION;
+    sim.witness.model().capacity.is_strict = sim.mix.has(Part::Tight);
+    sim.reboots = true;
+    if sim.mix.has(Part::Skew) {
+        let skew = |entropy: &SeededEntropy| Skew {
+            offset: SignedDuration::from_millis(i64::try_from(entropy.u64() % 10_000).unwrap_or(0)),
+            gain_ppm: i32::try_from(entropy.u64() % 2_000).unwrap_or(0) - 1_000,
+        };
+        sim.coordinator.wall.skew(skew(&sim.entropy));
+        for agent in &sim.agents {
+            agent.wall.skew(skew(&sim.entropy));
+        }
+    }
+    if sim.mix.has(Part::Order) {
+        sim.pace = Pace::Random;
+    }
+}
+
+fn chaos(sim: &mut Sim) -> Verdict {
     let mut repairs: Vec<(Duration, Repair)> = Vec::new();
     let end = sim.now + CHAOS;
     while sim.now < end {
@@ -71,141 +154,50 @@ fn play(sim: &mut Sim) -> Result<(), String> {
         for (_, repair) in due {
             mend(sim, repair);
         }
-        // About two requests and one fault per second.
-        if sim.pick(10) == 0 {
+        // About three requests and two faults per second.
+        if sim.pick(8) == 0 {
             ask(sim);
         }
-        if sim.pick(20) == 0
+        if sim.pick(8) == 0 {
+            ask_again(sim);
+        }
+        if sim.pick(15) == 0
             && let Some((after, repair)) = harm(sim)
         {
             repairs.push((sim.now + after, repair));
         }
+        look(sim);
         sim.tick()?;
     }
     for (_, repair) in repairs {
         mend(sim, repair);
     }
-    sim.run_until("every task ended", HEAL, Sim::is_settled)?;
-    // Reports of the last changes arrive.
-    sim.check_quiet(Duration::from_secs(15), Duration::from_secs(10))?;
-    sim.check_settled()?;
-    // A result that comes late can bring a VM back into the index until the next status.
-    let stale = |sim: &Sim| sim.check_index().is_ok();
-    let settled = sim.run_until("an exact index", STATUS_PERIOD, stale);
-    settled.and_then(|()| sim.check_index())
+    Ok(())
 }
 
-fn mend(sim: &mut Sim, repair: Repair) {
-    match repair {
-        Repair::Coordinator if !sim.coordinator.is_up() => sim.start_coordinator(),
-        Repair::Agent(agent) if !sim.agents[agent].is_up() => sim.start_agent(agent),
-        Repair::Coordinator | Repair::Agent(_) => {}
-        Repair::Connect(agent) => {
-            sim.trace.event(format_args!("agent {agent} is connected again"));
-            sim.net.cut_off(agent, false);
+/// Everything works; for a while clients only look.
+fn heal(sim: &mut Sim) -> Verdict {
+    sim.pace = Pace::Steady;
+    for _ in 0..3 {
+        look_now(sim);
+        sim.run_for(LOOK)?;
+    }
+    Ok(())
+}
+
+/// Now and then a client looks at lists, and a reader of events comes or goes.
+fn look(sim: &mut Sim) {
+    if sim.pick(40) == 0 {
+        look_now(sim);
+    }
+    if sim.mix.has(Part::Events) && sim.pick(30) == 0 {
+        match sim.pick(3) {
+            0 => sim.reader.leave(&sim.trace),
+            _ => sim.reader.come(&sim.coordinator, &sim.trace),
         }
-        Repair::Room(agent) => sim.agents[agent].kv.set_full(false),
-        Repair::CoordinatorRoom => sim.coordinator.kv.set_full(false),
     }
 }
 
-/// Sends a random request.
-fn ask(sim: &mut Sim) {
-    let vms = sim.client.placed().to_vec();
-    let known = if vms.is_empty() { None } else { Some(vms[sim.pick(vms.len())]) };
-    let server_of = |sim: &Sim, vm: VmUuid| {
-        let holds = |a: &&super::node::AgentNode| a.records.records().contains_key(&vm);
-        sim.agents.iter().find(holds).map(|a| a.server)
-    };
-    let request = match (sim.pick(10), known) {
-        (0..=3, _) | (_, None) => Request::Place(sim.entropy.uuid().into()),
-        // A uuid that is taken.
-        (4, Some(vm)) => Request::Place(vm),
-        (5, _) => {
-            let server = sim.agents[sim.pick(AGENTS)].server;
-            let params = serde_json::Map::new();
-            Request::Task { server, kind: "nop", params }
-        }
-        (6, _) => {
-            let ids: Vec<_> = sim.client.acknowledged().cloned().collect();
-            if ids.is_empty() {
-                return;
-            }
-            Request::Cancel(ids[sim.pick(ids.len())].clone())
-        }
-        (_, Some(vm)) => {
-            let Some(server) = server_of(sim, vm) else { return };
-            let kinds = [
-                "machine_shutdown",
-                "machine_boot",
-                "machine_reboot",
-                "machine_destroy",
-                "machine_create_snapshot",
-                "machine_rollback_snapshot",
-                "machine_delete_snapshot",
-                "machine_reprovision",
-                "machine_update",
-            ];
-            Request::vm_task(server, kinds[sim.pick(kinds.len())], vm)
-        }
-    };
-    sim.client.send(&sim.coordinator, request, &sim.trace);
-}
-
-fn some_time(sim: &Sim, longest: Duration) -> Duration {
-    TICK + longest.mul_f64(sim.entropy.fraction())
-}
-
-/// Breaks something; says what mends it and when.
-fn harm(sim: &mut Sim) -> Option<(Duration, Repair)> {
-    let agent = sim.pick(AGENTS);
-    let seconds = |sim: &Sim, most| some_time(sim, Duration::from_secs(most));
-    match sim.pick(9) {
-        0 | 1 if sim.agents[agent].is_up() => {
-            sim.crash_agent(agent);
-            Some((seconds(sim, 3), Repair::Agent(agent)))
-        }
-        2 if sim.coordinator.is_up() => {
-            sim.crash_coordinator();
-            Some((seconds(sim, 3), Repair::Coordinator))
-        }
-        3 if sim.agents[agent].is_up() => {
-            sim.power_off(agent);
-            Some((seconds(sim, 5), Repair::Agent(agent)))
-        }
-        4 => {
-            let time = seconds(sim, 4);
-            sim.trace.event(format_args!("links of agent {agent} stall for {time:?}"));
-            sim.net.stall(agent, time);
-            None
-        }
-        5 => {
-            sim.trace.event(format_args!("links of agent {agent} break"));
-            sim.net.break_links(agent);
-            None
-        }
-        6 if !sim.net.is_cut_off(agent) => {
-            sim.trace.event(format_args!("agent {agent} is cut off"));
-            sim.net.cut_off(agent, true);
-            Some((seconds(sim, 6), Repair::Connect(agent)))
-        }
-        7 => {
-            let operation = FALLIBLE[sim.pick(FALLIBLE.len())];
-            let fault = if sim.pick(2) == 0 { Fault::before() } else { Fault::after() };
-            sim.trace.event(format_args!("agent {agent}: {operation} will fail: {fault:?}"));
-            sim.agents[agent].faults.fail_nth(operation, 1, fault);
-            None
-        }
-        8 if sim.pick(2) == 0 => {
-            sim.trace.event(format_args!("the disk of agent {agent} is full"));
-            sim.agents[agent].kv.set_full(true);
-            Some((seconds(sim, 2), Repair::Room(agent)))
-        }
-        8 => {
-            sim.trace.event("the coordinator's disk is full");
-            sim.coordinator.kv.set_full(true);
-            Some((seconds(sim, 2), Repair::CoordinatorRoom))
-        }
-        _ => None,
-    }
+fn look_now(sim: &mut Sim) {
+    sim.ask(Ask::ListActive, Patience::Endless);
 }

@@ -40,7 +40,8 @@ pub(super) fn check_effects(agents: &[AgentNode], journals: &Journals) -> Verdic
         }
         let asked = agent.log.actions().iter().filter(|act| **act == HostAction::Reboot).count();
         let asked = u64::try_from(asked).unwrap_or(u64::MAX);
-        let taken = journals.taken(agent.number, "server_reboot");
+        let taken = |kind| journals.taken(agent.number, kind);
+        let taken = taken("server_reboot") + taken("server_factory_reset");
         if asked > taken + journals.deaths(agent.number) {
             let detail =
                 format!("host {} was rebooted {asked} times by {taken} tasks", agent.number);
