@@ -5,19 +5,8 @@
 
 use std::fmt::Write as _;
 
+pub use muster_shared::lenient::truthy;
 use serde_json::{Number, Value};
-
-/// Whether `if (value)` would hold: not absent, null, false, 0, NaN or the empty text.
-#[must_use]
-pub fn truthy(value: Option<&Value>) -> bool {
-    match value {
-        None | Some(Value::Null) => false,
-        Some(Value::Bool(b)) => *b,
-        Some(Value::Number(n)) => n.as_f64().is_some_and(|x| x != 0.0),
-        Some(Value::String(s)) => !s.is_empty(),
-        Some(Value::Array(_) | Value::Object(_)) => true,
-    }
-}
 
 /// The value if it is truthy.
 #[must_use]

@@ -1,7 +1,7 @@
 //! The parsed and checked body of an allocation or capacity request.
 
+pub use muster_shared::api::FieldError;
 use muster_shared::ids::{BadId, ServerUuid};
-use serde::Serialize;
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
@@ -10,24 +10,6 @@ use crate::promises::Extra;
 use crate::ratios::Ratios;
 use crate::validate::{self, Affinity, Locality, ensure, is_uuid, optional_num, optional_number};
 use crate::vm::Brand;
-
-/// One element of `errors` in CNAPI's `InvalidParameters` body.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct FieldError {
-    /// Name of the parameter.
-    pub field: String,
-    /// Always `Invalid`, as in the reference.
-    pub code: &'static str,
-    /// What is wrong with it.
-    pub message: String,
-}
-
-impl FieldError {
-    /// A bad parameter.
-    pub fn new(field: &str, message: impl Into<String>) -> Self {
-        Self { field: field.to_owned(), code: "Invalid", message: message.into() }
-    }
-}
 
 /// Refuses members that mean nothing: what a misspelt one asks for would be left out unnoticed.
 ///
@@ -43,7 +25,7 @@ pub fn known_members(
     };
     let meant = muster_shared::config::nearest(stranger, known.iter().copied());
     let hint = meant.map(|meant| format!(", did you mean {meant}?")).unwrap_or_default();
-    Err(FieldError::new(&format!("{field}.{stranger}"), format!("unknown member{hint}")))
+    Err(FieldError::new(format!("{field}.{stranger}"), format!("unknown member{hint}")))
 }
 
 /// The VM to place.

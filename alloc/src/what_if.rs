@@ -74,7 +74,7 @@ fn list<'a>(body: &'a Map<String, Value>, name: &str) -> Result<&'a [Value], Fie
 }
 
 fn bad(name: &str, message: &str) -> FieldError {
-    FieldError::new(&format!("what_if.{name}"), message)
+    FieldError::new(format!("what_if.{name}"), message)
 }
 
 fn uuid(value: Option<&Value>) -> Option<&str> {

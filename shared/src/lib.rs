@@ -13,6 +13,7 @@ pub mod error_chain;
 pub mod folders;
 pub mod ids;
 pub mod kv;
+pub mod lenient;
 pub mod link;
 pub mod platform;
 pub mod secrets;

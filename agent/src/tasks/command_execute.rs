@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use muster_shared::lenient;
 use muster_shared::wire::Code;
 use serde_json::{Value, json};
 
@@ -100,7 +101,7 @@ fn timeout_ms(params: &Params) -> Result<u64, TaskFailure> {
     let problem = || TaskFailure::bad_param("timeout", "must be a number of milliseconds");
     match params.get("timeout") {
         None | Some(Value::Null) => Ok(0),
-        Some(value) => crate::vms::payload::number(value)
+        Some(value) => lenient::number(value)
             .or_else(|| {
                 let ms = value.as_f64().filter(|ms| *ms >= 0.0)?;
                 u64::try_from(Duration::try_from_secs_f64(ms / 1000.0).ok()?.as_millis()).ok()

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use muster_shared::ids::{ImageUuid, VmUuid};
+use muster_shared::lenient;
 use muster_shared::wire::Code;
 use serde_json::{Map, Value, json};
 
@@ -91,7 +92,7 @@ pub(super) fn describe_disks(record: &mut VmRecord, made: &[Disk]) {
 pub(super) fn flag(params: &Params, name: &str) -> Result<bool, TaskFailure> {
     match params.get(name) {
         None | Some(Value::Null) => Ok(false),
-        Some(value) => payload::flag(value)
+        Some(value) => lenient::flag(value)
             .ok_or_else(|| TaskFailure::bad_param(name, "must be true or false")),
     }
 }
@@ -108,7 +109,7 @@ pub(super) fn timeout(params: &Params) -> Result<Duration, TaskFailure> {
         Value::Number(_) => "number",
         Value::String(_) | Value::Null => "string",
     };
-    match payload::number(value).map(Duration::from_secs) {
+    match lenient::number(value).map(Duration::from_secs) {
         Some(timeout) if timeout <= MAX_STOP_TIMEOUT => Ok(timeout),
         _ => {
             Err(TaskFailure::bad_param("timeout", format!("Invalid type: \"{kind}\" for timeout")))

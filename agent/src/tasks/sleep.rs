@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use muster_shared::lenient;
 use serde_json::Value;
 
 use super::nop::Idle;
 use super::{Handler, Kind, Params, Plan, Queue, TaskFailure};
-use crate::vms::payload;
 
 /// Without a parameter.
 const DEFAULT: Duration = Duration::from_secs(5);
@@ -47,7 +47,7 @@ fn timeout(params: &Params) -> Result<Duration, TaskFailure> {
         None | Some(Value::Null) => return Ok(DEFAULT),
         Some(value) => value,
     };
-    let timeout = payload::number(value).map(Duration::from_millis);
+    let timeout = lenient::number(value).map(Duration::from_millis);
     let problem = || TaskFailure::bad_param("timeout", "must be milliseconds, 3600000 at most");
     timeout.filter(|timeout| *timeout <= MAX).ok_or_else(problem)
 }

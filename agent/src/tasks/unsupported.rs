@@ -5,13 +5,13 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use muster_shared::lenient::is_uuid;
 use muster_shared::wire::Code;
 use serde_json::{Value, json};
 
 use super::machine::MACHINE_TASKS;
 use super::server_reboot::SERVER_TASKS;
 use super::{Class, Handler, Kind, Params, Plan, Queue, TaskFailure};
-use crate::vms::payload;
 
 const ZFS: &str = "zfs";
 const OCI: &str = "oci containers";
@@ -188,11 +188,6 @@ impl Handler for Unsupported {
         Err(TaskFailure::new(Code::NotSupported, text)
             .with_details(json!({ "restCode": Code::NotSupported, "capability": self.needs })))
     }
-}
-
-fn is_uuid(text: &str) -> bool {
-    let uuid = json!({ "uuid": text });
-    uuid.as_object().is_some_and(|params| payload::vm_uuid(params).is_ok())
 }
 
 #[cfg(test)]

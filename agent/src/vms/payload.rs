@@ -3,6 +3,7 @@
 mod update;
 
 use muster_shared::ids::{ImageUuid, VmUuid};
+use muster_shared::lenient;
 use muster_shared::wire::Code;
 use serde_json::{Map, Value, json};
 
@@ -256,13 +257,13 @@ fn checked(kind: Kind, name: &str, value: Value, problems: &mut Problems) -> Opt
         Kind::Uuid => uuid(&value),
         Kind::Text => text(name, &value),
         Kind::OneOf(words) => value.as_str().filter(|word| words.contains(word)).map(Value::from),
-        Kind::Flag => flag(&value).map(Value::from),
+        Kind::Flag => lenient::flag(&value).map(Value::from),
         Kind::Number { min, max } => {
-            number(&value).filter(|number| (min..=max).contains(number)).map(Value::from)
+            lenient::number(&value).filter(|number| (min..=max).contains(number)).map(Value::from)
         }
         Kind::Signed => value.as_i64().filter(|port| (-1..=65_535).contains(port)).map(Value::from),
         Kind::FlatObject => flat(&value).then_some(value),
-        Kind::List => list(value),
+        Kind::List => lenient::words(&value).map(Value::from),
         Kind::Disks => Some(devices(name, &value, problems, disk)?),
         Kind::Nics => Some(devices(name, &value, problems, nic)?),
         Kind::ReadOnly | Kind::Hint | Kind::Forbidden => None,
@@ -303,40 +304,9 @@ fn is_host_name(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(label)
 }
 
-/// `true`, or the text `true`: clients send both.
-#[must_use]
-pub fn flag(value: &Value) -> Option<bool> {
-    match value {
-        Value::Bool(flag) => Some(*flag),
-        Value::String(text) => text.parse().ok(),
-        _ => None,
-    }
-}
-
-/// A number, or a text of digits: clients send both.
-#[must_use]
-pub fn number(value: &Value) -> Option<u64> {
-    match value {
-        Value::Number(number) => number.as_u64(),
-        Value::String(text) => text.parse().ok(),
-        _ => None,
-    }
-}
-
 fn flat(value: &Value) -> bool {
     let scalar = |value: &Value| !value.is_array() && !value.is_object() && !value.is_null();
     value.as_object().is_some_and(|object| object.values().all(scalar))
-}
-
-fn list(value: Value) -> Option<Value> {
-    match value {
-        Value::Array(items) if items.iter().all(Value::is_string) => Some(Value::Array(items)),
-        Value::String(text) => {
-            let items = text.split(',').map(str::trim).filter(|item| !item.is_empty());
-            Some(items.map(Value::from).collect())
-        }
-        _ => None,
-    }
 }
 
 type DeviceRule = fn(&str, &Map<String, Value>, &mut Problems) -> Map<String, Value>;
@@ -361,7 +331,7 @@ fn disk(path: &str, given: &Map<String, Value>, problems: &mut Problems) -> Map<
             "image_size" | "block_size" => checked(MIB, name, value.clone(), problems),
             "image_uuid" | "uuid" => uuid(value),
             "image_name" | "compression" | "zpool" => text(name, value),
-            "boot" | "notrim" => flag(value).map(Value::from),
+            "boot" | "notrim" => lenient::flag(value).map(Value::from),
             "model" => checked(Kind::OneOf(MODELS), name, value.clone(), problems),
             "media" => checked(Kind::OneOf(&["disk"]), name, value.clone(), problems),
             // Files of the host are not for guests.
@@ -391,8 +361,8 @@ fn nic(path: &str, given: &Map<String, Value>, problems: &mut Problems) -> Map<S
             "model" => checked(Kind::OneOf(MODELS), name, value.clone(), problems),
             "vlan_id" => checked(Kind::Number { min: 0, max: 4095 }, name, value.clone(), problems),
             "mtu" => checked(Kind::Number { min: 576, max: 9000 }, name, value.clone(), problems),
-            "primary" => flag(value).map(Value::from),
-            "ips" | "gateways" | "allowed_ips" => list(value.clone()),
+            "primary" => lenient::flag(value).map(Value::from),
+            "ips" | "gateways" | "allowed_ips" => lenient::words(value).map(Value::from),
             "network_uuid" => uuid(value),
             "nic_tag" | "interface" | "ip" | "netmask" | "gateway" => text(name, value),
             _ => Some(value.clone()),

@@ -1,5 +1,6 @@
 //! What the application refuses, and why; each endpoint's file gives it its HTTP form.
 
+use muster_shared::api::FieldError;
 use muster_shared::ids::{ServerUuid, TicketUuid, VmUuid};
 use muster_shared::wire::Code;
 use serde_json::Value;
@@ -53,7 +54,7 @@ pub enum AppError {
     Changed,
     /// Parameters can't be used: each with what is wrong.
     #[error("Request parameters failed validation")]
-    Invalid(Vec<(String, String)>),
+    Invalid(Vec<FieldError>),
     /// A request that can't be, whatever its parameters' types (CNAPI's InvalidArgument).
     #[error("{0}")]
     InvalidArgument(String),
@@ -146,6 +147,6 @@ pub enum AppError {
 impl AppError {
     /// A bad parameter.
     pub fn invalid(field: impl Into<String>, message: impl Into<String>) -> Self {
-        Self::Invalid(vec![(field.into(), message.into())])
+        Self::Invalid(vec![FieldError::new(field, message)])
     }
 }

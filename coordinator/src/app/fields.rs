@@ -4,6 +4,7 @@
 
 use jiff::Timestamp;
 use muster_shared::clock::iso;
+use muster_shared::lenient::{js_parse_int, truncated};
 use serde_json::{Map, Value, json};
 
 /// Stored members of a record in the order in which they are shown.
@@ -88,7 +89,7 @@ pub fn derive(record: &mut Map<String, Value>, sysinfo: &Map<String, Value>) {
     let boot = sysinfo.get("Boot Parameters");
     set("headnode", boot.map(|b| json!(b.get("headnode").and_then(Value::as_str) == Some("true"))));
     set("last_boot", seconds(sysinfo.get("Boot Time")).map(|at| json!(iso(at))));
-    set("ram", sysinfo.get("MiB of Memory").and_then(parse_int).map(|mib| json!(mib)));
+    set("ram", sysinfo.get("MiB of Memory").and_then(js_parse_int).map(|mib| json!(mib)));
     let empty = record.get("agents").and_then(Value::as_array).is_none_or(Vec::is_empty);
     if empty && let Some(agents @ Value::Array(_)) = sysinfo.get("SDC Agents") {
         record.insert("agents".to_owned(), agents.clone());
@@ -111,28 +112,6 @@ fn seconds(value: Option<&Value>) -> Option<Timestamp> {
     Timestamp::from_duration(duration).ok().filter(|_| plain)
 }
 
-/// JavaScript's `parseInt` of a number or a text that starts with one.
-#[must_use]
-pub fn parse_int(value: &Value) -> Option<i64> {
-    match value {
-        Value::Number(number) => number.as_i64().or_else(|| trunc(number.as_f64()?)),
-        Value::String(text) => {
-            let text = text.trim_start();
-            let end = text
-                .char_indices()
-                .find(|(at, c)| !(c.is_ascii_digit() || (*at == 0 && matches!(c, '-' | '+'))))
-                .map_or(text.len(), |(at, _)| at);
-            text[..end].parse().ok()
-        }
-        _ => None,
-    }
-}
-
-fn trunc(value: f64) -> Option<i64> {
-    #[expect(clippy::cast_possible_truncation, reason = "checked to be far inside i64")]
-    (value.abs() < 9e15).then_some(value.trunc() as i64)
-}
-
 /// `memory_provisionable_bytes`, or `None` when it can't be computed. When neither the sysinfo nor
 /// the status say how much memory there is, it is as much as the last sysinfo that did.
 #[must_use]
@@ -150,7 +129,7 @@ pub fn provisionable(
     let total = known.find(|total| *total > 0)?;
     #[expect(clippy::cast_precision_loss, reason = "memory sizes are far below 2^53")]
     let (total, vms) = (total as f64, vms_mib as f64 * 1_048_576.0);
-    trunc((total - total * ratio - vms).floor())
+    truncated((total - total * ratio - vms).floor())
 }
 
 /// What a reader asks for beyond the base record.
@@ -299,9 +278,9 @@ mod tests {
         for (text, value) in
             [("49139", Some(49139)), (" 12abc", Some(12)), ("x", None), ("-3", Some(-3))]
         {
-            assert_eq!(parse_int(&json!(text)), value, "{text}");
+            assert_eq!(js_parse_int(&json!(text)), value, "{text}");
         }
-        assert_eq!(parse_int(&json!(7.9)), Some(7));
+        assert_eq!(js_parse_int(&json!(7.9)), Some(7));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use muster_shared::clock::iso;
 use muster_shared::ids::ServerUuid;
+use muster_shared::lenient::js_parse_int;
 use serde_json::{Map, Value, json};
 
 use super::allocate::{insert_unreserved, ratios_json};
@@ -112,7 +113,7 @@ impl App {
         }
         let sysinfo = if extras.sysinfo || extras.memory { entry.sysinfo() } else { Map::new() };
         if extras.memory {
-            let mib = sysinfo.get("MiB of Memory").and_then(super::fields::parse_int);
+            let mib = sysinfo.get("MiB of Memory").and_then(js_parse_int);
             let total = entry.figures.exact("memory_total_bytes");
             if let Some(bytes) = provisionable(record, mib, total, entry.vms_mib()) {
                 set("memory_provisionable_bytes", json!(bytes));

@@ -1,6 +1,8 @@
 //! The body of `POST /vms` to the parameters of a `machine_create`. Pure.
 
+use muster_shared::api::FieldError;
 use muster_shared::ids::VmUuid;
+use muster_shared::lenient::{self, is_uuid};
 use serde_json::{Map, Value, json};
 
 use super::error::AppError;
@@ -27,18 +29,17 @@ pub(super) struct VmRequest {
 struct Body<'a> {
     body: &'a Map<String, Value>,
     package: Map<String, Value>,
-    errors: Vec<(String, String)>,
+    errors: Vec<FieldError>,
 }
 
 impl Body<'_> {
     fn error(&mut self, field: &str, message: &str) {
-        self.errors.push((field.to_owned(), message.to_owned()));
+        self.errors.push(FieldError::new(field, message));
     }
 
     /// Refuses a 0 of the body's own; in a package it stands for nothing said.
     fn not_zero(&mut self, name: &str) {
-        let number = |value: &Value| value.as_u64().or_else(|| value.as_str()?.trim().parse().ok());
-        if self.body.get(name).and_then(number) == Some(0) {
+        if self.body.get(name).and_then(lenient::number) == Some(0) {
             self.error(name, "value was not greater than zero");
         }
     }
@@ -49,7 +50,7 @@ impl Body<'_> {
             let Some(value) = self.body.get(*name).or_else(|| self.package.get(*name)) else {
                 continue;
             };
-            let number = value.as_u64().or_else(|| value.as_str()?.trim().parse().ok());
+            let number = lenient::number(value);
             if number.is_none() {
                 self.error(name, "value was not a number");
             }
@@ -91,10 +92,6 @@ impl Body<'_> {
         }
         uuid.map(str::to_owned)
     }
-}
-
-fn is_uuid(text: &str) -> bool {
-    text.parse::<VmUuid>().is_ok()
 }
 
 /// Checks a request and completes it.
@@ -248,7 +245,7 @@ mod tests {
     #[track_caller]
     fn check_bad(body: &Value, field: &str) {
         let Err(AppError::Invalid(errors)) = build_json(body) else { panic!("accepted") };
-        assert!(errors.iter().any(|(name, _)| name == field), "{errors:?}");
+        assert!(errors.iter().any(|error| error.field == field), "{errors:?}");
     }
 
     #[test]

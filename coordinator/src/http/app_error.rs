@@ -6,7 +6,6 @@ use muster_shared::wire::Code;
 use serde_json::Map;
 
 use super::error::ApiError;
-use super::rule::FieldError;
 use crate::app::AppError;
 use crate::store::StoreError;
 
@@ -31,9 +30,7 @@ impl From<AppError> for ApiError {
             AppError::ServerNotRunning => Self::ServerNotRunning,
             AppError::VmExists(_) => conflict(Code::VmExists, message),
             AppError::NotCancellable(_) => conflict(Code::NotCancellable, message),
-            AppError::Invalid(errors) => Self::InvalidParameters(
-                errors.into_iter().map(|(field, text)| FieldError::new(field, text)).collect(),
-            ),
+            AppError::Invalid(errors) => Self::InvalidParameters(errors),
             AppError::InvalidArgument(_) => Self::InvalidArgument(message),
             AppError::RefusedArgument(_) => Self::RefusedArgument(message),
             AppError::NoServer { steps, volumes, .. } => {

@@ -4,10 +4,9 @@
 use std::error::Error;
 
 use http::StatusCode;
+use muster_shared::api::FieldError;
 use muster_shared::wire::Code;
 use serde_json::{Map, Value, json};
-
-use super::rule::FieldError;
 
 type Cause = Box<dyn Error + Send + Sync>;
 

@@ -1,6 +1,7 @@
 //! `/servers/:server_uuid/execute`: runs a script on a server, where that is allowed.
 
 use http::{Method, StatusCode};
+use muster_shared::lenient::js_number;
 use muster_shared::wire::Code;
 use serde_json::{Value, json};
 
@@ -9,7 +10,7 @@ use super::error::ApiError;
 use super::request::Request;
 use super::response::Response;
 use super::route::{Param, Route, ServerRule};
-use super::rule::{Rule, js_number};
+use super::rule::Rule;
 use super::schema;
 
 /// Longest run of a script that names no limit, seconds.
@@ -70,7 +71,7 @@ async fn execute(request: Request) -> Result<Response, ApiError> {
 }
 
 fn limit(request: &Request) -> u64 {
-    let asked = js_number(request.param("timeout")).filter(|ms| *ms > 0.0);
+    let asked = request.param("timeout").and_then(js_number).filter(|ms| *ms > 0.0);
     let seconds = asked.and_then(|ms| std::time::Duration::try_from_secs_f64(ms / 1000.0).ok());
     seconds.map_or(LIMIT, |limit| limit.as_secs().saturating_add(1).min(LIMIT)) + GRACE
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use http::{Method, StatusCode};
 use muster_shared::api::job::{Execution, Job, JobStarted};
+use muster_shared::lenient::js_number;
 use serde_json::{Value, json};
 
 use super::ask::pick;
@@ -11,7 +12,7 @@ use super::error::ApiError;
 use super::request::Request;
 use super::response::Response;
 use super::route::{Also, Param, Route, ServerRule};
-use super::rule::{Rule, js_number};
+use super::rule::Rule;
 use super::schema;
 use crate::app::AppError;
 use crate::app::jobs::{JobFilter, NicAction, SetupRequest};
@@ -163,7 +164,7 @@ async fn setup(request: Request) -> Result<Response, ApiError> {
         ],
     );
     for name in ["disk_spares", "disk_width"] {
-        let Some(number) = request.param(name).and_then(|value| js_number(Some(value))) else {
+        let Some(number) = request.param(name).and_then(js_number) else {
             continue;
         };
         if number < 0.0 {

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use muster_shared::lenient::truthy;
 use percent_encoding::percent_decode;
 use serde_json::{Map, Value};
 
@@ -41,22 +42,11 @@ pub(crate) fn longest_text(name: &str) -> usize {
     if LONG_MEMBERS.contains(&name) { BODY_LIMIT_BYTES } else { MAX_STRING_BYTES }
 }
 
-/// Whether JavaScript takes a value for true; a later source replaces only untrue values.
-fn is_truthy(value: &Value) -> bool {
-    match value {
-        Value::Null => false,
-        Value::Bool(flag) => *flag,
-        Value::Number(number) => number.as_f64().is_some_and(|n| n != 0.0),
-        Value::String(text) => !text.is_empty(),
-        Value::Array(_) | Value::Object(_) => true,
-    }
-}
-
 /// Adds a later source to the map; truthy earlier values stay.
 pub(crate) fn merge(params: &mut Map<String, Value>, later: Map<String, Value>) {
     for (name, value) in later {
         match params.get_mut(&name) {
-            Some(earlier) if is_truthy(earlier) => {}
+            Some(earlier) if truthy(Some(earlier)) => {}
             Some(earlier) => *earlier = value,
             None => {
                 params.insert(name, value);

@@ -4,9 +4,10 @@
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
+use muster_shared::api::FieldError;
+use muster_shared::lenient::{flag_in_any_case, js_number};
 use parking_lot::Mutex;
 use regex::Regex;
-use serde::Serialize;
 use serde_json::{Map, Value};
 
 /// One check of one parameter.
@@ -46,24 +47,6 @@ pub(crate) enum Rule {
 pub(crate) const UUID_PATTERN: &str =
     "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$";
 
-/// One element of `errors` in an InvalidParameters body.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct FieldError {
-    /// The parameter.
-    pub(crate) field: String,
-    /// Always `Invalid`.
-    pub(crate) code: &'static str,
-    /// What is wrong.
-    pub(crate) message: String,
-}
-
-impl FieldError {
-    /// An error about one parameter.
-    pub(crate) fn new(field: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { field: field.into(), code: "Invalid", message: message.into() }
-    }
-}
-
 /// Runs a parameter's rules over the map; conversions are applied to it in place.
 pub(crate) fn check(
     name: &str,
@@ -77,7 +60,7 @@ pub(crate) fn check(
             Rule::Optional => {}
             Rule::ToBoolean => {
                 if let Some(value) = params.get_mut(name)
-                    && let Some(flag) = as_boolean(value)
+                    && let Some(flag) = flag_in_any_case(value)
                 {
                     *value = Value::Bool(flag);
                 }
@@ -117,15 +100,16 @@ fn judge(rule: Rule, name: &str, value: Option<&Value>) -> Option<String> {
             fail(!matches!(value, Some(Value::Bool(_))), "value was not true or false")
         }
         Rule::BooleanString => {
-            fail(value.and_then(as_boolean).is_none(), "value was not 'true' or 'false'")
+            fail(value.and_then(flag_in_any_case).is_none(), "value was not 'true' or 'false'")
         }
-        Rule::NumberType => fail(js_number(value).is_none(), "value was not a number"),
-        Rule::NotNegative => match js_number(value) {
+        Rule::NumberType => fail(value.and_then(js_number).is_none(), "value was not a number"),
+        Rule::NotNegative => match value.and_then(js_number) {
             None => fail(true, "value was not a number"),
             Some(number) => fail(number < 0.0, "value was not greater than or equal to zero"),
         },
         Rule::NumberOrString => {
-            let fits = matches!(value, Some(Value::String(_))) || js_number(value).is_some();
+            let fits =
+                matches!(value, Some(Value::String(_))) || value.and_then(js_number).is_some();
             fail(!fits, "value was not a number or string")
         }
         Rule::Trim => {
@@ -141,16 +125,6 @@ fn judge(rule: Rule, name: &str, value: Option<&Value>) -> Option<String> {
             _ => invalid(),
         },
         Rule::Uuid => judge(Rule::Regex(UUID_PATTERN), name, value),
-    }
-}
-
-/// The boolean that a boolean or its text (any case) names.
-pub(crate) fn as_boolean(value: &Value) -> Option<bool> {
-    match value {
-        Value::Bool(flag) => Some(*flag),
-        Value::String(text) if text.eq_ignore_ascii_case("true") => Some(true),
-        Value::String(text) if text.eq_ignore_ascii_case("false") => Some(false),
-        _ => None,
     }
 }
 
@@ -182,47 +156,6 @@ fn found(pattern: &'static str, text: &str) -> bool {
             Regex::new(pattern).expect("patterns are constants, tested by the table")
         })
         .is_match(text)
-}
-
-/// JavaScript's `Number(x)`; `None` for NaN.
-pub(crate) fn js_number(value: Option<&Value>) -> Option<f64> {
-    match value? {
-        Value::Null => Some(0.0),
-        Value::Bool(flag) => Some(f64::from(u8::from(*flag))),
-        Value::Number(number) => number.as_f64(),
-        Value::String(text) => js_number_text(text),
-        Value::Array(items) => match items.as_slice() {
-            [] => Some(0.0),
-            // An array is first turned into text: `[true]` is "true", which is no number.
-            [Value::Bool(_)] => None,
-            [one] => js_number(Some(one)),
-            _ => None,
-        },
-        Value::Object(_) => None,
-    }
-}
-
-fn js_number_text(text: &str) -> Option<f64> {
-    let text = text.trim();
-    let radix = |digits: &str, base: u32| {
-        let parsed = u64::from_str_radix(digits, base).ok()?;
-        #[expect(clippy::cast_precision_loss, reason = "JavaScript numbers are doubles")]
-        let number = parsed as f64;
-        (!digits.starts_with('+')).then_some(number)
-    };
-    match text.get(..2).map(str::to_ascii_lowercase).as_deref() {
-        _ if text.is_empty() => Some(0.0),
-        Some("0x") => radix(&text[2..], 16),
-        Some("0o") => radix(&text[2..], 8),
-        Some("0b") => radix(&text[2..], 2),
-        _ => match text.trim_start_matches(['+', '-']) {
-            "Infinity" if text.len() <= "-Infinity".len() => text.parse().ok(),
-            digits if digits.starts_with(|c: char| c.is_ascii_digit() || c == '.') => {
-                text.parse().ok()
-            }
-            _ => None,
-        },
-    }
 }
 
 #[cfg(test)]

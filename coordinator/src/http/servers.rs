@@ -2,8 +2,10 @@
 
 use http::Method;
 use jiff::Timestamp;
+use muster_shared::api::FieldError;
 use muster_shared::clock::iso;
 use muster_shared::ids::ServerUuid;
+use muster_shared::lenient::js_number;
 use muster_shared::secrets::masked;
 use serde_json::{Map, Value, json};
 
@@ -12,7 +14,7 @@ use super::error::ApiError;
 use super::request::{Request, ServerRef};
 use super::response::Response;
 use super::route::{Param, Route, ServerRule, task_id_schema};
-use super::rule::{FieldError, Rule, js_number};
+use super::rule::Rule;
 use super::schema;
 use crate::alloc::num;
 use crate::app::ServerFilter;
@@ -315,7 +317,7 @@ fn as_number(value: &Value) -> Option<Value> {
     match value {
         Value::Number(_) => Some(value.clone()),
         // Infinity passes the rule, but is no JSON number.
-        other => js_number(Some(other)).filter(|number| number.is_finite()).map(num::json),
+        other => js_number(other).filter(|number| number.is_finite()).map(num::json),
     }
 }
 

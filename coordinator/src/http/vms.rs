@@ -1,7 +1,9 @@
 //! `/servers/:server_uuid/vms`: the VMs of one server, as CNAPI serves them.
 
 use http::{Method, StatusCode};
+use muster_shared::api::FieldError;
 use muster_shared::ids::VmUuid;
+use muster_shared::lenient;
 use muster_shared::wire::Code;
 use serde_json::{Map, Value, json};
 
@@ -215,10 +217,10 @@ async fn create(request: Request) -> Result<Response, ApiError> {
     let (Some(image), Some(manifest)) = (image, manifest) else {
         let mut errors = Vec::new();
         if image.is_none() {
-            errors.push(("image_uuid".to_owned(), "value was not a string".to_owned()));
+            errors.push(FieldError::new("image_uuid", "value was not a string"));
         }
         if manifest.is_none() {
-            errors.push(("image".to_owned(), "value is not an image with files".to_owned()));
+            errors.push(FieldError::new("image", "value is not an image with files"));
         }
         return Err(AppError::Invalid(errors).into());
     };
@@ -294,13 +296,9 @@ fn or_not_found(result: Result<Value, AppError>, vm: VmUuid) -> Result<Response,
 }
 
 async fn load(request: Request) -> Result<Response, ApiError> {
-    let dni = request.param("include_dni").map(|value| json!(is_true(value)));
+    let dni = request.param("include_dni").map(|value| json!(lenient::flag(value) == Some(true)));
     let params = about(&request, ("include_dni", dni))?;
     or_not_found(Ask::new("machine_load", params, 60).query(&request).await, request.vm()?)
-}
-
-fn is_true(value: &Value) -> bool {
-    value == &json!(true) || value == &json!("true")
 }
 
 async fn info(request: Request) -> Result<Response, ApiError> {

@@ -6,8 +6,10 @@
 //! than null. Members that this version does not know are ignored on reading, unless a type
 //! keeps them in a flattened map.
 
+mod field_error;
 pub mod job;
 pub mod ticket;
 mod value;
 
+pub use field_error::FieldError;
 pub use value::IsoTime;

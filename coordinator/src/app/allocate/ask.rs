@@ -1,6 +1,7 @@
 //! What a client asks beside the allocation itself: how much to tell, whether to reserve, what to
 //! imagine.
 
+use muster_shared::lenient;
 use serde_json::{Map, Value};
 
 use super::invalid;
@@ -47,22 +48,14 @@ impl Default for Ask {
 }
 
 fn flag(body: &Map<String, Value>, name: &str, default: bool) -> Result<bool, AppError> {
-    match body.get(name) {
-        None => Ok(default),
-        Some(Value::Bool(on)) => Ok(*on),
-        Some(Value::String(text)) if text == "true" => Ok(true),
-        Some(Value::String(text)) if text == "false" => Ok(false),
-        Some(_) => Err(AppError::invalid(name, "must be true or false")),
-    }
+    let Some(value) = body.get(name) else { return Ok(default) };
+    lenient::flag(value).ok_or_else(|| AppError::invalid(name, "must be true or false"))
 }
 
 fn integer(body: &Map<String, Value>, name: &str) -> Result<Option<u64>, AppError> {
-    let value = match body.get(name) {
-        None => return Ok(None),
-        Some(Value::String(text)) => text.parse().ok(),
-        Some(value) => value.as_u64(),
-    };
-    value.map(Some).ok_or_else(|| AppError::invalid(name, "must be a whole number"))
+    let Some(value) = body.get(name) else { return Ok(None) };
+    let number = lenient::number(value);
+    number.map(Some).ok_or_else(|| AppError::invalid(name, "must be a whole number"))
 }
 
 impl Ask {
@@ -127,7 +120,7 @@ mod tests {
         ] {
             let error = Ask::parse(body.as_object().unwrap()).unwrap_err();
             let AppError::Invalid(errors) = error else { panic!("{error}") };
-            assert_eq!(errors[0].0, field, "{body}");
+            assert_eq!(errors[0].field, field, "{body}");
         }
         let ask = Ask::parse(json!({"count": "3", "seed": "7"}).as_object().unwrap()).unwrap();
         assert_eq!((ask.count, ask.seed, ask.reserve), (3, Some(7), true));

@@ -259,7 +259,7 @@ fn parse(body: &Map<String, Value>) -> Result<Request, AppError> {
 }
 
 fn invalid(errors: Vec<alloc::FieldError>) -> AppError {
-    AppError::Invalid(errors.into_iter().map(|e| (e.field.to_string(), e.message)).collect())
+    AppError::Invalid(errors)
 }
 
 pub(super) fn no_server(outcome: &Outcome) -> AppError {

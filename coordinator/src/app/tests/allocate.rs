@@ -223,7 +223,9 @@ async fn what_is_imagined_changes_nothing_and_what_is_suggested_works() {
     let bad = json!({ "changeDefaults": { "filter_headnode": "perhaps" } });
     large["what_if"] = bad;
     let error = try_allocate(&app, &large).await.unwrap_err();
-    assert!(matches!(&error, AppError::Invalid(errors) if errors[0].1.contains("filter_headnode")));
+    assert!(
+        matches!(&error, AppError::Invalid(errors) if errors[0].message.contains("filter_headnode"))
+    );
     app.shutdown().await;
 }
 

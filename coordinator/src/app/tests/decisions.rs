@@ -113,7 +113,7 @@ async fn a_replay_is_the_original_under_whatever_configuration() {
         let misspelt = json!({ "changeDefault": {} });
         let refused = app.allocation_replay(first, Some(&misspelt), Detail::None).await;
         let Err(AppError::Invalid(errors)) = refused else { panic!("{refused:?}") };
-        assert_eq!(errors[0].0, "config.changeDefault");
+        assert_eq!(errors[0].field, "config.changeDefault");
         for id in ids {
             let id = id.as_str().unwrap().parse().unwrap();
             let replay = app.allocation_replay(id, None, Detail::Full).await;

@@ -95,7 +95,7 @@ async fn compared(app: &Arc<App>, case: &Value) -> (Value, Vec<Value>) {
     }
     match app.allocate(&body).await {
         Err(AppError::Invalid(errors)) => {
-            let got = json!({ "field": errors[0].0, "code": "Invalid", "message": errors[0].1 });
+            let got = json!(errors[0]);
             (got, vec![want["body"]["errors"][0].clone()])
         }
         Err(error) => (json!(error.to_string()), vec![want["body"]["message"].clone()]),

@@ -20,6 +20,7 @@ mod writer;
 
 use std::sync::Arc;
 
+use muster_shared::api::FieldError;
 use muster_shared::api::ticket::{QueueName, TicketCreated, TicketServer, TicketStatus};
 use muster_shared::ids::TicketUuid;
 use parking_lot::Mutex;
@@ -96,7 +97,7 @@ impl TicketRequest {
         let mut errors = Vec::new();
         let mut limit = |field: &str, bytes: usize, most: usize| {
             if bytes > most {
-                errors.push((field.to_owned(), format!("value is over {most} bytes")));
+                errors.push(FieldError::new(field, format!("value is over {most} bytes")));
             }
         };
         limit("scope", self.queue.scope.len(), MAX_SCOPE_BYTES);
