@@ -22,4 +22,5 @@ pub mod threads;
 pub mod tls;
 pub mod units;
 pub mod unix_socket;
+pub mod vm;
 pub mod wire;

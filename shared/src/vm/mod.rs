@@ -1,0 +1,67 @@
+//! What a VM is made of: the names of its properties, their units and limits, once for the API,
+//! the allocator, the command line and the agent.
+//!
+//! [`property`] says of each name what it is and what an agent does with it.
+
+mod property;
+mod tables;
+
+pub use property::{Effect, Form, Item, Kind, Property, is_flat};
+pub use tables::{CHANGES, CONTEXT, DISK, FACTS, INITIAL, LASTING, NIC, TOLD, change, property};
+
+/// Largest size of anything counted in MiB (1 EiB): keeps sums far from overflow.
+pub const MAX_MIB: u64 = 1 << 40;
+/// Largest of anything else that is counted.
+pub const MAX_COUNT: u64 = u32::MAX as u64;
+/// Virtual CPUs of one VM.
+pub const MAX_VCPUS: u64 = 1024;
+/// Disks or network interfaces of one VM.
+pub const MAX_DEVICES: usize = 32;
+/// Longest alias, characters.
+pub const MAX_ALIAS_CHARS: usize = 189;
+/// Least memory of a hardware VM, MiB.
+pub const MIN_RAM_MIB: u64 = 64;
+/// Least swap of a VM, MiB.
+pub const MIN_SWAP_MIB: u64 = 256;
+/// Memory of a VM that names none, MiB.
+pub const DEFAULT_RAM_MIB: u64 = 256;
+/// Quota of a VM that names none, GiB.
+pub const DEFAULT_QUOTA_GIB: u64 = 10;
+/// Brand of a VM that names none.
+pub const DEFAULT_BRAND: &str = "kvm";
+/// Owner and package of a VM that names none.
+pub const NOBODY: &str = "00000000-0000-0000-0000-000000000000";
+/// Brands that run as containers.
+pub const CONTAINER_BRANDS: &[&str] = &["joyent", "joyent-minimal", "builder", "lx", "docker"];
+
+/// Whether VMs of this brand are hardware VMs, with memory of their own.
+#[must_use]
+pub fn is_hvm(brand: &str) -> bool {
+    overhead_mib(brand) > 0
+}
+
+/// What the hypervisor of a brand takes beside the guest's memory, MiB; 0 for containers.
+#[must_use]
+pub const fn overhead_mib(brand: &str) -> u32 {
+    match brand.as_bytes() {
+        b"kvm" => 1024,
+        b"bhyve" => 1280,
+        _ => 0,
+    }
+}
+
+/// A cap that leaves each virtual CPU a whole core, percent of one core.
+#[must_use]
+pub fn full_cpu_cap(vcpus: u64) -> u64 {
+    vcpus.saturating_mul(100)
+}
+
+/// Whether a text can be a VM's alias: letters, digits, `_`, `.` and `-`, the first one a letter
+/// or digit.
+#[must_use]
+pub fn is_alias(text: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
+    text.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && text.len() <= MAX_ALIAS_CHARS
+        && text.chars().all(plain)
+}

@@ -1,0 +1,272 @@
+//! One property of a VM, a disk or a network interface: its type, its limits, and what becomes of
+//! it.
+
+use serde_json::{Value, json};
+
+use super::{MAX_COUNT, MAX_DEVICES, MAX_MIB};
+use crate::ids::VmUuid;
+use crate::lenient;
+
+/// What a list holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Item {
+    /// A disk of a hardware VM.
+    Disk,
+    /// A directory of the server in a container.
+    Filesystem,
+    /// A firewall rule.
+    FirewallRule,
+    /// A network interface.
+    Nic,
+    /// A device of the server.
+    PciDevice,
+}
+
+impl Item {
+    /// Its name in the OpenAPI document.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Disk => "Disk",
+            Self::Filesystem => "Filesystem",
+            Self::FirewallRule => "FirewallRule",
+            Self::Nic => "Nic",
+            Self::PciDevice => "PciDevice",
+        }
+    }
+}
+
+/// The type of a property, for all brands. Numbers and switches may also be given as text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A UUID.
+    Uuid,
+    /// A text of at most so many characters.
+    Text(usize),
+    /// `true` or `false`.
+    Flag,
+    /// A size, MiB.
+    Mib,
+    /// A size, GiB.
+    Gib,
+    /// A whole number.
+    Count,
+    /// A whole number within these limits.
+    Range(i64, u64),
+    /// An object of texts, numbers and switches.
+    FlatObject,
+    /// Texts; may also be given as one with commas.
+    Words,
+    /// Objects, at most [`MAX_DEVICES`].
+    List(Item),
+    /// Anything.
+    Any,
+}
+
+/// What narrows a property on hardware VMs further than its [`Kind`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// Nothing.
+    Any,
+    /// At least one character.
+    Filled,
+    /// One of these words.
+    OneOf(&'static [&'static str]),
+    /// At least this number.
+    AtLeast(u64),
+    /// Labels of letters, digits and hyphens, separated by dots.
+    HostName,
+    /// At most so many bytes.
+    Bytes(usize),
+    /// What may be part of the hypervisor's command line.
+    Option {
+        /// Also a comma, where another option would begin.
+        commas: bool,
+    },
+}
+
+/// What an agent that runs hardware VMs does with a property.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Takes effect as soon as it is recorded.
+    Live,
+    /// Takes effect when the guest starts next.
+    AtStart,
+    /// Is recorded and told, and nothing in the guest follows from it.
+    Kept,
+    /// Comes with requests for somebody else, and is dropped without a word.
+    Dropped,
+    /// Is of brands that it does not run; dropped, which its log says.
+    Ignored,
+    /// Is refused by name.
+    Refused,
+}
+
+/// A property.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Property {
+    /// Its name, vmadm's.
+    pub name: &'static str,
+    /// Its type.
+    pub kind: Kind,
+    /// What becomes of it on hardware VMs.
+    pub effect: Effect,
+    /// What narrows it there.
+    pub form: Form,
+    /// What it is, with its unit, for the API's documentation.
+    pub doc: &'static str,
+}
+
+impl Property {
+    /// One that its kind says all about.
+    pub(super) const fn new(
+        name: &'static str,
+        kind: Kind,
+        effect: Effect,
+        doc: &'static str,
+    ) -> Self {
+        Self { name, kind, effect, form: Form::Any, doc }
+    }
+
+    pub(super) const fn form(self, form: Form) -> Self {
+        Self { form, ..self }
+    }
+
+    /// A value as it is recorded for a hardware VM; `None` if it can't be.
+    #[must_use]
+    pub fn read(&self, value: &Value) -> Option<Value> {
+        match self.kind {
+            Kind::Uuid => {
+                let uuid: VmUuid = value.as_str()?.parse().ok()?;
+                Some(json!(uuid))
+            }
+            Kind::Text(most) => {
+                let text = value.as_str()?;
+                let fits = text.chars().count() <= most && !text.contains('\0');
+                (fits && self.form.allows(text)).then(|| value.clone())
+            }
+            Kind::Flag => lenient::flag(value).map(Value::from),
+            Kind::Mib => self.whole(value, MAX_MIB),
+            Kind::Gib => self.whole(value, MAX_MIB / 1024),
+            Kind::Count => self.whole(value, MAX_COUNT),
+            Kind::Range(0.., most) => self.whole(value, most),
+            Kind::Range(least, most) => {
+                let fits =
+                    |number: &i64| *number >= least && i128::from(*number) <= i128::from(most);
+                lenient::signed(value).filter(fits).map(Value::from)
+            }
+            Kind::FlatObject => is_flat(value).then(|| value.clone()),
+            Kind::Words => lenient::words(value).map(Value::from),
+            Kind::List(_) => {
+                let items = value.as_array().filter(|items| items.len() <= MAX_DEVICES)?;
+                items.iter().all(Value::is_object).then(|| value.clone())
+            }
+            Kind::Any => Some(value.clone()),
+        }
+    }
+
+    /// Whether an update with 0 takes it away, as one with `null` or an empty text does.
+    #[must_use]
+    pub fn zero_clears(&self) -> bool {
+        matches!(self.kind, Kind::Mib | Kind::Gib | Kind::Count) && self.form == Form::Any
+    }
+
+    fn whole(&self, value: &Value, most: u64) -> Option<Value> {
+        let least = match (self.form, self.kind) {
+            (Form::AtLeast(least), _) => least,
+            (_, Kind::Range(least, _)) => u64::try_from(least).unwrap_or(0),
+            _ => 0,
+        };
+        lenient::number(value).filter(|n| (least..=most).contains(n)).map(Value::from)
+    }
+}
+
+impl Form {
+    fn allows(self, text: &str) -> bool {
+        match self {
+            Self::Any | Self::AtLeast(_) => true,
+            Self::Filled => !text.is_empty(),
+            Self::OneOf(words) => words.contains(&text),
+            Self::HostName => text.split('.').all(is_label),
+            Self::Bytes(most) => text.len() <= most,
+            Self::Option { commas } => text
+                .bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b"-_.=+".contains(&b) || commas && b == b','),
+        }
+    }
+}
+
+fn is_label(label: &str) -> bool {
+    (1..=63).contains(&label.len())
+        && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+        && !label.starts_with('-')
+        && !label.ends_with('-')
+}
+
+/// Whether a value is an object of texts, numbers and switches.
+#[must_use]
+pub fn is_flat(value: &Value) -> bool {
+    let scalar = |value: &Value| !value.is_array() && !value.is_object() && !value.is_null();
+    value.as_object().is_some_and(|object| object.values().all(scalar))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(property: Property, value: &Value, expected: Option<&Value>) {
+        assert_eq!(property.read(value).as_ref(), expected, "{value}");
+    }
+
+    const fn any(kind: Kind) -> Property {
+        Property::new("p", kind, Effect::Live, "")
+    }
+
+    #[test]
+    fn values_are_read_in_their_kinds_and_limits() {
+        check(any(Kind::Mib), &json!("512"), Some(&json!(512)));
+        check(any(Kind::Mib), &json!(MAX_MIB + 1), None);
+        check(any(Kind::Gib), &json!(MAX_MIB), None);
+        check(any(Kind::Count), &json!(-1), None);
+        check(any(Kind::Mib).form(Form::AtLeast(64)), &json!(63), None);
+        check(any(Kind::Range(-1, 65_535)), &json!(-1), Some(&json!(-1)));
+        check(any(Kind::Range(-1, 65_535)), &json!("5900"), Some(&json!(5900)));
+        check(any(Kind::Range(-1, 65_535)), &json!(-2), None);
+        check(any(Kind::Range(-1, 65_535)), &json!(65_536), None);
+        check(any(Kind::Range(0, 4095)), &json!(4096), None);
+        check(any(Kind::Text(2)), &json!("äö"), Some(&json!("äö")));
+        check(any(Kind::Text(2)), &json!("abc"), None);
+        check(any(Kind::Text(9)), &json!("a\0"), None);
+        check(any(Kind::Flag), &json!("true"), Some(&json!(true)));
+        check(any(Kind::FlatObject), &json!({ "a": [] }), None);
+        check(any(Kind::Words), &json!("a, b"), Some(&json!(["a", "b"])));
+        check(any(Kind::List(Item::Disk)), &json!([{}]), Some(&json!([{}])));
+        check(any(Kind::List(Item::Disk)), &json!([1]), None);
+        let upper = &json!("929BDB5B-4232-48B6-A4EC-D94CBC265AB2");
+        check(any(Kind::Uuid), upper, Some(&json!("929bdb5b-4232-48b6-a4ec-d94cbc265ab2")));
+    }
+
+    #[test]
+    fn forms_narrow_texts() {
+        let text = |form| any(Kind::Text(253)).form(form);
+        for (form, good, bad) in [
+            (Form::Filled, "a", ""),
+            (Form::OneOf(&["bios"]), "bios", "uefi"),
+            (Form::HostName, "a.b-c.d1", "-a"),
+            (Form::Bytes(2), "ab", "äö"),
+            (Form::Option { commas: true }, "order=cd,once=n", "a b"),
+            (Form::Option { commas: false }, "qemu64+x", "a,b"),
+        ] {
+            check(text(form), &json!(good), Some(&json!(good)));
+            check(text(form), &json!(bad), None);
+        }
+    }
+
+    #[test]
+    fn zero_clears_what_may_be_nothing() {
+        assert!(any(Kind::Gib).zero_clears());
+        assert!(!any(Kind::Mib).form(Form::AtLeast(64)).zero_clears());
+        assert!(!any(Kind::Range(-1, 9)).zero_clears());
+    }
+}
