@@ -42,6 +42,7 @@ mod fingerprint;
 mod fit;
 mod fleet;
 mod least;
+mod new_vm;
 pub mod num;
 pub mod offline;
 mod order;

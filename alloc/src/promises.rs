@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use muster_shared::ids::ServerUuid;
+use muster_shared::vm::overhead_mib;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use uuid::Uuid;
@@ -16,9 +17,6 @@ use crate::server_name::ServerName;
 use crate::vm::{Brand, State, Vm};
 
 const GIB: f64 = 1_073_741_824.0;
-/// What a hypervisor takes beside the guest's memory, MiB.
-const KVM_OVERHEAD: f64 = 1024.0;
-const BHYVE_OVERHEAD: f64 = 1280.0;
 
 /// What a promised VM will take.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -132,24 +130,23 @@ impl Promised {
     fn add(&mut self, uuid: Uuid, extra: &Extra) {
         // Written so that a disk list that is no number (NaN) counts as none.
         let disks = if extra.disks_mib > 0.0 { (extra.disks_mib / 1024.0).ceil() } else { 0.0 };
+        let overhead = f64::from(overhead_mib(&extra.brand));
         let mut vm = Vm {
             uuid,
             owner: Uuid::parse_str(&extra.owner_uuid).unwrap_or_default(),
             brand: Brand::of(&extra.brand),
             state: State::Up,
-            max_physical_memory: extra.max_physical_memory,
+            max_physical_memory: extra.max_physical_memory + overhead,
             cpu_cap: extra.cpu_cap.filter(|cap| *cap != 0.0),
             quota: extra.quota,
             ..Vm::default()
         };
         match vm.brand {
             Brand::Kvm => {
-                vm.max_physical_memory += KVM_OVERHEAD;
                 self.disk.zone_quota += extra.quota * GIB;
                 self.disk.zvol += disks * GIB;
             }
             Brand::Bhyve => {
-                vm.max_physical_memory += BHYVE_OVERHEAD;
                 self.disk.zone_quota += (extra.quota + disks) * GIB;
                 vm.quota += disks;
             }

@@ -1,11 +1,11 @@
 //! `muster allocate`: where a machine would go, by the coordinator or (`--offline`) by itself.
 
 use muster_shared::entropy::{Entropy as _, SeededEntropy};
+use muster_shared::vm::NOBODY;
 use serde_json::{Value, json};
 
 use crate::client::Client;
 use crate::output::{Output, compact};
-use crate::vm_create::NOBODY;
 use crate::{CliError, allocate_offline, pick};
 
 #[derive(Debug, clap::Args)]

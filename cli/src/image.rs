@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::Subcommand;
 use futures_util::TryStreamExt as _;
 use indicatif::{ProgressBar, ProgressStyle};
+use muster_shared::vm::NOBODY;
 use reqwest::Body;
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
@@ -15,7 +16,7 @@ use tokio_util::io::ReaderStream;
 
 use crate::client::Client;
 use crate::output::{Output, member, mib};
-use crate::vm_create::{NOBODY, read_object};
+use crate::vm_create::read_object;
 use crate::{CliError, pick};
 
 /// Piece in which a file is read.

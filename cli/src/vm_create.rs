@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use muster_shared::ids::{ImageUuid, VmUuid};
+use muster_shared::vm::{DEFAULT_BRAND, DEFAULT_RAM_MIB, NOBODY, VmSpec};
 use serde_json::{Map, Value, json};
 
 use crate::client::Client;
@@ -9,8 +11,8 @@ use crate::output::{Output, compact};
 use crate::wait::WaitArgs;
 use crate::{CliError, pick};
 
-/// Owner of machines that belong to nobody in particular.
-pub(crate) const NOBODY: &str = "00000000-0000-0000-0000-000000000000";
+/// Disk of a machine that names none, GiB: smaller than the API's, an image is rarely larger.
+const DEFAULT_DISK_GIB: u64 = 1;
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -101,12 +103,17 @@ pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
 
 pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<(), CliError> {
     let image = match &args.image {
-        Some(name) => Some(pick::uuid(&pick::image(client, name).await?)?.to_owned()),
+        Some(name) => {
+            let image = pick::image(client, name).await?;
+            let uuid = pick::uuid(&image)?;
+            let bad = |_| CliError::Usage(format!("the image's uuid {uuid} is none"));
+            Some(uuid.parse().map_err(bad)?)
+        }
         None => None,
     };
     let base = args.file.as_deref().map(read_object).transpose()?.unwrap_or_default();
-    let body = payload(&args, image, base)?;
-    let answer = client.post("/vms", &body).await?;
+    let spec = payload(&args, image, base)?;
+    let answer = client.post("/vms", &Value::Object(spec.into_members())).await?;
     let uuid = compact(&answer["vm_uuid"]);
     let name = args.alias.clone().unwrap_or_else(|| uuid.clone());
     let title = format!("create {name}");
@@ -120,44 +127,37 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
 
 fn payload(
     args: &Args,
-    image: Option<String>,
-    mut body: Map<String, Value>,
-) -> Result<Value, CliError> {
-    let given = [
-        ("image_uuid", image.map(Value::from)),
-        ("alias", args.alias.clone().map(Value::from)),
-        ("ram", args.ram.map(Value::from)),
-        ("quota", args.disk.map(Value::from)),
-        ("vcpus", args.vcpus.map(Value::from)),
-        ("cpu_cap", args.cpu_cap.map(Value::from)),
-        ("uuid", args.uuid.map(|uuid| json!(uuid.to_string()))),
-        ("owner_uuid", args.owner.map(|uuid| json!(uuid.to_string()))),
-        ("brand", args.brand.clone().map(Value::from)),
-    ];
-    for (name, value) in given.into_iter().filter_map(|(name, value)| Some((name, value?))) {
-        body.insert(name.to_owned(), value);
+    image: Option<ImageUuid>,
+    file: Map<String, Value>,
+) -> Result<VmSpec, CliError> {
+    let (mut spec, errors) = VmSpec::read(file);
+    if !errors.is_empty() {
+        let told = errors.iter().map(|error| format!("{}: {}", error.field, error.message));
+        let told = told.collect::<Vec<_>>().join("; ");
+        return Err(CliError::Usage(format!("in the file, {told}")));
     }
-    let vcpus = body.get("vcpus").and_then(Value::as_u64).unwrap_or(1);
-    let defaults = [
-        ("ram", json!(256)),
-        ("quota", json!(1)),
-        ("vcpus", json!(1)),
-        ("cpu_cap", json!(vcpus.saturating_mul(100))),
-        ("owner_uuid", json!(NOBODY)),
-        ("brand", json!("kvm")),
-    ];
+    spec.image_uuid = image.or(spec.image_uuid);
+    spec.alias = args.alias.clone().or(spec.alias);
+    spec.uuid = args.uuid.map(VmUuid).or(spec.uuid);
+    spec.owner_uuid = args.owner.map(|owner| owner.to_string()).or(spec.owner_uuid);
+    spec.brand = args.brand.clone().or(spec.brand);
+    spec.ram = args.ram.or(spec.ram);
+    spec.quota = args.disk.or(spec.quota);
+    spec.vcpus = args.vcpus.or(spec.vcpus);
+    spec.cpu_cap = args.cpu_cap.or(spec.cpu_cap);
+    spec.owner_uuid.get_or_insert_with(|| NOBODY.to_owned());
+    spec.brand.get_or_insert_with(|| DEFAULT_BRAND.to_owned());
     // A package brings its own sizes.
-    let sized = ["package", "package_uuid", "billing_id"].iter().any(|it| body.contains_key(*it));
-    for (name, value) in defaults {
-        let size = matches!(name, "ram" | "quota" | "vcpus" | "cpu_cap");
-        if !(size && sized) {
-            body.entry(name).or_insert(value);
-        }
+    let sized = ["package", "package_uuid", "billing_id"];
+    if !sized.iter().any(|name| spec.extra.contains_key(*name)) {
+        spec.ram.get_or_insert(DEFAULT_RAM_MIB);
+        spec.quota.get_or_insert(DEFAULT_DISK_GIB);
+        spec.vcpus.get_or_insert(1);
+        spec.cap_cpu();
     }
     if !args.networks.is_empty() {
-        body.insert("networks".to_owned(), json!(args.networks));
+        spec.extra.insert("networks".to_owned(), json!(args.networks));
     }
-    add(&mut body, "tags", &args.tags)?;
     let mut metadata = args.metadata.clone();
     let keys: Vec<_> = args.ssh_keys.iter().map(|path| read(path)).collect::<Result<_, _>>()?;
     if !keys.is_empty() {
@@ -167,25 +167,20 @@ fn payload(
     if let Some(path) = &args.user_script {
         metadata.push(("user-script".to_owned(), read(path)?));
     }
-    add(&mut body, "customer_metadata", &metadata)?;
-    Ok(Value::Object(body))
+    add(&mut spec.tags, &args.tags);
+    add(&mut spec.customer_metadata, &metadata);
+    Ok(spec)
 }
 
-fn add(
-    body: &mut Map<String, Value>,
-    name: &str,
-    pairs: &[(String, String)],
-) -> Result<(), CliError> {
-    if pairs.is_empty() {
-        return Ok(());
+fn add(members: &mut Option<Map<String, Value>>, pairs: &[(String, String)]) {
+    if !pairs.is_empty() {
+        members.get_or_insert_default().extend(object(pairs));
     }
-    let Value::Object(members) = body.entry(name).or_insert_with(|| json!({})) else {
-        return Err(CliError::Usage(format!("`{name}` in the file is no object")));
-    };
-    for (key, value) in pairs {
-        members.insert(key.clone(), json!(value));
-    }
-    Ok(())
+}
+
+/// An object of texts.
+pub(crate) fn object(pairs: &[(String, String)]) -> Map<String, Value> {
+    pairs.iter().map(|(key, value)| (key.clone(), json!(value))).collect()
 }
 
 fn read(path: &Path) -> Result<String, CliError> {
@@ -213,6 +208,8 @@ mod tests {
 
     use super::*;
 
+    const IMAGE: &str = "11111111-1111-4111-8111-111111111111";
+
     #[derive(Debug, clap::Parser)]
     struct Line {
         #[command(flatten)]
@@ -222,12 +219,13 @@ mod tests {
     fn body(line: &[&str], file: Value) -> Value {
         let args = Line::try_parse_from([&["create"], line].concat()).unwrap().args;
         let Value::Object(file) = file else { panic!("an object") };
-        payload(&args, args.image.clone(), file).unwrap()
+        let image = args.image.as_ref().map(|uuid| uuid.parse().unwrap());
+        Value::Object(payload(&args, image, file).unwrap().into_members())
     }
 
     #[test]
     fn sizes_have_defaults_and_flags_win() {
-        let line = ["--image", "i", "--ram", "512", "--vcpus", "2", "--tag", "a=b=c"];
+        let line = ["--image", IMAGE, "--ram", "512", "--vcpus", "2", "--tag", "a=b=c"];
         let made = body(&line, json!({ "ram": 1, "alias": "x", "tags": { "k": "v" } }));
         assert_eq!(made["ram"], 512);
         assert_eq!(made["cpu_cap"], 200);
@@ -239,9 +237,17 @@ mod tests {
 
     #[test]
     fn package_brings_the_sizes() {
-        let made = body(&["--image", "i"], json!({ "package": { "ram": 1024 } }));
+        let made = body(&["--image", IMAGE], json!({ "package": { "ram": 1024 } }));
         assert_eq!(made.get("ram"), None);
         assert_eq!(made["brand"], "kvm");
+    }
+
+    #[test]
+    fn what_is_wrong_in_the_file_is_named() {
+        let args = Line::try_parse_from(["create", "--image", IMAGE]).unwrap().args;
+        let Value::Object(file) = json!({ "ram": "much", "tags": { "a": [] } }) else { panic!() };
+        let text = payload(&args, None, file).unwrap_err().to_string();
+        assert!(text.contains("ram: ") && text.contains("tags: "), "{text}");
     }
 
     #[test]

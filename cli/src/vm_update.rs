@@ -2,12 +2,13 @@
 
 use std::path::PathBuf;
 
+use muster_shared::vm::{Reboot, VmChange};
 use serde_json::{Map, Value, json};
 
 use crate::client::Client;
 use crate::output::Output;
 use crate::vm::Target;
-use crate::vm_create::{pair, read_object};
+use crate::vm_create::{object, pair, read_object};
 use crate::wait::WaitArgs;
 use crate::{CliError, pick};
 
@@ -106,31 +107,19 @@ pub(crate) async fn reprovision(
 }
 
 /// Flags win over the file.
-fn payload(args: &Update, mut body: Map<String, Value>) -> Map<String, Value> {
-    let mut set = |name: &str, value: Option<Value>| {
-        if let Some(value) = value {
-            body.insert(name.to_owned(), value);
-        }
+fn payload(args: &Update, file: Map<String, Value>) -> Map<String, Value> {
+    let change = VmChange {
+        alias: args.alias.clone(),
+        ram: args.ram,
+        vcpus: args.vcpus,
+        cpu_cap: args.cpu_cap,
+        set_tags: object(&args.tags),
+        remove_tags: args.remove_tags.clone(),
+        set_customer_metadata: object(&args.metadata),
+        remove_customer_metadata: args.remove_metadata.clone(),
+        reboot: args.reboot.then_some(Reboot::Always),
     };
-    set("alias", args.alias.clone().map(Value::from));
-    set("ram", args.ram.map(Value::from));
-    set("vcpus", args.vcpus.map(Value::from));
-    set("cpu_cap", args.cpu_cap.map(Value::from));
-    set("set_tags", object(&args.tags));
-    set("remove_tags", list(&args.remove_tags));
-    set("set_customer_metadata", object(&args.metadata));
-    set("remove_customer_metadata", list(&args.remove_metadata));
-    set("reboot", args.reboot.then(|| json!("always")));
-    body
-}
-
-fn object(pairs: &[(String, String)]) -> Option<Value> {
-    let members = pairs.iter().map(|(key, value)| (key.clone(), json!(value)));
-    (!pairs.is_empty()).then(|| Value::Object(members.collect()))
-}
-
-fn list(names: &[String]) -> Option<Value> {
-    (!names.is_empty()).then(|| json!(names))
+    change.over(file)
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use jiff::Timestamp;
 use muster_shared::ids::VmUuid;
+use muster_shared::vm::{self, Effect, Reboot};
 use muster_shared::wire::Code;
 use serde_json::{Map, Value, json};
 
@@ -23,30 +24,6 @@ const GROW: &str = "grow";
 const REBOOT: &str = "reboot";
 /// Of the result: what takes effect when the VM starts next.
 const PENDING: &str = "pending_reboot";
-/// What the hypervisor reads at its start.
-const AT_START: &[&str] = &[
-    "boot",
-    "bootrom",
-    "cpu_type",
-    "disks",
-    "hostname",
-    "nics",
-    "ram",
-    "vcpus",
-    "vga",
-    "vnc_password",
-    "vnc_port",
-];
-
-/// When the VM is restarted for a change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Restart {
-    Always,
-    /// For NICs that come or go, as in the reference.
-    IfNeeded,
-    Never,
-}
-
 /// The kind; parameters `uuid`, `reboot` (`always`, `if_needed`, `never`) and the update payload.
 #[derive(Debug)]
 pub struct MachineUpdate;
@@ -72,20 +49,17 @@ impl Handler for MachineUpdate {
 
     fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
         let vm = machine::vm(params)?;
-        let restart = match params.get("reboot") {
-            None | Some(Value::Null) => Restart::IfNeeded,
-            Some(Value::String(word)) if word == "always" => Restart::Always,
-            Some(Value::String(word)) if word == "if_needed" => Restart::IfNeeded,
-            Some(Value::String(word)) if word == "never" => Restart::Never,
-            Some(_) => {
-                let problem = "must be always, if_needed or never";
-                return Err(TaskFailure::bad_param("reboot", problem));
-            }
-        };
-        let step = |part| -> Box<dyn Step> { Box::new(Update { vm, restart, part }) };
+        let reboot = Reboot::read(params.get("reboot"))
+            .map_err(|problem| TaskFailure::bad_param("reboot", problem))?;
+        let step = |part| -> Box<dyn Step> { Box::new(Update { vm, reboot, part }) };
         let parts = [Part::Check, Part::Grow, Part::Record, Part::Stop, Part::Start, Part::Commit];
         Ok(Plan { locks: vec![Lock::Vm(vm)], steps: parts.into_iter().map(step).collect() })
     }
+}
+
+/// Whether the hypervisor reads a property only when it starts.
+fn is_read_at_start(name: &str) -> bool {
+    vm::property(name).is_some_and(|property| property.effect == Effect::AtStart)
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -101,7 +75,7 @@ enum Part {
 #[derive(Debug)]
 struct Update {
     vm: VmUuid,
-    restart: Restart,
+    reboot: Reboot,
     part: Part,
 }
 
@@ -123,12 +97,12 @@ impl Update {
             return Err(refuse(Code::VmNotStopped, text));
         }
         let rewired = nic_count(old) != nic_count(&new) || macs(old) != macs(&new);
-        let wanted = match self.restart {
-            Restart::Always => changes.keys().any(|name| AT_START.contains(&name.as_str())),
-            Restart::IfNeeded => rewired,
-            Restart::Never => false,
+        let at_start = changes.keys().filter(|name| is_read_at_start(name));
+        let wanted = match self.reboot {
+            Reboot::Always => at_start.clone().next().is_some(),
+            Reboot::IfNeeded => rewired,
+            Reboot::Never => false,
         };
-        let at_start = changes.keys().filter(|name| AT_START.contains(&name.as_str()));
         let pending: Vec<&String> =
             if running && !wanted { at_start.collect() } else { Vec::new() };
         ctx.note(PENDING, json!(pending));

@@ -2,14 +2,12 @@
 
 use jiff::Timestamp;
 use muster_shared::clock::iso;
+use muster_shared::vm::NOBODY;
 use muster_shared::wire::status::{VmIndex, VmReport, VmStatus};
 use serde_json::{Value, json};
 
 use super::{Entry, Node, SnapshotRecord, VmRecord};
 use crate::drivers::compute::Observed;
-
-/// Owner of VMs that name none.
-pub const NO_OWNER: &str = "00000000-0000-0000-0000-000000000000";
 
 /// The VM object.
 #[must_use]
@@ -76,7 +74,7 @@ pub fn report(entry: &Entry) -> VmReport {
     let text = |name: &str| record.text(name).map(str::to_owned);
     let vm = VmStatus {
         uuid: record.uuid,
-        owner_uuid: text("owner_uuid").unwrap_or_else(|| NO_OWNER.to_owned()),
+        owner_uuid: text("owner_uuid").unwrap_or_else(|| NOBODY.to_owned()),
         brand: text("brand").unwrap_or_default(),
         cpu_cap: record.number("cpu_cap").filter(|cap| *cap > 0),
         quota: record.number("quota"),

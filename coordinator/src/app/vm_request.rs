@@ -1,21 +1,14 @@
 //! The body of `POST /vms` to the parameters of a `machine_create`. Pure.
 
 use muster_shared::api::FieldError;
-use muster_shared::ids::VmUuid;
+use muster_shared::ids::{ImageUuid, VmUuid};
 use muster_shared::lenient::{self, is_uuid};
+use muster_shared::vm::{
+    DEFAULT_BRAND, DEFAULT_QUOTA_GIB, DiskSpec, NOBODY, NicSpec, VmSpec, is_alias, is_flat,
+};
 use serde_json::{Map, Value, json};
 
 use super::error::AppError;
-
-const NOBODY: &str = "00000000-0000-0000-0000-000000000000";
-/// GiB, the agent's default.
-const DEFAULT_QUOTA_GIB: u64 = 10;
-const MAX_ALIAS_BYTES: usize = 189;
-
-/// Whether VMs of this brand have memory of their own.
-fn is_hvm(brand: &str) -> bool {
-    matches!(brand, "kvm" | "bhyve")
-}
 
 /// A checked request.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,15 +19,39 @@ pub(super) struct VmRequest {
     pub params: Map<String, Value>,
 }
 
-struct Body<'a> {
+/// A VM on its way from what a client said to what its agent is told.
+struct Draft<'a> {
+    /// As the client said it.
     body: &'a Map<String, Value>,
+    /// Sizes that count where the body has none, as PAPI has them.
     package: Map<String, Value>,
+    spec: VmSpec,
     errors: Vec<FieldError>,
 }
 
-impl Body<'_> {
+impl Draft<'_> {
     fn error(&mut self, field: &str, message: &str) {
         self.errors.push(FieldError::new(field, message));
+    }
+
+    fn is_bad(&self, field: &str) -> bool {
+        self.errors.iter().any(|error| error.field == field)
+    }
+
+    /// A whole number from the body or else the package, by the first name that has one.
+    fn number(&mut self, names: &[&str]) -> Option<u64> {
+        for name in names {
+            let value = self.body.get(*name).or_else(|| self.package.get(*name));
+            let Some(value) = value.filter(|value| !value.is_null() && **value != json!("")) else {
+                continue;
+            };
+            let number = lenient::number(value);
+            if number.is_none() && !self.is_bad(name) {
+                self.error(name, "value was not a number");
+            }
+            return number;
+        }
+        None
     }
 
     /// Refuses a 0 of the body's own; in a package it stands for nothing said.
@@ -44,55 +61,121 @@ impl Body<'_> {
         }
     }
 
-    /// A whole number given as a number or its text, from the body or else the package.
-    fn number(&mut self, names: &[&str]) -> Option<u64> {
-        for name in names {
-            let Some(value) = self.body.get(*name).or_else(|| self.package.get(*name)) else {
-                continue;
-            };
-            let number = lenient::number(value);
-            if number.is_none() {
-                self.error(name, "value was not a number");
+    fn sizes(&mut self) {
+        let before = self.errors.len();
+        self.spec.ram = self.number(&["ram", "max_physical_memory", "memory"]);
+        if self.spec.ram.unwrap_or(0) == 0 && self.errors.len() == before && !self.is_bad("ram") {
+            self.error("ram", "value was not greater than zero");
+        }
+        for name in ["vcpus", "cpu_cap", "disk"] {
+            self.not_zero(name);
+        }
+        self.spec.vcpus = Some(self.number(&["vcpus"]).unwrap_or(1).max(1));
+        self.spec.cpu_cap = self.number(&["cpu_cap"]).filter(|cap| *cap > 0);
+        self.spec.cap_cpu();
+        // A package's quota is in MiB (PAPI), a VM's in GiB (vmadm).
+        let packaged = self.package.get("quota").and_then(Value::as_u64);
+        let packaged = packaged.filter(|_| !self.body.contains_key("quota"));
+        let quota = self.spec.quota.or(packaged.map(|mib| mib.div_ceil(1024)));
+        self.spec.quota = Some(quota.unwrap_or(DEFAULT_QUOTA_GIB));
+        for (name, target) in
+            [("name", "package_name"), ("uuid", "billing_id"), ("version", "package_version")]
+        {
+            if let Some(value) = self.package.get(name).filter(|value| value.is_string()) {
+                self.spec.extra.entry(target).or_insert_with(|| value.clone());
             }
-            return number;
         }
-        None
     }
 
-    fn text(&mut self, name: &str) -> Option<String> {
-        let value = self.body.get(name)?;
-        if value.as_str().is_none() {
-            self.error(name, "value was not a string");
+    fn identity(&mut self) {
+        self.spec.brand.get_or_insert_with(|| DEFAULT_BRAND.to_owned());
+        if self.spec.alias.as_deref().is_some_and(|alias| !is_alias(alias)) {
+            self.error("alias", "value was not letters, digits, '_', '.' and '-'");
         }
-        value.as_str().map(str::to_owned)
+        let owner = self.spec.owner_uuid.get_or_insert_with(|| NOBODY.to_owned());
+        if !is_uuid(owner) && !self.is_bad("owner_uuid") {
+            self.error("owner_uuid", "value was not a UUID");
+        }
+        match self.body.get("metadata").filter(|metadata| !metadata.is_null()) {
+            None => {}
+            Some(metadata @ Value::Object(members)) if is_flat(metadata) => {
+                self.spec.customer_metadata.get_or_insert_default().extend(members.clone());
+            }
+            Some(_) => {
+                let text = "value is not an object of strings, numbers and booleans";
+                self.error("metadata", text);
+            }
+        }
     }
 
-    fn flat_object(&mut self, name: &str) -> Option<Map<String, Value>> {
-        let value = self.body.get(name)?;
-        let flat = value.as_object().filter(|members| {
-            members.values().all(|v| v.is_string() || v.is_number() || v.is_boolean())
-        });
-        if flat.is_none() {
-            self.error(name, "value is not an object of strings, numbers and booleans");
-        }
-        flat.cloned()
-    }
-
-    fn image(&mut self) -> Option<String> {
+    /// The image, wherever the client names it.
+    fn image(&mut self) -> Option<ImageUuid> {
+        let image = self.body.get("image");
+        let named = image.filter(|image| image.is_string()).or_else(|| image?.get("uuid"));
         let first_disk = self.body.get("disks").and_then(|disks| disks.get(0));
-        let image = self
-            .body
-            .get("image_uuid")
-            .or_else(|| self.body.get("image").filter(|image| image.is_string()))
-            .or_else(|| self.body.get("image")?.get("uuid"))
-            .or_else(|| first_disk?.get("image_uuid"));
-        let uuid = image.and_then(Value::as_str).filter(|text| is_uuid(text));
+        let uuid = self.body.get("image_uuid").or(named).or_else(|| first_disk?.get("image_uuid"));
+        let uuid = uuid.and_then(Value::as_str).and_then(|uuid| uuid.parse().ok());
         if uuid.is_none() {
+            self.errors.retain(|error| error.field != "image_uuid");
             self.error("image_uuid", "value was not the UUID of an image");
         }
-        uuid.map(str::to_owned)
+        uuid
+    }
+
+    fn disks(&mut self) {
+        let image = self.image();
+        let size = self.number(&["disk"]);
+        let Some(image) = image else { return };
+        if !self.spec.extra.get("image").is_some_and(Value::is_object) {
+            self.spec.extra.shift_remove("image");
+        }
+        if !self.spec.is_hvm() {
+            self.spec.image_uuid = Some(image);
+            return;
+        }
+        // What has disks of its own needs none of the request's image.
+        self.spec.image_uuid = None;
+        if self.spec.disks.is_some() {
+            return;
+        }
+        // The agent makes the only disk as large as the quota, or as the image if that is larger.
+        // Said here, the allocator would count disk and quota.
+        self.spec.image_uuid = size.is_none().then_some(image);
+        let extra = [("boot".to_owned(), json!(true)), ("model".to_owned(), json!("virtio"))];
+        let extra = extra.into_iter().collect();
+        self.spec.disks = Some(vec![DiskSpec { size, image_uuid: Some(image), extra }]);
+    }
+
+    fn networks(&mut self) {
+        let Some(networks) = self.body.get("networks") else { return };
+        let Some(networks) = networks.as_array() else {
+            return self.error("networks", "value was not an array");
+        };
+        let primary = networks.iter().any(|network| network.get("primary") == Some(&json!(true)));
+        let mut nics = Vec::new();
+        for (number, network) in networks.iter().enumerate() {
+            let (tag, mut extra) = match network {
+                Value::String(tag) => (tag, Map::new()),
+                Value::Object(members) => match members.get("nic_tag") {
+                    Some(Value::String(tag)) => (tag, members.clone()),
+                    _ => return self.error("networks", NO_NETWORK),
+                },
+                _ => return self.error("networks", NO_NETWORK),
+            };
+            extra.entry("ips").or_insert_with(|| json!(["dhcp"]));
+            if number == 0 && !primary {
+                extra.insert("primary".to_owned(), json!(true));
+            }
+            if self.spec.is_hvm() {
+                extra.entry("model").or_insert_with(|| json!("virtio"));
+            }
+            nics.push(NicSpec { nic_tag: Some(tag.clone()), extra });
+        }
+        self.spec.nics = Some(nics);
     }
 }
+
+const NO_NETWORK: &str = "a network was neither a name nor has a nic_tag";
 
 /// Checks a request and completes it.
 ///
@@ -104,132 +187,20 @@ pub(super) fn build(body: &Map<String, Value>) -> Result<VmRequest, AppError> {
         Some(Value::Object(package)) => package.clone(),
         Some(_) => return Err(AppError::invalid("package", "value is not an object")),
     };
-    let mut body = Body { body, package, errors: Vec::new() };
-    let uuid = body.text("uuid").and_then(|text| {
-        let uuid = text.parse().ok();
-        if uuid.is_none() {
-            body.error("uuid", "value was not a UUID");
-        }
-        uuid
-    });
-    let brand = body.text("brand").unwrap_or_else(|| "kvm".to_owned());
-    let mut params = body.body.clone();
-    for name in ["uuid", "package", "networks", "metadata", "disk", "image_uuid", "server_uuid"] {
-        params.remove(name);
+    let (spec, errors) = VmSpec::read(body.clone());
+    let mut draft = Draft { body, package, spec, errors };
+    draft.sizes();
+    draft.identity();
+    draft.disks();
+    draft.networks();
+    let Draft { mut spec, errors, .. } = draft;
+    if !errors.is_empty() {
+        return Err(AppError::Invalid(errors));
     }
-    sizes(&mut body, &mut params);
-    identity(&mut body, &mut params, &brand);
-    disks(&mut body, &mut params, &brand);
-    networks(&mut body, &mut params, &brand);
-    if body.errors.is_empty() {
-        Ok(VmRequest { uuid, params })
-    } else {
-        Err(AppError::Invalid(body.errors))
+    for name in ["package", "networks", "metadata", "disk", "image_uuid", "server_uuid"] {
+        spec.extra.shift_remove(name);
     }
-}
-
-fn sizes(body: &mut Body<'_>, params: &mut Map<String, Value>) {
-    let before = body.errors.len();
-    match body.number(&["ram", "max_physical_memory", "memory"]) {
-        Some(ram) if ram > 0 => drop(params.insert("ram".to_owned(), json!(ram))),
-        _ if body.errors.len() > before => {}
-        _ => body.error("ram", "value was not greater than zero"),
-    }
-    for name in ["vcpus", "cpu_cap", "disk"] {
-        body.not_zero(name);
-    }
-    let vcpus = body.number(&["vcpus"]).unwrap_or(1).max(1);
-    params.insert("vcpus".to_owned(), json!(vcpus));
-    // Without a cap a VM may use the whole server, and the allocator would count it so.
-    let cap = body.number(&["cpu_cap"]).filter(|cap| *cap > 0).unwrap_or(vcpus.saturating_mul(100));
-    params.insert("cpu_cap".to_owned(), json!(cap));
-    // A package's quota is in MiB (PAPI), a VM's in GiB (vmadm).
-    let packaged = body.package.get("quota").and_then(Value::as_u64).map(|mib| mib.div_ceil(1024));
-    let quota = if body.body.contains_key("quota") { body.number(&["quota"]) } else { packaged };
-    params.insert("quota".to_owned(), json!(quota.unwrap_or(DEFAULT_QUOTA_GIB)));
-    for name in ["name", "uuid", "version"] {
-        if let Some(value) = body.package.get(name).filter(|value| value.is_string()) {
-            let name =
-                if name == "uuid" { "billing_id".to_owned() } else { format!("package_{name}") };
-            params.entry(name).or_insert_with(|| value.clone());
-        }
-    }
-}
-
-fn identity(body: &mut Body<'_>, params: &mut Map<String, Value>, brand: &str) {
-    params.insert("brand".to_owned(), json!(brand));
-    if let Some(alias) = body.text("alias") {
-        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
-        let starts = alias.starts_with(|c: char| c.is_ascii_alphanumeric());
-        if !starts || alias.len() > MAX_ALIAS_BYTES || !alias.chars().all(plain) {
-            body.error("alias", "value was not letters, digits, '_', '.' and '-'");
-        }
-    }
-    let owner = body.text("owner_uuid").unwrap_or_else(|| NOBODY.to_owned());
-    if !is_uuid(&owner) {
-        body.error("owner_uuid", "value was not a UUID");
-    }
-    params.insert("owner_uuid".to_owned(), json!(owner));
-    body.flat_object("tags");
-    body.flat_object("customer_metadata");
-    if let Some(metadata) = body.flat_object("metadata") {
-        let merged = params.entry("customer_metadata").or_insert_with(|| json!({}));
-        if let Some(merged) = merged.as_object_mut() {
-            merged.extend(metadata);
-        }
-    }
-}
-
-fn disks(body: &mut Body<'_>, params: &mut Map<String, Value>, brand: &str) {
-    let image = body.image();
-    let size = body.number(&["disk"]);
-    let Some(image) = image else { return };
-    if !params.get("image").is_some_and(Value::is_object) {
-        params.remove("image");
-    }
-    if !is_hvm(brand) {
-        params.insert("image_uuid".to_owned(), json!(image));
-        return;
-    }
-    if params.contains_key("disks") {
-        return;
-    }
-    let mut disk = json!({ "image_uuid": image, "boot": true, "model": "virtio" });
-    match size {
-        Some(mib) => disk["size"] = json!(mib),
-        // The agent makes this image's disk as large as the quota, or as the image if that is
-        // larger. Said here, the allocator would count disk and quota.
-        None => drop(params.insert("image_uuid".to_owned(), json!(image))),
-    }
-    params.insert("disks".to_owned(), json!([disk]));
-}
-
-fn networks(body: &mut Body<'_>, params: &mut Map<String, Value>, brand: &str) {
-    let Some(networks) = body.body.get("networks") else { return };
-    let Some(networks) = networks.as_array() else {
-        return body.error("networks", "value was not an array");
-    };
-    let mut nics = Vec::new();
-    for (number, network) in networks.iter().enumerate() {
-        let mut nic = match network {
-            Value::String(tag) => json!({ "nic_tag": tag }),
-            Value::Object(_) if network.get("nic_tag").is_some_and(Value::is_string) => {
-                network.clone()
-            }
-            _ => return body.error("networks", "a network was neither a name nor has a nic_tag"),
-        };
-        if nic.get("ips").is_none() {
-            nic["ips"] = json!(["dhcp"]);
-        }
-        if number == 0 && !networks.iter().any(|n| n.get("primary") == Some(&json!(true))) {
-            nic["primary"] = json!(true);
-        }
-        if is_hvm(brand) && nic.get("model").is_none() {
-            nic["model"] = json!("virtio");
-        }
-        nics.push(nic);
-    }
-    params.insert("nics".to_owned(), json!(nics));
+    Ok(VmRequest { uuid: spec.uuid.take(), params: spec.into_members() })
 }
 
 #[cfg(test)]

@@ -1,12 +1,17 @@
 //! What a VM is made of: the names of its properties, their units and limits, once for the API,
 //! the allocator, the command line and the agent.
 //!
-//! [`property`] says of each name what it is and what an agent does with it.
+//! [`property`] says of each name what it is and what an agent does with it; [`VmSpec`] and
+//! [`VmChange`] are the members that Muster itself reads, typed, with everything else beside them.
 
+mod changes;
 mod property;
+mod spec;
 mod tables;
 
+pub use changes::{Reboot, VmChange};
 pub use property::{Effect, Form, Item, Kind, Property, is_flat};
+pub use spec::{DiskSpec, NicSpec, VmSpec};
 pub use tables::{CHANGES, CONTEXT, DISK, FACTS, INITIAL, LASTING, NIC, TOLD, change, property};
 
 /// Largest size of anything counted in MiB (1 EiB): keeps sums far from overflow.

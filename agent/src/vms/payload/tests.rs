@@ -1,5 +1,6 @@
 //! What payloads are accepted, refused and completed to.
 
+use muster_shared::vm::{FACTS, INITIAL, LASTING};
 use proptest::prelude::*;
 
 use super::*;
@@ -87,7 +88,8 @@ fn any_json() -> impl Strategy<Value = Value> {
 }
 
 fn any_payload() -> impl Strategy<Value = Map<String, Value>> {
-    let names: Vec<&'static str> = PROPERTIES.iter().map(|(name, _)| *name).collect();
+    let tables = [LASTING, INITIAL, FACTS].into_iter().flatten();
+    let names: Vec<&'static str> = tables.map(|property| property.name).collect();
     let entry = (prop::sample::select(names).prop_map(str::to_owned), any_json());
     prop::collection::vec(entry, 0..8).prop_map(|entries| entries.into_iter().collect())
 }

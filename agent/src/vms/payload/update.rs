@@ -1,37 +1,14 @@
 //! What a client may change of a VM: from its properties and an update payload to its new
 //! properties. Pure.
 
+use muster_shared::vm::{self, Effect, INITIAL, MAX_DEVICES, Property, TOLD, is_flat};
 use serde_json::{Map, Value, json};
 
-use super::{Kind, PROPERTIES, Problems, checked, complete, devices, flat, mac, nic};
+use super::{Problems, checked, complete, devices, mac, nic};
 use crate::tasks::TaskFailure;
 
-/// Fixed for a VM's life, or changed only through members of their own (`set_tags`, `add_nics`).
-const FIXED: &[&str] = &[
-    "brand",
-    "customer_metadata",
-    "disks",
-    "image_uuid",
-    "internal_metadata",
-    "nics",
-    "routes",
-    "tags",
-    "zonename",
-    "zpool",
-];
 /// Objects that are changed member by member.
 const OBJECTS: &[&str] = &["tags", "customer_metadata", "internal_metadata", "routes"];
-/// What this agent can't change.
-const MISSING: &[&str] = &[
-    "add_disks",
-    "add_filesystems",
-    "add_pci_devices",
-    "remove_disks",
-    "remove_filesystems",
-    "remove_pci_devices",
-    "update_filesystems",
-    "update_pci_devices",
-];
 /// Random addresses that are drawn before one is free; two are the same once in 10^12.
 const MAC_DRAWS: usize = 16;
 /// Of a disk that exists.
@@ -49,10 +26,11 @@ pub fn update(
     let mut new = old.clone();
     let mut problems = Problems::default();
     for (name, value) in params {
-        if MISSING.contains(&name.as_str()) {
+        let refused = vm::change(name).is_some_and(|change| change.effect == Effect::Refused);
+        if refused || TOLD.contains(&name.as_str()) {
             problems.bad_properties.push(name.clone());
-        } else if let Some((_, kind)) = PROPERTIES.iter().find(|(known, _)| known == name) {
-            property(&mut new, name, *kind, value, &mut problems);
+        } else if let Some(known) = vm::property(name) {
+            set_property(&mut new, known, value, &mut problems);
         }
     }
     for object in OBJECTS {
@@ -69,26 +47,29 @@ pub fn update(
     if problems.is_empty() { Ok(new) } else { Err(problems.into()) }
 }
 
-fn property(
+fn set_property(
     new: &mut Map<String, Value>,
-    name: &str,
-    kind: Kind,
+    property: &Property,
     value: &Value,
     problems: &mut Problems,
 ) {
-    if matches!(kind, Kind::Hint) {
-        return;
+    let name = property.name;
+    match property.effect {
+        Effect::Dropped | Effect::Ignored => return,
+        Effect::Refused => return problems.bad_properties.push(name.to_owned()),
+        Effect::Live | Effect::AtStart | Effect::Kept => {}
     }
-    if FIXED.contains(&name) || matches!(kind, Kind::ReadOnly | Kind::Forbidden) {
-        problems.bad_properties.push(name.to_owned());
-        return;
+    // Fixed for a VM's life, or changed only through members of their own (`set_tags`,
+    // `add_nics`).
+    if INITIAL.contains(property) {
+        return problems.bad_properties.push(name.to_owned());
     }
-    let zero = matches!(kind, Kind::Number { min: 0, .. }) && *value == json!(0);
+    let zero = property.zero_clears() && *value == json!(0);
     if zero || value.is_null() || *value == json!("") {
         new.shift_remove(name);
         return;
     }
-    match checked(kind, name, value.clone(), problems) {
+    match checked(property, value, problems) {
         Some(value) => drop(new.insert(name.to_owned(), value)),
         None => problems.bad(name),
     }
@@ -112,7 +93,7 @@ fn members(
     }
     match params.get(&set) {
         None | Some(Value::Null) => {}
-        Some(value @ Value::Object(members)) if flat(value) => target.extend(members.clone()),
+        Some(value @ Value::Object(members)) if is_flat(value) => target.extend(members.clone()),
         Some(_) => problems.bad(set),
     }
     if new.contains_key(object) || !target.is_empty() {
@@ -165,7 +146,7 @@ fn nics(
             _ => problems.bad("add_nics"),
         }
     }
-    if nics.len() > super::MAX_DEVICES {
+    if nics.len() > MAX_DEVICES {
         problems.bad("add_nics");
     }
     new.insert("nics".to_owned(), Value::Array(nics));

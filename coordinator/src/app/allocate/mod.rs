@@ -2,7 +2,7 @@
 //!
 //! `ask` reads what a client wants, `flow` decides and promises, `decide` answers, `reserve` ends
 //! reservations, `peers` keeps coordinators from taking the same room, `history` and `replay` keep
-//! decisions, `planning` answers planners.
+//! decisions, `planning` answers planners, `machine` says what a VM that is made here takes.
 //!
 //! The allocator takes over a server only when somebody asks for an allocation and the server
 //! changed since, so that reports cost it nothing.
@@ -11,6 +11,7 @@ mod ask;
 mod decide;
 mod flow;
 mod history;
+mod machine;
 mod peers;
 mod planning;
 mod replay;
@@ -21,6 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_shared::ids::{ServerUuid, TicketUuid, VmUuid};
+use muster_shared::vm::VmSpec;
 use serde_json::{Map, Value, json};
 
 pub use ask::Ask;
@@ -28,6 +30,7 @@ pub use decide::Decided;
 pub(super) use flow::{Decision, Flow, Question, Wanted};
 pub use history::AllocationRecord;
 pub(crate) use history::Decisions;
+pub(super) use machine::promise_of;
 pub(super) use peers::{ATTEMPTS, Peers};
 pub(super) use reserve::ReservationRecord;
 
@@ -200,14 +203,15 @@ impl App {
         params: &Map<String, Value>,
         exclude: &BTreeSet<ServerUuid>,
     ) -> Result<Question, AppError> {
-        let mut body = request_body(params, true);
+        let (spec, _) = VmSpec::read(params.clone());
+        let mut body = machine::request(&spec);
         if !exclude.is_empty() {
             let mut left = self.fleet.registered();
             left.retain(|server| !exclude.contains(server));
             body.insert("servers".to_owned(), json!(left));
         }
         let request = parse(&body)?;
-        let wanted = Wanted { vm, body, request, extra: promise_of(params) };
+        let wanted = Wanted { vm, body, request, extra: alloc::Extra::of_new_vm(&spec) };
         let policy = Arc::clone(&self.config.allocation.placing);
         let ask = Ask { least_changes: false, ..Ask::default() };
         Ok(Question { ask, policy, vms: vec![wanted], making: true })
@@ -267,65 +271,5 @@ pub(super) fn no_server(outcome: &Outcome) -> AppError {
         reason: outcome.failure(),
         volumes: outcome.failed_for_volumes(),
         steps: outcome.steps_json(Detail::Full),
-    }
-}
-
-/// The parameters of a `machine_create` as a request to the allocator. The reference's RAM filter
-/// leaves the hypervisor's overhead out, so that a server's last VM could take more than there is;
-/// `with_overhead` puts it in. A promise counts it by itself.
-fn request_body(params: &Map<String, Value>, with_overhead: bool) -> Map<String, Value> {
-    let number = |name: &str| {
-        let value = params.get(name)?;
-        value.as_u64().or_else(|| value.as_str()?.trim().parse().ok())
-    };
-    let mut vm = Map::new();
-    for name in
-        ["owner_uuid", "brand", "tags", "locality", "affinity", "internal_metadata", "docker"]
-    {
-        if let Some(value) = params.get(name) {
-            vm.insert(name.to_owned(), value.clone());
-        }
-    }
-    let lower = |name: &str| params.get(name)?.as_str().map(str::to_lowercase);
-    vm.insert("vm_uuid".to_owned(), json!(lower("uuid")));
-    vm.insert("owner_uuid".to_owned(), json!(lower("owner_uuid").unwrap_or_else(nobody)));
-    let brand = params.get("brand").and_then(Value::as_str).unwrap_or_default();
-    let overhead = if with_overhead { overhead_mib(brand) } else { 0 };
-    vm.insert("ram".to_owned(), json!(number("ram").unwrap_or(256).saturating_add(overhead)));
-    for name in ["cpu_cap", "quota", "vcpus"] {
-        if let Some(value) = number(name) {
-            vm.insert(name.to_owned(), json!(value));
-        }
-    }
-    let list = |name: &str| params.get(name).and_then(Value::as_array).cloned().unwrap_or_default();
-    let disks = list("disks").into_iter().filter_map(|disk| disk.get("size")?.as_u64());
-    let disks = disks.fold(0, u64::saturating_add);
-    let tags: Vec<_> = list("nics").iter().filter_map(|nic| nic.get("nic_tag").cloned()).collect();
-    // Without the ratios of a package the reference's filters let everything pass.
-    let package =
-        json!({ "overprovision_cpu": 4, "overprovision_memory": 1, "overprovision_storage": 1 });
-    let image = json!({ "image_size": disks });
-    let body = json!({ "vm": vm, "image": image, "package": package, "nic_tags": tags });
-    body.as_object().cloned().unwrap_or_default()
-}
-
-/// What a hypervisor takes beside the guest's memory, MiB.
-fn overhead_mib(brand: &str) -> u64 {
-    match brand {
-        "kvm" => 1024,
-        "bhyve" => 1280,
-        _ => 0,
-    }
-}
-
-fn nobody() -> String {
-    uuid::Uuid::nil().to_string()
-}
-
-/// What a VM that is created on a server of the client's choice will take of it.
-pub(super) fn promise_of(params: &Map<String, Value>) -> alloc::Extra {
-    match Request::parse(&request_body(params, false)) {
-        Ok(request) => request.promise(),
-        Err(_) => alloc::Extra::from_json(&Value::Object(params.clone())),
     }
 }

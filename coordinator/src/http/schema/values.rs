@@ -20,7 +20,7 @@ pub(super) fn number(least: i64, most: u64) -> Value {
 }
 
 /// Text of at most so many characters.
-pub(super) fn text_up_to(most: u64) -> Value {
+pub(super) fn text_up_to(most: usize) -> Value {
     json!({ "type": ["string", "null"], "maxLength": most })
 }
 

@@ -1,7 +1,11 @@
-//! A VM: what a client may say of one, and what an agent tells of it, from one table of
+//! A VM: what a client may say of one, and what an agent tells of it, from the shared table of
 //! properties. Types, units and bounds are those of all brands; what one agent or brand does not
 //! offer it refuses itself.
 
+use muster_shared::vm::{
+    self, CHANGES, FACTS, INITIAL, Kind, LASTING, MAX_COUNT, MAX_DEVICES, MAX_MIB, MAX_VCPUS,
+    Property, Reboot,
+};
 use serde_json::{Map, Value, json};
 
 use super::values::{
@@ -9,203 +13,50 @@ use super::values::{
 };
 use super::{any, iso, list, reference, uuid};
 
-/// Largest figure of MiB: 1 EiB.
-const MAX_MIB: u64 = 1 << 40;
-const MAX_COUNT: u64 = u32::MAX as u64;
-/// Disks or network interfaces of one VM.
-const MAX_DEVICES: u64 = 32;
-
-/// The type of a property.
-#[derive(Clone, Copy)]
-enum Kind {
-    Uuid,
-    Text(u64),
-    Flag,
-    Mib,
-    Gib,
-    Count,
-    Range(i64, u64),
-    FlatObject,
-    Words,
-    List(&'static str),
-    Any,
-}
-
-use Kind::{Count, Flag, FlatObject, Gib, List, Mib, Range, Text, Uuid, Words};
-
-type Property = (&'static str, Kind, &'static str);
-
-/// May be given when a VM is made, and changed later.
-const LASTING: &[Property] = &[
-    ("alias", Text(189), "Its name for people"),
-    ("archive_on_delete", Flag, "Its record and logs are kept when it is destroyed"),
-    ("autoboot", Flag, "Starts with its server"),
-    ("bhyve_extra_opts", Text(1024), "Of the hypervisor; refused unless the agent allows it"),
-    ("billing_id", Uuid, "Of its package"),
-    ("boot", Text(64), "Order of boot devices, e.g. `order=cd`"),
-    ("bootrom", Text(1024), "Firmware: `bios` or `uefi`"),
-    ("com1", Text(1024), "First serial line of a bhyve VM"),
-    ("com2", Text(1024), "Second serial line of a bhyve VM"),
-    ("cpu_cap", Count, "Percent of one CPU; 0: none"),
-    ("cpu_shares", Count, "Its weight among VMs that compete for CPU"),
-    ("cpu_type", Text(64), "CPU model of a kvm VM, e.g. `qemu64` or `host`"),
-    ("disk_driver", Text(64), "Model of disks that name none"),
-    ("dns_domain", Text(253), "Search domain of a container"),
-    ("do_not_inventory", Flag, "Hidden from reports"),
-    ("docker", Flag, "Is a docker container"),
-    ("firewall_enabled", Flag, "Firewall rules are in force"),
-    ("flexible_disk_size", Mib, "Room for disks and snapshots of a bhyve VM, MiB"),
-    ("fs_allowed", Words, "Filesystems that a container may mount"),
-    ("hostname", Text(253), "Host name inside"),
-    ("indestructible_delegated", Flag, "Its delegated dataset can't be destroyed"),
-    ("indestructible_zoneroot", Flag, "It can't be destroyed"),
-    ("init_name", Text(1024), "First program of a container"),
-    ("internal_metadata_namespaces", Words, "Prefixes of metadata that the guest can't write"),
-    ("kernel_version", Text(64), "Of an lx container"),
-    ("limit_priv", Words, "Privileges"),
-    ("maintain_resolvers", Flag, "Resolvers are kept up to date inside"),
-    ("max_locked_memory", Mib, "Memory that it may lock, MiB"),
-    ("max_lwps", Count, "Threads"),
-    ("max_msg_ids", Count, "System V message queues of a container"),
-    ("max_physical_memory", Mib, "Memory with the hypervisor's share, MiB"),
-    ("max_sem_ids", Count, "System V semaphores of a container"),
-    ("max_shm_ids", Count, "System V shared memory segments of a container"),
-    ("max_shm_memory", Mib, "System V shared memory of a container, MiB"),
-    ("max_swap", Mib, "Memory and swap, MiB; at least 256 are given"),
-    ("mdata_exec_timeout", Count, "Seconds that the user script may take"),
-    ("nic_driver", Text(64), "Model of network interfaces that name none"),
-    ("owner_uuid", Uuid, "Its owner"),
-    ("package_name", Text(1024), "Of its package"),
-    ("package_version", Text(1024), "Of its package"),
-    ("qemu_extra_opts", Text(1024), "Of the hypervisor; refused unless the agent allows it"),
-    ("qemu_opts", Text(1024), "Of the hypervisor; refused unless the agent allows it"),
-    ("quota", Gib, "Disk quota, GiB; 0: none"),
-    ("ram", Mib, "Memory of the guest, MiB; hardware VMs need 64"),
-    ("resolvers", Words, "Addresses of DNS servers"),
-    ("restart_init", Flag, "A container's first program is started again"),
-    ("spice_opts", Text(1024), "Of the SPICE display of a kvm VM"),
-    ("spice_password", Text(64), "Password of the SPICE display of a kvm VM"),
-    ("spice_port", Range(-1, 65_535), "Port of the SPICE display of a kvm VM"),
-    ("tmpfs", Mib, "Size of /tmp of a container, MiB"),
-    ("vcpus", Range(0, 1024), "Virtual CPUs of a hardware VM"),
-    ("vga", Text(64), "Graphics adapter of a kvm VM"),
-    ("virtio_txburst", Count, "Of a kvm VM; of no effect here"),
-    ("virtio_txtimer", Count, "Of a kvm VM; of no effect here"),
-    ("vnc_password", Text(8), "Password of the display, at most 8 characters"),
-    ("vnc_port", Range(-1, 65_535), "Port of the display; 0: any, -1: none"),
-    ("zfs_data_compression", Text(64), "Compression of the delegated dataset"),
-    ("zfs_data_recsize", Count, "Record size of the delegated dataset, bytes"),
-    ("zfs_filesystem_limit", Count, "Filesystems below its root dataset"),
-    ("zfs_io_priority", Count, "Its weight among VMs that compete for disks"),
-    ("zfs_root_compression", Text(64), "Compression of the root dataset"),
-    ("zfs_root_recsize", Count, "Record size of the root dataset, bytes"),
-    ("zfs_snapshot_limit", Count, "Snapshots of its root dataset"),
-    ("zlog_max_size", Count, "Bytes of console log that are kept"),
-];
-
-/// Only when a VM is made; changed through members of their own, or never.
-const INITIAL: &[Property] = &[
-    ("brand", Text(64), "`kvm`, `bhyve`, `joyent-minimal`, `lx`, …"),
-    ("customer_metadata", FlatObject, "For the guest"),
-    ("delegate_dataset", Flag, "A container gets a dataset of its own"),
-    ("disks", List("Disk"), "Of a hardware VM"),
-    ("filesystems", List("Filesystem"), "Directories of the server in a container"),
-    ("firewall_rules", List("FirewallRule"), "Rules that are put in force with it"),
-    ("image_uuid", Uuid, "Image of a container, or of the only disk"),
-    ("internal_metadata", FlatObject, "For the guest, which can't change it"),
-    ("nics", List("Nic"), "Network interfaces"),
-    ("nowait", Flag, "Made without waiting until a container is up"),
-    ("pci_devices", List("PciDevice"), "Devices of the server in a bhyve VM"),
-    ("routes", FlatObject, "Gateway by destination"),
-    ("tags", FlatObject, "For whoever looks for it"),
-    ("zfs_storage_pool_name", Text(255), "Another name of `zpool`"),
-    ("zone_dataset_uuid", Uuid, "Of no effect here"),
-    ("zonename", Text(64), "Its uuid, unless old clients want otherwise"),
-    ("zpool", Text(255), "Pool that it lies in"),
-];
-
-/// Only for changing a VM.
-const CHANGES: &[Property] = &[
-    ("add_disks", List("Disk"), "New disks"),
-    ("add_filesystems", List("Filesystem"), "New directories"),
-    ("add_nics", List("Nic"), "New network interfaces"),
-    ("add_pci_devices", List("PciDevice"), "New devices"),
-    ("remove_customer_metadata", Words, "Names"),
-    ("remove_disks", Words, "Paths"),
-    ("remove_filesystems", Words, "Targets"),
-    ("remove_internal_metadata", Words, "Names"),
-    ("remove_nics", Words, "MAC addresses"),
-    ("remove_pci_devices", Words, "Paths"),
-    ("remove_routes", Words, "Destinations"),
-    ("remove_tags", Words, "Names"),
-    ("set_customer_metadata", FlatObject, "New values"),
-    ("set_internal_metadata", FlatObject, "New values"),
-    ("set_routes", FlatObject, "New values"),
-    ("set_tags", FlatObject, "New values"),
-    ("update_disks", List("Disk"), "Changes of disks, by `path`"),
-    ("update_filesystems", List("Filesystem"), "Changes of directories, by `target`"),
-    ("update_nics", List("Nic"), "Changes of network interfaces, by `mac`"),
-    ("update_pci_devices", List("PciDevice"), "Changes of devices, by `path`"),
-];
-
-/// What an agent tells beside the properties.
-const FACTS: &[Property] = &[
-    ("datacenter_name", Text(1024), "Where it is"),
-    ("headnode_id", Text(1024), "Of an old agent"),
-    ("init_restarts", Count, "Times that a container's first program was started again"),
-    ("platform_buildstamp", Text(1024), "Platform of its server"),
-    ("pid", Count, "Process of the guest on its server"),
-    ("transition_expire", Range(0, i64::MAX as u64), "End of the transition, ms since 1970"),
-    ("transition_to", Text(64), "State that it is changing to"),
-    ("v", Count, "Version of the object"),
-    ("zfs_filesystem", Text(1024), "Its root dataset"),
-    ("zonepath", Text(1024), "Its place in the pool"),
-    ("free_space", Kind::Any, "Of an old agent"),
-];
-
-fn bare(kind: Kind) -> Value {
+/// What a client may give.
+fn given(kind: Kind) -> Value {
     match kind {
-        Uuid => uuid_or_nothing(),
-        Text(most) => text_up_to(most),
-        Flag => quiet_flag(),
-        Mib => number(0, MAX_MIB),
-        Gib => number(0, MAX_MIB / 1024),
-        Count => number(0, MAX_COUNT),
-        Range(least, most) => number(least, most),
-        FlatObject => flat_object(),
-        Words => words(),
-        List(of) => json!({
-            "type": ["array", "null"], "maxItems": MAX_DEVICES, "items": reference(of),
+        Kind::Uuid => uuid_or_nothing(),
+        Kind::Text(most) => text_up_to(most),
+        Kind::Flag => quiet_flag(),
+        Kind::Mib => number(0, MAX_MIB),
+        Kind::Gib => number(0, MAX_MIB / 1024),
+        Kind::Count => number(0, MAX_COUNT),
+        Kind::Range(least, most) => number(least, most),
+        Kind::FlatObject => flat_object(),
+        Kind::Words => words(),
+        Kind::List(of) => json!({
+            "type": ["array", "null"], "maxItems": MAX_DEVICES, "items": reference(of.name()),
         }),
         Kind::Any => any(),
     }
 }
 
-/// As [`bare`], but nothing that only clients are allowed.
+/// As [`given`], but nothing that only clients are allowed.
 fn told(kind: Kind) -> Value {
     let whole = |least: i64| json!({ "type": ["integer", "null"], "minimum": least });
     match kind {
-        Uuid => uuid_or_nothing(),
-        Text(_) => json!({ "type": ["string", "null"] }),
-        Flag => json!({ "type": ["boolean", "null"] }),
-        Mib | Gib | Count => whole(0),
-        Range(least, _) => whole(least),
-        FlatObject | Words | Kind::Any | List(_) => bare(kind),
+        Kind::Uuid => uuid_or_nothing(),
+        Kind::Text(_) => json!({ "type": ["string", "null"] }),
+        Kind::Flag => json!({ "type": ["boolean", "null"] }),
+        Kind::Mib | Kind::Gib | Kind::Count => whole(0),
+        Kind::Range(least, _) => whole(least),
+        Kind::FlatObject | Kind::Words | Kind::Any | Kind::List(_) => given(kind),
     }
 }
 
 fn properties(tables: &[&[Property]], schema: fn(Kind) -> Value) -> Map<String, Value> {
-    let described = |(name, kind, doc): &Property| {
-        let mut schema = schema(*kind);
-        schema["description"] = json!(doc);
-        ((*name).to_owned(), schema)
+    let described = |property: &Property| {
+        let mut schema = schema(property.kind);
+        schema["description"] = json!(property.doc);
+        (property.name.to_owned(), schema)
     };
     tables.iter().flat_map(|table| table.iter()).map(described).collect()
 }
 
 /// Parameters of a create, beside the VM's properties.
 pub(super) fn create() -> Value {
-    let mut all = properties(&[LASTING, INITIAL], bare);
+    let mut all = properties(&[LASTING, INITIAL], given);
     all.insert(
         "image".to_owned(),
         json!({
@@ -236,7 +87,7 @@ pub(super) fn create() -> Value {
 
 /// Parameters of a create with a server to be chosen.
 pub(super) fn place() -> Value {
-    let mut all = properties(&[LASTING, INITIAL], bare);
+    let mut all = properties(&[LASTING, INITIAL], given);
     let described = |mut schema: Value, doc: &str| {
         schema["description"] = json!(doc);
         schema
@@ -251,7 +102,7 @@ pub(super) fn place() -> Value {
                 "Size of its disk, MiB; else `quota`, or the image's if that is larger",
             ),
         ),
-        ("vcpus", described(number(1, 1024), "Virtual CPUs")),
+        ("vcpus", described(number(1, MAX_VCPUS), "Virtual CPUs")),
         ("cpu_cap", described(number(1, MAX_COUNT), "Most CPU, percent of one core")),
         ("metadata", described(flat_object(), "Added to `customer_metadata`")),
         (
@@ -272,7 +123,7 @@ pub(super) fn place() -> Value {
                     "name": { "type": "string" }, "uuid": { "type": "string" },
                     "version": { "type": "string" },
                     "max_physical_memory": described(number(0, MAX_MIB), "MiB"),
-                    "vcpus": number(0, 1024),
+                    "vcpus": number(0, MAX_VCPUS),
                     "cpu_cap": described(number(0, MAX_COUNT), "Percent of a CPU"),
                     "quota": described(number(0, MAX_MIB), "MiB"),
                 },
@@ -301,11 +152,12 @@ pub(super) fn place() -> Value {
 
 /// Parameters of an update.
 pub(super) fn update() -> Value {
-    let mut all = properties(&[LASTING, CHANGES], bare);
+    let mut all = properties(&[LASTING, CHANGES], given);
+    let words = Reboot::WORDS.iter().map(|word| json!(word)).chain([Value::Null]);
     all.insert(
         "reboot".to_owned(),
         json!({
-            "type": ["string", "null"], "enum": ["always", "if_needed", "never", null],
+            "type": ["string", "null"], "enum": words.collect::<Vec<_>>(),
             "description": "Whether the guest is restarted for what needs it",
         }),
     );
@@ -359,83 +211,32 @@ pub(super) fn snapshot() -> Value {
 
 /// A disk: given or told.
 pub(super) fn disk() -> Value {
-    let described = |mut schema: Value, doc: &str| {
-        schema["description"] = json!(doc);
-        schema
-    };
-    let word = |doc| described(text_up_to(1024), doc);
-    let flag = |doc| described(quiet_flag(), doc);
+    let mut all = properties(&[vm::DISK], given);
+    narrow(&mut all, "refreservation", json!({ "type": ["integer", "string", "null"] }));
     json!({
-        "type": "object", "description": "A disk of a hardware VM",
-        "properties": {
-            "path": word("Where it is; names it in an update"),
-            "size": described(number(0, MAX_MIB), "MiB; not needed with an image"),
-            "image_uuid": described(uuid_or_nothing(), "Image that it starts as"),
-            "image_size": described(number(0, MAX_MIB), "MiB, of the image"),
-            "image_name": word("Of the image"),
-            "block_size": described(number(0, MAX_COUNT), "Bytes"),
-            "guest_block_size": word("`L` or `L/P`, bytes"),
-            "refreservation": described(
-                json!({ "type": ["integer", "string", "null"] }),
-                "MiB that are set aside, or `auto`",
-            ),
-            "compression": word("`on`, `off`, `lz4`, …"),
-            "boot": flag("The guest starts from it"),
-            "media": word("`disk` or `cdrom`"),
-            "model": word("`virtio`, `scsi`, `ide`, `ahci` or `nvme`"),
-            "nocreate": flag("It is there already"),
-            "zpool": word("Pool that it lies in"),
-            "uuid": described(uuid_or_nothing(), "Its own"),
-            "notrim": flag("The guest can't give back what it does not use"),
-            "pci_slot": word("`bus:device:function`"),
-            "dangerous_allow_shrink": flag("It may become smaller"),
-        },
+        "type": "object", "description": "A disk of a hardware VM", "properties": all,
         "example": { "size": 10240, "model": "virtio" },
     })
 }
 
 /// A network interface: given or told.
 pub(super) fn nic() -> Value {
-    let described = |mut schema: Value, doc: &str| {
-        schema["description"] = json!(doc);
-        schema
-    };
-    let word = |doc| described(text_up_to(1024), doc);
-    let flag = |doc| described(quiet_flag(), doc);
-    let many = |doc| described(words(), doc);
+    let mut all = properties(&[vm::NIC], given);
+    let ports = json!({
+        "type": ["array", "string", "null"], "items": { "type": ["integer", "string"] },
+    });
+    narrow(&mut all, "blocked_outgoing_ports", ports);
     json!({
-        "type": "object", "description": "A network interface of a VM",
-        "properties": {
-            "mac": word("Its address; chosen if there is none; names it in an update"),
-            "interface": word("Its name in the guest, e.g. `net0`"),
-            "nic_tag": word("Network of the server that it is on"),
-            "vlan_id": described(number(0, 4095), "VLAN; 0: none"),
-            "ips": many("Addresses as `a.b.c.d/len`, or `dhcp`, `addrconf`"),
-            "ip": word("The first of `ips`, for old clients; or `dhcp`"),
-            "netmask": word("Of `ip`"),
-            "gateway": word("The first of `gateways`, for old clients"),
-            "gateways": many("IPv4"),
-            "primary": flag("The one with the default route"),
-            "model": word("`virtio`, `e1000` or `rtl8139`"),
-            "mtu": described(number(0, 9000), "Bytes; 576 to 9000"),
-            "network_uuid": described(uuid_or_nothing(), "Of the network"),
-            "allow_ip_spoofing": flag("Any address as source"),
-            "allow_mac_spoofing": flag("Any MAC address as source"),
-            "allow_dhcp_spoofing": flag("May be a DHCP server"),
-            "dhcp_server": flag("The same"),
-            "allow_restricted_traffic": flag("Any protocol"),
-            "allow_unfiltered_promisc": flag("Hears everything on the network"),
-            "allowed_ips": many("Further addresses as source"),
-            "allowed_dhcp_cids": many("Client identifiers"),
-            "blocked_outgoing_ports": {
-                "type": ["array", "string", "null"], "items": { "type": ["integer", "string"] },
-                "description": "Ports that nothing is sent to",
-            },
-            "vrrp_vrid": described(number(0, 255), "Virtual router"),
-            "vrrp_primary_ip": word("Of the virtual router"),
-        },
+        "type": "object", "description": "A network interface of a VM", "properties": all,
         "example": { "nic_tag": "admin", "ips": ["10.0.0.5/24"], "gateways": ["10.0.0.1"] },
     })
+}
+
+/// Adds to a property's schema what its kind does not say.
+fn narrow(all: &mut Map<String, Value>, name: &str, more: Value) {
+    if let (Some(Value::Object(schema)), Value::Object(more)) = (all.get_mut(name), more) {
+        schema.extend(more);
+    }
 }
 
 /// A directory of the server in a container.
