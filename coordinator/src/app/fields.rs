@@ -3,96 +3,84 @@
 //! Source of the rules: sdc-cnapi lib/models/server.js as described by the CNAPI contract.
 
 use jiff::Timestamp;
+use muster_shared::api::boot::BootRecord;
+use muster_shared::api::server::{ServerRecord, ServerStatus};
 use muster_shared::clock::iso;
+use muster_shared::ids::ServerUuid;
 use muster_shared::lenient::{js_parse_int, truncated};
-use serde_json::{Map, Value, json};
-
-/// Stored members of a record in the order in which they are shown.
-pub const STORED: &[&str] = &[
-    "uuid",
-    "created",
-    "hostname",
-    "datacenter",
-    "agents",
-    "boot_params",
-    "boot_platform",
-    "boot_modules",
-    "kernel_flags",
-    "default_console",
-    "serial",
-    "comments",
-    "rack_identifier",
-    "reservation_ratio",
-    "reserved",
-    "reservoir",
-    "traits",
-    "next_reboot",
-    "transitional_status",
-    "setting_up",
-    "setup",
-    "current_platform",
-    "headnode",
-    "system_type",
-    "last_boot",
-    "ram",
-];
+use serde_json::{Map, Number, Value, json};
 
 /// The record of a server that was never seen before.
 #[must_use]
 pub fn new_record(
-    uuid: &str,
+    uuid: ServerUuid,
     datacenter: &str,
     sysinfo: &Map<String, Value>,
     now: Timestamp,
-) -> Map<String, Value> {
+) -> ServerRecord {
     let created = seconds(sysinfo.get("Zpool Creation")).unwrap_or(now);
-    let text = |name: &str| sysinfo.get(name).filter(|value| value.is_string()).cloned();
-    let platform = text("Live Image").unwrap_or_else(|| json!(""));
-    let record = json!({
-        "uuid": uuid,
-        "created": iso(created),
-        "hostname": text("Hostname").unwrap_or_else(|| json!("")),
-        "datacenter": datacenter,
-        "agents": [],
-        "boot_params": { "smt_enabled": true },
-        "boot_platform": platform,
-        "kernel_flags": {},
-        "default_console": "serial",
-        "serial": "ttyb",
-        "comments": "",
-        "rack_identifier": "",
-        "reservation_ratio": 0.15,
-        "reserved": false,
-        "reservoir": false,
-        "traits": {},
-        "setup": false,
-    });
-    let Value::Object(mut record) = record else { return Map::new() };
+    let boot = BootRecord {
+        boot_params: Some(Map::from_iter([("smt_enabled".to_owned(), json!(true))])),
+        boot_platform: Some(text(sysinfo, "Live Image").unwrap_or_default()),
+        boot_modules: None,
+        kernel_flags: Some(Map::new()),
+        default_console: Some("serial".to_owned()),
+        serial: Some("ttyb".to_owned()),
+    };
+    let mut record = ServerRecord {
+        uuid,
+        created: iso(created),
+        hostname: text(sysinfo, "Hostname").unwrap_or_default(),
+        datacenter: datacenter.to_owned(),
+        agents: Some(Vec::new()),
+        boot,
+        comments: String::new(),
+        rack_identifier: String::new(),
+        reservation_ratio: Number::from_f64(0.15),
+        reserved: false,
+        reservoir: false,
+        traits: Map::new(),
+        next_reboot: None,
+        transitional_status: None,
+        setting_up: None,
+        setup: false,
+        current_platform: None,
+        headnode: None,
+        system_type: None,
+        last_boot: None,
+        ram: None,
+        unknown: Map::new(),
+    };
     derive(&mut record, sysinfo);
     record
 }
 
+/// A member that is text.
+fn text(sysinfo: &Map<String, Value>, name: &str) -> Option<String> {
+    sysinfo.get(name).and_then(Value::as_str).map(str::to_owned)
+}
+
 /// Lays over a record what its sysinfo says; a value of another type than the member's is as if it
 /// were not there.
-pub fn derive(record: &mut Map<String, Value>, sysinfo: &Map<String, Value>) {
-    let setup = matches!(sysinfo.get("Setup"), Some(Value::Bool(true)))
+pub fn derive(record: &mut ServerRecord, sysinfo: &Map<String, Value>) {
+    record.setup = matches!(sysinfo.get("Setup"), Some(Value::Bool(true)))
         || sysinfo.get("Setup").and_then(Value::as_str) == Some("true");
-    record.insert("setup".to_owned(), json!(setup));
-    let text = |name: &str| sysinfo.get(name).filter(|value| value.is_string()).cloned();
-    let mut set = |name: &str, value: Option<Value>| {
-        if let Some(value) = value {
-            record.insert(name.to_owned(), value);
-        }
-    };
-    set("current_platform", text("Live Image"));
-    set("system_type", text("System Type"));
     let boot = sysinfo.get("Boot Parameters");
-    set("headnode", boot.map(|b| json!(b.get("headnode").and_then(Value::as_str) == Some("true"))));
-    set("last_boot", seconds(sysinfo.get("Boot Time")).map(|at| json!(iso(at))));
-    set("ram", sysinfo.get("MiB of Memory").and_then(js_parse_int).map(|mib| json!(mib)));
-    let empty = record.get("agents").and_then(Value::as_array).is_none_or(Vec::is_empty);
-    if empty && let Some(agents @ Value::Array(_)) = sysinfo.get("SDC Agents") {
-        record.insert("agents".to_owned(), agents.clone());
+    let headnode = boot.map(|boot| boot.get("headnode").and_then(Value::as_str) == Some("true"));
+    lay_over(&mut record.current_platform, text(sysinfo, "Live Image"));
+    lay_over(&mut record.system_type, text(sysinfo, "System Type"));
+    lay_over(&mut record.headnode, headnode);
+    lay_over(&mut record.last_boot, seconds(sysinfo.get("Boot Time")).map(iso));
+    lay_over(&mut record.ram, sysinfo.get("MiB of Memory").and_then(js_parse_int));
+    let has_none = record.agents.as_ref().is_none_or(Vec::is_empty);
+    if has_none && let Some(Value::Array(agents)) = sysinfo.get("SDC Agents") {
+        record.agents = Some(agents.clone());
+    }
+}
+
+fn lay_over<T>(member: &mut Option<T>, value: Option<T>) {
+    if value.is_some() {
+        *member = value;
     }
 }
 
@@ -116,15 +104,14 @@ fn seconds(value: Option<&Value>) -> Option<Timestamp> {
 /// the status say how much memory there is, it is as much as the last sysinfo that did.
 #[must_use]
 pub fn provisionable(
-    record: &Map<String, Value>,
+    record: &ServerRecord,
     sysinfo_mib: Option<i64>,
     total_bytes: Option<i64>,
     vms_mib: u64,
 ) -> Option<i64> {
-    let ratio = record.get("reservation_ratio").and_then(Value::as_f64)?;
+    let ratio = record.reservation_ratio.as_ref()?.as_f64()?;
     let of_sysinfo = sysinfo_mib.map(|mib| mib.saturating_mul(1 << 20));
-    let of_record = record.get("ram").and_then(Value::as_i64);
-    let of_record = of_record.map(|mib| mib.saturating_mul(1 << 20));
+    let of_record = record.ram.map(|mib| mib.saturating_mul(1 << 20));
     let mut known = [of_sysinfo, total_bytes, of_record].into_iter().flatten();
     let total = known.find(|total| *total > 0)?;
     #[expect(clippy::cast_precision_loss, reason = "memory sizes are far below 2^53")]
@@ -192,13 +179,19 @@ impl Extras {
 
 /// Status as shown: a server that is away because it reboots says so.
 #[must_use]
-pub fn shown_status<'a>(stored: &'a str, record: &'a Map<String, Value>) -> &'a str {
-    let transitional = record.get("transitional_status").and_then(Value::as_str).unwrap_or("");
-    if stored == "unknown" && !transitional.is_empty() { transitional } else { stored }
+pub fn shown_status(stored: &str, record: &ServerRecord) -> ServerStatus {
+    let reboots = record.transitional_status.as_ref().is_some_and(|text| !text.is_empty());
+    match stored {
+        "running" => ServerStatus::Running,
+        _ if reboots => ServerStatus::Rebooting,
+        _ => ServerStatus::Unknown,
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use uuid::Uuid;
+
     use super::*;
 
     fn sysinfo() -> Map<String, Value> {
@@ -212,61 +205,42 @@ mod tests {
         value.as_object().cloned().unwrap_or_default()
     }
 
+    fn seen() -> ServerRecord {
+        new_record(ServerUuid(Uuid::nil()), "dc", &sysinfo(), Timestamp::UNIX_EPOCH)
+    }
+
     #[test]
-    fn a_new_record_has_exactly_the_stored_keys_of_the_contract() {
-        let record = new_record("u", "dc", &sysinfo(), Timestamp::UNIX_EPOCH);
-        let mut keys: Vec<_> = record.keys().map(String::as_str).collect();
-        keys.sort_unstable();
-        let mut expected = vec![
-            "agents",
-            "boot_params",
-            "boot_platform",
-            "comments",
-            "created",
-            "current_platform",
-            "datacenter",
-            "default_console",
-            "headnode",
-            "hostname",
-            "kernel_flags",
-            "last_boot",
-            "rack_identifier",
-            "ram",
-            "reservation_ratio",
-            "reserved",
-            "reservoir",
-            "serial",
-            "setup",
-            "system_type",
-            "traits",
-            "uuid",
-        ];
-        expected.sort_unstable();
-        assert_eq!(keys, expected);
-        assert_eq!(record["created"], "2017-07-14T02:40:00.000Z");
-        assert_eq!(record["last_boot"], "2023-11-14T22:13:20.500Z");
-        assert_eq!(record["ram"], 49139);
-        assert_eq!(record["setup"], true);
-        assert_eq!(record["headnode"], true);
-        assert_eq!(record["agents"][0]["name"], "cn-agent");
+    fn a_new_record_has_exactly_the_stored_members_of_the_contract_in_their_order() {
+        assert_eq!(
+            serde_json::to_string(&seen()).unwrap(),
+            r#"{"uuid":"00000000-0000-0000-0000-000000000000","created":"2017-07-14T02:40:00.000Z","hostname":"cn1","datacenter":"dc","agents":[{"name":"cn-agent","version":"2.14.0"}],"boot_params":{"smt_enabled":true},"boot_platform":"20260101T000000Z","kernel_flags":{},"default_console":"serial","serial":"ttyb","comments":"","rack_identifier":"","reservation_ratio":0.15,"reserved":false,"reservoir":false,"traits":{},"setup":true,"current_platform":"20260101T000000Z","headnode":true,"system_type":"Linux","last_boot":"2023-11-14T22:13:20.500Z","ram":49139}"#
+        );
+    }
+
+    #[test]
+    fn what_another_version_keeps_in_a_record_survives() {
+        let mut stored = json!(seen());
+        stored["of_another_version"] = json!([1]);
+        let record: ServerRecord = serde_json::from_value(stored.clone()).unwrap();
+        assert_eq!(json!(record), stored);
     }
 
     #[test]
     fn a_sysinfo_without_setup_resets_it_and_keeps_what_it_lacks() {
-        let mut record = new_record("u", "dc", &sysinfo(), Timestamp::UNIX_EPOCH);
+        let mut record = seen();
         derive(&mut record, &Map::new());
-        assert_eq!(record["setup"], false);
-        assert_eq!(record["current_platform"], "20260101T000000Z");
+        assert!(!record.setup);
+        assert_eq!(record.current_platform.as_deref(), Some("20260101T000000Z"));
     }
 
     #[test]
     fn provisionable_memory_is_as_observed() {
-        let record = new_record("u", "dc", &sysinfo(), Timestamp::UNIX_EPOCH);
+        let record = seen();
         assert_eq!(provisionable(&record, Some(49139), None, 0), Some(43_797_079_654));
         assert_eq!(provisionable(&record, Some(49139), None, 128), Some(43_662_861_926));
         assert_eq!(provisionable(&record, None, None, 0), Some(43_797_079_654), "the last known");
         let mut unknown = record.clone();
-        unknown.remove("ram");
+        unknown.ram = None;
         assert_eq!(provisionable(&unknown, None, None, 0), None);
         assert_eq!(provisionable(&unknown, Some(0), Some(0), 0), None);
         assert_eq!(provisionable(&record, Some(0), Some(1000), 0), Some(850));
@@ -294,10 +268,10 @@ mod tests {
 
     #[test]
     fn an_absent_server_that_reboots_says_so() {
-        let mut record = Map::new();
-        assert_eq!(shown_status("unknown", &record), "unknown");
-        record.insert("transitional_status".to_owned(), json!("rebooting"));
-        assert_eq!(shown_status("unknown", &record), "rebooting");
-        assert_eq!(shown_status("running", &record), "running");
+        let mut record = seen();
+        assert_eq!(shown_status("unknown", &record), ServerStatus::Unknown);
+        record.transitional_status = Some("rebooting".to_owned());
+        assert_eq!(shown_status("unknown", &record), ServerStatus::Rebooting);
+        assert_eq!(shown_status("running", &record), ServerStatus::Running);
     }
 }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use muster_shared::api::server::{DiskFigures, MemoryFigures};
 use muster_shared::ids::ServerUuid;
 use muster_shared::wire::status::{Diskinfo, Meminfo};
 use serde::{Deserialize, Serialize};
@@ -44,12 +45,33 @@ impl Figures {
         self.0.insert(name.to_owned(), bytes);
     }
 
-    /// The figures whose name starts so.
-    pub fn with_prefix(&self, prefix: &str) -> impl Iterator<Item = (&str, i64)> {
-        self.0
-            .iter()
-            .filter(move |(name, _)| name.starts_with(prefix))
-            .map(|(n, v)| (n.as_str(), *v))
+    /// The memory figures as they are shown.
+    #[must_use]
+    pub fn memory(&self) -> MemoryFigures {
+        MemoryFigures {
+            memory_arc_bytes: self.exact("memory_arc_bytes"),
+            memory_available_bytes: self.exact("memory_available_bytes"),
+            memory_total_bytes: self.exact("memory_total_bytes"),
+        }
+    }
+
+    /// The disk figures as they are shown.
+    #[must_use]
+    pub fn disk(&self) -> DiskFigures {
+        DiskFigures {
+            disk_cores_quota_bytes: self.exact("disk_cores_quota_bytes"),
+            disk_cores_quota_used_bytes: self.exact("disk_cores_quota_used_bytes"),
+            disk_installed_images_used_bytes: self.exact("disk_installed_images_used_bytes"),
+            disk_kvm_quota_bytes: self.exact("disk_kvm_quota_bytes"),
+            disk_kvm_quota_used_bytes: self.exact("disk_kvm_quota_used_bytes"),
+            disk_kvm_zvol_used_bytes: self.exact("disk_kvm_zvol_used_bytes"),
+            disk_kvm_zvol_volsize_bytes: self.exact("disk_kvm_zvol_volsize_bytes"),
+            disk_pool_alloc_bytes: self.exact("disk_pool_alloc_bytes"),
+            disk_pool_size_bytes: self.exact("disk_pool_size_bytes"),
+            disk_system_used_bytes: self.exact("disk_system_used_bytes"),
+            disk_zone_quota_bytes: self.exact("disk_zone_quota_bytes"),
+            disk_zone_quota_used_bytes: self.exact("disk_zone_quota_used_bytes"),
+        }
     }
 
     /// Takes over a report's memory figures.
@@ -271,7 +293,7 @@ mod tests {
         let app = disk.start("a").await;
         let extras = Extras::parse("memory");
         let view = app.server_get(server(), extras).unwrap();
-        assert_eq!(view["memory_available_bytes"], 509);
+        assert_eq!(view.memory.memory_available_bytes, Some(509));
         report(&app, 600);
         minutes(1).await;
         assert_eq!(stored(&app).await, Some(509), "a restart is no reason to write");

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use jiff::Timestamp;
+use muster_shared::api::server::ServerRecord;
+use muster_shared::api::vm::{Heard, Vm};
 use muster_shared::clock::SharedClock;
 use muster_shared::ids::{ServerUuid, VmUuid};
 use muster_shared::wire::status::VmReport;
@@ -17,8 +19,7 @@ use serde_json::{Map, Value};
 use uuid::Uuid;
 
 use super::figures::{Figures, Kept};
-use super::posted;
-use crate::roster::RosterRecord;
+use crate::roster::{RosterRecord, Status};
 use crate::store::Revision;
 
 /// A stored record and the commit that wrote it.
@@ -44,7 +45,7 @@ pub struct SysinfoRecord {
 #[derive(Clone, Debug, Default)]
 pub struct Entry {
     /// `server/<uuid>`; `None` while the server is not registered.
-    pub record: Option<Held<Arc<Map<String, Value>>>>,
+    pub record: Option<Held<Arc<ServerRecord>>>,
     /// `sysinfo/<uuid>`, unparsed: it is large and seldom read.
     pub sysinfo: Option<Held<Bytes>>,
     /// Hash of the sysinfo.
@@ -79,11 +80,17 @@ impl Entry {
 
     /// CNAPI's `vms`: nine members each.
     #[must_use]
-    pub fn cnapi_vms(&self) -> Map<String, Value> {
-        self.vms
-            .iter()
-            .map(|(uuid, vm)| (uuid.to_string(), Value::Object(posted::shown(&vm.vm))))
-            .collect()
+    pub fn cnapi_vms(&self) -> BTreeMap<VmUuid, Vm> {
+        self.vms.iter().map(|(uuid, report)| (*uuid, Vm::from(&report.vm))).collect()
+    }
+
+    /// Whether it is heard, by what is stored.
+    #[must_use]
+    pub fn heard(&self) -> Heard {
+        match self.roster.as_ref().map(|held| held.value.status) {
+            Some(Status::Running) => Heard::Running,
+            Some(Status::Unknown) | None => Heard::Unknown,
+        }
     }
 
     /// MiB of all VMs.
@@ -217,7 +224,7 @@ impl Fleet {
     }
 
     /// Whether a registered server's record is such.
-    pub fn any_record(&self, fits: impl Fn(&Map<String, Value>) -> bool) -> bool {
+    pub fn any_record(&self, fits: impl Fn(&ServerRecord) -> bool) -> bool {
         let inner = self.inner.read();
         inner.servers.values().any(|entry| entry.record.as_ref().is_some_and(|r| fits(&r.value)))
     }

@@ -25,6 +25,7 @@ pub mod platforms;
 mod posted;
 pub(crate) mod recovery;
 mod roster;
+pub(crate) mod server_update;
 mod servers;
 mod status;
 pub mod tasks;

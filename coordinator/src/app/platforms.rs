@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use muster_shared::api::server::ServerRecord;
 use serde_json::{Map, Value, json};
 
 use super::App;
@@ -140,10 +141,9 @@ impl App {
     /// # Errors
     /// As [`App::platforms`].
     pub async fn platform_exists(&self, name: &str) -> Result<bool, AppError> {
-        let named = |record: &Map<String, Value>| {
-            ["current_platform", "boot_platform"]
-                .iter()
-                .any(|member| record.get(*member).and_then(Value::as_str) == Some(name))
+        let named = |record: &ServerRecord| {
+            let known = [&record.current_platform, &record.boot.boot_platform];
+            known.iter().any(|platform| platform.as_deref() == Some(name))
         };
         Ok(self.platforms().await?.contains(name) || self.fleet.any_record(named))
     }

@@ -51,18 +51,17 @@ fn index_of(index: &Value) -> VmIndex {
     serde_json::from_value(Value::Object(kept)).unwrap_or_default()
 }
 
-/// CNAPI's nine members, as far as they are known.
-pub(super) fn shown(vm: &VmStatus) -> Map<String, Value> {
-    let Value::Object(mut members) = json!(vm) else { return Map::new() };
-    members.retain(|name, value| *value != "" && (name != "max_physical_memory" || *value != 0));
-    members
-}
-
 #[cfg(test)]
 mod tests {
+    use muster_shared::api::vm::Vm;
+
     use super::*;
 
     const KEY: &str = "01234567-89ab-4cde-8f01-23456789abcd";
+
+    fn shown(report: &VmReport) -> Value {
+        json!(Vm::from(&report.vm))
+    }
 
     #[test]
     fn whatever_is_odd_about_a_vm_it_is_there() {
@@ -71,7 +70,7 @@ mod tests {
             "quota": 25, "cpu_cap": 100, "state": "running", "zone_state": "running",
             "last_modified": "2026-01-01T00:00:00.000Z",
         });
-        assert_eq!(json!(shown(&vm(KEY, &full, None).unwrap().vm)), full);
+        assert_eq!(shown(&vm(KEY, &full, None).unwrap()), full);
         for (posted, index, expected) in [
             (json!({}), json!({}), json!({ "uuid": KEY })),
             (json!({ "owner_uuid": null, "state": 7 }), json!(3), json!({ "uuid": KEY })),
@@ -82,7 +81,7 @@ mod tests {
             ),
         ] {
             let report = vm(KEY, &posted, Some(&index)).unwrap();
-            assert_eq!(json!(shown(&report.vm)), expected);
+            assert_eq!(shown(&report), expected);
             assert_eq!(report.index, VmIndex::default());
         }
         let index = json!({ "alias": "web", "tags": 7, "vcpus": 2 });

@@ -57,7 +57,7 @@ impl App {
     /// The version of a server's `cn-agent` if it is older than `least`, or `unknown`.
     pub fn outdated_cn_agent(&self, server: ServerUuid, least: Version) -> Option<String> {
         let agents = self.fleet.with(server, |entry| {
-            entry.record.as_ref().and_then(|record| record.value.get("agents").cloned())
+            entry.record.as_ref().and_then(|record| record.value.agents.clone())
         });
         let installed = cn_agent_version(&agents.flatten().unwrap_or_default());
         match installed.as_deref().and_then(parse) {
@@ -149,8 +149,7 @@ fn folded(hash: &str) -> Option<Uuid> {
     Some(Uuid::from_bytes(bytes))
 }
 
-fn cn_agent_version(agents: &Value) -> Option<String> {
-    let agents = agents.as_array()?;
+fn cn_agent_version(agents: &[Value]) -> Option<String> {
     let agent = agents.iter().find(|agent| agent["name"] == "cn-agent")?;
     agent["version"].as_str().map(str::to_owned)
 }
@@ -221,11 +220,12 @@ mod tests {
 
     #[test]
     fn versions_compare_by_their_numbers() {
-        let agents = json!([{ "name": "x" }, { "name": "cn-agent", "version": "2.14.0-rc1" }]);
+        let agents =
+            [json!({ "name": "x" }), json!({ "name": "cn-agent", "version": "2.14.0-rc1" })];
         let version = cn_agent_version(&agents).unwrap();
         assert_eq!(parse(&version), Some((2, 14, 0)));
         assert!(parse("2.9.1") < parse("2.13.0"));
         assert_eq!(parse("2.x"), None);
-        assert_eq!(cn_agent_version(&json!([])), None);
+        assert_eq!(cn_agent_version(&[]), None);
     }
 }

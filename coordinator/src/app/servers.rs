@@ -4,19 +4,22 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use muster_shared::api::boot::BootModules;
+use muster_shared::api::server::{Server, ServerRecord};
 use muster_shared::clock::iso;
 use muster_shared::ids::ServerUuid;
 use muster_shared::lenient::js_parse_int;
-use serde_json::{Map, Value, json};
+use serde_json::Number;
 
-use super::allocate::{insert_unreserved, ratios_json};
+use super::allocate::{number, ratios_shown};
 use super::error::AppError;
 use super::expected::Expected;
-use super::fields::{Extras, STORED, provisionable, shown_status};
+use super::fields::{Extras, provisionable, shown_status};
 use super::fleet::Entry;
 use super::status::ATTEMPTS;
 use super::tasks::is_conflict;
 use super::{App, keys};
+use crate::alloc::Unreserved;
 use crate::roster::Standing;
 use crate::store::{Expect, Write};
 
@@ -28,8 +31,16 @@ pub(super) const MAX_LIMIT: usize = 1_000;
 pub struct ServerFilter {
     /// Only these.
     pub uuids: Option<BTreeSet<ServerUuid>>,
-    /// Members that must have this value; a record that lacks one does not fit.
-    pub equal: Vec<(&'static str, Value)>,
+    /// Set up, or not.
+    pub setup: Option<bool>,
+    /// Headnodes, or none; a server of which it is not known is neither.
+    pub headnode: Option<bool>,
+    /// Reserved ones, or none.
+    pub reserved: Option<bool>,
+    /// Those that get VMs last, or none.
+    pub reservoir: Option<bool>,
+    /// The server of this name.
+    pub hostname: Option<String>,
     /// At most this many.
     pub limit: Option<usize>,
     /// After skipping this many.
@@ -37,16 +48,21 @@ pub struct ServerFilter {
 }
 
 impl ServerFilter {
-    fn fits(&self, server: ServerUuid, record: &Map<String, Value>) -> bool {
+    fn fits(&self, server: ServerUuid, record: &ServerRecord) -> bool {
+        let is = |wanted: Option<bool>, have: bool| wanted.is_none_or(|wanted| wanted == have);
         self.uuids.as_ref().is_none_or(|uuids| uuids.contains(&server))
-            && self.equal.iter().all(|(name, value)| record.get(*name) == Some(value))
+            && is(self.setup, record.setup)
+            && self.headnode.is_none_or(|wanted| record.headnode == Some(wanted))
+            && is(self.reserved, record.reserved)
+            && is(self.reservoir, record.reservoir)
+            && self.hostname.as_ref().is_none_or(|name| record.hostname == *name)
     }
 }
 
 impl App {
     /// Servers in uuid order.
     #[must_use]
-    pub fn server_list(&self, filter: &ServerFilter, extras: Extras) -> Vec<Map<String, Value>> {
+    pub fn server_list(&self, filter: &ServerFilter, extras: Extras) -> Vec<Server> {
         let limit = filter.limit.unwrap_or(MAX_LIMIT).min(MAX_LIMIT);
         let mut skip = filter.offset;
         let mut chosen = Vec::new();
@@ -61,21 +77,17 @@ impl App {
             }
             chosen.push((server, entry.clone()));
         });
-        chosen.into_iter().map(|(server, entry)| self.server_view(server, &entry, extras)).collect()
+        let view = |(server, entry)| self.server_view(server, &entry, extras);
+        chosen.into_iter().filter_map(view).collect()
     }
 
     /// One server.
     ///
     /// # Errors
     /// [`AppError::ServerNotFound`].
-    pub fn server_get(
-        &self,
-        server: ServerUuid,
-        extras: Extras,
-    ) -> Result<Map<String, Value>, AppError> {
-        let entry = self.fleet.get(server).filter(|entry| entry.record.is_some());
-        let entry = entry.ok_or(AppError::ServerNotFound(server))?;
-        Ok(self.server_view(server, &entry, extras))
+    pub fn server_get(&self, server: ServerUuid, extras: Extras) -> Result<Server, AppError> {
+        let view = self.fleet.get(server).and_then(|e| self.server_view(server, &e, extras));
+        view.ok_or(AppError::ServerNotFound(server))
     }
 
     /// Version of a server's record, for `ETag`.
@@ -84,55 +96,39 @@ impl App {
         self.fleet.with(server, |entry| entry.record.as_ref().map(|r| r.revision.to_string()))?
     }
 
-    fn server_view(&self, server: ServerUuid, entry: &Entry, extras: Extras) -> Map<String, Value> {
-        let mut view = Map::new();
-        let Some(record) = entry.record.as_ref().map(|held| &held.value) else { return view };
-        for name in STORED.iter().filter(|name| extras.agents || **name != "agents") {
-            if let Some(value) = record.get(*name) {
-                // Modules in a blob are only shown with the server alone.
-                if *name == "boot_modules" && value.is_object() {
-                    continue;
-                }
-                view.insert((*name).to_owned(), value.clone());
-            }
+    fn server_view(&self, server: ServerUuid, entry: &Entry, extras: Extras) -> Option<Server> {
+        let held = entry.record.as_ref()?;
+        let mut record = (*held.value).clone();
+        record.unknown.clear();
+        if !extras.agents {
+            record.agents = None;
         }
-        let mut set = |name: &str, value: Value| view.insert(name.to_owned(), value);
-        set("status", json!(shown_status(entry.stored_status(), record)));
-        if extras.last_heartbeat {
-            set("last_heartbeat", json!(self.last_heartbeat(server, entry)));
-        }
-        if extras.memory {
-            for (name, bytes) in entry.figures.with_prefix("memory_") {
-                set(name, json!(bytes));
-            }
-        }
-        if extras.disk {
-            for (name, bytes) in entry.figures.with_prefix("disk_") {
-                set(name, json!(bytes));
-            }
-        }
-        let sysinfo = if extras.sysinfo || extras.memory { entry.sysinfo() } else { Map::new() };
-        if extras.memory {
-            let mib = sysinfo.get("MiB of Memory").and_then(js_parse_int);
+        // Modules in a blob are only shown with the server alone.
+        record.boot.boot_modules.take_if(|modules| matches!(modules, BootModules::Blob { .. }));
+        let sysinfo = (extras.sysinfo || extras.memory).then(|| entry.sysinfo());
+        let provisionable = extras.memory.then(|| {
+            let mib = sysinfo.as_ref().and_then(|s| s.get("MiB of Memory").and_then(js_parse_int));
             let total = entry.figures.exact("memory_total_bytes");
-            if let Some(bytes) = provisionable(record, mib, total, entry.vms_mib()) {
-                set("memory_provisionable_bytes", json!(bytes));
-            }
-        }
-        if extras.capacity {
-            set("overprovision_ratios", ratios_json(&self.ratios()));
-            if let Some(left) = self.capacity_of(server, entry) {
-                insert_unreserved(&mut view, left);
-            }
-            view.insert("score".to_owned(), json!(0));
-        }
-        if extras.vms {
-            view.insert("vms".to_owned(), Value::Object(entry.cnapi_vms()));
-        }
-        if extras.sysinfo {
-            view.insert("sysinfo".to_owned(), Value::Object(sysinfo));
-        }
-        view
+            provisionable(&held.value, mib, total, entry.vms_mib())
+        });
+        let left = extras.capacity.then(|| self.capacity_of(server, entry)).flatten();
+        let unreserved =
+            |of: fn(&Unreserved) -> f64| left.as_ref().and_then(|left| number(of(left)));
+        Some(Server {
+            status: shown_status(entry.stored_status(), &record),
+            record,
+            last_heartbeat: extras.last_heartbeat.then(|| self.last_heartbeat(server, entry)),
+            memory: if extras.memory { entry.figures.memory() } else { Default::default() },
+            disk: if extras.disk { entry.figures.disk() } else { Default::default() },
+            memory_provisionable_bytes: provisionable.flatten(),
+            overprovision_ratios: extras.capacity.then(|| ratios_shown(&self.ratios())),
+            unreserved_cpu: unreserved(|left| left.cpu),
+            unreserved_ram: unreserved(|left| left.ram),
+            unreserved_disk: unreserved(|left| left.disk),
+            score: extras.capacity.then(|| Number::from(0)),
+            vms: extras.vms.then(|| entry.cnapi_vms()),
+            sysinfo: sysinfo.filter(|_| extras.sysinfo),
+        })
     }
 
     /// When a server that is alive was last heard.
@@ -143,7 +139,7 @@ impl App {
         entry.last_heartbeat.filter(|_| alive).map(iso)
     }
 
-    /// Changes members of a record; `None` removes one. Equal values cause no write.
+    /// Changes a record; when nothing changes, nothing is written.
     ///
     /// # Errors
     /// [`AppError::ServerNotFound`], [`AppError::Changed`], [`AppError::Store`],
@@ -151,16 +147,11 @@ impl App {
     pub async fn server_update(
         &self,
         server: ServerUuid,
-        changes: &[(&str, Option<Value>)],
         expected: &Expected,
+        change: impl Fn(&mut ServerRecord),
     ) -> Result<(), AppError> {
-        let change = |record: &mut Map<String, Value>| {
-            for (name, value) in changes {
-                match value {
-                    Some(value) => drop(record.insert((*name).to_owned(), value.clone())),
-                    None => drop(record.remove(*name)),
-                }
-            }
+        let change = |record: &mut ServerRecord| {
+            change(record);
             Ok(())
         };
         self.server_change(server, expected, change).await.map(drop)
@@ -174,8 +165,8 @@ impl App {
         &self,
         server: ServerUuid,
         expected: &Expected,
-        change: impl Fn(&mut Map<String, Value>) -> Result<(), AppError>,
-    ) -> Result<Arc<Map<String, Value>>, AppError> {
+        change: impl Fn(&mut ServerRecord) -> Result<(), AppError>,
+    ) -> Result<Arc<ServerRecord>, AppError> {
         for _ in 0..ATTEMPTS {
             let held = self.fleet.get(server).and_then(|entry| entry.record);
             let held = held.ok_or(AppError::ServerNotFound(server))?;
@@ -194,19 +185,6 @@ impl App {
             }
         }
         Err(AppError::Busy(format!("server {server} changes too fast")))
-    }
-
-    /// Sets one member, if the server is registered.
-    pub(super) async fn server_set(
-        &self,
-        server: ServerUuid,
-        name: &str,
-        value: Value,
-    ) -> Result<(), AppError> {
-        match self.server_update(server, &[(name, Some(value))], &Expected::ANY).await {
-            Err(AppError::ServerNotFound(_)) => Ok(()),
-            other => other,
-        }
     }
 
     /// Removes a server's records; its open tasks end. The node is not touched, and a live agent
@@ -228,7 +206,7 @@ impl App {
                 batch.iter().map(|vm| Write::delete(keys::vm(server, *vm), Expect::Any)).collect();
             self.feed.commit(writes).await?;
         }
-        self.boot_drop(&record).await;
+        self.boot_drop(record.boot.boot_modules.as_ref()).await;
         self.tasks_of_deleted(server).await;
         tracing::info!(server_uuid = %server, "server deleted");
         Ok(())
@@ -238,7 +216,7 @@ impl App {
         &self,
         server: ServerUuid,
         expected: &Expected,
-    ) -> Result<Arc<Map<String, Value>>, AppError> {
+    ) -> Result<Arc<ServerRecord>, AppError> {
         for _ in 0..ATTEMPTS {
             let held = self.fleet.get(server).and_then(|entry| entry.record);
             let held = held.ok_or(AppError::ServerNotFound(server))?;

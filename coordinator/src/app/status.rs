@@ -4,12 +4,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use muster_shared::api::server::ServerRecord;
 use muster_shared::ids::{ServerUuid, VmUuid};
 use muster_shared::wire::Sysinfo;
 use muster_shared::wire::status::{Report, Status as WireStatus, VmReport};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::error::AppError;
+use super::expected::Expected;
 use super::fields;
 use super::fleet::SysinfoRecord;
 use super::tasks::is_conflict;
@@ -37,8 +39,17 @@ impl App {
             self.sysinfo_store(server, sysinfo, frame.hash, Via::Socket).await?;
         }
         match frame.agents {
-            Some(agents) => self.server_set(server, "agents", json!(agents)).await,
+            Some(agents) => self.agents_set(server, agents).await,
             None => Ok(()),
+        }
+    }
+
+    /// Takes over the agents installed, if the server is registered.
+    async fn agents_set(&self, server: ServerUuid, agents: Vec<Value>) -> Result<(), AppError> {
+        let change = |record: &mut ServerRecord| record.agents = Some(agents.clone());
+        match self.server_update(server, &Expected::ANY, change).await {
+            Err(AppError::ServerNotFound(_)) => Ok(()),
+            other => other,
         }
     }
 
@@ -96,21 +107,19 @@ impl App {
         let (record, created) = match &entry.record {
             Some(held) => {
                 let mut record = (*held.value).clone();
-                let booted = record.get("last_boot").cloned();
+                let booted = record.last_boot.clone();
                 fields::derive(&mut record, &document.sysinfo);
                 // A server that reboots is back when it runs and says it booted again.
-                if record.get("last_boot") != booted.as_ref() && entry.stored_status() == "running"
-                {
-                    record.remove("transitional_status");
+                if record.last_boot != booted && entry.stored_status() == "running" {
+                    record.transitional_status = None;
                 }
                 (record, false)
             }
             None => {
-                let uuid = server.to_string();
                 let now = self.parts.clock.wall();
                 let dc = &self.config.datacenter;
-                let mut record = fields::new_record(&uuid, dc, &document.sysinfo, now);
-                self.boot_inherit(&mut record).await?;
+                let mut record = fields::new_record(server, dc, &document.sysinfo, now);
+                self.boot_inherit(&mut record.boot).await?;
                 (record, true)
             }
         };

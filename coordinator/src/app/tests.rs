@@ -309,7 +309,7 @@ async fn a_refused_vm_goes_to_another_server_under_the_same_task() {
     assert_eq!(agent.welcome.open_task_ids, std::slice::from_ref(&placed.id));
     agent.finish(&placed.id, json!({ "vm": a_vm(vm(5), "running").vm })).await;
     assert_eq!(ended(&app, &placed.id).await["status"], "complete");
-    assert_eq!(app.vm_get(vm(5)).unwrap()["state"], "running");
+    assert_eq!(app.vm_get(vm(5)).unwrap().vm.state.as_deref(), Some("running"));
     assert!(matches!(app.vm_place(&body(vm(5)), caller()).await, Err(AppError::VmExists(_))));
     app.shutdown().await;
 }
@@ -336,8 +336,9 @@ async fn the_end_of_a_task_shows_what_became_of_its_vm() {
         agent.finish(&id, json!({ "vm": told })).await;
         assert_eq!(ended(&app, &id).await["status"], "complete");
         let vm = app.vm_get(vm(5)).unwrap();
-        assert_eq!((&vm["state"], &vm["alias"]), (&json!(shown), &json!("x")));
-        assert_eq!(vm["image_uuid"], json!(Uuid::from_u128(99)));
+        assert_eq!(vm.vm.state.as_deref(), Some(shown));
+        assert_eq!(vm.index.alias.as_deref(), Some("x"));
+        assert_eq!(vm.index.image_uuid, Some(Uuid::from_u128(99).to_string()));
     }
     app.shutdown().await;
 }

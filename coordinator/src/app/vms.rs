@@ -2,14 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use muster_shared::api::vm::{FleetVm, Vm};
 use muster_shared::ids::{ServerUuid, VmUuid};
 use muster_shared::wire::status::{VmReport, digest};
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
+use super::App;
 use super::error::AppError;
 use super::expected::Expected;
 use super::fleet::Entry;
-use super::{App, posted};
 
 /// Most VMs in one answer.
 pub(super) const MAX_LIMIT: usize = 1_000;
@@ -60,7 +61,7 @@ fn text_of(value: &Value) -> String {
 impl App {
     /// VMs in uuid order.
     #[must_use]
-    pub fn vm_list(&self, filter: &VmFilter) -> Vec<Map<String, Value>> {
+    pub fn vm_list(&self, filter: &VmFilter) -> Vec<FleetVm> {
         let limit = filter.limit.unwrap_or(MAX_LIMIT).min(MAX_LIMIT);
         let mut found = Vec::new();
         let mut skip = filter.offset;
@@ -81,7 +82,7 @@ impl App {
     ///
     /// # Errors
     /// [`AppError::VmNotFound`].
-    pub fn vm_get(&self, vm: VmUuid) -> Result<Map<String, Value>, AppError> {
+    pub fn vm_get(&self, vm: VmUuid) -> Result<FleetVm, AppError> {
         let (server, report) = self.fleet.vm(vm).ok_or(AppError::VmNotFound(vm))?;
         let view = self.fleet.with(server, |entry| view(server, entry, &report));
         view.ok_or(AppError::VmNotFound(vm))
@@ -110,21 +111,18 @@ impl App {
 
     /// The VMs of one server, as CNAPI's VmList shows them.
     #[must_use]
-    pub fn vms_of(&self, server: ServerUuid) -> Vec<Value> {
+    pub fn vms_of(&self, server: ServerUuid) -> Vec<Vm> {
         let all = self.fleet.with(server, |entry| entry.cnapi_vms());
-        all.unwrap_or_default().into_iter().map(|(_, vm)| vm).collect()
+        all.unwrap_or_default().into_values().collect()
     }
 }
 
 /// CNAPI's nine members, the index, and where the VM is.
-fn view(server: ServerUuid, entry: &Entry, report: &VmReport) -> Map<String, Value> {
-    let members = |value: Value| match value {
-        Value::Object(members) => members,
-        _ => Map::new(),
-    };
-    let mut view = posted::shown(&report.vm);
-    view.extend(members(json!(report.index)));
-    view.insert("server_uuid".to_owned(), json!(server));
-    view.insert("server_status".to_owned(), json!(entry.stored_status()));
-    view
+fn view(server: ServerUuid, entry: &Entry, report: &VmReport) -> FleetVm {
+    FleetVm {
+        vm: Vm::from(&report.vm),
+        index: report.index.clone(),
+        server_uuid: server,
+        server_status: entry.heard(),
+    }
 }

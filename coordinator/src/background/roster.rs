@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use muster_shared::api::server::ServerRecord;
 use muster_shared::ids::ServerUuid;
-use serde_json::{Map, Value};
 
 use super::pause;
 use crate::app::{App, AppError, keys};
@@ -51,7 +51,7 @@ struct Change {
     server: ServerUuid,
     roster: RosterRecord,
     /// Without its transitional status, if that is over.
-    record: Option<Map<String, Value>>,
+    record: Option<ServerRecord>,
 }
 
 async fn write_batch(app: &App, pending: &[(ServerUuid, Status, Via)]) -> Result<(), AppError> {
@@ -135,12 +135,12 @@ fn planned(
     };
     let was_unknown = old.is_none_or(|old| old.status == Status::Unknown);
     let record = entry.record.as_ref().filter(|held| {
-        let transitional = held.value.contains_key("transitional_status");
+        let transitional = held.value.transitional_status.is_some();
         wanted == Status::Running && was_unknown && transitional
     });
     let record = record.map(|held| {
         let mut record = (*held.value).clone();
-        record.remove("transitional_status");
+        record.transitional_status = None;
         record
     });
     Some(Change { server, roster, record })

@@ -86,8 +86,8 @@ async fn list(request: Request) -> Result<Response, ApiError> {
     let limit = filter.limit.unwrap_or(1_000);
     let vms = request.app.vm_list(&filter);
     let full = vms.len() == limit;
-    let last = vms.last().filter(|_| full).and_then(|vm| vm.get("uuid")?.as_str());
-    let next = last.and_then(|uuid| HeaderValue::try_from(uuid).ok());
+    let last = vms.last().filter(|_| full);
+    let next = last.and_then(|last| HeaderValue::try_from(last.vm.uuid.to_string()).ok());
     let answer = Response::json(&vms)?;
     Ok(match next {
         Some(next) => answer.header(HeaderName::from_static("x-next-marker"), next),

@@ -1,12 +1,12 @@
 //! `/servers`: records of servers, and what is asked of their agents as a whole.
 
 use http::Method;
-use jiff::Timestamp;
 use muster_shared::api::FieldError;
-use muster_shared::clock::iso;
+use muster_shared::api::boot::BootModules;
 use muster_shared::ids::ServerUuid;
 use muster_shared::lenient::js_number;
 use muster_shared::secrets::masked;
+use serde::Deserialize as _;
 use serde_json::{Map, Value, json};
 
 use super::ask::Ask;
@@ -19,6 +19,7 @@ use super::schema;
 use crate::alloc::num;
 use crate::app::ServerFilter;
 use crate::app::fields::Extras;
+use crate::app::server_update::ServerUpdate;
 
 const LIST: &str = "^[-a-z0-9A-Z]+(,[-a-z0-9A-Z]+)*$";
 const WORDS: &str = "^[a-zA-Z_]+(,[a-zA-Z_]+)*$";
@@ -186,26 +187,30 @@ async fn list(request: Request) -> Result<Response, ApiError> {
             return Err(ApiError::OutOfRange(vec![error]));
         }
     };
-    let mut equal = Vec::new();
-    for name in ["setup", "headnode", "reserved", "reservoir", "hostname"] {
-        if let Some(value) = request.param(name) {
-            equal.push((name, value.clone()));
-        }
-    }
+    let flag = |name: &str| request.param(name).and_then(Value::as_bool);
     let uuids = request
         .text("uuids")
         .map(|text| text.split(',').filter_map(|uuid| uuid.parse::<ServerUuid>().ok()).collect());
     let offset = number("offset").and_then(|offset| usize::try_from(offset).ok()).unwrap_or(0);
-    let filter = ServerFilter { uuids, equal, limit, offset };
+    let filter = ServerFilter {
+        uuids,
+        setup: flag("setup"),
+        headnode: flag("headnode"),
+        reserved: flag("reserved"),
+        reservoir: flag("reservoir"),
+        hostname: request.text("hostname").map(str::to_owned),
+        limit,
+        offset,
+    };
     let extras = request.text("extras").map_or_else(Extras::default, Extras::parse);
-    let mut servers = request.app.server_list(&filter, extras);
-    if let Some(fields) = request.text("fields") {
-        let wanted: Vec<_> = fields.split(',').collect();
-        for server in &mut servers {
-            server.retain(|name, _| wanted.contains(&name.as_str()));
-        }
+    let servers = request.app.server_list(&filter, extras);
+    let Some(fields) = request.text("fields") else { return Response::json(servers) };
+    let wanted: Vec<_> = fields.split(',').collect();
+    let mut shown = json!(servers);
+    for server in shown.as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut) {
+        server.retain(|name, _| wanted.contains(&name.as_str()));
     }
-    Response::json(servers)
+    Response::json(shown)
 }
 
 async fn get(request: Request) -> Result<Response, ApiError> {
@@ -215,7 +220,7 @@ async fn get(request: Request) -> Result<Response, ApiError> {
     };
     let mut view = request.app.server_get(server, Extras::ALL)?;
     if let Some(modules) = request.app.boot_modules_of(server).await? {
-        view.insert("boot_modules".to_owned(), modules);
+        view.record.boot.boot_modules = Some(BootModules::Inline(modules));
     }
     let answer = Response::json(view)?;
     Ok(match request.app.server_version(server) {
@@ -224,92 +229,19 @@ async fn get(request: Request) -> Result<Response, ApiError> {
     })
 }
 
-async fn update(request: Request) -> Result<Response, ApiError> {
+async fn update(mut request: Request) -> Result<Response, ApiError> {
     let server = request.server()?;
-    let expected = request.expected();
-    request.app.ticket_check(&request.caller).await?;
-    let ratios = overprovision(&request)?;
-    let mut changes: Vec<(&str, Option<Value>)> = Vec::new();
-    for param in UPDATE_PARAMS {
-        let Some(value) = request.param(param.name) else { continue };
-        match param.name {
-            "nics" | "etag_retries" | "overprovision_ratios" => {}
-            "next_reboot" => changes.push(("next_reboot", next_reboot(value)?)),
-            "transitional_status" => {
-                changes.push(("transitional_status", transitional(value)?));
-            }
-            "reservation_ratio" => {
-                let number = as_number(value).ok_or_else(|| {
-                    ApiError::invalid("reservation_ratio", "value was not a number")
-                })?;
-                let share = number.as_f64().unwrap_or(f64::NAN);
-                if !(0.0..=1.0).contains(&share) {
-                    let problem = "value was not between 0 and 1";
-                    return Err(ApiError::invalid("reservation_ratio", problem));
-                }
-                changes.push(("reservation_ratio", Some(number)));
-            }
-            name => changes.push((name, Some(value.clone()))),
-        }
+    if let Some(value) = request.params.get_mut("reservation_ratio") {
+        let number = as_number(value);
+        let bad = || ApiError::invalid("reservation_ratio", "value was not a number");
+        *value = number.ok_or_else(bad)?;
     }
-    if let Some(platform) = request.text("boot_platform")
-        && !request.app.platform_exists(platform).await?
-    {
-        let text = format!("failed to find given platform image, {platform}");
-        return Err(ApiError::RefusedArgument(text));
-    }
-    if let Some(value) = ratios {
-        let set_up = request.app.server_get(server, Extras::default())?;
-        if set_up.get("setup") == Some(&json!(true)) {
-            // A version that was changed meanwhile is refused before the agent acts.
-            request.app.server_update(server, &[], &expected).await?;
-            let mut params = Map::new();
-            params.insert("value".to_owned(), json!(value));
-            Ask::new("server_overprovision_ratio", params, SYSINFO_TIMEOUT).query(&request).await?;
-        }
-    }
-    request.app.server_update(server, &changes, &expected).await?;
+    let params = Value::Object(std::mem::take(&mut request.params));
+    // The rules have seen to it that every member has its type.
+    let update = ServerUpdate::deserialize(params)
+        .map_err(|error| ApiError::internal("a parameter's rules are not its type's", error))?;
+    request.app.server_modify(server, &update, &request.expected(), &request.caller).await?;
     Ok(Response::empty())
-}
-
-fn overprovision(request: &Request) -> Result<Option<String>, ApiError> {
-    let Some(ratios) = request.param("overprovision_ratios").and_then(Value::as_object) else {
-        return Ok(None);
-    };
-    let bad = |what: &str, key: &str| ApiError::InvalidArgument(format!("Invalid {what} {key}"));
-    let mut pairs = Vec::new();
-    for (key, value) in ratios {
-        if !["cpu", "ram", "disk", "io", "net"].contains(&key.as_str()) {
-            return Err(bad("key", key));
-        }
-        let number = value.as_f64().ok_or_else(|| bad("type for", key))?;
-        if number < 0.0 {
-            return Err(bad("value for", key));
-        }
-        pairs.push(format!("{key}={value}"));
-    }
-    Ok(Some(pairs.join("&")))
-}
-
-fn next_reboot(value: &Value) -> Result<Option<Value>, ApiError> {
-    let text = value.as_str().unwrap_or_default();
-    if text.is_empty() {
-        return Ok(Some(json!("")));
-    }
-    match text.parse::<Timestamp>() {
-        Ok(at) if iso(at) == text => Ok(Some(json!(text))),
-        Ok(_) | Err(_) => Err(ApiError::InvalidArgument(
-            "Invalid date for next_reboot; not an ISO date format".to_owned(),
-        )),
-    }
-}
-
-fn transitional(value: &Value) -> Result<Option<Value>, ApiError> {
-    match value.as_str() {
-        Some("") => Ok(None),
-        Some("rebooting") => Ok(Some(value.clone())),
-        _ => Err(ApiError::InvalidArgument("Invalid transitional_status".to_owned())),
-    }
 }
 
 /// JavaScript's `Number(x)` of a value that the rule has let pass.

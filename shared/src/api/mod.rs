@@ -6,10 +6,14 @@
 //! than null. Members that this version does not know are ignored on reading, unless a type
 //! keeps them in a flattened map.
 
+pub mod boot;
 mod field_error;
+pub mod image;
 pub mod job;
+pub mod server;
 pub mod ticket;
 mod value;
+pub mod vm;
 
 pub use field_error::FieldError;
 pub use value::IsoTime;

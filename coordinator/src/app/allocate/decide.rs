@@ -13,7 +13,7 @@ use super::flow::Flow;
 use super::replay::bad_policy;
 use super::{
     AllocationRecord, Ask, Decision, Question, Wanted, insert_unreserved, invalid, no_server,
-    parse, ratios_json,
+    parse, ratios_shown,
 };
 use crate::alloc::{
     Detail, Explanation, FieldError, LeastChanges, Outcome, explain, least_changes, num,
@@ -206,14 +206,14 @@ impl App {
         let extras = Extras { sysinfo: true, memory: true, disk: true, ..Extras::default() };
         let server = choice.server_uuid.uuid().ok_or_else(|| no_server(outcome))?;
         let mut view = match (self.server_get(server, extras), imagined) {
-            (Ok(view), _) => view,
+            (Ok(server), _) => super::members(json!(server)),
             (Err(_), Some(_)) => Map::new(),
             (Err(error), None) => return Err(error),
         };
         view.extend(imagined.into_iter().flatten().map(|(k, v)| (k.clone(), v.clone())));
         view.remove("vms");
         view.insert("score".to_owned(), num::json(choice.score));
-        view.insert("overprovision_ratios".to_owned(), ratios_json(&choice.ratios));
+        view.insert("overprovision_ratios".to_owned(), json!(ratios_shown(&choice.ratios)));
         if let Some(left) = choice.unreserved {
             insert_unreserved(&mut view, left);
         }

@@ -21,9 +21,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use muster_shared::api;
 use muster_shared::ids::{ServerUuid, TicketUuid, VmUuid};
 use muster_shared::vm::VmSpec;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Number, Value, json};
 
 pub use ask::Ask;
 pub use decide::Decided;
@@ -147,7 +148,7 @@ impl Allocator {
         let sysinfo = entry.sysinfo.as_ref().map(|held| held.revision).unwrap_or_default();
         let versions = (record.revision, sysinfo);
         if self.known.get(&server) != Some(&versions) {
-            let mut whole = (*record.value).clone();
+            let mut whole = members(json!(*record.value));
             whole.insert("sysinfo".to_owned(), Value::Object(entry.sysinfo()));
             if self.fleet.upsert_server(Arc::new(whole)).is_ok() {
                 self.known.insert(server, versions);
@@ -155,7 +156,7 @@ impl Allocator {
         }
         let figure = |name: &str| entry.figures.exact(name);
         let vms = entry.vms.values().map(AsRef::as_ref);
-        let status = shown_status(entry.stored_status(), &record.value);
+        let status = shown_status(entry.stored_status(), &record.value).as_str();
         self.fleet.refresh(&name, status, figure, vms);
     }
 }
@@ -186,7 +187,7 @@ impl App {
 
     /// What is left of a server that could get a VM; `None` for others.
     pub(super) fn capacity_of(&self, server: ServerUuid, entry: &Entry) -> Option<Unreserved> {
-        let set_up = entry.record.as_ref()?.value.get("setup") == Some(&json!(true));
+        let set_up = entry.record.as_ref()?.value.setup;
         if !set_up || entry.stored_status() != "running" {
             return None;
         }
@@ -245,9 +246,20 @@ impl App {
 }
 
 /// The ratios of a server in CNAPI's form.
-pub(super) fn ratios_json(ratios: &alloc::Ratios) -> Value {
-    let number = |ratio: Option<f64>| ratio.map(num::json);
-    json!({ "cpu": number(ratios.cpu), "ram": number(ratios.ram), "disk": number(ratios.disk) })
+pub(super) fn ratios_shown(ratios: &alloc::Ratios) -> api::server::Ratios {
+    api::server::Ratios {
+        cpu: ratios.cpu.and_then(number),
+        ram: ratios.ram.and_then(number),
+        disk: ratios.disk.and_then(number),
+    }
+}
+
+/// A number as JavaScript writes it; none for what is infinite.
+pub(super) fn number(value: f64) -> Option<Number> {
+    match num::json(value) {
+        Value::Number(number) => Some(number),
+        _ => None,
+    }
 }
 
 pub(super) fn insert_unreserved(view: &mut Map<String, Value>, left: Unreserved) {
@@ -255,6 +267,13 @@ pub(super) fn insert_unreserved(view: &mut Map<String, Value>, left: Unreserved)
         [("unreserved_cpu", left.cpu), ("unreserved_ram", left.ram), ("unreserved_disk", left.disk)]
     {
         view.insert(name.to_owned(), num::json(value));
+    }
+}
+
+fn members(of: Value) -> Map<String, Value> {
+    match of {
+        Value::Object(members) => members,
+        _ => Map::new(),
     }
 }
 

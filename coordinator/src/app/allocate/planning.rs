@@ -57,9 +57,9 @@ impl App {
 
     fn fit_view(&self, fit: &Fit) -> Value {
         let mut view = json!(fit);
-        let record = fit.server_uuid.uuid();
-        let record = record.and_then(|server| self.server_get(server, Extras::default()).ok());
-        view["hostname"] = record.and_then(|r| r.get("hostname").cloned()).unwrap_or_default();
+        let server = fit.server_uuid.uuid();
+        let server = server.and_then(|server| self.server_get(server, Extras::default()).ok());
+        view["hostname"] = json!(server.map(|server| server.record.hostname));
         view
     }
 }

@@ -6,13 +6,11 @@
 
 mod params;
 
-use std::sync::Arc;
-
-use bytes::Bytes;
+use muster_shared::api::boot::{BootModule, BootModules, BootParams, BootRecord};
+use muster_shared::api::server::{DefaultServer, ServerRecord, ServerStatus};
 use muster_shared::ids::ServerUuid;
 use object_store::path::Path;
 use object_store::{ObjectStoreExt as _, PutPayload};
-use serde_json::{Map, Value, json};
 
 use super::error::AppError;
 use super::expected::Expected;
@@ -49,25 +47,27 @@ impl App {
     ///
     /// # Errors
     /// [`AppError::ServerNotFound`], [`AppError::Store`], [`AppError::Blob`].
-    pub async fn boot_get(
-        &self,
-        owner: BootOwner,
-    ) -> Result<(Map<String, Value>, String), AppError> {
-        let (record, revision) = match owner {
-            BootOwner::Default => self.boot_default().await?,
+    pub async fn boot_get(&self, owner: BootOwner) -> Result<(BootParams, String), AppError> {
+        let settings = &self.config.boot;
+        match owner {
+            BootOwner::Default => {
+                let (record, revision) = self.boot_default().await?;
+                let modules = self.boot_modules(&record).await?;
+                Ok((params::reply(&record, None, modules, settings), revision.to_string()))
+            }
             BootOwner::Server(server) => {
                 let held = self.fleet.with(server, |entry| entry.record.clone()).flatten();
                 let held = held.ok_or(AppError::ServerNotFound(server))?;
-                ((*held.value).clone(), held.revision)
+                let record = &held.value;
+                let modules = self.boot_modules(&record.boot).await?;
+                let reply = params::reply(&record.boot, Some(&record.hostname), modules, settings);
+                Ok((reply, held.revision.to_string()))
             }
-        };
-        let modules = self.boot_modules(&record).await?;
-        let reply = params::reply(&record, owner.whose(), modules, &self.config.boot);
-        Ok((reply, revision.to_string()))
+        }
     }
 
     /// The default record and its revision.
-    async fn boot_default(&self) -> Result<(Map<String, Value>, Revision), AppError> {
+    async fn boot_default(&self) -> Result<(BootRecord, Revision), AppError> {
         match self.parts.store.get(keys::BOOT_DEFAULT).await? {
             Some(stored) => Ok((keys::decode(&stored)?, stored.revision)),
             // Only when somebody removed it from the store: it is made at start.
@@ -101,10 +101,7 @@ impl App {
     }
 
     /// Lays over a new server's record what it inherits.
-    pub(super) async fn boot_inherit(
-        &self,
-        record: &mut Map<String, Value>,
-    ) -> Result<(), AppError> {
+    pub(super) async fn boot_inherit(&self, record: &mut BootRecord) -> Result<(), AppError> {
         let (default, _) = self.boot_default().await?;
         params::inherit(record, &default, &self.config.boot);
         Ok(())
@@ -114,20 +111,21 @@ impl App {
     ///
     /// # Errors
     /// [`AppError::Store`], [`AppError::Blob`].
-    pub async fn boot_default_record(&self) -> Result<(Map<String, Value>, String), AppError> {
+    pub async fn boot_default_record(&self) -> Result<(DefaultServer, String), AppError> {
         let (record, revision) = self.boot_default().await?;
-        let mut view = Map::new();
-        view.insert("uuid".to_owned(), json!("default"));
-        for name in ["default_console", "serial", "boot_params", "kernel_flags"] {
-            view.extend(record.get(name).map(|value| (name.to_owned(), value.clone())));
-        }
-        let modules = self.boot_modules(&record).await?.unwrap_or_else(|| json!([]));
-        view.insert("boot_modules".to_owned(), modules);
-        let platform = record.get("boot_platform").cloned();
-        view.insert("boot_platform".to_owned(), platform.unwrap_or_else(|| json!("")));
-        view.insert("status".to_owned(), json!("unknown"));
-        view.insert("last_heartbeat".to_owned(), Value::Null);
-        view.insert("score".to_owned(), json!(0));
+        let boot_modules = self.boot_modules(&record).await?.unwrap_or_default();
+        let view = DefaultServer {
+            uuid: "default",
+            default_console: record.default_console,
+            serial: record.serial,
+            boot_params: record.boot_params,
+            kernel_flags: record.kernel_flags,
+            boot_modules,
+            boot_platform: record.boot_platform.unwrap_or_default(),
+            status: ServerStatus::Unknown,
+            last_heartbeat: None,
+            score: 0,
+        };
         Ok((view, revision.to_string()))
     }
 
@@ -159,30 +157,26 @@ impl App {
             None => None,
         };
         let whose = owner.whose();
-        let apply = |record: &mut Map<String, Value>| {
+        let apply = |record: &mut BootRecord| {
             params::apply(record, whose, mode, change, modules.as_ref(), newest.as_deref())
         };
         let changed = match owner {
             BootOwner::Default => self.boot_default_change(expected, apply).await,
             BootOwner::Server(server) => {
+                let apply = |record: &mut ServerRecord| apply(&mut record.boot);
                 let old = self.server_change(server, expected, apply).await;
-                old.map(Arc::unwrap_or_clone)
+                old.map(|old| old.boot.clone())
             }
         };
         match changed {
-            Ok(old) => {
-                if old.get("boot_modules") != modules.as_ref()
-                    && (modules.is_some() || mode == Mode::Replace)
-                {
-                    self.boot_drop(&old).await;
+            Ok(BootRecord { boot_modules: old, .. }) => {
+                if old != modules && (modules.is_some() || mode == Mode::Replace) {
+                    self.boot_drop(old.as_ref()).await;
                 }
                 Ok(())
             }
             Err(error) => {
-                if let Some(modules) = modules {
-                    let unused = Map::from_iter([("boot_modules".to_owned(), modules)]);
-                    self.boot_drop(&unused).await;
-                }
+                self.boot_drop(modules.as_ref()).await;
                 Err(error)
             }
         }
@@ -192,8 +186,8 @@ impl App {
     async fn boot_default_change(
         &self,
         expected: &Expected,
-        change: impl Fn(&mut Map<String, Value>) -> Result<(), AppError>,
-    ) -> Result<Map<String, Value>, AppError> {
+        change: impl Fn(&mut BootRecord) -> Result<(), AppError>,
+    ) -> Result<BootRecord, AppError> {
         for _ in 0..ATTEMPTS {
             let (old, revision) = self.boot_default().await?;
             expected.check(revision)?;
@@ -215,11 +209,14 @@ impl App {
     }
 
     /// What a record keeps of checked modules: themselves, or a reference to a blob.
-    async fn boot_keep(&self, owner: BootOwner, modules: Vec<Value>) -> Result<Value, AppError> {
-        let modules = Value::Array(modules);
-        let json = modules.to_string();
+    async fn boot_keep(
+        &self,
+        owner: BootOwner,
+        modules: Vec<BootModule>,
+    ) -> Result<BootModules, AppError> {
+        let json = keys::encode(&modules);
         if json.len() <= INLINE_MODULES_BYTES {
-            return Ok(modules);
+            return Ok(BootModules::Inline(modules));
         }
         let name = match owner {
             BootOwner::Default => "default".to_owned(),
@@ -227,43 +224,45 @@ impl App {
         };
         let path = format!("boot/{name}/{}", self.parts.entropy.uuid());
         let bytes = json.len();
-        let payload = PutPayload::from_bytes(Bytes::from(json));
+        let payload = PutPayload::from_bytes(json);
         let put = self.parts.blobs.put(&Path::from(path.as_str()), payload).await;
         put.map_err(|source| AppError::Blob { action: "write", path: path.clone(), source })?;
-        Ok(json!({ "blob": path, "bytes": bytes }))
+        Ok(BootModules::Blob { blob: path, bytes })
     }
 
     /// A server's modules, wherever they are; `None` when it has none.
     ///
     /// # Errors
     /// [`AppError::Blob`], [`AppError::Corrupt`].
-    pub async fn boot_modules_of(&self, server: ServerUuid) -> Result<Option<Value>, AppError> {
+    pub async fn boot_modules_of(
+        &self,
+        server: ServerUuid,
+    ) -> Result<Option<Vec<BootModule>>, AppError> {
         match self.fleet.with(server, |entry| entry.record.clone()).flatten() {
-            Some(held) => self.boot_modules(&held.value).await,
+            Some(held) => self.boot_modules(&held.value.boot).await,
             None => Ok(None),
         }
     }
 
-    async fn boot_modules(&self, record: &Map<String, Value>) -> Result<Option<Value>, AppError> {
-        let Some(path) = blob_of(record) else { return Ok(record.get("boot_modules").cloned()) };
-        let failed = |source| AppError::Blob { action: "read", path: path.to_owned(), source };
-        let got = self.parts.blobs.get(&Path::from(path)).await.map_err(failed)?;
+    async fn boot_modules(&self, record: &BootRecord) -> Result<Option<Vec<BootModule>>, AppError> {
+        let path = match &record.boot_modules {
+            None => return Ok(None),
+            Some(BootModules::Inline(modules)) => return Ok(Some(modules.clone())),
+            Some(BootModules::Blob { blob, .. }) => blob,
+        };
+        let failed = |source| AppError::Blob { action: "read", path: path.clone(), source };
+        let got = self.parts.blobs.get(&Path::from(path.as_str())).await.map_err(failed)?;
         let bytes = got.bytes().await.map_err(failed)?;
         let modules = serde_json::from_slice(&bytes);
-        modules.map(Some).map_err(|source| AppError::Corrupt { key: path.to_owned(), source })
+        modules.map(Some).map_err(|source| AppError::Corrupt { key: path.clone(), source })
     }
 
-    /// Removes the blob of a record that is gone or has other modules now.
-    pub(super) async fn boot_drop(&self, record: &Map<String, Value>) {
-        if let Some(path) = blob_of(record)
-            && let Err(error) = self.parts.blobs.delete(&Path::from(path)).await
+    /// Removes the blob of modules whose record is gone or has others now.
+    pub(super) async fn boot_drop(&self, modules: Option<&BootModules>) {
+        if let Some(BootModules::Blob { blob, .. }) = modules
+            && let Err(error) = self.parts.blobs.delete(&Path::from(blob.as_str())).await
         {
-            tracing::warn!(path, %error, "cannot delete a blob");
+            tracing::warn!(path = blob, %error, "cannot delete a blob");
         }
     }
-}
-
-/// Where a record's modules are, if they are not in it.
-fn blob_of(record: &Map<String, Value>) -> Option<&str> {
-    record.get("boot_modules")?.get("blob")?.as_str()
 }

@@ -5,6 +5,7 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use muster_shared::api::boot::{BootModule, BootModules, BootParams, BootRecord, ModuleEncoding};
 use serde_json::{Map, Value, json};
 
 use crate::app::config::BootSettings;
@@ -52,21 +53,14 @@ pub(super) enum Whose {
 }
 
 /// The default record of a new installation.
-pub(super) fn first_default(newest: Option<&str>) -> Map<String, Value> {
-    let mut record = members(json!({
-        "default_console": "serial", "serial": "ttyb", "boot_params": {}, "kernel_flags": {},
-        "boot_modules": [],
-    }));
-    if let Some(platform) = newest {
-        record.insert("boot_platform".to_owned(), json!(platform));
-    }
-    record
-}
-
-fn members(value: Value) -> Map<String, Value> {
-    match value {
-        Value::Object(members) => members,
-        _ => Map::new(),
+pub(super) fn first_default(newest: Option<&str>) -> BootRecord {
+    BootRecord {
+        boot_params: Some(Map::new()),
+        boot_platform: newest.map(str::to_owned),
+        boot_modules: Some(BootModules::Inline(Vec::new())),
+        kernel_flags: Some(Map::new()),
+        default_console: Some("serial".to_owned()),
+        serial: Some("ttyb".to_owned()),
     }
 }
 
@@ -76,11 +70,11 @@ fn members(value: Value) -> Map<String, Value> {
 /// # Errors
 /// [`AppError::Invalid`]: the record would become too large.
 pub(super) fn apply(
-    record: &mut Map<String, Value>,
+    record: &mut BootRecord,
     whose: Whose,
     mode: Mode,
     change: &BootChange,
-    modules: Option<&Value>,
+    modules: Option<&BootModules>,
     newest: Option<&str>,
 ) -> Result<(), AppError> {
     let platform = match (&change.platform, mode, whose) {
@@ -89,30 +83,22 @@ pub(super) fn apply(
         (None, _, _) => None,
     };
     if let Some(platform) = platform {
-        record.insert("boot_platform".to_owned(), json!(platform));
+        record.boot_platform = Some(platform.to_owned());
     } else if mode == Mode::Replace && whose == Whose::Default {
-        record.remove("boot_platform");
+        record.boot_platform = None;
     }
-    set_map(record, "boot_params", mode, change.kernel_args.as_ref());
-    set_map(record, "kernel_flags", mode, change.kernel_flags.as_ref());
+    set_map(&mut record.boot_params, mode, change.kernel_args.as_ref());
+    set_map(&mut record.kernel_flags, mode, change.kernel_flags.as_ref());
     match (modules, mode) {
-        (Some(modules), _) => drop(record.insert("boot_modules".to_owned(), modules.clone())),
-        (None, Mode::Replace) => drop(record.insert("boot_modules".to_owned(), json!([]))),
+        (Some(modules), _) => record.boot_modules = Some(modules.clone()),
+        (None, Mode::Replace) => record.boot_modules = Some(BootModules::Inline(Vec::new())),
         (None, Mode::Merge) => {}
     }
-    for (name, given) in [("default_console", &change.default_console), ("serial", &change.serial)]
-    {
-        match (given, mode, whose) {
-            (Some(Some(text)), _, _) => drop(record.insert(name.to_owned(), json!(text))),
-            (Some(None), Mode::Merge, Whose::Server) => {
-                record.insert(name.to_owned(), json!(""));
-            }
-            (None, Mode::Merge, _) => {}
-            (Some(None), _, _) | (None, Mode::Replace, _) => drop(record.remove(name)),
-        }
-    }
-    let size = |name: &str| record.get(name).map_or(0, |value| value.to_string().len());
-    if size("boot_params") + size("kernel_flags") > MAX_PARAMS_BYTES {
+    set_text(&mut record.default_console, whose, mode, change.default_console.as_ref());
+    set_text(&mut record.serial, whose, mode, change.serial.as_ref());
+    let size =
+        |map: &Option<Map<String, Value>>| map.as_ref().map_or(0, |m| json!(m).to_string().len());
+    if size(&record.boot_params) + size(&record.kernel_flags) > MAX_PARAMS_BYTES {
         let text = format!("with kernel_flags over the limit of {MAX_PARAMS_BYTES} bytes");
         return Err(AppError::invalid("kernel_args", text));
     }
@@ -120,17 +106,15 @@ pub(super) fn apply(
 }
 
 fn set_map(
-    record: &mut Map<String, Value>,
-    name: &str,
+    member: &mut Option<Map<String, Value>>,
     mode: Mode,
     given: Option<&Map<String, Value>>,
 ) {
-    let old = match (mode, given) {
+    let mut merged = match (mode, given) {
         (Mode::Merge, None) => return,
-        (Mode::Merge, Some(_)) => record.remove(name),
-        (Mode::Replace, _) => None,
+        (Mode::Merge, Some(_)) => member.take().unwrap_or_default(),
+        (Mode::Replace, _) => Map::new(),
     };
-    let mut merged = old.map(members).unwrap_or_default();
     for (key, value) in given.into_iter().flatten() {
         if mode == Mode::Merge && value.is_null() {
             merged.remove(key);
@@ -138,78 +122,68 @@ fn set_map(
             merged.insert(key.clone(), value.clone());
         }
     }
-    record.insert(name.to_owned(), Value::Object(merged));
+    *member = Some(merged);
 }
 
-/// The answer to `GET /boot/…`; `modules` as they are, wherever they are kept.
+fn set_text(member: &mut Option<String>, whose: Whose, mode: Mode, given: Option<&Option<String>>) {
+    *member = match (given, mode, whose) {
+        (Some(Some(text)), _, _) => Some(text.clone()),
+        (Some(None), Mode::Merge, Whose::Server) => Some(String::new()),
+        (None, Mode::Merge, _) => return,
+        (Some(None), _, _) | (None, Mode::Replace, _) => None,
+    };
+}
+
+/// The answer to `GET /boot/…`; `modules` as they are, wherever they are kept, and the name of
+/// the server whose record it is.
 pub(super) fn reply(
-    record: &Map<String, Value>,
-    whose: Whose,
-    modules: Option<Value>,
+    record: &BootRecord,
+    hostname: Option<&str>,
+    modules: Option<Vec<BootModule>>,
     settings: &BootSettings,
-) -> Map<String, Value> {
+) -> BootParams {
     let mut args = Map::new();
-    if whose == Whose::Server
-        && let Some(hostname) = record.get("hostname")
-    {
-        args.insert("hostname".to_owned(), hostname.clone());
+    if let Some(hostname) = hostname {
+        args.insert("hostname".to_owned(), json!(hostname));
     }
     if let Some(rabbitmq) = &settings.rabbitmq {
         args.insert("rabbitmq".to_owned(), json!(rabbitmq));
     }
-    for (name, value) in record.get("boot_params").and_then(Value::as_object).into_iter().flatten()
-    {
+    for (name, value) in record.boot_params.iter().flatten() {
         args.insert(name.clone(), value.clone());
     }
-    if whose == Whose::Default {
-        args.entry("smt_enabled").or_insert_with(|| json!(settings.smt_enabled));
-    }
-    let flags = record.get("kernel_flags").cloned().unwrap_or_else(|| json!({}));
-    let modules = match whose {
-        Whose::Server => Some(modules.unwrap_or_else(|| json!([]))),
-        Whose::Default => modules,
-    };
-    let mut reply = Map::new();
-    for (name, value) in [
-        ("platform", record.get("boot_platform").cloned()),
-        ("kernel_args", Some(Value::Object(args))),
-        ("kernel_flags", Some(flags)),
-        ("boot_modules", modules),
-        ("default_console", record.get("default_console").cloned()),
-        ("serial", record.get("serial").cloned()),
-    ] {
-        if let Some(value) = value {
-            reply.insert(name.to_owned(), value);
+    let modules = match hostname {
+        Some(_) => Some(modules.unwrap_or_default()),
+        None => {
+            args.entry("smt_enabled").or_insert_with(|| json!(settings.smt_enabled));
+            modules
         }
+    };
+    BootParams {
+        platform: record.boot_platform.clone(),
+        kernel_args: args,
+        kernel_flags: record.kernel_flags.clone().unwrap_or_default(),
+        boot_modules: modules,
+        default_console: record.default_console.clone(),
+        serial: record.serial.clone(),
     }
-    reply
 }
 
 /// Lays over a new server's record what it inherits from the default record.
-pub(super) fn inherit(
-    record: &mut Map<String, Value>,
-    default: &Map<String, Value>,
-    settings: &BootSettings,
-) {
-    let reply = reply(default, Whose::Default, None, settings);
-    for (from, to) in [
-        ("kernel_args", "boot_params"),
-        ("platform", "boot_platform"),
-        ("kernel_flags", "kernel_flags"),
-        ("default_console", "default_console"),
-        ("serial", "serial"),
-    ] {
-        if let Some(value) = reply.get(from) {
-            record.insert(to.to_owned(), value.clone());
-        }
-    }
+pub(super) fn inherit(record: &mut BootRecord, default: &BootRecord, settings: &BootSettings) {
+    let reply = reply(default, None, None, settings);
+    record.boot_params = Some(reply.kernel_args);
+    record.kernel_flags = Some(reply.kernel_flags);
+    record.boot_platform = reply.platform.or(record.boot_platform.take());
+    record.default_console = reply.default_console.or(record.default_console.take());
+    record.serial = reply.serial.or(record.serial.take());
 }
 
 /// Checks modules and completes their `type`.
 ///
 /// # Errors
 /// [`AppError::InvalidArgument`] with what is wrong with each bad one.
-pub(super) fn check_modules(given: &[Value]) -> Result<Vec<Value>, AppError> {
+pub(super) fn check_modules(given: &[Value]) -> Result<Vec<BootModule>, AppError> {
     let mut modules = Vec::with_capacity(given.len());
     let mut problems = Vec::new();
     for module in given {
@@ -225,7 +199,7 @@ pub(super) fn check_modules(given: &[Value]) -> Result<Vec<Value>, AppError> {
     Err(AppError::InvalidArgument(text))
 }
 
-fn check_module(module: &Value) -> Result<Value, String> {
+fn check_module(module: &Value) -> Result<BootModule, String> {
     let text = |name: &str| module.get(name).and_then(Value::as_str).unwrap_or_default();
     let path = text("path");
     match module.get("type") {
@@ -254,7 +228,8 @@ fn check_module(module: &Value) -> Result<Value, String> {
     if decoded.is_err() {
         return Err(format!("Contents for module '{path}' must be base64 encoded"));
     }
-    Ok(json!({ "path": path, "content": content, "type": "base64" }))
+    let (path, content) = (path.to_owned(), content.to_owned());
+    Ok(BootModule { path, content, encoding: ModuleEncoding::Base64 })
 }
 
 /// Whether path normalisation leaves a path as it is; `..` in front is refused as well, because
@@ -276,7 +251,12 @@ mod tests {
     }
 
     fn map(value: Value) -> Map<String, Value> {
-        members(value)
+        let Value::Object(members) = value else { panic!("no object") };
+        members
+    }
+
+    fn record(value: Value) -> BootRecord {
+        serde_json::from_value(value).unwrap()
     }
 
     fn args(value: Value) -> BootChange {
@@ -289,18 +269,20 @@ mod tests {
         let put = args(json!({ "a": 1, "b": "x" }));
         apply(&mut record, Whose::Server, Mode::Replace, &put, None, Some("20260202T000000Z"))
             .unwrap();
-        assert_eq!(record["boot_params"], json!({ "a": 1, "b": "x" }));
-        assert_eq!(record["boot_platform"], "20260202T000000Z", "the newest when none is given");
-        assert!(!record.contains_key("serial"), "omitted is unset");
+        assert_eq!(record.boot_params, Some(map(json!({ "a": 1, "b": "x" }))));
+        let newest = Some("20260202T000000Z");
+        assert_eq!(record.boot_platform.as_deref(), newest, "the newest when none is given");
+        assert_eq!(record.serial, None, "omitted is unset");
         let post = BootChange {
             serial: Some(None),
             default_console: Some(Some("vga".to_owned())),
             ..args(json!({ "a": null, "c": false }))
         };
         apply(&mut record, Whose::Server, Mode::Merge, &post, None, None).unwrap();
-        assert_eq!(record["boot_params"], json!({ "b": "x", "c": false }));
-        assert_eq!((&record["serial"], &record["default_console"]), (&json!(""), &json!("vga")));
-        assert_eq!(record["boot_platform"], "20260202T000000Z");
+        assert_eq!(record.boot_params, Some(map(json!({ "b": "x", "c": false }))));
+        assert_eq!(record.serial.as_deref(), Some(""));
+        assert_eq!(record.default_console.as_deref(), Some("vga"));
+        assert_eq!(record.boot_platform.as_deref(), newest);
     }
 
     #[test]
@@ -308,15 +290,15 @@ mod tests {
         let mut record = first_default(Some("20260101T000000Z"));
         let post = BootChange { serial: Some(None), ..BootChange::default() };
         apply(&mut record, Whose::Default, Mode::Merge, &post, None, None).unwrap();
-        assert!(!record.contains_key("serial"));
-        assert_eq!(record["boot_modules"], json!([]));
+        assert_eq!(record.serial, None);
+        assert_eq!(record.boot_modules, Some(BootModules::Inline(Vec::new())));
         let put = BootChange::default();
         apply(&mut record, Whose::Default, Mode::Replace, &put, None, Some("x")).unwrap();
-        assert!(!record.contains_key("boot_platform"));
+        assert_eq!(record.boot_platform, None);
         let flags =
             BootChange { kernel_flags: Some(map(json!({ "-k": true }))), ..BootChange::default() };
         apply(&mut record, Whose::Default, Mode::Merge, &flags, None, None).unwrap();
-        assert_eq!(record["kernel_flags"], json!({ "-k": true }));
+        assert_eq!(record.kernel_flags, Some(map(json!({ "-k": true }))));
     }
 
     #[test]
@@ -331,32 +313,32 @@ mod tests {
 
     #[test]
     fn replies_have_the_contract_s_members() {
-        let record = map(json!({
-            "hostname": "cn1", "boot_params": { "n": 1, "rabbitmq": "own" },
-            "boot_platform": "20260101T000000Z",
+        let record = record(json!({
+            "boot_params": { "n": 1, "rabbitmq": "own" }, "boot_platform": "20260101T000000Z",
         }));
-        let shown = reply(&record, Whose::Server, None, &settings());
+        let shown = reply(&record, Some("cn1"), None, &settings());
         assert_eq!(
-            Value::Object(shown).to_string(),
+            serde_json::to_string(&shown).unwrap(),
             r#"{"platform":"20260101T000000Z","kernel_args":{"hostname":"cn1","rabbitmq":"own","n":1},"kernel_flags":{},"boot_modules":[]}"#
         );
-        let shown = reply(&Map::new(), Whose::Default, None, &settings());
+        let shown = reply(&BootRecord::default(), None, None, &settings());
         assert_eq!(
-            Value::Object(shown).to_string(),
+            serde_json::to_string(&shown).unwrap(),
             r#"{"kernel_args":{"rabbitmq":"guest:guest:10.0.0.1:5672","smt_enabled":true},"kernel_flags":{}}"#
         );
     }
 
     #[test]
     fn a_new_server_inherits_all_but_the_modules() {
-        let default = map(json!({
+        let default = record(json!({
             "boot_params": { "smt_enabled": false, "a": "b" }, "kernel_flags": { "-d": true },
-            "boot_modules": [{}], "serial": "ttya", "boot_platform": "20260101T000000Z",
+            "boot_modules": [{ "path": "a", "content": "aGVsbG8=" }], "serial": "ttya",
+            "boot_platform": "20260101T000000Z",
         }));
-        let mut record = map(json!({ "default_console": "serial", "serial": "ttyb" }));
-        inherit(&mut record, &default, &BootSettings { rabbitmq: None, ..settings() });
+        let mut new = record(json!({ "default_console": "serial", "serial": "ttyb" }));
+        inherit(&mut new, &default, &BootSettings { rabbitmq: None, ..settings() });
         assert_eq!(
-            Value::Object(record),
+            json!(new),
             json!({
                 "default_console": "serial", "serial": "ttya",
                 "boot_params": { "smt_enabled": false, "a": "b" },
@@ -379,7 +361,7 @@ mod tests {
     fn modules_are_checked_one_by_one() {
         let good = json!({ "path": "etc/a..b/...c", "content": "aGVsbG8=" });
         let checked = check_modules(std::slice::from_ref(&good)).unwrap();
-        assert_eq!(checked[0]["type"], "base64");
+        assert_eq!(json!(checked[0])["type"], "base64");
         check_refused(
             &json!({ "path": "a", "content": "aGVsbG8=", "type": "hex" }),
             "Unsupported type hex for module 'a'",
@@ -428,7 +410,7 @@ mod tests {
                     None => naive.remove(&key),
                 };
             }
-            prop_assert_eq!(&record["boot_params"], &json!(naive));
+            prop_assert_eq!(json!(record.boot_params), json!(naive));
         }
     }
 }

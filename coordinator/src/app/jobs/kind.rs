@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use muster_shared::api::server::ServerRecord;
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::{ServerUuid, TaskId};
 use muster_shared::wire::{Code, TaskError};
@@ -140,13 +141,13 @@ impl StepContext {
         Caller::new(&self.job.req_id).under(ticket)
     }
 
-    /// Changes members of the server's record.
+    /// Changes the server's record.
     pub(super) async fn server_update(
         &self,
-        changes: &[(&str, Option<Value>)],
+        change: impl Fn(&mut ServerRecord) + Send,
     ) -> Result<(), StepFailure> {
         let any = crate::app::Expected::ANY;
-        Ok(self.app.server_update(self.server(), changes, &any).await?)
+        Ok(self.app.server_update(self.server(), &any, change).await?)
     }
 
     /// Waits until the server's agent is connected, as after a restart of this coordinator.

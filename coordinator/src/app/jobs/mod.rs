@@ -27,6 +27,7 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use muster_shared::api::job::Execution;
+use muster_shared::api::server::ServerRecord;
 use muster_shared::clock::iso;
 use muster_shared::ids::ServerUuid;
 use parking_lot::Mutex;
@@ -81,7 +82,7 @@ impl App {
     ) -> Result<Option<Uuid>, AppError> {
         let record = self.fleet.with(server, |entry| entry.record.clone()).flatten();
         let record = record.ok_or(AppError::ServerNotFound(server))?.value;
-        if record.get("setup") == Some(&json!(true)) {
+        if record.setup {
             return Ok(None);
         }
         let mut params = Map::from_iter([("nic_action".to_owned(), json!("update"))]);
@@ -89,7 +90,7 @@ impl App {
             params.insert("nics".to_owned(), nics::checked(nics)?);
         }
         params.extend(request.params);
-        if record.get("system_type").and_then(Value::as_str) == Some("SunOS") {
+        if record.system_type.as_deref() == Some("SunOS") {
             params.insert("reboot".to_owned(), json!(true));
         }
         if let Some(hostname) = request.hostname {
@@ -98,8 +99,8 @@ impl App {
             if let Some(running) = self.job_running(&server_setup::KIND, server).await? {
                 return Ok(Some(running));
             }
-            let change = [("hostname", Some(json!(hostname)))];
-            self.server_update(server, &change, &Expected::ANY).await?;
+            let rename = |record: &mut ServerRecord| record.hostname.clone_from(&hostname);
+            self.server_update(server, &Expected::ANY, rename).await?;
             params.insert("hostname".to_owned(), json!(hostname));
         }
         self.job_create(&server_setup::KIND, server, params, caller).await.map(Some)
@@ -150,7 +151,7 @@ impl App {
     ) -> Result<Uuid, AppError> {
         let nics = nics::checked(nics)?;
         let setup = |entry: &super::fleet::Entry| {
-            entry.record.as_ref().is_some_and(|r| r.value.get("setup") == Some(&json!(true)))
+            entry.record.as_ref().is_some_and(|record| record.value.setup)
         };
         if !self.fleet.with(server, setup).unwrap_or(false) {
             return Err(AppError::RefusedArgument("Server is not setup".to_owned()));

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use muster_shared::api::server::ServerRecord;
 use serde_json::{Map, json};
 
 use super::kind::{Kind, Step, StepContext, StepFailure, always};
@@ -66,7 +67,10 @@ fn wait_drained(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>>
 
 fn mark(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>> {
     Box::pin(async move {
-        ctx.server_update(&[("transitional_status", Some(json!("rebooting")))]).await
+        let rebooting = |record: &mut ServerRecord| {
+            record.transitional_status = Some("rebooting".to_owned());
+        };
+        ctx.server_update(rebooting).await
     })
 }
 
@@ -75,7 +79,7 @@ pub(super) fn reboot(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFail
 }
 
 fn unmark(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>> {
-    Box::pin(async move { ctx.server_update(&[("transitional_status", None)]).await })
+    Box::pin(async move { ctx.server_update(|record| record.transitional_status = None).await })
 }
 
 fn resume(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>> {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
+use muster_shared::api::server::ServerRecord;
 use serde_json::{Map, Value, json};
 
 use super::kind::{Kind, Step, StepContext, StepFailure, always};
@@ -54,7 +55,7 @@ fn reboots(job: &JobRecord) -> bool {
 }
 
 fn mark(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>> {
-    Box::pin(async move { ctx.server_update(&[("setting_up", Some(json!(true)))]).await })
+    Box::pin(async move { ctx.server_update(|record| record.setting_up = Some(true)).await })
 }
 
 fn set_up(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>> {
@@ -77,7 +78,7 @@ fn wait_reboot(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>> 
         let started = ctx.job.started.as_deref().and_then(time);
         let back = |entry: &crate::app::fleet::Entry| {
             let record = entry.record.as_ref();
-            let booted = record.and_then(|r| r.value.get("last_boot")?.as_str().and_then(time));
+            let booted = record.and_then(|r| r.value.last_boot.as_deref().and_then(time));
             entry.stored_status() == "running" && booted > started
         };
         while !ctx.app.fleet.with(ctx.server(), back).unwrap_or(false) {
@@ -89,11 +90,14 @@ fn wait_reboot(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>> 
 
 fn done(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>> {
     Box::pin(async move {
-        let changes = [("setup", Some(json!(true))), ("setting_up", Some(json!(false)))];
-        ctx.server_update(&changes).await
+        let set_up = |record: &mut ServerRecord| {
+            record.setup = true;
+            record.setting_up = Some(false);
+        };
+        ctx.server_update(set_up).await
     })
 }
 
 fn failed(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>> {
-    Box::pin(async move { ctx.server_update(&[("setting_up", Some(json!(false)))]).await })
+    Box::pin(async move { ctx.server_update(|record| record.setting_up = Some(false)).await })
 }

@@ -95,7 +95,8 @@ async fn an_allocation_keeps_room_until_its_time_is_over() {
     assert!(left_mib(&app, server(1)) > 3000.0);
     let extras = crate::app::fields::Extras { capacity: true, ..Default::default() };
     let shown = app.server_get(server(1), extras).unwrap();
-    assert_eq!(shown["unreserved_ram"].as_f64(), Some(left_mib(&app, server(1))));
+    let unreserved = shown.unreserved_ram.and_then(|mib| mib.as_f64());
+    assert_eq!(unreserved, Some(left_mib(&app, server(1))));
     tokio::time::sleep(Duration::from_secs(30)).await;
     app.shutdown().await;
 

@@ -1,5 +1,6 @@
 //! The recorded cases of the reference, on a coordinator that was told of their servers.
 
+use muster_shared::api::server::ServerRecord;
 use muster_shared::api::ticket::{QueueName, TicketServer};
 
 use super::*;
@@ -49,11 +50,30 @@ async fn load(app: &Arc<App>, record: &Value) {
             && !name.starts_with("memory_")
     });
     app.fleet.update(server, |entry| {
-        entry.record.as_mut().unwrap().value = Arc::new(plain);
+        let held = entry.record.as_mut().unwrap();
+        held.value = Arc::new(with_members(&held.value, plain));
         if record["status"] != "running" {
             entry.roster.as_mut().unwrap().value.status = roster::Status::Unknown;
         }
     });
+}
+
+/// A record with members that were recorded elsewhere. Some have types that no coordinator stores;
+/// the allocator is told of them all the same.
+fn with_members(record: &ServerRecord, members: Map<String, Value>) -> ServerRecord {
+    let mut record = json!(record);
+    let mut odd = Map::new();
+    for (name, value) in members {
+        let before = record.clone();
+        record[&name] = value.clone();
+        if serde_json::from_value::<ServerRecord>(record.clone()).is_err() {
+            record = before;
+            odd.insert(name, value);
+        }
+    }
+    let mut record: ServerRecord = serde_json::from_value(record).unwrap();
+    record.unknown.extend(odd);
+    record
 }
 
 async fn open(app: &Arc<App>, ticket: &Value) {

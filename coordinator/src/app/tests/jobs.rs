@@ -40,9 +40,9 @@ async fn fail(agent: &mut Agent, id: &TaskId) {
     agent.send(ended).await;
 }
 
-fn transitional(app: &App, server: ServerUuid) -> Option<Value> {
-    let record = app.server_get(server, crate::app::fields::Extras::default()).unwrap();
-    record.get("transitional_status").cloned()
+fn transitional(app: &App, server: ServerUuid) -> Option<String> {
+    let shown = app.server_get(server, crate::app::fields::Extras::default()).unwrap();
+    shown.record.transitional_status
 }
 
 #[tokio::test(start_paused = true)]
@@ -53,7 +53,7 @@ async fn a_reboot_is_marked_before_it_is_sent() {
     let job = reboot(&app, server(1), false).await;
     let dispatch = agent.dispatched().await;
     assert_eq!(dispatch.task, "server_reboot");
-    assert_eq!(transitional(&app, server(1)), Some(json!("rebooting")));
+    assert_eq!(transitional(&app, server(1)).as_deref(), Some("rebooting"));
     assert_eq!(reboot(&app, server(1), false).await, job, "one job of a kind per server");
     agent.finish(&dispatch.id, Value::Null).await;
     let view = ended(&app, job).await;
@@ -208,7 +208,7 @@ async fn what_can_t_be_is_refused_before_a_job_is_made() {
 async fn a_second_setup_changes_nothing_of_the_first() {
     let app = Disk::new().start().await;
     let _agent = Agent::connect(&app, server(1)).await;
-    app.server_update(server(1), &[("setup", Some(json!(false)))], &Expected::ANY).await.unwrap();
+    app.server_update(server(1), &Expected::ANY, |record| record.setup = false).await.unwrap();
     let set_up = async |name: &str| {
         let hostname = Some(name.to_owned());
         let request = SetupRequest { hostname, ..SetupRequest::default() };
@@ -216,8 +216,8 @@ async fn a_second_setup_changes_nothing_of_the_first() {
     };
     let job = set_up("first").await;
     assert_eq!(set_up("second").await, job);
-    let record = app.server_get(server(1), crate::app::fields::Extras::default()).unwrap();
-    assert_eq!(record["hostname"], "first");
+    let shown = app.server_get(server(1), crate::app::fields::Extras::default()).unwrap();
+    assert_eq!(shown.record.hostname, "first");
     app.shutdown().await;
 }
 

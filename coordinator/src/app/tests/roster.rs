@@ -91,7 +91,7 @@ async fn a_lost_delta_makes_the_coordinator_ask_for_all() {
     drop(agent);
     // The index answers also while the server is away.
     let app = disk.start().await;
-    assert_eq!(app.vm_get(vm(1)).unwrap()["state"], "running");
+    assert_eq!(app.vm_get(vm(1)).unwrap().vm.state.as_deref(), Some("running"));
     assert!(app.vm_get(vm(2)).is_err());
     app.shutdown().await;
 }

@@ -94,7 +94,7 @@ async fn a_restart_in_the_middle_loses_no_task_and_writes_no_status() {
 
     let app = disk.start().await;
     assert_eq!(
-        app.server_get(server(1), crate::app::fields::Extras::default()).unwrap()["status"],
+        app.server_get(server(1), crate::app::fields::Extras::default()).unwrap().status.as_str(),
         "running"
     );
     let mut agent = Agent::connect_only(&app, server(1)).await;

@@ -52,12 +52,19 @@ impl Types {
 
     /// Puts a type that is no component in the place of its name. What is said there, above all
     /// about the member that has this type, counts more.
-    fn inlined(&self, mut keywords: Map<String, Value>) -> Map<String, Value> {
-        let name = keywords.get("$ref").and_then(Value::as_str);
-        let name = name.and_then(|name| name.strip_prefix(SCHEMAS));
-        let Some(name) = name.filter(|name| !is_component(name)) else { return keywords };
-        let Some(Value::Object(used)) = self.0.get(name) else { return keywords };
-        let mut whole = self.inlined(used.clone());
+    fn inlined(&self, keywords: Map<String, Value>) -> Map<String, Value> {
+        match named(&keywords) {
+            Some(name) if !is_component(name) => self.whole(keywords),
+            _ => keywords,
+        }
+    }
+
+    /// Puts a type in the place of its name, component or not.
+    fn whole(&self, mut keywords: Map<String, Value>) -> Map<String, Value> {
+        let Some(Value::Object(used)) = named(&keywords).and_then(|name| self.0.get(name)) else {
+            return keywords;
+        };
+        let mut whole = self.whole(used.clone());
         keywords.shift_remove("$ref");
         whole.extend(keywords);
         whole
@@ -69,7 +76,7 @@ impl Types {
         let mut whole = Map::new();
         for part in parts {
             let Value::Object(part) = part else { continue };
-            for (keyword, value) in self.merged(self.inlined(part)) {
+            for (keyword, value) in self.merged(self.whole(part)) {
                 match (whole.get_mut(&keyword), value) {
                     (Some(Value::Object(have)), Value::Object(more)) => have.extend(more),
                     (Some(Value::Array(have)), Value::Array(more)) => have.extend(more),
@@ -89,8 +96,8 @@ impl Types {
             |name: &str| required.as_array().is_some_and(|all| all.iter().any(|one| one == name));
         if let Some(Value::Object(properties)) = keywords.get_mut("properties") {
             for (name, member) in properties.iter_mut() {
-                let member_schema = self.shown(member.take());
-                *member = if is_required(name) { member_schema } else { never_null(member_schema) };
+                let raw = member.take();
+                *member = self.shown(if is_required(name) { raw } else { never_null(raw) });
             }
         }
         let others = keywords.shift_remove("additionalProperties").map(|others| self.shown(others));
@@ -106,6 +113,11 @@ impl Types {
     }
 }
 
+/// The type that a schema names.
+fn named(keywords: &Map<String, Value>) -> Option<&str> {
+    keywords.get("$ref")?.as_str()?.strip_prefix(SCHEMAS)
+}
+
 fn is_component(name: &str) -> bool {
     COMPONENTS.iter().any(|(component, _)| *component == name)
 }
@@ -115,7 +127,7 @@ fn is_numeric(kind: &Value) -> bool {
     numeric(kind) || kind.as_array().is_some_and(|kinds| kinds.iter().any(numeric))
 }
 
-/// Without the choice of null.
+/// Without the choice of null that comes from an `Option`; a type of its own may have one.
 fn never_null(schema: Value) -> Value {
     let Value::Object(mut keywords) = schema else { return schema };
     if let Some(Value::Array(kinds)) = keywords.get_mut("type") {
@@ -125,11 +137,11 @@ fn never_null(schema: Value) -> Value {
             keywords.insert("type".to_owned(), kind);
         }
     }
-    if let Some(Value::Array(choices)) = keywords.get_mut("anyOf") {
+    if let Some(Value::Array(choices)) = keywords.get_mut("oneOf") {
         choices.retain(|choice| *choice != json!({ "type": "null" }));
         if let [Value::Object(choice)] = choices.as_slice() {
             let mut only = choice.clone();
-            keywords.shift_remove("anyOf");
+            keywords.shift_remove("oneOf");
             only.extend(keywords);
             return Value::Object(only);
         }
