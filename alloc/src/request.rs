@@ -81,7 +81,7 @@ pub(crate) struct Image {
     pub(crate) max_ram: Option<f64>,
 }
 
-/// The package, massaged (spec of the reference's `_massagePackage`).
+/// The package, massaged as the reference's `_massagePackage` does.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Package {
     pub(crate) ratios: Ratios,

@@ -137,7 +137,7 @@ pub enum Class {
     Query,
 }
 
-/// A group of task kinds that share a limit of concurrency (spec: queue table).
+/// A group of task kinds that share a limit of concurrency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Queue {
     /// Its name in `GET /queues`, e.g. `machine_tasks`.

@@ -1,4 +1,4 @@
-//! The one flat parameter map of a request: path, then query, then body (cnapi.md 3.1).
+//! The one flat parameter map of a request: path, then query, then body.
 
 use std::borrow::Cow;
 

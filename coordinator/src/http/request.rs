@@ -33,7 +33,7 @@ pub(crate) enum ServerRef {
 pub(crate) struct Request {
     /// The application.
     pub(crate) app: Arc<App>,
-    /// Path, query and body members in one map; path first (cnapi.md 3.1).
+    /// Path, query and body members in one map; path first.
     pub(crate) params: Map<String, Value>,
     /// Its id (the client's verbatim, else a new UUID), and the ticket that it names.
     pub(crate) caller: Caller,

@@ -15,7 +15,6 @@ use super::request::Request;
 use super::response::Response;
 use super::rule::Rule;
 use super::schema::Checkers;
-#[allow(unused_imports, reason = "routes to come need the rest")]
 pub(crate) use super::schema::{object_schema, task_id_schema};
 
 /// A JSON schema (2020-12, as in OpenAPI 3.1); components are named by `$ref`, see

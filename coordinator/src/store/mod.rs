@@ -25,7 +25,6 @@ mod conformance;
 mod counted;
 mod feed;
 mod kv_store;
-mod typed;
 
 use std::fmt;
 use std::sync::Arc;
@@ -38,7 +37,6 @@ use tokio::sync::mpsc;
 pub(crate) use self::counted::Counted;
 pub(crate) use self::feed::{Damaged, Feed, Follow, read_all};
 pub use self::kv_store::{KvStore, raise_epoch, records_of};
-pub use self::typed::{TypedError, decode, get_json, put_json};
 
 /// Longest key, bytes.
 pub const MAX_KEY_BYTES: usize = 400;

@@ -1,4 +1,4 @@
-//! Two coordinators on one store (cnapi.md 22): what one is told, the other knows.
+//! Two coordinators on one store: what one is told, the other knows.
 
 use super::tickets::create;
 use super::*;

@@ -1,4 +1,4 @@
-//! How requests are read and refused (cnapi.md sections 1 to 5 and 19).
+//! How requests are read and refused.
 
 use proptest::prelude::prop_assert;
 use proptest::test_runner::{Config, TestRunner};

@@ -1,4 +1,4 @@
-//! Every answer that cnapi.md marks with †: 409 by default, the reference's 500 with
+//! Answers that are 500 in the reference and refuse a request: 409 by default, the reference's 500 with
 //! `api.validation_status = 500`; the rest of the answer is the same.
 
 use serde_json::{Value, json};

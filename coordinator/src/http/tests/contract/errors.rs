@@ -1,5 +1,5 @@
-//! Statuses of agents' failures, versions of records, and inputs that crash the reference
-//! (cnapi.md sections 4 and 19).
+//! Statuses of agents' failures, versions of records, and inputs that crash
+//! the reference.
 
 use serde_json::{Value, json};
 

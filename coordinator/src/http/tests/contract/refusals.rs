@@ -12,11 +12,11 @@ use super::{Contract, rows};
 
 /// Parameters that stay tolerated whatever they are, and why; `*`: all of the operation.
 const TOLERATED: &[(&str, &str, &str)] = &[
-    ("TaskWait", "timeout", "unparsable: an hour (cnapi.md 10.3)"),
+    ("TaskWait", "timeout", "unparsable: an hour"),
     ("ServerWaitlistTicketsWait", "timeout", "the reference has none and ignores it"),
-    ("ServerList", "offset", "any integer (cnapi.md 7.1)"),
-    ("VmLoad", "include_dni", "any other text is false (cnapi.md 11)"),
-    ("ServerEventStatusUpdate", "*", "nothing is validated (cnapi.md 8.2)"),
+    ("ServerList", "offset", "any integer"),
+    ("VmLoad", "include_dni", "any other text is false"),
+    ("ServerEventStatusUpdate", "*", "nothing is validated"),
 ];
 
 fn operation<'a>(contract: &'a Contract, route: &Route) -> &'a Value {

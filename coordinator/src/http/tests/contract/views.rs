@@ -1,4 +1,4 @@
-//! What a server's record shows: members of the extras, computed figures, filters (cnapi.md 6, 7).
+//! What a server's record shows: members of the extras, computed figures, filters.
 
 use std::collections::BTreeSet;
 
