@@ -1,9 +1,12 @@
 //! `muster allocate`: where a machine would go, by the coordinator or (`--offline`) by itself.
 
+use muster_shared::api::allocation::{Allocated, AllocationStep, LeastChange, Remaining};
 use muster_shared::entropy::{Entropy as _, SeededEntropy};
 use muster_shared::vm::NOBODY;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::answer::Answer;
 use crate::client::Client;
 use crate::output::{Output, compact};
 use crate::{CliError, allocate_offline, pick};
@@ -59,27 +62,34 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
         "nic_tags": [],
     });
     if let Some(name) = &args.image {
-        body["image"] = pick::image(client, name).await?;
+        body["image"] = pick::image(client, name).await?.json().clone();
     }
     if !args.servers.is_empty() {
         let mut uuids = Vec::new();
         for name in &args.servers {
-            uuids.push(pick::uuid(&pick::server(client, name).await?)?.to_owned());
+            uuids.push(pick::server(client, name).await?.record.uuid);
         }
         body["servers"] = json!(uuids);
     }
-    let answered = client.post("/allocate?reserve=false", &body).await;
+    let answered = client.post::<Answer<Allocated>>("/allocate?reserve=false", &body).await;
     if let Err(CliError::Refused { body, .. }) = &answered {
         print_refusal(output, body)?;
     }
     let answer = answered?;
     if output.is_json() {
-        return output.object(&answer);
+        return output.object(answer.json());
     }
-    print_steps(&answer["steps"])?;
-    let server = &answer["server"];
-    let (uuid, host) = (compact(&server["uuid"]), compact(&server["hostname"]));
-    crate::output::print(&format!("chosen: {uuid} ({host})"))
+    print_steps(answer.steps.as_deref())?;
+    let server = &answer.server.record;
+    crate::output::print(&format!("chosen: {} ({})", server.uuid, server.hostname))
+}
+
+/// What is read of a refusal.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Refusal {
+    steps: Option<Vec<AllocationStep>>,
+    least_changes: Vec<LeastChange>,
 }
 
 /// Why no server fits, and what would help.
@@ -87,29 +97,30 @@ fn print_refusal(output: &Output, refusal: &Value) -> Result<(), CliError> {
     if output.is_json() {
         return output.object(refusal);
     }
-    print_steps(&refusal["steps"])?;
-    let changes = refusal["least_changes"].as_array().into_iter().flatten();
-    for (place, change) in changes.enumerate() {
+    // One without these members is told as any other.
+    let refusal = Refusal::deserialize(refusal).unwrap_or_default();
+    print_steps(refusal.steps.as_deref())?;
+    for (place, change) in refusal.least_changes.iter().enumerate() {
         if place == 0 {
             crate::output::print("it would fit, with one of:")?;
         }
-        crate::output::print(&format!("  {}", compact(&change["text"])))?;
+        crate::output::print(&format!("  {}", change.text))?;
     }
     Ok(())
 }
 
-fn print_steps(steps: &Value) -> Result<(), CliError> {
-    for step in steps.as_array().into_iter().flatten() {
+fn print_steps(steps: Option<&[AllocationStep]>) -> Result<(), CliError> {
+    for step in steps.into_iter().flatten() {
         crate::output::print(&describe(step))?;
     }
     Ok(())
 }
 
 /// A step: how many servers remain, and why others do not.
-fn describe(step: &Value) -> String {
-    let remaining = step["remaining"].as_array().map_or(0, Vec::len);
-    let mut text = format!("{remaining:>5} left  {}", compact(&step["step"]));
-    for (server, reason) in step["reasons"].as_object().into_iter().flatten() {
+fn describe(step: &AllocationStep) -> String {
+    let remaining = step.remaining.as_ref().map_or(0, Remaining::count);
+    let mut text = format!("{remaining:>5} left  {}", step.step);
+    for (server, reason) in step.reasons.iter().flatten() {
         text.push_str(&format!("\n            {server}: {}", compact(reason)));
     }
     text
@@ -125,6 +136,6 @@ mod tests {
             "reasons": { "b": "256 MiB requested, 0 MiB unreserved" } });
         let text = "    1 left  Servers with enough RAM\n            \
             b: 256 MiB requested, 0 MiB unreserved";
-        assert_eq!(describe(&step), text);
+        assert_eq!(describe(&serde_json::from_value(step).unwrap()), text);
     }
 }

@@ -2,11 +2,13 @@
 
 use std::path::PathBuf;
 
-use serde_json::{Value, json};
+use muster_shared::api::allocation::{Decision, DecisionDetail, Original, Replayed};
+use serde_json::{Number, Value, json};
 
 use crate::CliError;
+use crate::answer::Answer;
 use crate::client::Client;
-use crate::output::{Column, Output, compact, member, print};
+use crate::output::{Output, member, print, shown};
 
 #[derive(Debug, clap::Subcommand)]
 #[command(after_help = "\
@@ -41,20 +43,23 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
     match args {
         Args::List { limit } => {
             let query = [("limit", limit.to_string())];
-            let list = client.get("/allocations", &query).await?;
-            let columns: &[Column] = &[
-                ("ID", member!("id")),
-                ("AT", member!("at")),
-                ("VM", member!("vm_uuid")),
-                ("SERVER", member!("server_uuid")),
-                ("FAILURE", member!("failure")),
-            ];
-            output.list(&list, columns)
+            let list: Vec<Answer<Decision>> = client.get("/allocations", &query).await?;
+            output.list(
+                &list,
+                &[
+                    ("ID", member!(id)),
+                    ("AT", member!(at)),
+                    ("VM", member!(vm_uuid)),
+                    ("SERVER", member!(server_uuid)),
+                    ("FAILURE", member!(failure)),
+                ],
+            )
         }
         Args::Get { id } => {
-            let decision = client.get(&format!("/allocations/{id}"), &[]).await?;
+            let path = format!("/allocations/{id}");
+            let decision: Answer<DecisionDetail> = client.get(&path, &[]).await?;
             if output.is_json() {
-                return output.object(&decision);
+                return output.object(decision.json());
             }
             show(&decision)
         }
@@ -62,8 +67,8 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
             let body = with.as_deref().map(read).transpose()?;
             let body = body.map_or_else(|| json!({}), |config| json!({ "config": config }));
             let path = format!("/allocations/{id}/replay");
-            let replay = client.post(&path, &body).await?;
-            if output.is_json() { output.object(&replay) } else { print(&compared(&replay)) }
+            let replay: Answer<Replayed> = client.post(&path, &body).await?;
+            if output.is_json() { output.object(replay.json()) } else { print(&compared(&replay)) }
         }
     }
 }
@@ -78,38 +83,42 @@ fn read(path: &std::path::Path) -> Result<Value, CliError> {
         .map_err(|error| CliError::Usage(format!("{} is not JSON: {error}", path.display())))
 }
 
-fn show(decision: &Value) -> Result<(), CliError> {
-    for name in [
-        "id",
-        "at",
-        "vm_uuid",
-        "server_uuid",
-        "score",
-        "failure",
-        "seed",
-        "config_hash",
-        "reserved",
+fn show(detail: &DecisionDetail) -> Result<(), CliError> {
+    let decision = &detail.decision;
+    for (name, value) in [
+        ("id", decision.id.to_string()),
+        ("at", decision.at.clone()),
+        ("vm_uuid", decision.vm_uuid.clone()),
+        ("server_uuid", shown(&decision.server_uuid)),
+        ("score", shown(&decision.score)),
+        ("failure", shown(&decision.failure)),
+        ("seed", detail.seed.to_string()),
+        ("config_hash", detail.config_hash.clone()),
+        ("reserved", decision.reserved.to_string()),
     ] {
-        print(&format!("{name:<12} {}", compact(&decision[name])))?;
+        print(&format!("{name:<12} {value}"))?;
     }
-    for step in decision["steps"].as_array().into_iter().flatten() {
-        print(&format!("{:>6} left  {}", compact(&step["remaining"]), compact(&step["step"])))?;
+    for step in &detail.steps {
+        print(&format!("{:>6} left  {}", step.remaining, step.step))?;
     }
     Ok(())
 }
 
-fn compared(replay: &Value) -> String {
-    let side = |side: &Value| match &side["server"] {
-        Value::Null => format!("no server ({})", compact(&side["failure"])),
-        server => format!("{} (score {})", compact(server), compact(&side["score"])),
-    };
-    if replay["identical"] == true {
-        return format!("identical: {}", side(replay));
+fn compared(replay: &Replayed) -> String {
+    let side =
+        |server: &Option<String>, score: &Option<Number>, failure: &Option<String>| match server {
+            None => format!("no server ({})", shown(failure)),
+            Some(server) => format!("{server} (score {})", shown(score)),
+        };
+    let now = side(&replay.server, &replay.score, &replay.failure);
+    if replay.identical {
+        return format!("identical: {now}");
     }
-    let mut text = format!("was: {}\nis:  {}", side(&replay["original"]), side(replay));
-    for step in replay["difference"]["steps"].as_array().into_iter().flatten() {
-        let (was, is) = (compact(&step["was"]), compact(&step["is"]));
-        text.push_str(&format!("\n{was:>6} → {is:<6} {}", compact(&step["step"])));
+    let Original { server, score, failure, .. } = &replay.original;
+    let mut text = format!("was: {}\nis:  {now}", side(server, score, failure));
+    for step in &replay.difference.steps {
+        let (was, is) = (shown(&step.was), shown(&step.is));
+        text.push_str(&format!("\n{was:>6} → {is:<6} {}", step.step));
     }
     text
 }
@@ -120,14 +129,20 @@ mod tests {
 
     #[test]
     fn a_difference_names_both_sides() {
-        let replay = json!({
-            "identical": false, "server": null, "failure": "no servers", "score": null,
-            "original": { "server": "a", "score": 2.5, "failure": null },
-            "difference": { "steps": [{ "step": "Servers", "was": 3, "is": 0 }] },
+        let compared = |replay: Value| compared(&serde_json::from_value(replay).unwrap());
+        let mut replay = json!({
+            "id": uuid::Uuid::nil(), "identical": false, "seed": 1, "fingerprint": "g",
+            "server": null, "failure": "no servers", "score": null, "steps": null,
+            "original": { "server": "a", "score": 2.5, "failure": null, "fingerprint": "f" },
+            "difference": {
+                "steps": [{ "step": "Servers", "was": 3, "is": 0 }], "best_gone": [],
+                "best_new": [],
+            },
         });
         let want = "was: a (score 2.5)\nis:  no server (no servers)\n     3 → 0      Servers";
-        assert_eq!(compared(&replay), want);
-        let same = json!({ "identical": true, "server": "a", "score": 1 });
-        assert_eq!(compared(&same), "identical: a (score 1)");
+        assert_eq!(compared(replay.clone()), want);
+        replay["identical"] = json!(true);
+        (replay["server"], replay["score"]) = (json!("a"), json!(1));
+        assert_eq!(compared(replay), "identical: a (score 1)");
     }
 }

@@ -70,9 +70,9 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
             let path = path(client, &server).await?;
             let body = Value::Object(body);
             if replace {
-                client.put(&path, &body).await?;
+                client.put::<()>(&path, &body).await?;
             } else {
-                client.post(&path, &body).await?;
+                client.post::<()>(&path, &body).await?;
             }
             let now = client.get(&path, &[]).await?;
             output.done(&format!("boot parameters of {server} changed"), &now)
@@ -88,7 +88,7 @@ async fn path(client: &Client, server: &str) -> Result<String, CliError> {
     if server == "default" {
         return Ok("/boot/default".to_owned());
     }
-    Ok(format!("/boot/{}", pick::uuid(&pick::server(client, server).await?)?))
+    Ok(format!("/boot/{}", pick::server(client, server).await?.record.uuid))
 }
 
 fn from_file(path: &Path) -> Result<Map<String, Value>, CliError> {

@@ -2,10 +2,12 @@
 
 use std::path::PathBuf;
 
+use muster_shared::api::allocation::{Plan, PlannedFleet, PlannedServer, Sizes};
 use serde_json::{Value, json};
 
+use crate::answer::Answer;
 use crate::client::Client;
-use crate::output::{Column, Output, compact, member, print};
+use crate::output::{Column, Output, member, print};
 use crate::{CliError, pick};
 
 #[derive(Debug, clap::Args)]
@@ -46,26 +48,25 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
     if !args.servers.is_empty() {
         let mut uuids = Vec::new();
         for name in &args.servers {
-            uuids.push(pick::uuid(&pick::server(client, name).await?)?.to_owned());
+            uuids.push(pick::server(client, name).await?.record.uuid);
         }
         body["servers"] = json!(uuids);
     }
-    let plan = client.post("/capacity/plan", &body).await?;
+    let plan: Answer<Plan> = client.post("/capacity/plan", &body).await?;
     if output.is_json() {
-        return output.object(&plan);
+        return output.object(plan.json());
     }
-    let columns: &[Column] = &[
-        ("SERVER", member!("server_uuid")),
-        ("HOSTNAME", member!("hostname")),
-        ("FITS", member!("fits")),
-        ("LIMITED BY", member!("limited_by")),
-        ("FREE", |item: &Value| sizes(&item["unreserved"])),
-        ("STRANDED", |item: &Value| sizes(&item["stranded"])),
+    let columns: &[Column<PlannedServer>] = &[
+        ("SERVER", member!(server_uuid)),
+        ("HOSTNAME", member!(hostname)),
+        ("FITS", member!(fits)),
+        ("LIMITED BY", member!(limited_by)),
+        ("FREE", |server| sizes(&server.unreserved)),
+        ("STRANDED", |server| sizes(&server.stranded)),
     ];
-    output.list(&plan["servers"], columns)?;
-    let fleet = &plan["fleet"];
-    let (fits, servers) = (compact(&fleet["fits"]), compact(&fleet["servers"]));
-    let stranded = sizes(&fleet["stranded"]);
+    output.table(&plan.servers, columns)?;
+    let PlannedFleet { fits, servers, stranded, .. } = &plan.fleet;
+    let stranded = sizes(stranded);
     print(&format!("{fits} more fit on {servers} servers; stranded then: {stranded}"))
 }
 
@@ -91,9 +92,8 @@ fn vm(package: &Value) -> Value {
     })
 }
 
-fn sizes(left: &Value) -> String {
-    let size = |name: &str| compact(&left[name]);
-    format!("{} / {} / {}", size("ram"), size("disk"), size("cpu"))
+fn sizes(left: &Sizes) -> String {
+    format!("{} / {} / {}", left.ram, left.disk, left.cpu)
 }
 
 fn read(path: &std::path::Path) -> Result<Value, CliError> {

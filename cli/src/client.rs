@@ -8,7 +8,9 @@ use bytes::Bytes;
 use futures_util::Stream;
 use muster_shared::tls::{self, Identity};
 use reqwest::{Body, Method, RequestBuilder, StatusCode};
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::Value;
+use serde_json::error::Category;
 use tokio::net::{TcpStream, UnixStream};
 use tokio_tungstenite::{Connector, MaybeTlsStream, WebSocketStream};
 use url::Url;
@@ -78,7 +80,7 @@ impl Client {
         CliError::Unreachable { url: self.name.clone(), source: source.into() }
     }
 
-    async fn answer(&self, request: RequestBuilder) -> Result<Value, CliError> {
+    async fn answer<T: DeserializeOwned>(&self, request: RequestBuilder) -> Result<T, CliError> {
         let response =
             request.send().await.map_err(|error| self.unreachable(error.without_url()))?;
         let status = response.status();
@@ -86,12 +88,13 @@ impl Client {
         if !status.is_success() {
             return Err(refusal(status, &text));
         }
-        if text.is_empty() {
-            return Ok(Value::Null);
-        }
-        serde_json::from_str(&text).map_err(|_| CliError::Server {
-            status: status.as_u16(),
-            message: "something that is no JSON; is this a Muster coordinator?".to_owned(),
+        let text = if text.is_empty() { "null" } else { &text };
+        serde_json::from_str(text).map_err(|error| {
+            let message = match error.classify() {
+                Category::Data => format!("what this program can't read: {error}"),
+                _ => "something that is no JSON; is this a Muster coordinator?".to_owned(),
+            };
+            CliError::Server { status: status.as_u16(), message }
         })
     }
 
@@ -100,47 +103,52 @@ impl Client {
     }
 
     /// `GET`; `query` pairs are encoded.
-    pub(crate) async fn get(
+    pub(crate) async fn get<T: DeserializeOwned>(
         &self,
         path: &str,
         query: &[(&str, String)],
-    ) -> Result<Value, CliError> {
+    ) -> Result<T, CliError> {
         self.answer(self.request(Method::GET, path).query(query).timeout(ANSWER)).await
     }
 
-    /// `GET` of a whole list, page by page: each page but the first starts after the item whose
-    /// `id_member` ends the one before.
-    pub(crate) async fn get_all(
+    /// `GET` of a whole list, page by page: each page but the first starts after the item that
+    /// ends the one before, by its id.
+    pub(crate) async fn get_all<T: DeserializeOwned>(
         &self,
         path: &str,
         query: &[(&str, String)],
-        id_member: &str,
-    ) -> Result<Value, CliError> {
-        let mut all: Vec<Value> = Vec::new();
+        id: fn(&T) -> String,
+    ) -> Result<Vec<T>, CliError> {
+        let mut all: Vec<T> = Vec::new();
         for _ in 0..MAX_PAGES {
             let mut query = query.to_vec();
             query.push(("limit", PAGE.to_string()));
-            if let Some(last) = all.last().and_then(|item| item[id_member].as_str()) {
-                query.push(("marker", last.to_owned()));
-            }
-            let page = self.get(path, &query).await?;
-            let items = page.as_array().cloned().unwrap_or_default();
-            let full = items.len() >= PAGE;
-            all.extend(items);
+            query.extend(all.last().map(|last| ("marker", id(last))));
+            let page: Vec<T> = self.get(path, &query).await?;
+            let full = page.len() >= PAGE;
+            all.extend(page);
             if !full {
                 break;
             }
         }
-        Ok(Value::Array(all))
+        Ok(all)
     }
 
     /// `POST` with a JSON body.
-    pub(crate) async fn post(&self, path: &str, body: &Value) -> Result<Value, CliError> {
+    pub(crate) async fn post<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &Value,
+    ) -> Result<T, CliError> {
         self.answer(self.request(Method::POST, path).json(body).timeout(ANSWER)).await
     }
 
     /// `PUT` with a JSON body.
-    pub(crate) async fn put(&self, path: &str, body: &Value) -> Result<Value, CliError> {
+    pub(crate) async fn put<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &Value,
+    ) -> Result<T, CliError> {
         self.answer(self.request(Method::PUT, path).json(body).timeout(ANSWER)).await
     }
 
@@ -154,16 +162,16 @@ impl Client {
         header: Option<(&str, String)>,
         limit: Duration,
         what: &str,
-    ) -> Result<Value, CliError> {
+    ) -> Result<(), CliError> {
         let asking = async {
             loop {
                 let mut request = self.request(Method::GET, path);
                 if let Some((name, value)) = &header {
                     request = request.header(*name, value);
                 }
-                match self.answer(request).await {
+                match self.answer::<IgnoredAny>(request).await {
                     Err(CliError::Unreachable { .. }) => tokio::time::sleep(RETRY).await,
-                    answer => return answer,
+                    answer => return answer.map(drop),
                 }
             }
         };
@@ -188,7 +196,7 @@ impl Client {
     }
 
     /// `DELETE`.
-    pub(crate) async fn delete(&self, path: &str) -> Result<Value, CliError> {
+    pub(crate) async fn delete<T: DeserializeOwned>(&self, path: &str) -> Result<T, CliError> {
         self.answer(self.request(Method::DELETE, path).timeout(ANSWER)).await
     }
 
@@ -199,14 +207,14 @@ impl Client {
         query: &[(&str, String)],
         length: u64,
         body: Body,
-    ) -> Result<Value, CliError> {
+    ) -> Result<(), CliError> {
         let request = self
             .request(Method::PUT, path)
             .query(query)
             .header("content-type", "application/octet-stream")
             .header("content-length", length)
             .body(body);
-        self.answer(request).await
+        self.answer::<IgnoredAny>(request).await.map(drop)
     }
 
     /// Opens a websocket.

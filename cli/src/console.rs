@@ -37,7 +37,7 @@ pub(crate) struct Args {
 
 pub(crate) async fn run(client: &Client, args: Args) -> Result<(), CliError> {
     let vm = pick::vm(client, &args.vm).await?;
-    let path = format!("/vms/{}/console", pick::uuid(&vm)?);
+    let path = format!("/vms/{}/console", vm.vm.uuid);
     let socket = client.websocket(&path).await?;
     match (socket, args.until) {
         (Socket::Net(socket), None) => attach(*socket).await,

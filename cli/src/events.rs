@@ -55,10 +55,10 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
         query.push(("kind", args.kind.join(",")));
     }
     if let Some(name) = &args.server {
-        query.push(("server_uuid", pick::uuid(&pick::server(client, name).await?)?.to_owned()));
+        query.push(("server_uuid", pick::server(client, name).await?.record.uuid.to_string()));
     }
     if let Some(name) = &args.vm {
-        query.push(("vm_uuid", pick::uuid(&pick::vm(client, name).await?)?.to_owned()));
+        query.push(("vm_uuid", pick::vm(client, name).await?.vm.uuid.to_string()));
     }
     query.extend(args.task.map(|task| ("task", task)));
     let mut reader = Reader { id: args.after, ..Reader::default() };

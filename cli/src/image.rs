@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::Subcommand;
 use futures_util::TryStreamExt as _;
 use indicatif::{ProgressBar, ProgressStyle};
+use muster_shared::api::image::Manifest;
 use muster_shared::vm::NOBODY;
 use reqwest::Body;
 use serde_json::{Map, Value, json};
@@ -14,6 +15,7 @@ use tokio::fs::File;
 use tokio::io::AsyncReadExt as _;
 use tokio_util::io::ReaderStream;
 
+use crate::answer::Answer;
 use crate::client::Client;
 use crate::output::{Output, member, mib};
 use crate::vm_create::read_object;
@@ -68,23 +70,25 @@ pub(crate) struct Import {
 
 pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<(), CliError> {
     match args {
-        Args::List => output.list(
-            &client.get("/images", &[]).await?,
-            &[
-                ("UUID", member!("uuid")),
-                ("NAME", member!("name")),
-                ("VERSION", member!("version")),
-                ("STATE", member!("state")),
-                ("MIB", |image| mib(&image["files"][0]["size"])),
-                ("PUBLISHED", member!("published_at")),
-            ],
-        ),
-        Args::Get { image } => output.object(&pick::image(client, &image).await?),
+        Args::List => {
+            let images: Vec<Answer<Manifest>> = client.get("/images", &[]).await?;
+            output.list(
+                &images,
+                &[
+                    ("UUID", member!(uuid)),
+                    ("NAME", member!(name)),
+                    ("VERSION", member!(version)),
+                    ("STATE", member!(state)),
+                    ("MIB", |image| mib(image.files.first().and_then(|file| file.size))),
+                    ("PUBLISHED", member!(published_at)),
+                ],
+            )
+        }
+        Args::Get { image } => output.object(pick::image(client, &image).await?.json()),
         Args::Import(args) => import(client, output, args).await,
         Args::Delete { image } => {
-            let found = pick::image(client, &image).await?;
-            let uuid = pick::uuid(&found)?;
-            client.delete(&format!("/images/{uuid}")).await?;
+            let uuid = pick::image(client, &image).await?.uuid;
+            client.delete::<()>(&format!("/images/{uuid}")).await?;
             output.done(&format!("image {uuid} deleted"), &json!({ "uuid": uuid }))
         }
     }
@@ -94,12 +98,12 @@ async fn import(client: &Client, output: &Output, args: Import) -> Result<(), Cl
     let (sha256, size) = checksum(&args.file).await?;
     let given = args.manifest.as_deref().map(read_object).transpose()?;
     let manifest = manifest(&args, given.unwrap_or_default(), &sha256)?;
-    let made = client.post("/images", &manifest).await?;
-    let uuid = pick::uuid(&made)?;
+    let made: Manifest = client.post("/images", &manifest).await?;
+    let uuid = made.uuid;
     let query = [("compression", compression(&args.file).to_owned()), ("sha256", sha256)];
     let body = file_body(&args.file, size).await?;
     client.upload(&format!("/images/{uuid}/file"), &query, size, body).await?;
-    let active = client.post(&format!("/images/{uuid}?action=activate"), &json!({})).await?;
+    let active: Value = client.post(&format!("/images/{uuid}?action=activate"), &json!({})).await?;
     output.done(&format!("image {uuid} imported and active"), &active)
 }
 

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use clap::Subcommand;
+use muster_shared::api::job::{Execution, Job, Step, StepResult, StepState};
 use muster_shared::clock::{Clock as _, SystemClock};
-use serde_json::Value;
 
+use crate::answer::Answer;
 use crate::client::Client;
 use crate::output::{Output, member};
 use crate::{CliError, pick};
@@ -46,20 +47,21 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
     match args {
         Args::List { server, execution, limit } => {
             let server = match server {
-                Some(name) => Some(pick::uuid(&pick::server(client, &name).await?)?.to_owned()),
+                Some(name) => Some(pick::server(client, &name).await?.record.uuid.to_string()),
                 None => None,
             };
             let limit = Some(limit.clamp(1, 1_000).to_string());
             let filters = [("server_uuid", server), ("execution", execution), ("limit", limit)];
             let query: Vec<_> = filters.into_iter().filter_map(|(k, v)| Some((k, v?))).collect();
+            let jobs: Vec<Answer<Job>> = client.get("/jobs", &query).await?;
             output.list(
-                &client.get("/jobs", &query).await?,
+                &jobs,
                 &[
-                    ("UUID", member!("uuid")),
-                    ("NAME", member!("name")),
-                    ("EXECUTION", member!("execution")),
-                    ("CREATED", member!("created_at")),
-                    ("SERVER", member!("target")),
+                    ("UUID", member!(uuid)),
+                    ("NAME", member!(name)),
+                    ("EXECUTION", member!(execution)),
+                    ("CREATED", member!(created_at)),
+                    ("SERVER", member!(target)),
                     ("STEP", step),
                 ],
             )
@@ -67,7 +69,7 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
         Args::Get { uuid } => output.object(&client.get(&format!("/jobs/{uuid}"), &[]).await?),
         Args::Wait { uuid, timeout } => {
             let job = finished(client, &uuid, Duration::from_secs(timeout)).await?;
-            output.done(&format!("job {uuid}: succeeded"), &job)
+            output.done(&format!("job {uuid}: succeeded"), job.json())
         }
     }
 }
@@ -80,12 +82,12 @@ pub(crate) async fn finished(
     client: &Client,
     uuid: &str,
     limit: Duration,
-) -> Result<Value, CliError> {
+) -> Result<Answer<Job>, CliError> {
     let clock = SystemClock::new();
     loop {
-        match client.get(&format!("/jobs/{uuid}"), &[]).await {
-            Ok(job) if job["execution"] == "succeeded" => return Ok(job),
-            Ok(job) if job["execution"] == "failed" => {
+        match client.get::<Answer<Job>>(&format!("/jobs/{uuid}"), &[]).await {
+            Ok(job) if job.execution == Execution::Succeeded => return Ok(job),
+            Ok(job) if job.execution == Execution::Failed => {
                 let message = reason(&job);
                 return Err(CliError::TaskFailed { id: uuid.to_owned(), message });
             }
@@ -102,37 +104,47 @@ pub(crate) async fn finished(
 }
 
 /// Why a job failed, as its record says.
-fn reason(job: &Value) -> String {
-    let last = job["chain_results"].as_array().and_then(|all| all.last());
-    let text =
-        |step: &Value| Some(format!("{}: {}", step["name"].as_str()?, step["error"].as_str()?));
-    last.and_then(text).unwrap_or_else(|| "no reason given".to_owned())
+fn reason(job: &Job) -> String {
+    let text = |step: &StepResult| format!("{}: {}", step.name, step.error);
+    job.chain_results.last().map_or_else(|| "no reason given".to_owned(), text)
 }
 
 /// The step that a job is at.
-fn step(job: &Value) -> String {
-    let steps = job["steps"].as_array().into_iter().flatten();
-    let mut open =
-        steps.filter(|step| matches!(step["state"].as_str(), Some("running" | "failed")));
-    open.next().and_then(|step| step["name"].as_str()).unwrap_or("-").to_owned()
+fn step(job: &Job) -> String {
+    let is_open = |step: &&Step| matches!(step.state, StepState::Running | StepState::Failed);
+    job.steps.iter().find(is_open).map_or_else(|| "-".to_owned(), |step| step.name.clone())
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
+    fn job(results: &Value, steps: &Value) -> Job {
+        let job = json!({
+            "uuid": uuid::Uuid::nil(), "name": "n", "execution": "failed", "params": {},
+            "target": uuid::Uuid::nil(), "created_at": "", "chain_results": results,
+            "steps": steps,
+        });
+        serde_json::from_value(job).unwrap()
+    }
+
     #[test]
     fn the_reason_is_the_last_result() {
-        let job = json!({ "chain_results": [
-            { "name": "a", "error": "" }, { "name": "b", "error": "refused" },
-        ], "steps": [{ "name": "a", "state": "ok" }, { "name": "b", "state": "failed" }] });
-        assert_eq!(reason(&job), "b: refused");
-        assert_eq!(step(&job), "b");
-        assert_eq!(
-            (reason(&json!({})), step(&json!({}))),
-            ("no reason given".to_owned(), "-".to_owned())
-        );
+        let result = |name: &str, error: &str| {
+            json!({ "name": name, "result": "", "error": error, "started_at": null,
+                    "finished_at": null })
+        };
+        let step_in = |name: &str, state: &str| {
+            json!({ "name": name, "state": state, "attempt": 1, "started_at": null,
+                    "finished_at": null, "error": null, "task": null })
+        };
+        let results = json!([result("a", ""), result("b", "refused")]);
+        let failed = job(&results, &json!([step_in("a", "ok"), step_in("b", "failed")]));
+        assert_eq!(reason(&failed), "b: refused");
+        assert_eq!(step(&failed), "b");
+        let none = job(&json!([]), &json!([]));
+        assert_eq!((reason(&none), step(&none)), ("no reason given".to_owned(), "-".to_owned()));
     }
 }

@@ -7,6 +7,7 @@
 mod allocate;
 mod allocate_offline;
 mod allocation;
+mod answer;
 mod boot;
 mod capacity;
 mod client;

@@ -4,9 +4,11 @@ use std::io::Write as _;
 
 use clap::ValueEnum;
 use comfy_table::{Table, presets};
-use serde_json::Value;
+use serde::Serialize;
+use serde_json::{Value, json};
 
 use crate::CliError;
+use crate::answer::Answer;
 
 /// The form of results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -25,7 +27,7 @@ pub(crate) struct Output {
 }
 
 /// A column of a list: its heading, and what of an item stands in it.
-pub(crate) type Column = (&'static str, fn(&Value) -> String);
+pub(crate) type Column<T> = (&'static str, fn(&T) -> String);
 
 impl Output {
     pub(crate) fn new(format: Format) -> Self {
@@ -38,13 +40,26 @@ impl Output {
     }
 
     /// Prints a list.
-    pub(crate) fn list(&self, items: &Value, columns: &[Column]) -> Result<(), CliError> {
+    pub(crate) fn list<T>(
+        &self,
+        items: &[Answer<T>],
+        columns: &[Column<T>],
+    ) -> Result<(), CliError> {
         if self.is_json() {
-            return self.json(items);
+            return self.json(&json!(items));
         }
+        self.table(items.iter().map(|item| &**item), columns)
+    }
+
+    /// Prints a table, for people only.
+    pub(crate) fn table<'a, T: 'a>(
+        &self,
+        items: impl IntoIterator<Item = &'a T>,
+        columns: &[Column<T>],
+    ) -> Result<(), CliError> {
         let mut table = bare_table();
         table.set_header(columns.iter().map(|(heading, _)| *heading));
-        for item in items.as_array().into_iter().flatten() {
+        for item in items {
             table.add_row(columns.iter().map(|(_, cell)| cell(item)));
         }
         print(&trimmed(&table))
@@ -124,23 +139,26 @@ pub(crate) fn compact(value: &Value) -> String {
     }
 }
 
-/// Bytes as MiB.
-pub(crate) fn mib(bytes: &Value) -> String {
-    bytes.as_u64().map_or_else(|| "-".to_owned(), |bytes| (bytes / (1024 * 1024)).to_string())
+/// A member in a table cell.
+pub(crate) fn shown(member: &impl Serialize) -> String {
+    compact(&json!(member))
 }
 
-/// The member `name`, for a column.
+/// Bytes as MiB.
+pub(crate) fn mib(bytes: Option<u64>) -> String {
+    shown(&bytes.map(|bytes| bytes / (1024 * 1024)))
+}
+
+/// A member, for a column.
 macro_rules! member {
-    ($name:literal) => {
-        |item: &serde_json::Value| $crate::output::compact(&item[$name])
+    ($($name:ident).+) => {
+        |item| $crate::output::shown(&item.$($name).+)
     };
 }
 pub(crate) use member;
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]

@@ -1,84 +1,78 @@
 //! Finds the thing an argument names: by uuid, beginning of a uuid, or name.
 
-use serde_json::Value;
+use muster_shared::api::image::Manifest;
+use muster_shared::api::server::Server;
+use muster_shared::api::vm::FleetVm;
 use uuid::Uuid;
 
 use crate::CliError;
+use crate::answer::Answer;
 use crate::client::Client;
 
 /// Fewest characters of an abbreviated uuid.
 const MIN_PREFIX: usize = 4;
 
 /// A VM from the fleet index.
-pub(crate) async fn vm(client: &Client, name: &str) -> Result<Value, CliError> {
+pub(crate) async fn vm(client: &Client, name: &str) -> Result<Answer<FleetVm>, CliError> {
     if name.parse::<Uuid>().is_ok() {
         return client.get(&format!("/vms/{name}"), &[]).await;
     }
-    let all = client.get_all("/vms", &[], "uuid").await?;
-    one("VM", name, &all, |vm| vec![text(&vm["alias"])]).cloned()
+    let all = client.get_all("/vms", &[], vm_uuid).await?;
+    one("VM", name, all, vm_uuid, |vm| vm.index.alias.clone())
+}
+
+/// The id of a VM in a list.
+pub(crate) fn vm_uuid(vm: &Answer<FleetVm>) -> String {
+    vm.vm.uuid.to_string()
 }
 
 /// A server.
-pub(crate) async fn server(client: &Client, name: &str) -> Result<Value, CliError> {
+pub(crate) async fn server(client: &Client, name: &str) -> Result<Answer<Server>, CliError> {
     if name.parse::<Uuid>().is_ok() {
         return client.get(&format!("/servers/{name}"), &[]).await;
     }
-    let all = client.get("/servers", &[]).await?;
-    let found = one("server", name, &all, |server| vec![text(&server["hostname"])])?;
-    client.get(&format!("/servers/{}", text(&found["uuid"])), &[]).await
+    let all: Vec<Answer<Server>> = client.get("/servers", &[]).await?;
+    let uuid = |server: &Answer<Server>| server.record.uuid.to_string();
+    let found = one("server", name, all, uuid, |server| Some(server.record.hostname.clone()))?;
+    client.get(&format!("/servers/{}", found.record.uuid), &[]).await
 }
 
 /// An image; by name the newest version, or `NAME@VERSION`.
-pub(crate) async fn image(client: &Client, name: &str) -> Result<Value, CliError> {
+pub(crate) async fn image(client: &Client, name: &str) -> Result<Answer<Manifest>, CliError> {
     if name.parse::<Uuid>().is_ok() {
         return client.get(&format!("/images/{name}"), &[]).await;
     }
-    let mut all = client.get("/images", &[]).await?;
-    if let Some(newest) = newest_of(&mut all, name) {
-        return Ok(newest);
+    let all: Vec<Answer<Manifest>> = client.get("/images", &[]).await?;
+    if let Some(newest) = newest_of(&all, name) {
+        return Ok(newest.clone());
     }
-    let versioned = |image: &Value| format!("{}@{}", text(&image["name"]), text(&image["version"]));
-    one("image", name, &all, |image| vec![versioned(image)]).cloned()
+    let versioned = |image: &Answer<Manifest>| Some(format!("{}@{}", image.name, image.version));
+    one("image", name, all, |image| image.uuid.to_string(), versioned)
 }
 
-fn newest_of(images: &mut Value, name: &str) -> Option<Value> {
-    let images = images.as_array_mut()?;
-    let mut same: Vec<_> = images.iter().filter(|image| image["name"] == name).collect();
-    same.sort_by_key(|image| text(&image["published_at"]));
-    same.last().map(|image| (*image).clone())
+fn newest_of<'a>(images: &'a [Answer<Manifest>], name: &str) -> Option<&'a Answer<Manifest>> {
+    // The last of equal ones.
+    images.iter().filter(|image| image.name == name).max_by_key(|image| &image.published_at)
 }
 
-/// A member `uuid` as text.
-pub(crate) fn uuid(value: &Value) -> Result<&str, CliError> {
-    value["uuid"].as_str().ok_or_else(|| CliError::Server {
-        status: 200,
-        message: "a record without a uuid".to_owned(),
-    })
-}
-
-fn text(value: &Value) -> String {
-    value.as_str().unwrap_or_default().to_owned()
-}
-
-fn one<'a>(
+fn one<T>(
     kind: &str,
-    name: &str,
-    all: &'a Value,
-    names: impl Fn(&Value) -> Vec<String>,
-) -> Result<&'a Value, CliError> {
-    let all: Vec<&Value> = all.as_array().into_iter().flatten().collect();
-    let named: Vec<_> = all.iter().filter(|it| names(it).iter().any(|n| n == name)).collect();
-    let begun = || {
-        let long = name.len() >= MIN_PREFIX;
-        all.iter().filter(move |it| long && text(&it["uuid"]).starts_with(name)).collect()
-    };
-    let found: Vec<_> = if named.is_empty() { begun() } else { named };
-    match found.as_slice() {
-        [only] => Ok(only),
-        [] => Err(CliError::NotFound(format!("no {kind} is named {name:?}"))),
-        several => {
-            let uuids: Vec<_> = several.iter().map(|it| text(&it["uuid"])).collect();
-            let message = format!("{name:?} fits several: {}; use the uuid", uuids.join(", "));
+    wanted: &str,
+    all: Vec<T>,
+    uuid: impl Fn(&T) -> String,
+    name: impl Fn(&T) -> Option<String>,
+) -> Result<T, CliError> {
+    let is_named = |it: &T| name(it).as_deref() == Some(wanted);
+    let is_begun = |it: &T| wanted.len() >= MIN_PREFIX && uuid(it).starts_with(wanted);
+    let by_name = all.iter().any(is_named);
+    let fits = |it: &T| if by_name { is_named(it) } else { is_begun(it) };
+    let mut found: Vec<T> = all.into_iter().filter(fits).collect();
+    match (found.pop(), found.is_empty()) {
+        (Some(only), true) => Ok(only),
+        (None, _) => Err(CliError::NotFound(format!("no {kind} is named {wanted:?}"))),
+        (Some(last), false) => {
+            let uuids: Vec<_> = found.iter().chain([&last]).map(uuid).collect();
+            let message = format!("{wanted:?} fits several: {}; use the uuid", uuids.join(", "));
             Err(CliError::Usage(message))
         }
     }
@@ -92,15 +86,15 @@ mod tests {
 
     #[track_caller]
     fn check(name: &str, wanted: Result<&str, u8>) {
-        let all = json!([
-            { "uuid": "aaaa1111-0000", "alias": "web" },
-            { "uuid": "aaaa2222-0000", "alias": "db" },
-            { "uuid": "bbbb3333-0000", "alias": "db" },
-            { "uuid": "cccc4444-0000", "alias": "aaaa2" },
-        ]);
-        let found = one("VM", name, &all, |vm| vec![text(&vm["alias"])]);
-        let found = found.map(|vm| text(&vm["uuid"])).map_err(|error| error.exit_code());
-        assert_eq!(found.as_deref(), wanted.as_ref().copied(), "{name}");
+        let all = vec![
+            ("aaaa1111-0000", "web"),
+            ("aaaa2222-0000", "db"),
+            ("bbbb3333-0000", "db"),
+            ("cccc4444-0000", "aaaa2"),
+        ];
+        let found = one("VM", name, all, |vm| vm.0.to_owned(), |vm| Some(vm.1.to_owned()));
+        let found = found.map(|vm| vm.0).map_err(|error| error.exit_code());
+        assert_eq!(found, wanted, "{name}");
     }
 
     #[test]
@@ -116,12 +110,19 @@ mod tests {
 
     #[test]
     fn newest_image_of_a_name() {
-        let mut images = json!([
-            { "uuid": "1", "name": "guest", "published_at": "2026-02-01T00:00:00.000Z" },
-            { "uuid": "2", "name": "guest", "published_at": "2026-03-01T00:00:00.000Z" },
-            { "uuid": "3", "name": "other", "published_at": "2026-04-01T00:00:00.000Z" },
-        ]);
-        assert_eq!(newest_of(&mut images, "guest").unwrap()["uuid"], "2");
-        assert_eq!(newest_of(&mut images, "none"), None);
+        let image = |n: u8, name: &str, published_at: &str| {
+            let image = json!({
+                "v": 2, "uuid": Uuid::from_u128(n.into()), "name": name, "version": "1",
+                "type": "zvol", "os": "linux", "state": "active", "published_at": published_at,
+            });
+            serde_json::from_value::<Answer<Manifest>>(image).unwrap()
+        };
+        let images = [
+            image(1, "guest", "2026-02-01T00:00:00.000Z"),
+            image(2, "guest", "2026-03-01T00:00:00.000Z"),
+            image(3, "other", "2026-04-01T00:00:00.000Z"),
+        ];
+        assert_eq!(newest_of(&images, "guest").unwrap().uuid, images[1].uuid);
+        assert!(newest_of(&images, "none").is_none());
     }
 }

@@ -1,10 +1,14 @@
 //! `muster server`: compute nodes.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use clap::Subcommand;
+use muster_shared::api::job::JobStarted;
+use muster_shared::api::server::Server;
 use serde_json::{Value, json};
 
+use crate::answer::Answer;
 use crate::client::Client;
 use crate::output::{Output, member, mib};
 use crate::{CliError, job, pick};
@@ -56,16 +60,21 @@ pub(crate) struct JobWait {
 }
 
 impl JobWait {
-    async fn follow(self, client: &Client, output: &Output, answer: Value) -> Result<(), CliError> {
-        let Some(uuid) = answer["job_uuid"].as_str().map(str::to_owned) else {
-            return output.done("nothing to do", &answer);
-        };
+    /// `None`: there was nothing to do.
+    async fn follow(
+        self,
+        client: &Client,
+        output: &Output,
+        started: Option<Answer<JobStarted>>,
+    ) -> Result<(), CliError> {
+        let Some(started) = started else { return output.done("nothing to do", &Value::Null) };
+        let uuid = started.job_uuid.to_string();
         if self.no_wait {
-            return output
-                .done(&format!("job {uuid}: accepted; `muster job wait {uuid}`"), &answer);
+            let sentence = format!("job {uuid}: accepted; `muster job wait {uuid}`");
+            return output.done(&sentence, started.json());
         }
         let job = job::finished(client, &uuid, Duration::from_secs(self.timeout)).await?;
-        output.done(&format!("job {uuid}: succeeded"), &job)
+        output.done(&format!("job {uuid}: succeeded"), job.json())
     }
 }
 
@@ -73,32 +82,32 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
     match args {
         Args::List { status } => {
             let query = [("extras", "status,memory,vms".to_owned())];
-            let mut servers = client.get("/servers", &query).await?;
-            if let (Some(status), Some(list)) = (status, servers.as_array_mut()) {
-                list.retain(|server| server["status"] == *status);
+            let mut servers: Vec<Answer<Server>> = client.get("/servers", &query).await?;
+            if let Some(status) = status {
+                servers.retain(|server| server.status.as_str() == status);
             }
             output.list(
                 &servers,
                 &[
-                    ("UUID", member!("uuid")),
-                    ("HOSTNAME", member!("hostname")),
-                    ("STATUS", member!("status")),
-                    ("SETUP", member!("setup")),
-                    ("VMS", |server| server["vms"].as_object().map_or(0, |v| v.len()).to_string()),
-                    ("MIB", |server| mib(&server["memory_total_bytes"])),
-                    ("FREE", |server| mib(&server["memory_available_bytes"])),
+                    ("UUID", member!(record.uuid)),
+                    ("HOSTNAME", member!(record.hostname)),
+                    ("STATUS", member!(status)),
+                    ("SETUP", member!(record.setup)),
+                    ("VMS", |server| server.vms.as_ref().map_or(0, BTreeMap::len).to_string()),
+                    ("MIB", |server| mib(size(server.memory.memory_total_bytes))),
+                    ("FREE", |server| mib(size(server.memory.memory_available_bytes))),
                 ],
             )
         }
         Args::Reboot { server, drain, wait } => {
             let server = pick::server(client, &server).await?;
-            let path = format!("/servers/{}/reboot", pick::uuid(&server)?);
+            let path = format!("/servers/{}/reboot", server.record.uuid);
             let answer = client.post(&path, &json!({ "drain": drain })).await?;
             wait.follow(client, output, answer).await
         }
         Args::Setup { server, hostname, wait } => {
             let server = pick::server(client, &server).await?;
-            let path = format!("/servers/{}/setup", pick::uuid(&server)?);
+            let path = format!("/servers/{}/setup", server.record.uuid);
             let mut body = json!({});
             if let Some(hostname) = hostname {
                 body["hostname"] = json!(hostname);
@@ -106,9 +115,10 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
             let answer = client.put(&path, &body).await?;
             wait.follow(client, output, answer).await
         }
-        Args::Get { server } => {
-            let found: Value = pick::server(client, &server).await?;
-            output.object(&found)
-        }
+        Args::Get { server } => output.object(pick::server(client, &server).await?.json()),
     }
+}
+
+fn size(bytes: Option<i64>) -> Option<u64> {
+    bytes.and_then(|bytes| u64::try_from(bytes).ok())
 }

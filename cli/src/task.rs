@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use clap::Subcommand;
+use muster_shared::api::task::{Task, TaskStatus};
 use serde_json::{Value, json};
 
+use crate::answer::Answer;
 use crate::client::Client;
 use crate::output::{Output, member};
 use crate::{CliError, pick, wait};
@@ -50,30 +52,29 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
     match args {
         Args::List { server, status, kind, limit } => {
             let server = match server {
-                Some(name) => Some(pick::uuid(&pick::server(client, &name).await?)?.to_owned()),
+                Some(name) => Some(pick::server(client, &name).await?.record.uuid.to_string()),
                 None => None,
             };
             let filters = [("server_uuid", server), ("status", status), ("task", kind)];
             let query: Vec<_> = filters.into_iter().filter_map(|(k, v)| Some((k, v?))).collect();
             // The coordinator lists the oldest first.
-            let mut tasks = client.get_all("/tasks", &query, "id").await?;
-            if let Some(tasks) = tasks.as_array_mut() {
-                tasks.reverse();
-                tasks.truncate(limit);
-            }
+            let id = |task: &Answer<Task>| task.id.to_string();
+            let mut tasks = client.get_all("/tasks", &query, id).await?;
+            tasks.reverse();
+            tasks.truncate(limit);
             list(output, &tasks)
         }
         Args::Get { id } => output.object(&client.get(&format!("/tasks/{id}"), &[]).await?),
         Args::Wait { id, timeout } => {
             let limit = Duration::from_secs(timeout);
             let task = wait::finished(client, &format!("task {id}"), &id, limit).await?;
-            output.done(&format!("task {id}: complete"), &task)
+            output.done(&format!("task {id}: complete"), task.json())
         }
         Args::Cancel { id } => {
-            let answer = client.post(&format!("/tasks/{id}/cancel"), &json!({})).await?;
+            let answer: Value = client.post(&format!("/tasks/{id}/cancel"), &json!({})).await?;
             // One that no agent had yet has ended by now.
-            let task = client.get(&format!("/tasks/{id}"), &[]).await?;
-            let text = if task["status"] == "active" {
+            let task: Task = client.get(&format!("/tasks/{id}"), &[]).await?;
+            let text = if task.status == TaskStatus::Active {
                 format!("task {id}: asked to stop; `muster task wait {id}`")
             } else {
                 format!("task {id}: ended: {}", wait::reason(&task))
@@ -83,18 +84,18 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
     }
 }
 
-fn list(output: &Output, tasks: &Value) -> Result<(), CliError> {
+fn list(output: &Output, tasks: &[Answer<Task>]) -> Result<(), CliError> {
     output.list(
         tasks,
         &[
-            ("ID", member!("id")),
-            ("TASK", member!("task")),
-            ("STATUS", member!("status")),
-            ("CREATED", member!("timestamp")),
-            ("SERVER", member!("server_uuid")),
-            ("REASON", |task| match task["status"].as_str() {
-                Some("failure") => wait::reason(task),
-                _ => String::new(),
+            ("ID", member!(id)),
+            ("TASK", member!(task)),
+            ("STATUS", member!(status)),
+            ("CREATED", member!(timestamp)),
+            ("SERVER", member!(server_uuid)),
+            ("REASON", |task| match task.status {
+                TaskStatus::Failure => wait::reason(task),
+                TaskStatus::Active | TaskStatus::Complete => String::new(),
             }),
         ],
     )

@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use clap::Subcommand;
+use muster_shared::api::ticket::{Ticket, TicketCreated};
 use muster_shared::clock::{Clock as _, SystemClock, iso};
-use serde_json::{Value, json};
+use serde_json::json;
 
+use crate::answer::Answer;
 use crate::client::Client;
 use crate::output::{Output, member};
 use crate::{CliError, pick};
@@ -88,9 +90,9 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
         Args::List { server, status } => {
             let mut tickets = all(client, &waitlist(client, server).await?).await?;
             if let Some(status) = status {
-                tickets.retain(|ticket| ticket["status"] == *status);
+                tickets.retain(|ticket| ticket.status.as_str() == status);
             }
-            list(output, &Value::Array(tickets))
+            list(output, &tickets)
         }
         Args::Get { uuid } => output.object(&client.get(&format!("/tickets/{uuid}"), &[]).await?),
         Args::Create { server, scope, id, action, expires_in } => {
@@ -99,8 +101,9 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
             if let Some(action) = action {
                 body["action"] = json!(action);
             }
-            let answer = client.post(&waitlist(client, server).await?, &body).await?;
-            output.done(&created(&answer), &answer)
+            let path = waitlist(client, server).await?;
+            let answer: Answer<TicketCreated> = client.post(&path, &body).await?;
+            output.done(&created(&answer), answer.json())
         }
         Args::Wait { uuid, holding, timeout } => {
             let limit = Duration::from_secs(timeout);
@@ -111,16 +114,16 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
             output.done(&format!("ticket {uuid}: active"), &json!({ "uuid": uuid }))
         }
         Args::Release { uuid } => {
-            client.put(&format!("/tickets/{uuid}/release"), &json!({})).await?;
+            client.put::<()>(&format!("/tickets/{uuid}/release"), &json!({})).await?;
             output.done(&format!("ticket {uuid}: released"), &json!({ "uuid": uuid }))
         }
         Args::Delete { uuid: Some(uuid), .. } => {
-            client.delete(&format!("/tickets/{uuid}")).await?;
+            client.delete::<()>(&format!("/tickets/{uuid}")).await?;
             output.done(&format!("ticket {uuid}: deleted"), &json!({ "uuid": uuid }))
         }
         Args::Delete { uuid: None, server, .. } => {
             let path = waitlist(client, server).await?;
-            client.delete(&format!("{path}?force=true")).await?;
+            client.delete::<()>(&format!("{path}?force=true")).await?;
             output.done("all tickets: deleted", &json!({}))
         }
     }
@@ -130,18 +133,17 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
 async fn waitlist(client: &Client, server: Option<String>) -> Result<String, CliError> {
     Ok(match server {
         Some(name) => {
-            format!("/servers/{}/tickets", pick::uuid(&pick::server(client, &name).await?)?)
+            format!("/servers/{}/tickets", pick::server(client, &name).await?.record.uuid)
         }
         None => "/servers/default/tickets".to_owned(),
     })
 }
 
-async fn all(client: &Client, path: &str) -> Result<Vec<Value>, CliError> {
+async fn all(client: &Client, path: &str) -> Result<Vec<Answer<Ticket>>, CliError> {
     let mut tickets = Vec::new();
     loop {
         let query = [("limit", PAGE.to_string()), ("offset", tickets.len().to_string())];
-        let page = client.get(path, &query).await?;
-        let page = page.as_array().cloned().unwrap_or_default();
+        let page: Vec<_> = client.get(path, &query).await?;
         let full = page.len() >= PAGE;
         tickets.extend(page);
         if !full {
@@ -151,10 +153,9 @@ async fn all(client: &Client, path: &str) -> Result<Vec<Value>, CliError> {
 }
 
 /// What became of a new ticket.
-fn created(answer: &Value) -> String {
-    let uuid = answer["uuid"].as_str().unwrap_or_default();
-    let queue = answer["queue"].as_array().map(Vec::as_slice).unwrap_or_default();
-    match queue.iter().position(|ticket| ticket["uuid"] == *uuid) {
+fn created(answer: &TicketCreated) -> String {
+    let TicketCreated { uuid, queue } = answer;
+    match queue.iter().position(|ticket| ticket.uuid == *uuid) {
         Some(0) | None => format!("ticket {uuid}: active"),
         Some(before) => {
             format!("ticket {uuid}: queued, {before} before it; `muster ticket wait {uuid}`")
@@ -162,30 +163,43 @@ fn created(answer: &Value) -> String {
     }
 }
 
-fn list(output: &Output, tickets: &Value) -> Result<(), CliError> {
+fn list(output: &Output, tickets: &[Answer<Ticket>]) -> Result<(), CliError> {
     output.list(
         tickets,
         &[
-            ("UUID", member!("uuid")),
-            ("SCOPE", member!("scope")),
-            ("ID", member!("id")),
-            ("STATUS", member!("status")),
-            ("ACTION", member!("action")),
-            ("CREATED", member!("created_at")),
-            ("EXPIRES", member!("expires_at")),
+            ("UUID", member!(uuid)),
+            ("SCOPE", member!(queue.scope)),
+            ("ID", member!(queue.id)),
+            ("STATUS", member!(status)),
+            ("ACTION", member!(action)),
+            ("CREATED", member!(created_at)),
+            ("EXPIRES", member!(expires_at)),
         ],
     )
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
 
     #[test]
     fn a_new_ticket_s_place_is_told() {
-        let answer = json!({ "uuid": "b", "queue": [{ "uuid": "a" }, { "uuid": "b" }] });
-        assert_eq!(created(&answer), "ticket b: queued, 1 before it; `muster ticket wait b`");
-        let answer = json!({ "uuid": "a", "queue": [{ "uuid": "a" }] });
-        assert_eq!(created(&answer), "ticket a: active");
+        let uuid = |n: u8| uuid::Uuid::from_u128(n.into());
+        let ticket = |n: u8| {
+            json!({
+                "uuid": uuid(n), "server_uuid": "default", "scope": "s", "id": "i",
+                "expires_at": "3000", "created_at": "", "updated_at": "", "status": "queued",
+            })
+        };
+        let created = |n: u8, queue: &[Value]| {
+            let answer = json!({ "uuid": uuid(n), "queue": queue });
+            created(&serde_json::from_value(answer).unwrap())
+        };
+        let b = uuid(2);
+        let queued = format!("ticket {b}: queued, 1 before it; `muster ticket wait {b}`");
+        assert_eq!(created(2, &[ticket(1), ticket(2)]), queued);
+        assert_eq!(created(1, &[ticket(1)]), format!("ticket {}: active", uuid(1)));
     }
 }

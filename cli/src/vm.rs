@@ -1,7 +1,9 @@
 //! `muster vm`: virtual machines.
 
 use clap::Subcommand;
-use serde_json::{Value, json};
+use muster_shared::api::task::TaskStarted;
+use muster_shared::ids::{ServerUuid, VmUuid};
+use serde_json::json;
 
 use crate::client::Client;
 use crate::output::{Output, member};
@@ -64,7 +66,7 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
     match args {
         Args::Create(args) => vm_create::run(client, output, *args).await,
         Args::List { server, state, alias } => list(client, output, server, state, alias).await,
-        Args::Get { vm } => output.object(&pick::vm(client, &vm).await?),
+        Args::Get { vm } => output.object(pick::vm(client, &vm).await?.json()),
         Args::Start(action) => act(client, output, action, "start").await,
         Args::Stop(action) => act(client, output, action, "stop").await,
         Args::Reboot(action) => act(client, output, action, "reboot").await,
@@ -85,46 +87,37 @@ async fn list(
     alias: Option<String>,
 ) -> Result<(), CliError> {
     let server = match server {
-        Some(name) => Some(pick::uuid(&pick::server(client, &name).await?)?.to_owned()),
+        Some(name) => Some(pick::server(client, &name).await?.record.uuid.to_string()),
         None => None,
     };
     let filters = [("server_uuid", server), ("state", state), ("alias", alias)];
     let query: Vec<_> = filters.into_iter().filter_map(|(k, v)| Some((k, v?))).collect();
-    let vms = client.get_all("/vms", &query, "uuid").await?;
+    let vms = client.get_all("/vms", &query, pick::vm_uuid).await?;
     output.list(
         &vms,
         &[
-            ("UUID", member!("uuid")),
-            ("ALIAS", member!("alias")),
-            ("STATE", member!("state")),
-            ("MIB", memory),
-            ("BRAND", member!("brand")),
-            ("SERVER", member!("server_uuid")),
+            ("UUID", member!(vm.uuid)),
+            ("ALIAS", member!(index.alias)),
+            ("STATE", member!(vm.state)),
+            ("MIB", member!(vm.max_physical_memory)),
+            ("BRAND", member!(vm.brand)),
+            ("SERVER", member!(server_uuid)),
         ],
     )
-}
-
-fn memory(vm: &Value) -> String {
-    let of = |name: &str| vm[name].as_u64().map(|mib| mib.to_string());
-    of("ram").or_else(|| of("max_physical_memory")).unwrap_or_else(|| "-".to_owned())
 }
 
 /// A machine and the node it is on.
 #[derive(Debug)]
 pub(crate) struct Target {
-    uuid: String,
-    server: String,
+    uuid: VmUuid,
+    server: ServerUuid,
 }
 
 impl Target {
     /// Finds a machine by uuid, its beginning, or alias.
     pub(crate) async fn find(client: &Client, name: &str) -> Result<Self, CliError> {
         let found = pick::vm(client, name).await?;
-        let uuid = pick::uuid(&found)?.to_owned();
-        match found["server_uuid"].as_str() {
-            Some(server) => Ok(Self { server: server.to_owned(), uuid }),
-            None => Err(CliError::NotFound(format!("VM {uuid} is on no server"))),
-        }
+        Ok(Self { uuid: found.vm.uuid, server: found.server_uuid })
     }
 
     /// The path of the machine on its node, and more.
@@ -139,14 +132,14 @@ impl Target {
         output: &Output,
         wait: WaitArgs,
         title: &str,
-        answer: &Value,
+        started: &TaskStarted,
     ) -> Result<(), CliError> {
-        let sentence = match wait.follow(client, title, answer).await? {
+        let sentence = match wait.follow(client, title, &started.id).await? {
             Some(_) => format!("{title}: done"),
-            None => format!("{title}: task {}", crate::output::compact(&answer["id"])),
+            None => format!("{title}: task {}", started.id),
         };
         let (vm, server) = (&self.uuid, &self.server);
-        let object = json!({ "vm_uuid": vm, "server_uuid": server, "id": answer["id"] });
+        let object = json!({ "vm_uuid": vm, "server_uuid": server, "id": started.id });
         output.done(&sentence, &object)
     }
 }

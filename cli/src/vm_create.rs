@@ -2,12 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
+use muster_shared::api::vm::VmPlaced;
 use muster_shared::ids::{ImageUuid, VmUuid};
 use muster_shared::vm::{DEFAULT_BRAND, DEFAULT_RAM_MIB, NOBODY, VmSpec};
 use serde_json::{Map, Value, json};
 
+use crate::answer::Answer;
 use crate::client::Client;
-use crate::output::{Output, compact};
+use crate::output::Output;
 use crate::wait::WaitArgs;
 use crate::{CliError, pick};
 
@@ -103,26 +105,21 @@ pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
 
 pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<(), CliError> {
     let image = match &args.image {
-        Some(name) => {
-            let image = pick::image(client, name).await?;
-            let uuid = pick::uuid(&image)?;
-            let bad = |_| CliError::Usage(format!("the image's uuid {uuid} is none"));
-            Some(uuid.parse().map_err(bad)?)
-        }
+        Some(name) => Some(pick::image(client, name).await?.uuid),
         None => None,
     };
     let base = args.file.as_deref().map(read_object).transpose()?.unwrap_or_default();
     let spec = payload(&args, image, base)?;
-    let answer = client.post("/vms", &Value::Object(spec.into_members())).await?;
-    let uuid = compact(&answer["vm_uuid"]);
-    let name = args.alias.clone().unwrap_or_else(|| uuid.clone());
+    let body = Value::Object(spec.into_members());
+    let answer: Answer<VmPlaced> = client.post("/vms", &body).await?;
+    let VmPlaced { vm_uuid: uuid, id: task, server_uuid: server } = &*answer;
+    let name = args.alias.clone().unwrap_or_else(|| uuid.to_string());
     let title = format!("create {name}");
-    if args.wait.follow(client, &title, &answer).await?.is_none() {
-        let task = compact(&answer["id"]);
-        return output.done(&format!("{title}: VM {uuid}, task {task}"), &answer);
-    }
-    let sentence = format!("{title}: VM {uuid} runs on server {}", compact(&answer["server_uuid"]));
-    output.done(&sentence, &answer)
+    let sentence = match args.wait.follow(client, &title, task).await? {
+        None => format!("{title}: VM {uuid}, task {task}"),
+        Some(_) => format!("{title}: VM {uuid} runs on server {server}"),
+    };
+    output.done(&sentence, answer.json())
 }
 
 fn payload(

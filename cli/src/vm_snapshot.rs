@@ -1,9 +1,11 @@
 //! `muster vm snapshot`: a machine's disks as they were at a moment.
 
 use clap::Subcommand;
+use serde::Deserialize;
 use serde_json::json;
 
 use crate::CliError;
+use crate::answer::Answer;
 use crate::client::Client;
 use crate::output::{Output, member};
 use crate::vm::Target;
@@ -41,13 +43,26 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
         Args::Delete(named) => act(client, output, named, Action::Delete).await,
         Args::List { vm } => {
             let target = Target::find(client, &vm).await?;
-            let machine = client.get(&target.path(""), &[]).await?;
+            let machine: Machine = client.get(&target.path(""), &[]).await?;
             output.list(
-                &machine["snapshots"],
-                &[("NAME", member!("name")), ("CREATED", member!("created_at"))],
+                &machine.snapshots,
+                &[("NAME", member!(name)), ("CREATED", member!(created_at))],
             )
         }
     }
+}
+
+/// What is read of a VM's whole description.
+#[derive(Debug, Deserialize)]
+struct Machine {
+    #[serde(default)]
+    snapshots: Vec<Answer<Snapshot>>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct Snapshot {
+    name: String,
+    created_at: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug)]

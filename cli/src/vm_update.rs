@@ -101,7 +101,7 @@ pub(crate) async fn reprovision(
 ) -> Result<(), CliError> {
     let target = Target::find(client, &vm).await?;
     let image = pick::image(client, &image).await?;
-    let body = json!({ "image_uuid": pick::uuid(&image)? });
+    let body = json!({ "image_uuid": image.uuid });
     let answer = client.post(&target.path("/reprovision"), &body).await?;
     target.follow(client, output, wait, &format!("reprovision {vm}"), &answer).await
 }

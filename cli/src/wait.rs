@@ -4,10 +4,12 @@ use std::io::IsTerminal as _;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use muster_shared::api::task::{EntryKind, Task, TaskEventError, TaskStatus};
 use muster_shared::clock::{Clock as _, SystemClock};
-use serde_json::Value;
+use muster_shared::ids::TaskId;
 
 use crate::CliError;
+use crate::answer::Answer;
 use crate::client::Client;
 
 /// Longest wait in one request: the rhythm in which progress is shown.
@@ -28,21 +30,19 @@ pub(crate) struct WaitArgs {
 }
 
 impl WaitArgs {
-    /// Waits for the task an answer names, unless told not to. Returns its record, or `None` if
+    /// Waits for a task, unless told not to. Returns its record, or `None` if
     /// nobody waited.
     pub(crate) async fn follow(
         self,
         client: &Client,
         title: &str,
-        answer: &Value,
-    ) -> Result<Option<Value>, CliError> {
-        let Some(id) = answer["id"].as_str() else {
-            return Err(CliError::Server { status: 200, message: "no task id".to_owned() });
-        };
+        id: &TaskId,
+    ) -> Result<Option<Answer<Task>>, CliError> {
         if self.no_wait {
             return Ok(None);
         }
-        finished(client, title, id, Duration::from_secs(self.timeout)).await.map(Some)
+        let limit = Duration::from_secs(self.timeout);
+        finished(client, title, id.as_str(), limit).await.map(Some)
     }
 }
 
@@ -55,13 +55,13 @@ pub(crate) async fn finished(
     title: &str,
     id: &str,
     limit: Duration,
-) -> Result<Value, CliError> {
+) -> Result<Answer<Task>, CliError> {
     let clock = SystemClock::new();
     let mut view = View::new(title);
     loop {
         let query = [("timeout", ROUND_S.to_string())];
-        match client.get(&format!("/tasks/{id}/wait"), &query).await {
-            Ok(task) if task["status"] == "active" => view.show(&task),
+        match client.get::<Answer<Task>>(&format!("/tasks/{id}/wait"), &query).await {
+            Ok(task) if task.status == TaskStatus::Active => view.show(&task),
             Ok(task) => {
                 view.show(&task);
                 view.end();
@@ -85,19 +85,18 @@ pub(crate) async fn finished(
     }
 }
 
-fn ended(id: &str, task: Value) -> Result<Value, CliError> {
-    if task["status"] == "complete" {
+fn ended(id: &str, task: Answer<Task>) -> Result<Answer<Task>, CliError> {
+    if task.status == TaskStatus::Complete {
         return Ok(task);
     }
     Err(CliError::TaskFailed { id: id.to_owned(), message: reason(&task) })
 }
 
 /// Why a task failed, as its record says.
-pub(crate) fn reason(task: &Value) -> String {
-    let history = task["history"].as_array().into_iter().flatten();
-    let errors = history.filter(|entry| entry["name"] == "error").map(|it| &it["event"]["error"]);
-    let text = |error: &Value| error["message"].as_str().or(error.as_str()).map(str::to_owned);
-    errors.filter_map(text).next_back().unwrap_or_else(|| "no reason given".to_owned())
+pub(crate) fn reason(task: &Task) -> String {
+    let errors = task.history.iter().filter(|entry| entry.name == EntryKind::Error);
+    let last = errors.filter_map(|entry| entry.event.error.as_ref()).next_back();
+    last.map_or("no reason given", TaskEventError::message).to_owned()
 }
 
 struct View {
@@ -120,20 +119,20 @@ impl View {
         Self { title: title.to_owned(), bar, events_seen: 0, last: String::new() }
     }
 
-    fn show(&mut self, task: &Value) {
-        if let (Some(bar), Some(percent)) = (&self.bar, task["progress"].as_u64()) {
-            bar.set_position(percent.min(100));
+    fn show(&mut self, task: &Task) {
+        if let (Some(bar), Some(percent)) = (&self.bar, task.progress) {
+            bar.set_position(u64::from(percent).min(100));
         }
-        let events: Vec<_> = task["events"].as_array().into_iter().flatten().collect();
+        let events = &task.events;
         // The list is bounded at the other end, so it may have become shorter.
         let new = events.get(self.events_seen.min(events.len())..).unwrap_or_default();
         let steps: Vec<_> =
-            new.iter().filter_map(|e| e["name"].as_str()?.strip_prefix("start:")).collect();
+            new.iter().filter_map(|event| event.name.strip_prefix("start:")).collect();
         self.events_seen = events.len();
         for step in steps {
             self.say(step);
         }
-        if let Some(cause) = task["waiting_for"].as_str() {
+        if let Some(cause) = &task.waiting_for {
             self.say(&format!("waiting for {cause}"));
         }
     }
@@ -164,15 +163,23 @@ impl Drop for View {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
-    use super::*;
+    use serde_json::{Value, json};
 
     #[test]
     fn reasons_in_both_forms_and_none() {
-        let entry = |event: Value| json!({ "history": [{ "name": "error", "event": event }] });
-        assert_eq!(reason(&entry(json!({ "error": { "message": "disk full" } }))), "disk full");
-        assert_eq!(reason(&entry(json!({ "error": "disk full" }))), "disk full");
-        assert_eq!(reason(&json!({})), "no reason given");
+        let reason = |history: Value| {
+            let task = json!({
+                "id": "t", "req_id": "r", "task": "nop", "status": "failure", "timestamp": "",
+                "server_uuid": uuid::Uuid::nil(), "history": history,
+            });
+            super::reason(&serde_json::from_value(task).unwrap())
+        };
+        let entry = |event: Value| {
+            let finish = json!({ "name": "finish", "timestamp": "", "event": {} });
+            json!([{ "name": "error", "timestamp": "", "event": event }, finish])
+        };
+        assert_eq!(reason(entry(json!({ "error": { "message": "disk full" } }))), "disk full");
+        assert_eq!(reason(entry(json!({ "error": "disk full" }))), "disk full");
+        assert_eq!(reason(json!([])), "no reason given");
     }
 }

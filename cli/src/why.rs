@@ -33,10 +33,10 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
         Kind::Task => format!("/why/task/{}", args.id),
         Kind::Ticket => format!("/why/ticket/{}", args.id),
         Kind::Vm => {
-            format!("/why/vm/{}", pick::uuid(&pick::vm(client, &args.id).await?)?)
+            format!("/why/vm/{}", pick::vm(client, &args.id).await?.vm.uuid)
         }
         Kind::Server => {
-            format!("/why/server/{}", pick::uuid(&pick::server(client, &args.id).await?)?)
+            format!("/why/server/{}", pick::server(client, &args.id).await?.record.uuid)
         }
     };
     output.object(&client.get(&path, &[]).await?)

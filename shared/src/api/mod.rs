@@ -6,11 +6,13 @@
 //! than null. Members that this version does not know are ignored on reading, unless a type
 //! keeps them in a flattened map.
 
+pub mod allocation;
 pub mod boot;
 mod field_error;
 pub mod image;
 pub mod job;
 pub mod server;
+pub mod task;
 pub mod ticket;
 mod value;
 pub mod vm;
