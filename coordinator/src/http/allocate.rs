@@ -1,6 +1,9 @@
 //! `/allocate`, `/allocations` and `/capacity`: where a VM would fit, and why.
 
 use http::Method;
+use muster_shared::api::allocation::{
+    Allocated, Capacities, Decision, DecisionDetail, Plan, Replayed,
+};
 use muster_shared::wire::Code;
 use serde::Serialize;
 use serde::ser::{SerializeMap as _, Serializer};
@@ -88,26 +91,26 @@ pub(super) fn routes() -> Vec<Route> {
         Route::new(Method::POST, "/allocate", "SelectServer", allocate)
             .summary("Chooses a server for a VM, keeps room for it, and says why")
             .params(ALLOCATE_PARAMS)
-            .returns_schema(schema::allocated),
+            .returns_schema(schema::of::<Allocated>),
         Route::new(Method::GET, "/allocations", "AllocationList", list)
             .summary("Decisions, the newest first")
             .params(LIST_PARAMS)
-            .returns_schema(schema::decisions),
+            .returns_schema(schema::array_of::<Decision>),
         Route::new(Method::GET, "/allocations/:id", "AllocationGet", get)
             .summary("One decision: request, policy, seed, and what each algorithm left")
-            .returns_schema(schema::decision),
+            .returns_schema(schema::of::<DecisionDetail>),
         Route::new(Method::POST, "/allocations/:id/replay", "AllocationReplay", replay)
             .summary("Decides again on the same snapshot, under the same policy or another")
             .params(REPLAY_PARAMS)
-            .returns_schema(schema::replayed),
+            .returns_schema(schema::of::<Replayed>),
         Route::new(Method::POST, "/capacity", "ServerCapacity", capacity)
             .summary("What servers have left: percent of a core, MiB of memory and disk")
             .params(const { &[SERVERS] })
-            .returns_schema(schema::capacities),
+            .returns_schema(schema::of::<Capacities>),
         Route::new(Method::POST, "/capacity/plan", "CapacityPlan", plan)
             .summary("How many of a VM still fit on each server, and what is stranded then")
             .params(PLAN_PARAMS)
-            .returns_schema(schema::plan),
+            .returns_schema(schema::of::<Plan>),
     ]
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use http::{HeaderName, HeaderValue, Method, StatusCode};
+use muster_shared::api::vm::VmPlaced;
 use muster_shared::ids::VmUuid;
 use muster_shared::wire::StreamKind;
 
@@ -40,7 +41,7 @@ pub(super) fn routes() -> Vec<Route> {
             .payload(schema::vm_place)
             .fenced()
             .errors(&[503])
-            .returns_schema(schema::placed),
+            .returns_schema(schema::of::<VmPlaced>),
         Route::new(Method::GET, "/vms/:uuid", "FleetVmGet", get)
             .summary("One VM, also while its server is away")
             .vm()

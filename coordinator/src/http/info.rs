@@ -1,6 +1,7 @@
 //! What the coordinator says about itself: version, log level, diagnostics, OpenAPI document.
 
 use http::Method;
+use muster_shared::api::info::{Diagnostics, LogLevel, ProcessMemory, Version};
 use muster_shared::clock::iso;
 use serde_json::{Map, Value, json};
 
@@ -25,17 +26,17 @@ pub(super) fn routes() -> Vec<Route> {
     vec![
         Route::new(Method::GET, "/info", "Info", info)
             .summary("The coordinator's version")
-            .returns_schema(schema::version),
+            .returns_schema(schema::of::<Version>),
         Route::new(Method::GET, "/loglevel", "LogLevelGet", log_level)
             .summary("The log level, as bunyan's number (10 trace … 60 off)")
-            .returns_schema(schema::log_level),
+            .returns_schema(schema::of::<LogLevel>),
         Route::new(Method::POST, "/loglevel", "LogLevelSet", set_log_level)
             .summary("Changes the log level")
             .params(LOG_LEVEL_PARAMS)
             .errors(&[503]),
         Route::new(Method::GET, "/diagnostics", "Diagnostics", diagnostics)
             .summary("When the process started and what it uses")
-            .returns_schema(schema::diagnostics),
+            .returns_schema(schema::of::<Diagnostics>),
         Route::new(Method::GET, "/openapi.json", "OpenApi", openapi_document)
             .summary("This API as an OpenAPI 3.1 document")
             .returns_schema(object_schema),
@@ -43,7 +44,7 @@ pub(super) fn routes() -> Vec<Route> {
 }
 
 async fn info(_request: Request) -> Result<Response, ApiError> {
-    Response::json(json!({ "version": env!("CARGO_PKG_VERSION") }))
+    Response::json(Version { version: env!("CARGO_PKG_VERSION").to_owned() })
 }
 
 async fn log_level(request: Request) -> Result<Response, ApiError> {
@@ -53,7 +54,7 @@ async fn log_level(request: Request) -> Result<Response, ApiError> {
         .split(',')
         .map(str::trim)
         .find_map(|part| LEVELS.iter().find(|(_, name)| name.eq_ignore_ascii_case(part)));
-    Response::json(json!({ "level": named.map_or(30, |(number, _)| *number) }))
+    Response::json(LogLevel { level: named.map_or(30, |(number, _)| *number) })
 }
 
 async fn set_log_level(request: Request) -> Result<Response, ApiError> {
@@ -78,13 +79,12 @@ async fn set_log_level(request: Request) -> Result<Response, ApiError> {
 
 async fn diagnostics(request: Request) -> Result<Response, ApiError> {
     let rss = process::usage().resident_bytes;
-    Response::json(json!({
-        "start_timestamp": iso(request.shell.started),
-        // The reference reports node's heap; a Rust process has only its resident memory.
-        "memory": { "rss": rss, "heapTotal": rss, "heapUsed": rss, "external": 0 },
-        "taskCallbacks": request.app.open_tasks_by_kind(MAX_SHOWN_TASKS),
-        "pendingActivationsByServer": Map::new(),
-    }))
+    Response::json(Diagnostics {
+        start_timestamp: iso(request.shell.started),
+        memory: ProcessMemory { rss, heap_total: rss, heap_used: rss, external: 0 },
+        task_callbacks: json!(request.app.open_tasks_by_kind(MAX_SHOWN_TASKS)),
+        pending_activations: Map::new(),
+    })
 }
 
 async fn openapi_document(request: Request) -> Result<Response, ApiError> {

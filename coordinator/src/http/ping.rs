@@ -1,7 +1,7 @@
 //! `GET /ping`: whether the coordinator can work.
 
 use http::Method;
-use serde_json::json;
+use muster_shared::api::info::{Ping, ServiceState, Services};
 
 use super::error::ApiError;
 use super::request::Request;
@@ -13,7 +13,7 @@ pub(super) fn routes() -> Vec<Route> {
     vec![
         Route::new(Method::GET, "/ping", "Ping", ping)
             .summary("Whether this coordinator and what it depends on are working")
-            .returns_schema(schema::ping)
+            .returns_schema(schema::of::<Ping>)
             .unaudited(),
     ]
 }
@@ -22,9 +22,8 @@ pub(super) fn routes() -> Vec<Route> {
 /// amqp = agent hub.
 async fn ping(request: Request) -> Result<Response, ApiError> {
     let store = request.app.parts().store.get("ping").await.is_ok();
-    let moray = if store { "online" } else { "offline" };
-    Response::json(json!({
-        "ready": store,
-        "services": { "workflow": "online", "moray": moray, "amqp": "online" },
-    }))
+    let online = ServiceState::Online;
+    let moray = if store { online } else { ServiceState::Offline };
+    let services = Services { workflow: online, moray, amqp: online };
+    Response::json(Ping { ready: store, services })
 }

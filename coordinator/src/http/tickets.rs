@@ -1,7 +1,7 @@
 //! `/servers/:server_uuid/tickets` and `/tickets`: the waitlist.
 
 use http::{Method, StatusCode};
-use muster_shared::api::ticket::{QueueName, TicketServer};
+use muster_shared::api::ticket::{QueueName, TicketCreated, TicketServer};
 use muster_shared::ids::TicketUuid;
 use serde_json::{Map, Value};
 
@@ -77,7 +77,7 @@ pub(super) fn routes() -> Vec<Route> {
             .params(CREATE_PARAMS)
             .success(StatusCode::ACCEPTED)
             .errors(&[503])
-            .returns_schema(schema::ticket_created),
+            .returns_schema(schema::of::<TicketCreated>),
         Route::new(Method::DELETE, all, "ServerWaitlistTicketsDeleteAll", delete_all)
             .summary("Deletes all tickets, whatever their status")
             .server(ServerRule::ExistsOrDefault)

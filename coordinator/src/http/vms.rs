@@ -2,6 +2,7 @@
 
 use http::{Method, StatusCode};
 use muster_shared::api::FieldError;
+use muster_shared::api::vm::Vnc;
 use muster_shared::ids::VmUuid;
 use muster_shared::lenient;
 use muster_shared::wire::Code;
@@ -99,7 +100,7 @@ pub(super) fn routes() -> Vec<Route> {
         query_route("/servers/:server_uuid/vms/:uuid/proc", "VmProc", proc)
             .returns_schema(schema::processes),
         query_route("/servers/:server_uuid/vms/:uuid/vnc", "VmVnc", vnc)
-            .returns_schema(schema::vnc),
+            .returns_schema(schema::of::<Vnc>),
         Route::new(Method::POST, "/servers/:server_uuid/vms/nics/update", "VmNicsUpdate", nics)
             .summary("Starts a task that brings the server's VMs up to date with their networks")
             .server(ServerRule::Exists)

@@ -10,6 +10,7 @@ pub mod allocation;
 pub mod boot;
 mod field_error;
 pub mod image;
+pub mod info;
 pub mod job;
 pub mod server;
 pub mod task;

@@ -2,7 +2,6 @@
 //! `.returns_schema(schema::server)`; the record itself stands once under `components`.
 
 mod check;
-mod decisions;
 mod derived;
 mod records;
 mod requests;
@@ -14,6 +13,7 @@ use std::sync::LazyLock;
 
 use muster_shared::api;
 use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
 
 use super::route::{Route, SchemaFn, ServerRule};
 use super::rule::UUID_PATTERN;
@@ -21,15 +21,14 @@ use super::rule::UUID_PATTERN;
 #[cfg(test)]
 pub(crate) use check::Checker;
 pub(crate) use check::{Checkers, Fault};
-pub(crate) use decisions::{allocated, capacities, decision, decisions, plan, replayed};
 pub(crate) use requests::{
     allocation_image, allocation_package, allocation_vm, diskinfo, explain_detail, lists_of_texts,
     meminfo, planned_vm, policy, reported_vms, seed, server_uuids, step_detail, vm_count, vm_index,
     what_if,
 };
 pub(crate) use results::{
-    datasets, diagnostics, executed, installed_image, log_level, ping, placed, platforms, pools,
-    processes, properties, session, version, vm_info, vnc, why,
+    datasets, executed, installed_image, platforms, pools, processes, properties, session, vm_info,
+    why,
 };
 pub(crate) use values::{
     arguments, boot_update, build_payload, copy_payload, depth, docker_command, environment,
@@ -69,7 +68,7 @@ const COMPONENTS: &[(&str, SchemaFn)] = &[
     ("Session", results::session_record),
     ("Blob", results::blob),
     ("TaskEvent", results::task_event),
-    ("AllocationStep", decisions::allocation_step),
+    ("AllocationStep", derived::of::<api::allocation::AllocationStep>),
 ];
 
 /// `components.schemas` of the document.
@@ -106,6 +105,16 @@ pub(crate) fn job_id_schema() -> Value {
 /// Any JSON object.
 pub(crate) fn object_schema() -> Value {
     json!({ "type": "object" })
+}
+
+/// The schema of a type of the API; see `muster_shared::api`.
+pub(crate) fn of<T: ToSchema>() -> Value {
+    derived::of::<T>()
+}
+
+/// As [`of`], of an array.
+pub(crate) fn array_of<T: ToSchema>() -> Value {
+    json!({ "type": "array", "items": derived::of::<T>() })
 }
 
 /// Any JSON value: what an agent returns is its own business.
@@ -196,11 +205,6 @@ pub(crate) fn ticket() -> Value {
 /// Tickets.
 pub(crate) fn tickets() -> Value {
     list("Ticket")
-}
-
-/// A ticket that was just made.
-pub(crate) fn ticket_created() -> Value {
-    derived::of::<api::ticket::TicketCreated>()
 }
 
 /// Boot parameters.

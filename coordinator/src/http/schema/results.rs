@@ -4,23 +4,13 @@
 use serde_json::{Value, json};
 
 use super::values::texts;
-use super::{iso, reference, uuid};
+use super::{reference, uuid};
 
 /// An object with members; others are allowed.
 pub(super) fn open(description: &str, required: &[&str], properties: &Value) -> Value {
     json!({
         "type": "object", "description": description, "required": required,
         "properties": properties,
-    })
-}
-
-/// An object with exactly these members, all of them required.
-pub(super) fn exact(description: &str, properties: &Value) -> Value {
-    let names: Vec<&String> =
-        properties.as_object().into_iter().flat_map(|all| all.keys()).collect();
-    json!({
-        "type": "object", "description": description, "additionalProperties": false,
-        "required": names, "properties": properties,
     })
 }
 
@@ -59,17 +49,6 @@ pub(super) fn info() -> Value {
                 "display": { "type": ["integer", "string", "null"] },
                 "password": { "type": ["string", "null"] },
             })),
-        }),
-    )
-}
-
-/// Where a VM's display is.
-pub(crate) fn vnc() -> Value {
-    exact(
-        "A TCP port with VNC",
-        &json!({
-            "host": word("Address"),
-            "port": { "type": "integer", "minimum": 1, "maximum": 65_535 },
         }),
     )
 }
@@ -229,50 +208,6 @@ pub(super) fn task_event() -> Value {
     result
 }
 
-/// Whether the coordinator and what it depends on are well.
-pub(crate) fn ping() -> Value {
-    let service = json!({ "enum": ["online", "offline"] });
-    let services = json!({ "workflow": service, "moray": service, "amqp": service });
-    exact(
-        "Whether it is well",
-        &json!({
-            "ready": { "type": "boolean", "description": "All services are online" },
-            "services": exact("Jobs, store and agents, by their old names", &services),
-        }),
-    )
-}
-
-/// The version.
-pub(crate) fn version() -> Value {
-    exact("The version", &json!({ "version": word("E.g. `1.2.3`") }))
-}
-
-/// The log level.
-pub(crate) fn log_level() -> Value {
-    let level = json!({ "type": "integer", "minimum": 10, "maximum": 60 });
-    exact("The log level", &json!({ "level": level }))
-}
-
-/// Diagnostics.
-pub(crate) fn diagnostics() -> Value {
-    let memory = json!({
-        "rss": count("Resident, bytes"), "heapTotal": count("The same"), "heapUsed": count("The same"),
-        "external": count("0"),
-    });
-    let tasks = json!({ "type": "array", "items": {
-        "type": "object", "required": ["id"], "properties": { "id": { "type": "string" } },
-    }});
-    exact(
-        "What the process does and uses",
-        &json!({
-            "start_timestamp": iso(),
-            "memory": exact("Memory", &memory),
-            "taskCallbacks": map_of(&tasks),
-            "pendingActivationsByServer": { "type": "object" },
-        }),
-    )
-}
-
 /// Platforms by name.
 pub(crate) fn platforms() -> Value {
     let mut all = map_of(&json!({
@@ -284,14 +219,6 @@ pub(crate) fn platforms() -> Value {
     }));
     all["example"] = json!({ "20260101T000000Z": { "latest": true } });
     all
-}
-
-/// A VM that is being made somewhere.
-pub(crate) fn placed() -> Value {
-    exact(
-        "A VM that is being made",
-        &json!({ "vm_uuid": uuid(), "id": word("The task, see /tasks/{taskid}"), "server_uuid": uuid() }),
-    )
 }
 
 /// What something waits for.
