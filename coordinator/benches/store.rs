@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use muster_coordinator::store::{Expect, KvStore, Store as _, Write};
-use muster_shared::clock::SystemClock;
-use muster_shared::kv::SledKv;
+use muster_shared::clock::{Clock as _, SystemClock};
+use muster_shared::kv::{Engine, open_as};
 use muster_shared::threads::OsThreads;
 use tokio::runtime::Runtime;
 use tokio_util::task::TaskTracker;
@@ -16,14 +16,21 @@ const VALUE_BYTES: usize = 600;
 const CACHE_BYTES: u64 = 64 * 1024 * 1024;
 
 fn commits(c: &mut Criterion) {
+    for engine in [Engine::Redb, Engine::Sled] {
+        commits_on(engine, c);
+    }
+}
+
+fn commits_on(engine: Engine, c: &mut Criterion) {
     let dir = tempfile::tempdir().expect("temporary directory");
     let runtime = Runtime::new().expect("runtime");
     let store = runtime.block_on(async {
-        let kv = Arc::new(SledKv::open(dir.path(), CACHE_BYTES, &OsThreads).expect("map"));
         let clock = Arc::new(SystemClock::new());
+        let opened = open_as(engine, dir.path(), CACHE_BYTES, &OsThreads, clock.wall()).await;
+        let kv = opened.expect("map");
         Arc::new(KvStore::open(kv, clock, &TaskTracker::new()).await.expect("store"))
     });
-    let mut group = c.benchmark_group("durable_commits");
+    let mut group = c.benchmark_group(format!("durable_commits_{engine}"));
     group.sample_size(20).measurement_time(Duration::from_secs(5));
     for writers in [1u64, 64, 512] {
         group.throughput(Throughput::Elements(writers));

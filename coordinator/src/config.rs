@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 use muster_shared::config::ListenAddress;
+use muster_shared::kv::Engine;
 use muster_shared::telemetry::LogConfig;
 use muster_shared::tls::{ClientAuth, Identity};
 use serde::{Deserialize, Serialize};
@@ -33,7 +34,7 @@ const DEFAULT_HEAD_TIMEOUT_MS: u64 = 10_000;
 const MIN_IDLE_TIMEOUT_MS: u64 = 3_600_000;
 /// systemd waits 90 s; guests and tasks do not depend on the coordinator.
 const DEFAULT_DRAIN_MS: u64 = 5_000;
-/// The default of sled itself is 1 GiB.
+/// The default of the engines is 1 GiB.
 const DEFAULT_CACHE_MIB: u64 = 64;
 
 /// The coordinator: roster, waitlist, allocator and the CNAPI-compatible HTTP API.
@@ -193,13 +194,16 @@ pub struct MetricsConfig {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct StoreConfig {
+    /// What keeps the records of the embedded store: `redb` or `sled`. A store of the other kind is
+    /// converted at the start, and the old one kept beside it.
+    pub engine: Engine,
     /// Page cache of the embedded store, MiB.
     pub cache_mib: u64,
 }
 
 impl Default for StoreConfig {
     fn default() -> Self {
-        Self { cache_mib: DEFAULT_CACHE_MIB }
+        Self { engine: Engine::default(), cache_mib: DEFAULT_CACHE_MIB }
     }
 }
 

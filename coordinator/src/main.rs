@@ -11,14 +11,14 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use muster_coordinator::app::Parts;
-use muster_coordinator::config::{Config, ENVIRONMENT_PREFIX, sapi};
+use muster_coordinator::config::{Config, ENVIRONMENT_PREFIX, StoreConfig, sapi};
 use muster_coordinator::store::KvStore;
 use muster_coordinator::{Coordinator, Running, StartError, blobs};
-use muster_shared::clock::SystemClock;
+use muster_shared::clock::{Clock as _, SystemClock};
 use muster_shared::config::{ConfigError, EXIT_CONFIG, Sources};
 use muster_shared::entropy::{Entropy as _, SeededEntropy};
 use muster_shared::folders::make_private;
-use muster_shared::kv::{KvError, SledKv};
+use muster_shared::kv::{Contents, Engine, KvError, open_as};
 use muster_shared::telemetry::{self, LogControl};
 use muster_shared::threads::OsThreads;
 use muster_shared::units::MIB;
@@ -42,7 +42,13 @@ security.allow_plaintext with the networks that may be served without.
 
 SIGHUP changes nothing: the configuration is read at the start.
 
-Exit status: 0 after SIGTERM or SIGINT, 64 for a bad configuration, 1 for anything else.";
+Exit status: 0 after SIGTERM or SIGINT, 64 for a bad configuration, 1 for anything else. Of `store
+verify`: 0 for a sound store, 3 for a damaged one, 1 if it can't be read.";
+
+/// The store is damaged.
+const EXIT_DAMAGED: u8 = 3;
+/// Name of the store's folder in the data folder.
+const STORE: &str = "store";
 
 /// Runs a datacentre of compute nodes: serves the CNAPI-compatible API, keeps track of which
 /// servers are alive, places virtual machines and hands tasks to the servers' agents.
@@ -53,15 +59,15 @@ struct Args {
     #[arg(long, value_name = "ADDR:PORT")]
     listen: Option<String>,
     /// Folder of everything that is stored [default: /var/lib/muster/coordinator]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", global = true)]
     data_dir: Option<PathBuf>,
     /// TOML file; docs/configuration.md explains every key
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", global = true)]
     config: Option<PathBuf>,
     #[command(subcommand)]
     command: Option<Command>,
     /// Sets one key, e.g. api.drain_ms=1000; may be repeated
-    #[arg(long, value_name = "KEY=VALUE")]
+    #[arg(long, value_name = "KEY=VALUE", global = true)]
     set: Vec<String>,
 }
 
@@ -70,6 +76,16 @@ enum Command {
     /// Works on configurations, without starting anything.
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// Works on the store of a coordinator that does not run.
+    #[command(subcommand)]
+    Store(StoreCommand),
+}
+
+#[derive(Clone, Copy, Debug, Subcommand)]
+enum StoreCommand {
+    /// Reads every record and checks it, and prints how many there are, their bytes, a digest over
+    /// all of them, and what is damaged. Changes nothing.
+    Verify,
 }
 
 #[derive(Debug, Subcommand)]
@@ -112,6 +128,7 @@ fn main() -> ExitCode {
             }
         };
     }
+    let verify = matches!(args.command, Some(Command::Store(StoreCommand::Verify)));
     let (config, log) = match configure(args) {
         Ok(configured) => configured,
         Err(error) => {
@@ -119,6 +136,16 @@ fn main() -> ExitCode {
             return EXIT_CONFIG.into();
         }
     };
+    if verify {
+        return match verify_store(&config) {
+            Ok(true) => ExitCode::SUCCESS,
+            Ok(false) => EXIT_DAMAGED.into(),
+            Err(error) => {
+                eprintln!("muster-coordinator: {error:#}");
+                ExitCode::FAILURE
+            }
+        };
+    }
     match run(&config, log) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -142,6 +169,28 @@ fn configure(args: Args) -> Result<(Config, LogControl), String> {
         .map_err(|error: ConfigError| error.to_string())?;
     let log = telemetry::start(&config.log).map_err(|error| error.to_string())?;
     Ok((config, log))
+}
+
+/// Checks the store and prints what is there; `false`: it is damaged.
+fn verify_store(config: &Config) -> anyhow::Result<bool> {
+    let folder = config.data_dir.join(STORE);
+    let engine = Engine::of(&folder)
+        .with_context(|| format!("there is no store in {} (see --data-dir)", folder.display()))?;
+    let _lock = lock(&config.data_dir)?;
+    let report = engine.verify(&folder, config.store.cache_mib * MIB).context("read the store")?;
+    let Contents { records, bytes, digest } = &report.contents;
+    let mut page = format!(
+        "store    {}\nengine   {engine}\nrecords  {records}\nbytes    {bytes}\nsha256   {digest}\n\
+         damages  {}\n",
+        folder.display(),
+        report.damages.len()
+    );
+    for damage in &report.damages {
+        page.push_str(damage);
+        page.push('\n');
+    }
+    std::io::stdout().write_all(page.as_bytes()).context("print")?;
+    Ok(report.damages.is_empty())
 }
 
 fn run(config: &Config, log: LogControl) -> anyhow::Result<()> {
@@ -205,10 +254,11 @@ async fn open_parts(config: &Config, tasks: &TaskTracker) -> anyhow::Result<Part
     let entropy = Arc::new(SeededEntropy::from_os());
     let threads = Arc::new(OsThreads);
     let instance = instance(data, &entropy)?;
-    let kv = SledKv::open(&data.join("store"), config.store.cache_mib * MIB, threads.as_ref())
-        .map_err(open_hint)?;
-    let store =
-        KvStore::open(Arc::new(kv), clock.clone(), tasks).await.context("read the store")?;
+    let StoreConfig { engine, cache_mib } = config.store;
+    let folder = data.join(STORE);
+    let opened = open_as(engine, &folder, cache_mib * MIB, threads.as_ref(), clock.wall()).await;
+    let kv = opened.map_err(open_hint)?;
+    let store = KvStore::open(kv, clock.clone(), tasks).await.context("read the store")?;
     let blobs = blobs::open(config.blobs.url.as_deref(), &data.join("blobs"))?;
     Ok(Parts { clock, entropy, threads, store: Arc::new(store), blobs, instance })
 }
@@ -217,7 +267,8 @@ async fn open_parts(config: &Config, tasks: &TaskTracker) -> anyhow::Result<Part
 fn open_hint(error: KvError) -> anyhow::Error {
     let hint = match error.is_damage() {
         true => {
-            "open the store (bring its folder back from a backup, or move it away to begin anew)"
+            "open the store (`muster-coordinator store verify` tells more; bring its folder back from \
+             a backup, or move it away to begin anew)"
         }
         false => "open the store",
     };

@@ -212,11 +212,23 @@ impl Coordinator {
     /// Starts one with `--set key=value` for each setting.
     #[must_use]
     pub fn with_settings(settings: &[&str]) -> Self {
-        let args = settings.iter().flat_map(|s| ["--set".to_owned(), (*s).to_owned()]).collect();
         let listen = "127.0.0.1:0".to_owned();
-        let mut coordinator = Self { dir: temp_dir(), args, listen, daemon: None };
+        let mut coordinator = Self { dir: temp_dir(), args: Vec::new(), listen, daemon: None };
+        coordinator.configure(settings);
         coordinator.restart();
         coordinator
+    }
+
+    /// Replaces the settings, for the next start.
+    pub fn configure(&mut self, settings: &[&str]) {
+        let set = |setting: &&str| ["--set".to_owned(), (*setting).to_owned()];
+        self.args = settings.iter().flat_map(set).collect();
+    }
+
+    /// The end of its log.
+    #[must_use]
+    pub fn log(&self) -> String {
+        tail(&self.dir.path().join("coordinator.log"))
     }
 
     /// Starts it again on the same data and the same port.

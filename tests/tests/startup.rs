@@ -2,9 +2,11 @@
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 use std::time::Duration;
 
 use muster_tests::daemon::{Agent, Coordinator, Daemon, temp_dir};
+use muster_tests::sim_agent::SimAgent;
 use serde_json::json;
 
 fn coordinator(args: &[&str]) -> (Option<i32>, String) {
@@ -120,18 +122,53 @@ async fn an_agent_starts_without_a_damaged_journal_and_says_so() {
     assert_eq!(aside.count(), 1);
 }
 
+/// Runs the coordinator's binary on a data folder to its end.
+fn on_data(data: &Path, args: &[&str]) -> (Option<i32>, String) {
+    let dir = temp_dir();
+    let data = data.display().to_string();
+    let all: Vec<String> =
+        ["--data-dir", &data].iter().chain(args).map(|arg| (*arg).to_owned()).collect();
+    Daemon::run_to_exit("muster-coordinator", &all, &dir.path().join("log"))
+}
+
 #[test]
 fn a_damaged_store_is_left_alone() {
     let mut coordinator = Coordinator::start();
     coordinator.kill9();
-    let db = coordinator.data_dir().join("store/db");
-    std::fs::write(&db, []).unwrap();
-    let data = coordinator.data_dir().display().to_string();
-    let dir = temp_dir();
-    let args = ["--listen", "127.0.0.1:0", "--data-dir", &data].map(str::to_owned);
+    let data = coordinator.data_dir();
+    let file = data.join("store/records.redb");
+    let mut content = std::fs::read(&file).unwrap();
+    content.truncate(9_000);
+    std::fs::write(&file, &content).unwrap();
     for _ in 0..2 {
-        let (code, log) = Daemon::run_to_exit("muster-coordinator", &args, &dir.path().join("log"));
+        let (code, log) = on_data(&data, &["--listen", "127.0.0.1:0"]);
         assert_eq!(code, Some(1), "{log}");
-        assert!(log.contains(&data) && log.contains("backup"), "{log}");
+        let named = log.contains(&data.display().to_string());
+        assert!(named && log.contains("backup"), "{log}");
+        assert_eq!(std::fs::read(&file).unwrap(), content, "left as it was");
     }
+    assert_eq!(on_data(&data, &["store", "verify"]).0, Some(3));
+}
+
+#[tokio::test]
+async fn a_store_is_verified_and_converted() {
+    let mut coordinator = Coordinator::with_settings(&["store.engine=sled"]);
+    let agent = SimAgent::connect(&coordinator).await;
+    agent.wait_running(&coordinator.client()).await;
+    let data = coordinator.data_dir();
+    let (code, log) = on_data(&data, &["store", "verify"]);
+    assert_eq!(code, Some(1), "a running coordinator has the store: {log}");
+    coordinator.kill9();
+    assert_eq!(on_data(&data, &["store", "verify"]).0, Some(0));
+    // The default engine is another one.
+    coordinator.configure(&[]);
+    coordinator.restart();
+    coordinator.client().get(&format!("/servers/{}", agent.server_uuid)).await.expect(200);
+    let log = coordinator.log();
+    assert!(log.contains("converted the store"), "{log}");
+    let names = std::fs::read_dir(&data).unwrap().map(|entry| entry.unwrap().file_name());
+    let aside = names.filter(|name| name.to_string_lossy().starts_with("store.sled."));
+    assert_eq!(aside.count(), 1, "the old one is kept");
+    coordinator.kill9();
+    assert_eq!(on_data(&data, &["store", "verify"]).0, Some(0));
 }

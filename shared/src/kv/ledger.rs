@@ -54,9 +54,12 @@ impl Ledger {
         (own == xxh3_64(&bytes[..BYTES - 8])).then_some(Self { groups, records, sum })
     }
 
-    /// What is wrong when a map says `self` and its records are `found`.
-    pub(super) fn difference(&self, found: &Self) -> Option<String> {
-        if self.records != found.records {
+    /// What is wrong when a map says `self`, its records are `found`, and group `acknowledged` was
+    /// acknowledged.
+    pub(super) fn shortfall(&self, found: &Self, acknowledged: Option<u64>) -> Option<String> {
+        if let Some(last) = acknowledged.filter(|last| *last > self.groups) {
+            Some(format!("it ends at group {} of {last}", self.groups))
+        } else if self.records != found.records {
             Some(format!("{} records are there of {}", found.records, self.records))
         } else if self.sum != found.sum {
             Some("the records are not those that were written last".to_owned())
@@ -93,8 +96,10 @@ mod tests {
         let mut second = Ledger::default();
         second.replace(None, Some(b));
         second.replace(Some(b), Some(a));
-        assert_eq!(first.difference(&second), Some("1 records are there of 2".to_owned()));
+        assert_eq!(first.shortfall(&second, None), Some("1 records are there of 2".to_owned()));
         second.replace(None, Some(b));
-        assert_eq!(first.difference(&second), None);
+        assert_eq!(first.shortfall(&second, None), None);
+        assert_eq!(first.shortfall(&second, Some(0)), None);
+        assert_eq!(first.shortfall(&second, Some(1)), Some("it ends at group 0 of 1".to_owned()));
     }
 }

@@ -9,6 +9,8 @@ mod acknowledged;
 mod committer;
 #[cfg(test)]
 mod conformance;
+mod contents;
+mod engine;
 mod ledger;
 mod mem;
 mod redb;
@@ -23,6 +25,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 
+pub use self::contents::{Contents, Report};
+pub use self::engine::{Engine, open_as};
 pub use self::mem::{MemKv, MemOptions};
 pub use self::redb::RedbKv;
 pub use self::sled::{SledKv, SyncRule};

@@ -25,6 +25,7 @@ use self::overlay::Overlay;
 use self::records::{Count, Failure};
 use super::acknowledged::Acknowledged;
 use super::committer::{Changes, Queue, Writer};
+use super::contents::{Report, Sum};
 use super::ledger::Ledger;
 use super::{Change, Kv, KvError, damaged, io_error, sync_dir};
 use crate::folders::make_private;
@@ -32,6 +33,8 @@ use crate::threads::Threads;
 
 /// Name of the file in the map's folder.
 pub(super) const FILE: &str = "records.redb";
+/// The table of the ledger is empty, or holds something else.
+const NO_LEDGER: &str = "its ledger can't be read";
 /// A file smaller than this is not compacted, bytes.
 const COMPACT_FROM: u64 = 64 * 1024 * 1024;
 /// Nor is one that is less than so many times what its records take.
@@ -237,16 +240,55 @@ fn check(path: &Path, cache_bytes: u64) -> Result<Count, KvError> {
         KvError::Corrupt { .. } => damaged(path, &error.to_string()),
         other => other,
     })?;
-    let ledger = ledger.ok_or_else(|| damaged(path, "its ledger can't be read"))?;
-    if let Some(difference) = ledger.difference(&found.ledger) {
-        return Err(damaged(path, &difference));
-    }
-    if let Some(groups) = acknowledged.filter(|groups| *groups > ledger.groups) {
-        let detail = format!("it ends at group {} of {groups}", ledger.groups);
-        return Err(damaged(path, &detail));
+    let ledger = ledger.ok_or_else(|| damaged(path, NO_LEDGER))?;
+    if let Some(what) = ledger.shortfall(&found.ledger, acknowledged) {
+        return Err(damaged(path, &what));
     }
     found.ledger = ledger;
     Ok(found)
+}
+
+/// Reads all of the map in `path`, which nobody has open, without writing.
+///
+/// # Errors
+/// [`KvError::InUse`], [`KvError::Io`].
+pub(super) fn verify(path: &Path, cache_bytes: u64) -> Result<Report, KvError> {
+    let mut damages = Vec::new();
+    let mut sum = Sum::default();
+    let acknowledged = note(&mut damages, Acknowledged::read(path))?.flatten();
+    drop(note(&mut damages, open_over(path, cache_bytes, true))?);
+    // Once more without that check, for what can still be read.
+    let Some(db) = note(&mut damages, open_over(path, cache_bytes, false))? else {
+        return Ok(Report::new(sum, damages));
+    };
+    let read = guarded("check", path, || {
+        let txn = db.begin_read()?;
+        let found = records::count(&txn, |record| {
+            match record {
+                Ok((key, value)) => sum.add(key, value),
+                Err(failure) => damages.push(failure.in_folder("check", path).to_string()),
+            }
+            Ok(())
+        })?;
+        Ok((records::ledger(&txn)?, found.ledger))
+    });
+    if let Some((ledger, found)) = note(&mut damages, read)? {
+        let no_ledger = || Some(NO_LEDGER.to_owned());
+        damages.extend(ledger.map_or_else(no_ledger, |l| l.shortfall(&found, acknowledged)));
+    }
+    Ok(Report::new(sum, damages))
+}
+
+/// Adds an error that is damage to the list; any other ends the check.
+fn note<T>(damages: &mut Vec<String>, outcome: Result<T, KvError>) -> Result<Option<T>, KvError> {
+    match outcome {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.is_damage() => {
+            damages.push(error.to_string());
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// Opens the map over a layer in memory; nothing is ever written to its file.

@@ -14,6 +14,8 @@
 mod layout;
 mod look;
 
+pub(super) use self::look::verify;
+
 use std::fmt;
 use std::fs::File;
 use std::io;
@@ -41,7 +43,7 @@ const FORMAT: &str = "1";
 const GROUP_BYTES: usize = 64 * 1024;
 
 /// sled's name for its log.
-const LOG: &str = "db";
+pub(super) const LOG: &str = "db";
 
 /// Whether commits are synced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -110,7 +112,7 @@ impl SledKv {
         report_blobs(path);
         let ledger = match layout::ledger(&db)? {
             Some(ledger) => ledger,
-            None => layout::count(&db)?,
+            None => layout::count(&db, |_, _| {})?,
         };
         let acknowledged = Acknowledged::open(path, ledger.groups)?;
         let shared: Shared = Arc::new(RwLock::new(Some(db)));

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use muster_shared::clock::{SystemClock, TokioClock};
 use muster_shared::entropy::{SeededEntropy, SharedEntropy};
-use muster_shared::kv::{MemKv, MemOptions, SledKv};
+use muster_shared::kv::{Engine, MemKv, MemOptions, SledKv, open_as};
 use muster_shared::threads::OsThreads;
 use parking_lot::Mutex;
 
@@ -22,20 +22,31 @@ async fn open_mem(kv: Arc<MemKv>) -> KvStore {
     KvStore::open(kv, clock, &TaskTracker::new()).await.unwrap()
 }
 
-#[tokio::test]
-async fn conforms_on_sled() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().to_owned();
+async fn conforms_on(engine: Engine, folder: &std::path::Path) {
+    let folder = folder.to_owned();
     conformance::run(Box::new(move || {
-        let path = path.clone();
+        let folder = folder.clone();
         Box::pin(async move {
-            let kv = Arc::new(SledKv::open(&path, 8 << 20, &OsThreads).unwrap());
+            let now = jiff::Timestamp::UNIX_EPOCH;
+            let kv = open_as(engine, &folder, 8 << 20, &OsThreads, now).await.unwrap();
             let clock = Arc::new(SystemClock::new());
             let store = KvStore::open(kv, clock, &TaskTracker::new()).await.unwrap();
             Arc::new(store) as SharedStore
         })
     }))
     .await;
+}
+
+#[tokio::test]
+async fn conforms_on_redb() {
+    let dir = tempfile::tempdir().unwrap();
+    conforms_on(Engine::Redb, dir.path()).await;
+}
+
+#[tokio::test]
+async fn conforms_on_sled() {
+    let dir = tempfile::tempdir().unwrap();
+    conforms_on(Engine::Sled, dir.path()).await;
     assert_eq!(SledKv::blob_files(dir.path()).unwrap(), 0);
 }
 

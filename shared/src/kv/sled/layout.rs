@@ -241,8 +241,8 @@ pub(super) fn ledger(db: &sled::Db) -> Result<Option<Ledger>, KvError> {
     Ledger::decode(&raw).map(Some).ok_or_else(|| corrupt(LEDGER_KEY, "not a ledger"))
 }
 
-/// Reads every entry and counts what is there; a ledger of 0 groups.
-pub(super) fn count(db: &sled::Db) -> Result<Ledger, KvError> {
+/// Reads every entry, tells `each`, and counts what is there: a ledger of 0 groups.
+pub(super) fn count(db: &sled::Db, mut each: impl FnMut(&[u8], &[u8])) -> Result<Ledger, KvError> {
     const STEP: usize = 256;
     let mut found = Ledger::default();
     let mut after: Option<Bytes> = None;
@@ -250,6 +250,7 @@ pub(super) fn count(db: &sled::Db) -> Result<Ledger, KvError> {
         let entries = scan(db, b"", after.as_deref(), STEP)?;
         for (key, value) in &entries {
             found.replace(None, Some(checksum(key, value)));
+            each(key, value);
         }
         if entries.len() < STEP {
             return Ok(found);
@@ -311,7 +312,7 @@ mod tests {
         old(b"a", &long);
         old(b"b", &short);
         assert_eq!(get(&db, b"a").unwrap(), Some(Bytes::from(long.clone())));
-        let mut found = count(&db).unwrap();
+        let mut found = count(&db, |_, _| {}).unwrap();
         assert_eq!(found.records, 2);
         for (key, value) in [(b"a", Some(Bytes::from(short))), (b"b", Some(Bytes::from(long)))] {
             let mut batch = sled::Batch::default();
@@ -319,6 +320,6 @@ mod tests {
             db.apply_batch(batch).unwrap();
             assert_eq!(get(&db, key).unwrap(), value);
         }
-        assert_eq!(count(&db).unwrap(), found);
+        assert_eq!(count(&db, |_, _| {}).unwrap(), found);
     }
 }

@@ -6,10 +6,11 @@
 
 use std::fs::File;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use super::super::acknowledged::Acknowledged;
-use super::super::ledger::Ledger;
+use super::super::contents::{Report, Sum};
 use super::super::{KvError, damaged, io_error};
 use super::{FORMAT, LOG, layout, open_db, sled_error};
 
@@ -21,74 +22,38 @@ const RESERVE_BYTES: u64 = 16 * 1024 * 1024;
 /// # Errors
 /// [`KvError::Damaged`], [`KvError::InUse`], [`KvError::Io`]; the files are as they were.
 pub(super) fn check(path: &Path, cache_bytes: u64) -> Result<(), KvError> {
-    let acknowledged = Acknowledged::read(path)?;
-    let marked = path.join("format").exists();
-    let log = match File::open(path.join(LOG)) {
-        Ok(log) => log,
-        Err(e) if e.kind() == io::ErrorKind::NotFound && acknowledged.is_none() && !marked => {
+    let copy = match LogCopy::make(path) {
+        Ok(Some(copy)) => copy,
+        Ok(None) => return Ok(()),
+        Err(error @ KvError::Full { .. }) => {
+            // Whoever can free room may be what this map is for, so a start is worth more.
+            let path = path.display();
+            tracing::warn!(%path, %error, "the log is opened without a look at a copy of it");
             return Ok(());
         }
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            return Err(damaged(path, "the log is gone"));
-        }
-        Err(e) => return Err(io_error("open the log of", e)),
+        Err(error) => return Err(error),
     };
-    if log.try_lock().is_err() {
-        return Err(KvError::InUse { path: path.display().to_string() });
-    }
-    let bytes = size(path)?;
-    let stat = nix::sys::statvfs::statvfs(path).map_err(|e| io_error("measure", e.into()))?;
-    let free = stat.blocks_available().saturating_mul(stat.fragment_size());
-    if free < bytes.saturating_add(RESERVE_BYTES) {
-        // Whoever can free room may be what this map is for, so a start is worth more.
-        tracing::warn!(
-            path = %path.display(), free_bytes = free, needed_bytes = bytes,
-            "no room for a copy: the log is opened without a look at it"
-        );
-        return Ok(());
-    }
-    let copy = Copy::make(path)?;
-    // sled's own lock is on the copy.
-    drop(log);
-    let db = open_db(&copy.0, cache_bytes).map_err(|error| in_folder(path, error))?;
-    survey(&db, path, marked, acknowledged).map_err(|error| in_folder(path, error))
+    let surveyed = copy.survey(path, cache_bytes, |_, _| {});
+    surveyed.map_err(|error| in_folder(path, error))
 }
 
-/// Whether the open map has all that was acknowledged.
-fn survey(
-    db: &sled::Db,
-    path: &Path,
-    marked: bool,
-    acknowledged: Option<u64>,
-) -> Result<(), KvError> {
-    let format = db.open_tree("format").map_err(|e| sled_error("open", e))?;
-    if marked && format.get(FORMAT).map_err(|e| sled_error("read", e))?.is_none() {
-        return Err(damaged(path, "what was written first is gone"));
-    }
-    let found = read_all(db)?;
-    let Some(ledger) = layout::ledger(db)? else {
-        // Nothing was written yet, or by a version that kept no ledger.
-        let written = acknowledged.is_some_and(|groups| groups > 0);
-        return if written { Err(damaged(path, "its ledger is gone")) } else { Ok(()) };
+/// Reads all of the map in `path`, which nobody has open. Only the first damage is reported:
+/// sled shows nothing of what lies behind it.
+///
+/// # Errors
+/// [`KvError::Full`]: no room for a copy; [`KvError::InUse`], [`KvError::Io`].
+pub(in crate::kv) fn verify(path: &Path, cache_bytes: u64) -> Result<Report, KvError> {
+    let mut sum = Sum::default();
+    let surveyed = match LogCopy::make(path) {
+        Ok(Some(copy)) => copy.survey(path, cache_bytes, |key, value| sum.add(key, value)),
+        Ok(None) => Ok(()),
+        Err(error) => Err(error),
     };
-    if let Some(difference) = ledger.difference(&found) {
-        return Err(damaged(path, &difference));
+    match surveyed {
+        Err(error) if error.is_damage() => Ok(Report::new(sum, vec![error.to_string()])),
+        Err(error) => Err(error),
+        Ok(()) => Ok(Report::new(sum, Vec::new())),
     }
-    match acknowledged {
-        Some(groups) if groups > ledger.groups => {
-            let detail = format!("it ends at group {} of {groups}", ledger.groups);
-            Err(damaged(path, &detail))
-        }
-        _ => Ok(()),
-    }
-}
-
-fn read_all(db: &sled::Db) -> Result<Ledger, KvError> {
-    let count = std::panic::AssertUnwindSafe(|| layout::count(db));
-    std::panic::catch_unwind(count).unwrap_or_else(|_| {
-        let detail = "sled panicked when it read them".to_owned();
-        Err(KvError::Corrupt { key: "(all)".to_owned(), detail })
-    })
 }
 
 /// An error found in a copy, said of the original.
@@ -104,10 +69,30 @@ fn in_folder(path: &Path, error: KvError) -> KvError {
 }
 
 /// A copy of a map's folder beside it, removed in the end.
-struct Copy(PathBuf);
+struct LogCopy(PathBuf);
 
-impl Copy {
-    fn make(path: &Path) -> Result<Self, KvError> {
+impl LogCopy {
+    /// `None`: there is no map yet.
+    fn make(path: &Path) -> Result<Option<Self>, KvError> {
+        let used = path.join("format").exists() || Acknowledged::read(path)?.is_some();
+        let log = match File::open(path.join(LOG)) {
+            Ok(log) => log,
+            Err(e) if e.kind() == io::ErrorKind::NotFound && !used => return Ok(None),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                return Err(damaged(path, "the log is gone"));
+            }
+            Err(e) => return Err(io_error("open the log of", e)),
+        };
+        // Held while it is copied; sled will have a lock on the copy.
+        if log.try_lock().is_err() {
+            return Err(KvError::InUse { path: path.display().to_string() });
+        }
+        let needed_bytes = size(path)?.saturating_add(RESERVE_BYTES);
+        let stat = nix::sys::statvfs::statvfs(path).map_err(|e| io_error("measure", e.into()))?;
+        let free_bytes = stat.blocks_available().saturating_mul(stat.fragment_size());
+        if free_bytes < needed_bytes {
+            return Err(KvError::Full { free_bytes, needed_bytes });
+        }
         let mut name = path.as_os_str().to_owned();
         name.push(".look");
         let failed = |e| io_error("copy", e);
@@ -115,7 +100,33 @@ impl Copy {
         // Left by a process that was killed.
         copy.remove().map_err(failed)?;
         copy_folder(path, &copy.0).map_err(failed)?;
-        Ok(copy)
+        Ok(Some(copy))
+    }
+
+    /// Whether the map, a copy of that in `path`, has all that was acknowledged.
+    fn survey(
+        &self,
+        path: &Path,
+        cache_bytes: u64,
+        each: impl FnMut(&[u8], &[u8]),
+    ) -> Result<(), KvError> {
+        let acknowledged = Acknowledged::read(path)?;
+        let db = open_db(&self.0, cache_bytes)?;
+        let format = db.open_tree("format").map_err(|e| sled_error("open", e))?;
+        let marked = format.get(FORMAT).map_err(|e| sled_error("read", e))?.is_some();
+        if path.join("format").exists() && !marked {
+            return Err(damaged(path, "what was written first is gone"));
+        }
+        let count = AssertUnwindSafe(|| layout::count(&db, each));
+        let found = catch_unwind(count)
+            .unwrap_or_else(|_| Err(damaged(path, "sled panicked when it read the records")))?;
+        let Some(ledger) = layout::ledger(&db)? else {
+            // Nothing was written yet, or by a version that kept no ledger.
+            let written = acknowledged.is_some_and(|groups| groups > 0);
+            return if written { Err(damaged(path, "its ledger is gone")) } else { Ok(()) };
+        };
+        let shortfall = ledger.shortfall(&found, acknowledged);
+        shortfall.map_or(Ok(()), |what| Err(damaged(path, &what)))
     }
 
     fn remove(&self) -> io::Result<()> {
@@ -126,7 +137,7 @@ impl Copy {
     }
 }
 
-impl Drop for Copy {
+impl Drop for LogCopy {
     fn drop(&mut self) {
         if let Err(error) = self.remove() {
             tracing::warn!(path = %self.0.display(), %error, "cannot remove a copy of a log");
