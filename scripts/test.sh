@@ -1,7 +1,7 @@
 #!/bin/bash
 # Builds everything and runs the tests, stage by stage, cheapest first.
 #
-#   scripts/test.sh [--full]       --full: more simulated seeds
+#   scripts/test.sh [--full]       --full: more simulated seeds, power cuts and damaged files
 #
 # Every stage runs even if an earlier one failed (but not without a build); the last line says how
 # it went.
@@ -12,6 +12,8 @@ export PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
 seeds=500
 if [ "${1:-}" = --full ]; then
     seeds=5000
+    export MUSTER_CUTS="${MUSTER_CUTS:-1000}"
+    export MUSTER_DAMAGES="${MUSTER_DAMAGES:-500}"
 fi
 export MUSTER_SIM_SEEDS="${MUSTER_SIM_SEEDS:-$seeds}"
 
@@ -49,6 +51,7 @@ stage "build" cargo build --workspace --all-targets --locked || finish
 stage "foundation: units" nextest -E 'not package(muster-tests)'
 stage "foundation: documentation" cargo test -q --doc --workspace --locked
 stage "foundation: simulation" nextest --success-output immediate -E 'package(muster-tests) and test(/^sim/)'
-stage "foundation: real processes" nextest -E 'package(muster-tests) and not test(/^sim/)'
+stage "foundation: power cuts" nextest --success-output immediate -E 'package(muster-tests) and test(/^cuts/)'
+stage "foundation: real processes" nextest -E 'package(muster-tests) and not (test(/^sim/) or test(/^cuts/))'
 stage "contract: generated requests" scripts/fuzz-api.sh 5
 finish

@@ -12,13 +12,12 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, ensure};
 use bytes::Bytes;
 use muster_shared::entropy::Entropy;
-use muster_shared::kv::{Kv as _, SledKv};
-use muster_shared::threads::OsThreads;
+use muster_shared::kv::{SharedKv, SledKv};
+
+use crate::cuts::Engine;
 
 /// Commits the guest makes.
 pub const COMMITS: u64 = 120;
-/// Page cache of the map, small so that pages leave it.
-pub const CACHE_BYTES: u64 = 4 * 1024 * 1024;
 /// Size of a device sector.
 pub const SECTOR: usize = 512;
 /// Bytes of the file system; the mark lies behind it.
@@ -120,6 +119,7 @@ fn read_log(path: &Path) -> anyhow::Result<Vec<Request>> {
 #[derive(Debug)]
 pub struct Recording {
     dir: PathBuf,
+    engine: Engine,
     requests: Vec<Request>,
     /// The file system before the guest started.
     blank: Vec<u8>,
@@ -139,28 +139,17 @@ pub struct Found {
 }
 
 impl Recording {
-    /// Boots the guest in the folder `guest` and lets it write under `rule`; files of its run are
-    /// kept in `dir`.
+    /// Boots the guest in the folder `guest` and lets it write to a map on `engine`; files of its
+    /// run are kept in `dir`.
     ///
     /// # Errors
     /// A tool that is missing or failed, a guest that did not finish.
-    pub fn make(dir: &Path, guest: &Path, rule: &str) -> anyhow::Result<Self> {
-        let disk = dir.join("disk.raw");
-        File::create(&disk)?.set_len(MARK_AT + (1 << 20))?;
-        let blocks = (MARK_AT / 4096).to_string();
-        let disk_text = disk.display().to_string();
-        run("mkfs.ext4", &["-q", "-F", "-b", "4096", &disk_text, &blocks])?;
-        let mut blank = std::fs::read(&disk)?;
-        blank.truncate(usize::try_from(MARK_AT)?);
-        let initrd = dir.join("initrd");
-        std::fs::write(&initrd, initramfs(guest)?)?;
+    pub fn make(dir: &Path, guest: &Path, engine: Engine) -> anyhow::Result<Self> {
+        let blank = run_guest(dir, guest, engine, "commit")?;
         let log = dir.join("log.raw");
-        // QEMU does not grow it by itself.
-        File::create(&log)?.set_len(1 << 30)?;
-        boot(dir, &guest.join("vmlinuz"), &initrd, rule)?;
         let requests = read_log(&log)?;
         std::fs::remove_file(&log)?;
-        Ok(Self { dir: dir.to_owned(), requests, blank })
+        Ok(Self { dir: dir.to_owned(), engine, requests, blank })
     }
 
     /// Cuts the power `cuts` times, at moments that `entropy` chooses after the first
@@ -221,8 +210,7 @@ impl Recording {
             return Ok(found);
         }
         found.blob_files = SledKv::blob_files(&kv)?;
-        // sled panics on some kinds of damage.
-        match std::panic::catch_unwind(|| SledKv::open(&kv, CACHE_BYTES, &OsThreads)) {
+        match std::panic::catch_unwind(|| self.engine.open(&kv)) {
             Err(_) => found.problems.push("opening the map panicked".to_owned()),
             Ok(Err(error)) => found.problems.push(format!("the map does not open: {error}")),
             Ok(Ok(map)) => match tokio::spawn(check_map(map, acknowledged)).await {
@@ -235,7 +223,7 @@ impl Recording {
 }
 
 /// Each key must hold its last acknowledged value, or the one under way at the cut.
-async fn check_map(map: SledKv, acknowledged: u64) -> Vec<String> {
+async fn check_map(map: SharedKv, acknowledged: u64) -> Vec<String> {
     let mut problems = Vec::new();
     let mut last: BTreeMap<Bytes, u64> = BTreeMap::new();
     for number in 0..=acknowledged {
@@ -336,7 +324,7 @@ fn initramfs(guest: &Path) -> anyhow::Result<Vec<u8>> {
             </lib/modules/order\n\
         /bin/busybox mount -t devtmpfs dev /dev\n\
         /bin/busybox mount -t ext4 /dev/vda /data\n\
-        /bin/writer /data/kv /dev/vda \"$RULE\"\n\
+        /bin/writer \"$ENGINE\" \"$WORK\" /data/kv /dev/vda\n\
         /bin/busybox reboot -f\n";
     let writer = crate::binary("power-cut-writer").display().to_string();
     // The kernel unpacks one archive after the other.
@@ -359,7 +347,28 @@ fn initramfs(guest: &Path) -> anyhow::Result<Vec<u8>> {
     Ok(archive.finish())
 }
 
-fn boot(dir: &Path, vmlinuz: &Path, initrd: &Path, rule: &str) -> anyhow::Result<()> {
+/// Boots the guest with an empty disk and lets its writer do `work`; the file system as it was
+/// before.
+///
+/// # Errors
+/// A tool that is missing or failed, a guest that did not finish.
+pub fn run_guest(dir: &Path, guest: &Path, engine: Engine, work: &str) -> anyhow::Result<Vec<u8>> {
+    let disk = dir.join("disk.raw");
+    File::create(&disk)?.set_len(MARK_AT + (1 << 20))?;
+    let blocks = (MARK_AT / 4096).to_string();
+    let disk_text = disk.display().to_string();
+    run("mkfs.ext4", &["-q", "-F", "-b", "4096", &disk_text, &blocks])?;
+    let mut blank = std::fs::read(&disk)?;
+    blank.truncate(usize::try_from(MARK_AT)?);
+    let initrd = dir.join("initrd");
+    std::fs::write(&initrd, initramfs(guest)?)?;
+    // QEMU does not grow it by itself.
+    File::create(dir.join("log.raw"))?.set_len(2 << 30)?;
+    boot(dir, &guest.join("vmlinuz"), &initrd, &format!("ENGINE={} WORK={work}", engine.name()))?;
+    Ok(blank)
+}
+
+fn boot(dir: &Path, vmlinuz: &Path, initrd: &Path, words: &str) -> anyhow::Result<()> {
     let file = |name: &str| dir.join(name).display().to_string();
     let console = file("console.log");
     let mut child = command("timeout")
@@ -368,7 +377,7 @@ fn boot(dir: &Path, vmlinuz: &Path, initrd: &Path, rule: &str) -> anyhow::Result
         .args(["-m", "384", "-serial", &format!("file:{console}")])
         .args(["-kernel", &vmlinuz.display().to_string()])
         .args(["-initrd", &initrd.display().to_string()])
-        .args(["-append", &format!("console=ttyS0 quiet panic=-1 RULE={rule}")])
+        .args(["-append", &format!("console=ttyS0 quiet panic=-1 {words}")])
         .args(["-blockdev", &format!("file,node-name=disk,filename={}", file("disk.raw"))])
         .args(["-blockdev", &format!("file,node-name=log,filename={}", file("log.raw"))])
         .args(["-blockdev", "blklogwrites,node-name=logged,file=disk,log=log"])
@@ -381,7 +390,7 @@ fn boot(dir: &Path, vmlinuz: &Path, initrd: &Path, rule: &str) -> anyhow::Result
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let printed = read(&console);
     ensure!(
-        status.success() && printed.contains("commits done"),
+        status.success() && printed.contains("power-cut-writer: done"),
         "the guest did not finish ({status}): {printed}{}",
         read(&file("qemu.log"))
     );

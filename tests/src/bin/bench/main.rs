@@ -1,11 +1,12 @@
 //! Measures a real coordinator and a real agent and prints each figure beside its goal.
 //!
-//! `make bench` builds with optimizations and runs it; `bench foundation`, `bench contract` or
-//! `bench tickets` runs one part. Figures are for comparison on one machine; nothing here fails
+//! `make bench` builds with optimizations and runs it; `bench store`, `bench foundation`,
+//! `bench contract` or `bench tickets` runs one part. Figures are for comparison on one machine; nothing here fails
 //! when a goal is missed.
 
 mod contract;
 mod foundation;
+mod store;
 mod tickets;
 
 use std::time::{Duration, Instant};
@@ -15,6 +16,9 @@ async fn main() {
     let wanted = std::env::args().nth(1);
     let runs = |part: &str| wanted.as_deref().is_none_or(|wanted| wanted == part);
     println!("{:<58} {:>14}   goal", "figure", "measured");
+    if runs("store") {
+        store::run().await;
+    }
     if runs("foundation") {
         foundation::run().await;
     }
