@@ -150,8 +150,6 @@ impl Writer for RedbWriter {
             let mut txn = db.begin_write()?;
             // The pages are synced before the root that names them is written.
             txn.set_two_phase_commit(true);
-            // The free pages are written too, so that an open after a crash need not look for them.
-            txn.set_quick_repair(true);
             let ledger = records::apply(&txn, changes, ledger)?;
             txn.commit()?;
             Ok(ledger)
@@ -212,7 +210,6 @@ fn create(path: &Path) -> Result<(), KvError> {
         let db = Database::create(&partial)?;
         let mut txn = db.begin_write()?;
         txn.set_two_phase_commit(true);
-        txn.set_quick_repair(true);
         records::initialize(&txn)?;
         txn.commit()?;
         db.close()?;
