@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use muster_shared::clock::{Clock as _, SystemClock};
 use muster_tests::sim::kill::{self, Victim};
-use muster_tests::sim::scenario::{Failure, Summary, run};
+use muster_tests::sim::plant::Plant;
+use muster_tests::sim::scenario::{Failure, Summary, run, run_with};
 
 /// Failed seeds after which no more are tried.
 const ENOUGH: usize = 5;
@@ -120,6 +121,18 @@ fn sim_seeds_keep_the_invariants() {
     assert!(failed.is_empty(), "seeds that fail: {failed:?}");
     assert!(total.events > 500 * total.seeds, "{} events", total.events);
     assert!(total.complete > total.failed, "most requests are sound");
+}
+
+/// Seeds within which a planted defect must be found; each is found in the first.
+const FIND: u64 = 20;
+
+#[test]
+fn sim_planted_defects_are_found_by_name() {
+    for plant in Plant::ALL {
+        let found = (1..=FIND).find_map(|seed| run_with(seed, Some(plant)).err());
+        let found = found.unwrap_or_else(|| panic!("{plant:?} is not found in {FIND} seeds"));
+        println!("{plant:?} is found in seed {} by {}", found.seed, found.violation);
+    }
 }
 
 fn kill_everywhere(victim: Victim) {

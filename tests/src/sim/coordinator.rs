@@ -24,6 +24,7 @@ use super::invariants::Witness;
 use super::kv::{Owner, SeenKv};
 use super::net::Net;
 use super::node::{Life, Program, disk};
+use super::plant::Plant;
 use super::store::{MoodyStore, StoreMood};
 
 /// What a coordinator's process offers once it has started.
@@ -43,6 +44,7 @@ struct Start {
     blobs: Arc<InMemory>,
     mood: StoreMood,
     config: AppConfig,
+    plant: Option<Plant>,
 }
 
 /// The coordinator's machine.
@@ -55,6 +57,8 @@ pub struct CoordinatorNode {
     pub wall: WallClock,
     /// What its process is configured with.
     pub config: AppConfig,
+    /// What is wrong with it.
+    pub plant: Option<Plant>,
     blobs: Arc<InMemory>,
     witness: Witness,
     seed: u64,
@@ -77,6 +81,7 @@ impl CoordinatorNode {
             mood: StoreMood::default(),
             wall: WallClock::default(),
             config: AppConfig::default(),
+            plant: None,
             blobs: Arc::default(),
             witness,
             seed,
@@ -91,12 +96,14 @@ impl CoordinatorNode {
         let life = Life::new();
         let inside = life.runtime.enter();
         let start = Start {
-            kv: SeenKv::new(self.kv.clone(), Owner::Coordinator, self.witness.clone()),
+            kv: SeenKv::new(self.kv.clone(), Owner::Coordinator, self.witness.clone())
+                .planted(self.plant),
             seed: self.seed ^ (self.lives << 32),
             clock: Arc::new(self.wall.process(now)),
             blobs: self.blobs.clone(),
             mood: self.mood.clone(),
             config: self.config.clone(),
+            plant: self.plant,
         };
         drop(inside);
         life.runtime.spawn(run(start, life.program.clone(), net.listen()));
@@ -193,13 +200,13 @@ async fn run(start: Start, program: Program<Served>, mut connections: mpsc::Rece
 }
 
 async fn start_app(start: Start) -> Result<Arc<App>, String> {
-    let Start { kv, seed, clock, blobs, mood, config } = start;
+    let Start { kv, seed, clock, blobs, mood, config, plant } = start;
     let entropy = SeededEntropy::new(seed);
     let store = KvStore::open(Arc::new(kv), clock.clone(), &TaskTracker::new()).await;
     let store: SharedStore = Arc::new(store.map_err(|e| Chain(&e).to_string())?);
     let parts = Parts {
         clock,
-        store: Arc::new(MoodyStore::new(store, mood, entropy.u64())),
+        store: Arc::new(MoodyStore::new(store, mood, entropy.u64()).planted(plant)),
         entropy: Arc::new(entropy),
         threads: Arc::new(SameRuntime),
         blobs,

@@ -1,12 +1,14 @@
 //! A disk that tells the witness what became durable, before anybody who waits for it learns so.
 
 use std::sync::Arc;
+use std::task::Poll;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use muster_shared::kv::{Change, Kv, KvError, MemKv};
 
 use super::invariants::Witness;
+use super::plant::Plant;
 
 /// Whose disk it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,13 +25,25 @@ pub struct SeenKv {
     map: Arc<MemKv>,
     owner: Owner,
     witness: Witness,
+    /// Says that a commit is durable before it is.
+    is_early: bool,
 }
 
 impl SeenKv {
     /// Watches `map`.
     #[must_use]
     pub fn new(map: Arc<MemKv>, owner: Owner, witness: Witness) -> Self {
-        Self { map, owner, witness }
+        Self { map, owner, witness, is_early: false }
+    }
+
+    /// With a defect, if it is one of such disks.
+    #[must_use]
+    pub fn planted(self, plant: Option<Plant>) -> Self {
+        let is_early = match self.owner {
+            Owner::Coordinator => plant == Some(Plant::EarlyCommits),
+            Owner::Agent(_) => plant == Some(Plant::EarlyJournal),
+        };
+        Self { is_early, ..self }
     }
 }
 
@@ -49,9 +63,22 @@ impl Kv for SeenKv {
     }
 
     async fn commit(&self, changes: Vec<Change>) -> Result<(), KvError> {
-        let seen = changes.clone();
-        self.map.commit(changes).await?;
-        self.witness.durable(self.owner, &seen);
+        let (seen, map) = (changes.clone(), self.map.clone());
+        let (owner, witness) = (self.owner, self.witness.clone());
+        let commit = async move {
+            map.commit(changes).await?;
+            witness.durable(owner, &seen);
+            Ok(())
+        };
+        if !self.is_early {
+            return commit.await;
+        }
+        let mut commit = Box::pin(commit);
+        // Once, so that readers see it.
+        if let Poll::Ready(done) = futures_util::poll!(commit.as_mut()) {
+            return done;
+        }
+        drop(tokio::spawn(commit));
         Ok(())
     }
 

@@ -16,6 +16,7 @@ pub mod kv;
 pub mod mix;
 pub mod net;
 pub mod node;
+pub mod plant;
 pub mod reader;
 pub mod requests;
 pub mod scenario;
@@ -39,6 +40,7 @@ use self::invariants::{Conditions, Verdict, Violation, Witness};
 use self::mix::Mix;
 use self::net::Net;
 use self::node::{AgentNode, Hardware};
+use self::plant::Plant;
 use self::reader::Reader;
 use self::store::Mood;
 use self::trace::Trace;
@@ -208,6 +210,14 @@ impl Sim {
         self.start_coordinator();
         for agent in 0..self.agents.len() {
             self.start_agent(agent);
+        }
+    }
+
+    /// Plants a defect, before anything has started.
+    pub fn plant(&mut self, plant: Plant) {
+        self.coordinator.plant = Some(plant);
+        for agent in &mut self.agents {
+            agent.plant = Some(plant);
         }
     }
 

@@ -36,6 +36,7 @@ use super::invariants::Witness;
 use super::kv::{Owner, SeenKv};
 use super::net::Net;
 use super::origin;
+use super::plant::Plant;
 
 /// Longest time a commit takes to become durable.
 const SYNC: Duration = Duration::from_millis(30);
@@ -140,6 +141,8 @@ pub struct AgentNode {
     pub kv: Arc<MemKv>,
     /// Its wall clock.
     pub wall: WallClock,
+    /// What is wrong with it.
+    pub plant: Option<Plant>,
     /// What the registry is asked at each step.
     pub steps: Option<Arc<dyn registry::Faults>>,
     hardware: Hardware,
@@ -183,6 +186,7 @@ impl AgentNode {
             faults,
             kv: disk(seed ^ 2),
             wall: WallClock::default(),
+            plant: None,
             steps: None,
             hardware,
             witness,
@@ -254,11 +258,10 @@ impl AgentNode {
             clock,
             entropy,
             threads: Arc::new(SameRuntime),
-            kv: Arc::new(SeenKv::new(
-                self.kv.clone(),
-                Owner::Agent(self.number),
-                self.witness.clone(),
-            )),
+            kv: Arc::new(
+                SeenKv::new(self.kv.clone(), Owner::Agent(self.number), self.witness.clone())
+                    .planted(self.plant),
+            ),
             dialer: net.dialer(self.number),
             drivers,
             feed: report.clone(),

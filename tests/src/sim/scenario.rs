@@ -13,6 +13,7 @@ use super::faults::{Repair, harm, mend};
 use super::invariants::{Verdict, Violation};
 use super::mix::{Mix, Part};
 use super::node::Hardware;
+use super::plant::Plant;
 use super::requests::{ask, ask_again};
 use super::{Pace, Sim};
 
@@ -65,6 +66,14 @@ pub struct Failure {
 /// # Errors
 /// What did not hold.
 pub fn run(seed: u64) -> Result<Summary, Failure> {
+    run_with(seed, None)
+}
+
+/// Runs a seed with a defect in it.
+///
+/// # Errors
+/// What did not hold, which is what should be.
+pub fn run_with(seed: u64, plant: Option<Plant>) -> Result<Summary, Failure> {
     let entropy = SeededEntropy::new(seed);
     let mix = Mix::of(&entropy);
     let memory_mib = if mix.has(Part::Tight) { TIGHT_MIB } else { Hardware::default().memory_mib };
@@ -76,6 +85,9 @@ pub fn run(seed: u64) -> Result<Summary, Failure> {
         Hardware { delay, ..normal }
     };
     let mut sim = Sim::with(entropy, AGENTS, mix, hardware);
+    if let Some(plant) = plant {
+        sim.plant(plant);
+    }
     match play(&mut sim) {
         Ok(()) => {
             let (answers, given_up) = sim.client.tally();

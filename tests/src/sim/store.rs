@@ -10,7 +10,10 @@ use muster_coordinator::store::{
 };
 use muster_shared::entropy::{Entropy as _, SeededEntropy};
 use parking_lot::Mutex;
+use tokio::sync::mpsc;
 use tokio::time::sleep;
+
+use super::plant::Plant;
 
 /// How often a stalled call looks whether the stall is over.
 const LOOK: Duration = Duration::from_millis(7);
@@ -52,13 +55,20 @@ pub struct MoodyStore {
     store: SharedStore,
     mood: StoreMood,
     entropy: SeededEntropy,
+    plant: Option<Plant>,
 }
 
 impl MoodyStore {
     /// A store over `store`.
     #[must_use]
     pub fn new(store: SharedStore, mood: StoreMood, seed: u64) -> Self {
-        Self { store, mood, entropy: SeededEntropy::new(seed) }
+        Self { store, mood, entropy: SeededEntropy::new(seed), plant: None }
+    }
+
+    /// With a defect, if it is one of a store.
+    #[must_use]
+    pub fn planted(self, plant: Option<Plant>) -> Self {
+        Self { plant, ..self }
     }
 
     async fn ready(&self) {
@@ -66,6 +76,25 @@ impl MoodyStore {
             sleep(LOOK).await;
         }
     }
+}
+
+/// A watch that leaves out every tenth commit or so.
+fn lossy(mut watch: Watch, seed: u64) -> Watch {
+    const BUFFER: usize = 1_024;
+    let (tell, told) = mpsc::channel(BUFFER);
+    let entropy = SeededEntropy::new(seed);
+    // Ends with either side.
+    drop(tokio::spawn(async move {
+        while let Some(commit) = watch.recv().await {
+            if commit.is_ok() && entropy.u64().is_multiple_of(10) {
+                continue;
+            }
+            if tell.send(commit).await.is_err() {
+                return;
+            }
+        }
+    }));
+    told
 }
 
 #[async_trait]
@@ -107,7 +136,11 @@ impl Store for MoodyStore {
 
     async fn watch(&self, prefix: &str, from: Revision) -> Result<Watch, StoreError> {
         self.ready().await;
-        self.store.watch(prefix, from).await
+        let watch = self.store.watch(prefix, from).await?;
+        if self.plant == Some(Plant::LostEvents) {
+            return Ok(lossy(watch, self.entropy.u64()));
+        }
+        Ok(watch)
     }
 
     async fn grant(&self, ttl_ms: u64) -> Result<LeaseId, StoreError> {
