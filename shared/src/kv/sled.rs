@@ -239,7 +239,9 @@ fn open_error(path: &Path, error: sled::Error) -> KvError {
         }
         sled::Error::Corruption { at, .. } => damaged(path, &format!("at {at:?}")),
         sled::Error::Io(e) if is_malformed(&e) => damaged(path, &e.to_string()),
-        other => sled_error("open", other),
+        sled::Error::Io(e) => io_error("open", e),
+        // Of another format, or what sled calls a bug: no log that it wrote.
+        other => damaged(path, &other.to_string()),
     }
 }
 

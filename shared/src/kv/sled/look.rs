@@ -110,6 +110,17 @@ impl LogCopy {
         cache_bytes: u64,
         each: impl FnMut(&[u8], &[u8]),
     ) -> Result<(), KvError> {
+        // sled panics on some kinds of damage, on others only when what it opened is used.
+        catch_unwind(AssertUnwindSafe(|| self.read_all(path, cache_bytes, each)))
+            .unwrap_or_else(|_| Err(damaged(path, "sled panicked when it read the records")))
+    }
+
+    fn read_all(
+        &self,
+        path: &Path,
+        cache_bytes: u64,
+        each: impl FnMut(&[u8], &[u8]),
+    ) -> Result<(), KvError> {
         let acknowledged = Acknowledged::read(path)?;
         let db = open_db(&self.0, cache_bytes)?;
         let format = db.open_tree("format").map_err(|e| sled_error("open", e))?;
@@ -117,9 +128,7 @@ impl LogCopy {
         if path.join("format").exists() && !marked {
             return Err(damaged(path, "what was written first is gone"));
         }
-        let count = AssertUnwindSafe(|| layout::count(&db, each));
-        let found = catch_unwind(count)
-            .unwrap_or_else(|_| Err(damaged(path, "sled panicked when it read the records")))?;
+        let found = layout::count(&db, each)?;
         let Some(ledger) = layout::ledger(&db)? else {
             // Nothing was written yet, or by a version that kept no ledger.
             let written = acknowledged.is_some_and(|groups| groups > 0);
