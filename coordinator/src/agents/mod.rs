@@ -1,69 +1,107 @@
 //! The agents that are connected: one session per websocket, a registry of their queues, byte
-//! streams beside them.
+//! streams beside them. What agents say goes to an [`Incoming`]; nothing here knows more of the
+//! application.
 
+mod error;
+mod incoming;
 mod registry;
 mod session;
 mod streams;
+mod turns;
 mod waiting;
+mod worker;
 
-use std::sync::Weak;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use muster_shared::clock::SharedClock;
+use muster_shared::entropy::SharedEntropy;
 use muster_shared::ids::{ServerUuid, TaskId};
 use muster_shared::link::Connection;
-use muster_shared::wire::{Dispatch, FromCoordinator};
+use muster_shared::wire::{Dispatch, FromCoordinator, Ticket};
 use serde_json::{Map, Value};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
+pub use error::CallError;
+pub use incoming::{Incoming, Known};
 pub use registry::{AgentInfo, SendError};
 pub use streams::StreamError;
 pub(crate) use streams::pipe;
 pub use waiting::{Answer, Reply};
 
-use crate::app::App;
-use crate::app::{AppError, Caller};
 use crate::roster::ConnectionId;
 use registry::Registry;
 use streams::Streams;
+use turns::Turns;
 use waiting::Waiting;
+
+/// What sessions are made of.
+#[derive(Clone, Debug)]
+pub struct AgentsParts {
+    /// Time.
+    pub clock: SharedClock,
+    /// Randomness, for ids.
+    pub entropy: SharedEntropy,
+    /// Tracks the sessions and their work; who stops waits for it.
+    pub tracker: TaskTracker,
+    /// Ends every session.
+    pub cancel: CancellationToken,
+    /// This coordinator's name among its peers.
+    pub instance: String,
+    /// URLs under which agents reach this coordinator.
+    pub advertised_urls: Vec<String>,
+    /// Longest wait for a hello.
+    pub hello_timeout: Duration,
+    /// Longest wait for the second websocket of a byte stream.
+    pub stream_timeout: Duration,
+}
 
 /// What the application knows of its agents' connections.
 #[derive(Debug)]
 pub struct Agents {
-    app: Weak<App>,
+    incoming: Weak<dyn Incoming>,
+    parts: AgentsParts,
     next: AtomicU64,
     pub(crate) registry: Registry,
-    pub(crate) waiting: Waiting,
-    pub(crate) streams: Streams,
+    waiting: Waiting,
+    streams: Streams,
+    turns: Arc<Turns>,
 }
 
 impl Agents {
-    pub(crate) fn new(app: Weak<App>) -> Self {
+    /// Without connections. Those that come end when nobody is left who takes what they bring.
+    #[must_use]
+    pub fn new(incoming: Weak<dyn Incoming>, parts: AgentsParts) -> Self {
         Self {
-            app,
+            incoming,
+            parts,
             next: AtomicU64::new(1),
             registry: Registry::default(),
             waiting: Waiting::default(),
             streams: Streams::default(),
+            turns: Arc::default(),
         }
     }
 
     /// Takes over a control connection; the session runs until it ends or the application stops.
-    pub fn accept(&self, connection: Connection) {
-        let Some(app) = self.app.upgrade() else { return };
-        let tracker = app.tracker.clone();
-        let id = self.next_id();
-        tracker.spawn(session::run(app, connection, id));
+    pub fn accept(self: &Arc<Self>, connection: Connection) {
+        let agents = Arc::clone(self);
+        self.parts.tracker.spawn(async move { agents.serve(connection).await });
     }
 
-    /// As [`Agents::accept`], on the caller's task.
-    pub async fn serve(&self, connection: Connection) {
-        let Some(app) = self.app.upgrade() else { return };
-        session::run(app, connection, self.next_id()).await;
+    /// As [`Agents::accept`], on the caller's task. What the agent said is handled to its end
+    /// also when that task is dropped.
+    pub async fn serve(self: &Arc<Self>, connection: Connection) {
+        let id = ConnectionId(self.next.fetch_add(1, Ordering::Relaxed));
+        session::run(Arc::clone(self), connection, id).await;
     }
 
-    fn next_id(&self) -> ConnectionId {
-        ConnectionId(self.next.fetch_add(1, Ordering::Relaxed))
+    /// Takes a server's turn, as a connection does whose work is not done.
+    #[cfg(test)]
+    pub(crate) async fn hold_turn_of(&self, server: ServerUuid) -> impl Sized + use<> {
+        self.turns.take(server).await
     }
 
     /// Whether a server's agent is connected.
@@ -143,44 +181,44 @@ impl Agents {
         message: FromCoordinator,
     ) -> Answer {
         let Some(connection) = self.connection(server) else {
-            return Answer::failed(AppError::NotConnected(server));
+            return Answer::failed(CallError::NotConnected(server));
         };
         let answer = self.waiting.register(server, connection, id, query);
         match self.send_on(server, connection, message) {
             Ok(()) => answer,
-            Err(SendError::NotConnected) => Answer::failed(AppError::NotConnected(server)),
-            Err(SendError::Busy) => {
-                Answer::failed(AppError::Busy(format!("the queue to server {server} is full")))
-            }
+            Err(SendError::NotConnected) => Answer::failed(CallError::NotConnected(server)),
+            Err(SendError::Busy) => Answer::failed(CallError::Busy(server)),
         }
     }
 
     /// Runs a task that nobody stores and returns what it returns.
     ///
     /// # Errors
-    /// [`AppError::NotSupported`], [`AppError::NotConnected`], [`AppError::Busy`],
-    /// [`AppError::Timeout`], [`AppError::TicketNotActive`], [`AppError::Agent`].
-    pub async fn query(&self, query: Query<'_>) -> Result<Value, AppError> {
-        let Some(app) = self.app.upgrade() else { return Err(AppError::Stopping) };
-        let fence = app.fence(query.caller).await?;
-        app.require_capability(query.server, query.task)?;
-        let id: TaskId = app.parts.entropy.uuid().into();
+    /// [`CallError`]; of a task that failed, its code, text and details.
+    pub async fn query(
+        &self,
+        query: Query<'_>,
+        ticket: Option<Ticket>,
+    ) -> Result<Value, CallError> {
+        let id: TaskId = self.parts.entropy.uuid().into();
         let deadline_ms = u64::try_from(query.timeout.as_millis()).ok();
         let dispatch = Dispatch {
             id: id.clone(),
-            req_id: query.caller.req_id.clone(),
+            req_id: query.req_id.to_owned(),
             task: query.task.to_owned(),
             params: query.params,
             deadline_ms,
-            ticket: fence.map(|fence| fence.ticket),
+            ticket,
             volatile: true,
         };
         let answer = self.expect(query.server, id, true, Box::new(dispatch).into());
         match answer.wait(query.timeout, query.label.unwrap_or(query.task)).await? {
             Reply::Accepted => Ok(Value::Null),
-            Reply::Error { code, message } => Err(AppError::Agent { code, message, details: None }),
+            Reply::Error { code, message } => {
+                Err(CallError::Agent { code, message, details: None })
+            }
             Reply::Result(result) => match result.error {
-                Some(error) => Err(AppError::Agent {
+                Some(error) => Err(CallError::Agent {
                     code: error.code,
                     message: error.message,
                     details: error.details,
@@ -202,8 +240,8 @@ pub struct Query<'a> {
     pub label: Option<&'a str>,
     /// Its parameters.
     pub params: Map<String, Value>,
-    /// Who asks.
-    pub caller: &'a Caller,
+    /// The request that asks.
+    pub req_id: &'a str,
     /// Longest wait.
     pub timeout: Duration,
 }

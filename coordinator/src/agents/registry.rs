@@ -55,15 +55,26 @@ pub(crate) struct Handle {
     pub(crate) info: AgentInfo,
 }
 
+impl Handle {
+    fn replaced(&self) {
+        self.end.send_replace(Some((4001, "replaced by a newer connection")));
+    }
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct Registry(Mutex<BTreeMap<ServerUuid, Handle>>);
 
 impl Registry {
     /// Registers a connection. An older one of the same server is told to end.
     pub(crate) fn insert(&self, server: ServerUuid, handle: Handle) {
-        if let Some(older) = self.0.lock().insert(server, handle) {
-            older.end.send_replace(Some((4001, "replaced by a newer connection")));
-        }
+        let older = self.0.lock().insert(server, handle);
+        older.as_ref().map(Handle::replaced);
+    }
+
+    /// Tells a server's connection that a newer one takes its place; nothing more is sent on it.
+    pub(crate) fn end(&self, server: ServerUuid) {
+        let older = self.0.lock().remove(&server);
+        older.as_ref().map(Handle::replaced);
     }
 
     /// Removes a connection, unless a newer one took its place.

@@ -1,52 +1,55 @@
 //! One agent's control connection, from its hello to its end.
 //!
-//! Three parts run side by side: the reader feeds the roster with every frame and never waits for
-//! the store; the worker handles what the frames say, in order; the writer sends what the
+//! Three parts run side by side: the reader feeds the roster and never waits for the store; the
+//! [worker](super::worker) handles what the frames say, in order; the writer sends what the
 //! application queued. When the worker falls behind, the reader waits for it and takes the
 //! silence that this causes upon itself.
+//!
+//! The worker belongs to the application, not to the connection: what was read is handled to its
+//! end, and only then does the server's next connection begin. So a change is never left half
+//! made, and nothing overtakes it.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
-use futures_util::stream::FuturesUnordered;
 use jiff::Timestamp;
 use muster_shared::clock::iso;
 use muster_shared::error_chain::Chain;
-use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
+use muster_shared::ids::ServerUuid;
 use muster_shared::link::{Connection, Frame, FrameSink, FrameStream};
-use muster_shared::wire::status::{Status, VmReport, apply};
 use muster_shared::wire::{
-    Code, DecodeError, Error as WireError, FromAgent, FromCoordinator, Heartbeat, Hello, Sysinfo,
-    TaskResult, Welcome, decode, encode,
+    Code, DecodeError, Error as WireError, FromAgent, FromCoordinator, Heartbeat, Hello, Welcome,
+    decode, encode,
 };
 use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
 use super::registry::{AgentInfo, Ending, Handle, QUEUE};
-use super::waiting::Reply;
-use crate::app::App;
+use super::turns::Working;
+use super::worker::Worker;
+use super::{Agents, Incoming};
 use crate::roster::ConnectionId;
 
 /// Messages read but not handled yet.
 const BACKLOG: usize = 64;
-/// Results of one agent that wait for the store at a time.
-const MAX_RESULTS: usize = 64;
 /// Longest time for one frame to leave.
 const SEND_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest wait for what the server's last connection brought to be handled.
+const TURN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Frames of a connection that were no messages, before it is closed.
 const MAX_PROTOCOL_ERRORS: u32 = 100;
 /// How often the reader vouches for an agent whose frames it can't take.
 const VOUCH: Duration = Duration::from_millis(500);
 
 /// Runs a session to its end.
-pub(crate) async fn run(app: Arc<App>, connection: Connection, id: ConnectionId) {
+pub(super) async fn run(agents: Arc<Agents>, connection: Connection, id: ConnectionId) {
+    let Some(incoming) = agents.incoming.upgrade() else { return };
     let Connection { mut sink, mut stream } = connection;
     let hello = tokio::select! {
         biased;
-        () = app.cancel.cancelled() => return sink.close(1012, "restarting").await,
-        hello = tokio::time::timeout(app.config.hello_timeout, first(&mut *stream)) => hello,
+        () = agents.parts.cancel.cancelled() => return sink.close(1012, "restarting").await,
+        hello = tokio::time::timeout(agents.parts.hello_timeout, first(&mut *stream)) => hello,
     };
     let hello = match hello {
         Ok(Ok(hello)) => hello,
@@ -58,7 +61,7 @@ pub(crate) async fn run(app: Arc<App>, connection: Connection, id: ConnectionId)
     };
     let server = hello.server_uuid;
     let span = tracing::info_span!("agent", server_uuid = %server, connection = id.0);
-    Session { app, server, id }.serve(hello, sink, stream).instrument(span).await;
+    Session { agents, incoming, server, id }.serve(hello, sink, stream).instrument(span).await;
 }
 
 async fn first(stream: &mut dyn FrameStream) -> Result<Hello, &'static str> {
@@ -74,15 +77,39 @@ async fn first(stream: &mut dyn FrameStream) -> Result<Hello, &'static str> {
 
 /// What all parts of a session know.
 #[derive(Clone, Debug)]
-struct Session {
-    app: Arc<App>,
-    server: ServerUuid,
-    id: ConnectionId,
+pub(super) struct Session {
+    pub(super) agents: Arc<Agents>,
+    pub(super) incoming: Arc<dyn Incoming>,
+    pub(super) server: ServerUuid,
+    pub(super) id: ConnectionId,
+}
+
+/// The connection is open for the roster and, once it has its turn, in the registry.
+struct Presence(Session);
+
+impl Presence {
+    fn new(session: &Session) -> Self {
+        session.incoming.connected(session.server, session.id);
+        Self(session.clone())
+    }
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        let Session { agents, incoming, server, id } = &self.0;
+        agents.registry.remove(*server, *id);
+        incoming.closed(*server, *id);
+        tracing::info!("agent disconnected");
+    }
 }
 
 impl Session {
-    async fn serve(self, hello: Hello, sink: Box<dyn FrameSink>, stream: Box<dyn FrameStream>) {
-        let app = Arc::clone(&self.app);
+    async fn serve(self, hello: Hello, mut sink: Box<dyn FrameSink>, stream: Box<dyn FrameStream>) {
+        let presence = Presence::new(&self);
+        let Some(turn) = self.turn().await else {
+            tracing::warn!("what the agent said before is still being handled");
+            return close(sink, 1013, "try again later").await;
+        };
         let (queue, outgoing) = mpsc::channel(QUEUE);
         let (end, ending) = watch::channel(None);
         let (work, backlog) = mpsc::channel(BACKLOG);
@@ -91,7 +118,7 @@ impl Session {
         let wants_sysinfo =
             welcome.sysinfo_hash.is_empty() || welcome.sysinfo_hash != hello.sysinfo_hash;
         if queue.try_send(welcome.into()).is_err() {
-            return;
+            return sink.close(1011, "no room for the welcome").await;
         }
         tracing::info!(version = hello.version, wants_sysinfo, "agent connected");
         let info = AgentInfo {
@@ -100,60 +127,46 @@ impl Session {
             boot_id: hello.boot_id,
             agent_instance_id: hello.agent_instance_id,
             intake: hello.intake,
-            connected_at: iso(app.parts.clock.wall()),
+            connected_at: iso(self.agents.parts.clock.wall()),
         };
         let handle = Handle { connection: self.id, queue, end: end.clone(), info };
-        app.agents.registry.insert(self.server, handle);
-        app.roster_connected(self.server, self.id);
-        let worker = Worker {
-            session: self.clone(),
-            reported: BTreeMap::new(),
-            synced: false,
-            asked: false,
-        };
+        self.agents.registry.insert(self.server, handle);
+        let worker = Worker::new(self.clone()).run(backlog, turn).in_current_span();
+        self.agents.parts.tracker.spawn(worker);
         tokio::select! {
             biased;
-            () = write(sink, outgoing, ending, &app) => {}
+            () = write(sink, outgoing, ending, &self.agents.parts.cancel) => {}
             () = self.read(stream, work, end) => {}
-            () = worker.run(backlog) => {}
         }
-        app.agents.registry.remove(self.server, self.id);
-        app.agents.waiting.disconnect(self.server, self.id);
-        app.roster_closed(self.server, self.id);
-        tracing::info!("agent disconnected");
+        drop(presence);
+    }
+
+    /// Ends the server's older connection and waits until what it brought was handled; `None` when
+    /// that takes too long.
+    async fn turn(&self) -> Option<Working> {
+        self.agents.registry.end(self.server);
+        let turn = self.vouching(self.agents.turns.take(self.server));
+        tokio::time::timeout(TURN_TIMEOUT, turn).await.ok()
     }
 
     fn welcome(&self) -> Welcome {
+        let known = self.incoming.known(self.server);
         Welcome {
-            instance: self.app.parts.instance.clone(),
+            instance: self.agents.parts.instance.clone(),
             capabilities: Vec::new(),
-            members: self.app.config.advertised_urls.clone(),
-            open_task_ids: self.app.tasks.of_server(self.server),
-            sysinfo_hash: self
-                .app
-                .fleet
-                .with(self.server, |entry| entry.sysinfo_hash.clone())
-                .unwrap_or_default(),
+            members: self.agents.parts.advertised_urls.clone(),
+            open_task_ids: known.open_task_ids,
+            sysinfo_hash: known.sysinfo_hash,
         }
     }
 
-    fn send(&self, message: impl Into<FromCoordinator>) {
-        if let Err(error) = self.app.agents.send_on(self.server, self.id, message) {
+    pub(super) fn send(&self, message: impl Into<FromCoordinator>) {
+        if let Err(error) = self.agents.send_on(self.server, self.id, message) {
             tracing::debug!(%error, "message to the agent dropped");
         }
     }
 
-    async fn result(self, result: TaskResult) {
-        let Self { app, server, .. } = &self;
-        let reply = Reply::Result(Box::new(result.clone()));
-        let asked = app.agents.waiting.resolve(*server, &result.id, &reply);
-        // The answer to a query belongs to whoever asked, and to nobody else.
-        if !asked || app.tasks.get(&result.id).is_some() {
-            app.task_result(*server, result).await;
-        }
-    }
-
-    fn refuse(&self, id: Option<String>, code: Code, message: String) {
+    pub(super) fn refuse(&self, id: Option<String>, code: Code, message: String) {
         self.send(WireError { id, code, message });
     }
 
@@ -175,7 +188,7 @@ impl Session {
                     return;
                 }
             };
-            self.app.roster_frame(self.server, self.id);
+            self.incoming.heard(self.server, self.id);
             let Some(message) = self.decode(frame) else {
                 errors += 1;
                 if errors > MAX_PROTOCOL_ERRORS {
@@ -186,7 +199,7 @@ impl Session {
             match message {
                 FromAgent::Heartbeat(heartbeat) => self.heartbeat(&heartbeat),
                 message => {
-                    if !self.hand_over(&work, message).await {
+                    if self.vouching(work.send(message)).await.is_err() {
                         return;
                     }
                 }
@@ -194,14 +207,13 @@ impl Session {
         }
     }
 
-    async fn hand_over(&self, work: &mpsc::Sender<FromAgent>, message: FromAgent) -> bool {
-        let sending = work.send(message);
-        tokio::pin!(sending);
+    /// Waits for `what`, during which it is we who do not read.
+    async fn vouching<T>(&self, what: impl Future<Output = T>) -> T {
+        tokio::pin!(what);
         loop {
-            match tokio::time::timeout(VOUCH, &mut sending).await {
-                Ok(sent) => return sent.is_ok(),
-                // It is we who do not read.
-                Err(_) => self.app.roster_frame(self.server, self.id),
+            match tokio::time::timeout(VOUCH, &mut what).await {
+                Ok(done) => return done,
+                Err(_) => self.incoming.heard(self.server, self.id),
             }
         }
     }
@@ -227,14 +239,11 @@ impl Session {
     }
 
     fn heartbeat(&self, heartbeat: &Heartbeat) {
-        let now = self.app.parts.clock.wall();
+        let now = self.agents.parts.clock.wall();
         let skew = heartbeat.ts.parse::<Timestamp>().ok().map(|theirs| {
             i64::try_from(theirs.duration_since(now).as_millis()).unwrap_or(i64::MAX)
         });
-        self.app.fleet.note(self.server, |entry| {
-            entry.last_heartbeat = Some(now);
-            entry.clock_skew_ms = skew;
-        });
+        self.incoming.heartbeat(self.server, skew);
     }
 }
 
@@ -243,12 +252,12 @@ async fn write(
     mut sink: Box<dyn FrameSink>,
     mut outgoing: mpsc::Receiver<FromCoordinator>,
     mut ending: watch::Receiver<Ending>,
-    app: &App,
+    cancel: &CancellationToken,
 ) {
     loop {
         let message = tokio::select! {
             biased;
-            () = app.cancel.cancelled() => return close(sink, 1012, "restarting").await,
+            () = cancel.cancelled() => return close(sink, 1012, "restarting").await,
             (code, reason) = ended(&mut ending) => return close(sink, code, reason).await,
             message = outgoing.recv() => message,
         };
@@ -279,106 +288,4 @@ async fn ended(ending: &mut watch::Receiver<Ending>) -> (u16, &'static str) {
 async fn close(mut sink: Box<dyn FrameSink>, code: u16, reason: &str) {
     // A peer that does not read is dropped without a close frame.
     tokio::time::timeout(Duration::from_secs(2), sink.close(code, reason)).await.ok();
-}
-
-/// Handles messages in the order in which they came.
-struct Worker {
-    session: Session,
-    /// The VMs as this connection's reports say.
-    reported: BTreeMap<VmUuid, VmReport>,
-    /// `reported` is what the agent thinks it is.
-    synced: bool,
-    /// A full report was asked for and has not come.
-    asked: bool,
-}
-
-impl Worker {
-    /// Handles messages in order, but for results: each waits for the store, which takes those of
-    /// many tasks in one write.
-    async fn run(mut self, mut backlog: mpsc::Receiver<FromAgent>) {
-        let mut results = FuturesUnordered::new();
-        loop {
-            let message = tokio::select! {
-                biased;
-                Some(()) = results.next() => continue,
-                message = backlog.recv(), if results.len() < MAX_RESULTS => message,
-            };
-            match message {
-                Some(FromAgent::Result(result)) => {
-                    results.push(self.session.clone().result(result))
-                }
-                Some(message) => self.handle(message).await,
-                None => break,
-            }
-        }
-        while let Some(()) = results.next().await {}
-    }
-
-    async fn handle(&mut self, message: FromAgent) {
-        let Session { app, server, id } = &self.session;
-        let server = *server;
-        match message {
-            FromAgent::Hello(_) => {
-                self.session.refuse(None, Code::Malformed, "a second hello".to_owned());
-            }
-            FromAgent::Heartbeat(_) => {}
-            FromAgent::Sysinfo(sysinfo) => self.sysinfo(sysinfo).await,
-            FromAgent::Status(status) => self.status(*status),
-            FromAgent::Accepted(accepted) => {
-                app.task_accepted(server, &accepted.id);
-                app.agents.waiting.resolve(server, &accepted.id, &Reply::Accepted);
-            }
-            FromAgent::Progress(progress) => app.task_progress(server, &progress),
-            // See `run`.
-            FromAgent::Result(_) => {}
-            FromAgent::Error(error) => {
-                tracing::debug!(
-                    code = %error.code,
-                    message = error.message,
-                    connection = id.0,
-                    "agent refused"
-                );
-                let Some(about) = error.id.and_then(|id| id.parse::<TaskId>().ok()) else { return };
-                app.agents.streams.refused(about.as_str(), &error.code, &error.message);
-                let (code, message) = (error.code.clone(), error.message.clone());
-                let asked =
-                    app.agents.waiting.resolve(server, &about, &Reply::Error { code, message });
-                if !asked {
-                    app.task_refused(server, &about, &error.code, &error.message).await;
-                }
-            }
-        }
-    }
-
-    async fn sysinfo(&self, sysinfo: Sysinfo) {
-        let Session { app, server, .. } = &self.session;
-        let done = app.sysinfo_from_agent(*server, sysinfo).await;
-        if let Err(error) = done {
-            tracing::warn!(error = %Chain(&error), "cannot take over the agent's sysinfo");
-            self.session.refuse(None, Code::Malformed, error.to_string());
-        }
-    }
-
-    fn status(&mut self, status: Status) {
-        let Some(report) = status.report else { return };
-        if !report.full && !self.synced {
-            return self.ask_for_all();
-        }
-        let applied = apply(&mut self.reported, &report);
-        self.synced = applied.is_ok();
-        if applied.is_err() {
-            tracing::info!(full = report.full, "a status report does not match its digest");
-            return self.ask_for_all();
-        }
-        self.asked = false;
-        let Session { app, server, .. } = &self.session;
-        app.status_report(*server, report);
-    }
-
-    /// Once per loss: the answer is on its way.
-    fn ask_for_all(&mut self) {
-        if !std::mem::replace(&mut self.asked, true) {
-            self.session.send(Box::new(Status { report: None }));
-        }
-    }
 }

@@ -12,8 +12,7 @@ use parking_lot::Mutex;
 use tokio::sync::{oneshot, watch};
 use uuid::Uuid;
 
-use super::{Agents, SendError};
-use crate::app::AppError;
+use super::{Agents, CallError, SendError};
 
 /// Longest time for one frame to leave.
 const SEND_TIMEOUT: Duration = Duration::from_secs(30);
@@ -50,26 +49,24 @@ impl Agents {
     /// Asks a server's agent for a stream and waits for it to dial.
     ///
     /// # Errors
-    /// [`AppError::NotConnected`], [`AppError::Busy`], [`AppError::Timeout`],
-    /// [`AppError::Stream`] when the agent refuses.
+    /// [`CallError`]; [`CallError::Stream`] when the agent refuses.
     pub async fn open_stream(
         &self,
         server: ServerUuid,
         vm: VmUuid,
         kind: StreamKind,
-    ) -> Result<Connection, AppError> {
-        let Some(app) = self.app.upgrade() else { return Err(AppError::Stopping) };
-        let stream_id = app.parts.entropy.uuid();
+    ) -> Result<Connection, CallError> {
+        let stream_id = self.parts.entropy.uuid();
         let (tx, rx) = oneshot::channel();
         self.streams.0.lock().insert(stream_id, tx);
         let sent = self.send(server, StreamOpen { stream_id, stream: kind, vm_uuid: vm });
         let opened = match sent {
-            Ok(()) => tokio::time::timeout(app.config.stream_timeout, rx).await,
+            Ok(()) => tokio::time::timeout(self.parts.stream_timeout, rx).await,
             Err(error) => {
                 self.streams.0.lock().remove(&stream_id);
                 return Err(match error {
-                    SendError::NotConnected => AppError::NotConnected(server),
-                    SendError::Busy => AppError::Busy(error.to_string()),
+                    SendError::NotConnected => CallError::NotConnected(server),
+                    SendError::Busy => CallError::Busy(server),
                 });
             }
         };
@@ -77,8 +74,8 @@ impl Agents {
         match opened {
             Ok(Ok(Ok(connection))) => Ok(connection),
             Ok(Ok(Err(error))) => Err(error.into()),
-            Ok(Err(_)) => Err(AppError::Stopping),
-            Err(_) => Err(AppError::Timeout("the stream".to_owned())),
+            Ok(Err(_)) => Err(CallError::Stopping),
+            Err(_) => Err(CallError::Timeout("the stream".to_owned())),
         }
     }
 

@@ -9,7 +9,7 @@ use muster_shared::wire::{Code, TaskResult};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use crate::app::AppError;
+use super::CallError;
 use crate::roster::ConnectionId;
 
 /// An agent's answer.
@@ -111,23 +111,23 @@ struct Pending {
 
 /// An answer to come.
 #[derive(Debug)]
-pub struct Answer(Result<Pending, AppError>);
+pub struct Answer(Result<Pending, CallError>);
 
 impl Answer {
-    pub(crate) fn failed(error: AppError) -> Self {
+    pub(crate) fn failed(error: CallError) -> Self {
         Self(Err(error))
     }
 
     /// Waits for it.
     ///
     /// # Errors
-    /// [`AppError::Timeout`] naming `what`, [`AppError::NotConnected`], [`AppError::Busy`].
-    pub async fn wait(self, timeout: Duration, what: &str) -> Result<Reply, AppError> {
+    /// [`CallError::Timeout`] naming `what`, [`CallError::NotConnected`], [`CallError::Busy`].
+    pub async fn wait(self, timeout: Duration, what: &str) -> Result<Reply, CallError> {
         let mut pending = self.0?;
         match tokio::time::timeout(timeout, &mut pending.rx).await {
             Ok(Ok(reply)) => Ok(reply),
-            Ok(Err(_)) => Err(AppError::NotConnected(pending.server)),
-            Err(_) => Err(AppError::Timeout(what.to_owned())),
+            Ok(Err(_)) => Err(CallError::NotConnected(pending.server)),
+            Err(_) => Err(CallError::Timeout(what.to_owned())),
         }
     }
 }

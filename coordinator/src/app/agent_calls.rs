@@ -5,10 +5,12 @@ use std::time::Duration;
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
 use muster_shared::link::Connection;
 use muster_shared::wire::{Drain, FromCoordinator, Intake, Pause, Resume, StreamKind};
+use serde_json::Value;
 
 use super::App;
+use super::caller::Caller;
 use super::error::AppError;
-use crate::agents::Reply;
+use crate::agents::{Query, Reply};
 
 /// Longest wait for `pause` and `resume` to be durable at the agent.
 const CONTROL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -70,6 +72,17 @@ impl App {
         }
     }
 
+    /// Runs a task that nobody stores and returns what it returns.
+    ///
+    /// # Errors
+    /// [`AppError::NotSupported`], [`AppError::NotConnected`], [`AppError::Busy`],
+    /// [`AppError::Timeout`], [`AppError::TicketNotActive`], [`AppError::Agent`].
+    pub async fn agent_query(&self, caller: &Caller, query: Query<'_>) -> Result<Value, AppError> {
+        let fence = self.fence(caller).await?;
+        self.require_capability(query.server, query.task)?;
+        Ok(self.agents.query(query, fence.map(|fence| fence.ticket)).await?)
+    }
+
     /// The agent's end of a VM's console or display.
     ///
     /// # Errors
@@ -77,7 +90,7 @@ impl App {
     /// [`AppError::Stream`].
     pub async fn vm_stream(&self, vm: VmUuid, kind: StreamKind) -> Result<Connection, AppError> {
         let (server, _) = self.fleet.vm(vm).ok_or(AppError::VmNotFound(vm))?;
-        self.agents.open_stream(server, vm, kind).await
+        Ok(self.agents.open_stream(server, vm, kind).await?)
     }
 
     /// Carries a client's connection over an agent's stream until either ends or the application

@@ -5,6 +5,7 @@ use muster_shared::ids::{ServerUuid, TicketUuid, VmUuid};
 use muster_shared::wire::Code;
 use serde_json::Value;
 
+use crate::agents::CallError;
 use crate::store::StoreError;
 
 /// One refused operation.
@@ -148,5 +149,18 @@ impl AppError {
     /// A bad parameter.
     pub fn invalid(field: impl Into<String>, message: impl Into<String>) -> Self {
         Self::Invalid(vec![FieldError::new(field, message)])
+    }
+}
+
+impl From<CallError> for AppError {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::NotConnected(server) => Self::NotConnected(server),
+            CallError::Busy(_) => Self::Busy(error.to_string()),
+            CallError::Timeout(what) => Self::Timeout(what),
+            CallError::Agent { code, message, details } => Self::Agent { code, message, details },
+            CallError::Stream(error) => Self::Stream(error),
+            CallError::Stopping => Self::Stopping,
+        }
     }
 }

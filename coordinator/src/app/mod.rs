@@ -17,6 +17,7 @@ pub mod fields;
 pub mod figures;
 pub mod fleet;
 mod fleet_feed;
+mod incoming;
 pub mod jobs;
 pub(crate) mod keys;
 mod place;
@@ -40,7 +41,7 @@ pub mod image_manifest;
 pub mod images;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use muster_shared::ids::ServerUuid;
 use parking_lot::Mutex;
@@ -60,10 +61,9 @@ pub use place::Placed;
 pub use servers::ServerFilter;
 pub use vms::VmFilter;
 
-use crate::agents::Agents;
+use crate::agents::{Agents, AgentsParts, Incoming};
 use crate::background;
 use crate::metrics::{Metrics, StaticLabels};
-use crate::roster::ConnectionId;
 use crate::store::{Counted, Feed, Follow, LeaseId, StoreError};
 use fleet::Fleet;
 use placing::Placement;
@@ -101,7 +101,7 @@ pub struct App {
     /// A VM record may have to be written.
     pub(crate) vms_wake: Notify,
     pub(crate) lease: Mutex<LeaseId>,
-    pub(crate) agents: Agents,
+    pub(crate) agents: Arc<Agents>,
     pub(crate) tasks: Arc<Table>,
     pub(crate) jobs: jobs::Jobs,
     pub(crate) events: events::Events,
@@ -146,9 +146,20 @@ impl App {
         let fleet = Arc::new(Fleet::new(clock()));
         let (instance, of_fleet) = (&parts.instance, Arc::clone(&fleet));
         let placing = Placement::new(&config.allocation, instance, of_fleet, clock());
-        Arc::new_cyclic(|app| Self {
+        let (tracker, cancel) = (TaskTracker::new(), CancellationToken::new());
+        let agents = AgentsParts {
+            clock: parts.clock.clone(),
+            entropy: parts.entropy.clone(),
+            tracker: tracker.clone(),
+            cancel: cancel.clone(),
+            instance: parts.instance.clone(),
+            advertised_urls: config.advertised_urls.clone(),
+            hello_timeout: config.hello_timeout,
+            stream_timeout: config.stream_timeout,
+        };
+        Arc::new_cyclic(|app: &Weak<Self>| Self {
             roster: Arc::new(Roster::new(config.roster, Arc::clone(&parts.clock))),
-            agents: Agents::new(app.clone()),
+            agents: Arc::new(Agents::new(app.clone() as Weak<dyn Incoming>, agents)),
             metrics,
             counters,
             feed,
@@ -161,8 +172,8 @@ impl App {
             tickets: Tickets::new(),
             placing: Arc::new(placing),
             decisions: allocate::Decisions::default(),
-            tracker: TaskTracker::new(),
-            cancel: CancellationToken::new(),
+            tracker,
+            cancel,
             failed: CancellationToken::new(),
             parts,
             config,
@@ -247,7 +258,7 @@ impl App {
     }
 
     /// The connected agents.
-    pub fn agents(&self) -> &Agents {
+    pub fn agents(&self) -> &Arc<Agents> {
         &self.agents
     }
 
@@ -261,31 +272,5 @@ impl App {
             entry.record.as_ref().map(|_| ServerGate { running })
         });
         Ok(gate.flatten())
-    }
-
-    pub(crate) fn roster_connected(&self, server: ServerUuid, connection: ConnectionId) {
-        let now = self.parts.clock.monotonic();
-        self.roster.lock().connected(server, connection, now);
-        let wall = self.parts.clock.wall();
-        self.fleet.update(server, |entry| entry.last_heartbeat = Some(wall));
-        self.roster.wake.notify_one();
-    }
-
-    pub(crate) fn roster_closed(&self, server: ServerUuid, connection: ConnectionId) {
-        let now = self.parts.clock.monotonic();
-        if !self.cancel.is_cancelled() {
-            self.roster.lock().closed(server, connection, now);
-            self.roster.wake.notify_one();
-        }
-    }
-
-    pub(crate) fn roster_frame(&self, server: ServerUuid, connection: ConnectionId) {
-        let now = self.parts.clock.monotonic();
-        let mut roster = self.roster.lock();
-        let before = roster.wanted(server);
-        roster.frame(server, connection, now);
-        if roster.wanted(server) != before {
-            self.roster.wake.notify_one();
-        }
     }
 }

@@ -153,10 +153,10 @@ impl App {
                 task: "server_overprovision_ratio",
                 label: None,
                 params: Map::from_iter([("value".to_owned(), json!(ratios))]),
-                caller,
+                req_id: &caller.req_id,
                 timeout: AGENT_TIMEOUT,
             };
-            self.agents.query(query).await?;
+            self.agent_query(caller, query).await?;
         }
         self.server_update(server, expected, |record| update.apply(record)).await
     }

@@ -9,6 +9,7 @@ mod jobs;
 mod pair;
 mod peers;
 mod roster;
+mod sessions;
 pub(crate) mod sound;
 mod tasks;
 mod tickets;
@@ -398,7 +399,7 @@ async fn a_query_is_answered_by_its_result_only() {
         task: "machine_load",
         label: None,
         params: Map::new(),
-        caller: caller(),
+        req_id: &caller().req_id,
         timeout,
     };
     let answer = async {
@@ -406,9 +407,9 @@ async fn a_query_is_answered_by_its_result_only() {
         assert!(dispatch.volatile);
         agent.finish(&dispatch.id, json!({ "uuid": "u" })).await;
     };
-    let (loaded, ()) = tokio::join!(app.agents().query(query(SOON)), answer);
+    let (loaded, ()) = tokio::join!(app.agent_query(caller(), query(SOON)), answer);
     assert_eq!(loaded.unwrap()["uuid"], "u");
-    let late = app.agents().query(query(Duration::from_millis(10))).await;
+    let late = app.agent_query(caller(), query(Duration::from_millis(10))).await;
     let text = late.unwrap_err().to_string();
     assert_eq!(text, "Time-out reached waiting for machine_load request to return");
     app.shutdown().await;

@@ -46,10 +46,10 @@ impl Ask {
             task: self.task,
             label: self.label,
             params: self.params,
-            caller: &request.caller,
+            req_id: &request.caller.req_id,
             timeout: Duration::from_secs(self.seconds),
         };
-        request.app.agents().query(query).await
+        request.app.agent_query(&request.caller, query).await
     }
 
     /// Runs it on the request's server as a stored task: for what changes something.

@@ -74,7 +74,7 @@ fn the_agents_rooms_are_free_of_circles() {
     check("agent", &rooms(&sources("agent")), AGENT);
 }
 
-const COORDINATOR: &[&str] = &["agents", "app", "background"];
+const COORDINATOR: &[&str] = &["app", "background"];
 
 const APP: &[&str] = &[
     "(app)",

@@ -26,15 +26,16 @@ fn refresh(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>> {
     Box::pin(async move {
         ctx.connected().await;
         let server = ctx.server();
+        let caller = ctx.caller();
         let query = Query {
             server,
             task: "server_sysinfo",
             label: None,
             params: Map::new(),
-            caller: &ctx.caller(),
+            req_id: &caller.req_id,
             timeout: SYSINFO_TIMEOUT,
         };
-        let result = ctx.app.agents.query(query).await?;
+        let result = ctx.app.agent_query(&caller, query).await?;
         let Some(sysinfo) = result.get("sysinfo").and_then(Value::as_object) else {
             return Err(StepFailure::fatal("Unable to gather latest sysinfo"));
         };

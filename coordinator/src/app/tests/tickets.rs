@@ -338,10 +338,10 @@ async fn only_the_holder_of_an_active_ticket_starts_tasks() {
             task: "machine_load",
             label: None,
             params: Map::new(),
-            caller: &caller,
+            req_id: &caller.req_id,
             timeout: SOON,
         };
-        app.agents().query(query).await
+        app.agent_query(&caller, query).await
     };
     assert!(matches!(ask(first).await, Err(AppError::TicketNotActive(_))));
     let answer = async {

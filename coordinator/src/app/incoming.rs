@@ -1,0 +1,86 @@
+//! What agents bring, taken over by the application: the only way from a session to it.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use muster_shared::error_chain::Chain;
+use muster_shared::ids::{ServerUuid, TaskId};
+use muster_shared::wire::status::Report;
+use muster_shared::wire::{Code, Progress, Sysinfo, TaskResult};
+
+use super::App;
+use crate::agents::{Incoming, Known};
+use crate::roster::ConnectionId;
+
+#[async_trait]
+impl Incoming for App {
+    fn connected(&self, server: ServerUuid, connection: ConnectionId) {
+        let now = self.parts.clock.monotonic();
+        self.roster.lock().connected(server, connection, now);
+        let wall = self.parts.clock.wall();
+        self.fleet.update(server, |entry| entry.last_heartbeat = Some(wall));
+        self.roster.wake.notify_one();
+    }
+
+    fn closed(&self, server: ServerUuid, connection: ConnectionId) {
+        // A coordinator that stops says nothing of its agents.
+        if !self.cancel.is_cancelled() {
+            let now = self.parts.clock.monotonic();
+            self.roster.lock().closed(server, connection, now);
+            self.roster.wake.notify_one();
+        }
+    }
+
+    fn heard(&self, server: ServerUuid, connection: ConnectionId) {
+        let now = self.parts.clock.monotonic();
+        let mut roster = self.roster.lock();
+        let before = roster.wanted(server);
+        roster.frame(server, connection, now);
+        if roster.wanted(server) != before {
+            self.roster.wake.notify_one();
+        }
+    }
+
+    fn heartbeat(&self, server: ServerUuid, clock_skew_ms: Option<i64>) {
+        let now = self.parts.clock.wall();
+        self.fleet.note(server, |entry| {
+            entry.last_heartbeat = Some(now);
+            entry.clock_skew_ms = clock_skew_ms;
+        });
+    }
+
+    fn known(&self, server: ServerUuid) -> Known {
+        let hash = self.fleet.with(server, |entry| entry.sysinfo_hash.clone());
+        Known {
+            open_task_ids: self.tasks.of_server(server),
+            sysinfo_hash: hash.unwrap_or_default(),
+        }
+    }
+
+    fn status(&self, server: ServerUuid, report: Report) {
+        self.status_report(server, report);
+    }
+
+    fn accepted(&self, server: ServerUuid, id: &TaskId) {
+        self.task_accepted(server, id);
+    }
+
+    fn progress(&self, server: ServerUuid, progress: &Progress) {
+        self.task_progress(server, progress);
+    }
+
+    async fn sysinfo(self: Arc<Self>, server: ServerUuid, sysinfo: Sysinfo) -> Result<(), String> {
+        self.sysinfo_from_agent(server, sysinfo).await.map_err(|error| Chain(&error).to_string())
+    }
+
+    async fn result(self: Arc<Self>, server: ServerUuid, result: TaskResult, answered: bool) {
+        // The answer to a query belongs to whoever asked, and to nobody else.
+        if !answered || self.tasks.get(&result.id).is_some() {
+            self.task_result(server, result).await;
+        }
+    }
+
+    async fn refused(self: Arc<Self>, server: ServerUuid, id: TaskId, code: &Code, message: &str) {
+        self.task_refused(server, &id, code, message).await;
+    }
+}

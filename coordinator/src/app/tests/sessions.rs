@@ -1,0 +1,99 @@
+//! Connections that end at a bad moment: what was said on them counts all the same.
+
+use muster_shared::wire::TaskError;
+
+use super::*;
+
+/// Says that a task failed.
+async fn fail(agent: &mut Agent, id: &TaskId) {
+    let error = TaskError { message: "no".to_owned(), code: "NoRoom".into(), details: None };
+    let failed = TaskResult {
+        id: id.clone(),
+        status: Outcome::Failure,
+        result: Value::Null,
+        error: Some(error),
+        finished_at: String::new(),
+    };
+    agent.send(failed).await;
+}
+
+/// Nothing more is sent to an agent than an answer to a question that comes after it.
+async fn is_sent_no_task(agent: &mut Agent) {
+    agent.connection.sink.send(Frame::Text("{\"kind\":\"x\"}".to_owned())).await.unwrap();
+    loop {
+        match agent.next().await {
+            FromCoordinator::Error(_) => return,
+            FromCoordinator::Dispatch(dispatch) => panic!("sent again: {dispatch:?}"),
+            _ => {}
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refusal_counts_although_its_connection_ends_at_once() {
+    let app = Disk::new().start().await;
+    let mut agent = Agent::connect(&app, server(1)).await;
+    for _ in 0..20 {
+        let id = nop(&app).await;
+        assert_eq!(agent.dispatched().await.id, id);
+        agent.refuse(&id, "Draining").await;
+        drop(agent);
+        agent = Agent::connect_only(&app, server(1)).await;
+        assert!(agent.welcome.open_task_ids.is_empty(), "it ended before the next connection");
+        agent.refuse(&id, "UnknownTask").await;
+        is_sent_no_task(&mut agent).await;
+        assert_eq!(ended(&app, &id).await["error"]["code"], "Draining");
+    }
+    app.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_vm_refused_on_a_connection_that_ends_is_made_elsewhere_only() {
+    let app = Disk::new().start().await;
+    let mut agents = [Agent::connect(&app, server(1)).await, Agent::connect(&app, server(2)).await];
+    let placed = app.vm_place(&body(vm(5)), caller()).await.unwrap();
+    let first = usize::from(placed.server_uuid == agents[1].server);
+    agents[first].dispatched().await;
+    agents[first].refuse(&placed.id, "Draining").await;
+    agents[first] = Agent::connect_only(&app, placed.server_uuid).await;
+    assert!(agents[first].welcome.open_task_ids.is_empty());
+    assert_eq!(agents[1 - first].dispatched().await.id, placed.id);
+    is_sent_no_task(&mut agents[first]).await;
+    let stored = app.task_record_of(&placed.id).await.unwrap();
+    assert_eq!(stored.server_uuid, agents[1 - first].server);
+    assert_eq!(app.tasks.get(&placed.id).unwrap().record.server_uuid, stored.server_uuid);
+    app.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_create_that_failed_gives_its_room_back_although_its_connection_ends_at_once() {
+    let app = Disk::new().start().await;
+    let mut agent = Agent::connect(&app, server(1)).await;
+    for _ in 0..10 {
+        let placed = app.vm_place(&body(vm(5)), caller()).await.unwrap();
+        agent.dispatched().await;
+        agent.send(Accepted { id: placed.id.clone() }).await;
+        fail(&mut agent, &placed.id).await;
+        drop(agent);
+        assert_eq!(ended(&app, &placed.id).await["error"]["code"], "NoRoom");
+        agent = Agent::connect_only(&app, server(1)).await;
+    }
+    app.shutdown().await;
+}
+
+/// What an agent says while the store stands still waits for it; the next connection waits too.
+#[tokio::test(start_paused = true)]
+async fn a_connection_begins_after_the_last_one_s_work() {
+    let app = Disk::new().start().await;
+    drop(Agent::connect(&app, server(1)).await);
+    let turn = app.agents().hold_turn_of(server(1)).await;
+    let mut next = Box::pin(Agent::connect_only(&app, server(1)));
+    let early = tokio::time::timeout(Duration::from_secs(4), &mut next).await;
+    assert!(early.is_err(), "it has to wait");
+    assert!(!app.agents().is_connected(server(1)), "nothing is sent before");
+    let status = app.fleet.with(server(1), |entry| entry.stored_status());
+    assert_eq!(status, Some("running"), "its silence is not its fault");
+    drop(turn);
+    drop(next.await);
+    app.shutdown().await;
+}
