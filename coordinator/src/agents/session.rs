@@ -16,7 +16,7 @@ use jiff::Timestamp;
 use muster_shared::clock::iso;
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::ServerUuid;
-use muster_shared::link::{Connection, Frame, FrameSink, FrameStream};
+use muster_shared::link::{Connection, Frame, FrameSink, FrameStream, next_heard};
 use muster_shared::wire::{
     Code, DecodeError, Error as WireError, FromAgent, FromCoordinator, Heartbeat, Hello, Welcome,
     decode, encode,
@@ -180,7 +180,9 @@ impl Session {
     ) {
         let mut errors = 0;
         loop {
-            let frame = match stream.next().await {
+            // A slow frame holds back the heartbeats behind it; its bytes stand for them.
+            let heard = || self.incoming.heard(self.server, self.id);
+            let frame = match next_heard(&mut *stream, heard).await {
                 Ok(Some(frame)) => frame,
                 Ok(None) => return,
                 Err(error) => {
@@ -188,7 +190,6 @@ impl Session {
                     return;
                 }
             };
-            self.incoming.heard(self.server, self.id);
             let Some(message) = self.decode(frame) else {
                 errors += 1;
                 if errors > MAX_PROTOCOL_ERRORS {

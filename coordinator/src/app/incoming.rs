@@ -35,7 +35,7 @@ impl Incoming for App {
         let now = self.parts.clock.monotonic();
         let mut roster = self.roster.lock();
         let before = roster.wanted(server);
-        roster.frame(server, connection, now);
+        roster.heard(server, connection, now);
         if roster.wanted(server) != before {
             self.roster.wake.notify_one();
         }

@@ -5,11 +5,11 @@
 //! unknown ───────────────────► running ──────────────────────────────────────► unknown
 //! ```
 //!
-//! A websocket is suspect after [`Limits::suspect`] without a frame and lost after
+//! A websocket is suspect after [`Limits::suspect`] without a byte and lost after
 //! [`Limits::lost`], or at once when it closes; a server that POSTs is lost after
 //! [`Limits::post`]. Nothing is decided about a server stored `running` that has not been heard
 //! yet during [`Limits::startup_grace`], and nobody is blamed for silence while this coordinator
-//! was itself not running (its own tick came late).
+//! was itself not running (its own tick came late): such time counts for no period.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -25,9 +25,9 @@ pub struct ConnectionId(pub u64);
 /// The periods of the roster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// A websocket without a frame for this long is suspect.
+    /// A websocket without a byte for this long is suspect.
     pub suspect: Duration,
-    /// A websocket without a frame for this long is lost.
+    /// A websocket without a byte for this long is lost.
     pub lost: Duration,
     /// A server that POSTs its heartbeats is lost after this long.
     pub post: Duration,
@@ -83,7 +83,7 @@ struct Heard {
     heard: bool,
     /// Heard within its period when last looked at.
     fresh: bool,
-    /// Open connections and when each last brought a frame.
+    /// Open connections and when each last brought a byte.
     connections: BTreeMap<ConnectionId, Duration>,
     last_post: Duration,
     last_sysinfo: Duration,
@@ -91,6 +91,8 @@ struct Heard {
     start_excuse: Duration,
     /// Not judged before this moment: it was lost while the coordinator was late.
     blame_excuse: Duration,
+    /// The wish is not told again before this moment.
+    yielded_until: Duration,
 }
 
 /// For metrics.
@@ -162,8 +164,8 @@ impl Liveness {
         self.judge(server, now);
     }
 
-    /// A frame arrived on a connection.
-    pub fn frame(&mut self, server: ServerUuid, connection: ConnectionId, now: Duration) {
+    /// Something arrived on a connection, be it a part of a frame.
+    pub fn heard(&mut self, server: ServerUuid, connection: ConnectionId, now: Duration) {
         self.notice(now);
         let Some(entry) = self.servers.get_mut(&server) else { return };
         let Some(last) = entry.connections.get_mut(&connection) else { return };
@@ -231,8 +233,13 @@ impl Liveness {
         self.dirty.iter().filter_map(wanted).take(max).collect()
     }
 
-    /// Another live coordinator decides about this server; forget the wish until it changes.
+    /// Another live coordinator decides about this server. The wish is told again when it changes,
+    /// or after [`Limits::lost`], as that coordinator may have died.
     pub fn yielded(&mut self, server: ServerUuid) {
+        let until = self.last_tick + self.limits.lost;
+        if let Some(heard) = self.servers.get_mut(&server) {
+            heard.yielded_until = until;
+        }
         self.dirty.remove(&server);
     }
 
@@ -286,13 +293,22 @@ impl Liveness {
             last_sysinfo: Duration::ZERO,
             start_excuse: Duration::ZERO,
             blame_excuse: Duration::ZERO,
+            yielded_until: Duration::ZERO,
         })
     }
 
     /// If this process did not run for a while, it could not have heard anybody.
     fn notice(&mut self, now: Duration) {
-        if now.saturating_sub(self.last_tick) <= self.limits.tick + self.limits.late {
+        let away = now.saturating_sub(self.last_tick);
+        if away <= self.limits.tick + self.limits.late {
             return;
+        }
+        for heard in self.servers.values_mut() {
+            for excuse in [&mut heard.start_excuse, &mut heard.blame_excuse] {
+                if *excuse > self.last_tick {
+                    *excuse += away;
+                }
+            }
         }
         self.late_ticks += 1;
         self.last_tick = now;
@@ -321,21 +337,24 @@ impl Liveness {
             (true, false) => self.tally.stale += 1,
             (true, true) | (false, false) => {}
         }
+        let before = heard.wanted;
         if fresh {
             heard.wanted = Status::Running;
         } else if !heard.excused(now) {
             heard.wanted = Status::Unknown;
+        }
+        if heard.wanted != before {
+            heard.yielded_until = Duration::ZERO;
         }
         self.refresh(server);
     }
 
     fn refresh(&mut self, server: ServerUuid) {
         let Some(heard) = self.servers.get(&server) else { return };
-        match heard.written {
-            Some(written) if written != heard.wanted || heard.more_heard => {
-                self.dirty.insert(server)
-            }
-            Some(_) | None => self.dirty.remove(&server),
+        let differs = |written| written != heard.wanted || heard.more_heard;
+        match heard.written.is_some_and(differs) && self.last_tick >= heard.yielded_until {
+            true => self.dirty.insert(server),
+            false => self.dirty.remove(&server),
         };
     }
 }

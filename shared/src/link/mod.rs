@@ -2,10 +2,15 @@
 //!
 //! Production uses websockets ([`websocket`]); a simulation hands out its own connections.
 
+mod counting;
 pub mod memory;
 pub mod websocket;
 
 use std::fmt;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -46,6 +51,55 @@ pub trait FrameStream: fmt::Debug + Send {
 
     /// The close code the peer gave, once the stream has ended.
     fn close_code(&self) -> Option<u16>;
+
+    /// Counts the bytes that arrive, also those of a frame that is not complete yet. `None`: frames
+    /// arrive as a whole.
+    fn received(&self) -> Option<ByteCount> {
+        None
+    }
+}
+
+/// Bytes that have arrived on a connection; clones share the count.
+#[derive(Clone, Debug, Default)]
+pub struct ByteCount(Arc<AtomicU64>);
+
+impl ByteCount {
+    /// Some more have arrived.
+    pub fn add(&self, bytes: usize) {
+        self.0.fetch_add(u64::try_from(bytes).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// So many so far.
+    #[must_use]
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// As [`FrameStream::next`], and calls `heard` for every sign of life on the way: bytes are one
+/// although the frame that they belong to is not complete. Cancel-safe.
+///
+/// # Errors
+/// As [`FrameStream::next`].
+pub async fn next_heard(
+    stream: &mut dyn FrameStream,
+    mut heard: impl FnMut(),
+) -> Result<Option<Frame>, LinkError> {
+    let received = stream.received();
+    let count = || received.as_ref().map(ByteCount::get);
+    let mut seen = count();
+    let mut next = stream.next();
+    // Whatever arrives wakes the task that waits for the frame, so no timer is needed.
+    poll_fn(|context| {
+        let polled = next.as_mut().poll(context);
+        let now = count();
+        if now != seen || matches!(polled, Poll::Ready(Ok(Some(_)))) {
+            seen = now;
+            heard();
+        }
+        polled
+    })
+    .await
 }
 
 /// Both halves of a connection.

@@ -24,7 +24,8 @@ use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig
 use tokio_tungstenite::tungstenite::{Error as WsError, Message};
 use url::Url;
 
-use super::{Connection, Dialer, Frame, FrameSink, FrameStream, LinkError};
+use super::counting::Counting;
+use super::{ByteCount, Connection, Dialer, Frame, FrameSink, FrameStream, LinkError};
 use crate::entropy::SharedEntropy;
 use crate::wire::{ENDPOINT_PATH, MAX_FRAME_BYTES};
 
@@ -60,19 +61,18 @@ pub async fn accepted<S>(io: S) -> Connection
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    connection(WebSocketStream::from_raw_socket(io, Role::Server, Some(config())).await)
+    let (io, received) = Counting::new(io);
+    connection(WebSocketStream::from_raw_socket(io, Role::Server, Some(config())).await, received)
 }
 
 /// A websocket as a connection.
-pub fn connection<S>(websocket: WebSocketStream<S>) -> Connection
+fn connection<S>(websocket: WebSocketStream<Counting<S>>, received: ByteCount) -> Connection
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (sink, stream) = websocket.split();
-    Connection {
-        sink: Box::new(WsSink(sink)),
-        stream: Box::new(WsStream { inner: stream, code: None, ended: false }),
-    }
+    let stream = WsStream { inner: stream, received, code: None, ended: false };
+    Connection { sink: Box::new(WsSink(sink)), stream: Box::new(stream) }
 }
 
 struct WsSink<S>(SplitSink<WebSocketStream<S>, Message>);
@@ -102,6 +102,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> FrameSink for WsSink<S> {
 
 struct WsStream<S> {
     inner: SplitStream<WebSocketStream<S>>,
+    received: ByteCount,
     code: Option<u16>,
     ended: bool,
 }
@@ -146,6 +147,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> FrameStream for WsStream<S> {
 
     fn close_code(&self) -> Option<u16> {
         self.code
+    }
+
+    fn received(&self) -> Option<ByteCount> {
+        Some(self.received.clone())
     }
 }
 
@@ -224,10 +229,11 @@ impl WebsocketDialer {
         }
         let config = Some(config());
         if url.scheme() != "wss" {
+            let (tcp, received) = Counting::new(tcp);
             let (websocket, _) = tokio_tungstenite::client_async_with_config(request, tcp, config)
                 .await
                 .map_err(|e| failed(e.into()))?;
-            return Ok(connection(websocket));
+            return Ok(connection(websocket, received));
         }
         let tls = match &self.tls {
             Some(tls) => tls.clone(),
@@ -238,10 +244,11 @@ impl WebsocketDialer {
         let name = ServerName::try_from(host).map_err(|e| failed(e.into()))?;
         let stream =
             TlsConnector::from(tls).connect(name, tcp).await.map_err(|e| failed(e.into()))?;
+        let (stream, received) = Counting::new(stream);
         let (websocket, _) = tokio_tungstenite::client_async_with_config(request, stream, config)
             .await
             .map_err(|e| failed(e.into()))?;
-        Ok(connection(websocket))
+        Ok(connection(websocket, received))
     }
 
     async fn dial_address(
@@ -351,6 +358,7 @@ mod tests {
         use tokio_tungstenite::tungstenite::handshake::server::{Request, Response};
         let (tcp, _) = listener.accept().await.unwrap();
         let mut path = String::new();
+        let (tcp, received) = Counting::new(tcp);
         let ws = tokio_tungstenite::accept_hdr_async_with_config(
             tcp,
             |request: &Request, mut response: Response| {
@@ -363,7 +371,7 @@ mod tests {
         )
         .await
         .unwrap();
-        (connection(ws), path)
+        (connection(ws, received), path)
     }
 
     async fn connected() -> (Connection, Connection, String) {
@@ -384,6 +392,27 @@ mod tests {
         assert_eq!(server.stream.next().await.unwrap(), Some(Frame::Text("a".into())));
         let got = client.stream.next().await.unwrap();
         assert_eq!(got, Some(Frame::Binary(Bytes::from_static(b"b"))));
+    }
+
+    /// A peer whose frame takes minutes is there all that time.
+    #[tokio::test]
+    async fn bytes_of_a_frame_are_heard_before_it_is_complete() {
+        use crate::link::next_heard;
+        use std::cell::Cell;
+        use tokio::io::AsyncWriteExt as _;
+        let (mut peer, ours) = tokio::io::duplex(64);
+        let mut connection = accepted(ours).await;
+        // Fin and text; masked, 4 bytes of payload; the mask.
+        let frame = [0x81, 0x84, 0, 0, 0, 0, b'l', b'a', b't', b'e'];
+        let heard = Cell::new(0);
+        let mut next = Box::pin(next_heard(&mut *connection.stream, || heard.set(heard.get() + 1)));
+        for (sent, byte) in frame.iter().enumerate() {
+            assert!(futures_util::poll!(&mut next).is_pending());
+            assert_eq!(heard.get(), sent);
+            peer.write_all(&[*byte]).await.unwrap();
+        }
+        assert_eq!(next.await.unwrap(), Some(Frame::Text("late".into())));
+        assert_eq!(heard.get(), frame.len());
     }
 
     #[tokio::test]

@@ -44,7 +44,7 @@ fn a_silent_websocket_is_suspect_then_lost() {
     check(&machine, Status::Unknown, 1);
     assert_eq!(machine.tally(), Tally { heard: 0, new: 1, stale: 1 });
     machine.written(server(), Some(Status::Unknown));
-    machine.frame(server(), CONN, ms(2_100));
+    machine.heard(server(), CONN, ms(2_100));
     check(&machine, Status::Running, 1);
 }
 
@@ -91,6 +91,50 @@ fn a_late_tick_blames_nobody() {
 }
 
 #[test]
+fn a_pause_during_the_grace_is_no_part_of_it() {
+    let mut machine = machine(Status::Running);
+    ticks(&mut machine, 250, 20_000);
+    machine.tick(ms(60_000));
+    check(&machine, Status::Running, 0);
+    ticks(&mut machine, 60_250, 69_750);
+    check(&machine, Status::Running, 0);
+    machine.tick(ms(70_000));
+    check(&machine, Status::Unknown, 1);
+}
+
+#[test]
+fn a_second_pause_does_not_end_what_the_first_excused() {
+    let mut machine = machine(Status::Running);
+    machine.connected(server(), CONN, ms(0));
+    machine.tick(ms(250));
+    machine.closed(server(), CONN, ms(10_000));
+    ticks(&mut machine, 10_000, 12_000);
+    machine.tick(ms(30_000));
+    check(&machine, Status::Running, 0);
+    ticks(&mut machine, 30_250, 33_750);
+    check(&machine, Status::Running, 0);
+    machine.tick(ms(34_000));
+    check(&machine, Status::Unknown, 1);
+}
+
+#[test]
+fn a_wish_that_is_another_s_to_decide_is_not_told_at_every_tick() {
+    let mut machine = machine(Status::Running);
+    machine.connected(server(), CONN, ms(0));
+    machine.closed(server(), CONN, ms(250));
+    check(&machine, Status::Unknown, 1);
+    machine.yielded(server());
+    ticks(&mut machine, 250, 1_750);
+    check(&machine, Status::Unknown, 0);
+    ticks(&mut machine, 2_000, 2_500);
+    check(&machine, Status::Unknown, 1);
+    machine.yielded(server());
+    machine.connected(server(), CONN, ms(2_600));
+    machine.written(server(), Some(Status::Unknown));
+    check(&machine, Status::Running, 1);
+}
+
+#[test]
 fn a_close_found_after_a_pause_leaves_time_to_come_back() {
     let mut machine = machine(Status::Running);
     machine.connected(server(), CONN, ms(0));
@@ -123,7 +167,7 @@ fn posting_and_registering_servers_have_their_own_periods() {
 
 proptest! {
     /// Against a naive model: with ticks on time and one connection, a server is unknown
-    /// exactly when the connection is closed or its last frame is `lost` old at a tick.
+    /// exactly when the connection is closed or its last sign of life is `lost` old at a tick.
     #[test]
     fn agrees_with_a_naive_model(frames in proptest::collection::vec(0u64..8_000, 0..40)) {
         let mut frames = frames;
@@ -135,7 +179,7 @@ proptest! {
         let mut next = frames.into_iter().peekable();
         for tick in (250..10_000).step_by(250) {
             while let Some(frame) = next.next_if(|f| *f <= tick) {
-                machine.frame(server(), CONN, ms(frame));
+                machine.heard(server(), CONN, ms(frame));
                 last = frame;
                 up = true;
             }
@@ -158,7 +202,7 @@ proptest! {
             let connection = ConnectionId(connection);
             match input {
                 0 => machine.connected(server(), connection, ms(now)),
-                1 => machine.frame(server(), connection, ms(now)),
+                1 => machine.heard(server(), connection, ms(now)),
                 2 => machine.closed(server(), connection, ms(now)),
                 3 => machine.posted(server(), ms(now)),
                 4 => machine.tick(ms(now)),
