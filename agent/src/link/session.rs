@@ -12,7 +12,7 @@ use muster_shared::ids::VmUuid;
 use muster_shared::link::{Connection, Frame, FrameSink, FrameStream, LinkError};
 use muster_shared::wire::status::{Report, Status, VmReport, delta, digest};
 use muster_shared::wire::{
-    Code, DecodeError, Error, FromAgent, FromCoordinator, Heartbeat, Hello, decode, encode,
+    Code, Error, FromAgent, FromCoordinator, Heartbeat, Hello, decode, encode,
 };
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, timeout};
@@ -174,25 +174,24 @@ async fn next(
             Ok(None) => return Ok(None),
             Err(error) => return Err(text(&error)),
         };
-        let Frame::Text(frame) = frame else {
-            refuse(outbox, Code::Malformed, "a binary frame on the control connection");
-            continue;
+        let (id, code, message) = match frame {
+            Frame::Text(frame) => match decode::<FromCoordinator>(&frame) {
+                Ok(message) => return Ok(Some(message)),
+                Err(error) => {
+                    let text = muster_shared::error_chain::Chain(&error).to_string();
+                    (error.about().map(str::to_owned), error.code(), text)
+                }
+            },
+            Frame::Binary(_) => {
+                (None, Code::Malformed, "a binary frame on the control connection".to_owned())
+            }
         };
-        match decode::<FromCoordinator>(&frame) {
-            Ok(message) => return Ok(Some(message)),
-            Err(error @ DecodeError::UnknownKind(_)) => {
-                refuse(outbox, Code::UnknownKind, &error.to_string());
-            }
-            Err(error) => {
-                let text = muster_shared::error_chain::Chain(&error).to_string();
-                refuse(outbox, Code::Malformed, &text);
-            }
+        if code == Code::UnknownKind {
+            // A later version may send many of them.
+            tracing::debug!(message, "a message of a kind that this version does not know");
+        } else {
+            tracing::warn!(%code, message, "a frame of the coordinator was not understood");
         }
+        outbox.control(Error { id, code, message });
     }
-}
-
-fn refuse(outbox: &Outbox, code: Code, message: &str) {
-    tracing::warn!(%code, message, "a frame of the coordinator was not understood");
-    let error = Error { id: None, code, message: message.to_owned() };
-    outbox.control(error);
 }

@@ -92,6 +92,9 @@ impl Guest {
             StreamKind::Vnc => {
                 Self::Display(Device(parts.drivers.compute.open(vm, GuestPort::Vnc).await?))
             }
+            StreamKind::Other => {
+                return Err(DriverError::refused(Code::NotSupported, "no stream of this kind"));
+            }
         })
     }
 

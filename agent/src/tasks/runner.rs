@@ -230,7 +230,7 @@ impl Engine {
         }
         let taken = match self.intake_of(shared) {
             Intake::Accepting => true,
-            Intake::Paused => !mutates,
+            Intake::Paused | Intake::Other => !mutates,
             Intake::Draining | Intake::Drained => !mutates || handler.follows_drain(),
         };
         if !taken {

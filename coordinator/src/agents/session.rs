@@ -37,6 +37,8 @@ const BACKLOG: usize = 64;
 const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest wait for what the server's last connection brought to be handled.
 const TURN_TIMEOUT: Duration = Duration::from_secs(10);
+/// Messages of unknown kinds that may come before the hello.
+const MAX_BEFORE_HELLO: usize = 16;
 /// Frames of a connection that were no messages, before it is closed.
 const MAX_PROTOCOL_ERRORS: u32 = 100;
 /// How often the reader vouches for an agent whose frames it can't take.
@@ -65,14 +67,19 @@ pub(super) async fn run(agents: Arc<Agents>, connection: Connection, id: Connect
 }
 
 async fn first(stream: &mut dyn FrameStream) -> Result<Hello, &'static str> {
-    match stream.next().await {
-        Ok(Some(Frame::Text(text))) => match decode(&text) {
-            Ok(FromAgent::Hello(hello)) => Ok(hello),
-            Ok(_) | Err(_) => Err("the first frame is no hello"),
-        },
-        Ok(Some(Frame::Binary(_))) => Err("the first frame is no hello"),
-        Ok(None) | Err(_) => Err("closed before its hello"),
+    // Kinds of a later version may come first.
+    for _ in 0..MAX_BEFORE_HELLO {
+        match stream.next().await {
+            Ok(Some(Frame::Text(text))) => match decode(&text) {
+                Ok(FromAgent::Hello(hello)) => return Ok(hello),
+                Err(DecodeError::UnknownKind { .. }) => {}
+                Ok(_) | Err(_) => break,
+            },
+            Ok(Some(Frame::Binary(_))) => break,
+            Ok(None) | Err(_) => return Err("closed before its hello"),
+        }
     }
+    Err("the first frame is no hello")
 }
 
 /// What all parts of a session know.
@@ -82,6 +89,14 @@ pub(super) struct Session {
     pub(super) incoming: Arc<dyn Incoming>,
     pub(super) server: ServerUuid,
     pub(super) id: ConnectionId,
+}
+
+/// A frame that is no message of this version.
+enum NotUnderstood {
+    /// A message of another version.
+    Message,
+    /// Nothing of this protocol.
+    Garbage,
 }
 
 /// The connection is open for the roster and, once it has its turn, in the registry.
@@ -190,18 +205,19 @@ impl Session {
                     return;
                 }
             };
-            let Some(message) = self.decode(frame) else {
-                errors += 1;
-                if errors > MAX_PROTOCOL_ERRORS {
-                    end.send_replace(Some((1008, "too many protocol errors")));
-                }
-                continue;
-            };
-            match message {
-                FromAgent::Heartbeat(heartbeat) => self.heartbeat(&heartbeat),
-                message => {
+            match self.decode(frame) {
+                Ok(FromAgent::Heartbeat(heartbeat)) => self.heartbeat(&heartbeat),
+                Ok(message) => {
                     if self.vouching(work.send(message)).await.is_err() {
                         return;
+                    }
+                }
+                // A later version's message is no error of the peer's.
+                Err(NotUnderstood::Message) => {}
+                Err(NotUnderstood::Garbage) => {
+                    errors += 1;
+                    if errors > MAX_PROTOCOL_ERRORS {
+                        end.send_replace(Some((1008, "too many protocol errors")));
                     }
                 }
             }
@@ -219,24 +235,17 @@ impl Session {
         }
     }
 
-    fn decode(&self, frame: Frame) -> Option<FromAgent> {
+    /// Reads a frame; one that is not understood is answered.
+    fn decode(&self, frame: Frame) -> Result<FromAgent, NotUnderstood> {
         let Frame::Text(text) = frame else {
             self.refuse(None, Code::Malformed, "binary frames belong on a stream".to_owned());
-            return None;
+            return Err(NotUnderstood::Garbage);
         };
-        match decode(&text) {
-            Ok(message) => Some(message),
-            Err(error) => {
-                let code = match &error {
-                    DecodeError::UnknownKind(_) => Code::UnknownKind,
-                    DecodeError::TooLarge(_)
-                    | DecodeError::NotAMessage(_)
-                    | DecodeError::Malformed { .. } => Code::Malformed,
-                };
-                self.refuse(None, code, Chain(&error).to_string());
-                None
-            }
-        }
+        decode(&text).map_err(|error| {
+            let about = error.about().map(str::to_owned);
+            self.refuse(about, error.code(), Chain(&error).to_string());
+            if error.is_message() { NotUnderstood::Message } else { NotUnderstood::Garbage }
+        })
     }
 
     fn heartbeat(&self, heartbeat: &Heartbeat) {

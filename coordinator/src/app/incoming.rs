@@ -81,6 +81,11 @@ impl Incoming for App {
     }
 
     async fn refused(self: Arc<Self>, server: ServerUuid, id: TaskId, code: &Code, message: &str) {
+        // About some message that names the task, not about the task itself.
+        let accepted = || self.tasks.get(&id).is_some_and(|open| open.accepted());
+        if *code == Code::UnknownKind || (*code == Code::Malformed && accepted()) {
+            return;
+        }
         self.task_refused(server, &id, code, message).await;
     }
 }

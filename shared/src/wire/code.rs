@@ -189,7 +189,9 @@ codes! {
     TooManySnapshots = "TooManySnapshots",
     /// A message of a kind that this version does not know.
     UnknownKind = "UnknownKind",
-    /// The agent does not know the task.
+    /// The task ended in a way that this version does not know.
+    UnknownOutcome = "UnknownOutcome",
+    /// The agent, or the coordinator's store, does not know the task.
     UnknownTask = "UnknownTask",
     /// The path is a websocket.
     UpgradeRequired = "UpgradeRequired",

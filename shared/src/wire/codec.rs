@@ -2,13 +2,17 @@
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::messages::{
     Accepted, Acknowledge, Cancel, Dispatch, Drain, Error, Heartbeat, Hello, Pause, Progress,
     Resume, StreamOpen, Sysinfo, TaskResult, Welcome,
 };
 use super::status::Status;
-use super::{Lane, MAX_FRAME_BYTES};
+use super::{Code, Lane, MAX_FRAME_BYTES};
+
+/// Longest name that is repeated in an answer, bytes.
+const MAX_ABOUT_BYTES: usize = 256;
 
 /// What a direction of the protocol may carry.
 pub trait Message: Serialize + Sized {
@@ -38,22 +42,69 @@ pub enum DecodeError {
     #[error("not a message")]
     NotAMessage(#[source] serde_json::Error),
     /// A kind this version does not know; answer `UnknownKind`.
-    #[error("unknown message kind {0:?}")]
-    UnknownKind(String),
+    #[error("unknown message kind {kind:?}")]
+    UnknownKind {
+        /// The kind.
+        kind: String,
+        /// What the message is about, as far as it says so.
+        about: Option<String>,
+    },
     /// A known kind whose members do not fit; answer `Malformed`.
     #[error("malformed {kind} message")]
     Malformed {
         /// The kind.
         kind: String,
+        /// What the message is about, as far as it says so.
+        about: Option<String>,
         /// What does not fit.
         #[source]
         source: serde_json::Error,
     },
 }
 
+impl DecodeError {
+    /// The code of the answer, see [`Error::code`].
+    #[must_use]
+    pub fn code(&self) -> Code {
+        match self {
+            Self::UnknownKind { .. } => Code::UnknownKind,
+            Self::TooLarge(_) | Self::NotAMessage(_) | Self::Malformed { .. } => Code::Malformed,
+        }
+    }
+
+    /// The task, request or stream that the message is about, so that whoever waits for the
+    /// answer gets it.
+    #[must_use]
+    pub fn about(&self) -> Option<&str> {
+        match self {
+            Self::TooLarge(_) | Self::NotAMessage(_) => None,
+            Self::UnknownKind { about, .. } | Self::Malformed { about, .. } => about.as_deref(),
+        }
+    }
+
+    /// Whether the peer speaks the protocol all the same, perhaps a later version of it.
+    #[must_use]
+    pub fn is_message(&self) -> bool {
+        matches!(self, Self::UnknownKind { .. } | Self::Malformed { .. })
+    }
+}
+
 #[derive(Deserialize)]
 struct Envelope {
     kind: String,
+    #[serde(default)]
+    id: Value,
+    #[serde(default)]
+    token: Value,
+    #[serde(default)]
+    stream_id: Value,
+}
+
+impl Envelope {
+    fn about(&self) -> Option<String> {
+        let named = [&self.id, &self.token, &self.stream_id].into_iter().find_map(Value::as_str);
+        named.filter(|name| name.len() <= MAX_ABOUT_BYTES).map(str::to_owned)
+    }
 }
 
 /// Reads one text frame.
@@ -64,11 +115,13 @@ pub fn decode<M: Message>(text: &str) -> Result<M, DecodeError> {
     if text.len() > MAX_FRAME_BYTES {
         return Err(DecodeError::TooLarge(text.len()));
     }
-    let Envelope { kind } = serde_json::from_str(text).map_err(DecodeError::NotAMessage)?;
+    let envelope: Envelope = serde_json::from_str(text).map_err(DecodeError::NotAMessage)?;
+    let about = envelope.about();
+    let kind = envelope.kind;
     if !M::KINDS.contains(&kind.as_str()) {
-        return Err(DecodeError::UnknownKind(kind));
+        return Err(DecodeError::UnknownKind { kind, about });
     }
-    M::parse(&kind, text).map_err(|source| DecodeError::Malformed { kind, source })
+    M::parse(&kind, text).map_err(|source| DecodeError::Malformed { kind, about, source })
 }
 
 /// Writes one text frame.

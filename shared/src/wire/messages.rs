@@ -55,6 +55,9 @@ pub enum Intake {
     Draining,
     /// No, and none runs.
     Drained,
+    /// In a way that this version does not know.
+    #[serde(other)]
+    Other,
 }
 
 /// First frame of the coordinator.
@@ -176,8 +179,10 @@ pub struct Progress {
     pub ts: String,
 }
 
-/// How a task ended. Sent again on every connection until acknowledged.
+/// How a task ended. Sent again on every connection until acknowledged. An outcome that this
+/// version does not know is read as a failure that names it, so that the task ends.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(from = "AnyResult")]
 pub struct TaskResult {
     /// The task.
     #[schema(value_type = String)]
@@ -194,6 +199,42 @@ pub struct TaskResult {
     /// When it ended, ISO 8601.
     #[serde(default)]
     pub finished_at: String,
+}
+
+/// As [`TaskResult`], of any version.
+#[derive(Deserialize)]
+struct AnyResult {
+    id: TaskId,
+    status: Value,
+    #[serde(default)]
+    result: Value,
+    #[serde(default)]
+    error: Option<TaskError>,
+    #[serde(default)]
+    finished_at: String,
+}
+
+impl From<AnyResult> for TaskResult {
+    fn from(any: AnyResult) -> Self {
+        let AnyResult { id, status, result, error, finished_at } = any;
+        let (status, error) = match Outcome::deserialize(&status) {
+            Ok(outcome) => (outcome, error),
+            Err(_) => (Outcome::Failure, Some(unknown_outcome(&status, error))),
+        };
+        Self { id, status, result, error, finished_at }
+    }
+}
+
+fn unknown_outcome(outcome: &Value, error: Option<TaskError>) -> TaskError {
+    let mut name = outcome.to_string();
+    // Cut at a character's border.
+    name.truncate(name.char_indices().take(100).last().map_or(0, |(at, c)| at + c.len_utf8()));
+    let reason = error.as_ref().map(|error| format!(": {}", error.message)).unwrap_or_default();
+    TaskError {
+        message: format!("the agent ended the task as {name}, which is not known here{reason}"),
+        code: Code::UnknownOutcome,
+        details: error.and_then(|error| error.details),
+    }
 }
 
 /// The two ways a task ends.
@@ -288,6 +329,9 @@ pub enum StreamKind {
     Console,
     /// The VM's VNC display.
     Vnc,
+    /// Something that this version does not know.
+    #[serde(other)]
+    Other,
 }
 
 /// Something was refused or not understood; the connection stays.

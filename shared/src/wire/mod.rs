@@ -30,6 +30,16 @@ pub const MAX_INLINE_BYTES: usize = 256 * 1024;
 /// See [`MAX_INLINE_BYTES`].
 pub const INLINE_EDGE_BYTES: usize = 64 * 1024;
 
+/// Close codes of the control connection, besides websocket's own.
+pub mod close {
+    /// The same agent has a newer connection.
+    pub const REPLACED: u16 = 4001;
+    /// The agent belongs to another cluster.
+    pub const FOREIGN: u16 = 4003;
+    /// Another agent of this server is connected.
+    pub const DUPLICATE: u16 = 4009;
+}
+
 /// The order in which waiting messages are sent: a large report never delays a heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Lane {

@@ -2,9 +2,13 @@
 
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
+use uuid::Uuid;
 
 use super::stream::Control;
-use super::{DecodeError, FromAgent, FromCoordinator, MAX_FRAME_BYTES, Message, decode, encode};
+use super::{
+    Code, DecodeError, FromAgent, FromCoordinator, Intake, MAX_FRAME_BYTES, Message, Outcome,
+    StreamKind, decode, encode,
+};
 
 const AGENT: &str = include_str!("../../../tests/data/protocol/v1-agent.jsonl");
 const COORDINATOR: &str = include_str!("../../../tests/data/protocol/v1-coordinator.jsonl");
@@ -179,7 +183,54 @@ proptest! {
     fn unknown_kinds_are_named(kind in "[A-Z][a-z]{1,12}") {
         let text = json!({ "kind": kind, "id": 1 }).to_string();
         let error = decode::<FromAgent>(&text).unwrap_err();
-        prop_assert!(matches!(error, DecodeError::UnknownKind(named) if named == kind));
+        let is_named = matches!(error, DecodeError::UnknownKind { kind: named, .. } if named == kind);
+        prop_assert!(is_named);
+    }
+}
+
+#[test]
+fn values_of_a_later_version_are_read_as_unknown_ones() {
+    let first =
+        |lines: &str| -> Value { serde_json::from_str(lines.lines().next().unwrap()).unwrap() };
+    let mut hello = first(AGENT);
+    hello["intake"] = json!("by_invitation");
+    let Ok(FromAgent::Hello(hello)) = decode(&hello.to_string()) else { panic!("no hello") };
+    assert_eq!(hello.intake, Intake::Other);
+    for (status, name) in [(json!("partial"), "\"partial\""), (json!({ "a": 1 }), "{\"a\":1}")] {
+        let text = json!({ "kind": "result", "id": "t", "status": status, "result": { "x": 1 },
+            "error": { "message": "half", "code": "Half", "details": [1] } });
+        let Ok(FromAgent::Result(result)) = decode(&text.to_string()) else { panic!("no result") };
+        let error = result.error.unwrap();
+        assert_eq!((result.status, error.code), (Outcome::Failure, Code::UnknownOutcome));
+        assert!(
+            error.message.contains(name) && error.message.ends_with("half"),
+            "{}",
+            error.message
+        );
+        assert_eq!((result.result, error.details), (json!({ "x": 1 }), Some(json!([1]))));
+    }
+    let text = json!({ "kind": "stream_open", "stream": "serial2", "stream_id": Uuid::nil(),
+        "vm_uuid": Uuid::nil() });
+    let open = decode(&text.to_string());
+    assert!(
+        matches!(open, Ok(FromCoordinator::StreamOpen(open)) if open.stream == StreamKind::Other)
+    );
+}
+
+#[test]
+fn answers_to_what_is_not_understood_name_what_it_was_about() {
+    for (text, code, about) in [
+        (json!({ "kind": "extend", "id": "t" }), Code::UnknownKind, Some("t")),
+        (json!({ "kind": "extend", "id": 7, "token": "k" }), Code::UnknownKind, Some("k")),
+        (json!({ "kind": "cancel", "id": "" }), Code::Malformed, Some("")),
+        (json!({ "kind": "dispatch", "id": "t", "task": 7 }), Code::Malformed, Some("t")),
+        (json!({ "kind": "stream_open", "stream_id": "s" }), Code::Malformed, Some("s")),
+        (json!({ "kind": "extend", "id": "x".repeat(10_000) }), Code::UnknownKind, None),
+        (json!({ "id": "t" }), Code::Malformed, None),
+    ] {
+        let error = decode::<FromCoordinator>(&text.to_string()).unwrap_err();
+        assert_eq!((error.code(), error.about()), (code, about), "{text}");
+        assert_eq!(error.is_message(), text.get("kind").is_some());
     }
 }
 

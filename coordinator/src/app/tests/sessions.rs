@@ -81,6 +81,56 @@ async fn a_create_that_failed_gives_its_room_back_although_its_connection_ends_a
     app.shutdown().await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn messages_of_a_later_version_never_end_a_connection() {
+    let app = Disk::new().start().await;
+    let mut agent = Agent::connect(&app, server(1)).await;
+    let id = nop(&app).await;
+    agent.dispatched().await;
+    for text in ["{\"kind\":\"later\",\"id\":\"i\"}", "{\"kind\":\"progress\",\"id\":\"i\"}"] {
+        for _ in 0..300 {
+            agent.connection.sink.send(Frame::Text(text.to_owned())).await.unwrap();
+            let FromCoordinator::Error(error) = agent.next().await else { panic!("no error") };
+            assert_eq!(error.id.as_deref(), Some("i"), "{error:?}");
+        }
+    }
+    agent.refuse(&id, "UnknownKind").await;
+    assert_eq!(app.task_get(&id).await.unwrap()["status"], "active", "another message was meant");
+    let result = json!({ "kind": "result", "id": id, "status": "partial" }).to_string();
+    agent.connection.sink.send(Frame::Text(result)).await.unwrap();
+    agent.acknowledged(&id).await;
+    let task = app.task_get(&id).await.unwrap();
+    assert_eq!(
+        (&task["status"], &task["error"]["code"]),
+        (&json!("failure"), &json!("UnknownOutcome"))
+    );
+    assert!(task["error"]["message"].as_str().unwrap().contains("partial"), "{task:?}");
+    // But who speaks something else altogether is not listened to for ever.
+    for _ in 0..101 {
+        agent.connection.sink.send(Frame::Text("{".to_owned())).await.unwrap();
+        assert!(matches!(agent.next().await, FromCoordinator::Error(_)));
+    }
+    let end = tokio::time::timeout(SOON, agent.connection.stream.next()).await.unwrap();
+    assert!(matches!(end, Ok(None)), "{end:?}");
+    assert_eq!(agent.connection.stream.close_code(), Some(1008));
+    app.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hello_with_values_of_a_later_version_is_welcome() {
+    let app = Disk::new().start().await;
+    let (mut ours, theirs) = memory::pair();
+    app.agents().accept(theirs);
+    let mut hello = serde_json::to_value(FromAgent::from(hello(server(1)))).unwrap();
+    hello["intake"] = json!("by_invitation");
+    for text in ["{\"kind\":\"later\"}".to_owned(), hello.to_string()] {
+        ours.sink.send(Frame::Text(text)).await.unwrap();
+    }
+    let Ok(Some(Frame::Text(text))) = ours.stream.next().await else { panic!("no welcome") };
+    assert!(matches!(decode(&text), Ok(FromCoordinator::Welcome(_))), "{text}");
+    app.shutdown().await;
+}
+
 /// What an agent says while the store stands still waits for it; the next connection waits too.
 #[tokio::test(start_paused = true)]
 async fn a_connection_begins_after_the_last_one_s_work() {
