@@ -80,10 +80,17 @@ fn ping(local: &Local) -> Answer {
             "draining": engine.intake() != Intake::Accepting,
             "intake": engine.intake(),
             "coordinator": local.agent.links.summary(),
+            "degraded": degraded(local),
             "active_tasks": counts.active,
             "queued_tasks": counts.queued,
         }),
     )
+}
+
+/// What is wrong that only people can change.
+fn degraded(local: &Local) -> Vec<String> {
+    let turned_away = local.agent.links.turned_away();
+    turned_away.iter().map(|(url, reason)| format!("{url}: {reason}")).collect()
 }
 
 async fn status(local: &Local) -> Answer {

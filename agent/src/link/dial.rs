@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use muster_shared::backoff::Backoff;
 use muster_shared::link::Dialer;
-use muster_shared::wire::PROTOCOL;
+use muster_shared::wire::{PROTOCOL, close};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
@@ -19,10 +19,12 @@ use super::session::{self, End, SessionParts};
 
 /// A connection that lasted so long was a good one: the next failure starts the back-off anew.
 const STABLE: Duration = Duration::from_secs(30);
-/// Close code of a coordinator that got a newer connection for the same server.
-const REPLACED: u16 = 4001;
-/// Wait after [`REPLACED`], so that two agents with one uuid do not push each other out quickly.
+/// Wait after [`close::REPLACED`], so that two agents with one uuid do not push each other out quickly.
 const REPLACED_WAIT: Duration = Duration::from_secs(5);
+/// Longest wait after this agent was turned away, which only people can change; they should not
+/// have to wait long after they did.
+const TURNED_AWAY: Backoff =
+    Backoff { first: Duration::from_secs(10), factor: 2.0, cap: Duration::from_secs(60) };
 /// How often the thread shows that it is alive.
 const TICK: Duration = Duration::from_secs(1);
 
@@ -43,6 +45,8 @@ pub struct LinkState {
     /// Where to.
     pub url: Url,
     phase: Mutex<Phase>,
+    /// Why the coordinator turned this agent away, since it was last welcome.
+    turned_away: Mutex<Option<&'static str>>,
     /// Monotonic time, ms, of the thread's last sign of life.
     alive_ms: AtomicU64,
     pub(super) stop: CancellationToken,
@@ -55,6 +59,7 @@ impl LinkState {
         Arc::new(Self {
             url,
             phase: Mutex::new(Phase::Connecting),
+            turned_away: Mutex::new(None),
             alive_ms: AtomicU64::new(u64::MAX),
             stop,
             own_replacement: CancellationToken::new(),
@@ -65,6 +70,12 @@ impl LinkState {
     #[must_use]
     pub fn phase(&self) -> Phase {
         *self.phase.lock()
+    }
+
+    /// Why the coordinator turned this agent away, if it did the last time.
+    #[must_use]
+    pub fn turned_away(&self) -> Option<&'static str> {
+        *self.turned_away.lock()
     }
 
     /// Whether its thread has shown itself within `limit` before `now` (or has not begun yet).
@@ -109,6 +120,7 @@ async fn keep_connected(
     dialer: &dyn Dialer,
 ) {
     let mut attempt = 0;
+    let mut turned_away = 0;
     while !state.stop.is_cancelled() {
         state.set(Phase::Connecting);
         let began = parts.clock.monotonic();
@@ -135,6 +147,17 @@ async fn keep_connected(
                     attempt = 0;
                 }
                 wait = log_end(state, &end, lived);
+                let reason = reason_to_turn_away(&end);
+                *state.turned_away.lock() = reason;
+                match reason {
+                    Some(reason) => {
+                        tracing::error!(url = %state.url, reason, "turned away by a coordinator");
+                        let limit = TURNED_AWAY.delay(turned_away, parts.entropy.fraction());
+                        wait = Some(limit.max(TURNED_AWAY.first / 2));
+                        turned_away = turned_away.saturating_add(1);
+                    }
+                    None => turned_away = 0,
+                }
             }
             Err(error) => {
                 let error = muster_shared::error_chain::Chain(&error).to_string();
@@ -152,15 +175,25 @@ async fn keep_connected(
     }
 }
 
+/// Why a coordinator does not want this agent, if that is how a session ended.
+fn reason_to_turn_away(end: &End) -> Option<&'static str> {
+    match end {
+        End::Closed(Some(close::DUPLICATE)) => {
+            Some("another agent claims to be this server: the server uuid must be unique")
+        }
+        _ => None,
+    }
+}
+
 /// Says how a session ended; returns a wait other than the usual one.
 fn log_end(state: &LinkState, end: &End, lived: Duration) -> Option<Duration> {
     let lived_ms = u64::try_from(lived.as_millis()).unwrap_or(u64::MAX);
     match end {
         End::Stopped => tracing::info!(url = %state.url, "connection closed"),
-        End::Closed(Some(REPLACED)) if state.own_replacement.is_cancelled() => {
+        End::Closed(Some(close::REPLACED)) if state.own_replacement.is_cancelled() => {
             return Some(Duration::ZERO);
         }
-        End::Closed(Some(REPLACED)) => {
+        End::Closed(Some(close::REPLACED)) => {
             tracing::error!(url = %state.url, "another agent claims this server uuid");
             return Some(REPLACED_WAIT);
         }

@@ -217,6 +217,14 @@ impl Links {
         }
     }
 
+    /// The coordinators that turned this agent away, and why.
+    #[must_use]
+    pub fn turned_away(&self) -> Vec<(Url, &'static str)> {
+        let states = self.states();
+        let reason = |state: &Arc<LinkState>| Some((state.url.clone(), state.turned_away()?));
+        states.iter().filter_map(reason).collect()
+    }
+
     /// Whether every link's thread has shown itself within `limit`.
     #[must_use]
     pub fn are_alive(&self, limit: Duration) -> bool {

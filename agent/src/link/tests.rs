@@ -12,7 +12,7 @@ use muster_shared::threads::SameRuntime;
 use muster_shared::wire::stream::Control;
 use muster_shared::wire::{
     Acknowledge, Dispatch, Drain, FromAgent, FromCoordinator, Hello, StreamKind, StreamOpen,
-    TaskResult, Welcome, decode, encode,
+    TaskResult, Welcome, close, decode, encode,
 };
 use serde_json::json;
 use tokio::time::timeout;
@@ -229,6 +229,26 @@ async fn a_replaced_agent_waits_before_it_claims_its_server_again() {
     coordinator.connection.shutdown(4001, "replaced").await;
     cluster.accept(welcome()).await;
     assert!(clock.monotonic() - closed >= Duration::from_secs(5));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_is_turned_away_says_so_and_does_not_insist() {
+    let mut cluster = cluster().await;
+    let clock = cluster.agent.drivers.clock.clone();
+    for _ in 0..3 {
+        let closed = clock.monotonic();
+        let dialed = cluster.dialed().await;
+        dialed.connection.shutdown(close::DUPLICATE, "").await;
+        let again = cluster.dialed().await;
+        assert!(clock.monotonic() - closed >= Duration::from_secs(5));
+        let turned_away = cluster.agent.links.turned_away();
+        assert!(turned_away[0].1.contains("unique"), "{turned_away:?}");
+        again.connection.shutdown(close::DUPLICATE, "").await;
+    }
+    let coordinator = cluster.accept(welcome()).await;
+    coordinator.connection.shutdown(1012, "").await;
+    let _again = cluster.accept(welcome()).await;
+    assert!(cluster.agent.links.turned_away().is_empty());
 }
 
 #[tokio::test(start_paused = true)]

@@ -35,6 +35,9 @@ pub trait Incoming: fmt::Debug + Send + Sync + 'static {
     /// Something arrived on a connection, or the coordinator itself kept it from arriving.
     fn heard(&self, server: ServerUuid, connection: ConnectionId);
 
+    /// Whether a connection still gives its signs of life.
+    fn hears(&self, server: ServerUuid, connection: ConnectionId) -> bool;
+
     /// A heartbeat; the skew is the agent's wall clock less ours, ms, if it told its time.
     fn heartbeat(&self, server: ServerUuid, clock_skew_ms: Option<i64>);
 

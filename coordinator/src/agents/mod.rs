@@ -2,6 +2,7 @@
 //! streams beside them. What agents say goes to an [`Incoming`]; nothing here knows more of the
 //! application.
 
+mod door;
 mod error;
 mod incoming;
 mod registry;
@@ -20,10 +21,12 @@ use muster_shared::entropy::SharedEntropy;
 use muster_shared::ids::{ServerUuid, TaskId};
 use muster_shared::link::Connection;
 use muster_shared::wire::{Dispatch, FromCoordinator, Ticket};
+use prometheus_client::metrics::counter::Counter;
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+pub use door::{Reason, TurnedAway};
 pub use error::CallError;
 pub use incoming::{Incoming, Known};
 pub use registry::{AgentInfo, SendError};
@@ -32,6 +35,7 @@ pub(crate) use streams::pipe;
 pub use waiting::{Answer, Reply};
 
 use crate::roster::ConnectionId;
+use door::Door;
 use registry::Registry;
 use streams::Streams;
 use turns::Turns;
@@ -68,6 +72,7 @@ pub struct Agents {
     waiting: Waiting,
     streams: Streams,
     turns: Arc<Turns>,
+    door: Door,
 }
 
 impl Agents {
@@ -82,6 +87,7 @@ impl Agents {
             waiting: Waiting::default(),
             streams: Streams::default(),
             turns: Arc::default(),
+            door: Door::default(),
         }
     }
 
@@ -120,6 +126,18 @@ impl Agents {
     #[must_use]
     pub fn info(&self, server: ServerUuid) -> Option<AgentInfo> {
         self.registry.info(server)
+    }
+
+    /// The last agent of a server that was not let in.
+    #[must_use]
+    pub fn turned_away(&self, server: ServerUuid) -> Option<TurnedAway> {
+        self.door.turned_away(server)
+    }
+
+    /// Agents turned away because another of their server is connected.
+    #[must_use]
+    pub fn duplicates(&self) -> &Counter {
+        self.door.duplicates()
     }
 
     /// Whether a server's agent may have a kind of task: unless it is connected and told what it

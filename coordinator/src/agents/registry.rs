@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use muster_shared::ids::ServerUuid;
-use muster_shared::wire::{FromCoordinator, Intake};
+use muster_shared::wire::{FromCoordinator, Intake, close};
 use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::sync::{mpsc, watch};
@@ -57,7 +57,7 @@ pub(crate) struct Handle {
 
 impl Handle {
     fn replaced(&self) {
-        self.end.send_replace(Some((4001, "replaced by a newer connection")));
+        self.end.send_replace(Some((close::REPLACED, "replaced by a newer connection")));
     }
 }
 
@@ -87,6 +87,11 @@ impl Registry {
 
     pub(crate) fn connection(&self, server: ServerUuid) -> Option<ConnectionId> {
         self.0.lock().get(&server).map(|handle| handle.connection)
+    }
+
+    pub(crate) fn connected(&self, server: ServerUuid) -> Option<(ConnectionId, AgentInfo)> {
+        let agents = self.0.lock();
+        agents.get(&server).map(|handle| (handle.connection, handle.info.clone()))
     }
 
     pub(crate) fn info(&self, server: ServerUuid) -> Option<AgentInfo> {

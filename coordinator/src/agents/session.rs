@@ -17,6 +17,7 @@ use muster_shared::clock::iso;
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::ServerUuid;
 use muster_shared::link::{Connection, Frame, FrameSink, FrameStream, next_heard};
+use muster_shared::wire::close::REPLACED;
 use muster_shared::wire::{
     Code, DecodeError, Error as WireError, FromAgent, FromCoordinator, Heartbeat, Hello, Welcome,
     decode, encode,
@@ -120,6 +121,9 @@ impl Drop for Presence {
 
 impl Session {
     async fn serve(self, hello: Hello, mut sink: Box<dyn FrameSink>, stream: Box<dyn FrameStream>) {
+        if let Some(reason) = self.turns_away(&hello) {
+            return close(sink, reason.close_code(), reason.text()).await;
+        }
         let presence = Presence::new(&self);
         let Some(turn) = self.turn().await else {
             tracing::warn!("what the agent said before is still being handled");
@@ -273,7 +277,7 @@ async fn write(
         };
         let Some(message) = message else {
             // A newer connection took this one's place in the registry.
-            return close(sink, 4001, "replaced by a newer connection").await;
+            return close(sink, REPLACED, "replaced by a newer connection").await;
         };
         let sent = tokio::time::timeout(SEND_TIMEOUT, sink.send(Frame::Text(encode(&message))));
         match sent.await {

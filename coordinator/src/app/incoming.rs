@@ -41,6 +41,10 @@ impl Incoming for App {
         }
     }
 
+    fn hears(&self, server: ServerUuid, connection: ConnectionId) -> bool {
+        self.roster.lock().hears(server, connection, self.parts.clock.monotonic())
+    }
+
     fn heartbeat(&self, server: ServerUuid, clock_skew_ms: Option<i64>) {
         let now = self.parts.clock.wall();
         self.fleet.note(server, |entry| {

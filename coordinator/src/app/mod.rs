@@ -157,7 +157,7 @@ impl App {
             hello_timeout: config.hello_timeout,
             stream_timeout: config.stream_timeout,
         };
-        Arc::new_cyclic(|app: &Weak<Self>| Self {
+        let app = Arc::new_cyclic(|app: &Weak<Self>| Self {
             roster: Arc::new(Roster::new(config.roster, Arc::clone(&parts.clock))),
             agents: Arc::new(Agents::new(app.clone() as Weak<dyn Incoming>, agents)),
             metrics,
@@ -177,7 +177,10 @@ impl App {
             failed: CancellationToken::new(),
             parts,
             config,
-        })
+        });
+        let duplicates = app.agents.duplicates().clone();
+        app.metrics.register("agents_duplicate", "Agents turned away as second ones", duplicates);
+        app
     }
 
     /// Builds the application, reads what is stored and starts its jobs.

@@ -159,6 +159,11 @@ impl Agent {
     }
 
     async fn connect_only(app: &Arc<App>, server: ServerUuid) -> Self {
+        Self::connect_as(app, hello(server)).await
+    }
+
+    async fn connect_as(app: &Arc<App>, hello: Hello) -> Self {
+        let server = hello.server_uuid;
         let (ours, theirs) = memory::pair();
         app.agents().accept(theirs);
         let welcome = Welcome {
@@ -169,7 +174,7 @@ impl Agent {
             sysinfo_hash: String::new(),
         };
         let mut agent = Self { connection: ours, server, welcome };
-        agent.send(hello(server)).await;
+        agent.send(hello).await;
         let FromCoordinator::Welcome(welcome) = agent.next().await else { panic!("no welcome") };
         agent.welcome = welcome;
         agent

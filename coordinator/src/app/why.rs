@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use super::App;
 use super::error::AppError;
 use super::tasks::TaskStatus;
+use crate::agents::TurnedAway;
 use crate::roster::Standing;
 
 impl App {
@@ -76,10 +77,17 @@ impl App {
             (_, Some(Standing::Silent) | None) => Some("its agent to connect".to_owned()),
         };
         let status = entry.stored_status();
-        let text = match &waiting_for {
+        let mut text = match &waiting_for {
             None => format!("the server is {status} and heard"),
             Some(what) => format!("the server is {status} and waits for {what}"),
         };
+        let turned_away = self.agents.turned_away(server);
+        if let Some(TurnedAway { reason, at, times, .. }) = &turned_away {
+            let why = reason.text();
+            text = format!(
+                "{text}; an agent of this server was turned away ({why}) {times} times, last at {at}"
+            );
+        }
         let roster = entry.roster.as_ref().map(|held| &held.value);
         Ok(json!({
             "kind": "server",
@@ -95,6 +103,7 @@ impl App {
             "status_writes_total": entry.status_writes,
             "clock_skew_ms": entry.clock_skew_ms,
             "agent": agent,
+            "turned_away": turned_away,
             "remarks": entry.remarks,
             "open_tasks": open,
             "coordinator_late_ticks": self.roster.lock().late_ticks(),

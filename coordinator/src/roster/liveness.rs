@@ -267,6 +267,14 @@ impl Liveness {
         Some(if heard.excused(now) { Standing::Excused } else { Standing::Silent })
     }
 
+    /// Whether a connection was heard within its period.
+    #[must_use]
+    pub fn hears(&self, server: ServerUuid, connection: ConnectionId, now: Duration) -> bool {
+        let heard = self.servers.get(&server);
+        let last = heard.and_then(|heard| heard.connections.get(&connection));
+        last.is_some_and(|last| now.saturating_sub(*last) < self.limits.lost)
+    }
+
     /// Servers that are heard, and how often one began or ceased to be.
     #[must_use]
     pub fn tally(&self) -> Tally {

@@ -1,6 +1,6 @@
 //! Connections that end at a bad moment: what was said on them counts all the same.
 
-use muster_shared::wire::TaskError;
+use muster_shared::wire::{TaskError, close};
 
 use super::*;
 
@@ -128,6 +128,46 @@ async fn a_hello_with_values_of_a_later_version_is_welcome() {
     }
     let Ok(Some(Frame::Text(text))) = ours.stream.next().await else { panic!("no welcome") };
     assert!(matches!(decode(&text), Ok(FromCoordinator::Welcome(_))), "{text}");
+    app.shutdown().await;
+}
+
+/// Of two agents that claim to be one server only the first is listened to, while it lives.
+#[tokio::test(start_paused = true)]
+async fn a_second_agent_of_a_server_is_turned_away_while_the_first_is_heard() {
+    let app = Disk::new().start().await;
+    let mut first = Agent::connect(&app, server(1)).await;
+    let id = nop(&app).await;
+    first.dispatched().await;
+    let twin = |boot: &str| Hello {
+        boot_id: boot.to_owned(),
+        agent_instance_id: Uuid::from_u128(2),
+        ..hello(server(1))
+    };
+    for times in 1..3 {
+        let (mut ours, theirs) = memory::pair();
+        app.agents().accept(theirs);
+        let frame = Frame::Text(encode(&FromAgent::from(twin("another"))));
+        ours.sink.send(frame).await.unwrap();
+        assert_eq!(ours.stream.next().await.unwrap(), None);
+        assert_eq!(ours.stream.close_code(), Some(close::DUPLICATE));
+        let why = app.why_server(server(1)).unwrap();
+        assert_eq!(why["turned_away"]["reason"], "duplicate");
+        assert_eq!(why["turned_away"]["times"], times);
+        assert_eq!(why["turned_away"]["boot_id"], "another");
+        assert!(why["text"].as_str().unwrap().contains("another agent"), "{why:#}");
+        assert_eq!(app.agents().duplicates().get(), times);
+    }
+    first.finish(&id, Value::Null).await;
+    assert_eq!(ended(&app, &id).await["status"], "complete");
+
+    // Another start of the agent on the same boot takes its place at once; so does a host that
+    // booted again, once the old connection is silent.
+    let mut again = Agent::connect_as(&app, twin("b")).await;
+    assert_eq!(first.connection.stream.next().await.unwrap(), None);
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    drop(Agent::connect_as(&app, Hello { agent_instance_id: Uuid::nil(), ..twin("c") }).await);
+    while let Ok(Some(_)) = again.connection.stream.next().await {}
+    assert_eq!(again.connection.stream.close_code(), Some(close::REPLACED));
     app.shutdown().await;
 }
 
