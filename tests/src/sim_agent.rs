@@ -92,6 +92,7 @@ fn greeting(server_uuid: &str) -> Vec<FromAgent> {
         running_task_ids: Vec::new(),
         unacked_result_ids: Vec::new(),
         intake: Intake::Accepting,
+        cluster: None,
     };
     let sysinfo = Sysinfo {
         sysinfo: Some(sysinfo(server_uuid)),

@@ -1,4 +1,4 @@
-//! What an agent keeps about its own node: two small documents, each replaced as a whole.
+//! What an agent keeps about its own node: small documents, each replaced as a whole.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,6 +18,8 @@ pub enum Document {
     Setup,
     /// A factory reset that is carried out at the next boot.
     FactoryReset,
+    /// The cluster it works for, see [`crate::link::cluster`].
+    Cluster,
 }
 
 impl Document {
@@ -27,6 +29,7 @@ impl Document {
         match self {
             Self::Setup => "setup.json",
             Self::FactoryReset => "factory-reset.json",
+            Self::Cluster => "cluster.json",
         }
     }
 }

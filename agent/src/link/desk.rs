@@ -161,6 +161,11 @@ impl Desk {
             }
             FromCoordinator::Status(_) => self.samples.full(&outbox),
             FromCoordinator::StreamOpen(open) => self.stream(open, session),
+            FromCoordinator::Error(Error { id: Some(id), code: Code::UnknownTask, .. }) => {
+                if let Ok(id) = id.parse() {
+                    engine.disowned(&id);
+                }
+            }
             FromCoordinator::Error(e) => {
                 tracing::warn!(code = %e.code, id = e.id, message = e.message, "coordinator error");
             }

@@ -138,6 +138,7 @@ async fn keep_connected(
                     id,
                     url: &state.url,
                     clock: &parts.clock,
+                    cluster: &parts.cluster,
                     desk,
                     stop: &state.stop,
                 };
@@ -181,7 +182,10 @@ fn reason_to_turn_away(end: &End) -> Option<&'static str> {
         End::Closed(Some(close::DUPLICATE)) => {
             Some("another agent claims to be this server: the server uuid must be unique")
         }
-        _ => None,
+        End::Foreign(_) | End::Closed(Some(close::FOREIGN)) => {
+            Some("the coordinator is of another cluster than the one this agent works for")
+        }
+        End::Stopped | End::Closed(_) | End::Broken(_) => None,
     }
 }
 
@@ -200,6 +204,7 @@ fn log_end(state: &LinkState, end: &End, lived: Duration) -> Option<Duration> {
         End::Closed(code) => {
             tracing::info!(url = %state.url, ?code, lived_ms, "the coordinator closed");
         }
+        End::Foreign(foreign) => tracing::error!(url = %state.url, %foreign, "connection ended"),
         End::Broken(reason) => {
             tracing::warn!(url = %state.url, reason, lived_ms, "connection lost");
         }

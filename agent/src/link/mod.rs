@@ -5,6 +5,7 @@
 //! the agent's own runtime, which knows what messages mean and talks to the task engine. Between
 //! them are bounded channels.
 
+pub mod cluster;
 mod desk;
 pub mod dial;
 pub mod feed;
@@ -34,6 +35,7 @@ use tokio_util::task::TaskTracker;
 use url::Url;
 use uuid::Uuid;
 
+use self::cluster::Cluster;
 use self::desk::{Desk, ToDesk};
 use self::dial::{LinkState, Phase};
 use self::feed::Feed;
@@ -76,6 +78,8 @@ pub struct LinkParts {
     pub boot_id: String,
     /// This start of the agent.
     pub instance_id: Uuid,
+    /// The cluster it works for.
+    pub cluster: Cluster,
     /// Numbers sessions.
     pub next_session: AtomicU64,
 }
@@ -99,6 +103,7 @@ impl LinkParts {
             running_task_ids,
             unacked_result_ids: self.engine.unacked_ids(MAX_HELLO_IDS),
             intake: self.engine.intake(),
+            cluster: self.cluster.id(),
         }
     }
 }

@@ -20,6 +20,8 @@ use crate::tasks::Engine;
 
 /// A result that was not acknowledged for so long is sent again on the same connection.
 const RESEND: Duration = Duration::from_secs(5);
+/// The same of a result of which the coordinator said that it lacks the task.
+const RESEND_DISOWNED: Duration = Duration::from_secs(600);
 /// Results looked at in one go; the others follow as these are acknowledged.
 const WINDOW: usize = 512;
 /// Changes of VMs within this time make one report.
@@ -185,10 +187,11 @@ impl Pump {
         let mut next = RESEND;
         for id in ids {
             let now = self.clock.monotonic();
+            let resend = if self.engine.is_disowned(&id) { RESEND_DISOWNED } else { RESEND };
             if let Some(at) = sent.get(&id)
-                && now.saturating_sub(*at) < RESEND
+                && now.saturating_sub(*at) < resend
             {
-                next = next.min((*at + RESEND).saturating_sub(now));
+                next = next.min((*at + resend).saturating_sub(now));
                 continue;
             }
             if !self.outbox.has_room() {

@@ -12,12 +12,13 @@ use muster_shared::ids::VmUuid;
 use muster_shared::link::{Connection, Frame, FrameSink, FrameStream, LinkError};
 use muster_shared::wire::status::{Report, Status, VmReport, delta, digest};
 use muster_shared::wire::{
-    Code, Error, FromAgent, FromCoordinator, Heartbeat, Hello, decode, encode,
+    Code, Error, FromAgent, FromCoordinator, Heartbeat, Hello, close, decode, encode,
 };
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::cluster::{Cluster, Foreign};
 use super::desk::ToDesk;
 use super::feed::Sample;
 use super::outbox::{Outbox, Outgoing};
@@ -38,6 +39,8 @@ pub(super) enum End {
     Closed(Option<u16>),
     /// It broke, or the coordinator broke the protocol.
     Broken(String),
+    /// The coordinator is of another cluster.
+    Foreign(Foreign),
 }
 
 /// What a session is part of.
@@ -46,6 +49,7 @@ pub(super) struct SessionParts<'a> {
     pub(super) id: u64,
     pub(super) url: &'a url::Url,
     pub(super) clock: &'a SharedClock,
+    pub(super) cluster: &'a Cluster,
     pub(super) desk: &'a mpsc::Sender<ToDesk>,
     pub(super) stop: &'a CancellationToken,
 }
@@ -69,6 +73,7 @@ pub(super) async fn run(connection: Connection, hello: Hello, parts: &SessionPar
     match &end {
         End::Stopped => Connection { sink, stream }.shutdown(1001, "agent stops").await,
         End::Broken(_) => sink.close(1002, "protocol error").await,
+        End::Foreign(_) => sink.close(close::FOREIGN, "another cluster").await,
         End::Closed(_) => {}
     }
     end
@@ -144,6 +149,12 @@ async fn read(stream: &mut dyn FrameStream, outbox: &Arc<Outbox>, parts: &Sessio
         Ok(Err(error)) => return End::Broken(error),
         Err(_) => return End::Broken("no welcome in time".to_owned()),
     };
+    // Before anything is told: results are for the cluster that wanted them.
+    if let Some(theirs) = welcome.cluster
+        && let Err(foreign) = parts.cluster.welcomed(theirs).await
+    {
+        return End::Foreign(foreign);
+    }
     let connected =
         ToDesk::Connected { id: parts.id, url: parts.url.clone(), welcome, outbox: outbox.clone() };
     if parts.desk.send(connected).await.is_err() {

@@ -11,7 +11,7 @@ use muster_shared::link::{Connection, Frame};
 use muster_shared::threads::SameRuntime;
 use muster_shared::wire::stream::Control;
 use muster_shared::wire::{
-    Acknowledge, Dispatch, Drain, FromAgent, FromCoordinator, Hello, StreamKind, StreamOpen,
+    Acknowledge, Code, Dispatch, Drain, FromAgent, FromCoordinator, Hello, StreamKind, StreamOpen,
     TaskResult, Welcome, close, decode, encode,
 };
 use serde_json::json;
@@ -90,6 +90,7 @@ fn welcome() -> Welcome {
         members: vec!["ws://elsewhere:1".to_owned()],
         open_task_ids: Vec::new(),
         sysinfo_hash: String::new(),
+        cluster: Some(Uuid::from_u128(0xc1)),
     }
 }
 
@@ -229,6 +230,63 @@ async fn a_replaced_agent_waits_before_it_claims_its_server_again() {
     coordinator.connection.shutdown(4001, "replaced").await;
     cluster.accept(welcome()).await;
     assert!(clock.monotonic() - closed >= Duration::from_secs(5));
+}
+
+/// An empty store, or another cluster's, must not destroy what this cluster's agents keep for it.
+#[tokio::test(start_paused = true)]
+async fn no_coordinator_of_another_cluster_is_asked_to_acknowledge() {
+    let mut cluster = cluster().await;
+    let mut coordinator = cluster.accept(welcome()).await;
+    assert_eq!(coordinator.hello.cluster, None);
+    coordinator.dispatch("t1", "machine_destroy", json!({ "uuid": uuid() })).await;
+    coordinator.result("t1").await;
+    drop(coordinator);
+    for _ in 0..3 {
+        let foreign = Welcome { cluster: Some(Uuid::from_u128(0xc2)), ..welcome() };
+        let mut coordinator = cluster.accept(foreign).await;
+        assert_eq!(coordinator.hello.cluster, welcome().cluster);
+        // Nothing but heartbeats before the end, which says why.
+        loop {
+            match coordinator.connection.stream.next().await {
+                Ok(Some(Frame::Text(text))) => {
+                    let message = decode(&text).unwrap();
+                    assert!(matches!(message, FromAgent::Heartbeat(_)), "told {message:?}");
+                }
+                Ok(None) => break,
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(coordinator.connection.stream.close_code(), Some(close::FOREIGN));
+    }
+    let turned_away = cluster.agent.links.turned_away();
+    assert!(turned_away[0].1.contains("cluster"), "{turned_away:?}");
+    let mut coordinator = cluster.accept(welcome()).await;
+    assert_eq!(coordinator.hello.unacked_result_ids, ["t1".parse().unwrap()]);
+    coordinator.result("t1").await;
+}
+
+/// A store that was lost may come back.
+#[tokio::test(start_paused = true)]
+async fn a_result_that_the_store_lacks_is_kept_and_told_again() {
+    let mut cluster = cluster().await;
+    let mut coordinator = cluster.accept(welcome()).await;
+    coordinator.dispatch("t1", "machine_destroy", json!({ "uuid": uuid() })).await;
+    let unknown = || muster_shared::wire::Error {
+        id: Some("t1".to_owned()),
+        code: Code::UnknownTask,
+        message: String::new(),
+    };
+    coordinator.result("t1").await;
+    coordinator.send(unknown()).await;
+    let clock = cluster.agent.drivers.clock.clone();
+    let before = clock.monotonic();
+    coordinator.result("t1").await;
+    assert!(clock.monotonic() - before > Duration::from_secs(60), "not every few seconds");
+    coordinator.send(unknown()).await;
+    drop(coordinator);
+    let mut coordinator = cluster.accept(welcome()).await;
+    assert_eq!(coordinator.hello.unacked_result_ids, ["t1".parse().unwrap()]);
+    coordinator.result("t1").await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -218,7 +218,7 @@ impl Engine {
         Counts {
             active: shared.live.len().saturating_sub(queued) + shared.recovered.len(),
             queued,
-            unacked: shared.unacked.len(),
+            unacked: shared.unacked.len() + shared.disowned.len(),
             journal_bytes: shared.bytes,
         }
     }
@@ -231,11 +231,13 @@ impl Engine {
         shared.live.keys().cloned().chain(recovered).collect()
     }
 
-    /// Ended tasks whose result nobody has acknowledged, oldest first, at most `limit`.
+    /// Ended tasks whose result nobody has acknowledged, oldest first, at most `limit`; those that
+    /// no coordinator knows come last.
     #[must_use]
     pub fn unacked_ids(&self, limit: usize) -> Vec<TaskId> {
         let shared = self.shared.lock();
-        shared.unacked.iter().take(limit).map(|(_, id)| id.clone()).collect()
+        let all = shared.unacked.iter().chain(&shared.disowned);
+        all.take(limit).map(|(_, id)| id.clone()).collect()
     }
 
     /// Where a task stands; waits until a task that is being accepted is durable.

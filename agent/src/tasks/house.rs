@@ -42,6 +42,7 @@ impl Engine {
             ended.acked = true;
             let (seq, durable) = (ended.seq, ended.record.is_none());
             shared.unacked.remove(&(seq, id.clone()));
+            shared.disowned.remove(&(seq, id.clone()));
             durable
         };
         if durable {
@@ -50,6 +51,33 @@ impl Engine {
         }
         self.acks.notify_one();
         self.touch();
+    }
+
+    /// A coordinator says that its store lacks a task that has ended here. The store may have been
+    /// lost or replaced by an older copy, so the result is kept as long as any, and told again.
+    pub fn disowned(&self, id: &TaskId) {
+        let old = {
+            let mut shared = self.shared.lock();
+            let Some(ended) = shared.ended.get(id).filter(|ended| !ended.acked) else { return };
+            let age = Duration::try_from(self.parts.clock.wall().duration_since(ended.finished_at));
+            let (seq, old) = (ended.seq, age.is_ok_and(|age| age > KEPT_FOR));
+            if shared.unacked.remove(&(seq, id.clone())) {
+                tracing::warn!(task_id = %id, "no coordinator knows this task; its result is kept");
+                shared.disowned.insert((seq, id.clone()));
+            }
+            old
+        };
+        if old {
+            tracing::warn!(task_id = %id, "the result of a task that nobody knows is forgotten");
+            self.acknowledge(id);
+        }
+    }
+
+    /// Whether the last word about a result was [`Engine::disowned`].
+    #[must_use]
+    pub fn is_disowned(&self, id: &TaskId) -> bool {
+        let shared = self.shared.lock();
+        shared.ended.get(id).is_some_and(|e| shared.disowned.contains(&(e.seq, id.clone())))
     }
 
     /// Background work of the engine, until it is closed.
@@ -156,6 +184,7 @@ impl Engine {
                 shared.by_seq.remove(seq);
                 shared.ended.remove(id);
                 shared.unacked.remove(&(*seq, id.clone()));
+                shared.disowned.remove(&(*seq, id.clone()));
             }
         }
     }

@@ -133,6 +133,8 @@ pub(super) struct Shared {
     pub(super) by_seq: BTreeMap<u64, TaskId>,
     /// Ended tasks whose result a coordinator still has to acknowledge, oldest first.
     pub(super) unacked: BTreeSet<(u64, TaskId)>,
+    /// Of those no longer in `unacked`: a coordinator said that its store lacks the task.
+    pub(super) disowned: BTreeSet<(u64, TaskId)>,
     pub(super) bytes: usize,
     pub(super) tickets: BTreeMap<String, Token>,
     pub(super) intake: StoredIntake,

@@ -1,4 +1,5 @@
-//! Who is let in: of two agents that claim to be the same server, the one that is there.
+//! Who is let in: agents of this cluster, and of two that claim to be the same server the one that
+//! is there.
 
 use std::collections::BTreeMap;
 
@@ -22,6 +23,8 @@ const MAX_REMEMBERED: usize = 1_000;
 pub enum Reason {
     /// Another agent of this server is connected and heard.
     Duplicate,
+    /// The agent works for another cluster.
+    Foreign,
 }
 
 impl Reason {
@@ -29,6 +32,7 @@ impl Reason {
     pub(super) fn close_code(self) -> u16 {
         match self {
             Self::Duplicate => close::DUPLICATE,
+            Self::Foreign => close::FOREIGN,
         }
     }
 
@@ -37,6 +41,7 @@ impl Reason {
     pub fn text(self) -> &'static str {
         match self {
             Self::Duplicate => "another agent of this server is connected",
+            Self::Foreign => "it belongs to another cluster",
         }
     }
 }
@@ -61,11 +66,15 @@ pub struct TurnedAway {
 pub(super) struct Door {
     turned_away: Mutex<BTreeMap<ServerUuid, TurnedAway>>,
     duplicates: Counter,
+    foreign: Counter,
 }
 
 impl Door {
-    pub(super) fn duplicates(&self) -> &Counter {
-        &self.duplicates
+    pub(super) fn total(&self, reason: Reason) -> &Counter {
+        match reason {
+            Reason::Duplicate => &self.duplicates,
+            Reason::Foreign => &self.foreign,
+        }
     }
 
     pub(super) fn turned_away(&self, server: ServerUuid) -> Option<TurnedAway> {
@@ -93,7 +102,22 @@ fn is_another(connected: &AgentInfo, hello: &Hello) -> bool {
 impl Session {
     /// Why this agent is not let in, if it is not; whoever operates this coordinator is told.
     pub(super) fn turns_away(&self, hello: &Hello) -> Option<Reason> {
+        let reason = self.reason_against(hello)?;
+        let Session { agents, server, .. } = self;
+        agents.door.total(reason).inc();
+        let at = iso(agents.parts.clock.wall());
+        agents.door.remember(*server, hello, reason, at);
+        Some(reason)
+    }
+
+    fn reason_against(&self, hello: &Hello) -> Option<Reason> {
         let Session { agents, incoming, server, .. } = self;
+        if let (Some(theirs), Some(ours)) = (hello.cluster, incoming.cluster())
+            && theirs != ours
+        {
+            tracing::warn!(server_uuid = %server, %theirs, %ours, "an agent of another cluster");
+            return Some(Reason::Foreign);
+        }
         let (connection, info) = agents.registry.connected(*server)?;
         // A host that was reset is back before its old connection is known to be dead; it dials
         // again and finds it gone.
@@ -105,9 +129,6 @@ impl Session {
             connected_boot_id = info.boot_id, connected_instance = %info.agent_instance_id,
             "a second agent claims to be this server and is turned away"
         );
-        agents.door.duplicates.inc();
-        let at = iso(agents.parts.clock.wall());
-        agents.door.remember(*server, hello, Reason::Duplicate, at);
         Some(Reason::Duplicate)
     }
 }

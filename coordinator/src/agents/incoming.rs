@@ -8,6 +8,8 @@ use muster_shared::ids::{ServerUuid, TaskId};
 use muster_shared::wire::status::Report;
 use muster_shared::wire::{Code, Progress, Sysinfo, TaskResult};
 
+use uuid::Uuid;
+
 use crate::roster::ConnectionId;
 
 /// What the store holds of a server, for its agent's welcome.
@@ -34,6 +36,9 @@ pub trait Incoming: fmt::Debug + Send + Sync + 'static {
 
     /// Something arrived on a connection, or the coordinator itself kept it from arriving.
     fn heard(&self, server: ServerUuid, connection: ConnectionId);
+
+    /// Names the store that all this goes to.
+    fn cluster(&self) -> Option<Uuid>;
 
     /// Whether a connection still gives its signs of life.
     fn hears(&self, server: ServerUuid, connection: ConnectionId) -> bool;

@@ -134,10 +134,10 @@ impl Agents {
         self.door.turned_away(server)
     }
 
-    /// Agents turned away because another of their server is connected.
+    /// How many agents were turned away for this reason.
     #[must_use]
-    pub fn duplicates(&self) -> &Counter {
-        self.door.duplicates()
+    pub fn turned_away_total(&self, reason: Reason) -> &Counter {
+        self.door.total(reason)
     }
 
     /// Whether a server's agent may have a kind of task: unless it is connected and told what it

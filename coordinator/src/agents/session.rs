@@ -176,6 +176,7 @@ impl Session {
             members: self.agents.parts.advertised_urls.clone(),
             open_task_ids: known.open_task_ids,
             sysinfo_hash: known.sysinfo_hash,
+            cluster: self.incoming.cluster(),
         }
     }
 

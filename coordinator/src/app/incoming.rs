@@ -7,6 +7,7 @@ use muster_shared::error_chain::Chain;
 use muster_shared::ids::{ServerUuid, TaskId};
 use muster_shared::wire::status::Report;
 use muster_shared::wire::{Code, Progress, Sysinfo, TaskResult};
+use uuid::Uuid;
 
 use super::App;
 use crate::agents::{Incoming, Known};
@@ -39,6 +40,10 @@ impl Incoming for App {
         if roster.wanted(server) != before {
             self.roster.wake.notify_one();
         }
+    }
+
+    fn cluster(&self) -> Option<Uuid> {
+        Self::cluster(self)
     }
 
     fn hears(&self, server: ServerUuid, connection: ConnectionId) -> bool {

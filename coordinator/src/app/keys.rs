@@ -10,6 +10,8 @@ use sha2::{Digest as _, Sha256};
 use super::error::AppError;
 use crate::store::Record;
 
+/// Names the store; made at its first start and never changed.
+pub(crate) const CLUSTER: &str = "cluster";
 pub(crate) const SERVERS: &str = "server/";
 pub(crate) const SYSINFOS: &str = "sysinfo/";
 pub(crate) const ROSTER: &str = "roster/";

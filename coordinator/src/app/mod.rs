@@ -8,6 +8,7 @@ mod agent_calls;
 mod allocate;
 pub mod boot;
 mod caller;
+mod cluster;
 mod config;
 pub(crate) mod dataset_url;
 mod error;
@@ -41,7 +42,7 @@ pub mod image_manifest;
 pub mod images;
 
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use muster_shared::ids::ServerUuid;
 use parking_lot::Mutex;
@@ -51,6 +52,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
+use uuid::Uuid;
 
 pub use allocate::{AllocationRecord, Ask, Decided};
 pub use caller::Caller;
@@ -61,7 +63,7 @@ pub use place::Placed;
 pub use servers::ServerFilter;
 pub use vms::VmFilter;
 
-use crate::agents::{Agents, AgentsParts, Incoming};
+use crate::agents::{Agents, AgentsParts, Incoming, Reason};
 use crate::background;
 use crate::metrics::{Metrics, StaticLabels};
 use crate::store::{Counted, Feed, Follow, LeaseId, StoreError};
@@ -111,6 +113,7 @@ pub struct App {
     pub(crate) tracker: TaskTracker,
     pub(crate) cancel: CancellationToken,
     pub(crate) failed: CancellationToken,
+    cluster: OnceLock<Uuid>,
 }
 
 impl fmt::Debug for App {
@@ -175,11 +178,16 @@ impl App {
             tracker,
             cancel,
             failed: CancellationToken::new(),
+            cluster: OnceLock::new(),
             parts,
             config,
         });
-        let duplicates = app.agents.duplicates().clone();
-        app.metrics.register("agents_duplicate", "Agents turned away as second ones", duplicates);
+        for (name, help, reason) in [
+            ("agents_duplicate", "Agents turned away as second ones", Reason::Duplicate),
+            ("agents_foreign", "Agents turned away as another cluster's", Reason::Foreign),
+        ] {
+            app.metrics.register(name, help, app.agents.turned_away_total(reason).clone());
+        }
         app
     }
 
@@ -198,6 +206,7 @@ impl App {
     /// # Errors
     /// [`AppError::Store`], [`AppError::Corrupt`]; nothing runs then.
     pub async fn run(self: &Arc<Self>) -> Result<(), AppError> {
+        self.load_cluster().await?;
         self.placer_enrol().await?;
         // In this order each commit is shown: who is told that a task has ended finds its VM.
         self.feed.add(Arc::clone(&self.fleet) as Arc<dyn Follow>);

@@ -65,6 +65,7 @@ pub(crate) fn hello(server: ServerUuid) -> Hello {
         running_task_ids: vec![],
         unacked_result_ids: vec![],
         intake: Intake::Accepting,
+        cluster: None,
     }
 }
 
@@ -172,6 +173,7 @@ impl Agent {
             members: vec![],
             open_task_ids: vec![],
             sysinfo_hash: String::new(),
+            cluster: None,
         };
         let mut agent = Self { connection: ours, server, welcome };
         agent.send(hello).await;

@@ -38,6 +38,10 @@ pub struct Hello {
     /// Whether new work is accepted.
     #[serde(default)]
     pub intake: Intake,
+    /// The cluster whose work this agent does; none before its first welcome.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, format = Uuid)]
+    pub cluster: Option<Uuid>,
 }
 
 /// Whether an agent accepts new mutating tasks.
@@ -79,6 +83,11 @@ pub struct Welcome {
     /// Hash of the sysinfo the store holds; empty when there is none.
     #[serde(default)]
     pub sysinfo_hash: String,
+    /// Names the coordinators' store. An agent remembers the first one it is told and works for no
+    /// other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, format = Uuid)]
+    pub cluster: Option<Uuid>,
 }
 
 /// Sign of life, every second.

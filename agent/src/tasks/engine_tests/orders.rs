@@ -97,6 +97,26 @@ async fn a_pause_lasts_until_resume_or_the_next_boot() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_result_that_no_store_knows_is_kept_for_a_week_and_stands_in_nobody_s_way() {
+    let node = Node::new(SCRIPTS);
+    let engine = node.start().await;
+    for id in ["lost", "found"] {
+        engine.submit(submission(id, "script", json!({}))).await.unwrap();
+        ended(&engine, id).await;
+    }
+    engine.disowned(&task("lost"));
+    assert_eq!(engine.unacked_ids(10), [task("found"), task("lost")]);
+    assert_eq!(engine.unacked_ids(1), [task("found")]);
+    tokio::time::sleep(Duration::from_secs(6 * 24 * 3600)).await;
+    engine.disowned(&task("lost"));
+    engine.acknowledge(&task("found"));
+    assert_eq!(engine.unacked_ids(10), [task("lost")]);
+    tokio::time::sleep(Duration::from_secs(2 * 24 * 3600)).await;
+    engine.disowned(&task("lost"));
+    assert_eq!(engine.unacked_ids(10), []);
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_older_ticket_is_refused_even_after_a_restart() {
     let node = Node::new(SCRIPTS);
     let with = |id: &str, epoch, counter| {

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_shared::ids::{ServerUuid, TaskId};
-use muster_shared::wire::{Acknowledge, Cancel, Code, Outcome, TaskError, TaskResult};
+use muster_shared::wire::{
+    Acknowledge, Cancel, Code, Error as WireError, Outcome, TaskError, TaskResult,
+};
 
 use super::record::{Ending, TaskStatus};
 use super::{Open, is_conflict};
@@ -43,8 +45,17 @@ impl App {
             }
             None => match self.task_record_of(&id).await {
                 Ok(record) => record.status != TaskStatus::Active,
-                // Deleted, or of another life of this store: nobody waits for it.
-                Err(AppError::TaskNotFound) => true,
+                // A store that lacks a task may be a lost or a wrong one. The agent keeps the
+                // result, and forgets it when no store can have the task any more.
+                Err(AppError::TaskNotFound) => {
+                    let message = "this store has no such task".to_owned();
+                    let id = Some(id.to_string());
+                    let unknown = WireError { id, code: Code::UnknownTask, message };
+                    if let Err(error) = self.agents.send(server, unknown) {
+                        tracing::debug!(%error, "the agent asks again");
+                    }
+                    return;
+                }
                 Err(error) => {
                     tracing::warn!(task_id = %id, %error, "cannot look up a result's task");
                     false

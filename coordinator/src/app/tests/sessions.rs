@@ -1,8 +1,9 @@
 //! Connections that end at a bad moment: what was said on them counts all the same.
 
-use muster_shared::wire::{TaskError, close};
+use muster_shared::wire::{Code, TaskError, close};
 
 use super::*;
+use crate::agents::Reason;
 
 /// Says that a task failed.
 async fn fail(agent: &mut Agent, id: &TaskId) {
@@ -106,10 +107,11 @@ async fn messages_of_a_later_version_never_end_a_connection() {
     );
     assert!(task["error"]["message"].as_str().unwrap().contains("partial"), "{task:?}");
     // But who speaks something else altogether is not listened to for ever.
-    for _ in 0..101 {
+    for _ in 0..100 {
         agent.connection.sink.send(Frame::Text("{".to_owned())).await.unwrap();
         assert!(matches!(agent.next().await, FromCoordinator::Error(_)));
     }
+    agent.connection.sink.send(Frame::Text("{".to_owned())).await.unwrap();
     let end = tokio::time::timeout(SOON, agent.connection.stream.next()).await.unwrap();
     assert!(matches!(end, Ok(None)), "{end:?}");
     assert_eq!(agent.connection.stream.close_code(), Some(1008));
@@ -155,7 +157,7 @@ async fn a_second_agent_of_a_server_is_turned_away_while_the_first_is_heard() {
         assert_eq!(why["turned_away"]["times"], times);
         assert_eq!(why["turned_away"]["boot_id"], "another");
         assert!(why["text"].as_str().unwrap().contains("another agent"), "{why:#}");
-        assert_eq!(app.agents().duplicates().get(), times);
+        assert_eq!(app.agents().turned_away_total(Reason::Duplicate).get(), times);
     }
     first.finish(&id, Value::Null).await;
     assert_eq!(ended(&app, &id).await["status"], "complete");
@@ -163,11 +165,56 @@ async fn a_second_agent_of_a_server_is_turned_away_while_the_first_is_heard() {
     // Another start of the agent on the same boot takes its place at once; so does a host that
     // booted again, once the old connection is silent.
     let mut again = Agent::connect_as(&app, twin("b")).await;
-    assert_eq!(first.connection.stream.next().await.unwrap(), None);
+    while let Ok(Some(_)) = first.connection.stream.next().await {}
+    assert_eq!(first.connection.stream.close_code(), Some(close::REPLACED));
     tokio::time::sleep(Duration::from_secs(3)).await;
     drop(Agent::connect_as(&app, Hello { agent_instance_id: Uuid::nil(), ..twin("c") }).await);
     while let Ok(Some(_)) = again.connection.stream.next().await {}
     assert_eq!(again.connection.stream.close_code(), Some(close::REPLACED));
+    app.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_of_another_cluster_is_turned_away() {
+    let disk = Disk::new();
+    let app = disk.start().await;
+    let agent = Agent::connect(&app, server(1)).await;
+    let cluster = agent.welcome.cluster;
+    assert!(cluster.is_some());
+    drop(agent);
+    app.shutdown().await;
+
+    let app = disk.start().await;
+    let agent = Agent::connect_as(&app, Hello { cluster, ..hello(server(1)) }).await;
+    assert_eq!(agent.welcome.cluster, cluster, "a restart is the same cluster");
+    drop(agent);
+    let (mut ours, theirs) = memory::pair();
+    app.agents().accept(theirs);
+    let foreign = Hello { cluster: Some(Uuid::from_u128(1)), ..hello(server(1)) };
+    ours.sink.send(Frame::Text(encode(&FromAgent::from(foreign)))).await.unwrap();
+    assert_eq!(ours.stream.next().await.unwrap(), None);
+    assert_eq!(ours.stream.close_code(), Some(close::FOREIGN));
+    let why = app.why_server(server(1)).unwrap();
+    assert_eq!(why["turned_away"]["reason"], "foreign");
+    assert_eq!(app.agents().turned_away_total(Reason::Foreign).get(), 1);
+    app.shutdown().await;
+}
+
+/// A store that lacks a task may be the wrong one, or a lost one; only the result tells what
+/// became of the task.
+#[tokio::test(start_paused = true)]
+async fn a_result_of_a_task_that_the_store_lacks_is_not_acknowledged() {
+    let app = Disk::new().start().await;
+    let mut agent = Agent::connect(&app, server(1)).await;
+    let id: TaskId = "of-another-store".parse().unwrap();
+    agent.finish(&id, Value::Null).await;
+    match agent.next().await {
+        FromCoordinator::Error(error) => {
+            assert_eq!(error.id.as_deref(), Some(id.as_str()));
+            assert_eq!(error.code, Code::UnknownTask);
+        }
+        other => panic!("{other:?}"),
+    }
     app.shutdown().await;
 }
 
