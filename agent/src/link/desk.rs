@@ -159,6 +159,8 @@ impl Desk {
                     outbox.sysinfo(pump::sysinfo_message(&document));
                 });
             }
+            // The session's.
+            FromCoordinator::Heartbeat(_) => {}
             FromCoordinator::Status(_) => self.samples.full(&outbox),
             FromCoordinator::StreamOpen(open) => self.stream(open, session),
             FromCoordinator::Error(Error { id: Some(id), code: Code::UnknownTask, .. }) => {

@@ -27,7 +27,7 @@ use muster_shared::ids::ServerUuid;
 use muster_shared::link::Dialer;
 use muster_shared::link::websocket::with_endpoint_path;
 use muster_shared::threads::SharedThreads;
-use muster_shared::wire::Hello;
+use muster_shared::wire::{Hello, feature};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -90,7 +90,7 @@ impl LinkParts {
         let mut capabilities: Vec<String> =
             kinds.map(|kind| format!("task:{}", kind.kind().name)).collect();
         capabilities.push(format!("task:{}", desk::TASK_HISTORY));
-        capabilities.push("streams".to_owned());
+        capabilities.extend(["streams".to_owned(), feature::HEARTBEAT.to_owned()]);
         let mut running_task_ids = self.engine.running_ids();
         running_task_ids.truncate(MAX_HELLO_IDS);
         Hello {

@@ -4,17 +4,18 @@
 //! at the [desk](super::desk), behind a bounded channel.
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use muster_shared::clock::{SharedClock, iso};
 use muster_shared::ids::VmUuid;
-use muster_shared::link::{Connection, Frame, FrameSink, FrameStream, LinkError};
+use muster_shared::link::{Connection, Frame, FrameSink, FrameStream, LinkError, next_heard};
 use muster_shared::wire::status::{Report, Status, VmReport, delta, digest};
 use muster_shared::wire::{
-    Code, Error, FromAgent, FromCoordinator, Heartbeat, Hello, close, decode, encode,
+    Code, Error, FromAgent, FromCoordinator, Heartbeat, Hello, close, decode, encode, feature,
 };
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -27,8 +28,10 @@ use super::outbox::{Outbox, Outgoing};
 pub const HEARTBEAT: Duration = Duration::from_secs(1);
 /// Longest wait for the coordinator's welcome.
 const WELCOME_LIMIT: Duration = Duration::from_secs(15);
-/// Longest time one frame may take to be taken by the transport.
-const SEND_LIMIT: Duration = Duration::from_secs(10);
+/// Longest time without a byte of a coordinator that gives signs of life every second.
+const SILENCE_LIMIT: Duration = Duration::from_secs(5);
+/// Longest time one frame may take to be taken by the transport; a slow line is no dead one.
+const SEND_LIMIT: Duration = Duration::from_secs(30);
 
 /// How a session ended.
 #[derive(Debug)]
@@ -142,13 +145,15 @@ fn report(
 
 /// Hands messages to the desk until the connection ends.
 async fn read(stream: &mut dyn FrameStream, outbox: &Arc<Outbox>, parts: &SessionParts<'_>) -> End {
-    let welcome = match timeout(WELCOME_LIMIT, next(stream, outbox)).await {
-        Ok(Ok(Some(FromCoordinator::Welcome(welcome)))) => welcome,
-        Ok(Ok(Some(_))) => return End::Broken("the first message was no welcome".to_owned()),
-        Ok(Ok(None)) => return End::Closed(stream.close_code()),
-        Ok(Err(error)) => return End::Broken(error),
-        Err(_) => return End::Broken("no welcome in time".to_owned()),
+    let welcome = match next(stream, outbox, WELCOME_LIMIT).await {
+        Ok(Some(FromCoordinator::Welcome(welcome))) => welcome,
+        Ok(Some(_)) => return End::Broken("the first message was no welcome".to_owned()),
+        Ok(None) => return End::Closed(stream.close_code()),
+        Err(error) => return End::Broken(error),
     };
+    let beats = welcome.capabilities.iter().any(|name| name == feature::HEARTBEAT);
+    // Of an older one only the transport can tell that it is gone.
+    let limit = if beats { SILENCE_LIMIT } else { Duration::MAX };
     // Before anything is told: results are for the cluster that wanted them.
     if let Some(theirs) = welcome.cluster
         && let Err(foreign) = parts.cluster.welcomed(theirs).await
@@ -161,7 +166,8 @@ async fn read(stream: &mut dyn FrameStream, outbox: &Arc<Outbox>, parts: &Sessio
         return End::Stopped;
     }
     loop {
-        let message = match next(stream, outbox).await {
+        let message = match next(stream, outbox, limit).await {
+            Ok(Some(FromCoordinator::Heartbeat(_))) => continue,
             Ok(Some(message)) => message,
             Ok(None) => return End::Closed(stream.close_code()),
             Err(error) => return End::Broken(error),
@@ -174,17 +180,33 @@ async fn read(stream: &mut dyn FrameStream, outbox: &Arc<Outbox>, parts: &Sessio
     }
 }
 
+/// The next frame, unless no byte arrives for so long: then the coordinator is dead, or stands
+/// still, or something between it and here does. Time during which nobody read does not count.
+async fn frame_within(
+    stream: &mut dyn FrameStream,
+    silence: Duration,
+) -> Result<Option<Frame>, String> {
+    let heard = Notify::new();
+    let mut next = pin!(next_heard(stream, || heard.notify_one()));
+    loop {
+        tokio::select! {
+            biased;
+            frame = &mut next => return frame.map_err(|error| text(&error)),
+            waited = timeout(silence, heard.notified()) => if waited.is_err() {
+                return Err(format!("nothing was heard for {} s", silence.as_secs()));
+            },
+        }
+    }
+}
+
 /// The next message that is one; others are answered with an error.
 async fn next(
     stream: &mut dyn FrameStream,
     outbox: &Outbox,
+    silence: Duration,
 ) -> Result<Option<FromCoordinator>, String> {
     loop {
-        let frame = match stream.next().await {
-            Ok(Some(frame)) => frame,
-            Ok(None) => return Ok(None),
-            Err(error) => return Err(text(&error)),
-        };
+        let Some(frame) = frame_within(stream, silence).await? else { return Ok(None) };
         let (id, code, message) = match frame {
             Frame::Text(frame) => match decode::<FromCoordinator>(&frame) {
                 Ok(message) => return Ok(Some(message)),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use muster_shared::entropy::SeededEntropy;
 use muster_shared::ids::TaskId;
 use muster_shared::kv::MemKv;
@@ -11,8 +12,8 @@ use muster_shared::link::{Connection, Frame};
 use muster_shared::threads::SameRuntime;
 use muster_shared::wire::stream::Control;
 use muster_shared::wire::{
-    Acknowledge, Code, Dispatch, Drain, FromAgent, FromCoordinator, Hello, StreamKind, StreamOpen,
-    TaskResult, Welcome, close, decode, encode,
+    Acknowledge, Code, Dispatch, Drain, FromAgent, FromCoordinator, Heartbeat, Hello, StreamKind,
+    StreamOpen, TaskResult, Welcome, close, decode, encode, feature,
 };
 use serde_json::json;
 use tokio::time::timeout;
@@ -287,6 +288,33 @@ async fn a_result_that_the_store_lacks_is_kept_and_told_again() {
     let mut coordinator = cluster.accept(welcome()).await;
     assert_eq!(coordinator.hello.unacked_result_ids, ["t1".parse().unwrap()]);
     coordinator.result("t1").await;
+}
+
+/// A stopped coordinator's kernel keeps its connections; only its own word counts.
+#[tokio::test(start_paused = true)]
+async fn a_coordinator_that_falls_silent_is_dialed_again() {
+    let mut cluster = cluster().await;
+    let clock = cluster.agent.drivers.clock.clone();
+    let beats = Welcome { capabilities: vec![feature::HEARTBEAT.to_owned()], ..welcome() };
+    let mut coordinator = cluster.accept(beats.clone()).await;
+    assert!(coordinator.hello.capabilities.contains(&feature::HEARTBEAT.to_owned()));
+    for seq in 0..20 {
+        coordinator.send(Heartbeat { seq, ts: String::new() }).await;
+        receive(&mut coordinator.connection).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        while let Some(frame) = coordinator.connection.stream.next().now_or_never() {
+            assert!(matches!(frame, Ok(Some(_))), "{frame:?}");
+        }
+    }
+    let silent = clock.monotonic();
+    while let Ok(Some(_)) = coordinator.connection.stream.next().await {}
+    let noticed = clock.monotonic() - silent;
+    assert!((4..=6).contains(&noticed.as_secs()), "{noticed:?}");
+    let mut coordinator = cluster.accept(welcome()).await;
+    let silent = clock.monotonic();
+    while clock.monotonic() - silent < Duration::from_secs(30) {
+        receive(&mut coordinator.connection).await;
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -13,14 +13,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use muster_shared::clock::iso;
+use muster_shared::clock::{SharedClock, iso};
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::ServerUuid;
 use muster_shared::link::{Connection, Frame, FrameSink, FrameStream, next_heard};
-use muster_shared::wire::close::REPLACED;
 use muster_shared::wire::{
     Code, DecodeError, Error as WireError, FromAgent, FromCoordinator, Heartbeat, Hello, Welcome,
-    decode, encode,
+    close::REPLACED, decode, encode, feature,
 };
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -34,6 +33,8 @@ use crate::roster::ConnectionId;
 
 /// Messages read but not handled yet.
 const BACKLOG: usize = 64;
+/// Longest silence of ours.
+const HEARTBEAT: Duration = Duration::from_secs(1);
 /// Longest time for one frame to leave.
 const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest wait for what the server's last connection brought to be handled.
@@ -148,13 +149,19 @@ impl Session {
             intake: hello.intake,
             connected_at: iso(self.agents.parts.clock.wall()),
         };
+        let beats = info.capabilities.iter().any(|name| name == feature::HEARTBEAT);
+        let writer = Writer {
+            clock: self.agents.parts.clock.clone(),
+            cancel: self.agents.parts.cancel.clone(),
+            beats,
+        };
         let handle = Handle { connection: self.id, queue, end: end.clone(), info };
         self.agents.registry.insert(self.server, handle);
         let worker = Worker::new(self.clone()).run(backlog, turn).in_current_span();
         self.agents.parts.tracker.spawn(worker);
         tokio::select! {
             biased;
-            () = write(sink, outgoing, ending, &self.agents.parts.cancel) => {}
+            () = writer.run(sink, outgoing, ending) => {}
             () = self.read(stream, work, end) => {}
         }
         drop(presence);
@@ -172,7 +179,7 @@ impl Session {
         let known = self.incoming.known(self.server);
         Welcome {
             instance: self.agents.parts.instance.clone(),
-            capabilities: Vec::new(),
+            capabilities: vec![feature::HEARTBEAT.to_owned()],
             members: self.agents.parts.advertised_urls.clone(),
             open_task_ids: known.open_task_ids,
             sysinfo_hash: known.sysinfo_hash,
@@ -262,34 +269,49 @@ impl Session {
     }
 }
 
-/// Sends what is queued until the connection ends or is to end.
-async fn write(
-    mut sink: Box<dyn FrameSink>,
-    mut outgoing: mpsc::Receiver<FromCoordinator>,
-    mut ending: watch::Receiver<Ending>,
-    cancel: &CancellationToken,
-) {
-    loop {
-        let message = tokio::select! {
-            biased;
-            () = cancel.cancelled() => return close(sink, 1012, "restarting").await,
-            (code, reason) = ended(&mut ending) => return close(sink, code, reason).await,
-            message = outgoing.recv() => message,
-        };
-        let Some(message) = message else {
-            // A newer connection took this one's place in the registry.
-            return close(sink, REPLACED, "replaced by a newer connection").await;
-        };
-        let sent = tokio::time::timeout(SEND_TIMEOUT, sink.send(Frame::Text(encode(&message))));
-        match sent.await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => {
-                tracing::info!(error = %Chain(&error), "cannot send to the agent");
-                return;
-            }
-            Err(_) => {
-                tracing::info!("the agent does not read");
-                return;
+/// The writing half of a session.
+struct Writer {
+    clock: SharedClock,
+    cancel: CancellationToken,
+    /// The agent listens to heartbeats.
+    beats: bool,
+}
+
+impl Writer {
+    /// Sends what is queued until the connection ends or is to end.
+    async fn run(
+        self,
+        mut sink: Box<dyn FrameSink>,
+        mut outgoing: mpsc::Receiver<FromCoordinator>,
+        mut ending: watch::Receiver<Ending>,
+    ) {
+        let mut seq = 0;
+        loop {
+            let message = tokio::select! {
+                biased;
+                () = self.cancel.cancelled() => return close(sink, 1012, "restarting").await,
+                (code, reason) = ended(&mut ending) => return close(sink, code, reason).await,
+                message = outgoing.recv() => message,
+                () = tokio::time::sleep(HEARTBEAT), if self.beats => {
+                    seq += 1;
+                    Some(Heartbeat { seq, ts: iso(self.clock.wall()) }.into())
+                }
+            };
+            let Some(message) = message else {
+                // A newer connection took this one's place in the registry.
+                return close(sink, REPLACED, "replaced by a newer connection").await;
+            };
+            let sent = sink.send(Frame::Text(encode(&message)));
+            match tokio::time::timeout(SEND_TIMEOUT, sent).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => {
+                    tracing::info!(error = %Chain(&error), "cannot send to the agent");
+                    return;
+                }
+                Err(_) => {
+                    tracing::info!("the agent does not read");
+                    return;
+                }
             }
         }
     }

@@ -192,6 +192,7 @@ direction! {
     /// What a coordinator sends.
     FromCoordinator {
         "welcome" Welcome(Welcome) Control,
+        "heartbeat" Heartbeat(Heartbeat) Heartbeat,
         "dispatch" Dispatch(Box<Dispatch>) Control,
         "acknowledge" Acknowledge(Acknowledge) Control,
         "cancel" Cancel(Cancel) Control,

@@ -90,12 +90,13 @@ pub struct Welcome {
     pub cluster: Option<Uuid>,
 }
 
-/// Sign of life, every second.
+/// Sign of life, every second; from a coordinator only when it says nothing else, and only to an
+/// agent that has [`super::feature::HEARTBEAT`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Heartbeat {
     /// Counts up from 0 on each connection.
     pub seq: u64,
-    /// The agent's wall clock, ISO 8601; shown as clock skew, never used for decisions.
+    /// The sender's wall clock, ISO 8601; shown as clock skew, never used for decisions.
     pub ts: String,
 }
 

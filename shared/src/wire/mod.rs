@@ -30,6 +30,12 @@ pub const MAX_INLINE_BYTES: usize = 256 * 1024;
 /// See [`MAX_INLINE_BYTES`].
 pub const INLINE_EDGE_BYTES: usize = 64 * 1024;
 
+/// Names of features in the capabilities of hello and welcome.
+pub mod feature {
+    /// Coordinators give signs of life, and agents listen to them.
+    pub const HEARTBEAT: &str = "heartbeat";
+}
+
 /// Close codes of the control connection, besides websocket's own.
 pub mod close {
     /// The same agent has a newer connection.

@@ -1,6 +1,6 @@
 //! Connections that end at a bad moment: what was said on them counts all the same.
 
-use muster_shared::wire::{Code, TaskError, close};
+use muster_shared::wire::{Code, TaskError, close, feature};
 
 use super::*;
 use crate::agents::Reason;
@@ -214,6 +214,23 @@ async fn a_result_of_a_task_that_the_store_lacks_is_not_acknowledged() {
             assert_eq!(error.code, Code::UnknownTask);
         }
         other => panic!("{other:?}"),
+    }
+    app.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_agent_that_listens_hears_its_coordinator_every_second() {
+    let app = Disk::new().start().await;
+    let listens = Hello { capabilities: vec![feature::HEARTBEAT.to_owned()], ..hello(server(1)) };
+    let mut agent = Agent::connect_as(&app, listens).await;
+    assert!(agent.welcome.capabilities.contains(&feature::HEARTBEAT.to_owned()));
+    let clock = app.parts.clock.clone();
+    let mut last = clock.monotonic();
+    for _ in 0..10 {
+        assert!(matches!(agent.next().await, FromCoordinator::Heartbeat(_)));
+        let now = clock.monotonic();
+        assert!(now - last <= Duration::from_millis(1_010), "{:?}", now - last);
+        last = now;
     }
     app.shutdown().await;
 }
