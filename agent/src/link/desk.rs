@@ -9,6 +9,7 @@ use muster_shared::error_chain::Chain;
 use muster_shared::ids::TaskId;
 use muster_shared::wire::{
     Accepted, Code, Dispatch, Error, FromCoordinator, Outcome, StreamOpen, TaskResult, Welcome,
+    feature,
 };
 use serde_json::Value;
 use tokio::sync::{Semaphore, mpsc};
@@ -120,6 +121,8 @@ impl Desk {
             samples: self.samples.clone(),
             outbox: outbox.clone(),
             gone: gone.clone(),
+            began: self.parts.clock.monotonic(),
+            repeats: welcome.capabilities.iter().any(|name| name == feature::REFUSALS),
         };
         self.spawn(pump.run());
         let engine = self.parts.engine.clone();
@@ -207,7 +210,9 @@ impl Desk {
         };
         self.spawn(async move {
             match offer.admitted().await {
-                Ok(()) => outbox.control(Accepted { id: id.clone() }),
+                Ok(()) if offer.is_durable() => outbox.control(Accepted { id: id.clone() }),
+                // It has ended, or ends with this process: its result says all.
+                Ok(()) => {}
                 Err(refusal) => {
                     outbox.control(error(&id, &refusal));
                     return;
@@ -241,7 +246,7 @@ impl Desk {
     }
 }
 
-fn error(id: &TaskId, refusal: &Refusal) -> Error {
+pub(super) fn error(id: &TaskId, refusal: &Refusal) -> Error {
     Error { id: Some(id.to_string()), code: refusal.code.clone(), message: refusal.message.clone() }
 }
 
@@ -264,6 +269,8 @@ async fn tell_standing(engine: &Engine, ids: Vec<TaskId>, outbox: &Outbox) {
     for id in ids {
         match engine.standing(&id).await {
             Standing::UnderWay => outbox.control(Accepted { id }),
+            Standing::InMemory => {}
+            Standing::Refused(refusal) => outbox.control(error(&id, &refusal)),
             Standing::Ended => match engine.result(&id).await {
                 Some(result) => push(outbox, result).await,
                 None => outbox.control(unknown(id)),
@@ -282,7 +289,6 @@ fn unknown(id: TaskId) -> Error {
 }
 
 async fn tell_history(engine: &Engine, id: TaskId, outbox: &Outbox) {
-    outbox.control(Accepted { id: id.clone() });
     let result = TaskResult {
         id,
         status: Outcome::Complete,

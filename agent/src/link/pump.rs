@@ -7,21 +7,23 @@ use std::time::Duration;
 
 use muster_shared::clock::SharedClock;
 use muster_shared::ids::TaskId;
-use muster_shared::wire::{Code, Error, Intake, Sysinfo};
+use muster_shared::wire::{Intake, Sysinfo};
 use serde_json::{Value, json};
-use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{Notify, watch};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
+use super::desk;
 use super::feed::{Feed, Sample, SysinfoDocument};
 use super::outbox::Outbox;
-use crate::tasks::Engine;
+use crate::tasks::{Engine, Refused};
 
 /// A result that was not acknowledged for so long is sent again on the same connection.
 const RESEND: Duration = Duration::from_secs(5);
 /// The same of a result of which the coordinator said that it lacks the task.
 const RESEND_DISOWNED: Duration = Duration::from_secs(600);
+/// Refusals looked at in one go.
+const REFUSALS: usize = 128;
 /// Results looked at in one go; the others follow as these are acknowledged.
 const WINDOW: usize = 512;
 /// Changes of VMs within this time make one report.
@@ -139,15 +141,18 @@ pub(super) struct Pump {
     pub(super) samples: Arc<Samples>,
     pub(super) outbox: Arc<Outbox>,
     pub(super) gone: CancellationToken,
+    /// When the connection began, monotonic.
+    pub(super) began: Duration,
+    /// The coordinator acknowledges refusals, so they are repeated until it does.
+    pub(super) repeats: bool,
 }
 
 impl Pump {
     pub(super) async fn run(mut self) {
         let mut progress = self.engine.progress();
-        let mut returned = self.engine.returned();
         let mut results = self.engine.watch();
         let mut samples = self.samples.latest.subscribe();
-        let mut sent = BTreeMap::new();
+        let (mut sent, mut refused) = (BTreeMap::new(), BTreeMap::new());
         samples.mark_unchanged();
         self.samples.full(&self.outbox);
         self.sysinfo.mark_changed();
@@ -155,15 +160,10 @@ impl Pump {
             self.outbox.progress(event);
         }
         loop {
-            let due = self.send_results(&mut sent).await;
+            let due = self.send_results(&mut sent).await.min(self.send_refusals(&mut refused));
             tokio::select! {
                 biased;
                 () = self.gone.cancelled() => return,
-                id = returned.recv() => match id {
-                    Ok(id) => self.give_back(&id),
-                    Err(RecvError::Lagged(_)) => {}
-                    Err(RecvError::Closed) => return,
-                },
                 Ok(()) = samples.changed() => {
                     if let Some(sample) = samples.borrow_and_update().clone() {
                         self.outbox.status(sample, false);
@@ -214,11 +214,25 @@ impl Pump {
         }
     }
 
-    fn give_back(&self, id: &TaskId) {
-        self.outbox.control(Error {
-            id: Some(id.to_string()),
-            code: Code::Draining,
-            message: "the agent drains and has not started this task".to_owned(),
-        });
+    /// Says again what will not run; returns when to look again.
+    fn send_refusals(&self, sent: &mut BTreeMap<TaskId, Duration>) -> Duration {
+        let now = self.clock.monotonic();
+        let refusals: BTreeMap<_, _> = self.engine.refusals(REFUSALS).into_iter().collect();
+        sent.retain(|id, _| refusals.contains_key(id));
+        let mut next = RESEND;
+        for (id, Refused { refusal, told }) in refusals {
+            let told = told.filter(|told| *told >= self.began);
+            match sent.get(&id).copied().or(told) {
+                Some(_) if !self.repeats => {}
+                Some(at) if now.saturating_sub(at) < RESEND => {
+                    next = next.min((at + RESEND).saturating_sub(now));
+                }
+                Some(_) | None => {
+                    self.outbox.control(desk::error(&id, &refusal));
+                    sent.insert(id, now);
+                }
+            }
+        }
+        next
     }
 }

@@ -186,7 +186,6 @@ async fn results_are_sent_until_acknowledged_also_on_the_next_connection() {
     let mut cluster = cluster().await;
     let mut coordinator = cluster.accept(welcome()).await;
     coordinator.dispatch("t1", "nop", json!({})).await;
-    coordinator.accepted("t1").await;
     let first = coordinator.result("t1").await;
     assert_eq!(coordinator.result("t1").await, first, "again on the same connection");
     drop(coordinator);
@@ -353,6 +352,58 @@ async fn what_is_not_understood_is_answered_and_the_connection_stays() {
     assert_eq!(coordinator.error().await, (Some("x".to_owned()), "NotSupported".to_owned()));
     coordinator.dispatch("t", "nop", json!({})).await;
     coordinator.result("t").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn refusals_are_repeated_until_acknowledged() {
+    let mut cluster = cluster().await;
+    let repeats = Welcome { capabilities: vec![feature::REFUSALS.to_owned()], ..welcome() };
+    let mut coordinator = cluster.accept(repeats.clone()).await;
+    let refused = (Some("t".to_owned()), "NotSupported".to_owned());
+    coordinator.dispatch("t", "nonsense", json!({})).await;
+    for _ in 0..3 {
+        assert_eq!(coordinator.error().await, refused);
+    }
+    drop(coordinator);
+    let mut asks = repeats;
+    asks.open_task_ids = vec!["t".parse().unwrap()];
+    let mut coordinator = cluster.accept(asks).await;
+    assert_eq!(coordinator.error().await, refused);
+    coordinator.send(Acknowledge { id: "t".parse().unwrap() }).await;
+    coordinator.dispatch("x", "nonsense", json!({})).await;
+    loop {
+        match coordinator.error().await {
+            (Some(id), _) if id == "x" => break,
+            other => assert_eq!(other, refused, "sent before its acknowledgement"),
+        }
+    }
+    for _ in 0..2 {
+        assert_eq!(coordinator.error().await.0.as_deref(), Some("x"), "the other is known");
+    }
+}
+
+/// What is not in the journal is not said to be accepted: it would be taken for lost after a
+/// restart of the agent.
+#[tokio::test(start_paused = true)]
+async fn only_what_is_durable_is_accepted() {
+    let mut cluster = cluster().await;
+    let mut asks = welcome();
+    asks.open_task_ids = vec!["q".parse().unwrap()];
+    let mut coordinator = cluster.accept(welcome()).await;
+    coordinator.dispatch("q", "sleep", json!({ "timeout": 60_000 })).await;
+    coordinator.dispatch("m", "machine_destroy", json!({ "uuid": uuid() })).await;
+    coordinator.accepted("m").await;
+    coordinator.result("m").await;
+    drop(coordinator);
+    let mut coordinator = cluster.accept(asks).await;
+    loop {
+        match receive(&mut coordinator.connection).await {
+            FromAgent::Result(result) if result.id.as_str() == "q" => break,
+            FromAgent::Accepted(accepted) => panic!("{accepted:?}"),
+            FromAgent::Error(error) => panic!("{error:?}"),
+            _ => {}
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -19,10 +19,14 @@ const HISTORY: usize = 16;
 const MAX_DRAIN: Duration = Duration::from_secs(24 * 3600);
 
 /// Where a task stands, for an answer to a coordinator that asks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// Accepted and not ended.
     UnderWay,
+    /// It runs, but does not survive this process: only its result is worth a word.
+    InMemory,
+    /// It will not run.
+    Refused(Refusal),
     /// Ended.
     Ended,
     /// Never heard of, or long forgotten.
@@ -243,14 +247,18 @@ impl Engine {
     /// Where a task stands; waits until a task that is being accepted is durable.
     pub async fn standing(&self, id: &TaskId) -> Standing {
         if let Some(live) = self.find_live(id) {
-            return match Offer(Some(live)).admitted().await {
-                Ok(()) => Standing::UnderWay,
-                Err(_) => Standing::Unknown,
+            let offer = Offer(Some(live));
+            return match offer.admitted().await {
+                Ok(()) if offer.is_durable() => Standing::UnderWay,
+                Ok(()) => Standing::InMemory,
+                Err(refusal) => Standing::Refused(refusal),
             };
         }
         let shared = self.shared.lock();
         if shared.ended.contains_key(id) {
             Standing::Ended
+        } else if let Some(refusal) = shared.refusals.get(id) {
+            Standing::Refused(refusal.clone())
         } else if shared.recovered.iter().any(|record| record.id == *id) {
             Standing::UnderWay
         } else {

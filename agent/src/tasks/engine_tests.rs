@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use muster_shared::entropy::SeededEntropy;
 use muster_shared::ids::{TaskId, VmUuid};
 use muster_shared::kv::{Kv as _, MemKv, MemOptions};
-use muster_shared::wire::{Intake, Outcome, TaskResult, Ticket, Token};
+use muster_shared::wire::{Code, Intake, Outcome, TaskResult, Ticket, Token};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -21,7 +21,7 @@ use super::record::{Origin, State};
 use super::registry::{Faults, Moment, Registry};
 use super::{
     Class, Engine, EngineParts, HANDLERS, Handler, Kind, Lock, OnFailure, Params, Plan, Queue,
-    Refusal, Step, Submission, TaskContext, TaskFailure,
+    Refusal, Standing, Step, Submission, TaskContext, TaskFailure,
 };
 
 /// Longer than anything here takes.

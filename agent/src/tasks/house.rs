@@ -35,6 +35,11 @@ impl Engine {
     pub fn acknowledge(&self, id: &TaskId) {
         let durable = {
             let mut shared = self.shared.lock();
+            if shared.refusals.forget(id) {
+                drop(shared);
+                self.note(journal::forget_returned(id));
+                return self.touch();
+            }
             let Some(ended) = shared.ended.get_mut(id) else { return };
             if ended.acked {
                 return;
@@ -47,10 +52,17 @@ impl Engine {
         };
         if durable {
             // Not awaited: an acknowledgement that is lost is asked for again.
-            self.to_ack.lock().push(id.clone());
+            self.note(journal::put_acked(id));
+        } else {
+            self.notes.notify_one();
         }
-        self.acks.notify_one();
         self.touch();
+    }
+
+    /// Has a change of the journal made that nobody waits for.
+    pub(super) fn note(&self, change: Change) {
+        self.to_note.lock().push(change);
+        self.notes.notify_one();
     }
 
     /// A coordinator says that its store lacks a task that has ended here. The store may have been
@@ -88,11 +100,11 @@ impl Engine {
             tokio::select! {
                 biased;
                 () = self.closing.cancelled() => {
-                    self.write_acks().await;
+                    self.write_notes().await;
                     return;
                 }
-                () = self.acks.notified() => {
-                    self.write_acks().await;
+                () = self.notes.notified() => {
+                    self.write_notes().await;
                     acks += 1;
                     if self.shared.lock().bytes > LARGE_BYTES {
                         self.prune().await;
@@ -110,17 +122,17 @@ impl Engine {
         }
     }
 
-    async fn write_acks(&self) {
+    async fn write_notes(&self) {
         loop {
-            let ids: Vec<TaskId> = {
-                let mut waiting = self.to_ack.lock();
+            let changes: Vec<Change> = {
+                let mut waiting = self.to_note.lock();
                 let count = waiting.len().min(BATCH);
                 waiting.drain(..count).collect()
             };
-            if ids.is_empty() {
+            if changes.is_empty() {
                 return;
             }
-            self.must_write(ids.iter().map(journal::put_acked).collect()).await;
+            self.must_write(changes).await;
         }
     }
 

@@ -2,7 +2,8 @@
 //!
 //! Keys: `task/<id>` the record without its large members; `params/<id>/<n>` and
 //! `result/<id>/<n>` those, in pieces; `acked/<id>` marks an acknowledged result;
-//! `ticket/<resource>` the newest fencing token; `intake` pause and drain.
+//! `ticket/<resource>` the newest fencing token; `returned/<id>` a task that was given back;
+//! `intake` pause and drain.
 
 use bytes::Bytes;
 use muster_shared::ids::TaskId;
@@ -21,6 +22,7 @@ const PAGE: usize = 200;
 const TASK: &str = "task/";
 const ACKED: &str = "acked/";
 const TICKET: &str = "ticket/";
+const RETURNED: &str = "returned/";
 const INTAKE: &[u8] = b"intake";
 
 /// The journal could not be read or written.
@@ -79,6 +81,8 @@ pub struct Loaded {
     pub damaged: Vec<TaskId>,
     /// Newest token of each resource.
     pub tickets: Vec<(String, Token)>,
+    /// Tasks that were given back, which no coordinator has taken note of.
+    pub returned: Vec<TaskId>,
     /// Pause and drain.
     pub intake: Option<StoredIntake>,
 }
@@ -121,6 +125,9 @@ impl Journal {
         for (resource, value) in self.all(TICKET).await? {
             let token = parse(&resource, &value)?;
             loaded.tickets.push((resource, token));
+        }
+        for (id, _) in self.all(RETURNED).await? {
+            loaded.returned.extend(id.parse::<TaskId>().ok());
         }
         let intake = self.kv.get(INTAKE).await.map_err(reading)?;
         loaded.intake = intake.map(|value| parse("intake", &value)).transpose()?;
@@ -256,6 +263,18 @@ pub fn forget(id: &TaskId, params_bytes: usize, result_bytes: usize) -> Vec<Chan
 #[must_use]
 pub fn put_acked(id: &TaskId) -> Change {
     Change::Put(format!("{ACKED}{id}").into(), Bytes::new())
+}
+
+/// The change that stores that a task was given back.
+#[must_use]
+pub fn put_returned(id: &TaskId) -> Change {
+    Change::Put(format!("{RETURNED}{id}").into(), Bytes::new())
+}
+
+/// The change that forgets it.
+#[must_use]
+pub fn forget_returned(id: &TaskId) -> Change {
+    Change::Delete(format!("{RETURNED}{id}").into())
 }
 
 /// The change that stores the newest token of a resource.

@@ -15,6 +15,7 @@ use super::events::TaskEvents;
 use super::journal::StoredIntake;
 use super::order::Order;
 use super::record::{Record, State};
+use super::refusals::Refusals;
 use super::runner::Refusal;
 use super::{Class, Handler, Plan};
 
@@ -137,6 +138,8 @@ pub(super) struct Shared {
     pub(super) disowned: BTreeSet<(u64, TaskId)>,
     pub(super) bytes: usize,
     pub(super) tickets: BTreeMap<String, Token>,
+    /// What was refused and no coordinator has taken note of.
+    pub(super) refusals: Refusals,
     pub(super) intake: StoredIntake,
     pub(super) stopping: bool,
     /// Tasks found at the start that still have to go on.

@@ -44,6 +44,7 @@ pub mod order;
 pub mod record;
 mod recover;
 pub mod refresh_agents;
+mod refusals;
 pub mod registry;
 mod run;
 pub mod runner;
@@ -70,6 +71,7 @@ use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
 pub use self::control::{Counts, Filter, Standing};
+pub use self::refusals::Refused;
 pub use self::runner::{Engine, EngineParts, Offer, Refusal, Submission};
 
 use crate::drivers::Drivers;

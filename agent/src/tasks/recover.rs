@@ -12,6 +12,7 @@ use muster_shared::wire::{Code, TaskError};
 use super::journal::Loaded;
 use super::live::{Admission, Ended, Shared};
 use super::record::{Phase, Record, State};
+use super::refusals::given_back;
 use super::run::MAX_ATTEMPTS;
 use super::runner::{Engine, EngineParts};
 use super::{OnFailure, Plan, TaskFailure};
@@ -38,6 +39,9 @@ pub(super) fn rebuild(loaded: Loaded, parts: &EngineParts) -> Shared {
     }
     // What already ran has its locks back before anything that waited.
     shared.recovered.sort_by_key(|record| (record.state == State::Queued, record.seq));
+    for id in loaded.returned {
+        shared.refusals.keep(id, given_back());
+    }
     shared.tickets = loaded.tickets.into_iter().collect();
     if let Some(intake) = loaded.intake
         && intake.boot_id == parts.boot_id

@@ -20,6 +20,7 @@ use tracing::Instrument as _;
 use super::journal::{self, JournalError};
 use super::live::{Admission, Ended, Live, Shared, Stop};
 use super::record::{AtStep, Origin, Phase, State, bounded_error, bounded_result};
+use super::refusals::given_back;
 use super::registry::Moment;
 use super::runner::{Engine, Refusal};
 use super::{EventSink as _, OnFailure, Step, TaskContext, TaskFailure};
@@ -76,7 +77,10 @@ impl Engine {
 
     /// The task could not be made durable: as if it had never come.
     fn unadmit(&self, live: &Live, error: &JournalError) {
-        let id = live.record.lock().id.clone();
+        let (id, origin) = {
+            let record = live.record.lock();
+            (record.id.clone(), record.origin)
+        };
         let mut shared = self.shared.lock();
         shared.live.remove(&id);
         shared.order.remove(&id);
@@ -88,6 +92,9 @@ impl Engine {
         };
         tracing::warn!(task_id = %id, error = %Chain(error), "a task can't be made durable");
         let refusal = Refusal::new(code, error.to_string());
+        if origin == Origin::Coordinator && !live.volatile {
+            self.remember_refusal(id, refusal.clone());
+        }
         live.admission.send_replace(Admission::Refused(refusal));
         live.ended.send_replace(true);
     }
@@ -355,11 +362,13 @@ impl Engine {
         self.touch();
     }
 
-    /// A drain takes the task away before it has started: it leaves no trace here.
+    /// A drain takes the task away before it has started: nothing is left of it but the word that
+    /// it was given back, which is as durable as the task was.
     async fn give_back(&self, live: &Live) {
         let (id, changes) = {
             let record = live.record.lock();
-            let changes = journal::forget(&record.id, record.params_bytes, record.result_bytes);
+            let mut changes = journal::forget(&record.id, record.params_bytes, record.result_bytes);
+            changes.push(journal::put_returned(&record.id));
             (record.id.clone(), changes)
         };
         self.must_write(changes).await;
@@ -369,10 +378,8 @@ impl Engine {
             shared.order.remove(&id);
             self.advance(&mut shared);
         }
-        // Without a connection nobody listens; the next welcome asks about the task.
-        self.returned.send(id).ok();
+        self.keep_refusal(id, given_back());
         live.ended.send_replace(true);
-        self.touch();
     }
 
     /// Writes to the journal; waits while its queue is full.

@@ -119,10 +119,10 @@ pub struct Engine {
     pub(super) tracker: TaskTracker,
     pub(super) shared: Mutex<Shared>,
     pub(super) progress: broadcast::Sender<Arc<Progress>>,
-    pub(super) returned: broadcast::Sender<TaskId>,
     pub(super) changed: watch::Sender<u64>,
-    pub(super) acks: Notify,
-    pub(super) to_ack: Mutex<Vec<TaskId>>,
+    pub(super) notes: Notify,
+    /// Small changes of the journal that nobody waits for.
+    pub(super) to_note: Mutex<Vec<Change>>,
     pub(super) broken: CancellationToken,
     pub(super) closing: CancellationToken,
 }
@@ -150,10 +150,9 @@ impl Engine {
             tracker: TaskTracker::new(),
             shared: Mutex::new(shared),
             progress: broadcast::Sender::new(EVENT_BACKLOG),
-            returned: broadcast::Sender::new(EVENT_BACKLOG),
             changed: watch::Sender::new(0),
-            acks: Notify::new(),
-            to_ack: Mutex::default(),
+            notes: Notify::new(),
+            to_note: Mutex::default(),
             broken: CancellationToken::new(),
             closing: CancellationToken::new(),
             parts,
@@ -186,11 +185,26 @@ impl Engine {
     /// [`Refusal`]: it will not run.
     pub fn offer(self: &Arc<Self>, submission: Submission) -> Result<Offer, Refusal> {
         let mut shared = self.shared.lock();
-        Ok(Offer(match self.known(&shared, &submission)? {
-            Known::Live(live) => Some(live),
-            Known::Ended => None,
-            Known::New => Some(self.admit(&mut shared, submission)?),
-        }))
+        match self.known(&shared, &submission)? {
+            Known::Live(live) => return Ok(Offer(Some(live))),
+            Known::Ended => return Ok(Offer(None)),
+            Known::New => {}
+        }
+        if let Some(refusal) = shared.refusals.get(&submission.id) {
+            return Err(refusal.clone());
+        }
+        // Whoever stored the task is told until that is stored, too.
+        let stored = submission.origin == Origin::Coordinator && !submission.volatile;
+        let remembered = stored.then(|| submission.id.clone());
+        let refusal = match self.admit(&mut shared, submission) {
+            Ok(live) => return Ok(Offer(Some(live))),
+            Err(refusal) => refusal,
+        };
+        drop(shared);
+        if let Some(id) = remembered {
+            self.remember_refusal(id, refusal.clone());
+        }
+        Err(refusal)
     }
 
     fn known(&self, shared: &Shared, wanted: &Submission) -> Result<Known, Refusal> {
@@ -400,12 +414,6 @@ impl Engine {
         self.progress.subscribe()
     }
 
-    /// Tasks that a drain gives back.
-    #[must_use]
-    pub fn returned(&self) -> broadcast::Receiver<TaskId> {
-        self.returned.subscribe()
-    }
-
     /// The kinds it knows.
     #[must_use]
     pub fn registry(&self) -> &Registry {
@@ -454,6 +462,12 @@ impl Offer {
             Ok(Admission::Refused(refusal)) => Err(refusal.clone()),
             _ => Ok(()),
         }
+    }
+
+    /// Whether it is in the journal, and so survives this process.
+    #[must_use]
+    pub fn is_durable(&self) -> bool {
+        self.0.as_ref().is_some_and(|live| live.durable())
     }
 
     /// Whether it had ended before it was offered.

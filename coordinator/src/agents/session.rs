@@ -179,7 +179,7 @@ impl Session {
         let known = self.incoming.known(self.server);
         Welcome {
             instance: self.agents.parts.instance.clone(),
-            capabilities: vec![feature::HEARTBEAT.to_owned()],
+            capabilities: [feature::HEARTBEAT, feature::REFUSALS].map(str::to_owned).to_vec(),
             members: self.agents.parts.advertised_urls.clone(),
             open_task_ids: known.open_task_ids,
             sysinfo_hash: known.sysinfo_hash,

@@ -7,7 +7,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use muster_shared::ids::{TaskId, VmUuid};
 use muster_shared::wire::status::{Status, VmReport, apply};
-use muster_shared::wire::{Code, Error as WireError, FromAgent, Sysinfo, TaskResult};
+use muster_shared::wire::{Acknowledge, Code, Error as WireError, FromAgent, Sysinfo, TaskResult};
 use tokio::sync::mpsc;
 
 use super::session::Session;
@@ -101,7 +101,10 @@ impl Worker {
         agents.streams.refused(about.as_str(), &code, &message);
         let reply = Reply::Error { code: code.clone(), message: message.clone() };
         if !agents.waiting.resolve(*server, &about, &reply) {
-            incoming.clone().refused(*server, about, &code, &message).await;
+            let taken = incoming.clone().refused(*server, about.clone(), &code, &message).await;
+            if taken {
+                self.session.send(Acknowledge { id: about });
+            }
         }
     }
 

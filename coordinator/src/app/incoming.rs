@@ -10,6 +10,7 @@ use muster_shared::wire::{Code, Progress, Sysinfo, TaskResult};
 use uuid::Uuid;
 
 use super::App;
+use super::tasks::TaskStatus;
 use crate::agents::{Incoming, Known};
 use crate::roster::ConnectionId;
 
@@ -89,12 +90,21 @@ impl Incoming for App {
         }
     }
 
-    async fn refused(self: Arc<Self>, server: ServerUuid, id: TaskId, code: &Code, message: &str) {
+    async fn refused(
+        self: Arc<Self>,
+        server: ServerUuid,
+        id: TaskId,
+        code: &Code,
+        message: &str,
+    ) -> bool {
         // About some message that names the task, not about the task itself.
         let accepted = || self.tasks.get(&id).is_some_and(|open| open.accepted());
         if *code == Code::UnknownKind || (*code == Code::Malformed && accepted()) {
-            return;
+            return false;
         }
         self.task_refused(server, &id, code, message).await;
+        // Ended, or moved to another server.
+        let stored = self.task_record_of(&id).await;
+        stored.is_ok_and(|task| task.status != TaskStatus::Active || task.server_uuid != server)
     }
 }

@@ -34,6 +34,8 @@ pub const INLINE_EDGE_BYTES: usize = 64 * 1024;
 pub mod feature {
     /// Coordinators give signs of life, and agents listen to them.
     pub const HEARTBEAT: &str = "heartbeat";
+    /// Coordinators acknowledge refusals, and agents repeat them until then.
+    pub const REFUSALS: &str = "refusals";
 }
 
 /// Close codes of the control connection, besides websocket's own.

@@ -57,6 +57,8 @@ async fn a_full_device_refuses_and_a_broken_one_ends_the_agent() {
     let wanted = submission("full", "script", json!({ "steps": ["ok"] }));
     assert_eq!(refused(engine.submit(wanted.clone()).await), "StoreFull");
     kv.set_full(false);
+    assert_eq!(refused(engine.submit(wanted.clone()).await), "StoreFull", "as it was told");
+    engine.acknowledge(&task("full"));
     engine.submit(wanted).await.unwrap();
     kv.set_full(true);
     assert!(!engine.wait(&task("full"), Duration::from_secs(60)).await, "it waits for room");

@@ -57,28 +57,67 @@ async fn queues_have_limits_of_places_depth_and_patience() {
 async fn a_drain_gives_back_what_waits_and_ends_by_itself() {
     let node = Node::new(SCRIPTS);
     let engine = node.start().await;
-    let mut returned = engine.returned();
     let params = json!({ "steps": ["wait"], "vm": 1 });
     for id in ["runs", "waits"] {
         engine.submit(submission(id, "script", params.clone())).await.unwrap();
     }
     tokio::time::sleep(Duration::from_secs(1)).await;
     engine.drain("test", &task("token"), Duration::from_secs(500)).await.unwrap();
-    assert_eq!(returned.recv().await.unwrap(), task("waits"));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let given_back = |engine: &Engine| {
+        let refusals = engine.refusals(10).into_iter();
+        refusals.map(|(id, refused)| (id, refused.refusal.code, refused.told)).collect::<Vec<_>>()
+    };
+    assert_eq!(given_back(&engine), [(task("waits"), Code::Draining, None)]);
+    let again = submission("waits", "script", params.clone());
+    assert_eq!(refused(engine.submit(again.clone()).await), "Draining");
     assert_eq!(engine.intake(), Intake::Draining);
     let more = submission("more", "script", params.clone());
     assert_eq!(refused(engine.submit(more.clone()).await), "Draining");
     engine.submit(submission("look", "nop", json!({}))).await.unwrap();
     ended(&engine, "runs").await;
     assert_eq!(engine.intake(), Intake::Drained);
-    assert!(engine.record(&task("waits")).await.is_none(), "it left no trace");
+    assert!(engine.record(&task("waits")).await.is_none(), "nothing else is left of it");
     // The drain is durable, but not for ever.
     node.cut_power();
     let engine = node.start().await;
     assert_eq!(engine.intake(), Intake::Drained);
     tokio::time::sleep(Duration::from_secs(500)).await;
     assert_eq!(engine.intake(), Intake::Accepting);
-    engine.submit(more).await.unwrap();
+    // What was given back stays so until a coordinator knows, also over a restart.
+    assert_eq!(refused(engine.submit(again.clone()).await), "Draining");
+    assert_eq!(refused(engine.submit(more.clone()).await), "accepted", "refused in another life");
+    engine.acknowledge(&task("waits"));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    node.cut_power();
+    let engine = node.start().await;
+    assert_eq!(given_back(&engine), []);
+    engine.submit(again).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_task_is_never_run_until_its_refusal_is_known() {
+    let node = Node::new(SCRIPTS);
+    let engine = node.start().await;
+    engine.pause("test").await.unwrap();
+    let wanted = submission("refused", "script", json!({ "steps": ["ok"] }));
+    assert_eq!(refused(engine.submit(wanted.clone()).await), "Draining");
+    engine.resume().await.unwrap();
+    assert_eq!(refused(engine.submit(wanted.clone()).await), "Draining", "as it was told");
+    assert_eq!(
+        engine.standing(&task("refused")).await,
+        Standing::Refused(Refusal {
+            code: Code::Draining,
+            message: engine.refusals(1)[0].1.refusal.message.clone(),
+        })
+    );
+    assert!(done("refused").is_empty());
+    let local = Submission { origin: Origin::Local, ..submission("local", "nonsense", json!({})) };
+    assert_eq!(refused(engine.submit(local).await), "NotSupported");
+    assert_eq!(engine.refusals(10).len(), 1, "whoever asks locally has the answer");
+    engine.acknowledge(&task("refused"));
+    assert_eq!(engine.refusals(10), []);
+    engine.submit(wanted).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

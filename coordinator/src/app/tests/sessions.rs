@@ -41,7 +41,8 @@ async fn a_refusal_counts_although_its_connection_ends_at_once() {
         drop(agent);
         agent = Agent::connect_only(&app, server(1)).await;
         assert!(agent.welcome.open_task_ids.is_empty(), "it ended before the next connection");
-        agent.refuse(&id, "UnknownTask").await;
+        agent.refuse(&id, "Draining").await;
+        agent.acknowledged(&id).await;
         is_sent_no_task(&mut agent).await;
         assert_eq!(ended(&app, &id).await["error"]["code"], "Draining");
     }
