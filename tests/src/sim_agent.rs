@@ -179,7 +179,7 @@ async fn answer(
     let Ok(FromCoordinator::Dispatch(dispatch)) = decode::<FromCoordinator>(text) else {
         return Ok(());
     };
-    send(socket, &Accepted { id: dispatch.id.clone() }.into()).await?;
+    send(socket, &Accepted { id: dispatch.id.clone(), intake: None }.into()).await?;
     let result = TaskResult {
         id: dispatch.id,
         status: Outcome::Complete,

@@ -9,7 +9,7 @@ use hyper::{Method, Request};
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::{TaskId, VmUuid};
 use muster_shared::secrets::masked;
-use muster_shared::wire::{Code, Intake};
+use muster_shared::wire::{Code, Intake, OPERATOR};
 use serde_json::{Map, Value, json};
 
 use super::answer::Answer;
@@ -55,8 +55,8 @@ pub(super) async fn route(request: Request<Incoming>, local: &Arc<Local>, id: &s
         (false, ["sysinfo", "refresh"]) => {
             Answer::json(200, &local.agent.feed.refresh().await.sysinfo.clone().into())
         }
-        (false, ["pause"]) => intake(local.agent.engine.pause("paused locally").await),
-        (false, ["resume"]) => intake(local.agent.engine.resume().await),
+        (false, ["pause"]) => intake(local.agent.engine.pause(OPERATOR, "paused locally").await),
+        (false, ["resume"]) => intake(local.agent.engine.resume(Some(OPERATOR)).await),
         _ => Answer::error(404, &Code::ResourceNotFound, &format!("/{path} does not exist")),
     }
 }
@@ -110,7 +110,7 @@ fn internal(error: &(dyn std::error::Error + 'static)) -> Answer {
     Answer::error(500, &Code::InternalError, &error.to_string())
 }
 
-fn intake<E: std::error::Error + 'static>(done: Result<(), E>) -> Answer {
+fn intake(done: Result<(), Refusal>) -> Answer {
     match done {
         Ok(()) => Answer::empty(204),
         Err(error) => internal(&error),

@@ -5,11 +5,10 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use muster_shared::error_chain::Chain;
 use muster_shared::ids::TaskId;
 use muster_shared::wire::{
-    Accepted, Code, Dispatch, Error, FromCoordinator, Outcome, StreamOpen, TaskResult, Welcome,
-    feature,
+    Accepted, Code, Dispatch, Error, FromCoordinator, OPERATOR, Outcome, StreamOpen, TaskResult,
+    Welcome, feature, job_owner,
 };
 use serde_json::Value;
 use tokio::sync::{Semaphore, mpsc};
@@ -139,21 +138,23 @@ impl Desk {
             FromCoordinator::Dispatch(dispatch) => self.dispatch(*dispatch, outbox),
             FromCoordinator::Acknowledge(ack) => engine.acknowledge(&ack.id),
             FromCoordinator::Cancel(cancel) => match engine.cancel(&cancel.id) {
-                Ok(()) => outbox.control(Accepted { id: cancel.id }),
+                Ok(()) => outbox.control(Accepted { id: cancel.id, intake: None }),
                 Err(refusal) => outbox.control(error(&cancel.id, &refusal)),
             },
             FromCoordinator::Pause(pause) => self.spawn(async move {
-                let done = engine.pause(&pause.reason).await;
-                answer(&outbox, pause.token, done);
+                let owner = pause.owner.as_deref().unwrap_or(OPERATOR);
+                let done = engine.pause(owner, &pause.reason).await;
+                answer(&engine, &outbox, pause.token, done);
             }),
             FromCoordinator::Resume(resume) => self.spawn(async move {
-                let done = engine.resume().await;
-                answer(&outbox, resume.token, done);
+                let done = engine.resume(resume.owner.as_deref()).await;
+                answer(&engine, &outbox, resume.token, done);
             }),
             FromCoordinator::Drain(drain) => self.spawn(async move {
                 let ttl = Duration::from_secs(drain.ttl_s);
-                let done = engine.drain(&drain.reason, &drain.token, ttl).await;
-                answer(&outbox, drain.token, done);
+                let owner = drain.owner.unwrap_or_else(|| job_owner(&drain.token));
+                let done = engine.drain(&owner, &drain.reason, &drain.token, ttl).await;
+                answer(&engine, &outbox, drain.token, done);
             }),
             FromCoordinator::Sysinfo(_) => {
                 let feed = self.parts.feed.clone();
@@ -210,7 +211,9 @@ impl Desk {
         };
         self.spawn(async move {
             match offer.admitted().await {
-                Ok(()) if offer.is_durable() => outbox.control(Accepted { id: id.clone() }),
+                Ok(()) if offer.is_durable() => {
+                    outbox.control(Accepted { id: id.clone(), intake: None })
+                }
                 // It has ended, or ends with this process: its result says all.
                 Ok(()) => {}
                 Err(refusal) => {
@@ -250,17 +253,10 @@ pub(super) fn error(id: &TaskId, refusal: &Refusal) -> Error {
     Error { id: Some(id.to_string()), code: refusal.code.clone(), message: refusal.message.clone() }
 }
 
-fn answer<E: std::error::Error + 'static>(outbox: &Outbox, token: TaskId, done: Result<(), E>) {
+fn answer(engine: &Engine, outbox: &Outbox, token: TaskId, done: Result<(), Refusal>) {
     match done {
-        Ok(()) => outbox.control(Accepted { id: token }),
-        Err(failed) => {
-            tracing::warn!(error = %Chain(&failed), "an order can't be made durable");
-            outbox.control(Error {
-                id: Some(token.into()),
-                code: Code::JournalFull,
-                message: failed.to_string(),
-            });
-        }
+        Ok(()) => outbox.control(Accepted { id: token, intake: Some(engine.intake()) }),
+        Err(refusal) => outbox.control(error(&token, &refusal)),
     }
 }
 
@@ -268,7 +264,7 @@ fn answer<E: std::error::Error + 'static>(outbox: &Outbox, token: TaskId, done: 
 async fn tell_standing(engine: &Engine, ids: Vec<TaskId>, outbox: &Outbox) {
     for id in ids {
         match engine.standing(&id).await {
-            Standing::UnderWay => outbox.control(Accepted { id }),
+            Standing::UnderWay => outbox.control(Accepted { id, intake: None }),
             Standing::InMemory => {}
             Standing::Refused(refusal) => outbox.control(error(&id, &refusal)),
             Standing::Ended => match engine.result(&id).await {

@@ -196,7 +196,7 @@ mod tests {
         outbox.sysinfo(Sysinfo { sysinfo: None, agents: None, hash: String::new() });
         outbox.status(Arc::default(), true);
         assert!(outbox.try_result(result(0)));
-        outbox.control(Accepted { id: "t".parse().unwrap() });
+        outbox.control(Accepted { id: "t".parse().unwrap(), intake: None });
         assert_eq!(
             kinds(&outbox),
             ["accepted", "result", "status full=true", "sysinfo", "progress"]
@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(kinds.len(), MAX_RESULTS + 1 + MAX_PROGRESS);
         assert!(kinds.contains(&"status full=true".to_owned()), "a wanted full report stays full");
         for _ in 0..=MAX_CONTROL {
-            outbox.control(Accepted { id: "t".parse().unwrap() });
+            outbox.control(Accepted { id: "t".parse().unwrap(), intake: None });
         }
         assert!(outbox.overflowed());
     }

@@ -116,6 +116,7 @@ pub(crate) fn remark(sample: &mut Sample, engine: &Engine) {
     muster.insert("agent_version".into(), json!(env!("CARGO_PKG_VERSION")));
     muster.insert("draining".into(), json!(intake != Intake::Accepting));
     muster.insert("intake".into(), json!(intake));
+    muster.insert("paused_by".into(), json!(engine.paused_by()));
     muster.insert("active_tasks".into(), json!(counts.active));
     muster.insert("queued_tasks".into(), json!(counts.queued));
     sample.figures.muster = Value::Object(muster);

@@ -411,7 +411,7 @@ async fn a_drain_is_accepted_and_shown() {
     let mut cluster = cluster().await;
     let mut coordinator = cluster.accept(welcome()).await;
     let token: TaskId = "drain-1".parse().unwrap();
-    coordinator.send(Drain { reason: "test".into(), token, ttl_s: 60 }).await;
+    coordinator.send(Drain { reason: "test".into(), token, ttl_s: 60, owner: None }).await;
     coordinator.accepted("drain-1").await;
     let draining = |message| match message {
         FromAgent::Status(status) => status.report.filter(|r| r.muster["draining"] == true),

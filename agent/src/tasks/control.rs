@@ -1,22 +1,19 @@
-//! What others may ask of the engine besides running a task: cancel, pause, drain, look.
+//! What others may ask of the engine besides running a task: cancel, look. For pause and drain see
+//! [`super::intake`].
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use muster_shared::ids::{TaskId, VmUuid};
-use muster_shared::wire::{Code, Intake};
+use muster_shared::wire::Code;
 use serde_json::Value;
 
-use super::Class;
-use super::journal::{self, JournalError, StoredDrain};
-use super::live::{Live, Shared, Stop};
-use super::record::{Origin, Record, State};
+use super::live::{Shared, Stop};
+use super::record::{Record, State};
 use super::runner::{Engine, Offer, Refusal};
 
 /// Entries of `GET /history` besides the active ones.
 const HISTORY: usize = 16;
-/// Longest time a drain may be asked for.
-const MAX_DRAIN: Duration = Duration::from_secs(24 * 3600);
 
 /// Where a task stands, for an answer to a coordinator that asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,112 +103,6 @@ impl Engine {
     pub fn works_on(&self, vm: VmUuid) -> bool {
         let shared = self.shared.lock();
         shared.live.values().any(|live| live.durable() && live.record.lock().vm == Some(vm))
-    }
-
-    /// Refuses new mutating tasks until [`Self::resume`]; durable for this boot of the host.
-    ///
-    /// # Errors
-    /// The journal can't be written.
-    pub async fn pause(&self, reason: &str) -> Result<(), JournalError> {
-        self.set_intake(|shared| shared.intake.paused = Some(reason.to_owned())).await
-    }
-
-    /// Accepts tasks again.
-    ///
-    /// # Errors
-    /// The journal can't be written.
-    pub async fn resume(&self) -> Result<(), JournalError> {
-        self.set_intake(|shared| {
-            shared.intake.paused = None;
-            shared.intake.drain = None;
-        })
-        .await
-    }
-
-    /// Refuses new mutating tasks and gives back those that have not started; ends by itself
-    /// after `ttl`.
-    ///
-    /// # Errors
-    /// The journal can't be written.
-    pub async fn drain(
-        self: &Arc<Self>,
-        reason: &str,
-        token: &TaskId,
-        ttl: Duration,
-    ) -> Result<(), JournalError> {
-        let until = self.parts.clock.wall() + ttl.min(MAX_DRAIN);
-        let drain = StoredDrain { reason: reason.to_owned(), token: token.clone(), until };
-        self.set_intake(|shared| {
-            shared.intake.drain = Some(drain);
-            for id in shared.order.waiting() {
-                let Some(live) = shared.live.get(&id) else { continue };
-                if live.durable() {
-                    let record = live.record.lock();
-                    // A task that ran before a restart has begun, although it waits again.
-                    let begun = record.state != State::Queued;
-                    let local = record.origin == Origin::Local;
-                    drop(record);
-                    if !begun {
-                        live.stop(if local { Stop::Cancelled } else { Stop::Returned });
-                    }
-                }
-            }
-        })
-        .await?;
-        self.rearm_drain();
-        Ok(())
-    }
-
-    async fn set_intake(&self, change: impl FnOnce(&mut Shared)) -> Result<(), JournalError> {
-        let put = {
-            let mut shared = self.shared.lock();
-            change(&mut shared);
-            journal::put_intake(&shared.intake)
-        };
-        self.touch();
-        self.write(vec![put]).await
-    }
-
-    /// Ends the current drain when its time has come.
-    pub(super) fn rearm_drain(self: &Arc<Self>) {
-        let Some(drain) = self.shared.lock().intake.drain.clone() else { return };
-        let left = drain.until.duration_since(self.parts.clock.wall());
-        let left = Duration::try_from(left).unwrap_or_default().min(MAX_DRAIN);
-        let engine = self.clone();
-        self.spawn(async move {
-            tokio::select! {
-                biased;
-                () = engine.closing.cancelled() => return,
-                () = tokio::time::sleep(left) => {}
-            }
-            let over = |shared: &mut Shared| {
-                if shared.intake.drain.as_ref().is_some_and(|d| d.token == drain.token) {
-                    tracing::info!(token = %drain.token, "a drain was not ended, it expires");
-                    shared.intake.drain = None;
-                }
-            };
-            if let Err(error) = engine.set_intake(over).await {
-                engine.break_down(&error);
-            }
-        });
-    }
-
-    /// Whether new mutating tasks are taken.
-    #[must_use]
-    pub fn intake(&self) -> Intake {
-        self.intake_of(&self.shared.lock())
-    }
-
-    pub(super) fn intake_of(&self, shared: &Shared) -> Intake {
-        match (&shared.intake.drain, &shared.intake.paused) {
-            (Some(_), _) => {
-                let mutating = |live: &Arc<Live>| live.handler.kind().class == Class::Mutate;
-                let busy = shared.live.values().any(mutating) || !shared.recovered.is_empty();
-                if busy { Intake::Draining } else { Intake::Drained }
-            }
-            (None, Some(_)) => Intake::Paused,
-            (None, None) => Intake::Accepting,
-        }
     }
 
     /// How much there is.

@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use muster_shared::entropy::SeededEntropy;
 use muster_shared::ids::{TaskId, VmUuid};
 use muster_shared::kv::{Kv as _, MemKv, MemOptions};
-use muster_shared::wire::{Code, Intake, Outcome, TaskResult, Ticket, Token};
+use muster_shared::wire::{Code, Intake, OPERATOR, Outcome, TaskResult, Ticket, Token};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use uuid::Uuid;

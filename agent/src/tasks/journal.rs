@@ -5,10 +5,12 @@
 //! `ticket/<resource>` the newest fencing token; `returned/<id>` a task that was given back;
 //! `intake` pause and drain.
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 use muster_shared::ids::TaskId;
 use muster_shared::kv::{Change, KvError, SharedKv};
-use muster_shared::wire::Token;
+use muster_shared::wire::{self, Token};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -50,15 +52,37 @@ pub enum JournalError {
 
 /// Whether new tasks are taken, as it survives a restart within one boot of the host.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(from = "AnyIntake")]
 pub struct StoredIntake {
     /// The boot it holds for.
     pub boot_id: String,
-    /// Why paused.
+    /// Why paused, by owner.
+    pub pauses: BTreeMap<String, String>,
+    /// The drains under way, by owner.
+    pub drains: BTreeMap<String, StoredDrain>,
+}
+
+/// As [`StoredIntake`], of any version: earlier ones knew no owners.
+#[derive(Deserialize)]
+struct AnyIntake {
+    boot_id: String,
     #[serde(default)]
-    pub paused: Option<String>,
-    /// The drain under way.
+    pauses: BTreeMap<String, String>,
     #[serde(default)]
-    pub drain: Option<StoredDrain>,
+    drains: BTreeMap<String, StoredDrain>,
+    #[serde(default)]
+    paused: Option<String>,
+    #[serde(default)]
+    drain: Option<StoredDrain>,
+}
+
+impl From<AnyIntake> for StoredIntake {
+    fn from(any: AnyIntake) -> Self {
+        let AnyIntake { boot_id, mut pauses, mut drains, paused, drain } = any;
+        pauses.extend(paused.map(|reason| (wire::OPERATOR.to_owned(), reason)));
+        drains.extend(drain.map(|drain| (wire::job_owner(&drain.token), drain)));
+        Self { boot_id, pauses, drains }
+    }
 }
 
 /// A drain.

@@ -14,6 +14,7 @@ pub mod folder;
 mod house;
 pub mod image_ensure_present;
 pub mod image_get;
+mod intake;
 pub mod journal;
 mod live;
 mod machine;

@@ -120,6 +120,8 @@ pub struct Engine {
     pub(super) shared: Mutex<Shared>,
     pub(super) progress: broadcast::Sender<Arc<Progress>>,
     pub(super) changed: watch::Sender<u64>,
+    /// Held while the intake is changed.
+    pub(super) intake_changes: tokio::sync::Mutex<()>,
     pub(super) notes: Notify,
     /// Small changes of the journal that nobody waits for.
     pub(super) to_note: Mutex<Vec<Change>>,
@@ -151,6 +153,7 @@ impl Engine {
             shared: Mutex::new(shared),
             progress: broadcast::Sender::new(EVENT_BACKLOG),
             changed: watch::Sender::new(0),
+            intake_changes: tokio::sync::Mutex::default(),
             notes: Notify::new(),
             to_note: Mutex::default(),
             broken: CancellationToken::new(),
@@ -158,7 +161,7 @@ impl Engine {
             parts,
         });
         engine.spawn(engine.clone().keep_house());
-        engine.rearm_drain();
+        engine.arm_drains();
         Ok(engine)
     }
 

@@ -37,7 +37,7 @@ pub struct AgentInfo {
     pub boot_id: String,
     /// Start of the agent.
     pub agent_instance_id: Uuid,
-    /// Whether it accepts new tasks, as of its hello or the last pause or resume.
+    /// Whether it accepts new tasks, as it last said.
     pub intake: Intake,
     /// When it connected, ISO 8601.
     pub connected_at: String,

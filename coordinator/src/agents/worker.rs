@@ -7,7 +7,10 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use muster_shared::ids::{TaskId, VmUuid};
 use muster_shared::wire::status::{Status, VmReport, apply};
-use muster_shared::wire::{Acknowledge, Code, Error as WireError, FromAgent, Sysinfo, TaskResult};
+use muster_shared::wire::{
+    Acknowledge, Code, Error as WireError, FromAgent, Intake, Sysinfo, TaskResult,
+};
+use serde::Deserialize as _;
 use tokio::sync::mpsc;
 
 use super::session::Session;
@@ -83,6 +86,9 @@ impl Worker {
             FromAgent::Sysinfo(sysinfo) => self.sysinfo(sysinfo).await,
             FromAgent::Status(status) => self.status(*status),
             FromAgent::Accepted(accepted) => {
+                if let Some(intake) = accepted.intake {
+                    agents.registry.set_intake(server, intake);
+                }
                 incoming.accepted(server, &accepted.id);
                 agents.waiting.resolve(server, &accepted.id, &Reply::Accepted);
             }
@@ -128,6 +134,11 @@ impl Worker {
             return self.ask_for_all();
         }
         self.asked = false;
+        if let Some(intake) = report.muster.get("intake")
+            && let Ok(intake) = Intake::deserialize(intake)
+        {
+            self.session.agents.registry.set_intake(self.session.server, intake);
+        }
         self.session.incoming.status(self.session.server, report);
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
 use muster_shared::link::Connection;
-use muster_shared::wire::{Drain, FromCoordinator, Intake, Pause, Resume, StreamKind};
+use muster_shared::wire::{Drain, FromCoordinator, OPERATOR, Pause, Resume, StreamKind, job_owner};
 use serde_json::Value;
 
 use super::App;
@@ -24,22 +24,35 @@ impl App {
     /// [`AppError::NotConnected`], [`AppError::Timeout`], [`AppError::Agent`].
     pub async fn agent_pause(&self, server: ServerUuid, reason: &str) -> Result<(), AppError> {
         let token: TaskId = self.parts.entropy.uuid().into();
-        let pause = Pause { reason: reason.to_owned(), token: token.clone() };
-        self.control(server, token, pause.into(), "pause").await?;
-        self.agents.registry.set_intake(server, Intake::Paused);
-        Ok(())
+        let owner = Some(OPERATOR.to_owned());
+        let pause = Pause { reason: reason.to_owned(), token: token.clone(), owner };
+        self.control(server, token, pause.into(), "pause").await
     }
 
-    /// Makes an agent accept tasks again.
+    /// Makes an agent accept tasks again, unless a job drains it.
     ///
     /// # Errors
     /// As [`App::agent_pause`].
     pub async fn agent_resume(&self, server: ServerUuid) -> Result<(), AppError> {
+        self.lift(server, OPERATOR.to_owned()).await
+    }
+
+    /// Ends the drain of a job.
+    ///
+    /// # Errors
+    /// As [`App::agent_pause`].
+    pub(super) async fn agent_undrain(
+        &self,
+        server: ServerUuid,
+        job: &TaskId,
+    ) -> Result<(), AppError> {
+        self.lift(server, job_owner(job)).await
+    }
+
+    async fn lift(&self, server: ServerUuid, owner: String) -> Result<(), AppError> {
         let token: TaskId = self.parts.entropy.uuid().into();
-        let resume = Resume { token: token.clone() };
-        self.control(server, token, resume.into(), "resume").await?;
-        self.agents.registry.set_intake(server, Intake::Accepting);
-        Ok(())
+        let resume = Resume { token: token.clone(), owner: Some(owner) };
+        self.control(server, token, resume.into(), "resume").await
     }
 
     /// As [`App::agent_pause`], but tasks that wait come back, and the agent resumes by itself
@@ -51,12 +64,15 @@ impl App {
         &self,
         server: ServerUuid,
         reason: &str,
-        token: TaskId,
+        job: TaskId,
     ) -> Result<(), AppError> {
-        let drain = Drain { reason: reason.to_owned(), token: token.clone(), ttl_s: DRAIN_TTL_S };
-        self.control(server, token, drain.into(), "drain").await?;
-        self.agents.registry.set_intake(server, Intake::Draining);
-        Ok(())
+        let drain = Drain {
+            reason: reason.to_owned(),
+            token: job.clone(),
+            ttl_s: DRAIN_TTL_S,
+            owner: Some(job_owner(&job)),
+        };
+        self.control(server, job, drain.into(), "drain").await
     }
 
     async fn control(

@@ -215,7 +215,7 @@ impl Agent {
     }
 
     async fn finish(&mut self, id: &TaskId, result: Value) {
-        self.send(Accepted { id: id.clone() }).await;
+        self.send(Accepted { id: id.clone(), intake: None }).await;
         let ended = TaskResult {
             id: id.clone(),
             status: Outcome::Complete,

@@ -169,6 +169,9 @@ pub struct Accepted {
     /// The task's id or the request's token.
     #[schema(value_type = String)]
     pub id: TaskId,
+    /// After a pause, resume or drain: whether new tasks are accepted now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub intake: Option<Intake>,
 }
 
 /// How a running task gets on. Lossy: at most four a second for each task.
@@ -292,14 +295,21 @@ pub struct Cancel {
 pub struct Pause {
     /// For people; shown by `why`.
     pub reason: String,
+    /// Whose pause it is; without, [`super::OPERATOR`]'s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
     /// Names this request.
     #[schema(value_type = String)]
     pub token: TaskId,
 }
 
-/// Accept tasks again. Answered with [`Accepted`] of the token.
+/// Accept tasks again, as far as nobody else's pause or drain is in the way. Answered with
+/// [`Accepted`] of the token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Resume {
+    /// Whose pause or drain ends; without, everybody's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
     /// Names this request.
     #[schema(value_type = String)]
     pub token: TaskId,
@@ -314,8 +324,11 @@ pub struct Drain {
     /// Names this request.
     #[schema(value_type = String)]
     pub token: TaskId,
-    /// After this many seconds the agent resumes by itself.
+    /// After this many seconds the drain ends by itself.
     pub ttl_s: u64,
+    /// Whose drain it is; without, that of the job whose id is the token.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
 }
 
 /// A second websocket is wanted for a byte stream; the agent dials it within 10 s.

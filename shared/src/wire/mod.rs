@@ -30,6 +30,15 @@ pub const MAX_INLINE_BYTES: usize = 256 * 1024;
 /// See [`MAX_INLINE_BYTES`].
 pub const INLINE_EDGE_BYTES: usize = 64 * 1024;
 
+/// The owner of a pause that people asked for; that of a job is [`job_owner`].
+pub const OPERATOR: &str = "operator";
+
+/// The owner of what a job pauses or drains.
+#[must_use]
+pub fn job_owner(job: &crate::ids::TaskId) -> String {
+    format!("job/{job}")
+}
+
 /// Names of features in the capabilities of hello and welcome.
 pub mod feature {
     /// Coordinators give signs of life, and agents listen to them.

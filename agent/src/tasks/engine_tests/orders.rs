@@ -62,7 +62,7 @@ async fn a_drain_gives_back_what_waits_and_ends_by_itself() {
         engine.submit(submission(id, "script", params.clone())).await.unwrap();
     }
     tokio::time::sleep(Duration::from_secs(1)).await;
-    engine.drain("test", &task("token"), Duration::from_secs(500)).await.unwrap();
+    engine.drain("job/token", "test", &task("token"), Duration::from_secs(500)).await.unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
     let given_back = |engine: &Engine| {
         let refusals = engine.refusals(10).into_iter();
@@ -99,10 +99,10 @@ async fn a_drain_gives_back_what_waits_and_ends_by_itself() {
 async fn a_refused_task_is_never_run_until_its_refusal_is_known() {
     let node = Node::new(SCRIPTS);
     let engine = node.start().await;
-    engine.pause("test").await.unwrap();
+    engine.pause(OPERATOR, "test").await.unwrap();
     let wanted = submission("refused", "script", json!({ "steps": ["ok"] }));
     assert_eq!(refused(engine.submit(wanted.clone()).await), "Draining");
-    engine.resume().await.unwrap();
+    engine.resume(Some(OPERATOR)).await.unwrap();
     assert_eq!(refused(engine.submit(wanted.clone()).await), "Draining", "as it was told");
     assert_eq!(
         engine.standing(&task("refused")).await,
@@ -124,13 +124,13 @@ async fn a_refused_task_is_never_run_until_its_refusal_is_known() {
 async fn a_pause_lasts_until_resume_or_the_next_boot() {
     let node = Node::new(SCRIPTS);
     let engine = node.start().await;
-    engine.pause("test").await.unwrap();
+    engine.pause(OPERATOR, "test").await.unwrap();
     node.cut_power();
     let engine = node.start().await;
     assert_eq!(engine.intake(), Intake::Paused);
-    engine.resume().await.unwrap();
+    engine.resume(Some(OPERATOR)).await.unwrap();
     assert_eq!(engine.intake(), Intake::Accepting);
-    engine.pause("test").await.unwrap();
+    engine.pause(OPERATOR, "test").await.unwrap();
     node.cut_power();
     assert_eq!(node.boot("boot-2", None).await.intake(), Intake::Accepting);
 }
@@ -153,6 +153,59 @@ async fn a_result_that_no_store_knows_is_kept_for_a_week_and_stands_in_nobody_s_
     tokio::time::sleep(Duration::from_secs(2 * 24 * 3600)).await;
     engine.disowned(&task("lost"));
     assert_eq!(engine.unacked_ids(10), []);
+}
+
+/// The clean-up of a failed reboot does not end what an operator asked for.
+#[tokio::test(start_paused = true)]
+async fn only_its_owner_lifts_a_pause_or_a_drain() {
+    let node = Node::new(SCRIPTS);
+    let engine = node.start().await;
+    let ttl = Duration::from_secs(500);
+    engine.pause(OPERATOR, "test").await.unwrap();
+    engine.drain("job/a", "test", &task("a"), ttl).await.unwrap();
+    engine.drain("job/b", "test", &task("b"), ttl * 2).await.unwrap();
+    assert_eq!(engine.paused_by(), ["job/a", "job/b", OPERATOR]);
+    engine.resume(Some("job/b")).await.unwrap();
+    engine.resume(Some("job/c")).await.unwrap();
+    assert_eq!(engine.intake(), Intake::Drained);
+    node.cut_power();
+    let engine = node.start().await;
+    tokio::time::sleep(ttl + Duration::from_secs(1)).await;
+    assert_eq!((engine.intake(), engine.paused_by()), (Intake::Paused, vec![OPERATOR.to_owned()]));
+    engine.resume(Some(OPERATOR)).await.unwrap();
+    assert_eq!(engine.intake(), Intake::Accepting);
+    // A coordinator that knows no owners.
+    engine.pause(OPERATOR, "test").await.unwrap();
+    engine.drain("job/a", "test", &task("a"), ttl).await.unwrap();
+    engine.resume(None).await.unwrap();
+    assert_eq!(engine.intake(), Intake::Accepting);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pause_that_could_not_be_written_is_not_in_force() {
+    let node = Node::new(SCRIPTS);
+    let engine = node.start().await;
+    node.kv.lock().set_full(true);
+    assert_eq!(refused(engine.pause(OPERATOR, "test").await), "JournalFull");
+    let ttl = Duration::from_secs(500);
+    assert_eq!(refused(engine.drain("job/a", "", &task("a"), ttl).await), "JournalFull");
+    assert_eq!(engine.intake(), Intake::Accepting);
+    node.kv.lock().set_full(false);
+    engine.pause(OPERATOR, "test").await.unwrap();
+    assert_eq!(engine.intake(), Intake::Paused);
+}
+
+#[test]
+fn an_intake_of_a_version_without_owners_is_understood() {
+    use crate::tasks::journal::StoredIntake;
+    let until = "2026-01-01T00:00:00Z";
+    let old = json!({ "boot_id": "b", "paused": "why",
+        "drain": { "reason": "r", "token": "t", "until": until } });
+    let intake: StoredIntake = serde_json::from_value(old).unwrap();
+    assert_eq!(intake.pauses[OPERATOR], "why");
+    assert_eq!(intake.drains["job/t"].reason, "r");
+    let again = serde_json::from_value(serde_json::to_value(&intake).unwrap());
+    assert_eq!(again.ok(), Some(intake));
 }
 
 #[tokio::test(start_paused = true)]

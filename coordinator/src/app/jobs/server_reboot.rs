@@ -85,6 +85,6 @@ fn unmark(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>> {
 fn resume(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>> {
     Box::pin(async move {
         ctx.connected().await;
-        Ok(ctx.app.agent_resume(ctx.server()).await?)
+        Ok(ctx.app.agent_undrain(ctx.server(), &ctx.job.uuid.into()).await?)
     })
 }

@@ -33,7 +33,7 @@ fn messages(id: &TaskId) -> Vec<(&'static str, FromAgent)> {
         ("heartbeat", Heartbeat { seq: 1, ts: String::new() }.into()),
         ("sysinfo", Sysinfo { sysinfo: other, agents: None, hash: "h2".to_owned() }.into()),
         ("status", Box::new(Status { report: Some(report) }).into()),
-        ("accepted", Accepted { id: id.clone() }.into()),
+        ("accepted", Accepted { id: id.clone(), intake: None }.into()),
         ("progress", progress.into()),
         ("result", result(id, Outcome::Complete)),
         ("failure", result(id, Outcome::Failure)),

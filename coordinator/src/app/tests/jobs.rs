@@ -27,7 +27,7 @@ async fn ended(app: &App, job: Uuid) -> Job {
 }
 
 async fn fail(agent: &mut Agent, id: &TaskId) {
-    agent.send(Accepted { id: id.clone() }).await;
+    agent.send(Accepted { id: id.clone(), intake: None }).await;
     let error =
         TaskError { message: "no".to_owned(), code: Code::HostActionsDisabled, details: None };
     let ended = TaskResult {
@@ -72,7 +72,7 @@ async fn a_drain_ends_before_the_reboot_and_is_taken_back_when_that_fails() {
     let mut agent = Agent::connect(&app, server(1)).await;
     let job = reboot(&app, server(1), true).await;
     let FromCoordinator::Drain(drain) = agent.next().await else { panic!("no drain") };
-    agent.send(Accepted { id: drain.token }).await;
+    agent.send(Accepted { id: drain.token, intake: None }).await;
     let mut report = Report { digest: digest(&BTreeMap::new()), ..Report::default() };
     report.muster = json!({ "intake": "drained" });
     agent.send(Box::new(Status { report: Some(report) })).await;
@@ -86,7 +86,7 @@ async fn a_drain_ends_before_the_reboot_and_is_taken_back_when_that_fails() {
             break resume;
         }
     };
-    agent.send(Accepted { id: resume.token }).await;
+    agent.send(Accepted { id: resume.token, intake: None }).await;
     let view = ended(&app, job).await;
     assert_eq!(view.execution, Execution::Failed);
     assert_eq!(view.chain_results.last().unwrap().error, "server_reboot: no");
@@ -237,14 +237,14 @@ async fn a_job_ends_with_the_ticket_under_which_it_was_started() {
     assert!(app.job_list(&JobFilter::default()).await.unwrap().is_empty());
     let job = under(ticket).await.unwrap();
     let FromCoordinator::Drain(drain) = agent.next().await else { panic!("no drain") };
-    agent.send(Accepted { id: drain.token }).await;
+    agent.send(Accepted { id: drain.token, intake: None }).await;
     app.ticket_release(ticket, Expected::ANY).await.unwrap();
     let mut report = Report { digest: digest(&BTreeMap::new()), ..Report::default() };
     report.muster = json!({ "intake": "drained" });
     agent.send(Box::new(Status { report: Some(report) })).await;
     // The reboot is refused, and what was begun is taken back.
     let FromCoordinator::Resume(resume) = agent.next().await else { panic!("no resume") };
-    agent.send(Accepted { id: resume.token }).await;
+    agent.send(Accepted { id: resume.token, intake: None }).await;
     let view = ended(&app, job).await;
     assert_eq!((view.execution, view.ticket_uuid), (Execution::Failed, Some(ticket)));
     let last = view.chain_results.last().unwrap();

@@ -86,7 +86,7 @@ async fn a_create_counts_on_both_until_it_ends() {
         code: "Broken".into(),
         details: None,
     };
-    agent.send(Accepted { id: placed.id.clone() }).await;
+    agent.send(Accepted { id: placed.id.clone(), intake: None }).await;
     let failed = TaskResult {
         id: placed.id.clone(),
         status: Outcome::Failure,

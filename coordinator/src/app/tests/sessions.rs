@@ -74,7 +74,7 @@ async fn a_create_that_failed_gives_its_room_back_although_its_connection_ends_a
     for _ in 0..10 {
         let placed = app.vm_place(&body(vm(5)), caller()).await.unwrap();
         agent.dispatched().await;
-        agent.send(Accepted { id: placed.id.clone() }).await;
+        agent.send(Accepted { id: placed.id.clone(), intake: None }).await;
         fail(&mut agent, &placed.id).await;
         drop(agent);
         assert_eq!(ended(&app, &placed.id).await["error"]["code"], "NoRoom");

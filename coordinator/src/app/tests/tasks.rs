@@ -37,7 +37,7 @@ async fn secrets_reach_the_agent_and_who_asks_for_the_task() {
     let id = app.task_create(server(1), "machine_create", params.clone(), caller()).await.unwrap();
     let dispatch = agent.dispatched().await;
     assert_eq!(dispatch.params, params);
-    agent.send(Accepted { id: id.clone() }).await;
+    agent.send(Accepted { id: id.clone(), intake: None }).await;
     let step = Progress {
         id: id.clone(),
         seq: 1,
@@ -88,7 +88,7 @@ async fn a_restart_in_the_middle_loses_no_task_and_writes_no_status() {
     let mut agent = Agent::connect(&app, server(1)).await;
     let id = nop(&app).await;
     agent.dispatched().await;
-    agent.send(Accepted { id: id.clone() }).await;
+    agent.send(Accepted { id: id.clone(), intake: None }).await;
     app.shutdown().await;
     drop(agent);
 
@@ -115,7 +115,7 @@ async fn a_task_that_the_agent_does_not_know_is_sent_again_unless_it_was_accepte
     agent.dispatched().await;
     agent.refuse(&id, "UnknownTask").await;
     assert_eq!(agent.dispatched().await.id, id);
-    agent.send(Accepted { id: id.clone() }).await;
+    agent.send(Accepted { id: id.clone(), intake: None }).await;
     agent.refuse(&id, "UnknownTask").await;
     let task = ended(&app, &id).await;
     assert_eq!((&task["status"], &task["error"]["code"]), (&json!("failure"), &json!("TaskLost")));
@@ -130,7 +130,7 @@ async fn a_refusal_that_meets_a_full_disk_is_stored_later() {
     let mut agent = Agent::connect(&app, server(1)).await;
     let id = nop(&app).await;
     agent.dispatched().await;
-    agent.send(Accepted { id: id.clone() }).await;
+    agent.send(Accepted { id: id.clone(), intake: None }).await;
     disk.kv.set_full(true);
     agent.refuse(&id, "UnknownTask").await;
     eventually(|| app.tasks.get(&id).is_some_and(|open| open.unstored.is_some())).await;

@@ -99,14 +99,14 @@ impl Agent {
         match decode::<FromCoordinator>(text).unwrap() {
             FromCoordinator::Dispatch(dispatch) => {
                 self.received.lock().push((self.server, dispatch.task.clone()));
-                send(connection, Accepted { id: dispatch.id.clone() }.into()).await;
+                send(connection, Accepted { id: dispatch.id.clone(), intake: None }.into()).await;
                 send(connection, self.result(*dispatch).into()).await;
             }
             FromCoordinator::Pause(pause) => {
-                send(connection, Accepted { id: pause.token }.into()).await;
+                send(connection, Accepted { id: pause.token, intake: None }.into()).await;
             }
             FromCoordinator::Resume(resume) => {
-                send(connection, Accepted { id: resume.token }.into()).await;
+                send(connection, Accepted { id: resume.token, intake: None }.into()).await;
             }
             FromCoordinator::Cancel(cancel) => {
                 let code = Code::NotCancellable;
