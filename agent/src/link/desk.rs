@@ -36,8 +36,8 @@ pub(super) enum ToDesk {
     Connected { id: u64, url: Url, welcome: Welcome, outbox: Arc<Outbox> },
     /// It says something.
     Message { id: u64, message: FromCoordinator },
-    /// The connection is gone.
-    Disconnected { id: u64 },
+    /// The connection is gone; `replaced`: because the coordinator has a newer one of this server.
+    Disconnected { id: u64, replaced: bool },
 }
 
 #[derive(Debug)]
@@ -54,6 +54,8 @@ pub(super) struct Desk {
     links: Weak<Links>,
     parts: Arc<LinkParts>,
     sessions: BTreeMap<u64, Session>,
+    /// Coordinators, by the URL of the connection that gave way to a newer one of this server.
+    replaced: BTreeMap<Url, String>,
     samples: Arc<Samples>,
     stop: CancellationToken,
     streams: Arc<Semaphore>,
@@ -66,6 +68,7 @@ impl Desk {
             links: Arc::downgrade(links),
             parts: links.parts.clone(),
             sessions: BTreeMap::new(),
+            replaced: BTreeMap::new(),
             samples,
             stop: links.stop.clone(),
             streams: Arc::new(Semaphore::new(MAX_STREAMS)),
@@ -91,22 +94,37 @@ impl Desk {
                     self.connected(id, url, &welcome, outbox);
                 }
                 Some(ToDesk::Message { id, message }) => self.message(id, message),
-                Some(ToDesk::Disconnected { id }) => {
-                    if let Some(session) = self.sessions.remove(&id) {
-                        session.gone.cancel();
-                    }
-                }
+                Some(ToDesk::Disconnected { id, replaced }) => self.disconnected(id, replaced),
                 None => break,
             }
         }
     }
 
+    fn disconnected(&mut self, id: u64, replaced: bool) {
+        let Some(session) = self.sessions.remove(&id) else { return };
+        session.gone.cancel();
+        if replaced {
+            self.replaced.insert(session.url, session.instance);
+        } else if let Some(links) = self.links.upgrade() {
+            links.dial_aliases_of(&session.url);
+        }
+    }
+
+    /// The other URL, if any, whose connection to this coordinator gives way to a new one.
+    fn other_way(&mut self, url: &Url, instance: &str) -> Option<Url> {
+        self.replaced.remove(url);
+        let open = self.sessions.values().map(|session| (&session.url, &session.instance));
+        let mut all = open.chain(&self.replaced);
+        let other = all.find(|(other, of)| *of == instance && *other != url)?.0.clone();
+        self.replaced.remove(&other);
+        Some(other)
+    }
+
     fn connected(&mut self, id: u64, url: Url, welcome: &Welcome, outbox: Arc<Outbox>) {
         tracing::info!(%url, instance = welcome.instance, "connected to a coordinator");
         let Some(links) = self.links.upgrade() else { return };
-        let same = |s: &&Session| s.instance == welcome.instance && s.url != url;
-        if let Some(older) = self.sessions.values().find(same) {
-            links.same_coordinator(&older.url, &url);
+        if let Some(older) = self.other_way(&url, &welcome.instance) {
+            links.same_coordinator(&older, &url);
         }
         let members: Vec<Url> =
             welcome.members.iter().filter_map(|member| member.parse().ok()).collect();

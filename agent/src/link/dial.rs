@@ -8,7 +8,7 @@ use muster_shared::backoff::Backoff;
 use muster_shared::link::Dialer;
 use muster_shared::wire::{PROTOCOL, close};
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use url::Url;
@@ -50,8 +50,8 @@ pub struct LinkState {
     /// Monotonic time, ms, of the thread's last sign of life.
     alive_ms: AtomicU64,
     pub(super) stop: CancellationToken,
-    /// The last replacement was this agent's own doing.
-    pub(super) own_replacement: CancellationToken,
+    /// It was this agent's own doing that the connection was replaced.
+    pub(super) own_replacement: Notify,
 }
 
 impl LinkState {
@@ -62,7 +62,7 @@ impl LinkState {
             turned_away: Mutex::new(None),
             alive_ms: AtomicU64::new(u64::MAX),
             stop,
-            own_replacement: CancellationToken::new(),
+            own_replacement: Notify::new(),
         })
     }
 
@@ -171,6 +171,7 @@ async fn keep_connected(
         tokio::select! {
             biased;
             () = state.stop.cancelled() => return,
+            () = state.own_replacement.notified() => {}
             () = sleep(wait.unwrap_or(backoff)) => {}
         }
     }
@@ -194,11 +195,8 @@ fn log_end(state: &LinkState, end: &End, lived: Duration) -> Option<Duration> {
     let lived_ms = u64::try_from(lived.as_millis()).unwrap_or(u64::MAX);
     match end {
         End::Stopped => tracing::info!(url = %state.url, "connection closed"),
-        End::Closed(Some(close::REPLACED)) if state.own_replacement.is_cancelled() => {
-            return Some(Duration::ZERO);
-        }
         End::Closed(Some(close::REPLACED)) => {
-            tracing::error!(url = %state.url, "another agent claims this server uuid");
+            tracing::warn!(url = %state.url, "a newer connection of this server took the place");
             return Some(REPLACED_WAIT);
         }
         End::Closed(code) => {

@@ -50,6 +50,8 @@ pub use self::session::HEARTBEAT;
 const DESK_BACKLOG: usize = 256;
 /// Coordinators an agent connects to.
 const MAX_LINKS: usize = 16;
+/// How long two URLs are taken to lead to one coordinator at most; less if its connection ends.
+const ALIAS_FOR: Duration = Duration::from_secs(3600);
 /// Ids of running tasks, and of unacknowledged results, that fit a hello.
 const MAX_HELLO_IDS: usize = 10_000;
 
@@ -122,8 +124,8 @@ pub struct Links {
 struct Known {
     state: Arc<LinkState>,
     configured: bool,
-    /// The URL reaches a coordinator that another link is connected to: never dial it again.
-    alias: bool,
+    /// The URL reached a coordinator that the link of this other URL is connected to.
+    alias_of: Option<String>,
 }
 
 impl Links {
@@ -153,7 +155,7 @@ impl Links {
             return;
         }
         let state = LinkState::new(url.clone(), self.stop.child_token());
-        links.insert(url.to_string(), Known { state: state.clone(), configured, alias: false });
+        links.insert(url.to_string(), Known { state: state.clone(), configured, alias_of: None });
         let name = format!("link-{}", links.len());
         drop(links);
         tracing::info!(%url, configured, "new coordinator");
@@ -174,7 +176,7 @@ impl Links {
         let listed: Vec<String> = members.iter().map(|u| with_endpoint_path(u).into()).collect();
         self.links.lock().retain(|url, known| {
             let keep = known.configured
-                || known.alias
+                || known.alias_of.is_some()
                 || listed.contains(url)
                 || known.state.phase() == Phase::Connected;
             if !keep {
@@ -185,23 +187,46 @@ impl Links {
     }
 
     /// Two URLs reach the same coordinator, which keeps only the newer connection: gives up one
-    /// of them for good, a learned one if possible.
-    fn same_coordinator(&self, older: &Url, newer: &Url) {
+    /// of them for a while, a learned one if possible.
+    fn same_coordinator(self: &Arc<Self>, older: &Url, newer: &Url) {
         let mut links = self.links.lock();
         let is_configured =
             |url: &Url| links.get(url.as_str()).is_some_and(|known| known.configured);
-        let (give_up, keep) = if is_configured(newer) && !is_configured(older) {
-            (older, newer)
-        } else {
+        let (give_up, keep) = if is_configured(older) && !is_configured(newer) {
             (newer, older)
+        } else {
+            (older, newer)
         };
         tracing::info!(%give_up, %keep, "two URLs lead to one coordinator");
         if let Some(known) = links.get_mut(give_up.as_str()) {
-            known.alias = true;
+            known.alias_of = Some(keep.to_string());
             known.state.stop.cancel();
         }
         if let Some(known) = links.get(keep.as_str()) {
-            known.state.own_replacement.cancel();
+            known.state.own_replacement.notify_one();
+        }
+        drop(links);
+        let (links, keep) = (Arc::downgrade(self), keep.clone());
+        let stop = self.stop.clone();
+        self.tracker.spawn(async move {
+            let over = stop.run_until_cancelled(tokio::time::sleep(ALIAS_FOR)).await;
+            if let (Some(()), Some(links)) = (over, links.upgrade()) {
+                links.dial_aliases_of(&keep);
+            }
+        });
+    }
+
+    /// Dials the URLs again that led to the same coordinator as this one: where they lead now,
+    /// one of them perhaps to a balancer, nobody knows.
+    fn dial_aliases_of(&self, url: &Url) {
+        let aliases: Vec<(String, Known)> = {
+            let mut links = self.links.lock();
+            let is_alias =
+                |_: &String, known: &mut Known| known.alias_of.as_deref() == Some(url.as_str());
+            links.extract_if(.., is_alias).collect()
+        };
+        for (_, known) in aliases {
+            self.add(&known.state.url, known.configured);
         }
     }
 
@@ -209,7 +234,11 @@ impl Links {
     #[must_use]
     pub fn states(&self) -> Vec<Arc<LinkState>> {
         let links = self.links.lock();
-        links.values().filter(|known| !known.alias).map(|known| known.state.clone()).collect()
+        links
+            .values()
+            .filter(|known| known.alias_of.is_none())
+            .map(|known| known.state.clone())
+            .collect()
     }
 
     /// `connected`, `connecting` or `disconnected`: the best of all links.

@@ -70,7 +70,8 @@ pub(super) async fn run(connection: Connection, hello: Hello, parts: &SessionPar
         error = write(sink.as_mut(), &outbox, parts.clock) => End::Broken(error),
         end = read(stream.as_mut(), &outbox, parts) => end,
     };
-    let gone = ToDesk::Disconnected { id: parts.id };
+    let replaced = matches!(end, End::Closed(Some(close::REPLACED)));
+    let gone = ToDesk::Disconnected { id: parts.id, replaced };
     // The desk ends only with the whole agent.
     parts.desk.send(gone).await.ok();
     match &end {

@@ -74,13 +74,7 @@ impl Cluster {
     async fn accept(&mut self, welcome: Welcome) -> Coordinator {
         let dialed = self.dialed().await;
         assert_eq!((dialed.url.path(), dialed.protocol.as_str()), ("/agent", "muster.v1"));
-        let mut connection = dialed.connection;
-        let FromAgent::Hello(hello) = receive(&mut connection).await else {
-            panic!("the first message is a hello");
-        };
-        let mut coordinator = Coordinator { connection, hello };
-        coordinator.send(welcome).await;
-        coordinator
+        Coordinator::greet(dialed, welcome).await
     }
 }
 
@@ -104,6 +98,16 @@ async fn receive(connection: &mut Connection) -> FromAgent {
 }
 
 impl Coordinator {
+    async fn greet(dialed: Dialed, welcome: Welcome) -> Self {
+        let mut connection = dialed.connection;
+        let FromAgent::Hello(hello) = receive(&mut connection).await else {
+            panic!("the first message is a hello");
+        };
+        let mut coordinator = Self { connection, hello };
+        coordinator.send(welcome).await;
+        coordinator
+    }
+
     async fn send(&mut self, message: impl Into<FromCoordinator>) {
         let text = encode(&message.into());
         self.connection.sink.send(Frame::Text(text)).await.unwrap();
@@ -489,6 +493,36 @@ async fn every_other_coordinator_of_the_list_is_dialed_too() {
     first.dispatch("t", "nop", json!({})).await;
     first.result("t").await;
     assert_eq!(cluster.agent.links.states().len(), 2);
+}
+
+/// A balancer beside the coordinators' own names: two ways to one coordinator are used as one, until
+/// the coordinator is gone.
+#[tokio::test(start_paused = true)]
+async fn two_ways_to_one_coordinator_are_one_until_it_goes() {
+    let mut cluster = cluster().await;
+    let mut both = welcome();
+    both.members = vec!["ws://coordinator:8480/agent".into(), "ws://second:8480".into()];
+    let first = cluster.accept(both.clone()).await;
+    // As a coordinator does: the older connection ends before the newer one is welcome.
+    let dialed = cluster.dialed().await;
+    assert_eq!(dialed.url.host_str(), Some("second"));
+    first.connection.shutdown(close::REPLACED, "").await;
+    let mut second = Coordinator::greet(dialed, both.clone()).await;
+    let links = Arc::clone(&cluster.agent.links);
+    let hosts = || -> Vec<String> {
+        links.states().iter().map(|s| s.url.host_str().unwrap().to_owned()).collect()
+    };
+    // The learned name is given up, and the configured one dialed at once.
+    while second.connection.stream.next().await.is_ok_and(|frame| frame.is_some()) {}
+    let clock = cluster.agent.drivers.clock.clone();
+    let before = clock.monotonic();
+    let first = cluster.accept(both.clone()).await;
+    assert!(clock.monotonic() - before < Duration::from_secs(1));
+    assert_eq!(hosts(), ["coordinator"]);
+    drop(first);
+    let mut again = [cluster.dialed().await, cluster.dialed().await].map(|dialed| dialed.url);
+    again.sort();
+    assert_eq!(again.map(|url| url.host_str().unwrap().to_owned()), ["coordinator", "second"]);
 }
 
 #[tokio::test(start_paused = true)]
