@@ -231,6 +231,22 @@ impl Coordinator {
         tail(&self.dir.path().join("coordinator.log"))
     }
 
+    /// Starts another one on a copy of this one's store, which must not be in use: of the same
+    /// cluster, but knowing nothing of what this one does from now on.
+    ///
+    /// # Panics
+    /// If the data can't be copied.
+    #[must_use]
+    pub fn start_copy(&self) -> Self {
+        let (dir, listen) = (temp_dir(), "127.0.0.1:0".to_owned());
+        copy_folder(&self.data_dir(), &dir.path().join("data")).expect("the data can be copied");
+        // Each coordinator has a name of its own.
+        std::fs::remove_file(dir.path().join("data/instance")).expect("it had a name");
+        let mut copy = Self { dir, args: self.args.clone(), listen, daemon: None };
+        copy.restart();
+        copy
+    }
+
     /// Starts it again on the same data and the same port.
     pub fn restart(&mut self) {
         drop(self.daemon.take());
@@ -282,6 +298,21 @@ impl Coordinator {
     pub fn data_dir(&self) -> PathBuf {
         self.dir.path().join("data")
     }
+}
+
+fn copy_folder(from: &Path, to: &Path) -> std::io::Result<()> {
+    std::fs::create_dir(to)?;
+    std::fs::set_permissions(to, std::fs::metadata(from)?.permissions())?;
+    for entry in std::fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy_folder(&entry.path(), &target)?;
+        } else {
+            std::fs::copy(entry.path(), target)?;
+        }
+    }
+    Ok(())
 }
 
 /// An agent with its data folder, which survives restarts. Guests are ended when it is dropped.

@@ -314,12 +314,14 @@ async fn a_client_that_slept_past_its_ticket_s_expiry_starts_nothing() {
     under(&client, &sleeper, Method::GET, "/servers").await.expect(200);
 }
 
-/// Two coordinators that know nothing of each other stand for one whose dispatch is late: the
-/// agent sees the greater token first. Neither may take the other's results for those of tasks
-/// that were deleted, so one is paused while the other works.
+/// Two coordinators on copies of one store stand for one whose dispatch is late: the agent sees the
+/// greater token first. Neither knows the other's tasks, so one is paused while the other works.
 #[tokio::test]
 async fn the_agent_refuses_a_token_older_than_one_it_saw() {
-    let (mut one, mut other) = (Coordinator::start(), Coordinator::start());
+    let mut one = Coordinator::start();
+    one.daemon().terminate().await;
+    let mut other = one.start_copy();
+    one.restart();
     let (newer, older) = (one.client(), other.client());
     let mut agent = Agent::with(&[&one.agent_url(), &other.agent_url()], &[], &[]);
     agent.wait_status(&newer, "running", LONG).await;
@@ -337,11 +339,18 @@ async fn the_agent_refuses_a_token_older_than_one_it_saw() {
     other.daemon().signal(Signal::SIGCONT);
     one.daemon().signal(Signal::SIGSTOP);
     // The newest token is on the agent's disk.
+    let why = format!("/why/server/{}", agent.server_uuid);
+    let killed = agent.client().get("/sysinfo").await.json["Muster"]["agent_instance_id"].clone();
+    assert!(killed.is_string());
     agent.kill9();
     agent.restart();
+    // Connected and running: by the new agent's connection, not by what is left of the old one's,
+    // and a connection counts only once its status is written.
     wait_for("the agent is back", LONG, || async {
-        let why = older.get(&format!("/why/server/{}", agent.server_uuid)).await;
-        if why.json["connected"] == true { Ok(()) } else { Err(why.text) }
+        let why = older.get(&why).await;
+        let instance = &why.json["agent"]["agent_instance_id"];
+        let back = instance.is_string() && *instance != killed && why.json["status"] == "running";
+        if back { Ok(()) } else { Err(why.text) }
     })
     .await;
     let id = under(&older, &stale, Method::POST, &nop).await.expect(200)["id"].clone();
