@@ -8,6 +8,7 @@ pub mod guest;
 pub mod http;
 pub mod power_cut;
 pub mod proxy;
+pub mod scripted_agent;
 pub mod sim;
 pub mod sim_agent;
 pub mod wait;

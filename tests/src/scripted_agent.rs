@@ -1,0 +1,210 @@
+//! An agent that says what a test tells it to, when the test tells it to.
+
+use std::time::Duration;
+
+use futures_util::{SinkExt as _, StreamExt as _};
+use muster_shared::wire::PROTOCOL;
+use serde_json::{Value, json};
+use tokio::time::{Instant, timeout_at};
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
+use tokio_tungstenite::{MaybeTlsStream, WebSocketStream};
+
+use crate::daemon::{Coordinator, fresh_uuid};
+use crate::http::Client;
+use crate::wait::wait_for;
+
+/// A server that is silent for two seconds is `unknown`.
+const BEAT: Duration = Duration::from_millis(500);
+const MIB: u64 = 1 << 20;
+
+/// An agent without a connection.
+#[derive(Debug)]
+pub struct Away {
+    server_uuid: String,
+    url: String,
+}
+
+impl Away {
+    /// Connects it again.
+    ///
+    /// # Panics
+    /// If the coordinator can't be reached.
+    pub async fn back(self) -> ScriptedAgent {
+        ScriptedAgent::connect(&self.url, &self.server_uuid).await
+    }
+}
+
+/// A connected agent. Its messages are JSON, so that a test says exactly what goes over the wire.
+#[derive(Debug)]
+pub struct ScriptedAgent {
+    socket: WebSocketStream<MaybeTlsStream<tokio::net::TcpStream>>,
+    /// The server it speaks for.
+    pub server_uuid: String,
+    /// What the coordinator said first.
+    pub welcome: Value,
+    url: String,
+    seen: Vec<Value>,
+}
+
+impl ScriptedAgent {
+    /// Connects one with a fresh uuid, and waits until its server is running.
+    ///
+    /// # Panics
+    /// If the coordinator can't be reached.
+    pub async fn register(coordinator: &Coordinator) -> Self {
+        let server_uuid = fresh_uuid();
+        let agent = Self::connect(&coordinator.agent_url(), &server_uuid).await;
+        let (client, path) = (coordinator.client(), format!("/servers/{server_uuid}"));
+        wait_for("the server runs", Duration::from_secs(30), || async {
+            let answer = client.get(&path).await;
+            let memory = answer.json["memory_total_bytes"].is_u64();
+            let running = answer.json["status"] == "running" && memory;
+            if running { Ok(()) } else { Err(answer.text) }
+        })
+        .await;
+        agent
+    }
+
+    /// Ends the connection without a word and makes another one for the same server.
+    ///
+    /// # Panics
+    /// If the coordinator can't be reached.
+    #[must_use]
+    pub async fn reconnected(self) -> Self {
+        let Self { socket, server_uuid, url, .. } = self;
+        drop(socket);
+        Self::connect(&url, &server_uuid).await
+    }
+
+    /// Ends the connection and returns once the coordinator has seen that.
+    ///
+    /// # Panics
+    /// If it does not within half a minute.
+    pub async fn leave(self, client: &Client) -> Away {
+        let Self { socket, server_uuid, url, .. } = self;
+        drop(socket);
+        let why = format!("/why/server/{server_uuid}");
+        wait_for("the coordinator sees the end", Duration::from_secs(30), || async {
+            let answer = client.get(&why).await;
+            if answer.json["connected"] == false { Ok(()) } else { Err(answer.text) }
+        })
+        .await;
+        Away { server_uuid, url }
+    }
+
+    async fn connect(url: &str, server_uuid: &str) -> Self {
+        let mut request = format!("{url}/agent").into_client_request().expect("a valid URL");
+        let protocol = PROTOCOL.parse().expect("a valid header");
+        request.headers_mut().insert("sec-websocket-protocol", protocol);
+        let (socket, _) =
+            tokio_tungstenite::connect_async(request).await.expect("the coordinator listens");
+        let mut agent = Self {
+            socket,
+            server_uuid: server_uuid.to_owned(),
+            welcome: Value::Null,
+            url: url.to_owned(),
+            seen: Vec::new(),
+        };
+        // One host and one process, whichever connection it is.
+        agent
+            .say(json!({
+                "kind": "hello", "server_uuid": server_uuid, "boot_id": server_uuid,
+                "agent_instance_id": server_uuid, "version": "0.1.0",
+            }))
+            .await;
+        agent
+            .say(json!({ "kind": "sysinfo", "hash": "scripted", "sysinfo": {
+                "UUID": server_uuid, "Hostname": format!("s-{}", &server_uuid[..8]),
+                "Setup": "true", "System Type": "Linux", "Live Image": "20260101T000000Z",
+                "MiB of Memory": "65536", "CPU Total Cores": 16, "CPU Online Count": 16,
+                "Network Interfaces": { "eth0": {
+                    "MAC Address": "02:00:00:00:00:01", "ip4addr": "", "Link Status": "up",
+                    "NIC Names": ["admin"],
+                }},
+            }}))
+            .await;
+        agent.report().await;
+        agent.welcome =
+            agent.expect("welcome", None, Duration::from_secs(10)).await.expect("a welcome");
+        agent
+    }
+
+    /// Says that it has no VMs.
+    pub async fn report(&mut self) {
+        let digest = muster_shared::wire::status::digest(&std::collections::BTreeMap::new());
+        self.say(json!({ "kind": "status", "report": {
+            "full": true, "vms": {}, "digest": digest, "timestamp": "2026-01-01T00:00:00.000Z",
+            "meminfo": {
+                "availrmem_bytes": 60_000 * MIB, "arcsize_bytes": 0, "total_bytes": 65_536 * MIB,
+            },
+            "diskinfo": { "pool_size_bytes": 1_000_000 * MIB },
+        }}))
+        .await;
+    }
+
+    async fn say(&mut self, message: Value) {
+        // A connection that has ended is noticed by whoever waits for an answer.
+        drop(self.socket.send(Message::text(message.to_string())).await);
+    }
+
+    /// Accepts a task.
+    pub async fn accept(&mut self, task: &str) {
+        self.say(json!({ "kind": "accepted", "id": task })).await;
+    }
+
+    /// Refuses a task, or says that it does not know it.
+    pub async fn refuse(&mut self, task: &str, code: &str) {
+        self.say(json!({ "kind": "error", "id": task, "code": code, "message": code })).await;
+    }
+
+    /// A task has ended; badly, when there is a code.
+    pub async fn end(&mut self, task: &str, code: Option<&str>) {
+        let status = if code.is_some() { "failure" } else { "complete" };
+        let mut result = json!({ "kind": "result", "id": task, "status": status, "result": {},
+            "finished_at": "2026-01-01T00:00:00.000Z" });
+        if let Some(code) = code {
+            result["error"] = json!({ "code": code, "message": code });
+        }
+        self.say(result).await;
+    }
+
+    /// Waits for a message of a kind, about a task if one is named; `None` when none comes in
+    /// time. What came before it is skipped.
+    pub async fn expect(
+        &mut self,
+        kind: &str,
+        task: Option<&str>,
+        limit: Duration,
+    ) -> Option<Value> {
+        let is = |message: &Value| {
+            message["kind"] == kind && task.is_none_or(|task| message["id"] == task)
+        };
+        let until = Instant::now() + limit;
+        loop {
+            if let Some(at) = self.seen.iter().position(is) {
+                return Some(self.seen.swap_remove(at));
+            }
+            if !self.receive(until).await {
+                return None;
+            }
+        }
+    }
+
+    /// Takes one message; `false` when none came until then.
+    async fn receive(&mut self, until: Instant) -> bool {
+        while Instant::now() < until {
+            self.say(json!({ "kind": "heartbeat", "seq": 1, "ts": "" })).await;
+            let beat = until.min(Instant::now() + BEAT);
+            match timeout_at(beat, self.socket.next()).await {
+                Ok(Some(Ok(Message::Text(text)))) => {
+                    self.seen.push(serde_json::from_str(&text).expect("messages are JSON"));
+                    return true;
+                }
+                Ok(Some(Ok(_))) | Err(_) => {}
+                Ok(Some(Err(_)) | None) => return false,
+            }
+        }
+        false
+    }
+}
