@@ -37,6 +37,7 @@ impl Threads for OsThreads {
         }
     }
 
+    #[expect(clippy::disallowed_methods, reason = "this is the door to threads")]
     fn compute(&self, work: Box<dyn FnOnce() + Send>) {
         drop(tokio::task::spawn_blocking(work));
     }
