@@ -55,7 +55,16 @@ impl ScriptedAgent {
     pub async fn register(coordinator: &Coordinator) -> Self {
         let server_uuid = fresh_uuid();
         let agent = Self::connect(&coordinator.agent_url(), &server_uuid).await;
-        let (client, path) = (coordinator.client(), format!("/servers/{server_uuid}"));
+        agent.wait_running(&coordinator.client()).await;
+        agent
+    }
+
+    /// Waits until the server is shown as running, with its memory.
+    ///
+    /// # Panics
+    /// If it is not within half a minute.
+    pub async fn wait_running(&self, client: &Client) {
+        let path = format!("/servers/{}", self.server_uuid);
         wait_for("the server runs", Duration::from_secs(30), || async {
             let answer = client.get(&path).await;
             let memory = answer.json["memory_total_bytes"].is_u64();
@@ -63,7 +72,6 @@ impl ScriptedAgent {
             if running { Ok(()) } else { Err(answer.text) }
         })
         .await;
-        agent
     }
 
     /// Ends the connection without a word and makes another one for the same server.

@@ -129,6 +129,7 @@ async fn a_refused_task_that_has_ended_is_not_sent_again() {
         agent.refuse(task, "Draining").await;
         moment(turn).await;
         agent = agent.reconnected().await;
+        agent.wait_running(&client).await;
         let open =
             agent.welcome["open_task_ids"].as_array().is_some_and(|all| all.contains(&json!(task)));
         if open {
@@ -164,6 +165,7 @@ async fn a_vm_is_made_where_its_record_says() {
         refusing.refuse(task, "Draining").await;
         moment(turn).await;
         let mut refusing = refusing.reconnected().await;
+        refusing.wait_running(&client).await;
         let open = refusing.welcome["open_task_ids"]
             .as_array()
             .is_some_and(|all| all.contains(&json!(task)));
@@ -205,6 +207,7 @@ async fn a_create_that_failed_gives_its_room_and_uuid_back() {
         agent.end(task, Some("StorageFailed")).await;
         moment(turn).await;
         agent = agent.reconnected().await;
+        agent.wait_running(&client).await;
         agent.end(task, Some("StorageFailed")).await;
         agent.expect("acknowledge", Some(task), SOON).await.expect("the result is stored");
         let again = client.post("/vms", &body).await.expect(202)["id"].clone();

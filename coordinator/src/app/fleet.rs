@@ -19,8 +19,9 @@ use serde_json::{Map, Value};
 use uuid::Uuid;
 
 use super::figures::{Figures, Kept};
+use super::keys;
 use crate::roster::{RosterRecord, Status};
-use crate::store::Revision;
+use crate::store::{Expect, Revision, Write};
 
 /// A stored record and the commit that wrote it.
 #[derive(Clone, Debug)]
@@ -112,6 +113,8 @@ pub(super) struct Inner {
     pub(super) servers: BTreeMap<ServerUuid, Entry>,
     /// Where each VM is; nobody keeps two servers from having VMs of one uuid.
     homes: BTreeSet<(VmUuid, ServerUuid)>,
+    /// The commits that wrote the VMs' records.
+    revisions: BTreeMap<(ServerUuid, VmUuid), Revision>,
     /// VMs that were reported otherwise than the store has them; `None`: gone.
     unsaved: BTreeMap<(ServerUuid, VmUuid), Option<Arc<VmReport>>>,
     /// Servers that the allocator has not taken over since they changed.
@@ -125,6 +128,7 @@ impl Inner {
         server: ServerUuid,
         vm: VmUuid,
         report: Option<Arc<VmReport>>,
+        at: Revision,
     ) {
         if self.unsaved.get(&(server, vm)) == Some(&report) {
             self.unsaved.remove(&(server, vm));
@@ -133,8 +137,10 @@ impl Inner {
             Some(report) => {
                 self.servers.entry(server).or_default().vms.insert(vm, report);
                 self.homes.insert((vm, server));
+                self.revisions.insert((server, vm), at);
             }
             None => {
+                self.revisions.remove(&(server, vm));
                 if let Some(entry) = self.servers.get_mut(&server) {
                     entry.vms.remove(&vm);
                 }
@@ -144,9 +150,19 @@ impl Inner {
         self.stale.insert(server);
     }
 
+    fn write_of(&self, at: (ServerUuid, VmUuid), report: &Option<Arc<VmReport>>) -> Write {
+        let key = keys::vm(at.0, at.1);
+        let expect = self.revisions.get(&at).map_or(Expect::Absent, |at| Expect::At(*at));
+        match report {
+            Some(report) => Write::put(key, expect, keys::encode(&**report)),
+            None => Write::delete(key, expect),
+        }
+    }
+
     /// Forgets what came from the store; what agents reported stays.
     pub(super) fn forget_stored(&mut self) {
         self.homes.clear();
+        self.revisions.clear();
         for (server, entry) in &mut self.servers {
             entry.record = None;
             entry.sysinfo = None;
@@ -293,9 +309,9 @@ impl Fleet {
         let stored = inner.servers.get(&server).map(|entry| &entry.vms);
         for (vm, report) in changes {
             let known = stored.and_then(|vms| vms.get(&vm));
-            if known.map(AsRef::as_ref) == report.as_ref() {
-                inner.unsaved.remove(&(server, vm));
-            } else {
+            let same = known.map(AsRef::as_ref) == report.as_ref();
+            // What is unsaved may be on its way to the store and change what is there.
+            if !same || inner.unsaved.contains_key(&(server, vm)) {
                 inner.unsaved.insert((server, vm), report.map(Arc::new));
             }
         }
@@ -326,11 +342,20 @@ impl Fleet {
         }
     }
 
-    /// VM records to write, at most `max`; they stay unsaved until the store shows them.
+    /// VM records to write, at most `max`; they stay unsaved until the store shows them. A write
+    /// that comes late does not replace a newer one.
     #[must_use]
-    pub fn unsaved(&self, max: usize) -> Vec<(ServerUuid, VmUuid, Option<Arc<VmReport>>)> {
+    pub(crate) fn unsaved(&self, max: usize) -> Vec<Write> {
         let inner = self.inner.read();
-        inner.unsaved.iter().take(max).map(|((s, v), report)| (*s, *v, report.clone())).collect()
+        inner.unsaved.iter().take(max).map(|(vm, report)| inner.write_of(*vm, report)).collect()
+    }
+
+    /// As [`Fleet::unsaved`], of one VM; `None` when the store has what was reported.
+    #[must_use]
+    pub(crate) fn unsaved_vm(&self, server: ServerUuid, vm: VmUuid) -> Option<Write> {
+        let inner = self.inner.read();
+        let report = inner.unsaved.get(&(server, vm))?;
+        Some(inner.write_of((server, vm), report))
     }
 
     /// Whether a VM's record is not in the store as it is here.
@@ -359,7 +384,7 @@ mod tests {
 
     use super::*;
     use crate::app::keys;
-    use crate::store::{Damaged, Event, Follow};
+    use crate::store::{Action, Damaged, Event, Follow};
 
     fn fleet() -> Fleet {
         Fleet::new(Arc::new(TokioClock::new("2026-01-01T00:00:00Z".parse().unwrap())))
@@ -379,9 +404,12 @@ mod tests {
         let changes: Vec<Event> = fleet
             .unsaved(10)
             .into_iter()
-            .map(|(server, vm, report)| {
-                let value = report.map(|report| keys::encode(&*report));
-                Event { key: keys::vm(server, vm), value, revision }
+            .map(|write| {
+                let value = match write.action {
+                    Action::Put(value, _) => Some(value),
+                    Action::Delete | Action::Check => None,
+                };
+                Event { key: write.key, value, revision }
             })
             .collect();
         fleet.apply(&changes, &Damaged::default());
@@ -421,6 +449,28 @@ mod tests {
         fleet.report_vms(two, BTreeMap::from([(vm, None)]));
         save(&fleet, 2);
         assert_eq!(fleet.vm(vm).map(|(server, _)| server), Some(one));
+    }
+
+    #[test]
+    fn a_report_that_goes_back_while_it_is_written_is_written_again() {
+        let fleet = fleet();
+        let server = ServerUuid(uuid::Uuid::from_u128(1));
+        let vm = VmUuid(uuid::Uuid::from_u128(2));
+        let say = |state| fleet.report_vms(server, BTreeMap::from([(vm, Some(report(vm, state)))]));
+        say("running");
+        save(&fleet, 1);
+        say("stopped");
+        let on_its_way = fleet.unsaved(1).remove(0);
+        say("running");
+        let Action::Put(value, _) = on_its_way.action else { panic!("a put") };
+        let revision = Revision { epoch: 1, counter: 2 };
+        let change = Event { key: on_its_way.key, value: Some(value), revision };
+        fleet.apply(&[change], &Damaged::default());
+        assert_eq!(fleet.vm(vm).unwrap().1.vm.state, "stopped");
+        assert_eq!(fleet.unsaved(1)[0].expect, Expect::At(revision));
+        save(&fleet, 3);
+        assert_eq!(fleet.vm(vm).unwrap().1.vm.state, "running");
+        assert!(fleet.unsaved(1).is_empty());
     }
 
     #[test]

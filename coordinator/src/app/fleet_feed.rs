@@ -97,7 +97,7 @@ impl Fleet {
 }
 
 fn take_vm(inner: &mut Inner, change: &Event, damaged: &Damaged) {
-    let Event { key, value, .. } = change;
+    let Event { key, value, revision } = change;
     let mut parts = key.split('/').skip(1);
     let server = parts.next().and_then(|text| text.parse::<ServerUuid>().ok());
     let Some((server, vm)) = server.zip(keys::last::<VmUuid>(key)) else { return };
@@ -108,7 +108,7 @@ fn take_vm(inner: &mut Inner, change: &Event, damaged: &Damaged) {
         },
         None => None,
     };
-    inner.stored_vm(server, vm, report);
+    inner.stored_vm(server, vm, report, *revision);
 }
 
 fn remove(inner: &mut Inner, server: ServerUuid, key: &str) {

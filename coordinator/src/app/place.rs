@@ -292,7 +292,7 @@ impl App {
         let server = ended.server_uuid;
         if let Some(vm) = ended.vm_uuid.filter(|_| is_destroyed(ended)) {
             self.fleet.report_vms(server, BTreeMap::from([(vm, None)]));
-            return Some(Write::delete(keys::vm(server, vm), Expect::Any));
+            return self.fleet.unsaved_vm(server, vm);
         }
         let mut report = told_report(ended)?;
         let vm = report.vm.uuid;
@@ -308,12 +308,10 @@ impl App {
             None if home.is_some() => false,
             None => ended.task == "machine_create" && self.is_newer_than_reports(server, &report),
         };
-        let write =
-            is_news.then(|| Write::put(keys::vm(server, vm), Expect::Any, keys::encode(&report)));
         if is_news {
             self.fleet.report_vms(server, BTreeMap::from([(vm, Some(report))]));
         }
-        write
+        self.fleet.unsaved_vm(server, vm)
     }
 
     /// Whether the agent looked at its VMs before this one became what it is. A result that comes

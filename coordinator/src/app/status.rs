@@ -240,21 +240,14 @@ impl App {
     /// # Errors
     /// [`AppError::Store`]; nothing of the batch was written and it is tried again.
     pub(crate) async fn vms_save(&self) -> Result<bool, AppError> {
-        let batch = self.fleet.unsaved(VM_BATCH);
-        if batch.is_empty() {
+        let writes = self.fleet.unsaved(VM_BATCH);
+        if writes.is_empty() {
             return Ok(false);
         }
-        let writes = batch
-            .iter()
-            .map(|(server, vm, report)| {
-                let key = keys::vm(*server, *vm);
-                match report {
-                    Some(report) => Write::put(key, Expect::Any, keys::encode(&**report)),
-                    None => Write::delete(key, Expect::Any),
-                }
-            })
-            .collect();
-        self.feed.commit(writes).await?;
-        Ok(batch.len() == VM_BATCH)
+        let full = writes.len() == VM_BATCH;
+        match self.feed.commit(writes).await {
+            Ok(_) => Ok(full),
+            Err(error) => Err(error.into()),
+        }
     }
 }

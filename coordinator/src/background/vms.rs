@@ -3,13 +3,16 @@
 use std::sync::Arc;
 
 use super::pause;
-use crate::app::App;
+use crate::app::{App, AppError};
+use crate::store::StoreError;
 
 pub(super) async fn run(app: Arc<App>) {
     loop {
         match app.vms_save().await {
             Ok(true) => {}
             Ok(false) => app.vms_wake.notified().await,
+            // The end of a task, or another coordinator, was faster.
+            Err(AppError::Store(StoreError::Conflict { .. })) => pause(&app).await,
             Err(error) => {
                 tracing::warn!(%error, "cannot write VM records");
                 pause(&app).await;

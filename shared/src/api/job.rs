@@ -74,7 +74,8 @@ pub enum StepVerdict {
 pub struct StepResult {
     /// E.g. `cnapi.validate_params`.
     pub name: String,
-    /// Empty if it failed.
+    /// `OK`; empty if it failed.
+    #[schema(value_type = String)]
     pub result: StepVerdict,
     /// Empty unless it failed.
     pub error: String,

@@ -75,6 +75,7 @@ pub struct Model {
     revisions: BTreeMap<String, Revision>,
     history: Vec<Told>,
     open_jobs: BTreeSet<String>,
+    draining_jobs: BTreeSet<String>,
     /// Tasks and their ends.
     pub tasks: Tasks,
     /// What agents do.
@@ -110,6 +111,7 @@ impl Witness {
             revisions: BTreeMap::new(),
             history: Vec::new(),
             open_jobs: BTreeSet::new(),
+            draining_jobs: BTreeSet::new(),
             tasks: Tasks::default(),
             journals: Journals::default(),
             statuses: Statuses::default(),
@@ -338,9 +340,11 @@ impl Model {
                 let steps = job["chain"].as_array().into_iter().flatten();
                 let mut steps = steps.filter(|step| step["state"] == "running");
                 let drains = steps.any(|step| step["name"] == "cnapi.wait_for_cn_agent_drained");
-                if ended || drains {
-                    self.open_jobs.remove(rest);
-                } else {
+                self.open_jobs.remove(rest);
+                self.draining_jobs.remove(rest);
+                if drains {
+                    self.draining_jobs.insert(rest.to_owned());
+                } else if !ended {
                     self.open_jobs.insert(rest.to_owned());
                 }
                 Ok(())
@@ -397,7 +401,13 @@ impl Model {
         told
     }
 
-    /// Jobs that have not ended.
+    /// Whether jobs wait for a drain, which may end at any time.
+    #[must_use]
+    pub fn drains(&self) -> bool {
+        !self.draining_jobs.is_empty()
+    }
+
+    /// Jobs that have not ended and do not wait for a drain.
     #[must_use]
     pub fn open_jobs(&self) -> &BTreeSet<String> {
         &self.open_jobs

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_shared::clock::SharedClock;
-use muster_shared::error_chain::Chain;
 use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
 use parking_lot::Mutex;
@@ -61,12 +60,14 @@ struct Watched {
     killed: bool,
 }
 
-/// A start that failed, and what the hypervisor printed meanwhile.
-#[derive(Debug, thiserror::Error)]
-#[error("{}: {printed}", Chain(error))]
-struct NotStarted {
-    error: StartError,
-    printed: String,
+/// A start that failed. What the hypervisor printed meanwhile names what the VM asks for and can't
+/// have, so it is told to whoever asked for the VM.
+fn not_started(vm: VmUuid, error: StartError, printed: &str) -> DriverError {
+    let message = match printed {
+        "" => format!("start VM {vm}: {error}"),
+        printed => format!("start VM {vm}: {error}: {printed}"),
+    };
+    DriverError::refused_because(Code::InternalError, message, error)
 }
 
 /// Why a process that was started is of no use.
@@ -247,7 +248,7 @@ impl Guests {
         let up = match noted {
             Ok(()) => bring_up(seat, spawned.exit).await.map_err(|error| {
                 let printed = tail(&seat.log(), log_start);
-                DriverError::failed(format!("start VM {vm}"), NotStarted { error, printed })
+                not_started(vm, error, printed.trim())
             }),
             Err(error) => Err(error),
         };
