@@ -173,7 +173,7 @@ impl App {
             // Another coordinator wrote a server's figures or its record.
             Err(error) if is_conflict(&error) => {
                 self.feed.catch_up().await?;
-                Ok(true)
+                Ok(false)
             }
             Err(error) => Err(error.into()),
         }

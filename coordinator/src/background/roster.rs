@@ -81,7 +81,9 @@ async fn write_batch(app: &App, pending: &[(ServerUuid, Status, Via)]) -> Result
                 false => app.metrics.status_put_etag_failures.inc(),
             };
             // The batch is tried again with what the store holds now.
-            Ok(app.feed.catch_up().await?)
+            app.feed.catch_up().await?;
+            pause(app).await;
+            Ok(())
         }
         Err(error) => {
             if changes.iter().any(|change| change.record.is_some()) {
