@@ -1,5 +1,7 @@
 //! The log of a process's writes, and what a power cut leaves of them.
 
+#![expect(clippy::single_range_in_vec_init, reason = "lists of ranges, often of one")]
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
