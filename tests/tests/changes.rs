@@ -123,7 +123,12 @@ async fn a_refused_task_that_has_ended_is_not_sent_again() {
     let mut agent = ScriptedAgent::register(&coordinator).await;
     let path = format!("/servers/{}/nop", agent.server_uuid);
     for turn in 0..40 {
-        let task = client.post(&path, &json!({})).await.expect(200)["id"].clone();
+        // Right after its connection ended the server is not running for a moment.
+        let task = wait_for("a task", SOON, || async {
+            let answer = client.post(&path, &json!({})).await;
+            if answer.status == 200 { Ok(answer.json["id"].clone()) } else { Err(answer.text) }
+        })
+        .await;
         let task = task.as_str().expect("an id");
         agent.expect("dispatch", Some(task), SOON).await.expect("the task is sent");
         agent.refuse(task, "Draining").await;
