@@ -2,7 +2,7 @@
 //!
 //! A job is a future that ends only when the application stops. One that ends earlier (an error
 //! it could not handle, a panic) stops the whole application: a coordinator without its roster is
-//! worse than none. To add one: a file here and a line in [`start`], see
+//! worse than none. To add one: a file here and a line in `start`, see
 //! `docs/adding-a-background-job.md`.
 
 mod allocations;
@@ -19,41 +19,50 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::app::App;
-pub(crate) use lease::join;
+use crate::app::{App, AppError};
 
-/// Starts every job.
-pub(crate) fn start(app: &Arc<App>) {
-    run(app, "feed", feed::run);
-    run(app, "lease", lease::run);
-    run(app, "roster-tick", roster::tick);
-    run(app, "roster-writer", roster::write);
-    run(app, "vm-writer", vms::run);
-    run(app, "figures-writer", figures::run);
-    run(app, "tasks", tasks::tick);
-    run(app, "task-dispatch", tasks::dispatch);
-    run(app, "jobs", jobs::tick);
-    run(app, "job-retention", jobs::retention);
-    run(app, "retention", tasks::retention);
-    run(app, "waitlist-writer", tickets::write);
-    run(app, "waitlist-expiry", tickets::expire);
-    run(app, "waitlist-retention", tickets::retention);
-    run(app, "allocations", allocations::run);
-    run(app, "reservations", allocations::reservations);
+/// Reads what is stored and starts every job of an application made by [`App::new`].
+///
+/// # Errors
+/// [`AppError::Store`], [`AppError::Corrupt`]; nothing runs then.
+pub(crate) async fn run(app: &Arc<App>) -> Result<(), AppError> {
+    app.load().await?;
+    lease::join(app).await?;
+    start(app);
+    Ok(())
 }
 
-fn run<F, Fut>(app: &Arc<App>, name: &'static str, job: F)
+fn start(app: &Arc<App>) {
+    spawn(app, "feed", feed::run);
+    spawn(app, "lease", lease::run);
+    spawn(app, "roster-tick", roster::tick);
+    spawn(app, "roster-writer", roster::write);
+    spawn(app, "vm-writer", vms::run);
+    spawn(app, "figures-writer", figures::run);
+    spawn(app, "tasks", tasks::tick);
+    spawn(app, "task-dispatch", tasks::dispatch);
+    spawn(app, "jobs", jobs::tick);
+    spawn(app, "job-retention", jobs::retention);
+    spawn(app, "retention", tasks::retention);
+    spawn(app, "waitlist-writer", tickets::write);
+    spawn(app, "waitlist-expiry", tickets::expire);
+    spawn(app, "waitlist-retention", tickets::retention);
+    spawn(app, "allocations", allocations::run);
+    spawn(app, "reservations", allocations::reservations);
+}
+
+fn spawn<F, Fut>(app: &Arc<App>, name: &'static str, job: F)
 where
     F: FnOnce(Arc<App>) -> Fut,
     Fut: Future<Output = ()> + Send + 'static,
 {
     let work = job(Arc::clone(app));
     let guard = Guard { app: Arc::clone(app), name };
-    app.tracker.spawn(async move {
+    app.ctx.tracker.spawn(async move {
         let guard = guard;
         tokio::select! {
             biased;
-            () = guard.app.cancel.cancelled() => {}
+            () = guard.app.ctx.cancel.cancelled() => {}
             () = work => {}
         }
     });
@@ -67,15 +76,15 @@ struct Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if !self.app.cancel.is_cancelled() {
+        if !self.app.ctx.cancel.is_cancelled() {
             tracing::error!(job = self.name, "a background job ended");
-            self.app.failed.cancel();
+            self.app.ctx.failed.cancel();
         }
     }
 }
 
 /// Waits between two tries of something that failed.
 async fn pause(app: &App) {
-    let millis = 200 + app.parts.entropy.u64() % 300;
+    let millis = 200 + app.ctx.parts.entropy.u64() % 300;
     tokio::time::sleep(Duration::from_millis(millis)).await;
 }

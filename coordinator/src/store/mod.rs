@@ -78,6 +78,15 @@ pub struct Record {
     pub revision: Revision,
 }
 
+/// A stored record and the commit that wrote it.
+#[derive(Clone, Debug)]
+pub struct Held<T> {
+    /// The record.
+    pub value: T,
+    /// Its revision.
+    pub revision: Revision,
+}
+
 /// What must hold for a write to happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expect {
@@ -206,6 +215,14 @@ pub enum StoreError {
         #[source]
         source: Arc<dyn std::error::Error + Send + Sync>,
     },
+}
+
+impl StoreError {
+    /// Whether somebody else was first.
+    #[must_use]
+    pub fn is_conflict(&self) -> bool {
+        matches!(self, Self::Conflict { .. })
+    }
 }
 
 /// The store.

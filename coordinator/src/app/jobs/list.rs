@@ -7,9 +7,10 @@ use muster_shared::api::job::{Execution, Job};
 use muster_shared::ids::ServerUuid;
 use uuid::Uuid;
 
+use super::Jobs;
 use super::record::JobRecord;
 use crate::app::error::AppError;
-use crate::app::{App, keys};
+use crate::app::keys;
 use crate::store::{Expect, MAX_PAGE, Revision, Write};
 
 /// Most jobs in one answer.
@@ -42,10 +43,10 @@ impl JobFilter {
     }
 }
 
-impl App {
+impl Jobs {
     /// A job and its revision.
-    pub(super) async fn job_of(&self, uuid: Uuid) -> Result<(JobRecord, Revision), AppError> {
-        let stored = self.parts.store.get(&keys::job(uuid)).await?;
+    pub(super) async fn record_of(&self, uuid: Uuid) -> Result<(JobRecord, Revision), AppError> {
+        let stored = self.ctx.parts.store.get(&keys::job(uuid)).await?;
         let stored = stored.ok_or(AppError::JobNotFound)?;
         Ok((keys::decode(&stored)?, stored.revision))
     }
@@ -54,8 +55,8 @@ impl App {
     ///
     /// # Errors
     /// [`AppError::JobNotFound`], [`AppError::Store`].
-    pub async fn job_get(&self, uuid: Uuid) -> Result<(Job, Revision), AppError> {
-        let (job, revision) = self.job_of(uuid).await?;
+    pub async fn get(&self, uuid: Uuid) -> Result<(Job, Revision), AppError> {
+        let (job, revision) = self.record_of(uuid).await?;
         Ok((job.public(), revision))
     }
 
@@ -63,14 +64,14 @@ impl App {
     ///
     /// # Errors
     /// [`AppError::Store`].
-    pub async fn job_list(&self, filter: &JobFilter) -> Result<Vec<Job>, AppError> {
+    pub async fn list(&self, filter: &JobFilter) -> Result<Vec<Job>, AppError> {
         let limit = filter.limit.unwrap_or(MAX_LIMIT).min(MAX_LIMIT);
         let offset = filter.offset.min(MAX_OFFSET);
         // Keys are in the order of creation, so the last that fit are wanted.
         let mut newest: VecDeque<JobRecord> = VecDeque::new();
         let mut after: Option<String> = None;
         loop {
-            let page = self.parts.store.list(keys::JOBS, after.as_deref(), MAX_PAGE).await?;
+            let page = self.ctx.parts.store.list(keys::JOBS, after.as_deref(), MAX_PAGE).await?;
             for stored in &page.records {
                 let job: JobRecord = keys::decode(stored)?;
                 if filter.fits(&job) {
@@ -90,15 +91,16 @@ impl App {
     ///
     /// # Errors
     /// [`AppError::Store`]; what was deleted before stays deleted.
-    pub async fn jobs_sweep(&self) -> Result<usize, AppError> {
-        let keep = jiff::SignedDuration::try_from(self.config.task_retention).unwrap_or_default();
-        let now = self.parts.clock.wall();
+    pub async fn sweep(&self) -> Result<usize, AppError> {
+        let keep =
+            jiff::SignedDuration::try_from(self.ctx.config.task_retention).unwrap_or_default();
+        let now = self.ctx.parts.clock.wall();
         let is_old =
             |at: &str| at.parse::<Timestamp>().is_ok_and(|at| now.duration_since(at) > keep);
         let mut deleted = 0;
         let mut after: Option<String> = None;
         loop {
-            let page = self.parts.store.list(keys::JOBS, after.as_deref(), BATCH).await?;
+            let page = self.ctx.parts.store.list(keys::JOBS, after.as_deref(), BATCH).await?;
             let mut writes = Vec::new();
             let mut young = false;
             for stored in &page.records {
@@ -111,7 +113,7 @@ impl App {
             }
             if !writes.is_empty() {
                 deleted += writes.len();
-                self.parts.store.commit(writes).await?;
+                self.ctx.parts.store.commit(writes).await?;
             }
             match page.next {
                 Some(next) if !young => after = Some(next),

@@ -8,10 +8,11 @@ use jiff::Timestamp;
 use muster_shared::ids::{ServerUuid, VmUuid};
 use serde::{Deserialize, Serialize};
 
+use super::Placement;
+use super::promises::{Place, PlaceRecord, counts};
 use crate::alloc;
 use crate::app::error::AppError;
-use crate::app::tasks::is_conflict;
-use crate::app::{App, keys};
+use crate::app::keys;
 use crate::store::{Expect, Write};
 
 /// Records deleted at a time.
@@ -19,10 +20,10 @@ const BATCH: usize = 90;
 
 /// The record `reserve/<vm>`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(in crate::app) struct ReservationRecord {
-    pub(in crate::app) vm_uuid: VmUuid,
-    pub(in crate::app) server_uuid: ServerUuid,
-    pub(in crate::app) promise: alloc::Extra,
+pub(super) struct ReservationRecord {
+    pub(super) vm_uuid: VmUuid,
+    pub(super) server_uuid: ServerUuid,
+    pub(super) promise: alloc::Extra,
     /// When it was made; a label.
     pub(super) at: Timestamp,
     /// The coordinator that made it.
@@ -30,7 +31,7 @@ pub(in crate::app) struct ReservationRecord {
     pub(super) by: String,
 }
 
-impl App {
+impl Placement {
     /// The write that makes a reservation durable; a later one for the same VM replaces it.
     pub(super) fn reservation_write(
         &self,
@@ -42,8 +43,8 @@ impl App {
             vm_uuid: vm,
             server_uuid: server,
             promise,
-            at: self.parts.clock.wall(),
-            by: self.parts.instance.clone(),
+            at: self.ctx.parts.clock.wall(),
+            by: self.ctx.parts.instance.clone(),
         };
         Write::put(keys::reservation(vm), Expect::Any, keys::encode(&record))
     }
@@ -52,27 +53,52 @@ impl App {
     ///
     /// # Errors
     /// [`AppError::Store`]; it is tried again.
-    pub(crate) async fn reservations_tick(&self) -> Result<(), AppError> {
-        let now = self.parts.clock.monotonic();
-        let ttl = self.config.allocation.reservation_ttl;
+    pub(crate) async fn tick(&self) -> Result<(), AppError> {
+        let now = self.ctx.parts.clock.monotonic();
+        let ttl = self.ctx.config.allocation.reservation_ttl;
         let spent = {
-            let mut placing = self.placing.lock();
+            let mut placing = self.promises.lock();
             placing.expire(now, ttl, |vm| self.is_unfinished(vm));
             placing.spent(BATCH)
         };
         // Side by side, so that they share a sync.
         let deleted = join_all(spent.into_iter().map(|(vm, revision)| async move {
             let write = Write::delete(keys::reservation(vm), Expect::At(revision));
-            self.feed.commit(vec![write]).await
+            self.ctx.feed.commit(vec![write]).await
         }));
         for outcome in deleted.await {
             match outcome {
                 Ok(_) => {}
                 // A later reservation took its place.
-                Err(error) if is_conflict(&error) => {}
+                Err(error) if error.is_conflict() => {}
                 Err(error) => return Err(error.into()),
             }
         }
         self.places_sweep().await
+    }
+
+    /// Deletes the places of VMs that are there for all to see, or that never came.
+    async fn places_sweep(&self) -> Result<(), AppError> {
+        let places = self.promises.lock().done();
+        let over = |place: &Place| {
+            let PlaceRecord { vm_uuid, server_uuid, .. } = place.record;
+            let heard = self.fleet.with(server_uuid, |entry| !entry.reported_at.is_empty());
+            let seen = self.fleet.vm(vm_uuid).is_some();
+            seen || (place.over && heard.unwrap_or(true))
+        };
+        for place in places.into_iter().filter(over) {
+            let key = keys::place(place.record.vm_uuid);
+            let delete = Write::delete(key, Expect::At(place.revision));
+            match self.ctx.feed.commit(vec![delete]).await {
+                Err(error) if !error.is_conflict() => return Err(error.into()),
+                Ok(_) | Err(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the VM is reported, but does not count yet.
+    fn is_unfinished(&self, vm: VmUuid) -> bool {
+        self.fleet.vm(vm).is_some_and(|(_, report)| !counts(&report))
     }
 }
