@@ -16,10 +16,14 @@ use tracing::Instrument as _;
 use uuid::Uuid;
 
 use super::config::{AppConfig, Parts};
+use super::error::AppError;
 use super::keys;
 use crate::metrics::{Metrics, StaticLabels};
 use crate::roster::authority::Authority;
 use crate::store::{Counted, Feed, LeaseId, StoreError, list_all};
+
+/// Lost races with other writers of a record before a request fails.
+const ATTEMPTS: usize = 10;
 
 /// What the application counts.
 #[derive(Debug, Default)]
@@ -125,6 +129,25 @@ impl Context {
     /// This coordinator as a roster authority.
     pub(crate) fn authority(&self) -> Authority {
         Authority { instance: self.parts.instance.clone(), lease: *self.lease.lock() }
+    }
+
+    /// Runs an attempt again while it loses races with other writers; in between, memory catches up
+    /// with the store. `what` is named to a client whose request has lost [`ATTEMPTS`] times.
+    ///
+    /// # Errors
+    /// Those of the attempt; [`AppError::Busy`], [`AppError::Store`].
+    pub(super) async fn retry<R, F: Future<Output = Result<R, AppError>>>(
+        &self,
+        what: impl fmt::Display,
+        attempt: impl Fn() -> F,
+    ) -> Result<R, AppError> {
+        for _ in 0..ATTEMPTS {
+            match attempt().await {
+                Err(AppError::Store(error)) if error.is_conflict() => self.feed.catch_up().await?,
+                other => return other,
+            }
+        }
+        Err(AppError::Busy(format!("{what} changes too fast")))
     }
 
     /// The coordinators that are alive, by their leases.

@@ -23,7 +23,6 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
 
 use super::context::Context;
 use super::error::AppError;
-use super::keys;
 use super::tasks::Tasks;
 use crate::store::{self, Revision, Watch, WatchEnd};
 use told::change_of;
@@ -260,8 +259,7 @@ impl Events {
     }
 
     async fn position(&self) -> Result<Position, AppError> {
-        let page = self.ctx.parts.store.list(keys::BOOT_DEFAULT, None, 1).await?;
-        Ok(Position::after(page.revision))
+        Ok(Position::after(store::newest(&*self.ctx.parts.store).await?))
     }
 }
 

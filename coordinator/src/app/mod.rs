@@ -24,6 +24,7 @@ mod placement;
 pub mod platform;
 mod platforms;
 mod posted;
+mod records;
 mod recovery;
 mod reports;
 mod roster;
@@ -218,9 +219,9 @@ impl App {
         feed.add(Arc::clone(&self.roster) as Arc<dyn Follow>);
         feed.add(self.tickets.follower());
         feed.add(self.placement.follower());
+        feed.add(Arc::clone(&self.decisions) as Arc<dyn Follow>);
         feed.add(self.tasks.follower());
         feed.load().await?;
-        self.decisions.load().await?;
         self.boot.found().await?;
         tracing::info!(
             servers = self.fleet.registered().len(),

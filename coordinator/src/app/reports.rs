@@ -15,7 +15,7 @@ use super::context::Context;
 use super::error::AppError;
 use super::expected::Expected;
 use super::fields;
-use super::fleet::{ATTEMPTS, Fleet, SysinfoRecord};
+use super::fleet::{Fleet, SERVERS, SysinfoRecord};
 use super::roster::Roster;
 use super::{keys, posted};
 use crate::agents::Agents;
@@ -99,15 +99,8 @@ impl Reports {
             self.roster.wake.notify_one();
         }
         let document = SysinfoRecord { sysinfo, hash };
-        for _ in 0..ATTEMPTS {
-            match self.try_store_sysinfo(server, &document, via).await {
-                Err(AppError::Store(error)) if error.is_conflict() => {
-                    self.ctx.feed.catch_up().await?;
-                }
-                other => return other,
-            }
-        }
-        Err(AppError::Busy(format!("server {server} changes too fast")))
+        let attempt = || self.try_store_sysinfo(server, &document, via);
+        self.ctx.retry(format!("server {server}"), attempt).await
     }
 
     async fn try_store_sysinfo(
@@ -145,7 +138,7 @@ impl Reports {
         let record_changed = entry.record.as_ref().is_none_or(|held| *held.value != record);
         if record_changed {
             let expect = entry.record.as_ref().map_or(Expect::Absent, |h| Expect::At(h.revision));
-            writes.push(Write::put(keys::server(server), expect, keys::encode(&record)));
+            writes.push(SERVERS.put(server, expect, &record));
         }
         let roster = self.first_roster_record(via);
         if created && entry.roster.is_none() {

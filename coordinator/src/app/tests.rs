@@ -8,13 +8,14 @@ mod examples;
 mod jobs;
 mod pair;
 mod peers;
+mod records;
 mod roster;
 mod sessions;
 pub(crate) mod sound;
 mod tasks;
 mod tickets;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 

@@ -290,6 +290,14 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 /// A shared store.
 pub type SharedStore = Arc<dyn Store>;
 
+/// The last commit. Any page tells.
+///
+/// # Errors
+/// [`StoreError::Unavailable`].
+pub async fn newest(store: &dyn Store) -> Result<Revision, StoreError> {
+    Ok(store.list("", None, 1).await?.revision)
+}
+
 /// Every record under a prefix, page by page; for start-up, where all of it is wanted.
 ///
 /// # Errors

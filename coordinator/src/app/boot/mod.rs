@@ -17,13 +17,17 @@ use object_store::{ObjectStoreExt as _, PutPayload};
 use super::context::Context;
 use super::error::AppError;
 use super::expected::Expected;
-use super::fleet::{ATTEMPTS, Fleet};
+use super::fleet::Fleet;
 use super::keys;
 use super::platforms::PlatformCatalog;
-use crate::store::{Expect, Revision, Write};
+use super::records::Records;
+use crate::store::{Expect, Revision};
 use params::Whose;
 pub use params::{BootChange, Mode};
 
+const BOOT: Records<BootRecord> = Records::under(keys::BOOT);
+/// The record that new servers inherit from.
+const DEFAULT: &str = "default";
 /// Modules up to this size stay in the record, bytes of JSON.
 const INLINE_MODULES_BYTES: usize = 32 * 1024;
 
@@ -87,8 +91,8 @@ impl Boot {
 
     /// The default record and its revision.
     async fn default_record(&self) -> Result<(BootRecord, Revision), AppError> {
-        match self.ctx.parts.store.get(keys::BOOT_DEFAULT).await? {
-            Some(stored) => Ok((keys::decode(&stored)?, stored.revision)),
+        match BOOT.get(&self.ctx, DEFAULT).await? {
+            Some(held) => Ok((held.value, held.revision)),
             // Only when somebody removed it from the store: it is made at start.
             None => Ok((params::first_default(None), Revision::default())),
         }
@@ -96,7 +100,7 @@ impl Boot {
 
     /// Makes the default record of a new installation.
     pub(super) async fn found(&self) -> Result<(), AppError> {
-        if self.ctx.parts.store.get(keys::BOOT_DEFAULT).await?.is_some() {
+        if BOOT.get(&self.ctx, DEFAULT).await?.is_some() {
             return Ok(());
         }
         let platform = match self.platforms.all().await {
@@ -111,7 +115,7 @@ impl Boot {
             }
         };
         let record = params::first_default(platform.as_deref());
-        let write = Write::put(keys::BOOT_DEFAULT, Expect::Absent, keys::encode(&record));
+        let write = BOOT.put(DEFAULT, Expect::Absent, &record);
         match self.ctx.parts.store.commit(vec![write]).await {
             // Another coordinator was first.
             Err(error) if !error.is_conflict() => Err(error.into()),
@@ -207,24 +211,20 @@ impl Boot {
         expected: &Expected,
         change: impl Fn(&mut BootRecord) -> Result<(), AppError>,
     ) -> Result<BootRecord, AppError> {
-        for _ in 0..ATTEMPTS {
+        let attempt = || async {
             let (old, revision) = self.default_record().await?;
             expected.check(revision)?;
             let mut record = old.clone();
             change(&mut record)?;
-            if record == old {
-                return Ok(old);
+            if record != old {
+                let made = revision != Revision::default();
+                let expect = if made { Expect::At(revision) } else { Expect::Absent };
+                let write = BOOT.put(DEFAULT, expect, &record);
+                self.ctx.parts.store.commit(vec![write]).await?;
             }
-            let expect =
-                if revision == Revision::default() { Expect::Absent } else { Expect::At(revision) };
-            let write = Write::put(keys::BOOT_DEFAULT, expect, keys::encode(&record));
-            match self.ctx.parts.store.commit(vec![write]).await {
-                Ok(_) => return Ok(old),
-                Err(error) if error.is_conflict() => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Err(AppError::Busy("the default record changes too fast".to_owned()))
+            Ok(old)
+        };
+        self.ctx.retry("the default record", attempt).await
     }
 
     /// What a record keeps of checked modules: themselves, or a reference to a blob.

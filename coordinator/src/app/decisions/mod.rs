@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use async_compression::tokio::bufread::ZstdDecoder;
 use async_compression::tokio::write::ZstdEncoder;
+use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use muster_shared::clock::iso;
@@ -27,12 +28,17 @@ use uuid::Uuid;
 use super::context::Context;
 use super::error::AppError;
 use super::keys;
+use super::records::Records;
 use crate::alloc::{
     Config, HostOs, Options, Order, Outcome, Recent, Saved, ServerName, Snapshot, num,
 };
-use crate::store::{Expect, MAX_VALUE_BYTES, Write, list_all};
+use crate::store::{
+    Damaged, Event, Expect, Follow, Held as Stored, MAX_VALUE_BYTES, Record, Store, StoreError,
+    Write, read_all,
+};
 pub(super) use replay::bad_policy;
 
+const ALLOCATIONS: Records<AllocationRecord> = Records::under(keys::ALLOCATIONS);
 /// Decisions whose snapshots are kept unasked.
 const SNAPSHOTS: usize = 100;
 /// Servers in one part of a saved snapshot; between parts others get their turn.
@@ -210,8 +216,21 @@ struct Known {
 }
 
 impl History {
+    /// The store has this of a decision now; `None`: nothing.
+    fn stored(&mut self, key: &str, value: Option<&Bytes>, damaged: &Damaged) {
+        let Some(id) = keys::last::<Uuid>(key) else { return };
+        match value.map(|value| damaged.decode::<AllocationRecord>(key, value)) {
+            Some(Some(record)) => {
+                self.known.insert(id, Known { keep: record.keep, snapshot: true });
+            }
+            Some(None) => {}
+            None => {
+                self.known.remove(&id);
+            }
+        }
+    }
+
     fn add(&mut self, id: Uuid, keep: bool, snapshot: Arc<Snapshot>, policy: Arc<Config>) {
-        self.known.insert(id, Known { keep, snapshot: true });
         self.held.push_back(Held { id, snapshot, policy, saved: keep });
         if self.held.len() > SNAPSHOTS
             && let Some(oldest) = self.held.pop_front()
@@ -219,6 +238,34 @@ impl History {
         {
             known.snapshot = oldest.saved;
         }
+    }
+}
+
+#[async_trait]
+impl Follow for Decisions {
+    fn wants(&self, key: &str) -> bool {
+        key.starts_with(keys::ALLOCATIONS)
+    }
+
+    async fn read(&self, store: &dyn Store) -> Result<Vec<Record>, StoreError> {
+        read_all(store, &[keys::ALLOCATIONS]).await
+    }
+
+    fn reset(&self, records: &BTreeMap<String, Record>, damaged: &Damaged) {
+        let mut history = self.history.lock();
+        history.known.clear();
+        for Record { key, value, .. } in records.values() {
+            history.stored(key, Some(value), damaged);
+        }
+        self.wake.notify_one();
+    }
+
+    fn apply(&self, changes: &[Event], damaged: &Damaged) {
+        let mut history = self.history.lock();
+        for Event { key, value, .. } in changes {
+            history.stored(key, value.as_ref(), damaged);
+        }
+        self.wake.notify_one();
     }
 }
 
@@ -276,8 +323,7 @@ impl Decisions {
         if record.keep {
             self.snapshot_save(record.id, outcome.snapshot(), policy).await?;
         }
-        let key = keys::allocation(record.id);
-        Ok(Write::put(key, Expect::Absent, keys::encode(record)))
+        Ok(ALLOCATIONS.put(record.id, Expect::Absent, record))
     }
 
     /// Removes what a decision that was not committed has left in blobs.
@@ -408,9 +454,8 @@ impl Decisions {
 
     /// A decision as it is stored, with its request.
     pub(super) async fn record_of(&self, id: Uuid) -> Result<AllocationRecord, AppError> {
-        let stored = self.ctx.parts.store.get(&keys::allocation(id)).await?;
-        let stored = stored.ok_or(AppError::AllocationNotFound(id))?;
-        let mut record: AllocationRecord = keys::decode(&stored)?;
+        let held = ALLOCATIONS.get(&self.ctx, id).await?;
+        let mut record = held.ok_or(AppError::AllocationNotFound(id))?.value;
         if record.request.is_null() {
             let path = request_path(id);
             let failed = |source| AppError::Blob { action: "read", path: path.clone(), source };
@@ -427,12 +472,11 @@ impl Decisions {
     /// # Errors
     /// [`AppError::Store`].
     pub async fn list(&self, limit: usize, before: Option<Uuid>) -> Result<Vec<Value>, AppError> {
-        let (records, _) = list_all(&*self.ctx.parts.store, keys::ALLOCATIONS).await?;
+        let records = ALLOCATIONS.all(&self.ctx).await?;
         let older = |record: &AllocationRecord| before.is_none_or(|before| record.id < before);
         let mut views = Vec::new();
-        for stored in records.iter().rev() {
-            let record: AllocationRecord = keys::decode(stored)?;
-            if older(&record) {
+        for (_, Stored { value: record, .. }) in records.iter().rev() {
+            if older(record) {
                 views.push(record.short());
             }
             if views.len() >= limit {
@@ -440,19 +484,6 @@ impl Decisions {
             }
         }
         Ok(views)
-    }
-
-    /// Reads which decisions are stored, at start.
-    pub(crate) async fn load(&self) -> Result<(), AppError> {
-        let (records, _) = list_all(&*self.ctx.parts.store, keys::ALLOCATIONS).await?;
-        for stored in records {
-            let record: AllocationRecord = keys::decode(&stored)?;
-            self.history
-                .lock()
-                .known
-                .insert(record.id, Known { keep: record.keep, snapshot: true });
-        }
-        Ok(())
     }
 
     /// Deletes the oldest decisions and snapshots over the bounds.
@@ -478,15 +509,14 @@ impl Decisions {
         if records.is_empty() {
             return Ok(());
         }
-        let writes = records.iter().map(|id| Write::delete(keys::allocation(*id), Expect::Any));
-        self.ctx.parts.store.commit(writes.collect()).await?;
+        let writes = records.iter().map(|id| ALLOCATIONS.delete(id, Expect::Any));
+        self.ctx.feed.commit(writes.collect()).await?;
         for id in &records {
             let prefix = Path::from(format!("allocations/{id}"));
             let mut list = self.ctx.parts.blobs.list(Some(&prefix));
             while let Some(Ok(found)) = list.next().await {
                 self.delete_blob(found.location.as_ref()).await;
             }
-            self.history.lock().known.remove(id);
         }
         Ok(())
     }

@@ -29,7 +29,7 @@ use super::keys;
 use crate::roster::{RosterRecord, Status};
 use crate::store::{Expect, Held, Revision, Write};
 use figures::Kept;
-pub(super) use records::ATTEMPTS;
+pub(super) use records::SERVERS;
 
 /// The record `sysinfo/<uuid>`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

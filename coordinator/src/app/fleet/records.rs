@@ -9,10 +9,10 @@ use super::Fleet;
 use crate::app::error::AppError;
 use crate::app::expected::Expected;
 use crate::app::keys;
-use crate::store::{Expect, Write};
+use crate::app::records::Records;
+use crate::store::{Expect, Held, Write};
 
-/// Races with other writers of a record before the request fails.
-pub(in crate::app) const ATTEMPTS: usize = 10;
+pub(in crate::app) const SERVERS: Records<ServerRecord> = Records::under(keys::SERVERS);
 /// VM records written in one commit.
 const VM_BATCH: usize = 100;
 
@@ -57,24 +57,29 @@ impl Fleet {
         expected: &Expected,
         change: impl Fn(&mut ServerRecord) -> Result<(), AppError>,
     ) -> Result<Arc<ServerRecord>, AppError> {
-        for _ in 0..ATTEMPTS {
-            let held = self.get(server).and_then(|entry| entry.record);
-            let held = held.ok_or(AppError::ServerNotFound(server))?;
-            expected.check(held.revision)?;
+        let attempt = || async {
+            let held = self.held(server, expected)?;
             let mut record = (*held.value).clone();
             change(&mut record)?;
-            if record == *held.value {
-                return Ok(held.value);
+            if record != *held.value {
+                let write = SERVERS.put(server, Expect::At(held.revision), &record);
+                self.ctx.feed.commit(vec![write]).await?;
             }
-            let key = keys::server(server);
-            let write = Write::put(key, Expect::At(held.revision), keys::encode(&record));
-            match self.ctx.feed.commit(vec![write]).await {
-                Ok(_) => return Ok(held.value),
-                Err(error) if error.is_conflict() => self.ctx.feed.catch_up().await?,
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Err(AppError::Busy(format!("server {server} changes too fast")))
+            Ok(held.value)
+        };
+        self.ctx.retry(format!("server {server}"), attempt).await
+    }
+
+    /// A server's record, if it is at a version that the client expects.
+    fn held(
+        &self,
+        server: ServerUuid,
+        expected: &Expected,
+    ) -> Result<Held<Arc<ServerRecord>>, AppError> {
+        let held = self.with(server, |entry| entry.record.clone()).flatten();
+        let held = held.ok_or(AppError::ServerNotFound(server))?;
+        expected.check(held.revision)?;
+        Ok(held)
     }
 
     /// Removes the records of a server itself; those of its VMs stay.
@@ -86,23 +91,18 @@ impl Fleet {
         server: ServerUuid,
         expected: &Expected,
     ) -> Result<Arc<ServerRecord>, AppError> {
-        for _ in 0..ATTEMPTS {
-            let held = self.get(server).and_then(|entry| entry.record);
-            let held = held.ok_or(AppError::ServerNotFound(server))?;
-            expected.check(held.revision)?;
+        let attempt = || async {
+            let held = self.held(server, expected)?;
             let writes = vec![
-                Write::delete(keys::server(server), Expect::At(held.revision)),
+                SERVERS.delete(server, Expect::At(held.revision)),
                 Write::delete(keys::sysinfo(server), Expect::Any),
                 Write::delete(keys::roster(server), Expect::Any),
                 Write::delete(keys::figures(server), Expect::Any),
             ];
-            match self.ctx.feed.commit(writes).await {
-                Ok(_) => return Ok(held.value),
-                Err(error) if error.is_conflict() => self.ctx.feed.catch_up().await?,
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Err(AppError::Busy(format!("server {server} changes too fast")))
+            self.ctx.feed.commit(writes).await?;
+            Ok(held.value)
+        };
+        self.ctx.retry(format!("server {server}"), attempt).await
     }
 
     /// Writes changed VM records, one batch; `true` when more may be left.

@@ -11,12 +11,12 @@ use muster_shared::ids::{ServerUuid, TaskId};
 use muster_shared::wire::{Code, TaskError};
 use serde_json::{Map, Value};
 
-use super::Jobs;
 use super::record::{JobRecord, Place};
+use super::{JOBS, Jobs};
+use crate::app::Caller;
 use crate::app::error::AppError;
 use crate::app::tasks::NewTask;
-use crate::app::{Caller, keys};
-use crate::store::{Expect, Revision, Write};
+use crate::store::{Expect, Revision};
 
 /// Every kind of job.
 pub(super) static KINDS: &[&Kind] = &[
@@ -205,11 +205,7 @@ impl StepContext {
         let record = tasks.record(new).await?;
         self.job.step_mut(self.place).task = Some((record.id.clone(), attempt));
         let mut writes = tasks.writes(&record);
-        writes.push(Write::put(
-            keys::job(self.job.uuid),
-            Expect::At(self.revision),
-            keys::encode(&self.job),
-        ));
+        writes.push(JOBS.put(self.job.uuid, Expect::At(self.revision), &self.job));
         self.revision = tasks.commit(&record, writes).await?;
         Ok(record.id)
     }

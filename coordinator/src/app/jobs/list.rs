@@ -7,11 +7,11 @@ use muster_shared::api::job::{Execution, Job};
 use muster_shared::ids::ServerUuid;
 use uuid::Uuid;
 
+use super::JOBS;
 use super::Jobs;
 use super::record::JobRecord;
 use crate::app::error::AppError;
-use crate::app::keys;
-use crate::store::{Expect, MAX_PAGE, Revision, Write};
+use crate::store::{Expect, Held, MAX_PAGE, Revision};
 
 /// Most jobs in one answer.
 const MAX_LIMIT: usize = 1_000;
@@ -46,9 +46,8 @@ impl JobFilter {
 impl Jobs {
     /// A job and its revision.
     pub(super) async fn record_of(&self, uuid: Uuid) -> Result<(JobRecord, Revision), AppError> {
-        let stored = self.ctx.parts.store.get(&keys::job(uuid)).await?;
-        let stored = stored.ok_or(AppError::JobNotFound)?;
-        Ok((keys::decode(&stored)?, stored.revision))
+        let held = JOBS.get(&self.ctx, uuid).await?.ok_or(AppError::JobNotFound)?;
+        Ok((held.value, held.revision))
     }
 
     /// One job as the workflow API shows it, and its version for `ETag`.
@@ -71,9 +70,8 @@ impl Jobs {
         let mut newest: VecDeque<JobRecord> = VecDeque::new();
         let mut after: Option<String> = None;
         loop {
-            let page = self.ctx.parts.store.list(keys::JOBS, after.as_deref(), MAX_PAGE).await?;
-            for stored in &page.records {
-                let job: JobRecord = keys::decode(stored)?;
+            let page = JOBS.page(&self.ctx, after.as_deref(), MAX_PAGE).await?;
+            for (_, Held { value: job, .. }) in page.records {
                 if filter.fits(&job) {
                     newest.push_front(job);
                     newest.truncate(offset + limit);
@@ -100,15 +98,14 @@ impl Jobs {
         let mut deleted = 0;
         let mut after: Option<String> = None;
         loop {
-            let page = self.ctx.parts.store.list(keys::JOBS, after.as_deref(), BATCH).await?;
+            let page = JOBS.page(&self.ctx, after.as_deref(), BATCH).await?;
             let mut writes = Vec::new();
             let mut young = false;
-            for stored in &page.records {
-                let job: JobRecord = keys::decode(stored)?;
+            for (_, Held { value: job, revision }) in page.records {
                 // What follows was made later, and so ended later.
                 young |= !is_old(&job.created_at);
                 if job.finished_at.as_deref().is_some_and(is_old) {
-                    writes.push(Write::delete(stored.key.clone(), Expect::At(stored.revision)));
+                    writes.push(JOBS.delete(job.uuid, Expect::At(revision)));
                 }
             }
             if !writes.is_empty() {

@@ -39,18 +39,22 @@ use super::context::Context;
 use super::error::AppError;
 use super::fleet::{Entry, Fleet};
 use super::nodes::Nodes;
+use super::records::Records;
 use super::reports::Reports;
 use super::tasks::Tasks;
 use super::tickets::Tickets;
 use super::{Caller, Expected, keys};
 use crate::agents::Agents;
-use crate::store::{Expect, Write};
+use crate::store::Expect;
 use kind::{Kind, StepContext, StepFailure};
 pub use list::JobFilter;
 pub use nics::NicAction;
 pub use record::JobRecord;
 use record::{Claim, StepRecord};
 
+const JOBS: Records<JobRecord> = Records::under(keys::JOBS);
+/// Which job of a kind runs on a server.
+const GUARDS: Records<Uuid> = Records::under(keys::JOB_GUARDS);
 /// Races for a guard before a request fails.
 const ATTEMPTS: usize = 10;
 /// Largest parameters of a job, bytes of JSON; the record has to fit a value of the store.
@@ -200,14 +204,14 @@ impl Jobs {
             let text = format!("with the other parameters over {MAX_PARAMS_BYTES} bytes");
             return Err(AppError::invalid("nics", text));
         }
-        let guard = keys::job_guard(server, kind.name);
+        let guard = format!("{server}/{}", kind.name);
         let fence = self.tickets.fence(caller).await?;
         for _ in 0..ATTEMPTS {
             let mut job = self.new_record(kind, server, params.clone(), caller);
             job.ticket_uuid = fence.as_ref().map(|fence| fence.uuid);
             let writes = vec![
-                Write::put(keys::job(job.uuid), Expect::Absent, keys::encode(&job)),
-                Write::put(guard.clone(), Expect::Absent, keys::encode(&job.uuid)),
+                JOBS.put(job.uuid, Expect::Absent, &job),
+                GUARDS.put(&guard, Expect::Absent, &job.uuid),
             ];
             match self.tickets.commit_under(fence.as_ref(), writes).await {
                 Ok(_) => {
@@ -232,8 +236,8 @@ impl Jobs {
 
     /// The open job of a kind on a server.
     async fn open_of(&self, kind: &Kind, server: ServerUuid) -> Result<Option<Uuid>, AppError> {
-        let stored = self.ctx.parts.store.get(&keys::job_guard(server, kind.name)).await?;
-        stored.map(|stored| keys::decode(&stored)).transpose()
+        let id = format!("{server}/{}", kind.name);
+        Ok(GUARDS.get(&self.ctx, id).await?.map(|held| held.value))
     }
 
     fn new_record(

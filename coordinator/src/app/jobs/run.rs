@@ -8,12 +8,11 @@ use futures_util::FutureExt as _;
 use tracing::Instrument as _;
 use uuid::Uuid;
 
-use super::Jobs;
 use super::kind::{Kind, Step, StepContext, StepFailure};
 use super::record::{JobRecord, Place};
+use super::{GUARDS, JOBS, Jobs};
 use crate::app::error::AppError;
-use crate::app::keys;
-use crate::store::{Expect, Revision, StoreError, Write, list_all};
+use crate::store::{Expect, Held, Revision, StoreError};
 
 /// Jobs that one coordinator runs at a time; others wait, or are claimed by its peers.
 const MAX_RUNNING: usize = 256;
@@ -33,10 +32,8 @@ impl Jobs {
     /// # Errors
     /// [`AppError::Store`]; what is left is found again.
     pub(crate) async fn tick(self: &Arc<Self>) -> Result<(), AppError> {
-        let (guards, _) = list_all(&*self.ctx.parts.store, keys::JOB_GUARDS).await?;
         let mut members = None;
-        for guard in guards {
-            let uuid: Uuid = keys::decode(&guard)?;
+        for (_, Held { value: uuid, .. }) in GUARDS.all(&self.ctx).await? {
             {
                 let running = self.running.lock();
                 if running.contains(&uuid) || running.len() >= MAX_RUNNING {
@@ -74,7 +71,7 @@ impl Jobs {
         revision: Revision,
     ) -> Result<(), AppError> {
         job.claim = Some(self.claim());
-        let write = Write::put(keys::job(job.uuid), Expect::At(revision), keys::encode(&job));
+        let write = JOBS.put(job.uuid, Expect::At(revision), &job);
         match self.ctx.parts.store.commit(vec![write]).await {
             Ok(revision) => self.spawn_job(job, revision),
             // Somebody else was first.
@@ -224,10 +221,10 @@ async fn recall(ctx: &StepContext, place: Place) {
 /// be written.
 async fn write(ctx: &mut StepContext, last: bool) -> bool {
     let job = &ctx.job;
-    let mut writes =
-        vec![Write::put(keys::job(job.uuid), Expect::At(ctx.revision), keys::encode(job))];
+    let mut writes = vec![JOBS.put(job.uuid, Expect::At(ctx.revision), job)];
     if last {
-        writes.push(Write::delete(keys::job_guard(job.server_uuid, &job.name), Expect::Any));
+        let guard = format!("{}/{}", job.server_uuid, job.name);
+        writes.push(GUARDS.delete(guard, Expect::Any));
     }
     match ctx.jobs.ctx.parts.store.commit(writes).await {
         Ok(revision) => {

@@ -9,8 +9,8 @@ use muster_shared::wire::TaskError;
 use muster_shared::wire::status::{VmIndex, VmReport, VmStatus};
 
 use super::Placement;
+use super::promises::PLACES;
 use crate::app::error::AppError;
-use crate::app::keys;
 use crate::app::tasks::{AtEnd, Open, TaskRecord, TaskStatus};
 use crate::store::{Expect, Write};
 
@@ -37,16 +37,16 @@ impl Placement {
         let place = placing.place(vm)?;
         let at = Expect::At(place.revision);
         if is_destroyed(ended) {
-            return Some(Write::delete(keys::place(vm), at));
+            return Some(PLACES.delete(vm, at));
         }
         if place.record.task_id != ended.id {
             return None;
         }
         Some(match ended.status {
-            TaskStatus::Failure => Write::delete(keys::place(vm), at),
+            TaskStatus::Failure => PLACES.delete(vm, at),
             TaskStatus::Active | TaskStatus::Complete => {
                 let record = self.place_record(ended, vm, place.record.promise.clone());
-                Write::put(keys::place(vm), at, keys::encode(&record))
+                PLACES.put(vm, at, &record)
             }
         })
     }

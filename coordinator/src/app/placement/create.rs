@@ -20,19 +20,16 @@ use serde_json::{Map, Value, json};
 
 use super::flow::{Decision, Flow, Question, Wanted};
 use super::machine::promise_of;
-use super::promises::{PlaceRecord, PlaceState};
+use super::promises::{PLACES, PlaceRecord, PlaceState};
 use super::{Placement, no_server};
 use crate::alloc;
 use crate::app::caller::Caller;
 use crate::app::decisions::AllocationRecord;
 use crate::app::error::AppError;
 use crate::app::keys;
-use crate::app::tasks::{NewTask, Open, Refusal, TaskRecord, TaskStatus};
+use crate::app::tasks::{NewTask, Open, Refusal, TASKS, TaskRecord, TaskStatus};
 use crate::app::vm_request::{VmRequest, build};
 use crate::store::{Expect, Write};
-
-/// Races for a VM's place before a request fails.
-const CREATE_ATTEMPTS: usize = 5;
 
 /// The answer to `POST /vms`.
 #[derive(Clone, Debug, Serialize)]
@@ -95,7 +92,7 @@ impl Placement {
         params: Map<String, Value>,
         caller: &Caller,
     ) -> Result<TaskId, AppError> {
-        for _ in 0..CREATE_ATTEMPTS {
+        let attempt = || async {
             // Whether it exists on that server, its agent knows best.
             let elsewhere = self.fleet.vm(vm).is_some_and(|(home, _)| home != server);
             let made_on = self.promises.lock().made_on(vm);
@@ -103,14 +100,9 @@ impl Placement {
                 return Err(AppError::VmExists(vm));
             }
             let counts = made_on.is_none() && self.fleet.vm(vm).is_none();
-            match self.try_create_on(server, vm, &params, caller, counts).await {
-                Err(AppError::Store(error)) if error.is_conflict() => {
-                    self.ctx.feed.catch_up().await?
-                }
-                other => return other,
-            }
-        }
-        Err(AppError::Busy(format!("VM {vm} changes too fast")))
+            self.try_create_on(server, vm, &params, caller, counts).await
+        };
+        self.ctx.retry(format!("VM {vm}"), attempt).await
     }
 
     async fn try_create_on(
@@ -155,7 +147,7 @@ impl Placement {
         record.refusals = Some(Vec::new());
         let mut writes = self.tasks.writes(&record);
         let place = self.place_record(&record, *vm, Some(extra.clone()));
-        writes.push(Write::put(keys::place(*vm), expect, keys::encode(&place)));
+        writes.push(PLACES.put(vm, expect, &place));
         writes.push(self.decisions.write(&mut kept, outcome, policy).await?);
         writes.append(&mut decision.guard);
         self.tasks.commit(&record, writes).await?;
@@ -168,7 +160,7 @@ impl Placement {
         let known = self.promises.lock().place(vm).map(|place| place.revision);
         let expect = known.map_or(Expect::Absent, Expect::At);
         let place = self.place_record(record, vm, extra);
-        Write::put(keys::place(vm), expect, keys::encode(&place))
+        PLACES.put(vm, expect, &place)
     }
 
     pub(super) fn place_record(
@@ -194,10 +186,8 @@ impl Placement {
         if self.fleet.vm(vm).is_some() || self.promises.lock().made_on(vm).is_some() {
             return Err(AppError::VmExists(vm));
         }
-        let Some(stored) = self.ctx.parts.store.get(&keys::place(vm)).await? else {
-            return Ok(Expect::Absent);
-        };
-        let place: PlaceRecord = keys::decode(&stored)?;
+        let Some(stored) = PLACES.get(&self.ctx, vm).await? else { return Ok(Expect::Absent) };
+        let place = stored.value;
         // Right after a start the report that would show the VM may not have come yet.
         let heard = self.fleet.with(place.server_uuid, |entry| !entry.reported_at.is_empty());
         if place.state == PlaceState::Creating || !heard.unwrap_or(true) {
@@ -260,7 +250,7 @@ impl Placement {
         let old = &open.record;
         let _place = self.tasks.reserve(moved.server_uuid)?;
         let mut writes = vec![
-            Write::put(keys::task(&moved.id), Expect::At(open.revision), keys::encode(moved)),
+            TASKS.put(&moved.id, Expect::At(open.revision), moved),
             Write::delete(keys::open(old.server_uuid, &old.id), Expect::Any),
             Write::put(keys::open(moved.server_uuid, &moved.id), Expect::Any, "{}"),
             self.place_put(moved, vm, extra),

@@ -28,11 +28,13 @@ use crate::alloc;
 use crate::app::config::AllocationConfig;
 use crate::app::fleet::Fleet;
 use crate::app::keys;
+use crate::app::records::Records;
 use crate::store::{Damaged, Event, Follow, Record, Revision, Store, StoreError, Write, read_all};
 
 /// After this long a VM whose create completed, but which no report shows, is not counted any
 /// more.
 const UNSEEN: Duration = Duration::from_secs(120);
+pub(super) const PLACES: Records<PlaceRecord> = Records::under(keys::PLACES);
 const PREFIXES: &[&str] = &[keys::PLACERS, keys::RESERVATIONS, keys::PLACES];
 
 /// How far a create is.

@@ -9,12 +9,14 @@ use muster_shared::ids::{ServerUuid, VmUuid};
 use serde::{Deserialize, Serialize};
 
 use super::Placement;
-use super::promises::{Place, PlaceRecord, counts};
+use super::promises::{PLACES, Place, PlaceRecord, counts};
 use crate::alloc;
 use crate::app::error::AppError;
 use crate::app::keys;
+use crate::app::records::Records;
 use crate::store::{Expect, Write};
 
+const RESERVATIONS: Records<ReservationRecord> = Records::under(keys::RESERVATIONS);
 /// Records deleted at a time.
 const BATCH: usize = 90;
 
@@ -46,7 +48,7 @@ impl Placement {
             at: self.ctx.parts.clock.wall(),
             by: self.ctx.parts.instance.clone(),
         };
-        Write::put(keys::reservation(vm), Expect::Any, keys::encode(&record))
+        RESERVATIONS.put(vm, Expect::Any, &record)
     }
 
     /// Ends reservations whose time ran out, and deletes the records of those that ended.
@@ -63,7 +65,7 @@ impl Placement {
         };
         // Side by side, so that they share a sync.
         let deleted = join_all(spent.into_iter().map(|(vm, revision)| async move {
-            let write = Write::delete(keys::reservation(vm), Expect::At(revision));
+            let write = RESERVATIONS.delete(vm, Expect::At(revision));
             self.ctx.feed.commit(vec![write]).await
         }));
         for outcome in deleted.await {
@@ -87,8 +89,7 @@ impl Placement {
             seen || (place.over && heard.unwrap_or(true))
         };
         for place in places.into_iter().filter(over) {
-            let key = keys::place(place.record.vm_uuid);
-            let delete = Write::delete(key, Expect::At(place.revision));
+            let delete = PLACES.delete(place.record.vm_uuid, Expect::At(place.revision));
             match self.ctx.feed.commit(vec![delete]).await {
                 Err(error) if !error.is_conflict() => return Err(error.into()),
                 Ok(_) | Err(_) => {}

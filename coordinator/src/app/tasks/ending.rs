@@ -9,7 +9,7 @@ use muster_shared::wire::{
 };
 
 use super::record::{Ending, TaskStatus};
-use super::{Open, Tasks};
+use super::{Open, TASKS, Tasks};
 use crate::agents::{Reply, SendError};
 use crate::app::error::AppError;
 use crate::app::{Expected, keys};
@@ -151,7 +151,7 @@ impl Tasks {
         ended.accepted = open.accepted();
         self.shrink(&mut ended).await?;
         let mut writes = vec![
-            Write::put(keys::task(&ended.id), Expect::At(open.revision), keys::encode(&ended)),
+            TASKS.put(&ended.id, Expect::At(open.revision), &ended),
             Write::delete(keys::open(ended.server_uuid, &ended.id), Expect::Any),
         ];
         writes.extend(asked.iter().flat_map(|asked| asked.writes(&ended)));

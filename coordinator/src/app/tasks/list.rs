@@ -6,11 +6,10 @@ use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
 use muster_shared::secrets::masked;
 use serde_json::{Map, Value, json};
 
-use super::Tasks;
 use super::record::{TaskRecord, TaskStatus};
+use super::{TASKS, Tasks};
 use crate::app::error::AppError;
-use crate::app::keys;
-use crate::store::{MAX_PAGE, Record};
+use crate::store::{Held, MAX_PAGE};
 
 /// Most tasks in one answer.
 const MAX_LIMIT: usize = 1_000;
@@ -63,19 +62,15 @@ impl Tasks {
             return Ok(self.open_list(filter, limit));
         }
         let mut page = TaskPage::default();
-        let mut after = filter.marker.as_ref().map(keys::task);
+        let mut after = filter.marker.as_ref().map(|id| TASKS.key(id));
         let mut scanned = 0;
         loop {
-            let records =
-                self.ctx.parts.store.list(keys::TASKS, after.as_deref(), MAX_PAGE).await?;
+            let records = TASKS.page(&self.ctx, after.as_deref(), MAX_PAGE).await?;
             // What the page shows as open must not be unknown to memory.
             self.ctx.feed.reached(records.revision).await;
-            for Record { key, value, .. } in &records.records {
+            for (_, Held { value: record, .. }) in &records.records {
                 scanned += 1;
-                let Some(record) = self.ctx.feed.damaged().decode::<TaskRecord>(key, value) else {
-                    continue;
-                };
-                if !filter.fits(&record) {
+                if !filter.fits(record) {
                     continue;
                 }
                 let id = record.id.clone();
@@ -87,7 +82,7 @@ impl Tasks {
                 }
             }
             if scanned >= MAX_SCANNED {
-                page.next = records.records.last().and_then(|record| keys::last(&record.key));
+                page.next = records.records.last().map(|(_, held)| held.value.id.clone());
                 return Ok(page);
             }
             match records.next {

@@ -37,11 +37,13 @@ pub use table::{Open, Table};
 
 use super::context::Context;
 use super::error::AppError;
+use super::records::Records;
 use super::tickets::{Fence, Tickets};
 use super::{Caller, keys};
 use crate::agents::{Agents, SendError};
-use crate::store::{Expect, Follow, Revision, Write};
+use crate::store::{Expect, Follow, Held, Revision, Write, newest};
 
+pub(super) const TASKS: Records<TaskRecord> = Records::under(keys::TASKS);
 /// A task sent but not accepted is sent again after this long.
 const RESEND: Duration = Duration::from_secs(10);
 /// A task accepted for this long is marked so in the store.
@@ -196,7 +198,7 @@ impl Tasks {
     /// The writes that make a new task.
     pub(super) fn writes(&self, record: &TaskRecord) -> Vec<Write> {
         vec![
-            Write::put(keys::task(&record.id), Expect::Absent, keys::encode(record)),
+            TASKS.put(&record.id, Expect::Absent, record),
             Write::put(keys::open(record.server_uuid, &record.id), Expect::Absent, "{}"),
         ]
     }
@@ -257,8 +259,7 @@ impl Tasks {
     /// Rewrites the record of an open task, whose turn the caller has; `false` when it changed
     /// meanwhile or the store failed.
     async fn rewrite(&self, open: &Open, record: &TaskRecord) -> bool {
-        let key = keys::task(&record.id);
-        let write = Write::put(key, Expect::At(open.revision), keys::encode(record));
+        let write = TASKS.put(&record.id, Expect::At(open.revision), record);
         let committed = self.ctx.feed.commit(vec![write]).await;
         if let Err(error) = &committed {
             tracing::warn!(task_id = %record.id, %error, "cannot update a task");
@@ -355,10 +356,7 @@ impl Tasks {
     pub async fn version(&self, id: &TaskId) -> Result<Revision, AppError> {
         match self.table.get(id) {
             Some(open) => Ok(open.revision),
-            None => {
-                let record = self.ctx.parts.store.get(&keys::task(id)).await?;
-                Ok(record.ok_or(AppError::TaskNotFound)?.revision)
-            }
+            None => Ok(self.held(id).await?.revision),
         }
     }
 
@@ -367,8 +365,11 @@ impl Tasks {
     /// # Errors
     /// [`AppError::TaskNotFound`], [`AppError::Store`].
     pub async fn record_of(&self, id: &TaskId) -> Result<TaskRecord, AppError> {
-        let record = self.ctx.parts.store.get(&keys::task(id)).await?;
-        keys::decode(&record.ok_or(AppError::TaskNotFound)?)
+        Ok(self.held(id).await?.value)
+    }
+
+    async fn held(&self, id: &TaskId) -> Result<Held<TaskRecord>, AppError> {
+        TASKS.get(&self.ctx, id).await?.ok_or(AppError::TaskNotFound)
     }
 
     /// Waits for a task's end, at most `timeout`; then shows it as it is.
@@ -414,19 +415,15 @@ impl Tasks {
 
     /// The record of a task that another coordinator follows, once it says that it has ended.
     async fn ended_elsewhere(&self, id: &TaskId) -> Result<TaskRecord, AppError> {
-        let store = &self.ctx.parts.store;
-        let key = keys::task(id);
         loop {
-            // Of the page only the revision that the watch starts from counts: other ids may begin
-            // with this one.
-            let from = store.list(&key, None, 1).await?.revision;
-            let stored = store.get(&key).await?.ok_or(AppError::TaskNotFound)?;
-            let record: TaskRecord = keys::decode(&stored)?;
+            let from = newest(&*self.ctx.parts.store).await?;
+            let record = self.record_of(id).await?;
             if record.status != TaskStatus::Active {
                 return Ok(record);
             }
             // It changed, or the watch ended: both are a reason to look again.
-            drop(store.watch(&key, from).await?.recv().await);
+            let key = TASKS.key(id);
+            drop(self.ctx.parts.store.watch(&key, from).await?.recv().await);
         }
     }
 

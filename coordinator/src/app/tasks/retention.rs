@@ -9,12 +9,13 @@ use muster_shared::ids::TaskId;
 use object_store::path::Path;
 use object_store::{ObjectStore as _, ObjectStoreExt as _};
 
-use super::Tasks;
 use super::history::History;
 use super::record::{TaskRecord, TaskStatus};
+use super::{TASKS, Tasks};
 use crate::app::error::AppError;
 use crate::app::keys;
-use crate::store::{Expect, MAX_PAGE, Page, Write};
+use crate::app::records::Page;
+use crate::store::{Expect, Held, MAX_PAGE, Write};
 
 /// Tasks deleted in one commit.
 const BATCH: usize = 50;
@@ -56,7 +57,7 @@ impl Tasks {
         let mut deleted = 0;
         let mut after: Option<String> = None;
         loop {
-            let page = self.ctx.parts.store.list(keys::TASKS, after.as_deref(), BATCH).await?;
+            let page = TASKS.page(&self.ctx, after.as_deref(), BATCH).await?;
             let (writes, ids, young) = self.sweep_page(&page);
             if !writes.is_empty() {
                 match self.ctx.feed.commit(writes).await {
@@ -78,16 +79,12 @@ impl Tasks {
     }
 
     /// What is to be deleted of a page, and whether all that follow are to be kept.
-    fn sweep_page(&self, page: &Page) -> (Vec<Write>, Vec<TaskId>, bool) {
+    fn sweep_page(&self, page: &Page<TaskRecord>) -> (Vec<Write>, Vec<TaskId>, bool) {
         let now = self.ctx.parts.clock.wall();
         let limits = self.ctx.config.task_history;
         let mut history = self.table.history();
         let (mut writes, mut ids) = (Vec::new(), Vec::new());
-        for stored in &page.records {
-            let damaged = self.ctx.feed.damaged();
-            let Some(record) = damaged.decode::<TaskRecord>(&stored.key, &stored.value) else {
-                continue;
-            };
+        for (key, Held { value: record, revision }) in &page.records {
             let old = is_old(&record.timestamp, now, self.ctx.config.task_retention);
             if !old && !history.is_over(limits) {
                 // Keys are in order of creation: all that follow are younger.
@@ -95,8 +92,8 @@ impl Tasks {
             }
             if record.status != TaskStatus::Active {
                 history.remove();
-                writes.push(Write::delete(stored.key.clone(), Expect::At(stored.revision)));
-                ids.push(record.id);
+                writes.push(Write::delete(key.clone(), Expect::At(*revision)));
+                ids.push(record.id.clone());
             }
         }
         (writes, ids, false)

@@ -126,7 +126,7 @@ async fn a_peer_takes_over_the_jobs_of_a_coordinator_that_is_gone() {
     let claim = |app: &Arc<App>| {
         let app = Arc::clone(app);
         async move {
-            let stored = app.ctx.parts.store.get(&keys::job(job)).await.unwrap().unwrap();
+            let stored = app.ctx.parts.store.get(&format!("job/{job}")).await.unwrap().unwrap();
             let record: crate::app::jobs::JobRecord = keys::decode(&stored).unwrap();
             record.claim.map(|claim| claim.instance)
         }

@@ -13,8 +13,7 @@ use muster_shared::api::ticket::TicketStatus;
 use muster_shared::ids::TicketUuid;
 use muster_shared::wire::{self, Token};
 
-use super::Tickets;
-use super::record::TicketRecord;
+use super::{TICKETS, Tickets};
 use crate::app::error::AppError;
 use crate::app::{Caller, keys};
 use crate::store::{Expect, Revision, StoreError, Write};
@@ -68,8 +67,8 @@ impl Tickets {
         let refused = || AppError::TicketNotActive(named.clone());
         let uuid: TicketUuid = named.parse().map_err(|_| refused())?;
         // Not from the index: another coordinator may have ended it just now.
-        let stored = self.ctx.parts.store.get(&keys::ticket(uuid)).await?.ok_or_else(refused)?;
-        let ticket: TicketRecord = keys::decode(&stored)?;
+        let stored = TICKETS.get(&self.ctx, uuid).await?.ok_or_else(refused)?;
+        let ticket = stored.value;
         if ticket.status != TicketStatus::Active {
             return Err(refused());
         }

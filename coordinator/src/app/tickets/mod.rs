@@ -31,12 +31,14 @@ pub use record::{Due, TicketRecord};
 
 use super::context::Context;
 use super::error::AppError;
+use super::records::Records;
 use super::{Expected, keys};
 use crate::store::{Follow, Held};
 use draft::{Effect, MAX_QUEUE, NewTicket, Op};
 use index::Index;
 use writer::{Job, QUEUE};
 
+const TICKETS: Records<TicketRecord> = Records::under(keys::TICKETS);
 /// Open tickets of all queues together.
 const MAX_OPEN: usize = 20_000;
 /// Largest ticket, bytes of JSON.
@@ -166,9 +168,8 @@ impl Tickets {
             return Ok(held);
         }
         // Another coordinator may have made it just now.
-        let stored = self.ctx.parts.store.get(&keys::ticket(uuid)).await?;
-        let stored = stored.ok_or(AppError::TicketNotFound(uuid))?;
-        Ok(Held { value: Arc::new(keys::decode(&stored)?), revision: stored.revision })
+        let held = TICKETS.get(&self.ctx, uuid).await?.ok_or(AppError::TicketNotFound(uuid))?;
+        Ok(Held { value: Arc::new(held.value), revision: held.revision })
     }
 
     /// Ends a ticket, whatever its status; the next of its queue becomes active.
@@ -225,9 +226,7 @@ impl Tickets {
         let index = &self.index;
         let waiter = index.wait(uuid, holds);
         let waiter = waiter.ok_or_else(|| AppError::Busy("too many wait".to_owned()))?;
-        if index.get(uuid).is_none()
-            && self.ctx.parts.store.get(&keys::ticket(uuid)).await?.is_some()
-        {
+        if index.get(uuid).is_none() && TICKETS.get(&self.ctx, uuid).await?.is_some() {
             // Another coordinator made it just now.
             self.ctx.feed.catch_up().await?;
         }
