@@ -112,6 +112,8 @@ pub struct App {
     pub(crate) decisions: allocate::Decisions,
     pub(crate) tracker: TaskTracker,
     pub(crate) cancel: CancellationToken,
+    /// All that was under way has ended.
+    pub(crate) stopped: CancellationToken,
     pub(crate) failed: CancellationToken,
     cluster: OnceLock<Uuid>,
 }
@@ -178,6 +180,7 @@ impl App {
             tracker,
             cancel,
             failed: CancellationToken::new(),
+            stopped: CancellationToken::new(),
             cluster: OnceLock::new(),
             parts,
             config,
@@ -235,6 +238,7 @@ impl App {
         self.tracker.close();
         self.tracker.wait().await;
         let lease = *self.lease.lock();
+        self.stopped.cancel();
         if let Err(error) = self.parts.store.revoke(lease).await {
             tracing::debug!(%error, "the lease runs out by itself");
         }

@@ -19,12 +19,15 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio_util::sync::CancellationToken;
+
 use crate::app::App;
 pub(crate) use lease::join;
 
 /// Starts every job.
 pub(crate) fn start(app: &Arc<App>) {
-    run(app, "feed", feed::run);
+    // To the end: what is under way when the application stops waits for what it commits.
+    drop(tokio::spawn(job(app, "feed", &app.stopped, feed::run)));
     run(app, "lease", lease::run);
     run(app, "roster-tick", roster::tick);
     run(app, "roster-writer", roster::write);
@@ -42,21 +45,35 @@ pub(crate) fn start(app: &Arc<App>) {
     run(app, "reservations", allocations::reservations);
 }
 
-fn run<F, Fut>(app: &Arc<App>, name: &'static str, job: F)
+/// Runs a job until the application is told to stop.
+fn run<F, Fut>(app: &Arc<App>, name: &'static str, work: F)
 where
-    F: FnOnce(Arc<App>) -> Fut,
+    F: FnOnce(Arc<App>) -> Fut + 'static,
     Fut: Future<Output = ()> + Send + 'static,
 {
-    let work = job(Arc::clone(app));
+    app.tracker.spawn(job(app, name, &app.cancel, work));
+}
+
+fn job<F, Fut>(
+    app: &Arc<App>,
+    name: &'static str,
+    end: &CancellationToken,
+    work: F,
+) -> impl Future<Output = ()> + Send + use<F, Fut>
+where
+    F: FnOnce(Arc<App>) -> Fut + 'static,
+    Fut: Future<Output = ()> + Send + 'static,
+{
+    let (work, end) = (work(Arc::clone(app)), end.clone());
     let guard = Guard { app: Arc::clone(app), name };
-    app.tracker.spawn(async move {
-        let guard = guard;
+    async move {
+        let _guard = guard;
         tokio::select! {
             biased;
-            () = guard.app.cancel.cancelled() => {}
+            () = end.cancelled() => {}
             () = work => {}
         }
-    });
+    }
 }
 
 /// Stops the application when its job ends on its own, also by a panic.
