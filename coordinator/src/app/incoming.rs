@@ -103,8 +103,14 @@ impl Incoming for App {
             return false;
         }
         self.task_refused(server, &id, code, message).await;
-        // Ended, or moved to another server.
-        let stored = self.task_record_of(&id).await;
-        stored.is_ok_and(|task| task.status != TaskStatus::Active || task.server_uuid != server)
+        match self.tasks.get(&id) {
+            // Moved to another server or not. Memory knows what is durable; who reads the store
+            // may see a commit that a power cut takes back.
+            Some(open) => open.record.server_uuid != server,
+            None => {
+                let stored = self.task_record_of(&id).await;
+                stored.is_ok_and(|task| task.status != TaskStatus::Active)
+            }
+        }
     }
 }
