@@ -88,12 +88,14 @@ impl App {
             let Some(record) = damaged.decode::<TaskRecord>(&stored.key, &stored.value) else {
                 continue;
             };
-            let old = is_old(&record.timestamp, now, self.config.task_retention);
-            if !old && !history.is_over(limits) {
+            let is_old = |at: &str| is_old(at, now, self.config.task_retention);
+            let over = history.is_over(limits);
+            if !over && !is_old(&record.timestamp) {
                 // Keys are in order of creation: all that follow are younger.
                 return (writes, ids, true);
             }
-            if record.status != TaskStatus::Active {
+            let ended_at = record.finished_at.as_deref().unwrap_or(&record.timestamp);
+            if record.status != TaskStatus::Active && (over || is_old(ended_at)) {
                 history.remove();
                 writes.push(Write::delete(stored.key.clone(), Expect::At(stored.revision)));
                 ids.push(record.id);
