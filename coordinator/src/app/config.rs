@@ -13,6 +13,7 @@ use serde_json::json;
 use super::platforms::RegisteredPlatform;
 use super::tasks::HistoryLimits;
 use crate::alloc::{self, HostOs};
+use crate::planted::Planted;
 use crate::roster::Limits;
 use crate::store::SharedStore;
 
@@ -55,6 +56,8 @@ pub struct AppConfig {
     pub boot: BootSettings,
     /// How the allocator decides.
     pub allocation: AllocationConfig,
+    /// What is wrong with it; nothing but in a test.
+    pub planted: Planted,
 }
 
 /// How the allocator decides.
@@ -121,6 +124,7 @@ impl Default for AppConfig {
             host_platform: None,
             boot: BootSettings::default(),
             allocation: AllocationConfig::default(),
+            planted: Planted::default(),
         }
     }
 }

@@ -160,6 +160,7 @@ impl App {
             instance: parts.instance.clone(),
             advertised_urls: config.advertised_urls.clone(),
             hello_timeout: config.hello_timeout,
+            planted: config.planted.clone(),
             stream_timeout: config.stream_timeout,
         };
         let app = Arc::new_cyclic(|app: &Weak<Self>| Self {
@@ -179,8 +180,8 @@ impl App {
             decisions: allocate::Decisions::default(),
             tracker,
             cancel,
-            failed: CancellationToken::new(),
             stopped: CancellationToken::new(),
+            failed: CancellationToken::new(),
             cluster: OnceLock::new(),
             parts,
             config,
@@ -215,8 +216,8 @@ impl App {
         self.feed.add(Arc::clone(&self.fleet) as Arc<dyn Follow>);
         self.feed.add(Arc::clone(&self.roster) as Arc<dyn Follow>);
         self.feed.add(self.tickets.follower());
-        self.feed.add(Arc::clone(&self.placing) as Arc<dyn Follow>);
-        self.feed.add(Arc::clone(&self.tasks) as Arc<dyn Follow>);
+        self.feed.add(self.config.planted.follower(Arc::clone(&self.placing) as _));
+        self.feed.add(self.config.planted.follower(Arc::clone(&self.tasks) as _));
         self.feed.load().await?;
         self.load_history().await?;
         self.boot_found().await?;
@@ -237,8 +238,8 @@ impl App {
         self.cancel.cancel();
         self.tracker.close();
         self.tracker.wait().await;
-        let lease = *self.lease.lock();
         self.stopped.cancel();
+        let lease = *self.lease.lock();
         if let Err(error) = self.parts.store.revoke(lease).await {
             tracing::debug!(%error, "the lease runs out by itself");
         }

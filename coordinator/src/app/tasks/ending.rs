@@ -13,6 +13,7 @@ use super::{Open, is_conflict};
 use crate::agents::{Reply, SendError};
 use crate::app::error::AppError;
 use crate::app::{App, Expected, keys};
+use crate::planted::Defect;
 use crate::store::{Expect, Write};
 
 /// Longest wait for the agent's answer to `cancel`.
@@ -38,10 +39,12 @@ impl App {
         let known = match self.tasks.get(&id) {
             // The task has moved on to another server; this one need not keep its refusal.
             Some(open) if open.record.server_uuid != server => true,
-            Some(_) => {
+            Some(open) => {
                 // Who brings a result has had the task.
                 self.tasks.accepted(&id, self.parts.clock.monotonic());
-                self.task_end(&id, ending, When::Always).await
+                let place = open.record.vm_uuid.map(keys::place).unwrap_or_default();
+                let end = self.task_end(&id, ending, When::Always);
+                self.config.planted.tells_memory(Defect::RoomOfConnection, place, end).await
             }
             None => match self.task_record_of(&id).await {
                 Ok(record) => record.status != TaskStatus::Active,
@@ -89,7 +92,8 @@ impl App {
             let reason = "the agent no longer knows this task, which it had accepted";
             return self.task_end_surely(id, Ending::failure(Code::TaskLost, reason)).await;
         }
-        self.task_end_surely(id, Ending::failure(code.clone(), message)).await;
+        let end = self.task_end_surely(id, Ending::failure(code.clone(), message));
+        self.config.planted.tells_memory(Defect::RefusalOfConnection, keys::task(id), end).await;
     }
 
     /// Ends a task of whose end nobody will tell again: what can't be stored now is tried again.
@@ -183,7 +187,9 @@ impl App {
             return Err(AppError::NotCancellable(format!("the task has ended: {status}")));
         };
         let ending = Ending::failure(Code::Cancelled, "cancelled before it was sent");
-        if self.task_end(id, ending, When::Unsent).await {
+        let late = self.config.planted.has(Defect::CancelBeforeTurn) && !open.record.sent;
+        let when = if late { When::Always } else { When::Unsent };
+        if self.task_end(id, ending, when).await {
             return Ok(());
         }
         let server = open.record.server_uuid;

@@ -38,6 +38,7 @@ use super::error::AppError;
 use super::tickets::Fence;
 use super::{App, Caller, keys};
 use crate::agents::SendError;
+use crate::planted::Defect;
 use crate::store::{Expect, Revision, StoreError, Write};
 
 /// A task sent but not accepted is sent again after this long.
@@ -106,7 +107,9 @@ impl App {
     ) -> Result<Revision, AppError> {
         let fence = record.ticket_uuid.zip(record.ticket.clone());
         let fence = fence.map(|(uuid, ticket)| Fence { uuid, ticket });
-        let revision = self.commit_under(fence.as_ref(), writes).await?;
+        let stored = self.commit_under(fence.as_ref(), writes);
+        let (key, planted) = (keys::task(&record.id), &self.config.planted);
+        let revision = planted.tells_memory(Defect::ChangeOfConnection, key, stored).await?;
         self.counters.tasks_created.inc();
         Ok(revision)
     }
