@@ -13,6 +13,7 @@ pub mod blobs;
 pub mod config;
 pub mod http;
 pub mod metrics;
+pub mod planted;
 pub mod roster;
 pub mod store;
 

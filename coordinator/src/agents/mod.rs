@@ -34,6 +34,7 @@ pub use streams::StreamError;
 pub(crate) use streams::pipe;
 pub use waiting::{Answer, Reply};
 
+use crate::planted::Planted;
 use crate::roster::ConnectionId;
 use door::Door;
 use registry::Registry;
@@ -58,6 +59,8 @@ pub struct AgentsParts {
     pub advertised_urls: Vec<String>,
     /// Longest wait for a hello.
     pub hello_timeout: Duration,
+    /// What is wrong with sessions; nothing but in a test.
+    pub planted: Planted,
     /// Longest wait for the second websocket of a byte stream.
     pub stream_timeout: Duration,
 }

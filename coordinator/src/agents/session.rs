@@ -158,7 +158,8 @@ impl Session {
         let handle = Handle { connection: self.id, queue, end: end.clone(), info };
         self.agents.registry.insert(self.server, handle);
         let worker = Worker::new(self.clone()).run(backlog, turn).in_current_span();
-        self.agents.parts.tracker.spawn(worker);
+        let worker = self.agents.parts.tracker.spawn(worker);
+        let _planted = self.agents.parts.planted.worker(worker);
         tokio::select! {
             biased;
             () = writer.run(sink, outgoing, ending) => {}

@@ -12,6 +12,7 @@ use serde_json::json;
 
 use super::platform::RegisteredPlatform;
 use crate::alloc::{self, HostOs, RatioPolicy, Ratios};
+use crate::planted::Planted;
 use crate::roster::Limits;
 use crate::store::SharedStore;
 
@@ -54,6 +55,8 @@ pub struct AppConfig {
     pub boot: BootSettings,
     /// How the allocator decides.
     pub allocation: AllocationConfig,
+    /// What is wrong with it; nothing but in a test.
+    pub planted: Planted,
 }
 
 /// What is kept of ended tasks.
@@ -140,6 +143,7 @@ impl Default for AppConfig {
             host_platform: None,
             boot: BootSettings::default(),
             allocation: AllocationConfig::default(),
+            planted: Planted::default(),
         }
     }
 }

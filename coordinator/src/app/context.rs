@@ -49,6 +49,8 @@ pub struct Context {
     pub(crate) tracker: TaskTracker,
     /// The application stops.
     pub(crate) cancel: CancellationToken,
+    /// All that was under way has ended.
+    pub(crate) stopped: CancellationToken,
     /// A background job has ended on its own.
     pub(crate) failed: CancellationToken,
     /// Names the store; known once the application runs.
@@ -92,6 +94,7 @@ impl Context {
             lease: Mutex::new(LeaseId(0)),
             tracker: TaskTracker::new(),
             cancel: CancellationToken::new(),
+            stopped: CancellationToken::new(),
             failed: CancellationToken::new(),
             cluster: OnceLock::new(),
         })

@@ -118,8 +118,14 @@ impl Incoming for FromAgents {
             return false;
         }
         self.tasks.refused(server, &id, code, message).await;
-        // Ended, or moved to another server.
-        let stored = self.tasks.record_of(&id).await;
-        stored.is_ok_and(|task| task.status != TaskStatus::Active || task.server_uuid != server)
+        match self.tasks.table.get(&id) {
+            // Moved to another server or not. Memory knows what is durable; who reads the store
+            // may see a commit that a power cut takes back.
+            Some(open) => open.record.server_uuid != server,
+            None => {
+                let stored = self.tasks.record_of(&id).await;
+                stored.is_ok_and(|task| task.status != TaskStatus::Active)
+            }
+        }
     }
 }

@@ -218,9 +218,10 @@ impl App {
         feed.add(Arc::clone(&self.fleet) as Arc<dyn Follow>);
         feed.add(Arc::clone(&self.roster) as Arc<dyn Follow>);
         feed.add(self.tickets.follower());
-        feed.add(self.placement.follower());
+        let planted = &self.ctx.config.planted;
+        feed.add(planted.follower(self.placement.follower()));
         feed.add(Arc::clone(&self.decisions) as Arc<dyn Follow>);
-        feed.add(self.tasks.follower());
+        feed.add(planted.follower(self.tasks.follower()));
         feed.load().await?;
         self.boot.found().await?;
         tracing::info!(
@@ -238,6 +239,7 @@ impl App {
         self.ctx.cancel.cancel();
         self.ctx.tracker.close();
         self.ctx.tracker.wait().await;
+        self.ctx.stopped.cancel();
         let lease = *self.ctx.lease.lock();
         if let Err(error) = self.ctx.parts.store.revoke(lease).await {
             tracing::debug!(%error, "the lease runs out by itself");
@@ -279,6 +281,7 @@ fn agents_parts(ctx: &Context) -> AgentsParts {
         instance: ctx.parts.instance.clone(),
         advertised_urls: ctx.config.advertised_urls.clone(),
         hello_timeout: ctx.config.hello_timeout,
+        planted: ctx.config.planted.clone(),
         stream_timeout: ctx.config.stream_timeout,
     }
 }

@@ -19,6 +19,8 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio_util::sync::CancellationToken;
+
 use crate::app::{App, AppError};
 
 /// Reads what is stored and starts every job of an application made by [`App::new`].
@@ -33,7 +35,8 @@ pub(crate) async fn run(app: &Arc<App>) -> Result<(), AppError> {
 }
 
 fn start(app: &Arc<App>) {
-    spawn(app, "feed", feed::run);
+    // To the end: what is under way when the application stops waits for what it commits.
+    drop(tokio::spawn(job(app, "feed", &app.ctx.stopped, feed::run)));
     spawn(app, "lease", lease::run);
     spawn(app, "roster-tick", roster::tick);
     spawn(app, "roster-writer", roster::write);
@@ -51,21 +54,35 @@ fn start(app: &Arc<App>) {
     spawn(app, "reservations", allocations::reservations);
 }
 
-fn spawn<F, Fut>(app: &Arc<App>, name: &'static str, job: F)
+/// Runs a job until the application is told to stop.
+fn spawn<F, Fut>(app: &Arc<App>, name: &'static str, work: F)
 where
-    F: FnOnce(Arc<App>) -> Fut,
+    F: FnOnce(Arc<App>) -> Fut + 'static,
     Fut: Future<Output = ()> + Send + 'static,
 {
-    let work = job(Arc::clone(app));
+    app.ctx.tracker.spawn(job(app, name, &app.ctx.cancel, work));
+}
+
+fn job<F, Fut>(
+    app: &Arc<App>,
+    name: &'static str,
+    end: &CancellationToken,
+    work: F,
+) -> impl Future<Output = ()> + Send + use<F, Fut>
+where
+    F: FnOnce(Arc<App>) -> Fut + 'static,
+    Fut: Future<Output = ()> + Send + 'static,
+{
+    let (work, end) = (work(Arc::clone(app)), end.clone());
     let guard = Guard { app: Arc::clone(app), name };
-    app.ctx.tracker.spawn(async move {
-        let guard = guard;
+    async move {
+        let _guard = guard;
         tokio::select! {
             biased;
-            () = guard.app.ctx.cancel.cancelled() => {}
+            () = end.cancelled() => {}
             () = work => {}
         }
-    });
+    }
 }
 
 /// Stops the application when its job ends on its own, also by a panic.

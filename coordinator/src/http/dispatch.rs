@@ -30,6 +30,7 @@ use super::rule::check;
 use super::schema::Fault;
 use super::stream::SyncStream;
 use crate::app::Caller;
+use crate::planted::Defect;
 
 /// Longest request id that is taken over from a client, bytes.
 const MAX_REQ_ID_BYTES: usize = 256;
@@ -168,7 +169,8 @@ impl Shell {
             shell: Arc::clone(self),
         };
         let work = (route.handler)(request);
-        let work = if route.changes() { self.detach(work)? } else { work };
+        let attached = self.app.config().planted.has(Defect::ChangeOfConnection);
+        let work = if route.changes() && !attached { self.detach(work)? } else { work };
         tokio::select! {
             biased;
             answer = AssertUnwindSafe(work).catch_unwind() => {

@@ -13,6 +13,7 @@ use super::{Open, TASKS, Tasks};
 use crate::agents::{Reply, SendError};
 use crate::app::error::AppError;
 use crate::app::{Expected, keys};
+use crate::planted::Defect;
 use crate::store::{Expect, Write};
 
 /// Longest wait for the agent's answer to `cancel`.
@@ -38,10 +39,13 @@ impl Tasks {
         let known = match self.table.get(&id) {
             // The task has moved on to another server; this one need not keep its refusal.
             Some(open) if open.record.server_uuid != server => true,
-            Some(_) => {
+            Some(open) => {
                 // Who brings a result has had the task.
                 self.table.accepted(&id, self.ctx.parts.clock.monotonic());
-                self.end(&id, ending, When::Always).await
+                let place = open.record.vm_uuid.map(keys::place).unwrap_or_default();
+                let end = self.end(&id, ending, When::Always);
+                let planted = &self.ctx.config.planted;
+                planted.tells_memory(Defect::RoomOfConnection, place, end).await
             }
             None => match self.record_of(&id).await {
                 Ok(record) => record.status != TaskStatus::Active,
@@ -89,7 +93,9 @@ impl Tasks {
             let reason = "the agent no longer knows this task, which it had accepted";
             return self.end_surely(id, Ending::failure(Code::TaskLost, reason)).await;
         }
-        self.end_surely(id, Ending::failure(code.clone(), message)).await;
+        let end = self.end_surely(id, Ending::failure(code.clone(), message));
+        let planted = &self.ctx.config.planted;
+        planted.tells_memory(Defect::RefusalOfConnection, keys::task(id), end).await;
     }
 
     /// Ends a task of whose end nobody will tell again: what can't be stored now is tried again.
@@ -179,7 +185,9 @@ impl Tasks {
             return Err(AppError::NotCancellable(format!("the task has ended: {status}")));
         };
         let ending = Ending::failure(Code::Cancelled, "cancelled before it was sent");
-        if self.end(id, ending, When::Unsent).await {
+        let late = self.ctx.config.planted.has(Defect::CancelBeforeTurn) && !open.record.sent;
+        let when = if late { When::Always } else { When::Unsent };
+        if self.end(id, ending, when).await {
             return Ok(());
         }
         let server = open.record.server_uuid;

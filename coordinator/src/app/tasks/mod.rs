@@ -41,6 +41,7 @@ use super::records::Records;
 use super::tickets::{Fence, Tickets};
 use super::{Caller, keys};
 use crate::agents::{Agents, SendError};
+use crate::planted::Defect;
 use crate::store::{Expect, Follow, Held, Revision, Write, newest};
 
 pub(super) const TASKS: Records<TaskRecord> = Records::under(keys::TASKS);
@@ -155,7 +156,9 @@ impl Tasks {
     ) -> Result<Revision, AppError> {
         let fence = record.ticket_uuid.zip(record.ticket.clone());
         let fence = fence.map(|(uuid, ticket)| Fence { uuid, ticket });
-        let revision = self.tickets.commit_under(fence.as_ref(), writes).await?;
+        let stored = self.tickets.commit_under(fence.as_ref(), writes);
+        let (key, planted) = (TASKS.key(&record.id), &self.ctx.config.planted);
+        let revision = planted.tells_memory(Defect::ChangeOfConnection, key, stored).await?;
         self.ctx.counters.tasks_created.inc();
         Ok(revision)
     }

@@ -85,12 +85,14 @@ impl Tasks {
         let mut history = self.table.history();
         let (mut writes, mut ids) = (Vec::new(), Vec::new());
         for (key, Held { value: record, revision }) in &page.records {
-            let old = is_old(&record.timestamp, now, self.ctx.config.task_retention);
-            if !old && !history.is_over(limits) {
+            let is_old = |at: &str| is_old(at, now, self.ctx.config.task_retention);
+            let over = history.is_over(limits);
+            if !over && !is_old(&record.timestamp) {
                 // Keys are in order of creation: all that follow are younger.
                 return (writes, ids, true);
             }
-            if record.status != TaskStatus::Active {
+            let ended_at = record.finished_at.as_deref().unwrap_or(&record.timestamp);
+            if record.status != TaskStatus::Active && (over || is_old(ended_at)) {
                 history.remove();
                 writes.push(Write::delete(key.clone(), Expect::At(*revision)));
                 ids.push(record.id.clone());

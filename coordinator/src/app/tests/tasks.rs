@@ -1,5 +1,6 @@
 //! Tasks from creation to their end, over restarts and lost messages.
 
+use muster_shared::entropy::SharedEntropy;
 use muster_shared::wire::Progress;
 
 use super::*;
@@ -204,6 +205,29 @@ async fn deleting_a_server_ends_its_tasks() {
     assert_eq!(ended(&app, &id).await["error"]["code"], "ServerDeleted");
     assert!(app.servers.get(server(1), crate::app::fields::Extras::default()).is_err());
     app.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_stops_waits_for_what_is_being_stored_and_no_longer() {
+    const SYNC: Duration = Duration::from_millis(10);
+    const MOMENTS: usize = 12;
+    let mut stored = 0;
+    for moment in 0..MOMENTS {
+        let entropy: SharedEntropy = Arc::new(SeededEntropy::new(1));
+        let slow = MemOptions { sync: SYNC, entropy: Some(entropy) };
+        let app = Disk { kv: Arc::new(MemKv::new(slow)), ..Disk::new() }.start().await;
+        let mut agent = Agent::connect(&app, server(1)).await;
+        let id = nop(&app).await;
+        agent.dispatched().await;
+        agent.finish(&id, json!({})).await;
+        tokio::time::sleep(SYNC / 10 * u32::try_from(moment).unwrap()).await;
+        let stopping = app.ctx.parts.clock.monotonic();
+        app.shutdown().await;
+        let took = app.ctx.parts.clock.monotonic().saturating_sub(stopping);
+        assert!(took < Duration::from_secs(1), "stopped after {moment}: {took:?}");
+        stored += usize::from(app.tasks.record_of(&id).await.unwrap().status != TaskStatus::Active);
+    }
+    assert!((1..MOMENTS).contains(&stored), "{stored}");
 }
 
 #[tokio::test(start_paused = true)]
