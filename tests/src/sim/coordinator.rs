@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use muster_coordinator::app::{App, AppConfig, Parts};
 use muster_coordinator::http::{ApiConfig, LocalApi};
+use muster_coordinator::planted::Planted;
 use muster_coordinator::store::{KvStore, SharedStore};
 use muster_shared::clock::SharedClock;
 use muster_shared::entropy::{Entropy as _, SeededEntropy};
@@ -95,6 +96,7 @@ impl CoordinatorNode {
         self.lives += 1;
         let life = Life::new();
         let inside = life.runtime.enter();
+        let planted = Planted::new(self.plant.and_then(Plant::defect));
         let start = Start {
             kv: SeenKv::new(self.kv.clone(), Owner::Coordinator, self.witness.clone())
                 .planted(self.plant),
@@ -102,7 +104,7 @@ impl CoordinatorNode {
             clock: Arc::new(self.wall.process(now)),
             blobs: self.blobs.clone(),
             mood: self.mood.clone(),
-            config: self.config.clone(),
+            config: AppConfig { planted, ..self.config.clone() },
             plant: self.plant,
         };
         drop(inside);

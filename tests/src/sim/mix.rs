@@ -90,3 +90,11 @@ impl Mix {
         self.0.contains(&part)
     }
 }
+    /// The same and these.
+    #[must_use]
+    pub fn and(mut self, parts: &[Part]) -> Self {
+        let more: Vec<_> = parts.iter().filter(|part| !self.has(**part)).copied().collect();
+        self.0.extend(more);
+        self
+    }
+

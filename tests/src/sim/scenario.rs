@@ -75,7 +75,7 @@ pub fn run(seed: u64) -> Result<Summary, Failure> {
 /// What did not hold, which is what should be.
 pub fn run_with(seed: u64, plant: Option<Plant>) -> Result<Summary, Failure> {
     let entropy = SeededEntropy::new(seed);
-    let mix = Mix::of(&entropy);
+    let mix = Mix::of(&entropy).and(plant.map_or(&[], Plant::parts));
     let memory_mib = if mix.has(Part::Tight) { TIGHT_MIB } else { Hardware::default().memory_mib };
     let slow = mix.has(Part::SlowHosts).then(|| entropy.u64() % 5);
     let hardware = |number: usize| {
