@@ -17,6 +17,7 @@ pub mod mix;
 pub mod net;
 pub mod node;
 pub mod plant;
+pub mod poster;
 pub mod reader;
 pub mod requests;
 pub mod scenario;
@@ -42,6 +43,7 @@ use self::mix::Mix;
 use self::net::Net;
 use self::node::{AgentNode, Hardware};
 use self::plant::Plant;
+use self::poster::Poster;
 use self::reader::Reader;
 use self::store::Mood;
 use self::trace::Trace;
@@ -95,6 +97,8 @@ pub struct Sim {
     pub client: Client,
     /// Who reads events.
     pub reader: Reader,
+    /// A server without a connection, if the run has one.
+    pub poster: Option<Poster>,
     /// What happened.
     pub trace: Trace,
     /// Who saw it.
@@ -153,6 +157,7 @@ impl Sim {
             reboots: false,
             client: Client::new(witness.clone()),
             reader: Reader::default(),
+            poster: None,
             conditions: Conditions::default(),
             ignored: std::env::var("MUSTER_SIM_IGNORE").ok(),
             doomed: BTreeSet::new(),
@@ -199,6 +204,20 @@ impl Sim {
         self.agents[agent].power_off(&self.entropy, self.now);
     }
 
+    /// A node (`None`: the coordinator) is told to stop, and ends.
+    pub fn stop(&mut self, agent: Option<usize>) {
+        match agent {
+            Some(agent) => {
+                self.trace.event(format_args!("agent {agent} is stopped"));
+                self.agents[agent].stop();
+            }
+            None => {
+                self.trace.event("the coordinator is stopped");
+                self.coordinator.stop();
+            }
+        }
+    }
+
     /// A node (`None`: the coordinator) dies in the middle of what it does next.
     pub fn dies_next(&mut self, agent: Option<usize>) {
         self.doomed.insert(agent.unwrap_or(self.agents.len()));
@@ -222,7 +241,9 @@ impl Sim {
 
     /// Sends a request, if there is a coordinator.
     pub fn ask(&mut self, ask: Ask, patience: Patience) -> Option<u64> {
-        self.client.send(&self.coordinator, ask, patience, (&self.trace, self.now))
+        // At any moment of the tick: nothing else begins with one.
+        let delay = TICK.mul_f64(self.entropy.fraction());
+        self.client.send(&self.coordinator, ask, patience, (&self.trace, self.now, delay))
     }
 
     /// One tick of every node, then a check of the invariants.
@@ -247,6 +268,7 @@ impl Sim {
         self.trace.at(self.now);
         self.witness.model().at(self.now);
         self.net.advance(self.now);
+        poster::post(self);
         for node in nodes {
             match node == self.agents.len() {
                 true => self.step_coordinator(length),
@@ -262,6 +284,9 @@ impl Sim {
             return self.crash_coordinator();
         }
         self.coordinator.step(length);
+        if self.coordinator.has_stopped() {
+            return self.crash_coordinator();
+        }
         if self.coordinator.has_failed() {
             self.crash_coordinator();
             self.start_coordinator();
@@ -275,7 +300,9 @@ impl Sim {
             return self.crash_agent(agent);
         }
         self.agents[agent].step(length);
-        if self.agents[agent].is_broken() {
+        if self.agents[agent].has_stopped() {
+            self.crash_agent(agent);
+        } else if self.agents[agent].is_broken() {
             self.crash_agent(agent);
             self.start_agent(agent);
         }
