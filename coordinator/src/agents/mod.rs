@@ -13,7 +13,7 @@ mod waiting;
 mod worker;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use muster_shared::clock::SharedClock;
@@ -68,7 +68,7 @@ pub struct AgentsParts {
 /// What the application knows of its agents' connections.
 #[derive(Debug)]
 pub struct Agents {
-    incoming: Weak<dyn Incoming>,
+    incoming: OnceLock<Weak<dyn Incoming>>,
     parts: AgentsParts,
     next: AtomicU64,
     pub(crate) registry: Registry,
@@ -79,11 +79,11 @@ pub struct Agents {
 }
 
 impl Agents {
-    /// Without connections. Those that come end when nobody is left who takes what they bring.
+    /// Without connections.
     #[must_use]
-    pub fn new(incoming: Weak<dyn Incoming>, parts: AgentsParts) -> Self {
+    pub fn new(parts: AgentsParts) -> Self {
         Self {
-            incoming,
+            incoming: OnceLock::new(),
             parts,
             next: AtomicU64::new(1),
             registry: Registry::default(),
@@ -92,6 +92,11 @@ impl Agents {
             turns: Arc::default(),
             door: Door::default(),
         }
+    }
+
+    /// Says who takes what agents bring; connections end while there is nobody.
+    pub fn give_to(&self, incoming: Weak<dyn Incoming>) {
+        self.incoming.set(incoming).ok();
     }
 
     /// Takes over a control connection; the session runs until it ends or the application stops.

@@ -9,7 +9,7 @@
 //! end, and only then does the server's next connection begin. So a change is never left half
 //! made, and nothing overtakes it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -48,7 +48,7 @@ const VOUCH: Duration = Duration::from_millis(500);
 
 /// Runs a session to its end.
 pub(super) async fn run(agents: Arc<Agents>, connection: Connection, id: ConnectionId) {
-    let Some(incoming) = agents.incoming.upgrade() else { return };
+    let Some(incoming) = agents.incoming.get().and_then(Weak::upgrade) else { return };
     let Connection { mut sink, mut stream } = connection;
     let hello = tokio::select! {
         biased;

@@ -2,32 +2,48 @@
 //! `lib/endpoints/vms.js`): hints for agents that fetch from an IMGAPI. Only where one is
 //! configured.
 
+use std::sync::Arc;
+
 use muster_shared::ids::{ImageUuid, ServerUuid};
 use serde_json::{Map, Value, json};
 use url::Url;
 
-use super::App;
+use super::context::Context;
 use super::error::AppError;
+use super::fleet::Fleet;
+use super::images::Images;
 
-impl App {
+/// Says where images can be had; see the module.
+#[derive(Debug)]
+pub(crate) struct Datasets {
+    ctx: Arc<Context>,
+    fleet: Arc<Fleet>,
+    images: Arc<Images>,
+}
+
+impl Datasets {
+    pub(super) fn new(ctx: Arc<Context>, fleet: Arc<Fleet>, images: Arc<Images>) -> Self {
+        Self { ctx, fleet, images }
+    }
+
     /// Members that are added to the parameters of a VM made from `image`, whose manifest the
     /// client sent along.
     ///
     /// # Errors
     /// [`AppError::Imgapi`]: its name does not resolve, or the image's origin is unknown.
-    pub async fn dataset_hints(
+    pub(crate) async fn hints(
         &self,
         image: &str,
         manifest: &Value,
     ) -> Result<Map<String, Value>, AppError> {
         let mut hints = Map::new();
-        let Some(imgapi) = &self.config.imgapi_url else { return Ok(hints) };
+        let Some(imgapi) = &self.ctx.config.imgapi_url else { return Ok(hints) };
         let base = resolved(imgapi).await?;
         add(&mut hints, "dataset", &base, image, manifest);
         if let Some(origin) = manifest.get("origin").and_then(Value::as_str) {
             let unknown = || AppError::Imgapi("failed to fetch origin manifest".to_owned());
             let uuid: ImageUuid = origin.parse().map_err(|_| unknown())?;
-            let found = self.image(uuid).await.map_err(|error| {
+            let found = self.images.get(uuid).await.map_err(|error| {
                 tracing::warn!(%error, image_uuid = %uuid, "no manifest of an image's origin");
                 unknown()
             })?;
@@ -41,8 +57,8 @@ impl App {
 
     /// Whether the server's platform is so old that it wants `default_gateway`.
     #[must_use]
-    pub fn wants_default_gateway(&self, server: ServerUuid) -> bool {
-        let sysinfo = self.server_sysinfo(server);
+    pub(crate) fn wants_default_gateway(&self, server: ServerUuid) -> bool {
+        let sysinfo = self.fleet.sysinfo_of(server);
         let version = sysinfo.get("SDC Version").and_then(Value::as_str);
         !version.and_then(|text| text.parse::<f64>().ok()).is_some_and(|version| version >= 7.0)
     }

@@ -188,7 +188,7 @@ impl Shell {
         let Ok(permit) = Arc::clone(&self.changes).try_acquire_owned() else {
             return Err(ApiError::Unavailable("too many changes are under way".to_owned()));
         };
-        let task = self.app.spawn(async move {
+        let task = self.app.ctx.spawn(async move {
             let answer = work.await;
             drop(permit);
             answer

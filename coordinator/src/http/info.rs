@@ -82,7 +82,7 @@ async fn diagnostics(request: Request) -> Result<Response, ApiError> {
     Response::json(Diagnostics {
         start_timestamp: iso(request.shell.started),
         memory: ProcessMemory { rss, heap_total: rss, heap_used: rss, external: 0 },
-        task_callbacks: json!(request.app.open_tasks_by_kind(MAX_SHOWN_TASKS)),
+        task_callbacks: json!(request.app.tasks.open_by_kind(MAX_SHOWN_TASKS)),
         pending_activations: Map::new(),
     })
 }

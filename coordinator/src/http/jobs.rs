@@ -185,7 +185,7 @@ async fn setup(request: Request) -> Result<Response, ApiError> {
         nics: request.param("nics").and_then(Value::as_array).cloned(),
         params,
     };
-    match request.app.job_server_setup(request.server()?, wanted, &request.caller).await? {
+    match request.app.jobs.server_setup(request.server()?, wanted, &request.caller).await? {
         Some(job) => started(job),
         None => Ok(Response::empty().status(StatusCode::NO_CONTENT)),
     }
@@ -200,7 +200,7 @@ fn whole(number: f64) -> Option<u32> {
 async fn factory_reset(request: Request) -> Result<Response, ApiError> {
     let server = request.server()?;
     let params = pick(&request, &["origin", "creator_uuid"]);
-    match request.app.job_server_factory_reset(server, params, &request.caller).await? {
+    match request.app.jobs.server_factory_reset(server, params, &request.caller).await? {
         Ok(job) => started(job),
         // The reference's answer is this bare string.
         Err(vms) => {
@@ -215,14 +215,14 @@ async fn reboot(request: Request) -> Result<Response, ApiError> {
     let app = &request.app;
     if request.param("nojob") != Some(&json!(true)) {
         let params = pick(&request, &["drain", "origin", "creator_uuid"]);
-        return started(app.job_server_reboot(server, params, &request.caller).await?);
+        return started(app.jobs.server_reboot(server, params, &request.caller).await?);
     }
-    if let Some(installed) = app.outdated_cn_agent(server, REBOOTS_SINCE) {
+    if let Some(installed) = app.fleet.outdated_cn_agent(server, REBOOTS_SINCE) {
         let text = "cn-agent version on server does not support server_reboot";
         return Err(ApiError::Unavailable(format!("{text}: {installed} < 2.11.0")));
     }
     let params = request.params.clone();
-    app.task_run(server, "server_reboot", params, &request.caller, REBOOT_TIMEOUT).await?;
+    app.tasks.run(server, "server_reboot", params, &request.caller, REBOOT_TIMEOUT).await?;
     Ok(Response::empty().status(StatusCode::NO_CONTENT))
 }
 
@@ -235,7 +235,7 @@ async fn nics(request: Request) -> Result<Response, ApiError> {
     let nics = request.param("nics").and_then(Value::as_array).cloned().unwrap_or_default();
     let params = pick(&request, &["origin", "creator_uuid"]);
     let server = request.server()?;
-    started(request.app.job_nic_update(server, action, &nics, params, &request.caller).await?)
+    started(request.app.jobs.nic_update(server, action, &nics, params, &request.caller).await?)
 }
 
 async fn list(request: Request) -> Result<Response, ApiError> {
@@ -265,12 +265,12 @@ async fn list(request: Request) -> Result<Response, ApiError> {
         limit: request.limit()?,
         offset,
     };
-    Response::json(request.app.job_list(&filter).await?)
+    Response::json(request.app.jobs.list(&filter).await?)
 }
 
 async fn get(request: Request) -> Result<Response, ApiError> {
     let job = request.text("job_uuid").and_then(|text| text.parse().ok());
     let job = job.ok_or(AppError::JobNotFound)?;
-    let (job, version) = request.app.job_get(job).await?;
+    let (job, version) = request.app.jobs.get(job).await?;
     Ok(Response::json(job)?.etag(version))
 }

@@ -202,7 +202,7 @@ fn check_update(request: &Request, verb: &str) -> Result<(), ApiError> {
 }
 
 async fn list(request: Request) -> Result<Response, ApiError> {
-    Response::json(request.app.vms_of(request.server()?))
+    Response::json(request.app.fleet.vms_of(request.server()?))
 }
 
 async fn create(request: Request) -> Result<Response, ApiError> {
@@ -225,18 +225,18 @@ async fn create(request: Request) -> Result<Response, ApiError> {
         }
         return Err(AppError::Invalid(errors).into());
     };
-    let hints = request.app.dataset_hints(image, manifest).await?;
+    let hints = request.app.datasets.hints(image, manifest).await?;
     let mut params = request.params.clone();
     params.extend(hints);
-    if request.app.wants_default_gateway(server) {
+    if request.app.datasets.wants_default_gateway(server) {
         add_default_gateway(&mut params);
     }
-    let id = request.app.vm_create_on(server, uuid, params, &request.caller).await?;
+    let id = request.app.placement.create_on(server, uuid, params, &request.caller).await?;
     Response::json(json!({ "id": id }))
 }
 
 async fn nics(request: Request) -> Result<Response, ApiError> {
-    if !request.app.server_sysinfo(request.server()?).contains_key("SDC Version") {
+    if !request.app.fleet.sysinfo_of(request.server()?).contains_key("SDC Version") {
         let text = "Unsupported compute node version";
         return Err(ApiError::coded(StatusCode::BAD_REQUEST, Code::InvalidVersion, text));
     }

@@ -8,7 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 use muster_shared::api::boot::{BootModule, BootModules, BootParams, BootRecord, ModuleEncoding};
 use serde_json::{Map, Value, json};
 
-use crate::app::config::BootSettings;
+use crate::app::BootSettings;
 use crate::app::error::AppError;
 
 /// Largest decoded boot module, bytes.

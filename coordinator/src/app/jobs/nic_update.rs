@@ -35,10 +35,10 @@ fn refresh(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>> {
             req_id: &caller.req_id,
             timeout: SYSINFO_TIMEOUT,
         };
-        let result = ctx.app.agent_query(&caller, query).await?;
+        let result = ctx.jobs.nodes.query(&caller, query).await?;
         let Some(sysinfo) = result.get("sysinfo").and_then(Value::as_object) else {
             return Err(StepFailure::fatal("Unable to gather latest sysinfo"));
         };
-        Ok(ctx.app.sysinfo_register(server, sysinfo.clone()).await?)
+        Ok(ctx.jobs.reports.register(server, sysinfo.clone()).await?)
     })
 }

@@ -117,7 +117,7 @@ pub(super) fn update(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFail
         let given = parse(&given.unwrap_or_default()).map_err(StepFailure::fatal)?;
         let action = ctx.job.params.get("nic_action").and_then(Value::as_str);
         let action = action.and_then(|text| text.parse().ok()).unwrap_or(NicAction::Update);
-        let sysinfo = ctx.app.fleet.with(ctx.server(), |entry| entry.sysinfo());
+        let sysinfo = ctx.jobs.fleet.with(ctx.server(), |entry| entry.sysinfo());
         let nics = apply(action, current(&sysinfo.unwrap_or_default()), given);
         let params = Map::from_iter([("nics".to_owned(), listed(&nics))]);
         ctx.task("server_update_nics", params).await.map(drop)

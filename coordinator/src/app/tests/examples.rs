@@ -40,9 +40,9 @@ async fn load(app: &Arc<App>, record: &Value) {
     let Ok(server) = record["uuid"].as_str().unwrap().parse::<ServerUuid>() else { return };
     let mut sysinfo = record["sysinfo"].as_object().cloned().unwrap_or_default();
     sysinfo.insert("UUID".to_owned(), json!(server));
-    app.sysinfo_register(server, sysinfo).await.unwrap();
-    app.status_posted(server, report_of(record).as_object().unwrap());
-    while app.vms_save().await.unwrap() {}
+    app.reports.register(server, sysinfo).await.unwrap();
+    app.reports.status_posted(server, report_of(record).as_object().unwrap());
+    while app.fleet.save_vms().await.unwrap() {}
     let mut plain = record.as_object().unwrap().clone();
     plain.retain(|name, _| {
         !matches!(name.as_str(), "vms" | "sysinfo" | "status")
@@ -92,7 +92,7 @@ async fn open(app: &Arc<App>, ticket: &Value) {
         extra: ticket["extra"].as_object().cloned().unwrap_or_default(),
         req_id: "r".to_owned(),
     };
-    app.ticket_create(request).await.unwrap();
+    app.tickets.create(request).await.unwrap();
 }
 
 /// Tickets without `extra`, which the reference's own older versions left behind, can't be made
@@ -106,14 +106,14 @@ fn is_loadable(case: &Value, dc: &Value) -> bool {
 async fn compared(app: &Arc<App>, case: &Value) -> (Value, Vec<Value>) {
     let (want, body) = (&case["expect_http"], case["request"]["body"].as_object().unwrap());
     if case["kind"] == "capacity" {
-        let capacity = app.capacity(body).unwrap();
+        let capacity = app.placement.capacity(body).unwrap();
         return (capacity["capacities"].clone(), vec![want["body"]["capacities"].clone()]);
     }
     let mut body = body.clone();
     for (name, value) in [("reserve", json!(false)), ("least_changes", json!(false))] {
         body.insert(name.to_owned(), value);
     }
-    match app.allocate(&body).await {
+    match app.placement.allocate(&body).await {
         Err(AppError::Invalid(errors)) => {
             let got = json!(errors[0]);
             (got, vec![want["body"]["errors"][0].clone()])

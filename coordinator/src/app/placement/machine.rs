@@ -43,6 +43,6 @@ pub(super) fn request(spec: &VmSpec) -> Map<String, Value> {
 }
 
 /// What a VM that is created on a server of the client's choice will take of it.
-pub(in crate::app) fn promise_of(params: &Map<String, Value>) -> Extra {
+pub(super) fn promise_of(params: &Map<String, Value>) -> Extra {
     Extra::of_new_vm(&VmSpec::read(params.clone()).0)
 }
