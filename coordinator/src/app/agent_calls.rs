@@ -1,21 +1,48 @@
 //! What is asked of an agent and answered at once: queries, pause and resume, consoles.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use muster_shared::api::Object;
+use muster_shared::api::task::Executed;
+use muster_shared::api::vm::Vnc;
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
 use muster_shared::link::Connection;
 use muster_shared::wire::{Drain, FromCoordinator, OPERATOR, Pause, Resume, StreamKind, job_owner};
-use serde_json::Value;
+use serde::Deserialize;
+use serde_json::{Value, json};
 
 use super::App;
 use super::caller::Caller;
 use super::error::AppError;
+use super::recovery::Version;
 use crate::agents::{Query, Reply};
 
 /// Longest wait for `pause` and `resume` to be durable at the agent.
 const CONTROL_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest wait for a fresh sysinfo.
+const SYSINFO_TIMEOUT: Duration = Duration::from_secs(60);
+/// Longest wait for what the hypervisor says of a VM.
+const INFO_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest wait for an agent that reboots without a job.
+const REBOOT_TIMEOUT: Duration = Duration::from_secs(60);
+/// Since this version `cn-agent` reboots by itself.
+const REBOOTS_SINCE: Version = (2, 11, 0);
+/// Longest run of a script that names no limit.
+const SCRIPT_LIMIT: Duration = Duration::from_secs(3600);
+/// What the answer may take on top of the script's own limit.
+const SCRIPT_GRACE: Duration = Duration::from_secs(30);
 /// A drain that nobody ends is over after this long, seconds.
 const DRAIN_TTL_S: u64 = 1800;
+
+const NO_SYSINFO: &str = "Unable to gather latest sysinfo";
+const NO_VNC: &str = "failed to parse JSON response from vm.info";
+
+/// What `machine_info` returns, as far as it is read.
+#[derive(Deserialize)]
+struct VmInfo {
+    vnc: Vnc,
+}
 
 impl App {
     /// Makes an agent refuse new mutating tasks until it is resumed.
@@ -97,6 +124,107 @@ impl App {
         let fence = self.fence(caller).await?;
         self.require_capability(query.server, query.task)?;
         Ok(self.agents.query(query, fence.map(|fence| fence.ticket)).await?)
+    }
+
+    /// Takes over a sysinfo that the agent gathers now.
+    ///
+    /// # Errors
+    /// As [`App::agent_query`] and [`App::sysinfo_register`]; [`AppError::Answer`].
+    pub async fn sysinfo_refresh(
+        self: &Arc<Self>,
+        server: ServerUuid,
+        params: Object,
+        caller: &Caller,
+    ) -> Result<(), AppError> {
+        let task = "server_sysinfo";
+        let query = Query::new(server, task, params, &caller.req_id, SYSINFO_TIMEOUT);
+        let Value::Object(mut result) = self.agent_query(caller, query).await? else {
+            return Err(AppError::Answer(NO_SYSINFO));
+        };
+        match result.shift_remove("sysinfo") {
+            Some(Value::Object(sysinfo)) => self.sysinfo_register(server, sysinfo.into()).await,
+            _ => Err(AppError::Answer(NO_SYSINFO)),
+        }
+    }
+
+    /// Where a VM's VNC display is.
+    ///
+    /// # Errors
+    /// As [`App::agent_query`]; [`AppError::Answer`] for a VM without one.
+    pub async fn vm_vnc(
+        &self,
+        server: ServerUuid,
+        vm: VmUuid,
+        caller: &Caller,
+    ) -> Result<Vnc, AppError> {
+        let params = Object::from_iter([("uuid", json!(vm)), ("types", json!(["vnc"]))]);
+        let query = Query::new(server, "machine_info", params, &caller.req_id, INFO_TIMEOUT);
+        let info = match self.agent_query(caller, query).await? {
+            // The reference's agent answers with JSON text.
+            Value::String(text) => serde_json::from_str(&text).ok(),
+            info => VmInfo::deserialize(info).ok(),
+        };
+        let VmInfo { vnc } = info.ok_or(AppError::Answer(NO_VNC))?;
+        Ok(vnc)
+    }
+
+    /// Restarts a server at once, without a job.
+    ///
+    /// # Errors
+    /// [`AppError::OldAgent`]; as [`App::task_run`].
+    pub async fn server_reboot_now(
+        self: &Arc<Self>,
+        server: ServerUuid,
+        params: Object,
+        caller: &Caller,
+    ) -> Result<(), AppError> {
+        if let Some(installed) = self.outdated_cn_agent(server, REBOOTS_SINCE) {
+            let text = "cn-agent version on server does not support server_reboot";
+            return Err(AppError::OldAgent(format!("{text}: {installed} < 2.11.0")));
+        }
+        self.task_run(server, "server_reboot", params, caller, REBOOT_TIMEOUT).await.map(drop)
+    }
+
+    /// Runs a script, at most `limit` long.
+    ///
+    /// # Errors
+    /// [`AppError::NotAllowed`] unless the configuration allows scripts; as [`App::task_run`];
+    /// [`AppError::Answer`].
+    pub async fn command_execute(
+        self: &Arc<Self>,
+        server: ServerUuid,
+        params: Object,
+        limit: Option<Duration>,
+        caller: &Caller,
+    ) -> Result<Executed, AppError> {
+        if !self.config.allow_command_execute {
+            let text = "command execution is off: `security.allow_command_execute` is not set";
+            return Err(AppError::NotAllowed(text));
+        }
+        // The agent's limit is in whole seconds.
+        let limit = limit.map_or(SCRIPT_LIMIT, |limit| {
+            Duration::from_secs(limit.as_secs().saturating_add(1)).min(SCRIPT_LIMIT)
+        });
+        let limit = limit + SCRIPT_GRACE;
+        let result = self.task_run(server, "command_execute", params, caller, limit).await?;
+        Executed::deserialize(result)
+            .map_err(|_| AppError::Answer("Error executing on remote system"))
+    }
+
+    /// Starts a task that brings a server's VMs up to date with their networks.
+    ///
+    /// # Errors
+    /// [`AppError::OldServer`]; as [`App::task_create`].
+    pub async fn vm_nics_update(
+        self: &Arc<Self>,
+        server: ServerUuid,
+        params: Object,
+        caller: &Caller,
+    ) -> Result<TaskId, AppError> {
+        if self.server_sysinfo(server).sdc_version.is_none() {
+            return Err(AppError::OldServer("Unsupported compute node version"));
+        }
+        self.task_create(server, "machine_update_nics", params, caller).await
     }
 
     /// The agent's end of a VM's console or display.

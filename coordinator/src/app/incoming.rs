@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use muster_shared::api::task::TaskStatus;
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::{ServerUuid, TaskId};
 use muster_shared::wire::status::Report;
@@ -10,7 +11,6 @@ use muster_shared::wire::{Code, Progress, Sysinfo, TaskResult};
 use uuid::Uuid;
 
 use super::App;
-use super::tasks::TaskStatus;
 use crate::agents::{Incoming, Known};
 use crate::roster::ConnectionId;
 

@@ -54,7 +54,7 @@ use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 use uuid::Uuid;
 
-pub use allocate::{AllocationRecord, Ask, Decided};
+pub use allocate::{Ask, Decided};
 pub use caller::Caller;
 pub use config::{AllocationConfig, AppConfig, BootSettings, Parts};
 pub use error::AppError;

@@ -13,17 +13,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use muster_shared::api::Object;
+use muster_shared::api::allocation::AskedBy;
+use muster_shared::api::task::{Refusal, TaskStatus};
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
+use muster_shared::vm::VmSpec;
 use muster_shared::wire::TaskError;
 use muster_shared::wire::status::{VmIndex, VmReport, VmStatus};
 use serde::Serialize;
-use serde_json::{Map, Value, json};
 
-use super::allocate::{AllocationRecord, Decision, Flow, Question, Wanted, no_server, promise_of};
+use super::allocate::{Decision, Flow, Question, Wanted, no_server, taken_down};
 use super::error::AppError;
 use super::placing::{Place, PlaceRecord, PlaceState, counts};
-use super::tasks::{NewTask, Open, Refusal, TaskRecord, TaskStatus, is_conflict};
-use super::vm_request::{VmRequest, build};
+use super::tasks::{NewTask, Open, TaskRecord, is_conflict};
+use super::vm_request::build;
 use super::{App, Caller, keys};
 use crate::alloc;
 use crate::store::{Expect, Write};
@@ -50,15 +53,15 @@ impl App {
     /// [`AppError::Store`].
     pub async fn vm_place(
         self: &Arc<Self>,
-        body: &Map<String, Value>,
+        body: &Object,
         caller: &Caller,
     ) -> Result<Placed, AppError> {
-        let VmRequest { uuid, mut params } = build(body)?;
-        let vm = uuid.unwrap_or_else(|| VmUuid(self.parts.entropy.uuid()));
-        params.insert("uuid".to_owned(), json!(vm));
+        let mut spec = build(body)?;
+        let vm = *spec.uuid.get_or_insert_with(|| VmUuid(self.parts.entropy.uuid()));
+        let params = Object::of(&spec);
         let expect = self.check_vm_is_new(vm).await?;
         let mut exclude = BTreeSet::new();
-        let mut flow = Flow::new(self, self.question_of_create(vm, &params, &exclude)?);
+        let mut flow = Flow::new(self, self.question_of_create(vm, &spec, &exclude)?);
         loop {
             let decision = flow.decide().await?;
             let server = chosen_server(&decision)?;
@@ -68,7 +71,7 @@ impl App {
                 Err(AppError::Busy(reason)) => {
                     tracing::info!(server_uuid = %server, reason, "placing elsewhere");
                     exclude.insert(server);
-                    flow.ask(self.question_of_create(vm, &params, &exclude)?);
+                    flow.ask(self.question_of_create(vm, &spec, &exclude)?);
                 }
                 Err(error) => match flow.again(error).await {
                     Err(AppError::Store(error)) if is_conflict(&error) => {
@@ -89,7 +92,7 @@ impl App {
         self: &Arc<Self>,
         server: ServerUuid,
         vm: VmUuid,
-        params: Map<String, Value>,
+        params: Object,
         caller: &Caller,
     ) -> Result<TaskId, AppError> {
         for _ in 0..CREATE_ATTEMPTS {
@@ -112,7 +115,7 @@ impl App {
         self: &Arc<Self>,
         server: ServerUuid,
         vm: VmUuid,
-        params: &Map<String, Value>,
+        params: &Object,
         caller: &Caller,
         counts: bool,
     ) -> Result<TaskId, AppError> {
@@ -122,7 +125,7 @@ impl App {
         let mut writes = self.task_writes(&record);
         let mut promised = None;
         if counts {
-            let extra = promise_of(params);
+            let extra = alloc::Extra::of_new_vm(&VmSpec::read(params.clone().into()).0);
             writes.push(self.place_put(&record, vm, Some(extra.clone())));
             writes.extend(self.placing.lock().peers.mark());
             promised = Some(self.placing.promise(vm, server, extra, true));
@@ -142,8 +145,8 @@ impl App {
         let Wanted { vm, body, extra, .. } = &question.vms[0];
         let outcome = &decision.outcomes[0];
         let policy = &question.policy;
-        let mut kept = AllocationRecord::new(self, "vms", body, policy, outcome);
-        kept.reserved = true;
+        let mut kept = taken_down(self, AskedBy::Vms, body, policy, outcome);
+        kept.decision.reserved = true;
         kept.recent = decision.recent.clone();
         let _place = self.reserve_task(new.server)?;
         let mut record = self.task_record(new).await?;
@@ -216,9 +219,9 @@ impl App {
             code: error.code.clone(),
             message: error.message.clone(),
         });
-        let params = self.load_params(&old.params).await?;
+        let (spec, _) = VmSpec::read(self.load_params(&old.params).await?.into());
         let mut exclude: BTreeSet<_> = refusals.iter().map(|r| r.server_uuid).collect();
-        let mut flow = Flow::new(self, self.question_of_create(vm, &params, &exclude)?);
+        let mut flow = Flow::new(self, self.question_of_create(vm, &spec, &exclude)?);
         loop {
             let decision = flow.decide().await?;
             let Ok(server) = chosen_server(&decision) else { return Ok(false) };
@@ -237,7 +240,7 @@ impl App {
                 }
                 Err(AppError::Busy(_)) => {
                     exclude.insert(server);
-                    flow.ask(self.question_of_create(vm, &params, &exclude)?);
+                    flow.ask(self.question_of_create(vm, &spec, &exclude)?);
                 }
                 Err(error) => flow.again(error).await?,
             }
@@ -354,12 +357,7 @@ fn is_destroyed(ended: &TaskRecord) -> bool {
 }
 
 /// The task that makes a VM.
-fn create_task(
-    server: ServerUuid,
-    vm: VmUuid,
-    params: &Map<String, Value>,
-    caller: &Caller,
-) -> NewTask {
+fn create_task(server: ServerUuid, vm: VmUuid, params: &Object, caller: &Caller) -> NewTask {
     NewTask {
         server,
         task: "machine_create".to_owned(),
@@ -382,7 +380,7 @@ fn told_report(ended: &TaskRecord) -> Option<VmReport> {
     if ended.status != TaskStatus::Complete {
         return None;
     }
-    let vm = ended.history.first()?.get("event")?.get("vm")?;
+    let vm = ended.history.first()?.event.get("vm")?;
     if vm.get("do_not_inventory").is_some_and(|hidden| *hidden == true) {
         return None;
     }

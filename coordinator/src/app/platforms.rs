@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use muster_shared::api::boot::{PlatformOs, ShownPlatform};
 use muster_shared::api::server::ServerRecord;
-use serde_json::{Map, Value, json};
 
 use super::App;
 use super::error::AppError;
@@ -14,26 +14,6 @@ use super::error::AppError;
 const MAX_ENTRIES: usize = 10_000;
 /// The folder's link to the newest platform, which is no platform.
 const LATEST: &str = "latest";
-
-/// What a platform boots.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum PlatformOs {
-    /// Linux.
-    Linux,
-    /// illumos.
-    SmartOs,
-}
-
-impl PlatformOs {
-    /// As CNAPI spells it.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Linux => "linux",
-            Self::SmartOs => "smartos",
-        }
-    }
-}
 
 /// A platform registered in the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,7 +67,7 @@ impl Platforms {
 
     /// CNAPI's answer: the newest is marked, of each operating system when that is shown.
     #[must_use]
-    pub fn shown(&self, with_os: bool) -> Map<String, Value> {
+    pub fn shown(&self, with_os: bool) -> BTreeMap<String, ShownPlatform> {
         let latest: Vec<String> = if with_os {
             let newest = |os| self.newest_of(|of| of == os);
             [PlatformOs::Linux, PlatformOs::SmartOs].into_iter().filter_map(newest).collect()
@@ -95,14 +75,8 @@ impl Platforms {
             self.newest().into_iter().collect()
         };
         let show = |(name, os): (&String, &PlatformOs)| {
-            let mut shown = Map::new();
-            if latest.contains(name) {
-                shown.insert("latest".to_owned(), json!(true));
-            }
-            if with_os {
-                shown.insert("os".to_owned(), json!(os.as_str()));
-            }
-            (name.clone(), Value::Object(shown))
+            let shown = ShownPlatform { latest: latest.contains(name), os: with_os.then_some(*os) };
+            (name.clone(), shown)
         };
         self.0.iter().map(show).collect()
     }
@@ -168,6 +142,8 @@ async fn read(folder: &Path) -> std::io::Result<BTreeMap<String, PlatformOs>> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[tokio::test]
@@ -182,11 +158,11 @@ mod tests {
         std::os::unix::fs::symlink("20250101T000000Z", folder.path().join("latest")).unwrap();
         let platforms = Platforms(read(folder.path()).await.unwrap());
         assert_eq!(
-            Value::Object(platforms.shown(false)),
+            json!(platforms.shown(false)),
             json!({ "20250101T000000Z": {}, "20260101T000000Z": { "latest": true }, "custom": {} })
         );
         assert_eq!(
-            Value::Object(platforms.shown(true)),
+            json!(platforms.shown(true)),
             json!({
                 "20250101T000000Z": { "latest": true, "os": "smartos" },
                 "20260101T000000Z": { "latest": true, "os": "linux" },

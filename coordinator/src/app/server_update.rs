@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
+use muster_shared::api::Object;
 use muster_shared::api::server::ServerRecord;
 use muster_shared::clock::iso;
 use muster_shared::ids::ServerUuid;
 use serde::Deserialize;
-use serde_json::{Map, Number, Value, json};
+use serde_json::{Number, Value};
 
 use super::error::AppError;
 use super::expected::Expected;
@@ -24,10 +25,10 @@ const RATIOS: [&str; 5] = ["cpu", "ram", "disk", "io", "net"];
 #[serde(default)]
 pub struct ServerUpdate {
     pub agents: Option<Vec<Value>>,
-    pub boot_params: Option<Map<String, Value>>,
+    pub boot_params: Option<Object>,
     /// Sent to the agent, not stored.
-    pub overprovision_ratios: Option<Map<String, Value>>,
-    pub traits: Option<Map<String, Value>>,
+    pub overprovision_ratios: Option<Object>,
+    pub traits: Option<Object>,
     pub boot_platform: Option<String>,
     pub comments: Option<String>,
     pub datacenter: Option<String>,
@@ -148,14 +149,9 @@ impl App {
         {
             // A version that was changed meanwhile is refused before the agent acts.
             self.server_update(server, expected, |_| {}).await?;
-            let query = Query {
-                server,
-                task: "server_overprovision_ratio",
-                label: None,
-                params: Map::from_iter([("value".to_owned(), json!(ratios))]),
-                req_id: &caller.req_id,
-                timeout: AGENT_TIMEOUT,
-            };
+            let params = Object::from_iter([("value", ratios)]);
+            let task = "server_overprovision_ratio";
+            let query = Query::new(server, task, params, &caller.req_id, AGENT_TIMEOUT);
             self.agent_query(caller, query).await?;
         }
         self.server_update(server, expected, |record| update.apply(record)).await
@@ -164,6 +160,8 @@ impl App {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn update(of: Value) -> ServerUpdate {

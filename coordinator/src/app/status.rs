@@ -4,11 +4,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use muster_shared::api::server::ServerRecord;
+use muster_shared::api::Object;
+use muster_shared::api::server::{ServerRecord, Sysinfo};
 use muster_shared::ids::{ServerUuid, VmUuid};
-use muster_shared::wire::Sysinfo;
+use muster_shared::wire;
 use muster_shared::wire::status::{Report, Status as WireStatus, VmReport};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::error::AppError;
 use super::expected::Expected;
@@ -33,10 +34,10 @@ impl App {
     pub(crate) async fn sysinfo_from_agent(
         self: &Arc<Self>,
         server: ServerUuid,
-        frame: Sysinfo,
+        frame: wire::Sysinfo,
     ) -> Result<(), AppError> {
         if let Some(sysinfo) = frame.sysinfo {
-            self.sysinfo_store(server, sysinfo, frame.hash, Via::Socket).await?;
+            self.sysinfo_store(server, sysinfo.into(), frame.hash, Via::Socket).await?;
         }
         match frame.agents {
             Some(agents) => self.agents_set(server, agents).await,
@@ -60,7 +61,7 @@ impl App {
     pub async fn sysinfo_register(
         self: &Arc<Self>,
         server: ServerUuid,
-        sysinfo: Map<String, Value>,
+        sysinfo: Object,
     ) -> Result<(), AppError> {
         self.sysinfo_store(server, sysinfo, String::new(), Via::Sysinfo).await
     }
@@ -68,17 +69,17 @@ impl App {
     async fn sysinfo_store(
         self: &Arc<Self>,
         server: ServerUuid,
-        sysinfo: Map<String, Value>,
+        sysinfo: Object,
         hash: String,
         via: Via,
     ) -> Result<(), AppError> {
-        let uuid = sysinfo.get("UUID").and_then(Value::as_str).unwrap_or_default();
-        match uuid.parse::<ServerUuid>() {
-            Ok(uuid) if uuid == server => {}
-            Ok(_) => {
+        let facts: Sysinfo = sysinfo.read().unwrap_or_default();
+        match facts.uuid {
+            Some(uuid) if uuid == server => {}
+            Some(_) => {
                 return Err(AppError::InvalidArgument("Got sysinfo for wrong server".to_owned()));
             }
-            Err(_) => return Err(AppError::InvalidArgument("Invalid server_uuid".to_owned())),
+            None => return Err(AppError::InvalidArgument("Invalid server_uuid".to_owned())),
         }
         if via == Via::Sysinfo {
             // Before the store tells of the server: it would be taken for silent.
@@ -87,7 +88,7 @@ impl App {
         }
         let document = SysinfoRecord { sysinfo, hash };
         for _ in 0..ATTEMPTS {
-            match self.sysinfo_try_store(server, &document, via).await {
+            match self.sysinfo_try_store(server, &document, &facts, via).await {
                 Err(AppError::Store(error)) if is_conflict(&error) => {
                     self.feed.catch_up().await?;
                 }
@@ -101,6 +102,7 @@ impl App {
         &self,
         server: ServerUuid,
         document: &SysinfoRecord,
+        facts: &Sysinfo,
         via: Via,
     ) -> Result<(), AppError> {
         let entry = self.fleet.get(server).unwrap_or_default();
@@ -108,7 +110,7 @@ impl App {
             Some(held) => {
                 let mut record = (*held.value).clone();
                 let booted = record.last_boot.clone();
-                fields::derive(&mut record, &document.sysinfo);
+                fields::derive(&mut record, facts);
                 // A server that reboots is back when it runs and says it booted again.
                 if record.last_boot != booted && entry.stored_status() == "running" {
                     record.transitional_status = None;
@@ -118,7 +120,7 @@ impl App {
             None => {
                 let now = self.parts.clock.wall();
                 let dc = &self.config.datacenter;
-                let mut record = fields::new_record(server, dc, &document.sysinfo, now);
+                let mut record = fields::new_record(server, dc, facts, now);
                 self.boot_inherit(&mut record.boot).await?;
                 (record, true)
             }
@@ -174,7 +176,7 @@ impl App {
         self.counters.status_reports.inc();
         if !self.fleet.has(server) {
             // It was deleted under its agent, which registers again when asked.
-            let ask = Sysinfo { sysinfo: None, agents: None, hash: String::new() };
+            let ask = wire::Sysinfo { sysinfo: None, agents: None, hash: String::new() };
             self.agents.send(server, ask).ok();
         }
         let mut changes = report.vms;
@@ -195,15 +197,15 @@ impl App {
     }
 
     /// `POST /servers/:uuid/events/status`: nothing is validated; what does not fit is left out.
-    pub fn status_posted(&self, server: ServerUuid, body: &Map<String, Value>) {
+    pub fn status_posted(&self, server: ServerUuid, body: &Object) {
         self.counters.status_reports.inc();
-        let member = |name: &str| body.get(name).and_then(Value::as_object);
+        let member = |name: &str| Some(Object::from(body.get(name)?.as_object()?.clone()));
         self.fleet.update(server, |entry| {
             if let Some(memory) = member("meminfo") {
-                entry.figures.set_memory_members(memory);
+                entry.figures.set_memory_members(&memory);
             }
             if let Some(disk) = member("diskinfo") {
-                entry.figures.set_disk_members(disk);
+                entry.figures.set_disk_members(&disk);
             }
             if let Some(remarks) = body.get("muster") {
                 entry.remarks = remarks.clone();
@@ -215,7 +217,8 @@ impl App {
             let mut changes: BTreeMap<_, _> = vms
                 .iter()
                 .filter_map(|(uuid, vm)| {
-                    let report = posted::vm(uuid, vm, index.and_then(|index| index.get(uuid)))?;
+                    let report =
+                        posted::vm(uuid, vm, index.as_ref().and_then(|index| index.get(uuid)))?;
                     Some((report.vm.uuid, Some(report)))
                 })
                 .collect();

@@ -1,13 +1,13 @@
 //! `GET /why/<kind>/<id>`: what a thing waits for, in plain words and for programs.
 
+use muster_shared::api::task::{Task, TaskStatus};
 use muster_shared::clock::iso;
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
 use muster_shared::wire::Intake;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::App;
 use super::error::AppError;
-use super::tasks::TaskStatus;
 use crate::agents::TurnedAway;
 use crate::roster::Standing;
 
@@ -158,7 +158,7 @@ impl App {
             None => format!("the VM is {shown} and waits for nothing"),
             Some(what) => format!("the VM is {shown} and waits for {what}"),
         };
-        let tasks: Vec<Map<String, Value>> = open.iter().map(|open| open.public()).collect();
+        let tasks: Vec<Task> = open.iter().map(|open| open.public()).collect();
         Ok(json!({
             "kind": "vm",
             "id": vm,

@@ -3,17 +3,19 @@
 
 use std::sync::Arc;
 
+use muster_shared::api::Object;
+use muster_shared::api::allocation::{AskedBy, DecisionDetail};
 use muster_shared::ids::VmUuid;
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::flow::Flow;
 use super::replay::bad_policy;
 use super::{
-    AllocationRecord, Ask, Decision, Question, Wanted, insert_unreserved, invalid, no_server,
-    parse, ratios_shown,
+    Ask, Decision, Question, Wanted, insert_unreserved, invalid, no_server, parse, ratios_shown,
+    taken_down,
 };
 use crate::alloc::{
     Detail, Explanation, FieldError, LeastChanges, Outcome, explain, least_changes, num,
@@ -29,7 +31,7 @@ use crate::store::Write;
 struct Placement {
     vm: VmUuid,
     outcome: Outcome,
-    record: AllocationRecord,
+    record: DecisionDetail,
 }
 
 /// The answer.
@@ -37,7 +39,7 @@ struct Placement {
 pub struct Decided {
     placements: Vec<Placement>,
     /// The record of the first VM's server.
-    server: Option<Map<String, Value>>,
+    server: Option<Object>,
     steps: Detail,
     explanation: Option<Explanation>,
     least: LeastChanges,
@@ -86,13 +88,13 @@ impl Decided {
         if self.server.is_some() {
             map.serialize_entry("imgapiPeers", &[(); 0])?;
         }
-        map.serialize_entry("id", &shown.record.id)?;
+        map.serialize_entry("id", &shown.record.decision.id)?;
         map.serialize_entry("seed", &shown.outcome.seed)?;
         if self.several && self.server.is_some() {
             let one = |placement: &Placement| {
                 let server = placement.outcome.server.as_ref();
                 json!({
-                    "id": placement.record.id,
+                    "id": placement.record.decision.id,
                     "vm_uuid": placement.vm,
                     "server_uuid": server.map(|server| &server.server_uuid),
                     "score": server.map(|server| num::json(server.score)),
@@ -121,7 +123,7 @@ impl App {
     /// # Errors
     /// [`AppError::Invalid`], [`AppError::Store`], [`AppError::Blob`]. That no server fits is no
     /// error, see [`Decided::failure`].
-    pub async fn allocate(&self, body: &Map<String, Value>) -> Result<Decided, AppError> {
+    pub async fn allocate(&self, body: &Object) -> Result<Decided, AppError> {
         let mut flow = Flow::new(self, self.question(body)?);
         loop {
             let mut decision = flow.decide().await?;
@@ -133,7 +135,7 @@ impl App {
         }
     }
 
-    fn question(&self, body: &Map<String, Value>) -> Result<Question, AppError> {
+    fn question(&self, body: &Object) -> Result<Question, AppError> {
         let first = parse(body)?;
         let ask = Ask::parse(body)?;
         let real = &self.config.allocation.policy;
@@ -151,7 +153,7 @@ impl App {
         for vm in names {
             let mut body = kept.clone();
             body.remove("vm_uuids");
-            body["vm"]["vm_uuid"] = json!(vm);
+            body.slot("vm")["vm_uuid"] = json!(vm);
             let request = parse(&body)?;
             let extra = request.promise();
             vms.push(Wanted { vm, body, request, extra });
@@ -165,11 +167,10 @@ impl App {
         let outcomes = std::mem::take(&mut decision.outcomes);
         let mut placements = Vec::with_capacity(outcomes.len());
         for (outcome, wanted) in outcomes.into_iter().zip(vms) {
-            let mut record =
-                AllocationRecord::new(self, "allocate", &wanted.body, policy, &outcome);
+            let mut record = taken_down(self, AskedBy::Allocate, &wanted.body, policy, &outcome);
             record.recent = recent.clone();
-            record.keep = ask.keep;
-            record.reserved = decision.promises.iter().any(|(it, ..)| it.vm == wanted.vm);
+            record.decision.keep = ask.keep;
+            record.decision.reserved = decision.promises.iter().any(|(it, ..)| it.vm == wanted.vm);
             placements.push(Placement { vm: wanted.vm, outcome, record });
         }
         let mut decided = Decided {
@@ -187,7 +188,7 @@ impl App {
         let explanation =
             ask.explain.then(|| explain(shown.outcome.snapshot(), request, policy, &options).1);
         let asked = decision.asked.take();
-        let least = asked.map(|fleet| least_changes(&fleet, body, policy, &options));
+        let least = asked.map(|fleet| least_changes(&fleet, body.as_map(), policy, &options));
         let server = match shown.outcome.server {
             Some(_) => Some(self.chosen_view(ask, &shown.outcome)?),
             None => None,
@@ -199,21 +200,21 @@ impl App {
     }
 
     /// The chosen server as CNAPI shows it.
-    fn chosen_view(&self, ask: &Ask, outcome: &Outcome) -> Result<Map<String, Value>, AppError> {
+    fn chosen_view(&self, ask: &Ask, outcome: &Outcome) -> Result<Object, AppError> {
         let choice = outcome.server.as_ref().ok_or_else(|| no_server(outcome))?;
         let imagined = ask.what_if.as_ref();
         let imagined = imagined.and_then(|what_if| what_if.server(&choice.server_uuid));
         let extras = Extras { sysinfo: true, memory: true, disk: true, ..Extras::default() };
         let server = choice.server_uuid.uuid().ok_or_else(|| no_server(outcome))?;
         let mut view = match (self.server_get(server, extras), imagined) {
-            (Ok(server), _) => super::members(json!(server)),
-            (Err(_), Some(_)) => Map::new(),
+            (Ok(server), _) => Object::of(&server),
+            (Err(_), Some(_)) => Object::new(),
             (Err(error), None) => return Err(error),
         };
         view.extend(imagined.into_iter().flatten().map(|(k, v)| (k.clone(), v.clone())));
         view.remove("vms");
-        view.insert("score".to_owned(), num::json(choice.score));
-        view.insert("overprovision_ratios".to_owned(), json!(ratios_shown(&choice.ratios)));
+        view.set("score", num::json(choice.score));
+        view.set("overprovision_ratios", json!(ratios_shown(&choice.ratios)));
         if let Some(left) = choice.unreserved {
             insert_unreserved(&mut view, left);
         }
@@ -252,7 +253,7 @@ impl App {
 
 /// The VMs to place: the one that the request names, those of `vm_uuids`, and new ones.
 fn vm_uuids(
-    body: &Map<String, Value>,
+    body: &Object,
     ask: &Ask,
     first: &str,
     mut fresh: impl FnMut() -> Uuid,

@@ -11,8 +11,9 @@
 
 use std::sync::Arc;
 
+use muster_shared::api::Object;
 use muster_shared::ids::{ServerUuid, VmUuid};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::peers::is_overtaken;
 use super::{ATTEMPTS, Allocator, Ask};
@@ -29,7 +30,7 @@ const INLINE_SERVERS: usize = 256;
 pub(in crate::app) struct Wanted {
     pub(in crate::app) vm: VmUuid,
     /// The request as it is kept.
-    pub(in crate::app) body: Map<String, Value>,
+    pub(in crate::app) body: Object,
     pub(in crate::app) request: Request,
     /// What it will take of its server.
     pub(in crate::app) extra: alloc::Extra,

@@ -10,20 +10,22 @@ use async_compression::tokio::bufread::ZstdDecoder;
 use async_compression::tokio::write::ZstdEncoder;
 use bytes::Bytes;
 use futures_util::StreamExt as _;
+use muster_shared::api::Object;
+use muster_shared::api::allocation::{AskedBy, Decision, DecisionDetail, StepCount};
 use muster_shared::clock::iso;
-use muster_shared::secrets::masked;
+use muster_shared::secrets::masked_members;
 use object_store::path::Path;
 use object_store::{ObjectStore as _, ObjectStoreExt as _, PutPayload};
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize, Serializer};
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::sync::Notify;
 use uuid::Uuid;
 
+use super::number;
 use super::replay::bad_policy;
-use crate::alloc::{Config, HostOs, Order, Outcome, Saved, ServerName, Snapshot, num};
+use crate::alloc::{Config, HostOs, Order, Outcome, Saved, ServerName, Snapshot};
 use crate::app::error::AppError;
 use crate::app::{App, keys};
 use crate::store::{Expect, MAX_VALUE_BYTES, Write, list_all};
@@ -39,136 +41,54 @@ const ENVELOPE_BYTES: usize = 64 * 1024;
 /// Records deleted in one commit.
 const BATCH: usize = 50;
 
-/// What one algorithm left.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct StepCount {
-    /// The step's text.
-    pub step: String,
-    /// Its algorithm; none for the first.
-    pub algorithm: Option<String>,
-    /// How many servers were left.
-    pub remaining: usize,
+/// The order of servers in which it was decided.
+pub(super) fn order_of(record: &DecisionDetail) -> Order {
+    if record.shuffled { Order::Shuffled } else { Order::Uuid }
 }
 
-/// The record `allocation/<id>`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct AllocationRecord {
-    /// The decision.
-    pub id: Uuid,
-    /// When, ISO 8601.
-    pub at: String,
-    /// What asked: `allocate` or `vms`.
-    pub kind: String,
-    /// The request's body; `null` if it lies in a blob.
-    pub request: Value,
-    /// The VM.
-    pub vm_uuid: String,
-    /// The chosen server.
-    pub server_uuid: Option<String>,
-    /// Its score.
-    #[serde(serialize_with = "score")]
-    pub score: Option<f64>,
-    /// Why there is none.
-    pub failure: Option<String>,
-    /// Whether room was reserved.
-    pub reserved: bool,
-    /// SHA-256 of the policy.
-    pub config_hash: String,
-    /// Servers were looked at in a random order, else in that of their uuids.
-    #[serde(default = "shuffled")]
-    pub shuffled: bool,
-    /// The reference's rule for hosts' operating systems was in force.
-    #[serde(default)]
-    pub host_os_reference: bool,
-    /// What shuffles were made from.
-    pub seed: u64,
-    /// What earlier decisions were known, for policies that ask.
-    #[serde(default, skip_serializing_if = "Value::is_null")]
-    pub recent: Value,
-    /// The fleet's revision.
-    pub snapshot_revision: u64,
-    /// What must come out of a replay.
-    pub fingerprint: String,
-    /// What each algorithm left.
-    pub steps: Vec<StepCount>,
-    /// The best servers and their scores.
-    #[serde(serialize_with = "best")]
-    pub best: Vec<(ServerName, f64)>,
-    /// The snapshot is kept until somebody deletes it.
-    pub keep: bool,
+fn host_os_of(record: &DecisionDetail) -> HostOs {
+    if record.host_os_reference { HostOs::Reference } else { HostOs::Any }
 }
 
-/// As JavaScript writes numbers, like all scores of answers.
-fn score<S: Serializer>(score: &Option<f64>, serializer: S) -> Result<S::Ok, S::Error> {
-    score.map(num::json).serialize(serializer)
-}
-
-/// As [`score`].
-fn best<S: Serializer>(best: &[(ServerName, f64)], serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_seq(best.iter().map(|(server, score)| (server, num::json(*score))))
-}
-
-/// Records of an earlier version don't say; it is the default.
-fn shuffled() -> bool {
-    true
-}
-
-impl AllocationRecord {
-    /// The order of servers in which it was decided.
-    pub(super) fn order(&self) -> Order {
-        if self.shuffled { Order::Shuffled } else { Order::Uuid }
-    }
-
-    fn host_os(&self) -> HostOs {
-        if self.host_os_reference { HostOs::Reference } else { HostOs::Any }
-    }
-
-    /// Takes down a decision.
-    pub(in crate::app) fn new(
-        app: &App,
-        kind: &str,
-        request: &Map<String, Value>,
-        policy: &Config,
-        outcome: &Outcome,
-    ) -> Self {
-        let step = |step: &crate::alloc::Step| StepCount {
-            step: step.title().to_owned(),
-            algorithm: step.algorithm().map(str::to_owned),
-            remaining: step.remaining_count(),
-        };
-        let server = outcome.server.as_ref();
-        let vm = request.get("vm").and_then(|vm| vm.get("vm_uuid")).and_then(Value::as_str);
-        Self {
-            id: app.mint_id(),
-            at: iso(app.parts.clock.wall()),
-            kind: kind.to_owned(),
-            request: Value::Object(request.clone()),
-            vm_uuid: vm.unwrap_or_default().to_owned(),
-            server_uuid: server.map(|server| server.server_uuid.to_string()),
-            score: server.map(|server| server.score),
-            failure: server.is_none().then(|| outcome.failure()),
-            reserved: false,
-            config_hash: hash(policy),
-            shuffled: app.config.allocation.order != Order::Uuid,
-            host_os_reference: policy.host_os() == HostOs::Reference,
-            seed: outcome.seed,
-            recent: Value::Null,
-            snapshot_revision: outcome.snapshot().revision(),
-            fingerprint: format!("{:016x}", outcome.fingerprint()),
-            steps: outcome.steps.iter().map(step).collect(),
-            best: outcome.best(BEST),
-            keep: false,
-        }
-    }
-
-    /// Without what only one decision's view needs.
-    fn short(&self) -> Value {
-        json!({
-            "id": self.id, "at": self.at, "kind": self.kind, "vm_uuid": self.vm_uuid,
-            "server_uuid": self.server_uuid, "score": self.score.map(num::json),
-            "failure": self.failure,
-            "reserved": self.reserved, "keep": self.keep,
-        })
+/// Takes down a decision; the record is `allocation/<id>`.
+pub(in crate::app) fn taken_down(
+    app: &App,
+    kind: AskedBy,
+    request: &Object,
+    policy: &Config,
+    outcome: &Outcome,
+) -> DecisionDetail {
+    let step = |step: &crate::alloc::Step| StepCount {
+        step: step.title().to_owned(),
+        algorithm: step.algorithm().map(str::to_owned),
+        remaining: u64::try_from(step.remaining_count()).unwrap_or(u64::MAX),
+    };
+    let best = |(server, score): (ServerName, f64)| Some((server.to_string(), number(score)?));
+    let server = outcome.server.as_ref();
+    let vm = request.get("vm").and_then(|vm| vm.get("vm_uuid")).and_then(Value::as_str);
+    let decision = Decision {
+        id: app.mint_id(),
+        at: iso(app.parts.clock.wall()),
+        kind,
+        vm_uuid: vm.unwrap_or_default().to_owned(),
+        server_uuid: server.map(|server| server.server_uuid.to_string()),
+        score: server.and_then(|server| number(server.score)),
+        failure: server.is_none().then(|| outcome.failure()),
+        reserved: false,
+        keep: false,
+    };
+    DecisionDetail {
+        decision,
+        request: Some(request.clone()),
+        config_hash: hash(policy),
+        shuffled: app.config.allocation.order != Order::Uuid,
+        host_os_reference: policy.host_os() == HostOs::Reference,
+        seed: outcome.seed,
+        recent: Value::Null,
+        snapshot_revision: outcome.snapshot().revision(),
+        fingerprint: format!("{:016x}", outcome.fingerprint()),
+        steps: outcome.steps.iter().map(step).collect(),
+        best: outcome.best(BEST).into_iter().filter_map(best).collect(),
     }
 }
 
@@ -243,41 +163,46 @@ impl App {
     /// blobs when this returns.
     pub(in crate::app) async fn allocation_write(
         &self,
-        record: &mut AllocationRecord,
+        record: &mut DecisionDetail,
         outcome: &Outcome,
         policy: &Arc<Config>,
     ) -> Result<Write, AppError> {
         let request = keys::encode(&record.request);
         if request.len() > MAX_VALUE_BYTES - ENVELOPE_BYTES {
-            self.allocation_blob(&request_path(record.id), request).await?;
-            record.request = Value::Null;
+            self.allocation_blob(&request_path(record.decision.id), request).await?;
+            record.request = None;
         }
-        if record.keep {
-            self.snapshot_save(record.id, outcome.snapshot(), policy).await?;
+        if record.decision.keep {
+            self.snapshot_save(record.decision.id, outcome.snapshot(), policy).await?;
         }
-        let key = keys::allocation(record.id);
+        let key = keys::allocation(record.decision.id);
         Ok(Write::put(key, Expect::Absent, keys::encode(record)))
     }
 
     /// Removes what a decision that was not committed has left in blobs.
-    pub(super) async fn allocation_forget(&self, record: &AllocationRecord) {
-        if record.keep {
-            self.history_delete(&snapshot_path(record.id)).await;
+    pub(super) async fn allocation_forget(&self, record: &DecisionDetail) {
+        if record.decision.keep {
+            self.history_delete(&snapshot_path(record.decision.id)).await;
         }
-        if record.request.is_null() {
-            self.history_delete(&request_path(record.id)).await;
+        if record.request.is_none() {
+            self.history_delete(&request_path(record.decision.id)).await;
         }
     }
 
     /// The decision is durable.
     pub(in crate::app) fn allocation_made(
         &self,
-        record: &AllocationRecord,
+        record: &DecisionDetail,
         outcome: &Outcome,
         policy: &Arc<Config>,
     ) {
         let (snapshot, policy) = (Arc::clone(outcome.snapshot()), Arc::clone(policy));
-        self.decisions.history.lock().add(record.id, record.keep, snapshot, policy);
+        self.decisions.history.lock().add(
+            record.decision.id,
+            record.decision.keep,
+            snapshot,
+            policy,
+        );
         self.decisions.wake.notify_one();
     }
 
@@ -342,8 +267,8 @@ impl App {
     ///
     /// # Errors
     /// [`AppError::SnapshotNotKept`].
-    pub(super) async fn snapshot_of(&self, record: &AllocationRecord) -> Result<Kept, AppError> {
-        let id = record.id;
+    pub(super) async fn snapshot_of(&self, record: &DecisionDetail) -> Result<Kept, AppError> {
+        let id = record.decision.id;
         let held = self.decisions.history.lock().held.iter().find(|held| held.id == id).cloned();
         if let Some(Held { snapshot, policy, .. }) = held {
             return Ok(Kept { snapshot, policy });
@@ -364,7 +289,7 @@ impl App {
         let mut lines = BufReader::new(ZstdDecoder::new(&bytes[..])).lines();
         let first = lines.next_line().await.map_err(io)?.unwrap_or_default();
         let source: Value = serde_json::from_str(&first).map_err(corrupt)?;
-        let policy = Config::new(&source["expression"], &source["defaults"], record.host_os());
+        let policy = Config::new(&source["expression"], &source["defaults"], host_os_of(record));
         // A policy of another version may name algorithms that this one lacks.
         let policy = Arc::new(policy.map_err(|error| bad_policy("config", &error))?);
         let mut parts = Vec::new();
@@ -379,18 +304,18 @@ impl App {
     ///
     /// # Errors
     /// [`AppError::AllocationNotFound`], [`AppError::Store`], [`AppError::Blob`].
-    pub async fn allocation_get(&self, id: Uuid) -> Result<AllocationRecord, AppError> {
+    pub async fn allocation_get(&self, id: Uuid) -> Result<DecisionDetail, AppError> {
         let mut record = self.allocation_of(id).await?;
-        record.request = masked(&record.request);
+        record.request = record.request.map(|request| masked_members(request.as_map()).into());
         Ok(record)
     }
 
     /// A decision as it is stored, with its request.
-    pub(super) async fn allocation_of(&self, id: Uuid) -> Result<AllocationRecord, AppError> {
+    pub(super) async fn allocation_of(&self, id: Uuid) -> Result<DecisionDetail, AppError> {
         let stored = self.parts.store.get(&keys::allocation(id)).await?;
         let stored = stored.ok_or(AppError::AllocationNotFound(id))?;
-        let mut record: AllocationRecord = keys::decode(&stored)?;
-        if record.request.is_null() {
+        let mut record: DecisionDetail = keys::decode(&stored)?;
+        if record.request.is_none() {
             let path = request_path(id);
             let failed = |source| AppError::Blob { action: "read", path: path.clone(), source };
             let got = self.parts.blobs.get(&Path::from(path.as_str())).await.map_err(failed)?;
@@ -409,14 +334,15 @@ impl App {
         &self,
         limit: usize,
         before: Option<Uuid>,
-    ) -> Result<Vec<Value>, AppError> {
+    ) -> Result<Vec<Decision>, AppError> {
         let (records, _) = list_all(&*self.parts.store, keys::ALLOCATIONS).await?;
-        let older = |record: &AllocationRecord| before.is_none_or(|before| record.id < before);
+        let older =
+            |record: &DecisionDetail| before.is_none_or(|before| record.decision.id < before);
         let mut views = Vec::new();
         for stored in records.iter().rev() {
-            let record: AllocationRecord = keys::decode(stored)?;
+            let record: DecisionDetail = keys::decode(stored)?;
             if older(&record) {
-                views.push(record.short());
+                views.push(record.decision);
             }
             if views.len() >= limit {
                 break;
@@ -429,12 +355,12 @@ impl App {
     pub(crate) async fn load_history(&self) -> Result<(), AppError> {
         let (records, _) = list_all(&*self.parts.store, keys::ALLOCATIONS).await?;
         for stored in records {
-            let record: AllocationRecord = keys::decode(&stored)?;
+            let record: DecisionDetail = keys::decode(&stored)?;
             self.decisions
                 .history
                 .lock()
                 .known
-                .insert(record.id, Known { keep: record.keep, snapshot: true });
+                .insert(record.decision.id, Known { keep: record.decision.keep, snapshot: true });
         }
         Ok(())
     }

@@ -22,16 +22,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_shared::api;
+use muster_shared::api::Object;
 use muster_shared::ids::{ServerUuid, TicketUuid, VmUuid};
 use muster_shared::vm::VmSpec;
-use serde_json::{Map, Number, Value, json};
+use serde_json::{Number, Value, json};
 
 pub use ask::Ask;
 pub use decide::Decided;
 pub(super) use flow::{Decision, Flow, Question, Wanted};
-pub use history::AllocationRecord;
 pub(crate) use history::Decisions;
-pub(super) use machine::promise_of;
+pub(super) use history::taken_down;
 pub(super) use peers::{ATTEMPTS, Peers};
 pub(super) use reserve::ReservationRecord;
 
@@ -100,7 +100,7 @@ impl Allocator {
     fn open_ticket(&mut self, ticket: &TicketRecord) {
         let Some(server) = ticket.queue.server_uuid.0 else { return };
         // A ticket over HTTP always has an `extra`, if an empty one.
-        let extra = alloc::Extra::from_json(&Value::Object(ticket.extra.clone()));
+        let extra = alloc::Extra::from_json(&json!(ticket.extra));
         self.fleet.open_ticket(alloc::Ticket {
             uuid: ticket.uuid.to_string(),
             server_uuid: server,
@@ -148,9 +148,9 @@ impl Allocator {
         let sysinfo = entry.sysinfo.as_ref().map(|held| held.revision).unwrap_or_default();
         let versions = (record.revision, sysinfo);
         if self.known.get(&server) != Some(&versions) {
-            let mut whole = members(json!(*record.value));
-            whole.insert("sysinfo".to_owned(), Value::Object(entry.sysinfo()));
-            if self.fleet.upsert_server(Arc::new(whole)).is_ok() {
+            let mut whole = Object::of(&*record.value);
+            whole.set("sysinfo", entry.sysinfo());
+            if self.fleet.upsert_server(Arc::new(whole.into())).is_ok() {
                 self.known.insert(server, versions);
             }
         }
@@ -201,18 +201,17 @@ impl App {
     pub(super) fn question_of_create(
         &self,
         vm: VmUuid,
-        params: &Map<String, Value>,
+        spec: &VmSpec,
         exclude: &BTreeSet<ServerUuid>,
     ) -> Result<Question, AppError> {
-        let (spec, _) = VmSpec::read(params.clone());
-        let mut body = machine::request(&spec);
+        let mut body = machine::request(spec);
         if !exclude.is_empty() {
             let mut left = self.fleet.registered();
             left.retain(|server| !exclude.contains(server));
-            body.insert("servers".to_owned(), json!(left));
+            body.set("servers", json!(left));
         }
         let request = parse(&body)?;
-        let wanted = Wanted { vm, body, request, extra: alloc::Extra::of_new_vm(&spec) };
+        let wanted = Wanted { vm, body, request, extra: alloc::Extra::of_new_vm(spec) };
         let policy = Arc::clone(&self.config.allocation.placing);
         let ask = Ask { least_changes: false, ..Ask::default() };
         Ok(Question { ask, policy, vms: vec![wanted], making: true })
@@ -232,8 +231,8 @@ impl App {
     ///
     /// # Errors
     /// [`AppError::Invalid`].
-    pub fn capacity(&self, body: &Map<String, Value>) -> Result<Value, AppError> {
-        let servers = alloc::parse_capacity(body).map_err(invalid)?;
+    pub fn capacity(&self, body: &Object) -> Result<Value, AppError> {
+        let servers = alloc::parse_capacity(body.as_map()).map_err(invalid)?;
         let snapshot = self.reported(&mut self.placing.lock().allocator);
         let policy = &self.config.allocation.policy;
         let found = alloc::capacity(&snapshot, servers.as_deref(), policy);
@@ -262,23 +261,16 @@ pub(super) fn number(value: f64) -> Option<Number> {
     }
 }
 
-pub(super) fn insert_unreserved(view: &mut Map<String, Value>, left: Unreserved) {
+pub(super) fn insert_unreserved(view: &mut Object, left: Unreserved) {
     for (name, value) in
         [("unreserved_cpu", left.cpu), ("unreserved_ram", left.ram), ("unreserved_disk", left.disk)]
     {
-        view.insert(name.to_owned(), num::json(value));
+        view.set(name, num::json(value));
     }
 }
 
-fn members(of: Value) -> Map<String, Value> {
-    match of {
-        Value::Object(members) => members,
-        _ => Map::new(),
-    }
-}
-
-fn parse(body: &Map<String, Value>) -> Result<Request, AppError> {
-    Request::parse(body).map_err(invalid)
+fn parse(body: &Object) -> Result<Request, AppError> {
+    Request::parse(body.as_map()).map_err(invalid)
 }
 
 fn invalid(errors: Vec<alloc::FieldError>) -> AppError {

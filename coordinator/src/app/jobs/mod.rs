@@ -26,12 +26,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use muster_shared::api::job::Execution;
+use muster_shared::api::job::{Execution, JobParams, NicAction};
 use muster_shared::api::server::ServerRecord;
 use muster_shared::clock::iso;
 use muster_shared::ids::ServerUuid;
 use parking_lot::Mutex;
-use serde_json::{Map, Value, json};
 use tokio::sync::Notify;
 use uuid::Uuid;
 
@@ -41,7 +40,7 @@ use super::{App, Caller, Expected, keys};
 use crate::store::{Expect, Write};
 use kind::{Kind, StepContext, StepFailure};
 pub use list::JobFilter;
-pub use nics::NicAction;
+pub(crate) use nics::checked as checked_nics;
 pub use record::JobRecord;
 use record::{Claim, StepRecord};
 
@@ -58,17 +57,6 @@ pub(crate) struct Jobs {
     pub(crate) wake: Notify,
 }
 
-/// `PUT /servers/:uuid/setup`.
-#[derive(Clone, Debug, Default)]
-pub struct SetupRequest {
-    /// The server's name from now on.
-    pub hostname: Option<String>,
-    /// Interfaces and the tags they get.
-    pub nics: Option<Vec<Value>>,
-    /// Further parameters of the job, checked.
-    pub params: Map<String, Value>,
-}
-
 impl App {
     /// Sets a server up; `None` when it is set up already.
     ///
@@ -77,7 +65,7 @@ impl App {
     pub async fn job_server_setup(
         self: &Arc<Self>,
         server: ServerUuid,
-        request: SetupRequest,
+        mut params: JobParams,
         caller: &Caller,
     ) -> Result<Option<Uuid>, AppError> {
         let record = self.fleet.with(server, |entry| entry.record.clone()).flatten();
@@ -85,23 +73,18 @@ impl App {
         if record.setup {
             return Ok(None);
         }
-        let mut params = Map::from_iter([("nic_action".to_owned(), json!("update"))]);
-        if let Some(nics) = &request.nics {
-            params.insert("nics".to_owned(), nics::checked(nics)?);
-        }
-        params.extend(request.params);
+        params.nic_action = Some(NicAction::Update);
         if record.system_type.as_deref() == Some("SunOS") {
-            params.insert("reboot".to_owned(), json!(true));
+            params.setup.reboot = Some(true);
         }
-        if let Some(hostname) = request.hostname {
+        if let Some(hostname) = &params.setup.hostname {
             // Before anything is changed.
             self.fence(caller).await?;
             if let Some(running) = self.job_running(&server_setup::KIND, server).await? {
                 return Ok(Some(running));
             }
-            let rename = |record: &mut ServerRecord| record.hostname.clone_from(&hostname);
+            let rename = |record: &mut ServerRecord| record.hostname.clone_from(hostname);
             self.server_update(server, &Expected::ANY, rename).await?;
-            params.insert("hostname".to_owned(), json!(hostname));
         }
         self.job_create(&server_setup::KIND, server, params, caller).await.map(Some)
     }
@@ -113,7 +96,7 @@ impl App {
     pub async fn job_server_reboot(
         self: &Arc<Self>,
         server: ServerUuid,
-        params: Map<String, Value>,
+        params: JobParams,
         caller: &Caller,
     ) -> Result<Uuid, AppError> {
         self.job_create(&server_reboot::KIND, server, params, caller).await
@@ -126,7 +109,7 @@ impl App {
     pub async fn job_server_factory_reset(
         self: &Arc<Self>,
         server: ServerUuid,
-        params: Map<String, Value>,
+        params: JobParams,
         caller: &Caller,
     ) -> Result<Result<Uuid, usize>, AppError> {
         let vms = self.fleet.with(server, |entry| entry.vms.len()).unwrap_or(0);
@@ -144,20 +127,15 @@ impl App {
     pub async fn job_nic_update(
         self: &Arc<Self>,
         server: ServerUuid,
-        action: NicAction,
-        nics: &[Value],
-        mut params: Map<String, Value>,
+        params: JobParams,
         caller: &Caller,
     ) -> Result<Uuid, AppError> {
-        let nics = nics::checked(nics)?;
         let setup = |entry: &super::fleet::Entry| {
             entry.record.as_ref().is_some_and(|record| record.value.setup)
         };
         if !self.fleet.with(server, setup).unwrap_or(false) {
             return Err(AppError::RefusedArgument("Server is not setup".to_owned()));
         }
-        params.insert("nic_action".to_owned(), json!(action.as_str()));
-        params.insert("nics".to_owned(), nics);
         self.job_create(&nic_update::KIND, server, params, caller).await
     }
 
@@ -167,11 +145,11 @@ impl App {
         self: &Arc<Self>,
         kind: &'static Kind,
         server: ServerUuid,
-        mut params: Map<String, Value>,
+        mut params: JobParams,
         caller: &Caller,
     ) -> Result<Uuid, AppError> {
-        params.insert("server_uuid".to_owned(), json!(server));
-        params.insert("target".to_owned(), json!(server));
+        params.server_uuid = Some(server);
+        params.target = Some(server);
         if keys::encode(&params).len() > MAX_PARAMS_BYTES {
             let text = format!("with the other parameters over {MAX_PARAMS_BYTES} bytes");
             return Err(AppError::invalid("nics", text));
@@ -216,7 +194,7 @@ impl App {
         &self,
         kind: &Kind,
         server: ServerUuid,
-        params: Map<String, Value>,
+        params: JobParams,
         caller: &Caller,
     ) -> JobRecord {
         let steps = |steps: &[kind::Step]| {

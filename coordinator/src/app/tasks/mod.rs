@@ -22,15 +22,16 @@ mod table;
 use std::sync::Arc;
 use std::time::Duration;
 
+use muster_shared::api::Object;
+use muster_shared::api::task::{Task, TaskStatus};
 use muster_shared::clock::iso;
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
 use muster_shared::wire::{Code, Dispatch};
-use serde_json::{Map, Value, json};
 
 use ending::When;
 pub use history::HistoryLimits;
 pub use list::TaskFilter;
-pub use record::{Ending, Params, Refusal, TaskRecord, TaskStatus};
+pub use record::{Ending, Params, TaskRecord};
 use table::Turn;
 pub use table::{Open, Table};
 
@@ -57,7 +58,7 @@ pub struct NewTask {
     /// Its kind.
     pub task: String,
     /// Its parameters.
-    pub params: Map<String, Value>,
+    pub params: Object,
     /// Who asks for it.
     pub caller: Caller,
     /// The VM it is about.
@@ -76,10 +77,10 @@ impl App {
         self: &Arc<Self>,
         server: ServerUuid,
         task: &str,
-        params: Map<String, Value>,
+        params: Object,
         caller: &Caller,
     ) -> Result<TaskId, AppError> {
-        let vm = params.get("uuid").and_then(Value::as_str).and_then(|text| text.parse().ok());
+        let vm = params.text("uuid").and_then(|text| text.parse().ok());
         let new = NewTask { server, task: task.to_owned(), params, caller: caller.clone(), vm };
         self.task_create_new(new).await
     }
@@ -196,7 +197,7 @@ impl App {
     }
 
     /// Puts a task on the queue to its agent.
-    fn task_send(&self, open: &Open, params: Map<String, Value>) {
+    fn task_send(&self, open: &Open, params: Object) {
         let record = &open.record;
         let (id, server) = (&record.id, record.server_uuid);
         let Some(connection) = self.agents.connection(server) else { return };
@@ -204,7 +205,7 @@ impl App {
             id: id.clone(),
             req_id: record.req_id.clone(),
             task: record.task.clone(),
-            params,
+            params: params.into(),
             deadline_ms: None,
             ticket: record.ticket.clone(),
             volatile: false,
@@ -302,11 +303,10 @@ impl App {
     ///
     /// # Errors
     /// [`AppError::TaskNotFound`], [`AppError::Store`].
-    pub async fn task_get(&self, id: &TaskId) -> Result<Map<String, Value>, AppError> {
+    pub async fn task_get(&self, id: &TaskId) -> Result<Task, AppError> {
         if let Some(open) = self.tasks.get(id) {
-            let mut view = open.public();
-            view.insert("waiting_for".to_owned(), json!(self.task_waits_for(&open)));
-            return Ok(view);
+            let waiting_for = Some(self.task_waits_for(&open));
+            return Ok(Task { waiting_for, ..open.public() });
         }
         Ok(self.task_record_of(id).await?.public())
     }
@@ -338,11 +338,7 @@ impl App {
     ///
     /// # Errors
     /// As [`App::task_ended`].
-    pub async fn task_wait(
-        &self,
-        id: &TaskId,
-        timeout: Duration,
-    ) -> Result<Map<String, Value>, AppError> {
+    pub async fn task_wait(&self, id: &TaskId, timeout: Duration) -> Result<Task, AppError> {
         match self.task_ended(id, timeout).await? {
             Some(record) => Ok(record.public()),
             None => self.task_get(id).await,

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use jiff::Timestamp;
+use muster_shared::api::task::TaskStatus;
 use muster_shared::ids::TaskId;
 use object_store::path::Path;
 use object_store::{ObjectStore as _, ObjectStoreExt as _};
 
 use super::history::History;
 use super::is_conflict;
-use super::record::{TaskRecord, TaskStatus};
+use super::record::TaskRecord;
 use crate::app::error::AppError;
 use crate::app::{App, keys};
 use crate::store::{Expect, MAX_PAGE, Page, Write};
