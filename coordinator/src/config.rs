@@ -17,7 +17,7 @@ use utoipa::ToSchema;
 
 pub use allocation::{AllocationOrder, AllocatorConfig, ChangeDefaults, Dapi, HostOs};
 
-use crate::app::tasks::HistoryLimits;
+use crate::app::HistoryLimits;
 use crate::app::{AppConfig, BootSettings};
 use crate::roster::Limits;
 

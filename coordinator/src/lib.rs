@@ -13,6 +13,7 @@ pub mod blobs;
 pub mod config;
 pub mod http;
 pub mod metrics;
+pub mod planted;
 pub mod roster;
 pub mod store;
 
@@ -28,6 +29,16 @@ use muster_shared::tls::{self, TlsError};
 use crate::app::{App, AppConfig, AppError, Parts};
 use crate::config::Config;
 use crate::http::{Server, ServerSettings};
+
+/// An application, running, without its HTTP API.
+///
+/// # Errors
+/// [`AppError::Store`], [`AppError::Corrupt`]; nothing runs then.
+pub async fn start(config: AppConfig, parts: Parts) -> Result<Arc<App>, AppError> {
+    let app = App::new(config, parts);
+    background::run(&app).await?;
+    Ok(app)
+}
 
 /// Starts coordinators.
 #[derive(Debug)]
@@ -90,7 +101,7 @@ impl Coordinator {
         };
         let host_platform = Some(platform::of_this_host());
         let app = AppConfig { host_platform, ..config.app(http::hostname()) };
-        let app = App::start(app, parts).await.map_err(StartError::App)?;
+        let app = start(app, parts).await.map_err(StartError::App)?;
         let settings = ServerSettings::new(config, acceptor, log);
         let server = Server::start(Arc::clone(&app), settings, api, metrics);
         server.spawn(sweep(Arc::clone(&app)));
@@ -115,7 +126,7 @@ impl Running {
 
 /// Removes what interrupted uploads left; a failure only means that it stays for now.
 async fn sweep(app: Arc<App>) {
-    match app.sweep_images().await {
+    match app.images.sweep().await {
         Ok(0) => {}
         Ok(removed) => tracing::info!(removed, "removed files without an image"),
         Err(error) => tracing::warn!(error = %Chain(&error), "cannot look for stray files"),

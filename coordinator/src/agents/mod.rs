@@ -13,7 +13,7 @@ mod waiting;
 mod worker;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use muster_shared::api::Object;
@@ -35,6 +35,7 @@ pub use streams::StreamError;
 pub(crate) use streams::pipe;
 pub use waiting::{Answer, Reply};
 
+use crate::planted::Planted;
 use crate::roster::ConnectionId;
 use door::Door;
 use registry::Registry;
@@ -59,6 +60,8 @@ pub struct AgentsParts {
     pub advertised_urls: Vec<String>,
     /// Longest wait for a hello.
     pub hello_timeout: Duration,
+    /// What is wrong with sessions; nothing but in a test.
+    pub planted: Planted,
     /// Longest wait for the second websocket of a byte stream.
     pub stream_timeout: Duration,
 }
@@ -66,7 +69,7 @@ pub struct AgentsParts {
 /// What the application knows of its agents' connections.
 #[derive(Debug)]
 pub struct Agents {
-    incoming: Weak<dyn Incoming>,
+    incoming: OnceLock<Weak<dyn Incoming>>,
     parts: AgentsParts,
     next: AtomicU64,
     pub(crate) registry: Registry,
@@ -77,11 +80,11 @@ pub struct Agents {
 }
 
 impl Agents {
-    /// Without connections. Those that come end when nobody is left who takes what they bring.
+    /// Without connections.
     #[must_use]
-    pub fn new(incoming: Weak<dyn Incoming>, parts: AgentsParts) -> Self {
+    pub fn new(parts: AgentsParts) -> Self {
         Self {
-            incoming,
+            incoming: OnceLock::new(),
             parts,
             next: AtomicU64::new(1),
             registry: Registry::default(),
@@ -90,6 +93,11 @@ impl Agents {
             turns: Arc::default(),
             door: Door::default(),
         }
+    }
+
+    /// Says who takes what agents bring; connections end while there is nobody.
+    pub fn give_to(&self, incoming: Weak<dyn Incoming>) {
+        self.incoming.set(incoming).ok();
     }
 
     /// Takes over a control connection; the session runs until it ends or the application stops.

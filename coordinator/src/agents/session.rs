@@ -9,7 +9,7 @@
 //! end, and only then does the server's next connection begin. So a change is never left half
 //! made, and nothing overtakes it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -48,7 +48,7 @@ const VOUCH: Duration = Duration::from_millis(500);
 
 /// Runs a session to its end.
 pub(super) async fn run(agents: Arc<Agents>, connection: Connection, id: ConnectionId) {
-    let Some(incoming) = agents.incoming.upgrade() else { return };
+    let Some(incoming) = agents.incoming.get().and_then(Weak::upgrade) else { return };
     let Connection { mut sink, mut stream } = connection;
     let hello = tokio::select! {
         biased;
@@ -158,7 +158,8 @@ impl Session {
         let handle = Handle { connection: self.id, queue, end: end.clone(), info };
         self.agents.registry.insert(self.server, handle);
         let worker = Worker::new(self.clone()).run(backlog, turn).in_current_span();
-        self.agents.parts.tracker.spawn(worker);
+        let worker = self.agents.parts.tracker.spawn(worker);
+        let _planted = self.agents.parts.planted.worker(worker);
         tokio::select! {
             biased;
             () = writer.run(sink, outgoing, ending) => {}

@@ -4,8 +4,9 @@
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use super::context::Context;
 use super::error::AppError;
-use super::{App, keys};
+use super::keys;
 use crate::store::{Expect, StoreError, Write};
 
 /// The record `cluster`.
@@ -14,7 +15,7 @@ struct ClusterRecord {
     id: Uuid,
 }
 
-impl App {
+impl Context {
     /// Reads the store's name; a new store gets one.
     pub(super) async fn load_cluster(&self) -> Result<(), AppError> {
         let id = match self.stored_cluster().await? {

@@ -1,4 +1,4 @@
-//! What an [`App`](super::App) is told at its start.
+//! What the services are told at their start.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,9 +10,9 @@ use muster_shared::threads::SharedThreads;
 use object_store::ObjectStore;
 use serde_json::json;
 
-use super::platforms::RegisteredPlatform;
-use super::tasks::HistoryLimits;
-use crate::alloc::{self, HostOs};
+use super::platform::RegisteredPlatform;
+use crate::alloc::{self, HostOs, RatioPolicy, Ratios};
+use crate::planted::Planted;
 use crate::roster::Limits;
 use crate::store::SharedStore;
 
@@ -55,6 +55,17 @@ pub struct AppConfig {
     pub boot: BootSettings,
     /// How the allocator decides.
     pub allocation: AllocationConfig,
+    /// What is wrong with it; nothing but in a test.
+    pub planted: Planted,
+}
+
+/// What is kept of ended tasks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HistoryLimits {
+    /// At most so many tasks.
+    pub count: u64,
+    /// At most so many bytes of records.
+    pub bytes: u64,
 }
 
 /// How the allocator decides.
@@ -70,6 +81,17 @@ pub struct AllocationConfig {
     pub order: alloc::Order,
     /// Decisions that are kept.
     pub history: usize,
+}
+
+impl AllocationConfig {
+    /// The overprovision ratios with which capacity is computed; no server has its own.
+    #[must_use]
+    pub fn ratios(&self) -> Ratios {
+        match self.policy.ratio_policy() {
+            RatioPolicy::Forced(ratios) => ratios,
+            RatioPolicy::Own => Ratios::DEFAULT,
+        }
+    }
 }
 
 impl Default for AllocationConfig {
@@ -121,6 +143,7 @@ impl Default for AppConfig {
             host_platform: None,
             boot: BootSettings::default(),
             allocation: AllocationConfig::default(),
+            planted: Planted::default(),
         }
     }
 }

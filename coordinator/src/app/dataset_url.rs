@@ -5,14 +5,16 @@
 use std::sync::Arc;
 
 use muster_shared::api::{FieldError, Object};
-use muster_shared::ids::{ImageUuid, ServerUuid, TaskId, VmUuid};
+use muster_shared::ids::{ImageUuid, ServerUuid};
 use muster_shared::lenient::if_fits;
 use serde::Deserialize;
 use serde_json::Value;
 use url::Url;
 
+use super::context::Context;
 use super::error::AppError;
-use super::{App, Caller};
+use super::fleet::Fleet;
+use super::images::Images;
 
 /// The manifest that a client sends along, as far as it is read.
 #[derive(Deserialize)]
@@ -27,26 +29,35 @@ struct SentFile {
     compression: Option<Value>,
 }
 
-impl App {
-    /// `POST /servers/:uuid/vms`: makes a VM on a server of the client's choice from the image that
-    /// its parameters name, whose manifest stands beside; adds where the image can be had.
+/// Says where images can be had; see the module.
+#[derive(Debug)]
+pub(crate) struct Datasets {
+    ctx: Arc<Context>,
+    fleet: Arc<Fleet>,
+    images: Arc<Images>,
+}
+
+impl Datasets {
+    pub(super) fn new(ctx: Arc<Context>, fleet: Arc<Fleet>, images: Arc<Images>) -> Self {
+        Self { ctx, fleet, images }
+    }
+
+    /// Adds to the parameters of a VM where its image can be had, and what an old platform wants.
     ///
     /// # Errors
-    /// [`AppError::Invalid`]; [`AppError::Imgapi`]: its name does not resolve, or the image's
-    /// origin is unknown; as [`App::vm_create_on`].
-    pub async fn vm_create_from(
-        self: &Arc<Self>,
+    /// [`AppError::Invalid`]: they name no image, or its manifest does not stand beside;
+    /// [`AppError::Imgapi`]: its name does not resolve, or the image's origin is unknown.
+    pub(crate) async fn complete(
+        &self,
         server: ServerUuid,
-        vm: VmUuid,
-        mut params: Object,
-        caller: &Caller,
-    ) -> Result<TaskId, AppError> {
-        let (image, manifest) = image_of(&params)?;
-        self.add_hints(&mut params, &image, manifest).await?;
+        params: &mut Object,
+    ) -> Result<(), AppError> {
+        let (image, manifest) = image_of(params)?;
+        self.add_hints(params, &image, manifest).await?;
         if self.wants_default_gateway(server) {
-            add_default_gateway(&mut params);
+            add_default_gateway(params);
         }
-        self.vm_create_on(server, vm, params, caller).await
+        Ok(())
     }
 
     async fn add_hints(
@@ -55,14 +66,14 @@ impl App {
         image: &str,
         manifest: SentManifest,
     ) -> Result<(), AppError> {
-        let Some(imgapi) = &self.config.imgapi_url else { return Ok(()) };
+        let Some(imgapi) = &self.ctx.config.imgapi_url else { return Ok(()) };
         let base = resolved(imgapi).await?;
         let compression = |file: Option<SentFile>| file.and_then(|file| file.compression);
         add(params, "dataset", &base, image, compression(manifest.files.into_iter().next()));
         if let Some(origin) = manifest.origin {
             let unknown = || AppError::Imgapi("failed to fetch origin manifest".to_owned());
             let uuid: ImageUuid = origin.parse().map_err(|_| unknown())?;
-            let found = self.image(uuid).await.map_err(|error| {
+            let found = self.images.get(uuid).await.map_err(|error| {
                 tracing::warn!(%error, image_uuid = %uuid, "no manifest of an image's origin");
                 unknown()
             })?;
@@ -77,7 +88,7 @@ impl App {
 
     /// Whether the server's platform is so old that it wants `default_gateway`.
     fn wants_default_gateway(&self, server: ServerUuid) -> bool {
-        let version = self.server_sysinfo(server).sdc_version;
+        let version = self.fleet.sysinfo_of(server).sdc_version;
         let version = version.as_ref().and_then(|version| version.as_str()?.parse::<f64>().ok());
         !version.is_some_and(|version| version >= 7.0)
     }

@@ -21,8 +21,9 @@ use muster_shared::wire::Progress;
 use serde_json::{Map, Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
 
+use super::context::Context;
 use super::error::AppError;
-use super::{App, keys};
+use super::tasks::Tasks;
 use crate::store::{self, Revision, Watch, WatchEnd};
 use told::change_of;
 
@@ -184,28 +185,31 @@ pub enum Item {
 
 /// What subscriptions share.
 #[derive(Debug)]
-pub(crate) struct Events {
+pub struct Events {
+    ctx: Arc<Context>,
+    tasks: Arc<Tasks>,
     progress: broadcast::Sender<Arc<Change>>,
     places: Arc<Semaphore>,
 }
 
-impl Default for Events {
-    fn default() -> Self {
+impl Events {
+    pub(super) fn new(ctx: Arc<Context>, tasks: Arc<Tasks>) -> Self {
         Self {
+            ctx,
+            tasks,
             progress: broadcast::Sender::new(PROGRESS_BACKLOG),
             places: Arc::new(Semaphore::new(MAX_SUBSCRIPTIONS)),
         }
     }
-}
 
-impl App {
     /// A report of a running task.
-    pub(crate) fn task_progress(&self, server: ServerUuid, progress: &Progress) {
-        self.tasks.progress(server, progress);
-        if self.events.progress.receiver_count() == 0 {
+    pub(crate) fn progress(&self, server: ServerUuid, progress: &Progress) {
+        self.tasks.table.progress(server, progress);
+        if self.progress.receiver_count() == 0 {
             return;
         }
-        let Some(open) = self.tasks.get(&progress.id).filter(|o| o.record.server_uuid == server)
+        let Some(open) =
+            self.tasks.table.get(&progress.id).filter(|o| o.record.server_uuid == server)
         else {
             return;
         };
@@ -215,7 +219,7 @@ impl App {
             "event": masked(&progress.event), "timestamp": progress.ts,
         }));
         // An error means that the last reader has just left.
-        drop(self.events.progress.send(Arc::new(Change { kind: EventKind::Progress, data })));
+        drop(self.progress.send(Arc::new(Change { kind: EventKind::Progress, data })));
     }
 
     /// Subscribes to what happens from now on, or after the point where a reader was.
@@ -227,14 +231,14 @@ impl App {
         filter: EventFilter,
         after: Option<Position>,
     ) -> Result<Subscription, AppError> {
-        let place = Arc::clone(&self.events.places).try_acquire_owned();
+        let place = Arc::clone(&self.places).try_acquire_owned();
         let place = place.map_err(|_| AppError::Busy("too many readers of events".to_owned()))?;
-        let progress = self.events.progress.subscribe();
-        let now = self.store_position().await?;
+        let progress = self.progress.subscribe();
+        let now = self.position().await?;
         // A point that this store never reached is of another store.
         let known = after.filter(|after| after.revision <= now.revision);
         let from = known.unwrap_or(now);
-        let watch = self.parts.store.watch("", from.watch_from()).await?;
+        let watch = self.ctx.parts.store.watch("", from.watch_from()).await?;
         let told = if after.is_some() && known.is_none() {
             Some(Item::Reset(now, "the position is not of this store"))
         } else {
@@ -242,7 +246,7 @@ impl App {
         };
         let behind = if from.seen == u32::MAX { None } else { Some(from) };
         Ok(Subscription {
-            app: Arc::clone(self),
+            events: Arc::clone(self),
             filter,
             watch,
             commit: Vec::new().into_iter(),
@@ -254,16 +258,15 @@ impl App {
         })
     }
 
-    async fn store_position(&self) -> Result<Position, AppError> {
-        let page = self.parts.store.list(keys::BOOT_DEFAULT, None, 1).await?;
-        Ok(Position::after(page.revision))
+    async fn position(&self) -> Result<Position, AppError> {
+        Ok(Position::after(store::newest(&*self.ctx.parts.store).await?))
     }
 }
 
 /// A reader's place among the events.
 #[derive(Debug)]
 pub struct Subscription {
-    app: Arc<App>,
+    events: Arc<Events>,
     filter: EventFilter,
     watch: Watch,
     /// What is left of the commit that the watch told of last.
@@ -294,7 +297,7 @@ impl Subscription {
             }
             tokio::select! {
                 biased;
-                () = self.app.cancel.cancelled() => return None,
+                () = self.events.ctx.cancel.cancelled() => return None,
                 // Before the store, so that a task's progress comes before its end.
                 progress = self.progress.recv() => match progress {
                     Ok(change) if self.filter.fits(&change) => {
@@ -327,14 +330,14 @@ impl Subscription {
 
     /// What was missed is lost; goes on from now.
     async fn restart(&mut self) -> Option<Item> {
-        let now = match self.app.store_position().await {
+        let now = match self.events.position().await {
             Ok(now) => now,
             Err(error) => {
                 tracing::warn!(%error, "a reader of events is sent away");
                 return None;
             }
         };
-        match self.app.parts.store.watch("", now.revision).await {
+        match self.events.ctx.parts.store.watch("", now.revision).await {
             Ok(watch) => self.watch = watch,
             Err(error) => {
                 tracing::warn!(%error, "a reader of events is sent away");

@@ -6,12 +6,13 @@
 //!
 //! A file is uploaded under a name of its own and becomes the image's file when the record that
 //! names it is committed; a reader sees the old file or the new one. What a crash leaves behind
-//! is a blob without a record, which [`App::sweep_images`] removes. Deleting an image does not
+//! is a blob without a record, which [`Images::sweep`] removes. Deleting an image does not
 //! touch virtual machines made from it: agents install copies.
 
 mod upload;
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -29,8 +30,9 @@ use serde::{Deserialize, Serialize};
 
 pub use upload::FileClaim;
 
+use super::Expected;
+use super::context::Context;
 use super::image_manifest::{self, BadManifest};
-use super::{App, Expected};
 use crate::store::{Expect, MAX_PAGE, MAX_VALUE_BYTES, Record, Revision, StoreError, Write};
 
 /// Prefix of image records, and of their blobs with an `s`.
@@ -217,25 +219,31 @@ fn store_error(image: ImageUuid, source: StoreError) -> ImageError {
     }
 }
 
-impl App {
+/// The image repository; see the module.
+#[derive(Debug)]
+pub struct Images {
+    ctx: Arc<Context>,
+}
+
+impl Images {
+    pub(super) fn new(ctx: Arc<Context>) -> Self {
+        Self { ctx }
+    }
+
     /// One image.
     ///
     /// # Errors
     /// [`ImageError::NotFound`], or a failure of the store.
-    pub async fn image(&self, image: ImageUuid) -> Result<Image, ImageError> {
-        let record = self.parts().store.get(&key(image)).await;
+    pub async fn get(&self, image: ImageUuid) -> Result<Image, ImageError> {
+        let record = self.ctx.parts.store.get(&key(image)).await;
         let record = record.map_err(|source| store_error(image, source))?;
         Image::decode(&record.ok_or(ImageError::NotFound(image))?)
     }
 
     /// One image, if it is at a version that the client expects. What is written afterwards is
     /// written at this version only.
-    async fn image_expected(
-        &self,
-        image: ImageUuid,
-        expected: &Expected,
-    ) -> Result<Image, ImageError> {
-        let image = self.image(image).await?;
+    async fn expected(&self, image: ImageUuid, expected: &Expected) -> Result<Image, ImageError> {
+        let image = self.get(image).await?;
         expected.check(image.revision).map_err(|_| ImageError::Changed(image.uuid))?;
         Ok(image)
     }
@@ -244,12 +252,12 @@ impl App {
     ///
     /// # Errors
     /// A failure of the store, or a record that can't be read.
-    pub async fn images(&self, filter: &ImageFilter) -> Result<Vec<Image>, ImageError> {
+    pub async fn list(&self, filter: &ImageFilter) -> Result<Vec<Image>, ImageError> {
         let limit = filter.limit.unwrap_or(MAX_IMAGES).min(MAX_IMAGES);
         let mut after = filter.marker.map(key);
         let mut images = Vec::new();
         loop {
-            let page = self.parts().store.list(RECORD_PREFIX, after.as_deref(), MAX_PAGE).await;
+            let page = self.ctx.parts.store.list(RECORD_PREFIX, after.as_deref(), MAX_PAGE).await;
             let page =
                 page.map_err(|source| ImageError::Store { image: "(list)".to_owned(), source })?;
             for record in &page.records {
@@ -272,13 +280,13 @@ impl App {
     ///
     /// # Errors
     /// [`ImageError::Manifest`], [`ImageError::Exists`], or a failure of the store.
-    pub async fn image_create(&self, manifest: Object) -> Result<Image, ImageError> {
-        let fresh = || self.parts().entropy.uuid().into();
+    pub async fn create(&self, manifest: Object) -> Result<Image, ImageError> {
+        let fresh = || self.ctx.parts.entropy.uuid().into();
         let manifest = image_manifest::accept(manifest, fresh).map_err(ImageError::Manifest)?;
         let uuid = manifest.uuid;
         let image = Image { uuid, manifest, revision: Revision::default(), blob: None };
         let write = image.write(Expect::Absent)?;
-        match self.parts().store.commit(vec![write]).await {
+        match self.ctx.parts.store.commit(vec![write]).await {
             Ok(revision) => Ok(Image { revision, ..image }),
             Err(StoreError::Conflict { .. }) => Err(ImageError::Exists(uuid)),
             Err(source) => Err(store_error(uuid, source)),
@@ -287,7 +295,7 @@ impl App {
 
     async fn replace(&self, image: Image) -> Result<Image, ImageError> {
         let write = image.write(Expect::At(image.revision))?;
-        let revision = self.parts().store.commit(vec![write]).await;
+        let revision = self.ctx.parts.store.commit(vec![write]).await;
         let revision = revision.map_err(|source| store_error(image.uuid, source))?;
         Ok(Image { revision, ..image })
     }
@@ -297,12 +305,12 @@ impl App {
     /// # Errors
     /// [`ImageError::NoFile`], [`ImageError::NotFound`], [`ImageError::Changed`], or a failure of
     /// the store.
-    pub async fn image_activate(
+    pub async fn activate(
         &self,
         image: ImageUuid,
         expected: &Expected,
     ) -> Result<Image, ImageError> {
-        let mut image = self.image_expected(image, expected).await?;
+        let mut image = self.expected(image, expected).await?;
         if image.is_active() {
             return Ok(image);
         }
@@ -310,7 +318,7 @@ impl App {
             return Err(ImageError::NoFile(image.uuid));
         }
         image.manifest.state = ImageState::Active;
-        let now = iso(self.parts().clock.wall());
+        let now = iso(self.ctx.parts.clock.wall());
         image.manifest.published_at.get_or_insert(now);
         self.replace(image).await
     }
@@ -319,14 +327,10 @@ impl App {
     ///
     /// # Errors
     /// [`ImageError::NotFound`], [`ImageError::Changed`], or a failure of the store.
-    pub async fn image_delete(
-        &self,
-        image: ImageUuid,
-        expected: &Expected,
-    ) -> Result<(), ImageError> {
-        let image = self.image_expected(image, expected).await?;
+    pub async fn delete(&self, image: ImageUuid, expected: &Expected) -> Result<(), ImageError> {
+        let image = self.expected(image, expected).await?;
         let write = Write::delete(key(image.uuid), Expect::At(image.revision));
-        let deleted = self.parts().store.commit(vec![write]).await;
+        let deleted = self.ctx.parts.store.commit(vec![write]).await;
         deleted.map_err(|source| store_error(image.uuid, source))?;
         if let Some(blob) = &image.blob {
             self.drop_blob(blob).await;
@@ -338,8 +342,8 @@ impl App {
     ///
     /// # Errors
     /// [`ImageError::NoFile`], [`ImageError::NotFound`], or a failure of the store.
-    pub async fn image_file(&self, image: ImageUuid) -> Result<ImageFile, ImageError> {
-        let record = self.image(image).await?;
+    pub async fn file(&self, image: ImageUuid) -> Result<ImageFile, ImageError> {
+        let record = self.get(image).await?;
         let blob = record.blob.as_deref().ok_or(ImageError::NoFile(image))?;
         let file = record.manifest.files.first();
         let Some((size_bytes, sha256)) = file.and_then(|file| file.size.zip(file.sha256.clone()))
@@ -353,21 +357,21 @@ impl App {
     ///
     /// # Errors
     /// [`ImageError::Blob`] when the object store can't open it.
-    pub async fn image_read(
+    pub async fn read(
         &self,
         file: &ImageFile,
         range: std::ops::Range<u64>,
     ) -> Result<BoxStream<'static, io::Result<Bytes>>, ImageError> {
         let failed = |source| ImageError::Blob { action: "read", image: file.image, source };
         let options = GetOptions { range: Some(GetRange::Bounded(range)), ..GetOptions::default() };
-        let found = self.parts().blobs.get_opts(&file.path, options).await.map_err(failed)?;
+        let found = self.ctx.parts.blobs.get_opts(&file.path, options).await.map_err(failed)?;
         Ok(found.into_stream().map_err(io::Error::other).boxed())
     }
 
     /// Removes a blob that no record names any more. A failure is only logged: the sweep comes
     /// again.
     async fn drop_blob(&self, name: &str) {
-        match self.parts().blobs.delete(&Path::from(name)).await {
+        match self.ctx.parts.blobs.delete(&Path::from(name)).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
             Err(error) => {
                 tracing::warn!(blob = name, error = %Chain(&error), "cannot remove a file");
@@ -380,8 +384,8 @@ impl App {
     ///
     /// # Errors
     /// A failure of the object store or of the store.
-    pub async fn sweep_images(&self) -> Result<usize, ImageError> {
-        let list = self.parts().blobs.list(Some(&Path::from(BLOB_PREFIX)));
+    pub async fn sweep(&self) -> Result<usize, ImageError> {
+        let list = self.ctx.parts.blobs.list(Some(&Path::from(BLOB_PREFIX)));
         let mut orphans = std::pin::pin!(self.orphans(list));
         let mut removed = 0;
         while let Some(name) = orphans.next().await {
@@ -395,7 +399,7 @@ impl App {
         &'a self,
         list: BoxStream<'a, object_store::Result<object_store::ObjectMeta>>,
     ) -> impl Stream<Item = Result<String, ImageError>> + 'a {
-        let old = self.parts().clock.wall().saturating_sub(ORPHAN_AGE);
+        let old = self.ctx.parts.clock.wall().saturating_sub(ORPHAN_AGE);
         let old = old.unwrap_or(Timestamp::MIN);
         list.filter_map(move |found| async move {
             let failed = |source| ImageError::Blob {
@@ -412,7 +416,7 @@ impl App {
             }
             let name = found.location.to_string();
             let image: ImageUuid = name.split('/').nth(1)?.parse().ok()?;
-            match self.image(image).await {
+            match self.get(image).await {
                 Ok(image) if image.blob.as_deref() == Some(name.as_str()) => None,
                 Ok(_) | Err(ImageError::NotFound(_)) => Some(Ok(name)),
                 Err(error) => Some(Err(error)),

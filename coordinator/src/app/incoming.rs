@@ -10,31 +10,47 @@ use muster_shared::wire::status::Report;
 use muster_shared::wire::{Code, Progress, Sysinfo, TaskResult};
 use uuid::Uuid;
 
-use super::App;
+use super::context::Context;
+use super::events::Events;
+use super::fleet::Fleet;
+use super::reports::Reports;
+use super::roster::Roster;
+use super::tasks::Tasks;
 use crate::agents::{Incoming, Known};
 use crate::roster::ConnectionId;
 
+/// Where what agents bring goes.
+#[derive(Debug)]
+pub(super) struct FromAgents {
+    pub(super) ctx: Arc<Context>,
+    pub(super) events: Arc<Events>,
+    pub(super) fleet: Arc<Fleet>,
+    pub(super) reports: Arc<Reports>,
+    pub(super) roster: Arc<Roster>,
+    pub(super) tasks: Arc<Tasks>,
+}
+
 #[async_trait]
-impl Incoming for App {
+impl Incoming for FromAgents {
     fn connected(&self, server: ServerUuid, connection: ConnectionId) {
-        let now = self.parts.clock.monotonic();
+        let now = self.ctx.now();
         self.roster.lock().connected(server, connection, now);
-        let wall = self.parts.clock.wall();
+        let wall = self.ctx.wall();
         self.fleet.update(server, |entry| entry.last_heartbeat = Some(wall));
         self.roster.wake.notify_one();
     }
 
     fn closed(&self, server: ServerUuid, connection: ConnectionId) {
         // A coordinator that stops says nothing of its agents.
-        if !self.cancel.is_cancelled() {
-            let now = self.parts.clock.monotonic();
+        if !self.ctx.cancel.is_cancelled() {
+            let now = self.ctx.now();
             self.roster.lock().closed(server, connection, now);
             self.roster.wake.notify_one();
         }
     }
 
     fn heard(&self, server: ServerUuid, connection: ConnectionId) {
-        let now = self.parts.clock.monotonic();
+        let now = self.ctx.now();
         let mut roster = self.roster.lock();
         let before = roster.wanted(server);
         roster.heard(server, connection, now);
@@ -44,15 +60,15 @@ impl Incoming for App {
     }
 
     fn cluster(&self) -> Option<Uuid> {
-        Self::cluster(self)
+        self.ctx.cluster()
     }
 
     fn hears(&self, server: ServerUuid, connection: ConnectionId) -> bool {
-        self.roster.lock().hears(server, connection, self.parts.clock.monotonic())
+        self.roster.lock().hears(server, connection, self.ctx.now())
     }
 
     fn heartbeat(&self, server: ServerUuid, clock_skew_ms: Option<i64>) {
-        let now = self.parts.clock.wall();
+        let now = self.ctx.wall();
         self.fleet.note(server, |entry| {
             entry.last_heartbeat = Some(now);
             entry.clock_skew_ms = clock_skew_ms;
@@ -62,31 +78,31 @@ impl Incoming for App {
     fn known(&self, server: ServerUuid) -> Known {
         let hash = self.fleet.with(server, |entry| entry.sysinfo_hash.clone());
         Known {
-            open_task_ids: self.tasks.of_server(server),
+            open_task_ids: self.tasks.table.of_server(server),
             sysinfo_hash: hash.unwrap_or_default(),
         }
     }
 
     fn status(&self, server: ServerUuid, report: Report) {
-        self.status_report(server, report);
+        self.reports.status(server, report);
     }
 
     fn accepted(&self, server: ServerUuid, id: &TaskId) {
-        self.task_accepted(server, id);
+        self.tasks.accepted(server, id);
     }
 
     fn progress(&self, server: ServerUuid, progress: &Progress) {
-        self.task_progress(server, progress);
+        self.events.progress(server, progress);
     }
 
     async fn sysinfo(self: Arc<Self>, server: ServerUuid, sysinfo: Sysinfo) -> Result<(), String> {
-        self.sysinfo_from_agent(server, sysinfo).await.map_err(|error| Chain(&error).to_string())
+        self.reports.sysinfo(server, sysinfo).await.map_err(|error| Chain(&error).to_string())
     }
 
     async fn result(self: Arc<Self>, server: ServerUuid, result: TaskResult, answered: bool) {
         // The answer to a query belongs to whoever asked, and to nobody else.
-        if !answered || self.tasks.get(&result.id).is_some() {
-            self.task_result(server, result).await;
+        if !answered || self.tasks.table.get(&result.id).is_some() {
+            self.tasks.result(server, result).await;
         }
     }
 
@@ -98,13 +114,19 @@ impl Incoming for App {
         message: &str,
     ) -> bool {
         // About some message that names the task, not about the task itself.
-        let accepted = || self.tasks.get(&id).is_some_and(|open| open.accepted());
+        let accepted = || self.tasks.table.get(&id).is_some_and(|open| open.accepted());
         if *code == Code::UnknownKind || (*code == Code::Malformed && accepted()) {
             return false;
         }
-        self.task_refused(server, &id, code, message).await;
-        // Ended, or moved to another server.
-        let stored = self.task_record_of(&id).await;
-        stored.is_ok_and(|task| task.status != TaskStatus::Active || task.server_uuid != server)
+        self.tasks.refused(server, &id, code, message).await;
+        match self.tasks.table.get(&id) {
+            // Moved to another server or not. Memory knows what is durable; who reads the store
+            // may see a commit that a power cut takes back.
+            Some(open) => open.record.server_uuid != server,
+            None => {
+                let stored = self.tasks.record_of(&id).await;
+                stored.is_ok_and(|task| task.status != TaskStatus::Active)
+            }
+        }
     }
 }

@@ -26,7 +26,7 @@ pub(crate) const PLACERS: &str = "placer/";
 pub(crate) const PLACER_ROLL: &str = "placer/roll";
 pub(crate) const RESERVATIONS: &str = "reserve/";
 pub(crate) const ALLOCATIONS: &str = "allocation/";
-pub(crate) const BOOT_DEFAULT: &str = "boot/default";
+pub(crate) const BOOT: &str = "boot/";
 pub(crate) const JOBS: &str = "job/";
 /// Which job of a kind runs on a server.
 pub(crate) const JOB_GUARDS: &str = "jobrun/";
@@ -86,18 +86,6 @@ pub(crate) fn queue(name: &QueueName) -> String {
 
 pub(crate) fn reservation(vm: VmUuid) -> String {
     format!("{RESERVATIONS}{vm}")
-}
-
-pub(crate) fn allocation(id: uuid::Uuid) -> String {
-    format!("{ALLOCATIONS}{id}")
-}
-
-pub(crate) fn job(uuid: uuid::Uuid) -> String {
-    format!("{JOBS}{uuid}")
-}
-
-pub(crate) fn job_guard(server: ServerUuid, name: &str) -> String {
-    format!("{JOB_GUARDS}{server}/{name}")
 }
 
 pub(crate) fn member(instance: &str) -> String {

@@ -1,35 +1,36 @@
-//! The application: everything the coordinator does, without any HTTP.
-//!
-//! [`App::start`] reads what is stored, then the jobs of `background` run until
-//! [`App::shutdown`]. Agents come in through [`App::agents`], requests through the methods of the
-//! files here, one per resource.
+//! The application: everything the coordinator does, without any HTTP. Each service is a module
+//! here that owns its state and is given what it uses when it is made; this file only puts them
+//! together.
 
-mod agent_calls;
-mod allocate;
-pub mod boot;
+mod boot;
 mod caller;
 mod cluster;
 mod config;
+mod context;
 pub(crate) mod dataset_url;
+mod decisions;
 mod error;
 pub mod events;
 mod expected;
 pub mod fields;
-pub mod figures;
 pub mod fleet;
-mod fleet_feed;
+pub mod image_manifest;
+pub mod images;
 mod incoming;
 pub mod jobs;
 pub(crate) mod keys;
-mod place;
-mod placing;
-pub mod platforms;
+mod nodes;
+mod placement;
+pub mod platform;
+mod platforms;
 mod posted;
-pub(crate) mod recovery;
+mod records;
+mod recovery;
+mod reports;
 mod roster;
-pub(crate) mod server_update;
+mod server_update;
+mod server_view;
 mod servers;
-mod status;
 pub mod tasks;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -38,192 +39,196 @@ mod vm_request;
 mod vms;
 mod why;
 
-pub mod image_manifest;
-pub mod images;
-
 use std::fmt;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 
-use muster_shared::ids::ServerUuid;
-use parking_lot::Mutex;
-use prometheus_client::metrics::counter::Counter;
-use tokio::sync::Notify;
-use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
-use tracing::Instrument as _;
-use uuid::Uuid;
-
-pub use allocate::{Ask, Decided};
+pub use boot::{Boot, BootChange, BootOwner, Mode};
 pub use caller::Caller;
-pub use config::{AllocationConfig, AppConfig, BootSettings, Parts};
+pub use config::{AllocationConfig, AppConfig, BootSettings, HistoryLimits, Parts};
+pub use context::Context;
+pub use decisions::Decisions;
 pub use error::AppError;
 pub use expected::Expected;
-pub use place::Placed;
-pub use servers::ServerFilter;
+pub use placement::{Ask, Decided, Placed, Placement};
+pub use platform::RegisteredPlatform;
+pub use recovery::RecoveryRequest;
+pub(crate) use server_update::ServerUpdate;
+pub use servers::{ServerFilter, Servers};
 pub use vms::VmFilter;
 
 use crate::agents::{Agents, AgentsParts, Incoming, Reason};
-use crate::background;
-use crate::metrics::{Metrics, StaticLabels};
-use crate::store::{Counted, Feed, Follow, LeaseId, StoreError};
+use crate::metrics::Metrics;
+use crate::store::Follow;
+use dataset_url::Datasets;
+use events::Events;
 use fleet::Fleet;
-use placing::Placement;
+use images::Images;
+use incoming::FromAgents;
+use jobs::Jobs;
+use nodes::Nodes;
+use platforms::PlatformCatalog;
+use reports::Reports;
 use roster::Roster;
-use tasks::Table;
+use tasks::{AtEnd, Tasks};
 use tickets::Tickets;
+use why::Why;
 
-/// What the preconditions of an endpoint ask about a server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ServerGate {
-    /// Its stored status is exactly `running`.
-    pub running: bool,
-}
-
-/// What the application counts.
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    pub(crate) status_writes: Counter,
-    pub(crate) tasks_created: Counter,
-    pub(crate) tasks_ended: Counter,
-    pub(crate) status_reports: Counter,
-    pub(crate) store_commits: Counter,
-}
-
-/// The application.
+/// The services.
 pub struct App {
-    pub(crate) parts: Parts,
-    pub(crate) config: AppConfig,
-    pub(crate) metrics: Metrics,
-    pub(crate) counters: Counters,
-    /// What feeds the indices in memory.
-    pub(crate) feed: Feed,
-    pub(crate) fleet: Arc<Fleet>,
-    pub(crate) roster: Arc<Roster>,
-    /// A VM record may have to be written.
-    pub(crate) vms_wake: Notify,
-    pub(crate) lease: Mutex<LeaseId>,
+    pub(crate) ctx: Arc<Context>,
     pub(crate) agents: Arc<Agents>,
-    pub(crate) tasks: Arc<Table>,
-    pub(crate) jobs: jobs::Jobs,
-    pub(crate) events: events::Events,
-    pub(crate) tickets: Tickets,
-    pub(crate) placing: Arc<Placement>,
-    pub(crate) decisions: allocate::Decisions,
-    pub(crate) tracker: TaskTracker,
-    pub(crate) cancel: CancellationToken,
-    pub(crate) failed: CancellationToken,
-    cluster: OnceLock<Uuid>,
+    pub(crate) boot: Arc<Boot>,
+    pub(crate) datasets: Datasets,
+    pub(crate) decisions: Arc<Decisions>,
+    pub(crate) events: Arc<Events>,
+    pub(crate) fleet: Arc<Fleet>,
+    pub(crate) images: Arc<Images>,
+    pub(crate) jobs: Arc<Jobs>,
+    pub(crate) nodes: Arc<Nodes>,
+    pub(crate) placement: Arc<Placement>,
+    pub(crate) platforms: Arc<PlatformCatalog>,
+    pub(crate) reports: Arc<Reports>,
+    pub(crate) roster: Arc<Roster>,
+    pub(crate) servers: Servers,
+    /// Tasks.
+    pub tasks: Arc<Tasks>,
+    pub(crate) tickets: Arc<Tickets>,
+    pub(crate) why: Why,
+    /// Agents hold it weakly.
+    _from_agents: Arc<FromAgents>,
 }
 
 impl fmt::Debug for App {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "App({})", self.parts.instance)
+        write!(f, "App({})", self.ctx.parts.instance)
     }
 }
 
 impl App {
-    /// Builds the application; nothing is read and nothing runs yet.
+    /// Puts the services together; nothing is read and nothing runs yet.
     #[must_use]
-    pub fn new(config: AppConfig, mut parts: Parts) -> Arc<Self> {
-        let metrics = Metrics::new(&StaticLabels {
-            datacenter: config.datacenter.clone(),
-            instance: parts.instance.clone(),
-            server: config.hostname.clone(),
-        });
-        let counters = Counters::default();
-        for (name, help, counter) in [
-            ("status_writes", "Writes of a server's status", &counters.status_writes),
-            ("tasks_created", "Tasks made", &counters.tasks_created),
-            ("tasks_ended", "Tasks ended", &counters.tasks_ended),
-            ("status_reports", "Status reports taken over", &counters.status_reports),
-            ("store_commits", "Commits to the store", &counters.store_commits),
-        ] {
-            metrics.register(name, help, counter.clone());
-        }
-        parts.store = Arc::new(Counted::new(parts.store, counters.store_commits.clone()));
-        let feed = Feed::new(Arc::clone(&parts.store));
-        let damaged = feed.damaged().count.clone();
-        metrics.register("damaged_records", "Records of the store that can't be read", damaged);
-        let clock = || Arc::clone(&parts.clock);
-        let fleet = Arc::new(Fleet::new(clock()));
-        let (instance, of_fleet) = (&parts.instance, Arc::clone(&fleet));
-        let placing = Placement::new(&config.allocation, instance, of_fleet, clock());
-        let (tracker, cancel) = (TaskTracker::new(), CancellationToken::new());
-        let agents = AgentsParts {
-            clock: parts.clock.clone(),
-            entropy: parts.entropy.clone(),
-            tracker: tracker.clone(),
-            cancel: cancel.clone(),
-            instance: parts.instance.clone(),
-            advertised_urls: config.advertised_urls.clone(),
-            hello_timeout: config.hello_timeout,
-            stream_timeout: config.stream_timeout,
+    pub fn new(config: AppConfig, parts: Parts) -> Arc<Self> {
+        let ctx = Context::new(config, parts);
+        let c = || Arc::clone(&ctx);
+        let agents = Arc::new(Agents::new(agents_parts(&ctx)));
+        let fleet = Arc::new(Fleet::new(c()));
+        let roster = Arc::new(Roster::new(c()));
+        let tickets = Arc::new(Tickets::new(c()));
+        let tasks = Arc::new(Tasks::new(c(), agents.clone(), tickets.clone()));
+        let decisions = Arc::new(Decisions::new(c()));
+        let placement = Placement::new(
+            c(),
+            agents.clone(),
+            fleet.clone(),
+            tickets.clone(),
+            tasks.clone(),
+            decisions.clone(),
+        );
+        tasks.at_end(Arc::downgrade(&placement) as Weak<dyn AtEnd>);
+        let nodes = Arc::new(Nodes::new(
+            c(),
+            agents.clone(),
+            fleet.clone(),
+            tasks.clone(),
+            tickets.clone(),
+        ));
+        let platforms = Arc::new(PlatformCatalog::new(c(), fleet.clone()));
+        let boot = Arc::new(Boot::new(c(), fleet.clone(), platforms.clone()));
+        let images = Arc::new(Images::new(c()));
+        let datasets = Datasets::new(c(), fleet.clone(), images.clone());
+        let events = Arc::new(Events::new(c(), tasks.clone()));
+        let reports =
+            Reports::new(c(), agents.clone(), fleet.clone(), roster.clone(), boot.clone());
+        let reports = Arc::new(reports);
+        let jobs = Arc::new(Jobs::new(
+            c(),
+            agents.clone(),
+            fleet.clone(),
+            nodes.clone(),
+            reports.clone(),
+            tasks.clone(),
+            tickets.clone(),
+        ));
+        let servers = Servers {
+            ctx: c(),
+            fleet: fleet.clone(),
+            roster: roster.clone(),
+            placement: placement.clone(),
+            boot: boot.clone(),
+            platforms: platforms.clone(),
+            tasks: tasks.clone(),
+            tickets: tickets.clone(),
+            nodes: nodes.clone(),
         };
-        let app = Arc::new_cyclic(|app: &Weak<Self>| Self {
-            roster: Arc::new(Roster::new(config.roster, Arc::clone(&parts.clock))),
-            agents: Arc::new(Agents::new(app.clone() as Weak<dyn Incoming>, agents)),
-            metrics,
-            counters,
-            feed,
-            fleet,
-            vms_wake: Notify::new(),
-            lease: Mutex::new(LeaseId(0)),
-            tasks: Arc::new(Table::new(Arc::clone(&parts.clock))),
-            jobs: jobs::Jobs::default(),
-            events: events::Events::default(),
-            tickets: Tickets::new(),
-            placing: Arc::new(placing),
-            decisions: allocate::Decisions::default(),
-            tracker,
-            cancel,
-            failed: CancellationToken::new(),
-            cluster: OnceLock::new(),
-            parts,
-            config,
+        let why = Why {
+            ctx: c(),
+            agents: agents.clone(),
+            fleet: fleet.clone(),
+            roster: roster.clone(),
+            tasks: tasks.clone(),
+            tickets: tickets.clone(),
+        };
+        let from_agents = Arc::new(FromAgents {
+            ctx: c(),
+            fleet: fleet.clone(),
+            roster: roster.clone(),
+            tasks: tasks.clone(),
+            events: events.clone(),
+            reports: reports.clone(),
         });
+        agents.give_to(Arc::downgrade(&from_agents) as Weak<dyn Incoming>);
         for (name, help, reason) in [
             ("agents_duplicate", "Agents turned away as second ones", Reason::Duplicate),
             ("agents_foreign", "Agents turned away as another cluster's", Reason::Foreign),
         ] {
-            app.metrics.register(name, help, app.agents.turned_away_total(reason).clone());
+            ctx.metrics.register(name, help, agents.turned_away_total(reason).clone());
         }
-        app
+        Arc::new(Self {
+            ctx,
+            agents,
+            boot,
+            datasets,
+            decisions,
+            events,
+            fleet,
+            images,
+            jobs,
+            nodes,
+            placement,
+            platforms,
+            reports,
+            roster,
+            servers,
+            tasks,
+            tickets,
+            why,
+            _from_agents: from_agents,
+        })
     }
 
-    /// Builds the application, reads what is stored and starts its jobs.
+    /// Reads what is stored; from then on the store's feed keeps memory in step.
     ///
     /// # Errors
-    /// [`AppError::Store`], [`AppError::Corrupt`]; nothing runs then.
-    pub async fn start(config: AppConfig, parts: Parts) -> Result<Arc<Self>, AppError> {
-        let app = Self::new(config, parts);
-        app.run().await?;
-        Ok(app)
-    }
-
-    /// Reads what is stored and starts the jobs of an application made by [`App::new`].
-    ///
-    /// # Errors
-    /// [`AppError::Store`], [`AppError::Corrupt`]; nothing runs then.
-    pub async fn run(self: &Arc<Self>) -> Result<(), AppError> {
-        self.load_cluster().await?;
-        self.placer_enrol().await?;
+    /// [`AppError::Store`], [`AppError::Corrupt`].
+    pub async fn load(&self) -> Result<(), AppError> {
+        self.ctx.load_cluster().await?;
+        self.placement.enrol().await?;
+        let feed = &self.ctx.feed;
         // In this order each commit is shown: who is told that a task has ended finds its VM.
-        self.feed.add(Arc::clone(&self.fleet) as Arc<dyn Follow>);
-        self.feed.add(Arc::clone(&self.roster) as Arc<dyn Follow>);
-        self.feed.add(self.tickets.follower());
-        self.feed.add(Arc::clone(&self.placing) as Arc<dyn Follow>);
-        self.feed.add(Arc::clone(&self.tasks) as Arc<dyn Follow>);
-        self.feed.load().await?;
-        self.load_history().await?;
-        self.boot_found().await?;
-        background::join(self).await?;
-        background::start(self);
+        feed.add(Arc::clone(&self.fleet) as Arc<dyn Follow>);
+        feed.add(Arc::clone(&self.roster) as Arc<dyn Follow>);
+        feed.add(self.tickets.follower());
+        let planted = &self.ctx.config.planted;
+        feed.add(planted.follower(self.placement.follower()));
+        feed.add(Arc::clone(&self.decisions) as Arc<dyn Follow>);
+        feed.add(planted.follower(self.tasks.follower()));
+        feed.load().await?;
+        self.boot.found().await?;
         tracing::info!(
             servers = self.fleet.registered().len(),
             vms = self.fleet.vm_count(),
-            open_tasks = self.tasks.len(),
-            "application started"
+            open_tasks = self.tasks.table.len(),
+            "application loaded"
         );
         Ok(())
     }
@@ -231,58 +236,52 @@ impl App {
     /// Stops everything: agents are told to come back, jobs end. What is not stored is lost, and
     /// is nothing that was acknowledged.
     pub async fn shutdown(&self) {
-        self.cancel.cancel();
-        self.tracker.close();
-        self.tracker.wait().await;
-        let lease = *self.lease.lock();
-        if let Err(error) = self.parts.store.revoke(lease).await {
+        self.ctx.cancel.cancel();
+        self.ctx.tracker.close();
+        self.ctx.tracker.wait().await;
+        self.ctx.stopped.cancel();
+        let lease = *self.ctx.lease.lock();
+        if let Err(error) = self.ctx.parts.store.revoke(lease).await {
             tracing::debug!(%error, "the lease runs out by itself");
         }
     }
 
-    /// Runs work that must come to its end whatever becomes of who asked for it;
-    /// [`App::shutdown`] waits for it.
-    pub(crate) fn spawn<F>(&self, work: F) -> JoinHandle<F::Output>
-    where
-        F: Future<Output: Send> + Send + 'static,
-    {
-        self.tracker.spawn(work.in_current_span())
-    }
-
-    /// Returns when a job has ended on its own, after which the process must end.
+    /// Returns when a background job has ended on its own, after which the process must end.
     pub async fn failed(&self) {
-        self.failed.cancelled().await;
+        self.ctx.failed.cancelled().await;
     }
 
     /// The doors.
     pub fn parts(&self) -> &Parts {
-        &self.parts
+        &self.ctx.parts
     }
 
     /// The settings.
     pub fn config(&self) -> &AppConfig {
-        &self.config
+        &self.ctx.config
     }
 
     /// The metrics.
     pub fn metrics(&self) -> &Metrics {
-        &self.metrics
+        &self.ctx.metrics
     }
 
     /// The connected agents.
     pub fn agents(&self) -> &Arc<Agents> {
         &self.agents
     }
+}
 
-    /// What the preconditions S and R need to know; `None` when there is no such server.
-    ///
-    /// # Errors
-    /// [`StoreError::Unavailable`].
-    pub async fn server_gate(&self, server: ServerUuid) -> Result<Option<ServerGate>, StoreError> {
-        let gate = self.fleet.with(server, |entry| {
-            let running = entry.stored_status() == "running";
-            entry.record.as_ref().map(|_| ServerGate { running })
-        });
-        Ok(gate.flatten())
+fn agents_parts(ctx: &Context) -> AgentsParts {
+    AgentsParts {
+        clock: ctx.parts.clock.clone(),
+        entropy: ctx.parts.entropy.clone(),
+        tracker: ctx.tracker.clone(),
+        cancel: ctx.cancel.clone(),
+        instance: ctx.parts.instance.clone(),
+        advertised_urls: ctx.config.advertised_urls.clone(),
+        hello_timeout: ctx.config.hello_timeout,
+        planted: ctx.config.planted.clone(),
+        stream_timeout: ctx.config.stream_timeout,
     }
 }

@@ -6,8 +6,8 @@ use muster_shared::ids::ServerUuid;
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::App;
 use super::error::AppError;
+use super::fleet::Fleet;
 
 /// Since this version `cn-agent` knows recovery configurations.
 const RECOVERY_SINCE: Version = (2, 13, 0);
@@ -30,11 +30,11 @@ pub struct RecoveryRequest<'a> {
     pub token: Option<&'a str>,
 }
 
-impl App {
+impl Fleet {
     /// What the sysinfo of a server says; nothing when there is none.
     #[must_use]
-    pub fn server_sysinfo(&self, server: ServerUuid) -> Sysinfo {
-        let document = self.fleet.with(server, |entry| entry.sysinfo()).unwrap_or_default();
+    pub fn sysinfo_of(&self, server: ServerUuid) -> Sysinfo {
+        let document = self.with(server, |entry| entry.sysinfo()).unwrap_or_default();
         document.read().unwrap_or_default()
     }
 
@@ -58,7 +58,7 @@ impl App {
 
     /// The version of a server's `cn-agent` if it is older than `least`, or `unknown`.
     pub fn outdated_cn_agent(&self, server: ServerUuid, least: Version) -> Option<String> {
-        let agents = self.fleet.with(server, |entry| {
+        let agents = self.with(server, |entry| {
             entry.record.as_ref().and_then(|record| record.value.agents.clone())
         });
         let installed = cn_agent_version(&agents.flatten().unwrap_or_default());
@@ -80,7 +80,7 @@ impl App {
     ) -> Result<(), AppError> {
         check_request(request)?;
         self.require_cn_agent(server, "recovery_config", RECOVERY_SINCE)?;
-        check_pool(server, &self.server_sysinfo(server), request)
+        check_pool(server, &self.sysinfo_of(server), request)
     }
 }
 

@@ -1,30 +1,31 @@
 //! Who is alive, as this coordinator hears it, and what the store says of it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use async_trait::async_trait;
-use muster_shared::clock::SharedClock;
 use muster_shared::ids::ServerUuid;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
+use super::context::Context;
 use super::keys;
-use crate::roster::{Limits, Liveness, RosterRecord};
+use crate::roster::{Liveness, RosterRecord};
 use crate::store::{Damaged, Event, Follow, Record, Store, StoreError, read_all};
 
 /// The state machine, and what wakes the writer of statuses.
 #[derive(Debug)]
 pub(crate) struct Roster {
+    ctx: Arc<Context>,
     liveness: Mutex<Liveness>,
-    clock: SharedClock,
     /// A status may have to be written.
     pub(crate) wake: Notify,
 }
 
 impl Roster {
-    pub(crate) fn new(limits: Limits, clock: SharedClock) -> Self {
-        let now = clock.monotonic();
-        Self { liveness: Mutex::new(Liveness::new(limits, now)), clock, wake: Notify::new() }
+    pub(crate) fn new(ctx: Arc<Context>) -> Self {
+        let liveness = Mutex::new(Liveness::new(ctx.config.roster, ctx.now()));
+        Self { ctx, liveness, wake: Notify::new() }
     }
 
     /// The state machine.
@@ -44,7 +45,7 @@ impl Follow for Roster {
     }
 
     fn reset(&self, records: &BTreeMap<String, Record>, damaged: &Damaged) {
-        let now = self.clock.monotonic();
+        let now = self.ctx.now();
         let mut liveness = self.liveness.lock();
         let mut gone = liveness.servers();
         for record in records.values() {

@@ -10,9 +10,10 @@ use muster_shared::ids::ServerUuid;
 use serde::Deserialize;
 use serde_json::{Number, Value};
 
+use super::Caller;
 use super::error::AppError;
 use super::expected::Expected;
-use super::{App, Caller};
+use super::servers::Servers;
 use crate::agents::Query;
 
 /// Longest wait for the agent that takes over ratios.
@@ -23,26 +24,26 @@ const RATIOS: [&str; 5] = ["cpu", "ram", "disk", "io", "net"];
 /// A change of a server's record; `None`: it stays as it is.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub struct ServerUpdate {
-    pub agents: Option<Vec<Value>>,
-    pub boot_params: Option<Object>,
+pub(crate) struct ServerUpdate {
+    pub(crate) agents: Option<Vec<Value>>,
+    pub(crate) boot_params: Option<Object>,
     /// Sent to the agent, not stored.
-    pub overprovision_ratios: Option<Object>,
-    pub traits: Option<Object>,
-    pub boot_platform: Option<String>,
-    pub comments: Option<String>,
-    pub datacenter: Option<String>,
-    pub default_console: Option<String>,
-    pub next_reboot: Option<String>,
-    pub rack_identifier: Option<String>,
-    pub serial: Option<String>,
+    pub(crate) overprovision_ratios: Option<Object>,
+    pub(crate) traits: Option<Object>,
+    pub(crate) boot_platform: Option<String>,
+    pub(crate) comments: Option<String>,
+    pub(crate) datacenter: Option<String>,
+    pub(crate) default_console: Option<String>,
+    pub(crate) next_reboot: Option<String>,
+    pub(crate) rack_identifier: Option<String>,
+    pub(crate) serial: Option<String>,
     /// Empty removes it.
-    pub transitional_status: Option<String>,
-    pub reservation_ratio: Option<Number>,
-    pub reserved: Option<bool>,
-    pub reservoir: Option<bool>,
-    pub setting_up: Option<bool>,
-    pub setup: Option<bool>,
+    pub(crate) transitional_status: Option<String>,
+    pub(crate) reservation_ratio: Option<Number>,
+    pub(crate) reserved: Option<bool>,
+    pub(crate) reservoir: Option<bool>,
+    pub(crate) setting_up: Option<bool>,
+    pub(crate) setup: Option<bool>,
 }
 
 impl ServerUpdate {
@@ -117,7 +118,7 @@ fn is_iso(text: &str) -> bool {
     text.parse::<Timestamp>().is_ok_and(|at| iso(at) == text)
 }
 
-impl App {
+impl Servers {
     /// Changes a server's record as a client asks, and what its agent has to know of that.
     ///
     /// # Errors
@@ -125,18 +126,18 @@ impl App {
     /// [`AppError::RefusedArgument`] for a platform that does not exist,
     /// [`AppError::ServerNotFound`], [`AppError::Changed`], what the agent says to its part,
     /// [`AppError::Store`], [`AppError::Busy`] after many lost races.
-    pub async fn server_modify(
+    pub(crate) async fn modify(
         &self,
         server: ServerUuid,
         update: &ServerUpdate,
         expected: &Expected,
         caller: &Caller,
     ) -> Result<(), AppError> {
-        self.ticket_check(caller).await?;
+        self.tickets.check(caller).await?;
         let ratios = update.ratios()?;
         update.check()?;
         if let Some(platform) = &update.boot_platform
-            && !self.platform_exists(platform).await?
+            && !self.platforms.exists(platform).await?
         {
             let text = format!("failed to find given platform image, {platform}");
             return Err(AppError::RefusedArgument(text));
@@ -148,13 +149,13 @@ impl App {
             && self.fleet.with(server, is_set_up).unwrap_or(false)
         {
             // A version that was changed meanwhile is refused before the agent acts.
-            self.server_update(server, expected, |_| {}).await?;
+            self.fleet.update_record(server, expected, |_| {}).await?;
             let params = Object::from_iter([("value", ratios)]);
             let task = "server_overprovision_ratio";
             let query = Query::new(server, task, params, &caller.req_id, AGENT_TIMEOUT);
-            self.agent_query(caller, query).await?;
+            self.nodes.query(caller, query).await?;
         }
-        self.server_update(server, expected, |record| update.apply(record)).await
+        self.fleet.update_record(server, expected, |record| update.apply(record)).await
     }
 }
 

@@ -8,13 +8,14 @@ mod examples;
 mod jobs;
 mod pair;
 mod peers;
+mod records;
 mod roster;
 mod sessions;
 pub(crate) mod sound;
 mod tasks;
 mod tickets;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
@@ -37,7 +38,7 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use super::tasks::TaskFilter;
-use super::{App, AppConfig, AppError, Caller, Expected, Parts};
+use super::{App, AppConfig, AppError, Caller, Context, Expected, Parts};
 use crate::store::{KvStore, SharedStore};
 
 const SOON: Duration = Duration::from_secs(5);
@@ -111,15 +112,18 @@ impl Disk {
         seed: u64,
         config: AppConfig,
     ) -> Arc<App> {
-        let parts = Parts {
+        crate::start(config, self.parts(store, instance, seed)).await.unwrap()
+    }
+
+    fn parts(&self, store: &SharedStore, instance: &str, seed: u64) -> Parts {
+        Parts {
             clock: self.clock.clone(),
             entropy: Arc::new(SeededEntropy::new(seed)),
             threads: Arc::new(SameRuntime),
             store: Arc::clone(store),
             blobs: self.blobs.clone(),
             instance: instance.to_owned(),
-        };
-        App::start(config, parts).await.unwrap()
+        }
     }
 
     /// As [`Disk::start_on`], with the default configuration and a seed of the instance's own.
@@ -127,6 +131,13 @@ impl Disk {
         let seed = u64::from(instance.as_bytes()[0]);
         self.start_on(store, instance, seed, AppConfig::default()).await
     }
+}
+
+/// What one service alone is built on.
+pub(crate) async fn context() -> Arc<Context> {
+    let disk = Disk::new();
+    let store = disk.store().await;
+    Context::new(AppConfig::default(), disk.parts(&store, "a", 7))
 }
 
 /// The agent's end of a connection.
@@ -157,7 +168,7 @@ impl Agent {
             app.fleet.with(server, |e| e.figures.exact("memory_total_bytes")).flatten().is_some()
         })
         .await;
-        eventually(|| app.server_get(server, super::fields::Extras::default()).is_ok()).await;
+        eventually(|| app.servers.get(server, super::fields::Extras::default()).is_ok()).await;
         agent
     }
 
@@ -285,11 +296,11 @@ async fn eventually(mut holds: impl FnMut() -> bool) {
 }
 
 async fn nop(app: &Arc<App>) -> TaskId {
-    app.task_create(server(1), "nop", Object::new(), caller()).await.unwrap()
+    app.tasks.create(server(1), "nop", Object::new(), caller()).await.unwrap()
 }
 
 async fn ended(app: &Arc<App>, id: &TaskId) -> Value {
-    json!(app.task_wait(id, Duration::from_secs(60)).await.unwrap())
+    json!(app.tasks.wait(id, Duration::from_secs(60)).await.unwrap())
 }
 
 #[tokio::test(start_paused = true)]
@@ -297,15 +308,18 @@ async fn a_refused_vm_goes_to_another_server_under_the_same_task() {
     let disk = Disk::new();
     let app = disk.start().await;
     let mut agents = [Agent::connect(&app, server(1)).await, Agent::connect(&app, server(2)).await];
-    let placed = app.vm_place(&body(vm(5)), caller()).await.unwrap();
-    assert!(matches!(app.vm_place(&body(vm(5)), caller()).await, Err(AppError::VmExists(_))));
+    let placed = app.placement.create(&body(vm(5)), caller()).await.unwrap();
+    assert!(matches!(
+        app.placement.create(&body(vm(5)), caller()).await,
+        Err(AppError::VmExists(_))
+    ));
     let first = usize::from(placed.server_uuid == agents[1].server);
     let dispatch = agents[first].dispatched().await;
     assert_eq!(dispatch.params["uuid"], json!(vm(5)));
     agents[first].refuse(&placed.id, "Draining").await;
     let other = 1 - first;
     assert_eq!(agents[other].dispatched().await.id, placed.id);
-    let shown = app.task_get(&placed.id).await.unwrap();
+    let shown = app.tasks.get(&placed.id).await.unwrap();
     assert_eq!(shown.server_uuid, agents[other].server);
     assert_eq!(shown.refusals[0].code.as_str(), "Draining");
     app.shutdown().await;
@@ -313,13 +327,16 @@ async fn a_refused_vm_goes_to_another_server_under_the_same_task() {
 
     // Killed here, the operation goes on where it was.
     let app = disk.start().await;
-    assert!(matches!(app.vm_place(&body(vm(5)), caller()).await, Err(AppError::VmExists(_))));
+    assert!(matches!(app.placement.create(&body(vm(5)), caller()).await, Err(AppError::VmExists(_))));
     let mut agent = Agent::connect(&app, shown.server_uuid).await;
     assert_eq!(agent.welcome.open_task_ids, std::slice::from_ref(&placed.id));
     agent.finish(&placed.id, json!({ "vm": a_vm(vm(5), "running").vm })).await;
     assert_eq!(ended(&app, &placed.id).await["status"], "complete");
-    assert_eq!(app.vm_get(vm(5)).unwrap().vm.state.as_deref(), Some("running"));
-    assert!(matches!(app.vm_place(&body(vm(5)), caller()).await, Err(AppError::VmExists(_))));
+    assert_eq!(app.fleet.vm_get(vm(5)).unwrap().vm.state.as_deref(), Some("running"));
+    assert!(matches!(
+        app.placement.create(&body(vm(5)), caller()).await,
+        Err(AppError::VmExists(_))
+    ));
     app.shutdown().await;
 }
 
@@ -331,20 +348,20 @@ async fn the_end_of_a_task_shows_what_became_of_its_vm() {
     let mut running = a_vm(vm(5), "running");
     running.index.image_uuid = Some(Uuid::from_u128(99).to_string());
     agent.report(true, &BTreeMap::new(), &BTreeMap::from([(vm(5), running)])).await;
-    eventually(|| app.vm_get(vm(5)).is_ok()).await;
+    eventually(|| app.fleet.vm_get(vm(5)).is_ok()).await;
     for (state, at, shown) in [
         ("stopped", "2026-01-01T00:00:01.000Z", "stopped"),
         ("running", "2026-01-01T00:00:00.500Z", "stopped"),
         ("running", "2026-01-01T00:00:02.000Z", "running"),
     ] {
         let params = Object::from_iter([("uuid", json!(vm(5)))]);
-        let id = app.task_create(server(1), "machine_reboot", params, caller()).await.unwrap();
+        let id = app.tasks.create(server(1), "machine_reboot", params, caller()).await.unwrap();
         agent.dispatched().await;
         let mut told = json!(a_vm(vm(5), state).vm);
         (told["last_modified"], told["alias"]) = (json!(at), json!("x"));
         agent.finish(&id, json!({ "vm": told })).await;
         assert_eq!(ended(&app, &id).await["status"], "complete");
-        let vm = app.vm_get(vm(5)).unwrap();
+        let vm = app.fleet.vm_get(vm(5)).unwrap();
         assert_eq!(vm.vm.state.as_deref(), Some(shown));
         assert_eq!(vm.index.alias.as_deref(), Some("x"));
         assert_eq!(vm.index.image_uuid, Some(Uuid::from_u128(99).to_string()));
@@ -356,11 +373,11 @@ async fn the_end_of_a_task_shows_what_became_of_its_vm() {
 async fn a_vm_refused_everywhere_fails_with_the_reason_and_can_be_tried_again() {
     let app = Disk::new().start().await;
     let mut agent = Agent::connect(&app, server(1)).await;
-    let placed = app.vm_place(&body(vm(5)), caller()).await.unwrap();
+    let placed = app.placement.create(&body(vm(5)), caller()).await.unwrap();
     agent.dispatched().await;
     agent.refuse(&placed.id, "HvmNotSupported").await;
     assert_eq!(ended(&app, &placed.id).await["error"]["code"], "HvmNotSupported");
-    app.vm_place(&body(vm(5)), caller()).await.unwrap();
+    app.placement.create(&body(vm(5)), caller()).await.unwrap();
     app.shutdown().await;
 }
 
@@ -370,7 +387,7 @@ async fn what_is_promised_is_not_promised_twice() {
     let _agent = Agent::connect(&app, server(1)).await;
     // 8 GiB less the reservation of 15 % hold four VMs of 512 + 1024 MiB.
     let bodies: Vec<_> = (10..20).map(|n| body(vm(n))).collect();
-    let placing = bodies.iter().map(|body| app.vm_place(body, caller()));
+    let placing = bodies.iter().map(|body| app.placement.create(body, caller()));
     let results = futures_util::future::join_all(placing).await;
     let placed = results.iter().filter(|r| r.is_ok()).count();
     assert_eq!(placed, 4, "{results:?}");
@@ -385,16 +402,16 @@ async fn a_vm_destroyed_before_any_report_shows_it_takes_no_room() {
     let mut agent = Agent::connect(&app, server(1)).await;
     // More than fit at a time.
     for n in 10..20 {
-        let placed = app.vm_place(&body(vm(n)), caller()).await.unwrap();
+        let placed = app.placement.create(&body(vm(n)), caller()).await.unwrap();
         agent.finish(&placed.id, Value::Null).await;
         ended(&app, &placed.id).await;
         let params = Object::from_iter([("uuid", json!(vm(n)))]);
-        let id = app.task_create(server(1), "machine_destroy", params, caller()).await.unwrap();
+        let id = app.tasks.create(server(1), "machine_destroy", params, caller()).await.unwrap();
         agent.finish(&id, Value::Null).await;
         ended(&app, &id).await;
-        assert_eq!(app.parts.store.get(&super::keys::place(vm(n))).await.unwrap(), None);
+        assert_eq!(app.ctx.parts.store.get(&super::keys::place(vm(n))).await.unwrap(), None);
     }
-    app.vm_place(&body(vm(10)), caller()).await.unwrap();
+    app.placement.create(&body(vm(10)), caller()).await.unwrap();
     app.shutdown().await;
 }
 
@@ -415,9 +432,9 @@ async fn a_query_is_answered_by_its_result_only() {
         assert!(dispatch.volatile);
         agent.finish(&dispatch.id, json!({ "uuid": "u" })).await;
     };
-    let (loaded, ()) = tokio::join!(app.agent_query(caller(), query(SOON)), answer);
+    let (loaded, ()) = tokio::join!(app.nodes.query(caller(), query(SOON)), answer);
     assert_eq!(loaded.unwrap()["uuid"], "u");
-    let late = app.agent_query(caller(), query(Duration::from_millis(10))).await;
+    let late = app.nodes.query(caller(), query(Duration::from_millis(10))).await;
     let text = late.unwrap_err().to_string();
     assert_eq!(text, "Time-out reached waiting for machine_load request to return");
     app.shutdown().await;

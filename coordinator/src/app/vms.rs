@@ -7,10 +7,9 @@ use muster_shared::ids::{ServerUuid, VmUuid};
 use muster_shared::wire::status::{VmReport, digest};
 use serde_json::Value;
 
-use super::App;
 use super::error::AppError;
 use super::expected::Expected;
-use super::fleet::Entry;
+use super::fleet::{Entry, Fleet};
 
 /// Most VMs in one answer.
 pub(super) const MAX_LIMIT: usize = 1_000;
@@ -58,14 +57,14 @@ fn text_of(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-impl App {
+impl Fleet {
     /// VMs in uuid order.
     #[must_use]
     pub fn vm_list(&self, filter: &VmFilter) -> Vec<FleetVm> {
         let limit = filter.limit.unwrap_or(MAX_LIMIT).min(MAX_LIMIT);
         let mut found = Vec::new();
         let mut skip = filter.offset;
-        self.fleet.for_each_vm(filter.marker, |_, server, entry, report| {
+        self.for_each_vm(filter.marker, |_, server, entry, report| {
             if filter.fits(server, report) {
                 if skip > 0 {
                     skip -= 1;
@@ -83,15 +82,15 @@ impl App {
     /// # Errors
     /// [`AppError::VmNotFound`].
     pub fn vm_get(&self, vm: VmUuid) -> Result<FleetVm, AppError> {
-        let (server, report) = self.fleet.vm(vm).ok_or(AppError::VmNotFound(vm))?;
-        let view = self.fleet.with(server, |entry| view(server, entry, &report));
+        let (server, report) = self.vm(vm).ok_or(AppError::VmNotFound(vm))?;
+        let view = self.with(server, |entry| view(server, entry, &report));
         view.ok_or(AppError::VmNotFound(vm))
     }
 
     /// Version of a VM: its report's digest, for `ETag`.
     #[must_use]
     pub fn vm_version(&self, vm: VmUuid) -> Option<String> {
-        let (_, report) = self.fleet.vm(vm)?;
+        let (_, report) = self.vm(vm)?;
         let mut version = digest(&BTreeMap::from([(vm, (*report).clone())]));
         version.truncate(VERSION_DIGITS);
         Some(version)
@@ -112,7 +111,7 @@ impl App {
     /// The VMs of one server, as CNAPI's VmList shows them.
     #[must_use]
     pub fn vms_of(&self, server: ServerUuid) -> Vec<Vm> {
-        let all = self.fleet.with(server, |entry| entry.cnapi_vms());
+        let all = self.with(server, |entry| entry.cnapi_vms());
         all.unwrap_or_default().into_values().collect()
     }
 }

@@ -14,10 +14,10 @@ const REST: u32 = 4;
 
 pub(super) async fn run(app: Arc<App>) {
     loop {
-        let before = app.parts.clock.monotonic();
-        match app.history_step().await {
+        let before = app.ctx.parts.clock.monotonic();
+        match app.decisions.step().await {
             Ok(true) => {
-                let elapsed = app.parts.clock.monotonic().saturating_sub(before);
+                let elapsed = app.ctx.parts.clock.monotonic().saturating_sub(before);
                 tokio::time::sleep(elapsed * REST).await;
             }
             Ok(false) => app.decisions.wake.notified().await,
@@ -32,7 +32,7 @@ pub(super) async fn run(app: Arc<App>) {
 pub(super) async fn reservations(app: Arc<App>) {
     loop {
         tokio::time::sleep(TICK).await;
-        if let Err(error) = app.reservations_tick().await {
+        if let Err(error) = app.placement.tick().await {
             tracing::warn!(%error, "cannot delete what was reserved");
         }
     }

@@ -7,9 +7,9 @@ use crate::app::App;
 
 pub(super) async fn run(app: Arc<App>) {
     loop {
-        app.feed.run().await;
+        app.ctx.feed.run().await;
         tracing::info!("the store's watch ended; reading everything again");
-        while let Err(error) = app.feed.load().await {
+        while let Err(error) = app.ctx.feed.load().await {
             tracing::warn!(%error, "cannot read the store again");
             pause(&app).await;
         }

@@ -11,7 +11,7 @@ const TICK: Duration = Duration::from_secs(2);
 
 pub(super) async fn run(app: Arc<App>) {
     loop {
-        match app.figures_save().await {
+        match app.fleet.save_figures().await {
             Ok(true) => {}
             Ok(false) => tokio::time::sleep(TICK).await,
             Err(error) => {

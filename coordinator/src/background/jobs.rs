@@ -15,7 +15,7 @@ const SWEEP: Duration = Duration::from_hours(1);
 
 pub(super) async fn tick(app: Arc<App>) {
     loop {
-        if let Err(error) = app.jobs_tick().await {
+        if let Err(error) = app.jobs.tick().await {
             tracing::warn!(error = %Chain(&error), "cannot look for jobs");
             pause(&app).await;
         }
@@ -27,7 +27,7 @@ pub(super) async fn tick(app: Arc<App>) {
 pub(super) async fn retention(app: Arc<App>) {
     loop {
         tokio::time::sleep(SWEEP).await;
-        match app.jobs_sweep().await {
+        match app.jobs.sweep().await {
             Ok(0) => {}
             Ok(deleted) => tracing::info!(deleted, "deleted old jobs"),
             Err(error) => tracing::warn!(error = %Chain(&error), "cannot delete old jobs"),

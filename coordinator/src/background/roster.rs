@@ -10,21 +10,21 @@ use super::pause;
 use crate::app::{App, AppError, keys};
 use crate::roster::authority::{Plan, plan};
 use crate::roster::{RosterRecord, Status, Via};
-use crate::store::{Expect, Revision, StoreError, Write, list_all};
+use crate::store::{Expect, Revision, StoreError, Write};
 
 /// Servers whose status is written in one commit; each needs up to two writes.
 const BATCH: usize = 40;
 
 pub(super) async fn tick(app: Arc<App>) {
     loop {
-        tokio::time::sleep(app.config.roster.tick).await;
-        let now = app.parts.clock.monotonic();
+        tokio::time::sleep(app.ctx.config.roster.tick).await;
+        let now = app.ctx.parts.clock.monotonic();
         let (pending, tally) = {
             let mut roster = app.roster.lock();
             roster.tick(now);
             (!roster.pending(1).is_empty(), roster.tally())
         };
-        app.metrics.count_heartbeats(tally);
+        app.ctx.metrics.count_heartbeats(tally);
         if pending {
             app.roster.wake.notify_one();
         }
@@ -39,7 +39,7 @@ pub(super) async fn write(app: Arc<App>) {
             continue;
         }
         if let Err(error) = write_batch(&app, &pending).await {
-            app.metrics.status_put_failures.inc();
+            app.ctx.metrics.status_put_failures.inc();
             tracing::warn!(%error, "cannot write statuses");
             pause(&app).await;
         }
@@ -55,7 +55,7 @@ struct Change {
 }
 
 async fn write_batch(app: &App, pending: &[(ServerUuid, Status, Via)]) -> Result<(), AppError> {
-    let members = members(app).await?;
+    let members = app.ctx.members().await?;
     let mut changes = Vec::new();
     for (server, wanted, via) in pending {
         // None when another coordinator decides, or the store says it already.
@@ -68,7 +68,7 @@ async fn write_batch(app: &App, pending: &[(ServerUuid, Status, Via)]) -> Result
     for change in &changes {
         writes.extend(writes_of(app, change));
     }
-    match app.feed.commit(writes).await {
+    match app.ctx.feed.commit(writes).await {
         Ok(_) => {
             for change in changes {
                 applied(app, change);
@@ -77,30 +77,21 @@ async fn write_batch(app: &App, pending: &[(ServerUuid, Status, Via)]) -> Result
         }
         Err(StoreError::Conflict { key }) => {
             match key.starts_with(keys::SERVERS) {
-                true => app.metrics.server_put_etag_failures.inc(),
-                false => app.metrics.status_put_etag_failures.inc(),
+                true => app.ctx.metrics.server_put_etag_failures.inc(),
+                false => app.ctx.metrics.status_put_etag_failures.inc(),
             };
             // The batch is tried again with what the store holds now.
-            app.feed.catch_up().await?;
+            app.ctx.feed.catch_up().await?;
             pause(app).await;
             Ok(())
         }
         Err(error) => {
             if changes.iter().any(|change| change.record.is_some()) {
-                app.metrics.server_put_failures.inc();
+                app.ctx.metrics.server_put_failures.inc();
             }
             Err(error.into())
         }
     }
-}
-
-async fn members(app: &App) -> Result<BTreeSet<String>, AppError> {
-    let (records, _) = list_all(&*app.parts.store, keys::MEMBERS).await?;
-    Ok(records
-        .iter()
-        .filter_map(|r| r.key.strip_prefix(keys::MEMBERS))
-        .map(str::to_owned)
-        .collect())
 }
 
 fn planned(
@@ -115,14 +106,14 @@ fn planned(
         return None;
     };
     let old = entry.roster.as_ref().map(|held| &held.value);
-    match plan(old, &app.parts.instance, members, wanted, via) {
+    match plan(old, &app.ctx.parts.instance, members, wanted, via) {
         Plan::Write => {}
         Plan::Keep => {
             app.roster.lock().written(server, Some(wanted));
             return None;
         }
         Plan::NotOurs => {
-            app.metrics.usurped_heartbeaters.inc();
+            app.ctx.metrics.usurped_heartbeaters.inc();
             app.roster.lock().yielded(server);
             return None;
         }
@@ -130,10 +121,10 @@ fn planned(
     let same = old.filter(|old| old.status == wanted);
     let roster = RosterRecord {
         status: wanted,
-        since: same.map_or_else(|| app.parts.clock.wall(), |old| old.since),
+        since: same.map_or_else(|| app.ctx.parts.clock.wall(), |old| old.since),
         last_heartbeat: entry.last_heartbeat.or_else(|| old.and_then(|old| old.last_heartbeat)),
         via,
-        authority: app.authority(),
+        authority: app.ctx.authority(),
     };
     let was_unknown = old.is_none_or(|old| old.status == Status::Unknown);
     let record = entry.record.as_ref().filter(|held| {
@@ -171,10 +162,10 @@ fn applied(app: &App, change: Change) {
     let Change { server, roster, record } = change;
     let status = roster.status;
     if record.is_some() {
-        app.metrics.server_put.inc();
+        app.ctx.metrics.server_put.inc();
     }
     app.fleet.note(server, |entry| entry.status_writes += 1);
-    app.counters.status_writes.inc();
-    app.metrics.status_put.inc();
+    app.ctx.counters.status_writes.inc();
+    app.ctx.metrics.status_put.inc();
     tracing::info!(server_uuid = %server, status = status.as_str(), "server status changed");
 }

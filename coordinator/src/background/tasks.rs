@@ -11,36 +11,39 @@ const TICK: Duration = Duration::from_secs(1);
 const SWEEP: Duration = Duration::from_hours(1);
 /// How often it is looked whether too many are kept.
 const LOOK: Duration = Duration::from_mins(1);
+/// Those that are kept for less than that are looked at so often, at most.
+const LOOK_AT_LEAST: Duration = Duration::from_secs(1);
 
 pub(super) async fn tick(app: Arc<App>) {
     loop {
         tokio::time::sleep(TICK).await;
-        app.tasks_tick().await;
+        app.tasks.tick().await;
     }
 }
 
 pub(super) async fn dispatch(app: Arc<App>) {
-    app.tasks_dispatch().await;
+    app.tasks.dispatch_news().await;
 }
 
 pub(super) async fn retention(app: Arc<App>) {
-    let mut swept = app.parts.clock.monotonic();
-    if let Err(error) = app.history_measure().await {
+    let kept = app.ctx.config.task_retention.max(LOOK_AT_LEAST);
+    let mut swept = app.ctx.parts.clock.monotonic();
+    if let Err(error) = app.tasks.history_measure().await {
         tracing::warn!(%error, "cannot measure the history of tasks");
     }
     loop {
-        tokio::time::sleep(LOOK).await;
-        let now = app.parts.clock.monotonic();
-        if now.saturating_sub(swept) < SWEEP && !app.history_is_over() {
+        tokio::time::sleep(LOOK.min(kept)).await;
+        let now = app.ctx.parts.clock.monotonic();
+        if now.saturating_sub(swept) < SWEEP.min(kept) && !app.tasks.history_is_over() {
             continue;
         }
         swept = now;
-        match app.tasks_sweep().await {
+        match app.tasks.sweep().await {
             Ok(0) => {}
             Ok(deleted) => tracing::info!(deleted, "deleted old tasks"),
             Err(error) => tracing::warn!(%error, "cannot delete old tasks"),
         }
-        if let Err(error) = app.history_measure().await {
+        if let Err(error) = app.tasks.history_measure().await {
             tracing::warn!(%error, "cannot measure the history of tasks");
         }
     }

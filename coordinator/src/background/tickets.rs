@@ -13,14 +13,14 @@ const SWEEP: Duration = Duration::from_hours(1);
 const BREATH: Duration = Duration::from_millis(10);
 
 pub(super) async fn write(app: Arc<App>) {
-    app.tickets_write().await;
+    app.tickets.write().await;
 }
 
 pub(super) async fn expire(app: Arc<App>) {
     loop {
-        app.tickets_due().await;
+        app.tickets.due().await;
         tokio::time::sleep(BREATH).await;
-        if let Err(error) = app.tickets_expire().await {
+        if let Err(error) = app.tickets.expire().await {
             tracing::warn!(%error, "cannot expire tickets");
             pause(&app).await;
         }
@@ -30,7 +30,7 @@ pub(super) async fn expire(app: Arc<App>) {
 pub(super) async fn retention(app: Arc<App>) {
     loop {
         tokio::time::sleep(SWEEP).await;
-        match app.tickets_sweep().await {
+        match app.tickets.sweep().await {
             Ok(0) => {}
             Ok(deleted) => tracing::info!(deleted, "deleted old tickets"),
             Err(error) => tracing::warn!(%error, "cannot delete old tickets"),

@@ -8,9 +8,9 @@ use crate::store::StoreError;
 
 pub(super) async fn run(app: Arc<App>) {
     loop {
-        match app.vms_save().await {
+        match app.fleet.save_vms().await {
             Ok(true) => {}
-            Ok(false) => app.vms_wake.notified().await,
+            Ok(false) => app.fleet.vms_wake.notified().await,
             // The end of a task, or another coordinator, was faster.
             Err(AppError::Store(StoreError::Conflict { .. })) => pause(&app).await,
             Err(error) => {

@@ -7,7 +7,7 @@ use super::{
     AgentsConfig, Api, BlobsConfig, BootConfig, Config, ImgapiConfig, MIN_IDLE_TIMEOUT_MS,
     RosterConfig, TasksConfig, Tls,
 };
-use crate::app::platforms::RegisteredPlatform;
+use crate::app::RegisteredPlatform;
 
 impl Check for BootConfig {
     fn check(&self, problems: &mut Problems) {

@@ -132,7 +132,7 @@ impl Serialize for Refusal<'_> {
 }
 
 async fn allocate(request: Request) -> Result<Response, ApiError> {
-    let decided = request.app.allocate(&request.params).await?;
+    let decided = request.app.placement.allocate(&request.params).await?;
     match decided.failure().map(ApiError::from) {
         None => Response::encoded(&decided),
         Some(ApiError::Coded { status, code, message, .. }) => {
@@ -152,11 +152,11 @@ fn id(request: &Request) -> Result<Uuid, ApiError> {
 async fn list(request: Request) -> Result<Response, ApiError> {
     let limit = request.limit()?.unwrap_or(100);
     let before = request.text("marker").and_then(|text| Uuid::parse_str(text).ok());
-    Response::json(request.app.allocation_list(limit, before).await?)
+    Response::json(request.app.decisions.list(limit, before).await?)
 }
 
 async fn get(request: Request) -> Result<Response, ApiError> {
-    Response::json(request.app.allocation_get(id(&request)?).await?)
+    Response::json(request.app.decisions.get(id(&request)?).await?)
 }
 
 async fn replay(request: Request) -> Result<Response, ApiError> {
@@ -167,13 +167,13 @@ async fn replay(request: Request) -> Result<Response, ApiError> {
         Some(_) => return Err(ApiError::invalid("steps", "must be none, counts or full")),
     };
     let config = request.param("config");
-    Response::json(request.app.allocation_replay(id(&request)?, config, detail).await?)
+    Response::json(request.app.decisions.replay(id(&request)?, config, detail).await?)
 }
 
 async fn capacity(request: Request) -> Result<Response, ApiError> {
-    Response::json(request.app.capacity(&request.params)?)
+    Response::json(request.app.placement.capacity(&request.params)?)
 }
 
 async fn plan(request: Request) -> Result<Response, ApiError> {
-    Response::json(request.app.capacity_plan(&request.params).await?)
+    Response::json(request.app.placement.plan(&request.params).await?)
 }

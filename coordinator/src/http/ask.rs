@@ -50,14 +50,14 @@ impl Ask {
             req_id: &request.caller.req_id,
             timeout: Duration::from_secs(self.seconds),
         };
-        request.app.agent_query(&request.caller, query).await
+        request.app.nodes.query(&request.caller, query).await
     }
 
     /// Runs it on the request's server as a stored task: for what changes something.
     pub(super) async fn run(self, request: &Request) -> Result<Value, AppError> {
         let server = server(request)?;
         let limit = Duration::from_secs(self.seconds);
-        request.app.task_run(server, self.task, self.params, &request.caller, limit).await
+        request.app.tasks.run(server, self.task, self.params, &request.caller, limit).await
     }
 }
 

@@ -10,7 +10,7 @@ use super::response::Response;
 use super::route::{Param, Route, ServerRule};
 use super::rule::Rule;
 use super::schema;
-use crate::app::boot::{BootChange, BootOwner, Mode};
+use crate::app::{BootChange, BootOwner, Mode};
 
 /// Boot modules make these bodies large, bytes.
 const BODY_LIMIT_BYTES: usize = 8 * 1024 * 1024;
@@ -83,7 +83,7 @@ fn owner(request: &Request) -> BootOwner {
 }
 
 async fn get(request: Request) -> Result<Response, ApiError> {
-    let (reply, version) = request.app.boot_get(owner(&request)).await?;
+    let (reply, version) = request.app.boot.get(owner(&request)).await?;
     Ok(Response::json(reply)?.etag(version))
 }
 
@@ -99,7 +99,7 @@ async fn write(request: Request, mode: Mode) -> Result<Response, ApiError> {
         default_console: text_or_null(&request, "default_console")?,
         serial: text_or_null(&request, "serial")?,
     };
-    request.app.boot_change(owner, mode, &change, &request.expected()).await?;
+    request.app.boot.change(owner, mode, &change, &request.expected()).await?;
     Ok(Response::empty())
 }
 
@@ -117,5 +117,5 @@ fn text_or_null(request: &Request, name: &str) -> Result<Option<Option<String>>,
 
 async fn platforms(request: Request) -> Result<Response, ApiError> {
     let with_os = request.param("os") == Some(&Value::Bool(true));
-    Response::json(request.app.platforms().await?.shown(with_os))
+    Response::json(request.app.platforms.all().await?.shown(with_os))
 }

@@ -30,6 +30,7 @@ use super::rule::check;
 use super::schema::Fault;
 use super::stream::SyncStream;
 use crate::app::Caller;
+use crate::planted::Defect;
 
 /// Longest request id that is taken over from a client, bytes.
 const MAX_REQ_ID_BYTES: usize = 256;
@@ -168,7 +169,8 @@ impl Shell {
             shell: Arc::clone(self),
         };
         let work = (route.handler)(request);
-        let work = if route.changes() { self.detach(work)? } else { work };
+        let attached = self.app.config().planted.has(Defect::ChangeOfConnection);
+        let work = if route.changes() && !attached { self.detach(work)? } else { work };
         tokio::select! {
             biased;
             answer = AssertUnwindSafe(work).catch_unwind() => {
@@ -186,7 +188,7 @@ impl Shell {
         let Ok(permit) = Arc::clone(&self.changes).try_acquire_owned() else {
             return Err(ApiError::Unavailable("too many changes are under way".to_owned()));
         };
-        let task = self.app.spawn(async move {
+        let task = self.app.ctx.spawn(async move {
             let answer = work.await;
             drop(permit);
             answer

@@ -71,7 +71,7 @@ async fn events(request: Request) -> Result<Response, ApiError> {
         let bad = |()| ApiError::invalid("last_event_id", "must be the id of an event");
         text.parse::<Position>().map_err(bad)
     });
-    let subscription = request.app.subscribe(filter, after.transpose()?).await?;
+    let subscription = request.app.events.subscribe(filter, after.transpose()?).await?;
     // Ends with the listener: nobody waits for a stream that never ends by itself.
     let leaving = request.shell.leaving.clone();
     let blocks = stream::unfold(subscription, next).take_until(leaving.cancelled_owned());

@@ -46,11 +46,11 @@ pub(super) fn routes() -> Vec<Route> {
 }
 
 async fn heartbeat(request: Request) -> Result<Response, ApiError> {
-    request.app.heartbeat_posted(request.server()?);
+    request.app.reports.heartbeat_posted(request.server()?);
     Ok(Response::empty())
 }
 
 async fn status(request: Request) -> Result<Response, ApiError> {
-    request.app.status_posted(request.server()?, &request.params);
+    request.app.reports.status_posted(request.server()?, &request.params);
     Ok(Response::empty())
 }

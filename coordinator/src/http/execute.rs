@@ -46,7 +46,7 @@ async fn execute(request: Request) -> Result<Response, ApiError> {
     let limit = request.param("timeout").and_then(js_number).filter(|ms| *ms > 0.0);
     let limit = limit.and_then(|ms| Duration::try_from_secs_f64(ms / 1000.0).ok());
     let server = request.server()?;
-    let done = request.app.command_execute(server, params, limit, &request.caller).await?;
+    let done = request.app.nodes.command_execute(server, params, limit, &request.caller).await?;
     if request.flag("json") == Some(true) {
         return Response::json(done);
     }

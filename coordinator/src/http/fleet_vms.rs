@@ -85,7 +85,7 @@ async fn list(request: Request) -> Result<Response, ApiError> {
         marker: request.text("marker").and_then(|text| text.parse::<VmUuid>().ok()),
     };
     let limit = filter.limit.unwrap_or(1_000);
-    let vms = request.app.vm_list(&filter);
+    let vms = request.app.fleet.vm_list(&filter);
     let full = vms.len() == limit;
     let last = vms.last().filter(|_| full);
     let next = last.and_then(|last| HeaderValue::try_from(last.vm.uuid.to_string()).ok());
@@ -97,13 +97,13 @@ async fn list(request: Request) -> Result<Response, ApiError> {
 }
 
 async fn create(request: Request) -> Result<Response, ApiError> {
-    Response::json(request.app.vm_place(&request.params, &request.caller).await?)
+    Response::json(request.app.placement.create(&request.params, &request.caller).await?)
 }
 
 async fn get(request: Request) -> Result<Response, ApiError> {
     let vm = request.vm()?;
-    let version = request.app.vm_version(vm).ok_or(AppError::VmNotFound(vm))?;
-    Ok(Response::json(request.app.vm_get(vm)?)?.etag(version))
+    let version = request.app.fleet.vm_version(vm).ok_or(AppError::VmNotFound(vm))?;
+    Ok(Response::json(request.app.fleet.vm_get(vm)?)?.etag(version))
 }
 
 async fn console(request: Request) -> Result<Response, ApiError> {
@@ -118,7 +118,7 @@ async fn display(request: Request) -> Result<Response, ApiError> {
 /// that closes.
 async fn stream(request: Request, kind: StreamKind) -> Result<Response, ApiError> {
     request.check_websocket(None)?;
-    let agent = request.app.vm_stream(request.vm()?, kind).await?;
+    let agent = request.app.nodes.stream(request.vm()?, kind).await?;
     let app = std::sync::Arc::clone(&request.app);
-    request.into_websocket(None, move |client| async move { app.pipe(client, agent).await })
+    request.into_websocket(None, move |client| async move { app.nodes.pipe(client, agent).await })
 }

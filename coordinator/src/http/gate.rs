@@ -4,7 +4,14 @@ use async_trait::async_trait;
 use muster_shared::ids::ServerUuid;
 
 use super::error::ApiError;
-use crate::app::{App, ServerGate};
+use crate::app::App;
+
+/// What the preconditions of an endpoint ask about a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ServerGate {
+    /// Its stored status is exactly `running`.
+    pub(crate) running: bool,
+}
 
 /// Answers the preconditions S and R.
 #[async_trait]
@@ -19,8 +26,10 @@ pub(crate) trait Gate: Send + Sync {
 #[async_trait]
 impl Gate for App {
     async fn server(&self, server: ServerUuid) -> Result<Option<ServerGate>, ApiError> {
-        self.server_gate(server)
-            .await
-            .map_err(|error| ApiError::internal("Precondition failed: no connection moray", error))
+        let gate = self.fleet.with(server, |entry| {
+            let running = entry.stored_status() == "running";
+            entry.record.as_ref().map(|_| ServerGate { running })
+        });
+        Ok(gate.flatten())
     }
 }

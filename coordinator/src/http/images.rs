@@ -140,26 +140,26 @@ async fn list(request: Request) -> Result<Response, ApiError> {
         limit: request.limit()?,
         marker: request.text("marker").and_then(|marker| marker.parse().ok()),
     };
-    let images = request.app.images(&filter).await?;
+    let images = request.app.images.list(&filter).await?;
     Response::json(images.into_iter().map(|image| image.manifest).collect::<Vec<_>>())
 }
 
 async fn create(request: Request) -> Result<Response, ApiError> {
-    answer(request.app.image_create(request.params).await?)
+    answer(request.app.images.create(request.params).await?)
 }
 
 async fn get(request: Request) -> Result<Response, ApiError> {
-    answer(request.app.image(image_uuid(&request)?).await?)
+    answer(request.app.images.get(image_uuid(&request)?).await?)
 }
 
 async fn act(request: Request) -> Result<Response, ApiError> {
     let image = image_uuid(&request)?;
-    answer(request.app.image_activate(image, &request.expected()).await?)
+    answer(request.app.images.activate(image, &request.expected()).await?)
 }
 
 async fn delete(request: Request) -> Result<Response, ApiError> {
     let image = image_uuid(&request)?;
-    request.app.image_delete(image, &request.expected()).await?;
+    request.app.images.delete(image, &request.expected()).await?;
     Ok(Response::empty())
 }
 
@@ -179,7 +179,7 @@ async fn upload(mut request: Request) -> Result<Response, ApiError> {
     // In a task of its own: a client that goes away drops this handler, but the upload must still
     // be aborted, which is work.
     let done = request.shell.tracker.spawn(async move {
-        let done = app.image_upload(image, claim, &expected, body).await;
+        let done = app.images.upload(image, claim, &expected, body).await;
         drop(permit);
         done
     });
@@ -189,7 +189,7 @@ async fn upload(mut request: Request) -> Result<Response, ApiError> {
 
 async fn download(request: Request) -> Result<Response, ApiError> {
     let image = image_uuid(&request)?;
-    let file = match request.app.image_file(image).await {
+    let file = match request.app.images.file(image).await {
         Err(ImageError::NoFile(_)) => {
             return Err(ApiError::NotFound(format!("image {image} has no file")));
         }
@@ -217,7 +217,7 @@ async fn download(request: Request) -> Result<Response, ApiError> {
     let stream = if request.head {
         futures_util::stream::empty().boxed()
     } else {
-        request.app.image_read(&file, range).await?
+        request.app.images.read(&file, range).await?
     };
     let response = common(Response::stream(OCTETS, length, stream)).status(status);
     if status == StatusCode::PARTIAL_CONTENT {

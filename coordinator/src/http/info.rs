@@ -83,7 +83,7 @@ async fn diagnostics(request: Request) -> Result<Response, ApiError> {
     Response::json(Diagnostics {
         start_timestamp: iso(request.shell.started),
         memory: ProcessMemory { rss, heap_total: rss, heap_used: rss, external: 0 },
-        task_callbacks: request.app.open_tasks_by_kind(MAX_SHOWN_TASKS),
+        task_callbacks: request.app.tasks.open_by_kind(MAX_SHOWN_TASKS),
         pending_activations: Object::new(),
     })
 }

@@ -182,7 +182,7 @@ async fn setup(request: Request) -> Result<Response, ApiError> {
     };
     let nics = given_nics(&request)?;
     let wanted = JobParams { setup, nics, ..passed_on(&request) };
-    match request.app.job_server_setup(request.server()?, wanted, &request.caller).await? {
+    match request.app.jobs.server_setup(request.server()?, wanted, &request.caller).await? {
         Some(job) => started(job),
         None => Ok(Response::empty().status(StatusCode::NO_CONTENT)),
     }
@@ -196,8 +196,8 @@ fn whole(number: f64) -> Option<u32> {
 
 async fn factory_reset(request: Request) -> Result<Response, ApiError> {
     let server = request.server()?;
-    match request.app.job_server_factory_reset(server, passed_on(&request), &request.caller).await?
-    {
+    let jobs = &request.app.jobs;
+    match jobs.server_factory_reset(server, passed_on(&request), &request.caller).await? {
         Ok(job) => started(job),
         // The reference's answer is this bare string.
         Err(vms) => {
@@ -212,9 +212,9 @@ async fn reboot(request: Request) -> Result<Response, ApiError> {
     let app = &request.app;
     if request.flag("nojob") != Some(true) {
         let params = JobParams { drain: request.flag("drain"), ..passed_on(&request) };
-        return started(app.job_server_reboot(server, params, &request.caller).await?);
+        return started(app.jobs.server_reboot(server, params, &request.caller).await?);
     }
-    app.server_reboot_now(server, request.params.clone(), &request.caller).await?;
+    app.nodes.server_reboot_now(server, request.params.clone(), &request.caller).await?;
     Ok(Response::empty().status(StatusCode::NO_CONTENT))
 }
 
@@ -226,7 +226,7 @@ async fn nics(request: Request) -> Result<Response, ApiError> {
     }
     let nics = given_nics(&request)?;
     let params = JobParams { nic_action, nics, ..passed_on(&request) };
-    started(request.app.job_nic_update(request.server()?, params, &request.caller).await?)
+    started(request.app.jobs.nic_update(request.server()?, params, &request.caller).await?)
 }
 
 async fn list(request: Request) -> Result<Response, ApiError> {
@@ -256,12 +256,12 @@ async fn list(request: Request) -> Result<Response, ApiError> {
         limit: request.limit()?,
         offset,
     };
-    Response::json(request.app.job_list(&filter).await?)
+    Response::json(request.app.jobs.list(&filter).await?)
 }
 
 async fn get(request: Request) -> Result<Response, ApiError> {
     let job = request.text("job_uuid").and_then(|text| text.parse().ok());
     let job = job.ok_or(AppError::JobNotFound)?;
-    let (job, version) = request.app.job_get(job).await?;
+    let (job, version) = request.app.jobs.get(job).await?;
     Ok(Response::json(job)?.etag(version))
 }

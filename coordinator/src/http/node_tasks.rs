@@ -12,7 +12,7 @@ use super::route::{Param, Route, ServerRule, task_id_schema};
 use super::rule::Rule;
 use super::schema;
 use super::servers::start_task;
-use crate::app::recovery::RecoveryRequest;
+use crate::app::RecoveryRequest;
 
 const UNINSTALL: &[Param] =
     &[Param::new("agents", &[Rule::ArrayType], "Their names").checked(schema::texts)];
@@ -80,14 +80,14 @@ fn route(route: Route) -> Route {
 }
 
 async fn uninstall(request: Request) -> Result<Response, ApiError> {
-    request.app.require_cn_agent(request.server()?, "agents_uninstall", UNINSTALLS_SINCE)?;
+    request.app.fleet.require_cn_agent(request.server()?, "agents_uninstall", UNINSTALLS_SINCE)?;
     start_task(request, "agents_uninstall").await
 }
 
 async fn recovery(request: Request) -> Result<Response, ApiError> {
     let server = request.server()?;
     let text = |name: &str| request.text(name).filter(|text| !text.is_empty());
-    request.app.recovery_check(
+    request.app.fleet.recovery_check(
         server,
         &RecoveryRequest {
             action: text("action"),
@@ -99,6 +99,6 @@ async fn recovery(request: Request) -> Result<Response, ApiError> {
     )?;
     let members = ["action", "recovery_uuid", "pivtoken", "template", "token"];
     let params = pick(&request, &members);
-    let id = request.app.task_create(server, "recovery_config", params, &request.caller).await?;
+    let id = request.app.tasks.create(server, "recovery_config", params, &request.caller).await?;
     Response::json(json!({ "id": id }))
 }

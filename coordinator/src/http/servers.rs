@@ -18,8 +18,8 @@ use super::rule::Rule;
 use super::schema;
 use crate::alloc::num;
 use crate::app::ServerFilter;
+use crate::app::ServerUpdate;
 use crate::app::fields::Extras;
-use crate::app::server_update::ServerUpdate;
 
 const LIST: &str = "^[-a-z0-9A-Z]+(,[-a-z0-9A-Z]+)*$";
 const WORDS: &str = "^[a-zA-Z_]+(,[a-zA-Z_]+)*$";
@@ -166,9 +166,9 @@ fn task_route(pattern: &'static str, operation: &'static str, task: &'static str
 pub(super) async fn start_task(request: Request, task: &'static str) -> Result<Response, ApiError> {
     let server = request.server()?;
     if let Ok(vm) = request.vm() {
-        request.app.vm_expected(vm, &request.expected())?;
+        request.app.fleet.vm_expected(vm, &request.expected())?;
     }
-    let id = request.app.task_create(server, task, request.params, &request.caller).await?;
+    let id = request.app.tasks.create(server, task, request.params, &request.caller).await?;
     Response::json(json!({ "id": id }))
 }
 
@@ -200,7 +200,7 @@ async fn list(request: Request) -> Result<Response, ApiError> {
         offset,
     };
     let extras = request.text("extras").map_or_else(Extras::default, Extras::parse);
-    let servers = request.app.server_list(&filter, extras);
+    let servers = request.app.servers.list(&filter, extras);
     let Some(fields) = request.text("fields") else { return Response::json(servers) };
     let wanted: Vec<_> = fields.split(',').collect();
     let mut shown = json!(servers);
@@ -212,15 +212,15 @@ async fn list(request: Request) -> Result<Response, ApiError> {
 
 async fn get(request: Request) -> Result<Response, ApiError> {
     let ServerRef::Server(server) = request.server_ref()? else {
-        let (record, version) = request.app.boot_default_record().await?;
+        let (record, version) = request.app.boot.default_server().await?;
         return Ok(Response::json(record)?.etag(version));
     };
-    let mut view = request.app.server_get(server, Extras::ALL)?;
-    if let Some(modules) = request.app.boot_modules_of(server).await? {
+    let mut view = request.app.servers.get(server, Extras::ALL)?;
+    if let Some(modules) = request.app.boot.modules_of(server).await? {
         view.record.boot.boot_modules = Some(BootModules::Inline(modules));
     }
     let answer = Response::json(view)?;
-    Ok(match request.app.server_version(server) {
+    Ok(match request.app.fleet.version(server) {
         Some(version) => answer.etag(version),
         None => answer,
     })
@@ -238,7 +238,7 @@ async fn update(mut request: Request) -> Result<Response, ApiError> {
         .params
         .read()
         .map_err(|error| ApiError::internal("a parameter's rules are not its type's", error))?;
-    request.app.server_modify(server, &update, &request.expected(), &request.caller).await?;
+    request.app.servers.modify(server, &update, &request.expected(), &request.caller).await?;
     Ok(Response::empty())
 }
 
@@ -253,7 +253,7 @@ fn as_number(value: &Value) -> Option<Value> {
 
 async fn delete(request: Request) -> Result<Response, ApiError> {
     let server = request.server()?;
-    request.app.server_delete(server, &request.expected()).await?;
+    request.app.servers.delete(server, &request.expected()).await?;
     Ok(Response::empty())
 }
 
@@ -261,13 +261,15 @@ async fn register(request: Request) -> Result<Response, ApiError> {
     let text = request.text("server_uuid").unwrap_or_default();
     let server = text.parse().map_err(|_| super::request::invalid_server())?;
     let sysinfo = request.object("sysinfo").unwrap_or_default();
-    request.app.sysinfo_register(server, sysinfo).await?;
+    request.app.reports.register(server, sysinfo).await?;
     Ok(Response::empty())
 }
 
 async fn refresh(request: Request) -> Result<Response, ApiError> {
     let server = request.server()?;
-    request.app.sysinfo_refresh(server, request.params, &request.caller).await?;
+    let Request { app, params, caller, .. } = request;
+    let sysinfo = app.nodes.gather_sysinfo(server, params, &caller).await?;
+    app.reports.register(server, sysinfo).await?;
     Ok(Response::empty())
 }
 
@@ -280,11 +282,11 @@ async fn history(request: Request) -> Result<Response, ApiError> {
 }
 
 async fn pause(request: Request) -> Result<Response, ApiError> {
-    request.app.agent_pause(request.server()?, "paused through the API").await?;
+    request.app.nodes.pause(request.server()?, "paused through the API").await?;
     Ok(Response::empty())
 }
 
 async fn resume(request: Request) -> Result<Response, ApiError> {
-    request.app.agent_resume(request.server()?).await?;
+    request.app.nodes.resume(request.server()?).await?;
     Ok(Response::empty())
 }

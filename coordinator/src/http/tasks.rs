@@ -73,7 +73,7 @@ async fn list(request: Request) -> Result<Response, ApiError> {
         limit: request.limit()?,
         marker: request.text("marker").and_then(|text| text.parse().ok()),
     };
-    let page = request.app.task_list(&filter).await?;
+    let page = request.app.tasks.list(&filter).await?;
     let answer = Response::json(page.tasks)?;
     let next = page.next.and_then(|id| HeaderValue::try_from(id.as_str()).ok());
     Ok(match next {
@@ -85,18 +85,18 @@ async fn list(request: Request) -> Result<Response, ApiError> {
 async fn get(request: Request) -> Result<Response, ApiError> {
     let id = task_id(&request)?;
     // Before the record: a version that is too old is refused, one that is too new is not.
-    let version = request.app.task_version(&id).await?;
-    Ok(Response::json(request.app.task_get(&id).await?)?.etag(version))
+    let version = request.app.tasks.version(&id).await?;
+    Ok(Response::json(request.app.tasks.get(&id).await?)?.etag(version))
 }
 
 async fn wait(request: Request) -> Result<Response, ApiError> {
     let id = task_id(&request)?;
     let timeout = request.seconds("timeout").unwrap_or(MAX_WAIT);
-    Response::json(request.app.task_wait(&id, timeout).await?)
+    Response::json(request.app.tasks.wait(&id, timeout).await?)
 }
 
 async fn cancel(request: Request) -> Result<Response, ApiError> {
     let id = task_id(&request)?;
-    request.app.task_cancel(&id, &request.expected()).await?;
+    request.app.tasks.cancel(&id, &request.expected()).await?;
     Response::json(json!({ "id": id }))
 }

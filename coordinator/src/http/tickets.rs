@@ -145,7 +145,7 @@ async fn list(request: Request) -> Result<Response, ApiError> {
         // One too large for a number is after the end of every list.
         offset: request.param("offset").map_or(0, |_| number("offset").unwrap_or(usize::MAX)),
     };
-    let tickets = request.app.ticket_list(server(&request)?, &filter);
+    let tickets = request.app.tickets.list(server(&request)?, &filter);
     Response::json(tickets.iter().map(|record| &record.ticket).collect::<Vec<_>>())
 }
 
@@ -158,7 +158,7 @@ async fn create(request: Request) -> Result<Response, ApiError> {
         req_id: request.caller.req_id.clone(),
         extra: request.object("extra").unwrap_or_default(),
     };
-    Response::json(request.app.ticket_create(wanted).await?)
+    Response::json(request.app.tickets.create(wanted).await?)
 }
 
 async fn delete_all(request: Request) -> Result<Response, ApiError> {
@@ -166,29 +166,29 @@ async fn delete_all(request: Request) -> Result<Response, ApiError> {
         let message = "Will not delete all tickets without ?force=true".to_owned();
         return Err(ApiError::PreconditionFailed(message));
     }
-    request.app.tickets_delete_all(server(&request)?).await?;
+    request.app.tickets.delete_all(server(&request)?).await?;
     Ok(Response::empty())
 }
 
 async fn get(request: Request) -> Result<Response, ApiError> {
-    let held = request.app.ticket_get(ticket(&request, not_found)?).await?;
+    let held = request.app.tickets.get(ticket(&request, not_found)?).await?;
     Ok(Response::json(&held.value.ticket)?.etag(held.revision))
 }
 
 async fn delete(request: Request) -> Result<Response, ApiError> {
-    request.app.ticket_delete(ticket(&request, not_found)?, request.expected()).await?;
+    request.app.tickets.delete(ticket(&request, not_found)?, request.expected()).await?;
     Ok(Response::empty())
 }
 
 async fn release(request: Request) -> Result<Response, ApiError> {
-    request.app.ticket_release(ticket(&request, not_found)?, request.expected()).await?;
+    request.app.tickets.release(ticket(&request, not_found)?, request.expected()).await?;
     Ok(Response::empty())
 }
 
 async fn wait(request: Request) -> Result<Response, ApiError> {
     let uuid = ticket(&request, no_such)?;
     let holds = request.headers.get(X_MUSTER_TICKET).and_then(|name| name.to_str().ok());
-    let waiting = request.app.ticket_wait(uuid, holds.and_then(|name| name.parse().ok()));
+    let waiting = request.app.tickets.wait(uuid, holds.and_then(|name| name.parse().ok()));
     match request.seconds("timeout") {
         None => waiting.await?,
         Some(limit) => tokio::time::timeout(limit, waiting)

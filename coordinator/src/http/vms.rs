@@ -202,7 +202,7 @@ fn check_update(request: &Request, verb: &str) -> Result<(), ApiError> {
 }
 
 async fn list(request: Request) -> Result<Response, ApiError> {
-    Response::json(request.app.vms_of(request.server()?))
+    Response::json(request.app.fleet.vms_of(request.server()?))
 }
 
 async fn create(request: Request) -> Result<Response, ApiError> {
@@ -211,13 +211,15 @@ async fn create(request: Request) -> Result<Response, ApiError> {
         .text("uuid")
         .and_then(|text| text.parse().ok())
         .ok_or_else(|| ApiError::invalid("uuid", "value was not a UUID"))?;
-    let id = request.app.vm_create_from(server, uuid, request.params, &request.caller).await?;
+    let Request { app, mut params, caller, .. } = request;
+    app.datasets.complete(server, &mut params).await?;
+    let id = app.placement.create_on(server, uuid, params, &caller).await?;
     Response::json(TaskStarted { id })
 }
 
 async fn nics(request: Request) -> Result<Response, ApiError> {
     let server = request.server()?;
-    let id = request.app.vm_nics_update(server, request.params, &request.caller).await?;
+    let id = request.app.nodes.vm_nics_update(server, request.params, &request.caller).await?;
     Response::json(TaskStarted { id })
 }
 
@@ -241,7 +243,7 @@ async fn migrate(request: Request) -> Result<Response, ApiError> {
 
 async fn vnc(request: Request) -> Result<Response, ApiError> {
     let (server, vm) = (request.server()?, request.vm()?);
-    Response::json(request.app.vm_vnc(server, vm, &request.caller).await?)
+    Response::json(request.app.nodes.vm_vnc(server, vm, &request.caller).await?)
 }
 
 /// Parameters of a task about the VM.

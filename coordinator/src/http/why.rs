@@ -24,22 +24,22 @@ async fn why(request: Request) -> Result<Response, ApiError> {
     match request.text("kind").unwrap_or_default() {
         "task" => {
             let id = id.parse().map_err(|_| ApiError::from(AppError::TaskNotFound))?;
-            Response::json(app.why_task(&id).await?)
+            Response::json(app.why.task(&id).await?)
         }
         "server" => {
             let server = id.parse().map_err(|_| missing("Server"))?;
-            Response::json(app.why_server(server)?)
+            Response::json(app.why.server(server)?)
         }
         "vm" => {
             let vm = id.parse().map_err(|_| missing("VM"))?;
-            Response::json(app.why_vm(vm)?)
+            Response::json(app.why.vm(vm)?)
         }
         "ticket" => {
             let ticket =
                 id.parse().map_err(|_| ApiError::NotFound(format!("ticket {id} not found")))?;
-            Response::json(app.why_ticket(ticket).await?)
+            Response::json(app.why.ticket(ticket).await?)
         }
-        "store" if id == "records" => Response::json(app.why_records()),
+        "store" if id == "records" => Response::json(app.why.records()),
         kind => Err(ApiError::NotFound(format!("/why/{kind} does not exist"))),
     }
 }

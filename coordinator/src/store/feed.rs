@@ -20,7 +20,9 @@ use prometheus_client::metrics::gauge::Gauge;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 
-use super::{Event, Record, Revision, SharedStore, Store, StoreError, Watch, Write, list_all};
+use super::{
+    Event, Record, Revision, SharedStore, Store, StoreError, Watch, Write, list_all, newest,
+};
 
 /// Longest wait for a durable change to arrive in memory. It comes within microseconds unless the
 /// watch was lost and everything is being read again.
@@ -146,7 +148,7 @@ impl Feed {
     /// [`StoreError::Unavailable`].
     pub(crate) async fn load(&self) -> Result<(), StoreError> {
         let followers = self.followers.read().clone();
-        let from = now(&*self.store).await?;
+        let from = newest(&*self.store).await?;
         let mut all = Vec::with_capacity(followers.len());
         for follower in &followers {
             let records = follower.read(&*self.store).await?;
@@ -154,7 +156,7 @@ impl Feed {
             all.push(by_key.collect::<BTreeMap<_, _>>());
         }
         // What changed while it was read is in some of it and not in the rest.
-        let until = now(&*self.store).await?;
+        let until = newest(&*self.store).await?;
         let mut watch = self.store.watch("", from).await?;
         let mut at = from;
         while at < until {
@@ -235,14 +237,9 @@ impl Feed {
     /// # Errors
     /// [`StoreError::Unavailable`].
     pub(crate) async fn catch_up(&self) -> Result<(), StoreError> {
-        self.reached(now(&*self.store).await?).await;
+        self.reached(newest(&*self.store).await?).await;
         Ok(())
     }
-}
-
-/// The last commit. Any page tells.
-async fn now(store: &dyn Store) -> Result<Revision, StoreError> {
-    Ok(store.list("boot/default", None, 1).await?.revision)
 }
 
 /// Brings records that were read one after the other up to later commits.

@@ -78,6 +78,15 @@ pub struct Record {
     pub revision: Revision,
 }
 
+/// A stored record and the commit that wrote it.
+#[derive(Clone, Debug)]
+pub struct Held<T> {
+    /// The record.
+    pub value: T,
+    /// Its revision.
+    pub revision: Revision,
+}
+
 /// What must hold for a write to happen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expect {
@@ -208,6 +217,14 @@ pub enum StoreError {
     },
 }
 
+impl StoreError {
+    /// Whether somebody else was first.
+    #[must_use]
+    pub fn is_conflict(&self) -> bool {
+        matches!(self, Self::Conflict { .. })
+    }
+}
+
 /// The store.
 #[async_trait]
 pub trait Store: fmt::Debug + Send + Sync + 'static {
@@ -272,6 +289,14 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
 /// A shared store.
 pub type SharedStore = Arc<dyn Store>;
+
+/// The last commit. Any page tells.
+///
+/// # Errors
+/// [`StoreError::Unavailable`].
+pub async fn newest(store: &dyn Store) -> Result<Revision, StoreError> {
+    Ok(store.list("", None, 1).await?.revision)
+}
 
 /// Every record under a prefix, page by page; for start-up, where all of it is wanted.
 ///

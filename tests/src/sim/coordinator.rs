@@ -212,5 +212,5 @@ async fn start_app(start: Start) -> Result<Arc<App>, String> {
         blobs,
         instance: "sim".to_owned(),
     };
-    App::start(config, parts).await.map_err(|e| Chain(&e).to_string())
+    muster_coordinator::start(config, parts).await.map_err(|e| Chain(&e).to_string())
 }

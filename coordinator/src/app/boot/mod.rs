@@ -6,21 +6,28 @@
 
 mod params;
 
+use std::sync::Arc;
+
 use muster_shared::api::boot::{BootModule, BootModules, BootParams, BootRecord};
 use muster_shared::api::server::{DefaultServer, ServerRecord, ServerStatus};
 use muster_shared::ids::ServerUuid;
 use object_store::path::Path;
 use object_store::{ObjectStoreExt as _, PutPayload};
 
+use super::context::Context;
 use super::error::AppError;
 use super::expected::Expected;
-use super::status::ATTEMPTS;
-use super::tasks::is_conflict;
-use super::{App, keys};
-use crate::store::{Expect, Revision, Write};
+use super::fleet::Fleet;
+use super::keys;
+use super::platforms::PlatformCatalog;
+use super::records::Records;
+use crate::store::{Expect, Revision};
 use params::Whose;
 pub use params::{BootChange, Mode};
 
+const BOOT: Records<BootRecord> = Records::under(keys::BOOT);
+/// The record that new servers inherit from.
+const DEFAULT: &str = "default";
 /// Modules up to this size stay in the record, bytes of JSON.
 const INLINE_MODULES_BYTES: usize = 32 * 1024;
 
@@ -42,24 +49,40 @@ impl BootOwner {
     }
 }
 
-impl App {
+/// Boot parameters; see the module.
+#[derive(Debug)]
+pub struct Boot {
+    ctx: Arc<Context>,
+    fleet: Arc<Fleet>,
+    platforms: Arc<PlatformCatalog>,
+}
+
+impl Boot {
+    pub(super) fn new(
+        ctx: Arc<Context>,
+        fleet: Arc<Fleet>,
+        platforms: Arc<PlatformCatalog>,
+    ) -> Self {
+        Self { ctx, fleet, platforms }
+    }
+
     /// Boot parameters as `GET /boot/…` shows them, and the version of their record.
     ///
     /// # Errors
     /// [`AppError::ServerNotFound`], [`AppError::Store`], [`AppError::Blob`].
-    pub async fn boot_get(&self, owner: BootOwner) -> Result<(BootParams, String), AppError> {
-        let settings = &self.config.boot;
+    pub async fn get(&self, owner: BootOwner) -> Result<(BootParams, String), AppError> {
+        let settings = &self.ctx.config.boot;
         match owner {
             BootOwner::Default => {
-                let (record, revision) = self.boot_default().await?;
-                let modules = self.boot_modules(&record).await?;
+                let (record, revision) = self.default_record().await?;
+                let modules = self.modules(&record).await?;
                 Ok((params::reply(&record, None, modules, settings), revision.to_string()))
             }
             BootOwner::Server(server) => {
                 let held = self.fleet.with(server, |entry| entry.record.clone()).flatten();
                 let held = held.ok_or(AppError::ServerNotFound(server))?;
                 let record = &held.value;
-                let modules = self.boot_modules(&record.boot).await?;
+                let modules = self.modules(&record.boot).await?;
                 let reply = params::reply(&record.boot, Some(&record.hostname), modules, settings);
                 Ok((reply, held.revision.to_string()))
             }
@@ -67,23 +90,23 @@ impl App {
     }
 
     /// The default record and its revision.
-    async fn boot_default(&self) -> Result<(BootRecord, Revision), AppError> {
-        match self.parts.store.get(keys::BOOT_DEFAULT).await? {
-            Some(stored) => Ok((keys::decode(&stored)?, stored.revision)),
+    async fn default_record(&self) -> Result<(BootRecord, Revision), AppError> {
+        match BOOT.get(&self.ctx, DEFAULT).await? {
+            Some(held) => Ok((held.value, held.revision)),
             // Only when somebody removed it from the store: it is made at start.
             None => Ok((params::first_default(None), Revision::default())),
         }
     }
 
     /// Makes the default record of a new installation.
-    pub(super) async fn boot_found(&self) -> Result<(), AppError> {
-        if self.parts.store.get(keys::BOOT_DEFAULT).await?.is_some() {
+    pub(super) async fn found(&self) -> Result<(), AppError> {
+        if BOOT.get(&self.ctx, DEFAULT).await?.is_some() {
             return Ok(());
         }
-        let platform = match self.platforms().await {
+        let platform = match self.platforms.all().await {
             Ok(platforms) => platforms.newest().or_else(|| {
                 // Of several without a time in their names none is the newest.
-                let own = self.config.host_platform.clone();
+                let own = self.ctx.config.host_platform.clone();
                 own.filter(|own| platforms.contains(own))
             }),
             Err(error) => {
@@ -92,18 +115,18 @@ impl App {
             }
         };
         let record = params::first_default(platform.as_deref());
-        let write = Write::put(keys::BOOT_DEFAULT, Expect::Absent, keys::encode(&record));
-        match self.parts.store.commit(vec![write]).await {
+        let write = BOOT.put(DEFAULT, Expect::Absent, &record);
+        match self.ctx.parts.store.commit(vec![write]).await {
             // Another coordinator was first.
-            Err(error) if !is_conflict(&error) => Err(error.into()),
+            Err(error) if !error.is_conflict() => Err(error.into()),
             _ => Ok(()),
         }
     }
 
     /// Lays over a new server's record what it inherits.
-    pub(super) async fn boot_inherit(&self, record: &mut BootRecord) -> Result<(), AppError> {
-        let (default, _) = self.boot_default().await?;
-        params::inherit(record, &default, &self.config.boot);
+    pub(super) async fn inherit(&self, record: &mut BootRecord) -> Result<(), AppError> {
+        let (default, _) = self.default_record().await?;
+        params::inherit(record, &default, &self.ctx.config.boot);
         Ok(())
     }
 
@@ -111,9 +134,9 @@ impl App {
     ///
     /// # Errors
     /// [`AppError::Store`], [`AppError::Blob`].
-    pub async fn boot_default_record(&self) -> Result<(DefaultServer, String), AppError> {
-        let (record, revision) = self.boot_default().await?;
-        let boot_modules = self.boot_modules(&record).await?.unwrap_or_default();
+    pub async fn default_server(&self) -> Result<(DefaultServer, String), AppError> {
+        let (record, revision) = self.default_record().await?;
+        let boot_modules = self.modules(&record).await?.unwrap_or_default();
         let view = DefaultServer {
             uuid: "default",
             default_console: record.default_console,
@@ -135,7 +158,7 @@ impl App {
     /// [`AppError::ServerNotFound`]; [`AppError::RefusedArgument`] for an unknown platform;
     /// [`AppError::InvalidArgument`] for bad modules; [`AppError::Invalid`] when it grows too
     /// large; [`AppError::Changed`]; [`AppError::Store`], [`AppError::Blob`].
-    pub async fn boot_change(
+    pub async fn change(
         &self,
         owner: BootOwner,
         mode: Mode,
@@ -145,15 +168,15 @@ impl App {
         let given = change.boot_modules.as_deref().map(params::check_modules).transpose()?;
         let mut newest = None;
         if let Some(platform) = &change.platform {
-            if !self.platform_exists(platform).await? {
+            if !self.platforms.exists(platform).await? {
                 let text = format!("Platform '{platform}' does not exist");
                 return Err(AppError::RefusedArgument(text));
             }
         } else if mode == Mode::Replace {
-            newest = self.platforms().await?.newest();
+            newest = self.platforms.all().await?.newest();
         }
         let modules = match given {
-            Some(modules) => Some(self.boot_keep(owner, modules).await?),
+            Some(modules) => Some(self.keep(owner, modules).await?),
             None => None,
         };
         let whose = owner.whose();
@@ -161,55 +184,51 @@ impl App {
             params::apply(record, whose, mode, change, modules.as_ref(), newest.as_deref())
         };
         let changed = match owner {
-            BootOwner::Default => self.boot_default_change(expected, apply).await,
+            BootOwner::Default => self.change_default(expected, apply).await,
             BootOwner::Server(server) => {
                 let apply = |record: &mut ServerRecord| apply(&mut record.boot);
-                let old = self.server_change(server, expected, apply).await;
+                let old = self.fleet.change_record(server, expected, apply).await;
                 old.map(|old| old.boot.clone())
             }
         };
         match changed {
             Ok(BootRecord { boot_modules: old, .. }) => {
                 if old != modules && (modules.is_some() || mode == Mode::Replace) {
-                    self.boot_drop(old.as_ref()).await;
+                    self.drop_modules(old.as_ref()).await;
                 }
                 Ok(())
             }
             Err(error) => {
-                self.boot_drop(modules.as_ref()).await;
+                self.drop_modules(modules.as_ref()).await;
                 Err(error)
             }
         }
     }
 
-    /// As [`App::server_change`], for the default record.
-    async fn boot_default_change(
+    /// As [`Fleet::change_record`], for the default record.
+    async fn change_default(
         &self,
         expected: &Expected,
         change: impl Fn(&mut BootRecord) -> Result<(), AppError>,
     ) -> Result<BootRecord, AppError> {
-        for _ in 0..ATTEMPTS {
-            let (old, revision) = self.boot_default().await?;
+        let attempt = || async {
+            let (old, revision) = self.default_record().await?;
             expected.check(revision)?;
             let mut record = old.clone();
             change(&mut record)?;
-            if record == old {
-                return Ok(old);
+            if record != old {
+                let made = revision != Revision::default();
+                let expect = if made { Expect::At(revision) } else { Expect::Absent };
+                let write = BOOT.put(DEFAULT, expect, &record);
+                self.ctx.parts.store.commit(vec![write]).await?;
             }
-            let expect =
-                if revision == Revision::default() { Expect::Absent } else { Expect::At(revision) };
-            let write = Write::put(keys::BOOT_DEFAULT, expect, keys::encode(&record));
-            match self.parts.store.commit(vec![write]).await {
-                Ok(_) => return Ok(old),
-                Err(error) if is_conflict(&error) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Err(AppError::Busy("the default record changes too fast".to_owned()))
+            Ok(old)
+        };
+        self.ctx.retry("the default record", attempt).await
     }
 
     /// What a record keeps of checked modules: themselves, or a reference to a blob.
-    async fn boot_keep(
+    async fn keep(
         &self,
         owner: BootOwner,
         modules: Vec<BootModule>,
@@ -222,10 +241,10 @@ impl App {
             BootOwner::Default => "default".to_owned(),
             BootOwner::Server(server) => server.to_string(),
         };
-        let path = format!("boot/{name}/{}", self.parts.entropy.uuid());
+        let path = format!("boot/{name}/{}", self.ctx.parts.entropy.uuid());
         let bytes = json.len();
         let payload = PutPayload::from_bytes(json);
-        let put = self.parts.blobs.put(&Path::from(path.as_str()), payload).await;
+        let put = self.ctx.parts.blobs.put(&Path::from(path.as_str()), payload).await;
         put.map_err(|source| AppError::Blob { action: "write", path: path.clone(), source })?;
         Ok(BootModules::Blob { blob: path, bytes })
     }
@@ -234,33 +253,33 @@ impl App {
     ///
     /// # Errors
     /// [`AppError::Blob`], [`AppError::Corrupt`].
-    pub async fn boot_modules_of(
+    pub async fn modules_of(
         &self,
         server: ServerUuid,
     ) -> Result<Option<Vec<BootModule>>, AppError> {
         match self.fleet.with(server, |entry| entry.record.clone()).flatten() {
-            Some(held) => self.boot_modules(&held.value.boot).await,
+            Some(held) => self.modules(&held.value.boot).await,
             None => Ok(None),
         }
     }
 
-    async fn boot_modules(&self, record: &BootRecord) -> Result<Option<Vec<BootModule>>, AppError> {
+    async fn modules(&self, record: &BootRecord) -> Result<Option<Vec<BootModule>>, AppError> {
         let path = match &record.boot_modules {
             None => return Ok(None),
             Some(BootModules::Inline(modules)) => return Ok(Some(modules.clone())),
             Some(BootModules::Blob { blob, .. }) => blob,
         };
         let failed = |source| AppError::Blob { action: "read", path: path.clone(), source };
-        let got = self.parts.blobs.get(&Path::from(path.as_str())).await.map_err(failed)?;
+        let got = self.ctx.parts.blobs.get(&Path::from(path.as_str())).await.map_err(failed)?;
         let bytes = got.bytes().await.map_err(failed)?;
         let modules = serde_json::from_slice(&bytes);
         modules.map(Some).map_err(|source| AppError::Corrupt { key: path.clone(), source })
     }
 
     /// Removes the blob of modules whose record is gone or has others now.
-    pub(super) async fn boot_drop(&self, modules: Option<&BootModules>) {
+    pub(super) async fn drop_modules(&self, modules: Option<&BootModules>) {
         if let Some(BootModules::Blob { blob, .. }) = modules
-            && let Err(error) = self.parts.blobs.delete(&Path::from(blob.as_str())).await
+            && let Err(error) = self.ctx.parts.blobs.delete(&Path::from(blob.as_str())).await
         {
             tracing::warn!(path = blob, %error, "cannot delete a blob");
         }

@@ -9,7 +9,7 @@ use muster_shared::api::Object;
 use muster_shared::api::boot::{BootModule, BootModules, BootParams, BootRecord, ModuleEncoding};
 use serde_json::{Value, json};
 
-use crate::app::config::BootSettings;
+use crate::app::BootSettings;
 use crate::app::error::AppError;
 
 /// Largest decoded boot module, bytes.

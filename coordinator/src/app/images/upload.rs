@@ -14,8 +14,8 @@ use object_store::{ObjectStoreExt as _, WriteMultipart};
 use sha1::Sha1;
 use sha2::{Digest as _, Sha256};
 
-use super::{BLOB_PREFIX, Image, ImageError};
-use crate::app::{App, Expected};
+use super::{BLOB_PREFIX, Image, ImageError, Images};
+use crate::app::Expected;
 
 /// An upload on which nothing arrives for so long is aborted; there are few places for uploads.
 const STALL: Duration = Duration::from_mins(5);
@@ -35,24 +35,24 @@ pub struct FileClaim {
     pub sha256: Option<String>,
 }
 
-impl App {
+impl Images {
     /// Stores an image's file; it replaces an earlier one once it is whole and durable. A failed
     /// upload leaves nothing.
     ///
     /// # Errors
     /// [`ImageError::Checksum`], [`ImageError::Active`] and others; the earlier file stays.
-    pub async fn image_upload(
+    pub async fn upload(
         &self,
         image: ImageUuid,
         claim: FileClaim,
         expected: &Expected,
         body: BoxStream<'static, io::Result<Bytes>>,
     ) -> Result<Image, ImageError> {
-        let current = self.image_expected(image, expected).await?;
+        let current = self.expected(image, expected).await?;
         if current.is_active() {
             return Err(ImageError::Active(image));
         }
-        let name = format!("{BLOB_PREFIX}/{image}/file-{}", self.parts().entropy.uuid());
+        let name = format!("{BLOB_PREFIX}/{image}/file-{}", self.ctx.parts.entropy.uuid());
         let path = Path::from(name.as_str());
         let received = self.receive(image, &path, body).await?;
         let adopted = match received.check(&claim) {
@@ -73,7 +73,7 @@ impl App {
         mut body: BoxStream<'static, io::Result<Bytes>>,
     ) -> Result<Received, ImageError> {
         let failed = |source| ImageError::Blob { action: "store", image, source };
-        let upload = self.parts().blobs.put_multipart(path).await.map_err(failed)?;
+        let upload = self.ctx.parts.blobs.put_multipart(path).await.map_err(failed)?;
         let mut upload = WriteMultipart::new_with_chunk_size(upload, PART_BYTES);
         let mut received = Hashing::default();
         let outcome = loop {

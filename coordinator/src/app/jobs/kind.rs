@@ -14,10 +14,11 @@ use muster_shared::wire::{Code, TaskError};
 use serde_json::Value;
 
 use super::record::{JobRecord, Place};
+use super::{JOBS, Jobs};
+use crate::app::Caller;
 use crate::app::error::AppError;
 use crate::app::tasks::NewTask;
-use crate::app::{App, Caller, keys};
-use crate::store::{Expect, Revision, Write};
+use crate::store::{Expect, Revision};
 
 /// Every kind of job.
 pub(super) static KINDS: &[&Kind] = &[
@@ -119,7 +120,7 @@ impl From<AppError> for StepFailure {
 /// What a step works with.
 #[derive(Debug)]
 pub(super) struct StepContext {
-    pub(super) app: Arc<App>,
+    pub(super) jobs: Arc<Jobs>,
     /// The record as this coordinator last wrote it, with what changed since.
     pub(super) job: JobRecord,
     /// The revision of the last write.
@@ -150,12 +151,12 @@ impl StepContext {
         change: impl Fn(&mut ServerRecord) + Send,
     ) -> Result<(), StepFailure> {
         let any = crate::app::Expected::ANY;
-        Ok(self.app.server_update(self.server(), &any, change).await?)
+        Ok(self.jobs.fleet.update_record(self.server(), &any, change).await?)
     }
 
     /// Waits until the server's agent is connected, as after a restart of this coordinator.
     pub(super) async fn connected(&self) {
-        while !self.app.agents.is_connected(self.server()) {
+        while !self.jobs.agents.is_connected(self.server()) {
             tokio::time::sleep(CONNECTION_POLL).await;
         }
     }
@@ -171,7 +172,7 @@ impl StepContext {
             _ => self.make_task(task, params, attempt).await?,
         };
         loop {
-            let ended = self.app.task_ended(&id, Duration::MAX).await?;
+            let ended = self.jobs.tasks.ended(&id, Duration::MAX).await?;
             match ended.and_then(|record| record.outcome()) {
                 Some(Ok(result)) => return Ok(result),
                 Some(Err(error)) => return Err(failure(task, &error)),
@@ -181,7 +182,7 @@ impl StepContext {
     }
 
     async fn is_open(&self, id: &TaskId) -> Result<bool, StepFailure> {
-        match self.app.task_record_of(id).await {
+        match self.jobs.tasks.record_of(id).await {
             Ok(record) => Ok(record.status == TaskStatus::Active),
             Err(AppError::TaskNotFound) => Ok(false),
             Err(error) => Err(error.into()),
@@ -194,21 +195,17 @@ impl StepContext {
         params: Object,
         attempt: u32,
     ) -> Result<TaskId, StepFailure> {
-        let app = Arc::clone(&self.app);
+        let tasks = Arc::clone(&self.jobs.tasks);
         let server = self.server();
-        app.require_capability(server, task)?;
-        let _place = app.reserve_task(server)?;
+        tasks.require_capability(server, task)?;
+        let _place = tasks.reserve(server)?;
         let new =
             NewTask { server, task: task.to_owned(), params, caller: self.caller(), vm: None };
-        let record = app.task_record(new).await?;
+        let record = tasks.record(new).await?;
         self.job.step_mut(self.place).task = Some((record.id.clone(), attempt));
-        let mut writes = app.task_writes(&record);
-        writes.push(Write::put(
-            keys::job(self.job.uuid),
-            Expect::At(self.revision),
-            keys::encode(&self.job),
-        ));
-        self.revision = app.task_commit(&record, writes).await?;
+        let mut writes = tasks.writes(&record);
+        writes.push(JOBS.put(self.job.uuid, Expect::At(self.revision), &self.job));
+        self.revision = tasks.commit(&record, writes).await?;
         Ok(record.id)
     }
 }

@@ -7,10 +7,11 @@ use muster_shared::api::job::{Execution, Job};
 use muster_shared::ids::ServerUuid;
 use uuid::Uuid;
 
+use super::JOBS;
+use super::Jobs;
 use super::record::JobRecord;
 use crate::app::error::AppError;
-use crate::app::{App, keys};
-use crate::store::{Expect, MAX_PAGE, Revision, Write};
+use crate::store::{Expect, Held, MAX_PAGE, Revision};
 
 /// Most jobs in one answer.
 const MAX_LIMIT: usize = 1_000;
@@ -42,20 +43,19 @@ impl JobFilter {
     }
 }
 
-impl App {
+impl Jobs {
     /// A job and its revision.
-    pub(super) async fn job_of(&self, uuid: Uuid) -> Result<(JobRecord, Revision), AppError> {
-        let stored = self.parts.store.get(&keys::job(uuid)).await?;
-        let stored = stored.ok_or(AppError::JobNotFound)?;
-        Ok((keys::decode(&stored)?, stored.revision))
+    pub(super) async fn record_of(&self, uuid: Uuid) -> Result<(JobRecord, Revision), AppError> {
+        let held = JOBS.get(&self.ctx, uuid).await?.ok_or(AppError::JobNotFound)?;
+        Ok((held.value, held.revision))
     }
 
     /// One job as the workflow API shows it, and its version for `ETag`.
     ///
     /// # Errors
     /// [`AppError::JobNotFound`], [`AppError::Store`].
-    pub async fn job_get(&self, uuid: Uuid) -> Result<(Job, Revision), AppError> {
-        let (job, revision) = self.job_of(uuid).await?;
+    pub async fn get(&self, uuid: Uuid) -> Result<(Job, Revision), AppError> {
+        let (job, revision) = self.record_of(uuid).await?;
         Ok((job.public(), revision))
     }
 
@@ -63,16 +63,15 @@ impl App {
     ///
     /// # Errors
     /// [`AppError::Store`].
-    pub async fn job_list(&self, filter: &JobFilter) -> Result<Vec<Job>, AppError> {
+    pub async fn list(&self, filter: &JobFilter) -> Result<Vec<Job>, AppError> {
         let limit = filter.limit.unwrap_or(MAX_LIMIT).min(MAX_LIMIT);
         let offset = filter.offset.min(MAX_OFFSET);
         // Keys are in the order of creation, so the last that fit are wanted.
         let mut newest: VecDeque<JobRecord> = VecDeque::new();
         let mut after: Option<String> = None;
         loop {
-            let page = self.parts.store.list(keys::JOBS, after.as_deref(), MAX_PAGE).await?;
-            for stored in &page.records {
-                let job: JobRecord = keys::decode(stored)?;
+            let page = JOBS.page(&self.ctx, after.as_deref(), MAX_PAGE).await?;
+            for (_, Held { value: job, .. }) in page.records {
                 if filter.fits(&job) {
                     newest.push_front(job);
                     newest.truncate(offset + limit);
@@ -90,28 +89,28 @@ impl App {
     ///
     /// # Errors
     /// [`AppError::Store`]; what was deleted before stays deleted.
-    pub async fn jobs_sweep(&self) -> Result<usize, AppError> {
-        let keep = jiff::SignedDuration::try_from(self.config.task_retention).unwrap_or_default();
-        let now = self.parts.clock.wall();
+    pub async fn sweep(&self) -> Result<usize, AppError> {
+        let keep =
+            jiff::SignedDuration::try_from(self.ctx.config.task_retention).unwrap_or_default();
+        let now = self.ctx.parts.clock.wall();
         let is_old =
             |at: &str| at.parse::<Timestamp>().is_ok_and(|at| now.duration_since(at) > keep);
         let mut deleted = 0;
         let mut after: Option<String> = None;
         loop {
-            let page = self.parts.store.list(keys::JOBS, after.as_deref(), BATCH).await?;
+            let page = JOBS.page(&self.ctx, after.as_deref(), BATCH).await?;
             let mut writes = Vec::new();
             let mut young = false;
-            for stored in &page.records {
-                let job: JobRecord = keys::decode(stored)?;
+            for (_, Held { value: job, revision }) in page.records {
                 // What follows was made later, and so ended later.
                 young |= !is_old(&job.created_at);
                 if job.finished_at.as_deref().is_some_and(is_old) {
-                    writes.push(Write::delete(stored.key.clone(), Expect::At(stored.revision)));
+                    writes.push(JOBS.delete(job.uuid, Expect::At(revision)));
                 }
             }
             if !writes.is_empty() {
                 deleted += writes.len();
-                self.parts.store.commit(writes).await?;
+                self.ctx.parts.store.commit(writes).await?;
             }
             match page.next {
                 Some(next) if !young => after = Some(next),

@@ -34,36 +34,66 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use uuid::Uuid;
 
+use super::context::Context;
 use super::error::AppError;
-use super::tasks::is_conflict;
-use super::{App, Caller, Expected, keys};
-use crate::store::{Expect, Write};
+use super::fleet::{Entry, Fleet};
+use super::nodes::Nodes;
+use super::records::Records;
+use super::reports::Reports;
+use super::tasks::Tasks;
+use super::tickets::Tickets;
+use super::{Caller, Expected, keys};
+use crate::agents::Agents;
+use crate::store::Expect;
 use kind::{Kind, StepContext, StepFailure};
 pub use list::JobFilter;
 pub(crate) use nics::checked as checked_nics;
 pub use record::JobRecord;
 use record::{Claim, StepRecord};
 
+const JOBS: Records<JobRecord> = Records::under(keys::JOBS);
+/// Which job of a kind runs on a server.
+const GUARDS: Records<Uuid> = Records::under(keys::JOB_GUARDS);
 /// Races for a guard before a request fails.
 const ATTEMPTS: usize = 10;
 /// Largest parameters of a job, bytes of JSON; the record has to fit a value of the store.
 const MAX_PARAMS_BYTES: usize = 128 * 1024;
 
-/// The jobs that this coordinator runs.
-#[derive(Debug, Default)]
-pub(crate) struct Jobs {
+/// The jobs that this coordinator runs, and what their steps work with.
+#[derive(Debug)]
+pub struct Jobs {
+    ctx: Arc<Context>,
+    agents: Arc<Agents>,
+    fleet: Arc<Fleet>,
+    nodes: Arc<Nodes>,
+    reports: Arc<Reports>,
+    tasks: Arc<Tasks>,
+    tickets: Arc<Tickets>,
     running: Mutex<BTreeSet<Uuid>>,
     /// There may be a job to claim.
     pub(crate) wake: Notify,
 }
 
-impl App {
+impl Jobs {
+    pub(super) fn new(
+        ctx: Arc<Context>,
+        agents: Arc<Agents>,
+        fleet: Arc<Fleet>,
+        nodes: Arc<Nodes>,
+        reports: Arc<Reports>,
+        tasks: Arc<Tasks>,
+        tickets: Arc<Tickets>,
+    ) -> Self {
+        let (running, wake) = (Mutex::default(), Notify::new());
+        Self { ctx, agents, fleet, nodes, reports, tasks, tickets, running, wake }
+    }
+
     /// Sets a server up; `None` when it is set up already.
     ///
     /// # Errors
     /// [`AppError::ServerNotFound`], [`AppError::Invalid`], [`AppError::Store`].
-    pub async fn job_server_setup(
-        self: &Arc<Self>,
+    pub async fn server_setup(
+        &self,
         server: ServerUuid,
         mut params: JobParams,
         caller: &Caller,
@@ -79,35 +109,35 @@ impl App {
         }
         if let Some(hostname) = &params.setup.hostname {
             // Before anything is changed.
-            self.fence(caller).await?;
-            if let Some(running) = self.job_running(&server_setup::KIND, server).await? {
+            self.tickets.fence(caller).await?;
+            if let Some(running) = self.open_of(&server_setup::KIND, server).await? {
                 return Ok(Some(running));
             }
             let rename = |record: &mut ServerRecord| record.hostname.clone_from(hostname);
-            self.server_update(server, &Expected::ANY, rename).await?;
+            self.fleet.update_record(server, &Expected::ANY, rename).await?;
         }
-        self.job_create(&server_setup::KIND, server, params, caller).await.map(Some)
+        self.create(&server_setup::KIND, server, params, caller).await.map(Some)
     }
 
     /// Restarts a server.
     ///
     /// # Errors
     /// [`AppError::Invalid`], [`AppError::Store`].
-    pub async fn job_server_reboot(
-        self: &Arc<Self>,
+    pub async fn server_reboot(
+        &self,
         server: ServerUuid,
         params: JobParams,
         caller: &Caller,
     ) -> Result<Uuid, AppError> {
-        self.job_create(&server_reboot::KIND, server, params, caller).await
+        self.create(&server_reboot::KIND, server, params, caller).await
     }
 
     /// Wipes a server that has no VMs; `Err` of the number of VMs otherwise.
     ///
     /// # Errors
     /// [`AppError::Store`].
-    pub async fn job_server_factory_reset(
-        self: &Arc<Self>,
+    pub async fn server_factory_reset(
+        &self,
         server: ServerUuid,
         params: JobParams,
         caller: &Caller,
@@ -116,7 +146,7 @@ impl App {
         if vms > 0 {
             return Ok(Err(vms));
         }
-        self.job_create(&server_factory_reset::KIND, server, params, caller).await.map(Ok)
+        self.create(&server_factory_reset::KIND, server, params, caller).await.map(Ok)
     }
 
     /// Changes which tags a server's interfaces carry.
@@ -124,25 +154,23 @@ impl App {
     /// # Errors
     /// [`AppError::RefusedArgument`] for a server that is not set up, or while another such job
     /// runs; [`AppError::Invalid`], [`AppError::Store`].
-    pub async fn job_nic_update(
-        self: &Arc<Self>,
+    pub async fn nic_update(
+        &self,
         server: ServerUuid,
         params: JobParams,
         caller: &Caller,
     ) -> Result<Uuid, AppError> {
-        let setup = |entry: &super::fleet::Entry| {
-            entry.record.as_ref().is_some_and(|record| record.value.setup)
-        };
+        let setup = |entry: &Entry| entry.record.as_ref().is_some_and(|record| record.value.setup);
         if !self.fleet.with(server, setup).unwrap_or(false) {
             return Err(AppError::RefusedArgument("Server is not setup".to_owned()));
         }
-        self.job_create(&nic_update::KIND, server, params, caller).await
+        self.create(&nic_update::KIND, server, params, caller).await
     }
 
     /// Makes a job, unless one of its kind runs on the server: then that one is the answer. Only
     /// a change of NICs has to be the same change for that.
-    async fn job_create(
-        self: &Arc<Self>,
+    async fn create(
+        &self,
         kind: &'static Kind,
         server: ServerUuid,
         mut params: JobParams,
@@ -154,27 +182,27 @@ impl App {
             let text = format!("with the other parameters over {MAX_PARAMS_BYTES} bytes");
             return Err(AppError::invalid("nics", text));
         }
-        let guard = keys::job_guard(server, kind.name);
-        let fence = self.fence(caller).await?;
+        let guard = format!("{server}/{}", kind.name);
+        let fence = self.tickets.fence(caller).await?;
         for _ in 0..ATTEMPTS {
-            let mut job = self.job_record(kind, server, params.clone(), caller);
+            let mut job = self.new_record(kind, server, params.clone(), caller);
             job.ticket_uuid = fence.as_ref().map(|fence| fence.uuid);
             let writes = vec![
-                Write::put(keys::job(job.uuid), Expect::Absent, keys::encode(&job)),
-                Write::put(guard.clone(), Expect::Absent, keys::encode(&job.uuid)),
+                JOBS.put(job.uuid, Expect::Absent, &job),
+                GUARDS.put(&guard, Expect::Absent, &job.uuid),
             ];
-            match self.commit_under(fence.as_ref(), writes).await {
+            match self.tickets.commit_under(fence.as_ref(), writes).await {
                 Ok(_) => {
                     tracing::info!(job = %job.uuid, name = job.name, server_uuid = %server, "job made");
-                    self.jobs.wake.notify_one();
+                    self.wake.notify_one();
                     return Ok(job.uuid);
                 }
-                Err(AppError::Store(error)) if is_conflict(&error) => {}
+                Err(AppError::Store(error)) if error.is_conflict() => {}
                 Err(error) => return Err(error),
             }
             // It may have ended meanwhile; then there is room for the new one.
-            let Some(running) = self.job_running(kind, server).await? else { continue };
-            let other = self.job_of(running).await?;
+            let Some(running) = self.open_of(kind, server).await? else { continue };
+            let other = self.record_of(running).await?;
             if kind.name == nic_update::KIND.name && other.0.params != params {
                 let text = format!("job {running} changes this server's NICs");
                 return Err(AppError::RefusedArgument(text));
@@ -185,12 +213,12 @@ impl App {
     }
 
     /// The open job of a kind on a server.
-    async fn job_running(&self, kind: &Kind, server: ServerUuid) -> Result<Option<Uuid>, AppError> {
-        let stored = self.parts.store.get(&keys::job_guard(server, kind.name)).await?;
-        stored.map(|stored| keys::decode(&stored)).transpose()
+    async fn open_of(&self, kind: &Kind, server: ServerUuid) -> Result<Option<Uuid>, AppError> {
+        let id = format!("{server}/{}", kind.name);
+        Ok(GUARDS.get(&self.ctx, id).await?.map(|held| held.value))
     }
 
-    fn job_record(
+    fn new_record(
         &self,
         kind: &Kind,
         server: ServerUuid,
@@ -205,13 +233,13 @@ impl App {
             steps.iter().map(step).collect()
         };
         JobRecord {
-            uuid: self.mint_id(),
+            uuid: self.ctx.mint_id(),
             name: kind.name.to_owned(),
             execution: Execution::Queued,
             server_uuid: server,
             params,
             req_id: caller.req_id.clone(),
-            created_at: iso(self.parts.clock.wall()),
+            created_at: iso(self.ctx.parts.clock.wall()),
             started: None,
             finished_at: None,
             elapsed_ms: 0,
@@ -222,15 +250,15 @@ impl App {
         }
     }
 
-    fn job_claim(&self) -> Claim {
-        Claim { instance: self.parts.instance.clone(), lease: *self.lease.lock() }
+    fn claim(&self) -> Claim {
+        Claim { instance: self.ctx.parts.instance.clone(), lease: *self.ctx.lease.lock() }
     }
 }
 
 /// The first step of every kind: the server is still there.
 fn validate_params(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>> {
     Box::pin(async move {
-        let known = ctx.app.fleet.with(ctx.server(), |entry| entry.record.is_some());
+        let known = ctx.jobs.fleet.with(ctx.server(), |entry| entry.record.is_some());
         match known {
             Some(true) => Ok(()),
             _ => Err(AppError::ServerNotFound(ctx.server()).into()),

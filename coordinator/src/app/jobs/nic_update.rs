@@ -19,6 +19,8 @@ pub(super) static KIND: Kind = Kind {
 fn refresh(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>> {
     Box::pin(async move {
         ctx.connected().await;
-        Ok(ctx.app.sysinfo_refresh(ctx.server(), Object::new(), &ctx.caller()).await?)
+        let (server, caller) = (ctx.server(), ctx.caller());
+        let sysinfo = ctx.jobs.nodes.gather_sysinfo(server, Object::new(), &caller).await?;
+        Ok(ctx.jobs.reports.register(server, sysinfo).await?)
     })
 }

@@ -69,7 +69,7 @@ pub(super) fn update(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFail
     Box::pin(async move {
         let given = ctx.job.params.nics.clone().unwrap_or_default();
         let action = ctx.job.params.nic_action.unwrap_or(NicAction::Update);
-        let sysinfo = ctx.app.server_sysinfo(ctx.server());
+        let sysinfo = ctx.jobs.fleet.sysinfo_of(ctx.server());
         let nics = apply(action, current(&sysinfo), given);
         let params = Object::from_iter([("nics", json!(nics))]);
         ctx.task("server_update_nics", params).await.map(drop)

@@ -1,6 +1,5 @@
 //! Running jobs: claiming what nobody runs, step after step, each written before it begins.
 
-use std::collections::BTreeSet;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,9 +10,9 @@ use uuid::Uuid;
 
 use super::kind::{Kind, Step, StepContext, StepFailure};
 use super::record::{JobRecord, Place};
+use super::{GUARDS, JOBS, Jobs};
 use crate::app::error::AppError;
-use crate::app::{App, keys};
-use crate::store::{Expect, Revision, StoreError, Write, list_all};
+use crate::store::{Expect, Held, Revision, StoreError};
 
 /// Jobs that one coordinator runs at a time; others wait, or are claimed by its peers.
 const MAX_RUNNING: usize = 256;
@@ -26,24 +25,22 @@ const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// Before the store is asked again.
 const STORE_PAUSE: Duration = Duration::from_millis(500);
 
-impl App {
+impl Jobs {
     /// Claims the open jobs that nobody runs and starts them. Safe at any time, on any
     /// coordinator.
     ///
     /// # Errors
     /// [`AppError::Store`]; what is left is found again.
-    pub(crate) async fn jobs_tick(self: &Arc<Self>) -> Result<(), AppError> {
-        let (guards, _) = list_all(&*self.parts.store, keys::JOB_GUARDS).await?;
+    pub(crate) async fn tick(self: &Arc<Self>) -> Result<(), AppError> {
         let mut members = None;
-        for guard in guards {
-            let uuid: Uuid = keys::decode(&guard)?;
+        for (_, Held { value: uuid, .. }) in GUARDS.all(&self.ctx).await? {
             {
-                let running = self.jobs.running.lock();
+                let running = self.running.lock();
                 if running.contains(&uuid) || running.len() >= MAX_RUNNING {
                     continue;
                 }
             }
-            let (job, revision) = match self.job_of(uuid).await {
+            let (job, revision) = match self.record_of(uuid).await {
                 Ok(found) => found,
                 // It ended, and was deleted, between the two reads.
                 Err(AppError::JobNotFound) => continue,
@@ -53,36 +50,30 @@ impl App {
                 continue;
             }
             if let Some(claim) = &job.claim
-                && claim.instance != self.parts.instance
+                && claim.instance != self.ctx.parts.instance
             {
                 let members = match &members {
                     Some(members) => members,
-                    None => members.insert(self.members().await?),
+                    None => members.insert(self.ctx.members().await?),
                 };
                 if members.contains(&claim.instance) {
                     continue;
                 }
             }
-            self.job_take(job, revision).await?;
+            self.take(job, revision).await?;
         }
         Ok(())
     }
 
-    async fn members(&self) -> Result<BTreeSet<String>, AppError> {
-        let (records, _) = list_all(&*self.parts.store, keys::MEMBERS).await?;
-        let names = records.iter().filter_map(|record| record.key.strip_prefix(keys::MEMBERS));
-        Ok(names.map(str::to_owned).collect())
-    }
-
-    async fn job_take(
+    async fn take(
         self: &Arc<Self>,
         mut job: JobRecord,
         revision: Revision,
     ) -> Result<(), AppError> {
-        job.claim = Some(self.job_claim());
-        let write = Write::put(keys::job(job.uuid), Expect::At(revision), keys::encode(&job));
-        match self.parts.store.commit(vec![write]).await {
-            Ok(revision) => self.job_spawn(job, revision),
+        job.claim = Some(self.claim());
+        let write = JOBS.put(job.uuid, Expect::At(revision), &job);
+        match self.ctx.parts.store.commit(vec![write]).await {
+            Ok(revision) => self.spawn_job(job, revision),
             // Somebody else was first.
             Err(StoreError::Conflict { .. }) => {}
             Err(error) => return Err(error.into()),
@@ -90,39 +81,39 @@ impl App {
         Ok(())
     }
 
-    fn job_spawn(self: &Arc<Self>, job: JobRecord, revision: Revision) {
+    fn spawn_job(self: &Arc<Self>, job: JobRecord, revision: Revision) {
         let uuid = job.uuid;
-        if !self.jobs.running.lock().insert(uuid) {
+        if !self.running.lock().insert(uuid) {
             return;
         }
         let span =
             tracing::info_span!("job", %uuid, name = job.name, server_uuid = %job.server_uuid);
-        let running = Running { app: Arc::clone(self), uuid };
+        let running = Running { jobs: Arc::clone(self), uuid };
         let work = async move {
-            let app = Arc::clone(&running.app);
-            let context = StepContext { app: app.clone(), job, revision, place: Place::Chain(0) };
+            let jobs = Arc::clone(&running.jobs);
+            let context = StepContext { jobs: jobs.clone(), job, revision, place: Place::Chain(0) };
             tokio::select! {
                 biased;
-                () = app.cancel.cancelled() => {}
+                () = jobs.ctx.cancel.cancelled() => {}
                 () = drive(context) => {}
             }
             drop(running);
         };
-        drop(self.tracker.spawn(work.instrument(span)));
+        drop(self.ctx.tracker.spawn(work.instrument(span)));
     }
 }
 
 /// A job that this coordinator runs, until dropped.
 struct Running {
-    app: Arc<App>,
+    jobs: Arc<Jobs>,
     uuid: Uuid,
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.app.jobs.running.lock().remove(&self.uuid);
+        self.jobs.running.lock().remove(&self.uuid);
         // There may be room for another one.
-        self.app.jobs.wake.notify_one();
+        self.jobs.wake.notify_one();
     }
 }
 
@@ -134,7 +125,7 @@ async fn drive(mut ctx: StepContext) {
         return std::future::pending().await;
     };
     loop {
-        let now = ctx.app.parts.clock.wall();
+        let now = ctx.jobs.ctx.parts.clock.wall();
         let Some(place) = ctx.job.next() else {
             ctx.job.settle(now);
             if write(&mut ctx, true).await {
@@ -166,9 +157,9 @@ async fn drive(mut ctx: StepContext) {
 /// Runs one try of a step and notes its outcome in the context's record; the next write takes it
 /// along, and a crash before that repeats the step.
 async fn run(ctx: &mut StepContext, step: Option<&Step>, place: Place) {
-    let before = ctx.app.parts.clock.monotonic();
+    let before = ctx.jobs.ctx.parts.clock.monotonic();
     try_step(ctx, step, place).await;
-    let spent = ctx.app.parts.clock.monotonic().saturating_sub(before);
+    let spent = ctx.jobs.ctx.parts.clock.monotonic().saturating_sub(before);
     ctx.job.elapsed_ms += u64::try_from(spent.as_millis()).unwrap_or(u64::MAX);
 }
 
@@ -178,7 +169,7 @@ async fn try_step(ctx: &mut StepContext, step: Option<&Step>, place: Place) {
         Some(step) => attempt(ctx, step, place).await,
         None => Err(StepFailure::fatal("this version does not have this step")),
     };
-    let now = ctx.app.parts.clock.wall();
+    let now = ctx.jobs.ctx.parts.clock.wall();
     let Err(failure) = outcome else {
         ctx.job.succeed(place, now);
         return;
@@ -220,7 +211,7 @@ async fn attempt(ctx: &mut StepContext, step: &Step, place: Place) -> Result<(),
 /// One that its agent has begun may be beyond recall.
 async fn recall(ctx: &StepContext, place: Place) {
     let Some((id, _)) = &ctx.job.step(place).task else { return };
-    match ctx.app.task_cancel(id, &crate::app::Expected::ANY).await {
+    match ctx.jobs.tasks.cancel(id, &crate::app::Expected::ANY).await {
         Ok(()) => tracing::info!(task_id = %id, "cancelled the task of a step that was given up"),
         Err(error) => tracing::debug!(task_id = %id, %error, "the step's task is left alone"),
     }
@@ -230,12 +221,12 @@ async fn recall(ctx: &StepContext, place: Place) {
 /// be written.
 async fn write(ctx: &mut StepContext, last: bool) -> bool {
     let job = &ctx.job;
-    let mut writes =
-        vec![Write::put(keys::job(job.uuid), Expect::At(ctx.revision), keys::encode(job))];
+    let mut writes = vec![JOBS.put(job.uuid, Expect::At(ctx.revision), job)];
     if last {
-        writes.push(Write::delete(keys::job_guard(job.server_uuid, &job.name), Expect::Any));
+        let guard = format!("{}/{}", job.server_uuid, job.name);
+        writes.push(GUARDS.delete(guard, Expect::Any));
     }
-    match ctx.app.parts.store.commit(writes).await {
+    match ctx.jobs.ctx.parts.store.commit(writes).await {
         Ok(revision) => {
             ctx.revision = revision;
             true
@@ -252,10 +243,10 @@ async fn write(ctx: &mut StepContext, last: bool) -> bool {
 async fn reload(ctx: &mut StepContext) -> bool {
     loop {
         tokio::time::sleep(STORE_PAUSE).await;
-        match ctx.app.job_of(ctx.job.uuid).await {
+        match ctx.jobs.record_of(ctx.job.uuid).await {
             Ok((job, revision)) => {
                 let ours =
-                    job.claim == ctx.job.claim || job.claim.as_ref() == Some(&ctx.app.job_claim());
+                    job.claim == ctx.job.claim || job.claim.as_ref() == Some(&ctx.jobs.claim());
                 let ours = ours && !job.execution.has_ended();
                 if !ours {
                     tracing::info!("the job has another owner, or has ended");

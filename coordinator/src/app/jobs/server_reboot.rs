@@ -48,7 +48,7 @@ fn drain(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>> {
     Box::pin(async move {
         ctx.connected().await;
         let token = muster_shared::ids::TaskId::from(ctx.job.uuid);
-        Ok(ctx.app.agent_drain(ctx.server(), "a reboot is to come", token).await?)
+        Ok(ctx.jobs.nodes.drain(ctx.server(), "a reboot is to come", token).await?)
     })
 }
 
@@ -56,7 +56,7 @@ fn wait_drained(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>>
     Box::pin(async move {
         let drained = || {
             let said = |entry: &crate::app::fleet::Entry| entry.remarks["intake"] == "drained";
-            ctx.app.fleet.with(ctx.server(), said).unwrap_or(false)
+            ctx.jobs.fleet.with(ctx.server(), said).unwrap_or(false)
         };
         while !drained() {
             tokio::time::sleep(DRAIN_POLL).await;
@@ -85,6 +85,6 @@ fn unmark(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>> {
 fn resume(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>> {
     Box::pin(async move {
         ctx.connected().await;
-        Ok(ctx.app.agent_undrain(ctx.server(), &ctx.job.uuid.into()).await?)
+        Ok(ctx.jobs.nodes.undrain(ctx.server(), &ctx.job.uuid.into()).await?)
     })
 }

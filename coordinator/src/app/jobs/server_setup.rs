@@ -64,7 +64,7 @@ fn wait_reboot(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>> 
             let booted = record.and_then(|r| r.value.last_boot.as_deref().and_then(time));
             entry.stored_status() == "running" && booted > started
         };
-        while !ctx.app.fleet.with(ctx.server(), back).unwrap_or(false) {
+        while !ctx.jobs.fleet.with(ctx.server(), back).unwrap_or(false) {
             tokio::time::sleep(REBOOT_POLL).await;
         }
         Ok(())

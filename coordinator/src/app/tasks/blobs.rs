@@ -9,8 +9,8 @@ use object_store::path::Path;
 use object_store::{ObjectStoreExt as _, PutPayload};
 use serde_json::{Value, json};
 
+use super::Tasks;
 use super::record::{Params, TaskRecord};
-use crate::app::App;
 use crate::app::error::AppError;
 use crate::app::keys;
 use crate::store::MAX_VALUE_BYTES;
@@ -20,7 +20,7 @@ const INLINE_PARAMS_BYTES: usize = 32 * 1024;
 /// Room for what else a record holds, bytes.
 const ENVELOPE_BYTES: usize = 8 * 1024;
 
-impl App {
+impl Tasks {
     /// Puts large parameters aside.
     pub(super) async fn store_params(
         &self,
@@ -42,7 +42,8 @@ impl App {
             Params::Inline(params) => Ok(params.clone()),
             Params::Blob(path) => {
                 let failed = |source| AppError::Blob { action: "read", path: path.clone(), source };
-                let got = self.parts.blobs.get(&Path::from(path.as_str())).await.map_err(failed)?;
+                let got =
+                    self.ctx.parts.blobs.get(&Path::from(path.as_str())).await.map_err(failed)?;
                 let bytes = got.bytes().await.map_err(failed)?;
                 serde_json::from_slice(&bytes)
                     .map_err(|source| AppError::Corrupt { key: path.clone(), source })
@@ -53,14 +54,14 @@ impl App {
     /// Removes parameters that nobody needs any more.
     pub(super) async fn drop_params(&self, params: &Params) {
         if let Params::Blob(path) = params
-            && let Err(error) = self.parts.blobs.delete(&Path::from(path.as_str())).await
+            && let Err(error) = self.ctx.parts.blobs.delete(&Path::from(path.as_str())).await
         {
             tracing::warn!(path, %error, "cannot delete a blob");
         }
     }
 
     async fn put_blob(&self, path: &str, bytes: Bytes) -> Result<(), AppError> {
-        let put = self.parts.blobs.put(&Path::from(path), PutPayload::from_bytes(bytes)).await;
+        let put = self.ctx.parts.blobs.put(&Path::from(path), PutPayload::from_bytes(bytes)).await;
         put.map(drop).map_err(|source| AppError::Blob {
             action: "write",
             path: path.to_owned(),

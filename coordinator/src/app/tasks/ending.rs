@@ -1,6 +1,6 @@
 //! How tasks end: results, refusals, cancellation, deletion of their server.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use muster_shared::api::task::TaskStatus;
@@ -10,10 +10,11 @@ use muster_shared::wire::{
 };
 
 use super::record::Ending;
-use super::{Open, is_conflict};
+use super::{Open, TASKS, Tasks};
 use crate::agents::{Reply, SendError};
 use crate::app::error::AppError;
-use crate::app::{App, Expected, keys};
+use crate::app::{Expected, keys};
+use crate::planted::Defect;
 use crate::store::{Expect, Write};
 
 /// Longest wait for the agent's answer to `cancel`.
@@ -30,21 +31,24 @@ pub(crate) enum When {
     Unsent,
 }
 
-impl App {
+impl Tasks {
     /// An agent reports how a task ended. Stored before it is acknowledged; a repetition is only
     /// acknowledged.
-    pub(crate) async fn task_result(self: &Arc<Self>, server: ServerUuid, result: TaskResult) {
+    pub(crate) async fn result(self: &Arc<Self>, server: ServerUuid, result: TaskResult) {
         let id = result.id.clone();
         let ending = Ending { outcome: result.status, result: result.result, error: result.error };
-        let known = match self.tasks.get(&id) {
+        let known = match self.table.get(&id) {
             // The task has moved on to another server; this one need not keep its refusal.
             Some(open) if open.record.server_uuid != server => true,
-            Some(_) => {
+            Some(open) => {
                 // Who brings a result has had the task.
-                self.tasks.accepted(&id, self.parts.clock.monotonic());
-                self.task_end(&id, ending, When::Always).await
+                self.table.accepted(&id, self.ctx.parts.clock.monotonic());
+                let place = open.record.vm_uuid.map(keys::place).unwrap_or_default();
+                let end = self.end(&id, ending, When::Always);
+                let planted = &self.ctx.config.planted;
+                planted.tells_memory(Defect::RoomOfConnection, place, end).await
             }
-            None => match self.task_record_of(&id).await {
+            None => match self.record_of(&id).await {
                 Ok(record) => record.status != TaskStatus::Active,
                 // A store that lacks a task may be a lost or a wrong one. The agent keeps the
                 // result, and forgets it when no store can have the task any more.
@@ -71,65 +75,62 @@ impl App {
     }
 
     /// An agent refused a task or does not know it.
-    pub(crate) async fn task_refused(
+    pub(crate) async fn refused(
         self: &Arc<Self>,
         server: ServerUuid,
         id: &TaskId,
         code: &Code,
         message: &str,
     ) {
-        let Some(open) = self.tasks.get(id) else { return };
+        let Some(open) = self.table.get(id) else { return };
         // The late answer to a cancel that nobody waits for any more: the task goes on.
         if open.record.server_uuid != server || *code == Code::NotCancellable {
             return;
         }
         if *code == Code::UnknownTask {
             if !open.accepted() {
-                return self.task_dispatch(id);
+                return self.dispatch(id);
             }
             let reason = "the agent no longer knows this task, which it had accepted";
-            return self.task_end_surely(id, Ending::failure(Code::TaskLost, reason)).await;
+            return self.end_surely(id, Ending::failure(Code::TaskLost, reason)).await;
         }
-        self.task_end_surely(id, Ending::failure(code.clone(), message)).await;
+        let end = self.end_surely(id, Ending::failure(code.clone(), message));
+        let planted = &self.ctx.config.planted;
+        planted.tells_memory(Defect::RefusalOfConnection, keys::task(id), end).await;
     }
 
     /// Ends a task of whose end nobody will tell again: what can't be stored now is tried again.
-    pub(super) async fn task_end_surely(self: &Arc<Self>, id: &TaskId, ending: Ending) {
-        let stored = self.task_end(id, ending.clone(), When::Always).await;
-        self.tasks.set_unstored(id, (!stored).then_some(ending));
+    pub(super) async fn end_surely(self: &Arc<Self>, id: &TaskId, ending: Ending) {
+        let stored = self.end(id, ending.clone(), When::Always).await;
+        self.table.set_unstored(id, (!stored).then_some(ending));
     }
 
     /// Ends an open task; `true` once the end is durable, `false` when it is not, or the task is
     /// not as `when` demands. A task that places a VM and was refused before anything was made goes
     /// to another server instead. It comes to its end also when the caller is dropped.
-    pub(crate) async fn task_end(
-        self: &Arc<Self>,
-        id: &TaskId,
-        ending: Ending,
-        when: When,
-    ) -> bool {
-        let (app, id) = (Arc::clone(self), id.clone());
-        let ended = self.spawn(async move { app.task_end_attached(&id, ending, when).await });
+    pub(crate) async fn end(self: &Arc<Self>, id: &TaskId, ending: Ending, when: When) -> bool {
+        let (tasks, id) = (Arc::clone(self), id.clone());
+        let ended = self.ctx.spawn(async move { tasks.end_attached(&id, ending, when).await });
         ended.await.unwrap_or(false)
     }
 
-    async fn task_end_attached(self: &Arc<Self>, id: &TaskId, ending: Ending, when: When) -> bool {
+    async fn end_attached(self: &Arc<Self>, id: &TaskId, ending: Ending, when: When) -> bool {
         for _ in 0..ATTEMPTS {
-            let Some((open, turn)) = self.tasks.turn(id).await else { return true };
+            let Some((open, turn)) = self.table.turn(id).await else { return true };
             if when == When::Unsent && open.record.sent {
                 return false;
             }
-            match self.task_try_end(&open, ending.clone()).await {
+            match self.try_end(&open, ending.clone()).await {
                 Ok(moved) => {
                     drop(turn);
                     if moved {
-                        self.task_dispatch(id);
+                        self.dispatch(id);
                     }
                     return true;
                 }
-                Err(AppError::Store(error)) if is_conflict(&error) => {
+                Err(AppError::Store(error)) if error.is_conflict() => {
                     // Another coordinator changed it.
-                    if let Err(error) = self.feed.catch_up().await {
+                    if let Err(error) = self.ctx.feed.catch_up().await {
                         tracing::warn!(task_id = %id, %error, "cannot read a task again");
                         return false;
                     }
@@ -144,24 +145,25 @@ impl App {
     }
 
     /// Ends a task whose turn the caller has; `true` when it was moved to another server instead.
-    async fn task_try_end(self: &Arc<Self>, open: &Open, ending: Ending) -> Result<bool, AppError> {
+    async fn try_end(self: &Arc<Self>, open: &Open, ending: Ending) -> Result<bool, AppError> {
+        let asked = self.at_end.get().and_then(Weak::upgrade);
         if open.record.refusals.is_some()
             && let Some(error) = refusal(&ending)
-            && self.place_again(open, error).await?
+            && let Some(asked) = &asked
+            && Arc::clone(asked).move_refused(open, error).await?
         {
             return Ok(true);
         }
-        let mut ended = open.record.ended(ending, self.parts.clock.wall());
+        let mut ended = open.record.ended(ending, self.ctx.parts.clock.wall());
         ended.accepted = open.accepted();
         self.shrink(&mut ended).await?;
         let mut writes = vec![
-            Write::put(keys::task(&ended.id), Expect::At(open.revision), keys::encode(&ended)),
+            TASKS.put(&ended.id, Expect::At(open.revision), &ended),
             Write::delete(keys::open(ended.server_uuid, &ended.id), Expect::Any),
         ];
-        writes.extend(self.place_writes(&ended));
-        writes.extend(self.vm_of_result(&ended));
-        self.feed.commit(writes).await?;
-        self.counters.tasks_ended.inc();
+        writes.extend(asked.iter().flat_map(|asked| asked.writes(&ended)));
+        self.ctx.feed.commit(writes).await?;
+        self.ctx.counters.tasks_ended.inc();
         self.drop_params(&open.record.params).await;
         Ok(false)
     }
@@ -172,19 +174,21 @@ impl App {
     /// # Errors
     /// [`AppError::TaskNotFound`], [`AppError::Changed`], [`AppError::NotCancellable`],
     /// [`AppError::NotConnected`], [`AppError::Busy`], [`AppError::Timeout`].
-    pub async fn task_cancel(
+    pub async fn cancel(
         self: &Arc<Self>,
         id: &TaskId,
         expected: &Expected,
     ) -> Result<(), AppError> {
-        expected.check(self.task_version(id).await?)?;
-        let Some(open) = self.tasks.get(id) else {
-            let record = self.task_record_of(id).await?;
+        expected.check(self.version(id).await?)?;
+        let Some(open) = self.table.get(id) else {
+            let record = self.record_of(id).await?;
             let status = record.status.as_str();
             return Err(AppError::NotCancellable(format!("the task has ended: {status}")));
         };
         let ending = Ending::failure(Code::Cancelled, "cancelled before it was sent");
-        if self.task_end(id, ending, When::Unsent).await {
+        let late = self.ctx.config.planted.has(Defect::CancelBeforeTurn) && !open.record.sent;
+        let when = if late { When::Always } else { When::Unsent };
+        if self.end(id, ending, when).await {
             return Ok(());
         }
         let server = open.record.server_uuid;
@@ -199,10 +203,10 @@ impl App {
     }
 
     /// Ends all tasks of a server that is being deleted.
-    pub(crate) async fn tasks_of_deleted(self: &Arc<Self>, server: ServerUuid) {
-        for id in self.tasks.of_server(server) {
+    pub(crate) async fn end_all_of(self: &Arc<Self>, server: ServerUuid) {
+        for id in self.table.of_server(server) {
             let ending = Ending::failure(Code::ServerDeleted, "the server was deleted");
-            self.task_end_surely(&id, ending).await;
+            self.end_surely(&id, ending).await;
         }
     }
 }

@@ -1,20 +1,13 @@
 //! How much of the store ended tasks take. Pure.
 
+use crate::app::HistoryLimits;
+
 /// Ended tasks in the store. The bytes are those of their records, large results in blobs not
 /// counted; a record that goes counts as an average one until everything is measured again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct History {
     count: u64,
     bytes: u64,
-}
-
-/// What is kept of ended tasks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HistoryLimits {
-    /// At most so many tasks.
-    pub count: u64,
-    /// At most so many bytes of records.
-    pub bytes: u64,
 }
 
 impl History {

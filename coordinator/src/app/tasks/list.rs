@@ -7,9 +7,9 @@ use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
 use muster_shared::secrets::masked;
 
 use super::record::TaskRecord;
+use super::{TASKS, Tasks};
 use crate::app::error::AppError;
-use crate::app::{App, keys};
-use crate::store::{MAX_PAGE, Record};
+use crate::store::{Held, MAX_PAGE};
 
 /// Most tasks in one answer.
 const MAX_LIMIT: usize = 1_000;
@@ -51,33 +51,30 @@ pub struct TaskPage {
     pub next: Option<TaskId>,
 }
 
-impl App {
+impl Tasks {
     /// Lists tasks, oldest first.
     ///
     /// # Errors
     /// [`AppError::Store`].
-    pub async fn task_list(&self, filter: &TaskFilter) -> Result<TaskPage, AppError> {
+    pub async fn list(&self, filter: &TaskFilter) -> Result<TaskPage, AppError> {
         let limit = filter.limit.unwrap_or(MAX_LIMIT).min(MAX_LIMIT);
         if filter.status == Some(TaskStatus::Active) {
             return Ok(self.open_list(filter, limit));
         }
         let mut page = TaskPage::default();
-        let mut after = filter.marker.as_ref().map(keys::task);
+        let mut after = filter.marker.as_ref().map(|id| TASKS.key(id));
         let mut scanned = 0;
         loop {
-            let records = self.parts.store.list(keys::TASKS, after.as_deref(), MAX_PAGE).await?;
+            let records = TASKS.page(&self.ctx, after.as_deref(), MAX_PAGE).await?;
             // What the page shows as open must not be unknown to memory.
-            self.feed.reached(records.revision).await;
-            for Record { key, value, .. } in &records.records {
+            self.ctx.feed.reached(records.revision).await;
+            for (_, Held { value: record, .. }) in &records.records {
                 scanned += 1;
-                let Some(record) = self.feed.damaged().decode::<TaskRecord>(key, value) else {
-                    continue;
-                };
-                if !filter.fits(&record) {
+                if !filter.fits(record) {
                     continue;
                 }
                 let id = record.id.clone();
-                let open = self.tasks.get(&id).map(|open| open.public());
+                let open = self.table.get(&id).map(|open| open.public());
                 page.tasks.push(listed(open.unwrap_or_else(|| record.public())));
                 if page.tasks.len() == limit {
                     page.next = Some(id);
@@ -85,7 +82,7 @@ impl App {
                 }
             }
             if scanned >= MAX_SCANNED {
-                page.next = records.records.last().and_then(|record| keys::last(&record.key));
+                page.next = records.records.last().map(|(_, held)| held.value.id.clone());
                 return Ok(page);
             }
             match records.next {
@@ -97,10 +94,10 @@ impl App {
 
     /// Open tasks by kind, at most `max`.
     #[must_use]
-    pub fn open_tasks_by_kind(&self, max: usize) -> BTreeMap<String, Vec<TaskStarted>> {
+    pub fn open_by_kind(&self, max: usize) -> BTreeMap<String, Vec<TaskStarted>> {
         let mut kinds: BTreeMap<String, Vec<TaskStarted>> = BTreeMap::new();
-        for id in self.tasks.ids().into_iter().take(max) {
-            if let Some(open) = self.tasks.get(&id) {
+        for id in self.table.ids().into_iter().take(max) {
+            if let Some(open) = self.table.get(&id) {
                 kinds.entry(open.record.task.clone()).or_default().push(TaskStarted { id });
             }
         }
@@ -109,12 +106,12 @@ impl App {
 
     fn open_list(&self, filter: &TaskFilter, limit: usize) -> TaskPage {
         let ids = match filter.server {
-            Some(server) => self.tasks.of_server(server),
-            None => self.tasks.ids(),
+            Some(server) => self.table.of_server(server),
+            None => self.table.ids(),
         };
         let mut page = TaskPage::default();
         for id in ids.into_iter().filter(|id| filter.marker.as_ref().is_none_or(|m| id > m)) {
-            let Some(open) = self.tasks.get(&id).filter(|open| filter.fits(&open.record)) else {
+            let Some(open) = self.table.get(&id).filter(|open| filter.fits(&open.record)) else {
                 continue;
             };
             page.tasks.push(listed(open.public()));

@@ -11,19 +11,20 @@ use object_store::path::Path;
 use object_store::{ObjectStore as _, ObjectStoreExt as _};
 
 use super::history::History;
-use super::is_conflict;
 use super::record::TaskRecord;
+use super::{TASKS, Tasks};
 use crate::app::error::AppError;
-use crate::app::{App, keys};
-use crate::store::{Expect, MAX_PAGE, Page, Write};
+use crate::app::keys;
+use crate::app::records::Page;
+use crate::store::{Expect, Held, MAX_PAGE, Write};
 
 /// Tasks deleted in one commit.
 const BATCH: usize = 50;
 
-impl App {
+impl Tasks {
     /// Whether more ended tasks are kept than their limits allow.
     pub(crate) fn history_is_over(&self) -> bool {
-        self.tasks.history().is_over(self.config.task_history)
+        self.table.history().is_over(self.ctx.config.task_history)
     }
 
     /// Counts what the store holds of ended tasks. What ends meanwhile may be counted twice, until
@@ -35,7 +36,7 @@ impl App {
         let mut history = History::default();
         let mut after: Option<String> = None;
         loop {
-            let page = self.parts.store.list(keys::TASKS, after.as_deref(), MAX_PAGE).await?;
+            let page = self.ctx.parts.store.list(keys::TASKS, after.as_deref(), MAX_PAGE).await?;
             for stored in &page.records {
                 history.add(stored.value.len());
             }
@@ -44,7 +45,7 @@ impl App {
                 None => break,
             }
         }
-        self.tasks.measured(history);
+        self.table.measured(history);
         Ok(())
     }
 
@@ -53,17 +54,17 @@ impl App {
     ///
     /// # Errors
     /// [`AppError::Store`]; what was deleted before stays deleted.
-    pub async fn tasks_sweep(&self) -> Result<usize, AppError> {
+    pub async fn sweep(&self) -> Result<usize, AppError> {
         let mut deleted = 0;
         let mut after: Option<String> = None;
         loop {
-            let page = self.parts.store.list(keys::TASKS, after.as_deref(), BATCH).await?;
+            let page = TASKS.page(&self.ctx, after.as_deref(), BATCH).await?;
             let (writes, ids, young) = self.sweep_page(&page);
             if !writes.is_empty() {
-                match self.feed.commit(writes).await {
+                match self.ctx.feed.commit(writes).await {
                     Ok(_) => {}
                     // Another coordinator sweeps, too.
-                    Err(error) if is_conflict(&error) => continue,
+                    Err(error) if error.is_conflict() => continue,
                     Err(error) => return Err(error.into()),
                 }
                 deleted += ids.len();
@@ -79,25 +80,23 @@ impl App {
     }
 
     /// What is to be deleted of a page, and whether all that follow are to be kept.
-    fn sweep_page(&self, page: &Page) -> (Vec<Write>, Vec<TaskId>, bool) {
-        let now = self.parts.clock.wall();
-        let limits = self.config.task_history;
-        let mut history = self.tasks.history();
+    fn sweep_page(&self, page: &Page<TaskRecord>) -> (Vec<Write>, Vec<TaskId>, bool) {
+        let now = self.ctx.parts.clock.wall();
+        let limits = self.ctx.config.task_history;
+        let mut history = self.table.history();
         let (mut writes, mut ids) = (Vec::new(), Vec::new());
-        for stored in &page.records {
-            let damaged = self.feed.damaged();
-            let Some(record) = damaged.decode::<TaskRecord>(&stored.key, &stored.value) else {
-                continue;
-            };
-            let old = is_old(&record.timestamp, now, self.config.task_retention);
-            if !old && !history.is_over(limits) {
+        for (key, Held { value: record, revision }) in &page.records {
+            let is_old = |at: &str| is_old(at, now, self.ctx.config.task_retention);
+            let over = history.is_over(limits);
+            if !over && !is_old(&record.timestamp) {
                 // Keys are in order of creation: all that follow are younger.
                 return (writes, ids, true);
             }
-            if record.status != TaskStatus::Active {
+            let ended_at = record.finished_at.as_deref().unwrap_or(&record.timestamp);
+            if record.status != TaskStatus::Active && (over || is_old(ended_at)) {
                 history.remove();
-                writes.push(Write::delete(stored.key.clone(), Expect::At(stored.revision)));
-                ids.push(record.id);
+                writes.push(Write::delete(key.clone(), Expect::At(*revision)));
+                ids.push(record.id.clone());
             }
         }
         (writes, ids, false)
@@ -105,10 +104,10 @@ impl App {
 
     async fn delete_blobs(&self, prefix: &str) {
         let prefix = Path::from(prefix);
-        let mut list = self.parts.blobs.list(Some(&prefix));
+        let mut list = self.ctx.parts.blobs.list(Some(&prefix));
         while let Some(found) = list.next().await {
             let Ok(found) = found else { return };
-            if let Err(error) = self.parts.blobs.delete(&found.location).await {
+            if let Err(error) = self.ctx.parts.blobs.delete(&found.location).await {
                 tracing::warn!(path = %found.location, %error, "cannot delete a blob");
             }
         }

@@ -8,10 +8,11 @@ use muster_shared::ids::ServerUuid;
 use muster_shared::wire::TaskError;
 use serde_json::Value;
 
+use super::Tasks;
+use crate::app::Caller;
 use crate::app::error::AppError;
-use crate::app::{App, Caller};
 
-impl App {
+impl Tasks {
     /// Refuses a kind of task that a server's agent is known not to have.
     ///
     /// # Errors
@@ -27,8 +28,8 @@ impl App {
     ///
     /// # Errors
     /// [`AppError::NotSupported`], [`AppError::NotConnected`], [`AppError::Timeout`],
-    /// [`AppError::Agent`]; as [`App::task_create`].
-    pub async fn task_run(
+    /// [`AppError::Agent`]; as [`Tasks::create`].
+    pub async fn run(
         self: &Arc<Self>,
         server: ServerUuid,
         task: &str,
@@ -40,8 +41,8 @@ impl App {
         if !self.agents.is_connected(server) {
             return Err(AppError::NotConnected(server));
         }
-        let id = self.task_create(server, task, params, caller).await?;
-        match self.task_ended(&id, timeout).await?.and_then(|record| record.outcome()) {
+        let id = self.create(server, task, params, caller).await?;
+        match self.ended(&id, timeout).await?.and_then(|record| record.outcome()) {
             Some(Ok(result)) => Ok(result),
             Some(Err(TaskError { code, message, details })) => {
                 Err(AppError::Agent { code, message, details })

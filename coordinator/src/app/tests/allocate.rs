@@ -22,7 +22,7 @@ pub(super) fn ask(uuid: VmUuid) -> Value {
 }
 
 async fn try_allocate(app: &App, body: &Value) -> Result<Decided, AppError> {
-    app.allocate(&Object::of(&body)).await
+    app.placement.allocate(&Object::of(&body)).await
 }
 
 /// The answer, if there is a server.
@@ -39,7 +39,7 @@ pub(super) async fn refused(app: &App, body: &Value) -> Value {
 
 /// Registers a server without an agent, with room for so many VMs of [`ask`].
 pub(super) async fn register(app: &Arc<App>, server: ServerUuid, fits: u64) {
-    app.sysinfo_register(server, sysinfo(server)).await.unwrap();
+    app.reports.register(server, sysinfo(server)).await.unwrap();
     report(app, server, fits, &json!({})).await;
 }
 
@@ -54,24 +54,24 @@ pub(super) async fn report(app: &App, server: ServerUuid, fits: u64, vms: &Value
             "zone_quota_bytes": 0, "zone_quota_used_bytes": 0, "kvm_quota_bytes": 0,
             "kvm_zvol_volsize_bytes": 0, "kvm_zvol_used_bytes": 0 },
     });
-    app.status_posted(server, &Object::of(&body));
-    while app.vms_save().await.unwrap() {}
+    app.reports.status_posted(server, &Object::of(&body));
+    while app.fleet.save_vms().await.unwrap() {}
 }
 
 fn left_mib(app: &App, server: ServerUuid) -> f64 {
     let body = json!({ "servers": [server] });
-    let capacity = app.capacity(&Object::of(&body)).unwrap();
+    let capacity = app.placement.capacity(&Object::of(&body)).unwrap();
     capacity["capacities"][server.to_string()]["ram"].as_f64().unwrap()
 }
 
 /// How many more VMs of [`ask`] fit.
 pub(super) async fn room(app: &App) -> u64 {
     let body = ask(vm(9_999));
-    app.capacity_plan(&Object::of(&body)).await.unwrap()["fleet"]["fits"].as_u64().unwrap()
+    app.placement.plan(&Object::of(&body)).await.unwrap()["fleet"]["fits"].as_u64().unwrap()
 }
 
 pub(super) async fn reservations(app: &App) -> usize {
-    app.parts.store.list("reserve/", None, 1000).await.unwrap().records.len()
+    app.ctx.parts.store.list("reserve/", None, 1000).await.unwrap().records.len()
 }
 
 #[tokio::test(start_paused = true)]
@@ -95,7 +95,7 @@ async fn an_allocation_keeps_room_until_its_time_is_over() {
     // Capacity, as in the reference, knows nothing of promises.
     assert!(left_mib(&app, server(1)) > 3000.0);
     let extras = crate::app::fields::Extras { capacity: true, ..Default::default() };
-    let shown = app.server_get(server(1), extras).unwrap();
+    let shown = app.servers.get(server(1), extras).unwrap();
     let unreserved = shown.unreserved_ram.and_then(|mib| mib.as_f64());
     assert_eq!(unreserved, Some(left_mib(&app, server(1))));
     tokio::time::sleep(Duration::from_secs(30)).await;
@@ -136,18 +136,18 @@ async fn a_report_a_ticket_or_a_task_takes_the_place_of_a_reservation() {
         extra: Object::of(&extra),
         req_id: "r".to_owned(),
     };
-    let ticket: TicketUuid = app.ticket_create(ticket).await.unwrap().uuid;
+    let ticket: TicketUuid = app.tickets.create(ticket).await.unwrap().uuid;
     // A task makes the third.
     let params = json!({ "uuid": vm(3), "owner_uuid": Uuid::from_u128(77), "brand": "joyent",
         "ram": 1024, "cpu_cap": 100, "quota": 1, "image_uuid": Uuid::from_u128(99) });
     let params = Object::of(&params);
-    let task = app.vm_create_on(server(1), vm(3), params, caller()).await.unwrap();
+    let task = app.placement.create_on(server(1), vm(3), params, caller()).await.unwrap();
     assert_eq!(room(&app).await, 2, "no VM counts twice");
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert_eq!((room(&app).await, reservations(&app).await), (2, 0));
-    app.ticket_release(ticket, Expected::ANY).await.unwrap();
+    app.tickets.release(ticket, Expected::ANY).await.unwrap();
     assert_eq!(room(&app).await, 3, "the ticket ended");
-    app.task_cancel(&task, &Expected::ANY).await.unwrap();
+    app.tasks.cancel(&task, &Expected::ANY).await.unwrap();
     assert_eq!(room(&app).await, 4, "the task ended");
     app.shutdown().await;
 }
@@ -249,15 +249,15 @@ async fn decisions_are_kept_and_replay_also_after_a_restart() {
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
     let ids: Vec<Uuid> = ids.iter().map(|id| id.parse().unwrap()).collect();
-    let list = app.allocation_list(100, None).await.unwrap();
+    let list = app.decisions.list(100, None).await.unwrap();
     assert_eq!(list.len(), 4, "the history is bounded");
     assert_eq!(list[0].id, ids[5]);
-    assert!(matches!(app.allocation_get(ids[0]).await, Err(AppError::AllocationNotFound(_))));
-    let record = app.allocation_get(ids[5]).await.unwrap();
+    assert!(matches!(app.decisions.get(ids[0]).await, Err(AppError::AllocationNotFound(_))));
+    let record = app.decisions.get(ids[5]).await.unwrap();
     assert_eq!(record.request.unwrap().get("vm").unwrap()["vm_uuid"], json!(vm(6)));
     assert_eq!(record.steps[0].remaining, 9);
     assert!(record.decision.reserved);
-    let again = app.allocation_replay(ids[5], None, Detail::Full).await.unwrap();
+    let again = app.decisions.replay(ids[5], None, Detail::Full).await.unwrap();
     assert_eq!(again["identical"], true, "{again:#}");
     // The fleet changes; the decision does not.
     for n in 1..=9 {
@@ -267,14 +267,14 @@ async fn decisions_are_kept_and_replay_also_after_a_restart() {
 
     let app = disk.start_with(config).await;
     for id in &ids[2..] {
-        let restored = app.allocation_replay(*id, None, Detail::Full).await.unwrap();
+        let restored = app.decisions.replay(*id, None, Detail::Full).await.unwrap();
         assert_eq!(restored["identical"], true, "{restored:#}");
         if *id == ids[5] {
             assert_eq!(restored.to_string(), again.to_string());
         }
     }
     let other = json!({ "changeDefaults": { "filter_vm_limit": -1 } });
-    let other = app.allocation_replay(ids[5], Some(&other), Detail::Counts).await.unwrap();
+    let other = app.decisions.replay(ids[5], Some(&other), Detail::Counts).await.unwrap();
     assert_eq!((&other["identical"], &other["server"]), (&json!(false), &Value::Null));
     let steps = other["difference"]["steps"].as_array().unwrap();
     assert!(steps.iter().any(|s| s["step"] == "Servers with more VMs than limit" && s["is"] == 0));
@@ -321,7 +321,7 @@ async fn affinity_by_alias_and_tag_and_volumes_from_find_live_vms() {
     for (n, alias, role) in [(1, "web1", "web"), (2, "db1", "db"), (3, "web2", "web")] {
         let mut agent = Agent::connect(&app, server(n)).await;
         agent.report(true, &BTreeMap::new(), &placed(vm(100 + n), alias, role)).await;
-        eventually(|| app.vm_get(vm(100 + n)).is_ok()).await;
+        eventually(|| app.fleet.vm_get(vm(100 + n)).is_ok()).await;
         agents.push(agent);
     }
     let wish = |key: &str, operator: &str, value: &str, kind: &str| {
@@ -367,7 +367,7 @@ async fn two_hundred_at_once_fill_the_fleet_exactly_across_a_restart() {
             async move {
                 let mut body = ask(vm(n));
                 body["least_changes"] = json!(false);
-                (n, app.allocate(&Object::of(&body)).await)
+                (n, app.placement.allocate(&Object::of(&body)).await)
             }
         };
         let mut all: futures_util::stream::FuturesUnordered<_> = vms.into_iter().map(one).collect();
@@ -388,7 +388,7 @@ async fn two_hundred_at_once_fill_the_fleet_exactly_across_a_restart() {
     placed.extend(first.into_iter().filter_map(|(n, server)| Some((n, server?))));
     assert!(placed.len() >= 60, "some were answered before the end");
     // Ends without warning: what was under way is dropped, and what it held in memory with it.
-    app.cancel.cancel();
+    app.ctx.cancel.cancel();
     drop(app);
     // Time goes on, so that ids made of it and of the same seed differ.
     tokio::time::sleep(Duration::from_millis(10)).await;
@@ -417,19 +417,19 @@ async fn places_of_vms_that_are_there_are_swept() {
     let disk = Disk::new();
     let app = disk.start().await;
     let mut agent = Agent::connect(&app, server(1)).await;
-    let placed = app.vm_place(&body(vm(5)), caller()).await.unwrap();
+    let placed = app.placement.create(&body(vm(5)), caller()).await.unwrap();
     agent.dispatched().await;
     agent.finish(&placed.id, json!({ "vm": a_vm(vm(5), "running").vm })).await;
     assert_eq!(ended(&app, &placed.id).await["status"], "complete");
     let now = BTreeMap::from([(vm(5), a_vm(vm(5), "running"))]);
     agent.report(true, &BTreeMap::new(), &now).await;
     tokio::time::sleep(Duration::from_secs(5)).await;
-    let places = app.parts.store.list("place/", None, 10).await.unwrap();
+    let places = app.ctx.parts.store.list("place/", None, 10).await.unwrap();
     assert_eq!(places.records.len(), 0);
-    let decisions = app.allocation_list(10, None).await.unwrap();
+    let decisions = app.decisions.list(10, None).await.unwrap();
     assert_eq!((decisions[0].kind, decisions.len()), (AskedBy::Vms, 1));
     agent.report(true, &now, &BTreeMap::new()).await;
-    eventually(|| app.vm_get(vm(5)).is_err()).await;
-    app.vm_place(&body(vm(5)), caller()).await.unwrap();
+    eventually(|| app.fleet.vm_get(vm(5)).is_err()).await;
+    app.placement.create(&body(vm(5)), caller()).await.unwrap();
     app.shutdown().await;
 }

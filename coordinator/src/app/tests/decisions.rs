@@ -61,7 +61,7 @@ async fn several_and_one_by_one(order: Order, fits: Vec<u64>, count: u64, seed: 
         assert_eq!(alone["server"]["uuid"], one["server_uuid"]);
         assert_eq!(alone["server"]["score"], one["score"]);
         let get = async |app: &App, id: &Value| {
-            app.allocation_get(id.as_str().unwrap().parse().unwrap()).await.unwrap().fingerprint
+            app.decisions.get(id.as_str().unwrap().parse().unwrap()).await.unwrap().fingerprint
         };
         let same = get(&one_by_one, &alone["id"]).await == get(&at_once, &one["id"]).await;
         assert!(same, "every verdict is the same");
@@ -111,17 +111,17 @@ async fn a_replay_is_the_original_under_whatever_configuration() {
         let app = disk.start_with(allocation(now, &new)).await;
         let first = ids[0].as_str().unwrap().parse().unwrap();
         let misspelt = json!({ "changeDefault": {} });
-        let refused = app.allocation_replay(first, Some(&misspelt), Detail::None).await;
+        let refused = app.decisions.replay(first, Some(&misspelt), Detail::None).await;
         let Err(AppError::Invalid(errors)) = refused else { panic!("{refused:?}") };
         assert_eq!(errors[0].field, "config.changeDefault");
         for id in ids {
             let id = id.as_str().unwrap().parse().unwrap();
-            let replay = app.allocation_replay(id, None, Detail::Full).await;
+            let replay = app.decisions.replay(id, None, Detail::Full).await;
             match replay {
                 Ok(replay) => assert_eq!(replay["identical"], true, "{then:?} {replay:#}"),
                 // Only what nobody asked to keep may have been lost with the process.
                 Err(AppError::SnapshotNotKept(_)) => {
-                    assert!(!app.allocation_get(id).await.unwrap().decision.keep);
+                    assert!(!app.decisions.get(id).await.unwrap().decision.keep);
                 }
                 Err(error) => panic!("{error}"),
             }
@@ -143,16 +143,16 @@ async fn of_a_burst_only_the_last_snapshots_are_left_and_those_to_keep() {
     tokio::time::sleep(Duration::from_millis(10)).await;
     // The background job has no chance to write while these are decided.
     let body = &Object::of(&first);
-    let burst = (0..120).map(|_| app.allocate(body));
+    let burst = (0..120).map(|_| app.placement.allocate(body));
     for answer in futures_util::future::join_all(burst).await {
         assert!(answer.unwrap().failure().is_none());
     }
     tokio::time::sleep(Duration::from_secs(5)).await;
-    let replay = app.allocation_replay(kept, None, Detail::None).await.unwrap();
+    let replay = app.decisions.replay(kept, None, Detail::None).await.unwrap();
     assert_eq!(replay["identical"], true);
-    let gone = app.allocation_replay(lost, None, Detail::None).await.unwrap_err();
+    let gone = app.decisions.replay(lost, None, Detail::None).await.unwrap_err();
     assert!(matches!(gone, AppError::SnapshotNotKept(_)), "{gone}");
     assert!(gone.to_string().ends_with("is no longer kept"));
-    assert_eq!(app.allocation_get(lost).await.unwrap().decision.vm_uuid, vm(1).to_string());
+    assert_eq!(app.decisions.get(lost).await.unwrap().decision.vm_uuid, vm(1).to_string());
     app.shutdown().await;
 }

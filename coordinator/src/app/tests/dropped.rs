@@ -46,7 +46,7 @@ fn messages(id: &TaskId) -> Vec<(&'static str, FromAgent)> {
 /// The task that the server was sent, its connection, and the VM that it makes.
 async fn placed(app: &Arc<App>) -> (Agent, TaskId) {
     let mut agent = Agent::connect(app, server(1)).await;
-    app.vm_place(&body(vm(5)), caller()).await.unwrap();
+    app.placement.create(&body(vm(5)), caller()).await.unwrap();
     let id = agent.dispatched().await.id;
     (agent, id)
 }

@@ -10,7 +10,7 @@ const BATCH: u128 = 10;
 async fn change(app: &App, from: u128) {
     let status = json!({ "status": "running", "since": from.to_string() }).to_string();
     let put = |n| Write::put(format!("roster/{}", server(n)), Expect::Any, status.clone());
-    app.parts.store.commit((from..from + BATCH).map(put).collect()).await.unwrap();
+    app.ctx.parts.store.commit((from..from + BATCH).map(put).collect()).await.unwrap();
 }
 
 async fn next(reader: &mut Subscription) -> Item {
@@ -20,7 +20,7 @@ async fn next(reader: &mut Subscription) -> Item {
 #[tokio::test(start_paused = true)]
 async fn a_reader_that_falls_behind_is_told_so_and_goes_on_from_there() {
     let app = Disk::new().start().await;
-    let mut slow = app.subscribe(EventFilter::default(), None).await.unwrap();
+    let mut slow = app.events.subscribe(EventFilter::default(), None).await.unwrap();
     let mut made = 0;
     while made < 4_500 * BATCH {
         change(&app, made).await;

@@ -40,9 +40,9 @@ async fn load(app: &Arc<App>, record: &Value) {
     let Ok(server) = record["uuid"].as_str().unwrap().parse::<ServerUuid>() else { return };
     let mut sysinfo = Object::of(&record["sysinfo"]);
     sysinfo.set("UUID", json!(server));
-    app.sysinfo_register(server, sysinfo).await.unwrap();
-    app.status_posted(server, &Object::of(&report_of(record)));
-    while app.vms_save().await.unwrap() {}
+    app.reports.register(server, sysinfo).await.unwrap();
+    app.reports.status_posted(server, &Object::of(&report_of(record)));
+    while app.fleet.save_vms().await.unwrap() {}
     let mut plain = Object::of(record);
     plain.retain(|name, _| {
         !matches!(name, "vms" | "sysinfo" | "status")
@@ -92,7 +92,7 @@ async fn open(app: &Arc<App>, ticket: &Value) {
         extra: Object::of(&ticket["extra"]),
         req_id: "r".to_owned(),
     };
-    app.ticket_create(request).await.unwrap();
+    app.tickets.create(request).await.unwrap();
 }
 
 /// Tickets without `extra`, which the reference's own older versions left behind, can't be made
@@ -106,14 +106,14 @@ fn is_loadable(case: &Value, dc: &Value) -> bool {
 async fn compared(app: &Arc<App>, case: &Value) -> (Value, Vec<Value>) {
     let (want, body) = (&case["expect_http"], Object::of(&case["request"]["body"]));
     if case["kind"] == "capacity" {
-        let capacity = app.capacity(&body).unwrap();
+        let capacity = app.placement.capacity(&body).unwrap();
         return (capacity["capacities"].clone(), vec![want["body"]["capacities"].clone()]);
     }
     let mut body = body;
     for (name, value) in [("reserve", json!(false)), ("least_changes", json!(false))] {
         body.set(name, value);
     }
-    match app.allocate(&body).await {
+    match app.placement.allocate(&body).await {
         Err(AppError::Invalid(errors)) => {
             let got = json!(errors[0]);
             (got, vec![want["body"]["errors"][0].clone()])

@@ -9,14 +9,14 @@ use crate::app::keys;
 
 async fn reboot(app: &Arc<App>, server: ServerUuid, drain: bool) -> Uuid {
     let params = JobParams { drain: Some(drain), ..JobParams::default() };
-    app.job_server_reboot(server, params, caller()).await.unwrap()
+    app.jobs.server_reboot(server, params, caller()).await.unwrap()
 }
 
 /// The job once it has ended.
 async fn ended(app: &App, job: Uuid) -> Job {
     let waiting = async {
         loop {
-            let (view, _) = app.job_get(job).await.unwrap();
+            let (view, _) = app.jobs.get(job).await.unwrap();
             if view.execution.has_ended() {
                 return view;
             }
@@ -41,7 +41,7 @@ async fn fail(agent: &mut Agent, id: &TaskId) {
 }
 
 fn transitional(app: &App, server: ServerUuid) -> Option<String> {
-    let shown = app.server_get(server, crate::app::fields::Extras::default()).unwrap();
+    let shown = app.servers.get(server, crate::app::fields::Extras::default()).unwrap();
     shown.record.transitional_status
 }
 
@@ -109,7 +109,7 @@ async fn a_restart_goes_on_with_the_task_that_was_made() {
     agent.finish(&dispatch.id, Value::Null).await;
     assert_eq!(ended(&second, job).await.execution, Execution::Succeeded);
     let filter = TaskFilter::default();
-    assert_eq!(second.task_list(&filter).await.unwrap().tasks.len(), 1, "one reboot");
+    assert_eq!(second.tasks.list(&filter).await.unwrap().tasks.len(), 1, "one reboot");
     second.shutdown().await;
 }
 
@@ -126,7 +126,7 @@ async fn a_peer_takes_over_the_jobs_of_a_coordinator_that_is_gone() {
     let claim = |app: &Arc<App>| {
         let app = Arc::clone(app);
         async move {
-            let stored = app.parts.store.get(&keys::job(job)).await.unwrap().unwrap();
+            let stored = app.ctx.parts.store.get(&format!("job/{job}")).await.unwrap().unwrap();
             let record: crate::app::jobs::JobRecord = keys::decode(&stored).unwrap();
             record.claim.map(|claim| claim.instance)
         }
@@ -150,7 +150,7 @@ async fn a_step_that_takes_too_long_is_given_up_and_its_task_recalled() {
     let job = reboot(&app, server(1), false).await;
     let view = ended(&app, job).await;
     assert_eq!(view.execution, Execution::Failed);
-    let tasks = app.task_list(&TaskFilter::default()).await.unwrap().tasks;
+    let tasks = app.tasks.list(&TaskFilter::default()).await.unwrap().tasks;
     let open = tasks.iter().filter(|task| task.status == TaskStatus::Active).count();
     assert_eq!(open, 0, "nobody reboots later: {tasks:#?}");
     app.shutdown().await;
@@ -171,15 +171,15 @@ async fn jobs_are_listed_and_deleted_when_they_are_old() {
         tokio::time::sleep(Duration::from_secs(60)).await;
     }
     let filter = JobFilter { limit: Some(2), offset: 1, ..JobFilter::default() };
-    let listed = app.job_list(&filter).await.unwrap();
+    let listed = app.jobs.list(&filter).await.unwrap();
     let uuids: Vec<_> = listed.iter().map(|job| job.uuid).collect();
     assert_eq!(uuids, [made[1], made[0]]);
-    assert_eq!(app.jobs_sweep().await.unwrap(), 0);
+    assert_eq!(app.jobs.sweep().await.unwrap(), 0);
     app.shutdown().await;
     tokio::time::advance(Duration::from_hours(31 * 24)).await;
     let app = disk.start().await;
-    assert_eq!(app.jobs_sweep().await.unwrap(), 3);
-    assert!(app.job_list(&JobFilter::default()).await.unwrap().is_empty());
+    assert_eq!(app.jobs.sweep().await.unwrap(), 3);
+    assert!(app.jobs.list(&JobFilter::default()).await.unwrap().is_empty());
     app.shutdown().await;
 }
 
@@ -190,14 +190,14 @@ async fn what_can_t_be_is_refused_before_a_job_is_made() {
     let _agent = Agent::connect(&app, server(1)).await;
     let request = JobParams::default();
     assert_eq!(
-        app.job_server_setup(server(1), request, caller()).await.unwrap(),
+        app.jobs.server_setup(server(1), request, caller()).await.unwrap(),
         None,
         "it is set up"
     );
     let change = async |tag: &str| {
         let nic = NicTags { mac: "a".to_owned(), nic_tags_provided: vec![tag.to_owned()] };
         let params = JobParams { nics: Some(vec![nic]), ..JobParams::default() };
-        app.job_nic_update(server(1), params, caller()).await
+        app.jobs.nic_update(server(1), params, caller()).await
     };
     let job = change("x").await.unwrap();
     assert_eq!(change("x").await.unwrap(), job);
@@ -209,16 +209,19 @@ async fn what_can_t_be_is_refused_before_a_job_is_made() {
 async fn a_second_setup_changes_nothing_of_the_first() {
     let app = Disk::new().start().await;
     let _agent = Agent::connect(&app, server(1)).await;
-    app.server_update(server(1), &Expected::ANY, |record| record.setup = false).await.unwrap();
+    app.fleet
+        .update_record(server(1), &Expected::ANY, |record| record.setup = false)
+        .await
+        .unwrap();
     let set_up = async |name: &str| {
         let hostname = Some(name.to_owned());
         let setup = SetupParams { hostname, ..SetupParams::default() };
         let request = JobParams { setup, ..JobParams::default() };
-        app.job_server_setup(server(1), request, caller()).await.unwrap().unwrap()
+        app.jobs.server_setup(server(1), request, caller()).await.unwrap().unwrap()
     };
     let job = set_up("first").await;
     assert_eq!(set_up("second").await, job);
-    let shown = app.server_get(server(1), crate::app::fields::Extras::default()).unwrap();
+    let shown = app.servers.get(server(1), crate::app::fields::Extras::default()).unwrap();
     assert_eq!(shown.record.hostname, "first");
     app.shutdown().await;
 }
@@ -233,14 +236,14 @@ async fn a_job_ends_with_the_ticket_under_which_it_was_started() {
     let params = JobParams { drain: Some(true), ..JobParams::default() };
     let under = async |ticket: muster_shared::ids::TicketUuid| {
         let caller = caller().clone().under(Some(ticket.to_string()));
-        app.job_server_reboot(server(1), params.clone(), &caller).await
+        app.jobs.server_reboot(server(1), params.clone(), &caller).await
     };
     assert!(matches!(under(queued).await, Err(AppError::TicketNotActive(_))));
-    assert!(app.job_list(&JobFilter::default()).await.unwrap().is_empty());
+    assert!(app.jobs.list(&JobFilter::default()).await.unwrap().is_empty());
     let job = under(ticket).await.unwrap();
     let FromCoordinator::Drain(drain) = agent.next().await else { panic!("no drain") };
     agent.send(Accepted { id: drain.token, intake: None }).await;
-    app.ticket_release(ticket, Expected::ANY).await.unwrap();
+    app.tickets.release(ticket, Expected::ANY).await.unwrap();
     let mut report = Report { digest: digest(&BTreeMap::new()), ..Report::default() };
     report.muster = json!({ "intake": "drained" });
     agent.send(Box::new(Status { report: Some(report) })).await;
@@ -251,6 +254,6 @@ async fn a_job_ends_with_the_ticket_under_which_it_was_started() {
     assert_eq!((view.execution, view.ticket_uuid), (Execution::Failed, Some(ticket)));
     let last = view.chain_results.last().unwrap();
     assert_eq!(last.error, format!("ticket {ticket} is not active"));
-    assert!(app.task_list(&TaskFilter::default()).await.unwrap().tasks.is_empty());
+    assert!(app.tasks.list(&TaskFilter::default()).await.unwrap().tasks.is_empty());
     app.shutdown().await;
 }

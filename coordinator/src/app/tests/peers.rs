@@ -59,7 +59,7 @@ async fn a_reservation_counts_on_both_until_it_ends() {
     assert_eq!((room(&a).await, room(&b).await), (3, 3));
     tokio::time::sleep(Duration::from_secs(8)).await;
     assert_eq!((room(&a).await, room(&b).await), (4, 4), "the second one's time is over");
-    let left = a.parts.store.list("reserve/", None, 10).await.unwrap();
+    let left = a.ctx.parts.store.list("reserve/", None, 10).await.unwrap();
     assert_eq!(left.records.len(), 0);
     // A coordinator that ends leaves its reservations to the other, which ends them in time.
     allocate(&b, &ask(vm(3))).await.unwrap();
@@ -75,7 +75,7 @@ async fn a_create_counts_on_both_until_it_ends() {
     let (a, b) = pair(1, 8, 60).await;
     let mut agent = Agent::connect_only(&b, server(1)).await;
     let before = room(&a).await;
-    let placed = b.vm_place(&body(vm(5)), caller()).await.unwrap();
+    let placed = b.placement.create(&body(vm(5)), caller()).await.unwrap();
     // Its 512 MiB and the hypervisor's.
     eventually_room(&a, before - 1).await;
     let taken = try_place(&a, vm(5)).await;
@@ -102,7 +102,7 @@ async fn a_create_counts_on_both_until_it_ends() {
 }
 
 async fn try_place(app: &Arc<App>, vm: VmUuid) -> Result<crate::app::Placed, AppError> {
-    app.vm_place(&body(vm), caller()).await
+    app.placement.create(&body(vm), caller()).await
 }
 
 #[tokio::test(start_paused = true)]
@@ -135,13 +135,13 @@ async fn what_the_watch_missed_is_read_again() {
     allocate(&a, &ask(vm(2))).await.unwrap();
     eventually_room(&a, 3).await;
     // As after a watch that fell behind: nothing is lost, nothing counts twice.
-    a.feed.load().await.unwrap();
+    a.ctx.feed.load().await.unwrap();
     assert_eq!(room(&a).await, 3);
     // And what went away meanwhile is forgotten.
     let key = crate::app::keys::reservation(vm(1));
     let gone = crate::store::Write::delete(key, crate::store::Expect::Any);
-    a.parts.store.commit(vec![gone]).await.unwrap();
-    a.feed.load().await.unwrap();
+    a.ctx.parts.store.commit(vec![gone]).await.unwrap();
+    a.ctx.feed.load().await.unwrap();
     assert_eq!(room(&a).await, 4);
     a.shutdown().await;
     b.shutdown().await;

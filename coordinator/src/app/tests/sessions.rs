@@ -53,7 +53,7 @@ async fn a_refusal_counts_although_its_connection_ends_at_once() {
 async fn a_vm_refused_on_a_connection_that_ends_is_made_elsewhere_only() {
     let app = Disk::new().start().await;
     let mut agents = [Agent::connect(&app, server(1)).await, Agent::connect(&app, server(2)).await];
-    let placed = app.vm_place(&body(vm(5)), caller()).await.unwrap();
+    let placed = app.placement.create(&body(vm(5)), caller()).await.unwrap();
     let first = usize::from(placed.server_uuid == agents[1].server);
     agents[first].dispatched().await;
     agents[first].refuse(&placed.id, "Draining").await;
@@ -61,9 +61,9 @@ async fn a_vm_refused_on_a_connection_that_ends_is_made_elsewhere_only() {
     assert!(agents[first].welcome.open_task_ids.is_empty());
     assert_eq!(agents[1 - first].dispatched().await.id, placed.id);
     is_sent_no_task(&mut agents[first]).await;
-    let stored = app.task_record_of(&placed.id).await.unwrap();
+    let stored = app.tasks.record_of(&placed.id).await.unwrap();
     assert_eq!(stored.server_uuid, agents[1 - first].server);
-    assert_eq!(app.tasks.get(&placed.id).unwrap().record.server_uuid, stored.server_uuid);
+    assert_eq!(app.tasks.table.get(&placed.id).unwrap().record.server_uuid, stored.server_uuid);
     app.shutdown().await;
 }
 
@@ -72,7 +72,7 @@ async fn a_create_that_failed_gives_its_room_back_although_its_connection_ends_a
     let app = Disk::new().start().await;
     let mut agent = Agent::connect(&app, server(1)).await;
     for _ in 0..10 {
-        let placed = app.vm_place(&body(vm(5)), caller()).await.unwrap();
+        let placed = app.placement.create(&body(vm(5)), caller()).await.unwrap();
         agent.dispatched().await;
         agent.send(Accepted { id: placed.id.clone(), intake: None }).await;
         fail(&mut agent, &placed.id).await;
@@ -98,14 +98,14 @@ async fn messages_of_a_later_version_never_end_a_connection() {
     }
     agent.refuse(&id, "UnknownKind").await;
     assert_eq!(
-        app.task_get(&id).await.unwrap().status,
+        app.tasks.get(&id).await.unwrap().status,
         TaskStatus::Active,
         "another message was meant"
     );
     let result = json!({ "kind": "result", "id": id, "status": "partial" }).to_string();
     agent.connection.sink.send(Frame::Text(result)).await.unwrap();
     agent.acknowledged(&id).await;
-    let task = json!(app.task_get(&id).await.unwrap());
+    let task = json!(app.tasks.get(&id).await.unwrap());
     assert_eq!(
         (&task["status"], &task["error"]["code"]),
         (&json!("failure"), &json!("UnknownOutcome"))
@@ -157,7 +157,7 @@ async fn a_second_agent_of_a_server_is_turned_away_while_the_first_is_heard() {
         ours.sink.send(frame).await.unwrap();
         assert_eq!(ours.stream.next().await.unwrap(), None);
         assert_eq!(ours.stream.close_code(), Some(close::DUPLICATE));
-        let why = app.why_server(server(1)).unwrap();
+        let why = app.why.server(server(1)).unwrap();
         assert_eq!(why["turned_away"]["reason"], "duplicate");
         assert_eq!(why["turned_away"]["times"], times);
         assert_eq!(why["turned_away"]["boot_id"], "another");
@@ -199,7 +199,7 @@ async fn an_agent_of_another_cluster_is_turned_away() {
     ours.sink.send(Frame::Text(encode(&FromAgent::from(foreign)))).await.unwrap();
     assert_eq!(ours.stream.next().await.unwrap(), None);
     assert_eq!(ours.stream.close_code(), Some(close::FOREIGN));
-    let why = app.why_server(server(1)).unwrap();
+    let why = app.why.server(server(1)).unwrap();
     assert_eq!(why["turned_away"]["reason"], "foreign");
     assert_eq!(app.agents().turned_away_total(Reason::Foreign).get(), 1);
     app.shutdown().await;
@@ -229,7 +229,7 @@ async fn an_agent_that_listens_hears_its_coordinator_every_second() {
     let listens = Hello { capabilities: vec![feature::HEARTBEAT.to_owned()], ..hello(server(1)) };
     let mut agent = Agent::connect_as(&app, listens).await;
     assert!(agent.welcome.capabilities.contains(&feature::HEARTBEAT.to_owned()));
-    let clock = app.parts.clock.clone();
+    let clock = app.ctx.parts.clock.clone();
     let mut last = clock.monotonic();
     for _ in 0..10 {
         assert!(matches!(agent.next().await, FromCoordinator::Heartbeat(_)));

@@ -9,12 +9,12 @@ use crate::app::tickets::TicketRecord;
 use crate::store::{Record, list_all};
 
 async fn all(app: &App, prefix: &str) -> Vec<Record> {
-    list_all(&*app.parts.store, prefix).await.unwrap().0
+    list_all(&*app.ctx.parts.store, prefix).await.unwrap().0
 }
 
 /// What is wrong once nothing is under way; each finding names its invariant.
 pub(crate) async fn unsound(app: &App) -> Vec<String> {
-    app.feed.catch_up().await.unwrap();
+    app.ctx.feed.catch_up().await.unwrap();
     let mut findings = tasks(app).await;
     findings.extend(promises(app).await);
     findings.extend(servers(app).await);
@@ -32,7 +32,7 @@ async fn tasks(app: &App) -> Vec<String> {
             active.insert(task.id);
         }
     }
-    let known: BTreeSet<TaskId> = app.tasks.ids().into_iter().collect();
+    let known: BTreeSet<TaskId> = app.tasks.table.ids().into_iter().collect();
     let mut findings = Vec::new();
     if marked != active {
         findings.push(format!("open tasks: marked {marked:?}, active {active:?}"));
@@ -48,7 +48,7 @@ async fn promises(app: &App) -> Vec<String> {
     for prefix in [keys::PLACES, keys::RESERVATIONS] {
         stored.extend(all(app, prefix).await.into_iter().map(|record| record.key));
     }
-    let (known, pending) = app.placing.lock().known();
+    let (known, pending) = app.placement.promises.lock().known();
     let mut findings = Vec::new();
     if known != stored {
         findings.push(format!("promises: known {known:?}, stored {stored:?}"));
@@ -80,7 +80,7 @@ async fn tickets(app: &App) -> Vec<String> {
     let mut findings = Vec::new();
     for record in all(app, keys::TICKETS).await {
         let ticket: TicketRecord = keys::decode(&record).unwrap();
-        let known = app.ticket_get(ticket.uuid).await.map(|held| held.revision);
+        let known = app.tickets.get(ticket.uuid).await.map(|held| held.revision);
         if !matches!(known, Ok(at) if at == record.revision) {
             findings.push(format!("tickets: {} known {known:?}", ticket.uuid));
         }

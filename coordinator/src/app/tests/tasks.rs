@@ -1,11 +1,12 @@
 //! Tasks from creation to their end, over restarts and lost messages.
 
 use muster_shared::api::Object;
+use muster_shared::entropy::SharedEntropy;
 use muster_shared::wire::Progress;
 
 use super::*;
+use crate::app::HistoryLimits;
 use crate::app::events::{EventFilter, Item};
-use crate::app::tasks::HistoryLimits;
 
 #[tokio::test(start_paused = true)]
 async fn a_task_is_sent_accepted_ended_and_acknowledged() {
@@ -21,7 +22,7 @@ async fn a_task_is_sent_accepted_ended_and_acknowledged() {
     agent.acknowledged(&id).await;
     agent.finish(&id, json!({ "x": 2 })).await;
     agent.acknowledged(&id).await;
-    assert_eq!(json!(app.task_get(&id).await.unwrap())["history"][0]["event"]["x"], 1);
+    assert_eq!(json!(app.tasks.get(&id).await.unwrap())["history"][0]["event"]["x"], 1);
     app.shutdown().await;
 }
 
@@ -29,13 +30,13 @@ async fn a_task_is_sent_accepted_ended_and_acknowledged() {
 async fn secrets_reach_the_agent_and_who_asks_for_the_task() {
     let app = Disk::new().start().await;
     let mut agent = Agent::connect(&app, server(1)).await;
-    let mut reader = app.subscribe(EventFilter::default(), None).await.unwrap();
+    let mut reader = app.events.subscribe(EventFilter::default(), None).await.unwrap();
     let secrets = json!({
         "uuid": vm(1), "customer_metadata": { "root_authorized_keys": "SECRET" },
         "internal_metadata": { "root_pw": "SECRET" }, "tags": { "password": "SECRET" },
     });
     let params = Object::of(&secrets);
-    let id = app.task_create(server(1), "machine_create", params.clone(), caller()).await.unwrap();
+    let id = app.tasks.create(server(1), "machine_create", params.clone(), caller()).await.unwrap();
     let dispatch = agent.dispatched().await;
     assert_eq!(&dispatch.params, params.as_map());
     agent.send(Accepted { id: id.clone(), intake: None }).await;
@@ -53,16 +54,16 @@ async fn secrets_reach_the_agent_and_who_asks_for_the_task() {
             told.extend((change.data["task"] == "machine_create").then_some(change.data));
         }
     }
-    let mut shown = vec![json!(told), json!(app.task_get(&id).await.unwrap())];
+    let mut shown = vec![json!(told), json!(app.tasks.get(&id).await.unwrap())];
     assert_eq!(shown[1]["events"][0]["event"]["tags"]["password"], "***");
-    let whole = app.task_ended(&id, SOON);
+    let whole = app.tasks.ended(&id, SOON);
     let (whole, ()) = tokio::join!(whole, agent.finish(&id, json!({ "vm": secrets })));
     let whole = whole.unwrap().unwrap().outcome();
     assert_eq!(whole, Some(Ok(json!({ "vm": secrets }))), "jobs need what tasks return");
-    for task in [app.task_get(&id).await.unwrap(), app.task_wait(&id, SOON).await.unwrap()] {
+    for task in [app.tasks.get(&id).await.unwrap(), app.tasks.wait(&id, SOON).await.unwrap()] {
         assert_eq!(task.history[0].event["vm"], secrets, "clients read the VM from there");
     }
-    shown.push(json!(app.task_list(&TaskFilter::default()).await.unwrap().tasks));
+    shown.push(json!(app.tasks.list(&TaskFilter::default()).await.unwrap().tasks));
     assert_eq!(shown[2][0]["history"][0]["event"]["vm"]["internal_metadata"]["root_pw"], "***");
     for shown in shown {
         assert!(!shown.to_string().contains("SECRET"), "{shown}");
@@ -95,7 +96,7 @@ async fn a_restart_in_the_middle_loses_no_task_and_writes_no_status() {
 
     let app = disk.start().await;
     assert_eq!(
-        app.server_get(server(1), crate::app::fields::Extras::default()).unwrap().status.as_str(),
+        app.servers.get(server(1), crate::app::fields::Extras::default()).unwrap().status.as_str(),
         "running"
     );
     let mut agent = Agent::connect_only(&app, server(1)).await;
@@ -104,7 +105,7 @@ async fn a_restart_in_the_middle_loses_no_task_and_writes_no_status() {
     agent.finish(&id, Value::Null).await;
     assert_eq!(ended(&app, &id).await["status"], "complete");
     agent.acknowledged(&id).await;
-    assert_eq!(app.why_server(server(1)).unwrap()["status_writes_total"], 0);
+    assert_eq!(app.why.server(server(1)).unwrap()["status_writes_total"], 0);
     app.shutdown().await;
 }
 
@@ -134,8 +135,8 @@ async fn a_refusal_that_meets_a_full_disk_is_stored_later() {
     agent.send(Accepted { id: id.clone(), intake: None }).await;
     disk.kv.set_full(true);
     agent.refuse(&id, "UnknownTask").await;
-    eventually(|| app.tasks.get(&id).is_some_and(|open| open.unstored.is_some())).await;
-    assert_eq!(json!(app.task_get(&id).await.unwrap())["status"], "active");
+    eventually(|| app.tasks.table.get(&id).is_some_and(|open| open.unstored.is_some())).await;
+    assert_eq!(json!(app.tasks.get(&id).await.unwrap())["status"], "active");
     disk.kv.set_full(false);
     assert_eq!(ended(&app, &id).await["error"]["code"], "TaskLost");
     app.shutdown().await;
@@ -151,16 +152,16 @@ async fn only_a_task_that_was_never_sent_expires_or_is_cancelled_here() {
     eventually(|| !app.agents().is_connected(server(1))).await;
     let never = nop(&app).await;
     let cancelled = nop(&app).await;
-    app.task_cancel(&cancelled, &Expected::ANY).await.unwrap();
-    assert_eq!(json!(app.task_get(&cancelled).await.unwrap())["error"]["code"], "Cancelled");
+    app.tasks.cancel(&cancelled, &Expected::ANY).await.unwrap();
+    assert_eq!(json!(app.tasks.get(&cancelled).await.unwrap())["error"]["code"], "Cancelled");
     assert!(matches!(
-        app.task_cancel(&cancelled, &Expected::ANY).await,
+        app.tasks.cancel(&cancelled, &Expected::ANY).await,
         Err(AppError::NotCancellable(_))
     ));
-    assert!(matches!(app.task_cancel(&sent, &Expected::ANY).await, Err(AppError::NotConnected(_))));
-    let waited = app.task_wait(&never, Duration::from_secs(400)).await.unwrap();
+    assert!(matches!(app.tasks.cancel(&sent, &Expected::ANY).await, Err(AppError::NotConnected(_))));
+    let waited = app.tasks.wait(&never, Duration::from_secs(400)).await.unwrap();
     assert_eq!(waited.error.unwrap().code.as_str(), "NotAccepted");
-    let open = app.task_get(&sent).await.unwrap();
+    let open = app.tasks.get(&sent).await.unwrap();
     assert_eq!(open.status, TaskStatus::Active);
     let mut agent = Agent::connect_only(&app, server(1)).await;
     assert_eq!(agent.welcome.open_task_ids, std::slice::from_ref(&sent));
@@ -179,15 +180,15 @@ async fn tasks_are_listed_and_bounded() {
         ids.push(nop(&app).await);
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    let refused = app.task_create(server(1), "nop", Object::new(), caller()).await;
+    let refused = app.tasks.create(server(1), "nop", Object::new(), caller()).await;
     assert!(matches!(refused, Err(AppError::Busy(_))), "{refused:?}");
     for status in [None, Some(TaskStatus::Active)] {
         let filter = TaskFilter { limit: Some(2), status, ..TaskFilter::default() };
-        let page = app.task_list(&filter).await.unwrap();
+        let page = app.tasks.list(&filter).await.unwrap();
         assert_eq!(page.tasks[0].id, ids[0]);
         assert_eq!(page.next.as_ref(), Some(&ids[1]));
         let rest = TaskFilter { marker: page.next, ..filter };
-        assert_eq!(app.task_list(&rest).await.unwrap().tasks[0].id, ids[2]);
+        assert_eq!(app.tasks.list(&rest).await.unwrap().tasks[0].id, ids[2]);
     }
     app.shutdown().await;
 }
@@ -198,10 +199,33 @@ async fn deleting_a_server_ends_its_tasks() {
     let mut agent = Agent::connect(&app, server(1)).await;
     let id = nop(&app).await;
     agent.dispatched().await;
-    app.server_delete(server(1), &Expected::ANY).await.unwrap();
+    app.servers.delete(server(1), &Expected::ANY).await.unwrap();
     assert_eq!(ended(&app, &id).await["error"]["code"], "ServerDeleted");
-    assert!(app.server_get(server(1), crate::app::fields::Extras::default()).is_err());
+    assert!(app.servers.get(server(1), crate::app::fields::Extras::default()).is_err());
     app.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_stops_waits_for_what_is_being_stored_and_no_longer() {
+    const SYNC: Duration = Duration::from_millis(10);
+    const MOMENTS: usize = 12;
+    let mut stored = 0;
+    for moment in 0..MOMENTS {
+        let entropy: SharedEntropy = Arc::new(SeededEntropy::new(1));
+        let slow = MemOptions { sync: SYNC, entropy: Some(entropy) };
+        let app = Disk { kv: Arc::new(MemKv::new(slow)), ..Disk::new() }.start().await;
+        let mut agent = Agent::connect(&app, server(1)).await;
+        let id = nop(&app).await;
+        agent.dispatched().await;
+        agent.finish(&id, json!({})).await;
+        tokio::time::sleep(SYNC / 10 * u32::try_from(moment).unwrap()).await;
+        let stopping = app.ctx.parts.clock.monotonic();
+        app.shutdown().await;
+        let took = app.ctx.parts.clock.monotonic().saturating_sub(stopping);
+        assert!(took < Duration::from_secs(1), "stopped after {moment}: {took:?}");
+        stored += usize::from(app.tasks.record_of(&id).await.unwrap().status != TaskStatus::Active);
+    }
+    assert!((1..MOMENTS).contains(&stored), "{stored}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -221,10 +245,10 @@ async fn no_more_ended_tasks_are_kept_than_their_limits_allow() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     ids.push(nop(&app).await);
-    assert!(app.history_is_over());
-    assert_eq!(app.tasks_sweep().await.unwrap(), 3);
-    assert!(!app.history_is_over());
-    let page = app.task_list(&TaskFilter::default()).await.unwrap();
+    assert!(app.tasks.history_is_over());
+    assert_eq!(app.tasks.sweep().await.unwrap(), 3);
+    assert!(!app.tasks.history_is_over());
+    let page = app.tasks.list(&TaskFilter::default()).await.unwrap();
     let left: Vec<_> = page.tasks.into_iter().map(|task| task.id).collect();
     assert_eq!(left, ids[3..], "the oldest go first, an open one stays");
     app.shutdown().await;

@@ -26,15 +26,15 @@ fn request(id: &str, expires_at: &str) -> TicketRequest {
 }
 
 pub(super) async fn create(app: &App, id: &str) -> TicketUuid {
-    app.ticket_create(request(id, "3000")).await.unwrap().uuid
+    app.tickets.create(request(id, "3000")).await.unwrap().uuid
 }
 
 async fn status(app: &App, uuid: TicketUuid) -> TicketStatus {
-    app.ticket_get(uuid).await.unwrap().value.status
+    app.tickets.get(uuid).await.unwrap().value.status
 }
 
 fn list(app: &App) -> Vec<Arc<TicketRecord>> {
-    app.ticket_list(TicketServer(None), &TicketFilter::default())
+    app.tickets.list(TicketServer(None), &TicketFilter::default())
 }
 
 #[tokio::test(start_paused = true)]
@@ -42,23 +42,23 @@ async fn tickets_take_turns_in_the_order_in_which_they_were_made() {
     let disk = Disk::new();
     let app = disk.start().await;
     let TicketCreated { uuid: first, queue: shown } =
-        app.ticket_create(request("a", "3000")).await.unwrap();
+        app.tickets.create(request("a", "3000")).await.unwrap();
     assert_eq!(shown.len(), 1);
     assert_eq!(shown[0].status, TicketStatus::Active);
     let TicketCreated { uuid: second, queue: shown } =
-        app.ticket_create(request("a", "3000")).await.unwrap();
+        app.tickets.create(request("a", "3000")).await.unwrap();
     let statuses: Vec<_> = shown.iter().map(|t| (t.uuid, t.status)).collect();
     assert_eq!(statuses, [(first, TicketStatus::Active), (second, TicketStatus::Queued)]);
     let third = create(&app, "a").await;
     let other = create(&app, "b").await;
     assert_eq!(status(&app, other).await, TicketStatus::Active, "queues are independent");
-    app.ticket_delete(second, Expected::ANY).await.unwrap();
-    app.ticket_release(first, Expected::ANY).await.unwrap();
+    app.tickets.delete(second, Expected::ANY).await.unwrap();
+    app.tickets.release(first, Expected::ANY).await.unwrap();
     assert_eq!(status(&app, third).await, TicketStatus::Active);
     assert_eq!(status(&app, first).await, TicketStatus::Finished);
-    assert!(matches!(app.ticket_get(second).await, Err(AppError::TicketNotFound(_))));
+    assert!(matches!(app.tickets.get(second).await, Err(AppError::TicketNotFound(_))));
     assert!(matches!(
-        app.ticket_release(second, Expected::ANY).await,
+        app.tickets.release(second, Expected::ANY).await,
         Err(AppError::TicketNotFound(_))
     ));
     app.shutdown().await;
@@ -67,7 +67,7 @@ async fn tickets_take_turns_in_the_order_in_which_they_were_made() {
     let app = disk.start_on(&disk.store().await, "a", 8, AppConfig::default()).await;
     let order: Vec<_> = list(&app).iter().map(|ticket| ticket.uuid).collect();
     assert_eq!(order, [first, third, other], "kept over a restart");
-    app.ticket_release(third, Expected::ANY).await.unwrap();
+    app.tickets.release(third, Expected::ANY).await.unwrap();
     assert_eq!(status(&app, create(&app, "a").await).await, TicketStatus::Active);
     app.shutdown().await;
 }
@@ -76,33 +76,33 @@ async fn tickets_take_turns_in_the_order_in_which_they_were_made() {
 async fn waits_end_when_the_ticket_s_fate_is_known() {
     let app = Disk::new().start().await;
     let first = create(&app, "a").await;
-    app.ticket_wait(first, None).await.unwrap();
+    app.tickets.wait(first, None).await.unwrap();
     let second = create(&app, "a").await;
     let third = create(&app, "a").await;
     let wait = |uuid| {
         tokio::spawn({
             let app = Arc::clone(&app);
-            async move { app.ticket_wait(uuid, None).await }
+            async move { app.tickets.wait(uuid, None).await }
         })
     };
     let waits: Vec<_> = (0..3).map(|_| wait(second)).collect();
     let queued = wait(third);
-    eventually(|| app.tickets.waiting() == 4).await;
+    eventually(|| app.tickets.waits().len() == 4).await;
     assert!(waits.iter().all(|wait| !wait.is_finished()));
-    app.ticket_release(first, Expected::ANY).await.unwrap();
+    app.tickets.release(first, Expected::ANY).await.unwrap();
     for wait in waits {
         wait.await.unwrap().unwrap();
     }
-    app.ticket_wait(first, None).await.unwrap();
-    app.ticket_delete(third, Expected::ANY).await.unwrap();
+    app.tickets.wait(first, None).await.unwrap();
+    app.tickets.delete(third, Expected::ANY).await.unwrap();
     assert!(matches!(queued.await.unwrap(), Err(AppError::NoSuchTicket(_))));
     let fourth = create(&app, "a").await;
     let released = wait(fourth);
-    eventually(|| app.tickets.waiting() == 1).await;
-    app.ticket_release(fourth, Expected::ANY).await.unwrap();
+    eventually(|| app.tickets.waits().len() == 1).await;
+    app.tickets.release(fourth, Expected::ANY).await.unwrap();
     released.await.unwrap().unwrap();
-    assert_eq!(app.tickets.waiting(), 0);
-    assert!(matches!(app.ticket_wait(third, None).await, Err(AppError::NoSuchTicket(_))));
+    assert_eq!(app.tickets.waits().len(), 0);
+    assert!(matches!(app.tickets.wait(third, None).await, Err(AppError::NoSuchTicket(_))));
     app.shutdown().await;
 }
 
@@ -110,31 +110,31 @@ async fn waits_end_when_the_ticket_s_fate_is_known() {
 async fn tickets_expire_in_time_also_over_a_restart() {
     let disk = Disk::new();
     let app = disk.start().await;
-    let at = |seconds| iso(app.parts.clock.wall() + Duration::from_secs(seconds));
-    let first = app.ticket_create(request("a", &at(10))).await.unwrap().uuid;
-    let second = app.ticket_create(request("a", &at(20))).await.unwrap().uuid;
-    let third = app.ticket_create(request("a", &at(5))).await.unwrap().uuid;
+    let at = |seconds| iso(app.ctx.parts.clock.wall() + Duration::from_secs(seconds));
+    let first = app.tickets.create(request("a", &at(10))).await.unwrap().uuid;
+    let second = app.tickets.create(request("a", &at(20))).await.unwrap().uuid;
+    let third = app.tickets.create(request("a", &at(5))).await.unwrap().uuid;
     let last = create(&app, "a").await;
     let TicketCreated { uuid: past, queue: shown } =
-        app.ticket_create(request("b", "2015-10-10T00:00:00")).await.unwrap();
+        app.tickets.create(request("b", "2015-10-10T00:00:00")).await.unwrap();
     assert_eq!(shown[0].status, TicketStatus::Active, "first active, then expired");
-    let error = app.ticket_wait(third, None).await.unwrap_err();
+    let error = app.tickets.wait(third, None).await.unwrap_err();
     assert_eq!(error.to_string(), "ticket has expired");
     assert_eq!(status(&app, past).await, TicketStatus::Expired);
-    let error = app.ticket_wait(third, None).await.unwrap_err();
+    let error = app.tickets.wait(third, None).await.unwrap_err();
     assert_eq!(error.to_string(), format!("ticket {third} is expired"));
-    let before = app.parts.clock.monotonic();
-    app.ticket_wait(second, None).await.unwrap();
-    let waited = app.parts.clock.monotonic() - before;
+    let before = app.ctx.parts.clock.monotonic();
+    app.tickets.wait(second, None).await.unwrap();
+    let waited = app.ctx.parts.clock.monotonic() - before;
     assert!(waited > Duration::from_secs(3) && waited < Duration::from_secs(6), "{waited:?}");
     assert_eq!(status(&app, first).await, TicketStatus::Expired);
     app.shutdown().await;
 
     tokio::time::sleep(Duration::from_secs(60)).await;
     let app = disk.start_on(&disk.store().await, "a", 8, AppConfig::default()).await;
-    let before = app.parts.clock.monotonic();
-    app.ticket_wait(last, None).await.unwrap();
-    assert!(app.parts.clock.monotonic() - before < Duration::from_secs(2));
+    let before = app.ctx.parts.clock.monotonic();
+    app.tickets.wait(last, None).await.unwrap();
+    assert!(app.ctx.parts.clock.monotonic() - before < Duration::from_secs(2));
     assert_eq!(status(&app, second).await, TicketStatus::Expired);
     app.shutdown().await;
 }
@@ -146,21 +146,21 @@ async fn all_of_a_waitlist_are_deleted_and_nobody_s_turn_comes_meanwhile() {
     let made = futures_util::future::join_all(made).await;
     assert_eq!(list(&app).len(), 1_000, "a page");
     let filter = TicketFilter { offset: 1_000, ..TicketFilter::default() };
-    assert_eq!(app.ticket_list(TicketServer(None), &filter).len(), 100);
+    assert_eq!(app.tickets.list(TicketServer(None), &filter).len(), 100);
     let elsewhere = TicketRequest {
         queue: QueueName { server_uuid: TicketServer(Some(server(1))), ..queue("a") },
         ..request("a", "3000")
     };
-    let elsewhere = app.ticket_create(elsewhere).await.unwrap().uuid;
+    let elsewhere = app.tickets.create(elsewhere).await.unwrap().uuid;
     let waits: Vec<_> = made[1_000..]
         .iter()
         .map(|uuid| {
             let (app, uuid) = (Arc::clone(&app), *uuid);
-            tokio::spawn(async move { app.ticket_wait(uuid, None).await })
+            tokio::spawn(async move { app.tickets.wait(uuid, None).await })
         })
         .collect();
-    eventually(|| app.tickets.waiting() == 100).await;
-    app.tickets_delete_all(TicketServer(None)).await.unwrap();
+    eventually(|| app.tickets.waits().len() == 100).await;
+    app.tickets.delete_all(TicketServer(None)).await.unwrap();
     assert!(list(&app).is_empty());
     for wait in waits {
         assert!(matches!(wait.await.unwrap(), Err(AppError::NoSuchTicket(_))));
@@ -173,12 +173,12 @@ async fn all_of_a_waitlist_are_deleted_and_nobody_s_turn_comes_meanwhile() {
 async fn lists_are_sorted_and_paged() {
     let app = Disk::new().start().await;
     for (id, expires_at) in [("c", "2030"), ("a", "2031"), ("b", "2029")] {
-        app.ticket_create(request(id, expires_at)).await.unwrap();
+        app.tickets.create(request(id, expires_at)).await.unwrap();
     }
     let ids = |attribute: Option<&str>, descending, limit, offset| {
         let attribute = attribute.map(str::to_owned);
         let filter = TicketFilter { attribute, descending, limit, offset };
-        let tickets = app.ticket_list(TicketServer(None), &filter);
+        let tickets = app.tickets.list(TicketServer(None), &filter);
         tickets.iter().map(|ticket| ticket.queue.id.clone()).collect::<String>()
     };
     assert_eq!(ids(None, false, None, 0), "cab");
@@ -205,7 +205,7 @@ async fn what_ended_is_kept_for_thirty_days() {
     let disk = Disk::new();
     let app = disk.start().await;
     let released = create(&app, "a").await;
-    app.ticket_release(released, Expected::ANY).await.unwrap();
+    app.tickets.release(released, Expected::ANY).await.unwrap();
     let open = create(&app, "a").await;
     let mut agent = Agent::connect(&app, server(1)).await;
     let task = nop(&app).await;
@@ -219,16 +219,16 @@ async fn what_ended_is_kept_for_thirty_days() {
 
     let (disk, app) = days_later(&disk, 29, 8).await;
     let late = create(&app, "b").await;
-    app.ticket_release(late, Expected::ANY).await.unwrap();
+    app.tickets.release(late, Expected::ANY).await.unwrap();
     assert_eq!(status(&app, released).await, TicketStatus::Finished);
-    assert!(app.task_get(&task).await.is_ok());
+    assert!(app.tasks.get(&task).await.is_ok());
     app.shutdown().await;
 
     let (_, app) = days_later(&disk, 1, 9).await;
-    assert!(matches!(app.ticket_get(released).await, Err(AppError::TicketNotFound(_))));
-    assert!(matches!(app.task_get(&task).await, Err(AppError::TaskNotFound)));
+    assert!(matches!(app.tickets.get(released).await, Err(AppError::TicketNotFound(_))));
+    assert!(matches!(app.tasks.get(&task).await, Err(AppError::TaskNotFound)));
     assert_eq!(status(&app, open).await, TicketStatus::Active, "what is open stays");
-    assert_eq!(json!(app.task_get(&forgotten).await.unwrap())["status"], "active");
+    assert_eq!(json!(app.tasks.get(&forgotten).await.unwrap())["status"], "active");
     assert_eq!(status(&app, late).await, TicketStatus::Finished);
     app.shutdown().await;
 }
@@ -240,7 +240,7 @@ async fn what_is_old_is_deleted_in_batches() {
     let ids: Vec<_> = (0..250).map(|n| n.to_string()).collect();
     let made = ids.iter().map(|id| create(&app, id));
     let made = futures_util::future::join_all(made).await;
-    let releases = made.iter().map(|uuid| app.ticket_release(*uuid, Expected::ANY));
+    let releases = made.iter().map(|uuid| app.tickets.release(*uuid, Expected::ANY));
     futures_util::future::join_all(releases).await;
     assert_eq!(list(&app).len(), 250);
     app.shutdown().await;
@@ -263,12 +263,12 @@ async fn two_coordinators_share_the_queues() {
             tokio::spawn(async move {
                 for _ in 0..3 {
                     let uuid = create(&one, "a").await;
-                    other.ticket_wait(uuid, None).await.unwrap();
+                    other.tickets.wait(uuid, None).await.unwrap();
                     assert_eq!(holding.lock().replace(uuid), None, "two are active");
                     turns.lock().push(uuid);
                     tokio::task::yield_now().await;
                     assert_eq!(holding.lock().take(), Some(uuid), "two are active");
-                    one.ticket_release(uuid, Expected::ANY).await.unwrap();
+                    one.tickets.release(uuid, Expected::ANY).await.unwrap();
                 }
             })
         })
@@ -292,14 +292,14 @@ async fn open_provisioning_tickets_are_listed_for_the_allocator() {
     let app = Disk::new().start().await;
     let provision =
         |id: &str| TicketRequest { action: Some("provision".to_owned()), ..request(id, "3000") };
-    let first = app.ticket_create(provision("a")).await.unwrap().uuid;
-    let second = app.ticket_create(provision("a")).await.unwrap().uuid;
+    let first = app.tickets.create(provision("a")).await.unwrap().uuid;
+    let second = app.tickets.create(provision("a")).await.unwrap().uuid;
     create(&app, "a").await;
-    let listed = || app.provisioning_tickets().iter().map(|t| t.uuid).collect::<Vec<_>>();
+    let listed = || app.tickets.provisioning().iter().map(|t| t.uuid).collect::<Vec<_>>();
     assert_eq!(listed(), [first, second]);
-    app.ticket_release(first, Expected::ANY).await.unwrap();
+    app.tickets.release(first, Expected::ANY).await.unwrap();
     assert_eq!(listed(), [second]);
-    app.ticket_delete(second, Expected::ANY).await.unwrap();
+    app.tickets.delete(second, Expected::ANY).await.unwrap();
     assert!(listed().is_empty());
     app.shutdown().await;
 }
@@ -314,19 +314,19 @@ async fn only_the_holder_of_an_active_ticket_starts_tasks() {
         let app = Arc::clone(&app);
         async move {
             let caller = caller().clone().under(Some(ticket));
-            app.task_create(server(1), "nop", Object::new(), &caller).await
+            app.tasks.create(server(1), "nop", Object::new(), &caller).await
         }
     };
     let id = under(first.to_string()).await.unwrap();
     let older = agent.dispatched().await.ticket.unwrap();
     assert_eq!(older.resource, "default/vm/a");
-    assert_eq!(json!(app.task_get(&id).await.unwrap())["ticket_uuid"], json!(first));
+    assert_eq!(json!(app.tasks.get(&id).await.unwrap())["ticket_uuid"], json!(first));
     for refused in [second.to_string(), Uuid::from_u128(9).to_string(), "nonsense".to_owned()] {
         let error = under(refused.clone()).await.unwrap_err();
         assert_eq!(error.to_string(), format!("ticket {refused} is not active"));
         assert!(matches!(error, AppError::TicketNotActive(_)));
     }
-    app.ticket_release(first, Expected::ANY).await.unwrap();
+    app.tickets.release(first, Expected::ANY).await.unwrap();
     assert!(matches!(under(first.to_string()).await, Err(AppError::TicketNotActive(_))));
     under(second.to_string()).await.unwrap();
     let newer = agent.dispatched().await.ticket.unwrap();
@@ -342,7 +342,7 @@ async fn only_the_holder_of_an_active_ticket_starts_tasks() {
             req_id: &caller.req_id,
             timeout: SOON,
         };
-        app.agent_query(&caller, query).await
+        app.nodes.query(&caller, query).await
     };
     assert!(matches!(ask(first).await, Err(AppError::TicketNotActive(_))));
     let answer = async {
@@ -362,17 +362,17 @@ async fn why_a_ticket_waits() {
     let first = create(&app, "a").await;
     let second = create(&app, "a").await;
     let caller = caller().clone().under(Some(first.to_string()));
-    let task = app.task_create(server(1), "nop", Object::new(), &caller).await.unwrap();
+    let task = app.tasks.create(server(1), "nop", Object::new(), &caller).await.unwrap();
     agent.dispatched().await;
-    let why = app.why_ticket(second).await.unwrap();
+    let why = app.why.ticket(second).await.unwrap();
     assert_eq!(why["holder"]["uuid"], json!(first));
     assert_eq!(why["holder_tasks"][0]["id"], json!(task));
     assert_eq!((&why["place"], &why["queue"]["length"]), (&json!(1), &json!(2)));
     assert_eq!(why["deadlock"], Value::Null);
     let text = why["text"].as_str().unwrap();
     assert!(text.contains(&format!("ticket {first} to be released")), "{text}");
-    app.ticket_release(first, Expected::ANY).await.unwrap();
-    let why = app.why_ticket(first).await.unwrap();
+    app.tickets.release(first, Expected::ANY).await.unwrap();
+    let why = app.why.ticket(first).await.unwrap();
     assert_eq!(why["text"], "the ticket is finished and waits for nothing");
     app.shutdown().await;
 }
@@ -382,38 +382,38 @@ async fn holders_that_wait_for_each_other_are_shown_as_a_circle() {
     let app = Disk::new().start().await;
     let wait = |uuid, holds| {
         let app = Arc::clone(&app);
-        tokio::spawn(async move { app.ticket_wait(uuid, holds).await })
+        tokio::spawn(async move { app.tickets.wait(uuid, holds).await })
     };
     // One client holds a and waits for b, another holds b and waits for a.
     let (a1, b2) = (create(&app, "a").await, create(&app, "b").await);
     let (b1, a2) = (create(&app, "b").await, create(&app, "a").await);
     wait(b1, Some(a1));
-    eventually(|| app.tickets.waiting() == 1).await;
-    assert_eq!(app.why_ticket(a2).await.unwrap()["deadlock"], Value::Null);
+    eventually(|| app.tickets.waits().len() == 1).await;
+    assert_eq!(app.why.ticket(a2).await.unwrap()["deadlock"], Value::Null);
     let last = wait(a2, Some(b2));
-    eventually(|| app.tickets.waiting() == 2).await;
+    eventually(|| app.tickets.waits().len() == 2).await;
     for uuid in [a1, a2, b1, b2] {
-        let deadlock = app.why_ticket(uuid).await.unwrap()["deadlock"].clone();
+        let deadlock = app.why.ticket(uuid).await.unwrap()["deadlock"].clone();
         assert_eq!(deadlock["cycle"].as_array().unwrap().len(), 4, "{deadlock:#}");
         assert!(deadlock["text"].as_str().unwrap().contains(&a1.to_string()));
     }
     // A client that gives up ends it.
     last.abort();
-    eventually(|| app.tickets.waiting() == 1).await;
-    assert_eq!(app.why_ticket(a1).await.unwrap()["deadlock"], Value::Null);
+    eventually(|| app.tickets.waits().len() == 1).await;
+    assert_eq!(app.why.ticket(a1).await.unwrap()["deadlock"], Value::Null);
 
     // The same job holds both, and says so by its name.
     let of_job = |id: &str, job: &str| {
         let extra = Object::from_iter([("workflow_job_uuid", job)]);
         TicketRequest { extra, ..request(id, "3000") }
     };
-    let make = async |id: &str, job: &str| app.ticket_create(of_job(id, job)).await.unwrap().uuid;
+    let make = async |id: &str, job: &str| app.tickets.create(of_job(id, job)).await.unwrap().uuid;
     let (c1, d2) = (make("c", "one").await, make("d", "two").await);
     let (d1, c2) = (make("d", "one").await, make("c", "two").await);
     wait(d1, None);
     wait(c2, None);
-    eventually(|| app.tickets.waiting() == 3).await;
-    let deadlock = app.why_ticket(c1).await.unwrap()["deadlock"].clone();
+    eventually(|| app.tickets.waits().len() == 3).await;
+    let deadlock = app.why.ticket(c1).await.unwrap()["deadlock"].clone();
     assert_eq!(deadlock["cycle"], json!([c1, d1, d2, c2]));
     app.shutdown().await;
 }

@@ -6,9 +6,9 @@ use std::time::Duration;
 use jiff::SignedDuration;
 use muster_shared::clock::iso;
 
-use super::Op;
+use super::{Op, Tickets};
+use crate::app::Expected;
 use crate::app::error::AppError;
-use crate::app::{App, Expected};
 
 /// Tickets that expire or are deleted at a time.
 const BATCH: usize = 90;
@@ -19,14 +19,14 @@ const RETENTION: SignedDuration = SignedDuration::from_hours(30 * 24);
 /// Ended tickets that are kept; beyond, the oldest are deleted early.
 const KEEP_ENDED: usize = 100_000;
 
-impl App {
+impl Tickets {
     /// Expires what is due, at most a batch.
     ///
     /// # Errors
     /// [`AppError::Store`], [`AppError::Stopping`].
-    pub(crate) async fn tickets_expire(&self) -> Result<(), AppError> {
-        let over = self.tickets.index.over(self.parts.clock.wall(), BATCH);
-        self.tickets_all(&over, Op::Expire).await?;
+    pub(crate) async fn expire(&self) -> Result<(), AppError> {
+        let over = self.index.over(self.ctx.parts.clock.wall(), BATCH);
+        self.all(&over, Op::Expire).await?;
         for uuid in &over {
             tracing::info!(ticket_uuid = %uuid, "ticket expired");
         }
@@ -34,11 +34,11 @@ impl App {
     }
 
     /// Returns when a ticket may be due.
-    pub(crate) async fn tickets_due(&self) {
+    pub(crate) async fn due(&self) {
         loop {
-            let index = &self.tickets.index;
+            let index = &self.index;
             let next = index.next_due().map(|at| {
-                let left = at.duration_since(self.parts.clock.wall());
+                let left = at.duration_since(self.ctx.parts.clock.wall());
                 Duration::try_from(left).unwrap_or(Duration::ZERO)
             });
             let left = match (next, index.has_due_as_text()) {
@@ -65,11 +65,11 @@ impl App {
     ///
     /// # Errors
     /// [`AppError::Store`], [`AppError::Stopping`]; what was deleted before stays deleted.
-    pub async fn tickets_sweep(&self) -> Result<usize, AppError> {
-        let Ok(before) = self.parts.clock.wall().checked_sub(RETENTION) else { return Ok(0) };
-        let old = self.tickets.index.old(&iso(before), KEEP_ENDED);
+    pub async fn sweep(&self) -> Result<usize, AppError> {
+        let Ok(before) = self.ctx.parts.clock.wall().checked_sub(RETENTION) else { return Ok(0) };
+        let old = self.index.old(&iso(before), KEEP_ENDED);
         for batch in old.chunks(BATCH) {
-            self.tickets_all(batch, |uuid| Op::Delete(uuid, Expected::ANY)).await?;
+            self.all(batch, |uuid| Op::Delete(uuid, Expected::ANY)).await?;
         }
         Ok(old.len())
     }

@@ -13,9 +13,9 @@ use muster_shared::api::ticket::TicketStatus;
 use muster_shared::ids::TicketUuid;
 use muster_shared::wire::{self, Token};
 
-use super::record::TicketRecord;
+use super::{TICKETS, Tickets};
 use crate::app::error::AppError;
-use crate::app::{App, Caller, keys};
+use crate::app::{Caller, keys};
 use crate::store::{Expect, Revision, StoreError, Write};
 
 /// An active ticket under which a task is started.
@@ -27,7 +27,7 @@ pub(crate) struct Fence {
     pub(crate) ticket: wire::Ticket,
 }
 
-impl App {
+impl Tickets {
     /// Commits `writes` if the ticket named by the fence is still active: its record has not
     /// changed since it became so.
     ///
@@ -38,11 +38,11 @@ impl App {
         fence: Option<&Fence>,
         mut writes: Vec<Write>,
     ) -> Result<Revision, AppError> {
-        let Some(fence) = fence else { return Ok(self.feed.commit(writes).await?) };
+        let Some(fence) = fence else { return Ok(self.ctx.feed.commit(writes).await?) };
         let Token { epoch, counter } = fence.ticket.token;
         let key = keys::ticket(fence.uuid);
         writes.push(Write::check(key.clone(), Expect::At(Revision { epoch, counter })));
-        self.feed.commit(writes).await.map_err(|error| match error {
+        self.ctx.feed.commit(writes).await.map_err(|error| match error {
             StoreError::Conflict { key: lost } if lost == key => {
                 AppError::TicketNotActive(fence.uuid.to_string())
             }
@@ -53,8 +53,8 @@ impl App {
     /// Refuses a request that names a ticket which is not active.
     ///
     /// # Errors
-    /// As [`App::fence`].
-    pub async fn ticket_check(&self, caller: &Caller) -> Result<(), AppError> {
+    /// As [`Tickets::fence`].
+    pub async fn check(&self, caller: &Caller) -> Result<(), AppError> {
         self.fence(caller).await.map(drop)
     }
 
@@ -67,8 +67,8 @@ impl App {
         let refused = || AppError::TicketNotActive(named.clone());
         let uuid: TicketUuid = named.parse().map_err(|_| refused())?;
         // Not from the index: another coordinator may have ended it just now.
-        let stored = self.parts.store.get(&keys::ticket(uuid)).await?.ok_or_else(refused)?;
-        let ticket: TicketRecord = keys::decode(&stored)?;
+        let stored = TICKETS.get(&self.ctx, uuid).await?.ok_or_else(refused)?;
+        let ticket = stored.value;
         if ticket.status != TicketStatus::Active {
             return Err(refused());
         }

@@ -14,8 +14,8 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::record::{Due, TicketRecord};
-use crate::app::fleet::Held;
 use crate::app::keys;
+use crate::store::Held;
 use crate::store::{Damaged, Event, Follow, Record, Revision, Store, StoreError, read_all};
 
 /// Waits at a time.

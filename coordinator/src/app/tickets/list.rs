@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use muster_shared::api::ticket::{Ticket, TicketServer};
 
-use super::TicketRecord;
-use crate::app::App;
+use super::{TicketRecord, Tickets};
 
 /// Most tickets in one answer.
 const MAX_LIMIT: usize = 1_000;
@@ -23,15 +22,11 @@ pub struct TicketFilter {
     pub offset: usize,
 }
 
-impl App {
+impl Tickets {
     /// Tickets of all statuses.
     #[must_use]
-    pub fn ticket_list(
-        &self,
-        server: TicketServer,
-        filter: &TicketFilter,
-    ) -> Vec<Arc<TicketRecord>> {
-        let mut tickets = self.tickets.index.of_server(server);
+    pub fn list(&self, server: TicketServer, filter: &TicketFilter) -> Vec<Arc<TicketRecord>> {
+        let mut tickets = self.index.of_server(server);
         if let Some(key) = filter.attribute.as_deref().and_then(sort_key) {
             // Stable: equal ones stay in order of creation.
             tickets.sort_by_cached_key(|ticket| key(ticket));

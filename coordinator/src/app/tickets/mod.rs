@@ -8,14 +8,12 @@
 //! tickets their order. [`draft`] decides, [`writer`] writes, [`index`] follows. Several
 //! coordinators may do so on one store.
 
-mod deadlock;
 mod draft;
 mod expiry;
 mod fence;
 mod index;
 mod list;
 mod record;
-mod why;
 mod writer;
 
 use std::sync::Arc;
@@ -31,14 +29,16 @@ pub(crate) use fence::Fence;
 pub use list::TicketFilter;
 pub use record::{Due, TicketRecord};
 
+use super::context::Context;
 use super::error::AppError;
-use super::fleet::Held;
-use super::{App, Expected, keys};
-use crate::store::Follow;
+use super::records::Records;
+use super::{Expected, keys};
+use crate::store::{Follow, Held};
 use draft::{Effect, MAX_QUEUE, NewTicket, Op};
 use index::Index;
 use writer::{Job, QUEUE};
 
+const TICKETS: Records<TicketRecord> = Records::under(keys::TICKETS);
 /// Open tickets of all queues together.
 const MAX_OPEN: usize = 20_000;
 /// Largest ticket, bytes of JSON.
@@ -52,7 +52,8 @@ const DELETE_BATCH: usize = 90;
 
 /// What this coordinator holds of the waitlist.
 #[derive(Debug)]
-pub(crate) struct Tickets {
+pub struct Tickets {
+    ctx: Arc<Context>,
     index: Arc<Index>,
     ops: mpsc::Sender<Job>,
     /// Until the writer takes it.
@@ -60,9 +61,9 @@ pub(crate) struct Tickets {
 }
 
 impl Tickets {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(ctx: Arc<Context>) -> Self {
         let (ops, inbox) = mpsc::channel(QUEUE);
-        Self { index: Arc::default(), ops, inbox: Mutex::new(Some(inbox)) }
+        Self { ctx, index: Arc::default(), ops, inbox: Mutex::new(Some(inbox)) }
     }
 
     /// What the store's feed tells of tickets.
@@ -70,10 +71,19 @@ impl Tickets {
         Arc::clone(&self.index) as Arc<dyn Follow>
     }
 
-    /// How many wait for a ticket here.
-    #[cfg(test)]
-    pub(crate) fn waiting(&self) -> usize {
-        self.index.waits().len()
+    /// Who waits for a ticket here, and the ticket that each holds meanwhile.
+    pub(crate) fn waits(&self) -> Vec<(TicketUuid, Option<TicketUuid>)> {
+        self.index.waits()
+    }
+
+    /// The open tickets of one queue; the first has the turn.
+    pub(crate) fn queue(&self, name: &QueueName) -> Vec<Arc<TicketRecord>> {
+        self.index.queue(name)
+    }
+
+    /// The open tickets of every queue.
+    pub(crate) fn queues(&self) -> Vec<Vec<Arc<TicketRecord>>> {
+        self.index.queues()
     }
 }
 
@@ -109,18 +119,18 @@ impl TicketRequest {
     }
 }
 
-impl App {
+impl Tickets {
     /// Puts a new ticket into its queue.
     ///
     /// # Errors
     /// [`AppError::Invalid`], [`AppError::Busy`] when the queue or the waitlist is full,
     /// [`AppError::Store`].
-    pub async fn ticket_create(&self, request: TicketRequest) -> Result<TicketCreated, AppError> {
+    pub async fn create(&self, request: TicketRequest) -> Result<TicketCreated, AppError> {
         request.check()?;
-        if self.tickets.index.open() >= MAX_OPEN {
+        if self.index.open() >= MAX_OPEN {
             return Err(AppError::Busy(format!("there are {MAX_OPEN} open tickets")));
         }
-        let uuid = TicketUuid(self.parts.entropy.uuid());
+        let uuid = TicketUuid(self.ctx.parts.entropy.uuid());
         let queue = request.queue.clone();
         let new = NewTicket {
             uuid,
@@ -130,13 +140,13 @@ impl App {
             extra: request.extra,
             reqid: request.req_id,
         };
-        match self.ticket_op(Op::Create(Box::new(new))).await? {
+        match self.op(Op::Create(Box::new(new))).await? {
             Effect::Full => Err(AppError::Busy(format!("there are {MAX_QUEUE} tickets in line"))),
             Effect::Done | Effect::NotFound | Effect::Changed => {
-                let mut queue = self.tickets.index.queue(&queue);
+                let mut queue = self.index.queue(&queue);
                 if queue.iter().all(|ticket| ticket.uuid != uuid) {
                     // It was over at once; the client looks for it all the same.
-                    match self.ticket_get(uuid).await {
+                    match self.get(uuid).await {
                         Ok(held) => queue.push(held.value),
                         // Deleted meanwhile: it was made, and that is what was asked.
                         Err(AppError::TicketNotFound(_)) => {}
@@ -153,14 +163,13 @@ impl App {
     ///
     /// # Errors
     /// [`AppError::TicketNotFound`], [`AppError::Store`], [`AppError::Corrupt`].
-    pub async fn ticket_get(&self, uuid: TicketUuid) -> Result<Held<Arc<TicketRecord>>, AppError> {
-        if let Some(held) = self.tickets.index.get(uuid) {
+    pub async fn get(&self, uuid: TicketUuid) -> Result<Held<Arc<TicketRecord>>, AppError> {
+        if let Some(held) = self.index.get(uuid) {
             return Ok(held);
         }
         // Another coordinator may have made it just now.
-        let stored = self.parts.store.get(&keys::ticket(uuid)).await?;
-        let stored = stored.ok_or(AppError::TicketNotFound(uuid))?;
-        Ok(Held { value: Arc::new(keys::decode(&stored)?), revision: stored.revision })
+        let held = TICKETS.get(&self.ctx, uuid).await?.ok_or(AppError::TicketNotFound(uuid))?;
+        Ok(Held { value: Arc::new(held.value), revision: held.revision })
     }
 
     /// Ends a ticket, whatever its status; the next of its queue becomes active.
@@ -168,25 +177,17 @@ impl App {
     /// # Errors
     /// [`AppError::TicketNotFound`], [`AppError::Changed`], [`AppError::Busy`],
     /// [`AppError::Store`].
-    pub async fn ticket_release(
-        &self,
-        uuid: TicketUuid,
-        expected: Expected,
-    ) -> Result<(), AppError> {
-        let done = self.ticket_op(Op::Release(uuid, expected)).await?;
+    pub async fn release(&self, uuid: TicketUuid, expected: Expected) -> Result<(), AppError> {
+        let done = self.op(Op::Release(uuid, expected)).await?;
         ended(uuid, done)
     }
 
     /// Removes a ticket; the next of its queue becomes active.
     ///
     /// # Errors
-    /// As [`App::ticket_release`].
-    pub async fn ticket_delete(
-        &self,
-        uuid: TicketUuid,
-        expected: Expected,
-    ) -> Result<(), AppError> {
-        let done = self.ticket_op(Op::Delete(uuid, expected)).await?;
+    /// As [`Tickets::release`].
+    pub async fn delete(&self, uuid: TicketUuid, expected: Expected) -> Result<(), AppError> {
+        let done = self.op(Op::Delete(uuid, expected)).await?;
         ended(uuid, done)
     }
 
@@ -194,23 +195,23 @@ impl App {
     ///
     /// # Errors
     /// [`AppError::Busy`], [`AppError::Store`]; some may be removed then.
-    pub async fn tickets_delete_all(&self, server: TicketServer) -> Result<(), AppError> {
-        let all = self.tickets.index.of_server(server);
+    pub async fn delete_all(&self, server: TicketServer) -> Result<(), AppError> {
+        let all = self.index.of_server(server);
         // The youngest first: so nobody's turn comes while the queues are emptied.
         let uuids: Vec<_> = all.iter().rev().map(|ticket| ticket.uuid).collect();
         for batch in uuids.chunks(DELETE_BATCH) {
-            self.tickets_all(batch, |uuid| Op::Delete(uuid, Expected::ANY)).await?;
+            self.all(batch, |uuid| Op::Delete(uuid, Expected::ANY)).await?;
         }
         Ok(())
     }
 
     /// Does the same with several tickets, in their order.
-    async fn tickets_all(
+    async fn all(
         &self,
         uuids: &[TicketUuid],
         op: impl Fn(TicketUuid) -> Op,
     ) -> Result<(), AppError> {
-        let ops = uuids.iter().map(|uuid| self.ticket_op_patient(op(*uuid)));
+        let ops = uuids.iter().map(|uuid| self.op_patient(op(*uuid)));
         futures_util::future::try_join_all(ops).await?;
         Ok(())
     }
@@ -221,17 +222,13 @@ impl App {
     /// # Errors
     /// [`AppError::NoSuchTicket`], [`AppError::TicketExpired`], [`AppError::Busy`] when too many
     /// wait, [`AppError::Store`], [`AppError::Stopping`].
-    pub async fn ticket_wait(
-        &self,
-        uuid: TicketUuid,
-        holds: Option<TicketUuid>,
-    ) -> Result<(), AppError> {
-        let index = &self.tickets.index;
+    pub async fn wait(&self, uuid: TicketUuid, holds: Option<TicketUuid>) -> Result<(), AppError> {
+        let index = &self.index;
         let waiter = index.wait(uuid, holds);
         let waiter = waiter.ok_or_else(|| AppError::Busy("too many wait".to_owned()))?;
-        if index.get(uuid).is_none() && self.parts.store.get(&keys::ticket(uuid)).await?.is_some() {
+        if index.get(uuid).is_none() && TICKETS.get(&self.ctx, uuid).await?.is_some() {
             // Another coordinator made it just now.
-            self.feed.catch_up().await?;
+            self.ctx.feed.catch_up().await?;
         }
         let mut first = true;
         loop {
@@ -249,7 +246,7 @@ impl App {
             first = false;
             tokio::select! {
                 biased;
-                () = self.cancel.cancelled() => return Err(AppError::Stopping),
+                () = self.ctx.cancel.cancelled() => return Err(AppError::Stopping),
                 () = waiter.changed() => {}
             }
         }
@@ -257,39 +254,39 @@ impl App {
 
     /// The open tickets of every server that promise room for a VM, in order of creation.
     #[must_use]
-    pub fn provisioning_tickets(&self) -> Vec<Arc<TicketRecord>> {
-        self.tickets.index.provisioning()
+    pub fn provisioning(&self) -> Vec<Arc<TicketRecord>> {
+        self.index.provisioning()
     }
 
     /// Has an operation written and waits until the index shows it.
-    async fn ticket_op(&self, op: Op) -> Result<Effect, AppError> {
+    async fn op(&self, op: Op) -> Result<Effect, AppError> {
         let (done, outcome) = oneshot::channel();
-        match self.tickets.ops.try_send(Job { op, done }) {
+        match self.ops.try_send(Job { op, done }) {
             Ok(()) => {}
             Err(mpsc::error::TrySendError::Full(_)) => {
                 return Err(AppError::Busy("too many changes of the waitlist wait".to_owned()));
             }
             Err(mpsc::error::TrySendError::Closed(_)) => return Err(AppError::Stopping),
         }
-        self.ticket_outcome(outcome).await
+        self.outcome(outcome).await
     }
 
-    /// As [`App::ticket_op`], but waits for its turn however many wait.
-    async fn ticket_op_patient(&self, op: Op) -> Result<Effect, AppError> {
+    /// As [`Tickets::op`], but waits for its turn however many wait.
+    async fn op_patient(&self, op: Op) -> Result<Effect, AppError> {
         let (done, outcome) = oneshot::channel();
-        let sent = self.tickets.ops.send(Job { op, done }).await;
+        let sent = self.ops.send(Job { op, done }).await;
         sent.map_err(|_| AppError::Stopping)?;
-        self.ticket_outcome(outcome).await
+        self.outcome(outcome).await
     }
 
-    async fn ticket_outcome(
+    async fn outcome(
         &self,
         outcome: oneshot::Receiver<Result<Effect, AppError>>,
     ) -> Result<Effect, AppError> {
         tokio::select! {
             biased;
             done = outcome => done.unwrap_or(Err(AppError::Stopping)),
-            () = self.cancel.cancelled() => Err(AppError::Stopping),
+            () = self.ctx.cancel.cancelled() => Err(AppError::Stopping),
         }
     }
 }

@@ -6,10 +6,9 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 
+use super::Tickets;
 use super::draft::{Draft, Effect, Op, Stuck};
-use crate::app::App;
 use crate::app::error::AppError;
-use crate::app::tasks::is_conflict;
 use crate::store::StoreError;
 
 /// Operations that may wait.
@@ -34,24 +33,24 @@ enum Failed {
     Store(StoreError),
 }
 
-impl App {
+impl Tickets {
     /// Writes what is asked for, for ever.
-    pub(crate) async fn tickets_write(&self) {
-        let Some(mut inbox) = self.tickets.inbox.lock().take() else { return };
+    pub(crate) async fn write(&self) {
+        let Some(mut inbox) = self.inbox.lock().take() else { return };
         let mut waiting = VecDeque::new();
         loop {
             if waiting.is_empty() {
                 waiting.extend(inbox.recv().await);
             }
             take_more(&mut inbox, &mut waiting);
-            self.tickets_commit(&mut waiting).await;
+            self.commit(&mut waiting).await;
         }
     }
 
     /// Writes the first operations, as many as fit one transaction, and answers them.
-    async fn tickets_commit(&self, waiting: &mut VecDeque<Job>) {
+    async fn commit(&self, waiting: &mut VecDeque<Job>) {
         for attempt in 1..=ATTEMPTS {
-            match self.tickets_try(waiting, attempt == ATTEMPTS).await {
+            match self.try_commit(waiting, attempt == ATTEMPTS).await {
                 Ok(effects) => {
                     for (job, effect) in waiting.drain(..effects.len()).zip(effects) {
                         // Who asked may have gone.
@@ -61,7 +60,7 @@ impl App {
                 }
                 Err(Failed::Race) => {
                     // Not in step with the other the next time.
-                    let pause = self.parts.entropy.u64() % attempt;
+                    let pause = self.ctx.parts.entropy.u64() % attempt;
                     tokio::time::sleep(Duration::from_millis(pause)).await;
                 }
                 Err(Failed::Store(error)) => {
@@ -77,31 +76,31 @@ impl App {
         }
     }
 
-    async fn tickets_try(
+    async fn try_commit(
         &self,
         waiting: &VecDeque<Job>,
         last: bool,
     ) -> Result<Vec<Result<Effect, AppError>>, Failed> {
-        let mut draft = Draft::new(self.parts.clock.wall());
+        let mut draft = Draft::new(self.ctx.parts.clock.wall());
         let mut effects = Vec::new();
         for job in waiting {
             if !draft.has_room() {
                 break;
             }
-            effects.push(self.ticket_apply(&mut draft, &job.op, last).await?);
+            effects.push(self.apply(&mut draft, &job.op, last).await?);
         }
         let writes = draft.writes();
         if writes.is_empty() {
             return Ok(effects);
         }
-        match self.feed.commit(writes).await {
+        match self.ctx.feed.commit(writes).await {
             Ok(_) => Ok(effects),
-            Err(error) if is_conflict(&error) => Err(Failed::Race),
+            Err(error) if error.is_conflict() => Err(Failed::Race),
             Err(error) => Err(Failed::Store(error)),
         }
     }
 
-    async fn ticket_apply(
+    async fn apply(
         &self,
         draft: &mut Draft,
         op: &Op,
@@ -111,7 +110,7 @@ impl App {
             match draft.apply(op) {
                 Ok(effect) => return Ok(Ok(effect)),
                 Err(Stuck::Need(key)) => {
-                    let record = self.parts.store.get(&key).await.map_err(Failed::Store)?;
+                    let record = self.ctx.parts.store.get(&key).await.map_err(Failed::Store)?;
                     draft.load(key, record.map(|record| (record.value, record.revision)));
                 }
                 Err(Stuck::Corrupt(key, source)) => {

@@ -97,7 +97,7 @@ async fn failed_uploads_leave_nothing_and_keep_the_earlier_file() {
     let Api { app, server, .. } = api;
     assert_eq!(server.drain().await, 0, "the upload ended");
     let image: ImageUuid = UUID.parse().unwrap();
-    let found = app.image(image).await.unwrap();
+    let found = app.images.get(image).await.unwrap();
     assert_eq!(json!(found.manifest).to_string(), before.1);
     let left: Vec<_> = app.parts().blobs.list(None).collect().await;
     assert_eq!(left.len(), before.0.len());
@@ -182,14 +182,14 @@ impl Clock for InTwoDays {
 async fn the_sweep_removes_old_files_without_a_record() {
     let app = test_app(Arc::new(InTwoDays(SystemClock::new()))).await;
     let manifest = json!({ "name": "n", "version": "1", "type": "zvol", "os": "linux" });
-    let image = app.image_create(muster_shared::api::Object::of(&manifest)).await.unwrap().uuid;
+    let image = app.images.create(muster_shared::api::Object::of(&manifest)).await.unwrap().uuid;
     let body = futures_util::stream::iter([Ok("content".into())]).boxed();
-    app.image_upload(image, FileClaim::default(), &crate::app::Expected::ANY, body).await.unwrap();
+    app.images.upload(image, FileClaim::default(), &crate::app::Expected::ANY, body).await.unwrap();
     let kept = app.parts().blobs.list(None).next().await.unwrap().unwrap().location;
     for name in [format!("images/{image}/file-x"), format!("images/{UUID}/file-y")] {
         app.parts().blobs.put(&name.into(), "left".into()).await.unwrap();
     }
-    assert_eq!(app.sweep_images().await.unwrap(), 2);
+    assert_eq!(app.images.sweep().await.unwrap(), 2);
     let left: Vec<_> = app.parts().blobs.list(None).map(|m| m.unwrap().location).collect().await;
     assert_eq!(left, [kept]);
 }
@@ -199,6 +199,6 @@ async fn the_sweep_spares_young_files_and_those_with_a_record() {
     let api = Api::start().await;
     create(&api, UUID, "base").await;
     upload(&api, "", b"good").await;
-    assert_eq!(api.app.sweep_images().await.unwrap(), 0);
+    assert_eq!(api.app.images.sweep().await.unwrap(), 0);
     assert_eq!(blobs(&api).await.len(), 1);
 }

@@ -24,14 +24,14 @@ use tokio::net::TcpStream;
 use tokio_util::task::TaskTracker;
 
 use super::error::ApiError;
-use super::gate::Gate;
+use super::gate::{Gate, ServerGate};
 use super::request::Request;
 use super::response::Response;
 use super::route::{Param, Route, ServerRule, object_schema};
 use super::rule::Rule;
 use super::server::{Server, ServerSettings, bind};
 use super::{ApiConfig, Shell, table};
-use crate::app::{App, AppConfig, Parts, ServerGate};
+use crate::app::{App, AppConfig, Parts};
 use crate::config::Config;
 use crate::store::KvStore;
 

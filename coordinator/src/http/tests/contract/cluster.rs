@@ -59,7 +59,7 @@ impl Cluster {
             blobs: Arc::new(InMemory::new()),
             instance: "test".to_owned(),
         };
-        let app = App::start(config.app("test".to_owned()), parts).await.unwrap();
+        let app = crate::start(config.app("test".to_owned()), parts).await.unwrap();
         let api = Api::over(app, &config).await;
         let mut cluster =
             Self { api, names: BTreeMap::new(), agents: Vec::new(), received: Received::default() };
@@ -171,13 +171,13 @@ impl Cluster {
     pub(super) async fn records(&self) -> Vec<Record> {
         let app = self.app();
         for _ in 0..1_000 {
-            if app.tasks.ids().is_empty() {
+            if app.tasks.table.ids().is_empty() {
                 break;
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         // What has served is deleted by the clock; not in the middle of a row.
-        app.reservations_tick().await.unwrap();
+        app.placement.tick().await.unwrap();
         let (mut records, _) = list_all(&*app.parts().store, "").await.unwrap();
         // Jobs go on by themselves on the server that they have to themselves.
         let victim = uuid(VICTIM);

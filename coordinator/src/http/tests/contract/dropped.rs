@@ -72,9 +72,10 @@ async fn quiet(shell: &Shell, app: &App) {
     for _ in 0..2_000 {
         let busy = app
             .tasks
+            .table
             .ids()
             .iter()
-            .filter_map(|id| app.tasks.get(id))
+            .filter_map(|id| app.tasks.table.get(id))
             .any(|open| app.agents().is_connected(open.record.server_uuid));
         if !busy && shell.changes.available_permits() == MAX_CHANGES {
             return;
@@ -117,10 +118,10 @@ async fn a_client_that_goes_away_at_any_await_leaves_nothing_half_done() {
     }
     println!("{routes} routes, {awaits} awaits, {} failures", findings.len());
     assert!(findings.is_empty(), "{}", findings.join("\n"));
-    let listed = app.tasks.ids();
+    let listed = app.tasks.table.ids();
     cluster.stop().await;
     let parts = app.parts().clone();
-    let again = App::start(app.config().clone(), parts).await.unwrap();
-    assert_eq!(again.tasks.ids(), listed, "after a restart nothing runs that was not listed");
+    let again = crate::start(app.config().clone(), parts).await.unwrap();
+    assert_eq!(again.tasks.table.ids(), listed, "after a restart nothing runs that was not listed");
     again.shutdown().await;
 }

@@ -1,6 +1,10 @@
 //! What this coordinator holds of every server in memory: the records as the store's feed tells of
 //! them, and what agents report that is not stored.
 
+mod feed;
+mod figures;
+mod records;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -11,27 +15,22 @@ use jiff::Timestamp;
 use muster_shared::api::Object;
 use muster_shared::api::server::ServerRecord;
 use muster_shared::api::vm::{Heard, Vm};
-use muster_shared::clock::SharedClock;
 use muster_shared::ids::{ServerUuid, VmUuid};
 use muster_shared::wire::status::VmReport;
 use parking_lot::{RwLock, RwLockWriteGuard};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tokio::sync::Notify;
 use uuid::Uuid;
 
-use super::figures::{Figures, Kept};
+pub use figures::{DISK_FIGURES, Figures};
+
+use super::context::Context;
 use super::keys;
 use crate::roster::{RosterRecord, Status};
-use crate::store::{Expect, Revision, Write};
-
-/// A stored record and the commit that wrote it.
-#[derive(Clone, Debug)]
-pub struct Held<T> {
-    /// The record.
-    pub value: T,
-    /// Its revision.
-    pub revision: Revision,
-}
+use crate::store::{Expect, Held, Revision, Write};
+use figures::Kept;
+pub(super) use records::SERVERS;
 
 /// The record `sysinfo/<uuid>`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -178,14 +177,16 @@ impl Inner {
 /// All servers, as the store's feed tells of them, and what agents reported that is not stored.
 #[derive(Debug)]
 pub struct Fleet {
+    ctx: Arc<Context>,
     inner: RwLock<Inner>,
-    clock: SharedClock,
+    /// A VM's record may have to be written.
+    pub(crate) vms_wake: Notify,
 }
 
 impl Fleet {
     /// No servers.
-    pub(crate) fn new(clock: SharedClock) -> Self {
-        Self { inner: RwLock::default(), clock }
+    pub(crate) fn new(ctx: Arc<Context>) -> Self {
+        Self { ctx, inner: RwLock::default(), vms_wake: Notify::new() }
     }
 
     pub(super) fn inner(&self) -> RwLockWriteGuard<'_, Inner> {
@@ -193,7 +194,7 @@ impl Fleet {
     }
 
     pub(super) fn now(&self) -> Duration {
-        self.clock.monotonic()
+        self.ctx.now()
     }
 
     /// A copy of one server (cheap: large parts are shared).
@@ -380,15 +381,14 @@ fn of_server(server: ServerUuid) -> RangeInclusive<(ServerUuid, VmUuid)> {
 mod tests {
     use std::collections::BTreeMap;
 
-    use muster_shared::clock::TokioClock;
     use serde_json::json;
 
     use super::*;
     use crate::app::keys;
     use crate::store::{Action, Damaged, Event, Follow};
 
-    fn fleet() -> Fleet {
-        Fleet::new(Arc::new(TokioClock::new("2026-01-01T00:00:00Z".parse().unwrap())))
+    async fn fleet() -> Fleet {
+        Fleet::new(crate::app::tests::context().await)
     }
 
     fn report(vm: VmUuid, state: &str) -> VmReport {
@@ -416,9 +416,9 @@ mod tests {
         fleet.apply(&changes, &Damaged::default());
     }
 
-    #[test]
-    fn an_unchanged_report_leaves_nothing_to_save() {
-        let fleet = fleet();
+    #[tokio::test]
+    async fn an_unchanged_report_leaves_nothing_to_save() {
+        let fleet = fleet().await;
         let server = ServerUuid(uuid::Uuid::from_u128(1));
         let vm = VmUuid(uuid::Uuid::from_u128(2));
         let running = || BTreeMap::from([(vm, Some(report(vm, "running")))]);
@@ -437,9 +437,9 @@ mod tests {
         assert!(fleet.vm(vm).is_none());
     }
 
-    #[test]
-    fn of_two_vms_with_one_uuid_the_other_stays() {
-        let fleet = fleet();
+    #[tokio::test]
+    async fn of_two_vms_with_one_uuid_the_other_stays() {
+        let fleet = fleet().await;
         let vm = VmUuid(Uuid::from_u128(2));
         let [one, two] = [1, 3].map(|n| ServerUuid(Uuid::from_u128(n)));
         for server in [one, two] {
@@ -452,9 +452,9 @@ mod tests {
         assert_eq!(fleet.vm(vm).map(|(server, _)| server), Some(one));
     }
 
-    #[test]
-    fn a_report_that_goes_back_while_it_is_written_is_written_again() {
-        let fleet = fleet();
+    #[tokio::test]
+    async fn a_report_that_goes_back_while_it_is_written_is_written_again() {
+        let fleet = fleet().await;
         let server = ServerUuid(uuid::Uuid::from_u128(1));
         let vm = VmUuid(uuid::Uuid::from_u128(2));
         let say = |state| fleet.report_vms(server, BTreeMap::from([(vm, Some(report(vm, state)))]));
@@ -474,9 +474,9 @@ mod tests {
         assert!(fleet.unsaved(1).is_empty());
     }
 
-    #[test]
-    fn a_change_during_the_write_stays_unsaved() {
-        let fleet = fleet();
+    #[tokio::test]
+    async fn a_change_during_the_write_stays_unsaved() {
+        let fleet = fleet().await;
         let server = ServerUuid(uuid::Uuid::from_u128(1));
         let vm = VmUuid(uuid::Uuid::from_u128(2));
         fleet.report_vms(server, BTreeMap::from([(vm, Some(report(vm, "running")))]));

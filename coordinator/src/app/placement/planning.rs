@@ -3,30 +3,28 @@
 use muster_shared::api::Object;
 use serde_json::{Value, json};
 
-use super::{invalid, parse};
+use super::{Placement, invalid, parse};
 use crate::alloc::{Fit, ServerName, Unreserved, fit, num, parse_capacity};
-use crate::app::App;
 use crate::app::error::AppError;
-use crate::app::fields::Extras;
 
 /// Servers looked at between two pauses, in which others get their turn.
 const PART: usize = 50;
 
-impl App {
+impl Placement {
     /// `POST /capacity/plan`: per server and for the fleet, how many of the request's VM still fit
     /// and what would be left over. The body is that of an allocation; what names the VM and its
     /// owner may be missing.
     ///
     /// # Errors
     /// [`AppError::Invalid`].
-    pub async fn capacity_plan(&self, body: &Object) -> Result<Value, AppError> {
+    pub async fn plan(&self, body: &Object) -> Result<Value, AppError> {
         let only = parse_capacity(body.as_map()).map_err(invalid)?;
         let mut body = body.clone();
         body.remove("servers");
         fill(&mut body);
         let request = parse(&body)?;
-        let snapshot = self.snapshot(&mut self.placing.lock().allocator);
-        let policy = &self.config.allocation.policy;
+        let snapshot = self.snapshot(&mut self.promises.lock().allocator);
+        let policy = &self.ctx.config.allocation.policy;
         let wanted = |server: &&ServerName| {
             let is_named = |only: &Vec<_>| server.uuid().is_some_and(|uuid| only.contains(&uuid));
             only.as_ref().is_none_or(is_named)
@@ -59,8 +57,8 @@ impl App {
     fn fit_view(&self, fit: &Fit) -> Value {
         let mut view = json!(fit);
         let server = fit.server_uuid.uuid();
-        let server = server.and_then(|server| self.server_get(server, Extras::default()).ok());
-        view["hostname"] = json!(server.map(|server| server.record.hostname));
+        let hostname = server.and_then(|server| self.fleet.hostname(server));
+        view["hostname"] = json!(hostname);
         view
     }
 }

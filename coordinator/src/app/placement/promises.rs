@@ -21,16 +21,20 @@ use muster_shared::wire::status::VmReport;
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 
-use super::allocate::{Allocator, Peers, ReservationRecord};
-use super::config::AllocationConfig;
-use super::fleet::Fleet;
-use super::keys;
+use super::allocator::Allocator;
+use super::peers::Peers;
+use super::reserve::ReservationRecord;
 use crate::alloc;
+use crate::app::config::AllocationConfig;
+use crate::app::fleet::Fleet;
+use crate::app::keys;
+use crate::app::records::Records;
 use crate::store::{Damaged, Event, Follow, Record, Revision, Store, StoreError, Write, read_all};
 
 /// After this long a VM whose create completed, but which no report shows, is not counted any
 /// more.
 const UNSEEN: Duration = Duration::from_secs(120);
+pub(super) const PLACES: Records<PlaceRecord> = Records::under(keys::PLACES);
 const PREFIXES: &[&str] = &[keys::PLACERS, keys::RESERVATIONS, keys::PLACES];
 
 /// How far a create is.
@@ -295,7 +299,7 @@ impl Placing {
 
     /// The keys of the records that are known, and how many decisions are being stored.
     #[cfg(test)]
-    pub(super) fn known(&self) -> (BTreeSet<String>, usize) {
+    pub(in crate::app) fn known(&self) -> (BTreeSet<String>, usize) {
         let places = self.promises.iter().filter(|(_, promise)| promise.place.is_some());
         let reserved = self.promises.iter().filter(|(_, promise)| promise.reserved.is_some());
         let keys = places.map(|(vm, _)| keys::place(*vm));
@@ -315,7 +319,7 @@ impl Placing {
 
 /// The promises of this process, fed by the store.
 #[derive(Debug)]
-pub(crate) struct Placement {
+pub(crate) struct Promises {
     placing: Mutex<Placing>,
     /// Decisions are made one after the other, so that no two take the same room; the data is not
     /// locked meanwhile.
@@ -324,7 +328,7 @@ pub(crate) struct Placement {
     clock: SharedClock,
 }
 
-impl Placement {
+impl Promises {
     pub(crate) fn new(
         config: &AllocationConfig,
         instance: &str,
@@ -335,7 +339,7 @@ impl Placement {
         Self { placing, turn: tokio::sync::Mutex::default(), fleet, clock }
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, Placing> {
+    pub(in crate::app) fn lock(&self) -> MutexGuard<'_, Placing> {
         self.placing.lock()
     }
 
@@ -348,7 +352,7 @@ impl Placement {
         making: bool,
     ) -> Promised {
         let number = self.lock().promise(vm, server, extra, making);
-        Promised { placement: Arc::clone(self), vm, number }
+        Promised { promises: Arc::clone(self), vm, number }
     }
 
     /// Whether a report counts the VM on a server.
@@ -385,7 +389,7 @@ impl Placement {
 }
 
 #[async_trait]
-impl Follow for Placement {
+impl Follow for Promises {
     fn wants(&self, key: &str) -> bool {
         key.starts_with(keys::VMS) || PREFIXES.iter().any(|prefix| key.starts_with(prefix))
     }
@@ -425,14 +429,14 @@ impl Follow for Placement {
 /// feed, whose record counts from then on, or when there will be no commit.
 #[derive(Debug)]
 pub(super) struct Promised {
-    placement: Arc<Placement>,
+    promises: Arc<Promises>,
     pub(super) vm: VmUuid,
     number: u64,
 }
 
 impl Drop for Promised {
     fn drop(&mut self) {
-        self.placement.lock().release(self.vm, self.number);
+        self.promises.lock().release(self.vm, self.number);
     }
 }
 

@@ -3,11 +3,14 @@
 //! The last snapshots are shared with the allocator and cost nothing; a background job writes them
 //! to blobs, so that a restart does not forget them. Both histories are bounded.
 
+mod replay;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use async_compression::tokio::bufread::ZstdDecoder;
 use async_compression::tokio::write::ZstdEncoder;
+use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use muster_shared::api::Object;
@@ -23,13 +26,21 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::sync::Notify;
 use uuid::Uuid;
 
-use super::number;
-use super::replay::bad_policy;
-use crate::alloc::{Config, HostOs, Order, Outcome, Saved, ServerName, Snapshot};
-use crate::app::error::AppError;
-use crate::app::{App, keys};
-use crate::store::{Expect, MAX_VALUE_BYTES, Write, list_all};
+use super::context::Context;
+use super::error::AppError;
+use super::keys;
+use super::records::Records;
+use super::server_view::number;
+use crate::alloc::{
+    Config, HostOs, Options, Order, Outcome, Recent, Saved, ServerName, Snapshot,
+};
+use crate::store::{
+    Damaged, Event, Expect, Follow, Held as Stored, MAX_VALUE_BYTES, Record, Store, StoreError,
+    Write, read_all,
+};
+pub(super) use replay::bad_policy;
 
+const ALLOCATIONS: Records<DecisionDetail> = Records::under(keys::ALLOCATIONS);
 /// Decisions whose snapshots are kept unasked.
 const SNAPSHOTS: usize = 100;
 /// Servers in one part of a saved snapshot; between parts others get their turn.
@@ -51,8 +62,8 @@ fn host_os_of(record: &DecisionDetail) -> HostOs {
 }
 
 /// Takes down a decision; the record is `allocation/<id>`.
-pub(in crate::app) fn taken_down(
-    app: &App,
+pub(super) fn taken_down(
+    ctx: &Context,
     kind: AskedBy,
     request: &Object,
     policy: &Config,
@@ -67,8 +78,8 @@ pub(in crate::app) fn taken_down(
     let server = outcome.server.as_ref();
     let vm = request.get("vm").and_then(|vm| vm.get("vm_uuid")).and_then(Value::as_str);
     let decision = Decision {
-        id: app.mint_id(),
-        at: iso(app.parts.clock.wall()),
+        id: ctx.mint_id(),
+        at: iso(ctx.wall()),
         kind,
         vm_uuid: vm.unwrap_or_default().to_owned(),
         server_uuid: server.map(|server| server.server_uuid.to_string()),
@@ -81,7 +92,7 @@ pub(in crate::app) fn taken_down(
         decision,
         request: Some(request.clone()),
         config_hash: hash(policy),
-        shuffled: app.config.allocation.order != Order::Uuid,
+        shuffled: ctx.config.allocation.order != Order::Uuid,
         host_os_reference: policy.host_os() == HostOs::Reference,
         seed: outcome.seed,
         recent: Value::Null,
@@ -125,8 +136,21 @@ struct Known {
 }
 
 impl History {
+    /// The store has this of a decision now; `None`: nothing.
+    fn stored(&mut self, key: &str, value: Option<&Bytes>, damaged: &Damaged) {
+        let Some(id) = keys::last::<Uuid>(key) else { return };
+        match value.map(|value| damaged.decode::<DecisionDetail>(key, value)) {
+            Some(Some(record)) => {
+                self.known.insert(id, Known { keep: record.decision.keep, snapshot: true });
+            }
+            Some(None) => {}
+            None => {
+                self.known.remove(&id);
+            }
+        }
+    }
+
     fn add(&mut self, id: Uuid, keep: bool, snapshot: Arc<Snapshot>, policy: Arc<Config>) {
-        self.known.insert(id, Known { keep, snapshot: true });
         self.held.push_back(Held { id, snapshot, policy, saved: keep });
         if self.held.len() > SNAPSHOTS
             && let Some(oldest) = self.held.pop_front()
@@ -137,9 +161,38 @@ impl History {
     }
 }
 
+#[async_trait]
+impl Follow for Decisions {
+    fn wants(&self, key: &str) -> bool {
+        key.starts_with(keys::ALLOCATIONS)
+    }
+
+    async fn read(&self, store: &dyn Store) -> Result<Vec<Record>, StoreError> {
+        read_all(store, &[keys::ALLOCATIONS]).await
+    }
+
+    fn reset(&self, records: &BTreeMap<String, Record>, damaged: &Damaged) {
+        let mut history = self.history.lock();
+        history.known.clear();
+        for Record { key, value, .. } in records.values() {
+            history.stored(key, Some(value), damaged);
+        }
+        self.wake.notify_one();
+    }
+
+    fn apply(&self, changes: &[Event], damaged: &Damaged) {
+        let mut history = self.history.lock();
+        for Event { key, value, .. } in changes {
+            history.stored(key, value.as_ref(), damaged);
+        }
+        self.wake.notify_one();
+    }
+}
+
 /// The history, and how its background job is woken.
-#[derive(Debug, Default)]
-pub(crate) struct Decisions {
+#[derive(Debug)]
+pub struct Decisions {
+    ctx: Arc<Context>,
     history: Mutex<History>,
     pub(crate) wake: Notify,
 }
@@ -158,10 +211,25 @@ fn request_path(id: Uuid) -> String {
     format!("allocations/{id}/request.json")
 }
 
-impl App {
+impl Decisions {
+    pub(super) fn new(ctx: Arc<Context>) -> Self {
+        Self { ctx, history: Mutex::default(), wake: Notify::new() }
+    }
+
+    /// How the allocator is to decide, now or again.
+    pub(super) fn options(&self, seed: Option<u64>, recent: &Value) -> Options {
+        Options {
+            order: self.ctx.config.allocation.order,
+            only_ready: true,
+            // Clients keep numbers in doubles.
+            seed: seed.unwrap_or_else(|| self.ctx.parts.entropy.u64() >> 11),
+            recent: Recent::from_json(recent),
+        }
+    }
+
     /// The write that makes a decision durable; a large request and a snapshot to keep are in
     /// blobs when this returns.
-    pub(in crate::app) async fn allocation_write(
+    pub(in crate::app) async fn write(
         &self,
         record: &mut DecisionDetail,
         outcome: &Outcome,
@@ -169,45 +237,40 @@ impl App {
     ) -> Result<Write, AppError> {
         let request = keys::encode(&record.request);
         if request.len() > MAX_VALUE_BYTES - ENVELOPE_BYTES {
-            self.allocation_blob(&request_path(record.decision.id), request).await?;
+            self.put_blob(&request_path(record.decision.id), request).await?;
             record.request = None;
         }
         if record.decision.keep {
             self.snapshot_save(record.decision.id, outcome.snapshot(), policy).await?;
         }
-        let key = keys::allocation(record.decision.id);
-        Ok(Write::put(key, Expect::Absent, keys::encode(record)))
+        Ok(ALLOCATIONS.put(record.decision.id, Expect::Absent, record))
     }
 
     /// Removes what a decision that was not committed has left in blobs.
-    pub(super) async fn allocation_forget(&self, record: &DecisionDetail) {
+    pub(super) async fn forget(&self, record: &DecisionDetail) {
         if record.decision.keep {
-            self.history_delete(&snapshot_path(record.decision.id)).await;
+            self.delete_blob(&snapshot_path(record.decision.id)).await;
         }
         if record.request.is_none() {
-            self.history_delete(&request_path(record.decision.id)).await;
+            self.delete_blob(&request_path(record.decision.id)).await;
         }
     }
 
     /// The decision is durable.
-    pub(in crate::app) fn allocation_made(
+    pub(in crate::app) fn made(
         &self,
         record: &DecisionDetail,
         outcome: &Outcome,
         policy: &Arc<Config>,
     ) {
         let (snapshot, policy) = (Arc::clone(outcome.snapshot()), Arc::clone(policy));
-        self.decisions.history.lock().add(
-            record.decision.id,
-            record.decision.keep,
-            snapshot,
-            policy,
-        );
-        self.decisions.wake.notify_one();
+        let Decision { id, keep, .. } = record.decision;
+        self.history.lock().add(id, keep, snapshot, policy);
+        self.wake.notify_one();
     }
 
-    async fn allocation_blob(&self, path: &str, bytes: Bytes) -> Result<(), AppError> {
-        let put = self.parts.blobs.put(&Path::from(path), PutPayload::from_bytes(bytes)).await;
+    async fn put_blob(&self, path: &str, bytes: Bytes) -> Result<(), AppError> {
+        let put = self.ctx.parts.blobs.put(&Path::from(path), PutPayload::from_bytes(bytes)).await;
         let failed = |source| AppError::Blob { action: "write", path: path.to_owned(), source };
         put.map(drop).map_err(failed)
     }
@@ -238,7 +301,7 @@ impl App {
             tokio::task::yield_now().await;
         }
         encoder.shutdown().await.map_err(failed)?;
-        self.allocation_blob(&path, encoder.into_inner().into()).await
+        self.put_blob(&path, encoder.into_inner().into()).await
     }
 
     /// One step of the background job: deletes what is over the bounds and saves one snapshot;
@@ -246,17 +309,17 @@ impl App {
     ///
     /// # Errors
     /// [`AppError::Store`], [`AppError::Blob`]; it is tried again.
-    pub(crate) async fn history_step(&self) -> Result<bool, AppError> {
-        self.history_sweep().await?;
+    pub(crate) async fn step(&self) -> Result<bool, AppError> {
+        self.sweep().await?;
         self.snapshot_save_next().await
     }
 
     /// Writes the oldest snapshot that is only in memory; `false` when there is none.
     async fn snapshot_save_next(&self) -> Result<bool, AppError> {
-        let next = self.decisions.history.lock().held.iter().find(|held| !held.saved).cloned();
+        let next = self.history.lock().held.iter().find(|held| !held.saved).cloned();
         let Some(held) = next else { return Ok(false) };
         self.snapshot_save(held.id, &held.snapshot, &held.policy).await?;
-        let mut history = self.decisions.history.lock();
+        let mut history = self.history.lock();
         if let Some(known) = history.held.iter_mut().find(|known| known.id == held.id) {
             known.saved = true;
         }
@@ -269,13 +332,13 @@ impl App {
     /// [`AppError::SnapshotNotKept`].
     pub(super) async fn snapshot_of(&self, record: &DecisionDetail) -> Result<Kept, AppError> {
         let id = record.decision.id;
-        let held = self.decisions.history.lock().held.iter().find(|held| held.id == id).cloned();
+        let held = self.history.lock().held.iter().find(|held| held.id == id).cloned();
         if let Some(Held { snapshot, policy, .. }) = held {
             return Ok(Kept { snapshot, policy });
         }
         let path = snapshot_path(id);
         let failed = |source| AppError::Blob { action: "read", path: path.clone(), source };
-        let got = match self.parts.blobs.get(&Path::from(path.as_str())).await {
+        let got = match self.ctx.parts.blobs.get(&Path::from(path.as_str())).await {
             Err(object_store::Error::NotFound { .. }) => {
                 return Err(AppError::SnapshotNotKept(id));
             }
@@ -304,21 +367,20 @@ impl App {
     ///
     /// # Errors
     /// [`AppError::AllocationNotFound`], [`AppError::Store`], [`AppError::Blob`].
-    pub async fn allocation_get(&self, id: Uuid) -> Result<DecisionDetail, AppError> {
-        let mut record = self.allocation_of(id).await?;
+    pub async fn get(&self, id: Uuid) -> Result<DecisionDetail, AppError> {
+        let mut record = self.record_of(id).await?;
         record.request = record.request.map(|request| masked_members(request.as_map()).into());
         Ok(record)
     }
 
     /// A decision as it is stored, with its request.
-    pub(super) async fn allocation_of(&self, id: Uuid) -> Result<DecisionDetail, AppError> {
-        let stored = self.parts.store.get(&keys::allocation(id)).await?;
-        let stored = stored.ok_or(AppError::AllocationNotFound(id))?;
-        let mut record: DecisionDetail = keys::decode(&stored)?;
+    pub(super) async fn record_of(&self, id: Uuid) -> Result<DecisionDetail, AppError> {
+        let held = ALLOCATIONS.get(&self.ctx, id).await?;
+        let mut record = held.ok_or(AppError::AllocationNotFound(id))?.value;
         if record.request.is_none() {
             let path = request_path(id);
             let failed = |source| AppError::Blob { action: "read", path: path.clone(), source };
-            let got = self.parts.blobs.get(&Path::from(path.as_str())).await.map_err(failed)?;
+            let got = self.ctx.parts.blobs.get(&Path::from(path.as_str())).await.map_err(failed)?;
             let bytes = got.bytes().await.map_err(failed)?;
             record.request = serde_json::from_slice(&bytes)
                 .map_err(|source| AppError::Corrupt { key: path.clone(), source })?;
@@ -330,18 +392,15 @@ impl App {
     ///
     /// # Errors
     /// [`AppError::Store`].
-    pub async fn allocation_list(
+    pub async fn list(
         &self,
         limit: usize,
         before: Option<Uuid>,
     ) -> Result<Vec<Decision>, AppError> {
-        let (records, _) = list_all(&*self.parts.store, keys::ALLOCATIONS).await?;
-        let older =
-            |record: &DecisionDetail| before.is_none_or(|before| record.decision.id < before);
+        let records = ALLOCATIONS.all(&self.ctx).await?;
         let mut views = Vec::new();
-        for stored in records.iter().rev() {
-            let record: DecisionDetail = keys::decode(stored)?;
-            if older(&record) {
+        for (_, Stored { value: record, .. }) in records.into_iter().rev() {
+            if before.is_none_or(|before| record.decision.id < before) {
                 views.push(record.decision);
             }
             if views.len() >= limit {
@@ -351,28 +410,14 @@ impl App {
         Ok(views)
     }
 
-    /// Reads which decisions are stored, at start.
-    pub(crate) async fn load_history(&self) -> Result<(), AppError> {
-        let (records, _) = list_all(&*self.parts.store, keys::ALLOCATIONS).await?;
-        for stored in records {
-            let record: DecisionDetail = keys::decode(&stored)?;
-            self.decisions
-                .history
-                .lock()
-                .known
-                .insert(record.decision.id, Known { keep: record.decision.keep, snapshot: true });
-        }
-        Ok(())
-    }
-
     /// Deletes the oldest decisions and snapshots over the bounds.
     ///
     /// # Errors
     /// [`AppError::Store`]; the rest is tried again.
-    async fn history_sweep(&self) -> Result<(), AppError> {
+    async fn sweep(&self) -> Result<(), AppError> {
         let (records, snapshots) = {
-            let history = self.decisions.history.lock();
-            let over = history.known.len().saturating_sub(self.config.allocation.history);
+            let history = self.history.lock();
+            let over = history.known.len().saturating_sub(self.ctx.config.allocation.history);
             let records: Vec<Uuid> = history.known.keys().copied().take(over.min(BATCH)).collect();
             let unasked = history.known.iter().filter(|(_, known)| known.snapshot && !known.keep);
             let unasked: Vec<Uuid> = unasked.map(|(id, _)| *id).collect();
@@ -380,29 +425,28 @@ impl App {
             (records, unasked[..past.min(BATCH)].to_vec())
         };
         for id in snapshots {
-            self.history_delete(&snapshot_path(id)).await;
-            if let Some(known) = self.decisions.history.lock().known.get_mut(&id) {
+            self.delete_blob(&snapshot_path(id)).await;
+            if let Some(known) = self.history.lock().known.get_mut(&id) {
                 known.snapshot = false;
             }
         }
         if records.is_empty() {
             return Ok(());
         }
-        let writes = records.iter().map(|id| Write::delete(keys::allocation(*id), Expect::Any));
-        self.parts.store.commit(writes.collect()).await?;
+        let writes = records.iter().map(|id| ALLOCATIONS.delete(id, Expect::Any));
+        self.ctx.feed.commit(writes.collect()).await?;
         for id in &records {
             let prefix = Path::from(format!("allocations/{id}"));
-            let mut list = self.parts.blobs.list(Some(&prefix));
+            let mut list = self.ctx.parts.blobs.list(Some(&prefix));
             while let Some(Ok(found)) = list.next().await {
-                self.history_delete(found.location.as_ref()).await;
+                self.delete_blob(found.location.as_ref()).await;
             }
-            self.decisions.history.lock().known.remove(id);
         }
         Ok(())
     }
 
-    async fn history_delete(&self, path: &str) {
-        match self.parts.blobs.delete(&Path::from(path)).await {
+    async fn delete_blob(&self, path: &str) {
+        match self.ctx.parts.blobs.delete(&Path::from(path)).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
             Err(error) => tracing::warn!(path, %error, "cannot delete a blob"),
         }

@@ -8,13 +8,11 @@ use muster_shared::error_chain::Chain;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use super::history::{Kept, order_of};
-use super::{invalid, parse};
-use crate::alloc::{Config, Detail, Options, Outcome, allocate, known_members, num};
-use crate::app::App;
+use super::{Decisions, Kept, order_of};
+use crate::alloc::{Config, Detail, Options, Outcome, Request, allocate, known_members, num};
 use crate::app::error::AppError;
 
-impl App {
+impl Decisions {
     /// `POST /allocations/:id/replay`: the same request on the same snapshot, under the policy and in
     /// the order of then, whatever this coordinator's are now. `config` has
     /// `allocationDescription` and `changeDefaults`, each laid over the policy of the time.
@@ -22,17 +20,18 @@ impl App {
     /// # Errors
     /// [`AppError::AllocationNotFound`], [`AppError::SnapshotNotKept`],
     /// [`AppError::Invalid`] for a policy that can't be used.
-    pub async fn allocation_replay(
+    pub async fn replay(
         &self,
         id: Uuid,
         config: Option<&Value>,
         detail: Detail,
     ) -> Result<Value, AppError> {
-        let record = self.allocation_of(id).await?;
+        let record = self.record_of(id).await?;
         let Kept { snapshot, policy } = self.snapshot_of(&record).await?;
         let other = config.map(|config| changed(&policy, config)).transpose()?;
         let policy = other.as_ref().unwrap_or(&policy);
-        let request = parse(&record.request.clone().unwrap_or_default())?;
+        let request = record.request.clone().unwrap_or_default();
+        let request = Request::parse(request.as_map()).map_err(AppError::Invalid)?;
         let options =
             Options { order: order_of(&record), ..self.options(Some(record.seed), &record.recent) };
         let again = allocate(&snapshot, &request, policy, &options);
@@ -60,7 +59,7 @@ fn changed(policy: &Arc<Config>, config: &Value) -> Result<Arc<Config>, AppError
     let object = config.as_object();
     let config = object.ok_or_else(|| AppError::invalid("config", "value is not an object"))?;
     let known = known_members("config", config, &["allocationDescription", "changeDefaults"]);
-    known.map_err(|error| invalid(vec![error]))?;
+    known.map_err(|error| AppError::Invalid(vec![error]))?;
     let none = Map::new();
     let changes = match config.get("changeDefaults") {
         None => &none,
@@ -102,6 +101,6 @@ fn difference(record: &DecisionDetail, again: &Outcome) -> Value {
 }
 
 /// A faulty policy as a bad parameter.
-pub(super) fn bad_policy(field: &str, error: &crate::alloc::ConfigError) -> AppError {
+pub(in crate::app) fn bad_policy(field: &str, error: &crate::alloc::ConfigError) -> AppError {
     AppError::invalid(field, Chain(error).to_string())
 }

@@ -1,24 +1,44 @@
 //! `GET /why/<kind>/<id>`: what a thing waits for, in plain words and for programs.
 
+mod deadlock;
+mod ticket;
+
+use std::sync::Arc;
+
 use muster_shared::api::task::{Task, TaskStatus};
 use muster_shared::clock::iso;
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
 use muster_shared::wire::Intake;
 use serde_json::{Value, json};
 
-use super::App;
+use super::context::Context;
 use super::error::AppError;
-use crate::agents::TurnedAway;
+use super::fleet::Fleet;
+use super::roster::Roster;
+use super::tasks::Tasks;
+use super::tickets::Tickets;
+use crate::agents::{Agents, TurnedAway};
 use crate::roster::Standing;
 
-impl App {
+/// Answers; it changes nothing.
+#[derive(Debug)]
+pub(crate) struct Why {
+    pub(super) ctx: Arc<Context>,
+    pub(super) agents: Arc<Agents>,
+    pub(super) fleet: Arc<Fleet>,
+    pub(super) roster: Arc<Roster>,
+    pub(super) tasks: Arc<Tasks>,
+    pub(super) tickets: Arc<Tickets>,
+}
+
+impl Why {
     /// Why a task is not done.
     ///
     /// # Errors
     /// [`AppError::TaskNotFound`], [`AppError::Store`].
-    pub async fn why_task(&self, id: &TaskId) -> Result<Value, AppError> {
-        let Some(open) = self.tasks.get(id) else {
-            let record = self.task_record_of(id).await?;
+    pub(crate) async fn task(&self, id: &TaskId) -> Result<Value, AppError> {
+        let Some(open) = self.tasks.table.get(id) else {
+            let record = self.tasks.record_of(id).await?;
             let text = match (&record.status, &record.error) {
                 (TaskStatus::Failure, Some(error)) => format!("it failed: {}", error.message),
                 (TaskStatus::Failure, None) => "it failed".to_owned(),
@@ -32,8 +52,8 @@ impl App {
             }));
         };
         let server = open.record.server_uuid;
-        let waiting_for = self.task_waits_for(&open);
-        let waited = self.parts.clock.monotonic().saturating_sub(open.since);
+        let waiting_for = self.tasks.waits_for(&open);
+        let waited = self.ctx.parts.clock.monotonic().saturating_sub(open.since);
         Ok(json!({
             "kind": "task",
             "id": id,
@@ -50,7 +70,7 @@ impl App {
             "progress": open.progress,
             "last_event": open.events.back(),
             "refusals": open.record.refusals,
-            "server": self.why_server(server).unwrap_or(Value::Null),
+            "server": self.server(server).unwrap_or(Value::Null),
         }))
     }
 
@@ -58,13 +78,13 @@ impl App {
     ///
     /// # Errors
     /// [`AppError::ServerNotFound`].
-    pub fn why_server(&self, server: ServerUuid) -> Result<Value, AppError> {
+    pub(crate) fn server(&self, server: ServerUuid) -> Result<Value, AppError> {
         let entry = self.fleet.get(server).filter(|entry| entry.record.is_some());
         let entry = entry.ok_or(AppError::ServerNotFound(server))?;
-        let now = self.parts.clock.monotonic();
+        let now = self.ctx.parts.clock.monotonic();
         let standing = self.roster.lock().standing(server, now);
         let agent = self.agents.info(server);
-        let open = self.tasks.of_server(server);
+        let open = self.tasks.table.of_server(server);
         let waiting_for = match (&agent, standing) {
             (Some(agent), _) if agent.intake != Intake::Accepting => {
                 Some("its agent to be resumed: it accepts no new tasks".to_owned())
@@ -112,8 +132,8 @@ impl App {
 
     /// Which records of the store can't be read.
     #[must_use]
-    pub fn why_records(&self) -> Value {
-        let damaged = self.feed.damaged().list();
+    pub(crate) fn records(&self) -> Value {
+        let damaged = self.ctx.feed.damaged().list();
         let text = match damaged.len() {
             0 => "every record that was looked at can be read".to_owned(),
             1 => "1 record can't be read; it is left in the store as it is".to_owned(),
@@ -135,12 +155,13 @@ impl App {
     ///
     /// # Errors
     /// [`AppError::VmNotFound`].
-    pub fn why_vm(&self, vm: VmUuid) -> Result<Value, AppError> {
+    pub(crate) fn vm(&self, vm: VmUuid) -> Result<Value, AppError> {
         let open: Vec<_> = self
             .tasks
+            .table
             .ids()
             .into_iter()
-            .filter_map(|id| self.tasks.get(&id))
+            .filter_map(|id| self.tasks.table.get(&id))
             .filter(|open| open.record.vm_uuid == Some(vm))
             .collect();
         let known = self.fleet.vm(vm);
@@ -150,7 +171,12 @@ impl App {
             (None, None) => return Err(AppError::VmNotFound(vm)),
         };
         let waiting_for = open.first().map(|open| {
-            format!("task {} ({}): {}", open.record.id, open.record.task, self.task_waits_for(open))
+            format!(
+                "task {} ({}): {}",
+                open.record.id,
+                open.record.task,
+                self.tasks.waits_for(open)
+            )
         });
         let state = known.as_ref().map(|(_, report)| report.vm.state.clone());
         let shown = state.as_deref().unwrap_or("not made yet");
@@ -167,7 +193,7 @@ impl App {
             "text": text,
             "server_uuid": server,
             "open_tasks": tasks,
-            "server": self.why_server(server).unwrap_or(Value::Null),
+            "server": self.server(server).unwrap_or(Value::Null),
         }))
     }
 }

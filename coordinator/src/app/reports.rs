@@ -1,5 +1,5 @@
-//! What agents report: sysinfo, VMs, figures. Volatile figures stay in memory; records are
-//! written only when they change.
+//! What servers report: sysinfo, VMs, figures, signs of life. Volatile figures stay in memory;
+//! records are written only when they change.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,44 +11,61 @@ use muster_shared::wire;
 use muster_shared::wire::status::{Report, Status as WireStatus, VmReport};
 use serde_json::Value;
 
+use super::boot::Boot;
+use super::context::Context;
 use super::error::AppError;
 use super::expected::Expected;
 use super::fields;
-use super::fleet::SysinfoRecord;
-use super::tasks::is_conflict;
-use super::{App, keys, posted};
-use crate::roster::authority::Authority;
+use super::fleet::{Fleet, SERVERS, SysinfoRecord};
+use super::roster::Roster;
+use super::{keys, posted};
+use crate::agents::Agents;
 use crate::roster::{RosterRecord, Status, Via};
 use crate::store::{Expect, Write};
 
-/// Races with other writers of a record before the request fails.
-pub(super) const ATTEMPTS: usize = 10;
-/// VM records written in one commit.
-const VM_BATCH: usize = 100;
+/// Takes over what servers report.
+#[derive(Debug)]
+pub(crate) struct Reports {
+    ctx: Arc<Context>,
+    agents: Arc<Agents>,
+    fleet: Arc<Fleet>,
+    roster: Arc<Roster>,
+    boot: Arc<Boot>,
+}
 
-impl App {
+impl Reports {
+    pub(crate) fn new(
+        ctx: Arc<Context>,
+        agents: Arc<Agents>,
+        fleet: Arc<Fleet>,
+        roster: Arc<Roster>,
+        boot: Arc<Boot>,
+    ) -> Self {
+        Self { ctx, agents, fleet, roster, boot }
+    }
+
     /// A sysinfo frame.
     ///
     /// # Errors
-    /// As [`App::sysinfo_register`].
-    pub(crate) async fn sysinfo_from_agent(
-        self: &Arc<Self>,
+    /// As [`Reports::register`].
+    pub(crate) async fn sysinfo(
+        &self,
         server: ServerUuid,
         frame: wire::Sysinfo,
     ) -> Result<(), AppError> {
         if let Some(sysinfo) = frame.sysinfo {
-            self.sysinfo_store(server, sysinfo.into(), frame.hash, Via::Socket).await?;
+            self.store_sysinfo(server, sysinfo.into(), frame.hash, Via::Socket).await?;
         }
         match frame.agents {
-            Some(agents) => self.agents_set(server, agents).await,
+            Some(agents) => self.set_agents(server, agents).await,
             None => Ok(()),
         }
     }
 
     /// Takes over the agents installed, if the server is registered.
-    async fn agents_set(&self, server: ServerUuid, agents: Vec<Value>) -> Result<(), AppError> {
+    async fn set_agents(&self, server: ServerUuid, agents: Vec<Value>) -> Result<(), AppError> {
         let change = |record: &mut ServerRecord| record.agents = Some(agents.clone());
-        match self.server_update(server, &Expected::ANY, change).await {
+        match self.fleet.update_record(server, &Expected::ANY, change).await {
             Err(AppError::ServerNotFound(_)) => Ok(()),
             other => other,
         }
@@ -58,16 +75,16 @@ impl App {
     ///
     /// # Errors
     /// [`AppError::InvalidArgument`] for a sysinfo of another server, [`AppError::Store`].
-    pub async fn sysinfo_register(
-        self: &Arc<Self>,
+    pub(crate) async fn register(
+        &self,
         server: ServerUuid,
         sysinfo: Object,
     ) -> Result<(), AppError> {
-        self.sysinfo_store(server, sysinfo, String::new(), Via::Sysinfo).await
+        self.store_sysinfo(server, sysinfo, String::new(), Via::Sysinfo).await
     }
 
-    async fn sysinfo_store(
-        self: &Arc<Self>,
+    async fn store_sysinfo(
+        &self,
         server: ServerUuid,
         sysinfo: Object,
         hash: String,
@@ -83,22 +100,15 @@ impl App {
         }
         if via == Via::Sysinfo {
             // Before the store tells of the server: it would be taken for silent.
-            self.roster.lock().registered(server, self.parts.clock.monotonic());
+            self.roster.lock().registered(server, self.ctx.parts.clock.monotonic());
             self.roster.wake.notify_one();
         }
         let document = SysinfoRecord { sysinfo, hash };
-        for _ in 0..ATTEMPTS {
-            match self.sysinfo_try_store(server, &document, &facts, via).await {
-                Err(AppError::Store(error)) if is_conflict(&error) => {
-                    self.feed.catch_up().await?;
-                }
-                other => return other,
-            }
-        }
-        Err(AppError::Busy(format!("server {server} changes too fast")))
+        let attempt = || self.try_store_sysinfo(server, &document, &facts, via);
+        self.ctx.retry(format!("server {server}"), attempt).await
     }
 
-    async fn sysinfo_try_store(
+    async fn try_store_sysinfo(
         &self,
         server: ServerUuid,
         document: &SysinfoRecord,
@@ -118,10 +128,10 @@ impl App {
                 (record, false)
             }
             None => {
-                let now = self.parts.clock.wall();
-                let dc = &self.config.datacenter;
+                let now = self.ctx.parts.clock.wall();
+                let dc = &self.ctx.config.datacenter;
                 let mut record = fields::new_record(server, dc, facts, now);
-                self.boot_inherit(&mut record.boot).await?;
+                self.boot.inherit(&mut record.boot).await?;
                 (record, true)
             }
         };
@@ -134,7 +144,7 @@ impl App {
         let record_changed = entry.record.as_ref().is_none_or(|held| *held.value != record);
         if record_changed {
             let expect = entry.record.as_ref().map_or(Expect::Absent, |h| Expect::At(h.revision));
-            writes.push(Write::put(keys::server(server), expect, keys::encode(&record)));
+            writes.push(SERVERS.put(server, expect, &record));
         }
         let roster = self.first_roster_record(via);
         if created && entry.roster.is_none() {
@@ -144,7 +154,7 @@ impl App {
         if writes.is_empty() {
             return Ok(());
         }
-        self.feed.commit(writes).await?;
+        self.ctx.feed.commit(writes).await?;
         if created {
             tracing::info!(server_uuid = %server, "server registered");
             // Registered again on an old connection: deltas would not tell all. Without one, the
@@ -156,24 +166,19 @@ impl App {
 
     /// A server that registers is running.
     fn first_roster_record(&self, via: Via) -> RosterRecord {
-        let now = self.parts.clock.wall();
+        let now = self.ctx.parts.clock.wall();
         RosterRecord {
             status: Status::Running,
             since: now,
             last_heartbeat: Some(now),
             via,
-            authority: self.authority(),
+            authority: self.ctx.authority(),
         }
     }
 
-    /// This coordinator as a roster authority.
-    pub(crate) fn authority(&self) -> Authority {
-        Authority { instance: self.parts.instance.clone(), lease: *self.lease.lock() }
-    }
-
     /// A checked report of a websocket agent: full reports replace, others change.
-    pub(crate) fn status_report(&self, server: ServerUuid, report: Report) {
-        self.counters.status_reports.inc();
+    pub(crate) fn status(&self, server: ServerUuid, report: Report) {
+        self.ctx.counters.status_reports.inc();
         if !self.fleet.has(server) {
             // It was deleted under its agent, which registers again when asked.
             let ask = wire::Sysinfo { sysinfo: None, agents: None, hash: String::new() };
@@ -197,8 +202,8 @@ impl App {
     }
 
     /// `POST /servers/:uuid/events/status`: nothing is validated; what does not fit is left out.
-    pub fn status_posted(&self, server: ServerUuid, body: &Object) {
-        self.counters.status_reports.inc();
+    pub(crate) fn status_posted(&self, server: ServerUuid, body: &Object) {
+        self.ctx.counters.status_reports.inc();
         let member = |name: &str| Some(Object::from(body.get(name)?.as_object()?.clone()));
         self.fleet.update(server, |entry| {
             if let Some(memory) = member("meminfo") {
@@ -235,22 +240,14 @@ impl App {
 
     fn vms_changed(&self, server: ServerUuid, changes: BTreeMap<VmUuid, Option<VmReport>>) {
         self.fleet.report_vms(server, changes);
-        self.vms_wake.notify_one();
+        self.fleet.vms_wake.notify_one();
     }
 
-    /// Writes changed VM records, one batch; `true` when more may be left.
-    ///
-    /// # Errors
-    /// [`AppError::Store`]; nothing of the batch was written and it is tried again.
-    pub(crate) async fn vms_save(&self) -> Result<bool, AppError> {
-        let writes = self.fleet.unsaved(VM_BATCH);
-        if writes.is_empty() {
-            return Ok(false);
-        }
-        let full = writes.len() == VM_BATCH;
-        match self.feed.commit(writes).await {
-            Ok(_) => Ok(full),
-            Err(error) => Err(error.into()),
-        }
+    /// A heartbeat over HTTP.
+    pub(crate) fn heartbeat_posted(&self, server: ServerUuid) {
+        let now = self.ctx.parts.clock.wall();
+        self.roster.lock().posted(server, self.ctx.parts.clock.monotonic());
+        self.fleet.note(server, |entry| entry.last_heartbeat = Some(now));
+        self.roster.wake.notify_one();
     }
 }

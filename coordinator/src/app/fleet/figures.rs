@@ -11,11 +11,10 @@ use muster_shared::wire::status::{Diskinfo, Meminfo};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::error::AppError;
-use super::fleet::Held;
-use super::tasks::is_conflict;
-use super::{App, keys};
-use crate::store::{Expect, Revision, Write};
+use super::Fleet;
+use crate::app::error::AppError;
+use crate::app::keys;
+use crate::store::{Expect, Held, Revision, Write};
 
 /// Shortest time between two writes of one server's figures.
 const INTERVAL: Duration = Duration::from_mins(10);
@@ -142,14 +141,14 @@ struct Due {
     registered: Revision,
 }
 
-impl App {
+impl Fleet {
     /// Writes figures that moved and were not written for a while, one batch; `true` when more may
     /// be due.
     ///
     /// # Errors
     /// [`AppError::Store`]; nothing of the batch was written and it is tried again.
-    pub(crate) async fn figures_save(&self) -> Result<bool, AppError> {
-        let now = self.parts.clock.monotonic();
+    pub(crate) async fn save_figures(&self) -> Result<bool, AppError> {
+        let now = self.ctx.parts.clock.monotonic();
         let batch = self.figures_due(now);
         if batch.is_empty() {
             return Ok(false);
@@ -161,11 +160,11 @@ impl App {
             writes.push(Write::put(keys::figures(due.server), due.expect, bytes));
         }
         let full = batch.len() == BATCH;
-        match self.feed.commit(writes).await {
+        match self.ctx.feed.commit(writes).await {
             Ok(_) => Ok(full),
             // Another coordinator wrote a server's figures or its record.
-            Err(error) if is_conflict(&error) => {
-                self.feed.catch_up().await?;
+            Err(error) if error.is_conflict() => {
+                self.ctx.feed.catch_up().await?;
                 Ok(false)
             }
             Err(error) => Err(error.into()),
@@ -174,7 +173,7 @@ impl App {
 
     fn figures_due(&self, now: Duration) -> Vec<Due> {
         let mut batch = Vec::new();
-        self.fleet.for_each(|server, entry| {
+        self.for_each(|server, entry| {
             let Some(record) = entry.record.as_ref().filter(|_| batch.len() < BATCH) else {
                 return;
             };
@@ -204,9 +203,9 @@ mod tests {
     use serde_json::json;
     use tokio_util::task::TaskTracker;
 
-    use super::super::fields::Extras;
-    use super::super::{AppConfig, Expected, Parts};
     use super::*;
+    use crate::app::fields::Extras;
+    use crate::app::{App, AppConfig, Expected, Parts};
     use crate::store::{KvStore, Store};
 
     fn server() -> ServerUuid {
@@ -236,22 +235,22 @@ mod tests {
                 blobs: Arc::new(InMemory::new()),
                 instance: instance.to_owned(),
             };
-            App::start(AppConfig::default(), parts).await.unwrap()
+            crate::start(AppConfig::default(), parts).await.unwrap()
         }
     }
 
     async fn register(app: &Arc<App>) {
         let sysinfo = json!({ "UUID": server() });
-        app.sysinfo_register(server(), Object::of(&sysinfo)).await.unwrap();
+        app.reports.register(server(), Object::of(&sysinfo)).await.unwrap();
     }
 
     fn report(app: &App, free: i64) {
         let body = json!({ "meminfo": { "availrmem_bytes": free, "total_bytes": 1000 } });
-        app.status_posted(server(), &Object::of(&body));
+        app.reports.status_posted(server(), &Object::of(&body));
     }
 
     async fn stored(app: &App) -> Option<i64> {
-        let record = app.parts.store.get(&keys::figures(server())).await.unwrap()?;
+        let record = app.ctx.parts.store.get(&keys::figures(server())).await.unwrap()?;
         keys::decode::<Figures>(&record).unwrap().exact("memory_available_bytes")
     }
 
@@ -276,23 +275,23 @@ mod tests {
         }
         minutes(1).await;
         assert_eq!(stored(&app).await, Some(509));
-        let before = app.parts.store.get(&keys::figures(server())).await.unwrap();
+        let before = app.ctx.parts.store.get(&keys::figures(server())).await.unwrap();
         minutes(30).await;
         report(&app, 509);
         minutes(30).await;
-        assert_eq!(app.parts.store.get(&keys::figures(server())).await.unwrap(), before);
+        assert_eq!(app.ctx.parts.store.get(&keys::figures(server())).await.unwrap(), before);
         app.shutdown().await;
 
         let app = disk.start("a").await;
         let extras = Extras::parse("memory");
-        let view = app.server_get(server(), extras).unwrap();
+        let view = app.servers.get(server(), extras).unwrap();
         assert_eq!(view.memory.memory_available_bytes, Some(509));
         report(&app, 600);
         minutes(1).await;
         assert_eq!(stored(&app).await, Some(509), "a restart is no reason to write");
         minutes(10).await;
         assert_eq!(stored(&app).await, Some(600));
-        app.server_delete(server(), &Expected::ANY).await.unwrap();
+        app.servers.delete(server(), &Expected::ANY).await.unwrap();
         minutes(20).await;
         assert_eq!(stored(&app).await, None, "the figures go with their server");
         app.shutdown().await;

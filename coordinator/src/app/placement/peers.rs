@@ -11,17 +11,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 
+use super::Placement;
 use crate::app::error::AppError;
-use crate::app::tasks::is_conflict;
-use crate::app::{App, keys};
+use crate::app::keys;
 use crate::store::{Damaged, Expect, Revision, StoreError, Write};
 
 /// How often a decision is made again because another coordinator was faster.
-pub(in crate::app) const ATTEMPTS: usize = 50;
+pub(super) const ATTEMPTS: usize = 50;
 
 /// The coordinators that place VMs, as the store's feed tells of them.
 #[derive(Debug)]
-pub(in crate::app) struct Peers {
+pub(super) struct Peers {
     me: String,
     roll: BTreeSet<String>,
     roll_revision: Option<Revision>,
@@ -34,7 +34,7 @@ fn expect(revision: Option<Revision>) -> Expect {
 }
 
 impl Peers {
-    pub(in crate::app) fn new(instance: &str) -> Self {
+    pub(super) fn new(instance: &str) -> Self {
         Self {
             me: instance.to_owned(),
             roll: BTreeSet::new(),
@@ -49,7 +49,7 @@ impl Peers {
 
     /// What a commit must find and leave in the store, so that no other coordinator has promised
     /// anything that the decision did not know of.
-    pub(in crate::app) fn guard(&self) -> Vec<Write> {
+    pub(super) fn guard(&self) -> Vec<Write> {
         let check = |name: &String| {
             let known = self.marks.get(name).copied();
             Write::check(keys::placer(name), expect(known))
@@ -61,13 +61,13 @@ impl Peers {
     }
 
     /// Tells the others that room is promised; nothing, when there are none.
-    pub(in crate::app) fn mark(&self) -> Option<Write> {
+    pub(super) fn mark(&self) -> Option<Write> {
         self.others().next()?;
         Some(Write::put(keys::placer(&self.me), Expect::Any, "{}"))
     }
 
     /// Takes over the roll or a mark.
-    pub(in crate::app) fn take(
+    pub(super) fn take(
         &mut self,
         key: &str,
         value: Option<&Bytes>,
@@ -86,25 +86,25 @@ impl Peers {
 
 /// Whether a commit failed because another coordinator promised something that the decision did
 /// not know of.
-pub(in crate::app) fn is_overtaken(error: &StoreError) -> bool {
+pub(super) fn is_overtaken(error: &StoreError) -> bool {
     matches!(error, StoreError::Conflict { key } if key.starts_with(keys::PLACERS))
 }
 
-impl App {
+impl Placement {
     /// Enters this coordinator in the roll.
-    pub(in crate::app) async fn placer_enrol(&self) -> Result<(), AppError> {
+    pub(in crate::app) async fn enrol(&self) -> Result<(), AppError> {
         loop {
-            let stored = self.parts.store.get(keys::PLACER_ROLL).await?;
+            let stored = self.ctx.parts.store.get(keys::PLACER_ROLL).await?;
             let mut roll: BTreeSet<String> =
                 stored.as_ref().map(keys::decode).transpose()?.unwrap_or_default();
-            if !roll.insert(self.parts.instance.clone()) {
+            if !roll.insert(self.ctx.parts.instance.clone()) {
                 return Ok(());
             }
             let known = expect(stored.map(|stored| stored.revision));
             let write = Write::put(keys::PLACER_ROLL, known, keys::encode(&roll));
-            match self.parts.store.commit(vec![write]).await {
+            match self.ctx.parts.store.commit(vec![write]).await {
                 Ok(_) => return Ok(()),
-                Err(error) if is_conflict(&error) => {}
+                Err(error) if error.is_conflict() => {}
                 Err(error) => return Err(error.into()),
             }
         }

@@ -9,9 +9,9 @@ use muster_shared::wire::status::VmReport;
 use serde::Deserialize;
 
 use super::figures::{Figures, Kept};
-use super::fleet::{Entry, Fleet, Held, Inner};
 use super::keys;
-use crate::store::{Damaged, Event, Follow, Record, Revision, Store, StoreError, read_all};
+use super::{Entry, Fleet, Inner};
+use crate::store::{Damaged, Event, Follow, Held, Record, Revision, Store, StoreError, read_all};
 
 const PREFIXES: &[&str] = &[keys::SERVERS, keys::SYSINFOS, keys::ROSTER, keys::VMS, keys::FIGURES];
 

@@ -12,11 +12,14 @@ use muster_shared::wire::{Drain, FromCoordinator, OPERATOR, Pause, Resume, Strea
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::App;
 use super::caller::Caller;
+use super::context::Context;
 use super::error::AppError;
+use super::fleet::Fleet;
 use super::recovery::Version;
-use crate::agents::{Query, Reply};
+use super::tasks::Tasks;
+use super::tickets::Tickets;
+use crate::agents::{Agents, Query, Reply};
 
 /// Longest wait for `pause` and `resume` to be durable at the agent.
 const CONTROL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -44,13 +47,33 @@ struct VmInfo {
     vnc: Vnc,
 }
 
-impl App {
+/// What is asked of agents; see the module.
+#[derive(Debug)]
+pub(crate) struct Nodes {
+    ctx: Arc<Context>,
+    agents: Arc<Agents>,
+    fleet: Arc<Fleet>,
+    tasks: Arc<Tasks>,
+    tickets: Arc<Tickets>,
+}
+
+impl Nodes {
+    pub(super) fn new(
+        ctx: Arc<Context>,
+        agents: Arc<Agents>,
+        fleet: Arc<Fleet>,
+        tasks: Arc<Tasks>,
+        tickets: Arc<Tickets>,
+    ) -> Self {
+        Self { ctx, agents, fleet, tasks, tickets }
+    }
+
     /// Makes an agent refuse new mutating tasks until it is resumed.
     ///
     /// # Errors
     /// [`AppError::NotConnected`], [`AppError::Timeout`], [`AppError::Agent`].
-    pub async fn agent_pause(&self, server: ServerUuid, reason: &str) -> Result<(), AppError> {
-        let token: TaskId = self.parts.entropy.uuid().into();
+    pub(crate) async fn pause(&self, server: ServerUuid, reason: &str) -> Result<(), AppError> {
+        let token: TaskId = self.ctx.parts.entropy.uuid().into();
         let owner = Some(OPERATOR.to_owned());
         let pause = Pause { reason: reason.to_owned(), token: token.clone(), owner };
         self.control(server, token, pause.into(), "pause").await
@@ -59,35 +82,31 @@ impl App {
     /// Makes an agent accept tasks again, unless a job drains it.
     ///
     /// # Errors
-    /// As [`App::agent_pause`].
-    pub async fn agent_resume(&self, server: ServerUuid) -> Result<(), AppError> {
+    /// As [`Nodes::pause`].
+    pub(crate) async fn resume(&self, server: ServerUuid) -> Result<(), AppError> {
         self.lift(server, OPERATOR.to_owned()).await
     }
 
     /// Ends the drain of a job.
     ///
     /// # Errors
-    /// As [`App::agent_pause`].
-    pub(super) async fn agent_undrain(
-        &self,
-        server: ServerUuid,
-        job: &TaskId,
-    ) -> Result<(), AppError> {
+    /// As [`Nodes::pause`].
+    pub(super) async fn undrain(&self, server: ServerUuid, job: &TaskId) -> Result<(), AppError> {
         self.lift(server, job_owner(job)).await
     }
 
     async fn lift(&self, server: ServerUuid, owner: String) -> Result<(), AppError> {
-        let token: TaskId = self.parts.entropy.uuid().into();
+        let token: TaskId = self.ctx.parts.entropy.uuid().into();
         let resume = Resume { token: token.clone(), owner: Some(owner) };
         self.control(server, token, resume.into(), "resume").await
     }
 
-    /// As [`App::agent_pause`], but tasks that wait come back, and the agent resumes by itself
+    /// As [`Nodes::pause`], but tasks that wait come back, and the agent resumes by itself
     /// when nobody resumes it, lest a dead coordinator leave a node paused for ever.
     ///
     /// # Errors
-    /// As [`App::agent_pause`].
-    pub(super) async fn agent_drain(
+    /// As [`Nodes::pause`].
+    pub(super) async fn drain(
         &self,
         server: ServerUuid,
         reason: &str,
@@ -120,29 +139,29 @@ impl App {
     /// # Errors
     /// [`AppError::NotSupported`], [`AppError::NotConnected`], [`AppError::Busy`],
     /// [`AppError::Timeout`], [`AppError::TicketNotActive`], [`AppError::Agent`].
-    pub async fn agent_query(&self, caller: &Caller, query: Query<'_>) -> Result<Value, AppError> {
-        let fence = self.fence(caller).await?;
-        self.require_capability(query.server, query.task)?;
+    pub(crate) async fn query(&self, caller: &Caller, query: Query<'_>) -> Result<Value, AppError> {
+        let fence = self.tickets.fence(caller).await?;
+        self.tasks.require_capability(query.server, query.task)?;
         Ok(self.agents.query(query, fence.map(|fence| fence.ticket)).await?)
     }
 
-    /// Takes over a sysinfo that the agent gathers now.
+    /// The sysinfo that a server's agent gathers now.
     ///
     /// # Errors
-    /// As [`App::agent_query`] and [`App::sysinfo_register`]; [`AppError::Answer`].
-    pub async fn sysinfo_refresh(
-        self: &Arc<Self>,
+    /// As [`Nodes::query`]; [`AppError::Answer`].
+    pub(crate) async fn gather_sysinfo(
+        &self,
         server: ServerUuid,
         params: Object,
         caller: &Caller,
-    ) -> Result<(), AppError> {
+    ) -> Result<Object, AppError> {
         let task = "server_sysinfo";
         let query = Query::new(server, task, params, &caller.req_id, SYSINFO_TIMEOUT);
-        let Value::Object(mut result) = self.agent_query(caller, query).await? else {
-            return Err(AppError::Answer(NO_SYSINFO));
-        };
-        match result.shift_remove("sysinfo") {
-            Some(Value::Object(sysinfo)) => self.sysinfo_register(server, sysinfo.into()).await,
+        match self.query(caller, query).await? {
+            Value::Object(mut result) => match result.shift_remove("sysinfo") {
+                Some(Value::Object(sysinfo)) => Ok(sysinfo.into()),
+                _ => Err(AppError::Answer(NO_SYSINFO)),
+            },
             _ => Err(AppError::Answer(NO_SYSINFO)),
         }
     }
@@ -150,8 +169,8 @@ impl App {
     /// Where a VM's VNC display is.
     ///
     /// # Errors
-    /// As [`App::agent_query`]; [`AppError::Answer`] for a VM without one.
-    pub async fn vm_vnc(
+    /// As [`Nodes::query`]; [`AppError::Answer`] for a VM without one.
+    pub(crate) async fn vm_vnc(
         &self,
         server: ServerUuid,
         vm: VmUuid,
@@ -159,7 +178,7 @@ impl App {
     ) -> Result<Vnc, AppError> {
         let params = Object::from_iter([("uuid", json!(vm)), ("types", json!(["vnc"]))]);
         let query = Query::new(server, "machine_info", params, &caller.req_id, INFO_TIMEOUT);
-        let info = match self.agent_query(caller, query).await? {
+        let info = match self.query(caller, query).await? {
             // The reference's agent answers with JSON text.
             Value::String(text) => serde_json::from_str(&text).ok(),
             info => VmInfo::deserialize(info).ok(),
@@ -171,33 +190,33 @@ impl App {
     /// Restarts a server at once, without a job.
     ///
     /// # Errors
-    /// [`AppError::OldAgent`]; as [`App::task_run`].
-    pub async fn server_reboot_now(
-        self: &Arc<Self>,
+    /// [`AppError::OldAgent`]; as [`Tasks::run`].
+    pub(crate) async fn server_reboot_now(
+        &self,
         server: ServerUuid,
         params: Object,
         caller: &Caller,
     ) -> Result<(), AppError> {
-        if let Some(installed) = self.outdated_cn_agent(server, REBOOTS_SINCE) {
+        if let Some(installed) = self.fleet.outdated_cn_agent(server, REBOOTS_SINCE) {
             let text = "cn-agent version on server does not support server_reboot";
             return Err(AppError::OldAgent(format!("{text}: {installed} < 2.11.0")));
         }
-        self.task_run(server, "server_reboot", params, caller, REBOOT_TIMEOUT).await.map(drop)
+        self.tasks.run(server, "server_reboot", params, caller, REBOOT_TIMEOUT).await.map(drop)
     }
 
     /// Runs a script, at most `limit` long.
     ///
     /// # Errors
-    /// [`AppError::NotAllowed`] unless the configuration allows scripts; as [`App::task_run`];
+    /// [`AppError::NotAllowed`] unless the configuration allows scripts; as [`Tasks::run`];
     /// [`AppError::Answer`].
-    pub async fn command_execute(
-        self: &Arc<Self>,
+    pub(crate) async fn command_execute(
+        &self,
         server: ServerUuid,
         params: Object,
         limit: Option<Duration>,
         caller: &Caller,
     ) -> Result<Executed, AppError> {
-        if !self.config.allow_command_execute {
+        if !self.ctx.config.allow_command_execute {
             let text = "command execution is off: `security.allow_command_execute` is not set";
             return Err(AppError::NotAllowed(text));
         }
@@ -206,7 +225,7 @@ impl App {
             Duration::from_secs(limit.as_secs().saturating_add(1)).min(SCRIPT_LIMIT)
         });
         let limit = limit + SCRIPT_GRACE;
-        let result = self.task_run(server, "command_execute", params, caller, limit).await?;
+        let result = self.tasks.run(server, "command_execute", params, caller, limit).await?;
         Executed::deserialize(result)
             .map_err(|_| AppError::Answer("Error executing on remote system"))
     }
@@ -214,17 +233,17 @@ impl App {
     /// Starts a task that brings a server's VMs up to date with their networks.
     ///
     /// # Errors
-    /// [`AppError::OldServer`]; as [`App::task_create`].
-    pub async fn vm_nics_update(
-        self: &Arc<Self>,
+    /// [`AppError::OldServer`]; as [`Tasks::create`].
+    pub(crate) async fn vm_nics_update(
+        &self,
         server: ServerUuid,
         params: Object,
         caller: &Caller,
     ) -> Result<TaskId, AppError> {
-        if self.server_sysinfo(server).sdc_version.is_none() {
+        if self.fleet.sysinfo_of(server).sdc_version.is_none() {
             return Err(AppError::OldServer("Unsupported compute node version"));
         }
-        self.task_create(server, "machine_update_nics", params, caller).await
+        self.tasks.create(server, "machine_update_nics", params, caller).await
     }
 
     /// The agent's end of a VM's console or display.
@@ -232,17 +251,21 @@ impl App {
     /// # Errors
     /// [`AppError::VmNotFound`], [`AppError::NotConnected`], [`AppError::Timeout`],
     /// [`AppError::Stream`].
-    pub async fn vm_stream(&self, vm: VmUuid, kind: StreamKind) -> Result<Connection, AppError> {
+    pub(crate) async fn stream(
+        &self,
+        vm: VmUuid,
+        kind: StreamKind,
+    ) -> Result<Connection, AppError> {
         let (server, _) = self.fleet.vm(vm).ok_or(AppError::VmNotFound(vm))?;
         Ok(self.agents.open_stream(server, vm, kind).await?)
     }
 
     /// Carries a client's connection over an agent's stream until either ends or the application
     /// stops.
-    pub async fn pipe(&self, client: Connection, agent: Connection) {
+    pub(crate) async fn pipe(&self, client: Connection, agent: Connection) {
         tokio::select! {
             biased;
-            () = self.cancel.cancelled() => {}
+            () = self.ctx.cancel.cancelled() => {}
             () = crate::agents::pipe(client, agent) => {}
         }
     }

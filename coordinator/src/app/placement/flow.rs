@@ -15,49 +15,51 @@ use muster_shared::api::Object;
 use muster_shared::ids::{ServerUuid, VmUuid};
 use serde_json::Value;
 
+use super::Placement;
+use super::allocator::Allocator;
+use super::ask::Ask;
+use super::peers::ATTEMPTS;
 use super::peers::is_overtaken;
-use super::{ATTEMPTS, Allocator, Ask};
+use super::promises::{Guard, Promised, Promises};
 use crate::alloc::{self, Config, Options, Outcome, Request, Snapshot, allocate};
-use crate::app::App;
 use crate::app::error::AppError;
-use crate::app::placing::{Guard, Placement, Promised};
 
 /// Fleets of more servers are decided on off the async threads.
 const INLINE_SERVERS: usize = 256;
 
 /// A VM to be placed.
 #[derive(Debug)]
-pub(in crate::app) struct Wanted {
-    pub(in crate::app) vm: VmUuid,
+pub(super) struct Wanted {
+    pub(super) vm: VmUuid,
     /// The request as it is kept.
-    pub(in crate::app) body: Object,
-    pub(in crate::app) request: Request,
+    pub(super) body: Object,
+    pub(super) request: Request,
     /// What it will take of its server.
-    pub(in crate::app) extra: alloc::Extra,
+    pub(super) extra: alloc::Extra,
 }
 
 /// What is asked, checked.
 #[derive(Debug)]
-pub(in crate::app) struct Question {
-    pub(in crate::app) ask: Ask,
-    pub(in crate::app) policy: Arc<Config>,
-    pub(in crate::app) vms: Vec<Wanted>,
+pub(super) struct Question {
+    pub(super) ask: Ask,
+    pub(super) policy: Arc<Config>,
+    pub(super) vms: Vec<Wanted>,
     /// The VMs are made, not only reserved.
-    pub(in crate::app) making: bool,
+    pub(super) making: bool,
 }
 
 /// What came out.
 #[derive(Debug)]
-pub(in crate::app) struct Decision {
+pub(super) struct Decision {
     /// Of each VM, up to the first that failed.
-    pub(in crate::app) outcomes: Vec<Outcome>,
-    pub(in crate::app) recent: Value,
+    pub(super) outcomes: Vec<Outcome>,
+    pub(super) recent: Value,
     /// The fleet as it was asked, if it is to be looked at again.
     pub(super) asked: Option<alloc::Fleet>,
     /// What is promised until this is dropped: none, or one per VM that was asked for.
-    pub(in crate::app) promises: Vec<(Promised, ServerUuid, alloc::Extra)>,
+    pub(super) promises: Vec<(Promised, ServerUuid, alloc::Extra)>,
     /// What the commit must find and leave in the store.
-    pub(in crate::app) guard: Guard,
+    pub(super) guard: Guard,
 }
 
 /// What a decision is made on.
@@ -109,19 +111,19 @@ fn decide(view: View, question: &Question) -> (Vec<Outcome>, Value) {
 }
 
 /// One question on its way to a commit.
-pub(in crate::app) struct Flow<'a> {
-    app: &'a App,
-    pub(in crate::app) question: Arc<Question>,
+pub(super) struct Flow<'a> {
+    placement: &'a Placement,
+    pub(super) question: Arc<Question>,
     attempts: usize,
 }
 
 impl<'a> Flow<'a> {
-    pub(in crate::app) fn new(app: &'a App, question: Question) -> Self {
-        Self { app, question: Arc::new(question), attempts: 0 }
+    pub(super) fn new(placement: &'a Placement, question: Question) -> Self {
+        Self { placement, question: Arc::new(question), attempts: 0 }
     }
 
     /// Asks something else instead; the attempts go on.
-    pub(in crate::app) fn ask(&mut self, question: Question) {
+    pub(super) fn ask(&mut self, question: Question) {
         self.question = Arc::new(question);
     }
 
@@ -129,34 +131,36 @@ impl<'a> Flow<'a> {
     ///
     /// # Errors
     /// [`AppError::Busy`] when other coordinators were faster too often.
-    pub(in crate::app) async fn decide(&mut self) -> Result<Decision, AppError> {
+    pub(super) async fn decide(&mut self) -> Result<Decision, AppError> {
         self.attempts += 1;
         if self.attempts > ATTEMPTS {
             let text = "other coordinators place too much at a time".to_owned();
             return Err(AppError::Busy(text));
         }
-        Ok(self.app.decide(&self.question).await)
+        Ok(self.placement.decide(&self.question).await)
     }
 
     /// After a commit that failed: returns once it is worth deciding again.
     ///
     /// # Errors
     /// The error, if it was not that another coordinator was faster; [`AppError::Store`].
-    pub(in crate::app) async fn again(&self, error: AppError) -> Result<(), AppError> {
+    pub(super) async fn again(&self, error: AppError) -> Result<(), AppError> {
         match error {
-            AppError::Store(error) if is_overtaken(&error) => Ok(self.app.feed.catch_up().await?),
+            AppError::Store(error) if is_overtaken(&error) => {
+                Ok(self.placement.ctx.feed.catch_up().await?)
+            }
             error => Err(error),
         }
     }
 }
 
-impl App {
+impl Placement {
     async fn decide(&self, question: &Arc<Question>) -> Decision {
-        let _turn = self.placing.turn.lock().await;
+        let _turn = self.promises.turn.lock().await;
         let view = self.view(question);
         let (outcomes, recent) = if self.fleet.len() > INLINE_SERVERS {
             let question = Arc::clone(question);
-            compute(&*self.parts.threads, move || decide(view, &question)).await
+            compute(&*self.ctx.parts.threads, move || decide(view, &question)).await
         } else {
             decide(view, question)
         };
@@ -165,14 +169,14 @@ impl App {
 
     fn view(&self, question: &Question) -> View {
         let Question { ask, policy, vms, making } = question;
-        let mut placing = self.placing.lock();
+        let mut placing = self.promises.lock();
         if *making {
             for wanted in vms {
                 placing.end_reservation(wanted.vm);
             }
         }
         let snapshot = self.snapshot(&mut placing.allocator);
-        let recent = placing.allocator.recent(policy, self.parts.clock.monotonic());
+        let recent = placing.allocator.recent(policy, self.ctx.parts.clock.monotonic());
         // A repeated request for a VM does not compete with itself, nor does one of several count
         // for the rest before all are placed.
         let repeated = vms.iter().any(|wanted| placing.is_promised(wanted.vm));
@@ -184,7 +188,8 @@ impl App {
         drop(placing);
         // Of several, each has a seed of its own.
         let seed = |place: usize| ask.seed.map(|seed| seed.wrapping_add(place as u64));
-        let options = (0..vms.len()).map(|place| self.options(seed(place), &recent)).collect();
+        let options =
+            (0..vms.len()).map(|place| self.decisions.options(seed(place), &recent)).collect();
         View { fleet, options, recent }
     }
 
@@ -195,7 +200,7 @@ impl App {
         recent: Value,
     ) -> Decision {
         let Question { ask, vms, making, .. } = question;
-        let now = self.parts.clock.monotonic();
+        let now = self.ctx.parts.clock.monotonic();
         let servers: Vec<ServerUuid> = outcomes
             .iter()
             .filter_map(|outcome| outcome.server.as_ref()?.server_uuid.uuid())
@@ -203,13 +208,13 @@ impl App {
         let all = servers.len() == vms.len();
         let mut promises = Vec::new();
         for (wanted, server) in vms.iter().zip(&servers).filter(|_| all && ask.reserve) {
-            let mut placing = self.placing.lock();
+            let mut placing = self.promises.lock();
             placing.allocator.remember(&wanted.request, *server, now);
             let counts = *making || placing.is_reservable(wanted.vm);
             drop(placing);
             if counts {
-                let promised = Placement::promise(
-                    &self.placing,
+                let promised = Promises::promise(
+                    &self.promises,
                     wanted.vm,
                     *server,
                     wanted.extra.clone(),
@@ -218,7 +223,7 @@ impl App {
                 promises.push((promised, *server, wanted.extra.clone()));
             }
         }
-        let placing = self.placing.lock();
+        let placing = self.promises.lock();
         let helpless = all || !ask.least_changes || vms.len() > 1;
         let asked = (!helpless).then(|| imagine(&placing.allocator, question));
         let guard = if promises.is_empty() { Vec::new() } else { placing.peers.guard() };

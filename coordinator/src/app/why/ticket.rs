@@ -7,19 +7,19 @@ use muster_shared::api::ticket::{Ticket, TicketStatus};
 use muster_shared::ids::{TicketUuid, VmUuid};
 use serde_json::{Value, json};
 
-use super::TicketRecord;
+use super::Why;
 use super::deadlock::Graph;
-use crate::app::App;
 use crate::app::error::AppError;
+use crate::app::tickets::TicketRecord;
 
-impl App {
+impl Why {
     /// Why it is not a ticket's turn, or what is done with it.
     ///
     /// # Errors
     /// [`AppError::TicketNotFound`], [`AppError::Store`].
-    pub async fn why_ticket(&self, uuid: TicketUuid) -> Result<Value, AppError> {
-        let ticket = self.ticket_get(uuid).await?.value;
-        let queue = self.tickets.index.queue(&ticket.queue);
+    pub(crate) async fn ticket(&self, uuid: TicketUuid) -> Result<Value, AppError> {
+        let ticket = self.tickets.get(uuid).await?.value;
+        let queue = self.tickets.queue(&ticket.queue);
         let place = queue.iter().position(|other| other.uuid == uuid);
         let holder = queue.first().filter(|_| ticket.status.is_open());
         let tasks = holder.map(|holder| self.tasks_under(holder)).unwrap_or_default();
@@ -40,7 +40,7 @@ impl App {
             None => format!("the ticket is {status} and waits for nothing"),
             Some(what) => format!("the ticket is {status} and waits for {what}"),
         };
-        let waits = self.tickets.index.waits();
+        let waits = self.tickets.waits();
         Ok(json!({
             "kind": "ticket",
             "id": uuid,
@@ -66,13 +66,13 @@ impl App {
         let vm: Option<VmUuid> =
             if ticket.queue.scope == "vm" { ticket.queue.id.parse().ok() } else { None };
         let mut tasks = Vec::new();
-        for open in self.tasks.ids().iter().filter_map(|id| self.tasks.get(id)) {
+        for open in self.tasks.table.ids().iter().filter_map(|id| self.tasks.table.get(id)) {
             let named = open.record.ticket_uuid == Some(ticket.uuid);
             if named || (vm.is_some() && open.record.vm_uuid == vm) {
                 tasks.push(json!({
                     "id": open.record.id, "task": open.record.task,
                     "server_uuid": open.record.server_uuid,
-                    "names_the_ticket": named, "waiting_for": self.task_waits_for(&open),
+                    "names_the_ticket": named, "waiting_for": self.tasks.waits_for(&open),
                 }));
             }
         }
@@ -87,7 +87,7 @@ impl App {
         uuid: TicketUuid,
         waits: &[(TicketUuid, Option<TicketUuid>)],
     ) -> Value {
-        let queues = self.tickets.index.queues();
+        let queues = self.tickets.queues();
         let Some(circle) = graph_of(&queues, waits).circle_from(uuid) else { return Value::Null };
         let by_uuid: BTreeMap<_, _> =
             queues.iter().flatten().map(|ticket| (ticket.uuid, ticket)).collect();

@@ -11,24 +11,21 @@ use serde::ser::{SerializeMap, Serializer};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::flow::Flow;
-use super::replay::bad_policy;
-use super::{
-    Ask, Decision, Question, Wanted, insert_unreserved, invalid, no_server, parse, ratios_shown,
-    taken_down,
-};
+use super::ask::Ask;
+use super::flow::{Decision, Flow, Question, Wanted};
+use super::{Placement, insert_unreserved, invalid, no_server, parse};
 use crate::alloc::{
     Detail, Explanation, FieldError, LeastChanges, Outcome, explain, least_changes, num,
 };
-use crate::app::App;
+use crate::app::decisions::{bad_policy, taken_down};
 use crate::app::error::AppError;
 use crate::app::fields::Extras;
-use crate::app::tasks::is_conflict;
-use crate::store::Write;
+use crate::app::server_view::{ratios_shown, server_view};
+use crate::store::{StoreError, Write};
 
 /// One VM's decision.
 #[derive(Debug)]
-struct Placement {
+struct Chosen {
     vm: VmUuid,
     outcome: Outcome,
     record: DecisionDetail,
@@ -37,7 +34,7 @@ struct Placement {
 /// The answer.
 #[derive(Debug)]
 pub struct Decided {
-    placements: Vec<Placement>,
+    placements: Vec<Chosen>,
     /// The record of the first VM's server.
     server: Option<Object>,
     steps: Detail,
@@ -48,7 +45,7 @@ pub struct Decided {
 
 impl Decided {
     /// The decision that the answer shows: the first, or the one that failed.
-    fn shown(&self) -> &Placement {
+    fn shown(&self) -> &Chosen {
         let failed = self.placements.iter().find(|placement| placement.outcome.server.is_none());
         failed.unwrap_or(&self.placements[0])
     }
@@ -91,7 +88,7 @@ impl Decided {
         map.serialize_entry("id", &shown.record.decision.id)?;
         map.serialize_entry("seed", &shown.outcome.seed)?;
         if self.several && self.server.is_some() {
-            let one = |placement: &Placement| {
+            let one = |placement: &Chosen| {
                 let server = placement.outcome.server.as_ref();
                 json!({
                     "id": placement.record.decision.id,
@@ -117,7 +114,7 @@ impl Decided {
     }
 }
 
-impl App {
+impl Placement {
     /// Finds a server for each VM; all get one or none does.
     ///
     /// # Errors
@@ -128,7 +125,7 @@ impl App {
         loop {
             let mut decision = flow.decide().await?;
             let decided = self.answer(&flow.question, &mut decision)?;
-            match self.allocation_commit(decided, &flow.question, decision).await {
+            match self.commit(decided, &flow.question, decision).await {
                 Ok(decided) => return Ok(decided),
                 Err(error) => flow.again(error).await?,
             }
@@ -138,7 +135,7 @@ impl App {
     fn question(&self, body: &Object) -> Result<Question, AppError> {
         let first = parse(body)?;
         let ask = Ask::parse(body)?;
-        let real = &self.config.allocation.policy;
+        let real = &self.ctx.config.allocation.policy;
         let policy = match ask.what_if.as_ref().map(|what_if| what_if.policy(real)) {
             Some(Ok(Some(policy))) => Arc::new(policy),
             Some(Err(error)) => return Err(bad_policy("what_if", &error)),
@@ -148,7 +145,7 @@ impl App {
         for name in ["steps", "explain", "reserve", "seed", "count", "keep", "least_changes"] {
             kept.remove(name);
         }
-        let names = vm_uuids(body, &ask, first.vm_uuid(), || self.parts.entropy.uuid())?;
+        let names = vm_uuids(body, &ask, first.vm_uuid(), || self.ctx.parts.entropy.uuid())?;
         let mut vms = Vec::with_capacity(names.len());
         for vm in names {
             let mut body = kept.clone();
@@ -167,11 +164,12 @@ impl App {
         let outcomes = std::mem::take(&mut decision.outcomes);
         let mut placements = Vec::with_capacity(outcomes.len());
         for (outcome, wanted) in outcomes.into_iter().zip(vms) {
-            let mut record = taken_down(self, AskedBy::Allocate, &wanted.body, policy, &outcome);
+            let mut record =
+                taken_down(&self.ctx, AskedBy::Allocate, &wanted.body, policy, &outcome);
             record.recent = recent.clone();
             record.decision.keep = ask.keep;
             record.decision.reserved = decision.promises.iter().any(|(it, ..)| it.vm == wanted.vm);
-            placements.push(Placement { vm: wanted.vm, outcome, record });
+            placements.push(Chosen { vm: wanted.vm, outcome, record });
         }
         let mut decided = Decided {
             placements,
@@ -184,7 +182,7 @@ impl App {
         let shown = decided.shown();
         let of = vms.iter().find(|wanted| wanted.vm == shown.vm);
         let Wanted { body, request, .. } = of.expect("decisions are about these VMs");
-        let options = self.options(Some(shown.outcome.seed), recent);
+        let options = self.decisions.options(Some(shown.outcome.seed), recent);
         let explanation =
             ask.explain.then(|| explain(shown.outcome.snapshot(), request, policy, &options).1);
         let asked = decision.asked.take();
@@ -206,10 +204,11 @@ impl App {
         let imagined = imagined.and_then(|what_if| what_if.server(&choice.server_uuid));
         let extras = Extras { sysinfo: true, memory: true, disk: true, ..Extras::default() };
         let server = choice.server_uuid.uuid().ok_or_else(|| no_server(outcome))?;
-        let mut view = match (self.server_get(server, extras), imagined) {
-            (Ok(server), _) => Object::of(&server),
-            (Err(_), Some(_)) => Object::new(),
-            (Err(error), None) => return Err(error),
+        let known = self.fleet.get(server).and_then(|entry| server_view(&entry, extras));
+        let mut view = match (known, imagined) {
+            (Some(server), _) => Object::of(&server),
+            (None, Some(_)) => Object::new(),
+            (None, None) => return Err(AppError::ServerNotFound(server)),
         };
         view.extend(imagined.into_iter().flatten().map(|(k, v)| (k.clone(), v.clone())));
         view.remove("vms");
@@ -221,7 +220,7 @@ impl App {
         Ok(view)
     }
 
-    async fn allocation_commit(
+    async fn commit(
         &self,
         mut decided: Decided,
         question: &Question,
@@ -230,22 +229,22 @@ impl App {
         let policy = &question.policy;
         let mut writes: Vec<Write> = Vec::new();
         for placement in &mut decided.placements {
-            let Placement { record, outcome, .. } = placement;
-            writes.push(self.allocation_write(record, outcome, policy).await?);
+            let Chosen { record, outcome, .. } = placement;
+            writes.push(self.decisions.write(record, outcome, policy).await?);
         }
         for (promised, server, extra) in &decision.promises {
             writes.push(self.reservation_write(promised.vm, *server, extra.clone()));
         }
         writes.append(&mut decision.guard);
-        let committed = self.feed.commit(writes).await;
-        if committed.as_ref().is_err_and(is_conflict) {
-            for Placement { record, .. } in &decided.placements {
-                self.allocation_forget(record).await;
+        let committed = self.ctx.feed.commit(writes).await;
+        if committed.as_ref().is_err_and(StoreError::is_conflict) {
+            for Chosen { record, .. } in &decided.placements {
+                self.decisions.forget(record).await;
             }
         }
         committed?;
-        for Placement { record, outcome, .. } in &decided.placements {
-            self.allocation_made(record, outcome, policy);
+        for Chosen { record, outcome, .. } in &decided.placements {
+            self.decisions.made(record, outcome, policy);
         }
         Ok(decided)
     }

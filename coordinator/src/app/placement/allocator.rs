@@ -1,0 +1,133 @@
+//! The allocator's fleet, and how it is kept in step with what is reported and promised.
+//!
+//! It takes over a server only when somebody asks for an allocation and the server changed since,
+//! so that reports cost it nothing.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_shared::api::Object;
+use muster_shared::ids::{ServerUuid, TicketUuid, VmUuid};
+use serde_json::{Value, json};
+
+use crate::alloc::{self, Config, Request};
+use crate::app::config::AllocationConfig;
+use crate::app::fields::shown_status;
+use crate::app::fleet::Entry;
+use crate::app::tickets::TicketRecord;
+use crate::store::Revision;
+
+/// The allocator and what it knows.
+#[derive(Debug)]
+pub(super) struct Allocator {
+    pub(super) fleet: alloc::Fleet,
+    /// The records it took over.
+    known: BTreeMap<ServerUuid, (Revision, Revision)>,
+    /// The tickets it took over.
+    tickets: BTreeMap<TicketUuid, Arc<TicketRecord>>,
+    /// What was chosen not long ago, oldest first, for policies that ask: when, and what
+    /// [`Recent::from_json`] reads.
+    recent: VecDeque<(Duration, Value)>,
+}
+
+/// Longest that a choice is remembered.
+const MEMORY: Duration = Duration::from_mins(10);
+/// Most choices remembered.
+const MAX_RECENT: usize = 10_000;
+
+impl Allocator {
+    pub(super) fn new(config: &AllocationConfig) -> Self {
+        let fleet = alloc::Fleet::new(&config.policy);
+        let (known, tickets) = (BTreeMap::new(), BTreeMap::new());
+        Self { fleet, known, tickets, recent: VecDeque::new() }
+    }
+
+    pub(super) fn reserve(&mut self, vm: VmUuid, server: ServerUuid, promise: alloc::Extra) {
+        self.fleet.reserve(vm.0, &server.into(), promise);
+    }
+
+    pub(super) fn release(&mut self, vm: VmUuid) {
+        self.fleet.release(vm.0);
+    }
+
+    /// Takes over the open tickets that promise room.
+    pub(super) fn take_over_tickets(&mut self, open: Vec<Arc<TicketRecord>>) {
+        let mut gone = std::mem::take(&mut self.tickets);
+        for ticket in open {
+            let uuid = ticket.uuid;
+            let known = gone.remove(&uuid);
+            // Only what it promises matters; its place in the order of creation stays.
+            if !known.is_some_and(|known| known.extra == ticket.extra) {
+                self.open_ticket(&ticket);
+            }
+            self.tickets.insert(uuid, ticket);
+        }
+        for uuid in gone.into_keys() {
+            self.fleet.close_ticket(&uuid.to_string());
+        }
+    }
+
+    fn open_ticket(&mut self, ticket: &TicketRecord) {
+        let Some(server) = ticket.queue.server_uuid.0 else { return };
+        // A ticket over HTTP always has an `extra`, if an empty one.
+        let extra = alloc::Extra::from_json(&json!(ticket.extra));
+        self.fleet.open_ticket(alloc::Ticket {
+            uuid: ticket.uuid.to_string(),
+            server_uuid: server,
+            vm_uuid: ticket.queue.id.to_ascii_lowercase(),
+            extra: Some(extra),
+        });
+    }
+
+    /// Whether an open ticket with figures counts a VM.
+    pub(super) fn is_ticketed(&self, vm: VmUuid) -> bool {
+        self.fleet.is_ticketed(vm.0)
+    }
+
+    /// What was chosen not long ago, as [`Recent::from_json`] reads it; null if the policy does
+    /// not ask.
+    pub(super) fn recent(&mut self, policy: &Config, now: Duration) -> Value {
+        while self.recent.front().is_some_and(|(at, _)| now.saturating_sub(*at) > MEMORY) {
+            self.recent.pop_front();
+        }
+        if !policy.remembers() {
+            return Value::Null;
+        }
+        let age = |at: &Duration| now.saturating_sub(*at).as_secs_f64() * 1e3;
+        let vm = |(at, vm): &(Duration, Value)| json!({ "age_ms": age(at), "vm": vm });
+        let server = |(at, vm): &(Duration, Value)| json!({ "age_ms": age(at), "server_uuid": vm["server_uuid"] });
+        json!({
+            "recent_servers": self.recent.iter().map(server).collect::<Vec<_>>(),
+            "recent_vms": self.recent.iter().map(vm).collect::<Vec<_>>(),
+        })
+    }
+
+    pub(super) fn remember(&mut self, request: &Request, server: ServerUuid, now: Duration) {
+        self.recent.extend(request.recent_vm(server).map(|vm| (now, vm)));
+        if self.recent.len() > MAX_RECENT {
+            self.recent.pop_front();
+        }
+    }
+
+    pub(super) fn take_over(&mut self, server: ServerUuid, entry: Option<&Entry>) {
+        let name = server.into();
+        let Some((entry, record)) = entry.and_then(|e| Some((e, e.record.as_ref()?))) else {
+            self.known.remove(&server);
+            return self.fleet.remove_server(&name);
+        };
+        let sysinfo = entry.sysinfo.as_ref().map(|held| held.revision).unwrap_or_default();
+        let versions = (record.revision, sysinfo);
+        if self.known.get(&server) != Some(&versions) {
+            let mut whole = Object::of(&*record.value);
+            whole.set("sysinfo", entry.sysinfo());
+            if self.fleet.upsert_server(Arc::new(whole.into())).is_ok() {
+                self.known.insert(server, versions);
+            }
+        }
+        let figure = |name: &str| entry.figures.exact(name);
+        let vms = entry.vms.values().map(AsRef::as_ref);
+        let status = shown_status(entry.stored_status(), &record.value).as_str();
+        self.fleet.refresh(&name, status, figure, vms);
+    }
+}

@@ -1,0 +1,165 @@
+//! Placement: where VMs go, what that promises them, and creating them there.
+//!
+//! `ask` reads what a client wants, `flow` decides and promises, `decide` answers, `create` makes
+//! VMs, `at_end` says what the end of a task changes, `promises` holds what is promised and not yet
+//! reported, `reserve` ends reservations, `peers` keeps coordinators from taking the same room,
+//! `allocator` keeps the allocator's fleet in step, `planning` answers planners, `machine` says what
+//! a VM that is made here takes.
+
+mod allocator;
+mod ask;
+mod at_end;
+mod create;
+mod decide;
+mod flow;
+mod machine;
+mod peers;
+mod planning;
+mod promises;
+mod reserve;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use muster_shared::api::Object;
+use muster_shared::ids::{ServerUuid, VmUuid};
+use muster_shared::vm::VmSpec;
+use serde_json::{Value, json};
+
+pub use ask::Ask;
+pub use create::Placed;
+pub use decide::Decided;
+
+use super::context::Context;
+use super::decisions::Decisions;
+use super::error::AppError;
+use super::fleet::{Entry, Fleet};
+use super::tasks::Tasks;
+use super::tickets::Tickets;
+use crate::agents::Agents;
+use crate::alloc::{self, Detail, Outcome, Request, Snapshot, Unreserved, num};
+use crate::store::Follow;
+use allocator::Allocator;
+use flow::{Question, Wanted};
+use promises::Promises;
+
+/// Placement; see the module.
+#[derive(Debug)]
+pub struct Placement {
+    ctx: Arc<Context>,
+    agents: Arc<Agents>,
+    fleet: Arc<Fleet>,
+    tickets: Arc<Tickets>,
+    tasks: Arc<Tasks>,
+    decisions: Arc<Decisions>,
+    pub(crate) promises: Arc<Promises>,
+}
+
+impl Placement {
+    /// Without promises.
+    pub(crate) fn new(
+        ctx: Arc<Context>,
+        agents: Arc<Agents>,
+        fleet: Arc<Fleet>,
+        tickets: Arc<Tickets>,
+        tasks: Arc<Tasks>,
+        decisions: Arc<Decisions>,
+    ) -> Arc<Self> {
+        let (config, clock) = (&ctx.config.allocation, Arc::clone(&ctx.parts.clock));
+        let promises = Promises::new(config, &ctx.parts.instance, Arc::clone(&fleet), clock);
+        let promises = Arc::new(promises);
+        Arc::new(Self { ctx, agents, fleet, tickets, tasks, decisions, promises })
+    }
+
+    /// What the store's feed tells of promises.
+    pub(crate) fn follower(&self) -> Arc<dyn Follow> {
+        Arc::clone(&self.promises) as Arc<dyn Follow>
+    }
+
+    /// The allocator's view of the fleet as it is now, with all that is promised.
+    fn snapshot(&self, allocator: &mut Allocator) -> Arc<Snapshot> {
+        allocator.take_over_tickets(self.tickets.provisioning());
+        self.reported(allocator)
+    }
+
+    /// As [`Placement::snapshot`], for questions in which promises don't count.
+    fn reported(&self, allocator: &mut Allocator) -> Arc<Snapshot> {
+        for server in self.fleet.take_stale() {
+            let entry = self.fleet.get(server);
+            allocator.take_over(server, entry.as_ref());
+        }
+        allocator.fleet.snapshot()
+    }
+
+    /// What is left of a server that could get a VM; `None` for others.
+    pub(super) fn capacity_of(&self, server: ServerUuid, entry: &Entry) -> Option<Unreserved> {
+        let set_up = entry.record.as_ref()?.value.setup;
+        if !set_up || entry.stored_status() != "running" {
+            return None;
+        }
+        let name = server.into();
+        let snapshot = self.reported(&mut self.promises.lock().allocator);
+        if snapshot.fault(&name).is_some() { None } else { snapshot.unreserved_reported(&name) }
+    }
+
+    /// What is asked of the allocator for a VM that this coordinator creates; not on the servers
+    /// of `exclude`.
+    fn question_of_create(
+        &self,
+        vm: VmUuid,
+        spec: &VmSpec,
+        exclude: &BTreeSet<ServerUuid>,
+    ) -> Result<Question, AppError> {
+        let mut body = machine::request(spec);
+        if !exclude.is_empty() {
+            let mut left = self.fleet.registered();
+            left.retain(|server| !exclude.contains(server));
+            body.set("servers", json!(left));
+        }
+        let request = parse(&body)?;
+        let wanted = Wanted { vm, body, request, extra: alloc::Extra::of_new_vm(spec) };
+        let policy = Arc::clone(&self.ctx.config.allocation.placing);
+        let ask = Ask { least_changes: false, ..Ask::default() };
+        Ok(Question { ask, policy, vms: vec![wanted], making: true })
+    }
+
+    /// `POST /capacity`: what servers have left.
+    ///
+    /// # Errors
+    /// [`AppError::Invalid`].
+    pub fn capacity(&self, body: &Object) -> Result<Value, AppError> {
+        let servers = alloc::parse_capacity(body.as_map()).map_err(invalid)?;
+        let snapshot = self.reported(&mut self.promises.lock().allocator);
+        let policy = &self.ctx.config.allocation.policy;
+        let found = alloc::capacity(&snapshot, servers.as_deref(), policy);
+        let mut answer = json!({ "capacities": found.capacities_json() });
+        if !found.errors.is_empty() {
+            answer["errors"] = Value::Object(found.errors);
+        }
+        Ok(answer)
+    }
+}
+
+fn insert_unreserved(view: &mut Object, left: Unreserved) {
+    for (name, value) in
+        [("unreserved_cpu", left.cpu), ("unreserved_ram", left.ram), ("unreserved_disk", left.disk)]
+    {
+        view.set(name, num::json(value));
+    }
+}
+
+fn parse(body: &Object) -> Result<Request, AppError> {
+    Request::parse(body.as_map()).map_err(invalid)
+}
+
+fn invalid(errors: Vec<alloc::FieldError>) -> AppError {
+    AppError::Invalid(errors)
+}
+
+fn no_server(outcome: &Outcome) -> AppError {
+    AppError::NoServer {
+        reason: outcome.failure(),
+        volumes: outcome.failed_for_volumes(),
+        steps: outcome.steps_json(Detail::Full),
+    }
+}
