@@ -30,13 +30,14 @@ use serde::{Deserialize, Serialize};
 
 pub use upload::FileClaim;
 
-use super::Expected;
 use super::context::Context;
+use super::error::AppError;
 use super::image_manifest::{self, BadManifest};
-use crate::store::{Expect, MAX_PAGE, MAX_VALUE_BYTES, Record, Revision, StoreError, Write};
+use super::records::Records;
+use super::{Expected, keys};
+use crate::store::{Expect, Held, MAX_PAGE, MAX_VALUE_BYTES, Revision, StoreError, Write};
 
-/// Prefix of image records, and of their blobs with an `s`.
-const RECORD_PREFIX: &str = "image/";
+const IMAGES: Records<StoredImage> = Records::under("image/");
 const BLOB_PREFIX: &str = "images";
 /// Largest manifest: the rest of a record is for the name of its blob.
 const MAX_MANIFEST_BYTES: usize = MAX_VALUE_BYTES - 4096;
@@ -82,24 +83,9 @@ pub enum ImageError {
     /// The image is not at the version that the client named, or changed meanwhile.
     #[error("image {0} was changed meanwhile")]
     Changed(ImageUuid),
-    /// The store failed.
-    #[error("access the record of image {image}")]
-    Store {
-        /// Which.
-        image: String,
-        /// Why.
-        #[source]
-        source: StoreError,
-    },
-    /// A stored record can't be read.
-    #[error("read the record of image {image}")]
-    Corrupt {
-        /// Which.
-        image: String,
-        /// Why.
-        #[source]
-        source: serde_json::Error,
-    },
+    /// Its record can't be read or written.
+    #[error("access the record of an image")]
+    Record(#[from] AppError),
     /// The object store failed.
     #[error("{action} the file of image {image}")]
     Blob {
@@ -119,6 +105,9 @@ struct StoredImage {
     manifest: Manifest,
     /// Name of the file's blob.
     blob: Option<String>,
+    /// What another version keeps in the record.
+    #[serde(flatten)]
+    unknown: Object,
 }
 
 /// An image.
@@ -131,6 +120,7 @@ pub struct Image {
     /// Version of the record.
     pub revision: Revision,
     blob: Option<String>,
+    unknown: Object,
 }
 
 impl Image {
@@ -140,23 +130,18 @@ impl Image {
         self.manifest.state == ImageState::Active
     }
 
-    fn decode(record: &Record) -> Result<Self, ImageError> {
-        let name = record.key.trim_start_matches(RECORD_PREFIX);
-        let corrupt = |source| ImageError::Corrupt { image: name.to_owned(), source };
-        let stored: StoredImage = serde_json::from_slice(&record.value).map_err(corrupt)?;
-        let uuid = name.parse().map_err(|error| corrupt(serde::de::Error::custom(error)))?;
-        let StoredImage { manifest, blob } = stored;
-        Ok(Self { uuid, manifest, revision: record.revision, blob })
+    fn of(uuid: ImageUuid, held: Held<StoredImage>) -> Self {
+        let StoredImage { manifest, blob, unknown } = held.value;
+        Self { uuid, manifest, revision: held.revision, blob, unknown }
     }
 
     fn write(&self, expect: Expect) -> Result<Write, ImageError> {
-        let stored = StoredImage { manifest: self.manifest.clone(), blob: self.blob.clone() };
-        let value = serde_json::to_vec(&stored)
-            .map_err(|source| ImageError::Corrupt { image: self.uuid.to_string(), source })?;
-        if value.len() > MAX_MANIFEST_BYTES {
+        let (manifest, blob) = (self.manifest.clone(), self.blob.clone());
+        let stored = StoredImage { manifest, blob, unknown: self.unknown.clone() };
+        if keys::encode(&stored).len() > MAX_MANIFEST_BYTES {
             return Err(ImageError::Manifest(BadManifest::new("", "the manifest is too large")));
         }
-        Ok(Write::put(key(self.uuid), expect, value))
+        Ok(IMAGES.put(self.uuid, expect, &stored))
     }
 }
 
@@ -208,14 +193,10 @@ pub struct ImageFile {
     image: ImageUuid,
 }
 
-fn key(image: ImageUuid) -> String {
-    format!("{RECORD_PREFIX}{image}")
-}
-
 fn store_error(image: ImageUuid, source: StoreError) -> ImageError {
     match source {
         StoreError::Conflict { .. } => ImageError::Changed(image),
-        source => ImageError::Store { image: image.to_string(), source },
+        source => AppError::from(source).into(),
     }
 }
 
@@ -235,9 +216,8 @@ impl Images {
     /// # Errors
     /// [`ImageError::NotFound`], or a failure of the store.
     pub async fn get(&self, image: ImageUuid) -> Result<Image, ImageError> {
-        let record = self.ctx.parts.store.get(&key(image)).await;
-        let record = record.map_err(|source| store_error(image, source))?;
-        Image::decode(&record.ok_or(ImageError::NotFound(image))?)
+        let held = IMAGES.get(&self.ctx, image).await?;
+        Ok(Image::of(image, held.ok_or(ImageError::NotFound(image))?))
     }
 
     /// One image, if it is at a version that the client expects. What is written afterwards is
@@ -251,20 +231,19 @@ impl Images {
     /// The images that a filter shows, in the order of their uuids.
     ///
     /// # Errors
-    /// A failure of the store, or a record that can't be read.
+    /// A failure of the store.
     pub async fn list(&self, filter: &ImageFilter) -> Result<Vec<Image>, ImageError> {
         let limit = filter.limit.unwrap_or(MAX_IMAGES).min(MAX_IMAGES);
-        let mut after = filter.marker.map(key);
+        let mut after = filter.marker.map(|image| IMAGES.key(image));
         let mut images = Vec::new();
         loop {
-            let page = self.ctx.parts.store.list(RECORD_PREFIX, after.as_deref(), MAX_PAGE).await;
-            let page =
-                page.map_err(|source| ImageError::Store { image: "(list)".to_owned(), source })?;
-            for record in &page.records {
+            let page = IMAGES.page(&self.ctx, after.as_deref(), MAX_PAGE).await?;
+            for (key, held) in page.records {
                 if images.len() >= limit {
                     return Ok(images);
                 }
-                let image = Image::decode(record)?;
+                let Some(uuid) = keys::last(&key) else { continue };
+                let image = Image::of(uuid, held);
                 if filter.shows(&image.manifest) {
                     images.push(image);
                 }
@@ -284,7 +263,8 @@ impl Images {
         let fresh = || self.ctx.parts.entropy.uuid().into();
         let manifest = image_manifest::accept(manifest, fresh).map_err(ImageError::Manifest)?;
         let uuid = manifest.uuid;
-        let image = Image { uuid, manifest, revision: Revision::default(), blob: None };
+        let (revision, unknown) = (Revision::default(), Object::new());
+        let image = Image { uuid, manifest, revision, blob: None, unknown };
         let write = image.write(Expect::Absent)?;
         match self.ctx.parts.store.commit(vec![write]).await {
             Ok(revision) => Ok(Image { revision, ..image }),
@@ -329,7 +309,7 @@ impl Images {
     /// [`ImageError::NotFound`], [`ImageError::Changed`], or a failure of the store.
     pub async fn delete(&self, image: ImageUuid, expected: &Expected) -> Result<(), ImageError> {
         let image = self.expected(image, expected).await?;
-        let write = Write::delete(key(image.uuid), Expect::At(image.revision));
+        let write = IMAGES.delete(image.uuid, Expect::At(image.revision));
         let deleted = self.ctx.parts.store.commit(vec![write]).await;
         deleted.map_err(|source| store_error(image.uuid, source))?;
         if let Some(blob) = &image.blob {

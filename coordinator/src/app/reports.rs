@@ -173,6 +173,7 @@ impl Reports {
             last_heartbeat: Some(now),
             via,
             authority: self.ctx.authority(),
+            unknown: Object::new(),
         }
     }
 

@@ -125,6 +125,7 @@ fn planned(
         last_heartbeat: entry.last_heartbeat.or_else(|| old.and_then(|old| old.last_heartbeat)),
         via,
         authority: app.ctx.authority(),
+        unknown: old.map(|old| old.unknown.clone()).unwrap_or_default(),
     };
     let was_unknown = old.is_none_or(|old| old.status == Status::Unknown);
     let record = entry.record.as_ref().filter(|held| {

@@ -18,6 +18,7 @@ use super::response::Response;
 use super::route::{Param, Route};
 use super::rule::Rule;
 use super::schema;
+use crate::app::AppError;
 use crate::app::images::{FileClaim, Image, ImageError, ImageFilter};
 use crate::store::StoreError;
 
@@ -109,12 +110,10 @@ impl From<ImageError> for ApiError {
             ImageError::Empty => Self::invalid("file", message),
             ImageError::Upload(_) => Self::InvalidContent(message),
             ImageError::Changed(_) => Self::PreconditionFailed(message),
-            ImageError::Store { source: StoreError::TooLarge { .. }, .. } => {
+            ImageError::Record(AppError::Store(StoreError::TooLarge { .. })) => {
                 Self::TooLarge("the manifest is too large".to_owned())
             }
-            ImageError::Store { .. } | ImageError::Corrupt { .. } | ImageError::Blob { .. } => {
-                Self::internal(message, error)
-            }
+            ImageError::Record(_) | ImageError::Blob { .. } => Self::internal(message, error),
         }
     }
 }

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use jiff::Timestamp;
+use muster_shared::api::Object;
 use serde::{Deserialize, Serialize};
 
 use crate::store::LeaseId;
@@ -66,6 +67,9 @@ pub struct RosterRecord {
     pub via: Via,
     /// Who may write this record.
     pub authority: Authority,
+    /// What another version keeps in the record.
+    #[serde(flatten)]
+    pub unknown: Object,
 }
 
 /// What to do about a wanted status.
@@ -116,6 +120,7 @@ mod tests {
             last_heartbeat: None,
             via: Via::Socket,
             authority: Authority { instance: instance.to_owned(), lease: LeaseId(1) },
+            unknown: Object::new(),
         }
     }
 

@@ -8,11 +8,13 @@ mod params;
 
 use std::sync::Arc;
 
+use muster_shared::api::Object;
 use muster_shared::api::boot::{BootModule, BootModules, BootParams, BootRecord};
 use muster_shared::api::server::{DefaultServer, ServerRecord, ServerStatus};
 use muster_shared::ids::ServerUuid;
 use object_store::path::Path;
 use object_store::{ObjectStoreExt as _, PutPayload};
+use serde::{Deserialize, Serialize};
 
 use super::context::Context;
 use super::error::AppError;
@@ -25,7 +27,24 @@ use crate::store::{Expect, Revision};
 use params::Whose;
 pub use params::{BootChange, Mode};
 
-const BOOT: Records<BootRecord> = Records::under(keys::BOOT);
+/// The record `boot/default`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+struct DefaultRecord {
+    #[serde(flatten)]
+    boot: BootRecord,
+    /// What another version keeps in the record.
+    #[serde(flatten)]
+    unknown: Object,
+}
+
+impl DefaultRecord {
+    /// Of a new installation whose newest platform is this.
+    fn first(platform: Option<&str>) -> Self {
+        Self { boot: params::first_default(platform), unknown: Object::new() }
+    }
+}
+
+const BOOT: Records<DefaultRecord> = Records::under(keys::BOOT);
 /// The record that new servers inherit from.
 const DEFAULT: &str = "default";
 /// Modules up to this size stay in the record, bytes of JSON.
@@ -74,7 +93,7 @@ impl Boot {
         let settings = &self.ctx.config.boot;
         match owner {
             BootOwner::Default => {
-                let (record, revision) = self.default_record().await?;
+                let (DefaultRecord { boot: record, .. }, revision) = self.default_record().await?;
                 let modules = self.modules(&record).await?;
                 Ok((params::reply(&record, None, modules, settings), revision.to_string()))
             }
@@ -90,11 +109,11 @@ impl Boot {
     }
 
     /// The default record and its revision.
-    async fn default_record(&self) -> Result<(BootRecord, Revision), AppError> {
+    async fn default_record(&self) -> Result<(DefaultRecord, Revision), AppError> {
         match BOOT.get(&self.ctx, DEFAULT).await? {
             Some(held) => Ok((held.value, held.revision)),
             // Only when somebody removed it from the store: it is made at start.
-            None => Ok((params::first_default(None), Revision::default())),
+            None => Ok((DefaultRecord::first(None), Revision::default())),
         }
     }
 
@@ -114,7 +133,7 @@ impl Boot {
                 None
             }
         };
-        let record = params::first_default(platform.as_deref());
+        let record = DefaultRecord::first(platform.as_deref());
         let write = BOOT.put(DEFAULT, Expect::Absent, &record);
         match self.ctx.parts.store.commit(vec![write]).await {
             // Another coordinator was first.
@@ -126,7 +145,7 @@ impl Boot {
     /// Lays over a new server's record what it inherits.
     pub(super) async fn inherit(&self, record: &mut BootRecord) -> Result<(), AppError> {
         let (default, _) = self.default_record().await?;
-        params::inherit(record, &default, &self.ctx.config.boot);
+        params::inherit(record, &default.boot, &self.ctx.config.boot);
         Ok(())
     }
 
@@ -135,7 +154,7 @@ impl Boot {
     /// # Errors
     /// [`AppError::Store`], [`AppError::Blob`].
     pub async fn default_server(&self) -> Result<(DefaultServer, String), AppError> {
-        let (record, revision) = self.default_record().await?;
+        let (DefaultRecord { boot: record, .. }, revision) = self.default_record().await?;
         let boot_modules = self.modules(&record).await?.unwrap_or_default();
         let view = DefaultServer {
             uuid: "default",
@@ -215,14 +234,14 @@ impl Boot {
             let (old, revision) = self.default_record().await?;
             expected.check(revision)?;
             let mut record = old.clone();
-            change(&mut record)?;
+            change(&mut record.boot)?;
             if record != old {
                 let made = revision != Revision::default();
                 let expect = if made { Expect::At(revision) } else { Expect::Absent };
                 let write = BOOT.put(DEFAULT, expect, &record);
                 self.ctx.parts.store.commit(vec![write]).await?;
             }
-            Ok(old)
+            Ok(old.boot)
         };
         self.ctx.retry("the default record", attempt).await
     }

@@ -26,6 +26,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
+use muster_shared::api::Object;
 use muster_shared::api::job::{Execution, JobParams, NicAction};
 use muster_shared::api::server::ServerRecord;
 use muster_shared::clock::iso;
@@ -247,6 +248,7 @@ impl Jobs {
             on_error: steps(kind.on_error),
             claim: None,
             ticket_uuid: None,
+            unknown: Object::new(),
         }
     }
 

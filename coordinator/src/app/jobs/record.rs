@@ -2,6 +2,7 @@
 //! job is shown. Pure.
 
 use jiff::Timestamp;
+use muster_shared::api::Object;
 use muster_shared::api::job::{
     Execution, Job, JobParams, Step, StepResult, StepState, StepVerdict,
 };
@@ -94,6 +95,9 @@ pub struct JobRecord {
     /// The ticket under which it was started; its tasks are refused once that is not active.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ticket_uuid: Option<TicketUuid>,
+    /// What another version keeps in the record.
+    #[serde(flatten)]
+    pub unknown: Object,
 }
 
 impl JobRecord {
@@ -262,6 +266,7 @@ mod tests {
             on_error: steps(on_error, "undo"),
             claim: None,
             ticket_uuid: None,
+            unknown: Object::new(),
         }
     }
 

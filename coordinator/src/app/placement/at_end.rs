@@ -46,7 +46,8 @@ impl Placement {
         Some(match ended.status {
             TaskStatus::Failure => PLACES.delete(vm, at),
             TaskStatus::Active | TaskStatus::Complete => {
-                let record = self.place_record(ended, vm, place.record.promise.clone());
+                let mut record = self.place_record(ended, vm, place.record.promise.clone());
+                record.unknown = place.record.unknown.clone();
                 PLACES.put(vm, at, &record)
             }
         })

@@ -159,9 +159,10 @@ impl Placement {
 
     /// The write that makes a place; at its revision, if the VM had one before.
     fn place_put(&self, record: &TaskRecord, vm: VmUuid, extra: Option<alloc::Extra>) -> Write {
-        let known = self.promises.lock().place(vm).map(|place| place.revision);
-        let expect = known.map_or(Expect::Absent, Expect::At);
-        let place = self.place_record(record, vm, extra);
+        let known = self.promises.lock().place(vm).cloned();
+        let expect = known.as_ref().map_or(Expect::Absent, |known| Expect::At(known.revision));
+        let mut place = self.place_record(record, vm, extra);
+        place.unknown = known.map(|known| known.record.unknown).unwrap_or_default();
         PLACES.put(vm, expect, &place)
     }
 
@@ -180,6 +181,7 @@ impl Placement {
             at: self.ctx.parts.clock.wall(),
             by: self.ctx.parts.instance.clone(),
             promise,
+            unknown: Object::new(),
         }
     }
 

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
+use muster_shared::api::Object;
 use muster_shared::clock::SharedClock;
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
 use muster_shared::wire::status::VmReport;
@@ -59,6 +60,9 @@ pub(super) struct PlaceRecord {
     /// What the VM will take.
     #[serde(default)]
     pub(super) promise: Option<alloc::Extra>,
+    /// What another version keeps in the record.
+    #[serde(flatten)]
+    pub(super) unknown: Object,
 }
 
 /// A place and what this process knows of it.

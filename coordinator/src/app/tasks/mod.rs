@@ -196,6 +196,7 @@ impl Tasks {
             ticket_uuid: fence.as_ref().map(|fence| fence.uuid),
             ticket: fence.map(|fence| fence.ticket),
             refusals: None,
+            unknown: Object::new(),
         })
     }
 

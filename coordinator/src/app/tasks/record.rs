@@ -74,6 +74,9 @@ pub struct TaskRecord {
     /// The servers that refused the VM, for a task that places one; `None` for others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusals: Option<Vec<Refusal>>,
+    /// What another version keeps in the record.
+    #[serde(flatten)]
+    pub unknown: Object,
 }
 
 /// How a task ended.

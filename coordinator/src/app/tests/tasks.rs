@@ -158,7 +158,10 @@ async fn only_a_task_that_was_never_sent_expires_or_is_cancelled_here() {
         app.tasks.cancel(&cancelled, &Expected::ANY).await,
         Err(AppError::NotCancellable(_))
     ));
-    assert!(matches!(app.tasks.cancel(&sent, &Expected::ANY).await, Err(AppError::NotConnected(_))));
+    assert!(matches!(
+        app.tasks.cancel(&sent, &Expected::ANY).await,
+        Err(AppError::NotConnected(_))
+    ));
     let waited = app.tasks.wait(&never, Duration::from_secs(400)).await.unwrap();
     assert_eq!(waited.error.unwrap().code.as_str(), "NotAccepted");
     let open = app.tasks.get(&sent).await.unwrap();

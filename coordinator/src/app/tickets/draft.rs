@@ -76,6 +76,9 @@ struct Queue {
     #[serde(flatten)]
     name: QueueName,
     tickets: Vec<TicketUuid>,
+    /// What another version keeps in the record.
+    #[serde(flatten)]
+    unknown: Object,
 }
 
 /// Why an operation can't be decided.
@@ -167,8 +170,11 @@ impl Draft {
     fn create(&mut self, new: &NewTicket) -> Result<Effect, Stuck> {
         let seq: u64 = self.get(keys::TICKET_SEQ)?.unwrap_or(0);
         let queue: Option<Queue> = self.get(&keys::queue(&new.queue))?;
-        let mut queue =
-            queue.unwrap_or_else(|| Queue { name: new.queue.clone(), tickets: Vec::new() });
+        let mut queue = queue.unwrap_or_else(|| Queue {
+            name: new.queue.clone(),
+            tickets: Vec::new(),
+            unknown: Object::new(),
+        });
         if queue.tickets.len() >= MAX_QUEUE {
             return Ok(Effect::Full);
         }
@@ -186,7 +192,7 @@ impl Draft {
             extra: new.extra.clone(),
             reqid: new.reqid.clone(),
         };
-        let record = TicketRecord { ticket, seq };
+        let record = TicketRecord { ticket, seq, unknown: Object::new() };
         // The uuid is new; the transaction fails if it is not.
         self.load(keys::ticket(new.uuid), None);
         self.put(&keys::ticket(new.uuid), &record);
@@ -485,7 +491,7 @@ mod tests {
         records.apply(&mut draft, &create(1, "a", "3000"));
         let Op::Create(new) = create(1, "a", "3000") else { panic!("no create") };
         let tickets = (0..MAX_QUEUE).map(|n| TicketUuid(Uuid::from_u128(n as u128))).collect();
-        let full = Queue { name: new.queue.clone(), tickets };
+        let full = Queue { name: new.queue.clone(), tickets, unknown: Object::new() };
         draft.put(&keys::queue(&new.queue), &full);
         assert!(keys::encode(&full).len() < crate::store::MAX_VALUE_BYTES);
         assert_eq!(records.apply(&mut draft, &create(2, "a", "3000")), Effect::Full);

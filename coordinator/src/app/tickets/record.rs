@@ -5,9 +5,10 @@ use std::ops::Deref;
 use jiff::Timestamp;
 use jiff::civil::{Date, DateTime};
 use jiff::tz::Offset;
+use muster_shared::api::Object;
 use muster_shared::api::ticket::Ticket;
 use muster_shared::clock::iso;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// The record `ticket/<uuid>`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -17,6 +18,31 @@ pub struct TicketRecord {
     pub ticket: Ticket,
     /// Its place in the store's order of creation, over all queues; `created_at` is only a label.
     pub seq: u64,
+    /// What another version keeps in the record.
+    #[serde(flatten, deserialize_with = "unknown")]
+    pub unknown: Object,
+}
+
+/// The members of a [`Ticket`]. It has a flattened member of its own, so it leaves all of them to
+/// those that are read after it.
+const OF_TICKET: [&str; 11] = [
+    "uuid",
+    "server_uuid",
+    "scope",
+    "id",
+    "expires_at",
+    "created_at",
+    "updated_at",
+    "status",
+    "action",
+    "extra",
+    "reqid",
+];
+
+fn unknown<'de, D: Deserializer<'de>>(from: D) -> Result<Object, D::Error> {
+    let mut members = Object::deserialize(from)?;
+    members.retain(|name, _| !OF_TICKET.contains(&name));
+    Ok(members)
 }
 
 impl Deref for TicketRecord {
@@ -141,9 +167,14 @@ mod tests {
             serde_json::to_string(&ticket).unwrap(),
             r#"{"uuid":"00000000-0000-0000-0000-000000000000","server_uuid":"default","scope":"vm","id":"x","expires_at":"3000","created_at":"c","updated_at":"u","status":"queued","extra":{},"reqid":"r"}"#
         );
-        let record = TicketRecord { ticket, seq: 7 };
+        let record = TicketRecord { ticket, seq: 7, unknown: Object::new() };
         let stored = serde_json::to_string(&record).unwrap();
         assert!(stored.ends_with(r#""reqid":"r","seq":7}"#), "{stored}");
         assert_eq!(serde_json::from_str::<TicketRecord>(&stored).unwrap(), record);
+        let whole = Ticket { action: Some("a".to_owned()), ..record.ticket };
+        let Ok(serde_json::Value::Object(members)) = serde_json::to_value(whole) else {
+            panic!("a ticket is an object")
+        };
+        assert_eq!(members.keys().collect::<Vec<_>>(), OF_TICKET.iter().collect::<Vec<_>>());
     }
 }
