@@ -51,7 +51,8 @@ async fn secrets_reach_the_agent_and_who_asks_for_the_task() {
     let mut told = Vec::new();
     while told.len() < 2 {
         if let Item::Change(_, change) | Item::Progress(change) = soon(reader.next()).await {
-            told.extend((change.data["task"] == "machine_create").then_some(change.data));
+            let change = json!(change);
+            told.extend((change["task"] == "machine_create").then_some(change));
         }
     }
     let mut shown = vec![json!(told), json!(app.tasks.get(&id).await.unwrap())];
@@ -70,9 +71,9 @@ async fn secrets_reach_the_agent_and_who_asks_for_the_task() {
     }
     let last = loop {
         if let Item::Change(_, change) = soon(reader.next()).await
-            && change.data["status"] == "complete"
+            && json!(change)["status"] == "complete"
         {
-            break change.data;
+            break json!(change);
         }
     };
     assert_eq!(last["accepted"], true, "also of a task that was too short to be marked before");
@@ -158,7 +159,10 @@ async fn only_a_task_that_was_never_sent_expires_or_is_cancelled_here() {
         app.tasks.cancel(&cancelled, &Expected::ANY).await,
         Err(AppError::NotCancellable(_))
     ));
-    assert!(matches!(app.tasks.cancel(&sent, &Expected::ANY).await, Err(AppError::NotConnected(_))));
+    assert!(matches!(
+        app.tasks.cancel(&sent, &Expected::ANY).await,
+        Err(AppError::NotConnected(_))
+    ));
     let waited = app.tasks.wait(&never, Duration::from_secs(400)).await.unwrap();
     assert_eq!(waited.error.unwrap().code.as_str(), "NotAccepted");
     let open = app.tasks.get(&sent).await.unwrap();
