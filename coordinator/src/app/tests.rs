@@ -327,7 +327,10 @@ async fn a_refused_vm_goes_to_another_server_under_the_same_task() {
 
     // Killed here, the operation goes on where it was.
     let app = disk.start().await;
-    assert!(matches!(app.placement.create(&body(vm(5)), caller()).await, Err(AppError::VmExists(_))));
+    assert!(matches!(
+        app.placement.create(&body(vm(5)), caller()).await,
+        Err(AppError::VmExists(_))
+    ));
     let mut agent = Agent::connect(&app, shown.server_uuid).await;
     assert_eq!(agent.welcome.open_task_ids, std::slice::from_ref(&placed.id));
     agent.finish(&placed.id, json!({ "vm": a_vm(vm(5), "running").vm })).await;

@@ -2,7 +2,7 @@
 //! configuration, and the task that does nothing.
 
 use http::Method;
-use serde_json::json;
+use muster_shared::api::task::TaskStarted;
 
 use super::ask::pick;
 use super::error::ApiError;
@@ -100,5 +100,5 @@ async fn recovery(request: Request) -> Result<Response, ApiError> {
     let members = ["action", "recovery_uuid", "pivtoken", "template", "token"];
     let params = pick(&request, &members);
     let id = request.app.tasks.create(server, "recovery_config", params, &request.caller).await?;
-    Response::json(json!({ "id": id }))
+    Response::json(TaskStarted { id })
 }

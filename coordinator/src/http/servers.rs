@@ -4,6 +4,7 @@ use http::Method;
 use muster_shared::api::FieldError;
 use muster_shared::api::Object;
 use muster_shared::api::boot::BootModules;
+use muster_shared::api::task::TaskStarted;
 use muster_shared::ids::ServerUuid;
 use muster_shared::lenient::js_number;
 use muster_shared::secrets::masked;
@@ -169,7 +170,7 @@ pub(super) async fn start_task(request: Request, task: &'static str) -> Result<R
         request.app.fleet.vm_expected(vm, &request.expected())?;
     }
     let id = request.app.tasks.create(server, task, request.params, &request.caller).await?;
-    Response::json(json!({ "id": id }))
+    Response::json(TaskStarted { id })
 }
 
 async fn list(request: Request) -> Result<Response, ApiError> {

@@ -1,9 +1,8 @@
 //! `/tasks`: one task, waiting for it, stopping it, all of them.
 
 use http::{HeaderName, HeaderValue, Method, StatusCode};
-use muster_shared::api::task::TaskStatus;
+use muster_shared::api::task::{TaskStarted, TaskStatus};
 use muster_shared::ids::TaskId;
-use serde_json::json;
 
 use super::error::ApiError;
 use super::request::Request;
@@ -98,5 +97,5 @@ async fn wait(request: Request) -> Result<Response, ApiError> {
 async fn cancel(request: Request) -> Result<Response, ApiError> {
     let id = task_id(&request)?;
     request.app.tasks.cancel(&id, &request.expected()).await?;
-    Response::json(json!({ "id": id }))
+    Response::json(TaskStarted { id })
 }

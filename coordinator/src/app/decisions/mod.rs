@@ -31,9 +31,7 @@ use super::error::AppError;
 use super::keys;
 use super::records::Records;
 use super::server_view::number;
-use crate::alloc::{
-    Config, HostOs, Options, Order, Outcome, Recent, Saved, ServerName, Snapshot,
-};
+use crate::alloc::{Config, HostOs, Options, Order, Outcome, Recent, Saved, ServerName, Snapshot};
 use crate::store::{
     Damaged, Event, Expect, Follow, Held as Stored, MAX_VALUE_BYTES, Record, Store, StoreError,
     Write, read_all,
