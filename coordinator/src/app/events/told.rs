@@ -6,6 +6,7 @@ use muster_shared::api::task::TaskStatus;
 use muster_shared::api::ticket::{TicketServer, TicketStatus};
 use muster_shared::clock::iso;
 use muster_shared::ids::{ServerUuid, TaskId, TicketUuid, VmUuid};
+use muster_shared::lenient::if_fits;
 use muster_shared::secrets::masked;
 use muster_shared::wire::status::VmIndex;
 use muster_shared::wire::{Progress, TaskError};
@@ -43,7 +44,7 @@ pub enum Told {
 pub struct ToldServer {
     pub(crate) server_uuid: Option<ServerUuid>,
     pub(crate) status: Option<Status>,
-    #[serde(serialize_with = "as_iso")]
+    #[serde(serialize_with = "as_iso", deserialize_with = "if_fits")]
     pub(crate) since: Option<Timestamp>,
     pub(crate) removed: bool,
 }
