@@ -8,7 +8,7 @@ use super::ask::pick;
 use super::error::ApiError;
 use super::request::Request;
 use super::response::Response;
-use super::route::{Param, Route, ServerRule, task_id_schema};
+use super::route::{Param, Route, ServerRule};
 use super::rule::Rule;
 use super::schema;
 use super::servers::start_task;
@@ -76,7 +76,7 @@ fn route(route: Route) -> Route {
         .server(ServerRule::Exists)
         .running()
         .fenced()
-        .returns_schema(task_id_schema)
+        .returns_schema(schema::of::<TaskStarted>)
 }
 
 async fn uninstall(request: Request) -> Result<Response, ApiError> {
