@@ -88,6 +88,117 @@ async fn a_task_whose_client_goes_away_is_known_and_sent() {
     assert_eq!(client.get("/tasks").await.expect(200), made, "after a restart nothing more runs");
 }
 
+/// By id: whether the task is active.
+async fn listed(client: &Client, query: &str) -> BTreeMap<String, bool> {
+    let answer = client.get(&format!("/tasks{query}")).await.expect(200);
+    let entry =
+        |task: &Value| (task["id"].as_str().expect("an id").to_owned(), task["status"] == "active");
+    answer.as_array().expect("a list").iter().map(entry).collect()
+}
+
+/// Compares the two lists. Both are asked one after the other, so the first is asked again: what
+/// only one of them has must have ended, or been made, in between.
+async fn lists_agree(client: &Client) {
+    let before = listed(client, "").await;
+    let active = listed(client, "?status=active").await;
+    let after = listed(client, "").await;
+    for id in active.keys() {
+        assert!(after.contains_key(id), "{id} is active, and in no list of all");
+        assert_ne!(before.get(id), Some(&false), "{id} had ended, and is active again");
+    }
+    for (id, _) in before.iter().filter(|(_, active)| **active) {
+        let ended = after.get(id) == Some(&false);
+        assert!(ended || active.contains_key(id), "{id} is active, and not among the active ones");
+    }
+}
+
+/// Of 64 clients every second one goes away without waiting for an answer. The tasks of one server
+/// end at once, those of the other are still open when the coordinator is killed.
+#[tokio::test]
+async fn all_that_runs_was_answered_or_listed() {
+    const CLIENTS: usize = 64;
+    const EACH: usize = 8;
+    let mut coordinator = Coordinator::start();
+    let client = coordinator.client();
+    let quick = SimAgent::connect(&coordinator).await;
+    quick.wait_running(&client).await;
+    let mut slow = ScriptedAgent::register(&coordinator).await;
+    let paths = [&quick.server_uuid, &slow.server_uuid].map(|s| format!("/servers/{s}/nop"));
+    let address = coordinator.address().to_owned();
+    let of_client = |number: usize| {
+        let (paths, address, client) = (&paths, &address, coordinator.client());
+        async move {
+            let mut answered = Vec::new();
+            for turn in 0..EACH {
+                let path = &paths[(number / 2 + turn) % 2];
+                if number % 2 == 0 {
+                    post_and_leave(address, path, &json!({}), number + turn).await;
+                } else {
+                    let answer = client.post(path, &json!({})).await;
+                    // A server has room for 256 open tasks.
+                    assert!(matches!(answer.status.as_u16(), 200 | 503), "{}", answer.text);
+                    answered.extend(answer.json["id"].as_str().map(str::to_owned));
+                }
+            }
+            answered
+        }
+    };
+    let mut load = pin!(futures_util::future::join_all((0..CLIENTS).map(of_client)));
+    let mut looks = 0;
+    let answered = {
+        // Stays alive and takes what it is sent, without a word about it.
+        let mut silent = pin!(slow.expect("nothing", None, Duration::from_secs(600)));
+        let mut look = Box::pin(lists_agree(&client));
+        loop {
+            tokio::select! {
+                answered = &mut load => break answered.concat(),
+                _ = &mut silent => panic!("the connection is gone"),
+                () = &mut look => {
+                    looks += 1;
+                    look = Box::pin(lists_agree(&client));
+                }
+            }
+        }
+    };
+    // Who went away may have left work behind, which comes to its end.
+    let known = wait_for("the quick tasks end", SOON, || async {
+        lists_agree(&client).await;
+        let query = format!("?status=active&server_uuid={}", quick.server_uuid);
+        let open = listed(&client, &query).await;
+        if open.is_empty() { Ok(listed(&client, "").await) } else { Err(open.len()) }
+    })
+    .await;
+    println!("{} answered, {} made, lists compared {looks} times", answered.len(), known.len());
+    for id in &answered {
+        assert!(known.contains_key(id), "{id} was answered, and is not listed");
+    }
+
+    coordinator.kill9();
+    coordinator.restart();
+    let client = coordinator.client();
+    assert_eq!(listed(&client, "").await, known, "a restart changes no task");
+    let mut slow = slow.reconnected().await;
+    let open: BTreeMap<_, _> = known.into_iter().filter(|(_, active)| *active).collect();
+    let asked = slow.welcome["open_task_ids"].as_array().cloned().expect("a list");
+    assert_eq!(asked.len(), open.len(), "what the agent is asked for is what was listed");
+    for id in &asked {
+        slow.refuse(id.as_str().expect("an id"), "UnknownTask").await;
+    }
+    let mut sent = BTreeMap::new();
+    while let Some(dispatch) = slow.expect("dispatch", None, Duration::from_secs(2)).await {
+        let id = dispatch["id"].as_str().expect("an id").to_owned();
+        slow.accept(&id).await;
+        slow.end(&id, None).await;
+        sent.insert(id, true);
+    }
+    assert_eq!(sent, open, "what is sent after the restart is what was listed");
+    wait_for("every task ends", SOON, || async {
+        let seen = active(&client).await;
+        if seen == (Vec::new(), Vec::new()) { Ok(()) } else { Err(seen) }
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn room_for_a_vm_whose_client_goes_away_is_not_lost() {
     let coordinator = Coordinator::start();

@@ -13,6 +13,8 @@ use super::IMAGE;
 pub enum Ask {
     /// `POST /vms`: a VM with so much memory, MiB.
     Place(VmUuid, u64),
+    /// The same of an image that there is not.
+    PlaceInVain(VmUuid, u64),
     /// `POST /servers/:server/vms`.
     CreateOn(ServerUuid, VmUuid, u64),
     /// `POST /allocate`.
@@ -21,8 +23,8 @@ pub enum Ask {
     Vm(ServerUuid, VmUuid, VmVerb),
     /// `POST /servers/:server/nop`.
     Nop(ServerUuid),
-    /// The same under a ticket.
-    NopUnder(ServerUuid, TicketUuid),
+    /// Any of these under a ticket.
+    Under(TicketUuid, Box<Self>),
     /// A task of any kind, past the API.
     Task {
         /// Where.
@@ -59,12 +61,42 @@ pub enum Ask {
     ImageActivate(u64),
     /// `GET /images/:uuid/file`.
     ImageFile(u64),
+    /// What the agent of another kind POSTs.
+    Post(ServerUuid, Post),
     /// `GET /tasks?status=active`.
     ListActive,
     /// `POST /capacity/plan`: how many VMs of so much memory fit, MiB.
     Plan(u64),
     /// Any path.
     Get(String),
+}
+
+/// What an agent without a connection says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Post {
+    /// What the server is.
+    Sysinfo,
+    /// It is alive.
+    Heartbeat,
+    /// Its VMs and figures.
+    Status,
+}
+
+impl Post {
+    fn request(self, server: ServerUuid) -> (String, Value) {
+        let (rest, body) = match self {
+            Self::Sysinfo => {
+                let sysinfo = json!({ "UUID": server, "Hostname": "poster" });
+                ("sysinfo", json!({ "sysinfo": sysinfo }))
+            }
+            Self::Heartbeat => ("events/heartbeat", json!({})),
+            Self::Status => {
+                let memory = json!({ "availrmem_bytes": 1 << 30, "total_bytes": 2 << 30 });
+                ("events/status", json!({ "vms": {}, "meminfo": memory }))
+            }
+        };
+        (format!("/servers/{server}/{rest}"), body)
+    }
 }
 
 /// What is asked of a VM.
@@ -166,7 +198,8 @@ impl Ask {
     #[must_use]
     pub fn makes(&self) -> Option<VmUuid> {
         match self {
-            Self::Place(vm, _) | Self::CreateOn(_, vm, _) => Some(*vm),
+            Self::Place(vm, _) | Self::PlaceInVain(vm, _) | Self::CreateOn(_, vm, _) => Some(*vm),
+            Self::Under(_, ask) => ask.makes(),
             Self::Task { kind: "machine_create", params, .. } => {
                 params.get("uuid")?.as_str()?.parse().ok()
             }
@@ -177,21 +210,23 @@ impl Ask {
     /// Whether the answer names a task.
     #[must_use]
     pub fn makes_task(&self) -> bool {
-        matches!(
-            self,
-            Self::Place(..)
-                | Self::CreateOn(..)
-                | Self::Vm(..)
-                | Self::Nop(_)
-                | Self::NopUnder(..)
-                | Self::Task { .. }
-        )
+        match self {
+            Self::Under(_, ask) => ask.makes_task(),
+            Self::Place(..) | Self::PlaceInVain(..) | Self::CreateOn(..) | Self::Vm(..) => true,
+            Self::Nop(_) | Self::Task { .. } => true,
+            _ => false,
+        }
     }
 
     fn line(&self) -> (Method, String, Value) {
         let (get, post, put) = (Method::GET, Method::POST, Method::PUT);
         match self {
             Self::Place(vm, ram) => (post, "/vms".to_owned(), vm_body(*vm, *ram)),
+            Self::PlaceInVain(vm, ram) => {
+                let mut body = vm_body(*vm, *ram);
+                body["image_uuid"] = json!(image_uuid(u64::MAX));
+                (post, "/vms".to_owned(), body)
+            }
             Self::CreateOn(server, vm, ram) => {
                 (post, format!("/servers/{server}/vms"), vm_body_on(*vm, *ram))
             }
@@ -206,9 +241,8 @@ impl Ask {
                 let (method, rest, body) = verb.request();
                 (method, format!("/servers/{server}/vms/{vm}{rest}"), body)
             }
-            Self::Nop(server) | Self::NopUnder(server, _) => {
-                (post, format!("/servers/{server}/nop"), json!({}))
-            }
+            Self::Nop(server) => (post, format!("/servers/{server}/nop"), json!({})),
+            Self::Under(_, ask) => ask.line(),
             Self::Cancel(id) => (post, format!("/tasks/{id}/cancel"), json!({})),
             Self::Ticket { server, id, expires_at } => {
                 let body = json!({ "scope": "sim", "id": id, "expires_at": expires_at });
@@ -237,6 +271,10 @@ impl Ask {
             Self::ImageFile(image) => {
                 (get, format!("/images/{}/file", image_uuid(*image)), Value::Null)
             }
+            Self::Post(server, what) => {
+                let (path, body) = what.request(*server);
+                (post, path, body)
+            }
             Self::ListActive => (get, "/tasks?status=active&limit=1000".to_owned(), Value::Null),
             Self::Plan(ram) => {
                 let body = json!({ "package": package(*ram), "nic_tags": ["admin"] });
@@ -262,7 +300,7 @@ impl Ask {
             .header("x-request-id", format!("request-{number}"))
             .header("content-type", kind)
             .header("content-length", bytes.len());
-        if let Self::NopUnder(_, ticket) = self {
+        if let Self::Under(ticket, _) = self {
             request = request.header("x-muster-ticket", ticket.to_string());
         }
         request.body(Full::new(Bytes::from(bytes))).expect("paths are made of ids")

@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use muster_coordinator::app::{App, AppConfig, Parts};
 use muster_coordinator::http::{ApiConfig, LocalApi};
+use muster_coordinator::planted::Planted;
 use muster_coordinator::store::{KvStore, SharedStore};
 use muster_shared::clock::SharedClock;
 use muster_shared::entropy::{Entropy as _, SeededEntropy};
@@ -16,7 +17,7 @@ use muster_shared::link::Connection;
 use muster_shared::threads::SameRuntime;
 use object_store::memory::InMemory;
 use tokio::sync::mpsc;
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 use tokio_util::task::TaskTracker;
 
 use super::clock::WallClock;
@@ -26,6 +27,9 @@ use super::net::Net;
 use super::node::{Life, Program, disk};
 use super::plant::Plant;
 use super::store::{MoodyStore, StoreMood};
+
+/// How long a coordinator that is stopped waits for requests.
+const DRAIN: Duration = Duration::from_secs(2);
 
 /// What a coordinator's process offers once it has started.
 #[derive(Clone, Debug)]
@@ -64,6 +68,9 @@ pub struct CoordinatorNode {
     seed: u64,
     lives: u64,
     life: Option<Life<Served>>,
+    /// Requests under way in this life.
+    requests: TaskTracker,
+    stopping: Option<JoinHandle<()>>,
 }
 
 impl fmt::Debug for CoordinatorNode {
@@ -87,6 +94,8 @@ impl CoordinatorNode {
             seed,
             lives: 0,
             life: None,
+            requests: TaskTracker::new(),
+            stopping: None,
         }
     }
 
@@ -95,6 +104,7 @@ impl CoordinatorNode {
         self.lives += 1;
         let life = Life::new();
         let inside = life.runtime.enter();
+        let planted = Planted::new(self.plant.and_then(Plant::defect));
         let start = Start {
             kv: SeenKv::new(self.kv.clone(), Owner::Coordinator, self.witness.clone())
                 .planted(self.plant),
@@ -102,7 +112,7 @@ impl CoordinatorNode {
             clock: Arc::new(self.wall.process(now)),
             blobs: self.blobs.clone(),
             mood: self.mood.clone(),
-            config: self.config.clone(),
+            config: AppConfig { planted, ..self.config.clone() },
             plant: self.plant,
         };
         drop(inside);
@@ -111,9 +121,36 @@ impl CoordinatorNode {
         self.witness.coordinator_started();
     }
 
+    /// The process is told to stop: it takes no more requests, lets those under way end, and then
+    /// stops the application. Does nothing if it has not started yet.
+    pub fn stop(&mut self) {
+        let (Some(life), Some(served)) = (&self.life, self.served()) else { return };
+        self.requests.close();
+        let requests = self.requests.clone();
+        self.stopping = Some(life.runtime.spawn(async move {
+            // Those that take longer are cut off.
+            drop(tokio::time::timeout(DRAIN, requests.wait()).await);
+            served.app.shutdown().await;
+        }));
+    }
+
+    /// Whether it was told to stop.
+    #[must_use]
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.is_some()
+    }
+
+    /// Whether it did all that it does before it ends.
+    #[must_use]
+    pub fn has_stopped(&self) -> bool {
+        self.stopping.as_ref().is_some_and(JoinHandle::is_finished)
+    }
+
     /// The process dies, and what was not synced with it.
     pub fn crash(&mut self, net: &Net, entropy: &SeededEntropy) {
         net.unlisten();
+        self.stopping = None;
+        self.requests = TaskTracker::new();
         self.life = None;
         self.kv = Arc::new(self.kv.crash(entropy));
         self.witness.coordinator_died(&self.kv.durable());
@@ -125,9 +162,12 @@ impl CoordinatorNode {
         self.life.is_some()
     }
 
-    /// What it offers, once it has started.
+    /// What it offers, once it has started and until it is told to stop.
     #[must_use]
     pub fn served(&self) -> Option<Served> {
+        if self.is_stopping() {
+            return None;
+        }
         let program = self.life.as_ref()?.program.lock();
         program.as_ref().and_then(|served| served.as_ref().ok().cloned())
     }
@@ -143,15 +183,15 @@ impl CoordinatorNode {
         }
     }
 
-    /// Runs something beside the application; it dies with the process.
+    /// Runs a request; it dies with the process.
     pub fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         if let Some(life) = &self.life {
             // Its end is told by what it writes.
-            drop(life.runtime.spawn(work));
+            drop(life.runtime.spawn(self.requests.track_future(work)));
         }
     }
 
-    /// As [`Self::spawn`], to be ended from outside.
+    /// Runs something beside the application, to be ended from outside.
     pub fn spawn_abortable(
         &self,
         work: impl Future<Output = ()> + Send + 'static,

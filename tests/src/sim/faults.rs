@@ -1,5 +1,6 @@
 //! What breaks in a run, and what mends it.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use jiff::SignedDuration;
@@ -43,9 +44,23 @@ pub enum Repair {
 /// Mends something.
 pub fn mend(sim: &mut Sim, repair: Repair) {
     match repair {
-        Repair::Coordinator if !sim.coordinator.is_up() => sim.start_coordinator(),
-        Repair::Agent(agent) if !sim.agents[agent].is_up() => sim.start_agent(agent),
-        Repair::Coordinator | Repair::Agent(_) => {}
+        Repair::Coordinator => {
+            // What takes too long to stop is killed.
+            if sim.coordinator.is_stopping() {
+                sim.crash_coordinator();
+            }
+            if !sim.coordinator.is_up() {
+                sim.start_coordinator();
+            }
+        }
+        Repair::Agent(agent) => {
+            if sim.agents[agent].is_stopping() {
+                sim.crash_agent(agent);
+            }
+            if !sim.agents[agent].is_up() {
+                sim.start_agent(agent);
+            }
+        }
         Repair::Connect(agent) => {
             sim.trace.event(format_args!("agent {agent} is connected again"));
             sim.net.mend(agent);
@@ -69,6 +84,14 @@ fn some_time(sim: &Sim, longest_s: u64) -> Duration {
 /// Breaks something; says what mends it and when.
 pub fn harm(sim: &mut Sim) -> Option<(Duration, Repair)> {
     let agent = sim.pick(sim.agents.len());
+    // Trouble comes in company: agents lose their connections while what they said is being stored.
+    if sim.coordinator.mood.get() != Mood::Fine
+        && sim.pick(2) == 0
+        && let Some(busy) = some_busy(sim)
+    {
+        break_links(sim, busy);
+        return None;
+    }
     match sim.pick(16) {
         0..=6 => crash(sim, agent),
         7..=9 => disturb_links(sim, agent),
@@ -103,21 +126,40 @@ pub fn harm(sim: &mut Sim) -> Option<(Duration, Repair)> {
     }
 }
 
-/// A process dies now, or in the middle of what it does next.
+/// An agent with tasks that have not ended.
+fn some_busy(sim: &Sim) -> Option<usize> {
+    let model = sim.witness.model();
+    let open = model.tasks.open().iter().filter_map(|id| model.tasks.get(id));
+    let servers: BTreeSet<_> = open.map(|task| task.server_uuid).collect();
+    drop(model);
+    let busy = sim.agents.iter().filter(|agent| servers.contains(&agent.server));
+    let busy: Vec<usize> = busy.map(|agent| agent.number).collect();
+    (!busy.is_empty()).then(|| busy[sim.pick(busy.len())])
+}
+
+fn break_links(sim: &mut Sim, agent: usize) {
+    sim.trace.event(format_args!("links of agent {agent} break"));
+    sim.net.break_links(agent);
+}
+
+/// A process dies now, or in the middle of what it does next, or is told to stop.
 fn crash(sim: &mut Sim, agent: usize) -> Option<(Duration, Repair)> {
     let in_the_middle = sim.mix.has(Part::Order) && sim.pick(2) == 0;
+    let in_order = sim.mix.has(Part::Stops) && sim.pick(2) == 0;
     match sim.pick(4) {
         0 | 1 if sim.agents[agent].is_up() => {
-            match in_the_middle {
-                true => sim.dies_next(Some(agent)),
-                false => sim.crash_agent(agent),
+            match (in_order, in_the_middle) {
+                (true, _) => sim.stop(Some(agent)),
+                (false, true) => sim.dies_next(Some(agent)),
+                (false, false) => sim.crash_agent(agent),
             }
             Some((some_time(sim, 3), Repair::Agent(agent)))
         }
         2 if sim.coordinator.is_up() => {
-            match in_the_middle {
-                true => sim.dies_next(None),
-                false => sim.crash_coordinator(),
+            match (in_order, in_the_middle) {
+                (true, _) => sim.stop(None),
+                (false, true) => sim.dies_next(None),
+                (false, false) => sim.crash_coordinator(),
             }
             Some((some_time(sim, 3), Repair::Coordinator))
         }
@@ -138,8 +180,7 @@ fn disturb_links(sim: &mut Sim, agent: usize) -> Option<(Duration, Repair)> {
             None
         }
         1 => {
-            sim.trace.event(format_args!("links of agent {agent} break"));
-            sim.net.break_links(agent);
+            break_links(sim, agent);
             None
         }
         _ if !sim.net.is_cut(agent) => {

@@ -27,13 +27,15 @@ pub struct SeenKv {
     witness: Witness,
     /// Says that a commit is durable before it is.
     is_early: bool,
+    /// Makes its changes durable one after the other.
+    is_torn: bool,
 }
 
 impl SeenKv {
     /// Watches `map`.
     #[must_use]
     pub fn new(map: Arc<MemKv>, owner: Owner, witness: Witness) -> Self {
-        Self { map, owner, witness, is_early: false }
+        Self { map, owner, witness, is_early: false, is_torn: false }
     }
 
     /// With a defect, if it is one of such disks.
@@ -43,7 +45,8 @@ impl SeenKv {
             Owner::Coordinator => plant == Some(Plant::EarlyCommits),
             Owner::Agent(_) => plant == Some(Plant::EarlyJournal),
         };
-        Self { is_early, ..self }
+        let is_torn = self.owner == Owner::Coordinator && plant == Some(Plant::TornCommits);
+        Self { is_early, is_torn, ..self }
     }
 }
 
@@ -62,11 +65,15 @@ impl Kv for SeenKv {
         self.map.scan(prefix, after, limit).await
     }
 
-    async fn commit(&self, changes: Vec<Change>) -> Result<(), KvError> {
+    async fn commit(&self, mut changes: Vec<Change>) -> Result<(), KvError> {
         let (seen, map) = (changes.clone(), self.map.clone());
+        let rest = if self.is_torn { changes.split_off(changes.len().min(1)) } else { Vec::new() };
         let (owner, witness) = (self.owner, self.witness.clone());
         let commit = async move {
             map.commit(changes).await?;
+            for change in rest {
+                map.commit(vec![change]).await?;
+            }
             witness.durable(owner, &seen);
             Ok(())
         };

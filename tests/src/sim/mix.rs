@@ -34,11 +34,17 @@ pub enum Part {
     Images,
     /// A reader of events.
     Events,
+    /// Processes that are stopped in order, as for an upgrade.
+    Stops,
+    /// A server whose agent has no connection, but POSTs.
+    Posts,
+    /// Ended tasks that are kept for a moment only.
+    ShortHistory,
 }
 
 impl Part {
     /// All, by name.
-    pub const ALL: [(Self, &'static str); 14] = [
+    pub const ALL: [(Self, &'static str); 17] = [
         (Self::Impatience, "impatience"),
         (Self::Order, "order"),
         (Self::Pauses, "pauses"),
@@ -53,6 +59,9 @@ impl Part {
         (Self::Jobs, "jobs"),
         (Self::Images, "images"),
         (Self::Events, "events"),
+        (Self::Stops, "stops"),
+        (Self::Posts, "posts"),
+        (Self::ShortHistory, "short-history"),
     ];
 }
 
@@ -82,6 +91,14 @@ impl Mix {
         let drawn = Part::ALL.into_iter().filter(|_| entropy.u64().is_multiple_of(2));
         let drawn: Vec<_> = drawn.collect();
         Self(drawn.into_iter().filter(|(_, name)| allowed(name)).map(|(part, _)| part).collect())
+    }
+
+    /// The same and these.
+    #[must_use]
+    pub fn and(mut self, parts: &[Part]) -> Self {
+        let more: Vec<_> = parts.iter().filter(|part| !self.has(**part)).copied().collect();
+        self.0.extend(more);
+        self
     }
 
     /// Whether the run has it.

@@ -17,9 +17,11 @@ pub mod mix;
 pub mod net;
 pub mod node;
 pub mod plant;
+pub mod poster;
 pub mod reader;
 pub mod requests;
 pub mod scenario;
+pub mod settled;
 pub mod store;
 pub mod trace;
 
@@ -31,7 +33,7 @@ use muster_agent::drivers::host::HostAction;
 use muster_agent::drivers::images::sim::SimRepository;
 use muster_agent::drivers::storage::sim::SimImage;
 use muster_shared::entropy::{Entropy as _, SeededEntropy};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use self::ask::Ask;
 use self::client::{Client, Patience};
@@ -41,12 +43,10 @@ use self::mix::Mix;
 use self::net::Net;
 use self::node::{AgentNode, Hardware};
 use self::plant::Plant;
+use self::poster::Poster;
 use self::reader::Reader;
 use self::store::Mood;
 use self::trace::Trace;
-
-/// Tries of [`Sim::check_quiet`].
-const QUIET_TRIES: usize = 5;
 
 /// How far time moves at once in a steady run. Frames arrive on the borders of ticks.
 pub const TICK: Duration = Duration::from_millis(50);
@@ -54,8 +54,6 @@ pub const TICK: Duration = Duration::from_millis(50);
 const TICKS_MS: [u64; 5] = [10, 25, 50, 60, 90];
 /// How long a host takes to boot, at least.
 const BOOT: Duration = Duration::from_secs(1);
-/// How long the coordinator may take for a request when all is well.
-const ANSWER: Duration = Duration::from_secs(5);
 /// After the coordinator's machine was disturbed, its answers may show that for so long.
 const CALM: Duration = Duration::from_secs(2);
 /// The image that every node can install.
@@ -99,6 +97,8 @@ pub struct Sim {
     pub client: Client,
     /// Who reads events.
     pub reader: Reader,
+    /// A server without a connection, if the run has one.
+    pub poster: Option<Poster>,
     /// What happened.
     pub trace: Trace,
     /// Who saw it.
@@ -157,6 +157,7 @@ impl Sim {
             reboots: false,
             client: Client::new(witness.clone()),
             reader: Reader::default(),
+            poster: None,
             conditions: Conditions::default(),
             ignored: std::env::var("MUSTER_SIM_IGNORE").ok(),
             doomed: BTreeSet::new(),
@@ -203,6 +204,20 @@ impl Sim {
         self.agents[agent].power_off(&self.entropy, self.now);
     }
 
+    /// A node (`None`: the coordinator) is told to stop, and ends.
+    pub fn stop(&mut self, agent: Option<usize>) {
+        match agent {
+            Some(agent) => {
+                self.trace.event(format_args!("agent {agent} is stopped"));
+                self.agents[agent].stop();
+            }
+            None => {
+                self.trace.event("the coordinator is stopped");
+                self.coordinator.stop();
+            }
+        }
+    }
+
     /// A node (`None`: the coordinator) dies in the middle of what it does next.
     pub fn dies_next(&mut self, agent: Option<usize>) {
         self.doomed.insert(agent.unwrap_or(self.agents.len()));
@@ -226,7 +241,9 @@ impl Sim {
 
     /// Sends a request, if there is a coordinator.
     pub fn ask(&mut self, ask: Ask, patience: Patience) -> Option<u64> {
-        self.client.send(&self.coordinator, ask, patience, (&self.trace, self.now))
+        // At any moment of the tick: nothing else begins with one.
+        let delay = TICK.mul_f64(self.entropy.fraction());
+        self.client.send(&self.coordinator, ask, patience, (&self.trace, self.now, delay))
     }
 
     /// One tick of every node, then a check of the invariants.
@@ -251,6 +268,7 @@ impl Sim {
         self.trace.at(self.now);
         self.witness.model().at(self.now);
         self.net.advance(self.now);
+        poster::post(self);
         for node in nodes {
             match node == self.agents.len() {
                 true => self.step_coordinator(length),
@@ -266,6 +284,9 @@ impl Sim {
             return self.crash_coordinator();
         }
         self.coordinator.step(length);
+        if self.coordinator.has_stopped() {
+            return self.crash_coordinator();
+        }
         if self.coordinator.has_failed() {
             self.crash_coordinator();
             self.start_coordinator();
@@ -279,7 +300,9 @@ impl Sim {
             return self.crash_agent(agent);
         }
         self.agents[agent].step(length);
-        if self.agents[agent].is_broken() {
+        if self.agents[agent].has_stopped() {
+            self.crash_agent(agent);
+        } else if self.agents[agent].is_broken() {
             self.crash_agent(agent);
             self.start_agent(agent);
         }
@@ -379,107 +402,6 @@ impl Sim {
         let model = self.witness.model();
         let idle = model.tasks.open().is_empty() && model.open_jobs().is_empty();
         idle && self.client.is_idle() && self.booting.iter().all(|host| host.up_at.is_none())
-    }
-
-    /// Nothing is asked and nothing changes: soon nothing may be written any more. Hosts that are
-    /// slow may still start guests, and a job may still wait for a drain, so there are a few tries.
-    ///
-    /// # Errors
-    /// Who wrote.
-    pub fn check_quiet(&mut self, settle: Duration, quiet: Duration) -> Verdict {
-        let mut found = self.is_quiet(settle, quiet)?;
-        for _ in 1..QUIET_TRIES {
-            if found.is_none() || self.witness.model().drains() {
-                return Ok(());
-            }
-            found = self.is_quiet(settle, quiet)?;
-        }
-        found.map_or(Ok(()), |detail| Err(Violation::new("quiet-fleet-writes-nothing", detail)))
-    }
-
-    /// What was written after a while; `None`: nothing.
-    fn is_quiet(&mut self, settle: Duration, quiet: Duration) -> Result<Option<String>, Violation> {
-        self.run_for(settle)?;
-        let written = |sim: &Self| {
-            let agents = sim.agents.iter().map(|agent| agent.kv.written());
-            (sim.coordinator.kv.written(), agents.collect::<Vec<_>>())
-        };
-        let (before, revisions) = (written(self), self.witness.model().revisions());
-        self.run_for(quiet)?;
-        let after = written(self);
-        let changed = self.witness.model().changed_since(&revisions);
-        Ok((before != after).then(|| format!("{before:?} → {after:?}: {changed:?}")))
-    }
-
-    /// The answer to a request when all is well.
-    ///
-    /// # Errors
-    /// There is none.
-    pub fn answer(&mut self, ask: Ask) -> Result<Value, Violation> {
-        let shown = format!("{ask:?}");
-        let refused = |detail: &str| Violation::new("api-answers", format!("{shown}: {detail}"));
-        let number = self.ask(ask, Patience::Endless);
-        let number = number.ok_or_else(|| refused("there is no coordinator"))?;
-        let end = self.now + ANSWER;
-        loop {
-            match self.client.take_reply(number) {
-                Some((200, body)) => return Ok(body),
-                Some((status, body)) => return Err(refused(&format!("{status} {body}"))),
-                None if self.now > end => return Err(refused("no answer")),
-                None => self.tick()?,
-            }
-        }
-    }
-
-    /// The VM index of the coordinator agrees with the hosts.
-    ///
-    /// # Errors
-    /// Where they differ.
-    pub fn check_index(&mut self) -> Verdict {
-        let listed = self.answer(Ask::Get("/vms?limit=1000".to_owned()))?;
-        let listed = listed.as_array().into_iter().flatten().filter_map(|vm| {
-            let part = |name: &str| vm.get(name).and_then(Value::as_str).map(str::to_owned);
-            Some((part("uuid")?, part("server_uuid")?, part("state")?))
-        });
-        let listed: BTreeSet<_> = listed.collect();
-        let hosts = self.agents.iter().flat_map(|agent| {
-            let running = agent.guests.running();
-            let server = agent.server.to_string();
-            agent.records.records().into_keys().map(move |vm| {
-                let state = if running.contains_key(&vm) { "running" } else { "stopped" };
-                (vm.to_string(), server.clone(), state.to_owned())
-            })
-        });
-        let hosts: BTreeSet<_> = hosts.collect();
-        let more: Vec<_> = listed.difference(&hosts).collect();
-        let less: Vec<_> = hosts.difference(&listed).collect();
-        if more.is_empty() && less.is_empty() {
-            return Ok(());
-        }
-        let detail = format!("listed, but not on hosts: {more:?}; not listed: {less:?}");
-        Err(Violation::new("index-is-what-hosts-have", detail))
-    }
-
-    /// Every promise of room was kept or has ended: what is free is what VMs leave.
-    ///
-    /// # Errors
-    /// Where room is lost.
-    pub fn check_room(&mut self) -> Verdict {
-        const PLANNED_MIB: u64 = 1024;
-        let plan = self.answer(Ask::Plan(PLANNED_MIB))?;
-        for agent in &self.agents {
-            let taken: u64 = invariants::taken_mib(agent).values().sum();
-            let free = invariants::usable_mib(agent).saturating_sub(taken) / PLANNED_MIB;
-            let server = agent.server.to_string();
-            let found = plan["servers"].as_array().into_iter().flatten();
-            let found = found.into_iter().find(|one| one["server_uuid"] == server.as_str());
-            let fits = found.and_then(|one| one["fits"].as_u64());
-            if fits != Some(free) {
-                let detail = format!("{server}: {fits:?} fit instead of {free}: {found:?}");
-                return Err(Violation::new("room-returns", detail));
-            }
-        }
-        Ok(())
     }
 
     /// How a run failed, for people.

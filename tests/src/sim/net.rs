@@ -147,6 +147,12 @@ impl Net {
         self.0.lock().is_cut(agent)
     }
 
+    /// Whether an agent has a connection, as far as the network knows.
+    #[must_use]
+    pub fn is_connected(&self, agent: usize) -> bool {
+        self.0.lock().links.values().any(|link| link.agent == agent)
+    }
+
     /// Nothing arrives on an agent's connections for a while.
     pub fn stall(&self, agent: usize, time: Duration) {
         let mut state = self.0.lock();

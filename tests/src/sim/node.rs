@@ -29,6 +29,7 @@ use muster_shared::kv::{MemKv, MemOptions};
 use muster_shared::threads::SameRuntime;
 use parking_lot::Mutex;
 use tokio::runtime::Runtime;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::clock::WallClock;
@@ -42,6 +43,8 @@ use super::plant::Plant;
 const SYNC: Duration = Duration::from_millis(30);
 /// Longest time a call of a simulated driver takes, before and after its effect.
 const DRIVER_DELAY: Duration = Duration::from_millis(60);
+/// How long an agent that is stopped waits for its tasks.
+const PATIENCE: Duration = Duration::from_secs(1);
 const COORDINATOR_URL: &str = "ws://coordinator:8480/agent";
 
 /// What a host is made of.
@@ -152,7 +155,8 @@ pub struct AgentNode {
     boots: u64,
     booted_at: Duration,
     lives: u64,
-    life: Option<Life<Running>>,
+    life: Option<Life<Arc<Running>>>,
+    stopping: Option<JoinHandle<()>>,
 }
 
 impl fmt::Debug for AgentNode {
@@ -196,6 +200,7 @@ impl AgentNode {
             booted_at: Duration::ZERO,
             lives: 0,
             life: None,
+            stopping: None,
         }
     }
 
@@ -212,7 +217,7 @@ impl AgentNode {
         drop(life.runtime.spawn(async move { report.run(CancellationToken::new()).await }));
         drop(life.runtime.spawn(async move {
             let running = Agent::start(config, parts).await;
-            *program.lock() = Some(running.map_err(|e| Chain(&e).to_string()));
+            *program.lock() = Some(running.map(Arc::new).map_err(|e| Chain(&e).to_string()));
         }));
         self.life = Some(life);
     }
@@ -278,8 +283,31 @@ impl AgentNode {
         (config, parts, report)
     }
 
+    /// The agent is told to stop. Does nothing if it has not started yet.
+    pub fn stop(&mut self) {
+        let Some(life) = &self.life else { return };
+        if let Some(Ok(running)) = &*life.program.lock() {
+            let running = Arc::clone(running);
+            let stopping = life.runtime.spawn(async move { running.shut_down(PATIENCE).await });
+            self.stopping.get_or_insert(stopping);
+        }
+    }
+
+    /// Whether it was told to stop.
+    #[must_use]
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.is_some()
+    }
+
+    /// Whether it did all that an agent does before it ends.
+    #[must_use]
+    pub fn has_stopped(&self) -> bool {
+        self.stopping.as_ref().is_some_and(JoinHandle::is_finished)
+    }
+
     /// The agent dies; guests go on.
     pub fn crash(&mut self, entropy: &SeededEntropy) {
+        self.stopping = None;
         self.life = None;
         self.kv = Arc::new(self.kv.crash(entropy));
         self.witness.agent_died(self.number, &self.kv.durable());

@@ -1,5 +1,6 @@
 //! What clients ask for in a run, as its seed decides.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use muster_shared::clock::iso;
@@ -34,6 +35,25 @@ pub fn ask_again(sim: &mut Sim) {
     }
 }
 
+/// Now and then a client cancels its task at the moment at which the task is about to be sent.
+pub fn cancel_late(sim: &mut Sim) {
+    let model = sim.witness.model();
+    let server = |agent: &&super::node::AgentNode| sim.net.is_connected(agent.number);
+    let connected: BTreeSet<_> =
+        sim.agents.iter().filter(server).map(|agent| agent.server).collect();
+    let about_to_be_sent = |id: &&TaskId| {
+        let task = model.tasks.get(id);
+        task.is_some_and(|task| !task.sent && connected.contains(&task.server_uuid))
+    };
+    let id = model.tasks.open().iter().find(about_to_be_sent).cloned();
+    drop(model);
+    if let Some(id) = id
+        && sim.pick(4) == 0
+    {
+        sim.ask(Ask::Cancel(id), Patience::Endless);
+    }
+}
+
 fn patience(sim: &Sim) -> Patience {
     if !sim.mix.has(Part::Impatience) || sim.pick(2) == 0 {
         return Patience::Endless;
@@ -60,14 +80,18 @@ fn draw(sim: &Sim) -> Option<Ask> {
     }
     let vms = sim.client.vms();
     let known = if vms.is_empty() { None } else { Some(vms[sim.pick(vms.len())]) };
-    match (sim.pick(11), known) {
+    match (sim.pick(12), known) {
+        (11, _) => Some(Ask::PlaceInVain(sim.entropy.uuid().into(), ram(sim))),
         (0..=3, _) | (_, None) => Some(Ask::Place(sim.entropy.uuid().into(), ram(sim))),
         // A uuid that is taken.
         (4, Some(vm)) => Some(Ask::Place(vm, ram(sim))),
         (5, _) => Some(Ask::Nop(some_server(sim))),
         (6, _) => {
             let model = sim.witness.model();
-            let ids: Vec<TaskId> = model.tasks.told().iter().cloned().collect();
+            // Mostly those that have not ended.
+            let tasks = &model.tasks;
+            let ids = if sim.pick(4) == 0 { tasks.told() } else { tasks.open() };
+            let ids: Vec<TaskId> = ids.iter().cloned().collect();
             drop(model);
             (!ids.is_empty()).then(|| Ask::Cancel(ids[sim.pick(ids.len())].clone()))
         }
@@ -114,7 +138,19 @@ fn ticket(sim: &Sim) -> Option<Ask> {
         (3, Some(uuid)) => Some(Ask::Release(uuid)),
         (4, Some(uuid)) => Some(Ask::DeleteTicket(uuid)),
         (5, Some(uuid)) => Some(Ask::WaitTicket(uuid, 3)),
-        (_, Some(uuid)) => Some(Ask::NopUnder(sim.agents[0].server, uuid)),
+        (_, Some(uuid)) => Some(Ask::Under(uuid, Box::new(under_ticket(sim)))),
+    }
+}
+
+/// What needs a ticket. The ticket may have ended long ago.
+fn under_ticket(sim: &Sim) -> Ask {
+    let server = sim.agents[0].server;
+    let (vm, ram) = (sim.entropy.uuid().into(), ram(sim));
+    match sim.pick(4) {
+        0 => Ask::Place(vm, ram),
+        // See `draw`.
+        1 if !sim.mix.has(Part::Tight) => Ask::CreateOn(server, vm, ram),
+        _ => Ask::Nop(server),
     }
 }
 

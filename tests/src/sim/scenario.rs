@@ -14,7 +14,8 @@ use super::invariants::{Verdict, Violation};
 use super::mix::{Mix, Part};
 use super::node::Hardware;
 use super::plant::Plant;
-use super::requests::{ask, ask_again};
+use super::poster::Poster;
+use super::requests::{ask, ask_again, cancel_late};
 use super::{Pace, Sim};
 
 const AGENTS: usize = 5;
@@ -34,6 +35,9 @@ const LOOK: Duration = Duration::from_secs(2);
 const TIGHT_MIB: u64 = 4096;
 /// How long an allocation keeps room in a run.
 const RESERVATION: Duration = Duration::from_secs(10);
+/// How long, and how many, ended tasks are kept in a run with a short history.
+const HISTORY: Duration = Duration::from_secs(2);
+const HISTORY_COUNT: u64 = 5;
 
 /// What a run showed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -75,7 +79,7 @@ pub fn run(seed: u64) -> Result<Summary, Failure> {
 /// What did not hold, which is what should be.
 pub fn run_with(seed: u64, plant: Option<Plant>) -> Result<Summary, Failure> {
     let entropy = SeededEntropy::new(seed);
-    let mix = Mix::of(&entropy);
+    let mix = Mix::of(&entropy).and(plant.map_or(&[], Plant::parts));
     let memory_mib = if mix.has(Part::Tight) { TIGHT_MIB } else { Hardware::default().memory_mib };
     let slow = mix.has(Part::SlowHosts).then(|| entropy.u64() % 5);
     let hardware = |number: usize| {
@@ -141,6 +145,17 @@ fn prepare(sim: &mut Sim) {
     sim.coordinator.config.allocation.reservation_ttl = RESERVATION;
     sim.witness.model().capacity.is_strict = sim.mix.has(Part::Tight);
     sim.reboots = true;
+    if sim.mix.has(Part::ShortHistory) {
+        let config = &mut sim.coordinator.config;
+        config.task_retention = HISTORY;
+        config.task_history.count = HISTORY_COUNT;
+        sim.witness.model().tasks.retains_nothing = true;
+    }
+    if sim.mix.has(Part::Posts) {
+        let server = sim.entropy.uuid().into();
+        sim.witness.model().statuses.posts(server);
+        sim.poster = Some(Poster::new(server));
+    }
     if sim.mix.has(Part::Skew) {
         let skew = |entropy: &SeededEntropy| Skew {
             offset: SignedDuration::from_millis(i64::try_from(entropy.u64() % 10_000).unwrap_or(0)),
@@ -173,6 +188,7 @@ fn chaos(sim: &mut Sim) -> Verdict {
         if sim.pick(8) == 0 {
             ask_again(sim);
         }
+        cancel_late(sim);
         if sim.pick(15) == 0
             && let Some((after, repair)) = harm(sim)
         {
@@ -190,6 +206,9 @@ fn chaos(sim: &mut Sim) -> Verdict {
 /// Everything works; for a while clients only look.
 fn heal(sim: &mut Sim) -> Verdict {
     sim.pace = Pace::Steady;
+    if let Some(poster) = &mut sim.poster {
+        poster.is_silent = false;
+    }
     for _ in 0..3 {
         look_now(sim);
         sim.run_for(LOOK)?;
@@ -201,6 +220,12 @@ fn heal(sim: &mut Sim) -> Verdict {
 fn look(sim: &mut Sim) {
     if sim.pick(40) == 0 {
         look_now(sim);
+    }
+    // For about six seconds: that is too short at times to be noticed, and at times long enough.
+    if sim.pick(120) == 0
+        && let Some(poster) = &mut sim.poster
+    {
+        poster.is_silent = !poster.is_silent;
     }
     if sim.mix.has(Part::Events) && sim.pick(30) == 0 {
         match sim.pick(3) {

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
+use muster_shared::wire::Token;
 use serde::Deserialize;
 
 use super::tasks::{StoredTask, Tasks};
@@ -48,6 +49,8 @@ pub struct Journals {
     starts: BTreeMap<VmUuid, u64>,
     /// How often an agent died.
     deaths: BTreeMap<usize, u64>,
+    /// The newest token that an agent has seen of each queue of tickets.
+    tokens: BTreeMap<(usize, String), Token>,
     changed: bool,
 }
 
@@ -122,6 +125,16 @@ impl Journals {
                     && let Some(agents) = self.entries.get_mut(&id)
                 {
                     agents.remove(&agent);
+                }
+                Ok(())
+            }
+            ("ticket", Some(value)) => {
+                let token: Token = serde_json::from_slice(value)
+                    .map_err(|e| Violation::new("records-are-readable", format!("{key}: {e}")))?;
+                let before = self.tokens.insert((agent, id.to_owned()), token);
+                if before.is_some_and(|before| before > token) {
+                    let detail = format!("agent {agent}: {id} had {before:?}, now {token:?}");
+                    return Err(Violation::new("fencing-tokens-grow", detail));
                 }
                 Ok(())
             }

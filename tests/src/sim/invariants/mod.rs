@@ -200,6 +200,13 @@ impl Witness {
         }
     }
 
+    /// A sign of life of a server without a connection was taken.
+    pub fn posted(&self, server: ServerUuid) {
+        let mut model = self.model();
+        let now = model.now;
+        model.statuses.heard(server, now);
+    }
+
     /// A connection of an agent ended.
     pub fn link_ended(&self, agent: usize) {
         let mut model = self.model();

@@ -14,6 +14,10 @@ const GAP: Duration = Duration::from_millis(1_400);
 const SURELY_HEARD: Duration = Duration::from_secs(6);
 /// A server that was not heard for so long is lost: 2 s, and time to write that down.
 const SURELY_LOST: Duration = Duration::from_secs(6);
+/// The same of a server that POSTs every 5 s, and is lost after 11 s.
+const POST_GAP: Duration = Duration::from_millis(5_400);
+const POST_SURELY_HEARD: Duration = Duration::from_secs(12);
+const POST_SURELY_LOST: Duration = Duration::from_secs(15);
 /// After a disturbance of the coordinator itself, agents have time to come back.
 const EXCUSED: Duration = Duration::from_secs(14);
 /// After a start, servers that were up have time to be heard.
@@ -46,9 +50,24 @@ struct Server {
     registered: Option<Duration>,
     heard: Heard,
     roster: Option<Value>,
+    /// It has no connection, and POSTs.
+    posts: bool,
 }
 
 impl Server {
+    /// The longest gap between two signs of life while it is up.
+    fn gap(&self) -> Duration {
+        if self.posts { POST_GAP } else { GAP }
+    }
+
+    fn surely_heard(&self) -> Duration {
+        if self.posts { POST_SURELY_HEARD } else { SURELY_HEARD }
+    }
+
+    fn surely_lost(&self) -> Duration {
+        if self.posts { POST_SURELY_LOST } else { SURELY_LOST }
+    }
+
     fn is_running(&self) -> bool {
         self.roster.as_ref().is_some_and(|roster| roster["status"] == "running")
     }
@@ -67,9 +86,15 @@ impl Statuses {
         self.started = now;
     }
 
+    /// A server that POSTs.
+    pub fn posts(&mut self, server: ServerUuid) {
+        self.servers.entry(server).or_default().posts = true;
+    }
+
     pub(super) fn heard(&mut self, server: ServerUuid, now: Duration) {
-        let heard = &mut self.servers.entry(server).or_default().heard;
-        let gap = heard.last.is_none_or(|last| now.saturating_sub(last) > GAP);
+        let server = self.servers.entry(server).or_default();
+        let (longest, heard) = (server.gap(), &mut server.heard);
+        let gap = heard.last.is_none_or(|last| now.saturating_sub(last) > longest);
         if gap || heard.since.is_none() {
             heard.since = Some(now);
         }
@@ -86,10 +111,11 @@ impl Statuses {
         }
     }
 
-    /// Whether every server is registered and stored as running.
+    /// Whether every server with a connection is registered and stored as running.
     #[must_use]
     pub fn all_running(&self, servers: usize) -> bool {
-        let up = |server: &&Server| server.registered.is_some() && server.is_running();
+        let up =
+            |server: &&Server| !server.posts && server.registered.is_some() && server.is_running();
         self.servers.values().filter(up).count() == servers
     }
 
@@ -110,8 +136,9 @@ impl Statuses {
             return Ok(());
         }
         let Heard { since, last } = entry.heard;
-        let fresh = last.is_some_and(|last| now.saturating_sub(last) <= GAP);
-        let steady = since.is_some_and(|since| since + SURELY_HEARD <= now);
+        let (gap, surely_heard) = (entry.gap(), entry.surely_heard());
+        let fresh = last.is_some_and(|last| now.saturating_sub(last) <= gap);
+        let steady = since.is_some_and(|since| since + surely_heard <= now);
         let store_works = conditions.store_failed + SURELY_HEARD <= now;
         if fresh && steady && store_works {
             let detail = format!("{server} is heard since {since:?}, and becomes unknown");
@@ -132,20 +159,22 @@ impl Statuses {
         let Some(up) = up_since else { return Ok(()) };
         let calm = |time: Duration| up + time <= now && disturbed + time <= now;
         for (uuid, server) in &self.servers {
-            if server.registered.is_none_or(|at| at + SURELY_HEARD > now) {
+            let surely_heard = server.surely_heard();
+            if server.registered.is_none_or(|at| at + surely_heard > now) {
                 continue;
             }
             let Heard { since, last } = server.heard;
             let silent = last.map_or(now, |last| now.saturating_sub(last));
-            let heard = silent <= GAP && since.is_some_and(|since| since + SURELY_HEARD <= now);
-            if heard && calm(SURELY_HEARD) && !server.is_running() {
+            let heard =
+                silent <= server.gap() && since.is_some_and(|since| since + surely_heard <= now);
+            if heard && calm(surely_heard) && !server.is_running() {
                 let detail =
                     format!("{uuid} is heard since {since:?}, stored: {:?}", server.roster);
                 return Err(Violation::new("heard-server-is-running", detail));
             }
             let known = last.is_some_and(|last| last > up);
             let excuse = if known { EXCUSED } else { GRACE + EXCUSED };
-            if silent > SURELY_LOST && calm(excuse) && server.is_running() {
+            if silent > server.surely_lost() && calm(excuse) && server.is_running() {
                 let detail = format!("{uuid} was last heard at {last:?}, and is still running");
                 return Err(Violation::new("silent-server-is-unknown", detail));
             }
