@@ -240,6 +240,24 @@ mod tests {
     }
 
     #[test]
+    fn a_member_that_does_not_fit_is_as_if_it_were_not_there() {
+        #[derive(Default, Deserialize)]
+        #[serde(default)]
+        struct Loose {
+            #[serde(deserialize_with = "if_fits")]
+            name: Option<String>,
+            #[serde(deserialize_with = "if_fits")]
+            tags: Option<Vec<String>>,
+        }
+        let read = |value: Value| serde_json::from_value::<Loose>(value).unwrap();
+        let loose = read(json!({ "name": "x", "tags": ["a", 1] }));
+        assert_eq!((loose.name.as_deref(), loose.tags), (Some("x"), None));
+        let loose = read(json!({ "name": null }));
+        assert_eq!((loose.name, loose.tags), (None, None));
+        assert_eq!((float(&json!(" 1.5 ")), float(&json!([1]))), (Some(1.5), None));
+    }
+
+    #[test]
     fn uuids_have_hyphens_and_any_case() {
         assert!(is_uuid("929bdb5b-4232-48b6-a4ec-d94cbc265ab2"));
         assert!(is_uuid("929BDB5B-4232-48B6-A4EC-D94CBC265AB2"));

@@ -16,9 +16,8 @@ use std::time::Duration;
 use std::vec;
 
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
-use muster_shared::secrets::masked;
 use muster_shared::wire::Progress;
-use serde_json::{Map, Value, json};
+use serde::Serialize;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
 
 use super::context::Context;
@@ -26,6 +25,7 @@ use super::error::AppError;
 use super::tasks::Tasks;
 use crate::store::{self, Revision, Watch, WatchEnd};
 use told::change_of;
+pub use told::{Told, ToldProgress, ToldVm};
 
 /// Subscriptions at a time; each holds up to 4,096 changes that its reader has not taken.
 const MAX_SUBSCRIPTIONS: usize = 256;
@@ -92,17 +92,11 @@ pub struct EventFilter {
 
 impl EventFilter {
     fn fits(&self, event: &Change) -> bool {
-        let is = |wanted: Option<&str>, member: &str| {
-            wanted
-                .is_none_or(|wanted| event.data.get(member).and_then(Value::as_str) == Some(wanted))
-        };
-        let id = if event.kind == EventKind::Progress { "task_id" } else { "id" };
-        let about_task = event.kind == EventKind::Task || event.kind == EventKind::Progress;
-        (self.kinds.is_empty() || self.kinds.contains(&event.kind))
-            && is(self.server.map(|s| s.to_string()).as_deref(), "server_uuid")
-            && is(self.vm.map(|vm| vm.to_string()).as_deref(), "vm_uuid")
-            && (self.task.is_none() || about_task)
-            && is(self.task.as_ref().map(TaskId::as_str), id)
+        let told = &event.told;
+        (self.kinds.is_empty() || self.kinds.contains(&told.kind()))
+            && (self.server.is_none() || self.server == told.server())
+            && (self.vm.is_none() || self.vm == told.vm())
+            && (self.task.is_none() || self.task.as_ref() == told.task())
     }
 }
 
@@ -162,12 +156,14 @@ impl FromStr for Position {
 }
 
 /// Something that happened.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Change {
-    /// What it is about.
-    pub kind: EventKind,
-    /// Its members.
-    pub data: Map<String, Value>,
+    /// What.
+    #[serde(flatten)]
+    pub told: Told,
+    /// The commit, if it is a change of the store.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub revision: Option<String>,
 }
 
 /// What a subscription yields.
@@ -213,13 +209,9 @@ impl Events {
         else {
             return;
         };
-        let data = members(json!({
-            "task_id": progress.id, "task": open.record.task, "server_uuid": server,
-            "vm_uuid": open.record.vm_uuid, "seq": progress.seq, "name": progress.name,
-            "event": masked(&progress.event), "timestamp": progress.ts,
-        }));
+        let told = Told::Progress(ToldProgress::of(progress, &open.record));
         // An error means that the last reader has just left.
-        drop(self.progress.send(Arc::new(Change { kind: EventKind::Progress, data })));
+        drop(self.progress.send(Arc::new(Change { told, revision: None })));
     }
 
     /// Subscribes to what happens from now on, or after the point where a reader was.
@@ -349,13 +341,6 @@ impl Subscription {
     }
 }
 
-fn members(value: Value) -> Map<String, Value> {
-    match value {
-        Value::Object(members) => members,
-        _ => Map::new(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -368,17 +353,17 @@ mod tests {
 
     #[test]
     fn filters_are_about_members() {
-        let task: TaskId = "t1".parse().unwrap();
-        let filter = EventFilter { task: Some(task), ..EventFilter::default() };
-        let change = |kind, data: Value| Change { kind, data: members(data) };
-        assert!(filter.fits(&change(EventKind::Task, json!({ "id": "t1" }))));
-        assert!(filter.fits(&change(EventKind::Progress, json!({ "task_id": "t1" }))));
-        assert!(!filter.fits(&change(EventKind::Task, json!({ "id": "t2" }))));
-        assert!(!filter.fits(&change(EventKind::Ticket, json!({ "id": "t1" }))));
+        let id = |id: &str| Some(id.parse::<TaskId>().unwrap());
+        let filter = EventFilter { task: id("t1"), ..EventFilter::default() };
+        let change = |told| Change { told, revision: None };
+        let task = |name| Told::Task(told::ToldTask { id: id(name), ..Default::default() });
+        assert!(filter.fits(&change(task("t1"))));
+        assert!(!filter.fits(&change(task("t2"))));
+        assert!(!filter.fits(&change(Told::Ticket(Default::default()))));
         let kinds = BTreeSet::from([EventKind::Vm]);
         let filter = EventFilter { kinds, ..EventFilter::default() };
-        assert!(!filter.fits(&change(EventKind::Task, json!({}))));
-        assert!(filter.fits(&change(EventKind::Vm, json!({}))));
+        assert!(!filter.fits(&change(task("t1"))));
+        assert!(filter.fits(&change(Told::Vm(Default::default()))));
     }
 
     #[test]

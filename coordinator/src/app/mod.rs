@@ -49,7 +49,7 @@ pub use context::Context;
 pub use decisions::Decisions;
 pub use error::AppError;
 pub use expected::Expected;
-pub use placement::{Ask, Decided, Placed, Placement};
+pub use placement::{Ask, Decided, Placement};
 pub use platform::RegisteredPlatform;
 pub use recovery::RecoveryRequest;
 pub(crate) use server_update::ServerUpdate;

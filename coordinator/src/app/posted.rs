@@ -3,14 +3,49 @@
 //! What is missing stays empty, is not shown again, and makes the allocator leave its server out
 //! (CNAPI's server validation), as it must: nobody knows how much room that VM takes.
 
+use std::collections::BTreeMap;
+
+use muster_shared::api::Object;
 use muster_shared::ids::VmUuid;
+use muster_shared::lenient::if_fits;
 use muster_shared::wire::status::{VmIndex, VmReport, VmStatus};
-use serde_json::{Map, Value, json};
+use serde::Deserialize;
+use serde_json::{Value, json};
 
 use crate::alloc::num;
 
+/// What an agent POSTs of its server; what is no object counts as absent.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Posted {
+    #[serde(deserialize_with = "if_fits")]
+    pub(super) meminfo: Option<Object>,
+    #[serde(deserialize_with = "if_fits")]
+    pub(super) diskinfo: Option<Object>,
+    /// By uuid; without them the old ones stay.
+    #[serde(deserialize_with = "if_fits")]
+    pub(super) vms: Option<Object>,
+    /// What Muster's agents add of each VM.
+    #[serde(deserialize_with = "if_fits")]
+    pub(super) vm_index: Option<Object>,
+    /// The agent's own remarks.
+    pub(super) muster: Option<Value>,
+}
+
+impl Posted {
+    /// The VMs that can be read.
+    pub(super) fn reports(&self) -> Option<BTreeMap<VmUuid, Option<VmReport>>> {
+        let index = |uuid: &str| self.vm_index.as_ref()?.get(uuid);
+        let report = |(uuid, one): (&String, &Value)| {
+            let report = vm(uuid, one, index(uuid))?;
+            Some((report.vm.uuid, Some(report)))
+        };
+        Some(self.vms.as_ref()?.iter().filter_map(report).collect())
+    }
+}
+
 /// The VM that stands under a key; `None` if the key is no UUID or the value no object.
-pub(super) fn vm(key: &str, vm: &Value, index: Option<&Value>) -> Option<VmReport> {
+fn vm(key: &str, vm: &Value, index: Option<&Value>) -> Option<VmReport> {
     let members = vm.as_object()?;
     let uuid: VmUuid = key.parse().ok()?;
     let text = |name: &str| members.get(name).and_then(Value::as_str).unwrap_or("").to_owned();
@@ -43,12 +78,12 @@ fn index_of(index: &Value) -> VmIndex {
     let fits = |name: &str, value: &Value| {
         serde_json::from_value::<VmIndex>(json!({ name: value })).is_ok()
     };
-    let kept: Map<String, Value> = members
+    let kept: Object = members
         .iter()
         .filter(|(name, value)| fits(name, value))
-        .map(|(name, value)| (name.clone(), value.clone()))
+        .map(|(name, value)| (name, value.clone()))
         .collect();
-    serde_json::from_value(Value::Object(kept)).unwrap_or_default()
+    kept.read().unwrap_or_default()
 }
 
 #[cfg(test)]

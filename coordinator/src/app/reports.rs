@@ -17,8 +17,9 @@ use super::error::AppError;
 use super::expected::Expected;
 use super::fields;
 use super::fleet::{Fleet, SERVERS, SysinfoRecord};
+use super::keys;
+use super::posted::Posted;
 use super::roster::Roster;
-use super::{keys, posted};
 use crate::agents::Agents;
 use crate::roster::{RosterRecord, Status, Via};
 use crate::store::{Expect, Write};
@@ -205,29 +206,20 @@ impl Reports {
     /// `POST /servers/:uuid/events/status`: nothing is validated; what does not fit is left out.
     pub(crate) fn status_posted(&self, server: ServerUuid, body: &Object) {
         self.ctx.counters.status_reports.inc();
-        let member = |name: &str| Some(Object::from(body.get(name)?.as_object()?.clone()));
+        let posted: Posted = body.read().unwrap_or_default();
+        let changes = posted.reports();
         self.fleet.update(server, |entry| {
-            if let Some(memory) = member("meminfo") {
-                entry.figures.set_memory_members(&memory);
+            if let Some(memory) = &posted.meminfo {
+                entry.figures.set_memory_members(memory);
             }
-            if let Some(disk) = member("diskinfo") {
-                entry.figures.set_disk_members(&disk);
+            if let Some(disk) = &posted.diskinfo {
+                entry.figures.set_disk_members(disk);
             }
-            if let Some(remarks) = body.get("muster") {
-                entry.remarks = remarks.clone();
+            if let Some(remarks) = posted.muster {
+                entry.remarks = remarks;
             }
         });
-        // Without `vms` the old ones stay.
-        if let Some(vms) = member("vms") {
-            let index = member("vm_index");
-            let mut changes: BTreeMap<_, _> = vms
-                .iter()
-                .filter_map(|(uuid, vm)| {
-                    let report =
-                        posted::vm(uuid, vm, index.as_ref().and_then(|index| index.get(uuid)))?;
-                    Some((report.vm.uuid, Some(report)))
-                })
-                .collect();
+        if let Some(mut changes) = changes {
             self.mark_missing(server, &mut changes);
             self.vms_changed(server, changes);
         }

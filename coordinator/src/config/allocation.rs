@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use muster_shared::api::Object;
 use muster_shared::config::{Check, Problems};
 use muster_shared::error_chain::Chain;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 use utoipa::ToSchema;
 
 use crate::alloc::{self, ConfigError, Order, default_expression};
@@ -110,11 +111,8 @@ pub struct ChangeDefaults {
 impl ChangeDefaults {
     /// What is set, by name.
     #[must_use]
-    pub fn set(&self) -> Map<String, Value> {
-        let mut all = match json!(self) {
-            Value::Object(all) => all,
-            _ => Map::new(),
-        };
+    pub fn set(&self) -> Object {
+        let mut all = Object::of(self);
         all.retain(|_, value| !value.is_null());
         all
     }
@@ -201,7 +199,7 @@ impl Dapi {
         };
         let default = default_expression(min_disk);
         let expression = self.allocation_description.as_ref().unwrap_or(&default);
-        alloc::Config::new(expression, &Value::Object(self.change_defaults.set()), host_os)
+        alloc::Config::new(expression, &self.change_defaults.set().into_value(), host_os)
     }
 }
 

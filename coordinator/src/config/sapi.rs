@@ -3,8 +3,9 @@
 
 use std::fmt::Write as _;
 
+use muster_shared::api::Object;
 use muster_shared::error_chain::Chain;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::{ChangeDefaults, Dapi, HostOs};
 use crate::alloc::default_expression;
@@ -102,7 +103,8 @@ pub fn import(document: &Value) -> Result<String, SapiError> {
         other => other,
     };
     let metadata = service.get("metadata").unwrap_or(service);
-    let metadata = metadata.as_object().ok_or(SapiError::Shape)?;
+    let metadata = Object::from(metadata.as_object().ok_or(SapiError::Shape)?.clone());
+    let metadata = &metadata;
     let mut page =
         String::from("# Taken over from SAPI by `muster-coordinator config import-sapi`.\n");
     let mut table = |title: &str, lines: &[String]| {
@@ -125,7 +127,7 @@ pub fn import(document: &Value) -> Result<String, SapiError> {
         table("dapi", &[format!("allocationDescription = {}", toml(&default_expression(true)))]);
     }
     table("dapi.changeDefaults", &lines);
-    for key in metadata.keys().filter(|key| !is_known(key)) {
+    for key in metadata.iter().map(|(key, _)| key).filter(|key| !is_known(key)) {
         if key.starts_with("ALLOC_") || key.starts_with("FEATURE_") {
             writeln!(page, "# not taken over: {key}").expect("a String takes it");
         }
@@ -138,15 +140,16 @@ fn is_known(key: &str) -> bool {
 }
 
 /// The policy, and the lines that say its defaults.
-fn dapi(metadata: &Map<String, Value>) -> Result<(Dapi, Vec<String>), SapiError> {
-    let mut changes = Map::new();
+fn dapi(metadata: &Object) -> Result<(Dapi, Vec<String>), SapiError> {
+    let mut changes = Object::new();
     let mut lines = Vec::new();
     for (sapi, ours) in DEFAULTS {
-        let Some(value) = metadata.get(*sapi).filter(|value| is_set(value)) else { continue };
+        let Some(value) = metadata.get(sapi).filter(|value| is_set(value)) else { continue };
         lines.push(format!("{ours} = {}", toml(value)));
-        changes.insert((*ours).to_owned(), value.clone());
+        changes.set(*ours, value.clone());
     }
-    let changes: ChangeDefaults = serde_json::from_value(Value::Object(changes))
+    let changes: ChangeDefaults = changes
+        .read()
         .map_err(|error| SapiError::Value { key: "dapi".to_owned(), message: error.to_string() })?;
     let min_disk = switch(metadata, MIN_DISK)?.unwrap_or(false);
     let allocation_description = min_disk.then(|| default_expression(true));
@@ -157,7 +160,7 @@ fn is_set(value: &Value) -> bool {
     !value.is_null() && value.as_str() != Some("")
 }
 
-fn switch(metadata: &Map<String, Value>, key: &str) -> Result<Option<bool>, SapiError> {
+fn switch(metadata: &Object, key: &str) -> Result<Option<bool>, SapiError> {
     match metadata.get(key).filter(|value| is_set(value)) {
         None => Ok(None),
         Some(Value::Bool(on)) => Ok(Some(*on)),
@@ -246,7 +249,7 @@ mod tests {
             "filter_headnode": false, "filter_vm_limit": 100, "overprovision_ratio_cpu": "8.0",
             "weight_next_reboot": -0.5,
         });
-        assert_eq!(Value::Object(set), want, "{page}");
+        assert_eq!(json!(set), want, "{page}");
         assert_eq!(config.dapi.allocation_description, Some(default_expression(true)));
         assert!(!config.boot.smt_enabled);
         assert!(config.security.allow_command_execute);

@@ -3,7 +3,6 @@
 use http::StatusCode;
 use muster_shared::error_chain::Chain;
 use muster_shared::wire::Code;
-use serde_json::Map;
 
 use super::error::ApiError;
 use crate::app::AppError;
@@ -34,14 +33,12 @@ impl From<AppError> for ApiError {
             AppError::InvalidArgument(_) => Self::InvalidArgument(message),
             AppError::RefusedArgument(_) => Self::RefusedArgument(message),
             AppError::NoServer { steps, volumes, .. } => {
-                let mut details = Map::new();
-                details.insert("steps".to_owned(), steps);
                 let (code, message) = if volumes {
                     (Code::VolumeServerNoResources, NO_VOLUME_SERVER.to_owned())
                 } else {
                     (Code::NoAllocatableServers, message)
                 };
-                Self::Coded { status: StatusCode::CONFLICT, code, message, details }
+                Self::Coded { status: StatusCode::CONFLICT, code, message, steps: Some(steps) }
             }
             AppError::Busy(_) => {
                 Self::coded(StatusCode::SERVICE_UNAVAILABLE, Code::QueueFull, message)

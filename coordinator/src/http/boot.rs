@@ -2,6 +2,7 @@
 
 use http::Method;
 use muster_shared::api::Object;
+use muster_shared::api::boot::{BootModule, BootParams};
 use serde_json::Value;
 
 use super::error::ApiError;
@@ -24,7 +25,7 @@ const PARAMS: &[Param] = &[
     Param::new("kernel_args", OBJECT, "Arguments of the kernel"),
     Param::new("kernel_flags", OBJECT, "Switches of the kernel"),
     Param::new("boot_modules", &[Rule::Optional, Rule::ArrayType], "Files for the boot loader")
-        .schema(schema::boot_modules),
+        .schema(schema::array_of::<BootModule>),
     // A string or null, which no rule can say.
     Param::new("default_console", &[], "Console: text, or null to unset it")
         .schema(schema::long_text),
@@ -44,7 +45,7 @@ pub(super) fn routes() -> Vec<Route> {
         Route::new(Method::GET, DEFAULT, "BootParamsGetDefault", get)
             .summary("The boot parameters that new servers inherit")
             .versioned()
-            .returns_schema(schema::boot_params),
+            .returns_schema(schema::of::<BootParams>),
         write_route(Method::PUT, DEFAULT, "BootParamsSetDefault")
             .summary("Replaces the boot parameters that new servers inherit"),
         write_route(Method::POST, DEFAULT, "BootParamsUpdateDefault")
@@ -53,7 +54,7 @@ pub(super) fn routes() -> Vec<Route> {
             .summary("A server's boot parameters")
             .server(ServerRule::Exists)
             .versioned()
-            .returns_schema(schema::boot_params),
+            .returns_schema(schema::of::<BootParams>),
         write_route(Method::PUT, SERVER, "BootParamsSet")
             .summary("Replaces a server's boot parameters")
             .server(ServerRule::Exists),

@@ -6,7 +6,7 @@ use std::error::Error;
 use http::StatusCode;
 use muster_shared::api::FieldError;
 use muster_shared::wire::Code;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 type Cause = Box<dyn Error + Send + Sync>;
 
@@ -57,7 +57,7 @@ pub(crate) enum ApiError {
     #[error("{0}")]
     PreconditionFailed(String),
     /// A status and code of the contract that only one endpoint uses, e.g.
-    /// NoAllocatableServersError; `details` are further members of the body.
+    /// NoAllocatableServersError.
     #[error("{message}")]
     Coded {
         /// HTTP status.
@@ -66,8 +66,8 @@ pub(crate) enum ApiError {
         code: Code,
         /// For the client.
         message: String,
-        /// Further members.
-        details: Map<String, Value>,
+        /// The steps of an allocation that found no server.
+        steps: Option<Value>,
     },
     /// A synchronous task failed on the agent; the status follows the agent's code.
     #[error("{message}")]
@@ -104,7 +104,7 @@ impl ApiError {
 
     /// A code of the contract that only one endpoint uses.
     pub(crate) fn coded(status: StatusCode, code: Code, message: impl Into<String>) -> Self {
-        Self::Coded { status, code, message: message.into(), details: Map::new() }
+        Self::Coded { status, code, message: message.into(), steps: None }
     }
 
     /// Status and code. `validation` is the configured status of failed validations.
@@ -141,11 +141,7 @@ impl ApiError {
             Self::InvalidParameters(errors) | Self::OutOfRange(errors) => {
                 body["errors"] = json!(errors);
             }
-            Self::Coded { details, .. } => {
-                for (name, value) in details {
-                    body[name] = value.clone();
-                }
-            }
+            Self::Coded { steps: Some(steps), .. } => body["steps"] = steps.clone(),
             _ => {}
         }
         body

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use http::Method;
 use http::header::{CACHE_CONTROL, HeaderValue};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::error::ApiError;
 use super::request::Request;
@@ -88,12 +88,12 @@ async fn next(mut subscription: Subscription) -> Option<(Bytes, Subscription)> {
 fn block(item: Item) -> String {
     match item {
         Item::Change(position, change) => {
-            let data = Value::Object(change.data);
-            format!("id: {position}\nevent: {}\ndata: {data}\n\n", change.kind.as_str())
+            let kind = change.told.kind().as_str();
+            format!("id: {position}\nevent: {kind}\ndata: {}\n\n", json!(change))
         }
         Item::Progress(change) => {
-            let data = Value::Object(change.data);
-            format!("event: {}\ndata: {data}\n\n", change.kind.as_str())
+            let kind = change.told.kind().as_str();
+            format!("event: {kind}\ndata: {}\n\n", json!(change))
         }
         Item::Reset(position, reason) => {
             let data = json!({ "revision": position.to_string(), "reason": reason });
@@ -106,17 +106,17 @@ fn block(item: Item) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::app::events::Change;
+    use crate::app::events::{Change, Told, ToldVm};
 
     #[test]
     fn blocks_are_server_sent_events() {
         let position: Position = "1.7.2".parse().unwrap();
-        let data = json!({ "text": "two\nlines" }).as_object().cloned().unwrap();
-        let change = Change { kind: EventKind::Vm, data };
-        assert_eq!(
-            block(Item::Change(position, change.clone())),
-            "id: 1.7.2\nevent: vm\ndata: {\"text\":\"two\\nlines\"}\n\n"
-        );
+        let state = Some("two\nlines".to_owned());
+        let told = Told::Vm(ToldVm { state, ..ToldVm::default() });
+        let change = Change { told, revision: None };
+        let shown = block(Item::Change(position, change.clone()));
+        assert!(shown.starts_with("id: 1.7.2\nevent: vm\ndata: {"), "{shown}");
+        assert!(shown.contains("\"state\":\"two\\nlines\"") && shown.ends_with("}\n\n"), "{shown}");
         assert!(block(Item::Progress(change)).starts_with("event: vm\ndata: "));
         assert_eq!(block(Item::Idle(position)), ": still here\nid: 1.7.2\n\n");
         assert!(block(Item::Reset(position, "x")).contains("event: reset\n"));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use http::{HeaderName, HeaderValue, Method, StatusCode};
-use muster_shared::api::vm::VmPlaced;
+use muster_shared::api::vm::{FleetVm, VmPlaced};
 use muster_shared::ids::VmUuid;
 use muster_shared::wire::StreamKind;
 
@@ -34,7 +34,7 @@ pub(super) fn routes() -> Vec<Route> {
             .summary("VMs of all servers in uuid order; tag.NAME=VALUE selects by tag")
             .params(LIST_PARAMS)
             .reply_headers(&[("x-next-marker", "`marker` of the next page, if there is one")])
-            .returns_schema(schema::fleet_vms),
+            .returns_schema(schema::array_of::<FleetVm>),
         Route::new(Method::POST, "/vms", "FleetVmCreate", create)
             .summary("Chooses a server and makes a VM there, in one durable operation")
             .success(StatusCode::ACCEPTED)
@@ -46,7 +46,7 @@ pub(super) fn routes() -> Vec<Route> {
             .summary("One VM, also while its server is away")
             .vm()
             .versioned()
-            .returns_schema(schema::fleet_vm),
+            .returns_schema(schema::of::<FleetVm>),
         Route::new(Method::GET, "/vms/:uuid/console", "FleetVmConsole", console)
             .summary(
                 "The VM's serial console: binary frames both ways, first what it printed lately; \

@@ -9,6 +9,7 @@ use http::header::{
     ACCEPT_RANGES, CONTENT_RANGE, CONTENT_TYPE, ETAG, IF_NONE_MATCH, IF_RANGE, RANGE,
 };
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use muster_shared::api::image::Manifest;
 use muster_shared::ids::ImageUuid;
 use muster_shared::wire::Code;
 
@@ -63,21 +64,21 @@ pub(super) fn routes() -> Vec<Route> {
         Route::new(Method::GET, "/images", "ImageList", list)
             .summary("Images, in the order of their uuids")
             .params(LIST_PARAMS)
-            .returns_schema(schema::images),
+            .returns_schema(schema::array_of::<Manifest>),
         Route::new(Method::POST, "/images", "ImageCreate", create)
             .summary("Makes an image without a file from a manifest")
             .params(CREATE_PARAMS)
             .versioned()
-            .returns_schema(schema::image),
+            .returns_schema(schema::of::<Manifest>),
         Route::new(Method::GET, "/images/:uuid", "ImageManifest", get)
             .summary("An image's manifest")
             .versioned()
-            .returns_schema(schema::image),
+            .returns_schema(schema::of::<Manifest>),
         Route::new(Method::POST, "/images/:uuid", "ImageAction", act)
             .summary("Activates an image, after which its file can't be replaced")
             .params(ACTION_PARAMS)
             .versioned()
-            .returns_schema(schema::image),
+            .returns_schema(schema::of::<Manifest>),
         Route::new(Method::DELETE, "/images/:uuid", "ImageDelete", delete)
             .summary("Removes an image and its file; virtual machines made from it stay")
             .versioned()
@@ -92,7 +93,7 @@ pub(super) fn routes() -> Vec<Route> {
             .streams_body()
             .versioned()
             .errors(&[503])
-            .returns_schema(schema::image),
+            .returns_schema(schema::of::<Manifest>),
     ]
 }
 

@@ -110,11 +110,11 @@ pub(super) fn routes() -> Vec<Route> {
         Route::new(Method::GET, "/jobs", "JobList", list)
             .summary("Jobs, the newest first")
             .params(LIST_PARAMS)
-            .returns_schema(schema::jobs),
+            .returns_schema(schema::array_of::<Job>),
         Route::new(Method::GET, "/jobs/:job_uuid", "JobGet", get)
             .summary("One job with the state of its steps")
             .versioned()
-            .returns_schema(schema::job),
+            .returns_schema(schema::of::<Job>),
     ]
 }
 
@@ -133,7 +133,7 @@ where
         .server(ServerRule::Exists)
         .running()
         .fenced()
-        .returns_schema(schema::job_id_schema)
+        .returns_schema(schema::of::<JobStarted>)
 }
 
 fn started(job_uuid: uuid::Uuid) -> Result<Response, ApiError> {

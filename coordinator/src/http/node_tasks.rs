@@ -2,13 +2,13 @@
 //! configuration, and the task that does nothing.
 
 use http::Method;
-use serde_json::json;
+use muster_shared::api::task::TaskStarted;
 
 use super::ask::pick;
 use super::error::ApiError;
 use super::request::Request;
 use super::response::Response;
-use super::route::{Param, Route, ServerRule, task_id_schema};
+use super::route::{Param, Route, ServerRule};
 use super::rule::Rule;
 use super::schema;
 use super::servers::start_task;
@@ -76,7 +76,7 @@ fn route(route: Route) -> Route {
         .server(ServerRule::Exists)
         .running()
         .fenced()
-        .returns_schema(task_id_schema)
+        .returns_schema(schema::of::<TaskStarted>)
 }
 
 async fn uninstall(request: Request) -> Result<Response, ApiError> {
@@ -100,5 +100,5 @@ async fn recovery(request: Request) -> Result<Response, ApiError> {
     let members = ["action", "recovery_uuid", "pivtoken", "template", "token"];
     let params = pick(&request, &members);
     let id = request.app.tasks.create(server, "recovery_config", params, &request.caller).await?;
-    Response::json(json!({ "id": id }))
+    Response::json(TaskStarted { id })
 }

@@ -15,7 +15,7 @@ use super::request::Request;
 use super::response::Response;
 use super::rule::Rule;
 use super::schema::Checkers;
-pub(crate) use super::schema::{object_schema, task_id_schema};
+pub(crate) use super::schema::object_schema;
 
 /// A JSON schema (2020-12, as in OpenAPI 3.1); components are named by `$ref`, see
 /// [`super::schema`].

@@ -4,6 +4,8 @@ use http::Method;
 use muster_shared::api::FieldError;
 use muster_shared::api::Object;
 use muster_shared::api::boot::BootModules;
+use muster_shared::api::server::{Server, Sysinfo};
+use muster_shared::api::task::TaskStarted;
 use muster_shared::ids::ServerUuid;
 use muster_shared::lenient::js_number;
 use muster_shared::secrets::masked;
@@ -13,7 +15,7 @@ use super::ask::Ask;
 use super::error::ApiError;
 use super::request::{Request, ServerRef};
 use super::response::Response;
-use super::route::{Param, Route, ServerRule, task_id_schema};
+use super::route::{Param, Route, ServerRule};
 use super::rule::Rule;
 use super::schema;
 use crate::alloc::num;
@@ -67,7 +69,7 @@ const UPDATE_PARAMS: &[Param] = &[
 
 const SYSINFO_PARAMS: &[Param] =
     &[Param::new("sysinfo", &[Rule::ObjectType], "The document, in SmartOS's key names")
-        .schema(schema::sysinfo)];
+        .schema(schema::of::<Sysinfo>)];
 const IMAGE_PARAMS: &[Param] = &[
     Param::new("image_uuid", &[Rule::StringType], "The image").checked(schema::exact_uuid),
     Param::new("zfs_storage_pool_name", &[Rule::Optional, Rule::StringType], "Its pool"),
@@ -92,13 +94,13 @@ pub(super) fn routes() -> Vec<Route> {
             .summary("Servers in uuid order")
             .strict()
             .params(LIST_PARAMS)
-            .returns_schema(schema::servers),
+            .returns_schema(schema::array_of::<Server>),
         Route::new(Method::GET, "/servers/:server_uuid", "ServerGet", get)
             .summary("One server with everything known about it")
             .strict()
             .server(ServerRule::ExistsOrDefault)
             .versioned()
-            .returns_schema(schema::server),
+            .returns_schema(schema::of::<Server>),
         Route::new(Method::POST, "/servers/:server_uuid", "ServerUpdate", update)
             .summary("Changes a server's record")
             .strict()
@@ -159,7 +161,7 @@ fn task_route(pattern: &'static str, operation: &'static str, task: &'static str
         .server(ServerRule::Exists)
         .running()
         .fenced()
-        .returns_schema(task_id_schema)
+        .returns_schema(schema::of::<TaskStarted>)
 }
 
 /// Makes a task of the request's parameters; answers with its id.
@@ -169,7 +171,7 @@ pub(super) async fn start_task(request: Request, task: &'static str) -> Result<R
         request.app.fleet.vm_expected(vm, &request.expected())?;
     }
     let id = request.app.tasks.create(server, task, request.params, &request.caller).await?;
-    Response::json(json!({ "id": id }))
+    Response::json(TaskStarted { id })
 }
 
 async fn list(request: Request) -> Result<Response, ApiError> {

@@ -1,14 +1,14 @@
 //! `/tasks`: one task, waiting for it, stopping it, all of them.
 
 use http::{HeaderName, HeaderValue, Method, StatusCode};
-use muster_shared::api::task::TaskStatus;
+use muster_shared::api::task::{Task, TaskStarted, TaskStatus};
 use muster_shared::ids::TaskId;
-use serde_json::json;
+use serde::Deserialize as _;
 
 use super::error::ApiError;
 use super::request::Request;
 use super::response::Response;
-use super::route::{Param, Route, task_id_schema};
+use super::route::{Param, Route};
 use super::rule::Rule;
 use super::schema;
 use crate::app::AppError;
@@ -33,22 +33,22 @@ pub(super) fn routes() -> Vec<Route> {
             .summary("Tasks, oldest first")
             .params(LIST_PARAMS)
             .reply_headers(&[("x-next-marker", "`marker` of the next page, if there is one")])
-            .returns_schema(schema::tasks),
+            .returns_schema(schema::array_of::<Task>),
         Route::new(Method::GET, "/tasks/:taskid", "TaskGet", get)
             .summary("One task")
             .versioned()
-            .returns_schema(schema::task),
+            .returns_schema(schema::of::<Task>),
         Route::new(Method::GET, "/tasks/:taskid/wait", "TaskWait", wait)
             .summary("One task, once it has ended or the timeout has passed")
             .params(WAIT_PARAMS)
             .errors(&[503])
-            .returns_schema(schema::task),
+            .returns_schema(schema::of::<Task>),
         Route::new(Method::POST, "/tasks/:taskid/cancel", "TaskCancel", cancel)
             .summary("Stops a task if its kind allows that")
             .success(StatusCode::ACCEPTED)
             .versioned()
             .errors(&[409, 503])
-            .returns_schema(task_id_schema),
+            .returns_schema(schema::of::<TaskStarted>),
     ]
 }
 
@@ -58,13 +58,9 @@ fn task_id(request: &Request) -> Result<TaskId, ApiError> {
 }
 
 async fn list(request: Request) -> Result<Response, ApiError> {
-    let status = match request.text("status") {
-        None => None,
-        Some("active") => Some(TaskStatus::Active),
-        Some("complete") => Some(TaskStatus::Complete),
-        Some("failure") => Some(TaskStatus::Failure),
-        Some(_) => return Err(ApiError::invalid("status", "must be active, complete or failure")),
-    };
+    let status = request.param("status").map(TaskStatus::deserialize).transpose();
+    let status =
+        status.map_err(|_| ApiError::invalid("status", "must be active, complete or failure"))?;
     let filter = TaskFilter {
         status,
         task: request.text("task").map(str::to_owned),
@@ -98,5 +94,5 @@ async fn wait(request: Request) -> Result<Response, ApiError> {
 async fn cancel(request: Request) -> Result<Response, ApiError> {
     let id = task_id(&request)?;
     request.app.tasks.cancel(&id, &request.expected()).await?;
-    Response::json(json!({ "id": id }))
+    Response::json(TaskStarted { id })
 }

@@ -1,7 +1,7 @@
 //! `/servers/:server_uuid/tickets` and `/tickets`: the waitlist.
 
 use http::{Method, StatusCode};
-use muster_shared::api::ticket::{QueueName, TicketCreated, TicketServer};
+use muster_shared::api::ticket::{QueueName, Ticket, TicketCreated, TicketServer};
 use muster_shared::ids::TicketUuid;
 use serde_json::Value;
 
@@ -52,7 +52,7 @@ pub(super) fn routes() -> Vec<Route> {
     let get = Route::new(Method::GET, "/tickets/:ticket_uuid", "ServerWaitlistGetTicket", get)
         .summary("One ticket")
         .versioned()
-        .returns_schema(schema::ticket);
+        .returns_schema(schema::of::<Ticket>);
     let release = Route::new(
         Method::PUT,
         "/tickets/:ticket_uuid/release",
@@ -70,7 +70,7 @@ pub(super) fn routes() -> Vec<Route> {
             .strict()
             .server(ServerRule::ExistsOrDefault)
             .params(LIST_PARAMS)
-            .returns_schema(schema::tickets),
+            .returns_schema(schema::array_of::<Ticket>),
         Route::new(Method::POST, all, "ServerWaitlistTicketCreate", create)
             .summary("Puts a ticket into its queue; the oldest of a queue is active")
             .server(ServerRule::ExistsOrDefault)

@@ -3,6 +3,7 @@
 use http::Method;
 use muster_shared::api::Object;
 use muster_shared::api::task::TaskStarted;
+use muster_shared::api::vm::Vm;
 use muster_shared::api::vm::Vnc;
 use muster_shared::ids::VmUuid;
 use muster_shared::lenient;
@@ -13,7 +14,7 @@ use super::ask::{Ask, IDEMPOTENT, JOB};
 use super::error::ApiError;
 use super::request::Request;
 use super::response::Response;
-use super::route::{Param, Route, ServerRule, task_id_schema};
+use super::route::{Param, Route, ServerRule};
 use super::rule::{self, Rule};
 use super::schema;
 use super::servers::start_task;
@@ -82,7 +83,7 @@ pub(super) fn routes() -> Vec<Route> {
         Route::new(Method::GET, "/servers/:server_uuid/vms", "VmList", list)
             .summary("The server's VMs as last reported")
             .server(ServerRule::Exists)
-            .returns_schema(schema::vms),
+            .returns_schema(schema::array_of::<Vm>),
         Route::new(Method::POST, "/servers/:server_uuid/vms", "VmCreate", create)
             .summary("Makes a VM on this server; see POST /vms to have a server chosen")
             .server(ServerRule::Exists)
@@ -90,7 +91,7 @@ pub(super) fn routes() -> Vec<Route> {
             .params(CREATE_PARAMS)
             .payload(schema::vm_create)
             .fenced()
-            .returns_schema(task_id_schema),
+            .returns_schema(schema::of::<TaskStarted>),
         query_route("/servers/:server_uuid/vms/:uuid", "VmLoad", load)
             .params(LOAD_PARAMS)
             .returns_schema(schema::vm_object),
@@ -107,7 +108,7 @@ pub(super) fn routes() -> Vec<Route> {
             .running()
             .params(NICS_PARAMS)
             .fenced()
-            .returns_schema(task_id_schema),
+            .returns_schema(schema::of::<TaskStarted>),
         starts(Route::new(
             Method::POST,
             "/servers/:server_uuid/vms/:uuid/migrate",
@@ -163,7 +164,7 @@ pub(super) fn starts(route: Route) -> Route {
     base(route)
         .summary("Starts a task about the VM; all parameters are passed on")
         .versioned()
-        .returns_schema(task_id_schema)
+        .returns_schema(schema::of::<TaskStarted>)
 }
 
 fn boot_route(

@@ -4,7 +4,8 @@
 //! The OpenAPI document is derived from them. A doc comment is the description of its type or
 //! member there; a member that is an `Option` without `#[schema(required)]` is left out rather
 //! than null. Members that this version does not know are ignored on reading, unless a type
-//! keeps them in a flattened map.
+//! keeps them in a flattened map. What is somebody else's, and only kept, shown or passed on, is an
+//! [`Object`].
 
 pub mod allocation;
 pub mod boot;

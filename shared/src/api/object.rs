@@ -172,3 +172,34 @@ impl PartialSchema for Object {
 }
 
 impl ToSchema for Object {}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[derive(Serialize, Deserialize)]
+    struct Named {
+        name: String,
+    }
+
+    #[test]
+    fn members_keep_their_order_and_are_replaced_where_they_stand() {
+        let mut object = Object::from_iter([("b", json!(1)), ("a", json!(2)), ("c", json!(3))]);
+        object.set("b", "x");
+        object.set_default("a", 7);
+        assert_eq!(object.remove("c"), Some(json!(3)));
+        *object.slot("d") = json!(null);
+        assert_eq!(json!(object).to_string(), r#"{"b":"x","a":2,"d":null}"#);
+        assert_eq!((object.text("b"), object.text("a"), object.has("c")), (Some("x"), None, false));
+    }
+
+    #[test]
+    fn a_record_becomes_an_object_and_is_read_from_one() {
+        let object = Object::of(&Named { name: "x".to_owned() });
+        assert_eq!(object.read::<Named>().unwrap().name, "x");
+        assert!(Object::of(&json!([1])).is_empty());
+        assert!(Object::from_iter([("name", 7)]).read::<Named>().is_err());
+    }
+}

@@ -250,14 +250,14 @@ mod tests {
         serde_json::from_value(value).unwrap()
     }
 
-    fn args(value: Value) -> BootChange {
-        BootChange { kernel_args: Some(Object::of(&value)), ..BootChange::default() }
+    fn args(value: &Value) -> BootChange {
+        BootChange { kernel_args: Some(Object::of(value)), ..BootChange::default() }
     }
 
     #[test]
     fn put_replaces_and_post_merges() {
         let mut record = first_default(Some("20260101T000000Z"));
-        let put = args(json!({ "a": 1, "b": "x" }));
+        let put = args(&json!({ "a": 1, "b": "x" }));
         apply(&mut record, Whose::Server, Mode::Replace, &put, None, Some("20260202T000000Z"))
             .unwrap();
         assert_eq!(record.boot_params, Some(Object::of(&json!({ "a": 1, "b": "x" }))));
@@ -267,7 +267,7 @@ mod tests {
         let post = BootChange {
             serial: Some(None),
             default_console: Some(Some("vga".to_owned())),
-            ..args(json!({ "a": null, "c": false }))
+            ..args(&json!({ "a": null, "c": false }))
         };
         apply(&mut record, Whose::Server, Mode::Merge, &post, None, None).unwrap();
         assert_eq!(record.boot_params, Some(Object::of(&json!({ "b": "x", "c": false }))));
@@ -297,9 +297,9 @@ mod tests {
     #[test]
     fn a_record_that_would_grow_too_large_is_refused() {
         let mut record = first_default(None);
-        let large = args(json!({ "a": "x".repeat(MAX_PARAMS_BYTES / 2) }));
+        let large = args(&json!({ "a": "x".repeat(MAX_PARAMS_BYTES / 2) }));
         apply(&mut record, Whose::Default, Mode::Merge, &large, None, None).unwrap();
-        let more = args(json!({ "b": "x".repeat(MAX_PARAMS_BYTES / 2) }));
+        let more = args(&json!({ "b": "x".repeat(MAX_PARAMS_BYTES / 2) }));
         let refused = apply(&mut record, Whose::Default, Mode::Merge, &more, None, None);
         assert!(matches!(refused, Err(AppError::Invalid(_))));
     }
@@ -394,8 +394,8 @@ mod tests {
             second in prop::collection::btree_map("[a-d]", prop::option::of(0..3i32), 0..4),
         ) {
             let mut record = first_default(None);
-            apply(&mut record, Whose::Server, Mode::Replace, &args(json!(first)), None, None)?;
-            apply(&mut record, Whose::Server, Mode::Merge, &args(json!(second)), None, None)?;
+            apply(&mut record, Whose::Server, Mode::Replace, &args(&json!(first)), None, None)?;
+            apply(&mut record, Whose::Server, Mode::Merge, &args(&json!(second)), None, None)?;
             let mut naive = first;
             for (key, value) in second {
                 match value {

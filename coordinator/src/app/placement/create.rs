@@ -16,10 +16,10 @@ use std::sync::Arc;
 use muster_shared::api::Object;
 use muster_shared::api::allocation::AskedBy;
 use muster_shared::api::task::{Refusal, TaskStatus};
+use muster_shared::api::vm::VmPlaced;
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
 use muster_shared::vm::VmSpec;
 use muster_shared::wire::TaskError;
-use serde::Serialize;
 
 use super::flow::{Decision, Flow, Question, Wanted};
 use super::promises::{PLACES, PlaceRecord, PlaceState};
@@ -33,17 +33,6 @@ use crate::app::tasks::{NewTask, Open, TASKS, TaskRecord};
 use crate::app::vm_request::build;
 use crate::store::{Expect, Write};
 
-/// The answer to `POST /vms`.
-#[derive(Clone, Debug, Serialize)]
-pub struct Placed {
-    /// The VM to be.
-    pub vm_uuid: VmUuid,
-    /// The task that makes it.
-    pub id: TaskId,
-    /// Where.
-    pub server_uuid: ServerUuid,
-}
-
 impl Placement {
     /// Places and creates a VM.
     ///
@@ -54,7 +43,7 @@ impl Placement {
         self: &Arc<Self>,
         body: &Object,
         caller: &Caller,
-    ) -> Result<Placed, AppError> {
+    ) -> Result<VmPlaced, AppError> {
         let mut spec = build(body)?;
         let vm = *spec.uuid.get_or_insert_with(|| VmUuid(self.ctx.parts.entropy.uuid()));
         let params = Object::of(&spec);
@@ -66,7 +55,7 @@ impl Placement {
             let server = chosen_server(&decision)?;
             let new = create_task(server, vm, &params, caller);
             match self.create_commit(&flow.question, decision, new, expect).await {
-                Ok(id) => return Ok(Placed { vm_uuid: vm, id, server_uuid: server }),
+                Ok(id) => return Ok(VmPlaced { vm_uuid: vm, id, server_uuid: server }),
                 Err(AppError::Busy(reason)) => {
                     tracing::info!(server_uuid = %server, reason, "placing elsewhere");
                     exclude.insert(server);

@@ -27,7 +27,6 @@ use muster_shared::vm::VmSpec;
 use serde_json::{Value, json};
 
 pub use ask::Ask;
-pub use create::Placed;
 pub use decide::Decided;
 
 use super::context::Context;

@@ -101,7 +101,10 @@ async fn a_create_counts_on_both_until_it_ends() {
     b.shutdown().await;
 }
 
-async fn try_place(app: &Arc<App>, vm: VmUuid) -> Result<crate::app::Placed, AppError> {
+async fn try_place(
+    app: &Arc<App>,
+    vm: VmUuid,
+) -> Result<muster_shared::api::vm::VmPlaced, AppError> {
     app.placement.create(&body(vm), caller()).await
 }
 

@@ -51,7 +51,8 @@ async fn secrets_reach_the_agent_and_who_asks_for_the_task() {
     let mut told = Vec::new();
     while told.len() < 2 {
         if let Item::Change(_, change) | Item::Progress(change) = soon(reader.next()).await {
-            told.extend((change.data["task"] == "machine_create").then_some(change.data));
+            let change = json!(change);
+            told.extend((change["task"] == "machine_create").then_some(change));
         }
     }
     let mut shown = vec![json!(told), json!(app.tasks.get(&id).await.unwrap())];
@@ -70,9 +71,9 @@ async fn secrets_reach_the_agent_and_who_asks_for_the_task() {
     }
     let last = loop {
         if let Item::Change(_, change) = soon(reader.next()).await
-            && change.data["status"] == "complete"
+            && json!(change)["status"] == "complete"
         {
-            break change.data;
+            break json!(change);
         }
     };
     assert_eq!(last["accepted"], true, "also of a task that was too short to be marked before");

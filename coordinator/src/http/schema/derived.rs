@@ -118,7 +118,7 @@ fn named(keywords: &Map<String, Value>) -> Option<&str> {
     keywords.get("$ref")?.as_str()?.strip_prefix(SCHEMAS)
 }
 
-fn is_component(name: &str) -> bool {
+pub(super) fn is_component(name: &str) -> bool {
     COMPONENTS.iter().any(|(component, _)| *component == name)
 }
 

@@ -1,5 +1,5 @@
-//! JSON schemas of the records that the API shows. A route refers to one by a function here:
-//! `.returns_schema(schema::server)`; the record itself stands once under `components`.
+//! JSON schemas of the records that the API shows. A route refers to one by its type:
+//! `.returns_schema(schema::of::<Server>)`; the record itself stands once under `components`.
 
 mod check;
 mod derived;
@@ -92,29 +92,20 @@ fn list(name: &str) -> Value {
     json!({ "type": "array", "items": reference(name) })
 }
 
-/// `{"id": "<task uuid>"}`, the answer of endpoints that start a task.
-pub(crate) fn task_id_schema() -> Value {
-    reference("TaskId")
-}
-
-/// `{"job_uuid": "<job uuid>"}`, the answer of endpoints that start a job.
-pub(crate) fn job_id_schema() -> Value {
-    reference("JobId")
-}
-
 /// Any JSON object.
 pub(crate) fn object_schema() -> Value {
     json!({ "type": "object" })
 }
 
-/// The schema of a type of the API; see `muster_shared::api`.
+/// The schema of a type of the API, see `muster_shared::api`; by name if it is a component.
 pub(crate) fn of<T: ToSchema>() -> Value {
-    derived::of::<T>()
+    let name = T::name();
+    if derived::is_component(&name) { reference(&name) } else { derived::of::<T>() }
 }
 
 /// As [`of`], of an array.
 pub(crate) fn array_of<T: ToSchema>() -> Value {
-    json!({ "type": "array", "items": derived::of::<T>() })
+    json!({ "type": "array", "items": of::<T>() })
 }
 
 /// Any JSON value: what an agent returns is its own business.
@@ -122,39 +113,9 @@ pub(crate) fn any() -> Value {
     json!({})
 }
 
-/// A server's record.
-pub(crate) fn server() -> Value {
-    reference("Server")
-}
-
-/// Servers.
-pub(crate) fn servers() -> Value {
-    list("Server")
-}
-
-/// The document with which a node describes itself.
-pub(crate) fn sysinfo() -> Value {
-    reference("Sysinfo")
-}
-
-/// A task.
-pub(crate) fn task() -> Value {
-    reference("Task")
-}
-
-/// Tasks.
-pub(crate) fn tasks() -> Value {
-    list("Task")
-}
-
 /// An agent's recent tasks.
 pub(crate) fn history() -> Value {
     list("HistoryEntry")
-}
-
-/// The VMs of one server.
-pub(crate) fn vms() -> Value {
-    list("Vm")
 }
 
 /// The parameters of a VM's create.
@@ -175,56 +136,6 @@ pub(crate) fn vm_place() -> Value {
 /// A VM with all its properties.
 pub(crate) fn vm_object() -> Value {
     reference("VmObject")
-}
-
-/// A VM of the fleet.
-pub(crate) fn fleet_vm() -> Value {
-    reference("FleetVm")
-}
-
-/// VMs of the fleet.
-pub(crate) fn fleet_vms() -> Value {
-    list("FleetVm")
-}
-
-/// An image's manifest.
-pub(crate) fn image() -> Value {
-    reference("Image")
-}
-
-/// Image manifests.
-pub(crate) fn images() -> Value {
-    list("Image")
-}
-
-/// A ticket.
-pub(crate) fn ticket() -> Value {
-    reference("Ticket")
-}
-
-/// Tickets.
-pub(crate) fn tickets() -> Value {
-    list("Ticket")
-}
-
-/// Boot parameters.
-pub(crate) fn boot_params() -> Value {
-    reference("BootParams")
-}
-
-/// Boot modules.
-pub(crate) fn boot_modules() -> Value {
-    list("BootModule")
-}
-
-/// A job.
-pub(crate) fn job() -> Value {
-    reference("Job")
-}
-
-/// Jobs.
-pub(crate) fn jobs() -> Value {
-    list("Job")
 }
 
 /// A UUID in either case.
