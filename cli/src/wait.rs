@@ -4,7 +4,7 @@ use std::io::IsTerminal as _;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use muster_shared::api::task::{EntryKind, Task, TaskEventError, TaskStatus};
+use muster_shared::api::task::{EntryKind, Task, TaskEntry, TaskStatus};
 use muster_shared::clock::{Clock as _, SystemClock};
 use muster_shared::ids::TaskId;
 
@@ -95,8 +95,7 @@ fn ended(id: &str, task: Answer<Task>) -> Result<Answer<Task>, CliError> {
 /// Why a task failed, as its record says.
 pub(crate) fn reason(task: &Task) -> String {
     let errors = task.history.iter().filter(|entry| entry.name == EntryKind::Error);
-    let last = errors.filter_map(|entry| entry.event.error.as_ref()).next_back();
-    last.map_or("no reason given", TaskEventError::message).to_owned()
+    errors.filter_map(TaskEntry::reason).next_back().unwrap_or("no reason given").to_owned()
 }
 
 struct View {

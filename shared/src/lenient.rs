@@ -2,6 +2,8 @@
 //! commas, and whatever JavaScript takes for a number. Whoever accepts such values reads them
 //! through here, so that all places agree about them.
 
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 /// A whole number, or its text; blanks around it do not count.
@@ -9,6 +11,16 @@ use serde_json::Value;
 pub fn number(value: &Value) -> Option<u64> {
     match value {
         Value::Number(number) => number.as_u64(),
+        Value::String(text) => text.trim().parse().ok(),
+        _ => None,
+    }
+}
+
+/// A number, or its text.
+#[must_use]
+pub fn float(value: &Value) -> Option<f64> {
+    match value {
+        Value::Number(number) => number.as_f64(),
         Value::String(text) => text.trim().parse().ok(),
         _ => None,
     }
@@ -134,6 +146,27 @@ pub fn js_parse_int(value: &Value) -> Option<i64> {
 pub fn truncated(number: f64) -> Option<i64> {
     #[expect(clippy::cast_possible_truncation, reason = "checked to be far inside i64")]
     (number.abs() < 9e15).then_some(number.trunc() as i64)
+}
+
+/// A member of somebody else's record (`deserialize_with`), as `read` reads it.
+///
+/// # Errors
+/// It is no JSON.
+pub fn member<'de, D: Deserializer<'de>, T>(
+    from: D,
+    read: impl FnOnce(&Value) -> Option<T>,
+) -> Result<Option<T>, D::Error> {
+    Ok(read(&Value::deserialize(from)?))
+}
+
+/// As [`member`]: what is not of the type is as if it were not there.
+///
+/// # Errors
+/// It is no JSON.
+pub fn if_fits<'de, D: Deserializer<'de>, T: DeserializeOwned>(
+    from: D,
+) -> Result<Option<T>, D::Error> {
+    member(from, |value| T::deserialize(value).ok())
 }
 
 /// Whether a text is a UUID of the form `8-4-4-4-12`, in either case.

@@ -16,13 +16,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
+use muster_shared::api::Object;
 use muster_shared::clock::SharedClock;
 use muster_shared::entropy::SharedEntropy;
 use muster_shared::ids::{ServerUuid, TaskId};
 use muster_shared::link::Connection;
 use muster_shared::wire::{Dispatch, FromCoordinator, Ticket};
 use prometheus_client::metrics::counter::Counter;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -232,7 +233,7 @@ impl Agents {
             id: id.clone(),
             req_id: query.req_id.to_owned(),
             task: query.task.to_owned(),
-            params: query.params,
+            params: query.params.into(),
             deadline_ms,
             ticket,
             volatile: true,
@@ -265,9 +266,22 @@ pub struct Query<'a> {
     /// Its name in the text of a timeout, if another than the kind.
     pub label: Option<&'a str>,
     /// Its parameters.
-    pub params: Map<String, Value>,
+    pub params: Object,
     /// The request that asks.
     pub req_id: &'a str,
     /// Longest wait.
     pub timeout: Duration,
+}
+
+impl<'a> Query<'a> {
+    /// A task for a request.
+    pub fn new(
+        server: ServerUuid,
+        task: &'a str,
+        params: Object,
+        req_id: &'a str,
+        timeout: Duration,
+    ) -> Self {
+        Self { server, task, label: None, params, req_id, timeout }
+    }
 }

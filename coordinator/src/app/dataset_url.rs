@@ -4,14 +4,30 @@
 
 use std::sync::Arc;
 
+use muster_shared::api::{FieldError, Object};
 use muster_shared::ids::{ImageUuid, ServerUuid};
-use serde_json::{Map, Value, json};
+use muster_shared::lenient::if_fits;
+use serde::Deserialize;
+use serde_json::Value;
 use url::Url;
 
 use super::context::Context;
 use super::error::AppError;
 use super::fleet::Fleet;
 use super::images::Images;
+
+/// The manifest that a client sends along, as far as it is read.
+#[derive(Deserialize)]
+struct SentManifest {
+    files: Vec<SentFile>,
+    #[serde(default, deserialize_with = "if_fits")]
+    origin: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct SentFile {
+    compression: Option<Value>,
+}
 
 /// Says where images can be had; see the module.
 #[derive(Debug)]
@@ -26,57 +42,89 @@ impl Datasets {
         Self { ctx, fleet, images }
     }
 
-    /// Members that are added to the parameters of a VM made from `image`, whose manifest the
-    /// client sent along.
+    /// Adds to the parameters of a VM where its image can be had, and what an old platform wants.
     ///
     /// # Errors
+    /// [`AppError::Invalid`]: they name no image, or its manifest does not stand beside;
     /// [`AppError::Imgapi`]: its name does not resolve, or the image's origin is unknown.
-    pub(crate) async fn hints(
+    pub(crate) async fn complete(
         &self,
+        server: ServerUuid,
+        params: &mut Object,
+    ) -> Result<(), AppError> {
+        let (image, manifest) = image_of(params)?;
+        self.add_hints(params, &image, manifest).await?;
+        if self.wants_default_gateway(server) {
+            add_default_gateway(params);
+        }
+        Ok(())
+    }
+
+    async fn add_hints(
+        &self,
+        params: &mut Object,
         image: &str,
-        manifest: &Value,
-    ) -> Result<Map<String, Value>, AppError> {
-        let mut hints = Map::new();
-        let Some(imgapi) = &self.ctx.config.imgapi_url else { return Ok(hints) };
+        manifest: SentManifest,
+    ) -> Result<(), AppError> {
+        let Some(imgapi) = &self.ctx.config.imgapi_url else { return Ok(()) };
         let base = resolved(imgapi).await?;
-        add(&mut hints, "dataset", &base, image, manifest);
-        if let Some(origin) = manifest.get("origin").and_then(Value::as_str) {
+        let compression = |file: Option<SentFile>| file.and_then(|file| file.compression);
+        add(params, "dataset", &base, image, compression(manifest.files.into_iter().next()));
+        if let Some(origin) = manifest.origin {
             let unknown = || AppError::Imgapi("failed to fetch origin manifest".to_owned());
             let uuid: ImageUuid = origin.parse().map_err(|_| unknown())?;
             let found = self.images.get(uuid).await.map_err(|error| {
                 tracing::warn!(%error, image_uuid = %uuid, "no manifest of an image's origin");
                 unknown()
             })?;
-            let found = Value::Object(found.manifest);
-            add(&mut hints, "dataset_origin", &base, origin, &found);
-            hints.insert("dataset_origin_uuid".to_owned(), json!(origin));
-            hints.insert("origin".to_owned(), found);
+            let file = found.manifest.files.first();
+            let compression = file.and_then(|file| file.compression.clone()).map(Value::from);
+            add(params, "dataset_origin", &base, &origin, compression);
+            params.set("dataset_origin_uuid", origin);
+            params.set("origin", Object::of(&found.manifest));
         }
-        Ok(hints)
+        Ok(())
     }
 
     /// Whether the server's platform is so old that it wants `default_gateway`.
-    #[must_use]
-    pub(crate) fn wants_default_gateway(&self, server: ServerUuid) -> bool {
-        let sysinfo = self.fleet.sysinfo_of(server);
-        let version = sysinfo.get("SDC Version").and_then(Value::as_str);
-        !version.and_then(|text| text.parse::<f64>().ok()).is_some_and(|version| version >= 7.0)
+    fn wants_default_gateway(&self, server: ServerUuid) -> bool {
+        let version = self.fleet.sysinfo_of(server).sdc_version;
+        let version = version.as_ref().and_then(|version| version.as_str()?.parse::<f64>().ok());
+        !version.is_some_and(|version| version >= 7.0)
+    }
+}
+
+/// The image of a VM, or of its first disk, and its manifest.
+fn image_of(params: &Object) -> Result<(String, SentManifest), AppError> {
+    let disk = params.get("disks").and_then(|disks| disks.get(0)?.get("image_uuid"));
+    let image = params.get("image_uuid").or(disk).and_then(Value::as_str);
+    let manifest = params.get("image").and_then(|image| SentManifest::deserialize(image).ok());
+    match (image, manifest.filter(|manifest| !manifest.files.is_empty())) {
+        (Some(image), Some(manifest)) => Ok((image.to_owned(), manifest)),
+        (image, manifest) => {
+            let bad = [
+                ("image_uuid", "value was not a string", image.is_none()),
+                ("image", "value is not an image with files", manifest.is_none()),
+            ];
+            let bad = bad.into_iter().filter(|(_, _, bad)| *bad);
+            Err(AppError::Invalid(bad.map(|(name, text, _)| FieldError::new(name, text)).collect()))
+        }
     }
 }
 
 /// Adds `default_gateway`, the gateway of the primary NIC, if there is one.
-pub(crate) fn add_default_gateway(params: &mut Map<String, Value>) {
+fn add_default_gateway(params: &mut Object) {
     let nics = params.get("nics").and_then(Value::as_array);
     let primary = nics.and_then(|nics| nics.iter().find(|nic| nic["primary"] == true));
     if let Some(gateway) = primary.and_then(|nic| nic.get("gateway")).cloned() {
-        params.insert("default_gateway".to_owned(), gateway);
+        params.set("default_gateway", gateway);
     }
 }
 
-fn add(hints: &mut Map<String, Value>, prefix: &str, base: &str, image: &str, manifest: &Value) {
-    hints.insert(format!("{prefix}_url"), json!(format!("{base}/images/{image}/file")));
-    if let Some(compression) = manifest["files"][0].get("compression") {
-        hints.insert(format!("{prefix}_url_compression"), compression.clone());
+fn add(params: &mut Object, prefix: &str, base: &str, image: &str, compression: Option<Value>) {
+    params.set(format!("{prefix}_url"), format!("{base}/images/{image}/file"));
+    if let Some(compression) = compression {
+        params.set(format!("{prefix}_url_compression"), compression);
     }
 }
 
@@ -106,6 +154,8 @@ async fn resolved(imgapi: &Url) -> Result<String, AppError> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[tokio::test]
@@ -121,10 +171,10 @@ mod tests {
     #[test]
     fn the_primary_nic_gives_the_default_gateway() {
         let nics = json!([{ "gateway": "a" }, { "primary": true, "gateway": "b" }]);
-        let mut params = Map::from_iter([("nics".to_owned(), nics)]);
+        let mut params = Object::from_iter([("nics", nics)]);
         add_default_gateway(&mut params);
-        assert_eq!(params["default_gateway"], "b");
-        let mut none = Map::new();
+        assert_eq!(params.text("default_gateway"), Some("b"));
+        let mut none = Object::new();
         add_default_gateway(&mut none);
         assert!(none.is_empty());
     }

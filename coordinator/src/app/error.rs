@@ -114,6 +114,18 @@ pub enum AppError {
         /// More.
         details: Option<Value>,
     },
+    /// The agent's answer is not what was asked for.
+    #[error("{0}")]
+    Answer(&'static str),
+    /// What the configuration does not allow.
+    #[error("{0}")]
+    NotAllowed(&'static str),
+    /// The server has another software than it takes.
+    #[error("{0}")]
+    OldServer(&'static str),
+    /// The server's agent is too old for it.
+    #[error("{0}")]
+    OldAgent(String),
     /// The agent has no such byte stream.
     #[error(transparent)]
     Stream(#[from] crate::agents::StreamError),

@@ -3,34 +3,35 @@
 //! Source of the rules: sdc-cnapi lib/models/server.js as described by the CNAPI contract.
 
 use jiff::Timestamp;
+use muster_shared::api::Object;
 use muster_shared::api::boot::BootRecord;
-use muster_shared::api::server::{ServerRecord, ServerStatus};
+use muster_shared::api::server::{ServerRecord, ServerStatus, Sysinfo};
 use muster_shared::clock::iso;
 use muster_shared::ids::ServerUuid;
-use muster_shared::lenient::{js_parse_int, truncated};
-use serde_json::{Map, Number, Value, json};
+use muster_shared::lenient::truncated;
+use serde_json::{Map, Number};
 
 /// The record of a server that was never seen before.
 #[must_use]
 pub fn new_record(
     uuid: ServerUuid,
     datacenter: &str,
-    sysinfo: &Map<String, Value>,
+    sysinfo: &Sysinfo,
     now: Timestamp,
 ) -> ServerRecord {
-    let created = seconds(sysinfo.get("Zpool Creation")).unwrap_or(now);
+    let created = time(sysinfo.pool_created).unwrap_or(now);
     let boot = BootRecord {
-        boot_params: Some(Map::from_iter([("smt_enabled".to_owned(), json!(true))])),
-        boot_platform: Some(text(sysinfo, "Live Image").unwrap_or_default()),
+        boot_params: Some(Object::from_iter([("smt_enabled", true)])),
+        boot_platform: Some(sysinfo.live_image.clone().unwrap_or_default()),
         boot_modules: None,
-        kernel_flags: Some(Map::new()),
+        kernel_flags: Some(Object::new()),
         default_console: Some("serial".to_owned()),
         serial: Some("ttyb".to_owned()),
     };
     let mut record = ServerRecord {
         uuid,
         created: iso(created),
-        hostname: text(sysinfo, "Hostname").unwrap_or_default(),
+        hostname: sysinfo.hostname.clone().unwrap_or_default(),
         datacenter: datacenter.to_owned(),
         agents: Some(Vec::new()),
         boot,
@@ -39,7 +40,7 @@ pub fn new_record(
         reservation_ratio: Number::from_f64(0.15),
         reserved: false,
         reservoir: false,
-        traits: Map::new(),
+        traits: Object::new(),
         next_reboot: None,
         transitional_status: None,
         setting_up: None,
@@ -55,26 +56,18 @@ pub fn new_record(
     record
 }
 
-/// A member that is text.
-fn text(sysinfo: &Map<String, Value>, name: &str) -> Option<String> {
-    sysinfo.get(name).and_then(Value::as_str).map(str::to_owned)
-}
-
 /// Lays over a record what its sysinfo says; a value of another type than the member's is as if it
 /// were not there.
-pub fn derive(record: &mut ServerRecord, sysinfo: &Map<String, Value>) {
-    record.setup = matches!(sysinfo.get("Setup"), Some(Value::Bool(true)))
-        || sysinfo.get("Setup").and_then(Value::as_str) == Some("true");
-    let boot = sysinfo.get("Boot Parameters");
-    let headnode = boot.map(|boot| boot.get("headnode").and_then(Value::as_str) == Some("true"));
-    lay_over(&mut record.current_platform, text(sysinfo, "Live Image"));
-    lay_over(&mut record.system_type, text(sysinfo, "System Type"));
-    lay_over(&mut record.headnode, headnode);
-    lay_over(&mut record.last_boot, seconds(sysinfo.get("Boot Time")).map(iso));
-    lay_over(&mut record.ram, sysinfo.get("MiB of Memory").and_then(js_parse_int));
-    let has_none = record.agents.as_ref().is_none_or(Vec::is_empty);
-    if has_none && let Some(Value::Array(agents)) = sysinfo.get("SDC Agents") {
-        record.agents = Some(agents.clone());
+pub fn derive(record: &mut ServerRecord, sysinfo: &Sysinfo) {
+    let boot = sysinfo.boot_parameters.as_ref();
+    record.setup = sysinfo.setup == Some(true);
+    lay_over(&mut record.current_platform, sysinfo.live_image.clone());
+    lay_over(&mut record.system_type, sysinfo.system_type.clone());
+    lay_over(&mut record.headnode, boot.map(|b| b.headnode.as_deref() == Some("true")));
+    lay_over(&mut record.last_boot, time(sysinfo.boot_time).map(iso));
+    lay_over(&mut record.ram, sysinfo.memory_mib);
+    if record.agents.as_ref().is_none_or(Vec::is_empty) {
+        lay_over(&mut record.agents, sysinfo.agents.clone());
     }
 }
 
@@ -87,14 +80,9 @@ fn lay_over<T>(member: &mut Option<T>, value: Option<T>) {
 /// The last second of the year 9999.
 const MAX_SECONDS: i64 = 253_402_300_799;
 
-/// A time in seconds (text or number, possibly fractional).
-fn seconds(value: Option<&Value>) -> Option<Timestamp> {
-    let seconds = match value? {
-        Value::Number(number) => number.as_f64()?,
-        Value::String(text) => text.trim().parse().ok()?,
-        _ => return None,
-    };
-    let duration = jiff::SignedDuration::try_from_secs_f64(seconds).ok()?;
+/// A time in seconds, possibly fractional.
+fn time(seconds: Option<f64>) -> Option<Timestamp> {
+    let duration = jiff::SignedDuration::try_from_secs_f64(seconds?).ok()?;
     // Outside of this range the year has another form.
     let plain = (0..=MAX_SECONDS).contains(&duration.as_secs()) && !duration.is_negative();
     Timestamp::from_duration(duration).ok().filter(|_| plain)
@@ -190,11 +178,13 @@ pub fn shown_status(stored: &str, record: &ServerRecord) -> ServerStatus {
 
 #[cfg(test)]
 mod tests {
+    use muster_shared::lenient::js_parse_int;
+    use serde_json::json;
     use uuid::Uuid;
 
     use super::*;
 
-    fn sysinfo() -> Map<String, Value> {
+    fn sysinfo() -> Sysinfo {
         let value = json!({
             "UUID": "564d0b8e-6099-7648-351e-877faf6c56f6", "Hostname": "cn1",
             "Live Image": "20260101T000000Z", "System Type": "Linux", "Boot Time": "1700000000.5",
@@ -202,7 +192,7 @@ mod tests {
             "Boot Parameters": { "headnode": "true" },
             "SDC Agents": [{ "name": "cn-agent", "version": "2.14.0" }],
         });
-        value.as_object().cloned().unwrap_or_default()
+        serde_json::from_value(value).unwrap()
     }
 
     fn seen() -> ServerRecord {
@@ -228,7 +218,7 @@ mod tests {
     #[test]
     fn a_sysinfo_without_setup_resets_it_and_keeps_what_it_lacks() {
         let mut record = seen();
-        derive(&mut record, &Map::new());
+        derive(&mut record, &Sysinfo::default());
         assert!(!record.setup);
         assert_eq!(record.current_platform.as_deref(), Some("20260101T000000Z"));
     }

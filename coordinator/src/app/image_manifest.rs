@@ -1,14 +1,14 @@
 //! What a client's IMGAPI manifest must look like.
 
+use muster_shared::api::Object;
+use muster_shared::api::image::{ImageFile, ImageState, Manifest};
 use muster_shared::ids::ImageUuid;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 /// The only manifest version.
 const VERSION: u64 = 2;
 const TYPES: [&str; 6] = ["zone-dataset", "lx-dataset", "lxd", "zvol", "docker", "other"];
 const SYSTEMS: [&str; 6] = ["smartos", "linux", "windows", "bsd", "illumos", "other"];
-/// Members of a file's entry that a client may set; the rest comes from the upload.
-const FILE_HINTS: [&str; 2] = ["format", "dataset_guid"];
 
 /// What is wrong with a manifest.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -27,25 +27,25 @@ impl BadManifest {
     }
 }
 
-/// Checks a client's manifest; returns its uuid, if it names one, and what of it is kept.
+/// Checks a client's manifest; returns what of it is kept, for an image that has no file yet.
+/// `fresh` is its uuid if it names none.
 ///
 /// # Errors
 /// [`BadManifest`] for the first fault.
 pub(super) fn accept(
-    mut manifest: Map<String, Value>,
-) -> Result<(Option<ImageUuid>, Map<String, Value>), BadManifest> {
-    let version = manifest.get("v").cloned().unwrap_or_else(|| json!(VERSION));
-    if version.as_u64() != Some(VERSION) {
+    mut manifest: Object,
+    fresh: impl FnOnce() -> ImageUuid,
+) -> Result<Manifest, BadManifest> {
+    if manifest.get("v").is_some_and(|version| version.as_u64() != Some(VERSION)) {
         return Err(BadManifest::new("v", "must be 2"));
     }
-    manifest.insert("v".to_owned(), json!(VERSION));
     text(&manifest, "name", true, 512)?;
     text(&manifest, "version", true, 128)?;
     text(&manifest, "description", false, 512)?;
     text(&manifest, "homepage", false, 128)?;
     one_of(&manifest, "type", &TYPES)?;
     one_of(&manifest, "os", &SYSTEMS)?;
-    let uuid = uuid(&manifest, "uuid")?;
+    let uuid = uuid(&manifest, "uuid")?.unwrap_or_else(fresh);
     uuid_or_absent(&manifest, "owner")?;
     uuid_or_absent(&manifest, "origin")?;
     for name in ["requirements", "tags", "traits"] {
@@ -53,24 +53,30 @@ pub(super) fn accept(
             return Err(BadManifest::new(name, "must be an object"));
         }
     }
+    for name in ["public", "disabled"] {
+        if manifest.get(name).is_some_and(|value| !value.is_boolean()) {
+            return Err(BadManifest::new(name, "must be true or false"));
+        }
+    }
     if manifest.get("image_size").is_some_and(|size| size.as_u64().is_none_or(|mib| mib == 0)) {
         return Err(BadManifest::new("image_size", "must be a positive number of MiB"));
     }
     check_files(&manifest)?;
-    let hints = file_hints(&manifest);
     // State and files follow from what happens to the image, not from what a client says.
-    for name in ["state", "published_at", "files"] {
-        manifest.shift_remove(name);
-    }
-    manifest.entry("public").or_insert(json!(false));
-    manifest.entry("disabled").or_insert(json!(false));
-    if !hints.is_empty() {
-        manifest.insert("files".to_owned(), json!([hints]));
-    }
-    Ok((uuid, manifest))
+    manifest.remove("published_at");
+    let files = manifest.remove("files").map(|files| file_hints(&files));
+    manifest.set("v", VERSION);
+    manifest.set("uuid", json!(uuid));
+    manifest.set("state", ImageState::Unactivated.as_str());
+    manifest.set_default("public", false);
+    manifest.set_default("disabled", false);
+    let mut manifest: Manifest =
+        manifest.read().map_err(|error| BadManifest::new("", error.to_string()))?;
+    manifest.files = files.into_iter().filter(|file| *file != ImageFile::default()).collect();
+    Ok(manifest)
 }
 
-fn check_files(manifest: &Map<String, Value>) -> Result<(), BadManifest> {
+fn check_files(manifest: &Object) -> Result<(), BadManifest> {
     let entries = match manifest.get("files") {
         None => return Ok(()),
         Some(Value::Array(entries)) if entries.len() <= 1 => entries,
@@ -86,15 +92,19 @@ fn check_files(manifest: &Map<String, Value>) -> Result<(), BadManifest> {
     Ok(())
 }
 
-/// What the manifest says about its file beyond what an upload finds out.
-pub(super) fn file_hints(manifest: &Map<String, Value>) -> Map<String, Value> {
-    let entry = manifest.get("files").and_then(|files| files.get(0)).and_then(Value::as_object);
-    let hint = |name: &&str| Some(((*name).to_owned(), entry?.get(*name)?.clone()));
-    FILE_HINTS.iter().filter_map(hint).collect()
+/// What a client's manifest says about its file beyond what an upload finds out.
+fn file_hints(files: &Value) -> ImageFile {
+    let hint = |name: &str| files.get(0)?.get(name).cloned();
+    let guid = hint("dataset_guid").map(|guid| ("dataset_guid".to_owned(), guid));
+    ImageFile {
+        format: hint("format").and_then(|format| Some(format.as_str()?.to_owned())),
+        others: guid.into_iter().collect(),
+        ..ImageFile::default()
+    }
 }
 
 fn text(
-    manifest: &Map<String, Value>,
+    manifest: &Object,
     name: &str,
     required: bool,
     max_bytes: usize,
@@ -113,14 +123,14 @@ fn text(
     }
 }
 
-fn one_of(manifest: &Map<String, Value>, name: &str, known: &[&str]) -> Result<(), BadManifest> {
-    match manifest.get(name).and_then(Value::as_str) {
+fn one_of(manifest: &Object, name: &str, known: &[&str]) -> Result<(), BadManifest> {
+    match manifest.text(name) {
         Some(value) if known.contains(&value) => Ok(()),
         _ => Err(BadManifest::new(name, format!("must be one of {}", known.join(", ")))),
     }
 }
 
-fn uuid(manifest: &Map<String, Value>, name: &str) -> Result<Option<ImageUuid>, BadManifest> {
+fn uuid(manifest: &Object, name: &str) -> Result<Option<ImageUuid>, BadManifest> {
     let bad = || BadManifest::new(name, "must be a UUID");
     match manifest.get(name) {
         None => Ok(None),
@@ -128,7 +138,7 @@ fn uuid(manifest: &Map<String, Value>, name: &str) -> Result<Option<ImageUuid>, 
     }
 }
 
-fn uuid_or_absent(manifest: &Map<String, Value>, name: &str) -> Result<(), BadManifest> {
+fn uuid_or_absent(manifest: &Object, name: &str) -> Result<(), BadManifest> {
     uuid(manifest, name).map(drop)
 }
 
@@ -136,16 +146,20 @@ fn uuid_or_absent(manifest: &Map<String, Value>, name: &str) -> Result<(), BadMa
 mod tests {
     use super::*;
 
-    fn good() -> Map<String, Value> {
-        let manifest = json!({ "name": "base", "version": "1", "type": "zvol", "os": "linux" });
-        manifest.as_object().unwrap().clone()
+    fn good() -> Object {
+        let members = [("name", "base"), ("version", "1"), ("type", "zvol"), ("os", "linux")];
+        members.into_iter().collect()
+    }
+
+    fn fresh() -> ImageUuid {
+        uuid::Uuid::from_u128(7).into()
     }
 
     #[track_caller]
     fn check(name: &str, value: Value, field: &str) {
         let mut manifest = good();
-        manifest.insert(name.to_owned(), value);
-        assert_eq!(accept(manifest).unwrap_err().field, field);
+        manifest.set(name, value);
+        assert_eq!(accept(manifest, fresh).unwrap_err().field, field);
     }
 
     #[test]
@@ -160,6 +174,7 @@ mod tests {
         check("owner", json!("x"), "owner");
         check("image_size", json!(0), "image_size");
         check("tags", json!([]), "tags");
+        check("public", json!("yes"), "public");
         check("files", json!([{}, {}]), "files");
         check("files", json!([{ "format": "vmdk" }]), "files[0].format");
     }
@@ -167,12 +182,10 @@ mod tests {
     #[test]
     fn clients_set_neither_state_nor_checksums() {
         let mut manifest = good();
-        manifest.insert("state".to_owned(), json!("active"));
-        manifest.insert("files".to_owned(), json!([{ "sha256": "00", "format": "qcow2" }]));
-        let (uuid, kept) = accept(manifest).unwrap();
-        assert_eq!(uuid, None);
-        assert_eq!(kept.get("state"), None);
-        assert_eq!(kept["files"], json!([{ "format": "qcow2" }]));
-        assert_eq!(kept["v"], json!(2));
+        manifest.set("state", "active");
+        manifest.set("files", json!([{ "sha256": "00", "format": "qcow2" }]));
+        let kept = accept(manifest, fresh).unwrap();
+        assert_eq!((kept.uuid, kept.v, kept.state), (fresh(), 2, ImageState::Unactivated));
+        assert_eq!(json!(kept.files), json!([{ "format": "qcow2" }]));
     }
 }

@@ -19,13 +19,14 @@ use bytes::Bytes;
 use futures_util::stream::BoxStream;
 use futures_util::{Stream, StreamExt as _, TryStreamExt as _};
 use jiff::Timestamp;
+use muster_shared::api::Object;
+use muster_shared::api::image::{ImageState, Manifest};
 use muster_shared::clock::iso;
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::ImageUuid;
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt as _};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
 
 pub use upload::FileClaim;
 
@@ -115,7 +116,7 @@ pub enum ImageError {
 /// What the store keeps of an image.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct StoredImage {
-    manifest: Map<String, Value>,
+    manifest: Manifest,
     /// Name of the file's blob.
     blob: Option<String>,
 }
@@ -126,23 +127,17 @@ pub struct Image {
     /// Its uuid.
     pub uuid: ImageUuid,
     /// Its IMGAPI manifest.
-    pub manifest: Map<String, Value>,
+    pub manifest: Manifest,
     /// Version of the record.
     pub revision: Revision,
     blob: Option<String>,
 }
 
 impl Image {
-    /// A text member of the manifest.
-    #[must_use]
-    pub fn text(&self, name: &str) -> Option<&str> {
-        self.manifest.get(name)?.as_str()
-    }
-
     /// Whether virtual machines can be made from it.
     #[must_use]
     pub fn is_active(&self) -> bool {
-        self.text("state") == Some("active")
+        self.manifest.state == ImageState::Active
     }
 
     fn decode(record: &Record) -> Result<Self, ImageError> {
@@ -185,20 +180,20 @@ pub struct ImageFilter {
 }
 
 impl ImageFilter {
-    fn shows(&self, image: &Image) -> bool {
-        let fits = |wanted: &Option<String>, name: &str| {
-            wanted.as_deref().is_none_or(|wanted| image.text(name) == Some(wanted))
+    fn shows(&self, image: &Manifest) -> bool {
+        let fits = |wanted: &Option<String>, have: Option<&str>| {
+            wanted.as_deref().is_none_or(|wanted| have == Some(wanted))
         };
         let name = match self.name.as_deref().map(|name| (name, name.strip_prefix('~'))) {
             None => true,
-            Some((_, Some(part))) => image.text("name").is_some_and(|name| name.contains(part)),
-            Some((whole, None)) => image.text("name") == Some(whole),
+            Some((_, Some(part))) => image.name.contains(part),
+            Some((whole, None)) => image.name == whole,
         };
         let state = self.state.as_deref().unwrap_or("active");
-        name && (state == "all" || image.text("state") == Some(state))
-            && fits(&self.owner, "owner")
-            && fits(&self.os, "os")
-            && fits(&self.kind, "type")
+        name && (state == "all" || image.state.as_str() == state)
+            && fits(&self.owner, image.owner.as_deref())
+            && fits(&self.os, Some(&image.os))
+            && fits(&self.kind, Some(&image.kind))
     }
 }
 
@@ -270,7 +265,7 @@ impl Images {
                     return Ok(images);
                 }
                 let image = Image::decode(record)?;
-                if filter.shows(&image) {
+                if filter.shows(&image.manifest) {
                     images.push(image);
                 }
             }
@@ -285,12 +280,10 @@ impl Images {
     ///
     /// # Errors
     /// [`ImageError::Manifest`], [`ImageError::Exists`], or a failure of the store.
-    pub async fn create(&self, manifest: Map<String, Value>) -> Result<Image, ImageError> {
-        let (uuid, mut manifest) =
-            image_manifest::accept(manifest).map_err(ImageError::Manifest)?;
-        let uuid = uuid.unwrap_or_else(|| self.ctx.parts.entropy.uuid().into());
-        manifest.insert("uuid".to_owned(), json!(uuid));
-        manifest.insert("state".to_owned(), json!("unactivated"));
+    pub async fn create(&self, manifest: Object) -> Result<Image, ImageError> {
+        let fresh = || self.ctx.parts.entropy.uuid().into();
+        let manifest = image_manifest::accept(manifest, fresh).map_err(ImageError::Manifest)?;
+        let uuid = manifest.uuid;
         let image = Image { uuid, manifest, revision: Revision::default(), blob: None };
         let write = image.write(Expect::Absent)?;
         match self.ctx.parts.store.commit(vec![write]).await {
@@ -324,9 +317,9 @@ impl Images {
         if image.blob.is_none() {
             return Err(ImageError::NoFile(image.uuid));
         }
-        image.manifest.insert("state".to_owned(), json!("active"));
+        image.manifest.state = ImageState::Active;
         let now = iso(self.ctx.parts.clock.wall());
-        image.manifest.entry("published_at").or_insert_with(|| json!(now));
+        image.manifest.published_at.get_or_insert(now);
         self.replace(image).await
     }
 
@@ -352,12 +345,12 @@ impl Images {
     pub async fn file(&self, image: ImageUuid) -> Result<ImageFile, ImageError> {
         let record = self.get(image).await?;
         let blob = record.blob.as_deref().ok_or(ImageError::NoFile(image))?;
-        let file = &record.manifest["files"][0];
-        let (Some(size_bytes), Some(sha256)) = (file["size"].as_u64(), file["sha256"].as_str())
+        let file = record.manifest.files.first();
+        let Some((size_bytes, sha256)) = file.and_then(|file| file.size.zip(file.sha256.clone()))
         else {
             return Err(ImageError::NoFile(image));
         };
-        Ok(ImageFile { size_bytes, sha256: sha256.to_owned(), path: Path::from(blob), image })
+        Ok(ImageFile { size_bytes, sha256, path: Path::from(blob), image })
     }
 
     /// Reads a part of an image's file.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use muster_shared::api::task::TaskStatus;
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::{ServerUuid, TaskId};
 use muster_shared::wire::status::Report;
@@ -14,7 +15,7 @@ use super::events::Events;
 use super::fleet::Fleet;
 use super::reports::Reports;
 use super::roster::Roster;
-use super::tasks::{TaskStatus, Tasks};
+use super::tasks::Tasks;
 use crate::agents::{Incoming, Known};
 use crate::roster::ConnectionId;
 

@@ -46,7 +46,7 @@ pub use boot::{Boot, BootChange, BootOwner, Mode};
 pub use caller::Caller;
 pub use config::{AllocationConfig, AppConfig, BootSettings, HistoryLimits, Parts};
 pub use context::Context;
-pub use decisions::{AllocationRecord, Decisions};
+pub use decisions::Decisions;
 pub use error::AppError;
 pub use expected::Expected;
 pub use placement::{Ask, Decided, Placed, Placement};

@@ -3,23 +3,49 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use muster_shared::api::Object;
+use muster_shared::api::task::Executed;
+use muster_shared::api::vm::Vnc;
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
 use muster_shared::link::Connection;
 use muster_shared::wire::{Drain, FromCoordinator, OPERATOR, Pause, Resume, StreamKind, job_owner};
-use serde_json::Value;
+use serde::Deserialize;
+use serde_json::{Value, json};
 
 use super::caller::Caller;
 use super::context::Context;
 use super::error::AppError;
 use super::fleet::Fleet;
+use super::recovery::Version;
 use super::tasks::Tasks;
 use super::tickets::Tickets;
 use crate::agents::{Agents, Query, Reply};
 
 /// Longest wait for `pause` and `resume` to be durable at the agent.
 const CONTROL_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest wait for a fresh sysinfo.
+const SYSINFO_TIMEOUT: Duration = Duration::from_secs(60);
+/// Longest wait for what the hypervisor says of a VM.
+const INFO_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest wait for an agent that reboots without a job.
+const REBOOT_TIMEOUT: Duration = Duration::from_secs(60);
+/// Since this version `cn-agent` reboots by itself.
+const REBOOTS_SINCE: Version = (2, 11, 0);
+/// Longest run of a script that names no limit.
+const SCRIPT_LIMIT: Duration = Duration::from_secs(3600);
+/// What the answer may take on top of the script's own limit.
+const SCRIPT_GRACE: Duration = Duration::from_secs(30);
 /// A drain that nobody ends is over after this long, seconds.
 const DRAIN_TTL_S: u64 = 1800;
+
+const NO_SYSINFO: &str = "Unable to gather latest sysinfo";
+const NO_VNC: &str = "failed to parse JSON response from vm.info";
+
+/// What `machine_info` returns, as far as it is read.
+#[derive(Deserialize)]
+struct VmInfo {
+    vnc: Vnc,
+}
 
 /// What is asked of agents; see the module.
 #[derive(Debug)]
@@ -117,6 +143,107 @@ impl Nodes {
         let fence = self.tickets.fence(caller).await?;
         self.tasks.require_capability(query.server, query.task)?;
         Ok(self.agents.query(query, fence.map(|fence| fence.ticket)).await?)
+    }
+
+    /// The sysinfo that a server's agent gathers now.
+    ///
+    /// # Errors
+    /// As [`Nodes::query`]; [`AppError::Answer`].
+    pub(crate) async fn gather_sysinfo(
+        &self,
+        server: ServerUuid,
+        params: Object,
+        caller: &Caller,
+    ) -> Result<Object, AppError> {
+        let task = "server_sysinfo";
+        let query = Query::new(server, task, params, &caller.req_id, SYSINFO_TIMEOUT);
+        match self.query(caller, query).await? {
+            Value::Object(mut result) => match result.shift_remove("sysinfo") {
+                Some(Value::Object(sysinfo)) => Ok(sysinfo.into()),
+                _ => Err(AppError::Answer(NO_SYSINFO)),
+            },
+            _ => Err(AppError::Answer(NO_SYSINFO)),
+        }
+    }
+
+    /// Where a VM's VNC display is.
+    ///
+    /// # Errors
+    /// As [`Nodes::query`]; [`AppError::Answer`] for a VM without one.
+    pub(crate) async fn vm_vnc(
+        &self,
+        server: ServerUuid,
+        vm: VmUuid,
+        caller: &Caller,
+    ) -> Result<Vnc, AppError> {
+        let params = Object::from_iter([("uuid", json!(vm)), ("types", json!(["vnc"]))]);
+        let query = Query::new(server, "machine_info", params, &caller.req_id, INFO_TIMEOUT);
+        let info = match self.query(caller, query).await? {
+            // The reference's agent answers with JSON text.
+            Value::String(text) => serde_json::from_str(&text).ok(),
+            info => VmInfo::deserialize(info).ok(),
+        };
+        let VmInfo { vnc } = info.ok_or(AppError::Answer(NO_VNC))?;
+        Ok(vnc)
+    }
+
+    /// Restarts a server at once, without a job.
+    ///
+    /// # Errors
+    /// [`AppError::OldAgent`]; as [`Tasks::run`].
+    pub(crate) async fn server_reboot_now(
+        &self,
+        server: ServerUuid,
+        params: Object,
+        caller: &Caller,
+    ) -> Result<(), AppError> {
+        if let Some(installed) = self.fleet.outdated_cn_agent(server, REBOOTS_SINCE) {
+            let text = "cn-agent version on server does not support server_reboot";
+            return Err(AppError::OldAgent(format!("{text}: {installed} < 2.11.0")));
+        }
+        self.tasks.run(server, "server_reboot", params, caller, REBOOT_TIMEOUT).await.map(drop)
+    }
+
+    /// Runs a script, at most `limit` long.
+    ///
+    /// # Errors
+    /// [`AppError::NotAllowed`] unless the configuration allows scripts; as [`Tasks::run`];
+    /// [`AppError::Answer`].
+    pub(crate) async fn command_execute(
+        &self,
+        server: ServerUuid,
+        params: Object,
+        limit: Option<Duration>,
+        caller: &Caller,
+    ) -> Result<Executed, AppError> {
+        if !self.ctx.config.allow_command_execute {
+            let text = "command execution is off: `security.allow_command_execute` is not set";
+            return Err(AppError::NotAllowed(text));
+        }
+        // The agent's limit is in whole seconds.
+        let limit = limit.map_or(SCRIPT_LIMIT, |limit| {
+            Duration::from_secs(limit.as_secs().saturating_add(1)).min(SCRIPT_LIMIT)
+        });
+        let limit = limit + SCRIPT_GRACE;
+        let result = self.tasks.run(server, "command_execute", params, caller, limit).await?;
+        Executed::deserialize(result)
+            .map_err(|_| AppError::Answer("Error executing on remote system"))
+    }
+
+    /// Starts a task that brings a server's VMs up to date with their networks.
+    ///
+    /// # Errors
+    /// [`AppError::OldServer`]; as [`Tasks::create`].
+    pub(crate) async fn vm_nics_update(
+        &self,
+        server: ServerUuid,
+        params: Object,
+        caller: &Caller,
+    ) -> Result<TaskId, AppError> {
+        if self.fleet.sysinfo_of(server).sdc_version.is_none() {
+            return Err(AppError::OldServer("Unsupported compute node version"));
+        }
+        self.tasks.create(server, "machine_update_nics", params, caller).await
     }
 
     /// The agent's end of a VM's console or display.

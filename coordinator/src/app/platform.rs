@@ -3,30 +3,10 @@
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
-use serde_json::{Map, Value, json};
+use muster_shared::api::boot::{PlatformOs, ShownPlatform};
 
 /// The folder's link to the newest platform, which is no platform.
 pub(super) const LATEST: &str = "latest";
-
-/// What a platform boots.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum PlatformOs {
-    /// Linux.
-    Linux,
-    /// illumos.
-    SmartOs,
-}
-
-impl PlatformOs {
-    /// As CNAPI spells it.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Linux => "linux",
-            Self::SmartOs => "smartos",
-        }
-    }
-}
 
 /// A platform registered in the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,7 +60,7 @@ impl Platforms {
 
     /// CNAPI's answer: the newest is marked, of each operating system when that is shown.
     #[must_use]
-    pub fn shown(&self, with_os: bool) -> Map<String, Value> {
+    pub fn shown(&self, with_os: bool) -> BTreeMap<String, ShownPlatform> {
         let latest: Vec<String> = if with_os {
             let newest = |os| self.newest_of(|of| of == os);
             [PlatformOs::Linux, PlatformOs::SmartOs].into_iter().filter_map(newest).collect()
@@ -88,14 +68,8 @@ impl Platforms {
             self.newest().into_iter().collect()
         };
         let show = |(name, os): (&String, &PlatformOs)| {
-            let mut shown = Map::new();
-            if latest.contains(name) {
-                shown.insert("latest".to_owned(), json!(true));
-            }
-            if with_os {
-                shown.insert("os".to_owned(), json!(os.as_str()));
-            }
-            (name.clone(), Value::Object(shown))
+            let shown = ShownPlatform { latest: latest.contains(name), os: with_os.then_some(*os) };
+            (name.clone(), shown)
         };
         self.0.iter().map(show).collect()
     }

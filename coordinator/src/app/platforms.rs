@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use muster_shared::api::boot::PlatformOs;
 use muster_shared::api::server::ServerRecord;
 
 use super::context::Context;
 use super::error::AppError;
 use super::fleet::Fleet;
-use super::platform::{LATEST, PlatformOs, Platforms};
+use super::platform::{LATEST, Platforms};
 
 /// Most entries of the folder that are looked at.
 const MAX_ENTRIES: usize = 10_000;
@@ -78,7 +79,7 @@ async fn read(folder: &Path) -> std::io::Result<BTreeMap<String, PlatformOs>> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 
@@ -94,11 +95,11 @@ mod tests {
         std::os::unix::fs::symlink("20250101T000000Z", folder.path().join("latest")).unwrap();
         let platforms = Platforms(read(folder.path()).await.unwrap());
         assert_eq!(
-            Value::Object(platforms.shown(false)),
+            json!(platforms.shown(false)),
             json!({ "20250101T000000Z": {}, "20260101T000000Z": { "latest": true }, "custom": {} })
         );
         assert_eq!(
-            Value::Object(platforms.shown(true)),
+            json!(platforms.shown(true)),
             json!({
                 "20250101T000000Z": { "latest": true, "os": "smartos" },
                 "20260101T000000Z": { "latest": true, "os": "linux" },

@@ -1,8 +1,9 @@
 //! Conditions of tasks that need a certain agent or a certain server: versions of `cn-agent`, and
 //! the recovery configuration of an encrypted pool.
 
+use muster_shared::api::server::{PoolRecovery, Sysinfo};
 use muster_shared::ids::ServerUuid;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use uuid::Uuid;
 
 use super::error::AppError;
@@ -12,7 +13,7 @@ use super::fleet::Fleet;
 const RECOVERY_SINCE: Version = (2, 13, 0);
 
 /// Major, minor, patch.
-type Version = (u64, u64, u64);
+pub(super) type Version = (u64, u64, u64);
 
 /// What a request for a recovery configuration says; empty texts count as absent.
 #[derive(Clone, Copy, Debug, Default)]
@@ -30,10 +31,11 @@ pub struct RecoveryRequest<'a> {
 }
 
 impl Fleet {
-    /// The sysinfo document of a server; empty when there is none.
+    /// What the sysinfo of a server says; nothing when there is none.
     #[must_use]
-    pub fn sysinfo_of(&self, server: ServerUuid) -> Map<String, Value> {
-        self.with(server, |entry| entry.sysinfo()).unwrap_or_default()
+    pub fn sysinfo_of(&self, server: ServerUuid) -> Sysinfo {
+        let document = self.with(server, |entry| entry.sysinfo()).unwrap_or_default();
+        document.read().unwrap_or_default()
     }
 
     /// Refuses what needs a newer `cn-agent` than the server has.
@@ -118,22 +120,23 @@ fn check_request(request: &RecoveryRequest<'_>) -> Result<(), AppError> {
 
 fn check_pool(
     server: ServerUuid,
-    sysinfo: &Map<String, Value>,
+    sysinfo: &Sysinfo,
     request: &RecoveryRequest<'_>,
 ) -> Result<(), AppError> {
-    if sysinfo.get("Zpool Encrypted") != Some(&Value::Bool(true)) {
+    if sysinfo.pool_encrypted != Some(true) {
         return refuse(format!("server {server} does not have an encrypted zpool"));
     }
     let wanted = request.recovery_uuid.and_then(|text| text.parse::<Uuid>().ok());
-    let known = |which: &str| {
-        let hex = sysinfo.get("Zpool Recovery").and_then(|recovery| recovery.get(which)?.as_str());
-        hex.and_then(folded)
+    let known = |which: fn(&PoolRecovery) -> &Option<String>| {
+        sysinfo.pool_recovery.as_ref().and_then(|recovery| folded(which(recovery).as_deref()?))
     };
     let named = request.recovery_uuid.unwrap_or_default();
-    if wanted.is_some() && known("active") == wanted {
+    if wanted.is_some() && known(|recovery| &recovery.active) == wanted {
         return refuse(format!("recovery configuration {named} is already active on {server}"));
     }
-    if request.action == Some("activate") && (wanted.is_none() || known("staged") != wanted) {
+    if request.action == Some("activate")
+        && (wanted.is_none() || known(|recovery| &recovery.staged) != wanted)
+    {
         return refuse(format!("recovery configuration {named} is not staged on {server}"));
     }
     Ok(())
@@ -183,7 +186,7 @@ mod tests {
             pivtoken: Some("aa"),
             ..RecoveryRequest::default()
         };
-        let sysinfo = sysinfo.as_object().cloned().unwrap();
+        let sysinfo = serde_json::from_value(sysinfo.clone()).unwrap();
         let text = check_pool(server(), &sysinfo, &request).map_err(|error| error.to_string());
         match expected {
             None => assert_eq!(text, Ok(())),

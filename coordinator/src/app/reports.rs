@@ -4,11 +4,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use muster_shared::api::server::ServerRecord;
+use muster_shared::api::Object;
+use muster_shared::api::server::{ServerRecord, Sysinfo};
 use muster_shared::ids::{ServerUuid, VmUuid};
-use muster_shared::wire::Sysinfo;
+use muster_shared::wire;
 use muster_shared::wire::status::{Report, Status as WireStatus, VmReport};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::boot::Boot;
 use super::context::Context;
@@ -47,9 +48,13 @@ impl Reports {
     ///
     /// # Errors
     /// As [`Reports::register`].
-    pub(crate) async fn sysinfo(&self, server: ServerUuid, frame: Sysinfo) -> Result<(), AppError> {
+    pub(crate) async fn sysinfo(
+        &self,
+        server: ServerUuid,
+        frame: wire::Sysinfo,
+    ) -> Result<(), AppError> {
         if let Some(sysinfo) = frame.sysinfo {
-            self.store_sysinfo(server, sysinfo, frame.hash, Via::Socket).await?;
+            self.store_sysinfo(server, sysinfo.into(), frame.hash, Via::Socket).await?;
         }
         match frame.agents {
             Some(agents) => self.set_agents(server, agents).await,
@@ -73,7 +78,7 @@ impl Reports {
     pub(crate) async fn register(
         &self,
         server: ServerUuid,
-        sysinfo: Map<String, Value>,
+        sysinfo: Object,
     ) -> Result<(), AppError> {
         self.store_sysinfo(server, sysinfo, String::new(), Via::Sysinfo).await
     }
@@ -81,17 +86,17 @@ impl Reports {
     async fn store_sysinfo(
         &self,
         server: ServerUuid,
-        sysinfo: Map<String, Value>,
+        sysinfo: Object,
         hash: String,
         via: Via,
     ) -> Result<(), AppError> {
-        let uuid = sysinfo.get("UUID").and_then(Value::as_str).unwrap_or_default();
-        match uuid.parse::<ServerUuid>() {
-            Ok(uuid) if uuid == server => {}
-            Ok(_) => {
+        let facts: Sysinfo = sysinfo.read().unwrap_or_default();
+        match facts.uuid {
+            Some(uuid) if uuid == server => {}
+            Some(_) => {
                 return Err(AppError::InvalidArgument("Got sysinfo for wrong server".to_owned()));
             }
-            Err(_) => return Err(AppError::InvalidArgument("Invalid server_uuid".to_owned())),
+            None => return Err(AppError::InvalidArgument("Invalid server_uuid".to_owned())),
         }
         if via == Via::Sysinfo {
             // Before the store tells of the server: it would be taken for silent.
@@ -99,7 +104,7 @@ impl Reports {
             self.roster.wake.notify_one();
         }
         let document = SysinfoRecord { sysinfo, hash };
-        let attempt = || self.try_store_sysinfo(server, &document, via);
+        let attempt = || self.try_store_sysinfo(server, &document, &facts, via);
         self.ctx.retry(format!("server {server}"), attempt).await
     }
 
@@ -107,6 +112,7 @@ impl Reports {
         &self,
         server: ServerUuid,
         document: &SysinfoRecord,
+        facts: &Sysinfo,
         via: Via,
     ) -> Result<(), AppError> {
         let entry = self.fleet.get(server).unwrap_or_default();
@@ -114,7 +120,7 @@ impl Reports {
             Some(held) => {
                 let mut record = (*held.value).clone();
                 let booted = record.last_boot.clone();
-                fields::derive(&mut record, &document.sysinfo);
+                fields::derive(&mut record, facts);
                 // A server that reboots is back when it runs and says it booted again.
                 if record.last_boot != booted && entry.stored_status() == "running" {
                     record.transitional_status = None;
@@ -124,7 +130,7 @@ impl Reports {
             None => {
                 let now = self.ctx.parts.clock.wall();
                 let dc = &self.ctx.config.datacenter;
-                let mut record = fields::new_record(server, dc, &document.sysinfo, now);
+                let mut record = fields::new_record(server, dc, facts, now);
                 self.boot.inherit(&mut record.boot).await?;
                 (record, true)
             }
@@ -175,7 +181,7 @@ impl Reports {
         self.ctx.counters.status_reports.inc();
         if !self.fleet.has(server) {
             // It was deleted under its agent, which registers again when asked.
-            let ask = Sysinfo { sysinfo: None, agents: None, hash: String::new() };
+            let ask = wire::Sysinfo { sysinfo: None, agents: None, hash: String::new() };
             self.agents.send(server, ask).ok();
         }
         let mut changes = report.vms;
@@ -196,15 +202,15 @@ impl Reports {
     }
 
     /// `POST /servers/:uuid/events/status`: nothing is validated; what does not fit is left out.
-    pub(crate) fn status_posted(&self, server: ServerUuid, body: &Map<String, Value>) {
+    pub(crate) fn status_posted(&self, server: ServerUuid, body: &Object) {
         self.ctx.counters.status_reports.inc();
-        let member = |name: &str| body.get(name).and_then(Value::as_object);
+        let member = |name: &str| Some(Object::from(body.get(name)?.as_object()?.clone()));
         self.fleet.update(server, |entry| {
             if let Some(memory) = member("meminfo") {
-                entry.figures.set_memory_members(memory);
+                entry.figures.set_memory_members(&memory);
             }
             if let Some(disk) = member("diskinfo") {
-                entry.figures.set_disk_members(disk);
+                entry.figures.set_disk_members(&disk);
             }
             if let Some(remarks) = body.get("muster") {
                 entry.remarks = remarks.clone();
@@ -216,7 +222,8 @@ impl Reports {
             let mut changes: BTreeMap<_, _> = vms
                 .iter()
                 .filter_map(|(uuid, vm)| {
-                    let report = posted::vm(uuid, vm, index.and_then(|index| index.get(uuid)))?;
+                    let report =
+                        posted::vm(uuid, vm, index.as_ref().and_then(|index| index.get(uuid)))?;
                     Some((report.vm.uuid, Some(report)))
                 })
                 .collect();

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
+use muster_shared::api::Object;
 use muster_shared::api::server::ServerRecord;
 use muster_shared::clock::iso;
 use muster_shared::ids::ServerUuid;
 use serde::Deserialize;
-use serde_json::{Map, Number, Value, json};
+use serde_json::{Number, Value};
 
 use super::Caller;
 use super::error::AppError;
@@ -25,10 +26,10 @@ const RATIOS: [&str; 5] = ["cpu", "ram", "disk", "io", "net"];
 #[serde(default)]
 pub(crate) struct ServerUpdate {
     pub(crate) agents: Option<Vec<Value>>,
-    pub(crate) boot_params: Option<Map<String, Value>>,
+    pub(crate) boot_params: Option<Object>,
     /// Sent to the agent, not stored.
-    pub(crate) overprovision_ratios: Option<Map<String, Value>>,
-    pub(crate) traits: Option<Map<String, Value>>,
+    pub(crate) overprovision_ratios: Option<Object>,
+    pub(crate) traits: Option<Object>,
     pub(crate) boot_platform: Option<String>,
     pub(crate) comments: Option<String>,
     pub(crate) datacenter: Option<String>,
@@ -149,14 +150,9 @@ impl Servers {
         {
             // A version that was changed meanwhile is refused before the agent acts.
             self.fleet.update_record(server, expected, |_| {}).await?;
-            let query = Query {
-                server,
-                task: "server_overprovision_ratio",
-                label: None,
-                params: Map::from_iter([("value".to_owned(), json!(ratios))]),
-                req_id: &caller.req_id,
-                timeout: AGENT_TIMEOUT,
-            };
+            let params = Object::from_iter([("value", ratios)]);
+            let task = "server_overprovision_ratio";
+            let query = Query::new(server, task, params, &caller.req_id, AGENT_TIMEOUT);
             self.nodes.query(caller, query).await?;
         }
         self.fleet.update_record(server, expected, |record| update.apply(record)).await
@@ -165,6 +161,8 @@ impl Servers {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn update(of: Value) -> ServerUpdate {

@@ -20,6 +20,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
+use muster_shared::api::Object;
+use muster_shared::api::task::TaskStatus;
 use muster_shared::clock::{Clock as _, TokioClock};
 use muster_shared::entropy::SeededEntropy;
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
@@ -32,11 +34,11 @@ use muster_shared::wire::{
     Outcome, Sysinfo, TaskResult, Welcome, decode, encode,
 };
 use object_store::memory::InMemory;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use super::tasks::{TaskFilter, TaskStatus};
+use super::tasks::TaskFilter;
 use super::{App, AppConfig, AppError, Caller, Context, Expected, Parts};
 use crate::store::{KvStore, SharedStore};
 
@@ -154,7 +156,7 @@ impl Agent {
         if !known {
             agent
                 .send(Sysinfo {
-                    sysinfo: Some(sysinfo(server)),
+                    sysinfo: Some(sysinfo(server).into()),
                     agents: None,
                     hash: "h".to_owned(),
                 })
@@ -258,7 +260,7 @@ impl Agent {
     }
 }
 
-fn sysinfo(server: ServerUuid) -> Map<String, Value> {
+fn sysinfo(server: ServerUuid) -> Object {
     let value = json!({
         "UUID": server, "Hostname": format!("cn-{server}"), "Live Image": "20260101T000000Z",
         "System Type": "Linux", "Boot Time": "1700000000", "SDC Version": "7.0", "Setup": true,
@@ -266,7 +268,7 @@ fn sysinfo(server: ServerUuid) -> Map<String, Value> {
         "VM Capable": true, "HVM API": true, "Bhyve Capable": true,
         "Network Interfaces": { "eth0": { "Link Status": "up", "NIC Names": ["admin"] } },
     });
-    value.as_object().cloned().unwrap()
+    Object::of(&value)
 }
 
 fn a_vm(uuid: VmUuid, state: &str) -> VmReport {
@@ -278,10 +280,10 @@ fn a_vm(uuid: VmUuid, state: &str) -> VmReport {
     serde_json::from_value(value).unwrap()
 }
 
-fn body(uuid: VmUuid) -> Map<String, Value> {
+fn body(uuid: VmUuid) -> Object {
     let image = Uuid::from_u128(99);
     let value = json!({ "uuid": uuid, "image_uuid": image, "ram": 512, "quota": 1 });
-    value.as_object().cloned().unwrap()
+    Object::of(&value)
 }
 
 async fn eventually(mut holds: impl FnMut() -> bool) {
@@ -295,11 +297,11 @@ async fn eventually(mut holds: impl FnMut() -> bool) {
 }
 
 async fn nop(app: &Arc<App>) -> TaskId {
-    app.tasks.create(server(1), "nop", Map::new(), caller()).await.unwrap()
+    app.tasks.create(server(1), "nop", Object::new(), caller()).await.unwrap()
 }
 
-async fn ended(app: &Arc<App>, id: &TaskId) -> Map<String, Value> {
-    app.tasks.wait(id, Duration::from_secs(60)).await.unwrap()
+async fn ended(app: &Arc<App>, id: &TaskId) -> Value {
+    json!(app.tasks.wait(id, Duration::from_secs(60)).await.unwrap())
 }
 
 #[tokio::test(start_paused = true)]
@@ -319,19 +321,15 @@ async fn a_refused_vm_goes_to_another_server_under_the_same_task() {
     let other = 1 - first;
     assert_eq!(agents[other].dispatched().await.id, placed.id);
     let shown = app.tasks.get(&placed.id).await.unwrap();
-    assert_eq!(shown["server_uuid"], json!(agents[other].server));
-    assert_eq!(shown["refusals"][0]["code"], "Draining");
+    assert_eq!(shown.server_uuid, agents[other].server);
+    assert_eq!(shown.refusals[0].code.as_str(), "Draining");
     app.shutdown().await;
     drop(agents);
 
     // Killed here, the operation goes on where it was.
     let app = disk.start().await;
-    assert!(matches!(
-        app.placement.create(&body(vm(5)), caller()).await,
-        Err(AppError::VmExists(_))
-    ));
-    let mut agent =
-        Agent::connect(&app, shown["server_uuid"].as_str().unwrap().parse().unwrap()).await;
+    assert!(matches!(app.placement.create(&body(vm(5)), caller()).await, Err(AppError::VmExists(_))));
+    let mut agent = Agent::connect(&app, shown.server_uuid).await;
     assert_eq!(agent.welcome.open_task_ids, std::slice::from_ref(&placed.id));
     agent.finish(&placed.id, json!({ "vm": a_vm(vm(5), "running").vm })).await;
     assert_eq!(ended(&app, &placed.id).await["status"], "complete");
@@ -357,7 +355,7 @@ async fn the_end_of_a_task_shows_what_became_of_its_vm() {
         ("running", "2026-01-01T00:00:00.500Z", "stopped"),
         ("running", "2026-01-01T00:00:02.000Z", "running"),
     ] {
-        let params = json!({ "uuid": vm(5) }).as_object().cloned().unwrap();
+        let params = Object::from_iter([("uuid", json!(vm(5)))]);
         let id = app.tasks.create(server(1), "machine_reboot", params, caller()).await.unwrap();
         agent.dispatched().await;
         let mut told = json!(a_vm(vm(5), state).vm);
@@ -408,7 +406,7 @@ async fn a_vm_destroyed_before_any_report_shows_it_takes_no_room() {
         let placed = app.placement.create(&body(vm(n)), caller()).await.unwrap();
         agent.finish(&placed.id, Value::Null).await;
         ended(&app, &placed.id).await;
-        let params = Map::from_iter([("uuid".to_owned(), json!(vm(n)))]);
+        let params = Object::from_iter([("uuid", json!(vm(n)))]);
         let id = app.tasks.create(server(1), "machine_destroy", params, caller()).await.unwrap();
         agent.finish(&id, Value::Null).await;
         ended(&app, &id).await;
@@ -426,7 +424,7 @@ async fn a_query_is_answered_by_its_result_only() {
         server: server(1),
         task: "machine_load",
         label: None,
-        params: Map::new(),
+        params: Object::new(),
         req_id: &caller().req_id,
         timeout,
     };

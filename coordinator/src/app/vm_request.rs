@@ -1,7 +1,8 @@
 //! The body of `POST /vms` to the parameters of a `machine_create`. Pure.
 
 use muster_shared::api::FieldError;
-use muster_shared::ids::{ImageUuid, VmUuid};
+use muster_shared::api::Object;
+use muster_shared::ids::ImageUuid;
 use muster_shared::lenient::{self, is_uuid};
 use muster_shared::vm::{
     DEFAULT_BRAND, DEFAULT_QUOTA_GIB, DiskSpec, NOBODY, NicSpec, VmSpec, is_alias, is_flat,
@@ -10,21 +11,12 @@ use serde_json::{Map, Value, json};
 
 use super::error::AppError;
 
-/// A checked request.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct VmRequest {
-    /// The VM's uuid, if the client chose it.
-    pub uuid: Option<VmUuid>,
-    /// Parameters of the task, without `uuid`.
-    pub params: Map<String, Value>,
-}
-
 /// A VM on its way from what a client said to what its agent is told.
 struct Draft<'a> {
     /// As the client said it.
-    body: &'a Map<String, Value>,
+    body: &'a Object,
     /// Sizes that count where the body has none, as PAPI has them.
-    package: Map<String, Value>,
+    package: Object,
     spec: VmSpec,
     errors: Vec<FieldError>,
 }
@@ -41,7 +33,7 @@ impl Draft<'_> {
     /// A whole number from the body or else the package, by the first name that has one.
     fn number(&mut self, names: &[&str]) -> Option<u64> {
         for name in names {
-            let value = self.body.get(*name).or_else(|| self.package.get(*name));
+            let value = self.body.get(name).or_else(|| self.package.get(name));
             let Some(value) = value.filter(|value| !value.is_null() && **value != json!("")) else {
                 continue;
             };
@@ -75,7 +67,7 @@ impl Draft<'_> {
         self.spec.cap_cpu();
         // A package's quota is in MiB (PAPI), a VM's in GiB (vmadm).
         let packaged = self.package.get("quota").and_then(Value::as_u64);
-        let packaged = packaged.filter(|_| !self.body.contains_key("quota"));
+        let packaged = packaged.filter(|_| !self.body.has("quota"));
         let quota = self.spec.quota.or(packaged.map(|mib| mib.div_ceil(1024)));
         self.spec.quota = Some(quota.unwrap_or(DEFAULT_QUOTA_GIB));
         for (name, target) in
@@ -181,13 +173,13 @@ const NO_NETWORK: &str = "a network was neither a name nor has a nic_tag";
 ///
 /// # Errors
 /// [`AppError::Invalid`] naming every bad member.
-pub(super) fn build(body: &Map<String, Value>) -> Result<VmRequest, AppError> {
+pub(super) fn build(body: &Object) -> Result<VmSpec, AppError> {
     let package = match body.get("package") {
-        None => Map::new(),
-        Some(Value::Object(package)) => package.clone(),
+        None => Object::new(),
+        Some(Value::Object(package)) => package.clone().into(),
         Some(_) => return Err(AppError::invalid("package", "value is not an object")),
     };
-    let (spec, errors) = VmSpec::read(body.clone());
+    let (spec, errors) = VmSpec::read(body.clone().into());
     let mut draft = Draft { body, package, spec, errors };
     draft.sizes();
     draft.identity();
@@ -200,7 +192,7 @@ pub(super) fn build(body: &Map<String, Value>) -> Result<VmRequest, AppError> {
     for name in ["package", "networks", "metadata", "disk", "image_uuid", "server_uuid"] {
         spec.extra.shift_remove(name);
     }
-    Ok(VmRequest { uuid: spec.uuid.take(), params: spec.into_members() })
+    Ok(spec)
 }
 
 #[cfg(test)]
@@ -209,8 +201,8 @@ mod tests {
 
     const IMAGE: &str = "11111111-1111-1111-1111-111111111111";
 
-    fn build_json(body: &Value) -> Result<VmRequest, AppError> {
-        build(body.as_object().unwrap())
+    fn build_json(body: &Value) -> Result<VmSpec, AppError> {
+        build(&Object::of(body))
     }
 
     #[track_caller]
@@ -221,23 +213,22 @@ mod tests {
 
     #[test]
     fn a_small_request_is_completed() {
-        let params = build_json(&json!({ "image": IMAGE, "ram": "256", "metadata": { "a": "b" } }))
-            .unwrap()
-            .params;
+        let body = json!({ "image": IMAGE, "ram": "256", "metadata": { "a": "b" } });
+        let params = json!(build_json(&body).unwrap());
         assert_eq!(params["ram"], 256);
         assert_eq!(params["cpu_cap"], 100);
         assert_eq!(params["brand"], "kvm");
         assert_eq!(params["disks"][0]["image_uuid"], IMAGE);
         assert_eq!((&params["image_uuid"], &params["quota"]), (&json!(IMAGE), &json!(10)));
         assert_eq!(params["customer_metadata"]["a"], "b");
-        assert!(!params.contains_key("image") && !params.contains_key("metadata"));
+        assert!(params.get("image").is_none() && params.get("metadata").is_none());
     }
 
     #[test]
     fn a_package_gives_sizes_in_its_own_units() {
         let package = json!({ "name": "p", "max_physical_memory": 512, "vcpus": 2, "quota": 2049 });
-        let params =
-            build_json(&json!({ "image_uuid": IMAGE, "package": package })).unwrap().params;
+        let body = json!({ "image_uuid": IMAGE, "package": package });
+        let params = json!(build_json(&body).unwrap());
         assert_eq!((&params["ram"], &params["vcpus"]), (&json!(512), &json!(2)));
         assert_eq!((&params["quota"], &params["cpu_cap"]), (&json!(3), &json!(200)));
         assert_eq!(params["package_name"], "p");
@@ -246,16 +237,16 @@ mod tests {
     #[test]
     fn a_size_of_its_own_frees_the_disk_from_the_quota() {
         let body = json!({ "image": IMAGE, "ram": 256, "disk": 2048 });
-        let params = build_json(&body).unwrap().params;
+        let params = json!(build_json(&body).unwrap());
         assert_eq!(params["disks"][0]["size"], 2048);
-        assert!(!params.contains_key("image_uuid"));
+        assert!(params.get("image_uuid").is_none());
     }
 
     #[test]
     fn networks_become_nics() {
         let body =
             json!({ "image_uuid": IMAGE, "ram": 1, "networks": ["admin", { "nic_tag": "x" }] });
-        let params = build_json(&body).unwrap().params;
+        let params = json!(build_json(&body).unwrap());
         assert_eq!(params["nics"][0]["primary"], true);
         assert_eq!(params["nics"][1]["nic_tag"], "x");
         assert_eq!(params["nics"][1]["model"], "virtio");

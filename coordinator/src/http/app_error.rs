@@ -49,8 +49,18 @@ impl From<AppError> for ApiError {
             // As if the agent had been asked.
             AppError::NotSupported { .. } => Self::Agent { code: Code::NotSupported, message },
             AppError::Precondition(_) => Self::PreconditionFailed(message),
-            AppError::NotConnected(_) | AppError::Stopping => Self::Unavailable(message),
-            AppError::Timeout(_) | AppError::Imgapi(_) => Self::Internal { message, source: None },
+            AppError::NotConnected(_) | AppError::OldAgent(_) | AppError::Stopping => {
+                Self::Unavailable(message)
+            }
+            AppError::Timeout(_) | AppError::Imgapi(_) | AppError::Answer(_) => {
+                Self::Internal { message, source: None }
+            }
+            AppError::NotAllowed(_) => {
+                Self::coded(StatusCode::FORBIDDEN, Code::NotAuthorized, message)
+            }
+            AppError::OldServer(_) => {
+                Self::coded(StatusCode::BAD_REQUEST, Code::InvalidVersion, message)
+            }
             AppError::Agent { code, .. } => Self::Agent { code, message },
             AppError::Stream(error) => Self::Agent { code: error.code, message },
             AppError::Changed => Self::PreconditionFailed(message),

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use muster_shared::api::Object;
 use muster_shared::ids::ServerUuid;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::error::ApiError;
 use super::request::Request;
@@ -25,7 +26,7 @@ pub(super) struct Ask {
     /// Its kind.
     pub(super) task: &'static str,
     /// Its parameters.
-    pub(super) params: Map<String, Value>,
+    pub(super) params: Object,
     /// Longest wait, seconds.
     pub(super) seconds: u64,
     /// Its name in the text of a timeout, if another than the kind.
@@ -34,7 +35,7 @@ pub(super) struct Ask {
 
 impl Ask {
     /// A task of this kind, with parameters and the longest wait in seconds.
-    pub(super) fn new(task: &'static str, params: Map<String, Value>, seconds: u64) -> Self {
+    pub(super) fn new(task: &'static str, params: Object, seconds: u64) -> Self {
         Self { task, params, seconds, label: None }
     }
 
@@ -78,7 +79,6 @@ pub(super) fn prefixed(prefix: &'static str) -> impl Fn(AppError) -> ApiError {
 }
 
 /// Parameters of these names, as far as the request has them.
-pub(super) fn pick(request: &Request, names: &[&str]) -> Map<String, Value> {
-    let found = names.iter().filter_map(|name| Some(((*name).to_owned(), request.param(name)?)));
-    found.map(|(name, value)| (name, value.clone())).collect()
+pub(super) fn pick(request: &Request, names: &[&str]) -> Object {
+    names.iter().filter_map(|name| Some((*name, request.param(name)?.clone()))).collect()
 }

@@ -1,7 +1,8 @@
 //! `/boot` and `/platforms`: what servers boot, and with which parameters.
 
 use http::Method;
-use serde_json::{Map, Value};
+use muster_shared::api::Object;
+use serde_json::Value;
 
 use super::error::ApiError;
 use super::request::Request;
@@ -88,9 +89,8 @@ async fn get(request: Request) -> Result<Response, ApiError> {
 
 async fn write(request: Request, mode: Mode) -> Result<Response, ApiError> {
     let owner = owner(&request);
-    let object = |names: &[&str]| -> Option<Map<String, Value>> {
-        names.iter().find_map(|name| request.param(name)?.as_object().cloned())
-    };
+    let object =
+        |names: &[&str]| -> Option<Object> { names.iter().find_map(|name| request.object(name)) };
     let change = BootChange {
         platform: request.text("platform").map(str::to_owned),
         kernel_args: object(&["kernel_args", "boot_params", "params"]),

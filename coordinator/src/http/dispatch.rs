@@ -12,9 +12,9 @@ use http::header::{ACCEPT, ALLOW, CONTENT_LENGTH, CONTENT_TYPE, DATE, EXPECT, SE
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use hyper::upgrade::OnUpgrade;
 use muster_shared::api::FieldError;
+use muster_shared::api::Object;
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::{ServerUuid, VmUuid};
-use serde_json::{Map, Value};
 use tokio::sync::OwnedSemaphorePermit;
 use warp::Reply as _;
 
@@ -126,7 +126,7 @@ impl Shell {
     async fn run(
         self: &Arc<Self>,
         route: &Route,
-        path_params: Map<String, Value>,
+        path_params: Object,
         incoming: Incoming,
         context: &mut Context,
     ) -> Result<Response, ApiError> {
@@ -200,9 +200,9 @@ impl Shell {
     async fn check_server(
         &self,
         route: &Route,
-        params: &Map<String, Value>,
+        params: &Object,
     ) -> Result<Option<(ServerRef, bool)>, ApiError> {
-        let text = params.get("server_uuid").and_then(Value::as_str).unwrap_or_default();
+        let text = params.text("server_uuid").unwrap_or_default();
         match route.server {
             ServerRule::None => return Ok(None),
             ServerRule::ExistsOrDefault if text == "default" => {
@@ -310,21 +310,23 @@ fn header_text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str>
 }
 
 /// Precondition V.
-fn check_vm(route: &Route, params: &Map<String, Value>) -> Result<Option<VmUuid>, ApiError> {
+fn check_vm(route: &Route, params: &Object) -> Result<Option<VmUuid>, ApiError> {
     if !route.vm {
         return Ok(None);
     }
-    let text = params.get("uuid").and_then(Value::as_str).unwrap_or_default();
+    let text = params.text("uuid").unwrap_or_default();
     text.parse().map(Some).map_err(|_| invalid_vm())
 }
 
 /// Strictness first, then the rules in the declared order.
-fn validate(route: &Route, params: &mut Map<String, Value>) -> Result<(), ApiError> {
+fn validate(route: &Route, params: &mut Object) -> Result<(), ApiError> {
     if route.strict {
         let in_path =
             |name: &str| route.pattern.split('/').any(|part| part.strip_prefix(':') == Some(name));
         let known = |name: &str| route.params.iter().any(|param| param.name == name);
-        if let Some(stranger) = params.keys().find(|name| !in_path(name) && !known(name)) {
+        if let Some(stranger) =
+            params.iter().map(|(name, _)| name).find(|name| !in_path(name) && !known(name))
+        {
             let message = format!("{stranger} is not an explicitly defined parameter");
             return Err(ApiError::InvalidArgument(message));
         }
@@ -342,11 +344,7 @@ fn validate(route: &Route, params: &mut Map<String, Value>) -> Result<(), ApiErr
         }
     }
     if route.payload.is_some() {
-        let whole = Value::Object(std::mem::take(params));
-        errors.extend(checkers.payload(&whole).into_iter().map(|fault| field_error("", fault)));
-        if let Value::Object(members) = whole {
-            *params = members;
-        }
+        errors.extend(checkers.payload(params).into_iter().map(|fault| field_error("", fault)));
     }
     if errors.is_empty() { Ok(()) } else { Err(ApiError::InvalidParameters(errors)) }
 }
@@ -366,7 +364,7 @@ async fn read_params(
     headers: &HeaderMap,
     body: BodyStream,
     limit: usize,
-) -> Result<Map<String, Value>, ApiError> {
+) -> Result<Object, ApiError> {
     let kind = header_text(headers, &CONTENT_TYPE).unwrap_or_default();
     let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     let body = read_body(headers, body, limit).await?;
@@ -377,7 +375,7 @@ async fn read_params(
                 .map_err(|_| ApiError::InvalidContent("the form is not UTF-8".to_owned()))?;
             parse_urlencoded(text)
         }
-        _ => Ok(Map::new()),
+        _ => Ok(Object::new()),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use http::{Method, StatusCode};
 use muster_shared::wire::Code;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::ask::{Ask, pick};
 use super::error::ApiError;
@@ -81,23 +81,19 @@ async fn exec(request: Request) -> Result<Response, ApiError> {
 
 async fn copy(request: Request) -> Result<Response, ApiError> {
     let mut params = pick(&request, &["uuid", "path", "mode", "no_overwrite_dir", "payload"]);
-    if !params.contains_key("path") {
-        fall_back(&mut params, request.param("payload"));
+    if !params.has("path") {
+        // The old way.
+        for name in ["path", "mode"] {
+            if let Some(value) = request.param("payload").and_then(|payload| payload.get(name)) {
+                params.set(name, value.clone());
+            }
+        }
     }
-    if !params.get("path").is_some_and(Value::is_string) {
+    if params.text("path").is_none() {
         return Err(ApiError::invalid("path", "value was not a string"));
     }
     let ask = Ask::new("docker_copy", params, 10);
     Response::json(ask.query(&request).await.map_err(copy_failed)?)
-}
-
-/// Path and mode the old way.
-fn fall_back(params: &mut Map<String, Value>, payload: Option<&Value>) {
-    for name in ["path", "mode"] {
-        if let Some(value) = payload.and_then(|payload| payload.get(name)) {
-            params.insert(name.to_owned(), value.clone());
-        }
-    }
 }
 
 /// The refusals of a copy have words of their own.

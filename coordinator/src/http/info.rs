@@ -1,9 +1,10 @@
 //! What the coordinator says about itself: version, log level, diagnostics, OpenAPI document.
 
 use http::Method;
+use muster_shared::api::Object;
 use muster_shared::api::info::{Diagnostics, LogLevel, ProcessMemory, Version};
 use muster_shared::clock::iso;
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
 use super::error::ApiError;
 use super::request::Request;
@@ -82,8 +83,8 @@ async fn diagnostics(request: Request) -> Result<Response, ApiError> {
     Response::json(Diagnostics {
         start_timestamp: iso(request.shell.started),
         memory: ProcessMemory { rss, heap_total: rss, heap_used: rss, external: 0 },
-        task_callbacks: json!(request.app.tasks.open_by_kind(MAX_SHOWN_TASKS)),
-        pending_activations: Map::new(),
+        task_callbacks: request.app.tasks.open_by_kind(MAX_SHOWN_TASKS),
+        pending_activations: Object::new(),
     })
 }
 

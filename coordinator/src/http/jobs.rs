@@ -1,13 +1,13 @@
 //! Jobs: what starts them on a server, and `/jobs`, which stands in for the workflow API.
 
-use std::time::Duration;
-
 use http::{Method, StatusCode};
-use muster_shared::api::job::{Execution, Job, JobStarted};
+use muster_shared::api::job::{
+    Execution, Job, JobParams, JobStarted, NicAction, NicTags, SetupParams,
+};
 use muster_shared::lenient::js_number;
+use serde::Deserialize as _;
 use serde_json::{Value, json};
 
-use super::ask::pick;
 use super::error::ApiError;
 use super::request::Request;
 use super::response::Response;
@@ -15,12 +15,7 @@ use super::route::{Also, Param, Route, ServerRule};
 use super::rule::Rule;
 use super::schema;
 use crate::app::AppError;
-use crate::app::jobs::{JobFilter, NicAction, SetupRequest};
-
-/// Longest wait for an agent that reboots without a job.
-const REBOOT_TIMEOUT: Duration = Duration::from_secs(60);
-/// Since this version `cn-agent` reboots by itself.
-const REBOOTS_SINCE: (u64, u64, u64) = (2, 11, 0);
+use crate::app::jobs::{JobFilter, checked_nics};
 
 const TEXT: &[Rule] = &[Rule::Optional, Rule::StringType];
 const BOOL: &[Rule] = &[Rule::Optional, Rule::BooleanType];
@@ -145,6 +140,18 @@ fn started(job_uuid: uuid::Uuid) -> Result<Response, ApiError> {
     Response::json(JobStarted { job_uuid })
 }
 
+/// Where the request comes from, as the client says.
+fn passed_on(request: &Request) -> JobParams {
+    let text = |name: &str| request.text(name).map(str::to_owned);
+    JobParams { origin: text("origin"), creator_uuid: text("creator_uuid"), ..JobParams::default() }
+}
+
+/// The parameter `nics`; `None` when absent.
+fn given_nics(request: &Request) -> Result<Option<Vec<NicTags>>, ApiError> {
+    let nics = request.param("nics").and_then(Value::as_array);
+    Ok(nics.map(|nics| checked_nics(nics)).transpose()?)
+}
+
 async fn setup(request: Request) -> Result<Response, ApiError> {
     let layout = request.text("disk_layout");
     if layout.is_some_and(|layout| !LAYOUTS.contains(&layout)) {
@@ -152,39 +159,29 @@ async fn setup(request: Request) -> Result<Response, ApiError> {
         let text = format!("disk_layout must be one of: {}", all.join(", "));
         return Err(ApiError::InvalidArgument(text));
     }
-    let mut params = pick(
-        &request,
-        &[
-            "postsetup_script",
-            "disk_layout",
-            "disk_exclude",
-            "encryption_enabled",
-            "origin",
-            "creator_uuid",
-        ],
-    );
-    for name in ["disk_spares", "disk_width"] {
-        let Some(number) = request.param(name).and_then(js_number) else {
-            continue;
-        };
-        if number < 0.0 {
-            return Err(ApiError::invalid(name, "value was not greater than or equal to zero"));
+    let disks = |name: &str| match request.param(name).and_then(js_number) {
+        None => Ok(None),
+        Some(number) if number < 0.0 => {
+            Err(ApiError::invalid(name, "value was not greater than or equal to zero"))
         }
-        params.insert(
-            name.to_owned(),
-            json!(whole(number).ok_or_else(|| {
-                ApiError::invalid(name, "value was not a whole number up to 1000000")
-            })?),
-        );
-    }
-    if request.param("disk_cache") == Some(&json!(false)) {
-        params.insert("disk_cache".to_owned(), json!(false));
-    }
-    let wanted = SetupRequest {
-        hostname: request.text("hostname").map(str::to_owned),
-        nics: request.param("nics").and_then(Value::as_array).cloned(),
-        params,
+        Some(number) => whole(number)
+            .map(Some)
+            .ok_or_else(|| ApiError::invalid(name, "value was not a whole number up to 1000000")),
     };
+    let text = |name: &str| request.text(name).map(str::to_owned);
+    let setup = SetupParams {
+        hostname: text("hostname"),
+        postsetup_script: text("postsetup_script"),
+        disk_layout: text("disk_layout"),
+        disk_exclude: text("disk_exclude"),
+        disk_spares: disks("disk_spares")?,
+        disk_width: disks("disk_width")?,
+        disk_cache: request.flag("disk_cache").filter(|cache| !cache),
+        encryption_enabled: request.flag("encryption_enabled"),
+        reboot: None,
+    };
+    let nics = given_nics(&request)?;
+    let wanted = JobParams { setup, nics, ..passed_on(&request) };
     match request.app.jobs.server_setup(request.server()?, wanted, &request.caller).await? {
         Some(job) => started(job),
         None => Ok(Response::empty().status(StatusCode::NO_CONTENT)),
@@ -199,8 +196,8 @@ fn whole(number: f64) -> Option<u32> {
 
 async fn factory_reset(request: Request) -> Result<Response, ApiError> {
     let server = request.server()?;
-    let params = pick(&request, &["origin", "creator_uuid"]);
-    match request.app.jobs.server_factory_reset(server, params, &request.caller).await? {
+    let jobs = &request.app.jobs;
+    match jobs.server_factory_reset(server, passed_on(&request), &request.caller).await? {
         Ok(job) => started(job),
         // The reference's answer is this bare string.
         Err(vms) => {
@@ -213,29 +210,23 @@ async fn factory_reset(request: Request) -> Result<Response, ApiError> {
 async fn reboot(request: Request) -> Result<Response, ApiError> {
     let server = request.server()?;
     let app = &request.app;
-    if request.param("nojob") != Some(&json!(true)) {
-        let params = pick(&request, &["drain", "origin", "creator_uuid"]);
+    if request.flag("nojob") != Some(true) {
+        let params = JobParams { drain: request.flag("drain"), ..passed_on(&request) };
         return started(app.jobs.server_reboot(server, params, &request.caller).await?);
     }
-    if let Some(installed) = app.fleet.outdated_cn_agent(server, REBOOTS_SINCE) {
-        let text = "cn-agent version on server does not support server_reboot";
-        return Err(ApiError::Unavailable(format!("{text}: {installed} < 2.11.0")));
-    }
-    let params = request.params.clone();
-    app.tasks.run(server, "server_reboot", params, &request.caller, REBOOT_TIMEOUT).await?;
+    app.nodes.server_reboot_now(server, request.params.clone(), &request.caller).await?;
     Ok(Response::empty().status(StatusCode::NO_CONTENT))
 }
 
 async fn nics(request: Request) -> Result<Response, ApiError> {
-    let action = request.text("action").and_then(|text| text.parse::<NicAction>().ok());
-    let Some(action) = action else {
+    let nic_action = request.param("action").and_then(|text| NicAction::deserialize(text).ok());
+    if nic_action.is_none() {
         let text = "action must be 'update', 'replace', or 'delete'";
         return Err(ApiError::invalid("action", text));
-    };
-    let nics = request.param("nics").and_then(Value::as_array).cloned().unwrap_or_default();
-    let params = pick(&request, &["origin", "creator_uuid"]);
-    let server = request.server()?;
-    started(request.app.jobs.nic_update(server, action, &nics, params, &request.caller).await?)
+    }
+    let nics = given_nics(&request)?;
+    let params = JobParams { nic_action, nics, ..passed_on(&request) };
+    started(request.app.jobs.nic_update(request.server()?, params, &request.caller).await?)
 }
 
 async fn list(request: Request) -> Result<Response, ApiError> {

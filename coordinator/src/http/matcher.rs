@@ -2,8 +2,8 @@
 //! parameter; a trailing slash is another path; leading slashes count once.
 
 use http::Method;
+use muster_shared::api::Object;
 use percent_encoding::percent_decode_str;
-use serde_json::{Map, Value};
 
 use super::route::Route;
 
@@ -11,7 +11,7 @@ use super::route::Route;
 #[derive(Debug)]
 pub(crate) enum Match<'a> {
     /// A route, with the decoded path parameters in the order of the path.
-    Route(&'a Route, Map<String, Value>),
+    Route(&'a Route, Object),
     /// The path exists with these methods (for `Allow`).
     OtherMethods(String),
     /// No such path.
@@ -78,13 +78,13 @@ pub(crate) fn find<'a>(
     Match::OtherMethods(methods.join(", "))
 }
 
-fn path_params(pattern: &str, segments: &[String]) -> Map<String, Value> {
+fn path_params(pattern: &str, segments: &[String]) -> Object {
     pattern[1..]
         .split('/')
         .zip(segments)
         .filter_map(|(part, segment)| {
             let name = part.strip_prefix(':')?;
-            Some((name.to_owned(), Value::String(segment.clone())))
+            Some((name, segment.as_str()))
         })
         .collect()
 }
@@ -122,7 +122,8 @@ mod tests {
         let segments = segments(path);
         let found = match find(routes.iter(), &method.parse().unwrap(), &segments) {
             Match::Route(route, params) => {
-                let values: Vec<&str> = params.values().filter_map(Value::as_str).collect();
+                let values: Vec<&str> =
+                    params.iter().filter_map(|(_, value)| value.as_str()).collect();
                 format!("{} {}", route.pattern, values.join(","))
             }
             Match::OtherMethods(allow) => format!("405 {allow}"),

@@ -1,8 +1,8 @@
 //! `/servers/:server_uuid/images`: images that a server has installed.
 
 use http::Method;
+use muster_shared::api::Object;
 use muster_shared::wire::Code;
-use serde_json::{Map, json};
 
 use super::ask::Ask;
 use super::error::ApiError;
@@ -29,7 +29,7 @@ async fn get(request: Request) -> Result<Response, ApiError> {
     if image.parse::<muster_shared::ids::ImageUuid>().is_err() {
         return Err(absent());
     }
-    let params = Map::from_iter([("uuid".to_owned(), json!(image))]);
+    let params = Object::from_iter([("uuid", image)]);
     let asked = Ask::new("image_get", params, 60).query(&request).await;
     let result = asked.map_err(|error| match &error {
         AppError::Agent { code: Code::ImageNotInstalled, .. } => absent(),

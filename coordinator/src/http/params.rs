@@ -2,9 +2,10 @@
 
 use std::borrow::Cow;
 
+use muster_shared::api::Object;
 use muster_shared::lenient::truthy;
 use percent_encoding::percent_decode;
-use serde_json::{Map, Value};
+use serde_json::{Value, json};
 
 use super::error::ApiError;
 use super::route::BODY_LIMIT_BYTES;
@@ -43,14 +44,10 @@ pub(crate) fn longest_text(name: &str) -> usize {
 }
 
 /// Adds a later source to the map; truthy earlier values stay.
-pub(crate) fn merge(params: &mut Map<String, Value>, later: Map<String, Value>) {
+pub(crate) fn merge(params: &mut Object, later: Object) {
     for (name, value) in later {
-        match params.get_mut(&name) {
-            Some(earlier) if truthy(Some(earlier)) => {}
-            Some(earlier) => *earlier = value,
-            None => {
-                params.insert(name, value);
-            }
+        if !truthy(params.get(&name)) {
+            params.set(name, value);
         }
     }
 }
@@ -60,8 +57,8 @@ pub(crate) fn merge(params: &mut Map<String, Value>, later: Map<String, Value>) 
 ///
 /// # Errors
 /// [`ApiError::InvalidContent`] over the limits or when the text is not UTF-8.
-pub(crate) fn parse_urlencoded(text: &str) -> Result<Map<String, Value>, ApiError> {
-    let mut params = Map::new();
+pub(crate) fn parse_urlencoded(text: &str) -> Result<Object, ApiError> {
+    let mut params = Object::new();
     let pairs = text.split('&').filter(|pair| !pair.is_empty());
     for (count, pair) in pairs.enumerate() {
         if count >= MAX_PAIRS {
@@ -70,9 +67,9 @@ pub(crate) fn parse_urlencoded(text: &str) -> Result<Map<String, Value>, ApiErro
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         let (name, value) = (decode_form(name)?, decode_form(value)?);
         let path = key_path(&name);
-        insert(&mut params, &path, value.into_owned());
+        insert(params.slot(path[0]), &path[1..], value.into_owned());
     }
-    for (name, value) in &mut params {
+    for (name, value) in params.iter_mut() {
         index_keys_to_arrays(value);
         check_limits(name, value, 2).map_err(ApiError::InvalidContent)?;
     }
@@ -105,31 +102,23 @@ fn key_path(name: &str) -> Vec<&str> {
 }
 
 /// The empty key collects `a[]=b` until [`index_keys_to_arrays`].
-fn insert(into: &mut Map<String, Value>, path: &[&str], value: String) {
-    let (first, rest) = (path[0], &path[1..]);
-    if rest.is_empty() {
-        let value = Value::String(value);
-        match into.get_mut(first) {
-            None => {
-                into.insert(first.to_owned(), value);
-            }
-            Some(Value::Array(items)) => items.push(value),
-            Some(earlier) => *earlier = Value::Array(vec![earlier.take(), value]),
+fn insert(into: &mut Value, path: &[&str], value: String) {
+    let added = match (path, &mut *into) {
+        ([first, rest @ ..], Value::Object(members)) => {
+            return insert(members.entry(*first).or_insert(Value::Null), rest, value);
         }
-        return;
-    }
-    let child = into.entry(first).or_insert_with(|| Value::Object(Map::new()));
-    match child {
-        Value::Object(child) => insert(child, rest, value),
+        ([], _) => Value::String(value),
         // `a=b&a[c]=d`: the plain value and the bracketed one stand side by side.
-        other => {
-            let mut nested = Map::new();
-            insert(&mut nested, rest, value);
-            match other {
-                Value::Array(items) => items.push(Value::Object(nested)),
-                _ => *other = Value::Array(vec![other.take(), Value::Object(nested)]),
-            }
+        (path, _) => {
+            let mut nested = json!({});
+            insert(&mut nested, path, value);
+            nested
         }
+    };
+    match into {
+        Value::Null => *into = added,
+        Value::Array(items) => items.push(added),
+        earlier => *earlier = Value::Array(vec![earlier.take(), added]),
     }
 }
 
@@ -171,9 +160,9 @@ fn index_keys_to_arrays(value: &mut Value) {
 ///
 /// # Errors
 /// [`ApiError::InvalidContent`] for anything but an object, or beyond the limits.
-pub(crate) fn parse_json(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
+pub(crate) fn parse_json(body: &[u8]) -> Result<Object, ApiError> {
     if body.iter().all(u8::is_ascii_whitespace) {
-        return Ok(Map::new());
+        return Ok(Object::new());
     }
     let value: Value = serde_json::from_slice(body)
         .map_err(|error| ApiError::InvalidContent(format!("Invalid JSON: {error}")))?;
@@ -184,7 +173,7 @@ pub(crate) fn parse_json(body: &[u8]) -> Result<Map<String, Value>, ApiError> {
         check_limits(name, member, 2)
             .map_err(|problem| ApiError::InvalidContent(format!("Invalid JSON: {problem}")))?;
     }
-    Ok(members)
+    Ok(members.into())
 }
 
 /// `depth` counts the value itself: a member of the body is at depth 2.
@@ -209,14 +198,12 @@ fn check_limits(name: &str, value: &Value, depth: usize) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-    use serde_json::json;
-
     use super::*;
+    use proptest::prelude::*;
 
     #[track_caller]
     fn check(query: &str, expected: &Value) {
-        assert_eq!(&Value::Object(parse_urlencoded(query).unwrap()), expected, "{query}");
+        assert_eq!(&parse_urlencoded(query).unwrap().into_value(), expected, "{query}");
     }
 
     #[test]
@@ -244,8 +231,8 @@ mod tests {
 
     #[test]
     fn bodies_must_be_objects_within_limits() {
-        assert_eq!(parse_json(b" ").unwrap(), Map::new());
-        assert_eq!(parse_json(br#"{"a":1,"a":2}"#).unwrap()["a"], json!(2));
+        assert_eq!(parse_json(b" ").unwrap(), Object::new());
+        assert_eq!(parse_json(br#"{"a":1,"a":2}"#).unwrap().get("a"), Some(&json!(2)));
         for bad in ["[]", "\"x\"", "3", "null", "{", "{\"a\":}", "\u{0}"] {
             assert!(
                 matches!(parse_json(bad.as_bytes()), Err(ApiError::InvalidContent(_))),
@@ -271,7 +258,7 @@ mod tests {
     fn later_sources_replace_only_untrue_values() {
         let mut params = parse_urlencoded("a=1&b=").unwrap();
         merge(&mut params, parse_json(br#"{"a":2,"b":3,"c":4}"#).unwrap());
-        assert_eq!(Value::Object(params), json!({"a": "1", "b": 3, "c": 4}));
+        assert_eq!(params.into_value(), json!({"a": "1", "b": 3, "c": 4}));
     }
 
     proptest! {
@@ -285,12 +272,12 @@ mod tests {
             };
             let query: Vec<String> =
                 pairs.iter().map(|(k, v)| format!("{}={}", encode(k), encode(v))).collect();
-            let mut naive: Map<String, Value> = Map::new();
+            let mut naive = Object::new();
             for (key, _) in &pairs {
                 let values: Vec<&String> =
                     pairs.iter().filter(|(k, _)| k == key).map(|(_, v)| v).collect();
                 let value = if values.len() == 1 { json!(values[0]) } else { json!(values) };
-                naive.insert(key.clone(), value);
+                naive.set(key.clone(), value);
             }
             prop_assert_eq!(parse_urlencoded(&query.join("&")).unwrap(), naive);
         }
@@ -307,7 +294,7 @@ mod tests {
             first in prop::collection::btree_map("[a-d]", 0..3i32, 0..4),
             second in prop::collection::btree_map("[a-d]", 0..3i32, 0..4),
         ) {
-            let map = |from: &std::collections::BTreeMap<String, i32>| -> Map<String, Value> {
+            let map = |from: &std::collections::BTreeMap<String, i32>| -> Object {
                 from.iter().map(|(k, v)| (k.clone(), json!(v))).collect()
             };
             let mut merged = map(&first);

@@ -9,8 +9,9 @@ use bytes::Bytes;
 use http::HeaderMap;
 use http::header::IF_MATCH;
 use hyper::upgrade::OnUpgrade;
+use muster_shared::api::Object;
 use muster_shared::ids::{ServerUuid, VmUuid};
-use serde_json::{Map, Value};
+use serde_json::Value;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::error::ApiError;
@@ -34,7 +35,7 @@ pub(crate) struct Request {
     /// The application.
     pub(crate) app: Arc<App>,
     /// Path, query and body members in one map; path first.
-    pub(crate) params: Map<String, Value>,
+    pub(crate) params: Object,
     /// Its id (the client's verbatim, else a new UUID), and the ticket that it names.
     pub(crate) caller: Caller,
     /// The request's headers.
@@ -63,7 +64,17 @@ impl Request {
 
     /// A parameter that is text; `None` when absent or of another type.
     pub(crate) fn text(&self, name: &str) -> Option<&str> {
-        self.params.get(name)?.as_str()
+        self.params.text(name)
+    }
+
+    /// A parameter that is an object; `None` when absent or of another type.
+    pub(crate) fn object(&self, name: &str) -> Option<Object> {
+        Some(self.params.get(name)?.as_object()?.clone().into())
+    }
+
+    /// A parameter that is `true` or `false`; `None` when absent or of another type.
+    pub(crate) fn flag(&self, name: &str) -> Option<bool> {
+        self.params.get(name)?.as_bool()
     }
 
     /// The parameter `limit` of a list; `None` when absent.

@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use muster_shared::api::FieldError;
+use muster_shared::api::Object;
 use muster_shared::lenient::{flag_in_any_case, js_number};
 use parking_lot::Mutex;
 use regex::Regex;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 /// One check of one parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,15 +49,10 @@ pub(crate) const UUID_PATTERN: &str =
     "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$";
 
 /// Runs a parameter's rules over the map; conversions are applied to it in place.
-pub(crate) fn check(
-    name: &str,
-    rules: &[Rule],
-    params: &mut Map<String, Value>,
-    errors: &mut Vec<FieldError>,
-) {
+pub(crate) fn check(name: &str, rules: &[Rule], params: &mut Object, errors: &mut Vec<FieldError>) {
     for rule in rules {
         match rule {
-            Rule::Optional if !params.contains_key(name) => return,
+            Rule::Optional if !params.has(name) => return,
             Rule::Optional => {}
             Rule::ToBoolean => {
                 if let Some(value) = params.get_mut(name)
@@ -166,9 +162,9 @@ mod tests {
 
     #[track_caller]
     fn errors(rules: &[Rule], value: Option<Value>) -> Vec<String> {
-        let mut params = Map::new();
+        let mut params = Object::new();
         if let Some(value) = value {
-            params.insert("p".to_owned(), value);
+            params.set("p", value);
         }
         let mut errors = Vec::new();
         check("p", rules, &mut params, &mut errors);
@@ -250,8 +246,8 @@ mod tests {
 
     #[test]
     fn to_boolean_converts_accepted_text() {
-        let mut params = Map::from_iter([("p".to_owned(), json!("TRUE"))]);
+        let mut params = Object::from_iter([("p", json!("TRUE"))]);
         check("p", &[Rule::BooleanString, Rule::ToBoolean], &mut params, &mut Vec::new());
-        assert_eq!(params["p"], json!(true));
+        assert_eq!(params.get("p"), Some(&json!(true)));
     }
 }

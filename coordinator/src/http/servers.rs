@@ -2,12 +2,12 @@
 
 use http::Method;
 use muster_shared::api::FieldError;
+use muster_shared::api::Object;
 use muster_shared::api::boot::BootModules;
 use muster_shared::ids::ServerUuid;
 use muster_shared::lenient::js_number;
 use muster_shared::secrets::masked;
-use serde::Deserialize as _;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::ask::Ask;
 use super::error::ApiError;
@@ -28,8 +28,6 @@ const TEXT: &[Rule] = &[Rule::Optional, Rule::StringType, Rule::Trim];
 const BOOL: &[Rule] = &[Rule::Optional, Rule::BooleanType];
 /// Longest wait for an agent's history, seconds.
 const HISTORY_TIMEOUT: u64 = 10;
-/// Longest wait for a fresh sysinfo, seconds.
-const SYSINFO_TIMEOUT: u64 = 60;
 
 const LIST_PARAMS: &[Param] = &[
     Param::new("uuids", &[Rule::Optional, Rule::Regex(LIST)], "Only these, comma-separated"),
@@ -187,17 +185,16 @@ async fn list(request: Request) -> Result<Response, ApiError> {
             return Err(ApiError::OutOfRange(vec![error]));
         }
     };
-    let flag = |name: &str| request.param(name).and_then(Value::as_bool);
     let uuids = request
         .text("uuids")
         .map(|text| text.split(',').filter_map(|uuid| uuid.parse::<ServerUuid>().ok()).collect());
     let offset = number("offset").and_then(|offset| usize::try_from(offset).ok()).unwrap_or(0);
     let filter = ServerFilter {
         uuids,
-        setup: flag("setup"),
-        headnode: flag("headnode"),
-        reserved: flag("reserved"),
-        reservoir: flag("reservoir"),
+        setup: request.flag("setup"),
+        headnode: request.flag("headnode"),
+        reserved: request.flag("reserved"),
+        reservoir: request.flag("reservoir"),
         hostname: request.text("hostname").map(str::to_owned),
         limit,
         offset,
@@ -236,9 +233,10 @@ async fn update(mut request: Request) -> Result<Response, ApiError> {
         let bad = || ApiError::invalid("reservation_ratio", "value was not a number");
         *value = number.ok_or_else(bad)?;
     }
-    let params = Value::Object(std::mem::take(&mut request.params));
     // The rules have seen to it that every member has its type.
-    let update = ServerUpdate::deserialize(params)
+    let update: ServerUpdate = request
+        .params
+        .read()
         .map_err(|error| ApiError::internal("a parameter's rules are not its type's", error))?;
     request.app.servers.modify(server, &update, &request.expected(), &request.caller).await?;
     Ok(Response::empty())
@@ -262,25 +260,21 @@ async fn delete(request: Request) -> Result<Response, ApiError> {
 async fn register(request: Request) -> Result<Response, ApiError> {
     let text = request.text("server_uuid").unwrap_or_default();
     let server = text.parse().map_err(|_| super::request::invalid_server())?;
-    let sysinfo = request.param("sysinfo").and_then(Value::as_object).cloned().unwrap_or_default();
+    let sysinfo = request.object("sysinfo").unwrap_or_default();
     request.app.reports.register(server, sysinfo).await?;
     Ok(Response::empty())
 }
 
 async fn refresh(request: Request) -> Result<Response, ApiError> {
     let server = request.server()?;
-    let params = request.params.clone();
-    let result = Ask::new("server_sysinfo", params, SYSINFO_TIMEOUT).query(&request).await?;
-    let Some(sysinfo) = result.get("sysinfo").and_then(Value::as_object) else {
-        let message = "Unable to gather latest sysinfo".to_owned();
-        return Err(ApiError::Internal { message, source: None });
-    };
-    request.app.reports.register(server, sysinfo.clone()).await?;
+    let Request { app, params, caller, .. } = request;
+    let sysinfo = app.nodes.gather_sysinfo(server, params, &caller).await?;
+    app.reports.register(server, sysinfo).await?;
     Ok(Response::empty())
 }
 
 async fn history(request: Request) -> Result<Response, ApiError> {
-    let result = Ask::new("task_history", Map::new(), HISTORY_TIMEOUT).query(&request).await?;
+    let result = Ask::new("task_history", Object::new(), HISTORY_TIMEOUT).query(&request).await?;
     // An array alone, or as a member of the result object.
     let entries = result.get("history").or_else(|| result.get("tasks")).unwrap_or(&result);
     // An agent of another make shows them as they are.

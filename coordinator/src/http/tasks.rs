@@ -1,6 +1,7 @@
 //! `/tasks`: one task, waiting for it, stopping it, all of them.
 
 use http::{HeaderName, HeaderValue, Method, StatusCode};
+use muster_shared::api::task::TaskStatus;
 use muster_shared::ids::TaskId;
 use serde_json::json;
 
@@ -11,7 +12,7 @@ use super::route::{Param, Route, task_id_schema};
 use super::rule::Rule;
 use super::schema;
 use crate::app::AppError;
-use crate::app::tasks::{MAX_WAIT, TaskFilter, TaskStatus};
+use crate::app::tasks::{MAX_WAIT, TaskFilter};
 
 const TEXT: &[Rule] = &[Rule::Optional, Rule::StringType];
 const LIST_PARAMS: &[Param] = &[

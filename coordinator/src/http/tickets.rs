@@ -3,7 +3,7 @@
 use http::{Method, StatusCode};
 use muster_shared::api::ticket::{QueueName, TicketCreated, TicketServer};
 use muster_shared::ids::TicketUuid;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::dispatch::X_MUSTER_TICKET;
 use super::error::ApiError;
@@ -149,17 +149,14 @@ async fn list(request: Request) -> Result<Response, ApiError> {
     Response::json(tickets.iter().map(|record| &record.ticket).collect::<Vec<_>>())
 }
 
-async fn create(mut request: Request) -> Result<Response, ApiError> {
+async fn create(request: Request) -> Result<Response, ApiError> {
     let text = |name: &str| request.text(name).unwrap_or_default().to_owned();
     let wanted = TicketRequest {
         queue: QueueName { server_uuid: server(&request)?, scope: text("scope"), id: text("id") },
         expires_at: text("expires_at"),
         action: request.text("action").map(str::to_owned),
         req_id: request.caller.req_id.clone(),
-        extra: match request.params.shift_remove("extra") {
-            Some(Value::Object(extra)) => extra,
-            _ => Map::new(),
-        },
+        extra: request.object("extra").unwrap_or_default(),
     };
     Response::json(request.app.tickets.create(wanted).await?)
 }

@@ -1,12 +1,13 @@
 //! `/servers/:server_uuid/vms`: the VMs of one server, as CNAPI serves them.
 
-use http::{Method, StatusCode};
-use muster_shared::api::FieldError;
+use http::Method;
+use muster_shared::api::Object;
+use muster_shared::api::task::TaskStarted;
 use muster_shared::api::vm::Vnc;
 use muster_shared::ids::VmUuid;
 use muster_shared::lenient;
 use muster_shared::wire::Code;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::ask::{Ask, IDEMPOTENT, JOB};
 use super::error::ApiError;
@@ -17,7 +18,6 @@ use super::rule::{self, Rule};
 use super::schema;
 use super::servers::start_task;
 use crate::app::AppError;
-use crate::app::dataset_url::add_default_gateway;
 
 const FORCE: Param = Param::new("force", &[], "Without asking the guest").checked(schema::flag);
 const TIMEOUT: Param =
@@ -211,36 +211,16 @@ async fn create(request: Request) -> Result<Response, ApiError> {
         .text("uuid")
         .and_then(|text| text.parse().ok())
         .ok_or_else(|| ApiError::invalid("uuid", "value was not a UUID"))?;
-    let params = &request.params;
-    let disk = params.get("disks").and_then(|disks| disks.get(0)?.get("image_uuid"));
-    let image = params.get("image_uuid").or(disk).and_then(Value::as_str);
-    let manifest = params.get("image").filter(|image| image["files"][0].is_object());
-    let (Some(image), Some(manifest)) = (image, manifest) else {
-        let mut errors = Vec::new();
-        if image.is_none() {
-            errors.push(FieldError::new("image_uuid", "value was not a string"));
-        }
-        if manifest.is_none() {
-            errors.push(FieldError::new("image", "value is not an image with files"));
-        }
-        return Err(AppError::Invalid(errors).into());
-    };
-    let hints = request.app.datasets.hints(image, manifest).await?;
-    let mut params = request.params.clone();
-    params.extend(hints);
-    if request.app.datasets.wants_default_gateway(server) {
-        add_default_gateway(&mut params);
-    }
-    let id = request.app.placement.create_on(server, uuid, params, &request.caller).await?;
-    Response::json(json!({ "id": id }))
+    let Request { app, mut params, caller, .. } = request;
+    app.datasets.complete(server, &mut params).await?;
+    let id = app.placement.create_on(server, uuid, params, &caller).await?;
+    Response::json(TaskStarted { id })
 }
 
 async fn nics(request: Request) -> Result<Response, ApiError> {
-    if !request.app.fleet.sysinfo_of(request.server()?).contains_key("SDC Version") {
-        let text = "Unsupported compute node version";
-        return Err(ApiError::coded(StatusCode::BAD_REQUEST, Code::InvalidVersion, text));
-    }
-    start_task(request, "machine_update_nics").await
+    let server = request.server()?;
+    let id = request.app.nodes.vm_nics_update(server, request.params, &request.caller).await?;
+    Response::json(TaskStarted { id })
 }
 
 async fn migrate(request: Request) -> Result<Response, ApiError> {
@@ -252,8 +232,7 @@ async fn migrate(request: Request) -> Result<Response, ApiError> {
         ("migrationTask.action", member("action"), Rule::StringType),
         ("migrationTask.record", member("record"), Rule::ObjectType),
     ] {
-        let mut found: Map<_, _> =
-            value.map(|value| (name.to_owned(), value)).into_iter().collect();
+        let mut found: Object = value.map(|value| (name, value)).into_iter().collect();
         rule::check(name, &[rule], &mut found, &mut errors);
     }
     if !errors.is_empty() {
@@ -263,28 +242,13 @@ async fn migrate(request: Request) -> Result<Response, ApiError> {
 }
 
 async fn vnc(request: Request) -> Result<Response, ApiError> {
-    let params = about(&request, ("types", Some(json!(["vnc"]))))?;
-    let result = match Ask::new("machine_info", params, 10).query(&request).await? {
-        // The reference's agent answers with JSON text.
-        Value::String(text) => serde_json::from_str(&text).unwrap_or_default(),
-        other => other,
-    };
-    let (host, port) = (&result["vnc"]["host"], &result["vnc"]["port"]);
-    if host.is_null() || port.is_null() {
-        let message = "failed to parse JSON response from vm.info".to_owned();
-        return Err(ApiError::Internal { message, source: None });
-    }
-    Response::json(json!({ "host": host, "port": port }))
+    let (server, vm) = (request.server()?, request.vm()?);
+    Response::json(request.app.nodes.vm_vnc(server, vm, &request.caller).await?)
 }
 
-/// The VM's uuid and perhaps one thing more.
-fn about(request: &Request, extra: (&str, Option<Value>)) -> Result<Map<String, Value>, ApiError> {
-    let mut params = Map::new();
-    params.insert("uuid".to_owned(), json!(request.vm()?));
-    if let (name, Some(value)) = extra {
-        params.insert(name.to_owned(), value);
-    }
-    Ok(params)
+/// Parameters of a task about the VM.
+fn about(request: &Request) -> Result<Object, ApiError> {
+    Ok(Object::from_iter([("uuid", json!(request.vm()?))]))
 }
 
 /// An absent VM is a 404 in CNAPI's words.
@@ -297,21 +261,25 @@ fn or_not_found(result: Result<Value, AppError>, vm: VmUuid) -> Result<Response,
 }
 
 async fn load(request: Request) -> Result<Response, ApiError> {
-    let dni = request.param("include_dni").map(|value| json!(lenient::flag(value) == Some(true)));
-    let params = about(&request, ("include_dni", dni))?;
+    let mut params = about(&request)?;
+    if let Some(dni) = request.param("include_dni") {
+        params.set("include_dni", lenient::flag(dni) == Some(true));
+    }
     or_not_found(Ask::new("machine_load", params, 60).query(&request).await, request.vm()?)
 }
 
 async fn info(request: Request) -> Result<Response, ApiError> {
     let types = request.text("info").filter(|types| !types.is_empty());
-    let types = types.unwrap_or("all").split(',').collect::<Vec<_>>();
-    let params = about(&request, ("types", Some(json!(types))))?;
+    let mut params = about(&request)?;
+    params.set("types", types.unwrap_or("all").split(',').collect::<Vec<_>>());
     // The reference names machine_load in the text of this timeout.
     let ask = Ask { label: Some("machine_load"), ..Ask::new("machine_info", params, 10) };
     Response::json(ask.query(&request).await?)
 }
 
 async fn proc(request: Request) -> Result<Response, ApiError> {
-    let params = about(&request, ("", None))?;
-    or_not_found(Ask::new("machine_proc", params, 20).query(&request).await, request.vm()?)
+    or_not_found(
+        Ask::new("machine_proc", about(&request)?, 20).query(&request).await,
+        request.vm()?,
+    )
 }

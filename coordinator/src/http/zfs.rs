@@ -3,7 +3,8 @@
 //! The server need not be running; whether it has ZFS is said by its agent's capabilities.
 
 use http::Method;
-use serde_json::{Map, Value, json};
+use muster_shared::api::Object;
+use serde_json::{Value, json};
 
 use super::ask::{Ask, IDEMPOTENT, pick, prefixed};
 use super::error::ApiError;
@@ -83,7 +84,7 @@ pub(super) fn routes() -> Vec<Route> {
 struct Work {
     task: &'static str,
     prefix: &'static str,
-    params: fn(&Request) -> Map<String, Value>,
+    params: fn(&Request) -> Object,
     changes: bool,
 }
 
@@ -129,24 +130,24 @@ async fn run(request: Request, work: Work) -> Result<Response, ApiError> {
     Response::json(result)
 }
 
-fn all(request: &Request) -> Map<String, Value> {
+fn all(request: &Request) -> Object {
     request.params.clone()
 }
 
 /// `<dataset>@<name>`, and nothing else.
-fn snapshot(request: &Request) -> Map<String, Value> {
+fn snapshot(request: &Request) -> Object {
     let part = |name| request.text(name).unwrap_or_default();
     let joined = format!("{}@{}", part("dataset"), part("name"));
-    Map::from_iter([("dataset".to_owned(), json!(joined))])
+    Object::from_iter([("dataset", joined)])
 }
 
 /// Every member whose name starts with `prop` names a property.
-fn wanted(request: &Request) -> Map<String, Value> {
+fn wanted(request: &Request) -> Object {
     let mut params = pick(request, &["dataset"]);
     let named = request.params.iter().filter(|(name, _)| name.starts_with("prop"));
     let properties: Vec<Value> = named.map(|(_, value)| value.clone()).collect();
     if !properties.is_empty() {
-        params.insert("properties".to_owned(), json!(properties));
+        params.set("properties", json!(properties));
     }
     params
 }

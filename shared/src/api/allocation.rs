@@ -9,8 +9,8 @@ use utoipa::openapi::{RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 use uuid::Uuid;
 
-use super::IsoTime;
 use super::server::Server;
+use super::{IsoTime, Object};
 
 /// How many servers are left: their uuids, or their number.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -195,6 +195,10 @@ impl PartialSchema for ServerScore {
 
 impl ToSchema for ServerScore {}
 
+fn shuffled() -> bool {
+    true
+}
+
 /// A decision, whole.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DecisionDetail {
@@ -203,12 +207,16 @@ pub struct DecisionDetail {
     pub decision: Decision,
     /// The body of the request.
     #[schema(required)]
-    pub request: Option<Map<String, Value>>,
+    pub request: Option<Object>,
     /// SHA-256 of the policy, hexadecimal.
     pub config_hash: String,
-    /// Servers were looked at in random order.
+    /// Servers were looked at in random order; the default, when a record does not say it.
+    #[serde(default = "shuffled")]
+    #[schema(required)]
     pub shuffled: bool,
     /// Linux hosts were dropped.
+    #[serde(default)]
+    #[schema(required)]
     pub host_os_reference: bool,
     /// What shuffles were made from.
     pub seed: u64,

@@ -1,8 +1,9 @@
 //! Boot parameters: what a node boots with.
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 use utoipa::ToSchema;
+
+use super::Object;
 
 /// How a module's content is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -33,9 +34,9 @@ pub struct BootParams {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub platform: Option<String>,
     /// Arguments of the kernel.
-    pub kernel_args: Map<String, Value>,
+    pub kernel_args: Object,
     /// Switches of the kernel.
-    pub kernel_flags: Map<String, Value>,
+    pub kernel_flags: Object,
     /// Files for the boot loader.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boot_modules: Option<Vec<BootModule>>,
@@ -67,7 +68,7 @@ pub enum BootModules {
 pub struct BootRecord {
     /// Kernel arguments of the next boot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub boot_params: Option<Map<String, Value>>,
+    pub boot_params: Option<Object>,
     /// Platform of the next boot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boot_platform: Option<String>,
@@ -77,11 +78,32 @@ pub struct BootRecord {
     pub boot_modules: Option<BootModules>,
     /// Kernel flags of the next boot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub kernel_flags: Option<Map<String, Value>>,
+    pub kernel_flags: Option<Object>,
     /// Console of the next boot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub default_console: Option<String>,
     /// Serial device of the next boot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
+}
+
+/// What a platform boots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum PlatformOs {
+    /// Linux.
+    Linux,
+    /// illumos.
+    SmartOs,
+}
+
+/// A platform that servers can boot.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ShownPlatform {
+    /// True: the newest of its kind.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub latest: bool,
+    /// With `os=true`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub os: Option<PlatformOs>,
 }

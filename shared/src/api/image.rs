@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::ids::ImageUuid;
+use crate::lenient::if_fits;
 
 /// Where an image is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -16,9 +17,29 @@ pub enum ImageState {
     Active,
 }
 
+impl ImageState {
+    /// As IMGAPI spells it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Unactivated => "unactivated",
+            Self::Active => "active",
+        }
+    }
+}
+
 /// An image's file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ImageFile {
+    /// `raw` or `qcow2`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub format: Option<String>,
+    /// `none`, `gzip`, `xz`, `zstd` or another's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compression: Option<String>,
+    /// Checksum, hexadecimal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sha1: Option<String>,
     /// Bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
@@ -54,10 +75,10 @@ pub struct Manifest {
     /// Where it is in its life.
     pub state: ImageState,
     /// Whether everybody may use it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "if_fits", skip_serializing_if = "Option::is_none")]
     pub public: Option<bool>,
     /// Whether nobody may use it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "if_fits", skip_serializing_if = "Option::is_none")]
     pub disabled: Option<bool>,
     /// When it was activated.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -1,10 +1,12 @@
 //! What the coordinator says of itself.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use super::IsoTime;
+use super::task::TaskStarted;
+use super::{IsoTime, Object};
 
 /// Whether a part of the coordinator works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -75,19 +77,8 @@ pub struct Diagnostics {
     pub memory: ProcessMemory,
     /// Open tasks by kind.
     #[serde(rename = "taskCallbacks")]
-    #[schema(value_type = BTreeMap<String, Vec<OpenTask>>)]
-    pub task_callbacks: Value,
+    pub task_callbacks: BTreeMap<String, Vec<TaskStarted>>,
     /// Always empty: nothing waits in memory alone.
     #[serde(rename = "pendingActivationsByServer")]
-    pub pending_activations: Map<String, Value>,
-}
-
-/// An open task.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct OpenTask {
-    /// Its name.
-    pub id: String,
-    /// What else is said of it.
-    #[serde(flatten)]
-    pub others: Map<String, Value>,
+    pub pending_activations: Object,
 }

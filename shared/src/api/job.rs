@@ -110,6 +110,91 @@ pub struct Step {
     pub task: Option<TaskId>,
 }
 
+/// What happens with the tags that interfaces carry now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum NicAction {
+    /// The given ones are added.
+    Update,
+    /// The given list is the whole truth.
+    Replace,
+    /// The given ones are removed.
+    Delete,
+}
+
+/// An interface and its tags.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NicTags {
+    /// Its address, in lower case.
+    pub mac: String,
+    /// Its tags.
+    pub nic_tags_provided: Vec<String>,
+}
+
+/// What an agent is told that sets its server up.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct SetupParams {
+    /// The server's name from now on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hostname: Option<String>,
+    /// Run once the server is set up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub postsetup_script: Option<String>,
+    /// `single`, `mirror`, `raidz1`, `raidz2` or `raidz3`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_layout: Option<String>,
+    /// Disks to leave alone, comma-separated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_exclude: Option<String>,
+    /// Spare disks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_spares: Option<u32>,
+    /// Disks in a group.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_width: Option<u32>,
+    /// Whether to use cache disks; only ever `false`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_cache: Option<bool>,
+    /// Whether to encrypt the pool.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encryption_enabled: Option<bool>,
+    /// Whether the server restarts when it is done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reboot: Option<bool>,
+}
+
+/// What a job was made with; which members depends on its kind.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct JobParams {
+    /// What happens with the tags of `nics`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nic_action: Option<NicAction>,
+    /// Interfaces and their tags.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nics: Option<Vec<NicTags>>,
+    /// For a setup.
+    #[serde(flatten)]
+    pub setup: SetupParams,
+    /// Whether a reboot waits until the agent's tasks have ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain: Option<bool>,
+    /// Of clients that say where a request comes from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub origin: Option<String>,
+    /// Of clients that say for whom they ask.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub creator_uuid: Option<String>,
+    /// The server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server_uuid: Option<ServerUuid>,
+    /// The server once more, as workflows have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<ServerUuid>,
+    /// Of jobs of another version.
+    #[serde(flatten)]
+    pub others: Map<String, Value>,
+}
+
 /// A sequence of steps that the coordinator runs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Job {
@@ -120,7 +205,7 @@ pub struct Job {
     /// Where it is.
     pub execution: Execution,
     /// What it was made with; secrets are masked.
-    pub params: Map<String, Value>,
+    pub params: JobParams,
     /// The server that it is about.
     pub target: ServerUuid,
     /// When it was made.

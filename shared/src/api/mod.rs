@@ -12,6 +12,7 @@ mod field_error;
 pub mod image;
 pub mod info;
 pub mod job;
+mod object;
 pub mod server;
 pub mod task;
 pub mod ticket;
@@ -19,4 +20,5 @@ mod value;
 pub mod vm;
 
 pub use field_error::FieldError;
+pub use object::Object;
 pub use value::IsoTime;

@@ -2,16 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Number, Value};
 use utoipa::ToSchema;
 
-use super::IsoTime;
 use super::boot::{BootModule, BootRecord};
 use super::ticket::TicketServer;
 use super::value::TimeOrNull;
 use super::vm::Vm;
+use super::{IsoTime, Object};
 use crate::ids::{ServerUuid, VmUuid};
+use crate::lenient::{self, if_fits};
 
 /// A server's stored record, its members in the order in which they are shown.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -54,7 +55,7 @@ pub struct ServerRecord {
     pub reservoir: bool,
     /// For the allocator.
     #[serde(default)]
-    pub traits: Map<String, Value>,
+    pub traits: Object,
     /// ISO time, or empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_reboot: Option<String>,
@@ -230,7 +231,7 @@ pub struct Server {
     /// The document with which the node describes itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Sysinfo>)]
-    pub sysinfo: Option<Map<String, Value>>,
+    pub sysinfo: Option<Object>,
 }
 
 /// The record that new servers inherit from, as `GET /servers/default` shows it.
@@ -246,10 +247,10 @@ pub struct DefaultServer {
     pub serial: Option<String>,
     /// Kernel arguments of the next boot.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub boot_params: Option<Map<String, Value>>,
+    pub boot_params: Option<Object>,
     /// Kernel flags of the next boot.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub kernel_flags: Option<Map<String, Value>>,
+    pub kernel_flags: Option<Object>,
     /// Files for the boot loader.
     pub boot_modules: Vec<BootModule>,
     /// Platform of the next boot.
@@ -262,51 +263,132 @@ pub struct DefaultServer {
     pub score: u32,
 }
 
-/// What a node says of itself, in SmartOS's key names. Only members that are read are listed;
-/// their types differ between agents.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+/// What is read of the document in which a node describes itself, in SmartOS's key names. The
+/// types of its members differ between agents: what is not of the type here is as if it were not
+/// there.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, ToSchema)]
+#[serde(default)]
 pub struct Sysinfo {
     /// The node.
-    #[serde(rename = "UUID")]
-    #[schema(required = false)]
-    pub uuid: ServerUuid,
+    #[serde(rename = "UUID", deserialize_with = "id")]
+    #[schema(value_type = ServerUuid, required = false)]
+    pub uuid: Option<ServerUuid>,
     /// Its name.
-    #[serde(rename = "Hostname", default)]
-    pub hostname: Value,
+    #[serde(rename = "Hostname", deserialize_with = "if_fits")]
+    #[schema(value_type = Value)]
+    pub hostname: Option<String>,
     /// Platform that it runs.
-    #[serde(rename = "Live Image", default)]
-    pub live_image: Value,
+    #[serde(rename = "Live Image", deserialize_with = "if_fits")]
+    #[schema(value_type = Value)]
+    pub live_image: Option<String>,
     /// `Linux` or `SunOS`.
-    #[serde(rename = "System Type", default)]
-    pub system_type: Value,
-    /// Seconds since 1970.
-    #[serde(rename = "Boot Time", default)]
-    pub boot_time: Value,
+    #[serde(rename = "System Type", deserialize_with = "if_fits")]
+    #[schema(value_type = Value)]
+    pub system_type: Option<String>,
+    /// Seconds since 1970, a number or its text.
+    #[serde(rename = "Boot Time", deserialize_with = "seconds")]
+    #[schema(value_type = Value)]
+    pub boot_time: Option<f64>,
+    /// When it got its pool, as `Boot Time`.
+    #[serde(rename = "Zpool Creation", deserialize_with = "seconds")]
+    #[schema(value_type = Value)]
+    pub pool_created: Option<f64>,
     /// Whether it is set up.
-    #[serde(rename = "Setup", default)]
-    pub setup: Value,
+    #[serde(rename = "Setup", deserialize_with = "flag")]
+    #[schema(value_type = Value)]
+    pub setup: Option<bool>,
     /// Its memory.
-    #[serde(rename = "MiB of Memory", default)]
-    pub memory_mib: Value,
+    #[serde(rename = "MiB of Memory", deserialize_with = "whole")]
+    #[schema(value_type = Value)]
+    pub memory_mib: Option<i64>,
     /// Of the agent's tools.
-    #[serde(rename = "SDC Version", default)]
-    pub sdc_version: Value,
+    #[serde(rename = "SDC Version")]
+    #[schema(value_type = Value)]
+    pub sdc_version: Option<Value>,
     /// CPUs it has.
-    #[serde(rename = "CPU Total Cores", default)]
+    #[serde(rename = "CPU Total Cores")]
     pub cpu_total: Value,
     /// CPUs that are switched on.
-    #[serde(rename = "CPU Online Count", default)]
+    #[serde(rename = "CPU Online Count")]
     pub cpu_online: Value,
     /// What it booted with.
-    #[serde(rename = "Boot Parameters", default)]
-    pub boot_parameters: Value,
+    #[serde(rename = "Boot Parameters", deserialize_with = "if_fits")]
+    #[schema(value_type = Value)]
+    pub boot_parameters: Option<BootParameters>,
     /// Agents installed.
-    #[serde(rename = "SDC Agents", default)]
-    pub agents: Value,
+    #[serde(rename = "SDC Agents", deserialize_with = "if_fits")]
+    #[schema(value_type = Value)]
+    pub agents: Option<Vec<Value>>,
     /// Interfaces by name.
-    #[serde(rename = "Network Interfaces", default)]
-    pub interfaces: Value,
+    #[serde(rename = "Network Interfaces", deserialize_with = "if_fits")]
+    #[schema(value_type = Value)]
+    pub interfaces: Option<Object>,
+    /// Whether its pool is encrypted.
+    #[serde(rename = "Zpool Encrypted", deserialize_with = "if_fits")]
+    #[schema(value_type = Value)]
+    pub pool_encrypted: Option<bool>,
+    /// The recovery configurations of an encrypted pool.
+    #[serde(rename = "Zpool Recovery", deserialize_with = "if_fits")]
+    #[schema(value_type = Value)]
+    pub pool_recovery: Option<PoolRecovery>,
     /// What is not read here.
     #[serde(flatten)]
     pub others: Map<String, Value>,
+}
+
+fn id<'de, D: Deserializer<'de>>(from: D) -> Result<Option<ServerUuid>, D::Error> {
+    lenient::member(from, |value| value.as_str()?.parse().ok())
+}
+
+fn seconds<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Error> {
+    lenient::member(from, lenient::float)
+}
+
+fn flag<'de, D: Deserializer<'de>>(from: D) -> Result<Option<bool>, D::Error> {
+    lenient::member(from, lenient::flag)
+}
+
+fn whole<'de, D: Deserializer<'de>>(from: D) -> Result<Option<i64>, D::Error> {
+    lenient::member(from, lenient::js_parse_int)
+}
+
+/// What a node booted with, as far as it is read.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct BootParameters {
+    /// `true` on a headnode.
+    #[serde(deserialize_with = "if_fits")]
+    pub headnode: Option<String>,
+}
+
+/// Recovery configurations of an encrypted pool, each by its hash, hexadecimal.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct PoolRecovery {
+    /// The one in use.
+    #[serde(deserialize_with = "if_fits")]
+    pub active: Option<String>,
+    /// The one to come.
+    #[serde(deserialize_with = "if_fits")]
+    pub staged: Option<String>,
+}
+
+/// A network interface of a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Interface {
+    /// Its address.
+    #[serde(rename = "MAC Address", deserialize_with = "if_fits")]
+    pub mac: Option<String>,
+    /// Its tags.
+    #[serde(rename = "NIC Names", deserialize_with = "if_fits")]
+    pub tags: Option<Vec<String>>,
+}
+
+impl Sysinfo {
+    /// Its interfaces.
+    pub fn interfaces(&self) -> impl Iterator<Item = Interface> {
+        let all = self.interfaces.iter().flat_map(Object::iter);
+        all.filter_map(|(_, interface)| Interface::deserialize(interface).ok())
+    }
 }

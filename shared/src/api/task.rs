@@ -1,11 +1,12 @@
 //! Tasks of servers' agents.
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::IsoTime;
 use crate::ids::{ServerUuid, TaskId, TicketUuid, VmUuid};
+use crate::wire::{Code, TaskError};
 
 /// Where a task is; CNAPI knows these three.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -17,6 +18,18 @@ pub enum TaskStatus {
     Complete,
     /// Ended badly.
     Failure,
+}
+
+impl TaskStatus {
+    /// As CNAPI spells it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Active => "active",
+            Self::Complete => "complete",
+            Self::Failure => "failure",
+        }
+    }
 }
 
 /// What an entry of a task's history is about.
@@ -38,8 +51,22 @@ pub struct TaskEntry {
     #[schema(value_type = IsoTime)]
     pub timestamp: String,
     /// What the task returned, or why it failed.
-    pub event: TaskEvent,
+    #[schema(value_type = TaskEvent)]
+    pub event: Value,
 }
+
+impl TaskEntry {
+    /// Why the task failed, in words; agents have two forms of it.
+    #[must_use]
+    pub fn reason(&self) -> Option<&str> {
+        let error = self.event.get("error")?;
+        error.as_str().or_else(|| error.get("message")?.as_str())
+    }
+}
+
+/// The schema of what a task returned; which members depends on its kind.
+#[derive(Debug, ToSchema)]
+struct TaskEvent {}
 
 /// Where the whole of something large is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -50,55 +77,53 @@ pub struct Blob {
     pub bytes: u64,
 }
 
-/// Why a task failed, in one of the two forms that agents use.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-#[serde(untagged)]
-pub enum TaskEventError {
-    /// In words only.
-    Text(String),
-    /// With more.
-    Object {
-        /// In words.
-        message: String,
-    },
-}
-
-impl TaskEventError {
-    /// In words.
-    #[must_use]
-    pub fn message(&self) -> &str {
-        match self {
-            Self::Text(text) => text,
-            Self::Object { message } => message,
-        }
-    }
-}
-
-/// What a task returned; which members depends on its kind. A member over 256 KiB is cut, and the
-/// whole of `x` is at `x_blob`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct TaskEvent {
-    /// In the entry `error`: why it failed.
+/// What a script did.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Executed {
+    /// Null: it was ended by a signal.
+    #[serde(rename = "exitCode")]
+    #[schema(required)]
+    pub exit_code: Option<i64>,
+    /// Its output; of a large one the beginning and the end.
+    pub stdout: String,
+    /// Its other output, likewise.
+    pub stderr: String,
+    /// The whole output, if it was large.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub error: Option<TaskEventError>,
-    /// What the kind of task returns.
-    #[serde(flatten)]
-    pub others: Map<String, Value>,
+    pub stdout_blob: Option<Blob>,
+    /// The whole other output, if it was large.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stderr_blob: Option<Blob>,
+}
+
+/// A server that refused a VM before anything was made.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Refusal {
+    /// The server.
+    pub server_uuid: ServerUuid,
+    /// The agent's code.
+    #[schema(value_type = String)]
+    pub code: Code,
+    /// The agent's text.
+    pub message: String,
 }
 
 /// What an agent said of a task on its way.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct TaskProgress {
     /// E.g. `start:create_disks`.
     #[serde(default)]
     pub name: String,
+    /// When, ISO 8601.
+    #[serde(default)]
+    pub timestamp: String,
     /// What belongs to it.
-    #[serde(flatten)]
-    pub others: Map<String, Value>,
+    #[serde(default)]
+    pub event: Value,
 }
 
-/// A task of a server's agent, as far as its readers need it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// A task of a server's agent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Task {
     /// Its name.
     pub id: TaskId,
@@ -111,12 +136,15 @@ pub struct Task {
     /// Where it is.
     pub status: TaskStatus,
     /// When it was made.
+    #[schema(value_type = IsoTime)]
     pub timestamp: String,
     /// Only when it ended: `finish`, or `error` and `finish`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(min_items = 1, max_items = 2)]
     pub history: Vec<TaskEntry>,
     /// When it ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<IsoTime>)]
     pub finished_at: Option<String>,
     /// The VM that it is about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -124,8 +152,18 @@ pub struct Task {
     /// The ticket under which it was started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ticket_uuid: Option<TicketUuid>,
+    /// Why it failed, for programs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<TaskError>,
+    /// What a failed task returned all the same, e.g. the VM.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub result: Option<Value>,
+    /// Servers that refused the VM.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refusals: Vec<Refusal>,
     /// How far it is, percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(maximum = 100)]
     pub progress: Option<u8>,
     /// What the agent said on the way.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -136,8 +174,10 @@ pub struct Task {
 }
 
 /// The task that was started; see /tasks/{taskid}.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = TaskId)]
 pub struct TaskStarted {
     /// The task.
+    #[schema(value_type = uuid::Uuid)]
     pub id: TaskId,
 }

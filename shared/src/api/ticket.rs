@@ -4,12 +4,11 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder, Type};
 use utoipa::openapi::{RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
-use super::IsoTime;
+use super::{IsoTime, Object};
 use crate::ids::{BadId, ServerUuid, TicketUuid};
 
 /// Whose waitlist: a server's, or that of `default`, which is about all of them.
@@ -130,7 +129,7 @@ pub struct Ticket {
     pub action: Option<String>,
     /// The client's own.
     #[serde(default)]
-    pub extra: Map<String, Value>,
+    pub extra: Object,
     /// The request that made it.
     #[serde(default)]
     pub reqid: String,

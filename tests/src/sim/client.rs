@@ -232,7 +232,7 @@ impl Client {
 async fn perform(served: Served, ask: Ask, number: u64) -> Outcome {
     if let Ask::Task { server, kind, params } = ask {
         let caller = Caller::new(format!("request-{number}"));
-        let made = served.app.tasks.create(server, kind, params, &caller).await;
+        let made = served.app.tasks.create(server, kind, params.into(), &caller).await;
         return match made {
             Ok(id) => Outcome::Answered(200, json!({ "id": id })),
             Err(error) => Outcome::Answered(409, json!({ "message": error.to_string() })),

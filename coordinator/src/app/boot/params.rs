@@ -5,8 +5,9 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use muster_shared::api::Object;
 use muster_shared::api::boot::{BootModule, BootModules, BootParams, BootRecord, ModuleEncoding};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::app::BootSettings;
 use crate::app::error::AppError;
@@ -32,9 +33,9 @@ pub struct BootChange {
     /// Platform of the next boot; its existence is checked elsewhere.
     pub platform: Option<String>,
     /// Arguments of the kernel.
-    pub kernel_args: Option<Map<String, Value>>,
+    pub kernel_args: Option<Object>,
     /// Switches of the kernel.
-    pub kernel_flags: Option<Map<String, Value>>,
+    pub kernel_flags: Option<Object>,
     /// Small files for the boot loader, as given.
     pub boot_modules: Option<Vec<Value>>,
     /// Console of the next boot; `Some(None)`: null.
@@ -55,10 +56,10 @@ pub(super) enum Whose {
 /// The default record of a new installation.
 pub(super) fn first_default(newest: Option<&str>) -> BootRecord {
     BootRecord {
-        boot_params: Some(Map::new()),
+        boot_params: Some(Object::new()),
         boot_platform: newest.map(str::to_owned),
         boot_modules: Some(BootModules::Inline(Vec::new())),
-        kernel_flags: Some(Map::new()),
+        kernel_flags: Some(Object::new()),
         default_console: Some("serial".to_owned()),
         serial: Some("ttyb".to_owned()),
     }
@@ -96,8 +97,7 @@ pub(super) fn apply(
     }
     set_text(&mut record.default_console, whose, mode, change.default_console.as_ref());
     set_text(&mut record.serial, whose, mode, change.serial.as_ref());
-    let size =
-        |map: &Option<Map<String, Value>>| map.as_ref().map_or(0, |m| json!(m).to_string().len());
+    let size = |map: &Option<Object>| map.as_ref().map_or(0, |m| json!(m).to_string().len());
     if size(&record.boot_params) + size(&record.kernel_flags) > MAX_PARAMS_BYTES {
         let text = format!("with kernel_flags over the limit of {MAX_PARAMS_BYTES} bytes");
         return Err(AppError::invalid("kernel_args", text));
@@ -105,21 +105,17 @@ pub(super) fn apply(
     Ok(())
 }
 
-fn set_map(
-    member: &mut Option<Map<String, Value>>,
-    mode: Mode,
-    given: Option<&Map<String, Value>>,
-) {
+fn set_map(member: &mut Option<Object>, mode: Mode, given: Option<&Object>) {
     let mut merged = match (mode, given) {
         (Mode::Merge, None) => return,
         (Mode::Merge, Some(_)) => member.take().unwrap_or_default(),
-        (Mode::Replace, _) => Map::new(),
+        (Mode::Replace, _) => Object::new(),
     };
     for (key, value) in given.into_iter().flatten() {
         if mode == Mode::Merge && value.is_null() {
             merged.remove(key);
         } else {
-            merged.insert(key.clone(), value.clone());
+            merged.set(key, value.clone());
         }
     }
     *member = Some(merged);
@@ -142,20 +138,20 @@ pub(super) fn reply(
     modules: Option<Vec<BootModule>>,
     settings: &BootSettings,
 ) -> BootParams {
-    let mut args = Map::new();
+    let mut args = Object::new();
     if let Some(hostname) = hostname {
-        args.insert("hostname".to_owned(), json!(hostname));
+        args.set("hostname", json!(hostname));
     }
     if let Some(rabbitmq) = &settings.rabbitmq {
-        args.insert("rabbitmq".to_owned(), json!(rabbitmq));
+        args.set("rabbitmq", json!(rabbitmq));
     }
     for (name, value) in record.boot_params.iter().flatten() {
-        args.insert(name.clone(), value.clone());
+        args.set(name, value.clone());
     }
     let modules = match hostname {
         Some(_) => Some(modules.unwrap_or_default()),
         None => {
-            args.entry("smt_enabled").or_insert_with(|| json!(settings.smt_enabled));
+            args.set_default("smt_enabled", settings.smt_enabled);
             modules
         }
     };
@@ -250,17 +246,12 @@ mod tests {
         BootSettings { smt_enabled: true, rabbitmq: Some("guest:guest:10.0.0.1:5672".to_owned()) }
     }
 
-    fn map(value: Value) -> Map<String, Value> {
-        let Value::Object(members) = value else { panic!("no object") };
-        members
-    }
-
     fn record(value: Value) -> BootRecord {
         serde_json::from_value(value).unwrap()
     }
 
     fn args(value: Value) -> BootChange {
-        BootChange { kernel_args: Some(map(value)), ..BootChange::default() }
+        BootChange { kernel_args: Some(Object::of(&value)), ..BootChange::default() }
     }
 
     #[test]
@@ -269,7 +260,7 @@ mod tests {
         let put = args(json!({ "a": 1, "b": "x" }));
         apply(&mut record, Whose::Server, Mode::Replace, &put, None, Some("20260202T000000Z"))
             .unwrap();
-        assert_eq!(record.boot_params, Some(map(json!({ "a": 1, "b": "x" }))));
+        assert_eq!(record.boot_params, Some(Object::of(&json!({ "a": 1, "b": "x" }))));
         let newest = Some("20260202T000000Z");
         assert_eq!(record.boot_platform.as_deref(), newest, "the newest when none is given");
         assert_eq!(record.serial, None, "omitted is unset");
@@ -279,7 +270,7 @@ mod tests {
             ..args(json!({ "a": null, "c": false }))
         };
         apply(&mut record, Whose::Server, Mode::Merge, &post, None, None).unwrap();
-        assert_eq!(record.boot_params, Some(map(json!({ "b": "x", "c": false }))));
+        assert_eq!(record.boot_params, Some(Object::of(&json!({ "b": "x", "c": false }))));
         assert_eq!(record.serial.as_deref(), Some(""));
         assert_eq!(record.default_console.as_deref(), Some("vga"));
         assert_eq!(record.boot_platform.as_deref(), newest);
@@ -295,10 +286,12 @@ mod tests {
         let put = BootChange::default();
         apply(&mut record, Whose::Default, Mode::Replace, &put, None, Some("x")).unwrap();
         assert_eq!(record.boot_platform, None);
-        let flags =
-            BootChange { kernel_flags: Some(map(json!({ "-k": true }))), ..BootChange::default() };
+        let flags = BootChange {
+            kernel_flags: Some(Object::of(&json!({ "-k": true }))),
+            ..BootChange::default()
+        };
         apply(&mut record, Whose::Default, Mode::Merge, &flags, None, None).unwrap();
-        assert_eq!(record.kernel_flags, Some(map(json!({ "-k": true }))));
+        assert_eq!(record.kernel_flags, Some(Object::of(&json!({ "-k": true }))));
     }
 
     #[test]

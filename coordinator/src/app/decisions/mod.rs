@@ -13,13 +13,14 @@ use async_compression::tokio::write::ZstdEncoder;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::StreamExt as _;
+use muster_shared::api::Object;
+use muster_shared::api::allocation::{AskedBy, Decision, DecisionDetail, StepCount};
 use muster_shared::clock::iso;
-use muster_shared::secrets::masked;
+use muster_shared::secrets::masked_members;
 use object_store::path::Path;
 use object_store::{ObjectStore as _, ObjectStoreExt as _, PutPayload};
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize, Serializer};
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::sync::Notify;
@@ -29,8 +30,9 @@ use super::context::Context;
 use super::error::AppError;
 use super::keys;
 use super::records::Records;
+use super::server_view::number;
 use crate::alloc::{
-    Config, HostOs, Options, Order, Outcome, Recent, Saved, ServerName, Snapshot, num,
+    Config, HostOs, Options, Order, Outcome, Recent, Saved, ServerName, Snapshot,
 };
 use crate::store::{
     Damaged, Event, Expect, Follow, Held as Stored, MAX_VALUE_BYTES, Record, Store, StoreError,
@@ -38,7 +40,7 @@ use crate::store::{
 };
 pub(super) use replay::bad_policy;
 
-const ALLOCATIONS: Records<AllocationRecord> = Records::under(keys::ALLOCATIONS);
+const ALLOCATIONS: Records<DecisionDetail> = Records::under(keys::ALLOCATIONS);
 /// Decisions whose snapshots are kept unasked.
 const SNAPSHOTS: usize = 100;
 /// Servers in one part of a saved snapshot; between parts others get their turn.
@@ -50,136 +52,54 @@ const ENVELOPE_BYTES: usize = 64 * 1024;
 /// Records deleted in one commit.
 const BATCH: usize = 50;
 
-/// What one algorithm left.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct StepCount {
-    /// The step's text.
-    pub step: String,
-    /// Its algorithm; none for the first.
-    pub algorithm: Option<String>,
-    /// How many servers were left.
-    pub remaining: usize,
+/// The order of servers in which it was decided.
+pub(super) fn order_of(record: &DecisionDetail) -> Order {
+    if record.shuffled { Order::Shuffled } else { Order::Uuid }
 }
 
-/// The record `allocation/<id>`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct AllocationRecord {
-    /// The decision.
-    pub id: Uuid,
-    /// When, ISO 8601.
-    pub at: String,
-    /// What asked: `allocate` or `vms`.
-    pub kind: String,
-    /// The request's body; `null` if it lies in a blob.
-    pub request: Value,
-    /// The VM.
-    pub vm_uuid: String,
-    /// The chosen server.
-    pub server_uuid: Option<String>,
-    /// Its score.
-    #[serde(serialize_with = "score")]
-    pub score: Option<f64>,
-    /// Why there is none.
-    pub failure: Option<String>,
-    /// Whether room was reserved.
-    pub reserved: bool,
-    /// SHA-256 of the policy.
-    pub config_hash: String,
-    /// Servers were looked at in a random order, else in that of their uuids.
-    #[serde(default = "shuffled")]
-    pub shuffled: bool,
-    /// The reference's rule for hosts' operating systems was in force.
-    #[serde(default)]
-    pub host_os_reference: bool,
-    /// What shuffles were made from.
-    pub seed: u64,
-    /// What earlier decisions were known, for policies that ask.
-    #[serde(default, skip_serializing_if = "Value::is_null")]
-    pub recent: Value,
-    /// The fleet's revision.
-    pub snapshot_revision: u64,
-    /// What must come out of a replay.
-    pub fingerprint: String,
-    /// What each algorithm left.
-    pub steps: Vec<StepCount>,
-    /// The best servers and their scores.
-    #[serde(serialize_with = "best")]
-    pub best: Vec<(ServerName, f64)>,
-    /// The snapshot is kept until somebody deletes it.
-    pub keep: bool,
+fn host_os_of(record: &DecisionDetail) -> HostOs {
+    if record.host_os_reference { HostOs::Reference } else { HostOs::Any }
 }
 
-/// As JavaScript writes numbers, like all scores of answers.
-fn score<S: Serializer>(score: &Option<f64>, serializer: S) -> Result<S::Ok, S::Error> {
-    score.map(num::json).serialize(serializer)
-}
-
-/// As [`score`].
-fn best<S: Serializer>(best: &[(ServerName, f64)], serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_seq(best.iter().map(|(server, score)| (server, num::json(*score))))
-}
-
-/// Records of an earlier version don't say; it is the default.
-fn shuffled() -> bool {
-    true
-}
-
-impl AllocationRecord {
-    /// The order of servers in which it was decided.
-    pub(super) fn order(&self) -> Order {
-        if self.shuffled { Order::Shuffled } else { Order::Uuid }
-    }
-
-    fn host_os(&self) -> HostOs {
-        if self.host_os_reference { HostOs::Reference } else { HostOs::Any }
-    }
-
-    /// Takes down a decision.
-    pub(super) fn new(
-        ctx: &Context,
-        kind: &str,
-        request: &Map<String, Value>,
-        policy: &Config,
-        outcome: &Outcome,
-    ) -> Self {
-        let step = |step: &crate::alloc::Step| StepCount {
-            step: step.title().to_owned(),
-            algorithm: step.algorithm().map(str::to_owned),
-            remaining: step.remaining_count(),
-        };
-        let server = outcome.server.as_ref();
-        let vm = request.get("vm").and_then(|vm| vm.get("vm_uuid")).and_then(Value::as_str);
-        Self {
-            id: ctx.mint_id(),
-            at: iso(ctx.wall()),
-            kind: kind.to_owned(),
-            request: Value::Object(request.clone()),
-            vm_uuid: vm.unwrap_or_default().to_owned(),
-            server_uuid: server.map(|server| server.server_uuid.to_string()),
-            score: server.map(|server| server.score),
-            failure: server.is_none().then(|| outcome.failure()),
-            reserved: false,
-            config_hash: hash(policy),
-            shuffled: ctx.config.allocation.order != Order::Uuid,
-            host_os_reference: policy.host_os() == HostOs::Reference,
-            seed: outcome.seed,
-            recent: Value::Null,
-            snapshot_revision: outcome.snapshot().revision(),
-            fingerprint: format!("{:016x}", outcome.fingerprint()),
-            steps: outcome.steps.iter().map(step).collect(),
-            best: outcome.best(BEST),
-            keep: false,
-        }
-    }
-
-    /// Without what only one decision's view needs.
-    fn short(&self) -> Value {
-        json!({
-            "id": self.id, "at": self.at, "kind": self.kind, "vm_uuid": self.vm_uuid,
-            "server_uuid": self.server_uuid, "score": self.score.map(num::json),
-            "failure": self.failure,
-            "reserved": self.reserved, "keep": self.keep,
-        })
+/// Takes down a decision; the record is `allocation/<id>`.
+pub(super) fn taken_down(
+    ctx: &Context,
+    kind: AskedBy,
+    request: &Object,
+    policy: &Config,
+    outcome: &Outcome,
+) -> DecisionDetail {
+    let step = |step: &crate::alloc::Step| StepCount {
+        step: step.title().to_owned(),
+        algorithm: step.algorithm().map(str::to_owned),
+        remaining: u64::try_from(step.remaining_count()).unwrap_or(u64::MAX),
+    };
+    let best = |(server, score): (ServerName, f64)| Some((server.to_string(), number(score)?));
+    let server = outcome.server.as_ref();
+    let vm = request.get("vm").and_then(|vm| vm.get("vm_uuid")).and_then(Value::as_str);
+    let decision = Decision {
+        id: ctx.mint_id(),
+        at: iso(ctx.wall()),
+        kind,
+        vm_uuid: vm.unwrap_or_default().to_owned(),
+        server_uuid: server.map(|server| server.server_uuid.to_string()),
+        score: server.and_then(|server| number(server.score)),
+        failure: server.is_none().then(|| outcome.failure()),
+        reserved: false,
+        keep: false,
+    };
+    DecisionDetail {
+        decision,
+        request: Some(request.clone()),
+        config_hash: hash(policy),
+        shuffled: ctx.config.allocation.order != Order::Uuid,
+        host_os_reference: policy.host_os() == HostOs::Reference,
+        seed: outcome.seed,
+        recent: Value::Null,
+        snapshot_revision: outcome.snapshot().revision(),
+        fingerprint: format!("{:016x}", outcome.fingerprint()),
+        steps: outcome.steps.iter().map(step).collect(),
+        best: outcome.best(BEST).into_iter().filter_map(best).collect(),
     }
 }
 
@@ -219,9 +139,9 @@ impl History {
     /// The store has this of a decision now; `None`: nothing.
     fn stored(&mut self, key: &str, value: Option<&Bytes>, damaged: &Damaged) {
         let Some(id) = keys::last::<Uuid>(key) else { return };
-        match value.map(|value| damaged.decode::<AllocationRecord>(key, value)) {
+        match value.map(|value| damaged.decode::<DecisionDetail>(key, value)) {
             Some(Some(record)) => {
-                self.known.insert(id, Known { keep: record.keep, snapshot: true });
+                self.known.insert(id, Known { keep: record.decision.keep, snapshot: true });
             }
             Some(None) => {}
             None => {
@@ -311,40 +231,41 @@ impl Decisions {
     /// blobs when this returns.
     pub(in crate::app) async fn write(
         &self,
-        record: &mut AllocationRecord,
+        record: &mut DecisionDetail,
         outcome: &Outcome,
         policy: &Arc<Config>,
     ) -> Result<Write, AppError> {
         let request = keys::encode(&record.request);
         if request.len() > MAX_VALUE_BYTES - ENVELOPE_BYTES {
-            self.put_blob(&request_path(record.id), request).await?;
-            record.request = Value::Null;
+            self.put_blob(&request_path(record.decision.id), request).await?;
+            record.request = None;
         }
-        if record.keep {
-            self.snapshot_save(record.id, outcome.snapshot(), policy).await?;
+        if record.decision.keep {
+            self.snapshot_save(record.decision.id, outcome.snapshot(), policy).await?;
         }
-        Ok(ALLOCATIONS.put(record.id, Expect::Absent, record))
+        Ok(ALLOCATIONS.put(record.decision.id, Expect::Absent, record))
     }
 
     /// Removes what a decision that was not committed has left in blobs.
-    pub(super) async fn forget(&self, record: &AllocationRecord) {
-        if record.keep {
-            self.delete_blob(&snapshot_path(record.id)).await;
+    pub(super) async fn forget(&self, record: &DecisionDetail) {
+        if record.decision.keep {
+            self.delete_blob(&snapshot_path(record.decision.id)).await;
         }
-        if record.request.is_null() {
-            self.delete_blob(&request_path(record.id)).await;
+        if record.request.is_none() {
+            self.delete_blob(&request_path(record.decision.id)).await;
         }
     }
 
     /// The decision is durable.
     pub(in crate::app) fn made(
         &self,
-        record: &AllocationRecord,
+        record: &DecisionDetail,
         outcome: &Outcome,
         policy: &Arc<Config>,
     ) {
         let (snapshot, policy) = (Arc::clone(outcome.snapshot()), Arc::clone(policy));
-        self.history.lock().add(record.id, record.keep, snapshot, policy);
+        let Decision { id, keep, .. } = record.decision;
+        self.history.lock().add(id, keep, snapshot, policy);
         self.wake.notify_one();
     }
 
@@ -409,8 +330,8 @@ impl Decisions {
     ///
     /// # Errors
     /// [`AppError::SnapshotNotKept`].
-    pub(super) async fn snapshot_of(&self, record: &AllocationRecord) -> Result<Kept, AppError> {
-        let id = record.id;
+    pub(super) async fn snapshot_of(&self, record: &DecisionDetail) -> Result<Kept, AppError> {
+        let id = record.decision.id;
         let held = self.history.lock().held.iter().find(|held| held.id == id).cloned();
         if let Some(Held { snapshot, policy, .. }) = held {
             return Ok(Kept { snapshot, policy });
@@ -431,7 +352,7 @@ impl Decisions {
         let mut lines = BufReader::new(ZstdDecoder::new(&bytes[..])).lines();
         let first = lines.next_line().await.map_err(io)?.unwrap_or_default();
         let source: Value = serde_json::from_str(&first).map_err(corrupt)?;
-        let policy = Config::new(&source["expression"], &source["defaults"], record.host_os());
+        let policy = Config::new(&source["expression"], &source["defaults"], host_os_of(record));
         // A policy of another version may name algorithms that this one lacks.
         let policy = Arc::new(policy.map_err(|error| bad_policy("config", &error))?);
         let mut parts = Vec::new();
@@ -446,17 +367,17 @@ impl Decisions {
     ///
     /// # Errors
     /// [`AppError::AllocationNotFound`], [`AppError::Store`], [`AppError::Blob`].
-    pub async fn get(&self, id: Uuid) -> Result<AllocationRecord, AppError> {
+    pub async fn get(&self, id: Uuid) -> Result<DecisionDetail, AppError> {
         let mut record = self.record_of(id).await?;
-        record.request = masked(&record.request);
+        record.request = record.request.map(|request| masked_members(request.as_map()).into());
         Ok(record)
     }
 
     /// A decision as it is stored, with its request.
-    pub(super) async fn record_of(&self, id: Uuid) -> Result<AllocationRecord, AppError> {
+    pub(super) async fn record_of(&self, id: Uuid) -> Result<DecisionDetail, AppError> {
         let held = ALLOCATIONS.get(&self.ctx, id).await?;
         let mut record = held.ok_or(AppError::AllocationNotFound(id))?.value;
-        if record.request.is_null() {
+        if record.request.is_none() {
             let path = request_path(id);
             let failed = |source| AppError::Blob { action: "read", path: path.clone(), source };
             let got = self.ctx.parts.blobs.get(&Path::from(path.as_str())).await.map_err(failed)?;
@@ -471,13 +392,16 @@ impl Decisions {
     ///
     /// # Errors
     /// [`AppError::Store`].
-    pub async fn list(&self, limit: usize, before: Option<Uuid>) -> Result<Vec<Value>, AppError> {
+    pub async fn list(
+        &self,
+        limit: usize,
+        before: Option<Uuid>,
+    ) -> Result<Vec<Decision>, AppError> {
         let records = ALLOCATIONS.all(&self.ctx).await?;
-        let older = |record: &AllocationRecord| before.is_none_or(|before| record.id < before);
         let mut views = Vec::new();
-        for (_, Stored { value: record, .. }) in records.iter().rev() {
-            if older(record) {
-                views.push(record.short());
+        for (_, Stored { value: record, .. }) in records.into_iter().rev() {
+            if before.is_none_or(|before| record.decision.id < before) {
+                views.push(record.decision);
             }
             if views.len() >= limit {
                 break;

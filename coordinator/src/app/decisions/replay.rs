@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use muster_shared::api::allocation::DecisionDetail;
 use muster_shared::error_chain::Chain;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use super::{AllocationRecord, Decisions, Kept};
+use super::{Decisions, Kept, order_of};
 use crate::alloc::{Config, Detail, Options, Outcome, Request, allocate, known_members, num};
 use crate::app::error::AppError;
 
@@ -29,10 +30,10 @@ impl Decisions {
         let Kept { snapshot, policy } = self.snapshot_of(&record).await?;
         let other = config.map(|config| changed(&policy, config)).transpose()?;
         let policy = other.as_ref().unwrap_or(&policy);
-        let request = record.request.as_object().cloned().unwrap_or_default();
-        let request = Request::parse(&request).map_err(AppError::Invalid)?;
+        let request = record.request.clone().unwrap_or_default();
+        let request = Request::parse(request.as_map()).map_err(AppError::Invalid)?;
         let options =
-            Options { order: record.order(), ..self.options(Some(record.seed), &record.recent) };
+            Options { order: order_of(&record), ..self.options(Some(record.seed), &record.recent) };
         let again = allocate(&snapshot, &request, policy, &options);
         let fingerprint = format!("{:016x}", again.fingerprint());
         let server = again.server.as_ref();
@@ -45,8 +46,8 @@ impl Decisions {
             "seed": again.seed,
             "fingerprint": fingerprint,
             "original": {
-                "server": record.server_uuid, "score": record.score.map(num::json),
-                "failure": record.failure, "fingerprint": record.fingerprint,
+                "server": record.decision.server_uuid, "score": record.decision.score,
+                "failure": record.decision.failure, "fingerprint": record.fingerprint,
             },
             "difference": difference(&record, &again),
             "steps": again.steps_json(detail),
@@ -72,12 +73,13 @@ fn changed(policy: &Arc<Config>, config: &Value) -> Result<Arc<Config>, AppError
 }
 
 /// Which steps left another number of servers, and which of the best servers came or went.
-fn difference(record: &AllocationRecord, again: &Outcome) -> Value {
-    let now: Vec<(&str, usize)> =
-        again.steps.iter().map(|step| (step.title(), step.remaining_count())).collect();
-    let was: Vec<(&str, usize)> =
+fn difference(record: &DecisionDetail, again: &Outcome) -> Value {
+    let count = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+    let now: Vec<(&str, u64)> =
+        again.steps.iter().map(|step| (step.title(), count(step.remaining_count()))).collect();
+    let was: Vec<(&str, u64)> =
         record.steps.iter().map(|step| (step.step.as_str(), step.remaining)).collect();
-    let find = |list: &[(&str, usize)], title: &str| {
+    let find = |list: &[(&str, u64)], title: &str| {
         list.iter().find(|(known, _)| *known == title).map(|(_, remaining)| *remaining)
     };
     let mut steps = Vec::new();
@@ -89,8 +91,8 @@ fn difference(record: &AllocationRecord, again: &Outcome) -> Value {
         }
     }
     let best = again.best(record.best.len().max(1));
-    let old: BTreeSet<_> = record.best.iter().map(|(server, _)| server).collect();
-    let new: BTreeSet<_> = best.iter().map(|(server, _)| server).collect();
+    let old: BTreeSet<_> = record.best.iter().map(|(server, _)| server.clone()).collect();
+    let new: BTreeSet<_> = best.iter().map(|(server, _)| server.to_string()).collect();
     json!({
         "steps": steps,
         "best_gone": old.difference(&new).collect::<Vec<_>>(),

@@ -4,11 +4,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use muster_shared::api::Object;
 use muster_shared::api::server::{DiskFigures, MemoryFigures};
 use muster_shared::ids::ServerUuid;
 use muster_shared::wire::status::{Diskinfo, Meminfo};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::Fleet;
 use crate::app::error::AppError;
@@ -75,29 +76,25 @@ impl Figures {
 
     /// Takes over a report's memory figures.
     pub fn set_memory(&mut self, info: &Meminfo) {
-        self.set("memory_available_bytes", signed(info.availrmem_bytes));
-        self.set("memory_arc_bytes", signed(info.arcsize_bytes));
-        self.set("memory_total_bytes", signed(info.total_bytes));
+        self.set_memory_members(&Object::of(info));
     }
 
     /// Takes over a report's disk figures.
     pub fn set_disk(&mut self, info: &Diskinfo) {
-        if let Ok(Value::Object(members)) = serde_json::to_value(info) {
-            self.set_disk_members(&members);
-        }
+        self.set_disk_members(&Object::of(info));
     }
 
     /// Takes over disk figures by the report's names; absent ones keep their value.
-    pub fn set_disk_members(&mut self, members: &Map<String, Value>) {
+    pub fn set_disk_members(&mut self, members: &Object) {
         for name in DISK_FIGURES {
-            if let Some(bytes) = members.get(*name).and_then(Value::as_i64) {
+            if let Some(bytes) = members.get(name).and_then(Value::as_i64) {
                 self.set(&format!("disk_{name}"), bytes);
             }
         }
     }
 
     /// Takes over memory figures by the report's names; absent ones keep their value.
-    pub fn set_memory_members(&mut self, members: &Map<String, Value>) {
+    pub fn set_memory_members(&mut self, members: &Object) {
         for (from, to) in [
             ("availrmem_bytes", "memory_available_bytes"),
             ("arcsize_bytes", "memory_arc_bytes"),
@@ -125,10 +122,6 @@ pub const DISK_FIGURES: &[&str] = &[
     "pool_alloc_bytes",
     "system_used_bytes",
 ];
-
-fn signed(bytes: u64) -> i64 {
-    i64::try_from(bytes).unwrap_or(i64::MAX)
-}
 
 /// What the store holds of a server's figures.
 #[derive(Clone, Debug)]
@@ -248,12 +241,12 @@ mod tests {
 
     async fn register(app: &Arc<App>) {
         let sysinfo = json!({ "UUID": server() });
-        app.reports.register(server(), sysinfo.as_object().cloned().unwrap()).await.unwrap();
+        app.reports.register(server(), Object::of(&sysinfo)).await.unwrap();
     }
 
     fn report(app: &App, free: i64) {
         let body = json!({ "meminfo": { "availrmem_bytes": free, "total_bytes": 1000 } });
-        app.reports.status_posted(server(), body.as_object().unwrap());
+        app.reports.status_posted(server(), &Object::of(&body));
     }
 
     async fn stored(app: &App) -> Option<i64> {

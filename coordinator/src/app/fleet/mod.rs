@@ -12,13 +12,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use jiff::Timestamp;
+use muster_shared::api::Object;
 use muster_shared::api::server::ServerRecord;
 use muster_shared::api::vm::{Heard, Vm};
 use muster_shared::ids::{ServerUuid, VmUuid};
 use muster_shared::wire::status::VmReport;
 use parking_lot::{RwLock, RwLockWriteGuard};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::Value;
 use tokio::sync::Notify;
 use uuid::Uuid;
 
@@ -35,7 +36,7 @@ pub(super) use records::SERVERS;
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct SysinfoRecord {
     /// The document.
-    pub sysinfo: Map<String, Value>,
+    pub sysinfo: Object,
     /// The agent's hash of it; empty when it came over HTTP.
     #[serde(default)]
     pub hash: String,
@@ -73,7 +74,7 @@ pub struct Entry {
 impl Entry {
     /// The parsed sysinfo; empty when there is none.
     #[must_use]
-    pub fn sysinfo(&self) -> Map<String, Value> {
+    pub fn sysinfo(&self) -> Object {
         let parse = |held: &Held<Bytes>| serde_json::from_slice::<SysinfoRecord>(&held.value).ok();
         self.sysinfo.as_ref().and_then(parse).unwrap_or_default().sysinfo
     }

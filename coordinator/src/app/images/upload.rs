@@ -6,16 +6,16 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
+use muster_shared::api::image::ImageFile;
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::ImageUuid;
 use object_store::path::Path;
 use object_store::{ObjectStoreExt as _, WriteMultipart};
-use serde_json::json;
 use sha1::Sha1;
 use sha2::{Digest as _, Sha256};
 
 use super::{BLOB_PREFIX, Image, ImageError, Images};
-use crate::app::{Expected, image_manifest};
+use crate::app::Expected;
 
 /// An upload on which nothing arrives for so long is aborted; there are few places for uploads.
 const STALL: Duration = Duration::from_mins(5);
@@ -111,12 +111,14 @@ impl Images {
         claim: &FileClaim,
         received: &Received,
     ) -> Result<Image, ImageError> {
-        let mut file = image_manifest::file_hints(&image.manifest);
-        file.insert("compression".to_owned(), json!(claim.compression));
-        file.insert("sha1".to_owned(), json!(received.sha1));
-        file.insert("sha256".to_owned(), json!(received.sha256));
-        file.insert("size".to_owned(), json!(received.size_bytes));
-        image.manifest.insert("files".to_owned(), json!([file]));
+        let hints = image.manifest.files.pop().unwrap_or_default();
+        image.manifest.files = vec![ImageFile {
+            compression: Some(claim.compression.clone()),
+            sha1: Some(received.sha1.clone()),
+            sha256: Some(received.sha256.clone()),
+            size: Some(received.size_bytes),
+            ..hints
+        }];
         let earlier = image.blob.replace(name.to_owned());
         let image = self.replace(image).await?;
         if let Some(earlier) = earlier {

@@ -5,11 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use muster_shared::api::Object;
 use muster_shared::api::server::ServerRecord;
+use muster_shared::api::task::TaskStatus;
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::{ServerUuid, TaskId};
 use muster_shared::wire::{Code, TaskError};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::record::{JobRecord, Place};
 use super::{JOBS, Jobs};
@@ -106,6 +108,7 @@ impl From<AppError> for StepFailure {
         let fatal = matches!(
             error,
             AppError::ServerNotFound(_)
+                | AppError::Answer(_)
                 | AppError::NotSupported { .. }
                 | AppError::TicketNotActive(_)
         );
@@ -161,11 +164,7 @@ impl StepContext {
     /// Runs an agent task and returns what it returns. The task is made in the same commit as the
     /// job's note of it, so that no crash leads to a second one; a try after a failure makes
     /// another.
-    pub(super) async fn task(
-        &mut self,
-        task: &str,
-        params: Map<String, Value>,
-    ) -> Result<Value, StepFailure> {
+    pub(super) async fn task(&mut self, task: &str, params: Object) -> Result<Value, StepFailure> {
         let step = self.job.step(self.place);
         let attempt = step.attempt;
         let id = match step.task.clone() {
@@ -184,7 +183,7 @@ impl StepContext {
 
     async fn is_open(&self, id: &TaskId) -> Result<bool, StepFailure> {
         match self.jobs.tasks.record_of(id).await {
-            Ok(record) => Ok(record.status == crate::app::tasks::TaskStatus::Active),
+            Ok(record) => Ok(record.status == TaskStatus::Active),
             Err(AppError::TaskNotFound) => Ok(false),
             Err(error) => Err(error.into()),
         }
@@ -193,7 +192,7 @@ impl StepContext {
     async fn make_task(
         &mut self,
         task: &str,
-        params: Map<String, Value>,
+        params: Object,
         attempt: u32,
     ) -> Result<TaskId, StepFailure> {
         let tasks = Arc::clone(&self.jobs.tasks);

@@ -26,12 +26,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use muster_shared::api::job::Execution;
+use muster_shared::api::job::{Execution, JobParams, NicAction};
 use muster_shared::api::server::ServerRecord;
 use muster_shared::clock::iso;
 use muster_shared::ids::ServerUuid;
 use parking_lot::Mutex;
-use serde_json::{Map, Value, json};
 use tokio::sync::Notify;
 use uuid::Uuid;
 
@@ -48,7 +47,7 @@ use crate::agents::Agents;
 use crate::store::Expect;
 use kind::{Kind, StepContext, StepFailure};
 pub use list::JobFilter;
-pub use nics::NicAction;
+pub(crate) use nics::checked as checked_nics;
 pub use record::JobRecord;
 use record::{Claim, StepRecord};
 
@@ -75,17 +74,6 @@ pub struct Jobs {
     pub(crate) wake: Notify,
 }
 
-/// `PUT /servers/:uuid/setup`.
-#[derive(Clone, Debug, Default)]
-pub struct SetupRequest {
-    /// The server's name from now on.
-    pub hostname: Option<String>,
-    /// Interfaces and the tags they get.
-    pub nics: Option<Vec<Value>>,
-    /// Further parameters of the job, checked.
-    pub params: Map<String, Value>,
-}
-
 impl Jobs {
     pub(super) fn new(
         ctx: Arc<Context>,
@@ -107,7 +95,7 @@ impl Jobs {
     pub async fn server_setup(
         &self,
         server: ServerUuid,
-        request: SetupRequest,
+        mut params: JobParams,
         caller: &Caller,
     ) -> Result<Option<Uuid>, AppError> {
         let record = self.fleet.with(server, |entry| entry.record.clone()).flatten();
@@ -115,23 +103,18 @@ impl Jobs {
         if record.setup {
             return Ok(None);
         }
-        let mut params = Map::from_iter([("nic_action".to_owned(), json!("update"))]);
-        if let Some(nics) = &request.nics {
-            params.insert("nics".to_owned(), nics::checked(nics)?);
-        }
-        params.extend(request.params);
+        params.nic_action = Some(NicAction::Update);
         if record.system_type.as_deref() == Some("SunOS") {
-            params.insert("reboot".to_owned(), json!(true));
+            params.setup.reboot = Some(true);
         }
-        if let Some(hostname) = request.hostname {
+        if let Some(hostname) = &params.setup.hostname {
             // Before anything is changed.
             self.tickets.fence(caller).await?;
             if let Some(running) = self.open_of(&server_setup::KIND, server).await? {
                 return Ok(Some(running));
             }
-            let rename = |record: &mut ServerRecord| record.hostname.clone_from(&hostname);
+            let rename = |record: &mut ServerRecord| record.hostname.clone_from(hostname);
             self.fleet.update_record(server, &Expected::ANY, rename).await?;
-            params.insert("hostname".to_owned(), json!(hostname));
         }
         self.create(&server_setup::KIND, server, params, caller).await.map(Some)
     }
@@ -143,7 +126,7 @@ impl Jobs {
     pub async fn server_reboot(
         &self,
         server: ServerUuid,
-        params: Map<String, Value>,
+        params: JobParams,
         caller: &Caller,
     ) -> Result<Uuid, AppError> {
         self.create(&server_reboot::KIND, server, params, caller).await
@@ -156,7 +139,7 @@ impl Jobs {
     pub async fn server_factory_reset(
         &self,
         server: ServerUuid,
-        params: Map<String, Value>,
+        params: JobParams,
         caller: &Caller,
     ) -> Result<Result<Uuid, usize>, AppError> {
         let vms = self.fleet.with(server, |entry| entry.vms.len()).unwrap_or(0);
@@ -174,18 +157,13 @@ impl Jobs {
     pub async fn nic_update(
         &self,
         server: ServerUuid,
-        action: NicAction,
-        nics: &[Value],
-        mut params: Map<String, Value>,
+        params: JobParams,
         caller: &Caller,
     ) -> Result<Uuid, AppError> {
-        let nics = nics::checked(nics)?;
         let setup = |entry: &Entry| entry.record.as_ref().is_some_and(|record| record.value.setup);
         if !self.fleet.with(server, setup).unwrap_or(false) {
             return Err(AppError::RefusedArgument("Server is not setup".to_owned()));
         }
-        params.insert("nic_action".to_owned(), json!(action.as_str()));
-        params.insert("nics".to_owned(), nics);
         self.create(&nic_update::KIND, server, params, caller).await
     }
 
@@ -195,11 +173,11 @@ impl Jobs {
         &self,
         kind: &'static Kind,
         server: ServerUuid,
-        mut params: Map<String, Value>,
+        mut params: JobParams,
         caller: &Caller,
     ) -> Result<Uuid, AppError> {
-        params.insert("server_uuid".to_owned(), json!(server));
-        params.insert("target".to_owned(), json!(server));
+        params.server_uuid = Some(server);
+        params.target = Some(server);
         if keys::encode(&params).len() > MAX_PARAMS_BYTES {
             let text = format!("with the other parameters over {MAX_PARAMS_BYTES} bytes");
             return Err(AppError::invalid("nics", text));
@@ -244,7 +222,7 @@ impl Jobs {
         &self,
         kind: &Kind,
         server: ServerUuid,
-        params: Map<String, Value>,
+        params: JobParams,
         caller: &Caller,
     ) -> JobRecord {
         let steps = |steps: &[kind::Step]| {

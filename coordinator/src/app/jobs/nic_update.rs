@@ -1,16 +1,10 @@
 //! `server-update-nics`: changes which NIC tags a server's interfaces carry.
 
-use std::time::Duration;
-
 use futures_util::future::BoxFuture;
-use serde_json::{Map, Value};
+use muster_shared::api::Object;
 
 use super::kind::{Kind, Step, StepContext, StepFailure, always};
 use super::{nics, validate_params};
-use crate::agents::Query;
-
-/// Longest wait for the agent's new sysinfo.
-const SYSINFO_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(super) static KIND: Kind = Kind {
     name: "server-update-nics-1.0.1",
@@ -25,20 +19,8 @@ pub(super) static KIND: Kind = Kind {
 fn refresh(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>> {
     Box::pin(async move {
         ctx.connected().await;
-        let server = ctx.server();
-        let caller = ctx.caller();
-        let query = Query {
-            server,
-            task: "server_sysinfo",
-            label: None,
-            params: Map::new(),
-            req_id: &caller.req_id,
-            timeout: SYSINFO_TIMEOUT,
-        };
-        let result = ctx.jobs.nodes.query(&caller, query).await?;
-        let Some(sysinfo) = result.get("sysinfo").and_then(Value::as_object) else {
-            return Err(StepFailure::fatal("Unable to gather latest sysinfo"));
-        };
-        Ok(ctx.jobs.reports.register(server, sysinfo.clone()).await?)
+        let (server, caller) = (ctx.server(), ctx.caller());
+        let sysinfo = ctx.jobs.nodes.gather_sysinfo(server, Object::new(), &caller).await?;
+        Ok(ctx.jobs.reports.register(server, sysinfo).await?)
     })
 }

@@ -1,62 +1,24 @@
 //! Which NIC tags each interface of a server is to carry. The pure part knows no server.
 
-use std::str::FromStr;
-
 use futures_util::future::BoxFuture;
-use serde_json::{Map, Value, json};
+use muster_shared::api::Object;
+use muster_shared::api::job::{NicAction, NicTags};
+use muster_shared::api::server::{Interface, Sysinfo};
+use serde_json::{Value, json};
 
 use super::kind::{StepContext, StepFailure};
 use crate::app::error::AppError;
-
-/// What happens with the tags that interfaces carry now.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NicAction {
-    /// The given ones are added.
-    Update,
-    /// The given list is the whole truth.
-    Replace,
-    /// The given ones are removed.
-    Delete,
-}
-
-impl NicAction {
-    /// As clients spell it.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Update => "update",
-            Self::Replace => "replace",
-            Self::Delete => "delete",
-        }
-    }
-}
-
-impl FromStr for NicAction {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        let all = [Self::Update, Self::Replace, Self::Delete];
-        all.into_iter().find(|action| action.as_str() == text).ok_or(())
-    }
-}
-
-/// An interface and its tags.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Nic {
-    mac: String,
-    tags: Vec<String>,
-}
 
 /// Checks what a client sends as `nics` and keeps what matters: entries without `mac` or
 /// `nic_tags_provided` are dropped, and so are other members.
 ///
 /// # Errors
 /// [`AppError::Invalid`].
-pub(super) fn checked(nics: &[Value]) -> Result<Value, AppError> {
-    Ok(listed(&parse(nics).map_err(|problem| AppError::invalid("nics", problem))?))
+pub(crate) fn checked(nics: &[Value]) -> Result<Vec<NicTags>, AppError> {
+    parse(nics).map_err(|problem| AppError::invalid("nics", problem))
 }
 
-fn parse(nics: &[Value]) -> Result<Vec<Nic>, &'static str> {
+fn parse(nics: &[Value]) -> Result<Vec<NicTags>, &'static str> {
     let mut parsed = Vec::new();
     for nic in nics {
         let nic = nic.as_object().ok_or("nics must be objects")?;
@@ -67,43 +29,35 @@ fn parse(nics: &[Value]) -> Result<Vec<Nic>, &'static str> {
         let tags = tags.as_array().ok_or("nic_tags_provided must be an array")?;
         let tags = tags.iter().map(|tag| tag.as_str().map(str::to_owned));
         let tags = tags.collect::<Option<_>>().ok_or("nic_tags_provided must hold strings")?;
-        parsed.push(Nic { mac, tags });
+        parsed.push(NicTags { mac, nic_tags_provided: tags });
     }
     Ok(parsed)
 }
 
-fn listed(nics: &[Nic]) -> Value {
-    let list = nics.iter().map(|nic| json!({ "mac": nic.mac, "nic_tags_provided": nic.tags }));
-    Value::Array(list.collect())
-}
-
-/// What the interfaces carry now, by the server's sysinfo.
-fn current(sysinfo: &Map<String, Value>) -> Vec<Nic> {
-    let interfaces = sysinfo.get("Network Interfaces").and_then(Value::as_object);
-    let nic = |interface: &Value| {
-        let mac = interface.get("MAC Address")?.as_str()?.to_ascii_lowercase();
-        let tags = interface.get("NIC Names").and_then(Value::as_array);
-        let tags = tags.into_iter().flatten().filter_map(|tag| tag.as_str().map(str::to_owned));
-        Some(Nic { mac, tags: tags.collect() })
+/// What the interfaces carry now.
+fn current(sysinfo: &Sysinfo) -> Vec<NicTags> {
+    let nic = |interface: Interface| {
+        let mac = interface.mac?.to_ascii_lowercase();
+        Some(NicTags { mac, nic_tags_provided: interface.tags.unwrap_or_default() })
     };
-    interfaces.into_iter().flatten().filter_map(|(_, interface)| nic(interface)).collect()
+    sysinfo.interfaces().filter_map(nic).collect()
 }
 
 /// The full list that comes out; interfaces that the server does not have are left out, except
 /// that a replacement is taken as given.
-fn apply(action: NicAction, mut now: Vec<Nic>, given: Vec<Nic>) -> Vec<Nic> {
+fn apply(action: NicAction, mut now: Vec<NicTags>, given: Vec<NicTags>) -> Vec<NicTags> {
     if action == NicAction::Replace {
         return given;
     }
     for change in given {
         let Some(nic) = now.iter_mut().find(|nic| nic.mac == change.mac) else { continue };
         if action == NicAction::Delete {
-            nic.tags.retain(|tag| !change.tags.contains(tag));
+            nic.nic_tags_provided.retain(|tag| !change.nic_tags_provided.contains(tag));
             continue;
         }
-        for tag in change.tags {
-            if !nic.tags.contains(&tag) {
-                nic.tags.push(tag);
+        for tag in change.nic_tags_provided {
+            if !nic.nic_tags_provided.contains(&tag) {
+                nic.nic_tags_provided.push(tag);
             }
         }
     }
@@ -113,13 +67,11 @@ fn apply(action: NicAction, mut now: Vec<Nic>, given: Vec<Nic>) -> Vec<Nic> {
 /// The step that has the agent do it.
 pub(super) fn update(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>> {
     Box::pin(async move {
-        let given = ctx.job.params.get("nics").and_then(Value::as_array).cloned();
-        let given = parse(&given.unwrap_or_default()).map_err(StepFailure::fatal)?;
-        let action = ctx.job.params.get("nic_action").and_then(Value::as_str);
-        let action = action.and_then(|text| text.parse().ok()).unwrap_or(NicAction::Update);
-        let sysinfo = ctx.jobs.fleet.with(ctx.server(), |entry| entry.sysinfo());
-        let nics = apply(action, current(&sysinfo.unwrap_or_default()), given);
-        let params = Map::from_iter([("nics".to_owned(), listed(&nics))]);
+        let given = ctx.job.params.nics.clone().unwrap_or_default();
+        let action = ctx.job.params.nic_action.unwrap_or(NicAction::Update);
+        let sysinfo = ctx.jobs.fleet.sysinfo_of(ctx.server());
+        let nics = apply(action, current(&sysinfo), given);
+        let params = Object::from_iter([("nics", json!(nics))]);
         ctx.task("server_update_nics", params).await.map(drop)
     })
 }
@@ -128,12 +80,13 @@ pub(super) fn update(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFail
 mod tests {
     use super::*;
 
-    fn nic(mac: &str, tags: &[&str]) -> Nic {
-        Nic { mac: mac.to_owned(), tags: tags.iter().map(|tag| (*tag).to_owned()).collect() }
+    fn nic(mac: &str, tags: &[&str]) -> NicTags {
+        let tags = tags.iter().map(|tag| (*tag).to_owned()).collect();
+        NicTags { mac: mac.to_owned(), nic_tags_provided: tags }
     }
 
     #[track_caller]
-    fn check(action: NicAction, given: Vec<Nic>, expected: &[Nic]) {
+    fn check(action: NicAction, given: Vec<NicTags>, expected: &[NicTags]) {
         let now = vec![nic("a", &["admin", "external"]), nic("b", &[])];
         assert_eq!(apply(action, now, given), expected);
     }
@@ -160,7 +113,7 @@ mod tests {
             { "mac": "AA:BB", "nic_tags_provided": ["t"], "ip": "10.0.0.1" },
             { "mac": "cc" }, { "nic_tags_provided": [] },
         ]));
-        assert_eq!(kept.unwrap(), json!([{ "mac": "aa:bb", "nic_tags_provided": ["t"] }]));
+        assert_eq!(kept.unwrap(), [nic("aa:bb", &["t"])]);
         for bad in [
             json!(["x"]),
             json!([{ "mac": 1, "nic_tags_provided": [] }]),
@@ -177,7 +130,7 @@ mod tests {
             "eth0": { "MAC Address": "AA", "NIC Names": ["admin"] },
             "eth1": { "MAC Address": "bb" }, "lo": {},
         }});
-        let nics = current(sysinfo.as_object().unwrap());
+        let nics = current(&serde_json::from_value(sysinfo).unwrap());
         assert_eq!(nics, [nic("aa", &["admin"]), nic("bb", &[])]);
     }
 }

@@ -2,12 +2,13 @@
 //! job is shown. Pure.
 
 use jiff::Timestamp;
-use muster_shared::api::job::{Execution, Job, Step, StepResult, StepState, StepVerdict};
+use muster_shared::api::job::{
+    Execution, Job, JobParams, Step, StepResult, StepState, StepVerdict,
+};
 use muster_shared::clock::iso;
 use muster_shared::ids::{ServerUuid, TaskId, TicketUuid};
 use muster_shared::secrets::masked_members;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 use uuid::Uuid;
 
 use crate::store::LeaseId;
@@ -69,7 +70,7 @@ pub struct JobRecord {
     /// The server it is about.
     pub server_uuid: ServerUuid,
     /// What it was made with.
-    pub params: Map<String, Value>,
+    pub params: JobParams,
     /// The request that made it.
     pub req_id: String,
     /// When it was made, ISO 8601.
@@ -186,7 +187,10 @@ impl JobRecord {
             uuid: self.uuid,
             name: self.name.clone(),
             execution: self.execution,
-            params: masked_members(&self.params),
+            params: JobParams {
+                others: masked_members(&self.params.others),
+                ..self.params.clone()
+            },
             target: self.server_uuid,
             created_at: self.created_at.clone(),
             started: self.started.clone(),
@@ -248,7 +252,7 @@ mod tests {
             name: "test-1.0.0".to_owned(),
             execution: Execution::Queued,
             server_uuid: ServerUuid(Uuid::nil()),
-            params: Map::new(),
+            params: JobParams::default(),
             req_id: String::new(),
             created_at: "2026-01-01T00:00:00.000Z".to_owned(),
             started: None,

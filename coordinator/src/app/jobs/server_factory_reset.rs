@@ -1,7 +1,7 @@
 //! `server-factory-reset`: wipes a server that has no VMs.
 
 use futures_util::future::BoxFuture;
-use serde_json::{Map, json};
+use muster_shared::api::Object;
 
 use super::kind::{Kind, Step, StepContext, StepFailure, always};
 use super::validate_params;
@@ -23,7 +23,7 @@ pub(super) static KIND: Kind = Kind {
 
 fn reset(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>> {
     Box::pin(async move {
-        let params = Map::from_iter([("confirm".to_owned(), json!(ctx.server()))]);
+        let params = Object::from_iter([("confirm", ctx.server().to_string())]);
         ctx.task("server_factory_reset", params).await.map(drop)
     })
 }

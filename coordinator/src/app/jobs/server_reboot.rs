@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use muster_shared::api::Object;
 use muster_shared::api::server::ServerRecord;
-use serde_json::{Map, json};
 
 use super::kind::{Kind, Step, StepContext, StepFailure, always};
 use super::record::JobRecord;
@@ -41,7 +41,7 @@ pub(super) static KIND: Kind = Kind {
 };
 
 fn drains(job: &JobRecord) -> bool {
-    job.params.get("drain") == Some(&json!(true))
+    job.params.drain == Some(true)
 }
 
 fn drain(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>> {
@@ -75,7 +75,7 @@ fn mark(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>> {
 }
 
 pub(super) fn reboot(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>> {
-    Box::pin(async move { ctx.task("server_reboot", Map::new()).await.map(drop) })
+    Box::pin(async move { ctx.task("server_reboot", Object::new()).await.map(drop) })
 }
 
 fn unmark(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>> {

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use jiff::Timestamp;
+use muster_shared::api::Object;
+use muster_shared::api::job::SetupParams;
 use muster_shared::api::server::ServerRecord;
-use serde_json::{Map, Value, json};
 
 use super::kind::{Kind, Step, StepContext, StepFailure, always};
 use super::record::JobRecord;
@@ -13,18 +14,6 @@ use super::{nics, server_reboot, validate_params};
 
 /// Between two looks at whether the server is back.
 const REBOOT_POLL: Duration = Duration::from_secs(5);
-
-/// Members of the job's parameters that the agent gets.
-const AGENT_PARAMS: &[&str] = &[
-    "hostname",
-    "postsetup_script",
-    "disk_layout",
-    "disk_exclude",
-    "disk_spares",
-    "disk_width",
-    "disk_cache",
-    "encryption_enabled",
-];
 
 pub(super) static KIND: Kind = Kind {
     name: "server-setup-1.1.0",
@@ -46,12 +35,12 @@ pub(super) static KIND: Kind = Kind {
 };
 
 fn has_nics(job: &JobRecord) -> bool {
-    job.params.get("nics").and_then(Value::as_array).is_some_and(|nics| !nics.is_empty())
+    job.params.nics.as_ref().is_some_and(|nics| !nics.is_empty())
 }
 
 /// Only where the platform has to take over what was set up; Linux goes on as it is.
 fn reboots(job: &JobRecord) -> bool {
-    job.params.get("reboot") == Some(&json!(true))
+    job.params.setup.reboot == Some(true)
 }
 
 fn mark(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>> {
@@ -60,15 +49,9 @@ fn mark(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>> {
 
 fn set_up(ctx: &mut StepContext) -> BoxFuture<'_, Result<(), StepFailure>> {
     Box::pin(async move {
-        let mut params = Map::new();
-        for name in AGENT_PARAMS {
-            if let Some(value) = ctx.job.params.get(*name) {
-                params.insert((*name).to_owned(), value.clone());
-            }
-        }
-        // The job has steps of its own for it.
-        params.insert("reboot".to_owned(), json!(false));
-        ctx.task("server_setup", params).await.map(drop)
+        // The job has steps of its own for the restart.
+        let params = SetupParams { reboot: Some(false), ..ctx.job.params.setup.clone() };
+        ctx.task("server_setup", Object::of(&params)).await.map(drop)
     })
 }
 

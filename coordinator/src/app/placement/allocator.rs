@@ -7,10 +7,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use muster_shared::api::Object;
 use muster_shared::ids::{ServerUuid, TicketUuid, VmUuid};
 use serde_json::{Value, json};
 
-use super::members;
 use crate::alloc::{self, Config, Request};
 use crate::app::config::AllocationConfig;
 use crate::app::fields::shown_status;
@@ -71,7 +71,7 @@ impl Allocator {
     fn open_ticket(&mut self, ticket: &TicketRecord) {
         let Some(server) = ticket.queue.server_uuid.0 else { return };
         // A ticket over HTTP always has an `extra`, if an empty one.
-        let extra = alloc::Extra::from_json(&Value::Object(ticket.extra.clone()));
+        let extra = alloc::Extra::from_json(&json!(ticket.extra));
         self.fleet.open_ticket(alloc::Ticket {
             uuid: ticket.uuid.to_string(),
             server_uuid: server,
@@ -119,9 +119,9 @@ impl Allocator {
         let sysinfo = entry.sysinfo.as_ref().map(|held| held.revision).unwrap_or_default();
         let versions = (record.revision, sysinfo);
         if self.known.get(&server) != Some(&versions) {
-            let mut whole = members(json!(*record.value));
-            whole.insert("sysinfo".to_owned(), Value::Object(entry.sysinfo()));
-            if self.fleet.upsert_server(Arc::new(whole)).is_ok() {
+            let mut whole = Object::of(&*record.value);
+            whole.set("sysinfo", entry.sysinfo());
+            if self.fleet.upsert_server(Arc::new(whole.into())).is_ok() {
                 self.known.insert(server, versions);
             }
         }

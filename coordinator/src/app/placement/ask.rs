@@ -1,8 +1,9 @@
 //! What a client asks beside the allocation itself: how much to tell, whether to reserve, what to
 //! imagine.
 
+use muster_shared::api::Object;
 use muster_shared::lenient;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::invalid;
 use crate::alloc::{Detail, WhatIf};
@@ -47,12 +48,12 @@ impl Default for Ask {
     }
 }
 
-fn flag(body: &Map<String, Value>, name: &str, default: bool) -> Result<bool, AppError> {
+fn flag(body: &Object, name: &str, default: bool) -> Result<bool, AppError> {
     let Some(value) = body.get(name) else { return Ok(default) };
     lenient::flag(value).ok_or_else(|| AppError::invalid(name, "must be true or false"))
 }
 
-fn integer(body: &Map<String, Value>, name: &str) -> Result<Option<u64>, AppError> {
+fn integer(body: &Object, name: &str) -> Result<Option<u64>, AppError> {
     let Some(value) = body.get(name) else { return Ok(None) };
     let number = lenient::number(value);
     number.map(Some).ok_or_else(|| AppError::invalid(name, "must be a whole number"))
@@ -63,7 +64,7 @@ impl Ask {
     ///
     /// # Errors
     /// [`AppError::Invalid`] names the first that can't be used.
-    pub fn parse(body: &Map<String, Value>) -> Result<Self, AppError> {
+    pub fn parse(body: &Object) -> Result<Self, AppError> {
         let steps = match body.get("steps").map(Value::as_str) {
             None | Some(Some("full")) => Detail::Full,
             Some(Some("counts")) => Detail::Counts,
@@ -118,13 +119,13 @@ mod tests {
             (json!({"what_if": []}), "what_if"),
             (json!({"what_if": {"add_vms": [{}]}}), "what_if.add_vms"),
         ] {
-            let error = Ask::parse(body.as_object().unwrap()).unwrap_err();
+            let error = Ask::parse(&Object::of(&body)).unwrap_err();
             let AppError::Invalid(errors) = error else { panic!("{error}") };
             assert_eq!(errors[0].field, field, "{body}");
         }
-        let ask = Ask::parse(json!({"count": "3", "seed": "7"}).as_object().unwrap()).unwrap();
+        let ask = Ask::parse(&Object::of(&json!({"count": "3", "seed": "7"}))).unwrap();
         assert_eq!((ask.count, ask.seed, ask.reserve), (3, Some(7), true));
         let what_if = json!({"what_if": {"remove_servers": []}, "reserve": true});
-        assert!(!Ask::parse(what_if.as_object().unwrap()).unwrap().reserve);
+        assert!(!Ask::parse(&Object::of(&what_if)).unwrap().reserve);
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use muster_shared::api::task::TaskStatus;
 use muster_shared::ids::ServerUuid;
 use muster_shared::wire::TaskError;
 use muster_shared::wire::status::{VmIndex, VmReport, VmStatus};
@@ -11,7 +12,7 @@ use muster_shared::wire::status::{VmIndex, VmReport, VmStatus};
 use super::Placement;
 use super::promises::PLACES;
 use crate::app::error::AppError;
-use crate::app::tasks::{AtEnd, Open, TaskRecord, TaskStatus};
+use crate::app::tasks::{AtEnd, Open, TaskRecord};
 use crate::store::{Expect, Write};
 
 #[async_trait]
@@ -98,7 +99,7 @@ fn told_report(ended: &TaskRecord) -> Option<VmReport> {
     if ended.status != TaskStatus::Complete {
         return None;
     }
-    let vm = ended.history.first()?.get("event")?.get("vm")?;
+    let vm = ended.history.first()?.event.get("vm")?;
     if vm.get("do_not_inventory").is_some_and(|hidden| *hidden == true) {
         return None;
     }

@@ -13,22 +13,24 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use muster_shared::api::Object;
+use muster_shared::api::allocation::AskedBy;
+use muster_shared::api::task::{Refusal, TaskStatus};
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
+use muster_shared::vm::VmSpec;
 use muster_shared::wire::TaskError;
 use serde::Serialize;
-use serde_json::{Map, Value, json};
 
 use super::flow::{Decision, Flow, Question, Wanted};
-use super::machine::promise_of;
 use super::promises::{PLACES, PlaceRecord, PlaceState};
 use super::{Placement, no_server};
 use crate::alloc;
 use crate::app::caller::Caller;
-use crate::app::decisions::AllocationRecord;
+use crate::app::decisions::taken_down;
 use crate::app::error::AppError;
 use crate::app::keys;
-use crate::app::tasks::{NewTask, Open, Refusal, TASKS, TaskRecord, TaskStatus};
-use crate::app::vm_request::{VmRequest, build};
+use crate::app::tasks::{NewTask, Open, TASKS, TaskRecord};
+use crate::app::vm_request::build;
 use crate::store::{Expect, Write};
 
 /// The answer to `POST /vms`.
@@ -50,15 +52,15 @@ impl Placement {
     /// [`AppError::Store`].
     pub async fn create(
         self: &Arc<Self>,
-        body: &Map<String, Value>,
+        body: &Object,
         caller: &Caller,
     ) -> Result<Placed, AppError> {
-        let VmRequest { uuid, mut params } = build(body)?;
-        let vm = uuid.unwrap_or_else(|| VmUuid(self.ctx.parts.entropy.uuid()));
-        params.insert("uuid".to_owned(), json!(vm));
+        let mut spec = build(body)?;
+        let vm = *spec.uuid.get_or_insert_with(|| VmUuid(self.ctx.parts.entropy.uuid()));
+        let params = Object::of(&spec);
         let expect = self.check_vm_is_new(vm).await?;
         let mut exclude = BTreeSet::new();
-        let mut flow = Flow::new(self, self.question_of_create(vm, &params, &exclude)?);
+        let mut flow = Flow::new(self, self.question_of_create(vm, &spec, &exclude)?);
         loop {
             let decision = flow.decide().await?;
             let server = chosen_server(&decision)?;
@@ -68,7 +70,7 @@ impl Placement {
                 Err(AppError::Busy(reason)) => {
                     tracing::info!(server_uuid = %server, reason, "placing elsewhere");
                     exclude.insert(server);
-                    flow.ask(self.question_of_create(vm, &params, &exclude)?);
+                    flow.ask(self.question_of_create(vm, &spec, &exclude)?);
                 }
                 Err(error) => match flow.again(error).await {
                     Err(AppError::Store(error)) if error.is_conflict() => {
@@ -89,7 +91,7 @@ impl Placement {
         self: &Arc<Self>,
         server: ServerUuid,
         vm: VmUuid,
-        params: Map<String, Value>,
+        params: Object,
         caller: &Caller,
     ) -> Result<TaskId, AppError> {
         let attempt = || async {
@@ -109,7 +111,7 @@ impl Placement {
         self: &Arc<Self>,
         server: ServerUuid,
         vm: VmUuid,
-        params: &Map<String, Value>,
+        params: &Object,
         caller: &Caller,
         counts: bool,
     ) -> Result<TaskId, AppError> {
@@ -119,7 +121,7 @@ impl Placement {
         let mut writes = self.tasks.writes(&record);
         let mut promised = None;
         if counts {
-            let extra = promise_of(params);
+            let extra = alloc::Extra::of_new_vm(&VmSpec::read(params.clone().into()).0);
             writes.push(self.place_put(&record, vm, Some(extra.clone())));
             writes.extend(self.promises.lock().peers.mark());
             promised = Some(self.promises.promise(vm, server, extra, true));
@@ -139,8 +141,8 @@ impl Placement {
         let Wanted { vm, body, extra, .. } = &question.vms[0];
         let outcome = &decision.outcomes[0];
         let policy = &question.policy;
-        let mut kept = AllocationRecord::new(&self.ctx, "vms", body, policy, outcome);
-        kept.reserved = true;
+        let mut kept = taken_down(&self.ctx, AskedBy::Vms, body, policy, outcome);
+        kept.decision.reserved = true;
         kept.recent = decision.recent.clone();
         let _place = self.tasks.reserve(new.server)?;
         let mut record = self.tasks.record(new).await?;
@@ -211,9 +213,9 @@ impl Placement {
             code: error.code.clone(),
             message: error.message.clone(),
         });
-        let params = self.tasks.load_params(&old.params).await?;
+        let (spec, _) = VmSpec::read(self.tasks.load_params(&old.params).await?.into());
         let mut exclude: BTreeSet<_> = refusals.iter().map(|r| r.server_uuid).collect();
-        let mut flow = Flow::new(self, self.question_of_create(vm, &params, &exclude)?);
+        let mut flow = Flow::new(self, self.question_of_create(vm, &spec, &exclude)?);
         loop {
             let decision = flow.decide().await?;
             let Ok(server) = chosen_server(&decision) else { return Ok(false) };
@@ -232,7 +234,7 @@ impl Placement {
                 }
                 Err(AppError::Busy(_)) => {
                     exclude.insert(server);
-                    flow.ask(self.question_of_create(vm, &params, &exclude)?);
+                    flow.ask(self.question_of_create(vm, &spec, &exclude)?);
                 }
                 Err(error) => flow.again(error).await?,
             }
@@ -262,12 +264,7 @@ impl Placement {
 }
 
 /// The task that makes a VM.
-fn create_task(
-    server: ServerUuid,
-    vm: VmUuid,
-    params: &Map<String, Value>,
-    caller: &Caller,
-) -> NewTask {
+fn create_task(server: ServerUuid, vm: VmUuid, params: &Object, caller: &Caller) -> NewTask {
     NewTask {
         server,
         task: "machine_create".to_owned(),

@@ -3,19 +3,21 @@
 
 use std::sync::Arc;
 
+use muster_shared::api::Object;
+use muster_shared::api::allocation::{AskedBy, DecisionDetail};
 use muster_shared::ids::VmUuid;
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::ask::Ask;
 use super::flow::{Decision, Flow, Question, Wanted};
-use super::{Placement, insert_unreserved, invalid, members, no_server, parse};
+use super::{Placement, insert_unreserved, invalid, no_server, parse};
 use crate::alloc::{
     Detail, Explanation, FieldError, LeastChanges, Outcome, explain, least_changes, num,
 };
-use crate::app::decisions::{AllocationRecord, bad_policy};
+use crate::app::decisions::{bad_policy, taken_down};
 use crate::app::error::AppError;
 use crate::app::fields::Extras;
 use crate::app::server_view::{ratios_shown, server_view};
@@ -26,7 +28,7 @@ use crate::store::{StoreError, Write};
 struct Chosen {
     vm: VmUuid,
     outcome: Outcome,
-    record: AllocationRecord,
+    record: DecisionDetail,
 }
 
 /// The answer.
@@ -34,7 +36,7 @@ struct Chosen {
 pub struct Decided {
     placements: Vec<Chosen>,
     /// The record of the first VM's server.
-    server: Option<Map<String, Value>>,
+    server: Option<Object>,
     steps: Detail,
     explanation: Option<Explanation>,
     least: LeastChanges,
@@ -83,13 +85,13 @@ impl Decided {
         if self.server.is_some() {
             map.serialize_entry("imgapiPeers", &[(); 0])?;
         }
-        map.serialize_entry("id", &shown.record.id)?;
+        map.serialize_entry("id", &shown.record.decision.id)?;
         map.serialize_entry("seed", &shown.outcome.seed)?;
         if self.several && self.server.is_some() {
             let one = |placement: &Chosen| {
                 let server = placement.outcome.server.as_ref();
                 json!({
-                    "id": placement.record.id,
+                    "id": placement.record.decision.id,
                     "vm_uuid": placement.vm,
                     "server_uuid": server.map(|server| &server.server_uuid),
                     "score": server.map(|server| num::json(server.score)),
@@ -118,7 +120,7 @@ impl Placement {
     /// # Errors
     /// [`AppError::Invalid`], [`AppError::Store`], [`AppError::Blob`]. That no server fits is no
     /// error, see [`Decided::failure`].
-    pub async fn allocate(&self, body: &Map<String, Value>) -> Result<Decided, AppError> {
+    pub async fn allocate(&self, body: &Object) -> Result<Decided, AppError> {
         let mut flow = Flow::new(self, self.question(body)?);
         loop {
             let mut decision = flow.decide().await?;
@@ -130,7 +132,7 @@ impl Placement {
         }
     }
 
-    fn question(&self, body: &Map<String, Value>) -> Result<Question, AppError> {
+    fn question(&self, body: &Object) -> Result<Question, AppError> {
         let first = parse(body)?;
         let ask = Ask::parse(body)?;
         let real = &self.ctx.config.allocation.policy;
@@ -148,7 +150,7 @@ impl Placement {
         for vm in names {
             let mut body = kept.clone();
             body.remove("vm_uuids");
-            body["vm"]["vm_uuid"] = json!(vm);
+            body.slot("vm")["vm_uuid"] = json!(vm);
             let request = parse(&body)?;
             let extra = request.promise();
             vms.push(Wanted { vm, body, request, extra });
@@ -163,10 +165,10 @@ impl Placement {
         let mut placements = Vec::with_capacity(outcomes.len());
         for (outcome, wanted) in outcomes.into_iter().zip(vms) {
             let mut record =
-                AllocationRecord::new(&self.ctx, "allocate", &wanted.body, policy, &outcome);
+                taken_down(&self.ctx, AskedBy::Allocate, &wanted.body, policy, &outcome);
             record.recent = recent.clone();
-            record.keep = ask.keep;
-            record.reserved = decision.promises.iter().any(|(it, ..)| it.vm == wanted.vm);
+            record.decision.keep = ask.keep;
+            record.decision.reserved = decision.promises.iter().any(|(it, ..)| it.vm == wanted.vm);
             placements.push(Chosen { vm: wanted.vm, outcome, record });
         }
         let mut decided = Decided {
@@ -184,7 +186,7 @@ impl Placement {
         let explanation =
             ask.explain.then(|| explain(shown.outcome.snapshot(), request, policy, &options).1);
         let asked = decision.asked.take();
-        let least = asked.map(|fleet| least_changes(&fleet, body, policy, &options));
+        let least = asked.map(|fleet| least_changes(&fleet, body.as_map(), policy, &options));
         let server = match shown.outcome.server {
             Some(_) => Some(self.chosen_view(ask, &shown.outcome)?),
             None => None,
@@ -196,7 +198,7 @@ impl Placement {
     }
 
     /// The chosen server as CNAPI shows it.
-    fn chosen_view(&self, ask: &Ask, outcome: &Outcome) -> Result<Map<String, Value>, AppError> {
+    fn chosen_view(&self, ask: &Ask, outcome: &Outcome) -> Result<Object, AppError> {
         let choice = outcome.server.as_ref().ok_or_else(|| no_server(outcome))?;
         let imagined = ask.what_if.as_ref();
         let imagined = imagined.and_then(|what_if| what_if.server(&choice.server_uuid));
@@ -204,14 +206,14 @@ impl Placement {
         let server = choice.server_uuid.uuid().ok_or_else(|| no_server(outcome))?;
         let known = self.fleet.get(server).and_then(|entry| server_view(&entry, extras));
         let mut view = match (known, imagined) {
-            (Some(server), _) => members(json!(server)),
-            (None, Some(_)) => Map::new(),
+            (Some(server), _) => Object::of(&server),
+            (None, Some(_)) => Object::new(),
             (None, None) => return Err(AppError::ServerNotFound(server)),
         };
         view.extend(imagined.into_iter().flatten().map(|(k, v)| (k.clone(), v.clone())));
         view.remove("vms");
-        view.insert("score".to_owned(), num::json(choice.score));
-        view.insert("overprovision_ratios".to_owned(), json!(ratios_shown(&choice.ratios)));
+        view.set("score", num::json(choice.score));
+        view.set("overprovision_ratios", json!(ratios_shown(&choice.ratios)));
         if let Some(left) = choice.unreserved {
             insert_unreserved(&mut view, left);
         }
@@ -250,7 +252,7 @@ impl Placement {
 
 /// The VMs to place: the one that the request names, those of `vm_uuids`, and new ones.
 fn vm_uuids(
-    body: &Map<String, Value>,
+    body: &Object,
     ask: &Ask,
     first: &str,
     mut fresh: impl FnMut() -> Uuid,

@@ -11,8 +11,9 @@
 
 use std::sync::Arc;
 
+use muster_shared::api::Object;
 use muster_shared::ids::{ServerUuid, VmUuid};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::Placement;
 use super::allocator::Allocator;
@@ -31,7 +32,7 @@ const INLINE_SERVERS: usize = 256;
 pub(super) struct Wanted {
     pub(super) vm: VmUuid,
     /// The request as it is kept.
-    pub(super) body: Map<String, Value>,
+    pub(super) body: Object,
     pub(super) request: Request,
     /// What it will take of its server.
     pub(super) extra: alloc::Extra,

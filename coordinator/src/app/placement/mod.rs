@@ -21,9 +21,10 @@ mod reserve;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use muster_shared::api::Object;
 use muster_shared::ids::{ServerUuid, VmUuid};
 use muster_shared::vm::VmSpec;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 pub use ask::Ask;
 pub use create::Placed;
@@ -106,18 +107,17 @@ impl Placement {
     fn question_of_create(
         &self,
         vm: VmUuid,
-        params: &Map<String, Value>,
+        spec: &VmSpec,
         exclude: &BTreeSet<ServerUuid>,
     ) -> Result<Question, AppError> {
-        let (spec, _) = VmSpec::read(params.clone());
-        let mut body = machine::request(&spec);
+        let mut body = machine::request(spec);
         if !exclude.is_empty() {
             let mut left = self.fleet.registered();
             left.retain(|server| !exclude.contains(server));
-            body.insert("servers".to_owned(), json!(left));
+            body.set("servers", json!(left));
         }
         let request = parse(&body)?;
-        let wanted = Wanted { vm, body, request, extra: alloc::Extra::of_new_vm(&spec) };
+        let wanted = Wanted { vm, body, request, extra: alloc::Extra::of_new_vm(spec) };
         let policy = Arc::clone(&self.ctx.config.allocation.placing);
         let ask = Ask { least_changes: false, ..Ask::default() };
         Ok(Question { ask, policy, vms: vec![wanted], making: true })
@@ -127,8 +127,8 @@ impl Placement {
     ///
     /// # Errors
     /// [`AppError::Invalid`].
-    pub fn capacity(&self, body: &Map<String, Value>) -> Result<Value, AppError> {
-        let servers = alloc::parse_capacity(body).map_err(invalid)?;
+    pub fn capacity(&self, body: &Object) -> Result<Value, AppError> {
+        let servers = alloc::parse_capacity(body.as_map()).map_err(invalid)?;
         let snapshot = self.reported(&mut self.promises.lock().allocator);
         let policy = &self.ctx.config.allocation.policy;
         let found = alloc::capacity(&snapshot, servers.as_deref(), policy);
@@ -140,23 +140,16 @@ impl Placement {
     }
 }
 
-fn insert_unreserved(view: &mut Map<String, Value>, left: Unreserved) {
+fn insert_unreserved(view: &mut Object, left: Unreserved) {
     for (name, value) in
         [("unreserved_cpu", left.cpu), ("unreserved_ram", left.ram), ("unreserved_disk", left.disk)]
     {
-        view.insert(name.to_owned(), num::json(value));
+        view.set(name, num::json(value));
     }
 }
 
-fn members(of: Value) -> Map<String, Value> {
-    match of {
-        Value::Object(members) => members,
-        _ => Map::new(),
-    }
-}
-
-fn parse(body: &Map<String, Value>) -> Result<Request, AppError> {
-    Request::parse(body).map_err(invalid)
+fn parse(body: &Object) -> Result<Request, AppError> {
+    Request::parse(body.as_map()).map_err(invalid)
 }
 
 fn invalid(errors: Vec<alloc::FieldError>) -> AppError {

@@ -1,6 +1,7 @@
 //! For planners: how many of a VM still fit, and what is stranded.
 
-use serde_json::{Map, Value, json};
+use muster_shared::api::Object;
+use serde_json::{Value, json};
 
 use super::{Placement, invalid, parse};
 use crate::alloc::{Fit, ServerName, Unreserved, fit, num, parse_capacity};
@@ -16,8 +17,8 @@ impl Placement {
     ///
     /// # Errors
     /// [`AppError::Invalid`].
-    pub async fn plan(&self, body: &Map<String, Value>) -> Result<Value, AppError> {
-        let only = parse_capacity(body).map_err(invalid)?;
+    pub async fn plan(&self, body: &Object) -> Result<Value, AppError> {
+        let only = parse_capacity(body.as_map()).map_err(invalid)?;
         let mut body = body.clone();
         body.remove("servers");
         fill(&mut body);
@@ -70,12 +71,13 @@ fn add(total: &mut Unreserved, more: Unreserved) {
 }
 
 /// Gives the VM what an allocation needs and a plan does not: a name, an owner, a memory size.
-fn fill(body: &mut Map<String, Value>) {
+fn fill(body: &mut Object) {
     let nobody = json!(uuid::Uuid::nil());
     let memory = body.get("package").and_then(|p| p.get("max_physical_memory")).cloned();
-    body.entry("image").or_insert_with(|| json!({}));
-    body.entry("nic_tags").or_insert_with(|| json!([]));
-    let vm = body.entry("vm").or_insert_with(|| json!({}));
+    body.set_default("image", json!({}));
+    body.set_default("nic_tags", json!([]));
+    body.set_default("vm", json!({}));
+    let vm = body.slot("vm");
     if let Value::Object(vm) = vm {
         vm.entry("vm_uuid").or_insert_with(|| nobody.clone());
         vm.entry("owner_uuid").or_insert(nobody);

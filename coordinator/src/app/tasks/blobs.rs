@@ -1,11 +1,13 @@
 //! What is too large for a task's record: parameters, and members of results.
 
 use bytes::Bytes;
+use muster_shared::api::Object;
+use muster_shared::api::task::Blob;
 use muster_shared::ids::TaskId;
 use muster_shared::wire::{INLINE_EDGE_BYTES, MAX_INLINE_BYTES};
 use object_store::path::Path;
 use object_store::{ObjectStoreExt as _, PutPayload};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::Tasks;
 use super::record::{Params, TaskRecord};
@@ -23,7 +25,7 @@ impl Tasks {
     pub(super) async fn store_params(
         &self,
         id: &TaskId,
-        params: Map<String, Value>,
+        params: Object,
     ) -> Result<Params, AppError> {
         let json = keys::encode(&params);
         if json.len() <= INLINE_PARAMS_BYTES {
@@ -35,10 +37,7 @@ impl Tasks {
     }
 
     /// Reads parameters back.
-    pub(crate) async fn load_params(
-        &self,
-        params: &Params,
-    ) -> Result<Map<String, Value>, AppError> {
+    pub(crate) async fn load_params(&self, params: &Params) -> Result<Object, AppError> {
         match params {
             Params::Inline(params) => Ok(params.clone()),
             Params::Blob(path) => {
@@ -105,7 +104,7 @@ impl Tasks {
         let path = format!("tasks/{}/result", record.id);
         let Some(event) = event_of(record) else { return Ok(()) };
         let json = keys::encode(event);
-        *event = json!({ "blob": path, "bytes": json.len() });
+        *event = json!(blob(&path, json.len()));
         self.put_blob(&path, json).await
     }
 }
@@ -114,8 +113,12 @@ impl Tasks {
 fn event_of(record: &mut TaskRecord) -> Option<&mut Value> {
     match record.result.as_mut() {
         Some(result) => Some(result),
-        None => record.history.first_mut()?.get_mut("event"),
+        None => Some(&mut record.history.first_mut()?.event),
     }
+}
+
+fn blob(path: &str, size: usize) -> Blob {
+    Blob { blob: path.to_owned(), bytes: u64::try_from(size).unwrap_or(u64::MAX) }
 }
 
 /// The name of the largest text member over `limit` bytes.
@@ -132,8 +135,7 @@ fn take_edges(event: &mut Value, name: &str, path: &str) -> Option<String> {
     let edge = INLINE_EDGE_BYTES.min(text.len() / 4);
     let head = &text[..text.floor_char_boundary(edge)];
     let tail = &text[text.ceil_char_boundary(text.len() - edge)..];
-    let reference = json!({ "blob": path, "bytes": text.len() });
     members.insert(name.to_owned(), json!(format!("{head}\n…\n{tail}")));
-    members.insert(format!("{name}_blob"), reference);
+    members.insert(format!("{name}_blob"), json!(blob(path, text.len())));
     Some(text)
 }

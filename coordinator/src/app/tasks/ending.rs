@@ -3,12 +3,13 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use muster_shared::api::task::TaskStatus;
 use muster_shared::ids::{ServerUuid, TaskId};
 use muster_shared::wire::{
     Acknowledge, Cancel, Code, Error as WireError, Outcome, TaskError, TaskResult,
 };
 
-use super::record::{Ending, TaskStatus};
+use super::record::Ending;
 use super::{Open, TASKS, Tasks};
 use crate::agents::{Reply, SendError};
 use crate::app::error::AppError;

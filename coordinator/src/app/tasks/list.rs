@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use muster_shared::api::task::{Task, TaskStarted, TaskStatus};
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
 use muster_shared::secrets::masked;
-use serde_json::{Map, Value, json};
 
-use super::record::{TaskRecord, TaskStatus};
+use super::record::TaskRecord;
 use super::{TASKS, Tasks};
 use crate::app::error::AppError;
 use crate::store::{Held, MAX_PAGE};
@@ -46,7 +46,7 @@ impl TaskFilter {
 #[derive(Clone, Debug, Default)]
 pub struct TaskPage {
     /// As CNAPI shows them, oldest first.
-    pub tasks: Vec<Map<String, Value>>,
+    pub tasks: Vec<Task>,
     /// Pass as `marker` for more; `None` at the end.
     pub next: Option<TaskId>,
 }
@@ -92,13 +92,13 @@ impl Tasks {
         }
     }
 
-    /// Open tasks, at most `max`, as `{kind: [{"id"}]}`.
+    /// Open tasks by kind, at most `max`.
     #[must_use]
-    pub fn open_by_kind(&self, max: usize) -> BTreeMap<String, Vec<Value>> {
-        let mut kinds: BTreeMap<String, Vec<Value>> = BTreeMap::new();
+    pub fn open_by_kind(&self, max: usize) -> BTreeMap<String, Vec<TaskStarted>> {
+        let mut kinds: BTreeMap<String, Vec<TaskStarted>> = BTreeMap::new();
         for id in self.table.ids().into_iter().take(max) {
             if let Some(open) = self.table.get(&id) {
-                kinds.entry(open.record.task.clone()).or_default().push(json!({ "id": id }));
+                kinds.entry(open.record.task.clone()).or_default().push(TaskStarted { id });
             }
         }
         kinds
@@ -125,9 +125,11 @@ impl Tasks {
 }
 
 /// A list is for people who look around: without the secrets that results may hold.
-fn listed(mut view: Map<String, Value>) -> Map<String, Value> {
-    for member in view.values_mut() {
-        *member = masked(member);
+fn listed(mut task: Task) -> Task {
+    let events = task.history.iter_mut().map(|entry| &mut entry.event);
+    let details = task.error.iter_mut().filter_map(|error| error.details.as_mut());
+    for value in events.chain(details).chain(&mut task.result) {
+        *value = masked(value);
     }
-    view
+    task
 }

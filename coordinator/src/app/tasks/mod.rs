@@ -24,14 +24,15 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use muster_shared::api::Object;
+use muster_shared::api::task::{Task, TaskStatus};
 use muster_shared::clock::iso;
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
 use muster_shared::wire::{Code, Dispatch, TaskError};
-use serde_json::{Map, Value, json};
 
 use ending::When;
 pub use list::TaskFilter;
-pub use record::{Ending, Params, Refusal, TaskRecord, TaskStatus};
+pub use record::{Ending, Params, TaskRecord};
 use table::Turn;
 pub use table::{Open, Table};
 
@@ -62,7 +63,7 @@ pub struct NewTask {
     /// Its kind.
     pub task: String,
     /// Its parameters.
-    pub params: Map<String, Value>,
+    pub params: Object,
     /// Who asks for it.
     pub caller: Caller,
     /// The VM it is about.
@@ -126,10 +127,10 @@ impl Tasks {
         self: &Arc<Self>,
         server: ServerUuid,
         task: &str,
-        params: Map<String, Value>,
+        params: Object,
         caller: &Caller,
     ) -> Result<TaskId, AppError> {
-        let vm = params.get("uuid").and_then(Value::as_str).and_then(|text| text.parse().ok());
+        let vm = params.text("uuid").and_then(|text| text.parse().ok());
         let new = NewTask { server, task: task.to_owned(), params, caller: caller.clone(), vm };
         self.create_new(new).await
     }
@@ -238,7 +239,7 @@ impl Tasks {
     }
 
     /// Puts a task on the queue to its agent.
-    fn send(&self, open: &Open, params: Map<String, Value>) {
+    fn send(&self, open: &Open, params: Object) {
         let record = &open.record;
         let (id, server) = (&record.id, record.server_uuid);
         let Some(connection) = self.agents.connection(server) else { return };
@@ -246,7 +247,7 @@ impl Tasks {
             id: id.clone(),
             req_id: record.req_id.clone(),
             task: record.task.clone(),
-            params,
+            params: params.into(),
             deadline_ms: None,
             ticket: record.ticket.clone(),
             volatile: false,
@@ -343,11 +344,10 @@ impl Tasks {
     ///
     /// # Errors
     /// [`AppError::TaskNotFound`], [`AppError::Store`].
-    pub async fn get(&self, id: &TaskId) -> Result<Map<String, Value>, AppError> {
+    pub async fn get(&self, id: &TaskId) -> Result<Task, AppError> {
         if let Some(open) = self.table.get(id) {
-            let mut view = open.public();
-            view.insert("waiting_for".to_owned(), json!(self.waits_for(&open)));
-            return Ok(view);
+            let waiting_for = Some(self.waits_for(&open));
+            return Ok(Task { waiting_for, ..open.public() });
         }
         Ok(self.record_of(id).await?.public())
     }
@@ -379,11 +379,7 @@ impl Tasks {
     ///
     /// # Errors
     /// As [`Tasks::ended`].
-    pub async fn wait(
-        &self,
-        id: &TaskId,
-        timeout: Duration,
-    ) -> Result<Map<String, Value>, AppError> {
+    pub async fn wait(&self, id: &TaskId, timeout: Duration) -> Result<Task, AppError> {
         match self.ended(id, timeout).await? {
             Some(record) => Ok(record.public()),
             None => self.get(id).await,

@@ -1,61 +1,28 @@
 //! The task record: what is stored, and CNAPI's view of it. Pure.
 
 use jiff::Timestamp;
+use muster_shared::api::Object;
+use muster_shared::api::task::{EntryKind, Refusal, Task, TaskEntry, TaskStatus};
 use muster_shared::clock::iso;
 use muster_shared::ids::{ServerUuid, TaskId, TicketUuid, VmUuid};
 use muster_shared::wire::{Code, Outcome, TaskError, Ticket};
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
-
-/// CNAPI's three statuses of a task.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TaskStatus {
-    /// Not ended.
-    Active,
-    /// Ended well.
-    Complete,
-    /// Ended badly.
-    Failure,
-}
-
-impl TaskStatus {
-    /// As CNAPI spells it.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Active => "active",
-            Self::Complete => "complete",
-            Self::Failure => "failure",
-        }
-    }
-}
+use serde_json::{Value, json};
 
 /// Parameters, in the record or in a blob beside it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Params {
     /// In the record.
-    Inline(Map<String, Value>),
+    Inline(Object),
     /// In this blob, because they are large.
     Blob(String),
 }
 
 impl Default for Params {
     fn default() -> Self {
-        Self::Inline(Map::new())
+        Self::Inline(Object::new())
     }
-}
-
-/// A server that refused a placed VM before anything was made.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Refusal {
-    /// The server.
-    pub server_uuid: ServerUuid,
-    /// The agent's code.
-    pub code: Code,
-    /// The agent's text.
-    pub message: String,
 }
 
 /// The record `task/<id>`.
@@ -75,7 +42,7 @@ pub struct TaskRecord {
     pub timestamp: String,
     /// Only when it ended: CNAPI's one or two entries.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub history: Vec<Value>,
+    pub history: Vec<TaskEntry>,
     /// When it ended, ISO 8601.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub finished_at: Option<String>,
@@ -135,22 +102,20 @@ impl TaskRecord {
     #[must_use]
     pub fn ended(&self, ending: Ending, now: Timestamp) -> Self {
         let at = iso(now);
-        let finish = |event: Value| json!({ "name": "finish", "timestamp": at, "event": event });
+        let entry = |name, event| TaskEntry { name, timestamp: at.clone(), event };
         let mut record = Self { params: Params::default(), ..self.clone() };
         record.finished_at = Some(at.clone());
         match ending.outcome {
             Outcome::Complete => {
                 record.status = TaskStatus::Complete;
-                record.history = vec![finish(object_or_empty(ending.result))];
+                record.history = vec![entry(EntryKind::Finish, object_or_empty(ending.result))];
             }
             Outcome::Failure => {
                 let error = ending.error.unwrap_or_else(no_error);
                 let event = json!({ "error": { "message": error.message } });
                 record.status = TaskStatus::Failure;
-                record.history = vec![
-                    json!({ "name": "error", "timestamp": at, "event": event }),
-                    finish(json!({})),
-                ];
+                record.history =
+                    vec![entry(EntryKind::Error, event), entry(EntryKind::Finish, json!({}))];
                 record.error = Some(error);
                 record.result = (!ending.result.is_null()).then_some(ending.result);
             }
@@ -164,8 +129,7 @@ impl TaskRecord {
         match self.status {
             TaskStatus::Active => None,
             TaskStatus::Complete => {
-                let event = self.history.first().and_then(|entry| entry.get("event"));
-                Some(Ok(event.cloned().unwrap_or_default()))
+                Some(Ok(self.history.first().map(|entry| entry.event.clone()).unwrap_or_default()))
             }
             TaskStatus::Failure => Some(Err(self.error.clone().unwrap_or_else(no_error))),
         }
@@ -173,31 +137,25 @@ impl TaskRecord {
 
     /// CNAPI's record, all that the task brought; Muster's members stand outside `history`.
     #[must_use]
-    pub fn public(&self) -> Map<String, Value> {
-        let mut view = Map::new();
-        let mut set = |name: &str, value: Value| view.insert(name.to_owned(), value);
-        set("id", json!(self.id));
-        set("req_id", json!(self.req_id));
-        set("task", json!(self.task));
-        set("server_uuid", json!(self.server_uuid));
-        set("status", json!(self.status));
-        set("timestamp", json!(self.timestamp));
-        if self.status != TaskStatus::Active {
-            set("history", json!(self.history));
+    pub fn public(&self) -> Task {
+        Task {
+            id: self.id.clone(),
+            req_id: self.req_id.clone(),
+            task: self.task.clone(),
+            server_uuid: self.server_uuid,
+            status: self.status,
+            timestamp: self.timestamp.clone(),
+            history: self.history.clone(),
+            finished_at: self.finished_at.clone(),
+            vm_uuid: self.vm_uuid,
+            ticket_uuid: self.ticket_uuid,
+            error: self.error.clone(),
+            result: self.result.clone(),
+            refusals: self.refusals.clone().unwrap_or_default(),
+            progress: None,
+            events: Vec::new(),
+            waiting_for: None,
         }
-        for (name, value) in [
-            ("finished_at", self.finished_at.as_ref().map(|v| json!(v))),
-            ("vm_uuid", self.vm_uuid.map(|v| json!(v))),
-            ("ticket_uuid", self.ticket_uuid.map(|v| json!(v))),
-            ("error", self.error.as_ref().map(|v| json!(v))),
-            ("result", self.result.clone()),
-            ("refusals", self.refusals.as_ref().filter(|r| !r.is_empty()).map(|v| json!(v))),
-        ] {
-            if let Some(value) = value {
-                set(name, value);
-            }
-        }
-        view
     }
 }
 
@@ -228,7 +186,8 @@ mod tests {
 
     #[test]
     fn an_active_record_has_cnapi_s_six_members() {
-        let keys: Vec<_> = active().public().keys().cloned().collect();
+        let keys: Vec<_> =
+            Object::of(&active().public()).iter().map(|(name, _)| name.clone()).collect();
         assert_eq!(keys, ["id", "req_id", "task", "server_uuid", "status", "timestamp"]);
     }
 
@@ -236,7 +195,7 @@ mod tests {
     fn a_success_starts_its_history_with_finish() {
         let result = json!({ "vm": { "uuid": "u" } });
         let ending = Ending { outcome: Outcome::Complete, result, error: None };
-        let view = active().ended(ending, at()).public();
+        let view = json!(active().ended(ending, at()).public());
         assert_eq!(view["status"], "complete");
         assert_eq!(
             view["history"],
@@ -247,12 +206,12 @@ mod tests {
 
     #[test]
     fn a_failure_has_error_then_finish() {
-        let view = active().ended(Ending::failure("Boom".into(), "boom"), at()).public();
+        let view = json!(active().ended(Ending::failure("Boom".into(), "boom"), at()).public());
         assert_eq!(view["status"], "failure");
         assert_eq!(view["history"][0]["event"], json!({ "error": { "message": "boom" } }));
         assert_eq!(view["history"][1]["event"], json!({}));
         let silent = Ending { outcome: Outcome::Failure, result: Value::Null, error: None };
-        let view = active().ended(silent, at()).public();
+        let view = json!(active().ended(silent, at()).public());
         assert_eq!(view["history"][0]["event"]["error"]["message"], "no error given");
     }
 
@@ -262,15 +221,15 @@ mod tests {
         let complete = Ending { outcome: Outcome::Complete, result: vm.clone(), error: None };
         let complete = active().ended(complete, at());
         assert_eq!(complete.outcome(), Some(Ok(vm.clone())));
-        assert_eq!(complete.public()["history"][0]["event"], vm);
+        assert_eq!(json!(complete.public())["history"][0]["event"], vm);
         let details = Some(json!({ "token": "y" }));
         let error = TaskError { code: "E".into(), message: "m".to_owned(), details };
         let failed =
             Ending { outcome: Outcome::Failure, result: vm.clone(), error: Some(error.clone()) };
         let failed = active().ended(failed, at());
         assert_eq!(failed.outcome(), Some(Err(error)));
-        assert_eq!(failed.public()["result"], vm);
-        assert_eq!(failed.public()["error"]["details"]["token"], "y");
+        assert_eq!(json!(failed.public())["result"], vm);
+        assert_eq!(json!(failed.public())["error"]["details"]["token"], "y");
         assert_eq!(active().outcome(), None);
     }
 }

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use jiff::Timestamp;
+use muster_shared::api::task::TaskStatus;
 use muster_shared::ids::TaskId;
 use object_store::path::Path;
 use object_store::{ObjectStore as _, ObjectStoreExt as _};
 
 use super::history::History;
-use super::record::{TaskRecord, TaskStatus};
+use super::record::TaskRecord;
 use super::{TASKS, Tasks};
 use crate::app::error::AppError;
 use crate::app::keys;

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use muster_shared::api::Object;
 use muster_shared::ids::ServerUuid;
 use muster_shared::wire::TaskError;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::Tasks;
 use crate::app::Caller;
@@ -32,7 +33,7 @@ impl Tasks {
         self: &Arc<Self>,
         server: ServerUuid,
         task: &str,
-        params: Map<String, Value>,
+        params: Object,
         caller: &Caller,
         timeout: Duration,
     ) -> Result<Value, AppError> {

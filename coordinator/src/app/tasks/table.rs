@@ -9,17 +9,18 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use muster_shared::api::task::{Task, TaskProgress, TaskStatus};
 use muster_shared::clock::SharedClock;
 use muster_shared::ids::{ServerUuid, TaskId};
 use muster_shared::secrets::masked;
 use muster_shared::wire::Progress;
 use parking_lot::Mutex;
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 use tokio::sync::{Notify, OwnedMutexGuard, watch};
 
 use super::ending::When;
 use super::history::History;
-use super::record::{Ending, TaskRecord, TaskStatus};
+use super::record::{Ending, TaskRecord};
 use crate::app::keys;
 use crate::roster::ConnectionId;
 use crate::store::{Damaged, Event, Follow, Record, Revision, Store, StoreError, list_all};
@@ -50,7 +51,7 @@ pub struct Open {
     /// Percent.
     pub progress: u8,
     /// The newest events.
-    pub events: VecDeque<Value>,
+    pub events: VecDeque<TaskProgress>,
     turn: Arc<tokio::sync::Mutex<()>>,
     done: watch::Sender<Option<Arc<TaskRecord>>>,
 }
@@ -64,13 +65,14 @@ impl Open {
 
     /// CNAPI's record with progress, and events with their secrets masked.
     #[must_use]
-    pub fn public(&self) -> Map<String, Value> {
-        let mut view = self.record.public();
-        view.insert("progress".to_owned(), json!(self.progress));
-        if !self.events.is_empty() {
-            view.insert("events".to_owned(), masked(&json!(self.events)));
+    pub fn public(&self) -> Task {
+        let mut task = self.record.public();
+        task.progress = Some(self.progress);
+        task.events = self.events.iter().cloned().collect();
+        for event in &mut task.events {
+            event.event = masked(&event.event);
         }
-        view
+        task
     }
 }
 
@@ -344,10 +346,9 @@ impl Table {
             open.progress = u8::try_from(value.min(100)).unwrap_or(100);
             return;
         }
-        let event = json!({
-            "name": progress.name, "timestamp": progress.ts, "event": progress.event,
-        });
-        if event.to_string().len() > MAX_EVENT_BYTES {
+        let Progress { name, ts: timestamp, event, .. } = progress.clone();
+        let event = TaskProgress { name, timestamp, event };
+        if keys::encode(&event).len() > MAX_EVENT_BYTES {
             return;
         }
         open.events.push_back(event);

@@ -1,5 +1,6 @@
 //! Allocations: reservations and what ends them, several at once, replays, restarts.
 
+use muster_shared::api::allocation::AskedBy;
 use muster_shared::api::ticket::{QueueName, TicketServer};
 use muster_shared::ids::TicketUuid;
 
@@ -21,7 +22,7 @@ pub(super) fn ask(uuid: VmUuid) -> Value {
 }
 
 async fn try_allocate(app: &App, body: &Value) -> Result<Decided, AppError> {
-    app.placement.allocate(body.as_object().unwrap()).await
+    app.placement.allocate(&Object::of(&body)).await
 }
 
 /// The answer, if there is a server.
@@ -53,20 +54,20 @@ pub(super) async fn report(app: &App, server: ServerUuid, fits: u64, vms: &Value
             "zone_quota_bytes": 0, "zone_quota_used_bytes": 0, "kvm_quota_bytes": 0,
             "kvm_zvol_volsize_bytes": 0, "kvm_zvol_used_bytes": 0 },
     });
-    app.reports.status_posted(server, body.as_object().unwrap());
+    app.reports.status_posted(server, &Object::of(&body));
     while app.fleet.save_vms().await.unwrap() {}
 }
 
 fn left_mib(app: &App, server: ServerUuid) -> f64 {
     let body = json!({ "servers": [server] });
-    let capacity = app.placement.capacity(body.as_object().unwrap()).unwrap();
+    let capacity = app.placement.capacity(&Object::of(&body)).unwrap();
     capacity["capacities"][server.to_string()]["ram"].as_f64().unwrap()
 }
 
 /// How many more VMs of [`ask`] fit.
 pub(super) async fn room(app: &App) -> u64 {
     let body = ask(vm(9_999));
-    app.placement.plan(body.as_object().unwrap()).await.unwrap()["fleet"]["fits"].as_u64().unwrap()
+    app.placement.plan(&Object::of(&body)).await.unwrap()["fleet"]["fits"].as_u64().unwrap()
 }
 
 pub(super) async fn reservations(app: &App) -> usize {
@@ -132,14 +133,14 @@ async fn a_report_a_ticket_or_a_task_takes_the_place_of_a_reservation() {
         },
         expires_at: "3000".to_owned(),
         action: Some("provision".to_owned()),
-        extra: extra.as_object().cloned().unwrap(),
+        extra: Object::of(&extra),
         req_id: "r".to_owned(),
     };
     let ticket: TicketUuid = app.tickets.create(ticket).await.unwrap().uuid;
     // A task makes the third.
     let params = json!({ "uuid": vm(3), "owner_uuid": Uuid::from_u128(77), "brand": "joyent",
         "ram": 1024, "cpu_cap": 100, "quota": 1, "image_uuid": Uuid::from_u128(99) });
-    let params = params.as_object().cloned().unwrap();
+    let params = Object::of(&params);
     let task = app.placement.create_on(server(1), vm(3), params, caller()).await.unwrap();
     assert_eq!(room(&app).await, 2, "no VM counts twice");
     tokio::time::sleep(Duration::from_secs(3)).await;
@@ -250,12 +251,12 @@ async fn decisions_are_kept_and_replay_also_after_a_restart() {
     let ids: Vec<Uuid> = ids.iter().map(|id| id.parse().unwrap()).collect();
     let list = app.decisions.list(100, None).await.unwrap();
     assert_eq!(list.len(), 4, "the history is bounded");
-    assert_eq!(list[0]["id"], json!(ids[5]));
+    assert_eq!(list[0].id, ids[5]);
     assert!(matches!(app.decisions.get(ids[0]).await, Err(AppError::AllocationNotFound(_))));
     let record = app.decisions.get(ids[5]).await.unwrap();
-    assert_eq!(record.request["vm"]["vm_uuid"], json!(vm(6)));
+    assert_eq!(record.request.unwrap().get("vm").unwrap()["vm_uuid"], json!(vm(6)));
     assert_eq!(record.steps[0].remaining, 9);
-    assert!(record.reserved);
+    assert!(record.decision.reserved);
     let again = app.decisions.replay(ids[5], None, Detail::Full).await.unwrap();
     assert_eq!(again["identical"], true, "{again:#}");
     // The fleet changes; the decision does not.
@@ -366,7 +367,7 @@ async fn two_hundred_at_once_fill_the_fleet_exactly_across_a_restart() {
             async move {
                 let mut body = ask(vm(n));
                 body["least_changes"] = json!(false);
-                (n, app.placement.allocate(body.as_object().unwrap()).await)
+                (n, app.placement.allocate(&Object::of(&body)).await)
             }
         };
         let mut all: futures_util::stream::FuturesUnordered<_> = vms.into_iter().map(one).collect();
@@ -426,7 +427,7 @@ async fn places_of_vms_that_are_there_are_swept() {
     let places = app.ctx.parts.store.list("place/", None, 10).await.unwrap();
     assert_eq!(places.records.len(), 0);
     let decisions = app.decisions.list(10, None).await.unwrap();
-    assert_eq!((&decisions[0]["kind"], decisions.len()), (&json!("vms"), 1));
+    assert_eq!((decisions[0].kind, decisions.len()), (AskedBy::Vms, 1));
     agent.report(true, &now, &BTreeMap::new()).await;
     eventually(|| app.fleet.vm_get(vm(5)).is_err()).await;
     app.placement.create(&body(vm(5)), caller()).await.unwrap();

@@ -121,7 +121,7 @@ async fn a_replay_is_the_original_under_whatever_configuration() {
                 Ok(replay) => assert_eq!(replay["identical"], true, "{then:?} {replay:#}"),
                 // Only what nobody asked to keep may have been lost with the process.
                 Err(AppError::SnapshotNotKept(_)) => {
-                    assert!(!app.decisions.get(id).await.unwrap().keep);
+                    assert!(!app.decisions.get(id).await.unwrap().decision.keep);
                 }
                 Err(error) => panic!("{error}"),
             }
@@ -142,7 +142,7 @@ async fn of_a_burst_only_the_last_snapshots_are_left_and_those_to_keep() {
     let lost = allocate(&app, &first).await.unwrap()["id"].as_str().unwrap().parse().unwrap();
     tokio::time::sleep(Duration::from_millis(10)).await;
     // The background job has no chance to write while these are decided.
-    let body = first.as_object().unwrap();
+    let body = &Object::of(&first);
     let burst = (0..120).map(|_| app.placement.allocate(body));
     for answer in futures_util::future::join_all(burst).await {
         assert!(answer.unwrap().failure().is_none());
@@ -153,6 +153,6 @@ async fn of_a_burst_only_the_last_snapshots_are_left_and_those_to_keep() {
     let gone = app.decisions.replay(lost, None, Detail::None).await.unwrap_err();
     assert!(matches!(gone, AppError::SnapshotNotKept(_)), "{gone}");
     assert!(gone.to_string().ends_with("is no longer kept"));
-    assert_eq!(app.decisions.get(lost).await.unwrap().vm_uuid, vm(1).to_string());
+    assert_eq!(app.decisions.get(lost).await.unwrap().decision.vm_uuid, vm(1).to_string());
     app.shutdown().await;
 }

@@ -13,20 +13,20 @@ const EXAMPLES: &str = include_str!("../../../../tests/data/designation-examples
 
 /// What a status report of a recorded server says.
 fn report_of(record: &Value) -> Value {
-    let disk: Map<String, Value> = record
+    let disk: Object = record
         .as_object()
         .unwrap()
         .iter()
         .filter_map(|(name, value)| Some((name.strip_prefix("disk_")?.to_owned(), value.clone())))
         .collect();
-    let mut vms = Map::new();
-    let mut index = Map::new();
+    let mut vms = Object::new();
+    let mut index = Object::new();
     for (uuid, vm) in record["vms"].as_object().unwrap() {
         let mut status = vm.clone();
         (status["zone_state"], status["last_modified"]) = (vm["state"].clone(), json!(""));
-        vms.insert(uuid.clone(), status);
+        vms.set(uuid, status);
         let tags = vm.get("tags").cloned().unwrap_or_else(|| json!({}));
-        index.insert(uuid.clone(), json!({ "alias": vm.get("alias"), "tags": tags }));
+        index.set(uuid, json!({ "alias": vm.get("alias"), "tags": tags }));
     }
     json!({
         "vms": vms, "vm_index": index, "diskinfo": disk,
@@ -38,14 +38,14 @@ fn report_of(record: &Value) -> Value {
 /// Registers a recorded server; what no agent or operator can say is put in its place.
 async fn load(app: &Arc<App>, record: &Value) {
     let Ok(server) = record["uuid"].as_str().unwrap().parse::<ServerUuid>() else { return };
-    let mut sysinfo = record["sysinfo"].as_object().cloned().unwrap_or_default();
-    sysinfo.insert("UUID".to_owned(), json!(server));
+    let mut sysinfo = Object::of(&record["sysinfo"]);
+    sysinfo.set("UUID", json!(server));
     app.reports.register(server, sysinfo).await.unwrap();
-    app.reports.status_posted(server, report_of(record).as_object().unwrap());
+    app.reports.status_posted(server, &Object::of(&report_of(record)));
     while app.fleet.save_vms().await.unwrap() {}
-    let mut plain = record.as_object().unwrap().clone();
+    let mut plain = Object::of(record);
     plain.retain(|name, _| {
-        !matches!(name.as_str(), "vms" | "sysinfo" | "status")
+        !matches!(name, "vms" | "sysinfo" | "status")
             && !name.starts_with("disk_")
             && !name.starts_with("memory_")
     });
@@ -60,15 +60,15 @@ async fn load(app: &Arc<App>, record: &Value) {
 
 /// A record with members that were recorded elsewhere. Some have types that no coordinator stores;
 /// the allocator is told of them all the same.
-fn with_members(record: &ServerRecord, members: Map<String, Value>) -> ServerRecord {
+fn with_members(record: &ServerRecord, members: Object) -> ServerRecord {
     let mut record = json!(record);
-    let mut odd = Map::new();
+    let mut odd = Object::new();
     for (name, value) in members {
         let before = record.clone();
         record[&name] = value.clone();
         if serde_json::from_value::<ServerRecord>(record.clone()).is_err() {
             record = before;
-            odd.insert(name, value);
+            odd.set(name, value);
         }
     }
     let mut record: ServerRecord = serde_json::from_value(record).unwrap();
@@ -89,7 +89,7 @@ async fn open(app: &Arc<App>, ticket: &Value) {
         },
         expires_at: "3000".to_owned(),
         action: Some(text("action")),
-        extra: ticket["extra"].as_object().cloned().unwrap_or_default(),
+        extra: Object::of(&ticket["extra"]),
         req_id: "r".to_owned(),
     };
     app.tickets.create(request).await.unwrap();
@@ -104,14 +104,14 @@ fn is_loadable(case: &Value, dc: &Value) -> bool {
 
 /// What the case is answered with, and what it should be.
 async fn compared(app: &Arc<App>, case: &Value) -> (Value, Vec<Value>) {
-    let (want, body) = (&case["expect_http"], case["request"]["body"].as_object().unwrap());
+    let (want, body) = (&case["expect_http"], Object::of(&case["request"]["body"]));
     if case["kind"] == "capacity" {
-        let capacity = app.placement.capacity(body).unwrap();
+        let capacity = app.placement.capacity(&body).unwrap();
         return (capacity["capacities"].clone(), vec![want["body"]["capacities"].clone()]);
     }
-    let mut body = body.clone();
+    let mut body = body;
     for (name, value) in [("reserve", json!(false)), ("least_changes", json!(false))] {
-        body.insert(name.to_owned(), value);
+        body.set(name, value);
     }
     match app.placement.allocate(&body).await {
         Err(AppError::Invalid(errors)) => {

@@ -1,14 +1,14 @@
 //! Jobs with a fake agent on paused time: outcomes of steps, crashes, two coordinators.
 
-use muster_shared::api::job::{Execution, Job, StepState};
+use muster_shared::api::job::{Execution, Job, JobParams, NicTags, SetupParams, StepState};
 use muster_shared::wire::{Code, TaskError};
 
 use super::*;
-use crate::app::jobs::{JobFilter, NicAction, SetupRequest};
+use crate::app::jobs::JobFilter;
 use crate::app::keys;
 
 async fn reboot(app: &Arc<App>, server: ServerUuid, drain: bool) -> Uuid {
-    let params = Map::from_iter([("drain".to_owned(), json!(drain))]);
+    let params = JobParams { drain: Some(drain), ..JobParams::default() };
     app.jobs.server_reboot(server, params, caller()).await.unwrap()
 }
 
@@ -151,7 +151,7 @@ async fn a_step_that_takes_too_long_is_given_up_and_its_task_recalled() {
     let view = ended(&app, job).await;
     assert_eq!(view.execution, Execution::Failed);
     let tasks = app.tasks.list(&TaskFilter::default()).await.unwrap().tasks;
-    let open = tasks.iter().filter(|task| task["status"] == "active").count();
+    let open = tasks.iter().filter(|task| task.status == TaskStatus::Active).count();
     assert_eq!(open, 0, "nobody reboots later: {tasks:#?}");
     app.shutdown().await;
 }
@@ -188,15 +188,16 @@ async fn what_can_t_be_is_refused_before_a_job_is_made() {
     let disk = Disk::new();
     let app = disk.start().await;
     let _agent = Agent::connect(&app, server(1)).await;
-    let request = SetupRequest::default();
+    let request = JobParams::default();
     assert_eq!(
         app.jobs.server_setup(server(1), request, caller()).await.unwrap(),
         None,
         "it is set up"
     );
-    let nics = |tag: &str| vec![json!({ "mac": "a", "nic_tags_provided": [tag] })];
     let change = async |tag: &str| {
-        app.jobs.nic_update(server(1), NicAction::Update, &nics(tag), Map::new(), caller()).await
+        let nic = NicTags { mac: "a".to_owned(), nic_tags_provided: vec![tag.to_owned()] };
+        let params = JobParams { nics: Some(vec![nic]), ..JobParams::default() };
+        app.jobs.nic_update(server(1), params, caller()).await
     };
     let job = change("x").await.unwrap();
     assert_eq!(change("x").await.unwrap(), job);
@@ -214,7 +215,8 @@ async fn a_second_setup_changes_nothing_of_the_first() {
         .unwrap();
     let set_up = async |name: &str| {
         let hostname = Some(name.to_owned());
-        let request = SetupRequest { hostname, ..SetupRequest::default() };
+        let setup = SetupParams { hostname, ..SetupParams::default() };
+        let request = JobParams { setup, ..JobParams::default() };
         app.jobs.server_setup(server(1), request, caller()).await.unwrap().unwrap()
     };
     let job = set_up("first").await;
@@ -231,7 +233,7 @@ async fn a_job_ends_with_the_ticket_under_which_it_was_started() {
     let mut agent = Agent::connect(&app, server(1)).await;
     let ticket = super::tickets::create(&app, "a").await;
     let queued = super::tickets::create(&app, "a").await;
-    let params = Map::from_iter([("drain".to_owned(), json!(true))]);
+    let params = JobParams { drain: Some(true), ..JobParams::default() };
     let under = async |ticket: muster_shared::ids::TicketUuid| {
         let caller = caller().clone().under(Some(ticket.to_string()));
         app.jobs.server_reboot(server(1), params.clone(), &caller).await

@@ -41,7 +41,7 @@ async fn a_wait_here_ends_with_a_task_that_the_other_dispatched() {
     let dispatch = agent.dispatched().await;
     assert_eq!(dispatch.id, id);
     let short = a.tasks.wait(&id, Duration::from_secs(2)).await.unwrap();
-    assert_eq!(short["status"], "active", "the time is over, the task is not");
+    assert_eq!(short.status, TaskStatus::Active, "the time is over, the task is not");
     let work = async {
         tokio::time::sleep(SOON).await;
         agent.finish(&id, json!({ "x": 1 })).await;

@@ -52,7 +52,7 @@ async fn what_cannot_be_read_is_set_aside_and_the_rest_goes_on() {
 
     // What overwrites such a record makes it good again, and the others did not stop the work.
     let mut agent = Agent::connect(&app, server(2)).await;
-    let id = app.tasks.create(server(2), "nop", Map::new(), caller()).await.unwrap();
+    let id = app.tasks.create(server(2), "nop", Object::new(), caller()).await.unwrap();
     let dispatched = agent.dispatched().await.id;
     agent.finish(&dispatched, json!({})).await;
     assert_eq!(ended(&app, &id).await["status"], "complete");

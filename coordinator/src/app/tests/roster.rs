@@ -28,7 +28,7 @@ async fn a_server_deleted_under_its_agent_registers_again() {
     agent.report(true, &BTreeMap::new(), &BTreeMap::new()).await;
     let FromCoordinator::Sysinfo(asked) = agent.next().await else { panic!("not asked") };
     assert_eq!(asked.sysinfo, None);
-    let sysinfo = Some(sysinfo(server(1)));
+    let sysinfo = Some(sysinfo(server(1)).into());
     agent.send(Sysinfo { sysinfo, agents: None, hash: "h".to_owned() }).await;
     eventually(|| app.servers.get(server(1), Extras::default()).is_ok()).await;
     assert!(matches!(agent.next().await, FromCoordinator::Status(_)), "all of its VMs are wanted");

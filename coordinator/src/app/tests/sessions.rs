@@ -97,11 +97,15 @@ async fn messages_of_a_later_version_never_end_a_connection() {
         }
     }
     agent.refuse(&id, "UnknownKind").await;
-    assert_eq!(app.tasks.get(&id).await.unwrap()["status"], "active", "another message was meant");
+    assert_eq!(
+        app.tasks.get(&id).await.unwrap().status,
+        TaskStatus::Active,
+        "another message was meant"
+    );
     let result = json!({ "kind": "result", "id": id, "status": "partial" }).to_string();
     agent.connection.sink.send(Frame::Text(result)).await.unwrap();
     agent.acknowledged(&id).await;
-    let task = app.tasks.get(&id).await.unwrap();
+    let task = json!(app.tasks.get(&id).await.unwrap());
     assert_eq!(
         (&task["status"], &task["error"]["code"]),
         (&json!("failure"), &json!("UnknownOutcome"))

@@ -1,5 +1,6 @@
 //! Tasks from creation to their end, over restarts and lost messages.
 
+use muster_shared::api::Object;
 use muster_shared::entropy::SharedEntropy;
 use muster_shared::wire::Progress;
 
@@ -21,7 +22,7 @@ async fn a_task_is_sent_accepted_ended_and_acknowledged() {
     agent.acknowledged(&id).await;
     agent.finish(&id, json!({ "x": 2 })).await;
     agent.acknowledged(&id).await;
-    assert_eq!(app.tasks.get(&id).await.unwrap()["history"][0]["event"]["x"], 1);
+    assert_eq!(json!(app.tasks.get(&id).await.unwrap())["history"][0]["event"]["x"], 1);
     app.shutdown().await;
 }
 
@@ -34,10 +35,10 @@ async fn secrets_reach_the_agent_and_who_asks_for_the_task() {
         "uuid": vm(1), "customer_metadata": { "root_authorized_keys": "SECRET" },
         "internal_metadata": { "root_pw": "SECRET" }, "tags": { "password": "SECRET" },
     });
-    let params = secrets.as_object().unwrap().clone();
+    let params = Object::of(&secrets);
     let id = app.tasks.create(server(1), "machine_create", params.clone(), caller()).await.unwrap();
     let dispatch = agent.dispatched().await;
-    assert_eq!(dispatch.params, params);
+    assert_eq!(&dispatch.params, params.as_map());
     agent.send(Accepted { id: id.clone(), intake: None }).await;
     let step = Progress {
         id: id.clone(),
@@ -60,7 +61,7 @@ async fn secrets_reach_the_agent_and_who_asks_for_the_task() {
     let whole = whole.unwrap().unwrap().outcome();
     assert_eq!(whole, Some(Ok(json!({ "vm": secrets }))), "jobs need what tasks return");
     for task in [app.tasks.get(&id).await.unwrap(), app.tasks.wait(&id, SOON).await.unwrap()] {
-        assert_eq!(task["history"][0]["event"]["vm"], secrets, "clients read the VM from there");
+        assert_eq!(task.history[0].event["vm"], secrets, "clients read the VM from there");
     }
     shown.push(json!(app.tasks.list(&TaskFilter::default()).await.unwrap().tasks));
     assert_eq!(shown[2][0]["history"][0]["event"]["vm"]["internal_metadata"]["root_pw"], "***");
@@ -135,7 +136,7 @@ async fn a_refusal_that_meets_a_full_disk_is_stored_later() {
     disk.kv.set_full(true);
     agent.refuse(&id, "UnknownTask").await;
     eventually(|| app.tasks.table.get(&id).is_some_and(|open| open.unstored.is_some())).await;
-    assert_eq!(app.tasks.get(&id).await.unwrap()["status"], "active");
+    assert_eq!(json!(app.tasks.get(&id).await.unwrap())["status"], "active");
     disk.kv.set_full(false);
     assert_eq!(ended(&app, &id).await["error"]["code"], "TaskLost");
     app.shutdown().await;
@@ -152,19 +153,16 @@ async fn only_a_task_that_was_never_sent_expires_or_is_cancelled_here() {
     let never = nop(&app).await;
     let cancelled = nop(&app).await;
     app.tasks.cancel(&cancelled, &Expected::ANY).await.unwrap();
-    assert_eq!(app.tasks.get(&cancelled).await.unwrap()["error"]["code"], "Cancelled");
+    assert_eq!(json!(app.tasks.get(&cancelled).await.unwrap())["error"]["code"], "Cancelled");
     assert!(matches!(
         app.tasks.cancel(&cancelled, &Expected::ANY).await,
         Err(AppError::NotCancellable(_))
     ));
-    assert!(matches!(
-        app.tasks.cancel(&sent, &Expected::ANY).await,
-        Err(AppError::NotConnected(_))
-    ));
+    assert!(matches!(app.tasks.cancel(&sent, &Expected::ANY).await, Err(AppError::NotConnected(_))));
     let waited = app.tasks.wait(&never, Duration::from_secs(400)).await.unwrap();
-    assert_eq!(waited["error"]["code"], "NotAccepted");
+    assert_eq!(waited.error.unwrap().code.as_str(), "NotAccepted");
     let open = app.tasks.get(&sent).await.unwrap();
-    assert_eq!(open["status"], "active");
+    assert_eq!(open.status, TaskStatus::Active);
     let mut agent = Agent::connect_only(&app, server(1)).await;
     assert_eq!(agent.welcome.open_task_ids, std::slice::from_ref(&sent));
     agent.finish(&sent, Value::Null).await;
@@ -182,15 +180,15 @@ async fn tasks_are_listed_and_bounded() {
         ids.push(nop(&app).await);
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    let refused = app.tasks.create(server(1), "nop", Map::new(), caller()).await;
+    let refused = app.tasks.create(server(1), "nop", Object::new(), caller()).await;
     assert!(matches!(refused, Err(AppError::Busy(_))), "{refused:?}");
     for status in [None, Some(TaskStatus::Active)] {
         let filter = TaskFilter { limit: Some(2), status, ..TaskFilter::default() };
         let page = app.tasks.list(&filter).await.unwrap();
-        assert_eq!(page.tasks[0]["id"], json!(ids[0]));
+        assert_eq!(page.tasks[0].id, ids[0]);
         assert_eq!(page.next.as_ref(), Some(&ids[1]));
         let rest = TaskFilter { marker: page.next, ..filter };
-        assert_eq!(app.tasks.list(&rest).await.unwrap().tasks[0]["id"], json!(ids[2]));
+        assert_eq!(app.tasks.list(&rest).await.unwrap().tasks[0].id, ids[2]);
     }
     app.shutdown().await;
 }
@@ -251,8 +249,7 @@ async fn no_more_ended_tasks_are_kept_than_their_limits_allow() {
     assert_eq!(app.tasks.sweep().await.unwrap(), 3);
     assert!(!app.tasks.history_is_over());
     let page = app.tasks.list(&TaskFilter::default()).await.unwrap();
-    let left: Vec<_> = page.tasks.iter().map(|task| task["id"].clone()).collect();
-    let wanted: Vec<_> = ids[3..].iter().map(|id| json!(id)).collect();
-    assert_eq!(left, wanted, "the oldest go first, an open one stays");
+    let left: Vec<_> = page.tasks.into_iter().map(|task| task.id).collect();
+    assert_eq!(left, ids[3..], "the oldest go first, an open one stays");
     app.shutdown().await;
 }

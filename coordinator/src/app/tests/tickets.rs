@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use muster_shared::api::Object;
 use muster_shared::api::ticket::{QueueName, TicketCreated, TicketServer, TicketStatus};
 use muster_shared::clock::iso;
 use muster_shared::ids::TicketUuid;
@@ -19,7 +20,7 @@ fn request(id: &str, expires_at: &str) -> TicketRequest {
         queue: queue(id),
         expires_at: expires_at.to_owned(),
         action: None,
-        extra: Map::new(),
+        extra: Object::new(),
         req_id: "r".to_owned(),
     }
 }
@@ -227,7 +228,7 @@ async fn what_ended_is_kept_for_thirty_days() {
     assert!(matches!(app.tickets.get(released).await, Err(AppError::TicketNotFound(_))));
     assert!(matches!(app.tasks.get(&task).await, Err(AppError::TaskNotFound)));
     assert_eq!(status(&app, open).await, TicketStatus::Active, "what is open stays");
-    assert_eq!(app.tasks.get(&forgotten).await.unwrap()["status"], "active");
+    assert_eq!(json!(app.tasks.get(&forgotten).await.unwrap())["status"], "active");
     assert_eq!(status(&app, late).await, TicketStatus::Finished);
     app.shutdown().await;
 }
@@ -313,13 +314,13 @@ async fn only_the_holder_of_an_active_ticket_starts_tasks() {
         let app = Arc::clone(&app);
         async move {
             let caller = caller().clone().under(Some(ticket));
-            app.tasks.create(server(1), "nop", Map::new(), &caller).await
+            app.tasks.create(server(1), "nop", Object::new(), &caller).await
         }
     };
     let id = under(first.to_string()).await.unwrap();
     let older = agent.dispatched().await.ticket.unwrap();
     assert_eq!(older.resource, "default/vm/a");
-    assert_eq!(app.tasks.get(&id).await.unwrap()["ticket_uuid"], json!(first));
+    assert_eq!(json!(app.tasks.get(&id).await.unwrap())["ticket_uuid"], json!(first));
     for refused in [second.to_string(), Uuid::from_u128(9).to_string(), "nonsense".to_owned()] {
         let error = under(refused.clone()).await.unwrap_err();
         assert_eq!(error.to_string(), format!("ticket {refused} is not active"));
@@ -337,7 +338,7 @@ async fn only_the_holder_of_an_active_ticket_starts_tasks() {
             server: server(1),
             task: "machine_load",
             label: None,
-            params: Map::new(),
+            params: Object::new(),
             req_id: &caller.req_id,
             timeout: SOON,
         };
@@ -361,7 +362,7 @@ async fn why_a_ticket_waits() {
     let first = create(&app, "a").await;
     let second = create(&app, "a").await;
     let caller = caller().clone().under(Some(first.to_string()));
-    let task = app.tasks.create(server(1), "nop", Map::new(), &caller).await.unwrap();
+    let task = app.tasks.create(server(1), "nop", Object::new(), &caller).await.unwrap();
     agent.dispatched().await;
     let why = app.why.ticket(second).await.unwrap();
     assert_eq!(why["holder"]["uuid"], json!(first));
@@ -403,7 +404,7 @@ async fn holders_that_wait_for_each_other_are_shown_as_a_circle() {
 
     // The same job holds both, and says so by its name.
     let of_job = |id: &str, job: &str| {
-        let extra = json!({ "workflow_job_uuid": job }).as_object().cloned().unwrap();
+        let extra = Object::from_iter([("workflow_job_uuid", job)]);
         TicketRequest { extra, ..request(id, "3000") }
     };
     let make = async |id: &str, job: &str| app.tickets.create(of_job(id, job)).await.unwrap().uuid;

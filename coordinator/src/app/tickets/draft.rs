@@ -15,12 +15,12 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use jiff::Timestamp;
+use muster_shared::api::Object;
 use muster_shared::api::ticket::{QueueName, Ticket, TicketStatus};
 use muster_shared::clock::iso;
 use muster_shared::ids::TicketUuid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
 
 use super::record::TicketRecord;
 use crate::app::{Expected, keys};
@@ -40,7 +40,7 @@ pub(super) struct NewTicket {
     pub(super) queue: QueueName,
     pub(super) expires_at: String,
     pub(super) action: Option<String>,
-    pub(super) extra: Map<String, Value>,
+    pub(super) extra: Object,
     pub(super) reqid: String,
 }
 
@@ -377,7 +377,7 @@ mod tests {
             },
             expires_at: expires_at.to_owned(),
             action: None,
-            extra: Map::new(),
+            extra: Object::new(),
             reqid: String::new(),
         }))
     }

@@ -19,10 +19,10 @@ mod writer;
 use std::sync::Arc;
 
 use muster_shared::api::FieldError;
+use muster_shared::api::Object;
 use muster_shared::api::ticket::{QueueName, TicketCreated, TicketServer, TicketStatus};
 use muster_shared::ids::TicketUuid;
 use parking_lot::Mutex;
-use serde_json::{Map, Value};
 use tokio::sync::{mpsc, oneshot};
 
 pub(crate) use fence::Fence;
@@ -97,7 +97,7 @@ pub struct TicketRequest {
     /// What the client means to do.
     pub action: Option<String>,
     /// The client's own.
-    pub extra: Map<String, Value>,
+    pub extra: Object,
     /// The request.
     pub req_id: String,
 }

@@ -85,7 +85,6 @@ impl Due {
 mod tests {
     use muster_shared::api::ticket::{QueueName, TicketServer, TicketStatus};
     use muster_shared::ids::TicketUuid;
-    use serde_json::Map;
 
     use super::*;
 
@@ -135,7 +134,7 @@ mod tests {
             updated_at: "u".to_owned(),
             status: TicketStatus::Queued,
             action: None,
-            extra: Map::new(),
+            extra: Default::default(),
             reqid: "r".to_owned(),
         };
         assert_eq!(

@@ -5,16 +5,17 @@ mod ticket;
 
 use std::sync::Arc;
 
+use muster_shared::api::task::{Task, TaskStatus};
 use muster_shared::clock::iso;
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
 use muster_shared::wire::Intake;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::context::Context;
 use super::error::AppError;
 use super::fleet::Fleet;
 use super::roster::Roster;
-use super::tasks::{TaskStatus, Tasks};
+use super::tasks::Tasks;
 use super::tickets::Tickets;
 use crate::agents::{Agents, TurnedAway};
 use crate::roster::Standing;
@@ -183,7 +184,7 @@ impl Why {
             None => format!("the VM is {shown} and waits for nothing"),
             Some(what) => format!("the VM is {shown} and waits for {what}"),
         };
-        let tasks: Vec<Map<String, Value>> = open.iter().map(|open| open.public()).collect();
+        let tasks: Vec<Task> = open.iter().map(|open| open.public()).collect();
         Ok(json!({
             "kind": "vm",
             "id": vm,

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use jsonschema::error::{TypeKind, ValidationErrorKind as Broken};
 use jsonschema::paths::{Location, LocationSegment};
 use jsonschema::{JsonType, PatternOptions, ValidationError, Validator};
+use muster_shared::api::Object;
 use serde_json::{Value, json};
 
 use super::super::route::Route;
@@ -62,8 +63,8 @@ impl Checkers {
     }
 
     /// What is wrong with all parameters together.
-    pub(crate) fn payload(&self, value: &Value) -> Vec<Fault> {
-        self.payload.as_ref().map_or_else(Vec::new, |checker| checker.faults(value))
+    pub(crate) fn payload(&self, params: &Object) -> Vec<Fault> {
+        self.payload.as_ref().map_or_else(Vec::new, |checker| checker.faults(&json!(params)))
     }
 }
 

@@ -40,11 +40,11 @@ pub(crate) use values::{
 /// Every component: its name and its schema.
 const COMPONENTS: &[(&str, SchemaFn)] = &[
     ("Error", error),
-    ("TaskId", task_id),
+    ("TaskId", derived::of::<api::task::TaskStarted>),
     ("JobId", derived::of::<api::job::JobStarted>),
     ("Server", derived::of::<api::server::Server>),
     ("Sysinfo", derived::of::<api::server::Sysinfo>),
-    ("Task", records::task),
+    ("Task", derived::of::<api::task::Task>),
     ("Vm", derived::of::<api::vm::Vm>),
     ("FleetVm", derived::of::<api::vm::FleetVm>),
     ("Image", derived::of::<api::image::Manifest>),
@@ -66,7 +66,7 @@ const COMPONENTS: &[(&str, SchemaFn)] = &[
     ("VmInfo", results::info),
     ("Psinfo", results::psinfo),
     ("Session", results::session_record),
-    ("Blob", results::blob),
+    ("Blob", derived::of::<api::task::Blob>),
     ("TaskEvent", results::task_event),
     ("AllocationStep", derived::of::<api::allocation::AllocationStep>),
 ];
@@ -281,14 +281,6 @@ pub(super) fn path_parameter_doc(route: &Route, name: &str) -> &'static str {
         "kind" => "`task`, `server`, `vm` or `ticket`",
         _ => "Which one",
     }
-}
-
-fn task_id() -> Value {
-    json!({
-        "type": "object", "additionalProperties": false, "required": ["id"],
-        "description": "The task that was started; see /tasks/{taskid}",
-        "properties": { "id": uuid() },
-    })
 }
 
 fn error() -> Value {

@@ -1,10 +1,12 @@
 //! What agents answer with, and what the coordinator tells about itself and its choices. Open
 //! (other members are allowed) where an agent makes the answer: there are several kinds of agents.
 
+use muster_shared::api::boot::ShownPlatform;
+use muster_shared::api::task::Executed;
 use serde_json::{Value, json};
 
 use super::values::texts;
-use super::{reference, uuid};
+use super::{of, reference, uuid};
 
 /// An object with members; others are allowed.
 pub(super) fn open(description: &str, required: &[&str], properties: &Value) -> Value {
@@ -150,26 +152,7 @@ pub(crate) fn properties() -> Value {
 
 /// A script's output as text; with `json` an object.
 pub(crate) fn executed() -> Value {
-    let text = json!({ "type": "string" });
-    let object = open(
-        "What a script did",
-        &["exitCode", "stdout", "stderr"],
-        &json!({
-            "exitCode": { "type": ["integer", "null"], "description": "null: ended by a signal" },
-            "stdout": word("Its output; of a large one the beginning and the end"),
-            "stderr": word("Its other output, likewise"),
-            "stdout_blob": reference("Blob"), "stderr_blob": reference("Blob"),
-        }),
-    );
-    json!({ "oneOf": [text, object] })
-}
-
-pub(super) fn blob() -> Value {
-    open(
-        "Where the whole of something large is",
-        &["blob", "bytes"],
-        &json!({ "blob": word("Its name in the blob store"), "bytes": count("Its size") }),
-    )
+    json!({ "oneOf": [{ "type": "string" }, of::<Executed>()] })
 }
 
 /// The `event` of a task's history: an agent's result, or why it failed.
@@ -210,13 +193,7 @@ pub(super) fn task_event() -> Value {
 
 /// Platforms by name.
 pub(crate) fn platforms() -> Value {
-    let mut all = map_of(&json!({
-        "type": "object", "additionalProperties": false,
-        "properties": {
-            "latest": { "const": true, "description": "The newest of its kind" },
-            "os": { "enum": ["smartos", "linux"], "description": "With `os=true`" },
-        },
-    }));
+    let mut all = map_of(&of::<ShownPlatform>());
     all["example"] = json!({ "20260101T000000Z": { "latest": true } });
     all
 }

@@ -182,7 +182,7 @@ impl Clock for InTwoDays {
 async fn the_sweep_removes_old_files_without_a_record() {
     let app = test_app(Arc::new(InTwoDays(SystemClock::new()))).await;
     let manifest = json!({ "name": "n", "version": "1", "type": "zvol", "os": "linux" });
-    let image = app.images.create(manifest.as_object().unwrap().clone()).await.unwrap().uuid;
+    let image = app.images.create(muster_shared::api::Object::of(&manifest)).await.unwrap().uuid;
     let body = futures_util::stream::iter([Ok("content".into())]).boxed();
     app.images.upload(image, FileClaim::default(), &crate::app::Expected::ANY, body).await.unwrap();
     let kept = app.parts().blobs.list(None).next().await.unwrap().unwrap().location;
