@@ -9,7 +9,7 @@ set -uo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
-seeds=150
+seeds=500
 if [ "${1:-}" = --full ]; then
     seeds=5000
     export MUSTER_CUTS="${MUSTER_CUTS:-1000}"

@@ -131,7 +131,7 @@ async fn all_that_runs_was_answered_or_listed() {
             let mut answered = Vec::new();
             for turn in 0..EACH {
                 let path = &paths[(number / 2 + turn) % 2];
-                if number % 2 == 0 {
+                if number.is_multiple_of(2) {
                     post_and_leave(address, path, &json!({}), number + turn).await;
                 } else {
                     let answer = client.post(path, &json!({})).await;

@@ -14,6 +14,7 @@ mod sessions;
 pub(crate) mod sound;
 mod tasks;
 mod tickets;
+mod unsure;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, LazyLock};

@@ -29,6 +29,8 @@ pub(crate) enum When {
     Always,
     /// Only one that no agent can have.
     Unsent,
+    /// Only one that is still on this server, whose end it is.
+    On(ServerUuid),
 }
 
 impl Tasks {
@@ -44,7 +46,7 @@ impl Tasks {
                 // Who brings a result has had the task.
                 self.table.accepted(&id, self.ctx.parts.clock.monotonic());
                 let place = open.record.vm_uuid.map(keys::place).unwrap_or_default();
-                let end = self.end(&id, ending, When::Always);
+                let end = self.end(&id, ending, When::On(server));
                 let planted = &self.ctx.config.planted;
                 planted.tells_memory(Defect::RoomOfConnection, place, end).await
             }
@@ -92,21 +94,23 @@ impl Tasks {
                 return self.dispatch(id);
             }
             let reason = "the agent no longer knows this task, which it had accepted";
-            return self.end_surely(id, Ending::failure(Code::TaskLost, reason)).await;
+            let ending = Ending::failure(Code::TaskLost, reason);
+            return self.end_surely(id, ending, When::On(server)).await;
         }
-        let end = self.end_surely(id, Ending::failure(code.clone(), message));
+        let ending = Ending::failure(code.clone(), message);
+        let end = self.end_surely(id, ending, When::On(server));
         let planted = &self.ctx.config.planted;
         planted.tells_memory(Defect::RefusalOfConnection, keys::task(id), end).await;
     }
 
     /// Ends a task of whose end nobody will tell again: what can't be stored now is tried again.
-    pub(super) async fn end_surely(self: &Arc<Self>, id: &TaskId, ending: Ending) {
-        let stored = self.end(id, ending.clone(), When::Always).await;
-        self.table.set_unstored(id, (!stored).then_some(ending));
+    pub(super) async fn end_surely(self: &Arc<Self>, id: &TaskId, ending: Ending, when: When) {
+        let stored = self.end(id, ending.clone(), when).await;
+        self.table.set_unstored(id, (!stored).then_some((ending, when)));
     }
 
-    /// Ends an open task; `true` once the end is durable, `false` when it is not, or the task is
-    /// not as `when` demands. A task that places a VM and was refused before anything was made goes
+    /// Ends an open task; `true` once the end is durable or is of a server that the task has left,
+    /// `false` when it is not durable, or the task was sent and must not be. A task that places a VM and was refused before anything was made goes
     /// to another server instead. It comes to its end also when the caller is dropped.
     pub(crate) async fn end(self: &Arc<Self>, id: &TaskId, ending: Ending, when: When) -> bool {
         let (tasks, id) = (Arc::clone(self), id.clone());
@@ -117,8 +121,11 @@ impl Tasks {
     async fn end_attached(self: &Arc<Self>, id: &TaskId, ending: Ending, when: When) -> bool {
         for _ in 0..ATTEMPTS {
             let Some((open, turn)) = self.table.turn(id).await else { return true };
-            if when == When::Unsent && open.record.sent {
-                return false;
+            match when {
+                When::Unsent if open.record.sent => return false,
+                // This may be what moved it: a commit whose outcome is unknown is tried again.
+                When::On(server) if open.record.server_uuid != server => return true,
+                When::Always | When::Unsent | When::On(_) => {}
             }
             match self.try_end(&open, ending.clone()).await {
                 Ok(moved) => {
@@ -206,7 +213,7 @@ impl Tasks {
     pub(crate) async fn end_all_of(self: &Arc<Self>, server: ServerUuid) {
         for id in self.table.of_server(server) {
             let ending = Ending::failure(Code::ServerDeleted, "the server was deleted");
-            self.end_surely(&id, ending).await;
+            self.end_surely(&id, ending, When::On(server)).await;
         }
     }
 }

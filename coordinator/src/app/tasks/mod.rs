@@ -292,8 +292,8 @@ impl Tasks {
     async fn tick_one(self: &Arc<Self>, id: &TaskId) {
         let now = self.ctx.parts.clock.monotonic();
         let Some(open) = self.table.get(id) else { return };
-        if let Some(ending) = open.unstored {
-            return self.end_surely(id, ending).await;
+        if let Some((ending, when)) = open.unstored {
+            return self.end_surely(id, ending, when).await;
         }
         if let Some(at) = open.accepted_at {
             if !open.record.accepted && now.saturating_sub(at) >= MARK_ACCEPTED {

@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::{Notify, OwnedMutexGuard, watch};
 
+use super::ending::When;
 use super::history::History;
 use super::record::{Ending, TaskRecord};
 use crate::app::keys;
@@ -46,7 +47,7 @@ pub struct Open {
     /// An agent said (to this process) that it has the task.
     pub accepted_at: Option<Duration>,
     /// How it ended, which could not be stored yet and which nobody will tell again.
-    pub unstored: Option<Ending>,
+    pub(crate) unstored: Option<(Ending, When)>,
     /// Percent.
     pub progress: u8,
     /// The newest events.
@@ -271,7 +272,7 @@ impl Table {
     }
 
     /// Remembers how a task ended until that can be stored; `None` forgets it.
-    pub fn set_unstored(&self, id: &TaskId, ending: Option<Ending>) {
+    pub(super) fn set_unstored(&self, id: &TaskId, ending: Option<(Ending, When)>) {
         if let Some(open) = self.inner.lock().open.get_mut(id) {
             open.unstored = ending;
         }

@@ -75,8 +75,8 @@ pub struct Tasks {
     known: BTreeMap<TaskId, Known>,
     answered: BTreeSet<TaskId>,
     open: BTreeSet<TaskId>,
-    /// Deleted after they ended.
-    forgotten: BTreeMap<TaskId, String>,
+    /// Deleted after they ended: how, and when they were deleted.
+    forgotten: BTreeMap<TaskId, (String, Duration)>,
     lives: u64,
 }
 
@@ -139,7 +139,7 @@ impl Tasks {
             let detail = format!("{id} ({}) is gone", known.task.status);
             return Err(Violation::new("task-stays", detail));
         }
-        self.forgotten.insert(id, known.task.status);
+        self.forgotten.insert(id, (known.task.status, self.now));
         Ok(())
     }
 
@@ -217,7 +217,7 @@ impl Tasks {
     #[must_use]
     pub fn ended(&self) -> (usize, usize) {
         let count = |status: &str| {
-            let forgotten = self.forgotten.values().filter(|one| *one == status).count();
+            let forgotten = self.forgotten.values().filter(|one| one.0 == status).count();
             forgotten + self.all().filter(|task| task.status == status).count()
         };
         (count("complete"), count("failure"))
@@ -240,7 +240,13 @@ impl Tasks {
                 return Err(Violation::new("active-tasks-are-listed", detail));
             }
         }
-        match listed.iter().find(|id| !self.known.contains_key(*id)) {
+        // Deleted so shortly before that the list could not know, or since.
+        let just_gone = |id: &TaskId| {
+            let gone = self.forgotten.get(id);
+            gone.is_some_and(|(_, at)| (*at).max(self.store_failed) + LIST_LAG > asked)
+        };
+        let is_stored = |id: &TaskId| self.known.contains_key(id) || just_gone(id);
+        match listed.iter().find(|id| !is_stored(id)) {
             Some(id) => {
                 let detail = format!("{id} is listed, but not stored");
                 Err(Violation::new("active-tasks-are-listed", detail))
