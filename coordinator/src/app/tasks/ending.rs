@@ -205,6 +205,11 @@ impl Tasks {
             Reply::Error { code: Code::NotCancellable, message } => {
                 Err(AppError::NotCancellable(message))
             }
+            // On its way to the agent, or ended and on its way back.
+            Reply::Error { code: Code::UnknownTask, .. } => {
+                let text = "its agent does not have the task now; try again";
+                Err(AppError::NotCancellable(text.to_owned()))
+            }
             Reply::Error { code, message } => Err(AppError::Agent { code, message, details: None }),
         }
     }
