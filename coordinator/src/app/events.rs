@@ -1,8 +1,7 @@
 //! What happens, as it happens: changes of the store in commit order, and what tasks report in
 //! between.
 //!
-//! A subscription is a watch of the whole store, so the store decides what is still known. Every
-//! event has a [`Position`]: the commit, and which of its changes it is. Whoever comes back with
+//! A subscription reads along with the store's feed, which keeps the recent past. Every event has a [`Position`]: the commit, and which of its changes it is. Whoever comes back with
 //! one gets everything after it, or is told that something is missing. Progress of tasks is not
 //! stored: it comes between the changes in the order of its arrival and is not repeated.
 
@@ -226,11 +225,15 @@ impl Events {
         let place = Arc::clone(&self.places).try_acquire_owned();
         let place = place.map_err(|_| AppError::Busy("too many readers of events".to_owned()))?;
         let progress = self.progress.subscribe();
-        let now = self.position().await?;
+        if let Some(after) = after {
+            // Another coordinator told of it just now.
+            self.ctx.feed.reached_soon(after.revision).await?;
+        }
+        let now = self.position();
         // A point that this store never reached is of another store.
         let known = after.filter(|after| after.revision <= now.revision);
         let from = known.unwrap_or(now);
-        let watch = self.ctx.parts.store.watch("", from.watch_from()).await?;
+        let watch = self.ctx.feed.watch("", from.watch_from());
         let told = if after.is_some() && known.is_none() {
             Some(Item::Reset(now, "the position is not of this store"))
         } else {
@@ -250,8 +253,8 @@ impl Events {
         })
     }
 
-    async fn position(&self) -> Result<Position, AppError> {
-        Ok(Position::after(store::newest(&*self.ctx.parts.store).await?))
+    fn position(&self) -> Position {
+        Position::after(self.ctx.feed.revision())
     }
 }
 
@@ -303,7 +306,7 @@ impl Subscription {
                 },
                 commit = self.watch.recv() => match commit {
                     Some(Ok(events)) => self.commit = events.into_iter(),
-                    Some(Err(WatchEnd::Compacted)) => return self.restart().await,
+                    Some(Err(WatchEnd::Compacted)) => return Some(self.restart()),
                     Some(Err(WatchEnd::Closed)) | None => return None,
                 },
                 () = &mut idle => return Some(Item::Idle(self.at)),
@@ -321,23 +324,11 @@ impl Subscription {
     }
 
     /// What was missed is lost; goes on from now.
-    async fn restart(&mut self) -> Option<Item> {
-        let now = match self.events.position().await {
-            Ok(now) => now,
-            Err(error) => {
-                tracing::warn!(%error, "a reader of events is sent away");
-                return None;
-            }
-        };
-        match self.events.ctx.parts.store.watch("", now.revision).await {
-            Ok(watch) => self.watch = watch,
-            Err(error) => {
-                tracing::warn!(%error, "a reader of events is sent away");
-                return None;
-            }
-        }
+    fn restart(&mut self) -> Item {
+        let now = self.events.position();
+        self.watch = self.events.ctx.feed.watch("", now.revision);
         (self.at, self.behind) = (now, None);
-        Some(Item::Reset(now, "the changes in between are no longer known"))
+        Item::Reset(now, "the changes in between are no longer known")
     }
 }
 

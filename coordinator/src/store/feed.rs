@@ -116,6 +116,8 @@ pub(crate) struct Feed {
     followers: RwLock<Vec<Arc<dyn Follow>>>,
     /// The last commit that every follower has seen.
     position: watch::Sender<Revision>,
+    /// Who reads along, after the followers.
+    hub: Hub,
     /// Left by [`Feed::load`] for [`Feed::run`].
     watch: Mutex<Option<Watch>>,
     damaged: Damaged,
@@ -127,6 +129,7 @@ impl Feed {
             store,
             followers: RwLock::default(),
             position: watch::Sender::new(Revision::default()),
+            hub: Hub::new(Revision::default(), Revision::default()),
             watch: Mutex::new(None),
             damaged: Damaged::default(),
         }
@@ -173,6 +176,7 @@ impl Feed {
             follower.reset(records, &self.damaged);
         }
         *self.watch.lock() = Some(watch);
+        self.hub.restart(at);
         self.position.send_replace(at);
         Ok(())
     }
@@ -210,6 +214,19 @@ impl Feed {
             }
         }
         self.position.send_replace(last.revision);
+        self.hub.publish(commit.to_vec(), last.revision);
+    }
+
+    /// The last commit that every follower has seen.
+    pub(crate) fn revision(&self) -> Revision {
+        self.hub.revision()
+    }
+
+    /// What happens to keys that begin with `prefix` after a commit, as far back as it is kept, and
+    /// not before the followers have seen it. Ends [`Compacted`](super::WatchEnd) when something
+    /// was missed.
+    pub(crate) fn watch(&self, prefix: &str, after: Revision) -> Watch {
+        self.hub.watch(prefix, after).expect("this hub is never closed")
     }
 
     /// Commits, and returns once every follower has seen it.
@@ -230,6 +247,17 @@ impl Feed {
         if tokio::time::timeout(ECHO, reached).await.is_err() {
             tracing::warn!(revision = %wanted, "a change of the store is late in memory");
         }
+    }
+
+    /// As [`Feed::reached`], unless the store has not come so far.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`].
+    pub(crate) async fn reached_soon(&self, wanted: Revision) -> Result<(), StoreError> {
+        if wanted > self.revision() && wanted <= newest(&*self.store).await? {
+            self.reached(wanted).await;
+        }
+        Ok(())
     }
 
     /// Returns once the followers have seen what the store holds now; for who lost a race.

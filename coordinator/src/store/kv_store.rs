@@ -6,7 +6,6 @@
 mod leases;
 mod owner;
 mod records;
-mod watch;
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,7 +18,7 @@ use tokio_util::task::TaskTracker;
 
 use self::owner::{Command, GROUP_COMMITS, Owner};
 use self::records::Meta;
-use self::watch::Hub;
+use super::hub::Hub;
 use super::{
     LeaseId, MAX_PAGE, Page, Record, Revision, Store, StoreError, Watch, Write, check_limits,
 };

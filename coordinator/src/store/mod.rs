@@ -24,6 +24,7 @@
 mod conformance;
 mod counted;
 mod feed;
+mod hub;
 mod kv_store;
 
 use std::fmt;

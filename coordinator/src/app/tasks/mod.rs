@@ -43,7 +43,7 @@ use super::tickets::{Fence, Tickets};
 use super::{Caller, keys};
 use crate::agents::{Agents, SendError};
 use crate::planted::Defect;
-use crate::store::{Expect, Follow, Held, Revision, Write, newest};
+use crate::store::{Expect, Follow, Held, Revision, Write};
 
 pub(super) const TASKS: Records<TaskRecord> = Records::under(keys::TASKS);
 /// A task sent but not accepted is sent again after this long.
@@ -416,14 +416,13 @@ impl Tasks {
     /// The record of a task that another coordinator follows, once it says that it has ended.
     async fn ended_elsewhere(&self, id: &TaskId) -> Result<TaskRecord, AppError> {
         loop {
-            let from = newest(&*self.ctx.parts.store).await?;
+            let mut changes = self.ctx.feed.watch(&TASKS.key(id), self.ctx.feed.revision());
             let record = self.record_of(id).await?;
             if record.status != TaskStatus::Active {
                 return Ok(record);
             }
             // It changed, or the watch ended: both are a reason to look again.
-            let key = TASKS.key(id);
-            drop(self.ctx.parts.store.watch(&key, from).await?.recv().await);
+            drop(changes.recv().await);
         }
     }
 

@@ -15,7 +15,7 @@ use super::super::{Action, Event, Expect, LeaseId, Revision, StoreError, Write};
 use super::leases::Leases;
 use super::records::{self, Meta};
 use super::unavailable;
-use super::watch::Hub;
+use crate::store::hub::Hub;
 
 /// Most commits written together; bounds the time the first of them waits.
 pub(super) const GROUP_COMMITS: usize = 512;

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use parking_lot::Mutex;
 use tokio::sync::mpsc::{self, OwnedPermit};
 
-use super::super::{Event, Revision, Watch, WatchEnd};
+use super::{Event, Revision, Watch, WatchEnd};
 
 /// Events kept for watches that start in the past.
 const KEPT_EVENTS: usize = 10_000;
@@ -114,6 +114,17 @@ impl Hub {
             state.recent.push_back(event);
         }
         state.trim();
+    }
+
+    /// Something was missed: watches end, and only what comes after `revision` is known.
+    pub(super) fn restart(&self, revision: Revision) {
+        let mut state = self.0.lock();
+        (state.revision, state.known_from) = (revision, revision);
+        state.recent.clear();
+        state.recent_bytes = 0;
+        for watcher in std::mem::take(&mut state.watchers) {
+            watcher.end.send(Err(WatchEnd::Compacted));
+        }
     }
 
     pub(super) fn close(&self) {
