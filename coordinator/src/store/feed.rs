@@ -20,6 +20,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 
+use super::hub::Hub;
 use super::{
     Event, Record, Revision, SharedStore, Store, StoreError, Watch, Write, list_all, newest,
 };
