@@ -14,6 +14,7 @@ pub mod events;
 mod expected;
 pub mod fields;
 pub mod fleet;
+mod history;
 pub mod image_manifest;
 pub mod images;
 mod incoming;

@@ -10,13 +10,18 @@ use uuid::Uuid;
 use super::JOBS;
 use super::Jobs;
 use super::record::JobRecord;
+use crate::app::HistoryLimits;
 use crate::app::error::AppError;
+use crate::app::history::History;
+use crate::app::keys;
 use crate::store::{Expect, Held, MAX_PAGE, Revision};
 
 /// Most jobs in one answer.
 const MAX_LIMIT: usize = 1_000;
 /// Most jobs that an answer may skip.
 const MAX_OFFSET: usize = 100_000;
+/// What is kept of jobs, however young they are.
+const MAX_HISTORY: HistoryLimits = HistoryLimits { count: 10_000, bytes: 256 * 1024 * 1024 };
 /// Jobs deleted in one commit.
 const BATCH: usize = 50;
 
@@ -85,7 +90,8 @@ impl Jobs {
         Ok(newest.iter().skip(offset).map(JobRecord::public).collect())
     }
 
-    /// Deletes the jobs that ended longer than the retention of tasks ago. Returns how many.
+    /// Deletes the jobs that ended longer than the retention of tasks ago, and the oldest while more
+    /// than [`MAX_HISTORY`] is kept. Returns how many.
     ///
     /// # Errors
     /// [`AppError::Store`]; what was deleted before stays deleted.
@@ -95,6 +101,7 @@ impl Jobs {
         let now = self.ctx.parts.clock.wall();
         let is_old =
             |at: &str| at.parse::<Timestamp>().is_ok_and(|at| now.duration_since(at) > keep);
+        let mut history = History::measure(&self.ctx, keys::JOBS).await?;
         let mut deleted = 0;
         let mut after: Option<String> = None;
         loop {
@@ -102,9 +109,11 @@ impl Jobs {
             let mut writes = Vec::new();
             let mut young = false;
             for (_, Held { value: job, revision }) in page.records {
+                let over = history.is_over(MAX_HISTORY);
                 // What follows was made later, and so ended later.
-                young |= !is_old(&job.created_at);
-                if job.finished_at.as_deref().is_some_and(is_old) {
+                young |= !over && !is_old(&job.created_at);
+                if job.finished_at.as_deref().is_some_and(|at| over || is_old(at)) {
+                    history.remove();
                     writes.push(JOBS.delete(job.uuid, Expect::At(revision)));
                 }
             }

@@ -12,7 +12,6 @@
 
 mod blobs;
 mod ending;
-mod history;
 mod list;
 mod record;
 mod retention;

@@ -10,13 +10,13 @@ use muster_shared::ids::TaskId;
 use object_store::path::Path;
 use object_store::{ObjectStore as _, ObjectStoreExt as _};
 
-use super::history::History;
 use super::record::TaskRecord;
 use super::{TASKS, Tasks};
 use crate::app::error::AppError;
+use crate::app::history::History;
 use crate::app::keys;
 use crate::app::records::Page;
-use crate::store::{Expect, Held, MAX_PAGE, Write};
+use crate::store::{Expect, Held, Write};
 
 /// Tasks deleted in one commit.
 const BATCH: usize = 50;
@@ -27,25 +27,12 @@ impl Tasks {
         self.table.history().is_over(self.ctx.config.task_history)
     }
 
-    /// Counts what the store holds of ended tasks. What ends meanwhile may be counted twice, until
-    /// the next time.
+    /// Counts what the store holds of ended tasks.
     ///
     /// # Errors
     /// [`AppError::Store`].
     pub(crate) async fn history_measure(&self) -> Result<(), AppError> {
-        let mut history = History::default();
-        let mut after: Option<String> = None;
-        loop {
-            let page = self.ctx.parts.store.list(keys::TASKS, after.as_deref(), MAX_PAGE).await?;
-            for stored in &page.records {
-                history.add(stored.value.len());
-            }
-            match page.next {
-                Some(next) => after = Some(next),
-                None => break,
-            }
-        }
-        self.table.measured(history);
+        self.table.measured(History::measure(&self.ctx, keys::TASKS).await?);
         Ok(())
     }
 

@@ -19,8 +19,8 @@ use serde_json::Value;
 use tokio::sync::{Notify, OwnedMutexGuard, watch};
 
 use super::ending::When;
-use super::history::History;
 use super::record::{Ending, TaskRecord};
+use crate::app::history::History;
 use crate::app::keys;
 use crate::roster::ConnectionId;
 use crate::store::{Damaged, Event, Follow, Record, Revision, Store, StoreError, list_all};

@@ -6,6 +6,7 @@ use muster_shared::wire::{Code, TaskError};
 use super::*;
 use crate::app::jobs::JobFilter;
 use crate::app::keys;
+use crate::store::{Expect, Write};
 
 async fn reboot(app: &Arc<App>, server: ServerUuid, drain: bool) -> Uuid {
     let params = JobParams { drain: Some(drain), ..JobParams::default() };
@@ -255,5 +256,30 @@ async fn a_job_ends_with_the_ticket_under_which_it_was_started() {
     let last = view.chain_results.last().unwrap();
     assert_eq!(last.error, format!("ticket {ticket} is not active"));
     assert!(app.tasks.list(&TaskFilter::default()).await.unwrap().tasks.is_empty());
+    app.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_than_ten_thousand_ended_jobs_are_kept() {
+    const MORE: usize = 30;
+    let app = Disk::new().start().await;
+    let mut agent = Agent::connect(&app, server(1)).await;
+    let job = reboot(&app, server(1), false).await;
+    let dispatch = agent.dispatched().await;
+    agent.finish(&dispatch.id, Value::Null).await;
+    ended(&app, job).await;
+    let stored = app.ctx.parts.store.get(&format!("job/{job}")).await.unwrap().unwrap();
+    let mut record: Object = keys::decode(&stored).unwrap();
+    let copies: Vec<Uuid> = (0..9_999 + MORE).map(|_| app.ctx.mint_id()).collect();
+    for batch in copies.chunks(90) {
+        let copy = |uuid: &Uuid| {
+            record.set("uuid", json!(uuid));
+            Write::put(format!("job/{uuid}"), Expect::Absent, keys::encode(&record))
+        };
+        app.ctx.parts.store.commit(batch.iter().map(copy).collect()).await.unwrap();
+    }
+    assert_eq!(app.jobs.sweep().await.unwrap(), MORE);
+    assert!(app.jobs.get(job).await.is_err(), "the oldest go first");
+    assert_eq!(app.jobs.sweep().await.unwrap(), 0);
     app.shutdown().await;
 }

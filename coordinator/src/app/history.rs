@@ -1,8 +1,10 @@
-//! How much of the store ended tasks take. Pure.
+//! How much of the store a history takes: of tasks, of jobs.
 
-use crate::app::HistoryLimits;
+use super::config::HistoryLimits;
+use super::context::Context;
+use crate::store::{MAX_PAGE, StoreError};
 
-/// Ended tasks in the store. The bytes are those of their records, large results in blobs not
+/// What is kept of one kind of record. The bytes are those of the records, large results in blobs not
 /// counted; a record that goes counts as an average one until everything is measured again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct History {
@@ -11,13 +13,33 @@ pub(crate) struct History {
 }
 
 impl History {
-    /// A task has ended, or was found.
+    /// Counts all records under a prefix. What is made meanwhile may be counted twice, until the
+    /// next time.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`].
+    pub(crate) async fn measure(ctx: &Context, prefix: &str) -> Result<Self, StoreError> {
+        let mut history = Self::default();
+        let mut after: Option<String> = None;
+        loop {
+            let page = ctx.parts.store.list(prefix, after.as_deref(), MAX_PAGE).await?;
+            for stored in &page.records {
+                history.add(stored.value.len());
+            }
+            match page.next {
+                Some(next) => after = Some(next),
+                None => return Ok(history),
+            }
+        }
+    }
+
+    /// A record was made, or found.
     pub(crate) fn add(&mut self, bytes: usize) {
         self.count += 1;
         self.bytes = self.bytes.saturating_add(u64::try_from(bytes).unwrap_or(u64::MAX));
     }
 
-    /// An ended task was deleted.
+    /// A record was deleted.
     pub(crate) fn remove(&mut self) {
         self.bytes = self.bytes.saturating_sub(self.bytes / self.count.max(1));
         self.count = self.count.saturating_sub(1);
