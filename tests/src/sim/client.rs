@@ -115,11 +115,13 @@ impl Client {
         Some(number)
     }
 
-    /// Takes the answers that have come. `calm`: nothing is wrong with the coordinator's machine.
+    /// Takes the answers that have come. `calm_since`: since when nothing is wrong with the
+    /// coordinator's machine, if nothing is. Who asked before may be told late that the store
+    /// failed: the coordinator may have been stopped in between.
     ///
     /// # Errors
     /// An answer that must not be given.
-    pub fn collect(&mut self, trace: &Trace, calm: bool) -> Verdict {
+    pub fn collect(&mut self, trace: &Trace, calm_since: Option<Duration>) -> Verdict {
         let answers = std::mem::take(&mut *self.answers.lock());
         for Answer { number, outcome } in answers {
             let Some(UnderWay { ask, asked }) = self.under_way.remove(&number) else { continue };
@@ -136,6 +138,7 @@ impl Client {
                     // That an agent did not answer in time is CNAPI's 500, too.
                     let message = body["message"].as_str().unwrap_or_default();
                     let late = message.starts_with("Time-out reached waiting for");
+                    let calm = calm_since.is_some_and(|since| since < asked);
                     if body["code"] == "InternalError" && calm && !late {
                         let detail = format!("{ask:?} is answered 500 {body}");
                         return Err(Violation::new("nothing-is-the-servers-fault", detail));

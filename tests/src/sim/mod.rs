@@ -344,8 +344,9 @@ impl Sim {
             self.conditions.disturbed = self.now;
         }
         self.conditions.ran = self.coordinator.ran();
-        let calm = self.conditions.store_failed + CALM < self.now;
-        let verdict = self.client.collect(&self.trace, calm);
+        let failed = self.conditions.store_failed;
+        let calm_since = (failed + CALM < self.now).then_some(failed);
+        let verdict = self.client.collect(&self.trace, calm_since);
         self.tolerate(verdict)?;
         let verdict = self.reader.collect(&self.witness.model(), &self.trace);
         self.tolerate(verdict)?;
