@@ -338,7 +338,8 @@ mod tests {
             let path = dir.path().join(name);
             let mut content = std::fs::read(&path).unwrap();
             // In every copy of a long value, so not in a name or a number.
-            for part in content.chunks_mut(1_000).filter(|part| part.iter().all(|&b| b == 39)) {
+            for part in content.chunks_exact_mut(1_000).filter(|part| part.iter().all(|&b| b == 39))
+            {
                 part[100] = 38;
             }
             std::fs::write(&path, &content).unwrap();
