@@ -12,6 +12,8 @@ use tokio_util::task::TaskTracker;
 pub enum Mode {
     /// Passes it on.
     Open,
+    /// Passes on what the server says, and keeps what the client says until it is open again.
+    ServerOnly,
     /// Keeps connections and passes nothing, as a dead switch does.
     Silent,
     /// Closes connections and refuses new ones.
@@ -75,8 +77,8 @@ async fn serve(client: TcpStream, target: String, mode: watch::Receiver<Mode>) {
     tokio::select! {
         biased;
         _ = closing.wait_for(|m| *m == Mode::Closed) => {}
-        () = pump(client_read, server_write, mode.clone()) => {}
-        () = pump(server_read, client_write, mode) => {}
+        () = pump(client_read, server_write, mode.clone(), &[Mode::Open]) => {}
+        () = pump(server_read, client_write, mode, &[Mode::Open, Mode::ServerOnly]) => {}
     }
 }
 
@@ -84,11 +86,12 @@ async fn pump(
     mut from: tokio::net::tcp::OwnedReadHalf,
     mut to: tokio::net::tcp::OwnedWriteHalf,
     mut mode: watch::Receiver<Mode>,
+    passing: &[Mode],
 ) {
     let mut buffer = vec![0; 16 * 1024];
     loop {
         let Ok(count @ 1..) = from.read(&mut buffer).await else { return };
-        if mode.wait_for(|m| *m == Mode::Open).await.is_err() {
+        if mode.wait_for(|m| passing.contains(m)).await.is_err() {
             return;
         }
         if to.write_all(&buffer[..count]).await.is_err() {

@@ -5,30 +5,31 @@ use std::time::Duration;
 
 use muster_tests::daemon::{Agent, Coordinator};
 use muster_tests::http::Client;
+use muster_tests::proxy::{Mode, Proxy};
 use muster_tests::wait::wait_for;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// Has a task end while no coordinator can be told; returns its id.
-async fn unheard_task(coordinator: &mut Coordinator, agent: &mut Agent) -> String {
+/// Has a task end while its coordinator hears nothing, and kills that one; returns the task's id.
+async fn unheard_task(coordinator: &mut Coordinator, agent: &Agent, between: &Proxy) -> String {
     let client = coordinator.client();
     let path = format!("/servers/{}/nics/update", agent.server_uuid);
     let id = loop {
         agent.wait_status(&client, "running", LONG).await;
-        agent.daemon().signal(Signal::SIGSTOP);
+        between.set(Mode::ServerOnly);
         let answer = client.post(&path, &json!({ "nics": [] })).await;
         if let Some(id) = answer.json["id"].as_str() {
             break id.to_owned();
         }
         // On a slow machine it is silent for too long already.
         assert_eq!(answer.json["code"], "ServerNotRunning", "{}", answer.text);
-        agent.daemon().signal(Signal::SIGCONT);
+        between.set(Mode::Open);
     };
-    coordinator.kill9();
-    agent.daemon().signal(Signal::SIGCONT);
     assert_unheard(&agent.client(), &id).await;
+    coordinator.kill9();
+    between.set(Mode::Open);
     id
 }
 
@@ -55,8 +56,9 @@ async fn wait_turned_away(agent: &Client) {
 #[tokio::test]
 async fn an_empty_store_destroys_no_results() {
     let mut coordinator = Coordinator::start();
-    let mut agent = Agent::start(&coordinator.agent_url());
-    let id = unheard_task(&mut coordinator, &mut agent).await;
+    let between = Proxy::start(coordinator.address()).await;
+    let mut agent = Agent::start(&format!("ws://{}", between.address()));
+    let id = unheard_task(&mut coordinator, &agent, &between).await;
     let (data, aside) = (coordinator.data_dir(), coordinator.data_dir().with_extension("lost"));
     std::fs::rename(&data, &aside).expect("the store is lost");
     coordinator.restart();
