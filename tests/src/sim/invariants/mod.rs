@@ -149,14 +149,14 @@ impl Witness {
 
     /// The coordinator died; this is what its disk holds: maybe more than was acknowledged.
     pub fn coordinator_died(&self, entries: &[(Bytes, Bytes)]) {
-        let changes: Vec<_> =
-            entries.iter().map(|(key, value)| Change::Put(key.clone(), value.clone())).collect();
         let mut model = self.model();
-        model.stored(&changes);
         let kept: BTreeSet<_> = entries.iter().map(|(key, _)| key).collect();
         let gone = model.keys.keys().filter(|key| !kept.contains(key)).cloned();
-        let gone: Vec<_> = gone.map(Change::Delete).collect();
-        model.stored(&gone);
+        let gone = gone.map(Change::Delete);
+        let there = entries.iter().map(|(key, value)| Change::Put(key.clone(), value.clone()));
+        // One batch: a commit whose end nobody saw is there as a whole.
+        let changes: Vec<_> = there.chain(gone).collect();
+        model.stored(&changes);
     }
 
     /// An agent died; this is what its disk holds.
