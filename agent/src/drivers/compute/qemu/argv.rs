@@ -3,8 +3,8 @@
 use muster_shared::wire::Code;
 use serde_json::{Value, json};
 
+use super::folder::GuestFolder;
 use super::probe::Accelerator;
-use super::seat::Seat;
 use crate::drivers::DriverError;
 use crate::drivers::storage::Disk;
 use crate::vms::VmRecord;
@@ -22,7 +22,7 @@ pub(super) struct Input<'a> {
     pub(super) version: &'a str,
     pub(super) vm: &'a VmRecord,
     pub(super) disks: &'a [Disk],
-    pub(super) seat: &'a Seat,
+    pub(super) folder: &'a GuestFolder,
 }
 
 #[derive(Debug, Default)]
@@ -53,7 +53,7 @@ pub(super) fn build(input: &Input<'_>) -> Result<Vec<String>, DriverError> {
     }
     args.pair("-display", "none");
     args.pair("-sandbox", "on,elevateprivileges=deny,spawn=deny");
-    args.pair("-pidfile", input.seat.pid_file().display().to_string());
+    args.pair("-pidfile", input.folder.pid_file().display().to_string());
     args.pair("-msg", "timestamp=on");
     machine(&mut args, input);
     identity(&mut args, input);
@@ -108,21 +108,21 @@ fn identity(args: &mut Args, input: &Input<'_>) {
 }
 
 fn control(args: &mut Args, input: &Input<'_>) {
-    let seat = input.seat;
+    let folder = input.folder;
     let path = |path: std::path::PathBuf| escaped(&path.display().to_string());
-    for (id, socket) in [("qmp0", seat.qmp()), ("qmp1", seat.qmp_aux())] {
+    for (id, socket) in [("qmp0", folder.qmp()), ("qmp1", folder.qmp_aux())] {
         let socket = path(socket);
         args.pair("-chardev", format!("socket,id={id},path={socket},server=on,wait=off"));
         args.pair("-mon", format!("chardev={id},mode=control"));
     }
-    let (serial, log) = (path(seat.serial()), path(seat.console_log()));
+    let (serial, log) = (path(folder.serial()), path(folder.console_log()));
     args.pair(
         "-chardev",
         format!("socket,id=serial0,path={serial},server=on,wait=off,logfile={log},logappend=on"),
     );
     args.pair("-serial", "chardev:serial0");
     if input.vm.properties.get("vnc_port").and_then(Value::as_i64) != Some(-1) {
-        args.pair("-vnc", format!("unix:{}", path(seat.vnc())));
+        args.pair("-vnc", format!("unix:{}", path(folder.vnc())));
     }
 }
 
@@ -182,7 +182,7 @@ fn disks(args: &mut Args, input: &Input<'_>) -> Result<(), DriverError> {
     }
     let metadata = json!({
         "driver": "raw", "node-name": "cidata", "read-only": true,
-        "file": { "driver": "file", "filename": input.seat.metadata(), "read-only": true },
+        "file": { "driver": "file", "filename": input.folder.metadata(), "read-only": true },
     });
     args.pair("-blockdev", metadata.to_string());
     args.pair("-device", "virtio-blk-pci,drive=cidata,serial=cidata,id=cidatadev");
@@ -286,14 +286,14 @@ mod tests {
     }
 
     fn argv(vm: &VmRecord, disks: &[Disk], accelerator: Accelerator) -> Result<String, String> {
-        let seat = Seat::new(Path::new("/run/muster"), Path::new("/data"), vm.uuid);
+        let folder = GuestFolder::new(Path::new("/run/muster"), Path::new("/data"), vm.uuid);
         let input = Input {
             binary: "qemu-system-x86_64",
             accelerator,
             version: "0.1.0",
             vm,
             disks,
-            seat: &seat,
+            folder: &folder,
         };
         let args = build(&input).map_err(|error| error.to_string())?;
         let mut text = String::new();

@@ -13,9 +13,9 @@ use parking_lot::Mutex;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 
+use super::folder::{Exited, GuestFolder, Started};
 use super::probe::Accelerator;
 use super::qmp::{self, Qmp, QmpError};
-use super::seat::{Exited, Seat, Started};
 use super::{QemuConfig, argv};
 use crate::drivers::DriverError;
 use crate::drivers::compute::{Observed, nocloud, not_running};
@@ -105,8 +105,8 @@ impl Guests {
         self.changes.subscribe()
     }
 
-    pub(super) fn seat(&self, vm: VmUuid) -> Seat {
-        Seat::new(&self.config.run_dir, &self.config.data_dir, vm)
+    pub(super) fn folder(&self, vm: VmUuid) -> GuestFolder {
+        GuestFolder::new(&self.config.run_dir, &self.config.data_dir, vm)
     }
 
     /// Follows every guest that an earlier agent started.
@@ -121,7 +121,7 @@ impl Guests {
     }
 
     pub(super) fn live(&self, vm: VmUuid) -> Result<Option<(ProcessId, u64)>, DriverError> {
-        self.seat(vm).live(&self.boot_id).map_err(|error| read_failed(vm, error))
+        self.folder(vm).live(&self.boot_id).map_err(|error| read_failed(vm, error))
     }
 
     pub(super) fn observe(&self, vm: VmUuid) -> Result<Observed, DriverError> {
@@ -129,7 +129,7 @@ impl Guests {
             self.watch(vm, process, None);
             return Ok(Observed::Running { pid: process.pid, started_at_ms });
         }
-        let exited = self.seat(vm).exited().map_err(|error| read_failed(vm, error))?;
+        let exited = self.folder(vm).exited().map_err(|error| read_failed(vm, error))?;
         let exited = exited.filter(|exited| exited.boot_id == self.boot_id);
         Ok(exited.map_or(Observed::STOPPED, |exited| Observed::Stopped {
             exit_status: exited.exit_status,
@@ -158,12 +158,12 @@ impl Guests {
     }
 
     pub(super) fn prepare(&self, vm: &VmRecord) -> Result<(), DriverError> {
-        let seat = self.seat(vm.uuid);
+        let folder = self.folder(vm.uuid);
         let failed =
             |error| DriverError::failed(format!("write the metadata of VM {}", vm.uuid), error);
-        seat.make().map_err(failed)?;
+        folder.make().map_err(failed)?;
         let volume = nocloud::volume(vm).map_err(failed)?;
-        seat.set_metadata(&volume).map_err(failed)
+        folder.set_metadata(&volume).map_err(failed)
     }
 
     pub(super) async fn start(
@@ -174,36 +174,41 @@ impl Guests {
     ) -> Result<(), DriverError> {
         let one = Arc::clone(self.starting.lock().entry(vm.uuid).or_default());
         let _one = one.lock().await;
-        let seat = self.seat(vm.uuid);
-        if let Some(process) = self.find(vm.uuid, &seat)? {
-            return self.adopt(vm.uuid, &seat, process).await;
+        let folder = self.folder(vm.uuid);
+        if let Some(process) = self.find(vm.uuid, &folder)? {
+            return self.adopt(vm.uuid, &folder, process).await;
         }
         let accelerator = accelerator?;
         self.prepare(vm)?;
         let failed = |error| DriverError::failed(format!("start VM {}", vm.uuid), error);
-        seat.clear_run().and_then(|()| seat.forget_exit()).map_err(failed)?;
-        bound_logs(&seat);
+        folder.clear_run().and_then(|()| folder.forget_exit()).map_err(failed)?;
+        bound_logs(&folder);
         let input = argv::Input {
             binary: &self.config.binary,
             accelerator,
             version: &self.config.version,
             vm,
             disks,
-            seat: &seat,
+            folder: &folder,
         };
-        self.launch(vm.uuid, &seat, argv::build(&input)?).await
+        self.launch(vm.uuid, &folder, argv::build(&input)?).await
     }
 
     /// The live process, also one whose start an agent did not live to note.
-    fn find(&self, vm: VmUuid, seat: &Seat) -> Result<Option<ProcessId>, DriverError> {
+    fn find(&self, vm: VmUuid, folder: &GuestFolder) -> Result<Option<ProcessId>, DriverError> {
         if let Some((process, _)) = self.live(vm)? {
             return Ok(Some(process));
         }
-        seat.search().map_err(|error| read_failed(vm, error))
+        folder.search().map_err(|error| read_failed(vm, error))
     }
 
-    async fn adopt(&self, vm: VmUuid, seat: &Seat, process: ProcessId) -> Result<(), DriverError> {
-        let known = seat.started().map_err(|error| read_failed(vm, error))?;
+    async fn adopt(
+        &self,
+        vm: VmUuid,
+        folder: &GuestFolder,
+        process: ProcessId,
+    ) -> Result<(), DriverError> {
+        let known = folder.started().map_err(|error| read_failed(vm, error))?;
         let started = Started {
             boot_id: self.boot_id.clone(),
             argv_hash: known.as_ref().map(|known| known.argv_hash.clone()).unwrap_or_default(),
@@ -211,10 +216,10 @@ impl Guests {
             started_at_ms: known.map_or_else(|| self.now_ms(), |known| known.started_at_ms),
             process: Some(process),
         };
-        seat.set_started(&started).map_err(|error| read_failed(vm, error))?;
+        folder.set_started(&started).map_err(|error| read_failed(vm, error))?;
         self.watch(vm, process, None);
         let resumed = async {
-            let mut control = connect(seat, &mut None).await?;
+            let mut control = connect(folder, &mut None).await?;
             let status = control.execute::<qmp::QueryStatus>().await?;
             // Started, and then its agent died. Paused by a client is left as it is.
             if status["status"] == "prelaunch" {
@@ -227,40 +232,45 @@ impl Guests {
         Ok(())
     }
 
-    async fn launch(&self, vm: VmUuid, seat: &Seat, argv: Vec<String>) -> Result<(), DriverError> {
+    async fn launch(
+        &self,
+        vm: VmUuid,
+        folder: &GuestFolder,
+        argv: Vec<String>,
+    ) -> Result<(), DriverError> {
         let failed = |error| DriverError::failed(format!("start VM {vm}"), error);
         let mut started = Started {
             boot_id: self.boot_id.clone(),
             argv_hash: hex::encode(Sha256::digest(argv.join("\0"))),
             started_at_ms: self.now_ms(),
             process: None,
-            console_from: std::fs::metadata(seat.console_log()).map_or(0, |log| log.len()),
+            console_from: std::fs::metadata(folder.console_log()).map_or(0, |log| log.len()),
         };
-        seat.set_started(&started).map_err(failed)?;
-        let log_start = std::fs::metadata(seat.log()).map_or(0, |log| log.len());
-        let detached = Detached { argv, log: seat.log(), scope: Some(self.scope(vm)) };
+        folder.set_started(&started).map_err(failed)?;
+        let log_start = std::fs::metadata(folder.log()).map_or(0, |log| log.len());
+        let detached = Detached { argv, log: folder.log(), scope: Some(self.scope(vm)) };
         let spawned = self.exec.spawn_detached(&detached).await;
         let spawned =
             spawned.map_err(|error| DriverError::failed(format!("start VM {vm}"), error))?;
         started.process = Some(spawned.process);
-        let noted = seat.set_started(&started).map_err(failed);
+        let noted = folder.set_started(&started).map_err(failed);
         self.watch(vm, spawned.process, Some(spawned.exit.clone()));
         let up = match noted {
-            Ok(()) => bring_up(seat, spawned.exit).await.map_err(|error| {
-                let printed = tail(&seat.log(), log_start);
+            Ok(()) => bring_up(folder, spawned.exit).await.map_err(|error| {
+                let printed = tail(&folder.log(), log_start);
                 not_started(vm, error, printed.trim())
             }),
             Err(error) => Err(error),
         };
         if up.is_err() {
-            self.discard(vm, seat, spawned.process).await;
+            self.discard(vm, folder, spawned.process).await;
         }
         self.changed();
         up
     }
 
     /// Nothing of a start that failed stays.
-    async fn discard(&self, vm: VmUuid, seat: &Seat, process: ProcessId) {
+    async fn discard(&self, vm: VmUuid, folder: &GuestFolder, process: ProcessId) {
         let gone = async {
             let failed = |error| DriverError::failed(format!("end VM {vm}"), error);
             process.kill().map_err(failed)?;
@@ -268,7 +278,7 @@ impl Guests {
                 Ok(gone) => gone?,
                 Err(_) => return Err(failed(std::io::ErrorKind::TimedOut.into())),
             }
-            seat.clear_run().map_err(failed)
+            folder.clear_run().map_err(failed)
         };
         if let Err(error) = gone.await {
             let error = muster_shared::error_chain::Chain(&error).to_string();
@@ -318,8 +328,8 @@ impl Guests {
         if self.live(vm)?.is_some() {
             return Err(DriverError::refused(Code::VmRunning, format!("VM {vm} is running")));
         }
-        let seat = self.seat(vm);
-        let cleaned = if purge { seat.purge() } else { seat.clear_run() };
+        let folder = self.folder(vm);
+        let cleaned = if purge { folder.purge() } else { folder.clear_run() };
         if purge {
             self.starting.lock().remove(&vm);
         }
@@ -335,12 +345,12 @@ impl Guests {
             }
             watched.insert(vm, Watched { process, killed: false });
         }
-        let (seat, boot_id) = (self.seat(vm), self.boot_id.clone());
+        let (folder, boot_id) = (self.folder(vm), self.boot_id.clone());
         let (watched, changes) = (Arc::clone(&self.watched), self.changes.clone());
         let clock = Arc::clone(&self.clock);
         // Ends with the guest, or with the agent's runtime.
         drop(tokio::spawn(async move {
-            until_gone(&seat, process).await;
+            until_gone(&folder, process).await;
             let exit_status = status_of(exit).await;
             let killed = {
                 let watched = watched.lock();
@@ -349,7 +359,7 @@ impl Guests {
             let exit_status = exit_status.or(killed.then_some(137));
             tracing::info!(vm_uuid = %vm, pid = process.pid, exit_status, "a guest has ended");
             let exited_at_ms = u64::try_from(clock.wall().as_millisecond()).ok();
-            if let Err(error) = seat.set_exited(&Exited { boot_id, exit_status, exited_at_ms }) {
+            if let Err(error) = folder.set_exited(&Exited { boot_id, exit_status, exited_at_ms }) {
                 tracing::debug!(vm_uuid = %vm, %error, "cannot note how a guest ended");
             }
             {
@@ -376,7 +386,7 @@ fn read_failed(vm: VmUuid, error: std::io::Error) -> DriverError {
 }
 
 /// Waits for the end, and keeps the logs within their limit meanwhile.
-async fn until_gone(seat: &Seat, process: ProcessId) {
+async fn until_gone(folder: &GuestFolder, process: ProcessId) {
     loop {
         match tokio::time::timeout(LOG_PERIOD, process.gone()).await {
             Ok(Ok(())) => return,
@@ -387,7 +397,7 @@ async fn until_gone(seat: &Seat, process: ProcessId) {
                     return;
                 }
             }
-            Err(_) => bound_logs(seat),
+            Err(_) => bound_logs(folder),
         }
     }
 }
@@ -400,8 +410,8 @@ async fn status_of(exit: Option<watch::Receiver<Option<Exit>>>) -> Option<i32> {
 }
 
 /// The hypervisor appends, so an emptied log goes on from its begin.
-fn bound_logs(seat: &Seat) {
-    for log in [seat.log(), seat.console_log()] {
+fn bound_logs(folder: &GuestFolder) {
+    for log in [folder.log(), folder.console_log()] {
         if std::fs::metadata(&log).is_ok_and(|log| log.len() > LOG_LIMIT_BYTES) {
             let emptied = std::fs::OpenOptions::new().write(true).open(&log);
             if let Err(error) = emptied.and_then(|log| log.set_len(0)) {
@@ -413,7 +423,7 @@ fn bound_logs(seat: &Seat) {
 
 /// Waits for the control socket, or for the end of the process that should open it.
 async fn connect(
-    seat: &Seat,
+    folder: &GuestFolder,
     exit: &mut Option<watch::Receiver<Option<Exit>>>,
 ) -> Result<Qmp, StartError> {
     let connect = async {
@@ -421,7 +431,7 @@ async fn connect(
             if let Some(exit) = exit.as_ref().and_then(|exit| *exit.borrow()) {
                 return Err(StartError::Ended(exit));
             }
-            match super::qmp(seat).await {
+            match super::qmp(folder).await {
                 Ok(control) => return Ok(control),
                 Err(QmpError::Io(_)) => tokio::time::sleep(SOCKET_POLL).await,
                 Err(error) => return Err(error.into()),
@@ -432,8 +442,11 @@ async fn connect(
 }
 
 /// Lets the CPUs of a fresh process run.
-async fn bring_up(seat: &Seat, exit: watch::Receiver<Option<Exit>>) -> Result<(), StartError> {
-    let mut control = connect(seat, &mut Some(exit)).await?;
+async fn bring_up(
+    folder: &GuestFolder,
+    exit: watch::Receiver<Option<Exit>>,
+) -> Result<(), StartError> {
+    let mut control = connect(folder, &mut Some(exit)).await?;
     control.execute::<qmp::Cont>().await?;
     let status = control.execute::<qmp::QueryStatus>().await?;
     if status["running"] == true { Ok(()) } else { Err(StartError::NotRunning(status.to_string())) }

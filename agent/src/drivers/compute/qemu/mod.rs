@@ -4,11 +4,11 @@
 //! process by pid and start time, and every question looks there and into `/proc`.
 
 mod argv;
+mod folder;
 mod guests;
 mod live;
 pub mod probe;
 mod qmp;
-mod seat;
 mod vnc;
 
 use std::path::PathBuf;
@@ -24,11 +24,11 @@ use serde_json::{Map, Value, json};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 
+use self::folder::GuestFolder;
 use self::guests::Guests;
 pub use self::probe::Choice;
 use self::probe::{Accelerator, Probe, Verdict};
 use self::qmp::{Plain, Qmp, QmpError};
-use self::seat::Seat;
 use self::vnc::Displays;
 use super::{
     Abilities, Compute, GuestIo, GuestPort, GuestSignal, Logged, Observed, SnapshotChange,
@@ -118,11 +118,11 @@ impl Qemu {
 
     /// A connection to the hypervisor of a running VM.
     async fn qmp(&self, vm: VmUuid) -> Result<Qmp, DriverError> {
-        let seat = self.guests.seat(vm);
+        let folder = self.guests.folder(vm);
         if self.guests.live(vm)?.is_none() {
             return Err(not_running(vm));
         }
-        qmp(&seat).await.map_err(|error| talk_failed(vm, error))
+        qmp(&folder).await.map_err(|error| talk_failed(vm, error))
     }
 
     async fn tell<C: Plain>(&self, vm: VmUuid) -> Result<(), DriverError> {
@@ -133,9 +133,9 @@ impl Qemu {
 }
 
 /// The first control socket, or the second when somebody holds the first.
-async fn qmp(seat: &Seat) -> Result<Qmp, QmpError> {
-    match Qmp::connect(&seat.qmp()).await {
-        Err(QmpError::Timeout { .. }) => Qmp::connect(&seat.qmp_aux()).await,
+async fn qmp(folder: &GuestFolder) -> Result<Qmp, QmpError> {
+    match Qmp::connect(&folder.qmp()).await {
+        Err(QmpError::Timeout { .. }) => Qmp::connect(&folder.qmp_aux()).await,
         other => other,
     }
 }
@@ -221,7 +221,7 @@ impl Compute for Qemu {
             }
         }
         if let Some(vnc) = info.get_mut("vnc") {
-            let socket = self.guests.seat(vm).vnc();
+            let socket = self.guests.folder(vm).vnc();
             vnc["path"] = json!(socket);
             if !all && vnc["enabled"] == true {
                 let address = self.displays.open(vm, socket, 0).await?;
@@ -234,10 +234,10 @@ impl Compute for Qemu {
     }
 
     async fn open(&self, vm: VmUuid, port: GuestPort) -> Result<Box<dyn GuestIo>, DriverError> {
-        let seat = self.guests.seat(vm);
+        let folder = self.guests.folder(vm);
         let path = match port {
-            GuestPort::Console => seat.serial(),
-            GuestPort::Vnc => seat.vnc(),
+            GuestPort::Console => folder.serial(),
+            GuestPort::Vnc => folder.vnc(),
         };
         if self.guests.live(vm)?.is_none() {
             return Err(not_running(vm));
@@ -250,7 +250,7 @@ impl Compute for Qemu {
     }
 
     async fn console_log(&self, vm: VmUuid, from: Option<u64>) -> Result<Logged, DriverError> {
-        let logged = self.guests.seat(vm).printed(from);
+        let logged = self.guests.folder(vm).printed(from);
         logged.map_err(|error| DriverError::failed(format!("read the console log of {vm}"), error))
     }
 

@@ -66,7 +66,7 @@ impl Bench {
 impl Drop for Bench {
     fn drop(&mut self) {
         let (run, data) = (self.folder.path().join("run"), self.folder.path().join("data"));
-        if let Ok(Some(process)) = Seat::new(&run, &data, self.vm.uuid).search() {
+        if let Ok(Some(process)) = GuestFolder::new(&run, &data, self.vm.uuid).search() {
             process.kill().unwrap();
         }
     }
@@ -98,10 +98,10 @@ async fn a_guest_outlives_its_driver_and_is_adopted() {
     assert_eq!(qemu.observe(vm).await.unwrap(), first);
 
     // An agent that died before it noted the pid.
-    let seat = qemu.guests.seat(vm);
-    let mut started = seat.started().unwrap().unwrap();
+    let folder = qemu.guests.folder(vm);
+    let mut started = folder.started().unwrap().unwrap();
     started.process = None;
-    seat.set_started(&started).unwrap();
+    folder.set_started(&started).unwrap();
     let qemu = bench.qemu("qemu-system-x86_64").await;
     assert_eq!(pid(qemu.observe(vm).await.unwrap()), process.pid);
     std::fs::remove_file(bench.folder.path().join(format!("run/vm/{vm}/start.json"))).unwrap();
@@ -227,7 +227,7 @@ async fn a_real_guest_comes_up_reads_its_metadata_and_shuts_down() {
     assert!(waited.is_ok(), "the guest did not come up: {seen}");
     let line = format!("muster-guest up hostname=tiny uuid={vm}");
     assert!(seen.contains(&line) && seen.contains("script says hello"), "{seen}");
-    let log = std::fs::read_to_string(qemu.guests.seat(vm).console_log()).unwrap();
+    let log = std::fs::read_to_string(qemu.guests.folder(vm).console_log()).unwrap();
     assert!(log.contains(&line), "{log}");
 
     qemu.signal(vm, GuestSignal::PowerDown).await.unwrap();

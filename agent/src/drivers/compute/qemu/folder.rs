@@ -13,7 +13,7 @@ use crate::host::{ProcessId, procfs};
 
 /// The paths of one guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Seat {
+pub(super) struct GuestFolder {
     /// Sockets and what is known of the process; gone after a boot of the host.
     run: PathBuf,
     /// Metadata disk and logs.
@@ -49,7 +49,7 @@ pub(super) struct Exited {
     pub(super) exited_at_ms: Option<u64>,
 }
 
-impl Seat {
+impl GuestFolder {
     pub(super) fn new(run_dir: &Path, data_dir: &Path, vm: VmUuid) -> Self {
         let vm = vm.to_string();
         Self { run: run_dir.join("vm").join(&vm), data: data_dir.join("guests").join(&vm) }
