@@ -25,21 +25,25 @@ pub fn of(entry: &Entry, node: &Node) -> Value {
     set("zone_state", json!(state.zone_state));
     set("last_modified", json!(last_modified(entry)));
     set("zonepath", json!(format!("/zones/{}", record.uuid)));
-    match entry.observed {
-        Observed::Running { pid, started_at_ms } => {
-            set("pid", json!(pid));
-            if let Some(started) = time(started_at_ms) {
-                set("boot_timestamp", json!(started));
+    match &entry.observed {
+        Observed::Running(live) => {
+            set("pid", json!(live.pid));
+            set("reboots", json!(live.reboots));
+            if let Some(booted) = time(live.booted_at_ms) {
+                set("boot_timestamp", json!(booted));
             }
         }
-        Observed::Stopped { exit_status, exited_at_ms } => {
-            if let Some(status) = exit_status {
+        Observed::Stopped(ended) => {
+            if let Some(status) = ended.exit_status {
                 set("exit_status", json!(status));
             }
-            if let Some(exited) = exited_at_ms.and_then(time) {
+            if let Some(exited) = ended.exited_at_ms.and_then(time) {
                 set("exit_timestamp", json!(exited));
             }
         }
+    }
+    if let Some(reason) = reason(entry) {
+        set("state_reason", json!(reason));
     }
     let snapshots = record.snapshots.iter().rev().filter(|snapshot| snapshot.complete);
     // Inside a disk they have no size of their own.
@@ -92,8 +96,17 @@ pub fn report(entry: &Entry) -> VmReport {
         docker_id: docker_id.map(str::to_owned),
         flexible_disk_size: record.number("flexible_disk_size"),
         image_uuid: boot_image(record),
+        state_reason: reason(entry).map(str::to_owned),
     };
     VmReport { vm, index }
+}
+
+/// Why the VM is in its state, for people.
+fn reason(entry: &Entry) -> Option<&str> {
+    match &entry.observed {
+        Observed::Running(live) => live.reason.as_deref(),
+        Observed::Stopped(ended) => ended.reason.as_deref(),
+    }
 }
 
 fn kind(record: &VmRecord) -> &'static str {
@@ -115,6 +128,7 @@ fn last_modified(entry: &Entry) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::drivers::compute::{Activity, Ended, Live};
     use crate::vms::payload;
     use crate::vms::sim::record;
 
@@ -124,7 +138,14 @@ mod tests {
         record.properties = payload::create(&params).unwrap();
         record.provisioning = false;
         record.last_modified = "2026-01-01T00:00:00.000Z".to_owned();
-        let observed = Observed::Running { pid: 42, started_at_ms: 1_800_000_000_000 };
+        let observed = Observed::Running(Live {
+            pid: 42,
+            started_at_ms: 1_800_000_000_000,
+            booted_at_ms: 1_800_000_000_000,
+            reboots: 0,
+            activity: Activity::Running,
+            reason: None,
+        });
         let state_since = Timestamp::from_millisecond(1_800_000_000_000).unwrap();
         Entry { record, observed, state_since }
     }
@@ -158,13 +179,17 @@ mod tests {
     #[test]
     fn the_object_tells_how_and_when_the_process_ended() {
         let mut entry = entry(json!({ "brand": "kvm", "ram": 128 }));
-        entry.observed = Observed::STOPPED;
+        entry.observed = Observed::stopped();
         let object = of(&entry, &Node::default());
         assert!(object.get("exit_status").is_none() && object.get("exit_timestamp").is_none());
         let exited_at_ms = Some(1_800_000_000_000);
-        entry.observed = Observed::Stopped { exit_status: Some(137), exited_at_ms };
+        let reason = Some("killed".into());
+        entry.observed = Observed::Stopped(Ended { exit_status: Some(137), exited_at_ms, reason });
         let object = of(&entry, &Node::default());
-        assert_eq!(object["exit_status"], 137);
+        assert_eq!(
+            (&object["exit_status"], &object["state_reason"]),
+            (&json!(137), &json!("killed"))
+        );
         assert_eq!(object["exit_timestamp"], "2027-01-15T08:00:00.000Z");
     }
 }

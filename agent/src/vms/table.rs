@@ -15,7 +15,7 @@ use tokio::sync::watch;
 use super::state::{self, State};
 use super::{Node, VmRecord, VmRecords, object};
 use crate::drivers::DriverError;
-use crate::drivers::compute::{Compute, Observed};
+use crate::drivers::compute::{Compute, Live, Observed};
 
 /// One VM.
 #[derive(Clone, Debug)]
@@ -32,7 +32,7 @@ impl Entry {
     /// Its state.
     #[must_use]
     pub fn state(&self) -> State {
-        state::of(&self.record, self.observed.is_running())
+        state::of(&self.record, self.observed.live().map(|live| live.activity))
     }
 }
 
@@ -69,7 +69,7 @@ impl VmTable {
     pub async fn load(&self) -> Result<(), DriverError> {
         let loaded = self.records.load().await?;
         let entry = |record: VmRecord| {
-            let observed = Observed::STOPPED;
+            let observed = Observed::stopped();
             // Unknown: a restart of the agent is no change of any VM.
             (record.uuid, Entry { record, observed, state_since: Timestamp::UNIX_EPOCH })
         };
@@ -125,7 +125,7 @@ impl VmTable {
             }
             return Err(error);
         }
-        let observed = Observed::STOPPED;
+        let observed = Observed::stopped();
         self.vms.lock().insert(record.uuid, Entry { record, observed, state_since: now });
         self.changed();
         Ok(())
@@ -190,9 +190,11 @@ impl VmTable {
             match vms.get_mut(&vm) {
                 Some(entry) if entry.observed != observed => {
                     let before = entry.state();
-                    entry.observed = observed;
+                    let came = !entry.observed.is_running();
+                    entry.observed = observed.clone();
                     if entry.state() != before {
-                        entry.state_since = since(observed, self.clock.wall());
+                        let started = observed.live().filter(|_| came).and_then(started);
+                        entry.state_since = started.unwrap_or_else(|| self.clock.wall());
                     }
                     true
                 }
@@ -247,14 +249,8 @@ impl VmTable {
 }
 
 /// A guest runs since it was started, also when an agent sees it for the first time later.
-fn since(observed: Observed, now: Timestamp) -> Timestamp {
-    match observed {
-        Observed::Running { started_at_ms, .. } => i64::try_from(started_at_ms)
-            .ok()
-            .and_then(|ms| Timestamp::from_millisecond(ms).ok())
-            .unwrap_or(now),
-        Observed::Stopped { .. } => now,
-    }
+fn started(live: &Live) -> Option<Timestamp> {
+    Timestamp::from_millisecond(i64::try_from(live.started_at_ms).ok()?).ok()
 }
 
 #[cfg(test)]
@@ -292,7 +288,7 @@ mod tests {
         guests.exit(vm, 3);
         table.observe_all(&compute).await;
         let observed = table.entry(vm).unwrap().observed;
-        assert!(matches!(observed, Observed::Stopped { exit_status: Some(3), .. }));
+        assert!(matches!(observed, Observed::Stopped(ended) if ended.exit_status == Some(3)));
         table.remove(vm).await.unwrap();
         assert!(records.records().is_empty());
     }

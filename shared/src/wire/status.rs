@@ -113,6 +113,9 @@ pub struct VmIndex {
     /// The image of its boot disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_uuid: Option<String>,
+    /// Why it is in its state, for people, e.g. `disk0: write: No space left on device`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state_reason: Option<String>,
 }
 
 /// Bytes free and used of one pool.

@@ -5,6 +5,7 @@ pub mod qemu;
 pub mod sim;
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -20,32 +21,95 @@ use crate::drivers::storage::Disk;
 use crate::vms::VmRecord;
 
 /// What the host shows of one VM.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Observed {
     /// No process.
-    Stopped {
-        /// Exit status of the last process of this boot, if known (128 + signal when killed).
-        exit_status: Option<i32>,
-        /// When that process was found to have ended, ms since the epoch, if known.
-        exited_at_ms: Option<u64>,
-    },
+    Stopped(Ended),
     /// A live process.
-    Running {
-        /// Its process id.
-        pid: u32,
-        /// When it started, ms since the epoch; with the pid it names the process for ever.
-        started_at_ms: u64,
-    },
+    Running(Live),
+}
+
+/// How the last process of this boot of the host ended, as far as that is known.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ended {
+    /// Its exit status (128 + signal when killed).
+    pub exit_status: Option<i32>,
+    /// When it was found to have ended, ms since the epoch.
+    pub exited_at_ms: Option<u64>,
+    /// Why, for people, e.g. `guest-shutdown`.
+    pub reason: Option<Arc<str>>,
+}
+
+/// A live process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Live {
+    /// Its process id.
+    pub pid: u32,
+    /// When it started, ms since the epoch; with the pid it names the process for ever.
+    pub started_at_ms: u64,
+    /// When the guest booted last, ms since the epoch: the start, or a later restart by the guest.
+    pub booted_at_ms: u64,
+    /// How often the guest restarted within this process.
+    pub reboots: u32,
+    /// What its virtual CPUs do.
+    pub activity: Activity,
+    /// Why they do not run, for people.
+    pub reason: Option<Arc<str>>,
+}
+
+/// What the virtual CPUs of a live process do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Activity {
+    /// They run; or the hypervisor does not tell, and then there is a reason.
+    #[default]
+    Running,
+    /// They have not started yet.
+    Prelaunch,
+    /// They were stopped by a client or by the hypervisor.
+    Paused,
+    /// They wait since a disk failed, e.g. because there is no room.
+    IoError,
+    /// The guest's system gave up.
+    Panicked,
+    /// The hypervisor gave up.
+    Broken,
+}
+
+impl Activity {
+    /// The word in a VM's `state`.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Prelaunch => "prelaunch",
+            Self::Paused => "paused",
+            Self::IoError => "io-error",
+            Self::Panicked => "panicked",
+            Self::Broken => "internal-error",
+        }
+    }
 }
 
 impl Observed {
     /// No process, and nothing is known of an earlier one.
-    pub const STOPPED: Self = Self::Stopped { exit_status: None, exited_at_ms: None };
+    #[must_use]
+    pub fn stopped() -> Self {
+        Self::Stopped(Ended::default())
+    }
 
     /// Whether there is a live process.
     #[must_use]
     pub fn is_running(&self) -> bool {
-        matches!(self, Self::Running { .. })
+        self.live().is_some()
+    }
+
+    /// The live process.
+    #[must_use]
+    pub fn live(&self) -> Option<&Live> {
+        match self {
+            Self::Running(live) => Some(live),
+            Self::Stopped(_) => None,
+        }
     }
 }
 
@@ -113,8 +177,8 @@ pub trait Compute: fmt::Debug + Send + Sync + 'static {
     /// What this driver offers, for sysinfo.
     fn abilities(&self) -> Abilities;
 
-    /// Changes whenever a guest's process started or ended, whoever caused it. Never reports late
-    /// by more than 250 ms.
+    /// Changes whenever a guest's process started or ended or its CPUs stopped or went on, whoever
+    /// caused it. Never reports late by more than 250 ms.
     fn changes(&self) -> watch::Receiver<u64>;
 
     /// Makes what the guest will read when it starts (its metadata disk); also done by `start`.

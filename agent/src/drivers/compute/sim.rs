@@ -14,8 +14,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::watch;
 
 use super::{
-    Abilities, Compute, GuestIo, GuestPort, GuestSignal, Logged, Observed, SnapshotChange,
-    not_running,
+    Abilities, Activity, Compute, Ended, GuestIo, GuestPort, GuestSignal, Live, Logged, Observed,
+    SnapshotChange, not_running,
 };
 use crate::drivers::DriverError;
 use crate::drivers::faults::Faults;
@@ -35,6 +35,8 @@ const CONSOLE_BYTES: usize = 16 * 1024;
 struct Guest {
     pid: u32,
     started_at_ms: u64,
+    booted_at_ms: u64,
+    reboots: u32,
     paused: bool,
     leaves_at: Option<Timestamp>,
 }
@@ -156,7 +158,14 @@ impl SimCompute {
         }
         content.last_pid += 1;
         let pid = content.last_pid + 1000;
-        let guest = Guest { pid, started_at_ms, paused: false, leaves_at: None };
+        let guest = Guest {
+            pid,
+            started_at_ms,
+            booted_at_ms: started_at_ms,
+            reboots: 0,
+            paused: false,
+            leaves_at: None,
+        };
         content.running.insert(vm, guest);
         content.exits.remove(&vm);
         *content.starts.entry(vm).or_insert(0) += 1;
@@ -183,7 +192,11 @@ impl SimCompute {
             GuestSignal::Quit => content.end(vm, 0),
             GuestSignal::Pause => guest.paused = true,
             GuestSignal::Resume => guest.paused = false,
-            GuestSignal::Reset | GuestSignal::Nmi => {}
+            GuestSignal::Reset => {
+                guest.reboots += 1;
+                guest.booted_at_ms = u64::try_from(self.clock.wall().as_millisecond()).unwrap_or(0);
+            }
+            GuestSignal::Nmi => {}
         }
         drop(content);
         self.guests.changed();
@@ -194,11 +207,18 @@ impl SimCompute {
         self.guests.settle(self.clock.wall());
         let content = self.guests.content.lock();
         match content.running.get(&vm) {
-            Some(guest) => Observed::Running { pid: guest.pid, started_at_ms: guest.started_at_ms },
-            None => Observed::Stopped {
+            Some(guest) => Observed::Running(Live {
+                pid: guest.pid,
+                started_at_ms: guest.started_at_ms,
+                booted_at_ms: guest.booted_at_ms,
+                reboots: guest.reboots,
+                activity: if guest.paused { Activity::Paused } else { Activity::Running },
+                reason: guest.paused.then(|| "the hypervisor says \"paused\"".into()),
+            }),
+            None => Observed::Stopped(Ended {
                 exit_status: content.exits.get(&vm).copied(),
-                exited_at_ms: None,
-            },
+                ..Ended::default()
+            }),
         }
     }
 }

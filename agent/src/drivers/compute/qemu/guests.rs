@@ -18,7 +18,7 @@ use super::probe::Accelerator;
 use super::qmp::{self, Qmp, QmpError};
 use super::{QemuConfig, argv};
 use crate::drivers::DriverError;
-use crate::drivers::compute::{Observed, nocloud, not_running};
+use crate::drivers::compute::{Activity, Ended, Live, Observed, nocloud, not_running};
 use crate::drivers::storage::Disk;
 use crate::host::{Detached, Exit, ProcessId, Scope, SharedExec};
 use crate::vms::VmRecord;
@@ -127,14 +127,23 @@ impl Guests {
     pub(super) fn observe(&self, vm: VmUuid) -> Result<Observed, DriverError> {
         if let Some((process, started_at_ms)) = self.live(vm)? {
             self.watch(vm, process, None);
-            return Ok(Observed::Running { pid: process.pid, started_at_ms });
+            return Ok(Observed::Running(Live {
+                pid: process.pid,
+                started_at_ms,
+                booted_at_ms: started_at_ms,
+                reboots: 0,
+                activity: Activity::Running,
+                reason: None,
+            }));
         }
         let exited = self.folder(vm).exited().map_err(|error| read_failed(vm, error))?;
         let exited = exited.filter(|exited| exited.boot_id == self.boot_id);
-        Ok(exited.map_or(Observed::STOPPED, |exited| Observed::Stopped {
+        let ended = exited.map(|exited| Ended {
             exit_status: exited.exit_status,
             exited_at_ms: exited.exited_at_ms,
-        }))
+            reason: None,
+        });
+        Ok(Observed::Stopped(ended.unwrap_or_default()))
     }
 
     pub(super) fn running(&self) -> Result<Vec<VmUuid>, DriverError> {
