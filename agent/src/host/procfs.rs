@@ -123,6 +123,21 @@ pub fn pids() -> io::Result<Vec<u32>> {
     Ok(pids)
 }
 
+/// Wall clock, ms since the epoch, at so many clock ticks after the boot of the host.
+///
+/// # Errors
+/// The kernel does not tell when it was booted.
+pub fn wall_ms(ticks_since_boot: u64) -> io::Result<u64> {
+    let unknown = || io::Error::new(io::ErrorKind::InvalidData, "no boot time in /proc/stat");
+    let text = fs::read_to_string("/proc/stat")?;
+    let booted = text.lines().find_map(|line| line.strip_prefix("btime "));
+    let booted_s: u64 = booted.and_then(|s| s.trim().parse().ok()).ok_or_else(unknown)?;
+    let per_second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)?;
+    let per_second = per_second.and_then(|hz| u64::try_from(hz).ok()).filter(|hz| *hz > 0);
+    let per_second = per_second.ok_or_else(unknown)?;
+    Ok(booted_s.saturating_mul(1000).saturating_add(ticks_since_boot * 1000 / per_second))
+}
+
 /// Changes with every boot of the host.
 ///
 /// # Errors

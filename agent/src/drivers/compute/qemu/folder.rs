@@ -1,4 +1,4 @@
-//! Where a guest's process lives: its paths, and how it is found again, also by another agent.
+//! Where a guest's process keeps its files, and what is noted there about it.
 
 use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -8,8 +8,8 @@ use muster_shared::ids::VmUuid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::drivers::compute::{CONSOLE_PAST_BYTES, Logged};
-use crate::host::{ProcessId, procfs};
+use crate::drivers::compute::{CONSOLE_PAST_BYTES, Ended, Logged};
+use crate::host::ProcessId;
 
 /// The paths of one guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,8 +20,8 @@ pub(super) struct GuestFolder {
     data: PathBuf,
 }
 
-/// `start.json`: what was started. Written before the process is, so that a crash in between
-/// leaves a trace.
+/// `start.json`: what was started. Written before the process is, so that its times are known
+/// also when the agent dies in between.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Started {
     /// Boot of the host.
@@ -35,6 +35,12 @@ pub(super) struct Started {
     /// Length of the console's log at the start, bytes.
     #[serde(default)]
     pub(super) console_from: u64,
+    /// When the guest itself restarted last, wall clock, ms.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) rebooted_at_ms: Option<u64>,
+    /// How often it did.
+    #[serde(default)]
+    pub(super) reboots: u32,
 }
 
 /// `exit.json`: how the last process ended.
@@ -47,6 +53,19 @@ pub(super) struct Exited {
     /// When the agent noticed, wall clock, ms.
     #[serde(default)]
     pub(super) exited_at_ms: Option<u64>,
+    /// Why it ended, in the hypervisor's word, e.g. `guest-shutdown`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) reason: Option<String>,
+}
+
+impl Exited {
+    pub(super) fn ended(&self) -> Ended {
+        Ended {
+            exit_status: self.exit_status,
+            exited_at_ms: self.exited_at_ms,
+            reason: self.reason.as_deref().map(Into::into),
+        }
+    }
 }
 
 impl GuestFolder {
@@ -109,11 +128,28 @@ impl GuestFolder {
         write(&self.start_file(), &serde_json::to_vec(started)?)
     }
 
+    /// Notes that the guest restarted within its process.
+    pub(super) fn note_reboot(
+        &self,
+        process: ProcessId,
+        at_ms: Option<u64>,
+        reboots: u32,
+    ) -> io::Result<()> {
+        match self.started()? {
+            Some(started) if started.process == Some(process) => {
+                self.set_started(&Started { rebooted_at_ms: at_ms, reboots, ..started })
+            }
+            _ => Ok(()),
+        }
+    }
+
     pub(super) fn exited(&self) -> io::Result<Option<Exited>> {
         read(&self.exit_file())
     }
 
     pub(super) fn set_exited(&self, exited: &Exited) -> io::Result<()> {
+        // Somebody may have cleaned up.
+        make_private(&self.run)?;
         write(&self.exit_file(), &serde_json::to_vec(exited)?)
     }
 
@@ -178,37 +214,6 @@ impl GuestFolder {
     pub(super) fn purge(&self) -> io::Result<()> {
         absent_is_fine(std::fs::remove_dir_all(&self.run))?;
         absent_is_fine(std::fs::remove_dir_all(&self.data))
-    }
-
-    /// The guest's live process and when it started. `start.json` names it; when an agent died
-    /// between the start and the note of it, its arguments do.
-    pub(super) fn live(&self, boot_id: &str) -> io::Result<Option<(ProcessId, u64)>> {
-        let Some(started) = self.started()? else { return Ok(None) };
-        if started.boot_id != boot_id {
-            return Ok(None);
-        }
-        let process = match started.process {
-            Some(process) => Some(process).filter(|process| process.is_alive().unwrap_or(false)),
-            None => self.search()?,
-        };
-        Ok(process.map(|process| (process, started.started_at_ms)))
-    }
-
-    /// Looks through all processes for the one with our pid file among its arguments.
-    pub(super) fn search(&self) -> io::Result<Option<ProcessId>> {
-        let pid_file = self.pid_file().display().to_string();
-        for pid in procfs::pids()? {
-            let Some(argv) = procfs::cmdline(pid)? else { continue };
-            let ours = argv.windows(2).any(|pair| pair[0] == "-pidfile" && pair[1] == pid_file);
-            if !ours {
-                continue;
-            }
-            // `systemd-run` has the same arguments until it has become the hypervisor.
-            if let Some(process) = ProcessId::of(pid)? {
-                return Ok(Some(process));
-            }
-        }
-        Ok(None)
     }
 }
 

@@ -54,25 +54,25 @@ impl Qemu {
         disks: &[Disk],
         change: &SnapshotChange,
     ) -> Result<bool, DriverError> {
-        if self.guests.live(vm)?.is_none() {
+        if self.guests.live(vm).is_none() {
             return Ok(false);
         }
-        let mut qmp = self.qmp(vm).await?;
+        let qmp = self.guests.qmp(vm).await?;
         let changed = match change {
-            SnapshotChange::Create(name) => create(&mut qmp, disks, name).await,
-            SnapshotChange::Delete { name, on } => delete(&mut qmp, on, name).await,
+            SnapshotChange::Create(name) => create(&qmp, disks, name).await,
+            SnapshotChange::Delete { name, on } => delete(&qmp, on, name).await,
         };
         match changed {
             Ok(()) => Ok(true),
             // It ended meanwhile.
-            Err(_) if self.guests.live(vm)?.is_none() => Ok(false),
+            Err(_) if self.guests.live(vm).is_none() => Ok(false),
             Err(error) => Err(talk_failed(vm, error)),
         }
     }
 
     /// The guest's process, as `machine_proc` tells it.
     pub(super) fn process_list(&self, vm: VmUuid) -> Result<Value, DriverError> {
-        let Some((process, _)) = self.guests.live(vm)? else {
+        let Some(process) = self.guests.live(vm) else {
             return Err(super::not_running(vm));
         };
         let failed = |error| DriverError::failed(format!("read the process of VM {vm}"), error);
@@ -99,7 +99,7 @@ fn node(index: u32) -> String {
     format!("disk{index}")
 }
 
-async fn create(qmp: &mut Qmp, disks: &[Disk], name: &str) -> Result<(), QmpError> {
+async fn create(qmp: &Qmp, disks: &[Disk], name: &str) -> Result<(), QmpError> {
     let action = |disk: &Disk| {
         json!({
             "type": "blockdev-snapshot-internal-sync",
@@ -111,7 +111,7 @@ async fn create(qmp: &mut Qmp, disks: &[Disk], name: &str) -> Result<(), QmpErro
     Ok(())
 }
 
-async fn delete(qmp: &mut Qmp, on: &[u32], name: &str) -> Result<(), QmpError> {
+async fn delete(qmp: &Qmp, on: &[u32], name: &str) -> Result<(), QmpError> {
     for index in on {
         let command = DeleteSnapshot { device: node(*index), name: name.to_owned() };
         qmp.send(command, SNAPSHOT_TIMEOUT).await?;

@@ -1,14 +1,17 @@
 //! Hardware VMs as QEMU processes that outlive the agent.
 //!
-//! The host is the only truth about what runs: `start.json` in the guest's run folder names the
-//! process by pid and start time, and every question looks there and into `/proc`.
+//! The host's process table is the only truth about what runs; what a guest's CPUs do, its
+//! hypervisor tells on a connection that is kept.
 
 mod argv;
+mod control;
 mod folder;
 mod guests;
 mod live;
 pub mod probe;
+mod processes;
 mod qmp;
+mod table;
 mod vnc;
 
 use std::path::PathBuf;
@@ -24,7 +27,6 @@ use serde_json::{Map, Value, json};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 
-use self::folder::GuestFolder;
 use self::guests::Guests;
 pub use self::probe::Choice;
 use self::probe::{Accelerator, Probe, Verdict};
@@ -99,8 +101,7 @@ impl Qemu {
         if exec.supervisor() == "direct" {
             verdict.degraded.push("systemd".to_owned());
         }
-        let guests = Guests::new(config, exec, clock, boot_id);
-        guests.adopt_all();
+        let guests = Guests::open(config, exec, clock, boot_id)?;
         // Without a password of its own a display is for this machine only.
         let displays = Displays::new(std::net::Ipv4Addr::LOCALHOST.into());
         Ok(Self { verdict, guests, displays })
@@ -116,27 +117,10 @@ impl Qemu {
         })
     }
 
-    /// A connection to the hypervisor of a running VM.
-    async fn qmp(&self, vm: VmUuid) -> Result<Qmp, DriverError> {
-        let folder = self.guests.folder(vm);
-        if self.guests.live(vm)?.is_none() {
-            return Err(not_running(vm));
-        }
-        qmp(&folder).await.map_err(|error| talk_failed(vm, error))
-    }
-
     async fn tell<C: Plain>(&self, vm: VmUuid) -> Result<(), DriverError> {
-        let mut qmp = self.qmp(vm).await?;
+        let qmp = self.guests.qmp(vm).await?;
         qmp.execute::<C>().await.map_err(|error| talk_failed(vm, error))?;
         Ok(())
-    }
-}
-
-/// The first control socket, or the second when somebody holds the first.
-async fn qmp(folder: &GuestFolder) -> Result<Qmp, QmpError> {
-    match Qmp::connect(&folder.qmp()).await {
-        Err(QmpError::Timeout { .. }) => Qmp::connect(&folder.qmp_aux()).await,
-        other => other,
     }
 }
 
@@ -189,30 +173,36 @@ impl Compute for Qemu {
             GuestSignal::PowerDown => self.tell::<qmp::PowerDown>(vm).await,
             GuestSignal::Quit => self.tell::<qmp::Quit>(vm).await,
             GuestSignal::Reset => self.tell::<qmp::Reset>(vm).await,
-            GuestSignal::Pause => self.tell::<qmp::Stop>(vm).await,
-            GuestSignal::Resume => self.tell::<qmp::Cont>(vm).await,
+            GuestSignal::Pause => {
+                self.tell::<qmp::Stop>(vm).await?;
+                self.guests.settled(vm, false).await;
+                Ok(())
+            }
+            GuestSignal::Resume => {
+                self.tell::<qmp::Cont>(vm).await?;
+                self.guests.settled(vm, true).await;
+                Ok(())
+            }
             GuestSignal::Nmi => self.tell::<qmp::InjectNmi>(vm).await,
             GuestSignal::Kill => self.guests.kill(vm),
         }
     }
 
     async fn wait_stopped(&self, vm: VmUuid, timeout: Duration) -> Result<bool, DriverError> {
-        match tokio::time::timeout(timeout, self.guests.gone(vm)).await {
-            Ok(gone) => gone.map(|()| true),
-            Err(_) => Ok(self.guests.live(vm)?.is_none()),
-        }
+        let gone = tokio::time::timeout(timeout, self.guests.gone(vm)).await;
+        Ok(gone.is_ok() || self.guests.live(vm).is_none())
     }
 
     async fn info(&self, vm: VmUuid, types: &[String]) -> Result<Value, DriverError> {
         super::check_info_types(types)?;
-        let mut qmp = self.qmp(vm).await?;
+        let qmp = self.guests.qmp(vm).await?;
         let all = types.iter().any(|wanted| wanted == "all");
         let mut info = Map::new();
         for &kind in super::INFO_TYPES.iter().filter(|kind| **kind != "all") {
             if !all && !types.iter().any(|wanted| wanted == kind) {
                 continue;
             }
-            match ask(&mut qmp, kind).await {
+            match ask(&qmp, kind).await {
                 Ok(Some(answer)) => drop(info.insert(kind.to_owned(), answer)),
                 // Not in this hypervisor; told only to who asked for it.
                 Ok(None) | Err(QmpError::Refused { .. }) if all => {}
@@ -239,7 +229,7 @@ impl Compute for Qemu {
             GuestPort::Console => folder.serial(),
             GuestPort::Vnc => folder.vnc(),
         };
-        if self.guests.live(vm)?.is_none() {
+        if self.guests.live(vm).is_none() {
             return Err(not_running(vm));
         }
         let failed = |error| DriverError::failed(format!("open {}", path.display()), error);
@@ -272,12 +262,12 @@ impl Compute for Qemu {
     }
 
     async fn running(&self) -> Result<Vec<VmUuid>, DriverError> {
-        self.guests.running()
+        Ok(self.guests.running())
     }
 }
 
 /// The raw answer for one type; `None` when this driver has nothing of the kind.
-async fn ask(qmp: &mut Qmp, kind: &str) -> Result<Option<Value>, QmpError> {
+async fn ask(qmp: &Qmp, kind: &str) -> Result<Option<Value>, QmpError> {
     let answer = match kind {
         "block" => qmp.execute::<qmp::QueryBlock>().await?,
         "blockstats" => qmp.execute::<qmp::QueryBlockstats>().await?,

@@ -1,12 +1,15 @@
 //! Conversations with a hypervisor over QMP. Every one has a deadline.
 
 use std::path::Path;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
+use std::{fmt, io};
 
-use qapi::futures::{QapiStream, QmpStreamTokio};
+use qapi::futures::{QapiEvents, QapiService, QmpStreamTokio};
 use serde::Serialize;
 use serde_json::Value;
-use tokio::io::{ReadHalf, WriteHalf};
+use tokio::io::{AsyncRead, ReadBuf, ReadHalf, WriteHalf};
 use tokio::net::UnixStream;
 
 /// Longest wait for the greeting.
@@ -38,9 +41,51 @@ pub(super) enum QmpError {
     },
 }
 
-/// One connection.
+/// Longest message of a hypervisor, bytes. It may be in its guest's hands.
+const MAX_MESSAGE_BYTES: usize = 16 * 1024 * 1024;
+
+type Reader = QmpStreamTokio<Bounded<ReadHalf<UnixStream>>>;
+type Writer = QmpStreamTokio<WriteHalf<UnixStream>>;
+
+/// Where a connection's events arrive, and with them the answers: it has to be read.
+pub(super) type Events = QapiEvents<Reader>;
+
+/// One connection; commands may be sent at the same time.
 pub(super) struct Qmp {
-    stream: QapiStream<QmpStreamTokio<ReadHalf<UnixStream>>, QmpStreamTokio<WriteHalf<UnixStream>>>,
+    service: QapiService<Writer>,
+}
+
+impl fmt::Debug for Qmp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Qmp").finish_non_exhaustive()
+    }
+}
+
+/// Ends a stream on which one line grows too long.
+pub(super) struct Bounded<R> {
+    reader: R,
+    line_bytes: usize,
+}
+
+impl<R: AsyncRead + Unpin> AsyncRead for Bounded<R> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.reader).poll_read(cx, buffer))?;
+        let fresh = &buffer.filled()[before..];
+        self.line_bytes = match fresh.iter().rposition(|&byte| byte == b'\n') {
+            Some(end) => fresh.len() - end - 1,
+            None => self.line_bytes + fresh.len(),
+        };
+        if self.line_bytes > MAX_MESSAGE_BYTES {
+            let text = format!("a message of over {MAX_MESSAGE_BYTES} bytes");
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, text)));
+        }
+        Poll::Ready(Ok(()))
+    }
 }
 
 /// A command without arguments whose answer is returned as it is.
@@ -84,28 +129,32 @@ commands! {
 
 impl Qmp {
     /// Connects and leaves the negotiation behind.
-    pub(super) async fn connect(socket: &Path) -> Result<Self, QmpError> {
+    pub(super) async fn connect(socket: &Path) -> Result<(Self, Events), QmpError> {
         let connect = async {
-            let stream = UnixStream::connect(socket).await?;
-            QmpStreamTokio::open(stream).await?.negotiate().await
+            let (reader, writer) = tokio::io::split(UnixStream::connect(socket).await?);
+            let reader = Bounded { reader, line_bytes: 0 };
+            QmpStreamTokio::open_split(reader, writer).await?.negotiate().await
         };
         match tokio::time::timeout(GREETING_TIMEOUT, connect).await {
-            Ok(stream) => Ok(Self { stream: stream? }),
+            Ok(stream) => {
+                let (service, events) = stream?.into_parts();
+                Ok((Self { service }, events))
+            }
             Err(_) => Err(QmpError::Timeout { command: "greeting", limit: GREETING_TIMEOUT }),
         }
     }
 
     /// Runs a command.
-    pub(super) async fn execute<C: Plain>(&mut self) -> Result<Value, QmpError> {
+    pub(super) async fn execute<C: Plain>(&self) -> Result<Value, QmpError> {
         self.send(C::default(), ANSWER_TIMEOUT).await
     }
 
     /// Runs a command with arguments that may take up to `limit`.
-    pub(super) async fn send<C>(&mut self, command: C, limit: Duration) -> Result<Value, QmpError>
+    pub(super) async fn send<C>(&self, command: C, limit: Duration) -> Result<Value, QmpError>
     where
         C: qapi::qmp::QmpCommand + qapi::Command<Ok = Value>,
     {
-        let answer = self.stream.execute(command);
+        let answer = self.service.execute(command);
         match tokio::time::timeout(limit, answer).await {
             Ok(Ok(value)) => Ok(value),
             Ok(Err(qapi::ExecuteError::Io(error))) => Err(QmpError::Io(error)),

@@ -8,6 +8,7 @@ use muster_shared::wire::Code;
 use serde_json::json;
 use tokio::io::AsyncReadExt as _;
 
+use super::processes::Search;
 use super::*;
 use crate::host::{ProcessId, SystemExec};
 use crate::vms::payload;
@@ -65,8 +66,8 @@ impl Bench {
 
 impl Drop for Bench {
     fn drop(&mut self) {
-        let (run, data) = (self.folder.path().join("run"), self.folder.path().join("data"));
-        if let Ok(Some(process)) = GuestFolder::new(&run, &data, self.vm.uuid).search() {
+        let run = self.folder.path().join("run");
+        for process in Search::new(&run).all().unwrap_or_default().into_values() {
             process.kill().unwrap();
         }
     }
@@ -106,10 +107,8 @@ async fn a_guest_outlives_its_driver_and_is_adopted() {
     let mut started = folder.started().unwrap().unwrap();
     started.process = None;
     folder.set_started(&started).unwrap();
+    drop(qemu);
     let qemu = bench.qemu("qemu-system-x86_64").await;
-    assert_eq!(pid(&qemu.observe(vm).await.unwrap()), process.pid);
-    std::fs::remove_file(bench.folder.path().join(format!("run/vm/{vm}/start.json"))).unwrap();
-    qemu.start(&bench.vm, &bench.disks()).await.unwrap();
     assert_eq!(pid(&qemu.observe(vm).await.unwrap()), process.pid);
 
     qemu.signal(vm, GuestSignal::Kill).await.unwrap();
@@ -119,6 +118,62 @@ async fn a_guest_outlives_its_driver_and_is_adopted() {
     assert!(ended.exit_status == Some(137) && ended.exited_at_ms.is_some(), "{ended:?}");
     qemu.cleanup(vm, true).await.unwrap();
     assert!(!bench.folder.path().join(format!("data/guests/{vm}")).exists());
+}
+
+/// `systemd-tmpfiles` removes what is old in /tmp, and people remove what they do not know.
+#[tokio::test]
+async fn a_guest_whose_run_folder_is_lost_still_runs_and_can_be_ended() {
+    let bench = Bench::small();
+    let vm = bench.vm.uuid;
+    let qemu = bench.qemu("qemu-system-x86_64").await;
+    qemu.start(&bench.vm, &bench.disks()).await.unwrap();
+    let first = qemu.observe(vm).await.unwrap();
+    drop(qemu);
+    std::fs::remove_dir_all(bench.folder.path().join("run/vm")).unwrap();
+
+    let qemu = bench.qemu("qemu-system-x86_64").await;
+    assert_eq!(qemu.running().await.unwrap(), [vm]);
+    let found = qemu.observe(vm).await.unwrap();
+    assert_eq!(pid(&found), pid(&first));
+    let (found, first) = (found.live().unwrap(), first.live().unwrap());
+    // The kernel counts in seconds since the boot and in ticks from there.
+    assert!(found.started_at_ms.abs_diff(first.started_at_ms) < 3000, "{found:?} {first:?}");
+    // It can't be taken for one that could be started, nor its files for anybody's.
+    assert!(qemu.cleanup(vm, true).await.is_err());
+    qemu.signal(vm, GuestSignal::Kill).await.unwrap();
+    assert!(qemu.wait_stopped(vm, SOON).await.unwrap());
+    let stopped = qemu.observe(vm).await.unwrap();
+    assert_eq!(exit_status(&stopped), Some(137), "{stopped:?}");
+}
+
+/// Ends the process it holds, also after a failed assertion.
+struct Impostor(std::process::Child);
+
+impl Drop for Impostor {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_process_of_another_user_is_no_guest() {
+    use std::os::unix::process::CommandExt as _;
+    let bench = Bench::small();
+    let vm = bench.vm.uuid;
+    let pid_file = bench.folder.path().join(format!("run/vm/{vm}/pid"));
+    #[expect(clippy::disallowed_methods, reason = "the test is about a process of somebody else")]
+    let mut process = std::process::Command::new("sh");
+    process.args(["-c", "read forever", "-pidfile"]).arg(&pid_file);
+    process.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::null());
+    let nobody = nix::unistd::User::from_name("nobody").unwrap().unwrap();
+    process.uid(nobody.uid.as_raw()).gid(nobody.gid.as_raw());
+    let impostor = Impostor(process.spawn().unwrap());
+
+    let qemu = bench.qemu("qemu-system-x86_64").await;
+    assert_eq!(qemu.running().await.unwrap(), []);
+    qemu.start(&bench.vm, &bench.disks()).await.unwrap();
+    assert_ne!(pid(&qemu.observe(vm).await.unwrap()), impostor.0.id());
 }
 
 fn nix_pid(pid: u32) -> nix::unistd::Pid {
@@ -239,6 +294,8 @@ async fn a_real_guest_comes_up_reads_its_metadata_and_shuts_down() {
     assert!(qemu.wait_stopped(vm, SOON).await.unwrap());
     let stopped = qemu.observe(vm).await.unwrap();
     assert_eq!(exit_status(&stopped), Some(0), "{stopped:?}");
+    let Observed::Stopped(ended) = stopped else { panic!("{stopped:?}") };
+    assert_eq!(ended.reason.as_deref(), Some("guest-shutdown"));
 }
 
 /// On a host where the node opens and guests hang, this is what keeps KVM from being chosen.

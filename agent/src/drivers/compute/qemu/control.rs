@@ -1,0 +1,177 @@
+//! What a guest's hypervisor tells: one connection for as long as the process lives, on which its
+//! events are followed and all commands are sent.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use muster_shared::clock::SharedClock;
+use muster_shared::error_chain::Chain;
+use qapi::qmp::Event;
+use serde_json::Value;
+use tokio::sync::watch;
+
+use super::folder::GuestFolder;
+use super::qmp::{self, Events, Qmp, QmpError};
+use crate::drivers::compute::Activity;
+
+/// First pause between two attempts to connect; doubled up to [`MAX_PAUSE`].
+const MIN_PAUSE: Duration = Duration::from_millis(10);
+/// Longest pause between two attempts.
+const MAX_PAUSE: Duration = Duration::from_secs(2);
+
+/// What is known through the control socket.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Control {
+    /// The connection, while there is one.
+    pub(super) qmp: Option<Arc<Qmp>>,
+    /// What the virtual CPUs do.
+    pub(super) activity: Activity,
+    /// Why they do not run, or why nothing is known.
+    pub(super) reason: Option<Arc<str>>,
+    /// When the guest restarted last, wall clock, ms.
+    pub(super) rebooted_at_ms: Option<u64>,
+    /// How often it did.
+    pub(super) reboots: u32,
+    /// Why the process is about to end.
+    pub(super) shutdown: Option<String>,
+}
+
+/// Keeps `control` up to date until dropped.
+pub(super) async fn follow(
+    folder: &GuestFolder,
+    clock: &SharedClock,
+    control: &watch::Sender<Control>,
+) -> Infallible {
+    let mut pause = MIN_PAUSE;
+    loop {
+        let error = match connect(folder).await {
+            Ok((qmp, events)) => {
+                pause = MIN_PAUSE;
+                session(qmp, events, clock, control).await;
+                "the hypervisor closed its control socket".to_owned()
+            }
+            Err(error) => Chain(&error).to_string(),
+        };
+        control.send_if_modified(|control| {
+            let lost = control.qmp.take().is_some();
+            let reason = Some(Arc::from(format!("not controlled: {error}")));
+            let news = control.reason != reason;
+            control.reason = reason;
+            lost || news
+        });
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(MAX_PAUSE);
+    }
+}
+
+/// The first control socket, or the second when somebody holds the first.
+async fn connect(folder: &GuestFolder) -> Result<(Qmp, Events), QmpError> {
+    match Qmp::connect(&folder.qmp()).await {
+        Err(QmpError::Timeout { .. }) => Qmp::connect(&folder.qmp_aux()).await,
+        other => other,
+    }
+}
+
+/// Follows one connection to its end. Answers arrive on the same stream as events, so that has to
+/// be read while a question is open.
+async fn session(
+    qmp: Qmp,
+    mut events: Events,
+    clock: &SharedClock,
+    control: &watch::Sender<Control>,
+) {
+    let qmp = Arc::new(qmp);
+    let mut cause = None;
+    let mut asked = true;
+    loop {
+        let status = qmp.execute::<qmp::QueryStatus>();
+        tokio::pin!(status);
+        let mut again = false;
+        loop {
+            tokio::select! {
+                biased;
+                event = events.next() => match event {
+                    None => return,
+                    // An answer that nobody waits for any more, or an event of a later version.
+                    Some(Err(error)) => tracing::debug!(%error, "a message of the hypervisor is lost"),
+                    Some(Ok(event)) => again |= note(event, &mut cause, clock, control),
+                },
+                answer = &mut status, if asked => {
+                    asked = false;
+                    match answer {
+                        Ok(status) => publish(&qmp, &status, cause.as_deref(), control),
+                        Err(error) => tracing::debug!(error = %Chain(&error), "no status"),
+                    }
+                }
+            }
+            if again && !asked {
+                asked = true;
+                break;
+            }
+        }
+    }
+}
+
+/// Takes over an event; true when the guest's status may be another now.
+fn note(
+    event: Event,
+    cause: &mut Option<Arc<str>>,
+    clock: &SharedClock,
+    control: &watch::Sender<Control>,
+) -> bool {
+    match event {
+        Event::BLOCK_IO_ERROR { data, .. } => {
+            let disk = data.node_name.unwrap_or(data.device);
+            *cause = Some(format!("{disk}: {:?}: {}", data.operation, data.reason).into());
+            true
+        }
+        Event::GUEST_PANICKED { data, .. } => {
+            *cause = Some(format!("the guest panicked ({:?})", data.action).into());
+            true
+        }
+        Event::WATCHDOG { data, .. } => {
+            *cause = Some(format!("the guest's watchdog fired ({:?})", data.action).into());
+            true
+        }
+        Event::RESET { .. } => {
+            let now = u64::try_from(clock.wall().as_millisecond()).ok();
+            control.send_modify(|control| {
+                control.rebooted_at_ms = now;
+                control.reboots += 1;
+            });
+            true
+        }
+        Event::SHUTDOWN { data, .. } => {
+            let reason = qapi::Enum::name(&data.reason).to_owned();
+            control.send_modify(|control| control.shutdown = Some(reason));
+            false
+        }
+        Event::STOP { .. } | Event::RESUME { .. } => true,
+        _ => false,
+    }
+}
+
+fn publish(qmp: &Arc<Qmp>, status: &Value, cause: Option<&str>, control: &watch::Sender<Control>) {
+    let word = status["status"].as_str().unwrap_or_default();
+    let activity = match word {
+        "running" => Activity::Running,
+        "prelaunch" | "inmigrate" => Activity::Prelaunch,
+        "io-error" => Activity::IoError,
+        "guest-panicked" => Activity::Panicked,
+        "internal-error" => Activity::Broken,
+        _ => Activity::Paused,
+    };
+    let reason = match activity {
+        Activity::Running | Activity::Prelaunch => None,
+        Activity::Paused => Some(format!("the hypervisor says {word:?}")),
+        Activity::Broken => Some("the hypervisor failed: see its log".to_owned()),
+        Activity::IoError | Activity::Panicked => Some(cause.unwrap_or(word).to_owned()),
+    };
+    control.send_modify(|control| {
+        control.qmp = Some(Arc::clone(qmp));
+        control.activity = activity;
+        control.reason = reason.map(Arc::from);
+    });
+}

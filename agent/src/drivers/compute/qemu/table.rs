@@ -1,0 +1,396 @@
+//! The guests that run, in memory. The process table of the host is the truth: it is read when the
+//! agent starts, and again each minute and before each start. Between that nothing is missed,
+//! because nobody else starts guests, and the end of each is waited for.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_shared::clock::SharedClock;
+use muster_shared::error_chain::Chain;
+use muster_shared::ids::VmUuid;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::QemuConfig;
+use super::control::{self, Control};
+use super::folder::{Exited, GuestFolder};
+use super::processes::Search;
+use super::qmp::Qmp;
+use crate::drivers::DriverError;
+use crate::drivers::compute::{Ended, Live, Observed};
+use crate::host::{Exit, ProcessId, procfs};
+
+/// Longest wait for the exit status and the last words once a process is gone.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(1);
+/// Between attempts to wait for a process after one failed.
+const RETRY: Duration = Duration::from_millis(100);
+/// How often logs are looked at, and the process table.
+const LOOK_PERIOD: Duration = Duration::from_secs(60);
+/// A log over this is emptied, bytes.
+const LOG_LIMIT_BYTES: u64 = 32 * 1024 * 1024;
+
+type ExitReceiver = watch::Receiver<Option<Exit>>;
+
+/// All guests of this agent.
+#[derive(Debug)]
+pub(super) struct GuestTable {
+    config: QemuConfig,
+    clock: SharedClock,
+    boot_id: String,
+    search: Search,
+    changes: watch::Sender<u64>,
+    content: Mutex<Content>,
+    closing: CancellationToken,
+}
+
+#[derive(Debug, Default)]
+struct Content {
+    live: BTreeMap<VmUuid, Guest>,
+    ended: BTreeMap<VmUuid, Ended>,
+    /// Their processes are being made, and registered by who makes them.
+    launching: BTreeSet<VmUuid>,
+}
+
+/// A process that runs.
+#[derive(Clone, Debug)]
+pub(super) struct Guest {
+    pub(super) process: ProcessId,
+    started_at_ms: u64,
+    /// By this agent, so that it ends with 128 + 9.
+    killed: bool,
+    control: watch::Receiver<Control>,
+}
+
+impl Guest {
+    fn observed(&self) -> Live {
+        let control = self.control.borrow();
+        Live {
+            pid: self.process.pid,
+            started_at_ms: self.started_at_ms,
+            booted_at_ms: control.rebooted_at_ms.unwrap_or(self.started_at_ms),
+            reboots: control.reboots,
+            activity: control.activity,
+            reason: control.reason.clone(),
+        }
+    }
+
+    /// The connection to its hypervisor, once there is one; or why there is none.
+    pub(super) async fn qmp(&self, patience: Duration) -> Result<Arc<Qmp>, String> {
+        let control = self.wait(patience, |control| control.qmp.is_some()).await;
+        control.qmp.ok_or_else(|| control.reason.as_deref().unwrap_or("it ended").to_owned())
+    }
+
+    /// What is known of it once `done`, or when time is over or it has ended.
+    pub(super) async fn wait(
+        &self,
+        patience: Duration,
+        done: impl FnMut(&Control) -> bool + Send,
+    ) -> Control {
+        let mut control = self.control.clone();
+        // Out of time, or ended: what is known then is the answer.
+        drop(tokio::time::timeout(patience, control.wait_for(done)).await);
+        control.borrow().clone()
+    }
+}
+
+/// The right to make a VM's process. Dropped without one, the process table is looked at again.
+#[derive(Debug)]
+pub(super) struct Launch {
+    table: Arc<GuestTable>,
+    vm: VmUuid,
+}
+
+impl Launch {
+    /// The process that was made.
+    pub(super) fn made(&self, process: ProcessId, started_at_ms: u64, exit: ExitReceiver) -> Guest {
+        self.table.register(self.vm, process, started_at_ms, Some(exit))
+    }
+}
+
+impl Drop for Launch {
+    fn drop(&mut self) {
+        self.table.content.lock().launching.remove(&self.vm);
+    }
+}
+
+impl GuestTable {
+    /// An empty table; see [`Self::look`].
+    pub(super) fn new(
+        config: QemuConfig,
+        clock: SharedClock,
+        boot_id: String,
+        closing: CancellationToken,
+    ) -> Arc<Self> {
+        let search = Search::new(&config.run_dir);
+        let changes = watch::channel(0).0;
+        let content = Mutex::default();
+        Arc::new(Self { config, clock, boot_id, search, changes, content, closing })
+    }
+
+    pub(super) fn config(&self) -> &QemuConfig {
+        &self.config
+    }
+
+    pub(super) fn boot_id(&self) -> &str {
+        &self.boot_id
+    }
+
+    pub(super) fn folder(&self, vm: VmUuid) -> GuestFolder {
+        GuestFolder::new(&self.config.run_dir, &self.config.data_dir, vm)
+    }
+
+    pub(super) fn now_ms(&self) -> u64 {
+        u64::try_from(self.clock.wall().as_millisecond()).unwrap_or(0)
+    }
+
+    pub(super) fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    pub(super) fn get(&self, vm: VmUuid) -> Option<Guest> {
+        self.content.lock().live.get(&vm).cloned()
+    }
+
+    pub(super) fn running(&self) -> Vec<VmUuid> {
+        self.content.lock().live.keys().copied().collect()
+    }
+
+    /// What runs, or how it ended.
+    ///
+    /// # Errors
+    /// What an earlier agent noted can't be read.
+    pub(super) fn observe(&self, vm: VmUuid) -> Result<Observed, DriverError> {
+        {
+            let content = self.content.lock();
+            if let Some(guest) = content.live.get(&vm) {
+                return Ok(Observed::Running(guest.observed()));
+            }
+            if let Some(ended) = content.ended.get(&vm) {
+                return Ok(Observed::Stopped(ended.clone()));
+            }
+        }
+        let failed = |error| DriverError::failed(format!("read how VM {vm} ended"), error);
+        let exited = self.folder(vm).exited().map_err(failed)?;
+        let ended = match exited.filter(|exited| exited.boot_id == self.boot_id) {
+            Some(exited) => exited.ended(),
+            None => Ended::default(),
+        };
+        self.content.lock().ended.entry(vm).or_insert_with(|| ended.clone());
+        Ok(Observed::Stopped(ended))
+    }
+
+    /// Forgets how a VM ended.
+    pub(super) fn forget(&self, vm: VmUuid) {
+        self.content.lock().ended.remove(&vm);
+    }
+
+    /// The process of a VM, which is about to be killed.
+    pub(super) fn to_kill(&self, vm: VmUuid) -> Option<ProcessId> {
+        let mut content = self.content.lock();
+        let guest = content.live.get_mut(&vm)?;
+        guest.killed = true;
+        Some(guest.process)
+    }
+
+    /// Says that this VM's process is about to be made.
+    pub(super) fn launch(self: &Arc<Self>, vm: VmUuid) -> Launch {
+        let mut content = self.content.lock();
+        content.launching.insert(vm);
+        content.ended.remove(&vm);
+        Launch { table: Arc::clone(self), vm }
+    }
+
+    /// Follows the guests in the process table that are not followed yet; says how many there are.
+    ///
+    /// # Errors
+    /// The process table can't be read. Then nothing is known, and "stopped" would be a lie.
+    pub(super) fn look(self: &Arc<Self>) -> Result<usize, DriverError> {
+        let failed = |error| DriverError::failed("look for guests in the process table", error);
+        let found = self.search.all().map_err(failed)?;
+        for (&vm, &process) in &found {
+            let known = {
+                let content = self.content.lock();
+                content.launching.contains(&vm) || content.live.contains_key(&vm)
+            };
+            if known {
+                continue;
+            }
+            let noted = self.folder(vm).started().unwrap_or_else(|error| {
+                tracing::warn!(vm_uuid = %vm, %error, "cannot read how a guest was started");
+                None
+            });
+            // Noted without its process when the agent died in between.
+            let noted = noted.filter(|noted| noted.process.is_none_or(|noted| noted == process));
+            let started_at_ms = match noted {
+                Some(noted) => noted.started_at_ms,
+                None => procfs::wall_ms(process.start_ticks).map_err(failed)?,
+            };
+            self.register(vm, process, started_at_ms, None);
+        }
+        Ok(found.len())
+    }
+
+    /// Finds guests that an agent had just begun to start when it died.
+    pub(super) fn look_each_minute(self: &Arc<Self>) {
+        let table = Arc::clone(self);
+        // Ends with the driver, or with the agent's runtime.
+        drop(tokio::spawn(async move {
+            loop {
+                let pause = tokio::time::sleep(LOOK_PERIOD);
+                if table.closing.run_until_cancelled(pause).await.is_none() {
+                    return;
+                }
+                if let Err(error) = table.look() {
+                    tracing::warn!(error = %Chain(&error), "guests may be missing");
+                }
+            }
+        }));
+    }
+
+    /// Follows a process to its end. The exit status is known only to who started it.
+    fn register(
+        self: &Arc<Self>,
+        vm: VmUuid,
+        process: ProcessId,
+        started_at_ms: u64,
+        exit: Option<ExitReceiver>,
+    ) -> Guest {
+        let noted = self.folder(vm).started().ok().flatten();
+        let noted = noted.filter(|noted| noted.process == Some(process));
+        let (told, control) = watch::channel(Control {
+            rebooted_at_ms: noted.as_ref().and_then(|noted| noted.rebooted_at_ms),
+            reboots: noted.as_ref().map_or(0, |noted| noted.reboots),
+            ..Control::default()
+        });
+        let guest = Guest { process, started_at_ms, killed: false, control };
+        self.content.lock().live.insert(vm, guest.clone());
+        self.changed();
+        // Ends with the guest, with the driver, or with the agent's runtime.
+        drop(tokio::spawn(Arc::clone(self).follow(vm, process, told, exit)));
+        guest
+    }
+
+    async fn follow(
+        self: Arc<Self>,
+        vm: VmUuid,
+        process: ProcessId,
+        told: watch::Sender<Control>,
+        exit: Option<ExitReceiver>,
+    ) {
+        let watching = self.watch(vm, process, &told);
+        if self.closing.run_until_cancelled(watching).await.is_none() {
+            return;
+        }
+        let exit_status = status_of(exit).await;
+        let killed = {
+            let content = self.content.lock();
+            content.live.get(&vm).is_some_and(|guest| guest.process == process && guest.killed)
+        };
+        let shutdown = told.borrow().shutdown.clone();
+        let exited = Exited {
+            boot_id: self.boot_id.clone(),
+            exit_status: exit_status.or(killed.then_some(137)),
+            exited_at_ms: Some(self.now_ms()),
+            reason: shutdown.or_else(|| killed.then(|| "killed".to_owned())),
+        };
+        let Exited { exit_status, reason, .. } = &exited;
+        tracing::info!(vm_uuid = %vm, pid = process.pid, exit_status, reason, "a guest has ended");
+        if let Err(error) = self.folder(vm).set_exited(&exited) {
+            // Known until this agent ends.
+            tracing::warn!(vm_uuid = %vm, %error, "cannot note how a guest ended");
+        }
+        {
+            let mut content = self.content.lock();
+            content.live.remove(&vm);
+            content.ended.insert(vm, exited.ended());
+        }
+        self.changed();
+    }
+
+    /// Returns when the process is gone and all that its hypervisor said was read.
+    async fn watch(&self, vm: VmUuid, process: ProcessId, told: &watch::Sender<Control>) {
+        let folder = self.folder(vm);
+        let controlled = control::follow(&folder, &self.clock, told);
+        tokio::pin!(controlled);
+        tokio::select! {
+            biased;
+            never = &mut controlled => match never {},
+            () = self.pass_on(&folder, process, told.subscribe()) => {}
+            () = until_gone(&folder, process) => {}
+        }
+        let mut silent = told.subscribe();
+        let last_words = async {
+            tokio::select! {
+                biased;
+                never = &mut controlled => match never {},
+                // The connection has ended; or there was none, or all of it is dropped.
+                _ = silent.wait_for(|control| control.qmp.is_none()) => {}
+            }
+        };
+        if tokio::time::timeout(STATUS_TIMEOUT, last_words).await.is_err() {
+            tracing::debug!(vm_uuid = %vm, "the control socket outlives its process");
+        }
+    }
+
+    /// Lets others know what changes in a guest, and keeps what a later agent can't ask for.
+    async fn pass_on(
+        &self,
+        folder: &GuestFolder,
+        process: ProcessId,
+        mut told: watch::Receiver<Control>,
+    ) {
+        let mut reboots = told.borrow().reboots;
+        while told.changed().await.is_ok() {
+            let control = told.borrow_and_update().clone();
+            if control.reboots != reboots {
+                reboots = control.reboots;
+                if let Err(error) = folder.note_reboot(process, control.rebooted_at_ms, reboots) {
+                    tracing::warn!(pid = process.pid, %error, "cannot note a guest's restart");
+                }
+            }
+            self.changed();
+        }
+    }
+
+    fn changed(&self) {
+        self.changes.send_modify(|version| *version += 1);
+    }
+}
+
+/// Waits for the end, and keeps the logs within their limit meanwhile.
+async fn until_gone(folder: &GuestFolder, process: ProcessId) {
+    loop {
+        match tokio::time::timeout(LOOK_PERIOD, process.gone()).await {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => {
+                tracing::warn!(pid = process.pid, %error, "cannot wait for a process");
+                tokio::time::sleep(RETRY).await;
+                if !process.is_alive().unwrap_or(true) {
+                    return;
+                }
+            }
+            Err(_) => bound_logs(folder),
+        }
+    }
+}
+
+async fn status_of(exit: Option<ExitReceiver>) -> Option<i32> {
+    let mut exit = exit?;
+    let known = exit.wait_for(Option::is_some);
+    let exit = tokio::time::timeout(STATUS_TIMEOUT, known).await.ok()?.ok()?;
+    exit.map(Exit::number)
+}
+
+/// The hypervisor appends, so an emptied log goes on from its begin.
+pub(super) fn bound_logs(folder: &GuestFolder) {
+    for log in [folder.log(), folder.console_log()] {
+        if std::fs::metadata(&log).is_ok_and(|log| log.len() > LOG_LIMIT_BYTES) {
+            let emptied = std::fs::OpenOptions::new().write(true).open(&log);
+            if let Err(error) = emptied.and_then(|log| log.set_len(0)) {
+                tracing::warn!(%error, log = %log.display(), "cannot empty a log");
+            }
+        }
+    }
+}
