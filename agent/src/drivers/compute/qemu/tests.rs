@@ -10,6 +10,7 @@ use tokio::io::AsyncReadExt as _;
 
 use super::processes::Search;
 use super::*;
+use crate::drivers::compute::{Activity, Live};
 use crate::host::{ProcessId, SystemExec};
 use crate::vms::payload;
 use crate::vms::sim::record;
@@ -174,6 +175,58 @@ async fn a_process_of_another_user_is_no_guest() {
     assert_eq!(qemu.running().await.unwrap(), []);
     qemu.start(&bench.vm, &bench.disks()).await.unwrap();
     assert_ne!(pid(&qemu.observe(vm).await.unwrap()), impostor.0.id());
+}
+
+/// What `done` accepts of a VM's process.
+async fn until(qemu: &Qemu, vm: VmUuid, done: impl Fn(&Live) -> bool) -> Live {
+    let mut changes = qemu.changes();
+    let look = async {
+        loop {
+            let observed = qemu.observe(vm).await.unwrap();
+            let live = observed.live().expect("it runs");
+            if done(live) {
+                return live.clone();
+            }
+            changes.changed().await.unwrap();
+        }
+    };
+    tokio::time::timeout(SOON, look).await.expect("it does what is awaited")
+}
+
+#[tokio::test]
+async fn what_a_guests_cpus_do_is_told_at_once() {
+    let bench = Bench::small();
+    let vm = bench.vm.uuid;
+    let qemu = bench.qemu("qemu-system-x86_64").await;
+    qemu.start(&bench.vm, &bench.disks()).await.unwrap();
+    let fresh = qemu.observe(vm).await.unwrap().live().unwrap().clone();
+    assert_eq!((fresh.activity, fresh.reboots), (Activity::Running, 0));
+    assert_eq!(fresh.booted_at_ms, fresh.started_at_ms);
+
+    qemu.signal(vm, GuestSignal::Pause).await.unwrap();
+    let paused = qemu.observe(vm).await.unwrap().live().unwrap().clone();
+    assert_eq!(paused.activity, Activity::Paused);
+    assert!(paused.reason.is_some());
+    // Its agent may be another one meanwhile.
+    drop(qemu);
+    let qemu = bench.qemu("qemu-system-x86_64").await;
+    until(&qemu, vm, |live| live.activity == Activity::Paused).await;
+    qemu.signal(vm, GuestSignal::Resume).await.unwrap();
+    let resumed = qemu.observe(vm).await.unwrap().live().unwrap().clone();
+    assert_eq!((resumed.activity, resumed.reason), (Activity::Running, None));
+
+    qemu.signal(vm, GuestSignal::Reset).await.unwrap();
+    let reset = until(&qemu, vm, |live| live.reboots == 1).await;
+    assert!(reset.booted_at_ms > reset.started_at_ms);
+    drop(qemu);
+    let qemu = bench.qemu("qemu-system-x86_64").await;
+    let later = qemu.observe(vm).await.unwrap().live().unwrap().clone();
+    assert_eq!((later.booted_at_ms, later.reboots), (reset.booted_at_ms, 1));
+
+    qemu.signal(vm, GuestSignal::Quit).await.unwrap();
+    assert!(qemu.wait_stopped(vm, SOON).await.unwrap());
+    let Observed::Stopped(ended) = qemu.observe(vm).await.unwrap() else { panic!("it runs") };
+    assert_eq!(ended.reason.as_deref(), Some("host-qmp-quit"));
 }
 
 fn nix_pid(pid: u32) -> nix::unistd::Pid {
