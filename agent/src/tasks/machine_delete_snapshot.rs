@@ -20,6 +20,10 @@ impl Handler for MachineDeleteSnapshot {
         Kind::mutate("machine_delete_snapshot", machine::MACHINE_TASKS, Duration::from_secs(600))
     }
 
+    fn frees_room(&self) -> bool {
+        true
+    }
+
     fn example(&self) -> Params {
         snapshot::example()
     }

@@ -23,6 +23,10 @@ impl Handler for MachineDestroy {
         Kind::mutate("machine_destroy", machine::MACHINE_TASKS, Duration::from_secs(1800))
     }
 
+    fn frees_room(&self) -> bool {
+        true
+    }
+
     fn example(&self) -> Params {
         machine::example()
     }

@@ -27,6 +27,10 @@ impl Handler for MachineKill {
         matches!(signal(params), Ok(GuestSignal::Kill | GuestSignal::Quit))
     }
 
+    fn frees_room(&self) -> bool {
+        true
+    }
+
     fn example(&self) -> Params {
         let mut params = machine::example();
         params.insert("signal".to_owned(), json!("SIGKILL"));

@@ -238,6 +238,11 @@ pub trait Handler: fmt::Debug + Send + Sync + 'static {
         false
     }
 
+    /// Whether it makes room where there is none: it is taken in the reserve then.
+    fn frees_room(&self) -> bool {
+        false
+    }
+
     /// Parameters that [`Handler::plan`] accepts and that lead to the longest plan. From them
     /// come the list of fault points and the test that every kind has to pass.
     fn example(&self) -> Params {

@@ -63,7 +63,7 @@ impl Engine {
     pub(super) async fn drive(self: Arc<Self>, live: Arc<Live>) {
         let changes = Self::admission_changes(&live);
         if !changes.is_empty()
-            && let Err(error) = self.write(changes).await
+            && let Err(error) = self.make_durable(&live, changes).await
         {
             if matches!(error, JournalError::Kv { source: KvError::Io { .. }, .. }) {
                 self.break_down(&error);
@@ -73,6 +73,24 @@ impl Engine {
         }
         live.admission.send_replace(Admission::Accepted);
         self.go_on(live).await;
+    }
+
+    /// Makes a task durable. On a full device one that makes room gets the reserve.
+    async fn make_durable(&self, live: &Live, changes: Vec<Change>) -> Result<(), JournalError> {
+        let written = self.write(changes.clone()).await;
+        let is_full =
+            matches!(&written, Err(JournalError::Kv { source: KvError::Full { .. }, .. }));
+        if !is_full || !live.handler.frees_room() {
+            return written;
+        }
+        match self.parts.drivers.storage.lend_room().await {
+            Ok(true) => self.write(changes).await,
+            Ok(false) => written,
+            Err(error) => {
+                tracing::warn!(error = %Chain(&error), "the reserve can't be used");
+                written
+            }
+        }
     }
 
     /// The task could not be made durable: as if it had never come.

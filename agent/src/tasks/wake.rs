@@ -9,6 +9,7 @@ use muster_shared::ids::VmUuid;
 
 use super::record::Origin;
 use super::runner::{Engine, Submission};
+use crate::vms::room;
 use crate::vms::startup::{self, Chore};
 
 /// VMs started or destroyed at the same time.
@@ -22,6 +23,7 @@ impl Engine {
     pub async fn wake(self: &Arc<Self>) {
         let drivers = Arc::clone(&self.parts.drivers);
         self.spawn(startup::watch(Arc::clone(&drivers), self.closing.clone()));
+        self.spawn(room::run(Arc::clone(&drivers), self.closing.clone()));
         let chores = startup::chores(&drivers, &self.busy_vms()).await;
         let engine = Arc::clone(self);
         self.spawn(async move {

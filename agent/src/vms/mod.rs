@@ -4,6 +4,7 @@
 pub mod files;
 pub mod object;
 pub mod payload;
+pub mod room;
 pub mod sim;
 pub mod startup;
 pub mod state;
@@ -13,6 +14,7 @@ use std::fmt;
 
 use async_trait::async_trait;
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
+use muster_shared::lenient;
 use muster_shared::wire::Code;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -112,6 +114,24 @@ impl VmRecord {
     #[must_use]
     pub fn customer_metadata(&self, key: &str) -> Option<&Value> {
         self.properties.get("customer_metadata").and_then(|map| map.get(key))
+    }
+
+    /// Place in the order in which VMs start with the host, the lowest first; they leave in the
+    /// reverse order. Those without one start last.
+    #[must_use]
+    pub fn boot_priority(&self) -> i64 {
+        let wanted = self.internal_metadata("muster:boot_priority").and_then(|value| match value {
+            Value::Number(number) => number.as_i64(),
+            Value::String(text) => text.parse().ok(),
+            _ => None,
+        });
+        wanted.unwrap_or(i64::MAX)
+    }
+
+    /// Seconds that the guest has to shut down when the host does, if its record says so.
+    #[must_use]
+    pub fn shutdown_timeout_s(&self) -> Option<u64> {
+        lenient::number(self.internal_metadata("muster:shutdown_timeout")?)
     }
 
     /// A value of `internal_metadata`.

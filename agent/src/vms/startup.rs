@@ -97,13 +97,8 @@ fn wants_boot(entry: &Entry, boot_id: &str) -> bool {
 
 /// By the configured priority, then by age.
 fn priority(record: &VmRecord) -> (i64, String) {
-    let wanted = record.internal_metadata("muster:boot_priority").and_then(|value| match value {
-        Value::Number(number) => number.as_i64(),
-        Value::String(text) => text.parse().ok(),
-        _ => None,
-    });
     let created = record.text("create_timestamp").unwrap_or_default().to_owned();
-    (wanted.unwrap_or(i64::MAX), created)
+    (record.boot_priority(), created)
 }
 
 fn chore(task: &'static str, record: &VmRecord) -> Chore {

@@ -4,6 +4,7 @@
 //! stamp is made durable first and the disk gets its name last: a disk that can be seen is whole
 //! and has an owner, and whatever else a crash leaves is overwritten or removed by its task.
 
+mod reserve;
 mod snapshots;
 mod stash;
 
@@ -16,6 +17,7 @@ use muster_shared::ids::{ImageUuid, ServerUuid, TaskId, VmUuid};
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
+use self::reserve::Reserve;
 use super::{Disk, DiskSnapshot, DiskSpec, Storage, Usage, qcow2};
 use crate::drivers::{DriverError, files};
 use crate::host::{Command, SharedExec};
@@ -43,6 +45,7 @@ pub struct FileStorage {
     vols: PathBuf,
     images: PathBuf,
     exec: SharedExec,
+    reserve: Reserve,
 }
 
 /// Who made a disk, in the file beside it.
@@ -63,7 +66,8 @@ impl FileStorage {
     pub async fn open(config: FileStorageConfig, exec: SharedExec) -> Result<Self, DriverError> {
         let (vols, images) = (config.data_dir.join("vols"), config.data_dir.join("images"));
         files::make_folder(&vols).await?;
-        Ok(Self { config, vols, images, exec })
+        let reserve = Reserve::new(&config.data_dir);
+        Ok(Self { config, vols, images, exec, reserve })
     }
 
     fn folder(&self, vm: VmUuid) -> PathBuf {
@@ -296,6 +300,14 @@ impl Storage for FileStorage {
 
     async fn purge_stash(&self, vm: VmUuid, index: u32) -> Result<(), DriverError> {
         self.drop_stash(vm, index).await
+    }
+
+    async fn keep_room(&self) -> Result<(), DriverError> {
+        self.reserve.keep()
+    }
+
+    async fn lend_room(&self) -> Result<bool, DriverError> {
+        self.reserve.lend()
     }
 
     async fn usage(&self) -> Result<Usage, DriverError> {

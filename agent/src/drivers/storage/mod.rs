@@ -151,6 +151,18 @@ pub trait Storage: fmt::Debug + Send + Sync + 'static {
     /// It could not be removed.
     async fn purge_stash(&self, vm: VmUuid, index: u32) -> Result<(), DriverError>;
 
+    /// Keeps some room in reserve if there is enough.
+    ///
+    /// # Errors
+    /// The host could not be read.
+    async fn keep_room(&self) -> Result<(), DriverError>;
+
+    /// Gives the reserve back, for a task that frees more; false when there is none.
+    ///
+    /// # Errors
+    /// The host failed.
+    async fn lend_room(&self) -> Result<bool, DriverError>;
+
     /// Space of the node.
     ///
     /// # Errors

@@ -312,6 +312,14 @@ impl Storage for SimStorage {
         self.faults.call("storage.purge_stash", purge).await
     }
 
+    async fn keep_room(&self) -> Result<(), DriverError> {
+        Ok(())
+    }
+
+    async fn lend_room(&self) -> Result<bool, DriverError> {
+        Ok(false)
+    }
+
     async fn usage(&self) -> Result<Usage, DriverError> {
         let usage = || {
             let content = self.pool.0.lock();

@@ -1,0 +1,77 @@
+//! Guests whose disks found no room stand still. The kernel tells nobody when there is room again,
+//! so it is looked for as long as one of them waits.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_shared::error_chain::Chain;
+use muster_shared::ids::VmUuid;
+use muster_shared::units::MIB;
+use tokio_util::sync::CancellationToken;
+
+use crate::drivers::compute::{Activity, GuestSignal};
+use crate::drivers::{DriverError, Drivers};
+
+/// How often room is looked for while a guest waits.
+const LOOK: Duration = Duration::from_secs(2);
+/// How often the reserve is looked at while none does.
+const IDLE_LOOK: Duration = Duration::from_secs(60);
+/// Longest pause once guests have stopped again each time they went on.
+const MAX_PAUSE: Duration = Duration::from_secs(60);
+/// Free before guests go on, bytes: with less they would stop again at once.
+const ROOM_BYTES: u64 = 16 * MIB;
+
+/// Lets guests go on when there is room, and keeps the reserve, until cancelled.
+pub async fn run(drivers: Arc<Drivers>, cancelled: CancellationToken) {
+    cancelled.run_until_cancelled(watch(&drivers)).await;
+}
+
+async fn watch(drivers: &Drivers) {
+    let mut changes = drivers.vms.subscribe();
+    let mut pause = LOOK;
+    loop {
+        let waiting = waiting(drivers);
+        if waiting.is_empty() {
+            pause = LOOK;
+            if let Err(error) = drivers.storage.keep_room().await {
+                tracing::warn!(error = %Chain(&error), "no room can be kept in reserve");
+            }
+            tokio::select! {
+                biased;
+                changed = changes.changed() => if changed.is_err() { return },
+                () = tokio::time::sleep(IDLE_LOOK) => {}
+            }
+            continue;
+        }
+        tokio::time::sleep(pause).await;
+        match drivers.storage.usage().await {
+            Ok(usage) if usage.size_bytes.saturating_sub(usage.alloc_bytes) >= ROOM_BYTES => {
+                // Whoever wanted the room most may have taken it: longer pauses then.
+                pause = (pause * 2).min(MAX_PAUSE);
+                for vm in waiting {
+                    if let Err(error) = go_on(drivers, vm).await {
+                        tracing::warn!(vm_uuid = %vm, error = %Chain(&error), "a guest stays stopped");
+                    }
+                }
+            }
+            Ok(_) => pause = LOOK,
+            Err(error) => tracing::warn!(error = %Chain(&error), "the room is not known"),
+        }
+    }
+}
+
+fn waiting(drivers: &Drivers) -> Vec<VmUuid> {
+    let entries = drivers.vms.entries();
+    let waits = |activity| activity == Activity::IoError;
+    let waiting = entries
+        .iter()
+        .filter(|entry| entry.observed.live().is_some_and(|live| waits(live.activity)));
+    waiting.map(|entry| entry.record.uuid).collect()
+}
+
+async fn go_on(drivers: &Drivers, vm: VmUuid) -> Result<(), DriverError> {
+    tracing::info!(vm_uuid = %vm, "there is room again: the guest goes on");
+    drivers.compute.signal(vm, GuestSignal::Resume).await?;
+    drivers.vms.observe(drivers.compute.as_ref(), vm).await?;
+    Ok(())
+}

@@ -1,0 +1,103 @@
+//! A pool without a byte to spare: guests stand still and say why, what makes room is done, and
+//! they go on by themselves.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use muster_tests::daemon::{Agent, Coordinator, fresh_uuid};
+use muster_tests::guest;
+use muster_tests::http::Client;
+use muster_tests::wait::wait_for;
+use nix::sched::{CloneFlags, unshare};
+use serde_json::{Value, json};
+
+const LONG: Duration = Duration::from_secs(180);
+
+/// A small file system over the folder of temporary files, in a mount namespace of this test.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn new(mib: u32) -> Self {
+        let folder = std::env::temp_dir();
+        unshare(CloneFlags::CLONE_NEWNS).expect("a mount namespace");
+        let path = folder.display().to_string();
+        run(&["mount", "--make-rprivate", "/"]);
+        run(&["mount", "-t", "tmpfs", "-o", &format!("size={mib}m"), "tmpfs", &path]);
+        Self(folder)
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        run(&["umount", "--lazy", &self.0.display().to_string()]);
+    }
+}
+
+#[track_caller]
+fn run(words: &[&str]) {
+    #[expect(clippy::disallowed_methods, reason = "a test prepares its machine as people would")]
+    let status = Command::new(words[0]).args(&words[1..]).status();
+    assert!(status.is_ok_and(|status| status.success()), "{words:?}");
+}
+
+/// A VM that fills its second disk as soon as it is up.
+async fn greedy(agent: &Agent, image: &str, alias: &str) -> String {
+    let script = "#!/bin/sh\ndd if=/dev/zero of=/dev/vdb bs=1M\necho filled\n";
+    let vm = fresh_uuid();
+    // No allocator would place so much here.
+    let payload = json!({
+        "uuid": vm, "brand": "kvm", "alias": alias, "ram": 192, "autoboot": true,
+        "disks": [{ "image_uuid": image, "boot": true }, { "size": 320 }],
+        "nics": [{ "nic_tag": "admin" }],
+        "customer_metadata": { "user-script": script },
+    });
+    agent.run_task("machine_create", &payload).await;
+    vm
+}
+
+async fn wait_state(client: &Client, vm: &str, state: &str) -> Value {
+    wait_for(&format!("VM {vm} is {state}"), LONG, || async {
+        let answer = client.get(&format!("/vms/{vm}")).await;
+        if answer.json["state"] == state { Ok(answer.json) } else { Err(answer.text) }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn guests_on_a_full_disk_wait_for_room_and_go_on() {
+    // In this machine's own folder: only the agent's disk is full.
+    let coordinator = Coordinator::start();
+    let client = coordinator.client();
+    let disk = SmallDisk::new(480);
+    let agent = Agent::start(&coordinator.agent_url());
+    agent.wait_allocatable(&client).await;
+    let image = guest::import(&client).await;
+    let first = greedy(&agent, &image, "first").await;
+    let second = greedy(&agent, &image, "second").await;
+    for vm in [&first, &second] {
+        let stopped = wait_state(&client, vm, "io-error").await;
+        let reason = stopped["state_reason"].as_str().unwrap_or_default();
+        assert!(reason.contains("No space left"), "{stopped:#}");
+    }
+
+    // There is no room for the journal either.
+    let vms = format!("/servers/{}/vms", agent.server_uuid);
+    let refused = client.post(&format!("{vms}/{first}/update"), &json!({ "alias": "x" })).await;
+    if let Some(id) = refused.json["id"].as_str() {
+        let task = client.wait_task(id, 60).await;
+        assert_eq!(task["error"]["code"], "StoreFull", "{task:#}");
+    }
+    let destroyed = client.delete(&format!("{vms}/{second}")).await;
+    let id = destroyed.json["id"].as_str().unwrap_or_else(|| panic!("{}", destroyed.text));
+    client.complete_task(id, 120).await;
+    wait_state(&client, &first, "running").await;
+    let log = agent.data_dir().join(format!("guests/{first}/console.log"));
+    wait_for("the guest has filled its disk", LONG, || async {
+        let text = std::fs::read_to_string(&log).unwrap_or_default();
+        if text.contains("filled") { Ok(()) } else { Err(text) }
+    })
+    .await;
+    drop(agent);
+    drop(disk);
+}
