@@ -67,7 +67,7 @@ agent() { # agent NAME: starts one; sets `server`
     server="$(uuid)"
     launch "$1" muster-agent --coordinator "ws://$coordinator" --data-dir "$dir/$1" \
         --run-dir "$dir/$1.run" --listen 127.0.0.1:0 --server-uuid "$server" \
-        --set host.actions=sim --set compute.accel=tcg
+        --set host.actions=sim --set compute.accel=tcg --set compute.user_network=restricted
     for _ in $(seq 600); do
         [ "$(curl -s "$url/servers/$server" | jq -r .status)" = running ] && return
         sleep 0.1

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use utoipa::ToSchema;
 
-use crate::drivers::compute::qemu::{Choice, MAX_RUN_DIR_BYTES};
+use crate::drivers::compute::qemu::{Choice, MAX_RUN_DIR_BYTES, UserNetwork};
 use crate::drivers::host::HostActions;
 use crate::report::identity::{self, ByteOrder};
 use crate::report::sysinfo::CN_AGENT_VERSION;
@@ -211,11 +211,20 @@ pub struct ComputeConfig {
     pub accel: Choice,
     /// The hypervisor's program.
     pub qemu: String,
+    /// How far guests with user-mode networking reach: `filtered` (wherever this host does, but not
+    /// to this host itself; needs root and nftables) or `restricted` (nowhere; published ports still
+    /// lead to them).
+    #[schema(value_type = String)]
+    pub user_network: UserNetwork,
 }
 
 impl Default for ComputeConfig {
     fn default() -> Self {
-        Self { accel: Choice::default(), qemu: "qemu-system-x86_64".to_owned() }
+        Self {
+            accel: Choice::default(),
+            qemu: "qemu-system-x86_64".to_owned(),
+            user_network: UserNetwork::default(),
+        }
     }
 }
 

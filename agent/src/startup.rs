@@ -127,6 +127,7 @@ async fn drivers(
         run_dir: folders.run.clone(),
         accel: config.compute.accel,
         prefix: config.instance.clone(),
+        user_network: config.compute.user_network,
         version: env!("CARGO_PKG_VERSION").to_owned(),
     };
     let compute = Arc::new(

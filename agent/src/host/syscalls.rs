@@ -44,17 +44,25 @@ pub(super) async fn readable(fd: OwnedFd) -> io::Result<()> {
     fd.readable().await.map(drop)
 }
 
-/// Makes the child a session of its own that keeps none of the agent's descriptors.
+/// Makes the child a session of its own that keeps none of the agent's descriptors, and that the
+/// kernel may end before the agent when memory runs out.
 pub(super) fn detach(command: &mut tokio::process::Command) {
     const FIRST_INHERITED: libc::c_long = 3;
     const LAST: libc::c_long = 0x7fff_ffff;
     const CLOSE_RANGE_CLOEXEC: libc::c_long = 4;
-    // SAFETY: setsid and close_range are async-signal-safe and allocate nothing, as is required
+    // SAFETY: setsid, open, write, close and close_range are async-signal-safe and allocate nothing, as is required
     // between fork and exec. Descriptors are only marked, because the standard library still
     // needs one of them to report a failed exec.
     unsafe {
         command.pre_exec(|| {
             nix::unistd::setsid().map_err(io::Error::from)?;
+            // The agent's own protection is not its guests'. A kernel that refuses leaves them with
+            // it; they start all the same.
+            let file = libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY);
+            if file >= 0 {
+                libc::write(file, b"0".as_ptr().cast(), 1);
+                libc::close(file);
+            }
             let range = (FIRST_INHERITED, LAST, CLOSE_RANGE_CLOEXEC);
             // A kernel before 5.11 refuses; all descriptors the agent opens are close-on-exec
             // anyway, this is for those that it inherited itself.

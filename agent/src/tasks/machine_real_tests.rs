@@ -13,7 +13,7 @@ use super::machine_tests::{NoEvents, create_params, params, run, uuid};
 use super::{Params, TaskContext, TaskFailure};
 use crate::drivers::Drivers;
 use crate::drivers::compute::qemu::probe::Choice;
-use crate::drivers::compute::qemu::{Qemu, QemuConfig};
+use crate::drivers::compute::qemu::{Qemu, QemuConfig, UserNetwork};
 use crate::drivers::faults::Faults;
 use crate::drivers::host::refuse::RefuseHost;
 use crate::drivers::images::sim::{SimImages, SimRepository};
@@ -61,6 +61,7 @@ impl RealNode {
             run_dir: self.path("run"),
             accel: Choice::Tcg,
             prefix: "muster-test".to_owned(),
+            user_network: UserNetwork::Restricted,
             version: "0.0.0".to_owned(),
         };
         let compute = Arc::new(Qemu::open(config, exec.clone(), clock.clone()).await.unwrap());

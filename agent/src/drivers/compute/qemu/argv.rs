@@ -4,6 +4,7 @@ use muster_shared::wire::Code;
 use serde_json::{Value, json};
 
 use super::folder::GuestFolder;
+use super::isolation::Confinement;
 use super::probe::Accelerator;
 use crate::drivers::DriverError;
 use crate::drivers::storage::Disk;
@@ -23,6 +24,7 @@ pub(super) struct Input<'a> {
     pub(super) vm: &'a VmRecord,
     pub(super) disks: &'a [Disk],
     pub(super) folder: &'a GuestFolder,
+    pub(super) confinement: Confinement,
 }
 
 #[derive(Debug, Default)]
@@ -52,7 +54,15 @@ pub(super) fn build(input: &Input<'_>) -> Result<Vec<String>, DriverError> {
         args.flag(flag);
     }
     args.pair("-display", "none");
-    args.pair("-sandbox", "on,elevateprivileges=deny,spawn=deny");
+    match input.confinement.uid {
+        Some(uid) => {
+            // It becomes that user itself, once its files and sockets are open, so the calls for it
+            // can't be denied. Afterwards it has no rights that they could raise.
+            args.pair("-sandbox", "on,spawn=deny");
+            args.pair("-runas", format!("{uid}:{uid}"));
+        }
+        None => args.pair("-sandbox", "on,elevateprivileges=deny,spawn=deny"),
+    }
     args.pair("-pidfile", input.folder.pid_file().display().to_string());
     args.pair("-msg", "timestamp=on");
     machine(&mut args, input);
@@ -203,7 +213,8 @@ fn nics(args: &mut Args, input: &Input<'_>) -> Result<(), DriverError> {
         let forwards = if index == 0 { hostfwd(vm)? } else { Vec::new() };
         let forwards: String =
             forwards.iter().map(|forward| format!(",hostfwd={forward}")).collect();
-        args.pair("-netdev", format!("user,id=net{index}{forwards}"));
+        let restrict = if input.confinement.restricted { ",restrict=on" } else { "" };
+        args.pair("-netdev", format!("user,id=net{index}{restrict}{forwards}"));
         let device = match nic["model"].as_str() {
             Some("e1000") => "e1000",
             Some("rtl8139") => "rtl8139",
@@ -294,6 +305,10 @@ mod tests {
             vm,
             disks,
             folder: &folder,
+            confinement: match accelerator {
+                Accelerator::Kvm => Confinement { uid: Some(1_900_000_007), restricted: false },
+                Accelerator::Tcg => Confinement { uid: None, restricted: true },
+            },
         };
         let args = build(&input).map_err(|error| error.to_string())?;
         let mut text = String::new();

@@ -2,6 +2,7 @@
 //! events are followed and all commands are sent.
 
 use std::convert::Infallible;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +13,6 @@ use qapi::qmp::Event;
 use serde_json::Value;
 use tokio::sync::watch;
 
-use super::folder::GuestFolder;
 use super::qmp::{self, Events, Qmp, QmpError};
 use crate::drivers::compute::Activity;
 
@@ -40,13 +40,13 @@ pub(super) struct Control {
 
 /// Keeps `control` up to date until dropped.
 pub(super) async fn follow(
-    folder: &GuestFolder,
+    sockets: &[PathBuf; 2],
     clock: &SharedClock,
     control: &watch::Sender<Control>,
 ) -> Infallible {
     let mut pause = MIN_PAUSE;
     loop {
-        let error = match connect(folder).await {
+        let error = match connect(sockets).await {
             Ok((qmp, events)) => {
                 pause = MIN_PAUSE;
                 session(qmp, events, clock, control).await;
@@ -67,9 +67,9 @@ pub(super) async fn follow(
 }
 
 /// The first control socket, or the second when somebody holds the first.
-async fn connect(folder: &GuestFolder) -> Result<(Qmp, Events), QmpError> {
-    match Qmp::connect(&folder.qmp()).await {
-        Err(QmpError::Timeout { .. }) => Qmp::connect(&folder.qmp_aux()).await,
+async fn connect([first, second]: &[PathBuf; 2]) -> Result<(Qmp, Events), QmpError> {
+    match Qmp::connect(first).await {
+        Err(QmpError::Timeout { .. }) => Qmp::connect(second).await,
         other => other,
     }
 }

@@ -11,6 +11,9 @@ use serde::{Deserialize, Serialize};
 use crate::drivers::compute::{CONSOLE_PAST_BYTES, Ended, Logged};
 use crate::host::ProcessId;
 
+/// Holds the number of a guest's user.
+const UID_FILE: &str = "uid";
+
 /// The paths of one guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct GuestFolder {
@@ -155,6 +158,20 @@ impl GuestFolder {
 
     pub(super) fn forget_exit(&self) -> io::Result<()> {
         absent_is_fine(std::fs::remove_file(self.exit_file()))
+    }
+
+    /// The user that its process gets.
+    pub(super) fn uid(&self) -> io::Result<Option<u32>> {
+        Self::uid_in(&self.data)
+    }
+
+    /// The user in a guest's data folder.
+    pub(super) fn uid_in(data: &Path) -> io::Result<Option<u32>> {
+        read(&data.join(UID_FILE))
+    }
+
+    pub(super) fn set_uid(&self, uid: u32) -> io::Result<()> {
+        write(&self.data.join(UID_FILE), uid.to_string().as_bytes())
     }
 
     /// Writes the metadata disk unless it is there as it should be.

@@ -16,9 +16,10 @@ use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::folder::{GuestFolder, Started};
+use super::isolation::Isolation;
 use super::probe::Accelerator;
 use super::qmp::{self, Qmp, QmpError};
-use super::table::{Guest, GuestTable, bound_logs};
+use super::table::{Follower, Guest, GuestTable, TableConfig, bound_logs};
 use super::{QemuConfig, argv};
 use crate::drivers::DriverError;
 use crate::drivers::compute::{Activity, Observed, nocloud, not_running};
@@ -38,8 +39,10 @@ const TAIL_BYTES: u64 = 2048;
 /// All guests of this agent.
 #[derive(Debug)]
 pub(super) struct Guests {
+    config: QemuConfig,
     table: Arc<GuestTable>,
     exec: SharedExec,
+    isolation: Isolation,
     // One start at a time for each VM.
     starting: Mutex<BTreeMap<VmUuid, Arc<tokio::sync::Mutex<()>>>>,
     // Ends the tasks that follow guests; the guests go on.
@@ -79,13 +82,20 @@ impl Guests {
         exec: SharedExec,
         clock: SharedClock,
         boot_id: String,
+        isolation: Isolation,
     ) -> Result<Self, DriverError> {
         let closing = CancellationToken::new();
-        let table = GuestTable::new(config, clock, boot_id, closing.clone());
+        let following = TableConfig {
+            data_dir: config.data_dir.clone(),
+            run_dir: config.run_dir.clone(),
+            follower: Follower::Agent,
+        };
+        let table = GuestTable::new(following, clock, boot_id, closing.clone());
         let found = table.look()?;
         tracing::info!(guests = found, "guests that run were adopted");
         table.look_each_minute();
-        Ok(Self { table, exec, starting: Mutex::default(), _closing: closing.drop_guard() })
+        let starting = Mutex::default();
+        Ok(Self { config, table, exec, isolation, starting, _closing: closing.drop_guard() })
     }
 
     pub(super) fn changes(&self) -> watch::Receiver<u64> {
@@ -152,7 +162,7 @@ impl Guests {
         let failed = |error| DriverError::failed(format!("start VM {}", vm.uuid), error);
         folder.clear_run().and_then(|()| folder.forget_exit()).map_err(failed)?;
         bound_logs(&folder);
-        let config = self.table.config();
+        let config = &self.config;
         let input = argv::Input {
             binary: &config.binary,
             accelerator,
@@ -160,6 +170,7 @@ impl Guests {
             vm,
             disks,
             folder: &folder,
+            confinement: self.isolation.confine(&folder).map_err(failed)?,
         };
         self.launch(vm.uuid, &folder, argv::build(&input)?).await
     }
@@ -222,7 +233,7 @@ impl Guests {
     }
 
     fn scope(&self, vm: VmUuid) -> Scope {
-        let prefix = &self.table.config().prefix;
+        let prefix = &self.config.prefix;
         Scope {
             unit: format!("{prefix}-vm-{vm}.scope"),
             slice: format!("{prefix}-vms.slice"),
@@ -241,12 +252,7 @@ impl Guests {
 
     /// Returns when the process is gone and its exit status noted.
     pub(super) async fn gone(&self, vm: VmUuid) {
-        let mut changes = self.changes();
-        while self.live(vm).is_some() {
-            if changes.changed().await.is_err() {
-                return;
-            }
-        }
+        self.table.gone(vm).await;
     }
 
     pub(super) fn cleanup(&self, vm: VmUuid, purge: bool) -> Result<(), DriverError> {
@@ -269,7 +275,7 @@ async fn adopt(vm: VmUuid, guest: &Guest) -> Result<(), DriverError> {
         let qmp = guest.qmp(SOCKET_TIMEOUT).await.map_err(StartError::NoControl)?;
         let prelaunch = |activity| activity == Activity::Prelaunch;
         // Paused by a client is left as it is.
-        if prelaunch(guest.wait(Duration::ZERO, |_| true).await.activity) {
+        if prelaunch(guest.activity()) {
             qmp.execute::<qmp::Cont>().await?;
             guest.wait(CONTROL_TIMEOUT, |control| !prelaunch(control.activity)).await;
         }

@@ -7,6 +7,7 @@ mod argv;
 mod control;
 mod folder;
 mod guests;
+pub mod isolation;
 mod live;
 pub mod probe;
 mod processes;
@@ -28,6 +29,8 @@ use tokio::net::UnixStream;
 use tokio::sync::watch;
 
 use self::guests::Guests;
+use self::isolation::Isolation;
+pub use self::isolation::UserNetwork;
 pub use self::probe::Choice;
 use self::probe::{Accelerator, Probe, Verdict};
 use self::qmp::{Plain, Qmp, QmpError};
@@ -63,6 +66,8 @@ pub struct QemuConfig {
     pub accel: Choice,
     /// Prefix of everything host-wide, e.g. `muster`.
     pub prefix: String,
+    /// `compute.user_network`.
+    pub user_network: UserNetwork,
     /// The agent's release, for SMBIOS.
     pub version: String,
 }
@@ -101,7 +106,10 @@ impl Qemu {
         if exec.supervisor() == "direct" {
             verdict.degraded.push("systemd".to_owned());
         }
-        let guests = Guests::open(config, exec, clock, boot_id)?;
+        let (wanted, prefix) = (config.user_network, &config.prefix);
+        let isolation = Isolation::open(wanted, prefix, &config.data_dir, exec.as_ref()).await;
+        verdict.degraded.extend(isolation.degraded.iter().cloned());
+        let guests = Guests::open(config, exec, clock, boot_id, isolation)?;
         // Without a password of its own a display is for this machine only.
         let displays = Displays::new(std::net::Ipv4Addr::LOCALHOST.into());
         Ok(Self { verdict, guests, displays })

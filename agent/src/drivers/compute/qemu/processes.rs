@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use muster_shared::ids::VmUuid;
 
+use super::isolation;
 use crate::host::{ProcessId, procfs};
 
 /// Looks for guests by the path of the pid file among their arguments.
@@ -14,7 +15,7 @@ use crate::host::{ProcessId, procfs};
 pub(super) struct Search {
     /// `…/vm`, which holds a folder for each guest.
     guests: PathBuf,
-    /// Whose processes may be guests.
+    /// The agent's user; else guests have users of their own.
     uid: u64,
 }
 
@@ -37,7 +38,7 @@ impl Search {
             // `systemd-run` has the same arguments until it has become the hypervisor, so it is
             // found as well. Anybody may name our pid file: only the owner makes it ours.
             let owner = procfs::status(pid)?.map(|status| status.uid);
-            if owner.is_some_and(|owner| owner != self.uid) {
+            if owner.is_some_and(|owner| owner != self.uid && !isolation::is_guest(owner)) {
                 tracing::warn!(pid, %vm, uid = owner, "a process of another user passes for a guest");
                 continue;
             }

@@ -3,6 +3,7 @@
 //! because nobody else starts guests, and the end of each is waited for.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,13 +14,12 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::QemuConfig;
 use super::control::{self, Control};
 use super::folder::{Exited, GuestFolder};
 use super::processes::Search;
 use super::qmp::Qmp;
 use crate::drivers::DriverError;
-use crate::drivers::compute::{Ended, Live, Observed};
+use crate::drivers::compute::{Activity, Ended, Live, Observed};
 use crate::host::{Exit, ProcessId, procfs};
 
 /// Longest wait for the exit status and the last words once a process is gone.
@@ -33,10 +33,27 @@ const LOG_LIMIT_BYTES: u64 = 32 * 1024 * 1024;
 
 type ExitReceiver = watch::Receiver<Option<Exit>>;
 
-/// All guests of this agent.
+/// Who follows the guests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Follower {
+    /// Their agent.
+    Agent,
+    /// Somebody beside it: takes the second control socket first, and notes nothing.
+    Helper,
+}
+
+/// Where guests are looked for.
+#[derive(Clone, Debug)]
+pub(super) struct TableConfig {
+    pub(super) data_dir: PathBuf,
+    pub(super) run_dir: PathBuf,
+    pub(super) follower: Follower,
+}
+
+/// All guests of one agent.
 #[derive(Debug)]
 pub(super) struct GuestTable {
-    config: QemuConfig,
+    config: TableConfig,
     clock: SharedClock,
     boot_id: String,
     search: Search,
@@ -74,6 +91,11 @@ impl Guest {
             activity: control.activity,
             reason: control.reason.clone(),
         }
+    }
+
+    /// What its CPUs do.
+    pub(super) fn activity(&self) -> Activity {
+        self.control.borrow().activity
     }
 
     /// The connection to its hypervisor, once there is one; or why there is none.
@@ -118,7 +140,7 @@ impl Drop for Launch {
 impl GuestTable {
     /// An empty table; see [`Self::look`].
     pub(super) fn new(
-        config: QemuConfig,
+        config: TableConfig,
         clock: SharedClock,
         boot_id: String,
         closing: CancellationToken,
@@ -127,10 +149,6 @@ impl GuestTable {
         let changes = watch::channel(0).0;
         let content = Mutex::default();
         Arc::new(Self { config, clock, boot_id, search, changes, content, closing })
-    }
-
-    pub(super) fn config(&self) -> &QemuConfig {
-        &self.config
     }
 
     pub(super) fn boot_id(&self) -> &str {
@@ -200,6 +218,16 @@ impl GuestTable {
         content.launching.insert(vm);
         content.ended.remove(&vm);
         Launch { table: Arc::clone(self), vm }
+    }
+
+    /// Returns when a VM's process is gone and its exit status noted.
+    pub(super) async fn gone(&self, vm: VmUuid) {
+        let mut changes = self.changes();
+        while self.get(vm).is_some() {
+            if changes.changed().await.is_err() {
+                return;
+            }
+        }
     }
 
     /// Follows the guests in the process table that are not followed yet; says how many there are.
@@ -297,7 +325,9 @@ impl GuestTable {
         };
         let Exited { exit_status, reason, .. } = &exited;
         tracing::info!(vm_uuid = %vm, pid = process.pid, exit_status, reason, "a guest has ended");
-        if let Err(error) = self.folder(vm).set_exited(&exited) {
+        if self.config.follower == Follower::Agent
+            && let Err(error) = self.folder(vm).set_exited(&exited)
+        {
             // Known until this agent ends.
             tracing::warn!(vm_uuid = %vm, %error, "cannot note how a guest ended");
         }
@@ -312,7 +342,11 @@ impl GuestTable {
     /// Returns when the process is gone and all that its hypervisor said was read.
     async fn watch(&self, vm: VmUuid, process: ProcessId, told: &watch::Sender<Control>) {
         let folder = self.folder(vm);
-        let controlled = control::follow(&folder, &self.clock, told);
+        let mut sockets = [folder.qmp(), folder.qmp_aux()];
+        if self.config.follower == Follower::Helper {
+            sockets.reverse();
+        }
+        let controlled = control::follow(&sockets, &self.clock, told);
         tokio::pin!(controlled);
         tokio::select! {
             biased;
@@ -344,7 +378,7 @@ impl GuestTable {
         let mut reboots = told.borrow().reboots;
         while told.changed().await.is_ok() {
             let control = told.borrow_and_update().clone();
-            if control.reboots != reboots {
+            if control.reboots != reboots && self.config.follower == Follower::Agent {
                 reboots = control.reboots;
                 if let Err(error) = folder.note_reboot(process, control.rebooted_at_ms, reboots) {
                     tracing::warn!(pid = process.pid, %error, "cannot note a guest's restart");

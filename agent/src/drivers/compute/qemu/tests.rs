@@ -20,6 +20,7 @@ const SOON: Duration = Duration::from_secs(30);
 /// A driver in a folder of its own; ends its guests when dropped, also after a failed assertion.
 struct Bench {
     folder: tempfile::TempDir,
+    network: UserNetwork,
     vm: VmRecord,
 }
 
@@ -28,7 +29,8 @@ impl Bench {
         let Value::Object(properties) = properties else { panic!("an object is needed") };
         let properties = payload::create(&properties).unwrap();
         let folder = tempfile::Builder::new().prefix("mq").tempdir_in("/tmp").unwrap();
-        Self { folder, vm: VmRecord { properties, ..record(0xfeed) } }
+        let vm = VmRecord { properties, ..record(0xfeed) };
+        Self { folder, network: UserNetwork::Restricted, vm }
     }
 
     fn small() -> Self {
@@ -49,6 +51,7 @@ impl Bench {
             run_dir: self.folder.path().join("run"),
             accel,
             prefix: "muster-test".to_owned(),
+            user_network: self.network,
             version: "0.0.0".to_owned(),
         };
         let clock = Arc::new(SystemClock::new());
@@ -349,6 +352,68 @@ async fn a_real_guest_comes_up_reads_its_metadata_and_shuts_down() {
     assert_eq!(exit_status(&stopped), Some(0), "{stopped:?}");
     let Observed::Stopped(ended) = stopped else { panic!("{stopped:?}") };
     assert_eq!(ended.reason.as_deref(), Some("guest-shutdown"));
+}
+
+/// What the tiny guest prints until `done` is in it.
+async fn console_until(qemu: &Qemu, vm: VmUuid, done: &str) -> String {
+    let mut console = qemu.open(vm, GuestPort::Console).await.unwrap();
+    let mut seen = String::new();
+    let read = async {
+        let mut buffer = [0; 1024];
+        while !seen.contains(done) {
+            let read = console.read(&mut buffer).await.unwrap();
+            assert_ne!(read, 0, "the console ended");
+            seen.push_str(&String::from_utf8_lossy(&buffer[..read]));
+        }
+    };
+    let read = tokio::time::timeout(Duration::from_secs(120), read).await;
+    assert!(read.is_ok(), "no {done:?} from the guest: {seen}");
+    seen
+}
+
+/// In a network namespace of its own: what is made for it ends with the test's process.
+fn enter_own_network() {
+    nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+    #[expect(clippy::disallowed_methods, reason = "the network is prepared as an operator would")]
+    let up = std::process::Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap();
+    assert!(up.success());
+}
+
+#[tokio::test]
+async fn a_guest_has_a_user_of_its_own_and_does_not_reach_the_hosts_loopback() {
+    enter_own_network();
+    let server = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = server.local_addr().unwrap().port();
+    let answer = tokio::spawn(async move {
+        while let Ok((mut stream, _)) = server.accept().await {
+            let answer = b"HTTP/1.0 200 OK\r\n\r\nthe host answers\n";
+            tokio::io::AsyncWriteExt::write_all(&mut stream, answer).await.ok();
+        }
+    });
+    let script =
+        format!("#!/bin/sh\nwget -q -T 5 -O - http://10.0.2.2:{port}/ || echo nothing answers\n");
+    let mut bench = Bench::new(json!({
+        "brand": "kvm", "ram": 192, "alias": "tiny", "disks": [{"size": 32}],
+        "nics": [{"nic_tag": "admin", "mac": "02:00:00:00:00:02"}],
+        "customer_metadata": {"user-script": script},
+    }));
+    bench.network = UserNetwork::Filtered;
+    let vm = bench.vm.uuid;
+    let qemu = bench.qemu("qemu-system-x86_64").await;
+    assert_eq!(qemu.abilities().degraded, ["systemd"]);
+    qemu.start(&bench.vm, &guest_disk(&bench)).await.unwrap();
+    let process = pid(&qemu.observe(vm).await.unwrap());
+    let status = procfs::status(process).unwrap().unwrap();
+    assert!(isolation::is_guest(status.uid) && status.uid == status.effective_uid, "{status:?}");
+    assert!(isolation::is_guest(status.gid) && status.gid == status.effective_gid, "{status:?}");
+    let seen = console_until(&qemu, vm, "user-script exit=").await;
+    assert!(seen.contains("nothing answers") && !seen.contains("the host answers"), "{seen}");
+    // Still found and controlled by the next agent.
+    drop(qemu);
+    let qemu = bench.qemu("qemu-system-x86_64").await;
+    qemu.signal(vm, GuestSignal::PowerDown).await.unwrap();
+    assert!(qemu.wait_stopped(vm, SOON).await.unwrap());
+    answer.abort();
 }
 
 /// On a host where the node opens and guests hang, this is what keeps KVM from being chosen.
