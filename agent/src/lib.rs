@@ -10,6 +10,7 @@ pub mod drivers;
 pub mod host;
 pub mod link;
 pub mod report;
+pub mod shutdown_command;
 pub mod startup;
 pub mod sysinfo_command;
 pub mod tasks;

@@ -13,7 +13,7 @@ use muster_agent::debug_http::{self, Local};
 use muster_agent::startup::{self, Folders};
 use muster_agent::tasks::HANDLERS;
 use muster_agent::tasks::registry::Registry;
-use muster_agent::{Agent, Running, sysinfo_command};
+use muster_agent::{Agent, Running, shutdown_command, sysinfo_command};
 use muster_shared::config::{EXIT_CONFIG, ListenAddress, Sources};
 use muster_shared::telemetry;
 use muster_shared::tls::TlsError;
@@ -93,10 +93,21 @@ enum Command {
         #[arg(short, long)]
         parsable: bool,
     },
+    /// Shuts all guests of this node down, with or without its agent: the last in the order of
+    /// `muster:boot_priority` first, each within its `muster:shutdown_timeout` (both in
+    /// internal_metadata), then by force. Guests with autoboot start again with the host.
+    ShutdownGuests {
+        /// Longest time of a guest that has none of its own.
+        #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+        timeout: u64,
+        /// Does nothing unless the host itself is going down; for its service manager.
+        #[arg(long)]
+        only_with_host: bool,
+    },
 }
 
 fn main() -> ExitCode {
-    let args = match Args::try_parse() {
+    let mut args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) => {
             // An error here means that stderr is gone, and with it the way to say so.
@@ -107,10 +118,7 @@ fn main() -> ExitCode {
     if let Some(Command::FaultPoints { task }) = &args.command {
         return fault_points(task.as_deref());
     }
-    let sysinfo = match args.command {
-        Some(Command::Sysinfo { force, parsable }) => Some((force, parsable)),
-        _ => None,
-    };
+    let command = args.command.take();
     let config = match configure(args) {
         Ok(config) => config,
         Err(error) => {
@@ -118,9 +126,13 @@ fn main() -> ExitCode {
             return EXIT_CONFIG.into();
         }
     };
-    let done = match sysinfo {
-        Some((force, parsable)) => print_sysinfo(&config, force, parsable),
-        None => run(&config),
+    let done = match command {
+        Some(Command::Sysinfo { force, parsable }) => print_sysinfo(&config, force, parsable),
+        Some(Command::ShutdownGuests { timeout, only_with_host }) => {
+            let timeout = Duration::from_secs(timeout);
+            shutdown_guests(&config, shutdown_command::Options { timeout, only_with_host })
+        }
+        Some(Command::FaultPoints { .. }) | None => run(&config),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -145,6 +157,16 @@ fn fault_points(task: Option<&str>) -> ExitCode {
 fn print_sysinfo(config: &Config, force: bool, parsable: bool) -> anyhow::Result<()> {
     let text = sysinfo_command::run(&config.run_folder(), force, parsable)?;
     std::io::stdout().write_all(text.as_bytes()).context("write to stdout")
+}
+
+fn shutdown_guests(config: &Config, options: shutdown_command::Options) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let (data_dir, run_dir) = (&config.data_dir, config.run_folder());
+    let say = |line: String| eprintln!("muster-agent: {line}");
+    let ended = shutdown_command::run(data_dir, &run_dir, options, say);
+    let ended = runtime.context("start the runtime")?.block_on(ended)?;
+    anyhow::ensure!(ended, "some guests still run");
+    Ok(())
 }
 
 /// Reads and checks the configuration and starts logging; nothing is opened or bound.

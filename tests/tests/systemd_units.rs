@@ -6,7 +6,12 @@ use std::process::Command;
 use muster_tests::repository;
 use tempfile::TempDir;
 
-const UNITS: [&str; 3] = ["muster-agent.service", "muster-coordinator.service", "muster-vms.slice"];
+const UNITS: [&str; 4] = [
+    "muster-agent.service",
+    "muster-coordinator.service",
+    "muster-guests-shutdown.service",
+    "muster-vms.slice",
+];
 
 fn unit(name: &str) -> String {
     std::fs::read_to_string(repository().join("systemd").join(name)).expect("the unit exists")
