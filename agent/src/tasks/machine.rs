@@ -190,12 +190,16 @@ pub(super) fn state(ctx: &TaskContext, vm: VmUuid) -> &'static str {
     ctx.drivers.vms.entry(vm).map_or("unknown", |entry| entry.state().state)
 }
 
-/// Refuses what makes no sense for a VM that is being made, has failed or is being destroyed.
+/// Refuses what makes no sense for a VM that is being made, has failed, is being destroyed, or has
+/// disks of different moments.
 pub(super) fn usable(operation: &'static str, record: &VmRecord) -> Result<(), TaskFailure> {
     let state = match record {
-        VmRecord { destroying: true, .. } => "being destroyed",
-        VmRecord { failed: true, .. } => "failed",
-        VmRecord { provisioning: true, .. } => "provisioning",
+        VmRecord { destroying: true, .. } => "being destroyed".to_owned(),
+        VmRecord { failed: true, .. } => "failed".to_owned(),
+        VmRecord { provisioning: true, .. } => "provisioning".to_owned(),
+        VmRecord { rolling_back_to: Some(name), .. } => format!(
+            "half rolled back to snapshot \"{name}\": a rollback has to reach all its disks first"
+        ),
         _ => return Ok(()),
     };
     let text = format!("{operation} error: VM {} is {state}", record.uuid);

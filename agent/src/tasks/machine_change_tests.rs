@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use muster_shared::ids::TaskId;
 use muster_shared::wire::Code;
 use serde_json::{Value, json};
 
@@ -11,6 +12,7 @@ use crate::drivers::Drivers;
 use crate::drivers::faults::Fault;
 use crate::drivers::host::refuse::NoScripts;
 use crate::drivers::host::sim::{HostLog, SimHost};
+use crate::drivers::storage::DiskSpec;
 
 const IMAGE: &str = "11111111-2222-4333-8444-555555555555";
 
@@ -99,6 +101,69 @@ async fn snapshots_are_taken_gone_back_to_and_deleted() {
     act(&host, &drivers, "machine_shutdown", json!({})).await.unwrap();
     let rolled = act(&host, &drivers, "machine_rollback_snapshot", snapshot("b")).await.unwrap();
     assert_eq!(rolled["vm"]["state"], "stopped");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rollback_that_a_disk_cannot_follow_touches_nothing() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    act(&host, &drivers, "machine_create_snapshot", snapshot("a")).await.unwrap();
+    // Another disk in the place of the second one, without the snapshot.
+    let other: TaskId = "other".parse().unwrap();
+    drivers.storage.stash_disk(uuid(), 1, &other).await.unwrap();
+    let spec = DiskSpec { vm: uuid(), index: 1, image: None, size_mib: Some(8) };
+    drivers.storage.create_disk(&spec, &other).await.unwrap();
+    act(&host, &drivers, "machine_create_snapshot", snapshot("b")).await.unwrap();
+    let (disks, record) = (host.pool.disks(), drivers.vms.get(uuid()));
+    let refused = act(&host, &drivers, "machine_rollback_snapshot", snapshot("a")).await;
+    let refused = refused.unwrap_err();
+    assert_eq!(refused.code, "SnapshotNotFound");
+    assert!(refused.message.contains("disk 1"), "{refused}");
+    assert_eq!((host.pool.disks(), drivers.vms.get(uuid())), (disks, record));
+    assert_eq!((host.guests.running().len(), host.guests.starts(uuid())), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn disks_of_different_moments_are_not_started_from() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    for name in ["a", "b"] {
+        act(&host, &drivers, "machine_create_snapshot", snapshot(name)).await.unwrap();
+    }
+    for fault in [Fault::before(), Fault::after()] {
+        host.faults.fail_nth("storage.roll_back", 1, fault);
+        let failed = act(&host, &drivers, "machine_rollback_snapshot", snapshot("a")).await;
+        failed.unwrap_err();
+        // Also by the next agent.
+        let drivers = host.agent("boot-1").await;
+        let vm = drivers.vms.object(uuid(), true).unwrap();
+        assert_eq!((&vm["state"], names(&vm)), (&json!("stopped"), vec!["a"]));
+        let refused = act(&host, &drivers, "machine_boot", json!({})).await.unwrap_err();
+        assert_eq!(refused.code, "VmNotUsable");
+        assert!(refused.message.contains("snapshot \"a\""), "{refused}");
+        let refused = code(&host, &drivers, "machine_create_snapshot", snapshot("c")).await;
+        assert_eq!(refused, "VmNotUsable");
+    }
+    let drivers = host.agent("boot-1").await;
+    act(&host, &drivers, "machine_rollback_snapshot", snapshot("a")).await.unwrap();
+    act(&host, &drivers, "machine_boot", json!({})).await.unwrap();
+    assert_eq!(host.guests.starts(uuid()), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_newer_snapshot_is_listed_as_long_as_the_disks_have_it() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    for name in ["a", "b", "c"] {
+        act(&host, &drivers, "machine_create_snapshot", snapshot(name)).await.unwrap();
+    }
+    host.faults.fail_nth("storage.delete_snapshot", 2, Fault::before());
+    let failed = act(&host, &drivers, "machine_rollback_snapshot", snapshot("a")).await;
+    failed.unwrap_err();
+    assert_eq!(names(&drivers.vms.object(uuid(), true).unwrap()), ["b", "a"]);
+    assert_eq!(host.pool.disks()[&(uuid(), 0)].snapshots.len(), 2);
+    // Its disks were not touched yet.
+    act(&host, &drivers, "machine_boot", json!({})).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

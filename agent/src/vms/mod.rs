@@ -47,6 +47,10 @@ pub struct VmRecord {
     /// Snapshots of all its disks, the oldest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub snapshots: Vec<SnapshotRecord>,
+    /// The snapshot that its disks are being given. While it is set they may be of different
+    /// moments, and the VM must not start: only a rollback that reached every disk takes it away.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rolling_back_to: Option<String>,
     /// How far its disks are.
     #[serde(default)]
     pub storage: StorageState,
@@ -76,6 +80,7 @@ impl VmRecord {
             stopping_until: None,
             reprovision_task: None,
             snapshots: Vec::new(),
+            rolling_back_to: None,
             storage: StorageState::None,
             boot_id: None,
             fingerprint: String::new(),
