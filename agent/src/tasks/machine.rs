@@ -145,11 +145,10 @@ pub(super) async fn apply_metadata(
     vm: VmUuid,
     set: &Map<String, Value>,
 ) -> Result<(), TaskFailure> {
+    let Some(record) = ctx.drivers.vms.get(vm) else { return Err(vms::not_found(vm).into()) };
+    let metadata = payload::internal_metadata(&record.properties, set)?;
     let change = |record: &mut VmRecord| {
-        let metadata = record.properties.entry("internal_metadata").or_insert_with(|| json!({}));
-        if let Some(metadata) = metadata.as_object_mut() {
-            metadata.extend(set.clone());
-        }
+        record.properties.insert("internal_metadata".to_owned(), metadata);
     };
     ctx.drivers.vms.update(vm, change).await?;
     Ok(())

@@ -9,11 +9,8 @@ use muster_shared::folders::make_private;
 use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
 
-use super::{VmRecord, VmRecords};
+use super::{MAX_RECORD_BYTES, VmRecord, VmRecords};
 use crate::drivers::DriverError;
-
-/// Largest record that is read, bytes.
-const MAX_RECORD_BYTES: u64 = 4 * 1024 * 1024;
 
 /// The records of `data_dir/vms`.
 #[derive(Debug)]
@@ -43,8 +40,7 @@ impl FileVmRecords {
         if create && path.exists() {
             return Err(super::exists(record.uuid));
         }
-        let json = serde_json::to_vec_pretty(record)
-            .map_err(|error| DriverError::failed("encode a VM record", error))?;
+        let json = super::encode(record)?;
         let fresh = path.with_extension("json.new");
         let written = replace(&fresh, &json, || {
             if create {
@@ -180,7 +176,7 @@ fn sync_folder(folder: &Path) -> io::Result<()> {
 
 fn read(path: &Path, vm: VmUuid) -> Result<VmRecord, String> {
     let size = std::fs::metadata(path).map_err(|error| error.to_string())?.len();
-    if size > MAX_RECORD_BYTES {
+    if usize::try_from(size).is_ok_and(|size| size > MAX_RECORD_BYTES) {
         return Err(format!("{size} bytes are too many"));
     }
     let json = std::fs::read(path).map_err(|error| error.to_string())?;
@@ -210,6 +206,25 @@ mod tests {
         assert_eq!(records.load().await.unwrap(), [record(2)]);
         let left = std::fs::read_dir(folder.path().join("vms")).unwrap().count();
         assert_eq!(left, 1);
+    }
+
+    #[tokio::test]
+    async fn what_could_not_be_read_again_is_not_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let records = FileVmRecords::open(folder.path()).unwrap();
+        let mut one = record(1);
+        records.put(&one, true).await.unwrap();
+        // Small members, which take most room when they are indented.
+        one.properties.insert("nics".to_owned(), vec![0; MAX_RECORD_BYTES / 4].into());
+        records.put(&one, false).await.unwrap();
+        assert_eq!(records.load().await.unwrap(), [one.clone()]);
+        let mut large = one.clone();
+        large.properties.insert("x".to_owned(), vec![0; MAX_RECORD_BYTES / 4].into());
+        large.properties.insert("nics".to_owned(), vec![0; MAX_RECORD_BYTES / 3].into());
+        let refused = records.put(&large, false).await.unwrap_err();
+        assert!(matches!(&refused, DriverError::Refused { code: Code::InvalidParameters, .. }));
+        assert!(refused.to_string().starts_with("nics: "), "{refused}");
+        assert_eq!(records.load().await.unwrap(), [one]);
     }
 
     #[tokio::test]

@@ -13,6 +13,7 @@ use std::fmt;
 
 use async_trait::async_trait;
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
+use muster_shared::vm::json_bytes;
 use muster_shared::wire::Code;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -176,7 +177,7 @@ pub trait VmRecords: fmt::Debug + Send + Sync + 'static {
     /// Writes a record; durable when it returns.
     ///
     /// # Errors
-    /// `VmExists` when `create` is set and there is one; `StoreFull`.
+    /// `VmExists` when `create` is set and there is one; `StoreFull`; what [`encode`] refuses.
     async fn put(&self, record: &VmRecord, create: bool) -> Result<(), DriverError>;
 
     /// Removes a record; durable when it returns. A missing one is no error.
@@ -184,6 +185,30 @@ pub trait VmRecords: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// It could not be removed.
     async fn remove(&self, vm: VmUuid) -> Result<(), DriverError>;
+}
+
+/// Largest record, bytes of JSON: what is over it is neither written nor read. Properties are held
+/// far below it (`MAX_VM_BYTES`), so that there is always room for what the agent notes itself.
+pub const MAX_RECORD_BYTES: usize = 4 * 1024 * 1024;
+
+/// A record as it is written.
+///
+/// # Errors
+/// `InvalidParameters`, naming the largest property, when it could not be read again.
+pub fn encode(record: &VmRecord) -> Result<Vec<u8>, DriverError> {
+    let json = serde_json::to_vec(record)
+        .map_err(|error| DriverError::failed("encode a VM record", error))?;
+    if json.len() <= MAX_RECORD_BYTES {
+        return Ok(json);
+    }
+    let largest = record.properties.iter().max_by_key(|(_, value)| json_bytes(*value));
+    let name = largest.map_or("properties", |(name, _)| name.as_str());
+    let text = format!(
+        "{name}: the record of VM {} would have {} bytes, {MAX_RECORD_BYTES} are the limit",
+        record.uuid,
+        json.len()
+    );
+    Err(DriverError::refused(Code::InvalidParameters, text))
 }
 
 /// `VmExists`.

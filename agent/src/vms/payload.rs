@@ -5,14 +5,15 @@ mod update;
 use muster_shared::ids::{ImageUuid, VmUuid};
 use muster_shared::vm::{
     CONTAINER_BRANDS, CONTEXT, DEFAULT_QUOTA_GIB, DEFAULT_RAM_MIB, DISK, Effect, Item, Kind,
-    MAX_DEVICES, MIN_SWAP_MIB, NIC, NOBODY, Property, TOLD, overhead_mib, property,
+    MAX_DEVICES, MAX_VM_BYTES, MIN_SWAP_MIB, NIC, NOBODY, Property, TOLD, json_bytes, overhead_mib,
+    property,
 };
 use muster_shared::wire::Code;
 use serde_json::{Map, Value, json};
 
 use crate::tasks::TaskFailure;
 
-pub use update::update;
+pub use update::{internal_metadata, update};
 
 /// Quota of a VM of brand bhyve that names none, GiB.
 const BHYVE_QUOTA_GIB: u64 = 1;
@@ -107,6 +108,7 @@ pub fn create(params: &Map<String, Value>) -> Result<Map<String, Value>, TaskFai
         }
     }
     complete(&mut vm, &mut problems);
+    bound(&vm, 0, &mut problems);
     if problems.is_empty() { Ok(vm) } else { Err(problems.into()) }
 }
 
@@ -246,6 +248,16 @@ fn complete(vm: &mut Map<String, Value>, problems: &mut Problems) {
     vm.entry("disks").or_insert(json!([]));
     complete_memory(vm, problems);
     complete_devices(vm, problems);
+}
+
+/// Names the largest property of a VM that is too large as a whole. One that was so before may
+/// stay as it is, or become smaller.
+fn bound(vm: &Map<String, Value>, before_bytes: usize, problems: &mut Problems) {
+    let bytes = json_bytes(vm);
+    if bytes > MAX_VM_BYTES && bytes > before_bytes {
+        let largest = vm.iter().max_by_key(|(_, value)| json_bytes(*value));
+        problems.bad(largest.map_or("", |(name, _)| name.as_str()));
+    }
 }
 
 fn complete_memory(vm: &mut Map<String, Value>, problems: &mut Problems) {

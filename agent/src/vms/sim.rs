@@ -42,6 +42,7 @@ impl VmRecords for SimVmRecords {
 
     async fn put(&self, record: &VmRecord, create: bool) -> Result<(), DriverError> {
         let put = || {
+            super::encode(record)?;
             let mut records = self.records.lock();
             if create && records.contains_key(&record.uuid) {
                 return Err(super::exists(record.uuid));

@@ -1,9 +1,15 @@
 //! The properties themselves. What no table names is dropped by agents, and their log says so.
 
 use super::property::{Effect, Form, Item, Kind, Property};
-use super::{MAX_ALIAS_CHARS, MAX_VCPUS, MIN_RAM_MIB};
+use super::{
+    MAX_ALIAS_CHARS, MAX_METADATA_BYTES, MAX_ROUTES_BYTES, MAX_TAGS_BYTES, MAX_VCPUS, MIN_RAM_MIB,
+};
 use Effect::{AtStart, Dropped, Ignored, Kept, Live, Refused};
 use Kind::{Any, Count, Flag, FlatObject, Gib, List, Mib, Range, Text, Uuid, Words};
+
+const TAGS: Kind = FlatObject(MAX_TAGS_BYTES);
+const METADATA: Kind = FlatObject(MAX_METADATA_BYTES);
+const ROUTES: Kind = FlatObject(MAX_ROUTES_BYTES);
 
 const fn p(name: &'static str, kind: Kind, effect: Effect, doc: &'static str) -> Property {
     Property::new(name, kind, effect, doc)
@@ -104,18 +110,23 @@ pub const LASTING: &[Property] = &[
 pub const INITIAL: &[Property] = &[
     p("brand", Text(64), Live, "`kvm`, `bhyve`, `joyent-minimal`, `lx`, …")
         .form(Form::OneOf(&["bhyve", "kvm"])),
-    p("customer_metadata", FlatObject, Live, "For the guest"),
+    p("customer_metadata", METADATA, Live, "For the guest; at most 256 KiB of JSON"),
     p("delegate_dataset", Flag, Refused, "A container gets a dataset of its own"),
     p("disks", List(Item::Disk), AtStart, "Of a hardware VM"),
     p("filesystems", List(Item::Filesystem), Refused, "Directories of the server in a container"),
     p("firewall_rules", List(Item::FirewallRule), Dropped, "Rules that are put in force with it"),
     p("image_uuid", Uuid, Live, "Image of a container, or of the only disk"),
-    p("internal_metadata", FlatObject, Live, "For the guest, which can't change it"),
+    p(
+        "internal_metadata",
+        METADATA,
+        Live,
+        "For the guest, which can't change it; at most 256 KiB of JSON",
+    ),
     p("nics", List(Item::Nic), AtStart, "Network interfaces"),
     p("nowait", Flag, Ignored, "Made without waiting until a container is up"),
     p("pci_devices", List(Item::PciDevice), Refused, "Devices of the server in a bhyve VM"),
-    p("routes", FlatObject, Live, "Gateway by destination"),
-    p("tags", FlatObject, Live, "For whoever looks for it"),
+    p("routes", ROUTES, Live, "Gateway by destination; at most 16 KiB of JSON"),
+    p("tags", TAGS, Live, "For whoever looks for it; at most 16 KiB of JSON"),
     // A create takes it for `zpool` before it looks here.
     p("zfs_storage_pool_name", Text(255), Ignored, "Another name of `zpool`"),
     p("zone_dataset_uuid", Uuid, Ignored, "Of no effect here"),
@@ -137,10 +148,10 @@ pub const CHANGES: &[Property] = &[
     p("remove_pci_devices", Words, Refused, "Paths"),
     p("remove_routes", Words, Live, "Destinations"),
     p("remove_tags", Words, Live, "Names"),
-    p("set_customer_metadata", FlatObject, Live, "New values"),
-    p("set_internal_metadata", FlatObject, Live, "New values"),
-    p("set_routes", FlatObject, Live, "New values"),
-    p("set_tags", FlatObject, Live, "New values"),
+    p("set_customer_metadata", METADATA, Live, "New values"),
+    p("set_internal_metadata", METADATA, Live, "New values"),
+    p("set_routes", ROUTES, Live, "New values"),
+    p("set_tags", TAGS, Live, "New values"),
     p("update_disks", List(Item::Disk), Live, "Changes of disks, by `path`"),
     p("update_filesystems", List(Item::Filesystem), Refused, "Changes of directories, by `target`"),
     p("update_nics", List(Item::Nic), Live, "Changes of network interfaces, by `mac`"),
@@ -264,6 +275,16 @@ mod tests {
         for table in [DISK, NIC] {
             let names: BTreeSet<_> = table.iter().map(|property| property.name).collect();
             assert_eq!(names.len(), table.len());
+        }
+    }
+
+    #[test]
+    fn limits_of_bytes_are_told() {
+        let objects = [LASTING, INITIAL].into_iter().flatten();
+        for property in objects {
+            let FlatObject(most) = property.kind else { continue };
+            let told = format!("at most {} KiB of JSON", most / 1024);
+            assert!(property.doc.ends_with(&told), "{}: {}", property.name, property.doc);
         }
     }
 

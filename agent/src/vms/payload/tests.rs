@@ -1,6 +1,6 @@
 //! What payloads are accepted, refused and completed to.
 
-use muster_shared::vm::{FACTS, INITIAL, LASTING};
+use muster_shared::vm::{FACTS, INITIAL, LASTING, MAX_METADATA_BYTES};
 use proptest::prelude::*;
 
 use super::*;
@@ -61,6 +61,16 @@ fn what_would_reach_the_host_is_refused() {
         {"size": 1, "boot": true}, {"size": 1, "boot": true},
     ]});
     assert_eq!(refused(two)["bad_values"], json!(["disks"]));
+}
+
+#[test]
+fn what_is_too_large_is_named() {
+    let large = json!({ "a": "x".repeat(MAX_METADATA_BYTES) });
+    for name in ["tags", "customer_metadata", "internal_metadata"] {
+        assert_eq!(refused(json!({ "brand": "kvm", name: large }))["bad_values"], json!([name]));
+    }
+    let nics = json!([{ "nic_tag": "admin", "allowed_ips": vec!["10.0.0.1"; 100_000] }]);
+    assert_eq!(refused(json!({ "brand": "kvm", "nics": nics }))["bad_values"], json!(["nics"]));
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! What a client may change of a VM: from its properties and an update payload to its new
 //! properties. Pure.
 
-use muster_shared::vm::{self, Effect, INITIAL, MAX_DEVICES, Property, TOLD, is_flat};
+use muster_shared::vm::{
+    self, Effect, INITIAL, Kind, MAX_DEVICES, Property, TOLD, is_flat, json_bytes,
+};
 use serde_json::{Map, Value, json};
 
-use super::{Problems, checked, complete, devices, mac, nic};
+use super::{Problems, bound, checked, complete, devices, mac, nic};
 use crate::tasks::TaskFailure;
 
 /// Objects that are changed member by member.
@@ -44,7 +46,25 @@ pub fn update(
     if number("max_locked_memory") > number("max_physical_memory") {
         problems.bad("max_locked_memory");
     }
+    bound(&new, json_bytes(old), &mut problems);
     if problems.is_empty() { Ok(new) } else { Err(problems.into()) }
+}
+
+/// `internal_metadata` with new values, the only update that comes with a start.
+///
+/// # Errors
+/// `InvalidVmPayload`: it becomes too large.
+pub fn internal_metadata(
+    old: &Map<String, Value>,
+    set: &Map<String, Value>,
+) -> Result<Value, TaskFailure> {
+    let mut new = old.clone();
+    let mut problems = Problems::default();
+    let change = Map::from_iter([("set_internal_metadata".to_owned(), Value::Object(set.clone()))]);
+    members(&mut new, "internal_metadata", &change, &mut problems);
+    bound(&new, json_bytes(old), &mut problems);
+    let metadata = new.shift_remove("internal_metadata").unwrap_or_default();
+    if problems.is_empty() { Ok(metadata) } else { Err(problems.into()) }
 }
 
 fn set_property(
@@ -94,7 +114,13 @@ fn members(
     match params.get(&set) {
         None | Some(Value::Null) => {}
         Some(value @ Value::Object(members)) if is_flat(value) => target.extend(members.clone()),
-        Some(_) => problems.bad(set),
+        Some(_) => problems.bad(set.as_str()),
+    }
+    let before_bytes = new.get(object).map_or(0, json_bytes);
+    let bytes = json_bytes(&target);
+    let Some(Kind::FlatObject(most)) = vm::property(object).map(|known| known.kind) else { return };
+    if bytes > most && bytes > before_bytes {
+        problems.bad(set);
     }
     if new.contains_key(object) || !target.is_empty() {
         new.insert(object.to_owned(), Value::Object(target));
@@ -327,6 +353,31 @@ mod tests {
         refused(json!({ "ram": 1 }), "bad_values", "ram");
         refused(json!({ "set_tags": { "a": [] } }), "bad_values", "set_tags");
         refused(json!({ "max_physical_memory": 100 }), "bad_values", "max_physical_memory");
+    }
+
+    #[test]
+    fn what_becomes_too_large_is_named() {
+        let large = json!({ "b": "x".repeat(vm::MAX_TAGS_BYTES) });
+        refused(json!({ "set_tags": large }), "bad_values", "set_tags");
+        let long = "x".repeat(vm::MAX_METADATA_BYTES - 100);
+        let set = |name: &str| Map::from_iter([(name.to_owned(), json!(long))]);
+        refused(
+            json!({ "set_customer_metadata": { "a": long, "b": long } }),
+            "bad_values",
+            "set_customer_metadata",
+        );
+        let mut one = vm();
+        one["internal_metadata"] = internal_metadata(&one, &set("a")).unwrap();
+        let failure = internal_metadata(&one, &set("b")).unwrap_err();
+        assert_eq!(failure.code, "InvalidVmPayload");
+        assert!(failure.message.contains("set_internal_metadata"), "{failure}");
+        // What was made too large before the limit can be changed and made smaller.
+        one["tags"] = json!({ "a": 1, "b": "x".repeat(vm::MAX_TAGS_BYTES) });
+        for change in [json!({ "alias": "two" }), json!({ "remove_tags": ["a"] })] {
+            update(&one, &object(change), String::new).unwrap();
+        }
+        one["nics"][0]["allowed_ips"] = json!(vec!["10.0.0.1"; 100_000]);
+        refused(json!({ "update_nics": one["nics"] }), "bad_values", "nics");
     }
 
     fn any_value() -> impl Strategy<Value = Value> {
