@@ -81,7 +81,10 @@ pub(super) fn fresh_mac(random: u64) -> String {
 /// What clients see of the disks that there are.
 pub(super) fn describe_disks(record: &mut VmRecord, made: &[Disk]) {
     let Some(Value::Array(disks)) = record.properties.get_mut("disks") else { return };
-    for (disk, made) in disks.iter_mut().filter_map(Value::as_object_mut).zip(made) {
+    for made in made {
+        let index = usize::try_from(made.index).ok();
+        let disk = index.and_then(|index| disks.get_mut(index)?.as_object_mut());
+        let Some(disk) = disk else { continue };
         let size_mib = made.size_bytes.div_ceil(muster_shared::units::MIB);
         disk.insert("path".to_owned(), json!(made.path));
         disk.insert("size".to_owned(), json!(size_mib));
@@ -205,6 +208,25 @@ pub(super) fn usable(operation: &'static str, record: &VmRecord) -> Result<(), T
     Err(refuse(Code::VmNotUsable, text))
 }
 
+/// The VM's disks: all that its record names, or none of them is any good. A guest that comes up
+/// without one of them may take it for empty, or go on without what lies there.
+pub(super) async fn disks(
+    ctx: &TaskContext,
+    operation: &'static str,
+    record: &VmRecord,
+) -> Result<Vec<Disk>, TaskFailure> {
+    let vm = record.uuid;
+    let disks = ctx.drivers.storage.disks(vm).await.map_err(failed(operation))?;
+    let is_missing = |index: u32| !disks.iter().any(|disk| disk.index == index);
+    let mut named = (0..).zip(record.list("disks"));
+    let Some((index, named)) = named.find(|(index, _)| is_missing(*index)) else {
+        return Ok(disks);
+    };
+    let path = named.get("path").and_then(Value::as_str).unwrap_or("no path is known");
+    let text = format!("{operation} error: disk {index} of VM {vm} is missing ({path})");
+    Err(refuse(Code::DatasetNotFound, text))
+}
+
 /// Starts the VM, or adopts it when it runs already.
 pub(super) async fn start(
     ctx: &TaskContext,
@@ -213,7 +235,7 @@ pub(super) async fn start(
 ) -> Result<(), TaskFailure> {
     let drivers = &ctx.drivers;
     let record = record(ctx, operation, vm)?;
-    let disks = drivers.storage.disks(vm).await.map_err(failed(operation))?;
+    let disks = disks(ctx, operation, &record).await?;
     drivers.compute.start(&record, &disks).await.map_err(failed(operation))?;
     let boot_id = drivers.vms.boot_id().to_owned();
     let started = |record: &mut VmRecord| {

@@ -97,6 +97,7 @@ impl SnapshotStep {
         if self.is_ours(ctx) {
             return Ok(());
         }
+        machine::disks(ctx, OPERATION, &record).await?;
         let on_disk = snapshot::on_disk(&self.name);
         let found = ctx.drivers.storage.snapshots(self.vm).await;
         let found = found.map_err(snapshot::told(OPERATION))?;

@@ -181,12 +181,9 @@ impl Reprovision {
         record.is_some_and(|record| record.reprovision_task.as_ref() == Some(&ctx.task_id))
     }
 
-    /// The VM runs again if it ran, unless a disk is missing.
+    /// The VM runs again if it ran.
     async fn restart(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        let Some(record) = ctx.drivers.vms.get(self.vm) else { return Ok(()) };
-        let disks = ctx.drivers.storage.disks(self.vm).await.map_err(failed(OPERATION))?;
-        let whole = disks.len() == record.list("disks").len();
-        if ctx.noted(WAS_RUNNING) == true && whole {
+        if ctx.noted(WAS_RUNNING) == true && ctx.drivers.vms.get(self.vm).is_some() {
             machine::start(ctx, OPERATION, self.vm).await?;
         }
         Ok(())

@@ -67,7 +67,7 @@ impl Rollback {
         machine::usable(OPERATION, &mended)?;
         let place = record.snapshots.iter().position(|s| s.name == self.name && s.complete);
         let place = place.ok_or_else(|| snapshot::not_found(OPERATION, self.vm, &self.name))?;
-        snapshot::on_every_disk(ctx, OPERATION, self.vm, &self.name).await?;
+        snapshot::on_every_disk(ctx, OPERATION, &record, &self.name).await?;
         let newer: Vec<&str> =
             record.snapshots.iter().skip(place + 1).map(|known| known.name.as_str()).collect();
         ctx.note(NEWER, json!(newer));

@@ -361,6 +361,30 @@ async fn power_tasks_say_when_there_is_nothing_to_do() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_vm_does_not_start_without_one_of_its_disks() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    drivers.storage.stash_disk(uuid(), 1, &"other".parse().unwrap()).await.unwrap();
+    // What runs goes on: it could not be started again.
+    for (kind, extra) in [
+        ("machine_reboot", json!({})),
+        ("machine_update", json!({ "ram": 256, "reboot": "always" })),
+    ] {
+        let refused = act(&host, &drivers, kind, extra).await.unwrap_err();
+        assert_eq!(refused.code, "DatasetNotFound", "{kind}");
+    }
+    assert_eq!((host.guests.running().len(), host.guests.starts(uuid())), (1, 1));
+    act(&host, &drivers, "machine_shutdown", json!({})).await.unwrap();
+    let refused = act(&host, &drivers, "machine_boot", json!({})).await.unwrap_err();
+    assert_eq!(refused.code, "DatasetNotFound");
+    assert!(refused.message.contains("disk 1 of VM"), "{refused}");
+    assert!(refused.message.contains("disk1.qcow2"), "{refused}");
+    assert!(host.guests.running().is_empty());
+    drivers.storage.restore_disk(uuid(), 1, &"other".parse().unwrap()).await.unwrap();
+    act(&host, &drivers, "machine_boot", json!({})).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_guest_that_ignores_its_power_button_is_killed_in_time() {
     let host = Host::new();
     let drivers = one_vm(&host).await;

@@ -103,6 +103,9 @@ impl Update {
             Reboot::IfNeeded => rewired,
             Reboot::Never => false,
         };
+        if running && wanted {
+            machine::disks(ctx, OPERATION, &record).await?;
+        }
         let pending: Vec<&String> =
             if running && !wanted { at_start.collect() } else { Vec::new() };
         ctx.note(PENDING, json!(pending));

@@ -75,10 +75,11 @@ pub(super) async fn forget(ctx: &TaskContext, vm: VmUuid, name: &str) -> Result<
 pub(super) async fn on_every_disk(
     ctx: &TaskContext,
     operation: &'static str,
-    vm: VmUuid,
+    record: &VmRecord,
     name: &str,
 ) -> Result<(), TaskFailure> {
-    let disks = ctx.drivers.storage.disks(vm).await.map_err(told(operation))?;
+    let vm = record.uuid;
+    let disks = machine::disks(ctx, operation, record).await?;
     let having = having(ctx, vm, &on_disk(name)).await.map_err(told(operation))?;
     let Some(lacking) = disks.iter().find(|disk| !having.contains(&disk.index)) else {
         return Ok(());
