@@ -1,5 +1,6 @@
 //! Records as files: one JSON file per VM, replaced by rename, durable when a call returns.
 
+use std::collections::BTreeSet;
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
@@ -70,25 +71,22 @@ impl FileVmRecords {
         let path = self.path(vm);
         // The backup first: alone it would bring the VM back.
         for path in [path.with_extension("json.bak"), path.with_extension("json.new"), path] {
-            match std::fs::remove_file(path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
+            remove(&path)?;
         }
         sync_folder(&self.folder)
     }
 
     fn read_all(&self) -> io::Result<Vec<VmRecord>> {
-        let mut names = Vec::new();
+        let mut vms = BTreeSet::new();
         for entry in std::fs::read_dir(&self.folder)? {
-            names.push(entry?.file_name());
+            let name = entry?.file_name();
+            let name = name.to_str().unwrap_or_default();
+            // A backup alone is what a crash leaves that came while a damaged record was replaced.
+            let stem = name.strip_suffix(".json").or_else(|| name.strip_suffix(".json.bak"));
+            vms.extend(stem.and_then(|stem| stem.parse::<VmUuid>().ok()));
         }
-        names.sort_unstable();
         let mut records = Vec::new();
-        for name in names.iter().filter_map(|name| name.to_str()) {
-            let Some(vm) = name.strip_suffix(".json").and_then(|stem| stem.parse().ok()) else {
-                continue;
-            };
+        for vm in vms {
             if let Some(record) = self.read_or_set_aside(vm)? {
                 records.push(record);
             }
@@ -104,7 +102,10 @@ impl FileVmRecords {
                 tracing::error!(vm_uuid = %vm, %problem, "a VM record is damaged and set aside");
             }
         }
-        std::fs::rename(&path, path.with_extension("json.damaged"))?;
+        match std::fs::rename(&path, path.with_extension("json.damaged")) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
         let backup = path.with_extension("json.bak");
         let record = match read(&backup, vm) {
             Ok(record) => record,
@@ -113,7 +114,8 @@ impl FileVmRecords {
                 return Ok(None);
             }
         };
-        std::fs::copy(&backup, &path)?;
+        let fresh = path.with_extension("json.new");
+        replace(&fresh, &std::fs::read(&backup)?, || std::fs::rename(&fresh, &path))?;
         sync_folder(&self.folder)?;
         Ok(Some(record))
     }
@@ -146,13 +148,11 @@ fn replace(
     content: &[u8],
     put_in_place: impl FnOnce() -> io::Result<()>,
 ) -> io::Result<()> {
+    // What a crash left may be another name of the record itself, which is not to be written over.
+    remove(fresh)?;
     // Metadata may hold secrets of customers.
-    let mut file = std::fs::OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(fresh)?;
+    let mut file =
+        std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(fresh)?;
     file.write_all(content)?;
     file.sync_all()?;
     put_in_place()
@@ -161,13 +161,19 @@ fn replace(
 /// The last version stays beside the new one, under a second name.
 fn keep_backup(path: &Path) -> io::Result<()> {
     let backup = path.with_extension("json.bak");
-    for removed in [std::fs::remove_file(&backup), std::fs::hard_link(path, &backup)] {
-        match removed {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+    remove(&backup)?;
+    match std::fs::hard_link(path, &backup) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
-    Ok(())
+}
+
+/// Removes a file, if it is there.
+fn remove(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 fn sync_folder(folder: &Path) -> io::Result<()> {
@@ -242,5 +248,34 @@ mod tests {
         assert_eq!(records.load().await.unwrap(), vec![old.clone()]);
         assert_eq!(records.load().await.unwrap(), [old]);
         assert!(folder.path().join(format!("{}.json.damaged", record(2).uuid)).exists());
+    }
+
+    /// A crash between the two steps of a create leaves the record under two names.
+    #[tokio::test]
+    async fn a_name_that_a_crash_left_is_not_written_through() {
+        let folder = tempfile::tempdir().unwrap();
+        let records = FileVmRecords::open(folder.path()).unwrap();
+        let old = record(1);
+        records.put(&old, true).await.unwrap();
+        let path = folder.path().join(format!("{}.json", old.uuid));
+        std::fs::hard_link(&path, path.with_extension("json.new")).unwrap();
+        let new = VmRecord { provisioning: false, ..record(1) };
+        records.put(&new, false).await.unwrap();
+        assert_eq!(records.load().await.unwrap(), [new]);
+        assert_eq!(read(&path.with_extension("json.bak"), old.uuid), Ok(old));
+    }
+
+    /// A crash after a damaged record was set aside and before its backup took its place.
+    #[tokio::test]
+    async fn a_backup_alone_brings_its_record_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let records = FileVmRecords::open(folder.path()).unwrap();
+        let old = record(1);
+        records.put(&old, true).await.unwrap();
+        records.put(&VmRecord { provisioning: false, ..record(1) }, false).await.unwrap();
+        let path = folder.path().join(format!("{}.json", old.uuid));
+        std::fs::rename(&path, path.with_extension("json.damaged")).unwrap();
+        assert_eq!(records.load().await.unwrap(), vec![old.clone()]);
+        assert_eq!(read(&path, old.uuid), Ok(old));
     }
 }
