@@ -7,7 +7,7 @@ use muster_shared::wire::Code;
 use serde_json::{Value, json};
 
 use super::machine_tests::{Host, act, create_params, one_vm, params, run, run_with_crash, uuid};
-use super::{HANDLERS, Params, TaskFailure};
+use super::{HANDLERS, Handler as _, Params, TaskFailure};
 use crate::drivers::Drivers;
 use crate::drivers::faults::Fault;
 use crate::drivers::host::refuse::NoScripts;
@@ -179,14 +179,40 @@ async fn a_reprovision_replaces_the_boot_disk_and_nothing_else() {
     assert_eq!((&result["vm"]["state"], host.guests.starts(uuid())), (&json!("running"), 2));
     let after = host.pool.disks();
     assert_ne!(after[&(uuid(), 0)].owner, before[&(uuid(), 0)].owner);
-    assert_eq!(after[&(uuid(), 1)], before[&(uuid(), 1)]);
+    assert_eq!(after[&(uuid(), 1)].owner, before[&(uuid(), 1)].owner);
     assert!(host.pool.stashed().is_empty());
+    // No disk keeps a name that is not listed.
+    assert_eq!(after[&(uuid(), 1)].snapshots, []);
+    act(&host, &drivers, "machine_create_snapshot", snapshot("a")).await.unwrap();
     let missing = json!({ "image_uuid": "99999999-2222-4333-8444-555555555555" });
     assert_eq!(code(&host, &drivers, "machine_reprovision", missing).await, "ImageNotFound");
     assert_eq!(drivers.vms.object(uuid(), true).unwrap()["state"], "running");
     drivers.vms.remove(uuid()).await.unwrap();
     let gone = code(&host, &drivers, "machine_reprovision", json!({ "image_uuid": IMAGE })).await;
     assert_eq!(gone, "VmNotFound");
+}
+
+/// What a guest has not written yet to its other disks would be lost.
+#[tokio::test(start_paused = true)]
+async fn a_reprovision_asks_the_guest_before_it_kills_it() {
+    for (deaf, took) in [(false, 0..2), (true, 60..63)] {
+        let host = Host::new();
+        let drivers = one_vm(&host).await;
+        if deaf {
+            host.guests.ignore_acpi(uuid());
+        }
+        let wanted = params(json!({ "image_uuid": IMAGE }));
+        let ctx = host.context(&drivers, &wanted);
+        let plan = super::machine_reprovision::MachineReprovision.plan(&wanted).unwrap();
+        let started = host.clock.monotonic();
+        for step in plan.steps.iter().take_while(|step| step.name() != "stash") {
+            step.apply(&ctx).await.unwrap();
+        }
+        let seconds = (host.clock.monotonic() - started).as_secs();
+        assert!(took.contains(&seconds), "{seconds} s");
+        let status = if deaf { 137 } else { 0 };
+        assert_eq!(drivers.vms.object(uuid(), true).unwrap()["exit_status"], status);
+    }
 }
 
 /// Lets each call fail in turn: afterwards the VM is as before or as wanted, and nothing is left.
@@ -199,6 +225,7 @@ async fn changes_that_fail_anywhere_leave_a_whole_vm() {
         "images.install",
         "storage.create_disk",
         "storage.create_snapshot",
+        "storage.delete_snapshot",
         "storage.disks",
         "storage.snapshots",
         "storage.stash_disk",

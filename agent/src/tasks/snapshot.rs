@@ -1,5 +1,7 @@
 //! What the three kinds about snapshots share: names, where a snapshot is changed, parameters.
 
+use std::collections::BTreeSet;
+
 use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
 use serde_json::{Value, json};
@@ -63,6 +65,17 @@ pub(super) async fn remove(ctx: &TaskContext, vm: VmUuid, name: &str) -> Result<
     let name = on_disk(name);
     let having = having(ctx, vm, &name).await?;
     remove_from(ctx, vm, &name, having).await
+}
+
+/// Deletes every snapshot of the VM, of which disks and record may know different ones.
+pub(super) async fn remove_all(ctx: &TaskContext, vm: VmUuid) -> Result<(), DriverError> {
+    let found = ctx.drivers.storage.snapshots(vm).await?;
+    let named = found.iter().filter_map(|found| found.name.strip_prefix(PREFIX));
+    for name in named.collect::<BTreeSet<_>>() {
+        remove(ctx, vm, name).await?;
+        forget(ctx, vm, name).await?;
+    }
+    ctx.drivers.vms.update(vm, |record| record.snapshots.clear()).await.map(drop)
 }
 
 /// Takes the snapshot out of the record, once no disk has it any more.
