@@ -285,7 +285,13 @@ pub(super) async fn stop(
     Ok(())
 }
 
-/// Presses the power button until the guest is gone or its time is over.
+fn given_up(vm: VmUuid) -> DriverError {
+    let text = format!("VM {vm} was still shutting down when its task was stopped");
+    DriverError::refused(Code::Cancelled, text)
+}
+
+/// Presses the power button until the guest is gone or its time is over. Somebody in a hurry cuts
+/// that time short; the end of the task leaves the guest alone.
 async fn ask(ctx: &TaskContext, vm: VmUuid, how: Stop) -> Result<bool, DriverError> {
     let clock = &ctx.drivers.clock;
     let left = how.until.duration_since(clock.wall());
@@ -294,12 +300,14 @@ async fn ask(ctx: &TaskContext, vm: VmUuid, how: Stop) -> Result<bool, DriverErr
     loop {
         lenient(ctx, vm, GuestSignal::PowerDown).await;
         let left = deadline.saturating_sub(clock.monotonic());
-        let wait = ctx.drivers.compute.wait_stopped(vm, left.min(BUTTON_AGAIN));
-        // Somebody is in a hurry: the guest's time is over.
-        let Some(stopped) = ctx.cancelled.run_until_cancelled(wait).await else {
-            return Ok(false);
+        let stopped = tokio::select! {
+            biased;
+            () = ctx.hurried.cancelled() => return Ok(false),
+            // The task's time is over, not the guest's.
+            () = ctx.cancelled.cancelled() => return Err(given_up(vm)),
+            stopped = ctx.drivers.compute.wait_stopped(vm, left.min(BUTTON_AGAIN)) => stopped?,
         };
-        if stopped? {
+        if stopped {
             return Ok(true);
         }
         if clock.monotonic() >= deadline {

@@ -114,6 +114,8 @@ impl Host {
             rebooted: false,
             resumed: false,
             cancelled: CancellationToken::new(),
+            hurried: CancellationToken::new(),
+            hurries: false,
             events: Arc::new(NoEvents),
             result: Mutex::new(Value::Null),
         }
@@ -398,7 +400,7 @@ async fn a_guest_that_ignores_its_power_button_is_killed_in_time() {
 
     act(&host, &drivers, "machine_boot", json!({})).await.unwrap();
     let ctx = host.context(&drivers, &params(json!({ "timeout": 3600 })));
-    let hurry = ctx.cancelled.clone();
+    let hurry = ctx.hurried.clone();
     let started = host.clock.monotonic();
     let (result, ()) = tokio::join!(run(&ctx, "machine_shutdown", false), async {
         tokio::time::sleep(Duration::from_secs(2)).await;
