@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Params, Queue, TaskContext, TaskFailure};
 use crate::drivers::DriverError;
-use crate::drivers::compute::GuestSignal;
+use crate::drivers::compute::{GuestSignal, Observed};
 use crate::drivers::storage::Disk;
 use crate::vms::{self, VmRecord, payload};
 
@@ -25,8 +25,13 @@ pub(super) const MACHINE_QUERY: Queue =
 pub(super) const STOP_TIMEOUT: Duration = Duration::from_secs(180);
 /// Longest time a client may give it.
 const MAX_STOP_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
-/// Guests that are still booting miss the power button, so it is pressed again.
-const BUTTON_AGAIN: Duration = Duration::from_secs(10);
+/// A guest that was started less than this ago may still be booting, and miss its power button.
+const BOOTING: Duration = Duration::from_secs(120);
+/// Between presses of the button of a guest that may be booting.
+const BUTTON_WHILE_BOOTING: Duration = Duration::from_secs(10);
+/// Between presses otherwise: one that is shutting down may take another press for an order to cut
+/// that short, so that it is pressed again only when nothing came of it.
+const BUTTON_AGAIN: Duration = Duration::from_secs(60);
 /// Time the hypervisor has to end by itself.
 const QUIT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time a killed process has to go.
@@ -285,6 +290,13 @@ pub(super) async fn stop(
     Ok(())
 }
 
+fn may_be_booting(ctx: &TaskContext, vm: VmUuid) -> bool {
+    let Some(entry) = ctx.drivers.vms.entry(vm) else { return false };
+    let Observed::Running { started_at_ms, .. } = entry.observed else { return false };
+    let now_ms = u64::try_from(ctx.drivers.clock.wall().as_millisecond()).unwrap_or(0);
+    Duration::from_millis(now_ms.saturating_sub(started_at_ms)) < BOOTING
+}
+
 fn given_up(vm: VmUuid) -> DriverError {
     let text = format!("VM {vm} was still shutting down when its task was stopped");
     DriverError::refused(Code::Cancelled, text)
@@ -299,13 +311,14 @@ async fn ask(ctx: &TaskContext, vm: VmUuid, how: Stop) -> Result<bool, DriverErr
     let deadline = clock.monotonic() + left;
     loop {
         lenient(ctx, vm, GuestSignal::PowerDown).await;
+        let again = if may_be_booting(ctx, vm) { BUTTON_WHILE_BOOTING } else { BUTTON_AGAIN };
         let left = deadline.saturating_sub(clock.monotonic());
         let stopped = tokio::select! {
             biased;
             () = ctx.hurried.cancelled() => return Ok(false),
             // The task's time is over, not the guest's.
             () = ctx.cancelled.cancelled() => return Err(given_up(vm)),
-            stopped = ctx.drivers.compute.wait_stopped(vm, left.min(BUTTON_AGAIN)) => stopped?,
+            stopped = ctx.drivers.compute.wait_stopped(vm, left.min(again)) => stopped?,
         };
         if stopped {
             return Ok(true);

@@ -97,3 +97,22 @@ async fn a_task_that_runs_out_of_time_does_not_kill_its_guest() {
     let vm = node.host.records.records()[&uuid()].clone();
     assert_eq!((vm.stopping_until, vm.properties["autoboot"].clone()), (None, json!(false)));
 }
+
+/// How often a guest that was up for so long has its button pressed within three minutes.
+async fn presses(up: Duration) -> u64 {
+    let node = Node::new(Duration::from_secs(3600)).await;
+    tokio::time::sleep(up).await;
+    let signals = || node.host.faults.calls("compute.signal");
+    let before = signals();
+    node.submit("waits", "machine_shutdown", json!({ "timeout": 179 })).await;
+    node.ended("waits").await;
+    // The last signal kills.
+    signals() - before - 1
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_button_of_a_guest_that_is_up_is_not_pressed_all_the_time() {
+    assert_eq!(presses(Duration::from_secs(600)).await, 3);
+    // At 0, 10, … 120 s.
+    assert_eq!(presses(Duration::ZERO).await, 13);
+}
