@@ -56,27 +56,6 @@ pub(super) fn image(params: &Params, name: &str) -> Result<ImageUuid, TaskFailur
     text.to_ascii_lowercase().parse().map_err(|problem| TaskFailure::bad_param(name, problem))
 }
 
-/// Refuses NICs whose address another VM of this node has, or that have the same.
-pub(super) fn check_macs(
-    ctx: &TaskContext,
-    vm: VmUuid,
-    nics: Option<&Value>,
-) -> Result<(), TaskFailure> {
-    let entries = ctx.drivers.vms.entries();
-    let others = entries.iter().filter(|entry| entry.record.uuid != vm);
-    let mac_of = |nic: &'_ Value| nic.get("mac").and_then(Value::as_str).map(str::to_owned);
-    let mut taken: Vec<String> =
-        others.flat_map(|entry| entry.record.list("nics").iter().filter_map(mac_of)).collect();
-    let nics = nics.and_then(Value::as_array);
-    for mac in nics.into_iter().flatten().filter_map(mac_of) {
-        if taken.contains(&mac) {
-            return Err(TaskFailure::bad_param("nics", format!("MAC {mac} is in use")));
-        }
-        taken.push(mac);
-    }
-    Ok(())
-}
-
 /// A random address of the locally administered range.
 pub(super) fn fresh_mac(random: u64) -> String {
     let [a, b, c, d, e, ..] = random.to_be_bytes();

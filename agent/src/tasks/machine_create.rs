@@ -236,7 +236,7 @@ impl Job {
                         guest, which this agent does not have";
             return Err(refuse(Code::NotSupported, text));
         }
-        machine::check_macs(ctx, self.vm, self.properties.get("nics"))?;
+        drivers.vms.check_macs(self.vm, &self.properties)?;
         // Left by something that has no record: not ours to take over.
         if drivers.compute.observe(self.vm).await?.is_running() {
             return Err(vm_exists(self.vm));

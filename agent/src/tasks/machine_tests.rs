@@ -281,6 +281,28 @@ async fn a_second_create_is_refused_without_harm() {
     assert_eq!(host.guests.starts(uuid()), 1);
 }
 
+#[tokio::test(start_paused = true)]
+async fn two_creates_at_once_do_not_share_an_address() {
+    let host = Host::new();
+    let drivers = host.agent("boot-1").await;
+    let handler = HANDLERS.iter().find(|handler| handler.kind().name == "machine_create").unwrap();
+    let nics = json!([{ "nic_tag": "admin", "mac": "02:00:00:00:00:01" }]);
+    let other = "99999999-5b5c-4d4e-9f43-2a1f0e2b7c01";
+    let creates = [json!({ "nics": nics }), json!({ "nics": nics, "uuid": other })];
+    let creates = creates
+        .map(create_params)
+        .map(|all| (host.context(&drivers, &all), handler.plan(&all).unwrap().steps));
+    // Both have looked before either has taken it.
+    for (ctx, steps) in &creates {
+        steps[0].apply(ctx).await.unwrap();
+    }
+    let [(first, steps), (second, others)] = &creates;
+    steps[1].apply(first).await.unwrap();
+    let refused = others[1].apply(second).await.unwrap_err();
+    assert_eq!(refused.code, "InvalidParameters");
+    assert!(refused.message.contains("02:00:00:00:00:01"), "{refused}");
+}
+
 /// Lets each call of a create fail in turn: afterwards the host is as it was before.
 #[tokio::test(start_paused = true)]
 async fn a_create_that_fails_anywhere_leaves_nothing() {

@@ -87,7 +87,7 @@ impl Update {
         let entropy = &ctx.drivers.entropy;
         let old = &record.properties;
         let new = payload::update(old, &ctx.params, || machine::fresh_mac(entropy.u64()))?;
-        machine::check_macs(ctx, self.vm, new.get("nics"))?;
+        ctx.drivers.vms.check_macs(self.vm, &new)?;
         let changes = changes(old, &new);
         let running = machine::runs(ctx, self.vm).await?;
         let grow = grown(old, &new);
