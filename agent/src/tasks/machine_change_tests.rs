@@ -103,6 +103,35 @@ async fn snapshots_are_taken_gone_back_to_and_deleted() {
     assert_eq!(rolled["vm"]["state"], "stopped");
 }
 
+async fn status(drivers: &Drivers) -> Value {
+    let info = drivers.compute.info(uuid(), &["status".to_owned()]).await.unwrap();
+    info["status"]["status"].clone()
+}
+
+/// Also when the agent dies anywhere in between.
+#[tokio::test(start_paused = true)]
+async fn a_snapshot_leaves_a_guest_paused_or_going_as_it_was() {
+    for (signal, expected) in [("STOP", "paused"), ("CONT", "running")] {
+        for (step, done) in (0..16).flat_map(|step| [(step, false), (step, true)]) {
+            let host = Host::new();
+            let drivers = one_vm(&host).await;
+            act(&host, &drivers, "machine_kill", json!({ "signal": signal })).await.unwrap();
+            let kind = "machine_create_snapshot";
+            if !run_with_crash(&host, kind, &example(kind), step, done).await {
+                break;
+            }
+            assert_eq!(status(&drivers).await, expected, "step {step}, done {done}");
+        }
+        let host = Host::new();
+        let drivers = one_vm(&host).await;
+        act(&host, &drivers, "machine_kill", json!({ "signal": signal })).await.unwrap();
+        host.faults.fail_nth("storage.create_snapshot", 1, Fault::before());
+        let wanted = json!({ "snapshot_name": "a", "quiesce": "pause" });
+        act(&host, &drivers, "machine_create_snapshot", wanted).await.unwrap_err();
+        assert_eq!(status(&drivers).await, expected, "failed");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_rollback_that_a_disk_cannot_follow_touches_nothing() {
     let host = Host::new();
