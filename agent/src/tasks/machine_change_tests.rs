@@ -133,6 +133,34 @@ async fn a_snapshot_leaves_a_guest_paused_or_going_as_it_was() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_a_lost_task_left_of_a_snapshot_blocks_nothing() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    let wanted = params(snapshot("a"));
+    let plan = super::machine_create_snapshot::MachineCreateSnapshot.plan(&wanted).unwrap();
+    let lost = host.context(&drivers, &wanted);
+    for step in plan.steps.iter().take_while(|step| step.name() != "commit") {
+        step.apply(&lost).await.unwrap();
+    }
+    drivers.vms.update(uuid(), |r| assert!(!r.snapshots[0].complete)).await.unwrap();
+    let made = act(&host, &drivers, "machine_create_snapshot", snapshot("a")).await.unwrap();
+    assert_eq!(names(&made["vm"]), ["a"]);
+    assert_eq!(drivers.vms.get(uuid()).unwrap().snapshots.len(), 1);
+    assert_eq!(host.pool.disks()[&(uuid(), 1)].snapshots.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_vm_without_disks_has_no_snapshots() {
+    let host = Host::new();
+    let drivers = host.agent("boot-1").await;
+    let bare = create_params(json!({ "disks": [] }));
+    run(&host.context(&drivers, &bare), "machine_create", false).await.unwrap();
+    let refused = code(&host, &drivers, "machine_create_snapshot", snapshot("a")).await;
+    assert_eq!(refused, "DatasetNotFound");
+    assert_eq!(drivers.vms.get(uuid()).unwrap().snapshots, []);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_rollback_that_a_disk_cannot_follow_touches_nothing() {
     let host = Host::new();
     let drivers = one_vm(&host).await;

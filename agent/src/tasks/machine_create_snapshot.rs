@@ -106,7 +106,17 @@ impl SnapshotStep {
         if self.is_ours(ctx) {
             return Ok(());
         }
-        machine::disks(ctx, OPERATION, &record).await?;
+        if machine::disks(ctx, OPERATION, &record).await?.is_empty() {
+            let text = format!("{OPERATION} error: VM {} has no disks", self.vm);
+            return Err(refuse(Code::DatasetNotFound, text));
+        }
+        // Nobody is at work on them while this task holds the VM: their tasks are lost.
+        for lost in record.snapshots.iter().filter(|known| !known.complete) {
+            let removed = snapshot::remove(ctx, self.vm, &lost.name).await;
+            removed.map_err(snapshot::told(OPERATION))?;
+            snapshot::forget(ctx, self.vm, &lost.name).await?;
+        }
+        let record = machine::record(ctx, OPERATION, self.vm)?;
         let on_disk = snapshot::on_disk(&self.name);
         let found = ctx.drivers.storage.snapshots(self.vm).await;
         let found = found.map_err(snapshot::told(OPERATION))?;
