@@ -218,6 +218,26 @@ async fn a_vm_is_made_loaded_and_destroyed() {
     assert_eq!(gone.code, "VmNotFound");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_vm_that_wants_it_is_archived_before_it_is_destroyed() {
+    let host = Host::new();
+    let drivers = host.agent("boot-1").await;
+    let wanted = create_params(json!({ "archive_on_delete": true }));
+    run(&host.context(&drivers, &wanted), "machine_create", false).await.unwrap();
+    host.faults.fail_nth("vms.archive", 1, Fault::before());
+    act(&host, &drivers, "machine_destroy", json!({})).await.unwrap_err();
+    assert_eq!(host.pool.disks().len(), 2, "nothing goes before it is archived");
+    act(&host, &drivers, "machine_destroy", json!({})).await.unwrap();
+    assert_eq!(host.pool.disks().len(), 0);
+    assert_eq!(host.records.archived()[&uuid()].text("alias"), Some("one"));
+    // Nobody asked for it.
+    let other = "99999999-5b5c-4d4e-9f43-2a1f0e2b7c01";
+    let plain = create_params(json!({ "uuid": other }));
+    run(&host.context(&drivers, &plain), "machine_create", false).await.unwrap();
+    act(&host, &drivers, "machine_destroy", json!({ "uuid": other })).await.unwrap();
+    assert_eq!(host.records.archived().len(), 1);
+}
+
 /// Sizes of the disks of a VM that is made from the example image, MiB.
 async fn disk_sizes(extra: Value) -> Vec<u64> {
     let host = Host::new();

@@ -67,6 +67,22 @@ impl FileVmRecords {
         }
     }
 
+    fn keep(&self, record: &VmRecord, console: &[u8]) -> Result<(), DriverError> {
+        let folder = self.folder.join("archive");
+        let json = super::encode(record)?;
+        let path = folder.join(format!("{}.json", record.uuid));
+        let put = |path: &Path, content: &[u8]| {
+            let fresh = path.with_extension("new");
+            replace(&fresh, content, || std::fs::rename(&fresh, path))
+        };
+        make_private(&folder)
+            .and_then(|()| put(&path.with_extension("console.log"), console))
+            .and_then(|()| put(&path, &json))
+            .and_then(|()| sync_folder(&folder))
+            .and_then(|()| sync_folder(&self.folder))
+            .map_err(|error| failed("write", &path, error))
+    }
+
     fn delete(&self, vm: VmUuid) -> io::Result<()> {
         let path = self.path(vm);
         // The backup first: alone it would bring the VM back.
@@ -131,6 +147,10 @@ impl VmRecords for FileVmRecords {
 
     async fn put(&self, record: &VmRecord, create: bool) -> Result<(), DriverError> {
         self.write(record, create)
+    }
+
+    async fn archive(&self, record: &VmRecord, console: &[u8]) -> Result<(), DriverError> {
+        self.keep(record, console)
     }
 
     async fn remove(&self, vm: VmUuid) -> Result<(), DriverError> {
@@ -248,6 +268,23 @@ mod tests {
         assert_eq!(records.load().await.unwrap(), vec![old.clone()]);
         assert_eq!(records.load().await.unwrap(), [old]);
         assert!(folder.path().join(format!("{}.json.damaged", record(2).uuid)).exists());
+    }
+
+    #[tokio::test]
+    async fn what_is_archived_stays_when_its_record_goes() {
+        let folder = tempfile::tempdir().unwrap();
+        let records = FileVmRecords::open(folder.path()).unwrap();
+        let one = record(1);
+        for console in ["old", "login:"] {
+            records.put(&one, true).await.unwrap();
+            records.archive(&one, console.as_bytes()).await.unwrap();
+            records.remove(one.uuid).await.unwrap();
+        }
+        assert_eq!(records.load().await.unwrap(), []);
+        let path = folder.path().join(format!("archive/{}.json", one.uuid));
+        assert_eq!(read(&path, one.uuid), Ok(one));
+        assert_eq!(std::fs::read(path.with_extension("console.log")).unwrap(), b"login:");
+        assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 2);
     }
 
     /// A crash between the two steps of a create leaves the record under two names.

@@ -180,6 +180,13 @@ pub trait VmRecords: fmt::Debug + Send + Sync + 'static {
     /// `VmExists` when `create` is set and there is one; `StoreFull`; what [`encode`] refuses.
     async fn put(&self, record: &VmRecord, create: bool) -> Result<(), DriverError>;
 
+    /// Keeps a copy of a VM that is about to go, in place of an earlier one: its record and the
+    /// end of what it printed on its console. Durable when it returns.
+    ///
+    /// # Errors
+    /// It could not be written.
+    async fn archive(&self, record: &VmRecord, console: &[u8]) -> Result<(), DriverError>;
+
     /// Removes a record; durable when it returns. A missing one is no error.
     ///
     /// # Errors

@@ -193,6 +193,18 @@ impl VmTable {
         Ok(new)
     }
 
+    /// Keeps a copy of a VM that is about to go, with the end of its console. A missing one is no
+    /// error.
+    ///
+    /// # Errors
+    /// It could not be written.
+    pub async fn archive(&self, vm: VmUuid, console: &[u8]) -> Result<(), DriverError> {
+        match self.get(vm) {
+            Some(record) => self.records.archive(&record, console).await,
+            None => Ok(()),
+        }
+    }
+
     /// Removes a VM; durable when it returns. A missing one is no error.
     ///
     /// # Errors

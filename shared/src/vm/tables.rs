@@ -18,7 +18,12 @@ const fn p(name: &'static str, kind: Kind, effect: Effect, doc: &'static str) ->
 /// May be given when a VM is made, and changed later.
 pub const LASTING: &[Property] = &[
     p("alias", Text(MAX_ALIAS_CHARS), Live, "Its name for people").form(Form::Filled),
-    p("archive_on_delete", Flag, Kept, "Its record and logs are kept when it is destroyed"),
+    p(
+        "archive_on_delete",
+        Flag,
+        Live,
+        "Its record and the end of its console are kept when it is destroyed",
+    ),
     p("autoboot", Flag, Live, "Starts with its server"),
     p(
         "bhyve_extra_opts",
