@@ -32,6 +32,8 @@ const BUTTON_WHILE_BOOTING: Duration = Duration::from_secs(10);
 /// Between presses otherwise: one that is shutting down may take another press for an order to cut
 /// that short, so that it is pressed again only when nothing came of it.
 const BUTTON_AGAIN: Duration = Duration::from_secs(60);
+/// Members of a NIC that give it addresses.
+const ADDRESSES: &[&str] = &["gateway", "gateways", "ip", "ips", "netmask"];
 /// Time the hypervisor has to end by itself.
 const QUIT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time a killed process has to go.
@@ -192,6 +194,16 @@ pub(super) fn usable(operation: &'static str, record: &VmRecord) -> Result<(), T
     Err(refuse(Code::VmNotUsable, text))
 }
 
+/// The record as the hypervisor gets it. The host hands out the addresses of user-mode networks,
+/// the only ones that there are: a guest that takes another one reaches nothing.
+pub(super) fn for_guest(mut record: VmRecord) -> VmRecord {
+    let nics = record.properties.get_mut("nics").and_then(Value::as_array_mut);
+    for nic in nics.into_iter().flatten().filter_map(Value::as_object_mut) {
+        nic.retain(|name, _| !ADDRESSES.contains(&name.as_str()));
+    }
+    record
+}
+
 /// The VM's disks: all that its record names, or none of them is any good. A guest that comes up
 /// without one of them may take it for empty, or go on without what lies there.
 pub(super) async fn disks(
@@ -220,7 +232,7 @@ pub(super) async fn start(
     let drivers = &ctx.drivers;
     let record = record(ctx, operation, vm)?;
     let disks = disks(ctx, operation, &record).await?;
-    drivers.compute.start(&record, &disks).await.map_err(failed(operation))?;
+    drivers.compute.start(&for_guest(record), &disks).await.map_err(failed(operation))?;
     let boot_id = drivers.vms.boot_id().to_owned();
     let started = |record: &mut VmRecord| {
         record.boot_id = Some(boot_id);

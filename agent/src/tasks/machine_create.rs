@@ -351,7 +351,7 @@ impl Job {
     }
 
     async fn config(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        let record = machine::record(ctx, OPERATION, self.vm)?;
+        let record = machine::for_guest(machine::record(ctx, OPERATION, self.vm)?);
         ctx.drivers.compute.prepare(&record).await.map_err(failed(OPERATION))
     }
 

@@ -19,6 +19,7 @@ use super::{
     Engine, EngineParts, EventSink, HANDLERS, OnFailure, Params, TaskContext, TaskFailure, machine,
 };
 use crate::drivers::Drivers;
+use crate::drivers::compute::nocloud;
 use crate::drivers::compute::sim::{SimCompute, SimGuests};
 use crate::drivers::faults::{Fault, Faults};
 use crate::drivers::host::sim::SimHost;
@@ -29,7 +30,7 @@ use crate::drivers::storage::sim::{SimImage, SimPool, SimStorage};
 use crate::report::sim::SimFacts;
 use crate::report::{Reporter, ReporterParts};
 use crate::vms::sim::SimVmRecords;
-use crate::vms::{Node, VmTable, startup};
+use crate::vms::{Node, VmRecord, VmTable, startup};
 
 /// The image of the kinds' examples.
 const EXAMPLE_IMAGE: &str = "01020304-0506-4708-890a-0b0c0d0e0f10";
@@ -278,6 +279,28 @@ async fn a_disk_of_the_vms_image_is_never_smaller_than_the_image() {
     all.shift_remove("disks");
     run(&host.context(&drivers, &all), "machine_create", false).await.unwrap();
     assert_eq!(host.pool.disks().values().next().unwrap().size_bytes, 3 * 1024 * MIB);
+}
+
+/// With an address of the datacentre a guest on a user-mode network reaches nothing.
+#[tokio::test(start_paused = true)]
+async fn a_guest_is_told_no_address_that_its_network_does_not_have() {
+    let host = Host::new();
+    let drivers = host.agent("boot-1").await;
+    let nics = json!([{
+        "nic_tag": "admin", "ips": ["192.0.2.17/24"], "gateways": ["192.0.2.1"], "primary": true,
+    }]);
+    let wanted = create_params(json!({ "nics": nics, "resolvers": ["192.0.2.53"] }));
+    let made = run(&host.context(&drivers, &wanted), "machine_create", false).await.unwrap();
+    assert_eq!(made["vm"]["nics"][0]["ips"], json!(["192.0.2.17/24"]), "the record keeps it");
+    let record = drivers.vms.get(uuid()).unwrap();
+    let has = |record: &VmRecord, text: &str| {
+        let seed = nocloud::volume(record).unwrap();
+        seed.windows(text.len()).any(|bytes| bytes == text.as_bytes())
+    };
+    assert!(has(&record, "192.0.2.17"));
+    let told = machine::for_guest(record);
+    assert!(!has(&told, "192.0.2.17") && !has(&told, "192.0.2.1\""));
+    assert!(has(&told, "192.0.2.53") && has(&told, "dhcp4"));
 }
 
 #[tokio::test(start_paused = true)]
