@@ -13,6 +13,7 @@ use crate::drivers::faults::Fault;
 use crate::drivers::host::refuse::NoScripts;
 use crate::drivers::host::sim::{HostLog, SimHost};
 use crate::drivers::storage::DiskSpec;
+use crate::vms::VmRecord;
 
 const IMAGE: &str = "11111111-2222-4333-8444-555555555555";
 
@@ -39,6 +40,21 @@ async fn an_update_takes_effect_now_or_is_named() {
     assert_eq!(result["vm"]["tags"], json!({ "a": 1 }));
     assert_eq!(result["pending_reboot"], json!(["ram"]));
     assert_eq!(host.guests.starts(uuid()), 1);
+    let forward = json!({ "set_internal_metadata": { "muster:hostfwd": "tcp::2222-:22" } });
+    for (change, pending) in [
+        (json!({ "set_customer_metadata": { "a": 1 } }), json!(["customer_metadata"])),
+        (json!({ "resolvers": ["192.0.2.53"], "hostname": "x" }), json!(["resolvers", "hostname"])),
+        (json!({ "set_internal_metadata": { "a": 1 } }), json!([])),
+        (forward, json!(["internal_metadata"])),
+    ] {
+        let result = act(&host, &drivers, "machine_update", change.clone()).await.unwrap();
+        // As in a set: the order means nothing.
+        let listed = result["pending_reboot"].as_array().unwrap();
+        assert_eq!(listed.len(), pending.as_array().unwrap().len(), "{change}: {listed:?}");
+        assert!(listed.iter().all(|name| pending.as_array().unwrap().contains(name)), "{change}");
+    }
+    let change = json!({ "alias": "three", "ram": 1024 });
+    act(&host, &drivers, "machine_update", change.clone()).await.unwrap();
     // Workflows repeat updates: nothing changes, not even the time.
     let before = drivers.vms.get(uuid()).unwrap();
     let result = act(&host, &drivers, "machine_update", change).await.unwrap();
@@ -57,6 +73,30 @@ async fn an_update_takes_effect_now_or_is_named() {
     }));
     let ctx = host.context(&drivers, &other);
     assert!(run(&ctx, "machine_create", false).await.is_err(), "the address is taken");
+}
+
+/// A VM of before metadata had a limit is larger than what fits in the journal between two steps.
+#[tokio::test(start_paused = true)]
+async fn large_metadata_can_be_changed_over_a_crash() {
+    let change = json!({
+        "remove_customer_metadata": ["b"], "set_customer_metadata": { "c": 2 }, "alias": "two",
+    });
+    for (step, done) in (0..16).flat_map(|step| [(step, false), (step, true)]) {
+        let host = Host::new();
+        let drivers = one_vm(&host).await;
+        let large = |record: &mut VmRecord| {
+            let metadata = json!({ "a": "x".repeat(1_500_000), "b": 1, "c": 1 });
+            record.properties.insert("customer_metadata".to_owned(), metadata);
+        };
+        drivers.vms.update(uuid(), large).await.unwrap();
+        if !run_with_crash(&host, "machine_update", &params(change.clone()), step, done).await {
+            break;
+        }
+        let vm = host.agent("boot-1").await.vms.get(uuid()).unwrap();
+        let told = (vm.text("alias"), vm.customer_metadata("b"), vm.customer_metadata("c"));
+        assert_eq!(told, (Some("two"), None, Some(&json!(2))), "step {step}, done {done}");
+        assert_eq!(vm.customer_metadata("a").unwrap().as_str().unwrap().len(), 1_500_000);
+    }
 }
 
 #[tokio::test(start_paused = true)]

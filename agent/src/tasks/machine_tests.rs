@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
+use super::record::bounded_result;
 use super::registry::Registry;
 use super::{
     Engine, EngineParts, EventSink, HANDLERS, OnFailure, Params, TaskContext, TaskFailure, machine,
@@ -582,7 +583,7 @@ pub(super) async fn run_with_crash(
     for step in &plan.steps[..step] {
         step.apply(&first).await.unwrap();
     }
-    let journaled = first.result.lock().clone();
+    let journaled = bounded_result(first.result.lock().clone());
     if done {
         plan.steps[step].apply(&first).await.unwrap();
     }

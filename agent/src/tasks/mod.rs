@@ -25,11 +25,11 @@ pub mod machine_create;
 pub mod machine_create_snapshot;
 pub mod machine_delete_snapshot;
 pub mod machine_destroy;
+#[cfg(test)]
+mod machine_engine_tests;
 pub mod machine_info;
 pub mod machine_kill;
 pub mod machine_load;
-#[cfg(test)]
-mod machine_power_tests;
 pub mod machine_proc;
 #[cfg(test)]
 mod machine_real_tests;

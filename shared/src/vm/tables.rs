@@ -86,7 +86,7 @@ pub const LASTING: &[Property] = &[
     p("quota", Gib, Live, "Disk quota, GiB; 0: none"),
     p("ram", Mib, AtStart, "Memory of the guest, MiB; hardware VMs need 64")
         .form(Form::AtLeast(MIN_RAM_MIB)),
-    p("resolvers", Words, Live, "Addresses of DNS servers"),
+    p("resolvers", Words, AtStart, "Addresses of DNS servers"),
     p("restart_init", Flag, Ignored, "A container's first program is started again"),
     p("spice_opts", Text(1024), Refused, "Of the SPICE display of a kvm VM"),
     p("spice_password", Text(64), Refused, "Password of the SPICE display of a kvm VM"),
@@ -115,7 +115,7 @@ pub const LASTING: &[Property] = &[
 pub const INITIAL: &[Property] = &[
     p("brand", Text(64), Live, "`kvm`, `bhyve`, `joyent-minimal`, `lx`, …")
         .form(Form::OneOf(&["bhyve", "kvm"])),
-    p("customer_metadata", METADATA, Live, "For the guest; at most 256 KiB of JSON"),
+    p("customer_metadata", METADATA, AtStart, "For the guest; at most 256 KiB of JSON"),
     p("delegate_dataset", Flag, Refused, "A container gets a dataset of its own"),
     p("disks", List(Item::Disk), AtStart, "Of a hardware VM"),
     p("filesystems", List(Item::Filesystem), Refused, "Directories of the server in a container"),

@@ -1,4 +1,4 @@
-//! Tasks that start and stop VMs, run by the engine on a simulated host: who waits for whom.
+//! Tasks about VMs, run by the engine on a simulated host: who waits for whom.
 
 use std::sync::Arc;
 use std::time::Duration;
