@@ -12,9 +12,11 @@ mod tables;
 use serde::Serialize;
 
 pub use changes::{Reboot, VmChange};
-pub use property::{Effect, Form, Item, Kind, Property, is_flat};
+pub use property::{Effect, Form, Item, Kind, Property, asks_nothing, is_flat};
 pub use spec::{DiskSpec, NicSpec, VmSpec};
-pub use tables::{CHANGES, CONTEXT, DISK, FACTS, INITIAL, LASTING, NIC, TOLD, change, property};
+pub use tables::{
+    CHANGES, CONTEXT, DISK, FACTS, INITIAL, LASTING, NETWORK_RECORD, NIC, TOLD, change, property,
+};
 
 /// Largest size of anything counted in MiB (1 EiB): keeps sums far from overflow.
 pub const MAX_MIB: u64 = 1 << 40;

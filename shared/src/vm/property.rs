@@ -92,14 +92,14 @@ pub enum Effect {
     Live,
     /// Takes effect when the guest starts next.
     AtStart,
-    /// Is recorded and told, and nothing in the guest follows from it.
-    Kept,
+    /// Is recorded and told, and nothing follows from it on the server, for this reason.
+    Kept(&'static str),
     /// Comes with requests for somebody else, and is dropped without a word.
     Dropped,
-    /// Is of brands that it does not run; dropped, which its log says.
-    Ignored,
-    /// Is refused by name.
-    Refused,
+    /// Is dropped, which its log says, for this reason.
+    Ignored(&'static str),
+    /// Is refused by name, for this reason, unless it asks for nothing, see [`asks_nothing`].
+    Refused(&'static str),
 }
 
 /// A property.
@@ -203,6 +203,18 @@ fn is_label(label: &str) -> bool {
         && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
         && !label.starts_with('-')
         && !label.ends_with('-')
+}
+
+/// Whether a value is as good as none: clients send such for what they have no wish about.
+#[must_use]
+pub fn asks_nothing(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(members) => members.is_empty(),
+        Value::Bool(true) | Value::Number(_) => false,
+    }
 }
 
 /// Whether a value is an object of texts, numbers and switches.
