@@ -112,7 +112,7 @@ impl FileImages {
         let download = Download {
             repository: &self.repository,
             image,
-            expected: &file.expected,
+            file: &file,
             source,
             partial: work.partial.clone(),
             progress: &|percent| {
