@@ -23,6 +23,8 @@ pub mod machine_boot;
 mod machine_change_tests;
 pub mod machine_create;
 pub mod machine_create_snapshot;
+#[cfg(test)]
+mod machine_create_tests;
 pub mod machine_delete_snapshot;
 pub mod machine_destroy;
 #[cfg(test)]
