@@ -78,7 +78,8 @@ pub async fn open(
     let clock: SharedClock = Arc::new(SystemClock::new());
     let entropy: SharedEntropy = Arc::new(SeededEntropy::from_os());
     // First, so that a bad configuration changes nothing.
-    let dialer = dialer(config, entropy.clone())?;
+    let credentials = credentials(config)?;
+    let dialer = dialer(&credentials, entropy.clone())?;
     let boot_id = procfs::boot_id().context("read the boot id")?;
     let sources =
         identity::Sources { configured: config.server_uuid, byte_order: config.uuid_byte_order };
@@ -97,7 +98,8 @@ pub async fn open(
     };
     let threads = Arc::new(OsThreads);
     let kv = folder::open(&folders.data, clock.wall(), threads.as_ref()).await?;
-    let drivers = drivers(config, folders, listen, &agent, clock.clone(), entropy.clone()).await?;
+    let own = Own { config, folders, listen, agent: &agent, credentials };
+    let drivers = drivers(own, clock.clone(), entropy.clone()).await?;
     let parts = AgentParts {
         dialer: Arc::new(dialer),
         feed: drivers.report.clone(),
@@ -112,14 +114,21 @@ pub async fn open(
     Ok((agent, parts))
 }
 
+/// What this agent is, for its drivers.
+struct Own<'a> {
+    config: &'a Config,
+    folders: &'a Folders,
+    listen: &'a ListenAddress,
+    agent: &'a AgentConfig,
+    credentials: Credentials,
+}
+
 async fn drivers(
-    config: &Config,
-    folders: &Folders,
-    listen: &ListenAddress,
-    agent: &AgentConfig,
+    own: Own<'_>,
     clock: SharedClock,
     entropy: SharedEntropy,
 ) -> anyhow::Result<Arc<Drivers>> {
+    let Own { config, folders, listen, agent, credentials } = own;
     let exec: SharedExec = Arc::new(SystemExec::new());
     let qemu = QemuConfig {
         binary: config.compute.qemu.clone(),
@@ -144,7 +153,13 @@ async fn drivers(
     );
     let images = FileImagesConfig {
         data_dir: folders.data.clone(),
-        sources: images::sources(&urls(&config.images.sources), &urls(&config.coordinator.urls)),
+        sources: images::sources(&urls(&config.images.sources), &agent.coordinators),
+        credentials: images::Credentials::new(
+            &agent.coordinators,
+            credentials.tls,
+            credentials.token.as_deref(),
+        )
+        .context("use the token of coordinator.token_file")?,
         pool: config.pool.clone(),
     };
     let images = FileImages::open(images, exec.clone(), &clock, entropy.clone())
@@ -220,7 +235,13 @@ fn urls(texts: &[String]) -> Vec<Url> {
     texts.iter().filter_map(|text| text.parse().ok()).collect()
 }
 
-fn dialer(config: &Config, entropy: SharedEntropy) -> anyhow::Result<WebsocketDialer> {
+/// How the agent shows itself to its coordinators, and knows them.
+struct Credentials {
+    tls: Option<Arc<rustls::ClientConfig>>,
+    token: Option<String>,
+}
+
+fn credentials(config: &Config) -> anyhow::Result<Credentials> {
     let coordinator = &config.coordinator;
     let identity = coordinator.identity();
     let tls = if coordinator.ca.is_some() || identity.is_some() {
@@ -229,11 +250,20 @@ fn dialer(config: &Config, entropy: SharedEntropy) -> anyhow::Result<WebsocketDi
     } else {
         None
     };
-    let dialer = WebsocketDialer::new(entropy, tls);
-    let Some(path) = &coordinator.token_file else { return Ok(dialer) };
-    let token =
-        std::fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
-    dialer.with_bearer(token.trim()).with_context(|| format!("use the token of {}", path.display()))
+    let read = |path: &PathBuf| {
+        let token = std::fs::read_to_string(path);
+        token.with_context(|| format!("read {}", path.display()))
+    };
+    let token = coordinator.token_file.as_ref().map(read).transpose()?;
+    Ok(Credentials { tls, token: token.map(|token| token.trim().to_owned()) })
+}
+
+fn dialer(credentials: &Credentials, entropy: SharedEntropy) -> anyhow::Result<WebsocketDialer> {
+    let dialer = WebsocketDialer::new(entropy, credentials.tls.clone());
+    match &credentials.token {
+        None => Ok(dialer),
+        Some(token) => dialer.with_bearer(token).context("use the token of coordinator.token_file"),
+    }
 }
 
 fn fault() -> anyhow::Result<Option<Arc<dyn Faults>>> {

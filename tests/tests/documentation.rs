@@ -3,6 +3,9 @@
 //! `MUSTER_WRITE_DOCS=1` (as in `make docs`) writes the pages instead of comparing them.
 
 use muster_shared::config::{Sources, reference};
+use muster_shared::vm::{
+    CHANGES, DISK, Effect, FACTS, INITIAL, LASTING, NETWORK_RECORD, NIC, Property,
+};
 use muster_tests::repository;
 
 const INTRODUCTION: &str = "\
@@ -37,6 +40,61 @@ fn configuration_is_documented() {
     }
     let written = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(written == page(), "docs/configuration.md is out of date: run `make docs`");
+}
+
+const VM_INTRODUCTION: &str = "\
+# Properties of a VM
+
+Written by `make docs` from the table that the API, its description and the agent share
+(`shared/src/vm/tables.rs`). What becomes of each on a node of this version:
+
+- *at once*, *at the next start*: takes effect then;
+- *kept*: is recorded and told, and nothing follows from it, for the reason given;
+- *dropped*: is neither recorded nor told;
+- *refused*: `InvalidVmPayload` names it, unless it asks for nothing (`false`, or empty).
+
+What no table names is dropped, of disks and network interfaces refused, but for what comes with the
+record of a network: ";
+
+fn becomes(effect: Effect) -> String {
+    match effect {
+        Effect::Live => "at once".to_owned(),
+        Effect::AtStart => "at the next start".to_owned(),
+        Effect::Kept(why) => format!("kept: {why}"),
+        Effect::Dropped => "dropped: for somebody else".to_owned(),
+        Effect::Ignored(why) => format!("dropped: {why}"),
+        Effect::Refused(why) => format!("refused: {why}"),
+    }
+}
+
+fn vm_page() -> String {
+    let dropped: Vec<String> = NETWORK_RECORD.iter().map(|name| format!("`{name}`")).collect();
+    let mut page = format!("{VM_INTRODUCTION}{}.\n", dropped.join(", "));
+    for (title, table) in [
+        ("When it is made, and later", LASTING),
+        ("Only when it is made", INITIAL),
+        ("Changes", CHANGES),
+        ("A disk", DISK),
+        ("A network interface", NIC),
+        ("Facts", FACTS),
+    ] {
+        page +=
+            &format!("\n## {title}\n\n| Property | What it is | Becomes |\n| --- | --- | --- |\n");
+        for Property { name, doc, effect, .. } in table {
+            page += &format!("| `{name}` | {doc} | {} |\n", becomes(*effect));
+        }
+    }
+    page
+}
+
+#[test]
+fn properties_of_vms_are_documented() {
+    let path = repository().join("docs/vm-properties.md");
+    if std::env::var_os("MUSTER_WRITE_DOCS").is_some() {
+        std::fs::write(&path, vm_page()).expect("the page is written");
+    }
+    let written = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(written == vm_page(), "docs/vm-properties.md is out of date: run `make docs`");
 }
 
 /// Keys of the reference's configuration and of its SAPI metadata.

@@ -5,6 +5,7 @@
 //! the agent's own runtime, which knows what messages mean and talks to the task engine. Between
 //! them are bounded channels.
 
+mod bounded;
 pub mod cluster;
 mod desk;
 pub mod dial;

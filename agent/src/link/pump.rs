@@ -13,6 +13,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
+use super::bounded::{self, MAX_VMS_BYTES};
 use super::desk;
 use super::feed::{Feed, Sample, SysinfoDocument};
 use super::outbox::Outbox;
@@ -97,11 +98,17 @@ impl Samples {
     }
 
     fn publish(&self, mut sample: Sample, periodic: bool) {
+        let reduced = bounded::fit(&mut sample.vms, MAX_VMS_BYTES);
         let same = |old: &Arc<Sample>| old.vms == sample.vms;
         if !periodic && self.latest.borrow().as_ref().is_some_and(same) {
             return;
         }
         remark(&mut sample, &self.engine);
+        if reduced > 0 {
+            let note = format!("the tags of {reduced} VMs are too large to be reported");
+            tracing::warn!(note);
+            sample.figures.muster["degraded"] = json!([note]);
+        }
         self.latest.send_replace(Some(Arc::new(sample)));
     }
 }

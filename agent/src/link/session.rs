@@ -13,7 +13,8 @@ use muster_shared::ids::VmUuid;
 use muster_shared::link::{Connection, Frame, FrameSink, FrameStream, LinkError, next_heard};
 use muster_shared::wire::status::{Report, Status, VmReport, delta, digest};
 use muster_shared::wire::{
-    Code, Error, FromAgent, FromCoordinator, Heartbeat, Hello, close, decode, encode, feature,
+    Code, Error, FromAgent, FromCoordinator, Heartbeat, Hello, MAX_FRAME_BYTES, Message as _,
+    close, decode, encode, feature,
 };
 use tokio::sync::{Notify, mpsc};
 use tokio::time::{MissedTickBehavior, interval, timeout};
@@ -84,7 +85,13 @@ pub(super) async fn run(connection: Connection, hello: Hello, parts: &SessionPar
 }
 
 async fn send(sink: &mut dyn FrameSink, message: FromAgent) -> Result<(), String> {
-    match timeout(SEND_LIMIT, sink.send(Frame::Text(encode(&message)))).await {
+    let frame = encode(&message);
+    if frame.len() > MAX_FRAME_BYTES {
+        // The coordinator would close the connection on it.
+        tracing::error!(kind = message.kind(), bytes = frame.len(), "a message is too large");
+        return Ok(());
+    }
+    match timeout(SEND_LIMIT, sink.send(Frame::Text(frame))).await {
         Ok(Ok(())) => Ok(()),
         Ok(Err(error)) => Err(text(&error)),
         Err(_) => Err("the coordinator does not read".to_owned()),

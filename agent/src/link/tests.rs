@@ -1,19 +1,21 @@
 //! The whole agent against a coordinator that the test plays, over connections in memory.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use muster_shared::entropy::SeededEntropy;
-use muster_shared::ids::TaskId;
+use muster_shared::ids::{TaskId, VmUuid};
 use muster_shared::kv::MemKv;
 use muster_shared::link::memory::{Dialed, MemoryDialer, MemoryListener, listener};
 use muster_shared::link::{Connection, Frame};
 use muster_shared::threads::SameRuntime;
+use muster_shared::wire::status::{VmReport, apply};
 use muster_shared::wire::stream::Control;
 use muster_shared::wire::{
-    Acknowledge, Code, Dispatch, Drain, FromAgent, FromCoordinator, Heartbeat, Hello, StreamKind,
-    StreamOpen, TaskResult, Welcome, close, decode, encode, feature,
+    Acknowledge, Code, Dispatch, Drain, FromAgent, FromCoordinator, Heartbeat, Hello,
+    MAX_FRAME_BYTES, StreamKind, StreamOpen, TaskResult, Welcome, close, decode, encode, feature,
 };
 use serde_json::json;
 use tokio::time::timeout;
@@ -22,6 +24,7 @@ use uuid::Uuid;
 use crate::tasks::HANDLERS;
 use crate::tasks::machine_tests::{Host, create_params, uuid};
 use crate::tasks::registry::Registry;
+use crate::vms::sim::record;
 use crate::{Agent, AgentConfig, AgentParts, Running};
 
 /// Longer than anything here takes.
@@ -60,6 +63,9 @@ async fn cluster() -> Cluster {
     Cluster { agent, listener, dialer }
 }
 
+/// What a coordinator knows of an agent's VMs.
+type Reported = BTreeMap<VmUuid, VmReport>;
+
 /// The coordinator's end of one connection.
 struct Coordinator {
     connection: Connection,
@@ -92,7 +98,10 @@ fn welcome() -> Welcome {
 async fn receive(connection: &mut Connection) -> FromAgent {
     let frame = timeout(LONG, connection.stream.next()).await.expect("the agent says something");
     match frame.unwrap() {
-        Some(Frame::Text(text)) => decode(&text).unwrap(),
+        Some(Frame::Text(text)) => {
+            assert!(text.len() <= MAX_FRAME_BYTES, "a frame of {} bytes", text.len());
+            decode(&text).unwrap()
+        }
         other => panic!("no message: {other:?}"),
     }
 }
@@ -147,6 +156,22 @@ impl Coordinator {
         .await
     }
 
+    /// Follows the status reports until they have led where they should; what the agent complains
+    /// of then.
+    async fn report(
+        &mut self,
+        known: &mut Reported,
+        arrived: impl Fn(&Reported) -> bool,
+    ) -> serde_json::Value {
+        self.until(|message| {
+            let FromAgent::Status(status) = message else { return None };
+            let report = status.report.unwrap();
+            apply(known, &report).unwrap();
+            arrived(known).then(|| report.muster["degraded"].clone())
+        })
+        .await
+    }
+
     async fn dispatch(&mut self, id: &str, task: &str, params: serde_json::Value) {
         let serde_json::Value::Object(params) = params else { panic!("an object is needed") };
         let dispatch = Dispatch {
@@ -183,6 +208,30 @@ async fn heartbeats_come_every_second_and_reports_beside_them() {
         let gap = pair[1].1 - pair[0].1;
         assert!(gap.abs_diff(super::HEARTBEAT) < Duration::from_millis(10), "{gap:?}");
     }
+}
+
+/// Records of before tags had a limit.
+#[tokio::test(start_paused = true)]
+async fn large_tags_cost_no_connection() {
+    let mut cluster = cluster().await;
+    let vms = cluster.agent.drivers.vms.clone();
+    for number in 1..=3 {
+        let mut large = record(number);
+        large.properties.insert("tags".to_owned(), json!({ "a": "x".repeat(880_000) }));
+        vms.create(large).await.unwrap();
+    }
+    let mut coordinator = cluster.accept(welcome()).await;
+    let mut known = BTreeMap::new();
+    coordinator.report(&mut known, |known| known.len() == 3).await;
+    let whole = |vm: &VmReport| vm.index.tags.contains_key("a");
+    assert_eq!(known.values().filter(|vm| whole(vm)).count(), 2);
+    let rename = |record: &mut crate::vms::VmRecord| {
+        record.properties.insert("alias".to_owned(), json!("two"));
+    };
+    vms.update(record(1).uuid, rename).await.unwrap();
+    let alias = |known: &Reported| known[&record(1).uuid].index.alias.clone();
+    let note = coordinator.report(&mut known, |known| alias(known).is_some()).await;
+    assert_eq!(note, json!(["the tags of 1 VMs are too large to be reported"]));
 }
 
 #[tokio::test(start_paused = true)]

@@ -114,7 +114,8 @@ impl Step for ScriptStep {
             "hang" => std::future::pending().await,
             "wait" => {
                 let limit = tokio::time::sleep(Duration::from_secs(200));
-                ctx.cancelled.run_until_cancelled(limit).await;
+                let limit = ctx.cancelled.run_until_cancelled(limit);
+                ctx.hurried.run_until_cancelled(limit).await;
             }
             _ => tokio::time::sleep(Duration::from_millis(10)).await,
         }

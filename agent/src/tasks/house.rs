@@ -1,7 +1,7 @@
 //! Keeping the journal small and its marks current: acknowledgements, retention.
 //!
 //! Kept are all tasks that have not ended, all results nobody has acknowledged, and of the rest
-//! the newest 2,000 or those of the last 7 days, whichever is more, within 256 MiB.
+//! the newest 2,000 or those of the last 7 days, whichever is more, within 256 MiB and 20,000.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,12 @@ use super::runner::{Engine, MAX_JOURNAL_BYTES};
 
 /// Ended and acknowledged tasks that are kept whatever their age.
 pub(super) const KEPT_TASKS: usize = 2_000;
-/// Ended and acknowledged tasks younger than this are kept whatever their number.
+/// Ended and acknowledged tasks that are kept at most, however young: something of each is in
+/// memory, about half a kilobyte.
+pub(super) const MAX_KEPT_TASKS: usize = 20_000;
+/// As many more before they are looked at out of turn.
+const SLACK_TASKS: usize = 1_024;
+/// Ended and acknowledged tasks younger than this are kept while there is room.
 const KEPT_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Ended queries that are kept once acknowledged; they are in memory only.
 const KEPT_QUERIES: usize = 256;
@@ -106,7 +111,7 @@ impl Engine {
                 () = self.notes.notified() => {
                     self.write_notes().await;
                     acks += 1;
-                    if self.shared.lock().bytes > LARGE_BYTES {
+                    if self.keeps_too_much() {
                         self.prune().await;
                     }
                 }
@@ -136,6 +141,14 @@ impl Engine {
         }
     }
 
+    /// Too much to wait for the next look. Somewhat more tasks than are kept, so that not each one
+    /// that ends costs a look at all of them.
+    fn keeps_too_much(&self) -> bool {
+        let shared = self.shared.lock();
+        let kept = shared.ended.len().saturating_sub(shared.unacked.len());
+        shared.bytes > LARGE_BYTES || kept > MAX_KEPT_TASKS + KEPT_QUERIES + SLACK_TASKS
+    }
+
     async fn prune(&self) {
         loop {
             let changes = self.take_expired(&mut self.shared.lock());
@@ -151,6 +164,7 @@ impl Engine {
         let now = self.parts.clock.wall();
         let kept = shared.ended.values().filter(|e| e.acked && e.record.is_none()).count();
         let mut surplus = kept.saturating_sub(KEPT_TASKS);
+        let mut excess = kept.saturating_sub(MAX_KEPT_TASKS);
         let mut bytes = shared.bytes;
         let mut gone = Vec::new();
         for (seq, id) in &shared.by_seq {
@@ -160,11 +174,12 @@ impl Engine {
             }
             let age = Duration::try_from(now.duration_since(ended.finished_at));
             let old = age.is_ok_and(|age| age > KEPT_FOR);
-            let expired = (surplus > 0 && old) || bytes > LARGE_BYTES;
+            let expired = (surplus > 0 && old) || excess > 0 || bytes > LARGE_BYTES;
             if !expired || gone.len() >= BATCH {
                 break;
             }
             surplus = surplus.saturating_sub(1);
+            excess = excess.saturating_sub(1);
             bytes = bytes.saturating_sub(ended.bytes());
             gone.push((*seq, id.clone()));
         }

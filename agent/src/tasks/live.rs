@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use muster_shared::ids::{TaskId, VmUuid};
 use muster_shared::wire::{Ticket, Token};
@@ -34,8 +35,6 @@ pub(super) enum Stop {
     Cancelled,
     /// It has not started, and a drain gives it back.
     Returned,
-    /// Another task shortens its waits; its outcome is its own.
-    Preempted,
 }
 
 /// The ticket of a task that was let in.
@@ -57,6 +56,10 @@ pub(super) struct Live {
     pub(super) granted: Notify,
     pub(super) stop: Mutex<Option<Stop>>,
     pub(super) cancelled: CancellationToken,
+    /// Another task wants its VM.
+    pub(super) hurried: CancellationToken,
+    /// It hurried another task.
+    pub(super) hurries: AtomicBool,
     pub(super) admission: watch::Sender<Admission>,
     pub(super) ended: watch::Sender<bool>,
 }
@@ -73,11 +76,7 @@ impl Live {
     }
 
     pub(super) fn stop(&self, why: Stop) {
-        let mut stop = self.stop.lock();
-        // A cancel outranks a pre-emption, nothing outranks a cancel.
-        if !matches!(*stop, Some(Stop::Cancelled | Stop::Returned)) {
-            *stop = Some(why);
-        }
+        self.stop.lock().get_or_insert(why);
         self.cancelled.cancel();
     }
 }

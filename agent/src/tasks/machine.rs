@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Params, Queue, TaskContext, TaskFailure};
 use crate::drivers::DriverError;
-use crate::drivers::compute::GuestSignal;
+use crate::drivers::compute::{GuestSignal, Observed};
 use crate::drivers::storage::Disk;
 use crate::vms::{self, VmRecord, payload};
 
@@ -25,8 +25,15 @@ pub(super) const MACHINE_QUERY: Queue =
 pub(super) const STOP_TIMEOUT: Duration = Duration::from_secs(180);
 /// Longest time a client may give it.
 const MAX_STOP_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
-/// Guests that are still booting miss the power button, so it is pressed again.
-const BUTTON_AGAIN: Duration = Duration::from_secs(10);
+/// A guest that was started less than this ago may still be booting, and miss its power button.
+const BOOTING: Duration = Duration::from_secs(120);
+/// Between presses of the button of a guest that may be booting.
+const BUTTON_WHILE_BOOTING: Duration = Duration::from_secs(10);
+/// Between presses otherwise: one that is shutting down may take another press for an order to cut
+/// that short, so that it is pressed again only when nothing came of it.
+const BUTTON_AGAIN: Duration = Duration::from_secs(60);
+/// Members of a NIC that give it addresses.
+const ADDRESSES: &[&str] = &["gateway", "gateways", "ip", "ips", "netmask"];
 /// Time the hypervisor has to end by itself.
 const QUIT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time a killed process has to go.
@@ -51,27 +58,6 @@ pub(super) fn image(params: &Params, name: &str) -> Result<ImageUuid, TaskFailur
     text.to_ascii_lowercase().parse().map_err(|problem| TaskFailure::bad_param(name, problem))
 }
 
-/// Refuses NICs whose address another VM of this node has, or that have the same.
-pub(super) fn check_macs(
-    ctx: &TaskContext,
-    vm: VmUuid,
-    nics: Option<&Value>,
-) -> Result<(), TaskFailure> {
-    let entries = ctx.drivers.vms.entries();
-    let others = entries.iter().filter(|entry| entry.record.uuid != vm);
-    let mac_of = |nic: &'_ Value| nic.get("mac").and_then(Value::as_str).map(str::to_owned);
-    let mut taken: Vec<String> =
-        others.flat_map(|entry| entry.record.list("nics").iter().filter_map(mac_of)).collect();
-    let nics = nics.and_then(Value::as_array);
-    for mac in nics.into_iter().flatten().filter_map(mac_of) {
-        if taken.contains(&mac) {
-            return Err(TaskFailure::bad_param("nics", format!("MAC {mac} is in use")));
-        }
-        taken.push(mac);
-    }
-    Ok(())
-}
-
 /// A random address of the locally administered range.
 pub(super) fn fresh_mac(random: u64) -> String {
     let [a, b, c, d, e, ..] = random.to_be_bytes();
@@ -81,7 +67,10 @@ pub(super) fn fresh_mac(random: u64) -> String {
 /// What clients see of the disks that there are.
 pub(super) fn describe_disks(record: &mut VmRecord, made: &[Disk]) {
     let Some(Value::Array(disks)) = record.properties.get_mut("disks") else { return };
-    for (disk, made) in disks.iter_mut().filter_map(Value::as_object_mut).zip(made) {
+    for made in made {
+        let index = usize::try_from(made.index).ok();
+        let disk = index.and_then(|index| disks.get_mut(index)?.as_object_mut());
+        let Some(disk) = disk else { continue };
         let size_mib = made.size_bytes.div_ceil(muster_shared::units::MIB);
         disk.insert("path".to_owned(), json!(made.path));
         disk.insert("size".to_owned(), json!(size_mib));
@@ -145,11 +134,10 @@ pub(super) async fn apply_metadata(
     vm: VmUuid,
     set: &Map<String, Value>,
 ) -> Result<(), TaskFailure> {
+    let Some(record) = ctx.drivers.vms.get(vm) else { return Err(vms::not_found(vm).into()) };
+    let metadata = payload::internal_metadata(&record.properties, set)?;
     let change = |record: &mut VmRecord| {
-        let metadata = record.properties.entry("internal_metadata").or_insert_with(|| json!({}));
-        if let Some(metadata) = metadata.as_object_mut() {
-            metadata.extend(set.clone());
-        }
+        record.properties.insert("internal_metadata".to_owned(), metadata);
     };
     ctx.drivers.vms.update(vm, change).await?;
     Ok(())
@@ -190,16 +178,49 @@ pub(super) fn state(ctx: &TaskContext, vm: VmUuid) -> &'static str {
     ctx.drivers.vms.entry(vm).map_or("unknown", |entry| entry.state().state)
 }
 
-/// Refuses what makes no sense for a VM that is being made, has failed or is being destroyed.
+/// Refuses what makes no sense for a VM that is being made, has failed, is being destroyed, or has
+/// disks of different moments.
 pub(super) fn usable(operation: &'static str, record: &VmRecord) -> Result<(), TaskFailure> {
     let state = match record {
-        VmRecord { destroying: true, .. } => "being destroyed",
-        VmRecord { failed: true, .. } => "failed",
-        VmRecord { provisioning: true, .. } => "provisioning",
+        VmRecord { destroying: true, .. } => "being destroyed".to_owned(),
+        VmRecord { failed: true, .. } => "failed".to_owned(),
+        VmRecord { provisioning: true, .. } => "provisioning".to_owned(),
+        VmRecord { rolling_back_to: Some(name), .. } => format!(
+            "half rolled back to snapshot \"{name}\": a rollback has to reach all its disks first"
+        ),
         _ => return Ok(()),
     };
     let text = format!("{operation} error: VM {} is {state}", record.uuid);
     Err(refuse(Code::VmNotUsable, text))
+}
+
+/// The record as the hypervisor gets it. The host hands out the addresses of user-mode networks,
+/// the only ones that there are: a guest that takes another one reaches nothing.
+pub(super) fn for_guest(mut record: VmRecord) -> VmRecord {
+    let nics = record.properties.get_mut("nics").and_then(Value::as_array_mut);
+    for nic in nics.into_iter().flatten().filter_map(Value::as_object_mut) {
+        nic.retain(|name, _| !ADDRESSES.contains(&name.as_str()));
+    }
+    record
+}
+
+/// The VM's disks: all that its record names, or none of them is any good. A guest that comes up
+/// without one of them may take it for empty, or go on without what lies there.
+pub(super) async fn disks(
+    ctx: &TaskContext,
+    operation: &'static str,
+    record: &VmRecord,
+) -> Result<Vec<Disk>, TaskFailure> {
+    let vm = record.uuid;
+    let disks = ctx.drivers.storage.disks(vm).await.map_err(failed(operation))?;
+    let is_missing = |index: u32| !disks.iter().any(|disk| disk.index == index);
+    let mut named = (0..).zip(record.list("disks"));
+    let Some((index, named)) = named.find(|(index, _)| is_missing(*index)) else {
+        return Ok(disks);
+    };
+    let path = named.get("path").and_then(Value::as_str).unwrap_or("no path is known");
+    let text = format!("{operation} error: disk {index} of VM {vm} is missing ({path})");
+    Err(refuse(Code::DatasetNotFound, text))
 }
 
 /// Starts the VM, or adopts it when it runs already.
@@ -210,8 +231,8 @@ pub(super) async fn start(
 ) -> Result<(), TaskFailure> {
     let drivers = &ctx.drivers;
     let record = record(ctx, operation, vm)?;
-    let disks = drivers.storage.disks(vm).await.map_err(failed(operation))?;
-    drivers.compute.start(&record, &disks).await.map_err(failed(operation))?;
+    let disks = disks(ctx, operation, &record).await?;
+    drivers.compute.start(&for_guest(record), &disks).await.map_err(failed(operation))?;
     let boot_id = drivers.vms.boot_id().to_owned();
     let started = |record: &mut VmRecord| {
         record.boot_id = Some(boot_id);
@@ -260,7 +281,20 @@ pub(super) async fn stop(
     Ok(())
 }
 
-/// Presses the power button until the guest is gone or its time is over.
+fn may_be_booting(ctx: &TaskContext, vm: VmUuid) -> bool {
+    let Some(entry) = ctx.drivers.vms.entry(vm) else { return false };
+    let Observed::Running { started_at_ms, .. } = entry.observed else { return false };
+    let now_ms = u64::try_from(ctx.drivers.clock.wall().as_millisecond()).unwrap_or(0);
+    Duration::from_millis(now_ms.saturating_sub(started_at_ms)) < BOOTING
+}
+
+fn given_up(vm: VmUuid) -> DriverError {
+    let text = format!("VM {vm} was still shutting down when its task was stopped");
+    DriverError::refused(Code::Cancelled, text)
+}
+
+/// Presses the power button until the guest is gone or its time is over. Somebody in a hurry cuts
+/// that time short; the end of the task leaves the guest alone.
 async fn ask(ctx: &TaskContext, vm: VmUuid, how: Stop) -> Result<bool, DriverError> {
     let clock = &ctx.drivers.clock;
     let left = how.until.duration_since(clock.wall());
@@ -268,13 +302,16 @@ async fn ask(ctx: &TaskContext, vm: VmUuid, how: Stop) -> Result<bool, DriverErr
     let deadline = clock.monotonic() + left;
     loop {
         lenient(ctx, vm, GuestSignal::PowerDown).await;
+        let again = if may_be_booting(ctx, vm) { BUTTON_WHILE_BOOTING } else { BUTTON_AGAIN };
         let left = deadline.saturating_sub(clock.monotonic());
-        let wait = ctx.drivers.compute.wait_stopped(vm, left.min(BUTTON_AGAIN));
-        // Somebody is in a hurry: the guest's time is over.
-        let Some(stopped) = ctx.cancelled.run_until_cancelled(wait).await else {
-            return Ok(false);
+        let stopped = tokio::select! {
+            biased;
+            () = ctx.hurried.cancelled() => return Ok(false),
+            // The task's time is over, not the guest's.
+            () = ctx.cancelled.cancelled() => return Err(given_up(vm)),
+            stopped = ctx.drivers.compute.wait_stopped(vm, left.min(again)) => stopped?,
         };
-        if stopped? {
+        if stopped {
             return Ok(true);
         }
         if clock.monotonic() >= deadline {

@@ -2,15 +2,18 @@
 
 use std::sync::Arc;
 
+use muster_shared::ids::TaskId;
 use muster_shared::wire::Code;
 use serde_json::{Value, json};
 
 use super::machine_tests::{Host, act, create_params, one_vm, params, run, run_with_crash, uuid};
-use super::{HANDLERS, Params, TaskFailure};
+use super::{HANDLERS, Handler as _, Params, TaskFailure};
 use crate::drivers::Drivers;
 use crate::drivers::faults::Fault;
 use crate::drivers::host::refuse::NoScripts;
 use crate::drivers::host::sim::{HostLog, SimHost};
+use crate::drivers::storage::DiskSpec;
+use crate::vms::VmRecord;
 
 const IMAGE: &str = "11111111-2222-4333-8444-555555555555";
 
@@ -37,6 +40,21 @@ async fn an_update_takes_effect_now_or_is_named() {
     assert_eq!(result["vm"]["tags"], json!({ "a": 1 }));
     assert_eq!(result["pending_reboot"], json!(["ram"]));
     assert_eq!(host.guests.starts(uuid()), 1);
+    let forward = json!({ "set_internal_metadata": { "muster:hostfwd": "tcp::2222-:22" } });
+    for (change, pending) in [
+        (json!({ "set_customer_metadata": { "a": 1 } }), json!(["customer_metadata"])),
+        (json!({ "resolvers": ["192.0.2.53"], "hostname": "x" }), json!(["resolvers", "hostname"])),
+        (json!({ "set_internal_metadata": { "a": 1 } }), json!([])),
+        (forward, json!(["internal_metadata"])),
+    ] {
+        let result = act(&host, &drivers, "machine_update", change.clone()).await.unwrap();
+        // As in a set: the order means nothing.
+        let listed = result["pending_reboot"].as_array().unwrap();
+        assert_eq!(listed.len(), pending.as_array().unwrap().len(), "{change}: {listed:?}");
+        assert!(listed.iter().all(|name| pending.as_array().unwrap().contains(name)), "{change}");
+    }
+    let change = json!({ "alias": "three", "ram": 1024 });
+    act(&host, &drivers, "machine_update", change.clone()).await.unwrap();
     // Workflows repeat updates: nothing changes, not even the time.
     let before = drivers.vms.get(uuid()).unwrap();
     let result = act(&host, &drivers, "machine_update", change).await.unwrap();
@@ -55,6 +73,30 @@ async fn an_update_takes_effect_now_or_is_named() {
     }));
     let ctx = host.context(&drivers, &other);
     assert!(run(&ctx, "machine_create", false).await.is_err(), "the address is taken");
+}
+
+/// A VM of before metadata had a limit is larger than what fits in the journal between two steps.
+#[tokio::test(start_paused = true)]
+async fn large_metadata_can_be_changed_over_a_crash() {
+    let change = json!({
+        "remove_customer_metadata": ["b"], "set_customer_metadata": { "c": 2 }, "alias": "two",
+    });
+    for (step, done) in (0..16).flat_map(|step| [(step, false), (step, true)]) {
+        let host = Host::new();
+        let drivers = one_vm(&host).await;
+        let large = |record: &mut VmRecord| {
+            let metadata = json!({ "a": "x".repeat(1_500_000), "b": 1, "c": 1 });
+            record.properties.insert("customer_metadata".to_owned(), metadata);
+        };
+        drivers.vms.update(uuid(), large).await.unwrap();
+        if !run_with_crash(&host, "machine_update", &params(change.clone()), step, done).await {
+            break;
+        }
+        let vm = host.agent("boot-1").await.vms.get(uuid()).unwrap();
+        let told = (vm.text("alias"), vm.customer_metadata("b"), vm.customer_metadata("c"));
+        assert_eq!(told, (Some("two"), None, Some(&json!(2))), "step {step}, done {done}");
+        assert_eq!(vm.customer_metadata("a").unwrap().as_str().unwrap().len(), 1_500_000);
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -101,6 +143,126 @@ async fn snapshots_are_taken_gone_back_to_and_deleted() {
     assert_eq!(rolled["vm"]["state"], "stopped");
 }
 
+async fn status(drivers: &Drivers) -> Value {
+    let info = drivers.compute.info(uuid(), &["status".to_owned()]).await.unwrap();
+    info["status"]["status"].clone()
+}
+
+/// Also when the agent dies anywhere in between.
+#[tokio::test(start_paused = true)]
+async fn a_snapshot_leaves_a_guest_paused_or_going_as_it_was() {
+    for (signal, expected) in [("STOP", "paused"), ("CONT", "running")] {
+        for (step, done) in (0..16).flat_map(|step| [(step, false), (step, true)]) {
+            let host = Host::new();
+            let drivers = one_vm(&host).await;
+            act(&host, &drivers, "machine_kill", json!({ "signal": signal })).await.unwrap();
+            let kind = "machine_create_snapshot";
+            if !run_with_crash(&host, kind, &example(kind), step, done).await {
+                break;
+            }
+            assert_eq!(status(&drivers).await, expected, "step {step}, done {done}");
+        }
+        let host = Host::new();
+        let drivers = one_vm(&host).await;
+        act(&host, &drivers, "machine_kill", json!({ "signal": signal })).await.unwrap();
+        host.faults.fail_nth("storage.create_snapshot", 1, Fault::before());
+        let wanted = json!({ "snapshot_name": "a", "quiesce": "pause" });
+        act(&host, &drivers, "machine_create_snapshot", wanted).await.unwrap_err();
+        assert_eq!(status(&drivers).await, expected, "failed");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_lost_task_left_of_a_snapshot_blocks_nothing() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    let wanted = params(snapshot("a"));
+    let plan = super::machine_create_snapshot::MachineCreateSnapshot.plan(&wanted).unwrap();
+    let lost = host.context(&drivers, &wanted);
+    for step in plan.steps.iter().take_while(|step| step.name() != "commit") {
+        step.apply(&lost).await.unwrap();
+    }
+    drivers.vms.update(uuid(), |r| assert!(!r.snapshots[0].complete)).await.unwrap();
+    let made = act(&host, &drivers, "machine_create_snapshot", snapshot("a")).await.unwrap();
+    assert_eq!(names(&made["vm"]), ["a"]);
+    assert_eq!(drivers.vms.get(uuid()).unwrap().snapshots.len(), 1);
+    assert_eq!(host.pool.disks()[&(uuid(), 1)].snapshots.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_vm_without_disks_has_no_snapshots() {
+    let host = Host::new();
+    let drivers = host.agent("boot-1").await;
+    let bare = create_params(json!({ "disks": [] }));
+    run(&host.context(&drivers, &bare), "machine_create", false).await.unwrap();
+    let refused = code(&host, &drivers, "machine_create_snapshot", snapshot("a")).await;
+    assert_eq!(refused, "DatasetNotFound");
+    assert_eq!(drivers.vms.get(uuid()).unwrap().snapshots, []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rollback_that_a_disk_cannot_follow_touches_nothing() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    act(&host, &drivers, "machine_create_snapshot", snapshot("a")).await.unwrap();
+    // Another disk in the place of the second one, without the snapshot.
+    let other: TaskId = "other".parse().unwrap();
+    drivers.storage.stash_disk(uuid(), 1, &other).await.unwrap();
+    let spec = DiskSpec { vm: uuid(), index: 1, image: None, size_mib: Some(8) };
+    drivers.storage.create_disk(&spec, &other).await.unwrap();
+    act(&host, &drivers, "machine_create_snapshot", snapshot("b")).await.unwrap();
+    let (disks, record) = (host.pool.disks(), drivers.vms.get(uuid()));
+    let refused = act(&host, &drivers, "machine_rollback_snapshot", snapshot("a")).await;
+    let refused = refused.unwrap_err();
+    assert_eq!(refused.code, "SnapshotNotFound");
+    assert!(refused.message.contains("disk 1"), "{refused}");
+    assert_eq!((host.pool.disks(), drivers.vms.get(uuid())), (disks, record));
+    assert_eq!((host.guests.running().len(), host.guests.starts(uuid())), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn disks_of_different_moments_are_not_started_from() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    for name in ["a", "b"] {
+        act(&host, &drivers, "machine_create_snapshot", snapshot(name)).await.unwrap();
+    }
+    for fault in [Fault::before(), Fault::after()] {
+        host.faults.fail_nth("storage.roll_back", 1, fault);
+        let failed = act(&host, &drivers, "machine_rollback_snapshot", snapshot("a")).await;
+        failed.unwrap_err();
+        // Also by the next agent.
+        let drivers = host.agent("boot-1").await;
+        let vm = drivers.vms.object(uuid(), true).unwrap();
+        assert_eq!((&vm["state"], names(&vm)), (&json!("stopped"), vec!["a"]));
+        let refused = act(&host, &drivers, "machine_boot", json!({})).await.unwrap_err();
+        assert_eq!(refused.code, "VmNotUsable");
+        assert!(refused.message.contains("snapshot \"a\""), "{refused}");
+        let refused = code(&host, &drivers, "machine_create_snapshot", snapshot("c")).await;
+        assert_eq!(refused, "VmNotUsable");
+    }
+    let drivers = host.agent("boot-1").await;
+    act(&host, &drivers, "machine_rollback_snapshot", snapshot("a")).await.unwrap();
+    act(&host, &drivers, "machine_boot", json!({})).await.unwrap();
+    assert_eq!(host.guests.starts(uuid()), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_newer_snapshot_is_listed_as_long_as_the_disks_have_it() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    for name in ["a", "b", "c"] {
+        act(&host, &drivers, "machine_create_snapshot", snapshot(name)).await.unwrap();
+    }
+    host.faults.fail_nth("storage.delete_snapshot", 2, Fault::before());
+    let failed = act(&host, &drivers, "machine_rollback_snapshot", snapshot("a")).await;
+    failed.unwrap_err();
+    assert_eq!(names(&drivers.vms.object(uuid(), true).unwrap()), ["b", "a"]);
+    assert_eq!(host.pool.disks()[&(uuid(), 0)].snapshots.len(), 2);
+    // Its disks were not touched yet.
+    act(&host, &drivers, "machine_boot", json!({})).await.unwrap();
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_reprovision_replaces_the_boot_disk_and_nothing_else() {
     let host = Host::new();
@@ -114,14 +276,40 @@ async fn a_reprovision_replaces_the_boot_disk_and_nothing_else() {
     assert_eq!((&result["vm"]["state"], host.guests.starts(uuid())), (&json!("running"), 2));
     let after = host.pool.disks();
     assert_ne!(after[&(uuid(), 0)].owner, before[&(uuid(), 0)].owner);
-    assert_eq!(after[&(uuid(), 1)], before[&(uuid(), 1)]);
+    assert_eq!(after[&(uuid(), 1)].owner, before[&(uuid(), 1)].owner);
     assert!(host.pool.stashed().is_empty());
+    // No disk keeps a name that is not listed.
+    assert_eq!(after[&(uuid(), 1)].snapshots, []);
+    act(&host, &drivers, "machine_create_snapshot", snapshot("a")).await.unwrap();
     let missing = json!({ "image_uuid": "99999999-2222-4333-8444-555555555555" });
     assert_eq!(code(&host, &drivers, "machine_reprovision", missing).await, "ImageNotFound");
     assert_eq!(drivers.vms.object(uuid(), true).unwrap()["state"], "running");
     drivers.vms.remove(uuid()).await.unwrap();
     let gone = code(&host, &drivers, "machine_reprovision", json!({ "image_uuid": IMAGE })).await;
     assert_eq!(gone, "VmNotFound");
+}
+
+/// What a guest has not written yet to its other disks would be lost.
+#[tokio::test(start_paused = true)]
+async fn a_reprovision_asks_the_guest_before_it_kills_it() {
+    for (deaf, took) in [(false, 0..2), (true, 60..63)] {
+        let host = Host::new();
+        let drivers = one_vm(&host).await;
+        if deaf {
+            host.guests.ignore_acpi(uuid());
+        }
+        let wanted = params(json!({ "image_uuid": IMAGE }));
+        let ctx = host.context(&drivers, &wanted);
+        let plan = super::machine_reprovision::MachineReprovision.plan(&wanted).unwrap();
+        let started = host.clock.monotonic();
+        for step in plan.steps.iter().take_while(|step| step.name() != "stash") {
+            step.apply(&ctx).await.unwrap();
+        }
+        let seconds = (host.clock.monotonic() - started).as_secs();
+        assert!(took.contains(&seconds), "{seconds} s");
+        let status = if deaf { 137 } else { 0 };
+        assert_eq!(drivers.vms.object(uuid(), true).unwrap()["exit_status"], status);
+    }
 }
 
 /// Lets each call fail in turn: afterwards the VM is as before or as wanted, and nothing is left.
@@ -134,6 +322,7 @@ async fn changes_that_fail_anywhere_leave_a_whole_vm() {
         "images.install",
         "storage.create_disk",
         "storage.create_snapshot",
+        "storage.delete_snapshot",
         "storage.disks",
         "storage.snapshots",
         "storage.stash_disk",

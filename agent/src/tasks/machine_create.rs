@@ -236,7 +236,7 @@ impl Job {
                         guest, which this agent does not have";
             return Err(refuse(Code::NotSupported, text));
         }
-        machine::check_macs(ctx, self.vm, self.properties.get("nics"))?;
+        drivers.vms.check_macs(self.vm, &self.properties)?;
         // Left by something that has no record: not ours to take over.
         if drivers.compute.observe(self.vm).await?.is_running() {
             return Err(vm_exists(self.vm));
@@ -351,7 +351,7 @@ impl Job {
     }
 
     async fn config(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        let record = machine::record(ctx, OPERATION, self.vm)?;
+        let record = machine::for_guest(machine::record(ctx, OPERATION, self.vm)?);
         ctx.drivers.compute.prepare(&record).await.map_err(failed(OPERATION))
     }
 

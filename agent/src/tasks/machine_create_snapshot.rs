@@ -6,16 +6,19 @@ use async_trait::async_trait;
 use muster_shared::clock::iso;
 use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::machine::{self, refuse};
 use super::{
     Handler, Kind, Lock, OnFailure, Params, Plan, Step, TaskContext, TaskFailure, snapshot,
 };
+use crate::drivers::DriverError;
 use crate::drivers::compute::GuestSignal;
 use crate::vms::{SnapshotRecord, VmRecord};
 
 const OPERATION: &str = "vmadm.create_snapshot";
+/// Noted before the guest is paused: it ran, and is to go on. One that its owner has paused is not.
+const GOES_ON: &str = "goes_on";
 /// Snapshots of one VM.
 const MAX_SNAPSHOTS: usize = 64;
 
@@ -43,13 +46,14 @@ impl Handler for MachineCreateSnapshot {
     fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
         let vm = machine::vm(params)?;
         let name = snapshot::name(params)?;
-        let parts: &[Part] = if pauses(params)? {
+        let pauses = pauses(params)?;
+        let parts: &[Part] = if pauses {
             &[Part::Reserve, Part::Pause, Part::Take, Part::Resume, Part::Commit]
         } else {
             &[Part::Reserve, Part::Take, Part::Commit]
         };
         let step = |part: &Part| -> Box<dyn Step> {
-            Box::new(SnapshotStep { vm, name: name.clone(), part: *part })
+            Box::new(SnapshotStep { vm, name: name.clone(), pauses, part: *part })
         };
         Ok(Plan { locks: vec![Lock::Vm(vm)], steps: parts.iter().map(step).collect() })
     }
@@ -81,6 +85,7 @@ enum Part {
 struct SnapshotStep {
     vm: VmUuid,
     name: String,
+    pauses: bool,
     part: Part,
 }
 
@@ -94,9 +99,24 @@ impl SnapshotStep {
     async fn reserve(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let record = machine::record(ctx, OPERATION, self.vm)?;
         machine::usable(OPERATION, &record)?;
+        if self.pauses {
+            // A step before the pause: after a crash in between it could not be told who paused it.
+            ctx.note(GOES_ON, json!(self.is_going(ctx).await?));
+        }
         if self.is_ours(ctx) {
             return Ok(());
         }
+        if machine::disks(ctx, OPERATION, &record).await?.is_empty() {
+            let text = format!("{OPERATION} error: VM {} has no disks", self.vm);
+            return Err(refuse(Code::DatasetNotFound, text));
+        }
+        // Nobody is at work on them while this task holds the VM: their tasks are lost.
+        for lost in record.snapshots.iter().filter(|known| !known.complete) {
+            let removed = snapshot::remove(ctx, self.vm, &lost.name).await;
+            removed.map_err(snapshot::told(OPERATION))?;
+            snapshot::forget(ctx, self.vm, &lost.name).await?;
+        }
+        let record = machine::record(ctx, OPERATION, self.vm)?;
         let on_disk = snapshot::on_disk(&self.name);
         let found = ctx.drivers.storage.snapshots(self.vm).await;
         let found = found.map_err(snapshot::told(OPERATION))?;
@@ -119,7 +139,19 @@ impl SnapshotStep {
         Ok(())
     }
 
+    /// Whether the guest's CPUs run.
+    async fn is_going(&self, ctx: &TaskContext) -> Result<bool, TaskFailure> {
+        match ctx.drivers.compute.info(self.vm, &["status".to_owned()]).await {
+            Ok(info) => Ok(info["status"]["running"] == true),
+            Err(DriverError::Refused { code: Code::VmNotRunning, .. }) => Ok(false),
+            Err(error) => Err(snapshot::told(OPERATION)(error)),
+        }
+    }
+
     async fn signal(&self, ctx: &TaskContext, wanted: GuestSignal) -> Result<(), TaskFailure> {
+        if ctx.noted(GOES_ON) != true {
+            return Ok(());
+        }
         machine::signal(ctx, self.vm, wanted).await.map_err(snapshot::told(OPERATION))
     }
 

@@ -6,7 +6,6 @@ use async_trait::async_trait;
 use muster_shared::ids::VmUuid;
 
 use super::{Handler, Kind, Lock, Params, Plan, Step, TaskContext, TaskFailure, machine, snapshot};
-use crate::vms::VmRecord;
 
 const OPERATION: &str = "vmadm.delete_snapshot";
 
@@ -67,10 +66,7 @@ impl Step for Delete {
                 removed.map_err(snapshot::told(OPERATION))
             }
             Part::Forget => {
-                let forget = |record: &mut VmRecord| {
-                    record.snapshots.retain(|known| known.name != self.name);
-                };
-                ctx.drivers.vms.update(self.vm, forget).await?;
+                snapshot::forget(ctx, self.vm, &self.name).await?;
                 snapshot::finish(ctx, OPERATION, self.vm).await
             }
         }

@@ -34,7 +34,8 @@ impl Handler for MachineDestroy {
     fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
         let vm = machine::vm(params)?;
         let include_dni = machine::flag(params, "include_dni")?;
-        let parts = [Part::Mark, Part::Stop, Part::Storage, Part::Cleanup, Part::Forget];
+        let parts =
+            [Part::Mark, Part::Stop, Part::Archive, Part::Storage, Part::Cleanup, Part::Forget];
         let step = |part| -> Box<dyn Step> { Box::new(DestroyStep { vm, include_dni, part }) };
         Ok(Plan { locks: vec![Lock::Vm(vm)], steps: parts.into_iter().map(step).collect() })
     }
@@ -44,6 +45,7 @@ impl Handler for MachineDestroy {
 enum Part {
     Mark,
     Stop,
+    Archive,
     Storage,
     Cleanup,
     Forget,
@@ -76,6 +78,16 @@ impl DestroyStep {
         machine::stop(ctx, OPERATION, self.vm, how).await
     }
 
+    async fn archive(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let drivers = &ctx.drivers;
+        if !drivers.vms.get(self.vm).is_some_and(|record| record.flag("archive_on_delete")) {
+            return Ok(());
+        }
+        let console = drivers.compute.console_log(self.vm, None).await;
+        let console = console.map_err(failed(OPERATION))?;
+        drivers.vms.archive(self.vm, &console.bytes).await.map_err(failed(OPERATION))
+    }
+
     async fn storage(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let drivers = &ctx.drivers;
         let storage = |state| move |record: &mut crate::vms::VmRecord| record.storage = state;
@@ -92,6 +104,7 @@ impl Step for DestroyStep {
         match self.part {
             Part::Mark => "mark",
             Part::Stop => "stop",
+            Part::Archive => "archive",
             Part::Storage => "storage",
             Part::Cleanup => "cleanup",
             Part::Forget => "forget",
@@ -110,6 +123,7 @@ impl Step for DestroyStep {
         match self.part {
             Part::Mark => Ok(()),
             Part::Stop => self.stop(ctx).await,
+            Part::Archive => self.archive(ctx).await,
             Part::Storage => self.storage(ctx).await,
             Part::Cleanup => {
                 ctx.drivers.compute.cleanup(self.vm, true).await.map_err(failed(OPERATION))
@@ -122,6 +136,7 @@ impl Step for DestroyStep {
         match self.part {
             Part::Mark => 10,
             Part::Stop => 40,
+            Part::Archive => 45,
             Part::Storage => 80,
             Part::Cleanup => 90,
             Part::Forget => 100,

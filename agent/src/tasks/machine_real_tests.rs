@@ -110,6 +110,8 @@ impl RealNode {
             rebooted: false,
             resumed: false,
             cancelled: CancellationToken::new(),
+            hurried: CancellationToken::new(),
+            hurries: false,
             events: Arc::new(NoEvents),
             result: parking_lot::Mutex::new(Value::Null),
         };

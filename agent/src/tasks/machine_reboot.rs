@@ -78,9 +78,11 @@ struct RebootStep {
 
 impl RebootStep {
     async fn check(&self, ctx: &TaskContext, idempotent: bool) -> Result<(), TaskFailure> {
-        machine::usable(OPERATION, &machine::record(ctx, OPERATION, self.vm)?)?;
+        let record = machine::record(ctx, OPERATION, self.vm)?;
+        machine::usable(OPERATION, &record)?;
         if machine::runs(ctx, self.vm).await? {
-            return Ok(());
+            // Or it would be stopped and could not be started again.
+            return machine::disks(ctx, OPERATION, &record).await.map(drop);
         }
         if idempotent {
             ctx.finish_with(json!({ SKIP: true }));

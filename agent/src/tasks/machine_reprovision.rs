@@ -13,11 +13,15 @@ use muster_shared::wire::Code;
 use serde_json::{Value, json};
 
 use super::machine::{self, Stop, failed, refuse};
-use super::{Handler, Kind, Lock, OnFailure, Params, Plan, Step, TaskContext, TaskFailure};
+use super::{
+    Handler, Kind, Lock, OnFailure, Params, Plan, Step, TaskContext, TaskFailure, snapshot,
+};
 use crate::drivers::storage::DiskSpec;
 use crate::vms::VmRecord;
 
 const OPERATION: &str = "vmadm.reprovision";
+/// Time the guest has to shut down, as in the reference.
+const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 /// The boot disk.
 const BOOT_DISK: u32 = 0;
 /// Noted for later steps.
@@ -127,8 +131,10 @@ impl Reprovision {
     }
 
     async fn stop(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        // The disk on which it writes is thrown away.
-        let how = Stop { force: true, until: Timestamp::MIN, at_most: Duration::ZERO };
+        // Only its boot disk is thrown away: what it has not yet written to the others counts.
+        let until = ctx.drivers.clock.wall().saturating_add(STOP_TIMEOUT);
+        let until = until.unwrap_or(Timestamp::MAX);
+        let how = Stop { force: false, until, at_most: STOP_TIMEOUT };
         machine::stop(ctx, OPERATION, self.vm, how).await
     }
 
@@ -155,7 +161,6 @@ impl Reprovision {
         let swap = |record: &mut VmRecord| {
             record.reprovision_task = Some(ctx.task_id.clone());
             record.failed = false;
-            record.snapshots.clear();
             let image = json!(self.image);
             if record.properties.contains_key("image_uuid") {
                 record.properties.insert("image_uuid".to_owned(), image.clone());
@@ -181,12 +186,9 @@ impl Reprovision {
         record.is_some_and(|record| record.reprovision_task.as_ref() == Some(&ctx.task_id))
     }
 
-    /// The VM runs again if it ran, unless a disk is missing.
+    /// The VM runs again if it ran.
     async fn restart(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        let Some(record) = ctx.drivers.vms.get(self.vm) else { return Ok(()) };
-        let disks = ctx.drivers.storage.disks(self.vm).await.map_err(failed(OPERATION))?;
-        let whole = disks.len() == record.list("disks").len();
-        if ctx.noted(WAS_RUNNING) == true && whole {
+        if ctx.noted(WAS_RUNNING) == true && ctx.drivers.vms.get(self.vm).is_some() {
             machine::start(ctx, OPERATION, self.vm).await?;
         }
         Ok(())
@@ -231,6 +233,9 @@ impl Step for Reprovision {
             }
             Part::Purge => {
                 self.purge(ctx).await?;
+                // Those of the other disks are of no use without the boot disk's part, and their
+                // names would stay taken.
+                snapshot::remove_all(ctx, self.vm).await.map_err(failed(OPERATION))?;
                 machine::runs(ctx, self.vm).await?;
                 let mut result = ctx.drivers.vms.result(self.vm);
                 result[LOST] = ctx.noted(LOST);

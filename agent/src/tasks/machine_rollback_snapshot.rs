@@ -1,5 +1,7 @@
 //! `machine_rollback_snapshot`: gives a VM's disks the content of a snapshot. Newer snapshots go;
-//! a VM that ran is stopped first and started again. Once begun it only goes forward.
+//! a VM that ran is stopped first and started again. Nothing is touched before every disk is known
+//! to have the snapshot. Once begun it only goes forward: a VM whose disks did not all get there
+//! can't be started until another rollback has succeeded.
 
 use std::time::Duration;
 
@@ -61,9 +63,11 @@ struct Rollback {
 impl Rollback {
     async fn check(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let record = machine::record(ctx, OPERATION, self.vm)?;
-        machine::usable(OPERATION, &record)?;
+        let mended = VmRecord { rolling_back_to: None, ..record.clone() };
+        machine::usable(OPERATION, &mended)?;
         let place = record.snapshots.iter().position(|s| s.name == self.name && s.complete);
         let place = place.ok_or_else(|| snapshot::not_found(OPERATION, self.vm, &self.name))?;
+        snapshot::on_every_disk(ctx, OPERATION, &record, &self.name).await?;
         let newer: Vec<&str> =
             record.snapshots.iter().skip(place + 1).map(|known| known.name.as_str()).collect();
         ctx.note(NEWER, json!(newer));
@@ -81,23 +85,31 @@ impl Rollback {
         machine::stop(ctx, OPERATION, self.vm, how).await
     }
 
+    /// One after the other, so that the record lists what the disks have.
     async fn remove_newer(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         for name in Self::newer(ctx).iter().rev() {
             let removed = snapshot::remove(ctx, self.vm, name).await;
             removed.map_err(snapshot::told(OPERATION))?;
+            snapshot::forget(ctx, self.vm, name).await?;
         }
         Ok(())
     }
 
+    async fn go_back(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let mark = Some(self.name.clone());
+        ctx.drivers.vms.update(self.vm, |record| record.rolling_back_to = mark).await?;
+        let done = ctx.drivers.storage.roll_back(self.vm, &snapshot::on_disk(&self.name)).await;
+        done.map_err(snapshot::told(OPERATION))
+    }
+
     async fn forget(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        let newer = Self::newer(ctx);
         let disks = ctx.drivers.storage.disks(self.vm).await.map_err(snapshot::told(OPERATION))?;
-        let forget = |record: &mut VmRecord| {
-            record.snapshots.retain(|known| !newer.contains(&known.name));
+        let done = |record: &mut VmRecord| {
+            record.rolling_back_to = None;
             // They may have grown since.
             machine::describe_disks(record, &disks);
         };
-        ctx.drivers.vms.update(self.vm, forget).await?;
+        ctx.drivers.vms.update(self.vm, done).await?;
         Ok(())
     }
 }
@@ -120,11 +132,7 @@ impl Step for Rollback {
             Part::Check => self.check(ctx).await,
             Part::Stop => self.stop(ctx).await,
             Part::Newer => self.remove_newer(ctx).await,
-            Part::Disks => {
-                let name = snapshot::on_disk(&self.name);
-                let done = ctx.drivers.storage.roll_back(self.vm, &name).await;
-                done.map_err(snapshot::told(OPERATION))
-            }
+            Part::Disks => self.go_back(ctx).await,
             Part::Forget => self.forget(ctx).await,
             Part::Start => {
                 if ctx.noted(WAS_RUNNING) == true {

@@ -101,7 +101,8 @@ impl ShutdownStep {
             record.stopping_until = running.then_some(until);
         };
         ctx.drivers.vms.update(vm, mark).await?;
-        if running || self.job.idempotent {
+        // Whom it hurried may have done its work.
+        if running || self.job.idempotent || ctx.hurries {
             return Ok(());
         }
         let state = machine::state(ctx, vm);

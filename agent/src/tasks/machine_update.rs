@@ -18,6 +18,8 @@ use crate::vms::{VmRecord, payload};
 const OPERATION: &str = "vmadm.update";
 /// Noted: what changes, as property and new value; `null` is gone.
 const CHANGES: &str = "changes";
+/// Noted: the same of members of properties that are objects, which may be large.
+const MEMBERS: &str = "members";
 /// Noted: disks that grow, as index and size in MiB.
 const GROW: &str = "grow";
 /// Noted: the VM is restarted.
@@ -57,9 +59,12 @@ impl Handler for MachineUpdate {
     }
 }
 
-/// Whether the hypervisor reads a property only when it starts.
-fn is_read_at_start(name: &str) -> bool {
-    vm::property(name).is_some_and(|property| property.effect == Effect::AtStart)
+/// Whether the hypervisor reads a property that changed only when it starts.
+fn is_read_at_start(name: &str, old: &Map<String, Value>, new: &Map<String, Value>) -> bool {
+    let forwards = |vm: &Map<String, Value>| vm.get(name)?.get("muster:hostfwd").cloned();
+    // The guest has no use for the rest of it.
+    let forwarded = name == "internal_metadata" && forwards(old) != forwards(new);
+    forwarded || vm::property(name).is_some_and(|property| property.effect == Effect::AtStart)
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -87,8 +92,8 @@ impl Update {
         let entropy = &ctx.drivers.entropy;
         let old = &record.properties;
         let new = payload::update(old, &ctx.params, || machine::fresh_mac(entropy.u64()))?;
-        machine::check_macs(ctx, self.vm, new.get("nics"))?;
-        let changes = changes(old, &new);
+        ctx.drivers.vms.check_macs(self.vm, &new)?;
+        let (changes, members) = (changes(old, &new), members(old, &new));
         let running = machine::runs(ctx, self.vm).await?;
         let grow = grown(old, &new);
         if running && !grow.is_empty() {
@@ -97,16 +102,21 @@ impl Update {
             return Err(refuse(Code::VmNotStopped, text));
         }
         let rewired = nic_count(old) != nic_count(&new) || macs(old) != macs(&new);
-        let at_start = changes.keys().filter(|name| is_read_at_start(name));
+        let changed = changes.keys().chain(members.keys());
+        let at_start = changed.filter(|name| is_read_at_start(name, old, &new));
         let wanted = match self.reboot {
             Reboot::Always => at_start.clone().next().is_some(),
             Reboot::IfNeeded => rewired,
             Reboot::Never => false,
         };
+        if running && wanted {
+            machine::disks(ctx, OPERATION, &record).await?;
+        }
         let pending: Vec<&String> =
             if running && !wanted { at_start.collect() } else { Vec::new() };
         ctx.note(PENDING, json!(pending));
         ctx.note(CHANGES, Value::Object(changes));
+        ctx.note(MEMBERS, Value::Object(members));
         ctx.note(GROW, json!(grow));
         ctx.note(REBOOT, json!(running && wanted));
         Ok(())
@@ -126,13 +136,16 @@ impl Update {
             let text = format!("{OPERATION} error: the changes are too large for the journal");
             return Err(TaskFailure::new(Code::InternalError, text));
         };
+        let members = ctx.noted(MEMBERS).as_object().cloned().unwrap_or_default();
         let apply = |record: &mut VmRecord| {
-            for (name, value) in changes {
-                if value.is_null() {
-                    record.properties.shift_remove(&name);
-                } else {
-                    record.properties.insert(name, value);
-                }
+            set(&mut record.properties, changes);
+            for (name, changes) in members {
+                let (Some(Value::Object(object)), Value::Object(changes)) =
+                    (record.properties.get_mut(&name), changes)
+                else {
+                    continue;
+                };
+                set(object, changes);
             }
         };
         ctx.drivers.vms.update(self.vm, apply).await?;
@@ -154,9 +167,33 @@ impl Update {
     }
 }
 
-/// What differs: the new value, or `null` where there is none any more.
+/// Carries out [`changes`].
+fn set(object: &mut Map<String, Value>, changes: Map<String, Value>) {
+    for (name, value) in changes {
+        if value.is_null() {
+            object.shift_remove(&name);
+        } else {
+            object.insert(name, value);
+        }
+    }
+}
+
+/// The [`changes`] of each property that was an object and still is one.
+fn members(old: &Map<String, Value>, new: &Map<String, Value>) -> Map<String, Value> {
+    let both = new
+        .iter()
+        .filter_map(|(name, new)| Some((name, old.get(name)?.as_object()?, new.as_object()?)));
+    let different = both.filter(|(_, old, new)| old != new);
+    different.map(|(name, old, new)| (name.clone(), changes(old, new).into())).collect()
+}
+
+/// What differs: the new value, or `null` where there is none any more; without [`members`].
 fn changes(old: &Map<String, Value>, new: &Map<String, Value>) -> Map<String, Value> {
-    let set = new.iter().filter(|(name, value)| old.get(*name) != Some(value));
+    let kept = |name: &str, value: &Value| {
+        let old = old.get(name);
+        old == Some(value) || value.is_object() && old.is_some_and(Value::is_object)
+    };
+    let set = new.iter().filter(|(name, value)| !kept(name, value));
     let gone = old.keys().filter(|name| !new.contains_key(*name));
     let set = set.map(|(name, value)| (name.clone(), value.clone()));
     set.chain(gone.map(|name| (name.clone(), Value::Null))).collect()

@@ -23,8 +23,12 @@ pub mod machine_boot;
 mod machine_change_tests;
 pub mod machine_create;
 pub mod machine_create_snapshot;
+#[cfg(test)]
+mod machine_create_tests;
 pub mod machine_delete_snapshot;
 pub mod machine_destroy;
+#[cfg(test)]
+mod machine_engine_tests;
 pub mod machine_info;
 pub mod machine_kill;
 pub mod machine_load;
@@ -216,7 +220,7 @@ pub trait Handler: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Whether it cuts short the wait of a [`Handler::preemptible`] task that holds the same VM
-    /// (whose [`TaskContext::cancelled`] is then set). It still runs only after that one has ended.
+    /// (whose [`TaskContext::hurried`] is then set). It still runs only after that one has ended.
     fn preempts(&self, params: &Params) -> bool {
         let _: &Params = params;
         false
@@ -321,8 +325,12 @@ pub struct TaskContext {
     pub rebooted: bool,
     /// True if an earlier life of the agent had begun it.
     pub resumed: bool,
-    /// Cancelled when the task is to stop early.
+    /// Cancelled when the task is to stop early: it is cancelled, or its time is over.
     pub cancelled: CancellationToken,
+    /// Cancelled when its waits are to be short, see [`Handler::preempts`]; it goes on after them.
+    pub hurried: CancellationToken,
+    /// It hurried the task that held its VM.
+    pub hurries: bool,
     /// Where events go.
     pub events: Arc<dyn EventSink>,
     /// What the task will return; a step sets members of it. Journaled with each step.

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::panic::AssertUnwindSafe;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -167,7 +168,7 @@ impl Engine {
         match *live.stop.lock() {
             Some(Stop::Returned) => Err(None),
             Some(Stop::Cancelled) => Err(Some(End::failed(cancelled()))),
-            Some(Stop::Preempted) | None => Ok(()),
+            None => Ok(()),
         }
     }
 
@@ -234,6 +235,8 @@ impl Engine {
             rebooted,
             resumed: record.attempt > 1,
             cancelled: live.cancelled.clone(),
+            hurried: live.hurried.clone(),
+            hurries: live.hurries.load(Ordering::Relaxed),
             events: live.events.clone(),
             result: Mutex::new(record.result.clone()),
         }
@@ -448,10 +451,6 @@ async fn guarded(
     let mut apply = pin!(AssertUnwindSafe(step.apply(ctx)).catch_unwind());
     let patience = async {
         live.cancelled.cancelled().await;
-        if !is_cancelled() {
-            // A pre-emption only shortens waits; the step ends when it ends.
-            std::future::pending::<()>().await;
-        }
         sleep(STOP_GRACE).await;
     };
     tokio::select! {

@@ -15,6 +15,7 @@
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use muster_shared::clock::SharedClock;
@@ -33,7 +34,7 @@ use uuid::Uuid;
 
 use super::events::TaskEvents;
 use super::journal::{self, Journal, JournalError};
-use super::live::{Admission, Live, SeenTicket, Shared, Stop};
+use super::live::{Admission, Live, SeenTicket, Shared};
 use super::order::Depth;
 use super::record::{Origin, Phase, Record, State, bounded_error, fingerprint};
 use super::registry::{Faults, Registry};
@@ -345,6 +346,8 @@ impl Engine {
             granted: Notify::new(),
             stop: Mutex::new(None),
             cancelled: CancellationToken::new(),
+            hurried: CancellationToken::new(),
+            hurries: AtomicBool::new(false),
             admission: watch::Sender::new(Admission::Pending),
             ended: watch::Sender::new(false),
         })
@@ -381,7 +384,8 @@ impl Engine {
                 if let Some(other) = shared.live.get(&other)
                     && other.handler.preemptible()
                 {
-                    other.stop(Stop::Preempted);
+                    other.hurried.cancel();
+                    live.hurries.store(true, Ordering::Relaxed);
                 }
             }
         }

@@ -1,5 +1,7 @@
 //! What the three kinds about snapshots share: names, where a snapshot is changed, parameters.
 
+use std::collections::BTreeSet;
+
 use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
 use serde_json::{Value, json};
@@ -8,6 +10,7 @@ use super::machine::{self, failed, refuse};
 use super::{Params, TaskContext, TaskFailure};
 use crate::drivers::DriverError;
 use crate::drivers::compute::SnapshotChange;
+use crate::vms::VmRecord;
 
 /// Longest name, characters.
 const MAX_NAME_CHARS: usize = 64;
@@ -62,6 +65,41 @@ pub(super) async fn remove(ctx: &TaskContext, vm: VmUuid, name: &str) -> Result<
     let name = on_disk(name);
     let having = having(ctx, vm, &name).await?;
     remove_from(ctx, vm, &name, having).await
+}
+
+/// Deletes every snapshot of the VM, of which disks and record may know different ones.
+pub(super) async fn remove_all(ctx: &TaskContext, vm: VmUuid) -> Result<(), DriverError> {
+    let found = ctx.drivers.storage.snapshots(vm).await?;
+    let named = found.iter().filter_map(|found| found.name.strip_prefix(PREFIX));
+    for name in named.collect::<BTreeSet<_>>() {
+        remove(ctx, vm, name).await?;
+        forget(ctx, vm, name).await?;
+    }
+    ctx.drivers.vms.update(vm, |record| record.snapshots.clear()).await.map(drop)
+}
+
+/// Takes the snapshot out of the record, once no disk has it any more.
+pub(super) async fn forget(ctx: &TaskContext, vm: VmUuid, name: &str) -> Result<(), DriverError> {
+    let forget = |record: &mut VmRecord| record.snapshots.retain(|known| known.name != name);
+    ctx.drivers.vms.update(vm, forget).await.map(drop)
+}
+
+/// Refuses unless every disk has the snapshot, whatever the record says.
+pub(super) async fn on_every_disk(
+    ctx: &TaskContext,
+    operation: &'static str,
+    record: &VmRecord,
+    name: &str,
+) -> Result<(), TaskFailure> {
+    let vm = record.uuid;
+    let disks = machine::disks(ctx, operation, record).await?;
+    let having = having(ctx, vm, &on_disk(name)).await.map_err(told(operation))?;
+    let Some(lacking) = disks.iter().find(|disk| !having.contains(&disk.index)) else {
+        return Ok(());
+    };
+    let index = lacking.index;
+    let text = format!("{operation} error: disk {index} of VM {vm} has no snapshot \"{name}\"");
+    Err(refuse(Code::SnapshotNotFound, text))
 }
 
 async fn having(ctx: &TaskContext, vm: VmUuid, name: &str) -> Result<Vec<u32>, DriverError> {

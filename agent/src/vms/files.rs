@@ -1,5 +1,6 @@
 //! Records as files: one JSON file per VM, replaced by rename, durable when a call returns.
 
+use std::collections::BTreeSet;
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
@@ -9,11 +10,8 @@ use muster_shared::folders::make_private;
 use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
 
-use super::{VmRecord, VmRecords};
+use super::{MAX_RECORD_BYTES, VmRecord, VmRecords};
 use crate::drivers::DriverError;
-
-/// Largest record that is read, bytes.
-const MAX_RECORD_BYTES: u64 = 4 * 1024 * 1024;
 
 /// The records of `data_dir/vms`.
 #[derive(Debug)]
@@ -43,8 +41,7 @@ impl FileVmRecords {
         if create && path.exists() {
             return Err(super::exists(record.uuid));
         }
-        let json = serde_json::to_vec_pretty(record)
-            .map_err(|error| DriverError::failed("encode a VM record", error))?;
+        let json = super::encode(record)?;
         let fresh = path.with_extension("json.new");
         let written = replace(&fresh, &json, || {
             if create {
@@ -70,29 +67,42 @@ impl FileVmRecords {
         }
     }
 
+    fn keep(&self, record: &VmRecord, console: &[u8]) -> Result<(), DriverError> {
+        let folder = self.folder.join("archive");
+        let json = super::encode(record)?;
+        let path = folder.join(format!("{}.json", record.uuid));
+        let put = |path: &Path, content: &[u8]| {
+            let fresh = path.with_extension("new");
+            replace(&fresh, content, || std::fs::rename(&fresh, path))
+        };
+        make_private(&folder)
+            .and_then(|()| put(&path.with_extension("console.log"), console))
+            .and_then(|()| put(&path, &json))
+            .and_then(|()| sync_folder(&folder))
+            .and_then(|()| sync_folder(&self.folder))
+            .map_err(|error| failed("write", &path, error))
+    }
+
     fn delete(&self, vm: VmUuid) -> io::Result<()> {
         let path = self.path(vm);
         // The backup first: alone it would bring the VM back.
         for path in [path.with_extension("json.bak"), path.with_extension("json.new"), path] {
-            match std::fs::remove_file(path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
+            remove(&path)?;
         }
         sync_folder(&self.folder)
     }
 
     fn read_all(&self) -> io::Result<Vec<VmRecord>> {
-        let mut names = Vec::new();
+        let mut vms = BTreeSet::new();
         for entry in std::fs::read_dir(&self.folder)? {
-            names.push(entry?.file_name());
+            let name = entry?.file_name();
+            let name = name.to_str().unwrap_or_default();
+            // A backup alone is what a crash leaves that came while a damaged record was replaced.
+            let stem = name.strip_suffix(".json").or_else(|| name.strip_suffix(".json.bak"));
+            vms.extend(stem.and_then(|stem| stem.parse::<VmUuid>().ok()));
         }
-        names.sort_unstable();
         let mut records = Vec::new();
-        for name in names.iter().filter_map(|name| name.to_str()) {
-            let Some(vm) = name.strip_suffix(".json").and_then(|stem| stem.parse().ok()) else {
-                continue;
-            };
+        for vm in vms {
             if let Some(record) = self.read_or_set_aside(vm)? {
                 records.push(record);
             }
@@ -108,7 +118,10 @@ impl FileVmRecords {
                 tracing::error!(vm_uuid = %vm, %problem, "a VM record is damaged and set aside");
             }
         }
-        std::fs::rename(&path, path.with_extension("json.damaged"))?;
+        match std::fs::rename(&path, path.with_extension("json.damaged")) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
         let backup = path.with_extension("json.bak");
         let record = match read(&backup, vm) {
             Ok(record) => record,
@@ -117,7 +130,8 @@ impl FileVmRecords {
                 return Ok(None);
             }
         };
-        std::fs::copy(&backup, &path)?;
+        let fresh = path.with_extension("json.new");
+        replace(&fresh, &std::fs::read(&backup)?, || std::fs::rename(&fresh, &path))?;
         sync_folder(&self.folder)?;
         Ok(Some(record))
     }
@@ -135,6 +149,10 @@ impl VmRecords for FileVmRecords {
         self.write(record, create)
     }
 
+    async fn archive(&self, record: &VmRecord, console: &[u8]) -> Result<(), DriverError> {
+        self.keep(record, console)
+    }
+
     async fn remove(&self, vm: VmUuid) -> Result<(), DriverError> {
         self.delete(vm).map_err(|error| failed("remove", &self.path(vm), error))
     }
@@ -150,13 +168,11 @@ fn replace(
     content: &[u8],
     put_in_place: impl FnOnce() -> io::Result<()>,
 ) -> io::Result<()> {
+    // What a crash left may be another name of the record itself, which is not to be written over.
+    remove(fresh)?;
     // Metadata may hold secrets of customers.
-    let mut file = std::fs::OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(fresh)?;
+    let mut file =
+        std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(fresh)?;
     file.write_all(content)?;
     file.sync_all()?;
     put_in_place()
@@ -165,13 +181,19 @@ fn replace(
 /// The last version stays beside the new one, under a second name.
 fn keep_backup(path: &Path) -> io::Result<()> {
     let backup = path.with_extension("json.bak");
-    for removed in [std::fs::remove_file(&backup), std::fs::hard_link(path, &backup)] {
-        match removed {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+    remove(&backup)?;
+    match std::fs::hard_link(path, &backup) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
-    Ok(())
+}
+
+/// Removes a file, if it is there.
+fn remove(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 fn sync_folder(folder: &Path) -> io::Result<()> {
@@ -180,7 +202,7 @@ fn sync_folder(folder: &Path) -> io::Result<()> {
 
 fn read(path: &Path, vm: VmUuid) -> Result<VmRecord, String> {
     let size = std::fs::metadata(path).map_err(|error| error.to_string())?.len();
-    if size > MAX_RECORD_BYTES {
+    if usize::try_from(size).is_ok_and(|size| size > MAX_RECORD_BYTES) {
         return Err(format!("{size} bytes are too many"));
     }
     let json = std::fs::read(path).map_err(|error| error.to_string())?;
@@ -213,6 +235,25 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_could_not_be_read_again_is_not_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let records = FileVmRecords::open(folder.path()).unwrap();
+        let mut one = record(1);
+        records.put(&one, true).await.unwrap();
+        // Small members, which take most room when they are indented.
+        one.properties.insert("nics".to_owned(), vec![0; MAX_RECORD_BYTES / 4].into());
+        records.put(&one, false).await.unwrap();
+        assert_eq!(records.load().await.unwrap(), [one.clone()]);
+        let mut large = one.clone();
+        large.properties.insert("x".to_owned(), vec![0; MAX_RECORD_BYTES / 4].into());
+        large.properties.insert("nics".to_owned(), vec![0; MAX_RECORD_BYTES / 3].into());
+        let refused = records.put(&large, false).await.unwrap_err();
+        assert!(matches!(&refused, DriverError::Refused { code: Code::InvalidParameters, .. }));
+        assert!(refused.to_string().starts_with("nics: "), "{refused}");
+        assert_eq!(records.load().await.unwrap(), [one]);
+    }
+
+    #[tokio::test]
     async fn a_damaged_record_is_replaced_by_its_backup_or_set_aside() {
         let folder = tempfile::tempdir().unwrap();
         let records = FileVmRecords::open(folder.path()).unwrap();
@@ -227,5 +268,51 @@ mod tests {
         assert_eq!(records.load().await.unwrap(), vec![old.clone()]);
         assert_eq!(records.load().await.unwrap(), [old]);
         assert!(folder.path().join(format!("{}.json.damaged", record(2).uuid)).exists());
+    }
+
+    #[tokio::test]
+    async fn what_is_archived_stays_when_its_record_goes() {
+        let folder = tempfile::tempdir().unwrap();
+        let records = FileVmRecords::open(folder.path()).unwrap();
+        let one = record(1);
+        for console in ["old", "login:"] {
+            records.put(&one, true).await.unwrap();
+            records.archive(&one, console.as_bytes()).await.unwrap();
+            records.remove(one.uuid).await.unwrap();
+        }
+        assert_eq!(records.load().await.unwrap(), []);
+        let path = folder.path().join(format!("archive/{}.json", one.uuid));
+        assert_eq!(read(&path, one.uuid), Ok(one));
+        assert_eq!(std::fs::read(path.with_extension("console.log")).unwrap(), b"login:");
+        assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 2);
+    }
+
+    /// A crash between the two steps of a create leaves the record under two names.
+    #[tokio::test]
+    async fn a_name_that_a_crash_left_is_not_written_through() {
+        let folder = tempfile::tempdir().unwrap();
+        let records = FileVmRecords::open(folder.path()).unwrap();
+        let old = record(1);
+        records.put(&old, true).await.unwrap();
+        let path = folder.path().join(format!("{}.json", old.uuid));
+        std::fs::hard_link(&path, path.with_extension("json.new")).unwrap();
+        let new = VmRecord { provisioning: false, ..record(1) };
+        records.put(&new, false).await.unwrap();
+        assert_eq!(records.load().await.unwrap(), [new]);
+        assert_eq!(read(&path.with_extension("json.bak"), old.uuid), Ok(old));
+    }
+
+    /// A crash after a damaged record was set aside and before its backup took its place.
+    #[tokio::test]
+    async fn a_backup_alone_brings_its_record_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let records = FileVmRecords::open(folder.path()).unwrap();
+        let old = record(1);
+        records.put(&old, true).await.unwrap();
+        records.put(&VmRecord { provisioning: false, ..record(1) }, false).await.unwrap();
+        let path = folder.path().join(format!("{}.json", old.uuid));
+        std::fs::rename(&path, path.with_extension("json.damaged")).unwrap();
+        assert_eq!(records.load().await.unwrap(), vec![old.clone()]);
+        assert_eq!(read(&path, old.uuid), Ok(old));
     }
 }

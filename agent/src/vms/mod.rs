@@ -15,6 +15,7 @@ use std::fmt;
 use async_trait::async_trait;
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
 use muster_shared::lenient;
+use muster_shared::vm::json_bytes;
 use muster_shared::wire::Code;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -49,6 +50,10 @@ pub struct VmRecord {
     /// Snapshots of all its disks, the oldest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub snapshots: Vec<SnapshotRecord>,
+    /// The snapshot that its disks are being given. While it is set they may be of different
+    /// moments, and the VM must not start: only a rollback that reached every disk takes it away.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rolling_back_to: Option<String>,
     /// How far its disks are.
     #[serde(default)]
     pub storage: StorageState,
@@ -78,6 +83,7 @@ impl VmRecord {
             stopping_until: None,
             reprovision_task: None,
             snapshots: Vec::new(),
+            rolling_back_to: None,
             storage: StorageState::None,
             boot_id: None,
             fingerprint: String::new(),
@@ -191,14 +197,45 @@ pub trait VmRecords: fmt::Debug + Send + Sync + 'static {
     /// Writes a record; durable when it returns.
     ///
     /// # Errors
-    /// `VmExists` when `create` is set and there is one; `StoreFull`.
+    /// `VmExists` when `create` is set and there is one; `StoreFull`; what [`encode`] refuses.
     async fn put(&self, record: &VmRecord, create: bool) -> Result<(), DriverError>;
+
+    /// Keeps a copy of a VM that is about to go, in place of an earlier one: its record and the
+    /// end of what it printed on its console. Durable when it returns.
+    ///
+    /// # Errors
+    /// It could not be written.
+    async fn archive(&self, record: &VmRecord, console: &[u8]) -> Result<(), DriverError>;
 
     /// Removes a record; durable when it returns. A missing one is no error.
     ///
     /// # Errors
     /// It could not be removed.
     async fn remove(&self, vm: VmUuid) -> Result<(), DriverError>;
+}
+
+/// Largest record, bytes of JSON: what is over it is neither written nor read. Properties are held
+/// far below it (`MAX_VM_BYTES`), so that there is always room for what the agent notes itself.
+pub const MAX_RECORD_BYTES: usize = 4 * 1024 * 1024;
+
+/// A record as it is written.
+///
+/// # Errors
+/// `InvalidParameters`, naming the largest property, when it could not be read again.
+pub fn encode(record: &VmRecord) -> Result<Vec<u8>, DriverError> {
+    let json = serde_json::to_vec(record)
+        .map_err(|error| DriverError::failed("encode a VM record", error))?;
+    if json.len() <= MAX_RECORD_BYTES {
+        return Ok(json);
+    }
+    let largest = record.properties.iter().max_by_key(|(_, value)| json_bytes(*value));
+    let name = largest.map_or("properties", |(name, _)| name.as_str());
+    let text = format!(
+        "{name}: the record of VM {} would have {} bytes, {MAX_RECORD_BYTES} are the limit",
+        record.uuid,
+        json.len()
+    );
+    Err(DriverError::refused(Code::InvalidParameters, text))
 }
 
 /// `VmExists`.

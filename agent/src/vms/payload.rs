@@ -5,15 +5,18 @@ mod update;
 use muster_shared::ids::{ImageUuid, VmUuid};
 use muster_shared::vm::{
     CONTAINER_BRANDS, CONTEXT, DEFAULT_QUOTA_GIB, DEFAULT_RAM_MIB, DISK, Effect, Item, Kind,
-    MAX_DEVICES, MIN_SWAP_MIB, NIC, NOBODY, Property, TOLD, overhead_mib, property,
+    MAX_DEVICES, MAX_VM_BYTES, MIN_SWAP_MIB, NETWORK_RECORD, NIC, NOBODY, Property, TOLD,
+    asks_nothing, json_bytes, overhead_mib, property,
 };
 use muster_shared::wire::Code;
 use serde_json::{Map, Value, json};
 
 use crate::tasks::TaskFailure;
 
-pub use update::update;
+pub use update::{internal_metadata, update};
 
+/// Why nobody else may say it.
+const BY_AGENT: &str = "told by the agent, which knows";
 /// Quota of a VM of brand bhyve that names none, GiB.
 const BHYVE_QUOTA_GIB: u64 = 1;
 
@@ -26,6 +29,8 @@ pub struct Problems {
     pub missing_properties: Vec<String>,
     /// Not allowed for this brand, or never in a create.
     pub bad_properties: Vec<String>,
+    /// Why those are not, each reason once, in their order.
+    pub reasons: Vec<&'static str>,
 }
 
 impl Problems {
@@ -33,6 +38,19 @@ impl Problems {
         self.bad_values.is_empty()
             && self.missing_properties.is_empty()
             && self.bad_properties.is_empty()
+    }
+
+    fn refuse(&mut self, name: impl Into<String>, why: &'static str) {
+        self.bad_properties.push(name.into());
+        if !self.reasons.contains(&why) {
+            self.reasons.push(why);
+        }
+    }
+
+    fn refuse_unless_nothing(&mut self, name: String, value: &Value, why: &'static str) {
+        if !asks_nothing(value) {
+            self.refuse(name, why);
+        }
     }
 
     fn bad(&mut self, name: impl Into<String>) {
@@ -52,7 +70,9 @@ impl From<Problems> for TaskFailure {
             .filter(|(_, names)| !names.is_empty())
             .map(|(what, names)| format!("{what}: {}", names.join(", ")))
             .collect();
-        let message = format!("Invalid VM payload: {}", told.join("; "));
+        let reasons = problems.reasons.join("; ");
+        let reasons = if reasons.is_empty() { reasons } else { format!(" ({reasons})") };
+        let message = format!("Invalid VM payload: {}{reasons}", told.join("; "));
         TaskFailure::new(Code::InvalidVmPayload, message).with_details(json!({
             "bad_values": problems.bad_values,
             "missing_properties": problems.missing_properties,
@@ -92,13 +112,14 @@ pub fn create(params: &Map<String, Value>) -> Result<Map<String, Value>, TaskFai
             continue;
         }
         match property(&name).map(|property| (property, property.effect)) {
-            _ if TOLD.contains(&name.as_str()) => problems.bad_properties.push(name),
-            None | Some((_, Effect::Ignored)) => {
-                tracing::info!(property = name, "an unknown VM property was dropped");
+            _ if TOLD.contains(&name.as_str()) => problems.refuse(name, BY_AGENT),
+            None => tracing::info!(property = name, "an unknown VM property was dropped"),
+            Some((_, Effect::Ignored(why))) => {
+                tracing::info!(property = name, why, "a VM property was dropped");
             }
             Some((_, Effect::Dropped)) => {}
-            Some((_, Effect::Refused)) => problems.bad_properties.push(name),
-            Some((property, Effect::Live | Effect::AtStart | Effect::Kept)) => {
+            Some((_, Effect::Refused(why))) => problems.refuse_unless_nothing(name, &value, why),
+            Some((property, Effect::Live | Effect::AtStart | Effect::Kept(_))) => {
                 match checked(property, &value, &mut problems) {
                     Some(value) => drop(vm.insert(name, value)),
                     None => problems.bad(name),
@@ -107,6 +128,7 @@ pub fn create(params: &Map<String, Value>) -> Result<Map<String, Value>, TaskFai
         }
     }
     complete(&mut vm, &mut problems);
+    bound(&vm, 0, &mut problems);
     if problems.is_empty() { Ok(vm) } else { Err(problems.into()) }
 }
 
@@ -163,22 +185,7 @@ fn devices(name: &str, value: &Value, problems: &mut Problems, rule: DeviceRule)
 }
 
 fn disk(path: &str, given: &Map<String, Value>, problems: &mut Problems) -> Map<String, Value> {
-    let mut disk = Map::new();
-    for (name, value) in given.iter().filter(|(_, value)| !value.is_null()) {
-        let Some(property) = DISK.iter().find(|property| property.name == name) else {
-            continue;
-        };
-        let field = format!("{path}.{name}");
-        match property.effect {
-            // Files of the host are not for guests.
-            Effect::Refused => problems.bad_properties.push(field),
-            Effect::Dropped | Effect::Ignored => {}
-            Effect::Live | Effect::AtStart | Effect::Kept => match property.read(value) {
-                Some(value) => drop(disk.insert(name.clone(), value)),
-                None => problems.bad(field),
-            },
-        }
-    }
+    let disk = members(DISK, &[], path, given, problems);
     if !disk.contains_key("size") && !disk.contains_key("image_uuid") {
         problems.missing_properties.push(format!("{path}.size"));
     }
@@ -186,23 +193,46 @@ fn disk(path: &str, given: &Map<String, Value>, problems: &mut Problems) -> Map<
 }
 
 fn nic(path: &str, given: &Map<String, Value>, problems: &mut Problems) -> Map<String, Value> {
-    let mut nic = Map::new();
-    for (name, value) in given.iter().filter(|(_, value)| !value.is_null()) {
-        let value = match NIC.iter().find(|property| property.name == name) {
-            Some(property) if property.name == "mac" => mac(value),
-            Some(property) if property.effect != Effect::Kept => property.read(value),
-            // Networks have members of their own, which are told as they came.
-            Some(_) | None => Some(value.clone()),
-        };
-        match value {
-            Some(value) => drop(nic.insert(name.clone(), value)),
-            None => problems.bad(format!("{path}.{name}")),
-        }
-    }
+    let nic = members(NIC, NETWORK_RECORD, path, given, problems);
     if !nic.contains_key("nic_tag") {
         problems.missing_properties.push(format!("{path}.nic_tag"));
     }
     nic
+}
+
+/// What is recorded of a disk or a NIC. A name that no table has is refused: what it asks for would
+/// not come.
+fn members(
+    table: &[Property],
+    dropped: &[&str],
+    path: &str,
+    given: &Map<String, Value>,
+    problems: &mut Problems,
+) -> Map<String, Value> {
+    let mut members = Map::new();
+    for (name, value) in given {
+        // Unset, or for somebody else.
+        if value.is_null() || dropped.contains(&name.as_str()) {
+            continue;
+        }
+        let field = format!("{path}.{name}");
+        let Some(property) = table.iter().find(|property| property.name == name) else {
+            problems.refuse(field, "nothing has this name");
+            continue;
+        };
+        match property.effect {
+            Effect::Refused(why) => problems.refuse_unless_nothing(field, value, why),
+            Effect::Dropped | Effect::Ignored(_) => {}
+            Effect::Live | Effect::AtStart | Effect::Kept(_) => {
+                let read = if name == "mac" { mac(value) } else { property.read(value) };
+                match read {
+                    Some(value) => drop(members.insert(name.clone(), value)),
+                    None => problems.bad(field),
+                }
+            }
+        }
+    }
+    members
 }
 
 fn mac(value: &Value) -> Option<Value> {
@@ -246,6 +276,16 @@ fn complete(vm: &mut Map<String, Value>, problems: &mut Problems) {
     vm.entry("disks").or_insert(json!([]));
     complete_memory(vm, problems);
     complete_devices(vm, problems);
+}
+
+/// Names the largest property of a VM that is too large as a whole. One that was so before may
+/// stay as it is, or become smaller.
+fn bound(vm: &Map<String, Value>, before_bytes: usize, problems: &mut Problems) {
+    let bytes = json_bytes(vm);
+    if bytes > MAX_VM_BYTES && bytes > before_bytes {
+        let largest = vm.iter().max_by_key(|(_, value)| json_bytes(*value));
+        problems.bad(largest.map_or("", |(name, _)| name.as_str()));
+    }
 }
 
 fn complete_memory(vm: &mut Map<String, Value>, problems: &mut Problems) {

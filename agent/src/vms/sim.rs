@@ -16,20 +16,27 @@ use crate::drivers::faults::Faults;
 #[derive(Clone, Debug, Default)]
 pub struct SimVmRecords {
     records: Arc<Mutex<BTreeMap<VmUuid, VmRecord>>>,
+    archived: Arc<Mutex<BTreeMap<VmUuid, VmRecord>>>,
     faults: Faults,
 }
 
 impl SimVmRecords {
-    /// Operations in `faults`: `vms.load`, `vms.put`, `vms.remove`.
+    /// Operations in `faults`: `vms.load`, `vms.put`, `vms.archive`, `vms.remove`.
     #[must_use]
     pub fn new(faults: Faults) -> Self {
-        Self { records: Arc::default(), faults }
+        Self { faults, ..Self::default() }
     }
 
     /// What is on disk.
     #[must_use]
     pub fn records(&self) -> BTreeMap<VmUuid, VmRecord> {
         self.records.lock().clone()
+    }
+
+    /// What was kept of VMs that are gone.
+    #[must_use]
+    pub fn archived(&self) -> BTreeMap<VmUuid, VmRecord> {
+        self.archived.lock().clone()
     }
 }
 
@@ -42,6 +49,7 @@ impl VmRecords for SimVmRecords {
 
     async fn put(&self, record: &VmRecord, create: bool) -> Result<(), DriverError> {
         let put = || {
+            super::encode(record)?;
             let mut records = self.records.lock();
             if create && records.contains_key(&record.uuid) {
                 return Err(super::exists(record.uuid));
@@ -50,6 +58,14 @@ impl VmRecords for SimVmRecords {
             Ok(())
         };
         self.faults.call("vms.put", put).await
+    }
+
+    async fn archive(&self, record: &VmRecord, _console: &[u8]) -> Result<(), DriverError> {
+        let archive = || {
+            self.archived.lock().insert(record.uuid, record.clone());
+            Ok(())
+        };
+        self.faults.call("vms.archive", archive).await
     }
 
     async fn remove(&self, vm: VmUuid) -> Result<(), DriverError> {

@@ -1,6 +1,6 @@
 //! All VMs in memory: records written through to [`VmRecords`], beside the last observation.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -9,7 +9,7 @@ use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
 use muster_shared::wire::status::VmReport;
 use parking_lot::Mutex;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tokio::sync::watch;
 
 use super::state::{self, State};
@@ -108,12 +108,39 @@ impl VmTable {
         self.vms.lock().values().cloned().collect()
     }
 
+    /// Refuses properties of a VM with a NIC whose address another VM has, or two of its own.
+    ///
+    /// # Errors
+    /// `InvalidParameters`, naming the address.
+    pub fn check_macs(
+        &self,
+        vm: VmUuid,
+        properties: &Map<String, Value>,
+    ) -> Result<(), DriverError> {
+        let mac_of = |nic: &Value| nic.get("mac").and_then(Value::as_str).map(str::to_owned);
+        let mut taken: BTreeSet<String> = {
+            let vms = self.vms.lock();
+            let others = vms.values().filter(|entry| entry.record.uuid != vm);
+            others.flat_map(|entry| entry.record.list("nics").iter().filter_map(mac_of)).collect()
+        };
+        let nics = properties.get("nics").and_then(Value::as_array);
+        for mac in nics.into_iter().flatten().filter_map(mac_of) {
+            if taken.contains(&mac) {
+                let text = format!("nics: MAC {mac} is in use");
+                return Err(DriverError::refused(Code::InvalidParameters, text));
+            }
+            taken.insert(mac);
+        }
+        Ok(())
+    }
+
     /// Adds a VM; durable when it returns.
     ///
     /// # Errors
-    /// `VmExists`; or the record could not be written.
+    /// `VmExists`; what [`Self::check_macs`] refuses; or the record could not be written.
     pub async fn create(&self, mut record: VmRecord) -> Result<(), DriverError> {
         let _writing = self.writing.lock().await;
+        self.check_macs(record.uuid, &record.properties)?;
         let now = self.clock.wall();
         record.last_modified = iso(now);
         if let Err(error) = self.records.put(&record, true).await {
@@ -135,7 +162,8 @@ impl VmTable {
     /// and leaves `last_modified` alone.
     ///
     /// # Errors
-    /// `VmNotFound`; or the record could not be written, and is then unchanged.
+    /// `VmNotFound`; what [`Self::check_macs`] refuses; or the record could not be written. It is
+    /// unchanged then.
     pub async fn update(
         &self,
         vm: VmUuid,
@@ -147,6 +175,9 @@ impl VmTable {
         change(&mut new);
         if new == old {
             return Ok(old);
+        }
+        if new.list("nics") != old.list("nics") {
+            self.check_macs(vm, &new.properties)?;
         }
         let now = self.clock.wall();
         new.last_modified = iso(now);
@@ -160,6 +191,18 @@ impl VmTable {
         }
         self.changed();
         Ok(new)
+    }
+
+    /// Keeps a copy of a VM that is about to go, with the end of its console. A missing one is no
+    /// error.
+    ///
+    /// # Errors
+    /// It could not be written.
+    pub async fn archive(&self, vm: VmUuid, console: &[u8]) -> Result<(), DriverError> {
+        match self.get(vm) {
+            Some(record) => self.records.archive(&record, console).await,
+            None => Ok(()),
+        }
     }
 
     /// Removes a VM; durable when it returns. A missing one is no error.

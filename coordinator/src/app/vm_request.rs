@@ -5,7 +5,8 @@ use muster_shared::api::Object;
 use muster_shared::ids::ImageUuid;
 use muster_shared::lenient::{self, is_uuid};
 use muster_shared::vm::{
-    DEFAULT_BRAND, DEFAULT_QUOTA_GIB, DiskSpec, NOBODY, NicSpec, VmSpec, is_alias, is_flat,
+    DEFAULT_BRAND, DEFAULT_QUOTA_GIB, DiskSpec, MAX_METADATA_BYTES, NOBODY, NicSpec, VmSpec,
+    is_alias, is_flat, json_bytes,
 };
 use serde_json::{Map, Value, json};
 
@@ -91,7 +92,11 @@ impl Draft<'_> {
         match self.body.get("metadata").filter(|metadata| !metadata.is_null()) {
             None => {}
             Some(metadata @ Value::Object(members)) if is_flat(metadata) => {
-                self.spec.customer_metadata.get_or_insert_default().extend(members.clone());
+                let all = self.spec.customer_metadata.get_or_insert_default();
+                all.extend(members.clone());
+                if json_bytes(all) > MAX_METADATA_BYTES {
+                    self.error("metadata", "value is too large");
+                }
             }
             Some(_) => {
                 let text = "value is not an object of strings, numbers and booleans";
@@ -265,5 +270,7 @@ mod tests {
         check_bad(&json!({ "image_uuid": IMAGE, "ram": 1, "alias": "a b" }), "alias");
         check_bad(&json!({ "image_uuid": IMAGE, "ram": 1, "tags": { "a": [] } }), "tags");
         check_bad(&json!({ "image_uuid": IMAGE, "ram": 1, "networks": [7] }), "networks");
+        let large = json!({ "a": "x".repeat(MAX_METADATA_BYTES) });
+        check_bad(&json!({ "image_uuid": IMAGE, "ram": 1, "metadata": large }), "metadata");
     }
 }

@@ -9,10 +9,14 @@ mod property;
 mod spec;
 mod tables;
 
+use serde::Serialize;
+
 pub use changes::{Reboot, VmChange};
-pub use property::{Effect, Form, Item, Kind, Property, is_flat};
+pub use property::{Effect, Form, Item, Kind, Property, asks_nothing, is_flat};
 pub use spec::{DiskSpec, NicSpec, VmSpec};
-pub use tables::{CHANGES, CONTEXT, DISK, FACTS, INITIAL, LASTING, NIC, TOLD, change, property};
+pub use tables::{
+    CHANGES, CONTEXT, DISK, FACTS, INITIAL, LASTING, NETWORK_RECORD, NIC, TOLD, change, property,
+};
 
 /// Largest size of anything counted in MiB (1 EiB): keeps sums far from overflow.
 pub const MAX_MIB: u64 = 1 << 40;
@@ -22,6 +26,14 @@ pub const MAX_COUNT: u64 = u32::MAX as u64;
 pub const MAX_VCPUS: u64 = 1024;
 /// Disks or network interfaces of one VM.
 pub const MAX_DEVICES: usize = 32;
+/// All tags of one VM together, bytes of JSON: every status report carries those of all VMs.
+pub const MAX_TAGS_BYTES: usize = 16 * 1024;
+/// `customer_metadata`, and as much again of `internal_metadata`, bytes of JSON.
+pub const MAX_METADATA_BYTES: usize = 256 * 1024;
+/// All routes of one VM together, bytes of JSON.
+pub const MAX_ROUTES_BYTES: usize = 16 * 1024;
+/// All properties of one VM together, bytes of JSON: a VM fits into a request and into a result.
+pub const MAX_VM_BYTES: usize = 768 * 1024;
 /// Longest alias, characters.
 pub const MAX_ALIAS_CHARS: usize = 189;
 /// Least memory of a hardware VM, MiB.
@@ -59,6 +71,12 @@ pub const fn overhead_mib(brand: &str) -> u32 {
 #[must_use]
 pub fn full_cpu_cap(vcpus: u64) -> u64 {
     vcpus.saturating_mul(100)
+}
+
+/// Length of a value as JSON, bytes: what the limits of objects count.
+#[must_use]
+pub fn json_bytes(value: &impl Serialize) -> usize {
+    serde_json::to_vec(value).map_or(usize::MAX, |json| json.len())
 }
 
 /// Whether a text can be a VM's alias: letters, digits, `_`, `.` and `-`, the first one a letter

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::{MAX_COUNT, MAX_DEVICES, MAX_MIB};
+use super::{MAX_COUNT, MAX_DEVICES, MAX_MIB, json_bytes};
 use crate::ids::VmUuid;
 use crate::lenient;
 
@@ -53,8 +53,8 @@ pub enum Kind {
     Count,
     /// A whole number within these limits.
     Range(i64, u64),
-    /// An object of texts, numbers and switches.
-    FlatObject,
+    /// An object of texts, numbers and switches, of at most so many bytes as JSON.
+    FlatObject(usize),
     /// Texts; may also be given as one with commas.
     Words,
     /// Objects, at most [`MAX_DEVICES`].
@@ -92,14 +92,14 @@ pub enum Effect {
     Live,
     /// Takes effect when the guest starts next.
     AtStart,
-    /// Is recorded and told, and nothing in the guest follows from it.
-    Kept,
+    /// Is recorded and told, and nothing follows from it on the server, for this reason.
+    Kept(&'static str),
     /// Comes with requests for somebody else, and is dropped without a word.
     Dropped,
-    /// Is of brands that it does not run; dropped, which its log says.
-    Ignored,
-    /// Is refused by name.
-    Refused,
+    /// Is dropped, which its log says, for this reason.
+    Ignored(&'static str),
+    /// Is refused by name, for this reason, unless it asks for nothing, see [`asks_nothing`].
+    Refused(&'static str),
 }
 
 /// A property.
@@ -155,7 +155,9 @@ impl Property {
                     |number: &i64| *number >= least && i128::from(*number) <= i128::from(most);
                 lenient::signed(value).filter(fits).map(Value::from)
             }
-            Kind::FlatObject => is_flat(value).then(|| value.clone()),
+            Kind::FlatObject(most) => {
+                (is_flat(value) && json_bytes(value) <= most).then(|| value.clone())
+            }
             Kind::Words => lenient::words(value).map(Value::from),
             Kind::List(_) => {
                 let items = value.as_array().filter(|items| items.len() <= MAX_DEVICES)?;
@@ -203,6 +205,18 @@ fn is_label(label: &str) -> bool {
         && !label.ends_with('-')
 }
 
+/// Whether a value is as good as none: clients send such for what they have no wish about.
+#[must_use]
+pub fn asks_nothing(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(members) => members.is_empty(),
+        Value::Bool(true) | Value::Number(_) => false,
+    }
+}
+
 /// Whether a value is an object of texts, numbers and switches.
 #[must_use]
 pub fn is_flat(value: &Value) -> bool {
@@ -239,7 +253,10 @@ mod tests {
         check(any(Kind::Text(2)), &json!("abc"), None);
         check(any(Kind::Text(9)), &json!("a\0"), None);
         check(any(Kind::Flag), &json!("true"), Some(&json!(true)));
-        check(any(Kind::FlatObject), &json!({ "a": [] }), None);
+        check(any(Kind::FlatObject(99)), &json!({ "a": [] }), None);
+        // As JSON: {"a":"ä"}.
+        check(any(Kind::FlatObject(10)), &json!({ "a": "ä" }), Some(&json!({ "a": "ä" })));
+        check(any(Kind::FlatObject(9)), &json!({ "a": "ä" }), None);
         check(any(Kind::Words), &json!("a, b"), Some(&json!(["a", "b"])));
         check(any(Kind::List(Item::Disk)), &json!([{}]), Some(&json!([{}])));
         check(any(Kind::List(Item::Disk)), &json!([1]), None);

@@ -3,7 +3,7 @@
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
-use super::{full_cpu_cap, is_flat};
+use super::{full_cpu_cap, property};
 use crate::api::FieldError;
 use crate::ids::{ImageUuid, VmUuid};
 use crate::lenient;
@@ -104,8 +104,12 @@ impl Reader {
     }
 
     fn flat_object(&mut self, name: &str) -> Option<Map<String, Value>> {
-        let problem = "value is not an object of strings, numbers and booleans";
-        self.take(name, problem, |value| value.as_object().filter(|_| is_flat(value)).cloned())
+        let problem = "value is not an object of strings, numbers and booleans, or is too large";
+        let read = |value: &Value| match property(name)?.read(value) {
+            Some(Value::Object(members)) => Some(members),
+            _ => None,
+        };
+        self.take(name, problem, read)
     }
 
     /// A list of objects; one bad item leaves the whole list where it is.
@@ -289,6 +293,15 @@ mod tests {
         fields.sort_unstable();
         assert_eq!(fields, ["alias", "disks.1.size", "nics", "ram", "tags", "uuid"]);
         assert_eq!(Value::Object(spec.into_members()), body);
+    }
+
+    #[test]
+    fn what_no_agent_would_take_is_named() {
+        let large = "x".repeat(crate::vm::MAX_TAGS_BYTES);
+        let (_, errors) =
+            read(json!({ "tags": { "a": large }, "customer_metadata": { "a": large } }));
+        let fields: Vec<_> = errors.iter().map(|error| error.field.as_str()).collect();
+        assert_eq!(fields, ["tags"]);
     }
 
     #[test]

@@ -240,6 +240,7 @@ impl Code {
             | Self::InvalidName
             | Self::InvalidProperty
             | Self::InvalidParameters
+            | Self::InvalidVmPayload
             | Self::InvalidArgument
             | Self::ConsoleBusy => StatusCode::CONFLICT,
             Self::HostActionsDisabled | Self::NotAuthorized => StatusCode::FORBIDDEN,

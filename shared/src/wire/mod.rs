@@ -22,7 +22,7 @@ pub const PROTOCOL: &str = "muster.v1";
 /// Path of the coordinator's endpoint; added when a configured URL has no path.
 pub const ENDPOINT_PATH: &str = "/agent";
 /// Largest control frame either side sends or accepts: a request body of 1 MiB plus room for the
-/// envelope, or a status report of a few thousand VMs.
+/// envelope, or a status report of a few thousand VMs; agents leave out tags to keep to it.
 pub const MAX_FRAME_BYTES: usize = 2 * 1024 * 1024;
 /// Result members over this size travel and are stored as blobs; inline stay the first and last
 /// [`INLINE_EDGE_BYTES`].

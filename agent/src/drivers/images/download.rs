@@ -12,7 +12,7 @@ use sha2::Sha256;
 use tokio::fs;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, BufWriter};
 
-use super::manifest::Expected;
+use super::manifest::{Compression, Expected, ImageFile};
 use super::repository::{self, FetchError, MAX_ATTEMPTS, Repository, Transfer};
 use super::room;
 use crate::drivers::{DriverError, files};
@@ -23,7 +23,7 @@ const BUFFER_BYTES: usize = 256 * 1024;
 pub(super) struct Download<'a> {
     pub(super) repository: &'a Repository,
     pub(super) image: ImageUuid,
-    pub(super) expected: &'a Expected,
+    pub(super) file: &'a ImageFile,
     /// The source that gave the manifest.
     pub(super) source: usize,
     /// Where the bytes go.
@@ -85,7 +85,7 @@ impl Download<'_> {
         }
         let fetched = self.fetch(&mut sink).await;
         self.give_up_if_full(fetched).await?;
-        let Some(problem) = sink.sums.problem(self.expected) else { return Ok(()) };
+        let Some(problem) = sink.sums.problem(&self.file.expected) else { return Ok(()) };
         self.discard().await?;
         if !resumed {
             return Err(checksum(self.image, &problem));
@@ -95,7 +95,7 @@ impl Download<'_> {
         let mut sink = self.open().await?;
         let fetched = self.fetch(&mut sink).await;
         self.give_up_if_full(fetched).await?;
-        match sink.sums.problem(self.expected) {
+        match sink.sums.problem(&self.file.expected) {
             Some(problem) => {
                 self.discard().await?;
                 Err(checksum(self.image, &problem))
@@ -123,16 +123,14 @@ impl Download<'_> {
         let record = files::read(&record_path).await?;
         let same = record
             .and_then(|content| serde_json::from_slice::<Expected>(&content).ok())
-            .is_some_and(|record| record == *self.expected);
+            .is_some_and(|record| record == self.file.expected);
         if !same {
             self.discard().await?;
-            let record = serde_json::to_vec(self.expected).expect("it has only string keys");
+            let record = serde_json::to_vec(&self.file.expected).expect("it has only string keys");
             files::write(&record_path, &record).await?;
         }
         let sums = self.sums_of_partial().await?;
-        let missing_bytes = self.expected.size_bytes.saturating_sub(sums.bytes);
-        // The unpacked copy lies beside the file for a moment and is at least as large.
-        let needed_bytes = missing_bytes.saturating_add(self.expected.size_bytes);
+        let needed_bytes = needed_bytes(self.file, sums.bytes);
         if let Err(full) = room::check(&record_path, needed_bytes, &self.image.to_string()) {
             self.discard().await?;
             return Err(full);
@@ -166,7 +164,7 @@ impl Download<'_> {
     /// Transfers until the size is reached; attempts that bring bytes are not counted.
     async fn fetch(&self, sink: &mut Sink) -> Result<(), DriverError> {
         let (mut attempt, mut turn) = (0, 0);
-        while sink.sums.bytes < self.expected.size_bytes {
+        while sink.sums.bytes < self.file.expected.size_bytes {
             self.repository.pause(attempt).await;
             let before = sink.sums.bytes;
             let opened = self.repository.file(self.image, self.source, turn, before).await;
@@ -210,11 +208,11 @@ impl Download<'_> {
             match transfer.response.chunk().await {
                 Ok(Some(chunk)) => {
                     sink.sums.add(&chunk);
-                    if sink.sums.bytes > self.expected.size_bytes {
+                    if sink.sums.bytes > self.file.expected.size_bytes {
                         break None;
                     }
                     sink.file.write_all(&chunk).await.map_err(failed)?;
-                    let percent = percent(sink.sums.bytes, self.expected.size_bytes);
+                    let percent = percent(sink.sums.bytes, self.file.expected.size_bytes);
                     if shown.replace(percent) != Some(percent) {
                         (self.progress)(percent);
                     }
@@ -225,8 +223,8 @@ impl Download<'_> {
             }
         };
         sink.file.flush().await.map_err(failed)?;
-        if interruption.is_none() && sink.sums.bytes != self.expected.size_bytes {
-            let problem = sink.sums.problem(self.expected).unwrap_or_default();
+        if interruption.is_none() && sink.sums.bytes != self.file.expected.size_bytes {
+            let problem = sink.sums.problem(&self.file.expected).unwrap_or_default();
             self.discard().await?;
             return Err(checksum(self.image, &problem));
         }
@@ -244,4 +242,32 @@ fn checksum(image: ImageUuid, problem: &str) -> DriverError {
         Code::ImageChecksum,
         format!("the file of image {image} is damaged: {problem}"),
     )
+}
+
+/// Space that it takes to download and unpack a file of which so much is there already. What is
+/// not packed lies beside a second copy only if that is made by a conversion, which looks by itself
+/// then.
+fn needed_bytes(file: &ImageFile, there_bytes: u64) -> u64 {
+    let missing_bytes = file.expected.size_bytes.saturating_sub(there_bytes);
+    match file.compression {
+        Compression::None => missing_bytes,
+        // At least as large as what it is made from.
+        _ => missing_bytes.saturating_add(file.expected.size_bytes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::manifest::Format;
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_not_packed_needs_no_room_for_a_copy() {
+        let needed = |compression, there_bytes| {
+            let expected = Expected { size_bytes: 100, sha1: None, sha256: None };
+            needed_bytes(&ImageFile { expected, compression, format: Format::Qcow2 }, there_bytes)
+        };
+        assert_eq!((needed(Compression::None, 0), needed(Compression::None, 30)), (100, 70));
+        assert_eq!((needed(Compression::Gzip, 0), needed(Compression::Gzip, 30)), (200, 170));
+    }
 }

@@ -22,7 +22,7 @@ use url::Url;
 use super::download::Download;
 use super::repository::Repository;
 use super::unpack::{self, Work};
-use super::{Images, Installed, manifest};
+use super::{Credentials, Images, Installed, manifest};
 use crate::drivers::storage::qcow2;
 use crate::drivers::{DriverError, files};
 use crate::host::SharedExec;
@@ -39,6 +39,8 @@ pub struct FileImagesConfig {
     pub data_dir: PathBuf,
     /// Base URLs of the repositories, see [`super::sources`].
     pub sources: Vec<Url>,
+    /// For those of them that are coordinators.
+    pub credentials: Credentials,
     /// Recorded with each image.
     pub pool: String,
 }
@@ -80,7 +82,7 @@ impl FileImages {
             folder,
             pool: config.pool,
             source_names: config.sources.iter().map(Url::to_string).collect(),
-            repository: Repository::new(config.sources, entropy)?,
+            repository: Repository::new(config.sources, config.credentials, entropy)?,
             exec,
             fetching: Mutex::default(),
         })
@@ -110,7 +112,7 @@ impl FileImages {
         let download = Download {
             repository: &self.repository,
             image,
-            expected: &file.expected,
+            file: &file,
             source,
             partial: work.partial.clone(),
             progress: &|percent| {

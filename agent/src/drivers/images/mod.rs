@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use super::DriverError;
 
 pub use file::{FileImages, FileImagesConfig};
-pub use repository::sources;
+pub use repository::{Credentials, sources};
 
 /// An image on this node.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,6 +1,8 @@
 //! The image repositories that a node installs from: the coordinators, or configured ones.
 
 use std::error::Error as _;
+use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
@@ -9,10 +11,10 @@ use muster_shared::entropy::SharedEntropy;
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::ImageUuid;
 use muster_shared::wire::Code;
-use reqwest::StatusCode;
-use reqwest::header::RANGE;
+use reqwest::header::{AUTHORIZATION, HeaderValue, LOCATION, RANGE};
+use reqwest::{Client, StatusCode};
 use serde_json::Value;
-use url::Url;
+use url::{Origin, Url};
 
 use crate::drivers::DriverError;
 
@@ -34,23 +36,64 @@ pub fn sources(configured: &[Url], coordinators: &[Url]) -> Vec<Url> {
     if !configured.is_empty() {
         return configured.to_vec();
     }
-    let to_http = |url: &Url| {
-        let scheme = match url.scheme() {
-            "wss" | "https" => "https",
-            _ => "http",
-        };
-        // Url::set_scheme refuses to go from ws to http, so the text is put together anew.
-        let host = url.host_str()?;
-        let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
-        Url::parse(&format!("{scheme}://{host}{port}/")).ok()
+    coordinators.iter().filter_map(http_of).collect()
+}
+
+/// Where a coordinator serves HTTP.
+fn http_of(coordinator: &Url) -> Option<Url> {
+    let scheme = match coordinator.scheme() {
+        "wss" | "https" => "https",
+        _ => "http",
     };
-    coordinators.iter().filter_map(to_http).collect()
+    // Url::set_scheme refuses to go from ws to http, so the text is put together anew.
+    let host = coordinator.host_str()?;
+    let port = coordinator.port().map(|port| format!(":{port}")).unwrap_or_default();
+    Url::parse(&format!("{scheme}://{host}{port}/")).ok()
+}
+
+/// How the agent shows itself to its coordinators and knows them, as on its link. Nobody else gets
+/// to see any of it.
+#[derive(Clone, Default)]
+pub struct Credentials {
+    coordinators: Vec<Origin>,
+    tls: Option<Arc<rustls::ClientConfig>>,
+    bearer: Option<HeaderValue>,
+}
+
+/// Without the token.
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials").field("tls", &self.tls.is_some()).finish_non_exhaustive()
+    }
+}
+
+impl Credentials {
+    /// Those for `coordinators`, given by the URLs of their websockets. Without `tls` the machine's
+    /// own authorities are trusted.
+    ///
+    /// # Errors
+    /// The token holds bytes that no header may hold.
+    pub fn new(
+        coordinators: &[Url],
+        tls: Option<Arc<rustls::ClientConfig>>,
+        token: Option<&str>,
+    ) -> Result<Self, reqwest::header::InvalidHeaderValue> {
+        let bearer = token.map(|token| HeaderValue::from_str(&format!("Bearer {token}")));
+        let mut bearer = bearer.transpose()?;
+        bearer.iter_mut().for_each(|value| value.set_sensitive(true));
+        let coordinators = coordinators.iter().filter_map(http_of).map(|url| url.origin());
+        Ok(Self { coordinators: coordinators.collect(), tls, bearer })
+    }
 }
 
 /// Talks to the repositories.
 #[derive(Debug)]
 pub(super) struct Repository {
-    client: reqwest::Client,
+    /// For coordinators.
+    own: Client,
+    /// For everybody else, also where a coordinator leads to.
+    others: Client,
+    credentials: Credentials,
     sources: Vec<Url>,
     entropy: SharedEntropy,
     backoff: Backoff,
@@ -85,19 +128,15 @@ pub(super) struct Transfer {
 }
 
 impl Repository {
-    pub(super) fn new(sources: Vec<Url>, entropy: SharedEntropy) -> Result<Self, DriverError> {
-        // An error means that another part of the process has chosen the provider before.
-        drop(rustls::crypto::ring::default_provider().install_default());
-        let client = reqwest::Client::builder()
-            .connect_timeout(CONNECT_TIMEOUT)
-            .read_timeout(IDLE_TIMEOUT)
-            .redirect(reqwest::redirect::Policy::limited(MAX_REDIRECTS))
-            // Like the agent's websockets: what reaches the coordinator reaches its images.
-            .no_proxy()
-            .user_agent(concat!("muster-agent/", env!("CARGO_PKG_VERSION")))
-            .build()
-            .map_err(|e| DriverError::failed("set up the client for images", e))?;
-        Ok(Self { client, sources, entropy, backoff: Backoff::RECONNECT })
+    pub(super) fn new(
+        sources: Vec<Url>,
+        credentials: Credentials,
+        entropy: SharedEntropy,
+    ) -> Result<Self, DriverError> {
+        muster_shared::tls::install_provider();
+        let own = client(credentials.tls.as_deref())?;
+        let others = client(None)?;
+        Ok(Self { own, others, credentials, sources, entropy, backoff: Backoff::RECONNECT })
     }
 
     /// Waits before attempt number `attempt` (from 0, which does not wait).
@@ -187,17 +226,58 @@ impl Repository {
     }
 
     async fn get(&self, url: &Url, offset_bytes: u64) -> Result<reqwest::Response, FetchError> {
-        let mut request = self.client.get(url.clone());
+        let mut url = url.clone();
+        let mut redirects = 0;
+        loop {
+            let sent = self.request(&url, offset_bytes).send().await;
+            let response =
+                sent.map_err(|source| FetchError::Transport { url: url.clone(), source })?;
+            if response.status().is_success() {
+                return Ok(response);
+            }
+            match redirect(&url, &response) {
+                Some(next) if redirects < MAX_REDIRECTS => url = next,
+                _ => return Err(FetchError::Status { url, status: response.status() }),
+            }
+            redirects += 1;
+        }
+    }
+
+    /// A redirect may lead anywhere, so who is asked decides each time about what is shown.
+    fn request(&self, url: &Url, offset_bytes: u64) -> reqwest::RequestBuilder {
+        let own = self.credentials.coordinators.contains(&url.origin());
+        let mut request =
+            if own { self.own.get(url.clone()) } else { self.others.get(url.clone()) };
+        if own && let Some(bearer) = &self.credentials.bearer {
+            request = request.header(AUTHORIZATION, bearer);
+        }
         if offset_bytes > 0 {
             request = request.header(RANGE, format!("bytes={offset_bytes}-"));
         }
-        let sent = request.send().await;
-        let response = sent.map_err(|source| FetchError::Transport { url: url.clone(), source })?;
-        if response.status().is_success() {
-            return Ok(response);
-        }
-        Err(FetchError::Status { url: url.clone(), status: response.status() })
+        request
     }
+}
+
+/// A client that follows no redirects.
+fn client(tls: Option<&rustls::ClientConfig>) -> Result<Client, DriverError> {
+    let mut builder = Client::builder()
+        .connect_timeout(CONNECT_TIMEOUT)
+        .read_timeout(IDLE_TIMEOUT)
+        .redirect(reqwest::redirect::Policy::none())
+        // Like the agent's websockets: what reaches the coordinator reaches its images.
+        .no_proxy()
+        .user_agent(concat!("muster-agent/", env!("CARGO_PKG_VERSION")));
+    if let Some(tls) = tls {
+        builder = builder.tls_backend_preconfigured(tls.clone());
+    }
+    builder.build().map_err(|e| DriverError::failed("set up the client for images", e))
+}
+
+/// Where an answer sends its client on to, e.g. a blob store.
+fn redirect(from: &Url, response: &reqwest::Response) -> Option<Url> {
+    let location = response.headers().get(LOCATION).filter(|_| response.status().is_redirection());
+    let next = from.join(location?.to_str().ok()?).ok()?;
+    matches!(next.scheme(), "http" | "https").then_some(next)
 }
 
 /// `ImageUnavailable`: no repository gave what it should have.

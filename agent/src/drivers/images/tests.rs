@@ -1,7 +1,7 @@
 //! Installing images from a server that misbehaves.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +9,9 @@ use async_compression::tokio::write::{GzipEncoder, XzEncoder, ZstdEncoder};
 use muster_shared::clock::{SharedClock, SystemClock};
 use muster_shared::entropy::SeededEntropy;
 use muster_shared::ids::ImageUuid;
+use muster_shared::tls::{self, ClientAuth, Identity};
 use parking_lot::Mutex;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use serde_json::{Value, json};
 use sha1::{Digest as _, Sha1};
 use sha2::Sha256;
@@ -17,7 +19,7 @@ use tokio::io::AsyncWriteExt as _;
 use tokio_util::sync::CancellationToken;
 
 use super::test_server::{Misbehaviour, TestServer};
-use super::{FileImages, FileImagesConfig, Images};
+use super::{Credentials, FileImages, FileImagesConfig, Images};
 use crate::drivers::DriverError;
 use crate::host::SystemExec;
 
@@ -37,17 +39,23 @@ fn raw_disk() -> Vec<u8> {
 struct Node {
     server: TestServer,
     folder: tempfile::TempDir,
+    credentials: Credentials,
 }
 
 impl Node {
     async fn new() -> Self {
-        Self { server: TestServer::start().await, folder: tempfile::tempdir().unwrap() }
+        Self::of(TestServer::start().await, Credentials::default())
+    }
+
+    fn of(server: TestServer, credentials: Credentials) -> Self {
+        Self { server, folder: tempfile::tempdir().unwrap(), credentials }
     }
 
     async fn images(&self) -> FileImages {
         let config = FileImagesConfig {
             data_dir: self.folder.path().to_owned(),
             sources: vec![self.server.url.clone()],
+            credentials: self.credentials.clone(),
             pool: "zones".to_owned(),
         };
         let clock: SharedClock = Arc::new(SystemClock::new());
@@ -313,4 +321,46 @@ async fn two_tasks_share_one_fetch() {
     tokio::try_join!(one, other).unwrap();
     assert_eq!(node.server.ranges(), vec![None]);
     node.check_installed(&raw).await;
+}
+
+/// A CA, and a certificate of it for `localhost`, as PEM files.
+fn certificates(folder: &Path) -> (PathBuf, Identity) {
+    let mut params = CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+    let key = KeyPair::generate().unwrap();
+    let params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+    let leaf = params.signed_by(&key, &ca).unwrap();
+    let file = |name: &str, text: String| {
+        let path = folder.join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let certificate = file("cert.pem", leaf.pem());
+    let identity = Identity { certificate, key: file("key.pem", key.serialize_pem()) };
+    (file("ca.pem", ca.pem()), identity)
+}
+
+#[tokio::test]
+async fn a_coordinator_is_known_and_shown_what_its_link_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let (ca, identity) = certificates(folder.path());
+    // Only who has a certificate of the CA gets in.
+    let secured = tls::server(&identity, &ClientAuth::Required(ca.clone())).unwrap();
+    let coordinator = TestServer::start_with(Some(secured)).await;
+    let store = TestServer::start().await;
+    let websocket = format!("wss://localhost:{}/agent", coordinator.url.port().unwrap());
+    let tls = tls::client(Some(&ca), Some(&identity)).unwrap();
+    let credentials = Credentials::new(&[websocket.parse().unwrap()], Some(tls), Some("secret"));
+    let node = Node::of(coordinator, credentials.unwrap());
+    node.publish(&raw_disk(), "none", |_| ());
+    // The file lies elsewhere, where neither CA nor token are known.
+    let path = format!("/images/{IMAGE}/file");
+    store.put(&path, raw_disk());
+    node.server.redirect(&path, store.url.join(&path).unwrap());
+    node.ensure().await.unwrap();
+    node.check_installed(&raw_disk()).await;
+    let shown = Some("Bearer secret".to_owned());
+    assert_eq!(node.server.authorizations(), [shown.clone(), shown]);
+    assert_eq!(store.authorizations(), [None]);
 }

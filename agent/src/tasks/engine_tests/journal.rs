@@ -1,6 +1,7 @@
 //! What the journal keeps: results, old tasks, large ones, and a device that is full or broken.
 
 use super::*;
+use crate::tasks::live::Ended;
 
 #[tokio::test(start_paused = true)]
 async fn results_are_kept_until_acknowledged_and_bound_the_journal() {
@@ -46,6 +47,31 @@ async fn old_tasks_are_forgotten_but_never_unacknowledged_ones() {
     }
     let left = node.kv.lock().contents().iter().filter(|(k, _)| k.starts_with(b"params/")).count();
     assert_eq!(left, crate::tasks::house::KEPT_TASKS + 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn ended_tasks_take_bounded_memory() {
+    let node = Node::new(SCRIPTS);
+    let engine = node.start().await;
+    let local = Submission { origin: Origin::Local, ..submission("last", "script", json!({})) };
+    engine.submit(local).await.unwrap();
+    ended(&engine, "last").await;
+    let record = engine.record(&task("last")).await.unwrap();
+    {
+        let mut shared = engine.shared.lock();
+        for n in 0..crate::tasks::house::MAX_KEPT_TASKS + 100 {
+            let seq = shared.next_seq;
+            shared.next_seq += 1;
+            let id = task(&format!("n{n}"));
+            let ended = Ended { seq, ..Ended::new(&record, true) };
+            shared.by_seq.insert(seq, id.clone());
+            shared.ended.insert(id, ended);
+        }
+    }
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    let kept = engine.shared.lock().ended.len();
+    assert_eq!(kept, crate::tasks::house::MAX_KEPT_TASKS);
+    assert!(engine.record(&task("last")).await.is_none(), "the oldest goes first");
 }
 
 #[tokio::test(start_paused = true)]

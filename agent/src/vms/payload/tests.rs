@@ -1,6 +1,6 @@
 //! What payloads are accepted, refused and completed to.
 
-use muster_shared::vm::{FACTS, INITIAL, LASTING};
+use muster_shared::vm::{FACTS, INITIAL, LASTING, MAX_METADATA_BYTES};
 use proptest::prelude::*;
 
 use super::*;
@@ -61,6 +61,38 @@ fn what_would_reach_the_host_is_refused() {
         {"size": 1, "boot": true}, {"size": 1, "boot": true},
     ]});
     assert_eq!(refused(two)["bad_values"], json!(["disks"]));
+}
+
+#[test]
+fn what_is_too_large_is_named() {
+    let large = json!({ "a": "x".repeat(MAX_METADATA_BYTES) });
+    for name in ["tags", "customer_metadata", "internal_metadata"] {
+        assert_eq!(refused(json!({ "brand": "kvm", name: large }))["bad_values"], json!([name]));
+    }
+    let nics = json!([{ "nic_tag": "admin", "allowed_ips": vec!["10.0.0.1"; 100_000] }]);
+    assert_eq!(refused(json!({ "brand": "kvm", "nics": nics }))["bad_values"], json!(["nics"]));
+}
+
+#[test]
+fn what_would_not_come_is_refused_with_its_reason() {
+    let payload = json!({
+        "brand": "kvm", "vnc_password": "secret", "tmpfs": 1, "docker": false,
+        "firewall_rules": [], "pci_devices": [], "spice_password": "",
+        "disks": [{ "size": 1, "nocreate": false, "iops": 5, "guest_block_size": "4096" }],
+        "nics": [{
+            "nic_tag": "admin", "speed": 1, "allow_ip_spoofing": { "x": 1 }, "vlan_id": 5000,
+            "belongs_to_type": "zone", "owner_uuid": "x", "allow_mac_spoofing": "true",
+        }],
+    });
+    let failure = create(&object(payload)).unwrap_err();
+    assert!(failure.message.contains("the agent does not run containers"), "{failure}");
+    let details = failure.details.unwrap();
+    let mut names: Vec<_> = details["bad_properties"].as_array().unwrap().to_vec();
+    names.sort_by_key(ToString::to_string);
+    let expected =
+        ["disks.0.guest_block_size", "disks.0.iops", "nics.0.speed", "tmpfs", "vnc_password"];
+    assert_eq!(names, expected);
+    assert_eq!(details["bad_values"], json!(["nics.0.allow_ip_spoofing", "nics.0.vlan_id"]));
 }
 
 #[test]

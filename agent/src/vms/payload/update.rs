@@ -1,10 +1,13 @@
 //! What a client may change of a VM: from its properties and an update payload to its new
 //! properties. Pure.
 
-use muster_shared::vm::{self, Effect, INITIAL, MAX_DEVICES, Property, TOLD, is_flat};
+use muster_shared::vm::{
+    self, Effect, INITIAL, Kind, MAX_DEVICES, NETWORK_RECORD, NIC, Property, TOLD, is_flat,
+    json_bytes,
+};
 use serde_json::{Map, Value, json};
 
-use super::{Problems, checked, complete, devices, mac, nic};
+use super::{BY_AGENT, Problems, bound, checked, complete, devices, mac, nic};
 use crate::tasks::TaskFailure;
 
 /// Objects that are changed member by member.
@@ -26,9 +29,10 @@ pub fn update(
     let mut new = old.clone();
     let mut problems = Problems::default();
     for (name, value) in params {
-        let refused = vm::change(name).is_some_and(|change| change.effect == Effect::Refused);
-        if refused || TOLD.contains(&name.as_str()) {
-            problems.bad_properties.push(name.clone());
+        if let Some(Effect::Refused(why)) = vm::change(name).map(|change| change.effect) {
+            problems.refuse_unless_nothing(name.clone(), value, why);
+        } else if TOLD.contains(&name.as_str()) {
+            problems.refuse(name.clone(), BY_AGENT);
         } else if let Some(known) = vm::property(name) {
             set_property(&mut new, known, value, &mut problems);
         }
@@ -44,7 +48,25 @@ pub fn update(
     if number("max_locked_memory") > number("max_physical_memory") {
         problems.bad("max_locked_memory");
     }
+    bound(&new, json_bytes(old), &mut problems);
     if problems.is_empty() { Ok(new) } else { Err(problems.into()) }
+}
+
+/// `internal_metadata` with new values, the only update that comes with a start.
+///
+/// # Errors
+/// `InvalidVmPayload`: it becomes too large.
+pub fn internal_metadata(
+    old: &Map<String, Value>,
+    set: &Map<String, Value>,
+) -> Result<Value, TaskFailure> {
+    let mut new = old.clone();
+    let mut problems = Problems::default();
+    let change = Map::from_iter([("set_internal_metadata".to_owned(), Value::Object(set.clone()))]);
+    members(&mut new, "internal_metadata", &change, &mut problems);
+    bound(&new, json_bytes(old), &mut problems);
+    let metadata = new.shift_remove("internal_metadata").unwrap_or_default();
+    if problems.is_empty() { Ok(metadata) } else { Err(problems.into()) }
 }
 
 fn set_property(
@@ -55,14 +77,16 @@ fn set_property(
 ) {
     let name = property.name;
     match property.effect {
-        Effect::Dropped | Effect::Ignored => return,
-        Effect::Refused => return problems.bad_properties.push(name.to_owned()),
-        Effect::Live | Effect::AtStart | Effect::Kept => {}
+        Effect::Dropped | Effect::Ignored(_) => return,
+        Effect::Refused(why) => {
+            return problems.refuse_unless_nothing(name.to_owned(), value, why);
+        }
+        Effect::Live | Effect::AtStart | Effect::Kept(_) => {}
     }
     // Fixed for a VM's life, or changed only through members of their own (`set_tags`,
     // `add_nics`).
     if INITIAL.contains(property) {
-        return problems.bad_properties.push(name.to_owned());
+        return problems.refuse(name, "it is not changed as a whole, or never");
     }
     let zero = property.zero_clears() && *value == json!(0);
     if zero || value.is_null() || *value == json!("") {
@@ -94,7 +118,13 @@ fn members(
     match params.get(&set) {
         None | Some(Value::Null) => {}
         Some(value @ Value::Object(members)) if is_flat(value) => target.extend(members.clone()),
-        Some(_) => problems.bad(set),
+        Some(_) => problems.bad(set.as_str()),
+    }
+    let before_bytes = new.get(object).map_or(0, json_bytes);
+    let bytes = json_bytes(&target);
+    let Some(Kind::FlatObject(most)) = vm::property(object).map(|known| known.kind) else { return };
+    if bytes > most && bytes > before_bytes {
+        problems.bad(set);
     }
     if new.contains_key(object) || !target.is_empty() {
         new.insert(object.to_owned(), Value::Object(target));
@@ -159,16 +189,13 @@ fn merge_nic(
     problems: &mut Problems,
 ) {
     let Some(change) = change.as_object() else { return };
-    let mut merged = known.clone();
-    for (name, value) in change {
-        if value.is_null() {
-            merged.shift_remove(name);
-        } else {
-            merged.insert(name.clone(), value.clone());
-        }
+    known.retain(|name, _| !change.get(name).is_some_and(Value::is_null));
+    // The rest is as it was recorded, by whichever rules.
+    let path = format!("update_nics.{index}");
+    known.extend(super::members(NIC, NETWORK_RECORD, &path, change, problems));
+    if !known.contains_key("nic_tag") {
+        problems.missing_properties.push(format!("{path}.nic_tag"));
     }
-    // The primary one is the primary one of all.
-    *known = nic(&format!("update_nics.{index}"), &merged, problems);
 }
 
 fn free_interface(nics: &[Value]) -> String {
@@ -193,7 +220,7 @@ fn disks(new: &mut Map<String, Value>, params: &Map<String, Value>, problems: &m
         for (name, value) in change.iter().filter(|(name, _)| *name != "path") {
             let field = format!("update_disks.{index}.{name}");
             if !DISK_MEMBERS.contains(&name.as_str()) {
-                problems.bad_properties.push(field);
+                problems.refuse(field, "an existing disk keeps it");
                 continue;
             }
             let alone = Map::from_iter([
@@ -322,11 +349,41 @@ mod tests {
     fn what_is_fixed_or_missing_is_named() {
         refused(json!({ "brand": "bhyve" }), "bad_properties", "brand");
         refused(json!({ "tags": {} }), "bad_properties", "tags");
-        refused(json!({ "add_disks": [] }), "bad_properties", "add_disks");
+        refused(json!({ "add_disks": [{}] }), "bad_properties", "add_disks");
+        refused(json!({ "vnc_password": "secret" }), "bad_properties", "vnc_password");
+        let nic = json!({ "mac": "02:00:00:00:00:01", "speed": 1, "vlan_id": "x" });
+        refused(json!({ "update_nics": [nic] }), "bad_properties", "update_nics.0.speed");
+        refused(json!({ "update_nics": [nic] }), "bad_values", "update_nics.0.vlan_id");
+        assert_eq!(updated(json!({ "add_disks": [], "docker": false })), vm());
         refused(json!({ "state": "running" }), "bad_properties", "state");
         refused(json!({ "ram": 1 }), "bad_values", "ram");
         refused(json!({ "set_tags": { "a": [] } }), "bad_values", "set_tags");
         refused(json!({ "max_physical_memory": 100 }), "bad_values", "max_physical_memory");
+    }
+
+    #[test]
+    fn what_becomes_too_large_is_named() {
+        let large = json!({ "b": "x".repeat(vm::MAX_TAGS_BYTES) });
+        refused(json!({ "set_tags": large }), "bad_values", "set_tags");
+        let long = "x".repeat(vm::MAX_METADATA_BYTES - 100);
+        let set = |name: &str| Map::from_iter([(name.to_owned(), json!(long))]);
+        refused(
+            json!({ "set_customer_metadata": { "a": long, "b": long } }),
+            "bad_values",
+            "set_customer_metadata",
+        );
+        let mut one = vm();
+        one["internal_metadata"] = internal_metadata(&one, &set("a")).unwrap();
+        let failure = internal_metadata(&one, &set("b")).unwrap_err();
+        assert_eq!(failure.code, "InvalidVmPayload");
+        assert!(failure.message.contains("set_internal_metadata"), "{failure}");
+        // What was made too large before the limit can be changed and made smaller.
+        one["tags"] = json!({ "a": 1, "b": "x".repeat(vm::MAX_TAGS_BYTES) });
+        for change in [json!({ "alias": "two" }), json!({ "remove_tags": ["a"] })] {
+            update(&one, &object(change), String::new).unwrap();
+        }
+        one["nics"][0]["allowed_ips"] = json!(vec!["10.0.0.1"; 100_000]);
+        refused(json!({ "update_nics": one["nics"] }), "bad_values", "nics");
     }
 
     fn any_value() -> impl Strategy<Value = Value> {

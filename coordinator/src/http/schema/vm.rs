@@ -23,7 +23,7 @@ fn given(kind: Kind) -> Value {
         Kind::Gib => number(0, MAX_MIB / 1024),
         Kind::Count => number(0, MAX_COUNT),
         Kind::Range(least, most) => number(least, most),
-        Kind::FlatObject => flat_object(),
+        Kind::FlatObject(_) => flat_object(),
         Kind::Words => words(),
         Kind::List(of) => json!({
             "type": ["array", "null"], "maxItems": MAX_DEVICES, "items": reference(of.name()),
@@ -41,7 +41,7 @@ fn told(kind: Kind) -> Value {
         Kind::Flag => json!({ "type": ["boolean", "null"] }),
         Kind::Mib | Kind::Gib | Kind::Count => whole(0),
         Kind::Range(least, _) => whole(least),
-        Kind::FlatObject | Kind::Words | Kind::Any | Kind::List(_) => given(kind),
+        Kind::FlatObject(_) | Kind::Words | Kind::Any | Kind::List(_) => given(kind),
     }
 }
 

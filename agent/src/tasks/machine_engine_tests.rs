@@ -1,0 +1,118 @@
+//! Tasks about VMs, run by the engine on a simulated host: who waits for whom.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_shared::entropy::SeededEntropy;
+use muster_shared::ids::TaskId;
+use muster_shared::kv::MemKv;
+use muster_shared::wire::{Outcome, TaskResult};
+use serde_json::{Value, json};
+
+use super::machine_tests::{Host, one_vm, params, uuid};
+use super::record::Origin;
+use super::registry::Registry;
+use super::{Engine, EngineParts, HANDLERS, Submission};
+
+/// Longer than anything here takes.
+const LONG: Duration = Duration::from_secs(100_000);
+
+fn task(id: &str) -> TaskId {
+    id.parse().unwrap()
+}
+
+/// A node with one VM, whose guest does not hear its power button.
+struct Node {
+    host: Host,
+    engine: Arc<Engine>,
+}
+
+impl Node {
+    async fn new(ceiling: Duration) -> Self {
+        let host = Host::new();
+        let drivers = one_vm(&host).await;
+        host.guests.ignore_acpi(uuid());
+        let engine = Engine::open(EngineParts {
+            clock: Arc::clone(&host.clock),
+            entropy: Arc::new(SeededEntropy::new(2)),
+            kv: Arc::new(MemKv::default()),
+            drivers,
+            registry: Registry::new(HANDLERS),
+            boot_id: "boot-1".to_owned(),
+            instance_id: uuid::Uuid::nil(),
+            ceiling,
+            faults: None,
+        });
+        Self { host, engine: engine.await.unwrap() }
+    }
+
+    async fn submit(&self, id: &str, kind: &str, extra: Value) {
+        let submission = Submission {
+            id: task(id),
+            req_id: String::new(),
+            task: kind.to_owned(),
+            params: params(extra),
+            deadline_ms: None,
+            ticket: None,
+            volatile: false,
+            origin: Origin::Local,
+        };
+        self.engine.submit(submission).await.unwrap();
+    }
+
+    async fn ended(&self, id: &str) -> TaskResult {
+        assert!(self.engine.wait(&task(id), LONG).await);
+        self.engine.result(&task(id)).await.unwrap()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_cuts_a_shutdown_short_has_done_what_was_asked() {
+    for (kind, extra) in [
+        ("machine_shutdown", json!({ "force": true })),
+        ("machine_kill", json!({ "signal": "SIGKILL" })),
+    ] {
+        let node = Node::new(Duration::from_secs(3600)).await;
+        node.submit("waits", "machine_shutdown", json!({ "timeout": 3000 })).await;
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        let started = node.host.clock.monotonic();
+        node.submit("hurries", kind, extra).await;
+        for id in ["waits", "hurries"] {
+            let result = node.ended(id).await;
+            assert_eq!((result.status, result.error), (Outcome::Complete, None), "{kind}: {id}");
+        }
+        let took = node.host.clock.monotonic() - started;
+        assert!(took < Duration::from_secs(5), "{kind}: {took:?}");
+        assert!(node.host.guests.running().is_empty(), "{kind}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_that_runs_out_of_time_does_not_kill_its_guest() {
+    let node = Node::new(Duration::from_secs(300)).await;
+    node.submit("waits", "machine_shutdown", json!({ "timeout": 3000 })).await;
+    let error = node.ended("waits").await.error.unwrap();
+    assert_eq!(error.code, "Timeout");
+    assert_eq!(node.host.guests.running().len(), 1);
+    let vm = node.host.records.records()[&uuid()].clone();
+    assert_eq!((vm.stopping_until, vm.properties["autoboot"].clone()), (None, json!(false)));
+}
+
+/// How often a guest that was up for so long has its button pressed within three minutes.
+async fn presses(up: Duration) -> u64 {
+    let node = Node::new(Duration::from_secs(3600)).await;
+    tokio::time::sleep(up).await;
+    let signals = || node.host.faults.calls("compute.signal");
+    let before = signals();
+    node.submit("waits", "machine_shutdown", json!({ "timeout": 179 })).await;
+    node.ended("waits").await;
+    // The last signal kills.
+    signals() - before - 1
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_button_of_a_guest_that_is_up_is_not_pressed_all_the_time() {
+    assert_eq!(presses(Duration::from_secs(600)).await, 3);
+    // At 0, 10, … 120 s.
+    assert_eq!(presses(Duration::ZERO).await, 13);
+}
