@@ -42,18 +42,27 @@ fn run(words: &[&str]) {
 }
 
 /// A VM that fills its second disk as soon as it is up.
-async fn greedy(agent: &Agent, image: &str, alias: &str) -> String {
+async fn greedy(agent: &Agent, image: &str, alias: &str, mib: u64) -> String {
     let script = "#!/bin/sh\ndd if=/dev/zero of=/dev/vdb bs=1M\necho filled\n";
     let vm = fresh_uuid();
     // No allocator would place so much here.
     let payload = json!({
         "uuid": vm, "brand": "kvm", "alias": alias, "ram": 192, "autoboot": true,
-        "disks": [{ "image_uuid": image, "boot": true }, { "size": 320 }],
+        "disks": [{ "image_uuid": image, "boot": true }, { "size": mib }],
         "nics": [{ "nic_tag": "admin" }],
         "customer_metadata": { "user-script": script },
     });
     agent.run_task("machine_create", &payload).await;
     vm
+}
+
+async fn wait_filled(agent: &Agent, vm: &str) {
+    let log = agent.data_dir().join(format!("guests/{vm}/console.log"));
+    wait_for("the guest has filled its disk", LONG, || async {
+        let text = std::fs::read_to_string(&log).unwrap_or_default();
+        if text.contains("\nfilled") { Ok(()) } else { Err(text) }
+    })
+    .await;
 }
 
 async fn wait_state(client: &Client, vm: &str, state: &str) -> Value {
@@ -73,31 +82,25 @@ async fn guests_on_a_full_disk_wait_for_room_and_go_on() {
     let agent = Agent::start(&coordinator.agent_url());
     agent.wait_allocatable(&client).await;
     let image = guest::import(&client).await;
-    let first = greedy(&agent, &image, "first").await;
-    let second = greedy(&agent, &image, "second").await;
-    for vm in [&first, &second] {
-        let stopped = wait_state(&client, vm, "io-error").await;
-        let reason = stopped["state_reason"].as_str().unwrap_or_default();
-        assert!(reason.contains("No space left"), "{stopped:#}");
-    }
+    let settled = greedy(&agent, &image, "settled", 200).await;
+    wait_filled(&agent, &settled).await;
+    let hungry = greedy(&agent, &image, "hungry", 320).await;
+    let stopped = wait_state(&client, &hungry, "io-error").await;
+    let reason = stopped["state_reason"].as_str().unwrap_or_default();
+    assert!(reason.contains("No space left"), "{stopped:#}");
 
     // There is no room for the journal either.
     let vms = format!("/servers/{}/vms", agent.server_uuid);
-    let refused = client.post(&format!("{vms}/{first}/update"), &json!({ "alias": "x" })).await;
+    let refused = client.post(&format!("{vms}/{hungry}/update"), &json!({ "alias": "x" })).await;
     if let Some(id) = refused.json["id"].as_str() {
         let task = client.wait_task(id, 60).await;
         assert_eq!(task["error"]["code"], "StoreFull", "{task:#}");
     }
-    let destroyed = client.delete(&format!("{vms}/{second}")).await;
+    let destroyed = client.delete(&format!("{vms}/{settled}")).await;
     let id = destroyed.json["id"].as_str().unwrap_or_else(|| panic!("{}", destroyed.text));
     client.complete_task(id, 120).await;
-    wait_state(&client, &first, "running").await;
-    let log = agent.data_dir().join(format!("guests/{first}/console.log"));
-    wait_for("the guest has filled its disk", LONG, || async {
-        let text = std::fs::read_to_string(&log).unwrap_or_default();
-        if text.contains("filled") { Ok(()) } else { Err(text) }
-    })
-    .await;
+    wait_state(&client, &hungry, "running").await;
+    wait_filled(&agent, &hungry).await;
     drop(agent);
     drop(disk);
 }

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Params, Queue, TaskContext, TaskFailure};
 use crate::drivers::DriverError;
-use crate::drivers::compute::{GuestSignal, Observed};
+use crate::drivers::compute::GuestSignal;
 use crate::drivers::storage::Disk;
 use crate::vms::{self, VmRecord, payload};
 
@@ -283,9 +283,9 @@ pub(super) async fn stop(
 
 fn may_be_booting(ctx: &TaskContext, vm: VmUuid) -> bool {
     let Some(entry) = ctx.drivers.vms.entry(vm) else { return false };
-    let Observed::Running { started_at_ms, .. } = entry.observed else { return false };
+    let Some(live) = entry.observed.live() else { return false };
     let now_ms = u64::try_from(ctx.drivers.clock.wall().as_millisecond()).unwrap_or(0);
-    Duration::from_millis(now_ms.saturating_sub(started_at_ms)) < BOOTING
+    Duration::from_millis(now_ms.saturating_sub(live.booted_at_ms)) < BOOTING
 }
 
 fn given_up(vm: VmUuid) -> DriverError {
