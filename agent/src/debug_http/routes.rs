@@ -90,7 +90,10 @@ fn ping(local: &Local) -> Answer {
 /// What is wrong that only people can change.
 fn degraded(local: &Local) -> Vec<String> {
     let turned_away = local.agent.links.turned_away();
-    turned_away.iter().map(|(url, reason)| format!("{url}: {reason}")).collect()
+    let turned_away = turned_away.iter().map(|(url, reason)| format!("{url}: {reason}"));
+    let orphans = local.agent.drivers.vms.orphans();
+    let orphans = orphans.iter().map(|vm| format!("orphan_vm: {vm} runs without a record"));
+    turned_away.chain(orphans).collect()
 }
 
 async fn status(local: &Local) -> Answer {

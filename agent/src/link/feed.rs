@@ -30,6 +30,8 @@ pub struct Sample {
     pub vms: BTreeMap<VmUuid, VmReport>,
     /// The figures; `full`, `vms` and `digest` are not used.
     pub figures: Report,
+    /// What is wrong with the node, for people.
+    pub degraded: Vec<String>,
 }
 
 /// Looks at the node.

@@ -103,12 +103,12 @@ impl Samples {
         if !periodic && self.latest.borrow().as_ref().is_some_and(same) {
             return;
         }
-        remark(&mut sample, &self.engine);
         if reduced > 0 {
             let note = format!("the tags of {reduced} VMs are too large to be reported");
             tracing::warn!(note);
-            sample.figures.muster["degraded"] = json!([note]);
+            sample.degraded.push(note);
         }
+        remark(&mut sample, &self.engine);
         self.latest.send_replace(Some(Arc::new(sample)));
     }
 }
@@ -126,6 +126,9 @@ pub(crate) fn remark(sample: &mut Sample, engine: &Engine) {
     muster.insert("paused_by".into(), json!(engine.paused_by()));
     muster.insert("active_tasks".into(), json!(counts.active));
     muster.insert("queued_tasks".into(), json!(counts.queued));
+    if !sample.degraded.is_empty() {
+        muster.insert("degraded".into(), json!(sample.degraded));
+    }
     sample.figures.muster = Value::Object(muster);
 }
 

@@ -138,7 +138,8 @@ impl Feed for Reporter {
         parts.vms.observe_all(&*parts.compute).await;
         let figures = parts.facts.figures().await?;
         let usage = parts.storage.usage().await?;
-        Ok(status::sample(parts.vms.reports(), figures, &usage, parts.clock.wall()))
+        let (vms, orphans) = (parts.vms.reports(), parts.vms.orphans());
+        Ok(status::sample(vms, figures, &usage, &orphans, parts.clock.wall()))
     }
 
     fn changed(&self) -> watch::Receiver<u64> {

@@ -1,6 +1,6 @@
 //! One status sample: all VMs and the figures beside them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use muster_shared::clock::iso;
 use muster_shared::ids::VmUuid;
@@ -16,6 +16,7 @@ pub(super) fn sample(
     vms: BTreeMap<VmUuid, VmReport>,
     host: Figures,
     usage: &Usage,
+    orphans: &BTreeSet<VmUuid>,
     now: jiff::Timestamp,
 ) -> Sample {
     let pool = PoolStatus {
@@ -32,7 +33,8 @@ pub(super) fn sample(
         muster: Value::Object(host.extra),
         ..Report::default()
     };
-    Sample { vms, figures }
+    let degraded = orphans.iter().map(|vm| format!("orphan_vm: {vm} runs without a record"));
+    Sample { vms, figures, degraded: degraded.collect() }
 }
 
 /// CNAPI's disk figures. All VMs are hardware VMs, whose disks count as zvols; there are no

@@ -16,33 +16,23 @@ use crate::drivers::{DriverError, Drivers};
 /// A task for the agent's own engine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chore {
+    /// The VM.
+    pub vm: VmUuid,
     /// The kind.
     pub task: &'static str,
     /// Its parameters.
     pub params: Map<String, Value>,
 }
 
-/// Loads all records and finds the guests that run. Returns those without a record: they are left
-/// running and reported.
+/// Loads all records and finds the guests that run. Those without a record are left running and
+/// reported, see [`super::VmTable::orphans`].
 ///
 /// # Errors
 /// The records could not be read.
-pub async fn find(drivers: &Drivers) -> Result<Vec<VmUuid>, DriverError> {
+pub async fn find(drivers: &Drivers) -> Result<(), DriverError> {
     drivers.vms.load().await?;
     drivers.vms.observe_all(drivers.compute.as_ref()).await;
-    let running = match drivers.compute.running().await {
-        Ok(running) => running,
-        Err(error) => {
-            tracing::warn!(error = %Chain(&error), "cannot list the guests that run");
-            Vec::new()
-        }
-    };
-    let orphans: Vec<VmUuid> =
-        running.into_iter().filter(|vm| drivers.vms.get(*vm).is_none()).collect();
-    for vm in &orphans {
-        tracing::warn!(vm_uuid = %vm, "a guest runs that has no record");
-    }
-    Ok(orphans)
+    Ok(())
 }
 
 /// Mends the records that an earlier agent left half changed, and says which tasks are due. VMs
@@ -57,16 +47,26 @@ pub async fn chores(drivers: &Drivers, busy: &BTreeSet<VmUuid>) -> Vec<Chore> {
     }
     idle.sort_by_key(|entry| priority(&entry.record));
     let boot_id = drivers.vms.boot_id();
-    let mut chores = Vec::new();
-    for entry in idle {
-        let record = &entry.record;
-        if record.destroying {
-            chores.push(chore("machine_destroy", record));
-        } else if wants_boot(entry, boot_id) {
-            chores.push(chore("machine_boot", record));
-        }
+    let due = |entry: &Entry| Some(chore(due(entry, boot_id)?, &entry.record));
+    idle.into_iter().filter_map(due).collect()
+}
+
+/// Whether what was due still is.
+#[must_use]
+pub fn is_due(drivers: &Drivers, chore: &Chore) -> bool {
+    let entry = drivers.vms.entry(chore.vm);
+    entry.is_some_and(|entry| due(&entry, drivers.vms.boot_id()) == Some(chore.task))
+}
+
+/// The task that a VM needs without anybody asking for it.
+fn due(entry: &Entry, boot_id: &str) -> Option<&'static str> {
+    if entry.record.destroying {
+        Some("machine_destroy")
+    } else if wants_boot(entry, boot_id) {
+        Some("machine_boot")
+    } else {
+        None
     }
-    chores
 }
 
 /// Follows the guests until cancelled: one that ends or starts is seen at once.
@@ -106,7 +106,7 @@ fn chore(task: &'static str, record: &VmRecord) -> Chore {
     params.insert("uuid".to_owned(), json!(record.uuid));
     params.insert("idempotent".to_owned(), json!(true));
     params.insert("include_dni".to_owned(), json!(true));
-    Chore { task, params }
+    Chore { vm: record.uuid, task, params }
 }
 
 /// No task works on this VM: nothing is under way any more.

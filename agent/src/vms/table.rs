@@ -43,6 +43,7 @@ pub struct VmTable {
     clock: SharedClock,
     node: Node,
     vms: Mutex<BTreeMap<VmUuid, Entry>>,
+    orphans: Mutex<BTreeSet<VmUuid>>,
     changes: watch::Sender<u64>,
     // Held over a read, its change and the durable write, so that two changes never lose one.
     writing: tokio::sync::Mutex<()>,
@@ -57,6 +58,7 @@ impl VmTable {
             clock,
             node,
             vms: Mutex::default(),
+            orphans: Mutex::default(),
             changes: watch::channel(0).0,
             writing: tokio::sync::Mutex::default(),
         }
@@ -259,6 +261,33 @@ impl VmTable {
                 tracing::warn!(vm_uuid = %vm, error, "cannot observe a VM");
             }
         }
+        match compute.running().await {
+            Ok(running) => self.note_orphans(running),
+            Err(error) => {
+                let error = muster_shared::error_chain::Chain(&error).to_string();
+                tracing::warn!(error, "cannot list the guests that run");
+            }
+        }
+    }
+
+    fn note_orphans(&self, running: Vec<VmUuid>) {
+        let found: BTreeSet<VmUuid> = {
+            let vms = self.vms.lock();
+            running.into_iter().filter(|vm| !vms.contains_key(vm)).collect()
+        };
+        let known = std::mem::replace(&mut *self.orphans.lock(), found.clone());
+        for vm in found.difference(&known) {
+            tracing::warn!(vm_uuid = %vm, "a guest runs that has no record");
+        }
+        if found != known {
+            self.changed();
+        }
+    }
+
+    /// Guests that run and have no record. They are left alone.
+    #[must_use]
+    pub fn orphans(&self) -> BTreeSet<VmUuid> {
+        self.orphans.lock().clone()
     }
 
     /// The VM object as `machine_load` returns it. A VM that is not to be inventoried is found
@@ -334,5 +363,12 @@ mod tests {
         assert!(matches!(observed, Observed::Stopped(ended) if ended.exit_status == Some(3)));
         table.remove(vm).await.unwrap();
         assert!(records.records().is_empty());
+
+        compute.start(&new, &[]).await.unwrap();
+        table.observe_all(&compute).await;
+        assert_eq!(table.orphans(), [vm].into());
+        guests.exit(vm, 0);
+        table.observe_all(&compute).await;
+        assert_eq!(table.orphans(), [].into());
     }
 }
