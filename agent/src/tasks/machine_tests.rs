@@ -365,6 +365,9 @@ async fn an_agent_starts_its_vms_after_a_boot_of_the_host() {
     .await
     .unwrap();
     engine.recover().await;
+    // Its pool comes late.
+    host.faults.fail_nth("compute.start", 1, Fault::before());
+    host.faults.fail_nth("compute.start", 2, Fault::before());
     engine.wake().await;
     let mut changes = drivers.vms.subscribe();
     let running = async {
@@ -372,7 +375,7 @@ async fn an_agent_starts_its_vms_after_a_boot_of_the_host() {
             changes.changed().await.unwrap();
         }
     };
-    tokio::time::timeout(Duration::from_secs(5), running).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(60), running).await.unwrap();
     assert_eq!(host.guests.starts(uuid()), 2);
     // And it is noticed when the guest ends by itself.
     host.guests.exit(uuid(), 7);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
+use muster_shared::backoff::Backoff;
 use muster_shared::ids::VmUuid;
 
 use super::record::Origin;
@@ -12,6 +13,9 @@ use super::runner::{Engine, Submission};
 use crate::vms::room;
 use crate::vms::startup::{self, Chore};
 
+/// Pauses before what failed is tried again.
+const AGAIN: Backoff =
+    Backoff { first: Duration::from_secs(5), factor: 2.0, cap: Duration::from_secs(300) };
 /// VMs started or destroyed at the same time.
 const AT_ONCE: usize = 4;
 /// Longest wait for one of them before the next takes its place.
@@ -27,11 +31,30 @@ impl Engine {
         let chores = startup::chores(&drivers, &self.busy_vms()).await;
         let engine = Arc::clone(self);
         self.spawn(async move {
-            let work = futures_util::stream::iter(chores)
-                .for_each_concurrent(AT_ONCE, |chore| engine.clone().do_chore(chore));
+            let work = engine.clone().do_chores(chores);
             // What is left over is found again by the next start.
             engine.closing.clone().run_until_cancelled(work).await;
         });
+    }
+
+    /// Does what is due, again and again as long as it is: a pool may come late, and a node that
+    /// is paused takes no tasks.
+    async fn do_chores(self: Arc<Self>, mut chores: Vec<Chore>) {
+        let drivers = &self.parts.drivers;
+        let mut attempt = 0;
+        loop {
+            futures_util::stream::iter(chores.clone())
+                .for_each_concurrent(AT_ONCE, |chore| self.clone().do_chore(chore))
+                .await;
+            chores.retain(|chore| startup::is_due(drivers, chore));
+            if chores.is_empty() {
+                return;
+            }
+            let pause = AGAIN.delay(attempt, 1.0);
+            tracing::warn!(chores = chores.len(), ?pause, "not everything is started or destroyed");
+            attempt += 1;
+            tokio::time::sleep(pause).await;
+        }
     }
 
     /// VMs that tasks under way work on.
