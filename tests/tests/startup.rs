@@ -53,20 +53,6 @@ fn unknown_settings_are_refused() {
     assert!(log.contains("accel"), "the nearest known name: {log}");
 }
 
-#[test]
-fn real_host_actions_need_the_marker() {
-    let (code, log) = agent(&[
-        "--coordinator",
-        "ws://127.0.0.1:1",
-        "--listen",
-        "127.0.0.1:0",
-        "--set",
-        "host.actions=real",
-    ]);
-    assert_eq!(code, Some(64), "{log}");
-    assert!(log.contains("/etc/muster/host-actions"), "{log}");
-}
-
 #[tokio::test]
 async fn two_daemons_on_one_data_folder_are_refused() {
     let first = Coordinator::start();

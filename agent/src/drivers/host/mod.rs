@@ -121,7 +121,13 @@ pub fn open(
     run_dir: &Path,
 ) -> Arc<dyn Host> {
     let host: Arc<dyn Host> = match setting {
-        HostActions::Real => Arc::new(real::RealHost::new(exec, run_dir)),
+        HostActions::Real => {
+            if !Path::new(real::MARKER).exists() {
+                let marker = real::MARKER;
+                tracing::warn!(marker, "without its marker file, host actions are refused");
+            }
+            Arc::new(real::RealHost::new(exec, run_dir))
+        }
         HostActions::Sim => Arc::new(sim::SimHost::default()),
         HostActions::Refuse => Arc::new(refuse::RefuseHost),
     };
