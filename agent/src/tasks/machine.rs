@@ -232,6 +232,8 @@ pub(super) async fn start(
     let drivers = &ctx.drivers;
     let record = record(ctx, operation, vm)?;
     let disks = disks(ctx, operation, &record).await?;
+    let machine_type = drivers.compute.machine_type(&record);
+    let record = drivers.vms.update(vm, |record| record.machine_type = machine_type).await?;
     drivers.compute.start(&for_guest(record), &disks).await.map_err(failed(operation))?;
     let boot_id = drivers.vms.boot_id().to_owned();
     let started = |record: &mut VmRecord| {

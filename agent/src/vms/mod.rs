@@ -60,6 +60,10 @@ pub struct VmRecord {
     /// Boot of the host in which `autoboot` was last considered for it, or it was last started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boot_id: Option<String>,
+    /// Its virtual hardware with the version, e.g. `pc-q35-7.2`: the same at every start, whatever
+    /// the hypervisor was upgraded to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine_type: Option<String>,
     /// SHA-256 (hex) of the payload it was created from.
     #[serde(default)]
     pub fingerprint: String,
@@ -86,6 +90,7 @@ impl VmRecord {
             rolling_back_to: None,
             storage: StorageState::None,
             boot_id: None,
+            machine_type: None,
             fingerprint: String::new(),
             last_modified: String::new(),
             properties,

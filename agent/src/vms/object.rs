@@ -42,6 +42,9 @@ pub fn of(entry: &Entry, node: &Node) -> Value {
             }
         }
     }
+    if let Some(machine) = &record.machine_type {
+        set("machine_type", json!(machine));
+    }
     if let Some(reason) = reason(entry) {
         set("state_reason", json!(reason));
     }

@@ -177,6 +177,10 @@ pub trait Compute: fmt::Debug + Send + Sync + 'static {
     /// What this driver offers, for sysinfo.
     fn abilities(&self) -> Abilities;
 
+    /// The virtual hardware that a VM is to have, with its version: what its record says, or the
+    /// newest there is. `None`: this driver knows no versions.
+    fn machine_type(&self, vm: &VmRecord) -> Option<String>;
+
     /// Changes whenever a guest's process started or ended or its CPUs stopped or went on, whoever
     /// caused it. Never reports late by more than 250 ms.
     fn changes(&self) -> watch::Receiver<u64>;

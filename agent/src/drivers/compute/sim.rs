@@ -235,6 +235,10 @@ impl Compute for SimCompute {
         }
     }
 
+    fn machine_type(&self, vm: &VmRecord) -> Option<String> {
+        vm.machine_type.clone().or_else(|| Some("sim-1".to_owned()))
+    }
+
     fn changes(&self) -> watch::Receiver<u64> {
         self.guests.changes.subscribe()
     }

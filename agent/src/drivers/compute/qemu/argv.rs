@@ -73,13 +73,20 @@ pub(super) fn build(input: &Input<'_>) -> Result<Vec<String>, DriverError> {
     Ok(args.0)
 }
 
-fn old_machine(vm: &VmRecord) -> bool {
+/// The machine type in the VM's record, unless its graphics adapter needs another kind by now.
+pub(super) fn pinned_machine(vm: &VmRecord) -> Option<&str> {
+    let kind = if old_machine(vm) { "pc-i440fx-" } else { "pc-q35-" };
+    vm.machine_type.as_deref().filter(|machine| machine.starts_with(kind))
+}
+
+pub(super) fn old_machine(vm: &VmRecord) -> bool {
     vm.text("vga") == Some("cirrus")
 }
 
 fn machine(args: &mut Args, input: &Input<'_>) {
     let vm = input.vm;
-    args.pair("-machine", if old_machine(vm) { "pc" } else { "q35" });
+    let unversioned = if old_machine(vm) { "pc" } else { "q35" };
+    args.pair("-machine", pinned_machine(vm).unwrap_or(unversioned));
     // Always told: QEMU's own choice follows what opens, not what works.
     args.pair("-accel", input.accelerator.name());
     let bhyve = vm.text("brand") != Some("kvm");
@@ -363,6 +370,21 @@ mod tests {
             "internal_metadata": {"muster:hostfwd": "tcp::1-:2,guestfwd=x"},
         }));
         assert!(argv(&vm, &[], Accelerator::Tcg).unwrap_err().contains("guestfwd"));
+    }
+
+    #[test]
+    fn a_guest_keeps_its_machine_as_long_as_that_is_of_the_right_kind() {
+        let mut vm = vm(json!({ "brand": "kvm" }));
+        let machine = |vm: &VmRecord| {
+            let argv = argv(vm, &[], Accelerator::Tcg).unwrap();
+            let line = argv.lines().find(|line| line.starts_with("-machine ")).unwrap();
+            line["-machine ".len()..].to_owned()
+        };
+        assert_eq!(machine(&vm), "q35");
+        vm.machine_type = Some("pc-q35-6.2".to_owned());
+        assert_eq!(machine(&vm), "pc-q35-6.2");
+        vm.properties.insert("vga".to_owned(), json!("cirrus"));
+        assert_eq!(machine(&vm), "pc");
     }
 
     #[test]

@@ -162,6 +162,12 @@ impl Compute for Qemu {
         }
     }
 
+    fn machine_type(&self, vm: &VmRecord) -> Option<String> {
+        let machines = &self.verdict.machines;
+        let newest = if argv::old_machine(vm) { &machines.pc } else { &machines.q35 };
+        argv::pinned_machine(vm).map(str::to_owned).or_else(|| newest.clone())
+    }
+
     fn changes(&self) -> watch::Receiver<u64> {
         self.guests.changes()
     }

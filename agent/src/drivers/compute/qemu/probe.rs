@@ -87,8 +87,18 @@ pub struct UnknownChoice;
 pub(super) struct Verdict {
     pub(super) version: Option<String>,
     pub(super) accelerator: Option<Accelerator>,
+    /// What the hypervisor's names without a version stand for now.
+    #[serde(default)]
+    pub(super) machines: Machines,
     /// Why something is not used.
     pub(super) degraded: Vec<String>,
+}
+
+/// Machine types with their version, e.g. `pc-q35-7.2`: another version is other hardware to a guest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Machines {
+    pub(super) q35: Option<String>,
+    pub(super) pc: Option<String>,
 }
 
 /// What a probe works with.
@@ -124,11 +134,17 @@ impl Probe<'_> {
             && old.choice == choice
             && old.verdict.version.as_ref() == Some(&version)
             && old.verdict.accelerator.is_some()
+            && old.verdict.machines.q35.is_some()
         {
             return old.verdict;
         }
         let mut verdict = self.run_all(choice).await;
         verdict.version = Some(version);
+        verdict.machines = self.machines().await.unwrap_or_else(|problem| {
+            // Guests run without; what they get changes with the hypervisor then.
+            verdict.degraded.push(format!("machine types: {problem}"));
+            Machines::default()
+        });
         let boot_id = self.boot_id.to_owned();
         let remembered = Remembered { boot_id, choice, verdict: verdict.clone() };
         let json = serde_json::to_vec(&remembered).map_err(std::io::Error::other);
@@ -231,13 +247,29 @@ impl Probe<'_> {
         Ok(path)
     }
 
-    async fn version(&self) -> Result<String, String> {
-        let command = Command::new([self.binary, "--version"], DEADLINE);
+    /// What the hypervisor prints when it is asked for something.
+    async fn asked(&self, words: &[&str]) -> Result<String, String> {
+        let argv = [self.binary].into_iter().chain(words.iter().copied());
+        let command = Command::new(argv, DEADLINE);
         let output = self.exec.run(&command, &CancellationToken::new()).await;
         let output = output
             .and_then(|output| output.checked(self.binary))
             .map_err(|error| muster_shared::error_chain::Chain(&error).to_string())?;
-        let text = String::from_utf8_lossy(&output.stdout);
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    async fn machines(&self) -> Result<Machines, String> {
+        let text = self.asked(&["-machine", "help"]).await?;
+        let found = |name: &str| {
+            let of = |line: &str| line.split_whitespace().next() == Some(name);
+            let (_, rest) = text.lines().find(|line| of(line))?.rsplit_once("(alias of ")?;
+            Some(rest.trim_end().trim_end_matches(')').to_owned())
+        };
+        Ok(Machines { q35: found("q35"), pc: found("pc") })
+    }
+
+    async fn version(&self) -> Result<String, String> {
+        let text = self.asked(&["--version"]).await?;
         let mut words = text.split_ascii_whitespace().skip_while(|word| *word != "version");
         words.nth(1).map(str::to_owned).ok_or_else(|| format!("{}: no version", self.binary))
     }
@@ -286,6 +318,11 @@ mod tests {
         let exit = Exit { code: Some(exit_code), signal: None };
         exec.answers(&[QEMU, "-nodefaults"], Output { exit, ..Output::default() });
         exec.prints(&[QEMU, "--version"], "QEMU emulator version 7.2.22 (Debian)\n");
+        let machines = "Supported machines are:\n\
+            pc                   Standard PC (i440FX + PIIX, 1996) (alias of pc-i440fx-7.2)\n\
+            pc-i440fx-7.2        Standard PC (i440FX + PIIX, 1996) (default)\n\
+            q35                  Standard PC (Q35 + ICH9, 2009) (alias of pc-q35-7.2)\n";
+        exec.prints(&[QEMU, "-machine", "help"], machines);
         exec
     }
 
@@ -294,6 +331,8 @@ mod tests {
         let passed = verdict(&qemu(DONE), Choice::Tcg).await;
         assert_eq!(passed.accelerator, Some(Accelerator::Tcg));
         assert_eq!(passed.version.as_deref(), Some("7.2.22"));
+        let Machines { q35, pc } = passed.machines;
+        assert_eq!((q35.as_deref(), pc.as_deref()), (Some("pc-q35-7.2"), Some("pc-i440fx-7.2")));
         let failed = verdict(&qemu(0), Choice::Auto).await;
         assert_eq!(failed.accelerator, None);
         assert!(failed.degraded.iter().any(|text| text.starts_with("tcg: ")), "{failed:?}");
