@@ -179,7 +179,12 @@ impl Why {
             )
         });
         let state = known.as_ref().map(|(_, report)| report.vm.state.clone());
-        let shown = state.as_deref().unwrap_or("not made yet");
+        let reason = known.as_ref().and_then(|(_, report)| report.index.state_reason.clone());
+        let shown = match (&state, &reason) {
+            (Some(state), Some(reason)) => format!("{state} ({reason})"),
+            (Some(state), None) => state.clone(),
+            (None, _) => "not made yet".to_owned(),
+        };
         let text = match &waiting_for {
             None => format!("the VM is {shown} and waits for nothing"),
             Some(what) => format!("the VM is {shown} and waits for {what}"),
@@ -189,6 +194,7 @@ impl Why {
             "kind": "vm",
             "id": vm,
             "state": state,
+            "state_reason": reason,
             "waiting_for": waiting_for,
             "text": text,
             "server_uuid": server,
