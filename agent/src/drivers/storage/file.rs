@@ -4,16 +4,20 @@
 //! stamp is made durable first and the disk gets its name last: a disk that can be seen is whole
 //! and has an owner, and whatever else a crash leaves is overwritten or removed by its task.
 
+mod lock;
 mod reserve;
 mod snapshots;
 mod stash;
 
+use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use muster_shared::ids::{ImageUuid, ServerUuid, TaskId, VmUuid};
+use muster_shared::wire::Code;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
@@ -46,6 +50,7 @@ pub struct FileStorage {
     images: PathBuf,
     exec: SharedExec,
     reserve: Reserve,
+    sizes: Sizes,
 }
 
 /// Who made a disk, in the file beside it.
@@ -67,7 +72,7 @@ impl FileStorage {
         let (vols, images) = (config.data_dir.join("vols"), config.data_dir.join("images"));
         files::make_folder(&vols).await?;
         let reserve = Reserve::new(&config.data_dir);
-        Ok(Self { config, vols, images, exec, reserve })
+        Ok(Self { config, vols, images, exec, reserve, sizes: Sizes::default() })
     }
 
     fn folder(&self, vm: VmUuid) -> PathBuf {
@@ -101,6 +106,30 @@ impl FileStorage {
         argv.push(path.display().to_string());
         argv.push(size_bytes.to_string());
         run(&self.exec, argv, CREATE_TIMEOUT).await.map(drop)
+    }
+}
+
+/// Virtual sizes of disks: a status report at each change of a VM does not open every disk.
+#[derive(Debug, Default)]
+struct Sizes(Mutex<BTreeMap<PathBuf, (u64, u64)>>);
+
+impl Sizes {
+    /// Of the file that has this name now, bytes.
+    async fn of(&self, path: &Path) -> Result<u64, DriverError> {
+        let found =
+            tokio::fs::metadata(path).await.map_err(|e| files::failed("look at", path, e))?;
+        if let Some((_, size_bytes)) =
+            self.0.lock().get(path).filter(|(inode, _)| *inode == found.ino())
+        {
+            return Ok(*size_bytes);
+        }
+        let size_bytes = virtual_size(path).await?;
+        self.0.lock().insert(path.to_owned(), (found.ino(), size_bytes));
+        Ok(size_bytes)
+    }
+
+    fn forget(&self, path: &Path) {
+        self.0.lock().remove(path);
     }
 }
 
@@ -228,6 +257,13 @@ impl Storage for FileStorage {
         if entries.is_empty() && !folder.exists() {
             return Ok(());
         }
+        for path in entries.iter().filter(|path| index_of(path).is_some()) {
+            let held = lock::is_held(path).map_err(|e| files::failed("look at", path, e))?;
+            if held {
+                let text = format!("{} is in use by a process", path.display());
+                return Err(DriverError::refused(Code::DatasetBusy, text));
+            }
+        }
         let mut kept = false;
         let stamps = entries.iter().filter(|path| path.extension().is_some_and(|e| e == "json"));
         for path in stamps {
@@ -245,11 +281,14 @@ impl Storage for FileStorage {
             // The stamp goes last: what is left after a crash still has an owner.
             files::remove(&files::temporary(&disk)).await?;
             files::remove(&disk).await?;
+            // Inodes are used again.
+            self.sizes.forget(&disk);
             files::remove(path).await?;
         }
         if owner.is_none() {
             for path in &entries {
                 files::remove(path).await?;
+                self.sizes.forget(path);
             }
         }
         let unstamped = entries.iter().any(|path| index_of(path).is_some() && path.exists());
@@ -271,6 +310,7 @@ impl Storage for FileStorage {
         let argv = ["qemu-img", "resize", "-q", "-f", "qcow2"].map(str::to_owned);
         let argv = argv.into_iter().chain([path.display().to_string(), wanted.to_string()]);
         run(&self.exec, argv, CREATE_TIMEOUT).await?;
+        self.sizes.forget(&path);
         files::sync_file(&path).await
     }
 
@@ -287,7 +327,12 @@ impl Storage for FileStorage {
     }
 
     async fn roll_back(&self, vm: VmUuid, name: &str) -> Result<(), DriverError> {
-        self.go_back(vm, name).await
+        let done = self.go_back(vm, name).await;
+        // They may have been grown since.
+        for path in files::list(&self.folder(vm)).await? {
+            self.sizes.forget(&path);
+        }
+        done
     }
 
     async fn stash_disk(&self, vm: VmUuid, index: u32, task: &TaskId) -> Result<(), DriverError> {
@@ -327,7 +372,7 @@ impl Storage for FileStorage {
                     continue;
                 }
                 usage.disks_used_bytes += used_bytes(&path).await?;
-                match virtual_size(&path).await {
+                match self.sizes.of(&path).await {
                     Ok(size_bytes) => usage.disks_virtual_bytes += size_bytes,
                     // A disk that was just removed, or a damaged one: the others still count.
                     Err(error) => tracing::debug!(%error, "a disk was left out of the sum"),

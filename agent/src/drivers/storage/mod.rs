@@ -96,7 +96,8 @@ pub trait Storage: fmt::Debug + Send + Sync + 'static {
     /// no error.
     ///
     /// # Errors
-    /// Something could not be removed.
+    /// `DatasetBusy` when a process has one open: nothing was removed then. Or something could not
+    /// be removed.
     async fn destroy_disks(&self, vm: VmUuid, owner: Option<&TaskId>) -> Result<(), DriverError>;
 
     /// Makes a disk of a VM that does not run at least this large. Durable when it returns.
