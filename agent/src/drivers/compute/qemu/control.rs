@@ -84,32 +84,52 @@ async fn session(
 ) {
     let qmp = Arc::new(qmp);
     let mut cause = None;
-    let mut asked = true;
     loop {
+        // One question at a time; what happens meanwhile makes the next one.
+        let mut again = false;
         let status = qmp.execute::<qmp::QueryStatus>();
         tokio::pin!(status);
-        let mut again = false;
-        loop {
+        let answer = loop {
             tokio::select! {
                 biased;
-                event = events.next() => match event {
+                event = events.next() => match heard(event, &mut cause, clock, control) {
+                    Some(news) => again |= news,
                     None => return,
-                    // An answer that nobody waits for any more, or an event of a later version.
-                    Some(Err(error)) => tracing::debug!(%error, "a message of the hypervisor is lost"),
-                    Some(Ok(event)) => again |= note(event, &mut cause, clock, control),
                 },
-                answer = &mut status, if asked => {
-                    asked = false;
-                    match answer {
-                        Ok(status) => publish(&qmp, &status, cause.as_deref(), control),
-                        Err(error) => tracing::debug!(error = %Chain(&error), "no status"),
-                    }
-                }
+                answer = &mut status => break answer,
             }
-            if again && !asked {
-                asked = true;
-                break;
+        };
+        match answer {
+            Ok(status) => publish(&qmp, &status, cause.as_deref(), control),
+            Err(error) => {
+                tracing::debug!(error = %Chain(&error), "the hypervisor tells no status");
+                tokio::time::sleep(MAX_PAUSE).await;
+                again = true;
             }
+        }
+        while !again {
+            match heard(events.next().await, &mut cause, clock, control) {
+                Some(news) => again = news,
+                None => return,
+            }
+        }
+    }
+}
+
+/// Takes over what arrived; `None` at the end of the connection, else whether the guest's status
+/// may be another now.
+fn heard(
+    event: Option<std::io::Result<Event>>,
+    cause: &mut Option<Arc<str>>,
+    clock: &SharedClock,
+    control: &watch::Sender<Control>,
+) -> Option<bool> {
+    match event? {
+        Ok(event) => Some(note(event, cause, clock, control)),
+        // An answer that nobody waits for any more, or an event of a later version.
+        Err(error) => {
+            tracing::debug!(%error, "a message of the hypervisor is lost");
+            Some(false)
         }
     }
 }

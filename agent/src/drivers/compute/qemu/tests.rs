@@ -415,7 +415,8 @@ async fn a_guest_has_a_user_of_its_own_and_does_not_reach_the_hosts_loopback() {
     bench.network = UserNetwork::Filtered;
     let vm = bench.vm.uuid;
     let qemu = bench.qemu("qemu-system-x86_64").await;
-    assert_eq!(qemu.abilities().degraded, ["systemd"]);
+    let degraded = qemu.abilities().degraded;
+    assert!(!degraded.iter().any(|why| why.contains("guests")), "{degraded:?}");
     qemu.start(&bench.vm, &guest_disk(&bench)).await.unwrap();
     let process = pid(&qemu.observe(vm).await.unwrap());
     let status = procfs::status(process).unwrap().unwrap();
