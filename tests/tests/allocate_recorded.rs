@@ -238,15 +238,21 @@ async fn start(config: &Value, servers: &[Value], tickets: &[Value]) -> Coordina
     for ticket in tickets {
         open(&client, ticket).await;
     }
-    wait_for("each server has its status", Duration::from_secs(60), || async {
-        let shown = client.get("/servers?fields=uuid,status").await.expect(200);
+    let vms = |of: &Value| of["vms"].as_object().map_or(0, Map::len);
+    wait_for("each server has its status and its VMs", Duration::from_secs(60), || async {
+        let shown = client.get("/servers?extras=vms").await.expect(200);
         let all = json!({ "all": shown });
+        let right = |server: &Value, shown: &Value| {
+            // A report counts once it is stored; posting it does not wait for that.
+            server["status"] == shown["status"] && vms(&report(server)) == vms(shown)
+        };
         let wrong: Vec<&Value> = list(&all, "all")
             .iter()
             .filter(|shown| {
                 let server = servers.iter().find(|server| server["uuid"] == shown["uuid"]);
-                server.is_none_or(|server| server["status"] != shown["status"])
+                server.is_none_or(|server| !right(server, shown))
             })
+            .map(|shown| &shown["uuid"])
             .collect();
         if wrong.is_empty() { Ok(()) } else { Err(format!("not yet: {wrong:?}")) }
     })
