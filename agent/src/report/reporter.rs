@@ -83,12 +83,14 @@ impl Reporter {
     }
 
     async fn collect(&self) {
+        // What changes meanwhile may be missing: the document is as old as its first look.
+        let began = self.parts.clock.monotonic();
         let sysinfo = self.parts.facts.sysinfo().await;
         let hash = super::hash(&sysinfo);
         let agents = sysinfo.get("SDC Agents").and_then(|agents| agents.as_array());
         let agents = agents.cloned().unwrap_or_default();
         let document = Arc::new(SysinfoDocument { sysinfo, agents, hash });
-        *self.collected_at.lock() = Some(self.parts.clock.monotonic());
+        *self.collected_at.lock() = Some(began);
         self.sysinfo.send_if_modified(|current| {
             let changed = current.hash != document.hash;
             if changed {
@@ -164,7 +166,9 @@ fn first_tick() -> Instant {
 mod tests {
     use jiff::Timestamp;
     use muster_shared::clock::TokioClock;
+    use serde_json::{Map, Value};
 
+    use super::super::Figures;
     use super::*;
     use crate::drivers::compute::sim::{SimCompute, SimGuests};
     use crate::drivers::faults::{Fault, Faults};
@@ -217,6 +221,45 @@ mod tests {
         assert_ne!(sysinfo.borrow().hash, first.hash);
         stop.cancel();
         running.await.unwrap();
+    }
+
+    /// Tells what it saw a second ago.
+    #[derive(Debug)]
+    struct SlowFacts(Arc<SimFacts>);
+
+    #[async_trait]
+    impl Facts for SlowFacts {
+        async fn sysinfo(&self) -> Map<String, Value> {
+            let seen = self.0.sysinfo().await;
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            seen
+        }
+
+        async fn figures(&self) -> Result<Figures, DriverError> {
+            self.0.figures().await
+        }
+
+        async fn fingerprint(&self) -> String {
+            self.0.fingerprint().await
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_asks_after_a_change_gets_no_document_that_was_begun_before() {
+        let bench = bench();
+        let parts = ReporterParts {
+            facts: Arc::new(SlowFacts(bench.facts.clone())),
+            ..bench.reporter.parts.clone()
+        };
+        let reporter = Reporter::new(parts);
+        let change = async {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            bench.facts.reboot(Timestamp::UNIX_EPOCH, "boot-2");
+            reporter.sysinfo_within(Duration::ZERO).await
+        };
+        let (before, after) = tokio::join!(reporter.sysinfo_within(Duration::ZERO), change);
+        assert_eq!(before.sysinfo["Muster"]["boot_id"], "boot-1");
+        assert_eq!(after.sysinfo["Muster"]["boot_id"], "boot-2");
     }
 
     #[tokio::test(start_paused = true)]
