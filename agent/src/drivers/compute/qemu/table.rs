@@ -247,7 +247,9 @@ impl GuestTable {
                 let content = self.content.lock();
                 content.launching.contains(&vm) || content.live.contains_key(&vm)
             };
-            if known {
+            // One that has ended since it was found, and was taken off the table for that, would be
+            // followed again, to an end without exit status. Asked after the table, so it is exact.
+            if known || !process.is_alive().map_err(failed)? {
                 continue;
             }
             let noted = self.folder(vm).started().unwrap_or_else(|error| {
