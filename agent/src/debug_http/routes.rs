@@ -91,9 +91,7 @@ fn ping(local: &Local) -> Answer {
 fn degraded(local: &Local) -> Vec<String> {
     let turned_away = local.agent.links.turned_away();
     let turned_away = turned_away.iter().map(|(url, reason)| format!("{url}: {reason}"));
-    let orphans = local.agent.drivers.vms.orphans();
-    let orphans = orphans.iter().map(|vm| format!("orphan_vm: {vm} runs without a record"));
-    turned_away.chain(orphans).collect()
+    turned_away.chain(local.agent.drivers.vms.orphans()).collect()
 }
 
 async fn status(local: &Local) -> Answer {

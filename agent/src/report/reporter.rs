@@ -140,8 +140,8 @@ impl Feed for Reporter {
         parts.vms.observe_all(&*parts.compute).await;
         let figures = parts.facts.figures().await?;
         let usage = parts.storage.usage().await?;
-        let (vms, orphans) = (parts.vms.reports(), parts.vms.orphans());
-        Ok(status::sample(vms, figures, &usage, &orphans, parts.clock.wall()))
+        let (vms, degraded) = (parts.vms.reports(), parts.vms.orphans());
+        Ok(status::sample(vms, figures, &usage, degraded, parts.clock.wall()))
     }
 
     fn changed(&self) -> watch::Receiver<u64> {

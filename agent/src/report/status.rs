@@ -1,6 +1,6 @@
 //! One status sample: all VMs and the figures beside them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use muster_shared::clock::iso;
 use muster_shared::ids::VmUuid;
@@ -16,7 +16,7 @@ pub(super) fn sample(
     vms: BTreeMap<VmUuid, VmReport>,
     host: Figures,
     usage: &Usage,
-    orphans: &BTreeSet<VmUuid>,
+    degraded: Vec<String>,
     now: jiff::Timestamp,
 ) -> Sample {
     let pool = PoolStatus {
@@ -33,8 +33,7 @@ pub(super) fn sample(
         muster: Value::Object(host.extra),
         ..Report::default()
     };
-    let degraded = orphans.iter().map(|vm| format!("orphan_vm: {vm} runs without a record"));
-    Sample { vms, figures, degraded: degraded.collect() }
+    Sample { vms, figures, degraded }
 }
 
 /// CNAPI's disk figures. All VMs are hardware VMs, whose disks count as zvols; there are no

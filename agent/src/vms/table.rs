@@ -284,10 +284,11 @@ impl VmTable {
         }
     }
 
-    /// Guests that run and have no record. They are left alone.
+    /// Guests that run and have no record, a line for people each. They are left alone.
     #[must_use]
-    pub fn orphans(&self) -> BTreeSet<VmUuid> {
-        self.orphans.lock().clone()
+    pub fn orphans(&self) -> Vec<String> {
+        let orphans = self.orphans.lock();
+        orphans.iter().map(|vm| format!("orphan_vm: {vm} runs without a record")).collect()
     }
 
     /// The VM object as `machine_load` returns it. A VM that is not to be inventoried is found
@@ -366,9 +367,9 @@ mod tests {
 
         compute.start(&new, &[]).await.unwrap();
         table.observe_all(&compute).await;
-        assert_eq!(table.orphans(), [vm].into());
+        assert_eq!(table.orphans(), [format!("orphan_vm: {vm} runs without a record")]);
         guests.exit(vm, 0);
         table.observe_all(&compute).await;
-        assert_eq!(table.orphans(), [].into());
+        assert_eq!(table.orphans(), Vec::<String>::new());
     }
 }
