@@ -14,7 +14,7 @@ use muster_shared::ids::VmUuid;
 use crate::drivers::compute::qemu::{Leaving, Left};
 use crate::vms::VmRecord;
 
-/// What is said about the command before it is run.
+/// How the guests are shut down.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Longest time of a guest whose record names none.

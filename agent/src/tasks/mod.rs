@@ -242,7 +242,7 @@ pub trait Handler: fmt::Debug + Send + Sync + 'static {
         false
     }
 
-    /// Whether it makes room where there is none: it is taken in the reserve then.
+    /// Whether it frees space: on a full pool it is made durable in the reserve.
     fn frees_room(&self) -> bool {
         false
     }

@@ -29,17 +29,19 @@ pub async fn run(drivers: Arc<Drivers>, cancelled: CancellationToken) {
 async fn watch(drivers: &Drivers) {
     let mut changes = drivers.vms.subscribe();
     let mut pause = LOOK;
+    let mut reserve = tokio::time::interval(IDLE_LOOK);
     loop {
         let waiting = waiting(drivers);
         if waiting.is_empty() {
             pause = LOOK;
-            if let Err(error) = drivers.storage.keep_room().await {
-                tracing::warn!(error = %Chain(&error), "no room can be kept in reserve");
-            }
             tokio::select! {
                 biased;
                 changed = changes.changed() => if changed.is_err() { return },
-                () = tokio::time::sleep(IDLE_LOOK) => {}
+                _ = reserve.tick() => {
+                    if let Err(error) = drivers.storage.keep_room().await {
+                        tracing::warn!(error = %Chain(&error), "no room can be kept in reserve");
+                    }
+                }
             }
             continue;
         }

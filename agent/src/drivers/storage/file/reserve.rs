@@ -1,7 +1,6 @@
 //! Room that is kept so that a full pool can be emptied: tasks that free more are written down in
 //! it.
 
-use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 
 use muster_shared::units::MIB;
@@ -43,7 +42,7 @@ impl Reserve {
                 Ok(()) => Ok(()),
                 // A file system without such files: there is no reserve then.
                 Err(nix::errno::Errno::EOPNOTSUPP) => {
-                    tracing::debug!(fd = file.as_raw_fd(), "no room can be kept here");
+                    tracing::debug!(path = %self.path.display(), "no room can be kept here");
                     Ok(())
                 }
                 Err(error) => Err(error.into()),
