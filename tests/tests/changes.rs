@@ -316,6 +316,7 @@ async fn a_create_that_failed_gives_its_room_and_uuid_back() {
     let before = room(&client).await;
     for turn in 0..15 {
         let body = new_vm();
+        agent.wait_running(&client).await;
         let task = client.post("/vms", &body).await.expect(202)["id"].clone();
         let task = task.as_str().expect("an id");
         agent.expect("dispatch", Some(task), SOON).await.expect("the create is sent");
@@ -326,6 +327,8 @@ async fn a_create_that_failed_gives_its_room_and_uuid_back() {
         agent.wait_running(&client).await;
         agent.end(task, Some("StorageFailed")).await;
         agent.expect("acknowledge", Some(task), SOON).await.expect("the result is stored");
+        // A busy machine may have kept this agent from beating.
+        agent.wait_running(&client).await;
         let again = client.post("/vms", &body).await.expect(202)["id"].clone();
         let again = again.as_str().expect("an id");
         agent.expect("dispatch", Some(again), SOON).await.expect("the create is sent");
