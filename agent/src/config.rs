@@ -46,6 +46,11 @@ pub struct Config {
     /// Folder of everything that is stored. One agent at a time.
     #[schema(value_type = String)]
     pub data_dir: PathBuf,
+    /// Folder of disks and images, on a file system of its own where there is one. A copy of each
+    /// VM's record lies there too: an agent whose data folder is lost has its VMs back from it.
+    /// Unset: the data folder.
+    #[schema(value_type = Option<String>)]
+    pub storage_dir: Option<PathBuf>,
     /// Folder of sockets; at most 54 bytes, because a socket's path has at most 107. Unset: for the
     /// packaged data folder `/run/muster`, else a folder under `/tmp` named after the data folder.
     #[schema(value_type = Option<String>)]
@@ -101,6 +106,7 @@ impl Default for Config {
         Self {
             listen: DEFAULT_LISTEN.parse().expect("the default address is well-formed"),
             data_dir: PathBuf::from(DEFAULT_DATA_DIR),
+            storage_dir: None,
             run_dir: None,
             server_uuid: None,
             uuid_byte_order: ByteOrder::default(),
@@ -352,6 +358,12 @@ impl Config {
                 PathBuf::from(format!("/tmp/muster-{}", hex::encode(&name[..6])))
             }
         }
+    }
+
+    /// The folder of disks and images.
+    #[must_use]
+    pub fn storage_folder(&self) -> &Path {
+        self.storage_dir.as_deref().unwrap_or(&self.data_dir)
     }
 
     /// Longest run time of any task.

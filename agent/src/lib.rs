@@ -33,7 +33,6 @@ use uuid::Uuid;
 
 use crate::consoles::{Consoles, NodePorts};
 use crate::drivers::SharedDrivers;
-use crate::link::cluster::Cluster;
 use crate::link::feed::Feed;
 use crate::link::{LinkParts, Links};
 use crate::tasks::journal::JournalError;
@@ -87,9 +86,6 @@ pub enum StartError {
     /// The task journal can't be read.
     #[error("open the task journal")]
     Journal(#[source] JournalError),
-    /// It is not known for which cluster this agent works.
-    #[error("read cluster.json")]
-    Cluster(#[source] drivers::DriverError),
     /// The VM records can't be read.
     #[error("read the VM records")]
     Vms(#[source] drivers::DriverError),
@@ -121,8 +117,6 @@ impl Agent {
         .await
         .map_err(StartError::Journal)?;
         vms::startup::find(&parts.drivers).await.map_err(StartError::Vms)?;
-        let cluster = Cluster::open(parts.drivers.node.clone()).await;
-        let cluster = cluster.map_err(StartError::Cluster)?;
         engine.recover().await;
         engine.wake().await;
         let (background, stop) = (TaskTracker::new(), CancellationToken::new());
@@ -147,7 +141,6 @@ impl Agent {
                 server_uuid: config.server_uuid,
                 boot_id: config.boot_id,
                 instance_id,
-                cluster,
                 next_session: AtomicU64::new(0),
             },
             &config.coordinators,

@@ -15,9 +15,10 @@ use nix::fcntl::{Flock, FlockArg};
 use url::Url;
 
 use crate::config::{Config, StorageKind};
+use crate::drivers::cluster::Cluster;
 use crate::drivers::compute::qemu::{Qemu, QemuConfig};
 use crate::drivers::images::{FileImages, FileImagesConfig};
-use crate::drivers::node::FileDocuments;
+use crate::drivers::node::{Document, FileDocuments};
 use crate::drivers::settings::FileSettings;
 use crate::drivers::storage::{FileStorage, FileStorageConfig};
 use crate::drivers::{Drivers, host, images};
@@ -26,6 +27,7 @@ use crate::report::sysinfo::{LinuxFacts, SysinfoConfig};
 use crate::report::{Reporter, ReporterParts, identity, setup};
 use crate::tasks::registry::{Faults, KillAt, Registry};
 use crate::tasks::{HANDLERS, folder};
+use crate::vms::copies::CopiedRecords;
 use crate::vms::files::FileVmRecords;
 use crate::vms::{Node, VmTable};
 use crate::{AgentConfig, AgentParts};
@@ -38,10 +40,15 @@ const FAULT_VARIABLE: &str = "MUSTER_FAULT";
 pub struct Folders {
     /// What is stored.
     pub data: PathBuf,
+    /// Disks and images; may be the same.
+    pub storage: PathBuf,
     /// Sockets.
     pub run: PathBuf,
-    _lock: Flock<File>,
+    _locks: Vec<Flock<File>>,
 }
+
+/// Lies in each folder that one agent at a time may use.
+const LOCK_FILE: &str = "agent.lock";
 
 impl Folders {
     /// Makes and locks them; the kernel frees the lock when the process ends.
@@ -50,20 +57,56 @@ impl Folders {
     /// A folder can't be made, or another agent uses it.
     pub fn open(config: &Config) -> anyhow::Result<Self> {
         let (data, run) = (config.data_dir.clone(), config.run_folder());
-        for folder in [&data, &run] {
+        let storage = config.storage_folder().to_owned();
+        for folder in [&data, &storage, &run] {
             make_private(folder).with_context(|| format!("create {}", folder.display()))?;
         }
         // Who can write there can pass for a guest.
         check_own(&run).with_context(|| format!("use the run folder {}", run.display()))?;
-        let data = data.canonicalize().with_context(|| format!("find {}", data.display()))?;
-        let path = data.join("agent.lock");
-        let file = File::options().create(true).truncate(false).write(true).open(&path);
-        let file = file.with_context(|| format!("open {}", path.display()))?;
-        let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| {
-            anyhow::anyhow!("another agent uses {}: cannot lock it: {errno}", data.display())
-        })?;
-        Ok(Self { data, run, _lock: lock })
+        let found =
+            |path: PathBuf| path.canonicalize().with_context(|| format!("find {}", path.display()));
+        let (data, storage) = (found(data)?, found(storage)?);
+        let fresh = !data.join(LOCK_FILE).exists();
+        let mut locks = vec![lock(&data)?];
+        if storage != data {
+            locks.push(lock(&storage)?);
+        }
+        let folders = Self { data, storage, run, _locks: locks };
+        if fresh {
+            folders.restore()?;
+        }
+        Ok(folders)
     }
+
+    /// Where copies of the files lie that say whose node this is. A copy beside the original
+    /// would be lost with it.
+    fn copies(&self) -> Option<PathBuf> {
+        (self.storage != self.data).then(|| self.storage.join("node"))
+    }
+
+    /// A data folder that was lost: the node stays what it was. Whoever only removes one of the
+    /// files, to make it another node, gets what was asked for.
+    fn restore(&self) -> anyhow::Result<()> {
+        let Some(copies) = self.copies() else { return Ok(()) };
+        for name in [identity::FILE_NAME, Document::Cluster.file_name()] {
+            let (from, to) = (copies.join(name), self.data.join(name));
+            if !from.exists() || to.exists() {
+                continue;
+            }
+            tracing::warn!(from = %from.display(), "the data folder is new: this file is restored");
+            std::fs::copy(&from, &to).with_context(|| format!("restore {}", to.display()))?;
+        }
+        Ok(())
+    }
+}
+
+fn lock(folder: &Path) -> anyhow::Result<Flock<File>> {
+    let path = folder.join(LOCK_FILE);
+    let file = File::options().create(true).truncate(false).write(true).open(&path);
+    let file = file.with_context(|| format!("open {}", path.display()))?;
+    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| {
+        anyhow::anyhow!("another agent uses {}: cannot lock it: {errno}", folder.display())
+    })
 }
 
 /// The parts of a real agent.
@@ -86,6 +129,9 @@ pub async fn open(
     let server_uuid = identity::determine(&sources, &folders.data, Path::new("/"))
         .await
         .context("find out which server this is")?;
+    if let Some(copies) = folders.copies() {
+        identity::keep(server_uuid, &copies).await.context("keep a copy of the server's UUID")?;
+    }
     if config.setup.auto {
         setup::complete_by_itself(&folders.data, clock.wall()).await.context("set up the node")?;
     }
@@ -144,6 +190,7 @@ async fn drivers(
     );
     let StorageKind::File = config.storage;
     let storage = FileStorageConfig {
+        storage_dir: folders.storage.clone(),
         data_dir: folders.data.clone(),
         server_uuid: agent.server_uuid,
         pool: config.pool.clone(),
@@ -152,7 +199,7 @@ async fn drivers(
         FileStorage::open(storage, exec.clone()).await.context("open the storage driver")?,
     );
     let images = FileImagesConfig {
-        data_dir: folders.data.clone(),
+        storage_dir: folders.storage.clone(),
         sources: images::sources(&urls(&config.images.sources), &agent.coordinators),
         credentials: images::Credentials::new(
             &agent.coordinators,
@@ -171,6 +218,12 @@ async fn drivers(
         server_uuid: Some(agent.server_uuid),
         datacenter_name: config.datacenter_name.clone(),
     };
+    let documents = Arc::new(FileDocuments::new(folders.data.clone(), folders.copies()));
+    let cluster = Cluster::open(documents.clone()).await.context("read cluster.json")?;
+    let cluster = Arc::new(cluster);
+    let server_uuid = agent.server_uuid;
+    let records =
+        CopiedRecords::new(Arc::new(records), storage.clone(), server_uuid, cluster.clone());
     let vms = Arc::new(VmTable::new(Arc::new(records), clock.clone(), node));
     let facts =
         LinuxFacts::new(sysinfo(config, folders, listen, agent), exec.clone(), compute.clone());
@@ -192,7 +245,8 @@ async fn drivers(
             &folders.run,
         ),
         settings: Arc::new(FileSettings::new(&folders.data)),
-        node: Arc::new(FileDocuments::new(folders.data.clone())),
+        node: documents,
+        cluster,
         vms,
         report,
         clock,

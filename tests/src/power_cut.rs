@@ -375,7 +375,13 @@ fn boot(dir: &Path, vmlinuz: &Path, initrd: &Path, words: &str) -> anyhow::Resul
     let file = |name: &str| dir.join(name).display().to_string();
     let console = file("console.log");
     let mut child = command("timeout")
-        .args(["--kill-after=5", GUEST_SECONDS, "qemu-system-x86_64", "-nodefaults", "-no-user-config"])
+        .args([
+            "--kill-after=5",
+            GUEST_SECONDS,
+            "qemu-system-x86_64",
+            "-nodefaults",
+            "-no-user-config",
+        ])
         .args(["-display", "none", "-no-reboot", "-M", "pc", "-accel", "tcg", "-cpu", "max"])
         .args(["-m", "384", "-serial", &format!("file:{console}")])
         .args(["-kernel", &vmlinuz.display().to_string()])

@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::drivers::DriverError;
-use crate::drivers::node::{Document, NodeDocuments};
+use super::DriverError;
+use super::node::{Document, NodeDocuments};
 
 /// Which cluster.
 #[derive(Debug)]

@@ -3,6 +3,7 @@
 //! Each class is a small trait in its own folder with a real implementation and a simulated one
 //! that can inject faults. [`Drivers`] is what task steps get.
 
+pub mod cluster;
 pub mod compute;
 pub mod faults;
 pub mod files;
@@ -43,6 +44,8 @@ pub struct Drivers {
     pub settings: Arc<dyn settings::Settings>,
     /// What is kept about the node.
     pub node: Arc<dyn node::NodeDocuments>,
+    /// The cluster it works for.
+    pub cluster: Arc<cluster::Cluster>,
     /// What VMs there are meant to be.
     pub vms: Arc<VmTable>,
     /// What the node tells about itself.

@@ -18,7 +18,7 @@ pub enum Document {
     Setup,
     /// A factory reset that is carried out at the next boot.
     FactoryReset,
-    /// The cluster it works for, see [`crate::link::cluster`].
+    /// The cluster it works for, see [`super::cluster`].
     Cluster,
 }
 
@@ -54,13 +54,14 @@ pub trait NodeDocuments: fmt::Debug + Send + Sync + 'static {
 #[derive(Debug)]
 pub struct FileDocuments {
     data_dir: PathBuf,
+    copies: Option<PathBuf>,
 }
 
 impl FileDocuments {
-    /// In this data folder.
+    /// In this data folder; a copy of what says whose node it is goes to `copies`.
     #[must_use]
-    pub fn new(data_dir: PathBuf) -> Self {
-        Self { data_dir }
+    pub fn new(data_dir: PathBuf, copies: Option<PathBuf>) -> Self {
+        Self { data_dir, copies }
     }
 }
 
@@ -76,7 +77,15 @@ impl NodeDocuments for FileDocuments {
     async fn write(&self, document: Document, content: &Value) -> Result<(), DriverError> {
         files::make_folder(&self.data_dir).await?;
         let path = self.data_dir.join(document.file_name());
-        files::write(&path, content.to_string().as_bytes()).await
+        let content = content.to_string();
+        files::write(&path, content.as_bytes()).await?;
+        match &self.copies {
+            Some(copies) if document == Document::Cluster => {
+                files::make_folder(copies).await?;
+                files::write(&copies.join(document.file_name()), content.as_bytes()).await
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -115,7 +124,7 @@ mod tests {
     async fn both_kinds_keep_what_they_are_given() {
         conforms(&SimDocuments::default()).await;
         let folder = tempfile::tempdir().unwrap();
-        let documents = FileDocuments::new(folder.path().join("data"));
+        let documents = FileDocuments::new(folder.path().join("data"), None);
         conforms(&documents).await;
         std::fs::write(folder.path().join("data/setup.json"), "{").unwrap();
         documents.read(Document::Setup).await.unwrap_err();

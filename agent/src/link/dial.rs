@@ -138,7 +138,7 @@ async fn keep_connected(
                     id,
                     url: &state.url,
                     clock: &parts.clock,
-                    cluster: &parts.cluster,
+                    cluster: &parts.drivers.cluster,
                     desk,
                     stop: &state.stop,
                 };

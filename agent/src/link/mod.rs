@@ -6,7 +6,6 @@
 //! them are bounded channels.
 
 mod bounded;
-pub mod cluster;
 mod desk;
 pub mod dial;
 pub mod feed;
@@ -36,7 +35,6 @@ use tokio_util::task::TaskTracker;
 use url::Url;
 use uuid::Uuid;
 
-use self::cluster::Cluster;
 use self::desk::{Desk, ToDesk};
 use self::dial::{LinkState, Phase};
 use self::feed::Feed;
@@ -81,8 +79,6 @@ pub struct LinkParts {
     pub boot_id: String,
     /// This start of the agent.
     pub instance_id: Uuid,
-    /// The cluster it works for.
-    pub cluster: Cluster,
     /// Numbers sessions.
     pub next_session: AtomicU64,
 }
@@ -106,7 +102,7 @@ impl LinkParts {
             running_task_ids,
             unacked_result_ids: self.engine.unacked_ids(MAX_HELLO_IDS),
             intake: self.engine.intake(),
-            cluster: self.cluster.id(),
+            cluster: self.drivers.cluster.id(),
         }
     }
 }

@@ -20,10 +20,10 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::cluster::{Cluster, Foreign};
 use super::desk::ToDesk;
 use super::feed::Sample;
 use super::outbox::{Outbox, Outgoing};
+use crate::drivers::cluster::{Cluster, Foreign};
 
 /// Between heartbeats.
 pub const HEARTBEAT: Duration = Duration::from_secs(1);

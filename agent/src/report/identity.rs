@@ -83,10 +83,22 @@ pub async fn determine(
         if let Some(before) = persisted {
             tracing::warn!(%before, server_uuid = %chosen, "the server's UUID was changed");
         }
-        files::make_folder(data_dir).await?;
-        files::write(&path, format!("{chosen}\n").as_bytes()).await?;
+        keep(chosen.into(), data_dir).await?;
     }
     Ok(chosen.into())
+}
+
+/// Writes the server's UUID down in a folder.
+///
+/// # Errors
+/// The file system failed.
+pub async fn keep(server_uuid: ServerUuid, folder: &Path) -> Result<(), DriverError> {
+    files::make_folder(folder).await?;
+    let (path, text) = (folder.join(FILE_NAME), format!("{server_uuid}\n"));
+    if files::read(&path).await?.as_deref() == Some(text.as_bytes()) {
+        return Ok(());
+    }
+    files::write(&path, text.as_bytes()).await
 }
 
 fn parse_persisted(path: &Path, content: &[u8]) -> Result<Uuid, DriverError> {

@@ -35,8 +35,8 @@ const DOWNLOAD_PERCENT: u8 = 90;
 /// Where the driver works.
 #[derive(Clone, Debug)]
 pub struct FileImagesConfig {
-    /// The agent's data folder; images lie in `images/` under it.
-    pub data_dir: PathBuf,
+    /// The storage folder; images lie in `images/` under it.
+    pub storage_dir: PathBuf,
     /// Base URLs of the repositories, see [`super::sources`].
     pub sources: Vec<Url>,
     /// For those of them that are coordinators.
@@ -75,7 +75,7 @@ impl FileImages {
         clock: &SharedClock,
         entropy: SharedEntropy,
     ) -> Result<Self, DriverError> {
-        let folder = config.data_dir.join("images");
+        let folder = config.storage_dir.join("images");
         files::make_folder(&folder).await?;
         sweep(&folder, clock).await?;
         Ok(Self {

@@ -53,7 +53,7 @@ impl Node {
 
     async fn images(&self) -> FileImages {
         let config = FileImagesConfig {
-            data_dir: self.folder.path().to_owned(),
+            storage_dir: self.folder.path().to_owned(),
             sources: vec![self.server.url.clone()],
             credentials: self.credentials.clone(),
             pool: "zones".to_owned(),

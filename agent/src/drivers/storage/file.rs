@@ -4,6 +4,7 @@
 //! stamp is made durable first and the disk gets its name last: a disk that can be seen is whole
 //! and has an owner, and whatever else a crash leaves is overwritten or removed by its task.
 
+mod copies;
 mod lock;
 mod reserve;
 mod snapshots;
@@ -21,8 +22,9 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
+use self::copies::Copies;
 use self::reserve::Reserve;
-use super::{Disk, DiskSnapshot, DiskSpec, Storage, Usage, qcow2};
+use super::{Disk, DiskSnapshot, DiskSpec, Holder, RecordCopy, Storage, Usage, qcow2};
 use crate::drivers::{DriverError, files};
 use crate::host::{Command, SharedExec};
 
@@ -34,7 +36,10 @@ const MIN_FREE_BYTES: u64 = 16 * 1024 * 1024;
 /// Where the driver works and for whom.
 #[derive(Clone, Debug)]
 pub struct FileStorageConfig {
-    /// The agent's data folder; disks lie in `vols/` under it, images in `images/`.
+    /// The storage folder; disks lie in `vols/` under it, images in `images/`, copies of VM records
+    /// in `records/`.
+    pub storage_dir: PathBuf,
+    /// The agent's data folder, whose room is what tasks need to be written down.
     pub data_dir: PathBuf,
     /// Stamped on every disk.
     pub server_uuid: ServerUuid,
@@ -48,6 +53,7 @@ pub struct FileStorage {
     config: FileStorageConfig,
     vols: PathBuf,
     images: PathBuf,
+    copies: Copies,
     exec: SharedExec,
     reserve: Reserve,
     sizes: Sizes,
@@ -69,10 +75,12 @@ impl FileStorage {
     /// # Errors
     /// The folder could not be made.
     pub async fn open(config: FileStorageConfig, exec: SharedExec) -> Result<Self, DriverError> {
-        let (vols, images) = (config.data_dir.join("vols"), config.data_dir.join("images"));
+        let at = |name: &str| config.storage_dir.join(name);
+        let (vols, images, copies) = (at("vols"), at("images"), Copies::new(at("records")));
         files::make_folder(&vols).await?;
+        copies.make().await?;
         let reserve = Reserve::new(&config.data_dir);
-        Ok(Self { config, vols, images, exec, reserve, sizes: Sizes::default() })
+        Ok(Self { config, vols, images, copies, exec, reserve, sizes: Sizes::default() })
     }
 
     fn folder(&self, vm: VmUuid) -> PathBuf {
@@ -347,6 +355,35 @@ impl Storage for FileStorage {
         self.drop_stash(vm, index).await
     }
 
+    async fn put_copy(&self, vm: VmUuid, copy: &[u8]) -> Result<(), DriverError> {
+        self.copies.put(vm, copy).await
+    }
+
+    async fn remove_copy(&self, vm: VmUuid) -> Result<(), DriverError> {
+        self.copies.remove(vm).await
+    }
+
+    async fn copies(&self, vm: Option<VmUuid>) -> Result<Vec<RecordCopy>, DriverError> {
+        self.copies.read(vm).await
+    }
+
+    async fn holders(&self) -> Result<Vec<Holder>, DriverError> {
+        let mut holders = Vec::new();
+        for folder in files::list(&self.vols).await? {
+            let vm = folder.file_name().and_then(|name| name.to_str()?.parse::<VmUuid>().ok());
+            let Some(vm) = vm else { continue };
+            let mut holder = Holder { vm, disks: 0, used_bytes: 0 };
+            for path in files::list(&folder).await? {
+                if index_of(&path).is_some() {
+                    holder.disks += 1;
+                    holder.used_bytes += used_bytes(&path).await?;
+                }
+            }
+            holders.push(holder);
+        }
+        Ok(holders)
+    }
+
     async fn keep_room(&self) -> Result<(), DriverError> {
         self.reserve.keep()
     }
@@ -356,7 +393,7 @@ impl Storage for FileStorage {
     }
 
     async fn usage(&self) -> Result<Usage, DriverError> {
-        let space = files::space(&self.config.data_dir)?;
+        let space = files::space(&self.config.storage_dir)?;
         let mut usage = Usage {
             pool: self.config.pool.clone(),
             size_bytes: space.size_bytes,

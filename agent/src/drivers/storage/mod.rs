@@ -55,6 +55,26 @@ pub struct DiskSnapshot {
     pub name: String,
 }
 
+/// The copy of a VM's record that lies beside its disks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordCopy {
+    /// The VM, by the copy's name.
+    pub vm: VmUuid,
+    /// What was put there. Empty when it can't be a copy.
+    pub content: Vec<u8>,
+}
+
+/// A VM for which there are disks, whether or not it has a record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// By the name of what holds its disks.
+    pub vm: VmUuid,
+    /// How many.
+    pub disks: usize,
+    /// Space they take, bytes.
+    pub used_bytes: u64,
+}
+
 /// Space of the whole node, bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
@@ -151,6 +171,31 @@ pub trait Storage: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// It could not be removed.
     async fn purge_stash(&self, vm: VmUuid, index: u32) -> Result<(), DriverError>;
+
+    /// Puts a copy of a VM's record beside its disks, in place of an earlier one. Durable when it
+    /// returns.
+    ///
+    /// # Errors
+    /// `StoreFull`; or it could not be written. The earlier one is there then.
+    async fn put_copy(&self, vm: VmUuid, copy: &[u8]) -> Result<(), DriverError>;
+
+    /// Removes a VM's copy; durable when it returns. None is no error.
+    ///
+    /// # Errors
+    /// It could not be removed.
+    async fn remove_copy(&self, vm: VmUuid) -> Result<(), DriverError>;
+
+    /// The copy of one VM, or every copy there is.
+    ///
+    /// # Errors
+    /// The host could not be read.
+    async fn copies(&self, vm: Option<VmUuid>) -> Result<Vec<RecordCopy>, DriverError>;
+
+    /// Every VM for which there are disks.
+    ///
+    /// # Errors
+    /// The host could not be read.
+    async fn holders(&self) -> Result<Vec<Holder>, DriverError>;
 
     /// Keeps some room in reserve if there is enough.
     ///

@@ -11,7 +11,7 @@ use muster_shared::wire::Code;
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use super::{Disk, DiskSnapshot, DiskSpec, Storage, Usage};
+use super::{Disk, DiskSnapshot, DiskSpec, Holder, RecordCopy, Storage, Usage};
 use crate::drivers::DriverError;
 use crate::drivers::faults::Faults;
 
@@ -53,6 +53,7 @@ struct Content {
     disks: BTreeMap<(VmUuid, u32), SimDisk>,
     stashed: BTreeMap<(VmUuid, u32), SimDisk>,
     images: BTreeMap<ImageUuid, SimImage>,
+    copies: BTreeMap<VmUuid, Vec<u8>>,
 }
 
 impl Content {
@@ -105,6 +106,12 @@ impl SimPool {
         self.0.lock().images.clone()
     }
 
+    /// Copies of VM records.
+    #[must_use]
+    pub fn copies(&self) -> BTreeMap<VmUuid, Vec<u8>> {
+        self.0.lock().copies.clone()
+    }
+
     fn each_disk(&self, vm: VmUuid, mut change: impl FnMut(&mut SimDisk)) {
         let mut content = self.0.lock();
         content.disks.range_mut((vm, 0)..=(vm, u32::MAX)).for_each(|(_, disk)| change(disk));
@@ -134,7 +141,8 @@ pub struct SimStorage {
 impl SimStorage {
     /// Operations in `faults`: `storage.create_disk`, `.disks`, `.destroy_disks`, `.grow_disk`,
     /// `.snapshots`, `.create_snapshot`, `.delete_snapshot`, `.roll_back`, `.stash_disk`,
-    /// `.restore_disk`, `.purge_stash`, `.usage`.
+    /// `.restore_disk`, `.purge_stash`, `.put_copy`, `.remove_copy`, `.copies`, `.holders`,
+    /// `.usage`.
     #[must_use]
     pub fn new(pool: SimPool, faults: Faults) -> Self {
         Self { pool, faults }
@@ -310,6 +318,45 @@ impl Storage for SimStorage {
             Ok(())
         };
         self.faults.call("storage.purge_stash", purge).await
+    }
+
+    async fn put_copy(&self, vm: VmUuid, copy: &[u8]) -> Result<(), DriverError> {
+        let put = || {
+            self.pool.0.lock().copies.insert(vm, copy.to_vec());
+            Ok(())
+        };
+        self.faults.call("storage.put_copy", put).await
+    }
+
+    async fn remove_copy(&self, vm: VmUuid) -> Result<(), DriverError> {
+        let remove = || {
+            self.pool.0.lock().copies.remove(&vm);
+            Ok(())
+        };
+        self.faults.call("storage.remove_copy", remove).await
+    }
+
+    async fn copies(&self, vm: Option<VmUuid>) -> Result<Vec<RecordCopy>, DriverError> {
+        let list = || {
+            let copies = self.pool.copies().into_iter();
+            let copies = copies.filter(|(of, _)| vm.is_none_or(|vm| vm == *of));
+            Ok(copies.map(|(vm, content)| RecordCopy { vm, content }).collect())
+        };
+        self.faults.call("storage.copies", list).await
+    }
+
+    async fn holders(&self) -> Result<Vec<Holder>, DriverError> {
+        let list = || {
+            let mut holders: BTreeMap<VmUuid, Holder> = BTreeMap::new();
+            for (vm, _) in self.pool.0.lock().disks.keys() {
+                let empty = Holder { vm: *vm, disks: 0, used_bytes: 0 };
+                let holder = holders.entry(*vm).or_insert(empty);
+                holder.disks += 1;
+                holder.used_bytes += FRESH_DISK_BYTES;
+            }
+            Ok(holders.into_values().collect())
+        };
+        self.faults.call("storage.holders", list).await
     }
 
     async fn keep_room(&self) -> Result<(), DriverError> {

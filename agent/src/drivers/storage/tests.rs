@@ -187,6 +187,7 @@ impl Node {
 
     async fn file(&self, exec: crate::host::SharedExec) -> FileStorage {
         let config = FileStorageConfig {
+            storage_dir: self.folder.path().to_owned(),
             data_dir: self.folder.path().to_owned(),
             server_uuid: uuid::Uuid::nil().into(),
             pool: "zones".to_owned(),

@@ -44,6 +44,7 @@ impl Bench {
 
     async fn reporter(&self, facts: Arc<dyn Facts>) -> Reporter {
         let config = FileStorageConfig {
+            storage_dir: self.folder.path().to_owned(),
             data_dir: self.folder.path().to_owned(),
             server_uuid: SERVER.parse().unwrap(),
             pool: "zones".to_owned(),
