@@ -140,7 +140,7 @@ impl Feed for Reporter {
         parts.vms.observe_all(&*parts.compute).await;
         let figures = parts.facts.figures().await?;
         let usage = parts.storage.usage().await?;
-        let (vms, degraded) = (parts.vms.reports(), parts.vms.orphans());
+        let (vms, degraded) = (parts.vms.reports(), parts.vms.remarks());
         Ok(status::sample(vms, figures, &usage, degraded, parts.clock.wall()))
     }
 

@@ -417,6 +417,7 @@ async fn a_script_runs_once_and_only_where_it_may() {
         let base = base.as_ref();
         Arc::new(Drivers {
             node: Arc::new(crate::drivers::node::SimDocuments::default()),
+            cluster: base.cluster.clone(),
             clock: base.clock.clone(),
             entropy: base.entropy.clone(),
             compute: base.compute.clone(),

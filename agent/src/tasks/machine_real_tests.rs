@@ -12,17 +12,20 @@ use tokio_util::sync::CancellationToken;
 use super::machine_tests::{NoEvents, create_params, params, run, uuid};
 use super::{Params, TaskContext, TaskFailure};
 use crate::drivers::Drivers;
+use crate::drivers::cluster::Cluster;
 use crate::drivers::compute::qemu::probe::Choice;
 use crate::drivers::compute::qemu::{Qemu, QemuConfig, UserNetwork};
 use crate::drivers::faults::Faults;
 use crate::drivers::host::refuse::RefuseHost;
 use crate::drivers::images::sim::{SimImages, SimRepository};
+use crate::drivers::node::{NodeDocuments, SimDocuments};
 use crate::drivers::settings::FileSettings;
 use crate::drivers::storage::sim::{SimImage, SimPool};
 use crate::drivers::storage::{FileStorage, FileStorageConfig};
 use crate::host::{SystemExec, procfs};
 use crate::report::sim::SimFacts;
 use crate::report::{Reporter, ReporterParts};
+use crate::vms::copies::CopiedRecords;
 use crate::vms::files::FileVmRecords;
 use crate::vms::{Node, VmTable, startup};
 
@@ -66,6 +69,7 @@ impl RealNode {
         };
         let compute = Arc::new(Qemu::open(config, exec.clone(), clock.clone()).await.unwrap());
         let config = FileStorageConfig {
+            storage_dir: self.folder.path().to_owned(),
             data_dir: self.folder.path().to_owned(),
             server_uuid: uuid::Uuid::nil().into(),
             pool: "zones".to_owned(),
@@ -76,6 +80,11 @@ impl RealNode {
         repository.publish(self.image["uuid"].as_str().unwrap().parse().unwrap(), image);
         let node = Node { boot_id: procfs::boot_id().unwrap(), ..Node::default() };
         let records = FileVmRecords::open(self.path("vms")).unwrap();
+        let documents: Arc<dyn NodeDocuments> = Arc::new(SimDocuments::default());
+        let cluster = Arc::new(Cluster::open(documents.clone()).await.unwrap());
+        let server = uuid::Uuid::nil().into();
+        let records =
+            CopiedRecords::new(Arc::new(records), storage.clone(), server, cluster.clone());
         let vms = Arc::new(VmTable::new(Arc::new(records), clock.clone(), node));
         let facts = SimFacts::new(uuid::Uuid::nil().into(), 1, jiff::Timestamp::UNIX_EPOCH, "b");
         let report = Arc::new(Reporter::new(ReporterParts {
@@ -89,9 +98,20 @@ impl RealNode {
         let entropy = Arc::new(SeededEntropy::new(3));
         let host = Arc::new(RefuseHost);
         let settings = Arc::new(FileSettings::new(self.folder.path()));
-        let node = Arc::new(crate::drivers::node::SimDocuments::default());
-        let drivers =
-            Drivers { clock, entropy, compute, storage, images, host, settings, node, vms, report };
+        let node = documents;
+        let drivers = Drivers {
+            clock,
+            entropy,
+            compute,
+            storage,
+            images,
+            host,
+            settings,
+            node,
+            cluster,
+            vms,
+            report,
+        };
         startup::find(&drivers).await.unwrap();
         Arc::new(drivers)
     }

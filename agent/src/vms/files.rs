@@ -10,11 +10,11 @@ use muster_shared::folders::make_private;
 use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
 
-use super::{MAX_RECORD_BYTES, VmRecord, VmRecords};
+use super::{Loaded, MAX_RECORD_BYTES, Unusable, VmRecord, VmRecords};
 use crate::drivers::DriverError;
 
 /// The records of `data_dir/vms`.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct FileVmRecords {
     folder: PathBuf,
 }
@@ -34,6 +34,16 @@ impl FileVmRecords {
 
     fn path(&self, vm: VmUuid) -> PathBuf {
         self.folder.join(format!("{vm}.json"))
+    }
+
+    /// Syncs of a slow disk must not hold up what else the agent does.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Self) -> T + Send + 'static,
+    ) -> Result<T, DriverError> {
+        let records = self.clone();
+        let done = tokio::task::spawn_blocking(move || work(&records)).await;
+        done.map_err(|error| DriverError::failed("work on the VM records", error))
     }
 
     fn write(&self, record: &VmRecord, create: bool) -> Result<(), DriverError> {
@@ -92,7 +102,7 @@ impl FileVmRecords {
         sync_folder(&self.folder)
     }
 
-    fn read_all(&self) -> io::Result<Vec<VmRecord>> {
+    fn read_all(&self) -> io::Result<Loaded> {
         let mut vms = BTreeSet::new();
         for entry in std::fs::read_dir(&self.folder)? {
             let name = entry?.file_name();
@@ -101,21 +111,24 @@ impl FileVmRecords {
             let stem = name.strip_suffix(".json").or_else(|| name.strip_suffix(".json.bak"));
             vms.extend(stem.and_then(|stem| stem.parse::<VmUuid>().ok()));
         }
-        let mut records = Vec::new();
+        let mut loaded = Loaded::default();
         for vm in vms {
-            if let Some(record) = self.read_or_set_aside(vm)? {
-                records.push(record);
+            match self.read_or_set_aside(vm)? {
+                Ok(record) => loaded.records.push(record),
+                Err(problem) => drop(loaded.unusable.insert(vm, problem)),
             }
         }
-        Ok(records)
+        Ok(loaded)
     }
 
-    fn read_or_set_aside(&self, vm: VmUuid) -> io::Result<Option<VmRecord>> {
+    fn read_or_set_aside(&self, vm: VmUuid) -> io::Result<Result<VmRecord, Unusable>> {
         let path = self.path(vm);
         match read(&path, vm) {
-            Ok(record) => return Ok(Some(record)),
-            Err(problem) => {
-                tracing::error!(vm_uuid = %vm, %problem, "a VM record is damaged and set aside");
+            Ok(record) => return Ok(Ok(record)),
+            // Left as it is for the version that wrote it.
+            Err(problem @ Unusable::Newer(_)) => return Ok(Err(problem)),
+            Err(Unusable::Damaged(problem)) => {
+                tracing::error!(vm_uuid = %vm, problem, "a VM record is damaged and set aside");
             }
         }
         match std::fs::rename(&path, path.with_extension("json.damaged")) {
@@ -127,34 +140,36 @@ impl FileVmRecords {
             Ok(record) => record,
             Err(problem) => {
                 tracing::error!(vm_uuid = %vm, %problem, "it has no usable backup");
-                return Ok(None);
+                return Ok(Err(problem));
             }
         };
         let fresh = path.with_extension("json.new");
         replace(&fresh, &std::fs::read(&backup)?, || std::fs::rename(&fresh, &path))?;
         sync_folder(&self.folder)?;
-        Ok(Some(record))
+        Ok(Ok(record))
     }
 }
 
 #[async_trait]
 impl VmRecords for FileVmRecords {
-    // Small files: writing one takes as long as its two syncs, and nothing else of the agent may
-    // go on with this VM before they are done.
-    async fn load(&self) -> Result<Vec<VmRecord>, DriverError> {
-        self.read_all().map_err(|error| failed("read", &self.folder, error))
+    async fn load(&self) -> Result<Loaded, DriverError> {
+        let failed = |error| failed("read", &self.folder, error);
+        self.blocking(move |records| records.read_all()).await?.map_err(failed)
     }
 
     async fn put(&self, record: &VmRecord, create: bool) -> Result<(), DriverError> {
-        self.write(record, create)
+        let record = record.clone();
+        self.blocking(move |records| records.write(&record, create)).await?
     }
 
     async fn archive(&self, record: &VmRecord, console: &[u8]) -> Result<(), DriverError> {
-        self.keep(record, console)
+        let (record, console) = (record.clone(), console.to_vec());
+        self.blocking(move |records| records.keep(&record, &console)).await?
     }
 
     async fn remove(&self, vm: VmUuid) -> Result<(), DriverError> {
-        self.delete(vm).map_err(|error| failed("remove", &self.path(vm), error))
+        let removed = self.blocking(move |records| records.delete(vm)).await?;
+        removed.map_err(|error| failed("remove", &self.path(vm), error))
     }
 }
 
@@ -200,14 +215,18 @@ fn sync_folder(folder: &Path) -> io::Result<()> {
     std::fs::File::open(folder)?.sync_all()
 }
 
-fn read(path: &Path, vm: VmUuid) -> Result<VmRecord, String> {
-    let size = std::fs::metadata(path).map_err(|error| error.to_string())?.len();
+fn read(path: &Path, vm: VmUuid) -> Result<VmRecord, Unusable> {
+    let damaged = |error: io::Error| Unusable::Damaged(error.to_string());
+    let size = std::fs::metadata(path).map_err(damaged)?.len();
     if usize::try_from(size).is_ok_and(|size| size > MAX_RECORD_BYTES) {
-        return Err(format!("{size} bytes are too many"));
+        return Err(Unusable::Damaged(format!("{size} bytes are too many")));
     }
-    let json = std::fs::read(path).map_err(|error| error.to_string())?;
-    let record: VmRecord = serde_json::from_slice(&json).map_err(|error| error.to_string())?;
-    if record.uuid == vm { Ok(record) } else { Err(format!("it is about VM {}", record.uuid)) }
+    let record = super::decode(&std::fs::read(path).map_err(damaged)?)?;
+    if record.uuid == vm {
+        Ok(record)
+    } else {
+        Err(Unusable::Damaged(format!("it is about VM {}", record.uuid)))
+    }
 }
 
 #[cfg(test)]
@@ -226,10 +245,10 @@ mod tests {
         one.provisioning = false;
         records.put(&one, false).await.unwrap();
         records.put(&record(2), true).await.unwrap();
-        assert_eq!(records.load().await.unwrap(), [one.clone(), record(2)]);
+        assert_eq!(records.load().await.unwrap().records, [one.clone(), record(2)]);
         records.remove(one.uuid).await.unwrap();
         records.remove(one.uuid).await.unwrap();
-        assert_eq!(records.load().await.unwrap(), [record(2)]);
+        assert_eq!(records.load().await.unwrap().records, [record(2)]);
         let left = std::fs::read_dir(folder.path().join("vms")).unwrap().count();
         assert_eq!(left, 1);
     }
@@ -243,14 +262,14 @@ mod tests {
         // Small members, which take most room when they are indented.
         one.properties.insert("nics".to_owned(), vec![0; MAX_RECORD_BYTES / 4].into());
         records.put(&one, false).await.unwrap();
-        assert_eq!(records.load().await.unwrap(), [one.clone()]);
+        assert_eq!(records.load().await.unwrap().records, [one.clone()]);
         let mut large = one.clone();
         large.properties.insert("x".to_owned(), vec![0; MAX_RECORD_BYTES / 4].into());
         large.properties.insert("nics".to_owned(), vec![0; MAX_RECORD_BYTES / 3].into());
         let refused = records.put(&large, false).await.unwrap_err();
         assert!(matches!(&refused, DriverError::Refused { code: Code::InvalidParameters, .. }));
         assert!(refused.to_string().starts_with("nics: "), "{refused}");
-        assert_eq!(records.load().await.unwrap(), [one]);
+        assert_eq!(records.load().await.unwrap().records, [one]);
     }
 
     #[tokio::test]
@@ -265,8 +284,8 @@ mod tests {
         for uuid in [old.uuid, record(2).uuid] {
             std::fs::write(folder.path().join(format!("{uuid}.json")), "{").unwrap();
         }
-        assert_eq!(records.load().await.unwrap(), vec![old.clone()]);
-        assert_eq!(records.load().await.unwrap(), [old]);
+        assert_eq!(records.load().await.unwrap().records, vec![old.clone()]);
+        assert_eq!(records.load().await.unwrap().records, [old]);
         assert!(folder.path().join(format!("{}.json.damaged", record(2).uuid)).exists());
     }
 
@@ -280,7 +299,7 @@ mod tests {
             records.archive(&one, console.as_bytes()).await.unwrap();
             records.remove(one.uuid).await.unwrap();
         }
-        assert_eq!(records.load().await.unwrap(), []);
+        assert_eq!(records.load().await.unwrap().records, []);
         let path = folder.path().join(format!("archive/{}.json", one.uuid));
         assert_eq!(read(&path, one.uuid), Ok(one));
         assert_eq!(std::fs::read(path.with_extension("console.log")).unwrap(), b"login:");
@@ -298,7 +317,7 @@ mod tests {
         std::fs::hard_link(&path, path.with_extension("json.new")).unwrap();
         let new = VmRecord { provisioning: false, ..record(1) };
         records.put(&new, false).await.unwrap();
-        assert_eq!(records.load().await.unwrap(), [new]);
+        assert_eq!(records.load().await.unwrap().records, [new]);
         assert_eq!(read(&path.with_extension("json.bak"), old.uuid), Ok(old));
     }
 
@@ -312,7 +331,22 @@ mod tests {
         records.put(&VmRecord { provisioning: false, ..record(1) }, false).await.unwrap();
         let path = folder.path().join(format!("{}.json", old.uuid));
         std::fs::rename(&path, path.with_extension("json.damaged")).unwrap();
-        assert_eq!(records.load().await.unwrap(), vec![old.clone()]);
+        assert_eq!(records.load().await.unwrap().records, vec![old.clone()]);
         assert_eq!(read(&path, old.uuid), Ok(old));
+    }
+
+    /// After a downgrade of the agent.
+    #[tokio::test]
+    async fn a_record_of_a_newer_version_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let records = FileVmRecords::open(folder.path()).unwrap();
+        let path = folder.path().join(format!("{}.json", record(1).uuid));
+        let newer = format!("{{\"schema\":2,\"uuid\":\"{}\",\"disk\":7}}", record(1).uuid);
+        std::fs::write(&path, &newer).unwrap();
+        let loaded = records.load().await.unwrap();
+        assert_eq!(loaded.records, []);
+        assert!(matches!(loaded.unusable[&record(1).uuid], Unusable::Newer(2)), "{loaded:?}");
+        assert!(records.put(&record(1), true).await.is_err());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), newer);
     }
 }

@@ -1,15 +1,20 @@
 //! The VMs of this node: what it is meant to have, as durable records, and the state that follows
 //! from record and observation.
 
+pub mod copies;
 pub mod files;
 pub mod object;
+pub mod orphans;
 pub mod payload;
+pub mod reconcile;
+pub mod restart;
 pub mod room;
 pub mod sim;
 pub mod startup;
 pub mod state;
 mod table;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use async_trait::async_trait;
@@ -28,6 +33,9 @@ pub use table::{Entry, VmTable};
 /// `properties` plus what the agent itself needs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VmRecord {
+    /// Version of the record's form, [`SCHEMA`] when it is written.
+    #[serde(default = "first_schema")]
+    pub schema: u32,
     /// The VM.
     pub uuid: VmUuid,
     /// The task that made it; only that task's undo may remove it.
@@ -60,6 +68,12 @@ pub struct VmRecord {
     /// Boot of the host in which `autoboot` was last considered for it, or it was last started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boot_id: Option<String>,
+    /// What it is to do, as its last start or stop wanted.
+    #[serde(default)]
+    pub power: restart::Power,
+    /// How often it was started again because it ended.
+    #[serde(default)]
+    pub restarts: restart::Restarts,
     /// Its virtual hardware with the version, e.g. `pc-q35-7.2`: the same at every start, whatever
     /// the hypervisor was upgraded to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -79,6 +93,7 @@ impl VmRecord {
     #[must_use]
     pub fn new(uuid: VmUuid, create_task: TaskId, properties: Map<String, Value>) -> Self {
         Self {
+            schema: SCHEMA,
             uuid,
             create_task,
             provisioning: true,
@@ -90,6 +105,8 @@ impl VmRecord {
             rolling_back_to: None,
             storage: StorageState::None,
             boot_id: None,
+            power: restart::Power::default(),
+            restarts: restart::Restarts::default(),
             machine_type: None,
             fingerprint: String::new(),
             last_modified: String::new(),
@@ -145,6 +162,13 @@ impl VmRecord {
         lenient::number(self.internal_metadata("muster:shutdown_timeout")?)
     }
 
+    /// What becomes of it when its process ends unasked.
+    #[must_use]
+    pub fn restart_policy(&self) -> restart::Policy {
+        let policy = self.internal_metadata(restart::POLICY_KEY).and_then(Value::as_str);
+        policy.and_then(|policy| policy.parse().ok()).unwrap_or_default()
+    }
+
     /// A value of `internal_metadata`.
     #[must_use]
     pub fn internal_metadata(&self, key: &str) -> Option<&Value> {
@@ -190,6 +214,37 @@ pub struct Node {
     pub datacenter_name: Option<String>,
 }
 
+/// What was found where records are kept.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Loaded {
+    /// Every record that can be used.
+    pub records: Vec<VmRecord>,
+    /// VMs whose record can't.
+    pub unusable: BTreeMap<VmUuid, Unusable>,
+    /// VMs whose record was lost, and is that of the copy beside their disks.
+    pub adopted: Vec<VmUuid>,
+}
+
+impl Loaded {
+    /// VMs whose record another version of the agent can use.
+    #[must_use]
+    pub fn newer(&self) -> BTreeSet<VmUuid> {
+        let newer = |problem: &Unusable| matches!(problem, Unusable::Newer(_));
+        self.unusable.iter().filter(|(_, problem)| newer(problem)).map(|(vm, _)| *vm).collect()
+    }
+}
+
+/// Why a record can't be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unusable {
+    /// A newer version of the agent wrote it, in a form with this number. It is left alone.
+    #[error("a newer version of the agent wrote it (schema {0}, this one knows {SCHEMA})")]
+    Newer(u64),
+    /// It is no record.
+    #[error("{0}")]
+    Damaged(String),
+}
+
 /// Where records are kept.
 #[async_trait]
 pub trait VmRecords: fmt::Debug + Send + Sync + 'static {
@@ -197,7 +252,7 @@ pub trait VmRecords: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// The folder could not be read.
-    async fn load(&self) -> Result<Vec<VmRecord>, DriverError>;
+    async fn load(&self) -> Result<Loaded, DriverError>;
 
     /// Writes a record; durable when it returns.
     ///
@@ -223,6 +278,43 @@ pub trait VmRecords: fmt::Debug + Send + Sync + 'static {
 /// far below it (`MAX_VM_BYTES`), so that there is always room for what the agent notes itself.
 pub const MAX_RECORD_BYTES: usize = 4 * 1024 * 1024;
 
+/// The form in which records are written. A change of it that older agents would misread gets the
+/// next number, and [`decode`] the step from the one before.
+pub const SCHEMA: u32 = 1;
+
+/// Records of the first agents carry no number.
+fn first_schema() -> u32 {
+    1
+}
+
+/// Reads a record.
+///
+/// # Errors
+/// It is of a newer form, or none.
+pub fn decode(json: &[u8]) -> Result<VmRecord, Unusable> {
+    let value = serde_json::from_slice(json);
+    from_value(value.map_err(|error| Unusable::Damaged(error.to_string()))?)
+}
+
+/// Reads a record that was parsed already. Its form is looked at before its members.
+///
+/// # Errors
+/// As [`decode`].
+pub fn from_value(record: Value) -> Result<VmRecord, Unusable> {
+    let schema = record.get("schema").map_or(Some(u64::from(first_schema())), Value::as_u64);
+    match schema {
+        Some(schema) if schema > u64::from(SCHEMA) => Err(Unusable::Newer(schema)),
+        Some(_) => {
+            let record = serde_json::from_value(record);
+            record.map_err(|error| Unusable::Damaged(error.to_string()))
+        }
+        None => Err(Unusable::Damaged("its schema is no number".to_owned())),
+    }
+}
+
+/// Largest copy of a record, bytes of JSON: the record and its stamp.
+pub const MAX_COPY_BYTES: usize = MAX_RECORD_BYTES + 64 * 1024;
+
 /// A record as it is written.
 ///
 /// # Errors
@@ -247,6 +339,16 @@ pub fn encode(record: &VmRecord) -> Result<Vec<u8>, DriverError> {
 #[must_use]
 pub fn exists(vm: VmUuid) -> DriverError {
     DriverError::refused(Code::VmExists, format!("Machine {vm} exists."))
+}
+
+/// `VmExists`, because something without a record has its name.
+#[must_use]
+pub fn orphaned(vm: VmUuid) -> DriverError {
+    let text = format!(
+        "Machine {vm} exists: a guest, disks or a copy of its record are on this server without a \
+         record; adopt or remove them first, see `muster server orphans`"
+    );
+    DriverError::refused(Code::VmExists, text)
 }
 
 /// `VmNotFound`.

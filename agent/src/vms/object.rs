@@ -7,7 +7,7 @@ use muster_shared::wire::status::{VmIndex, VmReport, VmStatus};
 use serde_json::{Value, json};
 
 use super::{Entry, Node, SnapshotRecord, VmRecord};
-use crate::drivers::compute::Observed;
+use crate::drivers::compute::{Observed, RunningGuest};
 
 /// The VM object.
 #[must_use]
@@ -41,6 +41,9 @@ pub fn of(entry: &Entry, node: &Node) -> Value {
                 set("exit_timestamp", json!(exited));
             }
         }
+    }
+    if record.restarts.count > 0 {
+        set("restarts", json!(record.restarts.count));
     }
     if let Some(machine) = &record.machine_type {
         set("machine_type", json!(machine));
@@ -102,6 +105,25 @@ pub fn report(entry: &Entry) -> VmReport {
         state_reason: reason(entry).map(str::to_owned),
     };
     VmReport { vm, index }
+}
+
+/// The line of a guest that runs without a record. Its memory is that of the guest alone: what its
+/// hypervisor takes beside it is not known.
+#[must_use]
+pub fn report_orphan(guest: &RunningGuest) -> VmReport {
+    let vm = VmStatus {
+        uuid: guest.vm,
+        owner_uuid: NOBODY.to_owned(),
+        brand: "kvm".to_owned(),
+        cpu_cap: None,
+        quota: None,
+        max_physical_memory: guest.ram_mib.unwrap_or(0),
+        state: "running".to_owned(),
+        zone_state: "running".to_owned(),
+        last_modified: iso(Timestamp::UNIX_EPOCH),
+    };
+    let reason = "orphan: it runs without a record".to_owned();
+    VmReport { vm, index: VmIndex { state_reason: Some(reason), ..VmIndex::default() } }
 }
 
 /// Why the VM is in its state, for people.

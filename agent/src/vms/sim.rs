@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use muster_shared::ids::VmUuid;
 use parking_lot::Mutex;
 
-use super::{VmRecord, VmRecords};
+use super::{Loaded, VmRecord, VmRecords};
 use crate::drivers::DriverError;
 use crate::drivers::faults::Faults;
 
@@ -42,8 +42,9 @@ impl SimVmRecords {
 
 #[async_trait]
 impl VmRecords for SimVmRecords {
-    async fn load(&self) -> Result<Vec<VmRecord>, DriverError> {
-        let load = || Ok(self.records.lock().values().cloned().collect());
+    async fn load(&self) -> Result<Loaded, DriverError> {
+        let records = || self.records.lock().values().cloned().collect();
+        let load = || Ok(Loaded { records: records(), ..Loaded::default() });
         self.faults.call("vms.load", load).await
     }
 

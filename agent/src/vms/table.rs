@@ -12,10 +12,11 @@ use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 use tokio::sync::watch;
 
+use super::reconcile::{self, Plan};
 use super::state::{self, State};
-use super::{Node, VmRecord, VmRecords, object};
+use super::{Loaded, Node, VmRecord, VmRecords, object};
 use crate::drivers::DriverError;
-use crate::drivers::compute::{Compute, Live, Observed};
+use crate::drivers::compute::{Compute, Live, Observed, RunningGuest};
 
 /// One VM.
 #[derive(Clone, Debug)]
@@ -42,11 +43,14 @@ pub struct VmTable {
     records: Arc<dyn VmRecords>,
     clock: SharedClock,
     node: Node,
-    vms: Mutex<BTreeMap<VmUuid, Entry>>,
-    orphans: Mutex<BTreeSet<VmUuid>>,
+    vms: Arc<Mutex<BTreeMap<VmUuid, Entry>>>,
+    orphans: Mutex<BTreeMap<VmUuid, RunningGuest>>,
+    remarks: Mutex<Vec<String>>,
+    unusable: Mutex<BTreeSet<VmUuid>>,
+    concerns: Mutex<Vec<String>>,
     changes: watch::Sender<u64>,
     // Held over a read, its change and the durable write, so that two changes never lose one.
-    writing: tokio::sync::Mutex<()>,
+    writing: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl VmTable {
@@ -57,10 +61,13 @@ impl VmTable {
             records,
             clock,
             node,
-            vms: Mutex::default(),
+            vms: Arc::default(),
             orphans: Mutex::default(),
+            remarks: Mutex::default(),
+            unusable: Mutex::default(),
+            concerns: Mutex::default(),
             changes: watch::channel(0).0,
-            writing: tokio::sync::Mutex::default(),
+            writing: Arc::default(),
         }
     }
 
@@ -70,12 +77,14 @@ impl VmTable {
     /// The folder could not be read.
     pub async fn load(&self) -> Result<(), DriverError> {
         let loaded = self.records.load().await?;
+        *self.remarks.lock() = remarks(&loaded);
+        *self.unusable.lock() = loaded.newer();
         let entry = |record: VmRecord| {
             let observed = Observed::stopped();
             // Unknown: a restart of the agent is no change of any VM.
             (record.uuid, Entry { record, observed, state_since: Timestamp::UNIX_EPOCH })
         };
-        *self.vms.lock() = loaded.into_iter().map(entry).collect();
+        *self.vms.lock() = loaded.records.into_iter().map(entry).collect();
         self.changed();
         Ok(())
     }
@@ -102,6 +111,22 @@ impl VmTable {
     #[must_use]
     pub fn entry(&self, vm: VmUuid) -> Option<Entry> {
         self.vms.lock().get(&vm).cloned()
+    }
+
+    /// What the VMs need, see [`reconcile::plan`].
+    #[must_use]
+    pub fn plan(&self, busy: &BTreeSet<VmUuid>) -> Plan {
+        let vms = self.vms.lock();
+        reconcile::plan(vms.values(), busy, &self.node.boot_id, self.clock.wall())
+    }
+
+    /// Says what could not be done for VMs, a line for people each, in place of what was said
+    /// before.
+    pub fn set_concerns(&self, concerns: Vec<String>) {
+        let before = std::mem::replace(&mut *self.concerns.lock(), concerns.clone());
+        if before != concerns {
+            self.changed();
+        }
     }
 
     /// Every VM.
@@ -141,23 +166,51 @@ impl VmTable {
     /// # Errors
     /// `VmExists`; what [`Self::check_macs`] refuses; or the record could not be written.
     pub async fn create(&self, mut record: VmRecord) -> Result<(), DriverError> {
-        let _writing = self.writing.lock().await;
+        let writing = self.begin().await;
+        if self.orphans.lock().contains_key(&record.uuid) {
+            return Err(super::orphaned(record.uuid));
+        }
         self.check_macs(record.uuid, &record.properties)?;
         let now = self.clock.wall();
         record.last_modified = iso(now);
-        if let Err(error) = self.records.put(&record, true).await {
-            let exists = matches!(error, DriverError::Refused { code: Code::VmExists, .. });
-            // It may have been written all the same.
-            if !exists && let Err(error) = self.records.remove(record.uuid).await {
-                let error = muster_shared::error_chain::Chain(&error).to_string();
-                tracing::error!(vm_uuid = %record.uuid, error, "cannot take back a VM record");
-            }
-            return Err(error);
-        }
-        let observed = Observed::stopped();
-        self.vms.lock().insert(record.uuid, Entry { record, observed, state_since: now });
-        self.changed();
-        Ok(())
+        let records = Arc::clone(&self.records);
+        writing
+            .finish(|content| async move {
+                if let Err(error) = records.put(&record, true).await {
+                    take_back(records.as_ref(), record.uuid, &error).await;
+                    return Err(error);
+                }
+                let observed = Observed::stopped();
+                content.lock().insert(record.uuid, Entry { record, observed, state_since: now });
+                Ok(())
+            })
+            .await
+    }
+
+    /// Takes over a VM that is on the host and has no record; durable when it returns.
+    ///
+    /// # Errors
+    /// As [`Self::create`], but what is there of it stays as it is.
+    pub async fn adopt(&self, mut record: VmRecord) -> Result<(), DriverError> {
+        let writing = self.begin().await;
+        self.check_macs(record.uuid, &record.properties)?;
+        let now = self.clock.wall();
+        record.last_modified = iso(now);
+        let records = Arc::clone(&self.records);
+        writing
+            .finish(|content| async move {
+                records.put(&record, true).await?;
+                let observed = Observed::stopped();
+                content.lock().insert(record.uuid, Entry { record, observed, state_since: now });
+                Ok(())
+            })
+            .await
+    }
+
+    /// Whether there is a record of this VM that can't be used.
+    #[must_use]
+    pub fn is_unusable(&self, vm: VmUuid) -> bool {
+        self.unusable.lock().contains(&vm)
     }
 
     /// Changes a record; durable when it returns. A change that changes nothing writes nothing
@@ -171,7 +224,7 @@ impl VmTable {
         vm: VmUuid,
         change: impl FnOnce(&mut VmRecord) + Send,
     ) -> Result<VmRecord, DriverError> {
-        let _writing = self.writing.lock().await;
+        let writing = self.begin().await;
         let Some(old) = self.get(vm) else { return Err(super::not_found(vm)) };
         let mut new = old.clone();
         change(&mut new);
@@ -183,16 +236,20 @@ impl VmTable {
         }
         let now = self.clock.wall();
         new.last_modified = iso(now);
-        self.records.put(&new, false).await?;
-        if let Some(entry) = self.vms.lock().get_mut(&vm) {
-            let before = entry.state();
-            entry.record = new.clone();
-            if entry.state() != before {
-                entry.state_since = now;
-            }
-        }
-        self.changed();
-        Ok(new)
+        let records = Arc::clone(&self.records);
+        writing
+            .finish(|content| async move {
+                records.put(&new, false).await?;
+                if let Some(entry) = content.lock().get_mut(&vm) {
+                    let before = entry.state();
+                    entry.record = new.clone();
+                    if entry.state() != before {
+                        entry.state_since = now;
+                    }
+                }
+                Ok(new)
+            })
+            .await
     }
 
     /// Keeps a copy of a VM that is about to go, with the end of its console. A missing one is no
@@ -212,12 +269,23 @@ impl VmTable {
     /// # Errors
     /// The record could not be removed.
     pub async fn remove(&self, vm: VmUuid) -> Result<(), DriverError> {
-        let _writing = self.writing.lock().await;
-        self.records.remove(vm).await?;
-        if self.vms.lock().remove(&vm).is_some() {
-            self.changed();
+        let writing = self.begin().await;
+        let records = Arc::clone(&self.records);
+        writing
+            .finish(|content| async move {
+                records.remove(vm).await?;
+                content.lock().remove(&vm);
+                Ok(())
+            })
+            .await
+    }
+
+    async fn begin(&self) -> Writing {
+        Writing {
+            guard: Arc::clone(&self.writing).lock_owned().await,
+            content: Arc::clone(&self.vms),
+            changes: self.changes.clone(),
         }
-        Ok(())
     }
 
     /// Asks the host about one VM and remembers the answer.
@@ -270,13 +338,14 @@ impl VmTable {
         }
     }
 
-    fn note_orphans(&self, running: Vec<VmUuid>) {
-        let found: BTreeSet<VmUuid> = {
+    fn note_orphans(&self, running: Vec<RunningGuest>) {
+        let found: BTreeMap<VmUuid, RunningGuest> = {
             let vms = self.vms.lock();
-            running.into_iter().filter(|vm| !vms.contains_key(vm)).collect()
+            let unknown = running.into_iter().filter(|guest| !vms.contains_key(&guest.vm));
+            unknown.map(|guest| (guest.vm, guest)).collect()
         };
         let known = std::mem::replace(&mut *self.orphans.lock(), found.clone());
-        for vm in found.difference(&known) {
+        for vm in found.keys().filter(|vm| !known.contains_key(vm)) {
             tracing::warn!(vm_uuid = %vm, "a guest runs that has no record");
         }
         if found != known {
@@ -284,11 +353,19 @@ impl VmTable {
         }
     }
 
-    /// Guests that run and have no record, a line for people each. They are left alone.
+    /// Guests that run and have no record. They are left alone.
     #[must_use]
-    pub fn orphans(&self) -> Vec<String> {
+    pub fn orphans(&self) -> Vec<RunningGuest> {
+        self.orphans.lock().values().cloned().collect()
+    }
+
+    /// What is wrong with records and guests, a line for people each.
+    #[must_use]
+    pub fn remarks(&self) -> Vec<String> {
         let orphans = self.orphans.lock();
-        orphans.iter().map(|vm| format!("orphan_vm: {vm} runs without a record")).collect()
+        let orphans = orphans.keys().map(|vm| format!("orphan_vm: {vm} runs without a record"));
+        let (remarks, concerns) = (self.remarks.lock(), self.concerns.lock());
+        remarks.iter().chain(concerns.iter()).cloned().chain(orphans).collect()
     }
 
     /// The VM object as `machine_load` returns it. A VM that is not to be inventoried is found
@@ -304,10 +381,14 @@ impl VmTable {
     #[must_use]
     pub fn reports(&self) -> BTreeMap<VmUuid, VmReport> {
         let vms = self.vms.lock();
-        vms.iter()
+        let known = vms
+            .iter()
             .filter(|(_, entry)| !entry.record.flag("do_not_inventory"))
-            .map(|(vm, entry)| (*vm, object::report(entry)))
-            .collect()
+            .map(|(vm, entry)| (*vm, object::report(entry)));
+        // What they use is not free.
+        let orphans = self.orphans();
+        let orphans = orphans.iter().map(|guest| (guest.vm, object::report_orphan(guest)));
+        orphans.chain(known).collect()
     }
 
     /// `{"vm": …}`, what most VM tasks return; `null` inside when there is no such VM.
@@ -319,6 +400,66 @@ impl VmTable {
     fn changed(&self) {
         self.changes.send_modify(|version| *version += 1);
     }
+}
+
+/// The right to change the records, one at a time.
+struct Writing {
+    guard: tokio::sync::OwnedMutexGuard<()>,
+    content: Arc<Mutex<BTreeMap<VmUuid, Entry>>>,
+    changes: watch::Sender<u64>,
+}
+
+impl Writing {
+    /// Makes a change on disk and then in memory. It goes on to its end also when its caller does
+    /// not wait for it any more: the two never differ.
+    async fn finish<T, F>(
+        self,
+        change: impl FnOnce(Arc<Mutex<BTreeMap<VmUuid, Entry>>>) -> F,
+    ) -> Result<T, DriverError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, DriverError>> + Send + 'static,
+    {
+        let Self { guard, content, changes } = self;
+        let change = change(content);
+        let work = async move {
+            let done = change.await;
+            drop(guard);
+            if done.is_ok() {
+                changes.send_modify(|version| *version += 1);
+            }
+            done
+        };
+        let done = tokio::spawn(work).await;
+        done.map_err(|error| DriverError::failed("change a VM record", error))?
+    }
+}
+
+/// It may have been written all the same.
+async fn take_back(records: &dyn VmRecords, vm: VmUuid, why: &DriverError) {
+    if matches!(why, DriverError::Refused { code: Code::VmExists, .. }) {
+        return;
+    }
+    if let Err(error) = records.remove(vm).await {
+        let error = muster_shared::error_chain::Chain(&error).to_string();
+        tracing::error!(vm_uuid = %vm, error, "cannot take back a VM record");
+    }
+}
+
+/// What people should know of how the records were found.
+fn remarks(loaded: &Loaded) -> Vec<String> {
+    let mut remarks: Vec<String> = loaded
+        .unusable
+        .iter()
+        .map(|(vm, problem)| format!("the record of VM {vm} can't be used: {problem}"))
+        .collect();
+    if !loaded.adopted.is_empty() {
+        let count = loaded.adopted.len();
+        remarks.push(format!(
+            "{count} VMs had lost their records and were adopted from the copies beside their disks"
+        ));
+    }
+    remarks
 }
 
 /// A guest runs since it was started, also when an agent sees it for the first time later.
@@ -367,9 +508,12 @@ mod tests {
 
         compute.start(&new, &[]).await.unwrap();
         table.observe_all(&compute).await;
-        assert_eq!(table.orphans(), [format!("orphan_vm: {vm} runs without a record")]);
+        assert_eq!(table.remarks(), [format!("orphan_vm: {vm} runs without a record")]);
+        let report = &table.reports()[&vm];
+        assert_eq!((report.vm.state.as_str(), report.vm.max_physical_memory), ("running", 256));
         guests.exit(vm, 0);
         table.observe_all(&compute).await;
-        assert_eq!(table.orphans(), Vec::<String>::new());
+        assert_eq!(table.remarks(), Vec::<String>::new());
+        assert!(table.reports().is_empty());
     }
 }

@@ -5,8 +5,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use jiff::Timestamp;
 use muster_agent::drivers::Drivers;
+use muster_agent::drivers::cluster::Cluster;
 use muster_agent::drivers::compute::sim::{SimCompute, SimGuests};
 use muster_agent::drivers::faults::Faults;
 use muster_agent::drivers::host::sim::{HostLog, SimHost};
@@ -18,6 +20,7 @@ use muster_agent::report::sim::SimFacts;
 use muster_agent::report::{Reporter, ReporterParts};
 use muster_agent::tasks::HANDLERS;
 use muster_agent::tasks::registry::{self, Registry};
+use muster_agent::vms::copies::CopiedRecords;
 use muster_agent::vms::sim::SimVmRecords;
 use muster_agent::vms::{Node, VmTable};
 use muster_agent::{Agent, AgentConfig, AgentParts, Running, TASK_CEILING};
@@ -233,9 +236,14 @@ impl AgentNode {
         let entropy: SharedEntropy = Arc::new(SeededEntropy::new(seed));
         let faults = || self.faults.clone();
         let node = Node { boot_id: boot_id.clone(), ..Node::default() };
-        let vms = Arc::new(VmTable::new(Arc::new(self.records.clone()), clock.clone(), node));
         let compute = Arc::new(SimCompute::new(self.guests.clone(), clock.clone(), faults()));
         let storage = Arc::new(SimStorage::new(self.pool.clone(), faults()));
+        let documents = Arc::new(self.documents.clone());
+        let cluster = Cluster::open(documents.clone()).now_or_never();
+        let cluster = Arc::new(cluster.expect("they are in memory").expect("it was written so"));
+        let records = Arc::new(self.records.clone());
+        let records = CopiedRecords::new(records, storage.clone(), self.server, cluster.clone());
+        let vms = Arc::new(VmTable::new(Arc::new(records), clock.clone(), node));
         let number = u16::try_from(self.number).expect("a few nodes");
         let booted: Timestamp = origin().checked_add(self.booted_at).expect("runs are short");
         let facts = SimFacts::new(self.server, number, booted, &boot_id);
@@ -253,7 +261,8 @@ impl AgentNode {
             compute,
             storage,
             images: Arc::new(images),
-            node: Arc::new(self.documents.clone()),
+            node: documents,
+            cluster,
             host: Arc::new(SimHost::new(self.log.clone(), faults())),
             settings: Arc::new(self.settings.clone()),
             vms,

@@ -262,11 +262,28 @@ pub trait Compute: fmt::Debug + Send + Sync + 'static {
     /// Something could not be removed.
     async fn cleanup(&self, vm: VmUuid, purge: bool) -> Result<(), DriverError>;
 
+    /// Whether the guests are leaving, because their host goes down: none is to be started then
+    /// that nobody asks for.
+    fn guests_leave(&self) -> bool {
+        false
+    }
+
     /// VMs of this agent that have a live process, whether or not a record exists.
     ///
     /// # Errors
     /// The host could not be read.
-    async fn running(&self) -> Result<Vec<VmUuid>, DriverError>;
+    async fn running(&self) -> Result<Vec<RunningGuest>, DriverError>;
+}
+
+/// The live process of a VM, whether or not the VM has a record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunningGuest {
+    /// The VM.
+    pub vm: VmUuid,
+    /// The process.
+    pub pid: u32,
+    /// Memory that the guest was given, MiB, where its process tells.
+    pub ram_mib: Option<u64>,
 }
 
 /// What a compute driver offers.

@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 use super::{
     Abilities, Activity, Compute, Ended, GuestIo, GuestPort, GuestSignal, Live, Logged, Observed,
-    SnapshotChange, not_running,
+    RunningGuest, SnapshotChange, not_running,
 };
 use crate::drivers::DriverError;
 use crate::drivers::faults::Faults;
@@ -34,6 +34,7 @@ const CONSOLE_BYTES: usize = 16 * 1024;
 #[derive(Clone, Debug)]
 struct Guest {
     pid: u32,
+    ram_mib: u64,
     started_at_ms: u64,
     booted_at_ms: u64,
     reboots: u32,
@@ -149,7 +150,7 @@ impl SimCompute {
         Self { guests, clock, faults }
     }
 
-    fn launch(&self, vm: VmUuid) {
+    fn launch(&self, vm: VmUuid, ram_mib: u64) {
         let started_at_ms = u64::try_from(self.clock.wall().as_millisecond()).unwrap_or(0);
         let mut content = self.guests.content.lock();
         content.prepared.insert(vm);
@@ -160,6 +161,7 @@ impl SimCompute {
         let pid = content.last_pid + 1000;
         let guest = Guest {
             pid,
+            ram_mib,
             started_at_ms,
             booted_at_ms: started_at_ms,
             reboots: 0,
@@ -253,7 +255,7 @@ impl Compute for SimCompute {
 
     async fn start(&self, vm: &VmRecord, _disks: &[Disk]) -> Result<(), DriverError> {
         let start = || {
-            self.launch(vm.uuid);
+            self.launch(vm.uuid, vm.number("ram").unwrap_or(256));
             Ok(())
         };
         self.faults.call("compute.start", start).await
@@ -338,10 +340,16 @@ impl Compute for SimCompute {
         self.faults.call("compute.cleanup", cleanup).await
     }
 
-    async fn running(&self) -> Result<Vec<VmUuid>, DriverError> {
+    async fn running(&self) -> Result<Vec<RunningGuest>, DriverError> {
         let running = || {
             self.guests.settle(self.clock.wall());
-            Ok(self.guests.running().into_keys().collect())
+            let content = self.guests.content.lock();
+            let guest = |(vm, guest): (&VmUuid, &Guest)| RunningGuest {
+                vm: *vm,
+                pid: guest.pid,
+                ram_mib: Some(guest.ram_mib),
+            };
+            Ok(content.running.iter().map(guest).collect())
         };
         self.faults.call("compute.running", running).await
     }

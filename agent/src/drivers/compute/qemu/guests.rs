@@ -22,7 +22,7 @@ use super::qmp::{self, Qmp, QmpError};
 use super::table::{Follower, Guest, GuestTable, TableConfig, bound_logs};
 use super::{QemuConfig, argv};
 use crate::drivers::DriverError;
-use crate::drivers::compute::{Activity, Observed, nocloud, not_running};
+use crate::drivers::compute::{Activity, Observed, RunningGuest, nocloud, not_running};
 use crate::drivers::storage::Disk;
 use crate::host::{Detached, Exit, ProcessId, Scope, SharedExec};
 use crate::vms::VmRecord;
@@ -114,7 +114,7 @@ impl Guests {
         self.table.observe(vm)
     }
 
-    pub(super) fn running(&self) -> Vec<VmUuid> {
+    pub(super) fn running(&self) -> Vec<RunningGuest> {
         self.table.running()
     }
 

@@ -20,7 +20,7 @@ use super::folder::{Exited, GuestFolder};
 use super::processes::Search;
 use super::qmp::Qmp;
 use crate::drivers::DriverError;
-use crate::drivers::compute::{Activity, Ended, Live, Observed};
+use crate::drivers::compute::{Activity, Ended, Live, Observed, RunningGuest};
 use crate::host::{Exit, ProcessId, procfs};
 
 /// Longest wait for the exit status and the last words once a process is gone.
@@ -80,6 +80,8 @@ struct Content {
 pub(super) struct Guest {
     pub(super) process: ProcessId,
     started_at_ms: u64,
+    /// Memory it was given, MiB.
+    ram_mib: Option<u64>,
     /// By this agent, so that it ends with 128 + 9.
     killed: bool,
     control: watch::Receiver<Control>,
@@ -176,8 +178,13 @@ impl GuestTable {
         self.content.lock().live.get(&vm).cloned()
     }
 
-    pub(super) fn running(&self) -> Vec<VmUuid> {
-        self.content.lock().live.keys().copied().collect()
+    pub(super) fn running(&self) -> Vec<RunningGuest> {
+        let running = |(vm, guest): (&VmUuid, &Guest)| RunningGuest {
+            vm: *vm,
+            pid: guest.process.pid,
+            ram_mib: guest.ram_mib,
+        };
+        self.content.lock().live.iter().map(running).collect()
     }
 
     /// What runs, or how it ended.
@@ -299,7 +306,10 @@ impl GuestTable {
             reboots: noted.as_ref().map_or(0, |noted| noted.reboots),
             ..Control::default()
         });
-        let guest = Guest { process, started_at_ms, killed: false, control };
+        let argv = procfs::cmdline(process.pid).ok().flatten().unwrap_or_default();
+        let ram_mib = argv.windows(2).find(|pair| pair[0] == "-m");
+        let ram_mib = ram_mib.and_then(|pair| pair[1].parse().ok());
+        let guest = Guest { process, started_at_ms, ram_mib, killed: false, control };
         self.content.lock().live.insert(vm, guest.clone());
         self.changed();
         // Ends with the guest, with the driver, or with the agent's runtime.

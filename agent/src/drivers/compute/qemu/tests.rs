@@ -84,6 +84,10 @@ fn exit_status(observed: &Observed) -> Option<i32> {
     }
 }
 
+async fn running(qemu: &Qemu) -> Vec<VmUuid> {
+    qemu.running().await.unwrap().into_iter().map(|guest| guest.vm).collect()
+}
+
 fn pid(observed: &Observed) -> u32 {
     observed.live().expect("a process").pid
 }
@@ -102,7 +106,7 @@ async fn a_guest_outlives_its_driver_and_is_adopted() {
     drop(qemu);
 
     let qemu = bench.qemu("qemu-system-x86_64").await;
-    assert_eq!(qemu.running().await.unwrap(), [vm]);
+    assert_eq!(running(&qemu).await, [vm]);
     qemu.start(&bench.vm, &bench.disks()).await.unwrap();
     assert_eq!(qemu.observe(vm).await.unwrap(), first);
 
@@ -136,7 +140,7 @@ async fn a_guest_whose_run_folder_is_lost_still_runs_and_can_be_ended() {
     std::fs::remove_dir_all(bench.folder.path().join("run/vm")).unwrap();
 
     let qemu = bench.qemu("qemu-system-x86_64").await;
-    assert_eq!(qemu.running().await.unwrap(), [vm]);
+    assert_eq!(running(&qemu).await, [vm]);
     let found = qemu.observe(vm).await.unwrap();
     assert_eq!(pid(&found), pid(&first));
     let (found, first) = (found.live().unwrap(), first.live().unwrap());
@@ -179,7 +183,7 @@ async fn a_process_of_another_user_is_no_guest() {
     let impostor = Impostor(process.spawn().unwrap());
 
     let qemu = bench.qemu("qemu-system-x86_64").await;
-    assert_eq!(qemu.running().await.unwrap(), []);
+    assert_eq!(running(&qemu).await, []);
     qemu.start(&bench.vm, &bench.disks()).await.unwrap();
     assert_ne!(pid(&qemu.observe(vm).await.unwrap()), impostor.0.id());
 }
@@ -293,7 +297,7 @@ async fn a_hypervisor_that_fails_at_start_leaves_nothing_but_its_reason() {
     let text = muster_shared::error_chain::Chain(&error).to_string();
     assert!(text.contains("exit code 1") && text.contains("/nonexistent/disk"), "{text}");
     assert!(!qemu.observe(vm).await.unwrap().is_running());
-    assert_eq!(qemu.running().await.unwrap(), []);
+    assert_eq!(running(&qemu).await, []);
     // And it can be started once the reason is gone.
     qemu.start(&bench.vm, &bench.disks()).await.unwrap();
     qemu.signal(vm, GuestSignal::Kill).await.unwrap();
