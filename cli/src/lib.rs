@@ -21,6 +21,7 @@ mod job;
 mod output;
 mod pick;
 mod server;
+mod server_orphans;
 mod task;
 mod terminal;
 mod ticket;

@@ -46,6 +46,8 @@ pub mod machine_update_nics;
 pub mod nop;
 mod notes;
 pub mod order;
+pub mod orphan_adopt;
+pub mod orphan_remove;
 pub mod record;
 mod recover;
 pub mod refresh_agents;
@@ -54,6 +56,7 @@ pub mod registry;
 mod run;
 pub mod runner;
 pub mod server_factory_reset;
+pub mod server_orphans;
 pub mod server_overprovision_ratio;
 pub mod server_reboot;
 pub mod server_setup;
@@ -106,9 +109,12 @@ pub static HANDLERS: &[&dyn Handler] = &[
     &machine_update::MachineUpdate,
     &machine_update_nics::MachineUpdateNics,
     &nop::Nop,
+    &orphan_adopt::OrphanAdopt,
+    &orphan_remove::OrphanRemove,
     &refresh_agents::RefreshAgents,
     &server_overprovision_ratio::ServerOverprovisionRatio,
     &server_factory_reset::ServerFactoryReset,
+    &server_orphans::ServerOrphans,
     &server_reboot::ServerReboot,
     &server_setup::ServerSetup,
     &server_sysinfo::ServerSysinfo,

@@ -28,6 +28,7 @@ mod metrics;
 mod node_images;
 mod node_tasks;
 mod openapi;
+mod orphans;
 mod params;
 mod ping;
 mod process;
@@ -90,6 +91,7 @@ fn table() -> Vec<Route> {
         execute::routes,
         node_images::routes,
         node_tasks::routes,
+        orphans::routes,
         zfs::routes,
         fleet_vms::routes,
         agent_ws::routes,

@@ -14,6 +14,7 @@ pub mod image;
 pub mod info;
 pub mod job;
 mod object;
+pub mod orphan;
 pub mod server;
 pub mod task;
 pub mod ticket;

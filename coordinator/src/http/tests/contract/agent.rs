@@ -181,6 +181,10 @@ impl Agent {
             task if task.starts_with("machine_") && task != "machine_migrate" => {
                 json!({ "vm": vm_object(text("uuid")) })
             }
+            "server_orphans" => json!({ "orphans": [{
+                "uuid": self.server, "alias": null, "owner_uuid": null, "runs": true, "pid": 42,
+                "ram_mib": 256, "disks": 1, "disk_bytes": 4096, "adoptable": false, "reason": "x",
+            }] }),
             "image_get" => json!({
                 "v": 2, "uuid": text("uuid"), "name": "x", "version": "1", "type": "zvol",
                 "os": "linux", "state": "active", "files": [{ "size": 4, "sha1": "00" }],

@@ -80,6 +80,9 @@ fn node() -> Vec<Row> {
             .bad_body(&json!({ "script": "x", "args": {} }), 409, PARAMETERS)
             .bad_body(&json!({ "script": "x", "timeout": "soon" }), 409, PARAMETERS)
             .bad_body(&json!({ "script": "x", "json": "maybe" }), 409, PARAMETERS),
+        row("GET /servers/:server_uuid/orphans", 200).of_server(),
+        task("POST /servers/:server_uuid/orphans/:uuid/adopt", &json!({})),
+        row("DELETE /servers/:server_uuid/orphans/:uuid", 200).asks("confirm=x").of_running(),
         row("GET /servers/:server_uuid/images/:uuid", 200).of_server().bad_at(
             "{uuid}",
             "nonsense",

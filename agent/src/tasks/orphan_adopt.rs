@@ -1,0 +1,82 @@
+//! `orphan_adopt`: makes a VM of what lies on the host without a record, from the copy of one.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use muster_shared::ids::VmUuid;
+use muster_shared::wire::Code;
+
+use super::machine::{self, failed, refuse};
+use super::{Handler, Kind, Lock, Params, Plan, Step, TaskContext, TaskFailure};
+use crate::vms::{VmRecord, orphans};
+
+const OPERATION: &str = "adopt";
+
+/// The kind; parameter `uuid`.
+#[derive(Debug)]
+pub struct OrphanAdopt;
+
+#[async_trait]
+impl Handler for OrphanAdopt {
+    fn kind(&self) -> Kind {
+        Kind::mutate("orphan_adopt", machine::MACHINE_TASKS, Duration::from_secs(60))
+    }
+
+    fn example(&self) -> Params {
+        machine::example()
+    }
+
+    fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
+        let vm = machine::vm(params)?;
+        Ok(Plan { locks: vec![Lock::Vm(vm)], steps: vec![Box::new(Adopt { vm })] })
+    }
+}
+
+#[derive(Debug)]
+struct Adopt {
+    vm: VmUuid,
+}
+
+#[async_trait]
+impl Step for Adopt {
+    fn name(&self) -> &'static str {
+        "adopt"
+    }
+
+    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let vms = &ctx.drivers.vms;
+        // A repeat after a crash finds what it has done.
+        if vms.get(self.vm).is_none() {
+            let orphan = orphans::get(&ctx.drivers, self.vm).await.map_err(failed(OPERATION))?;
+            let Some(record) = orphan.record() else {
+                let text = format!(
+                    "{OPERATION} error: VM {} can't be adopted: {}",
+                    self.vm,
+                    orphan.reason()
+                );
+                return Err(refuse(Code::VmNotUsable, text));
+            };
+            let record = idle(record.clone(), vms.boot_id());
+            vms.adopt(record).await.map_err(failed(OPERATION))?;
+        }
+        machine::runs(ctx, self.vm).await?;
+        ctx.finish_with(vms.result(self.vm));
+        Ok(())
+    }
+
+    fn progress(&self) -> u8 {
+        100
+    }
+}
+
+/// The tasks that worked on it are lost; what they made stays, for a destroy to find. Whoever adopts
+/// it also decides when it starts.
+fn idle(record: VmRecord, boot_id: &str) -> VmRecord {
+    VmRecord {
+        failed: record.failed || record.provisioning,
+        provisioning: false,
+        stopping_until: None,
+        boot_id: Some(boot_id.to_owned()),
+        ..record
+    }
+}

@@ -1,0 +1,107 @@
+//! What lies on this host under a VM's name and belongs to no VM of the agent's: a guest that runs,
+//! disks, a copy of a record. It is left alone until somebody decides: adopt it, or remove it.
+
+use std::collections::BTreeMap;
+
+use muster_shared::api::orphan as api;
+use muster_shared::ids::VmUuid;
+use muster_shared::wire::Code;
+
+use super::VmRecord;
+use super::copies::{self, Stamped};
+use crate::drivers::compute::RunningGuest;
+use crate::drivers::storage::Holder;
+use crate::drivers::{DriverError, Drivers};
+
+/// What was found of one VM.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Orphan {
+    /// A guest that runs.
+    pub guest: Option<RunningGuest>,
+    /// Disks.
+    pub disks: Option<Holder>,
+    /// The copy of its record, or why it can't be used.
+    pub copy: Option<Result<Box<Stamped>, String>>,
+}
+
+impl Orphan {
+    /// The record that it can be adopted with.
+    #[must_use]
+    pub fn record(&self) -> Option<&VmRecord> {
+        match &self.copy {
+            Some(Ok(copy)) => Some(&copy.record),
+            _ => None,
+        }
+    }
+
+    /// Why it is no VM of this agent's, for people.
+    #[must_use]
+    pub fn reason(&self) -> String {
+        match &self.copy {
+            None => "there is no copy of its record".to_owned(),
+            Some(Err(problem)) => format!("the copy of its record can't be used: {problem}"),
+            Some(Ok(copy)) => match copy.stamp.cluster_id {
+                Some(cluster) => format!(
+                    "its record is one of server {} in cluster {cluster}",
+                    copy.stamp.server_uuid
+                ),
+                None => format!("its record is one of server {}", copy.stamp.server_uuid),
+            },
+        }
+    }
+
+    /// As others are told of it.
+    #[must_use]
+    pub fn told(&self, vm: VmUuid) -> api::Orphan {
+        let property =
+            |name: &str| self.record().and_then(|record| record.text(name)).map(str::to_owned);
+        let disks = self.disks.as_ref();
+        api::Orphan {
+            uuid: vm,
+            alias: property("alias"),
+            owner_uuid: property("owner_uuid"),
+            runs: self.guest.is_some(),
+            pid: self.guest.as_ref().map(|guest| guest.pid),
+            ram_mib: self.guest.as_ref().and_then(|guest| guest.ram_mib),
+            disks: disks.map_or(0, |disks| disks.disks),
+            disk_bytes: disks.map_or(0, |disks| disks.used_bytes),
+            adoptable: self.record().is_some(),
+            reason: self.reason(),
+        }
+    }
+}
+
+/// Every orphan of this host.
+///
+/// # Errors
+/// The host could not be read.
+pub async fn find(drivers: &Drivers) -> Result<BTreeMap<VmUuid, Orphan>, DriverError> {
+    let mut found: BTreeMap<VmUuid, Orphan> = BTreeMap::new();
+    for guest in drivers.compute.running().await? {
+        let orphan = found.entry(guest.vm).or_default();
+        orphan.guest = Some(guest);
+    }
+    for holder in drivers.storage.holders().await? {
+        let orphan = found.entry(holder.vm).or_default();
+        orphan.disks = Some(holder);
+    }
+    for copy in drivers.storage.copies(None).await? {
+        let parsed = copies::parse(&copy).map(Box::new).map_err(|problem| problem.to_string());
+        found.entry(copy.vm).or_default().copy = Some(parsed);
+    }
+    // Asked last: what became a VM meanwhile is none.
+    found.retain(|vm, _| drivers.vms.get(*vm).is_none() && !drivers.vms.is_unusable(*vm));
+    Ok(found)
+}
+
+/// One orphan.
+///
+/// # Errors
+/// `ResourceNotFound`; or the host could not be read.
+pub async fn get(drivers: &Drivers, vm: VmUuid) -> Result<Orphan, DriverError> {
+    let found = find(drivers).await?.remove(&vm);
+    found.ok_or_else(|| {
+        let text = format!("nothing of VM {vm} is here without a record");
+        DriverError::refused(Code::ResourceNotFound, text)
+    })
+}
