@@ -12,6 +12,7 @@ use super::{Params, Queue, TaskContext, TaskFailure};
 use crate::drivers::DriverError;
 use crate::drivers::compute::GuestSignal;
 use crate::drivers::storage::Disk;
+use crate::vms::restart::{Power, Restarts};
 use crate::vms::{self, VmRecord, payload};
 
 /// The queue of everything that changes an existing VM.
@@ -239,9 +240,20 @@ pub(super) async fn start(
     let started = |record: &mut VmRecord| {
         record.boot_id = Some(boot_id);
         record.stopping_until = None;
+        record.power = Power::On;
     };
     drivers.vms.update(vm, started).await?;
     runs(ctx, vm).await?;
+    Ok(())
+}
+
+/// A VM that somebody stops is not started again by its policy.
+pub(super) async fn keep_off(ctx: &TaskContext, vm: VmUuid) -> Result<(), TaskFailure> {
+    let off = |record: &mut VmRecord| {
+        record.power = Power::Off;
+        record.restarts = Restarts::default();
+    };
+    ctx.drivers.vms.update(vm, off).await?;
     Ok(())
 }
 

@@ -112,6 +112,10 @@ impl Step for KillStep {
                 Ok(())
             }
             Part::Send(signal) => {
+                if matches!(signal, GuestSignal::PowerDown | GuestSignal::Quit | GuestSignal::Kill)
+                {
+                    machine::keep_off(ctx, self.vm).await?;
+                }
                 machine::signal(ctx, self.vm, signal).await.map_err(failed(OPERATION))?;
                 machine::runs(ctx, self.vm).await?;
                 ctx.finish_with(ctx.drivers.vms.result(self.vm));

@@ -96,6 +96,7 @@ impl ShutdownStep {
         machine::usable(OPERATION, &machine::record(ctx, OPERATION, vm)?)?;
         let running = machine::runs(ctx, vm).await?;
         let until = iso(self.until(ctx));
+        machine::keep_off(ctx, vm).await?;
         let mark = |record: &mut VmRecord| {
             record.properties.insert("autoboot".to_owned(), json!(false));
             record.stopping_until = running.then_some(until);

@@ -18,17 +18,19 @@ use super::{
     Engine, EngineParts, EventSink, HANDLERS, OnFailure, Params, TaskContext, TaskFailure, machine,
 };
 use crate::drivers::Drivers;
+use crate::drivers::cluster::Cluster;
 use crate::drivers::compute::sim::{SimCompute, SimGuests};
 use crate::drivers::faults::{Fault, Faults};
 use crate::drivers::host::sim::SimHost;
 use crate::drivers::images::sim::{SimImages, SimRepository};
-use crate::drivers::node::SimDocuments;
+use crate::drivers::node::{NodeDocuments, SimDocuments};
 use crate::drivers::settings::sim::SimSettings;
 use crate::drivers::storage::sim::{SimImage, SimPool, SimStorage};
 use crate::report::sim::SimFacts;
 use crate::report::{Reporter, ReporterParts};
+use crate::vms::copies::CopiedRecords;
 use crate::vms::sim::SimVmRecords;
-use crate::vms::{Node, VmTable, startup};
+use crate::vms::{Node, VmTable, reconcile, startup};
 
 /// The image of the kinds' examples.
 const EXAMPLE_IMAGE: &str = "01020304-0506-4708-890a-0b0c0d0e0f10";
@@ -76,8 +78,12 @@ impl Host {
         let (clock, faults) = (Arc::clone(&self.clock), || self.faults.clone());
         let compute = Arc::new(SimCompute::new(self.guests.clone(), clock.clone(), faults()));
         let storage = Arc::new(SimStorage::new(self.pool.clone(), faults()));
-        let vms = Arc::new(VmTable::new(Arc::new(self.records.clone()), clock.clone(), node));
         let server = uuid::Uuid::nil().into();
+        let cluster = Cluster::open(Arc::new(self.documents.clone())).await.unwrap();
+        let cluster = Arc::new(cluster);
+        let records = Arc::new(self.records.clone());
+        let records = CopiedRecords::new(records, storage.clone(), server, cluster.clone());
+        let vms = Arc::new(VmTable::new(Arc::new(records), clock.clone(), node));
         let facts = SimFacts::new(server, 0, Timestamp::UNIX_EPOCH, boot_id);
         let report = Arc::new(Reporter::new(ReporterParts {
             clock: clock.clone(),
@@ -86,8 +92,10 @@ impl Host {
             compute: compute.clone(),
             storage: storage.clone(),
         }));
+        let node: Arc<dyn NodeDocuments> = Arc::new(self.documents.clone());
         let drivers = Drivers {
-            node: Arc::new(self.documents.clone()),
+            cluster,
+            node,
             entropy: Arc::new(SeededEntropy::new(1)),
             compute,
             storage,
@@ -312,37 +320,44 @@ async fn a_guest_that_ignores_its_power_button_is_killed_in_time() {
     assert!(host.clock.monotonic() - started < Duration::from_secs(4));
 }
 
+const NOTHING: [&str; 0] = [];
+
+/// Tasks that the agent gives itself after its start.
+async fn due(drivers: &Arc<Drivers>, busy: &[VmUuid]) -> Vec<&'static str> {
+    let busy = busy.iter().copied().collect();
+    startup::mend(drivers, &busy).await;
+    let actions = drivers.vms.plan(&busy).actions;
+    actions.into_iter().filter_map(|(_, action)| action.task()).collect()
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_new_boot_starts_what_shall_run_and_nothing_else() {
     let host = Host::new();
     let drivers = one_vm(&host).await;
-    let none = std::collections::BTreeSet::new();
-    assert_eq!(startup::chores(&drivers, &none).await, []);
+    assert_eq!(due(&drivers, &[]).await, NOTHING);
     // The agent starts again while the guest runs.
     let drivers = host.agent("boot-1").await;
-    assert_eq!(startup::chores(&drivers, &none).await, []);
+    assert_eq!(due(&drivers, &[]).await, NOTHING);
     assert_eq!(drivers.vms.entry(uuid()).unwrap().state().state, "running");
     // The guest ends by itself: it stays off until the host boots.
     host.guests.exit(uuid(), 0);
     let drivers = host.agent("boot-1").await;
-    assert_eq!(startup::chores(&drivers, &none).await, []);
+    assert_eq!(due(&drivers, &[]).await, NOTHING);
 
     let drivers = host.agent("boot-2").await;
-    let chores = startup::chores(&drivers, &none).await;
-    assert_eq!(chores[0].task, "machine_boot");
-    let ctx = host.context(&drivers, &chores[0].params);
-    run(&ctx, chores[0].task, false).await.unwrap();
-    assert_eq!(startup::chores(&drivers, &none).await, []);
+    assert_eq!(due(&drivers, &[]).await, ["machine_boot"]);
+    let ctx = host.context(&drivers, &reconcile::params(uuid()));
+    run(&ctx, "machine_boot", false).await.unwrap();
+    assert_eq!(due(&drivers, &[]).await, NOTHING);
     assert_eq!(host.guests.starts(uuid()), 2);
     act(&host, &drivers, "machine_shutdown", json!({})).await.unwrap();
     let drivers = host.agent("boot-3").await;
-    assert_eq!(startup::chores(&drivers, &none).await, []);
+    assert_eq!(due(&drivers, &[]).await, NOTHING);
 
     drivers.vms.update(uuid(), |record| record.destroying = true).await.unwrap();
-    let chores = startup::chores(host.agent("boot-3").await.as_ref(), &none).await;
-    assert_eq!(chores[0].task, "machine_destroy");
-    let busy = [uuid()].into();
-    assert_eq!(startup::chores(&drivers, &busy).await, []);
+    let drivers = host.agent("boot-3").await;
+    assert_eq!(due(&drivers, &[]).await, ["machine_destroy"]);
+    assert_eq!(due(&drivers, &[uuid()]).await, NOTHING);
 }
 
 #[tokio::test(start_paused = true)]

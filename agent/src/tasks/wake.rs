@@ -1,37 +1,58 @@
-//! What an agent does by itself after its start: tasks for its VMs, and noticing guests that end.
+//! What an agent does by itself: it keeps its VMs what their records say, see [`reconcile`], and
+//! notices guests that end.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
 use muster_shared::backoff::Backoff;
 use muster_shared::ids::VmUuid;
 
 use super::record::Origin;
 use super::runner::{Engine, Submission};
-use crate::vms::room;
-use crate::vms::startup::{self, Chore};
+use crate::vms::reconcile::{self, Action, Plan};
+use crate::vms::restart::Restarts;
+use crate::vms::{room, startup};
 
 /// Pauses before what failed is tried again.
 const AGAIN: Backoff =
     Backoff { first: Duration::from_secs(5), factor: 2.0, cap: Duration::from_secs(300) };
-/// VMs started or destroyed at the same time.
+/// VMs that are worked on at the same time.
 const AT_ONCE: usize = 4;
 /// Longest wait for one of them before the next takes its place.
 const PATIENCE: Duration = Duration::from_secs(300);
+/// How often the VMs are looked at when nothing changes.
+const PERIOD: Duration = Duration::from_secs(60);
+/// A burst of changes is one look.
+const SETTLE: Duration = Duration::from_millis(50);
+
+/// What was tried for a VM and did not help.
+#[derive(Debug)]
+struct Tried {
+    action: Action,
+    times: u32,
+    /// When it is tried again, on the monotonic clock.
+    next: Duration,
+    problem: Option<String>,
+}
+
+/// What is under way: the VM, what is done, and what went wrong at last.
+type Work = FuturesUnordered<BoxFuture<'static, (VmUuid, Action, Option<String>)>>;
 
 impl Engine {
-    /// Starts the VMs that are to start with the host, finishes destroys that were cut off, and
-    /// follows the guests from now on. Call once, after [`Engine::recover`]; returns at once.
+    /// Mends what an earlier agent left, then follows the guests and does what the VMs need, until
+    /// the engine is closed. Call once, after [`Engine::recover`]; returns at once.
     pub async fn wake(self: &Arc<Self>) {
         let drivers = Arc::clone(&self.parts.drivers);
         self.spawn(startup::watch(Arc::clone(&drivers), self.closing.clone()));
         self.spawn(room::run(Arc::clone(&drivers), self.closing.clone()));
-        let chores = startup::chores(&drivers, &self.busy_vms()).await;
+        startup::mend(&drivers, &self.busy_vms()).await;
         let engine = Arc::clone(self);
         self.spawn(async move {
-            let work = engine.clone().do_chores(chores);
+            let work = engine.clone().reconcile();
             // What is left over is found again by the next start.
             engine.closing.clone().run_until_cancelled(work).await;
         });
@@ -39,22 +60,86 @@ impl Engine {
 
     /// Does what is due, again and again as long as it is: a pool may come late, and a node that
     /// is paused takes no tasks.
-    async fn do_chores(self: Arc<Self>, mut chores: Vec<Chore>) {
-        let drivers = &self.parts.drivers;
-        let mut attempt = 0;
+    async fn reconcile(self: Arc<Self>) {
+        let vms = Arc::clone(&self.parts.drivers.vms);
+        let mut changes = vms.subscribe();
+        let mut tried: BTreeMap<VmUuid, Tried> = BTreeMap::new();
+        let mut under_way = BTreeSet::new();
+        let mut work = Work::new();
         loop {
-            futures_util::stream::iter(chores.clone())
-                .for_each_concurrent(AT_ONCE, |chore| self.clone().do_chore(chore))
-                .await;
-            chores.retain(|chore| startup::is_due(drivers, chore));
-            if chores.is_empty() {
+            changes.mark_unchanged();
+            let mut busy = self.busy_vms();
+            busy.extend(&under_way);
+            let plan = vms.plan(&busy);
+            let due: BTreeMap<_, _> = plan.actions.iter().copied().collect();
+            tried.retain(|vm, tried| busy.contains(vm) || due.get(vm) == Some(&tried.action));
+            self.begin(&plan, &tried, &mut under_way, &work);
+            vms.set_concerns(concerns(&tried));
+            let pause = self.until_due(&plan, &tried);
+            tokio::select! {
+                biased;
+                Some((vm, action, problem)) = work.next(), if !work.is_empty() => {
+                    under_way.remove(&vm);
+                    self.note_try(&mut tried, vm, action, problem);
+                }
+                changed = changes.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    tokio::time::sleep(SETTLE).await;
+                }
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }
+
+    /// Begins what is due and not under way.
+    fn begin(
+        self: &Arc<Self>,
+        plan: &Plan,
+        tried: &BTreeMap<VmUuid, Tried>,
+        under_way: &mut BTreeSet<VmUuid>,
+        work: &Work,
+    ) {
+        let now = self.parts.clock.monotonic();
+        let leaving = self.parts.drivers.compute.guests_leave();
+        for &(vm, action) in &plan.actions {
+            if leaving && matches!(action, Action::Boot | Action::Restart) {
+                continue;
+            }
+            if under_way.len() >= AT_ONCE {
                 return;
             }
-            let pause = AGAIN.delay(attempt, 1.0);
-            tracing::warn!(chores = chores.len(), ?pause, "not everything is started or destroyed");
-            attempt += 1;
-            tokio::time::sleep(pause).await;
+            if tried.get(&vm).is_none_or(|tried| tried.next <= now) && under_way.insert(vm) {
+                work.push(Box::pin(self.clone().act(vm, action)));
+            }
         }
+    }
+
+    /// Until something will be due that is not now.
+    fn until_due(&self, plan: &Plan, tried: &BTreeMap<VmUuid, Tried>) -> Duration {
+        let clock = &self.parts.clock;
+        let due = plan.next.map(|next| next.duration_since(clock.wall()));
+        let due = due.map(|due| Duration::try_from(due).unwrap_or(Duration::ZERO));
+        let now = clock.monotonic();
+        let again = tried.values().map(|tried| tried.next.saturating_sub(now));
+        // One that waits for a place has its turn when another ends.
+        let again = again.filter(|again| !again.is_zero());
+        again.chain(due).min().unwrap_or(PERIOD).clamp(SETTLE, PERIOD)
+    }
+
+    /// Once it is done for good, nothing is due and this is forgotten.
+    fn note_try(
+        &self,
+        tried: &mut BTreeMap<VmUuid, Tried>,
+        vm: VmUuid,
+        action: Action,
+        problem: Option<String>,
+    ) {
+        let before = tried.get(&vm).filter(|tried| tried.action == action);
+        let times = before.map_or(0, |tried| tried.times);
+        let next = self.parts.clock.monotonic().saturating_add(AGAIN.delay(times, 1.0));
+        tried.insert(vm, Tried { action, times: times + 1, next, problem });
     }
 
     /// VMs that tasks under way work on.
@@ -63,24 +148,55 @@ impl Engine {
         shared.live.values().filter_map(|live| live.record.lock().vm).collect()
     }
 
-    async fn do_chore(self: Arc<Self>, chore: Chore) {
+    async fn act(self: Arc<Self>, vm: VmUuid, action: Action) -> (VmUuid, Action, Option<String>) {
+        let vms = &self.parts.drivers.vms;
+        let count = match action {
+            Action::Restart => Some(vms.get(vm).map_or(0, |record| record.restarts.count) + 1),
+            Action::ForgetRestarts => Some(0),
+            Action::Boot | Action::Destroy => None,
+        };
+        if let Some(count) = count
+            && let Err(error) = vms.update(vm, |record| record.restarts = Restarts { count }).await
+        {
+            return (vm, action, Some(error.to_string()));
+        }
+        let problem = match action.task() {
+            Some(task) => self.do_task(vm, task).await.err(),
+            None => None,
+        };
+        (vm, action, problem)
+    }
+
+    /// Runs a task of the agent's own.
+    ///
+    /// # Errors
+    /// Why it was refused or failed, for people.
+    async fn do_task(self: &Arc<Self>, vm: VmUuid, task: &str) -> Result<(), String> {
         let id = self.new_id();
         let submission = Submission {
             id: id.clone(),
             req_id: String::new(),
-            task: chore.task.to_owned(),
-            params: chore.params,
+            task: task.to_owned(),
+            params: reconcile::params(vm),
             deadline_ms: None,
             ticket: None,
             volatile: false,
             origin: Origin::Local,
         };
-        match self.submit(submission).await {
-            Ok(()) => drop(self.wait(&id, PATIENCE).await),
-            Err(refusal) => {
-                let task = chore.task;
-                tracing::warn!(task, code = %refusal.code, "a task of the agent's own was refused");
-            }
+        self.submit(submission).await.map_err(|refusal| refusal.to_string())?;
+        self.wait(&id, PATIENCE).await;
+        match self.record(&id).await.and_then(|record| record.error.clone()) {
+            Some(error) => Err(error.message),
+            None => Ok(()),
         }
     }
+}
+
+fn concerns(tried: &BTreeMap<VmUuid, Tried>) -> Vec<String> {
+    let concern = |(vm, tried): (&VmUuid, &Tried)| {
+        let problem = tried.problem.as_deref()?;
+        let (what, times) = (tried.action.concern(), tried.times);
+        Some(format!("VM {vm} {what}: tried {times} times, at last: {problem}"))
+    };
+    tried.iter().filter_map(concern).collect()
 }

@@ -11,6 +11,7 @@ use muster_shared::vm::{
 use muster_shared::wire::Code;
 use serde_json::{Map, Value, json};
 
+use super::restart::{self, Policy};
 use crate::tasks::TaskFailure;
 
 pub use update::{internal_metadata, update};
@@ -278,9 +279,17 @@ fn complete(vm: &mut Map<String, Value>, problems: &mut Problems) {
     complete_devices(vm, problems);
 }
 
-/// Names the largest property of a VM that is too large as a whole. One that was so before may
+/// Refuses a restart policy that is none, and names the largest property of a VM that is too large
+/// as a whole. One that was so before may
 /// stay as it is, or become smaller.
 fn bound(vm: &Map<String, Value>, before_bytes: usize, problems: &mut Problems) {
+    let policy = vm.get("internal_metadata").and_then(|metadata| metadata.get(restart::POLICY_KEY));
+    if policy
+        .is_some_and(|policy| policy.as_str().is_none_or(|text| text.parse::<Policy>().is_err()))
+    {
+        let name = format!("internal_metadata.{}", restart::POLICY_KEY);
+        problems.refuse(name, restart::POLICY_FORM);
+    }
     let bytes = json_bytes(vm);
     if bytes > MAX_VM_BYTES && bytes > before_bytes {
         let largest = vm.iter().max_by_key(|(_, value)| json_bytes(*value));

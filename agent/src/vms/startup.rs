@@ -1,28 +1,17 @@
-//! What an agent does about its VMs when it starts: find the guests that outlived its
-//! predecessor, and name the tasks that are due (autoboot after a boot of the host, destroys that
-//! were cut off). And what it does from then on: notice guests that end by themselves.
+//! What an agent does about its VMs when it starts: find the guests that outlived its predecessor,
+//! and mend the records that it left half changed. And what it does from then on: notice guests that
+//! end by themselves. What they need is in [`super::reconcile`].
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::VmUuid;
-use serde_json::{Map, Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::{Entry, VmRecord};
+use super::VmRecord;
+use super::restart::Power;
 use crate::drivers::{DriverError, Drivers};
-
-/// A task for the agent's own engine.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Chore {
-    /// The VM.
-    pub vm: VmUuid,
-    /// The kind.
-    pub task: &'static str,
-    /// Its parameters.
-    pub params: Map<String, Value>,
-}
 
 /// Loads all records and finds the guests that run. Those without a record are left running and
 /// reported, see [`super::VmTable::orphans`].
@@ -35,37 +24,13 @@ pub async fn find(drivers: &Drivers) -> Result<(), DriverError> {
     Ok(())
 }
 
-/// Mends the records that an earlier agent left half changed, and says which tasks are due. VMs
-/// in `busy` belong to tasks that go on by themselves. Call after [`find`] and after the journal
-/// was recovered.
-pub async fn chores(drivers: &Drivers, busy: &BTreeSet<VmUuid>) -> Vec<Chore> {
-    let entries = drivers.vms.entries();
-    let mut idle: Vec<&Entry> =
-        entries.iter().filter(|entry| !busy.contains(&entry.record.uuid)).collect();
-    for entry in &idle {
-        mend(drivers, &entry.record).await;
-    }
-    idle.sort_by_key(|entry| priority(&entry.record));
-    let boot_id = drivers.vms.boot_id();
-    let due = |entry: &Entry| Some(chore(due(entry, boot_id)?, &entry.record));
-    idle.into_iter().filter_map(due).collect()
-}
-
-/// Whether what was due still is.
-#[must_use]
-pub fn is_due(drivers: &Drivers, chore: &Chore) -> bool {
-    let entry = drivers.vms.entry(chore.vm);
-    entry.is_some_and(|entry| due(&entry, drivers.vms.boot_id()) == Some(chore.task))
-}
-
-/// The task that a VM needs without anybody asking for it.
-fn due(entry: &Entry, boot_id: &str) -> Option<&'static str> {
-    if entry.record.destroying {
-        Some("machine_destroy")
-    } else if wants_boot(entry, boot_id) {
-        Some("machine_boot")
-    } else {
-        None
+/// Mends the records that an earlier agent left half changed. VMs in `busy` belong to tasks that go
+/// on by themselves. Call after [`find`] and after the journal was recovered.
+pub async fn mend(drivers: &Drivers, busy: &BTreeSet<VmUuid>) {
+    for entry in drivers.vms.entries() {
+        if !busy.contains(&entry.record.uuid) {
+            mend_one(drivers, &entry.record).await;
+        }
     }
 }
 
@@ -85,32 +50,8 @@ pub async fn watch(drivers: Arc<Drivers>, cancelled: CancellationToken) {
     }
 }
 
-/// A VM that is to start with the host, and has not been considered in this boot.
-fn wants_boot(entry: &Entry, boot_id: &str) -> bool {
-    let record = &entry.record;
-    record.flag("autoboot")
-        && !entry.observed.is_running()
-        && !record.provisioning
-        && !record.failed
-        && record.boot_id.as_deref() != Some(boot_id)
-}
-
-/// By the configured priority, then by age.
-fn priority(record: &VmRecord) -> (i64, String) {
-    let created = record.text("create_timestamp").unwrap_or_default().to_owned();
-    (record.boot_priority(), created)
-}
-
-fn chore(task: &'static str, record: &VmRecord) -> Chore {
-    let mut params = Map::new();
-    params.insert("uuid".to_owned(), json!(record.uuid));
-    params.insert("idempotent".to_owned(), json!(true));
-    params.insert("include_dni".to_owned(), json!(true));
-    Chore { vm: record.uuid, task, params }
-}
-
 /// No task works on this VM: nothing is under way any more.
-async fn mend(drivers: &Drivers, record: &VmRecord) {
+async fn mend_one(drivers: &Drivers, record: &VmRecord) {
     let boot_id = drivers.vms.boot_id().to_owned();
     let mend = |record: &mut VmRecord| {
         record.stopping_until = None;
@@ -119,8 +60,10 @@ async fn mend(drivers: &Drivers, record: &VmRecord) {
             record.provisioning = false;
             record.failed = true;
         }
-        if !record.flag("autoboot") {
+        if !record.flag("autoboot") && record.boot_id.as_ref() != Some(&boot_id) {
+            // Not to start with the host, whatever it did before.
             record.boot_id = Some(boot_id);
+            record.power = Power::Unknown;
         }
     };
     if let Err(error) = drivers.vms.update(record.uuid, mend).await {

@@ -3,6 +3,7 @@
 //! its process's, must not lead to what listens on the host for the host alone: this agent,
 //! coordinators, the displays of other guests.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
 use super::folder::GuestFolder;
-use crate::host::{Command, Exec};
+use crate::host::{Command, Exec, procfs};
 
 /// Users for guests begin here: systemd's list of assigned numbers leaves the range to nobody.
 pub const FIRST_UID: u32 = 1_900_000_000;
@@ -50,6 +51,8 @@ pub(super) struct Isolation {
     /// What could not be had, for `Muster.degraded`.
     pub(super) degraded: Vec<String>,
     guests: PathBuf,
+    /// Users of processes that run.
+    in_use: fn() -> io::Result<BTreeSet<u32>>,
     // Two guests that start at once must not get one user.
     choosing: Mutex<()>,
 }
@@ -78,7 +81,14 @@ impl Isolation {
             },
         };
         let guests = data_dir.join("guests");
-        Self { has_uids, restricted: !filtered, degraded, guests, choosing: Mutex::default() }
+        Self {
+            has_uids,
+            restricted: !filtered,
+            degraded,
+            guests,
+            in_use: users_of_guests,
+            choosing: Mutex::default(),
+        }
     }
 
     /// What a guest gets; the same one each time.
@@ -95,7 +105,8 @@ impl Isolation {
         if let Some(uid) = folder.uid()? {
             return Ok(uid);
         }
-        let mut taken = std::collections::BTreeSet::new();
+        // Of another agent's guests, too, and of those whose folder was lost.
+        let mut taken = (self.in_use)()?;
         for entry in std::fs::read_dir(&self.guests)? {
             taken.extend(GuestFolder::uid_in(&entry?.path())?);
         }
@@ -104,6 +115,15 @@ impl Isolation {
         folder.set_uid(uid)?;
         Ok(uid)
     }
+}
+
+fn users_of_guests() -> io::Result<BTreeSet<u32>> {
+    let mut users = BTreeSet::new();
+    for pid in procfs::pids()? {
+        let user = procfs::status(pid)?.map(|status| status.uid).filter(|uid| is_guest(*uid));
+        users.extend(user.and_then(|uid| u32::try_from(uid).ok()));
+    }
+    Ok(users)
 }
 
 /// Whether a user is one of guests.
@@ -172,6 +192,7 @@ mod tests {
             restricted: true,
             degraded: Vec::new(),
             guests: data.join("guests"),
+            in_use: || Ok(BTreeSet::from([FIRST_UID + 2])),
             choosing: Mutex::default(),
         };
         let guest = |number: u128| {
@@ -185,6 +206,7 @@ mod tests {
         assert_eq!((uid(&one), uid(&two), uid(&one)), (FIRST_UID, FIRST_UID + 1, FIRST_UID));
         one.purge().unwrap();
         assert_eq!(uid(&guest(3)), FIRST_UID);
+        assert_eq!(uid(&guest(4)), FIRST_UID + 3);
         assert!(is_guest(u64::from(uid(&two))) && !is_guest(0));
     }
 }

@@ -1,8 +1,10 @@
 //! Ending all guests with their host, beside their agent or without one.
 
+use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use muster_shared::clock::{SharedClock, SystemClock};
 use muster_shared::ids::VmUuid;
@@ -21,6 +23,11 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time a hypervisor has to take a command.
 const CONTROL_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// In the run folder, see [`Marker`].
+const MARKER: &str = "leaving";
+/// The host ends the agent at the latest this long after its last guest.
+const LINGER: Duration = Duration::from_secs(120);
+
 /// How a guest left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
@@ -36,7 +43,38 @@ pub enum Left {
 #[derive(Debug)]
 pub struct Leaving {
     table: Arc<GuestTable>,
+    _marker: Marker,
     _closing: DropGuard,
+}
+
+/// Says that the guests are leaving: locked as long as they do. The file's time is that of the end,
+/// so that it holds for the while that the host has left.
+#[derive(Debug)]
+struct Marker(File);
+
+impl Marker {
+    fn set(run_dir: &Path) -> io::Result<Self> {
+        let path = run_dir.join(MARKER);
+        let file = File::options().create(true).truncate(false).write(true).open(path)?;
+        file.lock()?;
+        Ok(Self(file))
+    }
+}
+
+impl Drop for Marker {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.set_modified(SystemTime::now()) {
+            tracing::warn!(%error, "guests may be started again while the host goes down");
+        }
+    }
+}
+
+/// Whether the guests are leaving, or have left a moment ago.
+pub(super) fn is_under_way(run_dir: &Path) -> bool {
+    let Ok(file) = File::open(run_dir.join(MARKER)) else { return false };
+    let age = file.metadata().and_then(|found| found.modified()).map(|time| time.elapsed());
+    let fresh = age.is_ok_and(|age| age.is_ok_and(|age| age < LINGER));
+    fresh || file.try_lock_shared().is_err()
 }
 
 impl Leaving {
@@ -56,13 +94,15 @@ impl Leaving {
         let closing = CancellationToken::new();
         let table = GuestTable::new(config, clock, boot_id, closing.clone());
         table.look()?;
-        Ok(Self { table, _closing: closing.drop_guard() })
+        let marker = Marker::set(run_dir);
+        let marker = marker.map_err(|error| DriverError::failed("say that guests leave", error))?;
+        Ok(Self { table, _marker: marker, _closing: closing.drop_guard() })
     }
 
     /// Those that still run.
     #[must_use]
     pub fn running(&self) -> Vec<VmUuid> {
-        self.table.running()
+        self.table.running().into_iter().map(|guest| guest.vm).collect()
     }
 
     /// Presses a guest's power button and waits for its end; kills it when its time is over.

@@ -38,8 +38,8 @@ use self::probe::{Accelerator, Probe, Verdict};
 use self::qmp::{Plain, Qmp, QmpError};
 use self::vnc::Displays;
 use super::{
-    Abilities, Compute, GuestIo, GuestPort, GuestSignal, Logged, Observed, SnapshotChange,
-    not_running,
+    Abilities, Compute, GuestIo, GuestPort, GuestSignal, Logged, Observed, RunningGuest,
+    SnapshotChange, not_running,
 };
 use crate::drivers::DriverError;
 use crate::drivers::storage::Disk;
@@ -77,6 +77,7 @@ pub struct QemuConfig {
 /// The driver.
 #[derive(Debug)]
 pub struct Qemu {
+    run_dir: PathBuf,
     verdict: Verdict,
     guests: Guests,
     displays: Displays,
@@ -111,10 +112,11 @@ impl Qemu {
         let (wanted, prefix) = (config.user_network, &config.prefix);
         let isolation = Isolation::open(wanted, prefix, &config.data_dir, exec.as_ref()).await;
         verdict.degraded.extend(isolation.degraded.iter().cloned());
+        let run_dir = config.run_dir.clone();
         let guests = Guests::open(config, exec, clock, boot_id, isolation)?;
         // Without a password of its own a display is for this machine only.
         let displays = Displays::new(std::net::Ipv4Addr::LOCALHOST.into());
-        Ok(Self { verdict, guests, displays })
+        Ok(Self { run_dir, verdict, guests, displays })
     }
 
     fn accelerator(&self) -> Result<Accelerator, DriverError> {
@@ -277,7 +279,11 @@ impl Compute for Qemu {
         self.guests.cleanup(vm, purge)
     }
 
-    async fn running(&self) -> Result<Vec<VmUuid>, DriverError> {
+    fn guests_leave(&self) -> bool {
+        leaving::is_under_way(&self.run_dir)
+    }
+
+    async fn running(&self) -> Result<Vec<RunningGuest>, DriverError> {
         Ok(self.guests.running())
     }
 }

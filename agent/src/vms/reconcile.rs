@@ -1,0 +1,220 @@
+//! What the agent has to do so that its VMs are what their records say. Pure: the engine does it,
+//! see [`crate::tasks`].
+
+use std::collections::BTreeSet;
+
+use jiff::Timestamp;
+use muster_shared::ids::VmUuid;
+use serde_json::{Map, Value, json};
+
+use super::{Entry, VmRecord, restart};
+use crate::drivers::compute::Observed;
+
+/// Something that a VM needs without anybody asking for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Action {
+    /// A destroy was begun: it is finished.
+    Destroy,
+    /// It is to start with the host, and was not considered in this boot of it.
+    Boot,
+    /// Its process ended, and its policy wants it back.
+    Restart,
+    /// It has run for long since it was last restarted.
+    ForgetRestarts,
+}
+
+impl Action {
+    /// The kind of the task that does it, if it takes one.
+    #[must_use]
+    pub fn task(self) -> Option<&'static str> {
+        match self {
+            Self::Destroy => Some("machine_destroy"),
+            Self::Boot | Self::Restart => Some("machine_boot"),
+            Self::ForgetRestarts => None,
+        }
+    }
+
+    /// What is amiss as long as it is not done, for people.
+    #[must_use]
+    pub fn concern(self) -> &'static str {
+        match self {
+            Self::Destroy => "is to be destroyed",
+            Self::Boot => "is to start with the host",
+            Self::Restart => "is to be started again",
+            Self::ForgetRestarts => "has recovered",
+        }
+    }
+}
+
+/// What is to be done, the most urgent first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Now.
+    pub actions: Vec<(VmUuid, Action)>,
+    /// When something else will be due.
+    pub next: Option<Timestamp>,
+}
+
+/// Compares what VMs are with what they are to be. Those in `busy` belong to tasks under way.
+pub fn plan<'a>(
+    entries: impl IntoIterator<Item = &'a Entry>,
+    busy: &BTreeSet<VmUuid>,
+    boot_id: &str,
+    now: Timestamp,
+) -> Plan {
+    let mut found = Vec::new();
+    let mut next: Option<Timestamp> = None;
+    for entry in entries {
+        let vm = entry.record.uuid;
+        if busy.contains(&vm) {
+            continue;
+        }
+        match needed(entry, boot_id, now) {
+            Some((action, due)) if due <= now => found.push((order(&entry.record), vm, action)),
+            Some((_, due)) => next = Some(next.map_or(due, |next| next.min(due))),
+            None => {}
+        }
+    }
+    found.sort();
+    Plan { actions: found.into_iter().map(|(_, vm, action)| (vm, action)).collect(), next }
+}
+
+/// What one VM needs, and when.
+fn needed(entry: &Entry, boot_id: &str, now: Timestamp) -> Option<(Action, Timestamp)> {
+    let record = &entry.record;
+    if record.destroying {
+        return Some((Action::Destroy, now));
+    }
+    if record.provisioning || record.failed || record.rolling_back_to.is_some() {
+        return None;
+    }
+    match &entry.observed {
+        Observed::Running(live) => {
+            restart::recovered(record, live).map(|at| (Action::ForgetRestarts, at))
+        }
+        Observed::Stopped(ended) if record.boot_id.as_deref() == Some(boot_id) => {
+            restart::due(record, ended, now).map(|at| (Action::Restart, at))
+        }
+        Observed::Stopped(_) => record.flag("autoboot").then_some((Action::Boot, now)),
+    }
+}
+
+/// By the configured priority, then by age.
+fn order(record: &VmRecord) -> (i64, String) {
+    let created = record.text("create_timestamp").unwrap_or_default().to_owned();
+    (record.boot_priority(), created)
+}
+
+/// Parameters of an action's task.
+#[must_use]
+pub fn params(vm: VmUuid) -> Map<String, Value> {
+    let mut params = Map::new();
+    params.insert("uuid".to_owned(), json!(vm));
+    params.insert("idempotent".to_owned(), json!(true));
+    params.insert("include_dni".to_owned(), json!(true));
+    params
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::drivers::compute::{Activity, Ended, Live};
+    use crate::vms::restart::{POLICY_KEY, Power, Restarts};
+    use crate::vms::sim::record;
+
+    const NOW_MS: u64 = 1_800_000_000_000;
+
+    fn now() -> Timestamp {
+        Timestamp::from_millisecond(i64::try_from(NOW_MS).unwrap()).unwrap()
+    }
+
+    /// Stopped with an error just now, in this boot of the host; to be started again always.
+    fn entry(number: u128, change: impl FnOnce(&mut VmRecord)) -> Entry {
+        let mut record = VmRecord {
+            provisioning: false,
+            boot_id: Some("boot-1".to_owned()),
+            power: Power::On,
+            ..record(number)
+        };
+        let metadata = json!({ POLICY_KEY: "always" });
+        record.properties.insert("internal_metadata".to_owned(), metadata);
+        change(&mut record);
+        let ended = Ended { exit_status: Some(1), exited_at_ms: Some(NOW_MS), reason: None };
+        Entry { record, observed: Observed::Stopped(ended), state_since: now() }
+    }
+
+    fn planned(entry: &Entry, boot_id: &str, seconds: i64) -> Option<Action> {
+        let now = now() + jiff::Span::new().seconds(seconds);
+        let plan = plan([entry], &BTreeSet::new(), boot_id, now);
+        plan.actions.first().map(|(_, action)| *action)
+    }
+
+    #[test]
+    fn a_vm_that_ended_is_restarted_after_its_pause() {
+        let vm = entry(1, |_| ());
+        assert_eq!(planned(&vm, "boot-1", 0), None);
+        assert_eq!(planned(&vm, "boot-1", 1), Some(Action::Restart));
+        let first = plan([&vm], &BTreeSet::new(), "boot-1", now());
+        assert_eq!(first.next, Some(now() + jiff::Span::new().seconds(1)));
+        let busy = BTreeSet::from([vm.record.uuid]);
+        let later = now() + jiff::Span::new().seconds(9);
+        assert_eq!(plan([&vm], &busy, "boot-1", later), Plan::default());
+    }
+
+    #[test]
+    fn after_a_boot_of_the_host_only_autoboot_counts() {
+        assert_eq!(planned(&entry(1, |_| ()), "boot-2", 9), None);
+        let autoboot = |record: &mut VmRecord| {
+            record.properties.insert("autoboot".to_owned(), json!(true));
+        };
+        assert_eq!(planned(&entry(1, autoboot), "boot-2", 0), Some(Action::Boot));
+    }
+
+    #[test]
+    fn what_is_half_made_is_left_alone_and_what_is_half_destroyed_is_not() {
+        for (change, action) in [
+            ((|r| r.provisioning = true) as fn(&mut VmRecord), None),
+            (|r| r.failed = true, None),
+            (|r| r.rolling_back_to = Some("a".to_owned()), None),
+            (|r| r.destroying = true, Some(Action::Destroy)),
+            (|r| r.power = Power::Off, None),
+        ] {
+            assert_eq!(planned(&entry(1, change), "boot-1", 9), action);
+        }
+    }
+
+    #[test]
+    fn a_vm_that_ran_for_long_has_recovered() {
+        let mut vm = entry(1, |record| record.restarts = Restarts { count: 4 });
+        vm.observed = Observed::Running(Live {
+            pid: 1,
+            started_at_ms: NOW_MS,
+            booted_at_ms: NOW_MS,
+            reboots: 0,
+            activity: Activity::Running,
+            reason: None,
+        });
+        assert_eq!(planned(&vm, "boot-1", 599), None);
+        assert_eq!(planned(&vm, "boot-1", 600), Some(Action::ForgetRestarts));
+        vm.record.restarts = Restarts::default();
+        assert_eq!(planned(&vm, "boot-1", 600), None);
+    }
+
+    #[test]
+    fn they_come_by_priority_and_then_by_age() {
+        let vm = |number, priority: Option<i64>, created: &str| {
+            entry(number, |record| {
+                record.destroying = true;
+                record.properties.insert("create_timestamp".to_owned(), json!(created));
+                if let Some(priority) = priority {
+                    let metadata = json!({ "muster:boot_priority": priority });
+                    record.properties.insert("internal_metadata".to_owned(), metadata);
+                }
+            })
+        };
+        let vms = [vm(1, None, "2026-02"), vm(2, None, "2026-01"), vm(3, Some(5), "2026-03")];
+        let plan = plan(&vms, &BTreeSet::new(), "boot-1", now());
+        let order: Vec<u128> = plan.actions.iter().map(|(vm, _)| vm.0.as_u128()).collect();
+        assert_eq!(order, [3, 2, 1]);
+    }
+}

@@ -1,0 +1,197 @@
+//! Whether a VM whose process ended is started again, and when. Pure.
+
+use std::num::NonZeroU32;
+use std::str::FromStr;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use muster_shared::backoff::Backoff;
+use serde::{Deserialize, Serialize};
+
+use super::VmRecord;
+use crate::drivers::compute::{Ended, Live};
+
+/// Where a VM's policy is among its `internal_metadata`.
+pub const POLICY_KEY: &str = "muster:restart_policy";
+/// Pauses before a start: a guest that ends at once does not keep the node busy.
+const PAUSE: Backoff =
+    Backoff { first: Duration::from_secs(1), factor: 2.0, cap: Duration::from_secs(300) };
+/// A guest that ran this long has recovered: its next pause is the first again.
+const RECOVERED: Duration = Duration::from_secs(600);
+/// The hypervisor's word for a guest that powered itself off.
+const GUEST_SHUTDOWN: &str = "guest-shutdown";
+
+/// What becomes of a VM whose process ended without anybody asking for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Policy {
+    /// It stays as it is.
+    #[default]
+    Never,
+    /// It is started again if it did not end by itself in order; so many times in a row at most.
+    OnFailure(Option<NonZeroU32>),
+    /// It is started again.
+    Always,
+}
+
+/// What a policy must be, for people.
+pub const POLICY_FORM: &str =
+    "must be never, on-failure, on-failure:N (N starts in a row at most) or always";
+
+/// The text is no policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{POLICY_FORM}")]
+pub struct BadPolicy;
+
+impl FromStr for Policy {
+    type Err = BadPolicy;
+
+    fn from_str(text: &str) -> Result<Self, BadPolicy> {
+        match (text, text.strip_prefix("on-failure:")) {
+            ("never", _) => Ok(Self::Never),
+            ("on-failure", _) => Ok(Self::OnFailure(None)),
+            ("always", _) => Ok(Self::Always),
+            (_, Some(most)) => {
+                most.parse().map(|most| Self::OnFailure(Some(most))).or(Err(BadPolicy))
+            }
+            _ => Err(BadPolicy),
+        }
+    }
+}
+
+/// What the last task that started or stopped a VM wanted of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Power {
+    /// Nobody has started it yet, or an agent did that did not write it down.
+    #[default]
+    Unknown,
+    /// It is to run.
+    On,
+    /// It is to stay off.
+    Off,
+}
+
+/// How often the agent has started a VM again by itself since it last ran for long.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Restarts {
+    /// How often.
+    pub count: u32,
+}
+
+/// When a VM that ended in this way is to be started again; `None`: it is not.
+///
+/// `now` bounds the pause where the wall clock was set back since.
+#[must_use]
+pub fn due(record: &VmRecord, ended: &Ended, now: Timestamp) -> Option<Timestamp> {
+    if record.power != Power::On {
+        return None;
+    }
+    match record.restart_policy() {
+        Policy::Never => return None,
+        Policy::OnFailure(_) if !is_failure(ended) => return None,
+        Policy::OnFailure(Some(most)) if record.restarts.count >= most.get() => return None,
+        Policy::OnFailure(_) | Policy::Always => {}
+    }
+    let pause = PAUSE.delay(record.restarts.count, 1.0);
+    let after = |time: Timestamp| time.saturating_add(pause).unwrap_or(Timestamp::MAX);
+    let exited = ended.exited_at_ms.and_then(|ms| i64::try_from(ms).ok());
+    let exited = exited.and_then(|ms| Timestamp::from_millisecond(ms).ok());
+    Some(exited.map_or(now, after).min(after(now)))
+}
+
+/// When the starts of a VM that runs are forgotten; `None`: there are none.
+#[must_use]
+pub fn recovered(record: &VmRecord, live: &Live) -> Option<Timestamp> {
+    if record.restarts.count == 0 {
+        return None;
+    }
+    let started = Timestamp::from_millisecond(i64::try_from(live.started_at_ms).ok()?).ok()?;
+    started.saturating_add(RECOVERED).ok()
+}
+
+/// A guest of which nobody saw the end may have been cut off: that counts as a failure.
+fn is_failure(ended: &Ended) -> bool {
+    match ended.exit_status {
+        Some(status) => status != 0,
+        None => ended.reason.as_deref() != Some(GUEST_SHUTDOWN),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_shared::clock::iso;
+    use serde_json::json;
+
+    use super::*;
+    use crate::vms::sim::record;
+
+    const NOW_MS: u64 = 1_800_000_000_000;
+
+    fn now() -> Timestamp {
+        Timestamp::from_millisecond(i64::try_from(NOW_MS).unwrap()).unwrap()
+    }
+
+    fn vm(policy: &str, power: Power, count: u32) -> VmRecord {
+        let mut record = VmRecord { power, restarts: Restarts { count }, ..record(1) };
+        let metadata = json!({ POLICY_KEY: policy });
+        record.properties.insert("internal_metadata".to_owned(), metadata);
+        record
+    }
+
+    fn ended(exit_status: Option<i32>, reason: Option<&str>) -> Ended {
+        Ended { exit_status, exited_at_ms: Some(NOW_MS), reason: reason.map(Into::into) }
+    }
+
+    #[test]
+    fn policies_are_words() {
+        assert_eq!("on-failure:3".parse(), Ok(Policy::OnFailure(NonZeroU32::new(3))));
+        assert_eq!("always".parse(), Ok(Policy::Always));
+        for text in ["", "on-failure:0", "on-failure:", "on-failure:x", "Always", "sometimes"] {
+            assert_eq!(text.parse::<Policy>(), Err(BadPolicy), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn who_is_started_again_follows_from_policy_and_end() {
+        let killed = ended(Some(137), None);
+        let shut_down = ended(Some(0), Some(GUEST_SHUTDOWN));
+        let unseen = ended(None, None);
+        for (policy, end, again) in [
+            ("never", &killed, false),
+            ("nonsense", &killed, false),
+            ("on-failure", &killed, true),
+            ("on-failure", &unseen, true),
+            ("on-failure", &shut_down, false),
+            ("always", &shut_down, true),
+            ("always", &unseen, true),
+        ] {
+            let due = due(&vm(policy, Power::On, 0), end, now());
+            assert_eq!(due.is_some(), again, "{policy} {end:?}");
+        }
+        for power in [Power::Off, Power::Unknown] {
+            assert_eq!(due(&vm("always", power, 0), &killed, now()), None);
+        }
+    }
+
+    #[test]
+    fn pauses_grow_to_a_limit_and_starts_in_a_row_are_counted() {
+        let pause = |policy: &str, count| {
+            let due = due(&vm(policy, Power::On, count), &ended(Some(1), None), now());
+            due.map(|due| iso(due)[14..19].to_owned())
+        };
+        for (count, expected) in
+            [(0, "00:01"), (3, "00:08"), (8, "04:16"), (9, "05:00"), (900, "05:00")]
+        {
+            assert_eq!(pause("always", count).as_deref(), Some(expected), "{count}");
+        }
+        assert!(pause("on-failure:3", 2).is_some());
+        assert_eq!(pause("on-failure:3", 3), None);
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_does_not_delay_a_start_for_ever() {
+        let hour_ago = now() - jiff::Span::new().hours(1);
+        let due = due(&vm("always", Power::On, 0), &ended(Some(1), None), hour_ago).unwrap();
+        assert_eq!(due, hour_ago + jiff::Span::new().seconds(1));
+    }
+}
