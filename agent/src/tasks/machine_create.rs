@@ -239,7 +239,7 @@ impl Job {
         drivers.vms.check_macs(self.vm, &self.properties)?;
         // Left by something that has no record: not ours to take over.
         if drivers.compute.observe(self.vm).await?.is_running() {
-            return Err(vm_exists(self.vm));
+            return Err(refuse(Code::VmExists, vms::orphaned(self.vm).to_string()));
         }
         if !drivers.storage.disks(self.vm).await?.is_empty() {
             let pool = self.properties.get("zpool").and_then(Value::as_str).unwrap_or_default();
