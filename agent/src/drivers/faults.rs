@@ -20,7 +20,12 @@ pub enum When {
     Before,
     /// It was done, but the caller is told that it failed.
     After,
+    /// Nothing was done for longer than any task may run; then it fails.
+    Hangs,
 }
+
+/// How long a call hangs.
+pub const HANG: Duration = Duration::from_secs(3 * 3600);
 
 /// A planned failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +47,12 @@ impl Fault {
     #[must_use]
     pub fn after() -> Self {
         Self { when: When::After, code: None }
+    }
+
+    /// The host hangs.
+    #[must_use]
+    pub fn hangs() -> Self {
+        Self { when: When::Hangs, code: None }
     }
 
     /// A refusal before anything was done.
@@ -102,6 +113,12 @@ impl Faults {
         self.plan.lock().calls.get(operation).copied().unwrap_or(0)
     }
 
+    /// Every operation that was called, with how often.
+    #[must_use]
+    pub fn called(&self) -> BTreeMap<&'static str, u64> {
+        self.plan.lock().calls.clone()
+    }
+
     /// Makes one simulated call: delay, planned fault, effect, planned fault, delay.
     ///
     /// # Errors
@@ -121,6 +138,10 @@ impl Faults {
         self.delay().await;
         match fault {
             Some(fault) if fault.when == When::Before => Err(fault.error(operation)),
+            Some(fault) if fault.when == When::Hangs => {
+                tokio::time::sleep(HANG).await;
+                Err(fault.error(operation))
+            }
             Some(fault) => {
                 effect()?;
                 self.delay().await;

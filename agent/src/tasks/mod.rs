@@ -10,6 +10,8 @@ mod control;
 #[cfg(test)]
 mod engine_tests;
 mod events;
+#[cfg(test)]
+mod fault_matrix_tests;
 pub mod folder;
 mod house;
 pub mod image_ensure_present;

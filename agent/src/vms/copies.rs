@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use muster_shared::error_chain::Chain;
@@ -19,6 +20,9 @@ use super::{Loaded, Unusable, VmRecord, VmRecords};
 use crate::drivers::DriverError;
 use crate::drivers::cluster::Cluster;
 use crate::drivers::storage::{RecordCopy, Storage};
+
+/// Longest wait for a copy to be written.
+const COPY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Whose a VM is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -101,12 +105,15 @@ impl CopiedRecords {
         self.storage.put_copy(record.uuid, &json).await
     }
 
-    /// The record itself is what counts, so what becomes of its copy refuses nothing.
+    /// The record itself is what counts, so what becomes of its copy refuses nothing, and storage
+    /// that hangs holds up no record for long.
     async fn copy_if_possible(&self, record: &VmRecord) {
-        if let Err(error) = self.copy(record).await {
-            let error = Chain(&error).to_string();
-            tracing::warn!(vm_uuid = %record.uuid, error, "a VM record has no current copy");
-        }
+        let problem = match tokio::time::timeout(COPY_TIMEOUT, self.copy(record)).await {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => Chain(&error).to_string(),
+            Err(_) => format!("the storage took longer than {COPY_TIMEOUT:?}"),
+        };
+        tracing::warn!(vm_uuid = %record.uuid, problem, "a VM record has no current copy");
     }
 
     /// A VM of that name may be here already, with disks that only its copy tells of.

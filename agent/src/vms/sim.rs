@@ -33,6 +33,11 @@ impl SimVmRecords {
         self.records.lock().clone()
     }
 
+    /// Loses one, as a damaged disk does.
+    pub fn lose(&self, vm: VmUuid) {
+        self.records.lock().remove(&vm);
+    }
+
     /// What was kept of VMs that are gone.
     #[must_use]
     pub fn archived(&self) -> BTreeMap<VmUuid, VmRecord> {

@@ -93,12 +93,18 @@ fn play(sim: &mut Sim, point: &str, victim: Victim) -> Verdict {
     })?;
     let kind = kind_name(point.split(':').next().unwrap_or_default());
     let mut wanted = params(kind);
-    if wanted.contains_key("confirm") {
+    if kind == "server_factory_reset" {
         wanted.insert("confirm".to_owned(), json!(sim.agents[0].server));
     }
     let vm: Option<VmUuid> = wanted.get("uuid").and_then(|v| v.as_str()?.parse().ok());
     if vm.is_some() && kind != "machine_create" {
         ask(sim, "machine_create", params("machine_create"))?;
+        if kind.starts_with("orphan_") {
+            sim.crash_agent(0);
+            vm.into_iter().for_each(|vm| sim.agents[0].orphan(vm));
+            sim.start_agent(0);
+            sim.run_for(Duration::from_secs(5))?;
+        }
         if kind == "machine_boot" {
             ask(sim, "machine_shutdown", params("machine_shutdown"))?;
         }

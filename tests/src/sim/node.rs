@@ -27,10 +27,11 @@ use muster_agent::{Agent, AgentConfig, AgentParts, Running, TASK_CEILING};
 use muster_shared::clock::SharedClock;
 use muster_shared::entropy::{SeededEntropy, SharedEntropy};
 use muster_shared::error_chain::Chain;
-use muster_shared::ids::ServerUuid;
+use muster_shared::ids::{ServerUuid, VmUuid};
 use muster_shared::kv::{MemKv, MemOptions};
 use muster_shared::threads::SameRuntime;
 use parking_lot::Mutex;
+use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -312,6 +313,17 @@ impl AgentNode {
     #[must_use]
     pub fn has_stopped(&self) -> bool {
         self.stopping.as_ref().is_some_and(JoinHandle::is_finished)
+    }
+
+    /// Loses a VM's record, and with it the VM: the copy is another server's.
+    pub fn orphan(&self, vm: VmUuid) {
+        self.records.lose(vm);
+        let copies = self.pool.copies();
+        let copy = copies.get(&vm).and_then(|copy| serde_json::from_slice::<Value>(copy).ok());
+        if let Some(mut copy) = copy {
+            copy["server_uuid"] = json!(uuid::Uuid::nil());
+            self.pool.set_copy(vm, copy.to_string().into_bytes());
+        }
     }
 
     /// The agent dies; guests go on.

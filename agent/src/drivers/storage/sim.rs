@@ -112,6 +112,11 @@ impl SimPool {
         self.0.lock().copies.clone()
     }
 
+    /// Puts something in the place of a copy.
+    pub fn set_copy(&self, vm: VmUuid, content: Vec<u8>) {
+        self.0.lock().copies.insert(vm, content);
+    }
+
     fn each_disk(&self, vm: VmUuid, mut change: impl FnMut(&mut SimDisk)) {
         let mut content = self.0.lock();
         content.disks.range_mut((vm, 0)..=(vm, u32::MAX)).for_each(|(_, disk)| change(disk));

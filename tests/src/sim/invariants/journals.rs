@@ -190,7 +190,7 @@ impl Journals {
         {
             match entry.task.as_str() {
                 "machine_create" => drop(self.homes.insert(vm, agent)),
-                "machine_destroy" if self.homes.get(&vm) == Some(&agent) => {
+                "machine_destroy" | "orphan_remove" if self.homes.get(&vm) == Some(&agent) => {
                     self.homes.remove(&vm);
                 }
                 _ => {}

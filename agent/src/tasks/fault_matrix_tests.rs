@@ -1,0 +1,178 @@
+//! Each call that a task makes to its host fails, or hangs, in turn: the task ends, and whatever it
+//! left can be worked with and destroyed without a trace.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_shared::entropy::SeededEntropy;
+use muster_shared::ids::TaskId;
+use muster_shared::kv::MemKv;
+use muster_shared::wire::{Code, Outcome, TaskResult};
+use serde_json::{Value, json};
+
+use super::machine_tests::{Host, IMAGE, create_params, params};
+use super::record::Origin;
+use super::registry::Registry;
+use super::{Engine, EngineParts, HANDLERS, Params, Submission};
+use crate::drivers::faults::{Fault, HANG};
+
+/// Longer than anything here takes.
+const LONG: Duration = Duration::from_secs(30 * 86_400);
+
+/// A node on which one task at a time runs to its end.
+struct Node {
+    host: Host,
+    engine: Arc<Engine>,
+    tasks: u32,
+}
+
+impl Node {
+    async fn new() -> Self {
+        let host = Host::new();
+        let drivers = host.agent("boot-1").await;
+        let parts = EngineParts {
+            clock: Arc::clone(&host.clock),
+            entropy: Arc::new(SeededEntropy::new(2)),
+            kv: Arc::new(MemKv::default()),
+            drivers,
+            registry: Registry::new(HANDLERS),
+            boot_id: "boot-1".to_owned(),
+            instance_id: uuid::Uuid::nil(),
+            ceiling: Duration::from_secs(3600),
+            faults: None,
+        };
+        Self { host, engine: Engine::open(parts).await.unwrap(), tasks: 0 }
+    }
+
+    async fn run(&mut self, kind: &str, params: Params) -> TaskResult {
+        self.tasks += 1;
+        let id: TaskId = format!("task-{}", self.tasks).parse().unwrap();
+        let submission = Submission {
+            id: id.clone(),
+            req_id: String::new(),
+            task: kind.to_owned(),
+            params,
+            deadline_ms: None,
+            ticket: None,
+            volatile: false,
+            origin: Origin::Local,
+        };
+        self.engine.submit(submission).await.unwrap();
+        assert!(self.engine.wait(&id, LONG).await, "{kind} does not end");
+        self.engine.result(&id).await.unwrap()
+    }
+
+    /// What the kind works on.
+    async fn prepare(&mut self, kind: &str) {
+        let before: &[(&str, Value)] = match kind {
+            "machine_create" => &[],
+            "machine_boot" => &[("machine_create", json!({})), ("machine_shutdown", json!({}))],
+            "machine_rollback_snapshot" | "machine_delete_snapshot" => &[
+                ("machine_create", json!({})),
+                ("machine_create_snapshot", json!({ "snapshot_name": "a" })),
+            ],
+            _ => &[("machine_create", json!({}))],
+        };
+        for (kind, extra) in before {
+            let done = self.run(kind, wanted(kind, extra)).await;
+            assert_eq!(done.status, Outcome::Complete, "{kind}: {done:?}");
+        }
+    }
+}
+
+fn wanted(kind: &str, extra: &Value) -> Params {
+    match kind {
+        "machine_create" => create_params(extra.clone()),
+        _ => params(extra.clone()),
+    }
+}
+
+/// The calls that a task makes when nothing fails, by operation.
+async fn calls(kind: &str, extra: &Value) -> BTreeMap<&'static str, u64> {
+    let mut node = Node::new().await;
+    node.prepare(kind).await;
+    let before = node.host.faults.called();
+    let done = node.run(kind, wanted(kind, extra)).await;
+    assert_eq!(done.status, Outcome::Complete, "{kind}: {done:?}");
+    let after = node.host.faults.called().into_iter();
+    after.map(|(name, count)| (name, count - before.get(name).copied().unwrap_or(0))).collect()
+}
+
+/// What a task may say that finds its work done, or the VM as a failure left it.
+const EXCUSES: &[Code] = &[
+    Code::NotRunning,
+    Code::AlreadyRunning,
+    Code::SnapshotExists,
+    Code::SnapshotNotFound,
+    Code::VmExists,
+    Code::VmNotFound,
+    Code::VmNotUsable,
+];
+
+/// Whether the task failed.
+async fn survives(
+    kind: &str,
+    extra: &Value,
+    operation: &'static str,
+    nth: u64,
+    fault: Fault,
+) -> bool {
+    let told = format!("{kind}: {operation} {nth} {fault:?}");
+    let mut node = Node::new().await;
+    let empty = node.host.content();
+    node.prepare(kind).await;
+    node.host.faults.fail_nth(operation, nth, fault);
+    let first = node.run(kind, wanted(kind, extra)).await;
+    // What hung has come back.
+    tokio::time::sleep(HANG).await;
+    let again = node.run(kind, wanted(kind, extra)).await;
+    if let Some(error) = &again.error {
+        assert!(EXCUSES.contains(&error.code), "{told}: again: {error:?}, first {first:?}");
+    }
+    let gone = node.run("machine_destroy", params(json!({}))).await;
+    assert_eq!(gone.status, Outcome::Complete, "{told}: {gone:?}");
+    assert_eq!(node.host.content(), empty, "{told}: something is left");
+    assert!(node.host.pool.stashed().is_empty() && node.host.pool.copies().is_empty(), "{told}");
+    first.status == Outcome::Failure
+}
+
+/// Every call of a kind, each fault.
+async fn matrix(kind: &str, extra: Value) {
+    let (mut tried, mut failed) = (0, 0);
+    for (operation, count) in calls(kind, &extra).await {
+        for nth in 1..=count {
+            for fault in [Fault::before(), Fault::after(), Fault::hangs()] {
+                tried += 1;
+                failed += u32::from(survives(kind, &extra, operation, nth, fault).await);
+            }
+        }
+    }
+    println!("{kind}: {tried} faults, {failed} tasks failed, nothing was left of any");
+    assert!(failed > 0, "of {tried} tasks none failed");
+}
+
+macro_rules! kinds {
+    ($($kind:ident: $extra:tt;)+) => {
+        $(
+            #[tokio::test(start_paused = true)]
+            async fn $kind() {
+                matrix(stringify!($kind), json!($extra)).await;
+            }
+        )+
+    };
+}
+
+kinds! {
+    machine_create: {};
+    machine_boot: {};
+    machine_shutdown: { "timeout": 30 };
+    machine_kill: { "signal": "KILL" };
+    machine_reboot: { "timeout": 30 };
+    machine_update: { "ram": 256, "alias": "other", "reboot": "always" };
+    machine_reprovision: { "image_uuid": IMAGE };
+    machine_create_snapshot: { "snapshot_name": "a" };
+    machine_rollback_snapshot: { "snapshot_name": "a" };
+    machine_delete_snapshot: { "snapshot_name": "a" };
+    machine_destroy: {};
+}
