@@ -17,6 +17,7 @@ mod object;
 pub mod server;
 pub mod task;
 pub mod ticket;
+pub mod usage;
 mod value;
 pub mod vm;
 
