@@ -1,10 +1,10 @@
 //! Compute: the processes that are VMs. They outlive the agent; what runs is always observed.
 
+mod facts;
 pub mod nocloud;
 pub mod qemu;
 pub mod sim;
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +15,8 @@ use muster_shared::wire::Code;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
+
+pub use facts::GuestFacts;
 
 use super::DriverError;
 use crate::drivers::storage::Disk;
@@ -171,9 +173,9 @@ pub enum SnapshotChange {
     },
 }
 
-/// Runs VMs of some brands.
+/// Runs VMs of some brands, and tells what they use.
 #[async_trait]
-pub trait Compute: fmt::Debug + Send + Sync + 'static {
+pub trait Compute: GuestFacts {
     /// What this driver offers, for sysinfo.
     fn abilities(&self) -> Abilities;
 

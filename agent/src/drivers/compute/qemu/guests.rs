@@ -22,7 +22,7 @@ use super::qmp::{self, Qmp, QmpError};
 use super::table::{Follower, Guest, GuestTable, TableConfig, bound_logs};
 use super::{QemuConfig, argv};
 use crate::drivers::DriverError;
-use crate::drivers::compute::{Activity, Observed, nocloud, not_running};
+use crate::drivers::compute::{Activity, Live, Observed, nocloud, not_running};
 use crate::drivers::storage::Disk;
 use crate::host::{Detached, Exit, ProcessId, Scope, SharedExec};
 use crate::vms::VmRecord;
@@ -112,6 +112,15 @@ impl Guests {
 
     pub(super) fn observe(&self, vm: VmUuid) -> Result<Observed, DriverError> {
         self.table.observe(vm)
+    }
+
+    /// What is known of a VM's process, if it has one.
+    pub(super) fn live_now(&self, vm: VmUuid) -> Option<Live> {
+        self.table.get(vm).map(|guest| guest.observed())
+    }
+
+    pub(super) fn now_ms(&self) -> u64 {
+        self.table.now_ms()
     }
 
     pub(super) fn running(&self) -> Vec<VmUuid> {

@@ -5,6 +5,7 @@
 
 mod argv;
 mod control;
+mod facts;
 mod folder;
 mod guests;
 pub mod isolation;
