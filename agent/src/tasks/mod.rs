@@ -62,6 +62,7 @@ pub mod server_update_nics;
 pub mod sleep;
 mod snapshot;
 pub mod unsupported;
+pub mod vms_usage;
 mod wake;
 
 use std::fmt;
@@ -114,6 +115,7 @@ pub static HANDLERS: &[&dyn Handler] = &[
     &server_sysinfo::ServerSysinfo,
     &server_update_nics::ServerUpdateNics,
     &sleep::Sleep,
+    &vms_usage::VmsUsage,
     &unsupported::AGENT_INSTALL,
     &unsupported::DOCKER_BUILD_KIND,
     &unsupported::DOCKER_COPY,
