@@ -45,6 +45,7 @@ mod tasks;
 mod tests;
 mod tickets;
 mod upgrade;
+mod vm_usage;
 mod vms;
 mod watched;
 mod why;
@@ -92,6 +93,7 @@ fn table() -> Vec<Route> {
         node_tasks::routes,
         zfs::routes,
         fleet_vms::routes,
+        vm_usage::routes,
         agent_ws::routes,
         allocate::routes,
         boot::routes,

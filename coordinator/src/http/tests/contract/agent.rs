@@ -181,6 +181,11 @@ impl Agent {
             task if task.starts_with("machine_") && task != "machine_migrate" => {
                 json!({ "vm": vm_object(text("uuid")) })
             }
+            "vms_usage" => json!({ "usage": { uuid(VM): {
+                "at_ms": 2, "started_at_ms": 1, "booted_at_ms": 1, "cpu_ms": 10, "rss_bytes": 4096,
+                "disk": { "at_ms": 2, "read_bytes": 1, "written_bytes": 0, "reads": 1, "writes": 0,
+                          "flushes": 0, "errors": 0 },
+            } } }),
             "image_get" => json!({
                 "v": 2, "uuid": text("uuid"), "name": "x", "version": "1", "type": "zvol",
                 "os": "linux", "state": "active", "files": [{ "size": 4, "sha1": "00" }],

@@ -171,6 +171,13 @@ fn fleet() -> Vec<Row> {
             .bad_query("server_uuid=x", 409, PARAMETERS)
             .bad_query("marker=x", 409, PARAMETERS)
             .bad_query("state=a&state=b", 409, PARAMETERS),
+        row("GET /vms/usage", 200)
+            .asks("max_age=0&limit=5")
+            .bad_query("limit=0", 409, PARAMETERS)
+            .bad_query("max_age=-1", 409, PARAMETERS)
+            .bad_query("max_age=x", 409, PARAMETERS)
+            .bad_query("server_uuid=x", 409, PARAMETERS)
+            .bad_query("marker=x", 409, PARAMETERS),
         row("POST /vms", 202)
             .sends(&place)
             .bad_body(&json!({}), 409, PARAMETERS)
