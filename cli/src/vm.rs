@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::client::Client;
 use crate::output::{Output, member};
 use crate::wait::WaitArgs;
-use crate::{CliError, console, pick, vm_create, vm_snapshot, vm_update};
+use crate::{CliError, console, pick, vm_create, vm_snapshot, vm_top, vm_update};
 
 pub(crate) const MACHINE: &str = "Uuid, its beginning, or alias";
 
@@ -28,6 +28,8 @@ pub(crate) enum Args {
         #[arg(long)]
         alias: Option<String>,
     },
+    /// Shows what machines use: CPU, memory, disks, network, the busiest first.
+    Top(vm_top::Args),
     /// Shows a machine's record.
     Get {
         #[arg(help = MACHINE)]
@@ -66,6 +68,7 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
     match args {
         Args::Create(args) => vm_create::run(client, output, *args).await,
         Args::List { server, state, alias } => list(client, output, server, state, alias).await,
+        Args::Top(args) => vm_top::run(client, output, args).await,
         Args::Get { vm } => output.object(pick::vm(client, &vm).await?.json()),
         Args::Start(action) => act(client, output, action, "start").await,
         Args::Stop(action) => act(client, output, action, "stop").await,
