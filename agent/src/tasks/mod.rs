@@ -38,6 +38,7 @@ mod machine_real_tests;
 pub mod machine_reboot;
 pub mod machine_reprovision;
 pub mod machine_rollback_snapshot;
+pub mod machine_screenshot;
 pub mod machine_shutdown;
 #[cfg(test)]
 pub(crate) mod machine_tests;
@@ -103,6 +104,7 @@ pub static HANDLERS: &[&dyn Handler] = &[
     &machine_reboot::MachineReboot,
     &machine_reprovision::MachineReprovision,
     &machine_rollback_snapshot::MachineRollbackSnapshot,
+    &machine_screenshot::MachineScreenshot,
     &machine_shutdown::MachineShutdown,
     &machine_update::MachineUpdate,
     &machine_update_nics::MachineUpdateNics,

@@ -1,5 +1,6 @@
 //! Compute: the processes that are VMs. They outlive the agent; what runs is always observed.
 
+mod display;
 mod facts;
 pub mod nocloud;
 pub mod qemu;
@@ -16,6 +17,7 @@ use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 
+pub use display::{GuestDisplay, MAX_PICTURE_BYTES, Picture};
 pub use facts::GuestFacts;
 
 use super::DriverError;
@@ -173,9 +175,9 @@ pub enum SnapshotChange {
     },
 }
 
-/// Runs VMs of some brands, and tells what they use.
+/// Runs VMs of some brands, and tells what they use and show.
 #[async_trait]
-pub trait Compute: GuestFacts {
+pub trait Compute: GuestFacts + GuestDisplay {
     /// What this driver offers, for sysinfo.
     fn abilities(&self) -> Abilities;
 

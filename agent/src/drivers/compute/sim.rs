@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use muster_shared::clock::SharedClock;
 use muster_shared::ids::VmUuid;
+use muster_shared::wire::Code;
 use muster_shared::wire::usage::{DiskUsage, NetUsage, VmUsage};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -15,8 +16,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::watch;
 
 use super::{
-    Abilities, Activity, Compute, Ended, GuestFacts, GuestIo, GuestPort, GuestSignal, Live, Logged,
-    Observed, SnapshotChange, not_running,
+    Abilities, Activity, Compute, Ended, GuestDisplay, GuestFacts, GuestIo, GuestPort, GuestSignal,
+    Live, Logged, Observed, Picture, SnapshotChange, not_running,
 };
 use crate::drivers::DriverError;
 use crate::drivers::faults::Faults;
@@ -394,6 +395,15 @@ impl GuestFacts for SimCompute {
         let received_packets = at_ms.saturating_sub(live.started_at_ms) / 1000;
         let received_bytes = received_packets * 64;
         Ok(Some(NetUsage { at_ms, received_bytes, received_packets, ..NetUsage::default() }))
+    }
+}
+
+/// Simulated guests show nothing.
+#[async_trait]
+impl GuestDisplay for SimCompute {
+    async fn screenshot(&self, vm: VmUuid) -> Result<Picture, DriverError> {
+        let text = format!("VM {vm} is simulated and shows nothing");
+        Err(DriverError::refused(Code::NotSupported, text))
     }
 }
 

@@ -14,6 +14,7 @@ mod live;
 pub mod probe;
 mod processes;
 mod qmp;
+mod screenshot;
 mod table;
 mod vnc;
 
