@@ -27,6 +27,7 @@ mod terminal;
 mod ticket;
 mod vm;
 mod vm_create;
+mod vm_screenshot;
 mod vm_snapshot;
 mod vm_top;
 mod vm_update;

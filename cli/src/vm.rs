@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::client::Client;
 use crate::output::{Output, member};
 use crate::wait::WaitArgs;
-use crate::{CliError, console, pick, vm_create, vm_snapshot, vm_top, vm_update};
+use crate::{CliError, console, pick, vm_create, vm_screenshot, vm_snapshot, vm_top, vm_update};
 
 pub(crate) const MACHINE: &str = "Uuid, its beginning, or alias";
 
@@ -50,6 +50,8 @@ pub(crate) enum Args {
     /// Takes, lists and deletes snapshots, and goes back to them.
     #[command(subcommand)]
     Snapshot(vm_snapshot::Args),
+    /// Takes a picture of what a machine's display shows.
+    Screenshot(vm_screenshot::Args),
     /// Destroys a machine and its disks.
     Delete(Action),
     /// Attaches to a machine's serial console; `~.` at the start of a line leaves it.
@@ -78,6 +80,7 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
         Args::Update(args) => vm_update::run(client, output, *args).await,
         Args::Reprovision(args) => vm_update::reprovision(client, output, args).await,
         Args::Snapshot(args) => vm_snapshot::run(client, output, args).await,
+        Args::Screenshot(args) => vm_screenshot::run(client, output, args).await,
         Args::Console(args) => console::run(client, args).await,
     }
 }

@@ -1,4 +1,4 @@
-//! What a real guest uses, as its agent, the coordinator and the command line tell it.
+//! What a real guest uses and shows, as its agent, the coordinator and the command line tell it.
 
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -89,6 +89,23 @@ fn is_shown(coordinator: &Coordinator, server: &str, vm: &str) {
     assert_eq!(bad.status.code(), Some(2), "{bad:?}");
 }
 
+/// A picture of its display, taken by the command.
+async fn shows(client: &Client, coordinator: &Coordinator, agent: &Agent, vm: &str) {
+    let file = agent.data_dir().join("shot.png");
+    let path = file.display().to_string();
+    let taken = text(&muster(coordinator, &["vm", "screenshot", vm, "-f", &path]));
+    assert!(taken.contains("bytes"), "{taken}");
+    let png = std::fs::read(&file).expect("a picture");
+    assert!(png.starts_with(b"\x89PNG\r\n\x1a\n") && png.ends_with(b"IEND\xaeB`\x82"));
+    let again = muster(coordinator, &["vm", "screenshot", vm, "-f", &path]);
+    assert_eq!(again.status.code(), Some(2), "it exists: {again:?}");
+    let params = json!({ "uuid": vm });
+    let result = agent.run_task("machine_screenshot", &params).await;
+    assert!(result["width"].as_u64() > Some(100) && result["height"].as_u64() > Some(100));
+    let ghost = format!("/servers/{}/vms/{}/screenshot", agent.server_uuid, fresh_uuid());
+    client.get(&ghost).await.expect(404);
+}
+
 /// Stopped until dropped.
 struct Frozen(Pid);
 
@@ -145,6 +162,7 @@ async fn what_a_guest_uses_is_seen_everywhere() {
 
     grows(&client, &agent, &vm).await;
     is_shown(&coordinator, &agent.server_uuid, &vm);
+    shows(&client, &coordinator, &agent, &vm).await;
     hangs(&client, &agent, &vm).await;
     let contract = Contract::of(&client).await;
     contract.check(&client, "/vms/usage", "/vms/usage?max_age=60").await;

@@ -36,6 +36,7 @@ mod response;
 mod route;
 mod rule;
 mod schema;
+mod screenshot;
 mod server;
 mod servers;
 mod snapshots;
@@ -93,6 +94,7 @@ fn table() -> Vec<Route> {
         node_tasks::routes,
         zfs::routes,
         fleet_vms::routes,
+        screenshot::routes,
         vm_usage::routes,
         agent_ws::routes,
         allocate::routes,

@@ -176,6 +176,7 @@ impl Agent {
                 "pr_fname": "qemu-system-x86", "pr_psargs": "qemu-system-x86_64 -S",
                 "pr_size": 2_097_152, "pr_rssize": 524_288, "pr_nlwp": 7,
             } } }),
+            "machine_screenshot" => json!({ "format": "png", "data": "iVBORw0KGgo=" }),
             "machine_load" => vm_object(text("uuid")),
             "machine_update_nics" => json!({ "updated": [], "unchanged": [], "failed": [] }),
             task if task.starts_with("machine_") && task != "machine_migrate" => {

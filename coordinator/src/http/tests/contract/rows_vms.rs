@@ -59,6 +59,12 @@ fn of_server() -> Vec<Row> {
             404,
             "VmNotFound",
         ),
+        query("GET /servers/:server_uuid/vms/:uuid/screenshot").bad_at(
+            "{uuid}",
+            "{ghost}",
+            404,
+            "VmNotFound",
+        ),
         row("POST /servers/:server_uuid/vms/nics/update", 200)
             .sends(&json!({ "nics": [] }))
             .of_running(),
