@@ -1,9 +1,9 @@
 //! `muster vm`: virtual machines.
 
-use clap::Subcommand;
+use clap::{Subcommand, ValueEnum};
 use muster_shared::api::task::TaskStarted;
 use muster_shared::ids::{ServerUuid, VmUuid};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::client::Client;
 use crate::output::{Output, member};
@@ -36,7 +36,7 @@ pub(crate) enum Args {
         vm: String,
     },
     /// Starts a stopped machine.
-    Start(Action),
+    Start(Start),
     /// Asks the guest to shut down; ends it if it does not.
     Stop(Action),
     /// Shuts the guest down and starts it again.
@@ -66,17 +66,47 @@ pub(crate) struct Action {
     wait: WaitArgs,
 }
 
+#[derive(Debug, clap::Args)]
+pub(crate) struct Start {
+    #[command(flatten)]
+    action: Action,
+
+    /// Boots from this kind of device, this time only.
+    #[arg(long, value_enum, value_name = "DEVICE")]
+    boot_once: Option<BootDevice>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum BootDevice {
+    Disk,
+    Cdrom,
+    Network,
+}
+
+impl BootDevice {
+    fn letter(self) -> &'static str {
+        match self {
+            Self::Disk => "c",
+            Self::Cdrom => "d",
+            Self::Network => "n",
+        }
+    }
+}
+
 pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<(), CliError> {
     match args {
         Args::Create(args) => vm_create::run(client, output, *args).await,
         Args::List { server, state, alias } => list(client, output, server, state, alias).await,
         Args::Top(args) => vm_top::run(client, output, args).await,
         Args::Get { vm } => output.object(pick::vm(client, &vm).await?.json()),
-        Args::Start(action) => act(client, output, action, "start").await,
-        Args::Stop(action) => act(client, output, action, "stop").await,
-        Args::Reboot(action) => act(client, output, action, "reboot").await,
-        Args::Kill(action) => act(client, output, action, "kill").await,
-        Args::Delete(action) => act(client, output, action, "delete").await,
+        Args::Start(Start { action, boot_once }) => {
+            let once = boot_once.map(|device| json!({ "once": device.letter() }));
+            act(client, output, action, "start", once.unwrap_or(json!({}))).await
+        }
+        Args::Stop(action) => act(client, output, action, "stop", json!({})).await,
+        Args::Reboot(action) => act(client, output, action, "reboot", json!({})).await,
+        Args::Kill(action) => act(client, output, action, "kill", json!({})).await,
+        Args::Delete(action) => act(client, output, action, "delete", json!({})).await,
         Args::Update(args) => vm_update::run(client, output, *args).await,
         Args::Reprovision(args) => vm_update::reprovision(client, output, args).await,
         Args::Snapshot(args) => vm_snapshot::run(client, output, args).await,
@@ -156,11 +186,12 @@ async fn act(
     output: &Output,
     Action { vm, wait }: Action,
     action: &str,
+    body: Value,
 ) -> Result<(), CliError> {
     let target = Target::find(client, &vm).await?;
     let answer = match action {
         "delete" => client.delete(&target.path("")).await?,
-        other => client.post(&target.path(&format!("/{other}")), &json!({})).await?,
+        other => client.post(&target.path(&format!("/{other}")), &body).await?,
     };
     target.follow(client, output, wait, &format!("{action} {vm}"), &answer).await
 }

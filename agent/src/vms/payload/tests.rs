@@ -96,6 +96,21 @@ fn what_would_not_come_is_refused_with_its_reason() {
 }
 
 #[test]
+fn a_cd_is_its_image() {
+    let image = "6c1a5a44-5b5c-4d4e-9f43-2a1f0e2b7c01";
+    let cd = |cd: Value| json!({ "brand": "kvm", "disks": [{ "size": 1 }, cd] });
+    let vm = create(&object(cd(json!({ "media": "cdrom", "image_uuid": image })))).unwrap();
+    assert_eq!(vm["disks"][1]["model"], "ide");
+    assert_eq!(vm["disks"][0]["boot"], true);
+    let missing = refused(cd(json!({ "media": "cdrom" })));
+    assert_eq!(missing["missing_properties"], json!(["disks.1.image_uuid"]));
+    let sized = refused(cd(json!({ "media": "cdrom", "image_uuid": image, "size": 5 })));
+    assert_eq!(sized["bad_properties"], json!(["disks.1.size"]));
+    let fast = refused(cd(json!({ "media": "cdrom", "image_uuid": image, "model": "virtio" })));
+    assert_eq!(fast["bad_values"], json!(["disks.1.model"]));
+}
+
+#[test]
 fn container_brands_have_a_code_of_their_own() {
     let failure = create(&object(json!({ "brand": "lx" }))).unwrap_err();
     assert_eq!(failure.code, "ContainerNotSupported");

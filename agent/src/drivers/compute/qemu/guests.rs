@@ -15,6 +15,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use super::boot::BootOrder;
 use super::folder::{GuestFolder, Started};
 use super::isolation::Isolation;
 use super::probe::Accelerator;
@@ -181,15 +182,16 @@ impl Guests {
             folder: &folder,
             confinement: self.isolation.confine(&folder).map_err(failed)?,
         };
-        self.launch(vm.uuid, &folder, argv::build(&input)?).await
+        self.launch(vm, &folder, argv::build(&input)?).await
     }
 
     async fn launch(
         &self,
-        vm: VmUuid,
+        record: &VmRecord,
         folder: &GuestFolder,
         argv: Vec<String>,
     ) -> Result<(), DriverError> {
+        let vm = record.uuid;
         let failed = |error| DriverError::failed(format!("start VM {vm}"), error);
         let mut started = Started {
             boot_id: self.table.boot_id().to_owned(),
@@ -213,7 +215,7 @@ impl Guests {
         let guest = launch.made(process, started.started_at_ms, spawned.exit.clone());
         drop(launch);
         let up = match noted {
-            Ok(()) => bring_up(&guest, spawned.exit).await.map_err(|error| {
+            Ok(()) => bring_up(&guest, record, spawned.exit).await.map_err(|error| {
                 let printed = tail(&folder.log(), log_start);
                 not_started(vm, error, printed.trim())
             }),
@@ -296,6 +298,7 @@ async fn adopt(vm: VmUuid, guest: &Guest) -> Result<(), DriverError> {
 /// Lets the CPUs of a fresh process run.
 async fn bring_up(
     guest: &Guest,
+    record: &VmRecord,
     mut exit: watch::Receiver<Option<Exit>>,
 ) -> Result<(), StartError> {
     let qmp = tokio::select! {
@@ -305,6 +308,7 @@ async fn bring_up(
         }
         qmp = guest.qmp(SOCKET_TIMEOUT) => qmp.map_err(StartError::NoControl)?,
     };
+    BootOrder::of(record).set_second_boot(&qmp, record).await?;
     qmp.execute::<qmp::Cont>().await?;
     let control =
         guest.wait(CONTROL_TIMEOUT, |control| control.activity != Activity::Prelaunch).await;

@@ -4,6 +4,7 @@
 //! hypervisor tells on a connection that is kept.
 
 mod argv;
+mod boot;
 mod control;
 mod facts;
 mod folder;

@@ -85,11 +85,9 @@ fn actions() -> Vec<Row> {
             409,
             PARAMETERS,
         ),
-        act("POST /servers/:server_uuid/vms/:uuid/start", &json!({})).bad_body(
-            &bad_update,
-            409,
-            "InvalidArgument",
-        ),
+        act("POST /servers/:server_uuid/vms/:uuid/start", &json!({ "once": "d" }))
+            .bad_body(&bad_update, 409, "InvalidArgument")
+            .bad_body(&json!({ "once": "x" }), 409, PARAMETERS),
         act("POST /servers/:server_uuid/vms/:uuid/stop", &json!({ "force": true })),
         act("POST /servers/:server_uuid/vms/:uuid/kill", &json!({ "signal": "SIGTERM" })).bad_body(
             &json!({ "signal": {} }),
