@@ -50,7 +50,8 @@ pub const LASTING: &[Property] = &[
          boot alone is from there",
     )
     .form(Form::Option { commas: true }),
-    p("bootrom", Text(1024), AtStart, "Firmware: `bios` or `uefi`").form(Form::OneOf(&["bios"])),
+    p("bootrom", Text(1024), AtStart, "Firmware: `bios`, or `uefi` where the node has it")
+        .form(Form::OneOf(&["bios", "uefi"])),
     p(
         "com1",
         Text(1024),

@@ -284,6 +284,8 @@ pub struct Abilities {
     pub max_vcpus: u32,
     /// Version of the hypervisor.
     pub version: Option<String>,
+    /// VMs can have UEFI firmware.
+    pub uefi: bool,
     /// Why something is missing, for `Muster.degraded`.
     pub degraded: Vec<String>,
 }

@@ -239,6 +239,7 @@ impl Compute for SimCompute {
             accel: Some("sim".to_owned()),
             max_vcpus: 64,
             version: Some("sim".to_owned()),
+            uefi: true,
             degraded: Vec::new(),
         }
     }

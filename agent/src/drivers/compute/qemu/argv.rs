@@ -4,6 +4,7 @@ use muster_shared::wire::Code;
 use serde_json::{Value, json};
 
 use super::boot::{BootOrder, disk_place, is_cdrom};
+use super::firmware::VmFirmware;
 use super::folder::GuestFolder;
 use super::isolation::Confinement;
 use super::probe::Accelerator;
@@ -17,7 +18,7 @@ const SPARE_PORTS: u32 = 4;
 const SERIAL_CHARS: usize = 20;
 
 /// What a command line is made from.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Input<'a> {
     pub(super) binary: &'a str,
     pub(super) accelerator: Accelerator,
@@ -25,6 +26,8 @@ pub(super) struct Input<'a> {
     pub(super) vm: &'a VmRecord,
     pub(super) disks: &'a [Disk],
     pub(super) folder: &'a GuestFolder,
+    /// UEFI; else BIOS.
+    pub(super) firmware: Option<VmFirmware>,
     pub(super) confinement: Confinement,
 }
 
@@ -87,7 +90,15 @@ pub(super) fn old_machine(vm: &VmRecord) -> bool {
 fn machine(args: &mut Args, input: &Input<'_>) {
     let vm = input.vm;
     let unversioned = if old_machine(vm) { "pc" } else { "q35" };
-    args.pair("-machine", pinned_machine(vm).unwrap_or(unversioned));
+    let kind = pinned_machine(vm).unwrap_or(unversioned);
+    match &input.firmware {
+        None => args.pair("-machine", kind),
+        Some(firmware) => {
+            let (flash, nodes) = firmware.options();
+            nodes.into_iter().for_each(|node| args.pair("-blockdev", node));
+            args.pair("-machine", format!("{kind}{flash}"));
+        }
+    }
     // Always told: QEMU's own choice follows what opens, not what works.
     args.pair("-accel", input.accelerator.name());
     let bhyve = vm.text("brand") != Some("kvm");
@@ -312,6 +323,7 @@ mod tests {
             vm,
             disks,
             folder: &folder,
+            firmware: None,
             confinement: match accelerator {
                 Accelerator::Kvm => Confinement { uid: Some(1_900_000_007), restricted: false },
                 Accelerator::Tcg => Confinement { uid: None, restricted: true },

@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::boot::BootOrder;
+use super::firmware::VmFirmware;
 use super::folder::{GuestFolder, Started};
 use super::isolation::Isolation;
 use super::probe::Accelerator;
@@ -180,6 +181,7 @@ impl Guests {
             vm,
             disks,
             folder: &folder,
+            firmware: VmFirmware::of(vm, &folder).await?,
             confinement: self.isolation.confine(&folder).map_err(failed)?,
         };
         self.launch(vm, &folder, argv::build(&input)?).await

@@ -62,3 +62,37 @@ async fn a_guest_with_a_cd_starts_and_boots_from_it_once() {
     qemu.signal(vm, GuestSignal::Reset).await.unwrap();
     assert!(qemu.observe(vm).await.unwrap().is_running());
 }
+
+/// Firmware of the package `ovmf`, which a machine may lack.
+#[tokio::test]
+async fn a_guest_with_uefi_keeps_its_variables() {
+    let bench = Bench::new(json!({
+        "brand": "bhyve", "ram": 128, "disks": [{"size": 1}], "bootrom": "uefi",
+    }));
+    let qemu = bench.qemu("qemu-system-x86_64").await;
+    let started = qemu.start(&bench.vm, &bench.disks()).await;
+    if !qemu.abilities().uefi {
+        let refused = started.unwrap_err().to_string();
+        assert!(refused.contains("install the package ovmf"), "{refused}");
+        return;
+    }
+    started.unwrap();
+    let folder = qemu.guests.folder(bench.vm.uuid);
+    let speaks = async {
+        while !folder
+            .printed(None)
+            .unwrap()
+            .bytes
+            .windows(4)
+            .any(|word| word == b"BdsD" || word == b"UEFI")
+        {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    tokio::time::timeout(3 * SOON, speaks).await.expect("the firmware speaks");
+    assert!(folder.uefi_variables().is_file());
+    qemu.signal(bench.vm.uuid, GuestSignal::Kill).await.unwrap();
+    assert!(qemu.wait_stopped(bench.vm.uuid, SOON).await.unwrap());
+    qemu.cleanup(bench.vm.uuid, true).await.unwrap();
+    assert!(!folder.uefi_variables().exists());
+}
