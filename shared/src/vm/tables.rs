@@ -133,8 +133,9 @@ pub const LASTING: &[Property] = &[
     p(
         "vnc_password",
         Text(8),
-        Refused("the display asks for none; it is reached through coordinators only"),
-        "Password of the display, at most 8 characters",
+        AtStart,
+        "Password that the display asks viewers for, at most 8 characters; without one it is \
+         reached only through coordinators and from the node itself",
     )
     .form(Form::Bytes(8)),
     p(

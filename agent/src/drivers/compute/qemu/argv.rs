@@ -150,8 +150,10 @@ fn control(args: &mut Args, input: &Input<'_>) {
         format!("socket,id=serial0,path={serial},server=on,wait=off,logfile={log},logappend=on"),
     );
     args.pair("-serial", "chardev:serial0");
-    if input.vm.properties.get("vnc_port").and_then(Value::as_i64) != Some(-1) {
-        args.pair("-vnc", format!("unix:{}", path(folder.vnc())));
+    if super::vnc::has_display(input.vm) {
+        // The password itself would be for all to see here: it follows on the control socket.
+        let asks = if super::vnc::password(input.vm).is_some() { ",password=on" } else { "" };
+        args.pair("-vnc", format!("unix:{}{asks}", path(folder.vnc())));
     }
 }
 

@@ -22,7 +22,7 @@ use super::isolation::Isolation;
 use super::probe::Accelerator;
 use super::qmp::{self, Qmp, QmpError};
 use super::table::{Follower, Guest, GuestTable, TableConfig, bound_logs};
-use super::{QemuConfig, argv};
+use super::{QemuConfig, argv, vnc};
 use crate::drivers::DriverError;
 use crate::drivers::compute::{Activity, Live, Observed, nocloud, not_running};
 use crate::drivers::storage::Disk;
@@ -310,6 +310,7 @@ async fn bring_up(
         }
         qmp = guest.qmp(SOCKET_TIMEOUT) => qmp.map_err(StartError::NoControl)?,
     };
+    vnc::set_password(&qmp, record).await?;
     BootOrder::of(record).set_second_boot(&qmp, record).await?;
     qmp.execute::<qmp::Cont>().await?;
     let control =

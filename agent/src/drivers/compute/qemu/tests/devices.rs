@@ -3,6 +3,31 @@
 use super::*;
 use crate::drivers::compute::{GuestDisplay as _, GuestFacts as _};
 
+/// What a display wants of a viewer before it shows anything: 1 nothing, 2 a password.
+async fn display_asks(qemu: &Qemu, vm: VmUuid) -> Vec<u8> {
+    use tokio::io::AsyncWriteExt as _;
+    let mut display = qemu.open(vm, GuestPort::Vnc).await.unwrap();
+    let mut version = [0; 12];
+    display.read_exact(&mut version).await.unwrap();
+    display.write_all(&version).await.unwrap();
+    let count = usize::from(display.read_u8().await.unwrap());
+    let mut ways = vec![0; count];
+    display.read_exact(&mut ways).await.unwrap();
+    ways
+}
+
+#[tokio::test]
+async fn a_display_asks_for_the_password_that_its_vm_has() {
+    for (password, asks) in [("", 1), ("secret", 2)] {
+        let bench = Bench::new(json!({
+            "brand": "kvm", "ram": 64, "disks": [{"size": 1}], "vnc_password": password,
+        }));
+        let qemu = bench.qemu("qemu-system-x86_64").await;
+        qemu.start(&bench.vm, &bench.disks()).await.unwrap();
+        assert_eq!(display_asks(&qemu, bench.vm.uuid).await, [asks], "{password:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_picture_of_a_guest_is_taken_whoever_its_process_is() {
     let bench = Bench::small();
