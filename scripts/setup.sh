@@ -32,6 +32,7 @@ packages=(
     iproute2 nftables jq socat procps util-linux coreutils
     python3 python3-venv
     systemd
+    ovmf
 )
 # QEMU's parts refuse to be of different versions, and a machine may have one of them from
 # backports: they are always installed together, at the version of qemu-system-x86.

@@ -80,6 +80,11 @@ impl Client {
         CliError::Unreachable { url: self.name.clone(), source: source.into() }
     }
 
+    /// A connection that broke while an answer was read.
+    pub(crate) fn lost(&self, error: reqwest::Error) -> CliError {
+        self.unreachable(error.without_url())
+    }
+
     async fn answer<T: DeserializeOwned>(&self, request: RequestBuilder) -> Result<T, CliError> {
         let response =
             request.send().await.map_err(|error| self.unreachable(error.without_url()))?;

@@ -1,14 +1,14 @@
 //! `muster vm`: virtual machines.
 
-use clap::Subcommand;
+use clap::{Subcommand, ValueEnum};
 use muster_shared::api::task::TaskStarted;
 use muster_shared::ids::{ServerUuid, VmUuid};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::client::Client;
 use crate::output::{Output, member};
 use crate::wait::WaitArgs;
-use crate::{CliError, console, pick, vm_create, vm_snapshot, vm_update};
+use crate::{CliError, console, pick, vm_create, vm_screenshot, vm_snapshot, vm_top, vm_update};
 
 pub(crate) const MACHINE: &str = "Uuid, its beginning, or alias";
 
@@ -28,13 +28,15 @@ pub(crate) enum Args {
         #[arg(long)]
         alias: Option<String>,
     },
+    /// Shows what machines use: CPU, memory, disks, network, the busiest first.
+    Top(vm_top::Args),
     /// Shows a machine's record.
     Get {
         #[arg(help = MACHINE)]
         vm: String,
     },
     /// Starts a stopped machine.
-    Start(Action),
+    Start(Start),
     /// Asks the guest to shut down; ends it if it does not.
     Stop(Action),
     /// Shuts the guest down and starts it again.
@@ -48,6 +50,8 @@ pub(crate) enum Args {
     /// Takes, lists and deletes snapshots, and goes back to them.
     #[command(subcommand)]
     Snapshot(vm_snapshot::Args),
+    /// Takes a picture of what a machine's display shows.
+    Screenshot(vm_screenshot::Args),
     /// Destroys a machine and its disks.
     Delete(Action),
     /// Attaches to a machine's serial console; `~.` at the start of a line leaves it.
@@ -62,19 +66,51 @@ pub(crate) struct Action {
     wait: WaitArgs,
 }
 
+#[derive(Debug, clap::Args)]
+pub(crate) struct Start {
+    #[command(flatten)]
+    action: Action,
+
+    /// Boots from this kind of device, this time only.
+    #[arg(long, value_enum, value_name = "DEVICE")]
+    boot_once: Option<BootDevice>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum BootDevice {
+    Disk,
+    Cdrom,
+    Network,
+}
+
+impl BootDevice {
+    fn letter(self) -> &'static str {
+        match self {
+            Self::Disk => "c",
+            Self::Cdrom => "d",
+            Self::Network => "n",
+        }
+    }
+}
+
 pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<(), CliError> {
     match args {
         Args::Create(args) => vm_create::run(client, output, *args).await,
         Args::List { server, state, alias } => list(client, output, server, state, alias).await,
+        Args::Top(args) => vm_top::run(client, output, args).await,
         Args::Get { vm } => output.object(pick::vm(client, &vm).await?.json()),
-        Args::Start(action) => act(client, output, action, "start").await,
-        Args::Stop(action) => act(client, output, action, "stop").await,
-        Args::Reboot(action) => act(client, output, action, "reboot").await,
-        Args::Kill(action) => act(client, output, action, "kill").await,
-        Args::Delete(action) => act(client, output, action, "delete").await,
+        Args::Start(Start { action, boot_once }) => {
+            let once = boot_once.map(|device| json!({ "once": device.letter() }));
+            act(client, output, action, "start", once.unwrap_or(json!({}))).await
+        }
+        Args::Stop(action) => act(client, output, action, "stop", json!({})).await,
+        Args::Reboot(action) => act(client, output, action, "reboot", json!({})).await,
+        Args::Kill(action) => act(client, output, action, "kill", json!({})).await,
+        Args::Delete(action) => act(client, output, action, "delete", json!({})).await,
         Args::Update(args) => vm_update::run(client, output, *args).await,
         Args::Reprovision(args) => vm_update::reprovision(client, output, args).await,
         Args::Snapshot(args) => vm_snapshot::run(client, output, args).await,
+        Args::Screenshot(args) => vm_screenshot::run(client, output, args).await,
         Args::Console(args) => console::run(client, args).await,
     }
 }
@@ -150,11 +186,12 @@ async fn act(
     output: &Output,
     Action { vm, wait }: Action,
     action: &str,
+    body: Value,
 ) -> Result<(), CliError> {
     let target = Target::find(client, &vm).await?;
     let answer = match action {
         "delete" => client.delete(&target.path("")).await?,
-        other => client.post(&target.path(&format!("/{other}")), &json!({})).await?,
+        other => client.post(&target.path(&format!("/{other}")), &body).await?,
     };
     target.follow(client, output, wait, &format!("{action} {vm}"), &answer).await
 }

@@ -43,5 +43,5 @@ pub(super) fn render(agent: &Running) -> String {
             .ok();
         }
     }
-    text
+    text + &super::vm_metrics::render(&agent.drivers.report.usage().latest())
 }

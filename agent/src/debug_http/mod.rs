@@ -9,6 +9,7 @@ mod metrics;
 mod routes;
 #[cfg(test)]
 mod tests;
+mod vm_metrics;
 
 use std::convert::Infallible;
 use std::io;

@@ -8,9 +8,11 @@ mod fake;
 mod process;
 pub mod procfs;
 mod syscalls;
+mod threads;
 
 pub use exec::{
     Command, Detached, Exec, ExecError, Exit, Output, Scope, SharedExec, Spawned, SystemExec,
 };
 pub use fake::FakeExec;
 pub use process::ProcessId;
+pub use threads::{Thread, Times, threads};

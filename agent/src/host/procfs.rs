@@ -44,6 +44,31 @@ fn parse_stat(text: &str) -> Option<Stat> {
     Some(Stat { state, start_ticks: fields.get(START_TICKS)?.parse().ok()? })
 }
 
+/// CPU time of all threads of a process, those that have ended among them, ms; `None` when there is
+/// no such process.
+///
+/// # Errors
+/// The file could not be read or understood.
+pub fn cpu_ms(pid: u32) -> io::Result<Option<u64>> {
+    let Some(text) = gone_is_none(fs::read_to_string(format!("/proc/{pid}/stat")))? else {
+        return Ok(None);
+    };
+    let ticks = parse_cpu_ticks(&text);
+    let ticks = ticks.ok_or_else(|| {
+        io::Error::new(io::ErrorKind::InvalidData, "no CPU time in /proc/<pid>/stat")
+    })?;
+    Ok(Some(ticks.saturating_mul(1000) / ticks_per_second()?))
+}
+
+/// In user mode and in the kernel.
+fn parse_cpu_ticks(text: &str) -> Option<u64> {
+    const USER_TICKS: usize = 11;
+    let (_, after_name) = text.rsplit_once(')')?;
+    let mut fields = after_name.split_ascii_whitespace().skip(USER_TICKS);
+    let mut next = || fields.next()?.parse::<u64>().ok();
+    next()?.checked_add(next()?)
+}
+
 /// The arguments of a process; `None` when there is no such process. Empty for kernel threads.
 ///
 /// # Errors
@@ -132,10 +157,16 @@ pub fn wall_ms(ticks_since_boot: u64) -> io::Result<u64> {
     let text = fs::read_to_string("/proc/stat")?;
     let booted = text.lines().find_map(|line| line.strip_prefix("btime "));
     let booted_s: u64 = booted.and_then(|s| s.trim().parse().ok()).ok_or_else(unknown)?;
+    let per_second = ticks_per_second()?;
+    Ok(booted_s.saturating_mul(1000).saturating_add(ticks_since_boot * 1000 / per_second))
+}
+
+/// The unit of times in `/proc`.
+fn ticks_per_second() -> io::Result<u64> {
     let per_second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)?;
     let per_second = per_second.and_then(|hz| u64::try_from(hz).ok()).filter(|hz| *hz > 0);
-    let per_second = per_second.ok_or_else(unknown)?;
-    Ok(booted_s.saturating_mul(1000).saturating_add(ticks_since_boot * 1000 / per_second))
+    let unknown = || io::Error::new(io::ErrorKind::InvalidData, "no length of a clock tick");
+    per_second.ok_or_else(unknown)
 }
 
 /// Changes with every boot of the host.
@@ -146,7 +177,8 @@ pub fn boot_id() -> io::Result<String> {
     Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }
 
-fn gone_is_none<T>(read: io::Result<T>) -> io::Result<Option<T>> {
+/// `None` for what is gone, as a process may be at any time.
+pub(super) fn gone_is_none<T>(read: io::Result<T>) -> io::Result<Option<T>> {
     match read {
         Ok(value) => Ok(Some(value)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -157,6 +189,8 @@ fn gone_is_none<T>(read: io::Result<T>) -> io::Result<Option<T>> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -164,6 +198,23 @@ mod tests {
         let text = "42 (a) b (c) S 1 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 98765 1 2";
         assert_eq!(parse_stat(text), Some(Stat { state: 'S', start_ticks: 98765 }));
         assert_eq!(parse_stat("42 (cut"), None);
+        assert_eq!(parse_cpu_ticks(text), Some(0));
+        let busy = "42 (a) b) S 1 42 42 0 -1 4194560 1 0 0 0 150 50 9 9 20 0 1 0 98765 1 2";
+        assert_eq!(parse_cpu_ticks(busy), Some(200));
+        assert_eq!(parse_cpu_ticks("42 (a) S 1"), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_name_and_any_cut_is_read_or_refused(name in "\\PC{0,20}", at in 0_usize..90) {
+            let text = format!("42 ({name}) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 99 1");
+            prop_assert_eq!(parse_cpu_ticks(&text), Some(23));
+            prop_assert_eq!(parse_stat(&text).map(|stat| stat.start_ticks), Some(99));
+            let cut: String = text.chars().take(at).collect();
+            parse_cpu_ticks(&cut);
+            parse_stat(&cut);
+            parse_status(&cut);
+        }
     }
 
     #[test]

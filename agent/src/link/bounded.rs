@@ -7,6 +7,7 @@ use muster_shared::ids::VmUuid;
 use muster_shared::vm::json_bytes;
 use muster_shared::wire::MAX_FRAME_BYTES;
 use muster_shared::wire::status::{VmIndex, VmReport};
+use muster_shared::wire::usage::{self, Usages};
 use serde_json::json;
 
 /// Room in the frame for all VMs of a report; the rest is for the figures beside them.
@@ -44,8 +45,17 @@ pub(super) fn fit(vms: &mut BTreeMap<VmUuid, VmReport>, most_bytes: usize) -> us
     reduced
 }
 
+/// Leaves out what VMs use, of the last ones first, until that fits beside the VMs. Returns of how
+/// many VMs it was left out.
+pub(super) fn fit_usage(usages: &mut Usages, vms: &BTreeMap<VmUuid, VmReport>) -> usize {
+    let left = MAX_VMS_BYTES.saturating_sub(json_bytes(vms));
+    usage::fit(usages, left)
+}
+
 #[cfg(test)]
 mod tests {
+    use muster_shared::wire::usage::VmUsage;
+
     use super::*;
     use crate::drivers::compute::Observed;
     use crate::vms::sim::record;
@@ -86,5 +96,16 @@ mod tests {
         let reduced = fit(&mut many, MAX_VMS_BYTES);
         assert!((170..190).contains(&reduced), "{reduced}");
         assert!(json_bytes(&many) <= MAX_VMS_BYTES);
+
+        let usages = |vms: &BTreeMap<VmUuid, VmReport>| -> Usages {
+            vms.keys().map(|vm| (*vm, VmUsage::default())).collect()
+        };
+        let mut used = usages(&many);
+        fit_usage(&mut used, &many);
+        assert!(used.len() < 300);
+        assert!(json_bytes(&used) + json_bytes(&many) <= MAX_VMS_BYTES);
+        let few = reports(&[0; 10]);
+        let mut used = usages(&few);
+        assert_eq!(fit_usage(&mut used, &few), 0);
     }
 }

@@ -108,6 +108,17 @@ impl Samples {
             tracing::warn!(note);
             sample.degraded.push(note);
         }
+        if periodic && let Some(usage) = &mut sample.figures.usage {
+            let left_out = bounded::fit_usage(usage, &sample.vms);
+            if left_out > 0 {
+                let note = format!("there is no room to report what {left_out} VMs use");
+                tracing::warn!(note);
+                sample.degraded.push(note);
+            }
+        } else {
+            // A change of one VM is no reason to tell the figures of all.
+            sample.figures.usage = None;
+        }
         remark(&mut sample, &self.engine);
         self.latest.send_replace(Some(Arc::new(sample)));
     }

@@ -8,6 +8,7 @@ pub mod setup;
 pub mod sim;
 mod status;
 pub mod sysinfo;
+pub mod usage;
 
 use std::fmt;
 
@@ -20,6 +21,7 @@ use crate::drivers::DriverError;
 
 pub use canonical::hash;
 pub use reporter::{Reporter, ReporterParts};
+pub use usage::UsageSampler;
 
 /// Figures of the host that change all the time.
 #[derive(Clone, Debug, PartialEq)]

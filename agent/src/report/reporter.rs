@@ -11,9 +11,9 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
 
-use super::{Facts, status};
+use super::{Facts, UsageSampler, status};
 use crate::drivers::DriverError;
-use crate::drivers::compute::Compute;
+use crate::drivers::compute::{Compute, GuestFacts};
 use crate::drivers::storage::Storage;
 use crate::link::feed::{Feed, Sample, SysinfoDocument};
 use crate::vms::VmTable;
@@ -42,6 +42,7 @@ pub struct ReporterParts {
 #[derive(Debug)]
 pub struct Reporter {
     parts: ReporterParts,
+    usage: UsageSampler,
     sysinfo: watch::Sender<Arc<SysinfoDocument>>,
     collected_at: Mutex<Option<Duration>>,
     // One collection at a time; who waits takes its result.
@@ -53,13 +54,21 @@ impl Reporter {
     /// A reporter that has seen nothing yet.
     #[must_use]
     pub fn new(parts: ReporterParts) -> Self {
+        let facts = Arc::clone(&parts.compute) as Arc<dyn GuestFacts>;
         Self {
+            usage: UsageSampler::new(parts.clock.clone(), parts.vms.clone(), facts),
             parts,
             sysinfo: watch::channel(Arc::default()).0,
             collected_at: Mutex::default(),
             collecting: tokio::sync::Mutex::default(),
             poke: Notify::new(),
         }
+    }
+
+    /// What the VMs use.
+    #[must_use]
+    pub fn usage(&self) -> &UsageSampler {
+        &self.usage
     }
 
     /// Wants sysinfo to be collected anew soon.
@@ -101,9 +110,10 @@ impl Reporter {
         });
     }
 
-    /// Keeps the document up to date until cancelled.
+    /// Keeps the document and the VMs' figures up to date until cancelled.
     pub async fn run(&self, cancelled: CancellationToken) {
-        cancelled.run_until_cancelled(self.watch_host()).await;
+        let watching = cancelled.run_until_cancelled(self.watch_host());
+        tokio::join!(watching, self.usage.run(cancelled.clone()));
     }
 
     async fn watch_host(&self) {
@@ -141,7 +151,11 @@ impl Feed for Reporter {
         let figures = parts.facts.figures().await?;
         let usage = parts.storage.usage().await?;
         let (vms, degraded) = (parts.vms.reports(), parts.vms.remarks());
-        Ok(status::sample(vms, figures, &usage, degraded, parts.clock.wall()))
+        let mut sample = status::sample(vms, figures, &usage, degraded, parts.clock.wall());
+        let mut used = (*self.usage.latest()).clone();
+        used.retain(|vm, _| sample.vms.contains_key(vm));
+        sample.figures.usage = Some(used);
+        Ok(sample)
     }
 
     fn changed(&self) -> watch::Receiver<u64> {

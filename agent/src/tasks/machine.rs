@@ -241,6 +241,7 @@ pub(super) async fn start(
         record.boot_id = Some(boot_id);
         record.stopping_until = None;
         record.power = Power::On;
+        booted_once(record);
     };
     drivers.vms.update(vm, started).await?;
     runs(ctx, vm).await?;
@@ -255,6 +256,28 @@ pub(super) async fn keep_off(ctx: &TaskContext, vm: VmUuid) -> Result<(), TaskFa
     };
     ctx.drivers.vms.update(vm, off).await?;
     Ok(())
+}
+
+/// The next boot alone is from this kind of device.
+pub(super) fn boot_once(record: &mut VmRecord, letter: &str) {
+    booted_once(record);
+    let once = format!("once={letter}");
+    let boot = match record.text("boot") {
+        Some(lasting) => format!("{lasting},{once}"),
+        None => once,
+    };
+    record.properties.insert("boot".to_owned(), json!(boot));
+}
+
+/// `once=` in the boot order was for this boot.
+fn booted_once(record: &mut VmRecord) {
+    let Some(boot) = record.text("boot") else { return };
+    let lasting: Vec<&str> = boot.split(',').filter(|word| !word.starts_with("once=")).collect();
+    match lasting.join(",") {
+        same if same == boot => {}
+        none if none.is_empty() => drop(record.properties.shift_remove("boot")),
+        lasting => drop(record.properties.insert("boot".to_owned(), json!(lasting))),
+    }
 }
 
 /// How a VM is to be stopped.

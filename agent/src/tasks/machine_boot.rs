@@ -13,7 +13,7 @@ use crate::vms::VmRecord;
 
 const OPERATION: &str = "vmadm.start";
 
-/// The kind; parameters `uuid`, `idempotent`, `update`.
+/// The kind; parameters `uuid`, `idempotent`, `update`, `once`.
 #[derive(Debug)]
 pub struct MachineBoot;
 
@@ -33,11 +33,29 @@ impl Handler for MachineBoot {
         let vm = machine::vm(params)?;
         let idempotent = machine::flag(params, "idempotent")?;
         let update = machine::metadata_update(params)?;
+        let once = once(params)?;
         let part = |part| -> Box<dyn Step> { Box::new(BootStep { vm, part }) };
         let mut steps = vec![part(Part::Check { idempotent })];
         steps.extend(update.map(|set| part(Part::Update(set))));
+        steps.extend(once.map(|letter| part(Part::Once(letter))));
         steps.push(part(Part::Start));
         Ok(Plan { locks: vec![Lock::Vm(vm)], steps })
+    }
+}
+
+/// The kind of device that this boot alone is from.
+fn once(params: &Params) -> Result<Option<&'static str>, TaskFailure> {
+    if params.contains_key("order") {
+        let problem = "is for every boot: change the property `boot`";
+        return Err(TaskFailure::bad_param("order", problem));
+    }
+    match params.get("once") {
+        None | Some(Value::Null) => Ok(None),
+        Some(once) => {
+            let known = ["c", "d", "n"].into_iter().find(|letter| once == letter);
+            let problem = "must be c (disk), d (CD) or n (network)";
+            known.map(Some).ok_or_else(|| TaskFailure::bad_param("once", problem))
+        }
     }
 }
 
@@ -45,6 +63,7 @@ impl Handler for MachineBoot {
 enum Part {
     Check { idempotent: bool },
     Update(Map<String, Value>),
+    Once(&'static str),
     Start,
 }
 
@@ -60,6 +79,7 @@ impl Step for BootStep {
         match self.part {
             Part::Check { .. } => "check",
             Part::Update(_) => "update",
+            Part::Once(_) => "once",
             Part::Start => "start",
         }
     }
@@ -77,6 +97,12 @@ impl Step for BootStep {
                 Ok(())
             }
             Part::Update(set) => machine::apply_metadata(ctx, self.vm, set).await,
+            // A guest that runs boots later, if at all; its next start takes it away.
+            Part::Once(letter) => {
+                let once = |record: &mut VmRecord| machine::boot_once(record, letter);
+                ctx.drivers.vms.update(self.vm, once).await?;
+                Ok(())
+            }
             Part::Start => {
                 machine::start(ctx, OPERATION, self.vm).await?;
                 let autoboot = |record: &mut VmRecord| {
@@ -93,7 +119,42 @@ impl Step for BootStep {
         match self.part {
             Part::Check { .. } => 10,
             Part::Update(_) => 20,
+            Part::Once(_) => 30,
             Part::Start => 100,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::machine_tests::{Host, run};
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_device_for_one_boot_is_forgotten_after_it() {
+        let host = Host::new();
+        let drivers = host.agent("boot").await;
+        let mut params = machine::example();
+        let vm = machine::vm(&params).unwrap();
+        let mut record = VmRecord { uuid: vm, provisioning: false, ..crate::vms::sim::record(1) };
+        record.properties.insert("boot".to_owned(), json!("order=cn"));
+        drivers.vms.create(record).await.unwrap();
+        params.insert("once".to_owned(), json!("d"));
+        run(&host.context(&drivers, &params), "machine_boot", true).await.unwrap();
+        assert_eq!(drivers.vms.get(vm).unwrap().text("boot"), Some("order=cn"));
+        assert!(host.guests.running().contains_key(&vm));
+    }
+
+    #[test]
+    fn what_a_start_can_not_do_is_refused_by_name() {
+        for (name, value) in [("once", json!("x")), ("once", json!(1)), ("order", json!("cd"))] {
+            let mut params = machine::example();
+            params.insert(name.to_owned(), value);
+            let refused = MachineBoot.plan(&params).unwrap_err();
+            assert_eq!(
+                (refused.code.as_str(), &refused.details.unwrap()["field"]),
+                ("InvalidParameters", &json!(name))
+            );
         }
     }
 }

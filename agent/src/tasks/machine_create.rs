@@ -231,6 +231,10 @@ impl Job {
             let problem = format!("{vcpus} are more than {} of this node", abilities.max_vcpus);
             return Err(TaskFailure::bad_param("vcpus", problem));
         }
+        if self.properties.get("bootrom").is_some_and(|rom| rom == "uefi") && !abilities.uefi {
+            let text = "bootrom uefi: this node has no such firmware (package ovmf)";
+            return Err(refuse(Code::NotSupported, text));
+        }
         if self.waits_for_guest() {
             let text = "internal_metadata[\"muster:wait_guest\"] needs a metadata channel to the \
                         guest, which this agent does not have";

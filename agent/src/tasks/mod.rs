@@ -40,6 +40,7 @@ mod machine_real_tests;
 pub mod machine_reboot;
 pub mod machine_reprovision;
 pub mod machine_rollback_snapshot;
+pub mod machine_screenshot;
 pub mod machine_shutdown;
 #[cfg(test)]
 pub(crate) mod machine_tests;
@@ -67,6 +68,7 @@ pub mod server_update_nics;
 pub mod sleep;
 mod snapshot;
 pub mod unsupported;
+pub mod vms_usage;
 mod wake;
 
 use std::fmt;
@@ -107,6 +109,7 @@ pub static HANDLERS: &[&dyn Handler] = &[
     &machine_reboot::MachineReboot,
     &machine_reprovision::MachineReprovision,
     &machine_rollback_snapshot::MachineRollbackSnapshot,
+    &machine_screenshot::MachineScreenshot,
     &machine_shutdown::MachineShutdown,
     &machine_update::MachineUpdate,
     &machine_update_nics::MachineUpdateNics,
@@ -122,6 +125,7 @@ pub static HANDLERS: &[&dyn Handler] = &[
     &server_sysinfo::ServerSysinfo,
     &server_update_nics::ServerUpdateNics,
     &sleep::Sleep,
+    &vms_usage::VmsUsage,
     &unsupported::AGENT_INSTALL,
     &unsupported::DOCKER_BUILD_KIND,
     &unsupported::DOCKER_COPY,

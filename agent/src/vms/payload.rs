@@ -187,10 +187,25 @@ fn devices(name: &str, value: &Value, problems: &mut Problems, rule: DeviceRule)
 
 fn disk(path: &str, given: &Map<String, Value>, problems: &mut Problems) -> Map<String, Value> {
     let disk = members(DISK, &[], path, given, problems);
-    if !disk.contains_key("size") && !disk.contains_key("image_uuid") {
+    if disk.get("media").is_some_and(|media| media == "cdrom") {
+        cdrom(path, &disk, problems);
+    } else if !disk.contains_key("size") && !disk.contains_key("image_uuid") {
         problems.missing_properties.push(format!("{path}.size"));
     }
     disk
+}
+
+/// A CD is its image, and its drive is none of paravirtual disks.
+fn cdrom(path: &str, disk: &Map<String, Value>, problems: &mut Problems) {
+    if !disk.contains_key("image_uuid") {
+        problems.missing_properties.push(format!("{path}.image_uuid"));
+    }
+    if disk.contains_key("size") {
+        problems.refuse(format!("{path}.size"), "a CD is as large as its image");
+    }
+    if disk.get("model").is_some_and(|model| model == "virtio" || model == "nvme") {
+        problems.bad(format!("{path}.model"));
+    }
 }
 
 fn nic(path: &str, given: &Map<String, Value>, problems: &mut Problems) -> Map<String, Value> {
@@ -317,8 +332,10 @@ fn complete_devices(vm: &mut Map<String, Value>, problems: &mut Problems) {
     if let Some(Value::Array(disks)) = vm.get_mut("disks") {
         only_one(disks, "boot", || problems.bad("disks"));
         for disk in disks.iter_mut().filter_map(Value::as_object_mut) {
-            disk.entry("model").or_insert_with(|| disk_model.clone());
+            let cdrom = disk.get("media").is_some_and(|media| media == "cdrom");
             disk.entry("media").or_insert(json!("disk"));
+            let model = || if cdrom { json!("ide") } else { disk_model.clone() };
+            disk.entry("model").or_insert_with(model);
         }
     }
     let nic_model = vm.get("nic_driver").cloned().unwrap_or(json!("virtio"));

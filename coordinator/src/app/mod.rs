@@ -36,6 +36,7 @@ pub mod tasks;
 #[cfg(test)]
 pub(crate) mod tests;
 pub mod tickets;
+mod usage;
 mod vm_request;
 mod vms;
 mod why;
@@ -55,6 +56,7 @@ pub use platform::RegisteredPlatform;
 pub use recovery::RecoveryRequest;
 pub(crate) use server_update::ServerUpdate;
 pub use servers::{ServerFilter, Servers};
+pub use usage::UsageFilter;
 pub use vms::VmFilter;
 
 use crate::agents::{Agents, AgentsParts, Incoming, Reason};
@@ -72,6 +74,7 @@ use reports::Reports;
 use roster::Roster;
 use tasks::{AtEnd, Tasks};
 use tickets::Tickets;
+use usage::VmUsages;
 use why::Why;
 
 /// The services.
@@ -94,6 +97,7 @@ pub struct App {
     /// Tasks.
     pub tasks: Arc<Tasks>,
     pub(crate) tickets: Arc<Tickets>,
+    pub(crate) usage: VmUsages,
     pub(crate) why: Why,
     /// Agents hold it weakly.
     _from_agents: Arc<FromAgents>,
@@ -169,6 +173,7 @@ impl App {
             tasks: tasks.clone(),
             tickets: tickets.clone(),
         };
+        let usage = VmUsages::new(c(), agents.clone(), fleet.clone());
         let from_agents = Arc::new(FromAgents {
             ctx: c(),
             fleet: fleet.clone(),
@@ -202,6 +207,7 @@ impl App {
             servers,
             tasks,
             tickets,
+            usage,
             why,
             _from_agents: from_agents,
         })

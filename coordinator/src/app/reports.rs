@@ -16,7 +16,7 @@ use super::context::Context;
 use super::error::AppError;
 use super::expected::Expected;
 use super::fields;
-use super::fleet::{Fleet, SERVERS, SysinfoRecord};
+use super::fleet::{Fleet, SERVERS, ServerUsage, SysinfoRecord};
 use super::keys;
 use super::posted::Posted;
 use super::roster::Roster;
@@ -190,7 +190,12 @@ impl Reports {
         if report.full {
             self.mark_missing(server, &mut changes);
         }
+        let at = self.ctx.now();
+        let usage = report.usage.map(|vms| Arc::new(ServerUsage { at, vms }));
         self.fleet.update(server, |entry| {
+            if usage.is_some() {
+                entry.usage = usage;
+            }
             if let Some(memory) = &report.meminfo {
                 entry.figures.set_memory(memory);
             }

@@ -15,6 +15,7 @@ pub(crate) mod sound;
 mod tasks;
 mod tickets;
 mod unsure;
+mod usage;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, LazyLock};

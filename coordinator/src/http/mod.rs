@@ -37,6 +37,7 @@ mod response;
 mod route;
 mod rule;
 mod schema;
+mod screenshot;
 mod server;
 mod servers;
 mod snapshots;
@@ -46,6 +47,7 @@ mod tasks;
 mod tests;
 mod tickets;
 mod upgrade;
+mod vm_usage;
 mod vms;
 mod watched;
 mod why;
@@ -94,6 +96,8 @@ fn table() -> Vec<Route> {
         orphans::routes,
         zfs::routes,
         fleet_vms::routes,
+        screenshot::routes,
+        vm_usage::routes,
         agent_ws::routes,
         allocate::routes,
         boot::routes,

@@ -32,7 +32,12 @@ const CREATE_PARAMS: &[Param] =
     &[JOB, Param::new("uuid", &[Rule::StringType], "The VM").schema(schema::exact_uuid)];
 const UPDATE_PARAMS: &[Param] = &[JOB];
 const DESTROY_PARAMS: &[Param] = &[JOB, INCLUDE_DNI.checked(schema::flag)];
-const START_PARAMS: &[Param] = &[JOB, UPDATE, IDEMPOTENT];
+const ONCE: Param = Param::new(
+    "once",
+    &[Rule::Optional, Rule::Regex("^[cdn]$")],
+    "This boot alone is from a disk (c), CD (d) or network (n)",
+);
+const START_PARAMS: &[Param] = &[JOB, UPDATE, IDEMPOTENT, ONCE];
 const REBOOT_PARAMS: &[Param] = &[JOB, UPDATE, FORCE, TIMEOUT, IDEMPOTENT];
 const STOP_PARAMS: &[Param] = &[JOB, FORCE, TIMEOUT, IDEMPOTENT];
 const KILL_PARAMS: &[Param] = &[

@@ -18,6 +18,7 @@ pub mod orphan;
 pub mod server;
 pub mod task;
 pub mod ticket;
+pub mod usage;
 mod value;
 pub mod vm;
 

@@ -42,9 +42,16 @@ pub const LASTING: &[Property] = &[
     p("autoboot", Flag, Live, "Starts with its server"),
     p("bhyve_extra_opts", Text(1024), NO_RAW, "Of the hypervisor"),
     p("billing_id", Uuid, RECORD, "Of its package"),
-    p("boot", Text(64), AtStart, "Order of boot devices, e.g. `order=cd`")
-        .form(Form::Option { commas: true }),
-    p("bootrom", Text(1024), AtStart, "Firmware: `bios` or `uefi`").form(Form::OneOf(&["bios"])),
+    p(
+        "boot",
+        Text(64),
+        AtStart,
+        "Order of boot devices, e.g. `order=cd` (c disk, d CD, n network); with `,once=d` the next \
+         boot alone is from there",
+    )
+    .form(Form::Option { commas: true }),
+    p("bootrom", Text(1024), AtStart, "Firmware: `bios`, or `uefi` where the node has it")
+        .form(Form::OneOf(&["bios", "uefi"])),
     p(
         "com1",
         Text(1024),
@@ -126,8 +133,9 @@ pub const LASTING: &[Property] = &[
     p(
         "vnc_password",
         Text(8),
-        Refused("the display asks for none; it is reached through coordinators only"),
-        "Password of the display, at most 8 characters",
+        AtStart,
+        "Password that the display asks viewers for, at most 8 characters; without one it is \
+         reached only through coordinators and from the node itself",
     )
     .form(Form::Bytes(8)),
     p(
@@ -280,7 +288,8 @@ pub const DISK: &[Property] = &[
     p("refreservation", Any, FILE, "MiB that are set aside, or `auto`"),
     p("compression", Text(1024), FILE, "`on`, `off`, `lz4`, …"),
     p("boot", Flag, AtStart, "The guest starts from it"),
-    p("media", Text(1024), AtStart, "`disk` or `cdrom`").form(Form::OneOf(&["disk"])),
+    p("media", Text(1024), AtStart, "`disk`, or `cdrom`, which needs an image")
+        .form(Form::OneOf(&["cdrom", "disk"])),
     p("model", Text(1024), AtStart, "`virtio`, `scsi`, `ide`, `ahci` or `nvme`")
         .form(Form::OneOf(DISK_MODELS)),
     p("nocreate", Flag, NO_PASSING, "It is there already"),

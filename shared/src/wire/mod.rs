@@ -12,6 +12,7 @@ mod messages;
 mod protocol_tests;
 pub mod status;
 pub mod stream;
+pub mod usage;
 
 pub use code::Code;
 pub use codec::{DecodeError, FromAgent, FromCoordinator, Message, decode, encode};

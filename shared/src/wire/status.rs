@@ -10,6 +10,7 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use utoipa::ToSchema;
 
+use super::usage::Usages;
 use crate::ids::VmUuid;
 
 /// From the agent: a report. Without `report`, from the coordinator: send a full one.
@@ -44,6 +45,10 @@ pub struct Report {
     /// When the host booted, ISO 8601.
     #[serde(default)]
     pub boot_time: String,
+    /// What the VMs use, all of those that run; only in periodic reports.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>)]
+    pub usage: Option<Usages>,
     /// When the sample was taken, ISO 8601.
     #[serde(default)]
     pub timestamp: String,

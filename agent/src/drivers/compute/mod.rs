@@ -1,10 +1,11 @@
 //! Compute: the processes that are VMs. They outlive the agent; what runs is always observed.
 
+mod display;
+mod facts;
 pub mod nocloud;
 pub mod qemu;
 pub mod sim;
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +16,9 @@ use muster_shared::wire::Code;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
+
+pub use display::{GuestDisplay, MAX_PICTURE_BYTES, Picture};
+pub use facts::GuestFacts;
 
 use super::DriverError;
 use crate::drivers::storage::Disk;
@@ -171,9 +175,9 @@ pub enum SnapshotChange {
     },
 }
 
-/// Runs VMs of some brands.
+/// Runs VMs of some brands, and tells what they use and show.
 #[async_trait]
-pub trait Compute: fmt::Debug + Send + Sync + 'static {
+pub trait Compute: GuestFacts + GuestDisplay {
     /// What this driver offers, for sysinfo.
     fn abilities(&self) -> Abilities;
 
@@ -297,6 +301,8 @@ pub struct Abilities {
     pub max_vcpus: u32,
     /// Version of the hypervisor.
     pub version: Option<String>,
+    /// VMs can have UEFI firmware.
+    pub uefi: bool,
     /// Why something is missing, for `Muster.degraded`.
     pub degraded: Vec<String>,
 }

@@ -8,14 +8,16 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use muster_shared::clock::SharedClock;
 use muster_shared::ids::VmUuid;
+use muster_shared::wire::Code;
+use muster_shared::wire::usage::{DiskUsage, NetUsage, VmUsage};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::watch;
 
 use super::{
-    Abilities, Activity, Compute, Ended, GuestIo, GuestPort, GuestSignal, Live, Logged, Observed,
-    RunningGuest, SnapshotChange, not_running,
+    Abilities, Activity, Compute, Ended, GuestDisplay, GuestFacts, GuestIo, GuestPort, GuestSignal,
+    Live, Logged, Observed, Picture, RunningGuest, SnapshotChange, not_running,
 };
 use crate::drivers::DriverError;
 use crate::drivers::faults::Faults;
@@ -28,6 +30,8 @@ const SHUTDOWN: Duration = Duration::from_millis(200);
 const POLL: Duration = Duration::from_millis(20);
 /// What a simulated console says when it is opened.
 pub const CONSOLE_GREETING: &str = "up\r\n";
+/// Memory that a simulated guest has.
+const RSS_BYTES: u64 = 64 << 20;
 /// Buffer of a simulated console, bytes.
 const CONSOLE_BYTES: usize = 16 * 1024;
 
@@ -144,7 +148,7 @@ pub struct SimCompute {
 
 impl SimCompute {
     /// Operations in `faults`: `compute.prepare`, `.start`, `.observe`, `.signal`, `.info`,
-    /// `.open`, `.processes`, `.cleanup`, `.running`.
+    /// `.open`, `.processes`, `.cleanup`, `.running`, `.disk_usage`.
     #[must_use]
     pub fn new(guests: SimGuests, clock: SharedClock, faults: Faults) -> Self {
         Self { guests, clock, faults }
@@ -205,6 +209,10 @@ impl SimCompute {
         Ok(())
     }
 
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.clock.wall().as_millisecond()).unwrap_or(0)
+    }
+
     fn look(&self, vm: VmUuid) -> Observed {
         self.guests.settle(self.clock.wall());
         let content = self.guests.content.lock();
@@ -233,6 +241,7 @@ impl Compute for SimCompute {
             accel: Some("sim".to_owned()),
             max_vcpus: 64,
             version: Some("sim".to_owned()),
+            uefi: true,
             degraded: Vec::new(),
         }
     }
@@ -352,6 +361,58 @@ impl Compute for SimCompute {
             Ok(content.running.iter().map(guest).collect())
         };
         self.faults.call("compute.running", running).await
+    }
+}
+
+#[async_trait]
+impl GuestFacts for SimCompute {
+    /// A tenth of a CPU, and nobody waits.
+    async fn process_usage(&self, vm: VmUuid) -> Result<Option<VmUsage>, DriverError> {
+        let observed = self.look(vm);
+        let Some(live) = observed.live() else { return Ok(None) };
+        let at_ms = self.now_ms();
+        let cpu_ms = at_ms.saturating_sub(live.started_at_ms) / 10;
+        Ok(Some(VmUsage {
+            at_ms,
+            started_at_ms: live.started_at_ms,
+            booted_at_ms: live.booted_at_ms,
+            cpu_ms: Some(cpu_ms),
+            vcpu_ms: Some(cpu_ms),
+            run_delay_ms: Some(0),
+            rss_bytes: Some(RSS_BYTES),
+            ..VmUsage::default()
+        }))
+    }
+
+    /// One block read a second.
+    async fn disk_usage(&self, vm: VmUuid) -> Result<DiskUsage, DriverError> {
+        let usage = || {
+            let observed = self.look(vm);
+            let live = observed.live().ok_or_else(|| not_running(vm))?;
+            let at_ms = self.now_ms();
+            let reads = at_ms.saturating_sub(live.started_at_ms) / 1000;
+            Ok(DiskUsage { at_ms, read_bytes: reads * 4096, reads, ..DiskUsage::default() })
+        };
+        self.faults.call("compute.disk_usage", usage).await
+    }
+
+    /// One packet received a second.
+    async fn net_usage(&self, vm: VmUuid) -> Result<Option<NetUsage>, DriverError> {
+        let observed = self.look(vm);
+        let Some(live) = observed.live() else { return Ok(None) };
+        let at_ms = self.now_ms();
+        let received_packets = at_ms.saturating_sub(live.started_at_ms) / 1000;
+        let received_bytes = received_packets * 64;
+        Ok(Some(NetUsage { at_ms, received_bytes, received_packets, ..NetUsage::default() }))
+    }
+}
+
+/// Simulated guests show nothing.
+#[async_trait]
+impl GuestDisplay for SimCompute {
+    async fn screenshot(&self, vm: VmUuid) -> Result<Picture, DriverError> {
+        let text = format!("VM {vm} is simulated and shows nothing");
+        Err(DriverError::refused(Code::NotSupported, text))
     }
 }
 

@@ -76,7 +76,7 @@ fn what_is_too_large_is_named() {
 #[test]
 fn what_would_not_come_is_refused_with_its_reason() {
     let payload = json!({
-        "brand": "kvm", "vnc_password": "secret", "tmpfs": 1, "docker": false,
+        "brand": "kvm", "qemu_opts": "-x", "tmpfs": 1, "docker": false,
         "firewall_rules": [], "pci_devices": [], "spice_password": "",
         "disks": [{ "size": 1, "nocreate": false, "iops": 5, "guest_block_size": "4096" }],
         "nics": [{
@@ -90,9 +90,24 @@ fn what_would_not_come_is_refused_with_its_reason() {
     let mut names: Vec<_> = details["bad_properties"].as_array().unwrap().to_vec();
     names.sort_by_key(ToString::to_string);
     let expected =
-        ["disks.0.guest_block_size", "disks.0.iops", "nics.0.speed", "tmpfs", "vnc_password"];
+        ["disks.0.guest_block_size", "disks.0.iops", "nics.0.speed", "qemu_opts", "tmpfs"];
     assert_eq!(names, expected);
     assert_eq!(details["bad_values"], json!(["nics.0.allow_ip_spoofing", "nics.0.vlan_id"]));
+}
+
+#[test]
+fn a_cd_is_its_image() {
+    let image = "6c1a5a44-5b5c-4d4e-9f43-2a1f0e2b7c01";
+    let cd = |cd: Value| json!({ "brand": "kvm", "disks": [{ "size": 1 }, cd] });
+    let vm = create(&object(cd(json!({ "media": "cdrom", "image_uuid": image })))).unwrap();
+    assert_eq!(vm["disks"][1]["model"], "ide");
+    assert_eq!(vm["disks"][0]["boot"], true);
+    let missing = refused(cd(json!({ "media": "cdrom" })));
+    assert_eq!(missing["missing_properties"], json!(["disks.1.image_uuid"]));
+    let sized = refused(cd(json!({ "media": "cdrom", "image_uuid": image, "size": 5 })));
+    assert_eq!(sized["bad_properties"], json!(["disks.1.size"]));
+    let fast = refused(cd(json!({ "media": "cdrom", "image_uuid": image, "model": "virtio" })));
+    assert_eq!(fast["bad_values"], json!(["disks.1.model"]));
 }
 
 #[test]

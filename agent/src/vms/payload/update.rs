@@ -350,7 +350,8 @@ mod tests {
         refused(json!({ "brand": "bhyve" }), "bad_properties", "brand");
         refused(json!({ "tags": {} }), "bad_properties", "tags");
         refused(json!({ "add_disks": [{}] }), "bad_properties", "add_disks");
-        refused(json!({ "vnc_password": "secret" }), "bad_properties", "vnc_password");
+        refused(json!({ "qemu_opts": "-x" }), "bad_properties", "qemu_opts");
+        refused(json!({ "vnc_password": "123456789" }), "bad_values", "vnc_password");
         let nic = json!({ "mac": "02:00:00:00:00:01", "speed": 1, "vlan_id": "x" });
         refused(json!({ "update_nics": [nic] }), "bad_properties", "update_nics.0.speed");
         refused(json!({ "update_nics": [nic] }), "bad_values", "update_nics.0.vlan_id");

@@ -4,6 +4,7 @@
 mod feed;
 mod figures;
 mod records;
+mod usage;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -31,6 +32,7 @@ use crate::roster::{RosterRecord, Status};
 use crate::store::{Expect, Held, Revision, Write};
 use figures::Kept;
 pub(super) use records::SERVERS;
+pub use usage::ServerUsage;
 
 /// The record `sysinfo/<uuid>`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -59,6 +61,8 @@ pub struct Entry {
     pub figures: Figures,
     /// `figures/<uuid>`, which may be ten minutes behind.
     pub kept_figures: Option<Kept>,
+    /// What its VMs use, as it told last.
+    pub usage: Option<Arc<ServerUsage>>,
     /// When it was last heard, by this coordinator's wall clock.
     pub last_heartbeat: Option<Timestamp>,
     /// The agent's wall clock minus ours, ms.

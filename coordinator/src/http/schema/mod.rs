@@ -47,6 +47,7 @@ const COMPONENTS: &[(&str, SchemaFn)] = &[
     ("Task", derived::of::<api::task::Task>),
     ("Vm", derived::of::<api::vm::Vm>),
     ("FleetVm", derived::of::<api::vm::FleetVm>),
+    ("FleetVmUsage", derived::of::<api::usage::FleetVmUsage>),
     ("Image", derived::of::<api::image::Manifest>),
     ("Ticket", derived::of::<api::ticket::Ticket>),
     ("BootParams", derived::of::<api::boot::BootParams>),

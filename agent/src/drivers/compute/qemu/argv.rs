@@ -3,6 +3,8 @@
 use muster_shared::wire::Code;
 use serde_json::{Value, json};
 
+use super::boot::{BootOrder, disk_place, is_cdrom};
+use super::firmware::VmFirmware;
 use super::folder::GuestFolder;
 use super::isolation::Confinement;
 use super::probe::Accelerator;
@@ -16,7 +18,7 @@ const SPARE_PORTS: u32 = 4;
 const SERIAL_CHARS: usize = 20;
 
 /// What a command line is made from.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Input<'a> {
     pub(super) binary: &'a str,
     pub(super) accelerator: Accelerator,
@@ -24,6 +26,8 @@ pub(super) struct Input<'a> {
     pub(super) vm: &'a VmRecord,
     pub(super) disks: &'a [Disk],
     pub(super) folder: &'a GuestFolder,
+    /// UEFI; else BIOS.
+    pub(super) firmware: Option<VmFirmware>,
     pub(super) confinement: Confinement,
 }
 
@@ -86,7 +90,15 @@ pub(super) fn old_machine(vm: &VmRecord) -> bool {
 fn machine(args: &mut Args, input: &Input<'_>) {
     let vm = input.vm;
     let unversioned = if old_machine(vm) { "pc" } else { "q35" };
-    args.pair("-machine", pinned_machine(vm).unwrap_or(unversioned));
+    let kind = pinned_machine(vm).unwrap_or(unversioned);
+    match &input.firmware {
+        None => args.pair("-machine", kind),
+        Some(firmware) => {
+            let (flash, nodes) = firmware.options();
+            nodes.into_iter().for_each(|node| args.pair("-blockdev", node));
+            args.pair("-machine", format!("{kind}{flash}"));
+        }
+    }
     // Always told: QEMU's own choice follows what opens, not what works.
     args.pair("-accel", input.accelerator.name());
     let bhyve = vm.text("brand") != Some("kvm");
@@ -138,8 +150,10 @@ fn control(args: &mut Args, input: &Input<'_>) {
         format!("socket,id=serial0,path={serial},server=on,wait=off,logfile={log},logappend=on"),
     );
     args.pair("-serial", "chardev:serial0");
-    if input.vm.properties.get("vnc_port").and_then(Value::as_i64) != Some(-1) {
-        args.pair("-vnc", format!("unix:{}", path(folder.vnc())));
+    if super::vnc::has_display(input.vm) {
+        // The password itself would be for all to see here: it follows on the control socket.
+        let asks = if super::vnc::password(input.vm).is_some() { ",password=on" } else { "" };
+        args.pair("-vnc", format!("unix:{}{asks}", path(folder.vnc())));
     }
 }
 
@@ -148,12 +162,9 @@ fn escaped(value: &str) -> String {
     value.replace(',', ",,")
 }
 
-/// Position of a kind of device in the boot order; `None` when it is not to be booted from.
+/// Place of a device in the order of the first boot; `None` when it is not to be booted from.
 fn boot_index(vm: &VmRecord, letter: char, device: usize) -> Option<usize> {
-    let options = vm.text("boot").unwrap_or("order=cd");
-    let order = options.split(',').find_map(|option| option.strip_prefix("order=")).unwrap_or("cd");
-    // 100 apart, so that each letter has room for all devices of its kind.
-    order.find(letter).map(|position| (position + 1) * 100 + device)
+    BootOrder::of(vm).first(letter, device)
 }
 
 fn disks(args: &mut Args, input: &Input<'_>) -> Result<(), DriverError> {
@@ -172,13 +183,15 @@ fn disks(args: &mut Args, input: &Input<'_>) -> Result<(), DriverError> {
         });
         args.pair("-blockdev", node.to_string());
         let model = told["model"].as_str().unwrap_or("virtio");
+        // A CD's drive, or a disk.
+        let kind = if is_cdrom(told) { "cd" } else { "hd" };
         let device = match model {
             "scsi" => {
                 if !scsi {
                     args.pair("-device", "virtio-scsi-pci,id=scsi0");
                     scsi = true;
                 }
-                "scsi-hd,bus=scsi0.0".to_owned()
+                format!("scsi-{kind},bus=scsi0.0")
             }
             "nvme" => "nvme".to_owned(),
             "ide" | "ahci" => {
@@ -186,14 +199,14 @@ fn disks(args: &mut Args, input: &Input<'_>) -> Result<(), DriverError> {
                     let text = format!("disk {index}: no free port for model {model}");
                     DriverError::refused(Code::InvalidParameters, text)
                 })?;
-                ide(vm, port)
+                ide(vm, kind, port)
             }
             _ => "virtio-blk-pci".to_owned(),
         };
         let serial = told["uuid"].as_str().unwrap_or(&name);
         let serial: String = serial.chars().take(SERIAL_CHARS).collect();
-        let first = usize::from(told["boot"] != true);
-        let boot = boot_index(vm, 'c', if first == 0 { 0 } else { index + 1 });
+        let (letter, place) = disk_place(told, index);
+        let boot = boot_index(vm, letter, place);
         let boot = boot.map(|boot| format!(",bootindex={boot}")).unwrap_or_default();
         args.pair("-device", format!("{device},drive={name},serial={serial},id={name}dev{boot}"));
     }
@@ -206,11 +219,11 @@ fn disks(args: &mut Args, input: &Input<'_>) -> Result<(), DriverError> {
     Ok(())
 }
 
-fn ide(vm: &VmRecord, port: usize) -> String {
+fn ide(vm: &VmRecord, kind: &str, port: usize) -> String {
     if old_machine(vm) {
-        format!("ide-hd,bus=ide.{},unit={}", port / 2, port % 2)
+        format!("ide-{kind},bus=ide.{},unit={}", port / 2, port % 2)
     } else {
-        format!("ide-hd,bus=ide.{port}")
+        format!("ide-{kind},bus=ide.{port}")
     }
 }
 
@@ -312,6 +325,7 @@ mod tests {
             vm,
             disks,
             folder: &folder,
+            firmware: None,
             confinement: match accelerator {
                 Accelerator::Kvm => Confinement { uid: Some(1_900_000_007), restricted: false },
                 Accelerator::Tcg => Confinement { uid: None, restricted: true },
@@ -385,6 +399,27 @@ mod tests {
         assert_eq!(machine(&vm), "pc-q35-6.2");
         vm.properties.insert("vga".to_owned(), json!("cirrus"));
         assert_eq!(machine(&vm), "pc");
+    }
+
+    #[test]
+    fn a_cd_has_a_drive_and_a_place_in_the_boot_order() {
+        let iso = "6c1a5a44-5b5c-4d4e-9f43-2a1f0e2b7c01";
+        let vm = vm(json!({
+            "brand": "kvm", "boot": "order=c,once=d",
+            "disks": [
+                {"size": 1}, {"media": "cdrom", "image_uuid": iso},
+                {"media": "cdrom", "image_uuid": iso, "model": "scsi"},
+            ],
+        }));
+        let disks = [disk(0, "qcow2"), disk(1, "qcow2"), disk(2, "qcow2")];
+        let argv = argv(&vm, &disks, Accelerator::Tcg).unwrap();
+        for device in [
+            "virtio-blk-pci,drive=disk0,serial=disk0,id=disk0dev,bootindex=100",
+            "ide-cd,bus=ide.0,drive=disk1,serial=disk1,id=disk1dev,bootindex=2",
+            "scsi-cd,bus=scsi0.0,drive=disk2,serial=disk2,id=disk2dev,bootindex=3",
+        ] {
+            assert!(argv.lines().any(|line| line == format!("-device {device}")), "{argv}");
+        }
     }
 
     #[test]

@@ -115,6 +115,11 @@ impl GuestFolder {
         self.data.join("cidata.img")
     }
 
+    /// What UEFI firmware keeps for this VM.
+    pub(super) fn uefi_variables(&self) -> PathBuf {
+        self.data.join("uefi-vars.fd")
+    }
+
     fn start_file(&self) -> PathBuf {
         self.run.join("start.json")
     }

@@ -15,14 +15,16 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use super::boot::BootOrder;
+use super::firmware::VmFirmware;
 use super::folder::{GuestFolder, Started};
 use super::isolation::Isolation;
 use super::probe::Accelerator;
 use super::qmp::{self, Qmp, QmpError};
 use super::table::{Follower, Guest, GuestTable, TableConfig, bound_logs};
-use super::{QemuConfig, argv};
+use super::{QemuConfig, argv, vnc};
 use crate::drivers::DriverError;
-use crate::drivers::compute::{Activity, Observed, RunningGuest, nocloud, not_running};
+use crate::drivers::compute::{Activity, Live, Observed, RunningGuest, nocloud, not_running};
 use crate::drivers::storage::Disk;
 use crate::host::{Detached, Exit, ProcessId, Scope, SharedExec};
 use crate::vms::VmRecord;
@@ -114,6 +116,15 @@ impl Guests {
         self.table.observe(vm)
     }
 
+    /// What is known of a VM's process, if it has one.
+    pub(super) fn live_now(&self, vm: VmUuid) -> Option<Live> {
+        self.table.get(vm).map(|guest| guest.observed())
+    }
+
+    pub(super) fn now_ms(&self) -> u64 {
+        self.table.now_ms()
+    }
+
     pub(super) fn running(&self) -> Vec<RunningGuest> {
         self.table.running()
     }
@@ -170,17 +181,19 @@ impl Guests {
             vm,
             disks,
             folder: &folder,
+            firmware: VmFirmware::of(vm, &folder).await?,
             confinement: self.isolation.confine(&folder).map_err(failed)?,
         };
-        self.launch(vm.uuid, &folder, argv::build(&input)?).await
+        self.launch(vm, &folder, argv::build(&input)?).await
     }
 
     async fn launch(
         &self,
-        vm: VmUuid,
+        record: &VmRecord,
         folder: &GuestFolder,
         argv: Vec<String>,
     ) -> Result<(), DriverError> {
+        let vm = record.uuid;
         let failed = |error| DriverError::failed(format!("start VM {vm}"), error);
         let mut started = Started {
             boot_id: self.table.boot_id().to_owned(),
@@ -204,7 +217,7 @@ impl Guests {
         let guest = launch.made(process, started.started_at_ms, spawned.exit.clone());
         drop(launch);
         let up = match noted {
-            Ok(()) => bring_up(&guest, spawned.exit).await.map_err(|error| {
+            Ok(()) => bring_up(&guest, record, spawned.exit).await.map_err(|error| {
                 let printed = tail(&folder.log(), log_start);
                 not_started(vm, error, printed.trim())
             }),
@@ -287,6 +300,7 @@ async fn adopt(vm: VmUuid, guest: &Guest) -> Result<(), DriverError> {
 /// Lets the CPUs of a fresh process run.
 async fn bring_up(
     guest: &Guest,
+    record: &VmRecord,
     mut exit: watch::Receiver<Option<Exit>>,
 ) -> Result<(), StartError> {
     let qmp = tokio::select! {
@@ -296,6 +310,8 @@ async fn bring_up(
         }
         qmp = guest.qmp(SOCKET_TIMEOUT) => qmp.map_err(StartError::NoControl)?,
     };
+    vnc::set_password(&qmp, record).await?;
+    BootOrder::of(record).set_second_boot(&qmp, record).await?;
     qmp.execute::<qmp::Cont>().await?;
     let control =
         guest.wait(CONTROL_TIMEOUT, |control| control.activity != Activity::Prelaunch).await;

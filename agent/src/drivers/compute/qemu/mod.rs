@@ -4,7 +4,10 @@
 //! hypervisor tells on a connection that is kept.
 
 mod argv;
+mod boot;
 mod control;
+mod facts;
+mod firmware;
 mod folder;
 mod guests;
 pub mod isolation;
@@ -13,10 +16,11 @@ mod live;
 pub mod probe;
 mod processes;
 mod qmp;
+mod screenshot;
 mod table;
 mod vnc;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -160,6 +164,7 @@ impl Compute for Qemu {
             accel: accelerator.map(|accelerator| accelerator.name().to_owned()),
             max_vcpus: if accelerator.is_some() { MAX_VCPUS } else { 0 },
             version: self.verdict.version.clone(),
+            uefi: firmware::Firmware::find(Path::new(firmware::FOLDER)).is_some(),
             degraded: self.verdict.degraded.clone(),
         }
     }

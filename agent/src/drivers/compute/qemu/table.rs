@@ -88,7 +88,7 @@ pub(super) struct Guest {
 }
 
 impl Guest {
-    fn observed(&self) -> Live {
+    pub(super) fn observed(&self) -> Live {
         let control = self.control.borrow();
         Live {
             pid: self.process.pid,

@@ -1,5 +1,6 @@
 //! Displays as TCP ports: a guest's display is a unix socket; a client that asks for it gets a
-//! port on which connections are passed through.
+//! port on which connections are passed through. One with a password asks whoever comes, also
+//! through a coordinator.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -9,15 +10,56 @@ use std::time::Duration;
 
 use muster_shared::ids::VmUuid;
 use parking_lot::Mutex;
+use serde::Serialize;
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::task::JoinSet;
 
+use super::qmp::{Qmp, QmpError};
 use crate::drivers::DriverError;
+use crate::vms::VmRecord;
 
 /// A port that nobody has used for so long is closed.
 const IDLE: Duration = Duration::from_secs(60);
+/// Longest wait until a display has its password.
+const PASSWORD_LIMIT: Duration = Duration::from_secs(5);
 /// Connections to one display at a time.
 const MAX_CLIENTS: usize = 16;
+
+/// The password that a VM's display asks for.
+pub(super) fn password(vm: &VmRecord) -> Option<&str> {
+    vm.text("vnc_password").filter(|password| !password.is_empty())
+}
+
+/// Has a display ask for the VM's password from now on, if it has one.
+///
+/// # Errors
+/// The hypervisor refused.
+pub(super) async fn set_password(qmp: &Qmp, vm: &VmRecord) -> Result<(), QmpError> {
+    let (Some(password), true) = (password(vm), has_display(vm)) else { return Ok(()) };
+    let command = SetPassword { protocol: "vnc", password: password.to_owned() };
+    qmp.send(command, PASSWORD_LIMIT).await?;
+    Ok(())
+}
+
+/// Whether a VM has a display at all.
+pub(super) fn has_display(vm: &VmRecord) -> bool {
+    vm.properties.get("vnc_port").and_then(serde_json::Value::as_i64) != Some(-1)
+}
+
+/// Gives a display a password.
+#[derive(Serialize)]
+struct SetPassword {
+    protocol: &'static str,
+    password: String,
+}
+
+impl qapi::Command for SetPassword {
+    type Ok = serde_json::Value;
+    const NAME: &'static str = "set_password";
+    const ALLOW_OOB: bool = false;
+}
+
+impl qapi::qmp::QmpCommand for SetPassword {}
 
 /// The ports that are open, by VM.
 #[derive(Clone, Debug)]

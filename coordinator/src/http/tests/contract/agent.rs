@@ -176,6 +176,7 @@ impl Agent {
                 "pr_fname": "qemu-system-x86", "pr_psargs": "qemu-system-x86_64 -S",
                 "pr_size": 2_097_152, "pr_rssize": 524_288, "pr_nlwp": 7,
             } } }),
+            "machine_screenshot" => json!({ "format": "png", "data": "iVBORw0KGgo=" }),
             "machine_load" => vm_object(text("uuid")),
             "machine_update_nics" => json!({ "updated": [], "unchanged": [], "failed": [] }),
             task if task.starts_with("machine_") && task != "machine_migrate" => {
@@ -185,6 +186,11 @@ impl Agent {
                 "uuid": self.server, "alias": null, "owner_uuid": null, "runs": true, "pid": 42,
                 "ram_mib": 256, "disks": 1, "disk_bytes": 4096, "adoptable": false, "reason": "x",
             }] }),
+            "vms_usage" => json!({ "usage": { uuid(VM): {
+                "at_ms": 2, "started_at_ms": 1, "booted_at_ms": 1, "cpu_ms": 10, "rss_bytes": 4096,
+                "disk": { "at_ms": 2, "read_bytes": 1, "written_bytes": 0, "reads": 1, "writes": 0,
+                          "flushes": 0, "errors": 0 },
+            } } }),
             "image_get" => json!({
                 "v": 2, "uuid": text("uuid"), "name": "x", "version": "1", "type": "zvol",
                 "os": "linux", "state": "active", "files": [{ "size": 4, "sha1": "00" }],

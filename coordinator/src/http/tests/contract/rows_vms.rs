@@ -59,6 +59,12 @@ fn of_server() -> Vec<Row> {
             404,
             "VmNotFound",
         ),
+        query("GET /servers/:server_uuid/vms/:uuid/screenshot").bad_at(
+            "{uuid}",
+            "{ghost}",
+            404,
+            "VmNotFound",
+        ),
         row("POST /servers/:server_uuid/vms/nics/update", 200)
             .sends(&json!({ "nics": [] }))
             .of_running(),
@@ -79,11 +85,9 @@ fn actions() -> Vec<Row> {
             409,
             PARAMETERS,
         ),
-        act("POST /servers/:server_uuid/vms/:uuid/start", &json!({})).bad_body(
-            &bad_update,
-            409,
-            "InvalidArgument",
-        ),
+        act("POST /servers/:server_uuid/vms/:uuid/start", &json!({ "once": "d" }))
+            .bad_body(&bad_update, 409, "InvalidArgument")
+            .bad_body(&json!({ "once": "x" }), 409, PARAMETERS),
         act("POST /servers/:server_uuid/vms/:uuid/stop", &json!({ "force": true })),
         act("POST /servers/:server_uuid/vms/:uuid/kill", &json!({ "signal": "SIGTERM" })).bad_body(
             &json!({ "signal": {} }),
@@ -171,6 +175,13 @@ fn fleet() -> Vec<Row> {
             .bad_query("server_uuid=x", 409, PARAMETERS)
             .bad_query("marker=x", 409, PARAMETERS)
             .bad_query("state=a&state=b", 409, PARAMETERS),
+        row("GET /vms/usage", 200)
+            .asks("max_age=0&limit=5")
+            .bad_query("limit=0", 409, PARAMETERS)
+            .bad_query("max_age=-1", 409, PARAMETERS)
+            .bad_query("max_age=x", 409, PARAMETERS)
+            .bad_query("server_uuid=x", 409, PARAMETERS)
+            .bad_query("marker=x", 409, PARAMETERS),
         row("POST /vms", 202)
             .sends(&place)
             .bad_body(&json!({}), 409, PARAMETERS)

@@ -1,0 +1,123 @@
+//! What guests use and show, and what they boot from.
+
+use super::*;
+use crate::drivers::compute::{GuestDisplay as _, GuestFacts as _};
+
+/// What a display wants of a viewer before it shows anything: 1 nothing, 2 a password.
+async fn display_asks(qemu: &Qemu, vm: VmUuid) -> Vec<u8> {
+    use tokio::io::AsyncWriteExt as _;
+    let mut display = qemu.open(vm, GuestPort::Vnc).await.unwrap();
+    let mut version = [0; 12];
+    display.read_exact(&mut version).await.unwrap();
+    display.write_all(&version).await.unwrap();
+    let count = usize::from(display.read_u8().await.unwrap());
+    let mut ways = vec![0; count];
+    display.read_exact(&mut ways).await.unwrap();
+    ways
+}
+
+#[tokio::test]
+async fn a_display_asks_for_the_password_that_its_vm_has() {
+    for (password, asks) in [("", 1), ("secret", 2)] {
+        let bench = Bench::new(json!({
+            "brand": "kvm", "ram": 64, "disks": [{"size": 1}], "vnc_password": password,
+        }));
+        let qemu = bench.qemu("qemu-system-x86_64").await;
+        qemu.start(&bench.vm, &bench.disks()).await.unwrap();
+        assert_eq!(display_asks(&qemu, bench.vm.uuid).await, [asks], "{password:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_picture_of_a_guest_is_taken_whoever_its_process_is() {
+    let bench = Bench::small();
+    let vm = bench.vm.uuid;
+    let qemu = bench.qemu("qemu-system-x86_64").await;
+    let stopped = qemu.screenshot(vm).await.unwrap_err();
+    assert!(stopped.to_string().contains("not running"), "{stopped}");
+    qemu.start(&bench.vm, &bench.disks()).await.unwrap();
+    for _ in 0..2 {
+        let picture = qemu.screenshot(vm).await.unwrap();
+        assert!(picture.width >= 320 && picture.height >= 200, "{picture:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_a_guest_uses_is_told_by_host_and_hypervisor() {
+    let bench = Bench::small();
+    let vm = bench.vm.uuid;
+    let qemu = bench.qemu("qemu-system-x86_64").await;
+    assert_eq!(qemu.process_usage(vm).await.unwrap(), None);
+    qemu.disk_usage(vm).await.unwrap_err();
+    qemu.start(&bench.vm, &bench.disks()).await.unwrap();
+    let first = qemu.process_usage(vm).await.unwrap().unwrap();
+    assert!(first.rss_bytes > Some(1 << 20) && first.started_at_ms > 0, "{first:?}");
+    // The firmware looks for something to boot: it reads the blank disk.
+    let read = async {
+        while qemu.disk_usage(vm).await.unwrap().reads == 0 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(SOON, read).await.unwrap();
+    let later = qemu.process_usage(vm).await.unwrap().unwrap();
+    assert!(later.cpu_ms >= first.cpu_ms && later.vcpu_ms.is_some(), "{later:?}");
+    assert_eq!(qemu.net_usage(vm).await.unwrap(), None);
+}
+
+/// A CD beside the disk; the next boot alone is from it.
+#[tokio::test]
+async fn a_guest_with_a_cd_starts_and_boots_from_it_once() {
+    let image = "6c1a5a44-5b5c-4d4e-9f43-2a1f0e2b7c01";
+    let mut bench = Bench::new(json!({
+        "brand": "kvm", "ram": 64, "boot": "order=c,once=d",
+        "disks": [{"size": 1}, {"media": "cdrom", "image_uuid": image}],
+    }));
+    bench.network = UserNetwork::Restricted;
+    let vm = bench.vm.uuid;
+    let mut disks = bench.disks();
+    let path = bench.folder.path().join("cd.raw");
+    std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+    disks.push(Disk { index: 1, path, ..disks[0].clone() });
+    let qemu = bench.qemu("qemu-system-x86_64").await;
+    qemu.start(&bench.vm, &disks).await.unwrap();
+    let info = qemu.info(vm, &["block".to_owned()]).await.unwrap();
+    let of_cd = |device: &&Value| device["qdev"].as_str().is_some_and(|q| q.contains("disk1dev"));
+    let cd = info["block"].as_array().unwrap().iter().find(of_cd).cloned().unwrap_or_default();
+    assert_eq!((&cd["removable"], &cd["tray_open"]), (&json!(true), &json!(false)), "{info:#}");
+    qemu.signal(vm, GuestSignal::Reset).await.unwrap();
+    assert!(qemu.observe(vm).await.unwrap().is_running());
+}
+
+/// Firmware of the package `ovmf`, which a machine may lack.
+#[tokio::test]
+async fn a_guest_with_uefi_keeps_its_variables() {
+    let bench = Bench::new(json!({
+        "brand": "bhyve", "ram": 128, "disks": [{"size": 1}], "bootrom": "uefi",
+    }));
+    let qemu = bench.qemu("qemu-system-x86_64").await;
+    let started = qemu.start(&bench.vm, &bench.disks()).await;
+    if !qemu.abilities().uefi {
+        let refused = started.unwrap_err().to_string();
+        assert!(refused.contains("install the package ovmf"), "{refused}");
+        return;
+    }
+    started.unwrap();
+    let folder = qemu.guests.folder(bench.vm.uuid);
+    let speaks = async {
+        while !folder
+            .printed(None)
+            .unwrap()
+            .bytes
+            .windows(4)
+            .any(|word| word == b"BdsD" || word == b"UEFI")
+        {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    tokio::time::timeout(3 * SOON, speaks).await.expect("the firmware speaks");
+    assert!(folder.uefi_variables().is_file());
+    qemu.signal(bench.vm.uuid, GuestSignal::Kill).await.unwrap();
+    assert!(qemu.wait_stopped(bench.vm.uuid, SOON).await.unwrap());
+    qemu.cleanup(bench.vm.uuid, true).await.unwrap();
+    assert!(!folder.uefi_variables().exists());
+}

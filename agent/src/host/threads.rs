@@ -1,0 +1,87 @@
+//! What the threads of a process did, as the kernel's scheduler counts it.
+
+use std::{fs, io};
+
+use super::procfs;
+
+/// One thread.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Thread {
+    /// Its name.
+    pub name: String,
+    /// `None`: this kernel does not count.
+    pub times: Option<Times>,
+}
+
+/// Times of a thread, ns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Times {
+    /// It ran.
+    pub run_ns: u64,
+    /// It was ready to run and waited for a CPU.
+    pub delay_ns: u64,
+}
+
+/// The threads of a process; `None` when there is no such process.
+///
+/// # Errors
+/// `/proc` could not be read.
+pub fn threads(pid: u32) -> io::Result<Option<Vec<Thread>>> {
+    let folder = format!("/proc/{pid}/task");
+    let Some(entries) = procfs::gone_is_none(fs::read_dir(folder))? else { return Ok(None) };
+    let mut threads = Vec::new();
+    for entry in entries {
+        let Some(entry) = procfs::gone_is_none(entry)? else { continue };
+        let read = |file| procfs::gone_is_none(fs::read_to_string(entry.path().join(file)));
+        // One that has ended since the folder was listed.
+        let Some(name) = read("comm")? else { continue };
+        let times = read("schedstat")?.as_deref().and_then(parse);
+        threads.push(Thread { name: name.trim_end().to_owned(), times });
+    }
+    Ok(Some(threads))
+}
+
+/// Time on a CPU, time in a queue for one, turns. A kernel that does not count says all zeros; a
+/// thread that exists had a turn.
+fn parse(schedstat: &str) -> Option<Times> {
+    let mut numbers = schedstat.split_ascii_whitespace().map(str::parse::<u64>);
+    let mut next = || numbers.next()?.ok();
+    let (run_ns, delay_ns, turns) = (next()?, next()?, next()?);
+    ((run_ns, delay_ns, turns) != (0, 0, 0)).then_some(Times { run_ns, delay_ns })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_kernel_that_does_not_count_is_not_taken_for_an_idle_thread() {
+        assert_eq!(parse("0 0 0\n"), None);
+        assert_eq!(parse(""), None);
+        assert_eq!(parse("1 2"), None);
+        assert_eq!(parse("0 3726342 1\n"), Some(Times { run_ns: 0, delay_ns: 3_726_342 }));
+    }
+
+    #[test]
+    fn this_threads_name_is_among_those_of_its_process() {
+        let threads = threads(std::process::id()).unwrap().unwrap();
+        let mine = fs::read_to_string("/proc/thread-self/comm").unwrap();
+        assert!(threads.iter().any(|thread| thread.name == mine.trim_end()), "{threads:?}");
+        assert_eq!(super::threads(u32::MAX).unwrap(), None);
+    }
+
+    proptest! {
+        #[test]
+        fn what_the_kernel_writes_is_read(run in 1_u64.., delay: u64, turns: u64) {
+            let times = Times { run_ns: run, delay_ns: delay };
+            prop_assert_eq!(parse(&format!("{run} {delay} {turns}\n")), Some(times));
+        }
+
+        #[test]
+        fn anything_else_is_refused_or_read_without_harm(text in "\\PC{0,60}") {
+            parse(&text);
+        }
+    }
+}
