@@ -13,6 +13,12 @@ mod muster;
 mod network;
 mod probe;
 mod system;
+/// Whether an interface or block device comes and goes with guests: those of the host are of
+/// interest here, and a guest that starts is no reason to look at all of them again.
+fn is_guests(name: &str) -> bool {
+    ["tap", "veth", "vnet", "zd", "loop"].iter().any(|prefix| name.starts_with(prefix))
+}
+
 #[cfg(test)]
 mod tests;
 mod virtualization;
@@ -116,11 +122,12 @@ impl Facts for LinuxFacts {
     async fn fingerprint(&self) -> String {
         let probe = &self.probe;
         let mut fingerprint = probe.text("proc/sys/kernel/hostname").await.unwrap_or_default();
-        for name in probe.names("sys/class/net").await {
+        let own = |name: &String| !is_guests(name);
+        for name in probe.names("sys/class/net").await.into_iter().filter(own) {
             let state = probe.text(&format!("sys/class/net/{name}/operstate")).await;
             fingerprint.push_str(&format!(" {name}={}", state.unwrap_or_default()));
         }
-        for name in probe.names("sys/block").await {
+        for name in probe.names("sys/block").await.into_iter().filter(own) {
             let sectors = probe.text(&format!("sys/block/{name}/size")).await;
             fingerprint.push_str(&format!(" {name}={}", sectors.unwrap_or_default()));
         }

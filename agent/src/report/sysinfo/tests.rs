@@ -202,6 +202,22 @@ async fn the_document_is_written_for_local_tools() {
 }
 
 #[tokio::test]
+async fn devices_of_guests_do_not_change_the_fingerprint() {
+    let bench = Bench::new();
+    let root = bench.folder.path().join("root");
+    let facts = bench.facts(Arc::new(FakeExec::default()), |config| config.root = root.clone());
+    let add = |device: &str| std::fs::create_dir_all(root.join("sys").join(device)).unwrap();
+    add("class/net/eth0");
+    let before = facts.fingerprint().await;
+    for device in ["class/net/tap7", "class/net/veth1a", "block/zd16", "block/loop0"] {
+        add(device);
+        assert_eq!(facts.fingerprint().await, before, "{device}");
+    }
+    add("block/nvme1n1");
+    assert_ne!(facts.fingerprint().await, before);
+}
+
+#[tokio::test]
 async fn the_fingerprint_follows_the_setup_record() {
     let bench = Bench::new();
     let facts = bench.facts(Arc::new(SystemExec::new()), |_| ());
