@@ -1,11 +1,12 @@
 //! Measures a real coordinator and a real agent and prints each figure beside its goal.
 //!
 //! `make bench` builds with optimizations and runs it; `bench store`, `bench foundation`,
-//! `bench contract` or `bench tickets` runs one part. Figures are for comparison on one machine; nothing here fails
+//! `bench contract`, `bench tickets` or `bench node` runs one part. Figures are for comparison on one machine; nothing here fails
 //! when a goal is missed.
 
 mod contract;
 mod foundation;
+mod node;
 mod store;
 mod tickets;
 
@@ -27,6 +28,9 @@ async fn main() {
     }
     if runs("tickets") {
         tickets::run().await;
+    }
+    if runs("node") {
+        node::run().await;
     }
 }
 
