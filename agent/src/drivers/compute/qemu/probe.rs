@@ -12,6 +12,9 @@ use crate::host::{Command, Exec, ExecError};
 
 /// Longest time the tiny guest may take.
 const DEADLINE: Duration = Duration::from_secs(5);
+/// The same for a last attempt without which nothing would run: a host that boots, or one that is
+/// itself emulated, may be busy for a long time.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Exit code of QEMU when the guest writes the right sum to the debug port: `2 * 0x14 + 1`.
 const DONE: i32 = 41;
 /// Further runs of both before KVM is judged to be no faster.
@@ -156,16 +159,16 @@ impl Probe<'_> {
 
     async fn run_all(&self, choice: Choice) -> Verdict {
         let mut verdict = Verdict::default();
-        let mut tcg = self.time(Accelerator::Tcg).await;
+        let mut tcg = self.time(Accelerator::Tcg, DEADLINE).await;
         if tcg.is_err() {
             // Translation works everywhere: a host that is busy with something else gets a
             // second chance, because nothing would run on it otherwise.
-            tcg = self.time(Accelerator::Tcg).await;
+            tcg = self.time(Accelerator::Tcg, PATIENCE).await;
         }
         if choice == Choice::Tcg {
             return decide_tcg(verdict, tcg);
         }
-        let mut kvm = self.time(Accelerator::Kvm).await;
+        let mut kvm = self.time(Accelerator::Kvm, DEADLINE).await;
         for _ in 0..MORE_RUNS {
             // A host that is busy while it boots slows down one as much as the other: the best of
             // several runs is what they can do.
@@ -173,8 +176,8 @@ impl Probe<'_> {
             if best_kvm < best_tcg {
                 break;
             }
-            kvm = Ok(self.time(Accelerator::Kvm).await.unwrap_or(best_kvm).min(best_kvm));
-            tcg = Ok(self.time(Accelerator::Tcg).await.unwrap_or(best_tcg).min(best_tcg));
+            kvm = Ok(self.time(Accelerator::Kvm, DEADLINE).await.unwrap_or(best_kvm).min(best_kvm));
+            tcg = Ok(self.time(Accelerator::Tcg, DEADLINE).await.unwrap_or(best_tcg).min(best_tcg));
         }
         let kvm = match kvm {
             Ok(kvm) if tcg.as_ref().is_ok_and(|tcg| kvm >= *tcg) => {
@@ -195,7 +198,7 @@ impl Probe<'_> {
     }
 
     /// How long the tiny guest took.
-    async fn time(&self, accelerator: Accelerator) -> Result<Duration, String> {
+    async fn time(&self, accelerator: Accelerator, deadline: Duration) -> Result<Duration, String> {
         if accelerator == Accelerator::Kvm {
             let node = std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm");
             node.map_err(|error| format!("/dev/kvm: {error}"))?;
@@ -219,7 +222,7 @@ impl Probe<'_> {
             "-bios",
             &firmware.display().to_string(),
         ];
-        let command = Command::new(argv, DEADLINE);
+        let command = Command::new(argv, deadline);
         let output = self.exec.run(&command, &CancellationToken::new()).await;
         let took = self.clock.monotonic().saturating_sub(began);
         match output {
@@ -232,7 +235,7 @@ impl Probe<'_> {
                 Err(format!("the probe guest failed: {} {}", output.exit, stderr.trim()))
             }
             Err(ExecError::Timeout { .. }) => {
-                Err(format!("the probe guest hung for {} s", DEADLINE.as_secs()))
+                Err(format!("the probe guest hung for {} s", deadline.as_secs()))
             }
             Err(error) => Err(muster_shared::error_chain::Chain(&error).to_string()),
         }
