@@ -4,11 +4,13 @@
 //! hypervisor tells on a connection that is kept.
 
 mod argv;
+mod cgroup;
 mod control;
 mod folder;
 mod guests;
 pub mod isolation;
 mod leaving;
+mod limits;
 mod live;
 pub mod probe;
 mod processes;
@@ -16,7 +18,7 @@ mod qmp;
 mod table;
 mod vnc;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -29,10 +31,11 @@ use serde_json::{Map, Value, json};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 
-use self::guests::Guests;
+use self::guests::{Guests, Rules};
 use self::isolation::Isolation;
 pub use self::isolation::UserNetwork;
 pub use self::leaving::{Leaving, Left};
+use self::limits::Limiter;
 pub use self::probe::Choice;
 use self::probe::{Accelerator, Probe, Verdict};
 use self::qmp::{Plain, Qmp, QmpError};
@@ -70,6 +73,8 @@ pub struct QemuConfig {
     pub prefix: String,
     /// `compute.user_network`.
     pub user_network: UserNetwork,
+    /// `compute.cgroup_parent`.
+    pub cgroup_parent: String,
     /// The agent's release, for SMBIOS.
     pub version: String,
 }
@@ -111,7 +116,9 @@ impl Qemu {
         let (wanted, prefix) = (config.user_network, &config.prefix);
         let isolation = Isolation::open(wanted, prefix, &config.data_dir, exec.as_ref()).await;
         verdict.degraded.extend(isolation.degraded.iter().cloned());
-        let guests = Guests::open(config, exec, clock, boot_id, isolation)?;
+        let limiter = Limiter::open(exec.supervisor(), &config.cgroup_parent, Path::new("/"));
+        verdict.degraded.extend(limiter.degraded.iter().cloned());
+        let guests = Guests::open(config, exec, clock, boot_id, Rules { isolation, limiter })?;
         // Without a password of its own a display is for this machine only.
         let displays = Displays::new(std::net::Ipv4Addr::LOCALHOST.into());
         Ok(Self { verdict, guests, displays })
@@ -178,6 +185,10 @@ impl Compute for Qemu {
 
     async fn start(&self, vm: &VmRecord, disks: &[Disk]) -> Result<(), DriverError> {
         self.guests.start(self.accelerator(), vm, disks).await
+    }
+
+    async fn limit(&self, vm: &VmRecord) -> Result<(), DriverError> {
+        self.guests.limit(vm).await
     }
 
     async fn observe(&self, vm: VmUuid) -> Result<Observed, DriverError> {
