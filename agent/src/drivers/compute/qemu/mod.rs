@@ -37,7 +37,7 @@ pub use self::isolation::UserNetwork;
 pub use self::leaving::{Leaving, Left};
 use self::limits::Limiter;
 pub use self::probe::Choice;
-use self::probe::{Accelerator, Probe, Verdict};
+use self::probe::{Accelerator, Probe, Prober};
 use self::qmp::{Plain, Qmp, QmpError};
 use self::vnc::Displays;
 use super::{
@@ -82,7 +82,9 @@ pub struct QemuConfig {
 /// The driver.
 #[derive(Debug)]
 pub struct Qemu {
-    verdict: Verdict,
+    prober: Prober,
+    /// What this host lacks beside an accelerator.
+    degraded: Vec<String>,
     guests: Guests,
     displays: Displays,
 }
@@ -103,30 +105,32 @@ impl Qemu {
         let boot_id =
             procfs::boot_id().map_err(|error| DriverError::failed("read the boot id", error))?;
         let probe = Probe {
-            exec: exec.as_ref(),
-            clock: &clock,
-            binary: &config.binary,
-            run_dir: &config.run_dir,
-            boot_id: &boot_id,
+            exec: exec.clone(),
+            clock: clock.clone(),
+            binary: config.binary.clone(),
+            run_dir: config.run_dir.clone(),
+            boot_id: boot_id.clone(),
         };
-        let mut verdict = probe.verdict(config.accel).await;
+        let prober = Prober::new(probe, config.accel).await;
+        let mut degraded = Vec::new();
         if exec.supervisor() == "direct" {
-            verdict.degraded.push("systemd".to_owned());
+            degraded.push("systemd".to_owned());
         }
         let (wanted, prefix) = (config.user_network, &config.prefix);
         let isolation = Isolation::open(wanted, prefix, &config.data_dir, exec.as_ref()).await;
-        verdict.degraded.extend(isolation.degraded.iter().cloned());
+        degraded.extend(isolation.degraded.iter().cloned());
         let limiter = Limiter::open(exec.supervisor(), &config.cgroup_parent, Path::new("/"));
-        verdict.degraded.extend(limiter.degraded.iter().cloned());
+        degraded.extend(limiter.degraded.iter().cloned());
         let guests = Guests::open(config, exec, clock, boot_id, Rules { isolation, limiter })?;
         // Without a password of its own a display is for this machine only.
         let displays = Displays::new(std::net::Ipv4Addr::LOCALHOST.into());
-        Ok(Self { verdict, guests, displays })
+        Ok(Self { prober, degraded, guests, displays })
     }
 
-    fn accelerator(&self) -> Result<Accelerator, DriverError> {
-        self.verdict.accelerator.ok_or_else(|| {
-            let why = self.verdict.degraded.join("; ");
+    async fn accelerator(&self) -> Result<Accelerator, DriverError> {
+        let verdict = self.prober.verdict_for_start().await;
+        verdict.accelerator.ok_or_else(|| {
+            let why = verdict.degraded.join("; ");
             DriverError::refused(
                 Code::HvmNotSupported,
                 format!("hardware VMs can't run here: {why}"),
@@ -159,20 +163,21 @@ fn check_socket_paths(config: &QemuConfig) -> Result<(), DriverError> {
 #[async_trait]
 impl Compute for Qemu {
     fn abilities(&self) -> Abilities {
-        let accelerator = self.verdict.accelerator;
+        let verdict = self.prober.verdict();
+        let accelerator = verdict.accelerator;
         Abilities {
             hvm: accelerator.is_some(),
             accel: accelerator.map(|accelerator| accelerator.name().to_owned()),
             max_vcpus: if accelerator.is_some() { MAX_VCPUS } else { 0 },
-            version: self.verdict.version.clone(),
-            degraded: self.verdict.degraded.clone(),
+            version: verdict.version,
+            degraded: [verdict.degraded, self.degraded.clone()].concat(),
         }
     }
 
     fn machine_type(&self, vm: &VmRecord) -> Option<String> {
-        let machines = &self.verdict.machines;
-        let newest = if argv::old_machine(vm) { &machines.pc } else { &machines.q35 };
-        argv::pinned_machine(vm).map(str::to_owned).or_else(|| newest.clone())
+        let machines = self.prober.verdict().machines;
+        let newest = if argv::old_machine(vm) { machines.pc } else { machines.q35 };
+        argv::pinned_machine(vm).map(str::to_owned).or(newest)
     }
 
     fn changes(&self) -> watch::Receiver<u64> {
@@ -184,7 +189,7 @@ impl Compute for Qemu {
     }
 
     async fn start(&self, vm: &VmRecord, disks: &[Disk]) -> Result<(), DriverError> {
-        self.guests.start(self.accelerator(), vm, disks).await
+        self.guests.start(self.accelerator().await, vm, disks).await
     }
 
     async fn limit(&self, vm: &VmRecord) -> Result<(), DriverError> {

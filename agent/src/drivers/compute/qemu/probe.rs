@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use muster_shared::clock::SharedClock;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
-use crate::host::{Command, Exec, ExecError};
+use crate::host::{Command, ExecError, SharedExec};
 
 /// Longest time the tiny guest may take.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -106,12 +107,47 @@ pub(super) struct Machines {
 
 /// What a probe works with.
 #[derive(Debug)]
-pub(super) struct Probe<'a> {
-    pub(super) exec: &'a dyn Exec,
-    pub(super) clock: &'a SharedClock,
-    pub(super) binary: &'a str,
-    pub(super) run_dir: &'a Path,
-    pub(super) boot_id: &'a str,
+pub(super) struct Probe {
+    pub(super) exec: SharedExec,
+    pub(super) clock: SharedClock,
+    pub(super) binary: String,
+    pub(super) run_dir: PathBuf,
+    pub(super) boot_id: String,
+}
+
+/// The verdict in force. One that nothing works is looked at again whenever a guest is to start:
+/// a host that is busy booting fails probes that it passes a minute later.
+#[derive(Debug)]
+pub(super) struct Prober {
+    probe: Probe,
+    choice: Choice,
+    verdict: Mutex<Verdict>,
+    // Guests that start at once share one look.
+    looking: tokio::sync::Mutex<()>,
+}
+
+impl Prober {
+    pub(super) async fn new(probe: Probe, choice: Choice) -> Self {
+        let verdict = Mutex::new(probe.verdict(choice).await);
+        Self { probe, choice, verdict, looking: tokio::sync::Mutex::default() }
+    }
+
+    pub(super) fn verdict(&self) -> Verdict {
+        self.verdict.lock().clone()
+    }
+
+    pub(super) async fn verdict_for_start(&self) -> Verdict {
+        let before = self.verdict();
+        if before.accelerator.is_some() {
+            return before;
+        }
+        let _looking = self.looking.lock().await;
+        if self.verdict() == before {
+            let again = self.probe.verdict(self.choice).await;
+            *self.verdict.lock() = again;
+        }
+        self.verdict()
+    }
 }
 
 /// A verdict holds for one boot, one hypervisor and one choice.
@@ -122,7 +158,7 @@ struct Remembered {
     verdict: Verdict,
 }
 
-impl Probe<'_> {
+impl Probe {
     /// The verdict, from an earlier start in this boot if there is one.
     pub(super) async fn verdict(&self, choice: Choice) -> Verdict {
         let version = match self.version().await {
@@ -148,7 +184,7 @@ impl Probe<'_> {
             verdict.degraded.push(format!("machine types: {problem}"));
             Machines::default()
         });
-        let boot_id = self.boot_id.to_owned();
+        let boot_id = self.boot_id.clone();
         let remembered = Remembered { boot_id, choice, verdict: verdict.clone() };
         let json = serde_json::to_vec(&remembered).map_err(std::io::Error::other);
         if let Err(error) = json.and_then(|json| std::fs::write(&file, json)) {
@@ -206,7 +242,7 @@ impl Probe<'_> {
         let firmware = self.firmware().map_err(|error| format!("write the probe: {error}"))?;
         let began = self.clock.monotonic();
         let argv = [
-            self.binary,
+            self.binary.as_str(),
             "-nodefaults",
             "-no-user-config",
             "-display",
@@ -252,11 +288,11 @@ impl Probe<'_> {
 
     /// What the hypervisor prints when it is asked for something.
     async fn asked(&self, words: &[&str]) -> Result<String, String> {
-        let argv = [self.binary].into_iter().chain(words.iter().copied());
+        let argv = [self.binary.as_str()].into_iter().chain(words.iter().copied());
         let command = Command::new(argv, DEADLINE);
         let output = self.exec.run(&command, &CancellationToken::new()).await;
         let output = output
-            .and_then(|output| output.checked(self.binary))
+            .and_then(|output| output.checked(&self.binary))
             .map_err(|error| muster_shared::error_chain::Chain(&error).to_string())?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
@@ -301,11 +337,20 @@ mod tests {
 
     const QEMU: &str = "qemu-system-x86_64";
 
-    async fn verdict(exec: &FakeExec, choice: Choice) -> Verdict {
+    fn probe(exec: &Arc<FakeExec>, run_dir: &Path) -> Probe {
+        Probe {
+            exec: exec.clone(),
+            clock: Arc::new(SystemClock::new()),
+            binary: QEMU.to_owned(),
+            run_dir: run_dir.to_owned(),
+            boot_id: "b".to_owned(),
+        }
+    }
+
+    async fn verdict(exec: FakeExec, choice: Choice) -> Verdict {
         let folder = tempfile::tempdir().unwrap();
-        let clock: SharedClock = Arc::new(SystemClock::new());
-        let run_dir = folder.path();
-        let probe = Probe { exec, clock: &clock, binary: QEMU, run_dir, boot_id: "b" };
+        let exec = Arc::new(exec);
+        let probe = probe(&exec, folder.path());
         let first = probe.verdict(choice).await;
         let calls = exec.calls().len();
         let second = probe.verdict(choice).await;
@@ -330,16 +375,30 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_host_that_failed_is_looked_at_again_when_a_guest_is_to_start() {
+        let folder = tempfile::tempdir().unwrap();
+        let exec = Arc::new(qemu(0));
+        let prober = Prober::new(probe(&exec, folder.path()), Choice::Tcg).await;
+        assert_eq!(prober.verdict_for_start().await.accelerator, None);
+        let exit = Exit { code: Some(DONE), signal: None };
+        exec.answers(&[QEMU, "-nodefaults"], Output { exit, ..Output::default() });
+        assert_eq!(prober.verdict_for_start().await.accelerator, Some(Accelerator::Tcg));
+        let calls = exec.calls().len();
+        assert_eq!(prober.verdict_for_start().await, prober.verdict());
+        assert_eq!(exec.calls().len(), calls);
+    }
+
+    #[tokio::test]
     async fn only_the_right_answer_counts() {
-        let passed = verdict(&qemu(DONE), Choice::Tcg).await;
+        let passed = verdict(qemu(DONE), Choice::Tcg).await;
         assert_eq!(passed.accelerator, Some(Accelerator::Tcg));
         assert_eq!(passed.version.as_deref(), Some("7.2.22"));
         let Machines { q35, pc } = passed.machines;
         assert_eq!((q35.as_deref(), pc.as_deref()), (Some("pc-q35-7.2"), Some("pc-i440fx-7.2")));
-        let failed = verdict(&qemu(0), Choice::Auto).await;
+        let failed = verdict(qemu(0), Choice::Auto).await;
         assert_eq!(failed.accelerator, None);
         assert!(failed.degraded.iter().any(|text| text.starts_with("tcg: ")), "{failed:?}");
-        let absent = verdict(&FakeExec::default(), Choice::Auto).await;
+        let absent = verdict(FakeExec::default(), Choice::Auto).await;
         assert_eq!((absent.accelerator, absent.version), (None, None));
         assert_eq!(absent.degraded.len(), 1);
     }
