@@ -1,7 +1,7 @@
 # The short way to everything; each target is a script that can also be run by itself.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-stop test test-full fuzz-api bench release lint fmt docs ci
+.PHONY: help demo demo-stop test test-full test-system fuzz-api bench release lint fmt docs ci
 
 CARGO := PATH="$${CARGO_HOME:-$$HOME/.cargo}/bin:$$PATH" cargo
 BINARIES := -p muster-agent -p muster-coordinator -p muster-cli
@@ -25,6 +25,9 @@ fuzz-api: ## Drives every operation of the API with generated requests
 
 test-full: ## The same with more simulated seeds
 	@scripts/test.sh --full
+
+test-system: ## Builds a full Debian guest and tests units, limits and a reboot in it
+	@scripts/test-system.sh
 
 bench: ## Measures speed and memory, beside the goals (optimized build)
 	@scripts/setup.sh test

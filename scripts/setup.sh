@@ -3,7 +3,8 @@
 #
 #   scripts/setup.sh [demo|test|ci]        (default: test)
 #
-# demo: Debian packages and Rust. test: cargo-nextest and Node.js as well. ci: cargo-deny as well.
+# demo: Debian packages and Rust. test: cargo-nextest, Node.js and what the full guest is made with
+# as well. ci: cargo-deny as well.
 # Needs root (or sudo) only when a package is missing, and no running systemd.
 set -euo pipefail
 
@@ -34,9 +35,13 @@ packages=(
     systemd
     ovmf
 )
+# What the full guest of scripts/build-system-guest.sh is made with; the last two where one who is
+# not root makes it.
+system_guest=(mmdebstrap e2fsprogs binutils fakeroot uidmap)
 # QEMU's parts refuse to be of different versions, and a machine may have one of them from
 # backports: they are always installed together, at the version of qemu-system-x86.
 qemu=(qemu-system-x86 qemu-utils)
+[ "$purpose" = demo ] || packages+=("${system_guest[@]}")
 
 installed() { [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 root() {

@@ -52,6 +52,7 @@ stage "foundation: units" nextest -E 'not package(muster-tests)'
 stage "foundation: documentation" cargo test -q --doc --workspace --locked
 stage "foundation: simulation" nextest --success-output immediate -E 'package(muster-tests) and test(/^sim/)'
 stage "foundation: power cuts" nextest --success-output immediate -E 'package(muster-tests) and test(/^cuts/)'
-stage "foundation: real processes" nextest -E 'package(muster-tests) and not (test(/^sim/) or test(/^cuts/))'
+# Those of binary(system) need a machine of their own: scripts/test-system.sh.
+stage "foundation: real processes" nextest -E 'package(muster-tests) and not (test(/^sim/) or test(/^cuts/) or binary(system))'
 stage "contract: generated requests" scripts/fuzz-api.sh 5
 finish

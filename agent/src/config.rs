@@ -222,6 +222,10 @@ pub struct ComputeConfig {
     /// lead to them).
     #[schema(value_type = String)]
     pub user_network: UserNetwork,
+    /// Where systemd does not run: the cgroup in which guests get one each, as in
+    /// `/proc/PID/cgroup`, e.g. `/muster-vms`. It must be the agent's alone. Empty: guests run
+    /// without limits. With systemd they have scopes, and this means nothing.
+    pub cgroup_parent: String,
 }
 
 impl Default for ComputeConfig {
@@ -230,6 +234,7 @@ impl Default for ComputeConfig {
             accel: Choice::default(),
             qemu: "qemu-system-x86_64".to_owned(),
             user_network: UserNetwork::default(),
+            cgroup_parent: String::new(),
         }
     }
 }

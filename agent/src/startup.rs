@@ -183,6 +183,7 @@ async fn drivers(
         accel: config.compute.accel,
         prefix: config.instance.clone(),
         user_network: config.compute.user_network,
+        cgroup_parent: config.compute.cgroup_parent.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
     };
     let compute = Arc::new(

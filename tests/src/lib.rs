@@ -11,6 +11,7 @@ pub mod proxy;
 pub mod scripted_agent;
 pub mod sim;
 pub mod sim_agent;
+pub mod system;
 pub mod wait;
 
 use std::path::PathBuf;

@@ -75,6 +75,29 @@ async fn an_update_takes_effect_now_or_is_named() {
     assert!(run(&ctx, "machine_create", false).await.is_err(), "the address is taken");
 }
 
+#[tokio::test(start_paused = true)]
+async fn limits_change_at_once_and_are_tried_again() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    let cap = json!({ "cpu_cap": 50 });
+    let result = act(&host, &drivers, "machine_update", cap.clone()).await.unwrap();
+    assert_eq!(result["pending_reboot"], json!([]));
+    assert_eq!((host.guests.cpu_cap(uuid()), host.guests.starts(uuid())), (Some(50), 1));
+    let limited = host.faults.calls("compute.limit");
+    act(&host, &drivers, "machine_update", json!({ "alias": "two" })).await.unwrap();
+    assert_eq!(host.faults.calls("compute.limit"), limited, "others leave them alone");
+
+    host.faults.fail_nth("compute.limit", 1, Fault::before());
+    let change = json!({ "cpu_cap": 70 });
+    assert!(act(&host, &drivers, "machine_update", change.clone()).await.is_err());
+    assert_eq!(host.guests.cpu_cap(uuid()), Some(50));
+    // The record has it already; whoever asks again gets it.
+    act(&host, &drivers, "machine_update", change).await.unwrap();
+    assert_eq!(host.guests.cpu_cap(uuid()), Some(70));
+    act(&host, &drivers, "machine_update", json!({ "cpu_cap": 0 })).await.unwrap();
+    assert_eq!(host.guests.cpu_cap(uuid()), None);
+}
+
 /// A VM of before metadata had a limit is larger than what fits in the journal between two steps.
 #[tokio::test(start_paused = true)]
 async fn large_metadata_can_be_changed_over_a_crash() {

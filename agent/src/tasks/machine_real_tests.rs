@@ -65,6 +65,7 @@ impl RealNode {
             accel: Choice::Tcg,
             prefix: "muster-test".to_owned(),
             user_network: UserNetwork::Restricted,
+            cgroup_parent: String::new(),
             version: "0.0.0".to_owned(),
         };
         let compute = Arc::new(Qemu::open(config, exec.clone(), clock.clone()).await.unwrap());

@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 
 use super::machine::{self, Stop, failed, refuse};
 use super::{Handler, Kind, Lock, Params, Plan, Step, TaskContext, TaskFailure};
+use crate::drivers::compute::LIMITED_BY;
 use crate::vms::{VmRecord, payload};
 
 const OPERATION: &str = "vmadm.update";
@@ -149,6 +150,11 @@ impl Update {
             }
         };
         ctx.drivers.vms.update(self.vm, apply).await?;
+        // Also when nothing changed: an earlier attempt may have got no further than the record.
+        if ctx.params.keys().any(|name| LIMITED_BY.contains(&name.as_str())) {
+            let record = machine::record(ctx, OPERATION, self.vm)?;
+            ctx.drivers.compute.limit(&record).await.map_err(failed(OPERATION))?;
+        }
         Ok(())
     }
 

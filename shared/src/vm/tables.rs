@@ -9,7 +9,7 @@ use Kind::{Any, Count, Flag, FlatObject, Gib, List, Mib, Range, Text, Uuid, Word
 
 /// Whoever reads it.
 const RECORD: Effect = Kept("for whoever reads it");
-const LIMIT: Effect = Kept("the allocator counts it; the hypervisor runs without limits");
+const UNLOCKED: Effect = Kept("hypervisors lock no memory");
 const UNFILTERED: Effect = Kept("networks are user-mode, where nothing is filtered");
 const USER_MODE: Effect = Kept("networks are user-mode, and give the guest its address");
 const FILE: Effect = Kept("disks are files, which grow as they are written");
@@ -59,8 +59,8 @@ pub const LASTING: &[Property] = &[
         "First serial line of a bhyve VM",
     ),
     p("com2", Text(1024), Ignored("there is one serial line"), "Second serial line of a bhyve VM"),
-    p("cpu_cap", Count, LIMIT, "Percent of one CPU; 0: none"),
-    p("cpu_shares", Count, LIMIT, "Its weight among VMs that compete for CPU"),
+    p("cpu_cap", Count, Live, "Percent of one CPU; 0: none"),
+    p("cpu_shares", Count, Live, "Its weight among VMs that compete for CPU"),
     p("cpu_type", Text(64), AtStart, "CPU model of a kvm VM, e.g. `qemu64` or `host`")
         .form(Form::Option { commas: false }),
     p("disk_driver", Text(64), Live, "Model of disks that name none")
@@ -89,14 +89,14 @@ pub const LASTING: &[Property] = &[
         Kept("a guest learns its resolvers when it starts"),
         "Resolvers are kept up to date inside",
     ),
-    p("max_locked_memory", Mib, LIMIT, "Memory that it may lock, MiB"),
-    p("max_lwps", Count, LIMIT, "Threads"),
+    p("max_locked_memory", Mib, UNLOCKED, "Memory that it may lock, MiB"),
+    p("max_lwps", Count, Live, "Threads"),
     p("max_msg_ids", Count, CONTAINER, "System V message queues of a container"),
     p("max_physical_memory", Mib, Live, "Memory with the hypervisor's share, MiB"),
     p("max_sem_ids", Count, CONTAINER, "System V semaphores of a container"),
     p("max_shm_ids", Count, CONTAINER, "System V shared memory segments of a container"),
     p("max_shm_memory", Mib, CONTAINER, "System V shared memory of a container, MiB"),
-    p("max_swap", Mib, LIMIT, "Memory and swap, MiB; at least 256 are given"),
+    p("max_swap", Mib, Live, "Memory and swap, MiB; at least 256 are given"),
     p("mdata_exec_timeout", Count, CONTAINER, "Seconds that the user script may take"),
     p("nic_driver", Text(64), Live, "Model of network interfaces that name none")
         .form(Form::OneOf(&["e1000", "rtl8139", "virtio"])),
@@ -147,7 +147,7 @@ pub const LASTING: &[Property] = &[
     p("zfs_data_compression", Text(64), DATASET, "Compression of the delegated dataset"),
     p("zfs_data_recsize", Count, DATASET, "Record size of the delegated dataset, bytes"),
     p("zfs_filesystem_limit", Count, DATASET, "Filesystems below its root dataset"),
-    p("zfs_io_priority", Count, LIMIT, "Its weight among VMs that compete for disks"),
+    p("zfs_io_priority", Count, Live, "Its weight among VMs that compete for disks"),
     p("zfs_root_compression", Text(64), DATASET, "Compression of the root dataset"),
     p("zfs_root_recsize", Count, DATASET, "Record size of the root dataset, bytes"),
     p("zfs_snapshot_limit", Count, DATASET, "Snapshots of its root dataset"),

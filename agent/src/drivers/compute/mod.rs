@@ -203,6 +203,13 @@ pub trait Compute: GuestFacts + GuestDisplay {
     /// hypervisor printed. Nothing is left running then.
     async fn start(&self, vm: &VmRecord, disks: &[Disk]) -> Result<(), DriverError>;
 
+    /// Puts a running VM under the limits of its record, as far as this host can enforce any; `start`
+    /// does so as well. Nothing is done about a VM that does not run.
+    ///
+    /// # Errors
+    /// They could not be changed.
+    async fn limit(&self, vm: &VmRecord) -> Result<(), DriverError>;
+
     /// What runs now.
     ///
     /// # Errors
@@ -306,6 +313,17 @@ pub struct Abilities {
     /// Why something is missing, for `Muster.degraded`.
     pub degraded: Vec<String>,
 }
+
+/// Properties of a VM from which its limits are made, see [`Compute::limit`].
+pub const LIMITED_BY: [&str; 7] = [
+    "cpu_cap",
+    "cpu_shares",
+    "max_lwps",
+    "max_physical_memory",
+    "max_swap",
+    "ram",
+    "zfs_io_priority",
+];
 
 /// `VmNotRunning`.
 #[must_use]

@@ -44,6 +44,8 @@ struct Guest {
     reboots: u32,
     paused: bool,
     leaves_at: Option<Timestamp>,
+    /// Percent of one CPU that it gets, in place of all limits.
+    cpu_cap: Option<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -101,6 +103,12 @@ impl SimGuests {
         self.content.lock().starts.get(&vm).copied().unwrap_or(0)
     }
 
+    /// Percent of one CPU that a running VM gets.
+    #[must_use]
+    pub fn cpu_cap(&self, vm: VmUuid) -> Option<u64> {
+        self.content.lock().running.get(&vm)?.cpu_cap
+    }
+
     /// VMs that left something outside storage, e.g. a metadata disk.
     #[must_use]
     pub fn leftovers(&self) -> BTreeSet<VmUuid> {
@@ -147,14 +155,16 @@ pub struct SimCompute {
 }
 
 impl SimCompute {
-    /// Operations in `faults`: `compute.prepare`, `.start`, `.observe`, `.signal`, `.info`,
+    /// Operations in `faults`: `compute.prepare`, `.start`, `.limit`, `.observe`, `.signal`, `.info`,
     /// `.open`, `.processes`, `.cleanup`, `.running`, `.disk_usage`.
     #[must_use]
     pub fn new(guests: SimGuests, clock: SharedClock, faults: Faults) -> Self {
         Self { guests, clock, faults }
     }
 
-    fn launch(&self, vm: VmUuid, ram_mib: u64) {
+    fn launch(&self, record: &VmRecord) {
+        let vm = record.uuid;
+        let ram_mib = record.number("ram").unwrap_or(256);
         let started_at_ms = u64::try_from(self.clock.wall().as_millisecond()).unwrap_or(0);
         let mut content = self.guests.content.lock();
         content.prepared.insert(vm);
@@ -171,6 +181,7 @@ impl SimCompute {
             reboots: 0,
             paused: false,
             leaves_at: None,
+            cpu_cap: record.number("cpu_cap"),
         };
         content.running.insert(vm, guest);
         content.exits.remove(&vm);
@@ -264,10 +275,20 @@ impl Compute for SimCompute {
 
     async fn start(&self, vm: &VmRecord, _disks: &[Disk]) -> Result<(), DriverError> {
         let start = || {
-            self.launch(vm.uuid, vm.number("ram").unwrap_or(256));
+            self.launch(vm);
             Ok(())
         };
         self.faults.call("compute.start", start).await
+    }
+
+    async fn limit(&self, vm: &VmRecord) -> Result<(), DriverError> {
+        let limit = || {
+            if let Some(guest) = self.guests.content.lock().running.get_mut(&vm.uuid) {
+                guest.cpu_cap = vm.number("cpu_cap");
+            }
+            Ok(())
+        };
+        self.faults.call("compute.limit", limit).await
     }
 
     async fn observe(&self, vm: VmUuid) -> Result<Observed, DriverError> {

@@ -17,6 +17,22 @@ const SPARE_PORTS: u32 = 4;
 /// QEMU's limit for the serial number of a virtio disk.
 const SERIAL_CHARS: usize = 20;
 
+/// Translated code that is kept of a guest that runs without hardware's help, MiB.
+const TRANSLATED_MIB: u32 = 128;
+/// Says how much memory the guest has, MiB.
+const MEMORY: &str = "-m";
+
+/// The guest's memory when it is started next.
+pub(super) fn ram_mib(vm: &VmRecord) -> u64 {
+    vm.number("ram").unwrap_or(256)
+}
+
+/// The memory of a guest that was started with these arguments.
+pub(super) fn ram_mib_of(argv: &[String]) -> Option<u64> {
+    let pair = argv.windows(2).find(|pair| pair[0] == MEMORY)?;
+    pair[1].parse().ok()
+}
+
 /// What a command line is made from.
 #[derive(Clone, Debug)]
 pub(super) struct Input<'a> {
@@ -100,7 +116,7 @@ fn machine(args: &mut Args, input: &Input<'_>) {
         }
     }
     // Always told: QEMU's own choice follows what opens, not what works.
-    args.pair("-accel", input.accelerator.name());
+    args.pair("-accel", accelerator(input.accelerator));
     let bhyve = vm.text("brand") != Some("kvm");
     let wanted = vm.text("cpu_type").unwrap_or(if bhyve { "host" } else { "qemu64" });
     let cpu = match (wanted, input.accelerator) {
@@ -109,7 +125,7 @@ fn machine(args: &mut Args, input: &Input<'_>) {
     };
     args.pair("-cpu", cpu);
     args.pair("-smp", vm.number("vcpus").unwrap_or(1).to_string());
-    args.pair("-m", vm.number("ram").unwrap_or(256).to_string());
+    args.pair(MEMORY, ram_mib(vm).to_string());
     args.pair("-rtc", "base=utc");
     args.pair("-vga", vm.text("vga").unwrap_or("std"));
     args.pair("-object", "rng-random,id=rng0,filename=/dev/urandom");
@@ -119,6 +135,15 @@ fn machine(args: &mut Args, input: &Input<'_>) {
             let port = format!("pcie-root-port,id=spare{port},chassis={port},slot={port}");
             args.pair("-device", port);
         }
+    }
+}
+
+fn accelerator(accelerator: Accelerator) -> String {
+    match accelerator {
+        Accelerator::Kvm => accelerator.name().to_owned(),
+        // Translated code counts against the guest's limit of memory, and would by default grow to
+        // a gibibyte.
+        Accelerator::Tcg => format!("{},tb-size={TRANSLATED_MIB}", accelerator.name()),
     }
 }
 
@@ -350,6 +375,8 @@ mod tests {
         }));
         let argv = argv(&vm, &[disk(0, "qcow2"), disk(1, "raw")], Accelerator::Tcg).unwrap();
         assert_eq!(argv, include_str!("golden/kvm.args"));
+        let words: Vec<String> = argv.split_whitespace().map(str::to_owned).collect();
+        assert_eq!((ram_mib_of(&words), ram_mib_of(&words[..3])), (Some(192), None));
     }
 
     #[test]

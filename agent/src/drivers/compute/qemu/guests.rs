@@ -19,6 +19,7 @@ use super::boot::BootOrder;
 use super::firmware::VmFirmware;
 use super::folder::{GuestFolder, Started};
 use super::isolation::Isolation;
+use super::limits::{Limiter, Limits};
 use super::probe::Accelerator;
 use super::qmp::{self, Qmp, QmpError};
 use super::table::{Follower, Guest, GuestTable, TableConfig, bound_logs};
@@ -26,7 +27,7 @@ use super::{QemuConfig, argv, vnc};
 use crate::drivers::DriverError;
 use crate::drivers::compute::{Activity, Live, Observed, RunningGuest, nocloud, not_running};
 use crate::drivers::storage::Disk;
-use crate::host::{Detached, Exit, ProcessId, Scope, SharedExec};
+use crate::host::{Detached, Exit, ProcessId, Scope, SharedExec, procfs};
 use crate::vms::VmRecord;
 
 /// Longest wait for the control socket of a new process: a busy host starts many at once.
@@ -38,13 +39,20 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 /// What of the hypervisor's output is told when it fails, bytes.
 const TAIL_BYTES: u64 = 2048;
 
+/// What is done to each guest's process.
+#[derive(Debug)]
+pub(super) struct Rules {
+    pub(super) isolation: Isolation,
+    pub(super) limiter: Limiter,
+}
+
 /// All guests of this agent.
 #[derive(Debug)]
 pub(super) struct Guests {
     config: QemuConfig,
     table: Arc<GuestTable>,
     exec: SharedExec,
-    isolation: Isolation,
+    rules: Rules,
     // One start at a time for each VM.
     starting: Mutex<BTreeMap<VmUuid, Arc<tokio::sync::Mutex<()>>>>,
     // Ends the tasks that follow guests; the guests go on.
@@ -84,7 +92,7 @@ impl Guests {
         exec: SharedExec,
         clock: SharedClock,
         boot_id: String,
-        isolation: Isolation,
+        rules: Rules,
     ) -> Result<Self, DriverError> {
         let closing = CancellationToken::new();
         let following = TableConfig {
@@ -97,7 +105,7 @@ impl Guests {
         tracing::info!(guests = found, "guests that run were adopted");
         table.look_each_minute();
         let starting = Mutex::default();
-        Ok(Self { config, table, exec, isolation, starting, _closing: closing.drop_guard() })
+        Ok(Self { config, table, exec, rules, starting, _closing: closing.drop_guard() })
     }
 
     pub(super) fn changes(&self) -> watch::Receiver<u64> {
@@ -182,9 +190,10 @@ impl Guests {
             disks,
             folder: &folder,
             firmware: VmFirmware::of(vm, &folder).await?,
-            confinement: self.isolation.confine(&folder).map_err(failed)?,
+            confinement: self.rules.isolation.confine(&folder).map_err(failed)?,
         };
-        self.launch(vm, &folder, argv::build(&input)?).await
+        let limits = Limits::of(vm, argv::ram_mib(vm));
+        self.launch(vm, &folder, argv::build(&input)?, &limits).await
     }
 
     async fn launch(
@@ -192,6 +201,7 @@ impl Guests {
         record: &VmRecord,
         folder: &GuestFolder,
         argv: Vec<String>,
+        limits: &Limits,
     ) -> Result<(), DriverError> {
         let vm = record.uuid;
         let failed = |error| DriverError::failed(format!("start VM {vm}"), error);
@@ -206,7 +216,7 @@ impl Guests {
         };
         folder.set_started(&started).map_err(failed)?;
         let log_start = std::fs::metadata(folder.log()).map_or(0, |log| log.len());
-        let detached = Detached { argv, log: folder.log(), scope: Some(self.scope(vm)) };
+        let detached = Detached { argv, log: folder.log(), scope: Some(self.scope(vm, limits)) };
         let launch = self.table.launch(vm);
         let spawned = self.exec.spawn_detached(&detached).await;
         let spawned =
@@ -214,9 +224,14 @@ impl Guests {
         let process = spawned.process;
         started.process = Some(process);
         let noted = folder.set_started(&started).map_err(failed);
+        // Its CPUs have not started, so it has used next to nothing yet.
+        let limited =
+            self.rules.limiter.enter(vm, process, limits).map_err(|error| {
+                DriverError::failed(format!("put VM {vm} under its limits"), error)
+            });
         let guest = launch.made(process, started.started_at_ms, spawned.exit.clone());
         drop(launch);
-        let up = match noted {
+        let up = match noted.and(limited) {
             Ok(()) => bring_up(&guest, record, spawned.exit).await.map_err(|error| {
                 let printed = tail(&folder.log(), log_start);
                 not_started(vm, error, printed.trim())
@@ -237,6 +252,7 @@ impl Guests {
             if tokio::time::timeout(KILL_TIMEOUT, self.gone(vm)).await.is_err() {
                 return Err(failed(std::io::ErrorKind::TimedOut.into()));
             }
+            self.rules.limiter.remove(vm).map_err(failed)?;
             folder.clear_run().map_err(failed)
         };
         if let Err(error) = gone.await {
@@ -245,17 +261,35 @@ impl Guests {
         }
     }
 
-    fn scope(&self, vm: VmUuid) -> Scope {
-        let prefix = &self.config.prefix;
-        Scope {
-            unit: format!("{prefix}-vm-{vm}.scope"),
-            slice: format!("{prefix}-vms.slice"),
-            properties: vec![
-                // Else systemd would end guests before they were asked to shut down.
-                "DefaultDependencies=no".to_owned(),
-                format!("Before={prefix}-guests-shutdown.service"),
-            ],
+    /// Puts a VM that runs under the limits of its record.
+    pub(super) async fn limit(&self, vm: &VmRecord) -> Result<(), DriverError> {
+        let Some(process) = self.live(vm.uuid) else { return Ok(()) };
+        let failed = |error| DriverError::failed(format!("limit VM {}", vm.uuid), error);
+        // Its process knows better than its record how much memory the guest has today.
+        let argv = procfs::cmdline(process.pid).map_err(failed)?.unwrap_or_default();
+        let ram_mib = argv::ram_mib_of(&argv).unwrap_or(0).max(argv::ram_mib(vm));
+        let limits = Limits::of(vm, ram_mib);
+        let (unit, limiter) = (self.unit(vm.uuid), &self.rules.limiter);
+        match limiter.change(vm.uuid, &unit, &limits, self.exec.as_ref()).await {
+            Err(error) if self.live(vm.uuid).is_some() => Err(error),
+            // It ended meanwhile, and its scope with it.
+            _ => Ok(()),
         }
+    }
+
+    fn unit(&self, vm: VmUuid) -> String {
+        format!("{}-vm-{vm}.scope", self.config.prefix)
+    }
+
+    fn scope(&self, vm: VmUuid, limits: &Limits) -> Scope {
+        let prefix = &self.config.prefix;
+        let mut properties = vec![
+            // Else systemd would end guests before they were asked to shut down.
+            "DefaultDependencies=no".to_owned(),
+            format!("Before={prefix}-guests-shutdown.service"),
+        ];
+        properties.extend(self.rules.limiter.properties(limits));
+        Scope { unit: self.unit(vm), slice: format!("{prefix}-vms.slice"), properties }
     }
 
     pub(super) fn kill(&self, vm: VmUuid) -> Result<(), DriverError> {
@@ -273,11 +307,13 @@ impl Guests {
             return Err(DriverError::refused(Code::VmRunning, format!("VM {vm} is running")));
         }
         let folder = self.folder(vm);
+        let unlimited = self.rules.limiter.remove(vm);
         let cleaned = if purge { folder.purge() } else { folder.clear_run() };
         if purge {
             self.starting.lock().remove(&vm);
             self.table.forget(vm);
         }
+        let cleaned = unlimited.and(cleaned);
         cleaned.map_err(|error| DriverError::failed(format!("clean up after VM {vm}"), error))
     }
 }

@@ -20,8 +20,8 @@ use crate::host::{Command, Exec, procfs};
 pub const FIRST_UID: u32 = 1_900_000_000;
 /// Users for guests.
 const UIDS: u32 = 65_536;
-/// Longest run of `nft`.
-const NFT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest run of `nft`: the first one on a host that boots loads its kernel modules.
+const NFT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// `compute.user_network`: how far guests with user-mode networking reach.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,6 +5,7 @@
 
 mod argv;
 mod boot;
+mod cgroup;
 mod control;
 mod facts;
 mod firmware;
@@ -12,6 +13,7 @@ mod folder;
 mod guests;
 pub mod isolation;
 mod leaving;
+mod limits;
 mod live;
 pub mod probe;
 mod processes;
@@ -33,12 +35,13 @@ use serde_json::{Map, Value, json};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 
-use self::guests::Guests;
+use self::guests::{Guests, Rules};
 use self::isolation::Isolation;
 pub use self::isolation::UserNetwork;
 pub use self::leaving::{Leaving, Left};
+use self::limits::Limiter;
 pub use self::probe::Choice;
-use self::probe::{Accelerator, Probe, Verdict};
+use self::probe::{Accelerator, Probe, Prober};
 use self::qmp::{Plain, Qmp, QmpError};
 use self::vnc::Displays;
 use super::{
@@ -74,6 +77,8 @@ pub struct QemuConfig {
     pub prefix: String,
     /// `compute.user_network`.
     pub user_network: UserNetwork,
+    /// `compute.cgroup_parent`.
+    pub cgroup_parent: String,
     /// The agent's release, for SMBIOS.
     pub version: String,
 }
@@ -82,7 +87,9 @@ pub struct QemuConfig {
 #[derive(Debug)]
 pub struct Qemu {
     run_dir: PathBuf,
-    verdict: Verdict,
+    prober: Prober,
+    /// What this host lacks beside an accelerator.
+    degraded: Vec<String>,
     guests: Guests,
     displays: Displays,
 }
@@ -103,29 +110,33 @@ impl Qemu {
         let boot_id =
             procfs::boot_id().map_err(|error| DriverError::failed("read the boot id", error))?;
         let probe = Probe {
-            exec: exec.as_ref(),
-            clock: &clock,
-            binary: &config.binary,
-            run_dir: &config.run_dir,
-            boot_id: &boot_id,
+            exec: exec.clone(),
+            clock: clock.clone(),
+            binary: config.binary.clone(),
+            run_dir: config.run_dir.clone(),
+            boot_id: boot_id.clone(),
         };
-        let mut verdict = probe.verdict(config.accel).await;
+        let prober = Prober::new(probe, config.accel).await;
+        let mut degraded = Vec::new();
         if exec.supervisor() == "direct" {
-            verdict.degraded.push("systemd".to_owned());
+            degraded.push("systemd".to_owned());
         }
         let (wanted, prefix) = (config.user_network, &config.prefix);
         let isolation = Isolation::open(wanted, prefix, &config.data_dir, exec.as_ref()).await;
-        verdict.degraded.extend(isolation.degraded.iter().cloned());
+        degraded.extend(isolation.degraded.iter().cloned());
+        let limiter = Limiter::open(exec.supervisor(), &config.cgroup_parent, Path::new("/"));
+        degraded.extend(limiter.degraded.iter().cloned());
         let run_dir = config.run_dir.clone();
-        let guests = Guests::open(config, exec, clock, boot_id, isolation)?;
+        let guests = Guests::open(config, exec, clock, boot_id, Rules { isolation, limiter })?;
         // Without a password of its own a display is for this machine only.
         let displays = Displays::new(std::net::Ipv4Addr::LOCALHOST.into());
-        Ok(Self { run_dir, verdict, guests, displays })
+        Ok(Self { run_dir, prober, degraded, guests, displays })
     }
 
-    fn accelerator(&self) -> Result<Accelerator, DriverError> {
-        self.verdict.accelerator.ok_or_else(|| {
-            let why = self.verdict.degraded.join("; ");
+    async fn accelerator(&self) -> Result<Accelerator, DriverError> {
+        let verdict = self.prober.verdict_for_start().await;
+        verdict.accelerator.ok_or_else(|| {
+            let why = verdict.degraded.join("; ");
             DriverError::refused(
                 Code::HvmNotSupported,
                 format!("hardware VMs can't run here: {why}"),
@@ -158,21 +169,22 @@ fn check_socket_paths(config: &QemuConfig) -> Result<(), DriverError> {
 #[async_trait]
 impl Compute for Qemu {
     fn abilities(&self) -> Abilities {
-        let accelerator = self.verdict.accelerator;
+        let verdict = self.prober.verdict();
+        let accelerator = verdict.accelerator;
         Abilities {
             hvm: accelerator.is_some(),
             accel: accelerator.map(|accelerator| accelerator.name().to_owned()),
             max_vcpus: if accelerator.is_some() { MAX_VCPUS } else { 0 },
-            version: self.verdict.version.clone(),
+            version: verdict.version,
             uefi: firmware::Firmware::find(Path::new(firmware::FOLDER)).is_some(),
-            degraded: self.verdict.degraded.clone(),
+            degraded: [verdict.degraded, self.degraded.clone()].concat(),
         }
     }
 
     fn machine_type(&self, vm: &VmRecord) -> Option<String> {
-        let machines = &self.verdict.machines;
-        let newest = if argv::old_machine(vm) { &machines.pc } else { &machines.q35 };
-        argv::pinned_machine(vm).map(str::to_owned).or_else(|| newest.clone())
+        let machines = self.prober.verdict().machines;
+        let newest = if argv::old_machine(vm) { machines.pc } else { machines.q35 };
+        argv::pinned_machine(vm).map(str::to_owned).or(newest)
     }
 
     fn changes(&self) -> watch::Receiver<u64> {
@@ -184,7 +196,11 @@ impl Compute for Qemu {
     }
 
     async fn start(&self, vm: &VmRecord, disks: &[Disk]) -> Result<(), DriverError> {
-        self.guests.start(self.accelerator(), vm, disks).await
+        self.guests.start(self.accelerator().await, vm, disks).await
+    }
+
+    async fn limit(&self, vm: &VmRecord) -> Result<(), DriverError> {
+        self.guests.limit(vm).await
     }
 
     async fn observe(&self, vm: VmUuid) -> Result<Observed, DriverError> {

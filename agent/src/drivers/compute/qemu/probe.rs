@@ -5,13 +5,17 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use muster_shared::clock::SharedClock;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
-use crate::host::{Command, Exec, ExecError};
+use crate::host::{Command, ExecError, SharedExec};
 
 /// Longest time the tiny guest may take.
 const DEADLINE: Duration = Duration::from_secs(5);
+/// The same for a last attempt without which nothing would run: a host that boots, or one that is
+/// itself emulated, may be busy for a long time.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Exit code of QEMU when the guest writes the right sum to the debug port: `2 * 0x14 + 1`.
 const DONE: i32 = 41;
 /// Further runs of both before KVM is judged to be no faster.
@@ -103,12 +107,47 @@ pub(super) struct Machines {
 
 /// What a probe works with.
 #[derive(Debug)]
-pub(super) struct Probe<'a> {
-    pub(super) exec: &'a dyn Exec,
-    pub(super) clock: &'a SharedClock,
-    pub(super) binary: &'a str,
-    pub(super) run_dir: &'a Path,
-    pub(super) boot_id: &'a str,
+pub(super) struct Probe {
+    pub(super) exec: SharedExec,
+    pub(super) clock: SharedClock,
+    pub(super) binary: String,
+    pub(super) run_dir: PathBuf,
+    pub(super) boot_id: String,
+}
+
+/// The verdict in force. One that nothing works is looked at again whenever a guest is to start:
+/// a host that is busy booting fails probes that it passes a minute later.
+#[derive(Debug)]
+pub(super) struct Prober {
+    probe: Probe,
+    choice: Choice,
+    verdict: Mutex<Verdict>,
+    // Guests that start at once share one look.
+    looking: tokio::sync::Mutex<()>,
+}
+
+impl Prober {
+    pub(super) async fn new(probe: Probe, choice: Choice) -> Self {
+        let verdict = Mutex::new(probe.verdict(choice).await);
+        Self { probe, choice, verdict, looking: tokio::sync::Mutex::default() }
+    }
+
+    pub(super) fn verdict(&self) -> Verdict {
+        self.verdict.lock().clone()
+    }
+
+    pub(super) async fn verdict_for_start(&self) -> Verdict {
+        let before = self.verdict();
+        if before.accelerator.is_some() {
+            return before;
+        }
+        let _looking = self.looking.lock().await;
+        if self.verdict() == before {
+            let again = self.probe.verdict(self.choice).await;
+            *self.verdict.lock() = again;
+        }
+        self.verdict()
+    }
 }
 
 /// A verdict holds for one boot, one hypervisor and one choice.
@@ -119,7 +158,7 @@ struct Remembered {
     verdict: Verdict,
 }
 
-impl Probe<'_> {
+impl Probe {
     /// The verdict, from an earlier start in this boot if there is one.
     pub(super) async fn verdict(&self, choice: Choice) -> Verdict {
         let version = match self.version().await {
@@ -145,7 +184,7 @@ impl Probe<'_> {
             verdict.degraded.push(format!("machine types: {problem}"));
             Machines::default()
         });
-        let boot_id = self.boot_id.to_owned();
+        let boot_id = self.boot_id.clone();
         let remembered = Remembered { boot_id, choice, verdict: verdict.clone() };
         let json = serde_json::to_vec(&remembered).map_err(std::io::Error::other);
         if let Err(error) = json.and_then(|json| std::fs::write(&file, json)) {
@@ -156,16 +195,16 @@ impl Probe<'_> {
 
     async fn run_all(&self, choice: Choice) -> Verdict {
         let mut verdict = Verdict::default();
-        let mut tcg = self.time(Accelerator::Tcg).await;
+        let mut tcg = self.time(Accelerator::Tcg, DEADLINE).await;
         if tcg.is_err() {
             // Translation works everywhere: a host that is busy with something else gets a
             // second chance, because nothing would run on it otherwise.
-            tcg = self.time(Accelerator::Tcg).await;
+            tcg = self.time(Accelerator::Tcg, PATIENCE).await;
         }
         if choice == Choice::Tcg {
             return decide_tcg(verdict, tcg);
         }
-        let mut kvm = self.time(Accelerator::Kvm).await;
+        let mut kvm = self.time(Accelerator::Kvm, DEADLINE).await;
         for _ in 0..MORE_RUNS {
             // A host that is busy while it boots slows down one as much as the other: the best of
             // several runs is what they can do.
@@ -173,8 +212,8 @@ impl Probe<'_> {
             if best_kvm < best_tcg {
                 break;
             }
-            kvm = Ok(self.time(Accelerator::Kvm).await.unwrap_or(best_kvm).min(best_kvm));
-            tcg = Ok(self.time(Accelerator::Tcg).await.unwrap_or(best_tcg).min(best_tcg));
+            kvm = Ok(self.time(Accelerator::Kvm, DEADLINE).await.unwrap_or(best_kvm).min(best_kvm));
+            tcg = Ok(self.time(Accelerator::Tcg, DEADLINE).await.unwrap_or(best_tcg).min(best_tcg));
         }
         let kvm = match kvm {
             Ok(kvm) if tcg.as_ref().is_ok_and(|tcg| kvm >= *tcg) => {
@@ -195,7 +234,7 @@ impl Probe<'_> {
     }
 
     /// How long the tiny guest took.
-    async fn time(&self, accelerator: Accelerator) -> Result<Duration, String> {
+    async fn time(&self, accelerator: Accelerator, deadline: Duration) -> Result<Duration, String> {
         if accelerator == Accelerator::Kvm {
             let node = std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm");
             node.map_err(|error| format!("/dev/kvm: {error}"))?;
@@ -203,7 +242,7 @@ impl Probe<'_> {
         let firmware = self.firmware().map_err(|error| format!("write the probe: {error}"))?;
         let began = self.clock.monotonic();
         let argv = [
-            self.binary,
+            self.binary.as_str(),
             "-nodefaults",
             "-no-user-config",
             "-display",
@@ -219,7 +258,7 @@ impl Probe<'_> {
             "-bios",
             &firmware.display().to_string(),
         ];
-        let command = Command::new(argv, DEADLINE);
+        let command = Command::new(argv, deadline);
         let output = self.exec.run(&command, &CancellationToken::new()).await;
         let took = self.clock.monotonic().saturating_sub(began);
         match output {
@@ -232,7 +271,7 @@ impl Probe<'_> {
                 Err(format!("the probe guest failed: {} {}", output.exit, stderr.trim()))
             }
             Err(ExecError::Timeout { .. }) => {
-                Err(format!("the probe guest hung for {} s", DEADLINE.as_secs()))
+                Err(format!("the probe guest hung for {} s", deadline.as_secs()))
             }
             Err(error) => Err(muster_shared::error_chain::Chain(&error).to_string()),
         }
@@ -249,11 +288,11 @@ impl Probe<'_> {
 
     /// What the hypervisor prints when it is asked for something.
     async fn asked(&self, words: &[&str]) -> Result<String, String> {
-        let argv = [self.binary].into_iter().chain(words.iter().copied());
+        let argv = [self.binary.as_str()].into_iter().chain(words.iter().copied());
         let command = Command::new(argv, DEADLINE);
         let output = self.exec.run(&command, &CancellationToken::new()).await;
         let output = output
-            .and_then(|output| output.checked(self.binary))
+            .and_then(|output| output.checked(&self.binary))
             .map_err(|error| muster_shared::error_chain::Chain(&error).to_string())?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
@@ -298,11 +337,20 @@ mod tests {
 
     const QEMU: &str = "qemu-system-x86_64";
 
-    async fn verdict(exec: &FakeExec, choice: Choice) -> Verdict {
+    fn probe(exec: &Arc<FakeExec>, run_dir: &Path) -> Probe {
+        Probe {
+            exec: exec.clone(),
+            clock: Arc::new(SystemClock::new()),
+            binary: QEMU.to_owned(),
+            run_dir: run_dir.to_owned(),
+            boot_id: "b".to_owned(),
+        }
+    }
+
+    async fn verdict(exec: FakeExec, choice: Choice) -> Verdict {
         let folder = tempfile::tempdir().unwrap();
-        let clock: SharedClock = Arc::new(SystemClock::new());
-        let run_dir = folder.path();
-        let probe = Probe { exec, clock: &clock, binary: QEMU, run_dir, boot_id: "b" };
+        let exec = Arc::new(exec);
+        let probe = probe(&exec, folder.path());
         let first = probe.verdict(choice).await;
         let calls = exec.calls().len();
         let second = probe.verdict(choice).await;
@@ -327,16 +375,30 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_host_that_failed_is_looked_at_again_when_a_guest_is_to_start() {
+        let folder = tempfile::tempdir().unwrap();
+        let exec = Arc::new(qemu(0));
+        let prober = Prober::new(probe(&exec, folder.path()), Choice::Tcg).await;
+        assert_eq!(prober.verdict_for_start().await.accelerator, None);
+        let exit = Exit { code: Some(DONE), signal: None };
+        exec.answers(&[QEMU, "-nodefaults"], Output { exit, ..Output::default() });
+        assert_eq!(prober.verdict_for_start().await.accelerator, Some(Accelerator::Tcg));
+        let calls = exec.calls().len();
+        assert_eq!(prober.verdict_for_start().await, prober.verdict());
+        assert_eq!(exec.calls().len(), calls);
+    }
+
+    #[tokio::test]
     async fn only_the_right_answer_counts() {
-        let passed = verdict(&qemu(DONE), Choice::Tcg).await;
+        let passed = verdict(qemu(DONE), Choice::Tcg).await;
         assert_eq!(passed.accelerator, Some(Accelerator::Tcg));
         assert_eq!(passed.version.as_deref(), Some("7.2.22"));
         let Machines { q35, pc } = passed.machines;
         assert_eq!((q35.as_deref(), pc.as_deref()), (Some("pc-q35-7.2"), Some("pc-i440fx-7.2")));
-        let failed = verdict(&qemu(0), Choice::Auto).await;
+        let failed = verdict(qemu(0), Choice::Auto).await;
         assert_eq!(failed.accelerator, None);
         assert!(failed.degraded.iter().any(|text| text.starts_with("tcg: ")), "{failed:?}");
-        let absent = verdict(&FakeExec::default(), Choice::Auto).await;
+        let absent = verdict(FakeExec::default(), Choice::Auto).await;
         assert_eq!((absent.accelerator, absent.version), (None, None));
         assert_eq!(absent.degraded.len(), 1);
     }

@@ -1,0 +1,164 @@
+#!/bin/bash
+# Builds a full guest: Debian 12 with systemd as PID 1, for the tests that need a real system.
+#
+#   scripts/build-system-guest.sh       prints the folder that then holds
+#     disk.raw      its root file system, sparse, without a partition table
+#     vmlinuz       its kernel, which starts it without an initramfs
+#     packages      what is in it
+#
+# The folder lies outside the checkout, in ${MUSTER_CACHE:-${XDG_CACHE_HOME:-~/.cache}/muster}/system-guest,
+# under a name made of all inputs: versions of the packages, this script, scripts/system-guest/.
+# Nothing is built again while they stay the same; what nobody used for a day is removed. Packages come from the
+# Debian mirrors that this machine's apt knows.
+set -euo pipefail
+
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+cache="${MUSTER_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/muster}/system-guest"
+suite=bookworm
+disk_mib=4096
+# What the agent needs of a node, and what tests look with.
+packages=(systemd-sysv udev dbus iproute2 kmod nftables procps qemu-system-x86 qemu-utils
+    ca-certificates curl gzip)
+
+say() { echo "system guest: $*" >&2; }
+die() {
+    echo "system guest: error: $*" >&2
+    exit 1
+}
+
+need() { # need COMMAND PACKAGE
+    PATH="$PATH:/usr/sbin:/sbin" type -P "$1" >/dev/null || missing+=("$2 (for $1)")
+}
+missing=()
+need apt-get apt
+need dpkg-deb dpkg
+need depmod kmod
+need flock util-linux
+need mkfs.ext4 e2fsprogs
+need mmdebstrap mmdebstrap
+need systemctl systemd
+if [ "$(id -u)" -ne 0 ]; then
+    need fakeroot fakeroot
+    need newuidmap uidmap
+fi
+if [ "${#missing[@]}" -gt 0 ]; then
+    die "missing packages: $(printf '%s, ' "${missing[@]}" | sed 's/, $//'); scripts/setup.sh installs them"
+fi
+export PATH="$PATH:/usr/sbin:/sbin"
+
+mkdir -p "$cache"
+cache="$(cd "$cache" && pwd)"
+exec 9>"$cache/lock"
+flock 9
+
+# ---- anything to do? ----
+kernel="$(apt-cache depends linux-image-cloud-amd64 2>/dev/null |
+    sed -n 's/.*Depends: \(linux-image-.*-cloud-amd64\).*/\1/p' | head -n 1)"
+# All that apt would install on nothing, with versions.
+versions() {
+    apt-get -s -qq -o Dir::State::status=/dev/null -o APT::Install-Recommends=false \
+        install '?essential' apt "${packages[@]}" | sed -n 's/^Inst \([^ ]*\) (\([^ ]*\).*/\1 \2/p'
+    apt-cache show --no-all-versions "$kernel" | sed -n 's/^Version: /kernel /p'
+}
+if [ -z "$kernel" ] || ! list="$(versions | LC_ALL=C sort)"; then
+    newest="$(find "$cache" -mindepth 2 -maxdepth 2 -name disk.raw -printf '%T@ %h\n' | sort -n |
+        tail -n 1 | cut -d' ' -f2-)"
+    [ -n "$newest" ] || die "the package lists lack the kernel or a package; run apt-get update"
+    say "the package lists can't be used (apt-get update); taking $newest"
+    echo "$newest"
+    exit 0
+fi
+key="$({
+    echo "$list"
+    cat "$here/build-system-guest.sh"
+    (cd "$here/system-guest" && find . -type f | LC_ALL=C sort | xargs sha256sum)
+} | sha256sum | cut -c1-16)"
+out="$cache/$key"
+if [ -s "$out/disk.raw" ] && [ -s "$out/vmlinuz" ]; then
+    say "up to date: $out"
+    touch "$out"
+    echo "$out"
+    exit 0
+fi
+
+free_mib="$(df -Pm "$cache" | awk 'NR == 2 { print $4 }')"
+[ "$free_mib" -ge 3072 ] || die "$cache has $free_mib MiB free, 3072 are needed"
+work="$(mktemp -d "$cache/work.XXXXXX")"
+trap 'rm -rf "$work"' EXIT
+root="$work/root"
+mkdir "$root"
+
+# ---- packages ----
+# Files of apt sources that name Debian; what else this machine installs from is none of the guest's.
+mapfile -t sources < <(apt-get indextargets --format '$(SOURCESENTRY)' 'Created-By: Packages' \
+    'Origin: Debian' | sed 's/:[0-9]*$//' | LC_ALL=C sort -u)
+[ "${#sources[@]}" -gt 0 ] || die "no source of apt names Debian; run apt-get update"
+apt_options=()
+for setting in Acquire::http::Proxy Acquire::https::Proxy; do
+    value="$(apt-config shell value "$setting" | sed "s/^value='\(.*\)'$/\1/")"
+    [ -z "$value" ] || apt_options+=(--aptopt="$setting \"$value\"")
+done
+say "installing $(wc -l <<<"$list") packages"
+if ! mmdebstrap --quiet --variant=minbase --include="$(
+    IFS=,
+    echo "${packages[*]}"
+)" "${apt_options[@]}" \
+    --aptopt='APT::Install-Recommends "false"' \
+    --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
+    --dpkgopt='path-exclude=/usr/share/locale/*' --dpkgopt='path-exclude=/usr/share/info/*' \
+    "$suite" "$work/root.tar" "${sources[@]}" >"$work/log" 2>&1; then
+    tail -n 30 "$work/log" >&2
+    die "mmdebstrap could not install the packages"
+fi
+fetch="$work/fetch"
+mkdir "$fetch"
+(cd "$fetch" && apt-get download -qq -o APT::Sandbox::User=root "$kernel" >&2) ||
+    die "cannot fetch $kernel; is the package list current (apt-get update)?"
+release="${kernel#linux-image-}"
+
+# ---- file system ----
+# The rest runs with one idea of who owns what: as root, or as one who seems to be.
+cat >"$work/disk.sh" <<'DISK'
+set -euo pipefail
+root="$work/root"
+tar -C "$root" -xpf "$work/root.tar" --exclude='./dev/*'
+# The links of /lib and the like must not become folders.
+dpkg-deb --fsys-tarfile "$fetch"/*.deb |
+    tar -C "$root" -x --keep-directory-symlink --exclude='./usr/share/doc'
+cp "$root/boot/vmlinuz-$release" "$work/vmlinuz"
+rm "$root"/boot/*
+depmod -b "$root" "$release"
+cp -r --no-preserve=ownership "$here/system-guest/root/." "$root/"
+chmod 755 "$root/usr/local/sbin/"*
+# A fixed one: an empty file would make each start a first one, with questions.
+echo "$(sha256sum <<<"$key" | cut -c1-32)" >"$root/etc/machine-id"
+echo system-guest >"$root/etc/hostname"
+# What tests read after a restart.
+mkdir -p "$root/var/log/journal"
+systemctl --quiet --root="$root" enable systemd-networkd.service \
+    systemd-networkd-wait-online.service run-for-tests.socket
+# Nothing but what a test starts.
+systemctl --quiet --root="$root" mask apt-daily.timer apt-daily-upgrade.timer e2scrub_all.timer \
+    e2scrub_reap.service fstrim.timer dpkg-db-backup.timer getty@tty1.service \
+    serial-getty@ttyS0.service systemd-pstore.service
+truncate -s "${disk_mib}M" "$work/disk.raw"
+mkfs.ext4 -q -F -L system -E lazy_itable_init=1,root_owner=0:0 -d "$root" "$work/disk.raw"
+DISK
+as_root=()
+[ "$(id -u)" -eq 0 ] || as_root=(fakeroot --)
+say "making the disk"
+work="$work" fetch="$fetch" release="$release" here="$here" key="$key" disk_mib="$disk_mib" \
+    "${as_root[@]}" bash "$work/disk.sh" || die "the disk could not be made"
+
+# ---- in place, whole or not at all ----
+ready="$work/ready"
+mkdir "$ready"
+mv "$work/disk.raw" "$work/vmlinuz" "$ready/"
+echo "$list" >"$ready/packages"
+rm -rf "$out"
+mv "$ready" "$out"
+# Of other versions and of builds that were cut off; who still has one open keeps it.
+find "$cache" -mindepth 1 -maxdepth 1 -type d ! -path "$out" ! -path "$work" -mmin +1440 \
+    -exec rm -rf {} +
+say "built $out ($(du -m "$out/disk.raw" | cut -f1) MiB)"
+echo "$out"

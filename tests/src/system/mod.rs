@@ -1,0 +1,218 @@
+//! A whole machine with systemd as its PID 1: the guest of `scripts/build-system-guest.sh` under an
+//! emulated CPU, for what needs a real init, cgroups, a reboot or power.
+//!
+//! Nothing of it is kept: the disk is written to a copy that goes with the process.
+
+mod payload;
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use crate::daemon::temp_dir;
+use crate::wait::wait_for;
+
+/// Variable that names the folder that `scripts/build-system-guest.sh` prints.
+const GUEST_VARIABLE: &str = "MUSTER_SYSTEM_GUEST";
+/// Where the guest runs scripts.
+const SCRIPT_PORT: u16 = 1022;
+/// From power-on to the first script, on a busy machine.
+const BOOT: Duration = Duration::from_secs(300);
+/// Longest run of a script that is not expected to wait.
+pub const SHORT: Duration = Duration::from_secs(60);
+/// Beyond a script's own time: the connection, and the guest's slowness.
+const GRACE: Duration = Duration::from_secs(20);
+/// Memory, MiB: for agents, and guests in it.
+const MEMORY_MIB: u32 = 3072;
+/// Disks that nobody uses, and the size of each, bytes.
+const SPARE_DISKS: u64 = 4;
+const SPARE_BYTES: u64 = 256 * 1024 * 1024;
+
+/// What a script did.
+#[derive(Clone, Debug)]
+pub struct Ran {
+    /// Exit code.
+    pub code: i32,
+    /// Its output.
+    pub stdout: String,
+    /// Its complaints.
+    pub stderr: String,
+}
+
+/// A running machine; its power is cut when it is dropped.
+#[derive(Debug)]
+pub struct System {
+    dir: TempDir,
+    qemu: Child,
+    port: u16,
+}
+
+impl System {
+    /// Starts one, and returns when it runs scripts.
+    ///
+    /// # Panics
+    /// If there is no image, or it does not come up.
+    pub async fn start() -> Self {
+        let guest = PathBuf::from(std::env::var_os(GUEST_VARIABLE).unwrap_or_else(|| {
+            panic!("{GUEST_VARIABLE} is not set: run these tests with `make test-system`")
+        }));
+        let dir = temp_dir();
+        payload::write(&dir.path().join("payload.raw"));
+        for number in 0..SPARE_DISKS {
+            let disk = File::create(dir.path().join(format!("spare{number}.raw")));
+            disk.and_then(|disk| disk.set_len(SPARE_BYTES)).expect("a disk");
+        }
+        let port = free_port();
+        let qemu = spawn(&guest, dir.path(), port);
+        let system = Self { dir, qemu, port };
+        system.wait("the system is up", BOOT, "true").await;
+        system
+    }
+
+    /// Runs a script with bash, as root.
+    ///
+    /// # Errors
+    /// The machine does not answer, or not within `limit` and some grace.
+    pub async fn try_run(&self, script: &str, limit: Duration) -> io::Result<Ran> {
+        let talk = async {
+            let mut stream = TcpStream::connect(("127.0.0.1", self.port)).await?;
+            let head = format!("{} {}\n", limit.as_secs(), script.len());
+            stream.write_all(head.as_bytes()).await?;
+            stream.write_all(script.as_bytes()).await?;
+            let mut answer = Vec::new();
+            stream.read_to_end(&mut answer).await?;
+            parse(&answer).ok_or(io::ErrorKind::UnexpectedEof.into())
+        };
+        match tokio::time::timeout(limit + GRACE, talk).await {
+            Ok(ran) => ran,
+            Err(_) => Err(io::ErrorKind::TimedOut.into()),
+        }
+    }
+
+    /// The output of a script that has to succeed.
+    ///
+    /// # Panics
+    /// If it does not.
+    pub async fn run(&self, script: &str) -> String {
+        let ran = self.try_run(script, SHORT).await;
+        let ran = ran.unwrap_or_else(|error| panic!("{script}: {error}"));
+        assert_eq!(ran.code, 0, "{script}: {ran:#?}");
+        ran.stdout
+    }
+
+    /// Runs a script until it succeeds; returns its output then.
+    ///
+    /// # Panics
+    /// If it does not within `deadline`.
+    pub async fn wait(&self, what: &str, deadline: Duration, script: &str) -> String {
+        wait_for(what, deadline, || async {
+            match self.try_run(script, SHORT).await {
+                Ok(ran) if ran.code == 0 => Ok(ran.stdout),
+                other => Err(other.map_err(|error| error.to_string())),
+            }
+        })
+        .await
+    }
+
+    /// What it printed on its serial line.
+    #[must_use]
+    pub fn console(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(self.dir.path().join("console")).unwrap_or_default())
+            .into_owned()
+    }
+}
+
+impl Drop for System {
+    fn drop(&mut self) {
+        drop(self.qemu.kill());
+        drop(self.qemu.wait());
+        if std::thread::panicking() {
+            let console = self.console();
+            let lines: Vec<_> = console.lines().collect();
+            let end = lines[lines.len().saturating_sub(60)..].join("\n");
+            let log = std::fs::read_to_string(self.dir.path().join("qemu.log"));
+            eprintln!("--- QEMU\n{}\n--- end of its console\n{end}", log.unwrap_or_default());
+        }
+    }
+}
+
+/// `EXIT STDOUT_BYTES STDERR_BYTES`, a line feed, both.
+fn parse(answer: &[u8]) -> Option<Ran> {
+    let end = answer.iter().position(|byte| *byte == b'\n')?;
+    let (head, body) = (std::str::from_utf8(&answer[..end]).ok()?, &answer[end + 1..]);
+    let mut numbers = head.split(' ');
+    let code = numbers.next()?.parse().ok()?;
+    let mut length = || numbers.next()?.parse::<usize>().ok();
+    let (out, err) = (length()?, length()?);
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (stdout, stderr) = (body.get(..out)?, body.get(out..out + err)?);
+    Some(Ran { code, stdout: text(stdout), stderr: text(stderr) })
+}
+
+/// A port nobody listens on; another program may take it before the machine does, which then says
+/// so and is not started.
+fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    listener.local_addr().expect("its number").port()
+}
+
+fn spawn(guest: &Path, dir: &Path, port: u16) -> Child {
+    let log = File::create(dir.join("qemu.log")).expect("a log");
+    #[expect(clippy::disallowed_methods, reason = "a test starts the machine it looks at")]
+    // Who starts it may be killed without a chance to end it.
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "qemu-system-x86_64"]);
+    command.args(arguments(guest, dir, port)).env("TMPDIR", dir);
+    let null = Stdio::null();
+    command.stdin(null).stdout(log.try_clone().expect("a log")).stderr(log);
+    command.spawn().expect("QEMU starts (scripts/setup.sh installs it)")
+}
+
+fn arguments(guest: &Path, dir: &Path, port: u16) -> Vec<String> {
+    let plain = "-nodefaults -no-user-config -display none -machine q35 -accel tcg -cpu max -smp 2 \
+                 -device virtio-rng-pci -device virtio-net-pci,netdev=net,romfile=";
+    let mut args: Vec<String> = plain.split(' ').map(str::to_owned).collect();
+    let mut pair = |name: &str, value: String| args.extend([name.to_owned(), value]);
+    let path = |path: PathBuf| path.display().to_string().replace(',', ",,");
+    pair("-m", MEMORY_MIB.to_string());
+    pair("-kernel", guest.join("vmlinuz").display().to_string());
+    // Disk and file system are the only drivers built into the kernel, so it needs no initramfs. The
+    // CPU has an emulated SVM, with which KVM would load at some point of the boot, and agents would
+    // find it or not.
+    let kernel = "root=/dev/nvme0n1 rw console=ttyS0 panic=-1 quiet module_blacklist=kvm_amd";
+    pair("-append", kernel.to_owned());
+    pair("-serial", format!("file:{}", path(dir.join("console"))));
+    pair("-netdev", format!("user,id=net,hostfwd=tcp:127.0.0.1:{port}-:{SCRIPT_PORT}"));
+    let root = path(guest.join("disk.raw"));
+    pair("-drive", format!("if=none,id=root,format=raw,snapshot=on,file={root}"));
+    pair("-device", "nvme,drive=root,serial=root".to_owned());
+    let payload = path(dir.join("payload.raw"));
+    pair("-drive", format!("if=none,id=payload,format=raw,readonly=on,file={payload}"));
+    pair("-device", "virtio-blk-pci,drive=payload,serial=payload".to_owned());
+    for number in 0..SPARE_DISKS {
+        let spare = path(dir.join(format!("spare{number}.raw")));
+        pair("-drive", format!("if=none,id=spare{number},format=raw,file={spare}"));
+        pair("-device", format!("virtio-blk-pci,drive=spare{number},serial=spare{number}"));
+    }
+    args
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_read_whole_or_not_at_all() {
+        let ran = parse(b"3 2 4\nokoops").unwrap();
+        assert_eq!((ran.code, ran.stdout.as_str(), ran.stderr.as_str()), (3, "ok", "oops"));
+        for cut in ["", "3 2 4", "3 2 4\nokoop", "3 2\nok", "x 0 0\n"] {
+            assert!(parse(cut.as_bytes()).is_none(), "{cut}");
+        }
+    }
+}
