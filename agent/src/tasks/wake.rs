@@ -64,12 +64,12 @@ impl Engine {
         let vms = Arc::clone(&self.parts.drivers.vms);
         let mut changes = vms.subscribe();
         let mut tried: BTreeMap<VmUuid, Tried> = BTreeMap::new();
-        let mut under_way = BTreeSet::new();
+        let mut under_way = BTreeMap::new();
         let mut work = Work::new();
         loop {
             changes.mark_unchanged();
             let mut busy = self.busy_vms();
-            busy.extend(&under_way);
+            busy.extend(under_way.keys());
             let plan = vms.plan(&busy);
             let due: BTreeMap<_, _> = plan.actions.iter().copied().collect();
             tried.retain(|vm, tried| busy.contains(vm) || due.get(vm) == Some(&tried.action));
@@ -93,16 +93,21 @@ impl Engine {
         }
     }
 
-    /// Begins what is due and not under way.
+    /// Begins what is due and not under way. VMs start with the host one priority after the other: what
+    /// others need may be in those that come first. One that fails holds nobody up.
     fn begin(
         self: &Arc<Self>,
         plan: &Plan,
         tried: &BTreeMap<VmUuid, Tried>,
-        under_way: &mut BTreeSet<VmUuid>,
+        under_way: &mut BTreeMap<VmUuid, Action>,
         work: &Work,
     ) {
         let now = self.parts.clock.monotonic();
         let leaving = self.parts.drivers.compute.guests_leave();
+        let vms = &self.parts.drivers.vms;
+        let priority = |vm| vms.get(vm).map_or(i64::MAX, |record| record.boot_priority());
+        let starting = under_way.iter().filter(|(_, action)| **action == Action::Boot);
+        let mut first = starting.map(|(vm, _)| priority(*vm)).min();
         for &(vm, action) in &plan.actions {
             if leaving && matches!(action, Action::Boot | Action::Restart) {
                 continue;
@@ -110,9 +115,14 @@ impl Engine {
             if under_way.len() >= AT_ONCE {
                 return;
             }
-            if tried.get(&vm).is_none_or(|tried| tried.next <= now) && under_way.insert(vm) {
-                work.push(Box::pin(self.clone().act(vm, action)));
+            if tried.get(&vm).is_some_and(|tried| tried.next > now) {
+                continue;
             }
+            if action == Action::Boot && priority(vm) > *first.get_or_insert(priority(vm)) {
+                continue;
+            }
+            under_way.insert(vm, action);
+            work.push(Box::pin(self.clone().act(vm, action)));
         }
     }
 
