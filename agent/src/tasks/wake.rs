@@ -74,7 +74,7 @@ impl Engine {
             let due: BTreeMap<_, _> = plan.actions.iter().copied().collect();
             tried.retain(|vm, tried| busy.contains(vm) || due.get(vm) == Some(&tried.action));
             self.begin(&plan, &tried, &mut under_way, &work);
-            vms.set_concerns(concerns(&tried));
+            vms.set_concerns(&concerns(&tried));
             let pause = self.until_due(&plan, &tried);
             tokio::select! {
                 biased;

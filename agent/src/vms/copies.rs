@@ -119,9 +119,10 @@ impl CopiedRecords {
     /// A VM of that name may be here already, with disks that only its copy tells of.
     async fn check_no_orphan(&self, record: &VmRecord) -> Result<(), DriverError> {
         let copies = self.storage.copies(Some(record.uuid)).await?;
-        let of_other =
-            |copy| parse(copy).map_or(true, |found| found.record.create_task != record.create_task);
-        if copies.iter().any(|copy| of_other(copy)) {
+        let own = |copy: &RecordCopy| {
+            parse(copy).is_ok_and(|found| found.record.create_task == record.create_task)
+        };
+        if !copies.iter().all(own) {
             return Err(super::orphaned(record.uuid));
         }
         Ok(())

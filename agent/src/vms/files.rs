@@ -37,6 +37,7 @@ impl FileVmRecords {
     }
 
     /// Syncs of a slow disk must not hold up what else the agent does.
+    #[expect(clippy::disallowed_methods, reason = "this is the driver of the records")]
     async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Self) -> T + Send + 'static,

@@ -122,8 +122,8 @@ impl VmTable {
 
     /// Says what could not be done for VMs, a line for people each, in place of what was said
     /// before.
-    pub fn set_concerns(&self, concerns: Vec<String>) {
-        let before = std::mem::replace(&mut *self.concerns.lock(), concerns.clone());
+    pub fn set_concerns(&self, concerns: &[String]) {
+        let before = std::mem::replace(&mut *self.concerns.lock(), concerns.to_vec());
         if before != concerns {
             self.changed();
         }

@@ -62,6 +62,7 @@ impl Marker {
 }
 
 impl Drop for Marker {
+    #[expect(clippy::disallowed_methods, reason = "a file's time is the kernel's wall clock")]
     fn drop(&mut self) {
         if let Err(error) = self.0.set_modified(SystemTime::now()) {
             tracing::warn!(%error, "guests may be started again while the host goes down");
