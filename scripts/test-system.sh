@@ -3,6 +3,8 @@
 # Muster is installed as on a node.
 #
 #   scripts/test-system.sh [NAME]       NAME: only tests whose names contain it
+#
+# Exits with 2 when the machine can't be built, which says nothing about Muster.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -14,7 +16,7 @@ step() { # step NAME COMMAND…
     shift
     "$@" || {
         echo "make test-system: FAILED: $name" >&2
-        exit 1
+        return 1
     }
     echo "=== $name: $((SECONDS - from)) s" >&2
 }
@@ -26,7 +28,8 @@ tests() {
 
 step "setup" scripts/setup.sh test
 step "guest image" scripts/build-guest-image.sh
-step "machine" machine
+MACHINE_FAILED=2
+step "machine" machine || exit "$MACHINE_FAILED"
 export MUSTER_SYSTEM_GUEST
 step "build" cargo build --workspace --all-targets --locked
 step "tests" tests "$@"
