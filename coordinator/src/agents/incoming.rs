@@ -67,11 +67,11 @@ pub trait Incoming: fmt::Debug + Send + Sync + 'static {
     /// A task ended. `answered`: somebody waited for exactly this, so it may be nobody's else.
     async fn result(self: Arc<Self>, server: ServerUuid, result: TaskResult, answered: bool);
 
-    /// The agent will not run a task, or does not know it. `true`: that is stored, and the agent
-    /// need not say it again.
+    /// The agent will not run a task, or does not know it, as it said on this connection. `true`: that
+    /// is stored, and the agent need not say it again.
     async fn refused(
         self: Arc<Self>,
-        server: ServerUuid,
+        from: (ServerUuid, ConnectionId),
         id: TaskId,
         code: &Code,
         message: &str,

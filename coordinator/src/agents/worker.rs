@@ -100,14 +100,15 @@ impl Worker {
     }
 
     async fn error(&self, error: WireError) {
-        let Session { agents, incoming, server, .. } = &self.session;
+        let Session { agents, incoming, server, id: connection, .. } = &self.session;
         let WireError { id, code, message } = error;
         tracing::debug!(%code, message, "agent refused");
         let Some(about) = id.and_then(|id| id.parse::<TaskId>().ok()) else { return };
         agents.streams.refused(about.as_str(), &code, &message);
         let reply = Reply::Error { code: code.clone(), message: message.clone() };
         if !agents.waiting.resolve(*server, &about, &reply) {
-            let taken = incoming.clone().refused(*server, about.clone(), &code, &message).await;
+            let from = (*server, *connection);
+            let taken = incoming.clone().refused(from, about.clone(), &code, &message).await;
             if taken {
                 self.session.send(Acknowledge { id: about });
             }

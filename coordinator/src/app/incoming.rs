@@ -108,7 +108,7 @@ impl Incoming for FromAgents {
 
     async fn refused(
         self: Arc<Self>,
-        server: ServerUuid,
+        (server, connection): (ServerUuid, ConnectionId),
         id: TaskId,
         code: &Code,
         message: &str,
@@ -118,7 +118,7 @@ impl Incoming for FromAgents {
         if *code == Code::UnknownKind || (*code == Code::Malformed && accepted()) {
             return false;
         }
-        self.tasks.refused(server, &id, code, message).await;
+        self.tasks.refused((server, connection), &id, code, message).await;
         match self.tasks.table.get(&id) {
             // Moved to another server or not. Memory knows what is durable; who reads the store
             // may see a commit that a power cut takes back.

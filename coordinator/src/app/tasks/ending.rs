@@ -15,6 +15,7 @@ use crate::agents::{Reply, SendError};
 use crate::app::error::AppError;
 use crate::app::{Expected, keys};
 use crate::planted::Defect;
+use crate::roster::ConnectionId;
 use crate::store::{Expect, Write};
 
 /// Longest wait for the agent's answer to `cancel`.
@@ -31,6 +32,8 @@ pub(crate) enum When {
     Unsent,
     /// Only one that is still on this server, whose end it is.
     On(ServerUuid),
+    /// Only one that is still on this server, and was not sent again on a newer connection.
+    Refused(ServerUuid, ConnectionId),
 }
 
 impl Tasks {
@@ -76,17 +79,19 @@ impl Tasks {
         }
     }
 
-    /// An agent refused a task or does not know it.
+    /// An agent refused a task or does not know it. What was said on an older connection than the
+    /// task was last sent on says nothing: another start of the agent may have it by now.
     pub(crate) async fn refused(
         self: &Arc<Self>,
-        server: ServerUuid,
+        (server, connection): (ServerUuid, ConnectionId),
         id: &TaskId,
         code: &Code,
         message: &str,
     ) {
         let Some(open) = self.table.get(id) else { return };
         // The late answer to a cancel that nobody waits for any more: the task goes on.
-        if open.record.server_uuid != server || *code == Code::NotCancellable {
+        let stale = open.record.server_uuid != server || open.was_sent_after(connection);
+        if stale || *code == Code::NotCancellable {
             return;
         }
         if *code == Code::UnknownTask {
@@ -95,10 +100,10 @@ impl Tasks {
             }
             let reason = "the agent no longer knows this task, which it had accepted";
             let ending = Ending::failure(Code::TaskLost, reason);
-            return self.end_surely(id, ending, When::On(server)).await;
+            return self.end_surely(id, ending, When::Refused(server, connection)).await;
         }
         let ending = Ending::failure(code.clone(), message);
-        let end = self.end_surely(id, ending, When::On(server));
+        let end = self.end_surely(id, ending, When::Refused(server, connection));
         let planted = &self.ctx.config.planted;
         planted.tells_memory(Defect::RefusalOfConnection, keys::task(id), end).await;
     }
@@ -124,8 +129,13 @@ impl Tasks {
             match when {
                 When::Unsent if open.record.sent => return false,
                 // This may be what moved it: a commit whose outcome is unknown is tried again.
-                When::On(server) if open.record.server_uuid != server => return true,
-                When::Always | When::Unsent | When::On(_) => {}
+                When::On(server) | When::Refused(server, _)
+                    if open.record.server_uuid != server =>
+                {
+                    return true;
+                }
+                When::Refused(_, connection) if open.was_sent_after(connection) => return true,
+                When::Always | When::Unsent | When::On(_) | When::Refused(..) => {}
             }
             match self.try_end(&open, ending.clone()).await {
                 Ok(moved) => {

@@ -63,6 +63,12 @@ impl Open {
         self.record.accepted || self.accepted_at.is_some()
     }
 
+    /// Whether it was last sent on a connection that is newer than this one.
+    #[must_use]
+    pub fn was_sent_after(&self, connection: ConnectionId) -> bool {
+        self.sent_on.is_some_and(|(sent_on, _)| sent_on > connection)
+    }
+
     /// CNAPI's record with progress, and events with their secrets masked.
     #[must_use]
     pub fn public(&self) -> Task {
