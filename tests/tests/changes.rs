@@ -135,8 +135,10 @@ async fn all_that_runs_was_answered_or_listed() {
                     post_and_leave(address, path, &json!({}), number + turn).await;
                 } else {
                     let answer = client.post(path, &json!({})).await;
-                    // A server has room for 256 open tasks.
-                    assert!(matches!(answer.status.as_u16(), 200 | 503), "{}", answer.text);
+                    // A server has room for 256 open tasks, and is not running while a busy machine
+                    // keeps its agent from beating.
+                    let refused = answer.status == 503 || answer.json["code"] == "ServerNotRunning";
+                    assert!(answer.status == 200 || refused, "{}", answer.text);
                     answered.extend(answer.json["id"].as_str().map(str::to_owned));
                 }
             }

@@ -27,8 +27,8 @@ pub(super) struct Page<T> {
     pub(super) records: Vec<(String, Held<T>)>,
     /// Where the next page begins; `None` at the end.
     pub(super) next: Option<String>,
-    /// The store's last commit.
-    pub(super) revision: Revision,
+    /// The newest commit that it shows anything of. It may not have come to the followers yet.
+    pub(super) newest: Revision,
 }
 
 impl<T: Serialize + DeserializeOwned> Records<T> {
@@ -77,12 +77,14 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
         limit: usize,
     ) -> Result<Page<T>, AppError> {
         let page = ctx.parts.store.list(self.prefix, after, limit).await?;
+        let revisions = page.records.iter().map(|record| record.revision);
+        let newest = revisions.fold(page.revision, Revision::max);
         let read = |record: crate::store::Record| {
             let value = self.read(ctx, &record.key, &record.value)?;
             Some((record.key, Held { value, revision: record.revision }))
         };
         let records = page.records.into_iter().filter_map(read).collect();
-        Ok(Page { records, next: page.next, revision: page.revision })
+        Ok(Page { records, next: page.next, newest })
     }
 
     /// All records.

@@ -67,7 +67,7 @@ impl Tasks {
         loop {
             let records = TASKS.page(&self.ctx, after.as_deref(), MAX_PAGE).await?;
             // What the page shows as open must not be unknown to memory.
-            self.ctx.feed.reached(records.revision).await;
+            self.ctx.feed.reached(records.newest).await;
             for (_, Held { value: record, .. }) in &records.records {
                 scanned += 1;
                 if !filter.fits(record) {
