@@ -185,13 +185,16 @@ fn tail(log: &Path) -> String {
     lines[lines.len().saturating_sub(60)..].join("\n")
 }
 
+/// Where the folders of the daemons lie: paths of sockets are short.
+pub const TEMP_DIR: &str = "/tmp";
+
 /// A short temporary folder: socket paths are limited to 107 bytes.
 ///
 /// # Panics
 /// If it can't be made.
 #[must_use]
 pub fn temp_dir() -> TempDir {
-    tempfile::Builder::new().prefix("mt").tempdir_in("/tmp").expect("/tmp is writable")
+    tempfile::Builder::new().prefix("mt").tempdir_in(TEMP_DIR).expect("it is writable")
 }
 
 /// A coordinator with its data folder, which survives restarts.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use muster_tests::daemon::{Agent, Coordinator, fresh_uuid};
+use muster_tests::daemon::{Agent, Coordinator, TEMP_DIR, fresh_uuid};
 use muster_tests::guest;
 use muster_tests::http::Client;
 use muster_tests::wait::wait_for;
@@ -21,7 +21,7 @@ struct SmallDisk(PathBuf);
 impl SmallDisk {
     /// `None`, and said so, where this process may not.
     fn new(mib: u32) -> Option<Self> {
-        let folder = std::env::temp_dir();
+        let folder = PathBuf::from(TEMP_DIR);
         match unshare(CloneFlags::CLONE_NEWNS) {
             Ok(()) => {}
             Err(Errno::EPERM) => {
