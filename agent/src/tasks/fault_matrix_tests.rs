@@ -5,16 +5,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_shared::entropy::SeededEntropy;
 use muster_shared::ids::TaskId;
-use muster_shared::kv::MemKv;
 use muster_shared::wire::{Code, Outcome, TaskResult};
 use serde_json::{Value, json};
 
-use super::machine_tests::{Host, IMAGE, create_params, params};
-use super::record::Origin;
-use super::registry::Registry;
-use super::{Engine, EngineParts, HANDLERS, Params, Submission};
+use super::machine_tests::{Host, IMAGE, create_params, params, submission};
+use super::{Engine, Params};
 use crate::drivers::faults::{Fault, HANG};
 
 /// Longer than anything here takes.
@@ -31,34 +27,14 @@ impl Node {
     async fn new() -> Self {
         let host = Host::new();
         let drivers = host.agent("boot-1").await;
-        let parts = EngineParts {
-            clock: Arc::clone(&host.clock),
-            entropy: Arc::new(SeededEntropy::new(2)),
-            kv: Arc::new(MemKv::default()),
-            drivers,
-            registry: Registry::new(HANDLERS),
-            boot_id: "boot-1".to_owned(),
-            instance_id: uuid::Uuid::nil(),
-            ceiling: Duration::from_secs(3600),
-            faults: None,
-        };
-        Self { host, engine: Engine::open(parts).await.unwrap(), tasks: 0 }
+        let engine = host.engine(drivers, Duration::from_secs(3600)).await;
+        Self { host, engine, tasks: 0 }
     }
 
     async fn run(&mut self, kind: &str, params: Params) -> TaskResult {
         self.tasks += 1;
         let id: TaskId = format!("task-{}", self.tasks).parse().unwrap();
-        let submission = Submission {
-            id: id.clone(),
-            req_id: String::new(),
-            task: kind.to_owned(),
-            params,
-            deadline_ms: None,
-            ticket: None,
-            volatile: false,
-            origin: Origin::Local,
-        };
-        self.engine.submit(submission).await.unwrap();
+        self.engine.submit(submission(&id, kind, params)).await.unwrap();
         assert!(self.engine.wait(&id, LONG).await, "{kind} does not end");
         self.engine.result(&id).await.unwrap()
     }

@@ -3,16 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_shared::entropy::SeededEntropy;
 use muster_shared::ids::TaskId;
-use muster_shared::kv::MemKv;
 use muster_shared::wire::{Outcome, TaskResult};
 use serde_json::{Value, json};
 
-use super::machine_tests::{Host, one_vm, params, uuid};
-use super::record::Origin;
-use super::registry::Registry;
-use super::{Engine, EngineParts, HANDLERS, Submission};
+use super::Engine;
+use super::machine_tests::{Host, one_vm, params, submission, uuid};
 
 /// Longer than anything here takes.
 const LONG: Duration = Duration::from_secs(100_000);
@@ -32,32 +28,12 @@ impl Node {
         let host = Host::new();
         let drivers = one_vm(&host).await;
         host.guests.ignore_acpi(uuid());
-        let engine = Engine::open(EngineParts {
-            clock: Arc::clone(&host.clock),
-            entropy: Arc::new(SeededEntropy::new(2)),
-            kv: Arc::new(MemKv::default()),
-            drivers,
-            registry: Registry::new(HANDLERS),
-            boot_id: "boot-1".to_owned(),
-            instance_id: uuid::Uuid::nil(),
-            ceiling,
-            faults: None,
-        });
-        Self { host, engine: engine.await.unwrap() }
+        let engine = host.engine(drivers, ceiling).await;
+        Self { host, engine }
     }
 
     async fn submit(&self, id: &str, kind: &str, extra: Value) {
-        let submission = Submission {
-            id: task(id),
-            req_id: String::new(),
-            task: kind.to_owned(),
-            params: params(extra),
-            deadline_ms: None,
-            ticket: None,
-            volatile: false,
-            origin: Origin::Local,
-        };
-        self.engine.submit(submission).await.unwrap();
+        self.engine.submit(submission(&task(id), kind, params(extra))).await.unwrap();
     }
 
     async fn ended(&self, id: &str) -> TaskResult {

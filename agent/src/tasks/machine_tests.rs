@@ -12,10 +12,11 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::record::bounded_result;
+use super::record::{Origin, bounded_result};
 use super::registry::Registry;
 use super::{
-    Engine, EngineParts, EventSink, HANDLERS, OnFailure, Params, TaskContext, TaskFailure, machine,
+    Engine, EngineParts, EventSink, HANDLERS, OnFailure, Params, Submission, TaskContext,
+    TaskFailure, machine,
 };
 use crate::drivers::Drivers;
 use crate::drivers::cluster::Cluster;
@@ -110,6 +111,22 @@ impl Host {
         Arc::new(drivers)
     }
 
+    /// The engine of an agent with an empty journal.
+    pub(super) async fn engine(&self, drivers: Arc<Drivers>, ceiling: Duration) -> Arc<Engine> {
+        let parts = EngineParts {
+            clock: Arc::clone(&self.clock),
+            entropy: Arc::new(SeededEntropy::new(2)),
+            kv: Arc::new(MemKv::default()),
+            boot_id: drivers.vms.boot_id().to_owned(),
+            drivers,
+            registry: Registry::new(HANDLERS),
+            instance_id: uuid::Uuid::nil(),
+            ceiling,
+            faults: None,
+        };
+        Engine::open(parts).await.unwrap()
+    }
+
     pub(super) fn context(&self, drivers: &Arc<Drivers>, params: &Params) -> TaskContext {
         *self.tasks.lock() += 1;
         let task_id: TaskId = format!("task-{}", self.tasks.lock()).parse().unwrap();
@@ -162,6 +179,20 @@ pub(super) async fn run(ctx: &TaskContext, kind: &str, twice: bool) -> Result<Va
         return Err(failure);
     }
     Ok(ctx.result.lock().clone())
+}
+
+/// A task of the agent's own.
+pub(super) fn submission(id: &TaskId, kind: &str, params: Params) -> Submission {
+    Submission {
+        id: id.clone(),
+        req_id: String::new(),
+        task: kind.to_owned(),
+        params,
+        deadline_ms: None,
+        ticket: None,
+        volatile: false,
+        origin: Origin::Local,
+    }
 }
 
 pub(super) fn params(value: Value) -> Params {
@@ -366,19 +397,7 @@ async fn an_agent_starts_its_vms_after_a_boot_of_the_host() {
     drop(one_vm(&host).await);
     host.guests.reboot();
     let drivers = host.agent("boot-2").await;
-    let engine = Engine::open(EngineParts {
-        clock: Arc::clone(&host.clock),
-        entropy: Arc::new(SeededEntropy::new(2)),
-        kv: Arc::new(MemKv::default()),
-        drivers: Arc::clone(&drivers),
-        registry: Registry::new(HANDLERS),
-        boot_id: "boot-2".to_owned(),
-        instance_id: uuid::Uuid::nil(),
-        ceiling: Duration::from_secs(3600),
-        faults: None,
-    })
-    .await
-    .unwrap();
+    let engine = host.engine(Arc::clone(&drivers), Duration::from_secs(3600)).await;
     engine.recover().await;
     // Its pool comes late.
     host.faults.fail_nth("compute.start", 1, Fault::before());
