@@ -90,9 +90,6 @@ async fn follow(
     title: &str,
     started: &TaskStarted,
 ) -> Result<(), CliError> {
-    let sentence = match wait.follow(client, title, &started.id).await? {
-        Some(_) => format!("{title}: done"),
-        None => format!("{title}: task {}", started.id),
-    };
-    output.done(&sentence, &json!({ "id": started.id }))
+    let object = json!({ "id": started.id });
+    wait.follow_and_say(client, output, title, started, &object).await
 }

@@ -170,13 +170,9 @@ impl Target {
         title: &str,
         started: &TaskStarted,
     ) -> Result<(), CliError> {
-        let sentence = match wait.follow(client, title, &started.id).await? {
-            Some(_) => format!("{title}: done"),
-            None => format!("{title}: task {}", started.id),
-        };
         let (vm, server) = (&self.uuid, &self.server);
         let object = json!({ "vm_uuid": vm, "server_uuid": server, "id": started.id });
-        output.done(&sentence, &object)
+        wait.follow_and_say(client, output, title, started, &object).await
     }
 }
 

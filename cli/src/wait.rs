@@ -4,13 +4,15 @@ use std::io::IsTerminal as _;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use muster_shared::api::task::{EntryKind, Task, TaskEntry, TaskStatus};
+use muster_shared::api::task::{EntryKind, Task, TaskEntry, TaskStarted, TaskStatus};
 use muster_shared::clock::{Clock as _, SystemClock};
 use muster_shared::ids::TaskId;
+use serde_json::Value;
 
 use crate::CliError;
 use crate::answer::Answer;
 use crate::client::Client;
+use crate::output::Output;
 
 /// Longest wait in one request: the rhythm in which progress is shown.
 const ROUND_S: u64 = 1;
@@ -43,6 +45,23 @@ impl WaitArgs {
         }
         let limit = Duration::from_secs(self.timeout);
         finished(client, title, id.as_str(), limit).await.map(Some)
+    }
+
+    /// Waits for the task that an answer names, unless told not to, and says how it ended; `object`
+    /// is that for programs.
+    pub(crate) async fn follow_and_say(
+        self,
+        client: &Client,
+        output: &Output,
+        title: &str,
+        started: &TaskStarted,
+        object: &Value,
+    ) -> Result<(), CliError> {
+        let sentence = match self.follow(client, title, &started.id).await? {
+            Some(_) => format!("{title}: done"),
+            None => format!("{title}: task {}", started.id),
+        };
+        output.done(&sentence, object)
     }
 }
 
