@@ -50,6 +50,30 @@ async fn a_refusal_counts_although_its_connection_ends_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_refusal_that_comes_late_ends_no_task_that_was_sent_again() {
+    let app = Disk::new().start().await;
+    let mut agent = Agent::connect(&app, server(1)).await;
+    let id = nop(&app).await;
+    let sent_on = || app.tasks.table.get(&id).unwrap().sent_on.unwrap().0;
+    agent.dispatched().await;
+    let first = sent_on();
+    drop(agent);
+    let mut agent = Agent::connect_only(&app, server(1)).await;
+    assert_eq!(agent.welcome.open_task_ids, [id.clone()]);
+    agent.refuse(&id, "UnknownTask").await;
+    assert_eq!(agent.dispatched().await.id, id);
+    assert_ne!(sent_on(), first);
+    agent.send(Accepted { id: id.clone(), intake: None }).await;
+    // It stood behind a store that stalled, with all else that the first connection brought.
+    for code in [Code::Draining, Code::UnknownTask] {
+        app.tasks.refused((server(1), first), &id, &code, "late").await;
+    }
+    agent.finish(&id, json!({})).await;
+    assert_eq!(ended(&app, &id).await["status"], "complete");
+    app.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_vm_refused_on_a_connection_that_ends_is_made_elsewhere_only() {
     let app = Disk::new().start().await;
     let mut agents = [Agent::connect(&app, server(1)).await, Agent::connect(&app, server(2)).await];
