@@ -12,7 +12,7 @@ use muster_shared::clock::{Clock as _, SystemClock};
 use muster_shared::ids::VmUuid;
 
 use crate::drivers::compute::qemu::{Leaving, Left};
-use crate::vms::VmRecord;
+use crate::vms::{self, VmRecord};
 
 /// How the guests are shut down.
 #[derive(Clone, Copy, Debug)]
@@ -81,9 +81,7 @@ pub async fn run(
 fn guest(data_dir: &Path, vm: VmUuid, timeout: Duration) -> Guest {
     let path = data_dir.join("vms").join(format!("{vm}.json"));
     let read = std::fs::read(&path).map_err(|error| error.to_string());
-    let record = read.and_then(|json| {
-        serde_json::from_slice::<VmRecord>(&json).map_err(|error| error.to_string())
-    });
+    let record = read.and_then(|json| vms::decode(&json).map_err(|error| error.to_string()));
     let record = record.inspect_err(|error| {
         tracing::warn!(path = %path.display(), error, "a guest's wishes can't be read");
     });

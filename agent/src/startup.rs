@@ -20,7 +20,7 @@ use crate::drivers::compute::qemu::{Qemu, QemuConfig};
 use crate::drivers::images::{FileImages, FileImagesConfig};
 use crate::drivers::node::{Document, FileDocuments};
 use crate::drivers::settings::FileSettings;
-use crate::drivers::storage::{FileStorage, FileStorageConfig};
+use crate::drivers::storage::{DISKS, FileStorage, FileStorageConfig};
 use crate::drivers::{Drivers, host, images};
 use crate::host::{SharedExec, SystemExec, procfs};
 use crate::report::sysinfo::{LinuxFacts, SysinfoConfig};
@@ -66,6 +66,7 @@ impl Folders {
         let found =
             |path: PathBuf| path.canonicalize().with_context(|| format!("find {}", path.display()));
         let (data, storage) = (found(data)?, found(storage)?);
+        check_moved(&data, &storage)?;
         let fresh = !data.join(LOCK_FILE).exists();
         let mut locks = vec![lock(&data)?];
         if storage != data {
@@ -98,6 +99,23 @@ impl Folders {
         }
         Ok(())
     }
+}
+
+/// Refuses a storage folder of its own as long as disks lie in the data folder: they would not be
+/// found, and their VMs would look as if they had none.
+fn check_moved(data: &Path, storage: &Path) -> anyhow::Result<()> {
+    let disks = data.join(DISKS);
+    let left = disks.read_dir().is_ok_and(|mut disks| disks.next().is_some());
+    anyhow::ensure!(
+        storage == data || !left,
+        "storage_dir is {}, and there are disks in {}: stop the guests, move the folders vols, \
+         images and records from {} to {}, and start the agent again",
+        storage.display(),
+        disks.display(),
+        data.display(),
+        storage.display(),
+    );
+    Ok(())
 }
 
 fn lock(folder: &Path) -> anyhow::Result<Flock<File>> {
@@ -220,6 +238,7 @@ async fn drivers(
         datacenter_name: config.datacenter_name.clone(),
     };
     let documents = Arc::new(FileDocuments::new(folders.data.clone(), folders.copies()));
+    documents.copy().await.context("copy cluster.json beside the disks")?;
     let cluster = Cluster::open(documents.clone()).await.context("read cluster.json")?;
     let cluster = Arc::new(cluster);
     let server_uuid = agent.server_uuid;

@@ -63,6 +63,28 @@ impl FileDocuments {
     pub fn new(data_dir: PathBuf, copies: Option<PathBuf>) -> Self {
         Self { data_dir, copies }
     }
+
+    /// Makes the copies what the originals are: a node may get its storage folder later.
+    ///
+    /// # Errors
+    /// They can't be written.
+    pub async fn copy(&self) -> Result<(), DriverError> {
+        let original = self.data_dir.join(Document::Cluster.file_name());
+        match files::read(&original).await? {
+            Some(content) => self.copy_cluster(&content).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn copy_cluster(&self, content: &[u8]) -> Result<(), DriverError> {
+        let Some(copies) = &self.copies else { return Ok(()) };
+        files::make_folder(copies).await?;
+        let copy = copies.join(Document::Cluster.file_name());
+        if files::read(&copy).await?.is_some_and(|known| known == content) {
+            return Ok(());
+        }
+        files::write(&copy, content).await
+    }
 }
 
 #[async_trait]
@@ -79,12 +101,9 @@ impl NodeDocuments for FileDocuments {
         let path = self.data_dir.join(document.file_name());
         let content = content.to_string();
         files::write(&path, content.as_bytes()).await?;
-        match &self.copies {
-            Some(copies) if document == Document::Cluster => {
-                files::make_folder(copies).await?;
-                files::write(&copies.join(document.file_name()), content.as_bytes()).await
-            }
-            _ => Ok(()),
+        match document {
+            Document::Cluster => self.copy_cluster(content.as_bytes()).await,
+            Document::Setup | Document::FactoryReset => Ok(()),
         }
     }
 }
@@ -126,6 +145,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let documents = FileDocuments::new(folder.path().join("data"), None);
         conforms(&documents).await;
+        documents.write(Document::Cluster, &json!({ "id": "a" })).await.unwrap();
+        let copies = folder.path().join("node");
+        let copied = FileDocuments::new(folder.path().join("data"), Some(copies.clone()));
+        copied.copy().await.unwrap();
+        assert_eq!(std::fs::read(copies.join("cluster.json")).unwrap(), br#"{"id":"a"}"#);
         std::fs::write(folder.path().join("data/setup.json"), "{").unwrap();
         documents.read(Document::Setup).await.unwrap_err();
     }

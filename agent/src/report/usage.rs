@@ -120,8 +120,7 @@ impl UsageSampler {
 
     async fn look(&self, hypervisors: &mut BTreeMap<VmUuid, Hypervisor>) {
         let began = self.clock.monotonic();
-        let entries = self.vms.entries().into_iter();
-        let running = entries.filter(|vm| vm.observed.is_running()).map(|vm| vm.record.uuid);
+        let running = self.vms.which(|entry| entry.observed.is_running()).into_iter();
         let known: Vec<_> = running.map(|vm| (vm, hypervisors.remove(&vm))).collect();
         hypervisors.clear();
         let looks = known.into_iter().map(|(vm, known)| self.look_at(vm, known));

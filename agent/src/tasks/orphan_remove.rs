@@ -76,7 +76,7 @@ impl Step for Remove {
 
     async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let drivers = &ctx.drivers;
-        if drivers.vms.get(self.vm).is_some() || drivers.vms.is_unusable(self.vm) {
+        if drivers.vms.knows(self.vm) {
             let text = format!("{OPERATION} error: VM {} has a record: destroy it", self.vm);
             return Err(refuse(Code::VmExists, text));
         }

@@ -79,7 +79,7 @@ impl Step for Check {
         if self.reboot {
             ctx.drivers.host.ready(&HostAction::Reboot).await?;
         }
-        let vms = ctx.drivers.vms.entries().len();
+        let vms = ctx.drivers.vms.which(|_| true).len();
         if vms > 0 {
             let text = format!("the server has {vms} VMs, which a reset would destroy");
             return Err(TaskFailure::new(Code::VmsPresent, text));

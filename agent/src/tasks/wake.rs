@@ -103,13 +103,16 @@ impl Engine {
         work: &Work,
     ) {
         let now = self.parts.clock.monotonic();
-        let leaving = self.parts.drivers.compute.guests_leave();
+        let starts = |action| matches!(action, Action::Boot | Action::Restart);
+        // Looked up only for plans that start something: it reads a file.
+        let leaving = plan.actions.iter().any(|(_, action)| starts(*action))
+            && self.parts.drivers.compute.guests_leave();
         let vms = &self.parts.drivers.vms;
         let priority = |vm| vms.get(vm).map_or(i64::MAX, |record| record.boot_priority());
         let starting = under_way.iter().filter(|(_, action)| **action == Action::Boot);
         let mut first = starting.map(|(vm, _)| priority(*vm)).min();
         for &(vm, action) in &plan.actions {
-            if leaving && matches!(action, Action::Boot | Action::Restart) {
+            if leaving && starts(action) {
                 continue;
             }
             if under_way.len() >= AT_ONCE {
@@ -118,8 +121,11 @@ impl Engine {
             if tried.get(&vm).is_some_and(|tried| tried.next > now) {
                 continue;
             }
-            if action == Action::Boot && priority(vm) > *first.get_or_insert(priority(vm)) {
-                continue;
+            if action == Action::Boot {
+                let priority = priority(vm);
+                if priority > *first.get_or_insert(priority) {
+                    continue;
+                }
             }
             under_way.insert(vm, action);
             work.push(Box::pin(self.clone().act(vm, action)));

@@ -5,7 +5,7 @@
 //! never a copy of a VM that is gone. One that is behind its record is written again at the next
 //! start.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -116,41 +116,31 @@ impl CopiedRecords {
         tracing::warn!(vm_uuid = %record.uuid, problem, "a VM record has no current copy");
     }
 
-    /// A VM of that name may be here already, with disks that only its copy tells of.
-    async fn check_no_orphan(&self, record: &VmRecord) -> Result<(), DriverError> {
-        let copies = self.storage.copies(Some(record.uuid)).await?;
-        let own = |copy: &RecordCopy| {
-            parse(copy).is_ok_and(|found| found.record.create_task == record.create_task)
-        };
-        if !copies.iter().all(own) {
-            return Err(super::orphaned(record.uuid));
+    /// A VM's copy, if there is one that can be used.
+    async fn usable(&self, vm: VmUuid) -> Result<Option<Stamped>, DriverError> {
+        let Some(copy) = self.storage.copy(vm).await? else { return Ok(None) };
+        let parsed = parse(&copy);
+        if let Err(problem) = &parsed {
+            tracing::warn!(vm_uuid = %vm, %problem, "the copy of a VM record is unusable");
         }
-        Ok(())
+        Ok(parsed.ok())
     }
 
     /// Gives the VMs without a record that of their copy, and records without a current copy one.
+    /// One copy at a time is in memory.
     async fn reconcile(&self, loaded: &mut Loaded) -> Result<(), DriverError> {
-        let mut copies = BTreeMap::new();
-        for copy in self.storage.copies(None).await? {
-            match parse(&copy) {
-                Ok(stamped) => drop(copies.insert(copy.vm, stamped)),
-                Err(problem) => {
-                    tracing::warn!(vm_uuid = %copy.vm, %problem, "the copy of a VM record is unusable");
-                }
-            }
-        }
         let own = self.stamp();
         for record in &loaded.records {
-            let copy = copies.remove(&record.uuid);
+            let copy = self.usable(record.uuid).await?;
             if copy.is_none_or(|copy| copy.record != *record || copy.stamp != own) {
                 self.copy_if_possible(record).await;
             }
         }
-        for (vm, Stamped { stamp, record }) in copies {
+        let known: BTreeSet<VmUuid> = loaded.records.iter().map(|record| record.uuid).collect();
+        for vm in self.storage.copied().await?.into_iter().filter(|vm| !known.contains(vm)) {
             let newer = matches!(loaded.unusable.get(&vm), Some(Unusable::Newer(_)));
-            if newer || !stamp.matches(&own) {
-                continue;
-            }
+            let copy = self.usable(vm).await?.filter(|copy| copy.stamp.matches(&own));
+            let Some(Stamped { record, .. }) = copy.filter(|_| !newer) else { continue };
             self.records.put(&record, true).await?;
             loaded.unusable.remove(&vm);
             tracing::warn!(
@@ -172,10 +162,19 @@ impl VmRecords for CopiedRecords {
         Ok(loaded)
     }
 
-    async fn put(&self, record: &VmRecord, create: bool) -> Result<(), DriverError> {
-        if create {
-            self.check_no_orphan(record).await?;
+    /// A VM of that name may be here already, with disks that only its copy tells of.
+    async fn check_new(&self, record: &VmRecord) -> Result<(), DriverError> {
+        let copy = self.storage.copy(record.uuid).await?;
+        let own = |copy: &RecordCopy| {
+            parse(copy).is_ok_and(|found| found.record.create_task == record.create_task)
+        };
+        if !copy.as_ref().is_none_or(own) {
+            return Err(super::orphaned(record.uuid));
         }
+        self.records.check_new(record).await
+    }
+
+    async fn put(&self, record: &VmRecord, create: bool) -> Result<(), DriverError> {
         self.records.put(record, create).await?;
         self.copy_if_possible(record).await;
         Ok(())
@@ -193,6 +192,8 @@ impl VmRecords for CopiedRecords {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use muster_shared::wire::Code;
     use serde_json::json;
 
@@ -267,6 +268,25 @@ mod tests {
         let copy: serde_json::Value =
             serde_json::from_slice(&server.pool.copies()[&record(1).uuid]).unwrap();
         assert_eq!(copy["record"]["uuid"], json!(record(1).uuid));
+    }
+
+    /// The orphan's copy is all that tells of its disks.
+    #[tokio::test]
+    async fn a_create_that_can_not_look_for_an_orphan_takes_nothing_of_it_away() {
+        let server = Server::default();
+        server.open().await.put(&record(1), true).await.unwrap();
+        let lost = Server { records: SimVmRecords::default(), ..server };
+        let clock = Arc::new(muster_shared::clock::SystemClock::new());
+        let records = Arc::new(lost.open().await);
+        let table = crate::vms::VmTable::new(records, clock, crate::vms::Node::default());
+        let new = VmRecord { create_task: "other".parse().unwrap(), ..record(1) };
+        lost.faults.fail_nth("storage.copy", 1, Fault::refusal(Code::StoreFull));
+        table.create(new.clone()).await.unwrap_err();
+        assert_eq!(lost.pool.copies().len(), 1);
+        let error = table.create(new).await.unwrap_err();
+        assert!(matches!(error, DriverError::Refused { code: Code::VmExists, .. }), "{error}");
+        assert_eq!(lost.pool.copies().len(), 1);
+        assert_eq!(lost.open().await.load().await.unwrap().adopted, [record(1).uuid]);
     }
 
     #[tokio::test]

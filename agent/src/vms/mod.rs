@@ -13,6 +13,7 @@ pub mod sim;
 pub mod startup;
 pub mod state;
 mod table;
+mod writing;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -253,6 +254,15 @@ pub trait VmRecords: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// The folder could not be read.
     async fn load(&self) -> Result<Loaded, DriverError>;
+
+    /// Refuses the record of a new VM when something of another VM of that name is here. Nothing is
+    /// changed.
+    ///
+    /// # Errors
+    /// `VmExists`; or the host could not be read.
+    async fn check_new(&self, _record: &VmRecord) -> Result<(), DriverError> {
+        Ok(())
+    }
 
     /// Writes a record; durable when it returns.
     ///

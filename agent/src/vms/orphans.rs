@@ -85,12 +85,13 @@ pub async fn find(drivers: &Drivers) -> Result<BTreeMap<VmUuid, Orphan>, DriverE
         let orphan = found.entry(holder.vm).or_default();
         orphan.disks = Some(holder);
     }
-    for copy in drivers.storage.copies(None).await? {
+    for vm in drivers.storage.copied().await?.into_iter().filter(|vm| !drivers.vms.knows(*vm)) {
+        let Some(copy) = drivers.storage.copy(vm).await? else { continue };
         let parsed = copies::parse(&copy).map(Box::new).map_err(|problem| problem.to_string());
-        found.entry(copy.vm).or_default().copy = Some(parsed);
+        found.entry(vm).or_default().copy = Some(parsed);
     }
     // Asked last: what became a VM meanwhile is none.
-    found.retain(|vm, _| drivers.vms.get(*vm).is_none() && !drivers.vms.is_unusable(*vm));
+    found.retain(|vm, _| !drivers.vms.knows(*vm));
     Ok(found)
 }
 

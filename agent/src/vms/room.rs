@@ -9,7 +9,7 @@ use muster_shared::ids::VmUuid;
 use muster_shared::units::MIB;
 use tokio_util::sync::CancellationToken;
 
-use crate::drivers::compute::{Activity, GuestSignal};
+use crate::drivers::compute::{Activity, GuestSignal, Live};
 use crate::drivers::{DriverError, Drivers};
 
 /// How often room is looked for while a guest waits.
@@ -63,12 +63,8 @@ async fn watch(drivers: &Drivers) {
 }
 
 fn waiting(drivers: &Drivers) -> Vec<VmUuid> {
-    let entries = drivers.vms.entries();
-    let waits = |activity| activity == Activity::IoError;
-    let waiting = entries
-        .iter()
-        .filter(|entry| entry.observed.live().is_some_and(|live| waits(live.activity)));
-    waiting.map(|entry| entry.record.uuid).collect()
+    let waits = |live: &Live| live.activity == Activity::IoError;
+    drivers.vms.which(|entry| entry.observed.live().is_some_and(waits))
 }
 
 async fn go_on(drivers: &Drivers, vm: VmUuid) -> Result<(), DriverError> {

@@ -14,6 +14,7 @@ use tokio::sync::watch;
 
 use super::reconcile::{self, Plan};
 use super::state::{self, State};
+use super::writing::{IfNotWritten, Writing};
 use super::{Loaded, Node, VmRecord, VmRecords, object};
 use crate::drivers::DriverError;
 use crate::drivers::compute::{Compute, Live, Observed, RunningGuest};
@@ -164,12 +165,35 @@ impl VmTable {
     /// Adds a VM; durable when it returns.
     ///
     /// # Errors
-    /// `VmExists`; what [`Self::check_macs`] refuses; or the record could not be written.
-    pub async fn create(&self, mut record: VmRecord) -> Result<(), DriverError> {
+    /// `VmExists`; what [`Self::check_macs`] refuses; or the record could not be written. Nothing
+    /// of it is left then.
+    pub async fn create(&self, record: VmRecord) -> Result<(), DriverError> {
         let writing = self.begin().await;
         if self.orphans.lock().contains_key(&record.uuid) {
             return Err(super::orphaned(record.uuid));
         }
+        if self.knows(record.uuid) {
+            return Err(super::exists(record.uuid));
+        }
+        self.records.check_new(&record).await?;
+        self.add(writing, record, IfNotWritten::Remove).await
+    }
+
+    /// Takes over a VM that is on the host and has no record; durable when it returns.
+    ///
+    /// # Errors
+    /// As [`Self::create`], but what is there of it stays as it is.
+    pub async fn adopt(&self, record: VmRecord) -> Result<(), DriverError> {
+        let writing = self.begin().await;
+        self.add(writing, record, IfNotWritten::Leave).await
+    }
+
+    async fn add(
+        &self,
+        writing: Writing,
+        mut record: VmRecord,
+        otherwise: IfNotWritten,
+    ) -> Result<(), DriverError> {
         self.check_macs(record.uuid, &record.properties)?;
         let now = self.clock.wall();
         record.last_modified = iso(now);
@@ -177,7 +201,7 @@ impl VmTable {
         writing
             .finish(|content| async move {
                 if let Err(error) = records.put(&record, true).await {
-                    take_back(records.as_ref(), record.uuid, &error).await;
+                    otherwise.apply(records.as_ref(), record.uuid, &error).await;
                     return Err(error);
                 }
                 let observed = Observed::stopped();
@@ -187,30 +211,18 @@ impl VmTable {
             .await
     }
 
-    /// Takes over a VM that is on the host and has no record; durable when it returns.
-    ///
-    /// # Errors
-    /// As [`Self::create`], but what is there of it stays as it is.
-    pub async fn adopt(&self, mut record: VmRecord) -> Result<(), DriverError> {
-        let writing = self.begin().await;
-        self.check_macs(record.uuid, &record.properties)?;
-        let now = self.clock.wall();
-        record.last_modified = iso(now);
-        let records = Arc::clone(&self.records);
-        writing
-            .finish(|content| async move {
-                records.put(&record, true).await?;
-                let observed = Observed::stopped();
-                content.lock().insert(record.uuid, Entry { record, observed, state_since: now });
-                Ok(())
-            })
-            .await
+    /// Whether this agent has the VM, or a record of it that it can't read because a newer agent
+    /// wrote it.
+    #[must_use]
+    pub fn knows(&self, vm: VmUuid) -> bool {
+        self.vms.lock().contains_key(&vm) || self.unusable.lock().contains(&vm)
     }
 
-    /// Whether there is a record of this VM that can't be used.
+    /// The VMs of which something holds.
     #[must_use]
-    pub fn is_unusable(&self, vm: VmUuid) -> bool {
-        self.unusable.lock().contains(&vm)
+    pub fn which(&self, holds: impl Fn(&Entry) -> bool) -> Vec<VmUuid> {
+        let vms = self.vms.lock();
+        vms.iter().filter(|(_, entry)| holds(entry)).map(|(vm, _)| *vm).collect()
     }
 
     /// Changes a record; durable when it returns. A change that changes nothing writes nothing
@@ -281,11 +293,8 @@ impl VmTable {
     }
 
     async fn begin(&self) -> Writing {
-        Writing {
-            guard: Arc::clone(&self.writing).lock_owned().await,
-            content: Arc::clone(&self.vms),
-            changes: self.changes.clone(),
-        }
+        let guard = Arc::clone(&self.writing).lock_owned().await;
+        Writing::new(guard, Arc::clone(&self.vms), self.changes.clone())
     }
 
     /// Asks the host about one VM and remembers the answer.
@@ -399,50 +408,6 @@ impl VmTable {
 
     fn changed(&self) {
         self.changes.send_modify(|version| *version += 1);
-    }
-}
-
-/// The right to change the records, one at a time.
-struct Writing {
-    guard: tokio::sync::OwnedMutexGuard<()>,
-    content: Arc<Mutex<BTreeMap<VmUuid, Entry>>>,
-    changes: watch::Sender<u64>,
-}
-
-impl Writing {
-    /// Makes a change on disk and then in memory. It goes on to its end also when its caller does
-    /// not wait for it any more: the two never differ.
-    async fn finish<T, F>(
-        self,
-        change: impl FnOnce(Arc<Mutex<BTreeMap<VmUuid, Entry>>>) -> F,
-    ) -> Result<T, DriverError>
-    where
-        T: Send + 'static,
-        F: Future<Output = Result<T, DriverError>> + Send + 'static,
-    {
-        let Self { guard, content, changes } = self;
-        let change = change(content);
-        let work = async move {
-            let done = change.await;
-            drop(guard);
-            if done.is_ok() {
-                changes.send_modify(|version| *version += 1);
-            }
-            done
-        };
-        let done = tokio::spawn(work).await;
-        done.map_err(|error| DriverError::failed("change a VM record", error))?
-    }
-}
-
-/// It may have been written all the same.
-async fn take_back(records: &dyn VmRecords, vm: VmUuid, why: &DriverError) {
-    if matches!(why, DriverError::Refused { code: Code::VmExists, .. }) {
-        return;
-    }
-    if let Err(error) = records.remove(vm).await {
-        let error = muster_shared::error_chain::Chain(&error).to_string();
-        tracing::error!(vm_uuid = %vm, error, "cannot take back a VM record");
     }
 }
 

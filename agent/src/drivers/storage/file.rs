@@ -28,6 +28,8 @@ use super::{Disk, DiskSnapshot, DiskSpec, Holder, RecordCopy, Storage, Usage, qc
 use crate::drivers::{DriverError, files};
 use crate::host::{Command, SharedExec};
 
+/// The folder of the disks in the storage folder.
+pub const DISKS: &str = "vols";
 /// An empty qcow2 file is written in milliseconds; a disk that hangs this long is broken.
 const CREATE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Space a fresh disk needs, with room to boot; below this no disk is made, bytes.
@@ -76,7 +78,7 @@ impl FileStorage {
     /// The folder could not be made.
     pub async fn open(config: FileStorageConfig, exec: SharedExec) -> Result<Self, DriverError> {
         let at = |name: &str| config.storage_dir.join(name);
-        let (vols, images, copies) = (at("vols"), at("images"), Copies::new(at("records")));
+        let (vols, images, copies) = (at(DISKS), at("images"), Copies::new(at("records")));
         files::make_folder(&vols).await?;
         copies.make().await?;
         let reserve = Reserve::new(&config.data_dir);
@@ -363,7 +365,11 @@ impl Storage for FileStorage {
         self.copies.remove(vm).await
     }
 
-    async fn copies(&self, vm: Option<VmUuid>) -> Result<Vec<RecordCopy>, DriverError> {
+    async fn copied(&self) -> Result<Vec<VmUuid>, DriverError> {
+        self.copies.list().await
+    }
+
+    async fn copy(&self, vm: VmUuid) -> Result<Option<RecordCopy>, DriverError> {
         self.copies.read(vm).await
     }
 

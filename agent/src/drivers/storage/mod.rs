@@ -16,7 +16,7 @@ use muster_shared::wire::Code;
 
 use super::DriverError;
 
-pub use file::{FileStorage, FileStorageConfig};
+pub use file::{DISKS, FileStorage, FileStorageConfig};
 
 /// A disk to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -185,11 +185,18 @@ pub trait Storage: fmt::Debug + Send + Sync + 'static {
     /// It could not be removed.
     async fn remove_copy(&self, vm: VmUuid) -> Result<(), DriverError>;
 
-    /// The copy of one VM, or every copy there is.
+    /// The VMs that have a copy of their record here.
     ///
     /// # Errors
     /// The host could not be read.
-    async fn copies(&self, vm: Option<VmUuid>) -> Result<Vec<RecordCopy>, DriverError>;
+    async fn copied(&self) -> Result<Vec<VmUuid>, DriverError>;
+
+    /// A VM's copy, of at most [`MAX_COPY_BYTES`](crate::vms::MAX_COPY_BYTES): a larger one comes
+    /// empty, as one that can't be read.
+    ///
+    /// # Errors
+    /// The host could not be read.
+    async fn copy(&self, vm: VmUuid) -> Result<Option<RecordCopy>, DriverError>;
 
     /// Every VM for which there are disks.
     ///

@@ -341,13 +341,17 @@ impl Storage for SimStorage {
         self.faults.call("storage.remove_copy", remove).await
     }
 
-    async fn copies(&self, vm: Option<VmUuid>) -> Result<Vec<RecordCopy>, DriverError> {
-        let list = || {
-            let copies = self.pool.copies().into_iter();
-            let copies = copies.filter(|(of, _)| vm.is_none_or(|vm| vm == *of));
-            Ok(copies.map(|(vm, content)| RecordCopy { vm, content }).collect())
+    async fn copied(&self) -> Result<Vec<VmUuid>, DriverError> {
+        let list = || Ok(self.pool.0.lock().copies.keys().copied().collect());
+        self.faults.call("storage.copied", list).await
+    }
+
+    async fn copy(&self, vm: VmUuid) -> Result<Option<RecordCopy>, DriverError> {
+        let read = || {
+            let content = self.pool.0.lock().copies.get(&vm).cloned();
+            Ok(content.map(|content| RecordCopy { vm, content }))
         };
-        self.faults.call("storage.copies", list).await
+        self.faults.call("storage.copy", read).await
     }
 
     async fn holders(&self) -> Result<Vec<Holder>, DriverError> {

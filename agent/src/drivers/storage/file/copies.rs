@@ -40,21 +40,18 @@ impl Copies {
         files::sync_folder(&self.folder).await
     }
 
-    /// That of one VM, or all.
-    pub(super) async fn read(&self, vm: Option<VmUuid>) -> Result<Vec<RecordCopy>, DriverError> {
-        let paths = match vm {
-            Some(vm) => vec![self.path(vm)],
-            None => files::list(&self.folder).await?,
+    /// The VMs that have one.
+    pub(super) async fn list(&self) -> Result<Vec<VmUuid>, DriverError> {
+        let vm_of = |path: &PathBuf| {
+            let stem = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".json"))?;
+            stem.parse::<VmUuid>().ok()
         };
-        let mut copies = Vec::new();
-        for path in paths {
-            let stem = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".json"));
-            let Some(vm) = stem.and_then(|stem| stem.parse::<VmUuid>().ok()) else { continue };
-            if let Some(content) = bounded(&path).await? {
-                copies.push(RecordCopy { vm, content });
-            }
-        }
-        Ok(copies)
+        Ok(files::list(&self.folder).await?.iter().filter_map(vm_of).collect())
+    }
+
+    pub(super) async fn read(&self, vm: VmUuid) -> Result<Option<RecordCopy>, DriverError> {
+        let content = bounded(&self.path(vm)).await?;
+        Ok(content.map(|content| RecordCopy { vm, content }))
     }
 }
 
@@ -82,14 +79,16 @@ mod tests {
         copies.put(vm, b"old").await.unwrap();
         copies.put(vm, b"new").await.unwrap();
         std::fs::write(folder.path().join("records/notes.txt"), "x").unwrap();
-        assert_eq!(copies.read(None).await.unwrap(), [RecordCopy { vm, content: b"new".to_vec() }]);
+        assert_eq!(copies.list().await.unwrap(), [vm]);
+        let new = RecordCopy { vm, content: b"new".to_vec() };
+        assert_eq!(copies.read(vm).await.unwrap(), Some(new));
         let large = std::fs::File::create(copies.path(vm)).unwrap();
         large.set_len(u64::try_from(MAX_COPY_BYTES).unwrap() + 1).unwrap();
-        assert_eq!(copies.read(None).await.unwrap(), [RecordCopy { vm, content: Vec::new() }]);
-        assert_eq!(copies.read(Some(vm)).await.unwrap().len(), 1);
+        let refused = RecordCopy { vm, content: Vec::new() };
+        assert_eq!(copies.read(vm).await.unwrap(), Some(refused));
         copies.remove(vm).await.unwrap();
         copies.remove(vm).await.unwrap();
-        assert_eq!(copies.read(Some(vm)).await.unwrap(), []);
-        assert_eq!(copies.read(None).await.unwrap(), []);
+        assert_eq!(copies.read(vm).await.unwrap(), None);
+        assert_eq!(copies.list().await.unwrap(), []);
     }
 }
