@@ -14,8 +14,9 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use utoipa::ToSchema;
 
-use crate::drivers::compute::qemu::{Choice, MAX_RUN_DIR_BYTES, UserNetwork};
+use crate::drivers::compute::qemu::{Choice, MAX_RUN_DIR_BYTES};
 use crate::drivers::host::HostActions;
+use crate::drivers::network::UserNetwork;
 use crate::report::identity::{self, ByteOrder};
 use crate::report::sysinfo::CN_AGENT_VERSION;
 use crate::tasks::HANDLERS;

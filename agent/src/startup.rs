@@ -16,8 +16,9 @@ use url::Url;
 
 use crate::config::{Config, StorageKind};
 use crate::drivers::cluster::Cluster;
-use crate::drivers::compute::qemu::{Qemu, QemuConfig};
+use crate::drivers::compute::qemu::{Qemu, QemuConfig, isolation};
 use crate::drivers::images::{FileImages, FileImagesConfig};
+use crate::drivers::network::UserNetworks;
 use crate::drivers::node::{Document, FileDocuments};
 use crate::drivers::settings::FileSettings;
 use crate::drivers::storage::{DISKS, FileStorage, FileStorageConfig};
@@ -200,13 +201,15 @@ async fn drivers(
         run_dir: folders.run.clone(),
         accel: config.compute.accel,
         prefix: config.instance.clone(),
-        user_network: config.compute.user_network,
         cgroup_parent: config.compute.cgroup_parent.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
     };
     let compute = Arc::new(
         Qemu::open(qemu, exec.clone(), clock.clone()).await.context("open the compute driver")?,
     );
+    let (wanted, uids) = (config.compute.user_network, isolation::guest_uids());
+    let networks = UserNetworks::open(wanted, &config.instance, uids, exec.as_ref()).await;
+    let networks = Arc::new(networks);
     let StorageKind::File = config.storage;
     let storage = FileStorageConfig {
         storage_dir: folders.storage.clone(),
@@ -245,8 +248,8 @@ async fn drivers(
     let records =
         CopiedRecords::new(Arc::new(records), storage.clone(), server_uuid, cluster.clone());
     let vms = Arc::new(VmTable::new(Arc::new(records), clock.clone(), node));
-    let facts =
-        LinuxFacts::new(sysinfo(config, folders, listen, agent), exec.clone(), compute.clone());
+    let sysinfo = sysinfo(config, folders, listen, agent);
+    let facts = LinuxFacts::new(sysinfo, exec.clone(), compute.clone(), networks.clone());
     let report = Arc::new(Reporter::new(ReporterParts {
         clock: clock.clone(),
         facts: Arc::new(facts),
@@ -256,6 +259,7 @@ async fn drivers(
     }));
     Ok(Arc::new(Drivers {
         compute,
+        networks,
         storage,
         images: Arc::new(images),
         host: host::open(

@@ -1,4 +1,4 @@
-//! The doors to the host: compute, storage, images, VM records, host actions.
+//! The doors to the host: compute, networks, storage, images, VM records, host actions.
 //!
 //! Each class is a small trait in its own folder with a real implementation and a simulated one
 //! that can inject faults. [`Drivers`] is what task steps get.
@@ -9,6 +9,7 @@ pub mod faults;
 pub mod files;
 pub mod host;
 pub mod images;
+pub mod network;
 pub mod node;
 pub mod settings;
 pub mod storage;
@@ -34,6 +35,8 @@ pub struct Drivers {
     pub entropy: SharedEntropy,
     /// Runs VMs.
     pub compute: Arc<dyn compute::Compute>,
+    /// Connects NICs.
+    pub networks: Arc<dyn network::Networks>,
     /// Holds disks.
     pub storage: Arc<dyn storage::Storage>,
     /// Holds images.

@@ -281,7 +281,7 @@ mod tests {
         let Bench { reporter, guests, .. } = bench();
         let vm = record(1);
         reporter.parts.vms.create(vm.clone()).await.unwrap();
-        reporter.parts.compute.start(&vm, &[]).await.unwrap();
+        reporter.parts.compute.start(&vm, &[], &[]).await.unwrap();
         assert_eq!(reporter.sample().await.unwrap().vms[&vm.uuid].vm.zone_state, "running");
         guests.exit(vm.uuid, 0);
         let after = reporter.sample().await.unwrap();

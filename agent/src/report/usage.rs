@@ -245,7 +245,7 @@ mod tests {
         let vms = Arc::new(VmTable::new(records, clock.clone(), Node::default()));
         for number in 0..count {
             vms.create(record(number)).await.unwrap();
-            sim.start(&record(number), &[]).await.unwrap();
+            sim.start(&record(number), &[], &[]).await.unwrap();
         }
         vms.observe_all(&sim).await;
         let (hangs, asked) = (AtomicBool::new(false), AtomicU64::new(0));

@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 use super::{Params, Queue, TaskContext, TaskFailure};
 use crate::drivers::DriverError;
 use crate::drivers::compute::GuestSignal;
+use crate::drivers::network::Nic;
 use crate::drivers::storage::Disk;
 use crate::vms::restart::{Power, Restarts};
 use crate::vms::{self, VmRecord, payload};
@@ -235,7 +236,10 @@ pub(super) async fn start(
     let disks = disks(ctx, operation, &record).await?;
     let machine_type = drivers.compute.machine_type(&record);
     let record = drivers.vms.update(vm, |record| record.machine_type = machine_type).await?;
-    drivers.compute.start(&for_guest(record), &disks).await.map_err(failed(operation))?;
+    let failed = failed(operation);
+    let nics = Nic::all(&record).map_err(&failed)?;
+    let nics = drivers.networks.attach(vm, &nics).await.map_err(&failed)?;
+    drivers.compute.start(&for_guest(record), &disks, &nics).await.map_err(&failed)?;
     let boot_id = drivers.vms.boot_id().to_owned();
     let started = |record: &mut VmRecord| {
         record.boot_id = Some(boot_id);
@@ -313,9 +317,21 @@ pub(super) async fn stop(
             return Err(refuse(Code::VmNotStopped, text));
         }
     }
-    compute.cleanup(vm, false).await.map_err(&failed)?;
+    clean_up(ctx, operation, vm, false).await?;
     runs(ctx, vm).await?;
     Ok(())
+}
+
+/// Removes what a stopped VM left outside storage: what the hypervisor had, its logs as well with
+/// `purge`, and the host's side of its NICs.
+pub(super) async fn clean_up(
+    ctx: &TaskContext,
+    operation: &'static str,
+    vm: VmUuid,
+    purge: bool,
+) -> Result<(), TaskFailure> {
+    ctx.drivers.compute.cleanup(vm, purge).await.map_err(failed(operation))?;
+    ctx.drivers.networks.detach(vm).await.map_err(failed(operation))
 }
 
 fn may_be_booting(ctx: &TaskContext, vm: VmUuid) -> bool {

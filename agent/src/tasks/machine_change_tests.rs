@@ -444,6 +444,7 @@ async fn a_script_runs_once_and_only_where_it_may() {
             clock: base.clock.clone(),
             entropy: base.entropy.clone(),
             compute: base.compute.clone(),
+            networks: base.networks.clone(),
             storage: base.storage.clone(),
             images: base.images.clone(),
             host,

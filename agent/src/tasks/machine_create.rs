@@ -14,6 +14,7 @@ use sha2::{Digest as _, Sha256};
 use super::machine::{self, failed, refuse};
 use super::{Handler, Kind, Lock, OnFailure, Params, Plan, Queue, Step, TaskContext, TaskFailure};
 use crate::drivers::compute::GuestSignal;
+use crate::drivers::network;
 use crate::drivers::storage::DiskSpec;
 use crate::vms::{self, StorageState, VmRecord, payload};
 
@@ -172,9 +173,7 @@ impl Step for CreateStep {
             Part::Boot => job.kill(ctx).await,
             Part::Reserve if job.keep_failed => job.keep(ctx).await,
             _ if job.keep_failed => Ok(()),
-            Part::Config => {
-                ctx.drivers.compute.cleanup(job.vm, true).await.map_err(failed(OPERATION))
-            }
+            Part::Config => machine::clean_up(ctx, OPERATION, job.vm, true).await,
             Part::Storage => job.undo_storage(ctx, &record).await,
             Part::Reserve => job.release(ctx).await,
             _ => Ok(()),
@@ -240,6 +239,7 @@ impl Job {
                         guest, which this agent does not have";
             return Err(refuse(Code::NotSupported, text));
         }
+        network::check(&self.properties)?;
         drivers.vms.check_macs(self.vm, &self.properties)?;
         // Left by something that has no record: not ours to take over.
         if drivers.compute.observe(self.vm).await?.is_running() {
@@ -373,7 +373,7 @@ impl Job {
             let text = format!("{OPERATION} error: the process of VM {} does not end", self.vm);
             return Err(refuse(Code::VmNotStopped, text));
         }
-        compute.cleanup(self.vm, false).await.map_err(failed(OPERATION))?;
+        machine::clean_up(ctx, OPERATION, self.vm, false).await?;
         machine::runs(ctx, self.vm).await?;
         Ok(())
     }

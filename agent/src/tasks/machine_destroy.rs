@@ -125,9 +125,7 @@ impl Step for DestroyStep {
             Part::Stop => self.stop(ctx).await,
             Part::Archive => self.archive(ctx).await,
             Part::Storage => self.storage(ctx).await,
-            Part::Cleanup => {
-                ctx.drivers.compute.cleanup(self.vm, true).await.map_err(failed(OPERATION))
-            }
+            Part::Cleanup => machine::clean_up(ctx, OPERATION, self.vm, true).await,
             Part::Forget => ctx.drivers.vms.remove(self.vm).await.map_err(failed(OPERATION)),
         }
     }

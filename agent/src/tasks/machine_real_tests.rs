@@ -14,10 +14,11 @@ use super::{Params, TaskContext, TaskFailure};
 use crate::drivers::Drivers;
 use crate::drivers::cluster::Cluster;
 use crate::drivers::compute::qemu::probe::Choice;
-use crate::drivers::compute::qemu::{Qemu, QemuConfig, UserNetwork};
+use crate::drivers::compute::qemu::{Qemu, QemuConfig};
 use crate::drivers::faults::Faults;
 use crate::drivers::host::refuse::RefuseHost;
 use crate::drivers::images::sim::{SimImages, SimRepository};
+use crate::drivers::network::UserNetworks;
 use crate::drivers::node::{NodeDocuments, SimDocuments};
 use crate::drivers::settings::FileSettings;
 use crate::drivers::storage::sim::{SimImage, SimPool};
@@ -64,7 +65,6 @@ impl RealNode {
             run_dir: self.path("run"),
             accel: Choice::Tcg,
             prefix: "muster-test".to_owned(),
-            user_network: UserNetwork::Restricted,
             cgroup_parent: String::new(),
             version: "0.0.0".to_owned(),
         };
@@ -104,6 +104,7 @@ impl RealNode {
             clock,
             entropy,
             compute,
+            networks: Arc::new(UserNetworks::restricted()),
             storage,
             images,
             host,

@@ -96,7 +96,7 @@ mod tests {
         drivers.vms.create(record.clone()).await.unwrap();
         let stopped = run(&take(&params), "machine_screenshot", false).await.unwrap_err();
         assert_eq!(stopped.code, "VmNotRunning");
-        drivers.compute.start(&record, &[]).await.unwrap();
+        drivers.compute.start(&record, &[], &[]).await.unwrap();
         let blind = run(&take(&params), "machine_screenshot", false).await.unwrap_err();
         assert_eq!(blind.code, "NotSupported");
 

@@ -24,6 +24,7 @@ use crate::drivers::compute::sim::{SimCompute, SimGuests};
 use crate::drivers::faults::{Fault, Faults};
 use crate::drivers::host::sim::SimHost;
 use crate::drivers::images::sim::{SimImages, SimRepository};
+use crate::drivers::network::sim::{SimHolders, SimNetworks};
 use crate::drivers::node::{NodeDocuments, SimDocuments};
 use crate::drivers::settings::sim::SimSettings;
 use crate::drivers::storage::sim::{SimImage, SimPool, SimStorage};
@@ -47,6 +48,7 @@ impl EventSink for NoEvents {
 pub(crate) struct Host {
     pub(crate) guests: SimGuests,
     pub(crate) pool: SimPool,
+    pub(crate) networks: SimHolders,
     pub(crate) records: SimVmRecords,
     pub(crate) documents: SimDocuments,
     pub(super) faults: Faults,
@@ -60,6 +62,7 @@ impl Host {
         Self {
             guests: SimGuests::default(),
             pool: SimPool::default(),
+            networks: SimHolders::default(),
             records: SimVmRecords::new(faults.clone()),
             documents: SimDocuments::default(),
             faults,
@@ -99,6 +102,7 @@ impl Host {
             node,
             entropy: Arc::new(SeededEntropy::new(1)),
             compute,
+            networks: Arc::new(SimNetworks::new(self.networks.clone(), faults())),
             storage,
             images: Arc::new(SimImages::new(self.pool.clone(), repository, faults())),
             settings: Arc::new(SimSettings::new(faults())),
@@ -145,13 +149,14 @@ impl Host {
         }
     }
 
-    /// Everything that must not be left behind: disks, processes, records, other files.
+    /// Everything that must not be left behind: disks, processes, records, other files, NICs.
     pub(crate) fn content(&self) -> impl PartialEq + std::fmt::Debug + use<> {
         (
             self.pool.disks(),
             self.guests.running(),
             self.records.records().into_keys().collect::<Vec<_>>(),
             self.guests.leftovers(),
+            self.networks.vms(),
         )
     }
 }

@@ -92,9 +92,7 @@ impl Step for Remove {
                 let removed = drivers.storage.destroy_disks(self.vm, None).await;
                 removed.map_err(failed(OPERATION))?;
             }
-            Part::Cleanup => {
-                drivers.compute.cleanup(self.vm, true).await.map_err(failed(OPERATION))?;
-            }
+            Part::Cleanup => machine::clean_up(ctx, OPERATION, self.vm, true).await?,
             Part::Copy => {
                 // Last: until then it tells whose the rest was.
                 drivers.storage.remove_copy(self.vm).await.map_err(failed(OPERATION))?;

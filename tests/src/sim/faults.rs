@@ -13,13 +13,14 @@ use super::net::Way;
 use super::store::Mood;
 
 /// Calls of simulated drivers that may fail: those that make something.
-const FALLIBLE: [&str; 6] = [
+const FALLIBLE: [&str; 7] = [
     "storage.create_disk",
     "storage.create_snapshot",
     "storage.stash_disk",
     "compute.prepare",
     "compute.start",
     "images.install",
+    "networks.attach",
 ];
 /// Shortest time after which something is mended.
 const SOON: Duration = Duration::from_millis(50);

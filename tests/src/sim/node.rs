@@ -13,6 +13,7 @@ use muster_agent::drivers::compute::sim::{SimCompute, SimGuests};
 use muster_agent::drivers::faults::Faults;
 use muster_agent::drivers::host::sim::{HostLog, SimHost};
 use muster_agent::drivers::images::sim::{SimImages, SimRepository};
+use muster_agent::drivers::network::sim::{SimHolders, SimNetworks};
 use muster_agent::drivers::node::SimDocuments;
 use muster_agent::drivers::settings::sim::SimSettings;
 use muster_agent::drivers::storage::sim::{SimPool, SimStorage};
@@ -135,6 +136,8 @@ pub struct AgentNode {
     pub guests: SimGuests,
     /// Its disks and images.
     pub pool: SimPool,
+    /// VMs with NICs on the host.
+    pub networks: SimHolders,
     /// Its VM records.
     pub records: SimVmRecords,
     /// What was done to the host.
@@ -187,6 +190,7 @@ impl AgentNode {
             server: uuid::Uuid::from_u128(id).into(),
             guests: SimGuests::default(),
             pool: SimPool::default(),
+            networks: SimHolders::default(),
             records: SimVmRecords::new(faults.clone()),
             log: HostLog::default(),
             settings: SimSettings::new(faults.clone()),
@@ -260,6 +264,7 @@ impl AgentNode {
             clock: clock.clone(),
             entropy: entropy.clone(),
             compute,
+            networks: Arc::new(SimNetworks::new(self.networks.clone(), faults())),
             storage,
             images: Arc::new(images),
             node: documents,

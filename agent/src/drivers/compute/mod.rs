@@ -21,6 +21,7 @@ pub use display::{GuestDisplay, MAX_PICTURE_BYTES, Picture};
 pub use facts::GuestFacts;
 
 use super::DriverError;
+use crate::drivers::network::Attached;
 use crate::drivers::storage::Disk;
 use crate::vms::VmRecord;
 
@@ -201,7 +202,12 @@ pub trait Compute: GuestFacts + GuestDisplay {
     /// # Errors
     /// `HvmNotSupported` when no accelerator passed its probe; a failure carries what the
     /// hypervisor printed. Nothing is left running then.
-    async fn start(&self, vm: &VmRecord, disks: &[Disk]) -> Result<(), DriverError>;
+    async fn start(
+        &self,
+        vm: &VmRecord,
+        disks: &[Disk],
+        nics: &[Attached],
+    ) -> Result<(), DriverError>;
 
     /// Puts a running VM under the limits of its record, as far as this host can enforce any; `start`
     /// does so as well. Nothing is done about a VM that does not run.

@@ -21,6 +21,7 @@ use super::{
 };
 use crate::drivers::DriverError;
 use crate::drivers::faults::Faults;
+use crate::drivers::network::Attached;
 use crate::drivers::storage::Disk;
 use crate::vms::VmRecord;
 
@@ -273,7 +274,12 @@ impl Compute for SimCompute {
         self.faults.call("compute.prepare", prepare).await
     }
 
-    async fn start(&self, vm: &VmRecord, _disks: &[Disk]) -> Result<(), DriverError> {
+    async fn start(
+        &self,
+        vm: &VmRecord,
+        _disks: &[Disk],
+        _nics: &[Attached],
+    ) -> Result<(), DriverError> {
         let start = || {
             self.launch(vm);
             Ok(())

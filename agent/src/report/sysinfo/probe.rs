@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use super::Keys;
 use crate::drivers::compute::Compute;
+use crate::drivers::network::Networks;
 use crate::drivers::{DriverError, files};
 use crate::host::{Command, SharedExec};
 use crate::report::setup;
@@ -90,8 +91,13 @@ pub struct LinuxFacts {
 impl LinuxFacts {
     /// Reads through files and `exec`.
     #[must_use]
-    pub fn new(config: SysinfoConfig, exec: SharedExec, compute: Arc<dyn Compute>) -> Self {
-        Self { probe: Probe { config, exec, compute } }
+    pub fn new(
+        config: SysinfoConfig,
+        exec: SharedExec,
+        compute: Arc<dyn Compute>,
+        networks: Arc<dyn Networks>,
+    ) -> Self {
+        Self { probe: Probe { config, exec, compute, networks } }
     }
 }
 
@@ -101,6 +107,7 @@ pub(super) struct Probe {
     pub(super) config: SysinfoConfig,
     pub(super) exec: SharedExec,
     pub(super) compute: Arc<dyn Compute>,
+    pub(super) networks: Arc<dyn Networks>,
 }
 
 impl Probe {

@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use super::{LinuxFacts, SysinfoConfig};
 use crate::drivers::compute::sim::{SimCompute, SimGuests};
 use crate::drivers::faults::Faults;
+use crate::drivers::network::UserNetworks;
 use crate::drivers::storage::{FileStorage, FileStorageConfig};
 use crate::host::{FakeExec, SharedExec, SystemExec};
 use crate::link::feed::Feed as _;
@@ -39,7 +40,8 @@ impl Bench {
         let data_dir = self.folder.path().to_owned();
         let mut config = SysinfoConfig::new(SERVER.parse().unwrap(), uuid::Uuid::nil(), data_dir);
         change(&mut config);
-        LinuxFacts::new(config, exec, self.compute())
+        let networks = Arc::new(UserNetworks::restricted());
+        LinuxFacts::new(config, exec, self.compute(), networks)
     }
 
     async fn reporter(&self, facts: Arc<dyn Facts>) -> Reporter {

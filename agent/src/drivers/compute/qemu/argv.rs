@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 use super::boot::{BootOrder, disk_place, is_cdrom};
 use super::firmware::VmFirmware;
 use super::folder::GuestFolder;
-use super::isolation::Confinement;
 use super::probe::Accelerator;
 use crate::drivers::DriverError;
+use crate::drivers::network::{Attached, Backend, Forward, NicModel};
 use crate::drivers::storage::Disk;
 use crate::vms::VmRecord;
 
@@ -44,7 +44,9 @@ pub(super) struct Input<'a> {
     pub(super) folder: &'a GuestFolder,
     /// UEFI; else BIOS.
     pub(super) firmware: Option<VmFirmware>,
-    pub(super) confinement: Confinement,
+    pub(super) nics: &'a [Attached],
+    /// The user that the process becomes; `None`: it stays the agent's.
+    pub(super) uid: Option<u32>,
 }
 
 #[derive(Debug, Default)]
@@ -74,7 +76,7 @@ pub(super) fn build(input: &Input<'_>) -> Result<Vec<String>, DriverError> {
         args.flag(flag);
     }
     args.pair("-display", "none");
-    match input.confinement.uid {
+    match input.uid {
         Some(uid) => {
             // It becomes that user itself, once its files and sockets are open, so the calls for it
             // can't be denied. Afterwards it has no rights that they could raise.
@@ -89,7 +91,7 @@ pub(super) fn build(input: &Input<'_>) -> Result<Vec<String>, DriverError> {
     identity(&mut args, input);
     control(&mut args, input);
     disks(&mut args, input)?;
-    nics(&mut args, input)?;
+    nics(&mut args, input);
     Ok(args.0)
 }
 
@@ -252,70 +254,31 @@ fn ide(vm: &VmRecord, kind: &str, port: usize) -> String {
     }
 }
 
-fn nics(args: &mut Args, input: &Input<'_>) -> Result<(), DriverError> {
-    let vm = input.vm;
-    for (index, nic) in vm.list("nics").iter().enumerate() {
-        let forwards = if index == 0 { hostfwd(vm)? } else { Vec::new() };
-        let forwards: String =
-            forwards.iter().map(|forward| format!(",hostfwd={forward}")).collect();
-        let restrict = if input.confinement.restricted { ",restrict=on" } else { "" };
-        args.pair("-netdev", format!("user,id=net{index}{restrict}{forwards}"));
-        let device = match nic["model"].as_str() {
-            Some("e1000") => "e1000",
-            Some("rtl8139") => "rtl8139",
-            _ => "virtio-net-pci",
+fn nics(args: &mut Args, input: &Input<'_>) {
+    for Attached { nic, backend } in input.nics {
+        let index = nic.index;
+        let netdev = match backend {
+            Backend::User { restricted } => {
+                let restrict = if *restricted { ",restrict=on" } else { "" };
+                let forward = |forward: &Forward| format!(",hostfwd={forward}");
+                let forwards: String = nic.forwards.iter().map(forward).collect();
+                format!("user,id=net{index}{restrict}{forwards}")
+            }
         };
-        let mac = nic["mac"].as_str().unwrap_or_default();
+        args.pair("-netdev", netdev);
+        let device = match nic.model {
+            NicModel::E1000 => "e1000",
+            NicModel::Rtl8139 => "rtl8139",
+            NicModel::Virtio => "virtio-net-pci",
+        };
         // Without its boot ROM a card that is not booted from delays nothing.
-        let boot = match boot_index(vm, 'n', index) {
+        let boot = match boot_index(input.vm, 'n', index) {
             Some(boot) => format!(",bootindex={boot}"),
             None => ",romfile=".to_owned(),
         };
+        let mac = &nic.mac;
         args.pair("-device", format!("{device},netdev=net{index},mac={mac},id=nic{index}{boot}"));
     }
-    Ok(())
-}
-
-/// Ports of the host that lead to the guest: `tcp:127.0.0.1:2222-:22`, a list or separated by
-/// commas.
-fn hostfwd(vm: &VmRecord) -> Result<Vec<String>, DriverError> {
-    let wanted = match vm.internal_metadata("muster:hostfwd") {
-        None => return Ok(Vec::new()),
-        Some(Value::String(text)) => text,
-        Some(other) => return Err(bad_forward(&other.to_string())),
-    };
-    let forwards = wanted.split(',').map(str::trim).filter(|forward| !forward.is_empty());
-    forwards
-        .map(
-            |forward| {
-                if is_forward(forward) { Ok(forward.to_owned()) } else { Err(bad_forward(forward)) }
-            },
-        )
-        .collect()
-}
-
-fn bad_forward(forward: &str) -> DriverError {
-    let text = format!(
-        "internal_metadata[\"muster:hostfwd\"]: {forward:?} is not of the form \
-         tcp:127.0.0.1:2222-:22"
-    );
-    DriverError::refused(Code::InvalidParameters, text)
-}
-
-fn is_forward(forward: &str) -> bool {
-    let end = |end: &str| {
-        let (address, port) = end.rsplit_once(':')?;
-        let address = address.is_empty() || address.parse::<std::net::Ipv4Addr>().is_ok();
-        (address && port.parse::<u16>().is_ok()).then_some(())
-    };
-    let parsed = || {
-        let (protocol, ends) = forward.split_once(':')?;
-        let (host, guest) = ends.split_once('-')?;
-        end(host)?;
-        end(guest)?;
-        ["tcp", "udp"].contains(&protocol).then_some(())
-    };
-    parsed().is_some()
 }
 
 #[cfg(test)]
@@ -323,6 +286,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::drivers::network::Nic;
     use crate::vms::payload;
     use crate::vms::sim::record;
 
@@ -343,6 +307,9 @@ mod tests {
 
     fn argv(vm: &VmRecord, disks: &[Disk], accelerator: Accelerator) -> Result<String, String> {
         let folder = GuestFolder::new(Path::new("/run/muster"), Path::new("/data"), vm.uuid);
+        let backend = Backend::User { restricted: accelerator == Accelerator::Tcg };
+        let nics = Nic::all(vm).map_err(|error| error.to_string())?.into_iter();
+        let nics: Vec<_> = nics.map(|nic| Attached { nic, backend: backend.clone() }).collect();
         let input = Input {
             binary: "qemu-system-x86_64",
             accelerator,
@@ -351,10 +318,8 @@ mod tests {
             disks,
             folder: &folder,
             firmware: None,
-            confinement: match accelerator {
-                Accelerator::Kvm => Confinement { uid: Some(1_900_000_007), restricted: false },
-                Accelerator::Tcg => Confinement { uid: None, restricted: true },
-            },
+            nics: &nics,
+            uid: (accelerator == Accelerator::Kvm).then_some(1_900_000_007),
         };
         let args = build(&input).map_err(|error| error.to_string())?;
         let mut text = String::new();
@@ -399,13 +364,6 @@ mod tests {
 
     #[test]
     fn forwards_are_checked() {
-        for good in ["tcp:127.0.0.1:2222-:22", "udp::53-10.0.2.15:53"] {
-            assert!(is_forward(good), "{good}");
-        }
-        for bad in ["tcp:127.0.0.1:2222", "tcp:x:1-:2", "unix:1-:2", "tcp::1-:99999", "tcp::1-:2,x"]
-        {
-            assert!(!is_forward(bad), "{bad}");
-        }
         let vm = vm(json!({
             "brand": "kvm", "nics": [{"nic_tag": "admin"}],
             "internal_metadata": {"muster:hostfwd": "tcp::1-:2,guestfwd=x"},

@@ -26,6 +26,7 @@ use super::table::{Follower, Guest, GuestTable, TableConfig, bound_logs};
 use super::{QemuConfig, argv, vnc};
 use crate::drivers::DriverError;
 use crate::drivers::compute::{Activity, Live, Observed, RunningGuest, nocloud, not_running};
+use crate::drivers::network::Attached;
 use crate::drivers::storage::Disk;
 use crate::host::{Detached, Exit, ProcessId, Scope, SharedExec, procfs};
 use crate::vms::VmRecord;
@@ -167,6 +168,7 @@ impl Guests {
         accelerator: Result<Accelerator, DriverError>,
         vm: &VmRecord,
         disks: &[Disk],
+        nics: &[Attached],
     ) -> Result<(), DriverError> {
         let one = Arc::clone(self.starting.lock().entry(vm.uuid).or_default());
         let _one = one.lock().await;
@@ -190,7 +192,8 @@ impl Guests {
             disks,
             folder: &folder,
             firmware: VmFirmware::of(vm, &folder).await?,
-            confinement: self.rules.isolation.confine(&folder).map_err(failed)?,
+            nics,
+            uid: self.rules.isolation.uid_of(&folder).map_err(failed)?,
         };
         let limits = Limits::of(vm, argv::ram_mib(vm));
         self.launch(vm, &folder, argv::build(&input)?, &limits).await

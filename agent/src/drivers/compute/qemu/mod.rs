@@ -37,7 +37,6 @@ use tokio::sync::watch;
 
 use self::guests::{Guests, Rules};
 use self::isolation::Isolation;
-pub use self::isolation::UserNetwork;
 pub use self::leaving::{Leaving, Left};
 use self::limits::Limiter;
 pub use self::probe::Choice;
@@ -49,6 +48,7 @@ use super::{
     SnapshotChange, not_running,
 };
 use crate::drivers::DriverError;
+use crate::drivers::network::Attached;
 use crate::drivers::storage::Disk;
 use crate::host::{SharedExec, procfs};
 use crate::vms::VmRecord;
@@ -75,8 +75,6 @@ pub struct QemuConfig {
     pub accel: Choice,
     /// Prefix of everything host-wide, e.g. `muster`.
     pub prefix: String,
-    /// `compute.user_network`.
-    pub user_network: UserNetwork,
     /// `compute.cgroup_parent`.
     pub cgroup_parent: String,
     /// The agent's release, for SMBIOS.
@@ -121,9 +119,8 @@ impl Qemu {
         if exec.supervisor() == "direct" {
             degraded.push("systemd".to_owned());
         }
-        let (wanted, prefix) = (config.user_network, &config.prefix);
-        let isolation = Isolation::open(wanted, prefix, &config.data_dir, exec.as_ref()).await;
-        degraded.extend(isolation.degraded.iter().cloned());
+        let isolation = Isolation::new(&config.data_dir);
+        degraded.extend(isolation.degraded());
         let limiter = Limiter::open(exec.supervisor(), &config.cgroup_parent, Path::new("/"));
         degraded.extend(limiter.degraded.iter().cloned());
         let run_dir = config.run_dir.clone();
@@ -195,8 +192,13 @@ impl Compute for Qemu {
         self.guests.prepare(vm)
     }
 
-    async fn start(&self, vm: &VmRecord, disks: &[Disk]) -> Result<(), DriverError> {
-        self.guests.start(self.accelerator().await, vm, disks).await
+    async fn start(
+        &self,
+        vm: &VmRecord,
+        disks: &[Disk],
+        nics: &[Attached],
+    ) -> Result<(), DriverError> {
+        self.guests.start(self.accelerator().await, vm, disks, nics).await
     }
 
     async fn limit(&self, vm: &VmRecord) -> Result<(), DriverError> {

@@ -13,6 +13,7 @@ use tokio::io::AsyncReadExt as _;
 use super::processes::Search;
 use super::*;
 use crate::drivers::compute::{Activity, Live};
+use crate::drivers::network::{Backend, Networks as _, Nic, UserNetwork, UserNetworks};
 use crate::host::{ProcessId, SystemExec};
 use crate::vms::payload;
 use crate::vms::sim::record;
@@ -22,7 +23,7 @@ const SOON: Duration = Duration::from_secs(30);
 /// A driver in a folder of its own; ends its guests when dropped, also after a failed assertion.
 struct Bench {
     folder: tempfile::TempDir,
-    network: UserNetwork,
+    restricted: bool,
     vm: VmRecord,
 }
 
@@ -32,7 +33,7 @@ impl Bench {
         let properties = payload::create(&properties).unwrap();
         let folder = tempfile::Builder::new().prefix("mq").tempdir_in("/tmp").unwrap();
         let vm = VmRecord { properties, ..record(0xfeed) };
-        Self { folder, network: UserNetwork::Restricted, vm }
+        Self { folder, restricted: true, vm }
     }
 
     fn small() -> Self {
@@ -53,12 +54,17 @@ impl Bench {
             run_dir: self.folder.path().join("run"),
             accel,
             prefix: "muster-test".to_owned(),
-            user_network: self.network,
             cgroup_parent: String::new(),
             version: "0.0.0".to_owned(),
         };
         let clock = Arc::new(SystemClock::new());
         Qemu::open(config, Arc::new(SystemExec::new()), clock).await.unwrap()
+    }
+
+    fn nics(&self) -> Vec<Attached> {
+        let backend = Backend::User { restricted: self.restricted };
+        let nics = Nic::all(&self.vm).unwrap().into_iter();
+        nics.map(|nic| Attached { nic, backend: backend.clone() }).collect()
     }
 
     fn disks(&self) -> Vec<Disk> {
@@ -101,7 +107,7 @@ async fn a_guest_outlives_its_driver_and_is_adopted() {
     let vm = bench.vm.uuid;
     let qemu = bench.qemu("qemu-system-x86_64").await;
     assert_eq!(qemu.abilities().accel.as_deref(), Some("tcg"));
-    qemu.start(&bench.vm, &bench.disks()).await.unwrap();
+    qemu.start(&bench.vm, &bench.disks(), &bench.nics()).await.unwrap();
     let first = qemu.observe(vm).await.unwrap();
     let process = ProcessId::of(pid(&first)).unwrap().unwrap();
     // A session of its own, and none of our descriptors beyond the standard three.
@@ -110,7 +116,7 @@ async fn a_guest_outlives_its_driver_and_is_adopted() {
 
     let qemu = bench.qemu("qemu-system-x86_64").await;
     assert_eq!(running(&qemu).await, [vm]);
-    qemu.start(&bench.vm, &bench.disks()).await.unwrap();
+    qemu.start(&bench.vm, &bench.disks(), &bench.nics()).await.unwrap();
     assert_eq!(qemu.observe(vm).await.unwrap(), first);
 
     // An agent that died before it noted the pid.
@@ -137,7 +143,7 @@ async fn a_guest_whose_run_folder_is_lost_still_runs_and_can_be_ended() {
     let bench = Bench::small();
     let vm = bench.vm.uuid;
     let qemu = bench.qemu("qemu-system-x86_64").await;
-    qemu.start(&bench.vm, &bench.disks()).await.unwrap();
+    qemu.start(&bench.vm, &bench.disks(), &bench.nics()).await.unwrap();
     let first = qemu.observe(vm).await.unwrap();
     drop(qemu);
     std::fs::remove_dir_all(bench.folder.path().join("run/vm")).unwrap();
@@ -187,7 +193,7 @@ async fn a_process_of_another_user_is_no_guest() {
 
     let qemu = bench.qemu("qemu-system-x86_64").await;
     assert_eq!(running(&qemu).await, []);
-    qemu.start(&bench.vm, &bench.disks()).await.unwrap();
+    qemu.start(&bench.vm, &bench.disks(), &bench.nics()).await.unwrap();
     assert_ne!(pid(&qemu.observe(vm).await.unwrap()), impostor.0.id());
 }
 
@@ -212,7 +218,7 @@ async fn what_a_guests_cpus_do_is_told_at_once() {
     let bench = Bench::small();
     let vm = bench.vm.uuid;
     let qemu = bench.qemu("qemu-system-x86_64").await;
-    qemu.start(&bench.vm, &bench.disks()).await.unwrap();
+    qemu.start(&bench.vm, &bench.disks(), &bench.nics()).await.unwrap();
     let fresh = qemu.observe(vm).await.unwrap().live().unwrap().clone();
     assert_eq!((fresh.activity, fresh.reboots), (Activity::Running, 0));
     assert_eq!(fresh.booted_at_ms, fresh.started_at_ms);
@@ -253,7 +259,7 @@ async fn the_hypervisor_is_controlled() {
     let vm = bench.vm.uuid;
     let qemu = bench.qemu("qemu-system-x86_64").await;
     assert!(qemu.signal(vm, GuestSignal::Reset).await.is_err());
-    qemu.start(&bench.vm, &bench.disks()).await.unwrap();
+    qemu.start(&bench.vm, &bench.disks(), &bench.nics()).await.unwrap();
 
     let info = qemu.info(vm, &["all".to_owned()]).await.unwrap();
     let types: Vec<&str> = super::super::INFO_TYPES.to_vec();
@@ -296,13 +302,13 @@ async fn a_hypervisor_that_fails_at_start_leaves_nothing_but_its_reason() {
     let qemu = bench.qemu("qemu-system-x86_64").await;
     let mut disks = bench.disks();
     disks[0].path = Path::new("/nonexistent/disk").to_owned();
-    let error = qemu.start(&bench.vm, &disks).await.unwrap_err();
+    let error = qemu.start(&bench.vm, &disks, &bench.nics()).await.unwrap_err();
     let text = muster_shared::error_chain::Chain(&error).to_string();
     assert!(text.contains("exit code 1") && text.contains("/nonexistent/disk"), "{text}");
     assert!(!qemu.observe(vm).await.unwrap().is_running());
     assert_eq!(running(&qemu).await, []);
     // And it can be started once the reason is gone.
-    qemu.start(&bench.vm, &bench.disks()).await.unwrap();
+    qemu.start(&bench.vm, &bench.disks(), &bench.nics()).await.unwrap();
     qemu.signal(vm, GuestSignal::Kill).await.unwrap();
     assert!(qemu.wait_stopped(vm, SOON).await.unwrap());
 }
@@ -313,7 +319,7 @@ async fn without_a_hypervisor_the_reason_is_told() {
     let qemu = bench.qemu("/nonexistent/qemu").await;
     let abilities = qemu.abilities();
     assert!(!abilities.hvm && abilities.max_vcpus == 0);
-    let error = qemu.start(&bench.vm, &bench.disks()).await.unwrap_err();
+    let error = qemu.start(&bench.vm, &bench.disks(), &bench.nics()).await.unwrap_err();
     assert!(matches!(&error, DriverError::Refused { code: Code::HvmNotSupported, .. }), "{error}");
 }
 
@@ -339,7 +345,7 @@ async fn a_real_guest_comes_up_reads_its_metadata_and_shuts_down() {
     }));
     let vm = bench.vm.uuid;
     let qemu = bench.qemu("qemu-system-x86_64").await;
-    qemu.start(&bench.vm, &guest_disk(&bench)).await.unwrap();
+    qemu.start(&bench.vm, &guest_disk(&bench), &bench.nics()).await.unwrap();
     let mut console = qemu.open(vm, GuestPort::Console).await.unwrap();
     let mut seen = String::new();
     let up = async {
@@ -419,15 +425,17 @@ async fn a_guest_has_a_user_of_its_own_and_does_not_reach_the_hosts_loopback() {
         "nics": [{"nic_tag": "admin", "mac": "02:00:00:00:00:02"}],
         "customer_metadata": {"user-script": script},
     }));
-    bench.network = UserNetwork::Filtered;
+    let (exec, uids) = (SystemExec::new(), isolation::guest_uids());
+    let networks = UserNetworks::open(UserNetwork::Filtered, "muster-test", uids, &exec).await;
+    bench.restricted = false;
     let vm = bench.vm.uuid;
     let qemu = bench.qemu("qemu-system-x86_64").await;
-    let degraded = qemu.abilities().degraded;
+    let degraded = [qemu.abilities().degraded, networks.degraded()].concat();
     assert!(
         !degraded.iter().any(|why| why.contains("lead nowhere") || why.contains("users")),
         "{degraded:?}"
     );
-    qemu.start(&bench.vm, &guest_disk(&bench)).await.unwrap();
+    qemu.start(&bench.vm, &guest_disk(&bench), &bench.nics()).await.unwrap();
     let process = pid(&qemu.observe(vm).await.unwrap());
     let status = procfs::status(process).unwrap().unwrap();
     assert!(isolation::is_guest(status.uid) && status.uid == status.effective_uid, "{status:?}");

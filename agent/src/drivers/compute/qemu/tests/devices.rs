@@ -23,7 +23,7 @@ async fn a_display_asks_for_the_password_that_its_vm_has() {
             "brand": "kvm", "ram": 64, "disks": [{"size": 1}], "vnc_password": password,
         }));
         let qemu = bench.qemu("qemu-system-x86_64").await;
-        qemu.start(&bench.vm, &bench.disks()).await.unwrap();
+        qemu.start(&bench.vm, &bench.disks(), &bench.nics()).await.unwrap();
         assert_eq!(display_asks(&qemu, bench.vm.uuid).await, [asks], "{password:?}");
     }
 }
@@ -35,7 +35,7 @@ async fn a_picture_of_a_guest_is_taken_whoever_its_process_is() {
     let qemu = bench.qemu("qemu-system-x86_64").await;
     let stopped = qemu.screenshot(vm).await.unwrap_err();
     assert!(stopped.to_string().contains("not running"), "{stopped}");
-    qemu.start(&bench.vm, &bench.disks()).await.unwrap();
+    qemu.start(&bench.vm, &bench.disks(), &bench.nics()).await.unwrap();
     for _ in 0..2 {
         let picture = qemu.screenshot(vm).await.unwrap();
         assert!(picture.width >= 320 && picture.height >= 200, "{picture:?}");
@@ -49,7 +49,7 @@ async fn what_a_guest_uses_is_told_by_host_and_hypervisor() {
     let qemu = bench.qemu("qemu-system-x86_64").await;
     assert_eq!(qemu.process_usage(vm).await.unwrap(), None);
     qemu.disk_usage(vm).await.unwrap_err();
-    qemu.start(&bench.vm, &bench.disks()).await.unwrap();
+    qemu.start(&bench.vm, &bench.disks(), &bench.nics()).await.unwrap();
     let first = qemu.process_usage(vm).await.unwrap().unwrap();
     assert!(first.rss_bytes > Some(1 << 20) && first.started_at_ms > 0, "{first:?}");
     // The firmware looks for something to boot: it reads the blank disk.
@@ -68,18 +68,17 @@ async fn what_a_guest_uses_is_told_by_host_and_hypervisor() {
 #[tokio::test]
 async fn a_guest_with_a_cd_starts_and_boots_from_it_once() {
     let image = "6c1a5a44-5b5c-4d4e-9f43-2a1f0e2b7c01";
-    let mut bench = Bench::new(json!({
+    let bench = Bench::new(json!({
         "brand": "kvm", "ram": 64, "boot": "order=c,once=d",
         "disks": [{"size": 1}, {"media": "cdrom", "image_uuid": image}],
     }));
-    bench.network = UserNetwork::Restricted;
     let vm = bench.vm.uuid;
     let mut disks = bench.disks();
     let path = bench.folder.path().join("cd.raw");
     std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
     disks.push(Disk { index: 1, path, ..disks[0].clone() });
     let qemu = bench.qemu("qemu-system-x86_64").await;
-    qemu.start(&bench.vm, &disks).await.unwrap();
+    qemu.start(&bench.vm, &disks, &bench.nics()).await.unwrap();
     let info = qemu.info(vm, &["block".to_owned()]).await.unwrap();
     let of_cd = |device: &&Value| device["qdev"].as_str().is_some_and(|q| q.contains("disk1dev"));
     let cd = info["block"].as_array().unwrap().iter().find(of_cd).cloned().unwrap_or_default();
@@ -95,7 +94,7 @@ async fn a_guest_with_uefi_keeps_its_variables() {
         "brand": "bhyve", "ram": 128, "disks": [{"size": 1}], "bootrom": "uefi",
     }));
     let qemu = bench.qemu("qemu-system-x86_64").await;
-    let started = qemu.start(&bench.vm, &bench.disks()).await;
+    let started = qemu.start(&bench.vm, &bench.disks(), &bench.nics()).await;
     if !qemu.abilities().uefi {
         let refused = started.unwrap_err().to_string();
         assert!(refused.contains("install the package ovmf"), "{refused}");

@@ -1,0 +1,189 @@
+//! Networks: what connects the NICs of VMs with the world outside the hypervisor.
+
+mod forward;
+pub mod sim;
+mod user;
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use async_trait::async_trait;
+use muster_shared::ids::VmUuid;
+use serde_json::{Map, Value};
+
+pub use self::forward::{Forward, forwards};
+pub use self::user::{UserNetwork, UserNetworks};
+use super::DriverError;
+use crate::vms::VmRecord;
+
+/// The card that the guest sees.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NicModel {
+    /// Paravirtual.
+    #[default]
+    Virtio,
+    /// Intel 82540EM.
+    E1000,
+    /// Realtek 8139.
+    Rtl8139,
+}
+
+/// A NIC that a VM is to have, as its record describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nic {
+    /// Its place among those of the VM; 0 is the first.
+    pub index: usize,
+    /// `02:00:00:00:00:01`.
+    pub mac: String,
+    /// The card.
+    pub model: NicModel,
+    /// The network that it is to be in, e.g. `admin`.
+    pub tag: Option<String>,
+    /// Ports of the host that lead to it.
+    pub forwards: Vec<Forward>,
+}
+
+impl Nic {
+    /// The NICs of a VM, in their order.
+    ///
+    /// # Errors
+    /// `InvalidParameters`: its published ports are of no known form.
+    pub fn all(vm: &VmRecord) -> Result<Vec<Self>, DriverError> {
+        let mut published = forwards(&vm.properties)?;
+        let nics = vm.list("nics").iter().enumerate();
+        // Published ports lead to the first one.
+        Ok(nics.map(|(index, nic)| Self::new(index, nic, std::mem::take(&mut published))).collect())
+    }
+
+    fn new(index: usize, nic: &Value, forwards: Vec<Forward>) -> Self {
+        let text = |name: &str| nic.get(name).and_then(Value::as_str);
+        let model = match text("model") {
+            Some("e1000") => NicModel::E1000,
+            Some("rtl8139") => NicModel::Rtl8139,
+            _ => NicModel::Virtio,
+        };
+        let mac = text("mac").unwrap_or_default().to_owned();
+        Self { index, mac, model, tag: text("nic_tag").map(str::to_owned), forwards }
+    }
+}
+
+/// How a NIC is connected on its host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Backend {
+    /// Through the hypervisor's own sockets: nothing is made on the host.
+    User {
+        /// The guest reaches nothing; published ports still lead to it.
+        restricted: bool,
+    },
+}
+
+/// A NIC with its host's side.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attached {
+    /// The NIC.
+    pub nic: Nic,
+    /// Its host's side.
+    pub backend: Backend,
+}
+
+/// Connects NICs.
+#[async_trait]
+pub trait Networks: fmt::Debug + Send + Sync + 'static {
+    /// `user`, `sim`.
+    fn name(&self) -> &'static str;
+
+    /// What this host lacks, for `Muster.degraded`.
+    fn degraded(&self) -> Vec<String>;
+
+    /// Makes the host's side of a VM's NICs, in their order. One that is there stays, one that is no
+    /// longer among them goes.
+    ///
+    /// # Errors
+    /// It can't be made. What was made before the failure is removed by [`Self::detach`].
+    async fn attach(&self, vm: VmUuid, nics: &[Nic]) -> Result<Vec<Attached>, DriverError>;
+
+    /// Removes the host's side of all NICs of a VM that does not run. None is no error.
+    ///
+    /// # Errors
+    /// It can't be removed.
+    async fn detach(&self, vm: VmUuid) -> Result<(), DriverError>;
+
+    /// VMs for which something is on the host, whether or not they have a record.
+    ///
+    /// # Errors
+    /// The host could not be read.
+    async fn holders(&self) -> Result<BTreeSet<VmUuid>, DriverError>;
+}
+
+/// Checks what a VM wants of its networks, before anything of it is made.
+///
+/// # Errors
+/// `InvalidParameters` that names the property.
+pub fn check(properties: &Map<String, Value>) -> Result<(), DriverError> {
+    forwards(properties).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::drivers::faults::{Fault, Faults};
+    use crate::vms::sim::record;
+
+    fn vm() -> VmRecord {
+        let mut vm = record(1);
+        let nics = json!([
+            { "mac": "02:00:00:00:00:01", "nic_tag": "admin" },
+            { "mac": "02:00:00:00:00:02", "model": "e1000" },
+        ]);
+        vm.properties.insert("nics".to_owned(), nics);
+        let metadata = json!({ "muster:hostfwd": "tcp:127.0.0.1:2222-:22" });
+        vm.properties.insert("internal_metadata".to_owned(), metadata);
+        vm
+    }
+
+    /// What each implementation has to do.
+    async fn conforms(networks: &dyn Networks) {
+        let vm = vm();
+        let nics = Nic::all(&vm).unwrap();
+        networks.detach(vm.uuid).await.unwrap();
+        let first = networks.attach(vm.uuid, &nics).await.unwrap();
+        let attached: Vec<_> = first.iter().map(|attached| attached.nic.clone()).collect();
+        assert_eq!(attached, nics);
+        assert_eq!(networks.attach(vm.uuid, &nics).await.unwrap(), first);
+        assert_eq!(networks.attach(vm.uuid, &nics[1..]).await.unwrap().len(), 1);
+        networks.detach(vm.uuid).await.unwrap();
+        networks.detach(vm.uuid).await.unwrap();
+        assert_eq!(networks.holders().await.unwrap(), BTreeSet::new());
+    }
+
+    #[tokio::test]
+    async fn every_implementation_conforms() {
+        conforms(&UserNetworks::restricted()).await;
+        let sim = sim::SimHolders::default();
+        conforms(&sim::SimNetworks::new(sim.clone(), Faults::none())).await;
+        assert!(sim.vms().is_empty());
+    }
+
+    #[tokio::test]
+    async fn what_was_made_before_a_failure_is_told_and_removed() {
+        let (faults, holders) = (Faults::none(), sim::SimHolders::default());
+        let networks = sim::SimNetworks::new(holders.clone(), faults.clone());
+        faults.fail_nth("networks.attach", 1, Fault::after());
+        let vm = vm();
+        networks.attach(vm.uuid, &Nic::all(&vm).unwrap()).await.unwrap_err();
+        assert_eq!(networks.holders().await.unwrap(), BTreeSet::from([vm.uuid]));
+        networks.detach(vm.uuid).await.unwrap();
+        assert!(holders.vms().is_empty());
+    }
+
+    #[test]
+    fn nics_are_read_from_the_record() {
+        let nics = Nic::all(&vm()).unwrap();
+        assert_eq!(nics[0].forwards.len(), 1);
+        assert_eq!((nics[0].tag.as_deref(), nics[0].model), (Some("admin"), NicModel::Virtio));
+        assert_eq!((nics[1].index, nics[1].model), (1, NicModel::E1000));
+        assert!(nics[1].forwards.is_empty());
+    }
+}

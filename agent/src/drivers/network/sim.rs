@@ -1,0 +1,77 @@
+//! Simulated networks: what is on the host outlives the agent.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use muster_shared::ids::VmUuid;
+use parking_lot::Mutex;
+
+use super::{Attached, Backend, Networks, Nic};
+use crate::drivers::DriverError;
+use crate::drivers::faults::Faults;
+
+/// The VMs that have something on the host; clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct SimHolders(Arc<Mutex<BTreeSet<VmUuid>>>);
+
+impl SimHolders {
+    /// Those VMs.
+    #[must_use]
+    pub fn vms(&self) -> BTreeSet<VmUuid> {
+        self.0.lock().clone()
+    }
+}
+
+/// The simulated driver.
+#[derive(Debug)]
+pub struct SimNetworks {
+    holders: SimHolders,
+    faults: Faults,
+}
+
+impl SimNetworks {
+    /// On this host, with these faults.
+    #[must_use]
+    pub fn new(holders: SimHolders, faults: Faults) -> Self {
+        Self { holders, faults }
+    }
+}
+
+#[async_trait]
+impl Networks for SimNetworks {
+    fn name(&self) -> &'static str {
+        "sim"
+    }
+
+    fn degraded(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    async fn attach(&self, vm: VmUuid, nics: &[Nic]) -> Result<Vec<Attached>, DriverError> {
+        let attach = || {
+            let mut holders = self.holders.0.lock();
+            if nics.is_empty() {
+                holders.remove(&vm)
+            } else {
+                holders.insert(vm)
+            };
+            let backend = Backend::User { restricted: false };
+            let attached = |nic: &Nic| Attached { nic: nic.clone(), backend: backend.clone() };
+            Ok(nics.iter().map(attached).collect())
+        };
+        self.faults.call("networks.attach", attach).await
+    }
+
+    async fn detach(&self, vm: VmUuid) -> Result<(), DriverError> {
+        let detach = || {
+            self.holders.0.lock().remove(&vm);
+            Ok(())
+        };
+        self.faults.call("networks.detach", detach).await
+    }
+
+    async fn holders(&self) -> Result<BTreeSet<VmUuid>, DriverError> {
+        self.faults.call("networks.holders", || Ok(self.holders.vms())).await
+    }
+}
