@@ -16,6 +16,7 @@ use url::Url;
 
 use crate::config::{Config, StorageKind};
 use crate::drivers::cluster::Cluster;
+use crate::drivers::compute::Router;
 use crate::drivers::compute::qemu::{Qemu, QemuConfig, isolation};
 use crate::drivers::images::{FileImages, FileImagesConfig};
 use crate::drivers::network::UserNetworks;
@@ -204,9 +205,9 @@ async fn drivers(
         cgroup_parent: config.compute.cgroup_parent.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
     };
-    let compute = Arc::new(
-        Qemu::open(qemu, exec.clone(), clock.clone()).await.context("open the compute driver")?,
-    );
+    let qemu = Qemu::open(qemu, exec.clone(), clock.clone()).await;
+    let qemu = Arc::new(qemu.context("open the compute driver")?);
+    let compute = Arc::new(Router::new(qemu, Vec::new()));
     let (wanted, uids) = (config.compute.user_network, isolation::guest_uids());
     let networks = UserNetworks::open(wanted, &config.instance, uids, exec.as_ref()).await;
     let networks = Arc::new(networks);

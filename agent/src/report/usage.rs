@@ -197,6 +197,7 @@ mod tests {
     use jiff::Timestamp;
     use muster_shared::clock::TokioClock;
     use muster_shared::wire::usage::NetUsage;
+    use serde_json::Value;
 
     use super::*;
     use crate::drivers::DriverError;
@@ -233,6 +234,10 @@ mod tests {
 
         async fn net_usage(&self, vm: VmUuid) -> Result<Option<NetUsage>, DriverError> {
             self.sim.net_usage(vm).await
+        }
+
+        async fn processes(&self, vm: VmUuid) -> Result<Value, DriverError> {
+            self.sim.processes(vm).await
         }
     }
 

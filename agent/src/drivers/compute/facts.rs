@@ -5,6 +5,7 @@ use std::fmt;
 use async_trait::async_trait;
 use muster_shared::ids::VmUuid;
 use muster_shared::wire::usage::{DiskUsage, NetUsage, VmUsage};
+use serde_json::Value;
 
 use crate::drivers::DriverError;
 
@@ -29,4 +30,10 @@ pub trait GuestFacts: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// The host could not be read.
     async fn net_usage(&self, vm: VmUuid) -> Result<Option<NetUsage>, DriverError>;
+
+    /// The processes of a running VM as `machine_proc` tells them, by pid.
+    ///
+    /// # Errors
+    /// `VmNotRunning`.
+    async fn processes(&self, vm: VmUuid) -> Result<Value, DriverError>;
 }

@@ -1,24 +1,27 @@
 //! Compute: the processes that are VMs. They outlive the agent; what runs is always observed.
 
+mod console;
+mod devices;
 mod display;
 mod facts;
 pub mod nocloud;
 pub mod qemu;
+mod router;
 pub mod sim;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
-use serde_json::Value;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 
+pub use console::{CONSOLE_PAST_BYTES, GuestConsole, GuestIo, GuestPort, Logged};
+pub use devices::{GuestDevices, INFO_TYPES, SnapshotChange, check_info_types};
 pub use display::{GuestDisplay, MAX_PICTURE_BYTES, Picture};
 pub use facts::GuestFacts;
+pub use router::Router;
 
 use super::DriverError;
 use crate::drivers::network::Attached;
@@ -118,31 +121,6 @@ impl Observed {
     }
 }
 
-/// A byte stream to a guest device.
-pub trait GuestIo: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> GuestIo for T {}
-
-/// Which device of a guest a byte stream goes to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GuestPort {
-    /// First serial port.
-    Console,
-    /// Display (RFB).
-    Vnc,
-}
-
-/// Most that [`Compute::console_log`] returns, bytes.
-pub const CONSOLE_PAST_BYTES: usize = 16 * 1024;
-
-/// A piece of what a guest printed.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Logged {
-    /// The piece.
-    pub bytes: Bytes,
-    /// Where it ends in the log.
-    pub end: u64,
-}
-
 /// A signal as `machine_kill` maps it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestSignal {
@@ -162,23 +140,16 @@ pub enum GuestSignal {
     Nmi,
 }
 
-/// A change of a snapshot of a running guest's disks.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SnapshotChange {
-    /// Taken of all disks, none of which has it.
-    Create(String),
-    /// Deleted.
-    Delete {
-        /// Its name.
-        name: String,
-        /// The disks that have it.
-        on: Vec<u32>,
-    },
-}
-
-/// Runs VMs of some brands, and tells what they use and show.
+/// Runs VMs of some brands: starts, watches and ends their processes. What else can be done with one
+/// that runs is in traits of their own.
 #[async_trait]
-pub trait Compute: GuestFacts + GuestDisplay {
+pub trait Compute: GuestConsole + GuestDevices + GuestDisplay + GuestFacts {
+    /// The brands whose VMs it runs, e.g. `kvm`.
+    fn brands(&self) -> &[&'static str];
+
+    /// Whether something of a VM is here: its process, or files that it left.
+    fn holds(&self, vm: VmUuid) -> bool;
+
     /// What this driver offers, for sysinfo.
     fn abilities(&self) -> Abilities;
 
@@ -233,45 +204,6 @@ pub trait Compute: GuestFacts + GuestDisplay {
     /// # Errors
     /// The host could not be read.
     async fn wait_stopped(&self, vm: VmUuid, timeout: Duration) -> Result<bool, DriverError>;
-
-    /// Raw answers of the hypervisor by type (`status`, `block`, `vnc`, …; `all`).
-    ///
-    /// # Errors
-    /// `VmNotRunning`; `InvalidParameters` for an unknown type.
-    async fn info(&self, vm: VmUuid, types: &[String]) -> Result<Value, DriverError>;
-
-    /// Changes a snapshot of the disks of a guest that runs: all of them at one moment. False: the
-    /// guest does not hold its disks, so that storage can do it.
-    ///
-    /// # Errors
-    /// The hypervisor refused; nothing was changed by a create.
-    async fn snapshot(
-        &self,
-        vm: VmUuid,
-        disks: &[Disk],
-        change: &SnapshotChange,
-    ) -> Result<bool, DriverError>;
-
-    /// The processes of a running VM as `machine_proc` tells them, by pid.
-    ///
-    /// # Errors
-    /// `VmNotRunning`.
-    async fn processes(&self, vm: VmUuid) -> Result<Value, DriverError>;
-
-    /// Opens a device of a running guest. The serial port takes one client: see
-    /// [`crate::consoles`].
-    ///
-    /// # Errors
-    /// `VmNotRunning`.
-    async fn open(&self, vm: VmUuid, port: GuestPort) -> Result<Box<dyn GuestIo>, DriverError>;
-
-    /// What the guest's latest process printed on its serial port, from a place in the log or from
-    /// its start: the last [`CONSOLE_PAST_BYTES`] of it. A byte is in the log only after it went to
-    /// the port's client.
-    ///
-    /// # Errors
-    /// The log could not be read.
-    async fn console_log(&self, vm: VmUuid, from: Option<u64>) -> Result<Logged, DriverError>;
 
     /// Removes what a stopped VM left outside storage: sockets, metadata disk, logs when `purge`.
     ///
@@ -335,34 +267,4 @@ pub const LIMITED_BY: [&str; 7] = [
 #[must_use]
 pub fn not_running(vm: VmUuid) -> DriverError {
     DriverError::refused(Code::VmNotRunning, format!("VM {vm} is not running"))
-}
-
-/// What [`Compute::info`] can be asked for.
-pub const INFO_TYPES: &[&str] = &[
-    "all",
-    "block",
-    "blockstats",
-    "chardev",
-    "cpus",
-    "kvm",
-    "pci",
-    "spice",
-    "status",
-    "version",
-    "vnc",
-];
-
-/// Checks the types of an info request.
-///
-/// # Errors
-/// `InvalidParameters` that names the unknown type.
-pub fn check_info_types(types: &[String]) -> Result<(), DriverError> {
-    match types.iter().find(|wanted| !INFO_TYPES.contains(&wanted.as_str())) {
-        None => Ok(()),
-        Some(unknown) => {
-            let known = INFO_TYPES.join(", ");
-            let text = format!("types: unknown type {unknown:?}; known are {known}");
-            Err(DriverError::refused(Code::InvalidParameters, text))
-        }
-    }
 }

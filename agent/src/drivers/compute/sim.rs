@@ -16,8 +16,9 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::watch;
 
 use super::{
-    Abilities, Activity, Compute, Ended, GuestDisplay, GuestFacts, GuestIo, GuestPort, GuestSignal,
-    Live, Logged, Observed, Picture, RunningGuest, SnapshotChange, not_running,
+    Abilities, Activity, Compute, Ended, GuestConsole, GuestDevices, GuestDisplay, GuestFacts,
+    GuestIo, GuestPort, GuestSignal, Live, Logged, Observed, Picture, RunningGuest, SnapshotChange,
+    check_info_types, not_running,
 };
 use crate::drivers::DriverError;
 use crate::drivers::faults::Faults;
@@ -153,6 +154,7 @@ pub struct SimCompute {
     guests: SimGuests,
     clock: SharedClock,
     faults: Faults,
+    brands: &'static [&'static str],
 }
 
 impl SimCompute {
@@ -160,7 +162,13 @@ impl SimCompute {
     /// `.open`, `.processes`, `.cleanup`, `.running`, `.disk_usage`.
     #[must_use]
     pub fn new(guests: SimGuests, clock: SharedClock, faults: Faults) -> Self {
-        Self { guests, clock, faults }
+        Self { guests, clock, faults, brands: &["bhyve", "kvm"] }
+    }
+
+    /// Of other brands than hardware VMs have.
+    #[must_use]
+    pub fn for_brands(self, brands: &'static [&'static str]) -> Self {
+        Self { brands, ..self }
     }
 
     fn launch(&self, record: &VmRecord) {
@@ -247,6 +255,15 @@ impl SimCompute {
 
 #[async_trait]
 impl Compute for SimCompute {
+    fn brands(&self) -> &[&'static str] {
+        self.brands
+    }
+
+    fn holds(&self, vm: VmUuid) -> bool {
+        let content = self.guests.content.lock();
+        content.running.contains_key(&vm) || content.prepared.contains(&vm)
+    }
+
     fn abilities(&self) -> Abilities {
         Abilities {
             hvm: true,
@@ -316,54 +333,6 @@ impl Compute for SimCompute {
         Ok(true)
     }
 
-    async fn info(&self, vm: VmUuid, types: &[String]) -> Result<Value, DriverError> {
-        super::check_info_types(types)?;
-        let info = || {
-            let content = self.guests.content.lock();
-            let guest = content.running.get(&vm).ok_or_else(|| not_running(vm))?;
-            let status = if guest.paused { "paused" } else { "running" };
-            Ok(json!({
-                "status": { "status": status, "running": !guest.paused },
-                "vnc": { "host": "127.0.0.1", "port": 5900 + guest.pid % 1000 },
-            }))
-        };
-        self.faults.call("compute.info", info).await
-    }
-
-    async fn open(&self, vm: VmUuid, _port: GuestPort) -> Result<Box<dyn GuestIo>, DriverError> {
-        let open = || if self.look(vm).is_running() { Ok(()) } else { Err(not_running(vm)) };
-        self.faults.call("compute.open", open).await?;
-        let (ours, theirs) = tokio::io::duplex(CONSOLE_BYTES);
-        // Ends when the other half is dropped.
-        drop(tokio::spawn(echo(theirs)));
-        Ok(Box::new(ours))
-    }
-
-    /// Simulated guests keep no log.
-    async fn console_log(&self, _vm: VmUuid, _from: Option<u64>) -> Result<Logged, DriverError> {
-        Ok(Logged::default())
-    }
-
-    /// Simulated guests do not hold their disks.
-    async fn snapshot(
-        &self,
-        _vm: VmUuid,
-        _disks: &[Disk],
-        _change: &SnapshotChange,
-    ) -> Result<bool, DriverError> {
-        Ok(false)
-    }
-
-    async fn processes(&self, vm: VmUuid) -> Result<Value, DriverError> {
-        let list = || {
-            let content = self.guests.content.lock();
-            let guest = content.running.get(&vm).ok_or_else(|| not_running(vm))?;
-            let psinfo = json!({ "pr_pid": guest.pid, "pr_fname": "sim" });
-            Ok(json!({ guest.pid.to_string(): { "psinfo": psinfo } }))
-        };
-        self.faults.call("compute.processes", list).await
-    }
-
     async fn cleanup(&self, vm: VmUuid, purge: bool) -> Result<(), DriverError> {
         let cleanup = || {
             let mut content = self.guests.content.lock();
@@ -388,6 +357,50 @@ impl Compute for SimCompute {
             Ok(content.running.iter().map(guest).collect())
         };
         self.faults.call("compute.running", running).await
+    }
+}
+
+#[async_trait]
+impl GuestConsole for SimCompute {
+    async fn open(&self, vm: VmUuid, _port: GuestPort) -> Result<Box<dyn GuestIo>, DriverError> {
+        let open = || if self.look(vm).is_running() { Ok(()) } else { Err(not_running(vm)) };
+        self.faults.call("compute.open", open).await?;
+        let (ours, theirs) = tokio::io::duplex(CONSOLE_BYTES);
+        // Ends when the other half is dropped.
+        drop(tokio::spawn(echo(theirs)));
+        Ok(Box::new(ours))
+    }
+
+    /// Simulated guests keep no log.
+    async fn console_log(&self, _vm: VmUuid, _from: Option<u64>) -> Result<Logged, DriverError> {
+        Ok(Logged::default())
+    }
+}
+
+#[async_trait]
+impl GuestDevices for SimCompute {
+    async fn info(&self, vm: VmUuid, types: &[String]) -> Result<Value, DriverError> {
+        check_info_types(types)?;
+        let info = || {
+            let content = self.guests.content.lock();
+            let guest = content.running.get(&vm).ok_or_else(|| not_running(vm))?;
+            let status = if guest.paused { "paused" } else { "running" };
+            Ok(json!({
+                "status": { "status": status, "running": !guest.paused },
+                "vnc": { "host": "127.0.0.1", "port": 5900 + guest.pid % 1000 },
+            }))
+        };
+        self.faults.call("compute.info", info).await
+    }
+
+    /// Simulated guests do not hold their disks.
+    async fn snapshot(
+        &self,
+        _vm: VmUuid,
+        _disks: &[Disk],
+        _change: &SnapshotChange,
+    ) -> Result<bool, DriverError> {
+        Ok(false)
     }
 }
 
@@ -431,6 +444,16 @@ impl GuestFacts for SimCompute {
         let received_packets = at_ms.saturating_sub(live.started_at_ms) / 1000;
         let received_bytes = received_packets * 64;
         Ok(Some(NetUsage { at_ms, received_bytes, received_packets, ..NetUsage::default() }))
+    }
+
+    async fn processes(&self, vm: VmUuid) -> Result<Value, DriverError> {
+        let list = || {
+            let content = self.guests.content.lock();
+            let guest = content.running.get(&vm).ok_or_else(|| not_running(vm))?;
+            let psinfo = json!({ "pr_pid": guest.pid, "pr_fname": "sim" });
+            Ok(json!({ guest.pid.to_string(): { "psinfo": psinfo } }))
+        };
+        self.faults.call("compute.processes", list).await
     }
 }
 

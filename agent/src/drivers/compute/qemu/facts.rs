@@ -54,6 +54,10 @@ impl GuestFacts for Qemu {
     async fn net_usage(&self, _vm: VmUuid) -> Result<Option<NetUsage>, DriverError> {
         Ok(None)
     }
+
+    async fn processes(&self, vm: VmUuid) -> Result<Value, DriverError> {
+        self.process_list(vm)
+    }
 }
 
 /// Time on a CPU and time waiting for one of the virtual CPUs, ms; `None` when the kernel counts

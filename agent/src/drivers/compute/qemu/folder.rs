@@ -77,6 +77,11 @@ impl GuestFolder {
         Self { run: run_dir.join("vm").join(&vm), data: data_dir.join("guests").join(&vm) }
     }
 
+    /// Whether there is anything of it.
+    pub(super) fn exists(&self) -> bool {
+        self.data.exists() || self.run.exists()
+    }
+
     pub(super) fn make(&self) -> io::Result<()> {
         // Consoles and metadata are nobody else's business.
         make_private(&self.run)?;

@@ -7,6 +7,7 @@ mod argv;
 mod boot;
 mod cgroup;
 mod control;
+mod devices;
 mod facts;
 mod firmware;
 mod folder;
@@ -15,6 +16,7 @@ pub mod isolation;
 mod leaving;
 mod limits;
 mod live;
+mod ports;
 pub mod probe;
 mod processes;
 mod qmp;
@@ -31,8 +33,6 @@ use muster_shared::config::MAX_SOCKET_PATH_BYTES;
 use muster_shared::folders::make_private;
 use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
-use serde_json::{Map, Value, json};
-use tokio::net::UnixStream;
 use tokio::sync::watch;
 
 use self::guests::{Guests, Rules};
@@ -41,12 +41,9 @@ pub use self::leaving::{Leaving, Left};
 use self::limits::Limiter;
 pub use self::probe::Choice;
 use self::probe::{Accelerator, Probe, Prober};
-use self::qmp::{Plain, Qmp, QmpError};
+use self::qmp::{Plain, QmpError};
 use self::vnc::Displays;
-use super::{
-    Abilities, Compute, GuestIo, GuestPort, GuestSignal, Logged, Observed, RunningGuest,
-    SnapshotChange, not_running,
-};
+use super::{Abilities, Compute, GuestSignal, Observed, RunningGuest, not_running};
 use crate::drivers::DriverError;
 use crate::drivers::network::Attached;
 use crate::drivers::storage::Disk;
@@ -57,10 +54,6 @@ use crate::vms::VmRecord;
 const MAX_VCPUS: u32 = 64;
 /// Longest path of the run folder, bytes: room for `/vm/UUID/qmp-aux.sock` must be left.
 pub const MAX_RUN_DIR_BYTES: usize = MAX_SOCKET_PATH_BYTES - "/vm//qmp-aux.sock".len() - 36;
-/// Port of display 0, by convention.
-const FIRST_VNC_PORT: i32 = 5900;
-/// Longest wait for a guest's socket.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How the driver is set up.
 #[derive(Clone, Debug)]
@@ -165,6 +158,14 @@ fn check_socket_paths(config: &QemuConfig) -> Result<(), DriverError> {
 
 #[async_trait]
 impl Compute for Qemu {
+    fn brands(&self) -> &[&'static str] {
+        &["bhyve", "kvm"]
+    }
+
+    fn holds(&self, vm: VmUuid) -> bool {
+        self.guests.live(vm).is_some() || self.guests.folder(vm).exists()
+    }
+
     fn abilities(&self) -> Abilities {
         let verdict = self.prober.verdict();
         let accelerator = verdict.accelerator;
@@ -234,70 +235,6 @@ impl Compute for Qemu {
         Ok(gone.is_ok() || self.guests.live(vm).is_none())
     }
 
-    async fn info(&self, vm: VmUuid, types: &[String]) -> Result<Value, DriverError> {
-        super::check_info_types(types)?;
-        let qmp = self.guests.qmp(vm).await?;
-        let all = types.iter().any(|wanted| wanted == "all");
-        let mut info = Map::new();
-        for &kind in super::INFO_TYPES.iter().filter(|kind| **kind != "all") {
-            if !all && !types.iter().any(|wanted| wanted == kind) {
-                continue;
-            }
-            match ask(&qmp, kind).await {
-                Ok(Some(answer)) => drop(info.insert(kind.to_owned(), answer)),
-                // Not in this hypervisor; told only to who asked for it.
-                Ok(None) | Err(QmpError::Refused { .. }) if all => {}
-                Ok(None) => drop(info.insert(kind.to_owned(), json!({ "enabled": false }))),
-                Err(error) => return Err(talk_failed(vm, error)),
-            }
-        }
-        if let Some(vnc) = info.get_mut("vnc") {
-            let socket = self.guests.folder(vm).vnc();
-            vnc["path"] = json!(socket);
-            if !all && vnc["enabled"] == true {
-                let address = self.displays.open(vm, socket, 0).await?;
-                vnc["host"] = json!(address.ip());
-                vnc["port"] = json!(address.port());
-                vnc["display"] = json!(i32::from(address.port()) - FIRST_VNC_PORT);
-            }
-        }
-        Ok(Value::Object(info))
-    }
-
-    async fn open(&self, vm: VmUuid, port: GuestPort) -> Result<Box<dyn GuestIo>, DriverError> {
-        let folder = self.guests.folder(vm);
-        let path = match port {
-            GuestPort::Console => folder.serial(),
-            GuestPort::Vnc => folder.vnc(),
-        };
-        if self.guests.live(vm).is_none() {
-            return Err(not_running(vm));
-        }
-        let failed = |error| DriverError::failed(format!("open {}", path.display()), error);
-        match tokio::time::timeout(CONNECT_TIMEOUT, UnixStream::connect(&path)).await {
-            Ok(stream) => Ok(Box::new(stream.map_err(failed)?)),
-            Err(_) => Err(failed(std::io::ErrorKind::TimedOut.into())),
-        }
-    }
-
-    async fn console_log(&self, vm: VmUuid, from: Option<u64>) -> Result<Logged, DriverError> {
-        let logged = self.guests.folder(vm).printed(from);
-        logged.map_err(|error| DriverError::failed(format!("read the console log of {vm}"), error))
-    }
-
-    async fn snapshot(
-        &self,
-        vm: VmUuid,
-        disks: &[Disk],
-        change: &SnapshotChange,
-    ) -> Result<bool, DriverError> {
-        self.change_snapshot(vm, disks, change).await
-    }
-
-    async fn processes(&self, vm: VmUuid) -> Result<Value, DriverError> {
-        self.process_list(vm)
-    }
-
     async fn cleanup(&self, vm: VmUuid, purge: bool) -> Result<(), DriverError> {
         self.guests.cleanup(vm, purge)
     }
@@ -309,23 +246,6 @@ impl Compute for Qemu {
     async fn running(&self) -> Result<Vec<RunningGuest>, DriverError> {
         Ok(self.guests.running())
     }
-}
-
-/// The raw answer for one type; `None` when this driver has nothing of the kind.
-async fn ask(qmp: &Qmp, kind: &str) -> Result<Option<Value>, QmpError> {
-    let answer = match kind {
-        "block" => qmp.execute::<qmp::QueryBlock>().await?,
-        "blockstats" => qmp.execute::<qmp::QueryBlockstats>().await?,
-        "chardev" => qmp.execute::<qmp::QueryChardev>().await?,
-        "cpus" => qmp.execute::<qmp::QueryCpus>().await?,
-        "kvm" => qmp.execute::<qmp::QueryKvm>().await?,
-        "pci" => qmp.execute::<qmp::QueryPci>().await?,
-        "status" => qmp.execute::<qmp::QueryStatus>().await?,
-        "version" => qmp.execute::<qmp::QueryVersion>().await?,
-        "vnc" => qmp.execute::<qmp::QueryVnc>().await?,
-        _ => return Ok(None),
-    };
-    Ok(Some(answer))
 }
 
 #[cfg(test)]

@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use muster_shared::clock::SystemClock;
 use muster_shared::wire::Code;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::io::AsyncReadExt as _;
 
 use super::processes::Search;
 use super::*;
-use crate::drivers::compute::{Activity, Live};
+use crate::drivers::compute::{Activity, GuestConsole as _, GuestDevices as _, GuestPort, Live};
 use crate::drivers::network::{Backend, Networks as _, Nic, UserNetwork, UserNetworks};
 use crate::host::{ProcessId, SystemExec};
 use crate::vms::payload;

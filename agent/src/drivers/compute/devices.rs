@@ -1,0 +1,77 @@
+//! What a guest's hypervisor tells of its devices, and does to them.
+
+use std::fmt;
+
+use async_trait::async_trait;
+use muster_shared::ids::VmUuid;
+use muster_shared::wire::Code;
+use serde_json::Value;
+
+use crate::drivers::DriverError;
+use crate::drivers::storage::Disk;
+
+/// A change of a snapshot of a running guest's disks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SnapshotChange {
+    /// Taken of all disks, none of which has it.
+    Create(String),
+    /// Deleted.
+    Delete {
+        /// Its name.
+        name: String,
+        /// The disks that have it.
+        on: Vec<u32>,
+    },
+}
+
+/// Asks for devices of guests, and changes them.
+#[async_trait]
+pub trait GuestDevices: fmt::Debug + Send + Sync + 'static {
+    /// Raw answers of the hypervisor by type (`status`, `block`, `vnc`, …; `all`).
+    ///
+    /// # Errors
+    /// `VmNotRunning`; `InvalidParameters` for an unknown type.
+    async fn info(&self, vm: VmUuid, types: &[String]) -> Result<Value, DriverError>;
+
+    /// Changes a snapshot of the disks of a guest that runs: all of them at one moment. False: the
+    /// guest does not hold its disks, so that storage can do it.
+    ///
+    /// # Errors
+    /// The hypervisor refused; nothing was changed by a create.
+    async fn snapshot(
+        &self,
+        vm: VmUuid,
+        disks: &[Disk],
+        change: &SnapshotChange,
+    ) -> Result<bool, DriverError>;
+}
+
+/// What [`GuestDevices::info`] can be asked for.
+pub const INFO_TYPES: &[&str] = &[
+    "all",
+    "block",
+    "blockstats",
+    "chardev",
+    "cpus",
+    "kvm",
+    "pci",
+    "spice",
+    "status",
+    "version",
+    "vnc",
+];
+
+/// Checks the types of an info request.
+///
+/// # Errors
+/// `InvalidParameters` that names the unknown type.
+pub fn check_info_types(types: &[String]) -> Result<(), DriverError> {
+    match types.iter().find(|wanted| !INFO_TYPES.contains(&wanted.as_str())) {
+        None => Ok(()),
+        Some(unknown) => {
+            let known = INFO_TYPES.join(", ");
+            let text = format!("types: unknown type {unknown:?}; known are {known}");
+            Err(DriverError::refused(Code::InvalidParameters, text))
+        }
+    }
+}

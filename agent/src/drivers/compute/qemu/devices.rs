@@ -1,0 +1,73 @@
+//! What the hypervisor tells of a guest's devices.
+
+use async_trait::async_trait;
+use muster_shared::ids::VmUuid;
+use serde_json::{Map, Value, json};
+
+use super::qmp::{self, Qmp, QmpError};
+use super::{Qemu, talk_failed};
+use crate::drivers::DriverError;
+use crate::drivers::compute::{GuestDevices, INFO_TYPES, SnapshotChange, check_info_types};
+use crate::drivers::storage::Disk;
+
+/// Port of display 0, by convention.
+const FIRST_VNC_PORT: i32 = 5900;
+
+#[async_trait]
+impl GuestDevices for Qemu {
+    async fn info(&self, vm: VmUuid, types: &[String]) -> Result<Value, DriverError> {
+        check_info_types(types)?;
+        let qmp = self.guests.qmp(vm).await?;
+        let all = types.iter().any(|wanted| wanted == "all");
+        let mut info = Map::new();
+        for &kind in INFO_TYPES.iter().filter(|kind| **kind != "all") {
+            if !all && !types.iter().any(|wanted| wanted == kind) {
+                continue;
+            }
+            match ask(&qmp, kind).await {
+                Ok(Some(answer)) => drop(info.insert(kind.to_owned(), answer)),
+                // Not in this hypervisor; told only to who asked for it.
+                Ok(None) | Err(QmpError::Refused { .. }) if all => {}
+                Ok(None) => drop(info.insert(kind.to_owned(), json!({ "enabled": false }))),
+                Err(error) => return Err(talk_failed(vm, error)),
+            }
+        }
+        if let Some(vnc) = info.get_mut("vnc") {
+            let socket = self.guests.folder(vm).vnc();
+            vnc["path"] = json!(socket);
+            if !all && vnc["enabled"] == true {
+                let address = self.displays.open(vm, socket, 0).await?;
+                vnc["host"] = json!(address.ip());
+                vnc["port"] = json!(address.port());
+                vnc["display"] = json!(i32::from(address.port()) - FIRST_VNC_PORT);
+            }
+        }
+        Ok(Value::Object(info))
+    }
+
+    async fn snapshot(
+        &self,
+        vm: VmUuid,
+        disks: &[Disk],
+        change: &SnapshotChange,
+    ) -> Result<bool, DriverError> {
+        self.change_snapshot(vm, disks, change).await
+    }
+}
+
+/// The raw answer for one type; `None` when this driver has nothing of the kind.
+async fn ask(qmp: &Qmp, kind: &str) -> Result<Option<Value>, QmpError> {
+    let answer = match kind {
+        "block" => qmp.execute::<qmp::QueryBlock>().await?,
+        "blockstats" => qmp.execute::<qmp::QueryBlockstats>().await?,
+        "chardev" => qmp.execute::<qmp::QueryChardev>().await?,
+        "cpus" => qmp.execute::<qmp::QueryCpus>().await?,
+        "kvm" => qmp.execute::<qmp::QueryKvm>().await?,
+        "pci" => qmp.execute::<qmp::QueryPci>().await?,
+        "status" => qmp.execute::<qmp::QueryStatus>().await?,
+        "version" => qmp.execute::<qmp::QueryVersion>().await?,
+        "vnc" => qmp.execute::<qmp::QueryVnc>().await?,
+        _ => return Ok(None),
+    };
+    Ok(Some(answer))
+}
