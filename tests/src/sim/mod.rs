@@ -275,7 +275,7 @@ impl Sim {
                 false => self.step_agent(node, length),
             }
         }
-        self.judge()
+        self.judge(length)
     }
 
     fn step_coordinator(&mut self, length: Duration) {
@@ -335,10 +335,13 @@ impl Sim {
         }
     }
 
-    fn judge(&mut self) -> Verdict {
+    fn judge(&mut self, length: Duration) -> Verdict {
         let store_fails = self.is_full || self.coordinator.mood.get() != Mood::Fine;
         if store_fails {
             self.conditions.store_failed = self.now;
+        } else if self.coordinator.is_paused() {
+            // It can't write yet what the store kept it from writing.
+            self.conditions.store_failed += length;
         }
         if store_fails || self.coordinator.is_paused() {
             self.conditions.disturbed = self.now;
