@@ -8,7 +8,7 @@ use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
 
 use super::machine::{self, Stop, failed, refuse};
-use super::{Handler, Kind, Lock, Params, Plan, Step, TaskContext, TaskFailure};
+use super::{Handler, Kind, Lock, OnFailure, Params, Plan, Step, TaskContext, TaskFailure};
 use crate::vms::StorageState;
 
 const OPERATION: &str = "delete";
@@ -25,6 +25,10 @@ impl Handler for MachineDestroy {
 
     fn frees_room(&self) -> bool {
         true
+    }
+
+    fn on_failure(&self, _params: &Params) -> OnFailure {
+        OnFailure::Forward
     }
 
     fn example(&self) -> Params {

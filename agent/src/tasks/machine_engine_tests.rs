@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::Engine;
 use super::machine_tests::{Host, one_vm, params, submission, uuid};
+use crate::drivers::faults::Fault;
 
 /// Longer than anything here takes.
 const LONG: Duration = Duration::from_secs(100_000);
@@ -61,6 +62,33 @@ async fn who_cuts_a_shutdown_short_has_done_what_was_asked() {
         assert!(took < Duration::from_secs(5), "{kind}: {took:?}");
         assert!(node.host.guests.running().is_empty(), "{kind}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rollback_that_fails_half_way_is_finished_without_anybody_asking() {
+    let node = Node::new(LONG).await;
+    node.engine.wake().await;
+    let snapshot = || json!({ "snapshot_name": "a" });
+    node.submit("snapshot", "machine_create_snapshot", snapshot()).await;
+    assert_eq!(node.ended("snapshot").await.status, Outcome::Complete);
+    for fault in 1..=2 {
+        node.host.faults.fail_nth("storage.roll_back", fault, Fault::before());
+    }
+    node.submit("back", "machine_rollback_snapshot", snapshot()).await;
+    let error = node.ended("back").await.error.unwrap();
+    assert!(error.message.contains("goes on with it by itself"), "{error:?}");
+    let vms = Arc::clone(&node.engine.parts.drivers.vms);
+    let mut changes = vms.subscribe();
+    let back = async {
+        while vms.get(uuid()).unwrap().rolling_back_to.is_some()
+            || node.host.guests.starts(uuid()) < 2
+        {
+            changes.changed().await.unwrap();
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), back).await.unwrap();
+    assert!(!vms.get(uuid()).unwrap().start_when_rolled_back);
+    node.engine.shut_down(Duration::from_secs(1)).await;
 }
 
 #[tokio::test(start_paused = true)]

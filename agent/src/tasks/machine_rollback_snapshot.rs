@@ -1,7 +1,7 @@
 //! `machine_rollback_snapshot`: gives a VM's disks the content of a snapshot. Newer snapshots go;
 //! a VM that ran is stopped first and started again. Nothing is touched before every disk is known
-//! to have the snapshot. Once begun it only goes forward: a VM whose disks did not all get there
-//! can't be started until another rollback has succeeded.
+//! to have the snapshot. Once begun it only goes forward: the agent tries by itself until all disks
+//! got there, and does not start the VM before.
 
 use std::time::Duration;
 
@@ -11,7 +11,9 @@ use muster_shared::ids::VmUuid;
 use serde_json::json;
 
 use super::machine::{self, Stop};
-use super::{Handler, Kind, Lock, Params, Plan, Step, TaskContext, TaskFailure, snapshot};
+use super::{
+    Handler, Kind, Lock, OnFailure, Params, Plan, Step, TaskContext, TaskFailure, snapshot,
+};
 use crate::vms::VmRecord;
 
 const OPERATION: &str = "vmadm.rollback_snapshot";
@@ -28,6 +30,10 @@ pub struct MachineRollbackSnapshot;
 impl Handler for MachineRollbackSnapshot {
     fn kind(&self) -> Kind {
         Kind::mutate("machine_rollback_snapshot", machine::MACHINE_TASKS, Duration::from_secs(900))
+    }
+
+    fn on_failure(&self, _params: &Params) -> OnFailure {
+        OnFailure::Forward
     }
 
     fn example(&self) -> Params {
@@ -96,16 +102,25 @@ impl Rollback {
     }
 
     async fn go_back(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        let mark = Some(self.name.clone());
-        ctx.drivers.vms.update(self.vm, |record| record.rolling_back_to = mark).await?;
+        let ran = ctx.noted(WAS_RUNNING) == true;
+        let begun = |record: &mut VmRecord| {
+            record.rolling_back_to = Some(self.name.clone());
+            record.start_when_rolled_back |= ran;
+        };
+        ctx.drivers.vms.update(self.vm, begun).await?;
         let done = ctx.drivers.storage.roll_back(self.vm, &snapshot::on_disk(&self.name)).await;
         done.map_err(snapshot::told(OPERATION))
     }
 
     async fn forget(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let disks = ctx.drivers.storage.disks(self.vm).await.map_err(snapshot::told(OPERATION))?;
+        let record = machine::record(ctx, OPERATION, self.vm)?;
+        if record.start_when_rolled_back {
+            ctx.note(WAS_RUNNING, json!(true));
+        }
         let done = |record: &mut VmRecord| {
             record.rolling_back_to = None;
+            record.start_when_rolled_back = false;
             // They may have grown since.
             machine::describe_disks(record, &disks);
         };

@@ -31,8 +31,9 @@ use crate::drivers::storage::sim::{SimImage, SimPool, SimStorage};
 use crate::report::sim::SimFacts;
 use crate::report::{Reporter, ReporterParts};
 use crate::vms::copies::CopiedRecords;
+use crate::vms::reconcile::{self, Action};
 use crate::vms::sim::SimVmRecords;
-use crate::vms::{Node, VmTable, reconcile, startup};
+use crate::vms::{Node, VmTable, startup};
 
 /// The image of the kinds' examples.
 const EXAMPLE_IMAGE: &str = "01020304-0506-4708-890a-0b0c0d0e0f10";
@@ -382,7 +383,7 @@ async fn a_new_boot_starts_what_shall_run_and_nothing_else() {
 
     let drivers = host.agent("boot-2").await;
     assert_eq!(due(&drivers, &[]).await, ["machine_boot"]);
-    let ctx = host.context(&drivers, &reconcile::params(uuid()));
+    let ctx = host.context(&drivers, &reconcile::params(uuid(), Action::Boot, None));
     run(&ctx, "machine_boot", false).await.unwrap();
     assert_eq!(due(&drivers, &[]).await, NOTHING);
     assert_eq!(host.guests.starts(uuid()), 2);

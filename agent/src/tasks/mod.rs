@@ -212,6 +212,9 @@ pub enum OnFailure {
     Undo,
     /// Leave what was made and fail with the reason.
     Keep,
+    /// As [`Self::Keep`]. Past the point of no return the VM's record says what is left to be done,
+    /// and the reconciler does it.
+    Forward,
 }
 
 /// How tasks of a kind are planned.

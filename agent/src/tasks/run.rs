@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use muster_shared::error_chain::Chain;
-use muster_shared::ids::TaskId;
+use muster_shared::ids::{TaskId, VmUuid};
 use muster_shared::kv::{Change, KvError};
 use muster_shared::wire::{Code, TaskError};
 use parking_lot::Mutex;
@@ -25,6 +25,7 @@ use super::refusals::given_back;
 use super::registry::Moment;
 use super::runner::{Engine, Refusal};
 use super::{EventSink as _, OnFailure, Step, TaskContext, TaskFailure};
+use crate::vms::reconcile;
 
 /// How long a step that was told to stop may take to stop by itself.
 const STOP_GRACE: Duration = Duration::from_secs(10);
@@ -40,6 +41,11 @@ const FULL_WAIT: Duration = Duration::from_secs(1);
 const KEPT_MESSAGES: usize = 64;
 /// A task that was started so often has brought the agent down each time.
 pub(super) const MAX_ATTEMPTS: u32 = 5;
+
+fn going_on(mut failure: TaskFailure) -> TaskFailure {
+    failure.message.push_str("; the agent goes on with it by itself");
+    failure
+}
 
 /// How a task ended.
 struct End {
@@ -300,15 +306,23 @@ impl Engine {
         tracing::info!(code = %failure.code, reason = %failure, cause, "task failed");
         let last = {
             let mut record = live.record.lock();
-            let keep = live.handler.on_failure(&record.params) == OnFailure::Keep;
-            let Some(at) = record.step.clone().filter(|_| !keep) else {
-                return End::failed(failure);
+            let on_failure = live.handler.on_failure(&record.params);
+            let undo = on_failure == OnFailure::Undo;
+            let Some(at) = record.step.clone().filter(|_| undo) else {
+                let goes_on = on_failure == OnFailure::Forward && self.goes_on(record.vm);
+                return End::failed(if goes_on { going_on(failure) } else { failure });
             };
             record.phase = Phase::Undo;
             record.error = Some(bounded_error(failure.into()));
             at.index
         };
         self.undo_all(live, last).await
+    }
+
+    /// Whether what is left to do for a VM is done without anybody asking again.
+    fn goes_on(&self, vm: Option<VmUuid>) -> bool {
+        let record = vm.and_then(|vm| self.parts.drivers.vms.get(vm));
+        record.is_some_and(|record| reconcile::unfinished(&record).is_some())
     }
 
     /// Undoes steps `from`, `from - 1`, …, 0 and returns the failure that led here.

@@ -169,7 +169,7 @@ impl Engine {
         let count = match action {
             Action::Restart => Some(vms.get(vm).map_or(0, |record| record.restarts.count) + 1),
             Action::ForgetRestarts => Some(0),
-            Action::Boot | Action::Destroy => None,
+            Action::Boot | Action::Destroy | Action::RollBack => None,
         };
         if let Some(count) = count
             && let Err(error) = vms.update(vm, |record| record.restarts = Restarts { count }).await
@@ -177,7 +177,7 @@ impl Engine {
             return (vm, action, Some(error.to_string()));
         }
         let problem = match action.task() {
-            Some(task) => self.do_task(vm, task).await.err(),
+            Some(task) => self.do_task(vm, action, task).await.err(),
             None => None,
         };
         (vm, action, problem)
@@ -187,13 +187,19 @@ impl Engine {
     ///
     /// # Errors
     /// Why it was refused or failed, for people.
-    async fn do_task(self: &Arc<Self>, vm: VmUuid, task: &str) -> Result<(), String> {
+    async fn do_task(
+        self: &Arc<Self>,
+        vm: VmUuid,
+        action: Action,
+        task: &str,
+    ) -> Result<(), String> {
         let id = self.new_id();
+        let record = self.parts.drivers.vms.get(vm);
         let submission = Submission {
             id: id.clone(),
             req_id: String::new(),
             task: task.to_owned(),
-            params: reconcile::params(vm),
+            params: reconcile::params(vm, action, record.as_ref()),
             deadline_ms: None,
             ticket: None,
             volatile: false,

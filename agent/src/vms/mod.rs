@@ -63,6 +63,9 @@ pub struct VmRecord {
     /// moments, and the VM must not start: only a rollback that reached every disk takes it away.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rolling_back_to: Option<String>,
+    /// It ran when that rollback began, and is started at its end.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub start_when_rolled_back: bool,
     /// How far its disks are.
     #[serde(default)]
     pub storage: StorageState,
@@ -104,6 +107,7 @@ impl VmRecord {
             reprovision_task: None,
             snapshots: Vec::new(),
             rolling_back_to: None,
+            start_when_rolled_back: false,
             storage: StorageState::None,
             boot_id: None,
             power: restart::Power::default(),

@@ -15,6 +15,8 @@ use crate::drivers::compute::Observed;
 pub enum Action {
     /// A destroy was begun: it is finished.
     Destroy,
+    /// Some of its disks are at a snapshot: all of them are brought there.
+    RollBack,
     /// It is to start with the host, and was not considered in this boot of it.
     Boot,
     /// Its process ended, and its policy wants it back.
@@ -29,6 +31,7 @@ impl Action {
     pub fn task(self) -> Option<&'static str> {
         match self {
             Self::Destroy => Some("machine_destroy"),
+            Self::RollBack => Some("machine_rollback_snapshot"),
             Self::Boot | Self::Restart => Some("machine_boot"),
             Self::ForgetRestarts => None,
         }
@@ -39,6 +42,7 @@ impl Action {
     pub fn concern(self) -> &'static str {
         match self {
             Self::Destroy => "is to be destroyed",
+            Self::RollBack => "is half rolled back to a snapshot",
             Self::Boot => "is to start with the host",
             Self::Restart => "is to be started again",
             Self::ForgetRestarts => "has recovered",
@@ -82,10 +86,10 @@ pub fn plan<'a>(
 /// What one VM needs, and when.
 fn needed(entry: &Entry, boot_id: &str, now: Timestamp) -> Option<(Action, Timestamp)> {
     let record = &entry.record;
-    if record.destroying {
-        return Some((Action::Destroy, now));
+    if let Some(action) = unfinished(record) {
+        return Some((action, now));
     }
-    if record.provisioning || record.failed || record.rolling_back_to.is_some() {
+    if record.provisioning || record.failed {
         return None;
     }
     match &entry.observed {
@@ -99,6 +103,16 @@ fn needed(entry: &Entry, boot_id: &str, now: Timestamp) -> Option<(Action, Times
     }
 }
 
+/// What was begun and has to be finished, whatever became of its task.
+#[must_use]
+pub fn unfinished(record: &VmRecord) -> Option<Action> {
+    if record.destroying {
+        return Some(Action::Destroy);
+    }
+    let whole = !record.provisioning && !record.failed;
+    record.rolling_back_to.as_ref().filter(|_| whole).map(|_| Action::RollBack)
+}
+
 /// By the configured priority, then by age.
 fn order(record: &VmRecord) -> (i64, String) {
     let created = record.text("create_timestamp").unwrap_or_default().to_owned();
@@ -107,9 +121,13 @@ fn order(record: &VmRecord) -> (i64, String) {
 
 /// Parameters of an action's task.
 #[must_use]
-pub fn params(vm: VmUuid) -> Map<String, Value> {
+pub fn params(vm: VmUuid, action: Action, record: Option<&VmRecord>) -> Map<String, Value> {
     let mut params = Map::new();
     params.insert("uuid".to_owned(), json!(vm));
+    let snapshot = record.and_then(|record| record.rolling_back_to.as_ref());
+    if let (Action::RollBack, Some(name)) = (action, snapshot) {
+        params.insert("snapshot_name".to_owned(), json!(name));
+    }
     params.insert("idempotent".to_owned(), json!(true));
     params.insert("include_dni".to_owned(), json!(true));
     params
@@ -175,7 +193,7 @@ mod tests {
         for (change, action) in [
             ((|r| r.provisioning = true) as fn(&mut VmRecord), None),
             (|r| r.failed = true, None),
-            (|r| r.rolling_back_to = Some("a".to_owned()), None),
+            (|r| r.rolling_back_to = Some("a".to_owned()), Some(Action::RollBack)),
             (|r| r.destroying = true, Some(Action::Destroy)),
             (|r| r.power = Power::Off, None),
         ] {
