@@ -1,6 +1,7 @@
 //! The harness of the black-box tests: starts the real binaries on loopback with temporary
 //! directories, kills and restarts them, and cleans up after itself, also when a test fails.
 
+pub mod cli;
 pub mod contract;
 pub mod cuts;
 pub mod daemon;

@@ -1,29 +1,9 @@
 //! The operator's commands for planning and decisions, against a real coordinator.
 
-use std::process::{Command, Output};
-
-use muster_tests::binary;
+use muster_tests::cli::{json as json_of, output as run, text};
 use muster_tests::daemon::Coordinator;
 use muster_tests::sim_agent::SimAgent;
 use serde_json::{Value, json};
-
-fn run(coordinator: &Coordinator, args: &[&str]) -> Output {
-    #[expect(clippy::disallowed_methods, reason = "black-box tests start the real binaries")]
-    let mut command = Command::new(binary("muster"));
-    let url = format!("http://{}", coordinator.address());
-    command.args(["--url", &url]).args(args).output().expect("the command runs")
-}
-
-fn text(coordinator: &Coordinator, args: &[&str]) -> String {
-    let output = run(coordinator, args);
-    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).expect("UTF-8")
-}
-
-fn json_of(coordinator: &Coordinator, args: &[&str]) -> Value {
-    let args: Vec<&str> = ["--output", "json"].iter().chain(args).copied().collect();
-    serde_json::from_str(&text(coordinator, &args)).expect("JSON")
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn planners_and_skeptics_have_their_commands() {

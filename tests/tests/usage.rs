@@ -1,9 +1,8 @@
 //! What a real guest uses and shows, as its agent, the coordinator and the command line tell it.
 
-use std::process::{Command, Output};
 use std::time::Duration;
 
-use muster_tests::binary;
+use muster_tests::cli;
 use muster_tests::contract::Contract;
 use muster_tests::daemon::{Agent, Coordinator, fresh_uuid};
 use muster_tests::guest;
@@ -16,19 +15,6 @@ use serde_json::{Value, json};
 /// A TCG guest on two busy cores.
 const BOOT: Duration = Duration::from_secs(120);
 const SOON: Duration = Duration::from_secs(60);
-
-fn muster(coordinator: &Coordinator, args: &[&str]) -> Output {
-    #[expect(clippy::disallowed_methods, reason = "black-box tests start the real binaries")]
-    let mut command = Command::new(binary("muster"));
-    let url = format!("http://{}", coordinator.address());
-    command.args(["--url", &url]).args(args).output().expect("the command runs")
-}
-
-#[track_caller]
-fn text(output: &Output) -> String {
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
 
 /// What the coordinator says the VM uses now.
 async fn usage(client: &Client, vm: &str) -> Value {
@@ -70,7 +56,7 @@ async fn grows(client: &Client, agent: &Agent, vm: &str) {
 /// The table and the JSON of `muster vm top`.
 fn is_shown(coordinator: &Coordinator, server: &str, vm: &str) {
     let once = ["vm", "top", "--once", "--interval", "1s", "--server", server, "-o", "json"];
-    let rows: Value = serde_json::from_str(&text(&muster(coordinator, &once))).expect("JSON");
+    let rows: Value = serde_json::from_str(&cli::text(coordinator, &once)).expect("JSON");
     let row = &rows[0];
     assert_eq!(row["uuid"], vm, "{rows:#}");
     assert!(row["rates"]["cpu_percent"].is_number(), "{row:#}");
@@ -80,12 +66,12 @@ fn is_shown(coordinator: &Coordinator, server: &str, vm: &str) {
     assert!(row["usage"]["rss_bytes"].as_u64() > Some(1 << 20), "{row:#}");
 
     // Not a terminal: one table, also without --once.
-    let table = text(&muster(coordinator, &["vm", "top", "--sort", "disk", "--interval", "1s"]));
+    let table = cli::text(coordinator, &["vm", "top", "--sort", "disk", "--interval", "1s"]);
     let lines: Vec<&str> = table.lines().collect();
     assert_eq!(lines.len(), 2, "{table}");
     assert!(lines[0].contains("CPU%") && lines[1].contains("thirsty"), "{table}");
     assert!(!table.contains('\u{1b}'), "{table:?}");
-    let bad = muster(coordinator, &["vm", "top", "--interval", "1h"]);
+    let bad = cli::output(coordinator, &["vm", "top", "--interval", "1h"]);
     assert_eq!(bad.status.code(), Some(2), "{bad:?}");
 }
 
@@ -93,11 +79,11 @@ fn is_shown(coordinator: &Coordinator, server: &str, vm: &str) {
 async fn shows(client: &Client, coordinator: &Coordinator, agent: &Agent, vm: &str) {
     let file = agent.data_dir().join("shot.png");
     let path = file.display().to_string();
-    let taken = text(&muster(coordinator, &["vm", "screenshot", vm, "-f", &path]));
+    let taken = cli::text(coordinator, &["vm", "screenshot", vm, "-f", &path]);
     assert!(taken.contains("bytes"), "{taken}");
     let png = std::fs::read(&file).expect("a picture");
     assert!(png.starts_with(b"\x89PNG\r\n\x1a\n") && png.ends_with(b"IEND\xaeB`\x82"));
-    let again = muster(coordinator, &["vm", "screenshot", vm, "-f", &path]);
+    let again = cli::output(coordinator, &["vm", "screenshot", vm, "-f", &path]);
     assert_eq!(again.status.code(), Some(2), "it exists: {again:?}");
     let params = json!({ "uuid": vm });
     let result = agent.run_task("machine_screenshot", &params).await;

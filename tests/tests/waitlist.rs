@@ -1,13 +1,12 @@
 //! The waitlist over HTTP: turns of many clients while the coordinator is killed, thousands of
 //! tickets, waits, expiry, and tasks that are started under a ticket.
 
-use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream;
-use muster_tests::binary;
+use muster_tests::cli;
 use muster_tests::daemon::{Agent, Coordinator, fresh_uuid};
 use muster_tests::http::{Answer, Client};
 use muster_tests::wait::wait_for;
@@ -247,21 +246,10 @@ async fn tickets_expire_within_two_seconds() {
     assert_eq!(client.get(&format!("/tickets/{third}")).await.expect(200)["status"], "active");
 }
 
-/// Runs the operator's command; it must succeed.
-fn muster(coordinator: &Coordinator, args: &[&str]) -> Value {
-    #[expect(clippy::disallowed_methods, reason = "black-box tests start the real binaries")]
-    let mut command = Command::new(binary("muster"));
-    let url = format!("http://{}", coordinator.address());
-    let command = command.args(["--url", &url, "--output", "json"]).args(args);
-    let output = command.output().expect("the command runs");
-    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).expect("JSON")
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn the_operator_s_command_does_all_of_it() {
     let coordinator = Coordinator::start();
-    let run = |args: &[&str]| muster(&coordinator, args);
+    let run = |args: &[&str]| cli::json(&coordinator, args);
     let create = ["ticket", "create", "--scope", "vm", "--id", "x", "--action", "reboot"];
     let (first, second) = (uuid(&run(&create)), uuid(&run(&create)));
     run(&["ticket", "wait", &first]);
