@@ -41,19 +41,23 @@ impl Node {
 
     /// What the kind works on.
     async fn prepare(&mut self, kind: &str) {
-        let before: &[(&str, Value)] = match kind {
-            "machine_create" => &[],
-            "machine_boot" => &[("machine_create", json!({})), ("machine_shutdown", json!({}))],
-            "machine_rollback_snapshot" | "machine_delete_snapshot" => &[
-                ("machine_create", json!({})),
-                ("machine_create_snapshot", json!({ "snapshot_name": "a" })),
-            ],
-            _ => &[("machine_create", json!({}))],
-        };
-        for (kind, extra) in before {
-            let done = self.run(kind, wanted(kind, extra)).await;
+        for (kind, extra) in before(kind) {
+            let done = self.run(kind, wanted(kind, &extra)).await;
             assert_eq!(done.status, Outcome::Complete, "{kind}: {done:?}");
         }
+    }
+}
+
+/// The tasks that make what a kind works on.
+pub(super) fn before(kind: &str) -> Vec<(&'static str, Value)> {
+    let create = ("machine_create", json!({}));
+    match kind {
+        "machine_create" => Vec::new(),
+        "machine_boot" => vec![create, ("machine_shutdown", json!({ "force": true }))],
+        "machine_rollback_snapshot" | "machine_delete_snapshot" => {
+            vec![create, ("machine_create_snapshot", json!({ "snapshot_name": "a" }))]
+        }
+        _ => vec![create],
     }
 }
 
@@ -76,7 +80,7 @@ async fn calls(kind: &str, extra: &Value) -> BTreeMap<&'static str, u64> {
 }
 
 /// What a task may say that finds its work done, or the VM as a failure left it.
-const EXCUSES: &[Code] = &[
+pub(super) const EXCUSES: &[Code] = &[
     Code::NotRunning,
     Code::AlreadyRunning,
     Code::SnapshotExists,

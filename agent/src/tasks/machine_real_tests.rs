@@ -23,7 +23,7 @@ use crate::drivers::node::{NodeDocuments, SimDocuments};
 use crate::drivers::settings::FileSettings;
 use crate::drivers::storage::sim::{SimImage, SimPool};
 use crate::drivers::storage::{FileStorage, FileStorageConfig};
-use crate::host::{SystemExec, procfs};
+use crate::host::{SharedExec, SystemExec, procfs};
 use crate::report::sim::SimFacts;
 use crate::report::{Reporter, ReporterParts};
 use crate::vms::copies::CopiedRecords;
@@ -31,13 +31,13 @@ use crate::vms::files::FileVmRecords;
 use crate::vms::{Node, VmTable, startup};
 
 /// A node in a folder; ends its guests when dropped, also after a failed assertion.
-struct RealNode {
+pub(super) struct RealNode {
     folder: tempfile::TempDir,
-    image: Value,
+    pub(super) image: Value,
 }
 
 impl RealNode {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let folder = tempfile::Builder::new().prefix("mr").tempdir_in("/tmp").unwrap();
         let guest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/guest");
         let manifest = std::fs::read(guest.join("manifest.json"));
@@ -57,8 +57,12 @@ impl RealNode {
     }
 
     async fn agent(&self) -> Arc<Drivers> {
+        self.agent_with(Arc::new(SystemExec::new())).await
+    }
+
+    /// An agent that runs programs through `exec`.
+    pub(super) async fn agent_with(&self, exec: SharedExec) -> Arc<Drivers> {
         let clock: SharedClock = Arc::new(SystemClock::new());
-        let exec = Arc::new(SystemExec::new());
         let config = QemuConfig {
             binary: "qemu-system-x86_64".to_owned(),
             data_dir: self.folder.path().to_owned(),
@@ -156,6 +160,15 @@ impl RealNode {
         assert!(came.is_ok(), "not up {times} times: {:?}", std::fs::read_to_string(&log));
     }
 
+    /// No process is left, and no file of any VM.
+    pub(super) fn assert_empty(&self, told: &str) {
+        assert!(self.guest_pids().is_empty(), "{told}: {:?}", self.guest_pids());
+        for left in ["vms", "vols", "guests", "run/vm"] {
+            let names: Vec<_> = std::fs::read_dir(self.path(left)).unwrap().collect();
+            assert!(names.is_empty(), "{told}: {left}: {names:?}");
+        }
+    }
+
     fn guest_pids(&self) -> Vec<u32> {
         let run_dir = self.path("run").display().to_string();
         let ours = |pid: &u32| {
@@ -205,11 +218,7 @@ async fn a_real_vm_lives_from_create_to_destroy() {
     node.act(&drivers, "machine_boot", params(json!({}))).await.unwrap();
 
     node.act(&drivers, "machine_destroy", params(json!({}))).await.unwrap();
-    assert!(node.guest_pids().is_empty());
-    for left in ["vms", "vols", "guests", "run/vm"] {
-        let names: Vec<_> = std::fs::read_dir(node.path(left)).unwrap().collect();
-        assert!(names.is_empty(), "{left}: {names:?}");
-    }
+    node.assert_empty("destroyed");
 }
 
 #[tokio::test]
@@ -221,9 +230,5 @@ async fn a_real_create_that_fails_at_boot_leaves_nothing() {
     }));
     let failure = node.act(&drivers, "machine_create", create).await.unwrap_err();
     assert!(failure.message.contains("no-such-cpu"), "{failure}");
-    assert!(node.guest_pids().is_empty());
-    for left in ["vms", "vols", "guests", "run/vm"] {
-        let names: Vec<_> = std::fs::read_dir(node.path(left)).unwrap().collect();
-        assert!(names.is_empty(), "{left}: {names:?}");
-    }
+    node.assert_empty("failed");
 }

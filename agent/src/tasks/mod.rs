@@ -51,6 +51,8 @@ mod notes;
 pub mod order;
 pub mod orphan_adopt;
 pub mod orphan_remove;
+#[cfg(test)]
+mod real_fault_matrix_tests;
 pub mod record;
 mod recover;
 pub mod refresh_agents;
