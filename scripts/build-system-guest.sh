@@ -4,6 +4,8 @@
 #   scripts/build-system-guest.sh       prints the folder that then holds
 #     disk.raw      its root file system, sparse, without a partition table
 #     vmlinuz       its kernel, which starts it without an initramfs
+#     cloud.qcow2   the same system as an image for VMs: it boots from a disk of model nvme, and
+#                   cloud-init sets it up
 #     packages      what is in it
 #
 # The folder lies outside the checkout, in ${MUSTER_CACHE:-${XDG_CACHE_HOME:-~/.cache}/muster}/system-guest,
@@ -16,9 +18,12 @@ here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 cache="${MUSTER_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/muster}/system-guest"
 suite=bookworm
 disk_mib=4096
+# The boot partition of the image for VMs, and where it begins, as all tools expect it.
+boot_mib=64
+boot_start_mib=1
 # What the agent needs of a node, and what tests look with.
 packages=(systemd-sysv udev dbus iproute2 kmod nftables procps qemu-system-x86 qemu-utils
-    ca-certificates curl gzip)
+    ca-certificates curl gzip cloud-init)
 
 say() { echo "system guest: $*" >&2; }
 die() {
@@ -34,13 +39,19 @@ need apt-get apt
 need dpkg-deb dpkg
 need depmod kmod
 need flock util-linux
+need mcopy mtools
 need mkfs.ext4 e2fsprogs
 need mmdebstrap mmdebstrap
+need qemu-img qemu-utils
+need sfdisk fdisk
+need syslinux syslinux
 need systemctl systemd
 if [ "$(id -u)" -ne 0 ]; then
     need fakeroot fakeroot
     need newuidmap uidmap
 fi
+mbr=/usr/lib/syslinux/mbr/mbr.bin
+[ -f "$mbr" ] || missing+=("syslinux-common (for mbr.bin)")
 if [ "${#missing[@]}" -gt 0 ]; then
     die "missing packages: $(printf '%s, ' "${missing[@]}" | sed 's/, $//'); scripts/setup.sh installs them"
 fi
@@ -74,7 +85,7 @@ key="$({
     (cd "$here/system-guest" && find . -type f | LC_ALL=C sort | xargs sha256sum)
 } | sha256sum | cut -c1-16)"
 out="$cache/$key"
-if [ -s "$out/disk.raw" ] && [ -s "$out/vmlinuz" ]; then
+if [ -s "$out/disk.raw" ] && [ -s "$out/vmlinuz" ] && [ -s "$out/cloud.qcow2" ]; then
     say "up to date: $out"
     touch "$out"
     echo "$out"
@@ -150,10 +161,34 @@ say "making the disk"
 work="$work" fetch="$fetch" release="$release" here="$here" key="$key" disk_mib="$disk_mib" \
     "${as_root[@]}" bash "$work/disk.sh" || die "the disk could not be made"
 
+# ---- an image for VMs ----
+say "making the image"
+image="$work/cloud.raw"
+root_start_mib=$((boot_start_mib + boot_mib))
+truncate -s "$((root_start_mib + disk_mib))M" "$image"
+printf 'label: dos\nlabel-id: 0x636c6f75\nstart=%d, size=%d, type=6, bootable\nstart=%d, type=83\n' \
+    $((boot_start_mib * 2048)) $((boot_mib * 2048)) $((root_start_mib * 2048)) | sfdisk -q "$image"
+dd if="$mbr" of="$image" bs=440 count=1 conv=notrunc status=none
+cat >"$work/syslinux.cfg" <<'BOOT'
+DEFAULT linux
+PROMPT 0
+LABEL linux
+  KERNEL vmlinuz
+  APPEND root=/dev/nvme0n1p2 rw console=ttyS0 panic=-1
+BOOT
+export MTOOLS_SKIP_CHECK=1 MTOOLSRC=/dev/null
+boot="$image@@${boot_start_mib}M"
+mformat -i "$boot" -T $((boot_mib * 2048)) -h 16 -s 32 -H $((boot_start_mib * 2048)) -v BOOT ::
+mcopy -i "$boot" "$work/vmlinuz" "$work/syslinux.cfg" ::
+syslinux -t $((boot_start_mib * 1048576)) --install "$image"
+dd if="$work/disk.raw" of="$image" bs=1M seek="$root_start_mib" conv=notrunc,sparse status=none
+qemu-img convert -f raw -O qcow2 "$image" "$work/cloud.qcow2"
+rm "$image"
+
 # ---- in place, whole or not at all ----
 ready="$work/ready"
 mkdir "$ready"
-mv "$work/disk.raw" "$work/vmlinuz" "$ready/"
+mv "$work/disk.raw" "$work/vmlinuz" "$work/cloud.qcow2" "$ready/"
 echo "$list" >"$ready/packages"
 rm -rf "$out"
 mv "$ready" "$out"

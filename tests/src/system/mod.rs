@@ -18,7 +18,19 @@ use tokio::net::TcpStream;
 use crate::daemon::temp_dir;
 use crate::wait::wait_for;
 
-/// Variable that names the folder that `scripts/build-system-guest.sh` prints.
+/// The folder that `scripts/build-system-guest.sh` prints.
+///
+/// # Panics
+/// If there is none.
+#[must_use]
+pub fn guest_folder() -> PathBuf {
+    let folder = std::env::var_os(GUEST_VARIABLE);
+    PathBuf::from(folder.unwrap_or_else(|| {
+        panic!("{GUEST_VARIABLE} is not set: run these tests with `make test-system`")
+    }))
+}
+
+/// Variable that names it.
 const GUEST_VARIABLE: &str = "MUSTER_SYSTEM_GUEST";
 /// Where the guest runs scripts.
 const SCRIPT_PORT: u16 = 1022;
@@ -59,9 +71,7 @@ impl System {
     /// # Panics
     /// If there is no image, or it does not come up.
     pub async fn start() -> Self {
-        let guest = PathBuf::from(std::env::var_os(GUEST_VARIABLE).unwrap_or_else(|| {
-            panic!("{GUEST_VARIABLE} is not set: run these tests with `make test-system`")
-        }));
+        let guest = guest_folder();
         let dir = temp_dir();
         payload::write(&dir.path().join("payload.raw"));
         for number in 0..SPARE_DISKS {
@@ -185,7 +195,8 @@ fn arguments(guest: &Path, dir: &Path, port: u16) -> Vec<String> {
     // Disk and file system are the only drivers built into the kernel, so it needs no initramfs. The
     // CPU has an emulated SVM, with which KVM would load at some point of the boot, and agents would
     // find it or not.
-    let kernel = "root=/dev/nvme0n1 rw console=ttyS0 panic=-1 quiet module_blacklist=kvm_amd";
+    let kernel = "root=/dev/nvme0n1 rw console=ttyS0 panic=-1 quiet module_blacklist=kvm_amd \
+                  cloud-init=disabled";
     pair("-append", kernel.to_owned());
     pair("-serial", format!("file:{}", path(dir.join("console"))));
     pair("-netdev", format!("user,id=net,hostfwd=tcp:127.0.0.1:{port}-:{SCRIPT_PORT}"));

@@ -1,6 +1,8 @@
 //! Muster as a node runs it: installed under systemd, with its units as they are in the tree. Each
 //! test has a machine of its own, of `make test-system`.
 
+mod adoption;
+mod cloud;
 mod limits;
 mod node;
 mod service;
