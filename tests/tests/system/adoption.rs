@@ -45,7 +45,7 @@ async fn guests_are_adopted_after_the_agents_folder_was_lost() {
     let (vm, ..) = &guests[0];
     let asked = node.api("POST", &format!("{path}/vms/{vm}/stop"), &json!({})).await;
     node.complete(&asked).await;
-    let asked = node.api("DELETE", &format!("{path}/vms/{vm}"), &Value::Null).await;
+    let asked = node.api("DELETE", &format!("{path}/vms/{vm}"), &json!({})).await;
     node.complete(&asked).await;
     let left = format!("find /var/lib/muster-vms /var/lib/muster-agent -name '*{vm}*'");
     assert_eq!(system.run(&left).await, "");
