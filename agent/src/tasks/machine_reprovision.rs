@@ -72,7 +72,8 @@ impl Handler for MachineReprovision {
             Part::Boot,
             Part::Purge,
         ];
-        Ok(Plan { locks: vec![Lock::Vm(vm)], steps: parts.into_iter().map(step).collect() })
+        let locks = vec![Lock::ImageUse(image), Lock::Vm(vm)];
+        Ok(Plan { locks, steps: parts.into_iter().map(step).collect() })
     }
 }
 

@@ -199,8 +199,10 @@ impl Kind {
 pub enum Lock {
     /// The whole server, for itself alone.
     ServerExclusive,
-    /// One image.
+    /// One image, for itself alone.
     Image(ImageUuid),
+    /// One image that must stay, beside others who use it too.
+    ImageUse(ImageUuid),
     /// One VM.
     Vm(VmUuid),
 }
