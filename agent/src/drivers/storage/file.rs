@@ -4,6 +4,7 @@
 //! stamp is made durable first and the disk gets its name last: a disk that can be seen is whole
 //! and has an owner, and whatever else a crash leaves is overwritten or removed by its task.
 
+mod bases;
 mod copies;
 mod lock;
 mod reserve;
@@ -24,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::copies::Copies;
 use self::reserve::Reserve;
-use super::{Disk, DiskSnapshot, DiskSpec, Holder, RecordCopy, Storage, Usage, qcow2};
+use super::{Dependents, Disk, DiskSnapshot, DiskSpec, Holder, RecordCopy, Storage, Usage, qcow2};
 use crate::drivers::{DriverError, files};
 use crate::host::{Command, SharedExec};
 
@@ -59,6 +60,8 @@ pub struct FileStorage {
     exec: SharedExec,
     reserve: Reserve,
     sizes: Sizes,
+    /// Read by who renames a disk, written by who must see every disk under one of its names.
+    names: tokio::sync::RwLock<()>,
 }
 
 /// Who made a disk, in the file beside it.
@@ -82,7 +85,8 @@ impl FileStorage {
         files::make_folder(&vols).await?;
         copies.make().await?;
         let reserve = Reserve::new(&config.data_dir);
-        Ok(Self { config, vols, images, copies, exec, reserve, sizes: Sizes::default() })
+        let (sizes, names) = (Sizes::default(), tokio::sync::RwLock::default());
+        Ok(Self { config, vols, images, copies, exec, reserve, sizes, names })
     }
 
     fn folder(&self, vm: VmUuid) -> PathBuf {
@@ -346,10 +350,12 @@ impl Storage for FileStorage {
     }
 
     async fn stash_disk(&self, vm: VmUuid, index: u32, task: &TaskId) -> Result<(), DriverError> {
+        let _renames = self.names.read().await;
         self.put_aside(vm, index, task).await
     }
 
     async fn restore_disk(&self, vm: VmUuid, index: u32, task: &TaskId) -> Result<(), DriverError> {
+        let _renames = self.names.read().await;
         self.bring_back(vm, index, task).await
     }
 
@@ -388,6 +394,10 @@ impl Storage for FileStorage {
             holders.push(holder);
         }
         Ok(holders)
+    }
+
+    async fn bases(&self) -> Result<BTreeMap<ImageUuid, Dependents>, DriverError> {
+        self.find_bases().await
     }
 
     async fn keep_room(&self) -> Result<(), DriverError> {

@@ -1,6 +1,6 @@
 //! Simulated storage: disks in memory that outlive the simulated agent.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use muster_shared::wire::Code;
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use super::{Disk, DiskSnapshot, DiskSpec, Holder, RecordCopy, Storage, Usage};
+use super::{Dependents, Disk, DiskSnapshot, DiskSpec, Holder, RecordCopy, Storage, Usage};
 use crate::drivers::DriverError;
 use crate::drivers::faults::Faults;
 
@@ -64,6 +64,19 @@ impl Content {
     fn disks_bytes(&self) -> u64 {
         let count = self.disks.len() + self.stashed.len();
         FRESH_DISK_BYTES.saturating_mul(u64::try_from(count).unwrap_or(u64::MAX))
+    }
+
+    /// What is based on each image.
+    fn bases(&self) -> BTreeMap<ImageUuid, Dependents> {
+        let mut vms: BTreeSet<(ImageUuid, VmUuid)> = BTreeSet::new();
+        let mut bases: BTreeMap<ImageUuid, Dependents> = BTreeMap::new();
+        for ((vm, _), disk) in self.disks.iter().chain(&self.stashed) {
+            let Some(image) = disk.image else { continue };
+            let dependents = bases.entry(image).or_default();
+            dependents.disks += 1;
+            dependents.vms += usize::from(vms.insert((image, *vm)));
+        }
+        bases
     }
 
     fn free_bytes(&self) -> u64 {
@@ -147,7 +160,7 @@ impl SimStorage {
     /// Operations in `faults`: `storage.create_disk`, `.disks`, `.destroy_disks`, `.grow_disk`,
     /// `.snapshots`, `.create_snapshot`, `.delete_snapshot`, `.roll_back`, `.stash_disk`,
     /// `.restore_disk`, `.purge_stash`, `.put_copy`, `.remove_copy`, `.copies`, `.holders`,
-    /// `.usage`.
+    /// `.bases`, `.usage`.
     #[must_use]
     pub fn new(pool: SimPool, faults: Faults) -> Self {
         Self { pool, faults }
@@ -366,6 +379,10 @@ impl Storage for SimStorage {
             Ok(holders.into_values().collect())
         };
         self.faults.call("storage.holders", list).await
+    }
+
+    async fn bases(&self) -> Result<BTreeMap<ImageUuid, Dependents>, DriverError> {
+        self.faults.call("storage.bases", || Ok(self.pool.0.lock().bases())).await
     }
 
     async fn keep_room(&self) -> Result<(), DriverError> {
