@@ -227,6 +227,7 @@ async fn drivers(
         )
         .context("use the token of coordinator.token_file")?,
         pool: config.pool.clone(),
+        storage: storage.clone(),
     };
     let images = FileImages::open(images, exec.clone(), &clock, entropy.clone())
         .await

@@ -285,7 +285,7 @@ impl Job {
         for image in payload::images(&self.properties) {
             // The share of this step in the whole task.
             let progress = |percent: u8| ctx.progress(20 + percent.min(100) / 10 * 3);
-            ctx.drivers.images.ensure(image, &progress, &ctx.cancelled).await?;
+            machine::bring_image(ctx, image, &progress).await?;
         }
         Ok(())
     }

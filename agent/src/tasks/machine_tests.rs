@@ -100,7 +100,12 @@ impl Host {
             entropy: Arc::new(SeededEntropy::new(1)),
             compute,
             storage,
-            images: Arc::new(SimImages::new(self.pool.clone(), repository, faults())),
+            images: Arc::new(SimImages::new(
+                self.pool.clone(),
+                repository,
+                clock.clone(),
+                faults(),
+            )),
             settings: Arc::new(SimSettings::new(faults())),
             host: Arc::new(SimHost::default()),
             vms,

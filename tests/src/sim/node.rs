@@ -255,7 +255,8 @@ impl AgentNode {
             compute: compute.clone(),
             storage: storage.clone(),
         }));
-        let images = SimImages::new(self.pool.clone(), self.repository.clone(), faults());
+        let repository = self.repository.clone();
+        let images = SimImages::new(self.pool.clone(), repository, clock.clone(), faults());
         let drivers = Arc::new(Drivers {
             clock: clock.clone(),
             entropy: entropy.clone(),

@@ -186,16 +186,6 @@ async fn virtual_size(path: &Path) -> Result<u64, DriverError> {
     }
 }
 
-async fn used_bytes(path: &Path) -> Result<u64, DriverError> {
-    const BLOCK_BYTES: u64 = 512;
-    match tokio::fs::symlink_metadata(path).await {
-        Ok(found) => Ok(found.blocks().saturating_mul(BLOCK_BYTES)),
-        // Somebody removed it while the folder was read.
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(0),
-        Err(error) => Err(files::failed("read the size of", path, error)),
-    }
-}
-
 /// The index in `disk<N>.qcow2`.
 fn index_of(path: &Path) -> Option<u32> {
     let name = path.file_name()?.to_str()?;
@@ -204,7 +194,7 @@ fn index_of(path: &Path) -> Option<u32> {
 
 async fn disk_at(path: PathBuf, index: u32) -> Result<Disk, DriverError> {
     let size_bytes = virtual_size(&path).await?;
-    let used_bytes = used_bytes(&path).await?;
+    let used_bytes = files::used_bytes(&path).await?;
     Ok(Disk { index, path, format: "qcow2".to_owned(), size_bytes, used_bytes })
 }
 
@@ -388,7 +378,7 @@ impl Storage for FileStorage {
             for path in files::list(&folder).await? {
                 if index_of(&path).is_some() {
                     holder.disks += 1;
-                    holder.used_bytes += used_bytes(&path).await?;
+                    holder.used_bytes += files::used_bytes(&path).await?;
                 }
             }
             holders.push(holder);
@@ -417,14 +407,14 @@ impl Storage for FileStorage {
             ..Usage::default()
         };
         for path in files::list(&self.images).await? {
-            usage.images_bytes += used_bytes(&path).await?;
+            usage.images_bytes += files::used_bytes(&path).await?;
         }
         for folder in files::list(&self.vols).await? {
             for path in files::list(&folder).await? {
                 if index_of(&path).is_none() {
                     continue;
                 }
-                usage.disks_used_bytes += used_bytes(&path).await?;
+                usage.disks_used_bytes += files::used_bytes(&path).await?;
                 match self.sizes.of(&path).await {
                     Ok(size_bytes) => usage.disks_virtual_bytes += size_bytes,
                     // A disk that was just removed, or a damaged one: the others still count.
