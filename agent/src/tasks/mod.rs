@@ -14,6 +14,7 @@ mod events;
 mod fault_matrix_tests;
 pub mod folder;
 mod house;
+pub mod image_delete;
 pub mod image_ensure_present;
 pub mod image_get;
 mod intake;
@@ -95,6 +96,7 @@ pub type Params = Map<String, Value>;
 pub static HANDLERS: &[&dyn Handler] = &[
     &agents_uninstall::AgentsUninstall,
     &command_execute::CommandExecute,
+    &image_delete::ImageDelete,
     &image_ensure_present::ImageEnsurePresent,
     &image_get::ImageGet,
     &machine_boot::MachineBoot,
