@@ -60,6 +60,7 @@ pub mod registry;
 mod run;
 pub mod runner;
 pub mod server_factory_reset;
+pub mod server_images;
 pub mod server_orphans;
 pub mod server_overprovision_ratio;
 pub mod server_reboot;
@@ -121,6 +122,7 @@ pub static HANDLERS: &[&dyn Handler] = &[
     &refresh_agents::RefreshAgents,
     &server_overprovision_ratio::ServerOverprovisionRatio,
     &server_factory_reset::ServerFactoryReset,
+    &server_images::ServerImageList,
     &server_orphans::ServerOrphans,
     &server_reboot::ServerReboot,
     &server_setup::ServerSetup,
