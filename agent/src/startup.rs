@@ -159,6 +159,7 @@ pub async fn open(
         instance_id: entropy.uuid(),
         coordinators: urls(&config.coordinator.urls),
         task_ceiling: config.task_ceiling(),
+        image_gc: config.images.gc.policy(),
     };
     let threads = Arc::new(OsThreads);
     let kv = folder::open(&folders.data, clock.wall(), threads.as_ref()).await?;

@@ -16,6 +16,7 @@ pub mod folder;
 mod house;
 pub mod image_delete;
 pub mod image_ensure_present;
+pub mod image_gc;
 pub mod image_get;
 mod intake;
 pub mod journal;
@@ -69,6 +70,9 @@ pub mod server_sysinfo;
 pub mod server_update_nics;
 pub mod sleep;
 mod snapshot;
+mod surplus;
+#[cfg(test)]
+mod surplus_tests;
 pub mod unsupported;
 pub mod vms_usage;
 mod wake;

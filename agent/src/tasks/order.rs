@@ -193,6 +193,13 @@ impl Order {
         self.jobs.values().filter(holds).map(|other| other.id.clone()).collect()
     }
 
+    /// Images that tasks hold or wait for.
+    #[must_use]
+    pub fn images(&self) -> BTreeSet<ImageUuid> {
+        let wanted = |job: &Job| job.wants.images.union(&job.wants.image_uses).copied().collect();
+        self.jobs.values().flat_map(|job| -> BTreeSet<_> { wanted(job) }).collect()
+    }
+
     /// Tasks that wait.
     #[must_use]
     pub fn waiting(&self) -> Vec<TaskId> {

@@ -124,6 +124,8 @@ pub struct Engine {
     /// Held while the intake is changed.
     pub(super) intake_changes: tokio::sync::Mutex<()>,
     pub(super) notes: Notify,
+    /// A task found no room.
+    pub(super) room_wanted: Notify,
     /// Small changes of the journal that nobody waits for.
     pub(super) to_note: Mutex<Vec<Change>>,
     pub(super) broken: CancellationToken,
@@ -156,6 +158,7 @@ impl Engine {
             changed: watch::Sender::new(0),
             intake_changes: tokio::sync::Mutex::default(),
             notes: Notify::new(),
+            room_wanted: Notify::new(),
             to_note: Mutex::default(),
             broken: CancellationToken::new(),
             closing: CancellationToken::new(),

@@ -19,6 +19,7 @@ use muster_agent::drivers::storage::sim::{SimPool, SimStorage};
 use muster_agent::report::sim::SimFacts;
 use muster_agent::report::{Reporter, ReporterParts};
 use muster_agent::tasks::HANDLERS;
+use muster_agent::tasks::image_gc::Policy;
 use muster_agent::tasks::registry::{self, Registry};
 use muster_agent::vms::copies::CopiedRecords;
 use muster_agent::vms::sim::SimVmRecords;
@@ -290,6 +291,7 @@ impl AgentNode {
             instance_id: parts.entropy.uuid(),
             coordinators: vec![COORDINATOR_URL.parse().expect("a constant URL")],
             task_ceiling: TASK_CEILING,
+            image_gc: Some(Policy::default()),
         };
         (config, parts, report)
     }
