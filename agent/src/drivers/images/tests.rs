@@ -311,8 +311,22 @@ async fn images_that_can_not_be_used_are_refused_and_leave_nothing() {
 async fn a_full_disk_is_refused_and_leaves_nothing() {
     let (node, raw) = (Node::new().await, raw_disk());
     node.publish(&raw, "none", |m| m["files"][0]["size"] = json!(1_u64 << 60));
+    let refused = node.ensure().await;
+    check_code(&refused, "StoreFull");
+    let text = refused.unwrap_err().to_string();
+    let needed = format!("it needs {} bytes more", 1_u64 << 60);
+    assert!(text.contains(&needed) && text.ends_with("are free"), "{text}");
+    node.check_nothing_left();
+
+    // A small file that holds a large disk.
+    node.publish(&raw, "gzip", |m| {
+        m["files"][0]["format"] = json!("raw");
+        m["image_size"] = json!(1_u64 << 40);
+    });
     check_code(&node.ensure().await, "StoreFull");
     node.check_nothing_left();
+    // Of both not one byte was asked for.
+    assert_eq!(node.server.ranges(), vec![]);
 
     // /dev/full answers every write as a full disk does.
     node.publish(&raw, "none", |_| ());
