@@ -49,7 +49,7 @@ impl Engine {
     }
 
     /// Removes what is to go now. Returns what people must know: the pool is too full, and no image
-    /// can go. With `is_wanted` a task found no room, however full the pool is: something large.
+    /// goes. With `is_wanted` a task found no room, however full the pool is: something large.
     async fn make_room(
         self: &Arc<Self>,
         policy: &Policy,
@@ -63,22 +63,22 @@ impl Engine {
         let images = drivers.images.list().await?;
         let held = self.shared.lock().order.images();
         let chosen = choose(policy, pool, &images, &held, self.parts.clock.wall());
-        let mut removed = 0;
+        let (mut removed, mut why) = (0, "no image here can be removed".to_owned());
         for image in chosen {
             match self.remove_surplus(image, pool).await {
                 Ok(()) => removed += 1,
                 Err(problem) => {
                     tracing::warn!(image_uuid = %image, problem, "an image could not be removed");
+                    why = format!("image {image} could not be removed: {problem}");
                 }
             }
         }
-        let pool = if removed > 0 { self.pool().await? } else { pool };
         if removed > 0 || !pool.is_above(policy.high_percent) {
             return Ok(None);
         }
         let used_percent = pool.used_percent();
-        tracing::warn!(used_percent, "the pool is too full, and no image can be removed");
-        Ok(Some(format!("pool: {used_percent} % are used, and no image here can be removed")))
+        tracing::warn!(used_percent, why, "the pool is too full");
+        Ok(Some(format!("pool: {used_percent} % are used, and {why}")))
     }
 
     async fn pool(&self) -> Result<Pool, DriverError> {
