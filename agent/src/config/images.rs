@@ -22,7 +22,7 @@ pub struct ImagesConfig {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct ImagesGcConfig {
-    /// Whether the agent does that when room gets scarce.
+    /// Whether the agent removes images that nobody needs when room gets scarce.
     pub enabled: bool,
     /// Use of the pool above which images go, percent; also when a task found no room.
     pub high_percent: u8,
