@@ -1,5 +1,7 @@
 //! The agent's configuration. Every key is documented from here; see `docs/configuration.md`.
 
+mod images;
+
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -21,6 +23,8 @@ use crate::report::identity::{self, ByteOrder};
 use crate::report::sysinfo::CN_AGENT_VERSION;
 use crate::tasks::HANDLERS;
 use crate::tasks::registry::Registry;
+
+pub use self::images::{ImagesConfig, ImagesGcConfig};
 
 /// Environment variables that are configuration start with this.
 pub const ENVIRONMENT_PREFIX: &str = "MUSTER_AGENT__";
@@ -240,14 +244,6 @@ impl Default for ComputeConfig {
     }
 }
 
-/// Images.
-#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
-#[serde(default)]
-pub struct ImagesConfig {
-    /// Base URLs of image repositories. Empty: the coordinators.
-    pub sources: Vec<String>,
-}
-
 /// Changes of the host itself.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
@@ -301,7 +297,7 @@ impl Check for Config {
         let numbers = version.len() == 3 && version.iter().all(|part| part.parse::<u32>().is_ok());
         problems.require(numbers, "compat.cn_agent_version", "three numbers, as 2.14.0");
         problems.within("coordinator", |problems| self.coordinator.check(problems));
-        check_urls(problems, "images.sources", &self.images.sources, ["http", "https"]);
+        problems.within("images", |problems| self.images.check(problems));
         problems.within("log", |problems| self.log.check(problems));
     }
 
@@ -417,6 +413,8 @@ mod tests {
         check_refused("server_uuid=\"00000000-0000-0000-0000-000000000000\"", "server_uuid");
         check_refused("queues.nope.max_concurrent=1", "queues.nope: no queue, there are");
         check_refused("queues.nop.max_concurrent=0", "queues.nop.max_concurrent: at least 1");
+        check_refused("images.gc.high_percent=101", "images.gc.high_percent");
+        check_refused("images.gc.low_percent=90", "images.gc.low_percent");
         check_refused("compat.cn_agent_version=2.x", "compat.cn_agent_version");
     }
 

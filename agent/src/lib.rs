@@ -35,6 +35,7 @@ use crate::consoles::{Consoles, NodePorts};
 use crate::drivers::SharedDrivers;
 use crate::link::feed::Feed;
 use crate::link::{LinkParts, Links};
+use crate::tasks::image_gc::Policy;
 use crate::tasks::journal::JournalError;
 use crate::tasks::registry::{Faults, Registry};
 use crate::tasks::{Engine, EngineParts};
@@ -78,6 +79,8 @@ pub struct AgentConfig {
     pub coordinators: Vec<Url>,
     /// Longest run time of any task.
     pub task_ceiling: Duration,
+    /// When images that nobody needs go; never without.
+    pub image_gc: Option<Policy>,
 }
 
 /// The agent did not start.
@@ -119,6 +122,9 @@ impl Agent {
         vms::startup::find(&parts.drivers).await.map_err(StartError::Vms)?;
         engine.recover().await;
         engine.wake().await;
+        if let Some(policy) = config.image_gc {
+            engine.keep_room_for_images(policy);
+        }
         let (background, stop) = (TaskTracker::new(), CancellationToken::new());
         let report = parts.drivers.report.clone();
         // Complete or not, there is a document before anybody asks for it.

@@ -161,6 +161,7 @@ pub async fn open(
         instance_id: entropy.uuid(),
         coordinators: urls(&config.coordinator.urls),
         task_ceiling: config.task_ceiling(),
+        image_gc: config.images.gc.policy(),
     };
     let threads = Arc::new(OsThreads);
     let kv = folder::open(&folders.data, clock.wall(), threads.as_ref()).await?;
@@ -231,6 +232,7 @@ async fn drivers(
         )
         .context("use the token of coordinator.token_file")?,
         pool: config.pool.clone(),
+        storage: storage.clone(),
     };
     let images = FileImages::open(images, exec.clone(), &clock, entropy.clone())
         .await

@@ -22,6 +22,7 @@ mod output;
 mod pick;
 mod rates;
 mod server;
+mod server_images;
 mod server_orphans;
 mod task;
 mod terminal;

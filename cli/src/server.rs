@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::answer::Answer;
 use crate::client::Client;
 use crate::output::{Output, member, mib};
-use crate::{CliError, job, pick, server_orphans};
+use crate::{CliError, job, pick, server_images, server_orphans};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Args {
@@ -41,6 +41,9 @@ pub(crate) enum Args {
         #[command(flatten)]
         wait: JobWait,
     },
+    /// The images on a node, and who needs them.
+    #[command(subcommand)]
+    Images(server_images::Args),
     /// Guests, disks and records on a node that belong to none of its VMs.
     #[command(subcommand)]
     Orphans(server_orphans::Args),
@@ -118,6 +121,7 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
             let answer = client.put(&path, &body).await?;
             wait.follow(client, output, answer).await
         }
+        Args::Images(args) => server_images::run(client, output, args).await,
         Args::Orphans(args) => server_orphans::run(client, output, args).await,
         Args::Get { server } => output.object(pick::server(client, &server).await?.json()),
     }

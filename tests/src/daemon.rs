@@ -341,8 +341,14 @@ impl Agent {
     /// Starts one with further settings and environment.
     #[must_use]
     pub fn with(coordinators: &[&str], settings: &[&str], env: &[(&str, &str)]) -> Self {
-        // A filter would be one of this machine's network.
-        let always = ["compute.accel=tcg", "host.actions=sim", "compute.user_network=restricted"];
+        let always = [
+            "compute.accel=tcg",
+            "host.actions=sim",
+            // A filter would be one of this machine's network.
+            "compute.user_network=restricted",
+            // How full this machine's disk is must not matter.
+            "images.gc.enabled=false",
+        ];
         let mut agent = Self {
             dir: temp_dir(),
             server_uuid: fresh_uuid(),

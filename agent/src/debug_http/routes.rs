@@ -91,7 +91,7 @@ fn ping(local: &Local) -> Answer {
 fn degraded(local: &Local) -> Vec<String> {
     let turned_away = local.agent.links.turned_away();
     let turned_away = turned_away.iter().map(|(url, reason)| format!("{url}: {reason}"));
-    turned_away.chain(local.agent.drivers.vms.remarks()).collect()
+    turned_away.chain(local.agent.drivers.report.remarks()).collect()
 }
 
 async fn status(local: &Local) -> Answer {

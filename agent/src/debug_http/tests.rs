@@ -53,6 +53,7 @@ async fn serve() -> Served {
         instance_id: Uuid::nil(),
         coordinators: Vec::new(),
         task_ceiling: crate::TASK_CEILING,
+        image_gc: None,
     };
     let agent = Arc::new(Agent::start(config, parts).await.unwrap());
     let folder = tempfile::tempdir().unwrap();

@@ -176,6 +176,20 @@ pub async fn allocated_bytes(path: &Path) -> Result<u64, DriverError> {
     Ok(found.blocks().saturating_mul(BLOCK_BYTES))
 }
 
+/// What a file that may be removed meanwhile takes on disk, bytes; none when it is not there.
+///
+/// # Errors
+/// The file system failed.
+pub async fn used_bytes(path: &Path) -> Result<u64, DriverError> {
+    use std::os::unix::fs::MetadataExt as _;
+    const BLOCK_BYTES: u64 = 512;
+    match fs::symlink_metadata(path).await {
+        Ok(found) => Ok(found.blocks().saturating_mul(BLOCK_BYTES)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+        Err(error) => Err(failed("read the size of", path, error)),
+    }
+}
+
 /// Space of a file system, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {

@@ -58,6 +58,7 @@ async fn cluster() -> Cluster {
         instance_id: Uuid::nil(),
         coordinators: vec!["ws://coordinator:8480".parse().unwrap()],
         task_ceiling: crate::TASK_CEILING,
+        image_gc: None,
     };
     let agent = Agent::start(config, parts).await.unwrap();
     Cluster { agent, listener, dialer }

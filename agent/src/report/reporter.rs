@@ -43,6 +43,7 @@ pub struct ReporterParts {
 pub struct Reporter {
     parts: ReporterParts,
     usage: UsageSampler,
+    pool_remark: Mutex<Option<String>>,
     sysinfo: watch::Sender<Arc<SysinfoDocument>>,
     collected_at: Mutex<Option<Duration>>,
     // One collection at a time; who waits takes its result.
@@ -58,6 +59,7 @@ impl Reporter {
         Self {
             usage: UsageSampler::new(parts.clock.clone(), parts.vms.clone(), facts),
             parts,
+            pool_remark: Mutex::default(),
             sysinfo: watch::channel(Arc::default()).0,
             collected_at: Mutex::default(),
             collecting: tokio::sync::Mutex::default(),
@@ -69,6 +71,19 @@ impl Reporter {
     #[must_use]
     pub fn usage(&self) -> &UsageSampler {
         &self.usage
+    }
+
+    /// Says what is wrong with the pool, for people, in place of what was said before.
+    pub fn set_pool_remark(&self, remark: Option<String>) {
+        *self.pool_remark.lock() = remark;
+    }
+
+    /// What is wrong that only people can change, a line each.
+    #[must_use]
+    pub fn remarks(&self) -> Vec<String> {
+        let mut remarks = self.parts.vms.remarks();
+        remarks.extend(self.pool_remark.lock().clone());
+        remarks
     }
 
     /// Wants sysinfo to be collected anew soon.
@@ -150,7 +165,7 @@ impl Feed for Reporter {
         parts.vms.observe_all(&*parts.compute).await;
         let figures = parts.facts.figures().await?;
         let usage = parts.storage.usage().await?;
-        let (vms, degraded) = (parts.vms.reports(), parts.vms.remarks());
+        let (vms, degraded) = (parts.vms.reports(), self.remarks());
         let mut sample = status::sample(vms, figures, &usage, degraded, parts.clock.wall());
         let mut used = (*self.usage.latest()).clone();
         used.retain(|vm, _| sample.vms.contains_key(vm));

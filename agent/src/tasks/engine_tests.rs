@@ -21,7 +21,7 @@ use super::record::{Origin, State};
 use super::registry::{Faults, Moment, Registry};
 use super::{
     Class, Engine, EngineParts, HANDLERS, Handler, Kind, Lock, OnFailure, Params, Plan, Queue,
-    Refusal, Standing, Step, Submission, TaskContext, TaskFailure,
+    Refusal, Standing, Step, Submission, TaskContext, TaskFailure, image_ensure_present,
 };
 
 /// Longer than anything here takes.
@@ -391,11 +391,21 @@ async fn run_kind(handler: &'static dyn Handler, point: Option<&str>) -> (Outcom
     }
     engine.submit(wanted).await.unwrap();
     let result = ended(&engine, "kind").await;
-    (result.status, code(&result).to_owned(), format!("{:?}", node.host.content()))
+    let (content, images) = (node.host.content(), node.host.pool.images());
+    (result.status, code(&result).to_owned(), format!("{content:?} {:?}", images.keys()))
 }
 
-/// Kinds about a VM need one.
+/// Kinds about a VM or an image need one.
 async fn prepare(node: &Node, kind: &str) {
+    if kind == "image_delete" {
+        let ensure = image_ensure_present::ImageEnsurePresent.example();
+        let engine = node.start().await;
+        engine.submit(submission("image", "image_ensure_present", json!(ensure))).await.unwrap();
+        assert_eq!(ended(&engine, "image").await.status, Outcome::Complete);
+        assert_eq!(node.host.pool.images().len(), 1);
+        node.cut_power();
+        return;
+    }
     if !kind.starts_with("machine_") || kind == "machine_create" {
         return;
     }

@@ -43,7 +43,7 @@ impl Handler for ImageEnsurePresent {
             None => return Err(TaskFailure::bad_param("image_uuid", "is required")),
         };
         let steps: Vec<Box<dyn Step>> = vec![Box::new(Ensure { image })];
-        Ok(Plan { locks: vec![Lock::Image(image)], steps })
+        Ok(Plan { locks: vec![Lock::ImageUse(image)], steps })
     }
 }
 

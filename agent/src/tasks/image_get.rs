@@ -10,6 +10,10 @@ use serde_json::json;
 use super::machine::{self, refuse};
 use super::{Handler, Kind, Params, Plan, Queue, Step, TaskContext, TaskFailure};
 
+/// The queue of what asks about images.
+pub(super) const IMAGE_QUERY: Queue =
+    Queue { name: "image_query", max_concurrent: 16, max_wait: Duration::from_secs(60) };
+
 /// The kind; parameter `uuid`.
 #[derive(Debug)]
 pub struct ImageGet;
@@ -17,11 +21,7 @@ pub struct ImageGet;
 #[async_trait]
 impl Handler for ImageGet {
     fn kind(&self) -> Kind {
-        Kind::query(
-            "image_get",
-            Queue { name: "image_query", max_concurrent: 16, max_wait: Duration::from_secs(60) },
-            Duration::from_secs(60),
-        )
+        Kind::query("image_get", IMAGE_QUERY, Duration::from_secs(60))
     }
 
     fn example(&self) -> Params {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
+use muster_shared::error_chain::Chain;
 use muster_shared::ids::{ImageUuid, VmUuid};
 use muster_shared::lenient;
 use muster_shared::wire::Code;
@@ -58,6 +59,21 @@ pub(super) fn image(params: &Params, name: &str) -> Result<ImageUuid, TaskFailur
     let text = params.get(name).and_then(Value::as_str);
     let text = text.ok_or_else(|| TaskFailure::bad_param(name, "must be a UUID"))?;
     text.to_ascii_lowercase().parse().map_err(|problem| TaskFailure::bad_param(name, problem))
+}
+
+/// Brings an image here from which a disk is about to be made.
+pub(super) async fn bring_image(
+    ctx: &TaskContext,
+    image: ImageUuid,
+    progress: &(dyn Fn(u8) + Send + Sync),
+) -> Result<(), TaskFailure> {
+    let images = &ctx.drivers.images;
+    images.ensure(image, progress, &ctx.cancelled).await?;
+    if let Err(error) = images.note_use(image).await {
+        // At worst the image goes sooner than it should, and is fetched once more.
+        tracing::warn!(image_uuid = %image, error = %Chain(&error), "a use was not noted");
+    }
+    Ok(())
 }
 
 /// A random address of the locally administered range.

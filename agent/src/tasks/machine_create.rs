@@ -59,10 +59,13 @@ impl Handler for MachineCreate {
             keep_failed: machine::flag(params, "keep_failed")?,
             idempotent: machine::flag(params, "idempotent")?,
         });
+        // Held until its disks are made: an image that was found here does not go before.
+        let images = payload::images(&job.properties).into_iter().map(Lock::ImageUse);
+        let locks = images.chain([Lock::Vm(vm)]).collect();
         let step = |&part: &Part| -> Box<dyn Step> {
             Box::new(CreateStep { job: Arc::clone(&job), part })
         };
-        Ok(Plan { locks: vec![Lock::Vm(vm)], steps: PARTS.iter().map(step).collect() })
+        Ok(Plan { locks, steps: PARTS.iter().map(step).collect() })
     }
 }
 
@@ -282,7 +285,7 @@ impl Job {
         for image in payload::images(&self.properties) {
             // The share of this step in the whole task.
             let progress = |percent: u8| ctx.progress(20 + percent.min(100) / 10 * 3);
-            ctx.drivers.images.ensure(image, &progress, &ctx.cancelled).await?;
+            machine::bring_image(ctx, image, &progress).await?;
         }
         Ok(())
     }

@@ -99,7 +99,7 @@ impl RealNode {
             compute: compute.clone(),
             storage: storage.clone(),
         }));
-        let images = Arc::new(SimImages::new(pool, repository, Faults::none()));
+        let images = Arc::new(SimImages::new(pool, repository, clock.clone(), Faults::none()));
         let entropy = Arc::new(SeededEntropy::new(3));
         let host = Arc::new(RefuseHost);
         let settings = Arc::new(FileSettings::new(self.folder.path()));

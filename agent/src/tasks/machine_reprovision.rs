@@ -72,7 +72,8 @@ impl Handler for MachineReprovision {
             Part::Boot,
             Part::Purge,
         ];
-        Ok(Plan { locks: vec![Lock::Vm(vm)], steps: parts.into_iter().map(step).collect() })
+        let locks = vec![Lock::ImageUse(image), Lock::Vm(vm)];
+        Ok(Plan { locks, steps: parts.into_iter().map(step).collect() })
     }
 }
 
@@ -121,8 +122,7 @@ impl Reprovision {
 
     async fn ensure_image(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let progress = |percent: u8| ctx.progress(10 + percent.min(100) / 10 * 3);
-        ctx.drivers.images.ensure(self.image, &progress, &ctx.cancelled).await?;
-        Ok(())
+        machine::bring_image(ctx, self.image, &progress).await
     }
 
     async fn mark(&self, ctx: &TaskContext, provisioning: bool) -> Result<(), TaskFailure> {

@@ -105,7 +105,12 @@ impl Host {
             compute,
             networks: Arc::new(SimNetworks::new(self.networks.clone(), faults())),
             storage,
-            images: Arc::new(SimImages::new(self.pool.clone(), repository, faults())),
+            images: Arc::new(SimImages::new(
+                self.pool.clone(),
+                repository,
+                clock.clone(),
+                faults(),
+            )),
             settings: Arc::new(SimSettings::new(faults())),
             host: Arc::new(SimHost::default()),
             vms,

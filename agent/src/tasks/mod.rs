@@ -14,7 +14,9 @@ mod events;
 mod fault_matrix_tests;
 pub mod folder;
 mod house;
+pub mod image_delete;
 pub mod image_ensure_present;
+pub mod image_gc;
 pub mod image_get;
 mod intake;
 pub mod journal;
@@ -61,6 +63,7 @@ pub mod registry;
 mod run;
 pub mod runner;
 pub mod server_factory_reset;
+pub mod server_images;
 pub mod server_orphans;
 pub mod server_overprovision_ratio;
 pub mod server_reboot;
@@ -69,6 +72,9 @@ pub mod server_sysinfo;
 pub mod server_update_nics;
 pub mod sleep;
 mod snapshot;
+mod surplus;
+#[cfg(test)]
+mod surplus_tests;
 pub mod unsupported;
 pub mod vms_usage;
 mod wake;
@@ -97,6 +103,7 @@ pub type Params = Map<String, Value>;
 pub static HANDLERS: &[&dyn Handler] = &[
     &agents_uninstall::AgentsUninstall,
     &command_execute::CommandExecute,
+    &image_delete::ImageDelete,
     &image_ensure_present::ImageEnsurePresent,
     &image_get::ImageGet,
     &machine_boot::MachineBoot,
@@ -121,6 +128,7 @@ pub static HANDLERS: &[&dyn Handler] = &[
     &refresh_agents::RefreshAgents,
     &server_overprovision_ratio::ServerOverprovisionRatio,
     &server_factory_reset::ServerFactoryReset,
+    &server_images::ServerImageList,
     &server_orphans::ServerOrphans,
     &server_reboot::ServerReboot,
     &server_setup::ServerSetup,
@@ -201,8 +209,10 @@ impl Kind {
 pub enum Lock {
     /// The whole server, for itself alone.
     ServerExclusive,
-    /// One image.
+    /// One image, for itself alone.
     Image(ImageUuid),
+    /// One image that must stay, beside others who use it too.
+    ImageUse(ImageUuid),
     /// One VM.
     Vm(VmUuid),
 }

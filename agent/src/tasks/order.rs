@@ -38,6 +38,7 @@ struct Job {
 struct Wants {
     server: Server,
     images: BTreeSet<ImageUuid>,
+    image_uses: BTreeSet<ImageUuid>,
     vms: BTreeSet<VmUuid>,
 }
 
@@ -59,6 +60,7 @@ impl Wants {
             match *lock {
                 Lock::ServerExclusive => wants.server = Server::Exclusive,
                 Lock::Image(image) => drop(wants.images.insert(image)),
+                Lock::ImageUse(image) => drop(wants.image_uses.insert(image)),
                 Lock::Vm(vm) => drop(wants.vms.insert(vm)),
             }
         }
@@ -71,7 +73,10 @@ impl Wants {
             (Server::Exclusive, Server::Shared | Server::Exclusive)
                 | (Server::Shared, Server::Exclusive)
         );
-        servers || !self.images.is_disjoint(&other.images) || !self.vms.is_disjoint(&other.vms)
+        let images = !self.images.is_disjoint(&other.images)
+            || !self.images.is_disjoint(&other.image_uses)
+            || !self.image_uses.is_disjoint(&other.images);
+        servers || images || !self.vms.is_disjoint(&other.vms)
     }
 }
 
@@ -188,6 +193,13 @@ impl Order {
         self.jobs.values().filter(holds).map(|other| other.id.clone()).collect()
     }
 
+    /// Images that tasks hold or wait for.
+    #[must_use]
+    pub fn images(&self) -> BTreeSet<ImageUuid> {
+        let wanted = |job: &Job| job.wants.images.union(&job.wants.image_uses).copied().collect();
+        self.jobs.values().flat_map(|job| -> BTreeSet<_> { wanted(job) }).collect()
+    }
+
     /// Tasks that wait.
     #[must_use]
     pub fn waiting(&self) -> Vec<TaskId> {
@@ -254,6 +266,25 @@ mod tests {
     }
 
     #[test]
+    fn tasks_that_use_an_image_run_together_and_never_beside_one_that_wants_it_alone() {
+        let image = ImageUuid(Uuid::from_u128(1));
+        let mut order = Order::default();
+        let uses = |n| [Lock::Vm(VmUuid(Uuid::from_u128(n))), Lock::ImageUse(image)];
+        order.enqueue(&id(0), WIDE, Class::Mutate, &uses(0)).unwrap();
+        order.enqueue(&id(1), WIDE, Class::Mutate, &uses(1)).unwrap();
+        order.enqueue(&id(2), WIDE, Class::Mutate, &[Lock::Image(image)]).unwrap();
+        order.enqueue(&id(3), WIDE, Class::Mutate, &uses(3)).unwrap();
+        order.enqueue(&id(4), WIDE, Class::Mutate, &[vm(4)]).unwrap();
+        assert_eq!(order.advance(), [id(0), id(1), id(4)]);
+        order.remove(&id(0));
+        assert_eq!(order.advance(), []);
+        order.remove(&id(1));
+        assert_eq!(order.advance(), [id(2)]);
+        order.remove(&id(2));
+        assert_eq!(order.advance(), [id(3)]);
+    }
+
+    #[test]
     fn a_full_queue_refuses_but_takes_back_what_was_accepted_before() {
         let mut order = Order::default();
         for n in 0..MAX_DEPTH {
@@ -264,8 +295,12 @@ mod tests {
         assert_eq!(order.depth("q").waiting, MAX_DEPTH + 1);
     }
 
-    fn job() -> impl Strategy<Value = (bool, bool, Vec<u128>)> {
-        (any::<bool>(), prop::bool::weighted(0.1), prop::collection::vec(0u128..4, 0..3))
+    /// Whether it is of the small queue, whether it wants the server, VMs, and an image with
+    /// whether it wants that alone.
+    fn job() -> impl Strategy<Value = (bool, bool, Vec<u128>, Option<(u128, bool)>)> {
+        let vms = prop::collection::vec(0u128..4, 0..3);
+        let image = prop::option::of((0u128..2, any::<bool>()));
+        (any::<bool>(), prop::bool::weighted(0.1), vms, image)
     }
 
     proptest! {
@@ -277,10 +312,14 @@ mod tests {
         ) {
             let mut order = Order::default();
             let mut locks = BTreeMap::new();
-            for (n, (small, exclusive, vms)) in jobs.iter().enumerate() {
+            for (n, (small, exclusive, vms, image)) in jobs.iter().enumerate() {
                 let mut wants: Vec<Lock> = vms.iter().map(|n| vm(*n)).collect();
                 if *exclusive {
                     wants.push(Lock::ServerExclusive);
+                }
+                if let Some((n, alone)) = image {
+                    let image = ImageUuid(Uuid::from_u128(*n));
+                    wants.push(if *alone { Lock::Image(image) } else { Lock::ImageUse(image) });
                 }
                 let queue = if *small { QUEUE } else { WIDE };
                 order.enqueue(&id(n), queue, Class::Mutate, &wants).unwrap();

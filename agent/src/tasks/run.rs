@@ -112,7 +112,10 @@ impl Engine {
         self.advance(&mut shared);
         drop(shared);
         let code = match error {
-            JournalError::Kv { source: KvError::Full { .. }, .. } => Code::StoreFull,
+            JournalError::Kv { source: KvError::Full { .. }, .. } => {
+                self.room_wanted.notify_one();
+                Code::StoreFull
+            }
             JournalError::Kv { .. } | JournalError::Damaged { .. } => Code::JournalFull,
         };
         tracing::warn!(task_id = %id, error = %Chain(error), "a task can't be made durable");
@@ -355,6 +358,9 @@ impl Engine {
 
     /// Makes the end durable, then known.
     async fn finish(&self, live: &Live, end: End) {
+        if end.error.as_ref().is_some_and(|error| error.code == Code::StoreFull) {
+            self.room_wanted.notify_one();
+        }
         let (changes, mut ended, id) = {
             let mut record = live.record.lock();
             record.state = end.state;

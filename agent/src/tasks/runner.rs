@@ -38,7 +38,7 @@ use super::live::{Admission, Live, SeenTicket, Shared};
 use super::order::Depth;
 use super::record::{Origin, Phase, Record, State, bounded_error, fingerprint};
 use super::registry::{Faults, Registry};
-use super::{Class, Handler, Params, Plan, Queue, TaskFailure};
+use super::{Class, Handler, Lock, Params, Plan, Queue, TaskFailure};
 use crate::drivers::SharedDrivers;
 
 /// Unacknowledged results at which new mutating tasks are refused.
@@ -124,6 +124,8 @@ pub struct Engine {
     /// Held while the intake is changed.
     pub(super) intake_changes: tokio::sync::Mutex<()>,
     pub(super) notes: Notify,
+    /// A task found no room.
+    pub(super) room_wanted: Notify,
     /// Small changes of the journal that nobody waits for.
     pub(super) to_note: Mutex<Vec<Change>>,
     pub(super) broken: CancellationToken,
@@ -156,6 +158,7 @@ impl Engine {
             changed: watch::Sender::new(0),
             intake_changes: tokio::sync::Mutex::default(),
             notes: Notify::new(),
+            room_wanted: Notify::new(),
             to_note: Mutex::default(),
             broken: CancellationToken::new(),
             closing: CancellationToken::new(),
@@ -291,10 +294,13 @@ impl Engine {
 
     fn new_record(&self, seq: u64, plan: &Plan, wanted: Submission) -> Record {
         let vm = plan.locks.iter().find_map(|lock| match lock {
-            super::Lock::Vm(vm) => Some(*vm),
-            super::Lock::ServerExclusive | super::Lock::Image(_) => None,
+            Lock::Vm(vm) => Some(*vm),
+            Lock::ServerExclusive | Lock::Image(_) | Lock::ImageUse(_) => None,
         });
-        let named = wanted.params.get("uuid").and_then(Value::as_str);
+        // The uuid of a task about an image alone is no VM's.
+        let about_image =
+            plan.locks.iter().any(|lock| matches!(lock, Lock::Image(_) | Lock::ImageUse(_)));
+        let named = wanted.params.get("uuid").filter(|_| !about_image).and_then(Value::as_str);
         Record {
             fingerprint: fingerprint(&wanted.task, &wanted.params),
             id: wanted.id,

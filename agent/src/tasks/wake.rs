@@ -11,6 +11,7 @@ use futures_util::stream::FuturesUnordered;
 use muster_shared::backoff::Backoff;
 use muster_shared::ids::VmUuid;
 
+use super::Params;
 use super::record::Origin;
 use super::runner::{Engine, Submission};
 use crate::vms::reconcile::{self, Action, Plan};
@@ -177,7 +178,11 @@ impl Engine {
             return (vm, action, Some(error.to_string()));
         }
         let problem = match action.task() {
-            Some(task) => self.do_task(vm, action, task).await.err(),
+            Some(task) => {
+                let record = vms.get(vm);
+                let params = reconcile::params(vm, action, record.as_ref());
+                self.do_task(task, params).await.err()
+            }
             None => None,
         };
         (vm, action, problem)
@@ -187,19 +192,17 @@ impl Engine {
     ///
     /// # Errors
     /// Why it was refused or failed, for people.
-    async fn do_task(
+    pub(super) async fn do_task(
         self: &Arc<Self>,
-        vm: VmUuid,
-        action: Action,
         task: &str,
+        params: Params,
     ) -> Result<(), String> {
         let id = self.new_id();
-        let record = self.parts.drivers.vms.get(vm);
         let submission = Submission {
             id: id.clone(),
             req_id: String::new(),
             task: task.to_owned(),
-            params: reconcile::params(vm, action, record.as_ref()),
+            params,
             deadline_ms: None,
             ticket: None,
             volatile: false,

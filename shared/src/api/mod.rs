@@ -16,6 +16,7 @@ pub mod job;
 mod object;
 pub mod orphan;
 pub mod server;
+pub mod server_image;
 pub mod task;
 pub mod ticket;
 pub mod usage;

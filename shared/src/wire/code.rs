@@ -83,6 +83,8 @@ codes! {
     ImageFilesImmutable = "ImageFilesImmutable",
     /// The image's file has another checksum than its manifest says.
     ImageChecksum = "ImageChecksum",
+    /// Disks or other images were made from it.
+    ImageHasDependentClones = "ImageHasDependentClones",
     /// The image's file is not what its manifest says.
     ImageInvalid = "ImageInvalid",
     /// The image may not be used.
@@ -236,6 +238,7 @@ impl Code {
             | Self::DatasetHasChildren
             | Self::DatasetHasClones
             | Self::DatasetProtected
+            | Self::ImageHasDependentClones
             | Self::SnapshotHeld
             | Self::InvalidName
             | Self::InvalidProperty

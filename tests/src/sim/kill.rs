@@ -96,8 +96,12 @@ fn play(sim: &mut Sim, point: &str, victim: Victim) -> Verdict {
     if kind == "server_factory_reset" {
         wanted.insert("confirm".to_owned(), json!(sim.agents[0].server));
     }
+    if kind == "image_delete" {
+        ask(sim, "image_ensure_present", params("image_ensure_present"))?;
+        wanted.insert("uuid".to_owned(), json!(IMAGE));
+    }
     let vm: Option<VmUuid> = wanted.get("uuid").and_then(|v| v.as_str()?.parse().ok());
-    if vm.is_some() && kind != "machine_create" {
+    if vm.is_some() && !["machine_create", "image_delete"].contains(&kind) {
         ask(sim, "machine_create", params("machine_create"))?;
         if kind.starts_with("orphan_") {
             sim.crash_agent(0);

@@ -20,6 +20,7 @@ use muster_agent::drivers::storage::sim::{SimPool, SimStorage};
 use muster_agent::report::sim::SimFacts;
 use muster_agent::report::{Reporter, ReporterParts};
 use muster_agent::tasks::HANDLERS;
+use muster_agent::tasks::image_gc::Policy;
 use muster_agent::tasks::registry::{self, Registry};
 use muster_agent::vms::copies::CopiedRecords;
 use muster_agent::vms::sim::SimVmRecords;
@@ -259,7 +260,8 @@ impl AgentNode {
             compute: compute.clone(),
             storage: storage.clone(),
         }));
-        let images = SimImages::new(self.pool.clone(), self.repository.clone(), faults());
+        let repository = self.repository.clone();
+        let images = SimImages::new(self.pool.clone(), repository, clock.clone(), faults());
         let drivers = Arc::new(Drivers {
             clock: clock.clone(),
             entropy: entropy.clone(),
@@ -294,6 +296,7 @@ impl AgentNode {
             instance_id: parts.entropy.uuid(),
             coordinators: vec![COORDINATOR_URL.parse().expect("a constant URL")],
             task_ceiling: TASK_CEILING,
+            image_gc: Some(Policy::default()),
         };
         (config, parts, report)
     }

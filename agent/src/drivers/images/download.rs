@@ -12,9 +12,9 @@ use sha2::Sha256;
 use tokio::fs;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, BufWriter};
 
-use super::manifest::{Compression, Expected, ImageFile};
+use super::manifest::{Compression, Expected, Format, ImageFile};
 use super::repository::{self, FetchError, MAX_ATTEMPTS, Repository, Transfer};
-use super::room;
+use super::room::{self, Room};
 use crate::drivers::{DriverError, files};
 
 const BUFFER_BYTES: usize = 256 * 1024;
@@ -35,6 +35,8 @@ pub(super) struct Download<'a> {
 /// The partial file and the checksums of what it holds.
 struct Sink {
     file: BufWriter<fs::File>,
+    // Others take room as well while this one is fetched.
+    room: Room,
     sums: Sums,
 }
 
@@ -131,13 +133,15 @@ impl Download<'_> {
         }
         let sums = self.sums_of_partial().await?;
         let needed_bytes = needed_bytes(self.file, sums.bytes);
-        if let Err(full) = room::check(&record_path, needed_bytes, &self.image.to_string()) {
+        if let Err(full) = room::check(&record_path, needed_bytes, &format!("image {}", self.image))
+        {
             self.discard().await?;
             return Err(full);
         }
         let opened = fs::OpenOptions::new().create(true).append(true).open(&self.partial).await;
         let file = opened.map_err(|e| files::failed("open", &self.partial, e))?;
-        Ok(Sink { file: BufWriter::with_capacity(BUFFER_BYTES, file), sums })
+        let file = BufWriter::with_capacity(BUFFER_BYTES, file);
+        Ok(Sink { file, room: Room::new(&self.partial), sums })
     }
 
     async fn sums_of_partial(&self) -> Result<Sums, DriverError> {
@@ -211,6 +215,7 @@ impl Download<'_> {
                     if sink.sums.bytes > self.file.expected.size_bytes {
                         break None;
                     }
+                    sink.room.take(chunk.len())?;
                     sink.file.write_all(&chunk).await.map_err(failed)?;
                     let percent = percent(sink.sums.bytes, self.file.expected.size_bytes);
                     if shown.replace(percent) != Some(percent) {
@@ -244,30 +249,46 @@ fn checksum(image: ImageUuid, problem: &str) -> DriverError {
     )
 }
 
-/// Space that it takes to download and unpack a file of which so much is there already. What is
-/// not packed lies beside a second copy only if that is made by a conversion, which looks by itself
-/// then.
+/// Space that it takes at least to download and unpack a file of which so much is there already.
+/// A copy that is made by a conversion is not counted: nobody knows how much of it is holes, and it
+/// looks for room by itself then.
 fn needed_bytes(file: &ImageFile, there_bytes: u64) -> u64 {
-    let missing_bytes = file.expected.size_bytes.saturating_sub(there_bytes);
-    match file.compression {
-        Compression::None => missing_bytes,
+    let packed_bytes = file.expected.size_bytes;
+    let unpacked_bytes = match (file.compression, file.format) {
+        // It is used as it came.
+        (Compression::None, _) => 0,
+        (_, Format::Raw) => file.disk_bytes.unwrap_or(0).max(packed_bytes),
         // At least as large as what it is made from.
-        _ => missing_bytes.saturating_add(file.expected.size_bytes),
-    }
+        (_, Format::Qcow2 | Format::Unknown) => packed_bytes,
+    };
+    packed_bytes.saturating_sub(there_bytes).saturating_add(unpacked_bytes)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::manifest::Format;
     use super::*;
+
+    #[track_caller]
+    fn check(compression: Compression, format: Format, there_bytes: u64, needed: u64) {
+        let expected = Expected { size_bytes: 100, sha1: None, sha256: None };
+        let disk_bytes = Some(1000);
+        let file = ImageFile { expected, compression, format, disk_bytes };
+        assert_eq!(needed_bytes(&file, there_bytes), needed, "{file:?}");
+        let unsaid = ImageFile { disk_bytes: None, ..file };
+        assert!(needed_bytes(&unsaid, there_bytes) <= needed, "{unsaid:?}");
+    }
 
     #[test]
     fn a_file_that_is_not_packed_needs_no_room_for_a_copy() {
-        let needed = |compression, there_bytes| {
-            let expected = Expected { size_bytes: 100, sha1: None, sha256: None };
-            needed_bytes(&ImageFile { expected, compression, format: Format::Qcow2 }, there_bytes)
-        };
-        assert_eq!((needed(Compression::None, 0), needed(Compression::None, 30)), (100, 70));
-        assert_eq!((needed(Compression::Gzip, 0), needed(Compression::Gzip, 30)), (200, 170));
+        check(Compression::None, Format::Qcow2, 0, 100);
+        check(Compression::None, Format::Raw, 30, 70);
+    }
+
+    #[test]
+    fn a_packed_disk_needs_room_for_all_of_it() {
+        check(Compression::Gzip, Format::Qcow2, 0, 200);
+        check(Compression::Gzip, Format::Unknown, 30, 170);
+        check(Compression::Zstd, Format::Raw, 0, 1100);
+        check(Compression::Zstd, Format::Raw, 30, 1070);
     }
 }

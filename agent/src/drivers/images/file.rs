@@ -1,7 +1,8 @@
 //! Images as qcow2 files under `images/`.
 //!
 //! `<uuid>.qcow2` is the image, `<uuid>.json` its record with the manifest. The record is written
-//! last: an image that has one is whole. A download under way is `<uuid>.partial` with
+//! last and removed first: an image that has one is whole. `<uuid>.used` has the time of its last use
+//! as its own. A download under way is `<uuid>.partial` with
 //! `<uuid>.partial.json`; everything else temporary is `.<name>.tmp` and removed at start.
 
 use std::collections::BTreeMap;
@@ -10,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use jiff::Timestamp;
 use muster_shared::clock::SharedClock;
 use muster_shared::entropy::SharedEntropy;
 use muster_shared::ids::ImageUuid;
@@ -22,8 +24,8 @@ use url::Url;
 use super::download::Download;
 use super::repository::Repository;
 use super::unpack::{self, Work};
-use super::{Credentials, Images, Installed, manifest};
-use crate::drivers::storage::qcow2;
+use super::{Credentials, ImageUsage, Images, Installed, manifest, usage};
+use crate::drivers::storage::{Storage, qcow2};
 use crate::drivers::{DriverError, files};
 use crate::host::SharedExec;
 
@@ -43,25 +45,32 @@ pub struct FileImagesConfig {
     pub credentials: Credentials,
     /// Recorded with each image.
     pub pool: String,
+    /// Knows the disks that are based on images.
+    pub storage: Arc<dyn Storage>,
 }
 
 /// The driver for nodes with storage `file`.
 #[derive(Debug)]
 pub struct FileImages {
-    folder: PathBuf,
+    pub(super) folder: PathBuf,
+    pub(super) storage: Arc<dyn Storage>,
+    pub(super) clock: SharedClock,
     pool: String,
     source_names: Vec<String>,
     repository: Repository,
     exec: SharedExec,
-    fetching: Mutex<BTreeMap<ImageUuid, Arc<tokio::sync::Mutex<()>>>>,
+    // Whose turn it is with an image.
+    turns: Mutex<BTreeMap<ImageUuid, Arc<tokio::sync::Mutex<()>>>>,
 }
 
 /// `<uuid>.json`.
 #[derive(Debug, Serialize, Deserialize)]
-struct Record {
-    manifest: Value,
+pub(super) struct Record {
+    pub(super) manifest: Value,
     zpool: String,
     source: String,
+    #[serde(default)]
+    pub(super) installed_at: Option<Timestamp>,
 }
 
 impl FileImages {
@@ -78,22 +87,42 @@ impl FileImages {
         let folder = config.storage_dir.join("images");
         files::make_folder(&folder).await?;
         sweep(&folder, clock).await?;
-        Ok(Self {
+        let opened = Self {
             folder,
+            storage: config.storage,
+            clock: clock.clone(),
             pool: config.pool,
             source_names: config.sources.iter().map(Url::to_string).collect(),
             repository: Repository::new(config.sources, config.credentials, entropy)?,
             exec,
-            fetching: Mutex::default(),
-        })
+            turns: Mutex::default(),
+        };
+        opened.sweep_leftovers().await?;
+        Ok(opened)
     }
 
-    fn path(&self, image: ImageUuid) -> PathBuf {
+    pub(super) fn path(&self, image: ImageUuid) -> PathBuf {
         self.folder.join(format!("{image}.qcow2"))
     }
 
-    async fn record(&self, image: ImageUuid) -> Result<Option<Record>, DriverError> {
-        let path = self.path(image).with_extension("json");
+    pub(super) fn record_path(&self, image: ImageUuid) -> PathBuf {
+        self.path(image).with_extension("json")
+    }
+
+    /// The file whose time is that of the last use.
+    pub(super) fn use_path(&self, image: ImageUuid) -> PathBuf {
+        self.path(image).with_extension(usage::USED)
+    }
+
+    /// Images that have a record, by UUID.
+    pub(super) async fn recorded(&self) -> Result<Vec<ImageUuid>, DriverError> {
+        let paths = files::list(&self.folder).await?;
+        let records = paths.iter().filter(|path| path.extension().is_some_and(|e| e == "json"));
+        Ok(records.filter_map(|path| path.file_stem()?.to_str()?.parse().ok()).collect())
+    }
+
+    pub(super) async fn record(&self, image: ImageUuid) -> Result<Option<Record>, DriverError> {
+        let path = self.record_path(image);
         let Some(content) = files::read(&path).await? else { return Ok(None) };
         let parsed = serde_json::from_slice(&content);
         parsed.map(Some).map_err(|e| DriverError::failed(format!("read {}", path.display()), e))
@@ -130,16 +159,17 @@ impl FileImages {
         let path = self.path(image);
         files::rename(&made?, &path).await?;
         let source = self.source_names.get(source).cloned().unwrap_or_default();
-        let record = Record { manifest, zpool: self.pool.clone(), source };
+        let installed_at = Some(self.clock.wall());
+        let record = Record { manifest, zpool: self.pool.clone(), source, installed_at };
         let record = serde_json::to_vec(&record).expect("a manifest has only string keys");
-        files::write(&path.with_extension("json"), &record).await?;
+        files::write(&self.record_path(image), &record).await?;
         discard(&work).await?;
         progress(100);
         tracing::info!(image_uuid = %image, "image installed");
         Ok(())
     }
 
-    fn work(&self, image: ImageUuid) -> Work {
+    pub(super) fn work(&self, image: ImageUuid) -> Work {
         Work {
             partial: self.folder.join(format!("{image}.partial")),
             unpacked: self.folder.join(format!(".{image}.unpacked.tmp")),
@@ -147,28 +177,20 @@ impl FileImages {
         }
     }
 
-    /// Waits for its turn, so that one image is fetched once at a time.
-    async fn ensure_alone(
-        &self,
-        image: ImageUuid,
-        progress: &(dyn Fn(u8) + Send + Sync),
-        cancelled: &CancellationToken,
-    ) -> Result<(), DriverError> {
-        let turn = Arc::clone(self.fetching.lock().entry(image).or_default());
-        let fetched = {
+    /// Waits until nobody else works on the image, then does `work`.
+    async fn in_turn<T>(&self, image: ImageUuid, work: impl Future<Output = T>) -> T {
+        let turn = Arc::clone(self.turns.lock().entry(image).or_default());
+        let done = {
             let _turn = turn.lock().await;
-            match self.record(image).await? {
-                Some(_) => Ok(()),
-                None => self.fetch(image, progress, cancelled).await,
-            }
+            work.await
         };
         drop(turn);
-        self.fetching.lock().retain(|_, turn| Arc::strong_count(turn) > 1);
-        fetched
+        self.turns.lock().retain(|_, turn| Arc::strong_count(turn) > 1);
+        done
     }
 }
 
-async fn discard(work: &Work) -> Result<(), DriverError> {
+pub(super) async fn discard(work: &Work) -> Result<(), DriverError> {
     for path in [&work.partial, &work.unpacked, &work.converted] {
         files::remove(path).await?;
     }
@@ -224,17 +246,27 @@ impl Images for FileImages {
         cancelled: &CancellationToken,
     ) -> Result<(), DriverError> {
         // Dropping the fetch anywhere leaves a partial file at most.
-        let fetch = self.ensure_alone(image, progress, cancelled);
+        let fetch = self.in_turn(image, async {
+            match self.record(image).await? {
+                Some(_) => Ok(()),
+                None => self.fetch(image, progress, cancelled).await,
+            }
+        });
         match cancelled.run_until_cancelled(fetch).await {
             Some(done) => done,
             None => Err(super::cancelled(image)),
         }
     }
 
-    async fn list(&self) -> Result<Vec<ImageUuid>, DriverError> {
-        let paths = files::list(&self.folder).await?;
-        let records = paths.iter().filter(|path| path.extension().is_some_and(|e| e == "json"));
-        let named = records.filter_map(|path| path.file_stem()?.to_str()?.parse().ok());
-        Ok(named.collect())
+    async fn list(&self) -> Result<Vec<ImageUsage>, DriverError> {
+        self.usages().await
+    }
+
+    async fn note_use(&self, image: ImageUuid) -> Result<(), DriverError> {
+        self.note(image).await
+    }
+
+    async fn remove(&self, image: ImageUuid) -> Result<(), DriverError> {
+        self.in_turn(image, self.take_away(image)).await
     }
 }

@@ -1,6 +1,7 @@
 //! What the agent must know of an IMGAPI manifest before it fetches the image's file.
 
 use muster_shared::ids::ImageUuid;
+use muster_shared::units::MIB;
 use muster_shared::wire::Code;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -42,6 +43,8 @@ pub(super) struct ImageFile {
     pub(super) expected: Expected,
     pub(super) compression: Compression,
     pub(super) format: Format,
+    /// Size of the disk that it holds, bytes; that of its unpacked content if that is raw.
+    pub(super) disk_bytes: Option<u64>,
 }
 
 /// Reads the manifest of an active image.
@@ -93,7 +96,9 @@ pub(super) fn parse(image: ImageUuid, manifest: &Value) -> Result<ImageFile, Dri
         Some("qcow2") => Format::Qcow2,
         Some(other) => return Err(unsupported(format!("format {other:?}"))),
     };
-    Ok(ImageFile { expected, compression, format })
+    let disk_mib = manifest.get("image_size").and_then(Value::as_u64);
+    let disk_bytes = disk_mib.and_then(|mib| mib.checked_mul(MIB));
+    Ok(ImageFile { expected, compression, format, disk_bytes })
 }
 
 #[cfg(test)]
@@ -127,7 +132,12 @@ mod tests {
     fn size_checksums_compression_and_format_are_read() {
         let file = parse(image(), &manifest(|_| ())).unwrap();
         let expected = Expected { size_bytes: 10, sha1: Some("ab".to_owned()), sha256: None };
-        let whole = ImageFile { expected, compression: Compression::Xz, format: Format::Qcow2 };
+        let whole = ImageFile {
+            expected,
+            compression: Compression::Xz,
+            format: Format::Qcow2,
+            disk_bytes: None,
+        };
         assert_eq!(file, whole);
     }
 

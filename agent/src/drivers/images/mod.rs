@@ -1,8 +1,11 @@
 //! Images at rest on this node, and how they get here.
 
+#[cfg(test)]
+mod conformance;
 mod download;
 mod file;
 mod manifest;
+mod removal;
 mod repository;
 mod room;
 pub mod sim;
@@ -11,17 +14,20 @@ mod test_server;
 #[cfg(test)]
 mod tests;
 mod unpack;
+mod usage;
 
 use std::fmt;
 use std::path::PathBuf;
 
 use async_trait::async_trait;
+use jiff::Timestamp;
 use muster_shared::ids::ImageUuid;
 use muster_shared::wire::Code;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use super::DriverError;
+use super::storage::Dependents;
 
 pub use file::{FileImages, FileImagesConfig};
 pub use repository::{Credentials, sources};
@@ -37,6 +43,31 @@ pub struct Installed {
     pub format: String,
     /// Virtual size, bytes.
     pub size_bytes: u64,
+}
+
+/// An image on this node, and who needs it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ImageUsage {
+    /// The image.
+    pub image: ImageUuid,
+    /// Its IMGAPI manifest.
+    pub manifest: Value,
+    /// Space it takes, bytes.
+    pub used_bytes: u64,
+    /// When it came here.
+    pub installed_at: Timestamp,
+    /// When a disk was made from it last.
+    pub last_used_at: Option<Timestamp>,
+    /// What is based on it.
+    pub dependents: Dependents,
+}
+
+impl ImageUsage {
+    /// The image that this one builds on.
+    #[must_use]
+    pub fn origin(&self) -> Option<ImageUuid> {
+        origin_of(&self.manifest)
+    }
 }
 
 /// Holds images.
@@ -61,11 +92,61 @@ pub trait Images: fmt::Debug + Send + Sync + 'static {
         cancelled: &CancellationToken,
     ) -> Result<(), DriverError>;
 
-    /// Every image here.
+    /// Every image here, by UUID.
     ///
     /// # Errors
     /// The host could not be read.
-    async fn list(&self) -> Result<Vec<ImageUuid>, DriverError>;
+    async fn list(&self) -> Result<Vec<ImageUsage>, DriverError>;
+
+    /// Notes that a disk is being made from the image. Durable when it returns.
+    ///
+    /// # Errors
+    /// The host failed.
+    async fn note_use(&self, image: ImageUuid) -> Result<(), DriverError>;
+
+    /// Removes the image and what a failed fetch left of it; a missing one is no error. Whoever
+    /// calls it sees to it that nobody is about to make a disk from it, see
+    /// [`Lock::Image`](crate::tasks::Lock::Image).
+    ///
+    /// # Errors
+    /// `ImageHasDependentClones` while disks or other images need it: nothing was removed then.
+    async fn remove(&self, image: ImageUuid) -> Result<(), DriverError>;
+}
+
+/// The image that one of this manifest builds on.
+#[must_use]
+pub fn origin_of(manifest: &Value) -> Option<ImageUuid> {
+    manifest.get("origin")?.as_str()?.to_ascii_lowercase().parse().ok()
+}
+
+/// Checks that nothing needs the image: no disk, and none of the other images (`children` build on
+/// it).
+///
+/// # Errors
+/// `ImageHasDependentClones`.
+pub fn check_unused(
+    image: ImageUuid,
+    dependents: Dependents,
+    children: usize,
+) -> Result<(), DriverError> {
+    let mut users = Vec::new();
+    if dependents.disks > 0 {
+        let (vms, disks) = (counted(dependents.vms, "VM"), counted(dependents.disks, "disk"));
+        users.push(format!("{vms} ({disks})"));
+    }
+    if children > 0 {
+        users.push(format!("{} of which it is the origin", counted(children, "other image")));
+    }
+    if users.is_empty() {
+        return Ok(());
+    }
+    let text = format!("image {image} is in use by {}", users.join(" and "));
+    Err(DriverError::refused(Code::ImageHasDependentClones, text))
+}
+
+fn counted(count: usize, what: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {what}{plural}")
 }
 
 /// `ImageNotFound`.

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use muster_shared::clock::SharedClock;
 use muster_shared::ids::ImageUuid;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use super::{Images, Installed};
+use super::{ImageUsage, Images, Installed};
 use crate::drivers::DriverError;
 use crate::drivers::faults::Faults;
 use crate::drivers::storage::sim::{SimImage, SimPool};
@@ -30,16 +31,23 @@ pub struct SimImages {
     pool: SimPool,
     repository: SimRepository,
     faults: Faults,
-    // One fetch at a time is enough for a simulation.
-    fetching: tokio::sync::Mutex<()>,
+    clock: SharedClock,
+    // One fetch or removal at a time is enough for a simulation.
+    working: tokio::sync::Mutex<()>,
 }
 
 impl SimImages {
     /// Installs from `repository` into `pool`. Operations in `faults`: `images.get`,
-    /// `images.manifest`, `images.fetch`, `images.install`, `images.list`.
+    /// `images.manifest`, `images.fetch`, `images.install`, `images.list`, `images.note_use`,
+    /// `images.remove`.
     #[must_use]
-    pub fn new(pool: SimPool, repository: SimRepository, faults: Faults) -> Self {
-        Self { pool, repository, faults, fetching: tokio::sync::Mutex::default() }
+    pub fn new(
+        pool: SimPool,
+        repository: SimRepository,
+        clock: SharedClock,
+        faults: Faults,
+    ) -> Self {
+        Self { pool, repository, faults, clock, working: tokio::sync::Mutex::default() }
     }
 
     async fn fetch(
@@ -47,7 +55,7 @@ impl SimImages {
         image: ImageUuid,
         progress: &(dyn Fn(u8) + Send + Sync),
     ) -> Result<(), DriverError> {
-        let _one = self.fetching.lock().await;
+        let _one = self.working.lock().await;
         if self.pool.images().contains_key(&image) {
             return Ok(());
         }
@@ -60,7 +68,8 @@ impl SimImages {
         progress(0);
         self.faults.call("images.fetch", || Ok(())).await?;
         progress(50);
-        self.faults.call("images.install", || self.pool.install(image, found)).await?;
+        let now = self.clock.wall();
+        self.faults.call("images.install", || self.pool.install_at(image, found, now)).await?;
         progress(100);
         Ok(())
     }
@@ -93,7 +102,21 @@ impl Images for SimImages {
         }
     }
 
-    async fn list(&self) -> Result<Vec<ImageUuid>, DriverError> {
-        self.faults.call("images.list", || Ok(self.pool.images().into_keys().collect())).await
+    async fn list(&self) -> Result<Vec<ImageUsage>, DriverError> {
+        self.faults.call("images.list", || Ok(self.pool.image_usages())).await
+    }
+
+    async fn note_use(&self, image: ImageUuid) -> Result<(), DriverError> {
+        let now = self.clock.wall();
+        let note = || {
+            self.pool.note_use(image, now);
+            Ok(())
+        };
+        self.faults.call("images.note_use", note).await
+    }
+
+    async fn remove(&self, image: ImageUuid) -> Result<(), DriverError> {
+        let _one = self.working.lock().await;
+        self.faults.call("images.remove", || self.pool.remove_image(image)).await
     }
 }

@@ -21,29 +21,30 @@ use tokio_util::sync::CancellationToken;
 use super::test_server::{Misbehaviour, TestServer};
 use super::{Credentials, FileImages, FileImagesConfig, Images};
 use crate::drivers::DriverError;
+use crate::drivers::storage::{FileStorage, FileStorageConfig};
 use crate::host::SystemExec;
 
-const IMAGE: &str = "01020304-0506-4708-890a-0b0c0d0e0f10";
+pub(super) const IMAGE: &str = "01020304-0506-4708-890a-0b0c0d0e0f10";
 
-fn image() -> ImageUuid {
+pub(super) fn image() -> ImageUuid {
     IMAGE.parse().unwrap()
 }
 
 /// A raw disk whose every block differs.
-fn raw_disk() -> Vec<u8> {
+pub(super) fn raw_disk() -> Vec<u8> {
     (0..512_u32 * 1024 / 4)
         .flat_map(|word| word.wrapping_mul(2_654_435_761).to_be_bytes())
         .collect()
 }
 
-struct Node {
-    server: TestServer,
-    folder: tempfile::TempDir,
+pub(super) struct Node {
+    pub(super) server: TestServer,
+    pub(super) folder: tempfile::TempDir,
     credentials: Credentials,
 }
 
 impl Node {
-    async fn new() -> Self {
+    pub(super) async fn new() -> Self {
         Self::of(TestServer::start().await, Credentials::default())
     }
 
@@ -51,8 +52,20 @@ impl Node {
         Self { server, folder: tempfile::tempdir().unwrap(), credentials }
     }
 
-    async fn images(&self) -> FileImages {
+    pub(super) async fn storage(&self) -> Arc<FileStorage> {
+        let storage = FileStorageConfig {
+            storage_dir: self.folder.path().to_owned(),
+            data_dir: self.folder.path().to_owned(),
+            server_uuid: uuid::Uuid::nil().into(),
+            pool: "zones".to_owned(),
+        };
+        let storage = FileStorage::open(storage, Arc::new(SystemExec::new())).await.unwrap();
+        Arc::new(storage)
+    }
+
+    pub(super) async fn images(&self) -> FileImages {
         let config = FileImagesConfig {
+            storage: self.storage().await,
             storage_dir: self.folder.path().to_owned(),
             sources: vec![self.server.url.clone()],
             credentials: self.credentials.clone(),
@@ -64,7 +77,12 @@ impl Node {
     }
 
     /// Publishes `content` with a manifest that describes it, after `change`.
-    fn publish(&self, content: &[u8], compression: &str, change: impl FnOnce(&mut Value)) {
+    pub(super) fn publish(
+        &self,
+        content: &[u8],
+        compression: &str,
+        change: impl FnOnce(&mut Value),
+    ) {
         let mut manifest = json!({
             "v": 2, "uuid": IMAGE, "name": "test", "state": "active", "type": "zvol",
             "files": [{
@@ -83,7 +101,7 @@ impl Node {
     }
 
     /// Names in the folder of images.
-    fn names(&self) -> BTreeSet<String> {
+    pub(super) fn names(&self) -> BTreeSet<String> {
         let entries = std::fs::read_dir(self.folder.path().join("images")).unwrap();
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     }
@@ -97,12 +115,13 @@ impl Node {
         let installed = images.get(image()).await.unwrap().unwrap();
         assert_eq!(installed.size_bytes, u64::try_from(raw.len()).unwrap());
         assert_eq!(installed.manifest["uuid"], IMAGE);
-        assert_eq!(images.list().await.unwrap(), vec![image()]);
+        let listed = images.list().await.unwrap();
+        assert_eq!(listed.iter().map(|found| found.image).collect::<Vec<_>>(), [image()]);
         assert!(convert_back(&installed.path).await == raw, "the content differs");
     }
 
     #[track_caller]
-    fn check_nothing_left(&self) {
+    pub(super) fn check_nothing_left(&self) {
         assert_eq!(self.names(), BTreeSet::new());
     }
 }
@@ -132,7 +151,7 @@ async fn qcow2_of(raw: &[u8]) -> Vec<u8> {
 }
 
 #[track_caller]
-fn check_code(result: &Result<(), DriverError>, wanted: &str) {
+pub(super) fn check_code(result: &Result<(), DriverError>, wanted: &str) {
     match result {
         Err(DriverError::Refused { code, .. }) if *code == wanted => {}
         other => panic!("expected {wanted}, got {other:?}"),
@@ -292,8 +311,22 @@ async fn images_that_can_not_be_used_are_refused_and_leave_nothing() {
 async fn a_full_disk_is_refused_and_leaves_nothing() {
     let (node, raw) = (Node::new().await, raw_disk());
     node.publish(&raw, "none", |m| m["files"][0]["size"] = json!(1_u64 << 60));
+    let refused = node.ensure().await;
+    check_code(&refused, "StoreFull");
+    let text = refused.unwrap_err().to_string();
+    let needed = format!("it needs {} bytes more", 1_u64 << 60);
+    assert!(text.contains(&needed) && text.ends_with("are free"), "{text}");
+    node.check_nothing_left();
+
+    // A small file that holds a large disk.
+    node.publish(&raw, "gzip", |m| {
+        m["files"][0]["format"] = json!("raw");
+        m["image_size"] = json!(1_u64 << 40);
+    });
     check_code(&node.ensure().await, "StoreFull");
     node.check_nothing_left();
+    // Of both not one byte was asked for.
+    assert_eq!(node.server.ranges(), vec![]);
 
     // /dev/full answers every write as a full disk does.
     node.publish(&raw, "none", |_| ());

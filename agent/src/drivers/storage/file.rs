@@ -4,6 +4,7 @@
 //! stamp is made durable first and the disk gets its name last: a disk that can be seen is whole
 //! and has an owner, and whatever else a crash leaves is overwritten or removed by its task.
 
+mod bases;
 mod copies;
 mod lock;
 mod reserve;
@@ -24,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::copies::Copies;
 use self::reserve::Reserve;
-use super::{Disk, DiskSnapshot, DiskSpec, Holder, RecordCopy, Storage, Usage, qcow2};
+use super::{Dependents, Disk, DiskSnapshot, DiskSpec, Holder, RecordCopy, Storage, Usage, qcow2};
 use crate::drivers::{DriverError, files};
 use crate::host::{Command, SharedExec};
 
@@ -59,6 +60,8 @@ pub struct FileStorage {
     exec: SharedExec,
     reserve: Reserve,
     sizes: Sizes,
+    /// Read by who renames a disk, written by who must see every disk under one of its names.
+    names: tokio::sync::RwLock<()>,
 }
 
 /// Who made a disk, in the file beside it.
@@ -82,7 +85,8 @@ impl FileStorage {
         files::make_folder(&vols).await?;
         copies.make().await?;
         let reserve = Reserve::new(&config.data_dir);
-        Ok(Self { config, vols, images, copies, exec, reserve, sizes: Sizes::default() })
+        let (sizes, names) = (Sizes::default(), tokio::sync::RwLock::default());
+        Ok(Self { config, vols, images, copies, exec, reserve, sizes, names })
     }
 
     fn folder(&self, vm: VmUuid) -> PathBuf {
@@ -182,16 +186,6 @@ async fn virtual_size(path: &Path) -> Result<u64, DriverError> {
     }
 }
 
-async fn used_bytes(path: &Path) -> Result<u64, DriverError> {
-    const BLOCK_BYTES: u64 = 512;
-    match tokio::fs::symlink_metadata(path).await {
-        Ok(found) => Ok(found.blocks().saturating_mul(BLOCK_BYTES)),
-        // Somebody removed it while the folder was read.
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(0),
-        Err(error) => Err(files::failed("read the size of", path, error)),
-    }
-}
-
 /// The index in `disk<N>.qcow2`.
 fn index_of(path: &Path) -> Option<u32> {
     let name = path.file_name()?.to_str()?;
@@ -200,7 +194,7 @@ fn index_of(path: &Path) -> Option<u32> {
 
 async fn disk_at(path: PathBuf, index: u32) -> Result<Disk, DriverError> {
     let size_bytes = virtual_size(&path).await?;
-    let used_bytes = used_bytes(&path).await?;
+    let used_bytes = files::used_bytes(&path).await?;
     Ok(Disk { index, path, format: "qcow2".to_owned(), size_bytes, used_bytes })
 }
 
@@ -346,10 +340,12 @@ impl Storage for FileStorage {
     }
 
     async fn stash_disk(&self, vm: VmUuid, index: u32, task: &TaskId) -> Result<(), DriverError> {
+        let _renames = self.names.read().await;
         self.put_aside(vm, index, task).await
     }
 
     async fn restore_disk(&self, vm: VmUuid, index: u32, task: &TaskId) -> Result<(), DriverError> {
+        let _renames = self.names.read().await;
         self.bring_back(vm, index, task).await
     }
 
@@ -382,12 +378,16 @@ impl Storage for FileStorage {
             for path in files::list(&folder).await? {
                 if index_of(&path).is_some() {
                     holder.disks += 1;
-                    holder.used_bytes += used_bytes(&path).await?;
+                    holder.used_bytes += files::used_bytes(&path).await?;
                 }
             }
             holders.push(holder);
         }
         Ok(holders)
+    }
+
+    async fn bases(&self) -> Result<BTreeMap<ImageUuid, Dependents>, DriverError> {
+        self.find_bases().await
     }
 
     async fn keep_room(&self) -> Result<(), DriverError> {
@@ -407,14 +407,14 @@ impl Storage for FileStorage {
             ..Usage::default()
         };
         for path in files::list(&self.images).await? {
-            usage.images_bytes += used_bytes(&path).await?;
+            usage.images_bytes += files::used_bytes(&path).await?;
         }
         for folder in files::list(&self.vols).await? {
             for path in files::list(&folder).await? {
                 if index_of(&path).is_none() {
                     continue;
                 }
-                usage.disks_used_bytes += used_bytes(&path).await?;
+                usage.disks_used_bytes += files::used_bytes(&path).await?;
                 match self.sizes.of(&path).await {
                     Ok(size_bytes) => usage.disks_virtual_bytes += size_bytes,
                     // A disk that was just removed, or a damaged one: the others still count.

@@ -6,6 +6,7 @@ pub mod sim;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -73,6 +74,15 @@ pub struct Holder {
     pub disks: usize,
     /// Space they take, bytes.
     pub used_bytes: u64,
+}
+
+/// What is based on an image.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Dependents {
+    /// Disks, those put aside among them.
+    pub disks: usize,
+    /// VMs that have these disks.
+    pub vms: usize,
 }
 
 /// Space of the whole node, bytes.
@@ -203,6 +213,13 @@ pub trait Storage: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// The host could not be read.
     async fn holders(&self) -> Result<Vec<Holder>, DriverError>;
+
+    /// Every image that disks are based on, those put aside among them, whether or not there is a
+    /// record of their VM.
+    ///
+    /// # Errors
+    /// The host could not be read, or a damaged disk does not tell.
+    async fn bases(&self) -> Result<BTreeMap<ImageUuid, Dependents>, DriverError>;
 
     /// Keeps some room in reserve if there is enough.
     ///

@@ -8,6 +8,8 @@ const MAGIC: &[u8] = b"QFI\xfb";
 const EXTERNAL_DATA: u64 = 1 << 2;
 /// Largest virtual size that is believed, bytes (64 TiB).
 const MAX_SIZE_BYTES: u64 = 64 << 40;
+/// Longest name of the file it is based on, bytes.
+const MAX_NAME_BYTES: usize = 1023;
 
 /// What a header says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +41,34 @@ pub fn parse(start: &[u8]) -> Result<Option<Header>, BadHeader> {
     Ok(Some(Header { size_bytes, refers_to_files }))
 }
 
+/// Where a qcow2 file names the file it is based on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BaseName {
+    /// Where the name starts, bytes.
+    pub offset_bytes: u64,
+    /// How long it is, bytes.
+    pub length_bytes: usize,
+}
+
+/// Reads the start of a qcow2 file; `None` when it is based on nothing.
+///
+/// # Errors
+/// It is no qcow2 file, or can't be used.
+pub fn base_name(start: &[u8]) -> Result<Option<BaseName>, BadHeader> {
+    if parse(start)?.is_none() {
+        return Err(BadHeader::NoHeader);
+    }
+    let offset_bytes = be64(start, 8)?;
+    if offset_bytes == 0 {
+        return Ok(None);
+    }
+    let length = be32(start, 16)?;
+    match usize::try_from(length) {
+        Ok(length_bytes @ 1..=MAX_NAME_BYTES) => Ok(Some(BaseName { offset_bytes, length_bytes })),
+        _ => Err(BadHeader::NameLength(length)),
+    }
+}
+
 /// A qcow2 header that can't be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadHeader {
@@ -48,6 +78,12 @@ pub enum BadHeader {
     /// Unknown version.
     #[error("qcow2 version {0} is not supported")]
     Version(u32),
+    /// It is something else.
+    #[error("it is not a qcow2 file")]
+    NoHeader,
+    /// Nonsense length of the name of its base.
+    #[error("the name of its base has {0} bytes")]
+    NameLength(u32),
     /// Nonsense size.
     #[error("a virtual size of {0} bytes can't be used")]
     Size(u64),
@@ -91,6 +127,20 @@ mod tests {
     fn references_to_other_files_are_seen() {
         assert!(parse(&header(3, 512, 1 << 20, 0)).unwrap().unwrap().refers_to_files);
         assert!(parse(&header(3, 0, 1 << 20, EXTERNAL_DATA)).unwrap().unwrap().refers_to_files);
+    }
+
+    #[test]
+    fn the_name_of_the_base_is_found() {
+        let named = |offset, length: u32| {
+            let mut bytes = header(3, offset, 1 << 20, 0);
+            bytes[16..20].copy_from_slice(&length.to_be_bytes());
+            base_name(&bytes)
+        };
+        assert_eq!(named(0, 7), Ok(None));
+        assert_eq!(named(512, 7), Ok(Some(BaseName { offset_bytes: 512, length_bytes: 7 })));
+        assert_eq!(named(512, 0), Err(BadHeader::NameLength(0)));
+        assert_eq!(named(512, 1 << 20), Err(BadHeader::NameLength(1 << 20)));
+        assert_eq!(base_name(b"raw"), Err(BadHeader::NoHeader));
     }
 
     #[test]

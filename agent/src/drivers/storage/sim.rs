@@ -1,19 +1,21 @@
 //! Simulated storage: disks in memory that outlive the simulated agent.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use jiff::Timestamp;
 use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
 use muster_shared::units::MIB;
 use muster_shared::wire::Code;
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use super::{Disk, DiskSnapshot, DiskSpec, Holder, RecordCopy, Storage, Usage};
+use super::{Dependents, Disk, DiskSnapshot, DiskSpec, Holder, RecordCopy, Storage, Usage};
 use crate::drivers::DriverError;
 use crate::drivers::faults::Faults;
+use crate::drivers::images::{ImageUsage, check_unused, origin_of};
 
 /// Space a fresh simulated disk takes, bytes.
 const FRESH_DISK_BYTES: u64 = 256 * 1024;
@@ -53,7 +55,14 @@ struct Content {
     disks: BTreeMap<(VmUuid, u32), SimDisk>,
     stashed: BTreeMap<(VmUuid, u32), SimDisk>,
     images: BTreeMap<ImageUuid, SimImage>,
+    image_times: BTreeMap<ImageUuid, ImageTimes>,
     copies: BTreeMap<VmUuid, Vec<u8>>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct ImageTimes {
+    installed_at: Timestamp,
+    last_used_at: Option<Timestamp>,
 }
 
 impl Content {
@@ -64,6 +73,19 @@ impl Content {
     fn disks_bytes(&self) -> u64 {
         let count = self.disks.len() + self.stashed.len();
         FRESH_DISK_BYTES.saturating_mul(u64::try_from(count).unwrap_or(u64::MAX))
+    }
+
+    /// What is based on each image.
+    fn bases(&self) -> BTreeMap<ImageUuid, Dependents> {
+        let mut vms: BTreeSet<(ImageUuid, VmUuid)> = BTreeSet::new();
+        let mut bases: BTreeMap<ImageUuid, Dependents> = BTreeMap::new();
+        for ((vm, _), disk) in self.disks.iter().chain(&self.stashed) {
+            let Some(image) = disk.image else { continue };
+            let dependents = bases.entry(image).or_default();
+            dependents.disks += 1;
+            dependents.vms += usize::from(vms.insert((image, *vm)));
+        }
+        bases
     }
 
     fn free_bytes(&self) -> u64 {
@@ -122,17 +144,76 @@ impl SimPool {
         content.disks.range_mut((vm, 0)..=(vm, u32::MAX)).for_each(|(_, disk)| change(disk));
     }
 
-    /// Installs an image at once.
+    /// Installs an image at once, in the first moment of all.
     ///
     /// # Errors
     /// `StoreFull`.
     pub fn install(&self, uuid: ImageUuid, image: SimImage) -> Result<(), DriverError> {
+        self.install_at(uuid, image, Timestamp::UNIX_EPOCH)
+    }
+
+    /// Installs an image.
+    ///
+    /// # Errors
+    /// `StoreFull`.
+    pub fn install_at(
+        &self,
+        uuid: ImageUuid,
+        image: SimImage,
+        at: Timestamp,
+    ) -> Result<(), DriverError> {
         let mut content = self.0.lock();
-        if !content.images.contains_key(&uuid) && content.free_bytes() < image.size_bytes {
-            return Err(super::store_full(format!("no space for image {uuid}")));
+        let free_bytes = content.free_bytes();
+        if !content.images.contains_key(&uuid) && free_bytes < image.size_bytes {
+            let size_bytes = image.size_bytes;
+            let text = format!("image {uuid} needs {size_bytes} bytes, {free_bytes} are free");
+            return Err(super::store_full(text));
         }
         content.images.insert(uuid, image);
+        let times = ImageTimes { installed_at: at, last_used_at: None };
+        content.image_times.insert(uuid, times);
         Ok(())
+    }
+
+    /// A disk is made from an image that is here.
+    pub fn note_use(&self, image: ImageUuid, at: Timestamp) {
+        if let Some(times) = self.0.lock().image_times.get_mut(&image) {
+            times.last_used_at = Some(at);
+        }
+    }
+
+    /// Removes an image.
+    ///
+    /// # Errors
+    /// `ImageHasDependentClones`.
+    pub fn remove_image(&self, image: ImageUuid) -> Result<(), DriverError> {
+        let mut content = self.0.lock();
+        let dependents = content.bases().get(&image).copied().unwrap_or_default();
+        let origins = content.images.values().filter_map(|other| origin_of(&other.manifest));
+        let children = origins.filter(|origin| *origin == image).count();
+        check_unused(image, dependents, children)?;
+        content.images.remove(&image);
+        content.image_times.remove(&image);
+        Ok(())
+    }
+
+    /// Every image here, and who needs it.
+    #[must_use]
+    pub fn image_usages(&self) -> Vec<ImageUsage> {
+        let content = self.0.lock();
+        let bases = content.bases();
+        let usage = |(uuid, image): (&ImageUuid, &SimImage)| {
+            let times = content.image_times.get(uuid).copied().unwrap_or_default();
+            ImageUsage {
+                image: *uuid,
+                manifest: image.manifest.clone(),
+                used_bytes: image.size_bytes,
+                installed_at: times.installed_at,
+                last_used_at: times.last_used_at,
+                dependents: bases.get(uuid).copied().unwrap_or_default(),
+            }
+        };
+        content.images.iter().map(usage).collect()
     }
 }
 
@@ -147,7 +228,7 @@ impl SimStorage {
     /// Operations in `faults`: `storage.create_disk`, `.disks`, `.destroy_disks`, `.grow_disk`,
     /// `.snapshots`, `.create_snapshot`, `.delete_snapshot`, `.roll_back`, `.stash_disk`,
     /// `.restore_disk`, `.purge_stash`, `.put_copy`, `.remove_copy`, `.copies`, `.holders`,
-    /// `.usage`.
+    /// `.bases`, `.usage`.
     #[must_use]
     pub fn new(pool: SimPool, faults: Faults) -> Self {
         Self { pool, faults }
@@ -366,6 +447,10 @@ impl Storage for SimStorage {
             Ok(holders.into_values().collect())
         };
         self.faults.call("storage.holders", list).await
+    }
+
+    async fn bases(&self) -> Result<BTreeMap<ImageUuid, Dependents>, DriverError> {
+        self.faults.call("storage.bases", || Ok(self.pool.0.lock().bases())).await
     }
 
     async fn keep_room(&self) -> Result<(), DriverError> {

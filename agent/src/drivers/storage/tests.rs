@@ -1,5 +1,6 @@
 //! What every storage driver owes, checked on each of them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
@@ -7,7 +8,7 @@ use muster_shared::units::MIB;
 use serde_json::json;
 
 use super::sim::{SimImage, SimPool, SimStorage};
-use super::{DiskSpec, FileStorage, FileStorageConfig, Storage};
+use super::{Dependents, DiskSpec, FileStorage, FileStorageConfig, Storage};
 use crate::drivers::DriverError;
 use crate::drivers::faults::{Fault, Faults};
 use crate::host::{FakeExec, SystemExec};
@@ -71,6 +72,8 @@ async fn conformance(storage: &dyn Storage) {
 
     let disks = storage.disks(vm(1)).await.unwrap();
     assert_eq!(disks.iter().map(|disk| disk.index).collect::<Vec<_>>(), [0, 1, 2]);
+    let based = storage.bases().await.unwrap();
+    assert_eq!(based, BTreeMap::from([(image(), Dependents { disks: 2, vms: 1 })]));
     let usage = storage.usage().await.unwrap();
     assert_eq!(usage.disks_virtual_bytes, (IMAGE_MIB + 20 + 5) * MIB);
     assert!(usage.images_bytes > 0 && usage.disks_used_bytes > 0 && usage.pool == "zones");
@@ -120,6 +123,9 @@ async fn conformance_of_snapshots(storage: &dyn Storage) {
             storage.stash_disk(vm(5), 0, &two).await.unwrap();
         }
         assert_eq!(storage.disks(vm(5)).await.unwrap().len(), 1);
+        // What was put aside may come back.
+        let based = storage.bases().await.unwrap();
+        assert_eq!(based, BTreeMap::from([(image(), Dependents { disks: 1, vms: 1 })]));
         if made {
             storage.create_disk(&spec(vm(5), 0, None, Some(1)), &two).await.unwrap();
             storage.stash_disk(vm(5), 0, &two).await.unwrap();
@@ -138,6 +144,7 @@ async fn conformance_of_snapshots(storage: &dyn Storage) {
     }
     storage.restore_disk(vm(5), 0, &two).await.unwrap();
     assert_eq!(storage.disks(vm(5)).await.unwrap()[0].size_bytes, MIB);
+    assert_eq!(storage.bases().await.unwrap(), BTreeMap::new());
     storage.destroy_disks(vm(5), None).await.unwrap();
 }
 
@@ -221,6 +228,22 @@ async fn a_disk_is_a_clone_that_leaves_its_image_alone() {
     let start = std::fs::read(&disk.path).unwrap();
     let name = format!("../../images/{IMAGE}.qcow2");
     assert!(start.windows(name.len()).any(|window| window == name.as_bytes()));
+}
+
+#[tokio::test]
+async fn a_damaged_disk_is_based_on_what_its_stamp_says() {
+    let node = Node::new().await;
+    let storage = node.file(Arc::new(SystemExec::new())).await;
+    for of in [vm(1), vm(2)] {
+        storage.create_disk(&spec(of, 0, Some(image()), None), &task("one")).await.unwrap();
+    }
+    let disk = storage.disks(vm(2)).await.unwrap().remove(0).path;
+    std::fs::write(&disk, "damaged").unwrap();
+    let based = storage.bases().await.unwrap();
+    assert_eq!(based, BTreeMap::from([(image(), Dependents { disks: 2, vms: 2 })]));
+    std::fs::remove_file(disk.with_extension("json")).unwrap();
+    let untold = storage.bases().await.unwrap_err();
+    assert!(untold.to_string().contains("disk0.qcow2 is based on"), "{untold}");
 }
 
 #[tokio::test]

@@ -59,7 +59,7 @@ async fn a_refusal_that_comes_late_ends_no_task_that_was_sent_again() {
     let first = sent_on();
     drop(agent);
     let mut agent = Agent::connect_only(&app, server(1)).await;
-    assert_eq!(agent.welcome.open_task_ids, [id.clone()]);
+    assert_eq!(agent.welcome.open_task_ids, std::slice::from_ref(&id));
     agent.refuse(&id, "UnknownTask").await;
     assert_eq!(agent.dispatched().await.id, id);
     assert_ne!(sent_on(), first);

@@ -186,6 +186,11 @@ impl Agent {
                 "uuid": self.server, "alias": null, "owner_uuid": null, "runs": true, "pid": 42,
                 "ram_mib": 256, "disks": 1, "disk_bytes": 4096, "adoptable": false, "reason": "x",
             }] }),
+            "server_images" => json!({ "images": [{
+                "uuid": uuid(VM), "name": "x", "version": null, "origin": null,
+                "size_bytes": 4096, "installed_at": "2026-01-02T03:04:05.000Z",
+                "last_used_at": null, "disks": 1, "vms": 1,
+            }] }),
             "vms_usage" => json!({ "usage": { uuid(VM): {
                 "at_ms": 2, "started_at_ms": 1, "booted_at_ms": 1, "cpu_ms": 10, "rss_bytes": 4096,
                 "disk": { "at_ms": 2, "read_bytes": 1, "written_bytes": 0, "reads": 1, "writes": 0,

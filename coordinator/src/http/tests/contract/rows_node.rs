@@ -83,6 +83,13 @@ fn node() -> Vec<Row> {
         row("GET /servers/:server_uuid/orphans", 200).of_server(),
         task("POST /servers/:server_uuid/orphans/:uuid/adopt", &json!({})),
         row("DELETE /servers/:server_uuid/orphans/:uuid", 200).asks("confirm=x").of_running(),
+        row("GET /servers/:server_uuid/images", 200).of_server(),
+        row("DELETE /servers/:server_uuid/images/:uuid", 200).of_running().bad_at(
+            "{uuid}",
+            "nonsense",
+            404,
+            "ResourceNotFound",
+        ),
         row("GET /servers/:server_uuid/images/:uuid", 200).of_server().bad_at(
             "{uuid}",
             "nonsense",

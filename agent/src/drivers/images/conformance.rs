@@ -1,0 +1,177 @@
+//! What every image driver owes, checked on each of them; and what the file driver makes of files
+//! that a crash left.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use muster_shared::clock::TokioClock;
+use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+
+use super::Images;
+use super::sim::{SimImages, SimRepository};
+use super::test_server::Misbehaviour;
+use super::tests::{IMAGE, Node, check_code, image, raw_disk};
+use crate::drivers::faults::{Fault, Faults};
+use crate::drivers::storage::sim::{SimImage, SimPool, SimStorage};
+use crate::drivers::storage::{Dependents, DiskSpec, Storage};
+
+const OTHER: &str = "ffffffff-0506-4708-890a-0b0c0d0e0f10";
+
+fn other() -> ImageUuid {
+    OTHER.parse().unwrap()
+}
+
+fn task(name: &str) -> TaskId {
+    name.parse().unwrap()
+}
+
+fn disk() -> DiskSpec {
+    let vm: VmUuid = "aaaaaaaa-0000-4000-8000-000000000001".parse().unwrap();
+    DiskSpec { vm, index: 0, image: Some(image()), size_mib: None }
+}
+
+async fn check_absent(images: &dyn Images) {
+    assert_eq!(images.get(image()).await.unwrap(), None);
+    assert_eq!(images.list().await.unwrap(), vec![]);
+}
+
+async fn ensure(images: &dyn Images) {
+    images.ensure(image(), &|_| (), &CancellationToken::new()).await.unwrap();
+}
+
+async fn check_refused(images: &dyn Images) {
+    let refused = images.remove(image()).await;
+    let text = refused.as_ref().unwrap_err().to_string();
+    check_code(&refused, "ImageHasDependentClones");
+    assert!(text.contains("in use by 1 VM (1 disk)"), "{text}");
+    assert!(images.get(image()).await.unwrap().is_some());
+}
+
+/// The repository has [`image`] and no other; nothing is installed. After `stall` the next fetch
+/// does not end.
+async fn conformance(images: &dyn Images, storage: &dyn Storage, stall: impl FnOnce()) {
+    check_absent(images).await;
+    images.remove(image()).await.unwrap();
+    let missing = images.ensure(other(), &|_| (), &CancellationToken::new()).await;
+    check_code(&missing, "ImageNotFound");
+
+    stall();
+    let cancelled = CancellationToken::new();
+    let stopped = images.ensure(image(), &|_| cancelled.cancel(), &cancelled).await;
+    check_code(&stopped, "Cancelled");
+    check_absent(images).await;
+
+    ensure(images).await;
+    ensure(images).await;
+    let installed = images.get(image()).await.unwrap().unwrap();
+    let listed = images.list().await.unwrap();
+    assert_eq!((listed.len(), listed[0].image), (1, image()));
+    assert_eq!(listed[0].manifest, installed.manifest);
+    assert!(listed[0].used_bytes > 0, "{listed:?}");
+    assert_eq!((listed[0].last_used_at, listed[0].origin()), (None, None));
+    assert_eq!(listed[0].dependents, Dependents::default());
+
+    images.note_use(image()).await.unwrap();
+    storage.create_disk(&disk(), &task("one")).await.unwrap();
+    let used = images.list().await.unwrap().remove(0);
+    assert!(used.last_used_at >= Some(used.installed_at), "{used:?}");
+    assert_eq!(used.installed_at, listed[0].installed_at);
+    assert_eq!(used.dependents, Dependents { disks: 1, vms: 1 });
+    check_refused(images).await;
+    // A disk that was put aside may come back.
+    storage.stash_disk(disk().vm, 0, &task("two")).await.unwrap();
+    check_refused(images).await;
+    storage.purge_stash(disk().vm, 0).await.unwrap();
+    storage.destroy_disks(disk().vm, None).await.unwrap();
+
+    for _ in 0..2 {
+        images.remove(image()).await.unwrap();
+        check_absent(images).await;
+    }
+    let made = storage.create_disk(&disk(), &task("one")).await;
+    check_code(&made.map(drop), "ImageNotInstalled");
+
+    ensure(images).await;
+    assert_eq!(images.get(image()).await.unwrap(), Some(installed));
+    // It is another one, as far as its use is concerned.
+    assert_eq!(images.list().await.unwrap()[0].last_used_at, None);
+}
+
+#[tokio::test]
+async fn the_file_driver_conforms() {
+    let node = Node::new().await;
+    node.publish(&raw_disk(), "none", |_| ());
+    let (storage, images) = (node.storage().await, node.images().await);
+    let stall = || node.server.misbehave([Misbehaviour::Hang(1000)]);
+    conformance(&images, storage.as_ref(), stall).await;
+    images.remove(image()).await.unwrap();
+    node.check_nothing_left();
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_simulated_driver_conforms() {
+    let (pool, repository, faults) = (SimPool::default(), SimRepository::default(), Faults::none());
+    repository.publish(image(), SimImage { manifest: json!({ "name": "x" }), size_bytes: 1 << 20 });
+    let clock = Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH));
+    let images = SimImages::new(pool.clone(), repository, clock, faults.clone());
+    let storage = SimStorage::new(pool, faults.clone());
+    let stall = || faults.fail_nth("images.fetch", 1, Fault::hangs());
+    conformance(&images, &storage, stall).await;
+}
+
+#[tokio::test]
+async fn a_half_removed_image_is_not_here_and_goes_at_the_next_start() {
+    let node = Node::new().await;
+    node.publish(&raw_disk(), "none", |_| ());
+    let images = node.images().await;
+    ensure(&images).await;
+    images.note_use(image()).await.unwrap();
+    let folder = node.folder.path().join("images");
+    std::fs::remove_file(folder.join(format!("{IMAGE}.json"))).unwrap();
+    check_absent(&images).await;
+    let left = BTreeSet::from([format!("{IMAGE}.qcow2"), format!("{IMAGE}.used")]);
+    assert_eq!(node.names(), left);
+    drop(node.images().await);
+    node.check_nothing_left();
+}
+
+#[tokio::test]
+async fn an_image_that_lost_its_record_stays_as_long_as_a_disk_needs_it() {
+    let node = Node::new().await;
+    node.publish(&raw_disk(), "none", |_| ());
+    ensure(&node.images().await).await;
+    let storage = node.storage().await;
+    storage.create_disk(&disk(), &task("one")).await.unwrap();
+    let folder = node.folder.path().join("images");
+    std::fs::remove_file(folder.join(format!("{IMAGE}.json"))).unwrap();
+    let images = node.images().await;
+    check_code(&images.remove(image()).await, "ImageHasDependentClones");
+    assert_eq!(node.names(), BTreeSet::from([format!("{IMAGE}.qcow2")]));
+    storage.destroy_disks(disk().vm, None).await.unwrap();
+    images.remove(image()).await.unwrap();
+    node.check_nothing_left();
+}
+
+#[tokio::test]
+async fn an_image_that_another_builds_on_stays() {
+    let node = Node::new().await;
+    node.publish(&raw_disk(), "none", |_| ());
+    let images = node.images().await;
+    ensure(&images).await;
+    let child = node.folder.path().join("images").join(format!("{OTHER}.json"));
+    let record = json!({ "manifest": { "origin": IMAGE }, "zpool": "zones", "source": "" });
+    std::fs::write(&child, record.to_string()).unwrap();
+    let refused = images.remove(image()).await;
+    check_code(&refused, "ImageHasDependentClones");
+    let text = refused.unwrap_err().to_string();
+    assert!(text.contains("in use by 1 other image"), "{text}");
+    // A damaged record tells no origin, but may be removed itself.
+    std::fs::write(&child, "damaged").unwrap();
+    images.remove(image()).await.unwrap_err();
+    images.remove(other()).await.unwrap();
+    images.remove(image()).await.unwrap();
+    node.check_nothing_left();
+}

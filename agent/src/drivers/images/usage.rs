@@ -1,0 +1,69 @@
+//! What the file driver tells about its images. When one was last used is the time of an empty
+//! file beside it, so that a create costs no more than one write.
+
+use std::io;
+use std::path::Path;
+use std::time::SystemTime;
+
+use jiff::Timestamp;
+use muster_shared::ids::ImageUuid;
+use tokio::fs;
+
+use super::ImageUsage;
+use super::file::FileImages;
+use crate::drivers::{DriverError, files};
+
+/// Ending of the name of the file that tells the last use.
+pub(super) const USED: &str = "used";
+
+impl FileImages {
+    pub(super) async fn note(&self, image: ImageUuid) -> Result<(), DriverError> {
+        let path = self.use_path(image);
+        let is_new = !path.exists();
+        let now = SystemTime::from(self.clock.wall());
+        let touch = async {
+            let mut options = fs::OpenOptions::new();
+            let file = options.create(true).truncate(false).write(true).open(&path).await?;
+            let file = file.into_std().await;
+            file.set_modified(now)?;
+            fs::File::from_std(file).sync_all().await
+        };
+        touch.await.map_err(|e| files::failed("note a use in", &path, e))?;
+        if is_new { files::sync_folder(&self.folder).await } else { Ok(()) }
+    }
+
+    pub(super) async fn usages(&self) -> Result<Vec<ImageUsage>, DriverError> {
+        let bases = self.storage.bases().await?;
+        let mut usages = Vec::new();
+        for image in self.recorded().await? {
+            // It may go while the others are looked at.
+            let Some(record) = self.record(image).await? else { continue };
+            let path = self.path(image);
+            // Older agents wrote no time; their files have that of their last byte.
+            let installed_at = match record.installed_at {
+                Some(at) => Some(at),
+                None => modified_at(&path).await?,
+            };
+            usages.push(ImageUsage {
+                image,
+                manifest: record.manifest,
+                used_bytes: files::used_bytes(&path).await?,
+                installed_at: installed_at.unwrap_or(Timestamp::UNIX_EPOCH),
+                last_used_at: modified_at(&self.use_path(image)).await?,
+                dependents: bases.get(&image).copied().unwrap_or_default(),
+            });
+        }
+        Ok(usages)
+    }
+}
+
+/// When a file was written last; `None` when there is none.
+async fn modified_at(path: &Path) -> Result<Option<Timestamp>, DriverError> {
+    let modified = async { fs::metadata(path).await?.modified() };
+    match modified.await {
+        // A time that no calendar has is as good as none.
+        Ok(at) => Ok(Timestamp::try_from(at).ok()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(files::failed("look at", path, error)),
+    }
+}

@@ -1,0 +1,149 @@
+//! The life of an image on a node: it comes, is used, and goes.
+
+use std::time::Duration;
+
+use muster_shared::wire::Code;
+use muster_tests::daemon::{Agent, Coordinator, fresh_uuid};
+use muster_tests::http::Client;
+use muster_tests::wait::wait_for;
+use reqwest::Method;
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+
+const LONG: Duration = Duration::from_secs(120);
+const OCTETS: &str = "application/octet-stream";
+
+struct Cluster {
+    client: Client,
+    agent: Agent,
+    image: String,
+    _coordinator: Coordinator,
+}
+
+impl Cluster {
+    /// A node and an image that it does not have yet: an empty disk.
+    async fn start(settings: &[&str]) -> Self {
+        let coordinator = Coordinator::start();
+        let client = coordinator.client();
+        let agent = Agent::with(&[&coordinator.agent_url()], settings, &[]);
+        agent.wait_allocatable(&client).await;
+        let image = fresh_uuid();
+        let manifest = json!({
+            "v": 2, "uuid": image, "name": "empty", "version": "1.2", "type": "zvol", "os": "linux",
+            "files": [{ "format": "raw" }],
+        });
+        client.post("/images", &manifest).await.expect(200);
+        let disk = vec![0; 1 << 20];
+        let sum = hex::encode(Sha256::digest(&disk));
+        let path = format!("/images/{image}/file?compression=none&sha256={sum}");
+        client.send_bytes(Method::PUT, &path, OCTETS, disk).await.expect(200);
+        client.post(&format!("/images/{image}?action=activate"), &json!({})).await.expect(200);
+        Self { client, agent, image, _coordinator: coordinator }
+    }
+
+    fn server(&self) -> String {
+        format!("/servers/{}", self.agent.server_uuid)
+    }
+
+    async fn listed(&self) -> Value {
+        self.client.get(&format!("{}/images", self.server())).await.expect(200)["images"].clone()
+    }
+
+    /// A VM with a disk of the image; it is not started.
+    async fn create(&self) -> String {
+        let vm = fresh_uuid();
+        let payload = json!({
+            "uuid": vm, "brand": "kvm", "ram": 64, "owner_uuid": fresh_uuid(), "autoboot": false,
+            "disks": [{ "image_uuid": self.image, "boot": true, "model": "virtio" }],
+        });
+        self.agent.run_task("machine_create", &payload).await;
+        vm
+    }
+
+    async fn destroy(&self, vm: &str) {
+        self.agent.run_task("machine_destroy", &json!({ "uuid": vm })).await;
+    }
+
+    /// Asks for the image to be removed; the task's record.
+    async fn remove(&self) -> Value {
+        let path = format!("{}/images/{}", self.server(), self.image);
+        let task = self.client.delete(&path).await.expect(200)["id"].clone();
+        self.client.wait_task(task.as_str().expect("an id"), 60).await
+    }
+
+    async fn degraded(&self) -> String {
+        self.agent.client().get("/ping").await.expect(200)["degraded"].to_string()
+    }
+}
+
+#[tokio::test]
+async fn an_image_goes_when_no_vm_needs_it_and_comes_again() {
+    let cluster = Cluster::start(&[]).await;
+    assert_eq!(cluster.listed().await, json!([]));
+    let vm = cluster.create().await;
+    let first = cluster.listed().await;
+    let image = &first[0];
+    let told = (&image["uuid"], &image["name"], &image["version"], &image["origin"]);
+    assert_eq!(
+        told,
+        (&json!(cluster.image), &json!("empty"), &json!("1.2"), &Value::Null),
+        "{first}"
+    );
+    assert_eq!((&image["disks"], &image["vms"]), (&json!(1), &json!(1)), "{first}");
+    assert!(image["size_bytes"].as_u64() > Some(0), "{first}");
+    assert!(image["last_used_at"].as_str() >= image["installed_at"].as_str(), "{first}");
+
+    let refused = cluster.remove().await;
+    assert_eq!(refused["status"], "failure", "{refused}");
+    let error = &refused["error"];
+    assert_eq!(error["code"], "ImageHasDependentClones", "{refused:#}");
+    let text = error["message"].as_str().expect("a text");
+    assert!(text.contains("in use by 1 VM (1 disk)"), "{text}");
+    assert_eq!(Code::ImageHasDependentClones.status(), 409);
+    cluster.destroy(&vm).await;
+    assert_eq!(cluster.listed().await[0]["disks"], 0);
+    for _ in 0..2 {
+        let removed = cluster.remove().await;
+        assert_eq!(removed["status"], "complete", "{removed}");
+        assert_eq!(cluster.listed().await, json!([]));
+    }
+    let folder = cluster.agent.data_dir().join("images");
+    assert_eq!(std::fs::read_dir(folder).expect("a folder").count(), 0);
+
+    cluster.create().await;
+    let again = cluster.listed().await;
+    assert_eq!(again[0]["uuid"], *cluster.image);
+    assert!(again[0]["installed_at"].as_str() > image["installed_at"].as_str(), "{again}");
+}
+
+#[tokio::test]
+async fn an_agent_removes_what_nobody_needs_and_says_when_it_can_not() {
+    let always = [
+        "images.gc.enabled=true",
+        "images.gc.high_percent=0",
+        "images.gc.low_percent=0",
+        "images.gc.min_age_s=0",
+    ];
+    let mut cluster = Cluster::start(&always).await;
+    let vm = cluster.create().await;
+    cluster.agent.restart();
+    wait_for("it says that nothing can go", LONG, || async {
+        let said = cluster.degraded().await;
+        if said.contains("no image here can be removed") { Ok(()) } else { Err(said) }
+    })
+    .await;
+    cluster.agent.wait_status(&cluster.client, "running", LONG).await;
+    let listed = cluster.listed().await;
+    assert_eq!(listed[0]["disks"], 1, "{listed}");
+
+    cluster.destroy(&vm).await;
+    cluster.agent.restart();
+    wait_for("the image is gone", LONG, || async {
+        let left = std::fs::read_dir(cluster.agent.data_dir().join("images"));
+        let left = left.expect("a folder").count();
+        if left == 0 { Ok(()) } else { Err(format!("{left} files")) }
+    })
+    .await;
+    let tasks = cluster.agent.client().get("/tasks?task=image_delete").await;
+    assert!(tasks.text.contains(&cluster.image), "{}", tasks.text);
+}
