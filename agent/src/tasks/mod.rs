@@ -20,6 +20,7 @@ pub mod image_gc;
 pub mod image_get;
 mod intake;
 pub mod journal;
+mod limits;
 mod live;
 mod machine;
 pub mod machine_boot;

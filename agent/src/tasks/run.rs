@@ -1,24 +1,22 @@
 //! One task from its acceptance to its end.
 
-use std::any::Any;
-use std::panic::AssertUnwindSafe;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use futures_util::FutureExt as _;
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::{TaskId, VmUuid};
 use muster_shared::kv::{Change, KvError};
 use muster_shared::wire::{Code, TaskError};
 use parking_lot::Mutex;
 use serde_json::json;
-use tokio::time::{Sleep, sleep, timeout};
+use tokio::time::{Sleep, sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
 use super::journal::{self, JournalError};
+use super::limits;
 use super::live::{Admission, Ended, Live, Shared, Stop};
 use super::record::{AtStep, Origin, Phase, State, bounded_error, bounded_result};
 use super::refusals::given_back;
@@ -27,10 +25,6 @@ use super::runner::{Engine, Refusal};
 use super::{EventSink as _, OnFailure, Step, TaskContext, TaskFailure};
 use crate::vms::reconcile;
 
-/// How long a step that was told to stop may take to stop by itself.
-const STOP_GRACE: Duration = Duration::from_secs(10);
-/// Longest undo of one step.
-const UNDO_LIMIT: Duration = Duration::from_secs(600);
 /// Shortest rest of a deadline after a restart.
 const MIN_REST: Duration = Duration::from_secs(60);
 /// Between attempts to write to a journal whose queue is full.
@@ -176,7 +170,7 @@ impl Engine {
         }
         match *live.stop.lock() {
             Some(Stop::Returned) => Err(None),
-            Some(Stop::Cancelled) => Err(Some(End::failed(cancelled()))),
+            Some(Stop::Cancelled) => Err(Some(End::failed(limits::cancelled()))),
             None => Ok(()),
         }
     }
@@ -266,7 +260,7 @@ impl Engine {
             let ts = || muster_shared::clock::iso(self.parts.clock.wall());
             let event = json!({ "timestamp": ts(), "description": name.replace('_', " ") });
             live.events.event(&format!("start:{name}"), event);
-            let applied = guarded(live, ctx, step.as_ref(), deadline.as_mut()).await;
+            let applied = limits::apply(live, ctx, step.as_ref(), deadline.as_mut()).await;
             unsaved |= live.record.lock().set_result(bounded_result(ctx.result.lock().clone()));
             applied?;
             self.halt_at(live, step.as_ref(), Moment::After).await;
@@ -333,17 +327,10 @@ impl Engine {
         let mut ctx = self.context(live, false);
         // Whatever stopped the task must not stop its undo.
         ctx.cancelled = CancellationToken::new();
-        let failed = |text| TaskFailure::new(Code::InternalError, text);
         let mut problems = Vec::new();
         for (index, step) in live.plan.steps.iter().enumerate().take(from + 1).rev() {
             self.mark(live, index, false).await;
-            let undo = AssertUnwindSafe(step.undo(&ctx)).catch_unwind();
-            let problem = match timeout(UNDO_LIMIT, undo).await {
-                Ok(Ok(Ok(()))) => continue,
-                Ok(Ok(Err(failure))) => failure,
-                Ok(Err(panic)) => failed(format!("panicked: {}", panic_text(&*panic))),
-                Err(_) => failed(format!("took over {} s", UNDO_LIMIT.as_secs())),
-            };
+            let Err(problem) = limits::undo(&ctx, step.as_ref()).await else { continue };
             let cause = problem.cause.as_deref();
             tracing::warn!(step = step.name(), %problem, cause, "a step could not be undone");
             problems.push(format!("{}: {problem}", step.name()));
@@ -457,48 +444,6 @@ impl Engine {
     }
 }
 
-/// Applies a step under the task's deadline; a panic is a failure; a cancel is obeyed.
-async fn guarded(
-    live: &Live,
-    ctx: &TaskContext,
-    step: &dyn Step,
-    deadline: Pin<&mut Sleep>,
-) -> Result<(), TaskFailure> {
-    let is_cancelled = || *live.stop.lock() == Some(Stop::Cancelled);
-    if is_cancelled() {
-        return Err(cancelled());
-    }
-    let mut apply = pin!(AssertUnwindSafe(step.apply(ctx)).catch_unwind());
-    let patience = async {
-        live.cancelled.cancelled().await;
-        sleep(STOP_GRACE).await;
-    };
-    tokio::select! {
-        biased;
-        done = &mut apply => match done {
-            // Whatever it returned: it was told to stop, and may not have done all.
-            _ if is_cancelled() => Err(cancelled()),
-            Ok(result) => result,
-            Err(panic) => {
-                let text = format!("step {} panicked: {}", step.name(), panic_text(&*panic));
-                tracing::error!(step = step.name(), "a step panicked");
-                Err(TaskFailure::new(Code::InternalError, text))
-            }
-        },
-        () = deadline => {
-            ctx.cancelled.cancel();
-            // It gets the chance to stop in order; if not, it is dropped, as in a crash.
-            drop(timeout(STOP_GRACE, &mut apply).await);
-            Err(TaskFailure::new(Code::Timeout, format!("step {} ran over the deadline", step.name())))
-        }
-        () = patience => Err(cancelled()),
-    }
-}
-
-fn cancelled() -> TaskFailure {
-    TaskFailure::new(Code::Cancelled, "the task was cancelled")
-}
-
 /// The failure that began an undo, with what the undo could not do.
 fn with_problems(mut error: TaskError, problems: &[String]) -> TaskError {
     if !problems.is_empty() {
@@ -513,10 +458,4 @@ fn forget_messages(shared: &mut Shared) {
     if let Some(ended) = shared.ended.get_mut(id) {
         ended.messages = Vec::new();
     }
-}
-
-pub(super) fn panic_text(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "no message".to_owned())
 }

@@ -499,7 +499,7 @@ enum Known {
 /// Plans; a panic there is a failure like any other.
 pub(super) fn plan(handler: &'static dyn Handler, params: &Params) -> Result<Plan, TaskFailure> {
     catch_unwind(AssertUnwindSafe(|| handler.plan(params))).unwrap_or_else(|panic| {
-        let text = format!("planning panicked: {}", super::run::panic_text(&*panic));
+        let text = format!("planning panicked: {}", super::limits::panic_text(&*panic));
         Err(TaskFailure::new(Code::InternalError, text))
     })
 }
