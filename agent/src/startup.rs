@@ -197,12 +197,18 @@ async fn drivers(
 ) -> anyhow::Result<Arc<Drivers>> {
     let Own { config, folders, listen, agent, credentials } = own;
     let exec: SharedExec = Arc::new(SystemExec::new());
+    let documents = Arc::new(FileDocuments::new(folders.data.clone(), folders.copies()));
+    documents.copy().await.context("copy cluster.json beside the disks")?;
+    let cluster = Cluster::open(documents.clone()).await.context("read cluster.json")?;
+    let cluster = Arc::new(cluster);
     let qemu = QemuConfig {
         binary: config.compute.qemu.clone(),
         data_dir: folders.data.clone(),
         run_dir: folders.run.clone(),
         accel: config.compute.accel,
         prefix: config.instance.clone(),
+        server_uuid: agent.server_uuid,
+        cluster: cluster.clone(),
         cgroup_parent: config.compute.cgroup_parent.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
     };
@@ -217,6 +223,7 @@ async fn drivers(
         storage_dir: folders.storage.clone(),
         data_dir: folders.data.clone(),
         server_uuid: agent.server_uuid,
+        cluster: cluster.clone(),
         pool: config.pool.clone(),
     };
     let storage = Arc::new(
@@ -243,10 +250,6 @@ async fn drivers(
         server_uuid: Some(agent.server_uuid),
         datacenter_name: config.datacenter_name.clone(),
     };
-    let documents = Arc::new(FileDocuments::new(folders.data.clone(), folders.copies()));
-    documents.copy().await.context("copy cluster.json beside the disks")?;
-    let cluster = Cluster::open(documents.clone()).await.context("read cluster.json")?;
-    let cluster = Arc::new(cluster);
     let server_uuid = agent.server_uuid;
     let records =
         CopiedRecords::new(Arc::new(records), storage.clone(), server_uuid, cluster.clone());

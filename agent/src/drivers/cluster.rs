@@ -45,6 +45,13 @@ impl Cluster {
         Ok(Self { documents, id: Mutex::new(id.transpose()?) })
     }
 
+    /// One that is not known yet.
+    #[cfg(test)]
+    pub(crate) fn unknown() -> Arc<Self> {
+        let documents = Arc::new(super::node::SimDocuments::default());
+        Arc::new(Self { documents, id: Mutex::default() })
+    }
+
     /// The cluster, once there is one.
     #[must_use]
     pub fn id(&self) -> Option<Uuid> {

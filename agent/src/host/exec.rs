@@ -123,6 +123,8 @@ impl Output {
 pub struct Detached {
     /// Program and arguments.
     pub argv: Vec<String>,
+    /// Its environment, beside a path and a language.
+    pub env: Vec<(&'static str, String)>,
     /// Its standard output and error are appended here.
     pub log: PathBuf,
     /// Its place under systemd; without systemd it is only a session of its own.
@@ -301,6 +303,7 @@ impl Exec for SystemExec {
             .map_err(failed)?;
         let mut process = process(&argv);
         process.env("PATH", PATH).env("LC_ALL", "C").current_dir("/");
+        process.envs(detached.env.iter().map(|(name, value)| (name, value)));
         process.stdin(Stdio::null()).stdout(log.try_clone().map_err(failed)?).stderr(log);
         syscalls::detach(&mut process);
         let mut child = process.spawn().map_err(failed)?;
@@ -435,9 +438,12 @@ mod tests {
         let log = folder.path().join("log");
         let script = "echo started; read nothing; sleep 1000";
         let argv = ["sh", "-c", script].map(str::to_owned).to_vec();
-        let detached = Detached { argv, log: log.clone(), scope: None };
+        let env = vec![("MUSTER_TEST", "told".to_owned())];
+        let detached = Detached { argv, env, log: log.clone(), scope: None };
         let mut spawned = SystemExec::new().spawn_detached(&detached).await.unwrap();
         assert!(spawned.process.is_alive().unwrap());
+        let told = |name| super::super::procfs::started_with(spawned.process.pid, name).unwrap();
+        assert_eq!((told("MUSTER_TEST").as_deref(), told("MUSTER")), (Some("told"), None));
         spawned.process.kill().unwrap();
         tokio::time::timeout(SOON, spawned.process.gone()).await.unwrap().unwrap();
         let exit = spawned.exit.wait_for(Option::is_some).await.unwrap().unwrap();

@@ -84,6 +84,19 @@ pub fn cmdline(pid: u32) -> io::Result<Option<Vec<String>>> {
     }))
 }
 
+/// A variable in the environment that a process was started with; `None` also when there is no such
+/// process.
+///
+/// # Errors
+/// The file could not be read.
+pub fn started_with(pid: u32, name: &str) -> io::Result<Option<String>> {
+    let bytes = gone_is_none(fs::read(format!("/proc/{pid}/environ")))?.unwrap_or_default();
+    let mut variables = bytes.split(|byte| *byte == 0);
+    let value =
+        variables.find_map(|variable| variable.strip_prefix(name.as_bytes())?.strip_prefix(b"="));
+    Ok(value.map(|value| String::from_utf8_lossy(value).into_owned()))
+}
+
 /// What is read of `/proc/<pid>/status`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Status {

@@ -251,7 +251,11 @@ pub(super) async fn start(
     let record = record(ctx, operation, vm)?;
     let disks = disks(ctx, operation, &record).await?;
     let machine_type = drivers.compute.machine_type(&record);
-    let record = drivers.vms.update(vm, |record| record.machine_type = machine_type).await?;
+    let starting = |record: &mut VmRecord| {
+        record.machine_type = machine_type;
+        record.start_task = Some(ctx.task_id.clone());
+    };
+    let record = drivers.vms.update(vm, starting).await?;
     let failed = failed(operation);
     let nics = Nic::all(&record).map_err(&failed)?;
     let nics = drivers.networks.attach(vm, &nics).await.map_err(&failed)?;

@@ -63,12 +63,16 @@ impl RealNode {
     /// An agent that runs programs through `exec`.
     pub(super) async fn agent_with(&self, exec: SharedExec) -> Arc<Drivers> {
         let clock: SharedClock = Arc::new(SystemClock::new());
+        let documents: Arc<dyn NodeDocuments> = Arc::new(SimDocuments::default());
+        let cluster = Arc::new(Cluster::open(documents.clone()).await.unwrap());
         let config = QemuConfig {
             binary: "qemu-system-x86_64".to_owned(),
             data_dir: self.folder.path().to_owned(),
             run_dir: self.path("run"),
             accel: Choice::Tcg,
             prefix: "muster-test".to_owned(),
+            server_uuid: uuid::Uuid::nil().into(),
+            cluster: cluster.clone(),
             cgroup_parent: String::new(),
             version: "0.0.0".to_owned(),
         };
@@ -77,6 +81,7 @@ impl RealNode {
             storage_dir: self.folder.path().to_owned(),
             data_dir: self.folder.path().to_owned(),
             server_uuid: uuid::Uuid::nil().into(),
+            cluster: cluster.clone(),
             pool: "zones".to_owned(),
         };
         let storage = Arc::new(FileStorage::open(config, exec).await.unwrap());
@@ -85,8 +90,6 @@ impl RealNode {
         repository.publish(self.image["uuid"].as_str().unwrap().parse().unwrap(), image);
         let node = Node { boot_id: procfs::boot_id().unwrap(), ..Node::default() };
         let records = FileVmRecords::open(self.path("vms")).unwrap();
-        let documents: Arc<dyn NodeDocuments> = Arc::new(SimDocuments::default());
-        let cluster = Arc::new(Cluster::open(documents.clone()).await.unwrap());
         let server = uuid::Uuid::nil().into();
         let records =
             CopiedRecords::new(Arc::new(records), storage.clone(), server, cluster.clone());

@@ -53,6 +53,9 @@ pub struct VmRecord {
     /// Set while a shutdown is under way; ISO 8601 time of its end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stopping_until: Option<String>,
+    /// The task that started its process last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_task: Option<TaskId>,
     /// The `machine_reprovision` that replaced its boot disk last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reprovision_task: Option<TaskId>,
@@ -107,6 +110,7 @@ impl VmRecord {
             reprovision_task: None,
             snapshots: Vec::new(),
             rolling_back_to: None,
+            start_task: None,
             start_when_rolled_back: false,
             storage: StorageState::None,
             boot_id: None,

@@ -38,7 +38,10 @@ impl Orphan {
     #[must_use]
     pub fn reason(&self) -> String {
         match &self.copy {
-            None => "there is no copy of its record".to_owned(),
+            None => match self.guest.as_ref().and_then(|guest| guest.started_by.as_ref()) {
+                Some(task) => format!("there is no copy of its record; task {task} started it"),
+                None => "there is no copy of its record".to_owned(),
+            },
             Some(Err(problem)) => format!("the copy of its record can't be used: {problem}"),
             Some(Ok(copy)) => match copy.stamp.cluster_id {
                 Some(cluster) => format!(

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use muster_shared::ids::VmUuid;
+use muster_shared::ids::{TaskId, VmUuid};
 use muster_shared::wire::Code;
 use tokio::sync::watch;
 
@@ -233,6 +233,8 @@ pub struct RunningGuest {
     pub pid: u32,
     /// Memory that the guest was given, MiB, where its process tells.
     pub ram_mib: Option<u64>,
+    /// The task that started it, where its process tells.
+    pub started_by: Option<TaskId>,
 }
 
 /// What a compute driver offers.

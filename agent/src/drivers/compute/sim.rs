@@ -353,6 +353,7 @@ impl Compute for SimCompute {
                 vm: *vm,
                 pid: guest.pid,
                 ram_mib: Some(guest.ram_mib),
+                started_by: None,
             };
             Ok(content.running.iter().map(guest).collect())
         };

@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use super::test_server::{Misbehaviour, TestServer};
 use super::{Credentials, FileImages, FileImagesConfig, Images};
 use crate::drivers::DriverError;
+use crate::drivers::cluster::Cluster;
 use crate::drivers::storage::{FileStorage, FileStorageConfig};
 use crate::host::SystemExec;
 
@@ -57,6 +58,7 @@ impl Node {
             storage_dir: self.folder.path().to_owned(),
             data_dir: self.folder.path().to_owned(),
             server_uuid: uuid::Uuid::nil().into(),
+            cluster: Cluster::unknown(),
             pool: "zones".to_owned(),
         };
         let storage = FileStorage::open(storage, Arc::new(SystemExec::new())).await.unwrap();

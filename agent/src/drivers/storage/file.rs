@@ -14,6 +14,7 @@ mod stash;
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -22,10 +23,12 @@ use muster_shared::wire::Code;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 use self::copies::Copies;
 use self::reserve::Reserve;
 use super::{Dependents, Disk, DiskSnapshot, DiskSpec, Holder, RecordCopy, Storage, Usage, qcow2};
+use crate::drivers::cluster::Cluster;
 use crate::drivers::{DriverError, files};
 use crate::host::{Command, SharedExec};
 
@@ -46,6 +49,8 @@ pub struct FileStorageConfig {
     pub data_dir: PathBuf,
     /// Stamped on every disk.
     pub server_uuid: ServerUuid,
+    /// Stamped on every disk, once it is known.
+    pub cluster: Arc<Cluster>,
     /// Name under which the space is reported.
     pub pool: String,
 }
@@ -68,6 +73,9 @@ pub struct FileStorage {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Stamp {
     server_uuid: ServerUuid,
+    /// None of a disk that was made before the first coordinator.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    cluster_id: Option<Uuid>,
     vm_uuid: VmUuid,
     task_id: TaskId,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -226,6 +234,7 @@ impl Storage for FileStorage {
         files::make_folder(&folder).await?;
         let stamp = Stamp {
             server_uuid: self.config.server_uuid,
+            cluster_id: self.config.cluster.id(),
             vm_uuid: spec.vm,
             task_id: owner.clone(),
             image_uuid: spec.image,

@@ -10,6 +10,7 @@ use serde_json::json;
 use super::sim::{SimImage, SimPool, SimStorage};
 use super::{Dependents, DiskSpec, FileStorage, FileStorageConfig, Storage};
 use crate::drivers::DriverError;
+use crate::drivers::cluster::Cluster;
 use crate::drivers::faults::{Fault, Faults};
 use crate::host::{FakeExec, SystemExec};
 
@@ -197,6 +198,7 @@ impl Node {
             storage_dir: self.folder.path().to_owned(),
             data_dir: self.folder.path().to_owned(),
             server_uuid: uuid::Uuid::nil().into(),
+            cluster: Cluster::unknown(),
             pool: "zones".to_owned(),
         };
         FileStorage::open(config, exec).await.unwrap()

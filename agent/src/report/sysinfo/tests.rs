@@ -8,6 +8,7 @@ use muster_shared::clock::{SharedClock, SystemClock};
 use serde_json::{Map, Value, json};
 
 use super::{LinuxFacts, SysinfoConfig};
+use crate::drivers::cluster::Cluster;
 use crate::drivers::compute::sim::{SimCompute, SimGuests};
 use crate::drivers::faults::Faults;
 use crate::drivers::network::UserNetworks;
@@ -49,6 +50,7 @@ impl Bench {
             storage_dir: self.folder.path().to_owned(),
             data_dir: self.folder.path().to_owned(),
             server_uuid: SERVER.parse().unwrap(),
+            cluster: Cluster::unknown(),
             pool: "zones".to_owned(),
         };
         let storage = FileStorage::open(config, Arc::new(SystemExec::new())).await.unwrap();

@@ -394,7 +394,8 @@ mod tests {
         let tree = &own.0;
         let folder = tempfile::tempdir().unwrap();
         let argv = ["sleep", "1000"].map(str::to_owned).to_vec();
-        let detached = Detached { argv, log: folder.path().join("log"), scope: None };
+        let log = folder.path().join("log");
+        let detached = Detached { argv, env: Vec::new(), log, scope: None };
         let spawned = exec.spawn_detached(&detached).await.unwrap();
         let lowered = Limits { memory_bytes: 200 << 20, swap_bytes: 0, tasks: 33, ..LIMITS };
         let tried = [LIMITS, lowered, LIMITS].into_iter().try_for_each(|it| tree.set("one", &it));

@@ -21,6 +21,7 @@ use super::folder::{GuestFolder, Started};
 use super::isolation::Isolation;
 use super::limits::{Limiter, Limits};
 use super::probe::Accelerator;
+use super::processes::START_TASK;
 use super::qmp::{self, Qmp, QmpError};
 use super::table::{Follower, Guest, GuestTable, TableConfig, bound_logs};
 use super::{QemuConfig, argv, vnc};
@@ -219,7 +220,8 @@ impl Guests {
         };
         folder.set_started(&started).map_err(failed)?;
         let log_start = std::fs::metadata(folder.log()).map_or(0, |log| log.len());
-        let detached = Detached { argv, log: folder.log(), scope: Some(self.scope(vm, limits)) };
+        let (env, scope) = (self.stamp(record), Some(self.scope(vm, limits)));
+        let detached = Detached { argv, env, log: folder.log(), scope };
         let launch = self.table.launch(vm);
         let spawned = self.exec.spawn_detached(&detached).await;
         let spawned =
@@ -278,6 +280,18 @@ impl Guests {
             // It ended meanwhile, and its scope with it.
             _ => Ok(()),
         }
+    }
+
+    /// Whose a process is: it tells that also when all files about it are lost.
+    fn stamp(&self, vm: &VmRecord) -> Vec<(&'static str, String)> {
+        let QemuConfig { server_uuid, cluster, .. } = &self.config;
+        let mut stamp = vec![
+            ("MUSTER_SERVER_UUID", server_uuid.to_string()),
+            ("MUSTER_VM_UUID", vm.uuid.to_string()),
+        ];
+        stamp.extend(cluster.id().map(|id| ("MUSTER_CLUSTER_ID", id.to_string())));
+        stamp.extend(vm.start_task.as_ref().map(|task| (START_TASK, task.to_string())));
+        stamp
     }
 
     fn unit(&self, vm: VmUuid) -> String {

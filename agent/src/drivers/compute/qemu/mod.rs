@@ -25,13 +25,14 @@ mod table;
 mod vnc;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use muster_shared::clock::SharedClock;
 use muster_shared::config::MAX_SOCKET_PATH_BYTES;
 use muster_shared::folders::make_private;
-use muster_shared::ids::VmUuid;
+use muster_shared::ids::{ServerUuid, VmUuid};
 use muster_shared::wire::Code;
 use tokio::sync::watch;
 
@@ -45,6 +46,7 @@ use self::qmp::{Plain, QmpError};
 use self::vnc::Displays;
 use super::{Abilities, Compute, GuestSignal, Observed, RunningGuest, not_running};
 use crate::drivers::DriverError;
+use crate::drivers::cluster::Cluster;
 use crate::drivers::network::Attached;
 use crate::drivers::storage::Disk;
 use crate::host::{SharedExec, procfs};
@@ -68,6 +70,10 @@ pub struct QemuConfig {
     pub accel: Choice,
     /// Prefix of everything host-wide, e.g. `muster`.
     pub prefix: String,
+    /// Stamped on every process.
+    pub server_uuid: ServerUuid,
+    /// Stamped on every process, once it is known.
+    pub cluster: Arc<Cluster>,
     /// `compute.cgroup_parent`.
     pub cgroup_parent: String,
     /// The agent's release, for SMBIOS.

@@ -10,6 +10,9 @@ use muster_shared::ids::VmUuid;
 use super::isolation;
 use crate::host::{ProcessId, procfs};
 
+/// In the environment of a guest's process: the task that started it.
+pub(super) const START_TASK: &str = "MUSTER_TASK_ID";
+
 /// Looks for guests by the path of the pid file among their arguments.
 #[derive(Clone, Debug)]
 pub(super) struct Search {

@@ -10,14 +10,15 @@ use std::time::Duration;
 
 use muster_shared::clock::SharedClock;
 use muster_shared::error_chain::Chain;
-use muster_shared::ids::VmUuid;
+use muster_shared::ids::{TaskId, VmUuid};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use super::argv;
 use super::control::{self, Control};
 use super::folder::{Exited, GuestFolder};
-use super::processes::Search;
+use super::processes::{START_TASK, Search};
 use super::qmp::Qmp;
 use crate::drivers::DriverError;
 use crate::drivers::compute::{Activity, Ended, Live, Observed, RunningGuest};
@@ -82,6 +83,7 @@ pub(super) struct Guest {
     started_at_ms: u64,
     /// Memory it was given, MiB.
     ram_mib: Option<u64>,
+    started_by: Option<TaskId>,
     /// By this agent, so that it ends with 128 + 9.
     killed: bool,
     control: watch::Receiver<Control>,
@@ -183,6 +185,7 @@ impl GuestTable {
             vm: *vm,
             pid: guest.process.pid,
             ram_mib: guest.ram_mib,
+            started_by: guest.started_by.clone(),
         };
         self.content.lock().live.iter().map(running).collect()
     }
@@ -307,9 +310,10 @@ impl GuestTable {
             ..Control::default()
         });
         let argv = procfs::cmdline(process.pid).ok().flatten().unwrap_or_default();
-        let ram_mib = argv.windows(2).find(|pair| pair[0] == "-m");
-        let ram_mib = ram_mib.and_then(|pair| pair[1].parse().ok());
-        let guest = Guest { process, started_at_ms, ram_mib, killed: false, control };
+        let ram_mib = argv::ram_mib_of(&argv);
+        let started_by = procfs::started_with(process.pid, START_TASK).ok().flatten();
+        let started_by = started_by.and_then(|task| task.parse().ok());
+        let guest = Guest { process, started_at_ms, ram_mib, started_by, killed: false, control };
         self.content.lock().live.insert(vm, guest.clone());
         self.changed();
         // Ends with the guest, with the driver, or with the agent's runtime.

@@ -12,6 +12,7 @@ use tokio::io::AsyncReadExt as _;
 
 use super::processes::Search;
 use super::*;
+use crate::drivers::cluster::Cluster;
 use crate::drivers::compute::{Activity, GuestConsole as _, GuestDevices as _, GuestPort, Live};
 use crate::drivers::network::{Backend, Networks as _, Nic, UserNetwork, UserNetworks};
 use crate::host::{ProcessId, SystemExec};
@@ -54,6 +55,8 @@ impl Bench {
             run_dir: self.folder.path().join("run"),
             accel,
             prefix: "muster-test".to_owned(),
+            server_uuid: uuid::Uuid::nil().into(),
+            cluster: Cluster::unknown(),
             cgroup_parent: String::new(),
             version: "0.0.0".to_owned(),
         };
@@ -103,7 +106,8 @@ fn pid(observed: &Observed) -> u32 {
 
 #[tokio::test]
 async fn a_guest_outlives_its_driver_and_is_adopted() {
-    let bench = Bench::small();
+    let mut bench = Bench::small();
+    bench.vm.start_task = Some("task-1".parse().unwrap());
     let vm = bench.vm.uuid;
     let qemu = bench.qemu("qemu-system-x86_64").await;
     assert_eq!(qemu.abilities().accel.as_deref(), Some("tcg"));
@@ -115,7 +119,9 @@ async fn a_guest_outlives_its_driver_and_is_adopted() {
     drop(qemu);
 
     let qemu = bench.qemu("qemu-system-x86_64").await;
-    assert_eq!(running(&qemu).await, [vm]);
+    let found = qemu.running().await.unwrap();
+    assert_eq!((found.len(), found[0].vm), (1, vm));
+    assert_eq!(found[0].started_by, bench.vm.start_task);
     qemu.start(&bench.vm, &bench.disks(), &bench.nics()).await.unwrap();
     assert_eq!(qemu.observe(vm).await.unwrap(), first);
 
