@@ -106,9 +106,15 @@ async fn two_hundred_at_once_fill_the_fleet_exactly_across_a_kill() {
         assert_eq!(u64::try_from(here).expect("few"), fits(place), "server {place}");
     }
     let decisions = client.get("/allocations?limit=1000").await.expect(200);
-    let decision =
-        decisions.as_array().expect("a list")[0]["id"].as_str().expect("an id").to_owned();
-    let path = format!("/allocations/{decision}/replay");
-    let replay = client.post(&path, &json!({ "steps": "none" })).await.expect(200);
-    assert_eq!(replay["identical"], true, "{replay:#}");
+    // Of a burst only the last snapshots are kept, and the last decision need not have the last id.
+    let mut replayed = 0;
+    for decision in decisions.as_array().expect("a list") {
+        let path = format!("/allocations/{}/replay", decision["id"].as_str().expect("an id"));
+        let replay = client.post(&path, &json!({ "steps": "none" })).await;
+        if replay.status != 404 {
+            assert_eq!(replay.expect(200)["identical"], true);
+            replayed += 1;
+        }
+    }
+    assert!(replayed > 0, "no snapshot is kept");
 }
