@@ -49,4 +49,10 @@ pub trait Facts: fmt::Debug + Send + Sync + 'static {
 
     /// Changes when the document should be collected again; cheap.
     async fn fingerprint(&self) -> String;
+
+    /// Whether the host has a systemd unit of this name, without `.service`.
+    async fn has_service(&self, name: &str) -> bool {
+        let _: &str = name;
+        false
+    }
 }

@@ -91,6 +91,11 @@ impl Reporter {
         self.poke.notify_one();
     }
 
+    /// Whether the host has a systemd unit of this name, without `.service`.
+    pub async fn has_service(&self, name: &str) -> bool {
+        self.parts.facts.has_service(name).await
+    }
+
     /// The document, collected anew if it is older than `max_age`.
     pub async fn sysinfo_within(&self, max_age: Duration) -> Arc<SysinfoDocument> {
         let asked_at = self.parts.clock.monotonic();

@@ -13,6 +13,9 @@ use serde_json::{Map, Value, json};
 use super::{Facts, Figures, sysinfo};
 use crate::drivers::DriverError;
 
+/// The systemd unit of each simulated host.
+pub const SIM_SERVICE: &str = "packaged-agent";
+
 /// A simulated host.
 #[derive(Debug)]
 pub struct SimFacts {
@@ -106,6 +109,10 @@ impl Facts for SimFacts {
             boot_time: self.boot.lock().0,
             extra: Map::new(),
         })
+    }
+
+    async fn has_service(&self, name: &str) -> bool {
+        name == SIM_SERVICE
     }
 
     async fn fingerprint(&self) -> String {

@@ -1,5 +1,5 @@
-//! `agents_uninstall`: removes other agents from the node. This version installs none, so any
-//! name but its own is gone already, which is a success.
+//! `agents_uninstall`: removes other agents from the node. This version installs none, so one that is
+//! here came by other means and has to go by those; one that is not here is a success.
 
 use std::time::Duration;
 
@@ -33,20 +33,59 @@ impl Handler for AgentsUninstall {
         let agents = params.get("agents").and_then(Value::as_array);
         let agents = agents.filter(|agents| agents.len() <= MAX_AGENTS);
         let problem = || TaskFailure::bad_param("agents", "must be a list of names");
+        let mut names = Vec::new();
         for agent in agents.ok_or_else(problem)? {
             let name = agent.as_str().ok_or_else(problem)?;
+            names.push(name.to_owned());
             if OWN.contains(&name) {
                 let text = format!("AgentsUninstallTask error: {name} is this agent itself");
                 return Err(TaskFailure::new(Code::InvalidArgument, text));
             }
         }
-        Ok(Plan { locks: Vec::new(), steps: vec![Box::new(Refresh)] })
+        Ok(Plan {
+            locks: Vec::new(),
+            steps: vec![Box::new(Refresh { percent: 90 }), Box::new(Check { names })],
+        })
+    }
+}
+
+/// Whether any of them is still here.
+#[derive(Debug)]
+struct Check {
+    names: Vec<String>,
+}
+
+#[async_trait]
+impl Step for Check {
+    fn name(&self) -> &'static str {
+        "check"
+    }
+
+    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let mut problems = Vec::new();
+        for name in &self.names {
+            if ctx.drivers.report.has_service(name).await {
+                problems.push(format!("{name} was not installed by Muster: remove its package"));
+            }
+        }
+        if problems.is_empty() {
+            return Ok(());
+        }
+        let text = format!("AgentsUninstallTask error: {}", problems.join("; "));
+        Err(TaskFailure::new(Code::NotSupported, text))
+    }
+
+    fn progress(&self) -> u8 {
+        100
     }
 }
 
 /// Collects sysinfo, with the list of agents, anew.
 #[derive(Debug)]
-pub(super) struct Refresh;
+pub(super) struct Refresh {
+    /// Progress of the task after it, percent.
+    pub(super) percent: u8,
+}
 
 #[async_trait]
 impl Step for Refresh {
@@ -60,6 +99,6 @@ impl Step for Refresh {
     }
 
     fn progress(&self) -> u8 {
-        100
+        self.percent
     }
 }

@@ -13,6 +13,7 @@ use crate::drivers::faults::Fault;
 use crate::drivers::host::refuse::NoScripts;
 use crate::drivers::host::sim::{HostLog, SimHost};
 use crate::drivers::storage::DiskSpec;
+use crate::report::sim::SIM_SERVICE;
 use crate::vms::VmRecord;
 
 const IMAGE: &str = "11111111-2222-4333-8444-555555555555";
@@ -502,6 +503,9 @@ async fn small_kinds_answer() {
     let agents = json!({ "agents": ["muster-agent"] });
     assert_eq!(code(&host, &drivers, "agents_uninstall", agents).await, "InvalidArgument");
     act(&host, &drivers, "agents_uninstall", json!({ "agents": ["x"] })).await.unwrap();
+    // One that somebody else put there.
+    let agents = json!({ "agents": ["x", SIM_SERVICE] });
+    assert_eq!(code(&host, &drivers, "agents_uninstall", agents).await, "NotSupported");
     act(&host, &drivers, "server_overprovision_ratio", json!({ "value": 0 })).await.unwrap();
     act(&host, &drivers, "machine_shutdown", json!({})).await.unwrap();
     assert_eq!(code(&host, &drivers, "machine_proc", json!({})).await, "VmNotRunning");

@@ -19,6 +19,6 @@ impl Handler for RefreshAgents {
     }
 
     fn plan(&self, _params: &Params) -> Result<Plan, TaskFailure> {
-        Ok(Plan { locks: Vec::new(), steps: vec![Box::new(Refresh)] })
+        Ok(Plan { locks: Vec::new(), steps: vec![Box::new(Refresh { percent: 100 })] })
     }
 }

@@ -44,6 +44,10 @@ pub const CN_AGENT_VERSION: &str = "2.14.0";
 /// Longest time for one group.
 const GROUP_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Where packages and operators put systemd's units.
+const UNIT_FOLDERS: [&str; 3] =
+    ["etc/systemd/system", "usr/lib/systemd/system", "lib/systemd/system"];
+
 /// Keys and values.
 type Keys = Map<String, Value>;
 
@@ -135,5 +139,12 @@ impl Facts for LinuxFacts {
         let tags = network::tag_file(probe).await.unwrap_or_default();
         let complete = probe.setup_complete().await;
         format!("{fingerprint} tags={tags} setup={complete}")
+    }
+
+    async fn has_service(&self, name: &str) -> bool {
+        let root = &self.probe.config.root;
+        let file = |folder: &&str| root.join(folder).join(format!("{name}.service"));
+        // A name with a slash would lead elsewhere.
+        !name.contains('/') && UNIT_FOLDERS.iter().any(|folder| file(folder).exists())
     }
 }

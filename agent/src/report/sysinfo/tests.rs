@@ -222,6 +222,20 @@ async fn devices_of_guests_do_not_change_the_fingerprint() {
 }
 
 #[tokio::test]
+async fn units_are_found_where_packages_put_them() {
+    let bench = Bench::new();
+    let root = bench.folder.path().to_owned();
+    let units = root.join("usr/lib/systemd/system");
+    std::fs::create_dir_all(&units).unwrap();
+    std::fs::write(units.join("other-agent.service"), "").unwrap();
+    let facts = bench.facts(Arc::new(SystemExec::new()), |config| config.root = root);
+    assert!(facts.has_service("other-agent").await);
+    for name in ["another", "../system/other-agent", ""] {
+        assert!(!facts.has_service(name).await, "{name}");
+    }
+}
+
+#[tokio::test]
 async fn the_fingerprint_follows_the_setup_record() {
     let bench = Bench::new();
     let facts = bench.facts(Arc::new(SystemExec::new()), |_| ());
