@@ -9,7 +9,7 @@ use muster_shared::ids::TaskId;
 use muster_shared::wire::{Code, Outcome, TaskResult};
 use serde_json::{Value, json};
 
-use super::machine_tests::{Host, IMAGE, create_params, params, submission};
+use super::machine_tests::{Host, IMAGE, create_params, engine, params, submission};
 use super::{Engine, Params};
 use crate::drivers::faults::{Fault, HANG};
 
@@ -27,7 +27,7 @@ impl Node {
     async fn new() -> Self {
         let host = Host::new();
         let drivers = host.agent("boot-1").await;
-        let engine = host.engine(drivers, Duration::from_secs(3600)).await;
+        let engine = engine(drivers, Duration::from_secs(3600)).await;
         Self { host, engine, tasks: 0 }
     }
 

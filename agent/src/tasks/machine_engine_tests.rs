@@ -8,7 +8,7 @@ use muster_shared::wire::{Outcome, TaskResult};
 use serde_json::{Value, json};
 
 use super::Engine;
-use super::machine_tests::{Host, one_vm, params, submission, uuid};
+use super::machine_tests::{Host, engine, one_vm, params, submission, uuid};
 use crate::drivers::faults::Fault;
 
 /// Longer than anything here takes.
@@ -29,7 +29,7 @@ impl Node {
         let host = Host::new();
         let drivers = one_vm(&host).await;
         host.guests.ignore_acpi(uuid());
-        let engine = host.engine(drivers, ceiling).await;
+        let engine = engine(drivers, ceiling).await;
         Self { host, engine }
     }
 

@@ -121,22 +121,6 @@ impl Host {
         Arc::new(drivers)
     }
 
-    /// The engine of an agent with an empty journal.
-    pub(super) async fn engine(&self, drivers: Arc<Drivers>, ceiling: Duration) -> Arc<Engine> {
-        let parts = EngineParts {
-            clock: Arc::clone(&self.clock),
-            entropy: Arc::new(SeededEntropy::new(2)),
-            kv: Arc::new(MemKv::default()),
-            boot_id: drivers.vms.boot_id().to_owned(),
-            drivers,
-            registry: Registry::new(HANDLERS),
-            instance_id: uuid::Uuid::nil(),
-            ceiling,
-            faults: None,
-        };
-        Engine::open(parts).await.unwrap()
-    }
-
     pub(super) fn context(&self, drivers: &Arc<Drivers>, params: &Params) -> TaskContext {
         *self.tasks.lock() += 1;
         let task_id: TaskId = format!("task-{}", self.tasks.lock()).parse().unwrap();
@@ -190,6 +174,22 @@ pub(super) async fn run(ctx: &TaskContext, kind: &str, twice: bool) -> Result<Va
         return Err(failure);
     }
     Ok(ctx.result.lock().clone())
+}
+
+/// The engine of an agent with an empty journal.
+pub(super) async fn engine(drivers: Arc<Drivers>, ceiling: Duration) -> Arc<Engine> {
+    let parts = EngineParts {
+        clock: Arc::clone(&drivers.clock),
+        entropy: Arc::new(SeededEntropy::new(2)),
+        kv: Arc::new(MemKv::default()),
+        boot_id: drivers.vms.boot_id().to_owned(),
+        drivers,
+        registry: Registry::new(HANDLERS),
+        instance_id: uuid::Uuid::nil(),
+        ceiling,
+        faults: None,
+    };
+    Engine::open(parts).await.unwrap()
 }
 
 /// A task of the agent's own.
@@ -408,7 +408,7 @@ async fn an_agent_starts_its_vms_after_a_boot_of_the_host() {
     drop(one_vm(&host).await);
     host.guests.reboot();
     let drivers = host.agent("boot-2").await;
-    let engine = host.engine(Arc::clone(&drivers), Duration::from_secs(3600)).await;
+    let engine = engine(Arc::clone(&drivers), Duration::from_secs(3600)).await;
     engine.recover().await;
     // Its pool comes late.
     host.faults.fail_nth("compute.start", 1, Fault::before());

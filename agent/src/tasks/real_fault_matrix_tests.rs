@@ -6,9 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use muster_shared::entropy::SeededEntropy;
 use muster_shared::ids::TaskId;
-use muster_shared::kv::MemKv;
 use muster_shared::wire::{Outcome, TaskResult};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -16,9 +14,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::fault_matrix_tests::{EXCUSES, before};
 use super::machine_real_tests::RealNode;
-use super::machine_tests::{create_params, params, submission};
-use super::registry::Registry;
-use super::{Engine, EngineParts, HANDLERS, Params};
+use super::machine_tests::{create_params, engine, params, submission};
+use super::{Engine, Params};
 use crate::host::{Command, Detached, Exec, ExecError, Output, Spawned, SystemExec};
 
 /// Time of a task whose program hangs; those that are well take a fraction of it.
@@ -86,18 +83,8 @@ impl Node {
     async fn new() -> Self {
         let (real, exec) = (RealNode::new(), Arc::new(FaultyExec::default()));
         let drivers = real.agent_with(exec.clone()).await;
-        let parts = EngineParts {
-            clock: Arc::clone(&drivers.clock),
-            entropy: Arc::new(SeededEntropy::new(2)),
-            kv: Arc::new(MemKv::default()),
-            boot_id: drivers.vms.boot_id().to_owned(),
-            drivers,
-            registry: Registry::new(HANDLERS),
-            instance_id: uuid::Uuid::nil(),
-            ceiling: LONG,
-            faults: None,
-        };
-        Self { real, exec, engine: Engine::open(parts).await.unwrap(), tasks: 0 }
+        let engine = engine(drivers, LONG).await;
+        Self { real, exec, engine, tasks: 0 }
     }
 
     async fn run(&mut self, kind: &str, extra: &Value, deadline: Option<Duration>) -> TaskResult {

@@ -8,7 +8,7 @@ use muster_shared::wire::{Code, Outcome};
 use serde_json::{Value, json};
 
 use super::image_gc::Policy;
-use super::machine_tests::{Host, IMAGE, create_params, submission};
+use super::machine_tests::{Host, IMAGE, create_params, engine, submission};
 use super::record::Origin;
 use super::{Engine, Params};
 use crate::drivers::storage::sim::{SimImage, SimPool};
@@ -65,7 +65,7 @@ async fn the_image_that_was_used_longest_ago_goes_from_a_full_pool() {
         host.pool.note_use(uuid(n), jiff::Timestamp::from_second(second).unwrap());
     }
     let drivers = host.agent("boot-1").await;
-    let engine = host.engine(Arc::clone(&drivers), LONG).await;
+    let engine = engine(Arc::clone(&drivers), LONG).await;
     engine.recover().await;
     engine.keep_room_for_images(policy(Duration::from_secs(100)));
     // All of them are too young for a while.
@@ -87,7 +87,7 @@ async fn the_image_that_was_used_longest_ago_goes_from_a_full_pool() {
 async fn what_a_vm_needs_stays_in_a_full_pool() {
     let host = host(2);
     let drivers = host.agent("boot-1").await;
-    let engine = host.engine(Arc::clone(&drivers), LONG).await;
+    let engine = engine(Arc::clone(&drivers), LONG).await;
     engine.recover().await;
     run(&engine, "vm", "machine_create", create_params(json!({}))).await.unwrap();
     let in_use: ImageUuid = IMAGE.parse().unwrap();
@@ -108,7 +108,7 @@ async fn what_a_vm_needs_stays_in_a_full_pool() {
 async fn a_fetch_that_found_no_room_has_some_made_for_the_next() {
     let host = host(2);
     let drivers = host.agent("boot-1").await;
-    let engine = host.engine(Arc::clone(&drivers), LONG).await;
+    let engine = engine(Arc::clone(&drivers), LONG).await;
     engine.recover().await;
     host.pool.occupy(40 * MIB - MIB / 2);
     // No use is above the high mark.
