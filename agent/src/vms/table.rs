@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use muster_shared::clock::{SharedClock, iso};
 use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use super::reconcile::{self, Plan};
 use super::state::{self, State};
-use super::writing::{IfNotWritten, Writing};
+use super::writing::{IfNotWritten, Writing, later_than};
 use super::{Loaded, Node, VmRecord, VmRecords, object};
 use crate::drivers::DriverError;
 use crate::drivers::compute::{Compute, Live, Observed, RunningGuest};
@@ -427,13 +427,6 @@ fn remarks(loaded: &Loaded) -> Vec<String> {
     remarks
 }
 
-/// Later than before, whatever the clock says: coordinators tell by it which of two is the newer.
-fn later_than(before: &str, now: Timestamp) -> Timestamp {
-    let before = before.parse::<Timestamp>().ok();
-    let next = before.and_then(|before| before.checked_add(SignedDuration::from_millis(1)).ok());
-    next.map_or(now, |next| next.max(now))
-}
-
 /// A guest runs since it was started, also when an agent sees it for the first time later.
 fn started(live: &Live) -> Option<Timestamp> {
     Timestamp::from_millisecond(i64::try_from(live.started_at_ms).ok()?).ok()
@@ -447,17 +440,6 @@ mod tests {
     use crate::drivers::compute::sim::{SimCompute, SimGuests};
     use crate::drivers::faults::Faults;
     use crate::vms::sim::{SimVmRecords, record};
-
-    #[test]
-    fn a_clock_that_is_set_back_makes_no_record_older() {
-        let at = |ms| Timestamp::from_millisecond(ms).unwrap();
-        let before = iso(at(5_000));
-        assert_eq!(later_than(&before, at(7_000)), at(7_000));
-        for now in [5_000, 1_000] {
-            assert_eq!(later_than(&before, at(now)), at(5_001));
-        }
-        assert_eq!(later_than("", at(1_000)), at(1_000));
-    }
 
     #[tokio::test(start_paused = true)]
     async fn records_are_written_through_and_equal_updates_change_nothing() {

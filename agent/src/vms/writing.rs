@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use jiff::{SignedDuration, Timestamp};
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
@@ -74,5 +75,30 @@ impl IfNotWritten {
             let error = Chain(&error).to_string();
             tracing::error!(vm_uuid = %vm, error, "cannot take back a VM record");
         }
+    }
+}
+
+/// Later than before, whatever the clock says: coordinators tell by it which of two is the newer.
+pub(super) fn later_than(before: &str, now: Timestamp) -> Timestamp {
+    let before = before.parse::<Timestamp>().ok();
+    let next = before.and_then(|before| before.checked_add(SignedDuration::from_millis(1)).ok());
+    next.map_or(now, |next| next.max(now))
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_shared::clock::iso;
+
+    use super::*;
+
+    #[test]
+    fn a_clock_that_is_set_back_makes_no_record_older() {
+        let at = |ms| Timestamp::from_millisecond(ms).unwrap();
+        let before = iso(at(5_000));
+        assert_eq!(later_than(&before, at(7_000)), at(7_000));
+        for now in [5_000, 1_000] {
+            assert_eq!(later_than(&before, at(now)), at(5_001));
+        }
+        assert_eq!(later_than("", at(1_000)), at(1_000));
     }
 }
