@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use muster_shared::wire::Code;
 use serde_json::Value;
 
+use super::steps::{Row, steps};
 use super::unsupported::AGENTS_TASKS;
-use super::{Handler, Kind, Params, Plan, Step, TaskContext, TaskFailure};
+use super::{Handler, Kind, Params, Plan, TaskContext, TaskFailure};
 
 /// Names of this very agent.
 const OWN: &[&str] = &["muster-agent", "cn-agent"];
@@ -19,7 +19,6 @@ const MAX_AGENTS: usize = 64;
 #[derive(Debug)]
 pub struct AgentsUninstall;
 
-#[async_trait]
 impl Handler for AgentsUninstall {
     fn kind(&self) -> Kind {
         Kind::mutate("agents_uninstall", AGENTS_TASKS, Duration::from_secs(600))
@@ -42,26 +41,24 @@ impl Handler for AgentsUninstall {
                 return Err(TaskFailure::new(Code::InvalidArgument, text));
             }
         }
-        Ok(Plan {
-            locks: Vec::new(),
-            steps: vec![Box::new(Refresh { percent: 90 }), Box::new(Check { names })],
-        })
+        Ok(Plan::of(Vec::new(), Check { names }, STEPS))
     }
 }
 
-/// Whether any of them is still here.
+const STEPS: &[Row<Check>] = steps![("refresh", 90, refresh), ("check", 100, check)];
+
 #[derive(Debug)]
 struct Check {
     names: Vec<String>,
 }
 
-#[async_trait]
-impl Step for Check {
-    fn name(&self) -> &'static str {
-        "check"
+impl Check {
+    async fn refresh(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        refresh(ctx).await
     }
 
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+    /// Whether any of them is still here.
+    async fn check(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let mut problems = Vec::new();
         for name in &self.names {
             if ctx.drivers.report.has_service(name).await {
@@ -74,31 +71,10 @@ impl Step for Check {
         let text = format!("AgentsUninstallTask error: {}", problems.join("; "));
         Err(TaskFailure::new(Code::NotSupported, text))
     }
-
-    fn progress(&self) -> u8 {
-        100
-    }
 }
 
 /// Collects sysinfo, with the list of agents, anew.
-#[derive(Debug)]
-pub(super) struct Refresh {
-    /// Progress of the task after it, percent.
-    pub(super) percent: u8,
-}
-
-#[async_trait]
-impl Step for Refresh {
-    fn name(&self) -> &'static str {
-        "refresh"
-    }
-
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        ctx.drivers.report.sysinfo_within(Duration::ZERO).await;
-        Ok(())
-    }
-
-    fn progress(&self) -> u8 {
-        self.percent
-    }
+pub(super) async fn refresh(ctx: &TaskContext) -> Result<(), TaskFailure> {
+    ctx.drivers.report.sysinfo_within(Duration::ZERO).await;
+    Ok(())
 }

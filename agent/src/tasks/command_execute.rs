@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use muster_shared::lenient;
 use muster_shared::wire::Code;
 use serde_json::{Value, json};
 
 use super::server_reboot::SERVER_TASKS;
-use super::{Handler, Kind, Params, Plan, Step, TaskContext, TaskFailure};
+use super::steps::{Row, steps};
+use super::{Handler, Kind, Params, Plan, TaskContext, TaskFailure};
 use crate::drivers::host::HostAction;
 
 /// Longest run of a script that names no limit.
@@ -23,7 +23,6 @@ const MAX_WORDS: usize = 1024;
 #[derive(Debug)]
 pub struct CommandExecute;
 
-#[async_trait]
 impl Handler for CommandExecute {
     fn kind(&self) -> Kind {
         Kind::mutate("command_execute", SERVER_TASKS, LIMIT.saturating_add(GRACE))
@@ -51,9 +50,7 @@ impl Handler for CommandExecute {
             env: env(params)?,
             timeout_ms: timeout_ms(params)?,
         };
-        // Two steps, so that the first moment of the script is in the journal.
-        let steps: Vec<Box<dyn Step>> = vec![Box::new(Claim), Box::new(Run { action })];
-        Ok(Plan { locks: Vec::new(), steps })
+        Ok(Plan::of(Vec::new(), Script { action }, STEPS))
     }
 }
 
@@ -110,32 +107,20 @@ fn timeout_ms(params: &Params) -> Result<u64, TaskFailure> {
     }
 }
 
-#[derive(Debug)]
-struct Claim;
-
-#[async_trait]
-impl Step for Claim {
-    fn name(&self) -> &'static str {
-        "claim"
-    }
-
-    async fn apply(&self, _ctx: &TaskContext) -> Result<(), TaskFailure> {
-        Ok(())
-    }
-}
+// Two steps, so that the first moment of the script is in the journal.
+const STEPS: &[Row<Script>] = steps![("claim", 0, claim), ("run", 100, run)];
 
 #[derive(Debug)]
-struct Run {
+struct Script {
     action: HostAction,
 }
 
-#[async_trait]
-impl Step for Run {
-    fn name(&self) -> &'static str {
-        "run"
+impl Script {
+    async fn claim(&self, _ctx: &TaskContext) -> Result<(), TaskFailure> {
+        Ok(())
     }
 
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+    async fn run(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         if ctx.resumed {
             let text = "the agent went down while the script ran, or just before it";
             return Err(TaskFailure::new(Code::Interrupted, text));
@@ -144,10 +129,6 @@ impl Step for Run {
         tracing::info!(exit = %result["exitCode"], signal = %result["signal"], "a script ended");
         ctx.finish_with(result);
         Ok(())
-    }
-
-    fn progress(&self) -> u8 {
-        100
     }
 }
 

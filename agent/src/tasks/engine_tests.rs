@@ -50,7 +50,6 @@ struct ScriptStep {
 
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 
-#[async_trait]
 impl Handler for Script {
     fn kind(&self) -> Kind {
         let max_wait = Duration::from_secs(100);

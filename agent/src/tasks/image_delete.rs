@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use muster_shared::ids::ImageUuid;
 use serde_json::json;
 
 use super::machine;
-use super::{Handler, Kind, Lock, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use super::steps::{Row, steps};
+use super::{Handler, Kind, Lock, Params, Plan, Queue, TaskContext, TaskFailure};
 
 /// Who wants to use an image waits for one that is to be removed: not for long.
 const MAX_WAIT: Duration = Duration::from_secs(60);
@@ -18,7 +18,6 @@ const DEADLINE: Duration = Duration::from_secs(300);
 #[derive(Debug)]
 pub struct ImageDelete;
 
-#[async_trait]
 impl Handler for ImageDelete {
     fn kind(&self) -> Kind {
         let queue = Queue { name: "image_delete_tasks", max_concurrent: 1, max_wait: MAX_WAIT };
@@ -36,9 +35,11 @@ impl Handler for ImageDelete {
 
     fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
         let image = machine::image(params, "uuid")?;
-        Ok(Plan { locks: vec![Lock::Image(image)], steps: vec![Box::new(Remove { image })] })
+        Ok(Plan::of(vec![Lock::Image(image)], Remove { image }, STEPS))
     }
 }
+
+const STEPS: &[Row<Remove>] = steps![("remove", 100, remove)];
 
 /// There is nothing to undo: the image is here, or it is not.
 #[derive(Debug)]
@@ -46,20 +47,11 @@ struct Remove {
     image: ImageUuid,
 }
 
-#[async_trait]
-impl Step for Remove {
-    fn name(&self) -> &'static str {
-        "remove"
-    }
-
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+impl Remove {
+    async fn remove(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         ctx.drivers.images.remove(self.image).await?;
         tracing::info!(image_uuid = %self.image, "image removed");
         ctx.finish_with(json!({ "uuid": self.image }));
         Ok(())
-    }
-
-    fn progress(&self) -> u8 {
-        100
     }
 }

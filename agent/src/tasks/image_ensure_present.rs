@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use muster_shared::ids::ImageUuid;
 use serde_json::{Value, json};
 
-use super::{Handler, Kind, Lock, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use super::steps::{Row, steps};
+use super::{Handler, Kind, Lock, Params, Plan, Queue, TaskContext, TaskFailure};
 
 /// Images are large; the reference gives them as long.
 const DEADLINE: Duration = Duration::from_secs(3600);
@@ -15,7 +15,6 @@ const DEADLINE: Duration = Duration::from_secs(3600);
 #[derive(Debug)]
 pub struct ImageEnsurePresent;
 
-#[async_trait]
 impl Handler for ImageEnsurePresent {
     fn kind(&self) -> Kind {
         Kind::mutate(
@@ -42,10 +41,11 @@ impl Handler for ImageEnsurePresent {
             Some(_) => return Err(TaskFailure::bad_param("image_uuid", "must be a string")),
             None => return Err(TaskFailure::bad_param("image_uuid", "is required")),
         };
-        let steps: Vec<Box<dyn Step>> = vec![Box::new(Ensure { image })];
-        Ok(Plan { locks: vec![Lock::ImageUse(image)], steps })
+        Ok(Plan::of(vec![Lock::ImageUse(image)], Ensure { image }, STEPS))
     }
 }
+
+const STEPS: &[Row<Ensure>] = steps![("image", 100, image)];
 
 /// Repeating it finds the image, or goes on with the partial file of the attempt before. There is
 /// nothing to undo: an image that was fetched may serve others already.
@@ -54,20 +54,11 @@ struct Ensure {
     image: ImageUuid,
 }
 
-#[async_trait]
-impl Step for Ensure {
-    fn name(&self) -> &'static str {
-        "image"
-    }
-
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+impl Ensure {
+    async fn image(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let progress = |percent| ctx.progress(percent);
         ctx.drivers.images.ensure(self.image, &progress, &ctx.cancelled).await?;
         Ok(())
-    }
-
-    fn progress(&self) -> u8 {
-        100
     }
 }
 

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use muster_shared::ids::ImageUuid;
 use muster_shared::wire::Code;
 use serde_json::json;
 
 use super::machine::{self, refuse};
-use super::{Handler, Kind, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use super::steps::{Row, steps};
+use super::{Handler, Kind, Params, Plan, Queue, TaskContext, TaskFailure};
 
 /// The queue of what asks about images.
 pub(super) const IMAGE_QUERY: Queue =
@@ -18,7 +18,6 @@ pub(super) const IMAGE_QUERY: Queue =
 #[derive(Debug)]
 pub struct ImageGet;
 
-#[async_trait]
 impl Handler for ImageGet {
     fn kind(&self) -> Kind {
         Kind::query("image_get", IMAGE_QUERY, Duration::from_secs(60))
@@ -31,22 +30,19 @@ impl Handler for ImageGet {
 
     fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
         let image = machine::image(params, "uuid")?;
-        Ok(Plan { locks: Vec::new(), steps: vec![Box::new(Get { image })] })
+        Ok(Plan::of(Vec::new(), Get { image }, STEPS))
     }
 }
+
+const STEPS: &[Row<Get>] = steps![("get", 100, get)];
 
 #[derive(Debug)]
 struct Get {
     image: ImageUuid,
 }
 
-#[async_trait]
-impl Step for Get {
-    fn name(&self) -> &'static str {
-        "get"
-    }
-
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+impl Get {
+    async fn get(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let prefix = format!("Image.get error: error getting image {}:", self.image);
         match ctx.drivers.images.get(self.image).await? {
             Some(installed) => {
@@ -55,9 +51,5 @@ impl Step for Get {
             }
             None => Err(refuse(Code::ImageNotInstalled, format!("{prefix} it is not installed"))),
         }
-    }
-
-    fn progress(&self) -> u8 {
-        100
     }
 }

@@ -1,7 +1,7 @@
 //! The durable history of tasks, on a [`Kv`](muster_shared::kv::Kv).
 //!
-//! Keys: `task/<id>` the record without its large members; `params/<id>/<n>` and
-//! `result/<id>/<n>` those, in pieces; `acked/<id>` marks an acknowledged result;
+//! Keys: `task/<id>` the record without its large members; `params/<id>/<n>`, `result/<id>/<n>` and
+//! `notes/<id>/<n>` those, in pieces; `acked/<id>` marks an acknowledged result;
 //! `ticket/<resource>` the newest fencing token; `returned/<id>` a task that was given back;
 //! `intake` pause and drain.
 
@@ -173,7 +173,7 @@ impl Journal {
         }
     }
 
-    /// Reads a record's parameters and result.
+    /// Reads a record's parameters, result and notes.
     ///
     /// # Errors
     /// The map can't be read, or holds something else.
@@ -185,6 +185,13 @@ impl Journal {
         let result = self.large("result", &record.id, record.result_bytes).await?;
         if !result.is_empty() {
             record.result = parse(&format!("result/{}", record.id), &result)?;
+        }
+        let notes = self.large("notes", &record.id, record.notes_bytes).await?;
+        if !notes.is_empty() {
+            record.notes = parse(&format!("notes/{}", record.id), &notes)?;
+        } else if !record.state.is_terminal() {
+            // Earlier versions noted in the result.
+            record.notes = record.result.clone();
         }
         Ok(())
     }
@@ -252,11 +259,15 @@ pub fn put_params(record: &mut Record) -> Vec<Change> {
     pieces("params", &record.id, &json, old)
 }
 
-/// The changes that store the result; sets its size in the record, which is stored after.
+/// The changes that store result and notes; sets their sizes in the record, which is stored after.
 pub fn put_result(record: &mut Record) -> Vec<Change> {
-    let json = if record.result == Value::Null { Vec::new() } else { to_json(&record.result) };
-    let old = std::mem::replace(&mut record.result_bytes, json.len());
-    pieces("result", &record.id, &json, old)
+    let json = |value: &Value| if value.is_null() { Vec::new() } else { to_json(value) };
+    let (result, notes) = (json(&record.result), json(&record.notes));
+    let old = std::mem::replace(&mut record.result_bytes, result.len());
+    let mut changes = pieces("result", &record.id, &result, old);
+    let old = std::mem::replace(&mut record.notes_bytes, notes.len());
+    changes.extend(pieces("notes", &record.id, &notes, old));
+    changes
 }
 
 fn pieces(kind: &str, id: &TaskId, json: &[u8], old_bytes: usize) -> Vec<Change> {

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
 use serde_json::{Map, Value, json};
 
 use super::machine::{self, refuse};
-use super::{Handler, Kind, Lock, Params, Plan, Step, TaskContext, TaskFailure};
+use super::steps::{Row, steps};
+use super::{Handler, Kind, Lock, Params, Plan, TaskContext, TaskFailure};
 use crate::vms::VmRecord;
 
 const OPERATION: &str = "vmadm.start";
@@ -17,7 +17,6 @@ const OPERATION: &str = "vmadm.start";
 #[derive(Debug)]
 pub struct MachineBoot;
 
-#[async_trait]
 impl Handler for MachineBoot {
     fn kind(&self) -> Kind {
         Kind::mutate("machine_boot", machine::MACHINE_TASKS, Duration::from_secs(300))
@@ -31,15 +30,15 @@ impl Handler for MachineBoot {
 
     fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
         let vm = machine::vm(params)?;
-        let idempotent = machine::flag(params, "idempotent")?;
-        let update = machine::metadata_update(params)?;
-        let once = once(params)?;
-        let part = |part| -> Box<dyn Step> { Box::new(BootStep { vm, part }) };
-        let mut steps = vec![part(Part::Check { idempotent })];
-        steps.extend(update.map(|set| part(Part::Update(set))));
-        steps.extend(once.map(|letter| part(Part::Once(letter))));
-        steps.push(part(Part::Start));
-        Ok(Plan { locks: vec![Lock::Vm(vm)], steps })
+        let job = Boot {
+            vm,
+            idempotent: machine::flag(params, "idempotent")?,
+            update: machine::metadata_update(params)?,
+            once: once(params)?,
+        };
+        let (updates, once) = (job.update.is_some(), job.once.is_some());
+        let plan = Plan::of(vec![Lock::Vm(vm)], job, STEPS);
+        Ok(plan.with("update", updates).with("once", once))
     }
 }
 
@@ -59,69 +58,55 @@ fn once(params: &Params) -> Result<Option<&'static str>, TaskFailure> {
     }
 }
 
-#[derive(Debug)]
-enum Part {
-    Check { idempotent: bool },
-    Update(Map<String, Value>),
-    Once(&'static str),
-    Start,
-}
+// The check is a step of its own: when the start is repeated after a crash, the VM may run because
+// of this very task.
+const STEPS: &[Row<Boot>] =
+    steps![("check", 10, check), ("update", 20, update), ("once", 30, once), ("start", 100, start)];
 
 #[derive(Debug)]
-struct BootStep {
+struct Boot {
     vm: VmUuid,
-    part: Part,
+    idempotent: bool,
+    update: Option<Map<String, Value>>,
+    once: Option<&'static str>,
 }
 
-#[async_trait]
-impl Step for BootStep {
-    fn name(&self) -> &'static str {
-        match self.part {
-            Part::Check { .. } => "check",
-            Part::Update(_) => "update",
-            Part::Once(_) => "once",
-            Part::Start => "start",
+impl Boot {
+    async fn check(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        machine::usable(OPERATION, &machine::record(ctx, OPERATION, self.vm)?)?;
+        if machine::runs(ctx, self.vm).await? && !self.idempotent {
+            let text = format!("{OPERATION} error: VM {} is already 'running'", self.vm);
+            return Err(refuse(Code::AlreadyRunning, text));
+        }
+        Ok(())
+    }
+
+    async fn update(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        match &self.update {
+            Some(set) => machine::apply_metadata(ctx, self.vm, set).await,
+            None => Ok(()),
         }
     }
 
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        match &self.part {
-            // A step of its own: when the start is repeated after a crash, the VM may run because
-            // of this very task.
-            Part::Check { idempotent } => {
-                machine::usable(OPERATION, &machine::record(ctx, OPERATION, self.vm)?)?;
-                if machine::runs(ctx, self.vm).await? && !idempotent {
-                    let text = format!("{OPERATION} error: VM {} is already 'running'", self.vm);
-                    return Err(refuse(Code::AlreadyRunning, text));
-                }
-                Ok(())
+    /// A guest that runs boots later, if at all; its next start takes it away.
+    async fn once(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let once = |record: &mut VmRecord| {
+            if let Some(letter) = self.once {
+                machine::boot_once(record, letter);
             }
-            Part::Update(set) => machine::apply_metadata(ctx, self.vm, set).await,
-            // A guest that runs boots later, if at all; its next start takes it away.
-            Part::Once(letter) => {
-                let once = |record: &mut VmRecord| machine::boot_once(record, letter);
-                ctx.drivers.vms.update(self.vm, once).await?;
-                Ok(())
-            }
-            Part::Start => {
-                machine::start(ctx, OPERATION, self.vm).await?;
-                let autoboot = |record: &mut VmRecord| {
-                    record.properties.insert("autoboot".to_owned(), json!(true));
-                };
-                ctx.drivers.vms.update(self.vm, autoboot).await?;
-                ctx.finish_with(ctx.drivers.vms.result(self.vm));
-                Ok(())
-            }
-        }
+        };
+        ctx.drivers.vms.update(self.vm, once).await?;
+        Ok(())
     }
 
-    fn progress(&self) -> u8 {
-        match self.part {
-            Part::Check { .. } => 10,
-            Part::Update(_) => 20,
-            Part::Once(_) => 30,
-            Part::Start => 100,
-        }
+    async fn start(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        machine::start(ctx, OPERATION, self.vm).await?;
+        let autoboot = |record: &mut VmRecord| {
+            record.properties.insert("autoboot".to_owned(), json!(true));
+        };
+        ctx.drivers.vms.update(self.vm, autoboot).await?;
+        ctx.finish_with(ctx.drivers.vms.result(self.vm));
+        Ok(())
     }
 }
 

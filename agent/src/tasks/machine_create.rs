@@ -1,9 +1,7 @@
 //! `machine_create`: makes a VM from an image and starts it, or leaves nothing behind.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use muster_shared::clock::iso;
 use muster_shared::ids::VmUuid;
 use muster_shared::units::MIB;
@@ -12,7 +10,8 @@ use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::machine::{self, failed, refuse};
-use super::{Handler, Kind, Lock, OnFailure, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use super::steps::{Row, steps};
+use super::{Handler, Kind, Lock, OnFailure, Params, Plan, Queue, TaskContext, TaskFailure};
 use crate::drivers::compute::GuestSignal;
 use crate::drivers::network;
 use crate::drivers::storage::DiskSpec;
@@ -26,7 +25,6 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct MachineCreate;
 
-#[async_trait]
 impl Handler for MachineCreate {
     fn kind(&self) -> Kind {
         Kind::mutate("machine_create", queue(), Duration::from_secs(3600))
@@ -52,20 +50,17 @@ impl Handler for MachineCreate {
     fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
         let vm = machine::vm(params)?;
         let properties = payload::create(params)?;
-        let job = Arc::new(Job {
+        let job = Create {
             vm,
             fingerprint: fingerprint(&properties),
             properties,
             keep_failed: machine::flag(params, "keep_failed")?,
             idempotent: machine::flag(params, "idempotent")?,
-        });
+        };
         // Held until its disks are made: an image that was found here does not go before.
         let images = payload::images(&job.properties).into_iter().map(Lock::ImageUse);
         let locks = images.chain([Lock::Vm(vm)]).collect();
-        let step = |&part: &Part| -> Box<dyn Step> {
-            Box::new(CreateStep { job: Arc::clone(&job), part })
-        };
-        Ok(Plan { locks, steps: PARTS.iter().map(step).collect() })
+        Ok(Plan::of(locks, job, STEPS))
     }
 }
 
@@ -86,8 +81,19 @@ fn fingerprint(properties: &Map<String, Value>) -> String {
     hex::encode(Sha256::digest(json))
 }
 
+const STEPS: &[Row<Create>] = steps![
+    ("validate", 5, validate),
+    ("reserve", 20, reserve, undo release),
+    ("image", 50, image),
+    ("storage", 60, storage, undo undo_storage),
+    ("network", 65, network),
+    ("config", 75, config, undo undo_config),
+    ("boot", 90, boot, undo kill),
+    ("commit", 100, commit),
+];
+
 #[derive(Debug)]
-struct Job {
+struct Create {
     vm: VmUuid,
     properties: Map<String, Value>,
     fingerprint: String,
@@ -95,112 +101,9 @@ struct Job {
     idempotent: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
-    Validate,
-    Reserve,
-    Image,
-    Storage,
-    Network,
-    Firewall,
-    Config,
-    Boot,
-    WaitProvisioned,
-    Commit,
-}
-
-const PARTS: [Part; 10] = [
-    Part::Validate,
-    Part::Reserve,
-    Part::Image,
-    Part::Storage,
-    Part::Network,
-    Part::Firewall,
-    Part::Config,
-    Part::Boot,
-    Part::WaitProvisioned,
-    Part::Commit,
-];
-
-#[derive(Debug)]
-struct CreateStep {
-    job: Arc<Job>,
-    part: Part,
-}
-
-#[async_trait]
-impl Step for CreateStep {
-    fn name(&self) -> &'static str {
-        match self.part {
-            Part::Validate => "validate",
-            Part::Reserve => "reserve",
-            Part::Image => "image",
-            Part::Storage => "storage",
-            Part::Network => "network",
-            Part::Firewall => "firewall",
-            Part::Config => "config",
-            Part::Boot => "boot",
-            Part::WaitProvisioned => "wait_provisioned",
-            Part::Commit => "commit",
-        }
-    }
-
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        let job = &self.job;
-        match self.part {
-            Part::Validate => return job.validate(ctx).await,
-            Part::Reserve => return job.reserve(ctx).await,
-            _ => {}
-        }
-        // An equal VM was there before: all that is left is to return it.
-        if job.ours(ctx).is_none() && self.part != Part::Commit {
-            return Ok(());
-        }
-        match self.part {
-            Part::Image => job.image(ctx).await,
-            Part::Storage => job.storage(ctx).await,
-            Part::Network => job.network(ctx).await,
-            Part::Config => job.config(ctx).await,
-            Part::Boot => job.boot(ctx).await,
-            Part::Commit => job.commit(ctx).await,
-            // User-mode networks have no host side to filter; a hardware VM that runs is
-            // provisioned.
-            Part::Validate | Part::Reserve | Part::Firewall | Part::WaitProvisioned => Ok(()),
-        }
-    }
-
-    async fn undo(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        let job = &self.job;
-        let Some(record) = job.ours(ctx) else { return Ok(()) };
-        match self.part {
-            Part::Boot => job.kill(ctx).await,
-            Part::Reserve if job.keep_failed => job.keep(ctx).await,
-            _ if job.keep_failed => Ok(()),
-            Part::Config => machine::clean_up(ctx, OPERATION, job.vm, true).await,
-            Part::Storage => job.undo_storage(ctx, &record).await,
-            Part::Reserve => job.release(ctx).await,
-            _ => Ok(()),
-        }
-    }
-
-    fn progress(&self) -> u8 {
-        match self.part {
-            Part::Validate => 5,
-            Part::Reserve => 20,
-            Part::Image => 50,
-            Part::Storage => 60,
-            Part::Network => 65,
-            Part::Firewall => 70,
-            Part::Config => 75,
-            Part::Boot => 90,
-            Part::WaitProvisioned => 95,
-            Part::Commit => 100,
-        }
-    }
-}
-
-impl Job {
-    /// The record, if this task made it; nothing else may be changed or removed.
+impl Create {
+    /// The record, if this task made it; nothing else may be changed or removed. There is none as
+    /// well when an equal VM was there before: then all that is left is to return it.
     fn ours(&self, ctx: &TaskContext) -> Option<VmRecord> {
         ctx.drivers.vms.get(self.vm).filter(|record| record.create_task == ctx.task_id)
     }
@@ -282,6 +185,9 @@ impl Job {
     }
 
     async fn image(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        if self.ours(ctx).is_none() {
+            return Ok(());
+        }
         for image in payload::images(&self.properties) {
             // The share of this step in the whole task.
             let progress = |percent: u8| ctx.progress(20 + percent.min(100) / 10 * 3);
@@ -291,6 +197,9 @@ impl Job {
     }
 
     async fn storage(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        if self.ours(ctx).is_none() {
+            return Ok(());
+        }
         let drivers = &ctx.drivers;
         let incomplete = |record: &mut VmRecord| record.storage = StorageState::Incomplete;
         let record = drivers.vms.update(self.vm, incomplete).await?;
@@ -331,8 +240,13 @@ impl Job {
         Ok(Some(quota_mib.max(least_mib)))
     }
 
-    async fn undo_storage(&self, ctx: &TaskContext, record: &VmRecord) -> Result<(), TaskFailure> {
-        if record.storage == StorageState::None {
+    /// The record, if the VM that this task made is to go.
+    fn unwanted(&self, ctx: &TaskContext) -> Option<VmRecord> {
+        self.ours(ctx).filter(|_| !self.keep_failed)
+    }
+
+    async fn undo_storage(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        if self.unwanted(ctx).is_none_or(|record| record.storage == StorageState::None) {
             return Ok(());
         }
         let drivers = &ctx.drivers;
@@ -344,6 +258,9 @@ impl Job {
 
     /// Fixes addresses, once and for all.
     async fn network(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        if self.ours(ctx).is_none() {
+            return Ok(());
+        }
         let entropy = &ctx.drivers.entropy;
         let fix = |record: &mut VmRecord| {
             let Some(Value::Array(nics)) = record.properties.get_mut("nics") else { return };
@@ -358,8 +275,18 @@ impl Job {
     }
 
     async fn config(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        if self.ours(ctx).is_none() {
+            return Ok(());
+        }
         let record = machine::for_guest(machine::record(ctx, OPERATION, self.vm)?);
         ctx.drivers.compute.prepare(&record).await.map_err(failed(OPERATION))
+    }
+
+    async fn undo_config(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        match self.unwanted(ctx) {
+            Some(_) => machine::clean_up(ctx, OPERATION, self.vm, true).await,
+            None => Ok(()),
+        }
     }
 
     async fn boot(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
@@ -369,7 +296,11 @@ impl Job {
         Ok(())
     }
 
+    /// Also of one that is kept: its processes are not.
     async fn kill(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        if self.ours(ctx).is_none() {
+            return Ok(());
+        }
         let compute = &ctx.drivers.compute;
         machine::signal(ctx, self.vm, GuestSignal::Kill).await.map_err(failed(OPERATION))?;
         if !compute.wait_stopped(self.vm, KILL_TIMEOUT).await.map_err(failed(OPERATION))? {
@@ -409,6 +340,12 @@ impl Job {
 
     /// Removes the record, unless something that it names could not be removed before.
     async fn release(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        if self.ours(ctx).is_none() {
+            return Ok(());
+        }
+        if self.keep_failed {
+            return self.keep(ctx).await;
+        }
         let drivers = &ctx.drivers;
         let mut result = drivers.vms.result(self.vm);
         let left = drivers.compute.observe(self.vm).await?.is_running()

@@ -2,23 +2,20 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use muster_shared::clock::iso;
 use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
-use serde_json::{Value, json};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::machine::{self, refuse};
-use super::{
-    Handler, Kind, Lock, OnFailure, Params, Plan, Step, TaskContext, TaskFailure, snapshot,
-};
+use super::steps::{Row, steps};
+use super::{Handler, Kind, Lock, OnFailure, Params, Plan, TaskContext, TaskFailure, snapshot};
 use crate::drivers::DriverError;
 use crate::drivers::compute::GuestSignal;
 use crate::vms::{SnapshotRecord, VmRecord};
 
 const OPERATION: &str = "vmadm.create_snapshot";
-/// Noted before the guest is paused: it ran, and is to go on. One that its owner has paused is not.
-const GOES_ON: &str = "goes_on";
 /// Snapshots of one VM.
 const MAX_SNAPSHOTS: usize = 64;
 
@@ -27,7 +24,6 @@ const MAX_SNAPSHOTS: usize = 64;
 #[derive(Debug)]
 pub struct MachineCreateSnapshot;
 
-#[async_trait]
 impl Handler for MachineCreateSnapshot {
     fn kind(&self) -> Kind {
         Kind::mutate("machine_create_snapshot", machine::MACHINE_TASKS, Duration::from_secs(600))
@@ -47,15 +43,8 @@ impl Handler for MachineCreateSnapshot {
         let vm = machine::vm(params)?;
         let name = snapshot::name(params)?;
         let pauses = pauses(params)?;
-        let parts: &[Part] = if pauses {
-            &[Part::Reserve, Part::Pause, Part::Take, Part::Resume, Part::Commit]
-        } else {
-            &[Part::Reserve, Part::Take, Part::Commit]
-        };
-        let step = |part: &Part| -> Box<dyn Step> {
-            Box::new(SnapshotStep { vm, name: name.clone(), pauses, part: *part })
-        };
-        Ok(Plan { locks: vec![Lock::Vm(vm)], steps: parts.iter().map(step).collect() })
+        let plan = Plan::of(vec![Lock::Vm(vm)], TakeSnapshot { vm, name, pauses }, STEPS);
+        Ok(plan.with("pause", pauses).with("resume", pauses))
     }
 }
 
@@ -72,24 +61,30 @@ fn pauses(params: &Params) -> Result<bool, TaskFailure> {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Part {
-    Reserve,
-    Pause,
-    Take,
-    Resume,
-    Commit,
-}
+const STEPS: &[Row<TakeSnapshot>] = steps![
+    ("reserve", 20, reserve, undo release),
+    ("pause", 30, pause, undo go_on),
+    ("take", 80, take, undo remove),
+    ("resume", 90, resume),
+    ("commit", 100, commit),
+];
 
 #[derive(Debug)]
-struct SnapshotStep {
+struct TakeSnapshot {
     vm: VmUuid,
     name: String,
     pauses: bool,
-    part: Part,
 }
 
-impl SnapshotStep {
+/// Made before the guest is paused.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Notes {
+    /// The guest ran, and is to go on. One that its owner has paused is not.
+    goes_on: bool,
+}
+
+impl TakeSnapshot {
     fn is_ours(&self, ctx: &TaskContext) -> bool {
         let record = ctx.drivers.vms.get(self.vm);
         let ours = |s: &SnapshotRecord| s.name == self.name && s.task == ctx.task_id;
@@ -101,7 +96,7 @@ impl SnapshotStep {
         machine::usable(OPERATION, &record)?;
         if self.pauses {
             // A step before the pause: after a crash in between it could not be told who paused it.
-            ctx.note(GOES_ON, json!(self.is_going(ctx).await?));
+            ctx.note(&Notes { goes_on: self.is_going(ctx).await? })?;
         }
         if self.is_ours(ctx) {
             return Ok(());
@@ -149,7 +144,7 @@ impl SnapshotStep {
     }
 
     async fn signal(&self, ctx: &TaskContext, wanted: GuestSignal) -> Result<(), TaskFailure> {
-        if ctx.noted(GOES_ON) != true {
+        if !ctx.notes::<Notes>()?.goes_on {
             return Ok(());
         }
         machine::signal(ctx, self.vm, wanted).await.map_err(snapshot::told(OPERATION))
@@ -164,61 +159,40 @@ impl SnapshotStep {
         ctx.drivers.vms.update(self.vm, commit).await?;
         snapshot::finish(ctx, OPERATION, self.vm).await
     }
-}
 
-#[async_trait]
-impl Step for SnapshotStep {
-    fn name(&self) -> &'static str {
-        match self.part {
-            Part::Reserve => "reserve",
-            Part::Pause => "pause",
-            Part::Take => "take",
-            Part::Resume => "resume",
-            Part::Commit => "commit",
-        }
+    async fn pause(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        self.signal(ctx, GuestSignal::Pause).await
     }
 
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        match self.part {
-            Part::Reserve => self.reserve(ctx).await,
-            Part::Pause => self.signal(ctx, GuestSignal::Pause).await,
-            Part::Take => {
-                let taken = snapshot::take(ctx, self.vm, &self.name).await;
-                taken.map_err(snapshot::told(OPERATION))
-            }
-            Part::Resume => self.signal(ctx, GuestSignal::Resume).await,
-            Part::Commit => self.commit(ctx).await,
-        }
+    async fn take(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let taken = snapshot::take(ctx, self.vm, &self.name).await;
+        taken.map_err(snapshot::told(OPERATION))
     }
 
-    async fn undo(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+    async fn resume(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        self.signal(ctx, GuestSignal::Resume).await
+    }
+
+    async fn remove(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         if !self.is_ours(ctx) {
             return Ok(());
         }
-        match self.part {
-            Part::Take => {
-                let removed = snapshot::remove(ctx, self.vm, &self.name).await;
-                removed.map_err(snapshot::told(OPERATION))
-            }
-            Part::Pause => self.signal(ctx, GuestSignal::Resume).await,
-            Part::Reserve => {
-                let release = |record: &mut VmRecord| {
-                    record.snapshots.retain(|s| s.name != self.name || s.task != ctx.task_id);
-                };
-                ctx.drivers.vms.update(self.vm, release).await?;
-                Ok(())
-            }
-            Part::Resume | Part::Commit => Ok(()),
-        }
+        let removed = snapshot::remove(ctx, self.vm, &self.name).await;
+        removed.map_err(snapshot::told(OPERATION))
     }
 
-    fn progress(&self) -> u8 {
-        match self.part {
-            Part::Reserve => 20,
-            Part::Pause => 30,
-            Part::Take => 80,
-            Part::Resume => 90,
-            Part::Commit => 100,
+    async fn go_on(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        if self.is_ours(ctx) { self.resume(ctx).await } else { Ok(()) }
+    }
+
+    async fn release(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        if !self.is_ours(ctx) {
+            return Ok(());
         }
+        let release = |record: &mut VmRecord| {
+            record.snapshots.retain(|s| s.name != self.name || s.task != ctx.task_id);
+        };
+        ctx.drivers.vms.update(self.vm, release).await?;
+        Ok(())
     }
 }

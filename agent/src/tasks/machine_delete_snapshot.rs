@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use muster_shared::ids::VmUuid;
 
-use super::{Handler, Kind, Lock, Params, Plan, Step, TaskContext, TaskFailure, machine, snapshot};
+use super::steps::{Row, steps};
+use super::{Handler, Kind, Lock, Params, Plan, TaskContext, TaskFailure, machine, snapshot};
 
 const OPERATION: &str = "vmadm.delete_snapshot";
 
@@ -13,7 +13,6 @@ const OPERATION: &str = "vmadm.delete_snapshot";
 #[derive(Debug)]
 pub struct MachineDeleteSnapshot;
 
-#[async_trait]
 impl Handler for MachineDeleteSnapshot {
     fn kind(&self) -> Kind {
         Kind::mutate("machine_delete_snapshot", machine::MACHINE_TASKS, Duration::from_secs(600))
@@ -30,52 +29,27 @@ impl Handler for MachineDeleteSnapshot {
     fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
         let vm = machine::vm(params)?;
         let name = snapshot::name(params)?;
-        let step = |part| -> Box<dyn Step> { Box::new(Delete { vm, name: name.clone(), part }) };
-        let steps = [Part::Disks, Part::Forget].into_iter().map(step).collect();
-        Ok(Plan { locks: vec![Lock::Vm(vm)], steps })
+        Ok(Plan::of(vec![Lock::Vm(vm)], Delete { vm, name }, STEPS))
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Part {
-    Disks,
-    Forget,
-}
+const STEPS: &[Row<Delete>] = steps![("disks", 80, delete), ("forget", 100, forget)];
 
 #[derive(Debug)]
 struct Delete {
     vm: VmUuid,
     name: String,
-    part: Part,
 }
 
-#[async_trait]
-impl Step for Delete {
-    fn name(&self) -> &'static str {
-        match self.part {
-            Part::Disks => "disks",
-            Part::Forget => "forget",
-        }
+impl Delete {
+    async fn delete(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        machine::usable(OPERATION, &machine::record(ctx, OPERATION, self.vm)?)?;
+        let removed = snapshot::remove(ctx, self.vm, &self.name).await;
+        removed.map_err(snapshot::told(OPERATION))
     }
 
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        match self.part {
-            Part::Disks => {
-                machine::usable(OPERATION, &machine::record(ctx, OPERATION, self.vm)?)?;
-                let removed = snapshot::remove(ctx, self.vm, &self.name).await;
-                removed.map_err(snapshot::told(OPERATION))
-            }
-            Part::Forget => {
-                snapshot::forget(ctx, self.vm, &self.name).await?;
-                snapshot::finish(ctx, OPERATION, self.vm).await
-            }
-        }
-    }
-
-    fn progress(&self) -> u8 {
-        match self.part {
-            Part::Disks => 80,
-            Part::Forget => 100,
-        }
+    async fn forget(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        snapshot::forget(ctx, self.vm, &self.name).await?;
+        snapshot::finish(ctx, OPERATION, self.vm).await
     }
 }

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use jiff::Timestamp;
 use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
 
 use super::machine::{self, Stop, failed, refuse};
-use super::{Handler, Kind, Lock, OnFailure, Params, Plan, Step, TaskContext, TaskFailure};
-use crate::vms::StorageState;
+use super::steps::{Row, steps};
+use super::{Handler, Kind, Lock, OnFailure, Params, Plan, TaskContext, TaskFailure};
+use crate::vms::{StorageState, VmRecord};
 
 const OPERATION: &str = "delete";
 
@@ -17,7 +17,6 @@ const OPERATION: &str = "delete";
 #[derive(Debug)]
 pub struct MachineDestroy;
 
-#[async_trait]
 impl Handler for MachineDestroy {
     fn kind(&self) -> Kind {
         Kind::mutate("machine_destroy", machine::MACHINE_TASKS, Duration::from_secs(1800))
@@ -38,31 +37,31 @@ impl Handler for MachineDestroy {
     fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
         let vm = machine::vm(params)?;
         let include_dni = machine::flag(params, "include_dni")?;
-        let parts =
-            [Part::Mark, Part::Stop, Part::Archive, Part::Storage, Part::Cleanup, Part::Forget];
-        let step = |part| -> Box<dyn Step> { Box::new(DestroyStep { vm, include_dni, part }) };
-        Ok(Plan { locks: vec![Lock::Vm(vm)], steps: parts.into_iter().map(step).collect() })
+        Ok(Plan::of(vec![Lock::Vm(vm)], Destroy { vm, include_dni }, STEPS))
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Part {
-    Mark,
-    Stop,
-    Archive,
-    Storage,
-    Cleanup,
-    Forget,
-}
+const STEPS: &[Row<Destroy>] = steps![
+    ("mark", 10, mark),
+    ("stop", 40, stop),
+    ("archive", 45, archive),
+    ("storage", 80, storage),
+    ("cleanup", 90, cleanup),
+    ("forget", 100, forget),
+];
 
 #[derive(Debug)]
-struct DestroyStep {
+struct Destroy {
     vm: VmUuid,
     include_dni: bool,
-    part: Part,
 }
 
-impl DestroyStep {
+impl Destroy {
+    /// Nothing is touched without a record that says so; what has none belongs to nobody here.
+    fn marked(&self, ctx: &TaskContext) -> Option<VmRecord> {
+        ctx.drivers.vms.get(self.vm).filter(|record| record.destroying)
+    }
+
     async fn mark(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let Some(record) = ctx.drivers.vms.get(self.vm) else { return Ok(()) };
         if record.flag("do_not_inventory") && !self.include_dni {
@@ -78,13 +77,16 @@ impl DestroyStep {
     }
 
     async fn stop(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        if self.marked(ctx).is_none() {
+            return Ok(());
+        }
         let how = Stop { force: true, until: Timestamp::MIN, at_most: Duration::ZERO };
         machine::stop(ctx, OPERATION, self.vm, how).await
     }
 
     async fn archive(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let drivers = &ctx.drivers;
-        if !drivers.vms.get(self.vm).is_some_and(|record| record.flag("archive_on_delete")) {
+        if !self.marked(ctx).is_some_and(|record| record.flag("archive_on_delete")) {
             return Ok(());
         }
         let console = drivers.compute.console_log(self.vm, None).await;
@@ -93,55 +95,28 @@ impl DestroyStep {
     }
 
     async fn storage(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        if self.marked(ctx).is_none() {
+            return Ok(());
+        }
         let drivers = &ctx.drivers;
-        let storage = |state| move |record: &mut crate::vms::VmRecord| record.storage = state;
+        let storage = |state| move |record: &mut VmRecord| record.storage = state;
         drivers.vms.update(self.vm, storage(StorageState::Incomplete)).await?;
         drivers.storage.destroy_disks(self.vm, None).await.map_err(failed(OPERATION))?;
         drivers.vms.update(self.vm, storage(StorageState::None)).await?;
         Ok(())
     }
-}
 
-#[async_trait]
-impl Step for DestroyStep {
-    fn name(&self) -> &'static str {
-        match self.part {
-            Part::Mark => "mark",
-            Part::Stop => "stop",
-            Part::Archive => "archive",
-            Part::Storage => "storage",
-            Part::Cleanup => "cleanup",
-            Part::Forget => "forget",
-        }
-    }
-
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        if matches!(self.part, Part::Mark) {
-            return self.mark(ctx).await;
-        }
-        // Nothing is touched without a record that says so; what has none belongs to nobody here.
-        let marked = ctx.drivers.vms.get(self.vm).is_some_and(|record| record.destroying);
-        if !marked {
+    async fn cleanup(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        if self.marked(ctx).is_none() {
             return Ok(());
         }
-        match self.part {
-            Part::Mark => Ok(()),
-            Part::Stop => self.stop(ctx).await,
-            Part::Archive => self.archive(ctx).await,
-            Part::Storage => self.storage(ctx).await,
-            Part::Cleanup => machine::clean_up(ctx, OPERATION, self.vm, true).await,
-            Part::Forget => ctx.drivers.vms.remove(self.vm).await.map_err(failed(OPERATION)),
-        }
+        machine::clean_up(ctx, OPERATION, self.vm, true).await
     }
 
-    fn progress(&self) -> u8 {
-        match self.part {
-            Part::Mark => 10,
-            Part::Stop => 40,
-            Part::Archive => 45,
-            Part::Storage => 80,
-            Part::Cleanup => 90,
-            Part::Forget => 100,
+    async fn forget(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        if self.marked(ctx).is_none() {
+            return Ok(());
         }
+        ctx.drivers.vms.remove(self.vm).await.map_err(failed(OPERATION))
     }
 }

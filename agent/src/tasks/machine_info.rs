@@ -2,20 +2,19 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
 use serde_json::Value;
 
 use super::machine::{self, failed, refuse};
-use super::{Handler, Kind, Params, Plan, Step, TaskContext, TaskFailure};
+use super::steps::{Row, steps};
+use super::{Handler, Kind, Params, Plan, TaskContext, TaskFailure};
 use crate::drivers::compute;
 
 /// The kind; parameters `uuid`, `types`.
 #[derive(Debug)]
 pub struct MachineInfo;
 
-#[async_trait]
 impl Handler for MachineInfo {
     fn kind(&self) -> Kind {
         Kind::query("machine_info", machine::MACHINE_QUERY, Duration::from_secs(30))
@@ -27,7 +26,7 @@ impl Handler for MachineInfo {
 
     fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
         let step = Info { vm: machine::vm(params)?, types: types(params)? };
-        Ok(Plan { locks: Vec::new(), steps: vec![Box::new(step)] })
+        Ok(Plan::of(Vec::new(), step, STEPS))
     }
 }
 
@@ -51,19 +50,16 @@ fn types(params: &Params) -> Result<Vec<String>, TaskFailure> {
     Ok(words)
 }
 
+const STEPS: &[Row<Info>] = steps![("info", 100, info)];
+
 #[derive(Debug)]
 struct Info {
     vm: VmUuid,
     types: Vec<String>,
 }
 
-#[async_trait]
-impl Step for Info {
-    fn name(&self) -> &'static str {
-        "info"
-    }
-
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+impl Info {
+    async fn info(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         machine::record(ctx, "vmadm.info", self.vm)?;
         if !machine::runs(ctx, self.vm).await? {
             let state = machine::state(ctx, self.vm);
@@ -76,9 +72,5 @@ impl Step for Info {
         let info = ctx.drivers.compute.info(self.vm, &self.types).await;
         ctx.finish_with(info.map_err(failed("vmadm.info"))?);
         Ok(())
-    }
-
-    fn progress(&self) -> u8 {
-        100
     }
 }

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
 use serde_json::{Value, json};
 
 use super::machine::{self, failed, refuse};
-use super::{Handler, Kind, Lock, Params, Plan, Step, TaskContext, TaskFailure};
+use super::steps::{Row, steps};
+use super::{Handler, Kind, Lock, Params, Plan, TaskContext, TaskFailure};
 use crate::drivers::compute::GuestSignal;
 
 const OPERATION: &str = "vmadm.kill";
@@ -17,7 +17,6 @@ const OPERATION: &str = "vmadm.kill";
 #[derive(Debug)]
 pub struct MachineKill;
 
-#[async_trait]
 impl Handler for MachineKill {
     fn kind(&self) -> Kind {
         Kind::mutate("machine_kill", machine::MACHINE_TASKS, Duration::from_secs(60))
@@ -41,9 +40,7 @@ impl Handler for MachineKill {
         let vm = machine::vm(params)?;
         let idempotent = machine::flag(params, "idempotent")?;
         let signal = signal(params)?;
-        let part = |part| -> Box<dyn Step> { Box::new(KillStep { vm, part }) };
-        let steps = vec![part(Part::Check { idempotent }), part(Part::Send(signal))];
-        Ok(Plan { locks: vec![Lock::Vm(vm)], steps })
+        Ok(Plan::of(vec![Lock::Vm(vm)], KillVm { vm, idempotent, signal }, STEPS))
     }
 }
 
@@ -73,62 +70,39 @@ fn signal(params: &Params) -> Result<GuestSignal, TaskFailure> {
     }
 }
 
-#[derive(Debug)]
-enum Part {
-    Check { idempotent: bool },
-    Send(GuestSignal),
-}
+// The check is a step of its own: when the sending is repeated after a crash, the VM may be gone
+// because of this very task.
+const STEPS: &[Row<KillVm>] = steps![("check", 10, check), ("send", 100, send)];
 
 #[derive(Debug)]
-struct KillStep {
+struct KillVm {
     vm: VmUuid,
-    part: Part,
+    idempotent: bool,
+    signal: GuestSignal,
 }
 
-#[async_trait]
-impl Step for KillStep {
-    fn name(&self) -> &'static str {
-        match self.part {
-            Part::Check { .. } => "check",
-            Part::Send(_) => "send",
+impl KillVm {
+    async fn check(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        machine::usable(OPERATION, &machine::record(ctx, OPERATION, self.vm)?)?;
+        // Whom it hurried may have done its work.
+        let excused = self.idempotent || ctx.hurries;
+        if !machine::runs(ctx, self.vm).await? && !excused {
+            let text =
+                format!("{OPERATION} error: Cannot find running init PID for VM {}", self.vm);
+            return Err(refuse(Code::NotRunning, text));
         }
+        Ok(())
     }
 
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        match self.part {
-            // A step of its own: when the sending is repeated after a crash, the VM may be gone
-            // because of this very task.
-            Part::Check { idempotent } => {
-                machine::usable(OPERATION, &machine::record(ctx, OPERATION, self.vm)?)?;
-                // Whom it hurried may have done its work.
-                let excused = idempotent || ctx.hurries;
-                if !machine::runs(ctx, self.vm).await? && !excused {
-                    let text = format!(
-                        "{OPERATION} error: Cannot find running init PID for VM {}",
-                        self.vm
-                    );
-                    return Err(refuse(Code::NotRunning, text));
-                }
-                Ok(())
-            }
-            Part::Send(signal) => {
-                if matches!(signal, GuestSignal::PowerDown | GuestSignal::Quit | GuestSignal::Kill)
-                {
-                    machine::keep_off(ctx, self.vm).await?;
-                }
-                machine::signal(ctx, self.vm, signal).await.map_err(failed(OPERATION))?;
-                machine::runs(ctx, self.vm).await?;
-                ctx.finish_with(ctx.drivers.vms.result(self.vm));
-                Ok(())
-            }
+    async fn send(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let ends = [GuestSignal::PowerDown, GuestSignal::Quit, GuestSignal::Kill];
+        if ends.contains(&self.signal) {
+            machine::keep_off(ctx, self.vm).await?;
         }
-    }
-
-    fn progress(&self) -> u8 {
-        match self.part {
-            Part::Check { .. } => 10,
-            Part::Send(_) => 100,
-        }
+        machine::signal(ctx, self.vm, self.signal).await.map_err(failed(OPERATION))?;
+        machine::runs(ctx, self.vm).await?;
+        ctx.finish_with(ctx.drivers.vms.result(self.vm));
+        Ok(())
     }
 }
 

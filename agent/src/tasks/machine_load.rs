@@ -2,18 +2,17 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use muster_shared::ids::VmUuid;
 
 use super::machine::{self, failed};
-use super::{Handler, Kind, Params, Plan, Step, TaskContext, TaskFailure};
+use super::steps::{Row, steps};
+use super::{Handler, Kind, Params, Plan, TaskContext, TaskFailure};
 use crate::vms;
 
 /// The kind; parameters `uuid`, `include_dni`.
 #[derive(Debug)]
 pub struct MachineLoad;
 
-#[async_trait]
 impl Handler for MachineLoad {
     fn kind(&self) -> Kind {
         Kind::query("machine_load", machine::MACHINE_QUERY, Duration::from_secs(30))
@@ -26,9 +25,11 @@ impl Handler for MachineLoad {
     fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
         let step =
             Load { vm: machine::vm(params)?, include_dni: machine::flag(params, "include_dni")? };
-        Ok(Plan { locks: Vec::new(), steps: vec![Box::new(step)] })
+        Ok(Plan::of(Vec::new(), step, STEPS))
     }
 }
+
+const STEPS: &[Row<Load>] = steps![("load", 100, load)];
 
 #[derive(Debug)]
 struct Load {
@@ -36,13 +37,8 @@ struct Load {
     include_dni: bool,
 }
 
-#[async_trait]
-impl Step for Load {
-    fn name(&self) -> &'static str {
-        "load"
-    }
-
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+impl Load {
+    async fn load(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         machine::runs(ctx, self.vm).await?;
         match ctx.drivers.vms.object(self.vm, self.include_dni) {
             Some(vm) => {
@@ -51,9 +47,5 @@ impl Step for Load {
             }
             None => Err(failed("VM.load")(vms::not_found(self.vm))),
         }
-    }
-
-    fn progress(&self) -> u8 {
-        100
     }
 }

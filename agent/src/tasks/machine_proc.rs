@@ -2,18 +2,17 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
 
 use super::machine::{self, refuse};
-use super::{Handler, Kind, Params, Plan, Step, TaskContext, TaskFailure};
+use super::steps::{Row, steps};
+use super::{Handler, Kind, Params, Plan, TaskContext, TaskFailure};
 
 /// The kind; parameter `uuid`.
 #[derive(Debug)]
 pub struct MachineProc;
 
-#[async_trait]
 impl Handler for MachineProc {
     fn kind(&self) -> Kind {
         Kind::query("machine_proc", machine::MACHINE_QUERY, Duration::from_secs(30))
@@ -28,31 +27,24 @@ impl Handler for MachineProc {
             return Err(TaskFailure::bad_param("uuid", "missing uuid for machine_proc"));
         }
         let vm = machine::vm(params)?;
-        Ok(Plan { locks: Vec::new(), steps: vec![Box::new(List { vm })] })
+        Ok(Plan::of(Vec::new(), List { vm }, STEPS))
     }
 }
+
+const STEPS: &[Row<List>] = steps![("list", 100, list)];
 
 #[derive(Debug)]
 struct List {
     vm: VmUuid,
 }
 
-#[async_trait]
-impl Step for List {
-    fn name(&self) -> &'static str {
-        "list"
-    }
-
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+impl List {
+    async fn list(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         machine::record(ctx, "machine_proc", self.vm)?;
         if !machine::runs(ctx, self.vm).await? {
             return Err(refuse(Code::VmNotRunning, "VM is not running"));
         }
         ctx.finish_with(ctx.drivers.compute.processes(self.vm).await?);
         Ok(())
-    }
-
-    fn progress(&self) -> u8 {
-        100
     }
 }

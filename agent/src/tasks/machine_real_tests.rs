@@ -143,6 +143,7 @@ impl RealNode {
             hurries: false,
             events: Arc::new(NoEvents),
             result: parking_lot::Mutex::new(Value::Null),
+            notes: parking_lot::Mutex::new(Value::Null),
         };
         run(&ctx, kind, false).await
     }

@@ -2,19 +2,18 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use jiff::Timestamp;
 use muster_shared::clock::iso;
 use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::machine::{self, Stop, refuse};
-use super::{Handler, Kind, Lock, Params, Plan, Step, TaskContext, TaskFailure};
+use super::steps::{Row, steps};
+use super::{Handler, Kind, Lock, Params, Plan, TaskContext, TaskFailure};
 
 const OPERATION: &str = "vmadm.reboot";
-/// Member of the task's result that says that there was nothing to do.
-const SKIP: &str = "was_stopped";
 
 /// For what is around the wait for the guest.
 const AROUND: Duration = Duration::from_secs(180);
@@ -23,7 +22,6 @@ const AROUND: Duration = Duration::from_secs(180);
 #[derive(Debug)]
 pub struct MachineReboot;
 
-#[async_trait]
 impl Handler for MachineReboot {
     fn kind(&self) -> Kind {
         Kind::mutate(
@@ -49,43 +47,48 @@ impl Handler for MachineReboot {
 
     fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
         let vm = machine::vm(params)?;
-        let idempotent = machine::flag(params, "idempotent")?;
-        let force = machine::flag(params, "force")?;
-        let timeout = machine::timeout(params)?;
-        let update = machine::metadata_update(params)?;
-        let part = |part| -> Box<dyn Step> { Box::new(RebootStep { vm, part }) };
-        let mut steps = vec![part(Part::Check { idempotent })];
-        steps.extend(update.map(|set| part(Part::Update(set))));
-        steps.push(part(Part::Stop { force, timeout }));
-        steps.push(part(Part::Start));
-        Ok(Plan { locks: vec![Lock::Vm(vm)], steps })
+        let job = Reboot {
+            vm,
+            idempotent: machine::flag(params, "idempotent")?,
+            force: machine::flag(params, "force")?,
+            timeout: machine::timeout(params)?,
+            update: machine::metadata_update(params)?,
+        };
+        let updates = job.update.is_some();
+        Ok(Plan::of(vec![Lock::Vm(vm)], job, STEPS).with("update", updates))
     }
 }
 
-#[derive(Debug)]
-enum Part {
-    Check { idempotent: bool },
-    Update(Map<String, Value>),
-    Stop { force: bool, timeout: Duration },
-    Start,
-}
+const STEPS: &[Row<Reboot>] =
+    steps![("check", 10, check), ("update", 20, update), ("stop", 60, stop), ("start", 100, start)];
 
 #[derive(Debug)]
-struct RebootStep {
+struct Reboot {
     vm: VmUuid,
-    part: Part,
+    idempotent: bool,
+    force: bool,
+    timeout: Duration,
+    update: Option<Map<String, Value>>,
 }
 
-impl RebootStep {
-    async fn check(&self, ctx: &TaskContext, idempotent: bool) -> Result<(), TaskFailure> {
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Notes {
+    /// There is nothing to do.
+    was_stopped: bool,
+}
+
+impl Reboot {
+    async fn check(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let record = machine::record(ctx, OPERATION, self.vm)?;
         machine::usable(OPERATION, &record)?;
-        if machine::runs(ctx, self.vm).await? {
+        let running = machine::runs(ctx, self.vm).await?;
+        ctx.note(&Notes { was_stopped: !running })?;
+        if running {
             // Or it would be stopped and could not be started again.
             return machine::disks(ctx, OPERATION, &record).await.map(drop);
         }
-        if idempotent {
-            ctx.finish_with(json!({ SKIP: true }));
+        if self.idempotent {
             return Ok(());
         }
         let state = machine::state(ctx, self.vm);
@@ -93,60 +96,36 @@ impl RebootStep {
         Err(refuse(Code::NotRunning, text))
     }
 
-    async fn stop(
-        &self,
-        ctx: &TaskContext,
-        force: bool,
-        timeout: Duration,
-    ) -> Result<(), TaskFailure> {
-        let until = ctx.started_at.saturating_add(timeout).unwrap_or(Timestamp::MAX);
+    async fn update(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        match &self.update {
+            Some(set) => machine::apply_metadata(ctx, self.vm, set).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn stop(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        if ctx.notes::<Notes>()?.was_stopped {
+            return Ok(());
+        }
+        let until = ctx.started_at.saturating_add(self.timeout).unwrap_or(Timestamp::MAX);
         let mark = Some(iso(until));
         ctx.drivers.vms.update(self.vm, |record| record.stopping_until = mark).await?;
-        let how = Stop { force, until, at_most: timeout };
+        let how = Stop { force: self.force, until, at_most: self.timeout };
         let stopped = machine::stop(ctx, OPERATION, self.vm, how).await;
         ctx.drivers.vms.update(self.vm, |record| record.stopping_until = None).await?;
         stopped
     }
-}
 
-#[async_trait]
-impl Step for RebootStep {
-    fn name(&self) -> &'static str {
-        match self.part {
-            Part::Check { .. } => "check",
-            Part::Update(_) => "update",
-            Part::Stop { .. } => "stop",
-            Part::Start => "start",
+    async fn start(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let skipped = ctx.notes::<Notes>()?.was_stopped;
+        if !skipped {
+            machine::start(ctx, OPERATION, self.vm).await?;
         }
-    }
-
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        let skip = ctx.result.lock().get(SKIP).is_some();
-        match &self.part {
-            Part::Check { idempotent } => self.check(ctx, *idempotent).await?,
-            Part::Update(set) => machine::apply_metadata(ctx, self.vm, set).await?,
-            Part::Stop { .. } if skip => {}
-            Part::Stop { force, timeout } => self.stop(ctx, *force, *timeout).await?,
-            Part::Start => {
-                if !skip {
-                    machine::start(ctx, OPERATION, self.vm).await?;
-                }
-                let mut result = ctx.drivers.vms.result(self.vm);
-                if skip {
-                    result[SKIP] = json!(true);
-                }
-                ctx.finish_with(result);
-            }
+        let mut result = ctx.drivers.vms.result(self.vm);
+        if skipped {
+            result["was_stopped"] = json!(true);
         }
+        ctx.finish_with(result);
         Ok(())
-    }
-
-    fn progress(&self) -> u8 {
-        match self.part {
-            Part::Check { .. } => 10,
-            Part::Update(_) => 20,
-            Part::Stop { .. } => 60,
-            Part::Start => 100,
-        }
     }
 }

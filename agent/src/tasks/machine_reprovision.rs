@@ -5,17 +5,16 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use jiff::Timestamp;
 use muster_shared::ids::{ImageUuid, VmUuid};
 use muster_shared::units::MIB;
 use muster_shared::wire::Code;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::machine::{self, Stop, failed, refuse};
-use super::{
-    Handler, Kind, Lock, OnFailure, Params, Plan, Step, TaskContext, TaskFailure, snapshot,
-};
+use super::steps::{Row, steps};
+use super::{Handler, Kind, Lock, OnFailure, Params, Plan, TaskContext, TaskFailure, snapshot};
 use crate::drivers::storage::DiskSpec;
 use crate::vms::VmRecord;
 
@@ -24,16 +23,11 @@ const OPERATION: &str = "vmadm.reprovision";
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 /// The boot disk.
 const BOOT_DISK: u32 = 0;
-/// Noted for later steps.
-const WAS_RUNNING: &str = "was_running";
-const SIZE_MIB: &str = "size_mib";
-const LOST: &str = "lost_snapshots";
 
 /// The kind; parameters `uuid`, `image_uuid`.
 #[derive(Debug)]
 pub struct MachineReprovision;
 
-#[async_trait]
 impl Handler for MachineReprovision {
     fn kind(&self) -> Kind {
         Kind::mutate(
@@ -60,41 +54,36 @@ impl Handler for MachineReprovision {
     fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
         let vm = machine::vm(params)?;
         let image = machine::image(params, "image_uuid")?;
-        let step = |part| -> Box<dyn Step> { Box::new(Reprovision { vm, image, part }) };
-        let parts = [
-            Part::Check,
-            Part::Image,
-            Part::Mark,
-            Part::Stop,
-            Part::Stash,
-            Part::Clone,
-            Part::SwapImageUuid,
-            Part::Boot,
-            Part::Purge,
-        ];
         let locks = vec![Lock::ImageUse(image), Lock::Vm(vm)];
-        Ok(Plan { locks, steps: parts.into_iter().map(step).collect() })
+        Ok(Plan::of(locks, Reprovision { vm, image }, STEPS))
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Part {
-    Check,
-    Image,
-    Mark,
-    Stop,
-    Stash,
-    Clone,
-    SwapImageUuid,
-    Boot,
-    Purge,
-}
+const STEPS: &[Row<Reprovision>] = steps![
+    ("check", 10, check),
+    ("image", 40, ensure_image),
+    ("mark", 42, mark, undo unmark),
+    ("stop", 50, stop, undo restart),
+    ("stash", 55, stash, undo restore),
+    ("clone", 70, clone_image),
+    ("swap_image_uuid", 75, swap),
+    ("boot", 95, boot),
+    ("purge", 100, finish),
+];
 
 #[derive(Debug)]
 struct Reprovision {
     vm: VmUuid,
     image: ImageUuid,
-    part: Part,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Notes {
+    was_running: bool,
+    /// Of the old boot disk.
+    size_mib: u64,
+    lost_snapshots: Vec<String>,
 }
 
 impl Reprovision {
@@ -113,11 +102,11 @@ impl Reprovision {
             let text = format!("{OPERATION} error: VM {} has no boot disk", self.vm);
             return Err(refuse(Code::DatasetNotFound, text));
         };
-        let lost: Vec<&str> = record.snapshots.iter().map(|known| known.name.as_str()).collect();
-        ctx.note(LOST, json!(lost));
-        ctx.note(SIZE_MIB, json!(boot.size_bytes.div_ceil(MIB)));
-        ctx.note(WAS_RUNNING, json!(machine::runs(ctx, self.vm).await?));
-        Ok(())
+        ctx.note(&Notes {
+            was_running: machine::runs(ctx, self.vm).await?,
+            size_mib: boot.size_bytes.div_ceil(MIB),
+            lost_snapshots: record.snapshots.iter().map(|known| known.name.clone()).collect(),
+        })
     }
 
     async fn ensure_image(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
@@ -125,8 +114,15 @@ impl Reprovision {
         machine::bring_image(ctx, self.image, &progress).await
     }
 
-    async fn mark(&self, ctx: &TaskContext, provisioning: bool) -> Result<(), TaskFailure> {
-        ctx.drivers.vms.update(self.vm, |record| record.provisioning = provisioning).await?;
+    async fn mark(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        ctx.drivers.vms.update(self.vm, |record| record.provisioning = true).await?;
+        Ok(())
+    }
+
+    async fn unmark(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        if ctx.drivers.vms.get(self.vm).is_some() {
+            ctx.drivers.vms.update(self.vm, |record| record.provisioning = false).await?;
+        }
         Ok(())
     }
 
@@ -143,7 +139,7 @@ impl Reprovision {
         let drivers = &ctx.drivers;
         let image = drivers.images.get(self.image).await.map_err(failed(OPERATION))?;
         let least = image.map_or(0, |image| image.size_bytes.div_ceil(MIB));
-        let size_mib = ctx.noted(SIZE_MIB).as_u64().unwrap_or(0).max(least);
+        let size_mib = ctx.notes::<Notes>()?.size_mib.max(least);
         let spec = DiskSpec {
             vm: self.vm,
             index: BOOT_DISK,
@@ -186,91 +182,47 @@ impl Reprovision {
         record.is_some_and(|record| record.reprovision_task.as_ref() == Some(&ctx.task_id))
     }
 
-    /// The VM runs again if it ran.
-    async fn restart(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        if ctx.noted(WAS_RUNNING) == true && ctx.drivers.vms.get(self.vm).is_some() {
+    async fn stash(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let storage = &ctx.drivers.storage;
+        let stashed = storage.stash_disk(self.vm, BOOT_DISK, &ctx.task_id).await;
+        stashed.map_err(failed(OPERATION))
+    }
+
+    async fn restore(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        if self.is_committed(ctx) {
+            return self.purge(ctx).await;
+        }
+        let storage = &ctx.drivers.storage;
+        let restored = storage.restore_disk(self.vm, BOOT_DISK, &ctx.task_id).await;
+        restored.map_err(failed(OPERATION))
+    }
+
+    async fn boot(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        ctx.drivers.vms.update(self.vm, |record| record.provisioning = false).await?;
+        if ctx.notes::<Notes>()?.was_running {
             machine::start(ctx, OPERATION, self.vm).await?;
         }
         Ok(())
     }
-}
 
-#[async_trait]
-impl Step for Reprovision {
-    fn name(&self) -> &'static str {
-        match self.part {
-            Part::Check => "check",
-            Part::Image => "image",
-            Part::Mark => "mark",
-            Part::Stop => "stop",
-            Part::Stash => "stash",
-            Part::Clone => "clone",
-            Part::SwapImageUuid => "swap_image_uuid",
-            Part::Boot => "boot",
-            Part::Purge => "purge",
+    /// The VM runs again if it ran.
+    async fn restart(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let is_here = ctx.drivers.vms.get(self.vm).is_some();
+        if is_here && !self.is_committed(ctx) && ctx.notes::<Notes>()?.was_running {
+            machine::start(ctx, OPERATION, self.vm).await?;
         }
+        Ok(())
     }
 
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        match self.part {
-            Part::Check => self.check(ctx).await,
-            Part::Image => self.ensure_image(ctx).await,
-            Part::Mark => self.mark(ctx, true).await,
-            Part::Stop => self.stop(ctx).await,
-            Part::Stash => {
-                let storage = &ctx.drivers.storage;
-                let stashed = storage.stash_disk(self.vm, BOOT_DISK, &ctx.task_id).await;
-                stashed.map_err(failed(OPERATION))
-            }
-            Part::Clone => self.clone_image(ctx).await,
-            Part::SwapImageUuid => self.swap(ctx).await,
-            Part::Boot => {
-                self.mark(ctx, false).await?;
-                if ctx.noted(WAS_RUNNING) == true {
-                    machine::start(ctx, OPERATION, self.vm).await?;
-                }
-                Ok(())
-            }
-            Part::Purge => {
-                self.purge(ctx).await?;
-                // Those of the other disks are of no use without the boot disk's part, and their
-                // names would stay taken.
-                snapshot::remove_all(ctx, self.vm).await.map_err(failed(OPERATION))?;
-                machine::runs(ctx, self.vm).await?;
-                let mut result = ctx.drivers.vms.result(self.vm);
-                result[LOST] = ctx.noted(LOST);
-                ctx.finish_with(result);
-                Ok(())
-            }
-        }
-    }
-
-    async fn undo(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        let committed = self.is_committed(ctx);
-        match self.part {
-            Part::Stash if committed => self.purge(ctx).await,
-            Part::Stash => {
-                let storage = &ctx.drivers.storage;
-                let restored = storage.restore_disk(self.vm, BOOT_DISK, &ctx.task_id).await;
-                restored.map_err(failed(OPERATION))
-            }
-            Part::Stop if !committed => self.restart(ctx).await,
-            Part::Mark if ctx.drivers.vms.get(self.vm).is_some() => self.mark(ctx, false).await,
-            _ => Ok(()),
-        }
-    }
-
-    fn progress(&self) -> u8 {
-        match self.part {
-            Part::Check => 10,
-            Part::Image => 40,
-            Part::Mark => 42,
-            Part::Stop => 50,
-            Part::Stash => 55,
-            Part::Clone => 70,
-            Part::SwapImageUuid => 75,
-            Part::Boot => 95,
-            Part::Purge => 100,
-        }
+    async fn finish(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        self.purge(ctx).await?;
+        // Those of the other disks are of no use without the boot disk's part, and their names
+        // would stay taken.
+        snapshot::remove_all(ctx, self.vm).await.map_err(failed(OPERATION))?;
+        machine::runs(ctx, self.vm).await?;
+        let mut result = ctx.drivers.vms.result(self.vm);
+        result["lost_snapshots"] = json!(ctx.notes::<Notes>()?.lost_snapshots);
+        ctx.finish_with(result);
+        Ok(())
     }
 }

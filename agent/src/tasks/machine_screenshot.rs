@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use muster_shared::ids::VmUuid;
@@ -10,7 +9,8 @@ use muster_shared::wire::Code;
 use serde_json::{Value, json};
 
 use super::machine::{self, failed, refuse};
-use super::{Handler, Kind, Params, Plan, Step, TaskContext, TaskFailure};
+use super::steps::{Row, steps};
+use super::{Handler, Kind, Params, Plan, TaskContext, TaskFailure};
 
 const OPERATION: &str = "vmadm.sysrq";
 
@@ -18,7 +18,6 @@ const OPERATION: &str = "vmadm.sysrq";
 #[derive(Debug)]
 pub struct MachineScreenshot;
 
-#[async_trait]
 impl Handler for MachineScreenshot {
     fn kind(&self) -> Kind {
         Kind::query("machine_screenshot", machine::MACHINE_TASKS, Duration::from_secs(60))
@@ -38,22 +37,19 @@ impl Handler for MachineScreenshot {
                 return Err(TaskFailure::bad_param("format", "must be \"png\""));
             }
         }
-        Ok(Plan { locks: Vec::new(), steps: vec![Box::new(Take { vm })] })
+        Ok(Plan::of(Vec::new(), Take { vm }, STEPS))
     }
 }
+
+const STEPS: &[Row<Take>] = steps![("take", 100, take)];
 
 #[derive(Debug)]
 struct Take {
     vm: VmUuid,
 }
 
-#[async_trait]
-impl Step for Take {
-    fn name(&self) -> &'static str {
-        "take"
-    }
-
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+impl Take {
+    async fn take(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         machine::record(ctx, OPERATION, self.vm)?;
         if !machine::runs(ctx, self.vm).await? {
             let state = machine::state(ctx, self.vm);
@@ -70,10 +66,6 @@ impl Step for Take {
         let result = json!({ "format": "png", "width": width, "height": height, "data": data });
         ctx.finish_with(result);
         Ok(())
-    }
-
-    fn progress(&self) -> u8 {
-        100
     }
 }
 

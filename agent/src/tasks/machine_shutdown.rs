@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use jiff::Timestamp;
 use muster_shared::clock::iso;
 use muster_shared::ids::VmUuid;
@@ -10,7 +9,8 @@ use muster_shared::wire::Code;
 use serde_json::json;
 
 use super::machine::{self, Stop, refuse};
-use super::{Handler, Kind, Lock, Params, Plan, Step, TaskContext, TaskFailure};
+use super::steps::{Row, steps};
+use super::{Handler, Kind, Lock, Params, Plan, TaskContext, TaskFailure};
 use crate::vms::VmRecord;
 
 const OPERATION: &str = "vmadm.stop";
@@ -22,7 +22,6 @@ const AROUND: Duration = Duration::from_secs(120);
 #[derive(Debug)]
 pub struct MachineShutdown;
 
-#[async_trait]
 impl Handler for MachineShutdown {
     fn kind(&self) -> Kind {
         Kind::mutate(
@@ -50,49 +49,35 @@ impl Handler for MachineShutdown {
 
     fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
         let vm = machine::vm(params)?;
-        let job = Job {
+        let job = Shutdown {
             vm,
             force: machine::flag(params, "force")?,
             idempotent: machine::flag(params, "idempotent")?,
             timeout: machine::timeout(params)?,
         };
-        let part = |part| -> Box<dyn Step> { Box::new(ShutdownStep { job, part }) };
-        Ok(Plan {
-            locks: vec![Lock::Vm(vm)],
-            steps: vec![part(Part::Mark), part(Part::Stop), part(Part::Commit)],
-        })
+        Ok(Plan::of(vec![Lock::Vm(vm)], job, STEPS))
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Job {
+const STEPS: &[Row<Shutdown>] =
+    steps![("mark", 10, mark), ("stop", 90, stop), ("commit", 100, commit)];
+
+#[derive(Debug)]
+struct Shutdown {
     vm: VmUuid,
     force: bool,
     idempotent: bool,
     timeout: Duration,
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Part {
-    Mark,
-    Stop,
-    Commit,
-}
-
-#[derive(Debug)]
-struct ShutdownStep {
-    job: Job,
-    part: Part,
-}
-
-impl ShutdownStep {
+impl Shutdown {
     fn until(&self, ctx: &TaskContext) -> Timestamp {
-        ctx.started_at.saturating_add(self.job.timeout).unwrap_or(Timestamp::MAX)
+        ctx.started_at.saturating_add(self.timeout).unwrap_or(Timestamp::MAX)
     }
 
     /// The VM is not to come back with the host, whatever happens next.
     async fn mark(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        let vm = self.job.vm;
+        let vm = self.vm;
         machine::usable(OPERATION, &machine::record(ctx, OPERATION, vm)?)?;
         let running = machine::runs(ctx, vm).await?;
         let until = iso(self.until(ctx));
@@ -103,7 +88,7 @@ impl ShutdownStep {
         };
         ctx.drivers.vms.update(vm, mark).await?;
         // Whom it hurried may have done its work.
-        if running || self.job.idempotent || ctx.hurries {
+        if running || self.idempotent || ctx.hurries {
             return Ok(());
         }
         let state = machine::state(ctx, vm);
@@ -113,50 +98,20 @@ impl ShutdownStep {
     }
 
     async fn stop(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        let Job { vm, force, timeout, .. } = self.job;
-        let how = Stop { force, until: self.until(ctx), at_most: timeout };
-        machine::stop(ctx, OPERATION, vm, how).await
+        let how = Stop { force: self.force, until: self.until(ctx), at_most: self.timeout };
+        let stopped = machine::stop(ctx, OPERATION, self.vm, how).await;
+        if stopped.is_err() {
+            // It is not stopping any more.
+            ctx.drivers.vms.update(self.vm, |record| record.stopping_until = None).await?;
+        }
+        stopped
     }
 
     async fn commit(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        let vm = self.job.vm;
+        let vm = self.vm;
         ctx.drivers.vms.update(vm, |record| record.stopping_until = None).await?;
         machine::runs(ctx, vm).await?;
         ctx.finish_with(ctx.drivers.vms.result(vm));
         Ok(())
-    }
-}
-
-#[async_trait]
-impl Step for ShutdownStep {
-    fn name(&self) -> &'static str {
-        match self.part {
-            Part::Mark => "mark",
-            Part::Stop => "stop",
-            Part::Commit => "commit",
-        }
-    }
-
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        match self.part {
-            Part::Mark => self.mark(ctx).await,
-            Part::Stop => {
-                let stopped = self.stop(ctx).await;
-                if stopped.is_err() {
-                    // It is not stopping any more.
-                    ctx.drivers.vms.update(self.job.vm, |r| r.stopping_until = None).await?;
-                }
-                stopped
-            }
-            Part::Commit => self.commit(ctx).await,
-        }
-    }
-
-    fn progress(&self) -> u8 {
-        match self.part {
-            Part::Mark => 10,
-            Part::Stop => 90,
-            Part::Commit => 100,
-        }
     }
 }

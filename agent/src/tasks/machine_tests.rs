@@ -136,6 +136,7 @@ impl Host {
             hurries: false,
             events: Arc::new(NoEvents),
             result: Mutex::new(Value::Null),
+            notes: Mutex::new(Value::Null),
         }
     }
 
@@ -467,14 +468,16 @@ pub(super) async fn run_with_crash(
     for step in &plan.steps[..step] {
         step.apply(&first).await.unwrap();
     }
-    let journaled = bounded_result(first.result.lock().clone());
+    let result = bounded_result(first.result.lock().clone());
+    let notes = first.notes.lock().clone();
     if done {
         plan.steps[step].apply(&first).await.unwrap();
     }
     let mut second = host.context(&host.agent("boot-1").await, params);
     second.task_id = first.task_id.clone();
     second.started_at = first.started_at;
-    second.finish_with(journaled);
+    second.finish_with(result);
+    *second.notes.lock() = notes;
     for step in &plan.steps[step..] {
         step.apply(&second).await.unwrap();
     }

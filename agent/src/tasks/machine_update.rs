@@ -4,34 +4,25 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use jiff::Timestamp;
 use muster_shared::ids::VmUuid;
 use muster_shared::vm::{self, Effect, Reboot};
 use muster_shared::wire::Code;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::machine::{self, Stop, failed, refuse};
-use super::{Handler, Kind, Lock, Params, Plan, Step, TaskContext, TaskFailure};
+use super::steps::{Row, steps};
+use super::{Handler, Kind, Lock, Params, Plan, TaskContext, TaskFailure};
 use crate::drivers::compute::LIMITED_BY;
 use crate::vms::{VmRecord, payload};
 
 const OPERATION: &str = "vmadm.update";
-/// Noted: what changes, as property and new value; `null` is gone.
-const CHANGES: &str = "changes";
-/// Noted: the same of members of properties that are objects, which may be large.
-const MEMBERS: &str = "members";
-/// Noted: disks that grow, as index and size in MiB.
-const GROW: &str = "grow";
-/// Noted: the VM is restarted.
-const REBOOT: &str = "reboot";
-/// Of the result: what takes effect when the VM starts next.
-const PENDING: &str = "pending_reboot";
+
 /// The kind; parameters `uuid`, `reboot` (`always`, `if_needed`, `never`) and the update payload.
 #[derive(Debug)]
 pub struct MachineUpdate;
 
-#[async_trait]
 impl Handler for MachineUpdate {
     fn kind(&self) -> Kind {
         Kind::mutate("machine_update", machine::MACHINE_TASKS, Duration::from_secs(600))
@@ -54,9 +45,7 @@ impl Handler for MachineUpdate {
         let vm = machine::vm(params)?;
         let reboot = Reboot::read(params.get("reboot"))
             .map_err(|problem| TaskFailure::bad_param("reboot", problem))?;
-        let step = |part| -> Box<dyn Step> { Box::new(Update { vm, reboot, part }) };
-        let parts = [Part::Check, Part::Grow, Part::Record, Part::Stop, Part::Start, Part::Commit];
-        Ok(Plan { locks: vec![Lock::Vm(vm)], steps: parts.into_iter().map(step).collect() })
+        Ok(Plan::of(vec![Lock::Vm(vm)], Update { vm, reboot }, STEPS))
     }
 }
 
@@ -68,25 +57,38 @@ fn is_read_at_start(name: &str, old: &Map<String, Value>, new: &Map<String, Valu
     forwarded || vm::property(name).is_some_and(|property| property.effect == Effect::AtStart)
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Part {
-    Check,
-    Grow,
-    Record,
-    Stop,
-    Start,
-    Commit,
-}
+const STEPS: &[Row<Update>] = steps![
+    ("check", 20, check),
+    ("grow", 40, grow),
+    ("record", 75, record),
+    ("stop", 85, stop),
+    ("start", 95, start),
+    ("commit", 100, commit),
+];
 
 #[derive(Debug)]
 struct Update {
     vm: VmUuid,
     reboot: Reboot,
-    part: Part,
+}
+
+/// What will be done, in absolute terms: the later steps may be repeated.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Notes {
+    /// What changes, as property and new value; `null` is gone.
+    changes: Map<String, Value>,
+    /// The same of members of properties that are objects, which may be large.
+    members: Map<String, Value>,
+    /// Disks that grow, as index and size in MiB.
+    grow: BTreeMap<u32, u64>,
+    /// The VM is restarted.
+    reboot: bool,
+    /// What takes effect when the VM starts next.
+    pending_reboot: Vec<String>,
 }
 
 impl Update {
-    /// Says what will be done, in absolute terms: the later steps may be repeated.
     async fn check(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let record = machine::record(ctx, OPERATION, self.vm)?;
         machine::usable(OPERATION, &record)?;
@@ -113,19 +115,14 @@ impl Update {
         if running && wanted {
             machine::disks(ctx, OPERATION, &record).await?;
         }
-        let pending: Vec<&String> =
-            if running && !wanted { at_start.collect() } else { Vec::new() };
-        ctx.note(PENDING, json!(pending));
-        ctx.note(CHANGES, Value::Object(changes));
-        ctx.note(MEMBERS, Value::Object(members));
-        ctx.note(GROW, json!(grow));
-        ctx.note(REBOOT, json!(running && wanted));
-        Ok(())
+        let pending_reboot =
+            if running && !wanted { at_start.cloned().collect() } else { Vec::new() };
+        let reboot = running && wanted;
+        ctx.note(&Notes { changes, members, grow, reboot, pending_reboot })
     }
 
     async fn grow(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        let grow: BTreeMap<u32, u64> = serde_json::from_value(ctx.noted(GROW)).unwrap_or_default();
-        for (index, size_mib) in grow {
+        for (index, size_mib) in ctx.notes::<Notes>()?.grow {
             let grown = ctx.drivers.storage.grow_disk(self.vm, index, size_mib).await;
             grown.map_err(failed(OPERATION))?;
         }
@@ -133,11 +130,7 @@ impl Update {
     }
 
     async fn record(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        let Value::Object(changes) = ctx.noted(CHANGES) else {
-            let text = format!("{OPERATION} error: the changes are too large for the journal");
-            return Err(TaskFailure::new(Code::InternalError, text));
-        };
-        let members = ctx.noted(MEMBERS).as_object().cloned().unwrap_or_default();
+        let Notes { changes, members, .. } = ctx.notes()?;
         let apply = |record: &mut VmRecord| {
             set(&mut record.properties, changes);
             for (name, changes) in members {
@@ -159,15 +152,25 @@ impl Update {
     }
 
     async fn stop(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        if !ctx.notes::<Notes>()?.reboot {
+            return Ok(());
+        }
         let at_most = machine::STOP_TIMEOUT;
         let until = ctx.started_at.saturating_add(at_most).unwrap_or(Timestamp::MAX);
         machine::stop(ctx, "vmadm.reboot", self.vm, Stop { force: false, until, at_most }).await
     }
 
+    async fn start(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        if !ctx.notes::<Notes>()?.reboot {
+            return Ok(());
+        }
+        machine::start(ctx, "vmadm.reboot", self.vm).await
+    }
+
     async fn commit(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         machine::runs(ctx, self.vm).await?;
         let mut result = ctx.drivers.vms.result(self.vm);
-        result[PENDING] = ctx.noted(PENDING);
+        result["pending_reboot"] = json!(ctx.notes::<Notes>()?.pending_reboot);
         ctx.finish_with(result);
         Ok(())
     }
@@ -222,42 +225,4 @@ fn grown(old: &Map<String, Value>, new: &Map<String, Value>) -> BTreeMap<u32, u6
     let size = |disk: &Value| disk["size"].as_u64().unwrap_or(0);
     let grown = pairs.filter(|(_, (old, new))| size(new) > size(old));
     grown.map(|(index, (_, new))| (index, size(new))).collect()
-}
-
-#[async_trait]
-impl Step for Update {
-    fn name(&self) -> &'static str {
-        match self.part {
-            Part::Check => "check",
-            Part::Grow => "grow",
-            Part::Record => "record",
-            Part::Stop => "stop",
-            Part::Start => "start",
-            Part::Commit => "commit",
-        }
-    }
-
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        let reboots = ctx.noted(REBOOT) == true;
-        match self.part {
-            Part::Check => self.check(ctx).await,
-            Part::Grow => self.grow(ctx).await,
-            Part::Record => self.record(ctx).await,
-            Part::Stop if reboots => self.stop(ctx).await,
-            Part::Start if reboots => machine::start(ctx, "vmadm.reboot", self.vm).await,
-            Part::Stop | Part::Start => Ok(()),
-            Part::Commit => self.commit(ctx).await,
-        }
-    }
-
-    fn progress(&self) -> u8 {
-        match self.part {
-            Part::Check => 20,
-            Part::Grow => 40,
-            Part::Record => 75,
-            Part::Stop => 85,
-            Part::Start => 95,
-            Part::Commit => 100,
-        }
-    }
 }

@@ -4,12 +4,12 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use ipnet::Ipv4Net;
 use muster_shared::wire::Code;
 use serde_json::{Map, Value, json};
 
-use super::{Handler, Kind, Lock, Params, Plan, Step, TaskContext, TaskFailure, machine};
+use super::steps::{Row, steps};
+use super::{Handler, Kind, Lock, Params, Plan, TaskContext, TaskFailure, machine};
 use crate::vms::VmRecord;
 
 /// Networks of one request.
@@ -19,7 +19,6 @@ const MAX_NETWORKS: usize = 1024;
 #[derive(Debug)]
 pub struct MachineUpdateNics;
 
-#[async_trait]
 impl Handler for MachineUpdateNics {
     fn kind(&self) -> Kind {
         Kind::mutate("machine_update_nics", machine::MACHINE_TASKS, Duration::from_secs(1800))
@@ -44,7 +43,7 @@ impl Handler for MachineUpdateNics {
         let networks: Result<Vec<Network>, _> =
             listed.iter().map(|network| Network::parse("networks", network)).collect();
         let step = UpdateAll { original, networks: networks? };
-        Ok(Plan { locks: vec![Lock::ServerExclusive], steps: vec![Box::new(step)] })
+        Ok(Plan::of(vec![Lock::ServerExclusive], step, STEPS))
     }
 }
 
@@ -103,6 +102,8 @@ impl Network {
     }
 }
 
+const STEPS: &[Row<UpdateAll>] = steps![("update", 100, update)];
+
 #[derive(Debug)]
 struct UpdateAll {
     original: Network,
@@ -151,13 +152,8 @@ impl UpdateAll {
     }
 }
 
-#[async_trait]
-impl Step for UpdateAll {
-    fn name(&self) -> &'static str {
-        "update"
-    }
-
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+impl UpdateAll {
+    async fn update(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let vms = &ctx.drivers.vms;
         let entries = vms.entries();
         let concerned: Vec<_> =
@@ -184,10 +180,6 @@ impl Step for UpdateAll {
             return Err(TaskFailure::new(Code::InternalError, text));
         }
         Ok(())
-    }
-
-    fn progress(&self) -> u8 {
-        100
     }
 }
 

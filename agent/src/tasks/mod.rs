@@ -73,6 +73,7 @@ pub mod server_sysinfo;
 pub mod server_update_nics;
 pub mod sleep;
 mod snapshot;
+mod steps;
 mod surplus;
 #[cfg(test)]
 mod surplus_tests;
@@ -231,7 +232,6 @@ pub enum OnFailure {
 }
 
 /// How tasks of a kind are planned.
-#[async_trait]
 pub trait Handler: fmt::Debug + Send + Sync + 'static {
     /// The kind.
     fn kind(&self) -> Kind;
@@ -363,6 +363,8 @@ pub struct TaskContext {
     pub events: Arc<dyn EventSink>,
     /// What the task will return; a step sets members of it. Journaled with each step.
     pub result: Mutex<Value>,
+    /// See `TaskContext::note`.
+    pub notes: Mutex<Value>,
 }
 
 impl TaskContext {

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use muster_shared::wire::Code;
 use serde_json::Value;
 
-use super::{Handler, Kind, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use super::steps::{Row, steps};
+use super::{Handler, Kind, Params, Plan, Queue, TaskContext, TaskFailure};
 
 /// Longest sleep that is accepted.
 const MAX_SLEEP: Duration = Duration::from_secs(3600);
@@ -18,7 +18,6 @@ const SLACK: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct Nop;
 
-#[async_trait]
 impl Handler for Nop {
     fn kind(&self) -> Kind {
         Kind::query("nop", QUEUE, SLACK)
@@ -39,7 +38,7 @@ impl Handler for Nop {
             Some(_) => return Err(TaskFailure::bad_param("error", "must be a string")),
         };
         let step = Idle { sleep: sleep_of(params)?, error };
-        Ok(Plan { locks: Vec::new(), steps: vec![Box::new(step)] })
+        Ok(Plan::of(Vec::new(), step, STEPS))
     }
 }
 
@@ -57,6 +56,8 @@ fn sleep_of(params: &Params) -> Result<Duration, TaskFailure> {
     }
 }
 
+pub(super) const STEPS: &[Row<Idle>] = steps![("idle", 100, idle)];
+
 /// Waits, and then fails if it is to.
 #[derive(Debug)]
 pub(super) struct Idle {
@@ -64,13 +65,8 @@ pub(super) struct Idle {
     pub(super) error: Option<String>,
 }
 
-#[async_trait]
-impl Step for Idle {
-    fn name(&self) -> &'static str {
-        "idle"
-    }
-
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+impl Idle {
+    async fn idle(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         if !self.sleep.is_zero() {
             tokio::select! {
                 biased;
@@ -82,10 +78,6 @@ impl Step for Idle {
             Some(text) => Err(TaskFailure::new(Code::NopFailed, text.clone())),
             None => Ok(()),
         }
-    }
-
-    fn progress(&self) -> u8 {
-        100
     }
 }
 

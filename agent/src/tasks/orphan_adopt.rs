@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
 
 use super::machine::{self, failed, refuse};
-use super::{Handler, Kind, Lock, Params, Plan, Step, TaskContext, TaskFailure};
+use super::steps::{Row, steps};
+use super::{Handler, Kind, Lock, Params, Plan, TaskContext, TaskFailure};
 use crate::vms::{VmRecord, orphans};
 
 const OPERATION: &str = "adopt";
@@ -16,7 +16,6 @@ const OPERATION: &str = "adopt";
 #[derive(Debug)]
 pub struct OrphanAdopt;
 
-#[async_trait]
 impl Handler for OrphanAdopt {
     fn kind(&self) -> Kind {
         Kind::mutate("orphan_adopt", machine::MACHINE_TASKS, Duration::from_secs(60))
@@ -28,22 +27,19 @@ impl Handler for OrphanAdopt {
 
     fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
         let vm = machine::vm(params)?;
-        Ok(Plan { locks: vec![Lock::Vm(vm)], steps: vec![Box::new(Adopt { vm })] })
+        Ok(Plan::of(vec![Lock::Vm(vm)], Adopt { vm }, STEPS))
     }
 }
+
+const STEPS: &[Row<Adopt>] = steps![("adopt", 100, adopt)];
 
 #[derive(Debug)]
 struct Adopt {
     vm: VmUuid,
 }
 
-#[async_trait]
-impl Step for Adopt {
-    fn name(&self) -> &'static str {
-        "adopt"
-    }
-
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+impl Adopt {
+    async fn adopt(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let vms = &ctx.drivers.vms;
         // A repeat after a crash finds what it has done.
         if vms.get(self.vm).is_none() {
@@ -62,10 +58,6 @@ impl Step for Adopt {
         machine::runs(ctx, self.vm).await?;
         ctx.finish_with(vms.result(self.vm));
         Ok(())
-    }
-
-    fn progress(&self) -> u8 {
-        100
     }
 }
 

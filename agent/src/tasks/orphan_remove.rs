@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use jiff::Timestamp;
 use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
 use serde_json::{Value, json};
 
 use super::machine::{self, Stop, failed, refuse};
-use super::{Handler, Kind, Lock, Params, Plan, Step, TaskContext, TaskFailure};
+use super::steps::{Row, steps};
+use super::{Handler, Kind, Lock, Params, Plan, TaskContext, TaskFailure};
 use crate::vms::orphans;
 
 const OPERATION: &str = "remove";
@@ -18,7 +18,6 @@ const OPERATION: &str = "remove";
 #[derive(Debug)]
 pub struct OrphanRemove;
 
-#[async_trait]
 impl Handler for OrphanRemove {
     fn kind(&self) -> Kind {
         Kind::mutate("orphan_remove", machine::MACHINE_TASKS, Duration::from_secs(600))
@@ -41,75 +40,61 @@ impl Handler for OrphanRemove {
             let problem = format!("must be {vm}: what is removed can't be had back");
             return Err(TaskFailure::bad_param("confirm", problem));
         }
-        let step = |part| -> Box<dyn Step> { Box::new(Remove { vm, part }) };
-        let parts = [Part::Check, Part::Stop, Part::Storage, Part::Cleanup, Part::Copy];
-        Ok(Plan { locks: vec![Lock::Vm(vm)], steps: parts.into_iter().map(step).collect() })
+        Ok(Plan::of(vec![Lock::Vm(vm)], Remove { vm }, STEPS))
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Part {
-    Check,
-    Stop,
-    Storage,
-    Cleanup,
-    Copy,
-}
+const STEPS: &[Row<Remove>] = steps![
+    ("check", 10, check),
+    ("stop", 40, stop),
+    ("storage", 80, storage),
+    ("cleanup", 90, cleanup),
+    ("copy", 100, copy),
+];
 
 #[derive(Debug)]
 struct Remove {
     vm: VmUuid,
-    part: Part,
 }
 
-#[async_trait]
-impl Step for Remove {
-    fn name(&self) -> &'static str {
-        match self.part {
-            Part::Check => "check",
-            Part::Stop => "stop",
-            Part::Storage => "storage",
-            Part::Cleanup => "cleanup",
-            Part::Copy => "copy",
-        }
-    }
-
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        let drivers = &ctx.drivers;
-        if drivers.vms.knows(self.vm) {
+impl Remove {
+    /// Asked before each step: what has a record is no orphan.
+    fn still_lost(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        if ctx.drivers.vms.knows(self.vm) {
             let text = format!("{OPERATION} error: VM {} has a record: destroy it", self.vm);
             return Err(refuse(Code::VmExists, text));
-        }
-        match self.part {
-            Part::Check => {
-                orphans::get(drivers, self.vm).await.map(drop).map_err(failed(OPERATION))?;
-            }
-            Part::Stop => {
-                let stop = Stop { force: true, until: Timestamp::MIN, at_most: Duration::ZERO };
-                machine::stop(ctx, OPERATION, self.vm, stop).await?;
-            }
-            Part::Storage => {
-                let removed = drivers.storage.destroy_disks(self.vm, None).await;
-                removed.map_err(failed(OPERATION))?;
-            }
-            Part::Cleanup => machine::clean_up(ctx, OPERATION, self.vm, true).await?,
-            Part::Copy => {
-                // Last: until then it tells whose the rest was.
-                drivers.storage.remove_copy(self.vm).await.map_err(failed(OPERATION))?;
-                drivers.vms.observe_all(drivers.compute.as_ref()).await;
-                ctx.finish_with(json!({ "uuid": self.vm }));
-            }
         }
         Ok(())
     }
 
-    fn progress(&self) -> u8 {
-        match self.part {
-            Part::Check => 10,
-            Part::Stop => 40,
-            Part::Storage => 80,
-            Part::Cleanup => 90,
-            Part::Copy => 100,
-        }
+    async fn check(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        self.still_lost(ctx)?;
+        orphans::get(&ctx.drivers, self.vm).await.map(drop).map_err(failed(OPERATION))
+    }
+
+    async fn stop(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        self.still_lost(ctx)?;
+        let stop = Stop { force: true, until: Timestamp::MIN, at_most: Duration::ZERO };
+        machine::stop(ctx, OPERATION, self.vm, stop).await
+    }
+
+    async fn storage(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        self.still_lost(ctx)?;
+        ctx.drivers.storage.destroy_disks(self.vm, None).await.map_err(failed(OPERATION))
+    }
+
+    async fn cleanup(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        self.still_lost(ctx)?;
+        machine::clean_up(ctx, OPERATION, self.vm, true).await
+    }
+
+    /// Last: until then it tells whose the rest was.
+    async fn copy(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        self.still_lost(ctx)?;
+        let drivers = &ctx.drivers;
+        drivers.storage.remove_copy(self.vm).await.map_err(failed(OPERATION))?;
+        drivers.vms.observe_all(drivers.compute.as_ref()).await;
+        ctx.finish_with(json!({ "uuid": self.vm }));
+        Ok(())
     }
 }

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::Params;
 
 /// Largest result that is kept; with its envelope it must fit a frame.
-const MAX_RESULT_BYTES: usize = 1024 * 1024;
+pub(super) const MAX_RESULT_BYTES: usize = 1024 * 1024;
 /// Longest error message, bytes.
 const MAX_MESSAGE_BYTES: usize = 8 * 1024;
 /// Largest error details.
@@ -76,8 +76,8 @@ pub struct AtStep {
     pub name: String,
 }
 
-/// One task. `params` and `result` are stored apart from the rest, because they are large and
-/// rarely change.
+/// One task. `params`, `result` and `notes` are stored apart from the rest, because they are large
+/// and rarely change.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// The task.
@@ -130,6 +130,9 @@ pub struct Record {
     /// What it returns; set by steps, so there may be one before the end.
     #[serde(skip)]
     pub result: Value,
+    /// What its steps tell each other; `null` once it has ended.
+    #[serde(skip)]
+    pub notes: Value,
     /// Why it failed; set when an undo begins.
     #[serde(default)]
     pub error: Option<TaskError>,
@@ -139,13 +142,16 @@ pub struct Record {
     /// Size of the result as JSON.
     #[serde(default)]
     pub result_bytes: usize,
+    /// Size of the notes as JSON.
+    #[serde(default)]
+    pub notes_bytes: usize,
 }
 
 impl Record {
     /// Takes over what the steps have gathered; `true` when that is something new.
-    pub(super) fn set_result(&mut self, result: Value) -> bool {
-        let changed = self.result != result;
-        self.result = result;
+    pub(super) fn set_gathered(&mut self, result: Value, notes: Value) -> bool {
+        let changed = self.result != result || self.notes != notes;
+        (self.result, self.notes) = (result, notes);
         changed
     }
 

@@ -86,6 +86,7 @@ fn damaged(id: &muster_shared::ids::TaskId, parts: &EngineParts) -> Record {
         finished_at: Some(now),
         deadline_ms: None,
         result: serde_json::Value::Null,
+        notes: serde_json::Value::Null,
         error: Some(TaskError {
             message: "the agent's record of this task is damaged".to_owned(),
             code: Code::Interrupted,
@@ -93,6 +94,7 @@ fn damaged(id: &muster_shared::ids::TaskId, parts: &EngineParts) -> Record {
         }),
         params_bytes: 0,
         result_bytes: 0,
+        notes_bytes: 0,
     }
 }
 
@@ -144,7 +146,10 @@ impl Engine {
         record.state = State::Interrupted;
         record.error = Some(interrupted(text).into());
         record.finished_at = Some(self.parts.clock.wall());
-        self.must_write(vec![super::journal::put_record(&record)]).await;
+        record.notes = serde_json::Value::Null;
+        let mut changes = super::journal::put_result(&mut record);
+        changes.push(super::journal::put_record(&record));
+        self.must_write(changes).await;
         remember(&mut self.shared.lock(), &record, false);
         self.touch();
     }

@@ -2,23 +2,32 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
-
-use super::agents_uninstall::Refresh;
+use super::agents_uninstall;
+use super::steps::{Row, steps};
 use super::unsupported::AGENTS_TASKS;
-use super::{Handler, Kind, Params, Plan, TaskFailure};
+use super::{Handler, Kind, Params, Plan, TaskContext, TaskFailure};
 
 /// The kind; without parameters.
 #[derive(Debug)]
 pub struct RefreshAgents;
 
-#[async_trait]
 impl Handler for RefreshAgents {
     fn kind(&self) -> Kind {
         Kind::mutate("refresh_agents", AGENTS_TASKS, Duration::from_secs(60))
     }
 
     fn plan(&self, _params: &Params) -> Result<Plan, TaskFailure> {
-        Ok(Plan { locks: Vec::new(), steps: vec![Box::new(Refresh { percent: 100 })] })
+        Ok(Plan::of(Vec::new(), Refresh, STEPS))
+    }
+}
+
+const STEPS: &[Row<Refresh>] = steps![("refresh", 100, refresh)];
+
+#[derive(Debug)]
+struct Refresh;
+
+impl Refresh {
+    async fn refresh(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        agents_uninstall::refresh(ctx).await
     }
 }

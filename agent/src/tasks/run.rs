@@ -242,6 +242,7 @@ impl Engine {
             hurries: live.hurries.load(Ordering::Relaxed),
             events: live.events.clone(),
             result: Mutex::new(record.result.clone()),
+            notes: Mutex::new(record.notes.clone()),
         }
     }
 
@@ -261,7 +262,8 @@ impl Engine {
             let event = json!({ "timestamp": ts(), "description": name.replace('_', " ") });
             live.events.event(&format!("start:{name}"), event);
             let applied = limits::apply(live, ctx, step.as_ref(), deadline.as_mut()).await;
-            unsaved |= live.record.lock().set_result(bounded_result(ctx.result.lock().clone()));
+            let result = bounded_result(ctx.result.lock().clone());
+            unsaved |= live.record.lock().set_gathered(result, ctx.notes.lock().clone());
             applied?;
             self.halt_at(live, step.as_ref(), Moment::After).await;
             live.events.event(&format!("end:{name}"), json!({ "timestamp": ts() }));
@@ -353,6 +355,7 @@ impl Engine {
             record.state = end.state;
             record.error = end.error.map(bounded_error);
             record.finished_at = Some(self.parts.clock.wall());
+            record.notes = serde_json::Value::Null;
             let mut changes = journal::put_result(&mut record);
             changes.push(journal::put_record(&record));
             let local = record.origin == Origin::Local;

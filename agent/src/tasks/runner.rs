@@ -322,9 +322,11 @@ impl Engine {
             finished_at: None,
             deadline_ms: wanted.deadline_ms,
             result: Value::Null,
+            notes: Value::Null,
             error: None,
             params_bytes: 0,
             result_bytes: 0,
+            notes_bytes: 0,
         }
     }
 

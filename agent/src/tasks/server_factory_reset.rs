@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use muster_shared::wire::Code;
 use serde_json::{Value, json};
 
-use super::server_reboot::Reboot;
+use super::server_reboot;
 use super::server_setup::SETUP_TASKS;
-use super::{Handler, Kind, Lock, Params, Plan, Step, TaskContext, TaskFailure};
+use super::steps::{Row, steps};
+use super::{Handler, Kind, Lock, Params, Plan, TaskContext, TaskFailure};
 use crate::drivers::host::HostAction;
 use crate::drivers::node::Document;
 
@@ -19,7 +19,6 @@ const WIPES: &[&str] = &["labels", "discard", "none"];
 #[derive(Debug)]
 pub struct ServerFactoryReset;
 
-#[async_trait]
 impl Handler for ServerFactoryReset {
     fn kind(&self) -> Kind {
         Kind::mutate("server_factory_reset", SETUP_TASKS, Duration::from_secs(120))
@@ -47,29 +46,23 @@ impl Handler for ServerFactoryReset {
             Some(_) => return Err(TaskFailure::bad_param("reboot", "must be true or false")),
         };
         let action = HostAction::FactoryReset { wipe: wipe.to_owned() };
-        let check = Check { confirm, action: action.clone(), reboot };
-        let mut steps: Vec<Box<dyn Step>> = vec![Box::new(check), Box::new(Mark { action })];
-        if reboot {
-            steps.push(Box::new(Reboot));
-        }
-        Ok(Plan { locks: vec![Lock::ServerExclusive], steps })
+        let job = Reset { confirm, action, reboot };
+        Ok(Plan::of(vec![Lock::ServerExclusive], job, STEPS).with("reboot", reboot))
     }
 }
 
+const STEPS: &[Row<Reset>] =
+    steps![("check", 20, check), ("mark", 80, mark), ("reboot", 100, reboot)];
+
 #[derive(Debug)]
-struct Check {
+struct Reset {
     confirm: String,
     action: HostAction,
     reboot: bool,
 }
 
-#[async_trait]
-impl Step for Check {
-    fn name(&self) -> &'static str {
-        "check"
-    }
-
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+impl Reset {
+    async fn check(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let report = ctx.drivers.report.sysinfo_within(Duration::MAX).await;
         let uuid = report.sysinfo.get("UUID").and_then(Value::as_str).unwrap_or_default();
         if self.confirm != uuid {
@@ -87,24 +80,8 @@ impl Step for Check {
         Ok(())
     }
 
-    fn progress(&self) -> u8 {
-        20
-    }
-}
-
-/// From here on the reset happens at the next boot, whatever becomes of this task.
-#[derive(Debug)]
-struct Mark {
-    action: HostAction,
-}
-
-#[async_trait]
-impl Step for Mark {
-    fn name(&self) -> &'static str {
-        "mark"
-    }
-
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+    /// From here on the reset happens at the next boot, whatever becomes of this task.
+    async fn mark(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let note = json!({ "task": ctx.task_id });
         ctx.drivers.node.write(Document::FactoryReset, &note).await?;
         ctx.drivers.host.act(&self.action).await?;
@@ -112,8 +89,8 @@ impl Step for Mark {
         Ok(())
     }
 
-    fn progress(&self) -> u8 {
-        80
+    async fn reboot(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        server_reboot::reboot(ctx).await
     }
 }
 

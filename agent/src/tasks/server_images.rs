@@ -2,48 +2,40 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use muster_shared::api::server_image::{ServerImage, ServerImages};
 use muster_shared::clock::iso;
 use serde_json::{Value, json};
 
 use super::image_get::IMAGE_QUERY;
-use super::{Handler, Kind, Params, Plan, Step, TaskContext, TaskFailure};
+use super::steps::{Row, steps};
+use super::{Handler, Kind, Params, Plan, TaskContext, TaskFailure};
 use crate::drivers::images::ImageUsage;
 
 /// The kind; no parameters. Its result: [`ServerImages`].
 #[derive(Debug)]
 pub struct ServerImageList;
 
-#[async_trait]
 impl Handler for ServerImageList {
     fn kind(&self) -> Kind {
         Kind::query("server_images", IMAGE_QUERY, Duration::from_secs(60))
     }
 
     fn plan(&self, _params: &Params) -> Result<Plan, TaskFailure> {
-        Ok(Plan { locks: Vec::new(), steps: vec![Box::new(List)] })
+        Ok(Plan::of(Vec::new(), List, STEPS))
     }
 }
+
+const STEPS: &[Row<List>] = steps![("list", 100, list)];
 
 #[derive(Debug)]
 struct List;
 
-#[async_trait]
-impl Step for List {
-    fn name(&self) -> &'static str {
-        "list"
-    }
-
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+impl List {
+    async fn list(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let images = ctx.drivers.images.list().await?;
         let images = images.iter().map(told).collect();
         ctx.finish_with(json!(ServerImages { images }));
         Ok(())
-    }
-
-    fn progress(&self) -> u8 {
-        100
     }
 }
 

@@ -2,19 +2,18 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use muster_shared::api::orphan::Orphans;
 use serde_json::json;
 
 use super::machine::MACHINE_QUERY;
-use super::{Handler, Kind, Params, Plan, Step, TaskContext, TaskFailure};
+use super::steps::{Row, steps};
+use super::{Handler, Kind, Params, Plan, TaskContext, TaskFailure};
 use crate::vms::orphans;
 
 /// The kind; no parameters. Its result: [`Orphans`].
 #[derive(Debug)]
 pub struct ServerOrphans;
 
-#[async_trait]
 impl Handler for ServerOrphans {
     fn kind(&self) -> Kind {
         Kind::query("server_orphans", MACHINE_QUERY, Duration::from_secs(60))
@@ -25,27 +24,20 @@ impl Handler for ServerOrphans {
     }
 
     fn plan(&self, _params: &Params) -> Result<Plan, TaskFailure> {
-        Ok(Plan { locks: Vec::new(), steps: vec![Box::new(List)] })
+        Ok(Plan::of(Vec::new(), List, STEPS))
     }
 }
+
+const STEPS: &[Row<List>] = steps![("list", 100, list)];
 
 #[derive(Debug)]
 struct List;
 
-#[async_trait]
-impl Step for List {
-    fn name(&self) -> &'static str {
-        "list"
-    }
-
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+impl List {
+    async fn list(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let found = orphans::find(&ctx.drivers).await?;
         let orphans = found.iter().map(|(vm, orphan)| orphan.told(*vm)).collect();
         ctx.finish_with(json!(Orphans { orphans }));
         Ok(())
-    }
-
-    fn progress(&self) -> u8 {
-        100
     }
 }

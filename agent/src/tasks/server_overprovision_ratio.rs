@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use serde_json::{Value, json};
 
 use super::server_reboot::SERVER_TASKS;
-use super::{Handler, Kind, Params, Plan, Step, TaskContext, TaskFailure};
+use super::steps::{Row, steps};
+use super::{Handler, Kind, Params, Plan, TaskContext, TaskFailure};
 
 /// Longest value, bytes.
 const MAX_BYTES: usize = 1024;
@@ -18,7 +18,6 @@ pub const OPTION: &str = "overprovision_ratio";
 #[derive(Debug)]
 pub struct ServerOverprovisionRatio;
 
-#[async_trait]
 impl Handler for ServerOverprovisionRatio {
     fn kind(&self) -> Kind {
         Kind::mutate("server_overprovision_ratio", SERVER_TASKS, Duration::from_secs(30))
@@ -38,27 +37,20 @@ impl Handler for ServerOverprovisionRatio {
         if value.len() > MAX_BYTES || value.chars().any(|c| c.is_control() || c == '\'') {
             return Err(TaskFailure::bad_param("value", "is no ratio"));
         }
-        Ok(Plan { locks: Vec::new(), steps: vec![Box::new(Set { value })] })
+        Ok(Plan::of(Vec::new(), Set { value }, STEPS))
     }
 }
+
+const STEPS: &[Row<Set>] = steps![("set", 100, set)];
 
 #[derive(Debug)]
 struct Set {
     value: String,
 }
 
-#[async_trait]
-impl Step for Set {
-    fn name(&self) -> &'static str {
-        "set"
-    }
-
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+impl Set {
+    async fn set(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         ctx.drivers.settings.set_option(OPTION, &self.value).await?;
         Ok(())
-    }
-
-    fn progress(&self) -> u8 {
-        100
     }
 }

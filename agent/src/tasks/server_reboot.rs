@@ -6,9 +6,8 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
-
-use super::{Handler, Kind, Lock, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use super::steps::{Row, steps};
+use super::{Handler, Kind, Lock, Params, Plan, Queue, TaskContext, TaskFailure};
 use crate::drivers::host::HostAction;
 
 /// The queue of what concerns the server as a whole.
@@ -19,7 +18,6 @@ pub(super) const SERVER_TASKS: Queue =
 #[derive(Debug)]
 pub struct ServerReboot;
 
-#[async_trait]
 impl Handler for ServerReboot {
     fn kind(&self) -> Kind {
         Kind::mutate("server_reboot", SERVER_TASKS, Duration::from_secs(60))
@@ -30,28 +28,25 @@ impl Handler for ServerReboot {
     }
 
     fn plan(&self, _params: &Params) -> Result<Plan, TaskFailure> {
-        Ok(Plan { locks: vec![Lock::ServerExclusive], steps: vec![Box::new(Reboot)] })
+        Ok(Plan::of(vec![Lock::ServerExclusive], Reboot, STEPS))
+    }
+}
+
+const STEPS: &[Row<Reboot>] = steps![("reboot", 100, reboot)];
+
+#[derive(Debug)]
+struct Reboot;
+
+impl Reboot {
+    async fn reboot(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        reboot(ctx).await
     }
 }
 
 /// Restarts the node, unless it was restarted since the task began.
-#[derive(Debug)]
-pub(super) struct Reboot;
-
-#[async_trait]
-impl Step for Reboot {
-    fn name(&self) -> &'static str {
-        "reboot"
+pub(super) async fn reboot(ctx: &TaskContext) -> Result<(), TaskFailure> {
+    if !ctx.rebooted {
+        ctx.drivers.host.act(&HostAction::Reboot).await?;
     }
-
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        if !ctx.rebooted {
-            ctx.drivers.host.act(&HostAction::Reboot).await?;
-        }
-        Ok(())
-    }
-
-    fn progress(&self) -> u8 {
-        100
-    }
+    Ok(())
 }

@@ -6,12 +6,12 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use muster_shared::clock::iso;
 use muster_shared::wire::Code;
 use serde_json::{Value, json};
 
-use super::{Handler, Kind, Lock, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use super::steps::{Row, steps};
+use super::{Handler, Kind, Lock, Params, Plan, Queue, TaskContext, TaskFailure};
 use crate::drivers::host::HostAction;
 use crate::drivers::node::Document;
 use crate::report::setup::Setup;
@@ -28,7 +28,6 @@ const LAYOUTS: &[&str] = &["single", "mirror", "raidz1", "raidz2", "raidz3"];
 #[derive(Debug)]
 pub struct ServerSetup;
 
-#[async_trait]
 impl Handler for ServerSetup {
     fn kind(&self) -> Kind {
         Kind::mutate("server_setup", SETUP_TASKS, Duration::from_secs(7200))
@@ -44,24 +43,22 @@ impl Handler for ServerSetup {
 
     fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
         let wanted = Wanted::parse(params)?;
-        let mut steps: Vec<Box<dyn Step>> = vec![Box::new(Preflight(wanted.clone()))];
-        if let Some(pool) = wanted.pool {
-            steps.push(Box::new(Part { name: "zpool_created", action: pool }));
-        }
-        if let Some(hostname) = wanted.hostname {
-            let action = HostAction::SetHostname(hostname);
-            steps.push(Box::new(Part { name: "hostname_set", action }));
-        }
-        if wanted.reboot {
-            steps.push(Box::new(Reboot));
-        }
-        if let Some(script) = wanted.script {
-            steps.push(Box::new(PostSetup { script }));
-        }
-        steps.push(Box::new(Complete));
-        Ok(Plan { locks: vec![Lock::ServerExclusive], steps })
+        let (pool, hostname) = (wanted.pool.is_some(), wanted.hostname.is_some());
+        let (reboot, script) = (wanted.reboot, wanted.script.is_some());
+        let plan = Plan::of(vec![Lock::ServerExclusive], wanted, STEPS);
+        let plan = plan.with("zpool_created", pool).with("hostname_set", hostname);
+        Ok(plan.with("rebooted", reboot).with("postsetup", script))
     }
 }
+
+const STEPS: &[Row<Wanted>] = steps![
+    ("preflight", 10, preflight),
+    ("zpool_created", 50, create_pool),
+    ("hostname_set", 50, set_hostname),
+    ("rebooted", 70, reboot),
+    ("postsetup", 90, run_script),
+    ("complete", 100, complete),
+];
 
 /// What the parameters ask for.
 #[derive(Clone, Debug)]
@@ -110,10 +107,83 @@ impl Wanted {
 
     /// What will be asked of the host.
     fn actions(&self) -> Vec<HostAction> {
-        let hostname = self.hostname.clone().map(HostAction::SetHostname);
-        let script = self.script.clone().map(|script| HostAction::FinishSetup { script });
         let reboot = self.reboot.then_some(HostAction::Reboot);
-        [self.pool.clone(), hostname, reboot, script].into_iter().flatten().collect()
+        let parts = [self.pool.clone(), self.set_hostname_action(), reboot, self.script_action()];
+        parts.into_iter().flatten().collect()
+    }
+
+    fn set_hostname_action(&self) -> Option<HostAction> {
+        self.hostname.clone().map(HostAction::SetHostname)
+    }
+
+    fn script_action(&self) -> Option<HostAction> {
+        self.script.clone().map(|script| HostAction::FinishSetup { script })
+    }
+
+    async fn preflight(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        if record(ctx).await?.is_some_and(|setup| setup.complete) && !self.resume {
+            return Err(TaskFailure::new(Code::AlreadySetup, "the server is set up already"));
+        }
+        // Before anything is done: a setup that can't be finished is not begun.
+        for action in self.actions() {
+            ctx.drivers.host.ready(&action).await?;
+        }
+        reached(ctx, "preflight").await
+    }
+
+    async fn create_pool(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        act(ctx, self.pool.as_ref()).await?;
+        reached(ctx, "zpool_created").await
+    }
+
+    async fn set_hostname(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        act(ctx, self.set_hostname_action().as_ref()).await?;
+        reached(ctx, "hostname_set").await
+    }
+
+    async fn reboot(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        if !ctx.rebooted {
+            let goes_down = ctx.drivers.host.act(&HostAction::Reboot).await?;
+            if goes_down == json!(true) {
+                // The step ends in the next boot, where it is run again.
+                std::future::pending::<()>().await;
+            }
+        }
+        reached(ctx, "rebooted").await
+    }
+
+    /// At most once: the mark comes first, and a run that was cut off is not repeated.
+    async fn run_script(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        if has_reached(ctx, "postsetup").await? {
+            ctx.result.lock()["postsetup_interrupted"] = json!(true);
+            return Ok(());
+        }
+        reached(ctx, "postsetup").await?;
+        let outcome = act(ctx, self.script_action().as_ref()).await?;
+        if outcome["exitCode"] != 0 {
+            let stderr = outcome["stderr"].as_str().unwrap_or_default();
+            let shown = &stderr[..stderr.floor_char_boundary(MAX_OUTPUT_BYTES)];
+            let mut result = ctx.result.lock();
+            result["postsetup_failed"] = json!(true);
+            result["postsetup_exit_code"] = outcome["exitCode"].clone();
+            result["postsetup_stderr"] = json!(shown);
+        }
+        Ok(())
+    }
+
+    async fn complete(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        reached(ctx, "complete").await?;
+        // From now on the node says that it is set up.
+        ctx.drivers.report.sysinfo_within(Duration::ZERO).await;
+        Ok(())
+    }
+}
+
+/// Safe to repeat; nothing happens where nothing was asked for.
+async fn act(ctx: &TaskContext, action: Option<&HostAction>) -> Result<Value, TaskFailure> {
+    match action {
+        Some(action) => Ok(ctx.drivers.host.act(action).await?),
+        None => Ok(Value::Null),
     }
 }
 
@@ -152,136 +222,6 @@ async fn reached(ctx: &TaskContext, state: &str) -> Result<(), TaskFailure> {
 async fn has_reached(ctx: &TaskContext, state: &str) -> Result<bool, TaskFailure> {
     let setup = record(ctx).await?;
     Ok(setup.is_some_and(|setup| setup.seen_states.iter().any(|seen| seen == state)))
-}
-
-#[derive(Debug)]
-struct Preflight(Wanted);
-
-#[async_trait]
-impl Step for Preflight {
-    fn name(&self) -> &'static str {
-        "preflight"
-    }
-
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        if record(ctx).await?.is_some_and(|setup| setup.complete) && !self.0.resume {
-            return Err(TaskFailure::new(Code::AlreadySetup, "the server is set up already"));
-        }
-        // Before anything is done: a setup that can't be finished is not begun.
-        for action in self.0.actions() {
-            ctx.drivers.host.ready(&action).await?;
-        }
-        reached(ctx, "preflight").await
-    }
-
-    fn progress(&self) -> u8 {
-        10
-    }
-}
-
-/// A part that is one host action, safe to repeat.
-#[derive(Debug)]
-struct Part {
-    name: &'static str,
-    action: HostAction,
-}
-
-#[async_trait]
-impl Step for Part {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        ctx.drivers.host.act(&self.action).await?;
-        reached(ctx, self.name).await
-    }
-
-    fn progress(&self) -> u8 {
-        50
-    }
-}
-
-#[derive(Debug)]
-struct Reboot;
-
-#[async_trait]
-impl Step for Reboot {
-    fn name(&self) -> &'static str {
-        "rebooted"
-    }
-
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        if !ctx.rebooted {
-            let goes_down = ctx.drivers.host.act(&HostAction::Reboot).await?;
-            if goes_down == json!(true) {
-                // The step ends in the next boot, where it is run again.
-                std::future::pending::<()>().await;
-            }
-        }
-        reached(ctx, "rebooted").await
-    }
-
-    fn progress(&self) -> u8 {
-        70
-    }
-}
-
-#[derive(Debug)]
-struct PostSetup {
-    script: String,
-}
-
-#[async_trait]
-impl Step for PostSetup {
-    fn name(&self) -> &'static str {
-        "postsetup"
-    }
-
-    /// At most once: the mark comes first, and a run that was cut off is not repeated.
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        if has_reached(ctx, "postsetup").await? {
-            ctx.result.lock()["postsetup_interrupted"] = json!(true);
-            return Ok(());
-        }
-        reached(ctx, "postsetup").await?;
-        let outcome =
-            ctx.drivers.host.act(&HostAction::FinishSetup { script: self.script.clone() }).await?;
-        if outcome["exitCode"] != 0 {
-            let stderr = outcome["stderr"].as_str().unwrap_or_default();
-            let shown = &stderr[..stderr.floor_char_boundary(MAX_OUTPUT_BYTES)];
-            let mut result = ctx.result.lock();
-            result["postsetup_failed"] = json!(true);
-            result["postsetup_exit_code"] = outcome["exitCode"].clone();
-            result["postsetup_stderr"] = json!(shown);
-        }
-        Ok(())
-    }
-
-    fn progress(&self) -> u8 {
-        90
-    }
-}
-
-#[derive(Debug)]
-struct Complete;
-
-#[async_trait]
-impl Step for Complete {
-    fn name(&self) -> &'static str {
-        "complete"
-    }
-
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        reached(ctx, "complete").await?;
-        // From now on the node says that it is set up.
-        ctx.drivers.report.sysinfo_within(Duration::ZERO).await;
-        Ok(())
-    }
-
-    fn progress(&self) -> u8 {
-        100
-    }
 }
 
 #[cfg(test)]

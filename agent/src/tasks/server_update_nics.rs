@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use muster_shared::wire::Code;
 use serde_json::{Map, Value, json};
 
 use super::machine::refuse;
-use super::{Handler, Kind, Params, Plan, Queue, Step, TaskContext, TaskFailure};
+use super::steps::{Row, steps};
+use super::{Handler, Kind, Params, Plan, Queue, TaskContext, TaskFailure};
 use crate::drivers::settings::NicTag;
 
 /// Longest name of a tag, as in the reference.
@@ -21,7 +21,6 @@ const MAX_ENTRIES: usize = 256;
 #[derive(Debug)]
 pub struct ServerUpdateNics;
 
-#[async_trait]
 impl Handler for ServerUpdateNics {
     fn kind(&self) -> Kind {
         Kind::mutate(
@@ -43,7 +42,7 @@ impl Handler for ServerUpdateNics {
 
     fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
         let wanted = wanted(params)?;
-        Ok(Plan { locks: Vec::new(), steps: vec![Box::new(Update { wanted })] })
+        Ok(Plan::of(Vec::new(), Update { wanted }, STEPS))
     }
 }
 
@@ -108,6 +107,8 @@ fn table(old: &[NicTag], wanted: &Wanted) -> Vec<NicTag> {
     new
 }
 
+const STEPS: &[Row<Update>] = steps![("update", 100, update)];
+
 #[derive(Debug)]
 struct Update {
     wanted: Wanted,
@@ -143,13 +144,8 @@ impl Update {
     }
 }
 
-#[async_trait]
-impl Step for Update {
-    fn name(&self) -> &'static str {
-        "update"
-    }
-
-    async fn apply(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+impl Update {
+    async fn update(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let drivers = &ctx.drivers;
         let document = drivers.report.sysinfo_within(Duration::from_secs(60)).await;
         self.check_macs(&document.sysinfo)?;
@@ -163,10 +159,6 @@ impl Step for Update {
         let document = drivers.report.sysinfo_within(Duration::ZERO).await;
         ctx.finish_with(json!({ "sysinfo": document.sysinfo }));
         Ok(())
-    }
-
-    fn progress(&self) -> u8 {
-        100
     }
 }
 

@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use muster_shared::lenient;
 use serde_json::Value;
 
-use super::nop::Idle;
+use super::nop::{Idle, STEPS};
 use super::{Handler, Kind, Params, Plan, Queue, TaskFailure};
 
 /// Without a parameter.
@@ -22,7 +21,6 @@ const QUEUE: Queue =
 #[derive(Debug)]
 pub struct Sleep;
 
-#[async_trait]
 impl Handler for Sleep {
     fn kind(&self) -> Kind {
         Kind::query("sleep", QUEUE, SLACK)
@@ -38,7 +36,7 @@ impl Handler for Sleep {
 
     fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
         let idle = Idle { sleep: timeout(params)?, error: None };
-        Ok(Plan { locks: Vec::new(), steps: vec![Box::new(idle)] })
+        Ok(Plan::of(Vec::new(), idle, STEPS))
     }
 }
 

@@ -4,7 +4,6 @@
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use muster_shared::lenient::is_uuid;
 use muster_shared::wire::Code;
 use serde_json::{Value, json};
@@ -148,7 +147,6 @@ pub static AGENT_INSTALL: Unsupported = Unsupported {
     required: &[("image_uuid", Shape::Uuid)],
 };
 
-#[async_trait]
 impl Handler for Unsupported {
     fn kind(&self) -> Kind {
         self.kind
