@@ -399,7 +399,7 @@ impl Storage for FileStorage {
         self.find_bases().await
     }
 
-    async fn keep_room(&self) -> Result<(), DriverError> {
+    async fn keep_room(&self) -> Result<bool, DriverError> {
         self.reserve.keep()
     }
 

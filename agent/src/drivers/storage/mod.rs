@@ -221,11 +221,11 @@ pub trait Storage: fmt::Debug + Send + Sync + 'static {
     /// The host could not be read, or a damaged disk does not tell.
     async fn bases(&self) -> Result<BTreeMap<ImageUuid, Dependents>, DriverError>;
 
-    /// Keeps some room in reserve if there is enough.
+    /// Keeps [`RESERVE_BYTES`] in reserve if there is enough; false when they are not kept.
     ///
     /// # Errors
     /// The host could not be read.
-    async fn keep_room(&self) -> Result<(), DriverError>;
+    async fn keep_room(&self) -> Result<bool, DriverError>;
 
     /// Gives the reserve back, for a task that frees more; false when there is none.
     ///
@@ -239,6 +239,10 @@ pub trait Storage: fmt::Debug + Send + Sync + 'static {
     /// The host could not be read.
     async fn usage(&self) -> Result<Usage, DriverError>;
 }
+
+/// What is kept in reserve, bytes. The task journal refuses to go below 16 MiB, and guests that run
+/// take what is given back as well.
+pub const RESERVE_BYTES: u64 = 64 * MIB;
 
 /// Name of the pool when none is configured.
 pub const DEFAULT_POOL: &str = "zones";

@@ -453,8 +453,8 @@ impl Storage for SimStorage {
         self.faults.call("storage.bases", || Ok(self.pool.0.lock().bases())).await
     }
 
-    async fn keep_room(&self) -> Result<(), DriverError> {
-        Ok(())
+    async fn keep_room(&self) -> Result<bool, DriverError> {
+        Ok(true)
     }
 
     async fn lend_room(&self) -> Result<bool, DriverError> {

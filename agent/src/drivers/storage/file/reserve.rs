@@ -6,11 +6,9 @@ use std::path::{Path, PathBuf};
 use muster_shared::units::MIB;
 use nix::fcntl::{FallocateFlags, fallocate};
 
+use crate::drivers::storage::RESERVE_BYTES;
 use crate::drivers::{DriverError, files};
 
-/// What is kept, bytes. The task journal refuses to go below 16 MiB, and guests that run take what
-/// is given back as well.
-const RESERVE_BYTES: u64 = 64 * MIB;
 /// Free beside it once it is taken; a pool with less is as good as full, bytes.
 const BESIDE_BYTES: u64 = 64 * MIB;
 
@@ -25,25 +23,25 @@ impl Reserve {
         Self { path: data_dir.join("reserve") }
     }
 
-    /// Takes the room, unless it is taken already or there is too little.
-    pub(super) fn keep(&self) -> Result<(), DriverError> {
+    /// Takes the room, unless it is taken already or there is too little; whether it is taken now.
+    pub(super) fn keep(&self) -> Result<bool, DriverError> {
         let failed = |error| files::failed("keep room in", &self.path, error);
         if self.is_kept().map_err(failed)? {
-            return Ok(());
+            return Ok(true);
         }
         let folder = self.path.parent().unwrap_or(&self.path);
         if files::space(folder)?.available_bytes < RESERVE_BYTES + BESIDE_BYTES {
-            return Ok(());
+            return Ok(false);
         }
         let taken = || {
             let file = std::fs::File::create(&self.path)?;
             let bytes = i64::try_from(RESERVE_BYTES).unwrap_or(i64::MAX);
             match fallocate(&file, FallocateFlags::empty(), 0, bytes) {
-                Ok(()) => Ok(()),
+                Ok(()) => Ok(true),
                 // A file system without such files: there is no reserve then.
                 Err(nix::errno::Errno::EOPNOTSUPP) => {
                     tracing::debug!(path = %self.path.display(), "no room can be kept here");
-                    Ok(())
+                    Ok(false)
                 }
                 Err(error) => Err(error.into()),
             }
@@ -81,7 +79,7 @@ mod tests {
         let reserve = Reserve::new(folder.path());
         let bytes = || std::fs::metadata(folder.path().join("reserve")).unwrap().len();
         assert!(!reserve.lend().unwrap());
-        reserve.keep().unwrap();
+        assert!(reserve.keep().unwrap());
         assert_eq!(bytes(), RESERVE_BYTES);
         assert!(reserve.lend().unwrap());
         assert_eq!(bytes(), 0);
