@@ -216,7 +216,7 @@ async fn drivers(
     let qemu = Arc::new(qemu.context("open the compute driver")?);
     let compute = Arc::new(Router::new(qemu, Vec::new()));
     let (wanted, uids) = (config.compute.user_network, isolation::guest_uids());
-    let networks = UserNetworks::open(wanted, &config.instance, uids, exec.as_ref()).await;
+    let networks = UserNetworks::open(wanted, &config.instance, uids, exec.clone()).await;
     let networks = Arc::new(networks);
     let StorageKind::File = config.storage;
     let storage = FileStorageConfig {

@@ -6,10 +6,13 @@ mod user;
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use muster_shared::ids::VmUuid;
 use serde_json::{Map, Value};
+use tokio_util::sync::CancellationToken;
 
 pub use self::forward::{Forward, forwards};
 pub use self::user::{UserNetwork, UserNetworks};
@@ -29,7 +32,7 @@ pub enum NicModel {
 }
 
 /// A NIC that a VM is to have, as its record describes it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Nic {
     /// Its place among those of the VM; 0 is the first.
     pub index: usize,
@@ -95,6 +98,10 @@ pub trait Networks: fmt::Debug + Send + Sync + 'static {
     /// What this host lacks, for `Muster.degraded`.
     fn degraded(&self) -> Vec<String>;
 
+    /// Makes again what the NICs of all VMs share on this host, where somebody took it away; to be
+    /// called now and then. What can't be made is in [`Self::degraded`].
+    async fn mend(&self);
+
     /// Makes the host's side of a VM's NICs, in their order. One that is there stays, one that is no
     /// longer among them goes.
     ///
@@ -113,6 +120,17 @@ pub trait Networks: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// The host could not be read.
     async fn holders(&self) -> Result<BTreeSet<VmUuid>, DriverError>;
+}
+
+/// How often what the NICs share is looked at.
+const LOOK: Duration = Duration::from_secs(60);
+
+/// Keeps what the NICs share on this host, until cancelled.
+pub async fn keep(networks: Arc<dyn Networks>, cancelled: CancellationToken) {
+    let mut looks = tokio::time::interval(LOOK);
+    while cancelled.run_until_cancelled(looks.tick()).await.is_some() {
+        networks.mend().await;
+    }
 }
 
 /// Checks what a VM wants of its networks, before anything of it is made.

@@ -48,6 +48,8 @@ impl Networks for SimNetworks {
         Vec::new()
     }
 
+    async fn mend(&self) {}
+
     async fn attach(&self, vm: VmUuid, nics: &[Nic]) -> Result<Vec<Attached>, DriverError> {
         let attach = || {
             let mut holders = self.holders.0.lock();

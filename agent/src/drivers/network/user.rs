@@ -9,12 +9,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::VmUuid;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
 use super::{Attached, Backend, Networks, Nic};
 use crate::drivers::DriverError;
-use crate::host::{Command, Exec};
+use crate::host::{Command, SharedExec};
 
 /// Longest run of `nft`: the first one on a host that boots loads its kernel modules.
 const NFT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -33,8 +34,20 @@ pub enum UserNetwork {
 /// The driver `user`.
 #[derive(Debug)]
 pub struct UserNetworks {
-    restricted: bool,
-    degraded: Vec<String>,
+    /// None: the networks are to lead nowhere.
+    filter: Option<Filter>,
+    /// Why there is no filter now.
+    lacking: Mutex<Option<String>>,
+}
+
+/// How the filter is made.
+#[derive(Debug)]
+struct Filter {
+    /// Names what is made on the host.
+    prefix: String,
+    /// The users of guests' processes, where they have any of their own.
+    uids: Option<RangeInclusive<u32>>,
+    exec: SharedExec,
 }
 
 impl UserNetworks {
@@ -44,25 +57,25 @@ impl UserNetworks {
         wanted: UserNetwork,
         prefix: &str,
         uids: Option<RangeInclusive<u32>>,
-        exec: &dyn Exec,
+        exec: SharedExec,
     ) -> Self {
-        let mut networks = Self::restricted();
-        match wanted {
-            UserNetwork::Restricted => {}
-            UserNetwork::Filtered => match filter(uids, prefix, exec).await {
-                Ok(()) => networks.restricted = false,
-                Err(why) => {
-                    networks.degraded.push(format!("guests' networks lead nowhere: {why}"));
-                }
-            },
-        }
+        let filter = match wanted {
+            UserNetwork::Restricted => None,
+            UserNetwork::Filtered => Some(Filter { prefix: prefix.to_owned(), uids, exec }),
+        };
+        let networks = Self { filter, lacking: Mutex::default() };
+        networks.mend().await;
         networks
     }
 
     /// Networks that lead nowhere; nothing is made on the host.
     #[must_use]
     pub fn restricted() -> Self {
-        Self { restricted: true, degraded: Vec::new() }
+        Self { filter: None, lacking: Mutex::default() }
+    }
+
+    fn leads_nowhere(&self) -> bool {
+        self.filter.is_none() || self.lacking.lock().is_some()
     }
 }
 
@@ -73,13 +86,25 @@ impl Networks for UserNetworks {
     }
 
     fn degraded(&self) -> Vec<String> {
-        self.degraded.clone()
+        let lacking = self.lacking.lock();
+        lacking.iter().map(|why| format!("guests' networks lead nowhere: {why}")).collect()
     }
 
     async fn attach(&self, _vm: VmUuid, nics: &[Nic]) -> Result<Vec<Attached>, DriverError> {
-        let backend = Backend::User { restricted: self.restricted };
+        self.mend().await;
+        let backend = Backend::User { restricted: self.leads_nowhere() };
         let attached = |nic: &Nic| Attached { nic: nic.clone(), backend: backend.clone() };
         Ok(nics.iter().map(attached).collect())
+    }
+
+    async fn mend(&self) {
+        let Some(filter) = &self.filter else { return };
+        let lacking = filter.keep().await.err();
+        let mut known = self.lacking.lock();
+        if let Some(why) = lacking.as_ref().filter(|_| known.is_none()) {
+            tracing::warn!(why, "nothing keeps guests from what listens on this host");
+        }
+        *known = lacking;
     }
 
     async fn detach(&self, _vm: VmUuid) -> Result<(), DriverError> {
@@ -91,28 +116,43 @@ impl Networks for UserNetworks {
     }
 }
 
-/// Keeps guests' processes from connecting to this host, in one transaction.
-async fn filter(
-    uids: Option<RangeInclusive<u32>>,
-    prefix: &str,
-    exec: &dyn Exec,
-) -> Result<(), String> {
-    let uids = uids.ok_or("without users of their own nothing tells them apart")?;
-    let mut command = Command::new(["nft", "-f", "-"], NFT_TIMEOUT);
-    command.stdin = rules(prefix, &uids).into();
-    let output = exec.run(&command, &CancellationToken::new()).await;
-    let output = output.and_then(|output| output.checked("nft"));
-    output.map(drop).map_err(|error| Chain(&error).to_string())
+impl Filter {
+    /// Makes the filter unless it is there: a firewall that is loaded again takes away what others
+    /// have made.
+    async fn keep(&self) -> Result<(), String> {
+        let uids =
+            self.uids.as_ref().ok_or("without users of their own nothing tells them apart")?;
+        let table = format!("{}_guests", self.prefix);
+        let list = Command::new(["nft", "list", "table", "inet", &table], NFT_TIMEOUT);
+        match self.nft(list).await {
+            Ok(rules) if rules.contains("skuid") => return Ok(()),
+            // There is none, or it can't be told: making it says why.
+            Ok(_) | Err(_) => {}
+        }
+        let mut make = Command::new(["nft", "-f", "-"], NFT_TIMEOUT);
+        // One transaction.
+        make.stdin = rules(&table, uids).into();
+        self.nft(make).await?;
+        tracing::info!(table, "guests are kept from what listens on this host");
+        Ok(())
+    }
+
+    async fn nft(&self, command: Command) -> Result<String, String> {
+        let output = self.exec.run(&command, &CancellationToken::new()).await;
+        let output = output.and_then(|output| output.checked("nft"));
+        let output = output.map_err(|error| Chain(&error).to_string())?;
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
 }
 
 /// All addresses of this host are reached over its loopback. Answers of a guest's published ports
 /// go there, and its questions for names, which its process hands to the host's resolver.
-fn rules(prefix: &str, uids: &RangeInclusive<u32>) -> String {
+fn rules(table: &str, uids: &RangeInclusive<u32>) -> String {
     let (first, last) = (uids.start(), uids.end());
     format!(
-        "table inet {prefix}_guests\n\
-         delete table inet {prefix}_guests\n\
-         table inet {prefix}_guests {{\n\
+        "table inet {table}\n\
+         delete table inet {table}\n\
+         table inet {table} {{\n\
          \tchain output {{\n\
          \t\ttype filter hook output priority filter; policy accept;\n\
          \t\tmeta skuid != {first}-{last} accept\n\
@@ -128,22 +168,51 @@ fn rules(prefix: &str, uids: &RangeInclusive<u32>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
-    use crate::host::{Exit, FakeExec, Output};
+    use crate::host::FakeExec;
+
+    const UIDS: Option<RangeInclusive<u32>> = Some(1..=2);
+
+    async fn leads_nowhere(networks: &UserNetworks) -> bool {
+        let vm = VmUuid(uuid::Uuid::nil());
+        let attached = networks.attach(vm, &[Nic::default()]).await.unwrap();
+        attached[0].backend == Backend::User { restricted: true }
+    }
 
     #[tokio::test]
     async fn without_a_filter_the_network_leads_nowhere_and_says_why() {
-        let exec = FakeExec::default();
-        let exit = Exit { code: Some(1), signal: None };
-        let stderr = b"Error: Could not process rule".to_vec();
-        exec.answers(&["nft"], Output { exit, stderr, ..Output::default() });
-        let open = |wanted, uids| UserNetworks::open(wanted, "muster", uids, &exec);
-        for uids in [Some(1..=2), None] {
+        let exec = Arc::new(FakeExec::default());
+        exec.fails(&["nft"], 1, "Error: Could not process rule");
+        let open = |wanted, uids| UserNetworks::open(wanted, "muster", uids, exec.clone());
+        for uids in [UIDS, None] {
             let failed = open(UserNetwork::Filtered, uids).await;
-            assert!(failed.restricted);
-            assert!(failed.degraded[0].contains("lead nowhere"), "{failed:?}");
+            assert!(leads_nowhere(&failed).await);
+            assert!(failed.degraded()[0].contains("lead nowhere"), "{failed:?}");
         }
-        let wanted = open(UserNetwork::Restricted, Some(1..=2)).await;
-        assert!(wanted.restricted && wanted.degraded.is_empty());
+        let wanted = open(UserNetwork::Restricted, UIDS).await;
+        assert!(leads_nowhere(&wanted).await && wanted.degraded().is_empty());
+    }
+
+    /// A firewall that is loaded again flushes the tables of others as well.
+    #[tokio::test]
+    async fn a_filter_that_somebody_took_away_is_made_again() {
+        let exec = Arc::new(FakeExec::default());
+        exec.prints(&["nft", "-f"], "");
+        let opened = UserNetworks::open(UserNetwork::Filtered, "muster", UIDS, exec.clone()).await;
+        assert!(!leads_nowhere(&opened).await && opened.degraded().is_empty());
+        let made = || exec.calls().iter().filter(|argv| argv[1] == "-f").count();
+        let before = made();
+        opened.mend().await;
+        assert_eq!(made(), before + 1);
+        exec.prints(&["nft", "list", "table", "inet", "muster_guests"], "meta skuid != 1-2 accept");
+        opened.mend().await;
+        assert_eq!(made(), before + 1);
+        // What is gone and can't be made is said, and no guest is let out.
+        let exec = Arc::new(FakeExec::default());
+        exec.fails(&["nft"], 1, "Error: Could not process rule");
+        let opened = UserNetworks { filter: opened.filter.map(|f| Filter { exec, ..f }), ..opened };
+        assert!(leads_nowhere(&opened).await && opened.degraded().len() == 1);
     }
 }

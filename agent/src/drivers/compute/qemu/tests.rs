@@ -431,8 +431,8 @@ async fn a_guest_has_a_user_of_its_own_and_does_not_reach_the_hosts_loopback() {
         "nics": [{"nic_tag": "admin", "mac": "02:00:00:00:00:02"}],
         "customer_metadata": {"user-script": script},
     }));
-    let (exec, uids) = (SystemExec::new(), isolation::guest_uids());
-    let networks = UserNetworks::open(UserNetwork::Filtered, "muster-test", uids, &exec).await;
+    let (exec, uids) = (Arc::new(SystemExec::new()), isolation::guest_uids());
+    let networks = UserNetworks::open(UserNetwork::Filtered, "muster-test", uids, exec).await;
     bench.restricted = false;
     let vm = bench.vm.uuid;
     let qemu = bench.qemu("qemu-system-x86_64").await;
