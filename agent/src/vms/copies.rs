@@ -21,8 +21,13 @@ use crate::drivers::DriverError;
 use crate::drivers::cluster::Cluster;
 use crate::drivers::storage::{RecordCopy, Storage};
 
-/// Longest wait for a copy to be written.
+/// Longest wait for a copy to be written or read.
 const COPY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The storage took longer than [`COPY_TIMEOUT`]. Whoever has more to ask of it asks later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the storage took longer than {} s", COPY_TIMEOUT.as_secs())]
+struct Hangs;
 
 /// Whose a VM is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -107,41 +112,61 @@ impl CopiedRecords {
 
     /// The record itself is what counts, so what becomes of its copy refuses nothing, and storage
     /// that hangs holds up no record for long.
-    async fn copy_if_possible(&self, record: &VmRecord) {
-        let problem = match tokio::time::timeout(COPY_TIMEOUT, self.copy(record)).await {
-            Ok(Ok(())) => return,
-            Ok(Err(error)) => Chain(&error).to_string(),
-            Err(_) => format!("the storage took longer than {COPY_TIMEOUT:?}"),
+    async fn copy_if_possible(&self, record: &VmRecord) -> Result<(), Hangs> {
+        let copied = in_time(self.copy(record)).await;
+        let problem = match &copied {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(error)) => Chain(error).to_string(),
+            Err(hangs) => hangs.to_string(),
         };
         tracing::warn!(vm_uuid = %record.uuid, problem, "a VM record has no current copy");
+        copied.map(drop)
     }
 
-    /// A VM's copy, if there is one that can be used.
-    async fn usable(&self, vm: VmUuid) -> Result<Option<Stamped>, DriverError> {
-        let Some(copy) = self.storage.copy(vm).await? else { return Ok(None) };
-        let parsed = parse(&copy);
-        if let Err(problem) = &parsed {
-            tracing::warn!(vm_uuid = %vm, %problem, "the copy of a VM record is unusable");
-        }
-        Ok(parsed.ok())
+    /// A VM's copy, if there is one that can be read and used.
+    async fn usable(&self, vm: VmUuid) -> Result<Option<Stamped>, Hangs> {
+        let problem = match in_time(self.storage.copy(vm)).await? {
+            Ok(None) => return Ok(None),
+            Ok(Some(copy)) => match parse(&copy) {
+                Ok(stamped) => return Ok(Some(stamped)),
+                Err(problem) => problem.to_string(),
+            },
+            Err(error) => Chain(&error).to_string(),
+        };
+        tracing::warn!(vm_uuid = %vm, problem, "the copy of a VM record is of no use");
+        Ok(None)
+    }
+
+    /// The VMs that have a copy, as far as the storage tells.
+    async fn copied(&self) -> Result<Vec<VmUuid>, Hangs> {
+        Ok(in_time(self.storage.copied()).await?.unwrap_or_else(|error| {
+            let problem = Chain(&error).to_string();
+            tracing::error!(problem, "VMs without a record can't be taken over from their copies");
+            Vec::new()
+        }))
     }
 
     /// Gives the VMs without a record that of their copy, and records without a current copy one.
-    /// One copy at a time is in memory.
-    async fn reconcile(&self, loaded: &mut Loaded) -> Result<(), DriverError> {
+    /// One copy at a time is in memory. What can't be read or written keeps nobody from starting:
+    /// such a VM is an orphan until the next start, or until somebody adopts it.
+    async fn reconcile(&self, loaded: &mut Loaded) -> Result<(), Hangs> {
         let own = self.stamp();
         for record in &loaded.records {
             let copy = self.usable(record.uuid).await?;
             if copy.is_none_or(|copy| copy.record != *record || copy.stamp != own) {
-                self.copy_if_possible(record).await;
+                self.copy_if_possible(record).await?;
             }
         }
         let known: BTreeSet<VmUuid> = loaded.records.iter().map(|record| record.uuid).collect();
-        for vm in self.storage.copied().await?.into_iter().filter(|vm| !known.contains(vm)) {
+        for vm in self.copied().await?.into_iter().filter(|vm| !known.contains(vm)) {
             let newer = matches!(loaded.unusable.get(&vm), Some(Unusable::Newer(_)));
             let copy = self.usable(vm).await?.filter(|copy| copy.stamp.matches(&own));
             let Some(Stamped { record, .. }) = copy.filter(|_| !newer) else { continue };
-            self.records.put(&record, true).await?;
+            if let Err(error) = self.records.put(&record, true).await {
+                let error = Chain(&error).to_string();
+                tracing::error!(vm_uuid = %vm, error, "a VM can't be taken over from its copy");
+                continue;
+            }
             loaded.unusable.remove(&vm);
             tracing::warn!(
                 vm_uuid = %vm,
@@ -154,11 +179,17 @@ impl CopiedRecords {
     }
 }
 
+async fn in_time<T>(asked: impl Future<Output = T>) -> Result<T, Hangs> {
+    tokio::time::timeout(COPY_TIMEOUT, asked).await.map_err(|_| Hangs)
+}
+
 #[async_trait]
 impl VmRecords for CopiedRecords {
     async fn load(&self) -> Result<Loaded, DriverError> {
         let mut loaded = self.records.load().await?;
-        self.reconcile(&mut loaded).await?;
+        if let Err(hangs) = self.reconcile(&mut loaded).await {
+            tracing::error!(problem = %hangs, "not every VM record was compared with its copy");
+        }
         Ok(loaded)
     }
 
@@ -176,7 +207,8 @@ impl VmRecords for CopiedRecords {
 
     async fn put(&self, record: &VmRecord, create: bool) -> Result<(), DriverError> {
         self.records.put(record, create).await?;
-        self.copy_if_possible(record).await;
+        // What went wrong is in the log.
+        self.copy_if_possible(record).await.unwrap_or_default();
         Ok(())
     }
 
@@ -268,6 +300,29 @@ mod tests {
         let copy: serde_json::Value =
             serde_json::from_slice(&server.pool.copies()[&record(1).uuid]).unwrap();
         assert_eq!(copy["record"]["uuid"], json!(record(1).uuid));
+    }
+
+    /// Its VM is an orphan then, and the others are served.
+    #[tokio::test(start_paused = true)]
+    async fn a_copy_that_can_not_be_read_or_taken_over_keeps_no_agent_from_starting() {
+        let failures = [
+            ("storage.copy", Fault::before(), 1),
+            ("storage.copied", Fault::before(), 0),
+            ("storage.copy", Fault::hangs(), 0),
+        ];
+        for (call, fault, adopted) in failures {
+            let server = Server::default();
+            let records = server.open().await;
+            for number in 1..=2 {
+                records.put(&record(number), true).await.unwrap();
+            }
+            let lost = Server { records: SimVmRecords::default(), ..server };
+            lost.faults.fail_nth(call, 1, fault);
+            let loaded = lost.open().await.load().await.unwrap();
+            assert_eq!(loaded.adopted.len(), adopted, "{call}");
+            assert_eq!(lost.pool.copies().len(), 2);
+            assert_eq!(lost.open().await.load().await.unwrap().records.len(), 2);
+        }
     }
 
     /// The orphan's copy is all that tells of its disks.
