@@ -8,6 +8,7 @@ use muster_shared::wire::Code;
 use super::machine::{self, failed, refuse};
 use super::steps::{Row, steps};
 use super::{Handler, Kind, Lock, Params, Plan, TaskContext, TaskFailure};
+use crate::vms::restart::{Power, Restarts};
 use crate::vms::{VmRecord, orphans};
 
 const OPERATION: &str = "adopt";
@@ -52,7 +53,14 @@ impl Adopt {
                 );
                 return Err(refuse(Code::VmNotUsable, text));
             };
-            let record = idle(record.clone(), vms.boot_id());
+            if record.destroying {
+                let text = format!(
+                    "{OPERATION} error: VM {} was being destroyed: remove what is left of it",
+                    self.vm
+                );
+                return Err(refuse(Code::VmNotUsable, text));
+            }
+            let record = idle(record.clone(), orphan.guest.is_some(), vms.boot_id());
             vms.adopt(record).await.map_err(failed(OPERATION))?;
         }
         machine::runs(ctx, self.vm).await?;
@@ -63,12 +71,36 @@ impl Adopt {
 
 /// The tasks that worked on it are lost; what they made stays, for a destroy to find. Whoever adopts
 /// it also decides when it starts.
-fn idle(record: VmRecord, boot_id: &str) -> VmRecord {
+fn idle(record: VmRecord, runs: bool, boot_id: &str) -> VmRecord {
     VmRecord {
+        power: if runs { record.power } else { Power::Unknown },
+        restarts: Restarts::default(),
+        start_when_rolled_back: false,
         failed: record.failed || record.provisioning,
         provisioning: false,
         stopping_until: None,
         boot_id: Some(boot_id.to_owned()),
         ..record
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vms::sim::record;
+
+    /// It may be one of another server, which starts it as well.
+    #[test]
+    fn an_adopted_vm_that_is_off_stays_off() {
+        let copied = VmRecord {
+            power: Power::On,
+            start_when_rolled_back: true,
+            boot_id: Some("elsewhere".to_owned()),
+            ..record(1)
+        };
+        let adopted = idle(copied.clone(), false, "boot-1");
+        assert_eq!((adopted.power, adopted.start_when_rolled_back), (Power::Unknown, false));
+        assert_eq!(adopted.boot_id.as_deref(), Some("boot-1"));
+        assert_eq!(idle(copied, true, "boot-1").power, Power::On);
     }
 }
