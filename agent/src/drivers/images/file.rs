@@ -14,6 +14,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use muster_shared::clock::SharedClock;
 use muster_shared::entropy::SharedEntropy;
+use muster_shared::error_chain::Chain;
 use muster_shared::ids::ImageUuid;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -151,6 +152,7 @@ impl FileImages {
         };
         download.run().await?;
         drop(download);
+        let unfinished = Unfinished(&work);
         let made = unpack::unpack(image, &file, &work, &self.exec, cancelled).await;
         if made.is_err() {
             // What was verified and can't be used won't get better; a full disk needs the space.
@@ -158,6 +160,7 @@ impl FileImages {
         }
         let path = self.path(image);
         files::rename(&made?, &path).await?;
+        drop(unfinished);
         let source = self.source_names.get(source).cloned().unwrap_or_default();
         let installed_at = Some(self.clock.wall());
         let record = Record { manifest, zpool: self.pool.clone(), source, installed_at };
@@ -187,6 +190,23 @@ impl FileImages {
         drop(turn);
         self.turns.lock().retain(|_, turn| Arc::strong_count(turn) > 1);
         done
+    }
+}
+
+/// Removes what an install has unpacked when it goes out of scope: it is cancelled by being
+/// dropped. Not as a task of its own, which could come after the next attempt has begun.
+struct Unfinished<'a>(&'a Work);
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        for path in [&self.0.unpacked, &self.0.converted] {
+            match std::fs::remove_file(path) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    tracing::warn!(path = %path.display(), %error, "what was unpacked stays");
+                }
+                Ok(()) | Err(_) => {}
+            }
+        }
     }
 }
 
@@ -247,9 +267,14 @@ impl Images for FileImages {
     ) -> Result<(), DriverError> {
         // Dropping the fetch anywhere leaves a partial file at most.
         let fetch = self.in_turn(image, async {
-            match self.record(image).await? {
-                Some(_) => Ok(()),
-                None => self.fetch(image, progress, cancelled).await,
+            match self.record(image).await {
+                Ok(Some(_)) => Ok(()),
+                Ok(None) => self.fetch(image, progress, cancelled).await,
+                Err(error) => {
+                    let error = Chain(&error).to_string();
+                    tracing::warn!(image_uuid = %image, error, "the image is fetched once more");
+                    self.fetch(image, progress, cancelled).await
+                }
             }
         });
         match cancelled.run_until_cancelled(fetch).await {

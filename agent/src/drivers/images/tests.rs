@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_compression::tokio::write::{GzipEncoder, XzEncoder, ZstdEncoder};
+use async_trait::async_trait;
 use muster_shared::clock::{SharedClock, SystemClock};
 use muster_shared::entropy::SeededEntropy;
 use muster_shared::ids::ImageUuid;
@@ -23,7 +24,7 @@ use super::{Credentials, FileImages, FileImagesConfig, Images};
 use crate::drivers::DriverError;
 use crate::drivers::cluster::Cluster;
 use crate::drivers::storage::{FileStorage, FileStorageConfig};
-use crate::host::SystemExec;
+use crate::host::{Command, Detached, Exec, ExecError, Output, SharedExec, Spawned, SystemExec};
 
 pub(super) const IMAGE: &str = "01020304-0506-4708-890a-0b0c0d0e0f10";
 
@@ -66,6 +67,10 @@ impl Node {
     }
 
     pub(super) async fn images(&self) -> FileImages {
+        self.images_with(Arc::new(SystemExec::new())).await
+    }
+
+    async fn images_with(&self, exec: SharedExec) -> FileImages {
         let config = FileImagesConfig {
             storage: self.storage().await,
             storage_dir: self.folder.path().to_owned(),
@@ -75,7 +80,7 @@ impl Node {
         };
         let clock: SharedClock = Arc::new(SystemClock::new());
         let entropy = Arc::new(SeededEntropy::new(1));
-        FileImages::open(config, Arc::new(SystemExec::new()), &clock, entropy).await.unwrap()
+        FileImages::open(config, exec, &clock, entropy).await.unwrap()
     }
 
     /// Publishes `content` with a manifest that describes it, after `change`.
@@ -241,6 +246,60 @@ async fn a_cancelled_fetch_is_continued_by_the_next_driver() {
     node.check_installed(&raw).await;
     let ranges = node.server.ranges();
     assert!(matches!(ranges[..], [None, Some(_)]), "{ranges:?}");
+}
+
+/// Programs that begin and do not end.
+#[derive(Debug)]
+struct Stalled {
+    begun: CancellationToken,
+}
+
+#[async_trait]
+impl Exec for Stalled {
+    async fn run(&self, command: &Command, _: &CancellationToken) -> Result<Output, ExecError> {
+        std::fs::write(command.argv.last().unwrap(), "half").unwrap();
+        self.begun.cancel();
+        std::future::pending().await
+    }
+
+    async fn spawn_detached(&self, _: &Detached) -> Result<Spawned, ExecError> {
+        unreachable!("no image needs a process that stays")
+    }
+
+    fn supervisor(&self) -> &'static str {
+        "direct"
+    }
+}
+
+#[tokio::test]
+async fn of_a_cancelled_install_only_the_download_is_left() {
+    let (node, raw) = (Node::new().await, raw_disk());
+    let mut gzip = GzipEncoder::new(Vec::new());
+    gzip.write_all(&raw).await.unwrap();
+    gzip.shutdown().await.unwrap();
+    node.publish(&gzip.into_inner(), "gzip", |_| ());
+    let cancelled = CancellationToken::new();
+    let images = node.images_with(Arc::new(Stalled { begun: cancelled.clone() })).await;
+    check_code(&images.ensure(image(), &|_| (), &cancelled).await, "Cancelled");
+    let partial = format!("{IMAGE}.partial");
+    assert_eq!(node.names(), BTreeSet::from([partial.clone(), format!("{partial}.json")]));
+    node.ensure().await.unwrap();
+    node.check_installed(&raw).await;
+}
+
+#[tokio::test]
+async fn an_image_whose_record_is_damaged_hides_no_other_and_is_fetched_anew() {
+    let (node, raw) = (Node::new().await, raw_disk());
+    node.publish(&raw, "none", |_| ());
+    node.ensure().await.unwrap();
+    let other = node.folder.path().join("images/11020304-0506-4708-890a-0b0c0d0e0f10.json");
+    std::fs::write(&other, "damaged").unwrap();
+    let listed = node.images().await.list().await.unwrap();
+    assert_eq!(listed.iter().map(|found| found.image).collect::<Vec<_>>(), [image()]);
+    std::fs::remove_file(other).unwrap();
+    std::fs::write(node.folder.path().join(format!("images/{IMAGE}.json")), "damaged").unwrap();
+    node.ensure().await.unwrap();
+    node.check_installed(&raw).await;
 }
 
 #[tokio::test]

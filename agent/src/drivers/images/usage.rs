@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use jiff::Timestamp;
+use muster_shared::error_chain::Chain;
 use muster_shared::ids::ImageUuid;
 use tokio::fs;
 
@@ -37,7 +38,15 @@ impl FileImages {
         let mut usages = Vec::new();
         for image in self.recorded().await? {
             // It may go while the others are looked at.
-            let Some(record) = self.record(image).await? else { continue };
+            let record = match self.record(image).await {
+                Ok(Some(record)) => record,
+                Ok(None) => continue,
+                Err(error) => {
+                    let error = Chain(&error).to_string();
+                    tracing::warn!(image_uuid = %image, error, "an image's record is of no use");
+                    continue;
+                }
+            };
             let path = self.path(image);
             // Older agents wrote no time; their files have that of their last byte.
             let installed_at = match record.installed_at {
