@@ -265,6 +265,7 @@ pub(super) async fn start(
         record.boot_id = Some(boot_id);
         record.stopping_until = None;
         record.power = Power::On;
+        record.start_when_rolled_back = false;
         booted_once(record);
     };
     drivers.vms.update(vm, started).await?;
@@ -272,10 +273,11 @@ pub(super) async fn start(
     Ok(())
 }
 
-/// A VM that somebody stops is not started again by its policy.
+/// A VM that somebody stops is not started again by its policy, nor after its rollback.
 pub(super) async fn keep_off(ctx: &TaskContext, vm: VmUuid) -> Result<(), TaskFailure> {
     let off = |record: &mut VmRecord| {
         record.power = Power::Off;
+        record.start_when_rolled_back = false;
         record.restarts = Restarts::default();
     };
     ctx.drivers.vms.update(vm, off).await?;

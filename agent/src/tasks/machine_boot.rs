@@ -4,16 +4,19 @@ use std::time::Duration;
 
 use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::machine::{self, refuse};
 use super::steps::{Row, steps};
 use super::{Handler, Kind, Lock, Params, Plan, TaskContext, TaskFailure};
 use crate::vms::VmRecord;
+use crate::vms::reconcile::{self, BY_ITSELF};
 
 const OPERATION: &str = "vmadm.start";
 
-/// The kind; parameters `uuid`, `idempotent`, `update`, `once`.
+/// The kind; parameters `uuid`, `idempotent`, `update`, `once`; `by_itself` of the agent's own, see
+/// [`reconcile::is_to_run`].
 #[derive(Debug)]
 pub struct MachineBoot;
 
@@ -35,6 +38,7 @@ impl Handler for MachineBoot {
             idempotent: machine::flag(params, "idempotent")?,
             update: machine::metadata_update(params)?,
             once: once(params)?,
+            by_itself: machine::flag(params, BY_ITSELF)?,
         };
         let (updates, once) = (job.update.is_some(), job.once.is_some());
         let plan = Plan::of(vec![Lock::Vm(vm)], job, STEPS);
@@ -69,11 +73,23 @@ struct Boot {
     idempotent: bool,
     update: Option<Map<String, Value>>,
     once: Option<&'static str>,
+    /// Nobody asked for it.
+    by_itself: bool,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Notes {
+    /// Somebody has stopped the VM since.
+    is_off: bool,
 }
 
 impl Boot {
     async fn check(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        machine::usable(OPERATION, &machine::record(ctx, OPERATION, self.vm)?)?;
+        let record = machine::record(ctx, OPERATION, self.vm)?;
+        machine::usable(OPERATION, &record)?;
+        let is_to_run = reconcile::is_to_run(&record, ctx.drivers.vms.boot_id());
+        ctx.note(&Notes { is_off: self.by_itself && !is_to_run })?;
         if machine::runs(ctx, self.vm).await? && !self.idempotent {
             let text = format!("{OPERATION} error: VM {} is already 'running'", self.vm);
             return Err(refuse(Code::AlreadyRunning, text));
@@ -100,11 +116,15 @@ impl Boot {
     }
 
     async fn start(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        machine::start(ctx, OPERATION, self.vm).await?;
-        let autoboot = |record: &mut VmRecord| {
-            record.properties.insert("autoboot".to_owned(), json!(true));
-        };
-        ctx.drivers.vms.update(self.vm, autoboot).await?;
+        if !ctx.notes::<Notes>()?.is_off {
+            machine::start(ctx, OPERATION, self.vm).await?;
+        }
+        if !self.by_itself {
+            let autoboot = |record: &mut VmRecord| {
+                record.properties.insert("autoboot".to_owned(), json!(true));
+            };
+            ctx.drivers.vms.update(self.vm, autoboot).await?;
+        }
         ctx.finish_with(ctx.drivers.vms.result(self.vm));
         Ok(())
     }
@@ -114,6 +134,7 @@ impl Boot {
 mod tests {
     use super::super::machine_tests::{Host, run};
     use super::*;
+    use crate::vms::restart::Power;
 
     #[tokio::test(start_paused = true)]
     async fn a_device_for_one_boot_is_forgotten_after_it() {
@@ -128,6 +149,29 @@ mod tests {
         run(&host.context(&drivers, &params), "machine_boot", true).await.unwrap();
         assert_eq!(drivers.vms.get(vm).unwrap().text("boot"), Some("order=cn"));
         assert!(host.guests.running().contains_key(&vm));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_start_that_nobody_asked_for_leaves_alone_what_its_owner_wants() {
+        let host = Host::new();
+        let drivers = host.agent("boot").await;
+        let mut params = machine::example();
+        let vm = machine::vm(&params).unwrap();
+        let stopped = VmRecord {
+            uuid: vm,
+            provisioning: false,
+            boot_id: Some("boot".to_owned()),
+            power: Power::Off,
+            ..crate::vms::sim::record(1)
+        };
+        drivers.vms.create(stopped).await.unwrap();
+        params.insert(BY_ITSELF.to_owned(), json!(true));
+        run(&host.context(&drivers, &params), "machine_boot", true).await.unwrap();
+        assert!(host.guests.running().is_empty());
+        drivers.vms.update(vm, |record| record.power = Power::On).await.unwrap();
+        run(&host.context(&drivers, &params), "machine_boot", false).await.unwrap();
+        assert!(host.guests.running().contains_key(&vm));
+        assert!(!drivers.vms.get(vm).unwrap().flag("autoboot"));
     }
 
     #[test]

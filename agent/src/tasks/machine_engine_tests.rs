@@ -91,6 +91,74 @@ async fn a_rollback_that_fails_half_way_is_finished_without_anybody_asking() {
     node.engine.shut_down(Duration::from_secs(1)).await;
 }
 
+/// The VM is stopped by then, and newer snapshots may be gone.
+#[tokio::test(start_paused = true)]
+async fn a_rollback_that_fails_at_any_step_ends_with_the_vm_as_it_was_to_be() {
+    let faults = [
+        ("storage.delete_snapshot", "starts the VM again", 2),
+        ("storage.roll_back", "goes on with it", 1),
+        ("compute.start", "starts the VM again", 1),
+    ];
+    for (fault, says, snapshots) in faults {
+        let node = Node::new(LONG).await;
+        node.engine.wake().await;
+        for name in ["a", "b"] {
+            let snapshot = json!({ "snapshot_name": name });
+            node.submit(name, "machine_create_snapshot", snapshot).await;
+            assert_eq!(node.ended(name).await.status, Outcome::Complete);
+        }
+        node.host.faults.fail_nth(fault, 1, Fault::before());
+        node.submit("back", "machine_rollback_snapshot", json!({ "snapshot_name": "a" })).await;
+        let error = node.ended("back").await.error.unwrap();
+        assert!(error.message.contains(says), "{fault}: {error:?}");
+        let vms = Arc::clone(&node.engine.parts.drivers.vms);
+        let mut changes = vms.subscribe();
+        let is_back = || {
+            let record = vms.get(uuid()).unwrap();
+            record.rolling_back_to.is_none()
+                && !record.start_when_rolled_back
+                && record.snapshots.len() == snapshots
+                && node.host.guests.starts(uuid()) == 2
+        };
+        let back = async {
+            while !is_back() {
+                changes.changed().await.unwrap();
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), back).await.expect(fault);
+        node.engine.shut_down(Duration::from_secs(1)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_start_that_was_refused_is_not_counted_as_one() {
+    let node = Node::new(LONG).await;
+    let vms = Arc::clone(&node.engine.parts.drivers.vms);
+    let policy = json!({ "muster:restart_policy": "on-failure:1" });
+    let set = |record: &mut crate::vms::VmRecord| {
+        record.properties.insert("internal_metadata".to_owned(), policy);
+        record.properties.insert("autoboot".to_owned(), json!(false));
+    };
+    vms.update(uuid(), set).await.unwrap();
+    node.engine.wake().await;
+    node.engine.pause("operator", "maintenance").await.unwrap();
+    node.host.guests.exit(uuid(), 1);
+    tokio::time::sleep(Duration::from_secs(300)).await;
+    assert_eq!(vms.get(uuid()).unwrap().restarts.count, 0);
+    node.engine.resume(None).await.unwrap();
+    let mut changes = vms.subscribe();
+    let back = async {
+        while vms.get(uuid()).unwrap().restarts.count == 0 || node.host.guests.running().is_empty()
+        {
+            changes.changed().await.unwrap();
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(600), back).await.unwrap();
+    // What its policy does says nothing about the next boot of the host.
+    assert!(!vms.get(uuid()).unwrap().flag("autoboot"));
+    node.engine.shut_down(Duration::from_secs(1)).await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_task_that_runs_out_of_time_does_not_kill_its_guest() {
     let node = Node::new(Duration::from_secs(300)).await;

@@ -1,7 +1,7 @@
 //! `machine_rollback_snapshot`: gives a VM's disks the content of a snapshot. Newer snapshots go;
 //! a VM that ran is stopped first and started again. Nothing is touched before every disk is known
-//! to have the snapshot. Once begun it only goes forward: the agent tries by itself until all disks
-//! got there, and does not start the VM before.
+//! to have the snapshot. Once the disks are begun with it only goes forward: the agent tries by itself
+//! until all of them got there, and does not start the VM before.
 
 use std::time::Duration;
 
@@ -77,6 +77,10 @@ impl Rollback {
     }
 
     async fn stop(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let ran = ctx.notes::<Notes>()?.was_running;
+        // Whatever happens next: it is to run again, with its disks as they were or rolled back.
+        let again = |record: &mut VmRecord| record.start_when_rolled_back |= ran;
+        ctx.drivers.vms.update(self.vm, again).await?;
         // What the guest has not written yet is to be lost anyway.
         let how = Stop { force: true, until: Timestamp::MIN, at_most: Duration::ZERO };
         machine::stop(ctx, OPERATION, self.vm, how).await
@@ -93,11 +97,7 @@ impl Rollback {
     }
 
     async fn go_back(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        let ran = ctx.notes::<Notes>()?.was_running;
-        let begun = |record: &mut VmRecord| {
-            record.rolling_back_to = Some(self.name.clone());
-            record.start_when_rolled_back |= ran;
-        };
+        let begun = |record: &mut VmRecord| record.rolling_back_to = Some(self.name.clone());
         ctx.drivers.vms.update(self.vm, begun).await?;
         let done = ctx.drivers.storage.roll_back(self.vm, &snapshot::on_disk(&self.name)).await;
         done.map_err(snapshot::told(OPERATION))
@@ -105,13 +105,8 @@ impl Rollback {
 
     async fn forget(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let disks = ctx.drivers.storage.disks(self.vm).await.map_err(snapshot::told(OPERATION))?;
-        let record = machine::record(ctx, OPERATION, self.vm)?;
-        if record.start_when_rolled_back {
-            ctx.note(&Notes { was_running: true, ..ctx.notes()? })?;
-        }
         let done = |record: &mut VmRecord| {
             record.rolling_back_to = None;
-            record.start_when_rolled_back = false;
             // They may have grown since.
             machine::describe_disks(record, &disks);
         };
@@ -120,7 +115,7 @@ impl Rollback {
     }
 
     async fn start(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        if ctx.notes::<Notes>()?.was_running {
+        if machine::record(ctx, OPERATION, self.vm)?.start_when_rolled_back {
             machine::start(ctx, OPERATION, self.vm).await?;
         }
         snapshot::finish(ctx, OPERATION, self.vm).await

@@ -23,7 +23,7 @@ use super::refusals::given_back;
 use super::registry::Moment;
 use super::runner::{Engine, Refusal};
 use super::{EventSink as _, OnFailure, Step, TaskContext, TaskFailure};
-use crate::vms::reconcile;
+use crate::vms::reconcile::{self, Action};
 
 /// Shortest rest of a deadline after a restart.
 const MIN_REST: Duration = Duration::from_secs(60);
@@ -36,8 +36,11 @@ const KEPT_MESSAGES: usize = 64;
 /// A task that was started so often has brought the agent down each time.
 pub(super) const MAX_ATTEMPTS: u32 = 5;
 
-fn going_on(mut failure: TaskFailure) -> TaskFailure {
-    failure.message.push_str("; the agent goes on with it by itself");
+fn going_on(mut failure: TaskFailure, with: Action) -> TaskFailure {
+    failure.message.push_str(match with {
+        Action::StartAgain => "; the agent starts the VM again by itself",
+        _ => "; the agent goes on with it by itself",
+    });
     failure
 }
 
@@ -94,6 +97,13 @@ impl Engine {
         }
     }
 
+    /// A task found no room. What makes room must not be woken by its own failures.
+    fn want_room(&self, live: &Live) {
+        if !live.handler.frees_room() {
+            self.room_wanted.notify_one();
+        }
+    }
+
     /// The task could not be made durable: as if it had never come.
     fn unadmit(&self, live: &Live, error: &JournalError) {
         let (id, origin) = {
@@ -107,7 +117,7 @@ impl Engine {
         drop(shared);
         let code = match error {
             JournalError::Kv { source: KvError::Full { .. }, .. } => {
-                self.room_wanted.notify_one();
+                self.want_room(live);
                 Code::StoreFull
             }
             JournalError::Kv { .. } | JournalError::Damaged { .. } => Code::JournalFull,
@@ -308,8 +318,12 @@ impl Engine {
             let on_failure = live.handler.on_failure(&record.params);
             let undo = on_failure == OnFailure::Undo;
             let Some(at) = record.step.clone().filter(|_| undo) else {
-                let goes_on = on_failure == OnFailure::Forward && self.goes_on(record.vm);
-                return End::failed(if goes_on { going_on(failure) } else { failure });
+                let forward = on_failure == OnFailure::Forward;
+                let left = if forward { self.unfinished(record.vm) } else { None };
+                return End::failed(match left {
+                    Some(action) => going_on(failure, action),
+                    None => failure,
+                });
             };
             record.phase = Phase::Undo;
             record.error = Some(bounded_error(failure.into()));
@@ -318,10 +332,9 @@ impl Engine {
         self.undo_all(live, last).await
     }
 
-    /// Whether what is left to do for a VM is done without anybody asking again.
-    fn goes_on(&self, vm: Option<VmUuid>) -> bool {
-        let record = vm.and_then(|vm| self.parts.drivers.vms.get(vm));
-        record.is_some_and(|record| reconcile::unfinished(&record).is_some())
+    /// What is left to do for a VM, and is done without anybody asking again.
+    fn unfinished(&self, vm: Option<VmUuid>) -> Option<Action> {
+        reconcile::unfinished(&self.parts.drivers.vms.get(vm?)?)
     }
 
     /// Undoes steps `from`, `from - 1`, …, 0 and returns the failure that led here.
@@ -348,7 +361,7 @@ impl Engine {
     /// Makes the end durable, then known.
     async fn finish(&self, live: &Live, end: End) {
         if end.error.as_ref().is_some_and(|error| error.code == Code::StoreFull) {
-            self.room_wanted.notify_one();
+            self.want_room(live);
         }
         let (changes, mut ended, id) = {
             let mut record = live.record.lock();

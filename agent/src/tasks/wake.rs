@@ -9,15 +9,15 @@ use futures_util::StreamExt as _;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use muster_shared::backoff::Backoff;
-use muster_shared::ids::VmUuid;
+use muster_shared::ids::{TaskId, VmUuid};
 
 use super::Params;
 use super::record::Origin;
 use super::runner::{Engine, Submission};
 use crate::drivers::network;
 use crate::vms::reconcile::{self, Action, Plan};
-use crate::vms::restart::Restarts;
-use crate::vms::{room, startup};
+use crate::vms::restart::{Power, Restarts};
+use crate::vms::{VmRecord, room, startup};
 
 /// Pauses before what failed is tried again.
 const AGAIN: Backoff =
@@ -66,11 +66,13 @@ impl Engine {
     async fn reconcile(self: Arc<Self>) {
         let vms = Arc::clone(&self.parts.drivers.vms);
         let mut changes = vms.subscribe();
+        let mut ends = self.watch();
         let mut tried: BTreeMap<VmUuid, Tried> = BTreeMap::new();
         let mut under_way = BTreeMap::new();
         let mut work = Work::new();
         loop {
             changes.mark_unchanged();
+            ends.mark_unchanged();
             let mut busy = self.busy_vms();
             busy.extend(under_way.keys());
             let plan = vms.plan(&busy);
@@ -91,6 +93,13 @@ impl Engine {
                     }
                     tokio::time::sleep(SETTLE).await;
                 }
+                // A VM that a task held may need something now.
+                ended = ends.changed() => {
+                    if ended.is_err() {
+                        return;
+                    }
+                    tokio::time::sleep(SETTLE).await;
+                }
                 () = tokio::time::sleep(pause) => {}
             }
         }
@@ -106,16 +115,15 @@ impl Engine {
         work: &Work,
     ) {
         let now = self.parts.clock.monotonic();
-        let starts = |action| matches!(action, Action::Boot | Action::Restart);
         // Looked up only for plans that start something: it reads a file.
-        let leaving = plan.actions.iter().any(|(_, action)| starts(*action))
+        let leaving = plan.actions.iter().any(|(_, action)| action.starts())
             && self.parts.drivers.compute.guests_leave();
         let vms = &self.parts.drivers.vms;
         let priority = |vm| vms.get(vm).map_or(i64::MAX, |record| record.boot_priority());
         let starting = under_way.iter().filter(|(_, action)| **action == Action::Boot);
         let mut first = starting.map(|(vm, _)| priority(*vm)).min();
         for &(vm, action) in &plan.actions {
-            if leaving && starts(action) {
+            if leaving && action.starts() {
                 continue;
             }
             if under_way.len() >= AT_ONCE {
@@ -161,33 +169,50 @@ impl Engine {
         tried.insert(vm, Tried { action, times: times + 1, next, problem });
     }
 
-    /// VMs that tasks under way work on.
+    /// VMs that tasks under way change.
     fn busy_vms(&self) -> BTreeSet<VmUuid> {
         let shared = self.shared.lock();
-        shared.live.values().filter_map(|live| live.record.lock().vm).collect()
+        let changing = shared.live.values().filter(|live| live.durable());
+        changing.filter_map(|live| live.record.lock().vm).collect()
     }
 
     async fn act(self: Arc<Self>, vm: VmUuid, action: Action) -> (VmUuid, Action, Option<String>) {
-        let vms = &self.parts.drivers.vms;
-        let count = match action {
-            Action::Restart => Some(vms.get(vm).map_or(0, |record| record.restarts.count) + 1),
-            Action::ForgetRestarts => Some(0),
-            Action::Boot | Action::Destroy | Action::RollBack => None,
+        let done = match action.task() {
+            Some(task) => self.act_by_task(vm, action, task).await,
+            None => self.count_restarts(vm, |_| 0).await,
         };
-        if let Some(count) = count
-            && let Err(error) = vms.update(vm, |record| record.restarts = Restarts { count }).await
-        {
-            return (vm, action, Some(error.to_string()));
+        (vm, action, done.err())
+    }
+
+    async fn act_by_task(
+        self: &Arc<Self>,
+        vm: VmUuid,
+        action: Action,
+        task: &str,
+    ) -> Result<(), String> {
+        let record = self.parts.drivers.vms.get(vm);
+        let params = reconcile::params(vm, action, record.as_ref());
+        let id = self.begin_task(task, params).await?;
+        if action == Action::Restart {
+            // Not before: a start that was refused is none.
+            self.count_restarts(vm, |count| count + 1).await?;
         }
-        let problem = match action.task() {
-            Some(task) => {
-                let record = vms.get(vm);
-                let params = reconcile::params(vm, action, record.as_ref());
-                self.do_task(task, params).await.err()
+        self.end_of_task(&id).await
+    }
+
+    /// Of a VM that somebody has stopped meanwhile there is nothing to count.
+    async fn count_restarts(
+        &self,
+        vm: VmUuid,
+        count: impl FnOnce(u32) -> u32 + Send,
+    ) -> Result<(), String> {
+        let change = |record: &mut VmRecord| {
+            if record.power == Power::On {
+                record.restarts = Restarts { count: count(record.restarts.count) };
             }
-            None => None,
         };
-        (vm, action, problem)
+        let counted = self.parts.drivers.vms.update(vm, change).await;
+        counted.map(drop).map_err(|error| error.to_string())
     }
 
     /// Runs a task of the agent's own.
@@ -199,6 +224,12 @@ impl Engine {
         task: &str,
         params: Params,
     ) -> Result<(), String> {
+        let id = self.begin_task(task, params).await?;
+        self.end_of_task(&id).await
+    }
+
+    /// Has a task of the agent's own accepted.
+    async fn begin_task(self: &Arc<Self>, task: &str, params: Params) -> Result<TaskId, String> {
         let id = self.new_id();
         let submission = Submission {
             id: id.clone(),
@@ -211,8 +242,12 @@ impl Engine {
             origin: Origin::Local,
         };
         self.submit(submission).await.map_err(|refusal| refusal.to_string())?;
-        self.wait(&id, PATIENCE).await;
-        match self.record(&id).await.and_then(|record| record.error.clone()) {
+        Ok(id)
+    }
+
+    async fn end_of_task(&self, id: &TaskId) -> Result<(), String> {
+        self.wait(id, PATIENCE).await;
+        match self.record(id).await.and_then(|record| record.error.clone()) {
             Some(error) => Err(error.message),
             None => Ok(()),
         }

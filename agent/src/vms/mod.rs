@@ -66,7 +66,8 @@ pub struct VmRecord {
     /// moments, and the VM must not start: only a rollback that reached every disk takes it away.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rolling_back_to: Option<String>,
-    /// It ran when that rollback began, and is started at its end.
+    /// It ran when a rollback stopped it, and is to run again: with its disks as they were, or once
+    /// all of them are rolled back.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub start_when_rolled_back: bool,
     /// How far its disks are.

@@ -7,7 +7,8 @@ use jiff::Timestamp;
 use muster_shared::ids::VmUuid;
 use serde_json::{Map, Value, json};
 
-use super::{Entry, VmRecord, restart};
+use super::restart::{self, Power};
+use super::{Entry, VmRecord};
 use crate::drivers::compute::Observed;
 
 /// Something that a VM needs without anybody asking for it.
@@ -17,6 +18,8 @@ pub enum Action {
     Destroy,
     /// Some of its disks are at a snapshot: all of them are brought there.
     RollBack,
+    /// It was stopped for a rollback, which is over or was not begun: it is to run again.
+    StartAgain,
     /// It is to start with the host, and was not considered in this boot of it.
     Boot,
     /// Its process ended, and its policy wants it back.
@@ -25,14 +28,23 @@ pub enum Action {
     ForgetRestarts,
 }
 
+/// Parameter of `machine_boot`: nobody asked for this start, see [`is_to_run`].
+pub const BY_ITSELF: &str = "by_itself";
+
 impl Action {
+    /// Whether it starts the VM's process.
+    #[must_use]
+    pub fn starts(self) -> bool {
+        matches!(self, Self::StartAgain | Self::Boot | Self::Restart)
+    }
+
     /// The kind of the task that does it, if it takes one.
     #[must_use]
     pub fn task(self) -> Option<&'static str> {
         match self {
             Self::Destroy => Some("machine_destroy"),
             Self::RollBack => Some("machine_rollback_snapshot"),
-            Self::Boot | Self::Restart => Some("machine_boot"),
+            Self::StartAgain | Self::Boot | Self::Restart => Some("machine_boot"),
             Self::ForgetRestarts => None,
         }
     }
@@ -43,6 +55,7 @@ impl Action {
         match self {
             Self::Destroy => "is to be destroyed",
             Self::RollBack => "is half rolled back to a snapshot",
+            Self::StartAgain => "is to run again after its rollback",
             Self::Boot => "is to start with the host",
             Self::Restart => "is to be started again",
             Self::ForgetRestarts => "has recovered",
@@ -109,8 +122,22 @@ pub fn unfinished(record: &VmRecord) -> Option<Action> {
     if record.destroying {
         return Some(Action::Destroy);
     }
-    let whole = !record.provisioning && !record.failed;
-    record.rolling_back_to.as_ref().filter(|_| whole).map(|_| Action::RollBack)
+    if record.provisioning || record.failed {
+        return None;
+    }
+    match record.rolling_back_to {
+        Some(_) => Some(Action::RollBack),
+        None => record.start_when_rolled_back.then_some(Action::StartAgain),
+    }
+}
+
+/// Whether a VM that does not run is still to be started by the agent itself: since that was
+/// planned, somebody may have stopped it for good.
+#[must_use]
+pub fn is_to_run(record: &VmRecord, boot_id: &str) -> bool {
+    let was_considered = record.boot_id.as_deref() == Some(boot_id);
+    let wanted = if was_considered { record.power == Power::On } else { record.flag("autoboot") };
+    wanted || record.start_when_rolled_back
 }
 
 /// By the configured priority, then by age.
@@ -130,6 +157,9 @@ pub fn params(vm: VmUuid, action: Action, record: Option<&VmRecord>) -> Map<Stri
     }
     params.insert("idempotent".to_owned(), json!(true));
     params.insert("include_dni".to_owned(), json!(true));
+    if action.starts() {
+        params.insert(BY_ITSELF.to_owned(), json!(true));
+    }
     params
 }
 
@@ -137,7 +167,7 @@ pub fn params(vm: VmUuid, action: Action, record: Option<&VmRecord>) -> Map<Stri
 mod tests {
     use super::*;
     use crate::drivers::compute::{Activity, Ended, Live};
-    use crate::vms::restart::{POLICY_KEY, Power, Restarts};
+    use crate::vms::restart::{POLICY_KEY, Restarts};
     use crate::vms::sim::record;
 
     const NOW_MS: u64 = 1_800_000_000_000;
@@ -196,6 +226,10 @@ mod tests {
             (|r| r.rolling_back_to = Some("a".to_owned()), Some(Action::RollBack)),
             (|r| r.destroying = true, Some(Action::Destroy)),
             (|r| r.power = Power::Off, None),
+            (
+                |r| (r.power, r.start_when_rolled_back) = (Power::Off, true),
+                Some(Action::StartAgain),
+            ),
         ] {
             assert_eq!(planned(&entry(1, change), "boot-1", 9), action);
         }
@@ -216,6 +250,18 @@ mod tests {
         assert_eq!(planned(&vm, "boot-1", 600), Some(Action::ForgetRestarts));
         vm.record.restarts = Restarts::default();
         assert_eq!(planned(&vm, "boot-1", 600), None);
+    }
+
+    #[test]
+    fn a_vm_that_was_stopped_since_is_not_to_run() {
+        let autoboot = |record: &mut VmRecord| {
+            record.properties.insert("autoboot".to_owned(), json!(true));
+            record.power = Power::Off;
+        };
+        let off = entry(1, autoboot).record;
+        assert!(!is_to_run(&off, "boot-1") && is_to_run(&off, "boot-2"));
+        assert!(is_to_run(&entry(1, |_| ()).record, "boot-1"));
+        assert!(is_to_run(&VmRecord { start_when_rolled_back: true, ..off }, "boot-1"));
     }
 
     #[test]

@@ -64,6 +64,7 @@ async fn mend_one(drivers: &Drivers, record: &VmRecord) {
             // Not to start with the host, whatever it did before.
             record.boot_id = Some(boot_id);
             record.power = Power::Unknown;
+            record.start_when_rolled_back = false;
         }
     };
     if let Err(error) = drivers.vms.update(record.uuid, mend).await {
