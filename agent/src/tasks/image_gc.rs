@@ -12,6 +12,8 @@ use crate::drivers::images::ImageUsage;
 pub const DEFAULT_HIGH_PERCENT: u8 = 85;
 /// Far enough below, so that not every fetch is followed by a removal.
 pub const DEFAULT_LOW_PERCENT: u8 = 70;
+/// Made free when somebody found no room, percent of the pool.
+const WANTED_PERCENT: u8 = 10;
 /// Who comes back to an image does so within a week.
 pub const DEFAULT_MIN_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
 
@@ -24,6 +26,15 @@ pub struct Policy {
     pub low_percent: u8,
     /// One that was used, or came, within this time stays.
     pub min_age: Duration,
+}
+
+impl Policy {
+    /// When somebody found no room, however full the pool is: what was wanted is large.
+    #[must_use]
+    pub fn wanting(self, pool: Pool) -> Self {
+        let low_percent = pool.used_percent().saturating_sub(WANTED_PERCENT);
+        Self { low_percent: low_percent.min(self.low_percent), ..self }
+    }
 }
 
 impl Default for Policy {
@@ -150,6 +161,16 @@ mod tests {
             [image(1, 150, 0, Some(500)), image(2, 150, 300, None), image(3, 150, 0, Some(400))];
         check(&images, &[], &[2, 3]);
         check(&images, &[2], &[3, 1]);
+    }
+
+    #[test]
+    fn a_tenth_of_the_pool_goes_for_who_found_no_room() {
+        let half = Pool { used_bytes: 500, ..POOL };
+        let images = [image(1, 60, 0, None), image(2, 60, 10, None), image(3, 60, 20, None)];
+        let chosen =
+            |policy: Policy| choose(&policy, half, &images, &BTreeSet::new(), at(NOW_S)).len();
+        assert_eq!((chosen(POLICY), chosen(POLICY.wanting(half))), (0, 2));
+        assert_eq!(POLICY.wanting(POOL), POLICY);
     }
 
     #[test]

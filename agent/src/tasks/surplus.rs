@@ -36,7 +36,10 @@ impl Engine {
             match self.make_room(&policy, is_wanted).await {
                 Ok(remark) => self.parts.drivers.report.set_pool_remark(remark),
                 Err(error) => {
-                    tracing::warn!(error = %Chain(&error), "the room for images is not known");
+                    let problem = Chain(&error).to_string();
+                    tracing::warn!(problem, "the room for images is not known");
+                    let remark = format!("pool: no image can be removed: {error}");
+                    self.parts.drivers.report.set_pool_remark(Some(remark));
                 }
             }
             tokio::time::sleep(SETTLE).await;
@@ -62,7 +65,8 @@ impl Engine {
         let drivers = &self.parts.drivers;
         let images = drivers.images.list().await?;
         let held = self.shared.lock().order.images();
-        let chosen = choose(policy, pool, &images, &held, self.parts.clock.wall());
+        let policy = if is_wanted { policy.wanting(pool) } else { *policy };
+        let chosen = choose(&policy, pool, &images, &held, self.parts.clock.wall());
         let (mut removed, mut why) = (0, "no image here can be removed".to_owned());
         for image in chosen {
             match self.remove_surplus(image, pool).await {
