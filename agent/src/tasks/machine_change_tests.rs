@@ -62,6 +62,16 @@ async fn an_update_takes_effect_now_or_is_named() {
     assert_eq!(result["pending_reboot"], json!([]));
     assert_eq!(drivers.vms.get(uuid()).unwrap(), before);
 
+    let path = result["vm"]["disks"][0]["path"].clone();
+    let slower = json!({ "update_disks": [{ "path": path, "max_iops": 100 }] });
+    let limited = host.faults.calls("compute.limit");
+    let result = act(&host, &drivers, "machine_update", slower).await.unwrap();
+    assert_eq!(result["pending_reboot"], json!([]));
+    assert!(host.faults.calls("compute.limit") > limited);
+    let fixed = json!({ "update_disks": [{ "path": path, "model": "ide" }] });
+    let result = act(&host, &drivers, "machine_update", fixed).await.unwrap();
+    assert_eq!(result["pending_reboot"], json!(["disks"]));
+
     let nic = json!({ "add_nics": [{ "nic_tag": "external" }] });
     let result = act(&host, &drivers, "machine_update", nic).await.unwrap();
     assert_eq!(result["vm"]["nics"].as_array().unwrap().len(), 2);

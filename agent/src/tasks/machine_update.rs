@@ -49,11 +49,28 @@ impl Handler for MachineUpdate {
     }
 }
 
+/// The disks as far as the hypervisor reads them only when it starts.
+fn disks_at_start(vm: &Map<String, Value>) -> Vec<Map<String, Value>> {
+    let at_start = |name: &str| {
+        let known = vm::DISK.iter().find(|property| property.name == name);
+        known.is_none_or(|property| property.effect == Effect::AtStart)
+    };
+    let disks = list(vm, "disks").iter().filter_map(Value::as_object);
+    let kept = |disk: &Map<String, Value>| {
+        let members = disk.iter().filter(|(name, _)| at_start(name));
+        members.map(|(name, value)| (name.clone(), value.clone())).collect()
+    };
+    disks.map(kept).collect()
+}
+
 /// Whether the hypervisor reads a property that changed only when it starts.
 fn is_read_at_start(name: &str, old: &Map<String, Value>, new: &Map<String, Value>) -> bool {
     let forwards = |vm: &Map<String, Value>| vm.get(name)?.get("muster:hostfwd").cloned();
     // The guest has no use for the rest of it.
     let forwarded = name == "internal_metadata" && forwards(old) != forwards(new);
+    if name == "disks" {
+        return disks_at_start(old) != disks_at_start(new);
+    }
     forwarded || vm::property(name).is_some_and(|property| property.effect == Effect::AtStart)
 }
 

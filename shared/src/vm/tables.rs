@@ -273,6 +273,10 @@ pub const TOLD: &[&str] = &[
 pub const CONTEXT: &[&str] =
     &["idempotent", "image", "keep_failed", "req_id", "server_uuid", "task", "uuid"];
 
+/// Far beyond what any disk does, and well below what the hypervisor can count.
+const MAX_IOPS: u64 = 100_000_000;
+const MAX_MIB_PER_SECOND: u64 = 1_000_000;
+
 const DISK_MODELS: &[&str] = &["ahci", "ide", "nvme", "scsi", "virtio"];
 const NIC_MODELS: &[&str] = &["e1000", "rtl8139", "virtio"];
 
@@ -288,6 +292,13 @@ pub const DISK: &[Property] = &[
     p("refreservation", Any, FILE, "MiB that are set aside, or `auto`"),
     p("compression", Text(1024), FILE, "`on`, `off`, `lz4`, …"),
     p("boot", Flag, AtStart, "The guest starts from it"),
+    p("max_iops", Range(0, MAX_IOPS), Live, "Reads and writes a second; 0: no limit"),
+    p(
+        "max_mib_per_second",
+        Range(0, MAX_MIB_PER_SECOND),
+        Live,
+        "MiB read and written a second; 0: no limit",
+    ),
     p("media", Text(1024), AtStart, "`disk`, or `cdrom`, which needs an image")
         .form(Form::OneOf(&["cdrom", "disk"])),
     p("model", Text(1024), AtStart, "`virtio`, `scsi`, `ide`, `ahci` or `nvme`")

@@ -255,13 +255,14 @@ pub struct Abilities {
 }
 
 /// Properties of a VM from which its limits are made, see [`Compute::limit`].
-pub const LIMITED_BY: [&str; 7] = [
+pub const LIMITED_BY: [&str; 8] = [
     "cpu_cap",
     "cpu_shares",
     "max_lwps",
     "max_physical_memory",
     "max_swap",
     "ram",
+    "update_disks",
     "zfs_io_priority",
 ];
 

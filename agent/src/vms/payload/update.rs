@@ -15,7 +15,8 @@ const OBJECTS: &[&str] = &["tags", "customer_metadata", "internal_metadata", "ro
 /// Random addresses that are drawn before one is free; two are the same once in 10^12.
 const MAC_DRAWS: usize = 16;
 /// Of a disk that exists.
-const DISK_MEMBERS: &[&str] = &["boot", "compression", "model", "notrim", "size", "uuid"];
+const DISK_MEMBERS: &[&str] =
+    &["boot", "compression", "max_iops", "max_mib_per_second", "model", "notrim", "size", "uuid"];
 
 /// The new properties. `fresh_mac` gives addresses to NICs that come without one.
 ///

@@ -24,7 +24,7 @@ use super::probe::Accelerator;
 use super::processes::START_TASK;
 use super::qmp::{self, Qmp, QmpError};
 use super::table::{Follower, Guest, GuestTable, TableConfig, bound_logs};
-use super::{QemuConfig, argv, vnc};
+use super::{QemuConfig, argv, talk_failed, throttle, vnc};
 use crate::drivers::DriverError;
 use crate::drivers::compute::{Activity, Live, Observed, RunningGuest, nocloud, not_running};
 use crate::drivers::network::Attached;
@@ -268,6 +268,24 @@ impl Guests {
 
     /// Puts a VM that runs under the limits of its record.
     pub(super) async fn limit(&self, vm: &VmRecord) -> Result<(), DriverError> {
+        self.limit_process(vm).await?;
+        // A guest that nobody limits need not be controlled for it.
+        if !throttle::is_wanted(vm) {
+            return Ok(());
+        }
+        match self.throttle(vm).await {
+            Err(error) if self.live(vm.uuid).is_some() => Err(error),
+            // It does not run, or not any more.
+            _ => Ok(()),
+        }
+    }
+
+    async fn throttle(&self, vm: &VmRecord) -> Result<(), DriverError> {
+        let qmp = self.qmp(vm.uuid).await?;
+        throttle::set(&qmp, vm).await.map_err(|error| talk_failed(vm.uuid, error))
+    }
+
+    async fn limit_process(&self, vm: &VmRecord) -> Result<(), DriverError> {
         let Some(process) = self.live(vm.uuid) else { return Ok(()) };
         let failed = |error| DriverError::failed(format!("limit VM {}", vm.uuid), error);
         // Its process knows better than its record how much memory the guest has today.
@@ -364,6 +382,7 @@ async fn bring_up(
         qmp = guest.qmp(SOCKET_TIMEOUT) => qmp.map_err(StartError::NoControl)?,
     };
     vnc::set_password(&qmp, record).await?;
+    throttle::set(&qmp, record).await?;
     BootOrder::of(record).set_second_boot(&qmp, record).await?;
     qmp.execute::<qmp::Cont>().await?;
     let control =

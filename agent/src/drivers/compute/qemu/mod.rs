@@ -22,6 +22,7 @@ mod processes;
 mod qmp;
 mod screenshot;
 mod table;
+mod throttle;
 mod vnc;
 
 use std::path::{Path, PathBuf};

@@ -15,7 +15,7 @@ use tokio::net::UnixStream;
 /// Longest wait for the greeting.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest wait for an answer.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why there was no answer.
 #[derive(Debug, thiserror::Error)]

@@ -1,5 +1,6 @@
 //! What guests use and show, and what they boot from.
 
+use super::super::qmp::QueryBlock;
 use super::*;
 use crate::drivers::compute::{GuestDisplay as _, GuestFacts as _};
 
@@ -119,4 +120,37 @@ async fn a_guest_with_uefi_keeps_its_variables() {
     assert!(qemu.wait_stopped(bench.vm.uuid, SOON).await.unwrap());
     qemu.cleanup(bench.vm.uuid, true).await.unwrap();
     assert!(!folder.uefi_variables().exists());
+}
+
+/// What the hypervisor says that a disk may do: operations and bytes a second.
+async fn rate(qemu: &Qemu, vm: VmUuid) -> (u64, u64) {
+    let qmp = qemu.guests.qmp(vm).await.unwrap();
+    let blocks = qmp.execute::<QueryBlock>().await.unwrap();
+    let mut blocks = blocks.as_array().unwrap().iter().map(|block| &block["inserted"]);
+    let disk = blocks.find(|inserted| inserted["node-name"] == "disk0").unwrap();
+    (disk["iops"].as_u64().unwrap(), disk["bps"].as_u64().unwrap())
+}
+
+#[tokio::test]
+async fn a_disk_is_as_slow_as_its_record_wants_and_is_changed_while_its_guest_runs() {
+    for model in ["virtio", "scsi", "ahci", "nvme"] {
+        let mut bench = Bench::new(json!({
+            "brand": "kvm", "ram": 64,
+            "disks": [{ "size": 1, "model": model, "max_iops": 50, "max_mib_per_second": 2 }],
+        }));
+        let vm = bench.vm.uuid;
+        let qemu = bench.qemu("qemu-system-x86_64").await;
+        qemu.start(&bench.vm, &bench.disks(), &bench.nics()).await.unwrap();
+        assert_eq!(rate(&qemu, vm).await, (50, 2 << 20), "{model}");
+        for (iops, mib) in [(500, 2), (0, 0)] {
+            bench.vm.properties["disks"][0]["max_iops"] = json!(iops);
+            bench.vm.properties["disks"][0]["max_mib_per_second"] = json!(mib);
+            qemu.limit(&bench.vm).await.unwrap();
+            assert_eq!(rate(&qemu, vm).await, (iops, mib << 20), "{model}");
+        }
+        qemu.signal(vm, GuestSignal::Kill).await.unwrap();
+        assert!(qemu.wait_stopped(vm, SOON).await.unwrap());
+        // Nothing runs, so there is nothing to limit.
+        qemu.limit(&bench.vm).await.unwrap();
+    }
 }
