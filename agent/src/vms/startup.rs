@@ -37,6 +37,8 @@ pub async fn mend(drivers: &Drivers, busy: &BTreeSet<VmUuid>) {
 /// Follows the guests until cancelled: one that ends or starts is seen at once.
 pub async fn watch(drivers: Arc<Drivers>, cancelled: CancellationToken) {
     let mut changes = drivers.compute.changes();
+    // Since they were looked for, something may have happened.
+    changes.mark_changed();
     loop {
         let changed = tokio::select! {
             biased;
