@@ -17,7 +17,7 @@ set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 out="${1:-$here/../target/guest}"
 disk_mib=32
-modules=(virtio_pci virtio_mmio virtio_blk virtio_net virtio_console virtio_balloon virtio_rng
+modules=(pvpanic-mmio virtio_pci virtio_mmio virtio_blk virtio_net virtio_console virtio_balloon virtio_rng
     button evdev qemu_fw_cfg isofs vfat nls_ascii nls_cp437 nls_utf8)
 
 say() { echo "guest image: $*" >&2; }

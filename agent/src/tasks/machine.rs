@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Params, Queue, TaskContext, TaskFailure};
 use crate::drivers::DriverError;
-use crate::drivers::compute::GuestSignal;
+use crate::drivers::compute::{Activity, GuestSignal};
 use crate::drivers::network::Nic;
 use crate::drivers::storage::Disk;
 use crate::vms::restart::{Power, Restarts};
@@ -363,6 +363,14 @@ fn may_be_booting(ctx: &TaskContext, vm: VmUuid) -> bool {
     Duration::from_millis(now_ms.saturating_sub(live.booted_at_ms)) < BOOTING
 }
 
+/// Whether the VM's guest gave up, as it was last seen.
+pub(super) fn has_panicked(ctx: &TaskContext, vm: VmUuid) -> bool {
+    let entry = ctx.drivers.vms.entry(vm);
+    entry.is_some_and(|entry| {
+        entry.observed.live().is_some_and(|live| live.activity == Activity::Panicked)
+    })
+}
+
 fn given_up(vm: VmUuid) -> DriverError {
     let text = format!("VM {vm} was still shutting down when its task was stopped");
     DriverError::refused(Code::Cancelled, text)
@@ -376,6 +384,10 @@ async fn ask(ctx: &TaskContext, vm: VmUuid, how: Stop) -> Result<bool, DriverErr
     let left = Duration::try_from(left).unwrap_or(Duration::ZERO).min(how.at_most);
     let deadline = clock.monotonic() + left;
     loop {
+        if has_panicked(ctx, vm) {
+            // Nobody hears the button.
+            return Ok(false);
+        }
         lenient(ctx, vm, GuestSignal::PowerDown).await;
         let again = if may_be_booting(ctx, vm) { BUTTON_WHILE_BOOTING } else { BUTTON_AGAIN };
         let left = deadline.saturating_sub(clock.monotonic());

@@ -160,6 +160,40 @@ async fn a_start_that_was_refused_is_not_counted_as_one() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_guest_that_panicked_is_reset_by_policy_and_not_waited_for() {
+    let node = Node::new(LONG).await;
+    let vms = Arc::clone(&node.engine.parts.drivers.vms);
+    node.engine.wake().await;
+    let reboots = || {
+        let entry = vms.entry(uuid()).unwrap();
+        let live = entry.observed.live().unwrap();
+        (live.activity.word(), live.reboots)
+    };
+    let mut changes = vms.subscribe();
+    node.host.guests.panic(uuid());
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert_eq!(reboots(), ("panicked", 0));
+    let policy = json!({ "set_internal_metadata": { "muster:restart_policy": "on-failure:2" } });
+    node.submit("policy", "machine_update", policy).await;
+    for resets in 1..=2 {
+        let again = async {
+            while reboots() != ("running", resets) {
+                changes.changed().await.unwrap();
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(120), again).await.unwrap();
+        node.host.guests.panic(uuid());
+    }
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert_eq!((reboots(), vms.get(uuid()).unwrap().restarts.count), (("panicked", 2), 2));
+    let before = node.host.clock.monotonic();
+    node.submit("off", "machine_shutdown", json!({})).await;
+    assert_eq!(node.ended("off").await.status, Outcome::Complete);
+    assert!(node.host.clock.monotonic() - before < Duration::from_secs(5));
+    node.engine.shut_down(Duration::from_secs(1)).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_task_that_runs_out_of_time_does_not_kill_its_guest() {
     let node = Node::new(Duration::from_secs(300)).await;
     node.submit("waits", "machine_shutdown", json!({ "timeout": 3000 })).await;

@@ -4,16 +4,19 @@ use std::time::Duration;
 
 use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::machine::{self, failed, refuse};
 use super::steps::{Row, steps};
 use super::{Handler, Kind, Lock, Params, Plan, TaskContext, TaskFailure};
 use crate::drivers::compute::GuestSignal;
+use crate::vms::reconcile::BY_ITSELF;
 
 const OPERATION: &str = "vmadm.kill";
 
-/// The kind; parameters `uuid`, `signal`, `idempotent`.
+/// The kind; parameters `uuid`, `signal`, `idempotent`; `by_itself` of the agent's own, which resets
+/// guests that have panicked.
 #[derive(Debug)]
 pub struct MachineKill;
 
@@ -40,7 +43,8 @@ impl Handler for MachineKill {
         let vm = machine::vm(params)?;
         let idempotent = machine::flag(params, "idempotent")?;
         let signal = signal(params)?;
-        Ok(Plan::of(vec![Lock::Vm(vm)], KillVm { vm, idempotent, signal }, STEPS))
+        let by_itself = machine::flag(params, BY_ITSELF)?;
+        Ok(Plan::of(vec![Lock::Vm(vm)], KillVm { vm, idempotent, signal, by_itself }, STEPS))
     }
 }
 
@@ -79,6 +83,15 @@ struct KillVm {
     vm: VmUuid,
     idempotent: bool,
     signal: GuestSignal,
+    /// Nobody asked for it.
+    by_itself: bool,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Notes {
+    /// Somebody else has helped the guest.
+    is_needless: bool,
 }
 
 impl KillVm {
@@ -86,7 +99,10 @@ impl KillVm {
         machine::usable(OPERATION, &machine::record(ctx, OPERATION, self.vm)?)?;
         // Whom it hurried may have done its work.
         let excused = self.idempotent || ctx.hurries;
-        if !machine::runs(ctx, self.vm).await? && !excused {
+        let runs = machine::runs(ctx, self.vm).await?;
+        let is_needless = self.by_itself && !machine::has_panicked(ctx, self.vm);
+        ctx.note(&Notes { is_needless })?;
+        if !runs && !excused {
             let text =
                 format!("{OPERATION} error: Cannot find running init PID for VM {}", self.vm);
             return Err(refuse(Code::NotRunning, text));
@@ -99,7 +115,9 @@ impl KillVm {
         if ends.contains(&self.signal) {
             machine::keep_off(ctx, self.vm).await?;
         }
-        machine::signal(ctx, self.vm, self.signal).await.map_err(failed(OPERATION))?;
+        if !ctx.notes::<Notes>()?.is_needless {
+            machine::signal(ctx, self.vm, self.signal).await.map_err(failed(OPERATION))?;
+        }
         machine::runs(ctx, self.vm).await?;
         ctx.finish_with(ctx.drivers.vms.result(self.vm));
         Ok(())

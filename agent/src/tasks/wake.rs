@@ -193,7 +193,7 @@ impl Engine {
         let record = self.parts.drivers.vms.get(vm);
         let params = reconcile::params(vm, action, record.as_ref());
         let id = self.begin_task(task, params).await?;
-        if action == Action::Restart {
+        if matches!(action, Action::Restart | Action::Reset) {
             // Not before: a start that was refused is none.
             self.count_restarts(vm, |count| count + 1).await?;
         }

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::restart::{self, Power};
 use super::{Entry, VmRecord};
-use crate::drivers::compute::Observed;
+use crate::drivers::compute::{Activity, Observed};
 
 /// Something that a VM needs without anybody asking for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -24,11 +24,14 @@ pub enum Action {
     Boot,
     /// Its process ended, and its policy wants it back.
     Restart,
+    /// Its guest has panicked, and its policy wants it back.
+    Reset,
     /// It has run for long since it was last restarted.
     ForgetRestarts,
 }
 
-/// Parameter of `machine_boot`: nobody asked for this start, see [`is_to_run`].
+/// Parameter of `machine_boot` and `machine_kill`: nobody asked for it, so it does nothing to a VM
+/// that its owner has stopped, or restarted, meanwhile.
 pub const BY_ITSELF: &str = "by_itself";
 
 impl Action {
@@ -45,6 +48,7 @@ impl Action {
             Self::Destroy => Some("machine_destroy"),
             Self::RollBack => Some("machine_rollback_snapshot"),
             Self::StartAgain | Self::Boot | Self::Restart => Some("machine_boot"),
+            Self::Reset => Some("machine_kill"),
             Self::ForgetRestarts => None,
         }
     }
@@ -58,6 +62,7 @@ impl Action {
             Self::StartAgain => "is to run again after its rollback",
             Self::Boot => "is to start with the host",
             Self::Restart => "is to be started again",
+            Self::Reset => "has panicked and is to be reset",
             Self::ForgetRestarts => "has recovered",
         }
     }
@@ -106,6 +111,9 @@ fn needed(entry: &Entry, boot_id: &str, now: Timestamp) -> Option<(Action, Times
         return None;
     }
     match &entry.observed {
+        Observed::Running(live) if live.activity == Activity::Panicked => {
+            restart::reset_due(record, entry.state_since, now).map(|at| (Action::Reset, at))
+        }
         Observed::Running(live) => {
             restart::recovered(record, live).map(|at| (Action::ForgetRestarts, at))
         }
@@ -157,8 +165,11 @@ pub fn params(vm: VmUuid, action: Action, record: Option<&VmRecord>) -> Map<Stri
     }
     params.insert("idempotent".to_owned(), json!(true));
     params.insert("include_dni".to_owned(), json!(true));
-    if action.starts() {
+    if action.starts() || action == Action::Reset {
         params.insert(BY_ITSELF.to_owned(), json!(true));
+    }
+    if action == Action::Reset {
+        params.insert("signal".to_owned(), json!("SIGHUP"));
     }
     params
 }
@@ -166,7 +177,7 @@ pub fn params(vm: VmUuid, action: Action, record: Option<&VmRecord>) -> Map<Stri
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::drivers::compute::{Activity, Ended, Live};
+    use crate::drivers::compute::{Ended, Live};
     use crate::vms::restart::{POLICY_KEY, Restarts};
     use crate::vms::sim::record;
 
@@ -249,6 +260,32 @@ mod tests {
         assert_eq!(planned(&vm, "boot-1", 599), None);
         assert_eq!(planned(&vm, "boot-1", 600), Some(Action::ForgetRestarts));
         vm.record.restarts = Restarts::default();
+        assert_eq!(planned(&vm, "boot-1", 600), None);
+    }
+
+    #[test]
+    fn a_vm_whose_guest_panicked_is_reset_as_its_policy_wants() {
+        let mut vm = entry(1, |_| ());
+        let mut live = Live {
+            pid: 1,
+            started_at_ms: NOW_MS,
+            booted_at_ms: NOW_MS,
+            reboots: 0,
+            activity: Activity::Panicked,
+            reason: None,
+        };
+        vm.observed = Observed::Running(live.clone());
+        assert_eq!(planned(&vm, "boot-1", 0), None);
+        assert_eq!(planned(&vm, "boot-1", 1), Some(Action::Reset));
+        // A reset begins anew what its process does not.
+        vm.record.restarts = Restarts { count: 1 };
+        live.activity = Activity::Running;
+        live.booted_at_ms = NOW_MS + 1000;
+        vm.observed = Observed::Running(live);
+        assert_eq!(planned(&vm, "boot-1", 600), None);
+        assert_eq!(planned(&vm, "boot-1", 601), Some(Action::ForgetRestarts));
+        let never = json!({ POLICY_KEY: "never" });
+        vm.record.properties.insert("internal_metadata".to_owned(), never);
         assert_eq!(planned(&vm, "boot-1", 600), None);
     }
 

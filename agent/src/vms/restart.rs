@@ -71,7 +71,7 @@ pub enum Power {
     Off,
 }
 
-/// How often the agent has started a VM again by itself since it last ran for long.
+/// How often the agent has started or reset a VM by itself since it last ran for long.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restarts {
     /// How often.
@@ -84,20 +84,32 @@ pub struct Restarts {
 /// enough then, and who tries knows how long ago that was.
 #[must_use]
 pub fn due(record: &VmRecord, ended: &Ended, now: Timestamp) -> Option<Timestamp> {
-    if record.power != Power::On {
-        return None;
-    }
-    match record.restart_policy() {
-        Policy::Never => return None,
-        Policy::OnFailure(_) if !is_failure(ended) => return None,
-        Policy::OnFailure(Some(most)) if record.restarts.count >= most.get() => return None,
-        Policy::OnFailure(_) | Policy::Always => {}
-    }
-    let pause = PAUSE.delay(record.restarts.count, 1.0);
-    let after = |time: Timestamp| time.saturating_add(pause).unwrap_or(Timestamp::MAX);
     let exited = ended.exited_at_ms.and_then(|ms| i64::try_from(ms).ok());
     let exited = exited.and_then(|ms| Timestamp::from_millisecond(ms).ok());
-    Some(exited.filter(|exited| *exited <= now).map_or(now, after))
+    is_wanted(record, is_failure(ended)).then(|| after_pause(record, exited, now))
+}
+
+/// When a VM whose guest has panicked, which is a failure, is to be reset; `None`: it is not.
+#[must_use]
+pub fn reset_due(record: &VmRecord, panicked_at: Timestamp, now: Timestamp) -> Option<Timestamp> {
+    is_wanted(record, true).then(|| after_pause(record, Some(panicked_at), now))
+}
+
+fn is_wanted(record: &VmRecord, is_failure: bool) -> bool {
+    let wanted = match record.restart_policy() {
+        Policy::Never => false,
+        Policy::OnFailure(most) => {
+            is_failure && most.is_none_or(|most| record.restarts.count < most.get())
+        }
+        Policy::Always => true,
+    };
+    wanted && record.power == Power::On
+}
+
+fn after_pause(record: &VmRecord, since: Option<Timestamp>, now: Timestamp) -> Timestamp {
+    let pause = PAUSE.delay(record.restarts.count, 1.0);
+    let after = |time: Timestamp| time.saturating_add(pause).unwrap_or(Timestamp::MAX);
+    since.filter(|since| *since <= now).map_or(now, after)
 }
 
 /// When the starts of a VM that runs are forgotten; `None`: there are none.
@@ -106,8 +118,9 @@ pub fn recovered(record: &VmRecord, live: &Live) -> Option<Timestamp> {
     if record.restarts.count == 0 {
         return None;
     }
-    let started = Timestamp::from_millisecond(i64::try_from(live.started_at_ms).ok()?).ok()?;
-    started.saturating_add(RECOVERED).ok()
+    // A reset is no start of its process.
+    let booted = Timestamp::from_millisecond(i64::try_from(live.booted_at_ms).ok()?).ok()?;
+    booted.saturating_add(RECOVERED).ok()
 }
 
 /// A guest of which nobody saw the end may have been cut off: that counts as a failure.

@@ -44,7 +44,7 @@ struct Guest {
     started_at_ms: u64,
     booted_at_ms: u64,
     reboots: u32,
-    paused: bool,
+    activity: Activity,
     leaves_at: Option<Timestamp>,
     /// Percent of one CPU that it gets, in place of all limits.
     cpu_cap: Option<u64>,
@@ -128,6 +128,14 @@ impl SimGuests {
         self.changed();
     }
 
+    /// The guest's system gives up.
+    pub fn panic(&self, vm: VmUuid) {
+        if let Some(guest) = self.content.lock().running.get_mut(&vm) {
+            guest.activity = Activity::Panicked;
+        }
+        self.changed();
+    }
+
     /// The host boots: no process is left, nor what the last one returned.
     pub fn reboot(&self) {
         let mut content = self.content.lock();
@@ -188,7 +196,7 @@ impl SimCompute {
             started_at_ms,
             booted_at_ms: started_at_ms,
             reboots: 0,
-            paused: false,
+            activity: Activity::Running,
             leaves_at: None,
             cpu_cap: record.number("cpu_cap"),
         };
@@ -204,7 +212,7 @@ impl SimCompute {
         let deaf = content.ignores_acpi.contains(&vm);
         let Some(guest) = content.running.get_mut(&vm) else { return Err(not_running(vm)) };
         match signal {
-            GuestSignal::PowerDown if deaf || guest.paused => {}
+            GuestSignal::PowerDown if deaf || guest.activity != Activity::Running => {}
             GuestSignal::PowerDown => {
                 guest.leaves_at = self.clock.wall().checked_add(SHUTDOWN).ok();
                 let (guests, clock) = (self.guests.clone(), Arc::clone(&self.clock));
@@ -216,10 +224,13 @@ impl SimCompute {
             }
             GuestSignal::Kill => content.end(vm, 137),
             GuestSignal::Quit => content.end(vm, 0),
-            GuestSignal::Pause => guest.paused = true,
-            GuestSignal::Resume => guest.paused = false,
+            GuestSignal::Pause => guest.activity = Activity::Paused,
+            GuestSignal::Resume => guest.activity = Activity::Running,
             GuestSignal::Reset => {
                 guest.reboots += 1;
+                if guest.activity == Activity::Panicked {
+                    guest.activity = Activity::Running;
+                }
                 guest.booted_at_ms = u64::try_from(self.clock.wall().as_millisecond()).unwrap_or(0);
             }
             GuestSignal::Nmi => {}
@@ -242,8 +253,9 @@ impl SimCompute {
                 started_at_ms: guest.started_at_ms,
                 booted_at_ms: guest.booted_at_ms,
                 reboots: guest.reboots,
-                activity: if guest.paused { Activity::Paused } else { Activity::Running },
-                reason: guest.paused.then(|| "the hypervisor says \"paused\"".into()),
+                activity: guest.activity,
+                reason: (guest.activity != Activity::Running)
+                    .then(|| format!("the hypervisor says {:?}", guest.activity.word()).into()),
             }),
             None => Observed::Stopped(Ended {
                 exit_status: content.exits.get(&vm).copied(),
@@ -385,9 +397,9 @@ impl GuestDevices for SimCompute {
         let info = || {
             let content = self.guests.content.lock();
             let guest = content.running.get(&vm).ok_or_else(|| not_running(vm))?;
-            let status = if guest.paused { "paused" } else { "running" };
+            let status = guest.activity.word();
             Ok(json!({
-                "status": { "status": status, "running": !guest.paused },
+                "status": { "status": status, "running": guest.activity == Activity::Running },
                 "vnc": { "host": "127.0.0.1", "port": 5900 + guest.pid % 1000 },
             }))
         };

@@ -76,6 +76,9 @@ pub(super) fn build(input: &Input<'_>) -> Result<Vec<String>, DriverError> {
         args.flag(flag);
     }
     args.pair("-display", "none");
+    // It is told through this device, and stays for a look at it until somebody resets it.
+    args.pair("-action", "panic=pause");
+    args.pair("-device", "pvpanic");
     match input.uid {
         Some(uid) => {
             // It becomes that user itself, once its files and sockets are open, so the calls for it

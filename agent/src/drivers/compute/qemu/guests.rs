@@ -146,6 +146,13 @@ impl Guests {
         qmp.map_err(|why| DriverError::failed(format!("control VM {vm}"), why))
     }
 
+    /// Returns when a VM that had panicked was reset.
+    pub(super) async fn recovered(&self, vm: VmUuid) {
+        if let Some(guest) = self.table.get(vm) {
+            guest.wait(CONTROL_TIMEOUT, |control| control.activity != Activity::Panicked).await;
+        }
+    }
+
     /// Returns when a running VM's CPUs do what they were told to. Whoever reads its state
     /// afterwards is to see that.
     pub(super) async fn settled(&self, vm: VmUuid, running: bool) {

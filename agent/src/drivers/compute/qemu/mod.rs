@@ -45,7 +45,7 @@ pub use self::probe::Choice;
 use self::probe::{Accelerator, Probe, Prober};
 use self::qmp::{Plain, QmpError};
 use self::vnc::Displays;
-use super::{Abilities, Compute, GuestSignal, Observed, RunningGuest, not_running};
+use super::{Abilities, Activity, Compute, GuestSignal, Observed, RunningGuest, not_running};
 use crate::drivers::DriverError;
 use crate::drivers::cluster::Cluster;
 use crate::drivers::network::Attached;
@@ -146,6 +146,19 @@ impl Qemu {
         qmp.execute::<C>().await.map_err(|error| talk_failed(vm, error))?;
         Ok(())
     }
+
+    /// A guest that has panicked does not run after its reset until it is told to.
+    async fn reset(&self, vm: VmUuid) -> Result<(), DriverError> {
+        let live = self.guests.live_now(vm);
+        let had_panicked = live.is_some_and(|live| live.activity == Activity::Panicked);
+        self.tell::<qmp::Reset>(vm).await?;
+        if had_panicked {
+            self.guests.recovered(vm).await;
+            self.tell::<qmp::Cont>(vm).await?;
+            self.guests.settled(vm, true).await;
+        }
+        Ok(())
+    }
 }
 
 fn talk_failed(vm: VmUuid, error: QmpError) -> DriverError {
@@ -221,7 +234,7 @@ impl Compute for Qemu {
         match signal {
             GuestSignal::PowerDown => self.tell::<qmp::PowerDown>(vm).await,
             GuestSignal::Quit => self.tell::<qmp::Quit>(vm).await,
-            GuestSignal::Reset => self.tell::<qmp::Reset>(vm).await,
+            GuestSignal::Reset => self.reset(vm).await,
             GuestSignal::Pause => {
                 self.tell::<qmp::Stop>(vm).await?;
                 self.guests.settled(vm, false).await;

@@ -154,3 +154,43 @@ async fn a_disk_is_as_slow_as_its_record_wants_and_is_changed_while_its_guest_ru
         qemu.limit(&bench.vm).await.unwrap();
     }
 }
+
+/// What the kernel does then, it also does when it fails by itself.
+const PANIC: &str = "#!/bin/sh\necho c >/proc/sysrq-trigger\n";
+
+#[tokio::test]
+async fn a_guest_that_panics_is_told_and_reset() {
+    let bench = Bench::new(json!({
+        "brand": "kvm", "ram": 192, "alias": "tiny", "disks": [{"size": 32}],
+        "customer_metadata": { "user-script": PANIC },
+    }));
+    let vm = bench.vm.uuid;
+    let qemu = bench.qemu("qemu-system-x86_64").await;
+    qemu.start(&bench.vm, &guest_disk(&bench), &bench.nics()).await.unwrap();
+    let becomes = async |activity: Activity, reboots: u32| {
+        let mut changes = qemu.changes();
+        let seen = async {
+            loop {
+                let live = qemu.guests.live_now(vm).unwrap();
+                if live.activity == activity && live.reboots >= reboots {
+                    return live;
+                }
+                changes.changed().await.unwrap();
+            }
+        };
+        let seen = tokio::time::timeout(Duration::from_secs(90), seen).await;
+        seen.unwrap_or_else(|_| {
+            let log = std::fs::read_to_string(qemu.guests.folder(vm).console_log());
+            let live = qemu.guests.live_now(vm);
+            panic!("no {activity:?} after {reboots} resets: {live:?} {}", log.unwrap())
+        })
+    };
+    let live = becomes(Activity::Panicked, 0).await;
+    assert!(live.reason.unwrap().contains("panicked"));
+    qemu.signal(vm, GuestSignal::Reset).await.unwrap();
+    assert_eq!(qemu.guests.live_now(vm).unwrap().activity, Activity::Running);
+    // The firmware resets the machine once more by itself.
+    becomes(Activity::Panicked, 1).await;
+    qemu.signal(vm, GuestSignal::Kill).await.unwrap();
+    assert!(qemu.wait_stopped(vm, SOON).await.unwrap());
+}
