@@ -165,3 +165,31 @@ impl Qmp {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncReadExt as _;
+
+    use super::*;
+
+    /// Reads what a hypervisor sends that repeats `byte` without end.
+    async fn read_all(byte: u8) -> io::Result<usize> {
+        let endless = tokio::io::repeat(byte).take(2 * MAX_MESSAGE_BYTES as u64);
+        let mut bounded = Bounded { reader: endless, line_bytes: 0 };
+        let (mut buffer, mut total) = (vec![0; 64 * 1024], 0);
+        loop {
+            match bounded.read(&mut buffer).await? {
+                0 => return Ok(total),
+                read => total += read,
+            }
+        }
+    }
+
+    /// A hypervisor that was taken over must not fill the agent's memory.
+    #[tokio::test]
+    async fn a_message_without_end_ends_the_connection() {
+        let error = read_all(b'x').await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        assert_eq!(read_all(b'\n').await.unwrap(), 2 * MAX_MESSAGE_BYTES);
+    }
+}

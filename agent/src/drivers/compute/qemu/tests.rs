@@ -106,6 +106,8 @@ fn pid(observed: &Observed) -> u32 {
 
 #[tokio::test]
 async fn a_guest_outlives_its_driver_and_is_adopted() {
+    // As the agent's unit has it: the kernel spares the agent, not its guests.
+    std::fs::write("/proc/self/oom_score_adj", "500").unwrap();
     let mut bench = Bench::small();
     bench.vm.start_task = Some("task-1".parse().unwrap());
     let vm = bench.vm.uuid;
@@ -114,6 +116,8 @@ async fn a_guest_outlives_its_driver_and_is_adopted() {
     qemu.start(&bench.vm, &bench.disks(), &bench.nics()).await.unwrap();
     let first = qemu.observe(vm).await.unwrap();
     let process = ProcessId::of(pid(&first)).unwrap().unwrap();
+    let score = std::fs::read_to_string(format!("/proc/{}/oom_score_adj", process.pid)).unwrap();
+    assert_eq!(score.trim(), "0");
     // A session of its own, and none of our descriptors beyond the standard three.
     assert_ne!(nix::unistd::getsid(None), nix::unistd::getsid(Some(nix_pid(process.pid))));
     drop(qemu);
