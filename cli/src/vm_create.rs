@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use muster_shared::api::vm::VmPlaced;
 use muster_shared::ids::{ImageUuid, VmUuid};
-use muster_shared::vm::{DEFAULT_BRAND, DEFAULT_RAM_MIB, NOBODY, VmSpec};
+use muster_shared::vm::{DEFAULT_BRAND, DEFAULT_RAM_MIB, DiskSpec, NOBODY, VmSpec};
 use serde_json::{Map, Value, json};
 
 use crate::answer::Answer;
@@ -21,6 +21,8 @@ Examples:
   muster vm create --image muster-guest --alias web1
   muster vm create --image base@2.1 --ram 2048 --vcpus 2 --disk 20 \\
       --tag role=db --ssh-key ~/.ssh/id_ed25519.pub --user-script setup.sh
+  muster vm create --cdrom debian-installer --disk 20 --uefi --alias db1
+  muster vm create --image base --restart on-failure:3
   muster vm create --file vm.json --no-wait --output json
 
 The file holds the members of the API's `POST /vms`; flags win over it.";
@@ -29,8 +31,17 @@ The file holds the members of the API's `POST /vms`; flags win over it.";
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct Args {
     /// Image to start from: name, `NAME@VERSION` or uuid.
-    #[arg(long, required_unless_present = "file")]
+    #[arg(long, required_unless_present_any = ["file", "cdrom"])]
     image: Option<String>,
+
+    /// CD to boot from first, e.g. an installer: an image, named as with --image. Without --image the
+    /// machine gets an empty disk, from which it boots later.
+    #[arg(long, value_name = "IMAGE", conflicts_with = "file")]
+    cdrom: Option<String>,
+
+    /// UEFI firmware instead of a BIOS; the node needs it (package ovmf).
+    #[arg(long)]
+    uefi: bool,
 
     /// JSON file with further members, `-` for stdin.
     #[arg(long, value_name = "FILE")]
@@ -55,6 +66,11 @@ pub(crate) struct Args {
     /// Most CPU the machine gets, percent of one core [default: 100 for each virtual CPU].
     #[arg(long, value_name = "PERCENT", value_parser = positive())]
     cpu_cap: Option<u64>,
+
+    /// What becomes of the machine when it ends or panics without being told to: `never`,
+    /// `on-failure`, `on-failure:N` (N starts in a row at most) or `always` [default: never].
+    #[arg(long, value_name = "POLICY")]
+    restart: Option<String>,
 
     /// A tag; may be repeated.
     #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = pair)]
@@ -104,12 +120,10 @@ pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
 }
 
 pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<(), CliError> {
-    let image = match &args.image {
-        Some(name) => Some(pick::image(client, name).await?.uuid),
-        None => None,
-    };
+    let image = image_of(client, args.image.as_deref()).await?;
+    let cdrom = image_of(client, args.cdrom.as_deref()).await?;
     let base = args.file.as_deref().map(read_object).transpose()?.unwrap_or_default();
-    let spec = payload(&args, image, base)?;
+    let spec = payload(&args, Images { boot: image, cdrom }, base)?;
     let body = Value::Object(spec.into_members());
     let answer: Answer<VmPlaced> = client.post("/vms", &body).await?;
     let VmPlaced { vm_uuid: uuid, id: task, server_uuid: server } = &*answer;
@@ -122,18 +136,40 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
     output.done(&sentence, answer.json())
 }
 
-fn payload(
-    args: &Args,
-    image: Option<ImageUuid>,
-    file: Map<String, Value>,
-) -> Result<VmSpec, CliError> {
+async fn image_of(client: &Client, name: Option<&str>) -> Result<Option<ImageUuid>, CliError> {
+    match name {
+        Some(name) => Ok(Some(pick::image(client, name).await?.uuid)),
+        None => Ok(None),
+    }
+}
+
+/// The images that the flags name.
+#[derive(Clone, Copy, Debug, Default)]
+struct Images {
+    boot: Option<ImageUuid>,
+    cdrom: Option<ImageUuid>,
+}
+
+/// A CD beside the first disk, which is empty without an image. The first boot is from the CD.
+fn insert_cdrom(spec: &mut VmSpec, cdrom: ImageUuid, disk_gib: u64) {
+    let first = match spec.image_uuid {
+        Some(_) => DiskSpec { image_uuid: spec.image_uuid, ..DiskSpec::default() },
+        None => DiskSpec { size: Some(disk_gib.saturating_mul(1024)), ..DiskSpec::default() },
+    };
+    let media = Map::from_iter([("media".to_owned(), json!("cdrom"))]);
+    let cd = DiskSpec { image_uuid: Some(cdrom), extra: media, ..DiskSpec::default() };
+    spec.disks = Some(vec![first, cd]);
+    spec.extra.insert("boot".to_owned(), json!("order=cd,once=d"));
+}
+
+fn payload(args: &Args, images: Images, file: Map<String, Value>) -> Result<VmSpec, CliError> {
     let (mut spec, errors) = VmSpec::read(file);
     if !errors.is_empty() {
         let told = errors.iter().map(|error| format!("{}: {}", error.field, error.message));
         let told = told.collect::<Vec<_>>().join("; ");
         return Err(CliError::Usage(format!("in the file, {told}")));
     }
-    spec.image_uuid = image.or(spec.image_uuid);
+    spec.image_uuid = images.boot.or(spec.image_uuid);
     spec.alias = args.alias.clone().or(spec.alias);
     spec.uuid = args.uuid.map(VmUuid).or(spec.uuid);
     spec.owner_uuid = args.owner.map(|owner| owner.to_string()).or(spec.owner_uuid);
@@ -152,6 +188,15 @@ fn payload(
         spec.vcpus.get_or_insert(1);
         spec.cap_cpu();
     }
+    if let Some(cdrom) = images.cdrom {
+        insert_cdrom(&mut spec, cdrom, args.disk.unwrap_or(DEFAULT_DISK_GIB));
+    }
+    if args.uefi {
+        spec.extra.insert("bootrom".to_owned(), json!("uefi"));
+    }
+    if let Some(policy) = &args.restart {
+        set_restart(&mut spec.extra, "internal_metadata", policy)?;
+    }
     if !args.networks.is_empty() {
         spec.extra.insert("networks".to_owned(), json!(args.networks));
     }
@@ -167,6 +212,21 @@ fn payload(
     add(&mut spec.tags, &args.tags);
     add(&mut spec.customer_metadata, &metadata);
     Ok(spec)
+}
+
+/// Puts a restart policy among the metadata of this name.
+pub(crate) fn set_restart(
+    members: &mut Map<String, Value>,
+    metadata: &str,
+    policy: &str,
+) -> Result<(), CliError> {
+    match members.entry(metadata).or_insert_with(|| json!({})) {
+        Value::Object(metadata) => {
+            metadata.insert("muster:restart_policy".to_owned(), json!(policy));
+            Ok(())
+        }
+        _ => Err(CliError::Usage(format!("in the file, {metadata} must be an object"))),
+    }
 }
 
 fn add(members: &mut Option<Map<String, Value>>, pairs: &[(String, String)]) {
@@ -216,8 +276,28 @@ mod tests {
     fn body(line: &[&str], file: Value) -> Value {
         let args = Line::try_parse_from([&["create"], line].concat()).unwrap().args;
         let Value::Object(file) = file else { panic!("an object") };
-        let image = args.image.as_ref().map(|uuid| uuid.parse().unwrap());
-        Value::Object(payload(&args, image, file).unwrap().into_members())
+        let uuid = |text: &Option<String>| text.as_ref().map(|uuid| uuid.parse().unwrap());
+        let images = Images { boot: uuid(&args.image), cdrom: uuid(&args.cdrom) };
+        Value::Object(payload(&args, images, file).unwrap().into_members())
+    }
+
+    #[test]
+    fn a_cd_is_booted_once_beside_a_disk() {
+        let cd = json!({ "image_uuid": IMAGE, "media": "cdrom" });
+        let made = body(&["--cdrom", IMAGE, "--disk", "2", "--uefi"], json!({}));
+        assert_eq!(made["disks"], json!([{ "size": 2048 }, cd]));
+        assert_eq!((&made["boot"], &made["bootrom"]), (&json!("order=cd,once=d"), &json!("uefi")));
+        let rescued = body(&["--cdrom", IMAGE, "--image", IMAGE], json!({}));
+        assert_eq!(rescued["disks"], json!([{ "image_uuid": IMAGE }, cd]));
+        assert_eq!(body(&["--image", IMAGE], json!({})).get("disks"), None);
+    }
+
+    #[test]
+    fn a_restart_policy_is_kept_with_the_metadata() {
+        let file = json!({ "internal_metadata": { "a": "b" } });
+        let made = body(&["--image", IMAGE, "--restart", "always"], file);
+        let metadata = json!({ "a": "b", "muster:restart_policy": "always" });
+        assert_eq!(made["internal_metadata"], metadata);
     }
 
     #[test]
@@ -243,7 +323,7 @@ mod tests {
     fn what_is_wrong_in_the_file_is_named() {
         let args = Line::try_parse_from(["create", "--image", IMAGE]).unwrap().args;
         let Value::Object(file) = json!({ "ram": "much", "tags": { "a": [] } }) else { panic!() };
-        let text = payload(&args, None, file).unwrap_err().to_string();
+        let text = payload(&args, Images::default(), file).unwrap_err().to_string();
         assert!(text.contains("ram: ") && text.contains("tags: "), "{text}");
     }
 

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use crate::client::Client;
 use crate::output::Output;
 use crate::vm::Target;
-use crate::vm_create::{object, pair, read_object};
+use crate::vm_create::{object, pair, read_object, set_restart};
 use crate::wait::WaitArgs;
 use crate::{CliError, pick};
 
@@ -16,6 +16,7 @@ const AFTER_HELP: &str = "\
 Examples:
   muster vm update web1 --alias web2 --tag role=db --remove-tag old
   muster vm update web1 --ram 2048 --vcpus 2      takes effect when the guest starts next
+  muster vm update web1 --restart on-failure:3
   muster vm update web1 --file change.json
 
 The file holds members of the API's update: properties, set_tags, add_nics and so on.";
@@ -62,6 +63,11 @@ pub(crate) struct Update {
     #[arg(long = "remove-metadata", value_name = "KEY")]
     remove_metadata: Vec<String>,
 
+    /// What becomes of the machine when it ends or panics without being told to: `never`,
+    /// `on-failure`, `on-failure:N` (N starts in a row at most) or `always`.
+    #[arg(long, value_name = "POLICY")]
+    restart: Option<String>,
+
     /// Restarts the guest if that is what lets the change take effect.
     #[arg(long)]
     reboot: bool,
@@ -86,7 +92,7 @@ pub(crate) struct Reprovision {
 pub(crate) async fn run(client: &Client, output: &Output, args: Update) -> Result<(), CliError> {
     let target = Target::find(client, &args.vm).await?;
     let base = args.file.as_deref().map(read_object).transpose()?.unwrap_or_default();
-    let body = payload(&args, base);
+    let body = payload(&args, base)?;
     if body.is_empty() {
         return Err(CliError::Usage("nothing to change; see `muster vm update --help`".to_owned()));
     }
@@ -107,7 +113,7 @@ pub(crate) async fn reprovision(
 }
 
 /// Flags win over the file.
-fn payload(args: &Update, file: Map<String, Value>) -> Map<String, Value> {
+fn payload(args: &Update, file: Map<String, Value>) -> Result<Map<String, Value>, CliError> {
     let change = VmChange {
         alias: args.alias.clone(),
         ram: args.ram,
@@ -119,7 +125,11 @@ fn payload(args: &Update, file: Map<String, Value>) -> Map<String, Value> {
         remove_customer_metadata: args.remove_metadata.clone(),
         reboot: args.reboot.then_some(Reboot::Always),
     };
-    change.over(file)
+    let mut body = change.over(file);
+    if let Some(policy) = &args.restart {
+        set_restart(&mut body, "set_internal_metadata", policy)?;
+    }
+    Ok(body)
 }
 
 #[cfg(test)]
@@ -136,14 +146,26 @@ mod tests {
 
     #[test]
     fn flags_become_members_and_win_over_the_file() {
-        let words = ["x", "web1", "--alias", "a", "--tag", "k=v", "--remove-tag", "o", "--reboot"];
+        let words = [
+            "x",
+            "web1",
+            "--alias",
+            "a",
+            "--tag",
+            "k=v",
+            "--remove-tag",
+            "o",
+            "--reboot",
+            "--restart",
+            "always",
+        ];
         let args = Alone::parse_from(words).args;
         let base =
             Map::from_iter([("alias".to_owned(), json!("file")), ("quota".to_owned(), json!(5))]);
         let expected = json!({
             "alias": "a", "quota": 5, "set_tags": { "k": "v" }, "remove_tags": ["o"],
-            "reboot": "always",
+            "reboot": "always", "set_internal_metadata": { "muster:restart_policy": "always" },
         });
-        assert_eq!(Value::Object(payload(&args, base)), expected);
+        assert_eq!(Value::Object(payload(&args, base).unwrap()), expected);
     }
 }
