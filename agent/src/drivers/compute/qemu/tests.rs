@@ -409,10 +409,15 @@ fn enter_own_network() -> bool {
         }
         Err(error) => panic!("{error}"),
     }
-    #[expect(clippy::disallowed_methods, reason = "the network is prepared as an operator would")]
-    let up = std::process::Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap();
-    assert!(up.success());
+    as_operator(&["ip", "link", "set", "lo", "up"]);
     true
+}
+
+#[track_caller]
+fn as_operator(argv: &[&str]) {
+    #[expect(clippy::disallowed_methods, reason = "the host is prepared as an operator would")]
+    let done = std::process::Command::new(argv[0]).args(&argv[1..]).status().unwrap();
+    assert!(done.success(), "{argv:?}");
 }
 
 #[tokio::test]
@@ -437,6 +442,9 @@ async fn a_guest_has_a_user_of_its_own_and_does_not_reach_the_hosts_loopback() {
     }));
     let (exec, uids) = (Arc::new(SystemExec::new()), isolation::guest_uids());
     let networks = UserNetworks::open(UserNetwork::Filtered, "muster-test", uids, exec).await;
+    // As a firewall that is loaded again does.
+    as_operator(&["nft", "flush", "ruleset"]);
+    networks.mend().await;
     bench.restricted = false;
     let vm = bench.vm.uuid;
     let qemu = bench.qemu("qemu-system-x86_64").await;
