@@ -42,7 +42,7 @@ impl Handler for MachineBoot {
         };
         let (updates, once) = (job.update.is_some(), job.once.is_some());
         let plan = Plan::of(vec![Lock::Vm(vm)], job, STEPS);
-        Ok(plan.with("update", updates).with("once", once))
+        Ok(plan.only_if(updates, "update").only_if(once, "once"))
     }
 }
 

@@ -44,7 +44,7 @@ impl Handler for MachineCreateSnapshot {
         let name = snapshot::name(params)?;
         let pauses = pauses(params)?;
         let plan = Plan::of(vec![Lock::Vm(vm)], TakeSnapshot { vm, name, pauses }, STEPS);
-        Ok(plan.with("pause", pauses).with("resume", pauses))
+        Ok(plan.only_if(pauses, "pause").only_if(pauses, "resume"))
     }
 }
 

@@ -55,7 +55,7 @@ impl Handler for MachineReboot {
             update: machine::metadata_update(params)?,
         };
         let updates = job.update.is_some();
-        Ok(Plan::of(vec![Lock::Vm(vm)], job, STEPS).with("update", updates))
+        Ok(Plan::of(vec![Lock::Vm(vm)], job, STEPS).only_if(updates, "update"))
     }
 }
 

@@ -47,7 +47,7 @@ impl Handler for ServerFactoryReset {
         };
         let action = HostAction::FactoryReset { wipe: wipe.to_owned() };
         let job = Reset { confirm, action, reboot };
-        Ok(Plan::of(vec![Lock::ServerExclusive], job, STEPS).with("reboot", reboot))
+        Ok(Plan::of(vec![Lock::ServerExclusive], job, STEPS).only_if(reboot, "reboot"))
     }
 }
 

@@ -46,8 +46,8 @@ impl Handler for ServerSetup {
         let (pool, hostname) = (wanted.pool.is_some(), wanted.hostname.is_some());
         let (reboot, script) = (wanted.reboot, wanted.script.is_some());
         let plan = Plan::of(vec![Lock::ServerExclusive], wanted, STEPS);
-        let plan = plan.with("zpool_created", pool).with("hostname_set", hostname);
-        Ok(plan.with("rebooted", reboot).with("postsetup", script))
+        let plan = plan.only_if(pool, "zpool_created").only_if(hostname, "hostname_set");
+        Ok(plan.only_if(reboot, "rebooted").only_if(script, "postsetup"))
     }
 }
 

@@ -80,8 +80,9 @@ impl Plan {
         Self { locks, steps: table.iter().map(step).collect() }
     }
 
-    /// Without a step that the parameters do not ask for, unless `wanted`.
-    pub(super) fn with(mut self, name: &str, wanted: bool) -> Self {
+    /// Leaves a step out unless the parameters ask for it.
+    pub(super) fn only_if(mut self, wanted: bool, name: &str) -> Self {
+        debug_assert!(self.steps.iter().any(|step| step.name() == name), "no step {name:?}");
         self.steps.retain(|step| wanted || step.name() != name);
         self
     }
