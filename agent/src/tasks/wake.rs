@@ -179,7 +179,7 @@ impl Engine {
     async fn act(self: Arc<Self>, vm: VmUuid, action: Action) -> (VmUuid, Action, Option<String>) {
         let done = match action.task() {
             Some(task) => self.act_by_task(vm, action, task).await,
-            None => self.count_restarts(vm, |_| 0).await,
+            None => self.update(vm, |record| record.restarts = Restarts::default()).await,
         };
         (vm, action, done.err())
     }
@@ -195,24 +195,22 @@ impl Engine {
         let id = self.begin_task(task, params).await?;
         if matches!(action, Action::Restart | Action::Reset) {
             // Not before: a start that was refused is none.
-            self.count_restarts(vm, |count| count + 1).await?;
+            let counted = |record: &mut VmRecord| {
+                // Of a VM that somebody has stopped meanwhile there is nothing to count.
+                record.restarts.count += u32::from(record.power == Power::On);
+            };
+            self.update(vm, counted).await?;
         }
         self.end_of_task(&id).await
     }
 
-    /// Of a VM that somebody has stopped meanwhile there is nothing to count.
-    async fn count_restarts(
+    async fn update(
         &self,
         vm: VmUuid,
-        count: impl FnOnce(u32) -> u32 + Send,
+        change: impl FnOnce(&mut VmRecord) + Send,
     ) -> Result<(), String> {
-        let change = |record: &mut VmRecord| {
-            if record.power == Power::On {
-                record.restarts = Restarts { count: count(record.restarts.count) };
-            }
-        };
-        let counted = self.parts.drivers.vms.update(vm, change).await;
-        counted.map(drop).map_err(|error| error.to_string())
+        let updated = self.parts.drivers.vms.update(vm, change).await;
+        updated.map(drop).map_err(|error| error.to_string())
     }
 
     /// Runs a task of the agent's own.
