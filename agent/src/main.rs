@@ -14,7 +14,7 @@ use muster_agent::startup::{self, Folders};
 use muster_agent::tasks::HANDLERS;
 use muster_agent::tasks::registry::Registry;
 use muster_agent::{Agent, Running, shutdown_command, sysinfo_command};
-use muster_shared::config::{EXIT_CONFIG, ListenAddress, Sources};
+use muster_shared::config::{EXIT_CONFIG, EXIT_FAILED, ListenAddress, Sources};
 use muster_shared::telemetry;
 use muster_shared::tls::TlsError;
 use sd_notify::NotifyState;
@@ -35,8 +35,13 @@ Examples:
 
 Every key can also be an environment variable: MUSTER_AGENT__COMPUTE__ACCEL is compute.accel.
 
-Exit status: 0 after SIGTERM or SIGINT (guests go on), 64 for a bad configuration, 1 for anything
-else.";
+Exit status: 0 after SIGTERM or SIGINT (guests go on), 64 for a bad configuration, 70 when the disk
+of its journal failed (start it again), 1 for anything else.";
+
+/// Nothing can be recorded any more.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the task journal failed, see the log")]
+struct JournalFailed;
 
 /// Tasks that run get so long to end before the agent stops; the others go on at the next start.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -138,9 +143,18 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("muster-agent: {error:#}");
-            let configured_wrongly = error.chain().any(|cause| cause.is::<TlsError>());
-            if configured_wrongly { EXIT_CONFIG.into() } else { ExitCode::FAILURE }
+            exit_code(&error)
         }
+    }
+}
+
+fn exit_code(error: &anyhow::Error) -> ExitCode {
+    if error.chain().any(|cause| cause.is::<TlsError>()) {
+        EXIT_CONFIG.into()
+    } else if error.is::<JournalFailed>() {
+        EXIT_FAILED.into()
+    } else {
+        ExitCode::FAILURE
     }
 }
 
@@ -232,7 +246,7 @@ async fn serve(config: &Config, folders: &Folders) -> anyhow::Result<()> {
             biased;
             _ = terminate.recv() => break Ok(()),
             _ = interrupt.recv() => break Ok(()),
-            () = broken.cancelled() => break Err(anyhow::anyhow!("the task journal failed")),
+            () = broken.cancelled() => break Err(JournalFailed.into()),
             _ = hangup.recv() => report.poke_sysinfo(),
             _ = look.tick() => beat(&running),
         }

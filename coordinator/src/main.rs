@@ -15,7 +15,7 @@ use muster_coordinator::config::{Config, ENVIRONMENT_PREFIX, StoreConfig, sapi};
 use muster_coordinator::store::KvStore;
 use muster_coordinator::{Coordinator, Running, StartError, blobs};
 use muster_shared::clock::{Clock as _, SystemClock};
-use muster_shared::config::{ConfigError, EXIT_CONFIG, Sources};
+use muster_shared::config::{ConfigError, EXIT_CONFIG, EXIT_FAILED, Sources};
 use muster_shared::entropy::{Entropy as _, SeededEntropy};
 use muster_shared::folders::make_private;
 use muster_shared::kv::{Contents, Engine, KvError, open_as};
@@ -42,8 +42,14 @@ security.allow_plaintext with the networks that may be served without.
 
 SIGHUP changes nothing: the configuration is read at the start.
 
-Exit status: 0 after SIGTERM or SIGINT, 64 for a bad configuration, 1 for anything else. Of `store
-verify`: 0 for a sound store, 3 for a damaged one, 1 if it can't be read.";
+Exit status: 0 after SIGTERM or SIGINT, 64 for a bad configuration, 70 when its disk or one of its
+own parts failed (start it again), 1 for anything else. Of `store verify`: 0 for a sound store, 3 for
+a damaged one, 1 if it can't be read.";
+
+/// A part without which nothing works has failed; the log says which and why.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the store or a background job failed, see the log")]
+struct Failed;
 
 /// The store is damaged.
 const EXIT_DAMAGED: u8 = 3;
@@ -150,10 +156,18 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("muster-coordinator: {error:#}");
-            let configured_wrongly =
-                matches!(error.downcast_ref::<StartError>(), Some(StartError::Tls(_)));
-            if configured_wrongly { EXIT_CONFIG.into() } else { ExitCode::FAILURE }
+            exit_code(&error)
         }
+    }
+}
+
+fn exit_code(error: &anyhow::Error) -> ExitCode {
+    if matches!(error.downcast_ref::<StartError>(), Some(StartError::Tls(_))) {
+        EXIT_CONFIG.into()
+    } else if error.is::<Failed>() {
+        EXIT_FAILED.into()
+    } else {
+        ExitCode::FAILURE
     }
 }
 
@@ -244,8 +258,7 @@ async fn serve(config: &Config, log: LogControl) -> anyhow::Result<()> {
     } else {
         tracing::info!("stopped");
     }
-    anyhow::ensure!(!failed, "a background job ended, see the log");
-    Ok(())
+    if failed { Err(Failed.into()) } else { Ok(()) }
 }
 
 async fn open_parts(config: &Config, tasks: &TaskTracker) -> anyhow::Result<Parts> {

@@ -119,9 +119,17 @@ impl Daemon {
     /// If it does not end within 30 s.
     pub async fn terminate(&mut self) -> Option<i32> {
         self.signal(Signal::SIGTERM);
+        self.wait_exit(Duration::from_secs(30)).await
+    }
+
+    /// Waits until it has ended; returns its exit code.
+    ///
+    /// # Panics
+    /// If it does not end within `deadline`.
+    pub async fn wait_exit(&mut self, deadline: Duration) -> Option<i32> {
         let child = &mut self.child;
         let mut ended = || child.try_wait().expect("the daemon can be waited for");
-        wait_for("daemon ends after SIGTERM", Duration::from_secs(30), move || {
+        wait_for("the daemon ends", deadline, move || {
             let status = ended();
             async move { status.ok_or("still running") }
         })
@@ -203,6 +211,7 @@ pub struct Coordinator {
     dir: TempDir,
     args: Vec<String>,
     listen: String,
+    env: Vec<(String, String)>,
     daemon: Option<Daemon>,
 }
 
@@ -216,11 +225,15 @@ impl Coordinator {
     /// Starts one with `--set key=value` for each setting.
     #[must_use]
     pub fn with_settings(settings: &[&str]) -> Self {
-        let listen = "127.0.0.1:0".to_owned();
-        let mut coordinator = Self { dir: temp_dir(), args: Vec::new(), listen, daemon: None };
+        let mut coordinator = Self::stopped(Vec::new());
         coordinator.configure(settings);
         coordinator.restart();
         coordinator
+    }
+
+    fn stopped(args: Vec<String>) -> Self {
+        let listen = "127.0.0.1:0".to_owned();
+        Self { dir: temp_dir(), args, listen, env: Vec::new(), daemon: None }
     }
 
     /// Replaces the settings, for the next start.
@@ -242,11 +255,10 @@ impl Coordinator {
     /// If the data can't be copied.
     #[must_use]
     pub fn start_copy(&self) -> Self {
-        let (dir, listen) = (temp_dir(), "127.0.0.1:0".to_owned());
-        copy_folder(&self.data_dir(), &dir.path().join("data")).expect("the data can be copied");
+        let mut copy = Self::stopped(self.args.clone());
+        copy_folder(&self.data_dir(), &copy.data_dir()).expect("the data can be copied");
         // Each coordinator has a name of its own.
-        std::fs::remove_file(dir.path().join("data/instance")).expect("it had a name");
-        let mut copy = Self { dir, args: self.args.clone(), listen, daemon: None };
+        std::fs::remove_file(copy.data_dir().join("instance")).expect("it had a name");
         copy.restart();
         copy
     }
@@ -258,9 +270,15 @@ impl Coordinator {
         let fixed = ["--listen", &self.listen, "--data-dir", &data].map(str::to_owned);
         let args: Vec<_> = fixed.into_iter().chain(self.args.iter().cloned()).collect();
         let log = self.dir.path().join("coordinator.log");
-        let daemon = Daemon::start("muster-coordinator", &args, &[], &log);
+        let daemon = Daemon::start("muster-coordinator", &args, &self.env, &log);
         daemon.address().clone_into(&mut self.listen);
         self.daemon = Some(daemon);
+    }
+
+    /// Starts it again with another environment.
+    pub fn restart_with_env(&mut self, env: &[(String, String)]) {
+        env.clone_into(&mut self.env);
+        self.restart();
     }
 
     /// Ends it without warning.

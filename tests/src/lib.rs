@@ -5,6 +5,7 @@ pub mod cli;
 pub mod contract;
 pub mod cuts;
 pub mod daemon;
+pub mod dying_disk;
 pub mod guest;
 pub mod http;
 pub mod power_cut;

@@ -258,6 +258,11 @@ impl App {
         self.ctx.failed.cancelled().await;
     }
 
+    /// Whether it is about to end because a part of it failed.
+    pub fn has_failed(&self) -> bool {
+        self.ctx.failed.is_cancelled()
+    }
+
     /// The doors.
     pub fn parts(&self) -> &Parts {
         &self.ctx.parts

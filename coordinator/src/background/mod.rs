@@ -11,6 +11,7 @@ mod figures;
 mod jobs;
 mod lease;
 mod roster;
+mod store;
 mod tasks;
 mod tickets;
 mod vms;
@@ -37,6 +38,7 @@ pub(crate) async fn run(app: &Arc<App>) -> Result<(), AppError> {
 fn start(app: &Arc<App>) {
     // To the end: what is under way when the application stops waits for what it commits.
     drop(tokio::spawn(job(app, "feed", &app.ctx.stopped, feed::run)));
+    spawn(app, "store", store::watch);
     spawn(app, "lease", lease::run);
     spawn(app, "roster-tick", roster::tick);
     spawn(app, "roster-writer", roster::write);

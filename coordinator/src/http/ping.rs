@@ -21,7 +21,8 @@ pub(super) fn routes() -> Vec<Route> {
 /// Always 200; the names are those of the reference: workflow = job runner, moray = store,
 /// amqp = agent hub.
 async fn ping(request: Request) -> Result<Response, ApiError> {
-    let store = request.app.parts().store.get("ping").await.is_ok();
+    let app = &request.app;
+    let store = !app.has_failed() && app.parts().store.get("ping").await.is_ok();
     let online = ServiceState::Online;
     let moray = if store { online } else { ServiceState::Offline };
     let services = Services { workflow: online, moray, amqp: online };

@@ -56,6 +56,10 @@ impl Store for Counted {
         self.store.revoke(lease).await
     }
 
+    async fn failed(&self) {
+        self.store.failed().await;
+    }
+
     async fn close(&self) {
         self.store.close().await;
     }

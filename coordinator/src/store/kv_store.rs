@@ -14,6 +14,7 @@ use async_trait::async_trait;
 use muster_shared::clock::SharedClock;
 use muster_shared::kv::{Change, Kv, KvError, SharedKv};
 use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::owner::{Command, GROUP_COMMITS, Owner};
@@ -38,6 +39,7 @@ pub struct KvStore {
     kv: SharedKv,
     hub: Arc<Hub>,
     queue: mpsc::Sender<Command>,
+    failed: CancellationToken,
 }
 
 impl fmt::Debug for KvStore {
@@ -86,10 +88,11 @@ impl KvStore {
         }
         let hub = Arc::new(Hub::new(meta.revision, known_from));
         let (queue, commands) = mpsc::channel(QUEUE_COMMANDS);
-        let owner = Owner::open(Arc::clone(&kv), clock, Arc::clone(&hub), meta).await?;
+        let failed = CancellationToken::new();
+        let owner = Owner::open(Arc::clone(&kv), clock, Arc::clone(&hub), meta, failed.clone());
         // Not awaited: it ends with `close`, or when the last handle is dropped.
-        drop(tracker.spawn(owner.run(commands)));
-        Ok(Self { kv, hub, queue })
+        drop(tracker.spawn(owner.await?.run(commands)));
+        Ok(Self { kv, hub, queue, failed })
     }
 
     /// The last durable commit.
@@ -177,6 +180,10 @@ impl Store for KvStore {
 
     async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError> {
         self.ask("revoke a lease", |done| Command::Revoke { lease, done }).await
+    }
+
+    async fn failed(&self) {
+        self.failed.cancelled().await;
     }
 
     async fn close(&self) {

@@ -283,6 +283,10 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// [`StoreError::Unavailable`].
     async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError>;
 
+    /// Returns once the store can't commit any more before it is opened again, because its device
+    /// failed; never of a store that is sound.
+    async fn failed(&self);
+
     /// Finishes the commits that wait, ends every watch with [`WatchEnd::Closed`] and releases
     /// the data; later calls are [`StoreError::Unavailable`].
     async fn close(&self);

@@ -89,6 +89,9 @@ use utoipa::ToSchema;
 
 /// Exit status of a daemon that refuses its configuration (sysexits' `EX_USAGE`).
 pub const EXIT_CONFIG: u8 = 64;
+/// Exit status of a daemon that can't go on, of which a restart may be the cure: its disk failed, or
+/// one of its own parts (sysexits' `EX_SOFTWARE`).
+pub const EXIT_FAILED: u8 = 70;
 
 /// What serde can't check: ranges, and keys that must fit each other.
 pub trait Check {

@@ -192,7 +192,8 @@ impl<W: Writer> Committer<W> {
             self.note(self.acknowledged.advance(groups));
         }
         let outcome = written.map(|_| ());
-        if let Err(error @ (KvError::Io { .. } | KvError::Damaged { .. })) = &outcome
+        if let Err(error) = &outcome
+            && error.is_final()
             && self.failed.is_none()
         {
             let path = self.folder.display();

@@ -169,6 +169,12 @@ impl KvError {
     pub fn is_damage(&self) -> bool {
         matches!(self, Self::Damaged { .. } | Self::Corrupt { .. })
     }
+
+    /// Whether a map whose commit ended in this refuses all later ones, until it is opened again.
+    #[must_use]
+    pub fn is_final(&self) -> bool {
+        matches!(self, Self::Damaged { .. } | Self::Io { .. })
+    }
 }
 
 fn damaged(path: &Path, detail: &str) -> KvError {

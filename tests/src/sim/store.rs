@@ -158,6 +158,10 @@ impl Store for MoodyStore {
         self.store.revoke(lease).await
     }
 
+    async fn failed(&self) {
+        self.store.failed().await;
+    }
+
     async fn close(&self) {
         self.store.close().await;
     }

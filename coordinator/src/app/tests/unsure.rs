@@ -53,6 +53,10 @@ impl Store for Unsure {
         self.store.revoke(lease).await
     }
 
+    async fn failed(&self) {
+        self.store.failed().await;
+    }
+
     async fn close(&self) {
         self.store.close().await;
     }

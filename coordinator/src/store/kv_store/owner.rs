@@ -10,6 +10,7 @@ use muster_shared::clock::SharedClock;
 use muster_shared::error_chain::Chain;
 use muster_shared::kv::{Change, KvError, SharedKv};
 use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
 
 use super::super::{Action, Event, Expect, LeaseId, Revision, StoreError, Write};
 use super::leases::Leases;
@@ -103,6 +104,8 @@ pub(super) struct Owner {
     hub: Arc<Hub>,
     meta: Meta,
     leases: Leases,
+    /// The map takes no commits any more.
+    failed: CancellationToken,
 }
 
 impl Owner {
@@ -111,6 +114,7 @@ impl Owner {
         clock: SharedClock,
         hub: Arc<Hub>,
         meta: Meta,
+        failed: CancellationToken,
     ) -> Result<Self, StoreError> {
         let mut leases = Leases::default();
         let now = clock.monotonic();
@@ -122,7 +126,7 @@ impl Owner {
             let (id, key) = records::parse_leased_key(&key)?;
             leases.bind(&key, Some(id));
         }
-        Ok(Self { kv, clock, hub, meta, leases })
+        Ok(Self { kv, clock, hub, meta, leases, failed })
     }
 
     /// Runs until closed, or until the last handle is dropped.
@@ -304,7 +308,12 @@ impl Owner {
             KvError::Full { free_bytes, needed_bytes } => {
                 StoreError::Full { free_bytes, needed_bytes }
             }
-            other => unavailable("write", other),
+            other => {
+                if other.is_final() {
+                    self.failed.cancel();
+                }
+                unavailable("write", other)
+            }
         })?;
         self.meta = meta;
         Ok(())
