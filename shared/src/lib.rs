@@ -16,6 +16,7 @@ pub mod kv;
 pub mod lenient;
 pub mod link;
 pub mod platform;
+pub mod reserve;
 pub mod secrets;
 pub mod telemetry;
 pub mod threads;

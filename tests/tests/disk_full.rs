@@ -1,6 +1,8 @@
 //! A pool without a byte to spare: guests stand still and say why, what makes room is done, and
 //! they go on by themselves.
 
+use std::fs::File;
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -115,5 +117,58 @@ async fn guests_on_a_full_disk_wait_for_room_and_go_on() {
     wait_state(&client, &hungry, "running").await;
     wait_filled(&agent, &hungry).await;
     drop(agent);
+    drop(disk);
+}
+
+/// Takes what is free, to the last byte.
+fn fill(disk: &SmallDisk) -> PathBuf {
+    let path = disk.0.join("others");
+    let mut file = File::create(&path).expect("it is writable");
+    for bytes in [1 << 20, 4_096, 1] {
+        while file.write_all(&vec![0; bytes]).is_ok() {}
+    }
+    path
+}
+
+#[tokio::test]
+async fn daemons_start_on_a_full_disk_and_remove_what_is_there() {
+    const TICKETS: &str = "/servers/default/tickets";
+    let Some(disk) = SmallDisk::new(400) else { return };
+    let mut coordinator = Coordinator::start();
+    let mut agent = Agent::start(&coordinator.agent_url());
+    let client = coordinator.client();
+    agent.wait_allocatable(&client).await;
+    let ticket = json!({ "scope": "test", "id": "1", "expires_at": "3000" });
+    let made = client.post(TICKETS, &ticket).await.expect(202)["uuid"].clone();
+    let vm = fresh_uuid();
+    let payload = json!({
+        "uuid": vm, "brand": "kvm", "alias": "small", "ram": 128,
+        "disks": [{ "size": 64 }], "nics": [],
+    });
+    agent.run_task("machine_create", &payload).await;
+
+    coordinator.kill9();
+    agent.kill9();
+    let others = fill(&disk);
+    coordinator.restart();
+    agent.restart();
+
+    client.get("/ping").await.expect(200);
+    agent.wait_status(&client, "running", LONG).await;
+    client.get(&format!("/vms/{vm}")).await.expect(200);
+    let refused = client.post(TICKETS, &ticket).await;
+    let made = made.as_str().expect("a uuid");
+    client.delete(&format!("/tickets/{made}")).await.expect(204);
+    assert_eq!(client.get(&format!("/tickets/{made}")).await.status, 404);
+    agent.run_task("machine_destroy", &json!({ "uuid": vm })).await;
+
+    std::fs::remove_file(others).expect("it is there");
+    wait_for("tickets are taken again", LONG, || async {
+        let answer = client.post(TICKETS, &ticket).await;
+        if answer.status == 202 { Ok(()) } else { Err(answer.text) }
+    })
+    .await;
+    println!("on the full disk a ticket was answered {}", refused.status);
+    drop((agent, coordinator));
     drop(disk);
 }

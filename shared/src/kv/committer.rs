@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -13,16 +12,48 @@ use tokio::sync::{mpsc, oneshot};
 use super::acknowledged::Acknowledged;
 use super::{Change, KvError, check_limits, io_error};
 use crate::error_chain::Chain;
+use crate::reserve::{Reserve, available_bytes};
 use crate::threads::Threads;
+use crate::units::MIB;
 
 /// Commits that may wait for the committer. Each waits in a task of its caller, so this bounds
 /// callers, not bytes; it is far above what one sync can't absorb.
 const QUEUE_COMMITS: usize = 4_096;
 /// Most commits in one group; bounds how long the first of them waits.
 const GROUP_COMMITS: usize = 1_024;
-/// Kept free on the file system for what an engine may write without being asked. No engine can
-/// go on after a failed write.
-const RESERVE_BYTES: u64 = 16 * 1024 * 1024;
+/// Left free on the file system for what an engine may write without being asked, and for what
+/// only removes. No engine can go on after a failed write.
+const SPARE_BYTES: u64 = 16 * MIB;
+/// What a removal must leave of that.
+const LEAST_SPARE_BYTES: u64 = 4 * MIB;
+/// Kept in a file, for the day when others have filled the file system to its last byte: a start
+/// and removals then still find room.
+const RESERVE_BYTES: u64 = 32 * MIB;
+/// Free beside that file when it is made.
+const BESIDE_RESERVE_BYTES: u64 = 64 * MIB;
+/// A group that writes no more than this, beside what it removes, counts as a removal: the store
+/// writes its revision with each commit.
+const REMOVAL_BYTES: usize = 1_024;
+
+/// The reserve of the map in `folder`.
+fn reserve(folder: &Path) -> Reserve {
+    Reserve::new(folder, RESERVE_BYTES, BESIDE_RESERVE_BYTES)
+}
+
+/// Makes sure, as far as the reserve can, that an engine finds the room that it needs to open.
+///
+/// # Errors
+/// [`KvError::Io`].
+pub(super) fn make_room_to_open(folder: &Path) -> Result<(), KvError> {
+    let failed = |error| io_error("find room in", error);
+    if available_bytes(folder).map_err(failed)? < RESERVE_BYTES
+        && reserve(folder).lend().map_err(failed)?
+    {
+        let folder = folder.display();
+        tracing::warn!(%folder, "the file system is full: the room kept in reserve is given back");
+    }
+    Ok(())
+}
 
 /// What a group changes: of several changes of a key the last holds; `None` removes it.
 pub(super) type Changes = BTreeMap<Bytes, Option<Bytes>>;
@@ -69,7 +100,16 @@ impl Queue {
     ) -> Self {
         let (queue, requests) = mpsc::channel(QUEUE_COMMITS);
         let folder = folder.to_owned();
-        let committer = Committer { writer, folder, acknowledged, failed: None };
+        let reserve = reserve(&folder);
+        let committer = Committer {
+            writer,
+            folder,
+            reserve,
+            is_reserve_due: true,
+            acknowledged,
+            is_tight: false,
+            failed: None,
+        };
         threads.run("kv-committer", Box::pin(committer.run(requests)));
         Self(queue)
     }
@@ -98,7 +138,13 @@ impl Queue {
 struct Committer<W> {
     writer: W,
     folder: PathBuf,
+    reserve: Reserve,
+    /// The reserve was lent, or was not looked at yet.
+    is_reserve_due: bool,
     acknowledged: Acknowledged,
+    /// The last group found no room: each commit is a group of its own, so that one that removes
+    /// does not fail with those that add.
+    is_tight: bool,
     /// The first failure of the device; all later commits get it too.
     failed: Option<KvError>,
 }
@@ -128,6 +174,17 @@ impl Group {
         self.waiting.push(done);
     }
 
+    fn only_removes(&self) -> bool {
+        let (mut removed, mut written) = (0, 0);
+        for (key, value) in &self.changes {
+            match value {
+                Some(value) => written += key.len() + value.len(),
+                None => removed += 1,
+            }
+        }
+        removed > 0 && written <= REMOVAL_BYTES
+    }
+
     fn is_full(&self, most_bytes: usize) -> bool {
         self.waiting.len() >= GROUP_COMMITS || self.bytes >= most_bytes
     }
@@ -149,7 +206,7 @@ impl<W: Writer> Committer<W> {
                         closing = Some(done);
                     }
                 }
-                if !group.is_full(self.writer.group_bytes()) {
+                if !self.is_tight && !group.is_full(self.writer.group_bytes()) {
                     next = requests.try_recv().ok();
                 }
             }
@@ -215,17 +272,53 @@ impl<W: Writer> Committer<W> {
         }
     }
 
-    fn check_room(&self, group: &Group) -> Result<(), KvError> {
-        let stat = nix::sys::statvfs::statvfs(&self.folder)
-            .map_err(|e| io_error("measure", io::Error::from(e)))?;
-        let free_bytes = stat.blocks_available().saturating_mul(stat.fragment_size());
+    /// A group that only removes may take what others must leave, and the reserve.
+    fn check_room(&mut self, group: &Group) -> Result<(), KvError> {
         let long = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
-        let needed_bytes = RESERVE_BYTES
-            .saturating_add(W::disk_bytes(long(group.changes.len()), long(group.bytes)));
-        if free_bytes < needed_bytes {
-            return Err(KvError::Full { free_bytes, needed_bytes });
+        let own_bytes = W::disk_bytes(long(group.changes.len()), long(group.bytes));
+        let needed_bytes = own_bytes.saturating_add(SPARE_BYTES);
+        let mut free_bytes = self.free_bytes()?;
+        if free_bytes >= needed_bytes {
+            self.is_tight = false;
+            if free_bytes - needed_bytes >= RESERVE_BYTES + BESIDE_RESERVE_BYTES {
+                self.keep_reserve();
+            }
+            return Ok(());
         }
-        Ok(())
+        self.is_tight = true;
+        if group.only_removes() {
+            let least_bytes = own_bytes.saturating_add(LEAST_SPARE_BYTES);
+            if free_bytes < least_bytes && self.lend_reserve()? {
+                free_bytes = self.free_bytes()?;
+            }
+            if free_bytes >= least_bytes {
+                return Ok(());
+            }
+        }
+        Err(KvError::Full { free_bytes, needed_bytes })
+    }
+
+    fn free_bytes(&self) -> Result<u64, KvError> {
+        available_bytes(&self.folder).map_err(|e| io_error("measure", e))
+    }
+
+    fn lend_reserve(&mut self) -> Result<bool, KvError> {
+        self.is_reserve_due = true;
+        let path = self.folder.display();
+        tracing::warn!(%path, "the file system is full: the room kept in reserve is given back");
+        self.reserve.lend().map_err(|e| io_error("give back room of", e))
+    }
+
+    /// Takes the reserve as soon as there is room for it. Without it all goes on; only a full file
+    /// system would be harder to empty.
+    fn keep_reserve(&mut self) {
+        if !std::mem::take(&mut self.is_reserve_due) {
+            return;
+        }
+        if let Err(error) = self.reserve.keep() {
+            let path = self.folder.display();
+            tracing::warn!(%path, error = %Chain(&error), "no room can be kept in reserve");
+        }
     }
 }
 

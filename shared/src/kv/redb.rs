@@ -24,7 +24,7 @@ use redb::{Database, ReadableDatabase as _};
 use self::overlay::Overlay;
 use self::records::{Count, Failure};
 use super::acknowledged::Acknowledged;
-use super::committer::{Changes, Queue, Writer};
+use super::committer::{Changes, Queue, Writer, make_room_to_open};
 use super::contents::{Report, Sum};
 use super::ledger::Ledger;
 use super::{Change, Kv, KvError, damaged, io_error, sync_dir};
@@ -66,6 +66,7 @@ impl RedbKv {
     /// they were; [`KvError::Io`].
     pub fn open(path: &Path, cache_bytes: u64, threads: &dyn Threads) -> Result<Self, KvError> {
         make_private(path).map_err(|e| io_error("create", e))?;
+        make_room_to_open(path)?;
         let file = path.join(FILE);
         if !file.exists() {
             if Acknowledged::read(path)?.is_some() {

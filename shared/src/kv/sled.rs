@@ -28,7 +28,7 @@ use bytes::Bytes;
 use parking_lot::RwLock;
 
 use super::acknowledged::Acknowledged;
-use super::committer::{Changes, Queue, Writer};
+use super::committer::{Changes, Queue, Writer, make_room_to_open};
 use super::ledger::Ledger;
 use super::{Change, Kv, KvError, damaged, io_error, is_malformed, sync_dir};
 use crate::error_chain::Chain;
@@ -99,6 +99,7 @@ impl SledKv {
         rule: SyncRule,
     ) -> Result<Self, KvError> {
         make_private(path).map_err(|e| io_error("create", e))?;
+        make_room_to_open(path)?;
         look::check(path, cache_bytes)?;
         let db = open_db(path, cache_bytes)?;
         let file = File::open(path.join(LOG)).map_err(|e| io_error("open the log of", e))?;

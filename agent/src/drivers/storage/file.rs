@@ -7,7 +7,6 @@
 mod bases;
 mod copies;
 mod lock;
-mod reserve;
 mod snapshots;
 mod stash;
 
@@ -19,6 +18,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use muster_shared::ids::{ImageUuid, ServerUuid, TaskId, VmUuid};
+use muster_shared::reserve::Reserve;
+use muster_shared::units::MIB;
 use muster_shared::wire::Code;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -26,8 +27,10 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use self::copies::Copies;
-use self::reserve::Reserve;
-use super::{Dependents, Disk, DiskSnapshot, DiskSpec, Holder, RecordCopy, Storage, Usage, qcow2};
+use super::{
+    Dependents, Disk, DiskSnapshot, DiskSpec, Holder, RESERVE_BYTES, RecordCopy, Storage, Usage,
+    qcow2,
+};
 use crate::drivers::cluster::Cluster;
 use crate::drivers::{DriverError, files};
 use crate::host::{Command, SharedExec};
@@ -38,6 +41,9 @@ pub const DISKS: &str = "vols";
 const CREATE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Space a fresh disk needs, with room to boot; below this no disk is made, bytes.
 const MIN_FREE_BYTES: u64 = 16 * 1024 * 1024;
+
+/// Free beside the reserve once it is taken; a pool with less is as good as full, bytes.
+const BESIDE_RESERVE_BYTES: u64 = 64 * MIB;
 
 /// Where the driver works and for whom.
 #[derive(Clone, Debug)]
@@ -92,7 +98,7 @@ impl FileStorage {
         let (vols, images, copies) = (at(DISKS), at("images"), Copies::new(at("records")));
         files::make_folder(&vols).await?;
         copies.make().await?;
-        let reserve = Reserve::new(&config.data_dir);
+        let reserve = Reserve::new(&config.data_dir, RESERVE_BYTES, BESIDE_RESERVE_BYTES);
         let (sizes, names) = (Sizes::default(), tokio::sync::RwLock::default());
         Ok(Self { config, vols, images, copies, exec, reserve, sizes, names })
     }
@@ -400,11 +406,12 @@ impl Storage for FileStorage {
     }
 
     async fn keep_room(&self) -> Result<bool, DriverError> {
-        self.reserve.keep()
+        self.reserve.keep().map_err(|e| files::failed("keep room in", &self.config.data_dir, e))
     }
 
     async fn lend_room(&self) -> Result<bool, DriverError> {
-        self.reserve.lend()
+        let lent = self.reserve.lend();
+        lent.map_err(|e| files::failed("give back room of", &self.config.data_dir, e))
     }
 
     async fn usage(&self) -> Result<Usage, DriverError> {

@@ -104,6 +104,9 @@ pub(super) struct Owner {
     hub: Arc<Hub>,
     meta: Meta,
     leases: Leases,
+    /// The last group found no room: each commit is a group of its own, so that one that removes
+    /// does not fail with those that add.
+    is_tight: bool,
     /// The map takes no commits any more.
     failed: CancellationToken,
 }
@@ -126,7 +129,7 @@ impl Owner {
             let (id, key) = records::parse_leased_key(&key)?;
             leases.bind(&key, Some(id));
         }
-        Ok(Self { kv, clock, hub, meta, leases, failed })
+        Ok(Self { kv, clock, hub, meta, leases, is_tight: false, failed })
     }
 
     /// Runs until closed, or until the last handle is dropped.
@@ -176,7 +179,7 @@ impl Owner {
                 }
                 other => Some(other),
             };
-            if other.is_some() || group.is_full(&self.kv) {
+            if other.is_some() || self.is_tight || group.is_full(&self.kv) {
                 self.write_group(std::mem::take(&mut group)).await;
                 group = self.new_group();
             }
@@ -304,6 +307,7 @@ impl Owner {
             tracing::warn!(elapsed_ms = took.as_millis(), "the store's device is slow");
             self.leases.extend_all(took);
         }
+        self.is_tight = matches!(outcome, Err(KvError::Full { .. }));
         outcome.map_err(|error| match error {
             KvError::Full { free_bytes, needed_bytes } => {
                 StoreError::Full { free_bytes, needed_bytes }
