@@ -175,7 +175,7 @@ pub struct CoordinatorConfig {
     /// Their URLs (`ws://…`, `wss://…`); the path `/agent` is added when there is none. Names are
     /// resolved anew for every connection.
     pub urls: Vec<String>,
-    /// File with a bearer token for them.
+    /// File with a bearer token for them, which nobody but its owner and group may read.
     #[schema(value_type = Option<String>)]
     pub token_file: Option<PathBuf>,
     /// PEM file: the certificate authority of their certificates. Unset: those of the machine.
@@ -184,7 +184,7 @@ pub struct CoordinatorConfig {
     /// PEM file: this agent's certificate.
     #[schema(value_type = Option<String>)]
     pub certificate: Option<PathBuf>,
-    /// PEM file of its key.
+    /// PEM file of its key, which nobody but its owner and group may read.
     #[schema(value_type = Option<String>)]
     pub key: Option<PathBuf>,
 }
@@ -314,13 +314,11 @@ impl Check for CoordinatorConfig {
         check_urls(problems, "urls", &self.urls, ["ws", "wss"]);
         let pair = self.certificate.is_some() == self.key.is_some();
         problems.require(pair, "key", "needed together with coordinator.certificate");
-        for (key, path) in [
-            ("token_file", &self.token_file),
-            ("ca", &self.ca),
-            ("certificate", &self.certificate),
-            ("key", &self.key),
-        ] {
+        for (key, path) in [("ca", &self.ca), ("certificate", &self.certificate)] {
             problems.readable(key, path.as_deref());
+        }
+        for (key, path) in [("token_file", &self.token_file), ("key", &self.key)] {
+            problems.secret(key, path.as_deref());
         }
     }
 }
@@ -377,6 +375,9 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
     use muster_shared::config::Sources;
 
@@ -428,6 +429,20 @@ mod tests {
             "listen: ",
         ] {
             assert!(error.contains(part), "no {part:?} in {error}");
+        }
+    }
+
+    #[test]
+    fn secrets_that_others_can_read_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("token");
+        std::fs::write(&path, "t").unwrap();
+        let load = || load(&[&format!("coordinator.token_file={}", path.display())]);
+        for (mode, fits) in [(0o600, true), (0o440, true), (0o644, false), (0o660, false)] {
+            std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            let text = load().err().unwrap_or_default();
+            assert_eq!(text.is_empty(), fits, "{mode:o}: {text}");
+            assert!(fits || text.contains("chmod g-w,o-rwx"), "{text}");
         }
     }
 

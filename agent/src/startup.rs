@@ -63,8 +63,11 @@ impl Folders {
         for folder in [&data, &storage, &run] {
             make_private(folder).with_context(|| format!("create {}", folder.display()))?;
         }
-        // Who can write there can pass for a guest.
-        check_own(&run).with_context(|| format!("use the run folder {}", run.display()))?;
+        // Who can write there can pass for a guest, or have files overwritten through links.
+        for (what, folder) in [("run", &run), ("data", &data), ("storage", &storage)] {
+            let checked = check_own(folder);
+            checked.with_context(|| format!("use the {what} folder {}", folder.display()))?;
+        }
         let found =
             |path: PathBuf| path.canonicalize().with_context(|| format!("find {}", path.display()));
         let (data, storage) = (found(data)?, found(storage)?);

@@ -141,7 +141,7 @@ pub struct Tls {
     /// PEM file: the certificate, followed by its intermediates.
     #[schema(value_type = Option<String>)]
     pub certificate: Option<PathBuf>,
-    /// PEM file of the key.
+    /// PEM file of the key, which nobody but its owner and group may read.
     #[schema(value_type = Option<String>)]
     pub key: Option<PathBuf>,
     /// PEM file: certificates that clients offer are checked against this CA.

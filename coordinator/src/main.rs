@@ -17,7 +17,7 @@ use muster_coordinator::{Coordinator, Running, StartError, blobs};
 use muster_shared::clock::{Clock as _, SystemClock};
 use muster_shared::config::{ConfigError, EXIT_CONFIG, EXIT_FAILED, Sources};
 use muster_shared::entropy::{Entropy as _, SeededEntropy};
-use muster_shared::folders::make_private;
+use muster_shared::folders::{check_own, make_private};
 use muster_shared::kv::{Contents, Engine, KvError, open_as};
 use muster_shared::telemetry::{self, LogControl};
 use muster_shared::threads::OsThreads;
@@ -210,6 +210,8 @@ fn verify_store(config: &Config) -> anyhow::Result<bool> {
 fn run(config: &Config, log: LogControl) -> anyhow::Result<()> {
     let data = &config.data_dir;
     make_private(data).with_context(|| format!("create {}", data.display()))?;
+    // Who can write there can have files overwritten through links.
+    check_own(data).with_context(|| format!("use the data folder {}", data.display()))?;
     let _lock = lock(data)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()

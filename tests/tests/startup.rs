@@ -136,6 +136,22 @@ fn a_damaged_store_is_left_alone() {
     assert_eq!(on_data(&data, &["store", "verify"]).0, Some(3));
 }
 
+#[test]
+fn a_data_folder_that_others_can_write_is_refused() {
+    let dir = temp_dir();
+    let data = dir.path().join("data");
+    std::fs::create_dir(&data).unwrap();
+    std::fs::set_permissions(&data, Permissions::from_mode(0o770)).unwrap();
+    let (code, log) = on_data(&data, &["--listen", "127.0.0.1:0"]);
+    assert_eq!(code, Some(1), "{log}");
+    assert!(log.contains("chmod go-w"), "the fix is named: {log}");
+    let data = data.display().to_string();
+    let args = ["--coordinator", "ws://127.0.0.1:1", "--data-dir", &data].map(str::to_owned);
+    let (code, log) = Daemon::run_to_exit("muster-agent", &args, &dir.path().join("log"));
+    assert_eq!(code, Some(1), "{log}");
+    assert!(log.contains("the data folder") && log.contains("chmod go-w"), "{log}");
+}
+
 #[tokio::test]
 async fn a_store_is_verified_and_converted() {
     let mut coordinator = Coordinator::with_settings(&["store.engine=sled"]);

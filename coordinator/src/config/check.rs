@@ -90,11 +90,10 @@ impl Check for Tls {
             "client_required",
             "needs `tls.client_ca`",
         );
-        for (key, path) in
-            [("certificate", &self.certificate), ("key", &self.key), ("client_ca", &self.client_ca)]
-        {
+        for (key, path) in [("certificate", &self.certificate), ("client_ca", &self.client_ca)] {
             problems.readable(key, path.as_deref());
         }
+        problems.secret("key", self.key.as_deref());
     }
 }
 

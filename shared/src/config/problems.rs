@@ -3,7 +3,11 @@
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
+
+/// Bits of the mode of a file with a secret that must not be set.
+const OPEN_TO_OTHERS: u32 = 0o027;
 
 /// One thing that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,6 +67,21 @@ impl Problems {
             Err(error) => error,
         };
         self.add(key, format!("cannot read {}: {refused}", path.display()));
+    }
+
+    /// As [`Self::readable`], of a file with a secret: nobody but its owner and group may read it, and
+    /// nobody but its owner write.
+    pub fn secret(&mut self, key: &str, path: Option<&Path>) {
+        self.readable(key, path);
+        let Some((path, found)) = path.and_then(|path| Some((path, path.metadata().ok()?))) else {
+            return;
+        };
+        let mode = found.mode() & 0o777;
+        if found.is_file() && mode & OPEN_TO_OTHERS != 0 {
+            let path = path.display();
+            let message = format!("others can use {path} (mode {mode:o}), `chmod g-w,o-rwx` it");
+            self.add(key, message);
+        }
     }
 
     /// Runs a check of the keys below `section`.
