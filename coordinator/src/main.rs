@@ -1,6 +1,8 @@
 //! The coordinator's daemon: arguments, configuration, doors, signals and exit codes.
 #![forbid(unsafe_code)]
 
+mod store_command;
+
 use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -18,7 +20,7 @@ use muster_shared::clock::{Clock as _, SystemClock};
 use muster_shared::config::{ConfigError, EXIT_CONFIG, EXIT_FAILED, Sources};
 use muster_shared::entropy::{Entropy as _, SeededEntropy};
 use muster_shared::folders::{check_own, make_private};
-use muster_shared::kv::{Contents, Engine, KvError, open_as};
+use muster_shared::kv::{KvError, open_as};
 use muster_shared::telemetry::{self, LogControl};
 use muster_shared::threads::OsThreads;
 use muster_shared::units::MIB;
@@ -26,6 +28,8 @@ use nix::fcntl::{Flock, FlockArg};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::task::TaskTracker;
+
+use self::store_command::StoreCommand;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -43,16 +47,14 @@ security.allow_plaintext with the networks that may be served without.
 SIGHUP changes nothing: the configuration is read at the start.
 
 Exit status: 0 after SIGTERM or SIGINT, 64 for a bad configuration, 70 when its disk or one of its
-own parts failed (start it again), 1 for anything else. Of `store verify`: 0 for a sound store, 3 for
-a damaged one, 1 if it can't be read.";
+own parts failed (start it again), 1 for anything else. Of `store`: 0 for a sound store, 3 for a
+damaged one, 1 if it can't be read.";
 
 /// A part without which nothing works has failed; the log says which and why.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the store or a background job failed, see the log")]
 struct Failed;
 
-/// The store is damaged.
-const EXIT_DAMAGED: u8 = 3;
 /// Name of the store's folder in the data folder.
 const STORE: &str = "store";
 
@@ -85,13 +87,6 @@ enum Command {
     /// Works on the store of a coordinator that does not run.
     #[command(subcommand)]
     Store(StoreCommand),
-}
-
-#[derive(Clone, Copy, Debug, Subcommand)]
-enum StoreCommand {
-    /// Reads every record and checks it, and prints how many there are, their bytes, a digest over
-    /// all of them, and what is damaged. Changes nothing.
-    Verify,
 }
 
 #[derive(Debug, Subcommand)]
@@ -134,7 +129,11 @@ fn main() -> ExitCode {
             }
         };
     }
-    let verify = matches!(args.command, Some(Command::Store(StoreCommand::Verify)));
+    let mut args = args;
+    let store_command = match args.command.take() {
+        Some(Command::Store(command)) => Some(command),
+        _ => None,
+    };
     let (config, log) = match configure(args) {
         Ok(configured) => configured,
         Err(error) => {
@@ -142,18 +141,12 @@ fn main() -> ExitCode {
             return EXIT_CONFIG.into();
         }
     };
-    if verify {
-        return match verify_store(&config) {
-            Ok(true) => ExitCode::SUCCESS,
-            Ok(false) => EXIT_DAMAGED.into(),
-            Err(error) => {
-                eprintln!("muster-coordinator: {error:#}");
-                ExitCode::FAILURE
-            }
-        };
-    }
-    match run(&config, log) {
-        Ok(()) => ExitCode::SUCCESS,
+    let done = match store_command {
+        Some(command) => store_command::run(&command, &config),
+        None => run(&config, log).map(|()| ExitCode::SUCCESS),
+    };
+    match done {
+        Ok(code) => code,
         Err(error) => {
             eprintln!("muster-coordinator: {error:#}");
             exit_code(&error)
@@ -183,28 +176,6 @@ fn configure(args: Args) -> Result<(Config, LogControl), String> {
         .map_err(|error: ConfigError| error.to_string())?;
     let log = telemetry::start(&config.log).map_err(|error| error.to_string())?;
     Ok((config, log))
-}
-
-/// Checks the store and prints what is there; `false`: it is damaged.
-fn verify_store(config: &Config) -> anyhow::Result<bool> {
-    let folder = config.data_dir.join(STORE);
-    let engine = Engine::of(&folder)
-        .with_context(|| format!("there is no store in {} (see --data-dir)", folder.display()))?;
-    let _lock = lock(&config.data_dir)?;
-    let report = engine.verify(&folder, config.store.cache_mib * MIB).context("read the store")?;
-    let Contents { records, bytes, digest } = &report.contents;
-    let mut page = format!(
-        "store    {}\nengine   {engine}\nrecords  {records}\nbytes    {bytes}\nsha256   {digest}\n\
-         damages  {}\n",
-        folder.display(),
-        report.damages.len()
-    );
-    for damage in &report.damages {
-        page.push_str(damage);
-        page.push('\n');
-    }
-    std::io::stdout().write_all(page.as_bytes()).context("print")?;
-    Ok(report.damages.is_empty())
 }
 
 fn run(config: &Config, log: LogControl) -> anyhow::Result<()> {
@@ -283,7 +254,8 @@ fn open_hint(error: KvError) -> anyhow::Error {
     let hint = match error.is_damage() {
         true => {
             "open the store (`muster-coordinator store verify` tells more; bring its folder back from \
-             a backup, or move it away to begin anew)"
+             a backup, save what can be read with `muster-coordinator store restore`, or move it \
+             away to begin anew)"
         }
         false => "open the store",
     };

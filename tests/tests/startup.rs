@@ -136,6 +136,38 @@ fn a_damaged_store_is_left_alone() {
     assert_eq!(on_data(&data, &["store", "verify"]).0, Some(3));
 }
 
+#[tokio::test]
+async fn what_can_be_read_of_a_damaged_store_is_saved_if_one_says_so() {
+    const TICKETS: &str = "/servers/default/tickets";
+    let mut coordinator = Coordinator::start();
+    let client = coordinator.client();
+    let ticket = json!({ "scope": "test", "id": "1", "expires_at": "3000" });
+    let made = client.post(TICKETS, &ticket).await.expect(202)["uuid"].clone();
+    coordinator.kill9();
+    let data = coordinator.data_dir();
+    let (store, restore) = (data.join("store").display().to_string(), ["store", "restore"]);
+    assert_eq!(on_data(&data, &restore).0, Some(0), "it is sound");
+    // Nobody knows any more what was acknowledged.
+    let acknowledged = data.join("store/acknowledged");
+    std::fs::write(&acknowledged, [7; 9_000]).unwrap();
+    let (code, log) = on_data(&data, &["--listen", "127.0.0.1:0"]);
+    assert!(code == Some(1) && log.contains("store restore"), "{log}");
+    assert_eq!(on_data(&data, &restore).0, Some(3), "nothing is done unasked");
+    let wrong = on_data(&data, &["store", "restore", "--accept-data-loss", "/tmp"]);
+    assert_eq!(wrong.0, Some(64), "{}", wrong.1);
+    assert_eq!(std::fs::read(&acknowledged).unwrap(), [7; 9_000], "left as it was");
+
+    let (code, log) = on_data(&data, &["store", "restore", "--accept-data-loss", &store]);
+    assert_eq!(code, Some(0), "{log}");
+    assert_eq!(on_data(&data, &["store", "verify"]).0, Some(0));
+    coordinator.restart();
+    let made = made.as_str().unwrap();
+    client.get(&format!("/tickets/{made}")).await.expect(200);
+    let names = std::fs::read_dir(&data).unwrap().map(|entry| entry.unwrap().file_name());
+    let aside = names.filter(|name| name.to_string_lossy().starts_with("store.damaged."));
+    assert_eq!(aside.count(), 1, "the damaged one is kept");
+}
+
 #[test]
 fn a_data_folder_that_others_can_write_is_refused() {
     let dir = temp_dir();

@@ -19,7 +19,7 @@ use super::{Change, KvError, RedbKv, SharedKv, SledKv, damaged, io_error, redb, 
 use crate::threads::Threads;
 
 /// Bytes of a commit while a map is copied.
-const STEP_BYTES: usize = 1024 * 1024;
+pub(super) const STEP_BYTES: usize = 1024 * 1024;
 /// Records read at a time while a map is copied.
 const STEP_RECORDS: usize = 64;
 /// In the folder of a copy that is whole: what it holds.
@@ -57,7 +57,7 @@ impl Engine {
         }
     }
 
-    fn open(
+    pub(super) fn open(
         self,
         folder: &Path,
         cache_bytes: u64,
@@ -74,9 +74,22 @@ impl Engine {
     /// # Errors
     /// [`KvError::InUse`], [`KvError::Io`]. Damage is in the report.
     pub fn verify(self, folder: &Path, cache_bytes: u64) -> Result<Report, KvError> {
+        self.read_sound(folder, cache_bytes, &mut |_, _| {})
+    }
+
+    /// As [`Self::verify`]; `each` gets every record that is sound.
+    ///
+    /// # Errors
+    /// See [`Self::verify`].
+    pub(super) fn read_sound(
+        self,
+        folder: &Path,
+        cache_bytes: u64,
+        each: &mut dyn FnMut(&[u8], &[u8]),
+    ) -> Result<Report, KvError> {
         match self {
-            Self::Redb => redb::verify(folder, cache_bytes),
-            Self::Sled => sled::verify(folder, cache_bytes),
+            Self::Redb => redb::verify(folder, cache_bytes, each),
+            Self::Sled => sled::verify(folder, cache_bytes, each),
         }
     }
 }
@@ -102,15 +115,16 @@ pub async fn open_as(
     engine.open(folder, cache_bytes, threads)
 }
 
-struct Conversion<'a> {
-    folder: &'a Path,
-    cache_bytes: u64,
-    threads: &'a dyn Threads,
+/// Puts a copy in the place of a map.
+pub(super) struct Conversion<'a> {
+    pub(super) folder: &'a Path,
+    pub(super) cache_bytes: u64,
+    pub(super) threads: &'a dyn Threads,
 }
 
 impl Conversion<'_> {
     /// `folder` with something added to its name.
-    fn beside(&self, suffix: &str) -> PathBuf {
+    pub(super) fn beside(&self, suffix: &str) -> PathBuf {
         let mut name = self.folder.as_os_str().to_owned();
         name.push(suffix);
         PathBuf::from(name)
@@ -130,7 +144,7 @@ impl Conversion<'_> {
 
     /// Ends a conversion that was interrupted: between its two renames it is finished, before
     /// that it is thrown away.
-    fn finish(&self) -> Result<(), KvError> {
+    pub(super) fn finish(&self) -> Result<(), KvError> {
         let copy = self.beside(".new");
         if !copy.exists() {
             return Ok(());
@@ -153,14 +167,19 @@ impl Conversion<'_> {
         let contents = copied?;
         self.mark(&copy, from, &contents)?;
         let aside = self.beside(&format!(".{from}.{}", now.as_millisecond()));
-        self.rename(self.folder, &aside)?;
-        self.rename(&copy, self.folder)?;
+        self.replace(&copy, &aside)?;
         tracing::info!(
             %store, %from, %to, old = %aside.display(), records = contents.records,
             bytes = contents.bytes, digest = contents.digest,
             "converted the store; the old one can be removed once this one is backed up"
         );
         Ok(())
+    }
+
+    /// Moves the map to `aside` and its copy to its place.
+    pub(super) fn replace(&self, copy: &Path, aside: &Path) -> Result<(), KvError> {
+        self.rename(self.folder, aside)?;
+        self.rename(copy, self.folder)
     }
 
     /// Copies all records to a new map and reads that back.
@@ -185,7 +204,12 @@ impl Conversion<'_> {
     }
 
     /// Notes in a copy that it is whole.
-    fn mark(&self, copy: &Path, from: Engine, contents: &Contents) -> Result<(), KvError> {
+    pub(super) fn mark(
+        &self,
+        copy: &Path,
+        from: Engine,
+        contents: &Contents,
+    ) -> Result<(), KvError> {
         use std::io::Write as _;
         let Contents { records, bytes, digest } = contents;
         let write = || -> io::Result<()> {

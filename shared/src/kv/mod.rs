@@ -14,6 +14,7 @@ mod engine;
 mod ledger;
 mod mem;
 mod redb;
+mod restore;
 mod sled;
 
 use std::fmt;
@@ -29,6 +30,7 @@ pub use self::contents::{Contents, Report};
 pub use self::engine::{Engine, open_as};
 pub use self::mem::{MemKv, MemOptions};
 pub use self::redb::RedbKv;
+pub use self::restore::{Restored, restore};
 pub use self::sled::{SledKv, SyncRule};
 
 /// Longest key, in bytes.

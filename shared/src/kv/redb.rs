@@ -12,6 +12,7 @@ mod records;
 use std::fmt;
 use std::fs::File;
 use std::io;
+use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,10 +20,10 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 use parking_lot::RwLock;
-use redb::{Database, ReadableDatabase as _};
+use redb::{Database, ReadOnlyDatabase, ReadableDatabase};
 
 use self::overlay::Overlay;
-use self::records::{Count, Failure};
+use self::records::{Count, Direction, Failure};
 use super::acknowledged::Acknowledged;
 use super::committer::{Changes, Queue, Writer, make_room_to_open};
 use super::contents::{Report, Sum};
@@ -231,7 +232,9 @@ fn check(path: &Path, cache_bytes: u64) -> Result<Count, KvError> {
     let db = open_over(path, cache_bytes, true)?;
     let (ledger, mut found) = guarded("check", path, || {
         let txn = db.begin_read()?;
-        let found = records::count(&txn, |record| record.map(|_| ()))?;
+        let found = records::walk(&txn, Direction::Forward, |record| {
+            record.map(|_| ControlFlow::Continue(()))
+        })?;
         Ok((records::ledger(&txn)?, found))
     })
     .map_err(|error| match error {
@@ -246,35 +249,100 @@ fn check(path: &Path, cache_bytes: u64) -> Result<Count, KvError> {
     Ok(found)
 }
 
-/// Reads all of the map in `path`, which nobody has open, without writing.
+/// Reads all of the map in `path`, which nobody has open, without writing; `each` gets every record
+/// that is sound.
 ///
 /// # Errors
 /// [`KvError::InUse`], [`KvError::Io`].
-pub(super) fn verify(path: &Path, cache_bytes: u64) -> Result<Report, KvError> {
+pub(super) fn verify(
+    path: &Path,
+    cache_bytes: u64,
+    each: &mut dyn FnMut(&[u8], &[u8]),
+) -> Result<Report, KvError> {
     let mut damages = Vec::new();
-    let mut sum = Sum::default();
     let acknowledged = note(&mut damages, Acknowledged::read(path))?.flatten();
     drop(note(&mut damages, open_over(path, cache_bytes, true))?);
+    let mut survey = Survey { path, sum: Sum::default(), damages, last: None, each };
     // Once more without that check, for what can still be read.
-    let Some(db) = note(&mut damages, open_over(path, cache_bytes, false))? else {
-        return Ok(Report::new(sum, damages));
-    };
-    let read = guarded("check", path, || {
-        let txn = db.begin_read()?;
-        let found = records::count(&txn, |record| {
-            match record {
-                Ok((key, value)) => sum.add(key, value),
-                Err(failure) => damages.push(failure.in_folder("check", path).to_string()),
-            }
-            Ok(())
-        })?;
-        Ok((records::ledger(&txn)?, found.ledger))
-    });
-    if let Some((ledger, found)) = note(&mut damages, read)? {
-        let no_ledger = || Some(NO_LEDGER.to_owned());
-        damages.extend(ledger.map_or_else(no_ledger, |l| l.shortfall(&found, acknowledged)));
+    if let Some(db) = note(&mut survey.damages, open_over(path, cache_bytes, false))? {
+        survey.read_all(&db, acknowledged)?;
+    } else if let Some(db) = note(&mut survey.damages, open_read_only(path, cache_bytes))? {
+        survey.read_all(&db, acknowledged)?;
     }
-    Ok(Report::new(sum, damages))
+    Ok(survey.report())
+}
+
+/// What was found of a map that may be damaged.
+struct Survey<'a> {
+    path: &'a Path,
+    sum: Sum,
+    damages: Vec<String>,
+    /// The last key of the way forward.
+    last: Option<Vec<u8>>,
+    each: &'a mut dyn FnMut(&[u8], &[u8]),
+}
+
+impl Survey<'_> {
+    /// Reads what can be read, and compares it with the ledger and what was acknowledged.
+    fn read_all(
+        &mut self,
+        db: &impl ReadableDatabase,
+        acknowledged: Option<u64>,
+    ) -> Result<(), KvError> {
+        let found = self.read(db, Direction::Forward)?;
+        if found.is_none() {
+            // Of what lies behind a page that can't be read, the other end is found from there.
+            self.read(db, Direction::Backward)?;
+        }
+        let ledger = guarded("check", self.path, || records::ledger(&db.begin_read()?));
+        let ledger = note(&mut self.damages, ledger)?;
+        if let (Some(found), Some(ledger)) = (found, ledger) {
+            let no_ledger = || Some(NO_LEDGER.to_owned());
+            let wrong = ledger.map_or_else(no_ledger, |l| l.shortfall(&found, acknowledged));
+            self.damages.extend(wrong);
+        }
+        Ok(())
+    }
+
+    /// Reads records until there are no more that were not read before; `None` if that ended in
+    /// damage, which is noted.
+    fn read(
+        &mut self,
+        db: &impl ReadableDatabase,
+        way: Direction,
+    ) -> Result<Option<Ledger>, KvError> {
+        let path = self.path;
+        let known = self.last.take();
+        let read = guarded("check", path, || {
+            let found = records::walk(&db.begin_read()?, way, |record| {
+                let key = match &record {
+                    Ok((key, _)) => *key,
+                    Err(Failure::Record { key, .. }) => key.as_slice(),
+                    Err(Failure::Engine(_)) => &[],
+                };
+                if way == Direction::Backward && known.as_deref().is_some_and(|last| key <= last) {
+                    return Ok(ControlFlow::Break(()));
+                }
+                self.last = Some(key.to_vec());
+                match record {
+                    Ok((key, value)) => {
+                        self.sum.add(key, value);
+                        (self.each)(key, value);
+                    }
+                    Err(failure) => {
+                        self.damages.push(failure.in_folder("check", path).to_string());
+                    }
+                }
+                Ok(ControlFlow::Continue(()))
+            })?;
+            Ok(found.ledger)
+        });
+        note(&mut self.damages, read)
+    }
+
+    fn report(self) -> Report {
+        Report::new(self.sum, self.damages)
+    }
 }
 
 /// Adds an error that is damage to the list; any other ends the check.
@@ -303,6 +371,16 @@ fn open_over(path: &Path, cache_bytes: u64, verify: bool) -> Result<Database, Kv
         let mut builder = builder(cache_bytes);
         builder.set_check_integrity_on_open(verify);
         Ok(builder.create_with_backend(Overlay::new(file)?)?)
+    })
+}
+
+/// Opens the map without looking at its pages, which works only if it was closed: after a crash
+/// redb has to find out which pages are in use, and that takes all of them.
+fn open_read_only(path: &Path, cache_bytes: u64) -> Result<ReadOnlyDatabase, KvError> {
+    let file = File::options().read(true).write(true).open(path.join(FILE));
+    let file = file.map_err(|e| io_error("open a file of", e))?;
+    guarded("open", path, || {
+        Ok(builder(cache_bytes).open_read_only_with_backend(Overlay::new(file)?)?)
     })
 }
 

@@ -1,5 +1,7 @@
 //! How records lie in redb: each value behind its checksum, and the ledger in a table of its own.
 
+use std::ops::ControlFlow;
+
 use bytes::Bytes;
 use redb::{ReadTransaction, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
 
@@ -125,24 +127,43 @@ pub(super) struct Count {
     pub(super) bytes: u64,
 }
 
-/// Reads all records, in the order of their keys. `each` gets every sound one, and the failure of
-/// every other; it decides whether to go on.
-pub(super) fn count(
+/// In which order records are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    /// That of their keys.
+    Forward,
+    /// The last first.
+    Backward,
+}
+
+/// Reads all records. `each` gets every sound one, and the failure of every other; it decides
+/// whether to go on.
+pub(super) fn walk(
     txn: &ReadTransaction,
-    mut each: impl FnMut(Result<(&[u8], &[u8]), Failure>) -> Result<(), Failure>,
+    way: Direction,
+    mut each: impl FnMut(Result<(&[u8], &[u8]), Failure>) -> Result<ControlFlow<()>, Failure>,
 ) -> Result<Count, Failure> {
     let mut found = Count { ledger: Ledger::default(), bytes: 0 };
-    for entry in txn.open_table(RECORDS)?.iter()? {
+    let table = txn.open_table(RECORDS)?;
+    let mut entries = table.iter()?;
+    let mut next = || match way {
+        Direction::Forward => entries.next(),
+        Direction::Backward => entries.next_back(),
+    };
+    while let Some(entry) = next() {
         let (key, stored) = entry?;
         let (key, stored) = (key.value(), stored.value());
-        match parse(key, stored) {
+        let more = match parse(key, stored) {
             Ok((sum, value)) => {
                 found.ledger.replace(None, Some(sum));
                 let bytes = key.len() + value.len();
                 found.bytes += u64::try_from(bytes).unwrap_or(u64::MAX);
-                each(Ok((key, value)))?;
+                each(Ok((key, value)))?
             }
             Err(failure) => each(Err(failure))?,
+        };
+        if more.is_break() {
+            break;
         }
     }
     Ok(found)

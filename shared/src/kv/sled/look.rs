@@ -42,10 +42,18 @@ pub(super) fn check(path: &Path, cache_bytes: u64) -> Result<(), KvError> {
 ///
 /// # Errors
 /// [`KvError::Full`]: no room for a copy; [`KvError::InUse`], [`KvError::Io`].
-pub(in crate::kv) fn verify(path: &Path, cache_bytes: u64) -> Result<Report, KvError> {
+pub(in crate::kv) fn verify(
+    path: &Path,
+    cache_bytes: u64,
+    each: &mut dyn FnMut(&[u8], &[u8]),
+) -> Result<Report, KvError> {
     let mut sum = Sum::default();
+    let add = |key: &[u8], value: &[u8]| {
+        sum.add(key, value);
+        each(key, value);
+    };
     let surveyed = match LogCopy::make(path) {
-        Ok(Some(copy)) => copy.survey(path, cache_bytes, |key, value| sum.add(key, value)),
+        Ok(Some(copy)) => copy.survey(path, cache_bytes, add),
         Ok(None) => Ok(()),
         Err(error) => Err(error),
     };

@@ -1,0 +1,133 @@
+//! `muster-coordinator store`: work on the store of a coordinator that does not run.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::Subcommand;
+use muster_coordinator::config::Config;
+use muster_coordinator::store::raise_epoch;
+use muster_shared::clock::{Clock as _, SystemClock};
+use muster_shared::config::EXIT_CONFIG;
+use muster_shared::kv::{Contents, Engine, Report, open_as, restore};
+use muster_shared::threads::OsThreads;
+use muster_shared::units::MIB;
+
+use crate::{STORE, lock};
+
+/// The store is damaged.
+const EXIT_DAMAGED: u8 = 3;
+/// Damages that are printed one by one before a restore; `verify` prints more.
+const SHOWN: usize = 20;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum StoreCommand {
+    /// Reads every record and checks it, and prints how many there are, their bytes, a digest over
+    /// all of them, and what is damaged. Changes nothing.
+    Verify,
+    /// Makes a sound store of what can be read of a damaged one. Prints what there is to save and
+    /// changes nothing, unless --accept-data-loss names the store. The damaged one is kept beside
+    /// it. A backup, if there is one, holds more.
+    Restore {
+        /// Go on, although what can't be read is lost. To be typed out: the store's folder
+        #[arg(long, value_name = "FOLDER")]
+        accept_data_loss: Option<PathBuf>,
+    },
+}
+
+/// Runs a command to its end.
+///
+/// # Errors
+/// The store can't be read, or is in use.
+pub(crate) fn run(command: &StoreCommand, config: &Config) -> anyhow::Result<ExitCode> {
+    let folder = config.data_dir.join(STORE);
+    let engine = Engine::of(&folder)
+        .with_context(|| format!("there is no store in {} (see --data-dir)", folder.display()))?;
+    let _lock = lock(&config.data_dir)?;
+    let report = engine.verify(&folder, cache_bytes(config)).context("read the store")?;
+    match command {
+        StoreCommand::Verify => {
+            print(&page(&folder, engine, &report, usize::MAX))?;
+            Ok(if report.damages.is_empty() { ExitCode::SUCCESS } else { EXIT_DAMAGED.into() })
+        }
+        StoreCommand::Restore { .. } if report.damages.is_empty() => {
+            print(&page(&folder, engine, &report, SHOWN))?;
+            print("The store is sound; there is nothing to restore.\n")?;
+            Ok(ExitCode::SUCCESS)
+        }
+        StoreCommand::Restore { accept_data_loss } => {
+            print(&page(&folder, engine, &report, SHOWN))?;
+            restore_if(accept_data_loss.as_deref(), &folder, config)
+        }
+    }
+}
+
+fn cache_bytes(config: &Config) -> u64 {
+    config.store.cache_mib * MIB
+}
+
+fn restore_if(accepted: Option<&Path>, folder: &Path, config: &Config) -> anyhow::Result<ExitCode> {
+    let shown = folder.display();
+    match accepted {
+        None => {
+            print(&format!(
+                "Nothing was changed. To keep the records above and lose what can't be read:\n  \
+                 muster-coordinator store restore --accept-data-loss {shown}\n"
+            ))?;
+            return Ok(EXIT_DAMAGED.into());
+        }
+        Some(typed) if typed != folder => {
+            let typed = typed.display();
+            eprintln!(
+                "muster-coordinator: --accept-data-loss: {typed} is not the store, {shown} is"
+            );
+            return Ok(EXIT_CONFIG.into());
+        }
+        Some(_) => {}
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .context("start the runtime")?;
+    let (to, cache, now) = (config.store.engine, cache_bytes(config), SystemClock::new().wall());
+    let done = restore(to, folder, cache, &OsThreads, now, runtime.handle());
+    let done = done.context("restore the store")?;
+    runtime.block_on(async {
+        let kv = open_as(to, folder, cache, &OsThreads, now).await.context("open the new store")?;
+        // What the lost commits were numbered must not be given to others.
+        let raised = raise_epoch(kv.as_ref()).await.context("number commits anew");
+        kv.close().await;
+        raised.map(drop)
+    })?;
+    print(&format!(
+        "Restored {} records. The damaged store is kept in {}; remove it once nobody misses \
+         anything.\n",
+        done.report.contents.records,
+        done.aside.display()
+    ))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn page(folder: &Path, engine: Engine, report: &Report, shown: usize) -> String {
+    let Contents { records, bytes, digest } = &report.contents;
+    let mut page = format!(
+        "store    {}\nengine   {engine}\nrecords  {records}\nbytes    {bytes}\nsha256   {digest}\n\
+         damages  {}\n",
+        folder.display(),
+        report.damages.len()
+    );
+    for damage in report.damages.iter().take(shown) {
+        page.push_str(damage);
+        page.push('\n');
+    }
+    if report.damages.len() > shown {
+        page.push_str("(`muster-coordinator store verify` lists the others)\n");
+    }
+    page
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
+    std::io::stdout().write_all(text.as_bytes()).context("print")
+}
