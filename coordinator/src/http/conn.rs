@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::body::Incoming;
+use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo};
-use hyper_util::server::conn::auto;
+use hyper_util::rt::TokioIo;
 use muster_shared::config::ListenAddress;
 use muster_shared::unix_socket::{self, SocketFile};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -188,11 +188,14 @@ where
             Ok::<_, Infallible>(response.map(|body| Guarded::new(body, guard)))
         }
     });
-    let mut builder = auto::Builder::new(TokioExecutor::new()).http1_only();
+    // HTTP/1.1 only: a connection of HTTP/2 has any number of requests under way, and the limits
+    // here are limits of connections. hyper-util's builder serves HTTP/2 to whoever begins with
+    // it, whatever it was told.
+    let mut builder = http1::Builder::new();
     // WatchedIo keeps the time: hyper's header timeout would also end idle connections, which
     // may live for an hour.
-    builder.http1().header_read_timeout(None).max_buf_size(MAX_HEAD_BYTES);
-    let connection = builder.serve_connection_with_upgrades(TokioIo::new(io), service);
+    builder.header_read_timeout(None).max_buf_size(MAX_HEAD_BYTES);
+    let connection = builder.serve_connection(TokioIo::new(io), service).with_upgrades();
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         biased;
@@ -212,6 +215,6 @@ where
         }
     };
     if let Err(error) = ended {
-        tracing::debug!(error, address = ?peer.address, "connection ended");
+        tracing::debug!(%error, address = ?peer.address, "connection ended");
     }
 }

@@ -49,6 +49,20 @@ async fn connections_are_kept_alive() {
 }
 
 #[tokio::test]
+async fn http_2_is_not_served() {
+    let api = Api::start().await;
+    let mut stream = TcpStream::connect(&api.address).await.unwrap();
+    // The preface, and an empty SETTINGS frame.
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    stream.write_all(preface).await.unwrap();
+    let mut answer = Vec::new();
+    // An error is a reset, which refuses as well.
+    let ended = tokio::time::timeout(LIMIT, stream.read_to_end(&mut answer)).await;
+    drop(ended.expect("the connection ends"));
+    assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 400"), "{answer:?}");
+}
+
+#[tokio::test]
 async fn stalled_heads_are_cut_off_and_idle_connections_are_not() {
     let api = Api::with(|config| config.api.head_timeout_ms = 200).await;
     let mut silent = TcpStream::connect(&api.address).await.unwrap();
