@@ -10,6 +10,7 @@ pub mod agents;
 pub mod app;
 mod background;
 pub mod blobs;
+mod budget;
 pub mod config;
 pub mod http;
 pub mod metrics;

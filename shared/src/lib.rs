@@ -12,6 +12,7 @@ pub mod entropy;
 pub mod error_chain;
 pub mod folders;
 pub mod ids;
+pub mod json_bounds;
 pub mod kv;
 pub mod lenient;
 pub mod link;

@@ -6,9 +6,11 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
-use futures_util::{FutureExt as _, StreamExt as _};
-use http::header::{ACCEPT, ALLOW, CONTENT_LENGTH, CONTENT_TYPE, DATE, EXPECT, SERVER, USER_AGENT};
+use bytes::Bytes;
+use futures_util::FutureExt as _;
+use http::header::{
+    ACCEPT, ALLOW, CONTENT_LENGTH, CONTENT_TYPE, DATE, RETRY_AFTER, SERVER, USER_AGENT,
+};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use hyper::upgrade::OnUpgrade;
 use muster_shared::api::FieldError;
@@ -20,6 +22,7 @@ use warp::Reply as _;
 
 use super::Shell;
 use super::accept::{Form, negotiate};
+use super::body::{Bodies, Held};
 use super::error::ApiError;
 use super::matcher::{self, Match};
 use super::params::{merge, parse_json, parse_urlencoded};
@@ -30,15 +33,13 @@ use super::rule::check;
 use super::schema::Fault;
 use super::stream::SyncStream;
 use crate::app::Caller;
+use crate::budget::Hold;
 use crate::planted::Defect;
 
 /// Longest request id that is taken over from a client, bytes.
 const MAX_REQ_ID_BYTES: usize = 256;
-/// A body on which nothing arrives for so long is given up; the reference's socket timeout.
-const BODY_STALL: Duration = Duration::from_hours(1);
-/// How much of a body that was refused is read, and for how long.
-const DISCARD_BYTES: usize = 16 * 1024 * 1024;
-const DISCARD: Duration = Duration::from_secs(2);
+/// When a client that got 503 may try again, seconds.
+const RETRY_SECONDS: &str = "1";
 /// The `Server` header; free text that no client reads.
 const SERVER_NAME: &str = "Compute Node API";
 
@@ -141,10 +142,13 @@ impl Shell {
         let mut params = path_params;
         merge(&mut params, parse_urlencoded(&incoming.query)?);
         let mut body = Some(incoming.body);
+        let mut hold = Hold::default();
         if let BodyRule::Params(limit) = route.body {
             let read = body.take().filter(|_| !is_get(&context.method));
             if let Some(read) = read {
-                merge(&mut params, read_params(&incoming.headers, read, limit).await?);
+                let read = read_params(&self.bodies, &incoming.headers, read, limit).await?;
+                hold = read.1;
+                merge(&mut params, read.0);
             }
         }
         let server = self.check_server(route, &params).await?;
@@ -166,6 +170,7 @@ impl Shell {
             body,
             upgrade: incoming.upgrade,
             permit: incoming.peer.permit,
+            _hold: hold,
             shell: Arc::clone(self),
         };
         let work = (route.handler)(request);
@@ -247,6 +252,9 @@ impl Shell {
         response.headers_mut().extend(headers);
         if let Some(allow) = allow {
             response.headers_mut().insert(ALLOW, allow);
+        }
+        if status == StatusCode::SERVICE_UNAVAILABLE {
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static(RETRY_SECONDS));
         }
         let elapsed = self.app.parts().clock.monotonic().saturating_sub(context.started);
         self.stamp(response.headers_mut(), context, elapsed);
@@ -359,72 +367,29 @@ fn field_error(param: &str, fault: Fault) -> FieldError {
     FieldError::new(field, problem)
 }
 
-/// The body's members; bodies of other content types are ignored.
+/// The body's members, and the room that they hold; bodies of other content types are ignored.
 async fn read_params(
+    bodies: &Bodies,
     headers: &HeaderMap,
     body: BodyStream,
     limit: usize,
-) -> Result<Object, ApiError> {
+) -> Result<(Object, Hold), ApiError> {
     let kind = header_text(headers, &CONTENT_TYPE).unwrap_or_default();
     let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
-    let body = read_body(headers, body, limit).await?;
-    match kind.as_str() {
-        "application/json" => parse_json(&body),
+    let Held { bytes: body, mut hold } = bodies.read(headers, body, limit).await?;
+    let params = match kind.as_str() {
+        "application/json" => {
+            bodies.weigh(&body, &mut hold)?;
+            parse_json(&body)
+        }
         "application/x-www-form-urlencoded" => {
             let text = std::str::from_utf8(&body)
                 .map_err(|_| ApiError::InvalidContent("the form is not UTF-8".to_owned()))?;
             parse_urlencoded(text)
         }
         _ => Ok(Object::new()),
-    }
-}
-
-/// Reads at most `limit` bytes, so that a body without a length is bounded too.
-async fn read_body(
-    headers: &HeaderMap,
-    mut body: BodyStream,
-    limit: usize,
-) -> Result<Bytes, ApiError> {
-    let too_large = || ApiError::TooLarge(format!("the body is over {limit} bytes"));
-    let expects = headers.contains_key(EXPECT);
-    let declared = header_text(headers, &CONTENT_LENGTH).and_then(|text| text.parse::<u64>().ok());
-    if declared.is_some_and(|length| length > u64::try_from(limit).unwrap_or(u64::MAX)) {
-        // A client that waits for 100-continue sends nothing, so there is nothing to discard.
-        if !expects {
-            discard(body).await;
-        }
-        return Err(too_large());
-    }
-    let mut read = BytesMut::new();
-    loop {
-        let next = tokio::time::timeout(BODY_STALL, body.next()).await;
-        let next = next.map_err(|_| ApiError::InvalidContent("the body stalled".to_owned()))?;
-        let Some(chunk) = next else { break };
-        let chunk = chunk
-            .map_err(|_| ApiError::InvalidContent("the body ended before its end".to_owned()))?;
-        if read.len() + chunk.len() > limit {
-            discard(body).await;
-            return Err(too_large());
-        }
-        read.extend_from_slice(&chunk);
-    }
-    Ok(read.freeze())
-}
-
-/// Reads on for a moment after a body is refused: a connection that is closed while the client
-/// still sends is reset, and the client may never see the answer.
-async fn discard(mut body: BodyStream) {
-    let read = async {
-        let mut left = DISCARD_BYTES;
-        while let Some(Ok(chunk)) = body.next().await {
-            left = left.saturating_sub(chunk.len());
-            if left == 0 {
-                break;
-            }
-        }
     };
-    // An error means that the client is too slow to be waited for.
-    drop(tokio::time::timeout(DISCARD, read).await);
+    Ok((params?, hold))
 }
 
 /// Most of a large refusal that goes into the audit log, bytes.

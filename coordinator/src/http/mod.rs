@@ -8,6 +8,7 @@ mod agent_ws;
 mod allocate;
 mod app_error;
 mod ask;
+mod body;
 mod boot;
 mod conn;
 mod dispatch;
@@ -56,6 +57,7 @@ mod zfs;
 use std::fmt;
 use std::sync::Arc;
 
+use body::Bodies;
 pub use error::ValidationStatus;
 use gate::Gate;
 use jiff::Timestamp;
@@ -137,6 +139,8 @@ pub(crate) struct Shell {
     uploads: Arc<Semaphore>,
     /// Changes at a time.
     changes: Arc<Semaphore>,
+    /// Bodies of requests under way.
+    bodies: Bodies,
     /// The listeners stop: streams without an end are ended.
     leaving: CancellationToken,
     /// Requests that still wait get a 503.
@@ -198,6 +202,7 @@ impl Shell {
             sockets: TaskTracker::new(),
             uploads: Arc::new(Semaphore::new(MAX_UPLOADS)),
             changes: Arc::new(Semaphore::new(MAX_CHANGES)),
+            bodies: Bodies::default(),
             leaving: CancellationToken::new(),
             hurry: CancellationToken::new(),
             cut_off: CancellationToken::new(),

@@ -17,6 +17,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::error::ApiError;
 use super::stream::SyncStream;
 use crate::app::{App, Caller, Expected};
+use crate::budget::Hold;
 
 /// The bytes of a body as they arrive.
 pub(crate) type BodyStream = SyncStream<Result<Bytes, warp::Error>>;
@@ -47,6 +48,8 @@ pub(crate) struct Request {
     pub(super) body: Option<BodyStream>,
     pub(super) upgrade: Option<OnUpgrade>,
     pub(super) permit: Option<Arc<OwnedSemaphorePermit>>,
+    /// Room for the body and the parameters.
+    pub(super) _hold: Hold,
     pub(super) shell: Arc<super::Shell>,
 }
 
