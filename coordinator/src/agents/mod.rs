@@ -2,6 +2,7 @@
 //! streams beside them. What agents say goes to an [`Incoming`]; nothing here knows more of the
 //! application.
 
+mod backlog;
 mod door;
 mod error;
 mod incoming;
@@ -37,6 +38,7 @@ pub use waiting::{Answer, Reply};
 
 use crate::planted::Planted;
 use crate::roster::ConnectionId;
+use backlog::Frames;
 use door::Door;
 use registry::Registry;
 use streams::Streams;
@@ -77,6 +79,7 @@ pub struct Agents {
     streams: Streams,
     turns: Arc<Turns>,
     door: Door,
+    frames: Frames,
 }
 
 impl Agents {
@@ -92,6 +95,7 @@ impl Agents {
             streams: Streams::default(),
             turns: Arc::default(),
             door: Door::default(),
+            frames: Frames::default(),
         }
     }
 

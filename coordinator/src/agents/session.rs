@@ -1,7 +1,7 @@
 //! One agent's control connection, from its hello to its end.
 //!
 //! Three parts run side by side: the reader feeds the roster and never waits for the store; the
-//! [worker](super::worker) handles what the frames say, in order; the writer sends what the
+//! [worker](super::worker) parses the frames and handles what they say, in order; the writer sends what the
 //! application queued. When the worker falls behind, the reader waits for it and takes the
 //! silence that this causes upon itself.
 //!
@@ -9,6 +9,7 @@
 //! end, and only then does the server's next connection begin. So a change is never left half
 //! made, and nothing overtakes it.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use jiff::Timestamp;
 use muster_shared::clock::{SharedClock, iso};
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::ServerUuid;
-use muster_shared::link::{Connection, Frame, FrameSink, FrameStream, next_heard};
+use muster_shared::link::{Connection, Frame, FrameSink, FrameStream, LinkError, next_heard};
 use muster_shared::wire::{
     Code, DecodeError, Error as WireError, FromAgent, FromCoordinator, Heartbeat, Hello, Welcome,
     close::REPLACED, decode, encode, feature,
@@ -25,14 +26,13 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
+use super::backlog::{Backlog, MAX_FRAMES, Waiting};
 use super::registry::{AgentInfo, Ending, Handle, QUEUE};
 use super::turns::Working;
 use super::worker::Worker;
 use super::{Agents, Incoming};
 use crate::roster::ConnectionId;
 
-/// Messages read but not handled yet.
-const BACKLOG: usize = 64;
 /// Longest silence of ours.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// Longest time for one frame to leave.
@@ -43,6 +43,8 @@ const TURN_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_BEFORE_HELLO: usize = 16;
 /// Frames of a connection that were no messages, before it is closed.
 const MAX_PROTOCOL_ERRORS: u32 = 100;
+/// A heartbeat is not longer, bytes; it is the reader's, everything else the worker's.
+const MAX_HEARTBEAT_BYTES: usize = 512;
 /// How often the reader vouches for an agent whose frames it can't take.
 const VOUCH: Duration = Duration::from_millis(500);
 
@@ -93,12 +95,24 @@ pub(super) struct Session {
     pub(super) id: ConnectionId,
 }
 
-/// A frame that is no message of this version.
-enum NotUnderstood {
-    /// A message of another version.
-    Message,
-    /// Nothing of this protocol.
-    Garbage,
+/// Frames of a connection that were no messages; too many end it.
+#[derive(Clone, Debug)]
+pub(super) struct Garbage {
+    seen: Arc<AtomicU32>,
+    end: watch::Sender<Ending>,
+}
+
+impl Garbage {
+    fn new(end: watch::Sender<Ending>) -> Self {
+        Self { seen: Arc::default(), end }
+    }
+
+    /// One more.
+    pub(super) fn seen(&self) {
+        if self.seen.fetch_add(1, Ordering::Relaxed) >= MAX_PROTOCOL_ERRORS {
+            self.end.send_replace(Some((1008, "too many protocol errors")));
+        }
+    }
 }
 
 /// The connection is open for the roster and, once it has its turn, in the registry.
@@ -132,7 +146,7 @@ impl Session {
         };
         let (queue, outgoing) = mpsc::channel(QUEUE);
         let (end, ending) = watch::channel(None);
-        let (work, backlog) = mpsc::channel(BACKLOG);
+        let (work, backlog) = mpsc::channel(MAX_FRAMES);
         // First into the queue, so that nothing the application sends can overtake it.
         let welcome = self.welcome();
         let wants_sysinfo =
@@ -155,15 +169,17 @@ impl Session {
             cancel: self.agents.parts.cancel.clone(),
             beats,
         };
+        let garbage = Garbage::new(end.clone());
         let handle = Handle { connection: self.id, queue, end: end.clone(), info };
         self.agents.registry.insert(self.server, handle);
-        let worker = Worker::new(self.clone()).run(backlog, turn).in_current_span();
+        let worker = Worker::new(self.clone(), garbage.clone());
+        let worker = worker.run(backlog, turn).in_current_span();
         let worker = self.agents.parts.tracker.spawn(worker);
         let _planted = self.agents.parts.planted.worker(worker);
         tokio::select! {
             biased;
             () = writer.run(sink, outgoing, ending) => {}
-            () = self.read(stream, work, end) => {}
+            () = self.read(stream, work, garbage, end) => {}
         }
         drop(presence);
     }
@@ -203,10 +219,11 @@ impl Session {
     async fn read(
         &self,
         mut stream: Box<dyn FrameStream>,
-        work: mpsc::Sender<FromAgent>,
+        work: mpsc::Sender<Waiting>,
+        garbage: Garbage,
         end: watch::Sender<Ending>,
     ) {
-        let mut errors = 0;
+        let backlog = Backlog::default();
         loop {
             // A slow frame holds back the heartbeats behind it; its bytes stand for them.
             let heard = || self.incoming.heard(self.server, self.id);
@@ -215,26 +232,33 @@ impl Session {
                 Ok(None) => return,
                 Err(error) => {
                     tracing::info!(error = %Chain(&error), "the agent's connection ended");
+                    if matches!(error, LinkError::TooLarge { .. }) {
+                        return self.too_large(&end).await;
+                    }
                     return;
                 }
             };
-            match self.decode(frame) {
-                Ok(FromAgent::Heartbeat(heartbeat)) => self.heartbeat(&heartbeat),
-                Ok(message) => {
-                    if self.vouching(work.send(message)).await.is_err() {
-                        return;
-                    }
-                }
-                // A later version's message is no error of the peer's.
-                Err(NotUnderstood::Message) => {}
-                Err(NotUnderstood::Garbage) => {
-                    errors += 1;
-                    if errors > MAX_PROTOCOL_ERRORS {
-                        end.send_replace(Some((1008, "too many protocol errors")));
-                    }
-                }
+            let Frame::Text(text) = frame else {
+                let text = "binary frames belong on a stream";
+                self.refuse(None, Code::Malformed, text.to_owned());
+                garbage.seen();
+                continue;
+            };
+            if let Some(heartbeat) = heartbeat(&text) {
+                self.heartbeat(&heartbeat);
+                continue;
+            }
+            let frame = self.vouching(backlog.place(&self.agents.frames, text)).await;
+            if self.vouching(work.send(frame)).await.is_err() {
+                return;
             }
         }
+    }
+
+    /// Lets the writer say why the connection ends: nothing more of it can be read.
+    async fn too_large(&self, end: &watch::Sender<Ending>) {
+        end.send_replace(Some((1009, "a frame is over the limit")));
+        end.closed().await;
     }
 
     /// Waits for `what`, during which it is we who do not read.
@@ -248,25 +272,23 @@ impl Session {
         }
     }
 
-    /// Reads a frame; one that is not understood is answered.
-    fn decode(&self, frame: Frame) -> Result<FromAgent, NotUnderstood> {
-        let Frame::Text(text) = frame else {
-            self.refuse(None, Code::Malformed, "binary frames belong on a stream".to_owned());
-            return Err(NotUnderstood::Garbage);
-        };
-        decode(&text).map_err(|error| {
-            let about = error.about().map(str::to_owned);
-            self.refuse(about, error.code(), Chain(&error).to_string());
-            if error.is_message() { NotUnderstood::Message } else { NotUnderstood::Garbage }
-        })
-    }
-
     fn heartbeat(&self, heartbeat: &Heartbeat) {
         let now = self.agents.parts.clock.wall();
         let skew = heartbeat.ts.parse::<Timestamp>().ok().map(|theirs| {
             i64::try_from(theirs.duration_since(now).as_millis()).unwrap_or(i64::MAX)
         });
         self.incoming.heartbeat(self.server, skew);
+    }
+}
+
+/// The heartbeat that a frame is, if it is one.
+fn heartbeat(text: &str) -> Option<Heartbeat> {
+    if text.len() > MAX_HEARTBEAT_BYTES {
+        return None;
+    }
+    match decode(text) {
+        Ok(FromAgent::Heartbeat(heartbeat)) => Some(heartbeat),
+        Ok(_) | Err(_) => None,
     }
 }
 

@@ -5,17 +5,22 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
+use muster_shared::error_chain::Chain;
 use muster_shared::ids::{TaskId, VmUuid};
 use muster_shared::wire::status::{Status, VmReport, apply};
 use muster_shared::wire::{
-    Acknowledge, Code, Error as WireError, FromAgent, Intake, Sysinfo, TaskResult,
+    Acknowledge, Code, DecodeError, Error as WireError, FromAgent, Intake, Outcome, Sysinfo,
+    TaskError, TaskResult, decode,
 };
 use serde::Deserialize as _;
+use serde_json::Value;
 use tokio::sync::mpsc;
 
-use super::session::Session;
+use super::backlog::Waiting;
+use super::session::{Garbage, Session};
 use super::turns::Working;
 use super::waiting::Reply;
+use crate::budget::Hold;
 
 /// Results of one agent that wait for the store at a time.
 const MAX_RESULTS: usize = 64;
@@ -25,6 +30,7 @@ const LAST_WORK: Duration = Duration::from_secs(5);
 /// Handles messages in the order in which they came.
 pub(super) struct Worker {
     session: Session,
+    garbage: Garbage,
     /// The VMs as this connection's reports say.
     reported: BTreeMap<VmUuid, VmReport>,
     /// `reported` is what the agent thinks it is.
@@ -34,12 +40,12 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    pub(super) fn new(session: Session) -> Self {
-        Self { session, reported: BTreeMap::new(), synced: false, asked: false }
+    pub(super) fn new(session: Session, garbage: Garbage) -> Self {
+        Self { session, garbage, reported: BTreeMap::new(), synced: false, asked: false }
     }
 
     /// Works until the backlog has ended and is empty; `turn` is over then.
-    pub(super) async fn run(mut self, backlog: mpsc::Receiver<FromAgent>, turn: Working) {
+    pub(super) async fn run(mut self, backlog: mpsc::Receiver<Waiting>, turn: Working) {
         let session = self.session.clone();
         let cancel = session.agents.parts.cancel.clone();
         let stopped = async {
@@ -57,21 +63,55 @@ impl Worker {
 
     /// In order, but for results: each waits for the store, which takes those of many tasks in one
     /// write.
-    async fn handle_all(&mut self, mut backlog: mpsc::Receiver<FromAgent>) {
+    async fn handle_all(&mut self, mut backlog: mpsc::Receiver<Waiting>) {
         let mut results = FuturesUnordered::new();
         loop {
-            let message = tokio::select! {
+            let frame = tokio::select! {
                 biased;
                 Some(()) = results.next() => continue,
-                message = backlog.recv(), if results.len() < MAX_RESULTS => message,
+                frame = backlog.recv(), if results.len() < MAX_RESULTS => frame,
             };
-            match message {
-                Some(FromAgent::Result(task)) => results.push(result(self.session.clone(), task)),
+            let Some(frame) = frame else { break };
+            let room = {
+                let room = self.session.agents.frames.parse(&frame.text);
+                tokio::pin!(room);
+                // Results that are being stored hold what this one may be waiting for.
+                loop {
+                    tokio::select! {
+                        biased;
+                        Some(()) = results.next() => {}
+                        room = &mut room => break room,
+                    }
+                }
+            };
+            match self.decode(&frame) {
+                Some(FromAgent::Result(task)) => {
+                    results.push(result(self.session.clone(), task, room));
+                }
                 Some(message) => self.handle(message).await,
-                None => break,
+                None => {}
             }
         }
         while let Some(()) = results.next().await {}
+    }
+
+    /// Parses a frame; one that is not understood is answered.
+    fn decode(&self, frame: &Waiting) -> Option<FromAgent> {
+        let error = match decode(&frame.text) {
+            Ok(message) => return Some(message),
+            Err(error) => error,
+        };
+        if let Some(task) = unreadable(&error) {
+            tracing::warn!(task_id = %task.id, %error, "a task's result can't be taken");
+            return Some(FromAgent::Result(task));
+        }
+        let about = error.about().map(str::to_owned);
+        self.session.refuse(about, error.code(), Chain(&error).to_string());
+        // A later version's message is no error of the peer's.
+        if !error.is_message() {
+            self.garbage.seen();
+        }
+        None
     }
 
     async fn handle(&mut self, message: FromAgent) {
@@ -151,7 +191,28 @@ impl Worker {
     }
 }
 
-async fn result(session: Session, result: TaskResult) {
+/// The end of a task whose result nobody here will ever be able to read: its agent would repeat it
+/// for ever.
+fn unreadable(error: &DecodeError) -> Option<TaskResult> {
+    let DecodeError::TooManyValues { kind, about: Some(id) } = error else { return None };
+    if kind != "result" {
+        return None;
+    }
+    let failure = TaskError {
+        message: "the task has ended, and its result is too large to be taken".to_owned(),
+        code: Code::Malformed,
+        details: None,
+    };
+    Some(TaskResult {
+        id: id.parse().ok()?,
+        status: Outcome::Failure,
+        result: Value::Null,
+        error: Some(failure),
+        finished_at: String::new(),
+    })
+}
+
+async fn result(session: Session, result: TaskResult, _room: Hold) {
     let Session { agents, incoming, server, .. } = session;
     let reply = Reply::Result(Box::new(result.clone()));
     let answered = agents.waiting.resolve(server, &result.id, &reply);

@@ -1,8 +1,9 @@
 //! Text frames to messages and back.
 
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use std::fmt;
+
+use serde::de::{DeserializeOwned, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::messages::{
     Accepted, Acknowledge, Cancel, Dispatch, Drain, Error, Heartbeat, Hello, Pause, Progress,
@@ -10,6 +11,7 @@ use super::messages::{
 };
 use super::status::Status;
 use super::{Code, Lane, MAX_FRAME_BYTES};
+use crate::json_bounds::{self, MAX_VALUES};
 
 /// Longest name that is repeated in an answer, bytes.
 const MAX_ABOUT_BYTES: usize = 256;
@@ -49,6 +51,14 @@ pub enum DecodeError {
         /// What the message is about, as far as it says so.
         about: Option<String>,
     },
+    /// More than [`MAX_VALUES`] values; answer `Malformed`.
+    #[error("a {kind} message of more than {MAX_VALUES} values")]
+    TooManyValues {
+        /// The kind.
+        kind: String,
+        /// What the message is about, as far as it says so.
+        about: Option<String>,
+    },
     /// A known kind whose members do not fit; answer `Malformed`.
     #[error("malformed {kind} message")]
     Malformed {
@@ -68,7 +78,10 @@ impl DecodeError {
     pub fn code(&self) -> Code {
         match self {
             Self::UnknownKind { .. } => Code::UnknownKind,
-            Self::TooLarge(_) | Self::NotAMessage(_) | Self::Malformed { .. } => Code::Malformed,
+            Self::TooLarge(_)
+            | Self::NotAMessage(_)
+            | Self::TooManyValues { .. }
+            | Self::Malformed { .. } => Code::Malformed,
         }
     }
 
@@ -78,14 +91,16 @@ impl DecodeError {
     pub fn about(&self) -> Option<&str> {
         match self {
             Self::TooLarge(_) | Self::NotAMessage(_) => None,
-            Self::UnknownKind { about, .. } | Self::Malformed { about, .. } => about.as_deref(),
+            Self::UnknownKind { about, .. }
+            | Self::TooManyValues { about, .. }
+            | Self::Malformed { about, .. } => about.as_deref(),
         }
     }
 
     /// Whether the peer speaks the protocol all the same, perhaps a later version of it.
     #[must_use]
     pub fn is_message(&self) -> bool {
-        matches!(self, Self::UnknownKind { .. } | Self::Malformed { .. })
+        !matches!(self, Self::TooLarge(_) | Self::NotAMessage(_))
     }
 }
 
@@ -93,17 +108,71 @@ impl DecodeError {
 struct Envelope {
     kind: String,
     #[serde(default)]
-    id: Value,
+    id: Name,
     #[serde(default)]
-    token: Value,
+    token: Name,
     #[serde(default)]
-    stream_id: Value,
+    stream_id: Name,
+}
+
+/// A short text; anything else is passed over without being kept.
+#[derive(Default)]
+struct Name(Option<String>);
+
+impl<'de> Deserialize<'de> for Name {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Short;
+
+        impl<'de> Visitor<'de> for Short {
+            type Value = Name;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("anything")
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Name, E> {
+                Ok(Name((text.len() <= MAX_ABOUT_BYTES).then(|| text.to_owned())))
+            }
+
+            fn visit_unit<E>(self) -> Result<Name, E> {
+                Ok(Name(None))
+            }
+
+            fn visit_bool<E>(self, _: bool) -> Result<Name, E> {
+                Ok(Name(None))
+            }
+
+            fn visit_i64<E>(self, _: i64) -> Result<Name, E> {
+                Ok(Name(None))
+            }
+
+            fn visit_u64<E>(self, _: u64) -> Result<Name, E> {
+                Ok(Name(None))
+            }
+
+            fn visit_f64<E>(self, _: f64) -> Result<Name, E> {
+                Ok(Name(None))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Name, A::Error> {
+                while items.next_element::<IgnoredAny>()?.is_some() {}
+                Ok(Name(None))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Name, A::Error> {
+                while members.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+                Ok(Name(None))
+            }
+        }
+
+        deserializer.deserialize_any(Short)
+    }
 }
 
 impl Envelope {
-    fn about(&self) -> Option<String> {
-        let named = [&self.id, &self.token, &self.stream_id].into_iter().find_map(Value::as_str);
-        named.filter(|name| name.len() <= MAX_ABOUT_BYTES).map(str::to_owned)
+    fn about(self) -> (String, Option<String>) {
+        let Self { kind, id, token, stream_id } = self;
+        (kind, id.0.or(token.0).or(stream_id.0))
     }
 }
 
@@ -116,10 +185,12 @@ pub fn decode<M: Message>(text: &str) -> Result<M, DecodeError> {
         return Err(DecodeError::TooLarge(text.len()));
     }
     let envelope: Envelope = serde_json::from_str(text).map_err(DecodeError::NotAMessage)?;
-    let about = envelope.about();
-    let kind = envelope.kind;
+    let (kind, about) = envelope.about();
     if !M::KINDS.contains(&kind.as_str()) {
         return Err(DecodeError::UnknownKind { kind, about });
+    }
+    if json_bounds::values(text.as_bytes()) > MAX_VALUES {
+        return Err(DecodeError::TooManyValues { kind, about });
     }
     M::parse(&kind, text).map_err(|source| DecodeError::Malformed { kind, about, source })
 }
