@@ -134,11 +134,14 @@ impl Request {
             _ => None,
         };
         let tags = match body.get("nic_tags") {
-            Some(Value::Array(items)) => items
-                .iter()
-                .map(|tag| tag.as_str().map(|tag| vec![tag.to_owned()]))
-                .collect::<Option<Vec<_>>>()
-                .ok_or_else(|| FieldError::new("nic_tags", "invalid nic_tag"))?,
+            Some(Value::Array(items)) => {
+                validate::ensure_few_tags(items.len()).map_err(field("nic_tags"))?;
+                items
+                    .iter()
+                    .map(|tag| tag.as_str().map(|tag| vec![tag.to_owned()]))
+                    .collect::<Option<Vec<_>>>()
+                    .ok_or_else(|| FieldError::new("nic_tags", "invalid nic_tag"))?
+            }
             _ => Vec::new(),
         };
         vm.nic_groups = Some(requirements.unwrap_or(tags));

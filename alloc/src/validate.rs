@@ -4,6 +4,17 @@ use serde_json::{Map, Value};
 
 use crate::num::{self, display, some_truthy, truthy, type_name};
 
+/// Most wishes in an affinity.
+pub(crate) const MAX_WISHES: usize = 64;
+/// Most of them that are patterns: each is compiled, for each VM that is placed.
+pub(crate) const MAX_PATTERNS: usize = 16;
+/// Longest key or value of a wish, bytes.
+const MAX_WISH_BYTES: usize = 1024;
+/// Most NIC tags, in all groups together.
+const MAX_NIC_TAGS: usize = 1024;
+/// Most VMs to be near to, and to be far from.
+const MAX_LOCALITY: usize = 1024;
+
 /// Lower-case `8-4-4-4-12`.
 pub(crate) fn is_uuid(text: &str) -> bool {
     text.len() == 36
@@ -111,7 +122,14 @@ pub(crate) fn nic_tag_requirements(items: &[Value]) -> Result<Vec<Vec<String>>, 
             })
             .collect()
     };
+    let tags = items.iter().map(|group| group.as_array().map_or(1, Vec::len));
+    ensure_few_tags(tags.fold(items.len(), usize::saturating_add))?;
     items.iter().enumerate().map(group).collect()
+}
+
+/// `Err(message)` for more NIC tags than a VM may ask for.
+pub(crate) fn ensure_few_tags(tags: usize) -> Result<(), String> {
+    ensure(tags <= MAX_NIC_TAGS, &format!("more than {MAX_NIC_TAGS} NIC tags"))
 }
 
 /// One wish to be near or far from other VMs.
@@ -133,15 +151,24 @@ pub(crate) enum AffinityKind {
 
 pub(crate) fn affinity(value: &Value) -> Result<Vec<Affinity>, String> {
     let Value::Array(items) = value else { return Err("\"affinity\" is not an array".to_owned()) };
-    items.iter().map(affinity_item).collect()
+    if items.len() > MAX_WISHES {
+        return Err(format!("\"affinity\" has more than {MAX_WISHES} wishes"));
+    }
+    let wishes = items.iter().map(affinity_item).collect::<Result<Vec<_>, _>>()?;
+    let patterns = wishes.iter().filter(|wish| wish.kind != AffinityKind::Exact).count();
+    if patterns > MAX_PATTERNS {
+        return Err(format!("\"affinity\" has more than {MAX_PATTERNS} patterns"));
+    }
+    Ok(wishes)
 }
 
 fn affinity_item(item: &Value) -> Result<Affinity, String> {
-    let text = |name: &str| {
-        item.get(name)
-            .and_then(Value::as_str)
-            .map(str::to_owned)
-            .ok_or_else(|| format!("\"affinity.{name}\" is not a string"))
+    let text = |name: &str| match item.get(name).and_then(Value::as_str) {
+        Some(text) if text.len() > MAX_WISH_BYTES => {
+            Err(format!("\"affinity.{name}\" has more than {MAX_WISH_BYTES} bytes"))
+        }
+        Some(text) => Ok(text.to_owned()),
+        None => Err(format!("\"affinity.{name}\" is not a string")),
     };
     let (key, operator, value, kind) =
         (text("key")?, text("operator")?, text("value")?, text("valueType")?);
@@ -189,6 +216,9 @@ fn locality_list(value: Option<&Value>, name: &str) -> Result<Vec<String>, Strin
         Some(Value::String(uuid)) => {
             ensure(is_uuid(uuid), &format!("\"locality.{name}\" is not a UUID"))?;
             Ok(vec![uuid.clone()])
+        }
+        Some(Value::Array(items)) if items.len() > MAX_LOCALITY => {
+            Err(format!("\"locality.{name}\" has more than {MAX_LOCALITY} UUIDs"))
         }
         Some(Value::Array(items)) => items
             .iter()
@@ -242,6 +272,10 @@ mod tests {
             nic_tag_requirements(&[json!([]), json!([5])]),
             Err("property \"1[0]\": 5 - number value found, but a string is required".to_owned())
         );
+        let groups = |groups: usize, tags: usize| vec![json!(vec!["a"; tags]); groups];
+        assert!(nic_tag_requirements(&groups(100, 9)).is_ok());
+        assert!(nic_tag_requirements(&groups(100, 10)).is_err());
+        assert!(nic_tag_requirements(&groups(1025, 0)).is_err());
         assert_eq!(
             traits(&json!("Fast")).map(drop),
             Err("property \"\": fast - string value found, but a object is required".to_owned())
@@ -253,6 +287,18 @@ mod tests {
         assert_eq!(
             affinity(&json!([null])).map(drop),
             Err("\"affinity.key\" is not a string".into())
+        );
+        let wish = |kind: &str, value: &str| json!({ "key": "k", "operator": "==", "value": value, "valueType": kind, "isSoft": true });
+        let many =
+            |kind, count| affinity(&Value::from(vec![wish(kind, "x"); count])).map(|w| w.len());
+        assert_eq!(many("exact", 64), Ok(64));
+        assert_eq!(many("exact", 65), Err("\"affinity\" has more than 64 wishes".into()));
+        assert_eq!(many("re", 16), Ok(16));
+        assert_eq!(many("glob", 17), Err("\"affinity\" has more than 16 patterns".into()));
+        let long = wish("exact", &"x".repeat(1025));
+        assert_eq!(
+            affinity(&json!([long])).map(drop),
+            Err("\"affinity.value\" has more than 1024 bytes".into())
         );
         assert_eq!(locality(&json!("x")), Err("\"locality\" is has wrong type".into()));
         assert_eq!(locality(&json!({"near": "x"})), Err("\"locality.near\" is not a UUID".into()));

@@ -1,6 +1,6 @@
 //! `calculate-affinity`: turns wishes by alias, tag or id into VMs to be near to or far from.
 
-use regex::Regex;
+use regex::{Regex, RegexBuilder};
 use serde_json::Value;
 use uuid::Uuid;
 
@@ -19,6 +19,9 @@ pub(super) static AFFINITY: Algorithm = Algorithm {
     ..Algorithm::PLAIN
 };
 
+/// Largest compiled pattern, bytes: some milliseconds of work, and a dozen of `\w`.
+const MAX_COMPILED_BYTES: usize = 256 * 1024;
+
 fn run(run: &mut Run<'_>) -> Reasons {
     let request = run.request;
     let Some(wishes) = &request.vm.affinity else { return Reasons::skip("No affinity found") };
@@ -29,7 +32,7 @@ fn run(run: &mut Run<'_>) -> Reasons {
         match resolve(wish, &owned) {
             Ok(vms) if wish.equal => near.extend(vms),
             Ok(vms) => far.extend(vms),
-            Err(Unresolved::Many(text)) => return run.clear(text),
+            Err(Unresolved::Many(text) | Unresolved::Pattern(text)) => return run.clear(text),
             Err(Unresolved::Nobody(text)) if strict && wish.equal => return run.clear(text),
             Err(Unresolved::Nobody(_)) => {}
         }
@@ -59,12 +62,14 @@ enum Unresolved {
     Nobody(String),
     /// It names several VMs where it must name one.
     Many(String),
+    /// Its pattern can't be used.
+    Pattern(String),
 }
 
 /// The VMs a wish means.
 fn resolve(wish: &Affinity, owned: &[&Vm]) -> Result<Vec<String>, Unresolved> {
     let instance = matches!(wish.key.as_str(), "container" | "instance");
-    let found = if instance { instances(wish, owned)? } else { tagged(wish, owned) };
+    let found = if instance { instances(wish, owned)? } else { tagged(wish, owned)? };
     if !found.is_empty() {
         return Ok(found);
     }
@@ -98,7 +103,7 @@ fn instances(wish: &Affinity, owned: &[&Vm]) -> Result<Vec<String>, Unresolved> 
         }));
     }
     if wish.kind == AffinityKind::Regex {
-        let regex = inner_regex(value);
+        let regex = inner_regex(value)?;
         return Ok(select(owned, |vm| is_active(vm) && alias_matches(vm, regex.as_ref())));
     }
     let by_alias = select(owned, |vm| {
@@ -108,7 +113,7 @@ fn instances(wish: &Affinity, owned: &[&Vm]) -> Result<Vec<String>, Unresolved> 
         return Ok(by_alias);
     }
     if wish.kind == AffinityKind::Glob {
-        let regex = Regex::new(&format!("^{}$", value.replace('*', ".*"))).ok();
+        let regex = compile(&format!("^{}$", value.replace('*', ".*")))?;
         return Ok(select(owned, |vm| is_active(vm) && alias_matches(vm, regex.as_ref())));
     }
     let by_id: Vec<&&Vm> = owned
@@ -128,30 +133,42 @@ fn alias_matches(vm: &Vm, regex: Option<&Regex>) -> bool {
     vm.alias.as_deref().zip(regex).is_some_and(|(alias, regex)| regex.is_match(alias))
 }
 
-fn tagged(wish: &Affinity, owned: &[&Vm]) -> Vec<String> {
+fn tagged(wish: &Affinity, owned: &[&Vm]) -> Result<Vec<String>, Unresolved> {
     let label = format!("docker:label:{}", wish.key);
     let values = |vm: &Vm| {
         let tags = vm.tags.as_deref();
         [wish.key.as_str(), label.as_str()].map(|name| Some(display(Some(tags?.get(name)?))))
     };
     if wish.kind == AffinityKind::Regex {
-        let Some(regex) = inner_regex(&wish.value) else { return Vec::new() };
-        return select(owned, |vm| {
+        let Some(regex) = inner_regex(&wish.value)? else { return Ok(Vec::new()) };
+        return Ok(select(owned, |vm| {
             is_active(vm) && values(vm).into_iter().flatten().any(|value| regex.is_match(&value))
-        });
+        }));
     }
-    select(owned, |vm| {
+    Ok(select(owned, |vm| {
         is_active(vm) && values(vm).into_iter().flatten().any(|value| wildcard(&wish.value, &value))
-    })
+    }))
 }
 
 /// `/…/` without its slashes; `None` for what is no regular expression here. There is no
 /// backtracking, so no expression can take long; look-around and back references don't exist.
-fn inner_regex(value: &str) -> Option<Regex> {
+fn inner_regex(value: &str) -> Result<Option<Regex>, Unresolved> {
     let mut chars = value.chars();
-    chars.next()?;
-    chars.next_back()?;
-    Regex::new(chars.as_str()).ok()
+    match (chars.next(), chars.next_back()) {
+        (Some(_), Some(_)) => compile(chars.as_str()),
+        _ => Ok(None),
+    }
+}
+
+/// A pattern; `None` if it is none, which fits nothing.
+fn compile(pattern: &str) -> Result<Option<Regex>, Unresolved> {
+    match RegexBuilder::new(pattern).size_limit(MAX_COMPILED_BYTES).build() {
+        Ok(regex) => Ok(Some(regex)),
+        Err(regex::Error::CompiledTooBig(_)) => {
+            Err(Unresolved::Pattern(format!("the affinity pattern \"{pattern}\" is too large")))
+        }
+        Err(_) => Ok(None),
+    }
 }
 
 /// Whether the text fits a pattern in which only `*` is special.
@@ -205,7 +222,9 @@ mod tests {
             soft: false,
         };
         let got = resolve(&wish, &vms.iter().collect::<Vec<_>>());
-        let got = got.map_err(|(Unresolved::Nobody(text) | Unresolved::Many(text))| text);
+        let got = got.map_err(|unresolved| match unresolved {
+            Unresolved::Nobody(text) | Unresolved::Many(text) | Unresolved::Pattern(text) => text,
+        });
         let text = |n: u128| Uuid::from_u128(n).to_string();
         let want =
             want.map(|vms| vms.into_iter().map(text).collect::<Vec<_>>()).map_err(str::to_owned);
@@ -224,6 +243,14 @@ mod tests {
         check("role", "db", Exact, Ok(vec![1]));
         check("role", "1", Exact, Ok(vec![2]));
         check("role", "/t.*e/", Regex, Ok(vec![3]));
+        check("role", r"/^\w+-?\w*-?\w*-?\w*$/", Regex, Ok(vec![1, 2, 3]));
+        check("role", r"/\w{450}/", Regex, Err(r#"the affinity pattern "\w{450}" is too large"#));
+        check(
+            "instance",
+            r"\w{450}",
+            Glob,
+            Err(r#"the affinity pattern "^\w{450}$" is too large"#),
+        );
         check(
             "role",
             "x",

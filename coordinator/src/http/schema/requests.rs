@@ -30,11 +30,15 @@ fn platform(doc: &str) -> Value {
 
 /// The VM that wants a place.
 pub(crate) fn allocation_vm() -> Value {
-    let near = json!({ "anyOf": [uuid(), { "type": "array", "items": uuid() }] });
+    let near = json!({
+        "anyOf": [uuid(), { "type": "array", "items": uuid(), "maxItems": 1024 }],
+    });
     let affinity = json!({
         "type": "object",
         "properties": {
-            "key": text(), "operator": { "enum": ["==", "!="] }, "value": text(),
+            "key": { "type": "string", "maxLength": 1024 },
+            "operator": { "enum": ["==", "!="] },
+            "value": { "type": "string", "maxLength": 1024 },
             "valueType": { "enum": ["exact", "glob", "re"] }, "isSoft": { "type": "boolean" },
         },
     });
@@ -45,13 +49,14 @@ pub(crate) fn allocation_vm() -> Value {
             "quota": number("GiB"), "cpu_cap": number("Percent of a CPU"), "brand": text(),
             "traits": traits(),
             "affinity": {
-                "type": "array", "items": affinity, "description": "By other VMs' tags and names",
+                "type": "array", "items": affinity, "maxItems": 64,
+                "description": "By other VMs' tags and names; at most 16 by `glob` or `re`",
             },
             "locality": {
                 "type": "object", "description": "Near to or far from other VMs",
                 "properties": { "near": near, "far": near, "strict": { "type": "boolean" } },
             },
-            "nic_tags": { "type": "array", "items": text() },
+            "nic_tags": { "type": "array", "items": text(), "maxItems": 1024 },
             "internal_metadata": { "type": "object" },
         },
         "example": {
