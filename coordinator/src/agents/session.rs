@@ -33,6 +33,9 @@ use super::worker::Worker;
 use super::{Agents, Incoming};
 use crate::roster::ConnectionId;
 
+/// A connection on which nothing arrives for so long is closed: its agent is lost long before, and
+/// it takes a place.
+const SILENCE: Duration = Duration::from_secs(60);
 /// Longest silence of ours.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// Longest time for one frame to leave.
@@ -225,17 +228,19 @@ impl Session {
     ) {
         let backlog = Backlog::default();
         loop {
-            // A slow frame holds back the heartbeats behind it; its bytes stand for them.
-            let heard = || self.incoming.heard(self.server, self.id);
-            let frame = match next_heard(&mut *stream, heard).await {
-                Ok(Some(frame)) => frame,
-                Ok(None) => return,
-                Err(error) => {
+            let frame = match self.next(&mut *stream).await {
+                Some(Ok(Some(frame))) => frame,
+                Some(Ok(None)) => return,
+                Some(Err(error)) => {
                     tracing::info!(error = %Chain(&error), "the agent's connection ended");
                     if matches!(error, LinkError::TooLarge { .. }) {
-                        return self.too_large(&end).await;
+                        return say(&end, (1009, "a frame is over the limit")).await;
                     }
                     return;
+                }
+                None => {
+                    tracing::info!("the agent's connection is silent");
+                    return say(&end, (1008, "silent for too long")).await;
                 }
             };
             let Frame::Text(text) = frame else {
@@ -255,10 +260,21 @@ impl Session {
         }
     }
 
-    /// Lets the writer say why the connection ends: nothing more of it can be read.
-    async fn too_large(&self, end: &watch::Sender<Ending>) {
-        end.send_replace(Some((1009, "a frame is over the limit")));
-        end.closed().await;
+    /// The next frame; `None` when nothing at all arrives. A slow frame holds back the heartbeats
+    /// behind it; its bytes stand for them.
+    async fn next(&self, stream: &mut dyn FrameStream) -> Option<Result<Option<Frame>, LinkError>> {
+        loop {
+            let mut any = false;
+            let heard = || {
+                any = true;
+                self.incoming.heard(self.server, self.id);
+            };
+            match tokio::time::timeout(SILENCE, next_heard(stream, heard)).await {
+                Ok(next) => return Some(next),
+                Err(_) if any => {}
+                Err(_) => return None,
+            }
+        }
     }
 
     /// Waits for `what`, during which it is we who do not read.
@@ -279,6 +295,12 @@ impl Session {
         });
         self.incoming.heartbeat(self.server, skew);
     }
+}
+
+/// Lets the writer say why the connection ends, after which nothing more of it is read.
+async fn say(end: &watch::Sender<Ending>, why: (u16, &'static str)) {
+    end.send_replace(Some(why));
+    end.closed().await;
 }
 
 /// The heartbeat that a frame is, if it is one.
