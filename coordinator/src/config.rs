@@ -28,6 +28,8 @@ pub const ENVIRONMENT_PREFIX: &str = "MUSTER_COORDINATOR__";
 const DEFAULT_LISTEN: &str = "127.0.0.1:8480";
 /// Room for 10,000 agents and as many API clients as will come beside them.
 const DEFAULT_CONNECTIONS: usize = 12_000;
+/// A proxy that many clients stand behind, or one program that waits for thousands of tasks.
+const DEFAULT_CONNECTIONS_PER_PEER: usize = 6_000;
 /// Clients that need longer for their headers are broken or hostile.
 const DEFAULT_HEAD_TIMEOUT_MS: u64 = 10_000;
 /// Clients of the reference keep idle connections for an hour.
@@ -112,8 +114,16 @@ impl Default for Config {
 pub struct Api {
     /// Status of a failed validation: 409, or 500 for clients that expect the reference's.
     pub validation_status: u16,
-    /// Most connections at a time, agents included; more wait.
+    /// Most connections at a time, agents included; when all are taken, the one that has been idle
+    /// for longest goes. An eighth is kept for agents.
     pub connections: usize,
+    /// Most connections of one address (for IPv6, of one /64), those of agents not counted.
+    pub connections_per_peer: usize,
+    /// Names under which the API may be asked beside addresses, `localhost`, the machine's own name
+    /// and those of `agents.advertised_urls`; `"*"`: any. Requests with another `Host` (without
+    /// TLS) or of pages of other sites are refused: a browser that reaches the API must not become
+    /// the tool of the pages that it shows.
+    pub hosts: Vec<String>,
     /// Longest time for the head of a request, ms.
     pub head_timeout_ms: u64,
     /// Longest time between two requests of a connection, ms.
@@ -127,6 +137,8 @@ impl Default for Api {
         Self {
             validation_status: 409,
             connections: DEFAULT_CONNECTIONS,
+            connections_per_peer: DEFAULT_CONNECTIONS_PER_PEER,
+            hosts: Vec::new(),
             head_timeout_ms: DEFAULT_HEAD_TIMEOUT_MS,
             idle_timeout_ms: MIN_IDLE_TIMEOUT_MS,
             drain_ms: DEFAULT_DRAIN_MS,

@@ -28,7 +28,7 @@ async fn post_and_leave(address: &str, path: &str, body: &Value, turn: usize) {
     let mut stream = TcpStream::connect(address).await.expect("the coordinator listens");
     let body = body.to_string();
     let request = format!(
-        "POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n\
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
          content-length: {}\r\n\r\n{body}",
         body.len(),
     );

@@ -15,15 +15,21 @@ pub(super) fn routes() -> Vec<Route> {
     vec![
         Route::new(Method::GET, "/agent", "AgentConnect", connect)
             .summary("An agent's control connection, see docs/protocol.md")
+            .for_agents()
             .websocket(),
         Route::new(Method::GET, "/agent/streams/:id", "AgentStream", stream)
             .summary("A byte stream that an agent was asked for")
+            .for_agents()
             .websocket(),
     ]
 }
 
 async fn connect(request: Request) -> Result<Response, ApiError> {
     let app = Arc::clone(&request.app);
+    request.check_websocket(Some(wire::PROTOCOL))?;
+    if let Some(place) = &request.place {
+        place.give_to_agent();
+    }
     request.into_websocket(Some(wire::PROTOCOL), move |connection| async move {
         app.agents().serve(connection).await;
     })
@@ -36,6 +42,10 @@ async fn stream(request: Request) -> Result<Response, ApiError> {
         return Err(ApiError::NotFound("nobody waits for this stream".to_owned()));
     };
     let app = Arc::clone(&request.app);
+    request.check_websocket(Some(wire::stream::PROTOCOL))?;
+    if let Some(place) = &request.place {
+        place.give_to_agent();
+    }
     request.into_websocket(Some(wire::stream::PROTOCOL), move |connection| async move {
         if !app.agents().accept_stream(id, connection) {
             tracing::info!(stream_id = %id, "a stream came too late");

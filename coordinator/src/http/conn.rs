@@ -1,4 +1,4 @@
-//! The accept loop: connections with a limit, TLS under a deadline, timeouts for clients that
+//! The accept loop: connections within [limits](super::places), TLS under a deadline, timeouts for clients that
 //! stall in their headers, upgrades, and an orderly end.
 //!
 //! warp's own server has no TLS, no connection limit and no header timeout, so hyper is driven
@@ -17,8 +17,7 @@ use hyper_util::rt::TokioIo;
 use muster_shared::config::ListenAddress;
 use muster_shared::unix_socket::{self, SocketFile};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener, UnixStream};
-use tokio::sync::Semaphore;
+use tokio::net::{TcpListener, TcpSocket, UnixListener, UnixStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -26,6 +25,7 @@ use tower_service::Service as _;
 use warp::filters::BoxedFilter;
 
 use super::dispatch::Peer;
+use super::places::{PlaceLimits, Places, peer_key};
 use super::watched::{Activity, Guarded, Timeouts, WatchedIo};
 
 /// Longest pause after a failed accept, e.g. for want of descriptors.
@@ -34,6 +34,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const TLS_TIMEOUT: Duration = Duration::from_secs(10);
 /// Largest request head, bytes; a connection's read buffer never grows beyond.
 const MAX_HEAD_BYTES: usize = 64 * 1024;
+/// Connections that the kernel completes while nobody has accepted them: a fleet that comes back at
+/// once must not wait for repeated SYNs.
+const LISTEN_BACKLOG: u32 = 4096;
 /// The owner and the group may use the API on a unix socket.
 const SOCKET_MODE: u32 = 0o660;
 
@@ -41,7 +44,7 @@ const SOCKET_MODE: u32 = 0o660;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConnLimits {
     /// Most connections at a time, websockets included; more wait in the kernel's queue.
-    pub(crate) connections: usize,
+    pub(crate) connections: PlaceLimits,
     /// What stalled and idle clients get.
     pub(crate) timeouts: Timeouts,
 }
@@ -62,7 +65,15 @@ impl Listener {
     /// The system's error.
     pub(crate) async fn bind(address: &ListenAddress) -> io::Result<Self> {
         match address {
-            ListenAddress::Tcp(address) => TcpListener::bind(address).await.map(Self::Tcp),
+            ListenAddress::Tcp(address) => {
+                let socket = match address {
+                    SocketAddr::V4(_) => TcpSocket::new_v4()?,
+                    SocketAddr::V6(_) => TcpSocket::new_v6()?,
+                };
+                socket.set_reuseaddr(true)?;
+                socket.bind(*address)?;
+                socket.listen(LISTEN_BACKLOG).map(Self::Tcp)
+            }
             ListenAddress::Unix(path) => {
                 let (listener, file) = unix_socket::bind(path, SOCKET_MODE).await?;
                 Ok(Self::Unix(listener, file))
@@ -102,36 +113,40 @@ pub(crate) struct Serving {
 /// Accepts until `stop`.
 pub(crate) async fn accept_loop(listener: Listener, serving: Serving) {
     let serving = Arc::new(serving);
-    let permits = Arc::new(Semaphore::new(serving.limits.connections));
+    let places = Places::new(serving.limits.connections);
     loop {
-        let permit = tokio::select! {
-            biased;
-            () = serving.stop.cancelled() => return,
-            permit = Arc::clone(&permits).acquire_owned() => permit,
-        };
-        // The semaphore is never closed.
-        let Ok(permit) = permit else { return };
         let accepted = tokio::select! {
             biased;
             () = serving.stop.cancelled() => return,
             accepted = accept(&listener) => accepted,
         };
-        match accepted {
-            Ok((stream, address)) => {
-                let serving_one = Arc::clone(&serving);
-                let peer = Peer { address, permit: Some(Arc::new(permit)) };
-                serving.tracker.spawn(async move {
-                    match stream {
-                        Stream::Tcp(stream) => secure(stream, peer, &serving_one).await,
-                        Stream::Unix(stream) => serve(stream, peer, &serving_one).await,
-                    }
-                });
-            }
+        let (stream, address) = match accepted {
+            Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
             }
-        }
+        };
+        let activity = Arc::new(Activity::default());
+        let peer = address.map(|address| peer_key(address.ip()));
+        let place = tokio::select! {
+            biased;
+            () = serving.stop.cancelled() => return,
+            place = places.enter(peer, &activity) => place,
+        };
+        let Some(place) = place else {
+            tracing::debug!(?address, "a peer has as many connections as it may");
+            continue;
+        };
+        let serving_one = Arc::clone(&serving);
+        let peer = Peer { address, place: Some(Arc::new(place)) };
+        serving.tracker.spawn(async move {
+            match stream {
+                Stream::Tcp(stream) => secure(stream, peer, activity, &serving_one).await,
+                Stream::Unix(stream) => serve(stream, peer, activity, &serving_one).await,
+            }
+        });
     }
 }
 
@@ -156,9 +171,14 @@ async fn accept(listener: &Listener) -> io::Result<(Stream, Option<SocketAddr>)>
     }
 }
 
-async fn secure(stream: tokio::net::TcpStream, peer: Peer, serving: &Serving) {
+async fn secure(
+    stream: tokio::net::TcpStream,
+    peer: Peer,
+    activity: Arc<Activity>,
+    serving: &Serving,
+) {
     let Some(acceptor) = &serving.tls else {
-        return serve(stream, peer, serving).await;
+        return serve(stream, peer, activity, serving).await;
     };
     let handshake = tokio::select! {
         biased;
@@ -166,17 +186,17 @@ async fn secure(stream: tokio::net::TcpStream, peer: Peer, serving: &Serving) {
         handshake = tokio::time::timeout(TLS_TIMEOUT, acceptor.accept(stream)) => handshake,
     };
     match handshake {
-        Ok(Ok(stream)) => serve(stream, peer, serving).await,
+        Ok(Ok(stream)) => serve(stream, peer, activity, serving).await,
         Ok(Err(error)) => tracing::debug!(%error, address = ?peer.address, "TLS handshake failed"),
         Err(_) => tracing::debug!(address = ?peer.address, "TLS handshake took too long"),
     }
 }
 
-async fn serve<S>(stream: S, peer: Peer, serving: &Serving)
+async fn serve<S>(stream: S, peer: Peer, activity: Arc<Activity>, serving: &Serving)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let activity = Arc::new(Activity::default());
+    let end = peer.place.as_ref().map(|place| place.end.clone()).unwrap_or_default();
     let io = WatchedIo::new(stream, serving.limits.timeouts, Arc::clone(&activity));
     let service = service_fn(|mut request: http::Request<Incoming>| {
         request.extensions_mut().insert(peer.clone());
@@ -200,6 +220,9 @@ where
     let ended = tokio::select! {
         biased;
         () = serving.kill.cancelled() => return,
+        () = end.cancelled() => {
+            return tracing::debug!(address = ?peer.address, "an idle connection made room");
+        }
         ended = connection.as_mut() => Some(ended),
         () = serving.stop.cancelled() => None,
     };

@@ -17,7 +17,6 @@ use muster_shared::api::FieldError;
 use muster_shared::api::Object;
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::{ServerUuid, VmUuid};
-use tokio::sync::OwnedSemaphorePermit;
 use warp::Reply as _;
 
 use super::Shell;
@@ -26,6 +25,7 @@ use super::body::{Bodies, Held};
 use super::error::ApiError;
 use super::matcher::{self, Match};
 use super::params::{merge, parse_json, parse_urlencoded};
+use super::places::Place;
 use super::request::{BodyStream, Request, ServerRef, invalid_server, invalid_vm};
 use super::response::{Body, Response};
 use super::route::{BodyRule, HandlerFuture, Reply, Route, ServerRule};
@@ -56,7 +56,7 @@ pub(crate) struct Peer {
     /// `None` on a unix socket.
     pub(crate) address: Option<SocketAddr>,
     /// Counts the connection; a websocket takes it along.
-    pub(crate) permit: Option<Arc<OwnedSemaphorePermit>>,
+    pub(crate) place: Option<Arc<Place>>,
 }
 
 /// A request as the filters hand it over.
@@ -98,6 +98,12 @@ impl Shell {
             started: self.app.parts().clock.monotonic(),
             form: Form::Json,
         };
+        // Whoever is on a unix socket is no browser.
+        if context.peer.is_some()
+            && let Err(refused) = self.config.names.check(&incoming.headers)
+        {
+            return self.finish(None, Err(refused), &context);
+        }
         let routes = group.map_or(&[][..], |index| &self.groups[index].routes);
         let found = matcher::find(routes.iter(), &incoming.method, &incoming.segments);
         let (route, result) = match found {
@@ -131,6 +137,10 @@ impl Shell {
         incoming: Incoming,
         context: &mut Context,
     ) -> Result<Response, ApiError> {
+        if !route.for_agents && incoming.peer.place.as_ref().is_some_and(|it| it.is_reserved()) {
+            let text = "all connections but those that are kept for agents are taken";
+            return Err(ApiError::Unavailable(text.to_owned()));
+        }
         // Bytes have one form only, so there is nothing to negotiate.
         match negotiate(header_text(&incoming.headers, &ACCEPT)) {
             Some(form) => context.form = form,
@@ -169,7 +179,7 @@ impl Shell {
             vm,
             body,
             upgrade: incoming.upgrade,
-            permit: incoming.peer.permit,
+            place: incoming.peer.place,
             _hold: hold,
             shell: Arc::clone(self),
         };

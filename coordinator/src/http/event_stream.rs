@@ -8,7 +8,9 @@ use http::Method;
 use http::header::{CACHE_CONTROL, HeaderValue};
 use serde_json::json;
 
+use super::MAX_EVENT_STREAMS_OF_CLIENT;
 use super::error::ApiError;
+use super::places::Share;
 use super::request::Request;
 use super::response::Response;
 use super::route::{Param, Route};
@@ -71,17 +73,20 @@ async fn events(request: Request) -> Result<Response, ApiError> {
         let bad = |()| ApiError::invalid("last_event_id", "must be the id of an event");
         text.parse::<Position>().map_err(bad)
     });
+    let most = MAX_EVENT_STREAMS_OF_CLIENT;
+    let share = request.share(&request.shell.event_streams, most, "event streams")?;
     let subscription = request.app.events.subscribe(filter, after.transpose()?).await?;
     // Ends with the listener: nobody waits for a stream that never ends by itself.
     let leaving = request.shell.leaving.clone();
-    let blocks = stream::unfold(subscription, next).take_until(leaving.cancelled_owned());
+    let blocks = stream::unfold((subscription, share), next).take_until(leaving.cancelled_owned());
     Ok(Response::endless(EVENT_STREAM, blocks.map(Ok).boxed())
         .header(CACHE_CONTROL, HeaderValue::from_static("no-store")))
 }
 
-async fn next(mut subscription: Subscription) -> Option<(Bytes, Subscription)> {
-    let item = subscription.next().await?;
-    Some((Bytes::from(block(item)), subscription))
+/// The next block; a stream's share of its client's is over with the stream.
+async fn next(mut reading: (Subscription, Share)) -> Option<(Bytes, (Subscription, Share))> {
+    let item = reading.0.next().await?;
+    Some((Bytes::from(block(item)), reading))
 }
 
 /// One block of the stream. A block without data only moves the reader's position.

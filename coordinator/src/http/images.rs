@@ -13,6 +13,7 @@ use muster_shared::api::image::Manifest;
 use muster_shared::ids::ImageUuid;
 use muster_shared::wire::Code;
 
+use super::MAX_UPLOADS_OF_CLIENT;
 use super::error::ApiError;
 use super::request::Request;
 use super::response::Response;
@@ -171,6 +172,8 @@ async fn upload(mut request: Request) -> Result<Response, ApiError> {
         sha1: request.text("sha1").map(str::to_owned),
         sha256: request.text("sha256").map(str::to_owned),
     };
+    let most = MAX_UPLOADS_OF_CLIENT;
+    let share = request.share(&request.shell.uploads_of, most, "uploads")?;
     let Ok(permit) = Arc::clone(&request.shell.uploads).try_acquire_owned() else {
         return Err(ApiError::Unavailable("too many uploads at a time".to_owned()));
     };
@@ -180,7 +183,7 @@ async fn upload(mut request: Request) -> Result<Response, ApiError> {
     // be aborted, which is work.
     let done = request.shell.tracker.spawn(async move {
         let done = app.images.upload(image, claim, &expected, body).await;
-        drop(permit);
+        drop((permit, share));
         done
     });
     let done = done.await.map_err(|error| ApiError::internal("the upload failed", error))?;

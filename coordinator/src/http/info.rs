@@ -89,6 +89,12 @@ async fn diagnostics(request: Request) -> Result<Response, ApiError> {
 }
 
 async fn openapi_document(request: Request) -> Result<Response, ApiError> {
-    let routes = request.shell.groups.iter().flat_map(|group| &group.routes);
-    Response::json(openapi::document(routes))
+    let shell = &request.shell;
+    // It is large and never changes: made for each request, a few readers would keep everybody
+    // else waiting.
+    let text = shell.openapi.get_or_init(|| {
+        let routes = shell.groups.iter().flat_map(|group| &group.routes);
+        openapi::document(routes).to_string().into()
+    });
+    Ok(Response::text(text.clone()))
 }

@@ -23,15 +23,18 @@ mod gate;
 mod images;
 mod info;
 mod jobs;
+mod lag;
 mod local;
 mod matcher;
 mod metrics;
 mod node_images;
 mod node_tasks;
 mod openapi;
+mod origin;
 mod orphans;
 mod params;
 mod ping;
+mod places;
 mod process;
 mod request;
 mod response;
@@ -55,15 +58,18 @@ mod why;
 mod zfs;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use body::Bodies;
+use bytes::Bytes;
 pub use error::ValidationStatus;
 use gate::Gate;
 use jiff::Timestamp;
 pub use local::LocalApi;
 use matcher::first_segment;
 use muster_shared::telemetry::LogControl;
+use origin::Names;
+use places::Shares;
 use route::Route;
 pub(crate) use server::{Server, ServerSettings, bind, hostname};
 use tokio::sync::Semaphore;
@@ -74,6 +80,12 @@ use crate::app::App;
 
 /// Image uploads at a time.
 const MAX_UPLOADS: usize = 8;
+/// Of them, those of one client.
+const MAX_UPLOADS_OF_CLIENT: usize = 4;
+/// Requests of one client that wait for a task or a ticket.
+const MAX_WAITS_OF_CLIENT: usize = 4_096;
+/// Event streams of one client: half of all.
+const MAX_EVENT_STREAMS_OF_CLIENT: usize = 128;
 /// Changes at a time. Those whose clients went away hold no connection, so the limit of
 /// connections does not bound them.
 const MAX_CHANGES: usize = 4_096;
@@ -119,6 +131,8 @@ pub struct ApiConfig {
     pub hostname: String,
     /// What `/loglevel` changes.
     pub log: Option<Arc<LogControl>>,
+    /// The names under which the API may be asked.
+    pub(crate) names: Names,
 }
 
 /// The HTTP API over an application.
@@ -141,6 +155,12 @@ pub(crate) struct Shell {
     changes: Arc<Semaphore>,
     /// Bodies of requests under way.
     bodies: Bodies,
+    /// Requests that wait for something, uploads and event streams, of each client.
+    waits: Shares,
+    uploads_of: Shares,
+    event_streams: Shares,
+    /// The OpenAPI document, once somebody asked for it.
+    openapi: OnceLock<Bytes>,
     /// The listeners stop: streams without an end are ended.
     leaving: CancellationToken,
     /// Requests that still wait get a 503.
@@ -203,6 +223,10 @@ impl Shell {
             uploads: Arc::new(Semaphore::new(MAX_UPLOADS)),
             changes: Arc::new(Semaphore::new(MAX_CHANGES)),
             bodies: Bodies::default(),
+            waits: Shares::default(),
+            uploads_of: Shares::default(),
+            event_streams: Shares::default(),
+            openapi: OnceLock::new(),
             leaving: CancellationToken::new(),
             hurry: CancellationToken::new(),
             cut_off: CancellationToken::new(),

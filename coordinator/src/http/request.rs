@@ -12,9 +12,9 @@ use hyper::upgrade::OnUpgrade;
 use muster_shared::api::Object;
 use muster_shared::ids::{ServerUuid, VmUuid};
 use serde_json::Value;
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::error::ApiError;
+use super::places::{PeerKey, Place, Share, Shares};
 use super::stream::SyncStream;
 use crate::app::{App, Caller, Expected};
 use crate::budget::Hold;
@@ -47,7 +47,7 @@ pub(crate) struct Request {
     pub(super) vm: Option<VmUuid>,
     pub(super) body: Option<BodyStream>,
     pub(super) upgrade: Option<OnUpgrade>,
-    pub(super) permit: Option<Arc<OwnedSemaphorePermit>>,
+    pub(super) place: Option<Arc<Place>>,
     /// Room for the body and the parameters.
     pub(super) _hold: Hold,
     pub(super) shell: Arc<super::Shell>,
@@ -60,6 +60,17 @@ impl fmt::Debug for Request {
 }
 
 impl Request {
+    /// One of the things of which each peer may have so many.
+    ///
+    /// # Errors
+    /// [`ApiError::Unavailable`] when its peer has them all.
+    pub(super) fn share(&self, of: &Shares, most: usize, what: &str) -> Result<Share, ApiError> {
+        let peer: PeerKey = self.place.as_ref().and_then(|place| place.peer);
+        of.take(peer, most).ok_or_else(|| {
+            ApiError::Unavailable(format!("this client has {most} {what} under way; try again"))
+        })
+    }
+
     /// A parameter; `None` when absent.
     pub(crate) fn param(&self, name: &str) -> Option<&Value> {
         self.params.get(name)

@@ -79,6 +79,11 @@ impl Response {
         Ok(Self::new(Body::Encoded(text.into())))
     }
 
+    /// JSON that is written already.
+    pub(crate) fn text(json: Bytes) -> Self {
+        Self::new(Body::Encoded(json))
+    }
+
     /// Bytes of a media type.
     pub(crate) fn bytes(content_type: &'static str, bytes: impl Into<Bytes>) -> Self {
         Self::new(Body::Bytes(bytes.into()))

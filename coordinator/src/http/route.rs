@@ -171,6 +171,8 @@ pub(crate) struct Route {
     pub(crate) versioned: bool,
     /// Starts a task or a job, for which the request may name a ticket.
     pub(crate) fenced: bool,
+    /// Only agents use it: it works when all other connections are taken.
+    pub(crate) for_agents: bool,
     /// Gets a line in the audit log.
     pub(crate) audited: bool,
     /// The alias of another route; `Some(true)` when a GET that has an effect.
@@ -218,6 +220,7 @@ impl Route {
             also: &[],
             versioned: false,
             fenced: false,
+            for_agents: false,
             audited: true,
             alias: None,
             handler: Arc::new(move |request| Box::pin(handler(request))),
@@ -227,6 +230,12 @@ impl Route {
     /// One sentence for the documentation.
     pub(crate) fn summary(mut self, summary: &'static str) -> Self {
         self.summary = summary;
+        self
+    }
+
+    /// Only agents use it.
+    pub(crate) fn for_agents(mut self) -> Self {
+        self.for_agents = true;
         self
     }
 

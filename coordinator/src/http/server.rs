@@ -10,11 +10,14 @@ use rustls::ServerConfig;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use url::Url;
 use warp::Filter as _;
 
 use super::conn::{ConnLimits, Listener, Serving, accept_loop};
+use super::origin::Names;
+use super::places::PlaceLimits;
 use super::watched::Timeouts;
-use super::{ApiConfig, Shell, ValidationStatus, filters, metrics};
+use super::{ApiConfig, Shell, ValidationStatus, filters, lag, metrics};
 use crate::StartError;
 use crate::app::App;
 use crate::config::Config;
@@ -65,13 +68,30 @@ impl ServerSettings {
             head: Duration::from_millis(config.api.head_timeout_ms),
             idle: Duration::from_millis(config.api.idle_timeout_ms),
         };
+        let connections = PlaceLimits {
+            all: config.api.connections,
+            of_peer: config.api.connections_per_peer.min(config.api.connections),
+        };
+        let hostname = hostname();
+        let names = names(config, &hostname, tls.is_some());
         Self {
-            api: ApiConfig { validation_status, hostname: hostname(), log: log.map(Arc::new) },
+            api: ApiConfig { validation_status, hostname, log: log.map(Arc::new), names },
             tls,
-            limits: ConnLimits { connections: config.api.connections, timeouts },
+            limits: ConnLimits { connections, timeouts },
             drain: config.drain(),
         }
     }
+}
+
+/// The names under which the API may be asked: those of `api.hosts`, those that agents are told,
+/// and the machine's own.
+fn names(config: &Config, hostname: &str, tls: bool) -> Names {
+    let urls = config.agents.advertised_urls.iter().filter_map(|url| url.parse::<Url>().ok());
+    let advertised: Vec<String> =
+        urls.filter_map(|url| url.host_str().map(str::to_owned)).collect();
+    let configured = config.api.hosts.iter().map(String::as_str);
+    let all = configured.chain(advertised.iter().map(String::as_str)).chain([hostname]);
+    Names::new(all, tls)
 }
 
 /// The machine's name.
@@ -123,10 +143,12 @@ impl Server {
             tracker: shell.tracker.clone(),
         };
         acceptors.spawn(accept_loop(api.listener, serving.clone()));
+        acceptors.spawn(lag::watch(Arc::clone(&shell.app), stop.clone()));
         let metrics_address = metrics_bound.map(|bound| {
             serving.filter = metrics::filter(&shell).boxed();
             serving.tls = None;
-            serving.limits.connections = METRICS_CONNECTIONS;
+            let all = METRICS_CONNECTIONS;
+            serving.limits.connections = PlaceLimits { all, of_peer: all };
             acceptors.spawn(accept_loop(bound.listener, serving));
             bound.address
         });

@@ -5,6 +5,7 @@ use muster_shared::api::task::{Task, TaskStarted, TaskStatus};
 use muster_shared::ids::TaskId;
 use serde::Deserialize as _;
 
+use super::MAX_WAITS_OF_CLIENT;
 use super::error::ApiError;
 use super::request::Request;
 use super::response::Response;
@@ -88,6 +89,7 @@ async fn get(request: Request) -> Result<Response, ApiError> {
 async fn wait(request: Request) -> Result<Response, ApiError> {
     let id = task_id(&request)?;
     let timeout = request.seconds("timeout").unwrap_or(MAX_WAIT);
+    let _share = request.share(&request.shell.waits, MAX_WAITS_OF_CLIENT, "waits")?;
     Response::json(request.app.tasks.wait(&id, timeout).await?)
 }
 

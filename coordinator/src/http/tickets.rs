@@ -5,6 +5,7 @@ use muster_shared::api::ticket::{QueueName, Ticket, TicketCreated, TicketServer}
 use muster_shared::ids::TicketUuid;
 use serde_json::Value;
 
+use super::MAX_WAITS_OF_CLIENT;
 use super::dispatch::X_MUSTER_TICKET;
 use super::error::ApiError;
 use super::request::{Request, ServerRef};
@@ -187,6 +188,7 @@ async fn release(request: Request) -> Result<Response, ApiError> {
 
 async fn wait(request: Request) -> Result<Response, ApiError> {
     let uuid = ticket(&request, no_such)?;
+    let _share = request.share(&request.shell.waits, MAX_WAITS_OF_CLIENT, "waits")?;
     let holds = request.headers.get(X_MUSTER_TICKET).and_then(|name| name.to_str().ok());
     let waiting = request.app.tickets.wait(uuid, holds.and_then(|name| name.parse().ok()));
     match request.seconds("timeout") {

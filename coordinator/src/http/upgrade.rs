@@ -48,7 +48,7 @@ impl Request {
         let upgrade = self.upgrade.ok_or_else(|| bad("the connection can't be upgraded"))?;
         let kill = self.shell.kill.clone();
         let req_id = self.caller.req_id;
-        let permit = self.permit;
+        let place = self.place;
         self.shell.sockets.spawn(async move {
             let work = async move {
                 match upgrade.await {
@@ -61,7 +61,7 @@ impl Request {
                 () = kill.cancelled() => {}
                 () = work => {}
             }
-            drop(permit);
+            drop(place);
         });
         let mut response = Response::empty()
             .status(StatusCode::SWITCHING_PROTOCOLS)

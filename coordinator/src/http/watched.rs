@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use http::StatusCode;
 use hyper::body::{Body, Frame, SizeHint};
+use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::Sleep;
+use tokio::time::{Instant, Sleep};
 
 /// How long a client may take.
 #[derive(Clone, Copy, Debug)]
@@ -23,12 +24,24 @@ pub(crate) struct Timeouts {
 }
 
 /// What a connection is doing, shared between its bytes and its requests.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Activity {
     /// Requests from the end of their head to the end of their answer.
     in_flight: AtomicUsize,
     /// The connection has become a websocket, which keeps its own time.
     upgraded: AtomicBool,
+    /// When its last request ended, or it began.
+    since: Mutex<Instant>,
+}
+
+impl Default for Activity {
+    fn default() -> Self {
+        Self {
+            in_flight: AtomicUsize::new(0),
+            upgraded: AtomicBool::new(false),
+            since: Mutex::new(Instant::now()),
+        }
+    }
 }
 
 impl Activity {
@@ -36,6 +49,11 @@ impl Activity {
     pub(crate) fn begin(self: &Arc<Self>) -> InFlight {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
         InFlight(Arc::clone(self))
+    }
+
+    /// Since when no request has been under way; `None` while one is, and for a websocket.
+    pub(crate) fn idle_since(&self) -> Option<Instant> {
+        (!self.busy()).then(|| *self.since.lock())
     }
 
     fn busy(&self) -> bool {
@@ -58,6 +76,7 @@ impl InFlight {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
+        *self.0.since.lock() = Instant::now();
         self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -77,17 +77,79 @@ async fn stalled_heads_are_cut_off_and_idle_connections_are_not() {
 }
 
 #[tokio::test]
-async fn connections_over_the_limit_wait() {
-    let api = Api::with(|config| config.api.connections = 1).await;
-    let mut first = TcpStream::connect(&api.address).await.unwrap();
-    first.write_all(GET_PING).await.unwrap();
-    assert_eq!(read_answer(&mut first).await.status, 200);
+async fn the_oldest_idle_connection_makes_room_for_another() {
+    let api = Api::with(|config| config.api.connections = 2).await;
+    let mut idle = Vec::new();
+    for _ in 0..3 {
+        let mut stream = TcpStream::connect(&api.address).await.unwrap();
+        stream.write_all(GET_PING).await.unwrap();
+        assert_eq!(read_answer(&mut stream).await.status, 200);
+        idle.push(stream);
+    }
+    assert!(is_closed(&mut idle[0]).await);
+    for stream in &mut idle[1..] {
+        stream.write_all(GET_PING).await.unwrap();
+        assert_eq!(read_answer(stream).await.status, 200);
+    }
+}
+
+/// A connection on which something is under way.
+async fn socket(api: &Api) -> impl Sized {
+    let mut request = format!("ws://{}/t/socket", api.address).into_client_request().unwrap();
+    request.headers_mut().insert("sec-websocket-protocol", "echo.v1".parse().unwrap());
+    tokio_tungstenite::connect_async(request).await.unwrap().0
+}
+
+#[tokio::test]
+async fn one_client_can_t_take_all_connections() {
+    let api = Api::with(|config| {
+        config.api.connections = 4;
+        config.api.connections_per_peer = 1;
+    })
+    .await;
+    let _working = socket(&api).await;
     let mut second = TcpStream::connect(&api.address).await.unwrap();
-    second.write_all(GET_PING).await.unwrap();
-    let early = tokio::time::timeout(Duration::from_millis(200), second.read_u8()).await;
-    assert!(early.is_err(), "served beyond the limit");
-    drop(first);
-    assert_eq!(read_answer(&mut second).await.status, 200);
+    // An error is a reset, which refuses as well.
+    let mut rest = Vec::new();
+    drop(tokio::time::timeout(LIMIT, second.read_to_end(&mut rest)).await.expect("it is closed"));
+    assert!(rest.is_empty());
+}
+
+#[tokio::test]
+async fn the_last_connections_are_for_agents() {
+    let api = Api::with(|config| config.api.connections = 8).await;
+    let mut working = Vec::new();
+    for _ in 0..7 {
+        working.push(socket(&api).await);
+    }
+    let mut last = TcpStream::connect(&api.address).await.unwrap();
+    last.write_all(GET_PING).await.unwrap();
+    let refused = read_answer(&mut last).await;
+    refused.expect(503, "ServiceUnavailable");
+    assert_eq!(refused.headers["retry-after"], "1");
+    drop(last);
+    let mut request = format!("ws://{}/agent", api.address).into_client_request().unwrap();
+    let protocol = muster_shared::wire::PROTOCOL.parse().unwrap();
+    request.headers_mut().insert("sec-websocket-protocol", protocol);
+    let agent = tokio::time::timeout(LIMIT, tokio_tungstenite::connect_async(request)).await;
+    agent.expect("an agent need not wait").unwrap();
+    drop(working);
+}
+
+#[tokio::test]
+async fn pages_of_other_sites_get_nothing() {
+    let api = Api::start().await;
+    let refused = api.send("GET /ping|origin: http://evil.example", b"").await;
+    refused.expect(403, "NotAuthorized");
+    let refused = api.send("POST /t/echo|sec-fetch-site: cross-site", b"").await;
+    refused.expect(403, "NotAuthorized");
+    let rebound = b"GET /ping HTTP/1.1\r\nhost: evil.example\r\nconnection: close\r\n\r\n";
+    api.raw(rebound).await.expect(421, "NotAuthorized");
+    let mut request = format!("ws://{}/agent", api.address).into_client_request().unwrap();
+    request.headers_mut().insert("origin", "http://evil.example".parse().unwrap());
+    let protocol = muster_shared::wire::PROTOCOL.parse().unwrap();
+    request.headers_mut().insert("sec-websocket-protocol", protocol);
+    assert!(tokio_tungstenite::connect_async(request).await.is_err());
 }
 
 #[tokio::test]

