@@ -29,7 +29,7 @@ pub(crate) struct Args {
     #[arg(
         long,
         value_delimiter = ',',
-        value_parser = ["server", "vm", "task", "progress", "ticket", "job"]
+        value_parser = ["server", "vm", "task", "progress", "ticket", "job", "alarm"]
     )]
     kind: Vec<String>,
     /// Only about this server.

@@ -33,6 +33,8 @@ pub(crate) struct Counters {
     pub(crate) tasks_ended: Counter,
     pub(crate) status_reports: Counter,
     pub(crate) store_commits: Counter,
+    /// VMs that were reported by another server than theirs.
+    pub(crate) vm_claims: Counter,
 }
 
 /// The ground that all services stand on; see the module.
@@ -78,6 +80,11 @@ impl Context {
             ("tasks_ended", "Tasks ended", &counters.tasks_ended),
             ("status_reports", "Status reports taken over", &counters.status_reports),
             ("store_commits", "Commits to the store", &counters.store_commits),
+            (
+                "vm_claims_refused",
+                "VMs that were reported by another server than theirs",
+                &counters.vm_claims,
+            ),
         ] {
             metrics.register(name, help, counter.clone());
         }

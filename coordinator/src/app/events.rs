@@ -21,10 +21,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
 
 use super::context::Context;
 use super::error::AppError;
+use super::fleet::Claim;
 use super::tasks::Tasks;
 use crate::store::{self, Revision, Watch, WatchEnd};
 use told::change_of;
-pub use told::{Told, ToldProgress, ToldVm};
+pub use told::{Told, ToldAlarm, ToldProgress, ToldVm};
 
 /// Subscriptions at a time; each holds up to 4,096 changes that its reader has not taken.
 const MAX_SUBSCRIPTIONS: usize = 256;
@@ -48,17 +49,20 @@ pub enum EventKind {
     Ticket,
     /// A job and its steps.
     Job,
+    /// Something that an operator has to look at.
+    Alarm,
 }
 
 impl EventKind {
     /// All, by the names that clients use.
-    pub const ALL: [(Self, &'static str); 6] = [
+    pub const ALL: [(Self, &'static str); 7] = [
         (Self::Server, "server"),
         (Self::Vm, "vm"),
         (Self::Task, "task"),
         (Self::Progress, "progress"),
         (Self::Ticket, "ticket"),
         (Self::Job, "job"),
+        (Self::Alarm, "alarm"),
     ];
 
     /// Its name.
@@ -208,8 +212,17 @@ impl Events {
         else {
             return;
         };
-        let told = Told::Progress(ToldProgress::of(progress, &open.record));
-        // An error means that the last reader has just left.
+        self.tell(Told::Progress(ToldProgress::of(progress, &open.record)));
+    }
+
+    /// A server reports a VM of another one.
+    pub(crate) fn claimed(&self, claim: Claim) {
+        self.tell(Told::Alarm(ToldAlarm::of(claim)));
+    }
+
+    /// Tells of what is not stored.
+    fn tell(&self, told: Told) {
+        // An error means that nobody reads.
         drop(self.progress.send(Arc::new(Change { told, revision: None })));
     }
 

@@ -142,8 +142,14 @@ impl App {
         let images = Arc::new(Images::new(c()));
         let datasets = Datasets::new(c(), fleet.clone(), images.clone());
         let events = Arc::new(Events::new(c(), tasks.clone()));
-        let reports =
-            Reports::new(c(), agents.clone(), fleet.clone(), roster.clone(), boot.clone());
+        let reports = Reports::new(
+            c(),
+            agents.clone(),
+            fleet.clone(),
+            roster.clone(),
+            boot.clone(),
+            events.clone(),
+        );
         let reports = Arc::new(reports);
         let jobs = Arc::new(Jobs::new(
             c(),

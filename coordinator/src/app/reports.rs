@@ -14,9 +14,10 @@ use serde_json::Value;
 use super::boot::Boot;
 use super::context::Context;
 use super::error::AppError;
+use super::events::Events;
 use super::expected::Expected;
 use super::fields;
-use super::fleet::{Fleet, SERVERS, ServerUsage, SysinfoRecord};
+use super::fleet::{Claim, Fleet, SERVERS, ServerUsage, SysinfoRecord};
 use super::keys;
 use super::posted::Posted;
 use super::roster::Roster;
@@ -32,6 +33,7 @@ pub(crate) struct Reports {
     fleet: Arc<Fleet>,
     roster: Arc<Roster>,
     boot: Arc<Boot>,
+    events: Arc<Events>,
 }
 
 impl Reports {
@@ -41,8 +43,9 @@ impl Reports {
         fleet: Arc<Fleet>,
         roster: Arc<Roster>,
         boot: Arc<Boot>,
+        events: Arc<Events>,
     ) -> Self {
-        Self { ctx, agents, fleet, roster, boot }
+        Self { ctx, agents, fleet, roster, boot, events }
     }
 
     /// A sysinfo frame.
@@ -185,6 +188,9 @@ impl Reports {
             // It was deleted under its agent, which registers again when asked.
             let ask = wire::Sysinfo { sysinfo: None, agents: None, hash: String::new() };
             self.agents.send(server, ask).ok();
+            // Nothing is kept of a server that has no record: anybody could fill the store. The
+            // full report is asked for when it registers.
+            return;
         }
         let mut changes = report.vms;
         if report.full {
@@ -237,7 +243,12 @@ impl Reports {
     }
 
     fn vms_changed(&self, server: ServerUuid, changes: BTreeMap<VmUuid, Option<VmReport>>) {
-        self.fleet.report_vms(server, changes);
+        for claim in self.fleet.report_vms(server, changes) {
+            let Claim { vm, by, home } = claim;
+            tracing::error!(vm_uuid = %vm, server_uuid = %by, %home, "a server reports a VM of another one");
+            self.ctx.counters.vm_claims.inc();
+            self.events.claimed(claim);
+        }
         self.fleet.vms_wake.notify_one();
     }
 

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use muster_shared::error_chain::Chain;
+
 use super::pause;
 use crate::app::{App, AppError};
 use crate::store::StoreError;
@@ -14,7 +16,7 @@ pub(super) async fn run(app: Arc<App>) {
             // The end of a task, or another coordinator, was faster.
             Err(AppError::Store(StoreError::Conflict { .. })) => pause(&app).await,
             Err(error) => {
-                tracing::warn!(%error, "cannot write VM records");
+                tracing::warn!(error = %Chain(&error), "cannot write VM records");
                 pause(&app).await;
             }
         }

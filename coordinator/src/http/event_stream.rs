@@ -24,7 +24,7 @@ const PARAMS: &[Param] = &[
     Param::new(
         "kind",
         &[Rule::Optional, Rule::StringType],
-        "Only of these kinds: server, vm, task, progress, ticket, job; comma-separated",
+        "Only of these kinds: server, vm, task, progress, ticket, job, alarm; comma-separated",
     ),
     Param::new("server_uuid", &[Rule::Optional, Rule::Uuid], "Only about this server"),
     Param::new("vm_uuid", &[Rule::Optional, Rule::Uuid], "Only about this VM"),

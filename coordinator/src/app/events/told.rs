@@ -16,6 +16,7 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::{Change, EventKind};
+use crate::app::fleet::Claim;
 use crate::app::tasks::TaskRecord;
 use crate::roster::Status;
 use crate::store;
@@ -36,6 +37,8 @@ pub enum Told {
     Ticket(ToldTicket),
     /// Of a job and its steps.
     Job(ToldJob),
+    /// Of what an operator has to look at.
+    Alarm(ToldAlarm),
 }
 
 /// A server's status, as `roster/<uuid>` says.
@@ -115,6 +118,25 @@ impl ToldProgress {
     }
 }
 
+/// A server reports a VM of another one, which changes nothing.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ToldAlarm {
+    /// What is wrong, for programs.
+    pub(crate) alarm: &'static str,
+    pub(crate) vm_uuid: VmUuid,
+    /// Who says that it has the VM.
+    pub(crate) server_uuid: ServerUuid,
+    /// Whose the VM is.
+    pub(crate) home: ServerUuid,
+}
+
+impl ToldAlarm {
+    pub(super) fn of(claim: Claim) -> Self {
+        let Claim { vm, by, home } = claim;
+        Self { alarm: "vm_claimed", vm_uuid: vm, server_uuid: by, home }
+    }
+}
+
 /// A ticket, as its record says.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -157,6 +179,7 @@ impl Told {
             Self::Progress(_) => EventKind::Progress,
             Self::Ticket(_) => EventKind::Ticket,
             Self::Job(_) => EventKind::Job,
+            Self::Alarm(_) => EventKind::Alarm,
         }
     }
 
@@ -169,6 +192,7 @@ impl Told {
             Self::Progress(told) => Some(told.server_uuid),
             Self::Ticket(told) => told.server_uuid.and_then(|server| server.0),
             Self::Job(told) => told.server_uuid,
+            Self::Alarm(told) => Some(told.server_uuid),
         }
     }
 
@@ -178,6 +202,7 @@ impl Told {
             Self::Vm(told) => told.vm_uuid,
             Self::Task(told) => told.vm_uuid,
             Self::Progress(told) => told.vm_uuid,
+            Self::Alarm(told) => Some(told.vm_uuid),
             Self::Server(_) | Self::Ticket(_) | Self::Job(_) => None,
         }
     }
@@ -187,7 +212,7 @@ impl Told {
         match self {
             Self::Task(told) => told.id.as_ref(),
             Self::Progress(told) => Some(&told.task_id),
-            Self::Server(_) | Self::Vm(_) | Self::Ticket(_) | Self::Job(_) => None,
+            Self::Server(_) | Self::Vm(_) | Self::Ticket(_) | Self::Job(_) | Self::Alarm(_) => None,
         }
     }
 }

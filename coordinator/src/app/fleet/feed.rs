@@ -50,6 +50,10 @@ impl Follow for Fleet {
         for change in changes {
             self.take(&mut inner, change, damaged);
         }
+        // A VM that is gone from its home may be found where it was claimed.
+        if !inner.unsaved.is_empty() {
+            self.vms_wake.notify_one();
+        }
     }
 }
 

@@ -4,10 +4,10 @@
 mod feed;
 mod figures;
 mod records;
+mod reported;
 mod usage;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,6 +32,7 @@ use crate::roster::{RosterRecord, Status};
 use crate::store::{Expect, Held, Revision, Write};
 use figures::Kept;
 pub(super) use records::SERVERS;
+pub use reported::Claim;
 pub use usage::ServerUsage;
 
 /// The record `sysinfo/<uuid>`.
@@ -115,12 +116,16 @@ impl Entry {
 #[derive(Debug, Default)]
 pub(super) struct Inner {
     pub(super) servers: BTreeMap<ServerUuid, Entry>,
-    /// Where each VM is; nobody keeps two servers from having VMs of one uuid.
+    /// The VMs' records, by VM.
     homes: BTreeSet<(VmUuid, ServerUuid)>,
     /// The commits that wrote the VMs' records.
     revisions: BTreeMap<(ServerUuid, VmUuid), Revision>,
     /// VMs that were reported otherwise than the store has them; `None`: gone.
     unsaved: BTreeMap<(ServerUuid, VmUuid), Option<Arc<VmReport>>>,
+    /// The server of each VM: which reported it first, and still has it.
+    home: BTreeMap<VmUuid, ServerUuid>,
+    /// VMs that were reported by a server that is not their home.
+    claims: BTreeMap<(VmUuid, ServerUuid), Arc<VmReport>>,
     /// Servers that the allocator has not taken over since they changed.
     pub(super) stale: BTreeSet<ServerUuid>,
 }
@@ -142,6 +147,7 @@ impl Inner {
                 self.servers.entry(server).or_default().vms.insert(vm, report);
                 self.homes.insert((vm, server));
                 self.revisions.insert((server, vm), at);
+                self.move_in(server, vm);
             }
             None => {
                 self.revisions.remove(&(server, vm));
@@ -149,6 +155,7 @@ impl Inner {
                     entry.vms.remove(&vm);
                 }
                 self.homes.remove(&(vm, server));
+                self.move_out(server, vm);
             }
         }
         self.stale.insert(server);
@@ -265,7 +272,12 @@ impl Fleet {
     pub fn vm(&self, vm: VmUuid) -> Option<(ServerUuid, Arc<VmReport>)> {
         let inner = self.inner.read();
         let everywhere = (vm, ServerUuid(Uuid::nil()))..=(vm, ServerUuid(Uuid::max()));
-        let (_, server) = *inner.homes.range(everywhere).next()?;
+        // A store of an earlier version may hold records of several servers.
+        let home = inner.home.get(&vm).filter(|home| inner.homes.contains(&(vm, **home)));
+        let server = match home {
+            Some(home) => *home,
+            None => inner.homes.range(everywhere).next()?.1,
+        };
         let report = inner.servers.get(&server)?.vms.get(&vm)?;
         Some((server, Arc::clone(report)))
     }
@@ -306,79 +318,6 @@ impl Fleet {
     pub fn vm_count(&self) -> usize {
         self.inner.read().homes.len()
     }
-
-    /// Takes over what an agent says of some of its VMs (`None`: gone); what differs from the
-    /// store is to be saved, and is seen by others once it is.
-    pub fn report_vms(&self, server: ServerUuid, changes: BTreeMap<VmUuid, Option<VmReport>>) {
-        let mut guard = self.inner.write();
-        let inner = &mut *guard;
-        let stored = inner.servers.get(&server).map(|entry| &entry.vms);
-        for (vm, report) in changes {
-            let known = stored.and_then(|vms| vms.get(&vm));
-            let same = known.map(AsRef::as_ref) == report.as_ref();
-            // What is unsaved may be on its way to the store and change what is there.
-            if !same || inner.unsaved.contains_key(&(server, vm)) {
-                inner.unsaved.insert((server, vm), report.map(Arc::new));
-            }
-        }
-    }
-
-    /// The VMs that a server's agent reported, stored or not.
-    #[must_use]
-    pub fn reported_vms(&self, server: ServerUuid) -> BTreeSet<VmUuid> {
-        let inner = self.inner.read();
-        let stored = inner.servers.get(&server).into_iter().flat_map(|entry| entry.vms.keys());
-        let mut vms: BTreeSet<VmUuid> = stored.copied().collect();
-        for ((_, vm), report) in inner.unsaved.range(of_server(server)) {
-            match report {
-                Some(_) => vms.insert(*vm),
-                None => vms.remove(vm),
-            };
-        }
-        vms
-    }
-
-    /// What was reported last of a VM on a server, stored or not.
-    #[must_use]
-    pub fn reported_vm(&self, server: ServerUuid, vm: VmUuid) -> Option<Arc<VmReport>> {
-        let inner = self.inner.read();
-        match inner.unsaved.get(&(server, vm)) {
-            Some(report) => report.clone(),
-            None => inner.servers.get(&server)?.vms.get(&vm).cloned(),
-        }
-    }
-
-    /// VM records to write, at most `max`; they stay unsaved until the store shows them. A write
-    /// that comes late does not replace a newer one.
-    #[must_use]
-    pub(crate) fn unsaved(&self, max: usize) -> Vec<Write> {
-        let inner = self.inner.read();
-        inner.unsaved.iter().take(max).map(|(vm, report)| inner.write_of(*vm, report)).collect()
-    }
-
-    /// As [`Fleet::unsaved`], of one VM; `None` when the store has what was reported.
-    #[must_use]
-    pub(crate) fn unsaved_vm(&self, server: ServerUuid, vm: VmUuid) -> Option<Write> {
-        let inner = self.inner.read();
-        let report = inner.unsaved.get(&(server, vm))?;
-        Some(inner.write_of((server, vm), report))
-    }
-
-    /// Whether a VM's record is not in the store as it is here.
-    #[must_use]
-    pub fn is_unsaved(&self, server: ServerUuid, vm: VmUuid) -> bool {
-        self.inner.read().unsaved.contains_key(&(server, vm))
-    }
-
-    /// Forgets what a server reported and is not stored.
-    pub fn forget_reported(&self, server: ServerUuid) {
-        self.inner.write().unsaved.retain(|(at, _), _| *at != server);
-    }
-}
-
-/// All VMs of a server.
-fn of_server(server: ServerUuid) -> RangeInclusive<(ServerUuid, VmUuid)> {
-    (server, VmUuid(Uuid::nil()))..=(server, VmUuid(Uuid::max()))
 }
 
 #[cfg(test)]
@@ -442,18 +381,87 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_two_vms_with_one_uuid_the_other_stays() {
+    async fn a_vm_stays_at_home_whoever_claims_it() {
         let fleet = fleet().await;
         let vm = VmUuid(Uuid::from_u128(2));
         let [one, two] = [1, 3].map(|n| ServerUuid(Uuid::from_u128(n)));
-        for server in [one, two] {
-            fleet.report_vms(server, BTreeMap::from([(vm, Some(report(vm, "running")))]));
+        let say = |server, state| {
+            let said = state_of(state).map(|state| report(vm, state));
+            fleet.report_vms(server, BTreeMap::from([(vm, said)]))
+        };
+        fn state_of(state: &str) -> Option<&str> {
+            Some(state).filter(|state| !state.is_empty())
         }
+        // Not even stored yet.
+        assert!(say(two, "running").is_empty());
+        let claim = Claim { vm, by: one, home: two };
+        assert_eq!(say(one, "running"), [claim]);
         save(&fleet, 1);
-        assert_eq!(fleet.vm_count(), 2);
-        fleet.report_vms(two, BTreeMap::from([(vm, None)]));
+        assert_eq!(fleet.vm(vm).map(|(server, _)| server), Some(two));
+        assert!(say(one, "stopped").is_empty(), "it is told once");
+        assert_eq!(fleet.claimants(vm), [one]);
+        assert!(fleet.unsaved(10).is_empty());
+        // Its own news are taken over.
+        say(two, "stopped");
         save(&fleet, 2);
+        assert_eq!(fleet.vm(vm).unwrap().1.vm.state, "stopped");
+        // Gone at home: what was claimed is all there is.
+        say(two, "");
+        save(&fleet, 3);
+        save(&fleet, 4);
         assert_eq!(fleet.vm(vm).map(|(server, _)| server), Some(one));
+        assert!(fleet.claimants(vm).is_empty());
+        say(one, "");
+        save(&fleet, 5);
+        assert!(fleet.vm(vm).is_none() && fleet.inner().home.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_claim_ends_with_what_its_server_reports() {
+        let fleet = fleet().await;
+        let vm = VmUuid(Uuid::from_u128(2));
+        let [one, two] = [1, 3].map(|n| ServerUuid(Uuid::from_u128(n)));
+        let running = || BTreeMap::from([(vm, Some(report(vm, "running")))]);
+        fleet.report_vms(one, running());
+        save(&fleet, 1);
+        fleet.report_vms(two, running());
+        // A full report would say that it is gone.
+        assert!(fleet.reported_vms(two).contains(&vm));
+        fleet.report_vms(two, BTreeMap::from([(vm, None)]));
+        assert!(fleet.claimants(vm).is_empty() && fleet.unsaved(10).is_empty());
+        fleet.report_vms(two, running());
+        fleet.forget_reported(two);
+        assert!(fleet.claimants(vm).is_empty());
+    }
+
+    #[tokio::test]
+    async fn batches_are_cut_by_bytes_and_large_reports_to_size() {
+        let fleet = fleet().await;
+        let server = ServerUuid(Uuid::from_u128(1));
+        let tagged = |n, bytes| {
+            let vm = VmUuid(Uuid::from_u128(n));
+            let mut report = report(vm, "running");
+            report.index.tags.insert("a".to_owned(), "x".repeat(bytes).into());
+            (vm, Some(report))
+        };
+        fleet.report_vms(server, (1..=100).map(|n| tagged(n, 11_000)).collect());
+        let batch = fleet.unsaved(100);
+        assert!((40..100).contains(&batch.len()), "{}", batch.len());
+        for counter in 1..20 {
+            save(&fleet, counter);
+        }
+        assert_eq!(fleet.vm_count(), 100);
+        fleet.report_vms(server, BTreeMap::from([tagged(200, 600_000)]));
+        save(&fleet, 20);
+        let (_, kept) = fleet.vm(VmUuid(Uuid::from_u128(200))).unwrap();
+        assert!(kept.index.tags.is_empty());
+        assert!(kept.index.state_reason.as_ref().unwrap().contains("tags"));
+        // Nothing can be made of it.
+        let vm = VmUuid(Uuid::from_u128(300));
+        let mut endless = report(vm, "running");
+        endless.vm.owner_uuid = "x".repeat(300_000);
+        fleet.report_vms(server, BTreeMap::from([(vm, Some(endless))]));
+        assert!(fleet.unsaved(10).is_empty());
     }
 
     #[tokio::test]

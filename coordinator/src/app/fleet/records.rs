@@ -114,9 +114,9 @@ impl Fleet {
         if writes.is_empty() {
             return Ok(false);
         }
-        let full = writes.len() == VM_BATCH;
+        let more = self.unsaved_count() > writes.len();
         match self.ctx.feed.commit(writes).await {
-            Ok(_) => Ok(full),
+            Ok(_) => Ok(more),
             Err(error) => Err(error.into()),
         }
     }

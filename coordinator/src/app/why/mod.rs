@@ -189,6 +189,14 @@ impl Why {
             None => format!("the VM is {shown} and waits for nothing"),
             Some(what) => format!("the VM is {shown} and waits for {what}"),
         };
+        let claimants = self.fleet.claimants(vm);
+        let text = match claimants.first() {
+            None => text,
+            Some(first) => format!(
+                "{text}; {} other server(s) report it as well, which changes nothing: {first}",
+                claimants.len()
+            ),
+        };
         let tasks: Vec<Task> = open.iter().map(|open| open.public()).collect();
         Ok(json!({
             "kind": "vm",
@@ -198,6 +206,7 @@ impl Why {
             "waiting_for": waiting_for,
             "text": text,
             "server_uuid": server,
+            "claimed_by": claimants,
             "open_tasks": tasks,
             "server": self.server(server).unwrap_or(Value::Null),
         }))
