@@ -118,7 +118,7 @@ impl Tasks {
     /// `false` when it is not durable, or the task was sent and must not be. A task that places a VM and was refused before anything was made goes
     /// to another server instead. It comes to its end also when the caller is dropped.
     pub(crate) async fn end(self: &Arc<Self>, id: &TaskId, ending: Ending, when: When) -> bool {
-        let (tasks, id) = (Arc::clone(self), id.clone());
+        let (tasks, id, ending) = (Arc::clone(self), id.clone(), ending.cut());
         let ended = self.ctx.spawn(async move { tasks.end_attached(&id, ending, when).await });
         ended.await.unwrap_or(false)
     }

@@ -9,6 +9,12 @@ use muster_shared::wire::{Code, Outcome, TaskError, Ticket};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+/// What a record keeps of an error: its message, its code and its details, bytes. An agent's own
+/// limits are below these.
+const MAX_MESSAGE_BYTES: usize = 16 * 1024;
+const MAX_CODE_BYTES: usize = 128;
+const MAX_DETAILS_BYTES: usize = 32 * 1024;
+
 /// Parameters, in the record or in a blob beside it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -96,6 +102,24 @@ impl Ending {
     pub fn failure(code: Code, message: impl Into<String>) -> Self {
         let error = TaskError { code, message: message.into(), details: None };
         Self { outcome: Outcome::Failure, result: Value::Null, error: Some(error) }
+    }
+
+    /// With an error that a record has room for: one that can't be stored is delivered for ever.
+    #[must_use]
+    pub(super) fn cut(mut self) -> Self {
+        let Some(error) = &mut self.error else { return self };
+        if error.message.len() > MAX_MESSAGE_BYTES {
+            error.message.truncate(error.message.floor_char_boundary(MAX_MESSAGE_BYTES));
+            error.message.push('…');
+        }
+        if error.code.as_str().len() > MAX_CODE_BYTES {
+            error.code = Code::InternalError;
+        }
+        let bytes = error.details.as_ref().map_or(0, |details| details.to_string().len());
+        if bytes > MAX_DETAILS_BYTES {
+            error.details = Some(json!({ "left_out": format!("{bytes} bytes of details") }));
+        }
+        self
     }
 }
 
@@ -216,6 +240,22 @@ mod tests {
         let silent = Ending { outcome: Outcome::Failure, result: Value::Null, error: None };
         let view = json!(active().ended(silent, at()).public());
         assert_eq!(view["history"][0]["event"]["error"]["message"], "no error given");
+    }
+
+    #[test]
+    fn every_error_has_room_in_a_record() {
+        let long = "ä".repeat(1 << 20);
+        let error = TaskError {
+            message: long.clone(),
+            code: long.as_str().into(),
+            details: Some(json!({ "more": long })),
+        };
+        let ending = Ending { outcome: Outcome::Failure, result: Value::Null, error: Some(error) };
+        let record = active().ended(ending.cut(), at());
+        assert!(json!(record).to_string().len() < 64 * 1024);
+        assert!(record.error.unwrap().message.starts_with('ä'));
+        let short = Ending::failure("Boom".into(), "boom");
+        assert_eq!(short.clone().cut(), short);
     }
 
     #[test]
