@@ -154,10 +154,11 @@ async fn all(client: &Client, path: &str) -> Result<Vec<Answer<Ticket>>, CliErro
 
 /// What became of a new ticket.
 fn created(answer: &TicketCreated) -> String {
-    let TicketCreated { uuid, queue } = answer;
+    let TicketCreated { uuid, queue, queue_left_out } = answer;
     match queue.iter().position(|ticket| ticket.uuid == *uuid) {
         Some(0) | None => format!("ticket {uuid}: active"),
-        Some(before) => {
+        Some(shown) => {
+            let before = shown + queue_left_out.unwrap_or(0);
             format!("ticket {uuid}: queued, {before} before it; `muster ticket wait {uuid}`")
         }
     }
@@ -200,6 +201,9 @@ mod tests {
         let b = uuid(2);
         let queued = format!("ticket {b}: queued, 1 before it; `muster ticket wait {b}`");
         assert_eq!(created(2, &[ticket(1), ticket(2)]), queued);
+        let long = json!({ "uuid": b, "queue": [ticket(1), ticket(2)], "queue_left_out": 40 });
+        let long = super::created(&serde_json::from_value(long).unwrap());
+        assert!(long.contains("queued, 41 before it"), "{long}");
         assert_eq!(created(1, &[ticket(1)]), format!("ticket {}: active", uuid(1)));
     }
 }

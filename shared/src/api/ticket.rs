@@ -140,6 +140,9 @@ pub struct Ticket {
 pub struct TicketCreated {
     /// The ticket.
     pub uuid: TicketUuid,
-    /// Its queue, the oldest ticket first.
+    /// Its queue, the oldest ticket first, and this one last: of a long one only the first.
     pub queue: Vec<Ticket>,
+    /// How many tickets of the queue are left out, before the last; absent: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue_left_out: Option<usize>,
 }

@@ -38,14 +38,33 @@ fn list(app: &App) -> Vec<Arc<TicketRecord>> {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_answer_about_a_ticket_does_not_grow_with_its_queue() {
+    let app = Disk::new().start().await;
+    let large = || {
+        let mut wanted = request("a", "3000");
+        wanted.extra.set("text", json!("x".repeat(30_000)));
+        wanted
+    };
+    for _ in 0..19 {
+        app.tickets.create(large()).await.unwrap();
+    }
+    let created = app.tickets.create(large()).await.unwrap();
+    assert_eq!(created.queue.last().map(|ticket| ticket.uuid), Some(created.uuid));
+    assert_eq!(created.queue[0].status, TicketStatus::Active);
+    assert_eq!(created.queue.len() + created.queue_left_out.unwrap(), 20);
+    assert!(json!(created).to_string().len() < 320 * 1024);
+    app.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn tickets_take_turns_in_the_order_in_which_they_were_made() {
     let disk = Disk::new();
     let app = disk.start().await;
-    let TicketCreated { uuid: first, queue: shown } =
+    let TicketCreated { uuid: first, queue: shown, .. } =
         app.tickets.create(request("a", "3000")).await.unwrap();
     assert_eq!(shown.len(), 1);
     assert_eq!(shown[0].status, TicketStatus::Active);
-    let TicketCreated { uuid: second, queue: shown } =
+    let TicketCreated { uuid: second, queue: shown, .. } =
         app.tickets.create(request("a", "3000")).await.unwrap();
     let statuses: Vec<_> = shown.iter().map(|t| (t.uuid, t.status)).collect();
     assert_eq!(statuses, [(first, TicketStatus::Active), (second, TicketStatus::Queued)]);
@@ -115,7 +134,7 @@ async fn tickets_expire_in_time_also_over_a_restart() {
     let second = app.tickets.create(request("a", &at(20))).await.unwrap().uuid;
     let third = app.tickets.create(request("a", &at(5))).await.unwrap().uuid;
     let last = create(&app, "a").await;
-    let TicketCreated { uuid: past, queue: shown } =
+    let TicketCreated { uuid: past, queue: shown, .. } =
         app.tickets.create(request("b", "2015-10-10T00:00:00")).await.unwrap();
     assert_eq!(shown[0].status, TicketStatus::Active, "first active, then expired");
     let error = app.tickets.wait(third, None).await.unwrap_err();

@@ -43,6 +43,10 @@ const TICKETS: Records<TicketRecord> = Records::under(keys::TICKETS);
 const MAX_OPEN: usize = 20_000;
 /// Largest ticket, bytes of JSON.
 const MAX_TICKET_BYTES: usize = 32 * 1024;
+/// What the answer about a new ticket shows of its queue, bytes.
+const MAX_SHOWN_BYTES: usize = 256 * 1024;
+/// A ticket without its `extra`, about.
+const TICKET_BYTES: usize = 512;
 /// Longest `scope`, bytes; it is a part of the resource's name that agents keep.
 const MAX_SCOPE_BYTES: usize = 64;
 /// Longest `id`, bytes; as above.
@@ -119,6 +123,21 @@ impl TicketRequest {
     }
 }
 
+/// The answer about a new ticket: the queue's first tickets and its own. A whole queue is 160 MiB
+/// at worst, for each ticket that joins it.
+fn shown(uuid: TicketUuid, queue: &[Arc<TicketRecord>]) -> TicketCreated {
+    let of_others = queue.iter().filter(|record| record.uuid != uuid);
+    let mut bytes = 0;
+    let fits = |record: &&Arc<TicketRecord>| {
+        bytes += TICKET_BYTES + keys::encode(&record.ticket.extra).len();
+        bytes <= MAX_SHOWN_BYTES
+    };
+    let mut tickets: Vec<_> = of_others.take_while(fits).map(|one| one.ticket.clone()).collect();
+    tickets.extend(queue.iter().filter(|one| one.uuid == uuid).map(|one| one.ticket.clone()));
+    let left_out = queue.len() - tickets.len();
+    TicketCreated { uuid, queue: tickets, queue_left_out: (left_out > 0).then_some(left_out) }
+}
+
 impl Tickets {
     /// Puts a new ticket into its queue.
     ///
@@ -153,8 +172,7 @@ impl Tickets {
                         Err(error) => return Err(error),
                     }
                 }
-                let queue = queue.iter().map(|record| record.ticket.clone()).collect();
-                Ok(TicketCreated { uuid, queue })
+                Ok(shown(uuid, &queue))
             }
         }
     }
