@@ -30,15 +30,18 @@ use muster_shared::unix_socket::{self, SocketFile};
 use muster_shared::wire::Code;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::answer::Answer;
 use crate::Running;
 
-/// Connections at a time.
-const MAX_CONNECTIONS: usize = 256;
+/// Connections at a time over TCP, over the unix socket, and of those who may change things there:
+/// nobody can keep the operator out.
+const TCP_CONNECTIONS: usize = 128;
+const UNIX_CONNECTIONS: usize = 128;
+const OWNER_CONNECTIONS: usize = 32;
 /// Longest time for a request's head.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause after a failed accept, e.g. for want of descriptors.
@@ -71,6 +74,47 @@ enum Peer {
     Tcp,
     /// Over the unix socket, by this user.
     Unix(u32),
+}
+
+impl Peer {
+    /// Root or the agent's own user.
+    fn is_owner(self) -> bool {
+        match self {
+            Self::Unix(user) => user == 0 || user == nix::unistd::Uid::effective().as_raw(),
+            Self::Tcp => false,
+        }
+    }
+}
+
+/// How many connections there may be, of each kind.
+struct Places {
+    tcp: Arc<Semaphore>,
+    unix: Arc<Semaphore>,
+    owner: Arc<Semaphore>,
+}
+
+impl Default for Places {
+    fn default() -> Self {
+        let places = |count| Arc::new(Semaphore::new(count));
+        Self {
+            tcp: places(TCP_CONNECTIONS),
+            unix: places(UNIX_CONNECTIONS),
+            owner: places(OWNER_CONNECTIONS),
+        }
+    }
+}
+
+impl Places {
+    /// A place for a connection; `None`: those of its kind are taken, and it is closed. To wait
+    /// would keep those of other kinds waiting behind it.
+    fn take(&self, peer: Peer) -> Option<OwnedSemaphorePermit> {
+        let of_kind = match peer {
+            Peer::Tcp => &self.tcp,
+            Peer::Unix(_) if peer.is_owner() => &self.owner,
+            Peer::Unix(_) => &self.unix,
+        };
+        Arc::clone(of_kind).try_acquire_owned().ok()
+    }
 }
 
 /// The bound sockets.
@@ -111,9 +155,8 @@ impl Listeners {
     /// Serves until `stop`.
     pub async fn serve(self, local: Arc<Local>, stop: CancellationToken) {
         let tracker = TaskTracker::new();
-        let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        let places = Places::default();
         loop {
-            let Ok(permit) = permits.clone().acquire_owned().await else { break };
             let accepted = tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
@@ -123,16 +166,18 @@ impl Listeners {
             let (local, stop) = (local.clone(), stop.clone());
             match accepted {
                 Ok(Accepted::Tcp(io)) => {
+                    let Some(place) = places.take(Peer::Tcp) else { continue };
                     tracker.spawn(async move {
                         connection(io, Peer::Tcp, local, stop).await;
-                        drop(permit);
+                        drop(place);
                     });
                 }
                 Ok(Accepted::Unix(io)) => {
-                    let user = io.peer_cred().map_or(u32::MAX, |peer| peer.uid());
+                    let peer = Peer::Unix(io.peer_cred().map_or(u32::MAX, |peer| peer.uid()));
+                    let Some(place) = places.take(peer) else { continue };
                     tracker.spawn(async move {
-                        connection(io, Peer::Unix(user), local, stop).await;
-                        drop(permit);
+                        connection(io, peer, local, stop).await;
+                        drop(place);
                     });
                 }
                 Err(error) => {
@@ -210,7 +255,7 @@ fn may(request: &Request<Incoming>, peer: Peer, token: &str) -> bool {
         return true;
     }
     match peer {
-        Peer::Unix(user) => user == 0 || user == nix::unistd::Uid::effective().as_raw(),
+        Peer::Unix(_) => peer.is_owner(),
         Peer::Tcp => {
             let given = request.headers().get(hyper::header::AUTHORIZATION);
             let given = given.and_then(|value| value.to_str().ok());

@@ -100,6 +100,23 @@ impl Served {
 }
 
 #[tokio::test]
+async fn whoever_takes_the_places_of_tcp_keeps_nobody_off_the_unix_socket() {
+    let served = serve().await;
+    let mut waiting = Vec::new();
+    for _ in 0..super::TCP_CONNECTIONS {
+        waiting.push(TcpStream::connect(served.address).await.unwrap());
+    }
+    let mut another = TcpStream::connect(served.address).await.unwrap();
+    let mut nothing = Vec::new();
+    // An error is a reset, which refuses as well.
+    drop(another.read_to_end(&mut nothing).await);
+    assert!(nothing.is_empty());
+    let socket = UnixStream::connect(served.folder.path().join("agent.sock")).await.unwrap();
+    let (status, _) = ask(socket, "GET /ping", "", "").await;
+    assert_eq!(status, 200);
+}
+
+#[tokio::test]
 async fn tasks_are_refused_as_the_reference_refuses_them() {
     let served = serve().await;
     let other = format!("x-server-uuid: {}\r\n", Uuid::max());
