@@ -69,7 +69,8 @@ pub(super) fn first_default(newest: Option<&str>) -> BootRecord {
 /// platform of a server that a `PUT` names none for.
 ///
 /// # Errors
-/// [`AppError::Invalid`]: the record would become too large.
+/// [`AppError::Invalid`]: the record would become too large, or a name or value can't stand in a
+/// kernel's command line.
 pub(super) fn apply(
     record: &mut BootRecord,
     whose: Whose,
@@ -78,6 +79,8 @@ pub(super) fn apply(
     modules: Option<&BootModules>,
     newest: Option<&str>,
 ) -> Result<(), AppError> {
+    check_line("kernel_args", change.kernel_args.as_ref())?;
+    check_line("kernel_flags", change.kernel_flags.as_ref())?;
     let platform = match (&change.platform, mode, whose) {
         (Some(platform), _, _) => Some(platform.as_str()),
         (None, Mode::Replace, Whose::Server) => newest,
@@ -101,6 +104,23 @@ pub(super) fn apply(
     if size(&record.boot_params) + size(&record.kernel_flags) > MAX_PARAMS_BYTES {
         let text = format!("with kernel_flags over the limit of {MAX_PARAMS_BYTES} bytes");
         return Err(AppError::invalid("kernel_args", text));
+    }
+    Ok(())
+}
+
+/// Whether each name is one word and no value ends its line: what follows would be a setting that
+/// nobody asked for.
+fn check_line(field: &str, given: Option<&Object>) -> Result<(), AppError> {
+    let word = |name: &str| {
+        !name.is_empty() && name.bytes().all(|b| b.is_ascii_graphic() && !b"=\"'\\/".contains(&b))
+    };
+    for (name, value) in given.into_iter().flatten() {
+        if !word(name) {
+            return Err(AppError::invalid(field, format!("{name:?} is no name of a setting")));
+        }
+        if value.as_str().is_some_and(|text| text.chars().any(char::is_control)) {
+            return Err(AppError::invalid(field, format!("{name} has control characters")));
+        }
     }
     Ok(())
 }
@@ -292,6 +312,24 @@ mod tests {
         };
         apply(&mut record, Whose::Default, Mode::Merge, &flags, None, None).unwrap();
         assert_eq!(record.kernel_flags, Some(Object::of(&json!({ "-k": true }))));
+    }
+
+    #[test]
+    fn nothing_slips_into_another_line() {
+        for bad in [
+            json!({ "a": "b\nroot=/dev/evil" }),
+            json!({ "../x": 1 }),
+            json!({ "a b": 1 }),
+            json!({ "": 1 }),
+            json!({ "a=b": 1 }),
+        ] {
+            let mut record = first_default(None);
+            let before = record.clone();
+            let change = args(&bad);
+            let refused = apply(&mut record, Whose::Default, Mode::Merge, &change, None, None);
+            assert!(matches!(refused, Err(AppError::Invalid(_))), "{bad}");
+            assert_eq!(record, before);
+        }
     }
 
     #[test]
