@@ -1,7 +1,8 @@
 #!/bin/bash
 # Builds everything and runs the tests, stage by stage, cheapest first.
 #
-#   scripts/test.sh [--full]       --full: more simulated seeds, power cuts and damaged files
+#   scripts/test.sh [--full]       --full: more simulated seeds, power cuts and damaged files, larger
+#                                  attacks
 #
 # Every stage runs even if an earlier one failed (but not without a build); the last line says how
 # it went.
@@ -14,6 +15,7 @@ if [ "${1:-}" = --full ]; then
     seeds=5000
     export MUSTER_CUTS="${MUSTER_CUTS:-1000}"
     export MUSTER_DAMAGES="${MUSTER_DAMAGES:-500}"
+    export MUSTER_ABUSE="${MUSTER_ABUSE:-full}"
 fi
 export MUSTER_SIM_SEEDS="${MUSTER_SIM_SEEDS:-$seeds}"
 

@@ -1,9 +1,11 @@
 //! An agent that says what a test tells it to, when the test tells it to.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures_util::{SinkExt as _, StreamExt as _};
 use muster_shared::wire::PROTOCOL;
+use muster_shared::wire::status::{VmReport, digest};
 use serde_json::{Value, json};
 use tokio::time::{Instant, timeout_at};
 use tokio_tungstenite::tungstenite::Message;
@@ -140,9 +142,15 @@ impl ScriptedAgent {
 
     /// Says that it has no VMs.
     pub async fn report(&mut self) {
-        let digest = muster_shared::wire::status::digest(&std::collections::BTreeMap::new());
+        self.report_vms(&[]).await;
+    }
+
+    /// Says that it has these VMs and no others.
+    pub async fn report_vms(&mut self, vms: &[VmReport]) {
+        let vms: BTreeMap<_, _> = vms.iter().map(|vm| (vm.vm.uuid, vm.clone())).collect();
+        let digest = digest(&vms);
         self.say(json!({ "kind": "status", "report": {
-            "full": true, "vms": {}, "digest": digest, "timestamp": "2026-01-01T00:00:00.000Z",
+            "full": true, "vms": vms, "digest": digest, "timestamp": "2026-01-01T00:00:00.000Z",
             "meminfo": {
                 "availrmem_bytes": 60_000 * MIB, "arcsize_bytes": 0, "total_bytes": 65_536 * MIB,
             },
@@ -151,9 +159,15 @@ impl ScriptedAgent {
         .await;
     }
 
-    async fn say(&mut self, message: Value) {
+    /// Sends a message.
+    pub async fn say(&mut self, message: Value) {
+        self.say_text(message.to_string()).await;
+    }
+
+    /// Sends a frame, whatever it says.
+    pub async fn say_text(&mut self, frame: String) {
         // A connection that has ended is noticed by whoever waits for an answer.
-        drop(self.socket.send(Message::text(message.to_string())).await);
+        drop(self.socket.send(Message::text(frame)).await);
     }
 
     /// Accepts a task.

@@ -35,7 +35,7 @@ use crate::roster::ConnectionId;
 
 /// A connection on which nothing arrives for so long is closed: its agent is lost long before, and
 /// it takes a place.
-const SILENCE: Duration = Duration::from_secs(60);
+const SILENCE: Duration = Duration::from_secs(90);
 /// Longest silence of ours.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// Longest time for one frame to leave.

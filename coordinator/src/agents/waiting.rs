@@ -64,6 +64,13 @@ impl Waiting {
         Answer(Ok(Pending { rx, server, _registration: registration }))
     }
 
+    /// Whether somebody waits for an answer.
+    pub(crate) fn is_awaited(&self, server: ServerUuid, id: &TaskId) -> bool {
+        let from = (server, id.clone(), 0);
+        let to = (server, id.clone(), u64::MAX);
+        self.waiters.lock().range(from..=to).next().is_some()
+    }
+
     /// Gives an answer to everybody who waits for it; `false` when nobody does.
     pub(crate) fn resolve(&self, server: ServerUuid, id: &TaskId, reply: &Reply) -> bool {
         let mut waiters = self.waiters.lock();

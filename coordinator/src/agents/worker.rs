@@ -214,7 +214,10 @@ fn unreadable(error: &DecodeError) -> Option<TaskResult> {
 
 async fn result(session: Session, result: TaskResult, _room: Hold) {
     let Session { agents, incoming, server, .. } = session;
-    let reply = Reply::Result(Box::new(result.clone()));
-    let answered = agents.waiting.resolve(server, &result.id, &reply);
+    // Copied for those who wait, and only then: it may be large.
+    let answered = agents.waiting.is_awaited(server, &result.id) && {
+        let reply = Reply::Result(Box::new(result.clone()));
+        agents.waiting.resolve(server, &result.id, &reply)
+    };
     incoming.result(server, result, answered).await;
 }

@@ -1,6 +1,7 @@
 //! The application with a fake agent on an in-memory connection, on paused time.
 
 mod allocate;
+mod bounds;
 mod decisions;
 mod dropped;
 mod events;

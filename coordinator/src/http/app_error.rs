@@ -62,7 +62,9 @@ impl From<AppError> for ApiError {
             AppError::Stream(error) => Self::Agent { code: error.code, message },
             AppError::Changed => Self::PreconditionFailed(message),
             // Only what a client sent can make a record too large.
-            AppError::Store(StoreError::TooLarge { .. }) => Self::TooLarge(message),
+            AppError::Store(StoreError::TooLarge { limit, .. }) => {
+                Self::TooLarge(format!("what would be stored is over its limit of {limit} bytes"))
+            }
             AppError::Store(StoreError::Full { .. }) => Self::full(&error),
             AppError::Blob { .. } if is_full(&error) => Self::full(&error),
             AppError::Store(_)

@@ -110,7 +110,7 @@ impl Places {
         let ordinary = open.connections.len() - open.agents;
         let for_ordinary = self.limits.all - self.limits.all / RESERVE;
         let reserved = ordinary >= for_ordinary && !open.close_idle(None);
-        if open.connections.len() >= self.limits.all {
+        if open.connections.len() >= self.limits.all && !open.close_idle(None) {
             return Entry::Full;
         }
         let id = open.next;

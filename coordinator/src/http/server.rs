@@ -68,10 +68,8 @@ impl ServerSettings {
             head: Duration::from_millis(config.api.head_timeout_ms),
             idle: Duration::from_millis(config.api.idle_timeout_ms),
         };
-        let connections = PlaceLimits {
-            all: config.api.connections,
-            of_peer: config.api.connections_per_peer.min(config.api.connections),
-        };
+        let connections =
+            PlaceLimits { all: config.api.connections, of_peer: config.api.connections_per_peer };
         let hostname = hostname();
         let names = names(config, &hostname, tls.is_some());
         Self {

@@ -18,7 +18,10 @@ use super::{BLOB_PREFIX, Image, ImageError, Images};
 use crate::app::Expected;
 
 /// An upload on which nothing arrives for so long is aborted; there are few places for uploads.
-const STALL: Duration = Duration::from_mins(5);
+const STALL: Duration = Duration::from_secs(30);
+/// Whoever keeps a place comes at least this fast, bytes per second, after a while.
+const LEAST_RATE: u64 = 32 * 1024;
+const GRACE: Duration = Duration::from_mins(1);
 /// Part of an upload that is sent at once; object stores want at least 5 MiB.
 const PART_BYTES: usize = 8 * 1024 * 1024;
 /// Parts of one upload that are on their way at a time.
@@ -76,6 +79,7 @@ impl Images {
         let upload = self.ctx.parts.blobs.put_multipart(path).await.map_err(failed)?;
         let mut upload = WriteMultipart::new_with_chunk_size(upload, PART_BYTES);
         let mut received = Hashing::default();
+        let began = self.ctx.now();
         let outcome = loop {
             let next = tokio::time::timeout(STALL, body.next());
             match next.await.unwrap_or_else(|_| Some(Err(io::ErrorKind::TimedOut.into()))) {
@@ -84,6 +88,9 @@ impl Images {
                 Some(Err(error)) => break Err(ImageError::Upload(error)),
                 Some(Ok(chunk)) => {
                     received.update(&chunk);
+                    if self.ctx.now().saturating_sub(began) > longest(received.size_bytes) {
+                        break Err(ImageError::Upload(io::ErrorKind::TimedOut.into()));
+                    }
                     if let Err(source) = upload.wait_for_capacity(PARTS_IN_FLIGHT).await {
                         break Err(failed(source));
                     }
@@ -126,6 +133,11 @@ impl Images {
         }
         Ok(image)
     }
+}
+
+/// How long so many bytes may have taken.
+fn longest(bytes: u64) -> Duration {
+    GRACE + Duration::from_secs(bytes / LEAST_RATE)
 }
 
 /// Checksums of what has arrived so far.

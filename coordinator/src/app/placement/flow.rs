@@ -24,7 +24,7 @@ use super::promises::{Guard, Promised, Promises};
 use crate::alloc::{self, Config, Options, Outcome, Request, Snapshot, allocate};
 use crate::app::error::AppError;
 
-/// Fleets of more servers are decided on off the async threads.
+/// Fleets of more servers are decided on off the async threads, and so are wishes about other VMs.
 const INLINE_SERVERS: usize = 256;
 
 /// A VM to be placed.
@@ -46,6 +46,15 @@ pub(super) struct Question {
     pub(super) vms: Vec<Wanted>,
     /// The VMs are made, not only reserved.
     pub(super) making: bool,
+}
+
+impl Question {
+    /// Whether there are wishes about other VMs, whose patterns are compiled for each VM.
+    fn has_wishes(&self) -> bool {
+        let has =
+            |wanted: &Wanted| wanted.body.get("vm").is_some_and(|vm| vm.get("affinity").is_some());
+        self.vms.iter().any(has)
+    }
 }
 
 /// What came out.
@@ -158,7 +167,8 @@ impl Placement {
     async fn decide(&self, question: &Arc<Question>) -> Decision {
         let _turn = self.promises.turn.lock().await;
         let view = self.view(question);
-        let (outcomes, recent) = if self.fleet.len() > INLINE_SERVERS {
+        let large = self.fleet.len() > INLINE_SERVERS || question.has_wishes();
+        let (outcomes, recent) = if large {
             let question = Arc::clone(question);
             compute(&*self.ctx.parts.threads, move || decide(view, &question)).await
         } else {

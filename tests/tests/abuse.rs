@@ -1,0 +1,303 @@
+//! What hostile clients and broken nodes can do to a coordinator: nothing lasting. Each test is one
+//! attack with its bound. `MUSTER_ABUSE=full` makes those larger that take long.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use muster_shared::wire::status::VmReport;
+use muster_tests::daemon::{Coordinator, fresh_uuid};
+use muster_tests::http::Client;
+use muster_tests::scripted_agent::ScriptedAgent;
+use muster_tests::wait::wait_for;
+use reqwest::Method;
+use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+const MIB: u64 = 1 << 20;
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// So many in `make test-full`, and fewer else.
+fn number(full: usize, quick: usize) -> usize {
+    if std::env::var("MUSTER_ABUSE").is_ok_and(|size| size == "full") { full } else { quick }
+}
+
+/// Resident memory of a process, bytes.
+fn resident(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a VmRSS");
+    let kib: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number");
+    kib * 1024
+}
+
+/// Asks for as long as `attack` runs; returns what it returned, the most memory seen, and how long
+/// the slowest answer took, which depends on the machine and is only shown.
+async fn under<T>(coordinator: &mut Coordinator, attack: impl Future<Output = T>) -> (T, u64) {
+    let pid = coordinator.daemon().pid();
+    let client = Client::pooled(format!("http://{}", coordinator.address()));
+    let mut most = resident(pid);
+    let mut slowest = Duration::ZERO;
+    tokio::pin!(attack);
+    let done = loop {
+        #[expect(clippy::disallowed_methods, reason = "shown, and nothing depends on it")]
+        let began = std::time::Instant::now();
+        let ping = client.get("/ping");
+        tokio::select! {
+            biased;
+            done = &mut attack => break done,
+            answer = ping => assert_eq!(answer.status, 200, "{}", answer.text),
+        }
+        slowest = slowest.max(began.elapsed());
+        most = most.max(resident(pid));
+    };
+    println!("most memory {} MiB, slowest ping {slowest:?}", most / MIB);
+    (done, most.max(resident(pid)))
+}
+
+async fn connect(coordinator: &Coordinator) -> TcpStream {
+    TcpStream::connect(coordinator.address()).await.expect("the coordinator listens")
+}
+
+#[tokio::test]
+async fn unfinished_bodies_hold_a_bounded_amount_of_memory() {
+    let mut coordinator = Coordinator::start();
+    let idle = resident(coordinator.daemon().pid());
+    let address = coordinator.address().to_owned();
+    let attack = async {
+        let one = |address: String| async move {
+            let mut stream = TcpStream::connect(address).await.expect("it listens");
+            let head = format!(
+                "POST /vms HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+                 content-length: {MIB}\r\n\r\n"
+            );
+            let body = vec![b' '; usize::try_from(MIB).expect("small") - 10];
+            // Those who are refused are closed while they send.
+            drop(stream.write_all(head.as_bytes()).await);
+            drop(stream.write_all(&body).await);
+            stream
+        };
+        let all = (0..number(2_000, 400)).map(|_| tokio::spawn(one(address.clone())));
+        join_all(all).await
+    };
+    let (streams, most) = under(&mut coordinator, attack).await;
+    assert!(most < idle + 256 * MIB, "{} MiB over idle", (most - idle) / MIB);
+    // An ordinary request is served meanwhile.
+    let refused = coordinator.client().post("/vms", &json!({})).await;
+    assert_eq!(refused.json["code"], "InvalidParameters", "{}", refused.text);
+    drop(streams);
+}
+
+#[tokio::test]
+async fn an_agent_that_floods_holds_a_bounded_amount_of_memory() {
+    let mut coordinator = Coordinator::start();
+    let mut agent = ScriptedAgent::register(&coordinator).await;
+    let idle = resident(coordinator.daemon().pid());
+    let frames = number(130, 60);
+    let attack = async {
+        for frame in 0..frames {
+            // Half of them as many values as are let in, half as much text.
+            let zeros = if frame % 2 == 0 { 240_000 } else { 1_000_000 };
+            let result = format!(
+                r#"{{"kind":"result","id":"{}","status":"complete","result":{{"a":[{}0]}},"finished_at":""}}"#,
+                fresh_uuid(),
+                "0,".repeat(zeros - 1),
+            );
+            agent.say_text(result).await;
+        }
+        // Whoever answers this has handled what came before.
+        agent.say(json!({ "kind": "x", "id": "the-last" })).await;
+        agent.expect("error", Some("the-last"), LIMIT).await.expect("it is answered")
+    };
+    let (_, most) = under(&mut coordinator, attack).await;
+    assert!(most < idle + 128 * MIB, "{} MiB over idle", (most - idle) / MIB);
+}
+
+#[tokio::test]
+async fn patterns_of_clients_are_refused_or_cheap() {
+    let mut coordinator = Coordinator::start();
+    let client = coordinator.client();
+    let _agent = ScriptedAgent::register(&coordinator).await;
+    let wish = json!({
+        "key": "k", "operator": "==", "value": "/\\w{450}/", "valueType": "re", "isSoft": true,
+    });
+    let ask = |wishes: usize| {
+        json!({
+            "image": {}, "nic_tags": ["admin"], "vm": {
+                "vm_uuid": fresh_uuid(), "owner_uuid": fresh_uuid(), "ram": 128,
+                "affinity": vec![wish.clone(); wishes],
+            },
+        })
+    };
+    let attack = async {
+        let many = client.post("/allocate", &ask(200)).await;
+        assert_eq!(many.status, 409, "{}", many.text);
+        assert_eq!(many.json["code"], "InvalidParameters", "{}", many.text);
+        let large = client.post("/allocate", &ask(16)).await;
+        assert_eq!(large.status, 409, "{}", large.text);
+        assert!(large.text.contains("too large"), "{}", large.text);
+        let tags = json!({
+            "image": {}, "nic_tags": vec!["admin"; 80_000],
+            "vm": { "vm_uuid": fresh_uuid(), "owner_uuid": fresh_uuid(), "ram": 128 },
+        });
+        let tags = client.post("/allocate", &tags).await;
+        assert_eq!(tags.status, 409, "{}", tags.text);
+    };
+    under(&mut coordinator, attack).await;
+}
+
+#[tokio::test]
+async fn readers_of_the_document_keep_nobody_waiting() {
+    let mut coordinator = Coordinator::start();
+    let base = format!("http://{}", coordinator.address());
+    let reader = |base: String| async move {
+        let client = Client::pooled(base);
+        let mut texts = Vec::new();
+        for _ in 0..20 {
+            let document = client.get("/openapi.json").await;
+            assert_eq!(document.status, 200);
+            texts.push(document.text.len());
+        }
+        texts.dedup();
+        texts
+    };
+    let attack = join_all((0..50).map(|_| tokio::spawn(reader(base.clone()))));
+    let (read, _) = under(&mut coordinator, attack).await;
+    for texts in read {
+        let texts = texts.expect("every reader gets its answers");
+        assert!(texts.len() == 1 && texts[0] > 100_000, "{texts:?}");
+    }
+}
+
+#[tokio::test]
+async fn idle_connections_lock_no_agent_out() {
+    let places = number(12_000, 400);
+    let all = format!("api.connections={places}");
+    let of_peer = format!("api.connections_per_peer={places}");
+    let coordinator = Coordinator::with_settings(&[&all, &of_peer]);
+    let ask = async |stream: &mut TcpStream| {
+        stream.write_all(b"GET /ping HTTP/1.1\r\nhost: localhost\r\n\r\n").await?;
+        let mut answer = [0; 12];
+        stream.read_exact(&mut answer).await?;
+        std::io::Result::Ok(answer)
+    };
+    let mut idle = Vec::new();
+    for _ in 0..places {
+        let mut stream = connect(&coordinator).await;
+        assert_eq!(&ask(&mut stream).await.expect("an answer"), b"HTTP/1.1 200");
+        idle.push(stream);
+    }
+    let agent = ScriptedAgent::register(&coordinator).await;
+    drop((idle, agent));
+}
+
+#[tokio::test]
+async fn pages_of_other_sites_get_nothing() {
+    let coordinator = Coordinator::start();
+    let client = coordinator.client();
+    let with = |name, value| {
+        let client = client.clone();
+        async move {
+            let sent = client.try_send_with(Method::GET, "/servers", (name, value), None).await;
+            sent.expect("an answer").status.as_u16()
+        }
+    };
+    assert_eq!(with("origin", "http://evil.example").await, 403);
+    assert_eq!(with("sec-fetch-site", "cross-site").await, 403);
+    assert_eq!(with("host", "evil.example").await, 421);
+    let own = format!("http://{}", coordinator.address());
+    assert_eq!(with("origin", &own).await, 200);
+}
+
+#[tokio::test]
+async fn http_2_is_refused() {
+    let coordinator = Coordinator::start();
+    for _ in 0..5 {
+        let mut stream = connect(&coordinator).await;
+        let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+        stream.write_all(preface).await.expect("the connection is open");
+        let mut answer = Vec::new();
+        // An error is a reset, which refuses as well.
+        drop(tokio::time::timeout(LIMIT, stream.read_to_end(&mut answer)).await.expect("an end"));
+        assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 400"), "{answer:?}");
+    }
+}
+
+/// What an agent says of a VM.
+fn vm(uuid: &str, tag: &str) -> VmReport {
+    let report = json!({
+        "uuid": uuid, "owner_uuid": fresh_uuid(), "brand": "kvm", "max_physical_memory": 128,
+        "state": "running", "zone_state": "running", "last_modified": "2026-01-01T00:00:00.000Z",
+        "index": { "alias": uuid, "tags": { "t": tag } },
+    });
+    serde_json::from_value(report).expect("a report")
+}
+
+async fn wait_vms(client: &Client, count: usize) {
+    wait_for("all VMs are there", LIMIT, || async {
+        let vms = client.get("/vms").await;
+        let found = vms.json.as_array().map_or(0, Vec::len);
+        if found == count { Ok(()) } else { Err(found) }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn vms_with_many_tags_are_all_stored() {
+    let mut coordinator = Coordinator::start();
+    let client = coordinator.client();
+    let mut agent = ScriptedAgent::register(&coordinator).await;
+    let large = "x".repeat(11_000);
+    let vms: Vec<VmReport> = (0..100).map(|_| vm(&fresh_uuid(), &large)).collect();
+    agent.report_vms(&vms).await;
+    wait_vms(&client, 100).await;
+    coordinator.kill9();
+    drop(agent);
+    coordinator.restart();
+    wait_vms(&client, 100).await;
+    // At the API, more is refused before anything is made.
+    let tags = json!({ "a": "x".repeat(600_000) });
+    let refused =
+        client.post("/vms", &json!({ "image_uuid": fresh_uuid(), "ram": 128, "tags": tags })).await;
+    assert!(refused.status.is_client_error(), "{}", refused.text);
+}
+
+#[tokio::test]
+async fn a_vm_stays_at_home_whoever_claims_it() {
+    let coordinator = Coordinator::start();
+    let client = coordinator.client();
+    let mut home = ScriptedAgent::register(&coordinator).await;
+    let mut rogue = ScriptedAgent::register(&coordinator).await;
+    let uuid = fresh_uuid();
+    let mine = vm(&uuid, "mine");
+    home.report_vms(std::slice::from_ref(&mine)).await;
+    wait_vms(&client, 1).await;
+    let mut events = connect(&coordinator).await;
+    let head = b"GET /events?kind=alarm HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    events.write_all(head).await.expect("the connection is open");
+    read_until(&mut events, "id:").await;
+    rogue.report_vms(&[vm(&uuid, "theirs")]).await;
+    let told = read_until(&mut events, "vm_claimed").await;
+    assert!(told.contains("event: alarm") && told.contains(&rogue.server_uuid), "{told}");
+    let shown = client.get(&format!("/vms/{uuid}")).await.expect(200);
+    assert_eq!(shown["server_uuid"], json!(home.server_uuid));
+    let why = client.get(&format!("/why/vm/{uuid}")).await.expect(200);
+    assert_eq!(why["claimed_by"], json!([rogue.server_uuid]));
+    // What is asked of the VM goes to its home.
+    client.post(&format!("/servers/{}/vms/{uuid}/stop", home.server_uuid), &json!({})).await;
+    let stop = home.expect("dispatch", None, LIMIT).await.expect("its home is asked");
+    assert_eq!(stop["task"], "machine_shutdown", "{stop}");
+}
+
+async fn read_until(stream: &mut TcpStream, text: &str) -> String {
+    let mut read = Vec::new();
+    let reading = async {
+        while !String::from_utf8_lossy(&read).contains(text) {
+            let mut chunk = [0; 4096];
+            let length = stream.read(&mut chunk).await.expect("the stream goes on");
+            assert!(length > 0, "the stream ended: {}", String::from_utf8_lossy(&read));
+            read.extend_from_slice(&chunk[..length]);
+        }
+    };
+    tokio::time::timeout(LIMIT, reading).await.unwrap_or_else(|_| panic!("no {text}"));
+    String::from_utf8_lossy(&read).into_owned()
+}
