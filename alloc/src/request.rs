@@ -355,7 +355,7 @@ fn parse_package(value: &Value) -> Result<Package, String> {
         Some(Value::String(spread)) if SPREADS.contains(&spread.as_str()) => Some(spread.clone()),
         Some(_) => return Err("\"alloc_server_spread\" has invalid value".into()),
     };
-    let unpack = |name: &str, prefix: &str| match map.get(name) {
+    let unpack = |name: &str, prefix: &str| match some_truthy(map.get(name)) {
         Some(Value::String(text)) => serde_json::from_str::<Value>(text)
             .map(Some)
             .map_err(|_| format!("{prefix}\"package.{name}\" has invalid type")),

@@ -79,3 +79,20 @@ fn faults_have_the_reference_texts() {
     check(|b| b["servers"] = json!(["x"]), "servers", "invalid server UUID");
     check(|b| b["nic_tags"] = json!([5]), "nic_tags", "invalid nic_tag");
 }
+
+#[test]
+fn members_of_a_package_that_are_false_in_javascript_are_as_if_they_were_absent() {
+    let bare = {
+        let body = body();
+        Request::parse(body.as_object().expect("an object")).expect("it is good").package
+    };
+    for name in ["traits", "min_platform", "max_platform", "alloc_server_spread"] {
+        for value in [json!(""), json!(false), json!(0), json!(null)] {
+            let mut body = body();
+            body["package"] = json!({ name: value });
+            let request = Request::parse(body.as_object().expect("an object"));
+            let package = request.expect("it is good").package;
+            assert_eq!(format!("{package:?}"), format!("{bare:?}"), "{name}: {value}");
+        }
+    }
+}
