@@ -77,15 +77,16 @@ fn lay_over<T>(member: &mut Option<T>, value: Option<T>) {
     }
 }
 
-/// The last second of the year 9999.
-const MAX_SECONDS: i64 = 253_402_300_799;
+/// The last millisecond of the year 9999.
+const MAX_MILLIS: i64 = 253_402_300_799_999;
 
-/// A time in seconds, possibly fractional.
+/// A time in seconds, possibly fractional. Multiplied before it is cut to whole milliseconds, as
+/// CNAPI does: most fractions have no exact double, and would lose their last millisecond.
 fn time(seconds: Option<f64>) -> Option<Timestamp> {
-    let duration = jiff::SignedDuration::try_from_secs_f64(seconds?).ok()?;
+    let millis = truncated(seconds? * 1000.0)?;
     // Outside of this range the year has another form.
-    let plain = (0..=MAX_SECONDS).contains(&duration.as_secs()) && !duration.is_negative();
-    Timestamp::from_duration(duration).ok().filter(|_| plain)
+    let plain = (0..=MAX_MILLIS).contains(&millis);
+    Timestamp::from_millisecond(millis).ok().filter(|_| plain)
 }
 
 /// `memory_provisionable_bytes`, or `None` when it can't be computed. When neither the sysinfo nor
@@ -179,6 +180,7 @@ pub fn shown_status(stored: &str, record: &ServerRecord) -> ServerStatus {
 #[cfg(test)]
 mod tests {
     use muster_shared::lenient::js_parse_int;
+    use proptest::prelude::*;
     use serde_json::json;
     use uuid::Uuid;
 
@@ -205,6 +207,36 @@ mod tests {
             serde_json::to_string(&seen()).unwrap(),
             r#"{"uuid":"00000000-0000-0000-0000-000000000000","created":"2017-07-14T02:40:00.000Z","hostname":"cn1","datacenter":"dc","agents":[{"name":"cn-agent","version":"2.14.0"}],"boot_params":{"smt_enabled":true},"boot_platform":"20260101T000000Z","kernel_flags":{},"default_console":"serial","serial":"ttyb","comments":"","rack_identifier":"","reservation_ratio":0.15,"reserved":false,"reservoir":false,"traits":{},"setup":true,"current_platform":"20260101T000000Z","headnode":true,"system_type":"Linux","last_boot":"2023-11-14T22:13:20.500Z","ram":49139}"#
         );
+    }
+
+    #[test]
+    fn times_of_a_sysinfo_are_cut_to_milliseconds_as_cnapi_does() {
+        for (text, expected) in [
+            ("1795305276.191", "2026-11-21T23:54:36.191Z"),
+            ("1795305276.1915", "2026-11-21T23:54:36.191Z"),
+            ("1795305276.19099999", "2026-11-21T23:54:36.191Z"),
+            ("1714550000.9999", "2024-05-01T07:53:20.999Z"),
+            ("1700000000.0009", "2023-11-14T22:13:20.000Z"),
+            ("0.001", "1970-01-01T00:00:00.001Z"),
+            ("1.005", "1970-01-01T00:00:01.004Z"),
+        ] {
+            assert_eq!(time(text.parse().ok()).map(iso).as_deref(), Some(expected), "{text}");
+        }
+        for text in ["-1", "253402300800", "1e300", "NaN"] {
+            assert_eq!(time(text.parse().ok()), None, "{text}");
+        }
+    }
+
+    proptest! {
+        /// In CNAPI none is within this range, and few are outside.
+        #[test]
+        fn no_millisecond_of_a_boot_time_is_lost(at in 1_700_000_000_000_i64..1_800_000_000_000) {
+            let sysinfo = json!({ "Boot Time": format!("{}.{:03}", at / 1000, at % 1000) });
+            let mut record = seen();
+            derive(&mut record, &serde_json::from_value(sysinfo).unwrap());
+            let expected = iso(Timestamp::from_millisecond(at).unwrap());
+            prop_assert_eq!(record.last_boot, Some(expected));
+        }
     }
 
     #[test]
