@@ -1,5 +1,6 @@
 //! What a client may say about a new VM: checks, coerces and completes a create payload. Pure.
 
+mod addresses;
 mod update;
 
 use muster_shared::ids::{ImageUuid, VmUuid};
@@ -209,7 +210,8 @@ fn cdrom(path: &str, disk: &Map<String, Value>, problems: &mut Problems) {
 }
 
 fn nic(path: &str, given: &Map<String, Value>, problems: &mut Problems) -> Map<String, Value> {
-    let nic = members(NIC, NETWORK_RECORD, path, given, problems);
+    let mut nic = members(NIC, NETWORK_RECORD, path, given, problems);
+    addresses::sync(&mut nic, given);
     if !nic.contains_key("nic_tag") {
         problems.missing_properties.push(format!("{path}.nic_tag"));
     }

@@ -35,6 +35,35 @@ fn a_small_payload_is_completed() {
     assert_eq!(images(&vm), [image.parse().unwrap()]);
 }
 
+/// As vmapi makes it from NAPI's record.
+#[test]
+fn a_nic_of_napi_is_recorded_without_what_vmapi_must_not_see_again() {
+    let vm = create(&object(json!({
+        "brand": "kvm", "ram": 128, "disks": [{ "size": 10 }],
+        "nics": [{
+            "belongs_to_type": "zone", "belongs_to_uuid": "x", "owner_uuid": "y",
+            "created_timestamp": "2026-01-01T00:00:00.000Z", "state": "provisioning",
+            "mac": "90:B8:D0:00:00:01", "nic_tag": "external", "vlan_id": 0, "mtu": 1500,
+            "ip": "10.88.88.7", "netmask": "255.255.255.0", "gateway": "10.88.88.2",
+            "primary": true,
+        }],
+    })))
+    .unwrap();
+    assert_eq!(
+        vm["nics"],
+        json!([{
+            "mac": "90:b8:d0:00:00:01", "nic_tag": "external", "vlan_id": 0, "mtu": 1500,
+            "ip": "10.88.88.7", "netmask": "255.255.255.0", "gateway": "10.88.88.2",
+            "primary": true, "ips": ["10.88.88.7/24"], "gateways": ["10.88.88.2"],
+            "model": "virtio", "interface": "net0",
+        }])
+    );
+    let unheard_of = json!({
+        "brand": "kvm", "nics": [{ "nic_tag": "external", "bogus": 1 }],
+    });
+    assert_eq!(refused(unheard_of)["bad_properties"], json!(["nics.0.bogus"]));
+}
+
 #[test]
 fn everything_wrong_is_told_at_once() {
     let details = refused(json!({

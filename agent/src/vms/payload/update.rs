@@ -7,7 +7,7 @@ use muster_shared::vm::{
 };
 use serde_json::{Map, Value, json};
 
-use super::{BY_AGENT, Problems, bound, checked, complete, devices, mac, nic};
+use super::{BY_AGENT, Problems, addresses, bound, checked, complete, devices, mac, nic};
 use crate::tasks::TaskFailure;
 
 /// Objects that are changed member by member.
@@ -194,6 +194,7 @@ fn merge_nic(
     // The rest is as it was recorded, by whichever rules.
     let path = format!("update_nics.{index}");
     known.extend(super::members(NIC, NETWORK_RECORD, &path, change, problems));
+    addresses::sync(known, change);
     if !known.contains_key("nic_tag") {
         problems.missing_properties.push(format!("{path}.nic_tag"));
     }
@@ -327,6 +328,10 @@ mod tests {
         let change = json!({ "mac": "02:00:00:00:00:01", "mtu": 1400, "model": null });
         let new = updated(json!({ "update_nics": [change] }));
         assert_eq!(new["nics"][0]["mtu"], 1400);
+        let change = json!({ "mac": "02:00:00:00:00:01", "ips": ["10.0.0.5/24"] });
+        let new = updated(json!({ "update_nics": [change] }));
+        assert_eq!(new["nics"][0]["ip"], "10.0.0.5");
+        assert_eq!(new["nics"][0]["netmask"], "255.255.255.0");
         let new = updated(json!({ "remove_nics": ["02:00:00:00:00:01"] }));
         assert_eq!(new["nics"], json!([]));
         refused(
