@@ -14,6 +14,8 @@ use crate::drivers::compute::GuestSignal;
 use crate::vms::reconcile::BY_ITSELF;
 
 const OPERATION: &str = "vmadm.kill";
+/// Longest wait for a guest that was killed to be gone.
+const DEATH: Duration = Duration::from_secs(2);
 
 /// The kind; parameters `uuid`, `signal`, `idempotent`; `by_itself` of the agent's own, which resets
 /// guests that have panicked.
@@ -117,6 +119,11 @@ impl KillVm {
         }
         if !ctx.notes::<Notes>()?.is_needless {
             machine::signal(ctx, self.vm, self.signal).await.map_err(failed(OPERATION))?;
+            // Clients keep the VM that they are told of here: it has to be the dead one.
+            if matches!(self.signal, GuestSignal::Kill | GuestSignal::Quit) {
+                let compute = &ctx.drivers.compute;
+                compute.wait_stopped(self.vm, DEATH).await.map_err(failed(OPERATION))?;
+            }
         }
         machine::runs(ctx, self.vm).await?;
         ctx.finish_with(ctx.drivers.vms.result(self.vm));

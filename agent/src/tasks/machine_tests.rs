@@ -316,6 +316,19 @@ async fn power_tasks_say_when_there_is_nothing_to_do() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_vm_that_was_killed_is_told_as_stopped() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    host.guests.die_slowly(uuid());
+    let killed = act(&host, &drivers, "machine_kill", json!({ "signal": "SIGKILL" })).await;
+    let killed = killed.unwrap();
+    assert_eq!(
+        (&killed["vm"]["state"], &killed["vm"]["exit_status"]),
+        (&json!("stopped"), &json!(137))
+    );
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_vm_does_not_start_without_one_of_its_disks() {
     let host = Host::new();
     let drivers = one_vm(&host).await;

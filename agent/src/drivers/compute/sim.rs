@@ -28,6 +28,8 @@ use crate::vms::VmRecord;
 
 /// How long a simulated guest takes to shut down when asked.
 const SHUTDOWN: Duration = Duration::from_millis(200);
+/// How long a process takes to go that is killed and dies slowly.
+const DEATH: Duration = Duration::from_millis(500);
 /// How often a wait looks.
 const POLL: Duration = Duration::from_millis(20);
 /// What a simulated console says when it is opened.
@@ -46,6 +48,7 @@ struct Guest {
     reboots: u32,
     activity: Activity,
     leaves_at: Option<Timestamp>,
+    leaves_with: i32,
     /// Percent of one CPU that it gets, in place of all limits.
     cpu_cap: Option<u64>,
 }
@@ -57,6 +60,7 @@ struct Content {
     exits: BTreeMap<VmUuid, i32>,
     prepared: BTreeSet<VmUuid>,
     ignores_acpi: BTreeSet<VmUuid>,
+    dies_slowly: BTreeSet<VmUuid>,
     starts: BTreeMap<VmUuid, u64>,
 }
 
@@ -73,7 +77,8 @@ impl Content {
         let leaving: Vec<_> =
             self.running.iter().filter(|(_, guest)| due(guest)).map(|(vm, _)| *vm).collect();
         for &vm in &leaving {
-            self.end(vm, 0);
+            let status = self.running.get(&vm).map_or(0, |guest| guest.leaves_with);
+            self.end(vm, status);
         }
         !leaving.is_empty()
     }
@@ -120,6 +125,11 @@ impl SimGuests {
     /// The guest will not react to its power button.
     pub fn ignore_acpi(&self, vm: VmUuid) {
         self.content.lock().ignores_acpi.insert(vm);
+    }
+
+    /// The guest's process takes a moment to go once it is killed, as a real one does.
+    pub fn die_slowly(&self, vm: VmUuid) {
+        self.content.lock().dies_slowly.insert(vm);
     }
 
     /// The guest ends by itself.
@@ -198,6 +208,7 @@ impl SimCompute {
             reboots: 0,
             activity: Activity::Running,
             leaves_at: None,
+            leaves_with: 0,
             cpu_cap: record.number("cpu_cap"),
         };
         content.running.insert(vm, guest);
@@ -210,6 +221,7 @@ impl SimCompute {
     fn deliver(&self, vm: VmUuid, signal: GuestSignal) -> Result<(), DriverError> {
         let mut content = self.guests.content.lock();
         let deaf = content.ignores_acpi.contains(&vm);
+        let slow = content.dies_slowly.contains(&vm);
         let Some(guest) = content.running.get_mut(&vm) else { return Err(not_running(vm)) };
         match signal {
             GuestSignal::PowerDown if deaf || guest.activity != Activity::Running => {}
@@ -221,6 +233,10 @@ impl SimCompute {
                     tokio::time::sleep(SHUTDOWN).await;
                     guests.settle(clock.wall());
                 }));
+            }
+            GuestSignal::Kill if slow => {
+                guest.leaves_at = self.clock.wall().checked_add(DEATH).ok();
+                guest.leaves_with = 137;
             }
             GuestSignal::Kill => content.end(vm, 137),
             GuestSignal::Quit => content.end(vm, 0),
