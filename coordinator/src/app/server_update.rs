@@ -37,7 +37,7 @@ pub(crate) struct ServerUpdate {
     pub(crate) next_reboot: Option<String>,
     pub(crate) rack_identifier: Option<String>,
     pub(crate) serial: Option<String>,
-    /// Empty removes it.
+    /// Empty: none.
     pub(crate) transitional_status: Option<String>,
     pub(crate) reservation_ratio: Option<Number>,
     pub(crate) reserved: Option<bool>,
@@ -74,7 +74,6 @@ impl ServerUpdate {
         replace(&mut record.rack_identifier, &self.rack_identifier);
         replace_some(&mut record.boot.serial, &self.serial);
         replace_some(&mut record.transitional_status, &self.transitional_status);
-        record.transitional_status.take_if(|text| text.is_empty());
         replace_some(&mut record.reservation_ratio, &self.reservation_ratio);
         replace(&mut record.reserved, &self.reserved);
         replace(&mut record.reservoir, &self.reservoir);

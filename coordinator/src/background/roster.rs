@@ -129,7 +129,7 @@ fn planned(
     };
     let was_unknown = old.is_none_or(|old| old.status == Status::Unknown);
     let record = entry.record.as_ref().filter(|held| {
-        let transitional = held.value.transitional_status.is_some();
+        let transitional = held.value.transitional_status.as_deref().is_some_and(|t| !t.is_empty());
         wanted == Status::Running && was_unknown && transitional
     });
     let record = record.map(|held| {

@@ -7,7 +7,7 @@ use super::dispatch::X_MUSTER_TICKET;
 use super::matcher::first_segment;
 use super::params::longest_text;
 use super::route::{Also, BodyRule, Param, Reply, Route};
-use super::rule::{Rule, UUID_PATTERN};
+use super::rule::{FLAG_PATTERN, Rule, UUID_PATTERN};
 use super::schema;
 
 /// Longest text that is documented for a query or a header; 64 KiB would not fit there.
@@ -236,7 +236,7 @@ fn param_schema(param: &Param) -> Value {
     let mut schema = json!({});
     for rule in param.rules {
         match rule {
-            Rule::Optional | Rule::ToBoolean => {}
+            Rule::Optional | Rule::Nullable | Rule::ToBoolean => {}
             Rule::Trim => schema["pattern"] = json!(TRIMMED),
             Rule::StringType => {
                 schema["type"] = json!("string");
@@ -244,7 +244,9 @@ fn param_schema(param: &Param) -> Value {
             }
             Rule::ObjectType => schema["type"] = json!("object"),
             Rule::ArrayType => schema["type"] = json!("array"),
-            Rule::BooleanType | Rule::BooleanString => schema["type"] = json!("boolean"),
+            Rule::BooleanType | Rule::BooleanString | Rule::Regex(FLAG_PATTERN) => {
+                schema["type"] = json!("boolean");
+            }
             Rule::NumberType | Rule::NotNegative => schema["type"] = json!("number"),
             Rule::NumberOrString => schema["type"] = json!(["number", "string"]),
             Rule::Int => schema["type"] = json!("integer"),
@@ -258,6 +260,9 @@ fn param_schema(param: &Param) -> Value {
                 schema["pattern"] = json!(UUID_PATTERN);
             }
         }
+    }
+    if param.rules.contains(&Rule::Nullable) {
+        schema["type"] = json!([schema["type"], "null"]);
     }
     schema
 }

@@ -113,7 +113,7 @@ impl Param {
 
     /// Whether a request may lack it.
     pub(crate) fn is_optional(&self) -> bool {
-        self.rules.first().is_none_or(|rule| *rule == Rule::Optional)
+        self.rules.first().is_none_or(|rule| matches!(rule, Rule::Optional | Rule::Nullable))
     }
 }
 

@@ -16,6 +16,8 @@ use serde_json::Value;
 pub(crate) enum Rule {
     /// Skips all later rules when the parameter is absent. Must be first.
     Optional,
+    /// As [`Rule::Optional`], and also when it is null.
+    Nullable,
     /// A JSON string.
     StringType,
     /// A JSON object; neither an array nor null.
@@ -44,6 +46,8 @@ pub(crate) enum Rule {
     ToBoolean,
 }
 
+/// For [`Rule::Regex`]: `true` or `false` in any case.
+pub(crate) const FLAG_PATTERN: &str = "^([tT][rR][uU][eE]|[fF][aA][lL][sS][eE])$";
 /// The pattern of [`Rule::Uuid`].
 pub(crate) const UUID_PATTERN: &str =
     "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$";
@@ -53,7 +57,8 @@ pub(crate) fn check(name: &str, rules: &[Rule], params: &mut Object, errors: &mu
     for rule in rules {
         match rule {
             Rule::Optional if !params.has(name) => return,
-            Rule::Optional => {}
+            Rule::Nullable if params.get(name).is_none_or(Value::is_null) => return,
+            Rule::Optional | Rule::Nullable => {}
             Rule::ToBoolean => {
                 if let Some(value) = params.get_mut(name)
                     && let Some(flag) = flag_in_any_case(value)
@@ -75,7 +80,7 @@ fn judge(rule: Rule, name: &str, value: Option<&Value>) -> Option<String> {
     let fail = |failed: bool, message: &str| failed.then(|| message.to_owned());
     let invalid = || Some(format!("Invalid value for param '{name}'"));
     match rule {
-        Rule::Optional | Rule::ToBoolean => None,
+        Rule::Optional | Rule::Nullable | Rule::ToBoolean => None,
         Rule::StringType => {
             fail(!matches!(value, Some(Value::String(_))), "value was not a string")
         }
@@ -232,6 +237,25 @@ mod tests {
             errors(&[Rule::Optional, Rule::StringType], Some(Value::Null)),
             ["value was not a string"]
         );
+    }
+
+    #[test]
+    fn nullable_also_skips_null() {
+        assert_eq!(errors(&[Rule::Nullable, Rule::StringType], None), [""; 0]);
+        assert_eq!(errors(&[Rule::Nullable, Rule::StringType], Some(Value::Null)), [""; 0]);
+        assert_eq!(
+            errors(&[Rule::Nullable, Rule::StringType], Some(json!(7))),
+            ["value was not a string"]
+        );
+    }
+
+    #[test]
+    fn a_flag_may_be_a_pattern() {
+        for accepted in [json!("TRUE"), json!("false"), json!(true)] {
+            assert_eq!(errors(&[Rule::Regex(FLAG_PATTERN)], Some(accepted)), [""; 0]);
+        }
+        let refused = errors(&[Rule::Regex(FLAG_PATTERN)], Some(json!("yes")));
+        assert_eq!(refused, ["Invalid value for param 'p'"]);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Boot parameters: what a node boots with.
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::Object;
@@ -25,6 +26,9 @@ pub struct BootModule {
     /// How the content is written.
     #[serde(rename = "type", default)]
     pub encoding: ModuleEncoding,
+    /// What else the client keeps with it.
+    #[serde(flatten)]
+    pub others: Map<String, Value>,
 }
 
 /// What a node boots with.

@@ -6,7 +6,8 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use muster_shared::api::Object;
-use muster_shared::api::boot::{BootModule, BootModules, BootParams, BootRecord, ModuleEncoding};
+use muster_shared::api::boot::{BootModule, BootModules, BootParams, BootRecord};
+use muster_shared::lenient::truthy;
 use serde_json::{Value, json};
 
 use crate::app::BootSettings;
@@ -215,18 +216,25 @@ pub(super) fn check_modules(given: &[Value]) -> Result<Vec<BootModule>, AppError
     Err(AppError::InvalidArgument(text))
 }
 
-fn check_module(module: &Value) -> Result<BootModule, String> {
-    let text = |name: &str| module.get(name).and_then(Value::as_str).unwrap_or_default();
-    let path = text("path");
-    match module.get("type") {
-        None => {}
-        Some(Value::String(kind)) if kind == "base64" => {}
-        Some(other) => {
-            let kind = other.as_str().map_or_else(|| other.to_string(), str::to_owned);
-            return Err(format!("Unsupported type {kind} for module '{path}'"));
-        }
+fn check_module(given: &Value) -> Result<BootModule, String> {
+    let mut module = given.clone();
+    // Before anything is said about the module, as in the reference: its texts show the type.
+    if let Some(members) = module.as_object_mut()
+        && !truthy(members.get("type"))
+    {
+        members.insert("type".to_owned(), json!("base64"));
     }
-    let content = text("content");
+    let shown = |name: &str| match module.get(name) {
+        None => "undefined".to_owned(),
+        Some(Value::String(text)) => text.clone(),
+        Some(other) => other.to_string(),
+    };
+    if module["type"] != "base64" {
+        let (kind, path) = (shown("type"), shown("path"));
+        return Err(format!("Unsupported type {kind} for module '{path}'"));
+    }
+    let text = |name: &str| module.get(name).and_then(Value::as_str).unwrap_or_default();
+    let (path, content) = (text("path"), text("content"));
     if path.is_empty() || content.is_empty() {
         return Err(format!("Unexpected format for boot_module: {module}"));
     }
@@ -244,8 +252,7 @@ fn check_module(module: &Value) -> Result<BootModule, String> {
     if decoded.is_err() {
         return Err(format!("Contents for module '{path}' must be base64 encoded"));
     }
-    let (path, content) = (path.to_owned(), content.to_owned());
-    Ok(BootModule { path, content, encoding: ModuleEncoding::Base64 })
+    serde_json::from_value(module).map_err(|error| error.to_string())
 }
 
 /// Whether path normalisation leaves a path as it is; `..` in front is refused as well, because
@@ -389,6 +396,16 @@ mod tests {
     }
 
     #[test]
+    fn what_a_client_keeps_with_a_module_stays() {
+        let given = json!({ "path": "a", "content": "aGVsbG8=", "type": "", "mode": 420 });
+        let checked = check_modules(std::slice::from_ref(&given)).unwrap();
+        assert_eq!(
+            serde_json::to_string(&checked).unwrap(),
+            r#"[{"path":"a","content":"aGVsbG8=","type":"base64","mode":420}]"#
+        );
+    }
+
+    #[test]
     fn modules_are_checked_one_by_one() {
         let good = json!({ "path": "etc/a..b/...c", "content": "aGVsbG8=" });
         let checked = check_modules(std::slice::from_ref(&good)).unwrap();
@@ -399,9 +416,14 @@ mod tests {
         );
         check_refused(
             &json!({ "path": "a" }),
-            r#"Unexpected format for boot_module: {"path":"a"}"#,
+            r#"Unexpected format for boot_module: {"path":"a","type":"base64"}"#,
         );
-        check_refused(&json!(7), "Unexpected format for boot_module: 7");
+        check_refused(
+            &json!({ "type": "", "path": "a" }),
+            r#"Unexpected format for boot_module: {"type":"base64","path":"a"}"#,
+        );
+        check_refused(&json!(7), "Unsupported type undefined for module 'undefined'");
+        check_refused(&json!({ "type": "hex" }), "Unsupported type hex for module 'undefined'");
         for path in ["./x", "a/../b", "a//b", "..", "../x", "a/."] {
             check_refused(
                 &json!({ "path": path, "content": "aGVsbG8=" }),
@@ -420,8 +442,17 @@ mod tests {
         );
         let full = STANDARD.encode(vec![0; MAX_MODULE_BYTES]);
         check_modules(&[json!({ "path": "a", "content": full })]).unwrap();
-        let both = check_modules(&[json!(1), good, json!(2)]).unwrap_err().to_string();
-        assert!(both.ends_with("boot_module: 1,\nUnexpected format for boot_module: 2"), "{both}");
+        let bad = |path: &str| json!({ "path": path });
+        let both = check_modules(&[bad("b"), good, bad("c")]).unwrap_err().to_string();
+        assert_eq!(
+            both,
+            concat!(
+                "Values provided for boot_modules contain errors: ",
+                r#"Unexpected format for boot_module: {"path":"b","type":"base64"},"#,
+                "\n",
+                r#"Unexpected format for boot_module: {"path":"c","type":"base64"}"#
+            )
+        );
     }
 
     proptest! {

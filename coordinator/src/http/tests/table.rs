@@ -59,7 +59,11 @@ fn rules_are_usable() {
             assert!(names.insert(param.name), "{route:?}: {} twice", param.name);
             assert!(!param.doc.is_empty(), "{route:?}: {} has no doc", param.name);
             for (place, rule) in param.rules.iter().enumerate() {
-                assert!(*rule != Rule::Optional || place == 0, "{route:?}: {}", param.name);
+                assert!(
+                    !matches!(rule, Rule::Optional | Rule::Nullable) || place == 0,
+                    "{route:?}: {}",
+                    param.name
+                );
                 if let Rule::Regex(pattern) = rule {
                     Regex::new(pattern).unwrap_or_else(|error| panic!("{route:?}: {error}"));
                 }
