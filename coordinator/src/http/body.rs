@@ -3,11 +3,13 @@
 
 use std::time::Duration;
 
+use async_compression::tokio::bufread::GzipDecoder;
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt as _;
 use http::HeaderMap;
-use http::header::{CONTENT_LENGTH, EXPECT};
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, EXPECT};
 use muster_shared::json_bounds::{self, MAX_VALUES};
+use tokio::io::AsyncReadExt as _;
 
 use super::error::ApiError;
 use super::request::BodyStream;
@@ -104,6 +106,37 @@ impl Bodies {
             read.extend_from_slice(&chunk);
         }
         Ok(Held { bytes: read.freeze(), hold })
+    }
+
+    /// Unpacks a body that its client has packed, as far as the reference unpacks them.
+    ///
+    /// # Errors
+    /// [`ApiError::InvalidContent`]; [`ApiError::TooLarge`] if it unpacks to more than `limit` bytes;
+    /// [`ApiError::Unavailable`] while others hold too much.
+    pub(crate) async fn unpack(
+        &self,
+        headers: &HeaderMap,
+        packed: Held,
+        limit: usize,
+    ) -> Result<Held, ApiError> {
+        let encoding = headers.get(CONTENT_ENCODING).and_then(|value| value.to_str().ok());
+        if packed.bytes.is_empty() || !encoding.is_some_and(|e| e.eq_ignore_ascii_case("gzip")) {
+            return Ok(packed);
+        }
+        let mut decoder = GzipDecoder::new(&packed.bytes[..]);
+        let (mut bytes, mut hold) = (BytesMut::new(), Hold::default());
+        loop {
+            bytes.reserve(FREE_BYTES);
+            let length = bytes.len();
+            let more = decoder.read_buf(&mut bytes).await;
+            if more.map_err(|_| ApiError::InvalidContent("the body is not gzip".to_owned()))? == 0 {
+                return Ok(Held { bytes: bytes.freeze(), hold });
+            }
+            if bytes.len() > limit {
+                return Err(ApiError::TooLarge(format!("the unpacked body is over {limit} bytes")));
+            }
+            hold.add(self.room(bytes.len().saturating_sub(length.max(FREE_BYTES)))?);
+        }
     }
 
     /// Holds what a JSON body will need when it is parsed.

@@ -37,7 +37,7 @@ use crate::budget::Hold;
 use crate::planted::Defect;
 
 /// Longest request id that is taken over from a client, bytes.
-const MAX_REQ_ID_BYTES: usize = 256;
+const MAX_REQ_ID_BYTES: usize = 1024;
 /// When a client that got 503 may try again, seconds.
 const RETRY_SECONDS: &str = "1";
 /// The `Server` header; free text that no client reads.
@@ -123,11 +123,13 @@ impl Shell {
     }
 
     fn request_id(&self, headers: &HeaderMap) -> String {
-        ["request-id", "x-request-id"]
-            .iter()
-            .filter_map(|name| headers.get(*name)?.to_str().ok())
-            .find(|id| !id.is_empty() && id.len() <= MAX_REQ_ID_BYTES)
-            .map_or_else(|| self.app.parts().entropy.uuid().to_string(), str::to_owned)
+        let given = ["request-id", "x-request-id"].iter().find_map(|name| {
+            let id = headers.get(*name)?.as_bytes();
+            // Bytes beyond ASCII are the characters of Latin-1, as they are in the reference.
+            let fits = !id.is_empty() && id.len() <= MAX_REQ_ID_BYTES && !id.contains(&b'\t');
+            fits.then(|| id.iter().copied().map(char::from).collect())
+        });
+        given.unwrap_or_else(|| self.app.parts().entropy.uuid().to_string())
     }
 
     async fn run(
@@ -301,7 +303,6 @@ impl Shell {
         let values = [
             (&DATE, date.as_str()),
             (&SERVER, SERVER_NAME),
-            (&X_REQUEST_ID, context.req_id.as_str()),
             (&X_RESPONSE_TIME, millis.as_str()),
             (&X_SERVER_NAME, self.config.hostname.as_str()),
         ];
@@ -310,7 +311,16 @@ impl Shell {
                 headers.insert(name.clone(), value);
             }
         }
+        if let Some(id) = latin_1(&context.req_id) {
+            headers.insert(X_REQUEST_ID.clone(), id);
+        }
     }
+}
+
+/// The bytes that a header's text came as.
+fn latin_1(text: &str) -> Option<HeaderValue> {
+    let bytes: Option<Vec<u8>> = text.chars().map(|c| u8::try_from(c).ok()).collect();
+    HeaderValue::from_bytes(&bytes?).ok()
 }
 
 /// A handler that panicked; the panic hook has written it to the log.
@@ -358,23 +368,17 @@ fn validate(route: &Route, params: &mut Object) -> Result<(), ApiError> {
             && let Some(value) = params.get(param.name)
         {
             let faults = checkers.param(param.name, value);
-            errors.extend(faults.into_iter().map(|fault| field_error(param.name, fault)));
+            errors.extend(faults.into_iter().map(field_error));
         }
     }
     if route.payload.is_some() {
-        errors.extend(checkers.payload(params).into_iter().map(|fault| field_error("", fault)));
+        errors.extend(checkers.payload(params).into_iter().map(field_error));
     }
     if errors.is_empty() { Ok(()) } else { Err(ApiError::InvalidParameters(errors)) }
 }
 
-fn field_error(param: &str, fault: Fault) -> FieldError {
-    let Fault { at, problem } = fault;
-    let field = match (param, at.as_str()) {
-        (param, "") => param.to_owned(),
-        ("", at) => at.to_owned(),
-        (param, at) => format!("{param}.{at}"),
-    };
-    FieldError::new(field, problem)
+fn field_error(fault: Fault) -> FieldError {
+    FieldError::new(fault.at, fault.problem)
 }
 
 /// The body's members, and the room that they hold; bodies of other content types are ignored.
@@ -386,7 +390,8 @@ async fn read_params(
 ) -> Result<(Object, Hold), ApiError> {
     let kind = header_text(headers, &CONTENT_TYPE).unwrap_or_default();
     let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
-    let Held { bytes: body, mut hold } = bodies.read(headers, body, limit).await?;
+    let held = bodies.read(headers, body, limit).await?;
+    let Held { bytes: body, mut hold } = bodies.unpack(headers, held, limit).await?;
     let params = match kind.as_str() {
         "application/json" => {
             bodies.weigh(&body, &mut hold)?;

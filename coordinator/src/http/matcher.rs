@@ -1,5 +1,5 @@
 //! Finds the route of a path: exact, case-sensitive, segment by segment; a literal beats a
-//! parameter; a trailing slash is another path; leading slashes count once.
+//! parameter; a trailing slash is another path; runs of slashes count once.
 
 use http::Method;
 use muster_shared::api::Object;
@@ -23,7 +23,14 @@ pub(crate) enum Match<'a> {
 pub(crate) fn segments(path: &str) -> Vec<String> {
     let path = path.trim_start_matches('/');
     let decode = |segment| percent_decode_str(segment).decode_utf8_lossy().into_owned();
-    path.split('/').map(decode).collect()
+    let mut segments: Vec<String> = Vec::new();
+    let mut parts = path.split('/').peekable();
+    while let Some(part) = parts.next() {
+        if !part.is_empty() || parts.peek().is_none() {
+            segments.push(decode(part));
+        }
+    }
+    segments
 }
 
 /// The first literal segment of a pattern, by which routes are grouped.
@@ -140,7 +147,9 @@ mod tests {
         check("GET /Ping", "404");
         check("GET /", "404");
         check("GET /servers/", "404");
-        check("GET /servers//vms/x", "404");
+        check("GET /servers//a", "/servers/:s a");
+        check("GET ///servers///a", "/servers/:s a");
+        check("GET /servers/a//", "404");
         check("GET /servers/a", "/servers/:s a");
         check("HEAD /servers/a", "/servers/:s a");
         check("DELETE /servers/a", "405 GET, POST");

@@ -156,7 +156,8 @@ fn index_keys_to_arrays(value: &mut Value) {
     }
 }
 
-/// Parses a JSON body; an empty one has no parameters. Repeated members: the last counts.
+/// Parses a JSON body; an empty one and `null` have no parameters. Repeated members: the last
+/// counts.
 ///
 /// # Errors
 /// [`ApiError::InvalidContent`] for anything but an object, or beyond the limits.
@@ -164,16 +165,54 @@ pub(crate) fn parse_json(body: &[u8]) -> Result<Object, ApiError> {
     if body.iter().all(u8::is_ascii_whitespace) {
         return Ok(Object::new());
     }
-    let value: Value = serde_json::from_slice(body)
-        .map_err(|error| ApiError::InvalidContent(format!("Invalid JSON: {error}")))?;
-    let Value::Object(members) = value else {
-        return Err(ApiError::InvalidContent("Invalid JSON: the body is not an object".to_owned()));
+    let parsed = serde_json::from_slice::<Value>(body);
+    let value = parsed.or_else(|error| match without_lone_surrogates(body) {
+        Some(mended) => serde_json::from_slice(&mended),
+        None => Err(error),
+    });
+    let value =
+        value.map_err(|error| ApiError::InvalidContent(format!("Invalid JSON: {error}")))?;
+    let members = match value {
+        Value::Object(members) => members,
+        Value::Null => return Ok(Object::new()),
+        _ => {
+            let text = "Invalid JSON: the body is not an object".to_owned();
+            return Err(ApiError::InvalidContent(text));
+        }
     };
     for (name, member) in &members {
         check_limits(name, member, 2)
             .map_err(|problem| ApiError::InvalidContent(format!("Invalid JSON: {problem}")))?;
     }
     Ok(members.into())
+}
+
+/// The text with U+FFFD for each escape of half a surrogate pair; `None` when it has none.
+/// JavaScript's strings may hold such halves, and its JSON carries them.
+fn without_lone_surrogates(json: &[u8]) -> Option<Vec<u8>> {
+    let unit = |at: usize| {
+        let escape = json.get(at..at + 6)?.strip_prefix(b"\\u")?;
+        u16::from_str_radix(std::str::from_utf8(escape).ok()?, 16).ok()
+    };
+    let (mut mended, mut changed, mut at) = (Vec::with_capacity(json.len()), false, 0);
+    while at < json.len() {
+        let taken = match (unit(at), unit(at + 6)) {
+            (Some(0xd800..=0xdbff), Some(0xdc00..=0xdfff)) => 12,
+            (Some(0xd800..=0xdfff), _) => {
+                mended.extend_from_slice(b"\\ufffd");
+                changed = true;
+                at += 6;
+                continue;
+            }
+            // The character that is escaped begins no other escape.
+            _ if json[at] == b'\\' => 2,
+            _ => 1,
+        };
+        let end = json.len().min(at + taken);
+        mended.extend_from_slice(&json[at..end]);
+        at = end;
+    }
+    changed.then_some(mended)
 }
 
 /// `depth` counts the value itself: a member of the body is at depth 2.
@@ -233,7 +272,7 @@ mod tests {
     fn bodies_must_be_objects_within_limits() {
         assert_eq!(parse_json(b" ").unwrap(), Object::new());
         assert_eq!(parse_json(br#"{"a":1,"a":2}"#).unwrap().get("a"), Some(&json!(2)));
-        for bad in ["[]", "\"x\"", "3", "null", "{", "{\"a\":}", "\u{0}"] {
+        for bad in ["[]", "\"x\"", "3", "{", "{\"a\":}", "\u{0}"] {
             assert!(
                 matches!(parse_json(bad.as_bytes()), Err(ApiError::InvalidContent(_))),
                 "{bad}"
@@ -251,6 +290,24 @@ mod tests {
             json!({"customer_metadata": {"anything": long}}),
         ] {
             assert!(parse_json(ok.to_string().as_bytes()).is_ok());
+        }
+    }
+
+    #[test]
+    fn bodies_that_javascript_writes_are_read() {
+        assert_eq!(parse_json(b"null").unwrap(), Object::new());
+        for (body, expected) in [
+            (r#"{"a":"\ud800"}"#, "\u{fffd}"),
+            (r#"{"a":"\uDC00x\ud83d"}"#, "\u{fffd}x\u{fffd}"),
+            (r#"{"a":"\ud83d\ude00\ud83d"}"#, "\u{1f600}\u{fffd}"),
+            (r#"{"a":"\ud83d\ud83d\ude00"}"#, "\u{fffd}\u{1f600}"),
+            (r#"{"a":"\\ud800\ud800"}"#, "\\ud800\u{fffd}"),
+        ] {
+            let parsed = parse_json(body.as_bytes()).unwrap();
+            assert_eq!(parsed.text("a"), Some(expected), "{body}");
+        }
+        for bad in [r#"{"a":"\ud8"}"#, r#"{"a":"\u+800"}"#, r#"{"a":"\ud800"#] {
+            assert!(parse_json(bad.as_bytes()).is_err(), "{bad}");
         }
     }
 

@@ -14,7 +14,7 @@ use super::document;
 /// One thing that is wrong with a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
-    /// Where, as `nics.0.mac`; empty: the value itself.
+    /// Where, as `nics.0.mac`.
     pub(crate) at: String,
     /// What is wrong there.
     pub(crate) problem: String,
@@ -33,9 +33,9 @@ impl Checker {
         options.build(&whole).map(Self).map_err(|error| format!("{schema}: {error}"))
     }
 
-    /// Everything that is wrong with a value.
-    pub(crate) fn faults(&self, value: &Value) -> Vec<Fault> {
-        self.0.iter_errors(value).flat_map(|error| told(&error)).collect()
+    /// Everything that is wrong with the value of this name; empty: with a value that has none.
+    pub(crate) fn faults(&self, name: &str, value: &Value) -> Vec<Fault> {
+        self.0.iter_errors(value).flat_map(|error| told(name, &error)).collect()
     }
 }
 
@@ -59,17 +59,17 @@ impl Checkers {
 
     /// What is wrong with a parameter.
     pub(crate) fn param(&self, name: &str, value: &Value) -> Vec<Fault> {
-        self.params.get(name).map_or_else(Vec::new, |checker| checker.faults(value))
+        self.params.get(name).map_or_else(Vec::new, |checker| checker.faults(name, value))
     }
 
     /// What is wrong with all parameters together.
     pub(crate) fn payload(&self, params: &Object) -> Vec<Fault> {
-        self.payload.as_ref().map_or_else(Vec::new, |checker| checker.faults(&json!(params)))
+        self.payload.as_ref().map_or_else(Vec::new, |checker| checker.faults("", &json!(params)))
     }
 }
 
-fn told(error: &ValidationError<'_>) -> Vec<Fault> {
-    let at = place(error.instance_path());
+fn told(name: &str, error: &ValidationError<'_>) -> Vec<Fault> {
+    let at = place(name, error.instance_path());
     let one = |at: String, problem: String| vec![Fault { at, problem }];
     match error.kind() {
         Broken::Required { property } => {
@@ -84,7 +84,9 @@ fn told(error: &ValidationError<'_>) -> Vec<Fault> {
         Broken::Type { kind } => one(at, format!("value was not {}", kind_words(kind))),
         // The alternative that comes closest.
         Broken::AnyOf { context } | Broken::OneOfNotValid { context } => {
-            let tried = context.iter().map(|errors| errors.iter().flat_map(told).collect());
+            let tried = context
+                .iter()
+                .map(|errors| errors.iter().flat_map(|error| told(name, error)).collect());
             let of_itself = |faults: &Vec<Fault>| faults.iter().any(|fault| fault.at == at);
             tried.min_by_key(|faults| (of_itself(faults), faults.len())).unwrap_or_default()
         }
@@ -98,8 +100,8 @@ fn told(error: &ValidationError<'_>) -> Vec<Fault> {
     }
 }
 
-fn place(path: &Location) -> String {
-    path.segments().fold(String::new(), |at, segment| match segment {
+fn place(name: &str, path: &Location) -> String {
+    path.segments().fold(name.to_owned(), |at, segment| match segment {
         LocationSegment::Property(name) => joined(&at, &name),
         LocationSegment::Index(index) => joined(&at, &index.to_string()),
     })
@@ -135,7 +137,7 @@ mod tests {
     #[track_caller]
     fn check(schema: &Value, value: &Value, expected: &[(&str, &str)]) {
         let document = json!({ "components": { "schemas": { "Id": { "type": "string" } } } });
-        let found = Checker::new(&document, schema).unwrap().faults(value);
+        let found = Checker::new(&document, schema).unwrap().faults("", value);
         let mut found: Vec<_> = found.iter().map(|f| (f.at.as_str(), f.problem.as_str())).collect();
         found.sort_unstable();
         assert_eq!(found, expected, "{value} under {schema}");
@@ -162,6 +164,19 @@ mod tests {
         let kinds = json!({ "type": ["integer", "string", "null"] });
         check(&kinds, &json!(1.5), &[("", "value was not a whole number or a string")]);
         check(&kinds, &Value::Null, &[]);
+    }
+
+    #[test]
+    fn a_pattern_that_does_not_fit_names_the_parameter_as_cnapi_does() {
+        let checker = Checker::new(&json!({}), &json!({ "pattern": "^a$" })).unwrap();
+        let fault = |at: &str| {
+            let problem = format!("Invalid value for param '{at}'");
+            vec![Fault { at: at.to_owned(), problem }]
+        };
+        assert_eq!(checker.faults("sleep", &json!("b")), fault("sleep"));
+        let nested = json!({ "properties": { "mac": { "pattern": "^a$" } } });
+        let checker = Checker::new(&json!({}), &json!({ "items": nested })).unwrap();
+        assert_eq!(checker.faults("nics", &json!([{ "mac": "b" }])), fault("nics.0.mac"));
     }
 
     #[test]

@@ -127,7 +127,7 @@ async fn parameters_are_merged_path_first() {
 #[tokio::test]
 async fn bad_bodies_are_refused() {
     let api = Api::start().await;
-    for body in ["{", "[1]", "\"text\"", "3", "null", "{\"a\":1}}"] {
+    for body in ["{", "[1]", "\"text\"", "3", "{\"a\":1}}"] {
         api.json("POST /t/echo", body).await.expect(400, "InvalidContent");
     }
     let deep = format!("{{\"a\":{}1{}}}", "[".repeat(80), "]".repeat(80));

@@ -4,6 +4,7 @@
 //! A route without a row fails [`every_route_has_a_row`]; a row needs two bad requests.
 
 mod agent;
+mod bytes;
 mod cluster;
 mod daggers;
 mod dropped;
@@ -106,7 +107,7 @@ impl Contract {
             Ok(body) => body,
             Err(error) => return Some(format!("no JSON: {error}")),
         };
-        let faults = self.checker(schema).faults(&body);
+        let faults = self.checker(schema).faults("", &body);
         (!faults.is_empty()).then(|| format!("{faults:?} in {body}"))
     }
 }
