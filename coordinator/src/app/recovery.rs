@@ -12,6 +12,15 @@ use super::fleet::Fleet;
 /// Since this version `cn-agent` knows recovery configurations.
 const RECOVERY_SINCE: Version = (2, 13, 0);
 
+// In CNAPI's words.
+const MISSING: &str = "\"recovery_uuid\", \"pivtoken\" and \"action\" params must be provided";
+const BAD_ACTION: &str = "Invalid \"action\" param. It must be one of \"stage\" or \"activate\"";
+const MISSING_TO_STAGE: &str =
+    "\"template\" and \"token\" params must be provided for recovery configuration \"stage\"";
+const NOT_ENCRYPTED: &str =
+    "Recovery Configuration can be set only for servers with encrypted zpools";
+const NOT_STAGED: &str = "Only the staged Recovery configuration can be activated";
+
 /// Major, minor, patch.
 pub(super) type Version = (u64, u64, u64);
 
@@ -80,7 +89,7 @@ impl Fleet {
     ) -> Result<(), AppError> {
         check_request(request)?;
         self.require_cn_agent(server, "recovery_config", RECOVERY_SINCE)?;
-        check_pool(server, &self.sysinfo_of(server), request)
+        check_pool(&self.sysinfo_of(server), request)
     }
 }
 
@@ -89,42 +98,26 @@ fn refuse<T>(text: impl Into<String>) -> Result<T, AppError> {
 }
 
 fn check_request(request: &RecoveryRequest<'_>) -> Result<(), AppError> {
-    let needed = [
-        ("action", request.action),
-        ("recovery_uuid", request.recovery_uuid),
-        ("pivtoken", request.pivtoken),
-    ];
-    let missing = |parameters: &[(&str, Option<&str>)]| -> Vec<String> {
-        let absent = parameters.iter().filter(|(_, value)| value.is_none());
-        absent.map(|(name, _)| (*name).to_owned()).collect()
-    };
-    let lacks = missing(&needed);
-    if !lacks.is_empty() {
-        return refuse(format!("missing parameters: {}", lacks.join(", ")));
+    if [request.action, request.recovery_uuid, request.pivtoken].contains(&None) {
+        return refuse(MISSING);
     }
     match request.action {
         Some("activate") => Ok(()),
-        Some("stage") => {
-            let lacks = missing(&[("template", request.template), ("token", request.token)]);
-            if lacks.is_empty() {
-                return Ok(());
-            }
-            refuse(format!("missing parameters for action \"stage\": {}", lacks.join(", ")))
+        Some("stage") if [request.template, request.token].contains(&None) => {
+            refuse(MISSING_TO_STAGE)
         }
-        other => refuse(format!(
-            "invalid action \"{}\": must be \"stage\" or \"activate\"",
-            other.unwrap_or_default()
-        )),
+        Some("stage") => Ok(()),
+        _ => refuse(BAD_ACTION),
     }
 }
 
-fn check_pool(
-    server: ServerUuid,
-    sysinfo: &Sysinfo,
-    request: &RecoveryRequest<'_>,
-) -> Result<(), AppError> {
+fn check_pool(sysinfo: &Sysinfo, request: &RecoveryRequest<'_>) -> Result<(), AppError> {
     if sysinfo.pool_encrypted != Some(true) {
-        return refuse(format!("server {server} does not have an encrypted zpool"));
+        return refuse(NOT_ENCRYPTED);
+    }
+    // What is active may be staged again.
+    if request.action != Some("activate") {
+        return Ok(());
     }
     let wanted = request.recovery_uuid.and_then(|text| text.parse::<Uuid>().ok());
     let known = |which: fn(&PoolRecovery) -> &Option<String>| {
@@ -132,12 +125,10 @@ fn check_pool(
     };
     let named = request.recovery_uuid.unwrap_or_default();
     if wanted.is_some() && known(|recovery| &recovery.active) == wanted {
-        return refuse(format!("recovery configuration {named} is already active on {server}"));
+        return refuse(format!("Recovery configuration {named} is already active"));
     }
-    if request.action == Some("activate")
-        && (wanted.is_none() || known(|recovery| &recovery.staged) != wanted)
-    {
-        return refuse(format!("recovery configuration {named} is not staged on {server}"));
+    if wanted.is_none() || known(|recovery| &recovery.staged) != wanted {
+        return refuse(NOT_STAGED);
     }
     Ok(())
 }
@@ -171,10 +162,6 @@ mod tests {
 
     use super::*;
 
-    fn server() -> ServerUuid {
-        Uuid::from_u128(1).into()
-    }
-
     const HASH: &str = "00112233445566778899aabbccddeeff0011223344";
     const FOLDED: &str = "00112233-4455-5677-a899-aabbccddeeff";
 
@@ -187,36 +174,47 @@ mod tests {
             ..RecoveryRequest::default()
         };
         let sysinfo = serde_json::from_value(sysinfo.clone()).unwrap();
-        let text = check_pool(server(), &sysinfo, &request).map_err(|error| error.to_string());
-        match expected {
-            None => assert_eq!(text, Ok(())),
-            Some(part) => assert!(text.unwrap_err().contains(part)),
-        }
+        let text = check_pool(&sysinfo, &request).map_err(|error| error.to_string());
+        assert_eq!(text.err().as_deref(), expected, "{action} {uuid}");
     }
 
     #[test]
     fn a_pool_allows_what_is_staged_and_nothing_twice() {
         let staged = json!({ "Zpool Encrypted": true, "Zpool Recovery": { "staged": HASH } });
         let active = json!({ "Zpool Encrypted": true, "Zpool Recovery": { "active": HASH } });
-        check(&json!({ "Zpool Encrypted": false }), "stage", FOLDED, Some("encrypted"));
+        let plain = json!({ "Zpool Encrypted": false });
+        let not_encrypted =
+            "Recovery Configuration can be set only for servers with encrypted zpools";
+        let not_staged = Some("Only the staged Recovery configuration can be activated");
+        check(&plain, "stage", FOLDED, Some(not_encrypted));
         check(&staged, "activate", FOLDED, None);
         check(&staged, "stage", FOLDED, None);
-        check(&staged, "activate", "00000000-0000-5000-a000-000000000000", Some("not staged"));
-        check(&active, "stage", FOLDED, Some("already active"));
-        check(&active, "activate", FOLDED, Some("already active"));
-        check(&json!({ "Zpool Encrypted": true }), "activate", "no uuid", Some("not staged"));
+        check(&staged, "activate", "00000000-0000-5000-a000-000000000000", not_staged);
+        check(&active, "stage", FOLDED, None);
+        let twice = "Recovery configuration 00112233-4455-5677-a899-aabbccddeeff is already active";
+        check(&active, "activate", FOLDED, Some(twice));
+        check(&json!({ "Zpool Encrypted": true }), "activate", "no uuid", not_staged);
     }
 
     #[test]
     fn requests_are_checked_in_order() {
         let text = |request| check_request(&request).unwrap_err().to_string();
         let mut request = RecoveryRequest { action: Some("x"), ..RecoveryRequest::default() };
-        assert!(text(request).contains("recovery_uuid, pivtoken"));
+        assert_eq!(
+            text(request),
+            r#""recovery_uuid", "pivtoken" and "action" params must be provided"#
+        );
         request.recovery_uuid = Some("u");
         request.pivtoken = Some("p");
-        assert!(text(request).contains("invalid action"));
+        assert_eq!(
+            text(request),
+            r#"Invalid "action" param. It must be one of "stage" or "activate""#
+        );
         request.action = Some("stage");
-        assert!(text(request).contains("template, token"));
+        assert_eq!(
+            text(request),
+            r#""template" and "token" params must be provided for recovery configuration "stage""#
+        );
         request.action = Some("activate");
         check_request(&request).unwrap();
     }

@@ -10,7 +10,7 @@ use super::error::ApiError;
 use super::request::Request;
 use super::response::Response;
 use super::route::{Param, Route, ServerRule};
-use super::rule::Rule;
+use super::rule::{FLAG_PATTERN, Rule};
 use super::schema;
 
 const PARAMS: &[Param] = &[
@@ -21,7 +21,7 @@ const PARAMS: &[Param] = &[
         .checked(schema::environment),
     Param::new(
         "json",
-        &[Rule::Optional, Rule::BooleanString, Rule::ToBoolean],
+        &[Rule::Optional, Rule::Regex(FLAG_PATTERN), Rule::ToBoolean],
         "Answer with exit code and both outputs, whatever the exit code",
     ),
     Param::new("timeout", &[Rule::Optional, Rule::NotNegative], "Longest run, ms; 0: an hour")

@@ -20,7 +20,7 @@ use crate::app::jobs::{JobFilter, checked_nics};
 const TEXT: &[Rule] = &[Rule::Optional, Rule::StringType];
 const BOOL: &[Rule] = &[Rule::Optional, Rule::BooleanType];
 const FLAG: &[Rule] = &[Rule::Optional, Rule::BooleanString, Rule::ToBoolean];
-const NUMBER: &[Rule] = &[Rule::Optional, Rule::NumberType];
+const NUMBER: &[Rule] = &[Rule::Optional, Rule::NotNegative];
 const NICS: &str = "Interfaces, each with `mac` and `nic_tags_provided`";
 const ORIGIN: Param = Param::new("origin", TEXT, "Passed on to the job");
 const CREATOR: Param = Param::new("creator_uuid", TEXT, "Passed on to the job");
@@ -161,9 +161,6 @@ async fn setup(request: Request) -> Result<Response, ApiError> {
     }
     let disks = |name: &str| match request.param(name).and_then(js_number) {
         None => Ok(None),
-        Some(number) if number < 0.0 => {
-            Err(ApiError::invalid(name, "value was not greater than or equal to zero"))
-        }
         Some(number) => whole(number)
             .map(Some)
             .ok_or_else(|| ApiError::invalid(name, "value was not a whole number up to 1000000")),

@@ -16,7 +16,7 @@ use super::error::ApiError;
 use super::request::{Request, ServerRef};
 use super::response::Response;
 use super::route::{Param, Route, ServerRule};
-use super::rule::Rule;
+use super::rule::{FLAG_PATTERN, Rule};
 use super::schema;
 use crate::alloc::num;
 use crate::app::ServerFilter;
@@ -25,7 +25,7 @@ use crate::app::fields::Extras;
 
 const LIST: &str = "^[-a-z0-9A-Z]+(,[-a-z0-9A-Z]+)*$";
 const WORDS: &str = "^[a-zA-Z_]+(,[a-zA-Z_]+)*$";
-const FLAG: &[Rule] = &[Rule::Optional, Rule::BooleanString, Rule::ToBoolean];
+const FLAG: &[Rule] = &[Rule::Optional, Rule::Regex(FLAG_PATTERN), Rule::ToBoolean];
 const TEXT: &[Rule] = &[Rule::Optional, Rule::StringType, Rule::Trim];
 const BOOL: &[Rule] = &[Rule::Optional, Rule::BooleanType];
 /// Longest wait for an agent's history, seconds.
@@ -183,14 +183,19 @@ async fn list(request: Request) -> Result<Response, ApiError> {
         (None, _) => None,
         (Some(_), Some(limit @ 1..=1000)) => usize::try_from(limit).ok(),
         (Some(_), _) => {
-            let error = FieldError::new("limit", "limit must be between 1 and 1000");
+            let error = FieldError::new("limit", "limit must be in the range 1-1000 (inclusive)");
             return Err(ApiError::OutOfRange(vec![error]));
         }
     };
     let uuids = request
         .text("uuids")
         .map(|text| text.split(',').filter_map(|uuid| uuid.parse::<ServerUuid>().ok()).collect());
-    let offset = number("offset").and_then(|offset| usize::try_from(offset).ok()).unwrap_or(0);
+    let offset = match (request.param("offset"), number("offset")) {
+        (_, Some(offset)) => usize::try_from(offset).unwrap_or(usize::MAX),
+        // One too large for a number is after the end of every list.
+        (Some(Value::String(text)), None) if !text.starts_with('-') => usize::MAX,
+        _ => 0,
+    };
     let filter = ServerFilter {
         uuids,
         setup: request.flag("setup"),

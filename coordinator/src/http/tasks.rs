@@ -1,9 +1,13 @@
 //! `/tasks`: one task, waiting for it, stopping it, all of them.
 
+use std::time::Duration;
+
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 use muster_shared::api::task::{Task, TaskStarted, TaskStatus};
 use muster_shared::ids::TaskId;
+use muster_shared::lenient::js_parse_int;
 use serde::Deserialize as _;
+use serde_json::Value;
 
 use super::MAX_WAITS_OF_CLIENT;
 use super::error::ApiError;
@@ -26,7 +30,8 @@ const LIST_PARAMS: &[Param] = &[
     Param::new("marker", TEXT, "After this task; see the header x-next-marker"),
 ];
 const WAIT_PARAMS: &[Param] =
-    &[Param::new("timeout", &[], "Seconds; 3600 when absent or no number").schema(schema::seconds)];
+    &[Param::new("timeout", &[], "Seconds; 3600 when absent, 0 or no number")
+        .schema(schema::seconds)];
 
 pub(super) fn routes() -> Vec<Route> {
     vec![
@@ -88,13 +93,46 @@ async fn get(request: Request) -> Result<Response, ApiError> {
 
 async fn wait(request: Request) -> Result<Response, ApiError> {
     let id = task_id(&request)?;
-    let timeout = request.seconds("timeout").unwrap_or(MAX_WAIT);
+    let timeout = wait_timeout(request.param("timeout"));
     let _share = request.share(&request.shell.waits, MAX_WAITS_OF_CLIENT, "waits")?;
     Response::json(request.app.tasks.wait(&id, timeout).await?)
+}
+
+/// As the reference reads it: whole seconds in front of the text; none and 0 are the default.
+fn wait_timeout(value: Option<&Value>) -> Duration {
+    match value.and_then(js_parse_int) {
+        None | Some(0) => MAX_WAIT,
+        // Less than nothing is over at once.
+        Some(seconds) => Duration::from_secs(u64::try_from(seconds).unwrap_or(0)),
+    }
 }
 
 async fn cancel(request: Request) -> Result<Response, ApiError> {
     let id = task_id(&request)?;
     request.app.tasks.cancel(&id, &request.expected()).await?;
     Response::json(TaskStarted { id })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_wait_is_as_long_as_in_the_reference() {
+        for (text, seconds) in [
+            ("0", 3600),
+            ("", 3600),
+            ("soon", 3600),
+            ("0.9", 3600),
+            ("7", 7),
+            ("7.9s", 7),
+            ("-1", 0),
+        ] {
+            let expected = Duration::from_secs(seconds);
+            assert_eq!(wait_timeout(Some(&json!(text))), expected, "{text}");
+        }
+        assert_eq!(wait_timeout(None), MAX_WAIT);
+    }
 }

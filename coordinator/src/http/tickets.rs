@@ -18,7 +18,7 @@ use crate::app::tickets::{TicketFilter, TicketRequest};
 
 const TEXT: &[Rule] = &[Rule::Optional, Rule::StringType, Rule::Trim];
 const LIMIT: &[Rule] = &[Rule::Optional, Rule::NotNegative, Rule::Regex("^[1-9][0-9]*$")];
-const OFFSET: &[Rule] = &[Rule::Optional, Rule::Regex("^([1-9][0-9]*|0)$")];
+const OFFSET: &[Rule] = &[Rule::Optional, Rule::NotNegative, Rule::Regex("^([1-9][0-9]*|0)$")];
 
 const LIST_PARAMS: &[Param] = &[
     Param::new("limit", LIMIT, "At most this many, 1 to 1000").schema(schema::limit),
@@ -31,8 +31,8 @@ const CREATE_PARAMS: &[Param] = &[
     Param::new("id", &[Rule::StringType], "Which one"),
     Param::new("expires_at", &[Rule::StringType], "When it ends by itself, ISO 8601")
         .schema(schema::when),
-    Param::new("action", &[Rule::Optional, Rule::StringType], "What its holder means to do"),
-    Param::new("extra", &[Rule::Optional, Rule::ObjectType], "Kept with it"),
+    Param::new("action", &[Rule::Nullable, Rule::StringType], "What its holder means to do"),
+    Param::new("extra", &[Rule::Nullable, Rule::ObjectType], "Kept with it"),
 ];
 const DELETE_PARAMS: &[Param] =
     &[Param::new("force", &[], "Must be `true`, or nothing is deleted").schema(schema::text)];

@@ -8,7 +8,7 @@ use muster_shared::api::vm::Vnc;
 use muster_shared::ids::VmUuid;
 use muster_shared::lenient;
 use muster_shared::wire::Code;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::ask::{Ask, IDEMPOTENT, JOB};
 use super::error::ApiError;
@@ -249,7 +249,8 @@ async fn migrate(request: Request) -> Result<Response, ApiError> {
 
 async fn vnc(request: Request) -> Result<Response, ApiError> {
     let (server, vm) = (request.server()?, request.vm()?);
-    Response::json(request.app.nodes.vm_vnc(server, vm, &request.caller).await?)
+    let found = request.app.nodes.vm_vnc(server, vm, &request.caller).await;
+    Response::json(found.map_err(|error| in_cnapi_s_words(error, vm))?)
 }
 
 /// Parameters of a task about the VM.
@@ -258,12 +259,18 @@ fn about(request: &Request) -> Result<Object, ApiError> {
 }
 
 /// An absent VM is a 404 in CNAPI's words.
-fn or_not_found(result: Result<Value, AppError>, vm: VmUuid) -> Result<Response, ApiError> {
-    match result {
-        Err(AppError::Agent { code: Code::VmNotFound, .. }) => Err(AppError::VmNotFound(vm).into()),
-        Err(error) => Err(error.into()),
-        Ok(value) => Response::json(value),
+fn in_cnapi_s_words(error: AppError, vm: VmUuid) -> AppError {
+    match error {
+        AppError::Agent { code: Code::VmNotFound, .. } => AppError::VmNotFound(vm),
+        other => other,
     }
+}
+
+/// What the agent says about the VM.
+async fn told(request: &Request, ask: Ask) -> Result<Response, ApiError> {
+    let vm = request.vm()?;
+    let told = ask.query(request).await.map_err(|error| in_cnapi_s_words(error, vm))?;
+    Response::json(told)
 }
 
 async fn load(request: Request) -> Result<Response, ApiError> {
@@ -271,7 +278,7 @@ async fn load(request: Request) -> Result<Response, ApiError> {
     if let Some(dni) = request.param("include_dni") {
         params.set("include_dni", lenient::flag(dni) == Some(true));
     }
-    or_not_found(Ask::new("machine_load", params, 60).query(&request).await, request.vm()?)
+    told(&request, Ask::new("machine_load", params, 60)).await
 }
 
 async fn info(request: Request) -> Result<Response, ApiError> {
@@ -280,12 +287,10 @@ async fn info(request: Request) -> Result<Response, ApiError> {
     params.set("types", types.unwrap_or("all").split(',').collect::<Vec<_>>());
     // The reference names machine_load in the text of this timeout.
     let ask = Ask { label: Some("machine_load"), ..Ask::new("machine_info", params, 10) };
-    Response::json(ask.query(&request).await?)
+    told(&request, ask).await
 }
 
 async fn proc(request: Request) -> Result<Response, ApiError> {
-    or_not_found(
-        Ask::new("machine_proc", about(&request)?, 20).query(&request).await,
-        request.vm()?,
-    )
+    let ask = Ask::new("machine_proc", about(&request)?, 20);
+    told(&request, ask).await
 }

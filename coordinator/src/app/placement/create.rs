@@ -20,6 +20,7 @@ use muster_shared::api::vm::VmPlaced;
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
 use muster_shared::vm::VmSpec;
 use muster_shared::wire::TaskError;
+use serde_json::Value;
 
 use super::flow::{Decision, Flow, Question, Wanted};
 use super::promises::{PLACES, PlaceRecord, PlaceState};
@@ -72,10 +73,11 @@ impl Placement {
     }
 
     /// `POST /servers/:uuid/vms`: makes a VM on a server of the client's choice. Whether its uuid
-    /// is new is for the agent to say.
+    /// is new is for the agent to say, unless another server has the VM: then the request has to
+    /// say that it moves, by `migrating` or by a ticket for that VM.
     ///
     /// # Errors
-    /// As [`Tasks::create`].
+    /// As [`Tasks::create`]; [`AppError::VmExists`].
     pub async fn create_on(
         self: &Arc<Self>,
         server: ServerUuid,
@@ -83,11 +85,14 @@ impl Placement {
         params: Object,
         caller: &Caller,
     ) -> Result<TaskId, AppError> {
+        // A migration makes its target under the name of its source.
+        let moves = params.get("migrating") == Some(&Value::Bool(true))
+            || self.tickets.is_about_vm(caller, vm).await?;
         let attempt = || async {
             // Whether it exists on that server, its agent knows best.
             let elsewhere = self.fleet.vm(vm).is_some_and(|(home, _)| home != server);
             let made_on = self.promises.lock().made_on(vm);
-            if elsewhere || made_on.is_some_and(|made_on| made_on != server) {
+            if !moves && (elsewhere || made_on.is_some_and(|made_on| made_on != server)) {
                 return Err(AppError::VmExists(vm));
             }
             let counts = made_on.is_none() && self.fleet.vm(vm).is_none();

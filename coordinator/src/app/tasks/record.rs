@@ -138,7 +138,10 @@ impl TaskRecord {
                 record.history = vec![entry(EntryKind::Finish, object_or_empty(ending.result))];
             }
             Outcome::Failure => {
-                let error = ending.error.unwrap_or_else(no_error);
+                let mut error = ending.error.unwrap_or_else(no_error);
+                if error.message.is_empty() {
+                    error.message = no_error().message;
+                }
                 let event = json!({ "error": { "message": error.message } });
                 record.status = TaskStatus::Failure;
                 record.history =
@@ -240,6 +243,10 @@ mod tests {
         let silent = Ending { outcome: Outcome::Failure, result: Value::Null, error: None };
         let view = json!(active().ended(silent, at()).public());
         assert_eq!(view["history"][0]["event"]["error"]["message"], "no error given");
+        let empty = Ending::failure("Boom".into(), "");
+        let view = json!(active().ended(empty, at()).public());
+        assert_eq!(view["history"][0]["event"]["error"]["message"], "no error given");
+        assert_eq!(view["error"]["code"], "Boom");
     }
 
     #[test]

@@ -10,7 +10,7 @@
 //! its ticket's name, and every one of its steps is run under it.
 
 use muster_shared::api::ticket::TicketStatus;
-use muster_shared::ids::TicketUuid;
+use muster_shared::ids::{TicketUuid, VmUuid};
 use muster_shared::wire::{self, Token};
 
 use super::{TICKETS, Tickets};
@@ -56,6 +56,16 @@ impl Tickets {
     /// As [`Tickets::fence`].
     pub async fn check(&self, caller: &Caller) -> Result<(), AppError> {
         self.fence(caller).await.map(drop)
+    }
+
+    /// Whether a request names an active ticket for this VM.
+    ///
+    /// # Errors
+    /// As [`Tickets::fence`].
+    pub(crate) async fn is_about_vm(&self, caller: &Caller, vm: VmUuid) -> Result<bool, AppError> {
+        let Some(fence) = self.fence(caller).await? else { return Ok(false) };
+        let queue = &self.get(fence.uuid).await?.value.ticket.queue;
+        Ok(queue.scope == "vm" && queue.id.parse() == Ok(vm))
     }
 
     /// The ticket that a request names; `None` when it names none.

@@ -46,7 +46,7 @@ fn servers() -> Vec<Dagger> {
     let internal = "InternalError";
     vec![
         invalid(get("/servers?limit=5&limit=6"), "Invalid value for param 'limit'"),
-        invalid(get("/servers?setup=maybe"), "value was not 'true' or 'false'"),
+        invalid(get("/servers?setup=maybe"), "Invalid value for param 'setup'"),
         invalid(post(server, &json!({ "comments": 7 })), "value was not a string"),
         dagger(
             post(server, &unknown),
@@ -67,7 +67,7 @@ fn servers() -> Vec<Dagger> {
             "Platform '20990101T000000Z' does not exist",
         ),
         invalid(post("/boot/default", &json!({ "kernel_flags": "-k" })), "is not an object"),
-        invalid(get("/platforms?os=maybe"), "value was not 'true' or 'false'"),
+        invalid(get("/platforms?os=maybe"), "Invalid value for param 'os'"),
         invalid(put(&of("setup"), &json!({ "disk_cache": "maybe" })), "'true' or 'false'"),
         invalid(
             put(&of("nics"), &json!({ "action": "burn", "nics": [] })),

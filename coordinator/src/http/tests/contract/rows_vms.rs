@@ -51,13 +51,13 @@ fn of_server() -> Vec<Row> {
             "{uuid}",
             "{ghost}",
             404,
-            "VmNotFound",
+            "ResourceNotFound",
         ),
         query("GET /servers/:server_uuid/vms/:uuid/vnc").bad_at(
             "{uuid}",
             "{ghost}",
             404,
-            "VmNotFound",
+            "ResourceNotFound",
         ),
         query("GET /servers/:server_uuid/vms/:uuid/screenshot").bad_at(
             "{uuid}",
