@@ -17,6 +17,7 @@ pub(super) async fn block(probe: &Probe, degraded: &[String]) -> Value {
     let mut block = keys(json!({
         "agent_version": env!("CARGO_PKG_VERSION"),
         "agent_instance_id": probe.config.agent_instance_id,
+        "kernel_version": probe.text("proc/sys/kernel/osrelease").await.unwrap_or_default(),
         "boot_id": probe.text("proc/sys/kernel/random/boot_id").await.unwrap_or_default(),
         "storage": probe.config.storage,
         "cgroup": cgroup(probe).await,

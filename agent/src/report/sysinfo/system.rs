@@ -12,14 +12,13 @@ pub(super) const GROUP: Group =
 
 async fn collect(probe: &Probe) -> Result<Keys, DriverError> {
     let hostname = probe.text("proc/sys/kernel/hostname").await;
-    let kernel = probe.text("proc/sys/kernel/osrelease").await;
     let command_line = probe.text("proc/cmdline").await.unwrap_or_default();
     let os_release = probe.text("etc/os-release").await.unwrap_or_default();
     let boot_time = boot_time(&probe.needed("proc/stat").await?).map(|s| s.to_string());
     let mut found = unknown(probe);
     let mut set = |name: &str, value: Value| drop(found.insert(name.to_owned(), value));
     set("Hostname", json!(hostname.as_deref().unwrap_or("localhost")));
-    set("Live Image", json!(platform::stamp(&os_release, &command_line, kernel.as_deref())));
+    set("Live Image", json!(platform::stamp(&os_release, &command_line)));
     set("Boot Time", json!(boot_time.unwrap_or_else(|| "0".to_owned())));
     set("Setup", json!(probe.setup_complete().await.to_string()));
     set("Boot Parameters", Value::Object(boot_parameters(&command_line)));
@@ -32,7 +31,7 @@ fn unknown(probe: &Probe) -> Keys {
         "UUID": config.server_uuid,
         "Hostname": "localhost",
         "System Type": "Linux",
-        "Live Image": "unknown",
+        "Live Image": platform::BUILT,
         "Boot Time": "0",
         "SDC Version": SDC_VERSION,
         "SDC Agents": agents(&config.cn_agent_version),

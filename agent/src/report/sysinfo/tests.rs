@@ -184,7 +184,7 @@ async fn a_host_that_tells_nothing_still_has_a_document() {
     );
     assert_eq!(document["UUID"], SERVER);
     assert_eq!(document["Hostname"], "localhost");
-    assert_eq!(document["Live Image"], "unknown");
+    assert_eq!(document["Live Image"], muster_shared::platform::BUILT);
     assert_eq!(document["Network Interfaces"], json!({}));
     assert_eq!(document["CPU Online Count"], 1);
     facts.figures().await.unwrap_err();
