@@ -67,6 +67,8 @@ pub struct Config {
     pub roster: RosterConfig,
     /// Connections of agents.
     pub agents: AgentsConfig,
+    /// Agents of the reference, which are called instead of dialling.
+    pub legacy_agents: LegacyAgentsConfig,
     /// What servers boot.
     pub boot: BootConfig,
     /// Tasks.
@@ -97,6 +99,7 @@ impl Default for Config {
             blobs: BlobsConfig::default(),
             roster: RosterConfig::default(),
             agents: AgentsConfig::default(),
+            legacy_agents: LegacyAgentsConfig::default(),
             boot: BootConfig::default(),
             tasks: TasksConfig::default(),
             dapi: Dapi::default(),
@@ -266,6 +269,17 @@ impl Default for AgentsConfig {
     }
 }
 
+/// Agents of the reference, which POST their signs of life and have no connection.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct LegacyAgentsConfig {
+    /// Networks in which such agents get their tasks, by plain HTTP at the address and port that
+    /// their sysinfo names, e.g. `["10.99.99.0/24"]`. Whoever may POST a sysinfo chooses the
+    /// address, so name only networks of compute nodes. Empty: none gets a task.
+    #[schema(value_type = Vec<String>)]
+    pub networks: Vec<IpNet>,
+}
+
 /// What servers boot.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
@@ -375,6 +389,7 @@ impl Config {
             },
             hello_timeout: ms(agents.hello_timeout_ms),
             stream_timeout: ms(agents.stream_timeout_ms),
+            legacy_networks: self.legacy_agents.networks.clone(),
             imgapi_url: self.imgapi.url.as_deref().and_then(|url| url.parse().ok()),
             allow_command_execute: self.security.allow_command_execute,
             // Checked when the configuration was read.

@@ -67,6 +67,13 @@ pub trait Incoming: fmt::Debug + Send + Sync + 'static {
     /// A task ended. `answered`: somebody waited for exactly this, so it may be nobody's else.
     async fn result(self: Arc<Self>, server: ServerUuid, result: TaskResult, answered: bool);
 
+    /// Takes a task for an agent that must not be asked twice; `false` when somebody else has it or
+    /// that is not durable.
+    async fn claim(self: Arc<Self>, server: ServerUuid, id: &TaskId) -> bool;
+
+    /// A claimed task ended, which nobody will say again.
+    async fn ended(self: Arc<Self>, server: ServerUuid, result: TaskResult);
+
     /// The agent will not run a task, or does not know it, as it said on this connection. `true`: that
     /// is stored, and the agent need not say it again.
     async fn refused(

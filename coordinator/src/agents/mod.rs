@@ -1,11 +1,12 @@
 //! The agents that are connected: one session per websocket, a registry of their queues, byte
-//! streams beside them. What agents say goes to an [`Incoming`]; nothing here knows more of the
-//! application.
+//! streams beside them, and those that are called by HTTP instead. What agents say goes to an
+//! [`Incoming`]; nothing here knows more of the application.
 
 mod backlog;
 mod door;
 mod error;
 mod incoming;
+mod legacy;
 mod registry;
 mod session;
 mod streams;
@@ -31,6 +32,7 @@ use tokio_util::task::TaskTracker;
 pub use door::{Reason, TurnedAway};
 pub use error::CallError;
 pub use incoming::{Incoming, Known};
+pub(crate) use legacy::{TASK_TIMEOUT, address_of};
 pub use registry::{AgentInfo, SendError};
 pub use streams::StreamError;
 pub(crate) use streams::pipe;
@@ -40,6 +42,7 @@ use crate::planted::Planted;
 use crate::roster::ConnectionId;
 use backlog::Frames;
 use door::Door;
+use legacy::Legacy;
 use registry::Registry;
 use streams::Streams;
 use turns::Turns;
@@ -80,6 +83,7 @@ pub struct Agents {
     turns: Arc<Turns>,
     door: Door,
     frames: Frames,
+    legacy: Legacy,
 }
 
 impl Agents {
@@ -96,6 +100,7 @@ impl Agents {
             turns: Arc::default(),
             door: Door::default(),
             frames: Frames::default(),
+            legacy: Legacy::default(),
         }
     }
 
@@ -113,8 +118,11 @@ impl Agents {
     /// As [`Agents::accept`], on the caller's task. What the agent said is handled to its end
     /// also when that task is dropped.
     pub async fn serve(self: &Arc<Self>, connection: Connection) {
-        let id = ConnectionId(self.next.fetch_add(1, Ordering::Relaxed));
-        session::run(Arc::clone(self), connection, id).await;
+        session::run(Arc::clone(self), connection, self.next_connection()).await;
+    }
+
+    fn next_connection(&self) -> ConnectionId {
+        ConnectionId(self.next.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Takes a server's turn, as a connection does whose work is not done.

@@ -71,6 +71,16 @@ impl Registry {
         older.as_ref().map(Handle::replaced);
     }
 
+    /// Registers a connection of a server that has none; `false` when it has one.
+    pub(crate) fn insert_first(&self, server: ServerUuid, handle: Handle) -> bool {
+        let mut agents = self.0.lock();
+        let first = !agents.contains_key(&server);
+        if first {
+            agents.insert(server, handle);
+        }
+        first
+    }
+
     /// Tells a server's connection that a newer one takes its place; nothing more is sent on it.
     pub(crate) fn end(&self, server: ServerUuid) {
         let older = self.0.lock().remove(&server);

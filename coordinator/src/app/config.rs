@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use muster_shared::clock::SharedClock;
 use muster_shared::entropy::SharedEntropy;
 use muster_shared::threads::SharedThreads;
@@ -41,6 +42,8 @@ pub struct AppConfig {
     pub hello_timeout: Duration,
     /// Longest wait for the second websocket of a byte stream.
     pub stream_timeout: Duration,
+    /// Networks in which agents that POST are called for their tasks.
+    pub legacy_networks: Vec<IpNet>,
     /// The IMGAPI from which agents are told to fetch images; none: nothing is told.
     pub imgapi_url: Option<url::Url>,
     /// Whether `POST /servers/:uuid/execute` is allowed.
@@ -136,6 +139,7 @@ impl Default for AppConfig {
             task_history: HistoryLimits { count: 500_000, bytes: 1 << 30 },
             hello_timeout: Duration::from_secs(10),
             stream_timeout: Duration::from_secs(10),
+            legacy_networks: Vec::new(),
             imgapi_url: None,
             allow_command_execute: false,
             platforms: Vec::new(),

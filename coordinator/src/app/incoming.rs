@@ -106,6 +106,14 @@ impl Incoming for FromAgents {
         }
     }
 
+    async fn claim(self: Arc<Self>, server: ServerUuid, id: &TaskId) -> bool {
+        self.tasks.claim(server, id).await
+    }
+
+    async fn ended(self: Arc<Self>, server: ServerUuid, result: TaskResult) {
+        self.tasks.called(server, result).await;
+    }
+
     async fn refused(
         self: Arc<Self>,
         (server, connection): (ServerUuid, ConnectionId),

@@ -65,12 +65,17 @@ impl Fleet {
         )))
     }
 
-    /// The version of a server's `cn-agent` if it is older than `least`, or `unknown`.
-    pub fn outdated_cn_agent(&self, server: ServerUuid, least: Version) -> Option<String> {
+    /// The version of a server's `cn-agent`, as it was registered.
+    pub(super) fn cn_agent(&self, server: ServerUuid) -> Option<String> {
         let agents = self.with(server, |entry| {
             entry.record.as_ref().and_then(|record| record.value.agents.clone())
         });
-        let installed = cn_agent_version(&agents.flatten().unwrap_or_default());
+        cn_agent_version(&agents.flatten().unwrap_or_default())
+    }
+
+    /// The version of a server's `cn-agent` if it is older than `least`, or `unknown`.
+    pub fn outdated_cn_agent(&self, server: ServerUuid, least: Version) -> Option<String> {
+        let installed = self.cn_agent(server);
         match installed.as_deref().and_then(parse) {
             Some(version) if version >= least => None,
             _ => Some(installed.unwrap_or_else(|| "unknown".to_owned())),

@@ -21,7 +21,7 @@ use super::fleet::{Claim, Fleet, SERVERS, ServerUsage, SysinfoRecord};
 use super::keys;
 use super::posted::Posted;
 use super::roster::Roster;
-use crate::agents::Agents;
+use crate::agents::{Agents, address_of};
 use crate::roster::{RosterRecord, Status, Via};
 use crate::store::{Expect, Write};
 
@@ -127,7 +127,7 @@ impl Reports {
                 fields::derive(&mut record, facts);
                 // A server that reboots is back when it runs and says it booted again.
                 if record.last_boot != booted && entry.stored_status() == "running" {
-                    record.transitional_status = None;
+                    record.transitional_status.take_if(|status| !status.is_empty());
                 }
                 (record, false)
             }
@@ -258,5 +258,18 @@ impl Reports {
         self.roster.lock().posted(server, self.ctx.parts.clock.monotonic());
         self.fleet.note(server, |entry| entry.last_heartbeat = Some(now));
         self.roster.wake.notify_one();
+        self.call_back(server);
+    }
+
+    /// Tasks of a server that POSTs go to where its sysinfo says, if that is allowed.
+    fn call_back(&self, server: ServerUuid) {
+        let networks = &self.ctx.config.legacy_networks;
+        if networks.is_empty() {
+            return;
+        }
+        let Some(address) = address_of(&self.fleet.sysinfo_of(server)) else { return };
+        if networks.iter().any(|network| network.contains(&address.ip())) {
+            self.agents.heard_of_legacy(server, address, self.fleet.cn_agent(server));
+        }
     }
 }

@@ -219,6 +219,7 @@ impl Placement {
                 server_uuid: server,
                 sent: self.agents.is_connected(server),
                 accepted: false,
+                caller: None,
                 refusals: Some(refusals.clone()),
                 ..(**old).clone()
             };

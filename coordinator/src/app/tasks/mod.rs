@@ -11,6 +11,7 @@
 //! agent may hold is never ended or moved behind that agent's back.
 
 mod blobs;
+mod called;
 mod ending;
 mod list;
 mod record;
@@ -192,6 +193,7 @@ impl Tasks {
             params,
             sent: self.agents.is_connected(new.server),
             accepted: false,
+            caller: None,
             ticket_uuid: fence.as_ref().map(|fence| fence.uuid),
             ticket: fence.map(|fence| fence.ticket),
             refusals: None,
@@ -293,6 +295,9 @@ impl Tasks {
         let Some(open) = self.table.get(id) else { return };
         if let Some((ending, when)) = open.unstored {
             return self.end_surely(id, ending, when).await;
+        }
+        if let Some(caller) = &open.record.caller {
+            return self.look_after_call(&open, caller).await;
         }
         if let Some(at) = open.accepted_at {
             if !open.record.accepted && now.saturating_sub(at) >= MARK_ACCEPTED {

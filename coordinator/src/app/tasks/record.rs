@@ -9,6 +9,8 @@ use muster_shared::wire::{Code, Outcome, TaskError, Ticket};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::roster::authority::Authority;
+
 /// What a record keeps of an error: its message, its code and its details, bytes. An agent's own
 /// limits are below these.
 const MAX_MESSAGE_BYTES: usize = 16 * 1024;
@@ -71,6 +73,9 @@ pub struct TaskRecord {
     /// An agent said that it has it.
     #[serde(default)]
     pub accepted: bool,
+    /// Who calls an agent for it that must not be called twice.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub caller: Option<TaskCaller>,
     /// The ticket it was started under.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ticket: Option<Ticket>,
@@ -83,6 +88,16 @@ pub struct TaskRecord {
     /// What another version keeps in the record.
     #[serde(flatten)]
     pub unknown: Object,
+}
+
+/// A coordinator that calls an agent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TaskCaller {
+    /// Which one, and which start of it.
+    #[serde(flatten)]
+    pub who: Authority,
+    /// Since when, by its wall clock.
+    pub since: Timestamp,
 }
 
 /// How a task ended.
