@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ipnet::IpNet;
-use muster_shared::config::{Check, ListenAddress, Problems, Ways, check_exposure, check_urls};
+use muster_shared::config::{
+    Check, ListenAddress, Problems, Ways, check_exposure, check_url, check_urls,
+};
 use muster_shared::ids::ServerUuid;
 use muster_shared::telemetry::LogConfig;
 use muster_shared::tls::Identity;
@@ -92,6 +94,8 @@ pub struct Config {
     pub compat: CompatConfig,
     /// Coordinators.
     pub coordinator: CoordinatorConfig,
+    /// Life under the reference's CNAPI.
+    pub legacy: LegacyConfig,
     /// Setting up the node.
     pub setup: SetupConfig,
     /// Running VMs.
@@ -127,6 +131,7 @@ impl Default for Config {
             queues: BTreeMap::new(),
             compat: CompatConfig::default(),
             coordinator: CoordinatorConfig::default(),
+            legacy: LegacyConfig::default(),
             setup: SetupConfig::default(),
             compute: ComputeConfig::default(),
             images: ImagesConfig::default(),
@@ -195,6 +200,37 @@ impl CoordinatorConfig {
     pub fn identity(&self) -> Option<Identity> {
         let (certificate, key) = (self.certificate.clone()?, self.key.clone()?);
         Some(Identity { certificate, key })
+    }
+}
+
+/// Life under the reference's CNAPI, which takes reports by POST and calls its agents back.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct LegacyConfig {
+    /// Where this agent registers and reports by HTTP: `http://…` or `https://…`. Unset: nowhere.
+    pub cnapi_url: Option<String>,
+    /// `IP:PORT` at which that CNAPI calls this agent, by plain HTTP without any password. Unset:
+    /// nowhere.
+    #[schema(value_type = Option<String>)]
+    pub listen: Option<ListenAddress>,
+    /// Networks from which `legacy.listen` is served, e.g. `["10.99.99.0/24"]`: whoever calls from
+    /// there may do anything to this node's VMs.
+    #[schema(value_type = Vec<String>)]
+    pub networks: Vec<IpNet>,
+}
+
+impl Check for LegacyConfig {
+    fn check(&self, problems: &mut Problems) {
+        if let Some(Err(problem)) =
+            self.cnapi_url.as_deref().map(|url| check_url(url, ["http", "https"]))
+        {
+            problems.add("cnapi_url", problem);
+        }
+        if matches!(self.listen, Some(ListenAddress::Unix(_))) {
+            problems.add("listen", "an address and port: a CNAPI is another machine");
+        }
+        let who = self.listen.is_none() || !self.networks.is_empty();
+        problems.require(who, "networks", "needed together with legacy.listen");
     }
 }
 
@@ -297,6 +333,7 @@ impl Check for Config {
         let numbers = version.len() == 3 && version.iter().all(|part| part.parse::<u32>().is_ok());
         problems.require(numbers, "compat.cn_agent_version", "three numbers, as 2.14.0");
         problems.within("coordinator", |problems| self.coordinator.check(problems));
+        problems.within("legacy", |problems| self.legacy.check(problems));
         problems.within("images", |problems| self.images.check(problems));
         problems.within("log", |problems| self.log.check(problems));
     }

@@ -8,6 +8,7 @@ pub mod consoles;
 pub mod debug_http;
 pub mod drivers;
 pub mod host;
+pub mod legacy;
 pub mod link;
 pub mod report;
 pub mod shutdown_command;

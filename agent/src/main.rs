@@ -10,11 +10,13 @@ use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use muster_agent::config::{Config, ENVIRONMENT_PREFIX};
 use muster_agent::debug_http::{self, Local};
+use muster_agent::legacy::{LegacyListener, Poster};
 use muster_agent::startup::{self, Folders};
 use muster_agent::tasks::HANDLERS;
 use muster_agent::tasks::registry::Registry;
 use muster_agent::{Agent, Running, shutdown_command, sysinfo_command};
 use muster_shared::config::{EXIT_CONFIG, EXIT_FAILED, ListenAddress, Sources};
+use muster_shared::entropy::SharedEntropy;
 use muster_shared::telemetry;
 use muster_shared::tls::TlsError;
 use sd_notify::NotifyState;
@@ -224,7 +226,18 @@ async fn serve(config: &Config, folders: &Folders) -> anyhow::Result<()> {
         .await
         .context("serve the local HTTP")?;
     let address = listeners.address().context("read the local HTTP's address")?;
-    let listen = ListenAddress::Tcp(address);
+    let legacy = match &config.legacy.listen {
+        Some(ListenAddress::Tcp(address)) => {
+            let networks = config.legacy.networks.clone();
+            let bound = LegacyListener::bind(*address, networks).await;
+            Some(bound.context("serve the routes of the original agent")?)
+        }
+        _ => None,
+    };
+    // What the sysinfo tells a CNAPI to call.
+    let called = legacy.as_ref().map(LegacyListener::address).transpose();
+    let called = called.context("read the address of legacy.listen")?;
+    let listen = ListenAddress::Tcp(called.unwrap_or(address));
     let (agent, parts) = startup::open(config, folders, &listen).await?;
     let (clock, entropy, report) =
         (parts.clock.clone(), parts.entropy.clone(), parts.drivers.report.clone());
@@ -236,6 +249,10 @@ async fn serve(config: &Config, folders: &Folders) -> anyhow::Result<()> {
     let running = Arc::new(Agent::start(agent, parts).await?);
     let token = debug_http::make_token(&folders.data.join("local.token"), &entropy)?;
     let local = Arc::new(Local::new(running.clone(), clock, token));
+    if let Some(legacy) = legacy {
+        tokio::spawn(legacy.serve(local.clone(), stop.clone()));
+    }
+    report_to_cnapi(config, &running, &entropy, &stop)?;
     let http = tokio::spawn(listeners.serve(local, stop.clone()));
     announce(address)?;
 
@@ -260,6 +277,21 @@ async fn serve(config: &Config, folders: &Folders) -> anyhow::Result<()> {
     }
     tracing::info!("stopped");
     outcome
+}
+
+/// Registers with a CNAPI that takes reports by POST, if one is configured.
+fn report_to_cnapi(
+    config: &Config,
+    running: &Running,
+    entropy: &SharedEntropy,
+    stop: &CancellationToken,
+) -> anyhow::Result<()> {
+    let Some(url) = &config.legacy.cnapi_url else { return Ok(()) };
+    let base = url.parse().context("read legacy.cnapi_url")?;
+    let (feed, entropy) = (running.feed.clone(), entropy.clone());
+    let poster = Poster::new(base, running.server_uuid, feed, entropy);
+    tokio::spawn(poster.context("make an HTTP client")?.run(stop.clone()));
+    Ok(())
 }
 
 /// Tells the service manager's watchdog that all is well, if it is.

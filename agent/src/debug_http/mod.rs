@@ -74,6 +74,17 @@ enum Peer {
     Tcp,
     /// Over the unix socket, by this user.
     Unix(u32),
+    /// A CNAPI that calls its agents.
+    Legacy,
+}
+
+/// Serves the original agent's routes, and no others, on a connection of a CNAPI that may use them.
+pub(crate) async fn serve_legacy(
+    stream: tokio::net::TcpStream,
+    local: Arc<Local>,
+    stop: CancellationToken,
+) {
+    connection(stream, Peer::Legacy, local, stop).await;
 }
 
 impl Peer {
@@ -81,7 +92,7 @@ impl Peer {
     fn is_owner(self) -> bool {
         match self {
             Self::Unix(user) => user == 0 || user == nix::unistd::Uid::effective().as_raw(),
-            Self::Tcp => false,
+            Self::Tcp | Self::Legacy => false,
         }
     }
 }
@@ -109,7 +120,8 @@ impl Places {
     /// would keep those of other kinds waiting behind it.
     fn take(&self, peer: Peer) -> Option<OwnedSemaphorePermit> {
         let of_kind = match peer {
-            Peer::Tcp => &self.tcp,
+            // Those of a CNAPI are counted by their own listener.
+            Peer::Tcp | Peer::Legacy => &self.tcp,
             Peer::Unix(_) if peer.is_owner() => &self.owner,
             Peer::Unix(_) => &self.unix,
         };
@@ -233,7 +245,9 @@ async fn respond(
     let given = request.headers().get("x-request-id").and_then(|id| id.to_str().ok());
     let id = given.map_or_else(|| local.agent.engine.new_id().to_string(), str::to_owned);
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let answer = if may(&request, peer, &local.token) {
+    let answer = if peer == Peer::Legacy && !routes::is_of_the_original(&method, &path) {
+        Answer::error(404, &Code::ResourceNotFound, &format!("{path} does not exist"))
+    } else if may(&request, peer, &local.token) {
         routes::route(request, local, &id).await
     } else {
         let text = "changes need root on the unix socket, or the token of local.token";
@@ -256,6 +270,7 @@ fn may(request: &Request<Incoming>, peer: Peer, token: &str) -> bool {
     }
     match peer {
         Peer::Unix(_) => peer.is_owner(),
+        Peer::Legacy => true,
         Peer::Tcp => {
             let given = request.headers().get(hyper::header::AUTHORIZATION);
             let given = given.and_then(|value| value.to_str().ok());

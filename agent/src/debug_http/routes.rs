@@ -61,6 +61,14 @@ pub(super) async fn route(request: Request<Incoming>, local: &Arc<Local>, id: &s
     }
 }
 
+/// Whether the original agent has this route.
+pub(super) fn is_of_the_original(method: &Method, path: &str) -> bool {
+    matches!(
+        (method.as_str(), path),
+        ("POST", "/tasks" | "/pause" | "/resume") | ("GET", "/history" | "/ping")
+    )
+}
+
 fn query(text: &str) -> Query {
     url::form_urlencoded::parse(text.as_bytes())
         .map(|(key, value)| (key.into_owned(), Value::String(value.into_owned())))
