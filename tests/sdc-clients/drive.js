@@ -99,6 +99,41 @@ async function capacity() {
     assert(server in (await call('capacity', null)).capacities);
 }
 
+async function filters() {
+    step('filters of servers');
+    const hostname = (await call('getServer', server)).hostname;
+    const found = async function (filter) {
+        const listed = await call('listServers', filter);
+        return listed.some(function (one) { return one.uuid === server; });
+    };
+    for (const [filter, expected] of [
+        [ { setup: true }, true ], [ { setup: 'FALSE' }, false ],
+        [ { reserved: false }, true ], [ { reserved: true }, false ],
+        [ { headnode: true }, false ], [ { reservoir: true }, false ],
+        [ { hostname: hostname }, true ], [ { hostname: hostname + 'x' }, false ],
+        [ { uuids: crypto.randomUUID() }, false ],
+        [ { offset: '18446744073709551616' }, false ]
+    ]) {
+        assert.strictEqual(await found(filter), expected, JSON.stringify(filter));
+    }
+}
+
+// As vmapi asks, with a package of an old data centre.
+async function allocation() {
+    step('allocation');
+    const asked = {
+        vm: { vm_uuid: crypto.randomUUID(), owner_uuid: crypto.randomUUID(), ram: 64,
+            brand: 'joyent-minimal', cpu_cap: 50, quota: 1 },
+        image: {}, nic_tags: [],
+        'package': { max_physical_memory: 64, cpu_cap: 50, quota: 1024, traits: '',
+            min_platform: { '7.0': '20130122T122401Z' } }
+    };
+    const answer = await call('post', '/allocate', asked);
+    assert.strictEqual(answer.server.uuid, server, JSON.stringify(answer));
+    assert(answer.server.sysinfo['Network Interfaces']);
+    assert(Array.isArray(answer.steps) && Array.isArray(answer.imgapiPeers));
+}
+
 async function tickets() {
     step('tickets');
     const expires = new Date(Date.now() + 600000).toISOString();
@@ -133,12 +168,33 @@ async function vms() {
     const created = await finished(await call('createVm', server, payload));
     assert.strictEqual(created.vm.uuid, uuid);
     assert.strictEqual((await call('getVm', server, uuid)).state, 'running');
-    const steps = [ [ 'stopVm', 'stopped' ], [ 'startVm', 'running' ], [ 'rebootVm', 'running' ] ];
-    for (const [method, state] of steps) {
+    const vm = '/servers/' + server + '/vms/' + uuid;
+    const power = async function (method, state) {
         step(method);
         await finished(await call(method, server, uuid));
         assert.strictEqual((await call('getVm', server, uuid)).state, state);
-    }
+    };
+    const names = async function () {
+        return (await call('getVm', server, uuid)).snapshots.map(function (one) { return one.name; });
+    };
+    step('snapshot and update');
+    await finished(await call('put', vm + '/snapshots', { snapshot_name: 'before' }));
+    assert.deepStrictEqual(await names(), [ 'before' ]);
+    const change = { alias: 'sdc2', set_customer_metadata: { a: 'b' } };
+    await finished(await call('post', vm + '/update', change));
+    const updated = await call('getVm', server, uuid);
+    assert.strictEqual(updated.alias, 'sdc2');
+    assert.strictEqual(updated.customer_metadata.a, 'b');
+    await power('rebootVm', 'running');
+    await power('stopVm', 'stopped');
+    step('rollback');
+    await finished(await call('put', vm + '/snapshots/before/rollback', {}));
+    await finished(await call('del', vm + '/snapshots/before'));
+    assert.deepStrictEqual(await names(), []);
+    await power('startVm', 'running');
+    step('kill');
+    const killed = await finished(await call('post', vm + '/kill', { signal: 'SIGKILL' }));
+    assert.strictEqual(killed.vm.state, 'stopped');
     await finished(await call('deleteVm', server, uuid));
     const gone = await refused('ResourceNotFound', 404, 'getVm', server, uuid);
     assert.strictEqual(gone.message, 'VM ' + uuid + ' not found');
@@ -197,7 +253,9 @@ async function jobs() {
 (async function main() {
     await servers();
     await boot();
+    await filters();
     await capacity();
+    await allocation();
     await tickets();
     await vms();
     await tasks();
