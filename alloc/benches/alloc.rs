@@ -1,11 +1,11 @@
 //! Time per allocation at several fleet sizes, full default pipeline, beside the goals; and the
-//! time to render it and to take in one status report.
+//! time to render it and to take over what reports bring.
 
 use std::hint::black_box;
 use std::sync::Arc;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use muster_alloc::{Config, Detail, Fleet, HostOs, Options, Request, ServerName, allocate};
+use muster_alloc::{Config, Detail, Fleet, HostOs, News, Options, Request, ServerName, allocate};
 use muster_shared::ids::{ServerUuid, VmUuid};
 use muster_shared::wire::status::{VmIndex, VmReport, VmStatus};
 use serde_json::json;
@@ -17,8 +17,8 @@ const SIZES: [(u32, u32, &str); 5] = [
     (100, 20, "no goal"),
     (1_000, 20, "no goal"),
     (1_000, 100, "goal 0.5 ms"),
-    (5_000, 20, "goal 1 ms"),
-    (20_000, 20, "goal 4 ms"),
+    (5_000, 20, "goal 0.3 ms"),
+    (20_000, 20, "goal 1.2 ms"),
 ];
 
 fn server_uuid(n: u32) -> ServerName {
@@ -65,7 +65,11 @@ fn report(fleet: &mut Fleet, server: u32, status: &str, available: u64, vms: &[V
         _ => 0,
     };
     let figure = |figure: &str| i64::try_from(bytes(figure)).ok();
-    fleet.refresh(&server_uuid(server), status, figure, vms.iter());
+    let mut news = News::new();
+    news.set_status(status);
+    news.set_figures(figure);
+    vms.iter().for_each(|vm| news.set_vm(vm));
+    fleet.take_news(&server_uuid(server), news);
 }
 
 fn fleet(servers: u32, each: u32) -> Fleet {
@@ -139,13 +143,20 @@ fn bench(c: &mut Criterion) {
         group.bench_function(BenchmarkId::new("render [no goal]", &name), |b| {
             b.iter(|| serde_json::to_vec(&black_box(&outcome).steps(Detail::Full)));
         });
-        let mut size = GIB;
-        let reported = vms(7, vms_each);
-        group.bench_function(BenchmarkId::new("status report [goal 20 us]", &name), |b| {
+        let mut reported = vms(7, vms_each);
+        group.bench_function(BenchmarkId::new("takeover of a VM that changed", &name), |b| {
             b.iter(|| {
-                size += 4096;
-                report(&mut fleet, 7, "running", size, black_box(&reported));
-                // So that the next report finds the chunk shared, the worst case.
+                reported[0].vm.max_physical_memory += 1;
+                let mut news = News::new();
+                news.set_vm(black_box(&reported[0]));
+                fleet.take_news(&server_uuid(7), news);
+                // So that the next one finds the chunk shared, the worst case.
+                fleet.snapshot()
+            });
+        });
+        group.bench_function(BenchmarkId::new("takeover of a server, all equal", &name), |b| {
+            b.iter(|| {
+                report(&mut fleet, 7, "running", GIB, black_box(&reported));
                 fleet.snapshot()
             });
         });

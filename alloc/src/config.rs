@@ -3,12 +3,16 @@
 //! Keys and texts are the reference's (`dapi.allocationDescription`, `dapi.changeDefaults`), so
 //! that a SAPI metadata object can be taken over as it is.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Map, Value, json};
 
 use crate::algorithm::{Algorithm, Kind};
 use crate::algorithms::OVERRIDE_OVERPROVISIONING;
 use crate::expr::{Expr, ExprError};
+use crate::figures::{MEMORY_AVAILABLE, ZONE_QUOTA_USED};
 use crate::ratios::RatioPolicy;
+use crate::schema::FIGURES;
 use crate::settings::{BadDefault, HostOs, Settings, changed_table};
 
 /// A checked policy.
@@ -144,6 +148,22 @@ impl Config {
     #[must_use]
     pub fn remembers(&self) -> bool {
         self.expr.any(&|algorithm| algorithm.remembers)
+    }
+
+    /// The members of servers' records by which algorithms or the policy's own conditions may
+    /// judge, as far as these are sizes. What is free at the moment only has to be there.
+    #[must_use]
+    pub fn figures_read(&self) -> BTreeSet<String> {
+        let all = FIGURES.iter().map(|(name, _)| *name).chain([ZONE_QUOTA_USED]);
+        let asked: BTreeSet<&str> = self.settings.predicate_members().collect();
+        let read = |name: &&str| *name != MEMORY_AVAILABLE || asked.contains(*name);
+        all.filter(read).map(str::to_owned).collect()
+    }
+
+    /// The members of servers' records at which the policy's own conditions look.
+    #[must_use]
+    pub fn members_read(&self) -> BTreeSet<String> {
+        self.settings.predicate_members().map(str::to_owned).collect()
     }
 
     /// The whole policy as JSON, defaults filled in: what decides, for a decision's record.

@@ -63,7 +63,9 @@ figures! {
 /// Places in [`FIGURES`] of what promises add to.
 const ZONE_QUOTA: usize = 7;
 const ZVOL_VOLSIZE: usize = 9;
-const ZONE_QUOTA_USED: &str = "disk_zone_quota_used_bytes";
+pub(crate) const ZONE_QUOTA_USED: &str = "disk_zone_quota_used_bytes";
+/// What moves all the time, and no algorithm compares.
+pub(crate) const MEMORY_AVAILABLE: &str = "memory_available_bytes";
 
 impl Figures {
     /// No figure is known yet.

@@ -7,12 +7,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use muster_shared::wire::status::VmReport;
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
 use crate::config::Config;
 use crate::fingerprint::server_id;
+use crate::news::News;
 use crate::num::display;
 use crate::persist::{Classes, ShardMap};
 use crate::promises::{Extra, Promised, Promises, Ticket};
@@ -190,28 +190,48 @@ impl Fleet {
         }
     }
 
-    /// Takes in all that is known of a server beside its record: its status, its sizes by their
-    /// names in a record (`None`: never reported), and its VMs in uuid order; no effect on an
-    /// unknown server.
-    pub fn refresh<'v>(
-        &mut self,
-        server: &ServerName,
-        status: &str,
-        figure: impl Fn(&str) -> Option<i64>,
-        vms: impl Iterator<Item = &'v VmReport>,
-    ) {
-        let Some(slot) = self.current.slot_of(server) else { return };
-        let mut server = self.server(slot);
-        if server.status.as_deref() != Some(status) {
-            server.status = Some(status.into());
+    /// Takes over what is new of a server; of one that is unknown, only together with its record.
+    /// What turns out to be as it was costs a comparison.
+    pub fn take_news(&mut self, name: &ServerName, news: News) {
+        let slot = match (self.current.slot_of(name), &news.record) {
+            (Some(slot), _) => slot,
+            (None, Some(_)) => self.slot(name),
+            (None, None) => return,
+        };
+        let known = self.current.chunks[slot as usize / CHUNK].servers[slot as usize % CHUNK]
+            .as_ref()
+            .map(|server| Server::clone(server));
+        let is_new = known.is_none();
+        let mut server = match (known, &news.record) {
+            (Some(server), _) => server,
+            (None, Some((record, parsed))) => {
+                Server::parsed(name.clone(), Arc::clone(record), Arc::clone(parsed))
+            }
+            (None, None) => return,
+        };
+        let vms = news.vms(&server.vms);
+        let mut changed = is_new;
+        if let Some((record, parsed)) = news.record
+            && server.record != record
+        {
+            (server.record, server.parsed, changed) = (record, parsed, true);
         }
-        server.figures.refresh(figure);
-        let vms: Vec<Arc<Vm>> = vms.map(|vm| Arc::new(Vm::from_report(vm))).collect();
-        if vms == *server.vms {
-            self.place(slot, server);
-        } else {
+        if news.status.is_some() && server.status != news.status {
+            (server.status, changed) = (news.status, true);
+        }
+        if let Some(figures) = news.figures
+            && server.figures != figures
+        {
+            (server.figures, changed) = (figures, true);
+        }
+        if let Some(vms) = vms {
             self.set_vms(slot, server, Arc::new(vms));
         }
+        } else if is_new {
+            server.promised = Arc::new(self.promised(&server));
+            self.put(slot, server);
+        } else if changed {
+            self.place(slot, server);
     }
 
     /// Forgets a server. Its promises stay and count again if it comes back.

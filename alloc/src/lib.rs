@@ -17,7 +17,7 @@
 //! # use muster_alloc::{Config, Fleet, HostOs, Options, Request, allocate};
 //! let config = Config::reference_default(HostOs::Any);
 //! let mut fleet = Fleet::new(&config);
-//! // fleet.upsert_server(record)?; fleet.apply_report(uuid, &report); …
+//! // news.set_record(record)?; news.set_status("running"); … fleet.take_news(&server, news);
 //! let body = serde_json::json!({
 //!     "vm": {"vm_uuid": "f9627169-cdc9-4970-aebe-35a164cbbe0e", "ram": 512,
 //!            "owner_uuid": "dea0834e-4747-4f77-aed4-b2a2737b59a8", "brand": "kvm"},
@@ -43,6 +43,7 @@ mod fit;
 mod fleet;
 mod least;
 mod new_vm;
+mod news;
 pub mod num;
 pub mod offline;
 mod order;
@@ -79,6 +80,7 @@ pub use expr::ExprError;
 pub use fit::{Fit, fit};
 pub use fleet::{Fleet, NoUuid};
 pub use least::{LeastChanges, Suggestion, least_changes};
+pub use news::News;
 pub use outcome::{Choice, Detail, Outcome, Step};
 pub use predicate::BadPredicate;
 pub use promises::{Extra, Ticket};

@@ -256,10 +256,20 @@ impl Server {
     pub(crate) fn new(name: ServerName, record: Arc<Map<String, Value>>) -> Self {
         Self {
             name,
-            parsed: Arc::new(Parsed::new(&record)),
+            parsed,
             record,
             status: None,
             figures: Figures::unknown(),
+        let parsed = Arc::new(Parsed::new(&record));
+        Self::parsed(name, record, parsed)
+    }
+
+    /// As [`Server::new`], of a record that was parsed before.
+    pub(crate) fn parsed(
+        name: ServerName,
+        record: Arc<Map<String, Value>>,
+        parsed: Arc<Parsed>,
+    ) -> Self {
             vms: Arc::default(),
             promised: Arc::default(),
         }

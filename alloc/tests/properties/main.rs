@@ -6,7 +6,7 @@ mod planning;
 use std::collections::BTreeMap;
 
 use model::*;
-use muster_alloc::{Detail, Fleet, Options, Ticket, allocate};
+use muster_alloc::{Detail, Fleet, News, Options, Ticket, allocate};
 use proptest::prelude::*;
 
 /// The default policy's algorithms that judge servers together; what any other removes could as
@@ -34,6 +34,8 @@ enum Event {
     Server(ModelServer),
     Gone(u8),
     Status(u8, bool),
+    /// One VM of a server changes, comes or goes; nothing else is said of the server.
+    Vm(u8, u8, Option<u64>),
     Reserve(u8, u8, u64),
     Release(u8),
     Open(u8, u8, u8, Option<u64>),
@@ -45,6 +47,8 @@ fn event() -> impl Strategy<Value = Event> {
         5 => server().prop_map(Event::Server),
         1 => (0..12u8).prop_map(Event::Gone),
         2 => (0..12u8, any::<bool>()).prop_map(|(s, up)| Event::Status(s, up)),
+        4 => (0..12u8, 0..40u8, prop::option::weighted(0.7, 1..8u64))
+            .prop_map(|(s, vm, gib)| Event::Vm(s, vm, gib)),
         2 => (0..40u8, 0..12u8, 1..8u64).prop_map(|(vm, s, gib)| Event::Reserve(vm, s, gib)),
         1 => (0..40u8).prop_map(Event::Release),
         2 => (0..4u8, 0..40u8, 0..12u8, prop::option::weighted(0.9, 1..8u64))
@@ -88,6 +92,22 @@ impl Model {
                     server.report(status, fleet);
                     status.clone_into(known);
                 }
+            }
+            Event::Vm(id, vm, gib) => {
+                let Some((server, _)) = self.servers.get_mut(&id) else { return };
+                let mut news = News::new();
+                server.vms.retain(|known| known.id != vm);
+                match gib {
+                    Some(gib) => {
+                        server.vms.push(ModelVm { id: vm, owner: vm, ram: gib * 1024, up: true });
+                        server.vms.sort_by_key(|vm| vm.id);
+                        let report = server.vm_reports();
+                        let report = report.iter().find(|report| report.vm.uuid.0 == vm_uuid(vm));
+                        news.set_vm(report.expect("it was just added"));
+                    }
+                    None => news.remove_vm(vm_uuid(vm)),
+                }
+                fleet.take_news(&server_uuid(id), news);
             }
             Event::Reserve(vm, server, gib) => {
                 fleet.reserve(vm_uuid(vm), &server_uuid(server), extra(vm, gib));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use muster_alloc::{
-    Config, Extra, Fleet, HostOs, Options, Order, Outcome, Request, ServerName, allocate,
+    Config, Extra, Fleet, HostOs, News, Options, Order, Outcome, Request, ServerName, allocate,
 };
 use muster_shared::ids::{ServerUuid, VmUuid};
 use muster_shared::wire::status::{VmIndex, VmReport, VmStatus};
@@ -100,7 +100,7 @@ impl ModelServer {
         record.as_object().expect("an object").clone()
     }
 
-    fn vm_reports(&self) -> Vec<VmReport> {
+    pub(crate) fn vm_reports(&self) -> Vec<VmReport> {
         let vm = |vm: &ModelVm| {
             let status = VmStatus {
                 uuid: VmUuid(vm_uuid(vm.id)),
@@ -127,7 +127,12 @@ impl ModelServer {
             _ => 0,
         };
         let figure = |figure: &str| i64::try_from(bytes(figure)).ok();
-        fleet.refresh(name, status, figure, self.vm_reports().iter());
+        let mut news = News::new();
+        news.set_status(status);
+        news.set_figures(figure);
+        news.no_other_vms();
+        self.vm_reports().iter().for_each(|vm| news.set_vm(vm));
+        fleet.take_news(name, news);
     }
 
     /// Says what the server reports.

@@ -36,7 +36,7 @@ impl Incoming for FromAgents {
         let now = self.ctx.now();
         self.roster.lock().connected(server, connection, now);
         let wall = self.ctx.wall();
-        self.fleet.update(server, |entry| entry.last_heartbeat = Some(wall));
+        self.fleet.report(server, |entry| entry.last_heartbeat = Some(wall));
         self.roster.wake.notify_one();
     }
 

@@ -236,6 +236,10 @@ impl App {
         feed.add(Arc::clone(&self.decisions) as Arc<dyn Follow>);
         feed.add(planted.follower(self.tasks.follower()));
         feed.load().await?;
+        // Before anybody is served: the first decision would wait for all of it.
+        while self.placement.take_over() {
+            tokio::task::yield_now().await;
+        }
         self.boot.found().await?;
         tracing::info!(
             servers = self.fleet.registered().len(),

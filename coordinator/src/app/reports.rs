@@ -198,7 +198,7 @@ impl Reports {
         }
         let at = self.ctx.now();
         let usage = report.usage.map(|vms| Arc::new(ServerUsage { at, vms }));
-        self.fleet.update(server, |entry| {
+        self.fleet.report(server, |entry| {
             if usage.is_some() {
                 entry.usage = usage;
             }
@@ -219,7 +219,7 @@ impl Reports {
         self.ctx.counters.status_reports.inc();
         let posted: Posted = body.read().unwrap_or_default();
         let changes = posted.reports();
-        self.fleet.update(server, |entry| {
+        self.fleet.report(server, |entry| {
             if let Some(memory) = &posted.meminfo {
                 entry.figures.set_memory_members(memory);
             }

@@ -1,5 +1,5 @@
 //! Keeps the history of decisions: writes snapshots that are only in memory, deletes what is over
-//! the bounds; and ends reservations.
+//! the bounds; takes over what servers report; and ends reservations.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,6 +25,17 @@ pub(super) async fn run(app: Arc<App>) {
                 tracing::warn!(%error, "cannot keep the history of decisions");
                 pause(&app).await;
             }
+        }
+    }
+}
+
+/// Takes over what servers report, so that a decision finds little to take over.
+pub(super) async fn intake(app: Arc<App>) {
+    loop {
+        if app.placement.take_over() {
+            tokio::task::yield_now().await;
+        } else {
+            app.fleet.stale_wake.notified().await;
         }
     }
 }

@@ -53,6 +53,7 @@ fn start(app: &Arc<App>) {
     spawn(app, "waitlist-expiry", tickets::expire);
     spawn(app, "waitlist-retention", tickets::retention);
     spawn(app, "allocations", allocations::run);
+    spawn(app, "intake", allocations::intake);
     spawn(app, "reservations", allocations::reservations);
 }
 

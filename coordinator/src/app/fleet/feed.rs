@@ -43,6 +43,8 @@ impl Follow for Fleet {
             };
             self.take(&mut inner, &change, damaged);
         }
+        drop(inner);
+        self.stale_wake.notify_one();
     }
 
     fn apply(&self, changes: &[Event], damaged: &Damaged) {
@@ -54,6 +56,8 @@ impl Follow for Fleet {
         if !inner.unsaved.is_empty() {
             self.vms_wake.notify_one();
         }
+        drop(inner);
+        self.stale_wake.notify_one();
     }
 }
 
@@ -83,20 +87,26 @@ impl Fleet {
             }
             Some("figures") => {
                 let Some(figures) = damaged.decode(key, value) else { return };
-                return self.take_figures(entry, figures, revision);
+                if self.take_figures(entry, figures, revision) {
+                    inner.stale(server).figures = true;
+                }
+                return;
             }
             _ => return,
         }
-        inner.stale.insert(server);
+        inner.stale(server).record = true;
     }
 
     /// Figures are in the store for servers that are away: newer ones in memory stay.
-    fn take_figures(&self, entry: &mut Entry, value: Figures, revision: Revision) {
-        if entry.reported_at.is_empty() && entry.kept_figures.is_none() {
+    /// `true` when the figures are other ones now.
+    fn take_figures(&self, entry: &mut Entry, value: Figures, revision: Revision) -> bool {
+        let taken = entry.reported_at.is_empty() && entry.kept_figures.is_none();
+        if taken {
             entry.figures = value.clone();
         }
         let at = self.now();
         entry.kept_figures = Some(Kept { record: Held { value, revision }, at });
+        taken
     }
 }
 
@@ -131,5 +141,6 @@ fn remove(inner: &mut Inner, server: ServerUuid, key: &str) {
         Some("figures") => entry.kept_figures = None,
         _ => {}
     }
-    inner.stale.insert(server);
+    // What is gone from a record is gone from everything that was made of it.
+    inner.stale(server).whole = true;
 }

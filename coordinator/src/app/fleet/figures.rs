@@ -1,7 +1,7 @@
 //! Memory and disk of the servers. They move all the time, so reads are answered from memory and
 //! the store gets them seldom: it is there for servers that are away when a coordinator starts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use muster_shared::api::Object;
@@ -21,28 +21,87 @@ const INTERVAL: Duration = Duration::from_mins(10);
 /// Servers whose figures are written in one commit; each needs two of its places.
 const BATCH: usize = 50;
 
+/// The names of the figures, in the order in which they are held.
+const NAMES: [&str; 15] = [
+    "memory_arc_bytes",
+    "memory_available_bytes",
+    "memory_total_bytes",
+    "disk_cores_quota_bytes",
+    "disk_cores_quota_used_bytes",
+    "disk_installed_images_used_bytes",
+    "disk_kvm_quota_bytes",
+    "disk_kvm_quota_used_bytes",
+    "disk_kvm_zvol_used_bytes",
+    "disk_kvm_zvol_volsize_bytes",
+    "disk_pool_alloc_bytes",
+    "disk_pool_size_bytes",
+    "disk_system_used_bytes",
+    "disk_zone_quota_bytes",
+    "disk_zone_quota_used_bytes",
+];
+
+/// The disk figures by the names of a report.
+pub fn disk_figures() -> impl Iterator<Item = &'static str> {
+    NAMES.iter().filter_map(|name| name.strip_prefix("disk_"))
+}
+
 /// Figures that a status report brings: `memory_*` and `disk_*` by CNAPI's names, bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Figures(BTreeMap<String, i64>);
+#[serde(from = "BTreeMap<String, i64>", into = "BTreeMap<String, i64>")]
+pub struct Figures {
+    /// In the order of [`NAMES`]: every server has them, and they are compared with every report.
+    known: [Option<i64>; NAMES.len()],
+    /// What another version keeps.
+    others: BTreeMap<String, i64>,
+}
+
+impl From<BTreeMap<String, i64>> for Figures {
+    fn from(map: BTreeMap<String, i64>) -> Self {
+        let mut figures = Self::default();
+        for (name, bytes) in map {
+            figures.set(&name, bytes);
+        }
+        figures
+    }
+}
+
+impl From<Figures> for BTreeMap<String, i64> {
+    fn from(figures: Figures) -> Self {
+        let known = NAMES.iter().zip(figures.known);
+        let known = known.filter_map(|(name, bytes)| Some(((*name).to_owned(), bytes?)));
+        known.chain(figures.others).collect()
+    }
+}
 
 impl Figures {
-    /// One figure, 0 when it was never reported.
-    #[must_use]
-    #[expect(clippy::cast_precision_loss, reason = "sizes are far below 2^53")]
-    pub fn get(&self, name: &str) -> f64 {
-        self.0.get(name).copied().unwrap_or(0) as f64
-    }
-
     /// One figure.
     #[must_use]
     pub fn exact(&self, name: &str) -> Option<i64> {
-        self.0.get(name).copied()
+        let place = NAMES.iter().position(|known| *known == name)?;
+        self.known[place]
     }
 
     /// Sets one figure.
     pub fn set(&mut self, name: &str, bytes: i64) {
-        self.0.insert(name.to_owned(), bytes);
+        match NAMES.iter().position(|known| *known == name) {
+            Some(place) => self.known[place] = Some(bytes),
+            None => drop(self.others.insert(name.to_owned(), bytes)),
+        }
+    }
+
+    /// Whether no figure is known.
+    fn is_empty(&self) -> bool {
+        self.known.iter().all(Option::is_none)
+    }
+
+    /// Whether an allocation could come out differently than with others: one of the figures that
+    /// are read moved, or one came that was missing or useless.
+    pub(super) fn differ(&self, others: &Self, read: &BTreeSet<String>) -> bool {
+        let usable = |bytes: Option<i64>| bytes.is_some_and(|bytes| bytes >= 0);
+        NAMES
+            .iter()
+            .zip(self.known.iter().zip(&others.known))
+            .any(|(name, (a, b))| a != b && (read.contains(*name) || usable(*a) != usable(*b)))
     }
 
     /// The memory figures as they are shown.
@@ -74,21 +133,46 @@ impl Figures {
         }
     }
 
+    fn set_size(&mut self, name: &str, bytes: u64) {
+        if let Ok(bytes) = i64::try_from(bytes) {
+            self.set(name, bytes);
+        }
+    }
+
     /// Takes over a report's memory figures.
     pub fn set_memory(&mut self, info: &Meminfo) {
-        self.set_memory_members(&Object::of(info));
+        let Meminfo { availrmem_bytes, arcsize_bytes, total_bytes } = info;
+        self.set_size("memory_available_bytes", *availrmem_bytes);
+        self.set_size("memory_arc_bytes", *arcsize_bytes);
+        self.set_size("memory_total_bytes", *total_bytes);
     }
 
     /// Takes over a report's disk figures.
     pub fn set_disk(&mut self, info: &Diskinfo) {
-        self.set_disk_members(&Object::of(info));
+        for (name, bytes) in [
+            ("disk_kvm_zvol_used_bytes", info.kvm_zvol_used_bytes),
+            ("disk_kvm_zvol_volsize_bytes", info.kvm_zvol_volsize_bytes),
+            ("disk_kvm_quota_bytes", info.kvm_quota_bytes),
+            ("disk_kvm_quota_used_bytes", info.kvm_quota_used_bytes),
+            ("disk_zone_quota_bytes", info.zone_quota_bytes),
+            ("disk_zone_quota_used_bytes", info.zone_quota_used_bytes),
+            ("disk_cores_quota_bytes", info.cores_quota_bytes),
+            ("disk_cores_quota_used_bytes", info.cores_quota_used_bytes),
+            ("disk_installed_images_used_bytes", info.installed_images_used_bytes),
+            ("disk_pool_size_bytes", info.pool_size_bytes),
+            ("disk_pool_alloc_bytes", info.pool_alloc_bytes),
+            ("disk_system_used_bytes", info.system_used_bytes),
+        ] {
+            self.set_size(name, bytes);
+        }
     }
 
     /// Takes over disk figures by the report's names; absent ones keep their value.
     pub fn set_disk_members(&mut self, members: &Object) {
-        for name in DISK_FIGURES {
-            if let Some(bytes) = members.get(name).and_then(Value::as_i64) {
-                self.set(&format!("disk_{name}"), bytes);
+        for name in NAMES {
+            let member = name.strip_prefix("disk_").and_then(|name| members.get(name));
+            if let Some(bytes) = member.and_then(Value::as_i64) {
+                self.set(name, bytes);
             }
         }
     }
@@ -106,22 +190,6 @@ impl Figures {
         }
     }
 }
-
-/// The disk figures by the names of a report.
-pub const DISK_FIGURES: &[&str] = &[
-    "kvm_zvol_used_bytes",
-    "kvm_zvol_volsize_bytes",
-    "kvm_quota_bytes",
-    "kvm_quota_used_bytes",
-    "zone_quota_bytes",
-    "zone_quota_used_bytes",
-    "cores_quota_bytes",
-    "cores_quota_used_bytes",
-    "installed_images_used_bytes",
-    "pool_size_bytes",
-    "pool_alloc_bytes",
-    "system_used_bytes",
-];
 
 /// What the store holds of a server's figures.
 #[derive(Clone, Debug)]
@@ -180,7 +248,7 @@ impl Fleet {
             let kept = entry.kept_figures.as_ref();
             let rests = kept.is_some_and(|kept| now.saturating_sub(kept.at) < INTERVAL);
             let stored = kept.map(|kept| &kept.record.value);
-            if rests || entry.figures.0.is_empty() || stored == Some(&entry.figures) {
+            if rests || entry.figures.is_empty() || stored == Some(&entry.figures) {
                 return;
             }
             let expect = kept.map_or(Expect::Absent, |kept| Expect::At(kept.record.revision));

@@ -5,6 +5,7 @@ mod feed;
 mod figures;
 mod records;
 mod reported;
+mod stale;
 mod usage;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,13 +19,13 @@ use muster_shared::api::server::ServerRecord;
 use muster_shared::api::vm::{Heard, Vm};
 use muster_shared::ids::{ServerUuid, VmUuid};
 use muster_shared::wire::status::VmReport;
-use parking_lot::{RwLock, RwLockWriteGuard};
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::sync::Notify;
 use uuid::Uuid;
 
-pub use figures::{DISK_FIGURES, Figures};
+pub use figures::{Figures, disk_figures};
 
 use super::context::Context;
 use super::keys;
@@ -33,6 +34,7 @@ use crate::store::{Expect, Held, Revision, Write};
 use figures::Kept;
 pub(super) use records::SERVERS;
 pub use reported::Claim;
+pub use stale::Stale;
 pub use usage::ServerUsage;
 
 /// The record `sysinfo/<uuid>`.
@@ -126,8 +128,8 @@ pub(super) struct Inner {
     home: BTreeMap<VmUuid, ServerUuid>,
     /// VMs that were reported by a server that is not their home.
     claims: BTreeMap<(VmUuid, ServerUuid), Arc<VmReport>>,
-    /// Servers that the allocator has not taken over since they changed.
-    pub(super) stale: BTreeSet<ServerUuid>,
+    /// What the allocator has not taken over since it changed.
+    stale: stale::Stales,
 }
 
 impl Inner {
@@ -158,7 +160,7 @@ impl Inner {
                 self.move_out(server, vm);
             }
         }
-        self.stale.insert(server);
+        self.stale(server).vms.insert(vm);
     }
 
     fn write_of(&self, at: (ServerUuid, VmUuid), report: &Option<Arc<VmReport>>) -> Write {
@@ -175,12 +177,12 @@ impl Inner {
         self.homes.clear();
         self.revisions.clear();
         for (server, entry) in &mut self.servers {
+            self.stale.entry(*server).or_default().whole = true;
             entry.record = None;
             entry.sysinfo = None;
             entry.sysinfo_hash.clear();
             entry.roster = None;
             entry.vms.clear();
-            self.stale.insert(*server);
         }
     }
 }
@@ -190,18 +192,28 @@ impl Inner {
 pub struct Fleet {
     ctx: Arc<Context>,
     inner: RwLock<Inner>,
+    /// Figures that count in an allocation.
+    figures_read: BTreeSet<String>,
     /// A VM's record may have to be written.
     pub(crate) vms_wake: Notify,
+    /// The allocator has something to take over.
+    pub(crate) stale_wake: Notify,
 }
 
 impl Fleet {
     /// No servers.
     pub(crate) fn new(ctx: Arc<Context>) -> Self {
-        Self { ctx, inner: RwLock::default(), vms_wake: Notify::new() }
+        let figures_read = ctx.config.allocation.policy.figures_read();
+        let (vms_wake, stale_wake) = (Notify::new(), Notify::new());
+        Self { ctx, inner: RwLock::default(), figures_read, vms_wake, stale_wake }
     }
 
     pub(super) fn inner(&self) -> RwLockWriteGuard<'_, Inner> {
         self.inner.write()
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Inner> {
+        self.inner.read()
     }
 
     pub(super) fn now(&self) -> Duration {
@@ -219,24 +231,11 @@ impl Fleet {
         self.inner.read().servers.get(&server).map(look)
     }
 
-    /// Changes one server, making room for it if it is new.
-    pub fn update<R>(&self, server: ServerUuid, change: impl FnOnce(&mut Entry) -> R) -> R {
-        let mut inner = self.inner.write();
-        inner.stale.insert(server);
-        change(inner.servers.entry(server).or_default())
-    }
-
     /// Changes what does not matter to an allocation, if the server is known.
     pub fn note(&self, server: ServerUuid, change: impl FnOnce(&mut Entry)) {
         if let Some(entry) = self.inner.write().servers.get_mut(&server) {
             change(entry);
         }
-    }
-
-    /// Servers that changed since the last call so that an allocation could come out differently.
-    #[must_use]
-    pub fn take_stale(&self) -> BTreeSet<ServerUuid> {
-        std::mem::take(&mut self.inner.write().stale)
     }
 
     /// All servers that are registered, in uuid order.
@@ -370,10 +369,10 @@ mod tests {
         assert!(fleet.vm(vm).is_none(), "it is not stored yet");
         save(&fleet, 1);
         assert!(fleet.vm(vm).is_some());
-        assert!(fleet.take_stale().contains(&server));
+        assert!(fleet.take_stale(9)[&server].vms.contains(&vm));
         fleet.report_vms(server, running());
         assert!(fleet.unsaved(10).is_empty());
-        assert!(fleet.take_stale().is_empty());
+        assert!(fleet.take_stale(9).is_empty());
         fleet.report_vms(server, BTreeMap::from([(vm, None)]));
         assert_eq!(fleet.unsaved(10).len(), 1);
         save(&fleet, 2);

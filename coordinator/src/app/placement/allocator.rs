@@ -1,29 +1,20 @@
-//! The allocator's fleet, and how it is kept in step with what is reported and promised.
-//!
-//! It takes over a server only when somebody asks for an allocation and the server changed since,
-//! so that reports cost it nothing.
+//! The allocator's fleet, what is promised in it, and what was chosen not long ago.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_shared::api::Object;
 use muster_shared::ids::{ServerUuid, TicketUuid, VmUuid};
 use serde_json::{Value, json};
 
 use crate::alloc::{self, Config, Request};
 use crate::app::config::AllocationConfig;
-use crate::app::fields::shown_status;
-use crate::app::fleet::Entry;
 use crate::app::tickets::TicketRecord;
-use crate::store::Revision;
 
 /// The allocator and what it knows.
 #[derive(Debug)]
 pub(super) struct Allocator {
     pub(super) fleet: alloc::Fleet,
-    /// The records it took over.
-    known: BTreeMap<ServerUuid, (Revision, Revision)>,
     /// The tickets it took over.
     tickets: BTreeMap<TicketUuid, Arc<TicketRecord>>,
     /// What was chosen not long ago, oldest first, for policies that ask: when, and what
@@ -39,8 +30,7 @@ const MAX_RECENT: usize = 10_000;
 impl Allocator {
     pub(super) fn new(config: &AllocationConfig) -> Self {
         let fleet = alloc::Fleet::new(&config.policy);
-        let (known, tickets) = (BTreeMap::new(), BTreeMap::new());
-        Self { fleet, known, tickets, recent: VecDeque::new() }
+        Self { fleet, tickets: BTreeMap::new(), recent: VecDeque::new() }
     }
 
     pub(super) fn reserve(&mut self, vm: VmUuid, server: ServerUuid, promise: alloc::Extra) {
@@ -108,26 +98,5 @@ impl Allocator {
         if self.recent.len() > MAX_RECENT {
             self.recent.pop_front();
         }
-    }
-
-    pub(super) fn take_over(&mut self, server: ServerUuid, entry: Option<&Entry>) {
-        let name = server.into();
-        let Some((entry, record)) = entry.and_then(|e| Some((e, e.record.as_ref()?))) else {
-            self.known.remove(&server);
-            return self.fleet.remove_server(&name);
-        };
-        let sysinfo = entry.sysinfo.as_ref().map(|held| held.revision).unwrap_or_default();
-        let versions = (record.revision, sysinfo);
-        if self.known.get(&server) != Some(&versions) {
-            let mut whole = Object::of(&*record.value);
-            whole.set("sysinfo", entry.sysinfo());
-            if self.fleet.upsert_server(Arc::new(whole.into())).is_ok() {
-                self.known.insert(server, versions);
-            }
-        }
-        let figure = |name: &str| entry.figures.exact(name);
-        let vms = entry.vms.values().map(AsRef::as_ref);
-        let status = shown_status(entry.stored_status(), &record.value).as_str();
-        self.fleet.refresh(&name, status, figure, vms);
     }
 }

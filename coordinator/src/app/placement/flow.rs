@@ -179,13 +179,13 @@ impl Placement {
 
     fn view(&self, question: &Question) -> View {
         let Question { ask, policy, vms, making } = question;
-        let mut placing = self.promises.lock();
+        let mut placing = self.current();
         if *making {
             for wanted in vms {
                 placing.end_reservation(wanted.vm);
             }
         }
-        let snapshot = self.snapshot(&mut placing.allocator);
+        let snapshot = placing.allocator.fleet.snapshot();
         let recent = placing.allocator.recent(policy, self.ctx.parts.clock.monotonic());
         // A repeated request for a VM does not compete with itself, nor does one of several count
         // for the rest before all are placed.

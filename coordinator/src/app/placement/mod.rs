@@ -3,8 +3,8 @@
 //! `ask` reads what a client wants, `flow` decides and promises, `decide` answers, `create` makes
 //! VMs, `at_end` says what the end of a task changes, `promises` holds what is promised and not yet
 //! reported, `reserve` ends reservations, `peers` keeps coordinators from taking the same room,
-//! `allocator` keeps the allocator's fleet in step, `planning` answers planners, `machine` says what
-//! a VM that is made here takes.
+//! `allocator` is the allocator's fleet, `intake` keeps it in step, `planning` answers
+//! planners, `machine` says what a VM that is made here takes.
 
 mod allocator;
 mod ask;
@@ -12,6 +12,7 @@ mod at_end;
 mod create;
 mod decide;
 mod flow;
+mod intake;
 mod machine;
 mod peers;
 mod planning;
@@ -38,8 +39,8 @@ use super::tickets::Tickets;
 use crate::agents::Agents;
 use crate::alloc::{self, Detail, Outcome, Request, Snapshot, Unreserved, num};
 use crate::store::Follow;
-use allocator::Allocator;
 use flow::{Question, Wanted};
+use intake::SharedIntake;
 use promises::Promises;
 
 /// Placement; see the module.
@@ -52,6 +53,7 @@ pub struct Placement {
     tasks: Arc<Tasks>,
     decisions: Arc<Decisions>,
     pub(crate) promises: Arc<Promises>,
+    intake: SharedIntake,
 }
 
 impl Placement {
@@ -66,8 +68,8 @@ impl Placement {
     ) -> Arc<Self> {
         let (config, clock) = (&ctx.config.allocation, Arc::clone(&ctx.parts.clock));
         let promises = Promises::new(config, &ctx.parts.instance, Arc::clone(&fleet), clock);
-        let promises = Arc::new(promises);
-        Arc::new(Self { ctx, agents, fleet, tickets, tasks, decisions, promises })
+        let (promises, intake) = (Arc::new(promises), SharedIntake::default());
+        Arc::new(Self { ctx, agents, fleet, tickets, tasks, decisions, promises, intake })
     }
 
     /// What the store's feed tells of promises.
@@ -76,18 +78,8 @@ impl Placement {
     }
 
     /// The allocator's view of the fleet as it is now, with all that is promised.
-    fn snapshot(&self, allocator: &mut Allocator) -> Arc<Snapshot> {
-        allocator.take_over_tickets(self.tickets.provisioning());
-        self.reported(allocator)
-    }
-
-    /// As [`Placement::snapshot`], for questions in which promises don't count.
-    fn reported(&self, allocator: &mut Allocator) -> Arc<Snapshot> {
-        for server in self.fleet.take_stale() {
-            let entry = self.fleet.get(server);
-            allocator.take_over(server, entry.as_ref());
-        }
-        allocator.fleet.snapshot()
+    fn snapshot(&self) -> Arc<Snapshot> {
+        self.current().allocator.fleet.snapshot()
     }
 
     /// What is left of a server that could get a VM; `None` for others.
@@ -97,7 +89,7 @@ impl Placement {
             return None;
         }
         let name = server.into();
-        let snapshot = self.reported(&mut self.promises.lock().allocator);
+        let snapshot = self.snapshot();
         if snapshot.fault(&name).is_some() { None } else { snapshot.unreserved_reported(&name) }
     }
 
@@ -128,7 +120,7 @@ impl Placement {
     /// [`AppError::Invalid`].
     pub fn capacity(&self, body: &Object) -> Result<Value, AppError> {
         let servers = alloc::parse_capacity(body.as_map()).map_err(invalid)?;
-        let snapshot = self.reported(&mut self.promises.lock().allocator);
+        let snapshot = self.snapshot();
         let policy = &self.ctx.config.allocation.policy;
         let found = alloc::capacity(&snapshot, servers.as_deref(), policy);
         let mut answer = json!({ "capacities": found.capacities_json() });

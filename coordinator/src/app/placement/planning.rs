@@ -23,7 +23,7 @@ impl Placement {
         body.remove("servers");
         fill(&mut body);
         let request = parse(&body)?;
-        let snapshot = self.snapshot(&mut self.promises.lock().allocator);
+        let snapshot = self.snapshot();
         let policy = &self.ctx.config.allocation.policy;
         let wanted = |server: &&ServerName| {
             let is_named = |only: &Vec<_>| server.uuid().is_some_and(|uuid| only.contains(&uuid));

@@ -127,9 +127,9 @@ pub(crate) fn meminfo() -> Value {
 /// Disk use of a server.
 pub(crate) fn diskinfo() -> Value {
     let bytes = json!({ "type": "integer", "description": "Bytes" });
-    let names = crate::app::fleet::DISK_FIGURES;
+    let names = crate::app::fleet::disk_figures();
     let all: serde_json::Map<String, Value> =
-        names.iter().map(|name| ((*name).to_owned(), bytes.clone())).collect();
+        names.map(|name| (name.to_owned(), bytes.clone())).collect();
     json!({ "type": "object", "properties": all })
 }
 
