@@ -49,6 +49,7 @@ impl Fleet {
                 by_name: Arc::default(),
                 owners: ShardMap::new(),
                 vms: ShardMap::new(),
+                shown_twice: Arc::default(),
                 nics: Arc::default(),
                 platforms: Arc::default(),
                 policy: config.ratio_policy(),
@@ -226,12 +227,12 @@ impl Fleet {
         }
         if let Some(vms) = vms {
             self.set_vms(slot, server, Arc::new(vms));
-        }
         } else if is_new {
             server.promised = Arc::new(self.promised(&server));
             self.put(slot, server);
         } else if changed {
             self.place(slot, server);
+        }
     }
 
     /// Forgets a server. Its promises stay and count again if it comes back.
@@ -412,16 +413,45 @@ impl Fleet {
         }
         let none = Vec::new();
         let old = before.map_or(&none, |server| &server.vms);
-        let gone = |vm: &&Arc<Vm>| !after.vms.iter().any(|v| v.uuid == vm.uuid);
-        for vm in old.iter().filter(gone) {
-            // It may have moved to another server meanwhile.
-            if self.current.vms.get(vm.uuid) == Some(&slot) {
-                self.current.vms.remove(vm.uuid);
-            }
+        for vm in old.iter().filter(|vm| !has(&after.vms, vm.uuid)) {
+            self.hide(slot, vm.uuid);
         }
         for vm in after.vms.iter() {
-            if self.current.vms.get(vm.uuid) != Some(&slot) {
-                self.current.vms.insert(vm.uuid, slot);
+            self.show(slot, vm.uuid, !has(old, vm.uuid));
+        }
+    }
+
+    /// A server shows a VM and is its home: the last one that says so is believed.
+    fn show(&mut self, slot: u32, vm: Uuid, is_new: bool) {
+        let home = self.current.vms.get(vm).copied();
+        if home == Some(slot) {
+            return;
+        }
+        if let Some(home) = home.filter(|_| is_new) {
+            let twice = Arc::make_mut(&mut self.current.shown_twice);
+            let slots = twice.entry(vm).or_insert_with(|| vec![home]);
+            slots.push(slot);
+        }
+        self.current.vms.insert(vm, slot);
+    }
+
+    /// A server shows a VM no longer. It may be on another one.
+    fn hide(&mut self, slot: u32, vm: Uuid) {
+        let mut others = Vec::new();
+        if self.current.shown_twice.contains_key(&vm) {
+            let twice = Arc::make_mut(&mut self.current.shown_twice);
+            if let Some(slots) = twice.get_mut(&vm) {
+                slots.retain(|known| *known != slot);
+                others.clone_from(slots);
+            }
+            if others.len() < 2 {
+                twice.remove(&vm);
+            }
+        }
+        if self.current.vms.get(vm) == Some(&slot) {
+            match others.last() {
+                Some(other) => self.current.vms.insert(vm, *other),
+                None => self.current.vms.remove(vm),
             }
         }
     }
@@ -441,4 +471,8 @@ impl Fleet {
             |slots| slots.is_empty(),
         );
     }
+}
+
+fn has(vms: &[Arc<Vm>], uuid: Uuid) -> bool {
+    vms.iter().any(|vm| vm.uuid == uuid)
 }

@@ -88,7 +88,7 @@ pub use ratios::{RatioPolicy, Ratios};
 pub use recent::{Recent, RecentServer, RecentVm};
 pub use render::Steps;
 pub use request::{FieldError, Request, known_members, parse_capacity};
-pub use save::Saved;
+pub use save::{Changes, Restored, SavedServer};
 pub use server::Unreserved;
 pub use server_name::ServerName;
 pub use settings::{BadDefault, HostOs};

@@ -1,7 +1,7 @@
 //! A snapshot as a document: what algorithms read of every server, so that a decision can be
 //! replayed when the fleet has long changed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -14,20 +14,14 @@ use crate::fleet::Fleet;
 use crate::promises::Promised;
 use crate::server::Server;
 use crate::server_name::ServerName;
-use crate::snapshot::Snapshot;
+use crate::snapshot::{CHUNK, Chunk, Snapshot};
 use crate::vm::Vm;
 
-/// A saved snapshot.
+/// A server as it is saved.
 #[derive(Debug, Serialize, Deserialize)]
-pub struct Saved {
-    /// In the order in which servers came into the fleet, because shuffles start from it.
-    servers: Vec<SavedServer>,
-    /// Where VMs are that several servers show.
-    homes: Vec<(Uuid, ServerName)>,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-struct SavedServer {
+pub struct SavedServer {
+    /// Its place: the order in which servers came into the fleet, from which shuffles start.
+    place: u32,
     record: Map<String, Value>,
     status: Option<String>,
     figures: Figures,
@@ -54,72 +48,109 @@ const SYSINFO: [&str; 15] = [
     "Virtual Network Interfaces",
 ];
 
+/// What differs between two snapshots, by the servers' places.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Servers that are new or not the same.
+    pub changed: Vec<u32>,
+    /// Places that are empty now.
+    pub gone: Vec<u32>,
+}
+
 impl Snapshot {
-    /// What algorithms read of a range of the servers (`from` the n-th, at most `count`), as long
-    /// as there are any. In parts, because a large fleet takes long.
+    /// What is not as it was in an earlier snapshot; without one, all there is. Costs little where
+    /// both share their memory.
     #[must_use]
-    pub fn save(&self, config: &Config, from: usize, count: usize) -> Saved {
-        let members: BTreeSet<&str> = config.settings.predicate_members().collect();
-        let mut homes = Vec::new();
-        let mut servers = Vec::new();
-        for slot in self.slots().skip(from).take(count) {
-            let server = self.server(slot);
-            for vm in server.vms.iter() {
-                if let Some(home) = self.vms.get(vm.uuid).filter(|home| **home != slot) {
-                    homes.push((vm.uuid, self.server(*home).name.clone()));
+    pub fn changes_since(&self, earlier: Option<&Self>) -> Changes {
+        let none = Vec::new();
+        let old = earlier.map_or(&none, |earlier| &earlier.chunks);
+        let mut changes = Changes::default();
+        for place in 0..self.chunks.len().max(old.len()) {
+            let (now, before) = (self.chunks.get(place), old.get(place));
+            if let (Some(now), Some(before)) = (now, before)
+                && Arc::ptr_eq(now, before)
+            {
+                continue;
+            }
+            for i in 0..CHUNK {
+                let server = |chunk: Option<&Arc<Chunk>>| chunk.and_then(|c| c.servers[i].clone());
+                let slot = u32::try_from(place * CHUNK + i).unwrap_or(u32::MAX);
+                match (server(now), server(before)) {
+                    (Some(now), Some(before)) if Arc::ptr_eq(&now, &before) => {}
+                    (Some(_), _) => changes.changed.push(slot),
+                    (None, Some(_)) => changes.gone.push(slot),
+                    (None, None) => {}
                 }
             }
-            servers.push(SavedServer {
-                record: record(&server.record, &members),
+        }
+        changes
+    }
+
+    /// What algorithms read of the servers at some places, under policies that look at `members`
+    /// of records beside what algorithms do.
+    #[must_use]
+    pub fn save(&self, places: &[u32], members: &BTreeSet<String>) -> Vec<SavedServer> {
+        let save = |place: &u32| {
+            let server = self.server(*place);
+            SavedServer {
+                place: *place,
+                record: record(&server.record, members),
                 status: server.status.as_deref().map(str::to_owned),
                 figures: server.figures.clone(),
                 vms: server.vms.to_vec(),
                 promised: Arc::clone(&server.promised),
-            });
-        }
-        Saved { servers, homes }
+            }
+        };
+        places.iter().map(save).collect()
+    }
+
+    /// The server that counts as home of each VM that several show.
+    #[must_use]
+    pub fn homes(&self) -> Vec<(Uuid, ServerName)> {
+        let home = |vm: &Uuid| Some((*vm, self.server(*self.vms.get(*vm)?).name.clone()));
+        self.shown_twice.keys().filter_map(home).collect()
     }
 }
 
-impl Saved {
-    /// How many servers it holds.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.servers.len()
+/// A snapshot that is put together from what was saved.
+#[derive(Debug, Default)]
+pub struct Restored(BTreeMap<u32, SavedServer>);
+
+impl Restored {
+    /// Lays what was saved later over what was saved before.
+    pub fn lay(&mut self, servers: Vec<SavedServer>) {
+        self.0.extend(servers.into_iter().map(|server| (server.place, server)));
     }
 
-    /// Whether it holds no server.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.servers.is_empty()
+    /// The servers at these places were gone.
+    pub fn remove(&mut self, places: &[u32]) {
+        for place in places {
+            self.0.remove(place);
+        }
     }
 
-    /// The snapshot that was saved in these parts, ready for requests under the policy.
+    /// The snapshot, ready for requests under the policy.
     #[must_use]
-    pub fn restore(parts: impl IntoIterator<Item = Self>, config: &Config) -> Arc<Snapshot> {
+    pub fn snapshot(self, homes: &[(Uuid, ServerName)], config: &Config) -> Arc<Snapshot> {
         let mut fleet = Fleet::new(config);
-        let mut homes = Vec::new();
-        for part in parts {
-            homes.extend(part.homes);
-            for saved in part.servers {
-                let uuid = saved.record.get("uuid").and_then(Value::as_str).unwrap_or_default();
-                let mut server = Server::new(ServerName::of(uuid), Arc::new(saved.record));
-                server.status = saved.status.map(Into::into);
-                server.figures = saved.figures;
-                server.vms = Arc::new(saved.vms);
-                server.promised = saved.promised;
-                fleet.insert(server);
-            }
+        for saved in self.0.into_values() {
+            let uuid = saved.record.get("uuid").and_then(Value::as_str).unwrap_or_default();
+            let mut server = Server::new(ServerName::of(uuid), Arc::new(saved.record));
+            server.status = saved.status.map(Into::into);
+            server.figures = saved.figures;
+            server.vms = Arc::new(saved.vms);
+            server.promised = saved.promised;
+            fleet.insert(server);
         }
         for (vm, server) in homes {
-            fleet.set_home(vm, &server);
+            fleet.set_home(*vm, server);
         }
         fleet.snapshot()
     }
 }
 
 /// Small members, traits and ratios whole, and of sysinfo what is read.
-fn record(record: &Map<String, Value>, predicates: &BTreeSet<&str>) -> Map<String, Value> {
+fn record(record: &Map<String, Value>, predicates: &BTreeSet<String>) -> Map<String, Value> {
     let keep = |name: &str, value: &Value| {
         predicates.contains(name)
             || matches!(name, "traits" | "overprovision_ratios")

@@ -60,7 +60,10 @@ pub struct Snapshot {
     pub(crate) chunks: Vec<Arc<Chunk>>,
     pub(crate) by_name: Arc<BTreeMap<ServerName, u32>>,
     pub(crate) owners: ShardMap<OwnerSlots>,
+    /// Which slot is a VM's home: the last that came to show it.
     pub(crate) vms: ShardMap<u32>,
+    /// The slots that show a VM, if they are several; nothing keeps two servers from that.
+    pub(crate) shown_twice: Arc<BTreeMap<Uuid, Vec<u32>>>,
     pub(crate) nics: Arc<Vec<Option<Arc<Nics>>>>,
     pub(crate) platforms: Arc<Vec<Option<Arc<Platform>>>>,
     pub(crate) policy: RatioPolicy,

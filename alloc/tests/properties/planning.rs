@@ -1,10 +1,11 @@
 //! What planners ask: what if, how many more, what would have to change; and replays.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use muster_alloc::{
-    Choice, Config, Detail, Fleet, Options, Outcome, Request, Saved, WhatIf, allocate, explain,
-    fit, least_changes,
+    Changes, Choice, Config, Detail, Fleet, Options, Outcome, Request, Restored, WhatIf, allocate,
+    explain, fit, least_changes,
 };
 use muster_shared::ids::ServerUuid;
 use proptest::prelude::*;
@@ -42,10 +43,12 @@ fn follow(
 
 /// A body that asks for more than ordinary ones do.
 fn demanding() -> impl Strategy<Value = Map<String, Value>> {
-    let extras = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
+    let few = || prop::bool::weighted(0.2);
+    let extras =
+        (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>(), few(), few());
     (1..80u64, 0..3u8, extras, 0..40u8).prop_map(|(gib, owner_id, extras, vm)| {
         let mut body = Value::Object(body(gib * 1024, owner_id));
-        let (traits, tag, encrypted, far, uncapped) = extras;
+        let (traits, tag, encrypted, far, uncapped, volumes, forced) = extras;
         if traits {
             body["vm"]["traits"] = json!({"ssd": true});
         }
@@ -76,9 +79,17 @@ fn smaller(value: &Value) -> Vec<Value> {
                 smaller(inner).into_iter().map(|inner| {
                     let mut members = members.clone();
                     members.insert(name.clone(), inner);
+        if volumes {
+            let from = json!([vm_uuid(vm)]).to_string();
+            body["vm"]["internal_metadata"] = json!({"docker:volumesfrom": from});
+            body["vm"]["docker"] = json!(true);
+        }
                     Value::Object(members)
                 })
             })
+        if forced {
+            body["vm"]["internal_metadata"]["force_designation_failure"] = json!(true);
+        }
             .collect(),
         _ => Vec::new(),
     }
@@ -158,7 +169,8 @@ proptest! {
 
     #[test]
     fn a_saved_snapshot_replays_bit_for_bit(
-        servers in servers(), body in demanding(), seed in any::<u64>(), part in 1..5usize,
+        servers in servers(), later in servers(), body in demanding(), seed in any::<u64>(),
+        part in 1..5usize,
         reserved in prop::collection::vec((40..60u8, 0..12u8), 0..6), gone in 0..12u8,
     ) {
         let config = config();
@@ -170,12 +182,18 @@ proptest! {
         let snapshot = fleet.snapshot();
         let request = Request::parse(&body).expect("good");
         let original = allocate(&snapshot, &request, &config, &options(seed));
-        let parts = (0..snapshot.len().div_ceil(part)).map(|n| {
-            let saved = snapshot.save(&config, n * part, part);
-            let text = serde_json::to_string(&saved).expect("it is JSON");
-            serde_json::from_str::<Saved>(&text).expect("it reads back")
-        });
-        let restored = Saved::restore(parts, &config);
+        // First the fleet as it was, then only what is different now.
+        let mut restored = Restored::default();
+        for (now, before) in [(&earlier, None), (&snapshot, Some(&*earlier))] {
+            let changes = now.changes_since(before);
+            restored.remove(&changes.gone);
+            for places in changes.changed.chunks(part) {
+                let text = json!(now.save(places, &BTreeSet::new())).to_string();
+                restored.lay(serde_json::from_str(&text).expect("it reads back"));
+            }
+        }
+        prop_assert_eq!(snapshot.changes_since(Some(&snapshot)), Changes::default());
+        let restored = restored.snapshot(&snapshot.homes(), &config);
         let again = allocate(&restored, &request, &config, &options(seed));
         prop_assert_eq!(
             original.steps_json(Detail::Full).to_string(),
@@ -184,9 +202,13 @@ proptest! {
         prop_assert_eq!(&original.server, &again.server);
         prop_assert_eq!(original.fingerprint(), again.fingerprint());
         let other = Options { seed: seed ^ 1, ..options(0) };
+        let earlier = fleet.snapshot();
         let other = allocate(&snapshot, &request, &config, &other);
         let same = other.steps_json(Detail::Full) == original.steps_json(Detail::Full);
         prop_assert_eq!(same, other.fingerprint() == original.fingerprint());
+        for server in &later {
+            server.add_to(&mut fleet);
+        }
     }
 
     #[test]

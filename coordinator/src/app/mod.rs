@@ -256,6 +256,7 @@ impl App {
         self.ctx.cancel.cancel();
         self.ctx.tracker.close();
         self.ctx.tracker.wait().await;
+        self.decisions.flush().await;
         self.ctx.stopped.cancel();
         let lease = *self.ctx.lease.lock();
         if let Err(error) = self.ctx.parts.store.revoke(lease).await {

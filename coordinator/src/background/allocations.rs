@@ -11,6 +11,8 @@ use crate::app::App;
 const TICK: Duration = Duration::from_secs(1);
 /// Saving a snapshot is followed by so many times as long a rest: requests come first.
 const REST: u32 = 4;
+/// Decisions are left alone for so long: of a burst most are overtaken before anybody wants them.
+const SETTLE: Duration = Duration::from_secs(2);
 
 pub(super) async fn run(app: Arc<App>) {
     loop {
@@ -20,7 +22,10 @@ pub(super) async fn run(app: Arc<App>) {
                 let elapsed = app.ctx.parts.clock.monotonic().saturating_sub(before);
                 tokio::time::sleep(elapsed * REST).await;
             }
-            Ok(false) => app.decisions.wake.notified().await,
+            Ok(false) => {
+                app.decisions.wake.notified().await;
+                tokio::time::sleep(SETTLE).await;
+            }
             Err(error) => {
                 tracing::warn!(%error, "cannot keep the history of decisions");
                 pause(&app).await;

@@ -52,8 +52,12 @@ const ALLOCATE_PARAMS: &[Param] = &[
         .schema(schema::seed),
     Param::new("count", ANY, "How many VMs to place, all or none").schema(schema::vm_count),
     Param::new("vm_uuids", ANY, "The VMs to place, if there are several").schema(schema::texts),
-    Param::new("keep", ANY, "`true`: keep the snapshot for replays as long as the decision")
-        .schema(schema::flag),
+    Param::new(
+        "keep",
+        ANY,
+        "`true`: keep the snapshot for replays as long as the decision; `false`: keep neither",
+    )
+    .schema(schema::flag),
     Param::new("least_changes", ANY, "`false`: do not look for what would make it fit")
         .schema(schema::flag),
     Param::new(
@@ -152,7 +156,7 @@ fn id(request: &Request) -> Result<Uuid, ApiError> {
 async fn list(request: Request) -> Result<Response, ApiError> {
     let limit = request.limit()?.unwrap_or(100);
     let before = request.text("marker").and_then(|text| Uuid::parse_str(text).ok());
-    Response::json(request.app.decisions.list(limit, before).await?)
+    Response::json(request.app.decisions.list(limit, before))
 }
 
 async fn get(request: Request) -> Result<Response, ApiError> {

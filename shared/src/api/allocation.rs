@@ -72,8 +72,9 @@ pub struct Allocated {
     /// Always empty.
     #[serde(rename = "imgapiPeers")]
     pub imgapi_peers: Vec<Value>,
-    /// Of the decision, see /allocations/{id}.
-    pub id: String,
+    /// Of the decision, see /allocations/{id}; missing if it was not to be kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
     /// Decides shuffles; for a repetition.
     pub seed: Value,
     /// Of several VMs: each one's server.
@@ -223,6 +224,9 @@ pub struct DecisionDetail {
     /// What earlier decisions were known, for policies that ask.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub recent: Value,
+    /// The fleet as the allocator saw it; decisions on the same one share it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot_id: Option<Uuid>,
     /// Of the fleet as the allocator saw it.
     pub snapshot_revision: u64,
     /// What a replay must come to.

@@ -8,7 +8,8 @@ use muster_shared::error_chain::Chain;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use super::{Decisions, Kept, order_of};
+use super::snapshots::Kept;
+use super::{Decisions, order_of};
 use crate::alloc::{Config, Detail, Options, Outcome, Request, allocate, known_members, num};
 use crate::app::error::AppError;
 

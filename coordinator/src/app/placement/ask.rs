@@ -25,8 +25,9 @@ pub struct Ask {
     pub seed: Option<u64>,
     /// How many VMs.
     pub count: usize,
-    /// Keep the snapshot.
-    pub keep: bool,
+    /// Keep the snapshot as long as the decision; `false`: keep neither. Unasked, the decision is
+    /// kept, and its snapshot for a while.
+    pub keep: Option<bool>,
     /// Look for the least changes that would help.
     pub least_changes: bool,
     /// A fleet or policy to imagine.
@@ -41,7 +42,7 @@ impl Default for Ask {
             reserve: true,
             seed: None,
             count: 1,
-            keep: false,
+            keep: None,
             least_changes: true,
             what_if: None,
         }
@@ -91,7 +92,7 @@ impl Ask {
             reserve: flag(body, "reserve", true)? && what_if.is_none(),
             seed: integer(body, "seed")?,
             count,
-            keep: flag(body, "keep", false)?,
+            keep: body.get("keep").map(|_| flag(body, "keep", false)).transpose()?,
             least_changes: flag(body, "least_changes", true)? && steps != Detail::None,
             what_if,
         })

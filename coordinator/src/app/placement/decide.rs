@@ -39,6 +39,8 @@ pub struct Decided {
     server: Option<Object>,
     steps: Detail,
     explanation: Option<Explanation>,
+    /// There is a record of it.
+    kept: bool,
     least: LeastChanges,
     several: bool,
 }
@@ -85,18 +87,23 @@ impl Decided {
         if self.server.is_some() {
             map.serialize_entry("imgapiPeers", &[(); 0])?;
         }
-        map.serialize_entry("id", &shown.record.decision.id)?;
+        if self.kept {
+            map.serialize_entry("id", &shown.record.decision.id)?;
+        }
         map.serialize_entry("seed", &shown.outcome.seed)?;
         if self.several && self.server.is_some() {
             let one = |placement: &Chosen| {
                 let server = placement.outcome.server.as_ref();
-                json!({
-                    "id": placement.record.decision.id,
+                let mut one = json!({
                     "vm_uuid": placement.vm,
                     "server_uuid": server.map(|server| &server.server_uuid),
                     "score": server.map(|server| num::json(server.score)),
                     "seed": placement.outcome.seed,
-                })
+                });
+                if self.kept {
+                    one["id"] = json!(placement.record.decision.id);
+                }
+                one
             };
             let all: Vec<Value> = self.placements.iter().map(one).collect();
             map.serialize_entry("allocations", &all)?;
@@ -167,7 +174,7 @@ impl Placement {
             let mut record =
                 taken_down(&self.ctx, AskedBy::Allocate, &wanted.body, policy, &outcome);
             record.recent = recent.clone();
-            record.decision.keep = ask.keep;
+            record.decision.keep = ask.keep == Some(true);
             record.decision.reserved = decision.promises.iter().any(|(it, ..)| it.vm == wanted.vm);
             placements.push(Chosen { vm: wanted.vm, outcome, record });
         }
@@ -182,6 +189,7 @@ impl Placement {
         let shown = decided.shown();
         let of = vms.iter().find(|wanted| wanted.vm == shown.vm);
         let Wanted { body, request, .. } = of.expect("decisions are about these VMs");
+            kept: ask.keep != Some(false),
         let options = self.decisions.options(Some(shown.outcome.seed), recent);
         let explanation =
             ask.explain.then(|| explain(shown.outcome.snapshot(), request, policy, &options).1);
@@ -228,7 +236,7 @@ impl Placement {
     ) -> Result<Decided, AppError> {
         let policy = &question.policy;
         let mut writes: Vec<Write> = Vec::new();
-        for placement in &mut decided.placements {
+        for placement in decided.placements.iter_mut().filter(|_| decided.kept) {
             let Chosen { record, outcome, .. } = placement;
             writes.push(self.decisions.write(record, outcome, policy).await?);
         }
@@ -238,13 +246,17 @@ impl Placement {
         writes.append(&mut decision.guard);
         let committed = self.ctx.feed.commit(writes).await;
         if committed.as_ref().is_err_and(StoreError::is_conflict) {
-            for Chosen { record, .. } in &decided.placements {
+            for Chosen { record, .. } in kept() {
                 self.decisions.forget(record).await;
             }
         }
         committed?;
-        for Chosen { record, outcome, .. } in &decided.placements {
+        for Chosen { record, outcome, .. } in kept() {
+        if writes.is_empty() {
+            return Ok(decided);
+        }
             self.decisions.made(record, outcome, policy);
+        let kept = || decided.placements.iter().filter(|_| decided.kept);
         }
         Ok(decided)
     }

@@ -243,19 +243,24 @@ async fn decisions_are_kept_and_replay_also_after_a_restart() {
     let mut ids = Vec::new();
     for n in 1..=6 {
         let mut body = ask(vm(n));
-        body["keep"] = json!(n == 6);
+        if n == 6 {
+            body["keep"] = json!(true);
+        }
         ids.push(allocate(&app, &body).await.unwrap()["id"].as_str().unwrap().to_owned());
         // Ids are in the order of the clock.
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
     let ids: Vec<Uuid> = ids.iter().map(|id| id.parse().unwrap()).collect();
-    let list = app.decisions.list(100, None).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let list = app.decisions.list(100, None);
     assert_eq!(list.len(), 4, "the history is bounded");
     assert_eq!(list[0].id, ids[5]);
     assert!(matches!(app.decisions.get(ids[0]).await, Err(AppError::AllocationNotFound(_))));
     let record = app.decisions.get(ids[5]).await.unwrap();
     assert_eq!(record.request.unwrap().get("vm").unwrap()["vm_uuid"], json!(vm(6)));
     assert_eq!(record.steps[0].remaining, 9);
+    let page = app.decisions.list(2, Some(list[1].id));
+    assert_eq!(page, list[2..], "a page begins after its marker");
     assert!(record.decision.reserved);
     let again = app.decisions.replay(ids[5], None, Detail::Full).await.unwrap();
     assert_eq!(again["identical"], true, "{again:#}");
@@ -426,7 +431,7 @@ async fn places_of_vms_that_are_there_are_swept() {
     tokio::time::sleep(Duration::from_secs(5)).await;
     let places = app.ctx.parts.store.list("place/", None, 10).await.unwrap();
     assert_eq!(places.records.len(), 0);
-    let decisions = app.decisions.list(10, None).await.unwrap();
+    let decisions = app.decisions.list(10, None);
     assert_eq!((decisions[0].kind, decisions.len()), (AskedBy::Vms, 1));
     agent.report(true, &now, &BTreeMap::new()).await;
     eventually(|| app.fleet.vm_get(vm(5)).is_err()).await;

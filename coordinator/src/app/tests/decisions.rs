@@ -1,6 +1,8 @@
 //! What holds for any decisions of the application: several at once are as many one by one, and a
 //! replay is the original, whatever the configuration is by then.
 
+use futures_util::TryStreamExt as _;
+use object_store::ObjectStore as _;
 use proptest::prelude::*;
 
 use super::allocate::{allocate, ask, refused, register, reservations, room};
@@ -102,7 +104,9 @@ async fn a_replay_is_the_original_under_whatever_configuration() {
         let mut ids = Vec::new();
         for n in 1..=5 {
             let mut body = ask(vm(n));
-            body["keep"] = json!(n == 1);
+            if n == 1 {
+                body["keep"] = json!(true);
+            }
             ids.push(allocate(&app, &body).await.unwrap()["id"].clone());
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -116,15 +120,9 @@ async fn a_replay_is_the_original_under_whatever_configuration() {
         assert_eq!(errors[0].field, "config.changeDefault");
         for id in ids {
             let id = id.as_str().unwrap().parse().unwrap();
-            let replay = app.decisions.replay(id, None, Detail::Full).await;
-            match replay {
-                Ok(replay) => assert_eq!(replay["identical"], true, "{then:?} {replay:#}"),
-                // Only what nobody asked to keep may have been lost with the process.
-                Err(AppError::SnapshotNotKept(_)) => {
-                    assert!(!app.decisions.get(id).await.unwrap().decision.keep);
-                }
-                Err(error) => panic!("{error}"),
-            }
+            // A clean stop loses nothing.
+            let replay = app.decisions.replay(id, None, Detail::Full).await.unwrap();
+            assert_eq!(replay["identical"], true, "{then:?} {replay:#}");
         }
         app.shutdown().await;
     }
@@ -138,7 +136,7 @@ async fn of_a_burst_only_the_last_snapshots_are_left_and_those_to_keep() {
     let kept = allocate(&app, &first).await.unwrap()["id"].as_str().unwrap().parse().unwrap();
     // Ids are in the order of the clock.
     tokio::time::sleep(Duration::from_millis(10)).await;
-    first["keep"] = json!(false);
+    first.as_object_mut().unwrap().remove("keep");
     let lost = allocate(&app, &first).await.unwrap()["id"].as_str().unwrap().parse().unwrap();
     tokio::time::sleep(Duration::from_millis(10)).await;
     // The background job has no chance to write while these are decided.
@@ -154,5 +152,105 @@ async fn of_a_burst_only_the_last_snapshots_are_left_and_those_to_keep() {
     assert!(matches!(gone, AppError::SnapshotNotKept(_)), "{gone}");
     assert!(gone.to_string().ends_with("is no longer kept"));
     assert_eq!(app.decisions.get(lost).await.unwrap().decision.vm_uuid, vm(1).to_string());
+    app.shutdown().await;
+}
+
+/// What is in the blobs of saved snapshots.
+async fn saved_parts(app: &App) -> Vec<String> {
+    let prefix = object_store::path::Path::from("snapshots");
+    let found: Vec<_> = app.ctx.parts.blobs.list(Some(&prefix)).try_collect().await.unwrap();
+    let names = found.iter().map(|blob| blob.location.to_string());
+    names.filter(|name| name.ends_with(".zst")).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn decisions_on_the_same_fleet_share_a_saved_snapshot() {
+    let app = with_servers(Order::Shuffled, &[1, 1, 1]).await;
+    let mut body = ask(vm(1));
+    body["reserve"] = json!(false);
+    let mut ids = Vec::new();
+    for _ in 0..5 {
+        ids.push(allocate(&app, &body).await.unwrap()["id"].clone());
+        tokio::time::sleep(Duration::from_secs(10)).await;
+    }
+    assert_eq!(saved_parts(&app).await.len(), 1);
+    // What is not to be kept leaves nothing behind.
+    body["keep"] = json!(false);
+    let answer = allocate(&app, &body).await.unwrap();
+    assert!(answer.get("id").is_none(), "nothing can be asked of it");
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert_eq!((saved_parts(&app).await.len(), app.decisions.list(100, None).len()), (1, 5));
+    // The first of these is made on the same fleet. Another one is another part, which holds what
+    // changed.
+    for n in 1..=3 {
+        let id = allocate(&app, &ask(vm(n))).await.unwrap()["id"].clone();
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        ids.push(id);
+    }
+    let parts = saved_parts(&app).await;
+    let chain = parts[0].rsplit_once('/').unwrap().0.to_owned();
+    assert!(parts.len() == 3 && parts.iter().all(|part| part.starts_with(&chain)), "{parts:?}");
+    app.decisions.forget_held();
+    for id in &ids {
+        let id = id.as_str().unwrap().parse().unwrap();
+        let replay = app.decisions.replay(id, None, Detail::None).await.unwrap();
+        assert_eq!(replay["identical"], true);
+    }
+    app.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_clean_stop_every_kept_decision_can_be_replayed() {
+    let disk = Disk::new();
+    let app = disk.start().await;
+    for n in 1..=5 {
+        register(&app, server(n), 1000).await;
+    }
+    let mut ids = Vec::new();
+    for n in 1..=130 {
+        ids.push(allocate(&app, &ask(vm(n))).await.unwrap()["id"].clone());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    app.shutdown().await;
+    let app = disk.start().await;
+    for (place, id) in ids.iter().rev().enumerate() {
+        let replay =
+            app.decisions.replay(id.as_str().unwrap().parse().unwrap(), None, Detail::None);
+        match replay.await {
+            Ok(replay) => assert!(place < 100 && replay["identical"] == true),
+            Err(AppError::SnapshotNotKept(_)) => assert!(place >= 100, "{place}"),
+            Err(error) => panic!("{error}"),
+        }
+    }
+    // What nobody can ask for any more goes.
+    let old = saved_parts(&app).await;
+    for n in 1..=5 {
+        register(&app, server(n), 1000).await;
+    }
+    for n in 200..=320 {
+        allocate(&app, &ask(vm(n))).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    let parts = saved_parts(&app).await;
+    assert!(!old.is_empty() && !parts.iter().any(|part| old.contains(part)), "{parts:?}");
+    app.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_history_that_is_too_long_is_cut_at_the_start() {
+    let disk = Disk::new();
+    let app = disk.start().await;
+    register(&app, server(1), 1000).await;
+    let mut body = ask(vm(1));
+    body["reserve"] = json!(false);
+    for _ in 0..350 {
+        allocate(&app, &body).await.unwrap();
+    }
+    assert_eq!(app.decisions.list(1000, None).len(), 350);
+    app.shutdown().await;
+    let allocation = AllocationConfig { history: 7, ..AllocationConfig::default() };
+    let app = disk.start_with(AppConfig { allocation, ..AppConfig::default() }).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(app.decisions.list(1000, None).len(), 7);
     app.shutdown().await;
 }

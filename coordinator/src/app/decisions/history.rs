@@ -1,0 +1,178 @@
+//! What this coordinator knows of decisions: an index of all records, and the snapshots that are
+//! still in memory. Both are data without I/O.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Bound;
+use std::sync::{Arc, Weak};
+
+use bytes::Bytes;
+use muster_shared::api::allocation::{Decision, DecisionDetail};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use uuid::Uuid;
+
+use crate::alloc::{Config, Outcome, Snapshot};
+use crate::app::context::Context;
+use crate::app::keys;
+use crate::store::Damaged;
+
+/// Decisions whose snapshots are kept unasked.
+pub(super) const SNAPSHOTS: usize = 100;
+
+/// What a decision was made on, as long as it is in memory.
+#[derive(Clone, Debug)]
+pub(super) struct Held {
+    pub(super) id: Uuid,
+    /// The snapshot's name.
+    pub(super) snapshot_id: Uuid,
+    pub(super) snapshot: Arc<Snapshot>,
+    pub(super) policy: Arc<Config>,
+    /// The policy's name.
+    pub(super) config_hash: String,
+    /// Both are in blobs.
+    saved: bool,
+}
+
+impl Held {
+    pub(super) fn of(record: &DecisionDetail, outcome: &Outcome, policy: &Arc<Config>) -> Self {
+        Self {
+            id: record.decision.id,
+            snapshot_id: record.snapshot_id.unwrap_or(record.decision.id),
+            snapshot: Arc::clone(outcome.snapshot()),
+            policy: Arc::clone(policy),
+            config_hash: record.config_hash.clone(),
+            saved: record.decision.keep,
+        }
+    }
+}
+
+/// What is known of a stored decision.
+#[derive(Debug)]
+struct Known {
+    decision: Decision,
+    snapshot_id: Option<Uuid>,
+    /// Its request is in a blob.
+    has_blob: bool,
+}
+
+/// What an index needs of a record beside the decision itself.
+#[derive(Deserialize)]
+struct Rest {
+    request: Option<IgnoredAny>,
+    #[serde(default)]
+    snapshot_id: Option<Uuid>,
+}
+
+/// What this coordinator holds of decisions.
+#[derive(Debug, Default)]
+pub(super) struct History {
+    /// Newest last.
+    held: VecDeque<Held>,
+    /// All records, oldest first.
+    known: BTreeMap<Uuid, Known>,
+    /// Snapshots that were asked to be kept with decisions that are being stored.
+    asked: BTreeSet<Uuid>,
+    /// The snapshot on which was decided last, and its name.
+    last: Option<(Weak<Snapshot>, Uuid)>,
+}
+
+impl History {
+    /// Forgets what came from the store.
+    pub(super) fn forget(&mut self) {
+        self.known.clear();
+    }
+
+    /// The store has this of a decision now; `None`: nothing.
+    pub(super) fn stored(&mut self, key: &str, value: Option<&Bytes>, damaged: &Damaged) {
+        let Some(id) = keys::last::<Uuid>(key) else { return };
+        let Some(value) = value else {
+            self.known.remove(&id);
+            return;
+        };
+        let Some(decision) = damaged.decode::<Decision>(key, value) else { return };
+        let Some(Rest { request, snapshot_id }) = damaged.decode(key, value) else { return };
+        self.known.insert(id, Known { decision, snapshot_id, has_blob: request.is_none() });
+    }
+
+    /// The name of a snapshot: decisions on the same one share it.
+    pub(super) fn name_of(&mut self, snapshot: &Arc<Snapshot>, ctx: &Context) -> Uuid {
+        match &self.last {
+            Some((last, id)) if last.as_ptr() == Arc::as_ptr(snapshot) => *id,
+            _ => {
+                let id = ctx.mint_id();
+                self.last = Some((Arc::downgrade(snapshot), id));
+                id
+            }
+        }
+    }
+
+    /// A snapshot is written for a decision that is not stored yet: it stays.
+    pub(super) fn ask_for(&mut self, snapshot: Uuid) {
+        self.asked.insert(snapshot);
+    }
+
+    /// The decision is stored, and asks for its snapshot itself; or there will be none.
+    pub(super) fn asked_for(&mut self, snapshot: Option<Uuid>) {
+        if let Some(snapshot) = snapshot {
+            self.asked.remove(&snapshot);
+        }
+    }
+
+    pub(super) fn add(&mut self, held: Held) {
+        self.held.push_back(held);
+        if self.held.len() > SNAPSHOTS {
+            self.held.pop_front();
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn forget_held(&mut self) {
+        self.held.clear();
+    }
+
+    /// What a decision was made on, if it is in memory.
+    pub(super) fn held(&self, id: Uuid) -> Option<Held> {
+        self.held.iter().find(|held| held.id == id).cloned()
+    }
+
+    /// The newest that is only in memory: older ones may be overtaken before it is their turn.
+    pub(super) fn unsaved(&self) -> Option<Held> {
+        self.held.iter().rev().find(|held| !held.saved).cloned()
+    }
+
+    /// What a decision was made on is in blobs.
+    pub(super) fn saved(&mut self, id: Uuid) {
+        if let Some(held) = self.held.iter_mut().find(|held| held.id == id) {
+            held.saved = true;
+        }
+    }
+
+    /// The newest decisions, newest first.
+    pub(super) fn list(&self, limit: usize, before: Option<Uuid>) -> Vec<Decision> {
+        let before = before.map_or(Bound::Unbounded, Bound::Excluded);
+        let newest = self.known.range((Bound::Unbounded, before)).rev();
+        newest.take(limit).map(|(_, known)| known.decision.clone()).collect()
+    }
+
+    /// The oldest decisions over a bound, at most `most`; `true`: with a request in a blob.
+    pub(super) fn over(&self, bound: usize, most: usize) -> Vec<(Uuid, bool)> {
+        let over = self.known.len().saturating_sub(bound).min(most);
+        self.known.iter().take(over).map(|(id, known)| (*id, known.has_blob)).collect()
+    }
+
+    /// The snapshots that replays may still ask for: those of the newest decisions, and those that
+    /// were asked to be kept.
+    pub(super) fn wanted(&self) -> BTreeSet<Uuid> {
+        let newest = self.known.values().rev().filter(|known| !known.decision.keep);
+        let asked = self.known.values().filter(|known| known.decision.keep);
+        let stored = newest.take(SNAPSHOTS).chain(asked).filter_map(|known| known.snapshot_id);
+        stored.chain(self.asked.iter().copied()).collect()
+    }
+
+    /// Whether a decision's snapshot is wanted.
+    pub(super) fn wants(&self, id: Uuid) -> bool {
+        let newer = || self.known.range(id..).filter(|(_, known)| !known.decision.keep);
+        self.known.get(&id).is_some_and(|known| known.decision.keep)
+            || newer().take(SNAPSHOTS + 1).count() <= SNAPSHOTS
+    }
+}
