@@ -78,11 +78,6 @@ impl Change {
         matches!(self, Self::Less { .. } | Self::Patch { .. })
     }
 
-    /// Whether it removes this member of the body.
-    pub(crate) fn removes(&self, name: &str) -> bool {
-        matches!(self, Self::Patch { path, value: None, .. } if path.len() == 1 && path[0] == name)
-    }
-
     /// For people.
     pub(crate) fn text(&self) -> String {
         match self {

@@ -31,7 +31,7 @@ use crate::what_if::WhatIf;
 /// Servers that are looked at closely.
 const MAX_SERVERS: usize = 8;
 /// Parts of one suggestion.
-const MAX_CHANGES: usize = 6;
+const MAX_CHANGES: usize = 12;
 /// Suggestions in an answer.
 const MAX_SUGGESTIONS: usize = 12;
 /// Relaxations of the request of which pairs are tried.
@@ -50,10 +50,10 @@ pub struct Suggestion {
     pub text: String,
     /// How many servers the request could then use.
     pub servers: usize,
-    /// The changes of fleet and policy.
+    /// The changes of fleet and policy: a merge patch (RFC 7396) of the request's `what_if`.
     #[serde(skip_serializing_if = "WhatIf::is_nothing")]
     pub what_if: WhatIf,
-    /// The members of the request's body that change, as they would have to be.
+    /// The changes of the request's body, a merge patch of it.
     #[serde(skip_serializing_if = "Map::is_empty")]
     pub request: Map<String, Value>,
     #[serde(skip)]
@@ -69,14 +69,23 @@ pub struct LeastChanges {
     pub cut: bool,
 }
 
-/// Suggests for a request body that was refused.
+/// A request that no server can take.
+#[derive(Clone, Copy, Debug)]
+pub struct Helpless<'a> {
+    /// The fleet as it was asked: with what the body's own `what_if` imagines.
+    pub fleet: &'a Fleet,
+    /// What was asked.
+    pub body: &'a Map<String, Value>,
+    /// The policy.
+    pub config: &'a Config,
+    /// How it was decided.
+    pub options: &'a Options,
+}
+
+/// Suggests for a request body that was refused, until `is_over` says that it takes too long.
 #[must_use]
-pub fn least_changes(
-    fleet: &Fleet,
-    body: &Map<String, Value>,
-    config: &Config,
-    options: &Options,
-) -> LeastChanges {
+pub fn least_changes(helpless: Helpless<'_>, is_over: &dyn Fn() -> bool) -> LeastChanges {
+    let Helpless { fleet, body, config, options } = helpless;
     let Ok(request) = Request::parse(body) else { return LeastChanges::default() };
     let snapshot = fleet.clone().snapshot();
     let refused = allocate(&snapshot, &request, config, options);
@@ -87,7 +96,9 @@ pub fn least_changes(
     let alone = Options { order: Order::Arrival, ..options.clone() };
     let promising = promising(&snapshot, &request, &refused);
     let trials = Cell::new(trials);
-    let search = Search { fleet, body, request, config, options, alone, trials };
+    let imagined = body.get("what_if").and_then(|what_if| WhatIf::parse(what_if).ok());
+    let imagined = imagined.unwrap_or_default();
+    let search = Search { fleet, body, request, imagined, config, options, alone, trials, is_over };
     // Servers first: they are tried by themselves, and cost the fleet only a last look.
     let of_servers: Vec<Suggestion> =
         promising.into_iter().filter_map(|slot| search.of_server(snapshot.server(slot))).collect();
@@ -151,17 +162,20 @@ struct Search<'a> {
     body: &'a Map<String, Value>,
     /// What the body asks for.
     request: Request,
+    /// What the body imagines already.
+    imagined: WhatIf,
     config: &'a Config,
     options: &'a Options,
     /// For trials on one server by itself.
     alone: Options,
     /// Trials on the whole fleet that are left.
     trials: Cell<usize>,
+    is_over: &'a dyn Fn() -> bool,
 }
 
 impl Search<'_> {
     fn is_spent(&self) -> bool {
-        self.trials.get() == 0
+        self.trials.get() == 0 || (self.is_over)()
     }
 
     /// The body with the changes that concern it.
@@ -174,6 +188,9 @@ impl Search<'_> {
     }
 
     fn run(&self, changes: &[Change], place: Place<'_>) -> Option<Outcome> {
+        if (self.is_over)() {
+            return None;
+        }
         let patched = if changes.iter().any(Change::is_of_request) {
             Some(Request::parse(&self.patched(changes)).ok()?)
         } else {
@@ -245,20 +262,13 @@ impl Search<'_> {
             return None;
         }
         let texts: Vec<String> = changes.iter().map(Change::text).collect();
-        let mut body = self.patched(changes);
-        body.retain(|name, value| self.body.get(name) != Some(value));
-        // A member that must go has to be said, too.
-        for name in self.body.keys() {
-            let gone = changes.iter().any(|change| change.removes(name));
-            if gone {
-                body.insert(name.clone(), Value::Null);
-            }
-        }
+        let what_if = WhatIf::of(changes)?;
         Some(Suggestion {
             text: texts.join(", and "),
             servers,
-            what_if: WhatIf::of(changes)?,
-            request: body,
+            // Lists are replaced whole by a merge patch.
+            what_if: if what_if.is_nothing() { what_if } else { self.imagined.and(what_if) },
+            request: merge_patch(self.body, &self.patched(changes)),
             changes: changes.len(),
         })
     }
@@ -278,8 +288,13 @@ impl Search<'_> {
             if changes.len() >= MAX_CHANGES {
                 return None;
             }
-            let more = self.remedies(&outcome);
-            let helps = more.into_iter().find_map(|change| self.grown(&changes, &change, place))?;
+            // Where nothing about the server helps, something about the request may.
+            let body = self.patched(&changes);
+            let request = Request::parse(&body).ok()?;
+            let remedies = self.remedies(&outcome, &request);
+            let wishes = relaxations(&body);
+            let mut all = remedies.into_iter().chain(wishes.iter().map(most));
+            let helps = all.find_map(|change| self.grown(&changes, &change, place))?;
             changes.push(helps);
         }
         let changes = self.minimize(changes, place)?;
@@ -287,7 +302,7 @@ impl Search<'_> {
     }
 
     /// What could help where a server by itself fails, the likeliest first.
-    fn remedies(&self, outcome: &Outcome) -> Vec<Change> {
+    fn remedies(&self, outcome: &Outcome, request: &Request) -> Vec<Change> {
         let (Some(slot), Some(last)) = (outcome.snapshot.slots().next(), outcome.steps.last())
         else {
             return Vec::new();
@@ -295,7 +310,7 @@ impl Search<'_> {
         let refused = Refused {
             server: Arc::new(outcome.snapshot.server(slot).clone()),
             slot,
-            request: &self.request,
+            request,
             settings: &self.config.settings,
             reasons: &last.reasons,
         };
@@ -320,7 +335,7 @@ impl Search<'_> {
                 Some(after) if after > before => return Some(change),
                 // One VM less may not be enough, but it is a step.
                 Some(_) if change.is_partial() => return Some(change),
-                Some(_) if amount >= MAX_AMOUNT => return None,
+                Some(_) if change.most().is_some() || amount >= MAX_AMOUNT => return None,
                 Some(_) => amount *= 2,
             }
         }
@@ -328,12 +343,7 @@ impl Search<'_> {
 
     /// What would have to be different about the request.
     fn of_request(&self) -> Vec<Suggestion> {
-        let all = relaxations(self.body);
-        let most = |change: &Change| match change.most() {
-            Some(most) => change.with_amount(most),
-            None => change.clone(),
-        };
-        let all: Vec<Change> = all.iter().map(most).collect();
+        let all: Vec<Change> = relaxations(self.body).iter().map(most).collect();
         let single = all.iter().filter_map(|change| self.tried(vec![change.clone()]));
         let single: Vec<Suggestion> = single.collect();
         if !single.is_empty() {
@@ -351,6 +361,30 @@ impl Search<'_> {
         let changes = self.minimize(changes, Place::Fleet)?;
         self.checked(&changes)
     }
+}
+
+/// A change of the request as far as it can go.
+fn most(change: &Change) -> Change {
+    match change.most() {
+        Some(most) => change.with_amount(most),
+        None => change.clone(),
+    }
+}
+
+/// The merge patch (RFC 7396) from one object to another.
+fn merge_patch(from: &Map<String, Value>, to: &Map<String, Value>) -> Map<String, Value> {
+    let gone = from.keys().filter(|name| !to.contains_key(*name));
+    let mut patch: Map<String, Value> = gone.map(|name| (name.clone(), Value::Null)).collect();
+    for (name, value) in to {
+        match (from.get(name), value) {
+            (Some(old), new) if old == new => {}
+            (Some(Value::Object(old)), Value::Object(new)) => {
+                patch.insert(name.clone(), Value::Object(merge_patch(old, new)));
+            }
+            (_, new) => drop(patch.insert(name.clone(), new.clone())),
+        }
+    }
+    patch
 }
 
 /// What a server needs to be looked at, if it was not even that.

@@ -79,7 +79,7 @@ pub use explain::Explanation;
 pub use expr::ExprError;
 pub use fit::{Fit, fit};
 pub use fleet::{Fleet, NoUuid};
-pub use least::{LeastChanges, Suggestion, least_changes};
+pub use least::{Helpless, LeastChanges, Suggestion, least_changes};
 pub use news::News;
 pub use outcome::{Choice, Detail, Outcome, Step};
 pub use predicate::BadPredicate;

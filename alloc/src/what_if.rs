@@ -134,6 +134,20 @@ impl WhatIf {
         })
     }
 
+    /// This and then another.
+    pub(crate) fn and(&self, mut later: Self) -> Self {
+        let mut both = self.clone();
+        // What was to be added and goes again is not added.
+        both.vms.retain(|added| !later.removed_vms.contains(&added.vm.uuid));
+        both.servers.append(&mut later.servers);
+        both.removed_servers.append(&mut later.removed_servers);
+        both.removed_vms.append(&mut later.removed_vms);
+        both.vms.append(&mut later.vms);
+        both.expression = later.expression.or(both.expression);
+        both.changes.extend(later.changes);
+        both
+    }
+
     /// The changes of fleet and policy among some; `None` if one can't be made.
     pub(crate) fn of(changes: &[Change]) -> Option<Self> {
         let mut all = Self::default();

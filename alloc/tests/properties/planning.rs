@@ -4,11 +4,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use muster_alloc::{
-    Changes, Choice, Config, Detail, Fleet, Options, Outcome, Request, Restored, WhatIf, allocate,
-    explain, fit, least_changes,
+    Changes, Choice, Config, Detail, Fleet, Helpless, LeastChanges, Options, Outcome, Request,
+    Restored, WhatIf, allocate, explain, fit, least_changes,
 };
 use muster_shared::ids::ServerUuid;
 use proptest::prelude::*;
+use proptest::strategy::ValueTree as _;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
@@ -16,6 +17,30 @@ use crate::model::*;
 
 fn options(seed: u64) -> Options {
     Options { seed, ..Options::default() }
+}
+
+/// RFC 7396, word by word.
+fn merge(target: &mut Value, patch: &Value) {
+    let Value::Object(patch) = patch else {
+        *target = patch.clone();
+        return;
+    };
+    if !target.is_object() {
+        *target = json!({});
+    }
+    let target = target.as_object_mut().expect("it is one now");
+    for (name, value) in patch {
+        if value.is_null() {
+            target.remove(name);
+        } else {
+            merge(target.entry(name).or_insert(Value::Null), value);
+        }
+    }
+}
+
+fn suggested(fleet: &Fleet, body: &Map<String, Value>, seed: u64) -> LeastChanges {
+    let (config, options) = (&config(), &options(seed));
+    least_changes(Helpless { fleet, body, config, options }, &|| false)
 }
 
 /// Follows a suggestion, on the fleet and in the body.
@@ -26,18 +51,14 @@ fn follow(
     request: Option<&Value>,
     config: &Config,
 ) -> Outcome {
-    let mut body = body.clone();
-    for (name, value) in request.and_then(Value::as_object).into_iter().flatten() {
-        match value {
-            Value::Null => drop(body.remove(name)),
-            value => drop(body.insert(name.clone(), value.clone())),
-        }
-    }
+    let mut body = Value::Object(body.clone());
+    merge(&mut body, request.unwrap_or(&json!({})));
+    let body = body.as_object().expect("an object");
     let what_if = WhatIf::parse(what_if.unwrap_or(&json!({}))).expect("a suggestion can be parsed");
     let policy = what_if.policy(config).expect("its policy is good");
     let mut fleet = fleet.clone();
     what_if.apply(&mut fleet);
-    let request = Request::parse(&body).expect("the changed request is good");
+    let request = Request::parse(body).expect("the changed request is good");
     allocate(&fleet.snapshot(), &request, policy.as_ref().unwrap_or(config), &options(3))
 }
 
@@ -58,8 +79,16 @@ fn demanding() -> impl Strategy<Value = Map<String, Value>> {
         if encrypted {
             body["vm"]["internal_metadata"] = json!({"encrypted": true});
         }
+        if volumes {
+            let from = json!([vm_uuid(vm)]).to_string();
+            body["vm"]["internal_metadata"] = json!({"docker:volumesfrom": from});
+            body["vm"]["docker"] = json!(true);
+        }
         if far {
             body["vm"]["locality"] = json!({"strict": true, "far": [vm_uuid(vm).to_string()]});
+        }
+        if forced {
+            body["vm"]["internal_metadata"]["force_designation_failure"] = json!(true);
         }
         if uncapped {
             body["vm"]["cpu_cap"] = Value::Null;
@@ -79,17 +108,9 @@ fn smaller(value: &Value) -> Vec<Value> {
                 smaller(inner).into_iter().map(|inner| {
                     let mut members = members.clone();
                     members.insert(name.clone(), inner);
-        if volumes {
-            let from = json!([vm_uuid(vm)]).to_string();
-            body["vm"]["internal_metadata"] = json!({"docker:volumesfrom": from});
-            body["vm"]["docker"] = json!(true);
-        }
                     Value::Object(members)
                 })
             })
-        if forced {
-            body["vm"]["internal_metadata"]["force_designation_failure"] = json!(true);
-        }
             .collect(),
         _ => Vec::new(),
     }
@@ -132,7 +153,7 @@ proptest! {
     fn every_suggestion_works_and_none_is_needless(servers in servers(), body in demanding()) {
         let config = config();
         let fleet = build(&servers);
-        let suggestions = least_changes(&fleet, &body, &config, &options(3)).suggestions;
+        let suggestions = suggested(&fleet, &body, 3).suggestions;
         let fits = follow(&fleet, &body, None, None, &config).server.is_some();
         prop_assert!(!fits || suggestions.is_empty());
         for suggestion in &suggestions {
@@ -175,8 +196,12 @@ proptest! {
     ) {
         let config = config();
         let mut fleet = build(&servers);
+        let earlier = fleet.snapshot();
         for (vm, server) in reserved {
             fleet.reserve(vm_uuid(vm), &server_uuid(server), extra(vm, 2));
+        }
+        for server in &later {
+            server.add_to(&mut fleet);
         }
         fleet.remove_server(&server_uuid(gone));
         let snapshot = fleet.snapshot();
@@ -202,13 +227,9 @@ proptest! {
         prop_assert_eq!(&original.server, &again.server);
         prop_assert_eq!(original.fingerprint(), again.fingerprint());
         let other = Options { seed: seed ^ 1, ..options(0) };
-        let earlier = fleet.snapshot();
         let other = allocate(&snapshot, &request, &config, &other);
         let same = other.steps_json(Detail::Full) == original.steps_json(Detail::Full);
         prop_assert_eq!(same, other.fingerprint() == original.fingerprint());
-        for server in &later {
-            server.add_to(&mut fleet);
-        }
     }
 
     #[test]
@@ -290,7 +311,7 @@ fn least_changes_name_server_and_figure() {
     let server = ModelServer { id: 1, ram_gib: 4, flaw: 19, reboot: None, vms: Vec::new() };
     let fleet = build(&[server]);
     // 3,481 of 4,096 MiB may be used.
-    let found = least_changes(&fleet, &body(5529, 0), &config(), &options(1));
+    let found = suggested(&fleet, &body(5529, 0), 1);
     assert!(!found.cut);
     let found = found.suggestions;
     let texts: Vec<_> = found.iter().map(|suggestion| suggestion.text.clone()).collect();
@@ -300,11 +321,70 @@ fn least_changes_name_server_and_figure() {
 }
 
 #[test]
+fn a_search_that_is_over_says_so() {
+    let server = ModelServer { id: 1, ram_gib: 4, flaw: 19, reboot: None, vms: Vec::new() };
+    let fleet = &build(&[server]);
+    let (body, config, options) = (&body(5529, 0), &config(), &options(1));
+    let left = std::cell::Cell::new(5);
+    let is_over = || {
+        left.set(left.get() - 1);
+        left.get() <= 0
+    };
+    let found = least_changes(Helpless { fleet, body, config, options }, &is_over);
+    assert!(found.cut && found.suggestions.is_empty());
+    assert!(left.get() > -10, "nothing is tried any more: {}", left.get());
+}
+
+#[test]
+fn what_a_request_imagines_stays_in_a_suggestion() {
+    let real = |id| ModelServer { id, ram_gib: 4, flaw: 19, reboot: None, vms: Vec::new() };
+    let mut imagined = build(&[real(1), real(2)]);
+    let what_if = json!({"remove_servers": [server_uuid(2)], "add_servers": [
+        {"uuid": server_uuid(1), "memory_total_bytes": 5 * GIB},
+    ]});
+    let mut body = body(8192, 0);
+    body.insert("what_if".to_owned(), what_if.clone());
+    WhatIf::parse(&what_if).expect("good").apply(&mut imagined);
+    let found = suggested(&imagined, &body, 1).suggestions;
+    assert!(found.iter().any(|found| !found.what_if.is_nothing()), "{found:?}");
+    for found in found {
+        let said = json!(found);
+        let mut whole = what_if.clone();
+        merge(&mut whole, said.get("what_if").unwrap_or(&json!({})));
+        let fleet = build(&[real(1), real(2)]);
+        let outcome = follow(&fleet, &body, Some(&whole), said.get("request"), &config());
+        assert!(outcome.server.is_some(), "{found:?}");
+        assert_eq!(whole["remove_servers"], what_if["remove_servers"]);
+    }
+}
+
+#[test]
+fn few_requests_are_left_without_a_suggestion() {
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let (mut failed, mut helpless) = (0, Vec::new());
+    while failed < 300 {
+        let mut draw = |strategy: &dyn Fn() -> BoxedStrategy<(Vec<ModelServer>, _)>| {
+            strategy().new_tree(&mut runner).expect("values can be drawn").current()
+        };
+        let (servers, body) = draw(&|| (servers(), demanding()).boxed());
+        let fleet = build(&servers);
+        if servers.is_empty() || follow(&fleet, &body, None, None, &config()).server.is_some() {
+            continue;
+        }
+        failed += 1;
+        if suggested(&fleet, &body, 3).suggestions.is_empty() {
+            helpless.push(format!("{:?} {}", servers, Value::Object(body)));
+        }
+    }
+    assert!(helpless.len() * 20 < failed, "{} of {failed}: {:#?}", helpless.len(), &helpless[..3]);
+}
+
+#[test]
 fn an_encrypted_pool_is_for_who_asks_for_one() {
     // A flaw: the pool is encrypted.
     let fleet =
         build(&[ModelServer { id: 1, ram_gib: 64, flaw: 6, reboot: None, vms: Vec::new() }]);
-    let found = least_changes(&fleet, &body(1024, 0), &config(), &options(1)).suggestions;
+    let found = suggested(&fleet, &body(1024, 0), 1).suggestions;
     let texts: Vec<_> = found.iter().map(|suggestion| suggestion.text.as_str()).collect();
     assert!(texts.contains(&"with encryption"), "{texts:?}");
 }
@@ -325,8 +405,7 @@ fn the_search_for_changes_ends_on_a_large_fleet() {
         large["vm"]["traits"][format!("t{n}")] = json!(true);
     }
     large["nic_tags"] = (0..50).map(|n| format!("tag{n}")).collect();
-    let found =
-        least_changes(&fleet, large.as_object().expect("an object"), &config(), &options(1));
+    let found = suggested(&fleet, large.as_object().expect("an object"), 1);
     assert!(found.cut, "so many wishes are more than a hundred trials");
     for suggestion in &found.suggestions {
         let said = json!(suggestion);

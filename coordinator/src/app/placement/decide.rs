@@ -14,9 +14,7 @@ use uuid::Uuid;
 use super::ask::Ask;
 use super::flow::{Decision, Flow, Question, Wanted};
 use super::{Placement, insert_unreserved, invalid, no_server, parse};
-use crate::alloc::{
-    Detail, Explanation, FieldError, LeastChanges, Outcome, explain, least_changes, num,
-};
+use crate::alloc::{Detail, Explanation, FieldError, LeastChanges, Outcome, num};
 use crate::app::decisions::{bad_policy, taken_down};
 use crate::app::error::AppError;
 use crate::app::fields::Extras;
@@ -39,10 +37,10 @@ pub struct Decided {
     server: Option<Object>,
     steps: Detail,
     explanation: Option<Explanation>,
-    /// There is a record of it.
-    kept: bool,
     least: LeastChanges,
     several: bool,
+    /// There is a record of it.
+    kept: bool,
 }
 
 impl Decided {
@@ -131,7 +129,7 @@ impl Placement {
         let mut flow = Flow::new(self, self.question(body)?);
         loop {
             let mut decision = flow.decide().await?;
-            let decided = self.answer(&flow.question, &mut decision)?;
+            let decided = self.answer(&flow.question, &mut decision).await?;
             match self.commit(decided, &flow.question, decision).await {
                 Ok(decided) => return Ok(decided),
                 Err(error) => flow.again(error).await?,
@@ -165,8 +163,12 @@ impl Placement {
         Ok(Question { ask, policy, vms, making: false })
     }
 
-    fn answer(&self, question: &Question, decision: &mut Decision) -> Result<Decided, AppError> {
-        let Question { ask, policy, vms, .. } = question;
+    async fn answer(
+        &self,
+        question: &Arc<Question>,
+        decision: &mut Decision,
+    ) -> Result<Decided, AppError> {
+        let Question { ask, policy, vms, .. } = &**question;
         let recent = &decision.recent;
         let outcomes = std::mem::take(&mut decision.outcomes);
         let mut placements = Vec::with_capacity(outcomes.len());
@@ -185,16 +187,20 @@ impl Placement {
             explanation: None,
             least: LeastChanges::default(),
             several: ask.count > 1,
+            kept: ask.keep != Some(false),
         };
         let shown = decided.shown();
-        let of = vms.iter().find(|wanted| wanted.vm == shown.vm);
-        let Wanted { body, request, .. } = of.expect("decisions are about these VMs");
-            kept: ask.keep != Some(false),
-        let options = self.decisions.options(Some(shown.outcome.seed), recent);
-        let explanation =
-            ask.explain.then(|| explain(shown.outcome.snapshot(), request, policy, &options).1);
-        let asked = decision.asked.take();
-        let least = asked.map(|fleet| least_changes(&fleet, body.as_map(), policy, &options));
+        let place = vms.iter().position(|wanted| wanted.vm == shown.vm);
+        let place = place.expect("decisions are about these VMs");
+        let options = || self.decisions.options(Some(shown.outcome.seed), recent);
+        let mut explanation = None;
+        if ask.explain {
+            explanation = Some(self.explanation(&shown.outcome, question, place, options()).await);
+        }
+        let mut least = None;
+        if let Some(fleet) = decision.asked.take() {
+            least = Some(self.least_changes(fleet, question, place, options()).await);
+        }
         let server = match shown.outcome.server {
             Some(_) => Some(self.chosen_view(ask, &shown.outcome)?),
             None => None,
@@ -244,7 +250,11 @@ impl Placement {
             writes.push(self.reservation_write(promised.vm, *server, extra.clone()));
         }
         writes.append(&mut decision.guard);
+        if writes.is_empty() {
+            return Ok(decided);
+        }
         let committed = self.ctx.feed.commit(writes).await;
+        let kept = || decided.placements.iter().filter(|_| decided.kept);
         if committed.as_ref().is_err_and(StoreError::is_conflict) {
             for Chosen { record, .. } in kept() {
                 self.decisions.forget(record).await;
@@ -252,11 +262,7 @@ impl Placement {
         }
         committed?;
         for Chosen { record, outcome, .. } in kept() {
-        if writes.is_empty() {
-            return Ok(decided);
-        }
             self.decisions.made(record, outcome, policy);
-        let kept = || decided.placements.iter().filter(|_| decided.kept);
         }
         Ok(decided)
     }

@@ -242,7 +242,7 @@ impl Placement {
 }
 
 /// Runs what may take long off the async threads.
-async fn compute<T: Send + 'static>(
+pub(super) async fn compute<T: Send + 'static>(
     threads: &dyn muster_shared::threads::Threads,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> T {

@@ -3,8 +3,8 @@
 //! `ask` reads what a client wants, `flow` decides and promises, `decide` answers, `create` makes
 //! VMs, `at_end` says what the end of a task changes, `promises` holds what is promised and not yet
 //! reported, `reserve` ends reservations, `peers` keeps coordinators from taking the same room,
-//! `allocator` is the allocator's fleet, `intake` keeps it in step, `planning` answers
-//! planners, `machine` says what a VM that is made here takes.
+//! `allocator` is the allocator's fleet, `intake` keeps it in step, `search` looks for what
+//! would help, `planning` answers planners, `machine` says what a VM that is made here takes.
 
 mod allocator;
 mod ask;
@@ -18,6 +18,7 @@ mod peers;
 mod planning;
 mod promises;
 mod reserve;
+mod search;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -42,6 +43,7 @@ use crate::store::Follow;
 use flow::{Question, Wanted};
 use intake::SharedIntake;
 use promises::Promises;
+use search::Searches;
 
 /// Placement; see the module.
 #[derive(Debug)]
@@ -54,6 +56,7 @@ pub struct Placement {
     decisions: Arc<Decisions>,
     pub(crate) promises: Arc<Promises>,
     intake: SharedIntake,
+    searches: Searches,
 }
 
 impl Placement {
@@ -69,7 +72,8 @@ impl Placement {
         let (config, clock) = (&ctx.config.allocation, Arc::clone(&ctx.parts.clock));
         let promises = Promises::new(config, &ctx.parts.instance, Arc::clone(&fleet), clock);
         let (promises, intake) = (Arc::new(promises), SharedIntake::default());
-        Arc::new(Self { ctx, agents, fleet, tickets, tasks, decisions, promises, intake })
+        let searches = Searches::new();
+        Arc::new(Self { ctx, agents, fleet, tickets, tasks, decisions, promises, intake, searches })
     }
 
     /// What the store's feed tells of promises.

@@ -1,0 +1,83 @@
+//! What is looked for after a decision and may take long: changes that would help, explanations.
+//! It runs off the async threads, so that nobody else waits for it; few at a time, so that the
+//! threads are left to others; and the search for changes has a deadline.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+use super::Placement;
+use super::flow::{Question, compute};
+use crate::alloc::{
+    self, Explanation, Helpless, LeastChanges, Options, Outcome, explain, least_changes,
+};
+
+/// Longest that a request waits for its turn.
+const WAIT: Duration = Duration::from_secs(2);
+/// Longest search.
+const SEARCH: Duration = Duration::from_secs(1);
+/// Requests that may wait for their turn.
+const WAITING: usize = 64;
+/// Of how many processors one is used.
+const SHARE: usize = 2;
+
+/// Whose turn it is.
+#[derive(Debug)]
+pub(super) struct Searches {
+    turns: Semaphore,
+    waiting: Semaphore,
+}
+
+impl Searches {
+    pub(super) fn new() -> Self {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        let turns = Semaphore::new((processors / SHARE).max(1));
+        Self { turns, waiting: Semaphore::new(WAITING) }
+    }
+
+    /// A turn; `None` when there is none soon enough.
+    async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+        let _waiting = self.waiting.try_acquire().ok()?;
+        tokio::time::timeout(WAIT, self.turns.acquire()).await.ok()?.ok()
+    }
+}
+
+impl Placement {
+    /// What would make the question's VM of this place fit; cut when there is no time to look.
+    pub(super) async fn least_changes(
+        &self,
+        fleet: alloc::Fleet,
+        question: &Arc<Question>,
+        place: usize,
+        options: Options,
+    ) -> LeastChanges {
+        let Some(_turn) = self.searches.turn().await else {
+            return LeastChanges { cut: true, ..LeastChanges::default() };
+        };
+        let (question, clock) = (Arc::clone(question), Arc::clone(&self.ctx.parts.clock));
+        let search = move || {
+            let end = clock.monotonic() + SEARCH;
+            let body = question.vms[place].body.as_map();
+            let (fleet, config, options) = (&fleet, &*question.policy, &options);
+            let is_over = || clock.monotonic() >= end;
+            least_changes(Helpless { fleet, body, config, options }, &is_over)
+        };
+        compute(&*self.ctx.parts.threads, search).await
+    }
+
+    /// What every algorithm made of every server.
+    pub(super) async fn explanation(
+        &self,
+        outcome: &Outcome,
+        question: &Arc<Question>,
+        place: usize,
+        options: Options,
+    ) -> Explanation {
+        let _turn = self.searches.turns.acquire().await;
+        let (question, snapshot) = (Arc::clone(question), Arc::clone(outcome.snapshot()));
+        let explain =
+            move || explain(&snapshot, &question.vms[place].request, &question.policy, &options).1;
+        compute(&*self.ctx.parts.threads, explain).await
+    }
+}
