@@ -207,6 +207,10 @@ mod tests {
             "Defaults filter_docker_min_platform is not an ISO UTC timestamp",
         );
         check(
+            &json!({"server_spread": "wide"}),
+            "Defaults server_spread is none of min-ram, max-ram, random, min-owner",
+        );
+        check(
             &json!({"filter_owner_server": [1]}),
             "Defaults filter_owner_server is an invalid type",
         );

@@ -49,6 +49,10 @@ pub fn text(x: f64) -> String {
         if x > 0.0 { "Infinity" } else { "-Infinity" }.to_owned()
     } else if x == 0.0 {
         "0".to_owned()
+    } else if x.abs() >= 1e21 {
+        format!("{x:e}").replace('e', "e+")
+    } else if x.abs() < 1e-6 {
+        format!("{x:e}")
     } else {
         format!("{x}")
     }
@@ -211,6 +215,15 @@ mod tests {
     fn numbers_have_no_needless_digits() {
         for (x, want) in [(4.0, "4"), (37.5, "37.5"), (-1126.0, "-1126"), (-0.0, "0"), (0.1, "0.1")]
         {
+            assert_eq!(text(x), want);
+        }
+        for (x, want) in [
+            (1e-7, "1e-7"),
+            (-1.25e-9, "-1.25e-9"),
+            (0.000_001, "0.000001"),
+            (1.024e21, "1.024e+21"),
+            (1e20, "100000000000000000000"),
+        ] {
             assert_eq!(text(x), want);
         }
     }

@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use crate::num::{num, some_truthy};
 use crate::server_name::ServerName;
-use crate::vm::{Brand, State, Vm};
+use crate::vm::{Brand, State, Vm, memory, unknown_as_null};
 
 const GIB: f64 = 1_073_741_824.0;
 
@@ -23,7 +23,9 @@ const GIB: f64 = 1_073_741_824.0;
 pub struct Extra {
     /// Its owner.
     pub owner_uuid: String,
-    /// MiB, without the hypervisor's overhead.
+    /// MiB, without the hypervisor's overhead; NaN if nobody says how much, so that the server has
+    /// no room until it is known.
+    #[serde(with = "unknown_as_null")]
     pub max_physical_memory: f64,
     /// Percent of one core; `None`: uncapped.
     pub cpu_cap: Option<f64>,
@@ -36,7 +38,8 @@ pub struct Extra {
 }
 
 impl Extra {
-    /// Reads a ticket's `extra`. Members of the wrong type count as absent, absent numbers as 0.
+    /// Reads a ticket's `extra`. Members of the wrong type count as absent, and absent numbers as 0;
+    /// memory is not known then.
     #[must_use]
     pub fn from_json(extra: &Value) -> Self {
         let number = |name: &str| some_truthy(extra.get(name)).map(num).filter(|x| x.is_finite());
@@ -50,7 +53,7 @@ impl Extra {
         };
         Self {
             owner_uuid: text("owner_uuid"),
-            max_physical_memory: number("max_physical_memory").unwrap_or(0.0),
+            max_physical_memory: memory(extra.get("max_physical_memory")),
             cpu_cap: number("cpu_cap"),
             quota: number("quota").unwrap_or(0.0),
             brand: text("brand"),

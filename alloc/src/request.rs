@@ -8,6 +8,7 @@ use uuid::Uuid;
 use crate::num::{display, nonzero, num, some_truthy, truthy};
 use crate::promises::Extra;
 use crate::ratios::Ratios;
+use crate::settings::SPREADS;
 use crate::validate::{self, Affinity, Locality, ensure, is_uuid, optional_num, optional_number};
 use crate::vm::Brand;
 
@@ -338,8 +339,6 @@ fn parse_image(value: Option<&Value>) -> Result<Image, String> {
         max_ram: ram("max_ram")?,
     })
 }
-
-const SPREADS: [&str; 4] = ["min-ram", "max-ram", "random", "min-owner"];
 
 fn parse_package(value: &Value) -> Result<Package, String> {
     let Value::Object(map) = value else { return Err("\"package\" has invalid type".into()) };

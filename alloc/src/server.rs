@@ -106,7 +106,7 @@ pub(crate) struct Parsed {
     pub(crate) ratios: Option<Ratios>,
     /// Cores that count.
     pub(crate) cores: f64,
-    /// As sysinfo says it; the cores limit it later.
+    /// Most vCPUs of a bhyve VM: no more than there are cores, if sysinfo says how many.
     pub(crate) bhyve_max_vcpus: f64,
     pub(crate) nics: Arc<Nics>,
     pub(crate) platform: Arc<Platform>,
@@ -137,13 +137,19 @@ impl Parsed {
             Some(count) => num(count),
             None => number("CPU Total Cores").unwrap_or(0.0),
         };
+        let says_cores = ["CPU Online Count", "CPU Total Cores"].iter();
+        let says_cores = { says_cores }.any(|name| sysinfo.contains_key(*name));
+        // A host that says 0 can't run any.
+        let bhyve_max_vcpus = sysinfo.get("Bhyve Max Vcpus").map(num);
+        let bhyve_max_vcpus =
+            bhyve_max_vcpus.filter(|max| !max.is_nan()).unwrap_or(BHYVE_MAX_VCPUS);
         Self {
             flags: record_flags(record, sysinfo, traits.as_ref()),
             has_sysinfo,
             reservation_ratio: record.get("reservation_ratio").map_or(0.0, num),
             ratios: some_truthy(record.get("overprovision_ratios")).map(own_ratios),
             cores,
-            bhyve_max_vcpus: number("Bhyve Max Vcpus").unwrap_or(BHYVE_MAX_VCPUS),
+            bhyve_max_vcpus: bhyve_max_vcpus.min(if says_cores { cores } else { f64::INFINITY }),
             nics: Arc::new(Nics::parse(sysinfo)),
             platform: Arc::new(Platform {
                 sdc_version: text("SDC Version")
@@ -254,12 +260,6 @@ pub(crate) struct Server {
 impl Server {
     /// A server of which only the record is known.
     pub(crate) fn new(name: ServerName, record: Arc<Map<String, Value>>) -> Self {
-        Self {
-            name,
-            parsed,
-            record,
-            status: None,
-            figures: Figures::unknown(),
         let parsed = Arc::new(Parsed::new(&record));
         Self::parsed(name, record, parsed)
     }
@@ -270,6 +270,12 @@ impl Server {
         record: Arc<Map<String, Value>>,
         parsed: Arc<Parsed>,
     ) -> Self {
+        Self {
+            name,
+            parsed,
+            record,
+            status: None,
+            figures: Figures::unknown(),
             vms: Arc::default(),
             promised: Arc::default(),
         }

@@ -80,6 +80,9 @@ pub enum BadDefault {
     /// A platform is not of the form `20130101T000000Z`.
     #[error("Defaults {0} is not an ISO UTC timestamp")]
     NotStamp(&'static str),
+    /// `server_spread` is no way to spread.
+    #[error("Defaults server_spread is none of {}", SPREADS.join(", "))]
+    Spread,
     /// `filter_owner_server` is not an object.
     #[error("Defaults filter_owner_server is an invalid type")]
     OwnersType,
@@ -102,6 +105,7 @@ impl BadDefault {
     pub(crate) fn name(&self) -> Option<&str> {
         match self {
             Self::Type => None,
+            Self::Spread => Some("server_spread"),
             Self::NotBoolean(key) | Self::NotNumber(key) | Self::NotStamp(key) => Some(key),
             Self::OwnersType | Self::OwnersKeys | Self::OwnersPredicate { .. } => {
                 Some("filter_owner_server")
@@ -112,6 +116,9 @@ impl BadDefault {
 
 /// Most VMs on a server, unless configured.
 const VM_LIMIT: f64 = 224.0;
+
+/// Ways to spread VMs over servers, as packages and policies name them.
+pub(crate) const SPREADS: [&str; 4] = ["min-ram", "max-ram", "random", "min-owner"];
 
 const SWITCHES: [&str; 5] = [
     "disable_override_overprovisioning",
@@ -198,6 +205,10 @@ fn check(table: &Map<String, Value>) -> Result<(), BadDefault> {
         if table.get(key).is_some_and(|value| !value.as_str().is_some_and(is_stamp)) {
             return Err(BadDefault::NotStamp(key));
         }
+    }
+    let spread = table.get("server_spread").filter(|value| truthy(Some(value)));
+    if spread.is_some_and(|value| !value.as_str().is_some_and(|name| SPREADS.contains(&name))) {
+        return Err(BadDefault::Spread);
     }
     match table.get("filter_owner_server") {
         value if !truthy(value) => Ok(()),

@@ -108,6 +108,11 @@ pub(crate) fn optional_num(value: Option<&Value>, message: &str) -> Result<Optio
 /// Groups of NIC tags.
 pub(crate) fn nic_tag_requirements(items: &[Value]) -> Result<Vec<Vec<String>>, String> {
     let group = |(i, group): (usize, &Value)| {
+        // The reference asks for the type of such a member in another way.
+        if group.is_null() {
+            let text = "null - object value found, but a array is required";
+            return Err(format!("property \"{i}\": {text}"));
+        }
         let Value::Array(tags) = group else {
             return Err(wrong_type(&i.to_string(), group, "array"));
         };
@@ -267,6 +272,10 @@ mod tests {
         assert_eq!(
             nic_tag_requirements(&[json!("external")]),
             Err("property \"0\": external - string value found, but a array is required".to_owned())
+        );
+        assert_eq!(
+            nic_tag_requirements(&[json!(null)]),
+            Err("property \"0\": null - object value found, but a array is required".to_owned())
         );
         assert_eq!(
             nic_tag_requirements(&[json!([]), json!([5])]),

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use uuid::Uuid;
 
-use crate::num::{float, num, some_truthy};
+use crate::num::{float, num, some_truthy, truthy};
 use crate::schema;
 
 /// Hypervisor brands, as far as the arithmetic tells them apart.
@@ -68,7 +68,8 @@ pub(crate) struct Vm {
     pub(crate) owner: Uuid,
     pub(crate) brand: Brand,
     pub(crate) state: State,
-    /// MiB.
+    /// MiB; NaN if nobody says how much, so that no server beside it has room.
+    #[serde(with = "unknown_as_null")]
     pub(crate) max_physical_memory: f64,
     /// Percent of one core; never `Some(0.0)`.
     pub(crate) cpu_cap: Option<f64>,
@@ -87,16 +88,18 @@ impl Vm {
         self.state == State::Up
     }
 
-    /// Reads a VM of a server's `vms`. What is missing counts as nothing, but is remembered as a
-    /// fault.
+    /// Reads a VM of a server's `vms`. What is missing is remembered as a fault; beside memory, it
+    /// counts as nothing.
     pub(crate) fn from_json(key: &str, value: &Value) -> Self {
         let empty = Map::new();
         let map = value.as_object().unwrap_or(&empty);
         let text = |name: &str| map.get(name).and_then(Value::as_str);
         let number = |name: &str| some_truthy(map.get(name)).map(num).filter(|x| x.is_finite());
-        let docker_id = map
-            .get("internal_metadata")
-            .and_then(|meta| meta.get("docker:id"))
+        // The id of what is no docker container names nobody.
+        let docker = truthy(map.get("docker"));
+        let metadata = map.get("internal_metadata").filter(|_| docker);
+        let docker_id = metadata
+            .and_then(|metadata| metadata.get("docker:id"))
             .and_then(Value::as_str)
             .or(text("docker_id"));
         Self {
@@ -104,7 +107,7 @@ impl Vm {
             owner: text("owner_uuid").and_then(|u| Uuid::parse_str(u).ok()).unwrap_or_default(),
             brand: Brand::of(text("brand").unwrap_or_default()),
             state: State::of(text("state").unwrap_or_default()),
-            max_physical_memory: number("max_physical_memory").unwrap_or(0.0),
+            max_physical_memory: memory(map.get("max_physical_memory")),
             cpu_cap: number("cpu_cap"),
             quota: number("quota").unwrap_or(0.0),
             alias: text("alias").map(Into::into),
@@ -134,6 +137,24 @@ impl Vm {
             tags: (!tags.is_empty()).then(|| Box::new(tags)),
             fault,
         }
+    }
+}
+
+/// A size of memory; NaN if none is said.
+pub(crate) fn memory(value: Option<&Value>) -> f64 {
+    value.filter(|value| !value.is_null()).map_or(f64::NAN, num)
+}
+
+/// JSON has no NaN.
+pub(crate) mod unknown_as_null {
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(x: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+        (!x.is_nan()).then_some(*x).serialize(serializer)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+        Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::NAN))
     }
 }
 

@@ -137,3 +137,104 @@ fn a_status_that_is_no_text_is_told_as_it_is() {
     let reason = &answer["steps"][1]["reasons"][uuid(1)];
     assert_eq!(reason, "Server has status: null", "{answer:#}");
 }
+
+#[test]
+fn a_host_that_says_no_vcpus_gets_no_bhyve_vm() {
+    let vm = json!({ "brand": "bhyve", "vcpus": 2 });
+    let answer = |max: Value, cores: Value| {
+        let mut host = server(1, &[]);
+        host["sysinfo"]["Bhyve Capable"] = json!(true);
+        host["sysinfo"]["Bhyve Max Vcpus"] = max;
+        host["sysinfo"]["CPU Total Cores"] = cores;
+        for name in ["Bhyve Max Vcpus", "CPU Total Cores"] {
+            if host["sysinfo"][name].is_null() {
+                host["sysinfo"].as_object_mut().expect("an object").remove(name);
+            }
+        }
+        allocate(&[host], &json!(["pipe", "hard-filter-hvm"]), &vm)
+    };
+    let none = answer(json!(0), json!(16));
+    let reason = none["steps"][1]["reasons"][uuid(1)].as_str().expect("a reason");
+    assert!(reason.ends_with("whereas server supports 1 - 0 vcpus"), "{none:#}");
+    let one = answer(Value::Null, json!(1));
+    let reason = one["steps"][1]["reasons"][uuid(1)].as_str().expect("a reason");
+    assert!(reason.ends_with("whereas server supports 1 - 1 vcpus"), "{one:#}");
+    for (max, cores) in [(Value::Null, json!(16)), (json!("x"), json!(16)), (json!(2), Value::Null)]
+    {
+        assert_eq!(answer(max.clone(), cores.clone())["server"], uuid(1), "{max} {cores}");
+    }
+}
+
+#[test]
+fn memory_that_nobody_names_is_not_zero() {
+    let left = [
+        "pipe",
+        "load-server-vms",
+        "calculate-ticketed-vms",
+        "calculate-server-unreserved",
+        "hard-filter-min-ram",
+    ];
+    let mut unknown = server(1, &[11]);
+    let full = allocate(&[unknown.clone()], &json!(left), &json!({}));
+    assert_eq!(full["server"], uuid(1), "{full:#}");
+    for memory in [json!(null), json!("much")] {
+        unknown["vms"][uuid(11)]["max_physical_memory"] = memory;
+        let answer = allocate(&[unknown.clone()], &json!(left), &json!({}));
+        assert_eq!(answer["server"], Value::Null, "{answer:#}");
+    }
+    let request = json!({
+        "vm": { "vm_uuid": uuid(999), "owner_uuid": OWNER, "ram": 1024 }, "image": {},
+        "nic_tags": [], "package": { "max_physical_memory": 1024, "overprovision_ram": 1 },
+    });
+    for (extra, fits) in [
+        (json!({ "owner_uuid": OWNER, "brand": "kvm" }), false),
+        (json!({ "owner_uuid": OWNER, "brand": "kvm", "max_physical_memory": 1024 }), true),
+    ] {
+        let ticket = json!({
+            "uuid": uuid(50), "id": uuid(51), "server_uuid": uuid(1), "scope": "vm",
+            "action": "provision", "status": "active", "extra": extra,
+        });
+        let document = json!({
+            "servers": [server(1, &[])], "tickets": [ticket],
+            "config": { "allocationDescription": left }, "request": request,
+        });
+        let case = Offline::default().document(&document.to_string()).expect("it is usable");
+        let answer = serde_json::to_value(case.decide().line(None)).expect("it is JSON");
+        assert_eq!(answer["server"].is_string(), fits, "{answer:#}");
+    }
+}
+
+#[test]
+fn a_strict_wish_that_nobody_can_read_is_refused() {
+    let servers = [server(1, &[11])];
+    let expression =
+        json!(["pipe", "load-server-vms", "calculate-affinity", "hard-filter-locality-hints"]);
+    for (operator, soft, placed) in
+        [("!=", false, false), ("==", false, false), ("!=", true, true), ("==", true, true)]
+    {
+        let vm = json!({ "affinity": [{ "key": "instance", "operator": operator,
+            "value": "/web(?!0)/", "valueType": "re", "isSoft": soft }] });
+        let answer = allocate(&servers, &expression, &vm);
+        assert_eq!(answer["server"].is_string(), placed, "{answer:#}");
+        if !placed {
+            let text = answer.to_string();
+            assert!(text.contains("unsupported regular expression in affinity"), "{text}");
+        }
+    }
+}
+
+#[test]
+fn only_a_docker_container_has_a_docker_id() {
+    let id = format!("{}{}", uuid(11).replace('-', ""), "0".repeat(32));
+    let expression =
+        json!(["pipe", "load-server-vms", "calculate-affinity", "hard-filter-locality-hints"]);
+    let vm = json!({ "affinity": [{ "key": "instance", "operator": "==", "value": id,
+        "valueType": "exact", "isSoft": false }] });
+    for docker in [true, false] {
+        let mut host = server(1, &[11]);
+        host["vms"][uuid(11)]["internal_metadata"] = json!({ "docker:id": id });
+        host["vms"][uuid(11)]["docker"] = json!(docker);
+        let answer = allocate(&[host], &expression, &vm);
+        assert_eq!(answer["server"].is_string(), docker, "{answer:#}");
+    }
+}

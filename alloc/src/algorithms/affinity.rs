@@ -32,7 +32,10 @@ fn run(run: &mut Run<'_>) -> Reasons {
         match resolve(wish, &owned) {
             Ok(vms) if wish.equal => near.extend(vms),
             Ok(vms) => far.extend(vms),
-            Err(Unresolved::Many(text) | Unresolved::Pattern(text)) => return run.clear(text),
+            Err(Unresolved::Many(text) | Unresolved::TooLarge(text)) => return run.clear(text),
+            // Nobody knows whom it means: a VM must not be placed as if it meant nobody.
+            Err(Unresolved::Unreadable(text)) if strict => return run.clear(text),
+            Err(Unresolved::Unreadable(_)) => {}
             Err(Unresolved::Nobody(text)) if strict && wish.equal => return run.clear(text),
             Err(Unresolved::Nobody(_)) => {}
         }
@@ -62,8 +65,10 @@ enum Unresolved {
     Nobody(String),
     /// It names several VMs where it must name one.
     Many(String),
-    /// Its pattern can't be used.
-    Pattern(String),
+    /// Its pattern takes more room than a request may have.
+    TooLarge(String),
+    /// It is no regular expression that can be used here.
+    Unreadable(String),
 }
 
 /// The VMs a wish means.
@@ -73,13 +78,17 @@ fn resolve(wish: &Affinity, owned: &[&Vm]) -> Result<Vec<String>, Unresolved> {
     if !found.is_empty() {
         return Ok(found);
     }
-    let operator = if wish.equal { "==" } else { "!=" };
-    let soft = if wish.soft { "~" } else { "" };
-    let (key, value) = (&wish.key, &wish.value);
-    let affinity = format!("{key}{operator}{soft}{value}");
+    let (key, value, affinity) = (&wish.key, &wish.value, said(wish));
     let what = if instance { format!("\"{value}\"") } else { format!("tag \"{key}={value}\"") };
     let text = format!("no active containers found matching {what} for affinity \"{affinity}\"");
     Err(Unresolved::Nobody(text))
+}
+
+/// A wish as `docker run -e affinity:…` says it.
+fn said(wish: &Affinity) -> String {
+    let operator = if wish.equal { "==" } else { "!=" };
+    let soft = if wish.soft { "~" } else { "" };
+    format!("{}{operator}{soft}{}", wish.key, wish.value)
 }
 
 fn is_active(vm: &Vm) -> bool {
@@ -103,7 +112,7 @@ fn instances(wish: &Affinity, owned: &[&Vm]) -> Result<Vec<String>, Unresolved> 
         }));
     }
     if wish.kind == AffinityKind::Regex {
-        let regex = inner_regex(value)?;
+        let regex = Some(inner_regex(wish)?);
         return Ok(select(owned, |vm| is_active(vm) && alias_matches(vm, regex.as_ref())));
     }
     let by_alias = select(owned, |vm| {
@@ -140,7 +149,7 @@ fn tagged(wish: &Affinity, owned: &[&Vm]) -> Result<Vec<String>, Unresolved> {
         [wish.key.as_str(), label.as_str()].map(|name| Some(display(Some(tags?.get(name)?))))
     };
     if wish.kind == AffinityKind::Regex {
-        let Some(regex) = inner_regex(&wish.value)? else { return Ok(Vec::new()) };
+        let regex = inner_regex(wish)?;
         return Ok(select(owned, |vm| {
             is_active(vm) && values(vm).into_iter().flatten().any(|value| regex.is_match(&value))
         }));
@@ -150,22 +159,25 @@ fn tagged(wish: &Affinity, owned: &[&Vm]) -> Result<Vec<String>, Unresolved> {
     }))
 }
 
-/// `/…/` without its slashes; `None` for what is no regular expression here. There is no
-/// backtracking, so no expression can take long; look-around and back references don't exist.
-fn inner_regex(value: &str) -> Result<Option<Regex>, Unresolved> {
-    let mut chars = value.chars();
-    match (chars.next(), chars.next_back()) {
-        (Some(_), Some(_)) => compile(chars.as_str()),
-        _ => Ok(None),
-    }
+/// `/…/` without its slashes. There is no backtracking, so no expression can take long;
+/// look-around and back references don't exist.
+fn inner_regex(wish: &Affinity) -> Result<Regex, Unresolved> {
+    let mut chars = wish.value.chars();
+    chars.next();
+    chars.next_back();
+    compile(chars.as_str())?.ok_or_else(|| {
+        let affinity = said(wish);
+        let text = format!("unsupported regular expression in affinity \"{affinity}\"");
+        Unresolved::Unreadable(text)
+    })
 }
 
-/// A pattern; `None` if it is none, which fits nothing.
+/// A pattern; `None` if it is none.
 fn compile(pattern: &str) -> Result<Option<Regex>, Unresolved> {
     match RegexBuilder::new(pattern).size_limit(MAX_COMPILED_BYTES).build() {
         Ok(regex) => Ok(Some(regex)),
         Err(regex::Error::CompiledTooBig(_)) => {
-            Err(Unresolved::Pattern(format!("the affinity pattern \"{pattern}\" is too large")))
+            Err(Unresolved::TooLarge(format!("the affinity pattern \"{pattern}\" is too large")))
         }
         Err(_) => Ok(None),
     }
@@ -223,7 +235,10 @@ mod tests {
         };
         let got = resolve(&wish, &vms.iter().collect::<Vec<_>>());
         let got = got.map_err(|unresolved| match unresolved {
-            Unresolved::Nobody(text) | Unresolved::Many(text) | Unresolved::Pattern(text) => text,
+            Unresolved::Nobody(text)
+            | Unresolved::Many(text)
+            | Unresolved::TooLarge(text)
+            | Unresolved::Unreadable(text) => text,
         });
         let text = |n: u128| Uuid::from_u128(n).to_string();
         let want =
@@ -238,6 +253,11 @@ mod tests {
         check("container", "web*", Glob, Ok(vec![1, 2]));
         check("instance", "w.b0", Glob, Ok(vec![1]));
         check("instance", "/^(mq|web1)$/", Regex, Ok(vec![2, 3]));
+        check("instance", "/", Regex, Ok(vec![1, 2, 3]));
+        for key in ["instance", "role"] {
+            let text = format!("unsupported regular expression in affinity \"{key}==/web(?!0)/\"");
+            check(key, "/web(?!0)/", Regex, Err(&text));
+        }
         check("instance", "def", Exact, Ok(vec![3]));
         check("instance", "abc", Exact, Err("Multiple matches: abc=[\"abc1\",\"abc2\"]"));
         check("role", "db", Exact, Ok(vec![1]));

@@ -32,7 +32,7 @@ fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
     let parsed = &run.snapshot.server(slot).parsed;
     vec![
         ("vcpus", json!(run.request.vm.vcpus)),
-        ("max_vcpus", number(parsed.bhyve_max_vcpus.min(parsed.cores))),
+        ("max_vcpus", number(parsed.bhyve_max_vcpus)),
         ("bhyve_capable", json!(run.snapshot.has(slot, flag::BHYVE_CAPABLE))),
         ("hvm_api", json!(run.snapshot.has(slot, flag::HVM_API))),
     ]
@@ -62,7 +62,7 @@ fn fault(run: &Run<'_>, slot: u32, brand: Brand) -> Option<String> {
         }
         let parsed = &run.snapshot.server(slot).parsed;
         let vcpus = request.vcpus.unwrap_or(-1.0);
-        let max = parsed.bhyve_max_vcpus.min(parsed.cores);
+        let max = parsed.bhyve_max_vcpus;
         if vcpus < 1.0 || vcpus > max {
             let uuid = request.uuid.as_deref().unwrap_or(&request.vm_uuid);
             let (vcpus, max) = (text(vcpus), text(max));
