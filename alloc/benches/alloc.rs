@@ -1,11 +1,13 @@
 //! Time per allocation at several fleet sizes, full default pipeline, beside the goals; and the
-//! time to render it and to take over what reports bring.
+//! time to render it, to say what servers have left, and to take over what reports bring.
 
 use std::hint::black_box;
 use std::sync::Arc;
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
-use muster_alloc::{Config, Detail, Fleet, HostOs, News, Options, Request, ServerName, allocate};
+use muster_alloc::{
+    Config, Detail, Fleet, HostOs, News, Options, Request, ServerName, allocate, capacity,
+};
 use muster_shared::ids::{ServerUuid, VmUuid};
 use muster_shared::wire::status::{VmIndex, VmReport, VmStatus};
 use serde_json::json;
@@ -143,6 +145,12 @@ fn bench(c: &mut Criterion) {
         group.bench_function(BenchmarkId::new("render [no goal]", &name), |b| {
             b.iter(|| serde_json::to_vec(&black_box(&outcome).steps(Detail::Full)));
         });
+        group.bench_function(
+            BenchmarkId::new("capacity [5,000: 1 ms; 20,000: 5 ms]", &name),
+            |b| {
+                b.iter(|| capacity(black_box(&snapshot), None, &config));
+            },
+        );
         let mut reported = vms(7, vms_each);
         group.bench_function(BenchmarkId::new("takeover of a VM that changed", &name), |b| {
             b.iter(|| {

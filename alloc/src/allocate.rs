@@ -1,6 +1,5 @@
 //! Evaluates an expression: the allocator's two entries.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use muster_shared::ids::ServerUuid;
@@ -212,18 +211,12 @@ pub fn capacity(
     let options = Options { order: Order::Arrival, ..Options::default() };
     let mut evaluation = Evaluation::new(snapshot, &request, config, &options);
     evaluation.run.always_promised = false;
-    let all = Arc::clone(&evaluation.run.list);
     for algorithm in CAPACITY {
         evaluation.execute(algorithm);
     }
     let Evaluation { run, steps, .. } = evaluation;
     let name = |slot: &u32| snapshot.server(*slot).name.clone();
     let capacities = run.list.iter().map(|slot| (name(slot), run.left(*slot))).collect();
-    let kept: BTreeSet<u32> = run.list.iter().copied().collect();
-    let left_out = all.iter().filter(|slot| !kept.contains(slot));
-    let left_out: BTreeSet<String> = left_out.map(|slot| name(slot).to_string()).collect();
     let outcome = Outcome { snapshot: Arc::clone(snapshot), server: None, steps, seed: 0 };
-    let reasons = (0..outcome.steps.len()).flat_map(|place| outcome.reasons(place));
-    let errors = reasons.filter(|(uuid, _)| left_out.contains(uuid)).collect();
-    Capacity { capacities, errors }
+    Capacity { capacities, errors: outcome.left_out() }
 }

@@ -97,6 +97,19 @@ impl Outcome {
         }
     }
 
+    /// Why servers were removed, by server, those that were removed with a reason of their own.
+    pub(crate) fn left_out(&self) -> Map<String, Value> {
+        let mut texts = Map::new();
+        for step in &self.steps {
+            let Reasons::Each { each, shared, .. } = &step.reasons else { continue };
+            for (slot, reason) in each {
+                let name = self.snapshot.server(*slot).name.to_string();
+                texts.insert(name, reason_text(self, *slot, reason, shared).into());
+            }
+        }
+        texts
+    }
+
     fn totals(&self) -> Vec<Vec<f64>> {
         let mut score = vec![0.0; self.snapshot.capacity()];
         let totals = |step: &Step| match &step.reasons {

@@ -13,7 +13,7 @@ use crate::reason::{Reason, Reasons};
 use crate::recent::Recent;
 use crate::request::{Package, Request};
 use crate::rng::Rng;
-use crate::server::Unreserved;
+use crate::server::{Unreserved, flag};
 use crate::settings::Settings;
 use crate::snapshot::Snapshot;
 use crate::validate::Locality;
@@ -281,7 +281,17 @@ impl<'a> Run<'a> {
         self.left = Left::Computed(left);
     }
 
+    /// Whether the sums that the snapshot has of a server are what is left of it here.
+    fn sums_fit(&self, slot: u32) -> bool {
+        let no_promises = || !self.snapshot.has(slot, flag::PROMISED);
+        let all_seen = self.vms == Vms::Promised || self.vms == Vms::Loaded && no_promises();
+        all_seen && self.policy == self.snapshot.policy && !self.extra.contains_key(&slot)
+    }
+
     fn left_of(&self, slot: u32) -> Unreserved {
+        if self.sums_fit(slot) {
+            return self.snapshot.fast_unreserved(slot);
+        }
         let server = self.snapshot.server(slot);
         let all = self.vms == Vms::Promised;
         // A pipeline without `calculate-ticketed-vms` must still not promise the same room twice.
