@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use crate::algorithm::Algorithm;
 use crate::algorithms::CAPACITY;
 use crate::config::Config;
-use crate::explain::{Explanation, Notes};
+use crate::explain::{Explanation, Inputs, Notes};
 use crate::expr::Expr;
 use crate::outcome::{Choice, Outcome, Step};
 use crate::reason::Reasons;
@@ -69,7 +69,8 @@ pub fn explain(
     evaluation.notes = Some(Notes::default());
     let outcome = evaluation.decide(snapshot, config, options);
     let notes = evaluation.notes.take().unwrap_or_default();
-    let explanation = notes.explanation(&evaluation.run, &outcome.steps[0].remaining);
+    let inputs = Inputs { request, settings: &config.settings, recent: &options.recent };
+    let explanation = notes.explanation(snapshot, inputs, &outcome.steps[0].remaining);
     (outcome, explanation)
 }
 

@@ -2,7 +2,7 @@
 //! "why?".
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
@@ -10,8 +10,12 @@ use serde_json::{Map, Value};
 use crate::algorithm::Algorithm;
 use crate::num;
 use crate::reason::Reasons;
-use crate::run::Run;
+use crate::recent::Recent;
+use crate::request::Request;
+use crate::run::{Run, State};
 use crate::server_name::ServerName;
+use crate::settings::Settings;
+use crate::snapshot::Snapshot;
 
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -44,70 +48,199 @@ fn number<S: Serializer>(x: &Option<f64>, serializer: S) -> Result<S::Ok, S::Err
     x.map(num::json).serialize(serializer)
 }
 
-/// What every algorithm made of every server: `{"<uuid>": [{"algorithm", "verdict":
-/// "kept"|"removed"|"scored", "compared"?, "delta"?, "score"?, "skipped"?}]}`, in the order in
-/// which servers were looked at.
+/// One algorithm's work, as far as it takes to say what it made of each server.
 #[derive(Clone, Debug)]
-pub struct Explanation(Vec<(ServerName, Vec<Note>)>);
-
-impl Serialize for Explanation {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0.iter().map(|(server, notes)| (server, notes)))
-    }
+struct Moment {
+    algorithm: &'static Algorithm,
+    /// By slot: whether it was given the server, and whether it kept it.
+    given: Arc<Vec<bool>>,
+    kept: Arc<Vec<bool>>,
+    skipped: Option<Cow<'static, str>>,
+    /// By slot, of a scorer: by how much the score changed.
+    deltas: Option<Vec<Option<f64>>>,
+    /// By slot: the score then.
+    scores: Arc<Vec<f64>>,
+    /// What it had found then; none of an algorithm that compares nothing.
+    state: Option<State>,
 }
 
-/// Per slot, what each algorithm that saw the server did with it.
+/// What algorithms did, taken down while they run.
 #[derive(Debug, Default)]
-pub(crate) struct Notes(BTreeMap<u32, Vec<Note>>);
+pub(crate) struct Notes(Vec<Moment>);
 
 impl Notes {
     /// Takes down what an algorithm did with the servers it was given.
     pub(crate) fn note(
         &mut self,
         run: &Run<'_>,
-        algorithm: &Algorithm,
+        algorithm: &'static Algorithm,
         before: &[u32],
         reasons: &Reasons,
     ) {
-        let kept: BTreeSet<u32> = run.list.iter().copied().collect();
-        let deltas: BTreeMap<u32, f64> = match reasons {
-            Reasons::Scored(scored) => {
-                scored.order.iter().enumerate().map(|(i, s)| (*s, scored.delta(i))).collect()
-            }
-            _ => BTreeMap::new(),
+        let skipped = match reasons {
+            Reasons::Skip(text) => Some(text.clone()),
+            _ => None,
         };
-        for slot in before {
-            let delta = deltas.get(slot).copied();
-            let (skipped, compared) = match (reasons, algorithm.compares) {
-                (Reasons::Skip(text), _) => (Some(text.clone()), None),
-                (_, Some(compares)) => {
-                    let figures = compares(run, *slot).into_iter();
-                    (None, Some(figures.map(|(name, value)| (name.to_owned(), value)).collect()))
+        let deltas = match reasons {
+            Reasons::Scored(scored) => {
+                let mut deltas = vec![None; run.score.len()];
+                for (place, slot) in scored.order.iter().enumerate() {
+                    deltas[*slot as usize] = Some(scored.delta(place));
                 }
-                _ => (None, None),
-            };
-            let note = Note {
-                algorithm: algorithm.name,
-                verdict: match (kept.contains(slot), delta) {
-                    (false, _) => Verdict::Removed,
-                    (true, None) => Verdict::Kept,
-                    (true, Some(_)) => Verdict::Scored,
-                },
-                delta,
-                score: delta.map(|_| run.score[*slot as usize]),
-                skipped,
-                compared,
-            };
-            self.0.entry(*slot).or_default().push(note);
-        }
+                Some(deltas)
+            }
+            _ => None,
+        };
+        let last = self.0.last().map(|last| &last.scores).filter(|_| deltas.is_none());
+        let scores = last.cloned().unwrap_or_else(|| Arc::new(run.score.clone()));
+        let compares = algorithm.compares.is_some() && skipped.is_none();
+        let given = self.among(before, run);
+        let kept = if before == run.list.as_slice() {
+            Arc::clone(&given)
+        } else {
+            Arc::new(flags(&run.list, run))
+        };
+        let state = compares.then(|| run.state());
+        self.0.push(Moment { algorithm, given, kept, skipped, deltas, scores, state });
+    }
+
+    /// Which slots are in a list; mostly those that the last algorithm left.
+    fn among(&self, list: &[u32], run: &Run<'_>) -> Arc<Vec<bool>> {
+        let flags = flags(list, run);
+        let last = self.0.last().map(|last| &last.kept);
+        last.filter(|last| ***last == flags).cloned().unwrap_or_else(|| Arc::new(flags))
     }
 
     /// By server, in an order.
-    pub(crate) fn explanation(mut self, run: &Run<'_>, order: &[u32]) -> Explanation {
-        let entry = |slot: &u32| {
-            let notes = self.0.remove(slot)?;
-            Some((run.snapshot.server(*slot).name.clone(), notes))
-        };
-        Explanation(order.iter().filter_map(entry).collect())
+    pub(crate) fn explanation(
+        self,
+        snapshot: &Arc<Snapshot>,
+        inputs: Inputs<'_>,
+        order: &Arc<Vec<u32>>,
+    ) -> Explanation {
+        Explanation {
+            snapshot: Arc::clone(snapshot),
+            request: inputs.request.clone(),
+            settings: inputs.settings.clone(),
+            recent: inputs.recent.clone(),
+            moments: self.0,
+            order: Arc::clone(order),
+        }
+    }
+}
+
+/// By slot: whether it is in a list.
+fn flags(list: &[u32], run: &Run<'_>) -> Vec<bool> {
+    let mut flags = vec![false; run.score.len()];
+    for slot in list {
+        flags[*slot as usize] = true;
+    }
+    flags
+}
+
+/// What every algorithm made of every server: `{"<uuid>": [{"algorithm", "verdict":
+/// "kept"|"removed"|"scored", "compared"?, "delta"?, "score"?, "skipped"?}]}`, in the order in
+/// which servers were looked at. What it says of a server is put together when it is asked for:
+/// of a large fleet, all of it is hundreds of MB.
+#[derive(Clone, Debug)]
+pub struct Explanation {
+    snapshot: Arc<Snapshot>,
+    request: Request,
+    settings: Settings,
+    recent: Recent,
+    moments: Vec<Moment>,
+    order: Arc<Vec<u32>>,
+}
+
+/// What a decision depended on beside the snapshot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Inputs<'a> {
+    pub(crate) request: &'a Request,
+    pub(crate) settings: &'a Settings,
+    pub(crate) recent: &'a Recent,
+}
+
+impl Explanation {
+    /// How many servers it is about.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.order.len()
+    }
+
+    /// Whether no server was looked at.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.order.is_empty()
+    }
+
+    /// What it says of some servers, from a place in the order on: the members of its JSON.
+    #[must_use]
+    pub fn part(&self, from: usize, count: usize) -> impl Serialize + use<> {
+        Part(self.notes(from, count))
+    }
+
+    fn notes(&self, from: usize, count: usize) -> Vec<(ServerName, Vec<Note>)> {
+        let servers = self.order.iter().skip(from).take(count);
+        let slots: Vec<u32> = servers.copied().collect();
+        let mut notes: Vec<Vec<Note>> = vec![Vec::with_capacity(self.moments.len()); slots.len()];
+        for moment in &self.moments {
+            let run = moment.state.as_ref().map(|state| self.run(state, &moment.scores));
+            for (slot, notes) in slots.iter().zip(&mut notes) {
+                notes.extend(moment.note(run.as_ref(), *slot));
+            }
+        }
+        let names = slots.into_iter().map(|slot| self.snapshot.server(slot).name.clone());
+        names.zip(notes).collect()
+    }
+
+    /// The evaluation as it was then.
+    fn run(&self, state: &State, scores: &[f64]) -> Run<'_> {
+        let Self { snapshot, request, settings, recent, .. } = self;
+        let mut run = Run::new(snapshot, request, settings, recent, 0);
+        run.set_state(state.clone());
+        run.score.copy_from_slice(scores);
+        run
+    }
+}
+
+impl Moment {
+    /// What it made of a server, if it was given it.
+    fn note(&self, run: Option<&Run<'_>>, slot: u32) -> Option<Note> {
+        let at = slot as usize;
+        if !self.given[at] {
+            return None;
+        }
+        let delta = self.deltas.as_ref().and_then(|deltas| deltas[at]);
+        let figures = |run| self.algorithm.compares.map(|compares| compares(run, slot));
+        let compared = run.and_then(figures).map(|figures| {
+            figures.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+        });
+        Some(Note {
+            algorithm: self.algorithm.name,
+            verdict: match (self.kept[at], delta) {
+                (false, _) => Verdict::Removed,
+                (true, None) => Verdict::Kept,
+                (true, Some(_)) => Verdict::Scored,
+            },
+            delta,
+            score: delta.map(|_| self.scores[at]),
+            skipped: self.skipped.clone(),
+            compared,
+        })
+    }
+}
+
+/// Some servers of an explanation.
+struct Part(Vec<(ServerName, Vec<Note>)>);
+
+impl Serialize for Part {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(server, notes)| (server, notes)))
+    }
+}
+
+impl Serialize for Explanation {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        Part(self.notes(0, self.len())).serialize(serializer)
     }
 }

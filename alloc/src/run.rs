@@ -38,7 +38,7 @@ pub(crate) enum Left {
     /// The snapshot's sums fit.
     Fast,
     /// Computed for this request, by slot.
-    Computed(Vec<Unreserved>),
+    Computed(Arc<Vec<Unreserved>>),
 }
 
 /// What `calculate-locality` found.
@@ -103,6 +103,18 @@ impl Bits {
     }
 }
 
+/// What algorithms have found so far, beside the servers that are left and their scores.
+#[derive(Clone, Debug)]
+pub(crate) struct State {
+    vms: Vms,
+    policy: RatioPolicy,
+    left: Left,
+    package: Option<Package>,
+    cpu_cap: Option<f64>,
+    locality: Option<Locality>,
+    extra: BTreeMap<u32, ExtraVms>,
+}
+
 /// One evaluation.
 #[derive(Debug)]
 pub(crate) struct Run<'a> {
@@ -157,6 +169,26 @@ impl<'a> Run<'a> {
             extra: BTreeMap::new(),
             always_promised: true,
         }
+    }
+
+    /// What was found so far.
+    pub(crate) fn state(&self) -> State {
+        State {
+            vms: self.vms,
+            policy: self.policy,
+            left: self.left.clone(),
+            package: self.package.clone(),
+            cpu_cap: self.cpu_cap,
+            locality: self.locality.clone(),
+            extra: self.extra.clone(),
+        }
+    }
+
+    /// Goes back to what had been found.
+    pub(crate) fn set_state(&mut self, state: State) {
+        let State { vms, policy, left, package, cpu_cap, locality, extra } = state;
+        (self.vms, self.policy, self.left, self.package) = (vms, policy, left, package);
+        (self.cpu_cap, self.locality, self.extra) = (cpu_cap, locality, extra);
     }
 
     /// Begins with these servers.
@@ -278,7 +310,7 @@ impl<'a> Run<'a> {
         for slot in self.list.iter() {
             left[*slot as usize] = self.left_of(*slot);
         }
-        self.left = Left::Computed(left);
+        self.left = Left::Computed(Arc::new(left));
     }
 
     /// Whether the sums that the snapshot has of a server are what is left of it here.

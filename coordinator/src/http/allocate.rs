@@ -1,5 +1,7 @@
 //! `/allocate`, `/allocations` and `/capacity`: where a VM would fit, and why.
 
+use bytes::Bytes;
+use futures_util::{StreamExt as _, stream};
 use http::Method;
 use muster_shared::api::allocation::{
     Allocated, Capacities, Decision, DecisionDetail, Plan, Replayed,
@@ -10,14 +12,18 @@ use serde::ser::{SerializeMap as _, Serializer};
 use serde_json::Value;
 use uuid::Uuid;
 
+use super::compressed;
 use super::error::ApiError;
 use super::request::Request;
 use super::response::Response;
 use super::route::{Param, Route};
 use super::rule::Rule;
 use super::schema;
-use crate::alloc::Detail;
+use crate::alloc::{Detail, Explanation};
 use crate::app::Decided;
+
+/// Servers of an explanation that are written at a time.
+const PART: usize = 50;
 
 /// What the allocator itself checks, in the reference's order and words.
 const ANY: &[Rule] = &[];
@@ -136,15 +142,52 @@ impl Serialize for Refusal<'_> {
 }
 
 async fn allocate(request: Request) -> Result<Response, ApiError> {
-    let decided = request.app.placement.allocate(&request.params).await?;
-    match decided.failure().map(ApiError::from) {
-        None => Response::encoded(&decided),
+    let mut decided = request.app.placement.allocate(&request.params).await?;
+    let explanation = decided.take_explanation();
+    let (answer, status) = match decided.failure().map(ApiError::from) {
+        None => (encoded(&decided)?, None),
         Some(ApiError::Coded { status, code, message, .. }) => {
             let refusal = Refusal { code, message, decided: &decided };
-            Ok(Response::encoded(&refusal)?.status(status))
+            (encoded(&refusal)?, Some(status))
         }
-        Some(other) => Err(other),
-    }
+        Some(other) => return Err(other),
+    };
+    let response = match explanation {
+        Some(explanation) => explained(answer, explanation),
+        // The log shows how a refusal begins.
+        None if status.is_some() => Response::encoded_as(answer),
+        None => compressed::json(answer, &request.headers).await?,
+    };
+    Ok(match status {
+        Some(status) => response.status(status),
+        None => response,
+    })
+}
+
+fn encoded(value: &impl Serialize) -> Result<Vec<u8>, ApiError> {
+    serde_json::to_vec(value).map_err(|error| ApiError::internal("cannot encode the answer", error))
+}
+
+/// An answer with the member `explain`, which is written server by server: whole, that of a large
+/// fleet takes hundreds of MB.
+fn explained(mut answer: Vec<u8>, explanation: Explanation) -> Response {
+    // The answer is an object; the member goes before its end.
+    answer.pop();
+    answer.extend_from_slice(br#","explain":{"#);
+    let parts = stream::iter((0..explanation.len()).step_by(PART)).map(move |from| {
+        let mut part = serde_json::to_vec(&explanation.part(from, PART))?;
+        // Its braces are those of the whole; commas stand between the parts.
+        part.pop();
+        if from == 0 {
+            part.remove(0);
+        } else {
+            part[0] = b',';
+        }
+        Ok(Bytes::from(part))
+    });
+    let first = stream::iter([Ok(Bytes::from(answer))]);
+    let last = stream::iter([Ok(Bytes::from_static(b"}}"))]);
+    Response::endless("application/json", first.chain(parts).chain(last).boxed())
 }
 
 fn id(request: &Request) -> Result<Uuid, ApiError> {
@@ -180,4 +223,42 @@ async fn capacity(request: Request) -> Result<Response, ApiError> {
 
 async fn plan(request: Request) -> Result<Response, ApiError> {
     Response::json(request.app.placement.plan(&request.params).await?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use futures_util::TryStreamExt as _;
+    use serde_json::json;
+
+    use super::*;
+    use crate::alloc::{Config, Fleet, HostOs, Options, Request as Asked, explain};
+    use crate::http::response::Body;
+
+    #[tokio::test]
+    async fn an_explanation_in_parts_is_the_whole() {
+        let config = Config::reference_default(HostOs::Any);
+        let body = json!({
+            "vm": { "vm_uuid": Uuid::from_u128(1), "owner_uuid": Uuid::from_u128(2), "ram": 1 },
+            "image": {}, "nic_tags": [],
+        });
+        let request = Asked::parse(body.as_object().unwrap()).unwrap();
+        for servers in [0, 1, 50, 120] {
+            let mut fleet = Fleet::new(&config);
+            for n in 1..=servers {
+                let record = json!({ "uuid": Uuid::from_u128(n), "setup": true });
+                fleet.upsert_server(Arc::new(record.as_object().unwrap().clone())).unwrap();
+            }
+            let options = Options::default();
+            let (_, whole) = explain(&fleet.snapshot(), &request, &config, &options);
+            let want = json!({ "id": 7, "explain": whole });
+            let response = explained(br#"{"id":7}"#.to_vec(), whole);
+            let Body::Stream(stream) = response.body else { panic!("{response:?}") };
+            let parts: Vec<Bytes> = stream.try_collect().await.unwrap();
+            let text = parts.concat();
+            assert_eq!(serde_json::from_slice::<Value>(&text).unwrap(), want);
+            assert_eq!(text, serde_json::to_vec(&want).unwrap(), "{servers} servers");
+        }
+    }
 }

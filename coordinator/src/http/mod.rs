@@ -10,6 +10,7 @@ mod app_error;
 mod ask;
 mod body;
 mod boot;
+mod compressed;
 mod conn;
 mod dispatch;
 mod docker;

@@ -69,14 +69,9 @@ impl Response {
         Ok(Self::new(Body::Json(value)))
     }
 
-    /// As [`Response::json`], written at once.
-    ///
-    /// # Errors
-    /// [`ApiError::Internal`] for a value that has no JSON form.
-    pub(crate) fn encoded(value: &impl Serialize) -> Result<Self, ApiError> {
-        let text = serde_json::to_vec(value)
-            .map_err(|error| ApiError::internal("cannot encode the answer", error))?;
-        Ok(Self::new(Body::Encoded(text.into())))
+    /// JSON text.
+    pub(crate) fn encoded_as(text: impl Into<Bytes>) -> Self {
+        Self::new(Body::Encoded(text.into()))
     }
 
     /// JSON that is written already.

@@ -71,6 +71,11 @@ impl Serialize for Decided {
 }
 
 impl Decided {
+    /// The explanation that was asked for, which is large and not among the members.
+    pub fn take_explanation(&mut self) -> Option<Explanation> {
+        self.explanation.take()
+    }
+
     /// Writes the members of the answer, which on failure stand beside an error's code and
     /// message.
     ///
@@ -105,9 +110,6 @@ impl Decided {
             };
             let all: Vec<Value> = self.placements.iter().map(one).collect();
             map.serialize_entry("allocations", &all)?;
-        }
-        if let Some(explanation) = &self.explanation {
-            map.serialize_entry("explain", explanation)?;
         }
         if self.server.is_none() && !self.least.suggestions.is_empty() {
             map.serialize_entry("least_changes", &self.least.suggestions)?;

@@ -32,9 +32,14 @@ pub(super) async fn allocate(app: &App, body: &Value) -> Option<Value> {
 }
 
 pub(super) async fn refused(app: &App, body: &Value) -> Value {
-    let decided = try_allocate(app, body).await.unwrap();
+    let mut decided = try_allocate(app, body).await.unwrap();
     assert!(decided.failure().is_some(), "it fits");
-    serde_json::to_value(&decided).unwrap()
+    let explanation = decided.take_explanation();
+    let mut answer = serde_json::to_value(&decided).unwrap();
+    if let Some(explanation) = explanation {
+        answer["explain"] = json!(explanation);
+    }
+    answer
 }
 
 /// Registers a server without an agent, with room for so many VMs of [`ask`].
@@ -254,13 +259,13 @@ async fn decisions_are_kept_and_replay_also_after_a_restart() {
     tokio::time::sleep(Duration::from_secs(3)).await;
     let list = app.decisions.list(100, None);
     assert_eq!(list.len(), 4, "the history is bounded");
+    let page = app.decisions.list(2, Some(list[1].id));
+    assert_eq!(page, list[2..], "a page begins after its marker");
     assert_eq!(list[0].id, ids[5]);
     assert!(matches!(app.decisions.get(ids[0]).await, Err(AppError::AllocationNotFound(_))));
     let record = app.decisions.get(ids[5]).await.unwrap();
     assert_eq!(record.request.unwrap().get("vm").unwrap()["vm_uuid"], json!(vm(6)));
     assert_eq!(record.steps[0].remaining, 9);
-    let page = app.decisions.list(2, Some(list[1].id));
-    assert_eq!(page, list[2..], "a page begins after its marker");
     assert!(record.decision.reserved);
     let again = app.decisions.replay(ids[5], None, Detail::Full).await.unwrap();
     assert_eq!(again["identical"], true, "{again:#}");
