@@ -147,31 +147,4 @@ pub(crate) fn find(name: &str) -> Option<&'static Algorithm> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use super::*;
-    use crate::algorithm::Kind;
-
-    #[test]
-    fn names_and_kinds_fit() {
-        let names: BTreeSet<_> = all().map(|algorithm| algorithm.name).collect();
-        assert_eq!(names.len(), all().count(), "a name is used twice");
-        for algorithm in all() {
-            let prefix = match algorithm.kind {
-                Kind::Scorer => &["score-"][..],
-                Kind::Sorter => &["sort-", "pick-"],
-                Kind::Filter | Kind::Set | Kind::Calculator => &[
-                    "hard-filter-",
-                    "soft-filter-",
-                    "calculate-",
-                    "load-",
-                    "override-",
-                    "identity",
-                ],
-            };
-            assert!(prefix.iter().any(|p| algorithm.name.starts_with(p)), "{algorithm:?}");
-            assert!(!algorithm.title.is_empty());
-        }
-    }
-}
+mod tests;
