@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures_util::{SinkExt as _, StreamExt as _};
-use muster_shared::ids::ServerUuid;
-use muster_shared::wire::status::{Diskinfo, Meminfo, Report, Status, digest};
+use muster_shared::ids::{ServerUuid, VmUuid};
+use muster_shared::wire::status::{
+    Diskinfo, Meminfo, Report, Status, VmIndex, VmReport, VmStatus, digest,
+};
 use muster_shared::wire::{
     Accepted, FromAgent, FromCoordinator, Heartbeat, Hello, Intake, Outcome, PROTOCOL, Sysinfo,
     TaskResult, decode, encode,
@@ -29,7 +31,15 @@ pub struct SimAgent {
     /// The server it speaks for.
     pub server_uuid: String,
     session: JoinHandle<()>,
-    reports: mpsc::Sender<u64>,
+    orders: mpsc::Sender<Order>,
+}
+
+/// What a simulated agent is to tell.
+enum Order {
+    /// So many times that nothing has changed.
+    Repeat(u64),
+    /// These VMs, and no others.
+    Show(BTreeMap<VmUuid, VmReport>),
 }
 
 impl Drop for SimAgent {
@@ -54,9 +64,9 @@ impl SimAgent {
         for message in greeting(&server_uuid) {
             send(&mut socket, &message).await.expect("the coordinator reads");
         }
-        let (reports, orders) = mpsc::channel(1);
-        let session = tokio::spawn(serve(socket, orders));
-        Self { server_uuid, session, reports }
+        let (orders, taken) = mpsc::channel(1);
+        let session = tokio::spawn(serve(socket, taken));
+        Self { server_uuid, session, orders }
     }
 
     /// Sends so many reports that nothing has changed, as fast as the coordinator reads.
@@ -64,7 +74,21 @@ impl SimAgent {
     /// # Panics
     /// If the connection is gone.
     pub async fn report(&self, count: u64) {
-        self.reports.send(count).await.expect("the session runs");
+        self.order(Order::Repeat(count)).await;
+    }
+
+    /// Reports so many VMs that run, the first of this size, the others of one GiB.
+    ///
+    /// # Panics
+    /// If the connection is gone.
+    pub async fn show_vms(&self, count: u32, first_mib: u64) {
+        let server = self.server_uuid.parse::<ServerUuid>().expect("a uuid");
+        let vm = |n: u32| vm(server, n, if n == 0 { first_mib } else { 1_024 });
+        self.order(Order::Show((0..count).map(vm).collect())).await;
+    }
+
+    async fn order(&self, order: Order) {
+        assert!(self.orders.send(order).await.is_ok(), "the session ended");
     }
 
     /// Waits until the coordinator shows it running.
@@ -99,7 +123,11 @@ fn greeting(server_uuid: &str) -> Vec<FromAgent> {
         agents: Some(vec![json!({ "name": "cn-agent", "version": "2.14.0" })]),
         hash: "simulated".to_owned(),
     };
-    vec![hello.into(), sysinfo.into(), Box::new(Status { report: Some(report()) }).into()]
+    vec![
+        hello.into(),
+        sysinfo.into(),
+        Box::new(Status { report: Some(report(&BTreeMap::new())) }).into(),
+    ]
 }
 
 fn sysinfo(server_uuid: &str) -> Map<String, Value> {
@@ -116,10 +144,28 @@ fn sysinfo(server_uuid: &str) -> Map<String, Value> {
     document.as_object().cloned().expect("an object")
 }
 
-fn report() -> Report {
+/// The n-th VM of a server; the same whenever it is asked for.
+fn vm(server: ServerUuid, n: u32, memory_mib: u64) -> (VmUuid, VmReport) {
+    let uuid = VmUuid(uuid::Uuid::from_u128(server.0.as_u128().rotate_left(n + 1)));
+    let status = VmStatus {
+        uuid,
+        owner_uuid: uuid::Uuid::from_u128(server.0.as_u128() % 1_000).to_string(),
+        brand: "joyent".to_owned(),
+        cpu_cap: Some(10),
+        quota: Some(1),
+        max_physical_memory: memory_mib,
+        state: "running".to_owned(),
+        zone_state: "running".to_owned(),
+        last_modified: String::new(),
+    };
+    (uuid, VmReport { vm: status, index: VmIndex::default() })
+}
+
+fn report(vms: &BTreeMap<VmUuid, VmReport>) -> Report {
     Report {
         full: true,
-        digest: digest(&BTreeMap::new()),
+        digest: digest(vms),
+        vms: vms.iter().map(|(uuid, vm)| (*uuid, Some(vm.clone()))).collect(),
         meminfo: Some(Meminfo {
             availrmem_bytes: 60 << 30,
             arcsize_bytes: 0,
@@ -136,9 +182,10 @@ fn report() -> Report {
 }
 
 /// Heartbeats every second; every dispatched task is accepted and complete at once.
-async fn serve(mut socket: Socket, mut orders: mpsc::Receiver<u64>) {
+async fn serve(mut socket: Socket, mut orders: mpsc::Receiver<Order>) {
     let mut beat = tokio::time::interval(Duration::from_secs(1));
     let mut seq = 0;
+    let mut shown = BTreeMap::new();
     loop {
         let sent = tokio::select! {
             biased;
@@ -146,7 +193,14 @@ async fn serve(mut socket: Socket, mut orders: mpsc::Receiver<u64>) {
                 seq += 1;
                 send(&mut socket, &Heartbeat { seq, ts: String::new() }.into()).await
             }
-            Some(count) = orders.recv() => repeat_report(&mut socket, count).await,
+            Some(order) = orders.recv() => match order {
+                Order::Repeat(count) => repeat_report(&mut socket, &shown, count).await,
+                Order::Show(vms) => {
+                    shown = vms;
+                    let report = Some(report(&shown));
+                    send(&mut socket, &Box::new(Status { report }).into()).await
+                }
+            },
             received = socket.next() => match received {
                 Some(Ok(Message::Text(text))) => answer(&mut socket, text.as_str()).await,
                 Some(Ok(_)) => Ok(()),
@@ -161,10 +215,11 @@ async fn serve(mut socket: Socket, mut orders: mpsc::Receiver<u64>) {
 
 async fn repeat_report(
     socket: &mut Socket,
+    shown: &BTreeMap<VmUuid, VmReport>,
     count: u64,
 ) -> Result<(), tokio_tungstenite::tungstenite::Error> {
-    let unchanged: FromAgent =
-        Box::new(Status { report: Some(Report { full: false, ..report() }) }).into();
+    let unchanged = Report { full: false, vms: BTreeMap::new(), ..report(shown) };
+    let unchanged: FromAgent = Box::new(Status { report: Some(unchanged) }).into();
     let text = encode(&unchanged);
     for _ in 0..count {
         socket.feed(Message::text(text.clone())).await?;

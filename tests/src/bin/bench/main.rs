@@ -3,6 +3,7 @@
 //! `make bench` builds with optimizations and runs it. Figures are for comparison on one machine;
 //! nothing here fails when a goal is missed.
 
+mod allocator;
 mod contract;
 mod foundation;
 mod node;
@@ -33,6 +34,8 @@ enum Part {
     Tickets,
     /// What an agent with many VMs costs, and how soon a change is known. Takes minutes.
     Node,
+    /// Allocations on a fleet that reports. Takes minutes.
+    Allocator,
 }
 
 #[tokio::main]
@@ -47,6 +50,7 @@ async fn main() {
                 Part::Contract => contract::run().await,
                 Part::Tickets => tickets::run().await,
                 Part::Node => node::run().await,
+                Part::Allocator => allocator::run().await,
             }
         }
     }

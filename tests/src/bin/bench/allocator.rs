@@ -1,0 +1,225 @@
+//! The allocator through HTTP, on a fleet of which every server reports each second and one in a
+//! hundred has a VM that changed.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::stream;
+use muster_tests::daemon::{Coordinator, fresh_uuid};
+use muster_tests::http::Client;
+use muster_tests::sim_agent::SimAgent;
+use muster_tests::wait::wait_for;
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+
+use super::{ms, now, percentile, row, rss_kib};
+
+/// Servers, and the goals for an allocation: p50 / p99.
+const SIZES: [(usize, &str); 3] = [(1_000, "3/10 ms"), (5_000, "5/15 ms"), (20_000, "10/30 ms")];
+/// Goals that are named for this size.
+const NAMED: usize = 5_000;
+const VMS_EACH: u32 = 20;
+const CLIENTS: usize = 4;
+const FAILING_CLIENTS: usize = 32;
+const SECONDS: u64 = 10;
+const REPLAYS: usize = 100;
+/// Files that both processes need beside the connections.
+const SPARE_FILES: u64 = 500;
+
+pub(super) async fn run() {
+    let files = most_files();
+    for (servers, goal) in SIZES {
+        if u64::try_from(servers).unwrap_or(u64::MAX) + SPARE_FILES > files {
+            row(&format!("{servers} servers"), "left out", &format!("{files} files at most"));
+            continue;
+        }
+        measure(servers, goal).await;
+    }
+}
+
+/// How many files a process may have open.
+fn most_files() -> u64 {
+    let limits = std::fs::read_to_string("/proc/self/limits").expect("there are limits");
+    let line = limits.lines().find(|line| line.starts_with("Max open files"));
+    line.and_then(|line| line.split_whitespace().nth(3)?.parse().ok()).unwrap_or(u64::MAX)
+}
+
+async fn measure(servers: usize, goal: &str) {
+    let mut coordinator = Coordinator::start();
+    let client = Client::pooled(coordinator.client().base());
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let pid = coordinator.daemon().pid();
+    let idle_kib = rss_kib(pid);
+    let agents = fleet(&coordinator, servers).await;
+    wait_for("every server is known", Duration::from_secs(600), || async {
+        let answer = client.post("/capacity", &json!({})).await;
+        let count = answer.json["capacities"].as_object().map_or(0, serde_json::Map::len);
+        if count == servers { Ok(()) } else { Err(format!("{count} of {servers}")) }
+    })
+    .await;
+    let reporting = report(agents);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+
+    let of = |what: &str| format!("{servers} servers: {what}");
+    let at_rest = cpu_share(pid, Duration::from_secs(SECONDS)).await;
+    let named = |goal: &'static str| if servers == NAMED { goal } else { "-" };
+    row(&of("CPU at rest, cores"), &format!("{at_rest:.2}"), named("0.2"));
+    let bytes = rss_kib(pid).saturating_sub(idle_kib) * 1024;
+    let each = bytes / u64::try_from(servers).expect("small");
+    row(&of("RSS per server"), &format!("{:.1} KB", kilo(each)), "10 KB");
+
+    let (before, start) = (cpu(pid), now());
+    let mut times = allocate(&client, CLIENTS, &ask(128)).await;
+    let rest = start.elapsed().mul_f64(at_rest);
+    // What is kept is written afterwards.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let used = cpu(pid).saturating_sub(before).saturating_sub(rest);
+    let used = used.saturating_sub(Duration::from_secs(5).mul_f64(at_rest));
+    times.sort_unstable();
+    let figures = format!("{}/{}", ms(percentile(&times, 50)), ms(percentile(&times, 99)));
+    row(&of("POST /allocate p50/p99, 4 clients"), &figures, goal);
+    let decisions = u32::try_from(times.len().max(1)).expect("small");
+    row(&of("CPU per decision, what is kept included"), &ms(used / decisions), named("2 ms"));
+
+    if servers == NAMED {
+        pings_beside_failures(&client).await;
+    }
+    reporting.stop().await;
+    drop(client);
+    replays(&mut coordinator, servers).await;
+}
+
+fn kilo(bytes: u64) -> f64 {
+    f64::from(u32::try_from(bytes).unwrap_or(u32::MAX)) / 1_000.0
+}
+
+async fn fleet(coordinator: &Coordinator, servers: usize) -> Vec<SimAgent> {
+    let connect = |_| async {
+        let agent = SimAgent::connect(coordinator).await;
+        agent.show_vms(VMS_EACH, 1_024).await;
+        agent
+    };
+    stream::iter(0..servers).map(connect).buffer_unordered(64).collect().await
+}
+
+struct Reporting {
+    stop: Arc<AtomicBool>,
+    task: JoinHandle<Vec<SimAgent>>,
+}
+
+impl Reporting {
+    async fn stop(self) {
+        self.stop.store(true, Ordering::Relaxed);
+        drop(self.task.await.expect("reports do not fail"));
+    }
+}
+
+/// Lets every agent report each second, in turn; one in a hundred has a VM that is another size.
+fn report(agents: Vec<SimAgent>) -> Reporting {
+    const SLICES: usize = 50;
+    let stop = Arc::new(AtomicBool::new(false));
+    let over = Arc::clone(&stop);
+    let task = tokio::spawn(async move {
+        let mut tick = tokio::time::interval(Duration::from_secs(1) / 50);
+        for round in 0_usize.. {
+            for (place, agent) in agents.iter().enumerate().skip(round % SLICES).step_by(SLICES) {
+                if (place + round / SLICES).is_multiple_of(100) {
+                    let memory = 1_024 + u64::try_from(round % 7).expect("small");
+                    agent.show_vms(VMS_EACH, memory).await;
+                } else {
+                    agent.report(1).await;
+                }
+            }
+            if over.load(Ordering::Relaxed) {
+                break;
+            }
+            tick.tick().await;
+        }
+        agents
+    });
+    Reporting { stop, task }
+}
+
+fn ask(memory_mib: u64) -> Value {
+    json!({
+        "vm": { "vm_uuid": fresh_uuid(), "owner_uuid": fresh_uuid(), "ram": memory_mib,
+                "brand": "joyent", "cpu_cap": 1, "quota": 1 },
+        "image": {}, "package": { "cpu_cap": 1 }, "nic_tags": ["admin"],
+    })
+}
+
+/// How long each of many allocations took, some at a time.
+async fn allocate(client: &Client, clients: usize, body: &Value) -> Vec<Duration> {
+    let end = now() + Duration::from_secs(SECONDS);
+    let one = |_| async {
+        let mut times = Vec::new();
+        while now() < end {
+            let mut body = body.clone();
+            body["vm"]["vm_uuid"] = json!(fresh_uuid());
+            body["steps"] = json!("none");
+            let start = now();
+            client.post("/allocate", &body).await.expect(200);
+            times.push(start.elapsed());
+        }
+        times
+    };
+    stream::iter(0..clients).map(one).buffer_unordered(clients).concat().await
+}
+
+async fn pings_beside_failures(client: &Client) {
+    let end = now() + Duration::from_secs(SECONDS);
+    let fail = |_| async {
+        while now() < end {
+            client.post("/allocate", &ask(1 << 30)).await.expect(409);
+        }
+    };
+    let failing = stream::iter(0..FAILING_CLIENTS).for_each_concurrent(FAILING_CLIENTS, fail);
+    let ping = async {
+        let mut times = Vec::new();
+        while now() < end {
+            let start = now();
+            client.get("/ping").await.expect(200);
+            times.push(start.elapsed());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        times
+    };
+    let ((), mut times) = tokio::join!(failing, ping);
+    times.sort_unstable();
+    let what = format!("/ping p99 beside {FAILING_CLIENTS} clients whose requests fail");
+    row(&what, &ms(percentile(&times, 99)), "20 ms");
+}
+
+/// How many of the newest decisions can be replayed after a clean stop.
+async fn replays(coordinator: &mut Coordinator, servers: usize) {
+    coordinator.daemon().terminate().await;
+    coordinator.restart();
+    let client = Client::pooled(coordinator.client().base());
+    let list = client.get(&format!("/allocations?limit={REPLAYS}")).await.expect(200);
+    let mut identical = 0;
+    for decision in list.as_array().into_iter().flatten() {
+        let id = decision["id"].as_str().expect("an id");
+        let body = json!({ "steps": "none" });
+        let answer = client.post(&format!("/allocations/{id}/replay"), &body).await;
+        identical += usize::from(answer.json["identical"] == true);
+    }
+    let what = format!("{servers} servers: replays after a clean stop");
+    row(&what, &format!("{identical} of {REPLAYS}"), "100 of 100");
+}
+
+/// Processor time that a process has used.
+fn cpu(pid: u32) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+    let after_name = stat.rsplit_once(") ").expect("a name in parentheses").1;
+    let ticks = after_name.split(' ').skip(11).take(2).map(|n| n.parse::<u64>().expect("ticks"));
+    // The kernel counts in hundredths of a second.
+    Duration::from_millis(ticks.sum::<u64>() * 10)
+}
+
+async fn cpu_share(pid: u32, time: Duration) -> f64 {
+    let (before, start) = (cpu(pid), now());
+    tokio::time::sleep(time).await;
+    (cpu(pid) - before).as_secs_f64() / start.elapsed().as_secs_f64()
+}
