@@ -23,7 +23,8 @@ const AGENTS: usize = 5;
 const CONNECT: Duration = Duration::from_secs(20);
 /// Time of requests and faults.
 const CHAOS: Duration = Duration::from_secs(14);
-/// After it everything works again; all tasks must end within this time, and then all jobs.
+/// After it everything works again. As long as tasks are open one must end within this time: a slow
+/// host takes up to a minute for each. Then all jobs.
 const HEAL: Duration = Duration::from_secs(180);
 /// An agent reports its status at least this often (and a little).
 const STATUS_PERIOD: Duration = Duration::from_secs(65);
@@ -119,7 +120,12 @@ fn play(sim: &mut Sim) -> Verdict {
     chaos(sim)?;
     sim.reboots = true;
     heal(sim)?;
-    sim.run_until("every-task-ends", HEAL, |sim| sim.witness.model().tasks.open().is_empty())?;
+    let open = |sim: &Sim| sim.witness.model().tasks.open().len();
+    let mut left = open(sim);
+    while left > 0 {
+        sim.run_until("every-task-ends", HEAL, |sim| open(sim) < left)?;
+        left = open(sim);
+    }
     sim.run_until("every-job-ends", HEAL, Sim::is_settled)?;
     sim.reader.leave(&sim.trace);
     // Reports of the last changes arrive.
