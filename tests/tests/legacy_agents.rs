@@ -95,7 +95,7 @@ impl OldAgent {
                     "vms": state.vms,
                     "zpoolStatus": { "zones": { "bytes_available": 1, "bytes_used": 1 } },
                     "meminfo": {
-                        "availrmem_bytes": 1 << 32, "arcsize_bytes": 0, "total_bytes": 1_u64 << 33,
+                        "availrmem_bytes": 1_u64 << 32, "arcsize_bytes": 0, "total_bytes": 1_u64 << 33,
                     },
                     "diskinfo": {
                         "kvm_zvol_used_bytes": 0, "kvm_zvol_volsize_bytes": 0,

@@ -146,7 +146,8 @@ async fn an_agent_is_called_for_its_tasks() {
     assert_eq!(missing["message"], "Missing key 'task'");
 
     called.post("/pause", &json!({})).await.expect(204);
-    let refused = called.post("/tasks", &task("nop", json!({}))).await.expect(503);
+    let boot = task("machine_boot", json!({ "uuid": fresh_uuid() }));
+    let refused = called.post("/tasks", &boot).await.expect(503);
     assert_eq!(refused["message"], "CN Agent is not accepting tasks for maintenance");
     called.post("/resume", &json!({})).await.expect(204);
 
