@@ -116,7 +116,9 @@ impl Servers {
             let left = self.placement.capacity_of(server, entry);
             let unreserved =
                 |of: fn(&Unreserved) -> f64| left.as_ref().and_then(|left| number(of(left)));
-            view.overprovision_ratios = Some(ratios_shown(&self.ctx.config.allocation.ratios()));
+            // The reference gives them only to servers whose capacity it computes.
+            let ratios = || ratios_shown(&self.ctx.config.allocation.ratios());
+            view.overprovision_ratios = left.as_ref().map(|_| ratios());
             view.unreserved_cpu = unreserved(|left| left.cpu);
             view.unreserved_ram = unreserved(|left| left.ram);
             view.unreserved_disk = unreserved(|left| left.disk);

@@ -88,7 +88,7 @@ impl Drop for Posting<'_> {
 
 /// Where the agent of a server wants to be called, as its sysinfo says.
 #[must_use]
-pub fn address_of(sysinfo: &Sysinfo) -> Option<SocketAddr> {
+pub(crate) fn address_of(sysinfo: &Sysinfo) -> Option<SocketAddr> {
     let text = |name: &str| sysinfo.others.get(name).and_then(Value::as_str);
     let of_interface = || {
         sysinfo.interfaces.iter().flat_map(Object::iter).find_map(|(_, interface)| {

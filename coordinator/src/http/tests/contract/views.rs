@@ -113,6 +113,8 @@ async fn figures_are_those_of_the_reference() {
     let whole = one(&cluster, "extras=all").await;
     assert_eq!(whole["memory_provisionable_bytes"], 43_797_079_654_i64);
     assert_eq!(whole["overprovision_ratios"], json!({ "cpu": 4, "ram": 1, "disk": 1 }));
+    let away = cluster.send(&Sent::new("GET", "/servers/{away}")).await.value();
+    assert_eq!((away.get("overprovision_ratios"), &away["score"]), (None, &json!(0)));
     let left = ["unreserved_cpu", "unreserved_ram", "unreserved_disk", "score"]
         .map(|name| whole[name].as_f64().unwrap());
     assert_eq!(left.map(|value| value.round()), [800.0, 6955.0, 178_256.0, 0.0]);
