@@ -244,7 +244,7 @@ async fn an_old_agent_does_what_it_is_told() {
     });
     let started = client.post(&agent.path("/vms"), &payload).await.expect(200);
     let made = client.complete_task(started["id"].as_str().unwrap(), 60).await;
-    assert_eq!(made["history"][0]["event"]["vm"]["uuid"], json!(vm), "{made:#}");
+    assert_eq!(made["vm"]["uuid"], json!(vm), "{made:#}");
     wait_for("the VM is reported", Duration::from_secs(30), || async {
         let vms = client.get(&agent.path("/vms")).await;
         if vms.json[0]["uuid"] == json!(vm) { Ok(()) } else { Err(vms.text) }
