@@ -87,7 +87,7 @@ async fn agent_of(cnapi: &Cnapi) -> (Agent, Client) {
     (agent, Client::new(format!("http://127.0.0.1:{port}")))
 }
 
-fn task(task: &str, params: Value) -> Value {
+fn task(task: &str, params: &Value) -> Value {
     json!({ "task": task, "params": params })
 }
 
@@ -112,7 +112,7 @@ async fn an_agent_reports_by_post() {
         "uuid": vm, "brand": "kvm", "ram": 64, "vcpus": 1, "cpu_cap": 100, "autoboot": false,
         "owner_uuid": fresh_uuid(), "disks": [{ "size": 10 }],
     });
-    let made = called.post("/tasks", &task("machine_create", payload)).await.expect(200);
+    let made = called.post("/tasks", &task("machine_create", &payload)).await.expect(200);
     assert_eq!(made["vm"]["uuid"], json!(vm));
     let status = cnapi.posted("/events/status", |body| body["vms"].get(&vm).is_some()).await;
     let mut members: Vec<_> = status["vms"][&vm].as_object().unwrap().keys().cloned().collect();
@@ -136,17 +136,17 @@ async fn an_agent_reports_by_post() {
 async fn an_agent_is_called_for_its_tasks() {
     let cnapi = Cnapi::start().await;
     let (agent, called) = agent_of(&cnapi).await;
-    assert_eq!(called.post("/tasks", &task("nop", json!({}))).await.expect(200), json!({}));
-    let failed = called.post("/tasks", &task("nop", json!({ "error": "boom" }))).await;
+    assert_eq!(called.post("/tasks", &task("nop", &json!({}))).await.expect(200), json!({}));
+    let failed = called.post("/tasks", &task("nop", &json!({ "error": "boom" }))).await;
     assert_eq!((failed.status.as_u16(), &failed.json["error"]), (500, &json!("boom")));
-    let unknown = called.post("/tasks", &task("nope", json!({}))).await.expect(404);
+    let unknown = called.post("/tasks", &task("nope", &json!({}))).await.expect(404);
     let text = "Unknown task, 'nope'";
     assert_eq!(unknown, json!({ "code": "ResourceNotFound", "message": text }));
     let missing = called.post("/tasks", &json!({ "params": {} })).await.expect(409);
     assert_eq!(missing["message"], "Missing key 'task'");
 
     called.post("/pause", &json!({})).await.expect(204);
-    let boot = task("machine_boot", json!({ "uuid": fresh_uuid() }));
+    let boot = task("machine_boot", &json!({ "uuid": fresh_uuid() }));
     let refused = called.post("/tasks", &boot).await.expect(503);
     assert_eq!(refused["message"], "CN Agent is not accepting tasks for maintenance");
     called.post("/resume", &json!({})).await.expect(204);
@@ -154,7 +154,7 @@ async fn an_agent_is_called_for_its_tasks() {
     // A caller that goes away leaves its task to the journal.
     let hasty = reqwest::Client::builder().timeout(Duration::from_millis(300)).build().unwrap();
     let url = format!("{}/tasks", called.base());
-    let left = hasty.post(url).json(&task("nop", json!({ "sleep": 1 }))).send().await;
+    let left = hasty.post(url).json(&task("nop", &json!({ "sleep": 1 }))).send().await;
     assert!(left.unwrap_err().is_timeout());
     let ended = wait_for("the task ends", LONG, || async {
         let history = called.get("/history").await.expect(200);

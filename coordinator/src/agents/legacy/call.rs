@@ -79,12 +79,10 @@ impl Call<'_> {
             };
             // The connection moves the bytes; who answered on it is done with it.
             tokio::pin!(connection, answer);
-            loop {
-                tokio::select! {
-                    biased;
-                    answer = &mut answer => break answer,
-                    _ = &mut connection => break answer.await,
-                }
+            tokio::select! {
+                biased;
+                answer = &mut answer => answer,
+                _ = &mut connection => answer.await,
             }
         };
         match tokio::time::timeout(timeout, exchange).await {
