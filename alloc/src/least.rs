@@ -98,7 +98,18 @@ pub fn least_changes(helpless: Helpless<'_>, is_over: &dyn Fn() -> bool) -> Leas
     let trials = Cell::new(trials);
     let imagined = body.get("what_if").and_then(|what_if| WhatIf::parse(what_if).ok());
     let imagined = imagined.unwrap_or_default();
-    let search = Search { fleet, body, request, imagined, config, options, alone, trials, is_over };
+    let search = Search {
+        snapshot: &snapshot,
+        fleet,
+        body,
+        request,
+        imagined,
+        config,
+        options,
+        alone,
+        trials,
+        is_over,
+    };
     // Servers first: they are tried by themselves, and cost the fleet only a last look.
     let of_servers: Vec<Suggestion> =
         promising.into_iter().filter_map(|slot| search.of_server(snapshot.server(slot))).collect();
@@ -159,6 +170,8 @@ enum Place<'a> {
 
 struct Search<'a> {
     fleet: &'a Fleet,
+    /// Of the fleet as it is.
+    snapshot: &'a Arc<Snapshot>,
     body: &'a Map<String, Value>,
     /// What the body asks for.
     request: Request,
@@ -201,6 +214,10 @@ impl Search<'_> {
         let policy = what_if.policy(self.config).ok()?;
         let config = policy.as_ref().unwrap_or(self.config);
         let (mut fleet, options) = match place {
+            // Copying what is promised to a large fleet takes longer than deciding on it.
+            Place::Fleet if what_if.leaves_fleet() => {
+                return Some(allocate(self.snapshot, request, config, self.options));
+            }
             Place::Fleet => (self.fleet.clone(), self.options),
             Place::Alone(server) => (alone(server, config), &self.alone),
         };

@@ -173,12 +173,15 @@ impl WhatIf {
     /// Whether all stays as it is.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
+        self.leaves_fleet() && self.expression.is_none() && self.changes.is_empty()
+    }
+
+    /// Whether the fleet stays as it is.
+    pub(crate) fn leaves_fleet(&self) -> bool {
         self.servers.is_empty()
             && self.removed_servers.is_empty()
             && self.vms.is_empty()
             && self.removed_vms.is_empty()
-            && self.expression.is_none()
-            && self.changes.is_empty()
     }
 
     /// The policy to imagine; `None` if it is the real one.
