@@ -13,7 +13,6 @@ mod identity;
 mod invalid_servers;
 mod large_servers;
 mod load_server_vms;
-mod locality;
 mod min_cpu;
 mod min_disk;
 mod min_free_disk;
@@ -22,15 +21,11 @@ mod no_ratio;
 mod os;
 mod overprovision_ratios;
 mod override_overprovisioning;
-mod owner_same_racks;
-mod owner_same_servers;
 mod owners_servers;
-mod pick_random;
-mod pick_weighted_random;
 mod platform_versions;
-mod recent_vms;
 mod reserved;
 mod reservoir;
+mod retired;
 mod running;
 mod score_current_platform;
 mod score_next_reboot;
@@ -40,14 +35,7 @@ mod score_unreserved_disk;
 mod score_unreserved_ram;
 mod server_unreserved;
 mod setup;
-mod soft_large_servers;
 mod soft_locality;
-mod soft_recent_servers;
-mod sort_2adic;
-mod sort_max_ram;
-mod sort_min_owner;
-mod sort_min_ram;
-mod sort_random;
 mod ticketed_vms;
 mod traits;
 mod virtual_servers;
@@ -84,7 +72,6 @@ static FILTERS: &[&Algorithm] = &[
     &min_cpu::MIN_CPU,
     &min_disk::MIN_DISK,
     &reservoir::RESERVOIR,
-    &owner_same_servers::OWNER_SAME_SERVERS,
     &identity::IDENTITY,
     &force_failure::FORCE_FAILURE,
     &VOLUMES_FROM,
@@ -93,18 +80,12 @@ static FILTERS: &[&Algorithm] = &[
     &owners_servers::OWNERS_SERVERS,
     &large_servers::LARGE_SERVERS,
     &soft_locality::SOFT_LOCALITY,
-    &soft_large_servers::SOFT_LARGE_SERVERS,
-    &soft_recent_servers::SOFT_RECENT_SERVERS,
-    &soft_recent_servers::HARD_RECENT_SERVERS,
-    &owner_same_racks::OWNER_SAME_RACKS,
 ];
 
 static CALCULATORS: &[&Algorithm] = &[
     &OVERRIDE_OVERPROVISIONING,
     &load_server_vms::LOAD_SERVER_VMS,
     &server_unreserved::SERVER_UNRESERVED,
-    &recent_vms::RECENT_VMS,
-    &locality::LOCALITY,
 ];
 
 /// What `capacity` runs: what the VMs that servers report leave.
@@ -126,19 +107,9 @@ static SCORERS: &[&Algorithm] = &[
     &score_uniform_random::SCORE_UNIFORM_RANDOM,
 ];
 
-static SORTERS: &[&Algorithm] = &[
-    &sort_min_ram::SORT_MIN_RAM,
-    &sort_max_ram::SORT_MAX_RAM,
-    &sort_min_owner::SORT_MIN_OWNER,
-    &sort_random::SORT_RANDOM,
-    &sort_2adic::SORT_2ADIC,
-    &pick_random::PICK_RANDOM,
-    &pick_weighted_random::PICK_WEIGHTED_RANDOM,
-];
-
 /// All algorithms.
 pub(crate) fn all() -> impl Iterator<Item = &'static Algorithm> {
-    [FILTERS, CALCULATORS, SCORERS, SORTERS].into_iter().flatten().copied()
+    [FILTERS, CALCULATORS, SCORERS, retired::ALL].into_iter().flatten().copied()
 }
 
 /// The algorithm of this name.

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::large_servers::kept_back;
 use crate::algorithm::{Algorithm, Kind};
+use crate::algorithms::large_servers::kept_back;
 use crate::reason::Reasons;
 use crate::run::Run;
 
