@@ -133,38 +133,37 @@ impl Figures {
         }
     }
 
-    fn set_size(&mut self, name: &str, bytes: u64) {
-        if let Ok(bytes) = i64::try_from(bytes) {
-            self.set(name, bytes);
+    /// Takes over some figures that follow one another in [`NAMES`].
+    fn set_sizes(&mut self, first: usize, sizes: impl IntoIterator<Item = u64>) {
+        for (held, bytes) in self.known[first..].iter_mut().zip(sizes) {
+            if let Ok(bytes) = i64::try_from(bytes) {
+                *held = Some(bytes);
+            }
         }
     }
 
     /// Takes over a report's memory figures.
     pub fn set_memory(&mut self, info: &Meminfo) {
-        let Meminfo { availrmem_bytes, arcsize_bytes, total_bytes } = info;
-        self.set_size("memory_available_bytes", *availrmem_bytes);
-        self.set_size("memory_arc_bytes", *arcsize_bytes);
-        self.set_size("memory_total_bytes", *total_bytes);
+        self.set_sizes(0, [info.arcsize_bytes, info.availrmem_bytes, info.total_bytes]);
     }
 
     /// Takes over a report's disk figures.
     pub fn set_disk(&mut self, info: &Diskinfo) {
-        for (name, bytes) in [
-            ("disk_kvm_zvol_used_bytes", info.kvm_zvol_used_bytes),
-            ("disk_kvm_zvol_volsize_bytes", info.kvm_zvol_volsize_bytes),
-            ("disk_kvm_quota_bytes", info.kvm_quota_bytes),
-            ("disk_kvm_quota_used_bytes", info.kvm_quota_used_bytes),
-            ("disk_zone_quota_bytes", info.zone_quota_bytes),
-            ("disk_zone_quota_used_bytes", info.zone_quota_used_bytes),
-            ("disk_cores_quota_bytes", info.cores_quota_bytes),
-            ("disk_cores_quota_used_bytes", info.cores_quota_used_bytes),
-            ("disk_installed_images_used_bytes", info.installed_images_used_bytes),
-            ("disk_pool_size_bytes", info.pool_size_bytes),
-            ("disk_pool_alloc_bytes", info.pool_alloc_bytes),
-            ("disk_system_used_bytes", info.system_used_bytes),
-        ] {
-            self.set_size(name, bytes);
-        }
+        let sizes = [
+            info.cores_quota_bytes,
+            info.cores_quota_used_bytes,
+            info.installed_images_used_bytes,
+            info.kvm_quota_bytes,
+            info.kvm_quota_used_bytes,
+            info.kvm_zvol_used_bytes,
+            info.kvm_zvol_volsize_bytes,
+            info.pool_alloc_bytes,
+            info.pool_size_bytes,
+            info.system_used_bytes,
+            info.zone_quota_bytes,
+            info.zone_quota_used_bytes,
+        ];
+        self.set_sizes(NAMES.len() - sizes.len(), sizes);
     }
 
     /// Takes over disk figures by the report's names; absent ones keep their value.
@@ -275,6 +274,22 @@ mod tests {
     use crate::app::fields::Extras;
     use crate::app::{App, AppConfig, Expected, Parts};
     use crate::store::{KvStore, Store};
+
+    #[test]
+    fn figures_are_the_same_by_place_and_by_name() {
+        let memory = Meminfo { availrmem_bytes: 1, arcsize_bytes: 2, total_bytes: 3 };
+        let names = disk_figures().zip(4..);
+        let disk: serde_json::Map<_, _> =
+            names.map(|(name, bytes)| (name.to_owned(), json!(bytes))).collect();
+        let read: Diskinfo = serde_json::from_value(json!(disk)).unwrap();
+        let (mut by_place, mut by_name) = (Figures::default(), Figures::default());
+        by_place.set_memory(&memory);
+        by_place.set_disk(&read);
+        by_name.set_memory_members(&Object::of(&memory));
+        by_name.set_disk_members(&disk.into());
+        assert_eq!(by_place, by_name);
+        assert!(by_place.known.iter().all(Option::is_some));
+    }
 
     fn server() -> ServerUuid {
         ServerUuid(uuid::Uuid::from_u128(1))
