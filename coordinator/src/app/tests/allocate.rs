@@ -443,3 +443,15 @@ async fn places_of_vms_that_are_there_are_swept() {
     app.placement.create(&body(vm(5)), caller()).await.unwrap();
     app.shutdown().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_servers_report_is_taken_over_before_anybody_asks() {
+    let app = Disk::new().start().await;
+    for n in 1..=40 {
+        register(&app, server(n), 2).await;
+    }
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(app.fleet.take_stale(usize::MAX).is_empty(), "nothing is left for a decision");
+    assert_eq!(room(&app).await, 80);
+    app.shutdown().await;
+}
