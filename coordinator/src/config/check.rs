@@ -68,7 +68,7 @@ impl Check for Api {
         problems.require(of_peer, "connections_per_peer", "from 1 to 1000000");
         for name in &self.hosts {
             let fits = name == "*" || (url::Host::parse(name).is_ok() && !name.is_empty());
-            problems.require(fits, "hosts", &format!("{name:?} is no host name"));
+            problems.require(fits, "hosts", format!("{name:?} is no host name"));
         }
         let head = (100..=600_000).contains(&self.head_timeout_ms);
         problems.require(head, "head_timeout_ms", "from 100 to 600000");

@@ -128,7 +128,7 @@ pub(crate) async fn accept_loop(listener: Listener, serving: Serving) {
                 continue;
             }
         };
-        let activity = Arc::new(Activity::default());
+        let activity = Arc::new(Activity::new(&places.order));
         let peer = address.map(|address| peer_key(address.ip()));
         let place = tokio::select! {
             biased;

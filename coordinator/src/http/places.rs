@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -46,6 +46,8 @@ pub(crate) struct Places {
     limits: PlaceLimits,
     open: Mutex<Open>,
     freed: Notify,
+    /// Counts connections that become idle.
+    pub(crate) order: Arc<AtomicU64>,
 }
 
 #[derive(Debug, Default)]
@@ -81,7 +83,12 @@ pub(crate) struct Place {
 impl Places {
     /// No connections.
     pub(crate) fn new(limits: PlaceLimits) -> Arc<Self> {
-        Arc::new(Self { limits, open: Mutex::default(), freed: Notify::new() })
+        Arc::new(Self {
+            limits,
+            open: Mutex::default(),
+            freed: Notify::new(),
+            order: Arc::default(),
+        })
     }
 
     /// A place for a connection, as soon as there is one; `None` when its peer has enough.
@@ -245,14 +252,13 @@ mod tests {
         places.enter(peer(n), activity).now_or_never().expect("there is a place")
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn the_oldest_idle_connection_makes_room() {
         let places = Places::new(PlaceLimits { all: 2, of_peer: 2 });
         let working = idle();
         let request = working.begin();
         let first = enter(&places, 1, &working).unwrap();
         let second = enter(&places, 1, &idle()).unwrap();
-        tokio::time::advance(std::time::Duration::from_secs(1)).await;
         let third = enter(&places, 2, &working).unwrap();
         assert!(second.end.is_cancelled() && !first.end.is_cancelled());
         // Both work now.

@@ -4,15 +4,14 @@
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::StatusCode;
 use hyper::body::{Body, Frame, SizeHint};
-use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::{Instant, Sleep};
+use tokio::time::Sleep;
 
 /// How long a client may take.
 #[derive(Clone, Copy, Debug)]
@@ -24,36 +23,35 @@ pub(crate) struct Timeouts {
 }
 
 /// What a connection is doing, shared between its bytes and its requests.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Activity {
     /// Requests from the end of their head to the end of their answer.
     in_flight: AtomicUsize,
     /// The connection has become a websocket, which keeps its own time.
     upgraded: AtomicBool,
+    /// Counts what becomes idle on a listener: in that order they have been idle for longest.
+    order: Arc<AtomicU64>,
     /// When its last request ended, or it began.
-    since: Mutex<Instant>,
-}
-
-impl Default for Activity {
-    fn default() -> Self {
-        Self {
-            in_flight: AtomicUsize::new(0),
-            upgraded: AtomicBool::new(false),
-            since: Mutex::new(Instant::now()),
-        }
-    }
+    since: AtomicU64,
 }
 
 impl Activity {
+    /// Of a connection that begins.
+    pub(crate) fn new(order: &Arc<AtomicU64>) -> Self {
+        let since = AtomicU64::new(order.fetch_add(1, Ordering::Relaxed));
+        Self { order: Arc::clone(order), since, ..Self::default() }
+    }
+
     /// A request begins; it ends when the guard is dropped.
     pub(crate) fn begin(self: &Arc<Self>) -> InFlight {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
         InFlight(Arc::clone(self))
     }
 
-    /// Since when no request has been under way; `None` while one is, and for a websocket.
-    pub(crate) fn idle_since(&self) -> Option<Instant> {
-        (!self.busy()).then(|| *self.since.lock())
+    /// Its place among those on which no request is under way, the one that has been idle for
+    /// longest first; `None` while one is, and for a websocket.
+    pub(crate) fn idle_since(&self) -> Option<u64> {
+        (!self.busy()).then(|| self.since.load(Ordering::Relaxed))
     }
 
     fn busy(&self) -> bool {
@@ -76,7 +74,8 @@ impl InFlight {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        *self.0.since.lock() = Instant::now();
+        let now = self.0.order.fetch_add(1, Ordering::Relaxed);
+        self.0.since.store(now, Ordering::Relaxed);
         self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
 }
