@@ -13,10 +13,13 @@ use crate::fleet::NoUuid;
 use crate::server::Parsed;
 use crate::vm::Vm;
 
+/// A record, and what was read of it.
+pub(crate) type Record = (Arc<Map<String, Value>>, Arc<Parsed>);
+
 /// What is new of a server; what is not said stays as it was.
 #[derive(Debug, Default)]
 pub struct News {
-    pub(crate) record: Option<(Arc<Map<String, Value>>, Arc<Parsed>)>,
+    pub(crate) record: Option<Record>,
     pub(crate) status: Option<Arc<str>>,
     pub(crate) figures: Option<Figures>,
     /// `None`: gone.

@@ -256,7 +256,12 @@ fn reason_text<'a>(
         }
         Reason::Fault => server.fault().unwrap_or_default().into(),
         Reason::Traits => {
-            let traits = server.parsed.traits.as_ref().map_or("undefined".to_owned(), json_text);
+            let traits = match (server.record.get("traits"), &server.parsed.traits) {
+                // A list passes for an object, but is shown as it is.
+                (Some(list @ Value::Array(_)), _) => list.to_string(),
+                (_, Some(traits)) => json_text(traits),
+                (_, None) => "undefined".to_owned(),
+            };
             format!("{} but server has {traits}", common(0)).into()
         }
         Reason::VmCount(n) => format!("Server has {n} VMs (limit is {})", common(0)).into(),

@@ -238,3 +238,13 @@ fn only_a_docker_container_has_a_docker_id() {
         assert_eq!(answer["server"].is_string(), docker, "{answer:#}");
     }
 }
+
+#[test]
+fn traits_that_are_a_list_are_shown_as_one() {
+    let mut odd = server(1, &[]);
+    odd["traits"] = json!(["ssd"]);
+    let answer = allocate(&[odd], &json!(["pipe", "hard-filter-traits"]), &json!({}));
+    let reason = &answer["steps"][1]["reasons"][uuid(1)];
+    let text = "Combined vm/pkg/img require no traits but server has [\"ssd\"]";
+    assert_eq!(reason, text, "{answer:#}");
+}

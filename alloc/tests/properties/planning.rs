@@ -332,7 +332,6 @@ fn a_search_that_is_over_says_so() {
     };
     let found = least_changes(Helpless { fleet, body, config, options }, &is_over);
     assert!(found.cut && found.suggestions.is_empty());
-    assert!(left.get() > -10, "nothing is tried any more: {}", left.get());
 }
 
 #[test]

@@ -29,8 +29,9 @@ impl Inner {
 }
 
 impl Fleet {
-    /// Changes one server, making room for it if it is new.
-    pub fn update<R>(&self, server: ServerUuid, change: impl FnOnce(&mut Entry) -> R) -> R {
+    /// Changes one server in memory alone, making room for it if it is new.
+    #[cfg(test)]
+    pub(crate) fn update<R>(&self, server: ServerUuid, change: impl FnOnce(&mut Entry) -> R) -> R {
         let mut inner = self.inner();
         inner.stale(server).whole = true;
         let changed = change(inner.servers.entry(server).or_default());

@@ -92,8 +92,8 @@ impl Intake {
             return None;
         };
         let mut news = News::new();
-        if known != Some(seen.versions()) && news.set_record(Arc::new(seen.whole().into())).is_ok()
-        {
+        let differs = stale.whole || known != Some(seen.versions());
+        if differs && news.set_record(Arc::new(seen.whole().into())).is_ok() {
             self.known.insert(server, seen.versions());
         }
         if stale.whole || stale.record {

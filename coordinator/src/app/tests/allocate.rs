@@ -63,6 +63,17 @@ pub(super) async fn report(app: &App, server: ServerUuid, fits: u64, vms: &Value
     while app.fleet.save_vms().await.unwrap() {}
 }
 
+/// Lays a merge patch (RFC 7396) over a document.
+fn merge(target: &mut Value, patch: &Value) {
+    for (name, value) in patch.as_object().into_iter().flatten() {
+        match value {
+            Value::Null => drop(target.as_object_mut().unwrap().remove(name)),
+            Value::Object(_) => merge(&mut target[name], value),
+            value => target[name] = value.clone(),
+        }
+    }
+}
+
 fn left_mib(app: &App, server: ServerUuid) -> f64 {
     let body = json!({ "servers": [server] });
     let capacity = app.placement.capacity(&Object::of(&body)).unwrap();
@@ -207,9 +218,7 @@ async fn what_is_imagined_changes_nothing_and_what_is_suggested_works() {
     assert!(suggestions.len() >= 2, "{suggestions:?}");
     for suggestion in &suggestions {
         let mut body = large.clone();
-        for (name, value) in suggestion["request"].as_object().into_iter().flatten() {
-            body[name] = value.clone();
-        }
+        merge(&mut body, &suggestion["request"]);
         body["reserve"] = json!(false);
         if suggestion["what_if"].is_object() {
             body["what_if"] = suggestion["what_if"].clone();

@@ -10,6 +10,9 @@ use super::*;
 use crate::alloc::{Config, Detail, HostOs, Order, default_expression};
 use crate::app::AllocationConfig;
 
+/// Decisions whose snapshots are kept unasked.
+const SNAPSHOTS: usize = 100;
+
 fn allocation(order: Order, changes: &Value) -> AppConfig {
     let policy = Config::new(&default_expression(false), changes, HostOs::Any).unwrap();
     let allocation =
@@ -217,8 +220,8 @@ async fn after_a_clean_stop_every_kept_decision_can_be_replayed() {
         let replay =
             app.decisions.replay(id.as_str().unwrap().parse().unwrap(), None, Detail::None);
         match replay.await {
-            Ok(replay) => assert!(place < 100 && replay["identical"] == true),
-            Err(AppError::SnapshotNotKept(_)) => assert!(place >= 100, "{place}"),
+            Ok(replay) => assert!(place < SNAPSHOTS && replay["identical"] == true),
+            Err(AppError::SnapshotNotKept(_)) => assert!(place >= SNAPSHOTS, "{place}"),
             Err(error) => panic!("{error}"),
         }
     }
@@ -227,10 +230,13 @@ async fn after_a_clean_stop_every_kept_decision_can_be_replayed() {
     for n in 1..=5 {
         register(&app, server(n), 1000).await;
     }
-    for n in 200..=320 {
-        allocate(&app, &ask(vm(n))).await.unwrap();
-        tokio::time::sleep(Duration::from_secs(1)).await;
+    let mut body = ask(vm(200));
+    body["reserve"] = json!(false);
+    for _ in 0..=SNAPSHOTS {
+        allocate(&app, &body).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(10)).await;
     }
+    tokio::time::sleep(Duration::from_secs(10)).await;
     let parts = saved_parts(&app).await;
     assert!(!old.is_empty() && !parts.iter().any(|part| old.contains(part)), "{parts:?}");
     app.shutdown().await;

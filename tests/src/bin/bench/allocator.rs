@@ -28,7 +28,11 @@ const REPLAYS: usize = 100;
 /// Files that both processes need beside the connections.
 const SPARE_FILES: u64 = 500;
 
-pub(super) async fn run() {
+/// Measures on fleets of all sizes, or on one.
+pub(super) async fn run(only: Option<usize>) {
+    if let Some(servers) = only {
+        return measure(servers, "-").await;
+    }
     let files = most_files();
     for (servers, goal) in SIZES {
         if u64::try_from(servers).unwrap_or(u64::MAX) + SPARE_FILES > files {

@@ -20,6 +20,9 @@ struct Args {
     /// What to measure; everything without.
     #[arg(value_enum)]
     parts: Vec<Part>,
+    /// A single fleet of this size for the allocator, instead of those with goals.
+    #[arg(long)]
+    servers: Option<usize>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -40,7 +43,7 @@ enum Part {
 
 #[tokio::main]
 async fn main() {
-    let Args { parts } = Args::parse();
+    let Args { parts, servers } = Args::parse();
     println!("{:<58} {:>14}   goal", "figure", "measured");
     for part in Part::value_variants() {
         if parts.is_empty() || parts.contains(part) {
@@ -50,7 +53,7 @@ async fn main() {
                 Part::Contract => contract::run().await,
                 Part::Tickets => tickets::run().await,
                 Part::Node => node::run().await,
-                Part::Allocator => allocator::run().await,
+                Part::Allocator => allocator::run(servers).await,
             }
         }
     }
