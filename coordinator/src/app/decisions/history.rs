@@ -18,6 +18,9 @@ use crate::store::Damaged;
 
 /// Decisions whose snapshots are kept unasked.
 pub(super) const SNAPSHOTS: usize = 100;
+/// Snapshots in memory: decisions that are made side by side don't end in the order of their ids,
+/// which says which are the newest.
+const HELD: usize = SNAPSHOTS + 64;
 
 /// What a decision was made on, as long as it is in memory.
 #[derive(Clone, Debug)]
@@ -120,7 +123,7 @@ impl History {
 
     pub(super) fn add(&mut self, held: Held) {
         self.held.push_back(held);
-        if self.held.len() > SNAPSHOTS {
+        if self.held.len() > HELD {
             self.held.pop_front();
         }
     }
@@ -135,9 +138,10 @@ impl History {
         self.held.iter().find(|held| held.id == id).cloned()
     }
 
-    /// The newest that is only in memory: older ones may be overtaken before it is their turn.
+    /// The newest that is only in memory and wanted: older ones may be overtaken before it is their
+    /// turn.
     pub(super) fn unsaved(&self) -> Option<Held> {
-        self.held.iter().rev().find(|held| !held.saved).cloned()
+        self.held.iter().rev().find(|held| !held.saved && self.wants(held.id)).cloned()
     }
 
     /// What a decision was made on is in blobs.

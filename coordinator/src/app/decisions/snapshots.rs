@@ -281,10 +281,13 @@ impl Decisions {
             let history = self.history.lock();
             (history.held(id), history.wants(id))
         };
+        if !wanted {
+            return Err(not_kept());
+        }
         if let Some(Held { snapshot, policy, .. }) = held {
             return Ok(Kept { snapshot, policy });
         }
-        let snapshot = record.snapshot_id.filter(|_| wanted).ok_or_else(not_kept)?;
+        let snapshot = record.snapshot_id.ok_or_else(not_kept)?;
         // Another coordinator may have written it.
         let paths = self.blobs_under(ROOT).await?;
         let is_part = |path: &&String| {
