@@ -72,9 +72,9 @@ fn record(id: u8, gib: u64, flaw: u8, vms: &[ModelVm]) -> Map<String, Value> {
         "headnode": flaw == 3, "reservoir": flaw == 4, "reservation_ratio": 0.15,
         "current_platform": format!("202301{:02}T000000Z", id % 9 + 1),
         "last_boot": "2022-01-01T00:00:00.000Z", "rack_identifier": format!("r{}", id % 3),
-        "next_reboot": if id % 3 == 0 { json!("2030-01-05T00:00:00.000Z") } else { json!(null) },
+        "next_reboot": if id.is_multiple_of(3) { json!("2030-01-05T00:00:00.000Z") } else { json!(null) },
         "traits": if flaw == 5 { json!({"ssd": true}) } else { json!({}) },
-        "overprovision_ratios": {"cpu": 4, "ram": if id % 4 == 0 { 2 } else { 1 }, "disk": 1},
+        "overprovision_ratios": {"cpu": 4, "ram": if id.is_multiple_of(4) { 2 } else { 1 }, "disk": 1},
         "memory_available_bytes": bytes, "memory_total_bytes": bytes,
         "disk_pool_size_bytes": 4_000_u64 << 30, "disk_pool_alloc_bytes": 0,
         "disk_system_used_bytes": 0, "disk_installed_images_used_bytes": 0,
@@ -83,7 +83,7 @@ fn record(id: u8, gib: u64, flaw: u8, vms: &[ModelVm]) -> Map<String, Value> {
         "sysinfo": {
             "Live Image": "20230101T000000Z", "SDC Version": "7.0", "CPU Total Cores": 16,
             "System Type": if flaw == 8 { "Virtual" } else { "Linux" },
-            "Zpool Encrypted": flaw == 6, "Bhyve Capable": id % 2 == 0, "HVM API": id % 5 == 0,
+            "Zpool Encrypted": flaw == 6, "Bhyve Capable": id.is_multiple_of(2), "HVM API": id.is_multiple_of(5),
             "Network Interfaces": {"net0": {
                 "Link Status": if flaw == 7 { "down" } else { "up" }, "NIC Names": ["admin"],
             }},

@@ -96,7 +96,7 @@ mod tests {
         nic.extend(given.clone());
         nic.retain(|_, value| !value.is_null());
         sync(&mut nic, &given);
-        assert_eq!(Value::Object(nic), expected);
+        assert_eq!(nic, object(expected));
     }
 
     #[test]
