@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use crate::config::Config;
 use crate::fingerprint::server_id;
-use crate::news::News;
+use crate::news::{News, NoUuid};
 use crate::num::display;
 use crate::persist::{Classes, ShardMap};
 use crate::promises::{Extra, Promised, Promises, Ticket};
@@ -21,11 +21,6 @@ use crate::server::{Nics, Parsed, Platform, Server};
 use crate::server_name::ServerName;
 use crate::snapshot::{CHUNK, Chunk, Snapshot};
 use crate::vm::Vm;
-
-/// A record without the member `uuid`, or with one that is no text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a server's record needs a uuid")]
-pub struct NoUuid;
 
 /// All servers, kept ready for requests.
 #[derive(Clone, Debug)]

@@ -9,9 +9,13 @@ use serde_json::{Map, Value};
 use uuid::Uuid;
 
 use crate::figures::Figures;
-use crate::fleet::NoUuid;
 use crate::server::Parsed;
 use crate::vm::Vm;
+
+/// A record without the member `uuid`, or with one that is no text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a server's record needs a uuid")]
+pub struct NoUuid;
 
 /// A record, and what was read of it.
 pub(crate) type Record = (Arc<Map<String, Value>>, Arc<Parsed>);

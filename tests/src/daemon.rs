@@ -158,8 +158,7 @@ fn spawn(name: &str, args: &[String], env: &[(String, String)], log: &Path) -> C
         None => Command::new(program),
         Some(mib) => {
             let data = args.iter().skip_while(|a| *a != "--data-dir").nth(1).expect("a data dir");
-            let script =
-                "mkdir -p $1 && mount -t tmpfs -o size=$2m limited $1 && shift 2 && exec $@";
+            let script = "mkdir -p $1 && mount -t tmpfs -o mode=700,size=$2m limited $1 && shift 2 && exec $@";
             let mut command = Command::new("unshare");
             command.args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"]);
             command.args([data, mib]).arg(program);
