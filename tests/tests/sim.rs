@@ -123,8 +123,9 @@ fn sim_seeds_keep_the_invariants() {
     assert!(total.complete > total.failed, "most requests are sound");
 }
 
-/// Seeds within which a planted defect must be found.
-const FIND: u64 = 200;
+/// Seeds within which a planted defect must be found. The rarest needs a connection that ends in the
+/// very moment in which the failure of a create is stored: one seed in 100 to 200 has that.
+const FIND: u64 = 400;
 
 #[test]
 fn sim_planted_defects_are_found_by_name() {
