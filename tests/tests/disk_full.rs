@@ -155,7 +155,12 @@ async fn daemons_start_on_a_full_disk_and_remove_what_is_there() {
 
     client.get("/ping").await.expect(200);
     agent.wait_status(&client, "running", LONG).await;
-    client.get(&format!("/vms/{vm}")).await.expect(200);
+    // Its report comes after the first sign of life.
+    wait_for("the VM is known", LONG, || async {
+        let answer = client.get(&format!("/vms/{vm}")).await;
+        if answer.status == 200 { Ok(()) } else { Err(answer.text) }
+    })
+    .await;
     let refused = client.post(TICKETS, &ticket).await;
     let made = made.as_str().expect("a uuid");
     client.delete(&format!("/tickets/{made}")).await.expect(204);
