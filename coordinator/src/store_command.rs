@@ -10,7 +10,7 @@ use muster_coordinator::config::Config;
 use muster_coordinator::store::raise_epoch;
 use muster_shared::clock::{Clock as _, SystemClock};
 use muster_shared::config::EXIT_CONFIG;
-use muster_shared::kv::{Contents, Engine, Report, open_as, restore};
+use muster_shared::kv::{Contents, Engine, Report, SharedKv, restore};
 use muster_shared::threads::OsThreads;
 use muster_shared::units::MIB;
 
@@ -92,15 +92,12 @@ fn restore_if(accepted: Option<&Path>, folder: &Path, config: &Config) -> anyhow
         .build()
         .context("start the runtime")?;
     let (to, cache, now) = (config.store.engine, cache_bytes(config), SystemClock::new().wall());
-    let done = restore(to, folder, cache, &OsThreads, now, runtime.handle());
+    // What the lost commits were numbered must not be given to others.
+    let number_anew = |kv: &SharedKv| -> anyhow::Result<()> {
+        runtime.block_on(raise_epoch(kv.as_ref())).map(drop).context("number commits anew")
+    };
+    let done = restore(to, folder, cache, &OsThreads, now, runtime.handle(), number_anew);
     let done = done.context("restore the store")?;
-    runtime.block_on(async {
-        let kv = open_as(to, folder, cache, &OsThreads, now).await.context("open the new store")?;
-        // What the lost commits were numbered must not be given to others.
-        let raised = raise_epoch(kv.as_ref()).await.context("number commits anew");
-        kv.close().await;
-        raised.map(drop)
-    })?;
     print(&format!(
         "Restored {} records. The damaged store is kept in {}; remove it once nobody misses \
          anything.\n",

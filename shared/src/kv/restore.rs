@@ -21,20 +21,22 @@ pub struct Restored {
 }
 
 /// Copies every record that can be read of the map in `folder`, which nobody has open, to a new map
-/// on `engine`, and puts that in its place. The old folder stays, under a name with `now` in it.
-/// What can't be read is lost; the report names it. Blocks.
+/// on `engine`, has `finish` write to it what has to be there from the start, and puts it in the old
+/// one's place. The old folder stays, under a name with `now` in it. What can't be read is lost; the
+/// report names it. Blocks.
 ///
 /// # Errors
-/// [`KvError::Damaged`]: there is no map; [`KvError::InUse`], [`KvError::Full`], [`KvError::Io`]:
-/// the map is as it was.
-pub fn restore(
+/// [`KvError::Damaged`]: there is no map; [`KvError::InUse`], [`KvError::Full`], [`KvError::Io`], or
+/// that of `finish`. The map is as it was.
+pub fn restore<E: From<KvError>>(
     engine: Engine,
     folder: &Path,
     cache_bytes: u64,
     threads: &dyn Threads,
     now: Timestamp,
     runtime: &Handle,
-) -> Result<Restored, KvError> {
+    finish: impl FnOnce(&SharedKv) -> Result<(), E>,
+) -> Result<Restored, E> {
     let conversion = Conversion { folder, cache_bytes, threads };
     conversion.finish()?;
     let from = Engine::of(folder).ok_or_else(|| damaged(folder, "there is no map"))?;
@@ -43,7 +45,7 @@ pub fn restore(
     let mut writer =
         Writer { target: &target, runtime, changes: Vec::new(), bytes: 0, failed: None };
     let report = from.read_sound(folder, cache_bytes, &mut |key, value| writer.add(key, value));
-    let written = writer.finish();
+    let written = writer.finish().map_err(E::from).and_then(|()| finish(&target));
     runtime.block_on(target.close());
     let report = report?;
     written?;
@@ -121,7 +123,11 @@ mod tests {
     /// Restores to the default engine.
     fn restored(runtime: &Handle, folder: &Path) -> (Restored, Records) {
         let now = Timestamp::UNIX_EPOCH;
-        let done = restore(Engine::Redb, folder, CACHE_BYTES, &OsThreads, now, runtime).unwrap();
+        let done =
+            restore::<KvError>(Engine::Redb, folder, CACHE_BYTES, &OsThreads, now, runtime, |_| {
+                Ok(())
+            });
+        let done = done.unwrap();
         let kept = read(runtime, Engine::Redb, folder);
         assert_eq!(u64::try_from(kept.len()).unwrap(), done.report.contents.records);
         assert!(done.aside.exists());
@@ -192,15 +198,19 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_without_a_map_is_left_alone() {
+    fn what_cannot_be_restored_is_left_alone() {
         let (runtime, dir) = (runtime(), tempfile::tempdir().unwrap());
         let folder = dir.path().join("store");
         let now = Timestamp::UNIX_EPOCH;
         let handle = runtime.handle();
-        let done = restore(Engine::Redb, &folder, CACHE_BYTES, &OsThreads, now, handle);
-        assert!(done.unwrap_err().is_damage());
+        let refuse = |_: &SharedKv| Err(KvError::Busy);
+        let restore =
+            || restore(Engine::Redb, &folder, CACHE_BYTES, &OsThreads, now, handle, refuse);
+        assert!(restore().unwrap_err().is_damage());
         assert!(!folder.exists());
         write(handle, Engine::Sled, &folder);
+        assert!(matches!(restore().unwrap_err(), KvError::Busy));
+        assert_eq!(read(handle, Engine::Sled, &folder), records(), "it is as it was");
         std::fs::write(folder.join(sled::LOG), [0; 100]).unwrap();
         let (done, kept) = restored(handle, &folder);
         assert!(kept.is_empty() && !done.report.damages.is_empty(), "{done:?}");
