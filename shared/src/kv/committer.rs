@@ -303,10 +303,13 @@ impl<W: Writer> Committer<W> {
     }
 
     fn lend_reserve(&mut self) -> Result<bool, KvError> {
-        self.is_reserve_due = true;
-        let path = self.folder.display();
-        tracing::warn!(%path, "the file system is full: the room kept in reserve is given back");
-        self.reserve.lend().map_err(|e| io_error("give back room of", e))
+        let is_lent = self.reserve.lend().map_err(|e| io_error("give back room of", e))?;
+        if is_lent {
+            self.is_reserve_due = true;
+            let path = self.folder.display();
+            tracing::warn!(%path, "the file system is full: the room kept in reserve is given back");
+        }
+        Ok(is_lent)
     }
 
     /// Takes the reserve as soon as there is room for it. Without it all goes on; only a full file
