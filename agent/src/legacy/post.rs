@@ -95,8 +95,9 @@ impl Poster {
                     self.register().await;
                 }
                 () = quiet.as_mut(), if dirty => {
-                    dirty = !self.status().await;
+                    // First: what changes while the status is on its way is not in it.
                     vms.mark_unchanged();
+                    dirty = !self.status().await;
                     quiet.set(sleep(STATUS_GAP));
                     period.set(sleep(STATUS_PERIOD));
                 }
