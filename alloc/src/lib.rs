@@ -23,10 +23,11 @@
 //!            "owner_uuid": "dea0834e-4747-4f77-aed4-b2a2737b59a8", "brand": "kvm"},
 //!     "image": {}, "nic_tags": ["admin"],
 //! });
-//! let request = Request::parse(body.as_object().unwrap()).unwrap();
+//! let request = Request::parse(body.as_object().ok_or("no object")?).map_err(|e| format!("{e:?}"))?;
 //! let options = Options { only_ready: true, seed: 7, ..Options::default() };
 //! let outcome = allocate(&fleet.snapshot(), &request, &config, &options);
 //! assert_eq!(outcome.failure(), "received by DAPI");
+//! # Ok::<(), String>(())
 //! ```
 #![forbid(unsafe_code)]
 

@@ -112,7 +112,7 @@ fn import_sapi(file: &Path) -> Result<(), String> {
 }
 
 fn main() -> ExitCode {
-    let args = match Args::try_parse() {
+    let mut args = match Args::try_parse() {
         Ok(args) => args,
         Err(error) => {
             // An error here means that stderr is gone, and with it the way to say so.
@@ -129,7 +129,6 @@ fn main() -> ExitCode {
             }
         };
     }
-    let mut args = args;
     let store_command = match args.command.take() {
         Some(Command::Store(command)) => Some(command),
         _ => None,

@@ -8,7 +8,7 @@ use nix::errno::Errno;
 /// The disk under one folder.
 #[derive(Debug)]
 pub struct DyingDisk {
-    library: PathBuf,
+    preload: PathBuf,
     switch: PathBuf,
 }
 
@@ -19,14 +19,14 @@ impl DyingDisk {
     /// If the library can't be built: the C compiler is the one that Rust links with.
     #[must_use]
     pub fn new(dir: &Path) -> Self {
-        let library = dir.join("dying_disk.so");
+        let preload = dir.join("dying_disk.so");
         let source = crate::repository().join("tests/src/dying_disk.c");
         #[expect(clippy::disallowed_methods, reason = "the test's tools are processes")]
         let mut cc = Command::new("cc");
-        let cc = cc.args(["-O2", "-shared", "-fPIC", "-o"]).args([&library, &source]).arg("-ldl");
+        let cc = cc.args(["-O2", "-shared", "-fPIC", "-o"]).args([&preload, &source]).arg("-ldl");
         let built = cc.output().expect("the C compiler starts");
         assert!(built.status.success(), "cc: {}", String::from_utf8_lossy(&built.stderr));
-        Self { library, switch: dir.join("dying_disk.switch") }
+        Self { preload, switch: dir.join("dying_disk.switch") }
     }
 
     /// What a process needs in its environment to have `folder` on this disk.
@@ -37,7 +37,7 @@ impl DyingDisk {
     pub fn environment(&self, folder: &Path) -> Vec<(String, String)> {
         let folder = folder.canonicalize().expect("the folder is there");
         let pairs = [
-            ("LD_PRELOAD", &self.library),
+            ("LD_PRELOAD", &self.preload),
             ("DYING_FOLDER", &folder),
             ("DYING_SWITCH", &self.switch),
         ];
