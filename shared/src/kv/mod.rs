@@ -13,6 +13,7 @@ mod contents;
 mod engine;
 mod ledger;
 mod mem;
+mod panics;
 mod redb;
 mod restore;
 mod sled;

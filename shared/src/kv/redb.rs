@@ -13,7 +13,6 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 use std::ops::ControlFlow;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -28,6 +27,7 @@ use super::acknowledged::Acknowledged;
 use super::committer::{Changes, Queue, Writer, make_room_to_open};
 use super::contents::{Report, Sum};
 use super::ledger::Ledger;
+use super::panics::caught;
 use super::{Change, Kv, KvError, damaged, io_error, sync_dir};
 use crate::folders::make_private;
 use crate::threads::Threads;
@@ -180,10 +180,9 @@ fn guarded<T>(
     path: &Path,
     f: impl FnOnce() -> Result<T, Failure>,
 ) -> Result<T, KvError> {
-    match catch_unwind(AssertUnwindSafe(f)) {
-        Ok(outcome) => outcome.map_err(|failure| failure.in_folder(action, path)),
-        Err(_) => Err(damaged(path, &format!("redb panicked: {action}"))),
-    }
+    caught(f)
+        .map_err(|panic| damaged(path, &format!("{action}: redb panicked: {panic}")))?
+        .map_err(|failure| failure.in_folder(action, path))
 }
 
 /// An error of redb's.

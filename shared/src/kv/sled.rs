@@ -19,7 +19,6 @@ pub(super) use self::look::verify;
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -30,6 +29,7 @@ use parking_lot::RwLock;
 use super::acknowledged::Acknowledged;
 use super::committer::{Changes, Queue, Writer, make_room_to_open};
 use super::ledger::Ledger;
+use super::panics::caught;
 use super::{Change, Kv, KvError, damaged, io_error, is_malformed, sync_dir};
 use crate::error_chain::Chain;
 use crate::folders::make_private;
@@ -251,10 +251,9 @@ fn open_db(path: &Path, cache_bytes: u64) -> Result<sled::Db, KvError> {
     // Without sled's own flusher only the committer writes: a flusher would also move pages
     // while a batch is applied.
     let config = sled::Config::new().path(path).cache_capacity(cache_bytes).flush_every_ms(None);
-    match catch_unwind(AssertUnwindSafe(|| config.open())) {
-        Ok(opened) => opened.map_err(|e| open_error(path, e)),
-        Err(_) => Err(damaged(path, "sled panicked when it read the log")),
-    }
+    caught(|| config.open())
+        .map_err(|panic| damaged(path, &format!("sled panicked when it read the log: {panic}")))?
+        .map_err(|e| open_error(path, e))
 }
 
 /// sled takes a log whose beginning it can't read for an empty one. So the first start writes an

@@ -6,11 +6,11 @@
 
 use std::fs::File;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use super::super::acknowledged::Acknowledged;
 use super::super::contents::{Report, Sum};
+use super::super::panics::caught;
 use super::super::{KvError, damaged, io_error};
 use super::{FORMAT, LOG, layout, open_db, sled_error};
 
@@ -119,8 +119,9 @@ impl LogCopy {
         each: impl FnMut(&[u8], &[u8]),
     ) -> Result<(), KvError> {
         // sled panics on some kinds of damage, on others only when what it opened is used.
-        catch_unwind(AssertUnwindSafe(|| self.read_all(path, cache_bytes, each)))
-            .unwrap_or_else(|_| Err(damaged(path, "sled panicked when it read the records")))
+        caught(|| self.read_all(path, cache_bytes, each)).unwrap_or_else(|panic| {
+            Err(damaged(path, &format!("sled panicked when it read the records: {panic}")))
+        })
     }
 
     fn read_all(
