@@ -17,12 +17,14 @@ use muster_tests::wait::wait_for;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 const PAUSED: &str = "CN Agent is not accepting tasks for maintenance";
 /// Errors that the agent takes for orders of the test.
 const HANG_UP: &str = "hang up";
 const HANG: &str = "hang";
+const HOLD: &str = "hold";
+const REDIRECT: &str = "redirect";
 
 #[derive(Default)]
 struct State {
@@ -33,12 +35,17 @@ struct State {
     callers: Vec<(String, String)>,
 }
 
+/// Requests that the coordinator has open to one agent at most.
+const MAX_OPEN: usize = 32;
+
 /// The agent of one server.
 struct OldAgent {
     uuid: String,
     address: SocketAddr,
     state: Arc<Mutex<State>>,
     changed: Arc<Notify>,
+    /// Whether the held tasks may end.
+    released: watch::Sender<bool>,
 }
 
 impl OldAgent {
@@ -50,6 +57,7 @@ impl OldAgent {
             address: listener.local_addr().expect("bound"),
             state: Arc::default(),
             changed: Arc::default(),
+            released: watch::Sender::new(false),
         });
         let serving = Arc::clone(&agent);
         tokio::spawn(async move {
@@ -155,7 +163,11 @@ impl OldAgent {
             _ => (404, Some(json!({ "code": "ResourceNotFound", "message": "no such route" }))),
         };
         let body = body.map(|body| Bytes::from(body.to_string())).unwrap_or_default();
-        let answer = Response::builder().status(status).header("content-type", "application/json");
+        let mut answer =
+            Response::builder().status(status).header("content-type", "application/json");
+        if status == 302 {
+            answer = answer.header("location", "/tasks");
+        }
         Ok(answer.body(Full::new(body)).expect("a plain answer"))
     }
 
@@ -180,6 +192,12 @@ impl OldAgent {
             Some("nop") => match params["error"].as_str() {
                 Some(HANG_UP) => return Err(std::io::ErrorKind::ConnectionAborted.into()),
                 Some(HANG) => std::future::pending().await,
+                Some(REDIRECT) => return Ok((302, None)),
+                Some(HOLD) => {
+                    let mut released = self.released.subscribe();
+                    released.wait_for(|it| *it).await.expect("the agent lives as long");
+                    (200, json!({}))
+                }
                 Some(error) => (500, json!({ "error": error })),
                 None => (200, json!({})),
             },
@@ -284,6 +302,35 @@ async fn a_task_is_sent_once_at_most() {
     agent.wait_running(&client).await;
     assert_eq!(nop(&client, &agent, &json!({})).await["status"], "complete");
     assert_eq!(agent.asked(), 3);
+}
+
+#[tokio::test]
+async fn requests_to_one_agent_are_bounded_and_the_rest_waits() {
+    let coordinator = coordinator();
+    let client = coordinator.client();
+    let agent = OldAgent::start(&client).await;
+    // No redirect is followed: whoever answers could send a task anywhere.
+    let redirected = nop(&client, &agent, &json!({ "error": REDIRECT })).await;
+    assert_eq!(error_of(&redirected), "the agent answered 302 Found");
+    assert_eq!(agent.asked(), 1);
+
+    let mut ids = Vec::new();
+    for _ in 0..MAX_OPEN + 8 {
+        let started = client.post(&agent.path("/nop"), &json!({ "error": HOLD })).await.expect(200);
+        ids.push(started["id"].as_str().expect("an id").to_owned());
+    }
+    wait_for("all places are taken", Duration::from_secs(30), || async {
+        if agent.asked() == 1 + MAX_OPEN { Ok(()) } else { Err(agent.asked()) }
+    })
+    .await;
+    // What needs no place is answered while they are taken, and after it no more were sent.
+    client.post(&agent.path("/cn-agent/resume"), &json!({})).await.expect(204);
+    assert_eq!(agent.asked(), 1 + MAX_OPEN);
+    agent.released.send_replace(true);
+    for id in &ids {
+        assert_eq!(client.wait_task(id, 60).await["status"], "complete");
+    }
+    assert_eq!(agent.asked(), 1 + ids.len(), "each once");
 }
 
 #[tokio::test]
