@@ -165,6 +165,17 @@ pub fn space(path: &Path) -> Result<Space, DriverError> {
     })
 }
 
+/// [`space`], beside the async threads: a file system that hangs does not answer this either.
+///
+/// # Errors
+/// The file system failed.
+#[expect(clippy::disallowed_methods, reason = "the other calls here do the same within tokio")]
+pub async fn space_beside(path: &Path) -> Result<Space, DriverError> {
+    let owned = path.to_owned();
+    let asked = tokio::task::spawn_blocking(move || space(&owned)).await;
+    asked.map_err(|error| DriverError::failed("read the free space", error))?
+}
+
 /// What a file takes on disk, bytes: holes are not counted.
 ///
 /// # Errors

@@ -3,6 +3,7 @@
 
 mod canonical;
 pub mod identity;
+mod pool;
 mod reporter;
 pub mod setup;
 pub mod sim;

@@ -11,6 +11,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
 
+use super::pool::PoolFigures;
 use super::{Facts, UsageSampler, status};
 use crate::drivers::DriverError;
 use crate::drivers::compute::{Compute, GuestFacts};
@@ -43,6 +44,7 @@ pub struct ReporterParts {
 pub struct Reporter {
     parts: ReporterParts,
     usage: UsageSampler,
+    pool: PoolFigures,
     pool_remark: Mutex<Option<String>>,
     sysinfo: watch::Sender<Arc<SysinfoDocument>>,
     collected_at: Mutex<Option<Duration>>,
@@ -58,6 +60,7 @@ impl Reporter {
         let facts = Arc::clone(&parts.compute) as Arc<dyn GuestFacts>;
         Self {
             usage: UsageSampler::new(parts.clock.clone(), parts.vms.clone(), facts),
+            pool: PoolFigures::new(parts.storage.clone(), parts.clock.clone()),
             parts,
             pool_remark: Mutex::default(),
             sysinfo: watch::channel(Arc::default()).0,
@@ -169,8 +172,9 @@ impl Feed for Reporter {
         let parts = &self.parts;
         parts.vms.observe_all(&*parts.compute).await;
         let figures = parts.facts.figures().await?;
-        let usage = parts.storage.usage().await?;
-        let (vms, degraded) = (parts.vms.reports(), self.remarks());
+        let (usage, hangs) = self.pool.get().await?;
+        let (vms, mut degraded) = (parts.vms.reports(), self.remarks());
+        degraded.extend(hangs);
         let mut sample = status::sample(vms, figures, &usage, degraded, parts.clock.wall());
         let mut used = (*self.usage.latest()).clone();
         used.retain(|vm, _| sample.vms.contains_key(vm));
@@ -306,6 +310,30 @@ mod tests {
         guests.exit(vm.uuid, 0);
         let after = reporter.sample().await.unwrap();
         assert_ne!(after.vms[&vm.uuid].vm.zone_state, "running");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pool_that_hangs_does_not_silence_its_node() {
+        let Bench { reporter, guests, faults, .. } = bench();
+        let vm = record(1);
+        reporter.parts.vms.create(vm.clone()).await.unwrap();
+        reporter.parts.compute.start(&vm, &[], &[]).await.unwrap();
+        let before = reporter.sample().await.unwrap();
+        assert_eq!(before.degraded, Vec::<String>::new());
+        faults.fail_nth("storage.usage", 1, Fault::hangs());
+        guests.exit(vm.uuid, 0);
+        let soon = Duration::from_secs(10);
+        for _ in 0..3 {
+            let sample = tokio::time::timeout(soon, reporter.sample()).await.unwrap().unwrap();
+            assert_ne!(sample.vms[&vm.uuid].vm.zone_state, "running");
+            assert_eq!(sample.figures.zpool_status, before.figures.zpool_status);
+            assert!(sample.degraded[0].contains("does not answer"), "{:?}", sample.degraded);
+        }
+        // Nobody asks again before there is an answer: each question holds a thread.
+        assert_eq!(faults.calls("storage.usage"), 2);
+        tokio::time::sleep(crate::drivers::faults::HANG).await;
+        reporter.sample().await.unwrap_err();
+        assert_eq!(reporter.sample().await.unwrap().degraded, Vec::<String>::new());
     }
 
     #[tokio::test(start_paused = true)]

@@ -232,6 +232,8 @@ fn read(path: &Path, vm: VmUuid) -> Result<VmRecord, Unusable> {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::future::LocalBoxFuture;
+
     use super::*;
     use crate::vms::sim::record;
 
@@ -252,6 +254,32 @@ mod tests {
         assert_eq!(records.load().await.unwrap().records, [record(2)]);
         let left = std::fs::read_dir(folder.path().join("vms")).unwrap().count();
         assert_eq!(left, 1);
+    }
+
+    /// While its records are synced to a slow disk, the agent has other things to do.
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "the only thread for blocking work is taken")]
+    fn records_are_read_and_written_beside_the_async_threads() {
+        let folder = tempfile::tempdir().unwrap();
+        let records = FileVmRecords::open(folder.path()).unwrap();
+        let one = record(1);
+        let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).build();
+        runtime.unwrap().block_on(async {
+            let works: [LocalBoxFuture<'_, Result<(), DriverError>>; 4] = [
+                Box::pin(records.put(&one, true)),
+                Box::pin(records.archive(&one, b"login:")),
+                Box::pin(async { records.load().await.map(drop) }),
+                Box::pin(records.remove(one.uuid)),
+            ];
+            for mut work in works {
+                let (release, held) = std::sync::mpsc::sync_channel::<()>(1);
+                let other = tokio::task::spawn_blocking(move || held.recv());
+                assert!(futures_util::poll!(work.as_mut()).is_pending(), "it blocked this thread");
+                drop(release);
+                other.await.unwrap().unwrap_err();
+                work.await.unwrap();
+            }
+        });
     }
 
     #[tokio::test]

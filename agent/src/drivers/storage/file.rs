@@ -415,7 +415,7 @@ impl Storage for FileStorage {
     }
 
     async fn usage(&self) -> Result<Usage, DriverError> {
-        let space = files::space(&self.config.storage_dir)?;
+        let space = files::space_beside(&self.config.storage_dir).await?;
         let mut usage = Usage {
             pool: self.config.pool.clone(),
             size_bytes: space.size_bytes,

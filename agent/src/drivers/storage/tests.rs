@@ -232,6 +232,23 @@ async fn a_disk_is_a_clone_that_leaves_its_image_alone() {
     assert!(start.windows(name.len()).any(|window| window == name.as_bytes()));
 }
 
+/// Every change of a VM is reported, and each report has these figures.
+#[tokio::test]
+async fn disks_that_are_known_are_not_opened_for_a_report() {
+    let node = Node::new().await;
+    let storage = node.file(Arc::new(SystemExec::new())).await;
+    let made = storage.create_disk(&spec(vm(1), 0, None, Some(3)), &task("one")).await.unwrap();
+    assert_eq!(storage.usage().await.unwrap().disks_virtual_bytes, 3 * MIB);
+    // One that is no disk any more would be left out, if somebody looked.
+    let mut file = std::fs::OpenOptions::new().write(true).open(&made.path).unwrap();
+    std::io::Write::write_all(&mut file, b"damaged").unwrap();
+    assert_eq!(storage.usage().await.unwrap().disks_virtual_bytes, 3 * MIB);
+    // Another file under its name is another disk.
+    let other = storage.create_disk(&spec(vm(2), 0, None, Some(5)), &task("one")).await.unwrap();
+    std::fs::rename(other.path, made.path).unwrap();
+    assert_eq!(storage.usage().await.unwrap().disks_virtual_bytes, 5 * MIB);
+}
+
 #[tokio::test]
 async fn a_damaged_disk_is_based_on_what_its_stamp_says() {
     let node = Node::new().await;

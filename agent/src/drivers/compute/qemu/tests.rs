@@ -1,6 +1,7 @@
 //! Real QEMU processes, emulated: most with a blank disk, one with the tiny guest.
 
 mod devices;
+mod host;
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,0 +1,62 @@
+//! The pool's figures, from a file system that may hang: what is to be told of the VMs does not
+//! wait for it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_shared::clock::SharedClock;
+use parking_lot::Mutex;
+use tokio::task::JoinHandle;
+
+use crate::drivers::DriverError;
+use crate::drivers::storage::{Storage, Usage};
+
+/// Longest wait for fresh figures.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The figures, and the question that is open.
+#[derive(Debug)]
+pub(super) struct PoolFigures {
+    storage: Arc<dyn Storage>,
+    clock: SharedClock,
+    // One at a time: each that hangs holds a thread.
+    question: tokio::sync::Mutex<Option<JoinHandle<Result<Usage, DriverError>>>>,
+    latest: Mutex<Option<(Duration, Usage)>>,
+}
+
+impl PoolFigures {
+    pub(super) fn new(storage: Arc<dyn Storage>, clock: SharedClock) -> Self {
+        Self { storage, clock, question: tokio::sync::Mutex::default(), latest: Mutex::default() }
+    }
+
+    /// Fresh figures; or the latest there are, with a word for people, while nobody answers.
+    ///
+    /// # Errors
+    /// The figures could not be read, or there never were any.
+    pub(super) async fn get(&self) -> Result<(Usage, Option<String>), DriverError> {
+        let mut question = self.question.lock().await;
+        let asked = question.get_or_insert_with(|| {
+            let storage = Arc::clone(&self.storage);
+            // Ends with its answer, or with the agent's runtime.
+            tokio::spawn(async move { storage.usage().await })
+        });
+        let Ok(answer) = tokio::time::timeout(PATIENCE, asked).await else {
+            return self.without_answer();
+        };
+        *question = None;
+        let usage = answer.map_err(|error| DriverError::failed("read the pool", error))??;
+        *self.latest.lock() = Some((self.clock.monotonic(), usage.clone()));
+        Ok((usage, None))
+    }
+
+    fn without_answer(&self) -> Result<(Usage, Option<String>), DriverError> {
+        let Some((at, usage)) = self.latest.lock().clone() else {
+            let late = std::io::Error::from(std::io::ErrorKind::TimedOut);
+            return Err(DriverError::failed("read the pool", late));
+        };
+        let age = self.clock.monotonic().saturating_sub(at).as_secs();
+        let text = format!("pool {} does not answer: its figures are {age} s old", usage.pool);
+        tracing::warn!(text);
+        Ok((usage, Some(text)))
+    }
+}
