@@ -196,6 +196,13 @@ impl Running {
         self.engine.broken()
     }
 
+    /// The data folder is gone, and the journal with it: takes no more tasks and says why.
+    pub fn lose_data(&self, what: &str) {
+        let why = format!("the data folder is lost ({what}): the agent starts again");
+        self.drivers.report.set_data_remark(why.clone());
+        self.engine.lose_journal(why);
+    }
+
     /// Whether the engine and every link move.
     #[must_use]
     pub fn is_alive(&self, limit: Duration) -> bool {

@@ -2,6 +2,7 @@
 
 use std::io::Write as _;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,15 +39,22 @@ Examples:
 Every key can also be an environment variable: MUSTER_AGENT__COMPUTE__ACCEL is compute.accel.
 
 Exit status: 0 after SIGTERM or SIGINT (guests go on), 64 for a bad configuration, 70 when the disk
-of its journal failed (start it again), 1 for anything else.";
+of its journal failed or its data folder is gone (start it again), 1 for anything else.";
 
 /// Nothing can be recorded any more.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the task journal failed, see the log")]
 struct JournalFailed;
 
+/// What was noted is gone, and what would be noted is lost.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("the data folder is lost: {0} is gone")]
+struct DataLost(String);
+
 /// Tasks that run get so long to end before the agent stops; the others go on at the next start.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Time to tell coordinators, and for a step that runs, before the agent ends without its data.
+const FAREWELL: Duration = Duration::from_secs(1);
 /// An engine or a link that has not moved for so long is stuck.
 const STUCK: Duration = Duration::from_secs(10);
 /// How often the process looks at itself.
@@ -153,7 +161,7 @@ fn main() -> ExitCode {
 fn exit_code(error: &anyhow::Error) -> ExitCode {
     if error.chain().any(|cause| cause.is::<TlsError>()) {
         EXIT_CONFIG.into()
-    } else if error.is::<JournalFailed>() {
+    } else if error.is::<JournalFailed>() || error.is::<DataLost>() {
         EXIT_FAILED.into()
     } else {
         ExitCode::FAILURE
@@ -239,6 +247,7 @@ async fn serve(config: &Config, folders: &Folders) -> anyhow::Result<()> {
     let called = called.context("read the address of legacy.listen")?;
     let listen = ListenAddress::Tcp(called.unwrap_or(address));
     let (agent, parts) = startup::open(config, folders, &listen).await?;
+    let data = folders.presence()?;
     let (clock, entropy, report) =
         (parts.clock.clone(), parts.entropy.clone(), parts.drivers.report.clone());
     tracing::info!(
@@ -257,6 +266,7 @@ async fn serve(config: &Config, folders: &Folders) -> anyhow::Result<()> {
     announce(address)?;
 
     let broken = running.broken();
+    let mut lost = pin!(data.lost());
     let mut look = tokio::time::interval(LOOK);
     let outcome = loop {
         tokio::select! {
@@ -264,13 +274,20 @@ async fn serve(config: &Config, folders: &Folders) -> anyhow::Result<()> {
             _ = terminate.recv() => break Ok(()),
             _ = interrupt.recv() => break Ok(()),
             () = broken.cancelled() => break Err(JournalFailed.into()),
+            lost = &mut lost => {
+                let lost = lost.display().to_string();
+                running.lose_data(&lost);
+                tokio::time::sleep(FAREWELL).await;
+                break Err(DataLost(lost).into());
+            }
             _ = hangup.recv() => report.poke_sysinfo(),
             _ = look.tick() => beat(&running),
         }
     };
     notify(&[NotifyState::Stopping]);
     tracing::info!("stopping");
-    running.shut_down(PATIENCE).await;
+    // Without its journal a task does not get any further.
+    running.shut_down(if outcome.is_ok() { PATIENCE } else { FAREWELL }).await;
     stop.cancel();
     if tokio::time::timeout(Duration::from_secs(2), http).await.is_err() {
         tracing::warn!("the local HTTP did not stop");

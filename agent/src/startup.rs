@@ -24,7 +24,7 @@ use crate::drivers::node::{Document, FileDocuments};
 use crate::drivers::settings::FileSettings;
 use crate::drivers::storage::{DISKS, FileStorage, FileStorageConfig};
 use crate::drivers::{Drivers, host, images};
-use crate::host::{SharedExec, SystemExec, procfs};
+use crate::host::{Presence, SharedExec, SystemExec, procfs};
 use crate::report::sysinfo::{LinuxFacts, SysinfoConfig};
 use crate::report::{Reporter, ReporterParts, identity, setup};
 use crate::tasks::registry::{Faults, KillAt, Registry};
@@ -51,6 +51,8 @@ pub struct Folders {
 
 /// Lies in each folder that one agent at a time may use.
 const LOCK_FILE: &str = "agent.lock";
+/// The folder of the VM records in the data folder.
+const VMS: &str = "vms";
 
 impl Folders {
     /// Makes and locks them; the kernel frees the lock when the process ends.
@@ -82,6 +84,16 @@ impl Folders {
             folders.restore()?;
         }
         Ok(folders)
+    }
+
+    /// What of the data folder must stay where it is while the agent runs; there once [`open`] is
+    /// done.
+    ///
+    /// # Errors
+    /// Something of it is not there.
+    pub fn presence(&self) -> anyhow::Result<Presence> {
+        Presence::of(&self.data, &[LOCK_FILE, folder::NAME, VMS])
+            .with_context(|| format!("look at {}", self.data.display()))
     }
 
     /// Where copies of the files lie that say whose node this is. A copy beside the original
@@ -247,7 +259,7 @@ async fn drivers(
     let images = FileImages::open(images, exec.clone(), &clock, entropy.clone())
         .await
         .context("open the image store")?;
-    let records = FileVmRecords::open(folders.data.join("vms")).context("open the VM records")?;
+    let records = FileVmRecords::open(folders.data.join(VMS)).context("open the VM records")?;
     let node = Node {
         boot_id: agent.boot_id.clone(),
         server_uuid: Some(agent.server_uuid),

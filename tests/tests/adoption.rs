@@ -82,6 +82,44 @@ async fn guests_of_a_lost_data_folder_are_adopted_and_run_on() {
     assert_eq!(degraded(&agent).await, "[]");
 }
 
+/// Under a running agent, which could go on for long: all that it has open can still be written.
+#[tokio::test]
+async fn an_agent_whose_data_folder_is_removed_says_so_ends_and_adopts_its_guests() {
+    let coordinator = Coordinator::start();
+    let client = coordinator.client();
+    let disks = muster_tests::daemon::temp_dir();
+    let mut agent = Agent::with(&[&coordinator.agent_url()], &[&storage(disks.path())], &[]);
+    agent.wait_allocatable(&client).await;
+    let vm = running_vm(&agent, "stays").await;
+    let before = loaded(&client, &agent, &vm).await;
+
+    let data = agent.data_dir();
+    wait_for("the folder is gone", LONG, || async {
+        // The agent may make a file in it meanwhile.
+        std::fs::remove_dir_all(&data).ok();
+        if data.exists() { Err("it is there") } else { Ok(()) }
+    })
+    .await;
+    let code = agent.daemon().wait_exit(Duration::from_secs(30)).await;
+    assert_eq!(code, Some(70), "{}", agent.daemon().log());
+    assert!(!data.exists(), "it was made again");
+    let why = client.get(&format!("/why/server/{}", agent.server_uuid)).await.expect(200);
+    let said = why["remarks"].to_string();
+    assert!(said.contains("the data folder is lost"), "{why:#}");
+    assert_eq!(why["remarks"]["intake"], "paused", "{why:#}");
+
+    agent.restart();
+    agent.wait_allocatable(&client).await;
+    let after = loaded(&client, &agent, &vm).await;
+    for member in ["pid", "boot_timestamp", "alias", "state", "disks"] {
+        assert_eq!(after[member], before[member], "{member}");
+    }
+    let said = degraded(&agent).await;
+    assert!(said.contains("1 VMs had lost their records and were adopted"), "{said}");
+    agent.run_task("machine_reboot", &json!({ "uuid": vm, "force": true })).await;
+    assert_ne!(loaded(&client, &agent, &vm).await["pid"], before["pid"]);
+}
+
 #[tokio::test]
 async fn orphans_are_named_counted_and_left_alone_until_somebody_decides() {
     let coordinator = Coordinator::start();

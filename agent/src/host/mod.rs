@@ -5,6 +5,7 @@
 
 mod exec;
 mod fake;
+mod presence;
 mod process;
 pub mod procfs;
 mod syscalls;
@@ -14,5 +15,6 @@ pub use exec::{
     Command, Detached, Exec, ExecError, Exit, Output, Scope, SharedExec, Spawned, SystemExec,
 };
 pub use fake::FakeExec;
+pub use presence::Presence;
 pub use process::ProcessId;
 pub use threads::{Thread, Times, threads};

@@ -37,11 +37,15 @@ pub(super) fn pidfd_kill(pidfd: &OwnedFd, signal: i32) -> io::Result<()> {
 
 /// Waits until a descriptor is readable.
 pub(super) async fn readable(fd: OwnedFd) -> io::Result<()> {
+    register(fd)?.readable().await.map(drop)
+}
+
+/// A descriptor whose readiness to be read the runtime tells.
+pub(super) fn register(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: the descriptor is owned, stays open as long as the registration, and is the same
     // one at each call of `as_raw_fd`.
-    let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }
-        .map_err(|error| io::Error::other(error.to_string()))?;
-    fd.readable().await.map(drop)
+    unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) }
+        .map_err(|error| io::Error::other(error.to_string()))
 }
 
 /// Makes the child a session of its own that keeps none of the agent's descriptors, and that the

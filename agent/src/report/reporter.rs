@@ -46,6 +46,7 @@ pub struct Reporter {
     usage: UsageSampler,
     pool: PoolFigures,
     pool_remark: Mutex<Option<String>>,
+    data_remark: Mutex<Option<String>>,
     sysinfo: watch::Sender<Arc<SysinfoDocument>>,
     collected_at: Mutex<Option<Duration>>,
     // One collection at a time; who waits takes its result.
@@ -63,6 +64,7 @@ impl Reporter {
             pool: PoolFigures::new(parts.storage.clone(), parts.clock.clone()),
             parts,
             pool_remark: Mutex::default(),
+            data_remark: Mutex::default(),
             sysinfo: watch::channel(Arc::default()).0,
             collected_at: Mutex::default(),
             collecting: tokio::sync::Mutex::default(),
@@ -81,11 +83,17 @@ impl Reporter {
         *self.pool_remark.lock() = remark;
     }
 
+    /// Says what is wrong with the data folder, for people.
+    pub fn set_data_remark(&self, remark: String) {
+        *self.data_remark.lock() = Some(remark);
+    }
+
     /// What is wrong that only people can change, a line each.
     #[must_use]
     pub fn remarks(&self) -> Vec<String> {
         let mut remarks = self.parts.vms.remarks();
         remarks.extend(self.pool_remark.lock().clone());
+        remarks.extend(self.data_remark.lock().clone());
         remarks
     }
 

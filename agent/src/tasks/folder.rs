@@ -17,7 +17,7 @@ use super::journal::{Journal, JournalError};
 /// Page cache of the journal; the default of sled itself is 1 GiB.
 const CACHE_BYTES: u64 = 8 * MIB;
 /// Name of the folder in the data folder.
-const NAME: &str = "journal";
+pub const NAME: &str = "journal";
 /// Start of the names of those that were moved aside.
 const ASIDE: &str = "journal.corrupt.";
 

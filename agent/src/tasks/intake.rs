@@ -185,6 +185,9 @@ impl Engine {
     }
 
     pub(super) fn intake_of(&self, shared: &Shared) -> Intake {
+        if self.given_up.get().is_some() {
+            return Intake::Paused;
+        }
         if !shared.intake.drains.is_empty() {
             let mutating = |live: &Arc<Live>| live.handler.kind().class == Class::Mutate;
             let busy = shared.live.values().any(mutating) || !shared.recovered.is_empty();

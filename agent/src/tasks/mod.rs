@@ -7,6 +7,7 @@
 pub mod agents_uninstall;
 pub mod command_execute;
 mod control;
+mod ending;
 #[cfg(test)]
 mod engine_tests;
 mod events;

@@ -429,6 +429,9 @@ impl Engine {
     /// Writes to the journal; waits while its queue is full.
     pub(super) async fn write(&self, changes: Vec<Change>) -> Result<(), JournalError> {
         loop {
+            if self.given_up.get().is_some() {
+                return Err(JournalError::Kv { action: "write", source: KvError::Closed });
+            }
             match self.journal.commit(changes.clone()).await {
                 Err(JournalError::Kv { source: KvError::Busy, .. }) => sleep(BUSY_WAIT).await,
                 done => return done,

@@ -14,13 +14,12 @@
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use muster_shared::clock::SharedClock;
 use muster_shared::entropy::SharedEntropy;
-use muster_shared::error_chain::Chain;
 use muster_shared::ids::TaskId;
 use muster_shared::kv::{Change, SharedKv};
 use muster_shared::wire::{Code, Intake, Progress, TaskResult, Ticket};
@@ -129,6 +128,8 @@ pub struct Engine {
     /// Small changes of the journal that nobody waits for.
     pub(super) to_note: Mutex<Vec<Change>>,
     pub(super) broken: CancellationToken,
+    /// Why nothing is journaled any more.
+    pub(super) given_up: OnceLock<String>,
     pub(super) closing: CancellationToken,
 }
 
@@ -161,6 +162,7 @@ impl Engine {
             room_wanted: Notify::new(),
             to_note: Mutex::default(),
             broken: CancellationToken::new(),
+            given_up: OnceLock::new(),
             closing: CancellationToken::new(),
             parts,
         });
@@ -246,6 +248,9 @@ impl Engine {
             return Err(Refusal::new(Code::NotSupported, text));
         };
         let mutates = handler.kind().class == Class::Mutate;
+        if let Some(why) = self.given_up.get().filter(|_| mutates) {
+            return Err(Refusal::new(Code::JournalFull, why));
+        }
         if shared.stopping {
             return Err(Refusal::new(Code::Draining, "the agent is stopping"));
         }
@@ -404,19 +409,6 @@ impl Engine {
         self.changed.send_modify(|n| *n = n.wrapping_add(1));
     }
 
-    /// The journal can't be written: what is in memory may be ahead of the disk, so the process
-    /// has to end; see [`Engine::broken`].
-    pub(super) fn break_down(&self, error: &JournalError) {
-        tracing::error!(error = %Chain(error), "the task journal can't be written, giving up");
-        self.broken.cancel();
-    }
-
-    /// Cancelled when the journal failed: the process must end and start again.
-    #[must_use]
-    pub fn broken(&self) -> CancellationToken {
-        self.broken.clone()
-    }
-
     /// A counter that changes with every result, acknowledgement and change of intake.
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<u64> {
@@ -441,17 +433,6 @@ impl Engine {
         let shared = self.shared.lock();
         let queues = self.parts.registry.queues();
         queues.into_iter().map(|queue| (queue, shared.order.depth(queue.name))).collect()
-    }
-
-    /// Refuses new tasks, waits for those that run, at most `patience`. What still runs then
-    /// goes on from its journaled step after the next start.
-    pub async fn shut_down(&self, patience: Duration) {
-        self.shared.lock().stopping = true;
-        self.closing.cancel();
-        self.tracker.close();
-        if tokio::time::timeout(patience, self.tracker.wait()).await.is_err() {
-            tracing::info!("tasks are left to the next start of the agent");
-        }
     }
 
     /// How the task ended, if it is known and has.

@@ -110,3 +110,27 @@ async fn large_parameters_and_results_survive() {
     assert_eq!(Value::Object(record.params.clone()), params);
     assert_eq!(record.result["a"], true, "the result was journaled with its step");
 }
+
+/// Its files can be written as before, and are gone with the process.
+#[tokio::test(start_paused = true)]
+async fn without_its_journals_folder_no_task_begins_or_goes_on() {
+    let node = Node::new(SCRIPTS);
+    let engine = node.start().await;
+    let mut changes = engine.watch();
+    engine.submit(submission("half", "script", json!({ "steps": ["wait", "ok"] }))).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(done("half"), ["+a"]);
+    changes.mark_unchanged();
+    engine.lose_journal("the data folder is lost");
+    assert!(changes.has_changed().unwrap());
+    assert_eq!(engine.intake(), Intake::Paused);
+    let refusal = engine.submit(submission("late", "script", json!({}))).await.unwrap_err();
+    assert_eq!(
+        (refusal.code.as_str(), &*refusal.message),
+        ("JournalFull", "the data folder is lost")
+    );
+    engine.submit(submission("look", "query", json!({}))).await.unwrap();
+    assert!(!engine.wait(&task("half"), Duration::from_secs(1000)).await, "it goes on");
+    assert_eq!(done("half"), ["+a"]);
+    assert!(engine.broken().is_cancelled());
+}
