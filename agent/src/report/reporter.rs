@@ -216,6 +216,7 @@ mod tests {
 
     use super::super::Figures;
     use super::*;
+    use crate::drivers::compute::Resources;
     use crate::drivers::compute::sim::{SimCompute, SimGuests};
     use crate::drivers::faults::{Fault, Faults};
     use crate::drivers::storage::sim::{SimPool, SimStorage};
@@ -313,7 +314,7 @@ mod tests {
         let Bench { reporter, guests, .. } = bench();
         let vm = record(1);
         reporter.parts.vms.create(vm.clone()).await.unwrap();
-        reporter.parts.compute.start(&vm, &[], &[]).await.unwrap();
+        reporter.parts.compute.start(&vm, &Resources::default()).await.unwrap();
         assert_eq!(reporter.sample().await.unwrap().vms[&vm.uuid].vm.zone_state, "running");
         guests.exit(vm.uuid, 0);
         let after = reporter.sample().await.unwrap();
@@ -325,7 +326,7 @@ mod tests {
         let Bench { reporter, guests, faults, .. } = bench();
         let vm = record(1);
         reporter.parts.vms.create(vm.clone()).await.unwrap();
-        reporter.parts.compute.start(&vm, &[], &[]).await.unwrap();
+        reporter.parts.compute.start(&vm, &Resources::default()).await.unwrap();
         let before = reporter.sample().await.unwrap();
         assert_eq!(before.degraded, Vec::<String>::new());
         faults.fail_nth("storage.usage", 1, Fault::hangs());

@@ -201,8 +201,8 @@ mod tests {
 
     use super::*;
     use crate::drivers::DriverError;
-    use crate::drivers::compute::Compute as _;
     use crate::drivers::compute::sim::{SimCompute, SimGuests};
+    use crate::drivers::compute::{Compute as _, Resources};
     use crate::drivers::faults::Faults;
     use crate::vms::Node;
     use crate::vms::sim::{SimVmRecords, record};
@@ -250,7 +250,7 @@ mod tests {
         let vms = Arc::new(VmTable::new(records, clock.clone(), Node::default()));
         for number in 0..count {
             vms.create(record(number)).await.unwrap();
-            sim.start(&record(number), &[], &[]).await.unwrap();
+            sim.start(&record(number), &Resources::default()).await.unwrap();
         }
         vms.observe_all(&sim).await;
         let (hangs, asked) = (AtomicBool::new(false), AtomicU64::new(0));

@@ -11,9 +11,9 @@ use serde_json::{Map, Value, json};
 
 use super::{Params, Queue, TaskContext, TaskFailure};
 use crate::drivers::DriverError;
-use crate::drivers::compute::{Activity, GuestSignal};
+use crate::drivers::compute::{Activity, GuestSignal, Resources};
 use crate::drivers::network::Nic;
-use crate::drivers::storage::Disk;
+use crate::drivers::storage::{Disk, Variables};
 use crate::vms::restart::{Power, Restarts};
 use crate::vms::{self, VmRecord, payload};
 
@@ -250,6 +250,7 @@ pub(super) async fn start(
     let drivers = &ctx.drivers;
     let record = record(ctx, operation, vm)?;
     let disks = disks(ctx, operation, &record).await?;
+    let variables = variables(ctx, operation, &record).await?;
     let machine_type = drivers.compute.machine_type(&record);
     let starting = |record: &mut VmRecord| {
         record.machine_type = machine_type;
@@ -259,7 +260,8 @@ pub(super) async fn start(
     let failed = failed(operation);
     let nics = Nic::all(&record).map_err(&failed)?;
     let nics = drivers.networks.attach(vm, &nics).await.map_err(&failed)?;
-    drivers.compute.start(&for_guest(record), &disks, &nics).await.map_err(&failed)?;
+    let with = Resources { disks, variables, nics };
+    drivers.compute.start(&for_guest(record), &with).await.map_err(&failed)?;
     let boot_id = drivers.vms.boot_id().to_owned();
     let started = |record: &mut VmRecord| {
         record.boot_id = Some(boot_id);
@@ -271,6 +273,22 @@ pub(super) async fn start(
     drivers.vms.update(vm, started).await?;
     runs(ctx, vm).await?;
     Ok(())
+}
+
+/// What the VM's firmware keeps. A guest that runs has its own open, and gets no other.
+async fn variables(
+    ctx: &TaskContext,
+    operation: &'static str,
+    record: &VmRecord,
+) -> Result<Option<Variables>, TaskFailure> {
+    let drivers = &ctx.drivers;
+    if runs(ctx, record.uuid).await? {
+        return Ok(None);
+    }
+    let template = drivers.compute.firmware_template(record).map_err(failed(operation))?;
+    let Some(template) = template else { return Ok(None) };
+    let variables = drivers.storage.variables(record.uuid, &template).await;
+    variables.map(Some).map_err(failed(operation))
 }
 
 /// A VM that somebody stops is not started again by its policy, nor after its rollback.

@@ -73,6 +73,7 @@ impl Take {
 mod tests {
     use super::super::machine_tests::{Host, run};
     use super::*;
+    use crate::drivers::compute::Resources;
 
     #[tokio::test(start_paused = true)]
     async fn a_driver_without_displays_says_so() {
@@ -88,7 +89,7 @@ mod tests {
         drivers.vms.create(record.clone()).await.unwrap();
         let stopped = run(&take(&params), "machine_screenshot", false).await.unwrap_err();
         assert_eq!(stopped.code, "VmNotRunning");
-        drivers.compute.start(&record, &[], &[]).await.unwrap();
+        drivers.compute.start(&record, &Resources::default()).await.unwrap();
         let blind = run(&take(&params), "machine_screenshot", false).await.unwrap_err();
         assert_eq!(blind.code, "NotSupported");
 

@@ -144,6 +144,7 @@ impl Host {
     pub(crate) fn content(&self) -> impl PartialEq + std::fmt::Debug + use<> {
         (
             self.pool.disks(),
+            self.pool.firmware(),
             self.guests.running(),
             self.records.records().into_keys().collect::<Vec<_>>(),
             self.guests.leftovers(),

@@ -35,6 +35,8 @@ pub mod machine_delete_snapshot;
 pub mod machine_destroy;
 #[cfg(test)]
 mod machine_engine_tests;
+#[cfg(test)]
+mod machine_firmware_tests;
 pub mod machine_info;
 pub mod machine_kill;
 pub mod machine_load;

@@ -10,6 +10,7 @@ use super::machine::{self, failed, refuse};
 use super::{Params, TaskContext, TaskFailure};
 use crate::drivers::DriverError;
 use crate::drivers::compute::SnapshotChange;
+use crate::drivers::storage::{Disk, Volume};
 use crate::vms::VmRecord;
 
 /// Longest name, characters.
@@ -42,25 +43,26 @@ pub(super) fn on_disk(name: &str) -> String {
     format!("{PREFIX}{name}")
 }
 
-/// Takes the snapshot of every disk, unless every disk has it. What an earlier attempt left on
-/// some of the disks is taken again: they have to be of one moment.
+/// Takes the snapshot of every volume, unless every one has it. What an earlier attempt left on
+/// some of them is taken again: they have to be of one moment.
 pub(super) async fn take(ctx: &TaskContext, vm: VmUuid, name: &str) -> Result<(), DriverError> {
     let drivers = &ctx.drivers;
-    let disks = drivers.storage.disks(vm).await?;
+    let of = drivers.storage.volumes(vm).await?;
     let name = on_disk(name);
     let having = having(ctx, vm, &name).await?;
-    if having.len() == disks.len() {
+    if having.len() == of.len() {
         return Ok(());
     }
     remove_from(ctx, vm, &name, having).await?;
-    let change = SnapshotChange::Create(name.clone());
-    if !drivers.compute.snapshot(vm, &disks, &change).await? {
-        drivers.storage.create_snapshot(vm, &name).await?;
+    let change = SnapshotChange::Create { name: name.clone(), of };
+    let left = drivers.compute.snapshot(vm, &change).await?;
+    if left.is_empty() {
+        return Ok(());
     }
-    Ok(())
+    drivers.storage.create_snapshot(vm, &name, &left).await
 }
 
-/// Deletes the snapshot from every disk that has it.
+/// Deletes the snapshot from every volume that has it.
 pub(super) async fn remove(ctx: &TaskContext, vm: VmUuid, name: &str) -> Result<(), DriverError> {
     let name = on_disk(name);
     let having = having(ctx, vm, &name).await?;
@@ -94,7 +96,8 @@ pub(super) async fn on_every_disk(
     let vm = record.uuid;
     let disks = machine::disks(ctx, operation, record).await?;
     let having = having(ctx, vm, &on_disk(name)).await.map_err(told(operation))?;
-    let Some(lacking) = disks.iter().find(|disk| !having.contains(&disk.index)) else {
+    let has = |disk: &Disk| having.contains(&Volume::Disk(disk.index));
+    let Some(lacking) = disks.iter().find(|disk| !has(disk)) else {
         return Ok(());
     };
     let index = lacking.index;
@@ -102,27 +105,27 @@ pub(super) async fn on_every_disk(
     Err(refuse(Code::SnapshotNotFound, text))
 }
 
-async fn having(ctx: &TaskContext, vm: VmUuid, name: &str) -> Result<Vec<u32>, DriverError> {
+async fn having(ctx: &TaskContext, vm: VmUuid, name: &str) -> Result<Vec<Volume>, DriverError> {
     let found = ctx.drivers.storage.snapshots(vm).await?;
-    Ok(found.into_iter().filter(|found| found.name == name).map(|found| found.index).collect())
+    Ok(found.into_iter().filter(|found| found.name == name).map(|found| found.volume).collect())
 }
 
 async fn remove_from(
     ctx: &TaskContext,
     vm: VmUuid,
     name: &str,
-    on: Vec<u32>,
+    from: Vec<Volume>,
 ) -> Result<(), DriverError> {
-    if on.is_empty() {
+    if from.is_empty() {
         return Ok(());
     }
     let drivers = &ctx.drivers;
-    let disks = drivers.storage.disks(vm).await?;
-    let change = SnapshotChange::Delete { name: name.to_owned(), on };
-    if !drivers.compute.snapshot(vm, &disks, &change).await? {
-        drivers.storage.delete_snapshot(vm, name).await?;
+    let change = SnapshotChange::Delete { name: name.to_owned(), from };
+    let left = drivers.compute.snapshot(vm, &change).await?;
+    if left.is_empty() {
+        return Ok(());
     }
-    Ok(())
+    drivers.storage.delete_snapshot(vm, name, &left).await
 }
 
 /// The VM has no such snapshot.

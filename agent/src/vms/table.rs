@@ -437,6 +437,7 @@ mod tests {
     use muster_shared::clock::TokioClock;
 
     use super::*;
+    use crate::drivers::compute::Resources;
     use crate::drivers::compute::sim::{SimCompute, SimGuests};
     use crate::drivers::faults::Faults;
     use crate::vms::sim::{SimVmRecords, record};
@@ -459,7 +460,7 @@ mod tests {
         let mut changes = table.subscribe();
         let guests = SimGuests::default();
         let compute = SimCompute::new(guests.clone(), clock, Faults::none());
-        compute.start(&new, &[], &[]).await.unwrap();
+        compute.start(&new, &Resources::default()).await.unwrap();
         table.observe_all(&compute).await;
         assert!(changes.has_changed().unwrap());
         changes.mark_unchanged();
@@ -471,7 +472,7 @@ mod tests {
         table.remove(vm).await.unwrap();
         assert!(records.records().is_empty());
 
-        compute.start(&new, &[], &[]).await.unwrap();
+        compute.start(&new, &Resources::default()).await.unwrap();
         table.observe_all(&compute).await;
         assert_eq!(table.remarks(), [format!("orphan_vm: {vm} runs without a record")]);
         let report = &table.reports()[&vm];

@@ -8,20 +8,36 @@ use muster_shared::wire::Code;
 use serde_json::Value;
 
 use crate::drivers::DriverError;
-use crate::drivers::storage::Disk;
+use crate::drivers::storage::Volume;
 
-/// A change of a snapshot of a running guest's disks.
+/// A change of a snapshot of a VM's volumes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SnapshotChange {
-    /// Taken of all disks, none of which has it.
-    Create(String),
+    /// Taken.
+    Create {
+        /// Its name.
+        name: String,
+        /// All of the VM's volumes, none of which has it.
+        of: Vec<Volume>,
+    },
     /// Deleted.
     Delete {
         /// Its name.
         name: String,
-        /// The disks that have it.
-        on: Vec<u32>,
+        /// The volumes that have it.
+        from: Vec<Volume>,
     },
+}
+
+impl SnapshotChange {
+    /// What is changed.
+    #[must_use]
+    pub fn volumes(&self) -> &[Volume] {
+        match self {
+            Self::Create { of, .. } => of,
+            Self::Delete { from, .. } => from,
+        }
+    }
 }
 
 /// Asks for devices of guests, and changes them.
@@ -33,17 +49,16 @@ pub trait GuestDevices: fmt::Debug + Send + Sync + 'static {
     /// `VmNotRunning`; `InvalidParameters` for an unknown type.
     async fn info(&self, vm: VmUuid, types: &[String]) -> Result<Value, DriverError>;
 
-    /// Changes a snapshot of the disks of a guest that runs: all of them at one moment. False: the
-    /// guest does not hold its disks, so that storage can do it.
+    /// Changes a snapshot of the volumes that a guest has open: all of them at one moment. Returns
+    /// the others, with which storage can do it.
     ///
     /// # Errors
     /// The hypervisor refused; nothing was changed by a create.
     async fn snapshot(
         &self,
         vm: VmUuid,
-        disks: &[Disk],
         change: &SnapshotChange,
-    ) -> Result<bool, DriverError>;
+    ) -> Result<Vec<Volume>, DriverError>;
 }
 
 /// What [`GuestDevices::info`] can be asked for.

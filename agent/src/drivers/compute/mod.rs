@@ -9,6 +9,7 @@ pub mod qemu;
 mod router;
 pub mod sim;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,8 +26,19 @@ pub use router::Router;
 
 use super::DriverError;
 use crate::drivers::network::Attached;
-use crate::drivers::storage::Disk;
+use crate::drivers::storage::{Disk, Variables};
 use crate::vms::VmRecord;
+
+/// What a VM's process is started with, beside its record.
+#[derive(Clone, Debug, Default)]
+pub struct Resources {
+    /// Its disks.
+    pub disks: Vec<Disk>,
+    /// What its firmware keeps, if that keeps anything.
+    pub variables: Option<Variables>,
+    /// Its network interfaces.
+    pub nics: Vec<Attached>,
+}
 
 /// What the host shows of one VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -167,18 +179,21 @@ pub trait Compute: GuestConsole + GuestDevices + GuestDisplay + GuestFacts {
     /// It could not be written.
     async fn prepare(&self, vm: &VmRecord) -> Result<(), DriverError>;
 
+    /// A raw file with what a VM's firmware keeps at first; `None`: it keeps nothing.
+    ///
+    /// # Errors
+    /// `NotSupported`: the host does not have the firmware.
+    fn firmware_template(&self, _vm: &VmRecord) -> Result<Option<PathBuf>, DriverError> {
+        Ok(None)
+    }
+
     /// Starts the VM's process, or adopts one that already runs. Returns once the guest's CPUs
     /// run.
     ///
     /// # Errors
     /// `HvmNotSupported` when no accelerator passed its probe; a failure carries what the
     /// hypervisor printed. Nothing is left running then.
-    async fn start(
-        &self,
-        vm: &VmRecord,
-        disks: &[Disk],
-        nics: &[Attached],
-    ) -> Result<(), DriverError>;
+    async fn start(&self, vm: &VmRecord, with: &Resources) -> Result<(), DriverError>;
 
     /// Puts a running VM under the limits of its record, as far as this host can enforce any; `start`
     /// does so as well. Nothing is done about a VM that does not run.

@@ -2,6 +2,7 @@
 //! something of it is, so that nothing has to be known of it but its uuid.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,11 +16,10 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
     Abilities, Compute, GuestConsole, GuestDevices, GuestDisplay, GuestFacts, GuestIo, GuestPort,
-    GuestSignal, Logged, Observed, Picture, RunningGuest, SnapshotChange,
+    GuestSignal, Logged, Observed, Picture, Resources, RunningGuest, SnapshotChange,
 };
 use crate::drivers::DriverError;
-use crate::drivers::network::Attached;
-use crate::drivers::storage::Disk;
+use crate::drivers::storage::Volume;
 use crate::vms::VmRecord;
 
 /// The drivers of a node.
@@ -107,13 +107,12 @@ impl Compute for Router {
         self.of_brand(vm)?.prepare(vm).await
     }
 
-    async fn start(
-        &self,
-        vm: &VmRecord,
-        disks: &[Disk],
-        nics: &[Attached],
-    ) -> Result<(), DriverError> {
-        self.of_brand(vm)?.start(vm, disks, nics).await
+    fn firmware_template(&self, vm: &VmRecord) -> Result<Option<PathBuf>, DriverError> {
+        self.of_brand(vm)?.firmware_template(vm)
+    }
+
+    async fn start(&self, vm: &VmRecord, with: &Resources) -> Result<(), DriverError> {
+        self.of_brand(vm)?.start(vm, with).await
     }
 
     async fn limit(&self, vm: &VmRecord) -> Result<(), DriverError> {
@@ -169,10 +168,9 @@ impl GuestDevices for Router {
     async fn snapshot(
         &self,
         vm: VmUuid,
-        disks: &[Disk],
         change: &SnapshotChange,
-    ) -> Result<bool, DriverError> {
-        self.holder(vm).snapshot(vm, disks, change).await
+    ) -> Result<Vec<Volume>, DriverError> {
+        self.holder(vm).snapshot(vm, change).await
     }
 }
 
@@ -234,7 +232,7 @@ mod tests {
         for vm in [&kvm, &lx] {
             assert!(!router.holds(vm.uuid));
             router.prepare(vm).await.unwrap();
-            router.start(vm, &[], &[]).await.unwrap();
+            router.start(vm, &Resources::default()).await.unwrap();
             assert!(router.observe(vm.uuid).await.unwrap().is_running());
             changes.changed().await.unwrap();
         }
@@ -245,7 +243,7 @@ mod tests {
         assert!(router.wait_stopped(lx.uuid, Duration::ZERO).await.unwrap());
         router.cleanup(lx.uuid, true).await.unwrap();
         assert!(!router.holds(lx.uuid) && router.holds(kvm.uuid));
-        let error = router.start(&vm(3, "lipkg"), &[], &[]).await.unwrap_err();
+        let error = router.start(&vm(3, "lipkg"), &Resources::default()).await.unwrap_err();
         assert!(error.to_string().contains("kvm, lx do"), "{error}");
     }
 }

@@ -1,6 +1,7 @@
 //! Simulated guests: processes that outlive the simulated agent.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,13 +18,12 @@ use tokio::sync::watch;
 
 use super::{
     Abilities, Activity, Compute, Ended, GuestConsole, GuestDevices, GuestDisplay, GuestFacts,
-    GuestIo, GuestPort, GuestSignal, Live, Logged, Observed, Picture, RunningGuest, SnapshotChange,
-    check_info_types, not_running,
+    GuestIo, GuestPort, GuestSignal, Live, Logged, Observed, Picture, Resources, RunningGuest,
+    SnapshotChange, check_info_types, not_running,
 };
 use crate::drivers::DriverError;
 use crate::drivers::faults::Faults;
-use crate::drivers::network::Attached;
-use crate::drivers::storage::Disk;
+use crate::drivers::storage::Volume;
 use crate::vms::VmRecord;
 
 /// How long a simulated guest takes to shut down when asked.
@@ -319,12 +319,12 @@ impl Compute for SimCompute {
         self.faults.call("compute.prepare", prepare).await
     }
 
-    async fn start(
-        &self,
-        vm: &VmRecord,
-        _disks: &[Disk],
-        _nics: &[Attached],
-    ) -> Result<(), DriverError> {
+    fn firmware_template(&self, vm: &VmRecord) -> Result<Option<PathBuf>, DriverError> {
+        let is_uefi = vm.text("bootrom") == Some("uefi");
+        Ok(is_uefi.then(|| PathBuf::from("/sim/firmware.fd")))
+    }
+
+    async fn start(&self, vm: &VmRecord, _with: &Resources) -> Result<(), DriverError> {
         let start = || {
             self.launch(vm);
             Ok(())
@@ -426,10 +426,9 @@ impl GuestDevices for SimCompute {
     async fn snapshot(
         &self,
         _vm: VmUuid,
-        _disks: &[Disk],
-        _change: &SnapshotChange,
-    ) -> Result<bool, DriverError> {
-        Ok(false)
+        change: &SnapshotChange,
+    ) -> Result<Vec<Volume>, DriverError> {
+        Ok(change.volumes().to_vec())
     }
 }
 

@@ -9,6 +9,7 @@ mod copies;
 mod lock;
 mod snapshots;
 mod stash;
+mod variables;
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt as _;
@@ -28,8 +29,8 @@ use uuid::Uuid;
 
 use self::copies::Copies;
 use super::{
-    Dependents, Disk, DiskSnapshot, DiskSpec, Holder, RESERVE_BYTES, RecordCopy, Storage, Usage,
-    qcow2,
+    Dependents, Disk, DiskSpec, Holder, RESERVE_BYTES, RecordCopy, Storage, Usage, Variables,
+    Volume, VolumeSnapshot, qcow2,
 };
 use crate::drivers::cluster::Cluster;
 use crate::drivers::{DriverError, files};
@@ -276,7 +277,9 @@ impl Storage for FileStorage {
         if entries.is_empty() && !folder.exists() {
             return Ok(());
         }
-        for path in entries.iter().filter(|path| index_of(path).is_some()) {
+        let volumes =
+            entries.iter().filter(|path| index_of(path).is_some() || variables::is_variables(path));
+        for path in volumes {
             let held = lock::is_held(path).map_err(|e| files::failed("look at", path, e))?;
             if held {
                 let text = format!("{} is in use by a process", path.display());
@@ -333,16 +336,34 @@ impl Storage for FileStorage {
         files::sync_file(&path).await
     }
 
-    async fn snapshots(&self, vm: VmUuid) -> Result<Vec<DiskSnapshot>, DriverError> {
+    async fn volumes(&self, vm: VmUuid) -> Result<Vec<Volume>, DriverError> {
+        Ok(self.volumes_of(vm).await?.into_iter().map(|(volume, _)| volume).collect())
+    }
+
+    async fn variables(&self, vm: VmUuid, template: &Path) -> Result<Variables, DriverError> {
+        self.make_variables(vm, template).await
+    }
+
+    async fn snapshots(&self, vm: VmUuid) -> Result<Vec<VolumeSnapshot>, DriverError> {
         self.list_snapshots(vm).await
     }
 
-    async fn create_snapshot(&self, vm: VmUuid, name: &str) -> Result<(), DriverError> {
-        self.make_snapshot(vm, name).await
+    async fn create_snapshot(
+        &self,
+        vm: VmUuid,
+        name: &str,
+        of: &[Volume],
+    ) -> Result<(), DriverError> {
+        self.make_snapshot(vm, name, of).await
     }
 
-    async fn delete_snapshot(&self, vm: VmUuid, name: &str) -> Result<(), DriverError> {
-        self.remove_snapshot(vm, name).await
+    async fn delete_snapshot(
+        &self,
+        vm: VmUuid,
+        name: &str,
+        from: &[Volume],
+    ) -> Result<(), DriverError> {
+        self.remove_snapshot(vm, name, from).await
     }
 
     async fn roll_back(&self, vm: VmUuid, name: &str) -> Result<(), DriverError> {

@@ -8,7 +8,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
 use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
@@ -47,11 +47,29 @@ pub struct Disk {
     pub used_bytes: u64,
 }
 
-/// A snapshot of one disk.
+/// A part of what storage holds for a VM. Snapshots are of all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Volume {
+    /// What its UEFI firmware keeps.
+    Firmware,
+    /// A disk, by its index.
+    Disk(u32),
+}
+
+/// The file in which the UEFI firmware of a VM keeps its variables.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DiskSnapshot {
-    /// The disk.
-    pub index: u32,
+pub struct Variables {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Format as QEMU names it.
+    pub format: String,
+}
+
+/// A snapshot of one volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeSnapshot {
+    /// The volume.
+    pub volume: Volume,
     /// The snapshot, as the file or pool names it.
     pub name: String,
 }
@@ -122,8 +140,21 @@ pub trait Storage: fmt::Debug + Send + Sync + 'static {
     /// The host could not be read.
     async fn disks(&self, vm: VmUuid) -> Result<Vec<Disk>, DriverError>;
 
-    /// Destroys the VM's disks that `owner` made, or all of them when `None`. Missing ones are
-    /// no error.
+    /// Every volume of a VM: the firmware's variables, if there are any, and the disks by index.
+    ///
+    /// # Errors
+    /// The host could not be read.
+    async fn volumes(&self, vm: VmUuid) -> Result<Vec<Volume>, DriverError>;
+
+    /// The variables of a VM's UEFI firmware; made from the raw file `template` if there are none.
+    /// Durable when it returns.
+    ///
+    /// # Errors
+    /// `StoreFull`; or they could not be made.
+    async fn variables(&self, vm: VmUuid, template: &Path) -> Result<Variables, DriverError>;
+
+    /// Destroys the VM's disks that `owner` made, or all of them when `None`; with the last one go
+    /// the firmware's variables. Missing ones are no error.
     ///
     /// # Errors
     /// `DatasetBusy` when a process has one open: nothing was removed then. Or something could not
@@ -136,34 +167,47 @@ pub trait Storage: fmt::Debug + Send + Sync + 'static {
     /// There is no such disk, or it could not be made larger.
     async fn grow_disk(&self, vm: VmUuid, index: u32, size_mib: u64) -> Result<(), DriverError>;
 
-    /// Every snapshot of each of the VM's disks, the oldest first; also while it runs.
+    /// Every snapshot of each of the VM's volumes, the oldest first; also while it runs.
     ///
     /// # Errors
     /// The host could not be read.
-    async fn snapshots(&self, vm: VmUuid) -> Result<Vec<DiskSnapshot>, DriverError>;
+    async fn snapshots(&self, vm: VmUuid) -> Result<Vec<VolumeSnapshot>, DriverError>;
 
-    /// Takes a snapshot of every disk that does not have it yet. The VM must not run. Durable when
-    /// it returns.
+    /// Takes a snapshot of those of these volumes that do not have it yet. Nobody may have one of
+    /// them open. Durable when it returns.
     ///
     /// # Errors
-    /// `StoreFull`; a failed one may leave some disks with the snapshot.
-    async fn create_snapshot(&self, vm: VmUuid, name: &str) -> Result<(), DriverError>;
+    /// `StoreFull`; a failed one may leave some volumes with the snapshot.
+    async fn create_snapshot(
+        &self,
+        vm: VmUuid,
+        name: &str,
+        of: &[Volume],
+    ) -> Result<(), DriverError>;
 
-    /// Deletes a snapshot from every disk that has it. The VM must not run.
+    /// Deletes a snapshot from those of these volumes that have it. Nobody may have one of them
+    /// open.
     ///
     /// # Errors
     /// It could not be deleted.
-    async fn delete_snapshot(&self, vm: VmUuid, name: &str) -> Result<(), DriverError>;
+    async fn delete_snapshot(
+        &self,
+        vm: VmUuid,
+        name: &str,
+        from: &[Volume],
+    ) -> Result<(), DriverError>;
 
-    /// Gives every disk the content of the snapshot. The VM must not run. Newer snapshots stay.
-    /// Durable when it returns; may be repeated.
+    /// Gives every disk the content of the snapshot, and the firmware's variables theirs if it
+    /// holds any. The VM must not run. Newer snapshots stay. Durable when it returns; may be
+    /// repeated.
     ///
     /// # Errors
     /// `SnapshotNotFound` when a disk lacks it; nothing was changed then.
     async fn roll_back(&self, vm: VmUuid, name: &str) -> Result<(), DriverError>;
 
     /// Puts a disk aside, so that `task` can make another one of its index. What was put aside
-    /// keeps its content and its snapshots. May be repeated, also once `task` has made the other.
+    /// keeps its content and its snapshots. With disk 0 go the firmware's variables: they name what
+    /// it boots. May be repeated, also once `task` has made the other.
     ///
     /// # Errors
     /// It could not be renamed.

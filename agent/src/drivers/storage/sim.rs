@@ -1,7 +1,7 @@
 //! Simulated storage: disks in memory that outlive the simulated agent.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -12,7 +12,10 @@ use muster_shared::wire::Code;
 use parking_lot::Mutex;
 use serde_json::Value;
 
-use super::{Dependents, Disk, DiskSnapshot, DiskSpec, Holder, RecordCopy, Storage, Usage};
+use super::{
+    Dependents, Disk, DiskSpec, Holder, RecordCopy, Storage, Usage, Variables, Volume,
+    VolumeSnapshot,
+};
 use crate::drivers::DriverError;
 use crate::drivers::faults::Faults;
 use crate::drivers::images::{ImageUsage, check_unused, origin_of};
@@ -54,6 +57,9 @@ struct Content {
     other_bytes: u64,
     disks: BTreeMap<(VmUuid, u32), SimDisk>,
     stashed: BTreeMap<(VmUuid, u32), SimDisk>,
+    /// Variables of firmware, each with the names of its snapshots; and those put aside.
+    firmware: BTreeMap<VmUuid, Vec<String>>,
+    stashed_firmware: BTreeMap<VmUuid, Vec<String>>,
     images: BTreeMap<ImageUuid, SimImage>,
     image_times: BTreeMap<ImageUuid, ImageTimes>,
     copies: BTreeMap<VmUuid, Vec<u8>>,
@@ -116,6 +122,13 @@ impl SimPool {
         self.0.lock().disks.clone()
     }
 
+    /// VMs with variables of firmware, those put aside among them.
+    #[must_use]
+    pub fn firmware(&self) -> BTreeSet<VmUuid> {
+        let content = self.0.lock();
+        content.firmware.keys().chain(content.stashed_firmware.keys()).copied().collect()
+    }
+
     /// Every disk that was put aside.
     #[must_use]
     pub fn stashed(&self) -> BTreeMap<(VmUuid, u32), SimDisk> {
@@ -139,9 +152,10 @@ impl SimPool {
         self.0.lock().copies.insert(vm, content);
     }
 
-    fn each_disk(&self, vm: VmUuid, mut change: impl FnMut(&mut SimDisk)) {
+    fn each_disk(&self, vm: VmUuid, mut change: impl FnMut(u32, &mut SimDisk)) {
         let mut content = self.0.lock();
-        content.disks.range_mut((vm, 0)..=(vm, u32::MAX)).for_each(|(_, disk)| change(disk));
+        let disks = content.disks.range_mut((vm, 0)..=(vm, u32::MAX));
+        disks.for_each(|((_, index), disk)| change(*index, disk));
     }
 
     /// Installs an image at once, in the first moment of all.
@@ -225,8 +239,8 @@ pub struct SimStorage {
 }
 
 impl SimStorage {
-    /// Operations in `faults`: `storage.create_disk`, `.disks`, `.destroy_disks`, `.grow_disk`,
-    /// `.snapshots`, `.create_snapshot`, `.delete_snapshot`, `.roll_back`, `.stash_disk`,
+    /// Operations in `faults`: `storage.create_disk`, `.disks`, `.volumes`, `.variables`,
+    /// `.destroy_disks`, `.grow_disk`, `.snapshots`, `.create_snapshot`, `.delete_snapshot`, `.roll_back`, `.stash_disk`,
     /// `.restore_disk`, `.purge_stash`, `.put_copy`, `.remove_copy`, `.copies`, `.holders`,
     /// `.bases`, `.usage`.
     #[must_use]
@@ -293,12 +307,39 @@ impl Storage for SimStorage {
         self.faults.call("storage.disks", list).await
     }
 
+    async fn volumes(&self, vm: VmUuid) -> Result<Vec<Volume>, DriverError> {
+        let list = || {
+            let content = self.pool.0.lock();
+            let firmware = content.firmware.contains_key(&vm).then_some(Volume::Firmware);
+            let disks = content.disks.range((vm, 0)..=(vm, u32::MAX));
+            Ok(firmware
+                .into_iter()
+                .chain(disks.map(|((_, index), _)| Volume::Disk(*index)))
+                .collect())
+        };
+        self.faults.call("storage.volumes", list).await
+    }
+
+    async fn variables(&self, vm: VmUuid, _template: &Path) -> Result<Variables, DriverError> {
+        let make = || {
+            self.pool.0.lock().firmware.entry(vm).or_default();
+            let path = PathBuf::from(format!("/sim/vols/{vm}/uefi-vars.qcow2"));
+            Ok(Variables { path, format: "qcow2".to_owned() })
+        };
+        self.faults.call("storage.variables", make).await
+    }
+
     async fn destroy_disks(&self, vm: VmUuid, owner: Option<&TaskId>) -> Result<(), DriverError> {
         let destroy = || {
             let stays = |found: &SimDisk| owner.is_some_and(|owner| *owner != found.owner);
             let mut content = self.pool.0.lock();
             content.disks.retain(|(of, _), found| *of != vm || stays(found));
             content.stashed.retain(|(of, _), found| *of != vm || stays(found));
+            let mut left = content.disks.keys().chain(content.stashed.keys());
+            if !left.any(|(of, _)| *of == vm) {
+                content.firmware.remove(&vm);
+                content.stashed_firmware.remove(&vm);
+            }
             Ok(())
         };
         self.faults.call("storage.destroy_disks", destroy).await
@@ -316,35 +357,65 @@ impl Storage for SimStorage {
         self.faults.call("storage.grow_disk", grow).await
     }
 
-    async fn snapshots(&self, vm: VmUuid) -> Result<Vec<DiskSnapshot>, DriverError> {
+    async fn snapshots(&self, vm: VmUuid) -> Result<Vec<VolumeSnapshot>, DriverError> {
         let list = || {
             let content = self.pool.0.lock();
+            let firmware = content.firmware.get(&vm).into_iter().flatten();
+            let firmware = firmware
+                .map(|name| VolumeSnapshot { volume: Volume::Firmware, name: name.clone() });
             let of_vm = content.disks.range((vm, 0)..=(vm, u32::MAX));
             let named = of_vm.flat_map(|((_, index), disk)| {
-                let name =
-                    |(name, _): &(String, u64)| DiskSnapshot { index: *index, name: name.clone() };
+                let name = |(name, _): &(String, u64)| VolumeSnapshot {
+                    volume: Volume::Disk(*index),
+                    name: name.clone(),
+                };
                 disk.snapshots.iter().map(name).collect::<Vec<_>>()
             });
-            Ok(named.collect())
+            Ok(firmware.chain(named).collect())
         };
         self.faults.call("storage.snapshots", list).await
     }
 
-    async fn create_snapshot(&self, vm: VmUuid, name: &str) -> Result<(), DriverError> {
+    async fn create_snapshot(
+        &self,
+        vm: VmUuid,
+        name: &str,
+        of: &[Volume],
+    ) -> Result<(), DriverError> {
         let create = || {
-            self.pool.each_disk(vm, |disk| {
-                if !disk.has(name) {
+            self.pool.each_disk(vm, |index, disk| {
+                if of.contains(&Volume::Disk(index)) && !disk.has(name) {
                     disk.snapshots.push((name.to_owned(), disk.size_bytes));
                 }
             });
+            if let Some(names) = self.pool.0.lock().firmware.get_mut(&vm)
+                && of.contains(&Volume::Firmware)
+                && !names.iter().any(|known| known == name)
+            {
+                names.push(name.to_owned());
+            }
             Ok(())
         };
         self.faults.call("storage.create_snapshot", create).await
     }
 
-    async fn delete_snapshot(&self, vm: VmUuid, name: &str) -> Result<(), DriverError> {
+    async fn delete_snapshot(
+        &self,
+        vm: VmUuid,
+        name: &str,
+        from: &[Volume],
+    ) -> Result<(), DriverError> {
         let delete = || {
-            self.pool.each_disk(vm, |disk| disk.snapshots.retain(|(known, _)| known != name));
+            self.pool.each_disk(vm, |index, disk| {
+                if from.contains(&Volume::Disk(index)) {
+                    disk.snapshots.retain(|(known, _)| known != name);
+                }
+            });
+            if let Some(names) = self.pool.0.lock().firmware.get_mut(&vm)
+                && from.contains(&Volume::Firmware)
+            {
+                names.retain(|known| known != name);
+            }
             Ok(())
         };
         self.faults.call("storage.delete_snapshot", delete).await
@@ -353,11 +424,11 @@ impl Storage for SimStorage {
     async fn roll_back(&self, vm: VmUuid, name: &str) -> Result<(), DriverError> {
         let roll_back = || {
             let mut missing = false;
-            self.pool.each_disk(vm, |disk| missing |= !disk.has(name));
+            self.pool.each_disk(vm, |_, disk| missing |= !disk.has(name));
             if missing {
                 return Err(super::snapshot_not_found(vm, name));
             }
-            self.pool.each_disk(vm, |disk| {
+            self.pool.each_disk(vm, |_, disk| {
                 let found = disk.snapshots.iter().find(|(known, _)| known == name);
                 disk.size_bytes = found.map_or(disk.size_bytes, |(_, size_bytes)| *size_bytes);
             });
@@ -373,6 +444,8 @@ impl Storage for SimStorage {
             let theirs = content.disks.get(&key).is_some_and(|disk| disk.owner != *task);
             if theirs && let Some(disk) = content.disks.remove(&key) {
                 content.stashed.insert(key, disk);
+                let firmware = content.firmware.remove(&vm).filter(|_| index == 0);
+                content.stashed_firmware.extend(firmware.map(|firmware| (vm, firmware)));
             }
             Ok(())
         };
@@ -385,7 +458,11 @@ impl Storage for SimStorage {
             let key = (vm, index);
             let blocked = content.disks.get(&key).is_some_and(|disk| disk.owner != *task);
             match content.stashed.remove(&key) {
-                Some(disk) if !blocked => drop(content.disks.insert(key, disk)),
+                Some(disk) if !blocked => {
+                    content.disks.insert(key, disk);
+                    let firmware = content.stashed_firmware.remove(&vm);
+                    content.firmware.extend(firmware.map(|firmware| (vm, firmware)));
+                }
                 Some(disk) => {
                     content.stashed.insert(key, disk);
                     let text = format!("disk {index} of VM {vm} belongs to another task");
@@ -400,7 +477,9 @@ impl Storage for SimStorage {
 
     async fn purge_stash(&self, vm: VmUuid, index: u32) -> Result<(), DriverError> {
         let purge = || {
-            self.pool.0.lock().stashed.remove(&(vm, index));
+            let mut content = self.pool.0.lock();
+            content.stashed.remove(&(vm, index));
+            content.stashed_firmware.remove(&vm);
             Ok(())
         };
         self.faults.call("storage.purge_stash", purge).await

@@ -1,5 +1,7 @@
 //! What every storage driver owes, checked on each of them.
 
+mod variables;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -8,7 +10,9 @@ use muster_shared::units::MIB;
 use serde_json::json;
 
 use super::sim::{SimImage, SimPool, SimStorage};
-use super::{Dependents, DiskSpec, FileStorage, FileStorageConfig, Storage};
+use super::{
+    Dependents, DiskSpec, FileStorage, FileStorageConfig, Storage, Volume, VolumeSnapshot,
+};
 use crate::drivers::DriverError;
 use crate::drivers::cluster::Cluster;
 use crate::drivers::faults::{Fault, Faults};
@@ -96,15 +100,20 @@ async fn conformance_of_snapshots(storage: &dyn Storage) {
     let (one, two) = (task("one"), task("two"));
     storage.create_disk(&spec(vm(5), 0, Some(image()), None), &one).await.unwrap();
     storage.create_disk(&spec(vm(5), 1, None, Some(5)), &one).await.unwrap();
+    let disks = [Volume::Disk(0), Volume::Disk(1)];
     let names = async || -> Vec<(u32, String)> {
         let found = storage.snapshots(vm(5)).await.unwrap();
-        found.into_iter().map(|snapshot| (snapshot.index, snapshot.name)).collect()
+        let disk = |snapshot: VolumeSnapshot| match snapshot.volume {
+            Volume::Disk(index) => (index, snapshot.name),
+            Volume::Firmware => panic!("no firmware keeps anything here"),
+        };
+        found.into_iter().map(disk).collect()
     };
     for _ in 0..2 {
-        storage.create_snapshot(vm(5), "vmsnap-a").await.unwrap();
+        storage.create_snapshot(vm(5), "vmsnap-a", &disks).await.unwrap();
     }
     storage.grow_disk(vm(5), 1, 9).await.unwrap();
-    storage.create_snapshot(vm(5), "vmsnap-b").await.unwrap();
+    storage.create_snapshot(vm(5), "vmsnap-b", &disks).await.unwrap();
     let both = |name: &str| vec![(0, name.to_owned()), (1, name.to_owned())];
     assert_eq!(names().await.len(), 4);
     check_code(&storage.roll_back(vm(5), "vmsnap-c").await, "SnapshotNotFound");
@@ -114,7 +123,7 @@ async fn conformance_of_snapshots(storage: &dyn Storage) {
     }
     assert_eq!(storage.disks(vm(5)).await.unwrap()[1].size_bytes, 5 * MIB);
     for _ in 0..2 {
-        storage.delete_snapshot(vm(5), "vmsnap-b").await.unwrap();
+        storage.delete_snapshot(vm(5), "vmsnap-b", &disks).await.unwrap();
     }
     assert_eq!(names().await, both("vmsnap-a"));
 

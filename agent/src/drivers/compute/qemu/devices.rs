@@ -8,7 +8,7 @@ use super::qmp::{self, Qmp, QmpError};
 use super::{Qemu, talk_failed};
 use crate::drivers::DriverError;
 use crate::drivers::compute::{GuestDevices, INFO_TYPES, SnapshotChange, check_info_types};
-use crate::drivers::storage::Disk;
+use crate::drivers::storage::Volume;
 
 /// Port of display 0, by convention.
 const FIRST_VNC_PORT: i32 = 5900;
@@ -48,10 +48,9 @@ impl GuestDevices for Qemu {
     async fn snapshot(
         &self,
         vm: VmUuid,
-        disks: &[Disk],
         change: &SnapshotChange,
-    ) -> Result<bool, DriverError> {
-        self.change_snapshot(vm, disks, change).await
+    ) -> Result<Vec<Volume>, DriverError> {
+        self.change_snapshot(vm, change).await
     }
 }
 

@@ -120,8 +120,8 @@ impl GuestFolder {
         self.data.join("cidata.img")
     }
 
-    /// What UEFI firmware keeps for this VM.
-    pub(super) fn uefi_variables(&self) -> PathBuf {
+    /// Where earlier versions had what UEFI firmware keeps for this VM.
+    pub(super) fn earlier_uefi_variables(&self) -> PathBuf {
         self.data.join("uefi-vars.fd")
     }
 

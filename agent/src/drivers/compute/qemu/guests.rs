@@ -26,9 +26,9 @@ use super::qmp::{self, Qmp, QmpError};
 use super::table::{Follower, Guest, GuestTable, TableConfig, bound_logs};
 use super::{QemuConfig, argv, talk_failed, throttle, vnc};
 use crate::drivers::DriverError;
-use crate::drivers::compute::{Activity, Live, Observed, RunningGuest, nocloud, not_running};
-use crate::drivers::network::Attached;
-use crate::drivers::storage::Disk;
+use crate::drivers::compute::{
+    Activity, Live, Observed, Resources, RunningGuest, nocloud, not_running,
+};
 use crate::host::{Detached, Exit, ProcessId, Scope, SharedExec, procfs};
 use crate::vms::VmRecord;
 
@@ -175,8 +175,7 @@ impl Guests {
         &self,
         accelerator: Result<Accelerator, DriverError>,
         vm: &VmRecord,
-        disks: &[Disk],
-        nics: &[Attached],
+        with: &Resources,
     ) -> Result<(), DriverError> {
         let one = Arc::clone(self.starting.lock().entry(vm.uuid).or_default());
         let _one = one.lock().await;
@@ -197,10 +196,10 @@ impl Guests {
             accelerator,
             version: &config.version,
             vm,
-            disks,
+            disks: &with.disks,
             folder: &folder,
-            firmware: VmFirmware::of(vm, &folder).await?,
-            nics,
+            firmware: VmFirmware::of(vm, &folder, with.variables.as_ref()).await?,
+            nics: &with.nics,
             uid: self.rules.isolation.uid_of(&folder).map_err(failed)?,
         };
         let limits = Limits::of(vm, argv::ram_mib(vm));

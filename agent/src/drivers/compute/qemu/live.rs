@@ -8,10 +8,10 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::qmp::{Qmp, QmpError};
-use super::{Qemu, talk_failed};
+use super::{Qemu, firmware, talk_failed};
 use crate::drivers::DriverError;
 use crate::drivers::compute::SnapshotChange;
-use crate::drivers::storage::Disk;
+use crate::drivers::storage::Volume;
 use crate::host::procfs;
 
 /// What the guest has written is flushed first.
@@ -47,25 +47,30 @@ impl qapi::Command for DeleteSnapshot {
 impl qapi::qmp::QmpCommand for DeleteSnapshot {}
 
 impl Qemu {
-    /// False when the guest does not run, and so does not hold its disks.
+    /// Returns the volumes that the guest does not have open: all of one that does not run.
     pub(super) async fn change_snapshot(
         &self,
         vm: VmUuid,
-        disks: &[Disk],
         change: &SnapshotChange,
-    ) -> Result<bool, DriverError> {
-        if self.guests.live(vm).is_none() {
-            return Ok(false);
+    ) -> Result<Vec<Volume>, DriverError> {
+        let all = change.volumes();
+        let Some(process) = self.guests.live(vm) else { return Ok(all.to_vec()) };
+        let failed = |error| DriverError::failed(format!("read the process of VM {vm}"), error);
+        let argv = procfs::cmdline(process.pid).map_err(failed)?.unwrap_or_default();
+        let is_open = |volume: &Volume| *volume != Volume::Firmware || firmware::is_open_in(&argv);
+        let (open, left): (Vec<Volume>, Vec<Volume>) = all.iter().copied().partition(is_open);
+        if open.is_empty() {
+            return Ok(left);
         }
         let qmp = self.guests.qmp(vm).await?;
         let changed = match change {
-            SnapshotChange::Create(name) => create(&qmp, disks, name).await,
-            SnapshotChange::Delete { name, on } => delete(&qmp, on, name).await,
+            SnapshotChange::Create { name, .. } => create(&qmp, &open, name).await,
+            SnapshotChange::Delete { name, .. } => delete(&qmp, &open, name).await,
         };
         match changed {
-            Ok(()) => Ok(true),
+            Ok(()) => Ok(left),
             // It ended meanwhile.
-            Err(_) if self.guests.live(vm).is_none() => Ok(false),
+            Err(_) if self.guests.live(vm).is_none() => Ok(all.to_vec()),
             Err(error) => Err(talk_failed(vm, error)),
         }
     }
@@ -95,25 +100,28 @@ impl Qemu {
 }
 
 /// Names as on the command line, see [`super::argv`].
-fn node(index: u32) -> String {
-    format!("disk{index}")
+fn node(volume: Volume) -> String {
+    match volume {
+        Volume::Firmware => firmware::VARIABLES_NODE.to_owned(),
+        Volume::Disk(index) => format!("disk{index}"),
+    }
 }
 
-async fn create(qmp: &Qmp, disks: &[Disk], name: &str) -> Result<(), QmpError> {
-    let action = |disk: &Disk| {
+async fn create(qmp: &Qmp, of: &[Volume], name: &str) -> Result<(), QmpError> {
+    let action = |volume: &Volume| {
         json!({
             "type": "blockdev-snapshot-internal-sync",
-            "data": { "device": node(disk.index), "name": name },
+            "data": { "device": node(*volume), "name": name },
         })
     };
-    let actions = disks.iter().map(action).collect();
+    let actions = of.iter().map(action).collect();
     qmp.send(Transaction { actions }, SNAPSHOT_TIMEOUT).await?;
     Ok(())
 }
 
-async fn delete(qmp: &Qmp, on: &[u32], name: &str) -> Result<(), QmpError> {
-    for index in on {
-        let command = DeleteSnapshot { device: node(*index), name: name.to_owned() };
+async fn delete(qmp: &Qmp, from: &[Volume], name: &str) -> Result<(), QmpError> {
+    for volume in from {
+        let command = DeleteSnapshot { device: node(*volume), name: name.to_owned() };
         qmp.send(command, SNAPSHOT_TIMEOUT).await?;
     }
     Ok(())

@@ -45,11 +45,11 @@ pub use self::probe::Choice;
 use self::probe::{Accelerator, Probe, Prober};
 use self::qmp::{Plain, QmpError};
 use self::vnc::Displays;
-use super::{Abilities, Activity, Compute, GuestSignal, Observed, RunningGuest, not_running};
+use super::{
+    Abilities, Activity, Compute, GuestSignal, Observed, Resources, RunningGuest, not_running,
+};
 use crate::drivers::DriverError;
 use crate::drivers::cluster::Cluster;
-use crate::drivers::network::Attached;
-use crate::drivers::storage::Disk;
 use crate::host::{SharedExec, procfs};
 use crate::vms::VmRecord;
 
@@ -213,13 +213,12 @@ impl Compute for Qemu {
         self.guests.prepare(vm)
     }
 
-    async fn start(
-        &self,
-        vm: &VmRecord,
-        disks: &[Disk],
-        nics: &[Attached],
-    ) -> Result<(), DriverError> {
-        self.guests.start(self.accelerator().await, vm, disks, nics).await
+    fn firmware_template(&self, vm: &VmRecord) -> Result<Option<PathBuf>, DriverError> {
+        firmware::template(vm, &self.guests.folder(vm.uuid))
+    }
+
+    async fn start(&self, vm: &VmRecord, with: &Resources) -> Result<(), DriverError> {
+        self.guests.start(self.accelerator().await, vm, with).await
     }
 
     async fn limit(&self, vm: &VmRecord) -> Result<(), DriverError> {

@@ -15,7 +15,8 @@ use super::processes::Search;
 use super::*;
 use crate::drivers::cluster::Cluster;
 use crate::drivers::compute::{Activity, GuestConsole as _, GuestDevices as _, GuestPort, Live};
-use crate::drivers::network::{Backend, Networks as _, Nic, UserNetwork, UserNetworks};
+use crate::drivers::network::{Attached, Backend, Networks as _, Nic, UserNetwork, UserNetworks};
+use crate::drivers::storage::Disk;
 use crate::host::{ProcessId, SystemExec};
 use crate::vms::payload;
 use crate::vms::sim::record;
@@ -71,6 +72,10 @@ impl Bench {
         nics.map(|nic| Attached { nic, backend: backend.clone() }).collect()
     }
 
+    fn with(&self, disks: Vec<Disk>) -> Resources {
+        Resources { disks, variables: None, nics: self.nics() }
+    }
+
     fn disks(&self) -> Vec<Disk> {
         let path = self.folder.path().join("disk0.raw");
         if !path.exists() {
@@ -114,7 +119,7 @@ async fn a_guest_outlives_its_driver_and_is_adopted() {
     let vm = bench.vm.uuid;
     let qemu = bench.qemu("qemu-system-x86_64").await;
     assert_eq!(qemu.abilities().accel.as_deref(), Some("tcg"));
-    qemu.start(&bench.vm, &bench.disks(), &bench.nics()).await.unwrap();
+    qemu.start(&bench.vm, &bench.with(bench.disks())).await.unwrap();
     let first = qemu.observe(vm).await.unwrap();
     let process = ProcessId::of(pid(&first)).unwrap().unwrap();
     let score = std::fs::read_to_string(format!("/proc/{}/oom_score_adj", process.pid)).unwrap();
@@ -127,7 +132,7 @@ async fn a_guest_outlives_its_driver_and_is_adopted() {
     let found = qemu.running().await.unwrap();
     assert_eq!((found.len(), found[0].vm), (1, vm));
     assert_eq!(found[0].started_by, bench.vm.start_task);
-    qemu.start(&bench.vm, &bench.disks(), &bench.nics()).await.unwrap();
+    qemu.start(&bench.vm, &bench.with(bench.disks())).await.unwrap();
     assert_eq!(qemu.observe(vm).await.unwrap(), first);
 
     // An agent that died before it noted the pid.
@@ -154,7 +159,7 @@ async fn a_guest_whose_run_folder_is_lost_still_runs_and_can_be_ended() {
     let bench = Bench::small();
     let vm = bench.vm.uuid;
     let qemu = bench.qemu("qemu-system-x86_64").await;
-    qemu.start(&bench.vm, &bench.disks(), &bench.nics()).await.unwrap();
+    qemu.start(&bench.vm, &bench.with(bench.disks())).await.unwrap();
     let first = qemu.observe(vm).await.unwrap();
     drop(qemu);
     std::fs::remove_dir_all(bench.folder.path().join("run/vm")).unwrap();
@@ -204,7 +209,7 @@ async fn a_process_of_another_user_is_no_guest() {
 
     let qemu = bench.qemu("qemu-system-x86_64").await;
     assert_eq!(running(&qemu).await, []);
-    qemu.start(&bench.vm, &bench.disks(), &bench.nics()).await.unwrap();
+    qemu.start(&bench.vm, &bench.with(bench.disks())).await.unwrap();
     assert_ne!(pid(&qemu.observe(vm).await.unwrap()), impostor.0.id());
 }
 
@@ -229,7 +234,7 @@ async fn what_a_guests_cpus_do_is_told_at_once() {
     let bench = Bench::small();
     let vm = bench.vm.uuid;
     let qemu = bench.qemu("qemu-system-x86_64").await;
-    qemu.start(&bench.vm, &bench.disks(), &bench.nics()).await.unwrap();
+    qemu.start(&bench.vm, &bench.with(bench.disks())).await.unwrap();
     let fresh = qemu.observe(vm).await.unwrap().live().unwrap().clone();
     assert_eq!((fresh.activity, fresh.reboots), (Activity::Running, 0));
     assert_eq!(fresh.booted_at_ms, fresh.started_at_ms);
@@ -270,7 +275,7 @@ async fn the_hypervisor_is_controlled() {
     let vm = bench.vm.uuid;
     let qemu = bench.qemu("qemu-system-x86_64").await;
     assert!(qemu.signal(vm, GuestSignal::Reset).await.is_err());
-    qemu.start(&bench.vm, &bench.disks(), &bench.nics()).await.unwrap();
+    qemu.start(&bench.vm, &bench.with(bench.disks())).await.unwrap();
 
     let info = qemu.info(vm, &["all".to_owned()]).await.unwrap();
     let types: Vec<&str> = super::super::INFO_TYPES.to_vec();
@@ -313,13 +318,13 @@ async fn a_hypervisor_that_fails_at_start_leaves_nothing_but_its_reason() {
     let qemu = bench.qemu("qemu-system-x86_64").await;
     let mut disks = bench.disks();
     disks[0].path = Path::new("/nonexistent/disk").to_owned();
-    let error = qemu.start(&bench.vm, &disks, &bench.nics()).await.unwrap_err();
+    let error = qemu.start(&bench.vm, &bench.with(disks)).await.unwrap_err();
     let text = muster_shared::error_chain::Chain(&error).to_string();
     assert!(text.contains("exit code 1") && text.contains("/nonexistent/disk"), "{text}");
     assert!(!qemu.observe(vm).await.unwrap().is_running());
     assert_eq!(running(&qemu).await, []);
     // And it can be started once the reason is gone.
-    qemu.start(&bench.vm, &bench.disks(), &bench.nics()).await.unwrap();
+    qemu.start(&bench.vm, &bench.with(bench.disks())).await.unwrap();
     qemu.signal(vm, GuestSignal::Kill).await.unwrap();
     assert!(qemu.wait_stopped(vm, SOON).await.unwrap());
 }
@@ -330,7 +335,7 @@ async fn without_a_hypervisor_the_reason_is_told() {
     let qemu = bench.qemu("/nonexistent/qemu").await;
     let abilities = qemu.abilities();
     assert!(!abilities.hvm && abilities.max_vcpus == 0);
-    let error = qemu.start(&bench.vm, &bench.disks(), &bench.nics()).await.unwrap_err();
+    let error = qemu.start(&bench.vm, &bench.with(bench.disks())).await.unwrap_err();
     assert!(matches!(&error, DriverError::Refused { code: Code::HvmNotSupported, .. }), "{error}");
 }
 
@@ -356,7 +361,7 @@ async fn a_real_guest_comes_up_reads_its_metadata_and_shuts_down() {
     }));
     let vm = bench.vm.uuid;
     let qemu = bench.qemu("qemu-system-x86_64").await;
-    qemu.start(&bench.vm, &guest_disk(&bench), &bench.nics()).await.unwrap();
+    qemu.start(&bench.vm, &bench.with(guest_disk(&bench))).await.unwrap();
     let mut console = qemu.open(vm, GuestPort::Console).await.unwrap();
     let mut seen = String::new();
     let up = async {
@@ -454,7 +459,7 @@ async fn a_guest_has_a_user_of_its_own_and_does_not_reach_the_hosts_loopback() {
         !degraded.iter().any(|why| why.contains("lead nowhere") || why.contains("users")),
         "{degraded:?}"
     );
-    qemu.start(&bench.vm, &guest_disk(&bench), &bench.nics()).await.unwrap();
+    qemu.start(&bench.vm, &bench.with(guest_disk(&bench))).await.unwrap();
     let process = pid(&qemu.observe(vm).await.unwrap());
     let status = procfs::status(process).unwrap().unwrap();
     assert!(isolation::is_guest(status.uid) && status.uid == status.effective_uid, "{status:?}");

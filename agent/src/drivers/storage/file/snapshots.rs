@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::{FileStorage, files, run};
 use crate::drivers::DriverError;
-use crate::drivers::storage::{DiskSnapshot, Storage as _, snapshot_not_found};
+use crate::drivers::storage::{Volume, VolumeSnapshot, snapshot_not_found};
 
 /// Only metadata is written; going back may have to free much of a large file.
 const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(300);
@@ -28,11 +28,11 @@ impl FileStorage {
     pub(super) async fn list_snapshots(
         &self,
         vm: VmUuid,
-    ) -> Result<Vec<DiskSnapshot>, DriverError> {
+    ) -> Result<Vec<VolumeSnapshot>, DriverError> {
         let mut found = Vec::new();
-        for disk in self.disks(vm).await? {
-            for name in self.names(&disk.path).await? {
-                found.push(DiskSnapshot { index: disk.index, name });
+        for (volume, path) in self.volumes_of(vm).await? {
+            for name in self.names(&path).await? {
+                found.push(VolumeSnapshot { volume, name });
             }
         }
         Ok(found)
@@ -49,34 +49,50 @@ impl FileStorage {
         Ok(info.snapshots.into_iter().map(|snapshot| snapshot.name).collect())
     }
 
-    pub(super) async fn make_snapshot(&self, vm: VmUuid, name: &str) -> Result<(), DriverError> {
-        for disk in self.disks(vm).await? {
-            if !self.names(&disk.path).await?.iter().any(|known| known == name) {
-                self.change("-c", name, &disk.path).await?;
+    async fn has(&self, disk: &Path, name: &str) -> Result<bool, DriverError> {
+        Ok(self.names(disk).await?.iter().any(|known| known == name))
+    }
+
+    pub(super) async fn make_snapshot(
+        &self,
+        vm: VmUuid,
+        name: &str,
+        of: &[Volume],
+    ) -> Result<(), DriverError> {
+        for (volume, path) in self.volumes_of(vm).await? {
+            if of.contains(&volume) && !self.has(&path, name).await? {
+                self.change("-c", name, &path).await?;
             }
         }
         Ok(())
     }
 
-    pub(super) async fn remove_snapshot(&self, vm: VmUuid, name: &str) -> Result<(), DriverError> {
-        for disk in self.disks(vm).await? {
-            if self.names(&disk.path).await?.iter().any(|known| known == name) {
-                self.change("-d", name, &disk.path).await?;
+    pub(super) async fn remove_snapshot(
+        &self,
+        vm: VmUuid,
+        name: &str,
+        from: &[Volume],
+    ) -> Result<(), DriverError> {
+        for (volume, path) in self.volumes_of(vm).await? {
+            if from.contains(&volume) && self.has(&path, name).await? {
+                self.change("-d", name, &path).await?;
             }
         }
         Ok(())
     }
 
-    /// All disks have the snapshot, or none is touched.
+    /// All disks have the snapshot, or none is touched. Variables that are younger stay.
     pub(super) async fn go_back(&self, vm: VmUuid, name: &str) -> Result<(), DriverError> {
-        let disks = self.disks(vm).await?;
-        for disk in &disks {
-            if !self.names(&disk.path).await?.iter().any(|known| known == name) {
-                return Err(snapshot_not_found(vm, name));
+        let mut having = Vec::new();
+        for (volume, path) in self.volumes_of(vm).await? {
+            match self.has(&path, name).await? {
+                true => having.push(path),
+                false if volume == Volume::Firmware => {}
+                false => return Err(snapshot_not_found(vm, name)),
             }
         }
-        for disk in disks {
-            self.change("-a", name, &disk.path).await?;
+        for path in having {
+            self.change("-a", name, &path).await?;
         }
         Ok(())
     }

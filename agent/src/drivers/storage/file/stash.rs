@@ -11,6 +11,9 @@ use muster_shared::wire::Code;
 use super::{FileStorage, files, stamp};
 use crate::drivers::DriverError;
 
+/// The disk with which the firmware's variables go.
+const BOOT_DISK: u32 = 0;
+
 /// Names of one disk and of its stash.
 struct Names {
     disk: PathBuf,
@@ -48,6 +51,9 @@ impl FileStorage {
             // The new disk is being made already.
             return Ok(());
         }
+        if index == BOOT_DISK {
+            self.put_variables_aside(vm).await?;
+        }
         if names.disk.exists() {
             files::rename(&names.disk, &names.stash).await?;
         }
@@ -75,6 +81,9 @@ impl FileStorage {
             files::remove(&files::temporary(&names.disk)).await?;
             files::rename(&names.stash, &names.disk).await?;
         }
+        if index == BOOT_DISK {
+            self.bring_variables_back(vm).await?;
+        }
         if stash_stamp.exists() {
             files::rename(&stash_stamp, &disk_stamp).await?;
         }
@@ -86,6 +95,9 @@ impl FileStorage {
         let (_, stash_stamp) = names.stamps();
         files::remove(&names.stash).await?;
         files::remove(&stash_stamp).await?;
+        if index == BOOT_DISK {
+            self.drop_variables_stash(vm).await?;
+        }
         let folder = self.folder(vm);
         if folder.exists() { files::sync_folder(&folder).await } else { Ok(()) }
     }

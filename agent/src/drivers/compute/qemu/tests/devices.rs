@@ -2,7 +2,8 @@
 
 use super::super::qmp::QueryBlock;
 use super::*;
-use crate::drivers::compute::{GuestDisplay as _, GuestFacts as _};
+use crate::drivers::compute::{GuestDisplay as _, GuestFacts as _, SnapshotChange};
+use crate::drivers::storage::{FileStorage, FileStorageConfig, Storage as _, Volume};
 
 /// What a display wants of a viewer before it shows anything: 1 nothing, 2 a password.
 async fn display_asks(qemu: &Qemu, vm: VmUuid) -> Vec<u8> {
@@ -24,7 +25,7 @@ async fn a_display_asks_for_the_password_that_its_vm_has() {
             "brand": "kvm", "ram": 64, "disks": [{"size": 1}], "vnc_password": password,
         }));
         let qemu = bench.qemu("qemu-system-x86_64").await;
-        qemu.start(&bench.vm, &bench.disks(), &bench.nics()).await.unwrap();
+        qemu.start(&bench.vm, &bench.with(bench.disks())).await.unwrap();
         assert_eq!(display_asks(&qemu, bench.vm.uuid).await, [asks], "{password:?}");
     }
 }
@@ -36,7 +37,7 @@ async fn a_picture_of_a_guest_is_taken_whoever_its_process_is() {
     let qemu = bench.qemu("qemu-system-x86_64").await;
     let stopped = qemu.screenshot(vm).await.unwrap_err();
     assert!(stopped.to_string().contains("not running"), "{stopped}");
-    qemu.start(&bench.vm, &bench.disks(), &bench.nics()).await.unwrap();
+    qemu.start(&bench.vm, &bench.with(bench.disks())).await.unwrap();
     for _ in 0..2 {
         let picture = qemu.screenshot(vm).await.unwrap();
         assert!(picture.width >= 320 && picture.height >= 200, "{picture:?}");
@@ -50,7 +51,7 @@ async fn what_a_guest_uses_is_told_by_host_and_hypervisor() {
     let qemu = bench.qemu("qemu-system-x86_64").await;
     assert_eq!(qemu.process_usage(vm).await.unwrap(), None);
     qemu.disk_usage(vm).await.unwrap_err();
-    qemu.start(&bench.vm, &bench.disks(), &bench.nics()).await.unwrap();
+    qemu.start(&bench.vm, &bench.with(bench.disks())).await.unwrap();
     let first = qemu.process_usage(vm).await.unwrap().unwrap();
     assert!(first.rss_bytes > Some(1 << 20) && first.started_at_ms > 0, "{first:?}");
     // The firmware looks for something to boot: it reads the blank disk.
@@ -79,7 +80,7 @@ async fn a_guest_with_a_cd_starts_and_boots_from_it_once() {
     std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
     disks.push(Disk { index: 1, path, ..disks[0].clone() });
     let qemu = bench.qemu("qemu-system-x86_64").await;
-    qemu.start(&bench.vm, &disks, &bench.nics()).await.unwrap();
+    qemu.start(&bench.vm, &bench.with(disks)).await.unwrap();
     let info = qemu.info(vm, &["block".to_owned()]).await.unwrap();
     let of_cd = |device: &&Value| device["qdev"].as_str().is_some_and(|q| q.contains("disk1dev"));
     let cd = info["block"].as_array().unwrap().iter().find(of_cd).cloned().unwrap_or_default();
@@ -94,14 +95,25 @@ async fn a_guest_with_uefi_keeps_its_variables() {
     let bench = Bench::new(json!({
         "brand": "bhyve", "ram": 128, "disks": [{"size": 1}], "bootrom": "uefi",
     }));
+    let vm = bench.vm.uuid;
     let qemu = bench.qemu("qemu-system-x86_64").await;
-    let started = qemu.start(&bench.vm, &bench.disks(), &bench.nics()).await;
+    let template = qemu.firmware_template(&bench.vm);
     if !qemu.abilities().uefi {
-        let refused = started.unwrap_err().to_string();
+        let refused = template.unwrap_err().to_string();
         assert!(refused.contains("install the package ovmf"), "{refused}");
         return;
     }
-    started.unwrap();
+    let storage = FileStorageConfig {
+        storage_dir: bench.folder.path().to_owned(),
+        data_dir: bench.folder.path().to_owned(),
+        server_uuid: uuid::Uuid::nil().into(),
+        cluster: Cluster::unknown(),
+        pool: "zones".to_owned(),
+    };
+    let storage = FileStorage::open(storage, Arc::new(SystemExec::new())).await.unwrap();
+    let variables = storage.variables(vm, &template.unwrap().unwrap()).await.unwrap();
+    let with = Resources { variables: Some(variables), ..bench.with(bench.disks()) };
+    qemu.start(&bench.vm, &with).await.unwrap();
     let folder = qemu.guests.folder(bench.vm.uuid);
     let speaks = async {
         while !folder
@@ -115,11 +127,19 @@ async fn a_guest_with_uefi_keeps_its_variables() {
         }
     };
     tokio::time::timeout(3 * SOON, speaks).await.expect("the firmware speaks");
-    assert!(folder.uefi_variables().is_file());
-    qemu.signal(bench.vm.uuid, GuestSignal::Kill).await.unwrap();
-    assert!(qemu.wait_stopped(bench.vm.uuid, SOON).await.unwrap());
-    qemu.cleanup(bench.vm.uuid, true).await.unwrap();
-    assert!(!folder.uefi_variables().exists());
+    // While it runs, its hypervisor takes the snapshot.
+    let of = vec![Volume::Firmware];
+    let change = SnapshotChange::Create { name: "vmsnap-a".to_owned(), of: of.clone() };
+    assert_eq!(qemu.snapshot(vm, &change).await.unwrap(), []);
+    let taken = storage.snapshots(vm).await.unwrap();
+    assert_eq!((taken[0].volume, &*taken[0].name), (Volume::Firmware, "vmsnap-a"));
+    storage.destroy_disks(vm, None).await.unwrap_err();
+    qemu.signal(vm, GuestSignal::Kill).await.unwrap();
+    assert!(qemu.wait_stopped(vm, SOON).await.unwrap());
+    let change = SnapshotChange::Delete { name: "vmsnap-a".to_owned(), from: of.clone() };
+    assert_eq!(qemu.snapshot(vm, &change).await.unwrap(), of);
+    storage.delete_snapshot(vm, "vmsnap-a", &of).await.unwrap();
+    qemu.start(&bench.vm, &with).await.unwrap();
 }
 
 /// What the hypervisor says that a disk may do: operations and bytes a second.
@@ -140,7 +160,7 @@ async fn a_disk_is_as_slow_as_its_record_wants_and_is_changed_while_its_guest_ru
         }));
         let vm = bench.vm.uuid;
         let qemu = bench.qemu("qemu-system-x86_64").await;
-        qemu.start(&bench.vm, &bench.disks(), &bench.nics()).await.unwrap();
+        qemu.start(&bench.vm, &bench.with(bench.disks())).await.unwrap();
         assert_eq!(rate(&qemu, vm).await, (50, 2 << 20), "{model}");
         for (iops, mib) in [(500, 2), (0, 0)] {
             bench.vm.properties["disks"][0]["max_iops"] = json!(iops);
@@ -166,7 +186,7 @@ async fn a_guest_that_panics_is_told_and_reset() {
     }));
     let vm = bench.vm.uuid;
     let qemu = bench.qemu("qemu-system-x86_64").await;
-    qemu.start(&bench.vm, &guest_disk(&bench), &bench.nics()).await.unwrap();
+    qemu.start(&bench.vm, &bench.with(guest_disk(&bench))).await.unwrap();
     let becomes = async |activity: Activity, reboots: u32| {
         let mut changes = qemu.changes();
         let seen = async {

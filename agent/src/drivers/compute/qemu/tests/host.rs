@@ -28,15 +28,14 @@ async fn a_process_table_that_can_not_be_read_is_an_error_and_stops_no_guest() {
     let bench = Bench::small();
     let vm = bench.vm.uuid;
     let qemu = bench.qemu("qemu-system-x86_64").await;
-    qemu.start(&bench.vm, &bench.disks(), &bench.nics()).await.unwrap();
+    qemu.start(&bench.vm, &bench.with(bench.disks())).await.unwrap();
     let first = qemu.observe(vm).await.unwrap();
     let process = ProcessId::of(pid(&first)).unwrap().unwrap();
-    let (search, disks, nics) =
-        (Search::new(&bench.folder.path().join("run")), bench.disks(), bench.nics());
+    let (search, with) = (Search::new(&bench.folder.path().join("run")), bench.with(bench.disks()));
     let none = NoFiles::new();
     let looked = search.all();
     let alive = process.is_alive();
-    let started = qemu.start(&bench.vm, &disks, &nics).await;
+    let started = qemu.start(&bench.vm, &with).await;
     let observed = qemu.observe(vm).await;
     drop(none);
     for unread in [looked.map(drop), alive.map(drop)] {
@@ -64,6 +63,6 @@ async fn a_guest_that_takes_its_time_to_start_is_waited_for() {
     std::fs::write(&slow, script).unwrap();
     std::fs::set_permissions(&slow, std::fs::Permissions::from_mode(0o755)).unwrap();
     let qemu = bench.qemu(slow.to_str().unwrap()).await;
-    qemu.start(&bench.vm, &bench.disks(), &bench.nics()).await.unwrap();
+    qemu.start(&bench.vm, &bench.with(bench.disks())).await.unwrap();
     assert!(qemu.observe(bench.vm.uuid).await.unwrap().is_running());
 }
