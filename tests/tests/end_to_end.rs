@@ -29,6 +29,7 @@ fn payload(image: &str, alias: &str) -> Value {
         "alias": alias,
         "owner_uuid": fresh_uuid(),
         "tags": { "role": "test" },
+        "vnc_password": "secret",
         "customer_metadata": { "hello": "world" },
     })
 }

@@ -108,6 +108,13 @@ async fn a_stopped_vm_keeps_its_snapshots_and_a_running_one_shows_its_process() 
     let pid = cluster.agent.guest_pids()[0].to_string();
     assert_eq!(processes[&pid]["psinfo"]["pr_pid"].to_string(), pid);
 
+    // Anybody on the node could use a port without a password.
+    let refused = client.get(&path("/vnc")).await;
+    assert!(refused.status == 412 && refused.text.contains("vnc_password"), "{}", refused.text);
+    let body = json!({ "vnc_password": "secret" });
+    cluster.done(client.post(&path("/update"), &body).await).await;
+    let restart = json!({ "force": true });
+    cluster.done(client.post(&path("/reboot"), &restart).await).await;
     let display = client.get(&path("/vnc")).await.expect(200);
     let address = format!("{}:{}", display["host"].as_str().unwrap(), display["port"]);
     let mut stream = tokio::net::TcpStream::connect(address).await.expect("a display");

@@ -39,6 +39,8 @@ const SCRIPT_GRACE: Duration = Duration::from_secs(30);
 const DRAIN_TTL_S: u64 = 1800;
 
 const NO_SYSINFO: &str = "Unable to gather latest sysinfo";
+const NO_VNC_PASSWORD: &str = "the VM has no vnc_password, and without one its display has no port: \
+                               set it and start the VM anew, or use GET /vms/:uuid/display";
 const NO_VNC: &str = "failed to parse JSON response from vm.info";
 
 /// What `machine_info` returns, as far as it is read.
@@ -169,7 +171,8 @@ impl Nodes {
     /// Where a VM's VNC display is.
     ///
     /// # Errors
-    /// As [`Nodes::query`]; [`AppError::Answer`] for a VM without one.
+    /// As [`Nodes::query`]; [`AppError::Precondition`] for one without a password, which has no
+    /// port; [`AppError::Answer`] for a VM without one.
     pub(crate) async fn vm_vnc(
         &self,
         server: ServerUuid,
@@ -180,11 +183,16 @@ impl Nodes {
         let query = Query::new(server, "machine_info", params, &caller.req_id, INFO_TIMEOUT);
         let info = match self.query(caller, query).await? {
             // The reference's agent answers with JSON text.
-            Value::String(text) => serde_json::from_str(&text).ok(),
-            info => VmInfo::deserialize(info).ok(),
+            Value::String(text) => serde_json::from_str(&text).unwrap_or_default(),
+            info => info,
         };
-        let VmInfo { vnc } = info.ok_or(AppError::Answer(NO_VNC))?;
-        Ok(vnc)
+        match VmInfo::deserialize(&info) {
+            Ok(VmInfo { vnc }) => Ok(vnc),
+            Err(_) if info["vnc"]["auth"] == "none" => {
+                Err(AppError::Precondition(NO_VNC_PASSWORD.to_owned()))
+            }
+            Err(_) => Err(AppError::Answer(NO_VNC)),
+        }
     }
 
     /// Restarts a server at once, without a job.

@@ -5,7 +5,7 @@ use muster_shared::ids::VmUuid;
 use serde_json::{Map, Value, json};
 
 use super::qmp::{self, Qmp, QmpError};
-use super::{Qemu, talk_failed};
+use super::{Qemu, not_running, talk_failed, vnc};
 use crate::drivers::DriverError;
 use crate::drivers::compute::{GuestDevices, INFO_TYPES, SnapshotChange, check_info_types};
 use crate::drivers::storage::Volume;
@@ -32,14 +32,15 @@ impl GuestDevices for Qemu {
                 Err(error) => return Err(talk_failed(vm, error)),
             }
         }
-        if let Some(vnc) = info.get_mut("vnc") {
+        if let Some(display) = info.get_mut("vnc") {
             let socket = self.guests.folder(vm).vnc();
-            vnc["path"] = json!(socket);
-            if !all && vnc["enabled"] == true {
-                let address = self.displays.open(vm, socket, 0).await?;
-                vnc["host"] = json!(address.ip());
-                vnc["port"] = json!(address.port());
-                vnc["display"] = json!(i32::from(address.port()) - FIRST_VNC_PORT);
+            display["path"] = json!(socket);
+            let process = self.guests.live(vm).ok_or_else(|| not_running(vm))?;
+            if !all && display["enabled"] == true && vnc::asks(display) {
+                let address = self.displays.open(vm, socket, process).await?;
+                display["host"] = json!(address.ip());
+                display["port"] = json!(address.port());
+                display["display"] = json!(i32::from(address.port()) - FIRST_VNC_PORT);
             }
         }
         Ok(Value::Object(info))

@@ -1,6 +1,6 @@
-//! Displays as TCP ports: a guest's display is a unix socket; a client that asks for it gets a
-//! port on which connections are passed through. One with a password asks whoever comes, also
-//! through a coordinator.
+//! Displays as TCP ports: a guest's display is a unix socket. One with a password asks whoever
+//! comes for it; a client that wants such a one gets a port on which connections are passed
+//! through. One without a password has no port: everybody on the node could use it.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -11,11 +11,13 @@ use std::time::Duration;
 use muster_shared::ids::VmUuid;
 use parking_lot::Mutex;
 use serde::Serialize;
+use serde_json::Value;
 use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::task::JoinSet;
 
 use super::qmp::{Qmp, QmpError};
 use crate::drivers::DriverError;
+use crate::host::ProcessId;
 use crate::vms::VmRecord;
 
 /// A port that nobody has used for so long is closed.
@@ -41,9 +43,14 @@ pub(super) async fn set_password(qmp: &Qmp, vm: &VmRecord) -> Result<(), QmpErro
     Ok(())
 }
 
+/// Whether the hypervisor, which answered so to `query-vnc`, asks for a password.
+pub(super) fn asks(answer: &Value) -> bool {
+    answer["auth"].as_str().is_some_and(|way| way != "none")
+}
+
 /// Whether a VM has a display at all.
 pub(super) fn has_display(vm: &VmRecord) -> bool {
-    vm.properties.get("vnc_port").and_then(serde_json::Value::as_i64) != Some(-1)
+    vm.properties.get("vnc_port").and_then(Value::as_i64) != Some(-1)
 }
 
 /// Gives a display a password.
@@ -54,7 +61,7 @@ struct SetPassword {
 }
 
 impl qapi::Command for SetPassword {
-    type Ok = serde_json::Value;
+    type Ok = Value;
     const NAME: &'static str = "set_password";
     const ALLOW_OOB: bool = false;
 }
@@ -74,18 +81,19 @@ impl Displays {
         Self { listen, ports: Arc::default() }
     }
 
-    /// The address under which the VM's display is served now; `port` 0 picks a free one.
+    /// The address under which the display of this process of the VM is served now: the next one
+    /// may have no password.
     pub(super) async fn open(
         &self,
         vm: VmUuid,
         socket: PathBuf,
-        port: u16,
+        process: ProcessId,
     ) -> Result<SocketAddr, DriverError> {
         if let Some(open) = self.ports.lock().get(&vm) {
             return Ok(*open);
         }
         let failed = |error| DriverError::failed(format!("serve the display of VM {vm}"), error);
-        let listener = TcpListener::bind((self.listen, port)).await.map_err(failed)?;
+        let listener = TcpListener::bind((self.listen, 0)).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         {
             let mut ports = self.ports.lock();
@@ -96,9 +104,14 @@ impl Displays {
             ports.insert(vm, address);
         }
         let ports = Arc::clone(&self.ports);
-        // Ends when nobody comes any more, or with the agent's runtime.
+        // Ends when nobody comes any more, with the process, or with the agent's runtime.
         drop(tokio::spawn(async move {
-            serve(&listener, &socket).await;
+            tokio::select! {
+                () = serve(&listener, &socket) => {}
+                gone = process.gone() => if let Err(error) = gone {
+                    tracing::warn!(%error, "a display is closed: its process can't be followed");
+                },
+            }
             ports.lock().remove(&vm);
         }));
         Ok(address)
@@ -150,8 +163,9 @@ mod tests {
         let display = UnixListener::bind(&socket).unwrap();
         let displays = Displays::new(std::net::Ipv4Addr::LOCALHOST.into());
         let vm = uuid::Uuid::nil().into();
-        let address = displays.open(vm, socket.clone(), 0).await.unwrap();
-        assert_eq!(displays.open(vm, socket, 0).await.unwrap(), address);
+        let me = ProcessId::of(std::process::id()).unwrap().unwrap();
+        let address = displays.open(vm, socket.clone(), me).await.unwrap();
+        assert_eq!(displays.open(vm, socket, me).await.unwrap(), address);
         let mut client = TcpStream::connect(address).await.unwrap();
         let (mut guest, _) = display.accept().await.unwrap();
         guest.write_all(b"RFB").await.unwrap();

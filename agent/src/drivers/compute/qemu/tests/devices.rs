@@ -26,7 +26,22 @@ async fn a_display_asks_for_the_password_that_its_vm_has() {
         }));
         let qemu = bench.qemu("qemu-system-x86_64").await;
         qemu.start(&bench.vm, &bench.with(bench.disks())).await.unwrap();
-        assert_eq!(display_asks(&qemu, bench.vm.uuid).await, [asks], "{password:?}");
+        let vm = bench.vm.uuid;
+        assert_eq!(display_asks(&qemu, vm).await, [asks], "{password:?}");
+        // Only what asks has a port; it is gone with the process.
+        let info = qemu.info(vm, &["vnc".to_owned()]).await.unwrap();
+        assert!(info["vnc"]["path"].is_string(), "{info}");
+        assert_eq!(info["vnc"]["port"].is_u64(), asks == 2, "{info}");
+        let Some(port) = info["vnc"]["port"].as_u64() else { continue };
+        let address = ("127.0.0.1", u16::try_from(port).unwrap());
+        let mut viewer = tokio::net::TcpStream::connect(address).await.unwrap();
+        let mut version = [0; 12];
+        viewer.read_exact(&mut version).await.unwrap();
+        qemu.signal(vm, GuestSignal::Kill).await.unwrap();
+        assert!(qemu.wait_stopped(vm, SOON).await.unwrap());
+        let rest = viewer.read(&mut version);
+        let rest = tokio::time::timeout(SOON, rest).await.expect("the port is closed");
+        assert!(!rest.is_ok_and(|bytes| bytes > 0));
     }
 }
 
