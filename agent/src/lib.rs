@@ -7,14 +7,17 @@ pub mod config;
 pub mod consoles;
 pub mod debug_http;
 pub mod drivers;
+mod failure;
 pub mod host;
 pub mod legacy;
 pub mod link;
+pub mod node;
 pub mod report;
 pub mod shutdown_command;
 pub mod startup;
 pub mod sysinfo_command;
 pub mod tasks;
+pub mod vm_record;
 pub mod vms;
 
 use std::sync::Arc;
@@ -33,9 +36,9 @@ use url::Url;
 use uuid::Uuid;
 
 use crate::consoles::{Consoles, NodePorts};
-use crate::drivers::SharedDrivers;
-use crate::link::feed::Feed;
 use crate::link::{LinkParts, Links};
+use crate::node::SharedDrivers;
+use crate::report::feed::Feed;
 use crate::tasks::image_gc::Policy;
 use crate::tasks::journal::JournalError;
 use crate::tasks::registry::{Faults, Registry};
@@ -120,7 +123,7 @@ impl Agent {
         })
         .await
         .map_err(StartError::Journal)?;
-        vms::startup::find(&parts.drivers).await.map_err(StartError::Vms)?;
+        node::startup::find(&parts.drivers).await.map_err(StartError::Vms)?;
         engine.recover().await;
         engine.wake().await;
         if let Some(policy) = config.image_gc {

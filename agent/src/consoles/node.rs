@@ -7,8 +7,9 @@ use muster_shared::error_chain::Chain;
 use muster_shared::ids::VmUuid;
 
 use super::{Fate, Ports};
+use crate::drivers::DriverError;
 use crate::drivers::compute::{GuestIo, GuestPort, Logged};
-use crate::drivers::{DriverError, SharedDrivers};
+use crate::node::SharedDrivers;
 use crate::tasks::Engine;
 
 /// Ports of the guests of `drivers`, on which the tasks of `engine` work.

@@ -1,7 +1,7 @@
 //! The doors to the host: compute, networks, storage, images, VM records, host actions.
 //!
 //! Each class is a small trait in its own folder with a real implementation and a simulated one
-//! that can inject faults. [`Drivers`] is what task steps get.
+//! that can inject faults.
 
 pub mod cluster;
 pub mod compute;
@@ -15,48 +15,11 @@ pub mod settings;
 pub mod storage;
 
 use std::error::Error as _;
-use std::sync::Arc;
 
-use muster_shared::clock::SharedClock;
-use muster_shared::entropy::SharedEntropy;
 use muster_shared::error_chain::Chain;
 use muster_shared::wire::Code;
 
-use crate::report::Reporter;
-use crate::tasks::TaskFailure;
-use crate::vms::VmTable;
-
-/// Everything a step may touch.
-#[derive(Debug)]
-pub struct Drivers {
-    /// Time.
-    pub clock: SharedClock,
-    /// Randomness.
-    pub entropy: SharedEntropy,
-    /// Runs VMs.
-    pub compute: Arc<dyn compute::Compute>,
-    /// Connects NICs.
-    pub networks: Arc<dyn network::Networks>,
-    /// Holds disks.
-    pub storage: Arc<dyn storage::Storage>,
-    /// Holds images.
-    pub images: Arc<dyn images::Images>,
-    /// Changes the host itself.
-    pub host: Arc<dyn host::Host>,
-    /// Keeps the node's settings.
-    pub settings: Arc<dyn settings::Settings>,
-    /// What is kept about the node.
-    pub node: Arc<dyn node::NodeDocuments>,
-    /// The cluster it works for.
-    pub cluster: Arc<cluster::Cluster>,
-    /// What VMs there are meant to be.
-    pub vms: Arc<VmTable>,
-    /// What the node tells about itself.
-    pub report: Arc<Reporter>,
-}
-
-/// Shared by all tasks.
-pub type SharedDrivers = Arc<Drivers>;
+use crate::failure::TaskFailure;
 
 /// Why a driver could not do what was asked.
 #[derive(Debug, thiserror::Error)]

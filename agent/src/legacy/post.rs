@@ -16,7 +16,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use url::Url;
 
-use crate::link::feed::{Feed, Sample};
+use crate::report::feed::{Feed, Sample};
 
 /// Between the end of a heartbeat and the next one.
 const BEAT: Duration = Duration::from_secs(5);

@@ -8,7 +8,6 @@
 mod bounded;
 mod desk;
 pub mod dial;
-pub mod feed;
 pub mod outbox;
 mod pump;
 mod session;
@@ -37,9 +36,9 @@ use uuid::Uuid;
 
 use self::desk::{Desk, ToDesk};
 use self::dial::{LinkState, Phase};
-use self::feed::Feed;
 use crate::consoles::Consoles;
-use crate::drivers::SharedDrivers;
+use crate::node::SharedDrivers;
+use crate::report::feed::Feed;
 use crate::tasks::Engine;
 
 pub(crate) use self::pump::remark;

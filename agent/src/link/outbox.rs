@@ -12,7 +12,7 @@ use muster_shared::wire::{FromAgent, Progress, Sysinfo, TaskResult};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::feed::Sample;
+use crate::report::feed::Sample;
 
 /// Control messages that may wait.
 const MAX_CONTROL: usize = 1024;

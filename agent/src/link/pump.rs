@@ -15,8 +15,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::bounded::{self, MAX_VMS_BYTES};
 use super::desk;
-use super::feed::{Feed, Sample, SysinfoDocument};
 use super::outbox::Outbox;
+use crate::report::feed::{Feed, Sample, SysinfoDocument};
 use crate::tasks::{Engine, Refused};
 
 /// A result that was not acknowledged for so long is sent again on the same connection.

@@ -21,9 +21,9 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::desk::ToDesk;
-use super::feed::Sample;
 use super::outbox::{Outbox, Outgoing};
 use crate::drivers::cluster::{Cluster, Foreign};
+use crate::report::feed::Sample;
 
 /// Between heartbeats.
 pub const HEARTBEAT: Duration = Duration::from_secs(1);

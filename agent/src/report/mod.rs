@@ -1,7 +1,9 @@
 //! What this node tells about itself: sysinfo (rarely changes) and the status sample (VMs and
 //! figures). [`Reporter`] is the link's feed of both.
 
+mod aside;
 mod canonical;
+pub mod feed;
 pub mod identity;
 mod pool;
 mod reporter;
@@ -20,6 +22,7 @@ use serde_json::{Map, Value};
 
 use crate::drivers::DriverError;
 
+pub use aside::{ASIDE, aside};
 pub use canonical::hash;
 pub use reporter::{Reporter, ReporterParts};
 pub use usage::UsageSampler;

@@ -16,7 +16,7 @@ use super::{Facts, UsageSampler, status};
 use crate::drivers::DriverError;
 use crate::drivers::compute::{Compute, GuestFacts};
 use crate::drivers::storage::Storage;
-use crate::link::feed::{Feed, Sample, SysinfoDocument};
+use crate::report::feed::{Feed, Sample, SysinfoDocument};
 use crate::vms::VmTable;
 
 /// Longest time between two collections of sysinfo.

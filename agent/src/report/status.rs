@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::Figures;
 use crate::drivers::storage::Usage;
-use crate::link::feed::Sample;
+use crate::report::feed::Sample;
 
 /// Puts a sample together.
 pub(super) fn sample(

@@ -3,7 +3,7 @@
 //! of each task that it does not know any more, and the VMs come from their own records.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -13,14 +13,12 @@ use muster_shared::threads::Threads;
 use muster_shared::units::MIB;
 
 use super::journal::{Journal, JournalError};
+use crate::report::ASIDE;
 
 /// Page cache of the journal; the default of sled itself is 1 GiB.
 const CACHE_BYTES: u64 = 8 * MIB;
 /// Name of the folder in the data folder.
 pub const NAME: &str = "journal";
-/// Start of the names of those that were moved aside.
-const ASIDE: &str = "journal.corrupt.";
-
 /// The journal can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum FolderError {
@@ -81,27 +79,15 @@ async fn readable(folder: &Path, threads: &dyn Threads) -> Result<SharedKv, KvEr
     }
 }
 
-/// The journals that were moved aside and are still there.
-///
-/// # Errors
-/// The data folder can't be read.
-pub fn aside(data_dir: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(data_dir)? {
-        let entry = entry?;
-        if entry.file_name().to_string_lossy().starts_with(ASIDE) {
-            found.push(entry.path());
-        }
-    }
-    Ok(found)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use muster_shared::kv::Change;
     use muster_shared::threads::OsThreads;
 
     use super::*;
+    use crate::report::aside;
 
     async fn put(kv: &SharedKv, key: &str, value: &str) {
         let change = Change::Put(key.to_owned().into(), value.to_owned().into());

@@ -8,11 +8,11 @@ use serde_json::{Value, json};
 
 use super::machine_tests::{Host, act, create_params, one_vm, params, run, run_with_crash, uuid};
 use super::{HANDLERS, Handler as _, Params, TaskFailure};
-use crate::drivers::Drivers;
 use crate::drivers::faults::Fault;
 use crate::drivers::host::refuse::NoScripts;
 use crate::drivers::host::sim::{HostLog, SimHost};
 use crate::drivers::storage::DiskSpec;
+use crate::node::Drivers;
 use crate::report::sim::SIM_SERVICE;
 use crate::vms::VmRecord;
 

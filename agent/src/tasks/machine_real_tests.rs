@@ -11,7 +11,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::machine_tests::{NoEvents, create_params, params, run, uuid};
 use super::{Params, TaskContext, TaskFailure};
-use crate::drivers::Drivers;
 use crate::drivers::cluster::Cluster;
 use crate::drivers::compute::qemu::probe::Choice;
 use crate::drivers::compute::qemu::{Qemu, QemuConfig};
@@ -24,11 +23,12 @@ use crate::drivers::settings::FileSettings;
 use crate::drivers::storage::sim::{SimImage, SimPool};
 use crate::drivers::storage::{FileStorage, FileStorageConfig};
 use crate::host::{SharedExec, SystemExec, procfs};
+use crate::node::{Drivers, startup};
 use crate::report::sim::SimFacts;
 use crate::report::{Reporter, ReporterParts};
 use crate::vms::copies::CopiedRecords;
 use crate::vms::files::FileVmRecords;
-use crate::vms::{Node, VmTable, startup};
+use crate::vms::{Node, VmTable};
 
 /// A node in a folder; ends its guests when dropped, also after a failed assertion.
 pub(super) struct RealNode {

@@ -18,7 +18,6 @@ use super::{
     Engine, EngineParts, EventSink, HANDLERS, OnFailure, Params, Submission, TaskContext,
     TaskFailure, machine,
 };
-use crate::drivers::Drivers;
 use crate::drivers::cluster::Cluster;
 use crate::drivers::compute::sim::{SimCompute, SimGuests};
 use crate::drivers::faults::{Fault, Faults};
@@ -28,12 +27,13 @@ use crate::drivers::network::sim::{SimHolders, SimNetworks};
 use crate::drivers::node::{NodeDocuments, SimDocuments};
 use crate::drivers::settings::sim::SimSettings;
 use crate::drivers::storage::sim::{SimImage, SimPool, SimStorage};
+use crate::node::{Drivers, startup};
 use crate::report::sim::SimFacts;
 use crate::report::{Reporter, ReporterParts};
 use crate::vms::copies::CopiedRecords;
 use crate::vms::reconcile::{self, Action};
 use crate::vms::sim::SimVmRecords;
-use crate::vms::{Node, VmTable, startup};
+use crate::vms::{Node, VmTable};
 
 /// The image of the kinds' examples.
 const EXAMPLE_IMAGE: &str = "01020304-0506-4708-890a-0b0c0d0e0f10";

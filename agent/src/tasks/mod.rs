@@ -90,7 +90,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
-use muster_shared::wire::{Code, TaskError};
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
@@ -99,7 +98,8 @@ pub use self::control::{Counts, Filter, Standing};
 pub use self::refusals::Refused;
 pub use self::runner::{Engine, EngineParts, Offer, Refusal, Submission};
 
-use crate::drivers::Drivers;
+pub use crate::failure::TaskFailure;
+use crate::node::Drivers;
 
 /// Parameters of a task, as the client sent them.
 pub type Params = Map<String, Value>;
@@ -379,49 +379,5 @@ impl TaskContext {
     /// Sets the whole result.
     pub fn finish_with(&self, result: Value) {
         *self.result.lock() = result;
-    }
-}
-
-/// Why a task failed.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error("{message}")]
-pub struct TaskFailure {
-    /// For programs, e.g. [`Code::VmExists`].
-    pub code: Code,
-    /// For people, clients among them: says what was tried and on what, and no cause.
-    pub message: String,
-    /// More, e.g. the bad members.
-    pub details: Option<Box<Value>>,
-    /// Why the host failed, for this agent's log only.
-    pub cause: Option<String>,
-}
-
-impl TaskFailure {
-    /// A failure with a code and a message.
-    pub fn new(code: Code, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), details: None, cause: None }
-    }
-
-    /// A parameter that can't be used.
-    pub fn bad_param(field: &str, problem: impl fmt::Display) -> Self {
-        Self::new(Code::InvalidParameters, format!("{field}: {problem}"))
-            .with_details(serde_json::json!({ "field": field }))
-    }
-
-    /// With details; [`Self::code`] is also put there as CNAPI's `restCode`.
-    #[must_use]
-    pub fn with_details(mut self, details: Value) -> Self {
-        self.details = Some(Box::new(details));
-        self
-    }
-}
-
-impl From<TaskFailure> for TaskError {
-    fn from(failure: TaskFailure) -> Self {
-        Self {
-            message: failure.message,
-            code: failure.code,
-            details: failure.details.map(|details| *details),
-        }
     }
 }

@@ -8,8 +8,9 @@ use muster_shared::wire::Code;
 use super::machine::{self, failed, refuse};
 use super::steps::{Row, steps};
 use super::{Handler, Kind, Lock, Params, Plan, TaskContext, TaskFailure};
+use crate::node::orphans;
+use crate::vms::VmRecord;
 use crate::vms::restart::{Power, Restarts};
-use crate::vms::{VmRecord, orphans};
 
 const OPERATION: &str = "adopt";
 

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::machine::{self, Stop, failed, refuse};
 use super::steps::{Row, steps};
 use super::{Handler, Kind, Lock, Params, Plan, TaskContext, TaskFailure};
-use crate::vms::orphans;
+use crate::node::orphans;
 
 const OPERATION: &str = "remove";
 

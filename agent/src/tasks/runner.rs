@@ -38,7 +38,7 @@ use super::order::Depth;
 use super::record::{Origin, Phase, Record, State, bounded_error, fingerprint};
 use super::registry::{Faults, Registry};
 use super::{Class, Handler, Lock, Params, Plan, Queue, TaskFailure};
-use crate::drivers::SharedDrivers;
+use crate::node::SharedDrivers;
 
 /// Unacknowledged results at which new mutating tasks are refused.
 pub const MAX_UNACKED: usize = 10_000;

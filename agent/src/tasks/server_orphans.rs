@@ -8,7 +8,7 @@ use serde_json::json;
 use super::machine::MACHINE_QUERY;
 use super::steps::{Row, steps};
 use super::{Handler, Kind, Params, Plan, TaskContext, TaskFailure};
-use crate::vms::orphans;
+use crate::node::orphans;
 
 /// The kind; no parameters. Its result: [`Orphans`].
 #[derive(Debug)]

@@ -8,11 +8,10 @@ use serde_json::{Value, json};
 use super::server_reboot::SERVER_TASKS;
 use super::steps::{Row, steps};
 use super::{Handler, Kind, Params, Plan, TaskContext, TaskFailure};
+use crate::drivers::settings::OVERPROVISION_RATIO;
 
 /// Longest value, bytes.
 const MAX_BYTES: usize = 1024;
-/// The option's name.
-pub const OPTION: &str = "overprovision_ratio";
 
 /// The kind; parameter `value`, a number or a text such as `cpu=4&ram=1`.
 #[derive(Debug)]
@@ -50,7 +49,7 @@ struct Set {
 
 impl Set {
     async fn set(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        ctx.drivers.settings.set_option(OPTION, &self.value).await?;
+        ctx.drivers.settings.set_option(OVERPROVISION_RATIO, &self.value).await?;
         Ok(())
     }
 }

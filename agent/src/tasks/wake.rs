@@ -15,9 +15,10 @@ use super::Params;
 use super::record::Origin;
 use super::runner::{Engine, Submission};
 use crate::drivers::network;
+use crate::node::{room, startup};
+use crate::vms::VmRecord;
 use crate::vms::reconcile::{self, Action, Plan};
 use crate::vms::restart::{Power, Restarts};
-use crate::vms::{VmRecord, room, startup};
 
 /// Pauses before what failed is tried again.
 const AGAIN: Backoff =

@@ -13,7 +13,8 @@ use muster_shared::wire::Code;
 use serde_json::{Map, Value, json};
 
 use super::restart::{self, Policy};
-use crate::tasks::TaskFailure;
+use crate::failure::TaskFailure;
+pub use crate::vm_record::image_of;
 
 pub use update::{internal_metadata, update};
 
@@ -141,12 +142,6 @@ pub fn images(vm: &Map<String, Value>) -> Vec<ImageUuid> {
     images.sort_unstable();
     images.dedup();
     images
-}
-
-/// The image of one entry of `disks`.
-#[must_use]
-pub fn image_of(disk: &Value) -> Option<ImageUuid> {
-    disk.get("image_uuid")?.as_str()?.parse().ok()
 }
 
 /// The VM's quota, MiB; `None` when it has none.

@@ -1,18 +1,14 @@
 //! Whether a VM whose process ended is started again, and when. Pure.
 
-use std::num::NonZeroU32;
-use std::str::FromStr;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use muster_shared::backoff::Backoff;
-use serde::{Deserialize, Serialize};
 
 use super::VmRecord;
 use crate::drivers::compute::{Ended, Live};
+pub use crate::vm_record::restart::{BadPolicy, POLICY_FORM, POLICY_KEY, Policy, Power, Restarts};
 
-/// Where a VM's policy is among its `internal_metadata`.
-pub const POLICY_KEY: &str = "muster:restart_policy";
 /// Pauses before a start: a guest that ends at once does not keep the node busy.
 const PAUSE: Backoff =
     Backoff { first: Duration::from_secs(1), factor: 2.0, cap: Duration::from_secs(300) };
@@ -20,63 +16,6 @@ const PAUSE: Backoff =
 const RECOVERED: Duration = Duration::from_secs(600);
 /// The hypervisor's word for a guest that powered itself off.
 const GUEST_SHUTDOWN: &str = "guest-shutdown";
-
-/// What becomes of a VM whose process ended without anybody asking for it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Policy {
-    /// It stays as it is.
-    #[default]
-    Never,
-    /// It is started again if it did not end by itself in order; so many times in a row at most.
-    OnFailure(Option<NonZeroU32>),
-    /// It is started again.
-    Always,
-}
-
-/// What a policy must be, for people.
-pub const POLICY_FORM: &str =
-    "must be never, on-failure, on-failure:N (N starts in a row at most) or always";
-
-/// The text is no policy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{POLICY_FORM}")]
-pub struct BadPolicy;
-
-impl FromStr for Policy {
-    type Err = BadPolicy;
-
-    fn from_str(text: &str) -> Result<Self, BadPolicy> {
-        match (text, text.strip_prefix("on-failure:")) {
-            ("never", _) => Ok(Self::Never),
-            ("on-failure", _) => Ok(Self::OnFailure(None)),
-            ("always", _) => Ok(Self::Always),
-            (_, Some(most)) => {
-                most.parse().map(|most| Self::OnFailure(Some(most))).or(Err(BadPolicy))
-            }
-            _ => Err(BadPolicy),
-        }
-    }
-}
-
-/// What the last task that started or stopped a VM wanted of it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Power {
-    /// Nobody has started it yet, or an agent did that did not write it down.
-    #[default]
-    Unknown,
-    /// It is to run.
-    On,
-    /// It is to stay off.
-    Off,
-}
-
-/// How often the agent has started or reset a VM by itself since it last ran for long.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Restarts {
-    /// How often.
-    pub count: u32,
-}
 
 /// When a VM that ended in this way is to be started again; `None`: it is not.
 ///
@@ -133,6 +72,8 @@ fn is_failure(ended: &Ended) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU32;
+
     use muster_shared::clock::iso;
     use serde_json::json;
 

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use jiff::Timestamp;
-use muster_agent::drivers::Drivers;
 use muster_agent::drivers::cluster::Cluster;
 use muster_agent::drivers::compute::sim::{SimCompute, SimGuests};
 use muster_agent::drivers::faults::Faults;
@@ -17,6 +16,7 @@ use muster_agent::drivers::network::sim::{SimHolders, SimNetworks};
 use muster_agent::drivers::node::SimDocuments;
 use muster_agent::drivers::settings::sim::SimSettings;
 use muster_agent::drivers::storage::sim::{SimPool, SimStorage};
+use muster_agent::node::Drivers;
 use muster_agent::report::sim::SimFacts;
 use muster_agent::report::{Reporter, ReporterParts};
 use muster_agent::tasks::HANDLERS;

@@ -27,7 +27,7 @@ pub use router::Router;
 use super::DriverError;
 use crate::drivers::network::Attached;
 use crate::drivers::storage::{Disk, Variables};
-use crate::vms::VmRecord;
+use crate::vm_record::VmRecord;
 
 /// What a VM's process is started with, beside its record.
 #[derive(Clone, Debug, Default)]

@@ -5,7 +5,7 @@ use std::io::{Cursor, Write as _};
 
 use serde_json::{Map, Value, json};
 
-use crate::vms::{VmRecord, payload};
+use crate::vm_record::{VmRecord, image_of};
 
 /// Smallest volume; FAT needs some room.
 const MIN_BYTES: usize = 1024 * 1024;
@@ -63,7 +63,7 @@ fn yaml(value: &Value) -> String {
 }
 
 fn meta_data(vm: &VmRecord) -> Value {
-    let image = vm.list("disks").first().and_then(payload::image_of);
+    let image = vm.list("disks").first().and_then(image_of);
     // Another image is another instance, so that cloud-init runs again.
     let instance = match image {
         Some(image) => format!("{}-{:.8}", vm.uuid, image.to_string()),

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::drivers::DriverError;
 use crate::drivers::storage::Volume;
-use crate::vms::VmRecord;
+use crate::vm_record::VmRecord;
 
 /// The drivers of a node.
 #[derive(Debug)]

@@ -24,7 +24,7 @@ use super::{
 use crate::drivers::DriverError;
 use crate::drivers::faults::Faults;
 use crate::drivers::storage::Volume;
-use crate::vms::VmRecord;
+use crate::vm_record::VmRecord;
 
 /// How long a simulated guest takes to shut down when asked.
 const SHUTDOWN: Duration = Duration::from_millis(200);

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 pub use self::forward::{Forward, forwards};
 pub use self::user::{UserNetwork, UserNetworks};
 use super::DriverError;
-use crate::vms::VmRecord;
+use crate::vm_record::VmRecord;
 
 /// The card that the guest sees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

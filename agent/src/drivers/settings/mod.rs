@@ -12,6 +12,9 @@ use super::DriverError;
 
 pub use file::{FileSettings, NIC_TAGS_FILE, NODE_CONF, option};
 
+/// The option that says how far the node may be overcommitted.
+pub const OVERPROVISION_RATIO: &str = "overprovision_ratio";
+
 /// A tag and the NIC that carries its network.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NicTag {

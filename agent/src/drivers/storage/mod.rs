@@ -245,7 +245,7 @@ pub trait Storage: fmt::Debug + Send + Sync + 'static {
     /// The host could not be read.
     async fn copied(&self) -> Result<Vec<VmUuid>, DriverError>;
 
-    /// A VM's copy, of at most [`MAX_COPY_BYTES`](crate::vms::MAX_COPY_BYTES): a larger one comes
+    /// A VM's copy, of at most [`MAX_COPY_BYTES`](crate::vm_record::MAX_COPY_BYTES): a larger one comes
     /// empty, as one that can't be read.
     ///
     /// # Errors

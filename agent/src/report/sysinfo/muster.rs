@@ -5,7 +5,6 @@ use serde_json::{Value, json};
 use super::keys;
 use super::probe::Probe;
 use crate::drivers::settings;
-use crate::tasks::server_overprovision_ratio;
 
 /// The block.
 pub(super) async fn block(probe: &Probe, degraded: &[String]) -> Value {
@@ -30,7 +29,7 @@ pub(super) async fn block(probe: &Probe, degraded: &[String]) -> Value {
     block.extend(abilities.version.map(|version| ("qemu_version".to_owned(), json!(version))));
     block.extend(abilities.accel.map(|accel| ("accel".to_owned(), json!(accel))));
     let conf = probe.text_of(&probe.config.data_dir.join(settings::NODE_CONF)).await;
-    let ratio = conf.and_then(|conf| settings::option(&conf, server_overprovision_ratio::OPTION));
+    let ratio = conf.and_then(|conf| settings::option(&conf, settings::OVERPROVISION_RATIO));
     block.extend(ratio.map(|ratio| ("overprovision_ratio".to_owned(), json!(ratio))));
     Value::Object(block)
 }

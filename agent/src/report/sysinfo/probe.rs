@@ -17,8 +17,7 @@ use crate::drivers::compute::Compute;
 use crate::drivers::network::Networks;
 use crate::drivers::{DriverError, files};
 use crate::host::{Command, SharedExec};
-use crate::report::setup;
-use crate::tasks::folder;
+use crate::report::{aside, setup};
 
 /// Longest run time of a helper program; a group has five seconds.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(4);
@@ -113,7 +112,7 @@ pub(super) struct Probe {
 impl Probe {
     /// `journal` as long as a damaged one lies in the data folder.
     pub(super) fn journal_problem(&self) -> Option<String> {
-        let aside = folder::aside(&self.config.data_dir);
+        let aside = aside(&self.config.data_dir);
         aside.is_ok_and(|found| !found.is_empty()).then(|| "journal".to_owned())
     }
 

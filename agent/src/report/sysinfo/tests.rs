@@ -14,7 +14,7 @@ use crate::drivers::faults::Faults;
 use crate::drivers::network::UserNetworks;
 use crate::drivers::storage::{FileStorage, FileStorageConfig};
 use crate::host::{FakeExec, SharedExec, SystemExec};
-use crate::link::feed::Feed as _;
+use crate::report::feed::Feed as _;
 use crate::report::sim::SimFacts;
 use crate::report::{Facts, Reporter, ReporterParts, setup};
 use crate::vms::sim::SimVmRecords;

@@ -8,7 +8,7 @@ use muster_shared::vm::{
 use serde_json::{Map, Value, json};
 
 use super::{BY_AGENT, Problems, addresses, bound, checked, complete, devices, mac, nic};
-use crate::tasks::TaskFailure;
+use crate::failure::TaskFailure;
 
 /// Objects that are changed member by member.
 const OBJECTS: &[&str] = &["tags", "customer_metadata", "internal_metadata", "routes"];

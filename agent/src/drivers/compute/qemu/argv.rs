@@ -10,7 +10,7 @@ use super::probe::Accelerator;
 use crate::drivers::DriverError;
 use crate::drivers::network::{Attached, Backend, Forward, NicModel};
 use crate::drivers::storage::Disk;
-use crate::vms::VmRecord;
+use crate::vm_record::VmRecord;
 
 /// Free slots into which disks and network interfaces can be plugged while the guest runs.
 const SPARE_PORTS: u32 = 4;

@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::qmp::{Qmp, QmpError};
-use crate::vms::VmRecord;
+use crate::vm_record::VmRecord;
 
 /// Longest wait until the hypervisor has taken a new place in the order.
 const LIMIT: std::time::Duration = std::time::Duration::from_secs(5);

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::folder::GuestFolder;
 use crate::drivers::storage::Variables;
 use crate::drivers::{DriverError, files};
-use crate::vms::VmRecord;
+use crate::vm_record::VmRecord;
 
 /// Where Debian's package `ovmf` puts it.
 pub(super) const FOLDER: &str = "/usr/share/OVMF";

@@ -30,7 +30,7 @@ use crate::drivers::compute::{
     Activity, Live, Observed, Resources, RunningGuest, nocloud, not_running,
 };
 use crate::host::{Detached, Exit, ProcessId, Scope, SharedExec, procfs};
-use crate::vms::VmRecord;
+use crate::vm_record::VmRecord;
 
 /// Longest wait for the control socket of a new process: a busy host starts many at once.
 const SOCKET_TIMEOUT: Duration = Duration::from_secs(60);

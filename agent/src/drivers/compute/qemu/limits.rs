@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::cgroup::{Controller, Tree};
 use crate::drivers::DriverError;
 use crate::host::{Command, Exec, ProcessId};
-use crate::vms::VmRecord;
+use crate::vm_record::VmRecord;
 
 /// Memory that QEMU itself needs beside its guest's, at the least. A record may want less of it, and
 /// the kernel would end the guest as soon as that uses all of its memory.

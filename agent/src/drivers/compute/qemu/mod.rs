@@ -51,7 +51,7 @@ use super::{
 use crate::drivers::DriverError;
 use crate::drivers::cluster::Cluster;
 use crate::host::{SharedExec, procfs};
-use crate::vms::VmRecord;
+use crate::vm_record::VmRecord;
 
 /// Virtual CPUs of one VM, as many as bhyve allows.
 const MAX_VCPUS: u32 = 64;

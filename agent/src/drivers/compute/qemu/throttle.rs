@@ -5,7 +5,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::qmp::{ANSWER_TIMEOUT, Qmp, QmpError, QueryBlock};
-use crate::vms::VmRecord;
+use crate::vm_record::VmRecord;
 
 const MIB: u64 = 1024 * 1024;
 

@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 use super::qmp::{Qmp, QmpError};
 use crate::drivers::DriverError;
 use crate::host::ProcessId;
-use crate::vms::VmRecord;
+use crate::vm_record::VmRecord;
 
 /// A port that nobody has used for so long is closed.
 const IDLE: Duration = Duration::from_secs(60);

@@ -6,7 +6,7 @@ use muster_shared::ids::VmUuid;
 
 use crate::drivers::storage::RecordCopy;
 use crate::drivers::{DriverError, files};
-use crate::vms::MAX_COPY_BYTES;
+use crate::vm_record::MAX_COPY_BYTES;
 
 /// The folder of the copies.
 #[derive(Debug)]

@@ -7,11 +7,12 @@ use muster_shared::api::orphan as api;
 use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
 
-use super::VmRecord;
-use super::copies::{self, Stamped};
+use super::Drivers;
+use crate::drivers::DriverError;
 use crate::drivers::compute::RunningGuest;
 use crate::drivers::storage::Holder;
-use crate::drivers::{DriverError, Drivers};
+use crate::vms::VmRecord;
+use crate::vms::copies::{self, Stamped};
 
 /// What was found of one VM.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -9,9 +9,10 @@ use muster_shared::ids::VmUuid;
 use muster_shared::units::MIB;
 use tokio_util::sync::CancellationToken;
 
+use super::Drivers;
+use crate::drivers::DriverError;
 use crate::drivers::compute::{Activity, GuestSignal, Live};
 use crate::drivers::storage::RESERVE_BYTES;
-use crate::drivers::{DriverError, Drivers};
 
 /// How often room is looked for while a guest waits.
 const LOOK: Duration = Duration::from_secs(2);

@@ -1,6 +1,6 @@
 //! What an agent does about its VMs when it starts: find the guests that outlived its predecessor,
 //! and mend the records that it left half changed. And what it does from then on: notice guests that
-//! end by themselves. What they need is in [`super::reconcile`].
+//! end by themselves. What they need is in [`crate::vms::reconcile`].
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,12 +9,13 @@ use muster_shared::error_chain::Chain;
 use muster_shared::ids::VmUuid;
 use tokio_util::sync::CancellationToken;
 
-use super::VmRecord;
-use super::restart::Power;
-use crate::drivers::{DriverError, Drivers};
+use super::Drivers;
+use crate::drivers::DriverError;
+use crate::vms::VmRecord;
+use crate::vms::restart::Power;
 
 /// Loads all records and finds the guests that run. Those without a record are left running and
-/// reported, see [`super::VmTable::orphans`].
+/// reported, see [`crate::vms::VmTable::orphans`].
 ///
 /// # Errors
 /// The records could not be read.

@@ -1,0 +1,47 @@
+//! The node as its tasks see it: its doors, its VMs, and what it tells about itself; and what is
+//! done with all of them together.
+
+pub mod orphans;
+pub mod room;
+pub mod startup;
+
+use std::sync::Arc;
+
+use muster_shared::clock::SharedClock;
+use muster_shared::entropy::SharedEntropy;
+
+use crate::drivers::{cluster, compute, host, images, network, node, settings, storage};
+use crate::report::Reporter;
+use crate::vms::VmTable;
+
+/// Everything a step may touch.
+#[derive(Debug)]
+pub struct Drivers {
+    /// Time.
+    pub clock: SharedClock,
+    /// Randomness.
+    pub entropy: SharedEntropy,
+    /// Runs VMs.
+    pub compute: Arc<dyn compute::Compute>,
+    /// Connects NICs.
+    pub networks: Arc<dyn network::Networks>,
+    /// Holds disks.
+    pub storage: Arc<dyn storage::Storage>,
+    /// Holds images.
+    pub images: Arc<dyn images::Images>,
+    /// Changes the host itself.
+    pub host: Arc<dyn host::Host>,
+    /// Keeps the node's settings.
+    pub settings: Arc<dyn settings::Settings>,
+    /// What is kept about the node.
+    pub node: Arc<dyn node::NodeDocuments>,
+    /// The cluster it works for.
+    pub cluster: Arc<cluster::Cluster>,
+    /// What VMs there are meant to be.
+    pub vms: Arc<VmTable>,
+    /// What the node tells about itself.
+    pub report: Arc<Reporter>,
+}
+
+/// Shared by all tasks.
+pub type SharedDrivers = Arc<Drivers>;
