@@ -1,0 +1,232 @@
+//! What lies on the disks of a simulated host.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
+use muster_shared::units::MIB;
+use parking_lot::Mutex;
+use serde_json::Value;
+
+use crate::drivers::DriverError;
+use crate::drivers::images::{ImageUsage, check_unused, origin_of};
+use crate::drivers::storage::{Dependents, store_full};
+
+/// Space a fresh simulated disk takes, bytes.
+pub(super) const FRESH_DISK_BYTES: u64 = 256 * 1024;
+
+/// A disk of the simulation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SimDisk {
+    /// The task that made it.
+    pub owner: TaskId,
+    /// What it is based on.
+    pub image: Option<ImageUuid>,
+    /// Virtual size, bytes.
+    pub size_bytes: u64,
+    /// Its snapshots with the sizes of their time, the oldest first.
+    pub snapshots: Vec<(String, u64)>,
+}
+
+impl SimDisk {
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.snapshots.iter().any(|(known, _)| known == name)
+    }
+}
+
+/// An installed image of the simulation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SimImage {
+    /// IMGAPI manifest.
+    pub manifest: Value,
+    /// Virtual size, bytes.
+    pub size_bytes: u64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Content {
+    pub(super) size_bytes: u64,
+    pub(super) other_bytes: u64,
+    pub(super) disks: BTreeMap<(VmUuid, u32), SimDisk>,
+    pub(super) stashed: BTreeMap<(VmUuid, u32), SimDisk>,
+    /// Variables of firmware, each with the names of its snapshots; and those put aside.
+    pub(super) firmware: BTreeMap<VmUuid, Vec<String>>,
+    pub(super) stashed_firmware: BTreeMap<VmUuid, Vec<String>>,
+    pub(super) images: BTreeMap<ImageUuid, SimImage>,
+    image_times: BTreeMap<ImageUuid, ImageTimes>,
+    pub(super) copies: BTreeMap<VmUuid, Vec<u8>>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct ImageTimes {
+    installed_at: Timestamp,
+    last_used_at: Option<Timestamp>,
+}
+
+impl Content {
+    pub(super) fn images_bytes(&self) -> u64 {
+        self.images.values().map(|image| image.size_bytes).sum()
+    }
+
+    pub(super) fn disks_bytes(&self) -> u64 {
+        let count = self.disks.len() + self.stashed.len();
+        FRESH_DISK_BYTES.saturating_mul(u64::try_from(count).unwrap_or(u64::MAX))
+    }
+
+    /// What is based on each image.
+    pub(super) fn bases(&self) -> BTreeMap<ImageUuid, Dependents> {
+        let mut vms: BTreeSet<(ImageUuid, VmUuid)> = BTreeSet::new();
+        let mut bases: BTreeMap<ImageUuid, Dependents> = BTreeMap::new();
+        for ((vm, _), disk) in self.disks.iter().chain(&self.stashed) {
+            let Some(image) = disk.image else { continue };
+            let dependents = bases.entry(image).or_default();
+            dependents.disks += 1;
+            dependents.vms += usize::from(vms.insert((image, *vm)));
+        }
+        bases
+    }
+
+    pub(super) fn free_bytes(&self) -> u64 {
+        let used = self.images_bytes() + self.disks_bytes() + self.other_bytes;
+        self.size_bytes.saturating_sub(used)
+    }
+}
+
+/// What lies on the disks of one simulated host; clones share it, crashes leave it.
+#[derive(Clone, Debug)]
+pub struct SimPool(pub(super) Arc<Mutex<Content>>);
+
+impl SimPool {
+    /// An empty pool.
+    #[must_use]
+    pub fn new(size_bytes: u64) -> Self {
+        Self(Arc::new(Mutex::new(Content { size_bytes, ..Content::default() })))
+    }
+
+    /// Sets how many bytes are taken by something else, so that the pool can be filled.
+    pub fn occupy(&self, other_bytes: u64) {
+        self.0.lock().other_bytes = other_bytes;
+    }
+
+    /// Every disk, for invariants.
+    #[must_use]
+    pub fn disks(&self) -> BTreeMap<(VmUuid, u32), SimDisk> {
+        self.0.lock().disks.clone()
+    }
+
+    /// VMs with variables of firmware, those put aside among them.
+    #[must_use]
+    pub fn firmware(&self) -> BTreeSet<VmUuid> {
+        let content = self.0.lock();
+        content.firmware.keys().chain(content.stashed_firmware.keys()).copied().collect()
+    }
+
+    /// Every disk that was put aside.
+    #[must_use]
+    pub fn stashed(&self) -> BTreeMap<(VmUuid, u32), SimDisk> {
+        self.0.lock().stashed.clone()
+    }
+
+    /// Every image here.
+    #[must_use]
+    pub fn images(&self) -> BTreeMap<ImageUuid, SimImage> {
+        self.0.lock().images.clone()
+    }
+
+    /// Copies of VM records.
+    #[must_use]
+    pub fn copies(&self) -> BTreeMap<VmUuid, Vec<u8>> {
+        self.0.lock().copies.clone()
+    }
+
+    /// Puts something in the place of a copy.
+    pub fn set_copy(&self, vm: VmUuid, content: Vec<u8>) {
+        self.0.lock().copies.insert(vm, content);
+    }
+
+    pub(super) fn each_disk(&self, vm: VmUuid, mut change: impl FnMut(u32, &mut SimDisk)) {
+        let mut content = self.0.lock();
+        let disks = content.disks.range_mut((vm, 0)..=(vm, u32::MAX));
+        disks.for_each(|((_, index), disk)| change(*index, disk));
+    }
+
+    /// Installs an image at once, in the first moment of all.
+    ///
+    /// # Errors
+    /// `StoreFull`.
+    pub fn install(&self, uuid: ImageUuid, image: SimImage) -> Result<(), DriverError> {
+        self.install_at(uuid, image, Timestamp::UNIX_EPOCH)
+    }
+
+    /// Installs an image.
+    ///
+    /// # Errors
+    /// `StoreFull`.
+    pub fn install_at(
+        &self,
+        uuid: ImageUuid,
+        image: SimImage,
+        at: Timestamp,
+    ) -> Result<(), DriverError> {
+        let mut content = self.0.lock();
+        let free_bytes = content.free_bytes();
+        if !content.images.contains_key(&uuid) && free_bytes < image.size_bytes {
+            let size_bytes = image.size_bytes;
+            let text = format!("image {uuid} needs {size_bytes} bytes, {free_bytes} are free");
+            return Err(store_full(text));
+        }
+        content.images.insert(uuid, image);
+        let times = ImageTimes { installed_at: at, last_used_at: None };
+        content.image_times.insert(uuid, times);
+        Ok(())
+    }
+
+    /// A disk is made from an image that is here.
+    pub fn note_use(&self, image: ImageUuid, at: Timestamp) {
+        if let Some(times) = self.0.lock().image_times.get_mut(&image) {
+            times.last_used_at = Some(at);
+        }
+    }
+
+    /// Removes an image.
+    ///
+    /// # Errors
+    /// `ImageHasDependentClones`.
+    pub fn remove_image(&self, image: ImageUuid) -> Result<(), DriverError> {
+        let mut content = self.0.lock();
+        let dependents = content.bases().get(&image).copied().unwrap_or_default();
+        let origins = content.images.values().filter_map(|other| origin_of(&other.manifest));
+        let children = origins.filter(|origin| *origin == image).count();
+        check_unused(image, dependents, children)?;
+        content.images.remove(&image);
+        content.image_times.remove(&image);
+        Ok(())
+    }
+
+    /// Every image here, and who needs it.
+    #[must_use]
+    pub fn image_usages(&self) -> Vec<ImageUsage> {
+        let content = self.0.lock();
+        let bases = content.bases();
+        let usage = |(uuid, image): (&ImageUuid, &SimImage)| {
+            let times = content.image_times.get(uuid).copied().unwrap_or_default();
+            ImageUsage {
+                image: *uuid,
+                manifest: image.manifest.clone(),
+                used_bytes: image.size_bytes,
+                installed_at: times.installed_at,
+                last_used_at: times.last_used_at,
+                dependents: bases.get(uuid).copied().unwrap_or_default(),
+            }
+        };
+        content.images.iter().map(usage).collect()
+    }
+}
+
+/// A pool of 64 GiB, as much as a small node has.
+impl Default for SimPool {
+    fn default() -> Self {
+        Self::new(64 * 1024 * MIB)
+    }
+}
