@@ -247,6 +247,16 @@ pub(super) async fn start(
     operation: &'static str,
     vm: VmUuid,
 ) -> Result<(), TaskFailure> {
+    start_from(ctx, operation, vm, None).await
+}
+
+/// As [`start`]; `boot` goes before the property of that name.
+pub(super) async fn start_from(
+    ctx: &TaskContext,
+    operation: &'static str,
+    vm: VmUuid,
+    boot: Option<&str>,
+) -> Result<(), TaskFailure> {
     let drivers = &ctx.drivers;
     let record = record(ctx, operation, vm)?;
     let disks = disks(ctx, operation, &record).await?;
@@ -261,7 +271,11 @@ pub(super) async fn start(
     let nics = Nic::all(&record).map_err(&failed)?;
     let nics = drivers.networks.attach(vm, &nics).await.map_err(&failed)?;
     let with = Resources { disks, variables, nics };
-    drivers.compute.start(&for_guest(record), &with).await.map_err(&failed)?;
+    let mut guest = for_guest(record);
+    if let Some(boot) = boot {
+        guest.properties.insert("boot".to_owned(), json!(boot));
+    }
+    drivers.compute.start(&guest, &with).await.map_err(&failed)?;
     let boot_id = drivers.vms.boot_id().to_owned();
     let started = |record: &mut VmRecord| {
         record.boot_id = Some(boot_id);

@@ -15,8 +15,13 @@ use crate::vms::reconcile::{self, BY_ITSELF};
 
 const OPERATION: &str = "vmadm.start";
 
-/// The kind; parameters `uuid`, `idempotent`, `update`, `once`; `by_itself` of the agent's own, see
-/// [`reconcile::is_to_run`].
+/// Parameters that name files of the host in the reference. A guest is given none of those.
+const FILES: [&str; 3] = ["cdrom", "disk", "iso"];
+/// Devices that can be booted from: disks, CDs, network.
+const LETTERS: [&str; 3] = ["c", "d", "n"];
+
+/// The kind; parameters `uuid`, `idempotent`, `update`, `once`, `order`; `by_itself` of the agent's
+/// own, see [`reconcile::is_to_run`].
 #[derive(Debug)]
 pub struct MachineBoot;
 
@@ -33,11 +38,18 @@ impl Handler for MachineBoot {
 
     fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
         let vm = machine::vm(params)?;
+        refuse_files(params)?;
+        let (order, once) = match (order(params)?, once(params)?) {
+            // All of it is for this start alone: nothing has to be noted.
+            (Some(order), Some(once)) => (Some(with_once(&order, once)?), None),
+            both => both,
+        };
         let job = Boot {
             vm,
             idempotent: machine::flag(params, "idempotent")?,
             update: machine::metadata_update(params)?,
-            once: once(params)?,
+            once,
+            order,
             by_itself: machine::flag(params, BY_ITSELF)?,
         };
         let (updates, once) = (job.update.is_some(), job.once.is_some());
@@ -46,16 +58,58 @@ impl Handler for MachineBoot {
     }
 }
 
+fn refuse_files(params: &Params) -> Result<(), TaskFailure> {
+    match FILES.into_iter().find(|name| params.get(*name).is_some_and(|value| !value.is_null())) {
+        None => Ok(()),
+        Some(name) => {
+            let problem = "is a file of the host, and guests are given none: put an image into a \
+                           disk with `media: cdrom`, and start with `once: d`";
+            Err(TaskFailure::bad_param(name, problem))
+        }
+    }
+}
+
+/// The order of devices for this start alone, as the property `boot` has it: `cdn` or `cdn,once=d`
+/// among the parameters.
+fn order(params: &Params) -> Result<Option<String>, TaskFailure> {
+    let refuse = || {
+        let problem = "must be letters of c (disk), d (CD), n (network), each at most once, and \
+                       may end in `,once=` and one of them";
+        TaskFailure::bad_param("order", problem)
+    };
+    let text = match params.get("order") {
+        None | Some(Value::Null) => return Ok(None),
+        Some(Value::String(text)) => text,
+        Some(_) => return Err(refuse()),
+    };
+    let (letters, once) = match text.split_once(",once=") {
+        Some((letters, once)) => (letters, Some(once)),
+        None => (text.as_str(), None),
+    };
+    let each_once = LETTERS.iter().all(|letter| letters.matches(letter).count() <= 1);
+    let known = letters.chars().all(|letter| LETTERS.iter().any(|known| known.starts_with(letter)));
+    let is_usable = !letters.is_empty() && known && each_once;
+    if is_usable && once.is_none_or(|once| LETTERS.contains(&once)) {
+        Ok(Some(format!("order={text}")))
+    } else {
+        Err(refuse())
+    }
+}
+
+fn with_once(order: &str, once: &str) -> Result<String, TaskFailure> {
+    if order.contains("once=") {
+        let problem = "is told twice, here and in `order`";
+        return Err(TaskFailure::bad_param("once", problem));
+    }
+    Ok(format!("{order},once={once}"))
+}
+
 /// The kind of device that this boot alone is from.
 fn once(params: &Params) -> Result<Option<&'static str>, TaskFailure> {
-    if params.contains_key("order") {
-        let problem = "is for every boot: change the property `boot`";
-        return Err(TaskFailure::bad_param("order", problem));
-    }
     match params.get("once") {
         None | Some(Value::Null) => Ok(None),
         Some(once) => {
-            let known = ["c", "d", "n"].into_iter().find(|letter| once == letter);
+            let known = LETTERS.into_iter().find(|letter| once == letter);
             let problem = "must be c (disk), d (CD) or n (network)";
             known.map(Some).ok_or_else(|| TaskFailure::bad_param("once", problem))
         }
@@ -73,6 +127,8 @@ struct Boot {
     idempotent: bool,
     update: Option<Map<String, Value>>,
     once: Option<&'static str>,
+    /// Goes before the property `boot`, in this start alone.
+    order: Option<String>,
     /// Nobody asked for it.
     by_itself: bool,
 }
@@ -117,7 +173,7 @@ impl Boot {
 
     async fn start(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         if !ctx.notes::<Notes>()?.is_off {
-            machine::start(ctx, OPERATION, self.vm).await?;
+            machine::start_from(ctx, OPERATION, self.vm, self.order.as_deref()).await?;
         }
         if !self.by_itself {
             let autoboot = |record: &mut VmRecord| {
@@ -174,9 +230,45 @@ mod tests {
         assert!(!drivers.vms.get(vm).unwrap().flag("autoboot"));
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn an_order_for_one_start_leaves_no_trace() {
+        let host = Host::new();
+        let drivers = host.agent("boot").await;
+        let mut params = machine::example();
+        let vm = machine::vm(&params).unwrap();
+        let mut record = VmRecord { uuid: vm, provisioning: false, ..crate::vms::sim::record(1) };
+        record.properties.insert("boot".to_owned(), json!("order=cn"));
+        drivers.vms.create(record).await.unwrap();
+        for (more, booted) in [
+            (json!({ "order": "nd" }), "order=nd"),
+            (json!({ "order": "c", "once": "n" }), "order=c,once=n"),
+            (json!({ "order": "dc,once=d", "once": null, "cdrom": null }), "order=dc,once=d"),
+            (json!({}), "order=cn"),
+        ] {
+            let Value::Object(more) = more else { panic!("an object is needed") };
+            params.retain(|name, _| name == "uuid");
+            params.extend(more);
+            run(&host.context(&drivers, &params), "machine_boot", true).await.unwrap();
+            assert_eq!(host.guests.booted_from(vm).as_deref(), Some(booted), "{params:?}");
+            assert_eq!(drivers.vms.get(vm).unwrap().text("boot"), Some("order=cn"));
+            host.guests.exit(vm, 0);
+        }
+    }
+
     #[test]
     fn what_a_start_can_not_do_is_refused_by_name() {
-        for (name, value) in [("once", json!("x")), ("once", json!(1)), ("order", json!("cd"))] {
+        for (name, value) in [
+            ("once", json!("x")),
+            ("once", json!(1)),
+            ("order", json!("")),
+            ("order", json!("cdx")),
+            ("order", json!("cdc")),
+            ("order", json!("cd,once=cd")),
+            ("order", json!(["c"])),
+            ("cdrom", json!("/x.iso,ide")),
+            ("disk", json!("/x,virtio")),
+            ("iso", json!("/x.iso")),
+        ] {
             let mut params = machine::example();
             params.insert(name.to_owned(), value);
             let refused = MachineBoot.plan(&params).unwrap_err();
@@ -185,5 +277,9 @@ mod tests {
                 ("InvalidParameters", &json!(name))
             );
         }
+        let mut params = machine::example();
+        params.extend([("order".to_owned(), json!("cd,once=d")), ("once".to_owned(), json!("n"))]);
+        let refused = MachineBoot.plan(&params).unwrap_err();
+        assert_eq!(refused.details.unwrap()["field"], "once");
     }
 }

@@ -1,5 +1,7 @@
 //! Simulated guests: processes that outlive the simulated agent.
 
+mod devices;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -51,6 +53,8 @@ struct Guest {
     leaves_with: i32,
     /// Percent of one CPU that it gets, in place of all limits.
     cpu_cap: Option<u64>,
+    /// The order of devices that it was started with.
+    boot: Option<String>,
 }
 
 #[derive(Debug, Default)]
@@ -102,6 +106,12 @@ impl SimGuests {
     #[must_use]
     pub fn running(&self) -> BTreeMap<VmUuid, u32> {
         self.content.lock().running.iter().map(|(vm, guest)| (*vm, guest.pid)).collect()
+    }
+
+    /// The order of devices that a running guest was started with.
+    #[must_use]
+    pub fn booted_from(&self, vm: VmUuid) -> Option<String> {
+        self.content.lock().running.get(&vm)?.boot.clone()
     }
 
     /// How often a VM's process was started (adopting is no start).
@@ -210,6 +220,7 @@ impl SimCompute {
             leaves_at: None,
             leaves_with: 0,
             cpu_cap: record.number("cpu_cap"),
+            boot: record.text("boot").map(str::to_owned),
         };
         content.running.insert(vm, guest);
         content.exits.remove(&vm);
@@ -386,121 +397,5 @@ impl Compute for SimCompute {
             Ok(content.running.iter().map(guest).collect())
         };
         self.faults.call("compute.running", running).await
-    }
-}
-
-#[async_trait]
-impl GuestConsole for SimCompute {
-    async fn open(&self, vm: VmUuid, _port: GuestPort) -> Result<Box<dyn GuestIo>, DriverError> {
-        let open = || if self.look(vm).is_running() { Ok(()) } else { Err(not_running(vm)) };
-        self.faults.call("compute.open", open).await?;
-        let (ours, theirs) = tokio::io::duplex(CONSOLE_BYTES);
-        // Ends when the other half is dropped.
-        drop(tokio::spawn(echo(theirs)));
-        Ok(Box::new(ours))
-    }
-
-    /// Simulated guests keep no log.
-    async fn console_log(&self, _vm: VmUuid, _from: Option<u64>) -> Result<Logged, DriverError> {
-        Ok(Logged::default())
-    }
-}
-
-#[async_trait]
-impl GuestDevices for SimCompute {
-    async fn info(&self, vm: VmUuid, types: &[String]) -> Result<Value, DriverError> {
-        check_info_types(types)?;
-        let info = || {
-            let content = self.guests.content.lock();
-            let guest = content.running.get(&vm).ok_or_else(|| not_running(vm))?;
-            let status = guest.activity.word();
-            Ok(json!({
-                "status": { "status": status, "running": guest.activity == Activity::Running },
-                "vnc": { "host": "127.0.0.1", "port": 5900 + guest.pid % 1000 },
-            }))
-        };
-        self.faults.call("compute.info", info).await
-    }
-
-    /// Simulated guests do not hold their disks.
-    async fn snapshot(
-        &self,
-        _vm: VmUuid,
-        change: &SnapshotChange,
-    ) -> Result<Vec<Volume>, DriverError> {
-        Ok(change.volumes().to_vec())
-    }
-}
-
-#[async_trait]
-impl GuestFacts for SimCompute {
-    /// A tenth of a CPU, and nobody waits.
-    async fn process_usage(&self, vm: VmUuid) -> Result<Option<VmUsage>, DriverError> {
-        let observed = self.look(vm);
-        let Some(live) = observed.live() else { return Ok(None) };
-        let at_ms = self.now_ms();
-        let cpu_ms = at_ms.saturating_sub(live.started_at_ms) / 10;
-        Ok(Some(VmUsage {
-            at_ms,
-            started_at_ms: live.started_at_ms,
-            booted_at_ms: live.booted_at_ms,
-            cpu_ms: Some(cpu_ms),
-            vcpu_ms: Some(cpu_ms),
-            run_delay_ms: Some(0),
-            rss_bytes: Some(RSS_BYTES),
-            ..VmUsage::default()
-        }))
-    }
-
-    /// One block read a second.
-    async fn disk_usage(&self, vm: VmUuid) -> Result<DiskUsage, DriverError> {
-        let usage = || {
-            let observed = self.look(vm);
-            let live = observed.live().ok_or_else(|| not_running(vm))?;
-            let at_ms = self.now_ms();
-            let reads = at_ms.saturating_sub(live.started_at_ms) / 1000;
-            Ok(DiskUsage { at_ms, read_bytes: reads * 4096, reads, ..DiskUsage::default() })
-        };
-        self.faults.call("compute.disk_usage", usage).await
-    }
-
-    /// One packet received a second.
-    async fn net_usage(&self, vm: VmUuid) -> Result<Option<NetUsage>, DriverError> {
-        let observed = self.look(vm);
-        let Some(live) = observed.live() else { return Ok(None) };
-        let at_ms = self.now_ms();
-        let received_packets = at_ms.saturating_sub(live.started_at_ms) / 1000;
-        let received_bytes = received_packets * 64;
-        Ok(Some(NetUsage { at_ms, received_bytes, received_packets, ..NetUsage::default() }))
-    }
-
-    async fn processes(&self, vm: VmUuid) -> Result<Value, DriverError> {
-        let list = || {
-            let content = self.guests.content.lock();
-            let guest = content.running.get(&vm).ok_or_else(|| not_running(vm))?;
-            let psinfo = json!({ "pr_pid": guest.pid, "pr_fname": "sim" });
-            Ok(json!({ guest.pid.to_string(): { "psinfo": psinfo } }))
-        };
-        self.faults.call("compute.processes", list).await
-    }
-}
-
-/// Simulated guests show nothing.
-#[async_trait]
-impl GuestDisplay for SimCompute {
-    async fn screenshot(&self, vm: VmUuid) -> Result<Picture, DriverError> {
-        let text = format!("VM {vm} is simulated and shows nothing");
-        Err(DriverError::refused(Code::NotSupported, text))
-    }
-}
-
-async fn echo(mut stream: tokio::io::DuplexStream) {
-    let mut buffer = [0; 1024];
-    let mut answer = stream.write_all(CONSOLE_GREETING.as_bytes()).await;
-    while answer.is_ok() {
-        match stream.read(&mut buffer).await {
-            Ok(read) if read > 0 => answer = stream.write_all(&buffer[..read]).await,
-            _ => return,
-        }
     }
 }
