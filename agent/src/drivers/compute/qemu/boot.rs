@@ -1,5 +1,7 @@
 //! What a guest starts from: the order of its devices, and another one for a single boot.
 
+use std::sync::Arc;
+
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -47,7 +49,11 @@ impl<'a> BootOrder<'a> {
     ///
     /// # Errors
     /// The hypervisor refused.
-    pub(super) async fn set_second_boot(&self, qmp: &Qmp, vm: &VmRecord) -> Result<(), QmpError> {
+    pub(super) async fn set_second_boot(
+        &self,
+        qmp: &Arc<Qmp>,
+        vm: &VmRecord,
+    ) -> Result<(), QmpError> {
         let Some(once) = self.once else { return Ok(()) };
         let changed = devices(vm).into_iter().filter(|device| device.letter == once);
         for device in changed {

@@ -49,8 +49,16 @@ pub(super) async fn follow(
         let error = match connect(sockets).await {
             Ok((qmp, events)) => {
                 pause = MIN_PAUSE;
-                session(qmp, events, clock, control).await;
-                "the hypervisor closed its control socket".to_owned()
+                let given_up = qmp.given_up();
+                tokio::select! {
+                    biased;
+                    () = session(qmp, events, clock, control) => {
+                        "the hypervisor closed its control socket".to_owned()
+                    }
+                    () = given_up.cancelled() => {
+                        "the hypervisor left a question without answer".to_owned()
+                    }
+                }
             }
             Err(error) => Chain(&error).to_string(),
         };

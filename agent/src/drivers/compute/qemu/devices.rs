@@ -1,5 +1,7 @@
 //! What the hypervisor tells of a guest's devices.
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
 use muster_shared::ids::VmUuid;
 use serde_json::{Map, Value, json};
@@ -56,7 +58,7 @@ impl GuestDevices for Qemu {
 }
 
 /// The raw answer for one type; `None` when this driver has nothing of the kind.
-async fn ask(qmp: &Qmp, kind: &str) -> Result<Option<Value>, QmpError> {
+async fn ask(qmp: &Arc<Qmp>, kind: &str) -> Result<Option<Value>, QmpError> {
     let answer = match kind {
         "block" => qmp.execute::<qmp::QueryBlock>().await?,
         "blockstats" => qmp.execute::<qmp::QueryBlockstats>().await?,

@@ -1,6 +1,7 @@
 //! What is done to a guest while it runs: snapshots of its disks, and its process as a list.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use muster_shared::ids::VmUuid;
@@ -107,7 +108,7 @@ fn node(volume: Volume) -> String {
     }
 }
 
-async fn create(qmp: &Qmp, of: &[Volume], name: &str) -> Result<(), QmpError> {
+async fn create(qmp: &Arc<Qmp>, of: &[Volume], name: &str) -> Result<(), QmpError> {
     let action = |volume: &Volume| {
         json!({
             "type": "blockdev-snapshot-internal-sync",
@@ -119,7 +120,7 @@ async fn create(qmp: &Qmp, of: &[Volume], name: &str) -> Result<(), QmpError> {
     Ok(())
 }
 
-async fn delete(qmp: &Qmp, from: &[Volume], name: &str) -> Result<(), QmpError> {
+async fn delete(qmp: &Arc<Qmp>, from: &[Volume], name: &str) -> Result<(), QmpError> {
     for volume in from {
         let command = DeleteSnapshot { device: node(*volume), name: name.to_owned() };
         qmp.send(command, SNAPSHOT_TIMEOUT).await?;

@@ -141,7 +141,7 @@ impl Qemu {
         })
     }
 
-    async fn tell<C: Plain>(&self, vm: VmUuid) -> Result<(), DriverError> {
+    async fn tell<C: Plain + Send + 'static>(&self, vm: VmUuid) -> Result<(), DriverError> {
         let qmp = self.guests.qmp(vm).await?;
         qmp.execute::<C>().await.map_err(|error| talk_failed(vm, error))?;
         Ok(())

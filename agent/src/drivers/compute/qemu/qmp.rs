@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use std::{fmt, io};
@@ -11,6 +12,7 @@ use serde::Serialize;
 use serde_json::Value;
 use tokio::io::{AsyncRead, ReadBuf, ReadHalf, WriteHalf};
 use tokio::net::UnixStream;
+use tokio_util::sync::CancellationToken;
 
 /// Longest wait for the greeting.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
@@ -50,9 +52,13 @@ type Writer = QmpStreamTokio<WriteHalf<UnixStream>>;
 /// Where a connection's events arrive, and with them the answers: it has to be read.
 pub(super) type Events = QapiEvents<Reader>;
 
-/// One connection; commands may be sent at the same time.
+/// One connection. Commands may be sent at the same time; they are asked one after the other, since
+/// answers are told apart by their order alone.
 pub(super) struct Qmp {
     service: QapiService<Writer>,
+    turn: tokio::sync::Mutex<()>,
+    /// Cancelled once a question was left without answer: the next one would get it.
+    given_up: CancellationToken,
 }
 
 impl fmt::Debug for Qmp {
@@ -138,39 +144,133 @@ impl Qmp {
         match tokio::time::timeout(GREETING_TIMEOUT, connect).await {
             Ok(stream) => {
                 let (service, events) = stream?.into_parts();
-                Ok((Self { service }, events))
+                let (turn, given_up) = (tokio::sync::Mutex::default(), CancellationToken::new());
+                Ok((Self { service, turn, given_up }, events))
             }
             Err(_) => Err(QmpError::Timeout { command: "greeting", limit: GREETING_TIMEOUT }),
         }
     }
 
+    /// Returns once the connection is of no use any more.
+    pub(super) fn given_up(&self) -> CancellationToken {
+        self.given_up.clone()
+    }
+
     /// Runs a command.
-    pub(super) async fn execute<C: Plain>(&self) -> Result<Value, QmpError> {
+    pub(super) async fn execute<C>(self: &Arc<Self>) -> Result<Value, QmpError>
+    where
+        C: Plain + Send + 'static,
+    {
         self.send(C::default(), ANSWER_TIMEOUT).await
     }
 
     /// Runs a command with arguments that may take up to `limit`.
-    pub(super) async fn send<C>(&self, command: C, limit: Duration) -> Result<Value, QmpError>
+    pub(super) async fn send<C>(
+        self: &Arc<Self>,
+        command: C,
+        limit: Duration,
+    ) -> Result<Value, QmpError>
+    where
+        C: qapi::qmp::QmpCommand + qapi::Command<Ok = Value> + Send + 'static,
+    {
+        let late = || QmpError::Timeout { command: C::NAME, limit };
+        let qmp = Arc::clone(self);
+        // Who asks may go away. The answer comes all the same, and has to be taken before the next.
+        let asked = tokio::spawn(async move { qmp.ask(command, limit).await });
+        match tokio::time::timeout(limit, asked).await {
+            Ok(Ok(Some(answer))) => answer,
+            Ok(Ok(None)) | Err(_) => Err(late()),
+            Ok(Err(error)) => Err(QmpError::Io(io::Error::other(error))),
+        }
+    }
+
+    /// `None`: out of time.
+    async fn ask<C>(&self, command: C, limit: Duration) -> Option<Result<Value, QmpError>>
     where
         C: qapi::qmp::QmpCommand + qapi::Command<Ok = Value>,
     {
-        let answer = self.service.execute(command);
-        match tokio::time::timeout(limit, answer).await {
-            Ok(Ok(value)) => Ok(value),
-            Ok(Err(qapi::ExecuteError::Io(error))) => Err(QmpError::Io(error)),
-            Ok(Err(qapi::ExecuteError::Qapi(error))) => {
+        let _turn = tokio::time::timeout(limit, self.turn.lock()).await.ok()?;
+        if self.given_up.is_cancelled() {
+            return Some(Err(QmpError::Io(io::ErrorKind::ConnectionAborted.into())));
+        }
+        // Dropped without an answer, also with the runtime.
+        let unanswered = self.given_up.clone().drop_guard();
+        let answer = tokio::time::timeout(limit, self.service.execute(command)).await.ok()?;
+        unanswered.disarm();
+        Some(match answer {
+            Ok(value) => Ok(value),
+            Err(qapi::ExecuteError::Io(error)) => Err(QmpError::Io(error)),
+            Err(qapi::ExecuteError::Qapi(error)) => {
                 Err(QmpError::Refused { command: C::NAME, reason: error.to_string() })
             }
-            Err(_) => Err(QmpError::Timeout { command: C::NAME, limit }),
-        }
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::AsyncReadExt as _;
+    use futures_util::StreamExt as _;
+    use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+    use tokio::net::UnixListener;
 
     use super::*;
+
+    const GREETING: &str = r#"{"QMP": {"version": {"qemu": {"micro": 0, "minor": 2, "major": 7},
+        "package": ""}, "capabilities": ["oob"]}}"#;
+
+    /// Answers each command with its name, but `stop` not at all.
+    async fn answer(stream: UnixStream) {
+        let (reader, mut writer) = stream.into_split();
+        writer.write_all(GREETING.replace('\n', " ").as_bytes()).await.unwrap();
+        writer.write_all(b"\n").await.unwrap();
+        let mut lines = BufReader::new(reader).lines();
+        while let Ok(Some(line)) = lines.next_line().await {
+            let command: Value = serde_json::from_str(&line).unwrap();
+            let answer = match command["execute"].as_str().unwrap() {
+                "stop" => continue,
+                "qmp_capabilities" => serde_json::json!({ "return": {} }),
+                name => serde_json::json!({ "return": { "asked": name } }),
+            };
+            writer.write_all(format!("{answer}\n").as_bytes()).await.unwrap();
+        }
+    }
+
+    async fn hypervisor(listener: UnixListener) {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            drop(tokio::spawn(answer(stream)));
+        }
+    }
+
+    async fn connected(socket: &Path) -> Arc<Qmp> {
+        let (qmp, mut events) = Qmp::connect(socket).await.unwrap();
+        drop(tokio::spawn(async move { while events.next().await.is_some() {} }));
+        Arc::new(qmp)
+    }
+
+    #[tokio::test]
+    async fn no_question_gets_the_answer_to_another() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("qmp.sock");
+        let server = tokio::spawn(hypervisor(UnixListener::bind(&socket).unwrap()));
+        let qmp = connected(&socket).await;
+        // Whoever asked this does not wait for the answer.
+        let mut gone = Box::pin(qmp.execute::<QueryKvm>());
+        assert!(futures_util::poll!(gone.as_mut()).is_pending());
+        drop(gone);
+        assert_eq!(qmp.execute::<QueryStatus>().await.unwrap()["asked"], "query-status");
+
+        // Nobody knows which of the next answers belongs to this one.
+        let soon = Duration::from_millis(200);
+        let (silent, next) = tokio::join!(qmp.send(Stop {}, soon), qmp.execute::<QueryStatus>());
+        assert!(matches!(silent, Err(QmpError::Timeout { command: "stop", .. })), "{silent:?}");
+        assert!(matches!(next, Err(QmpError::Io(_))), "{next:?}");
+        assert!(qmp.given_up().is_cancelled());
+        drop(qmp);
+        let qmp = connected(&socket).await;
+        assert_eq!(qmp.execute::<QueryStatus>().await.unwrap()["asked"], "query-status");
+        server.abort();
+    }
 
     /// Reads what a hypervisor sends that repeats `byte` without end.
     async fn read_all(byte: u8) -> io::Result<usize> {

@@ -1,6 +1,8 @@
 //! How fast a guest may use each of its disks: the hypervisor itself slows it down, whatever the
 //! host can do. Set before its CPUs start, and again whenever the record changes.
 
+use std::sync::Arc;
+
 use serde::Serialize;
 use serde_json::Value;
 
@@ -54,7 +56,7 @@ pub(super) fn is_wanted(vm: &VmRecord) -> bool {
 }
 
 /// Gives the disks the limits of the record.
-pub(super) async fn set(qmp: &Qmp, vm: &VmRecord) -> Result<(), QmpError> {
+pub(super) async fn set(qmp: &Arc<Qmp>, vm: &VmRecord) -> Result<(), QmpError> {
     if !is_wanted(vm) {
         return Ok(());
     }

@@ -36,7 +36,7 @@ pub(super) fn password(vm: &VmRecord) -> Option<&str> {
 ///
 /// # Errors
 /// The hypervisor refused.
-pub(super) async fn set_password(qmp: &Qmp, vm: &VmRecord) -> Result<(), QmpError> {
+pub(super) async fn set_password(qmp: &Arc<Qmp>, vm: &VmRecord) -> Result<(), QmpError> {
     let (Some(password), true) = (password(vm), has_display(vm)) else { return Ok(()) };
     let command = SetPassword { protocol: "vnc", password: password.to_owned() };
     qmp.send(command, PASSWORD_LIMIT).await?;
