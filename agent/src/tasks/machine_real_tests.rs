@@ -52,7 +52,7 @@ impl RealNode {
         Self { folder, image }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(super) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
@@ -173,7 +173,7 @@ impl RealNode {
         }
     }
 
-    fn guest_pids(&self) -> Vec<u32> {
+    pub(super) fn guest_pids(&self) -> Vec<u32> {
         let run_dir = self.path("run").display().to_string();
         let ours = |pid: &u32| {
             let argv = procfs::cmdline(*pid).unwrap().unwrap_or_default();

@@ -1,6 +1,9 @@
-//! The programs that the real drivers run fail, or hang, in turn: the task ends, and whatever it left
-//! can be worked with and destroyed without a trace. The simulated drivers have a finer matrix, see
+//! The programs that the real drivers run fail, or hang, in turn, and so do the guest's hypervisor and
+//! the file of its disk: the task ends, and whatever it left can be worked with and destroyed without a
+//! trace. The simulated drivers have a finer matrix, see
 //! [`super::fault_matrix_tests`].
+
+mod hanging;
 
 use std::sync::Arc;
 use std::time::Duration;
