@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
+use muster_shared::entropy::{Entropy as _, SeededEntropy};
+use muster_shared::wire::Code;
 use muster_tests::daemon::{Agent, Coordinator, fresh_uuid};
+use muster_tests::http::{Answer, Client};
 use muster_tests::wait::wait_for;
 use muster_tests::{binary, guest};
 use serde_json::{Value, json};
@@ -14,18 +17,16 @@ fn payload(image: &str, uuid: &str) -> Value {
     })
 }
 
-/// Every point of `machine_create` at which the agent can be killed, from its own registry.
-fn fault_points() -> Vec<String> {
+/// Every point of a kind at which the agent can be killed, from its own registry.
+fn fault_points(kind: &str) -> Vec<String> {
     #[expect(clippy::disallowed_methods, reason = "black-box tests start the real binaries")]
     let output = std::process::Command::new(binary("muster-agent"))
-        .args(["fault-points", "--task", "machine_create"])
+        .args(["fault-points", "--task", kind])
         .output()
         .expect("the agent lists its fault points");
-    let points: Vec<String> = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| {
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| {
         panic!("fault points: {e}: {}", String::from_utf8_lossy(&output.stdout))
-    });
-    assert!(points.len() >= 10, "machine_create has at least ten points: {points:?}");
-    points
+    })
 }
 
 #[tokio::test]
@@ -36,7 +37,9 @@ async fn killed_at_each_step_of_machine_create_leaves_one_vm_or_none() {
     agent.wait_allocatable(&client).await;
     let image = guest::import(&client).await;
 
-    for point in fault_points() {
+    let points = fault_points("machine_create");
+    assert!(points.len() >= 10, "machine_create has at least ten points: {points:?}");
+    for point in points {
         let fault = format!("{point}:kill");
         agent.restart_with_env(&[("MUSTER_FAULT", &fault)]);
         agent.wait_allocatable(&client).await;
@@ -129,4 +132,164 @@ async fn a_graceful_stop_leaves_guests_running() {
     agent.wait_status(&client, "unknown", Duration::from_secs(60)).await;
     let seen = client.get(&format!("/vms/{vm}")).await.expect(200);
     assert_eq!(seen["server_uuid"], agent.server_uuid, "the index answers for a server away");
+}
+
+/// Which points are tried: `all`, or some by name; else a random tenth of each kind.
+const POINTS: &str = "MUSTER_KILL_POINTS";
+
+fn chosen(kind: &str) -> Vec<String> {
+    let mut points = fault_points(kind);
+    match std::env::var(POINTS).as_deref() {
+        Ok("all") => {}
+        Ok(names) => points.retain(|point| names.split(',').any(|name| name == point)),
+        Err(_) => {
+            let (entropy, tenth) = (SeededEntropy::from_os(), points.len().div_ceil(10));
+            while points.len() > tenth {
+                let count = u64::try_from(points.len()).expect("few");
+                let gone = usize::try_from(entropy.u64() % count).expect("few");
+                points.swap_remove(gone);
+            }
+        }
+    }
+    points
+}
+
+/// Asks for a task of a kind about one VM.
+async fn ask(client: &Client, vms: &str, vm: &str, kind: &str, image: &str) -> Answer {
+    let path = |more: &str| format!("{vms}/{vm}{more}");
+    let force = json!({ "force": true });
+    let update = json!({ "set_internal_metadata": { "a": "b" } });
+    match kind {
+        "machine_boot" => {
+            client.post(&path("/start"), &json!({ "update": update, "once": "c" })).await
+        }
+        "machine_shutdown" => client.post(&path("/stop"), &force).await,
+        "machine_reboot" => {
+            client.post(&path("/reboot"), &json!({ "force": true, "update": update })).await
+        }
+        "machine_kill" => client.post(&path("/kill"), &json!({ "signal": "SIGKILL" })).await,
+        "machine_update" => client.post(&path("/update"), &json!({ "alias": "other" })).await,
+        "machine_create_snapshot" => {
+            client.put(&path("/snapshots"), &json!({ "snapshot_name": "a" })).await
+        }
+        "machine_rollback_snapshot" => client.put(&path("/snapshots/a/rollback"), &json!({})).await,
+        "machine_delete_snapshot" => client.delete(&path("/snapshots/a")).await,
+        "machine_reprovision" => {
+            client.post(&path("/reprovision"), &json!({ "image_uuid": image })).await
+        }
+        "machine_destroy" => client.delete(&path("")).await,
+        other => panic!("no request for {other}"),
+    }
+}
+
+/// What has to be done before a VM is as the kind wants it. Its guest has no system, so that it is
+/// quick, and does not hear its power button.
+fn before(kind: &str) -> &'static [&'static str] {
+    match kind {
+        "machine_boot" | "machine_reprovision" => &["machine_shutdown"],
+        "machine_rollback_snapshot" | "machine_delete_snapshot" => &["machine_create_snapshot"],
+        _ => &[],
+    }
+}
+
+/// What a task may say that finds its work done by the one before.
+const EXCUSES: [Code; 7] = [
+    Code::AlreadyRunning,
+    Code::NotRunning,
+    Code::SnapshotExists,
+    Code::SnapshotNotFound,
+    Code::VmNotFound,
+    Code::VmNotRunning,
+    Code::VmNotUsable,
+];
+
+/// The task that was asked for has ended, well or with an excuse.
+async fn assert_ended(client: &Client, answer: &Answer, told: &str) {
+    let Some(id) = answer.json["id"].as_str() else {
+        assert_eq!(answer.status, 404, "{told}: {}", answer.text);
+        return;
+    };
+    let ended = client.wait_task(id, 120).await;
+    let excused = EXCUSES.iter().any(|code| ended["error"]["code"] == code.as_str());
+    assert!(ended["status"] == "complete" || excused, "{told}: {ended:#}");
+}
+
+/// The agent is killed at points of a kind: the task ends, can be asked for again, and its VM can
+/// be destroyed without a trace.
+async fn killed(kind: &str) {
+    let coordinator = Coordinator::start();
+    let client = coordinator.client();
+    let mut agent = Agent::start(&coordinator.agent_url());
+    agent.wait_allocatable(&client).await;
+    let image = match kind {
+        "machine_reprovision" => guest::import(&client).await,
+        _ => String::new(),
+    };
+    let vms = format!("/servers/{}/vms", agent.server_uuid);
+    let (points, mut died) = (chosen(kind), 0);
+    for point in &points {
+        println!("{point}");
+        let vm = fresh_uuid();
+        let create = json!({
+            "uuid": vm, "brand": "kvm", "alias": "one", "ram": 64, "owner_uuid": fresh_uuid(),
+            "disks": [{ "size": 8, "boot": true }],
+        });
+        agent.run_task("machine_create", &create).await;
+        for earlier in before(kind) {
+            let asked = ask(&client, &vms, &vm, earlier, &image).await.expect(200);
+            client.complete_task(asked["id"].as_str().expect("a task id"), 120).await;
+        }
+        agent.restart_with_env(&[("MUSTER_FAULT", &format!("{point}:kill"))]);
+        agent.wait_allocatable(&client).await;
+        let asked = ask(&client, &vms, &vm, kind, &image).await;
+        let task = format!("/tasks/{}", asked.json["id"].as_str().unwrap_or_default());
+        let daemon = agent.daemon();
+        // Some steps are for other parameters.
+        died += wait_for(&format!("the agent dies at {point}"), Duration::from_secs(120), || {
+            let exited = daemon.has_exited();
+            let (client, task) = (&client, &task);
+            async move {
+                let status = client.get(task).await.json["status"].clone();
+                match exited {
+                    true => Ok(1),
+                    false if status == "complete" || status == "failure" => Ok(0),
+                    false => Err(status.to_string()),
+                }
+            }
+        })
+        .await;
+        agent.restart_with_env(&[]);
+        assert_ended(&client, &asked, point).await;
+        agent.wait_allocatable(&client).await;
+        let again = ask(&client, &vms, &vm, kind, &image).await;
+        assert_ended(&client, &again, &format!("{point}, again")).await;
+        let gone = ask(&client, &vms, &vm, "machine_destroy", &image).await;
+        assert_ended(&client, &gone, &format!("{point}, destroyed")).await;
+        assert_clean(&agent, &vm, point);
+    }
+    println!("{kind}: {} points tried, {died} were reached, nothing was left of any", points.len());
+}
+
+macro_rules! killed_at_points_of {
+    ($($kind:ident)+) => {
+        $(
+            #[tokio::test]
+            async fn $kind() {
+                killed(stringify!($kind)).await;
+            }
+        )+
+    };
+}
+
+killed_at_points_of! {
+    machine_boot
+    machine_create_snapshot
+    machine_delete_snapshot
+    machine_destroy
+    machine_kill
+    machine_reboot
+    machine_reprovision
+    machine_rollback_snapshot
+    machine_shutdown
+    machine_update
 }
