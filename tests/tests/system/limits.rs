@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::json;
 
-use crate::node::Node;
+use crate::node::{LONG, Node};
 
 const MIB: u64 = 1024 * 1024;
 /// How long CPU time is counted, seconds.
@@ -79,4 +79,34 @@ async fn limits_hold_and_change_while_the_machine_runs() {
     node.update(&vm, &json!({ "cpu_cap": 0 })).await;
     assert_eq!(limits(&node, &vm).await["cpu.max"], "max 100000");
     assert_eq!(node.process(&vm).await, before);
+}
+
+/// What takes more memory than its VM was promised is ended by the kernel, and nothing else is.
+#[tokio::test]
+async fn memory_is_held_to_what_was_promised() {
+    let node = Node::start().await;
+    let vm = node.create("small", "button", &json!({ "max_swap": 320 })).await;
+    assert_eq!(limits(&node, &vm).await["memory.swap.max"], "0");
+    let before = node.process(&vm).await;
+    // Among the guest's processes, and the first to go: what it reads has no lines, so it keeps all.
+    let script = format!(
+        "cd {}; count() {{ sed -n 's/^oom_kill //p' memory.events; }}
+         count
+         sh -c 'echo 1000 >/proc/self/oom_score_adj; echo $$ >cgroup.procs; exec tail /dev/zero'
+         echo $?; count; cat memory.peak memory.max memory.current",
+        folder(&vm)
+    );
+    // Near the limit the kernel slows it down first.
+    let ran = node.system.try_run(&script, LONG).await.expect("the machine answers");
+    let shown = ran.stdout;
+    println!("{shown}");
+    let numbers: Vec<u64> = shown.lines().filter_map(|line| line.parse().ok()).collect();
+    let [ended_before, code, ended, peak, max, now] = numbers[..] else { panic!("{shown}") };
+    assert_eq!((code, ended), (137, ended_before + 1), "{shown}");
+    assert_eq!(max, 320 * MIB);
+    // It was stopped at the limit, not before.
+    assert!(peak <= max && peak > max / 10 * 9, "{shown}");
+    assert!(now < max, "{shown}");
+    assert_eq!(node.process(&vm).await, before);
+    assert_eq!(node.vm(&vm).await["state"], "running");
 }
