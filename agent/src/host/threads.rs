@@ -9,7 +9,7 @@ use super::procfs;
 pub struct Thread {
     /// Its name.
     pub name: String,
-    /// `None`: this kernel does not count.
+    /// `None`: this kernel does not count, or nobody wants to know.
     pub times: Option<Times>,
 }
 
@@ -22,11 +22,12 @@ pub struct Times {
     pub delay_ns: u64,
 }
 
-/// The threads of a process; `None` when there is no such process.
+/// The threads of a process, with the times of those whose name is `wanted`; `None` when there is
+/// no such process.
 ///
 /// # Errors
 /// `/proc` could not be read.
-pub fn threads(pid: u32) -> io::Result<Option<Vec<Thread>>> {
+pub fn threads(pid: u32, wanted: impl Fn(&str) -> bool) -> io::Result<Option<Vec<Thread>>> {
     let folder = format!("/proc/{pid}/task");
     let Some(entries) = procfs::gone_is_none(fs::read_dir(folder))? else { return Ok(None) };
     let mut threads = Vec::new();
@@ -35,8 +36,9 @@ pub fn threads(pid: u32) -> io::Result<Option<Vec<Thread>>> {
         let read = |file| procfs::gone_is_none(fs::read_to_string(entry.path().join(file)));
         // One that has ended since the folder was listed.
         let Some(name) = read("comm")? else { continue };
-        let times = read("schedstat")?.as_deref().and_then(parse);
-        threads.push(Thread { name: name.trim_end().to_owned(), times });
+        let name = name.trim_end().to_owned();
+        let schedstat = if wanted(&name) { read("schedstat")? } else { None };
+        threads.push(Thread { name, times: schedstat.as_deref().and_then(parse) });
     }
     Ok(Some(threads))
 }
@@ -66,10 +68,14 @@ mod tests {
 
     #[test]
     fn this_threads_name_is_among_those_of_its_process() {
-        let threads = threads(std::process::id()).unwrap().unwrap();
         let mine = fs::read_to_string("/proc/thread-self/comm").unwrap();
-        assert!(threads.iter().any(|thread| thread.name == mine.trim_end()), "{threads:?}");
-        assert_eq!(super::threads(u32::MAX).unwrap(), None);
+        for wanted in [true, false] {
+            let threads = threads(std::process::id(), |_| wanted).unwrap().unwrap();
+            let mine = threads.iter().find(|thread| thread.name == mine.trim_end());
+            let times = mine.expect("it runs").times;
+            assert!(wanted || times.is_none(), "{threads:?}");
+        }
+        assert_eq!(threads(u32::MAX, |_| true).unwrap(), None);
     }
 
     proptest! {

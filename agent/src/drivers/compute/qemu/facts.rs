@@ -23,7 +23,7 @@ impl GuestFacts for Qemu {
         let failed = |error| DriverError::failed(format!("read what VM {vm} uses"), error);
         let Some(cpu_ms) = procfs::cpu_ms(live.pid).map_err(failed)? else { return Ok(None) };
         let status = procfs::status(live.pid).map_err(failed)?.unwrap_or_default();
-        let threads = threads(live.pid).map_err(failed)?.unwrap_or_default();
+        let threads = threads(live.pid, is_vcpu).map_err(failed)?.unwrap_or_default();
         let vcpus = vcpus(&threads);
         Ok(Some(VmUsage {
             at_ms: self.guests.now_ms(),
@@ -60,11 +60,14 @@ impl GuestFacts for Qemu {
     }
 }
 
+/// Whether QEMU gives this name to a thread of virtual CPUs: `CPU 0/KVM`, or one for all of them.
+fn is_vcpu(name: &str) -> bool {
+    name.starts_with("CPU ") || name.starts_with("ALL CPUs/")
+}
+
 /// Time on a CPU and time waiting for one of the virtual CPUs, ms; `None` when the kernel counts
 /// neither, or there is no such thread.
 fn vcpus(threads: &[Thread]) -> Option<(u64, u64)> {
-    // As QEMU names them: `CPU 0/KVM`, or one for all of them.
-    let is_vcpu = |name: &str| name.starts_with("CPU ") || name.starts_with("ALL CPUs/");
     let mut vcpus = threads.iter().filter(|thread| is_vcpu(&thread.name)).peekable();
     vcpus.peek()?;
     let mut sum = (0_u64, 0_u64);

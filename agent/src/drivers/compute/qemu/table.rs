@@ -417,16 +417,19 @@ impl GuestTable {
 /// Waits for the end, and keeps the logs within their limit meanwhile.
 async fn until_gone(folder: &GuestFolder, process: ProcessId) {
     loop {
-        match tokio::time::timeout(LOG_PERIOD, process.gone()).await {
-            Ok(Ok(())) => return,
-            Ok(Err(error)) => {
-                tracing::warn!(pid = process.pid, %error, "cannot wait for a process");
-                tokio::time::sleep(RETRY).await;
-                if !process.is_alive().unwrap_or(true) {
-                    return;
-                }
+        // One wait for as long as it lives: a node has many guests.
+        let mut gone = std::pin::pin!(process.gone());
+        let ended = loop {
+            match tokio::time::timeout(LOG_PERIOD, gone.as_mut()).await {
+                Ok(ended) => break ended,
+                Err(_) => bound_logs(folder),
             }
-            Err(_) => bound_logs(folder),
+        };
+        let Err(error) = ended else { return };
+        tracing::warn!(pid = process.pid, %error, "cannot wait for a process");
+        tokio::time::sleep(RETRY).await;
+        if !process.is_alive().unwrap_or(true) {
+            return;
         }
     }
 }
