@@ -15,6 +15,10 @@ use crate::json_bounds::{self, MAX_VALUES};
 
 /// Longest name that is repeated in an answer, bytes.
 const MAX_ABOUT_BYTES: usize = 256;
+/// Most of an unknown kind that is repeated, bytes.
+const MAX_KIND_BYTES: usize = 64;
+/// Most of a parser's words that is repeated, bytes.
+const MAX_PROBLEM_BYTES: usize = 256;
 
 /// What a direction of the protocol may carry.
 pub trait Message: Serialize + Sized {
@@ -42,11 +46,11 @@ pub enum DecodeError {
     TooLarge(usize),
     /// Not a JSON object with a `kind`.
     #[error("not a message")]
-    NotAMessage(#[source] serde_json::Error),
+    NotAMessage(#[source] Unfit),
     /// A kind this version does not know; answer `UnknownKind`.
     #[error("unknown message kind {kind:?}")]
     UnknownKind {
-        /// The kind.
+        /// The kind, or how it begins.
         kind: String,
         /// What the message is about, as far as it says so.
         about: Option<String>,
@@ -68,8 +72,27 @@ pub enum DecodeError {
         about: Option<String>,
         /// What does not fit.
         #[source]
-        source: serde_json::Error,
+        source: Unfit,
     },
+}
+
+/// What the parser says of a frame, shortened: it repeats what it met there, and a peer must not
+/// get its garbage back, nor into the log.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Unfit(String);
+
+impl From<serde_json::Error> for Unfit {
+    fn from(error: serde_json::Error) -> Self {
+        let text = error.to_string();
+        if text.len() <= MAX_PROBLEM_BYTES {
+            return Self(text);
+        }
+        // Its end says what was expected, and where.
+        let start = &text[..text.floor_char_boundary(MAX_PROBLEM_BYTES / 2)];
+        let end = &text[text.ceil_char_boundary(text.len() - MAX_PROBLEM_BYTES / 2)..];
+        Self(format!("{start}…{end}"))
+    }
 }
 
 impl DecodeError {
@@ -184,15 +207,21 @@ pub fn decode<M: Message>(text: &str) -> Result<M, DecodeError> {
     if text.len() > MAX_FRAME_BYTES {
         return Err(DecodeError::TooLarge(text.len()));
     }
-    let envelope: Envelope = serde_json::from_str(text).map_err(DecodeError::NotAMessage)?;
-    let (kind, about) = envelope.about();
+    let envelope: Envelope =
+        serde_json::from_str(text).map_err(|error| DecodeError::NotAMessage(error.into()))?;
+    let (mut kind, about) = envelope.about();
     if !M::KINDS.contains(&kind.as_str()) {
+        kind.truncate(kind.floor_char_boundary(MAX_KIND_BYTES));
         return Err(DecodeError::UnknownKind { kind, about });
     }
     if json_bounds::values(text.as_bytes()) > MAX_VALUES {
         return Err(DecodeError::TooManyValues { kind, about });
     }
-    M::parse(&kind, text).map_err(|source| DecodeError::Malformed { kind, about, source })
+    M::parse(&kind, text).map_err(|error| DecodeError::Malformed {
+        kind,
+        about,
+        source: error.into(),
+    })
 }
 
 /// Writes one text frame.

@@ -15,7 +15,7 @@ pub mod stream;
 pub mod usage;
 
 pub use code::Code;
-pub use codec::{DecodeError, FromAgent, FromCoordinator, Message, decode, encode};
+pub use codec::{DecodeError, FromAgent, FromCoordinator, Message, Unfit, decode, encode};
 pub use messages::*;
 
 /// Websocket subprotocol of the control connection.

@@ -245,3 +245,17 @@ fn deep_nesting_is_an_error_and_no_overflow() {
     let text = format!(r#"{{"kind":"heartbeat","pad":{}}}"#, "[".repeat(100_000));
     assert!(matches!(decode::<FromAgent>(&text), Err(DecodeError::NotAMessage(_))));
 }
+
+#[test]
+fn garbage_is_not_repeated() {
+    let long = "x".repeat(100_000);
+    for text in [
+        format!("\"{long}\""),
+        json!({ "kind": long, "id": long }).to_string(),
+        json!({ "kind": "heartbeat", "seq": long, "ts": "" }).to_string(),
+    ] {
+        let refusal =
+            crate::error_chain::Chain(&decode::<FromAgent>(&text).unwrap_err()).to_string();
+        assert!(refusal.len() < 600, "{} bytes", refusal.len());
+    }
+}
