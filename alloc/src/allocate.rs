@@ -57,6 +57,21 @@ pub fn allocate(
     Evaluation::new(snapshot, request, config, options).decide(snapshot, config, options)
 }
 
+/// As [`allocate`], unless `is_over` says before its end that it takes too long; then `None`.
+#[must_use]
+pub fn allocate_within(
+    snapshot: &Arc<Snapshot>,
+    request: &Request,
+    config: &Config,
+    options: &Options,
+    is_over: &dyn Fn() -> bool,
+) -> Option<Outcome> {
+    let mut evaluation = Evaluation::new(snapshot, request, config, options);
+    evaluation.run.end_when(is_over);
+    let outcome = evaluation.decide(snapshot, config, options);
+    (!evaluation.run.is_over()).then_some(outcome)
+}
+
 /// As [`allocate`], and what every algorithm made of every server.
 #[must_use]
 pub fn explain(
@@ -138,6 +153,9 @@ impl<'a> Evaluation<'a> {
     }
 
     fn evaluate(&mut self, expr: &Expr) {
+        if self.run.is_over() {
+            return;
+        }
         match expr {
             Expr::Run(algorithm) => self.execute(algorithm),
             Expr::Pipe(elements) => {
@@ -220,4 +238,50 @@ pub fn capacity(
     let capacities = run.list.iter().map(|slot| (name(slot), run.left(*slot))).collect();
     let outcome = Outcome { snapshot: Arc::clone(snapshot), server: None, steps, seed: 0 };
     Capacity { capacities, errors: outcome.left_out() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use serde_json::json;
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::fleet::Fleet;
+    use crate::settings::HostOs;
+
+    #[test]
+    fn a_decision_that_takes_too_long_is_none() {
+        let config = Config::reference_default(HostOs::Any);
+        let mut fleet = Fleet::new(&config);
+        for number in 1..=1_000 {
+            let record = json!({ "uuid": Uuid::from_u128(number), "setup": true });
+            fleet.upsert_server(Arc::new(record.as_object().unwrap().clone())).unwrap();
+        }
+        let body = json!({
+            "vm": { "vm_uuid": Uuid::from_u128(1), "owner_uuid": Uuid::from_u128(2), "ram": 1 },
+            "image": {}, "nic_tags": ["admin"],
+        });
+        let request = Request::parse(body.as_object().unwrap()).unwrap();
+        let (snapshot, options) = (fleet.snapshot(), Options::default());
+        let looks = Cell::new(0_usize);
+        // How often the time is looked at, and with how much of it.
+        let within = |most: usize| {
+            looks.set(0);
+            let is_over = || {
+                looks.set(looks.get() + 1);
+                looks.get() > most
+            };
+            allocate_within(&snapshot, &request, &config, &options, &is_over)
+        };
+        let whole = within(usize::MAX).unwrap();
+        let all = looks.get();
+        assert_eq!(whole.failure(), allocate(&snapshot, &request, &config, &options).failure());
+        assert!(all > 16, "{all}: also while one algorithm looks at many servers");
+        for most in [0, 1, all / 2, all - 1] {
+            assert!(within(most).is_none(), "{most} of {all}");
+            assert_eq!(looks.get(), most + 1, "it goes on");
+        }
+    }
 }

@@ -7,6 +7,10 @@ use crate::algorithm::Algorithm;
 use crate::algorithms;
 use crate::num::display;
 
+/// Most algorithms and commands in an expression; the default has some fifty. Clients send
+/// expressions as well, and each algorithm looks at every server.
+const MAX_ELEMENTS: usize = 512;
+
 /// A parsed expression.
 #[derive(Clone, Debug)]
 pub(crate) enum Expr {
@@ -33,6 +37,9 @@ pub enum ExprError {
     /// No algorithm has this name.
     #[error("Bad expression given: Unrecognized algorithm: {0}")]
     Unknown(String),
+    /// It is too long.
+    #[error("Bad expression given: more than {MAX_ELEMENTS} elements")]
+    TooLong,
 }
 
 impl Expr {
@@ -41,6 +48,13 @@ impl Expr {
     /// # Errors
     /// The first fault, depth first, left to right.
     pub(crate) fn parse(value: &Value) -> Result<Self, ExprError> {
+        if elements(value) > MAX_ELEMENTS {
+            return Err(ExprError::TooLong);
+        }
+        Self::list(value)
+    }
+
+    fn list(value: &Value) -> Result<Self, ExprError> {
         let Value::Array(items) = value else {
             return Err(ExprError::Command(display(Some(value))));
         };
@@ -64,7 +78,7 @@ impl Expr {
             Value::String(name) => algorithms::find(name)
                 .map(Self::Run)
                 .ok_or_else(|| ExprError::Unknown(name.clone())),
-            Value::Array(_) => Self::parse(value),
+            Value::Array(_) => Self::list(value),
             other => Err(ExprError::Element(display(Some(other)))),
         }
     }
@@ -75,6 +89,14 @@ impl Expr {
             Self::Pipe(elements) | Self::Or(elements) => elements.iter().any(|e| e.any(condition)),
             Self::Run(algorithm) => condition(algorithm),
         }
+    }
+}
+
+/// How much there is in an expression.
+fn elements(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => 1 + items.iter().map(elements).sum::<usize>(),
+        _ => 1,
     }
 }
 
@@ -101,6 +123,17 @@ mod tests {
         check(&json!(["pipe", 5]), "Invalid element: 5");
         check(&json!(["pipe", "identity", "nope"]), "Unrecognized algorithm: nope");
         check(&json!(["pipe", ["or", "identity"], 5]), "sexp too short for given command: or");
+    }
+
+    #[test]
+    fn no_expression_is_longer_than_servers_can_bear() {
+        let of = |algorithms: usize| {
+            let mut list = vec![json!("pipe")];
+            list.resize(1 + algorithms, json!("identity"));
+            Expr::parse(&json!(["pipe", list, "identity"]))
+        };
+        assert!(of(500).is_ok());
+        assert_eq!(of(512).unwrap_err(), ExprError::TooLong);
     }
 
     #[test]

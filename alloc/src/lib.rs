@@ -74,7 +74,7 @@ mod validate;
 mod vm;
 mod what_if;
 
-pub use allocate::{Capacity, Options, Order, allocate, capacity, explain};
+pub use allocate::{Capacity, Options, Order, allocate, allocate_within, capacity, explain};
 pub use config::{Config, ConfigError, default_expression};
 pub use explain::Explanation;
 pub use expr::ExprError;

@@ -115,6 +115,19 @@ pub(crate) struct State {
     extra: BTreeMap<u32, ExtraVms>,
 }
 
+/// Says when it is no longer worth to go on.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Until<'a>(Option<&'a dyn Fn() -> bool>);
+
+impl std::fmt::Debug for Until<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.0.is_some() { "Until" } else { "Never" })
+    }
+}
+
+/// Servers judged between two looks at the time.
+const LOOK: usize = 64;
+
 /// One evaluation.
 #[derive(Debug)]
 pub(crate) struct Run<'a> {
@@ -140,6 +153,9 @@ pub(crate) struct Run<'a> {
     pub(crate) extra: BTreeMap<u32, ExtraVms>,
     /// Reservations count even if the pipeline has no `calculate-ticketed-vms`.
     pub(crate) always_promised: bool,
+    until: Until<'a>,
+    /// It ended early, and what was found is nothing.
+    over: bool,
     /// The snapshot's sums and flags are not used: the long way, to compare with.
     #[cfg(test)]
     no_sums: bool,
@@ -171,6 +187,8 @@ impl<'a> Run<'a> {
             racks: None,
             extra: BTreeMap::new(),
             always_promised: true,
+            until: Until::default(),
+            over: false,
             #[cfg(test)]
             no_sums: false,
         }
@@ -211,6 +229,17 @@ impl<'a> Run<'a> {
         (self.cpu_cap, self.locality, self.extra) = (cpu_cap, locality, extra);
     }
 
+    /// Gives up as soon as `is_over` says so.
+    pub(crate) fn end_when(&mut self, is_over: &'a dyn Fn() -> bool) {
+        self.until = Until(Some(is_over));
+    }
+
+    /// Whether to give up.
+    pub(crate) fn is_over(&mut self) -> bool {
+        self.over = self.over || self.until.0.is_some_and(|is_over| is_over());
+        self.over
+    }
+
     /// Begins with these servers.
     pub(crate) fn start_with(&mut self, list: Vec<u32>) {
         self.bits = Bits::of(self.snapshot, &list);
@@ -223,6 +252,9 @@ impl<'a> Run<'a> {
         let mut each = Vec::new();
         let mut kept: Option<Vec<u32>> = None;
         for (i, slot) in list.iter().copied().enumerate() {
+            if i % LOOK == LOOK - 1 && self.is_over() {
+                return Reasons::None;
+            }
             let verdict = judge(self, slot);
             let keep = match verdict {
                 Verdict::Keep => true,
@@ -406,21 +438,24 @@ impl<'a> Run<'a> {
     /// For each listed VM, where it is, if it belongs to the requested owner: `(slot, index)`,
     /// the indices of a slot in list order.
     pub(crate) fn owned_hosts(&self, vms: &[String]) -> BTreeMap<u32, Vec<usize>> {
-        let wanted: Vec<Option<Uuid>> = vms.iter().map(|vm| Uuid::parse_str(vm).ok()).collect();
+        let mut wanted: BTreeMap<Uuid, Vec<usize>> = BTreeMap::new();
+        for (i, vm) in vms.iter().enumerate() {
+            if let Ok(vm) = Uuid::parse_str(vm) {
+                wanted.entry(vm).or_default().push(i);
+            }
+        }
         let owner = self.request.vm.owner;
         let mut hosts: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         if vms.is_empty() {
             return hosts;
         }
         for (slot, _) in self.owner_counts() {
-            let here: Vec<Uuid> =
-                self.vms(slot).filter(|vm| vm.owner == owner).map(|vm| vm.uuid).collect();
-            let found: Vec<usize> = wanted
-                .iter()
-                .enumerate()
-                .filter(|(_, vm)| vm.is_some_and(|vm| here.contains(&vm)))
-                .map(|(i, _)| i)
-                .collect();
+            let here = self.vms(slot).filter(|vm| vm.owner == owner);
+            let mut found: Vec<usize> =
+                here.filter_map(|vm| wanted.get(&vm.uuid)).flatten().copied().collect();
+            // A VM that is promised and reported is there once.
+            found.sort_unstable();
+            found.dedup();
             if !found.is_empty() {
                 hosts.insert(slot, found);
             }

@@ -29,6 +29,9 @@ fn run(run: &mut Run<'_>) -> Reasons {
     let owned = owned_vms(run);
     let (mut near, mut far) = (Vec::new(), Vec::new());
     for wish in wishes.iter().filter(|wish| wish.key != "image" && !(strict && wish.soft)) {
+        if run.is_over() {
+            return Reasons::None;
+        }
         match resolve(wish, &owned) {
             Ok(vms) if wish.equal => near.extend(vms),
             Ok(vms) => far.extend(vms),
