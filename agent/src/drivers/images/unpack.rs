@@ -66,6 +66,9 @@ pub(super) async fn unpack(
             Err(invalid(image, "it refers to a file outside itself"))
         }
         Some(_) => {
+            let metadata =
+                fs::metadata(plain).await.map_err(|e| files::failed("read", plain, e))?;
+            qcow2::check(&start, metadata.len()).map_err(|e| invalid(image, &e.to_string()))?;
             files::sync_file(plain).await?;
             Ok(plain.clone())
         }
