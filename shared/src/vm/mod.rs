@@ -26,6 +26,10 @@ pub const MAX_COUNT: u64 = u32::MAX as u64;
 pub const MAX_VCPUS: u64 = 1024;
 /// Disks or network interfaces of one VM.
 pub const MAX_DEVICES: usize = 32;
+/// Most words of one property: addresses, names.
+pub const MAX_WORDS: usize = 256;
+/// Largest disk, MiB (64 TiB): what the agent believes of an image's header.
+pub const MAX_DISK_MIB: u64 = 64 << 20;
 /// All tags of one VM together, bytes of JSON: every status report carries those of all VMs.
 pub const MAX_TAGS_BYTES: usize = 16 * 1024;
 /// `customer_metadata`, and as much again of `internal_metadata`, bytes of JSON.

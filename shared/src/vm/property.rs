@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::{MAX_COUNT, MAX_DEVICES, MAX_MIB, json_bytes};
+use super::{MAX_COUNT, MAX_DEVICES, MAX_MIB, MAX_WORDS, json_bytes};
 use crate::ids::VmUuid;
 use crate::lenient;
 
@@ -142,7 +142,8 @@ impl Property {
             }
             Kind::Text(most) => {
                 let text = value.as_str()?;
-                let fits = text.chars().count() <= most && !text.contains('\0');
+                // Names and words, which are printed; no text of several lines is one of them.
+                let fits = text.chars().count() <= most && !text.chars().any(char::is_control);
                 (fits && self.form.allows(text)).then(|| value.clone())
             }
             Kind::Flag => lenient::flag(value).map(Value::from),
@@ -158,7 +159,10 @@ impl Property {
             Kind::FlatObject(most) => {
                 (is_flat(value) && json_bytes(value) <= most).then(|| value.clone())
             }
-            Kind::Words => lenient::words(value).map(Value::from),
+            Kind::Words => {
+                let words = lenient::words(value).filter(|words| words.len() <= MAX_WORDS);
+                words.map(Value::from)
+            }
             Kind::List(_) => {
                 let items = value.as_array().filter(|items| items.len() <= MAX_DEVICES)?;
                 items.iter().all(Value::is_object).then(|| value.clone())
@@ -191,9 +195,13 @@ impl Form {
             Self::OneOf(words) => words.contains(&text),
             Self::HostName => text.split('.').all(is_label),
             Self::Bytes(most) => text.len() <= most,
-            Self::Option { commas } => text
+            Self::Option { commas } => {
+                text
                 .bytes()
-                .all(|b| b.is_ascii_alphanumeric() || b"-_.=+".contains(&b) || commas && b == b','),
+                .all(|b| b.is_ascii_alphanumeric() || b"-_.=+".contains(&b) || commas && b == b',')
+                // The hypervisor would print what there is, and end.
+                && text != "help"
+            }
         }
     }
 }
@@ -252,12 +260,15 @@ mod tests {
         check(any(Kind::Text(2)), &json!("äö"), Some(&json!("äö")));
         check(any(Kind::Text(2)), &json!("abc"), None);
         check(any(Kind::Text(9)), &json!("a\0"), None);
+        check(any(Kind::Text(9)), &json!("a\u{1b}[2J"), None);
+        check(any(Kind::Text(9)), &json!("a\nb"), None);
         check(any(Kind::Flag), &json!("true"), Some(&json!(true)));
         check(any(Kind::FlatObject(99)), &json!({ "a": [] }), None);
         // As JSON: {"a":"ä"}.
         check(any(Kind::FlatObject(10)), &json!({ "a": "ä" }), Some(&json!({ "a": "ä" })));
         check(any(Kind::FlatObject(9)), &json!({ "a": "ä" }), None);
         check(any(Kind::Words), &json!("a, b"), Some(&json!(["a", "b"])));
+        check(any(Kind::Words), &json!(vec!["8.8.8.8"; MAX_WORDS + 1]), None);
         check(any(Kind::List(Item::Disk)), &json!([{}]), Some(&json!([{}])));
         check(any(Kind::List(Item::Disk)), &json!([1]), None);
         let upper = &json!("929BDB5B-4232-48B6-A4EC-D94CBC265AB2");

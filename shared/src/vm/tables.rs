@@ -2,7 +2,8 @@
 
 use super::property::{Effect, Form, Item, Kind, Property};
 use super::{
-    MAX_ALIAS_CHARS, MAX_METADATA_BYTES, MAX_ROUTES_BYTES, MAX_TAGS_BYTES, MAX_VCPUS, MIN_RAM_MIB,
+    MAX_ALIAS_CHARS, MAX_DISK_MIB, MAX_METADATA_BYTES, MAX_ROUTES_BYTES, MAX_TAGS_BYTES, MAX_VCPUS,
+    MIN_RAM_MIB,
 };
 use Effect::{AtStart, Dropped, Ignored, Kept, Live, Refused};
 use Kind::{Any, Count, Flag, FlatObject, Gib, List, Mib, Range, Text, Uuid, Words};
@@ -283,7 +284,8 @@ const NIC_MODELS: &[&str] = &["e1000", "rtl8139", "virtio"];
 /// Of a disk.
 pub const DISK: &[Property] = &[
     p("path", Text(1024), NO_PASSING, "Where it is; names it in an update"),
-    p("size", Mib, AtStart, "MiB; not needed with an image").form(Form::AtLeast(1)),
+    p("size", Range(0, MAX_DISK_MIB), AtStart, "MiB, at most 64 TiB; not needed with an image")
+        .form(Form::AtLeast(1)),
     p("image_uuid", Uuid, AtStart, "Image that it starts as"),
     p("image_size", Mib, RECORD, "MiB, of the image"),
     p("image_name", Text(1024), RECORD, "Of the image"),

@@ -9,6 +9,8 @@ use serde_json::{Map, Value};
 
 use crate::drivers::DriverError;
 
+/// Lowest port of the host that leads to a guest: those below are the host's own services'.
+const LEAST_PORT: u16 = 1024;
 /// The key in `internal_metadata`: `tcp:127.0.0.1:2222-:22`, several separated by commas.
 const KEY: &str = "muster:hostfwd";
 
@@ -61,7 +63,11 @@ impl FromStr for Forward {
         let protocol = ["tcp", "udp"].into_iter().find(|known| *known == protocol);
         let (host, guest) = ends.split_once('-').ok_or(NotAForward)?;
         let protocol = protocol.ok_or(NotAForward)?;
-        Ok(Self { protocol, host: host.parse()?, guest: guest.parse()? })
+        let host: End = host.parse()?;
+        if host.port < LEAST_PORT {
+            return Err(NotAForward);
+        }
+        Ok(Self { protocol, host, guest: guest.parse()? })
     }
 }
 
@@ -88,7 +94,8 @@ pub fn forwards(properties: &Map<String, Value>) -> Result<Vec<Forward>, DriverE
 
 fn bad(forward: &str) -> DriverError {
     let text = format!(
-        "internal_metadata[{KEY:?}]: {forward:?} is not of the form tcp:127.0.0.1:2222-:22"
+        "internal_metadata[{KEY:?}]: {forward:?} is not of the form tcp:127.0.0.1:2222-:22 \
+         with a port of this host from {LEAST_PORT} on"
     );
     DriverError::refused(Code::InvalidParameters, text)
 }
@@ -109,8 +116,8 @@ mod tests {
 
     #[test]
     fn they_come_out_as_they_were_given() {
-        let both = "tcp:127.0.0.1:2222-:22, udp::53-10.0.2.15:53,";
-        assert_eq!(of(&json!(both)).unwrap(), ["tcp:127.0.0.1:2222-:22", "udp::53-10.0.2.15:53"]);
+        let both = "tcp:127.0.0.1:2222-:22, udp::5353-10.0.2.15:53,";
+        assert_eq!(of(&json!(both)).unwrap(), ["tcp:127.0.0.1:2222-:22", "udp::5353-10.0.2.15:53"]);
         assert_eq!(of(&json!("")).unwrap(), Vec::<String>::new());
         assert_eq!(forwards(&Map::new()).unwrap(), []);
     }
@@ -122,7 +129,9 @@ mod tests {
             "icmp::1-:1",
             "tcp::99999-:1",
             "tcp:host:1-:1",
-            "tcp::1-:2,guestfwd=x",
+            "tcp::2001-:2,guestfwd=x",
+            "tcp::1023-:80",
+            "udp:127.0.0.1:53-:53",
             "x",
         ];
         for text in bad {

@@ -1,6 +1,6 @@
 //! What payloads are accepted, refused and completed to.
 
-use muster_shared::vm::{FACTS, INITIAL, LASTING, MAX_METADATA_BYTES};
+use muster_shared::vm::{FACTS, INITIAL, LASTING, MAX_DISK_MIB, MAX_METADATA_BYTES};
 use proptest::prelude::*;
 
 use super::*;
@@ -84,6 +84,8 @@ fn what_would_reach_the_host_is_refused() {
     assert_eq!(refused(disk)["bad_properties"], json!(["disks.0.path"]));
     let cpu = json!({ "brand": "kvm", "cpu_type": "max,x" });
     assert_eq!(refused(cpu)["bad_values"], json!(["cpu_type"]));
+    let help = json!({ "brand": "kvm", "cpu_type": "help" });
+    assert_eq!(refused(help)["bad_values"], json!(["cpu_type"]));
     let opts = json!({ "brand": "kvm", "qemu_opts": "-drive x" });
     assert_eq!(refused(opts)["bad_properties"], json!(["qemu_opts"]));
     let two = json!({ "brand": "kvm", "disks": [
@@ -99,7 +101,14 @@ fn what_is_too_large_is_named() {
         assert_eq!(refused(json!({ "brand": "kvm", name: large }))["bad_values"], json!([name]));
     }
     let nics = json!([{ "nic_tag": "admin", "allowed_ips": vec!["10.0.0.1"; 100_000] }]);
+    let many = refused(json!({ "brand": "kvm", "nics": nics }));
+    assert_eq!(many["bad_values"], json!(["nics.0.allowed_ips"]));
+    let nics = json!([{ "nic_tag": "admin", "allowed_ips": ["1".repeat(MAX_VM_BYTES)] }]);
     assert_eq!(refused(json!({ "brand": "kvm", "nics": nics }))["bad_values"], json!(["nics"]));
+    let resolvers = json!({ "brand": "kvm", "resolvers": vec!["192.0.2.1"; 50_000] });
+    assert_eq!(refused(resolvers)["bad_values"], json!(["resolvers"]));
+    let disk = json!({ "brand": "kvm", "disks": [{ "size": MAX_DISK_MIB + 1 }] });
+    assert_eq!(refused(disk)["bad_values"], json!(["disks.0.size"]));
 }
 
 #[test]

@@ -389,7 +389,7 @@ mod tests {
         for change in [json!({ "alias": "two" }), json!({ "remove_tags": ["a"] })] {
             update(&one, &object(change), String::new).unwrap();
         }
-        one["nics"][0]["allowed_ips"] = json!(vec!["10.0.0.1"; 100_000]);
+        one["nics"][0]["allowed_ips"] = json!(["1".repeat(vm::MAX_VM_BYTES)]);
         refused(json!({ "update_nics": one["nics"] }), "bad_values", "nics");
     }
 

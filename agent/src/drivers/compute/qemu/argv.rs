@@ -369,7 +369,7 @@ mod tests {
     fn forwards_are_checked() {
         let vm = vm(json!({
             "brand": "kvm", "nics": [{"nic_tag": "admin"}],
-            "internal_metadata": {"muster:hostfwd": "tcp::1-:2,guestfwd=x"},
+            "internal_metadata": {"muster:hostfwd": "tcp::2001-:2,guestfwd=x"},
         }));
         assert!(argv(&vm, &[], Accelerator::Tcg).unwrap_err().contains("guestfwd"));
     }
