@@ -17,6 +17,20 @@ pub trait Threads: fmt::Debug + Send + Sync + 'static {
 /// A shared door.
 pub type SharedThreads = Arc<dyn Threads>;
 
+/// What `work` computes, off the threads that serve everybody.
+///
+/// # Panics
+/// If the work panics.
+pub async fn compute<T: Send + 'static>(
+    threads: &dyn Threads,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> T {
+    let (done, result) = tokio::sync::oneshot::channel();
+    // Whoever asked may have gone.
+    threads.compute(Box::new(move || drop(done.send(work()))));
+    result.await.expect("the work sends its result")
+}
+
 /// One operating-system thread with a runtime of its own per piece of work.
 #[derive(Debug, Default)]
 pub struct OsThreads;

@@ -136,6 +136,11 @@ impl Disk {
     }
 }
 
+/// A coordinator on stores in memory.
+pub(crate) async fn start() -> Arc<App> {
+    Disk::new().start().await
+}
+
 /// What one service alone is built on.
 pub(crate) async fn context() -> Arc<Context> {
     let disk = Disk::new();

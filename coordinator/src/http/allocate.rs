@@ -6,6 +6,7 @@ use http::Method;
 use muster_shared::api::allocation::{
     Allocated, Capacities, Decision, DecisionDetail, Plan, Replayed,
 };
+use muster_shared::threads::compute;
 use muster_shared::wire::Code;
 use serde::Serialize;
 use serde::ser::{SerializeMap as _, Serializer};
@@ -101,6 +102,7 @@ pub(super) fn routes() -> Vec<Route> {
         Route::new(Method::POST, "/allocate", "SelectServer", allocate)
             .summary("Chooses a server for a VM, keeps room for it, and says why")
             .params(ALLOCATE_PARAMS)
+            .errors(&[503])
             .returns_schema(schema::of::<Allocated>),
         Route::new(Method::GET, "/allocations", "AllocationList", list)
             .summary("Decisions, the newest first")
@@ -144,19 +146,24 @@ impl Serialize for Refusal<'_> {
 async fn allocate(request: Request) -> Result<Response, ApiError> {
     let mut decided = request.app.placement.allocate(&request.params).await?;
     let explanation = decided.take_explanation();
-    let (answer, status) = match decided.failure().map(ApiError::from) {
-        None => (encoded(&decided)?, None),
-        Some(ApiError::Coded { status, code, message, .. }) => {
-            let refusal = Refusal { code, message, decided: &decided };
-            (encoded(&refusal)?, Some(status))
-        }
+    let refused = match decided.failure().map(ApiError::from) {
+        None => None,
+        Some(ApiError::Coded { status, code, message, .. }) => Some((status, code, message)),
         Some(other) => return Err(other),
     };
+    let status = refused.as_ref().map(|(status, ..)| *status);
+    // Of a large fleet the steps are MBs.
+    let threads = &*request.app.parts().threads;
+    let answer = compute(threads, move || match refused {
+        None => encoded(&decided),
+        Some((_, code, message)) => encoded(&Refusal { code, message, decided: &decided }),
+    });
+    let answer = answer.await?;
     let response = match explanation {
         Some(explanation) => explained(answer, explanation),
         // The log shows how a refusal begins.
         None if status.is_some() => Response::encoded_as(answer),
-        None => compressed::json(answer, &request.headers).await?,
+        None => compressed::json(answer, &request.headers, threads).await?,
     };
     Ok(match status {
         Some(status) => response.status(status),
@@ -199,7 +206,7 @@ fn id(request: &Request) -> Result<Uuid, ApiError> {
 async fn list(request: Request) -> Result<Response, ApiError> {
     let limit = request.limit()?.unwrap_or(100);
     let before = request.text("marker").and_then(|text| Uuid::parse_str(text).ok());
-    Response::json(request.app.decisions.list(limit, before))
+    Response::list(request.app.decisions.list(limit, before))
 }
 
 async fn get(request: Request) -> Result<Response, ApiError> {
@@ -218,11 +225,11 @@ async fn replay(request: Request) -> Result<Response, ApiError> {
 }
 
 async fn capacity(request: Request) -> Result<Response, ApiError> {
-    Response::json(request.app.placement.capacity(&request.params)?)
+    Ok(Response::unwritten(request.app.placement.capacity(&request.params).await?))
 }
 
 async fn plan(request: Request) -> Result<Response, ApiError> {
-    Response::json(request.app.placement.plan(&request.params).await?)
+    Ok(Response::unwritten(request.app.placement.plan(&request.params).await?))
 }
 
 #[cfg(test)]

@@ -1,8 +1,12 @@
 //! Large answers, compressed for clients that say they can read that.
 
+use std::io;
+
 use async_compression::tokio::write::GzipEncoder;
+use futures_util::FutureExt as _;
 use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, VARY};
 use http::{HeaderMap, HeaderValue};
+use muster_shared::threads::{Threads, compute};
 use tokio::io::AsyncWriteExt as _;
 
 use super::error::ApiError;
@@ -10,28 +14,36 @@ use super::response::Response;
 
 /// Smaller answers are sent as they are, bytes.
 const LARGE: usize = 16 * 1024;
-/// Compressed at a time; then others get their turn.
-const PART: usize = 32 * 1024;
 
-/// An answer of JSON text, compressed if that is worth it and the client accepts it.
+/// An answer of JSON text, compressed if that is worth it and the client accepts it; off the async
+/// threads.
 ///
 /// # Errors
 /// [`ApiError::Internal`].
-pub(super) async fn json(text: Vec<u8>, request: &HeaderMap) -> Result<Response, ApiError> {
+pub(super) async fn json(
+    text: Vec<u8>,
+    request: &HeaderMap,
+    threads: &dyn Threads,
+) -> Result<Response, ApiError> {
     let vary = (VARY, HeaderValue::from_static("accept-encoding"));
     if text.len() < LARGE || !accepts_gzip(request) {
         return Ok(Response::encoded_as(text).header(vary.0, vary.1));
     }
-    let failed = |error| ApiError::internal("cannot compress the answer", error);
-    let mut encoder = GzipEncoder::new(Vec::new());
-    for part in text.chunks(PART) {
-        encoder.write_all(part).await.map_err(failed)?;
-        tokio::task::yield_now().await;
-    }
-    encoder.shutdown().await.map_err(failed)?;
+    let packed = compute(threads, move || gzip(&text)).await;
+    let packed = packed.map_err(|error| ApiError::internal("cannot compress the answer", error))?;
     let encoding = HeaderValue::from_static("gzip");
-    let answer = Response::encoded_as(encoder.into_inner()).header(vary.0, vary.1);
+    let answer = Response::encoded_as(packed).header(vary.0, vary.1);
     Ok(answer.header(CONTENT_ENCODING, encoding))
+}
+
+fn gzip(text: &[u8]) -> io::Result<Vec<u8>> {
+    let packing = async {
+        let mut encoder = GzipEncoder::new(Vec::new());
+        encoder.write_all(text).await?;
+        encoder.shutdown().await?;
+        io::Result::Ok(encoder.into_inner())
+    };
+    packing.now_or_never().expect("a vector takes everything at once")
 }
 
 /// Whether a client names gzip and does not refuse it (`q=0`).
@@ -49,6 +61,7 @@ fn accepts_gzip(request: &HeaderMap) -> bool {
 #[cfg(test)]
 mod tests {
     use async_compression::tokio::bufread::GzipDecoder;
+    use muster_shared::threads::OsThreads;
     use tokio::io::AsyncReadExt as _;
 
     use super::*;
@@ -76,16 +89,16 @@ mod tests {
     #[tokio::test]
     async fn what_is_compressed_reads_back() {
         let text = b"[1,2,3,4]".repeat(20_000);
-        let answer = json(text.clone(), &accepting("gzip")).await.unwrap();
+        let answer = json(text.clone(), &accepting("gzip"), &OsThreads).await.unwrap();
         assert_eq!(answer.headers[CONTENT_ENCODING], "gzip");
         let Body::Encoded(bytes) = answer.body else { panic!("no text") };
         assert!(bytes.len() < text.len() / 10);
         let mut read = Vec::new();
         GzipDecoder::new(&bytes[..]).read_to_end(&mut read).await.unwrap();
         assert_eq!(read, text);
-        let plain = json(text.clone(), &HeaderMap::new()).await.unwrap();
+        let plain = json(text.clone(), &HeaderMap::new(), &OsThreads).await.unwrap();
         assert!(!plain.headers.contains_key(CONTENT_ENCODING));
-        let small = json(b"{}".to_vec(), &accepting("gzip")).await.unwrap();
+        let small = json(b"{}".to_vec(), &accepting("gzip"), &OsThreads).await.unwrap();
         assert!(!small.headers.contains_key(CONTENT_ENCODING));
     }
 }

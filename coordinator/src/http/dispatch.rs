@@ -109,6 +109,10 @@ impl Shell {
         let (route, result) = match found {
             Match::Route(route, path_params) => {
                 let result = self.run(route, path_params, incoming, &mut context).await;
+                let result = match result {
+                    Ok(answer) => answer.written(&*self.app.parts().threads).await,
+                    refused => refused,
+                };
                 (Some(route), result)
             }
             Match::OtherMethods(allow) => {
@@ -423,7 +427,7 @@ fn failure_text(status: StatusCode, method: &Method, body: &Body) -> Option<Stri
             Some(String::from_utf8_lossy(start).into_owned())
         }
         Body::Bytes(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
-        Body::Empty | Body::Stream(_) => None,
+        Body::Empty | Body::Unwritten(_) | Body::Stream(_) => None,
     }
 }
 
@@ -467,6 +471,7 @@ fn encode(body: Body, context: &Context) -> warp::reply::Response {
         Body::Empty => warp::reply::Response::default(),
         Body::Json(value) => typed(context.form, Bytes::from(value.to_string())),
         Body::Encoded(bytes) => typed(context.form, bytes),
+        Body::Unwritten(_) => unreachable!("answers are written before they are sent"),
         Body::Bytes(bytes) => typed(Form::Text, bytes),
         Body::Stream(_) if head => warp::reply::Response::default(),
         Body::Stream(stream) => warp::reply::stream(SyncStream::new(stream)).into_response(),

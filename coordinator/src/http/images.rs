@@ -142,7 +142,7 @@ async fn list(request: Request) -> Result<Response, ApiError> {
         marker: request.text("marker").and_then(|marker| marker.parse().ok()),
     };
     let images = request.app.images.list(&filter).await?;
-    Response::json(images.into_iter().map(|image| image.manifest).collect::<Vec<_>>())
+    Response::list(images.into_iter().map(|image| image.manifest).collect::<Vec<_>>())
 }
 
 async fn create(request: Request) -> Result<Response, ApiError> {

@@ -7,10 +7,18 @@ use bytes::Bytes;
 use futures_util::stream::BoxStream;
 use http::header::{ETAG, HeaderName};
 use http::{HeaderMap, HeaderValue, StatusCode};
+use muster_shared::threads::{Threads, compute};
 use serde::Serialize;
 use serde_json::Value;
 
 use super::error::ApiError;
+
+/// Lists of more items are written off the async threads: a thousand servers with all that is known
+/// of them are tens of MB.
+const INLINE_ITEMS: usize = 32;
+
+/// Writes JSON text.
+type Writing = Box<dyn FnOnce() -> serde_json::Result<Vec<u8>> + Send>;
 
 /// The answer to a request.
 #[derive(Debug)]
@@ -31,6 +39,8 @@ pub(crate) enum Body {
     Json(Value),
     /// JSON text that needs no tree in between: large answers.
     Encoded(Bytes),
+    /// JSON text that is still to be written, see [`Response::written`].
+    Unwritten(Writing),
     /// Bytes of the type that the headers name.
     Bytes(Bytes),
     /// A stream of bytes of the type that the headers name.
@@ -43,6 +53,7 @@ impl fmt::Debug for Body {
             Self::Empty => "Empty",
             Self::Json(_) => "Json",
             Self::Encoded(_) => "Encoded",
+            Self::Unwritten(_) => "Unwritten",
             Self::Bytes(_) => "Bytes",
             Self::Stream(_) => "Stream",
         })
@@ -67,6 +78,39 @@ impl Response {
         let value = serde_json::to_value(value)
             .map_err(|error| ApiError::internal("cannot encode the answer", error))?;
         Ok(Self::new(Body::Json(value)))
+    }
+
+    /// A list, as JSON; a long one is written off the async threads.
+    ///
+    /// # Errors
+    /// [`ApiError::Internal`] for a value that has no JSON form.
+    pub(crate) fn list<T: Serialize + Send + 'static>(items: Vec<T>) -> Result<Self, ApiError> {
+        if items.len() <= INLINE_ITEMS {
+            return Self::json(items);
+        }
+        Ok(Self::unwritten(items))
+    }
+
+    /// JSON that may be long: it is written off the async threads.
+    pub(crate) fn unwritten(value: impl Serialize + Send + 'static) -> Self {
+        Self::new(Body::Unwritten(Box::new(move || serde_json::to_vec(&value))))
+    }
+
+    /// The answer, with all of its text.
+    ///
+    /// # Errors
+    /// [`ApiError::Internal`] for a value that has no JSON form.
+    pub(crate) async fn written(self, threads: &dyn Threads) -> Result<Self, ApiError> {
+        let Self { status, headers, body } = self;
+        let body = match body {
+            Body::Unwritten(write) => {
+                let text = compute(threads, write).await;
+                let failed = |error| ApiError::internal("cannot encode the answer", error);
+                Body::Encoded(text.map_err(failed)?.into())
+            }
+            body => body,
+        };
+        Ok(Self { status, headers, body })
     }
 
     /// JSON text.
@@ -124,6 +168,29 @@ impl Response {
             Ok(value) => self.header(ETAG, value),
             // A version that can't stand in a header is no use to a client.
             Err(_) => self,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_shared::threads::OsThreads;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_long_list_is_written_elsewhere_and_is_the_same() {
+        for length in [0, INLINE_ITEMS, INLINE_ITEMS + 1, 1_000] {
+            let items: Vec<usize> = (0..length).collect();
+            let answer = Response::list(items.clone()).unwrap();
+            let long = matches!(answer.body, Body::Unwritten(_));
+            assert_eq!(long, length > INLINE_ITEMS, "{length}");
+            let text = match answer.written(&OsThreads).await.unwrap().body {
+                Body::Json(value) => value.to_string().into(),
+                Body::Encoded(text) => text,
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(serde_json::from_slice::<Vec<usize>>(&text).unwrap(), items);
         }
     }
 }

@@ -76,7 +76,7 @@ async fn list(request: Request) -> Result<Response, ApiError> {
         marker: request.text("marker").and_then(|text| text.parse().ok()),
     };
     let page = request.app.tasks.list(&filter).await?;
-    let answer = Response::json(page.tasks)?;
+    let answer = Response::list(page.tasks)?;
     let next = page.next.and_then(|id| HeaderValue::try_from(id.as_str()).ok());
     Ok(match next {
         Some(next) => answer.header(HeaderName::from_static("x-next-marker"), next),

@@ -59,7 +59,7 @@ async fn list(request: Request) -> Result<Response, ApiError> {
     let full = vms.len() == filter.limit.unwrap_or(MAX_LIMIT);
     let last = vms.last().filter(|_| full);
     let next = last.and_then(|last| HeaderValue::try_from(last.uuid.to_string()).ok());
-    let answer = Response::json(&vms)?;
+    let answer = Response::list(vms)?;
     Ok(match next {
         Some(next) => answer.header(HeaderName::from_static("x-next-marker"), next),
         None => answer,

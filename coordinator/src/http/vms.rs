@@ -208,7 +208,7 @@ fn check_update(request: &Request, verb: &str) -> Result<(), ApiError> {
 }
 
 async fn list(request: Request) -> Result<Response, ApiError> {
-    Response::json(request.app.fleet.vms_of(request.server()?))
+    Response::list(request.app.fleet.vms_of(request.server()?))
 }
 
 async fn create(request: Request) -> Result<Response, ApiError> {

@@ -125,8 +125,8 @@ impl Placement {
     /// Finds a server for each VM; all get one or none does.
     ///
     /// # Errors
-    /// [`AppError::Invalid`], [`AppError::Store`], [`AppError::Blob`]. That no server fits is no
-    /// error, see [`Decided::failure`].
+    /// [`AppError::Invalid`], [`AppError::Busy`], [`AppError::Store`], [`AppError::Blob`]. That no
+    /// server fits is no error, see [`Decided::failure`].
     pub async fn allocate(&self, body: &Object) -> Result<Decided, AppError> {
         let mut flow = Flow::new(self, self.question(body)?);
         loop {
@@ -197,7 +197,7 @@ impl Placement {
         let options = || self.decisions.options(Some(shown.outcome.seed), recent);
         let mut explanation = None;
         if ask.explain {
-            explanation = Some(self.explanation(&shown.outcome, question, place, options()).await);
+            explanation = Some(self.explanation(&shown.outcome, question, place, options()).await?);
         }
         let mut least = None;
         if let Some(fleet) = decision.asked.take() {

@@ -10,9 +10,12 @@
 //! faster, everything is done again.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use muster_shared::api::Object;
+use muster_shared::clock::Clock;
 use muster_shared::ids::{ServerUuid, VmUuid};
+use muster_shared::threads::compute;
 use serde_json::Value;
 
 use super::Placement;
@@ -21,11 +24,14 @@ use super::ask::Ask;
 use super::peers::ATTEMPTS;
 use super::peers::is_overtaken;
 use super::promises::{Guard, Promised, Promises};
-use crate::alloc::{self, Config, Options, Outcome, Request, Snapshot, allocate};
+use crate::alloc::{self, Config, Options, Outcome, Request, Snapshot, allocate_within};
 use crate::app::error::AppError;
 
 /// Fleets of more servers are decided on off the async threads, and so are wishes about other VMs.
 const INLINE_SERVERS: usize = 256;
+/// Longest decision: all others wait for it. One of a single VM on 20,000 servers takes some
+/// milliseconds.
+const DECISION: Duration = Duration::from_secs(10);
 
 /// A VM to be placed.
 #[derive(Debug)]
@@ -49,11 +55,12 @@ pub(super) struct Question {
 }
 
 impl Question {
-    /// Whether there are wishes about other VMs, whose patterns are compiled for each VM.
-    fn has_wishes(&self) -> bool {
-        let has =
+    /// Whether it may take long on a small fleet too: several VMs, a fleet or a policy of its own,
+    /// or wishes about other VMs, whose patterns are compiled for each VM.
+    fn is_large(&self) -> bool {
+        let wishes =
             |wanted: &Wanted| wanted.body.get("vm").is_some_and(|vm| vm.get("affinity").is_some());
-        self.vms.iter().any(has)
+        self.vms.len() > 1 || self.ask.what_if.is_some() || self.vms.iter().any(wishes)
     }
 }
 
@@ -99,8 +106,11 @@ fn imagine(allocator: &Allocator, question: &Question) -> alloc::Fleet {
     fleet
 }
 
-/// Decides for each VM on top of what was decided before, up to the first that fits nowhere.
-fn decide(view: View, question: &Question) -> (Vec<Outcome>, Value) {
+/// Decides for each VM on top of what was decided before, up to the first that fits nowhere; `None`
+/// if it takes too long.
+fn decide(view: View, question: &Question, clock: &dyn Clock) -> Option<(Vec<Outcome>, Value)> {
+    let end = clock.monotonic() + DECISION;
+    let is_over = || clock.monotonic() >= end;
     let View { mut fleet, options, recent } = view;
     let mut outcomes = Vec::with_capacity(question.vms.len());
     for (wanted, options) in question.vms.iter().zip(&options) {
@@ -108,7 +118,8 @@ fn decide(view: View, question: &Question) -> (Vec<Outcome>, Value) {
             Fleets::Real(snapshot) => Arc::clone(snapshot),
             Fleets::Imagined(fleet) => fleet.snapshot(),
         };
-        let outcome = allocate(&snapshot, &wanted.request, &question.policy, options);
+        let outcome =
+            allocate_within(&snapshot, &wanted.request, &question.policy, options, &is_over)?;
         let server = outcome.server.as_ref().map(|server| server.server_uuid.clone());
         outcomes.push(outcome);
         let Some(server) = server else { break };
@@ -116,7 +127,7 @@ fn decide(view: View, question: &Question) -> (Vec<Outcome>, Value) {
             fleet.reserve(wanted.vm.0, &server, wanted.request.promise());
         }
     }
-    (outcomes, recent)
+    Some((outcomes, recent))
 }
 
 /// One question on its way to a commit.
@@ -139,14 +150,14 @@ impl<'a> Flow<'a> {
     /// Decides and promises. What is promised is the caller's to commit, together with the guard.
     ///
     /// # Errors
-    /// [`AppError::Busy`] when other coordinators were faster too often.
+    /// [`AppError::Busy`] when other coordinators were faster too often, or it took too long.
     pub(super) async fn decide(&mut self) -> Result<Decision, AppError> {
         self.attempts += 1;
         if self.attempts > ATTEMPTS {
             let text = "other coordinators place too much at a time".to_owned();
             return Err(AppError::Busy(text));
         }
-        Ok(self.placement.decide(&self.question).await)
+        self.placement.decide(&self.question).await
     }
 
     /// After a commit that failed: returns once it is worth deciding again.
@@ -164,17 +175,21 @@ impl<'a> Flow<'a> {
 }
 
 impl Placement {
-    async fn decide(&self, question: &Arc<Question>) -> Decision {
+    async fn decide(&self, question: &Arc<Question>) -> Result<Decision, AppError> {
         let _turn = self.promises.turn.lock().await;
         let view = self.view(question);
-        let large = self.fleet.len() > INLINE_SERVERS || question.has_wishes();
-        let (outcomes, recent) = if large {
-            let question = Arc::clone(question);
-            compute(&*self.ctx.parts.threads, move || decide(view, &question)).await
+        let large = self.fleet.len() > INLINE_SERVERS || question.is_large();
+        let decided = if large {
+            let (question, clock) = (Arc::clone(question), Arc::clone(&self.ctx.parts.clock));
+            compute(&*self.ctx.parts.threads, move || decide(view, &question, &*clock)).await
         } else {
-            decide(view, question)
+            decide(view, question, &*self.ctx.parts.clock)
         };
-        self.promise_decided(question, outcomes, recent)
+        let Some((outcomes, recent)) = decided else {
+            let text = format!("no decision within {} s; ask for less", DECISION.as_secs());
+            return Err(AppError::Busy(text));
+        };
+        Ok(self.promise_decided(question, outcomes, recent))
     }
 
     fn view(&self, question: &Question) -> View {
@@ -239,14 +254,4 @@ impl Placement {
         let guard = if promises.is_empty() { Vec::new() } else { placing.peers.guard() };
         Decision { outcomes, recent, asked, promises, guard }
     }
-}
-
-/// Runs what may take long off the async threads.
-pub(super) async fn compute<T: Send + 'static>(
-    threads: &dyn muster_shared::threads::Threads,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> T {
-    let (done, result) = tokio::sync::oneshot::channel();
-    threads.compute(Box::new(move || drop(done.send(work()))));
-    result.await.expect("the work sends its result")
 }

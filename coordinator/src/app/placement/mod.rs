@@ -25,6 +25,7 @@ use std::sync::Arc;
 
 use muster_shared::api::Object;
 use muster_shared::ids::{ServerUuid, VmUuid};
+use muster_shared::threads::compute;
 use muster_shared::vm::VmSpec;
 use serde_json::{Value, json};
 
@@ -122,16 +123,19 @@ impl Placement {
     ///
     /// # Errors
     /// [`AppError::Invalid`].
-    pub fn capacity(&self, body: &Object) -> Result<Value, AppError> {
+    pub async fn capacity(&self, body: &Object) -> Result<Value, AppError> {
         let servers = alloc::parse_capacity(body.as_map()).map_err(invalid)?;
         let snapshot = self.snapshot();
-        let policy = &self.ctx.config.allocation.policy;
-        let found = alloc::capacity(&snapshot, servers.as_deref(), policy);
-        let mut answer = json!({ "capacities": found.capacities_json() });
-        if !found.errors.is_empty() {
-            answer["errors"] = Value::Object(found.errors);
-        }
-        Ok(answer)
+        let policy = Arc::clone(&self.ctx.config.allocation.policy);
+        let answer = move || {
+            let found = alloc::capacity(&snapshot, servers.as_deref(), &policy);
+            let mut answer = json!({ "capacities": found.capacities_json() });
+            if !found.errors.is_empty() {
+                answer["errors"] = Value::Object(found.errors);
+            }
+            answer
+        };
+        Ok(compute(&*self.ctx.parts.threads, answer).await)
     }
 }
 

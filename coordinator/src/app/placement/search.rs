@@ -5,13 +5,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use muster_shared::threads::compute;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::Placement;
-use super::flow::{Question, compute};
+use super::flow::Question;
 use crate::alloc::{
     self, Explanation, Helpless, LeastChanges, Options, Outcome, explain, least_changes,
 };
+use crate::app::error::AppError;
 
 /// Longest that a request waits for its turn.
 const WAIT: Duration = Duration::from_secs(2);
@@ -67,17 +69,50 @@ impl Placement {
     }
 
     /// What every algorithm made of every server.
+    ///
+    /// # Errors
+    /// [`AppError::Busy`] when others are explained to, and it takes too long.
     pub(super) async fn explanation(
         &self,
         outcome: &Outcome,
         question: &Arc<Question>,
         place: usize,
         options: Options,
-    ) -> Explanation {
-        let _turn = self.searches.turns.acquire().await;
+    ) -> Result<Explanation, AppError> {
+        let Some(_turn) = self.searches.turn().await else {
+            let text = "too many explanations are being made; try again".to_owned();
+            return Err(AppError::Busy(text));
+        };
         let (question, snapshot) = (Arc::clone(question), Arc::clone(outcome.snapshot()));
         let explain =
             move || explain(&snapshot, &question.vms[place].request, &question.policy, &options).1;
-        compute(&*self.ctx.parts.threads, explain).await
+        Ok(compute(&*self.ctx.parts.threads, explain).await)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_shared::api::Object;
+    use serde_json::json;
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::app::tests::start;
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_waits_too_long_for_an_explanation_is_told() {
+        let app = start().await;
+        let body = json!({
+            "vm": { "vm_uuid": Uuid::from_u128(1), "owner_uuid": Uuid::from_u128(2), "ram": 1 },
+            "image": {}, "nic_tags": [], "explain": "full", "least_changes": false,
+        });
+        let searches = &app.placement.searches;
+        let all = u32::try_from(searches.turns.available_permits()).unwrap();
+        let held = searches.turns.acquire_many(all).await.unwrap();
+        let busy = app.placement.allocate(&Object::of(&body)).await;
+        assert!(matches!(busy, Err(AppError::Busy(_))), "{busy:?}");
+        drop(held);
+        let mut decided = app.placement.allocate(&Object::of(&body)).await.unwrap();
+        assert!(decided.take_explanation().is_some());
     }
 }

@@ -74,9 +74,9 @@ fn merge(target: &mut Value, patch: &Value) {
     }
 }
 
-fn left_mib(app: &App, server: ServerUuid) -> f64 {
+async fn left_mib(app: &App, server: ServerUuid) -> f64 {
     let body = json!({ "servers": [server] });
-    let capacity = app.placement.capacity(&Object::of(&body)).unwrap();
+    let capacity = app.placement.capacity(&Object::of(&body)).await.unwrap();
     capacity["capacities"][server.to_string()]["ram"].as_f64().unwrap()
 }
 
@@ -109,11 +109,11 @@ async fn an_allocation_keeps_room_until_its_time_is_over() {
     allocate(&app, &idle).await.unwrap();
     assert_eq!((room(&app).await, reservations(&app).await), (2, 1));
     // Capacity, as in the reference, knows nothing of promises.
-    assert!(left_mib(&app, server(1)) > 3000.0);
+    assert!(left_mib(&app, server(1)).await > 3000.0);
     let extras = crate::app::fields::Extras { capacity: true, ..Default::default() };
     let shown = app.servers.get(server(1), extras).unwrap();
     let unreserved = shown.unreserved_ram.and_then(|mib| mib.as_f64());
-    assert_eq!(unreserved, Some(left_mib(&app, server(1))));
+    assert_eq!(unreserved, Some(left_mib(&app, server(1)).await));
     tokio::time::sleep(Duration::from_secs(30)).await;
     app.shutdown().await;
 

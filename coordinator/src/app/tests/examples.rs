@@ -106,7 +106,7 @@ fn is_loadable(case: &Value, dc: &Value) -> bool {
 async fn compared(app: &Arc<App>, case: &Value) -> (Value, Vec<Value>) {
     let (want, body) = (&case["expect_http"], Object::of(&case["request"]["body"]));
     if case["kind"] == "capacity" {
-        let capacity = app.placement.capacity(&body).unwrap();
+        let capacity = app.placement.capacity(&body).await.unwrap();
         return (capacity["capacities"].clone(), vec![want["body"]["capacities"].clone()]);
     }
     let mut body = body;
