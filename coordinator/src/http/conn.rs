@@ -140,7 +140,7 @@ pub(crate) async fn accept_loop(listener: Listener, serving: Serving) {
             continue;
         };
         let serving_one = Arc::clone(&serving);
-        let peer = Peer { address, place: Some(Arc::new(place)) };
+        let peer = Peer { address, place: Some(Arc::new(place)), ..Peer::default() };
         serving.tracker.spawn(async move {
             match stream {
                 Stream::Tcp(stream) => secure(stream, peer, activity, &serving_one).await,
@@ -199,7 +199,8 @@ where
     let end = peer.place.as_ref().map(|place| place.end.clone()).unwrap_or_default();
     let io = WatchedIo::new(stream, serving.limits.timeouts, Arc::clone(&activity));
     let service = service_fn(|mut request: http::Request<Incoming>| {
-        request.extensions_mut().insert(peer.clone());
+        let http_1_0 = request.version() == http::Version::HTTP_10;
+        request.extensions_mut().insert(Peer { http_1_0, ..peer.clone() });
         let guard = activity.begin();
         let mut service = warp::service(serving.filter.clone());
         async move {

@@ -24,6 +24,7 @@ use super::accept::{Form, negotiate};
 use super::body::{Bodies, Held};
 use super::error::ApiError;
 use super::matcher::{self, Match};
+use super::origin;
 use super::params::{merge, parse_json, parse_urlencoded};
 use super::places::Place;
 use super::request::{BodyStream, Request, ServerRef, invalid_server, invalid_vm};
@@ -55,6 +56,8 @@ static X_SERVER_NAME: HeaderName = HeaderName::from_static("x-server-name");
 pub(crate) struct Peer {
     /// `None` on a unix socket.
     pub(crate) address: Option<SocketAddr>,
+    /// The request is of HTTP/1.0, which knows no `Host`.
+    pub(crate) http_1_0: bool,
     /// Counts the connection; a websocket takes it along.
     pub(crate) place: Option<Arc<Place>>,
 }
@@ -100,7 +103,7 @@ impl Shell {
         };
         // Whoever is on a unix socket is no browser.
         if context.peer.is_some()
-            && let Err(refused) = self.config.names.check(&incoming.headers)
+            && let Err(refused) = self.config.names.check(&incoming.headers, incoming.peer.http_1_0)
         {
             return self.finish(None, Err(refused), &context);
         }
@@ -146,6 +149,9 @@ impl Shell {
         if !route.for_agents && incoming.peer.place.as_ref().is_some_and(|it| it.is_reserved()) {
             let text = "all connections but those that are kept for agents are taken";
             return Err(ApiError::Unavailable(text.to_owned()));
+        }
+        if route.alias == Some(true) {
+            origin::refuse_pages(&incoming.headers)?;
         }
         // Bytes have one form only, so there is nothing to negotiate.
         match negotiate(header_text(&incoming.headers, &ACCEPT)) {

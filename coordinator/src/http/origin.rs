@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use http::header::{HOST, ORIGIN};
+use http::header::{HOST, ORIGIN, REFERER, USER_AGENT};
 use http::{HeaderMap, HeaderName, StatusCode};
 use muster_shared::wire::Code;
 use url::Url;
@@ -19,6 +19,10 @@ use super::error::ApiError;
 const ANY: &str = "*";
 
 static SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+/// How the names of all browsers begin.
+const BROWSER: &[u8] = b"Mozilla/";
+/// What CNAPI's clients send and no page can make a browser send to another site.
+const OF_CLIENTS: [&str; 2] = ["request-id", "x-request-id"];
 
 /// The names under which the API may be asked.
 #[derive(Clone, Debug, Default)]
@@ -34,16 +38,20 @@ impl Names {
         Self { names: names.into_iter().map(str::to_ascii_lowercase).collect(), tls }
     }
 
-    /// Refuses what comes from a web page of somebody else.
+    /// Refuses what comes from a web page of somebody else. Only HTTP/1.0 knows no `Host`.
     ///
     /// # Errors
     /// 400 InvalidHeader, 421 and 403 with NotAuthorized.
-    pub(crate) fn check(&self, headers: &HeaderMap) -> Result<(), ApiError> {
+    pub(crate) fn check(&self, headers: &HeaderMap, http_1_0: bool) -> Result<(), ApiError> {
         let mut hosts = headers.get_all(HOST).iter();
         let host = hosts.next().map(|host| host.to_str().unwrap_or_default());
+        let bad = |text| Err(ApiError::coded(StatusCode::BAD_REQUEST, Code::InvalidHeader, text));
         if hosts.next().is_some() {
-            let text = "more than one Host";
-            return Err(ApiError::coded(StatusCode::BAD_REQUEST, Code::InvalidHeader, text));
+            return bad("more than one Host");
+        }
+        // A client that says nothing here might be anything, a browser behind a proxy as well.
+        if host.is_none() && !http_1_0 {
+            return bad("a request of HTTP/1.1 needs a Host");
         }
         if let Some(host) = host
             && !self.tls
@@ -94,6 +102,22 @@ impl Names {
     }
 }
 
+/// Refuses a GET that changes something when a browser sends it: pages can make it do so with
+/// no more than an image, for which it names no origin. A request id proves that a program asks.
+///
+/// # Errors
+/// 403 NotAuthorized.
+pub(crate) fn refuse_pages(headers: &HeaderMap) -> Result<(), ApiError> {
+    let fetches = headers.keys().any(|name| name.as_str().starts_with("sec-fetch-"));
+    let named = headers.get(USER_AGENT).is_some_and(|name| name.as_bytes().starts_with(BROWSER));
+    let browser = fetches || named || headers.contains_key(ORIGIN) || headers.contains_key(REFERER);
+    if !browser || OF_CLIENTS.iter().any(|name| headers.contains_key(*name)) {
+        return Ok(());
+    }
+    let text = "a browser changes nothing with a GET; send a POST, or the header x-request-id";
+    Err(ApiError::coded(StatusCode::FORBIDDEN, Code::NotAuthorized, text))
+}
+
 /// A `Host` without its port and brackets.
 fn name_of(host: &str) -> &str {
     if let Some(rest) = host.strip_prefix('[') {
@@ -115,7 +139,7 @@ mod tests {
         for (name, value) in headers {
             map.append(HeaderName::from_static(name), HeaderValue::from_static(value));
         }
-        let refused = names.check(&map).err();
+        let refused = names.check(&map, false).err();
         let refused = refused.map(|error| error.outcome(Default::default()).0.as_u16());
         assert_eq!(refused, status, "{headers:?}");
     }
@@ -125,13 +149,38 @@ mod tests {
         for host in ["localhost", "LOCALHOST:8480", "127.0.0.1:8480", "[::1]:8480", "10.1.2.3"] {
             check(false, &[("host", host)], None);
         }
-        check(false, &[], None);
+        check(false, &[], Some(400));
+        check(true, &[], Some(400));
+        assert!(Names::default().check(&HeaderMap::new(), true).is_ok(), "HTTP/1.0");
         check(false, &[("host", "muster.EXAMPLE:80")], None);
         check(false, &[("host", "evil.example")], Some(421));
         check(false, &[("host", "localhost.evil.example:8480")], Some(421));
         check(false, &[("host", "")], Some(421));
         check(true, &[("host", "any.example")], None);
         check(true, &[("host", "localhost"), ("host", "localhost")], Some(400));
+    }
+
+    #[track_caller]
+    fn check_get(allowed: bool, headers: &[(&'static str, &'static str)]) {
+        let header = |(name, value): &(&'static str, &'static str)| {
+            (HeaderName::from_static(name), HeaderValue::from_static(value))
+        };
+        let headers: HeaderMap = headers.iter().map(header).collect();
+        assert_eq!(refuse_pages(&headers).is_ok(), allowed, "{headers:?}");
+    }
+
+    #[test]
+    fn a_browser_changes_nothing_with_a_get() {
+        check_get(true, &[]);
+        check_get(true, &[("user-agent", "curl/8.0"), ("accept", "*/*")]);
+        check_get(false, &[("user-agent", "Mozilla/5.0 (X11; Linux x86_64)")]);
+        check_get(false, &[("sec-fetch-site", "none")]);
+        check_get(false, &[("sec-fetch-mode", "no-cors")]);
+        check_get(false, &[("referer", "http://evil.example/")]);
+        check_get(false, &[("origin", "http://127.0.0.1:8480")]);
+        for id in ["request-id", "x-request-id"] {
+            check_get(true, &[("user-agent", "Mozilla/5.0"), (id, "a")]);
+        }
     }
 
     #[test]

@@ -404,6 +404,7 @@ impl Route {
         let inferred = [
             (true, 400),
             (named, 404),
+            (self.alias == Some(true), 403),
             (json, 406),
             (judged || self.server == ServerRule::Shaped, 409),
             (changes, 412),

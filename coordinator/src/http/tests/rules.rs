@@ -62,6 +62,30 @@ async fn head_is_get_without_a_body_except_on_aliases_with_effects() {
 }
 
 #[tokio::test]
+async fn no_page_changes_anything_with_a_get() {
+    let api = Api::start().await;
+    let pause = format!("/t/servers/{RUNNING}/pause");
+    for browser in ["user-agent: Mozilla/5.0", "sec-fetch-dest: image", "referer: http://x/"] {
+        let answer = api.send(&format!("GET {pause}|{browser}"), b"").await;
+        answer.expect(403, "NotAuthorized");
+        let with_id = api.send(&format!("GET {pause}|{browser}|x-request-id: a"), b"").await;
+        assert_eq!(with_id.status, 200, "{browser}");
+        assert_eq!(api.send(&format!("POST {pause}|{browser}"), b"").await.status, 200);
+        assert_eq!(api.send(&format!("GET /ping|{browser}"), b"").await.status, 200);
+    }
+}
+
+#[tokio::test]
+async fn only_http_1_0_needs_no_host() {
+    let api = Api::start().await;
+    let without = b"GET /ping HTTP/1.1\r\nconnection: close\r\n\r\n";
+    api.raw(without).await.expect(400, "InvalidHeader");
+    assert_eq!(api.raw(b"GET /ping HTTP/1.0\r\n\r\n").await.status, 200);
+    let empty = b"GET /ping HTTP/1.1\r\nhost:\r\nconnection: close\r\n\r\n";
+    assert_eq!(api.raw(empty).await.status, 421);
+}
+
+#[tokio::test]
 async fn request_ids_are_echoed_verbatim() {
     let api = Api::start().await;
     for name in ["x-request-id", "request-id"] {
