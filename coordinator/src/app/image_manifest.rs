@@ -8,6 +8,49 @@ use serde_json::{Value, json};
 /// The only manifest version.
 const VERSION: u64 = 2;
 const TYPES: [&str; 6] = ["zone-dataset", "lx-dataset", "lxd", "zvol", "docker", "other"];
+/// What a manifest may say (sdc-imgapi, docs/index.md); what else one asks for would not come.
+const MEMBERS: [&str; 38] = [
+    "v",
+    "uuid",
+    "owner",
+    "name",
+    "version",
+    "description",
+    "homepage",
+    "eula",
+    "icon",
+    "error",
+    "state",
+    "disabled",
+    "public",
+    "published_at",
+    "expires_at",
+    "type",
+    "os",
+    "origin",
+    "files",
+    "acl",
+    "requirements",
+    "users",
+    "billing_tags",
+    "traits",
+    "tags",
+    "generate_passwords",
+    "inherited_directories",
+    "nic_driver",
+    "disk_driver",
+    "cpu_type",
+    "image_size",
+    "channels",
+    "urn",
+    "vendor_uuid",
+    "creator_uuid",
+    "creator_name",
+    "platform_type",
+    "cloud_name",
+];
+/// Of requests, not of manifests: who asks, and where; there is one account and one channel.
+const CONTEXT: [&str; 2] = ["account", "channel"];
 const SYSTEMS: [&str; 6] = ["smartos", "linux", "windows", "bsd", "illumos", "other"];
 
 /// What is wrong with a manifest.
@@ -32,10 +75,15 @@ impl BadManifest {
 ///
 /// # Errors
 /// [`BadManifest`] for the first fault.
-pub(super) fn accept(
+pub fn accept(
     mut manifest: Object,
     fresh: impl FnOnce() -> ImageUuid,
 ) -> Result<Manifest, BadManifest> {
+    manifest.retain(|name, _| !CONTEXT.contains(&name));
+    if let Some((stranger, _)) = manifest.iter().find(|(name, _)| !MEMBERS.contains(&name.as_str()))
+    {
+        return Err(BadManifest::new(stranger, "is no member of a manifest"));
+    }
     if manifest.get("v").is_some_and(|version| version.as_u64() != Some(VERSION)) {
         return Err(BadManifest::new("v", "must be 2"));
     }
@@ -115,6 +163,12 @@ fn text(
         Some(Value::String(text)) if text.is_empty() && required => {
             Err(BadManifest::new(name, "must not be empty"))
         }
+        Some(Value::String(text)) if text.chars().any(|c| c.is_control() && c != '\n') => {
+            Err(BadManifest::new(name, "must not have control characters"))
+        }
+        Some(Value::String(text)) if text.contains('\n') && name != "description" => {
+            Err(BadManifest::new(name, "must be one line"))
+        }
         Some(Value::String(text)) if text.len() <= max_bytes => Ok(()),
         Some(Value::String(_)) => {
             Err(BadManifest::new(name, format!("must have at most {max_bytes} bytes")))
@@ -175,8 +229,22 @@ mod tests {
         check("image_size", json!(0), "image_size");
         check("tags", json!([]), "tags");
         check("public", json!("yes"), "public");
+        check("name", json!("a\u{1b}[2J"), "name");
+        check("name", json!("a\nb"), "name");
+        check("description", json!("a\rb"), "description");
+        check("source", json!("https://example.org"), "source");
         check("files", json!([{}, {}]), "files");
         check("files", json!([{ "format": "vmdk" }]), "files[0].format");
+    }
+
+    #[test]
+    fn requests_say_more_than_manifests_keep() {
+        let mut manifest = good();
+        manifest.set("account", "x");
+        manifest.set("description", "two\nlines");
+        manifest.set("users", json!([{ "name": "root" }]));
+        let kept = json!(accept(manifest, fresh).unwrap());
+        assert_eq!((&kept["account"], &kept["users"][0]["name"]), (&Value::Null, &json!("root")));
     }
 
     #[test]

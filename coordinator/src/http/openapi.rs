@@ -16,6 +16,11 @@ const JSON: &str = "application/json";
 const X_REQUEST_ID: &str = "x-request-id";
 /// Text without whitespace at its ends, as [`Rule::Trim`] wants it.
 const TRIMMED: &str = r"^(\S([\s\S]*\S)?)?$";
+/// Text without control characters, as [`Rule::Plain`] wants it.
+const PLAIN: &str = r"^[^\x00-\x1f\x7f-\x9f]*$";
+/// Both.
+const TRIMMED_PLAIN: &str =
+    r"^([^\s\x00-\x1f\x7f-\x9f]([^\x00-\x1f\x7f-\x9f]*[^\s\x00-\x1f\x7f-\x9f])?)?$";
 const DESCRIPTION: &str = "\
 Compute nodes, their virtual machines and tasks; compatible with CNAPI. Members of the query, of a \
 form and of a JSON body are one set of parameters: what a path or a query names is not replaced by \
@@ -238,6 +243,10 @@ fn param_schema(param: &Param) -> Value {
         match rule {
             Rule::Optional | Rule::Nullable | Rule::ToBoolean => {}
             Rule::Trim => schema["pattern"] = json!(TRIMMED),
+            Rule::Plain if param.rules.contains(&Rule::Trim) => {
+                schema["pattern"] = json!(TRIMMED_PLAIN);
+            }
+            Rule::Plain => schema["pattern"] = json!(PLAIN),
             Rule::StringType => {
                 schema["type"] = json!("string");
                 schema["maxLength"] = json!(longest_text(param.name));

@@ -36,6 +36,8 @@ pub(crate) enum Rule {
     NumberOrString,
     /// Neither leading nor trailing whitespace.
     Trim,
+    /// No control character: it is a name, and is printed.
+    Plain,
     /// Decimal integer text.
     Int,
     /// Text in which the pattern is found.
@@ -116,6 +118,11 @@ fn judge(rule: Rule, name: &str, value: Option<&Value>) -> Option<String> {
         Rule::Trim => {
             let loose = matches!(value, Some(Value::String(text)) if text.trim() != text);
             fail(loose, "value contains leading or trailing whitespace")
+        }
+        Rule::Plain => {
+            let acts =
+                matches!(value, Some(Value::String(text)) if text.chars().any(char::is_control));
+            fail(acts, "value contains control characters")
         }
         Rule::Int => match value.and_then(plain_text) {
             Some(text) if is_int(&text) => None,
@@ -228,6 +235,15 @@ mod tests {
             errors(&[Rule::StringType, Rule::Trim], Some(json!(" a"))),
             ["value contains leading or trailing whitespace"]
         );
+    }
+
+    #[test]
+    fn names_have_no_control_characters() {
+        let told = ["value contains control characters"];
+        for bad in ["a\u{1b}[2J", "a\nb", "\u{9b}"] {
+            assert_eq!(errors(&[Rule::StringType, Rule::Plain], Some(json!(bad))), told, "{bad:?}");
+        }
+        assert_eq!(errors(&[Rule::StringType, Rule::Plain], Some(json!("Zürich 1"))), [""; 0]);
     }
 
     #[test]

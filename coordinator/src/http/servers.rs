@@ -9,7 +9,7 @@ use muster_shared::api::task::TaskStarted;
 use muster_shared::ids::ServerUuid;
 use muster_shared::lenient::js_number;
 use muster_shared::secrets::masked;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::ask::Ask;
 use super::error::ApiError;
@@ -27,6 +27,7 @@ const LIST: &str = "^[-a-z0-9A-Z]+(,[-a-z0-9A-Z]+)*$";
 const WORDS: &str = "^[a-zA-Z_]+(,[a-zA-Z_]+)*$";
 const FLAG: &[Rule] = &[Rule::Optional, Rule::Regex(FLAG_PATTERN), Rule::ToBoolean];
 const TEXT: &[Rule] = &[Rule::Optional, Rule::StringType, Rule::Trim];
+const NAME: &[Rule] = &[Rule::Optional, Rule::StringType, Rule::Trim, Rule::Plain];
 const BOOL: &[Rule] = &[Rule::Optional, Rule::BooleanType];
 /// Longest wait for an agent's history, seconds.
 const HISTORY_TIMEOUT: u64 = 10;
@@ -51,13 +52,13 @@ const UPDATE_PARAMS: &[Param] = &[
     Param::new("boot_params", &[Rule::Optional, Rule::ObjectType], "Kernel arguments"),
     Param::new("overprovision_ratios", &[Rule::Optional, Rule::ObjectType], "Sent to the agent"),
     Param::new("traits", &[Rule::Optional, Rule::ObjectType], "For the allocator"),
-    Param::new("boot_platform", TEXT, "Platform of the next boot"),
+    Param::new("boot_platform", NAME, "Platform of the next boot"),
     Param::new("comments", TEXT, "For people"),
-    Param::new("datacenter", TEXT, "Where it is"),
-    Param::new("default_console", TEXT, "Console of the next boot"),
+    Param::new("datacenter", NAME, "Where it is"),
+    Param::new("default_console", NAME, "Console of the next boot"),
     Param::new("next_reboot", TEXT, "ISO time, empty to clear"),
-    Param::new("rack_identifier", TEXT, "Where it is"),
-    Param::new("serial", TEXT, "Serial device of the next boot"),
+    Param::new("rack_identifier", NAME, "Where it is"),
+    Param::new("serial", NAME, "Serial device of the next boot"),
     Param::new("transitional_status", TEXT, "`rebooting`, empty to clear"),
     Param::new("etag_retries", &[Rule::Optional, Rule::NumberType], "Accepted and ignored"),
     Param::new("reservation_ratio", &[Rule::Optional, Rule::NumberType], "Share kept free"),
@@ -208,13 +209,14 @@ async fn list(request: Request) -> Result<Response, ApiError> {
     };
     let extras = request.text("extras").map_or_else(Extras::default, Extras::parse);
     let servers = request.app.servers.list(&filter, extras);
-    let Some(fields) = request.text("fields") else { return Response::json(servers) };
+    let Some(fields) = request.text("fields") else { return Response::list(servers) };
     let wanted: Vec<_> = fields.split(',').collect();
-    let mut shown = json!(servers);
-    for server in shown.as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut) {
-        server.retain(|name, _| wanted.contains(&name.as_str()));
-    }
-    Response::json(shown)
+    let shown = servers.iter().map(|server| {
+        let mut shown = Object::of(server);
+        shown.retain(|name, _| wanted.contains(&name));
+        shown
+    });
+    Response::list(shown.collect())
 }
 
 async fn get(request: Request) -> Result<Response, ApiError> {

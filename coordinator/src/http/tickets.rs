@@ -27,11 +27,15 @@ const LIST_PARAMS: &[Param] = &[
     Param::new("order", TEXT, "`ASC` or `DESC`"),
 ];
 const CREATE_PARAMS: &[Param] = &[
-    Param::new("scope", &[Rule::StringType], "What kind of thing the ticket is about"),
-    Param::new("id", &[Rule::StringType], "Which one"),
+    Param::new("scope", &[Rule::StringType, Rule::Plain], "What kind of thing the ticket is about"),
+    Param::new("id", &[Rule::StringType, Rule::Plain], "Which one"),
     Param::new("expires_at", &[Rule::StringType], "When it ends by itself, ISO 8601")
         .schema(schema::when),
-    Param::new("action", &[Rule::Nullable, Rule::StringType], "What its holder means to do"),
+    Param::new(
+        "action",
+        &[Rule::Nullable, Rule::StringType, Rule::Plain],
+        "What its holder means to do",
+    ),
     Param::new("extra", &[Rule::Nullable, Rule::ObjectType], "Kept with it"),
 ];
 const DELETE_PARAMS: &[Param] =
@@ -147,7 +151,7 @@ async fn list(request: Request) -> Result<Response, ApiError> {
         offset: request.param("offset").map_or(0, |_| number("offset").unwrap_or(usize::MAX)),
     };
     let tickets = request.app.tickets.list(server(&request)?, &filter);
-    Response::json(tickets.iter().map(|record| &record.ticket).collect::<Vec<_>>())
+    Response::list(tickets.iter().map(|record| record.ticket.clone()).collect::<Vec<_>>())
 }
 
 async fn create(request: Request) -> Result<Response, ApiError> {
