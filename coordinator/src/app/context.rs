@@ -15,6 +15,7 @@ use tokio_util::task::TaskTracker;
 use tracing::Instrument as _;
 use uuid::Uuid;
 
+use super::age::Age;
 use super::config::{AppConfig, Parts};
 use super::error::AppError;
 use super::keys;
@@ -55,6 +56,8 @@ pub struct Context {
     pub(crate) stopped: CancellationToken,
     /// A background job has ended on its own.
     pub(crate) failed: CancellationToken,
+    /// By which records are old.
+    age: Age,
     /// Names the store; known once the application runs.
     pub(super) cluster: OnceLock<Uuid>,
 }
@@ -92,9 +95,11 @@ impl Context {
         let feed = Feed::new(Arc::clone(&parts.store));
         let damaged = feed.damaged().count.clone();
         metrics.register("damaged_records", "Records of the store that can't be read", damaged);
+        let age = Age::new(parts.clock.wall(), parts.clock.monotonic());
         Arc::new(Self {
             parts,
             config,
+            age,
             metrics,
             counters,
             feed,
@@ -115,6 +120,11 @@ impl Context {
     /// The wall clock, a label.
     pub(crate) fn wall(&self) -> Timestamp {
         self.parts.clock.wall()
+    }
+
+    /// The wall clock, as far as it is believed where it makes records old.
+    pub(crate) fn believed(&self) -> Timestamp {
+        self.age.now(self.wall(), self.now())
     }
 
     /// Runs work that must come to its end whatever becomes of who asked for it; a shutdown waits

@@ -2,6 +2,7 @@
 //! here that owns its state and is given what it uses when it is made; this file only puts them
 //! together.
 
+mod age;
 mod boot;
 mod caller;
 mod cluster;

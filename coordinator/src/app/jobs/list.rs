@@ -98,7 +98,7 @@ impl Jobs {
     pub async fn sweep(&self) -> Result<usize, AppError> {
         let keep =
             jiff::SignedDuration::try_from(self.ctx.config.task_retention).unwrap_or_default();
-        let now = self.ctx.parts.clock.wall();
+        let now = self.ctx.believed();
         let is_old =
             |at: &str| at.parse::<Timestamp>().is_ok_and(|at| now.duration_since(at) > keep);
         let mut history = History::measure(&self.ctx, keys::JOBS).await?;

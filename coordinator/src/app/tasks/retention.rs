@@ -68,7 +68,7 @@ impl Tasks {
 
     /// What is to be deleted of a page, and whether all that follow are to be kept.
     fn sweep_page(&self, page: &Page<TaskRecord>) -> (Vec<Write>, Vec<TaskId>, bool) {
-        let now = self.ctx.parts.clock.wall();
+        let now = self.ctx.believed();
         let limits = self.ctx.config.task_history;
         let mut history = self.table.history();
         let (mut writes, mut ids) = (Vec::new(), Vec::new());

@@ -66,7 +66,7 @@ impl Tickets {
     /// # Errors
     /// [`AppError::Store`], [`AppError::Stopping`]; what was deleted before stays deleted.
     pub async fn sweep(&self) -> Result<usize, AppError> {
-        let Ok(before) = self.ctx.parts.clock.wall().checked_sub(RETENTION) else { return Ok(0) };
+        let Ok(before) = self.ctx.believed().checked_sub(RETENTION) else { return Ok(0) };
         let old = self.index.old(&iso(before), KEEP_ENDED);
         for batch in old.chunks(BATCH) {
             self.all(batch, |uuid| Op::Delete(uuid, Expected::ANY)).await?;
