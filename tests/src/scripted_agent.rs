@@ -214,6 +214,19 @@ impl ScriptedAgent {
         }
     }
 
+    /// Waits for the end of the connection; the code that the coordinator closed it with.
+    #[expect(clippy::disallowed_methods, reason = "a limit of the test, not of the product")]
+    pub async fn closed(&mut self, limit: Duration) -> Option<u16> {
+        let until = Instant::now() + limit;
+        loop {
+            match timeout_at(until, self.socket.next()).await {
+                Ok(Some(Ok(Message::Close(frame)))) => return frame.map(|frame| frame.code.into()),
+                Ok(Some(Ok(_))) => {}
+                Ok(Some(Err(_)) | None) | Err(_) => return None,
+            }
+        }
+    }
+
     /// Takes one message; `false` when none came until then.
     #[expect(clippy::disallowed_methods, reason = "a limit of the test, not of the product")]
     async fn receive(&mut self, until: Instant) -> bool {

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use muster_shared::wire::MAX_FRAME_BYTES;
 use muster_shared::wire::status::VmReport;
 use muster_tests::daemon::{Coordinator, fresh_uuid};
 use muster_tests::http::Client;
@@ -223,6 +224,28 @@ async fn pages_of_other_sites_get_nothing() {
     assert_eq!(with("host", "evil.example").await, 421);
     let own = format!("http://{}", coordinator.address());
     assert_eq!(with("origin", &own).await, 200);
+}
+
+#[tokio::test]
+async fn an_agent_is_told_that_its_frame_was_too_large() {
+    let coordinator = Coordinator::start();
+    let mut agent = ScriptedAgent::register(&coordinator).await;
+    agent.say_text("x".repeat(MAX_FRAME_BYTES + 1)).await;
+    assert_eq!(agent.closed(LIMIT).await, Some(1009));
+}
+
+#[tokio::test]
+async fn what_no_record_can_hold_is_refused_by_its_size() {
+    let coordinator = Coordinator::start();
+    let agent = ScriptedAgent::register(&coordinator).await;
+    let traits = json!({ "traits": { "a": vec!["x".repeat(60_000); 14] } });
+    let path = format!("/servers/{}", agent.server_uuid);
+    let refused = coordinator.client().post(&path, &traits).await;
+    assert_eq!(refused.status, 413, "{}", refused.text);
+    assert_eq!(refused.json["code"], "RequestEntityTooLarge", "{}", refused.text);
+    assert!(refused.text.contains("262144 bytes"), "{}", refused.text);
+    let kept = coordinator.client().get(&path).await.expect(200);
+    assert_eq!(kept["traits"], json!({}), "nothing changed");
 }
 
 #[tokio::test]

@@ -286,3 +286,51 @@ async fn tls_serves_and_may_demand_client_certificates() {
     let without = get(tls::client(Some(&ca), None).unwrap()).await;
     assert!(without.is_err(), "served without a client certificate: {without:?}");
 }
+
+/// A fleet that comes back at once: whoever the kernel has no room for waits a second or more.
+#[tokio::test]
+async fn many_may_connect_before_anybody_is_accepted() {
+    const MANY: usize = 400;
+    let most = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
+    let most: usize = most.trim().parse().unwrap();
+    assert!(most >= MANY, "the kernel allows only {most} connections that wait");
+    let bound = super::super::conn::Listener::bind(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let address = bound.address().unwrap().to_string();
+    let mut waiting = Vec::new();
+    for number in 0..MANY {
+        let connected = tokio::time::timeout(LIMIT, TcpStream::connect(&address)).await;
+        let stream = connected.unwrap_or_else(|_| panic!("{number} wait, and no more may"));
+        waiting.push(stream.unwrap());
+    }
+    drop(bound);
+}
+
+#[tokio::test]
+async fn one_client_takes_half_of_the_event_streams_at_most() {
+    let api = Api::start().await;
+    let open = async || {
+        let mut stream = TcpStream::connect(&api.address).await.unwrap();
+        stream.write_all(b"GET /events HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        let mut status = [0; 12];
+        stream.read_exact(&mut status).await.unwrap();
+        (status == *b"HTTP/1.1 200").then_some(stream)
+    };
+    let mut held = Vec::new();
+    while let Some(stream) = open().await {
+        held.push(stream);
+        assert!(held.len() <= super::super::MAX_EVENT_STREAMS_OF_CLIENT);
+    }
+    assert_eq!(held.len(), super::super::MAX_EVENT_STREAMS_OF_CLIENT);
+    // Another client is on the unix socket or has another address; its share is its own.
+    held.pop();
+    let again = async {
+        loop {
+            match open().await {
+                Some(_) => return,
+                // The end of the other one is noticed in a moment.
+                None => tokio::task::yield_now().await,
+            }
+        }
+    };
+    tokio::time::timeout(LIMIT, again).await.expect("what is given back can be taken");
+}
