@@ -6,6 +6,7 @@ pub mod contract;
 pub mod cuts;
 pub mod daemon;
 pub mod dying_disk;
+pub mod fuzz;
 pub mod guest;
 pub mod http;
 pub mod power_cut;

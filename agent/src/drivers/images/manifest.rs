@@ -10,41 +10,53 @@ use crate::drivers::DriverError;
 
 /// How the file is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Compression {
+pub enum Compression {
+    /// Not at all.
     None,
+    /// gzip.
     Gzip,
+    /// xz.
     Xz,
+    /// Zstandard.
     Zstd,
 }
 
 /// What the bytes are once they are unpacked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Format {
+pub enum Format {
     /// Not said: qcow2 if it looks like it, else raw.
     Unknown,
+    /// The disk's bytes.
     Raw,
+    /// QEMU's format.
     Qcow2,
 }
 
 /// Size and checksums of the file as the repository holds it. Stored beside a partial download,
 /// so that it is never continued with another file's bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Expected {
-    pub(super) size_bytes: u64,
+pub struct Expected {
+    /// Bytes.
+    pub size_bytes: u64,
+    /// Hexadecimal.
     #[serde(default)]
-    pub(super) sha1: Option<String>,
+    pub sha1: Option<String>,
+    /// Hexadecimal.
     #[serde(default)]
-    pub(super) sha256: Option<String>,
+    pub sha256: Option<String>,
 }
 
 /// The image's only file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ImageFile {
-    pub(super) expected: Expected,
-    pub(super) compression: Compression,
-    pub(super) format: Format,
+pub struct ImageFile {
+    /// What must arrive.
+    pub expected: Expected,
+    /// How it is compressed.
+    pub compression: Compression,
+    /// What it is then.
+    pub format: Format,
     /// Size of the disk that it holds, bytes; that of its unpacked content if that is raw.
-    pub(super) disk_bytes: Option<u64>,
+    pub disk_bytes: Option<u64>,
 }
 
 /// Reads the manifest of an active image.
@@ -52,7 +64,7 @@ pub(super) struct ImageFile {
 /// # Errors
 /// `ImageNotActive`; `InvalidManifest`: it names another image, or no file with size and
 /// checksum; `NotSupported`: incremental images and formats that this agent can't install.
-pub(super) fn parse(image: ImageUuid, manifest: &Value) -> Result<ImageFile, DriverError> {
+pub fn parse(image: ImageUuid, manifest: &Value) -> Result<ImageFile, DriverError> {
     super::check_active(image, manifest)?;
     let invalid = |problem: String| {
         DriverError::refused(Code::InvalidManifest, format!("manifest of image {image}: {problem}"))

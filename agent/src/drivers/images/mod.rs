@@ -4,7 +4,7 @@
 mod conformance;
 mod download;
 mod file;
-mod manifest;
+pub mod manifest;
 mod removal;
 mod repository;
 mod room;
