@@ -1,7 +1,7 @@
 # The short way to everything; each target is a script that can also be run by itself.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-stop test test-full test-system fuzz-api bench release lint fmt docs ci
+.PHONY: help demo demo-stop test test-full test-system fuzz fuzz-api bench release lint fmt docs ci
 
 CARGO := PATH="$${CARGO_HOME:-$$HOME/.cargo}/bin:$$PATH" cargo
 BINARIES := -p muster-agent -p muster-coordinator -p muster-cli
@@ -17,6 +17,9 @@ demo-stop: ## Ends everything that `make demo` started
 
 test: ## Builds and runs every test
 	@scripts/test.sh
+
+fuzz: ## Feeds the readers of foreign input with generated ones (FUZZ_SECONDS each, 300)
+	@scripts/fuzz.sh
 
 fuzz-api: ## Drives every operation of the API with generated requests
 	@scripts/setup.sh test
