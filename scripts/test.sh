@@ -1,8 +1,8 @@
 #!/bin/bash
 # Builds everything and runs the tests, stage by stage, cheapest first.
 #
-#   scripts/test.sh [--full]       --full: more simulated seeds, power cuts and damaged files, larger
-#                                  attacks, every point at which an agent can be killed
+#   scripts/test.sh [--full]       --full: more simulated seeds, power cuts, damaged files and inputs,
+#                                  larger attacks, every point at which an agent can be killed
 #
 # Every stage runs even if an earlier one failed (but not without a build); the last line says how
 # it went.
@@ -17,6 +17,7 @@ if [ "${1:-}" = --full ]; then
     export MUSTER_DAMAGES="${MUSTER_DAMAGES:-500}"
     export MUSTER_ABUSE="${MUSTER_ABUSE:-full}"
     export MUSTER_KILL_POINTS="${MUSTER_KILL_POINTS:-all}"
+    export MUSTER_FUZZ_INPUTS="${MUSTER_FUZZ_INPUTS:-20000}"
 fi
 export MUSTER_SIM_SEEDS="${MUSTER_SIM_SEEDS:-$seeds}"
 
