@@ -25,6 +25,7 @@ use tower_service::Service as _;
 use warp::filters::BoxedFilter;
 
 use super::dispatch::Peer;
+use super::filters::give_path;
 use super::places::{PlaceLimits, Places, peer_key};
 use super::watched::{Activity, Guarded, Timeouts, WatchedIo};
 
@@ -199,6 +200,7 @@ where
     let end = peer.place.as_ref().map(|place| place.end.clone()).unwrap_or_default();
     let io = WatchedIo::new(stream, serving.limits.timeouts, Arc::clone(&activity));
     let service = service_fn(|mut request: http::Request<Incoming>| {
+        give_path(&mut request);
         let http_1_0 = request.version() == http::Version::HTTP_10;
         request.extensions_mut().insert(Peer { http_1_0, ..peer.clone() });
         let guard = activity.begin();

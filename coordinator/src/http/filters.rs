@@ -23,6 +23,14 @@ pub(super) fn filters(shell: &Arc<Shell>) -> BoxedFilter<(warp::reply::Response,
         .fold(rest, |rest, index| incoming(shell, Some(index)).or(rest).unify().boxed())
 }
 
+/// Gives a request whose target has no path (`CONNECT a:1`) one that names nothing: warp panics
+/// without any.
+pub(super) fn give_path<B>(request: &mut http::Request<B>) {
+    if request.uri().path_and_query().is_none() {
+        *request.uri_mut() = http::Uri::from_static("*");
+    }
+}
+
 /// Requests of one group of routes (`None`: of any path).
 fn incoming(
     shell: &Arc<Shell>,

@@ -12,7 +12,7 @@ use hyper::body::Body;
 use tower_service::Service as _;
 use warp::filters::BoxedFilter;
 
-use super::filters::filters;
+use super::filters::{filters, give_path};
 use super::{ApiConfig, Shell};
 use crate::app::App;
 
@@ -34,11 +34,12 @@ impl LocalApi {
     }
 
     /// Answers one request; its failures are answers too.
-    pub async fn call<B>(&self, request: http::Request<B>) -> warp::reply::Response
+    pub async fn call<B>(&self, mut request: http::Request<B>) -> warp::reply::Response
     where
         B: Body<Data = Bytes> + Send + Sync + 'static,
         B::Error: Into<Box<dyn Error + Send + Sync>>,
     {
+        give_path(&mut request);
         match warp::service(self.0.clone()).call(request).await {
             Ok(response) => response,
             Err(never) => match never {},
