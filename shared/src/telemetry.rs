@@ -4,12 +4,16 @@ use std::fmt;
 use std::io::IsTerminal as _;
 
 use serde::{Deserialize, Serialize};
+use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt as text, reload};
 use utoipa::ToSchema;
 
 use crate::config::{Check, Problems};
+
+/// Levels of a filter.
+const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
 /// What is logged, and how.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -62,6 +66,16 @@ impl fmt::Debug for LogControl {
 /// Logging can't be set up or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
+    /// A word of the filter.
+    #[error(
+        "{word:?} is no level (off, error, warn, info, debug, trace) and no TARGET=LEVEL{meant}"
+    )]
+    Level {
+        /// The word.
+        word: String,
+        /// The level that may have been meant.
+        meant: String,
+    },
     /// The filter's text.
     #[error("{filter:?} is no log filter ({source})")]
     Filter {
@@ -114,7 +128,24 @@ pub fn start(config: &LogConfig) -> Result<LogControl, TelemetryError> {
     Ok(LogControl { filter: control })
 }
 
+/// What is neither a level nor names one would be taken for a part of the program, and silence the
+/// rest.
+fn check_words(filter: &str) -> Result<(), TelemetryError> {
+    let is_level = |word: &str| word.parse::<LevelFilter>().is_ok();
+    let mut words = filter.split(',').map(str::trim).filter(|word| !word.is_empty());
+    let wrong = words.find(|word| !word.contains(['=', '[', ':']) && !is_level(word));
+    match wrong {
+        None => Ok(()),
+        Some(word) => {
+            let meant = crate::config::nearest(word, LEVELS.iter().copied());
+            let meant = meant.map(|meant| format!("; did you mean {meant}?")).unwrap_or_default();
+            Err(TelemetryError::Level { word: word.to_owned(), meant })
+        }
+    }
+}
+
 fn parse(filter: &str) -> Result<EnvFilter, TelemetryError> {
+    check_words(filter)?;
     EnvFilter::builder()
         .parse(filter)
         .map_err(|source| TelemetryError::Filter { filter: filter.to_owned(), source })
@@ -133,6 +164,17 @@ mod tests {
         control.set("info,muster_shared=loud").unwrap_err();
         assert!(control.filter().contains("muster_shared=debug"), "{}", control.filter());
         assert!(matches!(start(&LogConfig::default()), Err(TelemetryError::Twice(_))));
+    }
+
+    #[test]
+    fn a_word_that_is_no_level_silences_nothing() {
+        for (filter, told) in [("verbose", "is no level"), ("info,debgu", "did you mean debug?")] {
+            let text = parse(filter).unwrap_err().to_string();
+            assert!(text.contains(told), "{text}");
+        }
+        for good in ["info", "WARN", "info,muster_agent::link=debug", "off", "muster_agent::link"] {
+            parse(good).unwrap();
+        }
     }
 
     #[test]
