@@ -10,12 +10,16 @@ use muster_shared::wire::stream::{Control, MAX_DATA_BYTES, WINDOW_BYTES};
 use muster_shared::wire::{Code, StreamKind, StreamOpen};
 use parking_lot::Mutex;
 use tokio::sync::{oneshot, watch};
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::{Agents, CallError, SendError};
 
 /// Longest time for one frame to leave.
 const SEND_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Close code for what ends because the coordinator does.
+const RESTARTING: u16 = 1012;
 
 /// Why there is no stream.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -94,23 +98,28 @@ impl Agents {
 }
 
 /// Carries bytes between a client (plain frames) and an agent (the stream protocol) until either
-/// ends.
-pub(crate) async fn pipe(client: Connection, agent: Connection) {
+/// ends or this coordinator stops, which the client is told: the guest goes on, and so may it.
+pub(crate) async fn pipe(client: Connection, agent: Connection, stop: &CancellationToken) {
     let Connection { sink: mut to_client, stream: from_client } = client;
     let Connection { sink: to_agent, stream: from_agent } = agent;
     let credit = watch::Sender::new(WINDOW_BYTES);
     let to_agent = tokio::sync::Mutex::new(to_agent);
     let (code, reason) = tokio::select! {
         biased;
+        () = stop.cancelled() => (RESTARTING, "the coordinator is stopping".to_owned()),
         end = down(from_agent, &mut *to_client, &to_agent, &credit) => end,
         end = up(from_client, &to_agent, &credit) => end,
     };
+    let client = tokio::time::timeout(SEND_TIMEOUT, to_client.close(code, &reason));
     let close = text(&Control::Close { code: Code::StreamDone, message: String::new() });
     let mut to_agent = to_agent.into_inner();
-    if send(&mut *to_agent, close).await.is_ok() {
-        tokio::time::timeout(SEND_TIMEOUT, to_agent.close(1000, "done")).await.ok();
-    }
-    tokio::time::timeout(SEND_TIMEOUT, to_client.close(code, &reason)).await.ok();
+    let agent = async {
+        if send(&mut *to_agent, close).await.is_ok() {
+            tokio::time::timeout(SEND_TIMEOUT, to_agent.close(1000, "done")).await.ok();
+        }
+    };
+    // Neither waits for the other, which may be gone.
+    tokio::join!(client, agent).0.ok();
 }
 
 /// From the agent to the client, giving credit back as the client takes the bytes.

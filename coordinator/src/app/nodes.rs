@@ -271,10 +271,6 @@ impl Nodes {
     /// Carries a client's connection over an agent's stream until either ends or the application
     /// stops.
     pub(crate) async fn pipe(&self, client: Connection, agent: Connection) {
-        tokio::select! {
-            biased;
-            () = self.ctx.cancel.cancelled() => {}
-            () = crate::agents::pipe(client, agent) => {}
-        }
+        crate::agents::pipe(client, agent, &self.ctx.cancel).await;
     }
 }
