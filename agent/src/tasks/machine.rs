@@ -42,6 +42,9 @@ const QUIT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time a killed process has to go.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Member of a result: the guest was asked to shut down, did not in its time, and was ended.
+const FORCED: &str = "forced";
+
 /// The parameters that example plans share.
 pub(super) fn example() -> Params {
     let mut params = Params::new();
@@ -370,10 +373,23 @@ pub(super) async fn stop(
             let text = format!("{operation} error: the process of VM {vm} does not end");
             return Err(refuse(Code::VmNotStopped, text));
         }
+        if !how.force {
+            tracing::warn!(vm_uuid = %vm, "a guest did not shut down in its time and was ended");
+            ctx.result.lock()[FORCED] = json!(true);
+        }
     }
     clean_up(ctx, operation, vm, false).await?;
     runs(ctx, vm).await?;
     Ok(())
+}
+
+/// The VM as the task's result, and whether its guest had to be ended.
+pub(super) fn result(ctx: &TaskContext, vm: VmUuid) -> Value {
+    let mut result = ctx.drivers.vms.result(vm);
+    if ctx.result.lock()[FORCED] == true {
+        result[FORCED] = json!(true);
+    }
+    result
 }
 
 /// Removes what a stopped VM left outside storage: what the hypervisor had, its logs as well with

@@ -121,7 +121,7 @@ impl Reboot {
         if !skipped {
             machine::start(ctx, OPERATION, self.vm).await?;
         }
-        let mut result = ctx.drivers.vms.result(self.vm);
+        let mut result = machine::result(ctx, self.vm);
         if skipped {
             result["was_stopped"] = json!(true);
         }

@@ -111,7 +111,7 @@ impl Shutdown {
         let vm = self.vm;
         ctx.drivers.vms.update(vm, |record| record.stopping_until = None).await?;
         machine::runs(ctx, vm).await?;
-        ctx.finish_with(ctx.drivers.vms.result(vm));
+        ctx.finish_with(machine::result(ctx, vm));
         Ok(())
     }
 }

@@ -299,6 +299,7 @@ async fn power_tasks_say_when_there_is_nothing_to_do() {
 
     let stopped = act(&host, &drivers, "machine_shutdown", json!({})).await.unwrap();
     assert_eq!(stopped["vm"]["state"], "stopped");
+    assert_eq!(stopped.get("forced"), None);
     assert_eq!(stopped["vm"]["autoboot"], false);
     for kind in ["machine_shutdown", "machine_kill", "machine_reboot"] {
         let failure = act(&host, &drivers, kind, json!({})).await.unwrap_err();
@@ -364,6 +365,7 @@ async fn a_guest_that_ignores_its_power_button_is_killed_in_time() {
     let took = host.clock.monotonic() - started;
     assert!((5..7).contains(&took.as_secs()), "{took:?}");
     assert_eq!(result["vm"]["exit_status"], 137);
+    assert_eq!(result["forced"], true, "whoever asked has to know");
 
     act(&host, &drivers, "machine_boot", json!({})).await.unwrap();
     let ctx = host.context(&drivers, &params(json!({ "timeout": 3600 })));

@@ -186,7 +186,7 @@ impl Update {
 
     async fn commit(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         machine::runs(ctx, self.vm).await?;
-        let mut result = ctx.drivers.vms.result(self.vm);
+        let mut result = machine::result(ctx, self.vm);
         result["pending_reboot"] = json!(ctx.notes::<Notes>()?.pending_reboot);
         ctx.finish_with(result);
         Ok(())
