@@ -99,12 +99,21 @@ pub fn report(entry: &Entry) -> VmReport {
         alias: text("alias"),
         tags: tags.into_iter().flatten().map(|(key, tag)| (key.clone(), tag.clone())).collect(),
         vcpus: record.number("vcpus"),
+        ram: record.number("ram"),
+        disk_mib: disks_mib(record),
+        created_at: text("create_timestamp"),
         docker_id: docker_id.map(str::to_owned),
         flexible_disk_size: record.number("flexible_disk_size"),
         image_uuid: boot_image(record),
         state_reason: reason(entry).map(str::to_owned),
     };
     VmReport { vm, index }
+}
+
+/// Sizes of all disks together; `None` of one that has none.
+fn disks_mib(record: &VmRecord) -> Option<u64> {
+    let sizes = record.list("disks").iter().filter_map(|disk| disk.get("size")?.as_u64());
+    sizes.reduce(u64::saturating_add)
 }
 
 /// The line of a guest that runs without a record. Its memory is that of the guest alone: what its

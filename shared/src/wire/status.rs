@@ -109,6 +109,15 @@ pub struct VmIndex {
     /// Virtual CPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vcpus: Option<u64>,
+    /// Memory of the guest, MiB, without that of its hypervisor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ram: Option<u64>,
+    /// All its disks, MiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_mib: Option<u64>,
+    /// When it was made, ISO 8601.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub created_at: Option<String>,
     /// `internal_metadata["docker:id"]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub docker_id: Option<String>,
