@@ -46,17 +46,26 @@ pub(crate) fn alone(server: &Server, config: &Config) -> Fleet {
     fleet
 }
 
+/// The VM of which many are to fit.
+#[derive(Clone, Copy, Debug)]
+pub struct Fitted<'a> {
+    /// How it is asked for.
+    pub request: &'a Request,
+    /// What each takes of its server.
+    pub extra: &'a Extra,
+}
+
 /// How many more of the request's VM a server holds by itself; `None` for an unknown server.
 /// Wishes about other servers (near, far, volumes) don't matter here.
 #[must_use]
 pub fn fit(
     snapshot: &Snapshot,
     server_uuid: &ServerName,
-    request: &Request,
+    Fitted { request, extra }: Fitted<'_>,
     config: &Config,
 ) -> Option<Fit> {
     let server = snapshot.server(snapshot.slot_of(server_uuid)?);
-    let mut trial = Trial { server, config, request, extra: request.promise() };
+    let mut trial = Trial { server, config, request, extra: extra.clone() };
     let (mut most, mut too_many) = (0, 1);
     // Doubling, then halving: the number of copies that fit is found in few steps.
     while too_many <= MAX_COPIES && trial.holds(too_many) {

@@ -78,7 +78,7 @@ pub use allocate::{Capacity, Options, Order, allocate, allocate_within, capacity
 pub use config::{Config, ConfigError, default_expression};
 pub use explain::Explanation;
 pub use expr::ExprError;
-pub use fit::{Fit, fit};
+pub use fit::{Fit, Fitted, fit};
 pub use fleet::Fleet;
 pub use least::{Helpless, LeastChanges, Suggestion, least_changes};
 pub use news::{News, NoUuid};

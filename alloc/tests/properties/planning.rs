@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use muster_alloc::{
-    Changes, Choice, Config, Detail, Fleet, Helpless, LeastChanges, Options, Outcome, Request,
-    Restored, WhatIf, allocate, explain, fit, least_changes,
+    Changes, Choice, Config, Detail, Fitted, Fleet, Helpless, LeastChanges, Options, Outcome,
+    Request, Restored, WhatIf, allocate, explain, fit, least_changes,
 };
 use muster_shared::ids::ServerUuid;
 use proptest::prelude::*;
@@ -239,7 +239,9 @@ proptest! {
         let request = request(gib * 1024, 0);
         for server in &servers {
             let uuid = server_uuid(server.id);
-            let promised = fit(&fleet.clone().snapshot(), &uuid, &request, &config);
+            let extra = request.promise();
+            let fitted = Fitted { request: &request, extra: &extra };
+            let promised = fit(&fleet.clone().snapshot(), &uuid, fitted, &config);
             let promised = promised.expect("the server is known");
             let mut body = body(gib * 1024, 0);
             body.insert("servers".to_owned(), json!([uuid]));

@@ -1,6 +1,6 @@
 //! What the application refuses, and why; each endpoint's file gives it its HTTP form.
 
-use muster_shared::api::FieldError;
+use muster_shared::api::{FieldError, Object};
 use muster_shared::ids::{ServerUuid, TicketUuid, VmUuid};
 use muster_shared::wire::Code;
 use serde_json::Value;
@@ -78,8 +78,8 @@ pub enum AppError {
         reason: String,
         /// The last step wanted the server of a mounted volume.
         volumes: bool,
-        /// All steps.
-        steps: Value,
+        /// What a client is told beside: the decision's id, what would help, all steps.
+        beside: Object,
     },
     /// The server has as many open tasks as it may have, or its queue is full.
     #[error("{0}")]

@@ -2,6 +2,7 @@
 
 mod allocate;
 mod bounds;
+mod creates;
 mod decisions;
 mod dropped;
 mod events;

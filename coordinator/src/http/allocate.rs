@@ -44,6 +44,14 @@ const SERVERS: Param =
 const STEPS: Param = Param::new("steps", ANY, "How much of the steps to show; else `full`")
     .schema(schema::step_detail);
 
+const CREATE: Param = Param::new(
+    "create",
+    ANY,
+    "`true`: decide as `POST /vms` does, whose members `vm` has then: with room for its disks and \
+     its hypervisor, under the policy for VMs that Muster creates",
+)
+.schema(schema::flag);
+
 const ALLOCATE_PARAMS: &[Param] = &[
     SERVERS,
     PACKAGE,
@@ -65,6 +73,7 @@ const ALLOCATE_PARAMS: &[Param] = &[
         "`true`: keep the snapshot for replays as long as the decision; `false`: keep neither",
     )
     .schema(schema::flag),
+    CREATE,
     Param::new("least_changes", ANY, "`false`: do not look for what would make it fit")
         .schema(schema::flag),
     Param::new(
@@ -95,6 +104,7 @@ const PLAN_PARAMS: &[Param] = &[
     NIC_TAGS,
     REQUIREMENTS,
     SERVERS,
+    CREATE,
 ];
 
 pub(super) fn routes() -> Vec<Route> {

@@ -32,13 +32,13 @@ impl From<AppError> for ApiError {
             AppError::Invalid(errors) => Self::InvalidParameters(errors),
             AppError::InvalidArgument(_) => Self::InvalidArgument(message),
             AppError::RefusedArgument(_) => Self::RefusedArgument(message),
-            AppError::NoServer { steps, volumes, .. } => {
+            AppError::NoServer { beside, volumes, .. } => {
                 let (code, message) = if volumes {
                     (Code::VolumeServerNoResources, NO_VOLUME_SERVER.to_owned())
                 } else {
                     (Code::NoAllocatableServers, message)
                 };
-                Self::Coded { status: StatusCode::CONFLICT, code, message, steps: Some(steps) }
+                Self::Coded { status: StatusCode::CONFLICT, code, message, beside }
             }
             AppError::Busy(_) => {
                 Self::coded(StatusCode::SERVICE_UNAVAILABLE, Code::QueueFull, message)

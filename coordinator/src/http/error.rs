@@ -4,7 +4,7 @@
 use std::error::Error;
 
 use http::StatusCode;
-use muster_shared::api::FieldError;
+use muster_shared::api::{FieldError, Object};
 use muster_shared::wire::Code;
 use serde_json::{Value, json};
 
@@ -66,8 +66,8 @@ pub(crate) enum ApiError {
         code: Code,
         /// For the client.
         message: String,
-        /// The steps of an allocation that found no server.
-        steps: Option<Value>,
+        /// Further members of the body, e.g. the steps of an allocation that found no server.
+        beside: Object,
     },
     /// A synchronous task failed on the agent; the status follows the agent's code.
     #[error("{message}")]
@@ -104,7 +104,7 @@ impl ApiError {
 
     /// A code of the contract that only one endpoint uses.
     pub(crate) fn coded(status: StatusCode, code: Code, message: impl Into<String>) -> Self {
-        Self::Coded { status, code, message: message.into(), steps: None }
+        Self::Coded { status, code, message: message.into(), beside: Object::new() }
     }
 
     /// Status and code. `validation` is the configured status of failed validations.
@@ -141,7 +141,11 @@ impl ApiError {
             Self::InvalidParameters(errors) | Self::OutOfRange(errors) => {
                 body["errors"] = json!(errors);
             }
-            Self::Coded { steps: Some(steps), .. } => body["steps"] = steps.clone(),
+            Self::Coded { beside, .. } => {
+                for (name, value) in beside.iter() {
+                    body[name.as_str()] = value.clone();
+                }
+            }
             _ => {}
         }
         body

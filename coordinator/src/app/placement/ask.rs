@@ -32,6 +32,8 @@ pub struct Ask {
     pub least_changes: bool,
     /// A fleet or policy to imagine.
     pub what_if: Option<WhatIf>,
+    /// Decide as for a VM that this coordinator creates.
+    pub create: bool,
 }
 
 impl Default for Ask {
@@ -45,6 +47,7 @@ impl Default for Ask {
             keep: None,
             least_changes: true,
             what_if: None,
+            create: false,
         }
     }
 }
@@ -58,6 +61,11 @@ fn integer(body: &Object, name: &str) -> Result<Option<u64>, AppError> {
     let Some(value) = body.get(name) else { return Ok(None) };
     let number = lenient::number(value);
     number.map(Some).ok_or_else(|| AppError::invalid(name, "must be a whole number"))
+}
+
+/// Whether it is to be decided as for a VM that this coordinator creates.
+pub(super) fn creates(body: &Object) -> Result<bool, AppError> {
+    flag(body, "create", false)
 }
 
 impl Ask {
@@ -95,6 +103,7 @@ impl Ask {
             keep: body.get("keep").map(|_| flag(body, "keep", false)).transpose()?,
             least_changes: flag(body, "least_changes", true)? && steps != Detail::None,
             what_if,
+            create: creates(body)?,
         })
     }
 }
@@ -117,6 +126,7 @@ mod tests {
             (json!({"count": 0}), "count"),
             (json!({"count": 46}), "count"),
             (json!({"keep": 1}), "keep"),
+            (json!({"create": "maybe"}), "create"),
             (json!({"what_if": []}), "what_if"),
             (json!({"what_if": {"add_vms": [{}]}}), "what_if.add_vms"),
         ] {

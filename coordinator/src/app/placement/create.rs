@@ -20,7 +20,7 @@ use muster_shared::api::vm::VmPlaced;
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
 use muster_shared::vm::VmSpec;
 use muster_shared::wire::TaskError;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::flow::{Decision, Flow, Question, Wanted};
 use super::promises::{PLACES, PlaceRecord, PlaceState};
@@ -53,7 +53,9 @@ impl Placement {
         let mut flow = Flow::new(self, self.question_of_create(vm, &spec, &exclude)?);
         loop {
             let decision = flow.decide().await?;
-            let server = chosen_server(&decision)?;
+            let Some(server) = chosen_server(&decision) else {
+                return Err(self.refused(&flow.question, decision).await?);
+            };
             let new = create_task(server, vm, &params, caller);
             match self.create_commit(&flow.question, decision, new, expect).await {
                 Ok(id) => return Ok(VmPlaced { vm_uuid: vm, id, server_uuid: server }),
@@ -151,6 +153,41 @@ impl Placement {
         Ok(record.id)
     }
 
+    /// No server fits: keeps that as a decision, and says what would help.
+    async fn refused(
+        &self,
+        question: &Arc<Question>,
+        mut decision: Decision,
+    ) -> Result<AppError, AppError> {
+        let (outcome, policy) = (&decision.outcomes[0], &question.policy);
+        let mut kept = taken_down(&self.ctx, AskedBy::Vms, &question.vms[0].body, policy, outcome);
+        kept.recent = decision.recent.clone();
+        let write = self.decisions.write(&mut kept, outcome, policy).await?;
+        if let Err(error) = self.ctx.feed.commit(vec![write]).await {
+            self.decisions.forget(&kept).await;
+            return Err(error.into());
+        }
+        self.decisions.made(&kept, outcome, policy);
+        let mut told = Object::from_iter([("id", json!(kept.decision.id))]);
+        if let Some(fleet) = decision.asked.take() {
+            let options = self.decisions.options(Some(outcome.seed), &decision.recent);
+            let least = self.least_changes(fleet, question, 0, options).await;
+            if !least.suggestions.is_empty() {
+                told.set("least_changes", json!(least.suggestions));
+            }
+            if least.cut {
+                told.set("least_changes_cut", json!(true));
+            }
+        }
+        let mut error = no_server(outcome);
+        if let AppError::NoServer { beside, .. } = &mut error {
+            // The log shows how a refusal begins.
+            told.extend(beside.iter().map(|(name, value)| (name.clone(), value.clone())));
+            *beside = told;
+        }
+        Ok(error)
+    }
+
     /// The write that makes a place; at its revision, if the VM had one before.
     fn place_put(&self, record: &TaskRecord, vm: VmUuid, extra: Option<alloc::Extra>) -> Write {
         let known = self.promises.lock().place(vm).cloned();
@@ -214,7 +251,7 @@ impl Placement {
         let mut flow = Flow::new(self, self.question_of_create(vm, &spec, &exclude)?);
         loop {
             let decision = flow.decide().await?;
-            let Ok(server) = chosen_server(&decision) else { return Ok(false) };
+            let Some(server) = chosen_server(&decision) else { return Ok(false) };
             let moved = TaskRecord {
                 server_uuid: server,
                 sent: self.agents.is_connected(server),
@@ -272,9 +309,6 @@ fn create_task(server: ServerUuid, vm: VmUuid, params: &Object, caller: &Caller)
 }
 
 /// The server of a decision about one VM.
-fn chosen_server(decision: &Decision) -> Result<ServerUuid, AppError> {
-    match decision.promises.first() {
-        Some((_, server, _)) => Ok(*server),
-        None => Err(no_server(&decision.outcomes[0])),
-    }
+fn chosen_server(decision: &Decision) -> Option<ServerUuid> {
+    decision.promises.first().map(|(_, server, _)| *server)
 }

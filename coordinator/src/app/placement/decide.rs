@@ -13,13 +13,17 @@ use uuid::Uuid;
 
 use super::ask::Ask;
 use super::flow::{Decision, Flow, Question, Wanted};
-use super::{Placement, insert_unreserved, invalid, no_server, parse};
-use crate::alloc::{Detail, Explanation, FieldError, LeastChanges, Outcome, num};
+use super::{Placement, insert_unreserved, invalid, machine, no_server, parse};
+use crate::alloc::{self, Detail, Explanation, FieldError, LeastChanges, Outcome, num};
 use crate::app::decisions::{bad_policy, taken_down};
 use crate::app::error::AppError;
 use crate::app::fields::Extras;
 use crate::app::server_view::{ratios_shown, server_view};
 use crate::store::{StoreError, Write};
+
+/// Members of a request that say how to answer it, not what is asked.
+const ASKED: [&str; 8] =
+    ["steps", "explain", "reserve", "seed", "count", "keep", "least_changes", "create"];
 
 /// One VM's decision.
 #[derive(Debug)]
@@ -57,7 +61,7 @@ impl Decided {
         outcome.server.is_none().then(|| AppError::NoServer {
             reason: outcome.failure(),
             volumes: outcome.failed_for_volumes(),
-            steps: Value::Null,
+            beside: Object::new(),
         })
     }
 }
@@ -140,16 +144,19 @@ impl Placement {
     }
 
     fn question(&self, body: &Object) -> Result<Question, AppError> {
-        let first = parse(body)?;
         let ask = Ask::parse(body)?;
-        let real = &self.ctx.config.allocation.policy;
+        let created = if ask.create { Some(machine::as_create(body)?) } else { None };
+        let body = created.as_ref().map_or(body, |(body, _)| body);
+        let first = parse(body)?;
+        let allocation = &self.ctx.config.allocation;
+        let real = if ask.create { &allocation.placing } else { &allocation.policy };
         let policy = match ask.what_if.as_ref().map(|what_if| what_if.policy(real)) {
             Some(Ok(Some(policy))) => Arc::new(policy),
             Some(Err(error)) => return Err(bad_policy("what_if", &error)),
             Some(Ok(None)) | None => Arc::clone(real),
         };
         let mut kept = body.clone();
-        for name in ["steps", "explain", "reserve", "seed", "count", "keep", "least_changes"] {
+        for name in ASKED {
             kept.remove(name);
         }
         let names = vm_uuids(body, &ask, first.vm_uuid(), || self.ctx.parts.entropy.uuid())?;
@@ -159,7 +166,8 @@ impl Placement {
             body.remove("vm_uuids");
             body.slot("vm")["vm_uuid"] = json!(vm);
             let request = parse(&body)?;
-            let extra = request.promise();
+            let created = created.as_ref().map(|(_, spec)| alloc::Extra::of_new_vm(spec));
+            let extra = created.unwrap_or_else(|| request.promise());
             vms.push(Wanted { vm, body, request, extra });
         }
         Ok(Question { ask, policy, vms, making: false })

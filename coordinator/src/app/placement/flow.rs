@@ -124,7 +124,7 @@ fn decide(view: View, question: &Question, clock: &dyn Clock) -> Option<(Vec<Out
         outcomes.push(outcome);
         let Some(server) = server else { break };
         if let Fleets::Imagined(fleet) = &mut fleet {
-            fleet.reserve(wanted.vm.0, &server, wanted.request.promise());
+            fleet.reserve(wanted.vm.0, &server, wanted.extra.clone());
         }
     }
     Some((outcomes, recent))

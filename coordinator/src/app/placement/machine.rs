@@ -1,8 +1,34 @@
 //! A VM that this coordinator creates, as the allocator sees it. Pure.
 
-use muster_shared::api::Object;
-use muster_shared::vm::{DEFAULT_RAM_MIB, NOBODY, VmSpec, overhead_mib};
-use serde_json::json;
+use muster_shared::api::{FieldError, Object};
+use muster_shared::vm::{DEFAULT_BRAND, DEFAULT_RAM_MIB, NOBODY, VmSpec, overhead_mib};
+use serde_json::{Value, json};
+
+use crate::app::error::AppError;
+
+/// What a client asks about a VM that it may create later, as if it were created now: `vm` has
+/// members of a `POST /vms`. Image and package are those of a create, which has its own.
+pub(super) fn as_create(body: &Object) -> Result<(Object, VmSpec), AppError> {
+    let vm = body.get("vm").and_then(Value::as_object).cloned().unwrap_or_default();
+    let name = vm.get("vm_uuid").cloned();
+    let (mut spec, errors) = VmSpec::read(vm);
+    if !errors.is_empty() {
+        let of_vm =
+            |error: FieldError| FieldError::new(format!("vm.{}", error.field), error.message);
+        return Err(AppError::Invalid(errors.into_iter().map(of_vm).collect()));
+    }
+    spec.brand.get_or_insert_with(|| DEFAULT_BRAND.to_owned());
+    spec.cap_cpu();
+    let mut request = request(&spec);
+    if let Some(name) = name {
+        request.slot("vm")["vm_uuid"] = name;
+    }
+    let own = ["vm", "image", "package"];
+    for (name, value) in body.iter().filter(|(name, _)| !own.contains(&name.as_str())) {
+        request.set(name, value.clone());
+    }
+    Ok((request, spec))
+}
 
 /// The body of an allocation request for a VM; recorded with the decision, which can be replayed
 /// from it. The reference's RAM filter leaves the hypervisor's overhead out, so that a server's
@@ -41,4 +67,30 @@ pub(super) fn request(spec: &VmSpec) -> Object {
         ),
         ("nic_tags", json!(tags)),
     ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dry_run_asks_what_a_create_asks() {
+        let vm = json!({
+            "vm_uuid": uuid::Uuid::nil(), "uuid": uuid::Uuid::nil(), "ram": 512, "quota": 20,
+            "vcpus": 2, "brand": "kvm", "owner_uuid": NOBODY,
+        });
+        let body = Object::of(&json!({ "vm": vm, "image": { "x": 1 }, "nic_tags": [], "seed": 7 }));
+        let (mut asked, spec) = as_create(&body).unwrap();
+        assert_eq!(asked.remove("seed"), Some(json!(7)));
+        let (mut created, errors) = VmSpec::read(vm.as_object().unwrap().clone());
+        assert_eq!(errors, []);
+        created.cap_cpu();
+        assert_eq!(asked, request(&created));
+        // The guest's memory and its hypervisor's; a promise adds the latter by itself.
+        assert_eq!((&asked.get("vm").unwrap()["ram"], spec.ram), (&json!(512 + 1024), Some(512)));
+        assert_eq!(asked.get("vm").unwrap()["cpu_cap"], 200);
+        let bad = Object::of(&json!({ "vm": { "ram": "much" } }));
+        let Err(AppError::Invalid(errors)) = as_create(&bad) else { panic!("accepted") };
+        assert_eq!(errors[0].field, "vm.ram");
+    }
 }

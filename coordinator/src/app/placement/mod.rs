@@ -115,8 +115,7 @@ impl Placement {
         let request = parse(&body)?;
         let wanted = Wanted { vm, body, request, extra: alloc::Extra::of_new_vm(spec) };
         let policy = Arc::clone(&self.ctx.config.allocation.placing);
-        let ask = Ask { least_changes: false, ..Ask::default() };
-        Ok(Question { ask, policy, vms: vec![wanted], making: true })
+        Ok(Question { ask: Ask::default(), policy, vms: vec![wanted], making: true })
     }
 
     /// `POST /capacity`: what servers have left.
@@ -159,6 +158,6 @@ fn no_server(outcome: &Outcome) -> AppError {
     AppError::NoServer {
         reason: outcome.failure(),
         volumes: outcome.failed_for_volumes(),
-        steps: outcome.steps_json(Detail::Full),
+        beside: Object::from_iter([("steps", outcome.steps_json(Detail::Full))]),
     }
 }

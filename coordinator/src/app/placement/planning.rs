@@ -3,8 +3,9 @@
 use muster_shared::api::Object;
 use serde_json::{Value, json};
 
-use super::{Placement, invalid, parse};
-use crate::alloc::{Fit, ServerName, Unreserved, fit, num, parse_capacity};
+use super::ask::creates;
+use super::{Placement, invalid, machine, parse};
+use crate::alloc::{Extra, Fit, Fitted, ServerName, Unreserved, fit, num, parse_capacity};
 use crate::app::error::AppError;
 
 /// Servers looked at between two pauses, in which others get their turn.
@@ -22,9 +23,16 @@ impl Placement {
         let mut body = body.clone();
         body.remove("servers");
         fill(&mut body);
-        let request = parse(&body)?;
+        let allocation = &self.ctx.config.allocation;
+        let (request, extra, policy) = if creates(&body)? {
+            let (body, spec) = machine::as_create(&body)?;
+            (parse(&body)?, Extra::of_new_vm(&spec), &allocation.placing)
+        } else {
+            let request = parse(&body)?;
+            let extra = request.promise();
+            (request, extra, &allocation.policy)
+        };
         let snapshot = self.snapshot();
-        let policy = &self.ctx.config.allocation.policy;
         let wanted = |server: &&ServerName| {
             let is_named = |only: &Vec<_>| server.uuid().is_some_and(|uuid| only.contains(&uuid));
             only.as_ref().is_none_or(is_named)
@@ -32,7 +40,9 @@ impl Placement {
         let servers: Vec<&ServerName> = snapshot.servers().filter(wanted).collect();
         let mut found: Vec<Fit> = Vec::with_capacity(servers.len());
         for part in servers.chunks(PART) {
-            found.extend(part.iter().filter_map(|server| fit(&snapshot, server, &request, policy)));
+            found.extend(part.iter().filter_map(|server| {
+                fit(&snapshot, server, Fitted { request: &request, extra: &extra }, policy)
+            }));
             tokio::task::yield_now().await;
         }
         let (mut fits, mut unreserved, mut stranded) =

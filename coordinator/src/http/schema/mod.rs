@@ -210,6 +210,9 @@ fn error() -> Value {
                     "message": { "type": "string" },
                 },
             }},
+            "id": { "type": "string", "description": "Of a decision that found no server" },
+            "least_changes": { "type": "array", "description": "Each of them would have helped" },
+            "least_changes_cut": { "type": "boolean", "description": "There was no time to look on" },
             "steps": { "type": "array", "description": "Of an allocation that found no server" },
         },
     })
