@@ -49,6 +49,7 @@ impl Placement {
         let vm = *spec.uuid.get_or_insert_with(|| VmUuid(self.ctx.parts.entropy.uuid()));
         let params = Object::of(&spec);
         let expect = self.check_vm_is_new(vm).await?;
+        let _named = self.name(&spec)?;
         let mut exclude = BTreeSet::new();
         let mut flow = Flow::new(self, self.question_of_create(vm, &spec, &exclude)?);
         loop {

@@ -4,7 +4,8 @@
 //! VMs, `at_end` says what the end of a task changes, `promises` holds what is promised and not yet
 //! reported, `reserve` ends reservations, `peers` keeps coordinators from taking the same room,
 //! `allocator` is the allocator's fleet, `intake` keeps it in step, `search` looks for what
-//! would help, `planning` answers planners, `machine` says what a VM that is made here takes.
+//! would help, `planning` answers planners, `machine` says what a VM that is made here takes,
+//! `names` that no owner gets two VMs of one name.
 
 mod allocator;
 mod ask;
@@ -14,6 +15,7 @@ mod decide;
 mod flow;
 mod intake;
 mod machine;
+mod names;
 mod peers;
 mod planning;
 mod promises;
@@ -43,6 +45,7 @@ use crate::alloc::{self, Detail, Outcome, Request, Snapshot, Unreserved, num};
 use crate::store::Follow;
 use flow::{Question, Wanted};
 use intake::SharedIntake;
+use names::Names;
 use promises::Promises;
 use search::Searches;
 
@@ -58,6 +61,7 @@ pub struct Placement {
     pub(crate) promises: Arc<Promises>,
     intake: SharedIntake,
     searches: Searches,
+    names: Names,
 }
 
 impl Placement {
@@ -74,7 +78,19 @@ impl Placement {
         let promises = Promises::new(config, &ctx.parts.instance, Arc::clone(&fleet), clock);
         let (promises, intake) = (Arc::new(promises), SharedIntake::default());
         let searches = Searches::new();
-        Arc::new(Self { ctx, agents, fleet, tickets, tasks, decisions, promises, intake, searches })
+        let names = Names::default();
+        Arc::new(Self {
+            ctx,
+            agents,
+            fleet,
+            tickets,
+            tasks,
+            decisions,
+            promises,
+            intake,
+            searches,
+            names,
+        })
     }
 
     /// What the store's feed tells of promises.

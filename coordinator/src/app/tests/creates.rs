@@ -73,3 +73,35 @@ async fn dry_runs_and_plans_say_what_a_create_does() {
     assert!(app.placement.allocate(&dry_run(1)).await.unwrap().failure().is_some());
     app.shutdown().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_owner_has_one_vm_of_a_name() {
+    let app = Disk::new().start().await;
+    let mut agent = Agent::connect(&app, server(1)).await;
+    let refused = async |body: &Object| match app.placement.create(body, caller()).await {
+        Err(AppError::Invalid(errors)) => errors[0].field == "alias",
+        _ => false,
+    };
+    // Two at once, one while its task is open, one when it is there.
+    let (one, other) = (large(1, 1, "web"), large(2, 1, "web"));
+    let (one, other) =
+        tokio::join!(app.placement.create(&one, caller()), app.placement.create(&other, caller()));
+    assert!(one.is_ok() != other.is_ok(), "{one:?} {other:?}");
+    assert!(refused(&large(3, 1, "web")).await);
+    let placed = one.or(other).unwrap();
+    agent.dispatched().await;
+    let mut made = a_vm(placed.vm_uuid, "running");
+    made.index.alias = Some("web".to_owned());
+    made.vm.owner_uuid = Uuid::nil().to_string();
+    let vms = BTreeMap::from([(placed.vm_uuid, made)]);
+    agent.report(true, &BTreeMap::new(), &vms).await;
+    eventually(|| app.fleet.vm_get(placed.vm_uuid).is_ok()).await;
+    agent.finish(&placed.id, Value::Null).await;
+    ended(&app, &placed.id).await;
+    assert!(refused(&large(3, 1, "web")).await);
+    // Of another owner it is another name.
+    let mut others = large(4, 1, "web");
+    others.set("owner_uuid", json!(Uuid::from_u128(7)));
+    app.placement.create(&others, caller()).await.unwrap();
+    app.shutdown().await;
+}
