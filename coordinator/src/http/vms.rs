@@ -7,6 +7,7 @@ use muster_shared::api::vm::Vm;
 use muster_shared::api::vm::Vnc;
 use muster_shared::ids::VmUuid;
 use muster_shared::lenient;
+use muster_shared::units::MIB;
 use muster_shared::wire::Code;
 use serde_json::json;
 
@@ -134,9 +135,14 @@ pub(super) fn routes() -> Vec<Route> {
         vm("/servers/:server_uuid/vms/:uuid/stop", "VmStop", "machine_shutdown")
             .params(STOP_PARAMS),
         vm("/servers/:server_uuid/vms/:uuid/kill", "VmKill", "machine_kill").params(KILL_PARAMS),
-        vm("/servers/:server_uuid/vms/:uuid/update", "VmUpdate", "machine_update")
-            .params(UPDATE_PARAMS)
-            .payload(schema::vm_update),
+        starts(Route::new(
+            Method::POST,
+            "/servers/:server_uuid/vms/:uuid/update",
+            "VmUpdate",
+            update,
+        ))
+        .params(UPDATE_PARAMS)
+        .payload(schema::vm_update),
         vm("/servers/:server_uuid/vms/:uuid/reprovision", "VmReprovision", "machine_reprovision")
             .params(REPROVISION_PARAMS),
         boot_route("/servers/:server_uuid/vms/:uuid/start", "VmStart", "start", "machine_boot")
@@ -205,6 +211,25 @@ fn check_update(request: &Request, verb: &str) -> Result<(), ApiError> {
     Err(ApiError::RefusedUpdate(format!(
         "Vm.{verb} update param only allows set_internal_metadata, received: [{keys}]"
     )))
+}
+
+/// Sizes that the server can never give are refused: such a VM would stop at its next start and
+/// not come up again. What is left of the server now is not looked at, as in the reference.
+async fn update(request: Request) -> Result<Response, ApiError> {
+    let server = request.server()?;
+    let entry = request.app.fleet.get(server).ok_or(AppError::ServerNotFound(server))?;
+    let total =
+        entry.figures.exact("memory_total_bytes").and_then(|bytes| u64::try_from(bytes).ok());
+    for name in ["ram", "max_physical_memory"] {
+        let wanted = request.param(name).and_then(lenient::number);
+        if let (Some(wanted), Some(total)) = (wanted, total.map(|bytes| bytes / MIB))
+            && wanted > total
+        {
+            let text = format!("is more than the server has: it has {total} MiB");
+            return Err(ApiError::invalid(name, text));
+        }
+    }
+    start_task(request, "machine_update").await
 }
 
 async fn list(request: Request) -> Result<Response, ApiError> {
