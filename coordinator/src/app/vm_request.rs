@@ -109,8 +109,10 @@ impl Draft<'_> {
     fn image(&mut self) -> Option<ImageUuid> {
         let image = self.body.get("image");
         let named = image.filter(|image| image.is_string()).or_else(|| image?.get("uuid"));
-        let first_disk = self.body.get("disks").and_then(|disks| disks.get(0));
-        let uuid = self.body.get("image_uuid").or(named).or_else(|| first_disk?.get("image_uuid"));
+        // An empty disk may come first, beside a CD to install from.
+        let disks = self.body.get("disks").and_then(Value::as_array);
+        let of_disk = || disks?.iter().find_map(|disk| disk.get("image_uuid"));
+        let uuid = self.body.get("image_uuid").or(named).or_else(of_disk);
         let uuid = uuid.and_then(Value::as_str).and_then(|uuid| uuid.parse().ok());
         if uuid.is_none() {
             self.errors.retain(|error| error.field != "image_uuid");
@@ -245,6 +247,14 @@ mod tests {
         let params = json!(build_json(&body).unwrap());
         assert_eq!(params["disks"][0]["size"], 2048);
         assert!(params.get("image_uuid").is_none());
+    }
+
+    #[test]
+    fn an_empty_disk_beside_a_cd_needs_no_image() {
+        let disks = json!([{ "size": 1024 }, { "image_uuid": IMAGE, "media": "cdrom" }]);
+        let params = json!(build_json(&json!({ "ram": 256, "disks": disks })).unwrap());
+        assert_eq!((&params["disks"], params.get("image_uuid")), (&disks, None));
+        check_bad(&json!({ "ram": 256, "disks": [{ "size": 1024 }] }), "image_uuid");
     }
 
     #[test]
