@@ -1,17 +1,20 @@
 //! HTTP and websockets to the coordinator.
 
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::Stream;
+use futures_util::stream::BoxStream;
+use futures_util::{Sink, Stream, StreamExt as _};
 use muster_shared::tls::{self, Identity};
 use reqwest::{Body, Method, RequestBuilder, StatusCode};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::Value;
 use serde_json::error::Category;
 use tokio::net::{TcpStream, UnixStream};
+use tokio_tungstenite::tungstenite::{Error as SocketError, Message};
 use tokio_tungstenite::{Connector, MaybeTlsStream, WebSocketStream};
 use url::Url;
 
@@ -46,6 +49,27 @@ pub(crate) enum Socket {
     Unix(Box<WebSocketStream<UnixStream>>),
 }
 
+/// What arrives.
+pub(crate) type Frames = BoxStream<'static, Result<Message, SocketError>>;
+/// Where to send.
+pub(crate) type Keys = Pin<Box<dyn Sink<Message, Error = SocketError> + Send>>;
+
+impl Socket {
+    /// Both directions of it.
+    pub(crate) fn split(self) -> (Frames, Keys) {
+        match self {
+            Self::Net(socket) => {
+                let (keys, frames) = socket.split();
+                (frames.boxed(), Box::pin(keys))
+            }
+            Self::Unix(socket) => {
+                let (keys, frames) = socket.split();
+                (frames.boxed(), Box::pin(keys))
+            }
+        }
+    }
+}
+
 impl Client {
     /// A client for the address in the arguments; connects to nothing yet.
     pub(crate) fn new(connection: &Connection) -> Result<Self, CliError> {
@@ -54,8 +78,15 @@ impl Client {
         let bad = |why: &str| CliError::Usage(format!("--url {name}: {why}"));
         let socket = name.strip_prefix("unix:").map(PathBuf::from);
         let text = if socket.is_some() { "http://localhost" } else { name.as_str() };
+        if socket.is_none() && !text.contains("://") {
+            let text = format!("is no address; did you mean http://{text} or https://{text}?");
+            return Err(bad(&text));
+        }
         let base: Url = text.parse().map_err(|error| bad(&format!("{error}")))?;
         let tls = match base.scheme() {
+            "http" if connection.ca.is_some() || connection.cert.is_some() => {
+                return Err(bad("--ca and --cert are for https://"));
+            }
             "http" => None,
             "https" => Some(tls::client(connection.ca.as_deref(), identity(connection)?.as_ref())?),
             _ => return Err(bad("expected http://HOST:PORT, https://HOST:PORT or unix:/PATH")),
@@ -295,6 +326,10 @@ mod tests {
         for bad in ["", "127.0.0.1:8480", "ftp://host"] {
             assert_eq!(path(bad).unwrap_err().exit_code(), 2, "{bad}");
         }
+        let meant = path("127.0.0.1:8480").unwrap_err().to_string();
+        assert!(meant.contains("did you mean http://127.0.0.1:8480"), "{meant}");
+        let unused = Connection { ca: Some("ca.pem".into()), ..connection("http://host") };
+        assert!(Client::new(&unused).unwrap_err().to_string().contains("https://"));
     }
 
     #[test]

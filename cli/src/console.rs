@@ -2,31 +2,47 @@
 
 use std::time::Duration;
 
-use futures_util::{Sink, SinkExt as _, Stream, StreamExt as _};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use futures_util::{SinkExt as _, StreamExt as _};
+use muster_shared::clock::{Clock as _, SystemClock};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, Stdin};
 use tokio_tungstenite::tungstenite::{Error as SocketError, Message};
 
-use crate::client::{Client, Socket};
-use crate::terminal::{Escape, RawMode};
+use crate::client::{Client, Frames, Keys};
+use crate::escape::{self, Escape, Wish};
+use crate::terminal::RawMode;
 use crate::{CliError, pick};
 
 /// How much of the output is kept to find a text that arrives in pieces.
 const SEARCHED_BYTES: usize = 4096;
 /// Between signs of life on a quiet console.
 const PING: Duration = Duration::from_secs(20);
+/// Close code of a coordinator that stops; the guest goes on.
+const RESTARTING: u16 = 1012;
+/// How long a coordinator may be away before a console is given up.
+const AWAY: Duration = Duration::from_secs(120);
+/// Pause between two attempts to reach it.
+const RETRY: Duration = Duration::from_millis(500);
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 First shows what the machine printed lately, since its last start. Others may look at the same
-console, and all may type. It stays while the machine is rebooted, and ends when it is stopped.
-Type ~. at the start of a line to leave, ~~ for one ~. Examples:
+console, and all may type. It stays while the machine or the coordinator is restarted, and ends when
+the machine is stopped.
+
+Ctrl-] leaves at any time; --escape chooses another key. At the start of a line, ~. leaves as well,
+~? lists these keys, and ~~ types one ~. Examples:
   muster vm console web1
+  muster vm console web1 --escape ^a
   muster vm console web1 --until 'login:' --timeout 60     for scripts: exit 7 if it never comes")]
 pub(crate) struct Args {
     /// Uuid, its beginning, or alias.
     vm: String,
 
-    /// Only watch, and leave after the line in which this text appears, or has just appeared.
+    /// Key that leaves at any time: a character, `^X` for Ctrl-X, or `none`.
+    #[arg(long, value_name = "KEY", default_value = "^]", value_parser = key)]
+    escape: Key,
+
+    /// Do not attach; exit once a line contains TEXT.
     #[arg(long, value_name = "TEXT")]
     until: Option<String>,
 
@@ -35,15 +51,21 @@ pub(crate) struct Args {
     timeout: u64,
 }
 
+/// The key that leaves, if there is one.
+#[derive(Clone, Copy, Debug)]
+struct Key(Option<u8>);
+
+fn key(text: &str) -> Result<Key, String> {
+    escape::parse_key(text).map(Key)
+}
+
 pub(crate) async fn run(client: &Client, args: Args) -> Result<(), CliError> {
     let vm = pick::vm(client, &args.vm).await?;
     let path = format!("/vms/{}/console", vm.vm.uuid);
     let socket = client.websocket(&path).await?;
-    match (socket, args.until) {
-        (Socket::Net(socket), None) => attach(*socket).await,
-        (Socket::Unix(socket), None) => attach(*socket).await,
-        (Socket::Net(socket), Some(text)) => watch(*socket, &text, args.timeout).await,
-        (Socket::Unix(socket), Some(text)) => watch(*socket, &text, args.timeout).await,
+    match args.until {
+        None => Attached::new(client, path, args.escape.0)?.run(socket.split()).await,
+        Some(text) => watch(socket.split().0, &text, args.timeout).await,
     }
 }
 
@@ -55,18 +77,17 @@ enum Said {
     Notice(String),
     /// The console has ended, and why.
     End(String),
+    /// The coordinator stops or is gone; the guest is not.
+    Away,
     Nothing,
 }
 
 fn said(frame: Option<Result<Message, SocketError>>) -> Result<Said, CliError> {
-    let lost = |source: Box<dyn std::error::Error + Send + Sync>| CliError::Unreachable {
-        url: "the console".to_owned(),
-        source,
-    };
     match frame {
         Some(Ok(Message::Binary(bytes))) => Ok(Said::Output(bytes.to_vec())),
         Some(Ok(Message::Text(text))) => Ok(Said::Notice(text.to_string())),
         Some(Ok(Message::Close(close))) => match close {
+            Some(close) if u16::from(close.code) == RESTARTING => Ok(Said::Away),
             Some(close) if u16::from(close.code) != 1000 => {
                 let message = format!("the console was closed: {} ({})", close.reason, close.code);
                 Err(CliError::Ended(message))
@@ -75,8 +96,8 @@ fn said(frame: Option<Result<Message, SocketError>>) -> Result<Said, CliError> {
             _ => Ok(Said::End("the console has ended".to_owned())),
         },
         Some(Ok(_)) => Ok(Said::Nothing),
-        Some(Err(error)) => Err(lost(error.into())),
-        None => Err(lost("the connection was lost".into())),
+        // A coordinator that was killed says no goodbye.
+        Some(Err(_)) | None => Ok(Said::Away),
     }
 }
 
@@ -89,69 +110,151 @@ async fn show(bytes: &[u8]) -> Result<(), CliError> {
     written.await.map_err(|source| CliError::Terminal { action: "print the console", source })
 }
 
-async fn attach<S>(socket: S) -> Result<(), CliError>
-where
-    S: Stream<Item = Result<Message, SocketError>> + Sink<Message, Error = SocketError>,
-{
-    let (mut sink, mut stream) = socket.split();
-    eprintln!("connected; type ~. at the start of a line to leave");
-    let raw = RawMode::enter()?;
-    let newline = if raw.is_raw() { "\r\n" } else { "\n" };
-    let mut stdin = tokio::io::stdin();
-    let mut escape = Escape::new();
-    let mut buffer = [0; 1024];
-    let mut ping = tokio::time::interval(PING);
-    let mut typing = true;
-    let ended = loop {
-        // Each arm is cancel-safe: a frame or a key is either taken whole or not at all.
-        let message = tokio::select! {
-            biased;
-            frame = stream.next() => match said(frame) {
-                Ok(Said::Output(bytes)) => { show(&bytes).await?; continue }
-                Ok(Said::Notice(text)) => {
-                    eprint!("{newline}muster: {text}{newline}");
-                    continue;
-                }
-                Ok(Said::Nothing) => continue,
-                Ok(Said::End(reason)) => break Ok(reason),
-                Err(error) => break Err(error),
-            },
-            read = stdin.read(&mut buffer), if typing => match read {
-                Ok(0) => { typing = false; continue }
-                Ok(count) => {
-                    let (passed, leave) = escape.filter(&buffer[..count]);
-                    if leave {
-                        break Ok("left".to_owned());
-                    }
-                    Message::binary(passed)
-                }
-                Err(source) => {
-                    break Err(CliError::Terminal { action: "read the terminal", source });
-                }
-            },
-            _ = ping.tick() => Message::Ping(Vec::new().into()),
-        };
-        if let Err(error) = sink.send(message).await {
-            break said(Some(Err(error))).map(|_| String::new());
-        }
-    };
-    eprint!("{newline}");
-    drop(raw);
-    // The console ends either way; a failing goodbye changes nothing.
-    drop(sink.close().await);
-    eprintln!("muster: {}", ended?);
-    Ok(())
+/// How a connection ended.
+enum Left {
+    /// The person left, or the console has ended.
+    For(String),
+    /// The coordinator did.
+    Away,
 }
 
-async fn watch<S>(socket: S, wanted: &str, timeout_s: u64) -> Result<(), CliError>
-where
-    S: Stream<Item = Result<Message, SocketError>> + Sink<Message, Error = SocketError> + Unpin,
-{
-    let mut socket = socket;
+/// A person at a console. The terminal is in raw mode as long as this lives.
+struct Attached<'a> {
+    client: &'a Client,
+    path: String,
+    stdin: Stdin,
+    /// Nothing more is typed once the input has ended.
+    typing: bool,
+    key: Option<u8>,
+    escape: Escape,
+    raw: RawMode,
+}
+
+impl<'a> Attached<'a> {
+    fn new(client: &'a Client, path: String, key: Option<u8>) -> Result<Self, CliError> {
+        eprintln!("connected; {}", how_to_leave(key));
+        let (stdin, escape) = (tokio::io::stdin(), Escape::new(key));
+        Ok(Self { client, path, stdin, typing: true, key, escape, raw: RawMode::enter()? })
+    }
+
+    async fn run(mut self, mut socket: (Frames, Keys)) -> Result<(), CliError> {
+        let reason = loop {
+            let (mut frames, mut keys) = socket;
+            let ended = self.talk(&mut frames, &mut keys).await;
+            // The console ends either way; a failing goodbye changes nothing.
+            drop(keys.close().await);
+            match ended? {
+                Left::For(reason) => break reason,
+                Left::Away => self.say("the coordinator is away, connecting again"),
+            }
+            match self.connect_again().await? {
+                Some(again) => socket = again,
+                None => break "left".to_owned(),
+            }
+            self.say("connected again");
+        };
+        eprint!("{}", self.newline());
+        drop(self.raw);
+        eprintln!("muster: {reason}");
+        Ok(())
+    }
+
+    fn newline(&self) -> &'static str {
+        if self.raw.is_raw() { "\r\n" } else { "\n" }
+    }
+
+    fn say(&self, text: &str) {
+        let newline = self.newline();
+        eprint!("{newline}muster: {text}{newline}");
+    }
+
+    /// Carries bytes both ways until the connection ends or the person leaves.
+    async fn talk(&mut self, frames: &mut Frames, keys: &mut Keys) -> Result<Left, CliError> {
+        let mut ping = tokio::time::interval(PING);
+        loop {
+            // Each arm is cancel-safe: a frame or a key is either taken whole or not at all.
+            let message = tokio::select! {
+                biased;
+                frame = frames.next() => match said(frame)? {
+                    Said::Output(bytes) => { show(&bytes).await?; continue }
+                    Said::Notice(text) => { self.say(&text); continue }
+                    Said::Nothing => continue,
+                    Said::Away => return Ok(Left::Away),
+                    Said::End(reason) => return Ok(Left::For(reason)),
+                },
+                typed = self.typed(), if self.typing => match typed? {
+                    Some(typed) => Message::binary(typed),
+                    None => return Ok(Left::For("left".to_owned())),
+                },
+                _ = ping.tick() => Message::Ping(Vec::new().into()),
+            };
+            if keys.send(message).await.is_err() {
+                return Ok(Left::Away);
+            }
+        }
+    }
+
+    /// What was typed for the guest; `None`: to leave.
+    async fn typed(&mut self) -> Result<Option<Vec<u8>>, CliError> {
+        let mut buffer = [0; 1024];
+        let read = self.stdin.read(&mut buffer).await;
+        let count =
+            read.map_err(|source| CliError::Terminal { action: "read the terminal", source })?;
+        self.typing = count > 0;
+        let (passed, wish) = self.escape.filter(&buffer[..count]);
+        if wish == Wish::Help {
+            self.say(&how_to_leave(self.key));
+        }
+        Ok((wish != Wish::Leave).then_some(passed))
+    }
+
+    /// Connects once there is a coordinator again; `None`: the person left meanwhile.
+    async fn connect_again(&mut self) -> Result<Option<(Frames, Keys)>, CliError> {
+        let (client, path) = (self.client, self.path.clone());
+        let connecting = again(client, &path);
+        tokio::pin!(connecting);
+        loop {
+            tokio::select! {
+                biased;
+                socket = &mut connecting => return socket.map(Some),
+                typed = self.typed(), if self.typing => match typed? {
+                    // There is no guest to type to.
+                    Some(_) => {}
+                    None => return Ok(None),
+                },
+            }
+        }
+    }
+}
+
+async fn again(client: &Client, path: &str) -> Result<(Frames, Keys), CliError> {
+    let clock = SystemClock::new();
+    let late = clock.monotonic() + AWAY;
+    loop {
+        match client.websocket(path).await {
+            Ok(socket) => return Ok(socket.split()),
+            // Right after its start the VM's agent may not have come yet.
+            Err(CliError::Unreachable { .. } | CliError::Server { status: 503, .. })
+                if clock.monotonic() < late =>
+            {
+                tokio::time::sleep(RETRY).await;
+            }
+            Err(other) => return Err(other),
+        }
+    }
+}
+
+fn how_to_leave(key: Option<u8>) -> String {
+    let key = key.map(|key| format!("{} at any time, or ", escape::shown_key(key)));
+    let key = key.unwrap_or_default();
+    format!("to leave: {key}~. at the start of a line (~? lists the keys, ~~ types one ~)")
+}
+
+async fn watch(mut frames: Frames, wanted: &str, timeout_s: u64) -> Result<(), CliError> {
     let mut seen = Vec::new();
     let search = async {
         loop {
-            match said(socket.next().await)? {
+            match said(frames.next().await)? {
                 Said::Output(bytes) => {
                     show(&bytes).await?;
                     if appears(&mut seen, &bytes, wanted) {
@@ -161,6 +264,10 @@ where
                 Said::Notice(text) => eprintln!("muster: {text}"),
                 Said::End(reason) => {
                     let text = format!("{reason}; {wanted:?} was not on the console");
+                    return Err(CliError::Ended(text));
+                }
+                Said::Away => {
+                    let text = format!("the coordinator is away; {wanted:?} was not seen before");
                     return Err(CliError::Ended(text));
                 }
                 Said::Nothing => {}
@@ -199,7 +306,8 @@ mod tests {
         let gone = said(closed(1011, "the agent is gone")).unwrap_err();
         assert_eq!(gone.exit_code(), 1);
         assert_eq!(gone.to_string(), "the console was closed: the agent is gone (1011)");
-        assert_eq!(said(None).unwrap_err().exit_code(), 5);
+        assert_eq!(said(None).unwrap(), Said::Away);
+        assert_eq!(said(closed(1012, "the coordinator is stopping")).unwrap(), Said::Away);
         let notice = said(Some(Ok(Message::text("the machine runs again")))).unwrap();
         assert_eq!(notice, Said::Notice("the machine runs again".to_owned()));
     }

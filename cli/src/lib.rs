@@ -15,6 +15,7 @@ mod completion;
 mod console;
 mod documentation;
 mod error;
+mod escape;
 mod events;
 mod image;
 mod job;
