@@ -2,13 +2,15 @@
 
 use std::path::PathBuf;
 
-use muster_shared::api::allocation::{Decision, DecisionDetail, Original, Replayed};
+use muster_shared::api::allocation::{AskedBy, Decision, DecisionDetail, Original, Replayed};
 use serde_json::{Number, Value, json};
 
-use crate::CliError;
 use crate::answer::Answer;
+use crate::cell::{Cell, Tone};
 use crate::client::Client;
-use crate::output::{Output, member, print, shown};
+use crate::output::{Item, Output, print, shown};
+use crate::table::{Column, ListArgs};
+use crate::{CliError, pick};
 
 #[derive(Debug, clap::Subcommand)]
 #[command(after_help = "\
@@ -22,16 +24,18 @@ pub(crate) enum Args {
         /// At most this many.
         #[arg(long, default_value_t = 20, value_name = "COUNT")]
         limit: u16,
+        #[command(flatten)]
+        list: ListArgs,
     },
     /// One decision: what was asked, and what each algorithm left.
     Get {
-        /// The decision; the answer to a placement names it.
-        id: uuid::Uuid,
+        /// Id of the decision, or its beginning; the answer to a placement names it.
+        id: String,
     },
     /// Decides again on the same fleet as it was then; must come out the same.
     Replay {
-        /// The decision.
-        id: uuid::Uuid,
+        /// Id of the decision, or its beginning.
+        id: String,
         /// Another policy to decide under: a JSON file with `allocationDescription`,
         /// `changeDefaults`; shows the difference.
         #[arg(long, value_name = "FILE")]
@@ -41,21 +45,25 @@ pub(crate) enum Args {
 
 pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<(), CliError> {
     match args {
-        Args::List { limit } => {
+        Args::List { limit, list } => {
             let query = [("limit", limit.to_string())];
-            let list: Vec<Answer<Decision>> = client.get("/allocations", &query).await?;
-            output.list(
-                &list,
-                &[
-                    ("ID", member!(id)),
-                    ("AT", member!(at)),
-                    ("VM", member!(vm_uuid)),
-                    ("SERVER", member!(server_uuid)),
-                    ("FAILURE", member!(failure)),
-                ],
-            )
+            output
+                .list(&list, async || {
+                    let all: Vec<Answer<Decision>> = client.get("/allocations", &query).await?;
+                    let servers = pick::hostnames(client).await?;
+                    let row = |decision: Answer<Decision>| Row {
+                        server: decision
+                            .server_uuid
+                            .as_ref()
+                            .and_then(|it| servers.get(it).cloned()),
+                        decision,
+                    };
+                    Ok(all.into_iter().map(row).collect())
+                })
+                .await
         }
         Args::Get { id } => {
+            let id = pick::allocation(client, &id).await?;
             let path = format!("/allocations/{id}");
             let decision: Answer<DecisionDetail> = client.get(&path, &[]).await?;
             if output.is_json() {
@@ -64,12 +72,53 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
             show(&decision)
         }
         Args::Replay { id, with } => {
+            let id = pick::allocation(client, &id).await?;
             let body = with.as_deref().map(read).transpose()?;
             let body = body.map_or_else(|| json!({}), |config| json!({ "config": config }));
             let path = format!("/allocations/{id}/replay");
             let replay: Answer<Replayed> = client.post(&path, &body).await?;
             if output.is_json() { output.object(replay.json()) } else { print(&compared(&replay)) }
         }
+    }
+}
+
+/// A decision, and what the chosen server is called.
+struct Row {
+    decision: Answer<Decision>,
+    server: Option<String>,
+}
+
+impl Item for Row {
+    const COLUMNS: &'static [Column<Self>] = &[
+        Column::new("ID", |row: &Self| Cell::id(&row.decision.id)),
+        Column::new("AGE", |row: &Self| Cell::since(Some(&row.decision.at))),
+        Column::new("FOR", |row: &Self| match (row.decision.kind, row.decision.reserved) {
+            (AskedBy::Vms, _) => Cell::text("create"),
+            (AskedBy::Allocate, true) => Cell::text("allocate"),
+            (AskedBy::Allocate, false) => Cell::text("dry run").tone(Tone::Faint),
+        }),
+        Column::new("VM", |row: &Self| match row.decision.vm_uuid.as_str() {
+            "" => Cell::dash(),
+            vm => Cell::id(&vm),
+        }),
+        Column::new("SERVER", |row: &Self| match (&row.server, &row.decision.server_uuid) {
+            (Some(name), _) => Cell::text(name),
+            (None, Some(uuid)) => Cell::id(uuid),
+            (None, None) => Cell::text("none").tone(Tone::Bad),
+        })
+        .cut(),
+        Column::new("FAILURE", |row: &Self| Cell::maybe(row.decision.failure.as_ref()))
+            .cut()
+            .spare(1),
+        Column::new("SCORE", |row: &Self| Cell::of(&row.decision.score)).wide(),
+    ];
+
+    fn id(&self) -> String {
+        self.decision.id.to_string()
+    }
+
+    fn json(&self) -> &Value {
+        self.decision.json()
     }
 }
 

@@ -67,6 +67,10 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
                     body.insert(name.to_owned(), Value::Object(members(&pairs)?));
                 }
             }
+            if body.is_empty() && !replace {
+                let text = "nothing to change; see `muster boot set --help`";
+                return Err(CliError::Usage(text.to_owned()));
+            }
             let path = path(client, &server).await?;
             let body = Value::Object(body);
             if replace {

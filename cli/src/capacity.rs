@@ -3,16 +3,20 @@
 use std::path::PathBuf;
 
 use muster_shared::api::allocation::{Plan, PlannedFleet, PlannedServer, Sizes};
-use serde_json::{Value, json};
+use serde_json::{Number, Value, json};
 
 use crate::answer::Answer;
+use crate::cell::{self, Cell};
 use crate::client::Client;
-use crate::output::{Column, Output, member, print};
+use crate::output::{Output, member, print};
+use crate::table::Column;
 use crate::{CliError, pick};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-STRANDED is what is left once no more fit: MiB of memory, MiB of disk, percent of a core. Example:
+LEFT is what may still be promised, STRANDED what is left of that once no more fit: memory, disk and
+percent of a core. Each machine takes its own memory and the hypervisor's (1 GiB with brand kvm), and
+10 GiB of disk have to stay free when it is placed. Example:
   muster capacity --ram 4096 --disk 40 --vcpus 2")]
 pub(crate) struct Args {
     /// Memory, MiB.
@@ -44,7 +48,11 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
             "cpu_cap": args.vcpus.saturating_mul(100), "vcpus": args.vcpus,
         }),
     };
-    let mut body = json!({ "vm": vm(&package), "package": with_ratios(package), "nic_tags": [] });
+    // By the policy under which `muster vm create` places; a package has ratios of its own.
+    let create = args.package.is_none();
+    let vm = vm(&package);
+    let mut body =
+        json!({ "vm": vm, "package": with_ratios(package), "nic_tags": [], "create": create });
     if !args.servers.is_empty() {
         let mut uuids = Vec::new();
         for name in &args.servers {
@@ -57,12 +65,13 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
         return output.object(plan.json());
     }
     let columns: &[Column<PlannedServer>] = &[
-        ("SERVER", member!(server_uuid)),
-        ("HOSTNAME", member!(hostname)),
-        ("FITS", member!(fits)),
-        ("LIMITED BY", member!(limited_by)),
-        ("FREE", |server| sizes(&server.unreserved)),
-        ("STRANDED", |server| sizes(&server.stranded)),
+        Column::new("ID", |server: &PlannedServer| Cell::id(&server.server_uuid)),
+        Column::new("NAME", |server: &PlannedServer| Cell::maybe(server.hostname.as_ref())).cut(),
+        Column::new("FITS", member!(PlannedServer: fits)),
+        Column::new("LIMITED BY", |server: &PlannedServer| Cell::of(&server.limited_by)).cut(),
+        Column::new("LEFT", |server: &PlannedServer| Cell::text(sizes(&server.unreserved))),
+        Column::new("STRANDED", |server: &PlannedServer| Cell::text(sizes(&server.stranded)))
+            .spare(1),
     ];
     output.table(&plan.servers, columns)?;
     let PlannedFleet { fits, servers, stranded, .. } = &plan.fleet;
@@ -93,7 +102,8 @@ fn vm(package: &Value) -> Value {
 }
 
 fn sizes(left: &Sizes) -> String {
-    format!("{} / {} / {}", left.ram, left.disk, left.cpu)
+    let mib = |mib: &Number| cell::size(mib.as_f64().unwrap_or_default() * 1024.0 * 1024.0);
+    format!("{} / {} / {} %", mib(&left.ram), mib(&left.disk), left.cpu)
 }
 
 fn read(path: &std::path::Path) -> Result<Value, CliError> {

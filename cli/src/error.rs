@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use muster_shared::error_chain::Chain;
 
+use crate::cell::safe_lines;
+
 /// A command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {
@@ -34,6 +36,22 @@ pub enum CliError {
         id: String,
         /// Its reason.
         message: String,
+    },
+    /// The job ended in failure.
+    #[error("job {id} failed: {message}")]
+    JobFailed {
+        /// The job.
+        id: String,
+        /// Its reason.
+        message: String,
+    },
+    /// Ctrl-C while something went on.
+    #[error("interrupted; {goes_on}")]
+    Interrupted {
+        /// What goes on without this program.
+        goes_on: String,
+        /// How to come back to it.
+        hint: String,
     },
     /// No answer.
     #[error("no answer from the coordinator at {url}")]
@@ -89,28 +107,32 @@ impl CliError {
             Self::Server { .. } | Self::Ended(_) | Self::Terminal { .. } => 1,
             Self::Usage(_) | Self::File { .. } | Self::Tls(_) => 2,
             Self::NotFound(_) => 3,
-            Self::TaskFailed { .. } => 4,
+            Self::TaskFailed { .. } | Self::JobFailed { .. } => 4,
             Self::Unreachable { .. } => 5,
             Self::Refused { .. } => 6,
             Self::Timeout(_) => 7,
+            // As shells have it for SIGINT.
+            Self::Interrupted { .. } => 130,
         }
     }
 
     /// What the operator can do.
     fn hint(&self) -> Option<String> {
         match self {
-            Self::Unreachable { .. } => Some(
-                "is muster-coordinator running there? --url or MUSTER_URL names another address"
-                    .to_owned(),
-            ),
+            Self::Unreachable { source, .. } => Some(unreachable_hint(&**source).to_owned()),
+            Self::JobFailed { id, .. } => Some(format!("`muster job get {id}` shows its steps")),
+            Self::Interrupted { hint, .. } => Some(hint.clone()),
             Self::TaskFailed { id, .. } => {
                 Some(format!("`muster task get {id}` shows its steps, `muster why task {id}` why"))
             }
-            Self::Refused { code, body, .. }
-                if code == "NoAllocatableServersError" && body["steps"].is_null() =>
-            {
-                let text = "`muster allocate` with the same sizes shows every step of the decision";
-                Some(text.to_owned())
+            Self::Refused { code, .. } if code == "ServerNotRunning" => Some(
+                "`muster server list` shows which servers are heard, `muster why SERVER` since when \
+                 one is not"
+                    .to_owned(),
+            ),
+            Self::Refused { code, body, .. } if code == "NoAllocatableServersError" => {
+                let id = body["id"].as_str()?;
+                Some(format!("`muster allocation get {id}` shows every step of the decision"))
             }
             Self::Server { .. } => Some("the coordinator's log has the cause".to_owned()),
             _ => None,
@@ -122,9 +144,53 @@ impl CliError {
         if self.exit_code() == 0 {
             return;
         }
-        eprintln!("muster: {}", Chain(self));
+        eprintln!("muster: {}", safe_lines(&Chain(self).to_string()));
         if let Some(hint) = self.hint() {
-            eprintln!("  {hint}");
+            eprintln!("  {}", safe_lines(&hint));
         }
+    }
+}
+
+/// What is likely to be wrong with the address, as the connection failed.
+fn unreachable_hint(source: &(dyn std::error::Error + 'static)) -> &'static str {
+    let causes = std::iter::successors(Some(source), |error| error.source());
+    let told: Vec<String> = causes.map(|cause| format!("{cause} {cause:?}")).collect();
+    let has = |word: &str| told.iter().any(|cause| cause.contains(word));
+    if has("InvalidContentType") {
+        "it does not speak TLS there: with http:// instead of https:// it may answer"
+    } else if has("invalid HTTP version") {
+        "it may speak TLS there: with https:// instead of http:// it may answer"
+    } else if has("UnknownIssuer") {
+        "--ca or MUSTER_CA names the certificate of the authority that the coordinator's is from"
+    } else if has("CertificateRequired") {
+        "it wants a client certificate: --cert and --key, or MUSTER_CERT and MUSTER_KEY"
+    } else if has("NotValidForName") {
+        "its certificate is for another name than that in --url"
+    } else {
+        "is muster-coordinator running there? --url or MUSTER_URL names another address"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hint_names_what_is_likely_to_be_wrong() {
+        let hint = |cause: &str| {
+            let cause = std::io::Error::other(cause.to_owned());
+            unreachable_hint(&std::io::Error::other(cause))
+        };
+        assert!(hint("received corrupt message of type InvalidContentType").contains("http://"));
+        assert!(hint("invalid HTTP version parsed").contains("https://"));
+        assert!(hint("invalid peer certificate: UnknownIssuer").contains("--ca"));
+        assert!(hint("Connection refused").contains("running there?"));
+    }
+
+    #[test]
+    fn a_failed_job_is_not_called_a_task() {
+        let failed = CliError::JobFailed { id: "j".to_owned(), message: "refused".to_owned() };
+        assert_eq!(failed.exit_code(), 4);
+        assert!(failed.hint().unwrap().contains("muster job get j"));
     }
 }

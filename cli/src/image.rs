@@ -16,10 +16,12 @@ use tokio::io::AsyncReadExt as _;
 use tokio_util::io::ReaderStream;
 
 use crate::answer::Answer;
+use crate::cell::Cell;
 use crate::client::Client;
-use crate::output::{Output, member, mib};
+use crate::output::{Item, Output, shown};
+use crate::table::{Column, ListArgs};
 use crate::vm_create::read_object;
-use crate::{CliError, pick};
+use crate::{CliError, pick, wait};
 
 /// Piece in which a file is read.
 const CHUNK_BYTES: usize = 256 * 1024;
@@ -27,7 +29,13 @@ const CHUNK_BYTES: usize = 256 * 1024;
 #[derive(Debug, Subcommand)]
 pub(crate) enum Args {
     /// Lists the images.
-    List,
+    List {
+        /// Those too that are not usable: disabled ones, and imports that did not end.
+        #[arg(long)]
+        all: bool,
+        #[command(flatten)]
+        list: ListArgs,
+    },
     /// Shows an image's manifest.
     Get {
         /// Name, `NAME@VERSION`, uuid or its beginning.
@@ -70,27 +78,51 @@ pub(crate) struct Import {
 
 pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<(), CliError> {
     match args {
-        Args::List => {
-            let images: Vec<Answer<Manifest>> = client.get("/images", &[]).await?;
-            output.list(
-                &images,
-                &[
-                    ("UUID", member!(uuid)),
-                    ("NAME", member!(name)),
-                    ("VERSION", member!(version)),
-                    ("STATE", member!(state)),
-                    ("MIB", |image| mib(image.files.first().and_then(|file| file.size))),
-                    ("PUBLISHED", member!(published_at)),
-                ],
-            )
+        Args::List { all, list } => {
+            let state = all.then(|| ("state", "all".to_owned()));
+            let query: Vec<_> = state.into_iter().collect();
+            output
+                .list::<Answer<Manifest>>(&list, async || client.get("/images", &query).await)
+                .await
         }
         Args::Get { image } => output.object(pick::image(client, &image).await?.json()),
         Args::Import(args) => import(client, output, args).await,
         Args::Delete { image } => {
-            let uuid = pick::image(client, &image).await?.uuid;
+            let Manifest { uuid, name, version, .. } = &*pick::only_image(client, &image).await?;
             client.delete::<()>(&format!("/images/{uuid}")).await?;
-            output.done(&format!("image {uuid} deleted"), &json!({ "uuid": uuid }))
+            let sentence = format!("image {name}@{version} ({uuid}) deleted");
+            output.done(&sentence, &json!({ "uuid": uuid }))
         }
+    }
+}
+
+impl Item for Answer<Manifest> {
+    const COLUMNS: &'static [Column<Self>] = &[
+        Column::new("ID", |image: &Self| Cell::id(&image.uuid)),
+        Column::new("NAME", |image: &Self| Cell::text(&image.name)).cut(),
+        Column::new("VERSION", |image: &Self| Cell::text(&image.version)).cut(),
+        Column::new("STATE", |image: &Self| Cell::state(&shown(&image.state))),
+        Column::new("SIZE", |image: &Self| {
+            Cell::bytes(image.files.first().and_then(|file| file.size))
+        })
+        .spare(2),
+        Column::new("PUBLISHED", |image: &Self| Cell::since(image.json()["published_at"].as_str()))
+            .spare(1),
+        Column::new("OS", |image: &Self| Cell::of(&image.json()["os"])).wide(),
+        Column::new("TYPE", |image: &Self| Cell::of(&image.json()["type"])).wide(),
+        Column::new("OWNER", |image: &Self| Cell::of(&image.json()["owner"])).wide(),
+    ];
+
+    fn id(&self) -> String {
+        self.uuid.to_string()
+    }
+
+    fn name(&self) -> String {
+        format!("{}@{}", self.name, self.version)
+    }
+
+    fn json(&self) -> &Value {
+        Answer::json(self)
     }
 }
 
@@ -98,13 +130,56 @@ async fn import(client: &Client, output: &Output, args: Import) -> Result<(), Cl
     let (sha256, size) = checksum(&args.file).await?;
     let given = args.manifest.as_deref().map(read_object).transpose()?;
     let manifest = manifest(&args, given.unwrap_or_default(), &sha256)?;
+    let there: Vec<Answer<Manifest>> = client.get("/images", &[]).await?;
+    refuse_second(&there, &manifest)?;
     let made: Manifest = client.post("/images", &manifest).await?;
     let uuid = made.uuid;
-    let query = [("compression", compression(&args.file).to_owned()), ("sha256", sha256)];
-    let body = file_body(&args.file, size).await?;
-    client.upload(&format!("/images/{uuid}/file"), &query, size, body).await?;
-    let active: Value = client.post(&format!("/images/{uuid}?action=activate"), &json!({})).await?;
-    output.done(&format!("image {uuid} imported and active"), &active)
+    let path = format!("/images/{uuid}");
+    let interrupted = || CliError::Interrupted {
+        goes_on: "the image is not complete".to_owned(),
+        hint: format!("`muster image delete {uuid}` removes its record"),
+    };
+    let done = wait::unless_interrupted(interrupted, async {
+        let query = [("compression", compression(&args.file).to_owned()), ("sha256", sha256)];
+        let body = file_body(&args.file, size).await?;
+        client.upload(&format!("{path}/file"), &query, size, body).await?;
+        client.post::<Value>(&format!("{path}?action=activate"), &json!({})).await
+    });
+    match done.await {
+        Ok(active) => {
+            let name = format!("{}@{}", made.name, made.version);
+            output.done(&format!("image {name} ({uuid}) imported and active"), &active)
+        }
+        Err(failed) => match client.delete::<()>(&path).await {
+            // Nothing is left of it.
+            Ok(()) => Err(match failed {
+                CliError::Interrupted { .. } => CliError::Interrupted {
+                    goes_on: "the image was not imported".to_owned(),
+                    hint: "nothing is left of it in the repository".to_owned(),
+                },
+                other => other,
+            }),
+            Err(left) => {
+                left.report();
+                Err(failed)
+            }
+        },
+    }
+}
+
+/// Refuses an image under a name and version that another one has: nobody could tell them apart.
+fn refuse_second(there: &[Answer<Manifest>], manifest: &Value) -> Result<(), CliError> {
+    let same = |image: &&Answer<Manifest>| {
+        let named = (Some(image.name.as_str()), Some(image.version.as_str()));
+        named == (manifest["name"].as_str(), manifest["version"].as_str())
+    };
+    match there.iter().find(same) {
+        None => Ok(()),
+        Some(image) => Err(CliError::Usage(format!(
+            "there is an image {}@{} already ({}): give --version another value, or delete that one",
+            image.name, image.version, image.uuid
+        ))),
+    }
 }
 
 /// The manifest to register: the given one with the flags' values, checked against the file.
@@ -227,6 +302,19 @@ mod tests {
         let nameless = Import { name: None, ..import(None) };
         let refused = manifest(&nameless, Map::new(), "00").unwrap_err();
         assert!(refused.exit_code() == 2 && refused.to_string().contains("--name"), "{refused}");
+    }
+
+    #[test]
+    fn a_name_and_version_stand_for_one_image() {
+        let image = json!({
+            "v": 2, "uuid": uuid::Uuid::nil(), "name": "debian", "version": "12", "type": "zvol",
+            "os": "linux", "state": "active", "published_at": "2026-03-01T00:00:00.000Z",
+        });
+        let there = [serde_json::from_value::<Answer<Manifest>>(image).unwrap()];
+        let refused = refuse_second(&there, &json!({ "name": "debian", "version": "12" }));
+        assert!(refused.unwrap_err().to_string().contains("debian@12"));
+        refuse_second(&there, &json!({ "name": "debian", "version": "13" })).unwrap();
+        refuse_second(&there, &json!({ "name": "other", "version": "12" })).unwrap();
     }
 
     #[test]

@@ -5,11 +5,14 @@ use std::time::Duration;
 use clap::Subcommand;
 use muster_shared::api::job::{Execution, Job, Step, StepResult, StepState};
 use muster_shared::clock::{Clock as _, SystemClock};
+use serde_json::Value;
 
 use crate::answer::Answer;
+use crate::cell::{Cell, Tone};
 use crate::client::Client;
-use crate::output::{Output, member};
-use crate::{CliError, pick};
+use crate::output::{Item, Output};
+use crate::table::{Column, ListArgs};
+use crate::{CliError, pick, wait};
 
 /// Between two looks at a job.
 const POLL: Duration = Duration::from_secs(1);
@@ -21,12 +24,14 @@ pub(crate) enum Args {
         /// Only those of this server.
         #[arg(long)]
         server: Option<String>,
-        /// Only those there.
+        /// Only those in this state.
         #[arg(long, value_parser = ["queued", "running", "succeeded", "failed"])]
         execution: Option<String>,
-        /// At most so many.
+        /// Maximum number of jobs.
         #[arg(long, default_value_t = 50)]
         limit: usize,
+        #[command(flatten)]
+        list: ListArgs,
     },
     /// Shows a job with its steps.
     Get {
@@ -45,7 +50,7 @@ pub(crate) enum Args {
 
 pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<(), CliError> {
     match args {
-        Args::List { server, execution, limit } => {
+        Args::List { server, execution, limit, list } => {
             let server = match server {
                 Some(name) => Some(pick::server(client, &name).await?.record.uuid.to_string()),
                 None => None,
@@ -53,21 +58,24 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
             let limit = Some(limit.clamp(1, 1_000).to_string());
             let filters = [("server_uuid", server), ("execution", execution), ("limit", limit)];
             let query: Vec<_> = filters.into_iter().filter_map(|(k, v)| Some((k, v?))).collect();
-            let jobs: Vec<Answer<Job>> = client.get("/jobs", &query).await?;
-            output.list(
-                &jobs,
-                &[
-                    ("UUID", member!(uuid)),
-                    ("NAME", member!(name)),
-                    ("EXECUTION", member!(execution)),
-                    ("CREATED", member!(created_at)),
-                    ("SERVER", member!(target)),
-                    ("STEP", step),
-                ],
-            )
+            output
+                .list(&list, async || {
+                    let jobs: Vec<Answer<Job>> = client.get("/jobs", &query).await?;
+                    let servers = pick::hostnames(client).await?;
+                    let row = |job: Answer<Job>| Row {
+                        server: servers.get(&job.target.to_string()).cloned(),
+                        job,
+                    };
+                    Ok(jobs.into_iter().map(row).collect())
+                })
+                .await
         }
-        Args::Get { uuid } => output.object(&client.get(&format!("/jobs/{uuid}"), &[]).await?),
+        Args::Get { uuid } => {
+            let uuid = pick::job(client, &uuid).await?;
+            output.object(&client.get(&format!("/jobs/{uuid}"), &[]).await?)
+        }
         Args::Wait { uuid, timeout } => {
+            let uuid = pick::job(client, &uuid).await?;
             let job = finished(client, &uuid, Duration::from_secs(timeout)).await?;
             output.done(&format!("job {uuid}: succeeded"), job.json())
         }
@@ -77,19 +85,28 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
 /// Waits until the job has ended; returns its record.
 ///
 /// # Errors
-/// [`CliError::TaskFailed`] if it ended in failure, [`CliError::Timeout`] if it did not end.
+/// [`CliError::JobFailed`] if it ended in failure, [`CliError::Timeout`] if it did not end.
 pub(crate) async fn finished(
     client: &Client,
     uuid: &str,
     limit: Duration,
 ) -> Result<Answer<Job>, CliError> {
+    let goes_on = || {
+        let hint =
+            format!("`muster job wait {uuid}` waits for it, `muster job get {uuid}` shows it");
+        CliError::Interrupted { goes_on: format!("job {uuid} goes on"), hint }
+    };
+    wait::unless_interrupted(goes_on, ended(client, uuid, limit)).await
+}
+
+async fn ended(client: &Client, uuid: &str, limit: Duration) -> Result<Answer<Job>, CliError> {
     let clock = SystemClock::new();
     loop {
         match client.get::<Answer<Job>>(&format!("/jobs/{uuid}"), &[]).await {
             Ok(job) if job.execution == Execution::Succeeded => return Ok(job),
             Ok(job) if job.execution == Execution::Failed => {
                 let message = reason(&job);
-                return Err(CliError::TaskFailed { id: uuid.to_owned(), message });
+                return Err(CliError::JobFailed { id: uuid.to_owned(), message });
             }
             // It may be restarting, and the job goes on then.
             Ok(_) | Err(CliError::Unreachable { .. }) => {}
@@ -107,6 +124,39 @@ pub(crate) async fn finished(
 fn reason(job: &Job) -> String {
     let text = |step: &StepResult| format!("{}: {}", step.name, step.error);
     job.chain_results.last().map_or_else(|| "no reason given".to_owned(), text)
+}
+
+/// A job, and what its server is called.
+struct Row {
+    job: Answer<Job>,
+    server: Option<String>,
+}
+
+impl Item for Row {
+    const COLUMNS: &'static [Column<Self>] = &[
+        Column::new("ID", |row: &Self| Cell::id(&row.job.uuid)),
+        Column::new("NAME", |row: &Self| Cell::text(&row.job.name)).cut(),
+        Column::new("STATE", |row: &Self| match row.job.execution {
+            Execution::Running => Cell::state("running").tone(Tone::Busy),
+            other => Cell::state(other.as_str()),
+        }),
+        Column::new("AGE", |row: &Self| Cell::since(Some(&row.job.created_at))).spare(2),
+        Column::new("SERVER", |row: &Self| match &row.server {
+            Some(name) => Cell::text(name),
+            None => Cell::id(&row.job.target),
+        })
+        .cut()
+        .spare(1),
+        Column::new("STEP", |row: &Self| Cell::text(step(&row.job))).cut().spare(3),
+    ];
+
+    fn id(&self) -> String {
+        self.job.uuid.to_string()
+    }
+
+    fn json(&self) -> &Value {
+        self.job.json()
+    }
 }
 
 /// The step that a job is at.

@@ -20,18 +20,25 @@ mod escape;
 mod events;
 mod image;
 mod job;
+mod known;
 mod output;
+mod page;
 mod pick;
 mod rates;
+mod refusal;
 mod server;
 mod server_images;
 mod server_orphans;
 mod table;
 mod task;
+mod task_get;
 mod terminal;
 mod ticket;
 mod vm;
+mod vm_act;
 mod vm_create;
+mod vm_get;
+mod vm_list;
 mod vm_screenshot;
 mod vm_snapshot;
 mod vm_top;
@@ -55,14 +62,15 @@ Examples:
   muster server list                     which nodes there are
   muster image import guest.qcow2.gz --manifest manifest.json
   muster vm create --image muster-guest --ram 256 --alias web1
-  muster vm console web1                 type ~. to leave
+  muster vm console web1                 Ctrl-] leaves
   muster why vm web1                     what it waits for, and where it is
 
 Things are named by uuid, by the beginning of a uuid (4 characters or more), or by name: a VM's
 alias, a server's hostname, an image's name.
 
 Exit codes: 0 done · 1 failed otherwise · 2 wrong usage · 3 not found · 4 the task failed ·
-5 coordinator unreachable · 6 refused by the coordinator · 7 not finished in time";
+5 coordinator unreachable · 6 refused by the coordinator · 7 not finished in time ·
+130 interrupted; what was begun goes on";
 
 /// Operates a Muster datacentre: nodes, virtual machines, images, tasks.
 #[derive(Debug, Parser)]
@@ -71,7 +79,7 @@ pub struct Args {
     #[command(flatten)]
     connection: Connection,
 
-    /// How to print results: a table for people or JSON for programs.
+    /// How to print results.
     #[arg(
         long,
         short,

@@ -1,23 +1,36 @@
-//! Results on stdout: a table or JSON.
+//! Results on stdout, in the form that was asked for.
 
-use std::io::Write as _;
+use std::io::{IsTerminal as _, Write as _};
+use std::time::Duration;
 
 use clap::ValueEnum;
-use comfy_table::{Table, presets};
-use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::CliError;
-use crate::answer::Answer;
+use crate::cell::{safe, safe_lines};
+use crate::table::{Column, ListArgs, Room, drawn, selected};
+
+/// Between two looks at a list that is watched.
+const WATCH: Duration = Duration::from_secs(2);
+/// Puts the cursor to the top left and empties the screen below it.
+pub(crate) const CLEAR: &str = "\x1b[H\x1b[J";
 
 /// The form of results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
-    /// For people.
+    /// For people: what fits the terminal.
     #[default]
     Table,
-    /// For programs.
+    /// For people: all columns, ids in full.
+    Wide,
+    /// For programs: whole records.
     Json,
+    /// For programs: a whole record in each line.
+    Jsonl,
+    /// Whole records.
+    Yaml,
+    /// Names alone, one in each line.
+    Name,
 }
 
 /// Prints results.
@@ -26,8 +39,22 @@ pub(crate) struct Output {
     format: Format,
 }
 
-/// A column of a list: its heading, and what of an item stands in it.
-pub(crate) type Column<T> = (&'static str, fn(&T) -> String);
+/// A record in a list.
+pub(crate) trait Item: Sized + 'static {
+    /// What people are shown of it.
+    const COLUMNS: &'static [Column<Self>];
+
+    /// Its id, in full.
+    fn id(&self) -> String;
+
+    /// What operators call it.
+    fn name(&self) -> String {
+        self.id()
+    }
+
+    /// The whole record.
+    fn json(&self) -> &Value;
+}
 
 impl Output {
     pub(crate) fn new(format: Format) -> Self {
@@ -36,33 +63,60 @@ impl Output {
 
     /// Whether programs read the result.
     pub(crate) fn is_json(&self) -> bool {
-        self.format == Format::Json
+        matches!(self.format, Format::Json | Format::Jsonl | Format::Yaml)
     }
 
-    /// Prints a list.
-    pub(crate) fn list<T>(
+    /// Prints a list, and does so again for as long as it is watched.
+    pub(crate) async fn list<T: Item>(
         &self,
-        items: &[Answer<T>],
-        columns: &[Column<T>],
+        args: &ListArgs,
+        fetch: impl AsyncFn() -> Result<Vec<T>, CliError>,
     ) -> Result<(), CliError> {
-        if self.is_json() {
-            return self.json(&json!(items));
+        let redrawn = args.watch && !self.is_json() && std::io::stdout().is_terminal();
+        loop {
+            let text = match fetch().await {
+                Ok(items) => self.listed(&selected(items, T::COLUMNS, args)?, args)?,
+                Err(lost @ CliError::Unreachable { .. }) if args.watch => {
+                    format!("{lost}, trying again")
+                }
+                Err(other) => return Err(other),
+            };
+            let clear = if redrawn { CLEAR } else { "" };
+            if !text.is_empty() {
+                write_out(&format!("{clear}{text}"))?;
+            }
+            if !args.watch {
+                return Ok(());
+            }
+            tokio::time::sleep(WATCH).await;
         }
-        self.table(items.iter().map(|item| &**item), columns)
+    }
+
+    fn listed<T: Item>(&self, items: &[T], args: &ListArgs) -> Result<String, CliError> {
+        let each =
+            |line: &dyn Fn(&T) -> String| items.iter().map(line).collect::<Vec<_>>().join("\n");
+        if args.quiet {
+            return Ok(each(&|item| safe(&item.id())));
+        }
+        let all = || Value::Array(items.iter().map(|item| item.json().clone()).collect());
+        match self.format {
+            Format::Json => Ok(pretty(&all())),
+            Format::Jsonl => Ok(each(&|item| tame(&item.json().to_string()))),
+            Format::Yaml => yaml(&all()),
+            Format::Name => Ok(each(&|item| safe(&item.name()))),
+            Format::Table | Format::Wide => drawn(items, T::COLUMNS, args, self.room()),
+        }
     }
 
     /// Prints a table, for people only.
-    pub(crate) fn table<'a, T: 'a>(
-        &self,
-        items: impl IntoIterator<Item = &'a T>,
-        columns: &[Column<T>],
-    ) -> Result<(), CliError> {
-        let mut table = bare_table();
-        table.set_header(columns.iter().map(|(heading, _)| *heading));
-        for item in items {
-            table.add_row(columns.iter().map(|(_, cell)| cell(item)));
-        }
-        print(&trimmed(&table))
+    pub(crate) fn table<T>(&self, items: &[T], columns: &[Column<T>]) -> Result<(), CliError> {
+        write_out(&drawn(items, columns, &ListArgs::default(), self.room())?)
+    }
+
+    fn room(&self) -> Room {
+        let wide = self.format == Format::Wide;
+        let width = (!wide).then(terminal_width).flatten();
+        Room { width, colour: has_colour(), wide }
     }
 
     /// Prints one object: its members one below the other, inner ones as `outer.inner`.
@@ -70,11 +124,10 @@ impl Output {
         if self.is_json() {
             return self.json(object);
         }
-        let mut table = bare_table();
-        for row in rows("", object) {
-            table.add_row(row);
-        }
-        print(&trimmed(&table))
+        let rows = rows("", object);
+        let width = rows.iter().map(|[name, _]| name.chars().count()).max().unwrap_or(0);
+        let line = |[name, value]: &[String; 2]| format!("{name:width$}  {value}");
+        print(&rows.iter().map(line).collect::<Vec<_>>().join("\n"))
     }
 
     /// Prints a sentence for people, or the object for programs.
@@ -83,28 +136,64 @@ impl Output {
     }
 
     fn json(&self, value: &Value) -> Result<(), CliError> {
-        print(&format!("{value:#}"))
+        match self.format {
+            Format::Jsonl => write_out(&tame(&value.to_string())),
+            Format::Yaml => write_out(&yaml(value)?),
+            _ => write_out(&pretty(value)),
+        }
     }
 }
 
-/// Prints lines to stdout.
+/// Prints lines to stdout; what a terminal would obey is escaped.
 pub(crate) fn print(text: &str) -> Result<(), CliError> {
+    write_out(&safe_lines(text))
+}
+
+/// Prints what is safe already.
+pub(crate) fn write_out(text: &str) -> Result<(), CliError> {
     let mut stdout = std::io::stdout().lock();
     writeln!(stdout, "{text}")
         .and_then(|()| stdout.flush())
         .map_err(|source| CliError::Terminal { action: "print the result", source })
 }
 
-fn bare_table() -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table
+/// Width of the terminal, if stdout is one.
+pub(crate) fn terminal_width() -> Option<usize> {
+    if !std::io::stdout().is_terminal() {
+        return None;
+    }
+    let (terminal_size::Width(width), _) = terminal_size::terminal_size()?;
+    Some(usize::from(width))
 }
 
-fn trimmed(table: &Table) -> String {
-    // The preset pads every cell by a blank on both sides.
-    let line = |line: String| line.strip_prefix(' ').unwrap_or(&line).trim_end().to_owned();
-    table.lines().map(line).collect::<Vec<_>>().join("\n")
+/// Whether the terminal shows colours and nobody is against it (no-color.org).
+pub(crate) fn has_colour() -> bool {
+    let unset = |name: &str| std::env::var_os(name).is_none_or(|value| value.is_empty());
+    let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+    std::io::stdout().is_terminal() && unset("NO_COLOR") && !dumb
+}
+
+fn pretty(value: &Value) -> String {
+    tame(&format!("{value:#}"))
+}
+
+/// JSON without the controls that it may hold and terminals obey.
+fn tame(json: &str) -> String {
+    let mut tame = String::with_capacity(json.len());
+    for c in json.chars() {
+        // They can only be within texts, where each character may be written so.
+        match c {
+            '\u{7f}'..='\u{9f}' => tame.push_str(&format!("\\u{:04x}", u32::from(c))),
+            c => tame.push(c),
+        }
+    }
+    tame
+}
+
+fn yaml(value: &Value) -> Result<String, CliError> {
+    let text = serde_saphyr::to_string(value);
+    let text = text.map_err(|error| CliError::Ended(format!("cannot write YAML: {error}")))?;
+    Ok(safe_lines(text.trim_end()))
 }
 
 /// Name and value of everything in an object.
@@ -130,7 +219,7 @@ fn rows(outer: &str, value: &Value) -> Vec<[String; 2]> {
     }
 }
 
-/// A value in a table cell.
+/// A value in a line.
 pub(crate) fn compact(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
@@ -139,20 +228,15 @@ pub(crate) fn compact(value: &Value) -> String {
     }
 }
 
-/// A member in a table cell.
-pub(crate) fn shown(member: &impl Serialize) -> String {
+/// A member in a line.
+pub(crate) fn shown(member: &impl serde::Serialize) -> String {
     compact(&json!(member))
-}
-
-/// Bytes as MiB.
-pub(crate) fn mib(bytes: Option<u64>) -> String {
-    shown(&bytes.map(|bytes| bytes / (1024 * 1024)))
 }
 
 /// A member, for a column.
 macro_rules! member {
-    ($($name:ident).+) => {
-        |item| $crate::output::shown(&item.$($name).+)
+    ($of:ty: $($name:ident).+) => {
+        |item: &$of| $crate::cell::Cell::of(&item.$($name).+)
     };
 }
 pub(crate) use member;
@@ -162,14 +246,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tables_are_plain_columns() {
-        let mut table = bare_table();
-        table.set_header(["UUID", "STATE"]);
-        table.add_row([compact(&json!("a")), compact(&json!(null))]);
-        assert_eq!(trimmed(&table), "UUID  STATE\na     -");
-    }
-
-    #[test]
     fn inner_members_have_rows_of_their_own() {
         let value = json!({
             "a": 1, "b": { "c": "x", "d": {} }, "e": ["y", 2], "f": [{ "g": null }], "h": [],
@@ -177,5 +253,50 @@ mod tests {
         let expected =
             [["a", "1"], ["b.c", "x"], ["b.d", "{}"], ["e", "y, 2"], ["f.0.g", "-"], ["h", "[]"]];
         assert_eq!(rows("", &value), expected);
+    }
+
+    struct Named(Value);
+
+    impl Item for Named {
+        const COLUMNS: &'static [Column<Self>] =
+            &[Column::new("NAME", |item: &Self| crate::cell::Cell::text(item.name()))];
+
+        fn id(&self) -> String {
+            shown(&self.0["id"])
+        }
+
+        fn name(&self) -> String {
+            shown(&self.0["name"])
+        }
+
+        fn json(&self) -> &Value {
+            &self.0
+        }
+    }
+
+    #[test]
+    fn a_list_has_a_form_for_each_reader() {
+        let listed = |format, args: &ListArgs| {
+            let items = [("b", "x"), ("a", "y\u{1b}[31m\u{9b}")];
+            let items = items.map(|(id, name)| Named(json!({ "id": id, "name": name })));
+            Output::new(format).listed(&items, args).unwrap()
+        };
+        let args = ListArgs::default();
+        assert_eq!(listed(Format::Name, &args), "x\ny\\u{1b}[31m\\u{9b}");
+        assert_eq!(listed(Format::Table, &args), "NAME\nx\ny\\u{1b}[31m\\u{9b}");
+        let lines = listed(Format::Jsonl, &args);
+        assert_eq!(lines.lines().next(), Some(r#"{"id":"b","name":"x"}"#));
+        let second: Value = serde_json::from_str(lines.lines().nth(1).unwrap()).unwrap();
+        assert_eq!(second["name"], "y\u{1b}[31m\u{9b}");
+        let yaml = listed(Format::Yaml, &args);
+        assert!(yaml.contains("id: b") && yaml.contains("name: x"), "{yaml}");
+        let all: Value = serde_json::from_str(&listed(Format::Json, &args)).unwrap();
+        assert_eq!(all[0]["id"], "b");
+        let quiet = ListArgs { quiet: true, ..ListArgs::default() };
+        assert_eq!(listed(Format::Json, &quiet), "b\na");
+        for format in Format::value_variants() {
+            let text = listed(*format, &args);
+            assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{text:?}");
+        }
     }
 }

@@ -1,8 +1,14 @@
 //! Finds the thing an argument names: by uuid, beginning of a uuid, or name.
 
+use std::collections::BTreeMap;
+
+use muster_shared::api::allocation::Decision;
 use muster_shared::api::image::Manifest;
+use muster_shared::api::job::Job;
 use muster_shared::api::server::Server;
+use muster_shared::api::task::Task;
 use muster_shared::api::vm::FleetVm;
+use serde::Deserialize;
 use uuid::Uuid;
 
 use crate::CliError;
@@ -18,7 +24,7 @@ pub(crate) async fn vm(client: &Client, name: &str) -> Result<Answer<FleetVm>, C
         return client.get(&format!("/vms/{name}"), &[]).await;
     }
     let all = client.get_all("/vms", &[], vm_uuid).await?;
-    one("VM", name, all, vm_uuid, |vm| vm.index.alias.clone())
+    one("vm", name, all, vm_uuid, |vm| vm.index.alias.clone())
 }
 
 /// The id of a VM in a list.
@@ -37,6 +43,67 @@ pub(crate) async fn server(client: &Client, name: &str) -> Result<Answer<Server>
     client.get(&format!("/servers/{}", found.record.uuid), &[]).await
 }
 
+/// The names of all servers, by uuid.
+pub(crate) async fn hostnames(client: &Client) -> Result<BTreeMap<String, String>, CliError> {
+    #[derive(Deserialize)]
+    struct Named {
+        uuid: String,
+        #[serde(default)]
+        hostname: String,
+    }
+    let fields = [("fields", "uuid,hostname".to_owned())];
+    let servers: Vec<Named> = client.get("/servers", &fields).await?;
+    let named = servers.into_iter().filter(|server| !server.hostname.is_empty());
+    Ok(named.map(|server| (server.uuid, server.hostname)).collect())
+}
+
+/// The aliases of all VMs that have one, by uuid.
+pub(crate) async fn aliases(client: &Client) -> Result<BTreeMap<String, String>, CliError> {
+    let all = client.get_all("/vms", &[], vm_uuid).await?;
+    let named = |vm: Answer<FleetVm>| Some((vm_uuid(&vm), vm.index.alias.clone()?));
+    Ok(all.into_iter().filter_map(named).collect())
+}
+
+/// The id of a task, from its beginning.
+pub(crate) async fn task(client: &Client, id: &str) -> Result<String, CliError> {
+    let all = || async {
+        let tasks: Vec<Answer<Task>> =
+            client.get_all("/tasks", &[], |task: &Answer<Task>| task.id.to_string()).await?;
+        Ok(tasks.iter().map(|task| task.id.to_string()).collect())
+    };
+    begun("task", id, all).await
+}
+
+/// The id of a job, from its beginning.
+pub(crate) async fn job(client: &Client, id: &str) -> Result<String, CliError> {
+    let all = || async {
+        let jobs: Vec<Answer<Job>> = client.get("/jobs", &[("limit", "1000".to_owned())]).await?;
+        Ok(jobs.iter().map(|job| job.uuid.to_string()).collect())
+    };
+    begun("job", id, all).await
+}
+
+/// The id of a decision of the allocator, from its beginning.
+pub(crate) async fn allocation(client: &Client, id: &str) -> Result<String, CliError> {
+    let all = || async {
+        let query = [("limit", "1000".to_owned())];
+        let decisions: Vec<Answer<Decision>> = client.get("/allocations", &query).await?;
+        Ok(decisions.iter().map(|decision| decision.id.to_string()).collect())
+    };
+    begun("allocation", id, all).await
+}
+
+/// An id that stands in full is taken as it is; else the only one of `all` that begins so.
+async fn begun<F>(kind: &str, id: &str, all: impl FnOnce() -> F) -> Result<String, CliError>
+where
+    F: Future<Output = Result<Vec<String>, CliError>>,
+{
+    if id.parse::<Uuid>().is_ok() {
+        return Ok(id.to_owned());
+    }
+    one(kind, id, all().await?, String::clone, |_| None)
+}
+
 /// An image; by name the newest version, or `NAME@VERSION`.
 pub(crate) async fn image(client: &Client, name: &str) -> Result<Answer<Manifest>, CliError> {
     if name.parse::<Uuid>().is_ok() {
@@ -46,8 +113,24 @@ pub(crate) async fn image(client: &Client, name: &str) -> Result<Answer<Manifest
     if let Some(newest) = newest_of(&all, name) {
         return Ok(newest.clone());
     }
-    let versioned = |image: &Answer<Manifest>| Some(format!("{}@{}", image.name, image.version));
     one("image", name, all, |image| image.uuid.to_string(), versioned)
+}
+
+/// The one image that this can mean; of several with a name none is chosen.
+pub(crate) async fn only_image(client: &Client, name: &str) -> Result<Answer<Manifest>, CliError> {
+    if name.parse::<Uuid>().is_ok() {
+        return image(client, name).await;
+    }
+    let all: Vec<Answer<Manifest>> = client.get("/images", &[("state", "all".to_owned())]).await?;
+    let uuid = |image: &Answer<Manifest>| image.uuid.to_string();
+    if all.iter().any(|image| image.name == name) {
+        return one("image", name, all, uuid, |image| Some(image.name.clone()));
+    }
+    one("image", name, all, uuid, versioned)
+}
+
+fn versioned(image: &Answer<Manifest>) -> Option<String> {
+    Some(format!("{}@{}", image.name, image.version))
 }
 
 fn newest_of<'a>(images: &'a [Answer<Manifest>], name: &str) -> Option<&'a Answer<Manifest>> {
@@ -69,13 +152,27 @@ fn one<T>(
     let mut found: Vec<T> = all.into_iter().filter(fits).collect();
     match (found.pop(), found.is_empty()) {
         (Some(only), true) => Ok(only),
-        (None, _) => Err(CliError::NotFound(format!("no {kind} is named {wanted:?}"))),
+        (None, _) => Err(CliError::NotFound(not_found(kind, wanted))),
         (Some(last), false) => {
-            let uuids: Vec<_> = found.iter().chain([&last]).map(uuid).collect();
-            let message = format!("{wanted:?} fits several: {}; use the uuid", uuids.join(", "));
+            let told = |it: &T| match name(it) {
+                Some(name) => format!("{name} ({})", uuid(it)),
+                None => uuid(it),
+            };
+            let all: Vec<_> = found.iter().chain([&last]).map(told).collect();
+            let message = format!("{wanted:?} is ambiguous: it can mean {}", all.join(" or "));
             Err(CliError::Usage(message))
         }
     }
+}
+
+fn not_found(kind: &str, wanted: &str) -> String {
+    let is_hex = wanted.chars().all(|c| c.is_ascii_hexdigit());
+    let short = if is_hex && wanted.len() < MIN_PREFIX {
+        format!("; the beginning of an id has to have {MIN_PREFIX} characters at least")
+    } else {
+        String::new()
+    };
+    format!("there is no {kind} {wanted:?}{short}; `muster {kind} list` shows them all")
 }
 
 #[cfg(test)]
@@ -106,6 +203,19 @@ mod tests {
         check("aaaa", Err(2));
         check("bbb", Err(3));
         check("gone", Err(3));
+    }
+
+    #[test]
+    fn what_is_missing_is_told_with_the_command_that_helps() {
+        assert_eq!(
+            not_found("vm", "web"),
+            "there is no vm \"web\"; `muster vm list` shows them all"
+        );
+        assert!(not_found("task", "fcf").contains("4 characters"));
+        let twice = vec![("aaaa1111", "db"), ("bbbb2222", "db")];
+        let error = one("vm", "db", twice, |vm| vm.0.to_owned(), |vm| Some(vm.1.to_owned()));
+        let text = error.unwrap_err().to_string();
+        assert!(text.contains("db (aaaa1111) or db (bbbb2222)"), "{text}");
     }
 
     #[test]

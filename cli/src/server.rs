@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use clap::Subcommand;
 use muster_shared::api::job::JobStarted;
-use muster_shared::api::server::Server;
-use serde_json::{Value, json};
+use muster_shared::api::server::{Server, ServerStatus};
+use serde_json::{Number, Value, json};
 
 use crate::answer::Answer;
+use crate::cell::{Cell, Tone};
 use crate::client::Client;
-use crate::output::{Output, member, mib};
+use crate::output::{Item, Output, compact};
+use crate::table::{Column, ListArgs};
 use crate::{CliError, job, pick, server_images, server_orphans};
 
 #[derive(Debug, Subcommand)]
@@ -20,6 +22,8 @@ pub(crate) enum Args {
         /// Only those with this status.
         #[arg(long, value_name = "STATUS", value_parser = ["running", "unknown", "rebooting"])]
         status: Option<String>,
+        #[command(flatten)]
+        list: ListArgs,
     },
     /// Restarts a node.
     Reboot {
@@ -86,24 +90,18 @@ impl JobWait {
 
 pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<(), CliError> {
     match args {
-        Args::List { status } => {
-            let query = [("extras", "status,memory,vms".to_owned())];
-            let mut servers: Vec<Answer<Server>> = client.get("/servers", &query).await?;
-            if let Some(status) = status {
-                servers.retain(|server| server.status.as_str() == status);
-            }
-            output.list(
-                &servers,
-                &[
-                    ("UUID", member!(record.uuid)),
-                    ("HOSTNAME", member!(record.hostname)),
-                    ("STATUS", member!(status)),
-                    ("SETUP", member!(record.setup)),
-                    ("VMS", |server| server.vms.as_ref().map_or(0, BTreeMap::len).to_string()),
-                    ("MIB", |server| mib(size(server.memory.memory_total_bytes))),
-                    ("FREE", |server| mib(size(server.memory.memory_available_bytes))),
-                ],
-            )
+        Args::List { status, list } => {
+            let extras = "status,memory,disk,vms,capacity,sysinfo".to_owned();
+            output
+                .list(&list, async || {
+                    let query = [("extras", extras.clone())];
+                    let mut servers: Vec<Answer<Server>> = client.get("/servers", &query).await?;
+                    if let Some(status) = &status {
+                        servers.retain(|server| server.status.as_str() == status);
+                    }
+                    Ok(servers)
+                })
+                .await
         }
         Args::Reboot { server, drain, wait } => {
             let server = pick::server(client, &server).await?;
@@ -127,6 +125,92 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
     }
 }
 
+impl Item for Answer<Server> {
+    const COLUMNS: &'static [Column<Self>] = &[
+        Column::new("ID", |server: &Self| Cell::id(&server.record.uuid)),
+        Column::new("NAME", |server: &Self| Cell::text(&server.record.hostname)).cut(),
+        Column::new("STATUS", |server: &Self| status(server)),
+        Column::new("VMS", |server: &Self| Cell::of(&server.vms.as_ref().map_or(0, BTreeMap::len))),
+        Column::new("CPUS", |server: &Self| Cell::of(&sysinfo(server, "CPU Total Cores"))).spare(6),
+        Column::new("RAM", |server: &Self| Cell::bytes(size(server.memory.memory_total_bytes)))
+            .spare(4),
+        Column::new("RAM LEFT", |server: &Self| left(server.unreserved_ram.as_ref())).spare(1),
+        Column::new("DISK LEFT", |server: &Self| left(server.unreserved_disk.as_ref())).spare(2),
+        Column::new("ACCEL", |server: &Self| accel(server)).spare(3),
+        Column::new("DEGRADED", |server: &Self| degraded(server)).cut().spare(5),
+        Column::new("UP", |server: &Self| {
+            let age = Cell::since(server.record.last_boot.as_deref());
+            Cell { text: age.text.replace(" ago", ""), ..age }
+        })
+        .spare(7),
+        Column::new("HEARD", |server: &Self| {
+            Cell::since(server.last_heartbeat.as_ref().and_then(Option::as_deref))
+        })
+        .wide(),
+        Column::new("SETUP", |server: &Self| Cell::of(&server.record.setup)).wide(),
+        Column::new("RESERVED", |server: &Self| Cell::of(&server.record.reserved)).wide(),
+        Column::new("RAM FREE", |server: &Self| {
+            Cell::bytes(size(server.memory.memory_available_bytes))
+        })
+        .wide(),
+        Column::new("VERSION", |server: &Self| Cell::of(&muster(server, "agent_version"))).wide(),
+        Column::new("PLATFORM", |server: &Self| Cell::of(&server.record.current_platform)).wide(),
+    ];
+
+    fn id(&self) -> String {
+        self.record.uuid.to_string()
+    }
+
+    fn name(&self) -> String {
+        self.record.hostname.clone()
+    }
+
+    fn json(&self) -> &Value {
+        Answer::json(self)
+    }
+}
+
 fn size(bytes: Option<i64>) -> Option<u64> {
     bytes.and_then(|bytes| u64::try_from(bytes).ok())
+}
+
+/// What there is left to be promised, MiB.
+fn left(mib: Option<&Number>) -> Cell {
+    let Some(mib) = mib.and_then(Number::as_f64) else { return Cell::dash() };
+    let bytes = mib * 1024.0 * 1024.0;
+    let tone = if mib > 0.0 { Tone::Plain } else { Tone::Bad };
+    Cell { rank: Some(mib), right: true, tone, ..Cell::text(crate::cell::size(bytes)) }
+}
+
+fn status(server: &Server) -> Cell {
+    match (server.status, server.record.setup) {
+        (ServerStatus::Running, false) => Cell::text("not set up").tone(Tone::Busy),
+        (status, _) => Cell::state(status.as_str()),
+    }
+}
+
+/// A key of the node's description of itself.
+fn sysinfo(server: &Server, key: &str) -> Value {
+    server.sysinfo.as_ref().and_then(|sysinfo| sysinfo.get(key)).cloned().unwrap_or_default()
+}
+
+fn muster(server: &Server, key: &str) -> Value {
+    sysinfo(server, "Muster")[key].clone()
+}
+
+/// What runs the guests' CPUs; emulation is slow, and worth a look.
+fn accel(server: &Server) -> Cell {
+    let accel = muster(server, "accel");
+    let slow = accel == "tcg";
+    Cell::of(&accel).tone(if slow { Tone::Busy } else { Tone::Plain })
+}
+
+/// What does not work as it should there.
+fn degraded(server: &Server) -> Cell {
+    let all = muster(server, "degraded");
+    let all: Vec<String> = all.as_array().into_iter().flatten().map(compact).collect();
+    match all.len() {
+        0 => Cell::text("no").tone(Tone::Faint),
+        _ => Cell::text(all.join("; ")).tone(Tone::Busy),
+    }
 }

@@ -5,11 +5,13 @@ use muster_shared::api::server_image::ServerImage;
 use muster_shared::api::task::TaskStarted;
 use muster_shared::ids::ImageUuid;
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::answer::Answer;
+use crate::cell::Cell;
 use crate::client::Client;
-use crate::output::{Output, member, mib};
+use crate::output::{Item, Output, member};
+use crate::table::{Column, ListArgs};
 use crate::wait::WaitArgs;
 use crate::{CliError, pick};
 
@@ -19,6 +21,8 @@ pub(crate) enum Args {
     List {
         /// Uuid, its beginning, or hostname.
         server: String,
+        #[command(flatten)]
+        list: ListArgs,
     },
     /// Takes one off the node. Refused while disks or other images there need it; the next machine
     /// that is made from it fetches it again.
@@ -39,22 +43,11 @@ struct Images {
 
 pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<(), CliError> {
     match args {
-        Args::List { server } => {
+        Args::List { server, list } => {
             let server = pick::server(client, &server).await?.record.uuid;
-            let found: Images = client.get(&format!("/servers/{server}/images"), &[]).await?;
-            output.list(
-                &found.images,
-                &[
-                    ("UUID", member!(uuid)),
-                    ("NAME", |image| or_dash(image.name.as_deref())),
-                    ("VERSION", |image| or_dash(image.version.as_deref())),
-                    ("MIB", |image| mib(Some(image.size_bytes))),
-                    ("DISKS", member!(disks)),
-                    ("VMS", member!(vms)),
-                    ("INSTALLED", member!(installed_at)),
-                    ("LAST USED", |image| or_dash(image.last_used_at.as_deref())),
-                ],
-            )
+            let path = format!("/servers/{server}/images");
+            let fetch = async || client.get::<Images>(&path, &[]).await.map(|found| found.images);
+            output.list(&list, fetch).await
         }
         Args::Remove { server, image, wait } => {
             let server = pick::server(client, &server).await?.record.uuid;
@@ -67,6 +60,25 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
     }
 }
 
-fn or_dash(text: Option<&str>) -> String {
-    text.unwrap_or("-").to_owned()
+impl Item for Answer<ServerImage> {
+    const COLUMNS: &'static [Column<Self>] = &[
+        Column::new("ID", |image: &Self| Cell::id(&image.uuid)),
+        Column::new("NAME", |image: &Self| Cell::maybe(image.name.as_ref())).cut(),
+        Column::new("VERSION", |image: &Self| Cell::maybe(image.version.as_ref())).cut(),
+        Column::new("SIZE", |image: &Self| Cell::bytes(Some(image.size_bytes))),
+        Column::new("DISKS", member!(Self: disks)),
+        Column::new("VMS", member!(Self: vms)).cut().spare(3),
+        Column::new("INSTALLED", |image: &Self| Cell::since(image.json()["installed_at"].as_str()))
+            .spare(1),
+        Column::new("LAST USED", |image: &Self| Cell::since(image.last_used_at.as_deref()))
+            .spare(2),
+    ];
+
+    fn id(&self) -> String {
+        self.uuid.to_string()
+    }
+
+    fn json(&self) -> &Value {
+        Answer::json(self)
+    }
 }

@@ -5,11 +5,13 @@ use muster_shared::api::orphan::Orphan;
 use muster_shared::api::task::TaskStarted;
 use muster_shared::ids::VmUuid;
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::answer::Answer;
+use crate::cell::Cell;
 use crate::client::Client;
-use crate::output::{Output, member, mib};
+use crate::output::{Item, Output, member};
+use crate::table::{Column, ListArgs};
 use crate::wait::WaitArgs;
 use crate::{CliError, pick};
 
@@ -19,6 +21,8 @@ pub(crate) enum Args {
     List {
         /// Uuid, its beginning, or hostname.
         server: String,
+        #[command(flatten)]
+        list: ListArgs,
     },
     /// Makes one a machine of the node again, from the copy of its record beside its disks. A guest
     /// that runs goes on running.
@@ -51,22 +55,11 @@ struct Orphans {
 
 pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<(), CliError> {
     match args {
-        Args::List { server } => {
+        Args::List { server, list } => {
             let server = pick::server(client, &server).await?.record.uuid;
-            let found: Orphans = client.get(&format!("/servers/{server}/orphans"), &[]).await?;
-            output.list(
-                &found.orphans,
-                &[
-                    ("UUID", member!(uuid)),
-                    ("ALIAS", |orphan| orphan.alias.clone().unwrap_or_else(|| "-".to_owned())),
-                    ("RUNS", member!(runs)),
-                    ("MIB", |orphan| mib(orphan.ram_mib.map(|ram| ram << 20))),
-                    ("DISKS", member!(disks)),
-                    ("DISK MIB", |orphan| mib(Some(orphan.disk_bytes))),
-                    ("ADOPTABLE", member!(adoptable)),
-                    ("WHY", member!(reason)),
-                ],
-            )
+            let path = format!("/servers/{server}/orphans");
+            let fetch = async || client.get::<Orphans>(&path, &[]).await.map(|found| found.orphans);
+            output.list(&list, fetch).await
         }
         Args::Adopt { server, uuid, wait } => {
             let server = pick::server(client, &server).await?.record.uuid;
@@ -80,6 +73,32 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
             let started: TaskStarted = client.delete(&path).await?;
             follow(client, output, wait, &format!("remove {uuid}"), &started).await
         }
+    }
+}
+
+impl Item for Answer<Orphan> {
+    const COLUMNS: &'static [Column<Self>] = &[
+        // Adopting and removing want all of it.
+        Column::new("UUID", |orphan: &Self| Cell::text(orphan.uuid.to_string())),
+        Column::new("NAME", |orphan: &Self| Cell::maybe(orphan.alias.as_ref())).cut(),
+        Column::new("RUNS", member!(Self: runs)),
+        Column::new("RAM", |orphan: &Self| Cell::mib(orphan.ram_mib)).spare(3),
+        Column::new("DISKS", member!(Self: disks)).spare(4),
+        Column::new("SIZE", |orphan: &Self| Cell::bytes(Some(orphan.disk_bytes))).spare(2),
+        Column::new("ADOPTABLE", member!(Self: adoptable)),
+        Column::new("WHY", member!(Self: reason)).cut().spare(1),
+    ];
+
+    fn id(&self) -> String {
+        self.uuid.to_string()
+    }
+
+    fn name(&self) -> String {
+        self.alias.clone().unwrap_or_else(|| self.id())
+    }
+
+    fn json(&self) -> &Value {
+        Answer::json(self)
     }
 }
 

@@ -3,13 +3,16 @@
 use std::time::Duration;
 
 use clap::Subcommand;
+use clap::builder::NonEmptyStringValueParser;
 use muster_shared::api::ticket::{Ticket, TicketCreated};
 use muster_shared::clock::{Clock as _, SystemClock, iso};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::answer::Answer;
+use crate::cell::Cell;
 use crate::client::Client;
-use crate::output::{Output, member};
+use crate::output::{Item, Output};
+use crate::table::{Column, ListArgs};
 use crate::{CliError, pick};
 
 /// Tickets in a page; the coordinator's limit.
@@ -25,6 +28,8 @@ pub(crate) enum Args {
         /// Only those with this status.
         #[arg(long, value_parser = ["queued", "active", "expired", "finished"])]
         status: Option<String>,
+        #[command(flatten)]
+        list: ListArgs,
     },
     /// Shows a ticket.
     Get {
@@ -43,16 +48,17 @@ Example, to be alone with a VM for at most ten minutes:
         #[arg(long)]
         server: Option<String>,
         /// What kind of thing the ticket is about, e.g. `vm`.
-        #[arg(long)]
+        #[arg(long, value_parser = NonEmptyStringValueParser::new())]
         scope: String,
         /// Which one, e.g. the VM's uuid.
-        #[arg(long)]
+        #[arg(long, value_parser = NonEmptyStringValueParser::new())]
         id: String,
         /// What is to be done, for others to see.
         #[arg(long)]
         action: Option<String>,
         /// The ticket ends by itself after so many seconds.
-        #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+        #[arg(long, value_name = "SECONDS", default_value_t = 600,
+            value_parser = clap::value_parser!(u64).range(1..))]
         expires_in: u64,
     },
     /// Waits until it is a ticket's turn.
@@ -87,12 +93,17 @@ Example, to be alone with a VM for at most ten minutes:
 
 pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<(), CliError> {
     match args {
-        Args::List { server, status } => {
-            let mut tickets = all(client, &waitlist(client, server).await?).await?;
-            if let Some(status) = status {
-                tickets.retain(|ticket| ticket.status.as_str() == status);
-            }
-            list(output, &tickets)
+        Args::List { server, status, list } => {
+            let path = waitlist(client, server).await?;
+            output
+                .list(&list, async || {
+                    let mut tickets = all(client, &path).await?;
+                    if let Some(status) = &status {
+                        tickets.retain(|ticket| ticket.status.as_str() == status);
+                    }
+                    Ok(tickets)
+                })
+                .await
         }
         Args::Get { uuid } => output.object(&client.get(&format!("/tickets/{uuid}"), &[]).await?),
         Args::Create { server, scope, id, action, expires_in } => {
@@ -164,25 +175,28 @@ fn created(answer: &TicketCreated) -> String {
     }
 }
 
-fn list(output: &Output, tickets: &[Answer<Ticket>]) -> Result<(), CliError> {
-    output.list(
-        tickets,
-        &[
-            ("UUID", member!(uuid)),
-            ("SCOPE", member!(queue.scope)),
-            ("ID", member!(queue.id)),
-            ("STATUS", member!(status)),
-            ("ACTION", member!(action)),
-            ("CREATED", member!(created_at)),
-            ("EXPIRES", member!(expires_at)),
-        ],
-    )
+impl Item for Answer<Ticket> {
+    const COLUMNS: &'static [Column<Self>] = &[
+        Column::new("TICKET", |ticket: &Self| Cell::id(&ticket.uuid)),
+        Column::new("SCOPE", |ticket: &Self| Cell::text(&ticket.queue.scope)).cut(),
+        Column::new("ID", |ticket: &Self| Cell::text(&ticket.queue.id)).cut(),
+        Column::new("STATUS", |ticket: &Self| Cell::state(ticket.status.as_str())),
+        Column::new("ACTION", |ticket: &Self| Cell::of(&ticket.action)).cut().spare(2),
+        Column::new("AGE", |ticket: &Self| Cell::since(Some(&ticket.created_at))).spare(1),
+        Column::new("EXPIRES", |ticket: &Self| Cell::since(Some(&ticket.expires_at))).spare(3),
+    ];
+
+    fn id(&self) -> String {
+        self.uuid.to_string()
+    }
+
+    fn json(&self) -> &Value {
+        Answer::json(self)
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::Value;
-
     use super::*;
 
     #[test]

@@ -8,10 +8,11 @@ use muster_shared::vm::{DEFAULT_BRAND, DEFAULT_RAM_MIB, DiskSpec, NOBODY, VmSpec
 use serde_json::{Map, Value, json};
 
 use crate::answer::Answer;
+use crate::cell::safe;
 use crate::client::Client;
 use crate::output::Output;
 use crate::wait::WaitArgs;
-use crate::{CliError, pick};
+use crate::{CliError, known, pick, refusal};
 
 /// Disk of a machine that names none, GiB: smaller than the API's, an image is rarely larger.
 const DEFAULT_DISK_GIB: u64 = 1;
@@ -80,7 +81,8 @@ pub(crate) struct Args {
     #[arg(long = "metadata", value_name = "KEY=VALUE", value_parser = pair)]
     metadata: Vec<(String, String)>,
 
-    /// Public key that may log in as root; may be repeated.
+    /// Public key that may log in as the image's first user (root, debian, ubuntu, …); may be
+    /// repeated.
     #[arg(long = "ssh-key", value_name = "FILE")]
     ssh_keys: Vec<PathBuf>,
 
@@ -108,7 +110,7 @@ pub(crate) struct Args {
     wait: WaitArgs,
 }
 
-fn positive() -> clap::builder::RangedU64ValueParser {
+pub(crate) fn positive() -> clap::builder::RangedU64ValueParser {
     clap::value_parser!(u64).range(1..)
 }
 
@@ -123,17 +125,43 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
     let image = image_of(client, args.image.as_deref()).await?;
     let cdrom = image_of(client, args.cdrom.as_deref()).await?;
     let base = args.file.as_deref().map(read_object).transpose()?.unwrap_or_default();
+    if let Some(path) = &args.file {
+        known::check(path, &base, known::SPEC)?;
+    }
     let spec = payload(&args, Images { boot: image, cdrom }, base)?;
     let body = Value::Object(spec.into_members());
-    let answer: Answer<VmPlaced> = client.post("/vms", &body).await?;
+    let answered: Result<Answer<VmPlaced>, CliError> = client.post("/vms", &body).await;
+    if let Err(CliError::Refused { code, body, .. }) = &answered
+        && code == "NoAllocatableServersError"
+    {
+        say_why(client, output, body).await?;
+    }
+    let answer = answered?;
     let VmPlaced { vm_uuid: uuid, id: task, server_uuid: server } = &*answer;
-    let name = args.alias.clone().unwrap_or_else(|| uuid.to_string());
+    let name = body["alias"].as_str().map_or_else(|| uuid.to_string(), str::to_owned);
     let title = format!("create {name}");
     let sentence = match args.wait.follow(client, &title, task).await? {
         None => format!("{title}: VM {uuid}, task {task}"),
-        Some(_) => format!("{title}: VM {uuid} runs on server {server}"),
+        Some(_) => {
+            let names = pick::hostnames(client).await?;
+            let server = server.to_string();
+            let server = names.get(&server).unwrap_or(&server);
+            format!("{title}: VM {uuid} runs on {server}")
+        }
     };
     output.done(&sentence, answer.json())
+}
+
+/// Why no server takes it.
+async fn say_why(client: &Client, output: &Output, body: &Value) -> Result<(), CliError> {
+    if output.is_json() {
+        return output.object(body);
+    }
+    let names = pick::hostnames(client).await?;
+    for line in refusal::lines(body, &names, false) {
+        eprintln!("{}", safe(&line));
+    }
+    Ok(())
 }
 
 async fn image_of(client: &Client, name: Option<&str>) -> Result<Option<ImageUuid>, CliError> {

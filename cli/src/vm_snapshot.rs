@@ -2,12 +2,14 @@
 
 use clap::Subcommand;
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::CliError;
 use crate::answer::Answer;
+use crate::cell::Cell;
 use crate::client::Client;
-use crate::output::{Output, member};
+use crate::output::{Item, Output};
+use crate::table::{Column, ListArgs};
 use crate::vm::Target;
 use crate::wait::WaitArgs;
 
@@ -15,7 +17,7 @@ use crate::wait::WaitArgs;
 pub(crate) enum Args {
     /// Takes a snapshot of all disks, also while the machine runs.
     Create(Named),
-    /// Gives the disks the content of a snapshot; newer snapshots are deleted.
+    /// Restores the disks from a snapshot; newer snapshots are deleted.
     Rollback(Named),
     /// Deletes a snapshot.
     Delete(Named),
@@ -23,6 +25,8 @@ pub(crate) enum Args {
     List {
         #[arg(help = crate::vm::MACHINE)]
         vm: String,
+        #[command(flatten)]
+        list: ListArgs,
     },
 }
 
@@ -41,14 +45,28 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
         Args::Create(named) => act(client, output, named, Action::Create).await,
         Args::Rollback(named) => act(client, output, named, Action::Rollback).await,
         Args::Delete(named) => act(client, output, named, Action::Delete).await,
-        Args::List { vm } => {
+        Args::List { vm, list } => {
             let target = Target::find(client, &vm).await?;
-            let machine: Machine = client.get(&target.path(""), &[]).await?;
-            output.list(
-                &machine.snapshots,
-                &[("NAME", member!(name)), ("CREATED", member!(created_at))],
-            )
+            let path = target.path("");
+            let fetch = async || client.get::<Machine>(&path, &[]).await.map(|vm| vm.snapshots);
+            output.list(&list, fetch).await
         }
+    }
+}
+
+impl Item for Answer<Snapshot> {
+    const COLUMNS: &'static [Column<Self>] = &[
+        Column::new("NAME", |snapshot: &Self| Cell::text(&snapshot.name)),
+        Column::new("AGE", |snapshot: &Self| Cell::since(snapshot.created_at.as_deref())),
+        Column::new("CREATED", |snapshot: &Self| Cell::maybe(snapshot.created_at.as_ref())).wide(),
+    ];
+
+    fn id(&self) -> String {
+        self.name.clone()
+    }
+
+    fn json(&self) -> &Value {
+        Answer::json(self)
     }
 }
 
@@ -95,5 +113,6 @@ async fn act(
             ("delete snapshot of", client.delete(&path).await?)
         }
     };
-    target.follow(client, output, wait, &format!("{verb} {vm} {name}"), &answer).await
+    let title = format!("{verb} {} {name}", target.shown());
+    target.follow(client, output, wait, &title, &answer).await
 }

@@ -15,17 +15,17 @@ use serde_json::json;
 use tokio::time::MissedTickBehavior;
 
 use crate::answer::Answer;
+use crate::cell::{Cell, safe};
 use crate::client::Client;
-use crate::output::{Column, Output, print};
+use crate::output::{CLEAR, Output, write_out};
 use crate::rates::Rates;
+use crate::table::Column;
 use crate::{CliError, pick};
 
 /// Shortest interval.
 const MIN_INTERVAL: Duration = Duration::from_millis(500);
 /// Longest interval.
 const MAX_INTERVAL: Duration = Duration::from_secs(3600);
-/// Puts the cursor to the top left and empties the screen below it.
-const CLEAR: &str = "\x1b[H\x1b[J";
 /// What lies between a sample and the next, as the coordinator is asked: figures of one look of an
 /// agent serve all who ask about the same time.
 const MAX_AGE_SHARE: f64 = 0.5;
@@ -124,7 +124,7 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
         due.tick().await;
         let new = match client.get_all("/vms/usage", &query, uuid).await {
             Err(lost @ CliError::Unreachable { .. }) if !once => {
-                print(&format!("{CLEAR}{lost}, trying again"))?;
+                write_out(&format!("{CLEAR}{}, trying again", safe(&lost.to_string())))?;
                 continue;
             }
             answer => answer?,
@@ -135,7 +135,7 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
             return output.object(&json!(rows));
         }
         if !once {
-            print(&format!("{CLEAR}{}", summary(&rows)))?;
+            write_out(&format!("{CLEAR}{}", summary(&rows)))?;
         }
         output.table(&rows, COLUMNS)?;
         if once {
@@ -186,30 +186,38 @@ fn busy(row: &Row, sort: Sort) -> Option<f64> {
 }
 
 const COLUMNS: &[Column<Row>] = &[
-    ("UUID", |row| row.vm.uuid.to_string().chars().take(8).collect()),
-    ("ALIAS", |row| shown(row.vm.alias.as_ref())),
-    ("SERVER", |row| {
-        let server = || row.vm.server_uuid.to_string().chars().take(8).collect();
-        row.vm.hostname.clone().unwrap_or_else(server)
-    }),
-    ("STATE", |row| shown(row.vm.state.as_ref())),
-    ("CPU%", |row| percent(row.rates.cpu_percent)),
-    ("WAIT%", |row| percent(row.rates.wait_percent)),
-    ("MEMORY", memory),
-    ("READ/S", |row| bytes(row.rates.disk_read_bytes_per_s)),
-    ("WRITE/S", |row| bytes(row.rates.disk_written_bytes_per_s)),
-    ("OPS/S", |row| row.rates.disk_operations_per_s.map_or(dash(), |rate| format!("{rate:.0}"))),
-    ("RECV/S", |row| bytes(row.rates.net_received_bytes_per_s)),
-    ("SENT/S", |row| bytes(row.rates.net_sent_bytes_per_s)),
-    ("NOTE", note),
+    Column::new("ID", |row: &Row| Cell::id(&row.vm.uuid)).spare(4),
+    Column::new("NAME", |row: &Row| Cell::maybe(row.vm.alias.as_ref())).cut(),
+    Column::new("SERVER", |row: &Row| match &row.vm.hostname {
+        Some(name) => Cell::text(name),
+        None => Cell::id(&row.vm.server_uuid),
+    })
+    .cut()
+    .spare(2),
+    Column::new("STATE", |row: &Row| {
+        row.vm.state.as_ref().map_or_else(Cell::dash, |it| Cell::state(it))
+    })
+    .spare(1),
+    Column::new("CPU%", |row: &Row| right(percent(row.rates.cpu_percent))),
+    Column::new("WAIT%", |row: &Row| right(percent(row.rates.wait_percent))),
+    Column::new("MEMORY", |row: &Row| right(memory(row))),
+    Column::new("READ/S", |row: &Row| right(bytes(row.rates.disk_read_bytes_per_s))),
+    Column::new("WRITE/S", |row: &Row| right(bytes(row.rates.disk_written_bytes_per_s))),
+    Column::new("OPS/S", |row: &Row| {
+        right(row.rates.disk_operations_per_s.map_or(dash(), |rate| format!("{rate:.0}")))
+    })
+    .spare(5),
+    Column::new("RECV/S", |row: &Row| right(bytes(row.rates.net_received_bytes_per_s))).spare(6),
+    Column::new("SENT/S", |row: &Row| right(bytes(row.rates.net_sent_bytes_per_s))).spare(6),
+    Column::new("NOTE", |row: &Row| Cell::text(note(row))).cut().spare(3),
 ];
 
 fn dash() -> String {
     "-".to_owned()
 }
 
-fn shown(text: Option<&String>) -> String {
-    text.cloned().unwrap_or_else(dash)
+fn right(text: String) -> Cell {
+    Cell { text, right: true, ..Cell::default() }
 }
 
 fn percent(value: Option<f64>) -> String {
@@ -306,7 +314,7 @@ mod tests {
         let new =
             [vm(1, usage(2000, 200)), vm(2, usage(2000, 1000)), vm(3, usage(5, 5)), vm(4, None)];
         let rows = rows(&old, &new, Sort::Cpu);
-        let cells = |row: &Row| COLUMNS.iter().map(|(_, cell)| cell(row)).collect::<Vec<_>>();
+        let cells = |row: &Row| COLUMNS.iter().map(|it| it.of(row).text).collect::<Vec<_>>();
         let order: Vec<_> = rows.iter().map(|row| cells(row)[1].clone()).collect();
         assert_eq!(order, ["vm2", "vm1", "vm3", "vm4"]);
         let busiest = cells(&rows[0]);

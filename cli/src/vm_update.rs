@@ -8,9 +8,9 @@ use serde_json::{Map, Value, json};
 use crate::client::Client;
 use crate::output::Output;
 use crate::vm::Target;
-use crate::vm_create::{object, pair, read_object, set_restart};
+use crate::vm_create::{object, pair, positive, read_object, set_restart};
 use crate::wait::WaitArgs;
-use crate::{CliError, pick};
+use crate::{CliError, known, pick};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -43,8 +43,9 @@ pub(crate) struct Update {
     #[arg(long, value_name = "COUNT")]
     vcpus: Option<u64>,
 
-    /// Most CPU the machine gets, percent of one core; 0 for no limit.
-    #[arg(long, value_name = "PERCENT")]
+    /// Most CPU the machine gets, percent of one core. A machine without a limit would keep all others
+    /// off its server.
+    #[arg(long, value_name = "PERCENT", value_parser = positive())]
     cpu_cap: Option<u64>,
 
     /// Sets a tag; may be repeated.
@@ -92,12 +93,16 @@ pub(crate) struct Reprovision {
 pub(crate) async fn run(client: &Client, output: &Output, args: Update) -> Result<(), CliError> {
     let target = Target::find(client, &args.vm).await?;
     let base = args.file.as_deref().map(read_object).transpose()?.unwrap_or_default();
+    if let Some(path) = &args.file {
+        known::check(path, &base, known::CHANGE)?;
+    }
     let body = payload(&args, base)?;
-    if body.is_empty() {
+    if body.keys().all(|name| name == "reboot") {
         return Err(CliError::Usage("nothing to change; see `muster vm update --help`".to_owned()));
     }
     let answer = client.post(&target.path("/update"), &Value::Object(body)).await?;
-    target.follow(client, output, args.wait, &format!("update {}", args.vm), &answer).await
+    let title = format!("update {}", target.shown());
+    target.follow(client, output, args.wait, &title, &answer).await
 }
 
 pub(crate) async fn reprovision(
@@ -109,7 +114,8 @@ pub(crate) async fn reprovision(
     let image = pick::image(client, &image).await?;
     let body = json!({ "image_uuid": image.uuid });
     let answer = client.post(&target.path("/reprovision"), &body).await?;
-    target.follow(client, output, wait, &format!("reprovision {vm}"), &answer).await
+    let title = format!("reprovision {}", target.shown());
+    target.follow(client, output, wait, &title, &answer).await
 }
 
 /// Flags win over the file.
@@ -123,7 +129,12 @@ fn payload(args: &Update, file: Map<String, Value>) -> Result<Map<String, Value>
         remove_tags: args.remove_tags.clone(),
         set_customer_metadata: object(&args.metadata),
         remove_customer_metadata: args.remove_metadata.clone(),
-        reboot: args.reboot.then_some(Reboot::Always),
+        // A guest is not restarted unless somebody said so, here or in the file.
+        reboot: match (args.reboot, file.contains_key("reboot")) {
+            (true, _) => Some(Reboot::Always),
+            (false, true) => None,
+            (false, false) => Some(Reboot::Never),
+        },
     };
     let mut body = change.over(file);
     if let Some(policy) = &args.restart {
@@ -167,5 +178,24 @@ mod tests {
             "reboot": "always", "set_internal_metadata": { "muster:restart_policy": "always" },
         });
         assert_eq!(Value::Object(payload(&args, base).unwrap()), expected);
+    }
+
+    #[test]
+    fn a_limit_is_changed_and_not_taken_away() {
+        Alone::try_parse_from(["x", "web1", "--cpu-cap", "150"]).unwrap();
+        Alone::try_parse_from(["x", "web1", "--cpu-cap", "0"]).err().expect("it is refused");
+    }
+
+    #[test]
+    fn no_guest_restarts_unless_somebody_said_so() {
+        let reboot = |words: &[&str], file: Value| {
+            let args = Alone::parse_from([&["x", "web1"], words].concat()).args;
+            let Value::Object(file) = file else { panic!("an object") };
+            payload(&args, file).unwrap().remove("reboot")
+        };
+        let nics = || json!({ "add_nics": [{ "nic_tag": "admin" }] });
+        assert_eq!(reboot(&[], nics()), Some(json!("never")));
+        assert_eq!(reboot(&["--reboot"], nics()), Some(json!("always")));
+        assert_eq!(reboot(&[], json!({ "reboot": "if_needed" })), Some(json!("if_needed")));
     }
 }

@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use crate::CliError;
 use crate::answer::Answer;
+use crate::cell::safe;
 use crate::client::Client;
 use crate::output::Output;
 
@@ -57,11 +58,62 @@ impl WaitArgs {
         started: &TaskStarted,
         object: &Value,
     ) -> Result<(), CliError> {
-        let sentence = match self.follow(client, title, &started.id).await? {
-            Some(_) => format!("{title}: done"),
-            None => format!("{title}: task {}", started.id),
+        let (sentence, object) = self.told(client, title, started, object).await?;
+        output.done(&sentence, &object)
+    }
+
+    /// Waits likewise; how it ended for people, and for programs.
+    pub(crate) async fn told(
+        self,
+        client: &Client,
+        title: &str,
+        started: &TaskStarted,
+        object: &Value,
+    ) -> Result<(String, Value), CliError> {
+        let Some(task) = self.follow(client, title, &started.id).await? else {
+            return Ok((format!("{title}: task {}", started.id), object.clone()));
         };
-        output.done(&sentence, object)
+        let mut object = object.clone();
+        let mut sentence = format!("{title}: done");
+        let result = task.history.iter().find(|entry| entry.name == EntryKind::Finish);
+        if let Some(result) = result {
+            for (name, remark) in remarks(&result.event) {
+                sentence.push_str(&format!("; {remark}"));
+                object[name] = result.event[name].clone();
+            }
+        }
+        Ok((sentence, object))
+    }
+}
+
+/// What an operator has to know of a result beside that it is there: the member, and in words.
+fn remarks(result: &Value) -> Vec<(&'static str, String)> {
+    let mut remarks = Vec::new();
+    if result["forced"] == true {
+        let text = "the guest did not shut down in its time, and was ended";
+        remarks.push(("forced", text.to_owned()));
+    }
+    let pending = result["pending_reboot"].as_array().into_iter().flatten();
+    let pending: Vec<&str> = pending.filter_map(Value::as_str).collect();
+    if !pending.is_empty() {
+        let text = format!("takes effect at the next start: {}", pending.join(", "));
+        remarks.push(("pending_reboot", text));
+    }
+    remarks
+}
+
+/// Runs `work`; Ctrl-C ends the wait for it with `interrupted`, which says what goes on.
+pub(crate) async fn unless_interrupted<T>(
+    interrupted: impl FnOnce() -> CliError,
+    work: impl Future<Output = Result<T, CliError>>,
+) -> Result<T, CliError> {
+    tokio::select! {
+        biased;
+        ended = work => ended,
+        pressed = tokio::signal::ctrl_c() => match pressed {
+            Ok(()) => Err(interrupted()),
+            Err(source) => Err(CliError::Terminal { action: "wait for Ctrl-C", source }),
+        },
     }
 }
 
@@ -70,6 +122,20 @@ impl WaitArgs {
 /// # Errors
 /// [`CliError::TaskFailed`] if it ended in failure, [`CliError::Timeout`] if it did not end.
 pub(crate) async fn finished(
+    client: &Client,
+    title: &str,
+    id: &str,
+    limit: Duration,
+) -> Result<Answer<Task>, CliError> {
+    let goes_on = || {
+        let hint =
+            format!("`muster task wait {id}` waits for it, `muster task cancel {id}` stops it");
+        CliError::Interrupted { goes_on: format!("task {id} goes on"), hint }
+    };
+    unless_interrupted(goes_on, watched(client, title, id, limit)).await
+}
+
+async fn watched(
     client: &Client,
     title: &str,
     id: &str,
@@ -108,7 +174,8 @@ fn ended(id: &str, task: Answer<Task>) -> Result<Answer<Task>, CliError> {
     if task.status == TaskStatus::Complete {
         return Ok(task);
     }
-    Err(CliError::TaskFailed { id: id.to_owned(), message: reason(&task) })
+    let code = task.error.as_ref().map(|error| format!(" ({})", error.code)).unwrap_or_default();
+    Err(CliError::TaskFailed { id: id.to_owned(), message: format!("{}{code}", reason(&task)) })
 }
 
 /// Why a task failed, as its record says.
@@ -121,6 +188,8 @@ struct View {
     title: String,
     bar: Option<ProgressBar>,
     events_seen: usize,
+    /// The last that began.
+    step: Option<String>,
     last: String,
 }
 
@@ -130,11 +199,11 @@ impl View {
             let bar = ProgressBar::new(100);
             let style = ProgressStyle::with_template("{spinner} {prefix} {bar:24} {pos:>3}% {msg}");
             bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-            bar.set_prefix(title.to_owned());
+            bar.set_prefix(safe(title));
             bar.enable_steady_tick(Duration::from_millis(120));
             bar
         });
-        Self { title: title.to_owned(), bar, events_seen: 0, last: String::new() }
+        Self { title: title.to_owned(), bar, events_seen: 0, step: None, last: String::new() }
     }
 
     fn show(&mut self, task: &Task) {
@@ -148,9 +217,12 @@ impl View {
             new.iter().filter_map(|event| event.name.strip_prefix("start:")).collect();
         self.events_seen = events.len();
         for step in steps {
+            self.step = Some(step.to_owned());
             self.say(step);
         }
-        if let Some(cause) = &task.waiting_for {
+        // That its agent works on it, the step says better.
+        let says_less = |cause: &str| self.step.is_some() && cause.ends_with("to finish it");
+        if let Some(cause) = task.waiting_for.as_deref().filter(|cause| !says_less(cause)) {
             self.say(&format!("waiting for {cause}"));
         }
     }
@@ -161,8 +233,8 @@ impl View {
         }
         text.clone_into(&mut self.last);
         match &self.bar {
-            Some(bar) => bar.set_message(text.to_owned()),
-            None => eprintln!("{}: {text}", self.title),
+            Some(bar) => bar.set_message(safe(text)),
+            None => eprintln!("{}: {}", safe(&self.title), safe(text)),
         }
     }
 
@@ -182,6 +254,19 @@ impl Drop for View {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
+
+    #[test]
+    fn what_an_operator_has_to_know_is_told() {
+        let told = |result: Value| {
+            let remarks = super::remarks(&result).into_iter();
+            remarks.map(|(_, remark)| remark).collect::<Vec<_>>().join("; ")
+        };
+        assert_eq!(told(json!({ "vm": {}, "pending_reboot": [] })), "");
+        let both = json!({ "forced": true, "pending_reboot": ["ram", "vcpus"] });
+        let want = "the guest did not shut down in its time, and was ended; \
+                    takes effect at the next start: ram, vcpus";
+        assert_eq!(told(both), want);
+    }
 
     #[test]
     fn reasons_in_both_forms_and_none() {
