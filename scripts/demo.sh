@@ -117,7 +117,7 @@ start() {
 
 demo: the cluster goes on running. Look around:
   export PATH="$bin:\$PATH"
-  muster vm console demo$number        # its console; ~. leaves
+  muster vm console demo$number        # its console; Ctrl-] leaves
   muster why vm demo$number            # where it is, and what it waits for
   muster server list
   curl -s $MUSTER_URL/vms/$vm | jq .
@@ -154,7 +154,7 @@ stop() {
     local vm left pid
     if pid_of coordinator >/dev/null && pid_of agent >/dev/null; then
         for vm in $(muster vm list --output json 2>/dev/null | jq -r '.[].uuid'); do
-            muster vm delete "$vm" --timeout 60 || say "VM $vm could not be deleted"
+            muster vm delete "$vm" --yes --timeout 60 || say "VM $vm could not be deleted"
         done
     fi
     end agent
