@@ -1,8 +1,9 @@
 #!/bin/bash
 # Builds everything and runs the tests, stage by stage, cheapest first.
 #
-#   scripts/test.sh [--full]       --full: more simulated seeds, power cuts, damaged files and inputs,
-#                                  larger attacks, every point at which an agent can be killed
+#   scripts/test.sh [--full]       --full: more simulated seeds, power cuts, damaged files, inputs and
+#                                  suggestions, larger attacks, every point at which an agent can
+#                                  be killed
 #
 # Every stage runs even if an earlier one failed (but not without a build); the last line says how
 # it went.
@@ -18,9 +19,12 @@ if [ "${1:-}" = --full ]; then
     export MUSTER_ABUSE="${MUSTER_ABUSE:-full}"
     export MUSTER_KILL_POINTS="${MUSTER_KILL_POINTS:-all}"
     export MUSTER_FUZZ_INPUTS="${MUSTER_FUZZ_INPUTS:-20000}"
+    export MUSTER_SUGGESTIONS="${MUSTER_SUGGESTIONS:-1000}"
 fi
 export MUSTER_SIM_SEEDS="${MUSTER_SIM_SEEDS:-$seeds}"
 
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
 started=$SECONDS
 failed=()
 summary=()
@@ -40,6 +44,9 @@ finish() {
     echo
     printf '%s\n' "${summary[@]}"
     if [ "${#failed[@]}" -gt 0 ]; then
+        # Said again here, where it is seen: the output of the stages is long.
+        grep -hE '^ +(FAIL|LEAK-FAIL|TIMEOUT|ABORT|SIG[A-Z]+) ' "$log" | sort -u | tail -n 40
+        grep -hE -A 3 "^ *thread '.*panicked at" "$log" | cut -c 1-300 | tail -n 60
         echo "make test: FAILED after $((SECONDS - started)) s: $(printf '%s, ' "${failed[@]}" | sed 's/, $//')"
         exit 1
     fi
@@ -47,14 +54,19 @@ finish() {
     exit 0
 }
 # Explicit profile: what the stages select must be what was built.
-nextest() { cargo nextest run --workspace --locked --no-tests=pass "$@"; }
+nextest() { cargo nextest run --workspace --locked --no-tests=pass "$@" 2>&1 | tee -a "$log"; }
 
 stage "setup" scripts/setup.sh test || finish
 stage "guest image" scripts/build-guest-image.sh || finish
 stage "build" cargo build --workspace --all-targets --locked || finish
 stage "foundation: units" nextest -E 'not package(muster-tests)'
 stage "foundation: documentation" cargo test -q --doc --workspace --locked
-stage "foundation: simulation" nextest --success-output immediate -E 'package(muster-tests) and test(/^sim/)'
+simulation() {
+    # Thousands of seeds are worth an optimized build; it keeps the checks of a debug build.
+    [ "$seeds" -le 500 ] || local -x CARGO_PROFILE_DEV_OPT_LEVEL=2
+    nextest --test sim --success-output immediate
+}
+stage "foundation: simulation" simulation
 stage "foundation: power cuts" nextest --success-output immediate -E 'package(muster-tests) and test(/^cuts/)'
 # Those of binary(system) need a machine of their own: scripts/test-system.sh.
 stage "foundation: real processes" nextest -E 'package(muster-tests) and not (test(/^sim/) or test(/^cuts/) or binary(system))'
