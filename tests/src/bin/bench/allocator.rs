@@ -25,6 +25,9 @@ const CLIENTS: usize = 4;
 const FAILING_CLIENTS: usize = 32;
 const SECONDS: u64 = 10;
 const REPLAYS: usize = 100;
+/// Length of a history, and the bound that it gets.
+const DECISIONS: usize = 50_000;
+const BOUND: usize = 1_000;
 /// Files that both processes need beside the connections.
 const SPARE_FILES: u64 = 500;
 
@@ -41,6 +44,33 @@ pub(super) async fn run(only: Option<usize>) {
         }
         measure(servers, goal).await;
     }
+    history().await;
+}
+
+/// How soon after its start a coordinator has cut a history that is too long.
+async fn history() {
+    let mut coordinator = Coordinator::with_settings(&["allocator.history=100000"]);
+    let client = Client::pooled(coordinator.client().base());
+    let agent = SimAgent::connect(&coordinator).await;
+    let mut body = ask(128);
+    (body["reserve"], body["steps"]) = (json!(false), json!("none"));
+    let decide = |_| async { drop(client.post("/allocate", &body).await) };
+    stream::iter(0..DECISIONS).for_each_concurrent(64, decide).await;
+    drop(agent);
+    coordinator.daemon().terminate().await;
+    coordinator.configure(&[&format!("allocator.history={BOUND}")]);
+    coordinator.restart();
+    let start = now();
+    wait_for("the history has its bound", Duration::from_secs(600), || async {
+        let list = client.get(&format!("/allocations?limit={BOUND}")).await.expect(200);
+        let oldest = list.as_array().and_then(|list| list.last()).expect("there are decisions");
+        let marker = oldest["id"].as_str().expect("an id");
+        let more = client.get(&format!("/allocations?limit=1&marker={marker}")).await.expect(200);
+        if more == json!([]) { Ok(()) } else { Err(more.to_string()) }
+    })
+    .await;
+    let what = format!("{DECISIONS} decisions cut to {BOUND} after a start");
+    row(&what, &ms(start.elapsed()), "60 s");
 }
 
 /// How many files a process may have open.
