@@ -9,7 +9,7 @@ use muster_shared::ids::{TaskId, VmUuid};
 use muster_shared::wire::{Ticket, Token};
 use parking_lot::Mutex;
 use serde_json::Value;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, SetOnce, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::events::TaskEvents;
@@ -20,13 +20,8 @@ use super::refusals::Refusals;
 use super::runner::Refusal;
 use super::{Class, Handler, Plan};
 
-/// Where a submitted task stands for whoever waits for it to be durable.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Admission {
-    Pending,
-    Accepted,
-    Refused(Refusal),
-}
+/// Whether a submitted task became durable.
+pub(super) type Admission = Result<(), Refusal>;
 
 /// Why a task is to stop before its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +55,8 @@ pub(super) struct Live {
     pub(super) hurried: CancellationToken,
     /// It hurried another task.
     pub(super) hurries: AtomicBool,
-    pub(super) admission: watch::Sender<Admission>,
+    /// Those who wait for it learn of it in the order in which they came.
+    pub(super) admission: SetOnce<Admission>,
     pub(super) ended: watch::Sender<bool>,
 }
 
@@ -71,6 +67,11 @@ impl fmt::Debug for Live {
 }
 
 impl Live {
+    /// Once: a task is made durable or refused where it is driven, and was durable if it is recovered.
+    pub(super) fn decide(&self, admission: Admission) {
+        self.admission.set(admission).expect("a task is admitted once");
+    }
+
     pub(super) fn durable(&self) -> bool {
         self.handler.kind().class == Class::Mutate
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use muster_shared::wire::{Code, TaskError};
 
 use super::journal::Loaded;
-use super::live::{Admission, Ended, Shared};
+use super::live::{Ended, Shared};
 use super::record::{Phase, Record, State};
 use super::refusals::given_back;
 use super::run::MAX_ATTEMPTS;
@@ -129,7 +129,7 @@ impl Engine {
                 step = ?record.step, "a task goes on after a restart"
             );
             let live = self.live(handler, record, plan, false, None);
-            live.admission.send_replace(Admission::Accepted);
+            live.decide(Ok(()));
             let mut shared = self.shared.lock();
             shared.order.restore(&id, queue, class, &live.plan.locks);
             shared.live.insert(id, live.clone());

@@ -17,7 +17,7 @@ use tracing::Instrument as _;
 
 use super::journal::{self, JournalError};
 use super::limits;
-use super::live::{Admission, Ended, Live, Shared, Stop};
+use super::live::{Ended, Live, Shared, Stop};
 use super::record::{AtStep, Origin, Phase, State, bounded_error, bounded_result};
 use super::refusals::given_back;
 use super::registry::Moment;
@@ -75,7 +75,7 @@ impl Engine {
             self.unadmit(&live, &error);
             return;
         }
-        live.admission.send_replace(Admission::Accepted);
+        live.decide(Ok(()));
         self.go_on(live).await;
     }
 
@@ -127,7 +127,7 @@ impl Engine {
         if origin == Origin::Coordinator && !live.volatile {
             self.remember_refusal(id, refusal.clone());
         }
-        live.admission.send_replace(Admission::Refused(refusal));
+        live.decide(Err(refusal));
         live.ended.send_replace(true);
     }
 

@@ -26,14 +26,14 @@ use muster_shared::wire::{Code, Intake, Progress, TaskResult, Ticket};
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, broadcast, watch};
+use tokio::sync::{Notify, SetOnce, broadcast, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use super::events::TaskEvents;
 use super::journal::{self, Journal, JournalError};
-use super::live::{Admission, Live, SeenTicket, Shared};
+use super::live::{Live, SeenTicket, Shared};
 use super::order::Depth;
 use super::record::{Origin, Phase, Record, State, bounded_error, fingerprint};
 use super::registry::{Faults, Registry};
@@ -361,7 +361,7 @@ impl Engine {
             cancelled: CancellationToken::new(),
             hurried: CancellationToken::new(),
             hurries: AtomicBool::new(false),
-            admission: watch::Sender::new(Admission::Pending),
+            admission: SetOnce::new(),
             ended: watch::Sender::new(false),
         })
     }
@@ -452,12 +452,7 @@ impl Offer {
     /// It could not be made durable and will not run.
     pub async fn admitted(&self) -> Result<(), Refusal> {
         let Some(live) = &self.0 else { return Ok(()) };
-        let mut admission = live.admission.subscribe();
-        let decided = admission.wait_for(|a| *a != Admission::Pending).await;
-        match decided.as_deref() {
-            Ok(Admission::Refused(refusal)) => Err(refusal.clone()),
-            _ => Ok(()),
-        }
+        live.admission.wait().await.clone()
     }
 
     /// Whether it is in the journal, and so survives this process.
