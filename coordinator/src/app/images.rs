@@ -193,6 +193,13 @@ pub struct ImageFile {
     image: ImageUuid,
 }
 
+impl ImageError {
+    /// Whether a commit may have been made all the same.
+    fn is_unsure(&self) -> bool {
+        matches!(self, Self::Record(AppError::Store(StoreError::Unavailable { .. })))
+    }
+}
+
 fn store_error(image: ImageUuid, source: StoreError) -> ImageError {
     match source {
         StoreError::Conflict { .. } => ImageError::Changed(image),

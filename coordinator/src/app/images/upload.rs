@@ -62,7 +62,8 @@ impl Images {
             Ok(()) => self.adopt(current, &name, &claim, &received).await,
             Err(error) => Err(error),
         };
-        if adopted.is_err() {
+        // Where the store can't tell, the record may name the file: if not, the sweep removes it.
+        if adopted.as_ref().is_err_and(|error| !error.is_unsure()) {
             self.drop_blob(&name).await;
         }
         adopted

@@ -3,8 +3,10 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
+use futures_util::StreamExt as _;
 
 use super::*;
+use crate::app::images::FileClaim;
 use crate::store::{LeaseId, Page, Record, Revision, Store, StoreError, Watch, Write};
 
 #[derive(Debug)]
@@ -88,5 +90,25 @@ async fn a_refusal_moves_a_vm_once_when_the_store_cannot_tell_that_it_did() {
     assert_eq!(home(), Some(second));
     let record = app.tasks.record_of(&placed.id).await.unwrap();
     assert_eq!(record.refusals.unwrap().len(), 1);
+    app.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_image_keeps_its_file_when_the_store_cannot_tell_that_it_has_one() {
+    let disk = Disk::new();
+    let store = Arc::new(Unsure { store: disk.store().await, is_unsure: AtomicBool::new(false) });
+    let shared: SharedStore = Arc::clone(&store) as SharedStore;
+    let app = disk.join(&shared, "a").await;
+    let manifest = json!({ "name": "n", "version": "1", "type": "zvol", "os": "linux" });
+    let image = app.images.create(Object::of(&manifest)).await.unwrap().uuid;
+    let content = || futures_util::stream::iter([Ok("content".into())]).boxed();
+    let upload = || app.images.upload(image, FileClaim::default(), &Expected::ANY, content());
+    store.is_unsure.store(true, Ordering::Relaxed);
+    upload().await.unwrap_err();
+    store.is_unsure.store(false, Ordering::Relaxed);
+    app.images.activate(image, &Expected::ANY).await.unwrap();
+    let file = app.images.file(image).await.unwrap();
+    let mut bytes = app.images.read(&file, 0..file.size_bytes).await.unwrap();
+    assert_eq!(bytes.next().await.unwrap().unwrap(), "content");
     app.shutdown().await;
 }
