@@ -221,6 +221,8 @@ impl Net {
         let link = links.get_mut(&id).ok_or_else(|| broken("the connection was reset"))?;
         let lane = &mut link.lanes[way.lane()];
         if lane.to.as_ref().is_none_or(mpsc::Sender::is_closed) {
+            // Who writes may learn of the end before who reads.
+            witness.link_ended(link.agent);
             return Err(broken("the connection was reset"));
         }
         if let Item::Frame(Frame::Text(text)) = &item {
