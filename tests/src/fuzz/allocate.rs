@@ -4,7 +4,8 @@
 use std::sync::{Arc, LazyLock};
 
 use muster_coordinator::alloc::{
-    Config, Detail, Fleet, HostOs, Options, Order, Request, WhatIf, allocate, fit, parse_capacity,
+    Config, Detail, Fitted, Fleet, HostOs, Options, Order, Request, WhatIf, allocate, fit,
+    parse_capacity,
 };
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -71,6 +72,7 @@ pub fn run(data: &[u8]) {
         let named = snapshot.servers().any(|server| *server == chosen.server_uuid);
         assert!(named, "{:?} is not in the fleet", chosen.server_uuid);
         fleet.reserve(Uuid::from_u128(0x200), &chosen.server_uuid, request.promise());
-        drop(fit(&fleet.snapshot(), &chosen.server_uuid, &request, policy));
+        let fitted = Fitted { request: &request, extra: &request.promise() };
+        drop(fit(&fleet.snapshot(), &chosen.server_uuid, fitted, policy));
     }
 }
