@@ -122,7 +122,7 @@ pub struct Api {
     pub connections: usize,
     /// Most connections of one address (for IPv6, of one /64), those of agents not counted.
     pub connections_per_peer: usize,
-    /// Names under which the API may be asked beside addresses, `localhost`, the machine's own name
+    /// Names under which the API may be asked beside addresses, names without a dot, the machine's own name
     /// and those of `agents.advertised_urls`; `"*"`: any. Requests with another `Host` (without
     /// TLS) or of pages of other sites are refused: a browser that reaches the API must not become
     /// the tool of the pages that it shows.

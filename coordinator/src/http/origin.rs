@@ -33,7 +33,7 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// These, beside the host's own name, `localhost` and every address.
+    /// These, beside the host's own name, every name without a dot, and every address.
     pub(crate) fn new<'a>(names: impl IntoIterator<Item = &'a str>, tls: bool) -> Self {
         Self { names: names.into_iter().map(str::to_ascii_lowercase).collect(), tls }
     }
@@ -82,8 +82,9 @@ impl Names {
     fn is_ours(&self, name: &str) -> bool {
         let name = name.to_ascii_lowercase();
         // Nobody can have an address resolve to another one.
-        name == "localhost"
-            || name.parse::<IpAddr>().is_ok()
+        name.parse::<IpAddr>().is_ok()
+            // Nor can a stranger own a name without a dot: it is of this network, as `localhost`.
+            || (!name.is_empty() && !name.contains('.'))
             || self.names.contains(&name)
             || self.names.contains(ANY)
     }
@@ -153,7 +154,11 @@ mod tests {
         check(true, &[], Some(400));
         assert!(Names::default().check(&HeaderMap::new(), true).is_ok(), "HTTP/1.0");
         check(false, &[("host", "muster.EXAMPLE:80")], None);
+        check(false, &[("host", "muster")], None);
+        check(false, &[("host", "headnode:8480")], None);
         check(false, &[("host", "evil.example")], Some(421));
+        check(false, &[("host", "evil.")], Some(421));
+        check(false, &[("host", "")], Some(421));
         check(false, &[("host", "localhost.evil.example:8480")], Some(421));
         check(false, &[("host", "")], Some(421));
         check(true, &[("host", "any.example")], None);
