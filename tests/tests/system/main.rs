@@ -5,5 +5,6 @@ mod adoption;
 mod cloud;
 mod limits;
 mod node;
+mod power;
 mod service;
 mod shutdown;
