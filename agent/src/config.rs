@@ -297,6 +297,11 @@ pub struct SecurityConfig {
     /// Networks whose addresses the local HTTP may listen on, e.g. `["10.0.0.0/8"]`.
     #[schema(value_type = Vec<String>)]
     pub allow_plaintext: Vec<IpNet>,
+    /// Networks whose addresses VMs may publish ports on beside loopback
+    /// (`internal_metadata["muster:hostfwd"]`), e.g. `["10.0.0.0/8"]`; `0.0.0.0/0`: also all
+    /// addresses at once.
+    #[schema(value_type = Vec<String>)]
+    pub publish_on: Vec<IpNet>,
     /// Lets coordinators run scripts as root (`command_execute`); `host.actions` must allow it too.
     /// Also `allow_command_execute`.
     pub allow_command_execute: bool,

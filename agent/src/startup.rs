@@ -19,7 +19,7 @@ use crate::drivers::cluster::Cluster;
 use crate::drivers::compute::Router;
 use crate::drivers::compute::qemu::{Qemu, QemuConfig, isolation};
 use crate::drivers::images::{FileImages, FileImagesConfig};
-use crate::drivers::network::UserNetworks;
+use crate::drivers::network::{PublishOn, UserNetworks};
 use crate::drivers::node::{Document, FileDocuments};
 use crate::drivers::settings::FileSettings;
 use crate::drivers::storage::{DISKS, FileStorage, FileStorageConfig};
@@ -233,7 +233,8 @@ async fn drivers(
     let compute = Arc::new(Router::new(qemu, Vec::new()));
     let (wanted, uids) = (config.compute.user_network, isolation::guest_uids());
     let networks = UserNetworks::open(wanted, &config.instance, uids, exec.clone()).await;
-    let networks = Arc::new(networks);
+    let publish_on = PublishOn(config.security.publish_on.clone());
+    let networks = Arc::new(networks.publish_on(publish_on));
     let StorageKind::File = config.storage;
     let storage = FileStorageConfig {
         storage_dir: folders.storage.clone(),

@@ -97,6 +97,14 @@ pub fn started_with(pid: u32, name: &str) -> io::Result<Option<String>> {
     Ok(value.map(|value| String::from_utf8_lossy(value).into_owned()))
 }
 
+/// Memory of this host, MiB; `None` where it does not tell.
+#[must_use]
+pub fn memory_mib() -> Option<u64> {
+    let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
+    let value = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    Some(value.split_whitespace().next()?.parse::<u64>().ok()? / 1024)
+}
+
 /// What is read of `/proc/<pid>/status`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Status {

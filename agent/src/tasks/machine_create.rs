@@ -9,11 +9,11 @@ use muster_shared::wire::Code;
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 
+use super::fits;
 use super::machine::{self, failed, refuse};
 use super::steps::{Row, steps};
 use super::{Handler, Kind, Lock, OnFailure, Params, Plan, Queue, TaskContext, TaskFailure};
 use crate::drivers::compute::GuestSignal;
-use crate::drivers::network;
 use crate::drivers::storage::DiskSpec;
 use crate::vms::{self, StorageState, VmRecord, payload};
 
@@ -131,11 +131,7 @@ impl Create {
                 format!("hardware VMs can't run here: {why}"),
             ));
         }
-        let vcpus = self.properties.get("vcpus").and_then(Value::as_u64).unwrap_or(1);
-        if vcpus > u64::from(abilities.max_vcpus) {
-            let problem = format!("{vcpus} are more than {} of this node", abilities.max_vcpus);
-            return Err(TaskFailure::bad_param("vcpus", problem));
-        }
+        fits::check(&self.properties, &abilities)?;
         if self.properties.get("bootrom").is_some_and(|rom| rom == "uefi") && !abilities.uefi {
             let text = "bootrom uefi: this node has no such firmware (package ovmf)";
             return Err(refuse(Code::NotSupported, text));
@@ -145,7 +141,7 @@ impl Create {
                         guest, which this agent does not have";
             return Err(refuse(Code::NotSupported, text));
         }
-        network::check(&self.properties)?;
+        drivers.networks.check(&self.properties)?;
         drivers.vms.check_macs(self.vm, &self.properties)?;
         // Left by something that has no record: not ours to take over.
         if drivers.compute.observe(self.vm).await?.is_running() {

@@ -11,6 +11,7 @@ use muster_shared::wire::Code;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use super::fits;
 use super::machine::{self, Stop, failed, refuse};
 use super::steps::{Row, steps};
 use super::{Handler, Kind, Lock, Params, Plan, TaskContext, TaskFailure};
@@ -63,11 +64,15 @@ fn disks_at_start(vm: &Map<String, Value>) -> Vec<Map<String, Value>> {
     disks.map(kept).collect()
 }
 
+/// The ports that a VM publishes, as it says.
+fn published(vm: &Map<String, Value>) -> Option<&Value> {
+    vm.get("internal_metadata")?.get("muster:hostfwd")
+}
+
 /// Whether the hypervisor reads a property that changed only when it starts.
 fn is_read_at_start(name: &str, old: &Map<String, Value>, new: &Map<String, Value>) -> bool {
-    let forwards = |vm: &Map<String, Value>| vm.get(name)?.get("muster:hostfwd").cloned();
     // The guest has no use for the rest of it.
-    let forwarded = name == "internal_metadata" && forwards(old) != forwards(new);
+    let forwarded = name == "internal_metadata" && published(old) != published(new);
     if name == "disks" {
         return disks_at_start(old) != disks_at_start(new);
     }
@@ -113,7 +118,11 @@ impl Update {
         let old = &record.properties;
         let new = payload::update(old, &ctx.params, || machine::fresh_mac(entropy.u64()))?;
         ctx.drivers.vms.check_macs(self.vm, &new)?;
+        if published(old) != published(&new) {
+            ctx.drivers.networks.check(&new)?;
+        }
         let (changes, members) = (changes(old, &new), members(old, &new));
+        fits::check(&changes, &ctx.drivers.compute.abilities())?;
         let running = machine::runs(ctx, self.vm).await?;
         let grow = grown(old, &new);
         if running && !grow.is_empty() {

@@ -13,6 +13,7 @@ mod engine_tests;
 mod events;
 #[cfg(test)]
 mod fault_matrix_tests;
+mod fits;
 pub mod folder;
 mod house;
 pub mod image_delete;

@@ -28,6 +28,8 @@ pub const MAX_VCPUS: u64 = 1024;
 pub const MAX_DEVICES: usize = 32;
 /// Most words of one property: addresses, names.
 pub const MAX_WORDS: usize = 256;
+/// Most memory of one VM, MiB (16 TiB).
+pub const MAX_RAM_MIB: u64 = 16 << 20;
 /// Largest disk, MiB (64 TiB): what the agent believes of an image's header.
 pub const MAX_DISK_MIB: u64 = 64 << 20;
 /// All tags of one VM together, bytes of JSON: every status report carries those of all VMs.

@@ -2,8 +2,8 @@
 
 use super::property::{Effect, Form, Item, Kind, Property};
 use super::{
-    MAX_ALIAS_CHARS, MAX_DISK_MIB, MAX_METADATA_BYTES, MAX_ROUTES_BYTES, MAX_TAGS_BYTES, MAX_VCPUS,
-    MIN_RAM_MIB,
+    MAX_ALIAS_CHARS, MAX_DISK_MIB, MAX_METADATA_BYTES, MAX_RAM_MIB, MAX_ROUTES_BYTES,
+    MAX_TAGS_BYTES, MAX_VCPUS, MIN_RAM_MIB,
 };
 use Effect::{AtStart, Dropped, Ignored, Kept, Live, Refused};
 use Kind::{Any, Count, Flag, FlatObject, Gib, List, Mib, Range, Text, Uuid, Words};
@@ -107,7 +107,7 @@ pub const LASTING: &[Property] = &[
     p("qemu_extra_opts", Text(1024), NO_RAW, "Of the hypervisor"),
     p("qemu_opts", Text(1024), NO_RAW, "Of the hypervisor"),
     p("quota", Gib, Live, "Disk quota, GiB; 0: none"),
-    p("ram", Mib, AtStart, "Memory of the guest, MiB; hardware VMs need 64")
+    p("ram", Range(0, MAX_RAM_MIB), AtStart, "Memory of the guest, MiB; hardware VMs need 64")
         .form(Form::AtLeast(MIN_RAM_MIB)),
     p("resolvers", Words, AtStart, "Addresses of DNS servers"),
     p("restart_init", Flag, CONTAINER, "A container's first program is started again"),

@@ -261,6 +261,8 @@ pub struct Abilities {
     pub accel: Option<String>,
     /// Most virtual CPUs of one VM; 0 without `hvm`.
     pub max_vcpus: u32,
+    /// Memory of the host, MiB, where it is known: no VM can have more.
+    pub memory_mib: Option<u64>,
     /// Version of the hypervisor.
     pub version: Option<String>,
     /// VMs can have UEFI firmware.

@@ -38,6 +38,8 @@ const POLL: Duration = Duration::from_millis(20);
 pub const CONSOLE_GREETING: &str = "up\r\n";
 /// Memory that a simulated guest has.
 const RSS_BYTES: u64 = 64 << 20;
+/// Memory of a simulated host, MiB.
+const SIM_MEMORY_MIB: u64 = 1 << 20;
 /// Buffer of a simulated console, bytes.
 const CONSOLE_BYTES: usize = 16 * 1024;
 
@@ -308,6 +310,7 @@ impl Compute for SimCompute {
             hvm: true,
             accel: Some("sim".to_owned()),
             max_vcpus: 64,
+            memory_mib: Some(SIM_MEMORY_MIB),
             version: Some("sim".to_owned()),
             uefi: true,
             degraded: Vec::new(),

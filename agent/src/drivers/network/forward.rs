@@ -1,9 +1,10 @@
 //! Ports of the host that lead to a guest.
 
 use std::fmt;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
 
+use ipnet::IpNet;
 use muster_shared::wire::Code;
 use serde_json::{Map, Value};
 
@@ -18,12 +19,14 @@ const KEY: &str = "muster:hostfwd";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Forward {
     protocol: &'static str,
+    /// Without an address on loopback.
     host: End,
+    /// Without an address the guest's own.
     guest: End,
 }
 
-/// An address and a port; without an address any of the host's, or the guest's own.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// An address and a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct End {
     address: Option<Ipv4Addr>,
     port: u16,
@@ -74,7 +77,47 @@ impl FromStr for Forward {
 /// As QEMU's option `hostfwd` has it.
 impl fmt::Display for Forward {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}-{}", self.protocol, self.host, self.guest)
+        // Without an address the hypervisor listens on all that the host has.
+        let host = End { address: Some(self.host_address()), ..self.host };
+        write!(f, "{}:{host}-{}", self.protocol, self.guest)
+    }
+}
+
+impl Forward {
+    fn host_address(&self) -> Ipv4Addr {
+        self.host.address.unwrap_or(Ipv4Addr::LOCALHOST)
+    }
+}
+
+/// `security.publish_on`: the networks whose addresses VMs may publish ports on, beside loopback. A
+/// tenant's VM must not be able to take the place of a service of the host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PublishOn(pub Vec<IpNet>);
+
+impl PublishOn {
+    /// Checks the ports that a VM publishes.
+    ///
+    /// # Errors
+    /// `InvalidParameters` that names the first one that it may not publish.
+    pub(super) fn check(&self, forwards: &[Forward]) -> Result<(), DriverError> {
+        let Some(forward) = forwards.iter().find(|forward| !self.allows(forward.host_address()))
+        else {
+            return Ok(());
+        };
+        let text = format!(
+            "internal_metadata[{KEY:?}]: {forward} is not on loopback, and this node's \
+             security.publish_on does not name a network of that address"
+        );
+        Err(DriverError::refused(Code::InvalidParameters, text))
+    }
+
+    fn allows(&self, address: Ipv4Addr) -> bool {
+        let address = IpAddr::V4(address);
+        // 0.0.0.0 is every address there is.
+        let named = |net: &IpNet| {
+            net.contains(&address) && (!address.is_unspecified() || net.prefix_len() == 0)
+        };
+        address.is_loopback() || self.0.iter().any(named)
     }
 }
 
@@ -115,9 +158,10 @@ mod tests {
     }
 
     #[test]
-    fn they_come_out_as_they_were_given() {
+    fn they_come_out_as_they_were_given_on_loopback() {
         let both = "tcp:127.0.0.1:2222-:22, udp::5353-10.0.2.15:53,";
-        assert_eq!(of(&json!(both)).unwrap(), ["tcp:127.0.0.1:2222-:22", "udp::5353-10.0.2.15:53"]);
+        let want = ["tcp:127.0.0.1:2222-:22", "udp:127.0.0.1:5353-10.0.2.15:53"];
+        assert_eq!(of(&json!(both)).unwrap(), want);
         assert_eq!(of(&json!("")).unwrap(), Vec::<String>::new());
         assert_eq!(forwards(&Map::new()).unwrap(), []);
     }
@@ -139,5 +183,28 @@ mod tests {
             assert!(error.contains(KEY) && error.contains("tcp:127.0.0.1:2222-:22"), "{error}");
         }
         of(&json!(22)).unwrap_err();
+    }
+
+    #[test]
+    fn ports_are_published_on_loopback_unless_the_node_says_where_else() {
+        let check = |nets: &[&str], text: &str| {
+            let on = PublishOn(nets.iter().map(|net| net.parse().unwrap()).collect());
+            on.check(&[text.parse().unwrap()]).map_err(|error| error.to_string())
+        };
+        for loopback in ["tcp::2222-:22", "udp:127.0.0.1:2222-:22", "tcp:127.9.9.9:2222-:22"] {
+            check(&[], loopback).unwrap();
+        }
+        for other in ["tcp:0.0.0.0:8080-:80", "tcp:10.1.2.3:8080-:80"] {
+            let refused = check(&[], other).unwrap_err();
+            assert!(
+                refused.contains(other) && refused.contains("security.publish_on"),
+                "{refused}"
+            );
+            check(&["192.0.2.0/24", "fd00::/8"], other).unwrap_err();
+            check(&["192.0.2.0/24", "0.0.0.0/0"], other).unwrap();
+        }
+        check(&["10.0.0.0/8"], "tcp:10.1.2.3:8080-:80").unwrap();
+        // A network of which 0.0.0.0 happens to be an address.
+        check(&["0.0.0.0/8"], "tcp:0.0.0.0:8080-:80").unwrap_err();
     }
 }

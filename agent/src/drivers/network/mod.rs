@@ -14,7 +14,7 @@ use muster_shared::ids::VmUuid;
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
-pub use self::forward::{Forward, forwards};
+pub use self::forward::{Forward, PublishOn, forwards};
 pub use self::user::{UserNetwork, UserNetworks};
 use super::DriverError;
 use crate::vm_record::VmRecord;
@@ -102,6 +102,12 @@ pub trait Networks: fmt::Debug + Send + Sync + 'static {
     /// called now and then. What can't be made is in [`Self::degraded`].
     async fn mend(&self);
 
+    /// Checks what a VM with these properties wants of its networks, before anything of it is made.
+    ///
+    /// # Errors
+    /// `InvalidParameters` that names the property.
+    fn check(&self, properties: &Map<String, Value>) -> Result<(), DriverError>;
+
     /// Makes the host's side of a VM's NICs, in their order. One that is there stays, one that is no
     /// longer among them goes.
     ///
@@ -133,20 +139,14 @@ pub async fn keep(networks: Arc<dyn Networks>, cancelled: CancellationToken) {
     }
 }
 
-/// Checks what a VM wants of its networks, before anything of it is made.
-///
-/// # Errors
-/// `InvalidParameters` that names the property.
-pub fn check(properties: &Map<String, Value>) -> Result<(), DriverError> {
-    forwards(properties).map(drop)
-}
-
 #[cfg(test)]
 mod tests {
+    use muster_shared::wire::Code;
     use serde_json::json;
 
     use super::*;
     use crate::drivers::faults::{Fault, Faults};
+    use crate::failure::TaskFailure;
     use crate::vms::sim::record;
 
     fn vm() -> VmRecord {
@@ -165,6 +165,7 @@ mod tests {
     async fn conforms(networks: &dyn Networks) {
         let vm = vm();
         let nics = Nic::all(&vm).unwrap();
+        networks.check(&vm.properties).unwrap();
         networks.detach(vm.uuid).await.unwrap();
         let first = networks.attach(vm.uuid, &nics).await.unwrap();
         let attached: Vec<_> = first.iter().map(|attached| attached.nic.clone()).collect();
@@ -173,6 +174,22 @@ mod tests {
         assert_eq!(networks.attach(vm.uuid, &nics[1..]).await.unwrap().len(), 1);
         networks.detach(vm.uuid).await.unwrap();
         networks.detach(vm.uuid).await.unwrap();
+        assert_eq!(networks.holders().await.unwrap(), BTreeSet::new());
+        publishes_on_loopback_alone(networks, vm).await;
+    }
+
+    /// Also where the record is from before this was a rule.
+    async fn publishes_on_loopback_alone(networks: &dyn Networks, mut vm: VmRecord) {
+        let metadata = json!({ "muster:hostfwd": "tcp:0.0.0.0:2222-:22" });
+        vm.properties.insert("internal_metadata".to_owned(), metadata);
+        let nics = Nic::all(&vm).unwrap();
+        for refused in [
+            networks.check(&vm.properties).unwrap_err(),
+            networks.attach(vm.uuid, &nics).await.unwrap_err(),
+        ] {
+            let code = TaskFailure::from(refused).code;
+            assert_eq!(code, Code::InvalidParameters);
+        }
         assert_eq!(networks.holders().await.unwrap(), BTreeSet::new());
     }
 

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use muster_shared::ids::VmUuid;
 use parking_lot::Mutex;
+use serde_json::{Map, Value};
 
-use super::{Attached, Backend, Networks, Nic};
+use super::{Attached, Backend, Networks, Nic, PublishOn, forwards};
 use crate::drivers::DriverError;
 use crate::drivers::faults::Faults;
 
@@ -50,8 +51,15 @@ impl Networks for SimNetworks {
 
     async fn mend(&self) {}
 
+    fn check(&self, properties: &Map<String, Value>) -> Result<(), DriverError> {
+        PublishOn::default().check(&forwards(properties)?)
+    }
+
     async fn attach(&self, vm: VmUuid, nics: &[Nic]) -> Result<Vec<Attached>, DriverError> {
         let attach = || {
+            for nic in nics {
+                PublishOn::default().check(&nic.forwards)?;
+            }
             let mut holders = self.holders.0.lock();
             if nics.is_empty() {
                 holders.remove(&vm)

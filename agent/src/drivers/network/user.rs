@@ -11,9 +11,10 @@ use muster_shared::error_chain::Chain;
 use muster_shared::ids::VmUuid;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
-use super::{Attached, Backend, Networks, Nic};
+use super::{Attached, Backend, Networks, Nic, PublishOn, forwards};
 use crate::drivers::DriverError;
 use crate::host::{Command, SharedExec};
 
@@ -38,6 +39,7 @@ pub struct UserNetworks {
     filter: Option<Filter>,
     /// Why there is no filter now.
     lacking: Mutex<Option<String>>,
+    publish_on: PublishOn,
 }
 
 /// How the filter is made.
@@ -63,15 +65,21 @@ impl UserNetworks {
             UserNetwork::Restricted => None,
             UserNetwork::Filtered => Some(Filter { prefix: prefix.to_owned(), uids, exec }),
         };
-        let networks = Self { filter, lacking: Mutex::default() };
+        let networks = Self { filter, lacking: Mutex::default(), publish_on: PublishOn::default() };
         networks.mend().await;
         networks
+    }
+
+    /// With these places for ports that VMs publish.
+    #[must_use]
+    pub fn publish_on(self, publish_on: PublishOn) -> Self {
+        Self { publish_on, ..self }
     }
 
     /// Networks that lead nowhere; nothing is made on the host.
     #[must_use]
     pub fn restricted() -> Self {
-        Self { filter: None, lacking: Mutex::default() }
+        Self { filter: None, lacking: Mutex::default(), publish_on: PublishOn::default() }
     }
 
     fn leads_nowhere(&self) -> bool {
@@ -90,7 +98,14 @@ impl Networks for UserNetworks {
         lacking.iter().map(|why| format!("guests' networks lead nowhere: {why}")).collect()
     }
 
+    fn check(&self, properties: &Map<String, Value>) -> Result<(), DriverError> {
+        self.publish_on.check(&forwards(properties)?)
+    }
+
     async fn attach(&self, _vm: VmUuid, nics: &[Nic]) -> Result<Vec<Attached>, DriverError> {
+        for nic in nics {
+            self.publish_on.check(&nic.forwards)?;
+        }
         self.mend().await;
         let backend = Backend::User { restricted: self.leads_nowhere() };
         let attached = |nic: &Nic| Attached { nic: nic.clone(), backend: backend.clone() };

@@ -193,6 +193,7 @@ impl Compute for Qemu {
             hvm: accelerator.is_some(),
             accel: accelerator.map(|accelerator| accelerator.name().to_owned()),
             max_vcpus: if accelerator.is_some() { MAX_VCPUS } else { 0 },
+            memory_mib: procfs::memory_mib(),
             version: verdict.version,
             uefi: firmware::Firmware::find(Path::new(firmware::FOLDER)).is_some(),
             degraded: [verdict.degraded, self.degraded.clone()].concat(),
