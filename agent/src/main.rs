@@ -11,6 +11,7 @@ use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use muster_agent::config::{Config, ENVIRONMENT_PREFIX};
 use muster_agent::debug_http::{self, Local};
+use muster_agent::drivers::compute::qemu;
 use muster_agent::legacy::{LegacyListener, Poster};
 use muster_agent::startup::{self, Folders};
 use muster_agent::tasks::HANDLERS;
@@ -119,6 +120,9 @@ enum Command {
         #[arg(long)]
         only_with_host: bool,
     },
+    /// Empties the logs of guests that grew too long and keeps their end, as the agent does while it
+    /// runs; for a timer, since guests print on without their agent.
+    TrimLogs,
 }
 
 fn main() -> ExitCode {
@@ -147,6 +151,8 @@ fn main() -> ExitCode {
             let timeout = Duration::from_secs(timeout);
             shutdown_guests(&config, shutdown_command::Options { timeout, only_with_host })
         }
+        Some(Command::TrimLogs) => qemu::trim_logs(&config.data_dir)
+            .with_context(|| format!("look for guests in {}", config.data_dir.display())),
         Some(Command::FaultPoints { .. }) | None => run(&config),
     };
     match done {

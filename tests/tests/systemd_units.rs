@@ -6,9 +6,11 @@ use std::process::Command;
 use muster_tests::repository;
 use tempfile::TempDir;
 
-const UNITS: [&str; 4] = [
+const UNITS: [&str; 6] = [
     "muster-agent.service",
     "muster-coordinator.service",
+    "muster-guest-logs.service",
+    "muster-guest-logs.timer",
     "muster-guests-shutdown.service",
     "muster-vms.slice",
 ];

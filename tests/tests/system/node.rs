@@ -15,11 +15,12 @@ const INSTALL: &str = "set -eu
 mkdir -p /mnt/payload
 mount -o ro /dev/disk/by-id/virtio-payload /mnt/payload
 install -m 755 /mnt/payload/bin/* /usr/bin/
-install -m 644 /mnt/payload/systemd/*.service /mnt/payload/systemd/*.slice /etc/systemd/system/
+install -m 644 /mnt/payload/systemd/*.service /mnt/payload/systemd/*.slice \
+    /mnt/payload/systemd/*.timer /etc/systemd/system/
 install -D -m 644 -t /etc/muster /mnt/payload/systemd/*.toml
 systemctl daemon-reload
-systemctl enable muster-coordinator muster-agent muster-guests-shutdown
-systemctl start muster-coordinator muster-agent muster-guests-shutdown
+systemctl enable muster-coordinator muster-agent muster-guests-shutdown muster-guest-logs.timer
+systemctl start muster-coordinator muster-agent muster-guests-shutdown muster-guest-logs.timer
 ";
 
 /// The node.

@@ -77,6 +77,23 @@ impl GuestFolder {
         Self { run: run_dir.join("vm").join(&vm), data: data_dir.join("guests").join(&vm) }
     }
 
+    /// Those that have files in an agent's data folder. Their sockets are elsewhere.
+    pub(super) fn all(data_dir: &Path) -> io::Result<Vec<Self>> {
+        let entries = match std::fs::read_dir(data_dir.join("guests")) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        };
+        let mut all = Vec::new();
+        for entry in entries {
+            let name = entry?.file_name();
+            if let Some(vm) = name.to_str().and_then(|name| name.parse().ok()) {
+                all.push(Self::new(Path::new(""), data_dir, vm));
+            }
+        }
+        Ok(all)
+    }
+
     /// Whether there is anything of it.
     pub(super) fn exists(&self) -> bool {
         self.data.exists() || self.run.exists()

@@ -23,8 +23,8 @@ use super::limits::{Limiter, Limits};
 use super::probe::Accelerator;
 use super::processes::START_TASK;
 use super::qmp::{self, Qmp, QmpError};
-use super::table::{Follower, Guest, GuestTable, TableConfig, bound_logs};
-use super::{QemuConfig, argv, talk_failed, throttle, vnc};
+use super::table::{Follower, Guest, GuestTable, TableConfig};
+use super::{QemuConfig, argv, logs, talk_failed, throttle, vnc};
 use crate::drivers::DriverError;
 use crate::drivers::compute::{
     Activity, Live, Observed, Resources, RunningGuest, nocloud, not_running,
@@ -189,7 +189,7 @@ impl Guests {
         let folder = self.folder(vm.uuid);
         let failed = |error| DriverError::failed(format!("start VM {}", vm.uuid), error);
         folder.clear_run().and_then(|()| folder.forget_exit()).map_err(failed)?;
-        bound_logs(&folder);
+        logs::bound(&folder);
         let config = &self.config;
         let input = argv::Input {
             binary: &config.binary,

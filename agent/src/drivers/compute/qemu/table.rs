@@ -3,8 +3,7 @@
 //! because nobody else starts guests, and the end of each is waited for.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{Seek as _, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::argv;
 use super::control::{self, Control};
 use super::folder::{Exited, GuestFolder};
+use super::logs;
 use super::processes::{START_TASK, Search};
 use super::qmp::Qmp;
 use crate::drivers::DriverError;
@@ -32,10 +32,6 @@ const RETRY: Duration = Duration::from_millis(100);
 const LOOK_PERIOD: Duration = Duration::from_secs(60);
 /// How often the logs of a guest are looked at.
 const LOG_PERIOD: Duration = Duration::from_secs(10);
-/// A log over this is emptied, bytes.
-const LOG_LIMIT_BYTES: u64 = 32 * 1024 * 1024;
-/// What is kept of its end, bytes; less than the limit.
-const KEPT_LOG_BYTES: i64 = 1024 * 1024;
 
 type ExitReceiver = watch::Receiver<Option<Exit>>;
 
@@ -422,7 +418,7 @@ async fn until_gone(folder: &GuestFolder, process: ProcessId) {
         let ended = loop {
             match tokio::time::timeout(LOG_PERIOD, gone.as_mut()).await {
                 Ok(ended) => break ended,
-                Err(_) => bound_logs(folder),
+                Err(_) => logs::bound(folder),
             }
         };
         let Err(error) = ended else { return };
@@ -439,50 +435,4 @@ async fn status_of(exit: Option<ExitReceiver>) -> Option<i32> {
     let known = exit.wait_for(Option::is_some);
     let exit = tokio::time::timeout(STATUS_TIMEOUT, known).await.ok()?.ok()?;
     exit.map(Exit::number)
-}
-
-/// The hypervisor appends, so an emptied log goes on from its begin. Its end is kept beside it:
-/// what a guest printed before it died may be there.
-pub(super) fn bound_logs(folder: &GuestFolder) {
-    for log in [folder.log(), folder.console_log()] {
-        if std::fs::metadata(&log).is_ok_and(|log| log.len() > LOG_LIMIT_BYTES)
-            && let Err(error) = empty(&log)
-        {
-            tracing::warn!(%error, log = %log.display(), "cannot empty a log");
-        }
-    }
-}
-
-fn empty(log: &Path) -> std::io::Result<()> {
-    let mut file = std::fs::OpenOptions::new().read(true).write(true).open(log)?;
-    file.seek(SeekFrom::End(-KEPT_LOG_BYTES))?;
-    let mut kept = std::fs::File::create(log.with_extension("log.1"))?;
-    std::io::copy(&mut file, &mut kept)?;
-    file.set_len(0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_end_of_a_log_that_is_emptied_is_kept() {
-        let folder = tempfile::tempdir().unwrap();
-        let (run, data) = (folder.path().join("run"), folder.path().join("data"));
-        let guest = GuestFolder::new(&run, &data, VmUuid(uuid::Uuid::from_u128(1)));
-        guest.make().unwrap();
-        let log = guest.console_log();
-        std::fs::write(&log, "short").unwrap();
-        bound_logs(&guest);
-        assert_eq!(std::fs::read(&log).unwrap(), b"short");
-
-        let mut text = vec![b'x'; usize::try_from(LOG_LIMIT_BYTES).unwrap()];
-        text.extend(b"the last words");
-        std::fs::write(&log, text).unwrap();
-        bound_logs(&guest);
-        assert_eq!(std::fs::metadata(&log).unwrap().len(), 0);
-        let kept = std::fs::read(log.with_extension("log.1")).unwrap();
-        assert_eq!(kept.len(), usize::try_from(KEPT_LOG_BYTES).unwrap());
-        assert!(kept.ends_with(b"the last words"));
-    }
 }
