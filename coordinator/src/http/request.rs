@@ -60,13 +60,17 @@ impl fmt::Debug for Request {
 }
 
 impl Request {
+    /// Who asks, as far as limits go.
+    pub(super) fn peer(&self) -> PeerKey {
+        self.place.as_ref().and_then(|place| place.peer)
+    }
+
     /// One of the things of which each peer may have so many.
     ///
     /// # Errors
     /// [`ApiError::Unavailable`] when its peer has them all.
     pub(super) fn share(&self, of: &Shares, most: usize, what: &str) -> Result<Share, ApiError> {
-        let peer: PeerKey = self.place.as_ref().and_then(|place| place.peer);
-        of.take(peer, most).ok_or_else(|| {
+        of.take(self.peer(), most).ok_or_else(|| {
             ApiError::Unavailable(format!("this client has {most} {what} under way; try again"))
         })
     }

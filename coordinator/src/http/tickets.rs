@@ -162,6 +162,7 @@ async fn create(request: Request) -> Result<Response, ApiError> {
         action: request.text("action").map(str::to_owned),
         req_id: request.caller.req_id.clone(),
         extra: request.object("extra").unwrap_or_default(),
+        client: request.peer(),
     };
     Response::json(request.app.tickets.create(wanted).await?)
 }

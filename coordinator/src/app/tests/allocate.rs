@@ -151,6 +151,7 @@ async fn a_report_a_ticket_or_a_task_takes_the_place_of_a_reservation() {
         action: Some("provision".to_owned()),
         extra: Object::of(&extra),
         req_id: "r".to_owned(),
+        client: None,
     };
     let ticket: TicketUuid = app.tickets.create(ticket).await.unwrap().uuid;
     // A task makes the third.

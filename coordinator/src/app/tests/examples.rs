@@ -91,6 +91,7 @@ async fn open(app: &Arc<App>, ticket: &Value) {
         action: Some(text("action")),
         extra: Object::of(&ticket["extra"]),
         req_id: "r".to_owned(),
+        client: None,
     };
     app.tickets.create(request).await.unwrap();
 }

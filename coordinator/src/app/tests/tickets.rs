@@ -22,6 +22,7 @@ fn request(id: &str, expires_at: &str) -> TicketRequest {
         action: None,
         extra: Object::new(),
         req_id: "r".to_owned(),
+        client: None,
     }
 }
 
@@ -304,6 +305,34 @@ async fn two_coordinators_share_the_queues() {
     for app in apps {
         app.shutdown().await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_client_takes_half_of_the_room_for_open_tickets_at_most() {
+    let disk = Disk::new();
+    let app = disk.start().await;
+    let client = |n: u8| Some([10, 0, 0, n].into());
+    let of =
+        |n: u8, id: usize| TicketRequest { client: client(n), ..request(&id.to_string(), "3000") };
+    let mut made = Vec::new();
+    // Each in a queue of its own, and not more at a time than may be under way.
+    for first in (0..10_000).step_by(1_000) {
+        let some = (first..first + 1_000).map(|id| app.tickets.create(of(1, id)));
+        made.extend(futures_util::future::try_join_all(some).await.unwrap());
+    }
+    let refused = app.tickets.create(of(1, 1)).await.unwrap_err();
+    assert!(matches!(&refused, AppError::Busy(text) if text.contains("this client")), "{refused}");
+    for other in [of(2, 1), request("1", "3000")] {
+        app.tickets.create(other).await.unwrap();
+    }
+    // Whoever had them, and after a start of the coordinator as well.
+    app.shutdown().await;
+    let app = disk.start().await;
+    app.tickets.create(of(1, 1)).await.unwrap_err();
+    app.tickets.release(made[0].uuid, Expected::ANY).await.unwrap();
+    app.tickets.create(of(1, 1)).await.unwrap();
+    app.tickets.create(of(1, 1)).await.unwrap_err();
+    app.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]

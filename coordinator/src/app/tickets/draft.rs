@@ -12,6 +12,7 @@
 //! at a time collide there, and one of them starts over.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use bytes::Bytes;
 use jiff::Timestamp;
@@ -42,6 +43,7 @@ pub(super) struct NewTicket {
     pub(super) action: Option<String>,
     pub(super) extra: Object,
     pub(super) reqid: String,
+    pub(super) client: Option<IpAddr>,
 }
 
 /// A change of the waitlist.
@@ -192,7 +194,7 @@ impl Draft {
             extra: new.extra.clone(),
             reqid: new.reqid.clone(),
         };
-        let record = TicketRecord { ticket, seq, unknown: Object::new() };
+        let record = TicketRecord { ticket, seq, client: new.client, unknown: Object::new() };
         // The uuid is new; the transaction fails if it is not.
         self.load(keys::ticket(new.uuid), None);
         self.put(&keys::ticket(new.uuid), &record);
@@ -385,6 +387,7 @@ mod tests {
             action: None,
             extra: Object::new(),
             reqid: String::new(),
+            client: None,
         }))
     }
 

@@ -4,6 +4,7 @@
 //! commits, whichever coordinator made them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -37,6 +38,8 @@ struct Inner {
     /// The open ones of each queue, oldest first.
     queues: BTreeMap<QueueName, BTreeMap<u64, TicketUuid>>,
     open: usize,
+    /// Open ones, by who made them.
+    open_of: BTreeMap<Option<IpAddr>, usize>,
     /// Open ones that promise room for a VM, in order of creation.
     provisioning: BTreeMap<u64, Arc<TicketRecord>>,
     /// Open ones by when they expire.
@@ -56,6 +59,7 @@ impl Inner {
         self.by_server.entry(ticket.queue.server_uuid).or_default().insert(ticket.seq, uuid);
         if ticket.status.is_open() {
             self.open += 1;
+            *self.open_of.entry(ticket.client).or_insert(0) += 1;
             self.queues.entry(ticket.queue.clone()).or_default().insert(ticket.seq, uuid);
             match ticket.due() {
                 Due::At(at) => self.due.insert((at, uuid)),
@@ -75,6 +79,12 @@ impl Inner {
         remove_from(&mut self.by_server, &ticket.queue.server_uuid, ticket.seq);
         if ticket.status.is_open() {
             self.open -= 1;
+            if let Some(count) = self.open_of.get_mut(&ticket.client) {
+                *count -= 1;
+                if *count == 0 {
+                    self.open_of.remove(&ticket.client);
+                }
+            }
             remove_from(&mut self.queues, &ticket.queue, ticket.seq);
             match ticket.due() {
                 Due::At(at) => self.due.remove(&(at, uuid)),
@@ -165,6 +175,11 @@ impl Index {
 
     pub(super) fn open(&self) -> usize {
         self.inner.lock().open
+    }
+
+    /// Open tickets that a client made.
+    pub(super) fn open_of(&self, client: Option<IpAddr>) -> usize {
+        self.inner.lock().open_of.get(&client).copied().unwrap_or(0)
     }
 
     /// The tickets of a queue, oldest first.

@@ -16,6 +16,7 @@ mod list;
 mod record;
 mod writer;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use muster_shared::api::FieldError;
@@ -41,6 +42,8 @@ use writer::{Job, QUEUE};
 const TICKETS: Records<TicketRecord> = Records::under(keys::TICKETS);
 /// Open tickets of all queues together.
 const MAX_OPEN: usize = 20_000;
+/// Of them, those that one client made.
+const MAX_OPEN_OF_CLIENT: usize = MAX_OPEN / 2;
 /// Largest ticket, bytes of JSON.
 const MAX_TICKET_BYTES: usize = 32 * 1024;
 /// What the answer about a new ticket shows of its queue, bytes.
@@ -104,6 +107,8 @@ pub struct TicketRequest {
     pub extra: Object,
     /// The request.
     pub req_id: String,
+    /// The client's address, or for IPv6 its network; `None` on a unix socket.
+    pub client: Option<IpAddr>,
 }
 
 impl TicketRequest {
@@ -142,12 +147,17 @@ impl Tickets {
     /// Puts a new ticket into its queue.
     ///
     /// # Errors
-    /// [`AppError::Invalid`], [`AppError::Busy`] when the queue or the waitlist is full,
+    /// [`AppError::Invalid`], [`AppError::Busy`] when the queue, the waitlist or the client's part
+    /// of it is full,
     /// [`AppError::Store`].
     pub async fn create(&self, request: TicketRequest) -> Result<TicketCreated, AppError> {
         request.check()?;
         if self.index.open() >= MAX_OPEN {
             return Err(AppError::Busy(format!("there are {MAX_OPEN} open tickets")));
+        }
+        if self.index.open_of(request.client) >= MAX_OPEN_OF_CLIENT {
+            let text = format!("this client has made {MAX_OPEN_OF_CLIENT} open tickets");
+            return Err(AppError::Busy(text));
         }
         let uuid = TicketUuid(self.ctx.parts.entropy.uuid());
         let queue = request.queue.clone();
@@ -158,6 +168,7 @@ impl Tickets {
             action: request.action,
             extra: request.extra,
             reqid: request.req_id,
+            client: request.client,
         };
         match self.op(Op::Create(Box::new(new))).await? {
             Effect::Full => Err(AppError::Busy(format!("there are {MAX_QUEUE} tickets in line"))),

@@ -1,5 +1,6 @@
 //! The ticket record, and when a ticket expires. Pure.
 
+use std::net::IpAddr;
 use std::ops::Deref;
 
 use jiff::Timestamp;
@@ -18,6 +19,10 @@ pub struct TicketRecord {
     pub ticket: Ticket,
     /// Its place in the store's order of creation, over all queues; `created_at` is only a label.
     pub seq: u64,
+    /// The address of the client that asked for it, or for IPv6 its network; none: one on a unix
+    /// socket. Clients share the room for open tickets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client: Option<IpAddr>,
     /// What another version keeps in the record.
     #[serde(flatten, deserialize_with = "unknown")]
     pub unknown: Object,
@@ -147,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_see_cnapi_s_members_and_the_record_has_one_more() {
+    fn clients_see_cnapi_s_members_and_the_record_has_more() {
         let ticket = Ticket {
             uuid: TicketUuid(uuid::Uuid::nil()),
             queue: QueueName {
@@ -167,10 +172,14 @@ mod tests {
             serde_json::to_string(&ticket).unwrap(),
             r#"{"uuid":"00000000-0000-0000-0000-000000000000","server_uuid":"default","scope":"vm","id":"x","expires_at":"3000","created_at":"c","updated_at":"u","status":"queued","extra":{},"reqid":"r"}"#
         );
-        let record = TicketRecord { ticket, seq: 7, unknown: Object::new() };
+        let record = TicketRecord { ticket, seq: 7, client: None, unknown: Object::new() };
         let stored = serde_json::to_string(&record).unwrap();
         assert!(stored.ends_with(r#""reqid":"r","seq":7}"#), "{stored}");
         assert_eq!(serde_json::from_str::<TicketRecord>(&stored).unwrap(), record);
+        let of_client = TicketRecord { client: Some([10, 0, 0, 1].into()), ..record.clone() };
+        let stored = serde_json::to_string(&of_client).unwrap();
+        assert!(stored.ends_with(r#""seq":7,"client":"10.0.0.1"}"#), "{stored}");
+        assert_eq!(serde_json::from_str::<TicketRecord>(&stored).unwrap(), of_client);
         let whole = Ticket { action: Some("a".to_owned()), ..record.ticket };
         let Ok(serde_json::Value::Object(members)) = serde_json::to_value(whole) else {
             panic!("a ticket is an object")
