@@ -10,9 +10,10 @@ use muster_shared::ids::ImageUuid;
 use object_store::{ObjectStore as _, ObjectStoreExt as _};
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
-use tokio::io::AsyncWriteExt as _;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpSocket, TcpStream};
 
+use super::super::{MAX_UPLOADS, MAX_UPLOADS_OF_CLIENT};
 use super::{Answer, Api, test_app};
 use crate::app::images::FileClaim;
 
@@ -201,4 +202,56 @@ async fn the_sweep_spares_young_files_and_those_with_a_record() {
     upload(&api, "", b"good").await;
     assert_eq!(api.app.images.sweep().await.unwrap(), 0);
     assert_eq!(blobs(&api).await.len(), 1);
+}
+
+/// An upload from one of this machine's addresses of which nothing is sent yet: its connection, or
+/// the refusal.
+async fn begin_upload(api: &Api, from: u8) -> Result<TcpStream, Answer> {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(([127, 0, 0, from], 0).into()).unwrap();
+    let mut stream = socket.connect(api.address.parse().unwrap()).await.unwrap();
+    let head = format!(
+        "PUT /images/{UUID}/file HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\n\
+         connection: close\r\ncontent-length: 99\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let go_on = b"HTTP/1.1 100 Continue\r\n\r\n";
+    let mut said = vec![0; go_on.len()];
+    stream.read_exact(&mut said).await.unwrap();
+    // Its body is waited for, so it has its place.
+    if said == go_on {
+        return Ok(stream);
+    }
+    stream.read_to_end(&mut said).await.unwrap();
+    Err(Answer::parse(&said))
+}
+
+#[tokio::test]
+async fn slow_uploads_of_one_client_leave_places_for_others() {
+    let api = Api::start().await;
+    create(&api, UUID, "base").await;
+    let refuse = async |from: u8, why: &str| {
+        let refused = begin_upload(&api, from).await.expect_err("it is refused");
+        refused.expect(503, "ServiceUnavailable");
+        assert!(refused.text().contains(why), "{}", refused.text());
+        assert!(refused.headers.contains_key("retry-after"), "{refused:?}");
+    };
+    let mut slow = Vec::new();
+    for _ in 0..MAX_UPLOADS_OF_CLIENT {
+        slow.push(begin_upload(&api, 1).await.expect("a place"));
+    }
+    refuse(1, "this client").await;
+    for _ in MAX_UPLOADS_OF_CLIENT..MAX_UPLOADS {
+        slow.push(begin_upload(&api, 2).await.expect("another client's place"));
+    }
+    refuse(3, "too many uploads").await;
+    // Whoever goes away gives back both, its own place and that of all.
+    drop(slow.swap_remove(0));
+    let again = async {
+        // The end of the other one is noticed in a moment.
+        while begin_upload(&api, 1).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), again).await.expect("its place is free again");
 }
