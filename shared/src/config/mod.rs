@@ -80,7 +80,7 @@ pub use listen::{
 pub use problems::{ConfigError, Problem, Problems};
 pub use reference::{example_file, reference};
 pub use schema::nearest;
-pub use sources::Sources;
+pub use sources::{Loader, Sources};
 pub use urls::{check_url, check_urls};
 
 use serde::Serialize;

@@ -11,9 +11,22 @@ const LIKELY: f64 = 0.6;
 
 /// The name most like `wrong`, if one is likely to be meant.
 pub fn nearest<'a>(wrong: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let likeness = |name: &'a str| (strsim::normalized_damerau_levenshtein(name, wrong), name);
-    let likely = names.into_iter().map(likeness).filter(|(likeness, _)| *likeness >= LIKELY);
+    let likely = names
+        .into_iter()
+        .map(|name| (likeness(name, wrong), name))
+        .filter(|(likeness, _)| *likeness >= LIKELY);
     likely.max_by(|a, b| a.0.total_cmp(&b.0)).map(|(_, name)| name)
+}
+
+/// How like two names are, 1 for equal ones; 0 below [`LIKELY`] where their lengths tell: comparing
+/// takes as long as their product.
+fn likeness(known: &str, wrong: &str) -> f64 {
+    let lengths = [known.chars().count(), wrong.chars().count()];
+    let [shorter, longer] = [lengths[0].min(lengths[1]), lengths[0].max(lengths[1])];
+    // Each character that one has more is a change.
+    let most = f64::from(u32::try_from(shorter).unwrap_or(0))
+        / f64::from(u32::try_from(longer.max(1)).unwrap_or(u32::MAX));
+    if most < LIKELY { 0.0 } else { strsim::normalized_damerau_levenshtein(known, wrong) }
 }
 
 /// A key and its meaning.
@@ -146,9 +159,9 @@ impl Node {
     pub(super) fn nearest(&self, wrong: &str) -> Option<String> {
         let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_owned();
         let likeness = |path: &str| {
-            let whole = strsim::normalized_damerau_levenshtein(path, wrong);
+            let whole = likeness(path, wrong);
             // The right name in the wrong section is a likely mistake, too.
-            let name = strsim::normalized_damerau_levenshtein(&last(path), &last(wrong));
+            let name = likeness(&last(path), &last(wrong));
             whole.max(name * 0.95)
         };
         let mut leaves: Vec<_> =

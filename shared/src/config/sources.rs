@@ -1,6 +1,7 @@
 //! Reads and merges the sources of a configuration.
 
 use std::ffi::OsString;
+use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
 use figment::value::{Dict, Map, Tag, Value};
@@ -120,22 +121,7 @@ impl Sources {
     /// [`ConfigError`] with every problem of every source: unreadable files, unknown keys, wrong
     /// types, and what [`super::Check`] finds.
     pub fn load<T: Config>(self) -> Result<T, ConfigError> {
-        let tree = Node::of::<T>();
-        let mut problems = Problems::default();
-        let defaults = dict(Value::serialize(T::default())).unwrap_or_default();
-        let base = Layer { origin: DEFAULTS.to_owned(), values: defaults.clone() };
-        let mut figment = Figment::from(base);
-        for mut layer in self.layers(&tree, T::aliases(), &mut problems) {
-            layer.values = known_only(layer.values, &tree, &layer.origin, "", &mut problems);
-            figment = figment.merge(layer);
-        }
-        let (config, figment) = extract::<T>(figment, &defaults, &mut problems);
-        if let Some(config) = &config {
-            config.check(&mut problems);
-        }
-        problems.name_origins(|key| figment.find_metadata(key).map(|found| found.name.to_string()));
-        problems.into_result()?;
-        config.ok_or(ConfigError { problems: Vec::new() })
+        Loader::new().load(self)
     }
 
     /// Every source but the defaults, the weakest first.
@@ -186,6 +172,52 @@ impl Sources {
             }
         }
         layers
+    }
+}
+
+/// Reads configurations of one type. What is the same for all of them takes most of the time and is
+/// made once.
+#[derive(Debug)]
+pub struct Loader<T> {
+    tree: Node,
+    defaults: Dict,
+    of: PhantomData<fn() -> T>,
+}
+
+impl<T: Config> Default for Loader<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T: Config> Loader<T> {
+    /// Learns the keys and their defaults.
+    #[must_use]
+    pub fn new() -> Self {
+        let defaults = dict(Value::serialize(T::default())).unwrap_or_default();
+        Self { tree: Node::of::<T>(), defaults, of: PhantomData }
+    }
+
+    /// As [`Sources::load`].
+    ///
+    /// # Errors
+    /// As [`Sources::load`].
+    pub fn load(&self, sources: Sources) -> Result<T, ConfigError> {
+        let Self { tree, defaults, .. } = self;
+        let mut problems = Problems::default();
+        let base = Layer { origin: DEFAULTS.to_owned(), values: defaults.clone() };
+        let mut figment = Figment::from(base);
+        for mut layer in sources.layers(tree, T::aliases(), &mut problems) {
+            layer.values = known_only(layer.values, tree, &layer.origin, "", &mut problems);
+            figment = figment.merge(layer);
+        }
+        let (config, figment) = extract::<T>(figment, defaults, &mut problems);
+        if let Some(config) = &config {
+            config.check(&mut problems);
+        }
+        problems.name_origins(|key| figment.find_metadata(key).map(|found| found.name.to_string()));
+        problems.into_result()?;
+        config.ok_or(ConfigError { problems: Vec::new() })
     }
 }
 
