@@ -7,7 +7,7 @@
 # Begins with the corpora of the tree and with what earlier runs thought worth keeping, in
 # target/fuzz/corpus/. An input that breaks something is left in target/fuzz/found/TARGET/: put it
 # into tests/corpora/TARGET/ as found-SOMETHING, where every `make test` reads it. Works with the
-# stable compiler; `cargo fuzz run TARGET` (nightly, with AddressSanitizer) does as well.
+# stable compiler, and builds the repository's own crates only: other ones are as for the tests.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -15,26 +15,19 @@ export PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
 root="$PWD"
 work="$root/target/fuzz"
 seconds="${FUZZ_SECONDS:-300}"
-host="$(rustc -vV | sed -n 's/^host: //p')"
-
-# What libFuzzer needs to see which code an input reaches, as cargo-fuzz asks for it.
-flags=(-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4
-    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters
-    -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares
-    --cfg fuzzing)
 
 targets=("$@")
 if [ "${#targets[@]}" -eq 0 ]; then
     for file in fuzz/fuzz_targets/*.rs; do targets+=("$(basename "$file" .rs)"); done
 fi
 bins=()
-for target in "${targets[@]}"; do bins+=(--bin "$target"); done
+for target in "${targets[@]}"; do bins+=(--bin "fuzz-$target"); done
 
-# What is fuzzed is what is built: the libraries of the workspace's lock file, and libFuzzer beside.
-cp Cargo.lock fuzz/Cargo.lock
-# With --target, build scripts and macros are not instrumented.
-RUSTFLAGS="${flags[*]}" CARGO_INCREMENTAL=0 cargo build --manifest-path fuzz/Cargo.toml --release \
-    --target "$host" --target-dir "$work/build" "${bins[@]}"
+# What cargo calls through this has names of its own among what is built.
+export RUSTC_WORKSPACE_WRAPPER="$root/scripts/fuzz/rustc"
+# The whole workspace, or its libraries would have other features than for the tests.
+CARGO_INCREMENTAL=0 cargo build --workspace --locked --features muster-fuzz/libfuzzer "${bins[@]}" \
+    --config 'profile.dev.opt-level=1'
 
 failed=0
 summary=()
@@ -45,7 +38,7 @@ for target in "${targets[@]}"; do
     from=$SECONDS
     echo "=== $target: $seconds s, log in ${log#"$root"/}"
     # An input may take 10 s, and the process 2 GiB: what is slow or large is found as well.
-    "$work/build/$host/release/$target" "$kept" "tests/corpora/$target" \
+    "target/debug/fuzz-$target" "$kept" "tests/corpora/$target" \
         -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
         -artifact_prefix="$found/" >"$log" 2>&1 || failed=1
     runs="$(sed -n 's/^stat::number_of_executed_units: *//p' "$log" | tail -n 1)"
