@@ -41,8 +41,8 @@ impl Daemon {
     /// # Panics
     /// If it exits or stays silent; the message has the end of its log.
     #[must_use]
-    pub fn start(name: &str, args: &[String], env: &[(String, String)], log: &Path) -> Self {
-        let mut child = spawn(name, args, env, log);
+    pub fn start(program: &Path, args: &[String], env: &[(String, String)], log: &Path) -> Self {
+        let mut child = spawn(program, args, env, log);
         let stdout = child.stdout.take().expect("stdout is piped");
         let (sender, receiver) = mpsc::sync_channel(1);
         read_first_line(stdout, sender);
@@ -54,7 +54,7 @@ impl Daemon {
             other => {
                 drop(child.kill());
                 drop(child.wait());
-                panic!("{name} {args:?} is not ready: {other:?}\n{}", tail(log))
+                panic!("{} {args:?} is not ready: {other:?}\n{}", program.display(), tail(log))
             }
         }
     }
@@ -65,7 +65,7 @@ impl Daemon {
     /// If it does not exit.
     #[must_use]
     pub fn run_to_exit(name: &str, args: &[String], log: &Path) -> (Option<i32>, String) {
-        let mut child = spawn(name, args, &[], log);
+        let mut child = spawn(&binary(name), args, &[], log);
         let status = child.wait().expect("the child can be waited for");
         (status.code(), tail(log))
     }
@@ -152,9 +152,8 @@ impl Drop for Daemon {
     }
 }
 
-fn spawn(name: &str, args: &[String], env: &[(String, String)], log: &Path) -> Child {
+fn spawn(program: &Path, args: &[String], env: &[(String, String)], log: &Path) -> Child {
     let log = File::options().create(true).append(true).open(log).expect("log file");
-    let program = binary(name);
     // A disk of limited size exists only in the daemon's own mount namespace and goes with it.
     let limit = env.iter().find(|(key, _)| key == DISK_LIMIT).map(|(_, mib)| mib.as_str());
     #[expect(clippy::disallowed_methods, reason = "black-box tests start the real binaries")]
@@ -270,7 +269,7 @@ impl Agent {
     pub fn restart(&mut self) {
         drop(self.daemon.take());
         let log = self.dir.path().join("agent.log");
-        self.daemon = Some(Daemon::start("muster-agent", &self.args(), &self.env, &log));
+        self.daemon = Some(Daemon::start(&binary("muster-agent"), &self.args(), &self.env, &log));
     }
 
     /// Starts it again with another environment.

@@ -150,6 +150,17 @@ impl Client {
         self.send(Method::GET, path, None).await
     }
 
+    /// `GET` of a document that is read away and not parsed; its length, bytes.
+    ///
+    /// # Panics
+    /// If it is not answered with 200.
+    pub async fn get_length(&self, path: &str) -> usize {
+        let sent = self.http.get(format!("{}{path}", self.base)).send().await;
+        let response = sent.unwrap_or_else(|e| panic!("{path}: {e:?}"));
+        assert_eq!(response.status(), StatusCode::OK, "{path}");
+        response.bytes().await.unwrap_or_else(|e| panic!("{path}: {e:?}")).len()
+    }
+
     /// `POST` with a JSON body.
     ///
     /// # Panics

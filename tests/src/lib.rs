@@ -10,6 +10,7 @@ pub mod fuzz;
 pub mod guest;
 pub mod http;
 pub mod power_cut;
+pub mod process;
 pub mod proxy;
 pub mod scripted_agent;
 pub mod sim;

@@ -103,7 +103,11 @@ impl ScriptedAgent {
         Away { server_uuid, url }
     }
 
-    async fn connect(url: &str, server_uuid: &str) -> Self {
+    /// Connects one to `ws://ADDR:PORT`; it has told of its host and was welcomed.
+    ///
+    /// # Panics
+    /// If the coordinator can't be reached.
+    pub async fn connect(url: &str, server_uuid: &str) -> Self {
         let mut request = format!("{url}/agent").into_client_request().expect("a valid URL");
         let protocol = PROTOCOL.parse().expect("a valid header");
         request.headers_mut().insert("sec-websocket-protocol", protocol);

@@ -5,7 +5,10 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 use super::{Daemon, tail, temp_dir};
+use crate::binary;
 use crate::http::Client;
+
+const PROGRAM: &str = "muster-coordinator";
 
 /// A coordinator with its data folder, which survives restarts.
 #[derive(Debug)]
@@ -14,6 +17,7 @@ pub struct Coordinator {
     args: Vec<String>,
     listen: String,
     env: Vec<(String, String)>,
+    program: PathBuf,
     daemon: Option<Daemon>,
 }
 
@@ -22,6 +26,15 @@ impl Coordinator {
     #[must_use]
     pub fn start() -> Self {
         Self::with_settings(&[])
+    }
+
+    /// Starts that of another build, which lies in this folder.
+    #[must_use]
+    pub fn of_build(folder: &Path) -> Self {
+        let mut coordinator = Self::stopped(Vec::new());
+        coordinator.program = folder.join(PROGRAM);
+        coordinator.restart();
+        coordinator
     }
 
     /// Starts one with `--set key=value` for each setting.
@@ -35,7 +48,8 @@ impl Coordinator {
 
     fn stopped(args: Vec<String>) -> Self {
         let listen = "127.0.0.1:0".to_owned();
-        Self { dir: temp_dir(), args, listen, env: Vec::new(), daemon: None }
+        let program = binary(PROGRAM);
+        Self { dir: temp_dir(), args, listen, env: Vec::new(), program, daemon: None }
     }
 
     /// Replaces the settings, for the next start.
@@ -72,7 +86,7 @@ impl Coordinator {
         let fixed = ["--listen", &self.listen, "--data-dir", &data].map(str::to_owned);
         let args: Vec<_> = fixed.into_iter().chain(self.args.iter().cloned()).collect();
         let log = self.dir.path().join("coordinator.log");
-        let daemon = Daemon::start("muster-coordinator", &args, &self.env, &log);
+        let daemon = Daemon::start(&self.program, &args, &self.env, &log);
         daemon.address().clone_into(&mut self.listen);
         self.daemon = Some(daemon);
     }

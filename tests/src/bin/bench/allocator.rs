@@ -9,6 +9,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream;
 use muster_tests::daemon::{Coordinator, fresh_uuid};
 use muster_tests::http::Client;
+use muster_tests::process::cpu;
 use muster_tests::sim_agent::SimAgent;
 use muster_tests::wait::wait_for;
 use serde_json::{Value, json};
@@ -241,15 +242,6 @@ async fn replays(coordinator: &mut Coordinator, servers: usize) {
     }
     let what = format!("{servers} servers: replays after a clean stop");
     row(&what, &format!("{identical} of {REPLAYS}"), "100 of 100");
-}
-
-/// Processor time that a process has used.
-fn cpu(pid: u32) -> Duration {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
-    let after_name = stat.rsplit_once(") ").expect("a name in parentheses").1;
-    let ticks = after_name.split(' ').skip(11).take(2).map(|n| n.parse::<u64>().expect("ticks"));
-    // The kernel counts in hundredths of a second.
-    Duration::from_millis(ticks.sum::<u64>() * 10)
 }
 
 async fn cpu_share(pid: u32, time: Duration) -> f64 {

@@ -3,6 +3,7 @@
 //! `make bench` builds with optimizations and runs it. Figures are for comparison on one machine;
 //! nothing here fails when a goal is missed.
 
+mod abuse;
 mod allocator;
 mod contract;
 mod foundation;
@@ -10,9 +11,11 @@ mod node;
 mod store;
 mod tickets;
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::{Parser as _, ValueEnum as _};
+use muster_tests::process::resident;
 
 /// Measures a real coordinator and a real agent, and prints each figure beside its goal.
 #[derive(Debug, clap::Parser)]
@@ -23,6 +26,10 @@ struct Args {
     /// A single fleet of this size for the allocator, instead of those with goals.
     #[arg(long)]
     servers: Option<usize>,
+    /// A folder with the binaries that are abused, instead of those beside this program; several are
+    /// measured one after the other.
+    #[arg(long, value_name = "DIR")]
+    binaries: Vec<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -39,11 +46,13 @@ enum Part {
     Node,
     /// Allocations on a fleet that reports. Takes minutes.
     Allocator,
+    /// What hostile clients and a broken node do to a coordinator. Takes minutes.
+    Abuse,
 }
 
 #[tokio::main]
 async fn main() {
-    let Args { parts, servers } = Args::parse();
+    let Args { parts, servers, binaries } = Args::parse();
     println!("{:<58} {:>14}   goal", "figure", "measured");
     for part in Part::value_variants() {
         if parts.is_empty() || parts.contains(part) {
@@ -54,6 +63,7 @@ async fn main() {
                 Part::Tickets => tickets::run().await,
                 Part::Node => node::run().await,
                 Part::Allocator => allocator::run(servers).await,
+                Part::Abuse => abuse::run(&binaries).await,
             }
         }
     }
@@ -84,9 +94,7 @@ fn per_second(count: u64, elapsed: Duration) -> String {
 
 /// Resident memory of a process, KiB.
 fn rss_kib(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
-    let line = status.lines().find(|l| l.starts_with("VmRSS:")).expect("VmRSS");
-    line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).expect("a number")
+    resident(pid) / 1024
 }
 
 #[expect(clippy::cast_precision_loss, reason = "memory sizes are far below 2^52 KiB")]

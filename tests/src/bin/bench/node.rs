@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use muster_tests::daemon::{Agent, Coordinator, fresh_uuid};
 use muster_tests::http::Client;
+use muster_tests::process::cpu;
 use serde_json::{Value, json};
 
 use super::{kib_to_mib, ms, now, percentile, row, rss_kib};
@@ -130,9 +131,5 @@ async fn idle_guests() {
 
 /// CPU time that a process has used, ms.
 fn cpu_ms(pid: u32) -> u64 {
-    const MS_PER_TICK: u64 = 10;
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
-    let (_, fields) = stat.rsplit_once(')').expect("a name in parentheses");
-    let ticks = fields.split_whitespace().skip(11).take(2).filter_map(|n| n.parse::<u64>().ok());
-    ticks.sum::<u64>() * MS_PER_TICK
+    u64::try_from(cpu(pid).as_millis()).unwrap_or(u64::MAX)
 }
