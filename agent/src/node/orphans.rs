@@ -10,7 +10,7 @@ use muster_shared::wire::Code;
 use super::Drivers;
 use crate::drivers::DriverError;
 use crate::drivers::compute::RunningGuest;
-use crate::drivers::storage::Holder;
+use crate::drivers::storage::{Role, Volume};
 use crate::vms::VmRecord;
 use crate::vms::copies::{self, Stamped};
 
@@ -19,8 +19,8 @@ use crate::vms::copies::{self, Stamped};
 pub struct Orphan {
     /// A guest that runs.
     pub guest: Option<RunningGuest>,
-    /// Disks.
-    pub disks: Option<Holder>,
+    /// Volumes.
+    pub volumes: Vec<Volume>,
     /// The copy of its record, or why it can't be used.
     pub copy: Option<Result<Box<Stamped>, String>>,
 }
@@ -59,7 +59,7 @@ impl Orphan {
     pub fn told(&self, vm: VmUuid) -> api::Orphan {
         let property =
             |name: &str| self.record().and_then(|record| record.text(name)).map(str::to_owned);
-        let disks = self.disks.as_ref();
+        let disks = self.volumes.iter().filter(|volume| volume.role != Role::Firmware);
         api::Orphan {
             uuid: vm,
             alias: property("alias"),
@@ -67,11 +67,30 @@ impl Orphan {
             runs: self.guest.is_some(),
             pid: self.guest.as_ref().map(|guest| guest.pid),
             ram_mib: self.guest.as_ref().and_then(|guest| guest.ram_mib),
-            disks: disks.map_or(0, |disks| disks.disks),
-            disk_bytes: disks.map_or(0, |disks| disks.used_bytes),
+            disks: disks.count(),
+            disk_bytes: self.volumes.iter().map(|volume| volume.used_bytes).sum(),
+            volumes: self.volumes.iter().map(told_of).collect(),
             adoptable: self.record().is_some(),
             reason: self.reason(),
         }
+    }
+}
+
+fn told_of(volume: &Volume) -> api::OrphanVolume {
+    let identity = volume.identity.as_ref();
+    api::OrphanVolume {
+        uuid: identity.map(|identity| identity.uuid),
+        disk: match volume.role {
+            Role::Disk(index) => Some(index),
+            Role::Firmware => None,
+        },
+        aside: volume.is_aside,
+        pool: volume.pool.clone(),
+        path: volume.path.display().to_string(),
+        size_bytes: volume.size_bytes,
+        used_bytes: volume.used_bytes,
+        image_uuid: identity.and_then(|identity| identity.origin),
+        task_id: identity.map(|identity| identity.owner.clone()),
     }
 }
 
@@ -85,9 +104,8 @@ pub async fn find(drivers: &Drivers) -> Result<BTreeMap<VmUuid, Orphan>, DriverE
         let orphan = found.entry(guest.vm).or_default();
         orphan.guest = Some(guest);
     }
-    for holder in drivers.storage.holders().await? {
-        let orphan = found.entry(holder.vm).or_default();
-        orphan.disks = Some(holder);
+    for volume in drivers.storage.volumes().await? {
+        found.entry(volume.vm).or_default().volumes.push(volume);
     }
     for vm in drivers.storage.copied().await?.into_iter().filter(|vm| !drivers.vms.knows(*vm)) {
         let Some(copy) = drivers.storage.copy(vm).await? else { continue };

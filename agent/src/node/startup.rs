@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::VmUuid;
@@ -11,8 +12,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::Drivers;
 use crate::drivers::DriverError;
-use crate::vms::VmRecord;
 use crate::vms::restart::Power;
+use crate::vms::{StorageState, VmRecord, volumes};
+
+/// Longest wait for the disks of one VM.
+const DISKS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Loads all records and finds the guests that run. Those without a record are left running and
 /// reported, see [`crate::vms::VmTable::orphans`].
@@ -31,6 +35,7 @@ pub async fn mend(drivers: &Drivers, busy: &BTreeSet<VmUuid>) {
     for entry in drivers.vms.entries() {
         if !busy.contains(&entry.record.uuid) {
             mend_one(drivers, &entry.record).await;
+            note_volumes(drivers, entry.record.uuid).await;
         }
     }
 }
@@ -73,4 +78,27 @@ async fn mend_one(drivers: &Drivers, record: &VmRecord) {
     if let Err(error) = drivers.vms.update(record.uuid, mend).await {
         tracing::warn!(vm_uuid = %record.uuid, error = %Chain(&error), "cannot mend a record");
     }
+}
+
+/// Tells a record that is older than volumes what its disks are known by. While that can't be told
+/// the VM starts with whatever disks bear its name, as before.
+pub async fn note_volumes(drivers: &Drivers, vm: VmUuid) {
+    let is_older = |record: &VmRecord| {
+        record.storage == StorageState::Complete && volumes::are_unknown(record)
+    };
+    if !drivers.vms.get(vm).is_some_and(|record| is_older(&record)) {
+        return;
+    }
+    let problem = match tokio::time::timeout(DISKS_TIMEOUT, drivers.storage.disks(vm)).await {
+        Ok(Ok(disks)) => {
+            let note = |record: &mut VmRecord| record.volumes = Some(volumes::of(&disks));
+            match drivers.vms.update(vm, note).await {
+                Ok(_) => return,
+                Err(error) => Chain(&error).to_string(),
+            }
+        }
+        Ok(Err(error)) => Chain(&error).to_string(),
+        Err(_) => format!("the storage took longer than {} s", DISKS_TIMEOUT.as_secs()),
+    };
+    tracing::warn!(vm_uuid = %vm, problem, "the record of a VM does not know its volumes yet");
 }

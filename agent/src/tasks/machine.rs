@@ -15,7 +15,7 @@ use crate::drivers::compute::{Activity, GuestSignal, Resources};
 use crate::drivers::network::Nic;
 use crate::drivers::storage::{Disk, Variables};
 use crate::vms::restart::{Power, Restarts};
-use crate::vms::{self, VmRecord, payload};
+use crate::vms::{self, VmRecord, payload, volumes};
 
 /// The queue of everything that changes an existing VM.
 pub(super) const MACHINE_TASKS: Queue =
@@ -85,8 +85,9 @@ pub(super) fn fresh_mac(random: u64) -> String {
     format!("02:{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}")
 }
 
-/// What clients see of the disks that there are.
+/// Notes the disks that there are: what they are known by, and what clients see of them.
 pub(super) fn describe_disks(record: &mut VmRecord, made: &[Disk]) {
+    record.volumes = Some(volumes::of(made));
     let Some(Value::Array(disks)) = record.properties.get_mut("disks") else { return };
     for made in made {
         let index = usize::try_from(made.index).ok();
@@ -226,7 +227,8 @@ pub(super) fn for_guest(mut record: VmRecord) -> VmRecord {
 }
 
 /// The VM's disks: all that its record names, or none of them is any good. A guest that comes up
-/// without one of them may take it for empty, or go on without what lies there.
+/// without one of them, or with another in its place, may take it for empty, or write to what is
+/// not its own.
 pub(super) async fn disks(
     ctx: &TaskContext,
     operation: &'static str,
@@ -236,12 +238,23 @@ pub(super) async fn disks(
     let disks = ctx.drivers.storage.disks(vm).await.map_err(failed(operation))?;
     let is_missing = |index: u32| !disks.iter().any(|disk| disk.index == index);
     let mut named = (0..).zip(record.list("disks"));
-    let Some((index, named)) = named.find(|(index, _)| is_missing(*index)) else {
-        return Ok(disks);
-    };
-    let path = named.get("path").and_then(Value::as_str).unwrap_or("no path is known");
-    let text = format!("{operation} error: disk {index} of VM {vm} is missing ({path})");
-    Err(refuse(Code::DatasetNotFound, text))
+    if let Some((index, named)) = named.find(|(index, _)| is_missing(*index)) {
+        let path = named.get("path").and_then(Value::as_str).unwrap_or("no path is known");
+        let text = format!("{operation} error: disk {index} of VM {vm} is missing ({path})");
+        return Err(refuse(Code::DatasetNotFound, text));
+    }
+    let volumes = record.volumes.as_deref().unwrap_or_default();
+    if let Some((wanted, found)) = volumes::other_than(volumes, &disks) {
+        let text = format!(
+            "{operation} error: disk {} of VM {vm} is volume {}, and {} is volume {}",
+            wanted.index,
+            wanted.identity.uuid,
+            found.path.display(),
+            found.identity.as_ref().map(|identity| identity.uuid).unwrap_or_default(),
+        );
+        return Err(refuse(Code::DatasetNotFound, text));
+    }
+    Ok(disks)
 }
 
 /// Starts the VM, or adopts it when it runs already.

@@ -242,8 +242,10 @@ async fn a_rollback_that_a_disk_cannot_follow_touches_nothing() {
     // Another disk in the place of the second one, without the snapshot.
     let other: TaskId = "other".parse().unwrap();
     drivers.storage.stash_disk(uuid(), 1, &other).await.unwrap();
-    let spec = DiskSpec { vm: uuid(), index: 1, image: None, size_mib: Some(8) };
+    let spec = DiskSpec { vm: uuid(), index: 1, pool: None, image: None, size_mib: Some(8) };
     drivers.storage.create_disk(&spec, &other).await.unwrap();
+    // Its record is older than volumes, and does not know its own disk.
+    drivers.vms.update(uuid(), |record| record.volumes = None).await.unwrap();
     act(&host, &drivers, "machine_create_snapshot", snapshot("b")).await.unwrap();
     let (disks, record) = (host.pool.disks(), drivers.vms.get(uuid()));
     let refused = act(&host, &drivers, "machine_rollback_snapshot", snapshot("a")).await;

@@ -206,7 +206,7 @@ impl Create {
                 told => told,
             };
             let image = payload::image_of(disk);
-            let spec = DiskSpec { vm: self.vm, index, image, size_mib };
+            let spec = DiskSpec { vm: self.vm, index, pool: None, image, size_mib };
             made.push(drivers.storage.create_disk(&spec, &ctx.task_id).await?);
         }
         let complete = |record: &mut VmRecord| {

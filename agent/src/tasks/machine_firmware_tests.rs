@@ -4,11 +4,11 @@ use serde_json::json;
 
 use super::machine_tests::{Host, IMAGE, create_params, params, run, uuid};
 use crate::drivers::faults::Fault;
-use crate::drivers::storage::{Storage, Volume};
+use crate::drivers::storage::{Role, Storage};
 
-const ALL: [Volume; 3] = [Volume::Firmware, Volume::Disk(0), Volume::Disk(1)];
+const ALL: [Role; 3] = [Role::Firmware, Role::Disk(0), Role::Disk(1)];
 
-async fn having(storage: &dyn Storage, name: &str) -> Vec<Volume> {
+async fn having(storage: &dyn Storage, name: &str) -> Vec<Role> {
     let found = storage.snapshots(uuid()).await.unwrap().into_iter();
     found.filter(|found| found.name == name).map(|found| found.volume).collect()
 }
@@ -21,7 +21,7 @@ async fn what_firmware_keeps_goes_the_way_of_the_boot_disk() {
     let storage = drivers.storage.as_ref();
     let create = create_params(json!({ "bootrom": "uefi" }));
     run(&host.context(&drivers, &create), "machine_create", true).await.unwrap();
-    assert_eq!(storage.volumes(uuid()).await.unwrap(), ALL);
+    assert_eq!(storage.roles(uuid()).await.unwrap(), ALL);
     let snapshot = params(json!({ "snapshot_name": "a" }));
     for kind in ["machine_create_snapshot", "machine_rollback_snapshot"] {
         run(&host.context(&drivers, &snapshot), kind, true).await.unwrap();
@@ -34,7 +34,7 @@ async fn what_firmware_keeps_goes_the_way_of_the_boot_disk() {
     assert_eq!(having(storage, "vmsnap-a").await, ALL);
     run(&host.context(&drivers, &again), "machine_reprovision", true).await.unwrap();
     // Fresh ones, made for the start.
-    assert_eq!(storage.volumes(uuid()).await.unwrap(), ALL);
+    assert_eq!(storage.roles(uuid()).await.unwrap(), ALL);
     assert_eq!(having(storage, "vmsnap-a").await, []);
 
     run(&host.context(&drivers, &params(json!({}))), "machine_destroy", true).await.unwrap();

@@ -143,6 +143,7 @@ impl Reprovision {
         let spec = DiskSpec {
             vm: self.vm,
             index: BOOT_DISK,
+            pool: None,
             image: Some(self.image),
             size_mib: Some(size_mib),
         };

@@ -16,7 +16,7 @@ use super::machine::{self, Stop, failed, refuse};
 use super::steps::{Row, steps};
 use super::{Handler, Kind, Lock, Params, Plan, TaskContext, TaskFailure};
 use crate::drivers::compute::LIMITED_BY;
-use crate::vms::{VmRecord, payload};
+use crate::vms::{VmRecord, payload, volumes};
 
 const OPERATION: &str = "vmadm.update";
 
@@ -156,8 +156,13 @@ impl Update {
     }
 
     async fn record(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        let Notes { changes, members, .. } = ctx.notes()?;
+        let Notes { changes, members, grow, .. } = ctx.notes()?;
+        let grown = match grow.is_empty() {
+            true => Vec::new(),
+            false => ctx.drivers.storage.disks(self.vm).await.map_err(failed(OPERATION))?,
+        };
         let apply = |record: &mut VmRecord| {
+            volumes::resize(record, &grown);
             set(&mut record.properties, changes);
             for (name, changes) in members {
                 let (Some(Value::Object(object)), Value::Object(changes)) =

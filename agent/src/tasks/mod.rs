@@ -53,6 +53,8 @@ pub mod machine_shutdown;
 pub(crate) mod machine_tests;
 pub mod machine_update;
 pub mod machine_update_nics;
+#[cfg(test)]
+mod machine_volume_tests;
 pub mod nop;
 mod notes;
 pub mod order;

@@ -8,7 +8,7 @@ use muster_shared::wire::Code;
 use super::machine::{self, failed, refuse};
 use super::steps::{Row, steps};
 use super::{Handler, Kind, Lock, Params, Plan, TaskContext, TaskFailure};
-use crate::node::orphans;
+use crate::node::{orphans, startup};
 use crate::vms::VmRecord;
 use crate::vms::restart::{Power, Restarts};
 
@@ -64,6 +64,7 @@ impl Adopt {
             let record = idle(record.clone(), orphan.guest.is_some(), vms.boot_id());
             vms.adopt(record).await.map_err(failed(OPERATION))?;
         }
+        startup::note_volumes(&ctx.drivers, self.vm).await;
         machine::runs(ctx, self.vm).await?;
         ctx.finish_with(vms.result(self.vm));
         Ok(())

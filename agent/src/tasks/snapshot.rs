@@ -10,7 +10,7 @@ use super::machine::{self, failed, refuse};
 use super::{Params, TaskContext, TaskFailure};
 use crate::drivers::DriverError;
 use crate::drivers::compute::SnapshotChange;
-use crate::drivers::storage::{Disk, Volume};
+use crate::drivers::storage::{Disk, Role};
 use crate::vms::VmRecord;
 
 /// Longest name, characters.
@@ -47,7 +47,7 @@ pub(super) fn on_disk(name: &str) -> String {
 /// some of them is taken again: they have to be of one moment.
 pub(super) async fn take(ctx: &TaskContext, vm: VmUuid, name: &str) -> Result<(), DriverError> {
     let drivers = &ctx.drivers;
-    let of = drivers.storage.volumes(vm).await?;
+    let of = drivers.storage.roles(vm).await?;
     let name = on_disk(name);
     let having = having(ctx, vm, &name).await?;
     if having.len() == of.len() {
@@ -96,7 +96,7 @@ pub(super) async fn on_every_disk(
     let vm = record.uuid;
     let disks = machine::disks(ctx, operation, record).await?;
     let having = having(ctx, vm, &on_disk(name)).await.map_err(told(operation))?;
-    let has = |disk: &Disk| having.contains(&Volume::Disk(disk.index));
+    let has = |disk: &Disk| having.contains(&Role::Disk(disk.index));
     let Some(lacking) = disks.iter().find(|disk| !has(disk)) else {
         return Ok(());
     };
@@ -105,7 +105,7 @@ pub(super) async fn on_every_disk(
     Err(refuse(Code::SnapshotNotFound, text))
 }
 
-async fn having(ctx: &TaskContext, vm: VmUuid, name: &str) -> Result<Vec<Volume>, DriverError> {
+async fn having(ctx: &TaskContext, vm: VmUuid, name: &str) -> Result<Vec<Role>, DriverError> {
     let found = ctx.drivers.storage.snapshots(vm).await?;
     Ok(found.into_iter().filter(|found| found.name == name).map(|found| found.volume).collect())
 }
@@ -114,7 +114,7 @@ async fn remove_from(
     ctx: &TaskContext,
     vm: VmUuid,
     name: &str,
-    from: Vec<Volume>,
+    from: Vec<Role>,
 ) -> Result<(), DriverError> {
     if from.is_empty() {
         return Ok(());

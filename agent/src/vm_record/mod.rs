@@ -1,19 +1,22 @@
 //! What a VM is meant to be, as it is written down.
 
 pub mod restart;
+mod volume;
 
 use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
 use muster_shared::lenient;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+pub use volume::{Identity, VolumeRecord};
+
 /// Largest record, bytes of JSON: what is over it is neither written nor read. Properties are held
 /// far below it (`MAX_VM_BYTES`), so that there is always room for what the agent notes itself.
 pub const MAX_RECORD_BYTES: usize = 4 * 1024 * 1024;
 
 /// The form in which records are written. A change of it that older agents would misread gets the
-/// next number, and `vms::decode` the step from the one before.
-pub const SCHEMA: u32 = 1;
+/// next number, and `vms::decode` the step from the one before. 2: [`VmRecord::volumes`].
+pub const SCHEMA: u32 = 2;
 
 /// Records of the first agents carry no number.
 pub(crate) fn first_schema() -> u32 {
@@ -66,6 +69,10 @@ pub struct VmRecord {
     /// How far its disks are.
     #[serde(default)]
     pub storage: StorageState,
+    /// What its disks are known by: a start takes no others. None of a VM whose record is older
+    /// than volumes, until its agent has looked at its disks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volumes: Option<Vec<VolumeRecord>>,
     /// Boot of the host in which `autoboot` was last considered for it, or it was last started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boot_id: Option<String>,
@@ -107,6 +114,7 @@ impl VmRecord {
             start_task: None,
             start_when_rolled_back: false,
             storage: StorageState::None,
+            volumes: Some(Vec::new()),
             boot_id: None,
             power: restart::Power::default(),
             restarts: restart::Restarts::default(),

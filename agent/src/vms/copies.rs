@@ -349,7 +349,7 @@ mod tests {
         let server = Server::default();
         let storage = SimStorage::new(server.pool.clone(), Faults::none());
         let vm = record(1).uuid;
-        let newer = json!({ "server_uuid": Uuid::nil(), "record": { "schema": 2, "uuid": vm } });
+        let newer = json!({ "server_uuid": Uuid::nil(), "record": { "schema": 3, "uuid": vm } });
         for content in [b"{".to_vec(), Vec::new(), newer.to_string().into_bytes()] {
             storage.put_copy(vm, &content).await.unwrap();
             assert_eq!(server.open().await.load().await.unwrap(), Loaded::default());

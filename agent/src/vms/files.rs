@@ -233,6 +233,7 @@ fn read(path: &Path, vm: VmUuid) -> Result<VmRecord, Unusable> {
 #[cfg(test)]
 mod tests {
     use futures_util::future::LocalBoxFuture;
+    use serde_json::json;
 
     use super::*;
     use crate::vms::sim::record;
@@ -364,17 +365,40 @@ mod tests {
         assert_eq!(read(&path, old.uuid), Ok(old));
     }
 
+    /// Those of the first agents have no number at all.
+    #[tokio::test]
+    async fn a_record_of_an_older_form_is_written_anew_in_this_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let records = FileVmRecords::open(folder.path()).unwrap();
+        for (number, schema) in [(1, json!(null)), (2, json!(1))] {
+            let mut old = serde_json::to_value(record(number)).unwrap();
+            old["schema"] = schema;
+            let members = old.as_object_mut().unwrap();
+            members.retain(|name, value| name != "volumes" && !value.is_null());
+            let path = folder.path().join(format!("{}.json", record(number).uuid));
+            std::fs::write(path, old.to_string()).unwrap();
+        }
+        let loaded = records.load().await.unwrap();
+        let migrated = |number| VmRecord { volumes: None, ..record(number) };
+        assert_eq!(loaded.records, [migrated(1), migrated(2)]);
+        records.put(&loaded.records[0], false).await.unwrap();
+        let path = folder.path().join(format!("{}.json", record(1).uuid));
+        let written: serde_json::Value =
+            serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        assert_eq!(written["schema"], super::super::SCHEMA);
+    }
+
     /// After a downgrade of the agent.
     #[tokio::test]
     async fn a_record_of_a_newer_version_is_left_alone() {
         let folder = tempfile::tempdir().unwrap();
         let records = FileVmRecords::open(folder.path()).unwrap();
         let path = folder.path().join(format!("{}.json", record(1).uuid));
-        let newer = format!("{{\"schema\":2,\"uuid\":\"{}\",\"disk\":7}}", record(1).uuid);
+        let newer = format!("{{\"schema\":3,\"uuid\":\"{}\",\"disk\":7}}", record(1).uuid);
         std::fs::write(&path, &newer).unwrap();
         let loaded = records.load().await.unwrap();
         assert_eq!(loaded.records, []);
-        assert!(matches!(loaded.unusable[&record(1).uuid], Unusable::Newer(2)), "{loaded:?}");
+        assert!(matches!(loaded.unusable[&record(1).uuid], Unusable::Newer(3)), "{loaded:?}");
         assert!(records.put(&record(1), true).await.is_err());
         assert_eq!(std::fs::read_to_string(&path).unwrap(), newer);
     }

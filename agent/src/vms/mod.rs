@@ -10,6 +10,7 @@ pub mod restart;
 pub mod sim;
 pub mod state;
 mod table;
+pub mod volumes;
 mod writing;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,7 +28,7 @@ pub use table::{Entry, VmTable};
 
 use crate::vm_record::first_schema;
 pub use crate::vm_record::{
-    MAX_COPY_BYTES, MAX_RECORD_BYTES, SCHEMA, SnapshotRecord, StorageState, VmRecord,
+    MAX_COPY_BYTES, MAX_RECORD_BYTES, SCHEMA, SnapshotRecord, StorageState, VmRecord, VolumeRecord,
 };
 
 /// What is said about the node in records and VM objects.
@@ -128,8 +129,10 @@ pub fn from_value(record: Value) -> Result<VmRecord, Unusable> {
     match schema {
         Some(schema) if schema > u64::from(SCHEMA) => Err(Unusable::Newer(schema)),
         Some(_) => {
-            let record = serde_json::from_value(record);
-            record.map_err(|error| Unusable::Damaged(error.to_string()))
+            let record: Result<VmRecord, _> = serde_json::from_value(record);
+            let record = record.map_err(|error| Unusable::Damaged(error.to_string()))?;
+            // Of the forms so far each only has more members than the one before.
+            Ok(VmRecord { schema: SCHEMA, ..record })
         }
         None => Err(Unusable::Damaged("its schema is no number".to_owned())),
     }

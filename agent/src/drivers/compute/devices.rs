@@ -8,7 +8,7 @@ use muster_shared::wire::Code;
 use serde_json::Value;
 
 use crate::drivers::DriverError;
-use crate::drivers::storage::Volume;
+use crate::drivers::storage::Role;
 
 /// A change of a snapshot of a VM's volumes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,21 +18,21 @@ pub enum SnapshotChange {
         /// Its name.
         name: String,
         /// All of the VM's volumes, none of which has it.
-        of: Vec<Volume>,
+        of: Vec<Role>,
     },
     /// Deleted.
     Delete {
         /// Its name.
         name: String,
         /// The volumes that have it.
-        from: Vec<Volume>,
+        from: Vec<Role>,
     },
 }
 
 impl SnapshotChange {
     /// What is changed.
     #[must_use]
-    pub fn volumes(&self) -> &[Volume] {
+    pub fn volumes(&self) -> &[Role] {
         match self {
             Self::Create { of, .. } => of,
             Self::Delete { from, .. } => from,
@@ -54,11 +54,8 @@ pub trait GuestDevices: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// The hypervisor refused; nothing was changed by a create.
-    async fn snapshot(
-        &self,
-        vm: VmUuid,
-        change: &SnapshotChange,
-    ) -> Result<Vec<Volume>, DriverError>;
+    async fn snapshot(&self, vm: VmUuid, change: &SnapshotChange)
+    -> Result<Vec<Role>, DriverError>;
 }
 
 /// What [`GuestDevices::info`] can be asked for.

@@ -19,7 +19,7 @@ use super::{
     GuestSignal, Logged, Observed, Picture, Resources, RunningGuest, SnapshotChange,
 };
 use crate::drivers::DriverError;
-use crate::drivers::storage::Volume;
+use crate::drivers::storage::Role;
 use crate::vm_record::VmRecord;
 
 /// The drivers of a node.
@@ -169,7 +169,7 @@ impl GuestDevices for Router {
         &self,
         vm: VmUuid,
         change: &SnapshotChange,
-    ) -> Result<Vec<Volume>, DriverError> {
+    ) -> Result<Vec<Role>, DriverError> {
         self.holder(vm).snapshot(vm, change).await
     }
 }

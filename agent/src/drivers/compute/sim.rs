@@ -25,7 +25,7 @@ use super::{
 };
 use crate::drivers::DriverError;
 use crate::drivers::faults::Faults;
-use crate::drivers::storage::Volume;
+use crate::drivers::storage::Role;
 use crate::vm_record::VmRecord;
 
 /// How long a simulated guest takes to shut down when asked.

@@ -30,7 +30,7 @@ fn task(name: &str) -> TaskId {
 
 fn disk() -> DiskSpec {
     let vm: VmUuid = "aaaaaaaa-0000-4000-8000-000000000001".parse().unwrap();
-    DiskSpec { vm, index: 0, image: Some(image()), size_mib: None }
+    DiskSpec { vm, index: 0, pool: None, image: Some(image()), size_mib: None }
 }
 
 async fn check_absent(images: &dyn Images) {

@@ -6,13 +6,13 @@
 
 mod bases;
 mod copies;
+mod inventory;
 mod lock;
 mod snapshots;
 mod stash;
 mod variables;
 
 use std::collections::BTreeMap;
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,15 +22,15 @@ use muster_shared::ids::{ImageUuid, ServerUuid, TaskId, VmUuid};
 use muster_shared::reserve::Reserve;
 use muster_shared::units::MIB;
 use muster_shared::wire::Code;
-use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use self::copies::Copies;
+use self::inventory::Sizes;
 use super::{
-    Dependents, Disk, DiskSpec, Holder, RESERVE_BYTES, RecordCopy, Storage, Usage, Variables,
-    Volume, VolumeSnapshot, qcow2,
+    Dependents, Disk, DiskSpec, RESERVE_BYTES, RecordCopy, Role, Storage, Usage, Variables, Volume,
+    VolumeSnapshot, qcow2,
 };
 use crate::drivers::cluster::Cluster;
 use crate::drivers::{DriverError, files};
@@ -138,30 +138,6 @@ impl FileStorage {
     }
 }
 
-/// Virtual sizes of disks: a status report at each change of a VM does not open every disk.
-#[derive(Debug, Default)]
-struct Sizes(Mutex<BTreeMap<PathBuf, (u64, u64)>>);
-
-impl Sizes {
-    /// Of the file that has this name now, bytes.
-    async fn of(&self, path: &Path) -> Result<u64, DriverError> {
-        let found =
-            tokio::fs::metadata(path).await.map_err(|e| files::failed("look at", path, e))?;
-        if let Some((_, size_bytes)) =
-            self.0.lock().get(path).filter(|(inode, _)| *inode == found.ino())
-        {
-            return Ok(*size_bytes);
-        }
-        let size_bytes = virtual_size(path).await?;
-        self.0.lock().insert(path.to_owned(), (found.ino(), size_bytes));
-        Ok(size_bytes)
-    }
-
-    fn forget(&self, path: &Path) {
-        self.0.lock().remove(path);
-    }
-}
-
 /// Runs a program to its end; returns what it printed.
 async fn run(
     exec: &SharedExec,
@@ -207,12 +183,6 @@ fn index_of(path: &Path) -> Option<u32> {
     name.strip_prefix("disk")?.strip_suffix(".qcow2")?.parse().ok()
 }
 
-async fn disk_at(path: PathBuf, index: u32) -> Result<Disk, DriverError> {
-    let size_bytes = virtual_size(&path).await?;
-    let used_bytes = files::used_bytes(&path).await?;
-    Ok(Disk { index, path, format: "qcow2".to_owned(), size_bytes, used_bytes })
-}
-
 #[async_trait]
 impl Storage for FileStorage {
     fn name(&self) -> &'static str {
@@ -224,7 +194,9 @@ impl Storage for FileStorage {
         let path = folder.join(format!("disk{}.qcow2", spec.index));
         if tokio::fs::try_exists(&path).await.map_err(|e| files::failed("look for", &path, e))? {
             return match stamp(&path).await? {
-                Some(stamp) if stamp.task_id == *owner => disk_at(path, spec.index).await,
+                Some(stamp) if stamp.task_id == *owner => {
+                    self.disk_at(spec.vm, path, spec.index).await
+                }
                 _ => Err(super::disk_exists(spec)),
             };
         }
@@ -257,14 +229,14 @@ impl Storage for FileStorage {
         }
         files::sync_file(&temporary).await?;
         files::rename(&temporary, &path).await?;
-        disk_at(path, spec.index).await
+        self.disk_at(spec.vm, path, spec.index).await
     }
 
     async fn disks(&self, vm: VmUuid) -> Result<Vec<Disk>, DriverError> {
         let mut disks = Vec::new();
         for path in files::list(&self.folder(vm)).await? {
             if let Some(index) = index_of(&path) {
-                disks.push(disk_at(path, index).await?);
+                disks.push(self.disk_at(vm, path, index).await?);
             }
         }
         disks.sort_by_key(|disk| disk.index);
@@ -336,7 +308,7 @@ impl Storage for FileStorage {
         files::sync_file(&path).await
     }
 
-    async fn volumes(&self, vm: VmUuid) -> Result<Vec<Volume>, DriverError> {
+    async fn roles(&self, vm: VmUuid) -> Result<Vec<Role>, DriverError> {
         Ok(self.volumes_of(vm).await?.into_iter().map(|(volume, _)| volume).collect())
     }
 
@@ -352,7 +324,7 @@ impl Storage for FileStorage {
         &self,
         vm: VmUuid,
         name: &str,
-        of: &[Volume],
+        of: &[Role],
     ) -> Result<(), DriverError> {
         self.make_snapshot(vm, name, of).await
     }
@@ -361,7 +333,7 @@ impl Storage for FileStorage {
         &self,
         vm: VmUuid,
         name: &str,
-        from: &[Volume],
+        from: &[Role],
     ) -> Result<(), DriverError> {
         self.remove_snapshot(vm, name, from).await
     }
@@ -405,21 +377,8 @@ impl Storage for FileStorage {
         self.copies.read(vm).await
     }
 
-    async fn holders(&self) -> Result<Vec<Holder>, DriverError> {
-        let mut holders = Vec::new();
-        for folder in files::list(&self.vols).await? {
-            let vm = folder.file_name().and_then(|name| name.to_str()?.parse::<VmUuid>().ok());
-            let Some(vm) = vm else { continue };
-            let mut holder = Holder { vm, disks: 0, used_bytes: 0 };
-            for path in files::list(&folder).await? {
-                if index_of(&path).is_some() {
-                    holder.disks += 1;
-                    holder.used_bytes += files::used_bytes(&path).await?;
-                }
-            }
-            holders.push(holder);
-        }
-        Ok(holders)
+    async fn volumes(&self) -> Result<Vec<Volume>, DriverError> {
+        self.list_volumes().await
     }
 
     async fn bases(&self) -> Result<BTreeMap<ImageUuid, Dependents>, DriverError> {
@@ -436,29 +395,6 @@ impl Storage for FileStorage {
     }
 
     async fn usage(&self) -> Result<Usage, DriverError> {
-        let space = files::space_beside(&self.config.storage_dir).await?;
-        let mut usage = Usage {
-            pool: self.config.pool.clone(),
-            size_bytes: space.size_bytes,
-            alloc_bytes: space.size_bytes.saturating_sub(space.available_bytes),
-            ..Usage::default()
-        };
-        for path in files::list(&self.images).await? {
-            usage.images_bytes += files::used_bytes(&path).await?;
-        }
-        for folder in files::list(&self.vols).await? {
-            for path in files::list(&folder).await? {
-                if index_of(&path).is_none() {
-                    continue;
-                }
-                usage.disks_used_bytes += files::used_bytes(&path).await?;
-                match self.sizes.of(&path).await {
-                    Ok(size_bytes) => usage.disks_virtual_bytes += size_bytes,
-                    // A disk that was just removed, or a damaged one: the others still count.
-                    Err(error) => tracing::debug!(%error, "a disk was left out of the sum"),
-                }
-            }
-        }
-        Ok(usage)
+        self.sum_up().await
     }
 }

@@ -17,6 +17,7 @@ use muster_shared::wire::Code;
 
 use super::DriverError;
 
+pub use crate::vm_record::Identity;
 pub use file::{DISKS, FileStorage, FileStorageConfig};
 
 /// A disk to be made.
@@ -26,6 +27,8 @@ pub struct DiskSpec {
     pub vm: VmUuid,
     /// 0 is the boot disk.
     pub index: u32,
+    /// The pool that it is to lie in; the first one without.
+    pub pool: Option<String>,
     /// Contents; blank without.
     pub image: Option<ImageUuid>,
     /// Size, MiB; the image's own size without. Never smaller than the image.
@@ -37,6 +40,8 @@ pub struct DiskSpec {
 pub struct Disk {
     /// 0 is the boot disk.
     pub index: u32,
+    /// What it is known by; none when nothing tells who made it.
+    pub identity: Option<Identity>,
     /// Where it is.
     pub path: PathBuf,
     /// Format as QEMU names it: `qcow2` or `raw`.
@@ -47,9 +52,9 @@ pub struct Disk {
     pub used_bytes: u64,
 }
 
-/// A part of what storage holds for a VM. Snapshots are of all of them.
+/// What a volume is to its VM. Snapshots are of all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Volume {
+pub enum Role {
     /// What its UEFI firmware keeps.
     Firmware,
     /// A disk, by its index.
@@ -69,7 +74,7 @@ pub struct Variables {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeSnapshot {
     /// The volume.
-    pub volume: Volume,
+    pub volume: Role,
     /// The snapshot, as the file or pool names it.
     pub name: String,
 }
@@ -83,14 +88,24 @@ pub struct RecordCopy {
     pub content: Vec<u8>,
 }
 
-/// A VM for which there are disks, whether or not it has a record.
+/// A volume that is here, whether or not its VM has a record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holder {
-    /// By the name of what holds its disks.
+pub struct Volume {
+    /// Whose, by the name of what holds it.
     pub vm: VmUuid,
-    /// How many.
-    pub disks: usize,
-    /// Space they take, bytes.
+    /// What it is to that VM.
+    pub role: Role,
+    /// It was put aside for another one.
+    pub is_aside: bool,
+    /// What it is known by; none of what firmware keeps, and when nothing tells who made it.
+    pub identity: Option<Identity>,
+    /// The pool that it lies in.
+    pub pool: String,
+    /// Where it is.
+    pub path: PathBuf,
+    /// Virtual size, bytes; none of a damaged one.
+    pub size_bytes: Option<u64>,
+    /// Space it takes, bytes.
     pub used_bytes: u64,
 }
 
@@ -140,11 +155,11 @@ pub trait Storage: fmt::Debug + Send + Sync + 'static {
     /// The host could not be read.
     async fn disks(&self, vm: VmUuid) -> Result<Vec<Disk>, DriverError>;
 
-    /// Every volume of a VM: the firmware's variables, if there are any, and the disks by index.
+    /// What volumes a VM has: the firmware's variables, if there are any, and the disks by index.
     ///
     /// # Errors
     /// The host could not be read.
-    async fn volumes(&self, vm: VmUuid) -> Result<Vec<Volume>, DriverError>;
+    async fn roles(&self, vm: VmUuid) -> Result<Vec<Role>, DriverError>;
 
     /// The variables of a VM's UEFI firmware; made from the raw file `template` if there are none.
     /// Durable when it returns.
@@ -178,12 +193,8 @@ pub trait Storage: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// `StoreFull`; a failed one may leave some volumes with the snapshot.
-    async fn create_snapshot(
-        &self,
-        vm: VmUuid,
-        name: &str,
-        of: &[Volume],
-    ) -> Result<(), DriverError>;
+    async fn create_snapshot(&self, vm: VmUuid, name: &str, of: &[Role])
+    -> Result<(), DriverError>;
 
     /// Deletes a snapshot from those of these volumes that have it. Nobody may have one of them
     /// open.
@@ -194,7 +205,7 @@ pub trait Storage: fmt::Debug + Send + Sync + 'static {
         &self,
         vm: VmUuid,
         name: &str,
-        from: &[Volume],
+        from: &[Role],
     ) -> Result<(), DriverError>;
 
     /// Gives every disk the content of the snapshot, and the firmware's variables theirs if it
@@ -252,11 +263,11 @@ pub trait Storage: fmt::Debug + Send + Sync + 'static {
     /// The host could not be read.
     async fn copy(&self, vm: VmUuid) -> Result<Option<RecordCopy>, DriverError>;
 
-    /// Every VM for which there are disks.
+    /// Every volume here, those put aside among them, by VM and role. A damaged one is no error.
     ///
     /// # Errors
     /// The host could not be read.
-    async fn holders(&self) -> Result<Vec<Holder>, DriverError>;
+    async fn volumes(&self) -> Result<Vec<Volume>, DriverError>;
 
     /// Every image that disks are based on, those put aside among them, whether or not there is a
     /// record of their VM.

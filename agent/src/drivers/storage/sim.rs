@@ -12,7 +12,7 @@ use muster_shared::wire::Code;
 use self::pool::FRESH_DISK_BYTES;
 pub use self::pool::{SimDisk, SimImage, SimPool};
 use super::{
-    Dependents, Disk, DiskSpec, Holder, RecordCopy, Storage, Usage, Variables, Volume,
+    Dependents, Disk, DiskSpec, Identity, RecordCopy, Role, Storage, Usage, Variables, Volume,
     VolumeSnapshot,
 };
 use crate::drivers::DriverError;
@@ -26,24 +26,39 @@ pub struct SimStorage {
 }
 
 impl SimStorage {
-    /// Operations in `faults`: `storage.create_disk`, `.disks`, `.volumes`, `.variables`,
+    /// Operations in `faults`: `storage.create_disk`, `.disks`, `.roles`, `.variables`,
     /// `.destroy_disks`, `.grow_disk`, `.snapshots`, `.create_snapshot`, `.delete_snapshot`, `.roll_back`, `.stash_disk`,
-    /// `.restore_disk`, `.purge_stash`, `.put_copy`, `.remove_copy`, `.copies`, `.holders`,
+    /// `.restore_disk`, `.purge_stash`, `.put_copy`, `.remove_copy`, `.copied`, `.copy`, `.volumes`,
     /// `.bases`, `.usage`.
     #[must_use]
     pub fn new(pool: SimPool, faults: Faults) -> Self {
         Self { pool, faults }
     }
+
+    fn disk(&self, vm: VmUuid, index: u32, disk: &SimDisk) -> Disk {
+        Disk {
+            index,
+            identity: Some(self.identity(vm, index, disk)),
+            path: path(vm, Role::Disk(index), false),
+            format: "qcow2".to_owned(),
+            size_bytes: disk.size_bytes,
+            used_bytes: FRESH_DISK_BYTES,
+        }
+    }
+
+    fn identity(&self, vm: VmUuid, index: u32, disk: &SimDisk) -> Identity {
+        Identity::of_disk(vm, index, super::DEFAULT_POOL, &disk.owner, disk.image)
+    }
 }
 
-fn disk(vm: VmUuid, index: u32, disk: &SimDisk) -> Disk {
-    Disk {
-        index,
-        path: PathBuf::from(format!("/sim/vols/{vm}/disk{index}.qcow2")),
-        format: "qcow2".to_owned(),
-        size_bytes: disk.size_bytes,
-        used_bytes: FRESH_DISK_BYTES,
-    }
+fn path(vm: VmUuid, role: Role, is_aside: bool) -> PathBuf {
+    let name = match (role, is_aside) {
+        (Role::Disk(index), false) => format!("disk{index}"),
+        (Role::Disk(index), true) => format!("stash{index}"),
+        (Role::Firmware, false) => "uefi-vars".to_owned(),
+        (Role::Firmware, true) => "stash-uefi-vars".to_owned(),
+    };
+    PathBuf::from(format!("/sim/vols/{vm}/{name}.qcow2"))
 }
 
 #[async_trait]
@@ -58,7 +73,7 @@ impl Storage for SimStorage {
             let key = (spec.vm, spec.index);
             if let Some(existing) = content.disks.get(&key) {
                 if existing.owner == *owner {
-                    return Ok(disk(spec.vm, spec.index, existing));
+                    return Ok(self.disk(spec.vm, spec.index, existing));
                 }
                 return Err(super::disk_exists(spec));
             }
@@ -80,7 +95,7 @@ impl Storage for SimStorage {
                 snapshots: Vec::new(),
             };
             content.disks.insert(key, made.clone());
-            Ok(disk(spec.vm, spec.index, &made))
+            Ok(self.disk(spec.vm, spec.index, &made))
         };
         self.faults.call("storage.create_disk", create).await
     }
@@ -89,28 +104,28 @@ impl Storage for SimStorage {
         let list = || {
             let content = self.pool.0.lock();
             let of_vm = content.disks.range((vm, 0)..=(vm, u32::MAX));
-            Ok(of_vm.map(|((_, index), found)| disk(vm, *index, found)).collect())
+            Ok(of_vm.map(|((_, index), found)| self.disk(vm, *index, found)).collect())
         };
         self.faults.call("storage.disks", list).await
     }
 
-    async fn volumes(&self, vm: VmUuid) -> Result<Vec<Volume>, DriverError> {
+    async fn roles(&self, vm: VmUuid) -> Result<Vec<Role>, DriverError> {
         let list = || {
             let content = self.pool.0.lock();
-            let firmware = content.firmware.contains_key(&vm).then_some(Volume::Firmware);
+            let firmware = content.firmware.contains_key(&vm).then_some(Role::Firmware);
             let disks = content.disks.range((vm, 0)..=(vm, u32::MAX));
             Ok(firmware
                 .into_iter()
-                .chain(disks.map(|((_, index), _)| Volume::Disk(*index)))
+                .chain(disks.map(|((_, index), _)| Role::Disk(*index)))
                 .collect())
         };
-        self.faults.call("storage.volumes", list).await
+        self.faults.call("storage.roles", list).await
     }
 
     async fn variables(&self, vm: VmUuid, _template: &Path) -> Result<Variables, DriverError> {
         let make = || {
             self.pool.0.lock().firmware.entry(vm).or_default();
-            let path = PathBuf::from(format!("/sim/vols/{vm}/uefi-vars.qcow2"));
+            let path = path(vm, Role::Firmware, false);
             Ok(Variables { path, format: "qcow2".to_owned() })
         };
         self.faults.call("storage.variables", make).await
@@ -148,12 +163,12 @@ impl Storage for SimStorage {
         let list = || {
             let content = self.pool.0.lock();
             let firmware = content.firmware.get(&vm).into_iter().flatten();
-            let firmware = firmware
-                .map(|name| VolumeSnapshot { volume: Volume::Firmware, name: name.clone() });
+            let firmware =
+                firmware.map(|name| VolumeSnapshot { volume: Role::Firmware, name: name.clone() });
             let of_vm = content.disks.range((vm, 0)..=(vm, u32::MAX));
             let named = of_vm.flat_map(|((_, index), disk)| {
                 let name = |(name, _): &(String, u64)| VolumeSnapshot {
-                    volume: Volume::Disk(*index),
+                    volume: Role::Disk(*index),
                     name: name.clone(),
                 };
                 disk.snapshots.iter().map(name).collect::<Vec<_>>()
@@ -167,16 +182,16 @@ impl Storage for SimStorage {
         &self,
         vm: VmUuid,
         name: &str,
-        of: &[Volume],
+        of: &[Role],
     ) -> Result<(), DriverError> {
         let create = || {
             self.pool.each_disk(vm, |index, disk| {
-                if of.contains(&Volume::Disk(index)) && !disk.has(name) {
+                if of.contains(&Role::Disk(index)) && !disk.has(name) {
                     disk.snapshots.push((name.to_owned(), disk.size_bytes));
                 }
             });
             if let Some(names) = self.pool.0.lock().firmware.get_mut(&vm)
-                && of.contains(&Volume::Firmware)
+                && of.contains(&Role::Firmware)
                 && !names.iter().any(|known| known == name)
             {
                 names.push(name.to_owned());
@@ -190,16 +205,16 @@ impl Storage for SimStorage {
         &self,
         vm: VmUuid,
         name: &str,
-        from: &[Volume],
+        from: &[Role],
     ) -> Result<(), DriverError> {
         let delete = || {
             self.pool.each_disk(vm, |index, disk| {
-                if from.contains(&Volume::Disk(index)) {
+                if from.contains(&Role::Disk(index)) {
                     disk.snapshots.retain(|(known, _)| known != name);
                 }
             });
             if let Some(names) = self.pool.0.lock().firmware.get_mut(&vm)
-                && from.contains(&Volume::Firmware)
+                && from.contains(&Role::Firmware)
             {
                 names.retain(|known| known != name);
             }
@@ -301,18 +316,35 @@ impl Storage for SimStorage {
         self.faults.call("storage.copy", read).await
     }
 
-    async fn holders(&self) -> Result<Vec<Holder>, DriverError> {
+    async fn volumes(&self) -> Result<Vec<Volume>, DriverError> {
         let list = || {
-            let mut holders: BTreeMap<VmUuid, Holder> = BTreeMap::new();
-            for (vm, _) in self.pool.0.lock().disks.keys() {
-                let empty = Holder { vm: *vm, disks: 0, used_bytes: 0 };
-                let holder = holders.entry(*vm).or_insert(empty);
-                holder.disks += 1;
-                holder.used_bytes += FRESH_DISK_BYTES;
+            let content = self.pool.0.lock();
+            let volume = |vm, role, is_aside, disk: Option<&SimDisk>| Volume {
+                vm,
+                role,
+                is_aside,
+                identity: disk.and_then(|disk| match role {
+                    Role::Disk(index) => Some(self.identity(vm, index, disk)),
+                    Role::Firmware => None,
+                }),
+                pool: super::DEFAULT_POOL.to_owned(),
+                path: path(vm, role, is_aside),
+                size_bytes: disk.map(|disk| disk.size_bytes),
+                used_bytes: FRESH_DISK_BYTES,
+            };
+            let mut found = Vec::new();
+            for (disks, is_aside) in [(&content.disks, false), (&content.stashed, true)] {
+                found.extend(disks.iter().map(|((vm, index), disk)| {
+                    volume(*vm, Role::Disk(*index), is_aside, Some(disk))
+                }));
             }
-            Ok(holders.into_values().collect())
+            for (vms, is_aside) in [(&content.firmware, false), (&content.stashed_firmware, true)] {
+                found.extend(vms.keys().map(|vm| volume(*vm, Role::Firmware, is_aside, None)));
+            }
+            found.sort_by_key(|volume| (volume.vm, volume.role, volume.is_aside));
+            Ok(found)
         };
-        self.faults.call("storage.holders", list).await
+        self.faults.call("storage.volumes", list).await
     }
 
     async fn bases(&self) -> Result<BTreeMap<ImageUuid, Dependents>, DriverError> {

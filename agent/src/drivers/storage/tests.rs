@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::sim::{SimImage, SimPool, SimStorage};
 use super::{
-    Dependents, DiskSpec, FileStorage, FileStorageConfig, Storage, Volume, VolumeSnapshot,
+    Dependents, DiskSpec, FileStorage, FileStorageConfig, Identity, Role, Storage, VolumeSnapshot,
 };
 use crate::drivers::DriverError;
 use crate::drivers::cluster::Cluster;
@@ -34,7 +34,7 @@ fn task(name: &str) -> TaskId {
 }
 
 fn spec(vm: VmUuid, index: u32, image: Option<ImageUuid>, size_mib: Option<u64>) -> DiskSpec {
-    DiskSpec { vm, index, image, size_mib }
+    DiskSpec { vm, index, pool: None, image, size_mib }
 }
 
 #[track_caller]
@@ -77,6 +77,10 @@ async fn conformance(storage: &dyn Storage) {
 
     let disks = storage.disks(vm(1)).await.unwrap();
     assert_eq!(disks.iter().map(|disk| disk.index).collect::<Vec<_>>(), [0, 1, 2]);
+    assert_eq!(disks[0].identity, boot.identity);
+    let made = |index, origin| Some(Identity::of_disk(vm(1), index, "zones", &one, origin));
+    let identities: Vec<_> = disks.iter().map(|disk| disk.identity.clone()).collect();
+    assert_eq!(identities, [made(0, Some(image())), made(1, Some(image())), made(2, None)]);
     let based = storage.bases().await.unwrap();
     assert_eq!(based, BTreeMap::from([(image(), Dependents { disks: 2, vms: 1 })]));
     let usage = storage.usage().await.unwrap();
@@ -100,12 +104,12 @@ async fn conformance_of_snapshots(storage: &dyn Storage) {
     let (one, two) = (task("one"), task("two"));
     storage.create_disk(&spec(vm(5), 0, Some(image()), None), &one).await.unwrap();
     storage.create_disk(&spec(vm(5), 1, None, Some(5)), &one).await.unwrap();
-    let disks = [Volume::Disk(0), Volume::Disk(1)];
+    let disks = [Role::Disk(0), Role::Disk(1)];
     let names = async || -> Vec<(u32, String)> {
         let found = storage.snapshots(vm(5)).await.unwrap();
         let disk = |snapshot: VolumeSnapshot| match snapshot.volume {
-            Volume::Disk(index) => (index, snapshot.name),
-            Volume::Firmware => panic!("no firmware keeps anything here"),
+            Role::Disk(index) => (index, snapshot.name),
+            Role::Firmware => panic!("no firmware keeps anything here"),
         };
         found.into_iter().map(disk).collect()
     };
@@ -128,11 +132,19 @@ async fn conformance_of_snapshots(storage: &dyn Storage) {
     assert_eq!(names().await, both("vmsnap-a"));
 
     // A disk put aside comes back with its snapshots, over what the task made.
+    let whole = storage.volumes().await.unwrap();
+    assert_eq!(whole.iter().map(|found| found.role).collect::<Vec<_>>(), disks);
+    assert!(whole.iter().all(|found| found.vm == vm(5) && !found.is_aside), "{whole:?}");
+    assert_eq!((whole[0].size_bytes, &*whole[0].pool), (Some(IMAGE_MIB * MIB), "zones"));
     for made in [false, true] {
         for _ in 0..2 {
             storage.stash_disk(vm(5), 0, &two).await.unwrap();
         }
         assert_eq!(storage.disks(vm(5)).await.unwrap().len(), 1);
+        // It is the same volume still, and not lost to who counts them.
+        let aside = storage.volumes().await.unwrap().remove(0);
+        assert!(aside.is_aside && aside.role == Role::Disk(0), "{aside:?}");
+        assert_eq!(aside.identity, whole[0].identity);
         // What was put aside may come back.
         let based = storage.bases().await.unwrap();
         assert_eq!(based, BTreeMap::from([(image(), Dependents { disks: 1, vms: 1 })]));
@@ -145,6 +157,7 @@ async fn conformance_of_snapshots(storage: &dyn Storage) {
             storage.restore_disk(vm(5), 0, &two).await.unwrap();
         }
         assert_eq!(names().await, both("vmsnap-a"));
+        assert_eq!(storage.volumes().await.unwrap()[0].identity, whole[0].identity);
     }
     // Once the stash is gone there is nothing to bring back.
     storage.stash_disk(vm(5), 0, &two).await.unwrap();
@@ -155,7 +168,10 @@ async fn conformance_of_snapshots(storage: &dyn Storage) {
     storage.restore_disk(vm(5), 0, &two).await.unwrap();
     assert_eq!(storage.disks(vm(5)).await.unwrap()[0].size_bytes, MIB);
     assert_eq!(storage.bases().await.unwrap(), BTreeMap::new());
+    let made = Identity::of_disk(vm(5), 0, "zones", &two, None);
+    assert_eq!(storage.disks(vm(5)).await.unwrap()[0].identity, Some(made));
     storage.destroy_disks(vm(5), None).await.unwrap();
+    assert_eq!(storage.volumes().await.unwrap(), []);
 }
 
 #[tokio::test]

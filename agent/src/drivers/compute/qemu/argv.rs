@@ -301,6 +301,7 @@ mod tests {
     fn disk(index: u32, format: &str) -> Disk {
         Disk {
             index,
+            identity: None,
             path: format!("/data/vols/x/disk{index}.{format}").into(),
             format: format.to_owned(),
             size_bytes: 1 << 20,

@@ -10,7 +10,7 @@ use super::qmp::{self, Qmp, QmpError};
 use super::{Qemu, not_running, talk_failed, vnc};
 use crate::drivers::DriverError;
 use crate::drivers::compute::{GuestDevices, INFO_TYPES, SnapshotChange, check_info_types};
-use crate::drivers::storage::Volume;
+use crate::drivers::storage::Role;
 
 /// Port of display 0, by convention.
 const FIRST_VNC_PORT: i32 = 5900;
@@ -52,7 +52,7 @@ impl GuestDevices for Qemu {
         &self,
         vm: VmUuid,
         change: &SnapshotChange,
-    ) -> Result<Vec<Volume>, DriverError> {
+    ) -> Result<Vec<Role>, DriverError> {
         self.change_snapshot(vm, change).await
     }
 }

@@ -12,7 +12,7 @@ use super::qmp::{Qmp, QmpError};
 use super::{Qemu, firmware, talk_failed};
 use crate::drivers::DriverError;
 use crate::drivers::compute::SnapshotChange;
-use crate::drivers::storage::Volume;
+use crate::drivers::storage::Role;
 use crate::host::procfs;
 
 /// What the guest has written is flushed first.
@@ -53,13 +53,13 @@ impl Qemu {
         &self,
         vm: VmUuid,
         change: &SnapshotChange,
-    ) -> Result<Vec<Volume>, DriverError> {
+    ) -> Result<Vec<Role>, DriverError> {
         let all = change.volumes();
         let Some(process) = self.guests.live(vm) else { return Ok(all.to_vec()) };
         let failed = |error| DriverError::failed(format!("read the process of VM {vm}"), error);
         let argv = procfs::cmdline(process.pid).map_err(failed)?.unwrap_or_default();
-        let is_open = |volume: &Volume| *volume != Volume::Firmware || firmware::is_open_in(&argv);
-        let (open, left): (Vec<Volume>, Vec<Volume>) = all.iter().copied().partition(is_open);
+        let is_open = |volume: &Role| *volume != Role::Firmware || firmware::is_open_in(&argv);
+        let (open, left): (Vec<Role>, Vec<Role>) = all.iter().copied().partition(is_open);
         if open.is_empty() {
             return Ok(left);
         }
@@ -101,15 +101,15 @@ impl Qemu {
 }
 
 /// Names as on the command line, see [`super::argv`].
-fn node(volume: Volume) -> String {
+fn node(volume: Role) -> String {
     match volume {
-        Volume::Firmware => firmware::VARIABLES_NODE.to_owned(),
-        Volume::Disk(index) => format!("disk{index}"),
+        Role::Firmware => firmware::VARIABLES_NODE.to_owned(),
+        Role::Disk(index) => format!("disk{index}"),
     }
 }
 
-async fn create(qmp: &Arc<Qmp>, of: &[Volume], name: &str) -> Result<(), QmpError> {
-    let action = |volume: &Volume| {
+async fn create(qmp: &Arc<Qmp>, of: &[Role], name: &str) -> Result<(), QmpError> {
+    let action = |volume: &Role| {
         json!({
             "type": "blockdev-snapshot-internal-sync",
             "data": { "device": node(*volume), "name": name },
@@ -120,7 +120,7 @@ async fn create(qmp: &Arc<Qmp>, of: &[Volume], name: &str) -> Result<(), QmpErro
     Ok(())
 }
 
-async fn delete(qmp: &Arc<Qmp>, from: &[Volume], name: &str) -> Result<(), QmpError> {
+async fn delete(qmp: &Arc<Qmp>, from: &[Role], name: &str) -> Result<(), QmpError> {
     for volume in from {
         let command = DeleteSnapshot { device: node(*volume), name: name.to_owned() };
         qmp.send(command, SNAPSHOT_TIMEOUT).await?;

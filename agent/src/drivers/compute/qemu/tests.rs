@@ -82,7 +82,7 @@ impl Bench {
             std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
         }
         let format = "raw".to_owned();
-        vec![Disk { index: 0, path, format, size_bytes: 1 << 20, used_bytes: 0 }]
+        vec![Disk { index: 0, identity: None, path, format, size_bytes: 1 << 20, used_bytes: 0 }]
     }
 }
 
@@ -349,7 +349,14 @@ fn guest_disk(bench: &Bench) -> Vec<Disk> {
     );
     let path = bench.folder.path().join("disk0.qcow2");
     std::fs::copy(&image, &path).unwrap();
-    vec![Disk { index: 0, path, format: "qcow2".to_owned(), size_bytes: 32 << 20, used_bytes: 0 }]
+    vec![Disk {
+        index: 0,
+        identity: None,
+        path,
+        format: "qcow2".to_owned(),
+        size_bytes: 32 << 20,
+        used_bytes: 0,
+    }]
 }
 
 #[tokio::test]

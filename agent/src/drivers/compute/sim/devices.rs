@@ -40,7 +40,7 @@ impl GuestDevices for SimCompute {
         &self,
         _vm: VmUuid,
         change: &SnapshotChange,
-    ) -> Result<Vec<Volume>, DriverError> {
+    ) -> Result<Vec<Role>, DriverError> {
         Ok(change.volumes().to_vec())
     }
 }

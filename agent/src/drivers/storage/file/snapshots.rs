@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::{FileStorage, files, run};
 use crate::drivers::DriverError;
-use crate::drivers::storage::{Volume, VolumeSnapshot, snapshot_not_found};
+use crate::drivers::storage::{Role, VolumeSnapshot, snapshot_not_found};
 
 /// Only metadata is written; going back may have to free much of a large file.
 const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(300);
@@ -57,7 +57,7 @@ impl FileStorage {
         &self,
         vm: VmUuid,
         name: &str,
-        of: &[Volume],
+        of: &[Role],
     ) -> Result<(), DriverError> {
         for (volume, path) in self.volumes_of(vm).await? {
             if of.contains(&volume) && !self.has(&path, name).await? {
@@ -71,7 +71,7 @@ impl FileStorage {
         &self,
         vm: VmUuid,
         name: &str,
-        from: &[Volume],
+        from: &[Role],
     ) -> Result<(), DriverError> {
         for (volume, path) in self.volumes_of(vm).await? {
             if from.contains(&volume) && self.has(&path, name).await? {
@@ -87,7 +87,7 @@ impl FileStorage {
         for (volume, path) in self.volumes_of(vm).await? {
             match self.has(&path, name).await? {
                 true => having.push(path),
-                false if volume == Volume::Firmware => {}
+                false if volume == Role::Firmware => {}
                 false => return Err(snapshot_not_found(vm, name)),
             }
         }

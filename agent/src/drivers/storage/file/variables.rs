@@ -7,7 +7,7 @@ use muster_shared::ids::VmUuid;
 
 use super::{CREATE_TIMEOUT, FileStorage, files, index_of, run};
 use crate::drivers::DriverError;
-use crate::drivers::storage::{Variables, Volume};
+use crate::drivers::storage::{Role, Variables};
 
 const NAME: &str = "uefi-vars.qcow2";
 /// While a reprovision may still bring the boot disk back.
@@ -18,16 +18,18 @@ pub(super) fn is_variables(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name == NAME)
 }
 
+/// Whether a file of a VM's folder has those that were put aside.
+pub(super) fn is_stashed_variables(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name == STASH)
+}
+
 impl FileStorage {
     /// Every volume of a VM with its file: the variables, then the disks by index.
-    pub(super) async fn volumes_of(
-        &self,
-        vm: VmUuid,
-    ) -> Result<Vec<(Volume, PathBuf)>, DriverError> {
+    pub(super) async fn volumes_of(&self, vm: VmUuid) -> Result<Vec<(Role, PathBuf)>, DriverError> {
         let volume = |path: PathBuf| {
             let volume = match index_of(&path) {
-                Some(index) => Volume::Disk(index),
-                None if is_variables(&path) => Volume::Firmware,
+                Some(index) => Role::Disk(index),
+                None if is_variables(&path) => Role::Firmware,
                 None => return None,
             };
             Some((volume, path))

@@ -3,24 +3,26 @@
 use std::path::Path;
 
 use super::*;
-use crate::drivers::storage::Volume;
+use crate::drivers::storage::Role;
 
-const ALL: [Volume; 2] = [Volume::Firmware, Volume::Disk(0)];
+const ALL: [Role; 2] = [Role::Firmware, Role::Disk(0)];
 
 /// The driver has nothing of VM 6.
 async fn conformance(storage: &dyn Storage, template: &Path) {
     let (one, two) = (task("one"), task("two"));
     let boot = spec(vm(6), 0, None, Some(1));
-    let volumes = async || storage.volumes(vm(6)).await.unwrap();
-    let having = async |name: &str| -> Vec<Volume> {
+    let roles = async || storage.roles(vm(6)).await.unwrap();
+    let having = async |name: &str| -> Vec<Role> {
         let found = storage.snapshots(vm(6)).await.unwrap().into_iter();
         found.filter(|found| found.name == name).map(|found| found.volume).collect()
     };
     storage.create_disk(&boot, &one).await.unwrap();
-    assert_eq!(volumes().await, [Volume::Disk(0)]);
+    assert_eq!(roles().await, [Role::Disk(0)]);
     let made = storage.variables(vm(6), template).await.unwrap();
     assert_eq!(storage.variables(vm(6), template).await.unwrap(), made);
-    assert_eq!(volumes().await, ALL);
+    assert_eq!(roles().await, ALL);
+    let found = storage.volumes().await.unwrap().into_iter().map(|found| found.role);
+    assert_eq!(found.collect::<Vec<_>>(), ALL);
 
     for _ in 0..2 {
         storage.create_snapshot(vm(6), "vmsnap-a", &ALL).await.unwrap();
@@ -40,12 +42,12 @@ async fn conformance(storage: &dyn Storage, template: &Path) {
         for _ in 0..2 {
             storage.stash_disk(vm(6), 0, &two).await.unwrap();
         }
-        assert_eq!(volumes().await, []);
+        assert_eq!(roles().await, []);
         if made {
             storage.create_disk(&boot, &two).await.unwrap();
             storage.variables(vm(6), template).await.unwrap();
             storage.stash_disk(vm(6), 0, &two).await.unwrap();
-            assert_eq!((volumes().await, having("vmsnap-a").await), (ALL.to_vec(), vec![]));
+            assert_eq!((roles().await, having("vmsnap-a").await), (ALL.to_vec(), vec![]));
         }
         for _ in 0..2 {
             storage.restore_disk(vm(6), 0, &two).await.unwrap();
@@ -58,18 +60,18 @@ async fn conformance(storage: &dyn Storage, template: &Path) {
         storage.purge_stash(vm(6), 0).await.unwrap();
     }
     storage.restore_disk(vm(6), 0, &two).await.unwrap();
-    assert_eq!(volumes().await, [Volume::Disk(0)]);
+    assert_eq!(roles().await, [Role::Disk(0)]);
 
     // The last disk takes them along, also in an undo.
     storage.variables(vm(6), template).await.unwrap();
     storage.destroy_disks(vm(6), Some(&one)).await.unwrap();
-    assert_eq!(volumes().await, ALL);
+    assert_eq!(roles().await, ALL);
     storage.destroy_disks(vm(6), Some(&two)).await.unwrap();
-    assert_eq!(volumes().await, []);
+    assert_eq!(roles().await, []);
     // A VM may have no disks.
     storage.variables(vm(6), template).await.unwrap();
     storage.destroy_disks(vm(6), None).await.unwrap();
-    assert_eq!(volumes().await, []);
+    assert_eq!(roles().await, []);
 }
 
 #[tokio::test]

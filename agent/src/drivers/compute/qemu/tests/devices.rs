@@ -3,7 +3,7 @@
 use super::super::qmp::QueryBlock;
 use super::*;
 use crate::drivers::compute::{GuestDisplay as _, GuestFacts as _, SnapshotChange};
-use crate::drivers::storage::{FileStorage, FileStorageConfig, Storage as _, Volume};
+use crate::drivers::storage::{FileStorage, FileStorageConfig, Role, Storage as _};
 
 /// What a display wants of a viewer before it shows anything: 1 nothing, 2 a password.
 async fn display_asks(qemu: &Qemu, vm: VmUuid) -> Vec<u8> {
@@ -143,11 +143,11 @@ async fn a_guest_with_uefi_keeps_its_variables() {
     };
     tokio::time::timeout(3 * SOON, speaks).await.expect("the firmware speaks");
     // While it runs, its hypervisor takes the snapshot.
-    let of = vec![Volume::Firmware];
+    let of = vec![Role::Firmware];
     let change = SnapshotChange::Create { name: "vmsnap-a".to_owned(), of: of.clone() };
     assert_eq!(qemu.snapshot(vm, &change).await.unwrap(), []);
     let taken = storage.snapshots(vm).await.unwrap();
-    assert_eq!((taken[0].volume, &*taken[0].name), (Volume::Firmware, "vmsnap-a"));
+    assert_eq!((taken[0].volume, &*taken[0].name), (Role::Firmware, "vmsnap-a"));
     storage.destroy_disks(vm, None).await.unwrap_err();
     qemu.signal(vm, GuestSignal::Kill).await.unwrap();
     assert!(qemu.wait_stopped(vm, SOON).await.unwrap());

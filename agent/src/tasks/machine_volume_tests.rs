@@ -1,0 +1,116 @@
+//! What the records of VMs know of their volumes.
+
+use std::sync::Arc;
+
+use muster_shared::ids::TaskId;
+use serde_json::json;
+
+use super::machine_tests::{Host, act, create_params, one_vm, run, uuid};
+use crate::drivers::faults::Fault;
+use crate::drivers::storage::DiskSpec;
+use crate::node::{Drivers, orphans, startup};
+use crate::vms::VolumeRecord;
+
+/// As the record has them, and as the host has them.
+async fn volumes(drivers: &Drivers) -> (Vec<VolumeRecord>, Vec<VolumeRecord>) {
+    let disks = drivers.storage.disks(uuid()).await.unwrap();
+    let known = drivers.vms.get(uuid()).unwrap().volumes.unwrap();
+    (known, crate::vms::volumes::of(&disks))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_names_the_volumes_that_there_are() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    let (made, found) = volumes(&drivers).await;
+    assert_eq!((made.len(), &made), (2, &found));
+    let origins: Vec<_> = made.iter().map(|volume| volume.identity.origin).collect();
+    assert_eq!(origins, [Some(super::machine_tests::IMAGE.parse().unwrap()), None]);
+
+    act(&host, &drivers, "machine_shutdown", json!({ "force": true })).await.unwrap();
+    let path = drivers.vms.get(uuid()).unwrap().list("disks")[1]["path"].clone();
+    let grow = json!({ "update_disks": [{ "path": path, "size": 64 }] });
+    act(&host, &drivers, "machine_update", grow).await.unwrap();
+    let (grown, found) = volumes(&drivers).await;
+    assert_eq!((grown[1].size_bytes, &grown), (64 << 20, &found));
+    assert_eq!(grown[1].identity, made[1].identity);
+
+    let other = "01020304-0506-4708-890a-0b0c0d0e0f10";
+    act(&host, &drivers, "machine_reprovision", json!({ "image_uuid": other })).await.unwrap();
+    let (replaced, found) = volumes(&drivers).await;
+    assert_eq!(replaced, found);
+    assert_eq!(replaced[0].identity.origin, Some(other.parse().unwrap()));
+    assert_ne!(replaced[0].identity.uuid, made[0].identity.uuid);
+    assert_eq!(replaced[1], grown[1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_vm_starts_from_no_other_disk_than_its_own() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    act(&host, &drivers, "machine_shutdown", json!({ "force": true })).await.unwrap();
+    let other: TaskId = "other".parse().unwrap();
+    drivers.storage.stash_disk(uuid(), 1, &other).await.unwrap();
+    let spec = DiskSpec { vm: uuid(), index: 1, pool: None, image: None, size_mib: Some(8) };
+    drivers.storage.create_disk(&spec, &other).await.unwrap();
+    let refused = act(&host, &drivers, "machine_boot", json!({})).await.unwrap_err();
+    assert_eq!(refused.code, "DatasetNotFound");
+    let known = drivers.vms.get(uuid()).unwrap().volumes.unwrap()[1].identity.uuid.to_string();
+    assert!(refused.message.contains("disk 1 ") && refused.message.contains(&known), "{refused}");
+    assert_eq!(host.guests.starts(uuid()), 1);
+    // Its own is back.
+    drivers.storage.restore_disk(uuid(), 1, &other).await.unwrap();
+    act(&host, &drivers, "machine_boot", json!({})).await.unwrap();
+}
+
+/// An agent of this version after one that knew no volumes.
+async fn upgraded(host: &Host) -> Arc<Drivers> {
+    let drivers = one_vm(host).await;
+    drivers.vms.update(uuid(), |record| record.volumes = None).await.unwrap();
+    host.agent("boot-1").await
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_that_is_older_than_volumes_learns_of_its_own() {
+    let host = Host::new();
+    let drivers = upgraded(&host).await;
+    // What can't be told now is told at the next start, and the VM is used as before.
+    host.faults.fail_nth("storage.disks", 1, Fault::before());
+    startup::mend(&drivers, &Default::default()).await;
+    assert_eq!(drivers.vms.get(uuid()).unwrap().volumes, None);
+    act(&host, &drivers, "machine_reboot", json!({ "force": true })).await.unwrap();
+    let drivers = host.agent("boot-1").await;
+    startup::mend(&drivers, &Default::default()).await;
+    let (known, found) = volumes(&drivers).await;
+    assert_eq!((known.len(), &known), (2, &found));
+}
+
+#[tokio::test(start_paused = true)]
+async fn storage_that_hangs_holds_up_no_start_of_the_agent() {
+    let host = Host::new();
+    let drivers = upgraded(&host).await;
+    host.faults.fail_nth("storage.disks", 1, Fault::hangs());
+    let started = host.clock.monotonic();
+    startup::mend(&drivers, &Default::default()).await;
+    assert!((host.clock.monotonic() - started).as_secs() < 60);
+    assert_eq!(drivers.vms.get(uuid()).unwrap().volumes, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_orphan_tells_each_of_its_volumes() {
+    let host = Host::new();
+    let drivers = host.agent("boot-1").await;
+    let ctx = host.context(&drivers, &create_params(json!({ "autoboot": false })));
+    run(&ctx, "machine_create", false).await.unwrap();
+    let (known, _) = volumes(&drivers).await;
+    host.records.lose(uuid());
+    host.pool.set_copy(uuid(), b"damaged".to_vec());
+    let drivers = host.agent("boot-1").await;
+    let told = orphans::get(&drivers, uuid()).await.unwrap().told(uuid());
+    assert_eq!((told.disks, told.volumes.len()), (2, 2));
+    for (volume, known) in told.volumes.iter().zip(known) {
+        assert_eq!((volume.uuid, volume.disk), (Some(known.identity.uuid), Some(known.index)));
+        assert_eq!(volume.image_uuid, known.identity.origin);
+        assert_eq!(volume.task_id.as_ref(), Some(&ctx.task_id));
+    }
+}
