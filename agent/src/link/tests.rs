@@ -1,5 +1,8 @@
 //! The whole agent against a coordinator that the test plays, over connections in memory.
 
+mod reports;
+mod results;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -189,77 +192,6 @@ impl Coordinator {
 }
 
 #[tokio::test(start_paused = true)]
-async fn heartbeats_come_every_second_and_reports_beside_them() {
-    let mut cluster = cluster().await;
-    let clock = cluster.agent.drivers.clock.clone();
-    let mut coordinator = cluster.accept(welcome()).await;
-    assert!(coordinator.hello.capabilities.contains(&"task:machine_create".to_owned()));
-    let (mut beats, mut full, mut sysinfo) = (Vec::new(), 0, 0);
-    while beats.len() < 100 {
-        match receive(&mut coordinator.connection).await {
-            FromAgent::Heartbeat(beat) => beats.push((beat.seq, clock.monotonic())),
-            FromAgent::Status(status) => full += u32::from(status.report.unwrap().full),
-            FromAgent::Sysinfo(_) => sysinfo += 1,
-            other => panic!("not asked for: {other:?}"),
-        }
-    }
-    assert_eq!((full, sysinfo), (1, 1), "one full report, one sysinfo");
-    for pair in beats.windows(2) {
-        assert_eq!(pair[1].0, pair[0].0 + 1);
-        let gap = pair[1].1 - pair[0].1;
-        assert!(gap.abs_diff(super::HEARTBEAT) < Duration::from_millis(10), "{gap:?}");
-    }
-}
-
-/// Records of before tags had a limit.
-#[tokio::test(start_paused = true)]
-async fn large_tags_cost_no_connection() {
-    let mut cluster = cluster().await;
-    let vms = cluster.agent.drivers.vms.clone();
-    for number in 1..=3 {
-        let mut large = record(number);
-        large.properties.insert("tags".to_owned(), json!({ "a": "x".repeat(880_000) }));
-        vms.create(large).await.unwrap();
-    }
-    let mut coordinator = cluster.accept(welcome()).await;
-    let mut known = BTreeMap::new();
-    coordinator.report(&mut known, |known| known.len() == 3).await;
-    let whole = |vm: &VmReport| vm.index.tags.contains_key("a");
-    assert_eq!(known.values().filter(|vm| whole(vm)).count(), 2);
-    let rename = |record: &mut crate::vms::VmRecord| {
-        record.properties.insert("alias".to_owned(), json!("two"));
-    };
-    vms.update(record(1).uuid, rename).await.unwrap();
-    let alias = |known: &Reported| known[&record(1).uuid].index.alias.clone();
-    let note = coordinator.report(&mut known, |known| alias(known).is_some()).await;
-    assert_eq!(note, json!(["the tags of 1 VMs are too large to be reported"]));
-}
-
-#[tokio::test(start_paused = true)]
-async fn results_are_sent_until_acknowledged_also_on_the_next_connection() {
-    let mut cluster = cluster().await;
-    let mut coordinator = cluster.accept(welcome()).await;
-    coordinator.dispatch("t1", "nop", json!({})).await;
-    let first = coordinator.result("t1").await;
-    assert_eq!(coordinator.result("t1").await, first, "again on the same connection");
-    drop(coordinator);
-    let mut welcome_back = welcome();
-    welcome_back.open_task_ids = vec!["never".parse().unwrap()];
-    let mut coordinator = cluster.accept(welcome_back).await;
-    assert_eq!(coordinator.hello.unacked_result_ids, ["t1".parse().unwrap()]);
-    assert_eq!(coordinator.error().await, (Some("never".to_owned()), "UnknownTask".to_owned()));
-    coordinator.result("t1").await;
-    coordinator.send(Acknowledge { id: "t1".parse().unwrap() }).await;
-    coordinator.dispatch("t2", "nop", json!({})).await;
-    coordinator.result("t2").await;
-    for _ in 0..20 {
-        if let FromAgent::Result(result) = receive(&mut coordinator.connection).await {
-            assert_ne!(result.id.as_str(), "t1", "sent after its acknowledgement");
-        }
-    }
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_lost_connection_is_dialed_again_within_five_seconds() {
     let mut cluster = cluster().await;
     let clock = cluster.agent.drivers.clock.clone();
@@ -314,30 +246,6 @@ async fn no_coordinator_of_another_cluster_is_asked_to_acknowledge() {
     }
     let turned_away = cluster.agent.links.turned_away();
     assert!(turned_away[0].1.contains("cluster"), "{turned_away:?}");
-    let mut coordinator = cluster.accept(welcome()).await;
-    assert_eq!(coordinator.hello.unacked_result_ids, ["t1".parse().unwrap()]);
-    coordinator.result("t1").await;
-}
-
-/// A store that was lost may come back.
-#[tokio::test(start_paused = true)]
-async fn a_result_that_the_store_lacks_is_kept_and_told_again() {
-    let mut cluster = cluster().await;
-    let mut coordinator = cluster.accept(welcome()).await;
-    coordinator.dispatch("t1", "machine_destroy", json!({ "uuid": uuid() })).await;
-    let unknown = || muster_shared::wire::Error {
-        id: Some("t1".to_owned()),
-        code: Code::UnknownTask,
-        message: String::new(),
-    };
-    coordinator.result("t1").await;
-    coordinator.send(unknown()).await;
-    let clock = cluster.agent.drivers.clock.clone();
-    let before = clock.monotonic();
-    coordinator.result("t1").await;
-    assert!(clock.monotonic() - before > Duration::from_secs(60), "not every few seconds");
-    coordinator.send(unknown()).await;
-    drop(coordinator);
     let mut coordinator = cluster.accept(welcome()).await;
     assert_eq!(coordinator.hello.unacked_result_ids, ["t1".parse().unwrap()]);
     coordinator.result("t1").await;
@@ -406,129 +314,6 @@ async fn what_is_not_understood_is_answered_and_the_connection_stays() {
     assert_eq!(coordinator.error().await, (Some("x".to_owned()), "NotSupported".to_owned()));
     coordinator.dispatch("t", "nop", json!({})).await;
     coordinator.result("t").await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn refusals_are_repeated_until_acknowledged() {
-    let mut cluster = cluster().await;
-    let repeats = Welcome { capabilities: vec![feature::REFUSALS.to_owned()], ..welcome() };
-    let mut coordinator = cluster.accept(repeats.clone()).await;
-    let refused = (Some("t".to_owned()), "NotSupported".to_owned());
-    coordinator.dispatch("t", "nonsense", json!({})).await;
-    for _ in 0..3 {
-        assert_eq!(coordinator.error().await, refused);
-    }
-    drop(coordinator);
-    let mut asks = repeats;
-    asks.open_task_ids = vec!["t".parse().unwrap()];
-    let mut coordinator = cluster.accept(asks).await;
-    assert_eq!(coordinator.error().await, refused);
-    coordinator.send(Acknowledge { id: "t".parse().unwrap() }).await;
-    coordinator.dispatch("x", "nonsense", json!({})).await;
-    loop {
-        match coordinator.error().await {
-            (Some(id), _) if id == "x" => break,
-            other => assert_eq!(other, refused, "sent before its acknowledgement"),
-        }
-    }
-    for _ in 0..2 {
-        assert_eq!(coordinator.error().await.0.as_deref(), Some("x"), "the other is known");
-    }
-}
-
-/// What is not in the journal is not said to be accepted: it would be taken for lost after a
-/// restart of the agent.
-#[tokio::test(start_paused = true)]
-async fn only_what_is_durable_is_accepted() {
-    let mut cluster = cluster().await;
-    let mut asks = welcome();
-    asks.open_task_ids = vec!["q".parse().unwrap()];
-    let mut coordinator = cluster.accept(welcome()).await;
-    coordinator.dispatch("q", "sleep", json!({ "timeout": 60_000 })).await;
-    coordinator.dispatch("m", "machine_destroy", json!({ "uuid": uuid() })).await;
-    coordinator.accepted("m").await;
-    coordinator.result("m").await;
-    drop(coordinator);
-    let mut coordinator = cluster.accept(asks).await;
-    loop {
-        match receive(&mut coordinator.connection).await {
-            FromAgent::Result(result) if result.id.as_str() == "q" => break,
-            FromAgent::Accepted(accepted) => panic!("{accepted:?}"),
-            FromAgent::Error(error) => panic!("{error:?}"),
-            _ => {}
-        }
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_drain_is_accepted_and_shown() {
-    let mut cluster = cluster().await;
-    let mut coordinator = cluster.accept(welcome()).await;
-    let token: TaskId = "drain-1".parse().unwrap();
-    coordinator.send(Drain { reason: "test".into(), token, ttl_s: 60, owner: None }).await;
-    coordinator.accepted("drain-1").await;
-    let draining = |message| match message {
-        FromAgent::Status(status) => status.report.filter(|r| r.muster["draining"] == true),
-        _ => None,
-    };
-    coordinator.until(draining).await;
-    coordinator.dispatch("t", "machine_destroy", json!({ "uuid": uuid() })).await;
-    assert_eq!(coordinator.error().await, (Some("t".to_owned()), "Draining".to_owned()));
-}
-
-#[tokio::test(start_paused = true)]
-async fn history_can_be_asked_for_without_being_part_of_it() {
-    let mut cluster = cluster().await;
-    let mut coordinator = cluster.accept(welcome()).await;
-    coordinator.dispatch("t", "nop", json!({ "root_pw": "hidden" })).await;
-    coordinator.result("t").await;
-    coordinator.dispatch("h", "task_history", json!({})).await;
-    let history = coordinator.result("h").await.result;
-    assert_eq!(history.as_array().unwrap().len(), 1);
-    assert_eq!(history[0]["status"], "finished");
-    assert_eq!(history[0]["params"]["root_pw"], "***");
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_new_vm_shows_as_a_delta_and_its_console_is_carried() {
-    let mut cluster = cluster().await;
-    let mut coordinator = cluster.accept(welcome()).await;
-    coordinator.dispatch("c", "machine_create", create_params(json!({})).into()).await;
-    let result = coordinator.result("c").await;
-    assert!(result.error.is_none(), "{result:?}");
-    let running = |message| match message {
-        FromAgent::Status(status) => status.report.filter(|report| {
-            let vm = report.vms.get(&uuid()).and_then(Option::as_ref);
-            vm.is_some_and(|vm| vm.vm.state == "running")
-        }),
-        _ => None,
-    };
-    assert!(!coordinator.until(running).await.full);
-
-    let stream_id = Uuid::from_u128(9);
-    let open = StreamOpen { stream_id, stream: StreamKind::Console, vm_uuid: uuid() };
-    coordinator.send(open).await;
-    let dialed = cluster.dialed().await;
-    assert_eq!(dialed.url.path(), format!("/agent/streams/{stream_id}"));
-    let mut stream = dialed.connection;
-    let sent = b"hello".as_slice();
-    stream.sink.send(Frame::Binary(sent.into())).await.unwrap();
-    // The simulated guest greets and echoes; credit comes back for what it took.
-    let (mut echoed, mut credit) = (Vec::new(), 0);
-    while !echoed.ends_with(sent) || credit < sent.len() as u64 {
-        match stream.stream.next().await.unwrap().unwrap() {
-            Frame::Binary(bytes) => echoed.extend_from_slice(&bytes),
-            Frame::Text(text) => match serde_json::from_str(&text).unwrap() {
-                Control::Window { bytes } => credit += bytes,
-                Control::Notice { message } => panic!("{message}"),
-                Control::Close { code, .. } => panic!("closed: {code}"),
-            },
-        }
-    }
-    assert_eq!(credit, sent.len() as u64);
-    let open = StreamOpen { vm_uuid: Uuid::nil().into(), stream_id, stream: StreamKind::Vnc };
-    coordinator.send(open).await;
-    assert_eq!(coordinator.error().await.0, Some(stream_id.to_string()));
 }
 
 #[tokio::test(start_paused = true)]

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use muster_shared::ids::TaskId;
 use muster_shared::wire::Code;
 use serde_json::{Value, json};
 
@@ -11,23 +10,17 @@ use super::{HANDLERS, Handler as _, Params, TaskFailure};
 use crate::drivers::faults::Fault;
 use crate::drivers::host::refuse::NoScripts;
 use crate::drivers::host::sim::{HostLog, SimHost};
-use crate::drivers::storage::DiskSpec;
 use crate::node::Drivers;
 use crate::report::sim::SIM_SERVICE;
 use crate::vms::VmRecord;
 
 const IMAGE: &str = "11111111-2222-4333-8444-555555555555";
 
-fn snapshot(name: &str) -> Value {
+pub(super) fn snapshot(name: &str) -> Value {
     json!({ "snapshot_name": name })
 }
 
-fn names(vm: &Value) -> Vec<&str> {
-    let snapshots = vm["snapshots"].as_array().unwrap();
-    snapshots.iter().map(|snapshot| snapshot["name"].as_str().unwrap()).collect()
-}
-
-async fn code(host: &Host, drivers: &Arc<Drivers>, kind: &str, extra: Value) -> Code {
+pub(super) async fn code(host: &Host, drivers: &Arc<Drivers>, kind: &str, extra: Value) -> Code {
     act(host, drivers, kind, extra).await.unwrap_err().code
 }
 
@@ -144,159 +137,6 @@ async fn a_disk_grows_while_its_vm_is_stopped() {
     let result = act(&host, &drivers, "machine_update", grow).await.unwrap();
     assert_eq!(result["vm"]["disks"][1]["size"], 64);
     assert_eq!(host.pool.disks()[&(uuid(), 1)].size_bytes, 64 << 20);
-}
-
-#[tokio::test(start_paused = true)]
-async fn snapshots_are_taken_gone_back_to_and_deleted() {
-    let host = Host::new();
-    let drivers = one_vm(&host).await;
-    for name in ["a", "b", "c"] {
-        act(&host, &drivers, "machine_create_snapshot", snapshot(name)).await.unwrap();
-    }
-    let vm = drivers.vms.object(uuid(), true).unwrap();
-    assert_eq!(names(&vm), ["c", "b", "a"]);
-    let again = code(&host, &drivers, "machine_create_snapshot", snapshot("a")).await;
-    assert_eq!(again, "SnapshotExists");
-    let missing = code(&host, &drivers, "machine_rollback_snapshot", snapshot("x")).await;
-    assert_eq!(missing, "SnapshotNotFound");
-    for bad in [json!({}), snapshot("a/b"), snapshot(&"x".repeat(65))] {
-        let refused = code(&host, &drivers, "machine_create_snapshot", bad).await;
-        assert_eq!(refused, "InvalidParameters");
-    }
-    let rolled = act(&host, &drivers, "machine_rollback_snapshot", snapshot("b")).await.unwrap();
-    assert_eq!(names(&rolled["vm"]), ["b", "a"]);
-    assert_eq!(rolled["vm"]["state"], "running");
-    assert_eq!(host.guests.starts(uuid()), 2);
-    for _ in 0..2 {
-        act(&host, &drivers, "machine_delete_snapshot", snapshot("a")).await.unwrap();
-    }
-    let on_disk = &host.pool.disks()[&(uuid(), 0)].snapshots;
-    assert_eq!(on_disk.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["vmsnap-b"]);
-    act(&host, &drivers, "machine_shutdown", json!({})).await.unwrap();
-    let rolled = act(&host, &drivers, "machine_rollback_snapshot", snapshot("b")).await.unwrap();
-    assert_eq!(rolled["vm"]["state"], "stopped");
-}
-
-async fn status(drivers: &Drivers) -> Value {
-    let info = drivers.compute.info(uuid(), &["status".to_owned()]).await.unwrap();
-    info["status"]["status"].clone()
-}
-
-/// Also when the agent dies anywhere in between.
-#[tokio::test(start_paused = true)]
-async fn a_snapshot_leaves_a_guest_paused_or_going_as_it_was() {
-    for (signal, expected) in [("STOP", "paused"), ("CONT", "running")] {
-        for (step, done) in (0..16).flat_map(|step| [(step, false), (step, true)]) {
-            let host = Host::new();
-            let drivers = one_vm(&host).await;
-            act(&host, &drivers, "machine_kill", json!({ "signal": signal })).await.unwrap();
-            let kind = "machine_create_snapshot";
-            if !run_with_crash(&host, kind, &example(kind), step, done).await {
-                break;
-            }
-            assert_eq!(status(&drivers).await, expected, "step {step}, done {done}");
-        }
-        let host = Host::new();
-        let drivers = one_vm(&host).await;
-        act(&host, &drivers, "machine_kill", json!({ "signal": signal })).await.unwrap();
-        host.faults.fail_nth("storage.create_snapshot", 1, Fault::before());
-        let wanted = json!({ "snapshot_name": "a", "quiesce": "pause" });
-        act(&host, &drivers, "machine_create_snapshot", wanted).await.unwrap_err();
-        assert_eq!(status(&drivers).await, expected, "failed");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn what_a_lost_task_left_of_a_snapshot_blocks_nothing() {
-    let host = Host::new();
-    let drivers = one_vm(&host).await;
-    let wanted = params(snapshot("a"));
-    let plan = super::machine_create_snapshot::MachineCreateSnapshot.plan(&wanted).unwrap();
-    let lost = host.context(&drivers, &wanted);
-    for step in plan.steps.iter().take_while(|step| step.name() != "commit") {
-        step.apply(&lost).await.unwrap();
-    }
-    drivers.vms.update(uuid(), |r| assert!(!r.snapshots[0].complete)).await.unwrap();
-    let made = act(&host, &drivers, "machine_create_snapshot", snapshot("a")).await.unwrap();
-    assert_eq!(names(&made["vm"]), ["a"]);
-    assert_eq!(drivers.vms.get(uuid()).unwrap().snapshots.len(), 1);
-    assert_eq!(host.pool.disks()[&(uuid(), 1)].snapshots.len(), 1);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_vm_without_disks_has_no_snapshots() {
-    let host = Host::new();
-    let drivers = host.agent("boot-1").await;
-    let bare = create_params(json!({ "disks": [] }));
-    run(&host.context(&drivers, &bare), "machine_create", false).await.unwrap();
-    let refused = code(&host, &drivers, "machine_create_snapshot", snapshot("a")).await;
-    assert_eq!(refused, "DatasetNotFound");
-    assert_eq!(drivers.vms.get(uuid()).unwrap().snapshots, []);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_rollback_that_a_disk_cannot_follow_touches_nothing() {
-    let host = Host::new();
-    let drivers = one_vm(&host).await;
-    act(&host, &drivers, "machine_create_snapshot", snapshot("a")).await.unwrap();
-    // Another disk in the place of the second one, without the snapshot.
-    let other: TaskId = "other".parse().unwrap();
-    drivers.storage.stash_disk(uuid(), 1, &other).await.unwrap();
-    let spec = DiskSpec { vm: uuid(), index: 1, pool: None, image: None, size_mib: Some(8) };
-    drivers.storage.create_disk(&spec, &other).await.unwrap();
-    // Its record is older than volumes, and does not know its own disk.
-    drivers.vms.update(uuid(), |record| record.volumes = None).await.unwrap();
-    act(&host, &drivers, "machine_create_snapshot", snapshot("b")).await.unwrap();
-    let (disks, record) = (host.pool.disks(), drivers.vms.get(uuid()));
-    let refused = act(&host, &drivers, "machine_rollback_snapshot", snapshot("a")).await;
-    let refused = refused.unwrap_err();
-    assert_eq!(refused.code, "SnapshotNotFound");
-    assert!(refused.message.contains("disk 1"), "{refused}");
-    assert_eq!((host.pool.disks(), drivers.vms.get(uuid())), (disks, record));
-    assert_eq!((host.guests.running().len(), host.guests.starts(uuid())), (1, 1));
-}
-
-#[tokio::test(start_paused = true)]
-async fn disks_of_different_moments_are_not_started_from() {
-    let host = Host::new();
-    let drivers = one_vm(&host).await;
-    for name in ["a", "b"] {
-        act(&host, &drivers, "machine_create_snapshot", snapshot(name)).await.unwrap();
-    }
-    for fault in [Fault::before(), Fault::after()] {
-        host.faults.fail_nth("storage.roll_back", 1, fault);
-        let failed = act(&host, &drivers, "machine_rollback_snapshot", snapshot("a")).await;
-        failed.unwrap_err();
-        // Also by the next agent.
-        let drivers = host.agent("boot-1").await;
-        let vm = drivers.vms.object(uuid(), true).unwrap();
-        assert_eq!((&vm["state"], names(&vm)), (&json!("stopped"), vec!["a"]));
-        let refused = act(&host, &drivers, "machine_boot", json!({})).await.unwrap_err();
-        assert_eq!(refused.code, "VmNotUsable");
-        assert!(refused.message.contains("snapshot \"a\""), "{refused}");
-        let refused = code(&host, &drivers, "machine_create_snapshot", snapshot("c")).await;
-        assert_eq!(refused, "VmNotUsable");
-    }
-    let drivers = host.agent("boot-1").await;
-    // It ran when the first one began.
-    act(&host, &drivers, "machine_rollback_snapshot", snapshot("a")).await.unwrap();
-    assert_eq!(host.guests.starts(uuid()), 2);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_newer_snapshot_is_listed_as_long_as_the_disks_have_it() {
-    let host = Host::new();
-    let drivers = one_vm(&host).await;
-    for name in ["a", "b", "c"] {
-        act(&host, &drivers, "machine_create_snapshot", snapshot(name)).await.unwrap();
-    }
-    host.faults.fail_nth("storage.delete_snapshot", 2, Fault::before());
-    let failed = act(&host, &drivers, "machine_rollback_snapshot", snapshot("a")).await;
-    failed.unwrap_err();
-    assert_eq!(names(&drivers.vms.object(uuid(), true).unwrap()), ["b", "a"]);
-    assert_eq!(host.pool.disks()[&(uuid(), 0)].snapshots.len(), 2);
-    // Its disks were not touched yet.
-    act(&host, &drivers, "machine_boot", json!({})).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

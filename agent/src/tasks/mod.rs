@@ -41,6 +41,8 @@ mod machine_firmware_tests;
 pub mod machine_info;
 pub mod machine_kill;
 pub mod machine_load;
+#[cfg(test)]
+mod machine_power_tests;
 pub mod machine_proc;
 #[cfg(test)]
 mod machine_real_tests;
@@ -49,6 +51,10 @@ pub mod machine_reprovision;
 pub mod machine_rollback_snapshot;
 pub mod machine_screenshot;
 pub mod machine_shutdown;
+#[cfg(test)]
+mod machine_snapshot_tests;
+#[cfg(test)]
+mod machine_startup_tests;
 #[cfg(test)]
 pub(crate) mod machine_tests;
 pub mod machine_update;
