@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use super::machine::{self, refuse};
 use super::steps::{Row, steps};
 use super::{Handler, Kind, Lock, Params, Plan, TaskContext, TaskFailure};
+use crate::vm_record::boot::{self, BootOrder};
 use crate::vms::VmRecord;
 use crate::vms::reconcile::{self, BY_ITSELF};
 
@@ -17,8 +18,6 @@ const OPERATION: &str = "vmadm.start";
 
 /// Parameters that name files of the host in the reference. A guest is given none of those.
 const FILES: [&str; 3] = ["cdrom", "disk", "iso"];
-/// Devices that can be booted from: disks, CDs, network.
-const LETTERS: [&str; 3] = ["c", "d", "n"];
 
 /// The kind; parameters `uuid`, `idempotent`, `update`, `once`, `order`; `by_itself` of the agent's
 /// own, see [`reconcile::is_to_run`].
@@ -82,18 +81,9 @@ fn order(params: &Params) -> Result<Option<String>, TaskFailure> {
         Some(Value::String(text)) => text,
         Some(_) => return Err(refuse()),
     };
-    let (letters, once) = match text.split_once(",once=") {
-        Some((letters, once)) => (letters, Some(once)),
-        None => (text.as_str(), None),
-    };
-    let each_once = LETTERS.iter().all(|letter| letters.matches(letter).count() <= 1);
-    let known = letters.chars().all(|letter| LETTERS.iter().any(|known| known.starts_with(letter)));
-    let is_usable = !letters.is_empty() && known && each_once;
-    if is_usable && once.is_none_or(|once| LETTERS.contains(&once)) {
-        Ok(Some(format!("order={text}")))
-    } else {
-        Err(refuse())
-    }
+    let order = format!("order={text}");
+    BootOrder::parse(&order).map(|_| ()).ok_or_else(refuse)?;
+    Ok(Some(order))
 }
 
 fn with_once(order: &str, once: &str) -> Result<String, TaskFailure> {
@@ -109,7 +99,7 @@ fn once(params: &Params) -> Result<Option<&'static str>, TaskFailure> {
     match params.get("once") {
         None | Some(Value::Null) => Ok(None),
         Some(once) => {
-            let known = LETTERS.into_iter().find(|letter| once == letter);
+            let known = ["c", "d", "n"].into_iter().find(|letter| once == letter);
             let problem = "must be c (disk), d (CD) or n (network)";
             known.map(Some).ok_or_else(|| TaskFailure::bad_param("once", problem))
         }
@@ -144,6 +134,7 @@ impl Boot {
     async fn check(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let record = machine::record(ctx, OPERATION, self.vm)?;
         machine::usable(OPERATION, &record)?;
+        self.check_devices(ctx, &record)?;
         let is_to_run = reconcile::is_to_run(&record, ctx.drivers.vms.boot_id());
         ctx.note(&Notes { is_off: self.by_itself && !is_to_run })?;
         if machine::runs(ctx, self.vm).await? && !self.idempotent {
@@ -151,6 +142,25 @@ impl Boot {
             return Err(refuse(Code::AlreadyRunning, text));
         }
         Ok(())
+    }
+
+    /// The VM has what it is to start from. A guest would wait for it, or start from something else.
+    fn check_devices(&self, ctx: &TaskContext, record: &VmRecord) -> Result<(), TaskFailure> {
+        let refuse = |field: &str, letter: char| {
+            let kind = boot::kind(letter).unwrap_or("device");
+            TaskFailure::bad_param(field, format!("{letter}: the VM has no {kind}"))
+        };
+        let once = ctx.params.get("once").and_then(Value::as_str).unwrap_or_default();
+        let order = ctx.params.get("order").and_then(Value::as_str).unwrap_or_default();
+        let order = format!("order={order}");
+        let order = BootOrder::parse(&order);
+        let wanted = once.chars().map(|letter| ("once", letter));
+        let letters = order.iter().flat_map(BootOrder::letters);
+        let mut wanted = wanted.chain(letters.map(|letter| ("order", letter)));
+        match wanted.find(|(_, letter)| !record.has_device(*letter)) {
+            Some((field, letter)) => Err(refuse(field, letter)),
+            None => Ok(()),
+        }
     }
 
     async fn update(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
@@ -188,19 +198,31 @@ impl Boot {
 
 #[cfg(test)]
 mod tests {
-    use super::super::machine_tests::{Host, run};
+    use std::sync::Arc;
+
+    use super::super::machine_tests::{Host, IMAGE, create_params, run};
     use super::*;
+    use crate::node::Drivers;
     use crate::vms::restart::Power;
+
+    /// A VM that is off, with these disks beside its NIC.
+    async fn vm_with(host: &Host, disks: Value) -> (Arc<Drivers>, VmUuid) {
+        let drivers = host.agent("boot").await;
+        let made = json!({ "disks": disks, "boot": "order=cn", "autoboot": false });
+        let ctx = host.context(&drivers, &create_params(made));
+        run(&ctx, "machine_create", false).await.unwrap();
+        (drivers, machine::vm(&ctx.params).unwrap())
+    }
+
+    fn disk_and_cd() -> Value {
+        json!([{ "size": 8 }, { "media": "cdrom", "image_uuid": IMAGE }])
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_device_for_one_boot_is_forgotten_after_it() {
         let host = Host::new();
-        let drivers = host.agent("boot").await;
+        let (drivers, vm) = vm_with(&host, disk_and_cd()).await;
         let mut params = machine::example();
-        let vm = machine::vm(&params).unwrap();
-        let mut record = VmRecord { uuid: vm, provisioning: false, ..crate::vms::sim::record(1) };
-        record.properties.insert("boot".to_owned(), json!("order=cn"));
-        drivers.vms.create(record).await.unwrap();
         params.insert("once".to_owned(), json!("d"));
         run(&host.context(&drivers, &params), "machine_boot", true).await.unwrap();
         assert_eq!(drivers.vms.get(vm).unwrap().text("boot"), Some("order=cn"));
@@ -233,12 +255,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_order_for_one_start_leaves_no_trace() {
         let host = Host::new();
-        let drivers = host.agent("boot").await;
+        let (drivers, vm) = vm_with(&host, disk_and_cd()).await;
         let mut params = machine::example();
-        let vm = machine::vm(&params).unwrap();
-        let mut record = VmRecord { uuid: vm, provisioning: false, ..crate::vms::sim::record(1) };
-        record.properties.insert("boot".to_owned(), json!("order=cn"));
-        drivers.vms.create(record).await.unwrap();
         for (more, booted) in [
             (json!({ "order": "nd" }), "order=nd"),
             (json!({ "order": "c", "once": "n" }), "order=c,once=n"),
@@ -253,6 +271,33 @@ mod tests {
             assert_eq!(drivers.vms.get(vm).unwrap().text("boot"), Some("order=cn"));
             host.guests.exit(vm, 0);
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_vm_is_not_started_from_a_device_that_it_lacks() {
+        let host = Host::new();
+        let (drivers, vm) = vm_with(&host, json!([{ "size": 8 }])).await;
+        for (wanted, named) in [
+            (json!({ "once": "d" }), ("once", "d: the VM has no CD")),
+            (json!({ "order": "cd" }), ("order", "d: the VM has no CD")),
+            (json!({ "order": "c,once=d" }), ("order", "d: the VM has no CD")),
+            (json!({ "order": "cn", "once": "d" }), ("once", "d: the VM has no CD")),
+        ] {
+            let Value::Object(mut params) = wanted else { panic!("an object is needed") };
+            params.extend(machine::example());
+            let refused = run(&host.context(&drivers, &params), "machine_boot", false).await;
+            let refused = refused.unwrap_err();
+            assert_eq!(refused.code, "InvalidParameters");
+            assert!(refused.message.ends_with(named.1), "{refused}");
+            assert_eq!(refused.details.unwrap()["field"], named.0);
+        }
+        assert_eq!(host.guests.starts(vm), 0);
+        let bare = VmRecord { uuid: vm, ..crate::vms::sim::record(1) };
+        assert!(!"cdn".chars().any(|letter| bare.has_device(letter)));
+        let mut params = machine::example();
+        params.insert("order".to_owned(), json!("nc"));
+        run(&host.context(&drivers, &params), "machine_boot", false).await.unwrap();
+        assert_eq!(host.guests.starts(vm), 1);
     }
 
     #[test]

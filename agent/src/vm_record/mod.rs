@@ -1,5 +1,6 @@
 //! What a VM is meant to be, as it is written down.
 
+pub mod boot;
 pub mod restart;
 mod volume;
 

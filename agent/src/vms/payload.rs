@@ -14,6 +14,7 @@ use serde_json::{Map, Value, json};
 
 use super::restart::{self, Policy};
 use crate::failure::TaskFailure;
+use crate::vm_record::boot::{self, BootOrder};
 pub use crate::vm_record::image_of;
 
 pub use update::{internal_metadata, update};
@@ -165,8 +166,17 @@ fn checked(property: &Property, value: &Value, problems: &mut Problems) -> Optio
     match property.kind {
         Kind::List(Item::Disk) => devices(property.name, value, problems, disk),
         Kind::List(Item::Nic) => devices(property.name, value, problems, nic),
+        _ if property.name == "boot" => boot_order(property.read(value)?, problems),
         _ => property.read(value),
     }
+}
+
+/// Letters that no device has would be passed over without a word.
+fn boot_order(value: Value, problems: &mut Problems) -> Option<Value> {
+    if value.as_str().is_some_and(|text| BootOrder::parse(text).is_none()) {
+        problems.refuse("boot", boot::FORM);
+    }
+    Some(value)
 }
 
 type DeviceRule = fn(&str, &Map<String, Value>, &mut Problems) -> Map<String, Value>;

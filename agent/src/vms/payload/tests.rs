@@ -35,6 +35,21 @@ fn a_small_payload_is_completed() {
     assert_eq!(images(&vm), [image.parse().unwrap()]);
 }
 
+#[test]
+fn a_boot_order_of_letters_that_no_device_has_is_refused_by_name() {
+    for boot in ["order=cx", "cd", "order=c,once=q", "menu=on"] {
+        let params = json!({ "brand": "kvm", "boot": boot });
+        assert_eq!(refused(params)["bad_properties"], json!(["boot"]), "{boot}");
+    }
+    let vm = create(&object(json!({ "brand": "kvm", "boot": "order=cdn,once=d" }))).unwrap();
+    let changed = json!({ "boot": "order=z" });
+    let refused = update(&vm, &object(changed), String::new).unwrap_err();
+    assert_eq!(refused.details.unwrap()["bad_properties"], json!(["boot"]));
+    assert!(refused.message.contains("c (disk), d (CD)"), "{}", refused.message);
+    let cleared = update(&vm, &object(json!({ "boot": null })), String::new).unwrap();
+    assert!(!cleared.contains_key("boot"));
+}
+
 /// As vmapi makes it from NAPI's record.
 #[test]
 fn a_nic_of_napi_is_recorded_without_what_vmapi_must_not_see_again() {
