@@ -21,6 +21,7 @@ use utoipa::ToSchema;
 use crate::drivers::compute::qemu::{Choice, MAX_RUN_DIR_BYTES};
 use crate::drivers::host::HostActions;
 use crate::drivers::network::UserNetwork;
+use crate::drivers::storage::DEFAULT_POOL;
 use crate::report::identity::{self, ByteOrder};
 use crate::report::sysinfo::CN_AGENT_VERSION;
 use crate::tasks::HANDLERS;
@@ -39,6 +40,10 @@ const DEFAULT_DATA_DIR: &str = "/var/lib/muster-agent";
 const DEFAULT_RUN_DIR: &str = "/run/muster";
 /// No task of this version needs longer.
 const DEFAULT_TASK_TIMEOUT_S: u64 = 3600;
+/// Pools of one server, the first one among them; each is asked at every status report.
+const MAX_POOLS: usize = 16;
+/// Longest name of a pool.
+const MAX_POOL_CHARS: usize = 64;
 /// Longest name prefix that still leaves room in an interface's 15 bytes.
 const MAX_INSTANCE_BYTES: usize = 8;
 
@@ -82,8 +87,11 @@ pub struct Config {
     /// Address in that network. Unset: the one the route to the first coordinator shows.
     #[schema(value_type = Option<String>)]
     pub admin_ip: Option<IpAddr>,
-    /// Name under which the space for disks is reported.
+    /// Name of the pool in the storage folder, where disks go that name no other.
     pub pool: String,
+    /// More pools for disks, by name. A VM or one of its disks asks for one as `zpool`; images stay
+    /// in the first.
+    pub pools: BTreeMap<String, PoolConfig>,
     /// Where disks are kept.
     pub storage: StorageKind,
     /// Longest run time of any task, s.
@@ -125,7 +133,8 @@ impl Default for Config {
             headnode_id: None,
             admin_nic_tag: "admin".to_owned(),
             admin_ip: None,
-            pool: "zones".to_owned(),
+            pool: DEFAULT_POOL.to_owned(),
+            pools: BTreeMap::new(),
             storage: StorageKind::default(),
             task_timeout_s: DEFAULT_TASK_TIMEOUT_S,
             queues: BTreeMap::new(),
@@ -149,6 +158,16 @@ pub enum StorageKind {
     /// qcow2 files in the data folder.
     #[default]
     File,
+}
+
+/// A pool beside the first one.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct PoolConfig {
+    /// Its folder, on a file system of its own; must be there when the agent starts, so that no disk
+    /// is made under the place where one is to be mounted.
+    #[schema(value_type = String)]
+    pub dir: PathBuf,
 }
 
 /// A queue of tasks.
@@ -334,6 +353,7 @@ impl Check for Config {
             "a placeholder, which more than one machine has",
         );
         self.check_queues(problems);
+        self.check_pools(problems);
         let version: Vec<_> = self.compat.cn_agent_version.split('.').collect();
         let numbers = version.len() == 3 && version.iter().all(|part| part.parse::<u32>().is_ok());
         problems.require(numbers, "compat.cn_agent_version", "three numbers, as 2.14.0");
@@ -379,6 +399,24 @@ impl Config {
         }
     }
 
+    fn check_pools(&self, problems: &mut Problems) {
+        let form =
+            format!("1 to {MAX_POOL_CHARS} characters of a-z, A-Z, 0-9, and _.:- behind them");
+        problems.require(is_pool_name(&self.pool), "pool", form.as_str());
+        let mut folders = vec![self.storage_folder()];
+        for (name, pool) in &self.pools {
+            let key = format!("pools.{name}");
+            problems.require(is_pool_name(name), &key, form.as_str());
+            problems.require(*name != self.pool, &key, "it is the name of the first pool");
+            let key = format!("{key}.dir");
+            problems.require(pool.dir.is_absolute(), &key, "a path that begins with a slash");
+            let is_own = !folders.contains(&pool.dir.as_path());
+            problems.require(is_own, &key, "another pool has this folder");
+            folders.push(&pool.dir);
+        }
+        problems.require(self.pools.len() < MAX_POOLS, "pools", format!("at most {MAX_POOLS}"));
+    }
+
     /// Limits of queues that differ from their own.
     #[must_use]
     pub fn queue_limits(&self) -> BTreeMap<String, usize> {
@@ -413,6 +451,14 @@ impl Config {
     pub fn task_ceiling(&self) -> Duration {
         Duration::from_secs(self.task_timeout_s)
     }
+}
+
+/// Whether a pool can be called so: as in ZFS.
+fn is_pool_name(name: &str) -> bool {
+    let behind = |c: char| c.is_ascii_alphanumeric() || "_.:-".contains(c);
+    name.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && name.len() <= MAX_POOL_CHARS
+        && name.chars().all(behind)
 }
 
 #[cfg(test)]

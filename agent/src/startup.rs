@@ -22,7 +22,7 @@ use crate::drivers::images::{FileImages, FileImagesConfig};
 use crate::drivers::network::{PublishOn, UserNetworks};
 use crate::drivers::node::{Document, FileDocuments};
 use crate::drivers::settings::FileSettings;
-use crate::drivers::storage::{DISKS, FileStorage, FileStorageConfig};
+use crate::drivers::storage::{DISKS, FileStorage, FileStorageConfig, Pools, Storage};
 use crate::drivers::{host, images};
 use crate::host::{Presence, SharedExec, SystemExec, procfs};
 use crate::node::Drivers;
@@ -45,6 +45,8 @@ pub struct Folders {
     pub data: PathBuf,
     /// Disks and images; may be the same.
     pub storage: PathBuf,
+    /// Disks of the further pools, by name.
+    pub pools: Vec<(String, PathBuf)>,
     /// Sockets.
     pub run: PathBuf,
     _locks: Vec<Flock<File>>,
@@ -80,7 +82,16 @@ impl Folders {
         if storage != data {
             locks.push(lock(&storage)?);
         }
-        let folders = Self { data, storage, run, _locks: locks };
+        let mut pools = Vec::new();
+        for (name, pool) in &config.pools {
+            let dir = pool.dir.canonicalize().and_then(|dir| check_own(&dir).map(|()| dir));
+            let using = || format!("use pool {name} in {}", pool.dir.display());
+            let dir = dir.with_context(using)?;
+            // Two names of one folder are found here as well.
+            locks.push(lock(&dir).with_context(using)?);
+            pools.push((name.clone(), dir));
+        }
+        let folders = Self { data, storage, pools, run, _locks: locks };
         if fresh {
             folders.restore()?;
         }
@@ -235,17 +246,7 @@ async fn drivers(
     let networks = UserNetworks::open(wanted, &config.instance, uids, exec.clone()).await;
     let publish_on = PublishOn(config.security.publish_on.clone());
     let networks = Arc::new(networks.publish_on(publish_on));
-    let StorageKind::File = config.storage;
-    let storage = FileStorageConfig {
-        storage_dir: folders.storage.clone(),
-        data_dir: folders.data.clone(),
-        server_uuid: agent.server_uuid,
-        cluster: cluster.clone(),
-        pool: config.pool.clone(),
-    };
-    let storage = Arc::new(
-        FileStorage::open(storage, exec.clone()).await.context("open the storage driver")?,
-    );
+    let storage = storage(config, folders, agent, &cluster, &exec).await?;
     let images = FileImagesConfig {
         storage_dir: folders.storage.clone(),
         sources: images::sources(&urls(&config.images.sources), &agent.coordinators),
@@ -299,6 +300,33 @@ async fn drivers(
         clock,
         entropy,
     }))
+}
+
+/// The pools of the configuration.
+async fn storage(
+    config: &Config,
+    folders: &Folders,
+    agent: &AgentConfig,
+    cluster: &Arc<Cluster>,
+    exec: &SharedExec,
+) -> anyhow::Result<Arc<dyn Storage>> {
+    let StorageKind::File = config.storage;
+    let of = |pool: &str, storage_dir: &Path| FileStorageConfig {
+        storage_dir: storage_dir.to_owned(),
+        data_dir: folders.data.clone(),
+        server_uuid: agent.server_uuid,
+        cluster: cluster.clone(),
+        pool: pool.to_owned(),
+    };
+    let first = FileStorage::open(of(&config.pool, &folders.storage), exec.clone()).await;
+    let first: Arc<dyn Storage> = Arc::new(first.context("open the storage driver")?);
+    let mut more: Vec<Arc<dyn Storage>> = Vec::new();
+    for (name, dir) in &folders.pools {
+        let opened = FileStorage::open(of(name, dir), exec.clone()).await;
+        let opened = opened.and_then(|opened| opened.with_images_of(&folders.storage));
+        more.push(Arc::new(opened.with_context(|| format!("open pool {name}"))?));
+    }
+    Ok(if more.is_empty() { first } else { Arc::new(Pools::new(first, more)) })
 }
 
 fn sysinfo(

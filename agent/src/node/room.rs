@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use super::Drivers;
 use crate::drivers::DriverError;
 use crate::drivers::compute::{Activity, GuestSignal, Live};
-use crate::drivers::storage::RESERVE_BYTES;
+use crate::drivers::storage::{RESERVE_BYTES, Usage};
 
 /// How often room is looked for while a guest waits.
 const LOOK: Duration = Duration::from_secs(2);
@@ -49,18 +49,42 @@ async fn watch(drivers: &Drivers) {
         // First, or the guests would take what a task needs that frees room.
         let is_kept = keeps_reserve(drivers).await;
         match drivers.storage.usage().await {
-            Ok(usage) if is_room(usage.size_bytes.saturating_sub(usage.alloc_bytes), is_kept) => {
+            Ok(usages) => {
+                let full = full(&usages, &drivers.storage.pools(), is_kept);
+                let waiting: Vec<VmUuid> =
+                    waiting.into_iter().filter(|vm| !lies_in(drivers, *vm, &full)).collect();
                 // Whoever wanted the room most may have taken it: longer pauses then.
-                pause = (pause * 2).min(MAX_PAUSE);
+                pause = if waiting.is_empty() { LOOK } else { (pause * 2).min(MAX_PAUSE) };
                 for vm in waiting {
                     if let Err(error) = go_on(drivers, vm).await {
                         tracing::warn!(vm_uuid = %vm, error = %Chain(&error), "a guest stays stopped");
                     }
                 }
             }
-            Ok(_) => pause = LOOK,
             Err(error) => tracing::warn!(error = %Chain(&error), "the room is not known"),
         }
+    }
+}
+
+/// Those of the pools that have no room for guests, or do not tell. The reserve is in the first.
+fn full(usages: &[Usage], pools: &[String], is_reserve_kept: bool) -> Vec<String> {
+    let has_room = |(place, pool): (usize, &String)| {
+        let usage = usages.iter().find(|usage| usage.pool == *pool);
+        usage.is_some_and(|usage| {
+            let free_bytes = usage.size_bytes.saturating_sub(usage.alloc_bytes);
+            is_room(free_bytes, is_reserve_kept || place > 0)
+        })
+    };
+    let full = pools.iter().enumerate().filter(|pool| !has_room(*pool));
+    full.map(|(_, pool)| pool.clone()).collect()
+}
+
+/// Whether the VM has a volume in one of these pools, as far as its record tells.
+fn lies_in(drivers: &Drivers, vm: VmUuid, pools: &[String]) -> bool {
+    let volumes = drivers.vms.get(vm).and_then(|record| record.volumes);
+    match volumes {
+        Some(volumes) => volumes.iter().any(|volume| pools.contains(&volume.identity.pool)),
+        None => !pools.is_empty(),
     }
 }
 
@@ -100,5 +124,22 @@ mod tests {
         assert!(is_room(ROOM_BYTES, true) && !is_room(ROOM_BYTES - 1, true));
         assert!(!is_room(RESERVE_BYTES, false));
         assert!(is_room(RESERVE_BYTES + ROOM_BYTES, false));
+    }
+
+    #[test]
+    fn each_pool_has_room_or_none() {
+        let usage = |pool: &str, free_bytes| Usage {
+            pool: pool.to_owned(),
+            size_bytes: 1000 * MIB,
+            alloc_bytes: 1000 * MIB - free_bytes,
+            ..Usage::default()
+        };
+        let pools = ["zones", "fast", "slow"].map(str::to_owned);
+        let usages = [usage("zones", ROOM_BYTES), usage("fast", ROOM_BYTES)];
+        assert_eq!(full(&usages, &pools, true), ["slow"], "it tells nothing");
+        // What is lent of the first is not taken from another one.
+        assert_eq!(full(&usages, &pools, false), ["zones", "slow"]);
+        let usages = [usage("zones", RESERVE_BYTES * 2), usage("fast", 0), usage("slow", 0)];
+        assert_eq!(full(&usages, &pools, true), ["fast", "slow"]);
     }
 }

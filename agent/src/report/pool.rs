@@ -1,4 +1,4 @@
-//! The pool's figures, from a file system that may hang: what is to be told of the VMs does not
+//! The pools' figures, from file systems that may hang: what is to be told of the VMs does not
 //! wait for it.
 
 use std::sync::Arc;
@@ -20,8 +20,8 @@ pub(super) struct PoolFigures {
     storage: Arc<dyn Storage>,
     clock: SharedClock,
     // One at a time: each that hangs holds a thread.
-    question: tokio::sync::Mutex<Option<JoinHandle<Result<Usage, DriverError>>>>,
-    latest: Mutex<Option<(Duration, Usage)>>,
+    question: tokio::sync::Mutex<Option<JoinHandle<Result<Vec<Usage>, DriverError>>>>,
+    latest: Mutex<Option<(Duration, Vec<Usage>)>>,
 }
 
 impl PoolFigures {
@@ -33,7 +33,7 @@ impl PoolFigures {
     ///
     /// # Errors
     /// The figures could not be read, or there never were any.
-    pub(super) async fn get(&self) -> Result<(Usage, Option<String>), DriverError> {
+    pub(super) async fn get(&self) -> Result<(Vec<Usage>, Option<String>), DriverError> {
         let mut question = self.question.lock().await;
         let asked = question.get_or_insert_with(|| {
             let storage = Arc::clone(&self.storage);
@@ -44,19 +44,29 @@ impl PoolFigures {
             return self.without_answer();
         };
         *question = None;
-        let usage = answer.map_err(|error| DriverError::failed("read the pool", error))??;
-        *self.latest.lock() = Some((self.clock.monotonic(), usage.clone()));
-        Ok((usage, None))
+        let usages = answer.map_err(|error| DriverError::failed("read the pools", error))??;
+        *self.latest.lock() = Some((self.clock.monotonic(), usages.clone()));
+        let remark = self.untold(&usages);
+        Ok((usages, remark))
     }
 
-    fn without_answer(&self) -> Result<(Usage, Option<String>), DriverError> {
-        let Some((at, usage)) = self.latest.lock().clone() else {
+    /// Names the pools of which there are no figures.
+    fn untold(&self, usages: &[Usage]) -> Option<String> {
+        let mut pools = self.storage.pools();
+        pools.retain(|pool| !usages.iter().any(|usage| usage.pool == *pool));
+        let names = pools.join(", ");
+        (!pools.is_empty()).then(|| format!("pool {names}: its figures can't be read"))
+    }
+
+    fn without_answer(&self) -> Result<(Vec<Usage>, Option<String>), DriverError> {
+        let Some((at, usages)) = self.latest.lock().clone() else {
             let late = std::io::Error::from(std::io::ErrorKind::TimedOut);
-            return Err(DriverError::failed("read the pool", late));
+            return Err(DriverError::failed("read the pools", late));
         };
         let age = self.clock.monotonic().saturating_sub(at).as_secs();
-        let text = format!("pool {} does not answer: its figures are {age} s old", usage.pool);
+        let pools = self.storage.pools().join(", ");
+        let text = format!("pool {pools} does not answer: its figures are {age} s old");
         tracing::warn!(text);
-        Ok((usage, Some(text)))
+        Ok((usages, Some(text)))
     }
 }

@@ -180,10 +180,10 @@ impl Feed for Reporter {
         let parts = &self.parts;
         parts.vms.observe_all(&*parts.compute).await;
         let figures = parts.facts.figures().await?;
-        let (usage, hangs) = self.pool.get().await?;
+        let (usages, hangs) = self.pool.get().await?;
         let (vms, mut degraded) = (parts.vms.reports(), self.remarks());
         degraded.extend(hangs);
-        let mut sample = status::sample(vms, figures, &usage, degraded, parts.clock.wall());
+        let mut sample = status::sample(vms, figures, &usages, degraded, parts.clock.wall());
         let mut used = (*self.usage.latest()).clone();
         used.retain(|vm, _| sample.vms.contains_key(vm));
         sample.figures.usage = Some(used);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use muster_shared::clock::iso;
 use muster_shared::ids::VmUuid;
 use muster_shared::wire::status::{Diskinfo, PoolStatus, Report, VmReport};
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 use super::Figures;
 use crate::drivers::storage::Usage;
@@ -14,19 +14,25 @@ use crate::report::feed::Sample;
 /// Puts a sample together.
 pub(super) fn sample(
     vms: BTreeMap<VmUuid, VmReport>,
-    host: Figures,
-    usage: &Usage,
+    mut host: Figures,
+    usages: &[Usage],
     degraded: Vec<String>,
     now: jiff::Timestamp,
 ) -> Sample {
-    let pool = PoolStatus {
-        bytes_available: usage.size_bytes.saturating_sub(usage.alloc_bytes),
-        bytes_used: usage.alloc_bytes,
+    let pool = |usage: &Usage| {
+        let status = PoolStatus {
+            bytes_available: usage.size_bytes.saturating_sub(usage.alloc_bytes),
+            bytes_used: usage.alloc_bytes,
+        };
+        (usage.pool.clone(), status)
     };
+    let zpools: Map<String, Value> =
+        usages.iter().map(|usage| (usage.pool.clone(), zpool(usage))).collect();
+    host.extra.insert("zpools".to_owned(), Value::Object(zpools));
     let figures = Report {
-        zpool_status: BTreeMap::from([(usage.pool.clone(), pool)]),
+        zpool_status: usages.iter().map(pool).collect(),
         meminfo: Some(host.meminfo),
-        diskinfo: Some(diskinfo(usage)),
+        diskinfo: usages.first().map(diskinfo),
         boot_time: iso(host.boot_time),
         timestamp: iso(now),
         // The link adds what the task engine does.
@@ -36,7 +42,15 @@ pub(super) fn sample(
     Sample { vms, figures, degraded }
 }
 
-/// CNAPI's disk figures. All VMs are hardware VMs, whose disks count as zvols; there are no
+/// What is told of a pool beside its bytes.
+fn zpool(usage: &Usage) -> Value {
+    let used = u128::from(usage.alloc_bytes) * 100;
+    let capacity = used.checked_div(usage.size_bytes.into()).unwrap_or(0);
+    json!({ "capacity": u64::try_from(capacity).unwrap_or(u64::MAX) })
+}
+
+/// CNAPI's disk figures, which are of the first pool: where disks go that name none, and all that
+/// clients and placement know. All VMs are hardware VMs, whose disks count as zvols; there are no
 /// container datasets with a quota yet.
 fn diskinfo(usage: &Usage) -> Diskinfo {
     let known_bytes = usage.disks_used_bytes.saturating_add(usage.images_bytes);

@@ -96,6 +96,9 @@ pub(super) fn describe_disks(record: &mut VmRecord, made: &[Disk]) {
         let size_mib = made.size_bytes.div_ceil(muster_shared::units::MIB);
         disk.insert("path".to_owned(), json!(made.path));
         disk.insert("size".to_owned(), json!(size_mib));
+        if let Some(identity) = &made.identity {
+            disk.insert("zpool".to_owned(), json!(identity.pool));
+        }
     }
 }
 

@@ -14,7 +14,7 @@ use super::machine::{self, failed, refuse};
 use super::steps::{Row, steps};
 use super::{Handler, Kind, Lock, OnFailure, Params, Plan, Queue, TaskContext, TaskFailure};
 use crate::drivers::compute::GuestSignal;
-use crate::drivers::storage::DiskSpec;
+use crate::drivers::storage::{self, DiskSpec};
 use crate::vms::{self, StorageState, VmRecord, payload};
 
 const OPERATION: &str = "vmadm.create";
@@ -141,6 +141,7 @@ impl Create {
                         guest, which this agent does not have";
             return Err(refuse(Code::NotSupported, text));
         }
+        self.check_pools(&drivers.storage.pools())?;
         drivers.networks.check(&self.properties)?;
         drivers.vms.check_macs(self.vm, &self.properties)?;
         // Left by something that has no record: not ours to take over.
@@ -151,6 +152,24 @@ impl Create {
             let pool = self.properties.get("zpool").and_then(Value::as_str).unwrap_or_default();
             let text = format!("Dataset {pool}/{} exists.", self.vm);
             return Err(refuse(Code::DatasetExists, text));
+        }
+        Ok(())
+    }
+
+    /// Every pool that VM and disks name is one of these.
+    fn check_pools(&self, pools: &[String]) -> Result<(), TaskFailure> {
+        let disks = self.properties.get("disks").and_then(Value::as_array);
+        let of_disks = disks
+            .into_iter()
+            .flatten()
+            .enumerate()
+            .map(|(index, disk)| (format!("disks.{index}.zpool"), disk.get("zpool")));
+        let of_vm = ("zpool".to_owned(), self.properties.get("zpool"));
+        for (field, pool) in std::iter::once(of_vm).chain(of_disks) {
+            let Some(name) = pool.and_then(Value::as_str) else { continue };
+            if storage::find_pool(pools, name).is_none() {
+                return Err(TaskFailure::bad_param(&field, storage::no_pool(name, pools)));
+            }
         }
         Ok(())
     }
@@ -172,6 +191,11 @@ impl Create {
         let name = json!(self.vm);
         let zonename = properties.entry("zonename").or_insert(name).clone();
         properties.entry("hostname").or_insert(zonename);
+        let pool = properties.get("zpool").and_then(Value::as_str).unwrap_or_default();
+        let pools = ctx.drivers.storage.pools();
+        if let Some(pool) = storage::find_pool(&pools, pool).map(|pool| json!(pool)) {
+            properties.insert("zpool".to_owned(), pool);
+        }
         let now = iso(ctx.drivers.clock.wall());
         properties.insert("create_timestamp".to_owned(), json!(now));
         let mut record = VmRecord::new(self.vm, ctx.task_id.clone(), properties);
@@ -199,6 +223,7 @@ impl Create {
         let drivers = &ctx.drivers;
         let incomplete = |record: &mut VmRecord| record.storage = StorageState::Incomplete;
         let record = drivers.vms.update(self.vm, incomplete).await?;
+        let pools = drivers.storage.pools();
         let mut made = Vec::new();
         for (index, disk) in (0..).zip(record.list("disks")) {
             let size_mib = match disk.get("size").and_then(Value::as_u64) {
@@ -206,7 +231,9 @@ impl Create {
                 told => told,
             };
             let image = payload::image_of(disk);
-            let spec = DiskSpec { vm: self.vm, index, pool: None, image, size_mib };
+            let named = disk.get("zpool").and_then(Value::as_str).or(record.text("zpool"));
+            let pool = named.and_then(|name| storage::find_pool(&pools, name)).map(str::to_owned);
+            let spec = DiskSpec { vm: self.vm, index, pool, image, size_mib };
             made.push(drivers.storage.create_disk(&spec, &ctx.task_id).await?);
         }
         let complete = |record: &mut VmRecord| {

@@ -83,6 +83,8 @@ struct Notes {
     was_running: bool,
     /// Of the old boot disk.
     size_mib: u64,
+    /// The same; none when nothing tells.
+    pool: Option<String>,
     lost_snapshots: Vec<String>,
 }
 
@@ -105,6 +107,7 @@ impl Reprovision {
         ctx.note(&Notes {
             was_running: machine::runs(ctx, self.vm).await?,
             size_mib: boot.size_bytes.div_ceil(MIB),
+            pool: boot.identity.as_ref().map(|identity| identity.pool.clone()),
             lost_snapshots: record.snapshots.iter().map(|known| known.name.clone()).collect(),
         })
     }
@@ -134,18 +137,18 @@ impl Reprovision {
         machine::stop(ctx, OPERATION, self.vm, how).await
     }
 
-    /// As large as the old disk, or as the image if that is larger.
+    /// In the pool of the old disk; as large as that, or as the image if that is larger.
     async fn clone_image(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let drivers = &ctx.drivers;
         let image = drivers.images.get(self.image).await.map_err(failed(OPERATION))?;
         let least = image.map_or(0, |image| image.size_bytes.div_ceil(MIB));
-        let size_mib = ctx.notes::<Notes>()?.size_mib.max(least);
+        let Notes { size_mib, pool, .. } = ctx.notes()?;
         let spec = DiskSpec {
             vm: self.vm,
             index: BOOT_DISK,
-            pool: None,
+            pool,
             image: Some(self.image),
-            size_mib: Some(size_mib),
+            size_mib: Some(size_mib.max(least)),
         };
         let made = drivers.storage.create_disk(&spec, &ctx.task_id).await;
         made.map(drop).map_err(failed(OPERATION))

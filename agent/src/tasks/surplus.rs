@@ -86,7 +86,9 @@ impl Engine {
     }
 
     async fn pool(&self) -> Result<Pool, DriverError> {
-        let usage = self.parts.drivers.storage.usage().await?;
+        // Images are in the first.
+        let usage = self.parts.drivers.storage.usage().await?.into_iter().next();
+        let usage = usage.unwrap_or_default();
         Ok(Pool { size_bytes: usage.size_bytes, used_bytes: usage.alloc_bytes })
     }
 

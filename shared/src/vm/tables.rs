@@ -200,7 +200,7 @@ pub const INITIAL: &[Property] = &[
     ),
     p("zone_dataset_uuid", Uuid, DATASET, "Of no effect here"),
     p("zonename", Text(64), Live, "Its uuid, unless old clients want otherwise"),
-    p("zpool", Text(255), Kept("there is one pool"), "Pool that it lies in"),
+    p("zpool", Text(255), Live, "Pool of the server that its disks lie in, unless they name one"),
 ];
 
 /// Only for changing a VM.
@@ -306,7 +306,7 @@ pub const DISK: &[Property] = &[
     p("model", Text(1024), AtStart, "`virtio`, `scsi`, `ide`, `ahci` or `nvme`")
         .form(Form::OneOf(DISK_MODELS)),
     p("nocreate", Flag, NO_PASSING, "It is there already"),
-    p("zpool", Text(1024), Kept("there is one pool"), "Pool that it lies in"),
+    p("zpool", Text(255), AtStart, "Pool of the server that it lies in; the VM's if it names none"),
     p("uuid", Uuid, RECORD, "Its own"),
     p("notrim", Flag, AtStart, "The guest can't give back what it does not use"),
     p("pci_slot", Text(1024), Refused("the agent chooses the slots"), "`bus:device:function`"),

@@ -8,6 +8,7 @@ use muster_shared::ids::ImageUuid;
 
 use super::file::FileImages;
 use super::origin_of;
+use crate::drivers::storage::Dependents;
 use crate::drivers::{DriverError, files};
 
 impl FileImages {
@@ -24,7 +25,7 @@ impl FileImages {
     }
 
     async fn check_unused(&self, image: ImageUuid) -> Result<(), DriverError> {
-        let dependents = self.storage.bases().await?.get(&image).copied().unwrap_or_default();
+        let dependents = Dependents::of(&self.storage.bases().await?, image);
         let mut children = 0;
         for other in self.recorded().await? {
             // Its own record may be damaged, and goes then like any other.

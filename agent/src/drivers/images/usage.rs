@@ -12,6 +12,7 @@ use tokio::fs;
 
 use super::ImageUsage;
 use super::file::FileImages;
+use crate::drivers::storage::Dependents;
 use crate::drivers::{DriverError, files};
 
 /// Ending of the name of the file that tells the last use.
@@ -59,7 +60,7 @@ impl FileImages {
                 used_bytes: files::used_bytes(&path).await?,
                 installed_at: installed_at.unwrap_or(Timestamp::UNIX_EPOCH),
                 last_used_at: modified_at(&self.use_path(image)).await?,
-                dependents: bases.get(&image).copied().unwrap_or_default(),
+                dependents: Dependents::of(&bases, image),
             });
         }
         Ok(usages)

@@ -12,7 +12,6 @@ mod snapshots;
 mod stash;
 mod variables;
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +28,7 @@ use uuid::Uuid;
 use self::copies::Copies;
 use self::inventory::Sizes;
 use super::{
-    Dependents, Disk, DiskSpec, RESERVE_BYTES, RecordCopy, Role, Storage, Usage, Variables, Volume,
+    Bases, Disk, DiskSpec, RESERVE_BYTES, RecordCopy, Role, Storage, Usage, Variables, Volume,
     VolumeSnapshot, qcow2,
 };
 use crate::drivers::cluster::Cluster;
@@ -38,6 +37,8 @@ use crate::host::{Command, SharedExec};
 
 /// The folder of the disks in the storage folder.
 pub const DISKS: &str = "vols";
+/// The folder of the images in the storage folder.
+const IMAGES: &str = "images";
 /// An empty qcow2 file is written in milliseconds; a disk that hangs this long is broken.
 const CREATE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Space a fresh disk needs, with room to boot; below this no disk is made, bytes.
@@ -96,12 +97,27 @@ impl FileStorage {
     /// The folder could not be made.
     pub async fn open(config: FileStorageConfig, exec: SharedExec) -> Result<Self, DriverError> {
         let at = |name: &str| config.storage_dir.join(name);
-        let (vols, images, copies) = (at(DISKS), at("images"), Copies::new(at("records")));
+        let (vols, images, copies) = (at(DISKS), at(IMAGES), Copies::new(at("records")));
         files::make_folder(&vols).await?;
         copies.make().await?;
         let reserve = Reserve::new(&config.data_dir, RESERVE_BYTES, BESIDE_RESERVE_BYTES);
         let (sizes, names) = (Sizes::default(), tokio::sync::RwLock::default());
         Ok(Self { config, vols, images, copies, exec, reserve, sizes, names })
+    }
+
+    /// Disks are based on the images in this folder, which lie in another pool.
+    ///
+    /// # Errors
+    /// The path is empty.
+    pub fn with_images_of(mut self, storage_dir: &Path) -> Result<Self, DriverError> {
+        let folder = std::path::absolute(storage_dir.join(IMAGES));
+        self.images = folder.map_err(|e| files::failed("find", storage_dir, e))?;
+        Ok(self)
+    }
+
+    /// Whether the images are those of another pool.
+    fn borrows_images(&self) -> bool {
+        self.images != self.config.storage_dir.join(IMAGES)
     }
 
     fn folder(&self, vm: VmUuid) -> PathBuf {
@@ -129,7 +145,11 @@ impl FileStorage {
         argv.extend(["-f".to_owned(), "qcow2".into()]);
         if let Some(image) = image {
             // Relative to the disk, so that the data folder can be moved as a whole.
-            argv.extend(["-b".to_owned(), format!("../../images/{image}.qcow2")]);
+            let base = match self.borrows_images() {
+                true => self.images.join(format!("{image}.qcow2")).display().to_string(),
+                false => format!("../../images/{image}.qcow2"),
+            };
+            argv.extend(["-b".to_owned(), base]);
             argv.extend(["-F".to_owned(), "qcow2".into()]);
         }
         argv.push(path.display().to_string());
@@ -189,7 +209,12 @@ impl Storage for FileStorage {
         "file"
     }
 
+    fn pools(&self) -> Vec<String> {
+        vec![self.config.pool.clone()]
+    }
+
     async fn create_disk(&self, spec: &DiskSpec, owner: &TaskId) -> Result<Disk, DriverError> {
+        super::check_pool(spec, &self.pools())?;
         let folder = self.folder(spec.vm);
         let path = folder.join(format!("disk{}.qcow2", spec.index));
         if tokio::fs::try_exists(&path).await.map_err(|e| files::failed("look for", &path, e))? {
@@ -197,7 +222,7 @@ impl Storage for FileStorage {
                 Some(stamp) if stamp.task_id == *owner => {
                     self.disk_at(spec.vm, path, spec.index).await
                 }
-                _ => Err(super::disk_exists(spec)),
+                _ => Err(super::disk_exists(spec, &self.pools())),
             };
         }
         let image_bytes = match spec.image {
@@ -243,21 +268,24 @@ impl Storage for FileStorage {
         Ok(disks)
     }
 
+    async fn check_idle(&self, vm: VmUuid) -> Result<(), DriverError> {
+        for (_, path) in self.volumes_of(vm).await? {
+            let held = lock::is_held(&path).map_err(|e| files::failed("look at", &path, e))?;
+            if held {
+                let text = format!("{} is in use by a process", path.display());
+                return Err(DriverError::refused(Code::DatasetBusy, text));
+            }
+        }
+        Ok(())
+    }
+
     async fn destroy_disks(&self, vm: VmUuid, owner: Option<&TaskId>) -> Result<(), DriverError> {
         let folder = self.folder(vm);
         let entries = files::list(&folder).await?;
         if entries.is_empty() && !folder.exists() {
             return Ok(());
         }
-        let volumes =
-            entries.iter().filter(|path| index_of(path).is_some() || variables::is_variables(path));
-        for path in volumes {
-            let held = lock::is_held(path).map_err(|e| files::failed("look at", path, e))?;
-            if held {
-                let text = format!("{} is in use by a process", path.display());
-                return Err(DriverError::refused(Code::DatasetBusy, text));
-            }
-        }
+        self.check_idle(vm).await?;
         let mut kept = false;
         let stamps = entries.iter().filter(|path| path.extension().is_some_and(|e| e == "json"));
         for path in stamps {
@@ -381,7 +409,7 @@ impl Storage for FileStorage {
         self.list_volumes().await
     }
 
-    async fn bases(&self) -> Result<BTreeMap<ImageUuid, Dependents>, DriverError> {
+    async fn bases(&self) -> Result<Bases, DriverError> {
         self.find_bases().await
     }
 
@@ -394,7 +422,7 @@ impl Storage for FileStorage {
         lent.map_err(|e| files::failed("give back room of", &self.config.data_dir, e))
     }
 
-    async fn usage(&self) -> Result<Usage, DriverError> {
-        self.sum_up().await
+    async fn usage(&self) -> Result<Vec<Usage>, DriverError> {
+        Ok(vec![self.sum_up().await?])
     }
 }

@@ -1,6 +1,7 @@
 //! Storage: the disks of VMs.
 
 mod file;
+mod pools;
 pub mod qcow2;
 pub mod sim;
 #[cfg(test)]
@@ -19,6 +20,7 @@ use super::DriverError;
 
 pub use crate::vm_record::Identity;
 pub use file::{DISKS, FileStorage, FileStorageConfig};
+pub use pools::Pools;
 
 /// A disk to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,7 +120,20 @@ pub struct Dependents {
     pub vms: usize,
 }
 
-/// Space of the whole node, bytes.
+impl Dependents {
+    /// Those of one of the [`Bases`].
+    #[must_use]
+    pub fn of(bases: &Bases, image: ImageUuid) -> Self {
+        bases
+            .get(&image)
+            .map_or_else(Self::default, |vms| Self { disks: vms.values().sum(), vms: vms.len() })
+    }
+}
+
+/// Images that disks are based on, with how many disks of each VM.
+pub type Bases = BTreeMap<ImageUuid, BTreeMap<VmUuid, usize>>;
+
+/// Space of one pool, bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Name of the pool (`zones` by default, also for the `file` driver).
@@ -141,12 +156,15 @@ pub trait Storage: fmt::Debug + Send + Sync + 'static {
     /// `file`, `zfs`, `sim`.
     fn name(&self) -> &'static str;
 
+    /// The names of its pools, the first one that of disks that name none.
+    fn pools(&self) -> Vec<String>;
+
     /// Makes a disk stamped with its owner, or returns it when this owner has made it before.
     /// Durable when it returns.
     ///
     /// # Errors
     /// `DatasetExists` when another task made a disk of that name; `ImageNotInstalled`;
-    /// `InvalidParameters` when the size is below the image's; `StoreFull`.
+    /// `InvalidParameters` when the size is below the image's or there is no such pool; `StoreFull`.
     async fn create_disk(&self, spec: &DiskSpec, owner: &TaskId) -> Result<Disk, DriverError>;
 
     /// The VM's disks, by index.
@@ -167,6 +185,12 @@ pub trait Storage: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// `StoreFull`; or they could not be made.
     async fn variables(&self, vm: VmUuid, template: &Path) -> Result<Variables, DriverError>;
+
+    /// Refuses what a process has open.
+    ///
+    /// # Errors
+    /// `DatasetBusy` when that is one of the VM's volumes; or the host could not be read.
+    async fn check_idle(&self, vm: VmUuid) -> Result<(), DriverError>;
 
     /// Destroys the VM's disks that `owner` made, or all of them when `None`; with the last one go
     /// the firmware's variables. Missing ones are no error.
@@ -274,9 +298,9 @@ pub trait Storage: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// The host could not be read, or a damaged disk does not tell.
-    async fn bases(&self) -> Result<BTreeMap<ImageUuid, Dependents>, DriverError>;
+    async fn bases(&self) -> Result<Bases, DriverError>;
 
-    /// Keeps [`RESERVE_BYTES`] in reserve if there is enough; false when they are not kept.
+    /// Keeps [`RESERVE_BYTES`] of the first pool in reserve if there is enough; false when they are not kept.
     ///
     /// # Errors
     /// The host could not be read.
@@ -288,11 +312,11 @@ pub trait Storage: fmt::Debug + Send + Sync + 'static {
     /// The host failed.
     async fn lend_room(&self) -> Result<bool, DriverError>;
 
-    /// Space of the node.
+    /// Space of its pools, of the first one first. Another one that can't be read is left out.
     ///
     /// # Errors
     /// The host could not be read.
-    async fn usage(&self) -> Result<Usage, DriverError>;
+    async fn usage(&self) -> Result<Vec<Usage>, DriverError>;
 }
 
 /// What is kept in reserve, bytes. The task journal refuses to go below 16 MiB, and guests that run
@@ -346,11 +370,43 @@ pub fn snapshot_not_found(vm: VmUuid, name: &str) -> DriverError {
     DriverError::refused(Code::SnapshotNotFound, text)
 }
 
-/// `DatasetExists`.
+/// `DatasetExists`, in the first of these pools.
 #[must_use]
-pub fn disk_exists(spec: &DiskSpec) -> DriverError {
-    let text = format!("Dataset {DEFAULT_POOL}/{}/disk{} exists.", spec.vm, spec.index);
+pub fn disk_exists(spec: &DiskSpec, pools: &[String]) -> DriverError {
+    let pool = pools.first().map_or(DEFAULT_POOL, String::as_str);
+    let text = format!("Dataset {pool}/{}/disk{} exists.", spec.vm, spec.index);
     DriverError::refused(Code::DatasetExists, text)
+}
+
+/// The pool of this name. [`DEFAULT_POOL`] is what clients say who know no pools: where none is
+/// called so, it is the first one.
+#[must_use]
+pub fn find_pool<'a>(pools: &'a [String], name: &str) -> Option<&'a str> {
+    let found = pools.iter().find(|known| *known == name);
+    found.or_else(|| pools.first().filter(|_| name == DEFAULT_POOL)).map(String::as_str)
+}
+
+/// What is wrong with the name of a pool that is none, for people.
+#[must_use]
+pub fn no_pool(name: &str, pools: &[String]) -> String {
+    format!("this server has no pool {name:?}, there are {}", pools.join(", "))
+}
+
+/// Checks the pool that a disk is to lie in.
+///
+/// # Errors
+/// `InvalidParameters`: it is none of these.
+pub fn check_pool(spec: &DiskSpec, pools: &[String]) -> Result<(), DriverError> {
+    match &spec.pool {
+        Some(name) if !pools.contains(name) => Err(unknown_pool(name, pools)),
+        _ => Ok(()),
+    }
+}
+
+/// `InvalidParameters`.
+#[must_use]
+pub fn unknown_pool(name: &str, pools: &[String]) -> DriverError {
+    DriverError::refused(Code::InvalidParameters, no_pool(name, pools))
 }
 
 /// `ImageNotInstalled`.

@@ -2,17 +2,16 @@
 
 mod pool;
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
-use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
+use muster_shared::ids::{TaskId, VmUuid};
 use muster_shared::wire::Code;
 
 use self::pool::FRESH_DISK_BYTES;
 pub use self::pool::{SimDisk, SimImage, SimPool};
 use super::{
-    Dependents, Disk, DiskSpec, Identity, RecordCopy, Role, Storage, Usage, Variables, Volume,
+    Bases, Disk, DiskSpec, Identity, RecordCopy, Role, Storage, Usage, Variables, Volume,
     VolumeSnapshot,
 };
 use crate::drivers::DriverError;
@@ -22,17 +21,26 @@ use crate::drivers::faults::Faults;
 #[derive(Debug)]
 pub struct SimStorage {
     pool: SimPool,
+    name: String,
+    /// Where the images are that disks here are based on.
+    images: SimPool,
     faults: Faults,
 }
 
 impl SimStorage {
     /// Operations in `faults`: `storage.create_disk`, `.disks`, `.roles`, `.variables`,
-    /// `.destroy_disks`, `.grow_disk`, `.snapshots`, `.create_snapshot`, `.delete_snapshot`, `.roll_back`, `.stash_disk`,
+    /// `.check_idle`, `.destroy_disks`, `.grow_disk`, `.snapshots`, `.create_snapshot`, `.delete_snapshot`, `.roll_back`, `.stash_disk`,
     /// `.restore_disk`, `.purge_stash`, `.put_copy`, `.remove_copy`, `.copied`, `.copy`, `.volumes`,
     /// `.bases`, `.usage`.
     #[must_use]
     pub fn new(pool: SimPool, faults: Faults) -> Self {
-        Self { pool, faults }
+        Self { images: pool.clone(), pool, name: super::DEFAULT_POOL.to_owned(), faults }
+    }
+
+    /// A further pool, with the images of the first one.
+    #[must_use]
+    pub fn further(pool: SimPool, name: &str, images: SimPool, faults: Faults) -> Self {
+        Self { pool, name: name.to_owned(), images, faults }
     }
 
     fn disk(&self, vm: VmUuid, index: u32, disk: &SimDisk) -> Disk {
@@ -47,7 +55,7 @@ impl SimStorage {
     }
 
     fn identity(&self, vm: VmUuid, index: u32, disk: &SimDisk) -> Identity {
-        Identity::of_disk(vm, index, super::DEFAULT_POOL, &disk.owner, disk.image)
+        Identity::of_disk(vm, index, &self.name, &disk.owner, disk.image)
     }
 }
 
@@ -67,21 +75,26 @@ impl Storage for SimStorage {
         "sim"
     }
 
+    fn pools(&self) -> Vec<String> {
+        vec![self.name.clone()]
+    }
+
     async fn create_disk(&self, spec: &DiskSpec, owner: &TaskId) -> Result<Disk, DriverError> {
         let create = || {
+            super::check_pool(spec, &self.pools())?;
+            let image_bytes = |uuid| self.images.0.lock().images.get(&uuid).map(|i| i.size_bytes);
+            let image_bytes = spec.image.map(|uuid| (uuid, image_bytes(uuid)));
             let mut content = self.pool.0.lock();
             let key = (spec.vm, spec.index);
             if let Some(existing) = content.disks.get(&key) {
                 if existing.owner == *owner {
                     return Ok(self.disk(spec.vm, spec.index, existing));
                 }
-                return Err(super::disk_exists(spec));
+                return Err(super::disk_exists(spec, &self.pools()));
             }
-            let image_bytes = match spec.image {
-                Some(uuid) => match content.images.get(&uuid) {
-                    Some(image) => Some(image.size_bytes),
-                    None => return Err(super::image_not_installed(uuid)),
-                },
+            let image_bytes = match image_bytes {
+                Some((uuid, None)) => return Err(super::image_not_installed(uuid)),
+                Some((_, bytes)) => bytes,
                 None => None,
             };
             let size_bytes = super::disk_size(spec, image_bytes)?;
@@ -129,6 +142,11 @@ impl Storage for SimStorage {
             Ok(Variables { path, format: "qcow2".to_owned() })
         };
         self.faults.call("storage.variables", make).await
+    }
+
+    /// Its guests open nothing.
+    async fn check_idle(&self, _vm: VmUuid) -> Result<(), DriverError> {
+        self.faults.call("storage.check_idle", || Ok(())).await
     }
 
     async fn destroy_disks(&self, vm: VmUuid, owner: Option<&TaskId>) -> Result<(), DriverError> {
@@ -327,7 +345,7 @@ impl Storage for SimStorage {
                     Role::Disk(index) => Some(self.identity(vm, index, disk)),
                     Role::Firmware => None,
                 }),
-                pool: super::DEFAULT_POOL.to_owned(),
+                pool: self.name.clone(),
                 path: path(vm, role, is_aside),
                 size_bytes: disk.map(|disk| disk.size_bytes),
                 used_bytes: FRESH_DISK_BYTES,
@@ -347,7 +365,7 @@ impl Storage for SimStorage {
         self.faults.call("storage.volumes", list).await
     }
 
-    async fn bases(&self) -> Result<BTreeMap<ImageUuid, Dependents>, DriverError> {
+    async fn bases(&self) -> Result<Bases, DriverError> {
         self.faults.call("storage.bases", || Ok(self.pool.0.lock().bases())).await
     }
 
@@ -359,17 +377,17 @@ impl Storage for SimStorage {
         Ok(false)
     }
 
-    async fn usage(&self) -> Result<Usage, DriverError> {
+    async fn usage(&self) -> Result<Vec<Usage>, DriverError> {
         let usage = || {
             let content = self.pool.0.lock();
-            Ok(Usage {
-                pool: super::DEFAULT_POOL.to_owned(),
+            Ok(vec![Usage {
+                pool: self.name.clone(),
                 size_bytes: content.size_bytes,
                 alloc_bytes: content.size_bytes - content.free_bytes(),
                 images_bytes: content.images_bytes(),
                 disks_used_bytes: content.disks_bytes(),
                 disks_virtual_bytes: content.disks.values().map(|disk| disk.size_bytes).sum(),
-            })
+            }])
         };
         self.faults.call("storage.usage", usage).await
     }

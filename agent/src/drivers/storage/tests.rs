@@ -1,8 +1,9 @@
 //! What every storage driver owes, checked on each of them.
 
+mod pools;
 mod variables;
 
-use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
@@ -37,6 +38,10 @@ fn spec(vm: VmUuid, index: u32, image: Option<ImageUuid>, size_mib: Option<u64>)
     DiskSpec { vm, index, pool: None, image, size_mib }
 }
 
+fn in_pool(name: &str, spec: DiskSpec) -> DiskSpec {
+    DiskSpec { pool: Some(name.to_owned()), ..spec }
+}
+
 #[track_caller]
 fn check_code<T: std::fmt::Debug>(result: &Result<T, DriverError>, wanted: &str) {
     match result {
@@ -45,7 +50,17 @@ fn check_code<T: std::fmt::Debug>(result: &Result<T, DriverError>, wanted: &str)
     }
 }
 
-/// The driver has the image [`IMAGE`] of [`IMAGE_MIB`] and nothing else.
+/// Images that disks are based on, with how many disks and VMs.
+async fn based(storage: &dyn Storage) -> Vec<(ImageUuid, usize, usize)> {
+    let bases = storage.bases().await.unwrap();
+    let count = |image: &ImageUuid| {
+        let Dependents { disks, vms } = Dependents::of(&bases, *image);
+        (*image, disks, vms)
+    };
+    bases.keys().map(count).collect()
+}
+
+/// The driver has the image [`IMAGE`] of [`IMAGE_MIB`] and nothing else. Its first pool is `zones`.
 async fn conformance(storage: &dyn Storage) {
     let (one, two) = (task("one"), task("two"));
     // Sizes: the image's own, a larger one, a blank disk.
@@ -70,6 +85,7 @@ async fn conformance(storage: &dyn Storage) {
         (spec(vm(2), 0, None, None), "InvalidParameters"),
         (spec(vm(2), 0, None, Some(0)), "InvalidParameters"),
         (spec(vm(2), 0, None, Some(u64::MAX)), "InvalidParameters"),
+        (in_pool("elsewhere", spec(vm(2), 0, None, Some(1))), "InvalidParameters"),
     ] {
         check_code(&storage.create_disk(&bad, &one).await, code);
     }
@@ -81,15 +97,16 @@ async fn conformance(storage: &dyn Storage) {
     let made = |index, origin| Some(Identity::of_disk(vm(1), index, "zones", &one, origin));
     let identities: Vec<_> = disks.iter().map(|disk| disk.identity.clone()).collect();
     assert_eq!(identities, [made(0, Some(image())), made(1, Some(image())), made(2, None)]);
-    let based = storage.bases().await.unwrap();
-    assert_eq!(based, BTreeMap::from([(image(), Dependents { disks: 2, vms: 1 })]));
-    let usage = storage.usage().await.unwrap();
+    assert_eq!(based(storage).await, [(image(), 2, 1)]);
+    let usage = storage.usage().await.unwrap().remove(0);
     assert_eq!(usage.disks_virtual_bytes, (IMAGE_MIB + 20 + 5) * MIB);
     assert!(usage.images_bytes > 0 && usage.disks_used_bytes > 0 && usage.pool == "zones");
     assert!(usage.size_bytes >= usage.alloc_bytes && usage.size_bytes > 0);
 
     // An undo removes only what its own task made.
-    storage.create_disk(&spec(vm(1), 3, None, Some(1)), &two).await.unwrap();
+    let named = in_pool("zones", spec(vm(1), 3, None, Some(1)));
+    storage.create_disk(&named, &two).await.unwrap();
+    storage.check_idle(vm(1)).await.unwrap();
     storage.destroy_disks(vm(1), Some(&one)).await.unwrap();
     let left = storage.disks(vm(1)).await.unwrap();
     assert_eq!(left.iter().map(|disk| disk.index).collect::<Vec<_>>(), [3]);
@@ -146,8 +163,7 @@ async fn conformance_of_snapshots(storage: &dyn Storage) {
         assert!(aside.is_aside && aside.role == Role::Disk(0), "{aside:?}");
         assert_eq!(aside.identity, whole[0].identity);
         // What was put aside may come back.
-        let based = storage.bases().await.unwrap();
-        assert_eq!(based, BTreeMap::from([(image(), Dependents { disks: 1, vms: 1 })]));
+        assert_eq!(based(storage).await, [(image(), 1, 1)]);
         if made {
             storage.create_disk(&spec(vm(5), 0, None, Some(1)), &two).await.unwrap();
             storage.stash_disk(vm(5), 0, &two).await.unwrap();
@@ -167,7 +183,7 @@ async fn conformance_of_snapshots(storage: &dyn Storage) {
     }
     storage.restore_disk(vm(5), 0, &two).await.unwrap();
     assert_eq!(storage.disks(vm(5)).await.unwrap()[0].size_bytes, MIB);
-    assert_eq!(storage.bases().await.unwrap(), BTreeMap::new());
+    assert_eq!(based(storage).await, []);
     let made = Identity::of_disk(vm(5), 0, "zones", &two, None);
     assert_eq!(storage.disks(vm(5)).await.unwrap()[0].identity, Some(made));
     storage.destroy_disks(vm(5), None).await.unwrap();
@@ -219,12 +235,16 @@ impl Node {
     }
 
     async fn file(&self, exec: crate::host::SharedExec) -> FileStorage {
+        self.pool("zones", self.folder.path(), exec).await
+    }
+
+    async fn pool(&self, name: &str, dir: &Path, exec: crate::host::SharedExec) -> FileStorage {
         let config = FileStorageConfig {
-            storage_dir: self.folder.path().to_owned(),
+            storage_dir: dir.to_owned(),
             data_dir: self.folder.path().to_owned(),
             server_uuid: uuid::Uuid::nil().into(),
             cluster: Cluster::unknown(),
-            pool: "zones".to_owned(),
+            pool: name.to_owned(),
         };
         FileStorage::open(config, exec).await.unwrap()
     }
@@ -263,15 +283,15 @@ async fn disks_that_are_known_are_not_opened_for_a_report() {
     let node = Node::new().await;
     let storage = node.file(Arc::new(SystemExec::new())).await;
     let made = storage.create_disk(&spec(vm(1), 0, None, Some(3)), &task("one")).await.unwrap();
-    assert_eq!(storage.usage().await.unwrap().disks_virtual_bytes, 3 * MIB);
+    assert_eq!(storage.usage().await.unwrap()[0].disks_virtual_bytes, 3 * MIB);
     // One that is no disk any more would be left out, if somebody looked.
     let mut file = std::fs::OpenOptions::new().write(true).open(&made.path).unwrap();
     std::io::Write::write_all(&mut file, b"damaged").unwrap();
-    assert_eq!(storage.usage().await.unwrap().disks_virtual_bytes, 3 * MIB);
+    assert_eq!(storage.usage().await.unwrap()[0].disks_virtual_bytes, 3 * MIB);
     // Another file under its name is another disk.
     let other = storage.create_disk(&spec(vm(2), 0, None, Some(5)), &task("one")).await.unwrap();
     std::fs::rename(other.path, made.path).unwrap();
-    assert_eq!(storage.usage().await.unwrap().disks_virtual_bytes, 5 * MIB);
+    assert_eq!(storage.usage().await.unwrap()[0].disks_virtual_bytes, 5 * MIB);
 }
 
 #[tokio::test]
@@ -283,8 +303,7 @@ async fn a_damaged_disk_is_based_on_what_its_stamp_says() {
     }
     let disk = storage.disks(vm(2)).await.unwrap().remove(0).path;
     std::fs::write(&disk, "damaged").unwrap();
-    let based = storage.bases().await.unwrap();
-    assert_eq!(based, BTreeMap::from([(image(), Dependents { disks: 2, vms: 2 })]));
+    assert_eq!(based(&storage).await, [(image(), 2, 2)]);
     std::fs::remove_file(disk.with_extension("json")).unwrap();
     let untold = storage.bases().await.unwrap_err();
     assert!(untold.to_string().contains("disk0.qcow2 is based on"), "{untold}");

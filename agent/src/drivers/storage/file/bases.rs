@@ -1,7 +1,6 @@
 //! Which images the disks here are based on: as their files name them, since that is what a guest
 //! reads. The stamp beside a disk counts only where its file is damaged.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -11,13 +10,13 @@ use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _};
 
 use super::{FileStorage, files, qcow2, stamp};
 use crate::drivers::DriverError;
-use crate::drivers::storage::Dependents;
+use crate::drivers::storage::Bases;
 
 impl FileStorage {
-    pub(super) async fn find_bases(&self) -> Result<BTreeMap<ImageUuid, Dependents>, DriverError> {
+    pub(super) async fn find_bases(&self) -> Result<Bases, DriverError> {
         // A disk that is put aside or brought back meanwhile could be missed under both names.
         let _still = self.names.write().await;
-        let mut found: BTreeMap<ImageUuid, (usize, BTreeSet<VmUuid>)> = BTreeMap::new();
+        let mut found = Bases::new();
         for folder in files::list(&self.vols).await? {
             let vm = folder.file_name().and_then(|name| name.to_str()?.parse::<VmUuid>().ok());
             let Some(vm) = vm else { continue };
@@ -25,16 +24,11 @@ impl FileStorage {
                 if is_disk(&path)
                     && let Some(image) = base_of(&path).await?
                 {
-                    let (disks, vms) = found.entry(image).or_default();
-                    *disks += 1;
-                    vms.insert(vm);
+                    *found.entry(image).or_default().entry(vm).or_default() += 1;
                 }
             }
         }
-        let count = |(image, (disks, vms)): (_, (_, BTreeSet<_>))| {
-            (image, Dependents { disks, vms: vms.len() })
-        };
-        Ok(found.into_iter().map(count).collect())
+        Ok(found)
     }
 }
 

@@ -112,7 +112,11 @@ impl FileStorage {
             alloc_bytes: space.size_bytes.saturating_sub(space.available_bytes),
             ..Usage::default()
         };
-        for path in files::list(&self.images).await? {
+        let images = match self.borrows_images() {
+            true => Vec::new(),
+            false => files::list(&self.images).await?,
+        };
+        for path in images {
             usage.images_bytes += files::used_bytes(&path).await?;
         }
         for folder in files::list(&self.vols).await? {

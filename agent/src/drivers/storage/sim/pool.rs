@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::drivers::DriverError;
 use crate::drivers::images::{ImageUsage, check_unused, origin_of};
-use crate::drivers::storage::{Dependents, store_full};
+use crate::drivers::storage::{Bases, Dependents, store_full};
 
 /// Space a fresh simulated disk takes, bytes.
 pub(super) const FRESH_DISK_BYTES: u64 = 256 * 1024;
@@ -75,14 +75,11 @@ impl Content {
     }
 
     /// What is based on each image.
-    pub(super) fn bases(&self) -> BTreeMap<ImageUuid, Dependents> {
-        let mut vms: BTreeSet<(ImageUuid, VmUuid)> = BTreeSet::new();
-        let mut bases: BTreeMap<ImageUuid, Dependents> = BTreeMap::new();
+    pub(super) fn bases(&self) -> Bases {
+        let mut bases = Bases::new();
         for ((vm, _), disk) in self.disks.iter().chain(&self.stashed) {
             let Some(image) = disk.image else { continue };
-            let dependents = bases.entry(image).or_default();
-            dependents.disks += 1;
-            dependents.vms += usize::from(vms.insert((image, *vm)));
+            *bases.entry(image).or_default().entry(*vm).or_default() += 1;
         }
         bases
     }
@@ -195,7 +192,7 @@ impl SimPool {
     /// `ImageHasDependentClones`.
     pub fn remove_image(&self, image: ImageUuid) -> Result<(), DriverError> {
         let mut content = self.0.lock();
-        let dependents = content.bases().get(&image).copied().unwrap_or_default();
+        let dependents = Dependents::of(&content.bases(), image);
         let origins = content.images.values().filter_map(|other| origin_of(&other.manifest));
         let children = origins.filter(|origin| *origin == image).count();
         check_unused(image, dependents, children)?;
@@ -217,7 +214,7 @@ impl SimPool {
                 used_bytes: image.size_bytes,
                 installed_at: times.installed_at,
                 last_used_at: times.last_used_at,
-                dependents: bases.get(uuid).copied().unwrap_or_default(),
+                dependents: Dependents::of(&bases, *uuid),
             }
         };
         content.images.iter().map(usage).collect()

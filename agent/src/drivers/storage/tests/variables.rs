@@ -1,14 +1,12 @@
 //! What every storage driver owes the firmware of VMs.
 
-use std::path::Path;
-
 use super::*;
 use crate::drivers::storage::Role;
 
 const ALL: [Role; 2] = [Role::Firmware, Role::Disk(0)];
 
 /// The driver has nothing of VM 6.
-async fn conformance(storage: &dyn Storage, template: &Path) {
+pub(super) async fn conformance(storage: &dyn Storage, template: &Path) {
     let (one, two) = (task("one"), task("two"));
     let boot = spec(vm(6), 0, None, Some(1));
     let roles = async || storage.roles(vm(6)).await.unwrap();
