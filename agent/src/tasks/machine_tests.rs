@@ -27,6 +27,7 @@ use crate::drivers::network::sim::{SimHolders, SimNetworks};
 use crate::drivers::node::{NodeDocuments, SimDocuments};
 use crate::drivers::settings::sim::SimSettings;
 use crate::drivers::storage::sim::{SimImage, SimPool, SimStorage};
+use crate::drivers::storage::{Pools, Storage};
 use crate::node::{Drivers, startup};
 use crate::report::sim::SimFacts;
 use crate::report::{Reporter, ReporterParts};
@@ -48,6 +49,8 @@ impl EventSink for NoEvents {
 pub(crate) struct Host {
     pub(crate) guests: SimGuests,
     pub(crate) pool: SimPool,
+    /// A second pool, `fast`, of a host that has one.
+    pub(crate) fast: Option<SimPool>,
     pub(crate) networks: SimHolders,
     pub(crate) records: SimVmRecords,
     pub(crate) documents: SimDocuments,
@@ -62,6 +65,7 @@ impl Host {
         Self {
             guests: SimGuests::default(),
             pool: SimPool::default(),
+            fast: None,
             networks: SimHolders::default(),
             records: SimVmRecords::new(faults.clone()),
             documents: SimDocuments::default(),
@@ -81,7 +85,7 @@ impl Host {
         let node = Node { boot_id: boot_id.to_owned(), ..Node::default() };
         let (clock, faults) = (Arc::clone(&self.clock), || self.faults.clone());
         let compute = Arc::new(SimCompute::new(self.guests.clone(), clock.clone(), faults()));
-        let storage = Arc::new(SimStorage::new(self.pool.clone(), faults()));
+        let storage = self.storage();
         let server = uuid::Uuid::nil().into();
         let cluster = Cluster::open(Arc::new(self.documents.clone())).await.unwrap();
         let cluster = Arc::new(cluster);
@@ -118,6 +122,18 @@ impl Host {
         };
         startup::find(&drivers).await.unwrap();
         Arc::new(drivers)
+    }
+
+    fn storage(&self) -> Arc<dyn Storage> {
+        let (zones, faults) = (self.pool.clone(), || self.faults.clone());
+        let first = Arc::new(SimStorage::new(zones.clone(), faults()));
+        match self.fast.clone() {
+            None => first,
+            Some(fast) => {
+                let fast = SimStorage::further(fast, "fast", zones, faults());
+                Arc::new(Pools::new(first, vec![Arc::new(fast)]))
+            }
+        }
     }
 
     pub(super) fn context(&self, drivers: &Arc<Drivers>, params: &Params) -> TaskContext {

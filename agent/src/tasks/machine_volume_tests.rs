@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use muster_shared::ids::TaskId;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::machine_tests::{Host, act, create_params, one_vm, run, uuid};
 use crate::drivers::faults::Fault;
 use crate::drivers::storage::DiskSpec;
+use crate::drivers::storage::sim::SimPool;
 use crate::node::{Drivers, orphans, startup};
 use crate::vms::VolumeRecord;
 
@@ -113,4 +114,62 @@ async fn an_orphan_tells_each_of_its_volumes() {
         assert_eq!(volume.image_uuid, known.identity.origin);
         assert_eq!(volume.task_id.as_ref(), Some(&ctx.task_id));
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn disks_lie_in_the_pools_that_were_asked_for() {
+    let mut host = Host::new();
+    host.fast = Some(SimPool::default());
+    let drivers = host.agent("boot-1").await;
+    let image = super::machine_tests::IMAGE;
+    let disks = json!([{ "image_uuid": image }, { "size": 8, "zpool": "zones" }, { "size": 8 }]);
+    // As old clients name it.
+    let wanted = create_params(json!({ "zfs_storage_pool_name": "fast", "disks": disks }));
+    let made = run(&host.context(&drivers, &wanted), "machine_create", true).await.unwrap();
+    let told = |vm: &Value| -> Vec<String> {
+        let disks = vm["disks"].as_array().unwrap().iter();
+        disks.map(|disk| disk["zpool"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!((made["vm"]["zpool"].as_str(), told(&made["vm"])), (Some("fast"), pools()));
+    let (known, found) = volumes(&drivers).await;
+    let named: Vec<_> = known.iter().map(|volume| volume.identity.pool.clone()).collect();
+    assert_eq!((named, &known), (pools(), &found));
+    assert_eq!((host.pool.copies().len(), host.fast.as_ref().unwrap().copies().len()), (0, 1));
+
+    let other = json!({ "image_uuid": "01020304-0506-4708-890a-0b0c0d0e0f10" });
+    let again = act(&host, &drivers, "machine_reprovision", other).await.unwrap();
+    assert_eq!(told(&again["vm"]), pools());
+    // An agent that lost its records has the VM back from there.
+    host.records.lose(uuid());
+    let drivers = host.agent("boot-1").await;
+    assert!(drivers.vms.get(uuid()).is_some());
+    act(&host, &drivers, "machine_destroy", json!({})).await.unwrap();
+    let left = host.pool.disks().len() + host.fast.unwrap().disks().len();
+    assert_eq!(left, 0);
+}
+
+fn pools() -> Vec<String> {
+    ["fast", "zones", "fast"].map(str::to_owned).to_vec()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pool_that_is_none_is_refused_by_name() {
+    let mut host = Host::new();
+    host.fast = Some(SimPool::default());
+    let drivers = host.agent("boot-1").await;
+    let empty = host.content();
+    for (wanted, field) in [
+        (json!({ "zpool": "slow" }), "zpool"),
+        (json!({ "disks": [{ "size": 8 }, { "size": 8, "zpool": "slow" }] }), "disks.1.zpool"),
+    ] {
+        let ctx = host.context(&drivers, &create_params(wanted));
+        let refused = run(&ctx, "machine_create", false).await.unwrap_err();
+        assert_eq!(refused.code, "InvalidParameters");
+        assert_eq!(refused.details.as_ref().unwrap()["field"], field);
+        assert!(refused.message.ends_with("there are zones, fast"), "{refused}");
+        assert_eq!(host.content(), empty);
+    }
+    // Nobody has to know what the first one is called.
+    let zones = create_params(json!({ "zfs_storage_pool_name": "zones" }));
+    run(&host.context(&drivers, &zones), "machine_create", false).await.unwrap();
 }

@@ -5,7 +5,7 @@ mod pool;
 use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
-use muster_shared::ids::{TaskId, VmUuid};
+use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
 use muster_shared::wire::Code;
 
 use self::pool::FRESH_DISK_BYTES;
@@ -82,7 +82,8 @@ impl Storage for SimStorage {
     async fn create_disk(&self, spec: &DiskSpec, owner: &TaskId) -> Result<Disk, DriverError> {
         let create = || {
             super::check_pool(spec, &self.pools())?;
-            let image_bytes = |uuid| self.images.0.lock().images.get(&uuid).map(|i| i.size_bytes);
+            let image_bytes =
+                |uuid: ImageUuid| self.images.0.lock().images.get(&uuid).map(|i| i.size_bytes);
             let image_bytes = spec.image.map(|uuid| (uuid, image_bytes(uuid)));
             let mut content = self.pool.0.lock();
             let key = (spec.vm, spec.index);
