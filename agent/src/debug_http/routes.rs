@@ -134,16 +134,19 @@ async fn list(local: &Local, query: &Query) -> Answer {
     let text = |key: &str| query.get(key).and_then(Value::as_str).map(str::to_owned);
     let vm = text("vm_uuid").map(|vm| vm.parse::<VmUuid>()).transpose();
     let after = text("after").map(|id| id.parse::<TaskId>()).transpose();
+    let part_of = text("part_of").map(|id| id.parse::<TaskId>()).transpose();
     let limit = text("limit").map(|n| n.parse::<usize>()).transpose();
-    let (Ok(vm), Ok(after), Ok(limit)) = (vm, after, limit) else {
-        return Answer::error(409, &Code::InvalidArgument, "vm_uuid, after or limit is malformed");
+    let (Ok(vm), Ok(after), Ok(part_of), Ok(limit)) = (vm, after, part_of, limit) else {
+        let text = "vm_uuid, after, part_of or limit is malformed";
+        return Answer::error(409, &Code::InvalidArgument, text);
     };
     if let Some(status) = text("status").filter(|status| !Filter::is_status(status)) {
         let text = format!("status {status:?} is none that a task has");
         return Answer::error(409, &Code::InvalidArgument, &text);
     }
     let limit = limit.unwrap_or(MAX_LIST).min(MAX_LIST);
-    let filter = Filter { status: text("status"), task: text("task"), vm, after, limit };
+    let (status, task) = (text("status"), text("task"));
+    let filter = Filter { status, task, vm, part_of, after, limit };
     Answer::json(200, &local.agent.engine.list(&filter).await.into())
 }
 
@@ -269,6 +272,7 @@ async fn run(request: Request<Incoming>, local: &Local, mut given: Query, id: &s
         ticket: None,
         volatile: false,
         origin: Origin::Local,
+        part_of: None,
     };
     let wait = given.get("async").and_then(Value::as_str) != Some("true");
     finish(local, submission, wait).await

@@ -218,6 +218,7 @@ impl Desk {
             ticket: dispatch.ticket,
             volatile,
             origin: Origin::Coordinator,
+            part_of: None,
         };
         // Taken in the order in which they came; only the wait for the disk is apart.
         let offer = match engine.offer(submission) {

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use muster_shared::ids::{TaskId, VmUuid};
 use muster_shared::wire::Code;
-use serde_json::Value;
+use serde_json::{Value, json};
 
+use super::admission::Offer;
 use super::live::{Shared, Stop};
 use super::record::{Record, State};
-use super::runner::{Engine, Offer, Refusal};
+use super::runner::{Engine, Refusal};
 
 /// Entries of `GET /history` besides the active ones.
 const HISTORY: usize = 16;
@@ -39,6 +40,8 @@ pub struct Filter {
     pub task: Option<String>,
     /// Only of this VM.
     pub vm: Option<VmUuid>,
+    /// Only parts of this task.
+    pub part_of: Option<TaskId>,
     /// Only accepted after this one.
     pub after: Option<TaskId>,
     /// At most so many.
@@ -52,7 +55,7 @@ impl Filter {
         text == "active" || serde_json::from_value::<State>(Value::from(text)).is_ok()
     }
 
-    fn fits(&self, task: &str, vm: Option<VmUuid>, state: State) -> bool {
+    fn fits(&self, task: &str, vm: Option<VmUuid>, state: State, whole: Option<&TaskId>) -> bool {
         let status = self.status.as_deref().is_none_or(|wanted| {
             let name = serde_json::to_value(state).unwrap_or_default();
             name == wanted || (wanted == "active" && !state.is_terminal())
@@ -60,6 +63,7 @@ impl Filter {
         status
             && self.task.as_deref().is_none_or(|wanted| wanted == task)
             && self.vm.is_none_or(|wanted| vm == Some(wanted))
+            && self.part_of.as_ref().is_none_or(|wanted| whole == Some(wanted))
     }
 }
 
@@ -190,7 +194,26 @@ impl Engine {
     pub async fn view(&self, id: &TaskId) -> Option<Value> {
         let record = self.record(id).await?;
         let (acked, messages) = self.extras(id);
-        Some(record.view(acked, &messages))
+        let mut view = record.view(acked, &messages);
+        let parts = self.parts_of(id);
+        if !parts.is_empty() {
+            view["subtasks"] = json!(parts);
+        }
+        Some(view)
+    }
+
+    /// The tasks that are parts of this one, in the order in which it began them.
+    fn parts_of(&self, id: &TaskId) -> Vec<TaskId> {
+        let shared = self.shared.lock();
+        let live = shared.live.values().filter_map(|live| {
+            let record = live.record.lock();
+            let is_part = record.parent_id.as_ref() == Some(id);
+            is_part.then(|| (record.seq, record.id.clone()))
+        });
+        let ended = shared.ended.iter().filter(|(_, ended)| ended.part_of.as_ref() == Some(id));
+        let ended = ended.map(|(id, ended)| (ended.seq, id.clone()));
+        let parts: std::collections::BTreeMap<u64, TaskId> = live.chain(ended).collect();
+        parts.into_values().collect()
     }
 
     fn extras(&self, id: &TaskId) -> (bool, Vec<Value>) {
@@ -208,12 +231,12 @@ impl Engine {
             let mut all = std::collections::BTreeMap::new();
             for (id, live) in &shared.live {
                 let record = live.record.lock();
-                if filter.fits(&record.task, record.vm, record.state) {
+                if filter.fits(&record.task, record.vm, record.state, record.parent_id.as_ref()) {
                     all.insert(record.seq, id.clone());
                 }
             }
             for (id, ended) in &shared.ended {
-                if filter.fits(&ended.task, ended.vm, ended.state) {
+                if filter.fits(&ended.task, ended.vm, ended.state, ended.part_of.as_ref()) {
                     all.insert(ended.seq, id.clone());
                 }
             }

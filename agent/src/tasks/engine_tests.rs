@@ -2,6 +2,7 @@
 
 mod journal;
 mod orders;
+mod parts;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -111,6 +112,11 @@ impl Step for ScriptStep {
             "fail" => return Err(TaskFailure::new("Scripted".into(), "as scripted")),
             "panic" => panic!("as scripted"),
             "hang" => std::future::pending().await,
+            "part" => {
+                let params = ctx.params["part"].as_object().cloned().unwrap_or_default();
+                let part = ctx.subtasks.run(self.name, "script", params).await?;
+                ctx.result.lock()["part"] = part;
+            }
             "wait" => {
                 let limit = tokio::time::sleep(Duration::from_secs(200));
                 let limit = ctx.cancelled.run_until_cancelled(limit);
@@ -203,6 +209,7 @@ fn submission(id: &str, task: &str, params: Value) -> Submission {
         ticket: None,
         volatile: false,
         origin: Origin::Coordinator,
+        part_of: None,
     }
 }
 

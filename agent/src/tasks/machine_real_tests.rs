@@ -9,7 +9,7 @@ use muster_shared::entropy::SeededEntropy;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::machine_tests::{NoEvents, create_params, params, run, uuid};
+use super::machine_tests::{NoEvents, NoSubtasks, create_params, params, run, uuid};
 use super::{Params, TaskContext, TaskFailure};
 use crate::drivers::cluster::Cluster;
 use crate::drivers::compute::qemu::probe::Choice;
@@ -142,6 +142,7 @@ impl RealNode {
             hurried: CancellationToken::new(),
             hurries: false,
             events: Arc::new(NoEvents),
+            subtasks: Arc::new(NoSubtasks),
             result: parking_lot::Mutex::new(Value::Null),
             notes: parking_lot::Mutex::new(Value::Null),
         };

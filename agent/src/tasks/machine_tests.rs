@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use jiff::Timestamp;
 use muster_shared::clock::{SharedClock, TokioClock};
 use muster_shared::entropy::SeededEntropy;
@@ -15,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::record::{Origin, bounded_result};
 use super::registry::Registry;
 use super::{
-    Engine, EngineParts, EventSink, HANDLERS, OnFailure, Params, Submission, TaskContext,
+    Engine, EngineParts, EventSink, HANDLERS, OnFailure, Params, Submission, Subtasks, TaskContext,
     TaskFailure, machine,
 };
 use crate::drivers::cluster::Cluster;
@@ -43,6 +44,16 @@ pub(super) const IMAGE: &str = "11111111-2222-4333-8444-555555555555";
 pub(super) struct NoEvents;
 impl EventSink for NoEvents {
     fn event(&self, _name: &str, _event: Value) {}
+}
+
+/// Steps that are run without an engine have no parts.
+#[derive(Debug)]
+pub(super) struct NoSubtasks;
+#[async_trait]
+impl Subtasks for NoSubtasks {
+    async fn run(&self, part: &str, kind: &str, _: Params) -> Result<Value, TaskFailure> {
+        panic!("part {part} of kind {kind} without an engine")
+    }
 }
 
 /// A simulated host; agents come and go on it.
@@ -150,6 +161,7 @@ impl Host {
             hurried: CancellationToken::new(),
             hurries: false,
             events: Arc::new(NoEvents),
+            subtasks: Arc::new(NoSubtasks),
             result: Mutex::new(Value::Null),
             notes: Mutex::new(Value::Null),
         }
@@ -220,6 +232,7 @@ pub(super) fn submission(id: &TaskId, kind: &str, params: Params) -> Submission 
         ticket: None,
         volatile: false,
         origin: Origin::Local,
+        part_of: None,
     }
 }
 

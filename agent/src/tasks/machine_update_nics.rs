@@ -9,7 +9,7 @@ use muster_shared::wire::Code;
 use serde_json::{Map, Value, json};
 
 use super::steps::{Row, steps};
-use super::{Handler, Kind, Lock, Params, Plan, TaskContext, TaskFailure, machine};
+use super::{Handler, Kind, Lock, Params, Plan, TaskContext, TaskFailure, VmView, machine};
 use crate::vms::VmRecord;
 
 /// Networks of one request.
@@ -33,8 +33,20 @@ impl Handler for MachineUpdateNics {
         ])
     }
 
-    /// It may concern any VM, so nothing else runs meanwhile.
     fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
+        Ok(Plan::of(Vec::new(), UpdateAll::parse(params)?, STEPS))
+    }
+
+    /// The VMs that are on the network now. One that comes to it later comes with its new values,
+    /// or is changed by a task of its own, record by record as here.
+    fn locks(&self, params: &Params, vms: &VmView<'_>) -> Vec<Lock> {
+        let Ok(job) = UpdateAll::parse(params) else { return Vec::new() };
+        vms.which(|record| job.concerns(record)).into_iter().map(Lock::Vm).collect()
+    }
+}
+
+impl UpdateAll {
+    fn parse(params: &Params) -> Result<Self, TaskFailure> {
         let original = params.get("original_network").unwrap_or(&Value::Null);
         let original = Network::parse("original_network", original)?;
         let listed = params.get("networks").and_then(Value::as_array);
@@ -42,8 +54,7 @@ impl Handler for MachineUpdateNics {
         let listed = listed.ok_or_else(|| invalid("networks", "must be a list of networks"))?;
         let networks: Result<Vec<Network>, _> =
             listed.iter().map(|network| Network::parse("networks", network)).collect();
-        let step = UpdateAll { original, networks: networks? };
-        Ok(Plan::of(vec![Lock::ServerExclusive], step, STEPS))
+        Ok(Self { original, networks: networks? })
     }
 }
 

@@ -4,6 +4,7 @@
 //! parameters and plans a sequence of named, idempotent [`Step`]s; the runner journals around each
 //! of them, so that a task survives a crash: it is resumed at its step, or undone in reverse.
 
+mod admission;
 pub mod agents_uninstall;
 pub mod command_execute;
 mod control;
@@ -86,9 +87,11 @@ pub mod server_update_nics;
 pub mod sleep;
 mod snapshot;
 mod steps;
+pub mod subtask;
 mod surplus;
 #[cfg(test)]
 mod surplus_tests;
+pub mod test_subtask;
 pub mod unsupported;
 pub mod vms_usage;
 mod wake;
@@ -103,12 +106,15 @@ use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
+pub use self::admission::Offer;
 pub use self::control::{Counts, Filter, Standing};
 pub use self::refusals::Refused;
-pub use self::runner::{Engine, EngineParts, Offer, Refusal, Submission};
+pub use self::runner::{Engine, EngineParts, Refusal, Submission};
+pub use self::subtask::Subtasks;
 
 pub use crate::failure::TaskFailure;
 use crate::node::Drivers;
+use crate::vms::{VmRecord, VmTable};
 
 /// Parameters of a task, as the client sent them.
 pub type Params = Map<String, Value>;
@@ -149,6 +155,7 @@ pub static HANDLERS: &[&dyn Handler] = &[
     &server_sysinfo::ServerSysinfo,
     &server_update_nics::ServerUpdateNics,
     &sleep::Sleep,
+    &test_subtask::TestSubtask,
     &vms_usage::VmsUsage,
     &unsupported::AGENT_INSTALL,
     &unsupported::DOCKER_BUILD_KIND,
@@ -304,6 +311,31 @@ pub trait Handler: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// A failure that names the bad parameter; the task then ends without having started.
     fn plan(&self, params: &Params) -> Result<Plan, TaskFailure>;
+
+    /// Locks that follow from what VMs there are, beside those of the [plan](Handler::plan). Told
+    /// when the task comes, and again after a restart.
+    fn locks(&self, params: &Params, vms: &VmView<'_>) -> Vec<Lock> {
+        let _: (&Params, &VmView<'_>) = (params, vms);
+        Vec::new()
+    }
+}
+
+/// The records of VMs, to look at.
+#[derive(Clone, Copy, Debug)]
+pub struct VmView<'a>(&'a VmTable);
+
+impl<'a> VmView<'a> {
+    /// Of this table.
+    #[must_use]
+    pub fn new(vms: &'a VmTable) -> Self {
+        Self(vms)
+    }
+
+    /// The VMs whose record is as wanted.
+    #[must_use]
+    pub fn which(&self, wanted: impl Fn(&VmRecord) -> bool) -> Vec<VmUuid> {
+        self.0.which(|entry| wanted(&entry.record))
+    }
 }
 
 /// What a task will do.
@@ -373,6 +405,8 @@ pub struct TaskContext {
     pub hurries: bool,
     /// Where events go.
     pub events: Arc<dyn EventSink>,
+    /// Runs other tasks as parts of this one.
+    pub subtasks: Arc<dyn Subtasks>,
     /// What the task will return; a step sets members of it. Journaled with each step.
     pub result: Mutex<Value>,
     /// See `TaskContext::note`.

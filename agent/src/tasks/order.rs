@@ -2,7 +2,8 @@
 //!
 //! A task waits in its queue (first come, first served) for one of its places, and with a place
 //! for all of its locks at once. It gets them when nobody who runs, and nobody who has waited
-//! longer, wants one of them; so there is no deadlock and nobody starves.
+//! longer, wants one of them; so there is no deadlock and nobody starves. A part of a task that runs
+//! waits for nothing, see [`super::subtask`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,6 +19,11 @@ pub const MAX_DEPTH: usize = 256;
 #[error("{MAX_DEPTH} tasks wait in queue {0} already")]
 pub struct QueueFull(pub &'static str);
 
+/// A part wants what the task that it is a part of does not hold, or that one has ended.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("task {0} does not hold what its subtask works on")]
+pub struct NotCovered(pub TaskId);
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Waiting,
@@ -31,6 +37,9 @@ struct Job {
     queue: Queue,
     wants: Wants,
     stage: Stage,
+    /// The number of the task that it is a part of, in the end; its own if it is a part of none.
+    /// Those of one root are in nobody's way among themselves.
+    root: u64,
 }
 
 /// What a job holds, in a form that answers "does this conflict" by set operations.
@@ -42,7 +51,7 @@ struct Wants {
     vms: BTreeSet<VmUuid>,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Server {
     #[default]
     Untouched,
@@ -65,6 +74,16 @@ impl Wants {
             }
         }
         wants
+    }
+
+    /// Whether who holds this may do what wants that.
+    fn covers(&self, part: &Self) -> bool {
+        let used = || self.images.union(&self.image_uses).copied().collect::<BTreeSet<_>>();
+        self.server == Server::Exclusive
+            || part.server <= self.server
+                && part.vms.is_subset(&self.vms)
+                && part.images.is_subset(&self.images)
+                && part.image_uses.is_subset(&used())
     }
 
     fn conflicts(&self, other: &Self) -> bool {
@@ -118,17 +137,45 @@ impl Order {
 
     /// Like [`Self::enqueue`] for a task that was accepted before a restart: never refused.
     pub fn restore(&mut self, id: &TaskId, queue: Queue, class: Class, locks: &[Lock]) {
-        let number = self.next;
+        let (root, wants) = (self.next, Wants::new(class, locks));
+        self.add(Job { id: id.clone(), queue, wants, stage: Stage::Waiting, root });
+    }
+
+    /// Of the next number.
+    fn add(&mut self, job: Job) {
+        self.numbers.insert(job.id.clone(), self.next);
+        self.jobs.insert(self.next, job);
         self.next += 1;
+    }
+
+    /// Starts a part of another task at once: it works under that one's locks.
+    ///
+    /// # Errors
+    /// [`NotCovered`]; nothing changed.
+    pub fn start_part(
+        &mut self,
+        id: &TaskId,
+        queue: Queue,
+        class: Class,
+        locks: &[Lock],
+        of: &TaskId,
+    ) -> Result<(), NotCovered> {
+        let whole = self.numbers.get(of).and_then(|number| self.jobs.get(number));
         let wants = Wants::new(class, locks);
-        self.jobs.insert(number, Job { id: id.clone(), queue, wants, stage: Stage::Waiting });
-        self.numbers.insert(id.clone(), number);
+        let root = whole.filter(|whole| whole.wants.covers(&wants)).map(|whole| whole.root);
+        let Some(root) = root else { return Err(NotCovered(of.clone())) };
+        self.add(Job { id: id.clone(), queue, wants, stage: Stage::Running, root });
+        Ok(())
     }
 
     /// Moves everybody on who can; returns the tasks that run from now on.
     pub fn advance(&mut self) -> Vec<TaskId> {
         let mut places: BTreeMap<&'static str, usize> = BTreeMap::new();
-        for job in self.jobs.values().filter(|job| job.stage != Stage::Waiting) {
+        let in_place = |(number, job): &(&u64, &Job)| {
+            // Parts take none.
+            job.stage != Stage::Waiting && job.root == **number
+        };
+        for (_, job) in self.jobs.iter().filter(in_place) {
             *places.entry(job.queue.name).or_default() += 1;
         }
         for job in self.jobs.values_mut().filter(|job| job.stage == Stage::Waiting) {
@@ -139,14 +186,17 @@ impl Order {
             }
         }
         let running = self.jobs.values().filter(|job| job.stage == Stage::Running);
-        let mut ahead: Vec<Wants> = running.map(|job| job.wants.clone()).collect();
+        let mut ahead: Vec<(u64, Wants)> =
+            running.map(|job| (job.root, job.wants.clone())).collect();
         let mut started = Vec::new();
         for job in self.jobs.values_mut().filter(|job| job.stage == Stage::HasPlace) {
-            if !ahead.iter().any(|other| other.conflicts(&job.wants)) {
+            let is_free =
+                |(root, other): &(u64, Wants)| *root == job.root || !other.conflicts(&job.wants);
+            if ahead.iter().all(is_free) {
                 job.stage = Stage::Running;
                 started.push(job.id.clone());
             }
-            ahead.push(job.wants.clone());
+            ahead.push((job.root, job.wants.clone()));
         }
         started
     }
@@ -282,6 +332,45 @@ mod tests {
         assert_eq!(order.advance(), [id(2)]);
         order.remove(&id(2));
         assert_eq!(order.advance(), [id(3)]);
+    }
+
+    #[test]
+    fn a_part_runs_at_once_under_the_locks_of_the_whole() {
+        let mut order = Order::default();
+        order.enqueue(&id(0), QUEUE, Class::Mutate, &[vm(1)]).unwrap();
+        order.enqueue(&id(1), QUEUE, Class::Mutate, &[vm(1)]).unwrap();
+        order.enqueue(&id(2), QUEUE, Class::Mutate, &[Lock::ServerExclusive]).unwrap();
+        assert_eq!(order.advance(), [id(0)]);
+        // Others wait for the whole already, and its queue is full.
+        order.start_part(&id(10), QUEUE, Class::Mutate, &[vm(1)], &id(0)).unwrap();
+        assert!(order.is_running(&id(10)));
+        order.start_part(&id(11), QUEUE, Class::Query, &[], &id(10)).unwrap();
+        for locks in [&[vm(2)][..], &[Lock::ServerExclusive], &[vm(1), vm(2)]] {
+            let refused = order.start_part(&id(12), QUEUE, Class::Mutate, locks, &id(0));
+            assert_eq!(refused, Err(NotCovered(id(0))));
+        }
+        let gone = order.start_part(&id(12), QUEUE, Class::Query, &[], &id(9));
+        assert_eq!(gone, Err(NotCovered(id(9))));
+        assert_eq!(order.advance(), []);
+        // One that the whole left behind is still in the way of the others.
+        order.remove(&id(0));
+        assert_eq!(order.advance(), []);
+        order.remove(&id(11));
+        order.remove(&id(10));
+        assert_eq!(order.advance(), [id(1)]);
+        order.remove(&id(1));
+        assert_eq!(order.advance(), [id(2)]);
+        let image = |n| ImageUuid(Uuid::from_u128(n));
+        let locks = [vm(1), Lock::Image(image(1)), Lock::ImageUse(image(2))];
+        order.start_part(&id(13), QUEUE, Class::Mutate, &locks, &id(2)).unwrap();
+    }
+
+    #[test]
+    fn a_whole_that_goes_on_after_a_restart_does_not_wait_for_its_part() {
+        let mut order = Order::default();
+        order.restore(&id(0), QUEUE, Class::Mutate, &[vm(1)]);
+        order.start_part(&id(1), QUEUE, Class::Mutate, &[vm(1)], &id(0)).unwrap();
+        assert_eq!(order.advance(), [id(0)]);
     }
 
     #[test]

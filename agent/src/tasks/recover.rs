@@ -113,7 +113,7 @@ impl Engine {
                 self.give_up(record).await;
                 continue;
             };
-            let plan = match super::runner::plan(handler, &record.params) {
+            let plan = match self.plan(handler, &record.params) {
                 Ok(plan) => plan,
                 Err(failure) => {
                     end_at_its_turn(&mut record, failure);
@@ -124,6 +124,7 @@ impl Engine {
             limit_attempts(&mut record, on_failure);
             let queue = self.parts.registry.queue_of(handler);
             let (id, class) = (record.id.clone(), handler.kind().class);
+            let whole = record.parent_id.clone();
             tracing::info!(
                 task_id = %id, task = record.task, attempt = record.attempt + 1,
                 step = ?record.step, "a task goes on after a restart"
@@ -131,7 +132,12 @@ impl Engine {
             let live = self.live(handler, record, plan, false, None);
             live.decide(Ok(()));
             let mut shared = self.shared.lock();
-            shared.order.restore(&id, queue, class, &live.plan.locks);
+            let (order, locks) = (&mut shared.order, &live.plan.locks);
+            match whole.map(|whole| order.start_part(&id, queue, class, locks, &whole)) {
+                Some(Ok(())) => live.granted.notify_one(),
+                // Of a task that is gone it is no part any more.
+                Some(Err(_)) | None => order.restore(&id, queue, class, locks),
+            }
             shared.live.insert(id, live.clone());
             lives.push(live);
         }

@@ -22,6 +22,7 @@ use super::record::{AtStep, Origin, Phase, State, bounded_error, bounded_result}
 use super::refusals::given_back;
 use super::registry::Moment;
 use super::runner::{Engine, Refusal};
+use super::subtask::Parts;
 use super::{EventSink as _, OnFailure, Step, TaskContext, TaskFailure};
 use crate::vms::reconcile::{self, Action};
 
@@ -186,7 +187,7 @@ impl Engine {
     }
 
     /// Runs the steps, or what is left of them.
-    async fn run(&self, live: &Live) -> End {
+    async fn run(self: &Arc<Self>, live: &Live) -> End {
         let (start, phase, rest, rebooted) = match self.prepare(live) {
             Ok(prepared) => prepared,
             Err(failure) => return End::failed(failure),
@@ -238,7 +239,7 @@ impl Engine {
         Ok((start, record.phase, rest, rebooted))
     }
 
-    fn context(&self, live: &Live, rebooted: bool) -> TaskContext {
+    fn context(self: &Arc<Self>, live: &Live, rebooted: bool) -> TaskContext {
         let record = live.record.lock();
         TaskContext {
             task_id: record.id.clone(),
@@ -251,6 +252,13 @@ impl Engine {
             hurried: live.hurried.clone(),
             hurries: live.hurries.load(Ordering::Relaxed),
             events: live.events.clone(),
+            subtasks: Arc::new(Parts {
+                engine: Arc::clone(self),
+                whole: record.id.clone(),
+                req_id: record.req_id.clone(),
+                cancelled: live.cancelled.clone(),
+                events: live.events.clone(),
+            }),
             result: Mutex::new(record.result.clone()),
             notes: Mutex::new(record.notes.clone()),
         }
@@ -310,7 +318,7 @@ impl Engine {
     }
 
     /// A step failed: undo if the kind wants that.
-    async fn fail(&self, live: &Live, failure: TaskFailure) -> End {
+    async fn fail(self: &Arc<Self>, live: &Live, failure: TaskFailure) -> End {
         let cause = failure.cause.as_deref();
         tracing::info!(code = %failure.code, reason = %failure, cause, "task failed");
         let last = {
@@ -338,7 +346,7 @@ impl Engine {
     }
 
     /// Undoes steps `from`, `from - 1`, …, 0 and returns the failure that led here.
-    async fn undo_all(&self, live: &Live, from: usize) -> End {
+    async fn undo_all(self: &Arc<Self>, live: &Live, from: usize) -> End {
         let mut ctx = self.context(live, false);
         // Whatever stopped the task must not stop its undo.
         ctx.cancelled = CancellationToken::new();

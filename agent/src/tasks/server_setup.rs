@@ -10,6 +10,7 @@ use muster_shared::clock::iso;
 use muster_shared::wire::Code;
 use serde_json::{Value, json};
 
+use super::server_update_nics::ServerUpdateNics;
 use super::steps::{Row, steps};
 use super::{Handler, Kind, Lock, Params, Plan, Queue, TaskContext, TaskFailure};
 use crate::drivers::host::HostAction;
@@ -23,8 +24,8 @@ pub(super) const SETUP_TASKS: Queue =
 const MAX_OUTPUT_BYTES: usize = 4 * 1024;
 const LAYOUTS: &[&str] = &["single", "mirror", "raidz1", "raidz2", "raidz3"];
 
-/// The kind; parameters `hostname`, `postsetup_script`, `disk_*`, `encryption_enabled`, `reboot`,
-/// `force_resume`.
+/// The kind; parameters `hostname`, `nics` (as of `server_update_nics`), `postsetup_script`,
+/// `disk_*`, `encryption_enabled`, `reboot`, `force_resume`.
 #[derive(Debug)]
 pub struct ServerSetup;
 
@@ -36,7 +37,7 @@ impl Handler for ServerSetup {
     fn example(&self) -> Params {
         let example = json!({
             "hostname": "cn1", "postsetup_script": "#!/bin/sh\n", "reboot": false,
-            "disk_layout": "mirror",
+            "disk_layout": "mirror", "nics": ServerUpdateNics.example()["nics"],
         });
         example.as_object().cloned().unwrap_or_default()
     }
@@ -45,16 +46,29 @@ impl Handler for ServerSetup {
         let wanted = Wanted::parse(params)?;
         let (pool, hostname) = (wanted.pool.is_some(), wanted.hostname.is_some());
         let (reboot, script) = (wanted.reboot, wanted.script.is_some());
+        let nics = wanted.nics.is_some();
         let plan = Plan::of(vec![Lock::ServerExclusive], wanted, STEPS);
         let plan = plan.only_if(pool, "zpool_created").only_if(hostname, "hostname_set");
+        let plan = plan.only_if(nics, "nics_updated");
         Ok(plan.only_if(reboot, "rebooted").only_if(script, "postsetup"))
     }
+}
+
+/// Checked before anything is done. No NIC is nothing to do.
+fn nics(params: &Params) -> Result<Option<Params>, TaskFailure> {
+    let Some(nics) = params.get("nics").filter(|nics| !nics.is_null() && **nics != json!([]))
+    else {
+        return Ok(None);
+    };
+    let nics = Params::from_iter([("nics".to_owned(), nics.clone())]);
+    ServerUpdateNics.plan(&nics).map(|_| Some(nics))
 }
 
 const STEPS: &[Row<Wanted>] = steps![
     ("preflight", 10, preflight),
     ("zpool_created", 50, create_pool),
     ("hostname_set", 50, set_hostname),
+    ("nics_updated", 60, update_nics),
     ("rebooted", 70, reboot),
     ("postsetup", 90, run_script),
     ("complete", 100, complete),
@@ -66,6 +80,8 @@ struct Wanted {
     hostname: Option<String>,
     script: Option<String>,
     pool: Option<HostAction>,
+    /// Parameters of the task that says which NIC carries which networks.
+    nics: Option<Params>,
     reboot: bool,
     resume: bool,
 }
@@ -100,6 +116,7 @@ impl Wanted {
             hostname: text("hostname")?.filter(|name| !name.is_empty()),
             script: text("postsetup_script")?.filter(|script| !script.is_empty()),
             pool,
+            nics: nics(params)?,
             reboot: flag("reboot", true)?,
             resume: flag("force_resume", false)?,
         })
@@ -139,6 +156,14 @@ impl Wanted {
     async fn set_hostname(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         act(ctx, self.set_hostname_action().as_ref()).await?;
         reached(ctx, "hostname_set").await
+    }
+
+    /// A task like any other, whose history tells what became of each NIC.
+    async fn update_nics(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        if let Some(nics) = self.nics.clone() {
+            ctx.subtasks.run("nics", ServerUpdateNics.kind().name, nics).await?;
+        }
+        reached(ctx, "nics_updated").await
     }
 
     async fn reboot(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
@@ -241,9 +266,17 @@ mod tests {
         let all = json!({
             "hostname": "a", "postsetup_script": "true", "encryption_enabled": "true",
             "disk_cache": false, "unknown": 1,
+            "nics": [{ "mac": "02:00:00:00:00:00", "nic_tags_provided": ["external"] }],
         });
-        let steps =
-            ["preflight", "zpool_created", "hostname_set", "rebooted", "postsetup", "complete"];
+        let steps = [
+            "preflight",
+            "zpool_created",
+            "hostname_set",
+            "nics_updated",
+            "rebooted",
+            "postsetup",
+            "complete",
+        ];
         assert_eq!(plan(&all).unwrap(), steps);
         for bad in [
             json!({ "disk_layout": "raid5" }),

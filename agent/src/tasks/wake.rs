@@ -239,6 +239,7 @@ impl Engine {
             ticket: None,
             volatile: false,
             origin: Origin::Local,
+            part_of: None,
         };
         self.submit(submission).await.map_err(|refusal| refusal.to_string())?;
         Ok(id)
