@@ -6,7 +6,7 @@ use http::Method;
 use muster_shared::api::allocation::{
     Allocated, Capacities, Decision, DecisionDetail, Plan, Replayed,
 };
-use muster_shared::threads::compute;
+use muster_shared::threads::compute_aside;
 use muster_shared::wire::Code;
 use serde::Serialize;
 use serde::ser::{SerializeMap as _, Serializer};
@@ -162,13 +162,14 @@ async fn allocate(request: Request) -> Result<Response, ApiError> {
         Some(other) => return Err(other),
     };
     let status = refused.as_ref().map(|(status, ..)| *status);
-    // Of a large fleet the steps are MBs.
-    let threads = &*request.app.parts().threads;
-    let answer = compute(threads, move || match refused {
+    let is_small = decided.is_small();
+    let encode = move || match refused {
         None => encoded(&decided),
         Some((_, code, message)) => encoded(&Refusal { code, message, decided: &decided }),
-    });
-    let answer = answer.await?;
+    };
+    let threads = &*request.app.parts().threads;
+    // Of a large fleet the steps are MBs.
+    let answer = if is_small { encode() } else { compute_aside(threads, encode).await }?;
     let response = match explanation {
         Some(explanation) => explained(answer, explanation),
         // The log shows how a refusal begins.

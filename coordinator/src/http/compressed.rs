@@ -6,7 +6,7 @@ use async_compression::tokio::write::GzipEncoder;
 use futures_util::FutureExt as _;
 use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, VARY};
 use http::{HeaderMap, HeaderValue};
-use muster_shared::threads::{Threads, compute};
+use muster_shared::threads::{Threads, compute_aside};
 use tokio::io::AsyncWriteExt as _;
 
 use super::error::ApiError;
@@ -29,7 +29,7 @@ pub(super) async fn json(
     if text.len() < LARGE || !accepts_gzip(request) {
         return Ok(Response::encoded_as(text).header(vary.0, vary.1));
     }
-    let packed = compute(threads, move || gzip(&text)).await;
+    let packed = compute_aside(threads, move || gzip(&text)).await;
     let packed = packed.map_err(|error| ApiError::internal("cannot compress the answer", error))?;
     let encoding = HeaderValue::from_static("gzip");
     let answer = Response::encoded_as(packed).header(vary.0, vary.1);

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use futures_util::stream::BoxStream;
 use http::header::{ETAG, HeaderName};
 use http::{HeaderMap, HeaderValue, StatusCode};
-use muster_shared::threads::{Threads, compute};
+use muster_shared::threads::{Threads, compute_aside};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -104,7 +104,7 @@ impl Response {
         let Self { status, headers, body } = self;
         let body = match body {
             Body::Unwritten(write) => {
-                let text = compute(threads, write).await;
+                let text = compute_aside(threads, write).await;
                 let failed = |error| ApiError::internal("cannot encode the answer", error);
                 Body::Encoded(text.map_err(failed)?.into())
             }

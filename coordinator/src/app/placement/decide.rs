@@ -75,6 +75,12 @@ impl Serialize for Decided {
 }
 
 impl Decided {
+    /// Whether the answer is short, however large the fleet.
+    #[must_use]
+    pub fn is_small(&self) -> bool {
+        self.steps != Detail::Full
+    }
+
     /// The explanation that was asked for, which is large and not among the members.
     pub fn take_explanation(&mut self) -> Option<Explanation> {
         self.explanation.take()

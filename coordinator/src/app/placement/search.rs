@@ -1,11 +1,11 @@
 //! What is looked for after a decision and may take long: changes that would help, explanations.
-//! It runs off the async threads, so that nobody else waits for it; few at a time, so that the
-//! threads are left to others; and the search for changes has a deadline.
+//! It runs aside, so that nobody else waits for it; few at a time, so that shorter work passes; and
+//! the search for changes has a deadline.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_shared::threads::compute;
+use muster_shared::threads::compute_aside;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::Placement;
@@ -65,7 +65,7 @@ impl Placement {
             let is_over = || clock.monotonic() >= end;
             least_changes(Helpless { fleet, body, config, options }, &is_over)
         };
-        compute(&*self.ctx.parts.threads, search).await
+        compute_aside(&*self.ctx.parts.threads, search).await
     }
 
     /// What every algorithm made of every server.
@@ -86,7 +86,7 @@ impl Placement {
         let (question, snapshot) = (Arc::clone(question), Arc::clone(outcome.snapshot()));
         let explain =
             move || explain(&snapshot, &question.vms[place].request, &question.policy, &options).1;
-        Ok(compute(&*self.ctx.parts.threads, explain).await)
+        Ok(compute_aside(&*self.ctx.parts.threads, explain).await)
     }
 }
 
