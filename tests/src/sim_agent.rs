@@ -5,9 +5,7 @@ use std::time::Duration;
 
 use futures_util::{SinkExt as _, StreamExt as _};
 use muster_shared::ids::{ServerUuid, VmUuid};
-use muster_shared::wire::status::{
-    Diskinfo, Meminfo, Report, Status, VmIndex, VmReport, VmStatus, digest,
-};
+use muster_shared::wire::status::{Diskinfo, Meminfo, Report, Status, VmIndex, VmReport, VmStatus};
 use muster_shared::wire::{
     Accepted, FromAgent, FromCoordinator, Heartbeat, Hello, Intake, Outcome, PROTOCOL, Sysinfo,
     TaskResult, decode, encode,
@@ -15,8 +13,8 @@ use muster_shared::wire::{
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
+use tokio_tungstenite::tungstenite::{Message, Utf8Bytes};
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream};
 
 use crate::daemon::{Coordinator, fresh_uuid};
@@ -163,9 +161,6 @@ fn vm(server: ServerUuid, n: u32, memory_mib: u64) -> (VmUuid, VmReport) {
 
 fn report(vms: &BTreeMap<VmUuid, VmReport>) -> Report {
     Report {
-        full: true,
-        digest: digest(vms),
-        vms: vms.iter().map(|(uuid, vm)| (*uuid, Some(vm.clone()))).collect(),
         meminfo: Some(Meminfo {
             availrmem_bytes: 60 << 30,
             arcsize_bytes: 0,
@@ -177,7 +172,7 @@ fn report(vms: &BTreeMap<VmUuid, VmReport>) -> Report {
             system_used_bytes: 1 << 30,
             ..Diskinfo::default()
         }),
-        ..Report::default()
+        ..Report::whole(vms)
     }
 }
 
@@ -185,7 +180,7 @@ fn report(vms: &BTreeMap<VmUuid, VmReport>) -> Report {
 async fn serve(mut socket: Socket, mut orders: mpsc::Receiver<Order>) {
     let mut beat = tokio::time::interval(Duration::from_secs(1));
     let mut seq = 0;
-    let mut shown = BTreeMap::new();
+    let mut unchanged = unchanged(&BTreeMap::new());
     loop {
         let sent = tokio::select! {
             biased;
@@ -194,9 +189,9 @@ async fn serve(mut socket: Socket, mut orders: mpsc::Receiver<Order>) {
                 send(&mut socket, &Heartbeat { seq, ts: String::new() }.into()).await
             }
             Some(order) = orders.recv() => match order {
-                Order::Repeat(count) => repeat_report(&mut socket, &shown, count).await,
-                Order::Show(vms) => {
-                    shown = vms;
+                Order::Repeat(count) => repeat(&mut socket, &unchanged, count).await,
+                Order::Show(shown) => {
+                    unchanged = self::unchanged(&shown);
                     let report = Some(report(&shown));
                     send(&mut socket, &Box::new(Status { report }).into()).await
                 }
@@ -213,16 +208,20 @@ async fn serve(mut socket: Socket, mut orders: mpsc::Receiver<Order>) {
     }
 }
 
-async fn repeat_report(
-    socket: &mut Socket,
-    shown: &BTreeMap<VmUuid, VmReport>,
-    count: u64,
-) -> Result<(), tokio_tungstenite::tungstenite::Error> {
+/// A report that nothing has changed since these were told.
+fn unchanged(shown: &BTreeMap<VmUuid, VmReport>) -> Utf8Bytes {
     let unchanged = Report { full: false, vms: BTreeMap::new(), ..report(shown) };
     let unchanged: FromAgent = Box::new(Status { report: Some(unchanged) }).into();
-    let text = encode(&unchanged);
+    encode(&unchanged).into()
+}
+
+async fn repeat(
+    socket: &mut Socket,
+    text: &Utf8Bytes,
+    count: u64,
+) -> Result<(), tokio_tungstenite::tungstenite::Error> {
     for _ in 0..count {
-        socket.feed(Message::text(text.clone())).await?;
+        socket.feed(Message::Text(text.clone())).await?;
     }
     socket.flush().await
 }

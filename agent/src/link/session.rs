@@ -11,7 +11,7 @@ use std::time::Duration;
 use muster_shared::clock::{SharedClock, iso};
 use muster_shared::ids::VmUuid;
 use muster_shared::link::{Connection, Frame, FrameSink, FrameStream, LinkError, next_heard};
-use muster_shared::wire::status::{Report, Status, VmReport, delta, digest};
+use muster_shared::wire::status::{Report, Status, VmReport, delta};
 use muster_shared::wire::{
     Code, Error, FromAgent, FromCoordinator, Heartbeat, Hello, MAX_FRAME_BYTES, Message as _,
     close, decode, encode, feature,
@@ -138,12 +138,7 @@ fn report(
 ) -> FromAgent {
     let changes = match reported {
         Some(old) if !full => delta(old, &sample.vms),
-        _ => Report {
-            full: true,
-            vms: sample.vms.iter().map(|(uuid, vm)| (*uuid, Some(vm.clone()))).collect(),
-            digest: digest(&sample.vms),
-            ..Report::default()
-        },
+        _ => Report::whole(&sample.vms),
     };
     *reported = Some(sample.vms.clone());
     let Report { full, vms, digest, .. } = changes;

@@ -3,18 +3,17 @@
 mod reports;
 mod results;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use muster_shared::entropy::SeededEntropy;
-use muster_shared::ids::{TaskId, VmUuid};
+use muster_shared::ids::TaskId;
 use muster_shared::kv::MemKv;
 use muster_shared::link::memory::{Dialed, MemoryDialer, MemoryListener, listener};
 use muster_shared::link::{Connection, Frame};
 use muster_shared::threads::SameRuntime;
-use muster_shared::wire::status::{VmReport, apply};
+use muster_shared::wire::status::Reported;
 use muster_shared::wire::stream::Control;
 use muster_shared::wire::{
     Acknowledge, Code, Dispatch, Drain, FromAgent, FromCoordinator, Heartbeat, Hello,
@@ -66,9 +65,6 @@ async fn cluster() -> Cluster {
     let agent = Agent::start(config, parts).await.unwrap();
     Cluster { agent, listener, dialer }
 }
-
-/// What a coordinator knows of an agent's VMs.
-type Reported = BTreeMap<VmUuid, VmReport>;
 
 /// The coordinator's end of one connection.
 struct Coordinator {
@@ -170,7 +166,7 @@ impl Coordinator {
         self.until(|message| {
             let FromAgent::Status(status) = message else { return None };
             let report = status.report.unwrap();
-            apply(known, &report).unwrap();
+            known.apply(&report).unwrap();
             arrived(known).then(|| report.muster["degraded"].clone())
         })
         .await

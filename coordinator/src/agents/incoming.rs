@@ -1,11 +1,12 @@
 //! What agents bring, and what a session needs to know: all that it sees of the application.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use muster_shared::ids::{ServerUuid, TaskId};
-use muster_shared::wire::status::Report;
+use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
+use muster_shared::wire::status::{Report, VmReport};
 use muster_shared::wire::{Code, Progress, Sysinfo, TaskResult};
 
 use uuid::Uuid;
@@ -48,6 +49,9 @@ pub trait Incoming: fmt::Debug + Send + Sync + 'static {
 
     /// What is known of a server now.
     fn known(&self, server: ServerUuid) -> Known;
+
+    /// Puts what is in memory already in the place of what is the same.
+    fn share(&self, server: ServerUuid, vms: &mut BTreeMap<VmUuid, Option<Arc<VmReport>>>);
 
     /// A status report that fits those before it.
     fn status(&self, server: ServerUuid, report: Report);

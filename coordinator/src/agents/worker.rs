@@ -1,13 +1,12 @@
 //! Handles what one connection brought, in order, to its end: also after the connection's.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use muster_shared::error_chain::Chain;
-use muster_shared::ids::{TaskId, VmUuid};
-use muster_shared::wire::status::{Status, VmReport, apply};
+use muster_shared::ids::TaskId;
+use muster_shared::wire::status::{Reported, Status};
 use muster_shared::wire::{
     Acknowledge, Code, DecodeError, Error as WireError, FromAgent, Intake, Outcome, Sysinfo,
     TaskError, TaskResult, decode,
@@ -32,16 +31,14 @@ pub(super) struct Worker {
     session: Session,
     garbage: Garbage,
     /// The VMs as this connection's reports say.
-    reported: BTreeMap<VmUuid, VmReport>,
-    /// `reported` is what the agent thinks it is.
-    synced: bool,
+    reported: Reported,
     /// A full report was asked for and has not come.
     asked: bool,
 }
 
 impl Worker {
     pub(super) fn new(session: Session, garbage: Garbage) -> Self {
-        Self { session, garbage, reported: BTreeMap::new(), synced: false, asked: false }
+        Self { session, garbage, reported: Reported::default(), asked: false }
     }
 
     /// Works until the backlog has ended and is empty; `turn` is over then.
@@ -164,13 +161,12 @@ impl Worker {
     }
 
     fn status(&mut self, status: Status) {
-        let Some(report) = status.report else { return };
-        if !report.full && !self.synced {
+        let Some(mut report) = status.report else { return };
+        if !report.full && !self.reported.is_complete() {
             return self.ask_for_all();
         }
-        let applied = apply(&mut self.reported, &report);
-        self.synced = applied.is_ok();
-        if applied.is_err() {
+        self.session.incoming.share(self.session.server, &mut report.vms);
+        if self.reported.apply(&report).is_err() {
             tracing::info!(full = report.full, "a status report does not match its digest");
             return self.ask_for_all();
         }

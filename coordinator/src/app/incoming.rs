@@ -1,12 +1,13 @@
 //! What agents bring, taken over by the application: the only way from a session to it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use muster_shared::api::task::TaskStatus;
 use muster_shared::error_chain::Chain;
-use muster_shared::ids::{ServerUuid, TaskId};
-use muster_shared::wire::status::Report;
+use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
+use muster_shared::wire::status::{Report, VmReport};
 use muster_shared::wire::{Code, Progress, Sysinfo, TaskResult};
 use uuid::Uuid;
 
@@ -81,6 +82,10 @@ impl Incoming for FromAgents {
             open_task_ids: self.tasks.table.of_server(server),
             sysinfo_hash: hash.unwrap_or_default(),
         }
+    }
+
+    fn share(&self, server: ServerUuid, vms: &mut BTreeMap<VmUuid, Option<Arc<VmReport>>>) {
+        self.fleet.share(server, vms);
     }
 
     fn status(&self, server: ServerUuid, report: Report) {

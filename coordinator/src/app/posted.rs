@@ -4,6 +4,7 @@
 //! (CNAPI's server validation), as it must: nobody knows how much room that VM takes.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use muster_shared::api::Object;
 use muster_shared::ids::VmUuid;
@@ -34,11 +35,11 @@ pub(super) struct Posted {
 
 impl Posted {
     /// The VMs that can be read.
-    pub(super) fn reports(&self) -> Option<BTreeMap<VmUuid, Option<VmReport>>> {
+    pub(super) fn reports(&self) -> Option<BTreeMap<VmUuid, Option<Arc<VmReport>>>> {
         let index = |uuid: &str| self.vm_index.as_ref()?.get(uuid);
         let report = |(uuid, one): (&String, &Value)| {
             let report = vm(uuid, one, index(uuid))?;
-            Some((report.vm.uuid, Some(report)))
+            Some((report.vm.uuid, Some(Arc::new(report))))
         };
         Some(self.vms.as_ref()?.iter().filter_map(report).collect())
     }

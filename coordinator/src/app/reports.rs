@@ -211,7 +211,9 @@ impl Reports {
             entry.remarks = report.muster;
             entry.reported_at = report.timestamp;
         });
-        self.vms_changed(server, changes);
+        if !changes.is_empty() {
+            self.vms_changed(server, changes);
+        }
     }
 
     /// `POST /servers/:uuid/events/status`: nothing is validated; what does not fit is left out.
@@ -231,18 +233,23 @@ impl Reports {
             }
         });
         if let Some(mut changes) = changes {
+            self.fleet.share(server, &mut changes);
             self.mark_missing(server, &mut changes);
             self.vms_changed(server, changes);
         }
     }
 
-    fn mark_missing(&self, server: ServerUuid, changes: &mut BTreeMap<VmUuid, Option<VmReport>>) {
+    fn mark_missing(
+        &self,
+        server: ServerUuid,
+        changes: &mut BTreeMap<VmUuid, Option<Arc<VmReport>>>,
+    ) {
         for vm in self.fleet.reported_vms(server) {
             changes.entry(vm).or_insert(None);
         }
     }
 
-    fn vms_changed(&self, server: ServerUuid, changes: BTreeMap<VmUuid, Option<VmReport>>) {
+    fn vms_changed(&self, server: ServerUuid, changes: BTreeMap<VmUuid, Option<Arc<VmReport>>>) {
         for claim in self.fleet.report_vms(server, changes) {
             let Claim { vm, by, home } = claim;
             tracing::error!(vm_uuid = %vm, server_uuid = %by, %home, "a server reports a VM of another one");

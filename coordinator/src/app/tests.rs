@@ -31,7 +31,7 @@ use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
 use muster_shared::kv::{MemKv, MemOptions};
 use muster_shared::link::{Connection, Frame, memory};
 use muster_shared::threads::SameRuntime;
-use muster_shared::wire::status::{Report, Status, VmReport, delta, digest};
+use muster_shared::wire::status::{Report, Status, VmReport, delta};
 use muster_shared::wire::{
     Accepted, Dispatch, Error as WireError, FromAgent, FromCoordinator, Heartbeat, Hello, Intake,
     Outcome, Sysinfo, TaskResult, Welcome, decode, encode,
@@ -254,12 +254,7 @@ impl Agent {
         old: &BTreeMap<VmUuid, VmReport>,
         new: &BTreeMap<VmUuid, VmReport>,
     ) {
-        let mut report = if full {
-            let vms = new.iter().map(|(vm, report)| (*vm, Some(report.clone()))).collect();
-            Report { full, vms, digest: digest(new), ..Report::default() }
-        } else {
-            delta(old, new)
-        };
+        let mut report = if full { Report::whole(new) } else { delta(old, new) };
         let posted =
             json!({ "availrmem_bytes": 8u64 << 30, "arcsize_bytes": 0, "total_bytes": 8u64 << 30 });
         report.meminfo = serde_json::from_value(posted).ok();

@@ -4,6 +4,7 @@
 //! delta was applied, so that a lost delta is noticed at once and a full report asked for.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -29,7 +30,7 @@ pub struct Report {
     pub full: bool,
     /// VMs by uuid.
     #[schema(value_type = Object)]
-    pub vms: BTreeMap<VmUuid, Option<VmReport>>,
+    pub vms: BTreeMap<VmUuid, Option<Arc<VmReport>>>,
     /// [`digest`] of all VMs once this report is applied.
     pub digest: String,
     /// Bytes free and used by pool.
@@ -179,8 +180,22 @@ pub struct LostDelta;
 /// Hash of a whole VM map: SHA-256 (hex) over its JSON, VMs in uuid order.
 #[must_use]
 pub fn digest(vms: &BTreeMap<VmUuid, VmReport>) -> String {
+    digest_of(vms)
+}
+
+fn digest_of(vms: &impl Serialize) -> String {
     let json = serde_json::to_vec(vms).expect("a report has only string keys");
     hex::encode(Sha256::digest(json))
+}
+
+impl Report {
+    /// The report that says all; the caller adds the figures.
+    #[must_use]
+    pub fn whole(vms: &BTreeMap<VmUuid, VmReport>) -> Self {
+        let said = |(uuid, vm): (&VmUuid, &VmReport)| (*uuid, Some(Arc::new(vm.clone())));
+        let digest = digest(vms);
+        Self { full: true, vms: vms.iter().map(said).collect(), digest, ..Self::default() }
+    }
 }
 
 /// The report that leads from `old` to `new`; the caller adds the figures.
@@ -189,25 +204,105 @@ pub fn delta(old: &BTreeMap<VmUuid, VmReport>, new: &BTreeMap<VmUuid, VmReport>)
     let mut vms: BTreeMap<_, _> = new
         .iter()
         .filter(|(uuid, vm)| old.get(*uuid) != Some(*vm))
-        .map(|(uuid, vm)| (*uuid, Some(vm.clone())))
+        .map(|(uuid, vm)| (*uuid, Some(Arc::new(vm.clone()))))
         .collect();
     vms.extend(old.keys().filter(|uuid| !new.contains_key(*uuid)).map(|uuid| (*uuid, None)));
     Report { full: false, vms, digest: digest(new), ..Report::default() }
 }
 
-/// Applies a report to the map its predecessors led to.
-///
-/// # Errors
-/// [`LostDelta`]; `vms` is then as the report made it and must be replaced by a full one.
-pub fn apply(vms: &mut BTreeMap<VmUuid, VmReport>, report: &Report) -> Result<(), LostDelta> {
-    if report.full {
-        vms.clear();
+/// The VMs that the reports of one connection have led to.
+#[derive(Clone, Debug, Default)]
+pub struct Reported {
+    vms: BTreeMap<VmUuid, Arc<VmReport>>,
+    /// Of `vms`; `None` while they are not what the other side has.
+    digest: Option<Box<str>>,
+}
+
+impl Reported {
+    /// Whether the reports so far have led to what the other side has.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        self.digest.is_some()
     }
-    for (uuid, vm) in &report.vms {
-        match vm {
-            Some(vm) => drop(vms.insert(*uuid, vm.clone())),
-            None => drop(vms.remove(uuid)),
+
+    /// The VMs.
+    #[must_use]
+    pub fn vms(&self) -> &BTreeMap<VmUuid, Arc<VmReport>> {
+        &self.vms
+    }
+
+    /// Applies the next report.
+    ///
+    /// # Errors
+    /// [`LostDelta`]; only a full report helps then.
+    pub fn apply(&mut self, report: &Report) -> Result<(), LostDelta> {
+        let says_same = !report.full && report.vms.is_empty();
+        if says_same && self.digest.as_deref() == Some(&report.digest) {
+            return Ok(());
         }
+        if report.full {
+            self.vms.clear();
+        }
+        for (uuid, vm) in &report.vms {
+            match vm {
+                Some(vm) => drop(self.vms.insert(*uuid, Arc::clone(vm))),
+                None => drop(self.vms.remove(uuid)),
+            }
+        }
+        let digest = digest_of(&self.vms);
+        let fits = digest == report.digest;
+        self.digest = fits.then(|| digest.into());
+        if fits { Ok(()) } else { Err(LostDelta) }
     }
-    if digest(vms) == report.digest { Ok(()) } else { Err(LostDelta) }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn vms(states: &[&str]) -> BTreeMap<VmUuid, VmReport> {
+        let vm = |(n, state): (u128, &&str)| {
+            let uuid = VmUuid(Uuid::from_u128(n));
+            let report = json!({
+                "uuid": uuid, "owner_uuid": "o", "brand": "kvm", "max_physical_memory": 1,
+                "state": state, "zone_state": state, "last_modified": "",
+            });
+            (uuid, serde_json::from_value(report).unwrap())
+        };
+        (0..).zip(states).map(vm).collect()
+    }
+
+    fn unchanged(vms: &BTreeMap<VmUuid, VmReport>) -> Report {
+        delta(vms, vms)
+    }
+
+    #[test]
+    fn reports_lead_to_what_their_sender_has() {
+        let (one, two) = (vms(&["running", "running"]), vms(&["stopped"]));
+        let mut reported = Reported::default();
+        assert!(!reported.is_complete());
+        reported.apply(&Report::whole(&one)).unwrap();
+        reported.apply(&unchanged(&one)).unwrap();
+        reported.apply(&delta(&one, &two)).unwrap();
+        assert!(reported.is_complete());
+        assert!(reported.vms().iter().map(|(vm, report)| (vm, &**report)).eq(&two));
+    }
+
+    #[test]
+    fn what_was_lost_is_noticed_also_when_nothing_changes_any_more() {
+        let (one, two) = (vms(&["running", "running"]), vms(&["running", "stopped"]));
+        let mut reported = Reported::default();
+        reported.apply(&Report::whole(&one)).unwrap();
+        // The report that led to `two` did not come.
+        assert_eq!(reported.apply(&unchanged(&two)), Err(LostDelta));
+        assert!(!reported.is_complete());
+        assert_eq!(reported.apply(&unchanged(&two)), Err(LostDelta), "it is still missing");
+        reported.apply(&Report::whole(&two)).unwrap();
+        assert!(reported.is_complete());
+        let wrong = Report { digest: digest(&one), ..Report::whole(&two) };
+        assert_eq!(reported.apply(&wrong), Err(LostDelta));
+    }
 }

@@ -36,15 +36,15 @@ async fn large_tags_cost_no_connection() {
         vms.create(large).await.unwrap();
     }
     let mut coordinator = cluster.accept(welcome()).await;
-    let mut known = BTreeMap::new();
-    coordinator.report(&mut known, |known| known.len() == 3).await;
-    let whole = |vm: &VmReport| vm.index.tags.contains_key("a");
-    assert_eq!(known.values().filter(|vm| whole(vm)).count(), 2);
+    let mut known = Reported::default();
+    coordinator.report(&mut known, |known| known.vms().len() == 3).await;
+    let whole = known.vms().values().filter(|vm| vm.index.tags.contains_key("a"));
+    assert_eq!(whole.count(), 2);
     let rename = |record: &mut crate::vms::VmRecord| {
         record.properties.insert("alias".to_owned(), json!("two"));
     };
     vms.update(record(1).uuid, rename).await.unwrap();
-    let alias = |known: &Reported| known[&record(1).uuid].index.alias.clone();
+    let alias = |known: &Reported| known.vms()[&record(1).uuid].index.alias.clone();
     let note = coordinator.report(&mut known, |known| alias(known).is_some()).await;
     assert_eq!(note, json!(["the tags of 1 VMs are too large to be reported"]));
 }

@@ -138,11 +138,12 @@ impl Inner {
         &mut self,
         server: ServerUuid,
         vm: VmUuid,
-        report: Option<Arc<VmReport>>,
+        mut report: Option<Arc<VmReport>>,
         at: Revision,
     ) {
         if self.unsaved.get(&(server, vm)) == Some(&report) {
-            self.unsaved.remove(&(server, vm));
+            // The connection that said so holds it, too.
+            report = self.unsaved.remove(&(server, vm)).flatten();
         }
         match report {
             Some(report) => {

@@ -42,6 +42,22 @@ impl Inner {
         }
     }
 
+    /// What was reported last of a VM on a server, stored or not.
+    fn reported(&self, server: ServerUuid, vm: VmUuid) -> Option<&Arc<VmReport>> {
+        match self.unsaved.get(&(server, vm)) {
+            Some(report) => report.as_ref(),
+            None => self.servers.get(&server)?.vms.get(&vm),
+        }
+    }
+
+    /// Whether this very report of a VM is stored, and nothing later was said of it.
+    fn has_stored(&self, server: ServerUuid, vm: VmUuid, report: &Arc<VmReport>) -> bool {
+        let stored = self.servers.get(&server).and_then(|entry| entry.vms.get(&vm));
+        stored.is_some_and(|stored| Arc::ptr_eq(stored, report))
+            && !self.unsaved.contains_key(&(server, vm))
+            && !self.claims.contains_key(&(vm, server))
+    }
+
     /// Where a VM is, if not on this server.
     fn elsewhere(&self, server: ServerUuid, vm: VmUuid) -> Option<ServerUuid> {
         let home = *self.home.get(&vm)?;
@@ -103,29 +119,54 @@ impl Inner {
 }
 
 /// A report that fits a record: what no honest agent sends is left out. `None` if nothing helps.
-fn to_size(vm: VmUuid, mut report: VmReport) -> Option<VmReport> {
-    if keys::encode(&report).len() <= MAX_RECORD_BYTES {
+fn to_size(vm: VmUuid, report: Arc<VmReport>) -> Option<Arc<VmReport>> {
+    if keys::encode(&*report).len() <= MAX_RECORD_BYTES {
         return Some(report);
     }
+    let mut report = VmReport::clone(&report);
     report.index.tags.clear();
     report.index.alias = None;
     report.index.state_reason = Some("its report was too large: name and tags are left out".into());
     let fits = keys::encode(&report).len() <= MAX_RECORD_BYTES;
     tracing::warn!(vm_uuid = %vm, kept = fits, "the report of a VM is too large");
-    fits.then_some(report)
+    fits.then(|| Arc::new(report))
 }
 
 impl Fleet {
+    /// Puts what is in memory of a server's VMs in the place of what is the same, so that it is in
+    /// memory once.
+    pub fn share(&self, server: ServerUuid, vms: &mut BTreeMap<VmUuid, Option<Arc<VmReport>>>) {
+        if vms.is_empty() {
+            return;
+        }
+        let inner = self.read();
+        for (vm, said) in vms {
+            let held = inner.reported(server, *vm);
+            if held.is_some() && held == said.as_ref() {
+                *said = held.cloned();
+            }
+        }
+    }
+
     /// Takes over what an agent says of some of its VMs (`None`: gone); what differs from the
     /// store is to be saved, and is seen by others once it is. Returns claims that are new: those
     /// of VMs of other servers, which change nothing.
     pub fn report_vms(
         &self,
         server: ServerUuid,
-        changes: BTreeMap<VmUuid, Option<VmReport>>,
+        mut changes: BTreeMap<VmUuid, Option<Arc<VmReport>>>,
     ) -> Vec<Claim> {
-        let fitting = |(vm, report): (VmUuid, Option<VmReport>)| match report {
-            Some(report) => Some((vm, Some(Arc::new(to_size(vm, report)?)))),
+        {
+            let inner = self.read();
+            changes.retain(|vm, said| {
+                !said.as_ref().is_some_and(|s| inner.has_stored(server, *vm, s))
+            });
+        }
+        if changes.is_empty() {
+            return Vec::new();
+        }
+        let fitting = |(vm, report)| match report {
+            Some(report) => Some((vm, Some(to_size(vm, report)?))),
             None => Some((vm, None)),
         };
         let changes: Vec<_> = changes.into_iter().filter_map(fitting).collect();
@@ -160,11 +201,7 @@ impl Fleet {
     /// What was reported last of a VM on a server, stored or not.
     #[must_use]
     pub fn reported_vm(&self, server: ServerUuid, vm: VmUuid) -> Option<Arc<VmReport>> {
-        let inner = self.inner.read();
-        match inner.unsaved.get(&(server, vm)) {
-            Some(report) => report.clone(),
-            None => inner.servers.get(&server)?.vms.get(&vm).cloned(),
-        }
+        self.inner.read().reported(server, vm).cloned()
     }
 
     /// VM records to write, at most `max` and no more than a commit takes; they stay unsaved until

@@ -10,7 +10,7 @@ async fn fleet() -> Fleet {
     Fleet::new(crate::app::tests::context().await)
 }
 
-fn report(vm: VmUuid, state: &str) -> VmReport {
+fn report(vm: VmUuid, state: &str) -> Arc<VmReport> {
     let value = json!({
         "uuid": vm, "owner_uuid": "o", "brand": "kvm", "max_physical_memory": 1, "state": state,
         "zone_state": state, "last_modified": "",
@@ -54,6 +54,31 @@ async fn an_unchanged_report_leaves_nothing_to_save() {
     assert_eq!(fleet.unsaved(10).len(), 1);
     save(&fleet, 2);
     assert!(fleet.vm(vm).is_none());
+}
+
+#[tokio::test]
+async fn a_vm_is_in_memory_once() {
+    let fleet = fleet().await;
+    let server = ServerUuid(Uuid::from_u128(1));
+    let vm = VmUuid(Uuid::from_u128(2));
+    let running = report(vm, "running");
+    let held = || fleet.vm(vm).unwrap().1;
+    fleet.report_vms(server, BTreeMap::from([(vm, Some(Arc::clone(&running)))]));
+    save(&fleet, 1);
+    assert!(Arc::ptr_eq(&held(), &running), "what the connection holds");
+    // On the next connection it comes again.
+    let mut again = BTreeMap::from([(vm, Some(report(vm, "running")))]);
+    fleet.share(server, &mut again);
+    assert!(Arc::ptr_eq(again[&vm].as_ref().unwrap(), &running));
+    fleet.report_vms(server, again);
+    assert!(fleet.unsaved(10).is_empty());
+    // What differs, or belongs to another server, stays apart.
+    let mut others = BTreeMap::from([(vm, Some(report(vm, "stopped")))]);
+    fleet.share(server, &mut others);
+    assert_eq!(others[&vm].as_ref().unwrap().vm.state, "stopped");
+    let mut others = BTreeMap::from([(vm, Some(report(vm, "running")))]);
+    fleet.share(ServerUuid(Uuid::from_u128(3)), &mut others);
+    assert!(!Arc::ptr_eq(others[&vm].as_ref().unwrap(), &running));
 }
 
 #[tokio::test]
@@ -117,7 +142,8 @@ async fn batches_are_cut_by_bytes_and_large_reports_to_size() {
     let tagged = |n, bytes| {
         let vm = VmUuid(Uuid::from_u128(n));
         let mut report = report(vm, "running");
-        report.index.tags.insert("a".to_owned(), "x".repeat(bytes).into());
+        let index = &mut Arc::make_mut(&mut report).index;
+        index.tags.insert("a".to_owned(), "x".repeat(bytes).into());
         (vm, Some(report))
     };
     fleet.report_vms(server, (1..=100).map(|n| tagged(n, 11_000)).collect());
@@ -135,7 +161,7 @@ async fn batches_are_cut_by_bytes_and_large_reports_to_size() {
     // Nothing can be made of it.
     let vm = VmUuid(Uuid::from_u128(300));
     let mut endless = report(vm, "running");
-    endless.vm.owner_uuid = "x".repeat(300_000);
+    Arc::make_mut(&mut endless).vm.owner_uuid = "x".repeat(300_000);
     fleet.report_vms(server, BTreeMap::from([(vm, Some(endless))]));
     assert!(fleet.unsaved(10).is_empty());
 }
@@ -168,7 +194,7 @@ async fn a_change_during_the_write_stays_unsaved() {
     let server = ServerUuid(uuid::Uuid::from_u128(1));
     let vm = VmUuid(uuid::Uuid::from_u128(2));
     fleet.report_vms(server, BTreeMap::from([(vm, Some(report(vm, "running")))]));
-    let written = keys::encode(&report(vm, "running"));
+    let written = keys::encode(&*report(vm, "running"));
     fleet.report_vms(server, BTreeMap::from([(vm, Some(report(vm, "stopped")))]));
     let revision = Revision { epoch: 1, counter: 1 };
     let change = Event { key: keys::vm(server, vm), value: Some(written), revision };

@@ -76,7 +76,8 @@ impl Placement {
             None => ended.task == "machine_create" && self.is_newer_than_reports(server, &report),
         };
         if is_news {
-            self.fleet.report_vms(server, BTreeMap::from([(vm, Some(report))]));
+            let told = BTreeMap::from([(vm, Some(Arc::new(report)))]);
+            self.fleet.report_vms(server, told);
         }
         self.fleet.unsaved_vm(server, vm)
     }

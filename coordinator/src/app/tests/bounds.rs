@@ -48,14 +48,7 @@ async fn nothing_is_kept_of_a_server_without_a_record() {
     let app = Disk::new().start().await;
     let mut agent = Agent::connect_only(&app, server(1)).await;
     let reported = BTreeMap::from([(vm(1), report_of(vm(1)))]);
-    let status = Status {
-        report: Some(Report {
-            full: true,
-            digest: digest(&reported),
-            vms: reported.into_iter().map(|(vm, report)| (vm, Some(report))).collect(),
-            ..Report::default()
-        }),
-    };
+    let status = Status { report: Some(Report::whole(&reported)) };
     agent.send(Box::new(status)).await;
     // It is asked to register instead.
     loop {

@@ -26,7 +26,7 @@ fn messages(id: &TaskId) -> Vec<(&'static str, FromAgent)> {
     let event = json!({ "value": 50 });
     let progress =
         Progress { id: id.clone(), seq: 1, name: "progress".to_owned(), event, ts: String::new() };
-    let report = Report { full: true, digest: digest(&BTreeMap::new()), ..Report::default() };
+    let report = Report::whole(&BTreeMap::new());
     let other = json!({ "UUID": server(1), "Hostname": "other" }).as_object().cloned();
     vec![
         ("hello", hello(server(1)).into()),

@@ -74,7 +74,7 @@ async fn a_drain_ends_before_the_reboot_and_is_taken_back_when_that_fails() {
     let job = reboot(&app, server(1), true).await;
     let FromCoordinator::Drain(drain) = agent.next().await else { panic!("no drain") };
     agent.send(Accepted { id: drain.token, intake: None }).await;
-    let mut report = Report { digest: digest(&BTreeMap::new()), ..Report::default() };
+    let mut report = Report { full: false, ..Report::whole(&BTreeMap::new()) };
     report.muster = json!({ "intake": "drained" });
     agent.send(Box::new(Status { report: Some(report) })).await;
     for _ in 0..2 {
@@ -245,7 +245,7 @@ async fn a_job_ends_with_the_ticket_under_which_it_was_started() {
     let FromCoordinator::Drain(drain) = agent.next().await else { panic!("no drain") };
     agent.send(Accepted { id: drain.token, intake: None }).await;
     app.tickets.release(ticket, Expected::ANY).await.unwrap();
-    let mut report = Report { digest: digest(&BTreeMap::new()), ..Report::default() };
+    let mut report = Report { full: false, ..Report::whole(&BTreeMap::new()) };
     report.muster = json!({ "intake": "drained" });
     agent.send(Box::new(Status { report: Some(report) })).await;
     // The reboot is refused, and what was begun is taken back.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use muster_shared::ids::ServerUuid;
 use muster_shared::link::{Connection, Frame};
-use muster_shared::wire::status::{Report, Status, VmReport, digest};
+use muster_shared::wire::status::{Report, Status, VmReport};
 use muster_shared::wire::{
     Accepted, Code, Dispatch, Error as WireError, FromAgent, FromCoordinator, Heartbeat, Outcome,
     StreamOpen, Sysinfo, TaskError, TaskResult, decode, encode,
@@ -47,15 +47,12 @@ impl Agent {
         let vms = self.vms();
         let sysinfo = sysinfo(self.server);
         let report = Report {
-            full: true,
-            vms: vms.iter().map(|(vm, report)| (*vm, Some(report.clone()))).collect(),
-            digest: digest(&vms),
             meminfo: serde_json::from_value(json!({
                 "availrmem_bytes": 8u64 << 30, "arcsize_bytes": 0, "total_bytes": 8u64 << 30,
             }))
             .ok(),
             diskinfo: serde_json::from_value(json!({ "pool_size_bytes": 500u64 << 30 })).ok(),
-            ..Report::default()
+            ..Report::whole(&vms)
         };
         let agents = vec![json!({ "name": "cn-agent", "version": "2.14.0" })];
         let described = Sysinfo {
