@@ -60,11 +60,11 @@ impl Default for Backlog {
 
 impl Backlog {
     /// A place for a frame, as soon as there is one. Cancel-safe, but for the frame.
-    pub(super) async fn place(&self, frames: &Frames, text: String) -> Waiting {
+    pub(super) async fn place(&self, frames: &Frames, text: String) -> Box<Waiting> {
         let bytes = text.len().saturating_add(FRAME_BYTES);
         // The session's first: who waits for itself must not stand before others.
         let own = self.0.take(bytes).await;
-        Waiting { _places: (own, frames.texts.take(bytes).await), text }
+        Box::new(Waiting { _places: (own, frames.texts.take(bytes).await), text })
     }
 }
 

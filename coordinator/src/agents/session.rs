@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
 use super::backlog::{Backlog, MAX_FRAMES, Waiting};
-use super::registry::{AgentInfo, Ending, Handle, QUEUE};
+use super::registry::{AgentInfo, Ending, Handle, QUEUE, Queued};
 use super::turns::Working;
 use super::worker::Worker;
 use super::{Agents, Incoming};
@@ -154,13 +154,13 @@ impl Session {
         let welcome = self.welcome();
         let wants_sysinfo =
             welcome.sysinfo_hash.is_empty() || welcome.sysinfo_hash != hello.sysinfo_hash;
-        if queue.try_send(welcome.into()).is_err() {
+        if queue.try_send(Box::new(welcome.into())).is_err() {
             return sink.close(1011, "no room for the welcome").await;
         }
         tracing::info!(version = hello.version, wants_sysinfo, "agent connected");
         let info = AgentInfo {
             version: hello.version,
-            capabilities: hello.capabilities,
+            capabilities: self.agents.registry.share(hello.capabilities),
             boot_id: hello.boot_id,
             agent_instance_id: hello.agent_instance_id,
             intake: hello.intake,
@@ -222,7 +222,7 @@ impl Session {
     async fn read(
         &self,
         mut stream: Box<dyn FrameStream>,
-        work: mpsc::Sender<Waiting>,
+        work: mpsc::Sender<Box<Waiting>>,
         garbage: Garbage,
         end: watch::Sender<Ending>,
     ) {
@@ -327,7 +327,7 @@ impl Writer {
     async fn run(
         self,
         mut sink: Box<dyn FrameSink>,
-        mut outgoing: mpsc::Receiver<FromCoordinator>,
+        mut outgoing: mpsc::Receiver<Queued>,
         mut ending: watch::Receiver<Ending>,
     ) {
         let mut seq = 0;
@@ -339,14 +339,14 @@ impl Writer {
                 message = outgoing.recv() => message,
                 () = tokio::time::sleep(HEARTBEAT), if self.beats => {
                     seq += 1;
-                    Some(Heartbeat { seq, ts: iso(self.clock.wall()) }.into())
+                    Some(Box::new(Heartbeat { seq, ts: iso(self.clock.wall()) }.into()))
                 }
             };
             let Some(message) = message else {
                 // A newer connection took this one's place in the registry.
                 return close(sink, REPLACED, "replaced by a newer connection").await;
             };
-            let sent = sink.send(Frame::Text(encode(&message)));
+            let sent = sink.send(Frame::Text(encode(&*message)));
             match tokio::time::timeout(SEND_TIMEOUT, sent).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => {

@@ -42,7 +42,7 @@ impl Worker {
     }
 
     /// Works until the backlog has ended and is empty; `turn` is over then.
-    pub(super) async fn run(mut self, backlog: mpsc::Receiver<Waiting>, turn: Working) {
+    pub(super) async fn run(mut self, backlog: mpsc::Receiver<Box<Waiting>>, turn: Working) {
         let session = self.session.clone();
         let cancel = session.agents.parts.cancel.clone();
         let stopped = async {
@@ -60,7 +60,7 @@ impl Worker {
 
     /// In order, but for results: each waits for the store, which takes those of many tasks in one
     /// write.
-    async fn handle_all(&mut self, mut backlog: mpsc::Receiver<Waiting>) {
+    async fn handle_all(&mut self, mut backlog: mpsc::Receiver<Box<Waiting>>) {
         let mut results = FuturesUnordered::new();
         loop {
             let frame = tokio::select! {

@@ -98,7 +98,9 @@ pub(crate) fn last<T: std::str::FromStr>(key: &str) -> Option<T> {
 }
 
 pub(crate) fn encode<T: Serialize>(value: &T) -> Bytes {
-    Bytes::from(serde_json::to_vec(value).expect("records have only string keys"))
+    let text = serde_json::to_vec(value).expect("records have only string keys");
+    // Some stay in memory for long, and a vector that grew has room to spare.
+    Bytes::from(text.into_boxed_slice())
 }
 
 pub(crate) fn decode<T: DeserializeOwned>(record: &Record) -> Result<T, AppError> {

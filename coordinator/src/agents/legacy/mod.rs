@@ -27,7 +27,7 @@ use serde_json::{Value, json};
 use tokio::sync::{Semaphore, mpsc, watch};
 use uuid::Uuid;
 
-use super::registry::{AgentInfo, Ending, Handle, QUEUE};
+use super::registry::{AgentInfo, Capabilities, Ending, Handle, QUEUE, Queued};
 use super::{Agents, Incoming, Reply};
 use crate::roster::ConnectionId;
 use call::{Answered, Call, Unanswered};
@@ -125,7 +125,7 @@ impl Agents {
         let (end, ending) = watch::channel(None);
         let info = AgentInfo {
             version: version.unwrap_or_default(),
-            capabilities: Vec::new(),
+            capabilities: Capabilities::default(),
             boot_id: String::new(),
             agent_instance_id: Uuid::nil(),
             intake: Intake::Accepting,
@@ -158,11 +158,7 @@ struct Session {
 }
 
 impl Session {
-    async fn run(
-        self,
-        mut outgoing: mpsc::Receiver<FromCoordinator>,
-        mut ending: watch::Receiver<Ending>,
-    ) {
+    async fn run(self, mut outgoing: mpsc::Receiver<Queued>, mut ending: watch::Receiver<Ending>) {
         let cancel = self.agents.parts.cancel.clone();
         loop {
             let silent_in = SILENCE.saturating_sub(self.silent_for());
@@ -172,7 +168,7 @@ impl Session {
                 // An agent that dials takes its place.
                 _ = ending.changed() => break,
                 message = outgoing.recv() => match message {
-                    Some(message) => self.handle(message),
+                    Some(message) => self.handle(*message),
                     None => break,
                 },
                 () = tokio::time::sleep(silent_in) => {
