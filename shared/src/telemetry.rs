@@ -68,7 +68,7 @@ impl fmt::Debug for LogControl {
 pub enum TelemetryError {
     /// A word of the filter.
     #[error(
-        "{word:?} is no level (off, error, warn, info, debug, trace) and no TARGET=LEVEL{meant}"
+        "{word:?} is neither a level (off, error, warn, info, debug, trace) nor TARGET=LEVEL{meant}"
     )]
     Level {
         /// The word.
@@ -77,7 +77,7 @@ pub enum TelemetryError {
         meant: String,
     },
     /// The filter's text.
-    #[error("{filter:?} is no log filter ({source})")]
+    #[error("{filter:?} is not a log filter ({source})")]
     Filter {
         /// The text.
         filter: String,
@@ -168,7 +168,9 @@ mod tests {
 
     #[test]
     fn a_word_that_is_no_level_silences_nothing() {
-        for (filter, told) in [("verbose", "is no level"), ("info,debgu", "did you mean debug?")] {
+        for (filter, told) in
+            [("verbose", "is neither a level"), ("info,debgu", "did you mean debug?")]
+        {
             let text = parse(filter).unwrap_err().to_string();
             assert!(text.contains(told), "{text}");
         }
@@ -182,6 +184,6 @@ mod tests {
         let mut problems = Problems::default();
         LogConfig { filter: "info,x=loud".into(), ..LogConfig::default() }.check(&mut problems);
         let text = problems.into_result().unwrap_err().to_string();
-        assert!(text.contains("filter: \"info,x=loud\" is no log filter"), "{text}");
+        assert!(text.contains("filter: \"info,x=loud\" is not a log filter"), "{text}");
     }
 }

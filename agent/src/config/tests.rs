@@ -35,7 +35,7 @@ fn what_cannot_work_is_refused_by_name() {
         "run_dir",
     );
     check_refused("server_uuid=\"00000000-0000-0000-0000-000000000000\"", "server_uuid");
-    check_refused("queues.nope.max_concurrent=1", "queues.nope: no queue, there are");
+    check_refused("queues.nope.max_concurrent=1", "queues.nope: is not a queue; there are");
     check_refused("queues.nop.max_concurrent=0", "queues.nop.max_concurrent: at least 1");
     check_refused("pool=\"a/b\"", "pool: 1 to 64 characters");
     check_refused("pools.fast.dir=fast", "pools.fast.dir: a path");

@@ -25,10 +25,12 @@ pub enum ListenAddress {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ListenError {
     /// Neither form.
-    #[error("{0:?} is no address to listen on, expected `IP:PORT`, `[IPv6]:PORT` or `unix:/PATH`")]
+    #[error(
+        "{0:?} is not an address to listen on, expected `IP:PORT`, `[IPv6]:PORT` or `unix:/PATH`"
+    )]
     Form(String),
     /// A unix socket path that is not absolute.
-    #[error("{0:?} is no absolute path for a unix socket")]
+    #[error("{0:?} is not an absolute path of a unix socket")]
     Relative(String),
     /// A unix socket path over [`MAX_SOCKET_PATH_BYTES`].
     #[error("a unix socket path has at most {MAX_SOCKET_PATH_BYTES} bytes, {0:?} is longer")]

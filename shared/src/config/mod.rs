@@ -67,13 +67,19 @@
 //! Only the types that serialize as TOML has them (tables, lists, texts, numbers, booleans,
 //! enums without data) belong in such a struct; no `flatten`.
 
+mod command;
+mod effective;
+mod file;
 mod listen;
 mod problems;
 mod reference;
 mod schema;
 mod sources;
 mod urls;
+mod wording;
 
+pub use command::ConfigCommand;
+pub use effective::{Loaded, Setting, show};
 pub use listen::{
     Exposed, ListenAddress, ListenError, MAX_SOCKET_PATH_BYTES, Ways, check_exposure,
 };

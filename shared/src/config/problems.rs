@@ -63,8 +63,8 @@ impl Problems {
         let is_folder = |file: File| file.metadata().map(|found| found.is_dir());
         let refused = match File::open(path).and_then(is_folder) {
             Ok(false) => return,
-            Ok(true) => io::ErrorKind::IsADirectory.into(),
-            Err(error) => error,
+            Ok(true) => "it is a folder".to_owned(),
+            Err(error) => plain(&error),
         };
         self.add(key, format!("cannot read {}: {refused}", path.display()));
     }
@@ -119,6 +119,12 @@ impl Problems {
     pub fn into_result(self) -> Result<(), ConfigError> {
         if self.found.is_empty() { Ok(()) } else { Err(ConfigError { problems: self.found }) }
     }
+}
+
+/// The system's words for an error, without its number.
+pub(super) fn plain(error: &io::Error) -> String {
+    let text = error.to_string();
+    text.rsplit_once(" (os error ").map_or_else(|| text.clone(), |(words, _)| words.to_owned())
 }
 
 /// A configuration that can't be used; displays every problem on a line of its own.

@@ -59,7 +59,7 @@ fn find<'a>(values: &'a Value, path: &str) -> Option<&'a Value> {
 }
 
 /// A value as TOML writes it inline; `None` for none.
-fn toml_text(value: &Value) -> Option<String> {
+pub(super) fn toml_text(value: &Value) -> Option<String> {
     match value {
         Value::Null => None,
         Value::Object(entries) if entries.is_empty() => Some("{}".to_owned()),

@@ -124,6 +124,7 @@ impl Node {
         match self {
             Self::Table(entries) => entries.get(*first)?.node.at(rest),
             Self::Map(inner) => inner.at(rest),
+            Self::List(inner) if first.parse::<usize>().is_ok() => inner.at(rest),
             Self::Any => Some(self),
             _ => None,
         }
@@ -183,6 +184,15 @@ impl Node {
             Self::Number => "number".to_owned(),
             Self::Boolean => "`true` or `false`".to_owned(),
             Self::Any => "value".to_owned(),
+        }
+    }
+
+    /// As [`Self::describe`], within a sentence.
+    pub(super) fn one(&self) -> String {
+        let what = self.describe();
+        match self {
+            Self::Text | Self::Choice(_) | Self::Boolean => what,
+            _ => format!("a {what}"),
         }
     }
 }

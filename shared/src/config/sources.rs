@@ -9,12 +9,15 @@ use figment::{Error as FigmentError, Figment, Metadata, Profile, Provider};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::problems::{Problem, Problems};
+use super::effective::{Loaded, settings, told};
+use super::file;
+use super::problems::{Problem, Problems, plain};
 use super::schema::{Node, join};
+use super::wording::{found, wording};
 use super::{Config, ConfigError};
 
 /// Origin of values that no source named.
-const DEFAULTS: &str = "default";
+pub(super) const DEFAULTS: &str = "default";
 
 /// Where a configuration comes from; see the module's example.
 #[derive(Debug)]
@@ -124,6 +127,18 @@ impl Sources {
         Loader::new().load(self)
     }
 
+    /// As [`Self::load`], with every key's value and source.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn load_with_settings<T: Config>(self) -> Result<Loaded<T>, ConfigError> {
+        let loader = Loader::<T>::new();
+        let (config, figment) = loader.read(self)?;
+        let values = serde_json::to_value(&config).unwrap_or_default();
+        let settings = settings(&loader.tree, &values, |key| source_of(&figment, key));
+        Ok(Loaded { config, settings })
+    }
+
     /// Every source but the defaults, the weakest first.
     fn layers(self, tree: &Node, aliases: Aliases, problems: &mut Problems) -> Vec<Layer> {
         let mut layers = Vec::new();
@@ -149,13 +164,15 @@ impl Sources {
             });
         }
         for text in self.sets {
-            let origin = format!("--set {text}");
             let Some((key, value)) = text.split_once('=') else {
-                let message = "expected `key=value`".to_owned();
+                let (origin, message) =
+                    (format!("--set {text}"), "expected `key=value`".to_owned());
                 problems.push(Problem { key: String::new(), origin, message });
                 continue;
             };
-            let key = meant(key.trim(), aliases);
+            let name = key.trim();
+            let key = meant(name, aliases);
+            let origin = format!("--set {name}={}", told(key, value));
             let values = nested(key, typed(value, tree, key));
             layers.push(Layer { origin, values });
         }
@@ -203,6 +220,10 @@ impl<T: Config> Loader<T> {
     /// # Errors
     /// As [`Sources::load`].
     pub fn load(&self, sources: Sources) -> Result<T, ConfigError> {
+        self.read(sources).map(|(config, _)| config)
+    }
+
+    fn read(&self, sources: Sources) -> Result<(T, Figment), ConfigError> {
         let Self { tree, defaults, .. } = self;
         let mut problems = Problems::default();
         let base = Layer { origin: DEFAULTS.to_owned(), values: defaults.clone() };
@@ -211,13 +232,14 @@ impl<T: Config> Loader<T> {
             layer.values = known_only(layer.values, tree, &layer.origin, "", &mut problems);
             figment = figment.merge(layer);
         }
-        let (config, figment) = extract::<T>(figment, defaults, &mut problems);
+        let (config, figment) = extract::<T>(figment, tree, defaults, &mut problems);
         if let Some(config) = &config {
             config.check(&mut problems);
         }
-        problems.name_origins(|key| figment.find_metadata(key).map(|found| found.name.to_string()));
+        problems.name_origins(|key| source_of(&figment, key));
         problems.into_result()?;
-        config.ok_or(ConfigError { problems: Vec::new() })
+        let config = config.ok_or(ConfigError { problems: Vec::new() })?;
+        Ok((config, figment))
     }
 }
 
@@ -229,46 +251,48 @@ fn meant(name: &str, aliases: Aliases) -> &str {
     aliases.iter().find(|(other, _)| *other == name).map_or(name, |(_, key)| key)
 }
 
-/// Puts values under other names to their keys; who names the key itself means that.
-fn with_keys(mut values: Dict, aliases: Aliases) -> Dict {
-    for (other, key) in aliases {
-        if let Some(value) = values.remove(*other) {
-            add_absent(&mut values, nested(key, value));
-        }
-    }
-    values
-}
-
-fn add_absent(values: &mut Dict, more: Dict) {
-    for (key, value) in more {
-        match (values.get_mut(&key), value) {
-            (Some(Value::Dict(_, inner)), Value::Dict(_, more)) => add_absent(inner, more),
-            (Some(_), _) => {}
-            (None, value) => drop(values.insert(key, value)),
-        }
-    }
-}
-
-fn read_file(path: &Path, aliases: Aliases, problems: &mut Problems) -> Option<Layer> {
-    let origin = format!("file {}", path.display());
-    let unusable =
-        |message: String| Problem { key: String::new(), origin: origin.clone(), message };
+/// A layer for each value of the file, so that each knows its line.
+fn read_file(path: &Path, aliases: Aliases, problems: &mut Problems) -> Vec<Layer> {
+    let file = format!("file {}", path.display());
+    let unusable = |message: String| Problem { key: String::new(), origin: file.clone(), message };
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) => {
-            problems.push(unusable(format!("cannot be read: {error}")));
-            return None;
+            problems.push(unusable(format!("cannot be read: {}", plain(&error))));
+            return Vec::new();
         }
     };
-    match toml::from_str::<Dict>(&text) {
-        Ok(values) => Some(Layer { origin, values: with_keys(values, aliases) }),
-        Err(error) => {
-            let line = error.span().map(|span| text[..span.start].lines().count().max(1));
+    let values = match file::values(&text) {
+        Ok(values) => values,
+        Err(file::NotToml { line, message }) => {
             let place = line.map(|line| format!("line {line}: ")).unwrap_or_default();
-            problems.push(unusable(format!("not TOML: {place}{}", error.message())));
-            None
+            problems.push(unusable(format!("not TOML: {place}{message}")));
+            return Vec::new();
         }
-    }
+    };
+    // Who names the key itself means that, whatever stands under its other name.
+    let (others, keys): (Vec<_>, Vec<_>) =
+        values.into_iter().partition(|it| aliases.iter().any(|(other, _)| it.path == [*other]));
+    let layer = |placed: file::Placed| {
+        let file::Placed { path, line, value } = placed;
+        let path = match path.as_slice() {
+            [only] => meant(only, aliases).split('.').map(str::to_owned).collect(),
+            _ => path,
+        };
+        Layer { origin: format!("{file} line {line}"), values: below(&path, value) }
+    };
+    others.into_iter().chain(keys).map(layer).collect()
+}
+
+/// Tables around a value; unlike [`nested`] it takes names with dots.
+fn below(path: &[String], value: Value) -> Dict {
+    let Some((first, rest)) = path.split_first() else { return Dict::new() };
+    let value = if rest.is_empty() { value } else { Value::from(below(rest, value)) };
+    Dict::from([(first.clone(), value)])
+}
+
+fn source_of(figment: &Figment, key: &str) -> Option<String> {
+    figment.find_metadata(key).map(|found| found.name.to_string())
 }
 
 /// Takes out what no key of the tree can hold, and says so.
@@ -296,7 +320,8 @@ fn known_only(
                 known.insert(key, Value::Dict(tag, inner));
             }
             (Some(Node::Table(_) | Node::Map(_)), value) => {
-                problems.push(problem(format!("expected a table, found {}", value.to_actual())));
+                let found = found(&value.to_actual());
+                problems.push(problem(format!("expected a table, found {found}")));
             }
             (Some(_), value) => drop(known.insert(key, value)),
         }
@@ -308,6 +333,7 @@ fn known_only(
 /// the next one is found as well.
 fn extract<T: Config>(
     mut figment: Figment,
+    tree: &Node,
     defaults: &Dict,
     problems: &mut Problems,
 ) -> (Option<T>, Figment) {
@@ -322,9 +348,9 @@ fn extract<T: Config>(
             let key = error.path.join(".");
             let origin = error.metadata.as_ref().map(|found| found.name.to_string());
             let origin = origin.unwrap_or_default();
-            let items = bad_items::<T>(&figment, &error.path);
+            let items = bad_items::<T>(&figment, tree, &error.path);
             if items.is_empty() {
-                let message = error.kind.to_string();
+                let message = wording(&error.kind, node_at(tree, &error.path));
                 problems.push(Problem { key, origin: origin.clone(), message });
             }
             for (key, message) in items {
@@ -344,7 +370,7 @@ fn extract<T: Config>(
 }
 
 /// Key and problem of every unusable item of the list that holds `path`, the first bad one.
-fn bad_items<T: Config>(figment: &Figment, path: &[String]) -> Vec<(String, String)> {
+fn bad_items<T: Config>(figment: &Figment, tree: &Node, path: &[String]) -> Vec<(String, String)> {
     let Some((_, list)) = path.split_last().filter(|(last, _)| last.parse::<u32>().is_ok()) else {
         return Vec::new();
     };
@@ -354,10 +380,15 @@ fn bad_items<T: Config>(figment: &Figment, path: &[String]) -> Vec<(String, Stri
         let values = nested(&key, Value::from(vec![item]));
         let alone = figment.clone().merge(Layer { origin: DEFAULTS.to_owned(), values });
         let mut errors = alone.extract::<T>().err()?.into_iter();
-        errors.find(|error| error.path.starts_with(list)).map(|error| error.kind.to_string())
+        let error = errors.find(|error| error.path.starts_with(list))?;
+        Some(wording(&error.kind, node_at(tree, path)))
     };
     let problems = items.into_iter().enumerate();
     problems.filter_map(|(index, item)| Some((format!("{key}.{index}"), problem(item)?))).collect()
+}
+
+fn node_at<'a>(tree: &'a Node, path: &[String]) -> Option<&'a Node> {
+    tree.at(&path.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
 /// The default at the longest part of `path` that has one.

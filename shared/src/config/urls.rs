@@ -23,7 +23,8 @@ pub fn check_url(text: &str, [plain, tls]: [&str; 2]) -> Result<(), String> {
         None => text.to_owned(),
     };
     let wrong = |why: &str| Err(format!("{shown:?}: {why}"));
-    let form = format!("is no {plain}:// or {tls}:// URL");
+    let hint = meant(text, [plain, tls]).map(|url| format!("; did you mean {url}?"));
+    let form = format!("is not a {plain}:// or {tls}:// URL{}", hint.unwrap_or_default());
     let url = match text.parse::<Url>() {
         Ok(url) => url,
         Err(ParseError::RelativeUrlWithoutBase) => return wrong(&form),
@@ -33,12 +34,24 @@ pub fn check_url(text: &str, [plain, tls]: [&str; 2]) -> Result<(), String> {
         return wrong(&form);
     }
     if !url.username().is_empty() || url.password().is_some() {
-        return wrong("a user or password has no place in it, logs would show them");
+        return wrong("must not contain a user name or password, because logs would show it");
     }
     if url.query().is_some() || url.fragment().is_some() {
-        return wrong("a query or fragment has no place in it");
+        return wrong("must not contain a query or a fragment");
     }
     Ok(())
+}
+
+/// The URL with the scheme that fits; none for what may hold a password.
+fn meant(text: &str, [plain, tls]: [&str; 2]) -> Option<String> {
+    let (scheme, rest) = text.split_once("://").unwrap_or(("", text));
+    let scheme = if scheme.ends_with('s') { tls } else { plain };
+    // Without a port it may be anything.
+    let authority = rest.split('/').next().unwrap_or_default();
+    let port = authority.rsplit_once(':').is_some_and(|(host, port)| {
+        !host.is_empty() && port.parse::<u16>().is_ok() && !host.contains('@')
+    });
+    port.then(|| format!("{scheme}://{rest}"))
 }
 
 #[cfg(test)]
@@ -57,12 +70,15 @@ mod tests {
         for text in ["ws://127.0.0.1:8480", "wss://a.example/agent", "ws://[::1]:1"] {
             check_url(text, ["ws", "wss"]).unwrap();
         }
-        check("foo", "\"foo\": is no ws:// or wss:// URL");
-        check("http://x:1", "is no ws:// or wss:// URL");
+        check("foo", "\"foo\": is not a ws:// or wss:// URL");
+        check("http://x:1", "is not a ws:// or wss:// URL; did you mean ws://x:1?");
+        check("https://x:1/a", "did you mean wss://x:1/a?");
+        check("127.0.0.1:8480", "did you mean ws://127.0.0.1:8480?");
+        check("http://u:hidden@x:1", "is not a ws:// or wss:// URL");
         check("ws://:80", "empty host");
         check("ws://127.0.0.1:99999", "invalid port number");
-        check("ws://u:hidden@h:1", "\"…@h:1\": a user or password");
+        check("ws://u:hidden@h:1", "\"…@h:1\": must not contain a user");
         check("ws://u:hidden@:1", "empty host");
-        check("ws://h:1?x=1", "a query");
+        check("ws://h:1?x=1", "must not contain a query");
     }
 }

@@ -5,7 +5,7 @@ use std::io::Write as _;
 
 use serde::Deserialize;
 
-use super::super::{Check, ListenAddress, example_file, reference};
+use super::super::{Check, ListenAddress, example_file, reference, show};
 use super::*;
 
 /// The test daemon.
@@ -156,15 +156,15 @@ fn every_problem_is_reported_with_its_origin() {
         sources,
         &[
             "lisen: unknown key, did you mean `listen`? (file ",
-            "accel: unknown variant",
-            "roster.suspect_ms: invalid type: found string \"x\", expected u64 (file ",
-            "roster.enabled: invalid type: found signed int `3`, expected a boolean (file ",
+            "accel: expected `auto` or `kvm`, found \"hvf\" (file ",
+            "roster.suspect_ms: expected a whole number, found \"x\" (file ",
+            "roster.enabled: expected `true` or `false`, found 3 (file ",
             "queues.nop.max_concurent: unknown key, did you mean `queues.<name>.max_concurrent`?",
-            "roster.lost_ms: invalid value",
+            "roster.lost_ms: expected a whole number of 0 or more, found -1",
             "suspect_ms: unknown key, did you mean `roster.suspect_ms`? (environment variable",
             "queues: expected a table, found",
             "expected `key=value` (--set nonsense)",
-            "listen: \"localhost:1\" is no address to listen on",
+            "listen: \"localhost:1\" is not an address to listen on",
         ],
     );
 }
@@ -184,7 +184,7 @@ fn every_item_of_a_list_is_looked_at() {
         &[
             "roster.from.0: invalid IP address syntax (--set roster.from=",
             "roster.from.2: invalid IP address syntax (--set roster.from=",
-            "roster.urls.0: \"foo\": is no ws:// or wss:// URL (--set roster.urls=",
+            "roster.urls.0: \"foo\": is not a ws:// or wss:// URL (--set roster.urls=",
             "roster.urls.2: \"ws://:1\": empty host (--set roster.urls=",
         ],
     );
@@ -209,16 +209,109 @@ fn other_names_of_keys_mean_the_keys() {
     assert_eq!(given.load::<Daemon>().unwrap().roster.lost_ms, 6000);
     let given = Sources::new("MUSTER_TEST__").set(["lost_ms=5000"]);
     assert_eq!(given.load::<Daemon>().unwrap().roster.lost_ms, 5000);
-    refused(Sources::new("MUSTER_TEST__").set(["lost_ms=x"]), &["roster.lost_ms: invalid type"]);
+    refused(
+        Sources::new("MUSTER_TEST__").set(["lost_ms=x"]),
+        &["roster.lost_ms: expected a whole number, found \"x\""],
+    );
+}
+
+#[test]
+fn problems_of_a_file_name_their_lines() {
+    let (sources, _file) = sources(
+        "# comment\nlisen = 'x'\n\n[roster]\nsuspect_ms = 2000\nlost_ms = 1000\n\
+         urls = [\n  'foo',\n]\nfrom = [1]\n",
+    );
+    let text = sources.load::<Daemon>().unwrap_err().to_string();
+    for (problem, line) in [
+        ("lisen: unknown key, did you mean `listen`?", 2),
+        ("roster.suspect_ms: below `roster.lost_ms`", 5),
+        ("roster.urls.0: \"foo\": is not a ws:// or wss:// URL", 7),
+        ("roster.from.0: ", 10),
+    ] {
+        let found = text.lines().find(|found| found.contains(problem));
+        let found = found.unwrap_or_else(|| panic!("no {problem:?} in {text}"));
+        assert!(found.ends_with(&format!(" line {line})")), "{found}");
+    }
+    assert!(text.starts_with("configuration: 4 problems"), "{text}");
+    let (large, _file) = self::sources("[queues.nop]\nmax_concurrent = 70_000_000_000\n");
+    let wanted = "expected a whole number from 0 to 4294967295, found 70000000000 (file ";
+    refused(large, &[&format!("queues.nop.max_concurrent: {wanted}")]);
+}
+
+#[test]
+fn every_key_is_shown_with_its_source() {
+    let (sources, _file) = sources("instance = 'a'\n[roster]\nsuspect_ms = 10\n[queues.nop]\n");
+    let loaded = sources
+        .environment([variable("ROSTER__LOST_MS", "30")])
+        .set(["roster.urls=ws://a"])
+        .flag("listen", "--listen", Some("unix:/run/x.sock"))
+        .load_with_settings::<Daemon>()
+        .unwrap();
+    let page = show(&loaded.settings);
+    let line = |key: &str| {
+        let found = page.lines().find(|line| line.starts_with(&format!("{key} ")));
+        found.unwrap_or_else(|| panic!("no {key} in {page}")).to_owned()
+    };
+    for (key, value, source) in [
+        ("listen", "\"unix:/run/x.sock\"", "# flag --listen"),
+        ("instance", "\"a\"", " line 1"),
+        ("accel", "\"auto\"", "# default"),
+        ("roster.suspect_ms", "10", " line 3"),
+        ("roster.lost_ms", "30", "# environment variable MUSTER_TEST__ROSTER__LOST_MS"),
+        ("roster.urls", "[\"ws://a\"]", "# --set roster.urls=ws://a"),
+        ("queues.nop.max_concurrent", "0", "# default"),
+    ] {
+        let line = line(key);
+        assert!(line.contains(&format!(" = {value} ")) && line.ends_with(source), "{line}");
+    }
+    // What is shown says the same again.
+    let mut again = tempfile::NamedTempFile::new().unwrap();
+    again.write_all(page.as_bytes()).unwrap();
+    let same: Daemon = Sources::new("MUSTER_TEST__").file(Some(again.path())).load().unwrap();
+    assert_eq!(same, loaded.config);
+    let unset = Sources::new("MUSTER_TEST__").load_with_settings::<Daemon>().unwrap();
+    assert!(show(&unset.settings).contains("# instance is not set"), "{:?}", unset.settings);
+    assert!(unset.settings.iter().all(|setting| !setting.is_changed()));
+}
+
+/// The daemon of the test on secrets.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+struct Keeper {
+    /// A word.
+    broker_password: String,
+    /// Where a token is.
+    token_file: String,
+    /// Where images are.
+    url: Option<String>,
+}
+
+impl Check for Keeper {
+    fn check(&self, problems: &mut Problems) {
+        problems.require(self.broker_password.len() < 9, "broker_password", "too long");
+    }
+}
+
+#[test]
+fn secrets_are_neither_shown_nor_told_in_problems() {
+    let sources = || Sources::new("MUSTER_TEST__");
+    let set = ["broker_password=hidden", "token_file=/a/b", "url=s3://me:hidden@host/x"];
+    let settings = sources().set(set).load_with_settings::<Keeper>().unwrap().settings;
+    let page = show(&settings) + &serde_json::json!(settings).to_string();
+    assert!(page.contains("broker_password = \"***\""), "{page}");
+    assert!(page.contains("token_file = \"/a/b\""), "{page}");
+    assert!(page.contains("url = \"s3://me:***@host/x\""), "{page}");
+    let values = page.matches("hidden").count();
+    assert_eq!(values, 0, "{page}");
+    let refused = sources().set(["broker_password=hidden-for-ever"]).load::<Keeper>();
+    let text = refused.unwrap_err().to_string();
+    assert!(text.contains("too long") && !text.contains("hidden"), "{text}");
 }
 
 #[test]
 fn unusable_files_are_named() {
     let missing = Sources::new("MUSTER_TEST__").file(Some(Path::new("/nonexistent.toml")));
-    refused(
-        missing,
-        &["cannot be read: No such file or directory (os error 2) (file /nonexistent"],
-    );
+    refused(missing, &["cannot be read: No such file or directory (file /nonexistent"]);
     let (broken, _file) = sources("instance = 'a'\n[roster\n");
     refused(broken, &["not TOML: line 2: "]);
 }
