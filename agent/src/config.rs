@@ -55,7 +55,7 @@ pub struct Config {
     /// `IP:PORT` (port 0: any free one).
     #[schema(value_type = String)]
     pub listen: ListenAddress,
-    /// Folder of everything that is stored. One agent at a time.
+    /// Folder for everything that is stored. Only one agent may use it at a time.
     #[schema(value_type = String)]
     pub data_dir: PathBuf,
     /// Folder of disks and images, on a file system of its own where there is one. A copy of each
@@ -67,24 +67,25 @@ pub struct Config {
     /// packaged data folder `/run/muster`, else a folder under `/tmp` named after the data folder.
     #[schema(value_type = Option<String>)]
     pub run_dir: Option<PathBuf>,
-    /// The server this agent speaks for. Unset: what the firmware says, or a UUID made once.
+    /// The server's UUID. Unset: the firmware's, or one made at the first start.
     #[schema(value_type = Option<String>)]
     pub server_uuid: Option<ServerUuid>,
     /// Order of the bytes of the firmware's UUID: `linux` or `smartos`. Also
     /// `server_uuid_byte_order`.
     #[schema(value_type = String)]
     pub uuid_byte_order: ByteOrder,
-    /// Prefix of everything host-wide (scopes, bridges, taps), so that agents can share a host.
+    /// Prefix of the names of everything host-wide (scopes, bridges, taps), so that several agents
+    /// can share a host.
     pub instance: String,
-    /// Name of the datacentre, told in sysinfo.
+    /// Name of the datacentre, for sysinfo.
     pub datacenter_name: Option<String>,
-    /// DNS domain of the datacentre, told in sysinfo.
+    /// DNS domain of the datacentre, for sysinfo.
     pub dns_domain: Option<String>,
-    /// Number of the head node, told in sysinfo.
+    /// Number of the headnode, for sysinfo.
     pub headnode_id: Option<u64>,
     /// Tag of the network that agents and coordinators use.
     pub admin_nic_tag: String,
-    /// Address in that network. Unset: the one the route to the first coordinator shows.
+    /// Address in that network. Unset: the one from which the first coordinator is reached.
     #[schema(value_type = Option<String>)]
     pub admin_ip: Option<IpAddr>,
     /// Name of the pool in the storage folder, where disks go that name no other.
@@ -94,15 +95,15 @@ pub struct Config {
     pub pools: BTreeMap<String, PoolConfig>,
     /// Where disks are kept.
     pub storage: StorageKind,
-    /// Longest run time of any task, s.
+    /// Time limit for any task, s.
     pub task_timeout_s: u64,
     /// Queues of tasks, by the names of `GET /queues`.
     pub queues: BTreeMap<String, QueueConfig>,
-    /// What clients of the reference look at.
+    /// What clients written for Triton look at.
     pub compat: CompatConfig,
     /// Coordinators.
     pub coordinator: CoordinatorConfig,
-    /// Life under the reference's CNAPI.
+    /// Working for Triton's CNAPI.
     pub legacy: LegacyConfig,
     /// Setting up the node.
     pub setup: SetupConfig,
@@ -174,15 +175,15 @@ pub struct PoolConfig {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct QueueConfig {
-    /// Tasks that run at the same time. Unset: the queue's own limit.
+    /// Maximum number of tasks that run at the same time. Unset: the queue's own limit.
     pub max_concurrent: Option<usize>,
 }
 
-/// What clients of the reference look at.
+/// What clients written for Triton look at.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct CompatConfig {
-    /// Version of `cn-agent` that the agents list shows; clients ask for at least 2.13.0.
+    /// Version of `cn-agent` in the list of agents; clients ask for at least 2.13.0.
     pub cn_agent_version: String,
 }
 
@@ -199,16 +200,17 @@ pub struct CoordinatorConfig {
     /// Their URLs (`ws://…`, `wss://…`); the path `/agent` is added when there is none. Names are
     /// resolved anew for every connection.
     pub urls: Vec<String>,
-    /// File with a bearer token for them, which nobody but its owner and group may read.
+    /// File with a bearer token to send to them (for a proxy that asks for one), readable only by
+    /// its owner and group.
     #[schema(value_type = Option<String>)]
     pub token_file: Option<PathBuf>,
-    /// PEM file: the certificate authority of their certificates. Unset: those of the machine.
+    /// PEM file: the CA of their certificates. Unset: the CAs that the machine trusts.
     #[schema(value_type = Option<String>)]
     pub ca: Option<PathBuf>,
     /// PEM file: this agent's certificate.
     #[schema(value_type = Option<String>)]
     pub certificate: Option<PathBuf>,
-    /// PEM file of its key, which nobody but its owner and group may read.
+    /// PEM file with its key, readable only by its owner and group.
     #[schema(value_type = Option<String>)]
     pub key: Option<PathBuf>,
 }
@@ -222,7 +224,7 @@ impl CoordinatorConfig {
     }
 }
 
-/// Life under the reference's CNAPI, which takes reports by POST and calls its agents back.
+/// Working for Triton's CNAPI, which takes reports by POST and calls its agents back.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct LegacyConfig {
@@ -246,10 +248,11 @@ impl Check for LegacyConfig {
             problems.add("cnapi_url", problem);
         }
         if matches!(self.listen, Some(ListenAddress::Unix(_))) {
-            problems.add("listen", "an address and port: a CNAPI is another machine");
+            problems
+                .add("listen", "must be an address and port, because a CNAPI is another machine");
         }
         let who = self.listen.is_none() || !self.networks.is_empty();
-        problems.require(who, "networks", "needed together with legacy.listen");
+        problems.require(who, "networks", "is needed together with legacy.listen");
     }
 }
 
@@ -334,13 +337,14 @@ impl Check for Config {
             problems.add("listen", error.to_string());
         }
         if matches!(self.listen, ListenAddress::Unix(_)) {
-            problems.add("listen", "an address and port; the unix socket is in the run folder");
+            problems
+                .add("listen", "must be an address and port; the unix socket is in the run folder");
         }
         let usable = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
         let fits = (1..=MAX_INSTANCE_BYTES).contains(&self.instance.len())
             && self.instance.chars().all(usable);
-        problems.require(fits, "instance", "1 to 8 characters of a-z and 0-9");
-        problems.require(self.task_timeout_s >= 60, "task_timeout_s", "at least 60");
+        problems.require(fits, "instance", "must be 1 to 8 characters of a-z and 0-9");
+        problems.require(self.task_timeout_s >= 60, "task_timeout_s", "must be at least 60");
         let run_dir_bytes = self.run_folder().as_os_str().len();
         problems.require(
             run_dir_bytes <= MAX_RUN_DIR_BYTES,
@@ -350,13 +354,17 @@ impl Check for Config {
         problems.require(
             !self.server_uuid.is_some_and(|uuid| identity::is_dummy(uuid.0)),
             "server_uuid",
-            "a placeholder, which more than one machine has",
+            "is a placeholder that many machines share",
         );
         self.check_queues(problems);
         self.check_pools(problems);
         let version: Vec<_> = self.compat.cn_agent_version.split('.').collect();
         let numbers = version.len() == 3 && version.iter().all(|part| part.parse::<u32>().is_ok());
-        problems.require(numbers, "compat.cn_agent_version", "three numbers, as 2.14.0");
+        problems.require(
+            numbers,
+            "compat.cn_agent_version",
+            "must be three numbers, such as 2.14.0",
+        );
         problems.within("coordinator", |problems| self.coordinator.check(problems));
         problems.within("legacy", |problems| self.legacy.check(problems));
         problems.within("images", |problems| self.images.check(problems));
@@ -375,7 +383,7 @@ impl Check for CoordinatorConfig {
     fn check(&self, problems: &mut Problems) {
         check_urls(problems, "urls", &self.urls, ["ws", "wss"]);
         let pair = self.certificate.is_some() == self.key.is_some();
-        problems.require(pair, "key", "needed together with coordinator.certificate");
+        problems.require(pair, "key", "is needed together with coordinator.certificate");
         for (key, path) in [("ca", &self.ca), ("certificate", &self.certificate)] {
             problems.readable(key, path.as_deref());
         }
@@ -391,30 +399,53 @@ impl Config {
         for (name, queue) in &self.queues {
             if !known.iter().any(|queue| queue.name == name) {
                 let names: Vec<_> = known.iter().map(|queue| queue.name).collect();
-                let text = format!("no queue, there are {}", names.join(", "));
+                let text = format!("is not a queue; there are {}", names.join(", "));
                 problems.add(&format!("queues.{name}"), text);
             }
             let key = format!("queues.{name}.max_concurrent");
-            problems.require(queue.max_concurrent != Some(0), &key, "at least 1");
+            problems.require(queue.max_concurrent != Some(0), &key, "must be at least 1");
         }
     }
 
     fn check_pools(&self, problems: &mut Problems) {
         let form =
-            format!("1 to {MAX_POOL_CHARS} characters of a-z, A-Z, 0-9, and _.:- behind them");
+            format!("must be 1 to {MAX_POOL_CHARS} of a-z, A-Z, 0-9 and, but not first, _.:-");
         problems.require(is_pool_name(&self.pool), "pool", form.as_str());
         let mut folders = vec![self.storage_folder()];
         for (name, pool) in &self.pools {
             let key = format!("pools.{name}");
             problems.require(is_pool_name(name), &key, form.as_str());
-            problems.require(*name != self.pool, &key, "it is the name of the first pool");
+            problems.require(*name != self.pool, &key, "is the name of the first pool");
             let key = format!("{key}.dir");
-            problems.require(pool.dir.is_absolute(), &key, "a path that begins with a slash");
+            problems.require(
+                pool.dir.is_absolute(),
+                &key,
+                "must be a path that begins with a slash",
+            );
             let is_own = !folders.contains(&pool.dir.as_path());
-            problems.require(is_own, &key, "another pool has this folder");
+            problems.require(is_own, &key, "is the folder of another pool");
             folders.push(&pool.dir);
         }
-        problems.require(self.pools.len() < MAX_POOLS, "pools", format!("at most {MAX_POOLS}"));
+        problems.require(
+            self.pools.len() < MAX_POOLS,
+            "pools",
+            format!("must be at most {MAX_POOLS}, with the first"),
+        );
+    }
+
+    /// What is allowed and hardly meant, a sentence each.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        if self.coordinator.urls.is_empty() && self.legacy.cnapi_url.is_none() {
+            let text = "no coordinator is named: nobody will give this agent any work";
+            warnings.push(format!("coordinator.urls = []: {text}"));
+        }
+        if self.security.allow_command_execute {
+            let text = "coordinators may run commands as root on this node";
+            warnings.push(format!("security.allow_command_execute = true: {text}"));
+        }
+        warnings
     }
 
     /// Limits of queues that differ from their own.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
-use muster_agent::config::{Config, ENVIRONMENT_PREFIX};
+use muster_agent::config::{Config, CoordinatorConfig, ENVIRONMENT_PREFIX};
 use muster_agent::debug_http::{self, Local};
 use muster_agent::drivers::compute::qemu;
 use muster_agent::legacy::{LegacyListener, Poster};
@@ -17,10 +17,13 @@ use muster_agent::startup::{self, Folders};
 use muster_agent::tasks::HANDLERS;
 use muster_agent::tasks::registry::Registry;
 use muster_agent::{Agent, Running, shutdown_command, sysinfo_command};
-use muster_shared::config::{EXIT_CONFIG, EXIT_FAILED, ListenAddress, Sources};
+use muster_shared::config::{
+    ConfigCommand, EXIT_CONFIG, EXIT_FAILED, ListenAddress, Loaded, Sources,
+};
 use muster_shared::entropy::SharedEntropy;
+use muster_shared::error_chain::Chain;
 use muster_shared::telemetry;
-use muster_shared::tls::TlsError;
+use muster_shared::tls::{self, TlsError};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -34,6 +37,8 @@ Examples:
       A second agent on one machine, as another server.
   muster-agent fault-points --task machine_create
       Where a test can have the agent killed, with MUSTER_FAULT=<point>:kill.
+  muster-agent config check --config /etc/muster/agent.toml
+      Say whether it could start with that file; `config show` prints every key and its source.
   muster-agent --data-dir ./agent sysinfo -p
       What that agent tells of the node, for a shell; -f collects it anew.
 
@@ -72,10 +77,10 @@ struct Args {
     #[arg(long, value_name = "URL")]
     coordinator: Vec<String>,
     /// Folder of everything that is stored [default: /var/lib/muster-agent]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", global = true)]
     data_dir: Option<PathBuf>,
     /// Folder of sockets, with a short path [default: made from the data folder]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", global = true)]
     run_dir: Option<PathBuf>,
     /// The server this agent speaks for [default: the firmware's UUID]
     #[arg(long, value_name = "UUID")]
@@ -84,15 +89,18 @@ struct Args {
     #[arg(long, value_name = "ADDR:PORT")]
     listen: Option<String>,
     /// TOML file; docs/configuration.md explains every key
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", global = true)]
     config: Option<PathBuf>,
     /// Sets one key, e.g. compute.accel=tcg; may be repeated
-    #[arg(long, value_name = "KEY=VALUE")]
+    #[arg(long, value_name = "KEY=VALUE", global = true)]
     set: Vec<String>,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Looks at the configuration, without starting anything.
+    #[command(subcommand)]
+    Config(ConfigCommand),
     /// Prints the points at which a test can have the agent killed, as a JSON array.
     FaultPoints {
         /// Only those of this task.
@@ -138,8 +146,13 @@ fn main() -> ExitCode {
         return fault_points(task.as_deref());
     }
     let command = args.command.take();
-    let config = match configure(args) {
-        Ok(config) => config,
+    let configured = match command {
+        Some(Command::Config(command)) => look(args, command).map(|()| None),
+        _ => configure(args, command.is_none()).map(Some),
+    };
+    let config = match configured {
+        Ok(Some(config)) => config,
+        Ok(None) => return ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("muster-agent: {error}");
             return EXIT_CONFIG.into();
@@ -153,7 +166,7 @@ fn main() -> ExitCode {
         }
         Some(Command::TrimLogs) => qemu::trim_logs(&config.data_dir)
             .with_context(|| format!("look for guests in {}", config.data_dir.display())),
-        Some(Command::FaultPoints { .. }) | None => run(&config),
+        Some(Command::FaultPoints { .. } | Command::Config(_)) | None => run(&config),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -200,9 +213,34 @@ fn shutdown_guests(config: &Config, options: shutdown_command::Options) -> anyho
 }
 
 /// Reads and checks the configuration and starts logging; nothing is opened or bound.
-fn configure(args: Args) -> Result<Config, String> {
+fn configure(args: Args, serves: bool) -> Result<Config, String> {
+    let config = load(args)?.config;
+    telemetry::start(&config.log).map_err(|error| error.to_string())?;
+    for warning in config.warnings().iter().filter(|_| serves) {
+        tracing::warn!("{warning}");
+    }
+    Ok(config)
+}
+
+/// Prints what `config check` and `config show` say.
+fn look(args: Args, command: ConfigCommand) -> Result<(), String> {
+    let Loaded { config, settings } = load(args)?;
+    if matches!(command, ConfigCommand::Check) {
+        let CoordinatorConfig { urls, ca, .. } = &config.coordinator;
+        let identity = config.coordinator.identity();
+        // Without TLS nothing needs an authority.
+        if identity.is_some() || ca.is_some() || urls.iter().any(|url| url.starts_with("wss:")) {
+            tls::client(ca.as_deref(), identity.as_ref())
+                .map_err(|error| format!("configuration: coordinator: {}", Chain(&error)))?;
+        }
+    }
+    let page = command.page(&settings, &config.warnings());
+    std::io::stdout().write_all(page.as_bytes()).map_err(|error| format!("print: {error}"))
+}
+
+fn load(args: Args) -> Result<Loaded<Config>, String> {
     let urls = (!args.coordinator.is_empty()).then_some(args.coordinator);
-    let config: Config = Sources::new(ENVIRONMENT_PREFIX)
+    let sources = Sources::new(ENVIRONMENT_PREFIX)
         .file(args.config.as_deref())
         .process_environment()
         .set(args.set)
@@ -210,11 +248,8 @@ fn configure(args: Args) -> Result<Config, String> {
         .flag("data_dir", "--data-dir", args.data_dir)
         .flag("run_dir", "--run-dir", args.run_dir)
         .flag("server_uuid", "--server-uuid", args.server_uuid)
-        .flag("listen", "--listen", args.listen)
-        .load()
-        .map_err(|error| error.to_string())?;
-    telemetry::start(&config.log).map_err(|error| error.to_string())?;
-    Ok(config)
+        .flag("listen", "--listen", args.listen);
+    sources.load_with_settings().map_err(|error| error.to_string())
 }
 
 fn run(config: &Config) -> anyhow::Result<()> {

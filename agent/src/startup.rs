@@ -11,6 +11,7 @@ use muster_shared::entropy::{SeededEntropy, SharedEntropy};
 use muster_shared::folders::{check_own, make_private};
 use muster_shared::link::websocket::WebsocketDialer;
 use muster_shared::threads::OsThreads;
+use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use url::Url;
 
@@ -151,8 +152,9 @@ fn lock(folder: &Path) -> anyhow::Result<Flock<File>> {
     let path = folder.join(LOCK_FILE);
     let file = File::options().create(true).truncate(false).write(true).open(&path);
     let file = file.with_context(|| format!("open {}", path.display()))?;
-    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| {
-        anyhow::anyhow!("another agent uses {}: cannot lock it: {errno}", folder.display())
+    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
+        Errno::EWOULDBLOCK => anyhow::anyhow!("another agent uses {}", folder.display()),
+        errno => anyhow::anyhow!("lock {}: {}", path.display(), errno.desc()),
     })
 }
 

@@ -3,6 +3,7 @@
 mod allocation;
 mod check;
 pub mod sapi;
+mod warnings;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -26,6 +27,10 @@ pub const ENVIRONMENT_PREFIX: &str = "MUSTER_COORDINATOR__";
 
 /// The address that the command line and the demo expect.
 const DEFAULT_LISTEN: &str = "127.0.0.1:8480";
+/// Where the packaged unit keeps everything.
+const DEFAULT_DATA_DIR: &str = "/var/lib/muster-coordinator";
+/// Name of the store's folder in the data folder.
+const STORE: &str = "store";
 /// Room for 10,000 agents and as many API clients as will come beside them.
 const DEFAULT_CONNECTIONS: usize = 12_000;
 /// A proxy that many clients stand behind, or one program that waits for thousands of tasks.
@@ -46,7 +51,7 @@ pub struct Config {
     /// Where the API is served: `IP:PORT` (port 0: any free one) or `unix:/PATH`.
     #[schema(value_type = String)]
     pub listen: ListenAddress,
-    /// Folder of everything that is stored. One coordinator at a time.
+    /// Folder for everything that is stored. Only one coordinator may use it at a time.
     #[schema(value_type = String)]
     pub data_dir: PathBuf,
     /// Name of the datacentre, in new server records and in metrics.
@@ -63,17 +68,17 @@ pub struct Config {
     pub store: StoreConfig,
     /// Images and other large things.
     pub blobs: BlobsConfig,
-    /// How the death of a server is noticed.
+    /// How it is noticed that a server is gone.
     pub roster: RosterConfig,
     /// Connections of agents.
     pub agents: AgentsConfig,
-    /// Agents of the reference, which are called instead of dialling.
+    /// Triton's agents, which are called instead of dialling.
     pub legacy_agents: LegacyAgentsConfig,
     /// What servers boot.
     pub boot: BootConfig,
     /// Tasks.
     pub tasks: TasksConfig,
-    /// The placement policy, under the reference's names.
+    /// The placement policy, under the names of Triton's DAPI.
     pub dapi: Dapi,
     /// The allocator.
     pub allocator: AllocatorConfig,
@@ -89,7 +94,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             listen: DEFAULT_LISTEN.parse().expect("the default address is well-formed"),
-            data_dir: PathBuf::from("/var/lib/muster/coordinator"),
+            data_dir: PathBuf::from(DEFAULT_DATA_DIR),
             datacenter: "muster".to_owned(),
             api: Api::default(),
             tls: Tls::default(),
@@ -115,23 +120,23 @@ impl Default for Config {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Api {
-    /// Status of a failed validation: 409, or 500 for clients that expect the reference's.
+    /// Status of a failed validation: 409, or 500 for clients that expect that of Triton's CNAPI.
     pub validation_status: u16,
-    /// Most connections at a time, agents included; when all are taken, the one that has been idle
-    /// for longest goes. An eighth is kept for agents.
+    /// Maximum number of connections, agents included; when all are taken, the one that has been
+    /// idle longest is closed. An eighth is reserved for agents.
     pub connections: usize,
-    /// Most connections of one address (for IPv6, of one /64), those of agents not counted.
+    /// Maximum number of connections from one address (for IPv6, one /64), not counting agents.
     pub connections_per_peer: usize,
     /// Names under which the API may be asked beside addresses, names without a dot, the machine's own name
     /// and those of `agents.advertised_urls`; `"*"`: any. Requests with another `Host` (without
     /// TLS) or of pages of other sites are refused: a browser that reaches the API must not become
     /// the tool of the pages that it shows.
     pub hosts: Vec<String>,
-    /// Longest time for the head of a request, ms.
+    /// Time limit for receiving the head of a request, ms.
     pub head_timeout_ms: u64,
-    /// Longest time between two requests of a connection, ms.
+    /// Time limit between two requests on a connection, ms.
     pub idle_timeout_ms: u64,
-    /// How long requests may take to end when the coordinator stops, ms.
+    /// How long requests may take to finish when the coordinator stops, ms.
     pub drain_ms: u64,
 }
 
@@ -156,10 +161,10 @@ pub struct Tls {
     /// PEM file: the certificate, followed by its intermediates.
     #[schema(value_type = Option<String>)]
     pub certificate: Option<PathBuf>,
-    /// PEM file of the key, which nobody but its owner and group may read.
+    /// PEM file with the key, readable only by its owner and group.
     #[schema(value_type = Option<String>)]
     pub key: Option<PathBuf>,
-    /// PEM file: certificates that clients offer are checked against this CA.
+    /// PEM file: the CA that client certificates are checked against.
     #[schema(value_type = Option<String>)]
     pub client_ca: Option<PathBuf>,
     /// Refuses clients without a certificate of `tls.client_ca`.
@@ -189,7 +194,7 @@ impl Tls {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Security {
-    /// Networks whose addresses may be listened on without TLS, e.g. `["10.0.0.0/8"]`.
+    /// Networks on whose addresses plaintext may be served, e.g. `["10.0.0.0/8"]`.
     #[schema(value_type = Vec<String>)]
     pub allow_plaintext: Vec<IpNet>,
     /// Lets clients run commands on servers (`POST /servers/:uuid/execute`).
@@ -200,7 +205,7 @@ pub struct Security {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct MetricsConfig {
-    /// A listener of their own: `IP:PORT` or `unix:/PATH`. The reference uses port 8881.
+    /// Separate listen address for metrics: `IP:PORT` or `unix:/PATH`. Triton's CNAPI uses port 8881.
     #[schema(value_type = Option<String>)]
     pub listen: Option<ListenAddress>,
 }
@@ -231,17 +236,17 @@ pub struct BlobsConfig {
     pub url: Option<String>,
 }
 
-/// How the death of a server is noticed. Times are measured on a monotonic clock.
+/// How it is noticed that a server is gone. Times are measured on a monotonic clock.
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct RosterConfig {
-    /// A websocket without a byte for this long is suspect, ms.
+    /// An agent's connection that is silent for this long is suspect, ms.
     pub suspect_ms: u64,
-    /// A websocket without a byte for this long is lost, ms.
+    /// An agent's connection that is silent for this long is lost, and its server `unknown`, ms.
     pub lost_ms: u64,
-    /// An agent that POSTs its heartbeats is lost after this long, ms.
+    /// An agent that sends heartbeats by POST is lost after this long, ms.
     pub post_ms: u64,
-    /// After a start, servers stored `running` have this long to be heard again, ms.
+    /// After a start, servers that were `running` have this long to connect again, ms.
     pub startup_grace_ms: u64,
 }
 
@@ -257,9 +262,9 @@ impl Default for RosterConfig {
 pub struct AgentsConfig {
     /// URLs (`ws://…`, `wss://…`) under which agents reach this coordinator; told to agents.
     pub advertised_urls: Vec<String>,
-    /// Longest wait for an agent's hello, ms.
+    /// Time limit for an agent's first message, ms.
     pub hello_timeout_ms: u64,
-    /// Longest wait for the second websocket of a console or another byte stream, ms.
+    /// Time limit for the second websocket of a console or another byte stream, ms.
     pub stream_timeout_ms: u64,
 }
 
@@ -269,7 +274,7 @@ impl Default for AgentsConfig {
     }
 }
 
-/// Agents of the reference, which POST their signs of life and have no connection.
+/// Triton's agents, which send heartbeats by POST and have no connection.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct LegacyAgentsConfig {
@@ -330,15 +335,15 @@ impl BootConfig {
 #[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct TasksConfig {
-    /// A task that no agent ever accepted fails after this long, ms.
+    /// A task that no agent has accepted for this long fails, ms.
     pub accept_timeout_ms: u64,
-    /// Unfinished tasks that a server may have; more are refused with 503.
+    /// Maximum number of unfinished tasks per server; more are refused with 503.
     pub max_open: usize,
-    /// Ended tasks are kept for this many days.
+    /// How long finished tasks are kept, days.
     pub retention_days: u64,
-    /// At most this many ended tasks are kept; the oldest go first.
+    /// Maximum number of finished tasks kept; the oldest are deleted first.
     pub retention_count: u64,
-    /// Records of ended tasks take at most this much of the store, MiB.
+    /// Maximum size of finished tasks in the store, MiB.
     pub retention_mib: u64,
 }
 
@@ -399,6 +404,12 @@ impl Config {
             allocation: allocation::app(&self.dapi, &self.allocator, &self.allocation),
             ..AppConfig::default()
         }
+    }
+
+    /// Folder of the embedded store.
+    #[must_use]
+    pub fn store_dir(&self) -> PathBuf {
+        self.data_dir.join(STORE)
     }
 
     /// How long requests may take to end when the coordinator stops.

@@ -17,13 +17,16 @@ use muster_coordinator::config::{Config, ENVIRONMENT_PREFIX, StoreConfig, sapi};
 use muster_coordinator::store::KvStore;
 use muster_coordinator::{Coordinator, Running, StartError, blobs};
 use muster_shared::clock::{Clock as _, SystemClock};
-use muster_shared::config::{ConfigError, EXIT_CONFIG, EXIT_FAILED, Sources};
+use muster_shared::config::{ConfigCommand, EXIT_CONFIG, EXIT_FAILED, Loaded, Sources};
 use muster_shared::entropy::{Entropy as _, SeededEntropy};
+use muster_shared::error_chain::Chain;
 use muster_shared::folders::{check_own, make_private};
 use muster_shared::kv::{KvError, open_as};
 use muster_shared::telemetry::{self, LogControl};
 use muster_shared::threads::OsThreads;
+use muster_shared::tls;
 use muster_shared::units::MIB;
+use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
@@ -39,6 +42,8 @@ Examples:
       Take any free port; the line `ready ADDR:PORT` on stdout names it.
   muster-coordinator --config coordinator.toml --set log.filter=debug
       Read a file, change one key.
+  muster-coordinator config check --config coordinator.toml
+      Say whether it could start with that file; `config show` prints every key and its source.
 
 Every key can also be an environment variable: MUSTER_COORDINATOR__API__DRAIN_MS is api.drain_ms.
 Off this machine (not loopback, not a unix socket) the API needs TLS (tls.certificate, tls.key), or
@@ -48,15 +53,12 @@ SIGHUP changes nothing: the configuration is read at the start.
 
 Exit status: 0 after SIGTERM or SIGINT, 64 for a bad configuration, 70 when its disk or one of its
 own parts failed (start it again), 1 for anything else. Of `store`: 0 for a sound store, 3 for a
-damaged one, 1 if it can't be read.";
+damaged one, 1 if it can't be read. Of `config`: 0 for a valid configuration, else 64.";
 
 /// A part without which nothing works has failed; the log says which and why.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the store or a background job failed, see the log")]
 struct Failed;
-
-/// Name of the store's folder in the data folder.
-const STORE: &str = "store";
 
 /// Runs a datacentre of compute nodes: serves the CNAPI-compatible API, keeps track of which
 /// servers are alive, places virtual machines and hands tasks to the servers' agents.
@@ -66,7 +68,7 @@ struct Args {
     /// Where the API is served: IP:PORT or unix:/PATH [default: 127.0.0.1:8480]
     #[arg(long, value_name = "ADDR:PORT")]
     listen: Option<String>,
-    /// Folder of everything that is stored [default: /var/lib/muster/coordinator]
+    /// Folder of everything that is stored [default: /var/lib/muster-coordinator]
     #[arg(long, value_name = "DIR", global = true)]
     data_dir: Option<PathBuf>,
     /// TOML file; docs/configuration.md explains every key
@@ -83,14 +85,16 @@ struct Args {
 enum Command {
     /// Works on configurations, without starting anything.
     #[command(subcommand)]
-    Config(ConfigCommand),
+    Config(ConfigArgs),
     /// Works on the store of a coordinator that does not run.
     #[command(subcommand)]
     Store(StoreCommand),
 }
 
 #[derive(Debug, Subcommand)]
-enum ConfigCommand {
+enum ConfigArgs {
+    #[command(flatten)]
+    Look(ConfigCommand),
     /// Prints the configuration that SAPI metadata of the reference's service `cnapi` stands for.
     ImportSapi {
         /// JSON: a service, a list of one, or its metadata; standard input if it is `-`.
@@ -120,18 +124,15 @@ fn main() -> ExitCode {
             return if error.use_stderr() { EXIT_CONFIG.into() } else { ExitCode::SUCCESS };
         }
     };
-    if let Some(Command::Config(ConfigCommand::ImportSapi { file })) = &args.command {
-        return match import_sapi(file) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("muster-coordinator: {error}");
-                EXIT_CONFIG.into()
-            }
-        };
-    }
     let store_command = match args.command.take() {
+        Some(Command::Config(ConfigArgs::ImportSapi { file })) => {
+            return configured(import_sapi(&file));
+        }
+        Some(Command::Config(ConfigArgs::Look(command))) => {
+            return configured(look(args, command));
+        }
         Some(Command::Store(command)) => Some(command),
-        _ => None,
+        None => None,
     };
     let (config, log) = match configure(args) {
         Ok(configured) => configured,
@@ -153,6 +154,28 @@ fn main() -> ExitCode {
     }
 }
 
+/// The exit code of what only looks at configurations.
+fn configured(done: Result<(), String>) -> ExitCode {
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("muster-coordinator: {error}");
+            EXIT_CONFIG.into()
+        }
+    }
+}
+
+/// Prints what `config check` and `config show` say.
+fn look(args: Args, command: ConfigCommand) -> Result<(), String> {
+    let Loaded { config, settings } = load(args)?;
+    if let (ConfigCommand::Check, Some(identity)) = (command, config.tls.identity()) {
+        tls::server(&identity, &config.tls.client_auth())
+            .map_err(|error| format!("configuration: tls: {}", Chain(&error)))?;
+    }
+    let page = command.page(&settings, &config.warnings());
+    std::io::stdout().write_all(page.as_bytes()).map_err(|error| format!("print: {error}"))
+}
+
 fn exit_code(error: &anyhow::Error) -> ExitCode {
     if matches!(error.downcast_ref::<StartError>(), Some(StartError::Tls(_))) {
         EXIT_CONFIG.into()
@@ -165,16 +188,30 @@ fn exit_code(error: &anyhow::Error) -> ExitCode {
 
 /// Reads and checks the configuration and starts logging; nothing is opened or bound.
 fn configure(args: Args) -> Result<(Config, LogControl), String> {
-    let config: Config = Sources::new(ENVIRONMENT_PREFIX)
+    let Loaded { mut config, .. } = load(args)?;
+    let log = telemetry::start(&config.log).map_err(|error| error.to_string())?;
+    for warning in config.warnings() {
+        tracing::warn!("{warning}");
+    }
+    if let Some(former) = config.former_data_dir(Path::exists) {
+        tracing::warn!(
+            data_dir = %former.display(),
+            "this is where earlier versions kept everything; set data_dir, or stop and move it to {}",
+            config.data_dir.display()
+        );
+        config.data_dir = former;
+    }
+    Ok((config, log))
+}
+
+fn load(args: Args) -> Result<Loaded<Config>, String> {
+    let sources = Sources::new(ENVIRONMENT_PREFIX)
         .file(args.config.as_deref())
         .process_environment()
         .set(args.set)
         .flag("listen", "--listen", args.listen)
-        .flag("data_dir", "--data-dir", args.data_dir)
-        .load()
-        .map_err(|error: ConfigError| error.to_string())?;
-    let log = telemetry::start(&config.log).map_err(|error| error.to_string())?;
-    Ok((config, log))
+        .flag("data_dir", "--data-dir", args.data_dir);
+    sources.load_with_settings().map_err(|error| error.to_string())
 }
 
 fn run(config: &Config, log: LogControl) -> anyhow::Result<()> {
@@ -195,8 +232,11 @@ fn lock(data: &Path) -> anyhow::Result<Flock<File>> {
     let path = data.join("lock");
     let file = File::options().create(true).truncate(false).write(true).open(&path);
     let file = file.with_context(|| format!("open {}", path.display()))?;
-    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| {
-        anyhow::anyhow!("another coordinator uses {}: cannot lock it: {errno}", data.display())
+    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
+        Errno::EWOULDBLOCK => {
+            anyhow::anyhow!("another coordinator uses the data folder {}", data.display())
+        }
+        errno => anyhow::anyhow!("lock {}: {}", path.display(), errno.desc()),
     })
 }
 
@@ -240,7 +280,7 @@ async fn open_parts(config: &Config, tasks: &TaskTracker) -> anyhow::Result<Part
     let threads = Arc::new(OsThreads);
     let instance = instance(data, &entropy)?;
     let StoreConfig { engine, cache_mib } = config.store;
-    let folder = data.join(STORE);
+    let folder = config.store_dir();
     let opened = open_as(engine, &folder, cache_mib * MIB, threads.as_ref(), clock.wall()).await;
     let kv = opened.map_err(open_hint)?;
     let store = KvStore::open(kv, clock.clone(), tasks).await.context("read the store")?;

@@ -10,11 +10,12 @@ use muster_coordinator::config::Config;
 use muster_coordinator::store::raise_epoch;
 use muster_shared::clock::{Clock as _, SystemClock};
 use muster_shared::config::EXIT_CONFIG;
-use muster_shared::kv::{Contents, Engine, Report, SharedKv, restore};
+use muster_shared::kv::{Contents, Engine, Report, SharedKv, open_as, restore};
 use muster_shared::threads::OsThreads;
 use muster_shared::units::MIB;
+use tokio::runtime::Runtime;
 
-use crate::{STORE, lock};
+use crate::lock;
 
 /// The store is damaged.
 const EXIT_DAMAGED: u8 = 3;
@@ -34,6 +35,10 @@ pub(crate) enum StoreCommand {
         #[arg(long, value_name = "FOLDER")]
         accept_data_loss: Option<PathBuf>,
     },
+    /// Numbers everything from now on anew. Run it once after a backup was put back: what was given
+    /// out after the backup was taken (tickets, versions, event ids) is older then than whatever
+    /// comes, and agents don't refuse new tickets as old ones.
+    NewEpoch,
 }
 
 /// Runs a command to its end.
@@ -41,7 +46,7 @@ pub(crate) enum StoreCommand {
 /// # Errors
 /// The store can't be read, or is in use.
 pub(crate) fn run(command: &StoreCommand, config: &Config) -> anyhow::Result<ExitCode> {
-    let folder = config.data_dir.join(STORE);
+    let folder = config.store_dir();
     let engine = Engine::of(&folder)
         .with_context(|| format!("there is no store in {} (see --data-dir)", folder.display()))?;
     let _lock = lock(&config.data_dir)?;
@@ -56,11 +61,34 @@ pub(crate) fn run(command: &StoreCommand, config: &Config) -> anyhow::Result<Exi
             print("The store is sound; there is nothing to restore.\n")?;
             Ok(ExitCode::SUCCESS)
         }
+        StoreCommand::NewEpoch if report.damages.is_empty() => new_epoch(&folder, config),
+        StoreCommand::NewEpoch => {
+            print(&page(&folder, engine, &report, SHOWN))?;
+            Ok(EXIT_DAMAGED.into())
+        }
         StoreCommand::Restore { accept_data_loss } => {
             print(&page(&folder, engine, &report, SHOWN))?;
             restore_if(accept_data_loss.as_deref(), &folder, config)
         }
     }
+}
+
+fn new_epoch(folder: &Path, config: &Config) -> anyhow::Result<ExitCode> {
+    let now = SystemClock::new().wall();
+    let raised = runtime()?.block_on(async {
+        let kv = open_as(config.store.engine, folder, cache_bytes(config), &OsThreads, now);
+        let kv = kv.await.context("open the store")?;
+        let raised = raise_epoch(kv.as_ref()).await.context("number commits anew");
+        kv.close().await;
+        raised
+    })?;
+    print(&format!("The store is in epoch {} now.\n", raised.epoch))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn runtime() -> anyhow::Result<Runtime> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(1).enable_all().build().context("start the runtime")
 }
 
 fn cache_bytes(config: &Config) -> u64 {
@@ -86,11 +114,7 @@ fn restore_if(accepted: Option<&Path>, folder: &Path, config: &Config) -> anyhow
         }
         Some(_) => {}
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()
-        .context("start the runtime")?;
+    let runtime = runtime()?;
     let (to, cache, now) = (config.store.engine, cache_bytes(config), SystemClock::new().wall());
     // What the lost commits were numbered must not be given to others.
     let number_anew = |kv: &SharedKv| -> anyhow::Result<()> {

@@ -168,6 +168,99 @@ async fn what_can_be_read_of_a_damaged_store_is_saved_if_one_says_so() {
     assert_eq!(aside.count(), 1, "the damaged one is kept");
 }
 
+/// What was given out between the backup and the loss is older than what comes after the restore.
+#[tokio::test]
+async fn a_backup_is_put_back_under_a_new_epoch() {
+    let mut coordinator = Coordinator::start();
+    let client = coordinator.client();
+    let ticket = json!({ "scope": "test", "id": "1", "expires_at": "3000" });
+    client.post("/servers/default/tickets", &ticket).await.expect(202);
+    let data = coordinator.data_dir();
+    let (code, log) = on_data(&data, &["store", "new-epoch"]);
+    assert_eq!(code, Some(1), "a running coordinator has the store: {log}");
+    assert_eq!(coordinator.daemon().terminate().await, Some(0));
+    let (code, log) = on_data(&data, &["store", "new-epoch"]);
+    assert_eq!(code, Some(0), "{log}");
+    assert_eq!(on_data(&data, &["store", "verify"]).0, Some(0));
+    coordinator.restart();
+    let tickets = client.get("/servers/default/tickets").await.expect(200);
+    assert_eq!(tickets.as_array().map(Vec::len), Some(1), "nothing is lost: {tickets}");
+    // An ETag is a revision: epoch, then counter.
+    let made = client.post("/servers/default/tickets", &ticket).await.expect(202);
+    let path = format!("/tickets/{}", made["uuid"].as_str().unwrap());
+    let answer = client.get(&path).await;
+    let etag = answer.headers.get("etag").and_then(|tag| tag.to_str().ok()).unwrap_or_default();
+    assert!(etag.trim_matches('"').starts_with("2."), "{etag}");
+}
+
+/// What the daemon prints on stdout, and its exit code.
+fn printed(name: &str, args: &[&str]) -> (Option<i32>, String) {
+    #[expect(clippy::disallowed_methods, reason = "a test calls the real binary")]
+    let mut command = std::process::Command::new(muster_tests::binary(name));
+    let output = command.args(args).output().expect("the binary starts");
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.code(), String::from_utf8_lossy(&text).into_owned())
+}
+
+#[test]
+fn configurations_are_checked_and_shown_without_a_start() {
+    let dir = temp_dir();
+    let file = dir.path().join("coordinator.toml");
+    let text = "datacenter = \"dc1\"\n\n[boot]\namqp_password = \"hidden\"\n";
+    std::fs::write(&file, text).unwrap();
+    let config = file.display().to_string();
+    let data = dir.path().join("data").display().to_string();
+    let args = |words: &[&'static str]| -> Vec<String> {
+        let flags = ["--config", &config, "--data-dir", &data].map(str::to_owned);
+        words.iter().map(|word| (*word).to_owned()).chain(flags).collect()
+    };
+    let run = |name: &str, args: Vec<String>| {
+        printed(name, &args.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    let (code, text) = run("muster-coordinator", args(&["config", "check"]));
+    assert_eq!((code, text.as_str()), (Some(0), "the configuration is valid\n"));
+    let (code, text) = run("muster-coordinator", args(&["config", "show", "--changed"]));
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains(&format!("# file {config} line 1\n")), "{text}");
+    assert!(text.contains("boot.amqp_password = \"***\"") && !text.contains("hidden"), "{text}");
+    assert!(text.contains(&format!("data_dir = \"{data}\"")), "{text}");
+    assert_eq!(text.lines().count(), 3, "{text}");
+    let (code, text) = run("muster-coordinator", args(&["config", "show", "--json"]));
+    assert_eq!(code, Some(0), "{text}");
+    let settings: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let lost = settings.as_array().unwrap().iter().find(|it| it["key"] == "roster.lost_ms");
+    assert_eq!(lost, Some(&json!({ "key": "roster.lost_ms", "value": 2000, "source": "default" })));
+    assert!(!dir.path().join("data").exists(), "nothing was opened");
+
+    std::fs::write(&file, "datacenter = \"dc1\"\n[roster]\nlost_ms = \"soon\"\n").unwrap();
+    let (code, text) = run("muster-coordinator", args(&["config", "check"]));
+    assert_eq!(code, Some(64), "{text}");
+    let wanted = format!("lost_ms: expected a whole number, found \"soon\" (file {config} line 3)");
+    assert!(text.contains(&wanted), "{text}");
+
+    let (code, text) = printed("muster-agent", &["config", "check", "--data-dir", &data]);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.starts_with("warning: ") && text.contains("no coordinator is named"), "{text}");
+    let url = "--set=coordinator.urls=http://10.0.0.2:8480";
+    let (code, text) = printed("muster-agent", &["config", "check", url]);
+    assert_eq!(code, Some(64), "{text}");
+    assert!(text.contains("did you mean ws://10.0.0.2:8480?"), "{text}");
+}
+
+#[test]
+fn a_key_that_does_not_fit_its_certificate_is_found_by_the_check() {
+    let dir = temp_dir();
+    let (certificate, key) = (dir.path().join("c.pem"), dir.path().join("k.pem"));
+    std::fs::write(&certificate, "").unwrap();
+    std::fs::write(&key, "").unwrap();
+    std::fs::set_permissions(&key, Permissions::from_mode(0o600)).unwrap();
+    let certificate = format!("--set=tls.certificate={}", certificate.display());
+    let key = format!("--set=tls.key={}", key.display());
+    let (code, text) = printed("muster-coordinator", &["config", "check", &certificate, &key]);
+    assert_eq!(code, Some(64), "{text}");
+    assert!(text.contains("c.pem holds no certificate"), "{text}");
+}
+
 #[test]
 fn a_data_folder_that_others_can_write_is_refused() {
     let dir = temp_dir();

@@ -117,6 +117,34 @@ fn agent_shares_the_mounts_of_its_host() {
 }
 
 #[test]
+fn coordinator_gets_its_key_from_systemd() {
+    let text = unit("muster-coordinator.service");
+    let found = directives(&text);
+    assert!(found.contains(&("LoadCredential", "tls.key:/etc/muster/coordinator.key")));
+    assert!(found.contains(&("SetCredential", "tls.key:none")), "a node without TLS has no key");
+    let example = std::fs::read_to_string(repository().join("systemd/coordinator.toml"));
+    let path = "/run/credentials/muster-coordinator.service/tls.key";
+    assert!(example.expect("the example exists").contains(path));
+}
+
+/// A daemon that is started by hand finds what its unit wrote.
+#[test]
+fn units_use_the_daemons_own_folders() {
+    for (name, folder) in [
+        ("muster-coordinator.service", muster_coordinator::config::Config::default().data_dir),
+        ("muster-agent.service", muster_agent::config::Config::default().data_dir),
+    ] {
+        let text = unit(name);
+        let start = format!("--data-dir {}", folder.display());
+        assert!(text.contains(&start), "{name} does not say {start}");
+        let state = folder.strip_prefix("/var/lib").expect("below /var/lib").display().to_string();
+        assert!(directives(&text).contains(&("StateDirectory", &state)), "{name}: {state}");
+    }
+    let run = muster_agent::config::Config::default().run_folder().display().to_string();
+    assert!(unit("muster-agent.service").contains(&format!("--run-dir {run} ")));
+}
+
+#[test]
 fn agent_leaves_guests_alone_and_comes_back() {
     let text = unit("muster-agent.service");
     let found = directives(&text);

@@ -60,8 +60,8 @@ impl Check for ImagesConfig {
     fn check(&self, problems: &mut Problems) {
         check_urls(problems, "sources", &self.sources, ["http", "https"]);
         let gc = &self.gc;
-        problems.require(gc.high_percent <= 100, "gc.high_percent", "at most 100");
+        problems.require(gc.high_percent <= 100, "gc.high_percent", "must be at most 100");
         let ordered = gc.low_percent <= gc.high_percent;
-        problems.require(ordered, "gc.low_percent", "at most images.gc.high_percent");
+        problems.require(ordered, "gc.low_percent", "must be at most images.gc.high_percent");
     }
 }

@@ -37,11 +37,14 @@ fn what_cannot_work_is_refused_by_name() {
     check_refused("server_uuid=\"00000000-0000-0000-0000-000000000000\"", "server_uuid");
     check_refused("queues.nope.max_concurrent=1", "queues.nope: is not a queue; there are");
     check_refused("queues.nop.max_concurrent=0", "queues.nop.max_concurrent: at least 1");
-    check_refused("pool=\"a/b\"", "pool: 1 to 64 characters");
-    check_refused("pools.fast.dir=fast", "pools.fast.dir: a path");
-    check_refused("pools.zones.dir=/srv/zones", "pools.zones: it is the name of the first pool");
-    check_refused("pools.-x.dir=/srv/x", "pools.-x: 1 to 64 characters");
-    check_refused("pools.fast.dir=/var/lib/muster-agent", "pools.fast.dir: another pool has");
+    check_refused("pool=\"a/b\"", "pool: must be 1 to 64 of");
+    check_refused("pools.fast.dir=fast", "pools.fast.dir: must be a path");
+    check_refused("pools.zones.dir=/srv/zones", "pools.zones: is the name of the first pool");
+    check_refused("pools.-x.dir=/srv/x", "pools.-x: must be 1 to 64 of");
+    check_refused(
+        "pools.fast.dir=/var/lib/muster-agent",
+        "pools.fast.dir: is the folder of another pool",
+    );
     check_refused("images.gc.high_percent=101", "images.gc.high_percent");
     check_refused("images.gc.low_percent=90", "images.gc.low_percent");
     check_refused("compat.cn_agent_version=2.x", "compat.cn_agent_version");
@@ -52,7 +55,7 @@ fn pools_have_names_and_folders_of_their_own() {
     let config = load(&["pools.fast.dir=/srv/fast", "pools.slow.dir=/srv/slow"]).unwrap();
     assert_eq!(config.pools.keys().collect::<Vec<_>>(), ["fast", "slow"]);
     let error = load(&["pools.a.dir=/srv/x", "pools.b.dir=/srv/x"]).unwrap_err();
-    assert!(error.contains("pools.b.dir: another pool has this folder"), "{error}");
+    assert!(error.contains("pools.b.dir: is the folder of another pool"), "{error}");
 }
 
 #[test]

@@ -52,7 +52,7 @@ pub struct ChangeDefaults {
     /// Servers need enough CPU, RAM and disk left. Default true.
     #[schema(value_type = Value)]
     pub filter_min_resources: Option<Value>,
-    /// Most VMs on a server. Default 224.
+    /// Maximum VMs per server. Default 224.
     #[schema(value_type = Value)]
     pub filter_vm_limit: Option<Value>,
     /// Earliest platform for docker VMs.
@@ -76,13 +76,13 @@ pub struct ChangeDefaults {
     /// Servers need so much room in their pool, whatever is promised, MiB.
     #[schema(value_type = Value)]
     pub minimum_free_disk: Option<Value>,
-    /// How much CPU is promised for each that is there. Default 4.
+    /// CPU overcommit ratio: VMs may be promised this many times the CPU there is. Default 4.
     #[schema(value_type = Value)]
     pub overprovision_ratio_cpu: Option<Value>,
-    /// The same for RAM. Default 1.
+    /// Memory overcommit ratio. Default 1.
     #[schema(value_type = Value)]
     pub overprovision_ratio_ram: Option<Value>,
-    /// The same for disk. Default 1.
+    /// Disk overcommit ratio. Default 1.
     #[schema(value_type = Value)]
     pub overprovision_ratio_disk: Option<Value>,
     /// Deprecated: `min-ram`, `max-ram`, `min-owner` or `random` instead of weights.

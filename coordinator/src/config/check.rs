@@ -54,30 +54,30 @@ impl Check for Config {
         problems.within("imgapi", |problems| self.imgapi.check(problems));
         problems.within("log", |problems| self.log.check(problems));
         let cache = (1..=65_536).contains(&self.store.cache_mib);
-        problems.require(cache, "store.cache_mib", "from 1 to 65536");
+        problems.require(cache, "store.cache_mib", "must be from 1 to 65536");
     }
 }
 
 impl Check for Api {
     fn check(&self, problems: &mut Problems) {
         let status = matches!(self.validation_status, 409 | 500);
-        problems.require(status, "validation_status", "409 or 500");
+        problems.require(status, "validation_status", "must be 409 or 500");
         let connections = (1..=1_000_000).contains(&self.connections);
-        problems.require(connections, "connections", "from 1 to 1000000");
+        problems.require(connections, "connections", "must be from 1 to 1000000");
         let of_peer = (1..=1_000_000).contains(&self.connections_per_peer);
-        problems.require(of_peer, "connections_per_peer", "from 1 to 1000000");
+        problems.require(of_peer, "connections_per_peer", "must be from 1 to 1000000");
         for name in &self.hosts {
             let fits = name == "*" || (url::Host::parse(name).is_ok() && !name.is_empty());
-            problems.require(fits, "hosts", format!("{name:?} is no host name"));
+            problems.require(fits, "hosts", format!("{name:?} is not a host name"));
         }
         let head = (100..=600_000).contains(&self.head_timeout_ms);
-        problems.require(head, "head_timeout_ms", "from 100 to 600000");
+        problems.require(head, "head_timeout_ms", "must be from 100 to 600000");
         problems.require(
             self.idle_timeout_ms >= MIN_IDLE_TIMEOUT_MS,
             "idle_timeout_ms",
-            "at least 3600000: clients hold connections for an hour",
+            "must be at least 3600000, because clients keep connections for an hour",
         );
-        problems.require(self.drain_ms <= 600_000, "drain_ms", "at most 600000");
+        problems.require(self.drain_ms <= 600_000, "drain_ms", "must be at most 600000");
     }
 }
 
@@ -107,7 +107,7 @@ impl Check for BlobsConfig {
     fn check(&self, problems: &mut Problems) {
         if let Some(url) = &self.url {
             let known = Url::parse(url).is_ok_and(|url| matches!(url.scheme(), "file" | "s3"));
-            problems.require(known, "url", "`file:///FOLDER` or `s3://BUCKET/PREFIX`");
+            problems.require(known, "url", "must be `file:///FOLDER` or `s3://BUCKET/PREFIX`");
         }
     }
 }
@@ -115,10 +115,14 @@ impl Check for BlobsConfig {
 impl Check for RosterConfig {
     fn check(&self, problems: &mut Problems) {
         let suspect = self.suspect_ms >= 100;
-        problems.require(suspect, "suspect_ms", "at least 100, or every pause looks like a death");
+        problems.require(
+            suspect,
+            "suspect_ms",
+            "must be at least 100, or every pause looks like a dead server",
+        );
         let order = self.lost_ms > self.suspect_ms;
-        problems.require(order, "lost_ms", "more than `roster.suspect_ms`");
-        problems.require(self.post_ms >= 1_000, "post_ms", "at least 1000");
+        problems.require(order, "lost_ms", "must be more than `roster.suspect_ms`");
+        problems.require(self.post_ms >= 1_000, "post_ms", "must be at least 1000");
     }
 }
 
@@ -129,20 +133,28 @@ impl Check for AgentsConfig {
             ("hello_timeout_ms", self.hello_timeout_ms),
             ("stream_timeout_ms", self.stream_timeout_ms),
         ] {
-            problems.require((100..=600_000).contains(&value), key, "from 100 to 600000");
+            problems.require((100..=600_000).contains(&value), key, "must be from 100 to 600000");
         }
     }
 }
 
 impl Check for TasksConfig {
     fn check(&self, problems: &mut Problems) {
-        problems.require(self.accept_timeout_ms >= 1_000, "accept_timeout_ms", "at least 1000");
-        problems.require((1..=100_000).contains(&self.max_open), "max_open", "from 1 to 100000");
+        problems.require(
+            self.accept_timeout_ms >= 1_000,
+            "accept_timeout_ms",
+            "must be at least 1000",
+        );
+        problems.require(
+            (1..=100_000).contains(&self.max_open),
+            "max_open",
+            "must be from 1 to 100000",
+        );
         let retention = (1..=3_650).contains(&self.retention_days);
-        problems.require(retention, "retention_days", "from 1 to 3650");
+        problems.require(retention, "retention_days", "must be from 1 to 3650");
         let count = (1_000..=100_000_000).contains(&self.retention_count);
-        problems.require(count, "retention_count", "from 1000 to 100000000");
+        problems.require(count, "retention_count", "must be from 1000 to 100000000");
         let mib = (16..=1_048_576).contains(&self.retention_mib);
-        problems.require(mib, "retention_mib", "from 16 to 1048576");
+        problems.require(mib, "retention_mib", "must be from 16 to 1048576");
     }
 }
