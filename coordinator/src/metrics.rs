@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
+use muster_shared::exposition::escape;
 use parking_lot::Mutex;
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
@@ -15,8 +16,13 @@ use crate::roster::Tally;
 
 /// The reference's name of this counter, which has no suffix.
 const REQUESTS_COMPLETED: &str = "http_requests_completed";
-/// Most user agents that get a label of their own; later ones are counted as `other`.
-const MAX_USER_AGENTS: usize = 100;
+/// Most user agents that get a label of their own; later ones are counted as `other`. Each is a
+/// series for every route and status.
+const MAX_USER_AGENTS: usize = 20;
+/// Most kinds of tasks that get a label of their own.
+const MAX_TASK_KINDS: usize = 100;
+/// What has no label of its own.
+const OTHER: &str = "other";
 /// Longest user agent label, bytes.
 const MAX_USER_AGENT_BYTES: usize = 64;
 /// Upper bounds of the request duration's buckets, seconds; waits last up to an hour.
@@ -33,11 +39,55 @@ pub(crate) struct HttpLabels {
     buckets_version: &'static str,
 }
 
+/// Labels of the HTTP metrics under Muster's own names.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RequestLabels {
+    operation: String,
+    code: u16,
+}
+
+/// Labels of ended tasks.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TaskLabels {
+    task: String,
+    outcome: &'static str,
+}
+
+/// Labels of decisions where a VM goes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PlacementLabels {
+    asked_by: &'static str,
+    outcome: &'static str,
+}
+
+/// Values of a label that come from outside: the first few, and `other`.
+#[derive(Debug, Default)]
+struct Names(Mutex<Vec<String>>);
+
+impl Names {
+    fn label(&self, name: &str, most: usize) -> String {
+        let mut known = self.0.lock();
+        if known.iter().any(|known| known == name) {
+            return name.to_owned();
+        }
+        if known.len() >= most {
+            return OTHER.to_owned();
+        }
+        known.push(name.to_owned());
+        name.to_owned()
+    }
+}
+
 /// The metrics of one coordinator.
 pub struct Metrics {
     registry: Mutex<Registry>,
     static_labels: String,
-    user_agents: Mutex<Vec<String>>,
+    user_agents: Names,
+    task_kinds: Names,
+    requests: Family<RequestLabels, Counter>,
+    request_seconds: Family<RequestLabels, Histogram, fn() -> Histogram>,
+    tasks: Family<TaskLabels, Counter>,
+    placements: Family<PlacementLabels, Counter>,
     completed: Family<HttpLabels, Counter>,
     duration: Family<HttpLabels, Histogram, fn() -> Histogram>,
     /// Servers whose heartbeats this instance hears.
@@ -96,7 +146,12 @@ impl Metrics {
         let metrics = Self {
             registry: Mutex::new(Registry::with_labels(labels.into_iter())),
             static_labels: written.join(","),
-            user_agents: Mutex::default(),
+            user_agents: Names::default(),
+            task_kinds: Names::default(),
+            requests: Family::default(),
+            request_seconds: Family::new_with_constructor(histogram),
+            tasks: Family::default(),
+            placements: Family::default(),
             completed: Family::default(),
             duration: Family::new_with_constructor(histogram),
             heartbeating_servers: Gauge::default(),
@@ -115,6 +170,11 @@ impl Metrics {
         let nothing = metrics.http_labels(None, "GET", "unknown", 404);
         drop(metrics.completed.get_or_create(&nothing));
         drop(metrics.duration.get_or_create(&nothing));
+        for asked_by in ["create", "allocate"] {
+            for outcome in ["placed", "refused"] {
+                drop(metrics.placements.get_or_create(&PlacementLabels { asked_by, outcome }));
+            }
+        }
         metrics
     }
 
@@ -157,13 +217,34 @@ impl Metrics {
             ),
             (
                 "reconciler_status_failures",
-                "The seed's name of reconciler_status_put_failures",
+                "Deprecated alias of reconciler_status_put_failures_total",
                 &self.status_put_failures,
             ),
         ];
         for (name, help, counter) in counters {
             self.register(name, help, counter.clone());
         }
+        self.register(
+            "muster_servers_heard",
+            "Servers that this coordinator hears",
+            self.heartbeating_servers.clone(),
+        );
+        self.register("muster_http_requests", "Requests answered", self.requests.clone());
+        self.register(
+            "muster_http_request_duration_seconds",
+            "Time from the first byte of a request to its answer",
+            self.request_seconds.clone(),
+        );
+        self.register(
+            "muster_tasks_finished",
+            "Tasks ended, by kind and outcome",
+            self.tasks.clone(),
+        );
+        self.register(
+            "muster_placements",
+            "Decisions where a VM goes, and those that found no server",
+            self.placements.clone(),
+        );
         self.register(REQUESTS_COMPLETED, "Requests answered", self.completed.clone());
         self.register(
             "http_request_duration_seconds",
@@ -199,6 +280,22 @@ impl Metrics {
         let labels = self.http_labels(operation, method, user_agent, status);
         self.completed.get_or_create(&labels).inc();
         self.duration.get_or_create(&labels).observe(elapsed_s);
+        let operation = operation.unwrap_or("unknown").to_owned();
+        let labels = RequestLabels { operation, code: status };
+        self.requests.get_or_create(&labels).inc();
+        self.request_seconds.get_or_create(&labels).observe(elapsed_s);
+    }
+
+    /// Counts a task that has ended.
+    pub(crate) fn count_task(&self, kind: &str, outcome: &'static str) {
+        let task = self.task_kinds.label(kind, MAX_TASK_KINDS);
+        self.tasks.get_or_create(&TaskLabels { task, outcome }).inc();
+    }
+
+    /// Counts a decision where a VM goes.
+    pub(crate) fn count_placement(&self, asked_by: &'static str, placed: bool) {
+        let outcome = if placed { "placed" } else { "refused" };
+        self.placements.get_or_create(&PlacementLabels { asked_by, outcome }).inc();
     }
 
     fn http_labels(
@@ -221,17 +318,9 @@ impl Metrics {
     fn user_agent_label(&self, user_agent: &str) -> String {
         let token = user_agent.split_whitespace().next().unwrap_or("unknown");
         if token.len() > MAX_USER_AGENT_BYTES {
-            return "other".to_owned();
+            return OTHER.to_owned();
         }
-        let mut known = self.user_agents.lock();
-        if known.iter().any(|agent| agent == token) {
-            return token.to_owned();
-        }
-        if known.len() >= MAX_USER_AGENTS {
-            return "other".to_owned();
-        }
-        known.push(token.to_owned());
-        token.to_owned()
+        self.user_agents.label(token, MAX_USER_AGENTS)
     }
 
     /// All metrics in Prometheus' text format, version 0.0.4.
@@ -283,13 +372,8 @@ fn to_classic(text: &str) -> String {
 fn method_label(method: &str) -> &str {
     match method {
         "GET" | "POST" | "PUT" | "DELETE" | "HEAD" | "OPTIONS" | "PATCH" => method,
-        _ => "other",
+        _ => OTHER,
     }
-}
-
-/// A label's value as it stands in the text.
-fn escape(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 #[cfg(test)]
@@ -336,6 +420,29 @@ mod tests {
         assert!(text.contains("http_requests_completed{"), "{text}");
         assert!(text.contains(r#"route="serverlist",method="GET",user_agent="restify/1.0","#));
         assert!(text.contains("http_request_duration_seconds_bucket{"), "{text}");
+    }
+
+    #[test]
+    fn muster_s_own_names_follow_prometheus_conventions() {
+        let metrics = Metrics::new(&StaticLabels::default());
+        metrics.observe_request(Some("ServerList"), "GET", "x", 200, 0.002);
+        metrics.count_task("machine_create", "failure");
+        metrics.count_placement("create", false);
+        metrics.heartbeating_servers.set(3);
+        let text = metrics.text().unwrap();
+        for (name, labels, value) in [
+            ("muster_http_requests_total", r#"operation="ServerList",code="200""#, 1),
+            ("muster_tasks_finished_total", r#"task="machine_create",outcome="failure""#, 1),
+            ("muster_placements_total", r#"asked_by="create",outcome="refused""#, 1),
+            ("muster_placements_total", r#"asked_by="allocate",outcome="refused""#, 0),
+            ("muster_servers_heard", r#"service="cnapi""#, 3),
+        ] {
+            let ends = format!("{labels}}} {value}");
+            let found = text.lines().any(|line| line.starts_with(name) && line.ends_with(&ends));
+            assert!(found, "{name}{{…{ends} in {text}");
+            assert!(text.contains(&format!("# TYPE {name} ")), "{name} in {text}");
+        }
+        assert!(text.contains("muster_http_request_duration_seconds_bucket{"), "{text}");
     }
 
     #[test]

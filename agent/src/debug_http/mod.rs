@@ -57,13 +57,16 @@ pub struct Local {
     agent: Arc<Running>,
     clock: SharedClock,
     token: String,
+    /// When the process started, about.
+    started: jiff::Timestamp,
 }
 
 impl Local {
     /// The local HTTP of an agent; `token` lets TCP clients change things.
     #[must_use]
     pub fn new(agent: Arc<Running>, clock: SharedClock, token: String) -> Self {
-        Self { agent, clock, token }
+        let started = clock.wall();
+        Self { agent, clock, token, started }
     }
 }
 

@@ -48,7 +48,7 @@ pub(super) async fn route(request: Request<Incoming>, local: &Arc<Local>, id: &s
         (true, ["sysinfo"]) => {
             Answer::json(200, &local.agent.feed.sysinfo().borrow().sysinfo.clone().into())
         }
-        (true, ["metrics"]) => Answer::text(metrics::render(&local.agent)),
+        (true, ["metrics"]) => Answer::text(metrics::render(&local.agent, local.started)),
         (false, _) if method != Method::POST => Answer::bad_method(&method),
         (false, ["tasks"]) => run(request, local, query, id).await,
         (false, ["tasks", task, "cancel"]) => cancel(local, task),
@@ -286,7 +286,7 @@ fn parse(body: &[u8]) -> Result<Map<String, Value>, String> {
     if body.is_empty() {
         return Ok(Map::new());
     }
-    serde_json::from_slice(body).map_err(|error| format!("the body is no JSON object: {error}"))
+    serde_json::from_slice(body).map_err(|error| format!("the body is not a JSON object: {error}"))
 }
 
 async fn finish(local: &Local, submission: Submission, wait: bool) -> Answer {

@@ -1,12 +1,11 @@
-//! What each VM uses, in Prometheus' text form: as many lines of a name as VMs run. What nobody
-//! can tell has no line.
+//! What each VM uses, in Prometheus' text form: as many samples of a name as VMs run. What nobody
+//! can tell has none.
 
-use std::fmt::Write as _;
-
+use muster_shared::exposition::{Exposition, Kind};
 use muster_shared::wire::usage::{Usages, VmUsage};
 
 /// A figure: its name, type and help, and where it is.
-type Figure = (&'static str, &'static str, &'static str, fn(&VmUsage) -> Option<f64>);
+type Figure = (&'static str, Kind, &'static str, fn(&VmUsage) -> Option<f64>);
 
 /// What lies between ms and s.
 const MS: f64 = 1000.0;
@@ -21,82 +20,74 @@ fn seconds(ms: Option<u64>) -> Option<f64> {
 }
 
 const FIGURES: &[Figure] = &[
-    ("muster_vm_start_time_seconds", "gauge", "When its process started.", |vm| {
+    ("muster_vm_start_time_seconds", Kind::Gauge, "When its process started.", |vm| {
         seconds(Some(vm.started_at_ms))
     }),
-    ("muster_vm_boot_time_seconds", "gauge", "When the guest booted last.", |vm| {
+    ("muster_vm_boot_time_seconds", Kind::Gauge, "When the guest booted last.", |vm| {
         seconds(Some(vm.booted_at_ms))
     }),
-    ("muster_vm_cpu_seconds_total", "counter", "CPU time of its hypervisor's threads.", |vm| {
+    ("muster_vm_cpu_seconds_total", Kind::Counter, "CPU time of its hypervisor's threads.", |vm| {
         seconds(vm.cpu_ms)
     }),
-    ("muster_vm_vcpu_seconds_total", "counter", "CPU time of its virtual CPUs.", |vm| {
+    ("muster_vm_vcpu_seconds_total", Kind::Counter, "CPU time of its virtual CPUs.", |vm| {
         seconds(vm.vcpu_ms)
     }),
     (
         "muster_vm_run_delay_seconds_total",
-        "counter",
+        Kind::Counter,
         "Time its virtual CPUs waited for a CPU of the host.",
         |vm| seconds(vm.run_delay_ms),
     ),
-    ("muster_vm_resident_bytes", "gauge", "Memory of the host that it has.", |vm| {
+    ("muster_vm_resident_bytes", Kind::Gauge, "Memory of the host that it has.", |vm| {
         vm.rss_bytes.map(number)
     }),
-    ("muster_vm_disk_read_bytes_total", "counter", "Bytes read from its disks.", |vm| {
+    ("muster_vm_disk_read_bytes_total", Kind::Counter, "Bytes read from its disks.", |vm| {
         Some(number(vm.disk.as_ref()?.read_bytes))
     }),
-    ("muster_vm_disk_written_bytes_total", "counter", "Bytes written to its disks.", |vm| {
+    ("muster_vm_disk_written_bytes_total", Kind::Counter, "Bytes written to its disks.", |vm| {
         Some(number(vm.disk.as_ref()?.written_bytes))
     }),
-    ("muster_vm_disk_reads_total", "counter", "Reads from its disks.", |vm| {
+    ("muster_vm_disk_reads_total", Kind::Counter, "Reads from its disks.", |vm| {
         Some(number(vm.disk.as_ref()?.reads))
     }),
-    ("muster_vm_disk_writes_total", "counter", "Writes to its disks.", |vm| {
+    ("muster_vm_disk_writes_total", Kind::Counter, "Writes to its disks.", |vm| {
         Some(number(vm.disk.as_ref()?.writes))
     }),
-    ("muster_vm_disk_flushes_total", "counter", "Flushes of its disks.", |vm| {
+    ("muster_vm_disk_flushes_total", Kind::Counter, "Flushes of its disks.", |vm| {
         Some(number(vm.disk.as_ref()?.flushes))
     }),
-    ("muster_vm_disk_errors_total", "counter", "Operations on its disks that failed.", |vm| {
+    ("muster_vm_disk_errors_total", Kind::Counter, "Operations on its disks that failed.", |vm| {
         Some(number(vm.disk.as_ref()?.errors))
     }),
     (
         "muster_vm_disk_unknown_seconds",
-        "gauge",
+        Kind::Gauge,
         "For how long its hypervisor has not told what it does to its disks.",
         |vm| seconds(vm.disk_age_ms),
     ),
-    ("muster_vm_net_received_bytes_total", "counter", "Bytes it received.", |vm| {
+    ("muster_vm_net_received_bytes_total", Kind::Counter, "Bytes it received.", |vm| {
         Some(number(vm.net.as_ref()?.received_bytes))
     }),
-    ("muster_vm_net_sent_bytes_total", "counter", "Bytes it sent.", |vm| {
+    ("muster_vm_net_sent_bytes_total", Kind::Counter, "Bytes it sent.", |vm| {
         Some(number(vm.net.as_ref()?.sent_bytes))
     }),
-    ("muster_vm_net_received_packets_total", "counter", "Packets it received.", |vm| {
+    ("muster_vm_net_received_packets_total", Kind::Counter, "Packets it received.", |vm| {
         Some(number(vm.net.as_ref()?.received_packets))
     }),
-    ("muster_vm_net_sent_packets_total", "counter", "Packets it sent.", |vm| {
+    ("muster_vm_net_sent_packets_total", Kind::Counter, "Packets it sent.", |vm| {
         Some(number(vm.net.as_ref()?.sent_packets))
     }),
 ];
 
-/// All figures of all VMs.
-pub(super) fn render(usages: &Usages) -> String {
-    let mut text = String::new();
+/// Adds all figures of all VMs.
+pub(super) fn describe(page: &mut Exposition, usages: &Usages) {
+    let vms: Vec<(String, &VmUsage)> =
+        usages.iter().map(|(vm, usage)| (vm.to_string(), usage)).collect();
     for (name, kind, help, get) in FIGURES {
-        let mut lines = String::new();
-        for (vm, usage) in usages {
-            if let Some(value) = get(usage) {
-                // Writing to a String can't fail.
-                writeln!(lines, "{name}{{vm_uuid=\"{vm}\"}} {value}").ok();
-            }
-        }
-        if !lines.is_empty() {
-            writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}").ok();
-            text.push_str(&lines);
-        }
+        let known = vms.iter().filter_map(|(vm, usage)| Some((vm.as_str(), get(usage)?)));
+        let samples: Vec<_> = known.map(|(vm, value)| ([("vm_uuid", vm)], value)).collect();
+        page.family(name, *kind, help, samples.iter().map(|(labels, it)| (&labels[..], *it)));
     }
-    text
 }
 
 #[cfg(test)]
@@ -112,6 +103,11 @@ mod tests {
         let disk = Some(DiskUsage { read_bytes: 4096, ..DiskUsage::default() });
         let known = VmUsage { cpu_ms: Some(1500), disk, ..VmUsage::default() };
         let hangs = VmUsage { disk_age_ms: Some(2500), ..VmUsage::default() };
+        let render = |usages: &Usages| {
+            let mut page = Exposition::default();
+            describe(&mut page, usages);
+            page.into_text()
+        };
         let text = render(&Usages::from([(one, known), (two, hangs)]));
         for line in [
             format!("muster_vm_cpu_seconds_total{{vm_uuid=\"{one}\"}} 1.5"),
@@ -121,8 +117,8 @@ mod tests {
         ] {
             assert!(text.lines().any(|have| have == line), "{line} in {text}");
         }
-        assert!(!text.contains("muster_vm_net_"), "{text}");
+        assert!(!text.contains("\nmuster_vm_net_"), "{text}");
         assert!(!text.contains(&format!("cpu_seconds_total{{vm_uuid=\"{two}\"}}")), "{text}");
-        assert_eq!(render(&Usages::new()), "");
+        assert!(render(&Usages::new()).lines().all(|line| line.starts_with("# ")));
     }
 }

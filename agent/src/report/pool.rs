@@ -50,6 +50,11 @@ impl PoolFigures {
         Ok((usages, remark))
     }
 
+    /// The latest there are; asks nobody.
+    pub(super) fn latest(&self) -> Vec<Usage> {
+        self.latest.lock().as_ref().map_or_else(Vec::new, |(_, usages)| usages.clone())
+    }
+
     /// Names the pools of which there are no figures.
     fn untold(&self, usages: &[Usage]) -> Option<String> {
         let mut pools = self.storage.pools();

@@ -15,7 +15,7 @@ use super::pool::PoolFigures;
 use super::{Facts, UsageSampler, status};
 use crate::drivers::DriverError;
 use crate::drivers::compute::{Compute, GuestFacts};
-use crate::drivers::storage::Storage;
+use crate::drivers::storage::{Storage, Usage};
 use crate::report::feed::{Feed, Sample, SysinfoDocument};
 use crate::vms::VmTable;
 
@@ -95,6 +95,12 @@ impl Reporter {
         remarks.extend(self.pool_remark.lock().clone());
         remarks.extend(self.data_remark.lock().clone());
         remarks
+    }
+
+    /// The figures of the pools as of the last sample; empty before the first.
+    #[must_use]
+    pub fn pool_usages(&self) -> Vec<Usage> {
+        self.pool.latest()
     }
 
     /// Wants sysinfo to be collected anew soon.

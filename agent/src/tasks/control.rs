@@ -1,6 +1,7 @@
 //! What others may ask of the engine besides running a task: cancel, look. For pause and drain see
 //! [`super::intake`].
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -120,6 +121,13 @@ impl Engine {
             unacked: shared.unacked.len() + shared.disowned.len(),
             journal_bytes: shared.bytes,
         }
+    }
+
+    /// How many tasks of a kind ended so since the agent started: `complete`, `failure`,
+    /// `cancelled`.
+    #[must_use]
+    pub fn finished(&self) -> BTreeMap<(String, &'static str), u64> {
+        self.finished.counts()
     }
 
     /// Tasks accepted and not ended.

@@ -14,6 +14,7 @@ mod engine_tests;
 mod events;
 #[cfg(test)]
 mod fault_matrix_tests;
+mod finished;
 mod fits;
 pub mod folder;
 mod house;

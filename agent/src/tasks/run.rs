@@ -40,7 +40,7 @@ pub(super) const MAX_ATTEMPTS: u32 = 5;
 fn going_on(mut failure: TaskFailure, with: Action) -> TaskFailure {
     failure.message.push_str(match with {
         Action::StartAgain => "; the agent starts the VM again by itself",
-        _ => "; the agent goes on with it by itself",
+        _ => "; the agent continues with it by itself",
     });
     failure
 }
@@ -144,7 +144,10 @@ impl Engine {
         async {
             self.advance(&mut self.shared.lock());
             let end = match self.turn(&live).await {
-                Ok(()) => Some(self.run(&live).await),
+                Ok(()) => {
+                    tracing::info!("task begins");
+                    Some(self.run(&live).await)
+                }
                 Err(end) => end,
             };
             match end {
@@ -320,7 +323,7 @@ impl Engine {
     /// A step failed: undo if the kind wants that.
     async fn fail(self: &Arc<Self>, live: &Live, failure: TaskFailure) -> End {
         let cause = failure.cause.as_deref();
-        tracing::info!(code = %failure.code, reason = %failure, cause, "task failed");
+        tracing::info!(code = %failure.code, reason = %failure, cause, "a step failed");
         let last = {
             let mut record = live.record.lock();
             let on_failure = live.handler.on_failure(&record.params);
@@ -396,7 +399,13 @@ impl Engine {
         }
         live.events.flush();
         ended.messages = live.events.messages();
-        tracing::info!(state = ?ended.state, "task ended");
+        match live.record.lock().error.as_ref().filter(|_| ended.state != State::Cancelled) {
+            Some(TaskError { code, message, .. }) => {
+                tracing::warn!(state = ?ended.state, %code, reason = message, "task failed");
+            }
+            None => tracing::info!(state = ?ended.state, "task ended"),
+        }
+        self.finished.count(&ended.task, ended.state);
         {
             let mut shared = self.shared.lock();
             shared.live.remove(&id);

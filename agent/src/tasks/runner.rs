@@ -31,6 +31,7 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use super::events::TaskEvents;
+use super::finished::Finished;
 use super::journal::{Journal, JournalError};
 use super::live::{Live, SeenTicket, Shared};
 use super::order::Depth;
@@ -128,6 +129,8 @@ pub struct Engine {
     /// Why nothing is journaled any more.
     pub(super) given_up: OnceLock<String>,
     pub(super) closing: CancellationToken,
+    /// How tasks ended since the agent started.
+    pub(super) finished: Finished,
 }
 
 impl fmt::Debug for Engine {
@@ -160,6 +163,7 @@ impl Engine {
             to_note: Mutex::default(),
             broken: CancellationToken::new(),
             given_up: OnceLock::new(),
+            finished: Finished::default(),
             closing: CancellationToken::new(),
             parts,
         });

@@ -21,6 +21,7 @@ pub mod images;
 mod incoming;
 pub mod jobs;
 pub(crate) mod keys;
+mod monitoring;
 mod nodes;
 mod placement;
 pub mod platform;
@@ -52,6 +53,7 @@ pub use context::Context;
 pub use decisions::Decisions;
 pub use error::AppError;
 pub use expected::Expected;
+pub use monitoring::FleetCounts;
 pub use placement::{Ask, Decided, Placement};
 pub use platform::RegisteredPlatform;
 pub use recovery::RecoveryRequest;
@@ -69,6 +71,7 @@ use fleet::Fleet;
 use images::Images;
 use incoming::FromAgents;
 use jobs::Jobs;
+use monitoring::Monitoring;
 use nodes::Nodes;
 use platforms::PlatformCatalog;
 use reports::Reports;
@@ -89,6 +92,7 @@ pub struct App {
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) images: Arc<Images>,
     pub(crate) jobs: Arc<Jobs>,
+    pub(crate) monitoring: Monitoring,
     pub(crate) nodes: Arc<Nodes>,
     pub(crate) placement: Arc<Placement>,
     pub(crate) platforms: Arc<PlatformCatalog>,
@@ -180,6 +184,8 @@ impl App {
             tasks: tasks.clone(),
             tickets: tickets.clone(),
         };
+        let monitoring =
+            Monitoring { fleet: fleet.clone(), placement: placement.clone(), tasks: tasks.clone() };
         let usage = VmUsages::new(c(), agents.clone(), fleet.clone());
         let from_agents = Arc::new(FromAgents {
             ctx: c(),
@@ -206,6 +212,7 @@ impl App {
             fleet,
             images,
             jobs,
+            monitoring,
             nodes,
             placement,
             platforms,

@@ -4,13 +4,14 @@ use http::Method;
 use muster_shared::api::Object;
 use muster_shared::api::info::{Diagnostics, LogLevel, ProcessMemory, Version};
 use muster_shared::clock::iso;
+use muster_shared::process_usage;
 use serde_json::Value;
 
 use super::error::ApiError;
 use super::request::Request;
 use super::response::Response;
 use super::route::{Param, Route, object_schema};
-use super::{openapi, process, schema};
+use super::{openapi, schema};
 
 /// bunyan's numbers for the levels that tracing has.
 const LEVELS: [(u64, &str); 6] =
@@ -79,7 +80,7 @@ async fn set_log_level(request: Request) -> Result<Response, ApiError> {
 }
 
 async fn diagnostics(request: Request) -> Result<Response, ApiError> {
-    let rss = process::usage().resident_bytes;
+    let rss = process_usage::usage().resident_bytes;
     Response::json(Diagnostics {
         start_timestamp: iso(request.shell.started),
         memory: ProcessMemory { rss, heap_total: rss, heap_used: rss, external: 0 },

@@ -19,6 +19,7 @@ mod event_stream;
 mod events;
 mod execute;
 mod filters;
+mod fleet_metrics;
 mod fleet_vms;
 mod gate;
 mod images;
@@ -36,7 +37,6 @@ mod orphans;
 mod params;
 mod ping;
 mod places;
-mod process;
 mod request;
 mod response;
 mod route;
@@ -59,6 +59,7 @@ mod why;
 mod zfs;
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use body::Bodies;
@@ -134,6 +135,8 @@ pub struct ApiConfig {
     pub log: Option<Arc<LogControl>>,
     /// The names under which the API may be asked.
     pub(crate) names: Names,
+    /// Where the store is, if it is on this machine.
+    pub(crate) store_dir: Option<PathBuf>,
 }
 
 /// The HTTP API over an application.

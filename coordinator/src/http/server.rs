@@ -72,8 +72,10 @@ impl ServerSettings {
             PlaceLimits { all: config.api.connections, of_peer: config.api.connections_per_peer };
         let hostname = hostname();
         let names = names(config, &hostname, tls.is_some());
+        let log = log.map(Arc::new);
+        let store_dir = Some(config.store_dir());
         Self {
-            api: ApiConfig { validation_status, hostname, log: log.map(Arc::new), names },
+            api: ApiConfig { validation_status, hostname, log, names, store_dir },
             tls,
             limits: ConnLimits { connections, timeouts },
             drain: config.drain(),

@@ -203,6 +203,11 @@ impl Decisions {
         outcome: &Outcome,
         policy: &Arc<Config>,
     ) {
+        let asked_by = match record.decision.kind {
+            AskedBy::Allocate => "allocate",
+            AskedBy::Vms => "create",
+        };
+        self.ctx.metrics.count_placement(asked_by, outcome.server.is_some());
         let mut history = self.history.lock();
         history.asked_for(record.snapshot_id);
         history.add(Held::of(record, outcome, policy));

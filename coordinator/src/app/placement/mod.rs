@@ -114,6 +114,25 @@ impl Placement {
         if snapshot.fault(&name).is_some() { None } else { snapshot.unreserved_reported(&name) }
     }
 
+    /// What new VMs can get on all servers that take any, together; what one of them has promised
+    /// beyond its room does not lessen that of another.
+    pub(super) fn room(&self) -> Unreserved {
+        let snapshot = self.snapshot();
+        let mut room = Unreserved::default();
+        self.fleet.for_each(|server, entry| {
+            let takes =
+                entry.record.as_ref().is_some_and(|it| it.value.setup && !it.value.reserved);
+            let name = server.into();
+            if !takes || entry.stored_status() != "running" || snapshot.fault(&name).is_some() {
+                return;
+            }
+            if let Some(left) = snapshot.unreserved_reported(&name) {
+                planning::add(&mut room, left);
+            }
+        });
+        room
+    }
+
     /// What is asked of the allocator for a VM that this coordinator creates; not on the servers
     /// of `exclude`.
     fn question_of_create(

@@ -74,7 +74,7 @@ impl Placement {
 }
 
 /// Adds what a server has; what it owes already does not make up for what another has.
-fn add(total: &mut Unreserved, more: Unreserved) {
+pub(super) fn add(total: &mut Unreserved, more: Unreserved) {
     total.cpu += more.cpu.max(0.0);
     total.ram += more.ram.max(0.0);
     total.disk += more.disk.max(0.0);

@@ -181,6 +181,7 @@ impl Tasks {
         writes.extend(asked.iter().flat_map(|asked| asked.writes(&ended)));
         self.ctx.feed.commit(writes).await?;
         self.ctx.counters.tasks_ended.inc();
+        self.ctx.metrics.count_task(&ended.task, ended.status.as_str());
         self.drop_params(&open.record.params).await;
         Ok(false)
     }

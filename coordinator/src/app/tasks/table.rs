@@ -315,6 +315,19 @@ impl Table {
         self.inner.lock().open.len()
     }
 
+    /// Number of open tasks of each kind.
+    #[must_use]
+    pub fn count_by_kind(&self) -> BTreeMap<String, u64> {
+        let mut kinds = BTreeMap::new();
+        for open in self.inner.lock().open.values() {
+            match kinds.get_mut(&open.record.task) {
+                Some(count) => *count += 1,
+                None => drop(kinds.insert(open.record.task.clone(), 1)),
+            }
+        }
+        kinds
+    }
+
     /// Whether none is open.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -98,6 +98,20 @@ pub(super) struct Verdict {
     pub(super) degraded: Vec<String>,
 }
 
+impl Verdict {
+    /// What an operator should know: slow guests are noticed late, and by their users.
+    fn tell(&self) {
+        let reason = self.degraded.join("; ");
+        match self.accelerator {
+            Some(Accelerator::Tcg) if !reason.is_empty() => {
+                tracing::warn!(reason, "KVM unusable, using emulation: guests are slow");
+            }
+            Some(_) => {}
+            None => tracing::warn!(reason, "hardware VMs can't run here"),
+        }
+    }
+}
+
 /// Machine types with their version, e.g. `pc-q35-7.2`: another version is other hardware to a guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Machines {
@@ -128,7 +142,9 @@ pub(super) struct Prober {
 
 impl Prober {
     pub(super) async fn new(probe: Probe, choice: Choice) -> Self {
-        let verdict = Mutex::new(probe.verdict(choice).await);
+        let verdict = probe.verdict(choice).await;
+        verdict.tell();
+        let verdict = Mutex::new(verdict);
         Self { probe, choice, verdict, looking: tokio::sync::Mutex::default() }
     }
 
@@ -144,6 +160,7 @@ impl Prober {
         let _looking = self.looking.lock().await;
         if self.verdict() == before {
             let again = self.probe.verdict(self.choice).await;
+            again.tell();
             *self.verdict.lock() = again;
         }
         self.verdict()
@@ -263,7 +280,12 @@ impl Probe {
         let took = self.clock.monotonic().saturating_sub(began);
         match output {
             Ok(output) if output.exit.code == Some(DONE) => {
-                tracing::info!(accelerator = accelerator.name(), ?took, "the probe guest is done");
+                let took_ms = u64::try_from(took.as_millis()).unwrap_or(u64::MAX);
+                tracing::info!(
+                    accelerator = accelerator.name(),
+                    took_ms,
+                    "the probe guest is done"
+                );
                 Ok(took)
             }
             Ok(output) => {

@@ -2,24 +2,27 @@
 
 use jiff::Timestamp;
 
+use crate::exposition::{Exposition, Kind};
+
 /// Ticks of `/proc/self/stat` in a second; fixed in Linux' interface.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// What a process uses; 0 where `/proc` does not say.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Usage {
+pub struct Usage {
     /// Resident memory, bytes.
-    pub(super) resident_bytes: u64,
+    pub resident_bytes: u64,
     /// Address space, bytes.
-    virtual_bytes: u64,
+    pub virtual_bytes: u64,
     /// User and system time, s.
-    cpu_seconds: f64,
+    pub cpu_seconds: f64,
     /// Open descriptors.
-    open_fds: usize,
+    pub open_fds: usize,
 }
 
 /// What this process uses now.
-pub(super) fn usage() -> Usage {
+#[must_use]
+pub fn usage() -> Usage {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     Usage {
@@ -44,42 +47,34 @@ fn cpu_seconds(stat: &str) -> f64 {
     ticks / TICKS_PER_SECOND
 }
 
-/// Metrics in Prometheus' text format, with the coordinator's labels.
-pub(super) fn metrics(started: Timestamp, labels: &str) -> String {
+/// Adds what this process uses, and since when it runs, to a page of metrics.
+#[expect(clippy::cast_precision_loss, reason = "Prometheus knows no other numbers")]
+pub fn describe(page: &mut Exposition, started: Timestamp) {
     let usage = usage();
-    let values: [(&str, &str, &str, String); 5] = [
+    for (name, kind, help, value) in [
         (
             "process_resident_memory_bytes",
-            "gauge",
-            "Resident memory size",
-            usage.resident_bytes.to_string(),
+            Kind::Gauge,
+            "Resident memory size.",
+            usage.resident_bytes as f64,
         ),
         (
             "process_virtual_memory_bytes",
-            "gauge",
-            "Virtual memory size",
-            usage.virtual_bytes.to_string(),
+            Kind::Gauge,
+            "Virtual memory size.",
+            usage.virtual_bytes as f64,
         ),
-        (
-            "process_cpu_seconds_total",
-            "counter",
-            "User and system time",
-            usage.cpu_seconds.to_string(),
-        ),
-        ("process_open_fds", "gauge", "Open file descriptors", usage.open_fds.to_string()),
+        ("process_cpu_seconds_total", Kind::Counter, "User and system time.", usage.cpu_seconds),
+        ("process_open_fds", Kind::Gauge, "Open file descriptors.", usage.open_fds as f64),
         (
             "process_start_time_seconds",
-            "gauge",
-            "When the process started",
-            started.as_second().to_string(),
+            Kind::Gauge,
+            "When the process started.",
+            started.as_second() as f64,
         ),
-    ];
-    let mut text = String::new();
-    for (name, kind, help, value) in values {
-        text +=
-            &format!("# HELP {name} {help}.\n# TYPE {name} {kind}\n{name}{{{labels}}} {value}\n");
+    ] {
+        page.one(name, kind, help, value);
     }
-    text
 }
 
 #[cfg(test)]
