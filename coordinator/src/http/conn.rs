@@ -15,6 +15,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use muster_shared::config::ListenAddress;
+use muster_shared::tls::certificate_name;
 use muster_shared::unix_socket::{self, SocketFile};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpSocket, UnixListener, UnixStream};
@@ -187,9 +188,20 @@ async fn secure(
         handshake = tokio::time::timeout(TLS_TIMEOUT, acceptor.accept(stream)) => handshake,
     };
     match handshake {
-        Ok(Ok(stream)) => serve(stream, peer, activity, serving).await,
-        Ok(Err(error)) => tracing::debug!(%error, address = ?peer.address, "TLS handshake failed"),
-        Err(_) => tracing::debug!(address = ?peer.address, "TLS handshake took too long"),
+        Ok(Ok(stream)) => {
+            let certificates = stream.get_ref().1.peer_certificates();
+            let name = certificates.and_then(|all| certificate_name(all.first()?));
+            let peer = Peer { name: name.map(Arc::from), ..peer };
+            serve(stream, peer, activity, serving).await
+        }
+        Ok(Err(error)) => {
+            let address = peer.address.map(tracing::field::display);
+            tracing::info!(%error, address, "TLS handshake failed");
+        }
+        Err(_) => {
+            let address = peer.address.map(tracing::field::display);
+            tracing::info!(address, "TLS handshake took too long");
+        }
     }
 }
 

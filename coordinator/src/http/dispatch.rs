@@ -21,6 +21,7 @@ use warp::Reply as _;
 
 use super::Shell;
 use super::accept::{Form, negotiate};
+use super::audit::Handled;
 use super::body::{Bodies, Held};
 use super::error::ApiError;
 use super::matcher::{self, Match};
@@ -56,6 +57,8 @@ static X_SERVER_NAME: HeaderName = HeaderName::from_static("x-server-name");
 pub(crate) struct Peer {
     /// `None` on a unix socket.
     pub(crate) address: Option<SocketAddr>,
+    /// Whose certificate it showed.
+    pub(crate) name: Option<Arc<str>>,
     /// The request is of HTTP/1.0, which knows no `Host`.
     pub(crate) http_1_0: bool,
     /// Counts the connection; a websocket takes it along.
@@ -81,6 +84,7 @@ struct Context {
     path: String,
     user_agent: String,
     peer: Option<SocketAddr>,
+    who: Option<Arc<str>>,
     started: Duration,
     form: Form,
 }
@@ -98,6 +102,7 @@ impl Shell {
             path: incoming.path.clone(),
             user_agent: header_text(&incoming.headers, &USER_AGENT).unwrap_or("unknown").to_owned(),
             peer: incoming.peer.address,
+            who: incoming.peer.name.clone(),
             started: self.app.parts().clock.monotonic(),
             form: Form::Json,
         };
@@ -288,7 +293,20 @@ impl Shell {
             elapsed.as_secs_f64(),
         );
         if route.is_none_or(|route| route.audited) {
-            audit(route, context, status, elapsed, failure.as_deref());
+            let changes = route.map_or(!is_get(&context.method), Route::changes);
+            let handled = Handled {
+                operation: route.map_or("unknown", |route| route.operation),
+                method: &context.method,
+                path: &context.path,
+                status,
+                elapsed,
+                req_id: &context.req_id,
+                who: context.who.as_deref(),
+                peer: context.peer,
+                user_agent: &context.user_agent,
+                failure: failure.as_deref(),
+            };
+            handled.tell(changes);
         }
         response
     }
@@ -435,28 +453,6 @@ fn failure_text(status: StatusCode, method: &Method, body: &Body) -> Option<Stri
         Body::Bytes(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
         Body::Empty | Body::Unwritten(_) | Body::Stream(_) => None,
     }
-}
-
-fn audit(
-    route: Option<&Route>,
-    context: &Context,
-    status: StatusCode,
-    elapsed: Duration,
-    failure: Option<&str>,
-) {
-    tracing::info!(
-        target: "audit",
-        operation = route.map_or("unknown", |route| route.operation),
-        method = %context.method,
-        path = context.path,
-        status = status.as_u16(),
-        elapsed_ms = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX),
-        req_id = context.req_id,
-        peer = context.peer.map(tracing::field::display),
-        user_agent = context.user_agent,
-        failure,
-        "handled"
-    );
 }
 
 fn encode(body: Body, context: &Context) -> warp::reply::Response {

@@ -8,6 +8,7 @@ mod agent_ws;
 mod allocate;
 mod app_error;
 mod ask;
+mod audit;
 mod body;
 mod boot;
 mod compressed;

@@ -1,5 +1,7 @@
 //! Certificates and keys from files, made into rustls configurations (ring provider).
 
+mod certificate_name;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -8,6 +10,8 @@ use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use rustls_pki_types::pem::{self, PemObject as _};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+
+pub use certificate_name::certificate_name;
 
 /// TLS material can't be used.
 #[derive(Debug, thiserror::Error)]
