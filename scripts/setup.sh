@@ -3,8 +3,8 @@
 #
 #   scripts/setup.sh [demo|test|ci]        (default: test)
 #
-# demo: Debian packages and Rust. test: cargo-nextest, Node.js and what the full guest is made with
-# as well. ci: cargo-deny as well.
+# demo: Debian packages and Rust. test: cargo-nextest, Node.js, promtool and what the full guest is
+# made with as well. ci: cargo-deny as well.
 # Needs root (or sudo) only when a package is missing, and no running systemd.
 set -euo pipefail
 
@@ -86,6 +86,20 @@ if [ "$purpose" != demo ] && ! { type -P npm >/dev/null && at_least 18 "$(node_v
     say "installing nodejs and npm"
     apt install -y --no-install-recommends nodejs npm || die "apt-get install failed"
     at_least 18 "$(node_version)" || die "Node.js 18 or newer is needed, found $(node_version)"
+fi
+
+# ---- promtool ----
+# Tests check alert rules with it. The package it is in would also start a server, so only the program
+# is taken out of it.
+tools="$here/../target/tools"
+if [ "$purpose" != demo ] && ! type -P promtool >/dev/null && [ ! -x "$tools/promtool" ]; then
+    say "getting promtool"
+    mkdir -p "$tools"
+    unpacked="$(mktemp -d "$tools/unpack.XXXXXX")"
+    (cd "$unpacked" && apt-get -qq download prometheus >&2 && dpkg-deb -x prometheus_*.deb .) ||
+        die "the Debian package prometheus could not be fetched"
+    mv "$unpacked/usr/bin/promtool" "$tools/promtool"
+    rm -rf "$unpacked"
 fi
 
 # ---- Rust ----
