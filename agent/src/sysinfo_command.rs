@@ -20,7 +20,7 @@ pub fn run(run_folder: &Path, force: bool, parsable: bool) -> anyhow::Result<Str
     let text =
         if force { refresh(&run_folder.join("agent.sock"))? } else { published(run_folder)? };
     let document: Map<String, Value> =
-        serde_json::from_str(&text).context("the agent's document is no JSON object")?;
+        serde_json::from_str(&text).context("the agent's document is not a JSON object")?;
     if parsable {
         let mut lines = String::new();
         flatten("", &document, &mut lines);

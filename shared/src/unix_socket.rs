@@ -29,7 +29,7 @@ async fn make_room(path: &Path) -> io::Result<()> {
         found => found?,
     };
     if !found.file_type().is_socket() {
-        let text = "there is something that is no socket";
+        let text = "something else than a socket is there";
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
     }
     match UnixStream::connect(path).await {

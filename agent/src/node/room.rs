@@ -109,7 +109,7 @@ fn waiting(drivers: &Drivers) -> Vec<VmUuid> {
 }
 
 async fn go_on(drivers: &Drivers, vm: VmUuid) -> Result<(), DriverError> {
-    tracing::info!(vm_uuid = %vm, "there is room again: the guest goes on");
+    tracing::info!(vm_uuid = %vm, "there is room again: the guest continues");
     drivers.compute.signal(vm, GuestSignal::Resume).await?;
     drivers.vms.observe(drivers.compute.as_ref(), vm).await?;
     Ok(())

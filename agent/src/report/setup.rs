@@ -33,7 +33,7 @@ pub async fn read(data_dir: &Path) -> Result<Option<Setup>, DriverError> {
     let path = data_dir.join("setup.json");
     let Some(content) = files::read(&path).await? else { return Ok(None) };
     let parsed = serde_json::from_slice(&content);
-    let text = || format!("read {} (if you remove it, it is made anew)", path.display());
+    let text = || format!("read {} (if you remove it, a new one is made)", path.display());
     parsed.map(Some).map_err(|e| DriverError::failed(text(), e))
 }
 

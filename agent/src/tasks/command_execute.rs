@@ -76,7 +76,7 @@ fn env(params: &Params) -> Result<Vec<(String, String)>, TaskFailure> {
         let usable = !name.is_empty() && !name.contains(['=', '\0']);
         let value = word_of(value).filter(|_| usable);
         let value = value.ok_or_else(|| {
-            TaskFailure::bad_param("env", format!("{name:?} is no usable variable"))
+            TaskFailure::bad_param("env", format!("{name:?} is not a usable variable"))
         })?;
         Ok((name.clone(), value))
     };

@@ -164,7 +164,7 @@ impl Engine {
                 Ok(())
             });
             if let Err(error) = ended.await {
-                tracing::error!(%error, owner, "a drain goes on: its end can't be written");
+                tracing::error!(%error, owner, "a drain continues: its end can't be written");
                 tokio::time::sleep(RETRY).await;
             }
         }

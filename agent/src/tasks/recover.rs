@@ -127,7 +127,7 @@ impl Engine {
             let whole = record.parent_id.clone();
             tracing::info!(
                 task_id = %id, task = record.task, attempt = record.attempt + 1,
-                step = ?record.step, "a task goes on after a restart"
+                step = ?record.step, "a task resumes after a restart"
             );
             let live = self.live(handler, record, plan, false, None);
             live.decide(Ok(()));

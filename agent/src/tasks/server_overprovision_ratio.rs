@@ -34,7 +34,7 @@ impl Handler for ServerOverprovisionRatio {
         };
         // It becomes one line of a file.
         if value.len() > MAX_BYTES || value.chars().any(|c| c.is_control() || c == '\'') {
-            return Err(TaskFailure::bad_param("value", "is no ratio"));
+            return Err(TaskFailure::bad_param("value", "is not a ratio"));
         }
         Ok(Plan::of(Vec::new(), Set { value }, STEPS))
     }

@@ -102,7 +102,7 @@ impl Wanted {
         };
         let layout = text("disk_layout")?;
         if layout.as_deref().is_some_and(|layout| !LAYOUTS.contains(&layout)) {
-            return Err(TaskFailure::bad_param("disk_layout", "is no known layout"));
+            return Err(TaskFailure::bad_param("disk_layout", "is not a known layout"));
         }
         let options: Params = ["disk_layout", "disk_spares", "disk_width", "disk_exclude"]
             .into_iter()

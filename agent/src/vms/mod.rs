@@ -134,7 +134,7 @@ pub fn from_value(record: Value) -> Result<VmRecord, Unusable> {
             // Of the forms so far each only has more members than the one before.
             Ok(VmRecord { schema: SCHEMA, ..record })
         }
-        None => Err(Unusable::Damaged("its schema is no number".to_owned())),
+        None => Err(Unusable::Damaged("its schema is not a number".to_owned())),
     }
 }
 

@@ -86,7 +86,7 @@ async fn first(stream: &mut dyn FrameStream) -> Result<Hello, &'static str> {
             Ok(None) | Err(_) => return Err("closed before its hello"),
         }
     }
-    Err("the first frame is no hello")
+    Err("the first message is not a hello")
 }
 
 /// What all parts of a session know.

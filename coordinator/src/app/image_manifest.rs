@@ -82,7 +82,7 @@ pub fn accept(
     manifest.retain(|name, _| !CONTEXT.contains(&name));
     if let Some((stranger, _)) = manifest.iter().find(|(name, _)| !MEMBERS.contains(&name.as_str()))
     {
-        return Err(BadManifest::new(stranger, "is no member of a manifest"));
+        return Err(BadManifest::new(stranger, "is not a member of a manifest"));
     }
     if manifest.get("v").is_some_and(|version| version.as_u64() != Some(VERSION)) {
         return Err(BadManifest::new("v", "must be 2"));

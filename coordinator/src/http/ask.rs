@@ -18,7 +18,7 @@ use crate::app::AppError;
 pub(super) const JOB: Param = Param::new("jobid", &[Rule::Optional, Rule::StringType], "Passed on");
 /// Of tasks that bring something about.
 pub(super) const IDEMPOTENT: Param =
-    Param::new("idempotent", &[], "That it is so already is no error").checked(schema::flag);
+    Param::new("idempotent", &[], "Succeeds if nothing is left to do").checked(schema::flag);
 
 /// A task whose result is the answer.
 #[derive(Debug)]

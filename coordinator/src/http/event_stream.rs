@@ -32,7 +32,7 @@ const PARAMS: &[Param] = &[
     Param::new(
         "last_event_id",
         &[Rule::Optional, Rule::StringType],
-        "After this event; the header Last-Event-ID counts more",
+        "After this event; the header Last-Event-ID takes precedence",
     ),
 ];
 const HEADERS: &[Param] =

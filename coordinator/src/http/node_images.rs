@@ -22,7 +22,7 @@ use crate::app::tasks::NewTask;
 pub(super) fn routes() -> Vec<Route> {
     vec![
         Route::new(Method::GET, "/servers/:server_uuid/images", "ServerImages", list)
-            .summary("The images that the server has installed, and who needs them")
+            .summary("The images installed on the server, and what uses them")
             .server(ServerRule::Exists)
             .errors(&[501, 503])
             .fenced()

@@ -57,7 +57,7 @@ impl Names {
             && !self.tls
             && !self.is_ours(name_of(host))
         {
-            let text = format!("{} is no name of this API, see api.hosts", name_of(host));
+            let text = format!("{} is not a name of this API: add it to api.hosts", name_of(host));
             return Err(ApiError::coded(
                 StatusCode::MISDIRECTED_REQUEST,
                 Code::NotAuthorized,

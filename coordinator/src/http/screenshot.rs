@@ -19,7 +19,7 @@ const PNG: &str = "image/png";
 const SECONDS: u64 = 30;
 /// Longest picture, bytes; agents send none that is longer.
 const MAX_BYTES: usize = 1024 * 1024;
-const NO_PICTURE: &str = "the agent's answer is no picture";
+const NO_PICTURE: &str = "the agent's answer is not a picture";
 
 pub(super) fn routes() -> Vec<Route> {
     vec![

@@ -34,7 +34,7 @@ pub struct VmSpec {
     pub disks: Option<Vec<DiskSpec>>,
     /// Its network interfaces.
     pub nics: Option<Vec<NicSpec>>,
-    /// For whoever looks for it: texts, numbers and switches.
+    /// Free-form labels: texts, numbers and booleans.
     pub tags: Option<Map<String, Value>>,
     /// For the guest: texts, numbers and switches.
     pub customer_metadata: Option<Map<String, Value>>,

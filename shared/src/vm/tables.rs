@@ -9,7 +9,7 @@ use Effect::{AtStart, Dropped, Ignored, Kept, Live, Refused};
 use Kind::{Any, Count, Flag, FlatObject, Gib, List, Mib, Range, Text, Uuid, Words};
 
 /// Whoever reads it.
-const RECORD: Effect = Kept("for whoever reads it");
+const RECORD: Effect = Kept("as information only");
 const UNLOCKED: Effect = Kept("hypervisors lock no memory");
 const UNFILTERED: Effect = Kept("networks are user-mode, where nothing is filtered");
 const USER_MODE: Effect = Kept("networks are user-mode, and give the guest its address");
@@ -190,7 +190,7 @@ pub const INITIAL: &[Property] = &[
         Kept("guests are not told of routes"),
         "Gateway by destination; at most 16 KiB of JSON",
     ),
-    p("tags", TAGS, Live, "For whoever looks for it; at most 16 KiB of JSON"),
+    p("tags", TAGS, Live, "Free-form labels; at most 16 KiB of JSON"),
     // A create takes it for `zpool` before it looks here.
     p(
         "zfs_storage_pool_name",

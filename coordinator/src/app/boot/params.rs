@@ -117,7 +117,7 @@ fn check_line(field: &str, given: Option<&Object>) -> Result<(), AppError> {
     };
     for (name, value) in given.into_iter().flatten() {
         if !word(name) {
-            return Err(AppError::invalid(field, format!("{name:?} is no name of a setting")));
+            return Err(AppError::invalid(field, format!("{name:?} is not the name of a setting")));
         }
         if value.as_str().is_some_and(|text| text.chars().any(char::is_control)) {
             return Err(AppError::invalid(field, format!("{name} has control characters")));

@@ -421,7 +421,7 @@ async fn why_a_ticket_waits() {
     assert!(text.contains(&format!("ticket {first} to be released")), "{text}");
     app.tickets.release(first, Expected::ANY).await.unwrap();
     let why = app.why.ticket(first).await.unwrap();
-    assert_eq!(why["text"], "the ticket is finished and waits for nothing");
+    assert_eq!(why["text"], "the ticket is finished; nothing is pending");
     app.shutdown().await;
 }
 

@@ -5,6 +5,7 @@ mod ticket;
 
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use muster_shared::api::task::{Task, TaskStatus};
 use muster_shared::clock::iso;
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
@@ -13,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::context::Context;
 use super::error::AppError;
-use super::fleet::Fleet;
+use super::fleet::{Entry, Fleet};
 use super::roster::Roster;
 use super::tasks::Tasks;
 use super::tickets::Tickets;
@@ -59,7 +60,7 @@ impl Why {
             "id": id,
             "status": "active",
             "waiting_for": waiting_for,
-            "text": format!("{} waits for {waiting_for}", open.record.task),
+            "text": format!("{} is waiting for {waiting_for}", open.record.task),
             "task": open.record.task,
             "server_uuid": server,
             "vm_uuid": open.record.vm_uuid,
@@ -89,17 +90,17 @@ impl Why {
             (Some(agent), _) if agent.intake != Intake::Accepting => {
                 Some("its agent to be resumed: it accepts no new tasks".to_owned())
             }
-            (_, Some(Standing::Suspect)) => Some("a sign of life: it is silent".to_owned()),
+            (_, Some(Standing::Suspect)) => Some("a heartbeat: it is silent".to_owned()),
             (_, Some(Standing::Excused)) => {
-                Some("a sign of life: this coordinator was not listening before".to_owned())
+                Some("a heartbeat: this coordinator was not listening before".to_owned())
             }
             (_, Some(Standing::Alive)) => None,
             (_, Some(Standing::Silent) | None) => Some("its agent to connect".to_owned()),
         };
         let status = entry.stored_status();
         let mut text = match &waiting_for {
-            None => format!("the server is {status} and heard"),
-            Some(what) => format!("the server is {status} and waits for {what}"),
+            None => format!("the server is {status}{}", heard(&entry, self.ctx.wall())),
+            Some(what) => format!("the server is {status} and is waiting for {what}"),
         };
         let turned_away = self.agents.turned_away(server);
         if let Some(TurnedAway { reason, at, times, .. }) = &turned_away {
@@ -135,7 +136,7 @@ impl Why {
     pub(crate) fn records(&self) -> Value {
         let damaged = self.ctx.feed.damaged().list();
         let text = match damaged.len() {
-            0 => "every record that was looked at can be read".to_owned(),
+            0 => "every record that was read is intact".to_owned(),
             1 => "1 record can't be read; it is left in the store as it is".to_owned(),
             count => {
                 format!("{count} records can't be read; they are left in the store as they are")
@@ -186,8 +187,8 @@ impl Why {
             (None, _) => "not made yet".to_owned(),
         };
         let text = match &waiting_for {
-            None => format!("the VM is {shown} and waits for nothing"),
-            Some(what) => format!("the VM is {shown} and waits for {what}"),
+            None => format!("the VM is {shown}; nothing is pending"),
+            Some(what) => format!("the VM is {shown} and is waiting for {what}"),
         };
         let claimants = self.fleet.claimants(vm);
         let text = match claimants.first() {
@@ -211,6 +212,12 @@ impl Why {
             "server": self.server(server).unwrap_or(Value::Null),
         }))
     }
+}
+
+/// How long ago a server was heard, within a sentence.
+fn heard(entry: &Entry, now: Timestamp) -> String {
+    let age = entry.last_heartbeat.map(|at| now.duration_since(at).as_secs_f64().max(0.0));
+    age.map(|age| format!("; its last heartbeat was {age:.1} s ago")).unwrap_or_default()
 }
 
 fn standing_text(standing: Standing) -> &'static str {

@@ -37,8 +37,8 @@ impl Why {
         };
         let status = ticket.status.as_str();
         let text = match &waiting_for {
-            None => format!("the ticket is {status} and waits for nothing"),
-            Some(what) => format!("the ticket is {status} and waits for {what}"),
+            None => format!("the ticket is {status}; nothing is pending"),
+            Some(what) => format!("the ticket is {status} and is waiting for {what}"),
         };
         let waits = self.tickets.waits();
         Ok(json!({

@@ -49,7 +49,7 @@ async fn base_of(path: &Path) -> Result<Option<ImageUuid>, DriverError> {
         Ok(None) => return Ok(None),
         Ok(Some(base)) => match base.file_stem().and_then(|stem| stem.to_str()?.parse().ok()) {
             Some(image) => return Ok(Some(image)),
-            None => format!("it names {}, which is no image", base.display()),
+            None => format!("it names {}, which is not an image", base.display()),
         },
         // It was destroyed meanwhile.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
