@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use http::Method;
 use serde_json::{Map, Value};
 
 use super::super::openapi;
@@ -18,12 +19,45 @@ Written by `make docs` from the route table; the same as an OpenAPI 3.1 document
 `/openapi.json` of every coordinator. Rules that hold for every operation (parameters, bodies,
 headers, the order of refusals) are in [adding-an-endpoint.md](adding-an-endpoint.md).
 
-A member of the path, the query, a form or a JSON body is the same parameter. Errors are
-`{\"code\", \"message\"}`; `InvalidParameters` has `errors` with each bad `field`. Statuses that any
-operation may answer are left out below: 400 (the query or the body can't be read), 406 (no
-acceptable media type), 413, 414 and 431 (too large), 500. A request may be named by the header
-`x-request-id` (at most 256 characters); the answer has it, or a new UUID, and so have tasks and
-logs.
+## Before you start
+
+Examples use `$MUSTER_URL`, e.g. `http://127.0.0.1:8480`. With TLS add `--cacert ca.pem --cert me.pem
+--key me.key` to `curl`. Names like `$server_uuid` stand for what you fill in.
+
+```sh run
+curl -s \"$MUSTER_URL/ping\"
+server_uuid=$(curl -s \"$MUSTER_URL/servers\" | jq -r '.[0].uuid')
+curl -s \"$MUSTER_URL/servers/$server_uuid\" | jq '{hostname, status, setup}'
+image_uuid=$(curl -s \"$MUSTER_URL/images\" | jq -r '.[0].uuid')
+curl -s \"$MUSTER_URL/vms\" -H 'content-type: application/json' -d '{
+  \"owner_uuid\": \"00000000-0000-0000-0000-000000000000\", \"brand\": \"kvm\", \"alias\": \"api1\",
+  \"ram\": 256, \"vcpus\": 1, \"cpu_cap\": 100, \"disks\": [{ \"image_uuid\": \"'$image_uuid'\" }]
+}' > created.json
+cat created.json
+id=$(jq -r .id created.json) vm_uuid=$(jq -r .vm_uuid created.json)
+curl -s \"$MUSTER_URL/tasks/$id/wait?timeout=300\" | jq '{task, status, error}'
+curl -s \"$MUSTER_URL/vms/$vm_uuid\" | jq '{alias, state, server_uuid}'
+```
+
+- **Work is accepted, then done.** An answer with an `id` is that of a task; `GET /tasks/:id/wait`
+  waits for its end.
+- **A failed validation is a 409**, not a 400 or 422, because clients of CNAPI read it so
+  (`api.validation_status`). Its body is `{\"code\", \"message\"}`; `InvalidParameters` has `errors` with
+  each bad `field`. 400 is a body or query that cannot be parsed.
+- A member of the path, the query, a form or a JSON body is the same parameter.
+- Lists of tasks, VMs and images are continued with `marker` from the header `x-next-marker`; those
+  of servers, jobs and tickets with `offset`.
+- A request may be named by the header `x-request-id` (at most 256 characters); the answer has it, or
+  a new UUID, and so have tasks and logs.
+- Statuses that any operation may answer are left out below: 400, 406 (no acceptable media type),
+  413, 414 and 431 (too large), 500. A 503 (busy) comes with `Retry-After`.
+- `GET /ping` says `amqp: online` for clients that look for it; there is no message broker.
+";
+
+/// The end of the introduction.
+const EFFECTS: &str = "\
+- **Some GETs change something**, because clients of CNAPI call them so. Never let a crawler, a
+  prefetching proxy or a browser near them (browsers are refused unless they send `x-request-id`):
 ";
 
 /// Statuses of every operation.
@@ -39,7 +73,10 @@ fn page() -> String {
             by_tag.entry(tag).or_default().push(section(&document, path, method, operation));
         }
     }
-    let mut page = INTRODUCTION.to_owned();
+    let mut page = INTRODUCTION.to_owned() + EFFECTS;
+    for route in routes.iter().filter(|route| route.method == Method::GET && route.changes()) {
+        page += &format!("  - `GET {}`\n", route.pattern);
+    }
     for (tag, sections) in by_tag {
         page += &format!("\n## {tag}\n\n{}", sections.join("\n"));
     }
@@ -95,7 +132,64 @@ fn section(document: &Value, path: &str, method: &str, operation: &Value) -> Str
         section += &rows.concat();
     }
     section += &format!("\n{}\n", answers(&operation["responses"]));
+    section += &example(path, method, operation);
     section.replace(". \n", ".\n")
+}
+
+/// A command that calls the operation with what it needs.
+fn example(path: &str, method: &str, operation: &Value) -> String {
+    if operation["responses"].get("101").is_some() {
+        // A websocket, which curl can't speak.
+        return String::new();
+    }
+    let mut url = path.replace('{', "$").replace('}', "");
+    let query = operation["parameters"].as_array().into_iter().flatten();
+    let query = query.filter(|it| it["in"] == "query" && it["required"] == true);
+    for (n, parameter) in query.enumerate() {
+        let name = text(parameter, "name");
+        url += &format!("{}{name}=${name}", if n == 0 { '?' } else { '&' });
+    }
+    let mut command = match method {
+        "get" => "curl -s".to_owned(),
+        "head" => "curl -sI".to_owned(),
+        _ => format!("curl -s -X {}", method.to_ascii_uppercase()),
+    };
+    command += &format!(" \"$MUSTER_URL{url}\"");
+    let content = &operation["requestBody"]["content"];
+    let body = &content["application/json"]["schema"];
+    if body.is_object() && method != "get" {
+        let required = body["required"].as_array().cloned().unwrap_or_default();
+        let names = required.iter().filter_map(Value::as_str);
+        let members = names.map(|name| (name.to_owned(), sample(&body["properties"][name])));
+        let members: Map<String, Value> = members.collect();
+        if !members.is_empty() {
+            let body = Value::Object(members);
+            command += &format!(" \\\n    -H 'content-type: application/json' -d '{body}'");
+        }
+    } else if content.is_object() && method != "get" {
+        command += " -T FILE";
+    }
+    format!("\n```sh\n{command}\n```\n")
+}
+
+/// A value that the schema takes, or a dummy of its type.
+fn sample(schema: &Value) -> Value {
+    let example = schema.get("example").or_else(|| schema["examples"].get(0));
+    if let Some(value) = example.or_else(|| schema["enum"].get(0)).or_else(|| schema.get("const")) {
+        return value.clone();
+    }
+    if let Some(any) = schema["anyOf"].get(0).or_else(|| schema["oneOf"].get(0)) {
+        return sample(any);
+    }
+    let of = schema["type"].as_str().or_else(|| schema["type"][0].as_str());
+    match of {
+        Some("array") => Value::Array(vec![sample(&schema["items"])]),
+        Some("integer" | "number") => schema.get("minimum").cloned().unwrap_or_else(|| 1.into()),
+        Some("boolean") => Value::Bool(true),
+        Some("string") if schema["format"] == "uuid" => "$uuid".into(),
+        Some("string") => "…".into(),
+        _ => Value::Object(Map::new()),
+    }
 }
 
 fn line(name: &str, place: &str, schema: &Value, required: bool, doc: &str) -> String {
@@ -116,7 +210,7 @@ fn kind(schema: &Value) -> String {
         return format!("`{value}`");
     }
     if schema["enum"].as_array().is_some_and(|values| values.contains(&Value::Bool(true))) {
-        return "boolean, or its text".to_owned();
+        return "boolean, `\"true\"` or `\"false\"`".to_owned();
     }
     if let Some(values) = schema["enum"].as_array() {
         return values.iter().map(|value| format!("`{value}`")).collect::<Vec<_>>().join(", ");
