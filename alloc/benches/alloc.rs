@@ -15,12 +15,13 @@ use uuid::Uuid;
 
 const GIB: u64 = 1 << 30;
 /// Servers, VMs on each, and the goal for one allocation.
-const SIZES: [(u32, u32, &str); 5] = [
+const SIZES: [(u32, u32, &str); 6] = [
     (100, 20, "no goal"),
     (1_000, 20, "no goal"),
     (1_000, 100, "goal 0.5 ms"),
     (5_000, 20, "goal 0.3 ms"),
     (20_000, 20, "goal 1.2 ms"),
+    (100_000, 20, "goal 6 ms"),
 ];
 
 fn server_uuid(n: u32) -> ServerName {

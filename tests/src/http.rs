@@ -169,6 +169,20 @@ impl Client {
         self.send(Method::POST, path, Some(body)).await
     }
 
+    /// `POST` with a JSON body; the answer is received and not looked at, for measurements.
+    ///
+    /// # Panics
+    /// If no answer came.
+    pub async fn post_unread(&self, path: &str, body: &Value) -> StatusCode {
+        let request = self.http.post(format!("{}{path}", self.base)).json(body);
+        let drained = async {
+            let mut response = request.send().await?;
+            while response.chunk().await?.is_some() {}
+            reqwest::Result::Ok(response.status())
+        };
+        drained.await.unwrap_or_else(|e| panic!("{path}: {e:?}"))
+    }
+
     /// `PUT` with a JSON body.
     ///
     /// # Panics
