@@ -14,13 +14,16 @@ use crate::drivers::storage::{Storage, Usage};
 /// Longest wait for fresh figures.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// What the storage is asked for.
+type Question = JoinHandle<Result<Vec<Usage>, DriverError>>;
+
 /// The figures, and the question that is open.
 #[derive(Debug)]
 pub(super) struct PoolFigures {
     storage: Arc<dyn Storage>,
     clock: SharedClock,
     // One at a time: each that hangs holds a thread.
-    question: tokio::sync::Mutex<Option<JoinHandle<Result<Vec<Usage>, DriverError>>>>,
+    question: tokio::sync::Mutex<Option<Question>>,
     latest: Mutex<Option<(Duration, Vec<Usage>)>>,
 }
 

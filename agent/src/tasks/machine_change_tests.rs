@@ -5,6 +5,7 @@ use std::sync::Arc;
 use muster_shared::wire::Code;
 use serde_json::{Value, json};
 
+use super::machine_snapshot_tests::names;
 use super::machine_tests::{Host, act, create_params, one_vm, params, run, run_with_crash, uuid};
 use super::{HANDLERS, Handler as _, Params, TaskFailure};
 use crate::drivers::faults::Fault;
@@ -239,7 +240,7 @@ async fn fails_whole(kind: &str, operation: &'static str, nth: u64, fault: Fault
     result.is_ok()
 }
 
-fn example(kind: &str) -> Params {
+pub(super) fn example(kind: &str) -> Params {
     let handler = HANDLERS.iter().find(|handler| handler.kind().name == kind).unwrap();
     let mut params = handler.example();
     if params.contains_key("image_uuid") {

@@ -3,13 +3,14 @@
 use muster_shared::ids::TaskId;
 use serde_json::{Value, json};
 
-use super::machine_change_tests::{code, snapshot};
-use super::machine_tests::{Host, act, create_params, one_vm, run, uuid};
+use super::Handler as _;
+use super::machine_change_tests::{code, example, snapshot};
+use super::machine_tests::{Host, act, create_params, one_vm, params, run, run_with_crash, uuid};
 use crate::drivers::faults::Fault;
 use crate::drivers::storage::DiskSpec;
 use crate::node::Drivers;
 
-fn names(vm: &Value) -> Vec<&str> {
+pub(super) fn names(vm: &Value) -> Vec<&str> {
     let snapshots = vm["snapshots"].as_array().unwrap();
     snapshots.iter().map(|snapshot| snapshot["name"].as_str().unwrap()).collect()
 }

@@ -77,8 +77,8 @@ mod tests {
             other_than(&volumes, &[disk(0, 1), foreign.clone()][..]).map(|(_, disk)| disk.clone());
         assert_eq!(found, Some(foreign));
         // No stamp tells what it is.
-        let nameless = Disk { identity: None, ..disk(1, 2) };
-        assert_eq!(other_than(&volumes, &[nameless.clone()]), None);
-        assert_eq!(of(&[nameless]), []);
+        let nameless = [Disk { identity: None, ..disk(1, 2) }];
+        assert_eq!(other_than(&volumes, &nameless), None);
+        assert_eq!(of(&nameless), []);
     }
 }

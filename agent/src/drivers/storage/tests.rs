@@ -38,8 +38,9 @@ fn spec(vm: VmUuid, index: u32, image: Option<ImageUuid>, size_mib: Option<u64>)
     DiskSpec { vm, index, pool: None, image, size_mib }
 }
 
-fn in_pool(name: &str, spec: DiskSpec) -> DiskSpec {
-    DiskSpec { pool: Some(name.to_owned()), ..spec }
+fn in_pool(name: &str, mut spec: DiskSpec) -> DiskSpec {
+    spec.pool = Some(name.to_owned());
+    spec
 }
 
 #[track_caller]

@@ -21,7 +21,7 @@ async fn heartbeats_come_every_second_and_reports_beside_them() {
     for pair in beats.windows(2) {
         assert_eq!(pair[1].0, pair[0].0 + 1);
         let gap = pair[1].1 - pair[0].1;
-        assert!(gap.abs_diff(super::HEARTBEAT) < Duration::from_millis(10), "{gap:?}");
+        assert!(gap.abs_diff(super::super::HEARTBEAT) < Duration::from_millis(10), "{gap:?}");
     }
 }
 

@@ -6,11 +6,16 @@ use super::*;
 
 /// A task of the kind `urgent` with a part of the kind `script`, both about VM 1.
 fn whole(id: &str, steps: Value, part: Value) -> Submission {
-    submission(id, "urgent", json!({ "steps": steps, "vm": 1, "part": part }))
+    let mut params = json!({ "vm": 1 });
+    params["steps"] = steps;
+    params["part"] = part;
+    submission(id, "urgent", params)
 }
 
 fn part(steps: Value) -> Value {
-    json!({ "steps": steps, "vm": 1 })
+    let mut part = json!({ "vm": 1 });
+    part["steps"] = steps;
+    part
 }
 
 /// The part that the first step begins.
@@ -44,7 +49,7 @@ async fn a_part_is_a_task_with_a_history_of_its_own() {
     assert_eq!(engine.list(&parts).await, [seen]);
     let history: Vec<_> = engine.history().await;
     let ids: Vec<_> = history.iter().map(|entry| entry["id"].as_str().unwrap()).collect();
-    assert_eq!(ids, ["w-history", "w-other", &id]);
+    assert_eq!(ids, ["w-history", &id, "w-other"]);
     // No coordinator knows it, and none is asked to acknowledge it.
     assert_eq!(engine.unacked_ids(10), [task("w-history"), task("w-other")]);
 }
