@@ -36,7 +36,7 @@ fn what_cannot_work_is_refused_by_name() {
     );
     check_refused("server_uuid=\"00000000-0000-0000-0000-000000000000\"", "server_uuid");
     check_refused("queues.nope.max_concurrent=1", "queues.nope: is not a queue; there are");
-    check_refused("queues.nop.max_concurrent=0", "queues.nop.max_concurrent: at least 1");
+    check_refused("queues.nop.max_concurrent=0", "queues.nop.max_concurrent: must be at least 1");
     check_refused("pool=\"a/b\"", "pool: must be 1 to 64 of");
     check_refused("pools.fast.dir=fast", "pools.fast.dir: must be a path");
     check_refused("pools.zones.dir=/srv/zones", "pools.zones: is the name of the first pool");
@@ -64,7 +64,7 @@ fn files_that_cannot_be_read_are_named_together() {
     let error = error.unwrap_err();
     for part in [
         "coordinator.ca: cannot read /nope/ca: No such file",
-        "coordinator.token_file: cannot read /: is a directory",
+        "coordinator.token_file: cannot read /: it is a folder",
         "listen: ",
     ] {
         assert!(error.contains(part), "no {part:?} in {error}");

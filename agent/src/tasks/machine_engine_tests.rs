@@ -76,7 +76,7 @@ async fn a_rollback_that_fails_half_way_is_finished_without_anybody_asking() {
     }
     node.submit("back", "machine_rollback_snapshot", snapshot()).await;
     let error = node.ended("back").await.error.unwrap();
-    assert!(error.message.contains("goes on with it by itself"), "{error:?}");
+    assert!(error.message.contains("continues with it by itself"), "{error:?}");
     let vms = Arc::clone(&node.engine.parts.drivers.vms);
     let mut changes = vms.subscribe();
     let back = async {
@@ -96,7 +96,7 @@ async fn a_rollback_that_fails_half_way_is_finished_without_anybody_asking() {
 async fn a_rollback_that_fails_at_any_step_ends_with_the_vm_as_it_was_to_be() {
     let faults = [
         ("storage.delete_snapshot", "starts the VM again", 2),
-        ("storage.roll_back", "goes on with it", 1),
+        ("storage.roll_back", "continues with it", 1),
         ("compute.start", "starts the VM again", 1),
     ];
     for (fault, says, snapshots) in faults {
