@@ -1,5 +1,5 @@
-//! Progress of one task: at most four events a second leave it, the newest is never lost, and the
-//! last ones are kept for whoever asks.
+//! Progress of one task: at most four events a second leave it. The newest is never lost, nor is the
+//! step that began last, which says what the task does; the last ones are kept for whoever asks.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -37,8 +37,10 @@ pub(super) struct TaskEvents {
 struct EventState {
     seq: u64,
     sent: VecDeque<Duration>,
+    /// Held back: the newest event, and before it the step that began last.
     pending: Option<Progress>,
-    /// Somebody waits to send what is pending.
+    step: Option<Progress>,
+    /// Somebody waits to send what is held back.
     timer: bool,
     kept: VecDeque<Progress>,
     percent: u64,
@@ -91,9 +93,8 @@ impl TaskEvents {
 
     /// Sends what is held back, at the end of the task.
     pub(super) fn flush(&self) {
-        if let Some(event) = self.state.lock().pending.take() {
-            self.send(event);
-        }
+        let held = self.state.lock().take();
+        held.for_each(|event| self.send(event));
     }
 
     fn send(&self, event: Progress) {
@@ -110,7 +111,7 @@ impl TaskEvents {
                 let Some(this) = this.upgrade() else { return };
                 let due = this.state.lock().take_due(this.clock.monotonic());
                 match due {
-                    Ok(event) => return event.into_iter().for_each(|event| this.send(event)),
+                    Ok(held) => return held.into_iter().for_each(|event| this.send(event)),
                     Err(more) => wait = more,
                 }
             }
@@ -132,14 +133,28 @@ impl EventState {
         }
     }
 
-    /// For the timer: the held-back event, or how long it has to wait on.
-    fn take_due(&mut self, now: Duration) -> Result<Option<Progress>, Duration> {
+    /// For the timer: the events that are held back, or how long they have to wait on.
+    fn take_due(&mut self, now: Duration) -> Result<Vec<Progress>, Duration> {
         if self.pending.is_some() {
             self.room(now)?;
-            self.sent.push_back(now);
         }
         self.timer = false;
-        Ok(self.pending.take())
+        let held: Vec<Progress> = self.take().collect();
+        self.sent.extend(held.iter().map(|_| now));
+        Ok(held)
+    }
+
+    /// What is held back, in its order.
+    fn take(&mut self) -> impl Iterator<Item = Progress> + use<> {
+        self.step.take().into_iter().chain(self.pending.take())
+    }
+
+    /// Holds an event back; it takes the place of the one before, unless a step began with that.
+    fn hold(&mut self, event: Progress) {
+        let before = self.pending.replace(event);
+        if let Some(begun) = before.filter(|event| event.name.starts_with("start:")) {
+            self.step = Some(begun);
+        }
     }
 }
 
@@ -164,13 +179,15 @@ impl EventSink for TaskEvents {
         }
         match state.room(now) {
             Ok(()) => {
-                state.pending = None;
-                state.sent.push_back(now);
+                // Only the step: the newer event makes the other one old.
+                let step = state.take().find(|event| event.name.starts_with("start:"));
+                let leaving: Vec<Progress> = step.into_iter().chain([progress]).collect();
+                state.sent.extend(leaving.iter().map(|_| now));
                 drop(state);
-                self.send(progress);
+                leaving.into_iter().for_each(|event| self.send(event));
             }
             Err(wait) => {
-                state.pending = Some(progress);
+                state.hold(progress);
                 let timer_runs = std::mem::replace(&mut state.timer, true);
                 drop(state);
                 if !timer_runs {
@@ -204,5 +221,27 @@ mod tests {
         assert!((12..=20).contains(&got.len()), "{got:?}");
         assert_eq!(got.last(), Some(&99));
         assert_eq!(task.messages().len(), KEPT);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_step_that_began_last_is_told_whatever_comes_after_it() {
+        let clock: SharedClock = Arc::new(TokioClock::new(jiff::Timestamp::UNIX_EPOCH));
+        let (out, mut events) = broadcast::channel(1000);
+        let id: TaskId = "t".parse().unwrap();
+        let task = TaskEvents::new(id, clock, Handle::current(), out);
+        for step in ["a", "b", "c"] {
+            task.event(&format!("start:{step}"), json!({}));
+            task.event(&format!("end:{step}"), json!({}));
+        }
+        task.event("start:image", json!({}));
+        for value in 0..50 {
+            task.event("progress", json!({ "value": value }));
+        }
+        tokio::time::sleep(2 * WINDOW).await;
+        let mut got = Vec::new();
+        while let Ok(event) = events.try_recv() {
+            got.push(event.name.clone());
+        }
+        assert_eq!(got, ["start:a", "end:a", "start:b", "end:b", "start:image", "progress"]);
     }
 }
