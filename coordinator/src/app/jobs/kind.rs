@@ -211,7 +211,25 @@ impl StepContext {
 }
 
 fn failure(task: &str, error: &TaskError) -> StepFailure {
-    // Whether it was done is not known: doing it again could do it twice.
-    let fatal = matches!(error.code, Code::TaskLost | Code::ServerDeleted);
+    // Whether it was done is not known: doing it again could do it twice. Or the agent may not, and
+    // will not be allowed to a moment later.
+    let fatal = matches!(error.code, Code::TaskLost | Code::ServerDeleted | Code::NotAuthorized);
     StepFailure { message: format!("{task}: {}", error.message), fatal }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_agent_may_not_do_is_not_tried_again() {
+        let fatal =
+            |code| failure("t", &TaskError { message: "no".into(), code, details: None }).fatal;
+        for code in [Code::NotAuthorized, Code::TaskLost] {
+            assert!(fatal(code.clone()), "{code:?}");
+        }
+        for code in [Code::InternalError, Code::Draining] {
+            assert!(!fatal(code.clone()), "{code:?}");
+        }
+    }
 }
