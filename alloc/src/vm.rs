@@ -1,5 +1,6 @@
 //! A VM as the allocator sees it.
 
+use muster_shared::vm::full_cpu_cap;
 use muster_shared::wire::status::VmReport;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -130,7 +131,7 @@ impl Vm {
             brand: Brand::of(&vm.brand),
             state: State::of(&vm.state),
             max_physical_memory: float(vm.max_physical_memory),
-            cpu_cap: vm.cpu_cap.filter(|cap| *cap != 0).map(float),
+            cpu_cap: vm.cpu_cap.filter(|cap| *cap != 0).or(all_vcpus(index.vcpus)).map(float),
             quota: vm.quota.map_or(0.0, float),
             alias: index.alias.as_deref().map(Into::into),
             docker_id: index.docker_id.as_deref().map(Into::into),
@@ -138,6 +139,12 @@ impl Vm {
             fault,
         }
     }
+}
+
+/// What a VM without a cap can take: a guest has no more than its virtual CPUs. One that does not say
+/// how many it has counts as the reference counts it, and takes all.
+fn all_vcpus(count: Option<u64>) -> Option<u64> {
+    count.filter(|count| *count > 0).map(full_cpu_cap)
 }
 
 /// A size of memory; NaN if none is said.
@@ -163,4 +170,29 @@ fn fault_of(report: &VmReport) -> Option<Box<str>> {
     let Ok(Value::Object(mut members)) = serde_json::to_value(&report.vm) else { return None };
     members.retain(|_, value| *value != "");
     schema::check_vm(&report.vm.uuid.to_string(), &members).err().map(Into::into)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_vm_without_a_cap_takes_its_virtual_cpus_and_not_the_whole_server() {
+        let cap = |cap: Value, vcpus: Value| {
+            let report = json!({
+                "uuid": Uuid::nil(), "owner_uuid": Uuid::nil(), "brand": "kvm", "state": "running",
+                "max_physical_memory": 1280, "zone_state": "running", "last_modified": "",
+                "cpu_cap": cap, "index": { "vcpus": vcpus },
+            });
+            Vm::from_report(&serde_json::from_value(report).unwrap()).cpu_cap
+        };
+        assert_eq!(cap(json!(null), json!(2)), Some(200.0));
+        assert_eq!(cap(json!(0), json!(2)), Some(200.0));
+        assert_eq!(cap(json!(50), json!(2)), Some(50.0));
+        // The reference's agents do not tell.
+        assert_eq!(cap(json!(null), json!(null)), None);
+        assert_eq!(cap(json!(0), json!(0)), None);
+    }
 }
