@@ -186,9 +186,25 @@ impl Why {
             (Some(state), None) => state.clone(),
             (None, _) => "not made yet".to_owned(),
         };
+        let entry = self.fleet.get(server);
+        let away = entry.filter(|entry| entry.stored_status() != "running");
+        let is_away = away.is_some();
+        // What an agent that is away said of the VM may be long over.
+        let shown = match away {
+            None => format!("the VM is {shown}"),
+            Some(entry) => {
+                let status = entry.stored_status();
+                let since = entry.roster.as_ref().map(|held| iso(held.value.since));
+                let since = since.map(|since| format!(" since {since}")).unwrap_or_default();
+                format!(
+                    "the VM's server is {status}{since}; the VM was {shown} when it was heard last"
+                )
+            }
+        };
         let text = match &waiting_for {
-            None => format!("the VM is {shown}; nothing is pending"),
-            Some(what) => format!("the VM is {shown} and is waiting for {what}"),
+            None if is_away => shown,
+            None => format!("{shown}; nothing is pending"),
+            Some(what) => format!("{shown}; it is waiting for {what}"),
         };
         let claimants = self.fleet.claimants(vm);
         let text = match claimants.first() {
