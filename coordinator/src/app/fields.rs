@@ -126,6 +126,8 @@ pub struct Extras {
     pub capacity: bool,
     /// When the server was last heard.
     pub last_heartbeat: bool,
+    /// The agent's own remarks; only if asked for by name.
+    pub muster: bool,
 }
 
 impl Extras {
@@ -138,6 +140,7 @@ impl Extras {
         disk: true,
         capacity: true,
         last_heartbeat: true,
+        muster: false,
     };
 
     /// From the words of `extras`; unknown ones do nothing.
@@ -158,7 +161,8 @@ impl Extras {
                     extras.disk = true;
                     extras.capacity = true;
                 }
-                "all" => extras = Self::ALL,
+                "all" => extras = Self { muster: extras.muster, ..Self::ALL },
+                "muster" => extras.muster = true,
                 _ => {}
             }
         }
@@ -285,6 +289,7 @@ mod tests {
         let capacity = Extras::parse("capacity");
         assert!(capacity.agents && capacity.memory && capacity.disk && !capacity.vms);
         assert!(Extras::parse("status").last_heartbeat);
+        assert!(Extras::parse("muster,all").muster && !Extras::parse("all").muster);
         assert!(!Extras::default().last_heartbeat);
     }
 

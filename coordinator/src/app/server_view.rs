@@ -40,6 +40,7 @@ pub(super) fn server_view(entry: &Entry, extras: Extras) -> Option<Server> {
         score: None,
         vms: extras.vms.then(|| entry.cnapi_vms()),
         sysinfo: sysinfo.filter(|_| extras.sysinfo),
+        muster: extras.muster.then(|| entry.remarks.clone()).filter(|remarks| !remarks.is_null()),
     })
 }
 

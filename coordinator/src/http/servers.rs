@@ -39,7 +39,11 @@ const LIST_PARAMS: &[Param] = &[
     Param::new("reserved", FLAG, "Only reserved ones, or none"),
     Param::new("reservoir", FLAG, "Only reservoir ones, or none"),
     Param::new("hostname", TEXT, "Only the server of this name"),
-    Param::new("extras", &[Rule::Optional, Rule::Regex(WORDS)], "Further members to show"),
+    Param::new(
+        "extras",
+        &[Rule::Optional, Rule::Regex(WORDS)],
+        "Further members to show: agents, capacity, disk, memory, sysinfo, vms, or all; muster: what its agent remarks",
+    ),
     Param::new("fields", &[Rule::Optional, Rule::Regex(WORDS)], "Only these members"),
     Param::new("limit", &[Rule::Optional, Rule::Int], "At most this many, 1 to 1000")
         .schema(schema::limit),

@@ -232,6 +232,10 @@ pub struct Server {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Sysinfo>)]
     pub sysinfo: Option<Object>,
+    /// The agent's own remarks, as it sent them last: load, pressure, pools.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Value>)]
+    pub muster: Option<Value>,
 }
 
 /// The record that new servers inherit from, as `GET /servers/default` shows it.
