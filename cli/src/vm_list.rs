@@ -78,6 +78,7 @@ impl Item for Row {
         })
         .cut()
         .spare(1),
+        Column::new("IP", |row: &Self| ips(&row.vm)).cut().spare(7),
         Column::new("VCPUS", |row: &Self| Cell::of(&row.vm.index.vcpus)).spare(5),
         Column::new("RAM", |row: &Self| Cell::mib(ram(&row.vm))).spare(3),
         Column::new("DISK", |row: &Self| Cell::mib(disk(&row.vm))).spare(4),
@@ -135,6 +136,11 @@ pub(crate) fn ram(vm: &FleetVm) -> Option<u64> {
 /// All disks, MiB; of agents that do not tell them, the quota.
 fn disk(vm: &FleetVm) -> Option<u64> {
     vm.index.disk_mib.or(vm.vm.quota.map(|gib| gib.saturating_mul(1024)))
+}
+
+/// Its addresses, the first of which is its primary one.
+fn ips(vm: &FleetVm) -> Cell {
+    if vm.index.ips.is_empty() { Cell::dash() } else { Cell::text(vm.index.ips.join(" ")) }
 }
 
 fn tags(vm: &FleetVm) -> Cell {
@@ -196,7 +202,7 @@ mod tests {
         let vm = json!({
             "uuid": uuid::Uuid::nil(), "state": "running", "max_physical_memory": 1280, "quota": 2,
             "server_uuid": uuid::Uuid::nil(), "server_status": status, "ram": 256,
-            "disk_mib": 4096, "tags": { "role": "db", "n": 1 },
+            "disk_mib": 4096, "tags": { "role": "db", "n": 1 }, "ips": ["10.0.0.5", "dhcp"],
         });
         serde_json::from_value(vm).unwrap()
     }
@@ -213,6 +219,7 @@ mod tests {
         let mut vm = vm("running");
         assert_eq!((ram(&vm), disk(&vm)), (Some(256), Some(4096)));
         assert_eq!(tags(&vm).text, "n=1 role=db");
+        assert_eq!(ips(&vm).text, "10.0.0.5 dhcp");
         // An older agent tells neither.
         (vm.index.ram, vm.index.disk_mib) = (None, None);
         assert_eq!((ram(&vm), disk(&vm)), (Some(1280), Some(2048)));

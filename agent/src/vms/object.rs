@@ -9,6 +9,9 @@ use serde_json::{Value, json};
 use super::{Entry, Node, SnapshotRecord, VmRecord};
 use crate::drivers::compute::{Observed, RunningGuest};
 
+/// Addresses in a report; who wants all of them loads the VM.
+const MAX_IPS: usize = 16;
+
 /// The VM object.
 #[must_use]
 pub fn of(entry: &Entry, node: &Node) -> Value {
@@ -105,9 +108,17 @@ pub fn report(entry: &Entry) -> VmReport {
         docker_id: docker_id.map(str::to_owned),
         flexible_disk_size: record.number("flexible_disk_size"),
         image_uuid: boot_image(record),
+        ips: addresses(record),
         state_reason: reason(entry).map(str::to_owned),
     };
     VmReport { vm, index }
+}
+
+/// Addresses of all network interfaces, at most [`MAX_IPS`].
+fn addresses(record: &VmRecord) -> Vec<String> {
+    let nics = record.list("nics").iter();
+    let ips = nics.filter_map(|nic| nic.get("ips")?.as_array()).flatten().filter_map(Value::as_str);
+    ips.map(|ip| ip.split('/').next().unwrap_or(ip).to_owned()).take(MAX_IPS).collect()
 }
 
 /// Sizes of all disks together; `None` of one that has none.
@@ -189,7 +200,9 @@ mod tests {
         let report = report(&entry(json!({
             "brand": "bhyve", "ram": 512, "alias": "web", "cpu_cap": 0, "vcpus": 2,
             "tags": {"role": "web"}, "disks": [{"size": 10, "model": "virtio"}],
+            "nics": [{ "ips": ["10.0.0.5/24", "fd00::5/64"] }, { "nic_tag": "x" }, { "ips": ["dhcp"] }],
         })));
+        assert_eq!(report.index.ips, ["10.0.0.5", "fd00::5", "dhcp"]);
         assert_eq!(report.vm.max_physical_memory, 512 + 1280);
         assert_eq!(report.vm.quota, Some(1));
         assert_eq!(report.vm.cpu_cap, None);

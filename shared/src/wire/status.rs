@@ -128,6 +128,10 @@ pub struct VmIndex {
     /// The image of its boot disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_uuid: Option<String>,
+    /// Addresses that its network interfaces were given, without prefix lengths; `dhcp` where the guest
+    /// asks for one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ips: Vec<String>,
     /// Why it is in its state, for people, e.g. `disk0: write: No space left on device`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state_reason: Option<String>,

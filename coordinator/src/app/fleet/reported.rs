@@ -125,6 +125,7 @@ fn to_size(vm: VmUuid, report: Arc<VmReport>) -> Option<Arc<VmReport>> {
     }
     let mut report = VmReport::clone(&report);
     report.index.tags.clear();
+    report.index.ips.clear();
     report.index.alias = None;
     report.index.state_reason = Some("its report was too large: name and tags are left out".into());
     let fits = keys::encode(&report).len() <= MAX_RECORD_BYTES;
