@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use muster_shared::clock::{Clock as _, SystemClock};
 use serde::Serialize;
 use serde_json::{Value, json};
+use uuid::Uuid;
 
 /// Characters of an id that is cut short.
 const SHORT_ID: usize = 8;
@@ -70,10 +71,15 @@ impl Cell {
         }
     }
 
-    /// An id, cut short unless there is room for all of it.
+    /// An id, cut short unless there is room for all of it. Ids that begin with the time of their
+    /// making look alike there and differ at their end.
     pub(crate) fn id(id: &impl ToString) -> Self {
         let whole = safe(&id.to_string());
-        let text = whole.chars().take(SHORT_ID).collect();
+        let text = if begins_with_time(&whole) {
+            whole.chars().skip(whole.chars().count().saturating_sub(SHORT_ID)).collect()
+        } else {
+            whole.chars().take(SHORT_ID).collect()
+        };
         Self { text, whole: Some(whole), ..Self::default() }
     }
 
@@ -124,6 +130,11 @@ impl Cell {
     pub(crate) fn full(&self) -> &str {
         self.whole.as_deref().unwrap_or(&self.text)
     }
+}
+
+/// Whether this is a uuid of version 7.
+fn begins_with_time(id: &str) -> bool {
+    id.parse::<Uuid>().is_ok_and(|id| id.get_version_num() == 7)
 }
 
 /// What a state's word means to an operator.
@@ -247,6 +258,8 @@ mod tests {
     fn ids_are_short_and_states_have_a_tone() {
         let id = Cell::id(&"e5a32d94-1111-4111-8111-111111111111");
         assert_eq!((id.text.as_str(), id.full().len()), ("e5a32d94", 36));
+        let made_later = Cell::id(&"0197a1c2-1111-7111-8111-11112222abcd");
+        assert_eq!(made_later.text, "2222abcd");
         assert_eq!(Cell::state("running").tone, Tone::Good);
         assert_eq!(Cell::state("unknown (running)").tone, Tone::Bad);
         assert_eq!(Cell::state("stopping").tone, Tone::Busy);

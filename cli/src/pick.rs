@@ -1,4 +1,4 @@
-//! Finds the thing an argument names: by uuid, beginning of a uuid, or name.
+//! Finds the thing an argument names: by uuid, beginning or end of a uuid, or name.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::CliError;
 use crate::answer::Answer;
 use crate::client::Client;
 
-/// Fewest characters of an abbreviated uuid.
+/// Fewest characters of an abbreviated uuid. Lists show the end of those that begin with the time.
 const MIN_PREFIX: usize = 4;
 
 /// A VM from the fleet index.
@@ -24,12 +24,17 @@ pub(crate) async fn vm(client: &Client, name: &str) -> Result<Answer<FleetVm>, C
         return client.get(&format!("/vms/{name}"), &[]).await;
     }
     let all = client.get_all("/vms", &[], vm_uuid).await?;
-    one("vm", name, all, vm_uuid, |vm| vm.index.alias.clone())
+    one("vm", name, all, vm_uuid, vm_alias)
 }
 
 /// The id of a VM in a list.
 pub(crate) fn vm_uuid(vm: &Answer<FleetVm>) -> String {
     vm.vm.uuid.to_string()
+}
+
+/// What people call it.
+pub(crate) fn vm_alias(vm: &Answer<FleetVm>) -> Option<String> {
+    vm.index.alias.clone()
 }
 
 /// A server.
@@ -146,7 +151,10 @@ fn one<T>(
     name: impl Fn(&T) -> Option<String>,
 ) -> Result<T, CliError> {
     let is_named = |it: &T| name(it).as_deref() == Some(wanted);
-    let is_begun = |it: &T| wanted.len() >= MIN_PREFIX && uuid(it).starts_with(wanted);
+    let is_begun = |it: &T| {
+        let id = uuid(it);
+        wanted.len() >= MIN_PREFIX && (id.starts_with(wanted) || id.ends_with(wanted))
+    };
     let by_name = all.iter().any(is_named);
     let fits = |it: &T| if by_name { is_named(it) } else { is_begun(it) };
     let mut found: Vec<T> = all.into_iter().filter(fits).collect();
@@ -168,7 +176,7 @@ fn one<T>(
 fn not_found(kind: &str, wanted: &str) -> String {
     let is_hex = wanted.chars().all(|c| c.is_ascii_hexdigit());
     let short = if is_hex && wanted.len() < MIN_PREFIX {
-        format!("; the beginning of an id has to have {MIN_PREFIX} characters at least")
+        format!("; a part of an id has to have {MIN_PREFIX} characters at least")
     } else {
         String::new()
     };
@@ -202,6 +210,8 @@ mod tests {
         check("db", Err(2));
         check("aaaa", Err(2));
         check("bbb", Err(3));
+        check("3-0000", Ok("bbbb3333-0000"));
+        check("0000", Err(2));
         check("gone", Err(3));
     }
 

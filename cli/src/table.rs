@@ -4,6 +4,7 @@
 //! then long texts are cut. Elsewhere, e.g. in a file, everything stands in full width.
 
 use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet};
 
 use comfy_table::{Cell as Shown, CellAlignment, Color, ContentArrangement, Table, presets};
 use muster_shared::config::nearest;
@@ -202,8 +203,29 @@ pub(crate) fn drawn<T>(
         let cells = columns.iter().map(|column| (column.cell)(item));
         cells.map(|cell| if room.wide { widened(cell) } else { cell }).collect()
     };
-    let rows: Vec<Vec<Cell>> = items.iter().map(cells).collect();
+    let mut rows: Vec<Vec<Cell>> = items.iter().map(cells).collect();
+    for column in 0..columns.len() {
+        tell_apart(&mut rows, column);
+    }
     Ok(lines(&columns, &rows, room))
+}
+
+/// Ids that look alike when they are cut short stand in full.
+fn tell_apart(rows: &mut [Vec<Cell>], column: usize) {
+    let mut seen: BTreeMap<String, String> = BTreeMap::new();
+    let mut alike = BTreeSet::new();
+    for cell in rows.iter().map(|cells| &cells[column]).filter(|cell| cell.rank.is_none()) {
+        let whole = cell.full().to_owned();
+        let first = seen.entry(cell.text.clone()).or_insert_with(|| whole.clone());
+        if *first != whole {
+            alike.insert(cell.text.clone());
+        }
+    }
+    for cell in rows.iter_mut().map(|cells| &mut cells[column]) {
+        if alike.contains(&cell.text) {
+            *cell = widened(std::mem::take(cell));
+        }
+    }
 }
 
 /// An id in full; other cells as they are.
@@ -218,7 +240,9 @@ fn lines<T>(columns: &[Column<T>], rows: &[Vec<Cell>], room: Room) -> String {
     let mut shown: Vec<usize> = (0..columns.len()).collect();
     let mut widths: Vec<usize> = (0..columns.len()).map(|at| width(columns, rows, at)).collect();
     if let Some(most) = room.width {
-        fit(columns, &mut shown, &mut widths, most);
+        // Blanks that are coloured stay at both ends of a line.
+        let blanks = if room.colour { GAP } else { 0 };
+        fit(columns, &mut shown, &mut widths, most.saturating_sub(blanks));
     }
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
@@ -365,6 +389,14 @@ mod tests {
     }
 
     #[test]
+    fn ids_that_look_alike_stand_in_full() {
+        let columns = [Column::new("ID", |id: &&str| Cell::id(id))];
+        let ids = ["aaaaaaaa-1", "aaaaaaaa-2", "bbbbbbbb-3", "bbbbbbbb-3"];
+        let text = drawn(&ids, &columns, &args(&[]), Room::default()).unwrap();
+        assert_eq!(text, "ID\naaaaaaaa-1\naaaaaaaa-2\nbbbbbbbb\nbbbbbbbb");
+    }
+
+    #[test]
     fn columns_are_chosen_and_wrong_ones_named() {
         let text = drawn(&ITEMS, COLUMNS, &args(&["--columns", "state,name"]), Room::default());
         assert!(text.unwrap().starts_with("STATE    NAME\nrunning  web-1"));
@@ -385,6 +417,24 @@ mod tests {
         let long = [("a-rather-long-name-of-a-machine", "running", 1)];
         let text = drawn(&long, COLUMNS, &args(&[]), room(30)).unwrap();
         assert_eq!(text.lines().nth(1), Some("a-rather-long…  running  1 MiB"), "{text}");
+    }
+
+    #[test]
+    fn colours_take_no_room_of_the_next_line() {
+        let visible = |line: &str| {
+            let parts = line.split('\u{1b}').enumerate();
+            let text = |(at, part): (usize, &str)| match (at, part.split_once('m')) {
+                (0, _) | (_, None) => part.to_owned(),
+                (_, Some((_, text))) => text.to_owned(),
+            };
+            parts.map(text).collect::<String>().width()
+        };
+        let columns = [COLUMNS[1], COLUMNS[0], COLUMNS[1]];
+        for width in 28..60 {
+            let room = Room { width: Some(width), colour: true, wide: false };
+            let text = drawn(&ITEMS, &columns, &args(&[]), room).unwrap();
+            assert!(text.lines().all(|line| visible(line) <= width), "{width}: {text:?}");
+        }
     }
 
     #[test]
