@@ -9,6 +9,7 @@ use tokio_tungstenite::tungstenite::{Error as SocketError, Message};
 
 use crate::client::{Client, Frames, Keys};
 use crate::escape::{self, Escape, Wish};
+use crate::output::{fitting, warn};
 use crate::terminal::RawMode;
 use crate::{CliError, pick};
 
@@ -132,7 +133,7 @@ struct Attached<'a> {
 
 impl<'a> Attached<'a> {
     fn new(client: &'a Client, path: String, key: Option<u8>) -> Result<Self, CliError> {
-        eprintln!("connected; {}", how_to_leave(key));
+        warn(&format!("connected; {}", how_to_leave(key)));
         let (stdin, escape) = (tokio::io::stdin(), Escape::new(key));
         Ok(Self { client, path, stdin, typing: true, key, escape, raw: RawMode::enter()? })
     }
@@ -155,7 +156,7 @@ impl<'a> Attached<'a> {
         };
         eprint!("{}", self.newline());
         drop(self.raw);
-        eprintln!("muster: {reason}");
+        warn(&format!("muster: {reason}"));
         Ok(())
     }
 
@@ -165,7 +166,8 @@ impl<'a> Attached<'a> {
 
     fn say(&self, text: &str) {
         let newline = self.newline();
-        eprint!("{newline}muster: {text}{newline}");
+        let text = fitting(&format!("muster: {text}")).replace('\n', newline);
+        eprint!("{newline}{text}{newline}");
     }
 
     /// Carries bytes both ways until the connection ends or the person leaves.
@@ -261,7 +263,7 @@ async fn watch(mut frames: Frames, wanted: &str, timeout_s: u64) -> Result<(), C
                         return Ok(());
                     }
                 }
-                Said::Notice(text) => eprintln!("muster: {text}"),
+                Said::Notice(text) => warn(&format!("muster: {text}")),
                 Said::End(reason) => {
                     let text = format!("{reason}; {wanted:?} was not on the console");
                     return Err(CliError::Ended(text));

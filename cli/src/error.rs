@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use muster_shared::error_chain::Chain;
 
-use crate::cell::safe_lines;
+use crate::output::warn;
 
 /// A command failed.
 #[derive(Debug, thiserror::Error)]
@@ -144,9 +144,9 @@ impl CliError {
         if self.exit_code() == 0 {
             return;
         }
-        eprintln!("muster: {}", safe_lines(&Chain(self).to_string()));
+        warn(&format!("muster: {}", Chain(self)));
         if let Some(hint) = self.hint() {
-            eprintln!("  {}", safe_lines(&hint));
+            warn(&format!("  {hint}"));
         }
     }
 }

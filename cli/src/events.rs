@@ -3,12 +3,17 @@
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
+use jiff::Timestamp;
+use muster_shared::clock::{Clock as _, SystemClock};
 use serde_json::{Value, json};
+use uuid::Uuid;
 
 use crate::CliError;
+use crate::cell::{Cell, safe};
 use crate::client::Client;
-use crate::output::{Output, compact, print};
+use crate::output::{Output, compact, terminal_width, write_out};
 use crate::pick;
+use crate::table::shortened;
 
 /// Before it connects again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -22,7 +27,8 @@ Examples:
   muster events --kind task --server cn1 what tasks a server gets, and how they end
   muster -o json events --kind job       one JSON object in a line, for programs
 
-It connects again when the connection ends, and goes on where it was. `reset` says that something
+A line begins with the time of day (UTC); `-o wide` shows all of an event, and first its id, which
+--after takes. It connects again when the connection ends, and goes on where it was. `reset` says that something
 was missed in between.")]
 pub(crate) struct Args {
     /// Only these kinds.
@@ -44,7 +50,7 @@ pub(crate) struct Args {
     /// After the event of this id.
     #[arg(long, value_name = "ID")]
     after: Option<String>,
-    /// Stops after so many events.
+    /// Stops after this many events.
     #[arg(long, value_name = "NUMBER")]
     limit: Option<usize>,
 }
@@ -105,13 +111,13 @@ async fn follow(
 fn show(output: &Output, event: &Event) -> Result<(), CliError> {
     if output.is_json() {
         let line = json!({ "id": event.id, "event": event.name, "data": event.data });
-        return print(&line.to_string());
+        return output.line(&line);
     }
-    let members = event.data.as_object().into_iter().flatten();
-    let shown = members.filter(|(name, value)| *name != "revision" && !value.is_null());
-    let text: Vec<String> =
-        shown.map(|(name, value)| format!("{name}={}", compact(value))).collect();
-    print(&format!("{:<8} {}", event.name, text.join(" ")))
+    let text = safe(&event.text(SystemClock::new().wall(), output.is_wide()));
+    match terminal_width().filter(|_| !output.is_wide()) {
+        Some(width) => write_out(&shortened(&text, width)),
+        None => write_out(&text),
+    }
 }
 
 /// An event as it was received.
@@ -120,6 +126,30 @@ struct Event {
     id: Option<String>,
     name: String,
     data: Value,
+}
+
+impl Event {
+    /// A line for people: when it happened, or came, and what it says.
+    fn text(&self, now: Timestamp, whole: bool) -> String {
+        let members = || self.data.as_object().into_iter().flatten();
+        let times = ["finished_at", "timestamp", "since"];
+        let time = times.iter().find_map(|name| self.data[name].as_str());
+        let time = time.and_then(|time| time.parse::<Timestamp>().ok()).unwrap_or(now);
+        let said = |(name, value): (&String, &Value)| {
+            let plain = !value.is_null() && name != "revision" && !times.contains(&name.as_str());
+            let name = name.strip_suffix("_uuid").unwrap_or(name);
+            (plain || whole).then(|| match value.as_str() {
+                Some(id) if !whole && id.parse::<Uuid>().is_ok() => {
+                    format!("{name}={}", Cell::id(&id).text)
+                }
+                _ => format!("{name}={}", compact(value)),
+            })
+        };
+        let said: Vec<String> = members().filter_map(said).collect();
+        let id = self.id.as_deref().filter(|_| whole).map(|id| format!("{id} "));
+        let time = time.strftime("%H:%M:%S");
+        format!("{}{time} {:<8} {}", id.unwrap_or_default(), self.name, said.join(" "))
+    }
 }
 
 /// Takes a stream of server-sent events apart.
@@ -161,6 +191,19 @@ impl Reader {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn people_see_when_what_happened_to_which() {
+        let data = json!({
+            "revision": "1.3", "vm_uuid": "e5a32d94-1111-4111-8111-111111111111",
+            "state": "running", "alias": null, "timestamp": "2026-05-01T10:03:05.000Z",
+        });
+        let event = Event { id: Some("1.3.1".to_owned()), name: "vm".to_owned(), data };
+        let now = Timestamp::UNIX_EPOCH;
+        assert_eq!(event.text(now, false), "10:03:05 vm       vm=e5a32d94 state=running");
+        let whole = event.text(now, true);
+        assert!(whole.starts_with("1.3.1 10:03:05") && whole.contains("-111111111111"), "{whole}");
+    }
 
     #[test]
     fn blocks_become_events() {

@@ -45,6 +45,7 @@ mod vm_top;
 mod vm_update;
 mod wait;
 mod why;
+mod wrap;
 
 use std::path::PathBuf;
 

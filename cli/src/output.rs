@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::CliError;
 use crate::cell::{safe, safe_lines};
 use crate::table::{Column, ListArgs, Room, drawn, selected};
+use crate::wrap::{pairs, wrapped};
 
 /// Between two looks at a list that is watched.
 const WATCH: Duration = Duration::from_secs(2);
@@ -64,6 +65,19 @@ impl Output {
     /// Whether programs read the result.
     pub(crate) fn is_json(&self) -> bool {
         matches!(self.format, Format::Json | Format::Jsonl | Format::Yaml)
+    }
+
+    /// Whether people want all there is.
+    pub(crate) fn is_wide(&self) -> bool {
+        self.format == Format::Wide
+    }
+
+    /// Prints an object of a stream, for programs.
+    pub(crate) fn line(&self, value: &Value) -> Result<(), CliError> {
+        match self.format {
+            Format::Yaml => write_out(&format!("---\n{}", yaml(value)?)),
+            _ => write_out(&tame(&value.to_string())),
+        }
     }
 
     /// Prints a list, and does so again for as long as it is watched.
@@ -124,10 +138,9 @@ impl Output {
         if self.is_json() {
             return self.json(object);
         }
-        let rows = rows("", object);
-        let width = rows.iter().map(|[name, _]| name.chars().count()).max().unwrap_or(0);
-        let line = |[name, value]: &[String; 2]| format!("{name:width$}  {value}");
-        print(&rows.iter().map(line).collect::<Vec<_>>().join("\n"))
+        let rows: Vec<_> =
+            rows("", object).iter().map(|row| row.each_ref().map(|it| safe(it))).collect();
+        write_out(&pairs(&rows, terminal_width()))
     }
 
     /// Prints a sentence for people, or the object for programs.
@@ -144,9 +157,19 @@ impl Output {
     }
 }
 
-/// Prints lines to stdout; what a terminal would obey is escaped.
+/// Prints lines to stdout, in as many as the terminal needs; what it would obey is escaped.
 pub(crate) fn print(text: &str) -> Result<(), CliError> {
-    write_out(&safe_lines(text))
+    write_out(&wrapped(&safe_lines(text), terminal_width()))
+}
+
+/// Prints lines to stderr likewise.
+pub(crate) fn warn(text: &str) {
+    eprintln!("{}", fitting(text));
+}
+
+/// What is printed to stderr then.
+pub(crate) fn fitting(text: &str) -> String {
+    wrapped(&safe_lines(text), width_of(&std::io::stderr()))
 }
 
 /// Prints what is safe already.
@@ -159,11 +182,13 @@ pub(crate) fn write_out(text: &str) -> Result<(), CliError> {
 
 /// Width of the terminal, if stdout is one.
 pub(crate) fn terminal_width() -> Option<usize> {
-    if !std::io::stdout().is_terminal() {
-        return None;
-    }
-    let (terminal_size::Width(width), _) = terminal_size::terminal_size()?;
-    Some(usize::from(width))
+    width_of(&std::io::stdout())
+}
+
+/// Width of the terminal that this is, if it is one and knows.
+fn width_of(stream: &impl std::os::fd::AsFd) -> Option<usize> {
+    let (terminal_size::Width(width), _) = terminal_size::terminal_size_of(stream)?;
+    Some(usize::from(width)).filter(|width| *width > 0)
 }
 
 /// Whether the terminal shows colours and nobody is against it (no-color.org).

@@ -1,12 +1,15 @@
 //! A description for people: a line that tells the most, then groups of names and values.
 
-use comfy_table::{ContentArrangement, Table, presets};
 use jiff::Timestamp;
 use muster_shared::clock::{Clock as _, SystemClock};
 
 use crate::CliError;
 use crate::cell::{ago, safe, safe_lines};
 use crate::output::{terminal_width, write_out};
+use crate::wrap::{pairs, wrapped};
+
+/// Before the lines of a group.
+const INDENT: usize = 2;
 
 /// A group: its title, and its lines.
 #[derive(Debug)]
@@ -65,51 +68,25 @@ impl Page {
 
     /// Its text, in a terminal of this width.
     pub(crate) fn text(&self, width: Option<usize>) -> String {
-        let mut text = wrapped(&[&self.head], width, 0);
+        let mut text = wrapped(&self.head, width);
         for group in self.groups.iter().filter(|group| !group.lines.is_empty()) {
             text.push_str(&format!("\n\n{}\n", group.title));
             text.push_str(&table(&group.lines, width));
         }
         if !self.next.is_empty() {
             text.push_str("\n\nNext\n");
-            let lines: Vec<&str> = self.next.iter().map(String::as_str).collect();
-            text.push_str(&wrapped(&lines, width, 2));
+            let lines: Vec<String> = self.next.iter().map(|line| format!("  {line}")).collect();
+            text.push_str(&wrapped(&lines.join("\n"), width));
         }
         text
     }
 }
 
-fn bare(width: Option<usize>) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING).force_no_tty();
-    if let Some(width) = width.and_then(|width| u16::try_from(width).ok()) {
-        table.set_width(width).set_content_arrangement(ContentArrangement::Dynamic);
-    }
-    table
-}
-
 /// The lines of a group, indented.
 fn table(lines: &[[String; 2]], width: Option<usize>) -> String {
-    // The preset puts a blank on both sides of each cell.
-    let mut table = bare(width.map(|width| width.saturating_sub(1)));
-    for line in lines {
-        table.add_row(line);
-    }
-    let line = |line: String| format!(" {}", line.trim_end());
-    table.lines().map(line).collect::<Vec<_>>().join("\n")
-}
-
-/// Lines without columns.
-fn wrapped(lines: &[&str], width: Option<usize>, indent: usize) -> String {
-    let mut table = bare(width.map(|width| width.saturating_sub(indent)));
-    for line in lines {
-        table.add_row([line]);
-    }
-    let line = |line: String| {
-        let line = line.strip_prefix(' ').unwrap_or(&line).trim_end().to_owned();
-        format!("{:indent$}{line}", "")
-    };
-    table.lines().map(line).collect::<Vec<_>>().join("\n")
+    let text = pairs(lines, width.map(|width| width.saturating_sub(INDENT)));
+    let lines: Vec<String> = text.lines().map(|line| format!("  {line}")).collect();
+    lines.join("\n")
 }
 
 /// A time in ISO form, and how long ago that was.

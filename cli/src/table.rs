@@ -315,7 +315,7 @@ fn styled(cell: &Cell, width: usize) -> Shown {
 }
 
 /// At most so many characters wide; `…` stands for what was cut.
-fn shortened(text: &str, most: usize) -> String {
+pub(crate) fn shortened(text: &str, most: usize) -> String {
     if text.width() <= most {
         return text.to_owned();
     }

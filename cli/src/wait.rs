@@ -13,10 +13,13 @@ use crate::CliError;
 use crate::answer::Answer;
 use crate::cell::safe;
 use crate::client::Client;
-use crate::output::Output;
+use crate::output::{Output, warn};
+use crate::table::shortened;
 
 /// Longest wait in one request: the rhythm in which progress is shown.
 const ROUND_S: u64 = 1;
+/// Columns of the title beside a bar.
+const MAX_TITLE: usize = 32;
 /// Pause after a lost connection; the coordinator may be restarting.
 const RETRY: Duration = Duration::from_millis(500);
 
@@ -197,9 +200,10 @@ impl View {
     fn new(title: &str) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::new(100);
-            let style = ProgressStyle::with_template("{spinner} {prefix} {bar:24} {pos:>3}% {msg}");
+            let style =
+                ProgressStyle::with_template("{spinner} {prefix} {bar:16} {pos:>3}% {wide_msg}");
             bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-            bar.set_prefix(safe(title));
+            bar.set_prefix(shortened(&safe(title), MAX_TITLE));
             bar.enable_steady_tick(Duration::from_millis(120));
             bar
         });
@@ -234,7 +238,7 @@ impl View {
         text.clone_into(&mut self.last);
         match &self.bar {
             Some(bar) => bar.set_message(safe(text)),
-            None => eprintln!("{}: {}", safe(&self.title), safe(text)),
+            None => warn(&format!("{}: {text}", self.title)),
         }
     }
 
