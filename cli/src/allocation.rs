@@ -1,5 +1,6 @@
 //! `muster allocation`: decisions of the allocator, kept and replayed.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use muster_shared::api::allocation::{AskedBy, Decision, DecisionDetail, Original, Replayed};
@@ -8,9 +9,11 @@ use serde_json::{Number, Value, json};
 use crate::answer::Answer;
 use crate::cell::{Cell, Tone};
 use crate::client::Client;
-use crate::output::{Item, Output, print, shown};
+use crate::output::{Item, Output, compact, print, shown};
+use crate::page::{Page, when};
 use crate::table::{Column, ListArgs};
-use crate::{CliError, pick};
+use crate::vm_create::read_object;
+use crate::{CliError, known, pick};
 
 #[derive(Debug, clap::Subcommand)]
 #[command(after_help = "\
@@ -69,7 +72,12 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
             if output.is_json() {
                 return output.object(decision.json());
             }
-            show(&decision)
+            let of = |names: BTreeMap<String, String>, id: Option<&String>| {
+                id.and_then(|id| names.get(id).cloned())
+            };
+            let server = of(pick::hostnames(client).await?, decision.decision.server_uuid.as_ref());
+            let vm = of(pick::aliases(client).await?, Some(&decision.decision.vm_uuid));
+            page(&decision, server.as_deref(), vm.as_deref()).print()
         }
         Args::Replay { id, with } => {
             let id = pick::allocation(client, &id).await?;
@@ -123,34 +131,54 @@ impl Item for Row {
 }
 
 fn read(path: &std::path::Path) -> Result<Value, CliError> {
-    let text = std::fs::read_to_string(path).map_err(|source| CliError::File {
-        action: "read",
-        path: path.to_owned(),
-        source,
-    })?;
-    serde_json::from_str(&text)
-        .map_err(|error| CliError::Usage(format!("{} is not JSON: {error}", path.display())))
+    let policy = read_object(path)?;
+    known::check_policy(path, &policy)?;
+    Ok(Value::Object(policy))
 }
 
-fn show(detail: &DecisionDetail) -> Result<(), CliError> {
+/// A decision for people; of its steps those that removed servers.
+fn page(detail: &DecisionDetail, server: Option<&str>, vm: Option<&str>) -> Page {
     let decision = &detail.decision;
-    for (name, value) in [
-        ("id", decision.id.to_string()),
-        ("at", decision.at.clone()),
-        ("vm_uuid", decision.vm_uuid.clone()),
-        ("server_uuid", shown(&decision.server_uuid)),
-        ("score", shown(&decision.score)),
-        ("failure", shown(&decision.failure)),
-        ("seed", detail.seed.to_string()),
-        ("config_hash", detail.config_hash.clone()),
-        ("reserved", decision.reserved.to_string()),
-    ] {
-        print(&format!("{name:<12} {value}"))?;
+    let mut page = Page::new(match (server, &decision.server_uuid, &decision.failure) {
+        (Some(name), _, _) => format!("{name} was chosen"),
+        (None, Some(uuid), _) => format!("{uuid} was chosen"),
+        (None, None, Some(failure)) => format!("no server was chosen: {failure}"),
+        (None, None, None) => "no server was chosen".to_owned(),
+    });
+    let asked_by = match (decision.kind, decision.reserved) {
+        (AskedBy::Vms, _) => "muster vm create",
+        (AskedBy::Allocate, true) => "an allocation, which reserved the room",
+        (AskedBy::Allocate, false) => "a dry run, which reserved nothing",
+    };
+    let vm_uuid = Some(&decision.vm_uuid).filter(|uuid| !uuid.is_empty());
+    page.group("Decision")
+        .line("Id", decision.id.to_string())
+        .line("Made", when(&decision.at))
+        .line("Asked by", asked_by)
+        .maybe("VM", vm_uuid.map(|uuid| vm.map_or(uuid.clone(), |vm| format!("{vm} ({uuid})"))))
+        .maybe("Score", decision.score.as_ref().map(shown))
+        .line("Seed", detail.seed.to_string())
+        .line("Policy", &detail.config_hash);
+    page.group("Asked for");
+    let vm =
+        detail.request.as_ref().and_then(|request| request.get("vm")).and_then(Value::as_object);
+    for (name, value) in vm.into_iter().flatten().filter(|(name, _)| *name != "vm_uuid") {
+        page.line(name, compact(value));
     }
+    page.group("Servers left after each step");
+    let mut before = None;
     for step in &detail.steps {
-        print(&format!("{:>6} left  {}", step.remaining, step.step))?;
+        if before != Some(step.remaining) {
+            page.line(&step.remaining.to_string(), &step.step);
+        }
+        before = Some(step.remaining);
     }
-    Ok(())
+    page.group("Best");
+    for (server, score) in &detail.best {
+        page.line(&Cell::id(server).text, format!("score {score}"));
+    }
+    page.next(format!("muster allocation replay {}", decision.id));
+    page
 }
 
 fn compared(replay: &Replayed) -> String {
@@ -175,6 +203,26 @@ fn compared(replay: &Replayed) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_decision_is_told_with_the_steps_that_removed_servers() {
+        let detail = json!({
+            "id": uuid::Uuid::nil(), "at": "2026-05-01T10:00:00.000Z", "kind": "vms",
+            "vm_uuid": "v", "server_uuid": null, "score": null, "failure": "no room",
+            "reserved": false, "keep": false, "request": { "vm": { "ram": 512, "vm_uuid": "v" } },
+            "config_hash": "h", "seed": 7, "snapshot_revision": 1, "fingerprint": "f",
+            "steps": [{ "step": "Servers", "algorithm": null, "remaining": 2 },
+                      { "step": "Servers that run", "algorithm": null, "remaining": 2 },
+                      { "step": "Servers with room", "algorithm": "x", "remaining": 0 }],
+            "best": [["e5a32d94-1111", 2.5]],
+        });
+        let text = page(&serde_json::from_value(detail).unwrap(), None, Some("web1")).text(None);
+        assert!(text.starts_with("no server was chosen: no room\n"), "{text}");
+        for part in ["web1 (v)", "ram  512", "0  Servers with room", "e5a32d94  score 2.5"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(!text.contains("that run"), "{text}");
+    }
 
     #[test]
     fn a_difference_names_both_sides() {

@@ -76,7 +76,8 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
     output.table(&plan.servers, columns)?;
     let PlannedFleet { fits, servers, stranded, .. } = &plan.fleet;
     let stranded = sizes(stranded);
-    print(&format!("{fits} more fit on {servers} servers; stranded then: {stranded}"))
+    let of = if *servers == 1 { "server" } else { "servers" };
+    print(&format!("{fits} more fit on {servers} {of}; stranded then: {stranded}"))
 }
 
 /// Without overprovisioning ratios the reference's filters would let everything pass.

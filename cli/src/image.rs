@@ -21,7 +21,7 @@ use crate::client::Client;
 use crate::output::{Item, Output, shown};
 use crate::table::{Column, ListArgs};
 use crate::vm_create::read_object;
-use crate::{CliError, pick, wait};
+use crate::{CliError, image_get, pick, wait};
 
 /// Piece in which a file is read.
 const CHUNK_BYTES: usize = 256 * 1024;
@@ -85,7 +85,7 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
                 .list::<Answer<Manifest>>(&list, async || client.get("/images", &query).await)
                 .await
         }
-        Args::Get { image } => output.object(pick::image(client, &image).await?.json()),
+        Args::Get { image } => image_get::run(client, output, &image).await,
         Args::Import(args) => import(client, output, args).await,
         Args::Delete { image } => {
             let Manifest { uuid, name, version, .. } = &*pick::only_image(client, &image).await?;

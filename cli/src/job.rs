@@ -11,6 +11,7 @@ use crate::answer::Answer;
 use crate::cell::{Cell, Tone};
 use crate::client::Client;
 use crate::output::{Item, Output};
+use crate::page::{Page, when};
 use crate::table::{Column, ListArgs};
 use crate::{CliError, pick, wait};
 
@@ -72,7 +73,12 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
         }
         Args::Get { uuid } => {
             let uuid = pick::job(client, &uuid).await?;
-            output.object(&client.get(&format!("/jobs/{uuid}"), &[]).await?)
+            let job: Answer<Job> = client.get(&format!("/jobs/{uuid}"), &[]).await?;
+            if output.is_json() {
+                return output.object(job.json());
+            }
+            let server = pick::hostnames(client).await?.remove(&job.target.to_string());
+            page(&job, server.as_deref()).print()
         }
         Args::Wait { uuid, timeout } => {
             let uuid = pick::job(client, &uuid).await?;
@@ -118,6 +124,48 @@ async fn ended(client: &Client, uuid: &str, limit: Duration) -> Result<Answer<Jo
         }
         tokio::time::sleep(POLL).await;
     }
+}
+
+/// The job for people: how it stands, then its steps.
+fn page(job: &Job, server: Option<&str>) -> Page {
+    let target = job.target.to_string();
+    let on = server.unwrap_or(&target);
+    let told = match job.execution {
+        Execution::Failed => format!("failed: {}", reason(job)),
+        other => format!("is {}", other.as_str()),
+    };
+    let mut page = Page::new(format!("{} of {on} {told}", job.name));
+    page.group("Job")
+        .line("Id", job.uuid.to_string())
+        .line("Server", format!("{on} ({target})"))
+        .line("Made", when(&job.created_at))
+        .maybe("Ended", job.finished_at.as_deref().map(when))
+        .maybe("Ticket", job.ticket_uuid.map(|uuid| uuid.to_string()))
+        .maybe("Asked by", job.params.creator_uuid.as_ref());
+    page.group("Steps");
+    for step in &job.steps {
+        let state = match step.state {
+            StepState::Pending => "to be done",
+            StepState::Running => "runs",
+            StepState::Ok => "done",
+            StepState::Failed => "failed",
+            StepState::Skipped => "left out",
+        };
+        let mut words = vec![state.to_owned()];
+        if step.attempt > 1 {
+            words.push(format!("{} tries", step.attempt));
+        }
+        words.extend(step.error.clone().filter(|error| !error.is_empty()));
+        words.extend(step.task.as_ref().map(|task| format!("task {task}")));
+        page.line(&step.name, words.join(", "));
+    }
+    if !job.execution.has_ended() {
+        page.next(format!("muster job wait {}", job.uuid));
+    }
+    for task in job.steps.iter().filter_map(|step| step.task.as_ref()) {
+        page.next(format!("muster task get {task}"));
+    }
+    page
 }
 
 /// Why a job failed, as its record says.
@@ -178,6 +226,23 @@ mod tests {
             "steps": steps,
         });
         serde_json::from_value(job).unwrap()
+    }
+
+    #[test]
+    fn a_job_is_told_with_its_steps() {
+        let failed = json!([{ "name": "reboot", "result": "", "error": "refused",
+                              "started_at": null, "finished_at": null }]);
+        let steps = json!([
+            { "name": "check", "state": "ok", "attempt": 1, "started_at": null,
+              "finished_at": null, "error": null, "task": null },
+            { "name": "reboot", "state": "failed", "attempt": 2, "started_at": null,
+              "finished_at": null, "error": "refused", "task": "t1" },
+        ]);
+        let text = page(&job(&failed, &steps), Some("cn1")).text(None);
+        assert!(text.starts_with("n of cn1 failed: reboot: refused\n"), "{text}");
+        assert!(text.contains("check   done\n"), "{text}");
+        assert!(text.contains("failed, 2 tries, refused, task t1"), "{text}");
+        assert!(text.contains("muster task get t1"), "{text}");
     }
 
     #[test]

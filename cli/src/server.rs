@@ -13,7 +13,7 @@ use crate::cell::{Cell, Tone};
 use crate::client::Client;
 use crate::output::{Item, Output, compact};
 use crate::table::{Column, ListArgs};
-use crate::{CliError, job, pick, server_images, server_orphans};
+use crate::{CliError, job, pick, server_get, server_images, server_orphans};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Args {
@@ -51,7 +51,7 @@ pub(crate) enum Args {
     /// Guests, disks and records on a node that belong to none of its VMs.
     #[command(subcommand)]
     Orphans(server_orphans::Args),
-    /// Shows a node's whole record.
+    /// Shows a node: what it has and what is left of it, what is wrong, its machines.
     Get {
         /// Uuid, its beginning, or hostname.
         server: String,
@@ -91,7 +91,7 @@ impl JobWait {
 pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<(), CliError> {
     match args {
         Args::List { status, list } => {
-            let extras = "status,memory,disk,vms,capacity,sysinfo".to_owned();
+            let extras = "status,memory,disk,vms,capacity,sysinfo,muster".to_owned();
             output
                 .list(&list, async || {
                     let query = [("extras", extras.clone())];
@@ -121,7 +121,7 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
         }
         Args::Images(args) => server_images::run(client, output, args).await,
         Args::Orphans(args) => server_orphans::run(client, output, args).await,
-        Args::Get { server } => output.object(pick::server(client, &server).await?.json()),
+        Args::Get { server } => server_get::run(client, output, &server).await,
     }
 }
 
@@ -132,17 +132,19 @@ impl Item for Answer<Server> {
         Column::new("STATUS", |server: &Self| status(server)),
         Column::new("VMS", |server: &Self| Cell::of(&server.vms.as_ref().map_or(0, BTreeMap::len))),
         Column::new("CPUS", |server: &Self| Cell::of(&sysinfo(server, "CPU Total Cores"))).spare(6),
+        Column::new("LOAD", |server: &Self| load(server)).spare(7),
         Column::new("RAM", |server: &Self| Cell::bytes(size(server.memory.memory_total_bytes)))
             .spare(4),
         Column::new("RAM LEFT", |server: &Self| left(server.unreserved_ram.as_ref())).spare(1),
         Column::new("DISK LEFT", |server: &Self| left(server.unreserved_disk.as_ref())).spare(2),
         Column::new("ACCEL", |server: &Self| accel(server)).spare(3),
-        Column::new("DEGRADED", |server: &Self| degraded(server)).cut().spare(5),
+        Column::new("DEGRADED", |server: &Self| degraded_count(server)).spare(5),
         Column::new("UP", |server: &Self| {
             let age = Cell::since(server.record.last_boot.as_deref());
             Cell { text: age.text.replace(" ago", ""), ..age }
         })
-        .spare(7),
+        .spare(8),
+        Column::new("VERSION", |server: &Self| Cell::of(&muster(server, "agent_version"))).spare(9),
         Column::new("HEARD", |server: &Self| {
             Cell::since(server.last_heartbeat.as_ref().and_then(Option::as_deref))
         })
@@ -153,7 +155,6 @@ impl Item for Answer<Server> {
             Cell::bytes(size(server.memory.memory_available_bytes))
         })
         .wide(),
-        Column::new("VERSION", |server: &Self| Cell::of(&muster(server, "agent_version"))).wide(),
         Column::new("PLATFORM", |server: &Self| Cell::of(&server.record.current_platform)).wide(),
     ];
 
@@ -170,19 +171,19 @@ impl Item for Answer<Server> {
     }
 }
 
-fn size(bytes: Option<i64>) -> Option<u64> {
+pub(crate) fn size(bytes: Option<i64>) -> Option<u64> {
     bytes.and_then(|bytes| u64::try_from(bytes).ok())
 }
 
 /// What there is left to be promised, MiB.
-fn left(mib: Option<&Number>) -> Cell {
+pub(crate) fn left(mib: Option<&Number>) -> Cell {
     let Some(mib) = mib.and_then(Number::as_f64) else { return Cell::dash() };
     let bytes = mib * 1024.0 * 1024.0;
     let tone = if mib > 0.0 { Tone::Plain } else { Tone::Bad };
     Cell { rank: Some(mib), right: true, tone, ..Cell::text(crate::cell::size(bytes)) }
 }
 
-fn status(server: &Server) -> Cell {
+pub(crate) fn status(server: &Server) -> Cell {
     match (server.status, server.record.setup) {
         (ServerStatus::Running, false) => Cell::text("not set up").tone(Tone::Busy),
         (status, _) => Cell::state(status.as_str()),
@@ -190,27 +191,63 @@ fn status(server: &Server) -> Cell {
 }
 
 /// A key of the node's description of itself.
-fn sysinfo(server: &Server, key: &str) -> Value {
+pub(crate) fn sysinfo(server: &Server, key: &str) -> Value {
     server.sysinfo.as_ref().and_then(|sysinfo| sysinfo.get(key)).cloned().unwrap_or_default()
 }
 
-fn muster(server: &Server, key: &str) -> Value {
+pub(crate) fn muster(server: &Server, key: &str) -> Value {
     sysinfo(server, "Muster")[key].clone()
 }
 
 /// What runs the guests' CPUs; emulation is slow, and worth a look.
-fn accel(server: &Server) -> Cell {
+pub(crate) fn accel(server: &Server) -> Cell {
     let accel = muster(server, "accel");
     let slow = accel == "tcg";
     Cell::of(&accel).tone(if slow { Tone::Busy } else { Tone::Plain })
 }
 
 /// What does not work as it should there.
-fn degraded(server: &Server) -> Cell {
+pub(crate) fn degraded(server: &Server) -> Vec<String> {
     let all = muster(server, "degraded");
-    let all: Vec<String> = all.as_array().into_iter().flatten().map(compact).collect();
-    match all.len() {
-        0 => Cell::text("no").tone(Tone::Faint),
-        _ => Cell::text(all.join("; ")).tone(Tone::Busy),
+    all.as_array().into_iter().flatten().map(compact).collect()
+}
+
+/// How many things that are; `muster server get` names them.
+fn degraded_count(server: &Server) -> Cell {
+    let count = degraded(server).len();
+    let tone = if count == 0 { Tone::Faint } else { Tone::Busy };
+    Cell::of(&count).tone(tone)
+}
+
+/// Processes that run or want to, on average over the last minute.
+pub(crate) fn load(server: &Server) -> Cell {
+    let load = server.muster.as_ref().map(|muster| muster["load"][0].clone());
+    match load.as_ref().and_then(Value::as_f64) {
+        Some(load) => Cell { rank: Some(load), right: true, ..Cell::text(format!("{load:.1}")) },
+        None => Cell::dash(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(crate) fn server(members: Value) -> Answer<Server> {
+        let mut server = json!({
+            "uuid": uuid::Uuid::nil(), "hostname": "cn1", "status": "running", "setup": true,
+            "sysinfo": { "Muster": { "accel": "tcg", "degraded": ["KVM: no", "no cgroups"] } },
+            "muster": { "load": [1.25, 1, 1] },
+        });
+        server.as_object_mut().unwrap().extend(members.as_object().unwrap().clone());
+        serde_json::from_value(server).unwrap()
+    }
+
+    #[test]
+    fn a_server_is_told_with_its_load_and_how_much_is_wrong() {
+        let server = server(json!({}));
+        assert_eq!((load(&server).text.as_str(), accel(&server).tone), ("1.2", Tone::Busy));
+        assert_eq!((degraded_count(&server).text.as_str(), degraded(&server).len()), ("2", 2));
+        let fresh = super::tests::server(json!({ "sysinfo": {}, "muster": null }));
+        assert_eq!((load(&fresh).text.as_str(), degraded_count(&fresh).text.as_str()), ("-", "0"));
     }
 }
