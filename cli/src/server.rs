@@ -12,8 +12,9 @@ use crate::answer::Answer;
 use crate::cell::{Cell, Tone};
 use crate::client::Client;
 use crate::output::{Item, Output, compact};
+use crate::server_change::NODE;
 use crate::table::{Column, ListArgs};
-use crate::{CliError, job, pick, server_get, server_images, server_orphans};
+use crate::{CliError, job, pick, server_change, server_get, server_images, server_orphans};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Args {
@@ -27,7 +28,7 @@ pub(crate) enum Args {
     },
     /// Restarts a node.
     Reboot {
-        /// Uuid, its beginning, or hostname.
+        #[arg(help = NODE)]
         server: String,
         /// Waits until the node's tasks have ended, and lets none begin.
         #[arg(long)]
@@ -37,7 +38,7 @@ pub(crate) enum Args {
     },
     /// Makes a new node ready for VMs.
     Setup {
-        /// Uuid, its beginning, or hostname.
+        #[arg(help = NODE)]
         server: String,
         /// The node's name from now on.
         #[arg(long)]
@@ -45,6 +46,24 @@ pub(crate) enum Args {
         #[command(flatten)]
         wait: JobWait,
     },
+    /// Changes what is kept of a node: whether it gets machines, traits, rack, comments.
+    Update(server_change::Update),
+    /// Has a node take no further work; what has begun goes on.
+    Pause {
+        #[arg(help = NODE)]
+        server: String,
+    },
+    /// Has a node take work again.
+    Resume {
+        #[arg(help = NODE)]
+        server: String,
+    },
+    /// Changes the network tags of a node's interfaces.
+    Nics(server_change::Nics),
+    /// Wipes a node that has no machines.
+    FactoryReset(server_change::FactoryReset),
+    /// Forgets a node and its machines; the node itself is not touched.
+    Delete(server_change::Delete),
     /// The images on a node, and who needs them.
     #[command(subcommand)]
     Images(server_images::Args),
@@ -53,7 +72,7 @@ pub(crate) enum Args {
     Orphans(server_orphans::Args),
     /// Shows a node: what it has and what is left of it, what is wrong, its machines.
     Get {
-        /// Uuid, its beginning, or hostname.
+        #[arg(help = NODE)]
         server: String,
     },
 }
@@ -71,7 +90,7 @@ pub(crate) struct JobWait {
 
 impl JobWait {
     /// `None`: there was nothing to do.
-    async fn follow(
+    pub(crate) async fn follow(
         self,
         client: &Client,
         output: &Output,
@@ -119,6 +138,12 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
             let answer = client.put(&path, &body).await?;
             wait.follow(client, output, answer).await
         }
+        Args::Update(args) => server_change::update(client, output, args).await,
+        Args::Pause { server } => server_change::pause(client, output, &server, false).await,
+        Args::Resume { server } => server_change::pause(client, output, &server, true).await,
+        Args::Nics(args) => server_change::nics(client, output, args).await,
+        Args::FactoryReset(args) => server_change::factory_reset(client, output, args).await,
+        Args::Delete(args) => server_change::delete(client, output, args).await,
         Args::Images(args) => server_images::run(client, output, args).await,
         Args::Orphans(args) => server_orphans::run(client, output, args).await,
         Args::Get { server } => server_get::run(client, output, &server).await,

@@ -24,6 +24,15 @@ pub(crate) enum Args {
         #[command(flatten)]
         list: ListArgs,
     },
+    /// Brings an image to the node before a machine is made from it there.
+    Add {
+        /// Uuid, its beginning, or hostname.
+        server: String,
+        /// Name, `NAME@VERSION`, uuid or its beginning.
+        image: String,
+        #[command(flatten)]
+        wait: WaitArgs,
+    },
     /// Takes one off the node. Refused while disks or other images there need it; the next machine
     /// that is made from it fetches it again.
     Remove {
@@ -48,6 +57,16 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
             let path = format!("/servers/{server}/images");
             let fetch = async || client.get::<Images>(&path, &[]).await.map(|found| found.images);
             output.list(&list, fetch).await
+        }
+        Args::Add { server, image, wait } => {
+            let server = pick::server(client, &server).await?.record.uuid;
+            let image = pick::image(client, &image).await?;
+            let path = format!("/servers/{server}/ensure-image");
+            let body = json!({ "image_uuid": image.uuid });
+            let started: TaskStarted = client.post(&path, &body).await?;
+            let object = json!({ "id": started.id });
+            let title = format!("add {}@{}", image.name, image.version);
+            wait.follow_and_say(client, output, &title, &started, &object).await
         }
         Args::Remove { server, image, wait } => {
             let server = pick::server(client, &server).await?.record.uuid;
