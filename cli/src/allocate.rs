@@ -3,7 +3,7 @@
 use muster_shared::api::allocation::Allocated;
 use muster_shared::entropy::{Entropy as _, SeededEntropy};
 use muster_shared::vm::{DEFAULT_BRAND, NOBODY};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::answer::Answer;
 use crate::client::Client;
@@ -72,13 +72,23 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
         }
         body["servers"] = json!(uuids);
     }
-    let answered = client.post::<Answer<Allocated>>("/allocate?reserve=false", &body).await;
+    ask(client, output, &body, args.verbose).await
+}
+
+/// Asks where it would go, and shows the steps that removed servers, or all.
+pub(crate) async fn ask(
+    client: &Client,
+    output: &Output,
+    body: &Value,
+    verbose: bool,
+) -> Result<(), CliError> {
+    let answered = client.post::<Answer<Allocated>>("/allocate?reserve=false", body).await;
     let names = pick::hostnames(client).await?;
     if let Err(CliError::Refused { body, .. }) = &answered {
         if output.is_json() {
             output.object(body)?;
         } else {
-            for line in refusal::lines(body, &names, args.verbose) {
+            for line in refusal::lines(body, &names, verbose) {
                 print(&line)?;
             }
         }
@@ -87,7 +97,7 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
     if output.is_json() {
         return output.object(answer.json());
     }
-    for line in refusal::steps(answer.steps.as_deref(), &names, args.verbose) {
+    for line in refusal::steps(answer.steps.as_deref(), &names, verbose) {
         print(&line)?;
     }
     let server = &answer.server.record;

@@ -39,6 +39,7 @@ pub(crate) struct Client {
     socket: Option<PathBuf>,
     tls: Option<Arc<rustls::ClientConfig>>,
     name: String,
+    ticket: Option<uuid::Uuid>,
 }
 
 /// A websocket over whatever leads to the coordinator.
@@ -100,7 +101,7 @@ impl Client {
             http = http.tls_backend_preconfigured(rustls::ClientConfig::clone(tls));
         }
         let http = http.build().map_err(|error| bad(&format!("{error}")))?;
-        Ok(Self { http, base, socket, tls, name })
+        Ok(Self { http, base, socket, tls, name, ticket: connection.ticket })
     }
 
     fn url(&self, path: &str) -> String {
@@ -135,7 +136,12 @@ impl Client {
     }
 
     fn request(&self, method: Method, path: &str) -> RequestBuilder {
-        self.http.request(method, self.url(path))
+        let reads = method == Method::GET;
+        let request = self.http.request(method, self.url(path));
+        match &self.ticket {
+            Some(ticket) if !reads => request.header("x-muster-ticket", ticket.to_string()),
+            _ => request,
+        }
     }
 
     /// `GET`; `query` pairs are encoded.
@@ -314,7 +320,7 @@ mod tests {
     use super::*;
 
     fn connection(url: &str) -> Connection {
-        Connection { url: url.to_owned(), ca: None, cert: None, key: None }
+        Connection { url: url.to_owned(), ..Connection::default() }
     }
 
     #[test]

@@ -18,6 +18,7 @@ use tokio_util::io::ReaderStream;
 use crate::answer::Answer;
 use crate::cell::Cell;
 use crate::client::Client;
+use crate::confirm::meant;
 use crate::output::{Item, Output, shown};
 use crate::table::{Column, ListArgs};
 use crate::vm_create::read_object;
@@ -43,10 +44,17 @@ pub(crate) enum Args {
     },
     /// Uploads an image and makes it usable.
     Import(Import),
-    /// Deletes an image from the repository; machines made from it go on.
+    /// Deletes images from the repository; machines made from them go on.
     Delete {
-        /// Name, `NAME@VERSION`, uuid or its beginning.
-        image: String,
+        /// Names, `NAME@VERSION`, uuids or their beginnings.
+        #[arg(required = true, value_name = "IMAGE")]
+        images: Vec<String>,
+        /// Does not ask; without a terminal nobody is asked.
+        #[arg(long, short)]
+        yes: bool,
+        /// An image that does not exist is no error.
+        #[arg(long)]
+        if_exists: bool,
     },
 }
 
@@ -87,13 +95,42 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
         }
         Args::Get { image } => image_get::run(client, output, &image).await,
         Args::Import(args) => import(client, output, args).await,
-        Args::Delete { image } => {
-            let Manifest { uuid, name, version, .. } = &*pick::only_image(client, &image).await?;
-            client.delete::<()>(&format!("/images/{uuid}")).await?;
-            let sentence = format!("image {name}@{version} ({uuid}) deleted");
-            output.done(&sentence, &json!({ "uuid": uuid }))
+        Args::Delete { images, yes, if_exists } => {
+            delete(client, output, &images, yes, if_exists).await
         }
     }
+}
+
+/// Nothing is deleted unless all are found, and meant.
+async fn delete(
+    client: &Client,
+    output: &Output,
+    names: &[String],
+    yes: bool,
+    if_exists: bool,
+) -> Result<(), CliError> {
+    let mut images: Vec<Answer<Manifest>> = Vec::new();
+    for name in names {
+        match pick::only_image(client, name).await {
+            Ok(found) if images.iter().any(|image| image.uuid == found.uuid) => {}
+            Ok(found) => images.push(found),
+            Err(CliError::NotFound(_)) if if_exists => {}
+            Err(other) => return Err(other),
+        }
+    }
+    let uuids: Vec<_> = images.iter().map(|image| image.uuid).collect();
+    let shown = |image: &Answer<Manifest>| {
+        format!("{}@{} ({})", image.name, image.version, Cell::id(&image.uuid).text)
+    };
+    let shown: Vec<String> = images.iter().map(shown).collect();
+    if shown.is_empty() {
+        return output.done("nothing to delete", &json!(uuids));
+    }
+    meant(&format!("Delete {} from the repository?", shown.join(", ")), yes)?;
+    for uuid in &uuids {
+        client.delete::<()>(&format!("/images/{uuid}")).await?;
+    }
+    output.done(&format!("deleted {}", shown.join(", ")), &json!(uuids))
 }
 
 impl Item for Answer<Manifest> {

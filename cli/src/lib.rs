@@ -42,8 +42,10 @@ mod vm;
 mod vm_act;
 mod vm_create;
 mod vm_get;
+mod vm_info;
 mod vm_list;
 mod vm_screenshot;
+mod vm_select;
 mod vm_snapshot;
 mod vm_top;
 mod vm_update;
@@ -101,7 +103,7 @@ pub struct Args {
 }
 
 /// How to reach the coordinator.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Connection")]
 struct Connection {
     /// The coordinator: `http://HOST:PORT`, `https://HOST:PORT` or `unix:/PATH`.
@@ -125,6 +127,10 @@ struct Connection {
     /// Key (PEM) of the client certificate.
     #[arg(long, global = true, env = "MUSTER_KEY", hide_env_values = true, value_name = "FILE")]
     key: Option<PathBuf>,
+
+    /// Ticket under which changes are made; they are refused unless it is active.
+    #[arg(long, global = true, env = "MUSTER_TICKET", hide_env_values = true, value_name = "UUID")]
+    ticket: Option<uuid::Uuid>,
 }
 
 #[derive(Debug, Subcommand)]

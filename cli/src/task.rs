@@ -6,12 +6,13 @@ use std::time::Duration;
 use clap::Subcommand;
 use jiff::Timestamp;
 use muster_shared::api::task::{Task, TaskStatus};
+use muster_shared::clock::{Clock as _, SystemClock};
 use serde_json::{Value, json};
 
 use crate::answer::Answer;
 use crate::cell::{Cell, Tone, span};
 use crate::client::Client;
-use crate::output::{Item, Output};
+use crate::output::{Item, Output, print};
 use crate::table::{Column, ListArgs};
 use crate::{CliError, pick, task_get, wait};
 
@@ -42,10 +43,14 @@ pub(crate) enum Args {
         /// The task's id.
         id: String,
     },
-    /// Waits until a task has ended; fails if it failed.
+    /// Waits until tasks have ended; fails if one failed.
     Wait {
-        /// The task's id.
-        id: String,
+        /// The tasks' ids.
+        #[arg(required_unless_present = "all", conflicts_with = "all", value_name = "ID")]
+        ids: Vec<String>,
+        /// All that are active now.
+        #[arg(long)]
+        all: bool,
         /// Longest wait, seconds.
         #[arg(long, value_name = "SECONDS", default_value_t = 900)]
         timeout: u64,
@@ -90,11 +95,17 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
                 task_get::show(client, &task).await
             }
         }
-        Args::Wait { id, timeout } => {
-            let id = pick::task(client, &id).await?;
-            let limit = Duration::from_secs(timeout);
-            let task = wait::finished(client, &format!("task {id}"), &id, limit).await?;
-            output.done(&format!("task {id}: complete"), task.json())
+        Args::Wait { ids, all, timeout } => {
+            let mut tasks = Vec::new();
+            for id in ids {
+                tasks.push(pick::task(client, &id).await?);
+            }
+            if all {
+                let active = [("status", "active".to_owned())];
+                let active = newest(client, &active).await?;
+                tasks.extend(active.iter().map(|task| task.id.to_string()));
+            }
+            wait_for(client, output, &tasks, Duration::from_secs(timeout)).await
         }
         Args::Cancel { id } => {
             let id = pick::task(client, &id).await?;
@@ -109,6 +120,39 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
             output.done(&text, &answer)
         }
     }
+}
+
+/// Waits for each. What fails stops no other; the first failure is returned, the others are
+/// reported at once.
+async fn wait_for(
+    client: &Client,
+    output: &Output,
+    ids: &[String],
+    limit: Duration,
+) -> Result<(), CliError> {
+    let clock = SystemClock::new();
+    let (mut ended, mut first) = (Vec::new(), None);
+    for id in ids {
+        let left = limit.saturating_sub(clock.monotonic());
+        match wait::finished(client, &format!("task {id}"), id, left).await {
+            Ok(task) => {
+                if !output.is_json() {
+                    print(&format!("task {id}: complete"))?;
+                }
+                ended.push(task.json().clone());
+            }
+            Err(stop @ CliError::Interrupted { .. }) => return Err(stop),
+            Err(error) if first.is_none() => first = Some(error),
+            Err(error) => error.report(),
+        }
+    }
+    if output.is_json() {
+        let one = ids.len() == 1 && ended.len() == 1;
+        output.object(&if one { ended.remove(0) } else { Value::Array(ended) })?;
+    } else if ids.is_empty() {
+        print("no task is active")?;
+    }
+    first.map_or(Ok(()), Err)
 }
 
 /// The newest first, as the coordinator does not list them.

@@ -36,7 +36,7 @@ pub(crate) enum Args {
         /// The ticket's uuid.
         uuid: String,
     },
-    /// Puts a ticket into its queue, which is that of its server, scope and id.
+    /// Creates a ticket in the queue for this server, scope and id.
     #[command(after_help = "\
 Example, to be alone with a VM for at most ten minutes:
   uuid=$(muster -o json ticket create --server cn1 --scope vm --id \"$vm\" | jq -r .uuid)
@@ -56,12 +56,12 @@ Example, to be alone with a VM for at most ten minutes:
         /// What is to be done, for others to see.
         #[arg(long)]
         action: Option<String>,
-        /// The ticket ends by itself after so many seconds.
+        /// Lifetime of the ticket, seconds.
         #[arg(long, value_name = "SECONDS", default_value_t = 600,
             value_parser = clap::value_parser!(u64).range(1..))]
         expires_in: u64,
     },
-    /// Waits until it is a ticket's turn.
+    /// Waits until a ticket is active.
     Wait {
         /// The ticket's uuid.
         uuid: String,
@@ -72,12 +72,12 @@ Example, to be alone with a VM for at most ten minutes:
         #[arg(long, value_name = "SECONDS", default_value_t = 900)]
         timeout: u64,
     },
-    /// Ends a ticket; the next in its queue has its turn.
+    /// Ends a ticket; the next one in its queue becomes active.
     Release {
         /// The ticket's uuid.
         uuid: String,
     },
-    /// Deletes a ticket, or all of a waitlist; the next in its queue has its turn.
+    /// Deletes a ticket, or all tickets of a waitlist; the next one in each queue becomes active.
     Delete {
         /// The ticket's uuid.
         #[arg(required_unless_present = "all")]

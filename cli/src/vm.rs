@@ -2,6 +2,7 @@
 
 use clap::Subcommand;
 use muster_shared::api::task::TaskStarted;
+use muster_shared::api::vm::FleetVm;
 use muster_shared::ids::{ServerUuid, VmUuid};
 use serde_json::{Value, json};
 
@@ -10,8 +11,8 @@ use crate::client::Client;
 use crate::output::Output;
 use crate::wait::WaitArgs;
 use crate::{
-    CliError, console, pick, vm_act, vm_create, vm_get, vm_list, vm_screenshot, vm_snapshot,
-    vm_top, vm_update,
+    CliError, console, pick, vm_act, vm_create, vm_get, vm_info, vm_list, vm_screenshot,
+    vm_snapshot, vm_top, vm_update,
 };
 
 pub(crate) const MACHINE: &str = "Uuid, its beginning, or alias";
@@ -35,7 +36,7 @@ pub(crate) enum Args {
     Stop(vm_act::Halt),
     /// Shuts guests down and starts them again.
     Reboot(vm_act::Halt),
-    /// Ends machines at once, as if their power were cut.
+    /// Stops machines at once, as if their power were cut.
     Kill(vm_act::Kill),
     /// Changes a machine's properties, tags or metadata.
     Update(Box<vm_update::Update>),
@@ -46,6 +47,15 @@ pub(crate) enum Args {
     Snapshot(vm_snapshot::Args),
     /// Takes a picture of what a machine's display shows.
     Screenshot(vm_screenshot::Args),
+    /// Shows what the hypervisor says of a machine now.
+    Info(vm_info::Info),
+    /// Shows the process that runs a machine.
+    Proc {
+        #[arg(help = MACHINE)]
+        vm: String,
+    },
+    /// Makes a machine's display available to a VNC viewer.
+    Vnc(vm_info::Vnc),
     /// Destroys machines and their disks.
     Delete(vm_act::Delete),
     /// Attaches to a machine's serial console; Ctrl-] leaves it.
@@ -67,6 +77,9 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
         Args::Reprovision(args) => vm_update::reprovision(client, output, args).await,
         Args::Snapshot(args) => vm_snapshot::run(client, output, args).await,
         Args::Screenshot(args) => vm_screenshot::run(client, output, args).await,
+        Args::Info(args) => vm_info::info(client, output, args).await,
+        Args::Proc { vm } => vm_info::process(client, output, &vm).await,
+        Args::Vnc(args) => vm_info::vnc(client, args).await,
         Args::Console(args) => console::run(client, args).await,
     }
 }
@@ -75,6 +88,7 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
 #[derive(Debug)]
 pub(crate) struct Target {
     pub(crate) uuid: VmUuid,
+    pub(crate) owner: Option<String>,
     server: ServerUuid,
     alias: Option<String>,
 }
@@ -82,9 +96,17 @@ pub(crate) struct Target {
 impl Target {
     /// Finds a machine by uuid, its beginning, or alias.
     pub(crate) async fn find(client: &Client, name: &str) -> Result<Self, CliError> {
-        let found = pick::vm(client, name).await?;
-        let alias = found.index.alias.clone();
-        Ok(Self { uuid: found.vm.uuid, server: found.server_uuid, alias })
+        Ok(Self::of(&*pick::vm(client, name).await?))
+    }
+
+    /// One that is found already.
+    pub(crate) fn of(vm: &FleetVm) -> Self {
+        Self {
+            uuid: vm.vm.uuid,
+            owner: vm.vm.owner_uuid.clone(),
+            server: vm.server_uuid,
+            alias: vm.index.alias.clone(),
+        }
     }
 
     /// What people call it, and which one that is.

@@ -1,23 +1,32 @@
 //! `muster vm start`, `stop`, `reboot`, `kill` and `delete`: what is done to one machine or several.
 
-use std::io::{BufRead as _, IsTerminal as _, Write as _};
+use std::io::IsTerminal as _;
 
 use clap::ValueEnum;
 use muster_shared::api::task::TaskStarted;
 use serde_json::{Value, json};
 
 use crate::CliError;
-use crate::cell::safe;
 use crate::client::Client;
+use crate::confirm::meant;
 use crate::output::{Output, print};
 use crate::vm::Target;
+use crate::vm_select::Select;
 use crate::wait::WaitArgs;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Action {
-    /// Uuids, their beginnings, or aliases.
-    #[arg(required = true, value_name = "VM")]
-    vms: Vec<String>,
+    #[command(flatten)]
+    select: Select,
+
+    /// Does not ask; without a terminal nobody is asked about machines that are named.
+    #[arg(long, short)]
+    yes: bool,
+
+    /// Only says which machines it would be done to.
+    #[arg(long)]
+    dry_run: bool,
+
     #[command(flatten)]
     wait: WaitArgs,
 }
@@ -92,10 +101,6 @@ pub(crate) struct Delete {
     #[command(flatten)]
     action: Action,
 
-    /// Does not ask; without a terminal nobody is asked.
-    #[arg(long, short)]
-    yes: bool,
-
     /// A machine that does not exist is no error.
     #[arg(long)]
     if_exists: bool,
@@ -125,31 +130,12 @@ pub(crate) async fn kill(client: &Client, output: &Output, args: Kill) -> Result
 }
 
 pub(crate) async fn delete(client: &Client, output: &Output, args: Delete) -> Result<(), CliError> {
-    let mut targets = Vec::new();
-    for name in &args.action.vms {
-        match Target::find(client, name).await {
-            Ok(target) => targets.push(target),
-            Err(CliError::NotFound(_)) if args.if_exists => {}
-            Err(other) => return Err(other),
-        }
+    let targets = args.action.select.find(client, args.if_exists).await?;
+    let question = |names: &str| format!("Destroy {names} with all disks and snapshots?");
+    if args.action.agreed(output, "delete", &targets, true, question)? {
+        all(client, output, "delete", args.action.wait, &targets, None).await?;
     }
-    let names: Vec<String> = targets.iter().map(Target::shown).collect();
-    let asked = !args.yes && !targets.is_empty() && std::io::stdin().is_terminal();
-    if asked && !confirmed(&names)? {
-        return Err(CliError::Ended("nothing was deleted".to_owned()));
-    }
-    all(client, output, "delete", args.action.wait, &targets, None).await
-}
-
-/// Asks on the terminal whether that is meant.
-fn confirmed(names: &[String]) -> Result<bool, CliError> {
-    let names: Vec<String> = names.iter().map(|name| safe(name)).collect();
-    eprint!("Destroy {} with all disks and snapshots? [y/N] ", names.join(", "));
-    let failed = |source| CliError::Terminal { action: "ask", source };
-    std::io::stderr().flush().map_err(failed)?;
-    let mut answer = String::new();
-    std::io::stdin().lock().read_line(&mut answer).map_err(failed)?;
-    Ok(matches!(answer.trim().to_lowercase().as_str(), "y" | "yes"))
+    Ok(())
 }
 
 /// Does something to each of the machines; nothing is begun unless all are found.
@@ -160,11 +146,48 @@ async fn act(
     action: &Action,
     body: &Value,
 ) -> Result<(), CliError> {
-    let mut targets = Vec::new();
-    for name in &action.vms {
-        targets.push(Target::find(client, name).await?);
+    let targets = action.select.find(client, false).await?;
+    let question = |names: &str| format!("{verb} {names}?");
+    if action.agreed(output, verb, &targets, false, question)? {
+        all(client, output, verb, action.wait, &targets, Some(body)).await?;
     }
-    all(client, output, verb, action.wait, &targets, Some(body)).await
+    Ok(())
+}
+
+impl Action {
+    /// Whether it is to be done: not in a dry run, and not unless somebody means machines that
+    /// nobody named, or that are destroyed.
+    fn agreed(
+        &self,
+        output: &Output,
+        verb: &str,
+        targets: &[Target],
+        destroys: bool,
+        question: impl Fn(&str) -> String,
+    ) -> Result<bool, CliError> {
+        let names: Vec<String> = targets.iter().map(Target::shown).collect();
+        let names = names.join(", ");
+        if targets.is_empty() {
+            let none: Vec<Value> = Vec::new();
+            output.done(&format!("{verb}: there are no such machines"), &json!(none))?;
+            return Ok(false);
+        }
+        if self.dry_run {
+            let uuids: Vec<_> = targets.iter().map(|target| target.uuid).collect();
+            output.done(&format!("would {verb} {names}"), &json!(uuids))?;
+            return Ok(false);
+        }
+        let unnamed = self.select.by_what_they_have();
+        if unnamed && !self.yes && !std::io::stdin().is_terminal() {
+            let text =
+                format!("{} machines would be meant: say --yes, or --dry-run", targets.len());
+            return Err(CliError::Usage(text));
+        }
+        if unnamed || destroys {
+            meant(&question(&names), self.yes)?;
+        }
+        Ok(true)
+    }
 }
 
 /// Begins the work on all machines, then waits for each. What fails stops no other; the first failure

@@ -3,16 +3,16 @@
 use std::path::{Path, PathBuf};
 
 use muster_shared::api::vm::VmPlaced;
+use muster_shared::entropy::{Entropy as _, SeededEntropy};
 use muster_shared::ids::{ImageUuid, VmUuid};
 use muster_shared::vm::{DEFAULT_BRAND, DEFAULT_RAM_MIB, DiskSpec, NOBODY, VmSpec};
 use serde_json::{Map, Value, json};
 
 use crate::answer::Answer;
-use crate::cell::safe;
 use crate::client::Client;
-use crate::output::Output;
+use crate::output::{Output, warn};
 use crate::wait::WaitArgs;
-use crate::{CliError, known, pick, refusal};
+use crate::{CliError, allocate, known, pick, refusal};
 
 /// Disk of a machine that names none, GiB: smaller than the API's, an image is rarely larger.
 const DEFAULT_DISK_GIB: u64 = 1;
@@ -49,7 +49,7 @@ pub(crate) struct Args {
     file: Option<PathBuf>,
 
     /// Name, shown in lists and given to the guest as its hostname.
-    #[arg(long)]
+    #[arg(long, visible_alias = "name")]
     alias: Option<String>,
 
     /// Memory, MiB [default: 256].
@@ -106,6 +106,10 @@ pub(crate) struct Args {
     #[arg(long)]
     brand: Option<String>,
 
+    /// Only says where it would go.
+    #[arg(long)]
+    dry_run: bool,
+
     #[command(flatten)]
     wait: WaitArgs,
 }
@@ -130,6 +134,9 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
     }
     let spec = payload(&args, Images { boot: image, cdrom }, base)?;
     let body = Value::Object(spec.into_members());
+    if args.dry_run {
+        return dry_run(client, output, body).await;
+    }
     let answered: Result<Answer<VmPlaced>, CliError> = client.post("/vms", &body).await;
     if let Err(CliError::Refused { code, body, .. }) = &answered
         && code == "NoAllocatableServersError"
@@ -152,6 +159,17 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
     output.done(&sentence, answer.json())
 }
 
+/// Where it would go, by the policy of a create.
+async fn dry_run(client: &Client, output: &Output, mut vm: Value) -> Result<(), CliError> {
+    let tags = vm["networks"].as_array().cloned().unwrap_or_default();
+    if vm["uuid"].is_null() {
+        vm["uuid"] = json!(SeededEntropy::from_os().uuid());
+    }
+    vm["vm_uuid"] = vm["uuid"].clone();
+    let body = json!({ "vm": vm, "image": {}, "nic_tags": tags, "create": true });
+    allocate::ask(client, output, &body, false).await
+}
+
 /// Why no server takes it.
 async fn say_why(client: &Client, output: &Output, body: &Value) -> Result<(), CliError> {
     if output.is_json() {
@@ -159,7 +177,7 @@ async fn say_why(client: &Client, output: &Output, body: &Value) -> Result<(), C
     }
     let names = pick::hostnames(client).await?;
     for line in refusal::lines(body, &names, false) {
-        eprintln!("{}", safe(&line));
+        warn(&line);
     }
     Ok(())
 }

@@ -2,13 +2,16 @@
 
 use std::path::PathBuf;
 
+use muster_shared::api::vm::FleetVm;
+use muster_shared::ids::VmUuid;
 use muster_shared::vm::{Reboot, VmChange};
 use serde_json::{Map, Value, json};
 
+use crate::answer::Answer;
 use crate::client::Client;
 use crate::output::Output;
 use crate::vm::Target;
-use crate::vm_create::{object, pair, positive, read_object, set_restart};
+use crate::vm_create::{object, pair, read_object, set_restart};
 use crate::wait::WaitArgs;
 use crate::{CliError, known, pick};
 
@@ -43,9 +46,9 @@ pub(crate) struct Update {
     #[arg(long, value_name = "COUNT")]
     vcpus: Option<u64>,
 
-    /// Most CPU the machine gets, percent of one core. A machine without a limit would keep all others
-    /// off its server.
-    #[arg(long, value_name = "PERCENT", value_parser = positive())]
+    /// Most CPU the machine gets, percent of one core; 0 for no limit: for its place it still counts
+    /// with 100 for each virtual CPU.
+    #[arg(long, value_name = "PERCENT")]
     cpu_cap: Option<u64>,
 
     /// Sets a tag; may be repeated.
@@ -100,6 +103,9 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Update) -> Resul
     if body.keys().all(|name| name == "reboot") {
         return Err(CliError::Usage("nothing to change; see `muster vm update --help`".to_owned()));
     }
+    if let Some(alias) = body.get("alias").and_then(Value::as_str) {
+        refuse_second(client, &target, alias).await?;
+    }
     let answer = client.post(&target.path("/update"), &Value::Object(body)).await?;
     let title = format!("update {}", target.shown());
     target.follow(client, output, args.wait, &title, &answer).await
@@ -116,6 +122,28 @@ pub(crate) async fn reprovision(
     let answer = client.post(&target.path("/reprovision"), &body).await?;
     let title = format!("reprovision {}", target.shown());
     target.follow(client, output, wait, &title, &answer).await
+}
+
+/// Refuses a name that another machine of this owner has: nobody could name either of them.
+async fn refuse_second(client: &Client, target: &Target, alias: &str) -> Result<(), CliError> {
+    let query = [("alias", alias.to_owned())];
+    let there = client.get_all("/vms", &query, pick::vm_uuid).await?;
+    match namesake(&there, target.uuid, target.owner.as_deref()) {
+        None => Ok(()),
+        Some(other) => Err(CliError::Usage(format!(
+            "{} of the same owner is named {alias:?} already",
+            Target::of(other).shown()
+        ))),
+    }
+}
+
+fn namesake<'a>(
+    there: &'a [Answer<FleetVm>],
+    uuid: VmUuid,
+    owner: Option<&str>,
+) -> Option<&'a FleetVm> {
+    let mut others = there.iter().filter(|other| other.vm.uuid != uuid);
+    others.find(|other| other.vm.owner_uuid.as_deref() == owner).map(|other| &**other)
 }
 
 /// Flags win over the file.
@@ -181,9 +209,19 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_is_changed_and_not_taken_away() {
-        Alone::try_parse_from(["x", "web1", "--cpu-cap", "150"]).unwrap();
-        Alone::try_parse_from(["x", "web1", "--cpu-cap", "0"]).err().expect("it is refused");
+    fn only_another_machine_of_the_owner_has_the_name() {
+        let vm = |n: u128, owner: &str| {
+            let vm = json!({
+                "uuid": uuid::Uuid::from_u128(n), "owner_uuid": owner, "alias": "web1",
+                "server_uuid": uuid::Uuid::nil(), "server_status": "running",
+            });
+            serde_json::from_value::<Answer<FleetVm>>(vm).unwrap()
+        };
+        let uuid = |n: u128| VmUuid(uuid::Uuid::from_u128(n));
+        let there = [vm(1, "a"), vm(2, "b")];
+        assert!(namesake(&there, uuid(1), Some("a")).is_none());
+        assert_eq!(namesake(&there, uuid(3), Some("b")).unwrap().vm.uuid, uuid(2));
+        assert!(namesake(&there, uuid(3), Some("c")).is_none());
     }
 
     #[test]
