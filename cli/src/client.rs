@@ -20,6 +20,8 @@ use url::Url;
 
 use crate::{CliError, Connection};
 
+/// The coordinator that is meant if nobody names one.
+pub(crate) const DEFAULT_URL: &str = "http://127.0.0.1:8480";
 /// Time to reach the coordinator.
 const CONNECT: Duration = Duration::from_secs(5);
 /// Items in a page; the coordinator's limit.
@@ -75,7 +77,7 @@ impl Client {
     /// A client for the address in the arguments; connects to nothing yet.
     pub(crate) fn new(connection: &Connection) -> Result<Self, CliError> {
         tls::install_provider();
-        let name = connection.url.clone();
+        let name = connection.url.clone().unwrap_or_else(|| DEFAULT_URL.to_owned());
         let bad = |why: &str| CliError::Usage(format!("--url {name}: {why}"));
         let socket = name.strip_prefix("unix:").map(PathBuf::from);
         let text = if socket.is_some() { "http://localhost" } else { name.as_str() };
@@ -320,7 +322,7 @@ mod tests {
     use super::*;
 
     fn connection(url: &str) -> Connection {
-        Connection { url: url.to_owned(), ..Connection::default() }
+        Connection { url: Some(url.to_owned()), ..Connection::default() }
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod client;
 mod completion;
 mod confirm;
 mod console;
+mod context;
 mod documentation;
 mod error;
 mod escape;
@@ -106,15 +107,20 @@ pub struct Args {
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Connection")]
 struct Connection {
-    /// The coordinator: `http://HOST:PORT`, `https://HOST:PORT` or `unix:/PATH`.
+    /// The coordinator: `http://HOST:PORT`, `https://HOST:PORT` or `unix:/PATH` [default: that of the
+    /// context in use, else http://127.0.0.1:8480].
+    #[arg(long, global = true, env = "MUSTER_URL", hide_env_values = true)]
+    url: Option<String>,
+
+    /// A context instead of the one in use; see `muster context --help`.
     #[arg(
         long,
         global = true,
-        env = "MUSTER_URL",
+        env = "MUSTER_CONTEXT",
         hide_env_values = true,
-        default_value = "http://127.0.0.1:8480"
+        value_name = "NAME"
     )]
-    url: String,
+    context: Option<String>,
 
     /// CA certificate (PEM) to check the coordinator against, instead of the machine's own.
     #[arg(long, global = true, env = "MUSTER_CA", hide_env_values = true, value_name = "FILE")]
@@ -167,6 +173,9 @@ enum Command {
     Capacity(capacity::Args),
     /// Explains a task, a VM, a server or a ticket: what it waits for, what happened to it.
     Why(why::Args),
+    /// Coordinators by name: addresses and certificates.
+    #[command(subcommand)]
+    Context(context::Args),
     /// Prints the completion script of a shell.
     Completion(completion::Args),
 }
@@ -185,7 +194,12 @@ pub async fn run(args: Args) -> Result<(), CliError> {
     {
         return allocate_offline::run(&args.offline);
     }
-    let client = Client::new(&args.connection)?;
+    let mut connection = args.connection;
+    if let Command::Context(args) = args.command {
+        return context::run(&connection, &output, args).await;
+    }
+    context::apply(&mut connection)?;
+    let client = Client::new(&connection)?;
     match args.command {
         Command::Server(args) => server::run(&client, &output, args).await,
         Command::Vm(args) => vm::run(&client, &output, args).await,
@@ -199,6 +213,7 @@ pub async fn run(args: Args) -> Result<(), CliError> {
         Command::Allocation(args) => allocation::run(&client, &output, args).await,
         Command::Capacity(args) => capacity::run(&client, &output, args).await,
         Command::Why(args) => why::run(&client, &output, args).await,
+        Command::Context(args) => context::run(&connection, &output, args).await,
         Command::Completion(args) => completion::run(&args),
     }
 }
