@@ -180,6 +180,12 @@ fn changed(before: Context, connection: &Connection) -> Result<Context, CliError
     Ok(context)
 }
 
+/// Names of all contexts; none if the file can't be read.
+pub(crate) fn names() -> Vec<String> {
+    let all = path().and_then(|path| read(&path).ok()).unwrap_or_default();
+    all.contexts.into_keys().collect()
+}
+
 fn path() -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
     let folder = set("XDG_CONFIG_HOME").map(PathBuf::from);

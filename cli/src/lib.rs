@@ -24,6 +24,8 @@ mod image;
 mod image_get;
 mod job;
 mod known;
+mod man;
+mod names;
 mod output;
 mod page;
 mod pick;
@@ -67,14 +69,14 @@ use output::Output;
 /// Exit codes, for scripts; part of the help.
 const AFTER_HELP: &str = "\
 Examples:
-  muster server list                     which nodes there are
+  muster server list                     all nodes
   muster image import guest.qcow2.gz --manifest manifest.json
   muster vm create --image muster-guest --ram 256 --alias web1
   muster vm console web1                 Ctrl-] leaves
-  muster why vm web1                     what it waits for, and where it is
+  muster why web1                        what it waits for, and what failed last
 
-Things are named by uuid, by the beginning of a uuid (4 characters or more), or by name: a VM's
-alias, a server's hostname, an image's name.
+Things are named by uuid, by the beginning or end of a uuid (4 characters or more), or by name: a
+VM's alias, a server's hostname, an image's name.
 
 Exit codes: 0 done · 1 failed otherwise · 2 wrong usage · 3 not found · 4 the task failed ·
 5 coordinator unreachable · 6 refused by the coordinator · 7 not finished in time ·
@@ -147,29 +149,31 @@ enum Command {
     /// Virtual machines.
     #[command(subcommand)]
     Vm(vm::Args),
-    /// Images that machines are made from.
+    /// Images to create machines from.
     #[command(subcommand)]
     Image(image::Args),
-    /// Work that was accepted: what ran, runs and failed.
+    /// Tasks: pending, running and finished operations.
     #[command(subcommand)]
     Task(task::Args),
-    /// Places in the waitlist's queues, for those who must not work at the same time.
+    /// Tickets: take turns on a shared resource.
     #[command(subcommand)]
     Ticket(ticket::Args),
-    /// Work in several steps on one server: setup, reboot, factory reset, network interfaces.
+    /// Jobs: multi-step operations on one server, such as setup and reboot.
     #[command(subcommand)]
     Job(job::Args),
     /// What servers boot, and with which parameters.
     #[command(subcommand)]
     Boot(boot::Args),
-    /// Prints what happens, as it happens.
+    /// Follows events: state changes, tasks, progress.
     Events(events::Args),
-    /// Asks where a machine would be placed, and shows every step of the decision.
+    /// Shows what nodes and machines use: CPU, memory, disks, network, the busiest first.
+    Top(vm_top::Args),
+    /// Shows where a machine would be placed, and why; creates nothing.
     Allocate(allocate::Args),
-    /// Decisions of the allocator: kept, explained and replayed.
+    /// Past placement decisions: list, explain, replay.
     #[command(subcommand)]
     Allocation(allocation::Args),
-    /// How many more machines of a size fit, and what is stranded then.
+    /// Shows how many more machines of a given size fit, and what would be left unused.
     Capacity(capacity::Args),
     /// Explains a task, a VM, a server or a ticket: what it waits for, what happened to it.
     Why(why::Args),
@@ -178,6 +182,23 @@ enum Command {
     Context(context::Args),
     /// Prints the completion script of a shell.
     Completion(completion::Args),
+    /// Prints what could stand where a shell's cursor is.
+    #[command(hide = true)]
+    Names(names::Args),
+    /// Writes the pages for `man`.
+    Man(man::Args),
+}
+
+/// Says what is wrong with the arguments, or the help that was asked for; returns the exit code.
+#[must_use]
+pub fn told(error: &clap::Error) -> u8 {
+    if error.use_stderr() {
+        output::warn(error.render().to_string().trim_end());
+    } else if error.print().is_err() {
+        // Nobody reads it.
+        return 0;
+    }
+    u8::try_from(error.exit_code()).unwrap_or(1)
 }
 
 /// Runs the command.
@@ -195,8 +216,11 @@ pub async fn run(args: Args) -> Result<(), CliError> {
         return allocate_offline::run(&args.offline);
     }
     let mut connection = args.connection;
-    if let Command::Context(args) = args.command {
-        return context::run(&connection, &output, args).await;
+    match args.command {
+        Command::Context(args) => return context::run(&connection, &output, args).await,
+        Command::Names(args) => return names::run(&connection, &args).await,
+        Command::Man(args) => return man::run(&output, &args),
+        _ => {}
     }
     context::apply(&mut connection)?;
     let client = Client::new(&connection)?;
@@ -209,11 +233,14 @@ pub async fn run(args: Args) -> Result<(), CliError> {
         Command::Job(args) => job::run(&client, &output, args).await,
         Command::Boot(args) => boot::run(&client, &output, args).await,
         Command::Events(args) => events::run(&client, &output, args).await,
+        Command::Top(args) => vm_top::run(&client, &output, args, true).await,
         Command::Allocate(args) => allocate::run(&client, &output, args).await,
         Command::Allocation(args) => allocation::run(&client, &output, args).await,
         Command::Capacity(args) => capacity::run(&client, &output, args).await,
         Command::Why(args) => why::run(&client, &output, args).await,
-        Command::Context(args) => context::run(&connection, &output, args).await,
-        Command::Completion(args) => completion::run(&args),
+        // What needs no coordinator is done above.
+        Command::Context(_) | Command::Names(_) | Command::Man(_) | Command::Completion(_) => {
+            Ok(())
+        }
     }
 }

@@ -66,7 +66,7 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
     match args {
         Args::Create(args) => vm_create::run(client, output, *args).await,
         Args::List(args) => vm_list::run(client, output, args).await,
-        Args::Top(args) => vm_top::run(client, output, args).await,
+        Args::Top(args) => vm_top::run(client, output, args, false).await,
         Args::Get { vm } => vm_get::run(client, output, &vm).await,
         Args::Start(args) => vm_act::start(client, output, args).await,
         Args::Stop(args) => vm_act::stop(client, output, args).await,

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use indicatif::ProgressBar;
+use muster_shared::api::server::Server;
 use muster_shared::api::usage::FleetVmUsage;
 use muster_shared::api::vm::Heard;
 use muster_shared::ids::VmUuid;
@@ -20,7 +21,7 @@ use crate::client::Client;
 use crate::output::{CLEAR, Output, write_out};
 use crate::rates::Rates;
 use crate::table::Column;
-use crate::{CliError, pick};
+use crate::{CliError, pick, server};
 
 /// Shortest interval.
 const MIN_INTERVAL: Duration = Duration::from_millis(500);
@@ -104,8 +105,14 @@ struct Row {
     rates: Rates,
 }
 
-pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<(), CliError> {
-    let server = match &args.server {
+/// Shows machines; with `nodes` also what their servers have to give.
+pub(crate) async fn run(
+    client: &Client,
+    output: &Output,
+    args: Args,
+    nodes: bool,
+) -> Result<(), CliError> {
+    let server: Option<String> = match &args.server {
         Some(name) => Some(pick::server(client, name).await?.record.uuid.to_string()),
         None => None,
     };
@@ -113,7 +120,13 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
     let once = args.once || output.is_json() || !terminal;
     let max_age = args.interval.mul_f64(MAX_AGE_SHARE).as_secs_f64().to_string();
     let mut query = vec![("max_age", max_age)];
-    query.extend(server.map(|uuid| ("server_uuid", uuid)));
+    query.extend(server.clone().map(|uuid| ("server_uuid", uuid)));
+    let servers = async || {
+        let extras = [("extras", "memory,disk,vms,muster".to_owned())];
+        let mut servers: Vec<Answer<Server>> = client.get("/servers", &extras).await?;
+        servers.retain(|it| server.as_ref().is_none_or(|uuid| it.record.uuid.to_string() == *uuid));
+        Ok::<_, CliError>(servers)
+    };
     let uuid = |vm: &Answer<FleetVmUsage>| vm.uuid.to_string();
     let mut old: Vec<Answer<FleetVmUsage>> = client.get_all("/vms/usage", &query, uuid).await?;
     let mut due = tokio::time::interval(args.interval);
@@ -130,12 +143,20 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
             answer => answer?,
         };
         let rows = rows(&old, &new, args.sort);
+        let servers = if nodes { Some(servers().await?) } else { None };
         waiting.finish_and_clear();
         if output.is_json() {
-            return output.object(&json!(rows));
+            return output.object(&match servers {
+                Some(servers) => json!({ "servers": servers, "vms": rows }),
+                None => json!(rows),
+            });
         }
         if !once {
             write_out(&format!("{CLEAR}{}", summary(&rows)))?;
+        }
+        if let Some(servers) = servers {
+            output.table(&servers, SERVERS)?;
+            write_out("")?;
         }
         output.table(&rows, COLUMNS)?;
         if once {
@@ -183,6 +204,34 @@ fn busy(row: &Row, sort: Sort) -> Option<f64> {
         Sort::Disk => row.rates.disk(),
         Sort::Net => row.rates.net(),
     }
+}
+
+/// What nodes have, and how much of it is in use.
+const SERVERS: &[Column<Answer<Server>>] = &[
+    Column::new("SERVER", |server: &Answer<Server>| Cell::text(&server.record.hostname)).cut(),
+    Column::new("STATUS", |server: &Answer<Server>| server::status(server)).spare(2),
+    Column::new("VMS", |server: &Answer<Server>| {
+        Cell::of(&server.vms.as_ref().map_or(0, BTreeMap::len))
+    }),
+    Column::new("LOAD", |server: &Answer<Server>| server::load(server)),
+    Column::new("MEMORY", |server: &Answer<Server>| {
+        let memory = &server.memory;
+        let used = memory.memory_total_bytes.zip(memory.memory_available_bytes);
+        right(used_of(used.map(|(all, free)| (all.saturating_sub(free), all))))
+    }),
+    Column::new("DISK", |server: &Answer<Server>| {
+        let disk = &server.disk;
+        right(used_of(disk.disk_pool_alloc_bytes.zip(disk.disk_pool_size_bytes)))
+    })
+    .spare(1),
+];
+
+/// How much of what there is.
+#[expect(clippy::cast_precision_loss, reason = "shown with three digits")]
+fn used_of(of: Option<(i64, i64)>) -> String {
+    of.map_or_else(dash, |(used, all)| {
+        format!("{} of {}", bytes(Some(used as f64)), bytes(Some(all as f64)))
+    })
 }
 
 const COLUMNS: &[Column<Row>] = &[
@@ -324,6 +373,18 @@ mod tests {
         let json: Value = json!(rows[0]);
         assert_eq!(json["rates"]["cpu_percent"], 50.0);
         assert_eq!(json["usage"]["cpu_ms"], 1000);
+    }
+
+    #[test]
+    fn nodes_are_told_with_what_is_in_use() {
+        let server = json!({
+            "uuid": uuid::Uuid::nil(), "hostname": "cn1", "status": "running", "setup": true,
+            "memory_total_bytes": 8_u64 << 30, "memory_available_bytes": 6_u64 << 30,
+            "muster": { "load": [0.5, 0, 0] },
+        });
+        let server: Answer<Server> = serde_json::from_value(server).unwrap();
+        let cells: Vec<String> = SERVERS.iter().map(|column| column.of(&server).text).collect();
+        assert_eq!(cells, ["cn1", "running", "0", "0.5", "2.0 GiB of 8.0 GiB", "-"]);
     }
 
     #[test]
