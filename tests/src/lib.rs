@@ -17,6 +17,7 @@ pub mod scripted_agent;
 pub mod sim;
 pub mod sim_agent;
 pub mod system;
+pub mod terminal;
 pub mod wait;
 
 use std::path::PathBuf;

@@ -1,0 +1,337 @@
+//! Every command of the operator, in a terminal of 80 columns, against real daemons and a guest: no
+//! line wraps, nothing controls the terminal, and the exit codes are the documented ones.
+//!
+//! What commands there are is asked of the command line itself: a new one without a case fails here.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use clap::{Command, CommandFactory as _};
+use muster_tests::cli;
+use muster_tests::daemon::{Agent, Coordinator};
+use muster_tests::guest;
+use muster_tests::terminal::{Screen, Terminal};
+use muster_tests::wait::wait_for;
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::io::AsyncReadExt as _;
+
+/// The longest single command: an emulated guest on busy cores.
+const LIMIT: Duration = Duration::from_secs(240);
+const LEAVE: &str = "\u{1d}";
+
+/// The exit codes of the command's help.
+const DONE: i32 = 0;
+const FAILED: i32 = 1;
+const USAGE: i32 = 2;
+const NOT_FOUND: i32 = 3;
+const TASK_FAILED: i32 = 4;
+const REFUSED: i32 = 6;
+const LATE: i32 = 7;
+
+/// The commands without subcommands, as they are typed.
+fn commands(of: &Command, path: &str, all: &mut BTreeSet<String>) {
+    let mut inner = of.get_subcommands().filter(|it| it.get_name() != "help").peekable();
+    if inner.peek().is_none() {
+        all.insert(path.to_owned());
+    }
+    for command in inner {
+        let name = command.get_name();
+        commands(command, format!("{path} {name}").trim(), all);
+    }
+}
+
+/// An operator at a terminal.
+struct Operator {
+    coordinator: Coordinator,
+    home: TempDir,
+    tried: BTreeSet<String>,
+    /// All that is wrong: one run, which takes its time, tells everything.
+    problems: Vec<String>,
+}
+
+impl Operator {
+    fn new(coordinator: Coordinator) -> Self {
+        let home = tempfile::tempdir().expect("a folder");
+        Self { coordinator, home, tried: BTreeSet::new(), problems: Vec::new() }
+    }
+
+    fn start(&mut self, words: &[&str]) -> Terminal {
+        let mut command = muster_cli::Args::command();
+        let mut path = Vec::new();
+        for word in words {
+            if let Some(inner) = command.find_subcommand(word) {
+                path.push(inner.get_name().to_owned());
+                command = inner.clone();
+            }
+        }
+        self.tried.insert(path.join(" "));
+        Terminal::start(&self.coordinator, self.home.path(), words, LIMIT)
+    }
+
+    /// What is shown of a command that needs no keys.
+    fn see(&mut self, words: &[&str], code: i32) -> String {
+        let terminal = self.start(words);
+        self.end(terminal, words, code)
+    }
+
+    /// What is shown must hold a text, too.
+    fn find(&mut self, words: &[&str], code: i32, text: &str) {
+        let shown = self.see(words, code);
+        if !shown.contains(text) {
+            self.problems.push(format!("{words:?} without {text:?}: {shown}"));
+        }
+    }
+
+    /// Answers a question.
+    fn answer(&mut self, words: &[&str], keys: &str, code: i32) -> String {
+        let mut terminal = self.start(words);
+        terminal.until(0, "[y/N] ");
+        terminal.press(keys);
+        self.end(terminal, words, code)
+    }
+
+    fn end(&mut self, terminal: Terminal, words: &[&str], code: i32) -> String {
+        let (ended_with, bytes) = terminal.end();
+        let Screen { text, flaws, .. } = Screen::of(&bytes);
+        println!("$ muster {}\n{text}[exit {ended_with}]\n", words.join(" "));
+        self.problems.extend(flaws.iter().map(|flaw| format!("{words:?}: {flaw}")));
+        if ended_with != code {
+            self.problems.push(format!("{words:?} ends with {ended_with} and not {code}: {text}"));
+        }
+        text
+    }
+
+    #[track_caller]
+    fn assert_sound(&self) {
+        assert!(self.problems.is_empty(), "{:#?}", self.problems);
+    }
+
+    /// The only member of this name in what a command answers programs, e.g. an id.
+    fn member(&self, words: &[&str], name: &str) -> String {
+        let answer = cli::json(&self.coordinator, words);
+        let object = answer.as_array().map_or(&answer, |items| &items[0]);
+        object[name].as_str().unwrap_or_else(|| panic!("{words:?}: {answer:#}")).to_owned()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_command_fits_a_terminal_and_ends_as_documented() {
+    let coordinator = Coordinator::start();
+    let agent = Agent::start(&coordinator.agent_url());
+    agent.wait_allocatable(&coordinator.client()).await;
+    let mut operator = Operator::new(coordinator);
+    let server = agent.server_uuid.clone();
+    without_machines(&mut operator, &server);
+    let created = images_and_a_machine(&mut operator);
+    lists_and_descriptions(&mut operator, &server, &created);
+    consoles(&mut operator);
+    displays(&mut operator).await;
+    power_and_changes(&mut operator);
+    tickets_and_jobs(&mut operator, &server).await;
+    the_end_of_all(&mut operator, &server);
+    let mut all = BTreeSet::new();
+    commands(&muster_cli::Args::command(), "", &mut all);
+    operator.assert_sound();
+    let missing: Vec<_> = all.difference(&operator.tried).collect();
+    assert!(missing.is_empty(), "commands without a case here: {missing:?}");
+}
+
+#[test]
+fn every_help_fits_a_terminal() {
+    // Nothing is asked of it.
+    let mut operator = Operator::new(Coordinator::start());
+    let mut all = BTreeSet::new();
+    commands(&muster_cli::Args::command(), "", &mut all);
+    for command in &all {
+        let words: Vec<&str> = command.split(' ').chain(["--help"]).collect();
+        operator.find(&words, DONE, "Usage: muster");
+    }
+    operator.see(&["--help"], DONE);
+    operator.find(&["vm", "creat"], USAGE, "create");
+    operator.assert_sound();
+}
+
+fn without_machines(operator: &mut Operator, server: &str) {
+    operator.find(&["server", "list"], DONE, "running");
+    operator.see(&["server", "list", "--columns", "name,stat"], USAGE);
+    operator.find(&["server", "get", server], DONE, "left to promise");
+    operator.see(&["server", "get", "nowhere"], NOT_FOUND);
+    operator.see(&["server", "orphans", "list", server], DONE);
+    let nobody = "00000000-0000-4000-8000-000000000001";
+    let adopt = ["server", "orphans", "adopt", server, nobody];
+    operator.see(&adopt, TASK_FAILED);
+    let remove = ["server", "orphans", "remove", server, nobody, "--confirm", nobody];
+    operator.see(&remove, TASK_FAILED);
+    operator
+        .see(&["server", "update", server, "--comments", "a note", "--trait", "ssd=true"], DONE);
+    operator.find(&["server", "get", server], DONE, "a note");
+    operator.see(&["server", "update", server, "--remove-trait", "ssd"], DONE);
+    operator.see(&["server", "pause", server], DONE);
+    operator.see(&["server", "resume", server], DONE);
+    operator.see(&["vm", "list"], DONE);
+    operator.see(&["image", "list"], DONE);
+    operator.see(&["boot", "get", server], DONE);
+    operator.see(&["boot", "set", server, "--arg", "a=b"], DONE);
+    operator.see(&["boot", "platforms"], DONE);
+    // A shell takes it, and no terminal.
+    let script = cli::text(&operator.coordinator, &["completion", "bash"]);
+    assert!(script.contains("muster names"), "{script}");
+    operator.tried.insert("completion".to_owned());
+    let pages = operator.home.path().join("man1").display().to_string();
+    operator.see(&["man", &pages], DONE);
+    operator.see(&["context", "set", "lab", "--ca", "x.pem"], USAGE);
+    operator.see(&["context", "set", "lab"], DONE);
+    operator.see(&["context", "use", "lab"], DONE);
+    operator.find(&["context", "list"], DONE, "lab");
+    operator.see(&["context", "use", "prod"], NOT_FOUND);
+    operator.see(&["context", "remove", "lab"], DONE);
+}
+
+/// The task that made the machine `web1`.
+fn images_and_a_machine(operator: &mut Operator) -> String {
+    let (file, manifest) = (guest::image_dir().join("muster-guest.qcow2.gz"), guest::image_dir());
+    let manifest = manifest.join("manifest.json").display().to_string();
+    let file = file.display().to_string();
+    operator.see(&["image", "import", &file, "--manifest", &manifest], DONE);
+    operator.see(&["image", "import", &file, "--manifest", &manifest], USAGE);
+    operator.see(&["image", "list", "--all"], DONE);
+    operator.see(&["image", "get", "muster-guest"], DONE);
+    operator.see(&["allocate", "--ram", "192"], DONE);
+    operator.see(&["allocate", "--ram", "99999999"], REFUSED);
+    operator.see(&["capacity", "--ram", "192", "--disk", "1"], DONE);
+    let create = ["vm", "create", "--image", "muster-guest", "--ram", "192", "--name", "web1"];
+    operator.see(&[&create[..], &["--dry-run"]].concat(), DONE);
+    operator.see(&[&create[..], &["--tag", "role=db"]].concat(), DONE);
+    operator.find(&create, REFUSED, "has this name");
+    let large = ["vm", "create", "--image", "muster-guest", "--ram", "99999999"];
+    operator.find(&large, REFUSED, "it would fit");
+    operator.member(&["task", "list", "--kind", "machine_create"], "id")
+}
+
+fn lists_and_descriptions(operator: &mut Operator, server: &str, created: &str) {
+    operator.find(&["vm", "list", "--filter", "state=running"], DONE, "web1");
+    operator.see(&["vm", "list", "--state", "gone"], USAGE);
+    operator.find(&["vm", "get", "web1"], DONE, "web1 is running on ");
+    operator.see(&["vm", "top", "--once", "--interval", "500ms"], DONE);
+    operator.see(&["top", "--once", "--interval", "500ms"], DONE);
+    operator.see(&["vm", "info", "web1", "status"], DONE);
+    operator.see(&["vm", "proc", "web1"], DONE);
+    operator.find(&["names", "--", "vm", "get", "we"], DONE, "web1");
+    operator.see(&["why", "web1"], DONE);
+    operator.see(&["why", "nothing-of-this-name"], NOT_FOUND);
+    operator.find(&["server", "images", "list", server], DONE, "muster-guest");
+    operator.see(&["server", "images", "add", server, "muster-guest"], DONE);
+    let image = operator.member(&["image", "list"], "uuid");
+    operator.see(&["server", "images", "remove", server, &image], TASK_FAILED);
+    operator.find(&["task", "list"], DONE, "web1");
+    operator.see(&["task", "get", created], DONE);
+    operator.see(&["task", "wait", created], DONE);
+    operator.see(&["task", "wait", "--all"], DONE);
+    operator.see(&["task", "cancel", created], REFUSED);
+    operator.see(&["events", "--limit", "1", "--after", "1.1"], DONE);
+    operator.see(&["allocation", "list"], DONE);
+    let decision = operator.member(&["allocation", "list"], "id");
+    operator.see(&["allocation", "get", &decision], DONE);
+    operator.see(&["allocation", "replay", &decision], DONE);
+}
+
+fn consoles(operator: &mut Operator) {
+    let until = ["vm", "console", "web1", "--until", "muster-guest up", "--timeout", "200"];
+    // What the guest prints is the guest's.
+    assert_eq!(operator.start(&until).end().0, DONE);
+    let never = ["vm", "console", "web1", "--until", "no such line", "--timeout", "1"];
+    assert_eq!(operator.start(&never).end().0, LATE);
+    for keys in ["\r~.", LEAVE] {
+        let mut terminal = operator.start(&["vm", "console", "web1"]);
+        let at = terminal.until(0, "muster-guest up");
+        terminal.press("\recho $((40 + 2))-here\r");
+        let at = terminal.until(at, "42-here");
+        // A shell that asks where the cursor is gets an answer, which is no typing.
+        terminal.press("\r\u{1b}[12;40R");
+        terminal.press(keys);
+        terminal.until(at, "left");
+        assert_eq!(terminal.end().0, DONE, "{keys:?} leaves");
+    }
+}
+
+async fn displays(operator: &mut Operator) {
+    let picture = operator.home.path().join("web1.png").display().to_string();
+    operator.see(&["vm", "screenshot", "web1", "--file", &picture], DONE);
+    let terminal = operator.start(&["vm", "vnc", "web1", "--once"]);
+    let at = terminal.until(0, "is at ");
+    let end = terminal.until(at, ";");
+    let address = terminal.text(at, end - 1);
+    let mut viewer = tokio::net::TcpStream::connect(&address).await.expect("it listens");
+    let mut greeting = [0; 4];
+    viewer.read_exact(&mut greeting).await.expect("a greeting");
+    assert_eq!(&greeting, b"RFB ");
+    drop(viewer);
+    operator.end(terminal, &["vm", "vnc"], DONE);
+}
+
+fn power_and_changes(operator: &mut Operator) {
+    let update = ["vm", "update", "web1", "--ram", "256", "--tag", "a=b"];
+    operator.find(&update, DONE, "next start: ram");
+    operator.see(&["vm", "update", "web1"], USAGE);
+    operator.see(&["vm", "update", "web1", "--ram", "99999999"], REFUSED);
+    operator.see(&["vm", "snapshot", "create", "web1", "before"], DONE);
+    operator.find(&["vm", "snapshot", "list", "web1"], DONE, "before");
+    operator.see(&["vm", "stop", "--tag", "role=db", "--force", "--dry-run"], DONE);
+    operator.answer(&["vm", "stop", "--all", "--force"], "n\r", FAILED);
+    operator.see(&["vm", "stop", "web1", "--force"], DONE);
+    operator.see(&["vm", "stop", "web1"], DONE);
+    operator.see(&["vm", "snapshot", "rollback", "web1", "before"], DONE);
+    operator.see(&["vm", "snapshot", "delete", "web1", "before"], DONE);
+    operator.see(&["vm", "reprovision", "web1", "--image", "muster-guest"], DONE);
+    operator.see(&["vm", "start", "web1"], DONE);
+    operator.see(&["vm", "reboot", "web1", "--force"], DONE);
+    operator.see(&["vm", "kill", "web1", "--signal", "NOPE"], TASK_FAILED);
+    operator.see(&["vm", "kill", "web1"], DONE);
+    operator.find(&["vm", "list", "--filter", "state=stopped"], DONE, "web1");
+}
+
+async fn tickets_and_jobs(operator: &mut Operator, server: &str) {
+    operator.see(&["ticket", "create", "--scope", "vm", "--id", "web1"], DONE);
+    operator.see(&["ticket", "create", "--scope", "", "--id", "web1"], USAGE);
+    let ticket = operator.member(&["ticket", "list"], "uuid");
+    operator.find(&["ticket", "list"], DONE, "web1");
+    operator.see(&["ticket", "get", &ticket], DONE);
+    operator.see(&["ticket", "wait", &ticket], DONE);
+    operator.see(&["ticket", "release", &ticket], DONE);
+    operator.see(&["ticket", "delete", &ticket], DONE);
+    operator.see(&["ticket", "get", &ticket], NOT_FOUND);
+    operator.find(&["server", "setup", server], DONE, "nothing to do");
+    // The agent simulates its host.
+    operator.see(&["server", "reboot", server], DONE);
+    let client = operator.coordinator.client();
+    let path = format!("/servers/{server}");
+    wait_for("the server is heard", LIMIT, || async {
+        let answer = client.get(&path).await;
+        if answer.json["status"] == "running" { Ok(()) } else { Err(answer.text) }
+    })
+    .await;
+    operator.see(&["server", "resume", server], DONE);
+    operator.see(&["server", "nics", server, "delete", "00:00:00:00:00:01=none"], DONE);
+    operator.see(&["job", "list"], DONE);
+    let jobs = cli::json(&operator.coordinator, &["job", "list"]);
+    let reboot = jobs.as_array().into_iter().flatten();
+    let reboot = reboot.filter(|job| job["execution"] == "succeeded").map(|job| &job["uuid"]);
+    let reboot = reboot.filter_map(Value::as_str).next().expect("a job that succeeded").to_owned();
+    operator.see(&["job", "get", &reboot], DONE);
+    operator.see(&["job", "wait", &reboot], DONE);
+    operator.see(&["job", "get", "00000000-0000-4000-8000-000000000001"], NOT_FOUND);
+}
+
+fn the_end_of_all(operator: &mut Operator, server: &str) {
+    let reset = ["server", "factory-reset", server];
+    operator.answer(&reset, "n\r", FAILED);
+    let kept = operator.answer(&["vm", "delete", "web1"], "n\r", FAILED);
+    assert!(kept.contains("web1 ("), "{kept}");
+    operator.answer(&["vm", "delete", "web1"], "y\r", DONE);
+    operator.see(&["vm", "delete", "web1", "--if-exists", "--yes"], DONE);
+    operator.see(&["vm", "delete", "web1", "--yes"], NOT_FOUND);
+    operator.answer(&["image", "delete", "muster-guest"], "y\r", DONE);
+    operator.see(&["image", "delete", "muster-guest", "--if-exists"], DONE);
+    operator.find(&["server", "delete", server, "--yes"], USAGE, "--force");
+}
