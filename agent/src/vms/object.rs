@@ -200,7 +200,8 @@ mod tests {
         let report = report(&entry(json!({
             "brand": "bhyve", "ram": 512, "alias": "web", "cpu_cap": 0, "vcpus": 2,
             "tags": {"role": "web"}, "disks": [{"size": 10, "model": "virtio"}],
-            "nics": [{ "ips": ["10.0.0.5/24", "fd00::5/64"] }, { "nic_tag": "x" }, { "ips": ["dhcp"] }],
+            "nics": [{ "nic_tag": "a", "ips": ["10.0.0.5/24", "fd00::5/64"] },
+                     { "nic_tag": "b", "ips": ["dhcp"] }],
         })));
         assert_eq!(report.index.ips, ["10.0.0.5", "fd00::5", "dhcp"]);
         assert_eq!(report.vm.max_physical_memory, 512 + 1280);
