@@ -70,8 +70,8 @@ impl Planted {
         }
         self.late.lock().entry(key.clone()).or_default();
         let done = work.await;
-        let told = self.late.lock().remove(&key).unwrap_or_default();
-        for (follower, event) in told {
+        let deliveries = self.late.lock().remove(&key).unwrap_or_default();
+        for (follower, event) in deliveries {
             follower.apply(&[event], &Damaged::default());
         }
         done
@@ -118,7 +118,7 @@ impl Follow for Belated {
         let mut late = self.late.lock();
         for event in changes {
             match late.get_mut(&event.key) {
-                Some(told) => told.push((Arc::clone(&self.index), event.clone())),
+                Some(deliveries) => deliveries.push((Arc::clone(&self.index), event.clone())),
                 None => now.push(event.clone()),
             }
         }

@@ -168,11 +168,11 @@ mod tests {
 
     #[test]
     fn a_word_that_is_no_level_silences_nothing() {
-        for (filter, told) in
+        for (filter, problem) in
             [("verbose", "is neither a level"), ("info,debgu", "did you mean debug?")]
         {
             let text = parse(filter).unwrap_err().to_string();
-            assert!(text.contains(told), "{text}");
+            assert!(text.contains(problem), "{text}");
         }
         for good in ["info", "WARN", "info,muster_agent::link=debug", "off", "muster_agent::link"] {
             parse(good).unwrap();

@@ -204,14 +204,14 @@ const EXCUSES: [Code; 7] = [
 ];
 
 /// The task that was asked for has ended, well or with an excuse.
-async fn assert_ended(client: &Client, answer: &Answer, told: &str) {
+async fn assert_ended(client: &Client, answer: &Answer, case: &str) {
     let Some(id) = answer.json["id"].as_str() else {
-        assert_eq!(answer.status, 404, "{told}: {}", answer.text);
+        assert_eq!(answer.status, 404, "{case}: {}", answer.text);
         return;
     };
     let ended = client.wait_task(id, 120).await;
     let excused = EXCUSES.iter().any(|code| ended["error"]["code"] == code.as_str());
-    assert!(ended["status"] == "complete" || excused, "{told}: {ended:#}");
+    assert!(ended["status"] == "complete" || excused, "{case}: {ended:#}");
 }
 
 /// The agent is killed at points of a kind: the task ends, can be asked for again, and its VM can

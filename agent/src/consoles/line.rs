@@ -188,7 +188,7 @@ impl Pump {
     async fn open(&mut self) -> Result<Port, End> {
         let vm = self.line.vm;
         let again = *self.line.phase.borrow() == Phase::Open;
-        let (mut told, mut tries) = (false, 0);
+        let (mut noticed, mut tries) = (false, 0);
         loop {
             match self.ports.fate(vm).await {
                 Fate::Gone if again => {
@@ -205,7 +205,7 @@ impl Pump {
                 }
                 Fate::Stopped | Fate::Pending => {
                     tries = 0;
-                    if !std::mem::replace(&mut told, true) {
+                    if !std::mem::replace(&mut noticed, true) {
                         self.line.notice("the machine has ended; waiting until it runs again");
                     }
                 }

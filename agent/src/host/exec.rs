@@ -442,8 +442,8 @@ mod tests {
         let detached = Detached { argv, env, log: log.clone(), scope: None };
         let mut spawned = SystemExec::new().spawn_detached(&detached).await.unwrap();
         assert!(spawned.process.is_alive().unwrap());
-        let told = |name| super::super::procfs::started_with(spawned.process.pid, name).unwrap();
-        assert_eq!((told("MUSTER_TEST").as_deref(), told("MUSTER")), (Some("told"), None));
+        let marked = |name| super::super::procfs::started_with(spawned.process.pid, name).unwrap();
+        assert_eq!((marked("MUSTER_TEST").as_deref(), marked("MUSTER")), (Some("told"), None));
         spawned.process.kill().unwrap();
         tokio::time::timeout(SOON, spawned.process.gone()).await.unwrap().unwrap();
         let exit = spawned.exit.wait_for(Option::is_some).await.unwrap().unwrap();

@@ -24,7 +24,7 @@ const EVENTS_BYTES: usize = 4096;
 #[derive(Debug)]
 pub struct Presence {
     parts: Vec<(PathBuf, FileId)>,
-    told: Option<AsyncFd<OwnedFd>>,
+    changes: Option<AsyncFd<OwnedFd>>,
 }
 
 /// Device and inode: what a file is, whatever its name.
@@ -43,10 +43,10 @@ impl Presence {
             Ok::<_, io::Error>((path, (found.dev(), found.ino())))
         };
         let parts = paths.map(part).collect::<Result<_, _>>()?;
-        let told = watch(folder).inspect_err(|error| {
+        let changes = watch(folder).inspect_err(|error| {
             tracing::warn!(%error, folder = %folder.display(), "the kernel does not watch a folder");
         });
-        Ok(Self { parts, told: told.ok() })
+        Ok(Self { parts, changes: changes.ok() })
     }
 
     /// Returns once one of them is lost, with its path.
@@ -55,12 +55,12 @@ impl Presence {
             if let Some(lost) = self.look().await {
                 return lost;
             }
-            let Some(told) = &self.told else {
+            let Some(changes) = &self.changes else {
                 tokio::time::sleep(LOOK_PERIOD_UNTOLD).await;
                 continue;
             };
             // Told, or over time: it is looked at in both cases.
-            if let Ok(Err(error)) = tokio::time::timeout(LOOK_PERIOD, changed(told)).await {
+            if let Ok(Err(error)) = tokio::time::timeout(LOOK_PERIOD, changed(changes)).await {
                 tracing::warn!(%error, "the kernel does not tell what changes in a folder");
                 tokio::time::sleep(LOOK_PERIOD_UNTOLD).await;
             }
@@ -96,11 +96,11 @@ fn watch(folder: &Path) -> io::Result<AsyncFd<OwnedFd>> {
 }
 
 /// Returns once something has changed. What, does not matter.
-async fn changed(told: &AsyncFd<OwnedFd>) -> io::Result<()> {
+async fn changed(changes: &AsyncFd<OwnedFd>) -> io::Result<()> {
     let mut events = [0; EVENTS_BYTES];
-    let mut ready = told.readable().await?;
+    let mut ready = changes.readable().await?;
     loop {
-        match nix::unistd::read(told.get_ref(), &mut events) {
+        match nix::unistd::read(changes.get_ref(), &mut events) {
             Ok(0) | Err(Errno::EAGAIN) => break,
             Ok(_) | Err(Errno::EINTR) => {}
             Err(error) => return Err(error.into()),

@@ -242,9 +242,9 @@ impl Pump {
         let refusals: BTreeMap<_, _> = self.engine.refusals(REFUSALS).into_iter().collect();
         sent.retain(|id, _| refusals.contains_key(id));
         let mut next = RESEND;
-        for (id, Refused { refusal, told }) in refusals {
-            let told = told.filter(|told| *told >= self.began);
-            match sent.get(&id).copied().or(told) {
+        for (id, Refused { refusal, refused_at }) in refusals {
+            let refused_at = refused_at.filter(|refused_at| *refused_at >= self.began);
+            match sent.get(&id).copied().or(refused_at) {
                 Some(_) if !self.repeats => {}
                 Some(at) if now.saturating_sub(at) < RESEND => {
                     next = next.min((at + RESEND).saturating_sub(now));

@@ -56,7 +56,7 @@ impl Orphan {
 
     /// As others are told of it.
     #[must_use]
-    pub fn told(&self, vm: VmUuid) -> api::Orphan {
+    pub fn describe(&self, vm: VmUuid) -> api::Orphan {
         let property =
             |name: &str| self.record().and_then(|record| record.text(name)).map(str::to_owned);
         let disks = self.volumes.iter().filter(|volume| volume.role != Role::Firmware);

@@ -98,7 +98,7 @@ async fn survives(
     nth: u64,
     fault: Fault,
 ) -> bool {
-    let told = format!("{kind}: {operation} {nth} {fault:?}");
+    let case = format!("{kind}: {operation} {nth} {fault:?}");
     let mut node = Node::new().await;
     let empty = node.host.content();
     node.prepare(kind).await;
@@ -108,12 +108,12 @@ async fn survives(
     tokio::time::sleep(HANG).await;
     let again = node.run(kind, wanted(kind, extra)).await;
     if let Some(error) = &again.error {
-        assert!(EXCUSES.contains(&error.code), "{told}: again: {error:?}, first {first:?}");
+        assert!(EXCUSES.contains(&error.code), "{case}: again: {error:?}, first {first:?}");
     }
     let gone = node.run("machine_destroy", params(json!({}))).await;
-    assert_eq!(gone.status, Outcome::Complete, "{told}: {gone:?}");
-    assert_eq!(node.host.content(), empty, "{told}: something is left");
-    assert!(node.host.pool.stashed().is_empty() && node.host.pool.copies().is_empty(), "{told}");
+    assert_eq!(gone.status, Outcome::Complete, "{case}: {gone:?}");
+    assert_eq!(node.host.content(), empty, "{case}: something is left");
+    assert!(node.host.pool.stashed().is_empty() && node.host.pool.copies().is_empty(), "{case}");
     first.status == Outcome::Failure
 }
 

@@ -178,8 +178,8 @@ pub(super) fn refuse(code: Code, message: impl Into<String>) -> TaskFailure {
 pub(super) fn failed(operation: &'static str) -> impl Fn(DriverError) -> TaskFailure {
     move |error| {
         let failure = TaskFailure::from(error);
-        let told = refuse(failure.code, format!("{operation} error: {}", failure.message));
-        TaskFailure { cause: failure.cause, ..told }
+        let refused = refuse(failure.code, format!("{operation} error: {}", failure.message));
+        TaskFailure { cause: failure.cause, ..refused }
     }
 }
 

@@ -121,8 +121,8 @@ async fn large_metadata_can_be_changed_over_a_crash() {
             break;
         }
         let vm = host.agent("boot-1").await.vms.get(uuid()).unwrap();
-        let told = (vm.text("alias"), vm.customer_metadata("b"), vm.customer_metadata("c"));
-        assert_eq!(told, (Some("two"), None, Some(&json!(2))), "step {step}, done {done}");
+        let case = (vm.text("alias"), vm.customer_metadata("b"), vm.customer_metadata("c"));
+        assert_eq!(case, (Some("two"), None, Some(&json!(2))), "step {step}, done {done}");
         assert_eq!(vm.customer_metadata("a").unwrap().as_str().unwrap().len(), 1_500_000);
     }
 }
@@ -223,19 +223,19 @@ async fn fails_whole(kind: &str, operation: &'static str, nth: u64, fault: Fault
     let host = Host::new();
     let drivers = one_vm(&host).await;
     let (disks, record) = (host.pool.disks(), drivers.vms.get(uuid()).unwrap());
-    let told = format!("{kind}: {operation} {nth} {fault:?}");
+    let case = format!("{kind}: {operation} {nth} {fault:?}");
     host.faults.fail_nth(operation, nth, fault);
     let wanted = params(json!({ "snapshot_name": "a", "image_uuid": IMAGE }));
     let ctx = host.context(&drivers, &wanted);
     let result = run(&ctx, kind, false).await;
     let now = drivers.vms.get(uuid()).unwrap();
-    assert!(!now.provisioning && !now.failed, "{told}");
-    assert!(host.pool.stashed().is_empty(), "{told}: {result:?}");
+    assert!(!now.provisioning && !now.failed, "{case}");
+    assert!(host.pool.stashed().is_empty(), "{case}: {result:?}");
     let committed = now.reprovision_task.is_some();
     if result.is_err() && !committed {
-        assert_eq!(host.pool.disks(), disks, "{told}");
-        assert_eq!(now.snapshots, record.snapshots, "{told}");
-        assert_eq!(now.properties, record.properties, "{told}");
+        assert_eq!(host.pool.disks(), disks, "{case}");
+        assert_eq!(now.snapshots, record.snapshots, "{case}");
+        assert_eq!(now.properties, record.properties, "{case}");
     }
     result.is_ok()
 }
@@ -268,16 +268,16 @@ async fn changes_go_on_after_a_crash_at_any_step() {
             if !run_with_crash(&host, kind, &example(kind), step, done).await {
                 break;
             }
-            let told = format!("{kind}, step {step}, done {done}");
+            let case = format!("{kind}, step {step}, done {done}");
             let drivers = host.agent("boot-1").await;
             let vm = drivers.vms.object(uuid(), true).unwrap();
-            assert_eq!(vm["state"], "running", "{told}");
-            assert_eq!(host.guests.starts(uuid()), starts, "{told}");
-            assert!(host.pool.stashed().is_empty(), "{told}");
+            assert_eq!(vm["state"], "running", "{case}");
+            assert_eq!(host.guests.starts(uuid()), starts, "{case}");
+            assert!(host.pool.stashed().is_empty(), "{case}");
             let has = matches!(kind, "machine_delete_snapshot" | "machine_reprovision");
-            assert_eq!(names(&vm).is_empty(), has, "{told}");
+            assert_eq!(names(&vm).is_empty(), has, "{case}");
             if kind == "machine_update" {
-                assert_eq!(vm["nics"].as_array().unwrap().len(), 2, "{told}");
+                assert_eq!(vm["nics"].as_array().unwrap().len(), 2, "{case}");
             }
         }
     }

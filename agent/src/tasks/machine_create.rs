@@ -228,7 +228,7 @@ impl Create {
         for (index, disk) in (0..).zip(record.list("disks")) {
             let size_mib = match disk.get("size").and_then(Value::as_u64) {
                 None => self.size_by_quota(ctx, disk).await?,
-                told => told,
+                given => given,
             };
             let image = payload::image_of(disk);
             let named = disk.get("zpool").and_then(Value::as_str).or(record.text("zpool"));

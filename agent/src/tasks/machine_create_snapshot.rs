@@ -108,13 +108,13 @@ impl TakeSnapshot {
         // Nobody is at work on them while this task holds the VM: their tasks are lost.
         for lost in record.snapshots.iter().filter(|known| !known.complete) {
             let removed = snapshot::remove(ctx, self.vm, &lost.name).await;
-            removed.map_err(snapshot::told(OPERATION))?;
+            removed.map_err(snapshot::in_words_of(OPERATION))?;
             snapshot::forget(ctx, self.vm, &lost.name).await?;
         }
         let record = machine::record(ctx, OPERATION, self.vm)?;
         let on_disk = snapshot::on_disk(&self.name);
         let found = ctx.drivers.storage.snapshots(self.vm).await;
-        let found = found.map_err(snapshot::told(OPERATION))?;
+        let found = found.map_err(snapshot::in_words_of(OPERATION))?;
         let taken = record.snapshots.iter().any(|known| known.name == self.name)
             || found.iter().any(|known| known.name == on_disk);
         if taken {
@@ -139,7 +139,7 @@ impl TakeSnapshot {
         match ctx.drivers.compute.info(self.vm, &["status".to_owned()]).await {
             Ok(info) => Ok(info["status"]["running"] == true),
             Err(DriverError::Refused { code: Code::VmNotRunning, .. }) => Ok(false),
-            Err(error) => Err(snapshot::told(OPERATION)(error)),
+            Err(error) => Err(snapshot::in_words_of(OPERATION)(error)),
         }
     }
 
@@ -147,7 +147,7 @@ impl TakeSnapshot {
         if !ctx.notes::<Notes>()?.goes_on {
             return Ok(());
         }
-        machine::signal(ctx, self.vm, wanted).await.map_err(snapshot::told(OPERATION))
+        machine::signal(ctx, self.vm, wanted).await.map_err(snapshot::in_words_of(OPERATION))
     }
 
     async fn commit(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
@@ -166,7 +166,7 @@ impl TakeSnapshot {
 
     async fn take(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let taken = snapshot::take(ctx, self.vm, &self.name).await;
-        taken.map_err(snapshot::told(OPERATION))
+        taken.map_err(snapshot::in_words_of(OPERATION))
     }
 
     async fn resume(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
@@ -178,7 +178,7 @@ impl TakeSnapshot {
             return Ok(());
         }
         let removed = snapshot::remove(ctx, self.vm, &self.name).await;
-        removed.map_err(snapshot::told(OPERATION))
+        removed.map_err(snapshot::in_words_of(OPERATION))
     }
 
     async fn go_on(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {

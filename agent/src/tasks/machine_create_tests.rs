@@ -19,11 +19,11 @@ async fn disk_sizes(extra: Value) -> Vec<u64> {
     all.retain(|_, value| !value.is_null());
     let ctx = host.context(&drivers, &all);
     let result = run(&ctx, "machine_create", true).await.unwrap();
-    let told = result["vm"]["disks"].as_array().unwrap().iter().map(|disk| &disk["size"]);
-    let told: Vec<u64> = told.map(|size| size.as_u64().unwrap()).collect();
+    let shown = result["vm"]["disks"].as_array().unwrap().iter().map(|disk| &disk["size"]);
+    let shown: Vec<u64> = shown.map(|size| size.as_u64().unwrap()).collect();
     let made: Vec<u64> = host.pool.disks().values().map(|disk| disk.size_bytes / MIB).collect();
-    assert_eq!(told, made);
-    told
+    assert_eq!(shown, made);
+    shown
 }
 
 #[tokio::test(start_paused = true)]
@@ -70,9 +70,9 @@ async fn a_guest_is_told_no_address_that_its_network_does_not_have() {
         seed.windows(text.len()).any(|bytes| bytes == text.as_bytes())
     };
     assert!(has(&record, "192.0.2.17"));
-    let told = machine::for_guest(record);
-    assert!(!has(&told, "192.0.2.17") && !has(&told, "192.0.2.1\""));
-    assert!(has(&told, "192.0.2.53") && has(&told, "dhcp4"));
+    let shown = machine::for_guest(record);
+    assert!(!has(&shown, "192.0.2.17") && !has(&shown, "192.0.2.1\""));
+    assert!(has(&shown, "192.0.2.53") && has(&shown, "dhcp4"));
 }
 
 #[tokio::test(start_paused = true)]

@@ -45,7 +45,7 @@ impl Delete {
     async fn delete(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         machine::usable(OPERATION, &machine::record(ctx, OPERATION, self.vm)?)?;
         let removed = snapshot::remove(ctx, self.vm, &self.name).await;
-        removed.map_err(snapshot::told(OPERATION))
+        removed.map_err(snapshot::in_words_of(OPERATION))
     }
 
     async fn forget(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {

@@ -166,11 +166,11 @@ impl RealNode {
     }
 
     /// No process is left, and no file of any VM.
-    pub(super) fn assert_empty(&self, told: &str) {
-        assert!(self.guest_pids().is_empty(), "{told}: {:?}", self.guest_pids());
+    pub(super) fn assert_empty(&self, case: &str) {
+        assert!(self.guest_pids().is_empty(), "{case}: {:?}", self.guest_pids());
         for left in ["vms", "vols", "guests", "run/vm"] {
             let names: Vec<_> = std::fs::read_dir(self.path(left)).unwrap().collect();
-            assert!(names.is_empty(), "{told}: {left}: {names:?}");
+            assert!(names.is_empty(), "{case}: {left}: {names:?}");
         }
     }
 

@@ -90,7 +90,7 @@ impl Rollback {
     async fn remove_newer(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         for name in ctx.notes::<Notes>()?.newer.iter().rev() {
             let removed = snapshot::remove(ctx, self.vm, name).await;
-            removed.map_err(snapshot::told(OPERATION))?;
+            removed.map_err(snapshot::in_words_of(OPERATION))?;
             snapshot::forget(ctx, self.vm, name).await?;
         }
         Ok(())
@@ -100,11 +100,12 @@ impl Rollback {
         let begun = |record: &mut VmRecord| record.rolling_back_to = Some(self.name.clone());
         ctx.drivers.vms.update(self.vm, begun).await?;
         let done = ctx.drivers.storage.roll_back(self.vm, &snapshot::on_disk(&self.name)).await;
-        done.map_err(snapshot::told(OPERATION))
+        done.map_err(snapshot::in_words_of(OPERATION))
     }
 
     async fn forget(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        let disks = ctx.drivers.storage.disks(self.vm).await.map_err(snapshot::told(OPERATION))?;
+        let disks =
+            ctx.drivers.storage.disks(self.vm).await.map_err(snapshot::in_words_of(OPERATION))?;
         let done = |record: &mut VmRecord| {
             record.rolling_back_to = None;
             // They may have grown since.

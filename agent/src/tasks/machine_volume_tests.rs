@@ -75,7 +75,7 @@ async fn upgraded(host: &Host) -> Arc<Drivers> {
 async fn a_record_that_is_older_than_volumes_learns_of_its_own() {
     let host = Host::new();
     let drivers = upgraded(&host).await;
-    // What can't be told now is told at the next start, and the VM is used as before.
+    // What can't be shown now is shown at the next start, and the VM is used as before.
     host.faults.fail_nth("storage.disks", 1, Fault::before());
     startup::mend(&drivers, &Default::default()).await;
     assert_eq!(drivers.vms.get(uuid()).unwrap().volumes, None);
@@ -107,9 +107,9 @@ async fn an_orphan_tells_each_of_its_volumes() {
     host.records.lose(uuid());
     host.pool.set_copy(uuid(), b"damaged".to_vec());
     let drivers = host.agent("boot-1").await;
-    let told = orphans::get(&drivers, uuid()).await.unwrap().told(uuid());
-    assert_eq!((told.disks, told.volumes.len()), (2, 2));
-    for (volume, known) in told.volumes.iter().zip(known) {
+    let shown = orphans::get(&drivers, uuid()).await.unwrap().describe(uuid());
+    assert_eq!((shown.disks, shown.volumes.len()), (2, 2));
+    for (volume, known) in shown.volumes.iter().zip(known) {
         assert_eq!((volume.uuid, volume.disk), (Some(known.identity.uuid), Some(known.index)));
         assert_eq!(volume.image_uuid, known.identity.origin);
         assert_eq!(volume.task_id.as_ref(), Some(&ctx.task_id));
@@ -126,11 +126,11 @@ async fn disks_lie_in_the_pools_that_were_asked_for() {
     // As old clients name it.
     let wanted = create_params(json!({ "zfs_storage_pool_name": "fast", "disks": disks }));
     let made = run(&host.context(&drivers, &wanted), "machine_create", true).await.unwrap();
-    let told = |vm: &Value| -> Vec<String> {
+    let shown = |vm: &Value| -> Vec<String> {
         let disks = vm["disks"].as_array().unwrap().iter();
         disks.map(|disk| disk["zpool"].as_str().unwrap().to_owned()).collect()
     };
-    assert_eq!((made["vm"]["zpool"].as_str(), told(&made["vm"])), (Some("fast"), pools()));
+    assert_eq!((made["vm"]["zpool"].as_str(), shown(&made["vm"])), (Some("fast"), pools()));
     let (known, found) = volumes(&drivers).await;
     let named: Vec<_> = known.iter().map(|volume| volume.identity.pool.clone()).collect();
     assert_eq!((named, &known), (pools(), &found));
@@ -138,7 +138,7 @@ async fn disks_lie_in_the_pools_that_were_asked_for() {
 
     let other = json!({ "image_uuid": "01020304-0506-4708-890a-0b0c0d0e0f10" });
     let again = act(&host, &drivers, "machine_reprovision", other).await.unwrap();
-    assert_eq!(told(&again["vm"]), pools());
+    assert_eq!(shown(&again["vm"]), pools());
     // An agent that lost its records has the VM back from there.
     host.records.lose(uuid());
     let drivers = host.agent("boot-1").await;

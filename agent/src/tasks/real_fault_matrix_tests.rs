@@ -128,19 +128,19 @@ impl Node {
 
 /// Whether the task failed.
 async fn survives(kind: &str, extra: &Value, nth: u64, fault: &'static str) -> bool {
-    let told = format!("{kind}: program {nth}: {fault}");
+    let case = format!("{kind}: program {nth}: {fault}");
     let mut node = Node::new().await;
     node.prepare(kind).await;
     *node.exec.fault.lock() = Some((node.started() + nth, fault));
     let first = node.run(kind, extra, Some(DEADLINE)).await;
-    assert!(node.exec.fault.lock().is_none(), "{told}: it was not run");
+    assert!(node.exec.fault.lock().is_none(), "{case}: it was not run");
     let again = node.run(kind, extra, None).await;
     if let Some(error) = &again.error {
-        assert!(EXCUSES.contains(&error.code), "{told}: again: {error:?}, first {first:?}");
+        assert!(EXCUSES.contains(&error.code), "{case}: again: {error:?}, first {first:?}");
     }
     let gone = node.run("machine_destroy", &json!({}), None).await;
-    assert_eq!(gone.status, Outcome::Complete, "{told}: {gone:?}, first {first:?}");
-    node.real.assert_empty(&told);
+    assert_eq!(gone.status, Outcome::Complete, "{case}: {gone:?}, first {first:?}");
+    node.real.assert_empty(&case);
     first.status == Outcome::Failure
 }
 

@@ -20,7 +20,7 @@ pub struct Refused {
     pub refusal: Refusal,
     /// When the coordinator that asked was told, monotonic; none was told that a task is given
     /// back.
-    pub told: Option<Duration>,
+    pub refused_at: Option<Duration>,
 }
 
 /// The refusals, oldest first.
@@ -60,7 +60,7 @@ impl Refusals {
 /// What is said of a task that a drain gives back.
 pub(super) fn given_back() -> Refused {
     let text = "the agent drains and has not started this task";
-    Refused { refusal: Refusal::new(Code::Draining, text), told: None }
+    Refused { refusal: Refusal::new(Code::Draining, text), refused_at: None }
 }
 
 impl Engine {
@@ -75,8 +75,8 @@ impl Engine {
 
     /// The coordinator that asked is told that a task will not run.
     pub(super) fn remember_refusal(&self, id: TaskId, refusal: Refusal) {
-        let told = Some(self.parts.clock.monotonic());
-        self.keep_refusal(id, Refused { refusal, told });
+        let refused_at = Some(self.parts.clock.monotonic());
+        self.keep_refusal(id, Refused { refusal, refused_at });
     }
 
     pub(super) fn keep_refusal(&self, id: TaskId, refused: Refused) {

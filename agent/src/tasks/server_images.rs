@@ -33,13 +33,13 @@ struct List;
 impl List {
     async fn list(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let images = ctx.drivers.images.list().await?;
-        let images = images.iter().map(told).collect();
+        let images = images.iter().map(describe).collect();
         ctx.finish_with(json!(ServerImages { images }));
         Ok(())
     }
 }
 
-fn told(found: &ImageUsage) -> ServerImage {
+fn describe(found: &ImageUsage) -> ServerImage {
     let text = |member: &str| found.manifest.get(member).and_then(Value::as_str).map(str::to_owned);
     ServerImage {
         uuid: found.image,

@@ -36,7 +36,7 @@ struct List;
 impl List {
     async fn list(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let found = orphans::find(&ctx.drivers).await?;
-        let orphans = found.iter().map(|(vm, orphan)| orphan.told(*vm)).collect();
+        let orphans = found.iter().map(|(vm, orphan)| orphan.describe(*vm)).collect();
         ctx.finish_with(json!(Orphans { orphans }));
         Ok(())
     }

@@ -95,7 +95,7 @@ pub(super) async fn on_every_disk(
 ) -> Result<(), TaskFailure> {
     let vm = record.uuid;
     let disks = machine::disks(ctx, operation, record).await?;
-    let having = having(ctx, vm, &on_disk(name)).await.map_err(told(operation))?;
+    let having = having(ctx, vm, &on_disk(name)).await.map_err(in_words_of(operation))?;
     let has = |disk: &Disk| having.contains(&Role::Disk(disk.index));
     let Some(lacking) = disks.iter().find(|disk| !has(disk)) else {
         return Ok(());
@@ -147,6 +147,6 @@ pub(super) async fn finish(
 }
 
 /// The driver's refusals in the words of the operation.
-pub(super) fn told(operation: &'static str) -> impl Fn(DriverError) -> TaskFailure {
+pub(super) fn in_words_of(operation: &'static str) -> impl Fn(DriverError) -> TaskFailure {
     failed(operation)
 }

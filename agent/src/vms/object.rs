@@ -56,9 +56,9 @@ pub fn of(entry: &Entry, node: &Node) -> Value {
     }
     let snapshots = record.snapshots.iter().rev().filter(|snapshot| snapshot.complete);
     // Inside a disk they have no size of their own.
-    let told =
+    let shown =
         |s: &SnapshotRecord| json!({ "name": s.name, "size": 0, "created_at": s.created_at });
-    set("snapshots", snapshots.map(told).collect());
+    set("snapshots", snapshots.map(shown).collect());
     if let (Some(until), "stopping") = (&record.stopping_until, state.state) {
         set("transition_to", json!("stopped"));
         if let Ok(until) = until.parse::<Timestamp>() {

@@ -69,14 +69,14 @@ impl From<Problems> for TaskFailure {
             ("missing", &problems.missing_properties),
             ("not allowed", &problems.bad_properties),
         ];
-        let told: Vec<String> = lists
+        let faults: Vec<String> = lists
             .into_iter()
             .filter(|(_, names)| !names.is_empty())
             .map(|(what, names)| format!("{what}: {}", names.join(", ")))
             .collect();
         let reasons = problems.reasons.join("; ");
         let reasons = if reasons.is_empty() { reasons } else { format!(" ({reasons})") };
-        let message = format!("Invalid VM payload: {}{reasons}", told.join("; "));
+        let message = format!("Invalid VM payload: {}{reasons}", faults.join("; "));
         TaskFailure::new(Code::InvalidVmPayload, message).with_details(json!({
             "bad_values": problems.bad_values,
             "missing_properties": problems.missing_properties,

@@ -5,7 +5,7 @@
 //! one gets everything after it, or is told that something is missing. Progress of tasks is not
 //! stored: it comes between the changes in the order of its arrival and is not repeated.
 
-mod told;
+mod body;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -24,8 +24,8 @@ use super::error::AppError;
 use super::fleet::Claim;
 use super::tasks::Tasks;
 use crate::store::{self, Revision, Watch, WatchEnd};
-use told::change_of;
-pub use told::{Told, ToldAlarm, ToldProgress, ToldVm};
+use body::change_of;
+pub use body::{AlarmEvent, EventBody, ProgressEvent, VmEvent};
 
 /// Subscriptions at a time; each holds up to 4,096 changes that its reader has not taken.
 const MAX_SUBSCRIPTIONS: usize = 256;
@@ -95,11 +95,11 @@ pub struct EventFilter {
 
 impl EventFilter {
     fn fits(&self, event: &Change) -> bool {
-        let told = &event.told;
-        (self.kinds.is_empty() || self.kinds.contains(&told.kind()))
-            && (self.server.is_none() || self.server == told.server())
-            && (self.vm.is_none() || self.vm == told.vm())
-            && (self.task.is_none() || self.task.as_ref() == told.task())
+        let body = &event.body;
+        (self.kinds.is_empty() || self.kinds.contains(&body.kind()))
+            && (self.server.is_none() || self.server == body.server())
+            && (self.vm.is_none() || self.vm == body.vm())
+            && (self.task.is_none() || self.task.as_ref() == body.task())
     }
 }
 
@@ -163,7 +163,7 @@ impl FromStr for Position {
 pub struct Change {
     /// What.
     #[serde(flatten)]
-    pub told: Told,
+    pub body: EventBody,
     /// The commit, if it is a change of the store.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub revision: Option<String>,
@@ -212,18 +212,18 @@ impl Events {
         else {
             return;
         };
-        self.tell(Told::Progress(ToldProgress::of(progress, &open.record)));
+        self.tell(EventBody::Progress(ProgressEvent::of(progress, &open.record)));
     }
 
     /// A server reports a VM of another one.
     pub(crate) fn claimed(&self, claim: Claim) {
-        self.tell(Told::Alarm(ToldAlarm::of(claim)));
+        self.tell(EventBody::Alarm(AlarmEvent::of(claim)));
     }
 
     /// Tells of what is not stored.
-    fn tell(&self, told: Told) {
+    fn tell(&self, body: EventBody) {
         // An error means that nobody reads.
-        drop(self.progress.send(Arc::new(Change { told, revision: None })));
+        drop(self.progress.send(Arc::new(Change { body, revision: None })));
     }
 
     /// Subscribes to what happens from now on, or after the point where a reader was.
@@ -247,7 +247,7 @@ impl Events {
         let known = after.filter(|after| after.revision <= now.revision);
         let from = known.unwrap_or(now);
         let watch = self.ctx.feed.watch("", from.watch_from());
-        let told = if after.is_some() && known.is_none() {
+        let first = if after.is_some() && known.is_none() {
             Some(Item::Reset(now, "the position is not of this store"))
         } else {
             Some(Item::Idle(from))
@@ -261,7 +261,7 @@ impl Events {
             progress,
             at: Position { revision: from.watch_from(), seen: u32::MAX },
             behind,
-            told,
+            first,
             _place: place,
         })
     }
@@ -284,15 +284,15 @@ pub struct Subscription {
     at: Position,
     /// Changes up to here were seen before.
     behind: Option<Position>,
-    /// To be told first.
-    told: Option<Item>,
+    /// What comes before all else.
+    first: Option<Item>,
     _place: OwnedSemaphorePermit,
 }
 
 impl Subscription {
     /// The next item; `None` when the application stops.
     pub async fn next(&mut self) -> Option<Item> {
-        if let Some(item) = self.told.take() {
+        if let Some(item) = self.first.take() {
             return Some(item);
         }
         let idle = tokio::time::sleep(IDLE);
@@ -359,15 +359,15 @@ mod tests {
     fn filters_are_about_members() {
         let id = |id: &str| Some(id.parse::<TaskId>().unwrap());
         let filter = EventFilter { task: id("t1"), ..EventFilter::default() };
-        let change = |told| Change { told, revision: None };
-        let task = |name| Told::Task(told::ToldTask { id: id(name), ..Default::default() });
+        let change = |body| Change { body, revision: None };
+        let task = |name| EventBody::Task(body::TaskEvent { id: id(name), ..Default::default() });
         assert!(filter.fits(&change(task("t1"))));
         assert!(!filter.fits(&change(task("t2"))));
-        assert!(!filter.fits(&change(Told::Ticket(Default::default()))));
+        assert!(!filter.fits(&change(EventBody::Ticket(Default::default()))));
         let kinds = BTreeSet::from([EventKind::Vm]);
         let filter = EventFilter { kinds, ..EventFilter::default() };
         assert!(!filter.fits(&change(task("t1"))));
-        assert!(filter.fits(&change(Told::Vm(Default::default()))));
+        assert!(filter.fits(&change(EventBody::Vm(Default::default()))));
     }
 
     #[test]

@@ -61,11 +61,11 @@ impl Monitoring {
             *counts.servers.entry(status.as_str()).or_default() += 1;
         });
         self.fleet.for_each_vm(None, |_, _, entry, report| {
-            let told = match entry.heard() {
+            let shown = match entry.heard() {
                 Heard::Running => report.vm.state.as_str(),
                 Heard::Unknown => UNKNOWN_STATE,
             };
-            let state = VM_STATES.into_iter().find(|state| *state == told).unwrap_or(OTHER);
+            let state = VM_STATES.into_iter().find(|state| *state == shown).unwrap_or(OTHER);
             *counts.vms.entry(state).or_default() += 1;
             true
         });

@@ -364,9 +364,9 @@ async fn the_end_of_a_task_shows_what_became_of_its_vm() {
         let params = Object::from_iter([("uuid", json!(vm(5)))]);
         let id = app.tasks.create(server(1), "machine_reboot", params, caller()).await.unwrap();
         agent.dispatched().await;
-        let mut told = json!(a_vm(vm(5), state).vm);
-        (told["last_modified"], told["alias"]) = (json!(at), json!("x"));
-        agent.finish(&id, json!({ "vm": told })).await;
+        let mut reported = json!(a_vm(vm(5), state).vm);
+        (reported["last_modified"], reported["alias"]) = (json!(at), json!("x"));
+        agent.finish(&id, json!({ "vm": reported })).await;
         assert_eq!(ended(&app, &id).await["status"], "complete");
         let vm = app.fleet.vm_get(vm(5)).unwrap();
         assert_eq!(vm.vm.state.as_deref(), Some(shown));

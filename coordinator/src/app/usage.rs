@@ -119,7 +119,7 @@ impl VmUsages {
             Err(error) => Err(error.to_string()),
         };
         match answer {
-            Ok(UsageAnswer { usage, .. }) => self.told(server, usage),
+            Ok(UsageAnswer { usage, .. }) => self.keep(server, usage),
             Err(error) => {
                 tracing::debug!(server_uuid = %server, error, "it is not known what VMs use");
             }
@@ -127,7 +127,7 @@ impl VmUsages {
     }
 
     /// Takes over what a server says.
-    fn told(&self, server: ServerUuid, vms: Usages) {
+    fn keep(&self, server: ServerUuid, vms: Usages) {
         let usage = ServerUsage { at: self.ctx.now(), vms };
         self.fleet.note(server, |entry| entry.usage = Some(Arc::new(usage)));
     }
@@ -141,8 +141,8 @@ fn view(
     now: Duration,
 ) -> FleetVmUsage {
     let known = |text: &str| (!text.is_empty()).then(|| text.to_owned());
-    let told = entry.usage.as_ref();
-    let age = told.map(|told| now.saturating_sub(told.at).as_millis());
+    let latest = entry.usage.as_ref();
+    let age = latest.map(|latest| now.saturating_sub(latest.at).as_millis());
     FleetVmUsage {
         uuid,
         alias: report.index.alias.clone(),
@@ -152,7 +152,7 @@ fn view(
         server_uuid: server,
         hostname: entry.record.as_ref().and_then(|record| known(&record.value.hostname)),
         server_status: entry.heard(),
-        usage: told.and_then(|told| told.vms.get(&uuid)).cloned(),
+        usage: latest.and_then(|latest| latest.vms.get(&uuid)).cloned(),
         age_ms: age.map(|ms| u64::try_from(ms).unwrap_or(u64::MAX)),
     }
 }

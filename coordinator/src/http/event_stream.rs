@@ -93,11 +93,11 @@ async fn next(mut reading: (Subscription, Share)) -> Option<(Bytes, (Subscriptio
 fn block(item: Item) -> String {
     match item {
         Item::Change(position, change) => {
-            let kind = change.told.kind().as_str();
+            let kind = change.body.kind().as_str();
             format!("id: {position}\nevent: {kind}\ndata: {}\n\n", json!(change))
         }
         Item::Progress(change) => {
-            let kind = change.told.kind().as_str();
+            let kind = change.body.kind().as_str();
             format!("event: {kind}\ndata: {}\n\n", json!(change))
         }
         Item::Reset(position, reason) => {
@@ -111,14 +111,14 @@ fn block(item: Item) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::app::events::{Change, Told, ToldVm};
+    use crate::app::events::{Change, EventBody, VmEvent};
 
     #[test]
     fn blocks_are_server_sent_events() {
         let position: Position = "1.7.2".parse().unwrap();
         let state = Some("two\nlines".to_owned());
-        let told = Told::Vm(ToldVm { state, ..ToldVm::default() });
-        let change = Change { told, revision: None };
+        let body = EventBody::Vm(VmEvent { state, ..VmEvent::default() });
+        let change = Change { body, revision: None };
         let shown = block(Item::Change(position, change.clone()));
         assert!(shown.starts_with("id: 1.7.2\nevent: vm\ndata: {"), "{shown}");
         assert!(shown.contains("\"state\":\"two\\nlines\"") && shown.ends_with("}\n\n"), "{shown}");

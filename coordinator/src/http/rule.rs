@@ -239,9 +239,13 @@ mod tests {
 
     #[test]
     fn names_have_no_control_characters() {
-        let told = ["value contains control characters"];
+        let message = ["value contains control characters"];
         for bad in ["a\u{1b}[2J", "a\nb", "\u{9b}"] {
-            assert_eq!(errors(&[Rule::StringType, Rule::Plain], Some(json!(bad))), told, "{bad:?}");
+            assert_eq!(
+                errors(&[Rule::StringType, Rule::Plain], Some(json!(bad))),
+                message,
+                "{bad:?}"
+            );
         }
         assert_eq!(errors(&[Rule::StringType, Rule::Plain], Some(json!("Zürich 1"))), [""; 0]);
     }

@@ -292,10 +292,10 @@ fn in_cnapi_s_words(error: AppError, vm: VmUuid) -> AppError {
 }
 
 /// What the agent says about the VM.
-async fn told(request: &Request, ask: Ask) -> Result<Response, ApiError> {
+async fn answer_of(request: &Request, ask: Ask) -> Result<Response, ApiError> {
     let vm = request.vm()?;
-    let told = ask.query(request).await.map_err(|error| in_cnapi_s_words(error, vm))?;
-    Response::json(told)
+    let answer = ask.query(request).await.map_err(|error| in_cnapi_s_words(error, vm))?;
+    Response::json(answer)
 }
 
 async fn load(request: Request) -> Result<Response, ApiError> {
@@ -303,7 +303,7 @@ async fn load(request: Request) -> Result<Response, ApiError> {
     if let Some(dni) = request.param("include_dni") {
         params.set("include_dni", lenient::flag(dni) == Some(true));
     }
-    told(&request, Ask::new("machine_load", params, 60)).await
+    answer_of(&request, Ask::new("machine_load", params, 60)).await
 }
 
 async fn info(request: Request) -> Result<Response, ApiError> {
@@ -312,10 +312,10 @@ async fn info(request: Request) -> Result<Response, ApiError> {
     params.set("types", types.unwrap_or("all").split(',').collect::<Vec<_>>());
     // The reference names machine_load in the text of this timeout.
     let ask = Ask { label: Some("machine_load"), ..Ask::new("machine_info", params, 10) };
-    told(&request, ask).await
+    answer_of(&request, ask).await
 }
 
 async fn proc(request: Request) -> Result<Response, ApiError> {
     let ask = Ask::new("machine_proc", about(&request)?, 20);
-    told(&request, ask).await
+    answer_of(&request, ask).await
 }

@@ -90,7 +90,7 @@ fn shown(key: &str, value: &Value) -> Value {
 }
 
 /// A value as a source told it, without what must not be shown.
-pub(super) fn told(key: &str, text: &str) -> String {
+pub(super) fn masked_for_key(key: &str, text: &str) -> String {
     if is_secret(key) { MASK.to_owned() } else { without_password(text) }
 }
 

@@ -9,7 +9,7 @@ use figment::{Error as FigmentError, Figment, Metadata, Profile, Provider};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::effective::{Loaded, settings, told};
+use super::effective::{Loaded, masked_for_key, settings};
 use super::file;
 use super::problems::{Problem, Problems, plain};
 use super::schema::{Node, join};
@@ -172,7 +172,7 @@ impl Sources {
             };
             let name = key.trim();
             let key = meant(name, aliases);
-            let origin = format!("--set {name}={}", told(key, value));
+            let origin = format!("--set {name}={}", masked_for_key(key, value));
             let values = nested(key, typed(value, tree, key));
             layers.push(Layer { origin, values });
         }

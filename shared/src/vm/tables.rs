@@ -390,8 +390,8 @@ mod tests {
         let objects = [LASTING, INITIAL].into_iter().flatten();
         for property in objects {
             let FlatObject(most) = property.kind else { continue };
-            let told = format!("at most {} KiB of JSON", most / 1024);
-            assert!(property.doc.ends_with(&told), "{}: {}", property.name, property.doc);
+            let limit = format!("at most {} KiB of JSON", most / 1024);
+            assert!(property.doc.ends_with(&limit), "{}: {}", property.name, property.doc);
         }
     }
 

@@ -30,7 +30,7 @@ async fn results_are_kept_until_acknowledged_and_bound_the_journal() {
 async fn old_tasks_are_forgotten_but_never_unacknowledged_ones() {
     let node = Node::new(SCRIPTS);
     let engine = node.start().await;
-    let count = crate::tasks::house::KEPT_TASKS + 3;
+    let count = crate::tasks::retention::KEPT_TASKS + 3;
     for n in 0..count {
         let wanted = Submission {
             origin: if n == 0 { Origin::Coordinator } else { Origin::Local },
@@ -46,7 +46,7 @@ async fn old_tasks_are_forgotten_but_never_unacknowledged_ones() {
         assert_eq!(engine.record(&task(id)).await.is_some(), kept, "{id}");
     }
     let left = node.kv.lock().contents().iter().filter(|(k, _)| k.starts_with(b"params/")).count();
-    assert_eq!(left, crate::tasks::house::KEPT_TASKS + 1);
+    assert_eq!(left, crate::tasks::retention::KEPT_TASKS + 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -59,7 +59,7 @@ async fn ended_tasks_take_bounded_memory() {
     let record = engine.record(&task("last")).await.unwrap();
     {
         let mut shared = engine.shared.lock();
-        for n in 0..crate::tasks::house::MAX_KEPT_TASKS + 100 {
+        for n in 0..crate::tasks::retention::MAX_KEPT_TASKS + 100 {
             let seq = shared.next_seq;
             shared.next_seq += 1;
             let id = task(&format!("n{n}"));
@@ -70,7 +70,7 @@ async fn ended_tasks_take_bounded_memory() {
     }
     tokio::time::sleep(Duration::from_secs(3600)).await;
     let kept = engine.shared.lock().ended.len();
-    assert_eq!(kept, crate::tasks::house::MAX_KEPT_TASKS);
+    assert_eq!(kept, crate::tasks::retention::MAX_KEPT_TASKS);
     assert!(engine.record(&task("last")).await.is_none(), "the oldest goes first");
 }
 

@@ -66,7 +66,9 @@ async fn a_drain_gives_back_what_waits_and_ends_by_itself() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     let given_back = |engine: &Engine| {
         let refusals = engine.refusals(10).into_iter();
-        refusals.map(|(id, refused)| (id, refused.refusal.code, refused.told)).collect::<Vec<_>>()
+        refusals
+            .map(|(id, refused)| (id, refused.refusal.code, refused.refused_at))
+            .collect::<Vec<_>>()
     };
     assert_eq!(given_back(&engine), [(task("waits"), Code::Draining, None)]);
     let again = submission("waits", "script", params.clone());

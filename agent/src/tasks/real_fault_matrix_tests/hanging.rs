@@ -16,14 +16,14 @@ const PATIENCE: Duration = Duration::from_secs(12);
 
 /// Work is done again, or finds that it was done; then all of it goes.
 async fn mended(node: &mut Node, kind: &str, extra: &Value, first: &TaskResult) {
-    let told = format!("{kind}: first {first:?}");
+    let case = format!("{kind}: first {first:?}");
     let again = node.run(kind, extra, None).await;
     if let Some(error) = &again.error {
-        assert!(EXCUSES.contains(&error.code), "{told}: again: {error:?}");
+        assert!(EXCUSES.contains(&error.code), "{case}: again: {error:?}");
     }
     let gone = node.run("machine_destroy", &json!({}), None).await;
-    assert_eq!(gone.status, Outcome::Complete, "{told}: {gone:?}");
-    node.real.assert_empty(&told);
+    assert_eq!(gone.status, Outcome::Complete, "{case}: {gone:?}");
+    node.real.assert_empty(&case);
 }
 
 /// The guest's hypervisor stands still while the task is at work.

@@ -247,9 +247,9 @@ fn disks(new: &mut Map<String, Value>, params: &Map<String, Value>, problems: &m
 fn memory(old: &Map<String, Value>, params: &Map<String, Value>, new: &mut Map<String, Value>) {
     let number = |map: &Map<String, Value>, name: &str| map.get(name).and_then(Value::as_u64);
     let mut follow = |name: &str, leader: &str| {
-        let told = given(params, name).is_some();
+        let is_given = given(params, name).is_some();
         let (Some(own), Some(before)) = (number(old, name), number(old, leader)) else { return };
-        let Some(after) = number(new, leader).filter(|after| !told && *after != before) else {
+        let Some(after) = number(new, leader).filter(|after| !is_given && *after != before) else {
             return;
         };
         let moved = i128::from(own) - i128::from(before) + i128::from(after);

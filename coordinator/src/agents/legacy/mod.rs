@@ -246,12 +246,12 @@ impl Session {
 
     async fn query(&self, dispatch: Dispatch) {
         let limit = dispatch.deadline_ms.map_or(TASK_TIMEOUT, Duration::from_millis);
-        let told = if dispatch.task == "task_history" {
+        let answer = if dispatch.task == "task_history" {
             self.call(Method::GET, "/history", Bytes::new(), &dispatch.req_id, limit).await
         } else {
             self.post(&dispatch, limit).await
         };
-        let result = result(dispatch.id, told);
+        let result = result(dispatch.id, answer);
         let id = result.id.clone();
         self.answer(&id, &Reply::Result(Box::new(result)));
     }
@@ -265,8 +265,8 @@ impl Session {
         if !self.incoming.clone().claim(self.peer.server, &dispatch.id).await {
             return;
         }
-        let told = self.post(&dispatch, TASK_TIMEOUT).await;
-        let result = result(dispatch.id, told);
+        let answer = self.post(&dispatch, TASK_TIMEOUT).await;
+        let result = result(dispatch.id, answer);
         self.answer(&result.id, &Reply::Result(Box::new(result.clone())));
         self.incoming.clone().ended(self.peer.server, result).await;
     }
@@ -293,8 +293,8 @@ impl Session {
         let session = self.clone();
         self.spawn(async move {
             let body = Bytes::from_static(b"{}");
-            let told = session.call(Method::POST, path, body, token.as_str(), CONTROL_TIMEOUT);
-            let reply = match told.await {
+            let answer = session.call(Method::POST, path, body, token.as_str(), CONTROL_TIMEOUT);
+            let reply = match answer.await {
                 Ok(answer) if answer.status.is_success() => Reply::Accepted,
                 Ok(answer) => {
                     let TaskError { code, message, .. } = failure(&answer);
@@ -310,8 +310,8 @@ impl Session {
 }
 
 /// How a task ended, as its request was answered.
-fn result(id: TaskId, told: Result<Answered, Unanswered>) -> TaskResult {
-    let ended = match told {
+fn result(id: TaskId, answer: Result<Answered, Unanswered>) -> TaskResult {
+    let ended = match answer {
         Ok(answer) if answer.status == StatusCode::OK => Ok(answer.body),
         Ok(answer) => Err(failure(&answer)),
         Err(error) => {
@@ -356,8 +356,8 @@ mod tests {
 
     #[test]
     fn an_agent_is_called_where_it_says_or_in_the_admin_network() {
-        let told = json!({ "CN Agent IP": "10.0.0.5", "CN Agent Port": 5310 });
-        assert_eq!(address(told).as_deref(), Some("10.0.0.5:5310"));
+        let answer = json!({ "CN Agent IP": "10.0.0.5", "CN Agent Port": 5310 });
+        assert_eq!(address(answer).as_deref(), Some("10.0.0.5:5310"));
         let interfaces = json!({ "Network Interfaces": {
             "e0": { "NIC Names": ["external"], "ip4addr": "192.0.2.1" },
             "e1": { "NIC Names": ["admin"], "ip4addr": "10.0.0.6" },

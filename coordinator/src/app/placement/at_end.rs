@@ -61,7 +61,7 @@ impl Placement {
             self.fleet.report_vms(server, BTreeMap::from([(vm, None)]));
             return self.fleet.unsaved_vm(server, vm);
         }
-        let mut report = told_report(ended)?;
+        let mut report = report_in(ended)?;
         let vm = report.vm.uuid;
         let home = self.fleet.vm(vm).map(|(home, _)| home);
         let is_news = match self.fleet.reported_vm(server, vm) {
@@ -76,8 +76,8 @@ impl Placement {
             None => ended.task == "machine_create" && self.is_newer_than_reports(server, &report),
         };
         if is_news {
-            let told = BTreeMap::from([(vm, Some(Arc::new(report)))]);
-            self.fleet.report_vms(server, told);
+            let reports = BTreeMap::from([(vm, Some(Arc::new(report)))]);
+            self.fleet.report_vms(server, reports);
         }
         self.fleet.unsaved_vm(server, vm)
     }
@@ -97,7 +97,7 @@ fn is_destroyed(ended: &TaskRecord) -> bool {
 }
 
 /// The VM object that a task returned, as a report; `None` for one that reports leave out.
-fn told_report(ended: &TaskRecord) -> Option<VmReport> {
+fn report_in(ended: &TaskRecord) -> Option<VmReport> {
     if ended.status != TaskStatus::Complete {
         return None;
     }

@@ -169,22 +169,22 @@ impl Placement {
             return Err(error.into());
         }
         self.decisions.made(&kept, outcome, policy);
-        let mut told = Object::from_iter([("id", json!(kept.decision.id))]);
+        let mut members = Object::from_iter([("id", json!(kept.decision.id))]);
         if let Some(fleet) = decision.asked.take() {
             let options = self.decisions.options(Some(outcome.seed), &decision.recent);
             let least = self.least_changes(fleet, question, 0, options).await;
             if !least.suggestions.is_empty() {
-                told.set("least_changes", json!(least.suggestions));
+                members.set("least_changes", json!(least.suggestions));
             }
             if least.cut {
-                told.set("least_changes_cut", json!(true));
+                members.set("least_changes_cut", json!(true));
             }
         }
         let mut error = no_server(outcome);
         if let AppError::NoServer { beside, .. } = &mut error {
             // The log shows how a refusal begins.
-            told.extend(beside.iter().map(|(name, value)| (name.clone(), value.clone())));
-            *beside = told;
+            members.extend(beside.iter().map(|(name, value)| (name.clone(), value.clone())));
+            *beside = members;
         }
         Ok(error)
     }

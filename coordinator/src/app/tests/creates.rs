@@ -13,7 +13,7 @@ fn large(number: u128, disk_gib: u64, alias: &str) -> Object {
 }
 
 /// What a refused create is told beside the reason.
-async fn told(app: &Arc<App>, body: &Object) -> Object {
+async fn refusal(app: &Arc<App>, body: &Object) -> Object {
     match app.placement.create(body, caller()).await {
         Err(AppError::NoServer { beside, .. }) => beside,
         other => panic!("{other:?}"),
@@ -31,7 +31,7 @@ fn dry_run(disk_gib: u64) -> Object {
 async fn a_refused_create_is_a_decision_with_what_would_help() {
     let app = Disk::new().start().await;
     let _agent = Agent::connect(&app, server(1)).await;
-    let beside = told(&app, &large(5, 1 << 20, "large")).await;
+    let beside = refusal(&app, &large(5, 1 << 20, "large")).await;
     assert!(beside.get("steps").is_some_and(Value::is_array), "{beside:?}");
     let least = beside.get("least_changes").and_then(Value::as_array).expect("changes");
     assert!(!least.is_empty());
@@ -67,7 +67,7 @@ async fn dry_runs_and_plans_say_what_a_create_does() {
         let body = large(number.into(), 1, &format!("vm{number}"));
         app.placement.create(&body, caller()).await.unwrap();
     }
-    told(&app, &large(50, 1, "one-more")).await;
+    refusal(&app, &large(50, 1, "one-more")).await;
     let plan = app.placement.plan(&dry_run(1)).await.unwrap();
     assert_eq!((fits > 0, &plan["fleet"]["fits"]), (true, &json!(0)));
     assert!(app.placement.allocate(&dry_run(1)).await.unwrap().failure().is_some());

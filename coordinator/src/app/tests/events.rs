@@ -26,22 +26,22 @@ async fn a_reader_that_falls_behind_is_told_so_and_goes_on_from_there() {
         change(&app, made).await;
         made += BATCH;
     }
-    let mut told = 0;
+    let mut seen = 0;
     let reset = loop {
         match next(&mut slow).await {
             Item::Change(_, change) => {
-                assert_eq!(change.told.server(), Some(server(told)), "in order, no gap");
-                told += 1;
+                assert_eq!(change.body.server(), Some(server(seen)), "in order, no gap");
+                seen += 1;
             }
             Item::Reset(position, _) => break position,
-            Item::Idle(_) => assert_eq!(told, 0, "only at first"),
+            Item::Idle(_) => assert_eq!(seen, 0, "only at first"),
             Item::Progress(_) => panic!("nothing runs"),
         }
     };
-    assert!(told < made, "what is held for a reader is bounded");
+    assert!(seen < made, "what is held for a reader is bounded");
     change(&app, made).await;
     let Item::Change(position, change) = next(&mut slow).await else { panic!("no change") };
     assert!(position > reset);
-    assert_eq!(change.told.server(), Some(server(made)));
+    assert_eq!(change.body.server(), Some(server(made)));
     app.shutdown().await;
 }

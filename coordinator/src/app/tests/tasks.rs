@@ -48,14 +48,14 @@ async fn secrets_reach_the_agent_and_who_asks_for_the_task() {
         ts: String::new(),
     };
     agent.send(step).await;
-    let mut told = Vec::new();
-    while told.len() < 2 {
+    let mut seen = Vec::new();
+    while seen.len() < 2 {
         if let Item::Change(_, change) | Item::Progress(change) = soon(reader.next()).await {
             let change = json!(change);
-            told.extend((change["task"] == "machine_create").then_some(change));
+            seen.extend((change["task"] == "machine_create").then_some(change));
         }
     }
-    let mut shown = vec![json!(told), json!(app.tasks.get(&id).await.unwrap())];
+    let mut shown = vec![json!(seen), json!(app.tasks.get(&id).await.unwrap())];
     assert_eq!(shown[1]["events"][0]["event"]["tags"]["password"], "***");
     let whole = app.tasks.ended(&id, SOON);
     let (whole, ()) = tokio::join!(whole, agent.finish(&id, json!({ "vm": secrets })));

@@ -35,7 +35,7 @@ impl Checker {
 
     /// Everything that is wrong with the value of this name; empty: with a value that has none.
     pub(crate) fn faults(&self, name: &str, value: &Value) -> Vec<Fault> {
-        self.0.iter_errors(value).flat_map(|error| told(name, &error)).collect()
+        self.0.iter_errors(value).flat_map(|error| faults(name, &error)).collect()
     }
 }
 
@@ -68,7 +68,7 @@ impl Checkers {
     }
 }
 
-fn told(name: &str, error: &ValidationError<'_>) -> Vec<Fault> {
+fn faults(name: &str, error: &ValidationError<'_>) -> Vec<Fault> {
     let at = place(name, error.instance_path());
     let one = |at: String, problem: String| vec![Fault { at, problem }];
     match error.kind() {
@@ -86,7 +86,7 @@ fn told(name: &str, error: &ValidationError<'_>) -> Vec<Fault> {
         Broken::AnyOf { context } | Broken::OneOfNotValid { context } => {
             let tried = context
                 .iter()
-                .map(|errors| errors.iter().flat_map(|error| told(name, error)).collect());
+                .map(|errors| errors.iter().flat_map(|error| faults(name, error)).collect());
             let of_itself = |faults: &Vec<Fault>| faults.iter().any(|fault| fault.at == at);
             tried.min_by_key(|faults| (of_itself(faults), faults.len())).unwrap_or_default()
         }

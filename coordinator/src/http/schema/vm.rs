@@ -33,7 +33,7 @@ fn given(kind: Kind) -> Value {
 }
 
 /// As [`given`], but nothing that only clients are allowed.
-fn told(kind: Kind) -> Value {
+fn in_answers(kind: Kind) -> Value {
     let whole = |least: i64| json!({ "type": ["integer", "null"], "minimum": least });
     match kind {
         Kind::Uuid => uuid_or_nothing(),
@@ -170,7 +170,7 @@ pub(super) fn update() -> Value {
 
 /// The object of `VmLoad` and of results.
 pub(super) fn object() -> Value {
-    let mut all = properties(&[LASTING, INITIAL, FACTS], told);
+    let mut all = properties(&[LASTING, INITIAL, FACTS], in_answers);
     let text = |doc: &str| json!({ "type": "string", "description": doc });
     for (name, schema) in [
         ("uuid", uuid()),

@@ -204,17 +204,17 @@ fn disks(args: &mut Args, input: &Input<'_>) -> Result<(), DriverError> {
     let mut scsi = false;
     for disk in input.disks {
         let index = usize::try_from(disk.index).unwrap_or(usize::MAX);
-        let told = described.get(index).unwrap_or(&Value::Null);
+        let description = described.get(index).unwrap_or(&Value::Null);
         let name = format!("disk{index}");
-        let discard = if told["notrim"] == true { "ignore" } else { "unmap" };
+        let discard = if description["notrim"] == true { "ignore" } else { "unmap" };
         let node = json!({
             "driver": disk.format, "node-name": name, "discard": discard,
             "file": { "driver": "file", "filename": disk.path, "discard": discard },
         });
         args.pair("-blockdev", node.to_string());
-        let model = told["model"].as_str().unwrap_or("virtio");
+        let model = description["model"].as_str().unwrap_or("virtio");
         // A CD's drive, or a disk.
-        let kind = if is_cdrom(told) { "cd" } else { "hd" };
+        let kind = if is_cdrom(description) { "cd" } else { "hd" };
         let device = match model {
             "scsi" => {
                 if !scsi {
@@ -233,9 +233,9 @@ fn disks(args: &mut Args, input: &Input<'_>) -> Result<(), DriverError> {
             }
             _ => "virtio-blk-pci".to_owned(),
         };
-        let serial = told["uuid"].as_str().unwrap_or(&name);
+        let serial = description["uuid"].as_str().unwrap_or(&name);
         let serial: String = serial.chars().take(SERIAL_CHARS).collect();
-        let (letter, place) = disk_place(told, index);
+        let (letter, place) = disk_place(description, index);
         let boot = boot_index(vm, letter, place);
         let boot = boot.map(|boot| format!(",bootindex={boot}")).unwrap_or_default();
         args.pair("-device", format!("{device},drive={name},serial={serial},id={name}dev{boot}"));

@@ -134,12 +134,12 @@ impl Leaving {
 
 async fn press(guest: &Guest) -> Result<(), String> {
     let qmp = guest.qmp(CONTROL_TIMEOUT).await?;
-    let told = async {
+    let asked = async {
         // CPUs that stand still see no button.
         if guest.activity() == Activity::Paused {
             qmp.execute::<qmp::Cont>().await?;
         }
         qmp.execute::<qmp::PowerDown>().await
     };
-    told.await.map(drop).map_err(|error| muster_shared::error_chain::Chain(&error).to_string())
+    asked.await.map(drop).map_err(|error| muster_shared::error_chain::Chain(&error).to_string())
 }

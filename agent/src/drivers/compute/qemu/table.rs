@@ -300,7 +300,7 @@ impl GuestTable {
     ) -> Guest {
         let noted = self.folder(vm).started().ok().flatten();
         let noted = noted.filter(|noted| noted.process == Some(process));
-        let (told, control) = watch::channel(Control {
+        let (sender, control) = watch::channel(Control {
             rebooted_at_ms: noted.as_ref().and_then(|noted| noted.rebooted_at_ms),
             reboots: noted.as_ref().map_or(0, |noted| noted.reboots),
             ..Control::default()
@@ -313,7 +313,7 @@ impl GuestTable {
         self.content.lock().live.insert(vm, guest.clone());
         self.changed();
         // Ends with the guest, with the driver, or with the agent's runtime.
-        drop(tokio::spawn(Arc::clone(self).follow(vm, process, told, exit)));
+        drop(tokio::spawn(Arc::clone(self).follow(vm, process, sender, exit)));
         guest
     }
 
@@ -321,10 +321,10 @@ impl GuestTable {
         self: Arc<Self>,
         vm: VmUuid,
         process: ProcessId,
-        told: watch::Sender<Control>,
+        sender: watch::Sender<Control>,
         exit: Option<ExitReceiver>,
     ) {
-        let watching = self.watch(vm, process, &told);
+        let watching = self.watch(vm, process, &sender);
         if self.closing.run_until_cancelled(watching).await.is_none() {
             return;
         }
@@ -333,7 +333,7 @@ impl GuestTable {
             let content = self.content.lock();
             content.live.get(&vm).is_some_and(|guest| guest.process == process && guest.killed)
         };
-        let shutdown = told.borrow().shutdown.clone();
+        let shutdown = sender.borrow().shutdown.clone();
         let exited = Exited {
             boot_id: self.boot_id.clone(),
             exit_status: exit_status.or(killed.then_some(137)),
@@ -357,21 +357,21 @@ impl GuestTable {
     }
 
     /// Returns when the process is gone and all that its hypervisor said was read.
-    async fn watch(&self, vm: VmUuid, process: ProcessId, told: &watch::Sender<Control>) {
+    async fn watch(&self, vm: VmUuid, process: ProcessId, sender: &watch::Sender<Control>) {
         let folder = self.folder(vm);
         let mut sockets = [folder.qmp(), folder.qmp_aux()];
         if self.config.follower == Follower::Helper {
             sockets.reverse();
         }
-        let controlled = control::follow(&sockets, &self.clock, told);
+        let controlled = control::follow(&sockets, &self.clock, sender);
         tokio::pin!(controlled);
         tokio::select! {
             biased;
             never = &mut controlled => match never {},
-            () = self.pass_on(&folder, process, told.subscribe()) => {}
+            () = self.pass_on(&folder, process, sender.subscribe()) => {}
             () = until_gone(&folder, process) => {}
         }
-        let mut silent = told.subscribe();
+        let mut silent = sender.subscribe();
         let last_words = async {
             tokio::select! {
                 biased;
@@ -390,11 +390,11 @@ impl GuestTable {
         &self,
         folder: &GuestFolder,
         process: ProcessId,
-        mut told: watch::Receiver<Control>,
+        mut sender: watch::Receiver<Control>,
     ) {
-        let mut reboots = told.borrow().reboots;
-        while told.changed().await.is_ok() {
-            let control = told.borrow_and_update().clone();
+        let mut reboots = sender.borrow().reboots;
+        while sender.changed().await.is_ok() {
+            let control = sender.borrow_and_update().clone();
             if control.reboots != reboots && self.config.follower == Follower::Agent {
                 reboots = control.reboots;
                 if let Err(error) = folder.note_reboot(process, control.rebooted_at_ms, reboots) {

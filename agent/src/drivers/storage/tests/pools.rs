@@ -28,9 +28,9 @@ async fn conformance_of_two(storage: &dyn Storage) {
     }
     assert_eq!(based(storage).await, [(image(), 2, 1)], "it is one VM");
     let usages = storage.usage().await.unwrap();
-    let told: Vec<_> =
+    let shown: Vec<_> =
         usages.iter().map(|usage| (&*usage.pool, usage.disks_virtual_bytes)).collect();
-    assert_eq!(told, [("zones", IMAGE_MIB * MIB), ("fast", IMAGE_MIB * MIB)]);
+    assert_eq!(shown, [("zones", IMAGE_MIB * MIB), ("fast", IMAGE_MIB * MIB)]);
     assert_eq!(usages[1].images_bytes, 0, "they are in the first");
 
     // What is the VM's as a whole lies beside its boot disk; an older copy counts no more.
@@ -112,8 +112,8 @@ async fn a_copy_lies_in_the_pool_of_the_boot_disk_alone() {
 async fn a_pool_that_tells_nothing_does_not_hide_the_others() {
     let (_, faults, storage) = simulated();
     faults.fail_nth("storage.usage", 1, Fault::before());
-    let told = storage.usage().await.unwrap();
-    assert_eq!(told.iter().map(|usage| &*usage.pool).collect::<Vec<_>>(), ["zones"]);
+    let usages = storage.usage().await.unwrap();
+    assert_eq!(usages.iter().map(|usage| &*usage.pool).collect::<Vec<_>>(), ["zones"]);
     // What a VM has is not known then.
     faults.fail_nth("storage.disks", 1, Fault::before());
     storage.disks(vm(1)).await.unwrap_err();

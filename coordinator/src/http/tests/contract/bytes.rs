@@ -18,8 +18,8 @@ async fn check(cluster: &Cluster, cases: &[Case<'_>]) {
         }
         let answer = cluster.send(&sent).await;
         let expected = cluster.filled(expected);
-        let told = format!("{method} {path} {body}");
-        assert_eq!((answer.status, answer.text()), (*status, expected), "{told}");
+        let case = format!("{method} {path} {body}");
+        assert_eq!((answer.status, answer.text()), (*status, expected), "{case}");
     }
 }
 

@@ -178,17 +178,17 @@ async fn validation_status_gives_every_dagger_the_reference_s_number() {
     for Dagger { sent, code, reference: old_code, tells } in all.iter().flatten() {
         let ours = by_default.send(sent).await;
         let theirs = reference.send(sent).await;
-        let told = format!("{sent}: {} {}", ours.text(), theirs.text());
+        let shown = format!("{sent}: {} {}", ours.text(), theirs.text());
         ours.expect(409, code);
         theirs.expect(500, old_code);
-        assert!(ours.text().contains(tells), "{told}");
+        assert!(ours.text().contains(tells), "{shown}");
         let without = |answer: &super::Answer, cluster: &Cluster| {
             let mut body = answer.value();
             body["code"] = Value::Null;
             // The only thing that two clusters name differently.
             body.to_string().replace(cluster.name("expired"), "expired")
         };
-        assert_eq!(without(&ours, &by_default), without(&theirs, &reference), "{told}");
+        assert_eq!(without(&ours, &by_default), without(&theirs, &reference), "{shown}");
     }
     // A ticket that expires under who waits for it.
     for (cluster, status, code) in

@@ -14,8 +14,8 @@ async fn check(cluster: &Cluster, cases: &[Case<'_>]) {
     for (method, path, body, status, code) in cases {
         let answer = cluster.send(&Sent::new(method, *path).json(body)).await;
         let found = answer.value()["code"].as_str().unwrap_or_default().to_owned();
-        let told = format!("{method} {path} {body}: {}", answer.text());
-        assert_eq!((answer.status, found.as_str()), (*status, *code), "{told}");
+        let case = format!("{method} {path} {body}: {}", answer.text());
+        assert_eq!((answer.status, found.as_str()), (*status, *code), "{case}");
     }
 }
 

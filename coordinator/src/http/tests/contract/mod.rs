@@ -129,14 +129,14 @@ async fn play(cluster: &mut Cluster, contract: &Contract, row: &Row) -> Vec<Stri
     for bad in &row.bad {
         let answer = cluster.send(&bad.sent).await;
         let code = answer.value()["code"].as_str().unwrap_or_default().to_owned();
-        let told = format!("{} {}: {} {code}", row.route, bad.sent, answer.status);
+        let case = format!("{} {}: {} {code}", row.route, bad.sent, answer.status);
         if (answer.status, code.as_str()) != (bad.status, bad.code) {
-            findings.push(format!("{told}, not {} {}: {}", bad.status, bad.code, answer.text()));
+            findings.push(format!("{case}, not {} {}: {}", bad.status, bad.code, answer.text()));
         }
         // Another method than the route's is not the route's own answer.
         let own = bad.sent.method == route.method.as_str() && answer.status != 405;
         findings
-            .extend(contract.fault(route, &answer).filter(|_| own).map(|f| format!("{told} {f}")));
+            .extend(contract.fault(route, &answer).filter(|_| own).map(|f| format!("{case} {f}")));
     }
     let after = cluster.records().await;
     if after != before {

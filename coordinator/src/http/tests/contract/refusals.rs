@@ -138,7 +138,7 @@ async fn a_wrong_value_is_refused_by_the_parameter_s_name() {
                 if far || long {
                     continue;
                 }
-                let told = value.to_string().chars().take(60).collect::<String>();
+                let case = value.to_string().chars().take(60).collect::<String>();
                 let sent = if in_query {
                     with_query(&row, name, &value)
                 } else {
@@ -149,7 +149,7 @@ async fn a_wrong_value_is_refused_by_the_parameter_s_name() {
                 let refused = (400..500).contains(&answer.status);
                 if !refused || !names(&answer.value(), name) {
                     let (status, text) = (answer.status, answer.text());
-                    findings.push(format!("{} {name} {told}: {status} {text}", row.route));
+                    findings.push(format!("{} {name} {case}: {status} {text}", row.route));
                 }
             }
         }
@@ -189,9 +189,9 @@ async fn nothing_is_started_under_a_ticket_that_is_not_active() {
             let mut sent = row.sent.clone();
             sent.headers.push(format!("x-muster-ticket: {ticket}"));
             let answer = cluster.send(&sent).await;
-            let told = format!("{} under {ticket}: {}", row.route, answer.text());
-            assert_eq!(answer.status, 409, "{told}");
-            assert_eq!(answer.value()["code"], "TicketNotActive", "{told}");
+            let case = format!("{} under {ticket}: {}", row.route, answer.text());
+            assert_eq!(answer.status, 409, "{case}");
+            assert_eq!(answer.value()["code"], "TicketNotActive", "{case}");
         }
         assert_eq!(*cluster.received.lock(), received, "{}", row.route);
         assert_eq!(cluster.records().await, before, "{}", row.route);

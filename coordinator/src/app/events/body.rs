@@ -24,27 +24,27 @@ use crate::store;
 /// What an event says. What is read of a record may be missing there, and is null then.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
-pub enum Told {
+pub enum EventBody {
     /// Of a server's status.
-    Server(ToldServer),
+    Server(ServerEvent),
     /// Of a VM's state or identity.
-    Vm(ToldVm),
+    Vm(VmEvent),
     /// Of a task's creation and end.
-    Task(ToldTask),
+    Task(TaskEvent),
     /// Of a task's progress.
-    Progress(ToldProgress),
+    Progress(ProgressEvent),
     /// Of a ticket's status.
-    Ticket(ToldTicket),
+    Ticket(TicketEvent),
     /// Of a job and its steps.
-    Job(ToldJob),
+    Job(JobEvent),
     /// Of what an operator has to look at.
-    Alarm(ToldAlarm),
+    Alarm(AlarmEvent),
 }
 
 /// A server's status, as `roster/<uuid>` says.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct ToldServer {
+pub struct ServerEvent {
     pub(crate) server_uuid: Option<ServerUuid>,
     pub(crate) status: Option<Status>,
     #[serde(serialize_with = "as_iso", deserialize_with = "if_fits")]
@@ -59,7 +59,7 @@ fn as_iso<S: Serializer>(time: &Option<Timestamp>, serializer: S) -> Result<S::O
 /// A VM's state and identity, as `vms/<server>/<vm>` says.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct ToldVm {
+pub struct VmEvent {
     pub(crate) vm_uuid: Option<VmUuid>,
     pub(crate) server_uuid: Option<ServerUuid>,
     pub(crate) state: Option<String>,
@@ -74,7 +74,7 @@ pub struct ToldVm {
 /// A task, as its record says.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct ToldTask {
+pub struct TaskEvent {
     pub(crate) id: Option<TaskId>,
     pub(crate) task: Option<String>,
     pub(crate) server_uuid: Option<ServerUuid>,
@@ -90,7 +90,7 @@ pub struct ToldTask {
 
 /// What an agent reports of a running task.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct ToldProgress {
+pub struct ProgressEvent {
     pub(crate) task_id: TaskId,
     pub(crate) task: String,
     pub(crate) server_uuid: ServerUuid,
@@ -102,7 +102,7 @@ pub struct ToldProgress {
     pub(crate) timestamp: String,
 }
 
-impl ToldProgress {
+impl ProgressEvent {
     /// A report about a task.
     pub(super) fn of(progress: &Progress, task: &TaskRecord) -> Self {
         Self {
@@ -120,7 +120,7 @@ impl ToldProgress {
 
 /// A server reports a VM of another one, which changes nothing.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct ToldAlarm {
+pub struct AlarmEvent {
     /// What is wrong, for programs.
     pub(crate) alarm: &'static str,
     pub(crate) vm_uuid: VmUuid,
@@ -130,7 +130,7 @@ pub struct ToldAlarm {
     pub(crate) home: ServerUuid,
 }
 
-impl ToldAlarm {
+impl AlarmEvent {
     pub(super) fn of(claim: Claim) -> Self {
         let Claim { vm, by, home } = claim;
         Self { alarm: "vm_claimed", vm_uuid: vm, server_uuid: by, home }
@@ -140,7 +140,7 @@ impl ToldAlarm {
 /// A ticket, as its record says.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct ToldTicket {
+pub struct TicketEvent {
     pub(crate) uuid: Option<TicketUuid>,
     pub(crate) server_uuid: Option<TicketServer>,
     pub(crate) scope: Option<String>,
@@ -152,23 +152,23 @@ pub struct ToldTicket {
 /// A job, as its record says.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct ToldJob {
+pub struct JobEvent {
     pub(crate) uuid: Option<Uuid>,
     pub(crate) name: Option<String>,
     pub(crate) server_uuid: Option<ServerUuid>,
     pub(crate) execution: Option<Execution>,
     #[serde(rename(deserialize = "chain"))]
-    pub(crate) steps: Vec<ToldStep>,
+    pub(crate) steps: Vec<StepEvent>,
 }
 
 /// A step of a job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct ToldStep {
+pub(crate) struct StepEvent {
     pub(crate) name: String,
     pub(crate) state: StepState,
 }
 
-impl Told {
+impl EventBody {
     /// What it is about.
     #[must_use]
     pub fn kind(&self) -> EventKind {
@@ -186,23 +186,23 @@ impl Told {
     /// The server that it is about.
     pub(in crate::app) fn server(&self) -> Option<ServerUuid> {
         match self {
-            Self::Server(told) => told.server_uuid,
-            Self::Vm(told) => told.server_uuid,
-            Self::Task(told) => told.server_uuid,
-            Self::Progress(told) => Some(told.server_uuid),
-            Self::Ticket(told) => told.server_uuid.and_then(|server| server.0),
-            Self::Job(told) => told.server_uuid,
-            Self::Alarm(told) => Some(told.server_uuid),
+            Self::Server(body) => body.server_uuid,
+            Self::Vm(body) => body.server_uuid,
+            Self::Task(body) => body.server_uuid,
+            Self::Progress(body) => Some(body.server_uuid),
+            Self::Ticket(body) => body.server_uuid.and_then(|server| server.0),
+            Self::Job(body) => body.server_uuid,
+            Self::Alarm(body) => Some(body.server_uuid),
         }
     }
 
     /// The VM that it is about.
     pub(super) fn vm(&self) -> Option<VmUuid> {
         match self {
-            Self::Vm(told) => told.vm_uuid,
-            Self::Task(told) => told.vm_uuid,
-            Self::Progress(told) => told.vm_uuid,
-            Self::Alarm(told) => Some(told.vm_uuid),
+            Self::Vm(body) => body.vm_uuid,
+            Self::Task(body) => body.vm_uuid,
+            Self::Progress(body) => body.vm_uuid,
+            Self::Alarm(body) => Some(body.vm_uuid),
             Self::Server(_) | Self::Ticket(_) | Self::Job(_) => None,
         }
     }
@@ -210,8 +210,8 @@ impl Told {
     /// The task that it is about.
     pub(super) fn task(&self) -> Option<&TaskId> {
         match self {
-            Self::Task(told) => told.id.as_ref(),
-            Self::Progress(told) => Some(&told.task_id),
+            Self::Task(body) => body.id.as_ref(),
+            Self::Progress(body) => Some(&body.task_id),
             Self::Server(_) | Self::Vm(_) | Self::Ticket(_) | Self::Job(_) | Self::Alarm(_) => None,
         }
     }
@@ -221,31 +221,31 @@ impl Told {
 pub(super) fn change_of(event: &store::Event) -> Option<Change> {
     let (prefix, rest) = event.key.split_once('/')?;
     let removed = event.value.is_none();
-    let told = match prefix {
+    let body = match prefix {
         "roster" => {
-            let told: ToldServer = read(event)?;
-            Told::Server(ToldServer { server_uuid: rest.parse().ok(), removed, ..told })
+            let body: ServerEvent = read(event)?;
+            EventBody::Server(ServerEvent { server_uuid: rest.parse().ok(), removed, ..body })
         }
         "vms" => {
             let (server, vm) = rest.split_once('/')?;
-            let mut told: ToldVm = read(event)?;
-            (told.vm_uuid, told.server_uuid) = (vm.parse().ok(), server.parse().ok());
-            (told.alias, told.removed) = (told.index.alias.take(), removed);
-            Told::Vm(told)
+            let mut body: VmEvent = read(event)?;
+            (body.vm_uuid, body.server_uuid) = (vm.parse().ok(), server.parse().ok());
+            (body.alias, body.removed) = (body.index.alias.take(), removed);
+            EventBody::Vm(body)
         }
         // Old ones that are deleted are no news.
         "task" | "ticket" | "job" if removed => return None,
         "task" => {
-            let mut task: ToldTask = read(event)?;
+            let mut task: TaskEvent = read(event)?;
             let details = task.error.iter_mut().filter_map(|error| error.details.as_mut());
             details.for_each(|details| *details = masked(details));
-            Told::Task(task)
+            EventBody::Task(task)
         }
-        "ticket" => Told::Ticket(read(event)?),
-        "job" => Told::Job(read(event)?),
+        "ticket" => EventBody::Ticket(read(event)?),
+        "job" => EventBody::Job(read(event)?),
         _ => return None,
     };
-    Some(Change { told, revision: Some(event.revision.to_string()) })
+    Some(Change { body, revision: Some(event.revision.to_string()) })
 }
 
 /// What an event's record says; nothing when it was removed.
@@ -274,14 +274,14 @@ mod tests {
         let server = "11111111-1111-4111-8111-111111111111";
         let roster = event(&format!("roster/{server}"), Some(&json!({ "status": "unknown" })), 7);
         let change = change_of(&roster).unwrap();
-        assert_eq!(change.told.kind(), EventKind::Server);
+        assert_eq!(change.body.kind(), EventKind::Server);
         let expected = json!({
             "server_uuid": server, "status": "unknown", "since": null, "removed": false,
             "revision": "1.7",
         });
         assert_eq!(json!(change), expected);
         let gone = change_of(&event(&format!("vms/{server}/{server}"), None, 8)).unwrap();
-        assert_eq!((gone.told.kind(), &json!(gone)["removed"]), (EventKind::Vm, &json!(true)));
+        assert_eq!((gone.body.kind(), &json!(gone)["removed"]), (EventKind::Vm, &json!(true)));
         assert_eq!(change_of(&event("task/t", None, 9)), None);
         assert_eq!(change_of(&event("sysinfo/x", Some(&json!({})), 9)), None);
         let ticket = json!({ "uuid": server, "scope": "vm", "id": "i", "status": "active" });
