@@ -126,10 +126,9 @@ fn calls(block: &Block, folder: &Path, place: &str) -> Vec<Vec<String>> {
     std::fs::create_dir_all(&stubs).expect("a folder");
     for name in ["muster", "muster-agent", "muster-coordinator"] {
         let stub = stubs.join(name);
-        let text = format!(
-            "#!/bin/bash\nprintf '%s\\0' {name} \"$@\" >> {0}\nprintf '\\n' >> {0}\n",
-            record.display()
-        );
+        // One write each: calls of a pipe run at the same time.
+        let text =
+            format!("#!/bin/bash\nprintf '%s\\0' {name} \"$@\" $'\\n' >> {}\n", record.display());
         std::fs::write(&stub, text).expect("written");
         std::fs::set_permissions(&stub, std::fs::Permissions::from_mode(0o755)).expect("made so");
     }
@@ -144,7 +143,7 @@ fn calls(block: &Block, folder: &Path, place: &str) -> Vec<Vec<String>> {
     let path = [("PATH", stubs.display().to_string())];
     drop(bash(&["--norc", "--restricted", &file], folder, &path));
     let recorded = std::fs::read_to_string(&record).unwrap_or_default();
-    let calls = recorded.split("\0\n").filter(|call| !call.is_empty());
+    let calls = recorded.split("\0\n\0").filter(|call| !call.is_empty());
     calls.map(|call| call.split('\0').map(str::to_owned).collect()).collect()
 }
 
