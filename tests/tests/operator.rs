@@ -198,13 +198,13 @@ fn images_and_a_machine(operator: &mut Operator) -> String {
     operator.see(&["image", "list", "--all"], DONE);
     operator.see(&["image", "get", "muster-guest"], DONE);
     operator.see(&["allocate", "--ram", "192"], DONE);
-    operator.see(&["allocate", "--ram", "99999999"], REFUSED);
+    operator.see(&["allocate", "--ram", "9999999"], REFUSED);
     operator.see(&["capacity", "--ram", "192", "--disk", "1"], DONE);
     let create = ["vm", "create", "--image", "muster-guest", "--ram", "192", "--name", "web1"];
     operator.see(&[&create[..], &["--dry-run"]].concat(), DONE);
     operator.see(&[&create[..], &["--tag", "role=db"]].concat(), DONE);
     operator.find(&create, REFUSED, "has this name");
-    let large = ["vm", "create", "--image", "muster-guest", "--ram", "99999999"];
+    let large = ["vm", "create", "--image", "muster-guest", "--ram", "9999999"];
     operator.find(&large, REFUSED, "it would fit");
     operator.member(&["task", "list", "--kind", "machine_create"], "id")
 }
@@ -274,7 +274,7 @@ fn power_and_changes(operator: &mut Operator) {
     let update = ["vm", "update", "web1", "--ram", "256", "--tag", "a=b"];
     operator.find(&update, DONE, "next start: ram");
     operator.see(&["vm", "update", "web1"], USAGE);
-    operator.see(&["vm", "update", "web1", "--ram", "99999999"], REFUSED);
+    operator.see(&["vm", "update", "web1", "--ram", "9999999"], REFUSED);
     operator.see(&["vm", "snapshot", "create", "web1", "before"], DONE);
     operator.find(&["vm", "snapshot", "list", "web1"], DONE, "before");
     operator.see(&["vm", "stop", "--tag", "role=db", "--force", "--dry-run"], DONE);

@@ -187,7 +187,7 @@ fn fleet() -> Vec<Row> {
             .bad_body(&json!({}), 409, PARAMETERS)
             .bad_body(&json!({ "image_uuid": "{missing}", "ram": "much" }), 409, PARAMETERS)
             .bad_body(
-                &json!({ "image_uuid": "{missing}", "ram": 100_000_000 }),
+                &json!({ "image_uuid": "{missing}", "ram": 16_000_000 }),
                 409,
                 "NoAllocatableServersError",
             ),
