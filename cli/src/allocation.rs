@@ -165,7 +165,7 @@ fn page(detail: &DecisionDetail, server: Option<&str>, vm: Option<&str>) -> Page
     for (name, value) in vm.into_iter().flatten().filter(|(name, _)| *name != "vm_uuid") {
         page.line(name, compact(value));
     }
-    page.group("Servers left after each step");
+    page.group("Servers left, by the steps that took some away");
     let mut before = None;
     for step in &detail.steps {
         if before != Some(step.remaining) {

@@ -257,7 +257,7 @@ pub(crate) fn load(server: &Server) -> Cell {
 mod tests {
     use super::*;
 
-    pub(crate) fn server(members: Value) -> Answer<Server> {
+    pub(crate) fn server(members: &Value) -> Answer<Server> {
         let mut server = json!({
             "uuid": uuid::Uuid::nil(), "hostname": "cn1", "status": "running", "setup": true,
             "sysinfo": { "Muster": { "accel": "tcg", "degraded": ["KVM: no", "no cgroups"] } },
@@ -269,10 +269,10 @@ mod tests {
 
     #[test]
     fn a_server_is_told_with_its_load_and_how_much_is_wrong() {
-        let server = server(json!({}));
+        let server = server(&json!({}));
         assert_eq!((load(&server).text.as_str(), accel(&server).tone), ("1.2", Tone::Busy));
         assert_eq!((degraded_count(&server).text.as_str(), degraded(&server).len()), ("2", 2));
-        let fresh = super::tests::server(json!({ "sysinfo": {}, "muster": null }));
+        let fresh = super::tests::server(&json!({ "sysinfo": {}, "muster": null }));
         assert_eq!((load(&fresh).text.as_str(), degraded_count(&fresh).text.as_str()), ("-", "0"));
     }
 }

@@ -39,7 +39,7 @@ async fn planners_and_skeptics_have_their_commands() {
     let got = json_of(&coordinator, &["allocation", "get", id]);
     assert_eq!((&got["seed"], &got["keep"]), (&decided["seed"], &json!(true)));
     let shown = text(&coordinator, &["allocation", "get", id]);
-    assert!(shown.contains("2 left  Servers with enough unreserved RAM"), "{shown}");
+    assert!(shown.contains("2  Received by DAPI"), "{shown}");
 
     let replay = json_of(&coordinator, &["allocation", "replay", id]);
     assert_eq!((&replay["identical"], &replay["server"]), (&json!(true), server));
