@@ -31,6 +31,7 @@ pub(super) fn run(work: Work) {
 
 #[expect(clippy::disallowed_methods, reason = "this is the door to threads")]
 fn start() -> Option<Sender<Work>> {
+    // As much waits here as there are requests under way, of which there is a limit.
     let (queue, line) = mpsc::channel();
     *LINE.lock() = Some(line);
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
@@ -101,7 +102,7 @@ mod tests {
 
     #[tokio::test]
     async fn nothing_is_done_for_whoever_has_left() {
-        let (hold, held) = std::sync::mpsc::channel::<()>();
+        let (hold, held) = std::sync::mpsc::sync_channel::<()>(0);
         let held = Arc::new(parking_lot::Mutex::new(held));
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         for _ in 0..super::FEWEST.max(processors / 2) {

@@ -207,6 +207,10 @@ async fn pings_beside_failures(client: &Client) {
     let end = now() + Duration::from_secs(SECONDS);
     // On a thread of its own, or it would wait for the other clients of this process.
     let base = client.base().to_owned();
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "a thread that no other client's work keeps busy"
+    )]
     let ping = tokio::task::spawn_blocking(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         runtime.expect("a runtime").block_on(pings(&Client::pooled(base), end))
