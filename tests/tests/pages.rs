@@ -121,14 +121,17 @@ fn bash(args: &[&str], folder: &Path, env: &[(&str, String)]) -> Output {
 /// run, so that nothing happens.
 fn calls(block: &Block, folder: &Path, place: &str) -> Vec<Vec<String>> {
     let stubs = folder.join("stubs");
+    // A file for each call: those of a pipe run at the same time.
     let record = folder.join("record");
-    drop(std::fs::remove_file(&record));
+    drop(std::fs::remove_dir_all(&record));
+    std::fs::create_dir_all(&record).expect("a folder");
     std::fs::create_dir_all(&stubs).expect("a folder");
     for name in ["muster", "muster-agent", "muster-coordinator"] {
         let stub = stubs.join(name);
-        // One write each: calls of a pipe run at the same time.
-        let text =
-            format!("#!/bin/bash\nprintf '%s\\0' {name} \"$@\" $'\\n' >> {}\n", record.display());
+        let text = format!(
+            "#!/bin/bash\nprintf '%s\\0' {name} \"$@\" $'\\n' >> {}/$$\n",
+            record.display()
+        );
         std::fs::write(&stub, text).expect("written");
         std::fs::set_permissions(&stub, std::fs::Permissions::from_mode(0o755)).expect("made so");
     }
@@ -142,7 +145,9 @@ fn calls(block: &Block, folder: &Path, place: &str) -> Vec<Vec<String>> {
     assert!(parsed.status.success(), "{place}: {problem}");
     let path = [("PATH", stubs.display().to_string())];
     drop(bash(&["--norc", "--restricted", &file], folder, &path));
-    let recorded = std::fs::read_to_string(&record).unwrap_or_default();
+    let files = std::fs::read_dir(&record).expect("the folder").map(|file| file.expect("a file"));
+    let recorded: String =
+        files.map(|file| std::fs::read_to_string(file.path()).expect("text")).collect();
     let calls = recorded.split("\0\n\0").filter(|call| !call.is_empty());
     calls.map(|call| call.split('\0').map(str::to_owned).collect()).collect()
 }
