@@ -15,7 +15,7 @@ use crate::reason::Reasons;
 use crate::recent::Recent;
 use crate::request::Request;
 use crate::rng::Rng;
-use crate::run::{Left, Run};
+use crate::run::Run;
 use crate::server::{Unreserved, flag};
 use crate::server_name::ServerName;
 use crate::snapshot::Snapshot;
@@ -137,15 +137,15 @@ impl<'a> Evaluation<'a> {
     }
 
     fn decide(&mut self, snapshot: &Arc<Snapshot>, config: &Config, options: &Options) -> Outcome {
-        let remaining = Arc::clone(&self.run.list);
+        let remaining = Arc::clone(self.run.list());
         self.steps = vec![Step { algorithm: None, remaining, reasons: Reasons::None }];
         self.evaluate(&config.expr);
         let run = &self.run;
-        let chosen = if config.first_wins { run.list.first().copied() } else { best(run) };
+        let chosen = if config.first_wins { run.list().first().copied() } else { best(run) };
         let server = chosen.map(|slot| Choice {
             server_uuid: snapshot.server(slot).name.clone(),
-            score: run.score[slot as usize],
-            unreserved: (!matches!(run.left, Left::Unknown)).then(|| run.left(slot)),
+            score: run.scores()[slot as usize],
+            unreserved: run.knows_left().then(|| run.left(slot)),
             ratios: run.ratios(slot),
         });
         let steps = std::mem::take(&mut self.steps);
@@ -160,18 +160,18 @@ impl<'a> Evaluation<'a> {
             Expr::Run(algorithm) => self.execute(algorithm),
             Expr::Pipe(elements) => {
                 for element in elements {
-                    if self.run.list.is_empty() {
+                    if self.run.list().is_empty() {
                         return;
                     }
                     self.evaluate(element);
                 }
             }
             Expr::Or(elements) => {
-                let entered = Arc::clone(&self.run.list);
+                let entered = Arc::clone(self.run.list());
                 for element in elements {
-                    self.run.list = Arc::clone(&entered);
+                    self.run.go_back(&entered);
                     self.evaluate(element);
-                    if !self.run.list.is_empty() {
+                    if !self.run.list().is_empty() {
                         return;
                     }
                 }
@@ -181,20 +181,20 @@ impl<'a> Evaluation<'a> {
 
     fn execute(&mut self, algorithm: &'static Algorithm) {
         let run = &mut self.run;
-        let before = Arc::clone(&run.list);
+        let before = Arc::clone(run.list());
         let reasons = (algorithm.run)(run);
         if let Some(notes) = &mut self.notes {
             notes.note(run, algorithm, &before, &reasons);
         }
-        let remaining = Arc::clone(&run.list);
+        let remaining = Arc::clone(run.list());
         self.steps.push(Step { algorithm: Some(algorithm), remaining, reasons });
     }
 }
 
 /// The highest score; on a tie the later server.
 fn best(run: &Run<'_>) -> Option<u32> {
-    let score = |slot: u32| run.score[slot as usize];
-    run.list
+    let score = |slot: u32| run.scores()[slot as usize];
+    run.list()
         .iter()
         .copied()
         .reduce(|best, slot| if score(best) > score(slot) { best } else { slot })
@@ -235,7 +235,7 @@ pub fn capacity(
     }
     let Evaluation { run, steps, .. } = evaluation;
     let name = |slot: &u32| snapshot.server(*slot).name.clone();
-    let capacities = run.list.iter().map(|slot| (name(slot), run.left(*slot))).collect();
+    let capacities = run.list().iter().map(|slot| (name(slot), run.left(*slot))).collect();
     let outcome = Outcome { snapshot: Arc::clone(snapshot), server: None, steps, seed: 0 };
     Capacity { capacities, errors: outcome.left_out() }
 }

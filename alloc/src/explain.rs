@@ -12,7 +12,7 @@ use crate::num;
 use crate::reason::Reasons;
 use crate::recent::Recent;
 use crate::request::Request;
-use crate::run::{Run, State};
+use crate::run::{Findings, Run};
 use crate::server_name::ServerName;
 use crate::settings::Settings;
 use crate::snapshot::Snapshot;
@@ -61,7 +61,7 @@ struct Moment {
     /// By slot: the score then.
     scores: Arc<Vec<f64>>,
     /// What it had found then; none of an algorithm that compares nothing.
-    state: Option<State>,
+    found: Option<Findings>,
 }
 
 /// What algorithms did, taken down while they run.
@@ -83,7 +83,7 @@ impl Notes {
         };
         let deltas = match reasons {
             Reasons::Scored(scored) => {
-                let mut deltas = vec![None; run.score.len()];
+                let mut deltas = vec![None; run.scores().len()];
                 for (place, slot) in scored.order.iter().enumerate() {
                     deltas[*slot as usize] = Some(scored.delta(place));
                 }
@@ -92,16 +92,16 @@ impl Notes {
             _ => None,
         };
         let last = self.0.last().map(|last| &last.scores).filter(|_| deltas.is_none());
-        let scores = last.cloned().unwrap_or_else(|| Arc::new(run.score.clone()));
+        let scores = last.cloned().unwrap_or_else(|| Arc::new(run.scores().to_vec()));
         let compares = algorithm.compares.is_some() && skipped.is_none();
         let given = self.among(before, run);
-        let kept = if before == run.list.as_slice() {
+        let kept = if before == run.list().as_slice() {
             Arc::clone(&given)
         } else {
-            Arc::new(flags(&run.list, run))
+            Arc::new(flags(run.list(), run))
         };
-        let state = compares.then(|| run.state());
-        self.0.push(Moment { algorithm, given, kept, skipped, deltas, scores, state });
+        let found = compares.then(|| run.findings().clone());
+        self.0.push(Moment { algorithm, given, kept, skipped, deltas, scores, found });
     }
 
     /// Which slots are in a list; mostly those that the last algorithm left.
@@ -131,7 +131,7 @@ impl Notes {
 
 /// By slot: whether it is in a list.
 fn flags(list: &[u32], run: &Run<'_>) -> Vec<bool> {
-    let mut flags = vec![false; run.score.len()];
+    let mut flags = vec![false; run.scores().len()];
     for slot in list {
         flags[*slot as usize] = true;
     }
@@ -184,7 +184,7 @@ impl Explanation {
         let slots: Vec<u32> = servers.copied().collect();
         let mut notes: Vec<Vec<Note>> = vec![Vec::with_capacity(self.moments.len()); slots.len()];
         for moment in &self.moments {
-            let run = moment.state.as_ref().map(|state| self.run(state, &moment.scores));
+            let run = moment.found.as_ref().map(|found| self.run(found, &moment.scores));
             for (slot, notes) in slots.iter().zip(&mut notes) {
                 notes.extend(moment.note(run.as_ref(), *slot));
             }
@@ -194,11 +194,11 @@ impl Explanation {
     }
 
     /// The evaluation as it was then.
-    fn run(&self, state: &State, scores: &[f64]) -> Run<'_> {
+    fn run(&self, found: &Findings, scores: &[f64]) -> Run<'_> {
         let Self { snapshot, request, settings, recent, .. } = self;
         let mut run = Run::new(snapshot, request, settings, recent, 0);
-        run.set_state(state.clone());
-        run.score.copy_from_slice(scores);
+        run.set_findings(found.clone());
+        run.set_scores(scores);
         run
     }
 }

@@ -7,7 +7,7 @@ use crate::run::Run;
 pub(crate) const NO_WEIGHT: &str = "Resolved score weight to 0.00; no changes";
 
 fn finish(run: &mut Run<'_>, scored: Scored) -> Reasons {
-    scored.apply(&mut run.score);
+    run.score(&scored);
     Reasons::Scored(scored)
 }
 
@@ -45,5 +45,5 @@ pub(crate) fn normalize(run: &mut Run<'_>, mut raw: Vec<f64>, weight: f64) -> Re
             (max - *x) * scale
         };
     }
-    finish(run, Scored { order: run.list.to_vec(), deltas: Deltas::Each(raw), zones: None })
+    finish(run, Scored { order: run.list().to_vec(), deltas: Deltas::Each(raw), zones: None })
 }

@@ -1,7 +1,5 @@
 //! `hard-filter-locality-hints`: strict wishes to be near or far from other VMs of the owner.
 
-use std::sync::Arc;
-
 use serde_json::Value;
 use uuid::Uuid;
 
@@ -32,7 +30,7 @@ fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
 }
 
 fn run(run: &mut Run<'_>) -> Reasons {
-    let Some(locality) = run.locality.clone().filter(|locality| locality.strict) else {
+    let Some(locality) = run.locality().cloned().filter(|locality| locality.strict) else {
         return Reasons::skip("No strict locality requested");
     };
     let Locality { near, far, .. } = locality;
@@ -41,7 +39,7 @@ fn run(run: &mut Run<'_>) -> Reasons {
     }
     let hosts = run.owned_hosts(&far);
     let mut reasons = Vec::new();
-    for slot in run.list.iter() {
+    for slot in run.list().iter() {
         if let Some(first) = hosts.get(slot).and_then(|found| found.first()) {
             let text = format!("exclude: inst!={}", far[*first]);
             reasons.push((*slot, Reason::Owned(text.into())));
@@ -49,18 +47,18 @@ fn run(run: &mut Run<'_>) -> Reasons {
     }
     run.keep(|_, slot| !hosts.contains_key(&slot));
     let mut all = None;
-    if let (Some(first), false) = (near.first(), run.list.is_empty()) {
+    if let (Some(first), false) = (near.first(), run.list().is_empty()) {
         let hosts = run.owned_hosts(std::slice::from_ref(first));
-        let candidate = run.list.iter().copied().find(|slot| hosts.contains_key(slot));
+        let candidate = run.list().iter().copied().find(|slot| hosts.contains_key(slot));
         let fits = |slot: &u32| near[1..].iter().all(|vm| has_vm(run, *slot, vm));
         match candidate.filter(fits) {
             Some(slot) => {
                 let text = format!("include: inst=={}", near.join(","));
                 reasons.push((slot, Reason::Owned(text.into())));
-                run.list = Arc::new(vec![slot]);
+                run.leave(vec![slot]);
             }
             None => {
-                run.list = Arc::default();
+                run.leave(Vec::new());
                 all = Some(format!("exclude: inst=={}", near.join(",")));
             }
         }

@@ -44,7 +44,8 @@ fn run(run: &mut Run<'_>) -> Reasons {
     if !brand.is_hvm() {
         return Reasons::None;
     }
-    if brand == Brand::Kvm && (run.bits.agree(flag::HVM_API, true) || run.flags_decide(flag::BHYVE))
+    if brand == Brand::Kvm
+        && (run.bits().agree(flag::HVM_API, true) || run.flags_decide(flag::BHYVE))
     {
         return Reasons::None;
     }

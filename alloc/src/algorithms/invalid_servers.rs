@@ -14,7 +14,7 @@ pub(super) static INVALID_SERVERS: Algorithm = Algorithm {
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {
-    let with_vms = run.vms >= Vms::Loaded;
+    let with_vms = run.sees() >= Vms::Loaded;
     if !with_vms {
         return run.filter_flag(flag::VALID, true, || Verdict::Because(Reason::Fault));
     }

@@ -1,7 +1,5 @@
 //! `hard-filter-large-servers`: keeps the emptiest servers for large VMs.
 
-use std::sync::Arc;
-
 use crate::algorithm::{Algorithm, Kind};
 use crate::num::{count, trunc};
 use crate::reason::Reasons;
@@ -19,11 +17,11 @@ fn run(run: &mut Run<'_>) -> Reasons {
     if !run.settings.filter_large_servers {
         return Reasons::skip("Do not filter out large servers");
     }
-    let kept_back = kept_back(run.list.len());
+    let kept_back = kept_back(run.list().len());
     if kept_back > 0 {
         // The order stays, too.
         let sorted = run.sorted_by(|run, slot| -run.left(slot).ram);
-        run.list = Arc::new(sorted[kept_back..].to_vec());
+        run.leave(sorted[kept_back..].to_vec());
     }
     Reasons::None
 }

@@ -20,12 +20,8 @@ fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
 }
 
 fn run(run: &mut Run<'_>) -> Reasons {
-    run.vms = run.vms.max(Vms::Loaded);
-    // What is loaded replaces the VMs that were remembered; the disk they were counted for stays.
-    for slot in run.list.iter() {
-        if let Some(extra) = run.extra.get_mut(slot) {
-            extra.vms.clear();
-        }
-    }
+    run.see(run.sees().max(Vms::Loaded));
+    // What is loaded replaces the VMs that were remembered.
+    run.drop_extra_vms();
     Reasons::Loaded
 }

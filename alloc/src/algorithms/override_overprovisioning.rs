@@ -17,9 +17,10 @@ fn run(run: &mut Run<'_>) -> Reasons {
     if run.settings.disable_override_overprovisioning {
         return Reasons::skip("Do not override overprovisioning numbers");
     }
-    run.policy = RatioPolicy::Forced(run.settings.forced);
-    if let Some(package) = &mut run.package {
-        package.ratios = run.settings.forced;
+    let forced = run.settings.forced;
+    run.set_policy(RatioPolicy::Forced(forced));
+    if let Some(package) = run.package_mut() {
+        package.ratios = forced;
     }
     Reasons::None
 }

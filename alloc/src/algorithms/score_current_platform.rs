@@ -14,10 +14,10 @@ pub(super) static SCORE_CURRENT_PLATFORM: Algorithm = Algorithm {
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {
-    if run.list.len() < 2 {
+    if run.list().len() < 2 {
         return Reasons::skip("One or fewer servers");
     }
-    let mut raw: Vec<f64> = run.list.iter().map(|slot| run.snapshot.platform_ms(*slot)).collect();
+    let mut raw: Vec<f64> = run.list().iter().map(|slot| run.snapshot.platform_ms(*slot)).collect();
     let oldest = raw.iter().copied().filter(|ms| !ms.is_nan()).reduce(f64::min).unwrap_or(0.0);
     for ms in &mut raw {
         *ms = if ms.is_nan() { oldest } else { *ms };

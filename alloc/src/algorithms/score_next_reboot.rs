@@ -18,12 +18,12 @@ pub(super) static SCORE_NEXT_REBOOT: Algorithm = Algorithm {
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {
-    if run.list.len() < 2 {
+    if run.list().len() < 2 {
         return Reasons::skip("One or fewer servers");
     }
     let reboot = |slot: &u32| run.snapshot.reboot_ms(*slot);
     let (unplanned, planned): (Vec<u32>, Vec<u32>) =
-        run.list.iter().copied().partition(|slot| reboot(slot).is_nan());
+        run.list().iter().copied().partition(|slot| reboot(slot).is_nan());
     let planned = stable_order(&planned, |slot| -reboot(&slot));
     let mut buckets = Vec::new();
     if !unplanned.is_empty() {

@@ -24,7 +24,7 @@ fn run(run: &mut Run<'_>) -> Reasons {
     if weight == 0.0 {
         return Reasons::skip("Resolved score weight to 0; no changes");
     }
-    let mut shuffled = run.list.to_vec();
+    let mut shuffled = run.list().to_vec();
     run.rng.shuffle(&mut shuffled);
     score::linear(run, shuffled, weight.abs(), None)
 }

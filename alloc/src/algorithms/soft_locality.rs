@@ -1,7 +1,5 @@
 //! `soft-filter-locality-hints`: wishes to be near or far from other VMs, where they can be met.
 
-use std::sync::Arc;
-
 use serde_json::{Value, json};
 
 use crate::algorithm::{Algorithm, Kind};
@@ -25,12 +23,11 @@ fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
 }
 
 fn run(run: &mut Run<'_>) -> Reasons {
-    if let Some(racks) = run.racks.take() {
+    if let Some(racks) = run.racks().cloned() {
         by_rack(run, &racks);
-        run.racks = Some(racks);
         return Reasons::None;
     }
-    let locality = run.locality.clone().unwrap_or_default();
+    let locality = run.locality().cloned().unwrap_or_default();
     if locality.near.is_empty() && locality.far.is_empty() {
         return spread_by_owner(run);
     }
@@ -51,11 +48,11 @@ const IGNORED: &str = "(ignored b/c non-strict)";
 fn spread_by_owner(run: &mut Run<'_>) -> Reasons {
     let counts = run.owner_counts_by_slot();
     let free = |slot: &u32| counts[*slot as usize] == 0;
-    if !run.list.is_empty() && !run.list.iter().any(free) {
+    if !run.list().is_empty() && !run.list().iter().any(free) {
         return Reasons::all(format!("exclude: spread by owner {IGNORED}"));
     }
     let each: Vec<_> = run
-        .list
+        .list()
         .iter()
         .filter(|slot| !free(slot))
         .map(|slot| (*slot, Reason::Text("exclude: spread by owner")))
@@ -68,8 +65,8 @@ fn spread_by_owner(run: &mut Run<'_>) -> Reasons {
 
 fn far(run: &mut Run<'_>, far: &[String], each: &mut Vec<(u32, Reason)>) {
     let hosts = run.owned_hosts(far);
-    let none_left = run.list.iter().all(|slot| hosts.contains_key(slot));
-    for slot in run.list.iter() {
+    let none_left = run.list().iter().all(|slot| hosts.contains_key(slot));
+    for slot in run.list().iter() {
         let Some(first) = hosts.get(slot).and_then(|found| found.first()) else { continue };
         let mut text = format!("exclude: inst!={}", far[*first]);
         if none_left {
@@ -87,12 +84,12 @@ fn near(run: &mut Run<'_>, near: &[String], each: &mut Vec<(u32, Reason)>) -> Op
         return None;
     }
     let hosts = run.owned_hosts(near);
-    if !run.list.iter().any(|slot| hosts.contains_key(slot)) {
+    if !run.list().iter().any(|slot| hosts.contains_key(slot)) {
         let more = if near.len() > 2 { ",..." } else { "" };
         let first = near.iter().take(2).map(String::as_str).collect::<Vec<_>>().join(",");
         return Some(format!("exclude: inst==~{first}{more} {IGNORED}"));
     }
-    for slot in run.list.iter() {
+    for slot in run.list().iter() {
         if let Some(first) = hosts.get(slot).and_then(|found| found.first()) {
             let text = format!("include: inst==~{}", near[*first]);
             // A server that was noted as too near is kept only if none was left without.
@@ -123,9 +120,9 @@ fn by_rack(run: &mut Run<'_>, locality: &RackLocality) {
 
 /// Keeps the servers that fit; if none does, all of them unless it is strict.
 fn narrow(run: &mut Run<'_>, strict: bool, fits: impl Fn(&Run<'_>, u32) -> bool) {
-    let kept: Vec<u32> = run.list.iter().copied().filter(|slot| fits(run, *slot)).collect();
+    let kept: Vec<u32> = run.list().iter().copied().filter(|slot| fits(run, *slot)).collect();
     if strict || !kept.is_empty() {
-        run.list = Arc::new(kept);
+        run.leave(kept);
     }
 }
 

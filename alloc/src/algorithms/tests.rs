@@ -124,6 +124,29 @@ struct Made {
     left: Vec<String>,
 }
 
+/// Servers and scores before and after: each kind may change one of them, or neither.
+fn changes_what_it_may(algorithm: &Algorithm, before: (&[u32], &[f64]), after: (&[u32], &[f64])) {
+    let same_scores = format!("{:?}", before.1) == format!("{:?}", after.1);
+    let is_allowed = match algorithm.kind {
+        Kind::Filter => same_scores && is_part_in_order(after.0, before.0),
+        Kind::Set | Kind::Sorter => same_scores && is_part(after.0, before.0),
+        Kind::Calculator => same_scores && after.0 == before.0,
+        Kind::Scorer => after.0 == before.0,
+    };
+    assert!(is_allowed, "{algorithm:?} makes {after:?} of {before:?}");
+}
+
+/// Whether each of the servers is one of the others, and none is there twice.
+fn is_part(part: &[u32], whole: &[u32]) -> bool {
+    let distinct: BTreeSet<_> = part.iter().collect();
+    distinct.len() == part.len() && part.iter().all(|slot| whole.contains(slot))
+}
+
+fn is_part_in_order(part: &[u32], whole: &[u32]) -> bool {
+    let mut rest = whole.iter();
+    part.iter().all(|slot| rest.any(|other| other == slot))
+}
+
 /// Runs an algorithm on what others left, with the snapshot's sums or without them.
 fn made(mut run: Run<'_>, before: &[&Algorithm], algorithm: &Algorithm, sums: bool) -> Made {
     if !sums {
@@ -132,9 +155,11 @@ fn made(mut run: Run<'_>, before: &[&Algorithm], algorithm: &Algorithm, sums: bo
     for earlier in before {
         (earlier.run)(&mut run);
     }
+    let (list, scores) = (run.list().to_vec(), run.scores().to_vec());
     let reasons = format!("{:?}", (algorithm.run)(&mut run));
-    let left = run.list.iter().map(|slot| format!("{:?}", run.left(*slot))).collect();
-    Made { list: run.list.to_vec(), score: run.score.clone(), reasons, left }
+    changes_what_it_may(algorithm, (&list, &scores), (run.list(), run.scores()));
+    let left = run.list().iter().map(|slot| format!("{:?}", run.left(*slot))).collect();
+    Made { list: run.list().to_vec(), score: run.scores().to_vec(), reasons, left }
 }
 
 proptest! {

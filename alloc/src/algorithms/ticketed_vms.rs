@@ -21,6 +21,6 @@ fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
 }
 
 fn run(run: &mut Run<'_>) -> Reasons {
-    run.vms = Vms::Promised;
+    run.see(Vms::Promised);
     run.filter_flag(flag::BARE_TICKET, false, || Verdict::Drop)
 }

@@ -1,7 +1,5 @@
 //! `hard-filter-volumes-from`: the server that has the VMs of `docker:volumesfrom`.
 
-use std::sync::Arc;
-
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -41,20 +39,20 @@ fn run(run: &mut Run<'_>) -> Reasons {
     let mut each = Vec::new();
     let mut texts = Vec::new();
     for (required, text) in vm.volumes_from.iter().zip(0u32..) {
-        if run.list.is_empty() {
+        if run.list().is_empty() {
             break;
         }
         let found = Uuid::parse_str(required).ok().and_then(|vm| run.snapshot.vms.get(vm).copied());
         let Some(home) = found else {
-            run.list = Arc::default();
+            run.leave(Vec::new());
             let all = Some(format!("Error loading VM {required}: VM not found"));
             return Reasons::Each { each, shared: texts, all };
         };
         texts.push(format!("VM needs volumes from {required}, which was not found on server"));
-        let removed = run.list.iter().filter(|slot| **slot != home);
+        let removed = run.list().iter().filter(|slot| **slot != home);
         each.extend(removed.map(|slot| (*slot, Reason::Shared(text))));
         run.keep(|_, slot| slot == home);
     }
-    run.list = Arc::new(run.list.iter().copied().take(1).collect());
+    run.leave(run.list().iter().copied().take(1).collect());
     Reasons::with_shared(each, texts)
 }

@@ -20,7 +20,7 @@ fn run(run: &mut Run<'_>) -> Reasons {
         let hosts = |vms: &[String]| run.owned_hosts(vms).into_keys().collect();
         (hosts(&locality.near), hosts(&locality.far))
     };
-    let mut listed = run.list.to_vec();
+    let mut listed = run.list().to_vec();
     listed.sort_unstable();
     let here = |slots: Vec<u32>| -> Vec<u32> {
         slots.into_iter().filter(|slot| listed.binary_search(slot).is_ok()).collect()
@@ -30,7 +30,7 @@ fn run(run: &mut Run<'_>) -> Reasons {
         let rack = |slot: &u32| run.snapshot.server(*slot).parsed.rack.clone();
         slots.iter().filter_map(rack).collect()
     };
-    run.racks = Some(RackLocality {
+    run.set_racks(RackLocality {
         strict: locality.strict,
         near_racks: racks(&near),
         far_racks: racks(&far),

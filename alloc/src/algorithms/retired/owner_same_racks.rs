@@ -35,7 +35,7 @@ fn run(run: &mut Run<'_>) -> Reasons {
     let snapshot = run.snapshot;
     let rack = |slot: u32| snapshot.server(slot).parsed.rack.as_deref();
     let taken: BTreeSet<&str> = run
-        .list
+        .list()
         .iter()
         .filter(|slot| counts[**slot as usize] > 0)
         .filter_map(|slot| rack(*slot))

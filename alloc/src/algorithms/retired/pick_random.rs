@@ -1,7 +1,5 @@
 //! `pick-random`: any one server.
 
-use std::sync::Arc;
-
 use crate::algorithm::{Algorithm, Kind};
 use crate::reason::Reasons;
 use crate::run::Run;
@@ -15,9 +13,10 @@ pub(super) static PICK_RANDOM: Algorithm = Algorithm {
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {
-    if !run.list.is_empty() {
-        let slot = run.list[run.rng.below(run.list.len())];
-        run.list = Arc::new(vec![slot]);
+    if !run.list().is_empty() {
+        let place = run.rng.below(run.list().len());
+        let slot = run.list()[place];
+        run.leave(vec![slot]);
     }
     Reasons::None
 }

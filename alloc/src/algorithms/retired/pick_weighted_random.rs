@@ -1,7 +1,5 @@
 //! `pick-weighted-random`: any one of the first servers.
 
-use std::sync::Arc;
-
 use crate::algorithm::{Algorithm, Kind};
 use crate::num::{count, trunc};
 use crate::reason::Reasons;
@@ -19,10 +17,10 @@ pub(super) static PICK_WEIGHTED_RANDOM: Algorithm = Algorithm {
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {
-    let first = trunc(count(run.list.len()) * SHARE).max(1);
-    if !run.list.is_empty() {
+    let first = trunc(count(run.list().len()) * SHARE).max(1);
+    if !run.list().is_empty() {
         let place = if first == 1 { 0 } else { run.rng.below(first) };
-        run.list = Arc::new(vec![run.list[place]]);
+        run.leave(vec![run.list()[place]]);
     }
     Reasons::None
 }

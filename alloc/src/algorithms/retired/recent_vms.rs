@@ -25,10 +25,10 @@ fn run(run: &mut Run<'_>) -> Reasons {
     for recent in run.recent.vms.iter().filter(|recent| recent.age_ms < MEMORY_MS) {
         let Some(slot) = run.snapshot.slot_of(&recent.server_uuid) else { continue };
         let known = run.vms(slot).any(|vm| vm.uuid == recent.vm.uuid);
-        if known || !run.list.contains(&slot) {
+        if known || !run.list().contains(&slot) {
             continue;
         }
-        let extra = run.extra.entry(slot).or_default();
+        let extra = run.extra(slot);
         extra.disk.zvol += recent.image_size;
         if recent.vm.brand == Brand::Kvm {
             extra.disk.zvol += recent.vm.quota * GIB;

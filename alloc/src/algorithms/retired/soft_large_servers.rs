@@ -1,7 +1,5 @@
 //! `soft-filter-large-servers`: the emptiest servers for large VMs, the rest for the others.
 
-use std::sync::Arc;
-
 use crate::algorithm::{Algorithm, Kind};
 use crate::algorithms::large_servers::kept_back;
 use crate::reason::Reasons;
@@ -19,12 +17,12 @@ pub(super) static SOFT_LARGE_SERVERS: Algorithm = Algorithm {
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {
-    let pool = kept_back(run.list.len());
+    let pool = kept_back(run.list().len());
     if pool > 0 {
         let sorted = run.sorted_by(|run, slot| -run.left(slot).ram);
         let (large, rest) = sorted.split_at(pool);
         let kept = if run.request.vm.ram > LARGE_MIB { large } else { rest };
-        run.list = Arc::new(kept.to_vec());
+        run.leave(kept.to_vec());
     }
     Reasons::None
 }

@@ -1,7 +1,5 @@
 //! `sort-2adic`: servers whose RAM is the roundest multiple of the VM's last.
 
-use std::sync::Arc;
-
 use crate::algorithm::{Algorithm, Kind};
 use crate::num::trunc;
 use crate::reason::Reasons;
@@ -20,7 +18,7 @@ fn run(run: &mut Run<'_>) -> Reasons {
     if want > 0.0 {
         run.keep_with_room(want);
         let sorted = run.sorted_by(|run, slot| -key(run.left(slot).ram / want));
-        run.list = Arc::new(sorted);
+        run.leave(sorted);
     }
     Reasons::None
 }

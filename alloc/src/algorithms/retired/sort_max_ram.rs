@@ -1,7 +1,5 @@
 //! `sort-max-ram`: emptiest servers first.
 
-use std::sync::Arc;
-
 use crate::algorithm::{Algorithm, Kind};
 use crate::reason::Reasons;
 use crate::run::Run;
@@ -16,7 +14,7 @@ pub(super) static SORT_MAX_RAM: Algorithm = Algorithm {
 
 fn run(run: &mut Run<'_>) -> Reasons {
     if run.spread() == Some("max-ram") {
-        run.list = Arc::new(run.sorted_by(|run, slot| -run.left(slot).ram));
+        run.leave(run.sorted_by(|run, slot| -run.left(slot).ram));
     }
     Reasons::None
 }

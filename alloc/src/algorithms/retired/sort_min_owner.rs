@@ -1,7 +1,5 @@
 //! `sort-min-owner`: servers with the fewest VMs of the owner first.
 
-use std::sync::Arc;
-
 use crate::algorithm::{Algorithm, Kind};
 use crate::reason::{Reason, Reasons};
 use crate::run::Run;
@@ -21,7 +19,7 @@ fn run(run: &mut Run<'_>) -> Reasons {
     }
     let counts = run.owner_counts_by_slot();
     let zones = |slot: u32| counts[slot as usize];
-    let each = run.list.iter().map(|slot| (*slot, Reason::Count(zones(*slot)))).collect();
-    run.list = Arc::new(run.sorted_by(|_, slot| f64::from(zones(slot))));
+    let each = run.list().iter().map(|slot| (*slot, Reason::Count(zones(*slot)))).collect();
+    run.leave(run.sorted_by(|_, slot| f64::from(zones(slot))));
     Reasons::each(each)
 }

@@ -1,7 +1,5 @@
 //! `sort-min-ram`: fullest servers first.
 
-use std::sync::Arc;
-
 use crate::algorithm::{Algorithm, Kind};
 use crate::reason::Reasons;
 use crate::run::Run;
@@ -19,7 +17,7 @@ fn run(run: &mut Run<'_>) -> Reasons {
         let mut sorted = run.sorted_by(|run, slot| -run.left(slot).ram);
         // Not an ascending sort: equal servers come out the other way round.
         sorted.reverse();
-        run.list = Arc::new(sorted);
+        run.leave(sorted);
     }
     Reasons::None
 }

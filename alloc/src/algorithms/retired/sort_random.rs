@@ -1,7 +1,5 @@
 //! `sort-random`: servers in any order.
 
-use std::sync::Arc;
-
 use crate::algorithm::{Algorithm, Kind};
 use crate::reason::Reasons;
 use crate::run::Run;
@@ -16,9 +14,9 @@ pub(super) static SORT_RANDOM: Algorithm = Algorithm {
 
 fn run(run: &mut Run<'_>) -> Reasons {
     if run.spread() == Some("random") {
-        let mut list = run.list.to_vec();
+        let mut list = run.list().to_vec();
         run.rng.shuffle(&mut list);
-        run.list = Arc::new(list);
+        run.leave(list);
     }
     Reasons::None
 }

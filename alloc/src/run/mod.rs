@@ -1,5 +1,7 @@
 //! The state of one request while its expression is evaluated, and what algorithms share.
 
+mod findings;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -7,56 +9,18 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 
 use crate::order::stable_order;
-use crate::promises::DiskPromise;
-use crate::ratios::{RatioPolicy, Ratios};
-use crate::reason::{Reason, Reasons};
+use crate::ratios::Ratios;
+use crate::reason::{Reason, Reasons, Scored};
 use crate::recent::Recent;
-use crate::request::{Package, Request};
+use crate::request::Request;
 use crate::rng::Rng;
 use crate::server::{Unreserved, flag};
 use crate::settings::Settings;
 use crate::snapshot::Snapshot;
-use crate::validate::Locality;
 use crate::vm::Vm;
 
-/// Which VMs algorithms see.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Vms {
-    /// None: `load-server-vms` has not run.
-    NotLoaded,
-    /// Those that servers report.
-    Loaded,
-    /// And the promised ones.
-    Promised,
-}
-
-/// Where `unreserved_*` of a server comes from.
-#[derive(Clone, Debug)]
-pub(crate) enum Left {
-    /// Not computed yet.
-    Unknown,
-    /// The snapshot's sums fit.
-    Fast,
-    /// Computed for this request, by slot.
-    Computed(Arc<Vec<Unreserved>>),
-}
-
-/// What `calculate-locality` found.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct RackLocality {
-    pub(crate) strict: bool,
-    pub(crate) near: Vec<u32>,
-    pub(crate) far: Vec<u32>,
-    pub(crate) near_racks: Vec<String>,
-    pub(crate) far_racks: Vec<String>,
-}
-
-/// VMs that `calculate-recent-vms` adds to a server.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct ExtraVms {
-    pub(crate) vms: Vec<Arc<Vm>>,
-    pub(crate) disk: DiskPromise,
-}
+use findings::Left;
+pub(crate) use findings::{Findings, RackLocality, Vms};
 
 /// Keep or remove a server.
 #[derive(Debug)]
@@ -103,18 +67,6 @@ impl Bits {
     }
 }
 
-/// What algorithms have found so far, beside the servers that are left and their scores.
-#[derive(Clone, Debug)]
-pub(crate) struct State {
-    vms: Vms,
-    policy: RatioPolicy,
-    left: Left,
-    package: Option<Package>,
-    cpu_cap: Option<f64>,
-    locality: Option<Locality>,
-    extra: BTreeMap<u32, ExtraVms>,
-}
-
 /// Says when it is no longer worth to go on.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Until<'a>(Option<&'a dyn Fn() -> bool>);
@@ -128,7 +80,7 @@ impl std::fmt::Debug for Until<'_> {
 /// Servers judged between two looks at the time.
 const LOOK: usize = 64;
 
-/// One evaluation.
+/// One evaluation: what an algorithm may look at, and, by its methods alone, what it may change.
 #[derive(Debug)]
 pub(crate) struct Run<'a> {
     pub(crate) snapshot: &'a Snapshot,
@@ -137,20 +89,12 @@ pub(crate) struct Run<'a> {
     pub(crate) recent: &'a Recent,
     pub(crate) rng: Rng,
     /// The servers left, in order.
-    pub(crate) list: Arc<Vec<u32>>,
+    list: Arc<Vec<u32>>,
     /// Flags that all and that any of the servers had which the evaluation began with.
-    pub(crate) bits: Bits,
+    bits: Bits,
     /// By slot.
-    pub(crate) score: Vec<f64>,
-    pub(crate) vms: Vms,
-    pub(crate) policy: RatioPolicy,
-    pub(crate) left: Left,
-    /// The package as algorithms changed it.
-    pub(crate) package: Option<Package>,
-    pub(crate) cpu_cap: Option<f64>,
-    pub(crate) locality: Option<Locality>,
-    pub(crate) racks: Option<RackLocality>,
-    pub(crate) extra: BTreeMap<u32, ExtraVms>,
+    scores: Vec<f64>,
+    found: Findings,
     /// Reservations count even if the pipeline has no `calculate-ticketed-vms`.
     pub(crate) always_promised: bool,
     until: Until<'a>,
@@ -177,15 +121,8 @@ impl<'a> Run<'a> {
             rng: Rng::new(seed),
             list: Arc::default(),
             bits: Bits::default(),
-            score: vec![0.0; snapshot.capacity()],
-            vms: Vms::NotLoaded,
-            policy: RatioPolicy::Own,
-            left: Left::Unknown,
-            package: request.package.clone(),
-            cpu_cap: request.vm.cpu_cap,
-            locality: request.vm.locality.clone(),
-            racks: None,
-            extra: BTreeMap::new(),
+            scores: vec![0.0; snapshot.capacity()],
+            found: Findings::new(request),
             always_promised: true,
             until: Until::default(),
             over: false,
@@ -209,26 +146,6 @@ impl<'a> Run<'a> {
         true
     }
 
-    /// What was found so far.
-    pub(crate) fn state(&self) -> State {
-        State {
-            vms: self.vms,
-            policy: self.policy,
-            left: self.left.clone(),
-            package: self.package.clone(),
-            cpu_cap: self.cpu_cap,
-            locality: self.locality.clone(),
-            extra: self.extra.clone(),
-        }
-    }
-
-    /// Goes back to what had been found.
-    pub(crate) fn set_state(&mut self, state: State) {
-        let State { vms, policy, left, package, cpu_cap, locality, extra } = state;
-        (self.vms, self.policy, self.left, self.package) = (vms, policy, left, package);
-        (self.cpu_cap, self.locality, self.extra) = (cpu_cap, locality, extra);
-    }
-
     /// Gives up as soon as `is_over` says so.
     pub(crate) fn end_when(&mut self, is_over: &'a dyn Fn() -> bool) {
         self.until = Until(Some(is_over));
@@ -244,6 +161,41 @@ impl<'a> Run<'a> {
     pub(crate) fn start_with(&mut self, list: Vec<u32>) {
         self.bits = Bits::of(self.snapshot, &list);
         self.list = Arc::new(list);
+    }
+
+    /// The servers left, in order.
+    pub(crate) fn list(&self) -> &Arc<Vec<u32>> {
+        &self.list
+    }
+
+    /// Has these servers left, in this order: some of those that there were.
+    pub(crate) fn leave(&mut self, list: Vec<u32>) {
+        self.list = Arc::new(list);
+    }
+
+    /// Has the servers left that there were at an earlier point, for another try with them.
+    pub(crate) fn go_back(&mut self, list: &Arc<Vec<u32>>) {
+        self.list = Arc::clone(list);
+    }
+
+    /// Flags of the servers that the evaluation began with.
+    pub(crate) fn bits(&self) -> Bits {
+        self.bits
+    }
+
+    /// By slot.
+    pub(crate) fn scores(&self) -> &[f64] {
+        &self.scores
+    }
+
+    /// Has the scores of an earlier point.
+    pub(crate) fn set_scores(&mut self, scores: &[f64]) {
+        self.scores.copy_from_slice(scores);
+    }
+
+    /// Changes scores.
+    pub(crate) fn score(&mut self, scored: &Scored) {
+        scored.apply(&mut self.scores);
     }
 
     /// Judges each server of the list. The list is copied only if one is removed.
@@ -310,15 +262,15 @@ impl<'a> Run<'a> {
 
     /// Whether what the snapshot counted beforehand is what algorithms see.
     fn is_fast(&self) -> bool {
-        self.uses_sums() && self.vms == Vms::Promised && self.extra.is_empty()
+        self.uses_sums() && self.found.vms == Vms::Promised && self.found.extra.is_empty()
     }
 
     /// The server's VMs as far as they are loaded.
     pub(crate) fn vms(&self, slot: u32) -> impl Iterator<Item = &Vm> {
         let server = self.snapshot.server(slot);
-        let extra = self.extra.get(&slot).map_or(&[][..], |extra| extra.vms.as_slice());
-        let loaded = (self.vms >= Vms::Loaded).then(|| server.loaded());
-        let promised = (self.vms == Vms::Promised).then_some(server.promised.vms.iter());
+        let extra = self.found.extra.get(&slot).map_or(&[][..], |extra| extra.vms.as_slice());
+        let loaded = (self.found.vms >= Vms::Loaded).then(|| server.loaded());
+        let promised = (self.found.vms == Vms::Promised).then_some(server.promised.vms.iter());
         loaded
             .into_iter()
             .flatten()
@@ -347,13 +299,13 @@ impl<'a> Run<'a> {
     }
 
     pub(crate) fn ratios(&self, slot: u32) -> Ratios {
-        self.snapshot.ratios(slot, self.policy)
+        self.snapshot.ratios(slot, self.found.policy)
     }
 
     /// Computes what servers have left, or takes the snapshot's sums if they fit.
     pub(crate) fn compute_left(&mut self) {
-        if self.is_fast() && self.policy == self.snapshot.policy {
-            self.left = Left::Fast;
+        if self.is_fast() && self.found.policy == self.snapshot.policy {
+            self.found.left = Left::Fast;
             return;
         }
         // Others keep what an earlier step, or another branch of an `or`, found for them.
@@ -362,7 +314,7 @@ impl<'a> Run<'a> {
         for slot in self.list.iter() {
             left[*slot as usize] = self.left_of(*slot);
         }
-        self.left = Left::Computed(Arc::new(left));
+        self.found.left = Left::Computed(Arc::new(left));
     }
 
     /// Whether the sums that the snapshot has of a server are what is left of it here.
@@ -371,8 +323,11 @@ impl<'a> Run<'a> {
             return false;
         }
         let no_promises = || !self.snapshot.has(slot, flag::PROMISED);
-        let all_seen = self.vms == Vms::Promised || self.vms == Vms::Loaded && no_promises();
-        all_seen && self.policy == self.snapshot.policy && !self.extra.contains_key(&slot)
+        let all_seen =
+            self.found.vms == Vms::Promised || self.found.vms == Vms::Loaded && no_promises();
+        all_seen
+            && self.found.policy == self.snapshot.policy
+            && !self.found.extra.contains_key(&slot)
     }
 
     fn left_of(&self, slot: u32) -> Unreserved {
@@ -380,10 +335,10 @@ impl<'a> Run<'a> {
             return self.snapshot.fast_unreserved(slot);
         }
         let server = self.snapshot.server(slot);
-        let all = self.vms == Vms::Promised;
+        let all = self.found.vms == Vms::Promised;
         // A pipeline without `calculate-ticketed-vms` must still not promise the same room twice.
         let reserved = !all && self.always_promised;
-        let mut disk = self.extra.get(&slot).map(|extra| extra.disk).unwrap_or_default();
+        let mut disk = self.found.extra.get(&slot).map(|extra| extra.disk).unwrap_or_default();
         for (counts, more) in
             [(all, server.promised.disk), (reserved, server.promised.reserved_disk)]
         {
@@ -400,7 +355,7 @@ impl<'a> Run<'a> {
     /// What a server has left; not numbers before `calculate-server-unreserved`.
     #[inline]
     pub(crate) fn left(&self, slot: u32) -> Unreserved {
-        match &self.left {
+        match &self.found.left {
             Left::Fast => self.snapshot.fast_unreserved(slot),
             Left::Computed(left) => left[slot as usize],
             Left::Unknown => Unreserved { cpu: f64::NAN, ram: f64::NAN, disk: f64::NAN },
@@ -415,7 +370,7 @@ impl<'a> Run<'a> {
             return slots.iter().copied().filter(|(_, n)| *n > 0).collect();
         }
         let candidates: std::collections::BTreeSet<u32> =
-            slots.iter().map(|(slot, _)| *slot).chain(self.extra.keys().copied()).collect();
+            slots.iter().map(|(slot, _)| *slot).chain(self.found.extra.keys().copied()).collect();
         candidates
             .into_iter()
             .map(|slot| {
@@ -471,7 +426,7 @@ impl<'a> Run<'a> {
 
     /// Which of the VMs to be near to and far from a server has, for an explanation.
     pub(crate) fn wishes(&self, slot: u32) -> Vec<(&'static str, Value)> {
-        let Some(locality) = &self.locality else { return Vec::new() };
+        let Some(locality) = &self.found.locality else { return Vec::new() };
         let owner = self.request.vm.owner;
         let has = |wanted: &&String| {
             let wanted = Uuid::parse_str(wanted).ok();
@@ -489,7 +444,7 @@ impl<'a> Run<'a> {
 
     /// How servers are to be spread, if anything says so.
     pub(crate) fn spread(&self) -> Option<&str> {
-        let package = self.package.as_ref().and_then(|package| package.spread.as_deref());
+        let package = self.found.package.as_ref().and_then(|package| package.spread.as_deref());
         package.or(self.settings.server_spread.as_deref())
     }
 
