@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use async_compression::tokio::bufread::GzipDecoder;
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures_util::StreamExt as _;
 use http::HeaderMap;
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, EXPECT};
@@ -69,11 +69,13 @@ impl Bodies {
         let declared = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok());
         let declared = declared.and_then(|text| text.parse::<u64>().ok());
         let most = u64::try_from(limit).unwrap_or(u64::MAX);
+        // What a client declares and does not send holds nothing.
+        let size = declared.and_then(|length| usize::try_from(length).ok()).unwrap_or(limit);
         let refused = if declared.is_some_and(|length| length > most) {
             too_large(limit)
         } else {
             let longest = longest(declared.unwrap_or(most));
-            match tokio::time::timeout(longest, self.read_all(&mut body, limit)).await {
+            match tokio::time::timeout(longest, self.read_all(&mut body, size, limit)).await {
                 Ok(Ok(held)) => return Ok(held),
                 Ok(Err(refused)) => refused,
                 Err(_) => {
@@ -91,8 +93,14 @@ impl Bodies {
         Err(refused)
     }
 
-    async fn read_all(&self, body: &mut BodyStream, limit: usize) -> Result<Held, ApiError> {
-        let mut read = BytesMut::new();
+    /// Reads a body that has `size` bytes at most, unless it is larger than it may be.
+    async fn read_all(
+        &self,
+        body: &mut BodyStream,
+        size: usize,
+        limit: usize,
+    ) -> Result<Held, ApiError> {
+        let mut read = Vec::new();
         let mut hold = Hold::default();
         while let Some(chunk) = body.next().await {
             let chunk = chunk.map_err(|_| {
@@ -102,10 +110,24 @@ impl Bodies {
             if length > limit {
                 return Err(too_large(limit));
             }
-            hold.add(self.room(length.saturating_sub(read.len().max(FREE_BYTES)))?);
+            hold.add(self.grow(&mut read, chunk.len(), size)?);
             read.extend_from_slice(&chunk);
         }
-        Ok(Held { bytes: read.freeze(), hold })
+        Ok(Held { bytes: read.into(), hold })
+    }
+
+    /// Makes room for `more` bytes in what gets `size` at most, so that the budget counts what is
+    /// taken of memory and not only what is used of it.
+    fn grow(&self, read: &mut Vec<u8>, more: usize, size: usize) -> Result<Hold, ApiError> {
+        let (length, before) = (read.len() + more, read.capacity());
+        if length <= before {
+            return Ok(Hold::default());
+        }
+        // Twice as much each time: else what is there would be copied again and again.
+        let capacity = (2 * before).max(FREE_BYTES).min(size).max(length);
+        let hold = self.room(capacity.saturating_sub(before.max(FREE_BYTES)))?;
+        read.reserve_exact(capacity - read.len());
+        Ok(hold)
     }
 
     /// Unpacks a body that its client has packed, as far as the reference unpacks them.
@@ -124,18 +146,17 @@ impl Bodies {
             return Ok(packed);
         }
         let mut decoder = GzipDecoder::new(&packed.bytes[..]);
-        let (mut bytes, mut hold) = (BytesMut::new(), Hold::default());
+        let (mut bytes, mut hold) = (Vec::new(), Hold::default());
         loop {
-            bytes.reserve(FREE_BYTES);
-            let length = bytes.len();
+            // One more than allowed, so that it is seen.
+            hold.add(self.grow(&mut bytes, 1, limit + 1)?);
             let more = decoder.read_buf(&mut bytes).await;
             if more.map_err(|_| ApiError::InvalidContent("the body is not gzip".to_owned()))? == 0 {
-                return Ok(Held { bytes: bytes.freeze(), hold });
+                return Ok(Held { bytes: bytes.into(), hold });
             }
             if bytes.len() > limit {
                 return Err(ApiError::TooLarge(format!("the unpacked body is over {limit} bytes")));
             }
-            hold.add(self.room(bytes.len().saturating_sub(length.max(FREE_BYTES)))?);
         }
     }
 
@@ -225,7 +246,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn only_large_bodies_wait_for_others() {
-        let bodies = Bodies::new(100_000);
+        let bodies = Bodies::new(104_000);
         let held = read(&bodies, &[60_000, 50_000], true).await.unwrap();
         let refused = read(&bodies, &[30_000], true).await.unwrap_err();
         assert!(matches!(refused, ApiError::Unavailable(_)), "{refused:?}");
@@ -233,6 +254,22 @@ mod tests {
         assert_eq!(free.bytes.len(), 16_000);
         drop(held);
         read(&bodies, &[30_000], true).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn the_budget_counts_the_memory_that_bodies_take() {
+        let chunks = [10_000; 10];
+        let bodies = Bodies::new(84_000);
+        // A body that says how large it is gets no more than that; any other one gets twice what
+        // it had.
+        let sized = [(CONTENT_LENGTH, 100_000.into())].into_iter().collect();
+        let read_sized = bodies.read(&sized, body(&chunks, true), 1 << 20).await.unwrap();
+        assert_eq!(read_sized.bytes.len(), 100_000);
+        drop(read_sized);
+        let refused = read(&bodies, &chunks, true).await.unwrap_err();
+        assert!(matches!(refused, ApiError::Unavailable(_)), "{refused:?}");
+        // All of it is given back.
+        assert!(bodies.budget.try_take(84_000).is_some());
     }
 
     #[test]
