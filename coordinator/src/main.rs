@@ -55,6 +55,10 @@ Exit status: 0 after SIGTERM or SIGINT, 64 for a bad configuration, 70 when its 
 own parts failed (start it again), 1 for anything else. Of `store`: 0 for a sound store, 3 for a
 damaged one, 1 if it can't be read. Of `config`: 0 for a valid configuration, else 64.";
 
+/// Tasks that a thread runs before it looks for what came in meanwhile: beside many that have much
+/// to send, whoever asks something small is seen soon.
+const TASKS_BETWEEN_LOOKS: u32 = 16;
+
 /// A part without which nothing works has failed; the log says which and why.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the store or a background job failed, see the log")]
@@ -222,6 +226,7 @@ fn run(config: &Config, log: LogControl) -> anyhow::Result<()> {
     let _lock = lock(data)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
+        .event_interval(TASKS_BETWEEN_LOOKS)
         .build()
         .context("start the runtime")?;
     runtime.block_on(serve(config, log))

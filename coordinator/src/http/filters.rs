@@ -18,9 +18,10 @@ use super::matcher::segments;
 /// All routes of the shell.
 pub(super) fn filters(shell: &Arc<Shell>) -> BoxedFilter<(warp::reply::Response,)> {
     let rest = incoming(shell, None).boxed();
-    (0..shell.groups.len())
-        .rev()
-        .fold(rest, |rest, index| incoming(shell, Some(index)).or(rest).unify().boxed())
+    // Each is in a box of its own: in the others' place, each request would take the room of as
+    // many as there are groups.
+    let group = |index| incoming(shell, Some(index)).boxed();
+    (0..shell.groups.len()).rev().fold(rest, |rest, index| group(index).or(rest).unify().boxed())
 }
 
 /// Gives a request whose target has no path (`CONNECT a:1`) one that names nothing: warp panics

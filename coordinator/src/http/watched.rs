@@ -1,17 +1,27 @@
 //! Timeouts of a client connection: a request's head must arrive quickly once it has begun, an
-//! idle connection may stay for an hour, and a request that is being answered is left alone.
+//! idle connection may stay for an hour, and a request that is being answered is left alone. And
+//! what it gets at a time: memory for what it sends, and the thread for what it is sent.
 
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use http::StatusCode;
 use hyper::body::{Body, Frame, SizeHint};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf, Take};
 use tokio::time::Sleep;
+
+/// Most bytes that are read at a time. hyper's buffer of a connection grows while reads fill it: to
+/// twice this, and not to the size of the largest head.
+const READ_BYTES: u64 = 8 * 1024;
+/// Most bytes that are written before others have their turn: many readers of something large do
+/// not keep everybody else waiting.
+const TURN_BYTES: usize = 64 * 1024;
+/// Buffers that are written at once; an answer has two.
+const BUFFERS: usize = 8;
 
 /// How long a client may take.
 #[derive(Clone, Copy, Debug)]
@@ -128,18 +138,21 @@ enum Phase {
 /// A client's byte stream whose reads fail with `TimedOut` when the client takes too long.
 #[derive(Debug)]
 pub(crate) struct WatchedIo<S> {
-    inner: S,
+    inner: Take<S>,
     activity: Arc<Activity>,
     timeouts: Timeouts,
     phase: Phase,
+    /// Bytes that were written in this turn.
+    written: usize,
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S> WatchedIo<S> {
+impl<S: AsyncRead> WatchedIo<S> {
     /// Watches a new connection, whose first head is awaited.
     pub(crate) fn new(inner: S, timeouts: Timeouts, activity: Arc<Activity>) -> Self {
         let deadline = Some(Box::pin(tokio::time::sleep(timeouts.head)));
-        Self { inner, activity, timeouts, phase: Phase::Head, deadline }
+        let inner = inner.take(READ_BYTES);
+        Self { inner, activity, timeouts, phase: Phase::Head, written: 0, deadline }
     }
 
     fn enter(&mut self, phase: Phase) {
@@ -152,6 +165,16 @@ impl<S> WatchedIo<S> {
             Phase::Idle => Some(Box::pin(tokio::time::sleep(self.timeouts.idle))),
             Phase::Head => Some(Box::pin(tokio::time::sleep(self.timeouts.head))),
         };
+    }
+
+    /// How many bytes may be written now; pending when it is the turn of others.
+    fn turn(&mut self, cx: &mut Context<'_>) -> Poll<usize> {
+        if self.written < TURN_BYTES {
+            return Poll::Ready(TURN_BYTES - self.written);
+        }
+        self.written = 0;
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 }
 
@@ -168,6 +191,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for WatchedIo<S> {
             this.enter(Phase::Idle);
         }
         let before = buf.filled().len();
+        this.inner.set_limit(READ_BYTES);
         let read = Pin::new(&mut this.inner).poll_read(cx, buf);
         match read {
             Poll::Ready(Ok(())) if buf.filled().len() > before && this.phase == Phase::Idle => {
@@ -186,21 +210,25 @@ impl<S: AsyncRead + Unpin> AsyncRead for WatchedIo<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for WatchedIo<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for WatchedIo<S> {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().inner).poll_write(cx, buf)
+        let this = self.get_mut();
+        let most = buf.len().min(ready!(this.turn(cx)));
+        let written = ready!(Pin::new(this.inner.get_mut()).poll_write(cx, &buf[..most]))?;
+        this.written += written;
+        Poll::Ready(Ok(written))
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().inner).poll_flush(cx)
+        Pin::new(self.get_mut().inner.get_mut()).poll_flush(cx)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().inner).poll_shutdown(cx)
+        Pin::new(self.get_mut().inner.get_mut()).poll_shutdown(cx)
     }
 
     fn poll_write_vectored(
@@ -208,11 +236,21 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for WatchedIo<S> {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().inner).poll_write_vectored(cx, bufs)
+        let this = self.get_mut();
+        let mut left = ready!(this.turn(cx));
+        let mut some = [io::IoSlice::new(&[]); BUFFERS];
+        for (slot, buf) in some.iter_mut().zip(bufs) {
+            let length = buf.len().min(left);
+            *slot = io::IoSlice::new(&buf[..length]);
+            left -= length;
+        }
+        let written = ready!(Pin::new(this.inner.get_mut()).poll_write_vectored(cx, &some))?;
+        this.written += written;
+        Poll::Ready(Ok(written))
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.inner.is_write_vectored()
+        self.inner.get_ref().is_write_vectored()
     }
 }
 
@@ -249,6 +287,40 @@ mod tests {
         assert_eq!(io.read_u8().await.unwrap(), b'b');
         assert!(!ends_within(&mut io, Duration::from_secs(9)).await);
         assert!(ends_within(&mut io, Duration::from_secs(2)).await);
+    }
+
+    #[tokio::test]
+    async fn what_is_large_comes_in_parts() {
+        const SIZE: usize = 1 << 20;
+        let (mut client, server) = tokio::io::duplex(2 * SIZE);
+        let mut io = WatchedIo::new(server, TIMEOUTS, Arc::new(Activity::default()));
+        client.write_all(&vec![1; SIZE]).await.unwrap();
+        let mut read = Vec::with_capacity(SIZE);
+        assert_eq!(io.read_buf(&mut read).await.unwrap(), 8 * 1024);
+        io.read_exact(&mut vec![0; SIZE - 8 * 1024]).await.unwrap();
+
+        // Another task of this thread gets its turn between any two parts.
+        let turns = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&turns);
+        let other = tokio::spawn(async move {
+            loop {
+                counted.fetch_add(1, Ordering::Relaxed);
+                tokio::task::yield_now().await;
+            }
+        });
+        let sent: Vec<u8> = (0..SIZE).map(|n| u8::try_from(n % 251).expect("small")).collect();
+        let mut buffers = [&sent[..300], &sent[300..]].map(io::IoSlice::new);
+        let mut left = &mut buffers[..];
+        while !left.is_empty() {
+            let written = io.write_vectored(left).await.unwrap();
+            assert!(written <= TURN_BYTES);
+            io::IoSlice::advance_slices(&mut left, written);
+        }
+        assert!(turns.load(Ordering::Relaxed) >= SIZE / TURN_BYTES - 1, "{turns:?}");
+        other.abort();
+        let mut seen = vec![0; SIZE];
+        client.read_exact(&mut seen).await.unwrap();
+        assert!(seen == sent);
     }
 
     #[tokio::test(start_paused = true)]
