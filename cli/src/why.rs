@@ -191,6 +191,13 @@ fn explained(page: &mut Page, told: &Value) {
     if let Some(time) = told["created_at"].as_str() {
         page.line("Made", when(time));
     }
+    page.group("Subtasks");
+    for part in told["subtasks"].as_array().into_iter().flatten() {
+        page.line(
+            &compact(&part["task"]),
+            format!("{}, {}", compact(&part["status"]), compact(&part["id"])),
+        );
+    }
     page.group("Refused by");
     for refusal in told["refusals"].as_array().into_iter().flatten() {
         page.line(&compact(&refusal["server_uuid"]), compact(&refusal["message"]));

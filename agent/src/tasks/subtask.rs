@@ -84,7 +84,10 @@ impl Subtasks for Parts {
                 self.engine.wait(&id, FOREVER).await;
             }
         }
-        outcome(self.engine.result(&id).await)
+        let result = self.engine.result(&id).await;
+        let status = result.as_ref().map(|result| result.status);
+        self.events.event("subtask:end", json!({ "id": id, "status": status }));
+        outcome(result)
     }
 }
 

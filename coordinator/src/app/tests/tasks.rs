@@ -27,6 +27,41 @@ async fn a_task_is_sent_accepted_ended_and_acknowledged() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_a_task_waits_for_has_its_subtasks() {
+    let app = Disk::new().start().await;
+    let mut agent = Agent::connect(&app, server(1)).await;
+    let id = nop(&app).await;
+    agent.dispatched().await;
+    agent.send(Accepted { id: id.clone(), intake: None }).await;
+    let part =
+        |part: &str| json!({ "id": part, "task": "sleep", "name": format!("{part}'s name") });
+    let ended = |part: &str| json!({ "id": part, "status": "failure" });
+    let steps = [
+        ("subtask", part("one")),
+        ("subtask", part("one")),
+        ("subtask:end", ended("one")),
+        ("subtask:end", ended("unknown")),
+        ("subtask", part("two")),
+    ];
+    for (seq, (name, event)) in (1..).zip(steps) {
+        let (id, name, ts) = (id.clone(), name.to_owned(), String::new());
+        agent.send(Progress { id, seq, name, event, ts }).await;
+    }
+    let why = loop {
+        let why = app.why.task(&id).await.unwrap();
+        if why["subtasks"].as_array().is_some_and(|parts| parts.len() == 2) {
+            break why;
+        }
+        tokio::task::yield_now().await;
+    };
+    assert_eq!(why["subtasks"][0]["status"], "failure");
+    let two = json!({ "id": "two", "task": "sleep", "name": "two's name", "status": "active" });
+    assert_eq!(why["subtasks"][1], two);
+    assert!(why["text"].as_str().unwrap().ends_with("its subtask sleep is under way"), "{why}");
+    app.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn secrets_reach_the_agent_and_who_asks_for_the_task() {
     let app = Disk::new().start().await;
     let mut agent = Agent::connect(&app, server(1)).await;

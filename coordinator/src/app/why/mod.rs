@@ -3,10 +3,11 @@
 mod deadlock;
 mod ticket;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use muster_shared::api::task::{Task, TaskStatus};
+use muster_shared::api::task::{Task, TaskProgress, TaskStatus};
 use muster_shared::clock::iso;
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
 use muster_shared::wire::Intake;
@@ -55,12 +56,23 @@ impl Why {
         let server = open.record.server_uuid;
         let waiting_for = self.tasks.waits_for(&open);
         let waited = self.ctx.parts.clock.monotonic().saturating_sub(open.since);
+        let subtasks = subtasks(&open.events);
+        let under_way = subtasks.iter().rfind(|part| part["status"] == "active");
+        let text = match under_way {
+            None => format!("{} is waiting for {waiting_for}", open.record.task),
+            Some(part) => format!(
+                "{} is waiting for {waiting_for}; its subtask {} is under way",
+                open.record.task,
+                part["task"].as_str().unwrap_or_default()
+            ),
+        };
         Ok(json!({
             "kind": "task",
             "id": id,
             "status": "active",
             "waiting_for": waiting_for,
-            "text": format!("{} is waiting for {waiting_for}", open.record.task),
+            "text": text,
+            "subtasks": subtasks,
             "task": open.record.task,
             "server_uuid": server,
             "vm_uuid": open.record.vm_uuid,
@@ -228,6 +240,23 @@ impl Why {
             "server": self.server(server).unwrap_or(Value::Null),
         }))
     }
+}
+
+/// The subtasks that an agent told of, among its newest events, the oldest first. One that was begun
+/// before a restart of the agent is told of again.
+fn subtasks(events: &VecDeque<TaskProgress>) -> Vec<Value> {
+    let mut subtasks: Vec<Value> = Vec::new();
+    for TaskProgress { name, event, .. } in events {
+        let known = subtasks.iter().position(|part| part["id"] == event["id"]);
+        match (name.as_str(), known) {
+            ("subtask", None) => subtasks.push(json!({
+                "id": event["id"], "task": event["task"], "name": event["name"], "status": "active",
+            })),
+            ("subtask:end", Some(at)) => subtasks[at]["status"] = event["status"].clone(),
+            _ => {}
+        }
+    }
+    subtasks
 }
 
 /// How long ago a server was heard, within a sentence.
