@@ -7,11 +7,17 @@ use serde_json::{Value, json};
 
 use super::steps::{Row, steps};
 use super::{Handler, Kind, Lock, Params, Plan, Queue, TaskContext, TaskFailure};
+use crate::drivers::storage;
 
 /// Images are large; the reference gives them as long.
 const DEADLINE: Duration = Duration::from_secs(3600);
 
-/// The kind; parameter `image_uuid`. What else CNAPI sends along is not needed here.
+/// The pool that the image is for.
+const POOL: &str = "zfs_storage_pool_name";
+
+/// The kind; parameters `image_uuid` and `zfs_storage_pool_name`. Images lie in the first pool and
+/// serve the disks of all, so the pool has to be one of this server and decides nothing else. What
+/// else CNAPI sends along is not needed here.
 #[derive(Debug)]
 pub struct ImageEnsurePresent;
 
@@ -41,7 +47,12 @@ impl Handler for ImageEnsurePresent {
             Some(_) => return Err(TaskFailure::bad_param("image_uuid", "must be a string")),
             None => return Err(TaskFailure::bad_param("image_uuid", "is required")),
         };
-        Ok(Plan::of(vec![Lock::ImageUse(image)], Ensure { image }, STEPS))
+        let pool = match params.get(POOL) {
+            Some(Value::String(name)) => Some(name.clone()),
+            Some(Value::Null) | None => None,
+            Some(_) => return Err(TaskFailure::bad_param(POOL, "must be a string")),
+        };
+        Ok(Plan::of(vec![Lock::ImageUse(image)], Ensure { image, pool }, STEPS))
     }
 }
 
@@ -52,10 +63,17 @@ const STEPS: &[Row<Ensure>] = steps![("image", 100, image)];
 #[derive(Debug)]
 struct Ensure {
     image: ImageUuid,
+    pool: Option<String>,
 }
 
 impl Ensure {
     async fn image(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let pools = ctx.drivers.storage.pools();
+        if let Some(name) = &self.pool
+            && storage::find_pool(&pools, name).is_none()
+        {
+            return Err(TaskFailure::bad_param(POOL, storage::no_pool(name, &pools)));
+        }
         let progress = |percent| ctx.progress(percent);
         ctx.drivers.images.ensure(self.image, &progress, &ctx.cancelled).await?;
         Ok(())
@@ -84,5 +102,14 @@ mod tests {
         check(&json!({}), false);
         check(&json!({ "image_uuid": "../../etc/passwd" }), false);
         check(&json!({ "image_uuid": 7 }), false);
+    }
+
+    #[test]
+    fn the_pool_is_named_or_not() {
+        let image = "01020304-0506-4708-890a-0b0c0d0e0f10";
+        for pool in [json!("zones"), json!(null)] {
+            check(&json!({ "image_uuid": image, POOL: pool }), true);
+        }
+        check(&json!({ "image_uuid": image, POOL: 7 }), false);
     }
 }
