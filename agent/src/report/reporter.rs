@@ -93,6 +93,7 @@ impl Reporter {
     pub fn remarks(&self) -> Vec<String> {
         let mut remarks = self.parts.vms.remarks();
         remarks.extend(self.pool_remark.lock().clone());
+        remarks.extend(self.parts.storage.problems());
         remarks.extend(self.data_remark.lock().clone());
         remarks
     }

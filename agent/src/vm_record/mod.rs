@@ -4,6 +4,8 @@ pub mod boot;
 pub mod restart;
 mod volume;
 
+use std::collections::BTreeSet;
+
 use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
 use muster_shared::lenient;
 use serde::{Deserialize, Serialize};
@@ -124,6 +126,14 @@ impl VmRecord {
             last_modified: String::new(),
             properties,
         }
+    }
+
+    /// The pools in which its volumes lie or are to lie, as far as they are named.
+    #[must_use]
+    pub fn pools(&self) -> BTreeSet<String> {
+        let volumes = self.volumes.iter().flatten().map(|volume| volume.identity.pool.as_str());
+        let of_disks = self.list("disks").iter().filter_map(|disk| disk.get("zpool")?.as_str());
+        volumes.chain(of_disks).chain(self.text("zpool")).map(str::to_owned).collect()
     }
 
     /// A text property.

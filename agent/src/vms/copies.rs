@@ -172,6 +172,7 @@ impl CopiedRecords {
                 vm_uuid = %vm,
                 "a VM has no record: it is taken over from the copy beside its disks"
             );
+            self.storage.expect(vm, Some(record.pools()));
             loaded.adopted.push(vm);
             loaded.records.push(record);
         }
@@ -187,6 +188,9 @@ async fn in_time<T>(asked: impl Future<Output = T>) -> Result<T, Hangs> {
 impl VmRecords for CopiedRecords {
     async fn load(&self) -> Result<Loaded, DriverError> {
         let mut loaded = self.records.load().await?;
+        for record in &loaded.records {
+            self.storage.expect(record.uuid, Some(record.pools()));
+        }
         if let Err(hangs) = self.reconcile(&mut loaded).await {
             tracing::error!(problem = %hangs, "not every VM record was compared with its copy");
         }
@@ -207,6 +211,7 @@ impl VmRecords for CopiedRecords {
 
     async fn put(&self, record: &VmRecord, create: bool) -> Result<(), DriverError> {
         self.records.put(record, create).await?;
+        self.storage.expect(record.uuid, Some(record.pools()));
         // What went wrong is in the log.
         self.copy_if_possible(record).await.unwrap_or_default();
         Ok(())
@@ -218,7 +223,9 @@ impl VmRecords for CopiedRecords {
 
     async fn remove(&self, vm: VmUuid) -> Result<(), DriverError> {
         self.storage.remove_copy(vm).await?;
-        self.records.remove(vm).await
+        self.records.remove(vm).await?;
+        self.storage.expect(vm, None);
+        Ok(())
     }
 }
 

@@ -8,6 +8,7 @@ mod bases;
 mod copies;
 mod inventory;
 mod lock;
+mod marker;
 mod snapshots;
 mod stash;
 mod variables;
@@ -27,6 +28,7 @@ use uuid::Uuid;
 
 use self::copies::Copies;
 use self::inventory::Sizes;
+use self::marker::Marker;
 use super::{
     Bases, Disk, DiskSpec, RESERVE_BYTES, RecordCopy, Role, Storage, Usage, Variables, Volume,
     VolumeSnapshot, qcow2,
@@ -70,6 +72,7 @@ pub struct FileStorage {
     vols: PathBuf,
     images: PathBuf,
     copies: Copies,
+    marker: Marker,
     exec: SharedExec,
     reserve: Reserve,
     sizes: Sizes,
@@ -91,18 +94,22 @@ struct Stamp {
 }
 
 impl FileStorage {
-    /// Opens the driver and makes its folder.
+    /// Opens the driver and makes its folders, unless the pool was used before and is not there: see
+    /// [`Storage::problems`].
     ///
     /// # Errors
-    /// The folder could not be made.
+    /// A folder could not be made.
     pub async fn open(config: FileStorageConfig, exec: SharedExec) -> Result<Self, DriverError> {
         let at = |name: &str| config.storage_dir.join(name);
         let (vols, images, copies) = (at(DISKS), at(IMAGES), Copies::new(at("records")));
-        files::make_folder(&vols).await?;
-        copies.make().await?;
+        let marker = Marker::new(&config);
+        if marker.open(config.server_uuid).await? {
+            files::make_folder(&vols).await?;
+            copies.make().await?;
+        }
         let reserve = Reserve::new(&config.data_dir, RESERVE_BYTES, BESIDE_RESERVE_BYTES);
         let (sizes, names) = (Sizes::default(), tokio::sync::RwLock::default());
-        Ok(Self { config, vols, images, copies, exec, reserve, sizes, names })
+        Ok(Self { config, vols, images, copies, marker, exec, reserve, sizes, names })
     }
 
     /// Disks are based on the images in this folder, which lie in another pool.
@@ -215,6 +222,7 @@ impl Storage for FileStorage {
 
     async fn create_disk(&self, spec: &DiskSpec, owner: &TaskId) -> Result<Disk, DriverError> {
         super::check_pool(spec, &self.pools())?;
+        self.marker.check().await?;
         let folder = self.folder(spec.vm);
         let path = folder.join(format!("disk{}.qcow2", spec.index));
         if tokio::fs::try_exists(&path).await.map_err(|e| files::failed("look for", &path, e))? {
@@ -390,6 +398,7 @@ impl Storage for FileStorage {
     }
 
     async fn put_copy(&self, vm: VmUuid, copy: &[u8]) -> Result<(), DriverError> {
+        self.marker.check().await?;
         self.copies.put(vm, copy).await
     }
 
@@ -423,6 +432,14 @@ impl Storage for FileStorage {
     }
 
     async fn usage(&self) -> Result<Vec<Usage>, DriverError> {
+        // What lies in its place has another one's figures.
+        if self.marker.check().await.is_err() {
+            return Ok(vec![Usage { pool: self.config.pool.clone(), ..Usage::default() }]);
+        }
         Ok(vec![self.sum_up().await?])
+    }
+
+    fn problems(&self) -> Vec<String> {
+        self.marker.problem().into_iter().collect()
     }
 }

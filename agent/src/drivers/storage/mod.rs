@@ -3,11 +3,12 @@
 mod file;
 mod pools;
 pub mod qcow2;
+mod question;
 pub mod sim;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -312,11 +313,23 @@ pub trait Storage: fmt::Debug + Send + Sync + 'static {
     /// The host failed.
     async fn lend_room(&self) -> Result<bool, DriverError>;
 
-    /// Space of its pools, of the first one first. Another one that can't be read is left out.
+    /// Space of its pools, of the first one first. Another one that can't be read, or does not
+    /// answer, is left out; one that is not there has none.
     ///
     /// # Errors
     /// The host could not be read.
     async fn usage(&self) -> Result<Vec<Usage>, DriverError>;
+
+    /// What was found wrong with pools when they were used last, a line for people each.
+    fn problems(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// The pools in which the volumes of a VM lie, as its record has it; `None`: there is no record
+    /// any more. A VM that nobody told of may have some in every pool.
+    fn expect(&self, vm: VmUuid, pools: Option<BTreeSet<String>>) {
+        drop((vm, pools));
+    }
 }
 
 /// What is kept in reserve, bytes. The task journal refuses to go below 16 MiB, and guests that run

@@ -1,15 +1,20 @@
 //! Several pools as one storage. A disk lies in the pool that was asked for, or in the first one;
 //! from then on it is found in whichever it is. Images and what tasks keep in reserve are in the
 //! first.
+//!
+//! A further pool may not answer. Then nothing is done with the VMs whose records name it; for all
+//! others it has nothing.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::{TaskId, VmUuid};
+use parking_lot::Mutex;
 
+use super::question::Patient;
 use super::{
     Bases, Disk, DiskSpec, RecordCopy, Role, Storage, Usage, Variables, Volume, VolumeSnapshot,
 };
@@ -22,23 +27,49 @@ const BOOT_DISK: u32 = 0;
 #[derive(Debug)]
 pub struct Pools {
     first: Arc<dyn Storage>,
-    more: Vec<Arc<dyn Storage>>,
+    more: Vec<Patient>,
+    expected: Mutex<BTreeMap<VmUuid, BTreeSet<String>>>,
 }
 
 impl Pools {
     /// Each of these is one pool; the names differ.
     #[must_use]
     pub fn new(first: Arc<dyn Storage>, more: Vec<Arc<dyn Storage>>) -> Self {
-        Self { first, more }
+        let more = more.into_iter().map(Patient::new).collect();
+        Self { first, more, expected: Mutex::default() }
     }
 
     fn all(&self) -> impl Iterator<Item = &Arc<dyn Storage>> {
-        std::iter::once(&self.first).chain(&self.more)
+        std::iter::once(&self.first).chain(self.more.iter().map(|further| &further.pool))
     }
 
     fn named(&self, name: &str) -> Result<&Arc<dyn Storage>, DriverError> {
         let found = self.all().find(|pool| pool.pools().iter().any(|known| known == name));
         found.ok_or_else(|| super::unknown_pool(name, &self.pools()))
+    }
+
+    /// Whether the record of a VM names this pool; `None`: there is no record.
+    fn expects(&self, vm: VmUuid, pool: &Arc<dyn Storage>) -> Option<bool> {
+        let expected = self.expected.lock();
+        let names = expected.get(&vm)?;
+        Some(pool.pools().iter().any(|name| names.contains(name)))
+    }
+
+    /// What a further pool has of a VM; `None` while it does not answer and need not.
+    async fn look<T, A>(
+        &self,
+        further: &Patient,
+        vm: VmUuid,
+        question: impl FnOnce(Arc<dyn Storage>) -> A + Send,
+    ) -> Result<Option<T>, DriverError>
+    where
+        T: Send + 'static,
+        A: Future<Output = Result<T, DriverError>> + Send + 'static,
+    {
+        match self.expects(vm, &further.pool) {
+            Some(true) => further.insist(question).await.map(Some),
+            _ => further.ask(question).await,
+        }
     }
 
     /// The pool in which the VM has this disk.
@@ -47,9 +78,14 @@ impl Pools {
         vm: VmUuid,
         index: u32,
     ) -> Result<Option<&Arc<dyn Storage>>, DriverError> {
-        for pool in self.all() {
-            if pool.roles(vm).await?.contains(&Role::Disk(index)) {
-                return Ok(Some(pool));
+        let disk = Role::Disk(index);
+        if self.first.roles(vm).await?.contains(&disk) {
+            return Ok(Some(&self.first));
+        }
+        for further in &self.more {
+            let roles = self.look(further, vm, |pool| async move { pool.roles(vm).await }).await?;
+            if roles.is_some_and(|roles| roles.contains(&disk)) {
+                return Ok(Some(&further.pool));
             }
         }
         Ok(None)
@@ -59,24 +95,43 @@ impl Pools {
     async fn home(&self, vm: VmUuid) -> Result<&Arc<dyn Storage>, DriverError> {
         Ok(self.with_disk(vm, BOOT_DISK).await?.unwrap_or(&self.first))
     }
+
+    /// The pools in which something of a VM may lie.
+    async fn concerned(&self, vm: VmUuid) -> Result<Vec<&Arc<dyn Storage>>, DriverError> {
+        let mut concerned = vec![&self.first];
+        for further in &self.more {
+            let expects = self.expects(vm, &further.pool);
+            let roles = match expects {
+                Some(true) => None,
+                _ => further.ask(|pool| async move { pool.roles(vm).await }).await?,
+            };
+            // Without a record there may be what is no volume yet.
+            let has = roles.is_some_and(|roles| expects.is_none() || !roles.is_empty());
+            if has || expects == Some(true) {
+                concerned.push(&further.pool);
+            }
+        }
+        Ok(concerned)
+    }
 }
 
-/// Appends what each pool has of something.
-macro_rules! of_all {
-    ($self:ident, $method:ident($($argument:expr),*)) => {{
-        let mut found = Vec::new();
-        for pool in $self.all() {
-            found.extend(pool.$method($($argument),*).await?);
+/// Appends what each pool has of something of a VM.
+macro_rules! of_vm {
+    ($self:ident, $vm:ident, $method:ident) => {{
+        let mut found = $self.first.$method($vm).await?;
+        for further in &$self.more {
+            let more = $self.look(further, $vm, |pool| async move { pool.$method($vm).await });
+            found.extend(more.await?.unwrap_or_default());
         }
         found
     }};
 }
 
-/// Does something in each pool.
+/// Does something in each pool that has something of a VM.
 macro_rules! in_each {
-    ($self:ident, $method:ident($($argument:expr),*)) => {{
-        for pool in $self.all() {
-            pool.$method($($argument),*).await?;
+    ($self:ident, $method:ident($vm:ident $(, $argument:expr)*)) => {{
+        for pool in $self.concerned($vm).await? {
+            pool.$method($vm $(, $argument)*).await?;
         }
         Ok(())
     }};
@@ -106,13 +161,13 @@ impl Storage for Pools {
     }
 
     async fn disks(&self, vm: VmUuid) -> Result<Vec<Disk>, DriverError> {
-        let mut disks = of_all!(self, disks(vm));
+        let mut disks = of_vm!(self, vm, disks);
         disks.sort_by_key(|disk: &Disk| disk.index);
         Ok(disks)
     }
 
     async fn roles(&self, vm: VmUuid) -> Result<Vec<Role>, DriverError> {
-        let mut roles = of_all!(self, roles(vm));
+        let mut roles = of_vm!(self, vm, roles);
         roles.sort();
         Ok(roles)
     }
@@ -137,7 +192,7 @@ impl Storage for Pools {
     }
 
     async fn snapshots(&self, vm: VmUuid) -> Result<Vec<VolumeSnapshot>, DriverError> {
-        let mut found = of_all!(self, snapshots(vm));
+        let mut found = of_vm!(self, vm, snapshots);
         // Stable: those of one volume stay in their order.
         found.sort_by_key(|snapshot: &VolumeSnapshot| snapshot.volume);
         Ok(found)
@@ -187,18 +242,29 @@ impl Storage for Pools {
         let home = self.home(vm).await?;
         home.put_copy(vm, copy).await?;
         // Before it had disks it was in the first.
-        for other in self.all().filter(|pool| !Arc::ptr_eq(pool, home)) {
-            other.remove_copy(vm).await?;
+        if !Arc::ptr_eq(home, &self.first) {
+            self.first.remove_copy(vm).await?;
+        }
+        for further in self.more.iter().filter(|other| !Arc::ptr_eq(&other.pool, home)) {
+            self.look(further, vm, |pool| async move { pool.remove_copy(vm).await }).await?;
         }
         Ok(())
     }
 
     async fn remove_copy(&self, vm: VmUuid) -> Result<(), DriverError> {
-        in_each!(self, remove_copy(vm))
+        self.first.remove_copy(vm).await?;
+        for further in &self.more {
+            self.look(further, vm, |pool| async move { pool.remove_copy(vm).await }).await?;
+        }
+        Ok(())
     }
 
     async fn copied(&self) -> Result<Vec<VmUuid>, DriverError> {
-        let vms: BTreeSet<VmUuid> = of_all!(self, copied()).into_iter().collect();
+        let mut vms: BTreeSet<VmUuid> = self.first.copied().await?.into_iter().collect();
+        for further in &self.more {
+            let more = further.ask(|pool| async move { pool.copied().await }).await?;
+            vms.extend(more.unwrap_or_default());
+        }
         Ok(vms.into_iter().collect())
     }
 
@@ -206,24 +272,32 @@ impl Storage for Pools {
         // A crash may have left an older one elsewhere.
         let home = self.home(vm).await?;
         let mut found = home.copy(vm).await?;
-        for other in self.all().filter(|pool| !Arc::ptr_eq(pool, home)) {
+        if found.is_none() && !Arc::ptr_eq(home, &self.first) {
+            found = self.first.copy(vm).await?;
+        }
+        for further in self.more.iter().filter(|other| !Arc::ptr_eq(&other.pool, home)) {
             if found.is_none() {
-                found = other.copy(vm).await?;
+                let copy = self.look(further, vm, |pool| async move { pool.copy(vm).await });
+                found = copy.await?.flatten();
             }
         }
         Ok(found)
     }
 
     async fn volumes(&self) -> Result<Vec<Volume>, DriverError> {
-        let mut found = of_all!(self, volumes());
+        let mut found = self.first.volumes().await?;
+        for further in &self.more {
+            found.extend(further.insist(|pool| async move { pool.volumes().await }).await?);
+        }
         found.sort_by_key(|volume: &Volume| (volume.vm, volume.role, volume.is_aside));
         Ok(found)
     }
 
     async fn bases(&self) -> Result<Bases, DriverError> {
-        let mut all = Bases::new();
-        for pool in self.all() {
-            for (image, vms) in pool.bases().await? {
+        let mut all = self.first.bases().await?;
+        for further in &self.more {
+            let more = further.insist(|pool| async move { pool.bases().await }).await?;
+            for (image, vms) in more {
                 for (vm, disks) in vms {
                     *all.entry(image).or_default().entry(vm).or_default() += disks;
                 }
@@ -242,16 +316,29 @@ impl Storage for Pools {
 
     async fn usage(&self) -> Result<Vec<Usage>, DriverError> {
         let mut usages = self.first.usage().await?;
-        for pool in &self.more {
-            match pool.usage().await {
-                Ok(usage) => usages.extend(usage),
+        for further in &self.more {
+            match further.ask(|pool| async move { pool.usage().await }).await {
+                Ok(usage) => usages.extend(usage.into_iter().flatten()),
                 // The others are told all the same, see `report::pool`.
                 Err(error) => {
-                    let (pool, error) = (pool.pools().join(", "), Chain(&error).to_string());
+                    let pool = further.pool.pools().join(", ");
+                    let error = Chain(&error).to_string();
                     tracing::warn!(pool, error, "the figures of a pool can't be read");
                 }
             }
         }
         Ok(usages)
+    }
+
+    fn problems(&self) -> Vec<String> {
+        self.all().flat_map(|pool| pool.problems()).collect()
+    }
+
+    fn expect(&self, vm: VmUuid, pools: Option<BTreeSet<String>>) {
+        let mut expected = self.expected.lock();
+        match pools {
+            Some(pools) => expected.insert(vm, pools),
+            None => expected.remove(&vm),
+        };
     }
 }

@@ -48,6 +48,7 @@ impl FileStorage {
         let path = self.folder(vm).join(NAME);
         let exists = tokio::fs::try_exists(&path).await;
         if !exists.map_err(|error| files::failed("look for", &path, error))? {
+            self.marker.check().await?;
             self.convert_variables(template, &path).await?;
         }
         Ok(Variables { path, format: "qcow2".to_owned() })

@@ -1,5 +1,8 @@
 //! Several pools as one: they conform like one of them, and each disk lies where it was asked for.
 
+use std::collections::BTreeSet;
+use std::time::Duration;
+
 use super::*;
 use crate::drivers::storage::{Pools, RecordCopy};
 
@@ -121,6 +124,55 @@ async fn a_pool_that_tells_nothing_does_not_hide_the_others() {
     storage.bases().await.unwrap_err();
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_pool_that_hangs_delays_only_vms_that_have_disks_in_it() {
+    let (_, faults, storage) = simulated();
+    let names = |name: &str| Some(BTreeSet::from([name.to_owned()]));
+    for (number, pool) in [(1, "zones"), (2, "fast")] {
+        storage.expect(vm(number), names(pool));
+        let disk = in_pool(pool, spec(vm(number), 0, None, Some(1)));
+        storage.create_disk(&disk, &task("one")).await.unwrap();
+    }
+    faults.fail_nth("storage.disks", 1, Fault::hangs());
+    let at_once = async |number: u8| {
+        let soon = Duration::from_millis(1);
+        let asked = tokio::time::timeout(soon, storage.disks(vm(number))).await;
+        asked.expect("nobody waits for the pool again").map(|disks| disks.len())
+    };
+    // Who meets it first waits for it.
+    let first = tokio::time::timeout(Duration::from_secs(6), storage.disks(vm(1))).await;
+    assert_eq!(first.unwrap().unwrap().len(), 1);
+    assert_eq!((at_once(1).await.unwrap(), at_once(3).await.unwrap()), (1, 0));
+    assert!(at_once(2).await.unwrap_err().to_string().contains("pool fast"));
+    storage.create_disk(&spec(vm(3), 0, None, Some(1)), &task("one")).await.unwrap();
+    storage.put_copy(vm(3), b"late").await.unwrap();
+    assert_eq!(storage.usage().await.unwrap().len(), 1);
+    // Not known whether a disk is based on an image, or who has volumes.
+    storage.bases().await.unwrap_err();
+    storage.volumes().await.unwrap_err();
+    storage.destroy_disks(vm(1), None).await.unwrap();
+    assert_eq!((at_once(1).await.unwrap(), faults.calls("storage.disks")), (0, 1));
+
+    tokio::time::sleep(crate::drivers::faults::HANG).await;
+    assert_eq!((at_once(2).await.unwrap(), at_once(3).await.unwrap()), (1, 1));
+    assert_eq!(storage.usage().await.unwrap().len(), 2);
+}
+
+/// A disk that was moved by hand while the agent did not run.
+#[tokio::test]
+async fn a_disk_is_found_where_its_record_does_not_expect_it() {
+    let (_, _, storage) = simulated();
+    let disk = in_pool("fast", spec(vm(1), 0, None, Some(1)));
+    storage.create_disk(&disk, &task("one")).await.unwrap();
+    for pools in [Some(BTreeSet::from(["zones".to_owned()])), None] {
+        storage.expect(vm(1), pools);
+        assert_eq!(storage.disks(vm(1)).await.unwrap().len(), 1);
+        storage.grow_disk(vm(1), 0, 2).await.unwrap();
+    }
+    storage.destroy_disks(vm(1), None).await.unwrap();
+    assert_eq!(storage.disks(vm(1)).await.unwrap(), []);
+}
+
 #[tokio::test]
 async fn nothing_of_a_vm_goes_while_a_disk_of_it_is_in_use_in_another_pool() {
     let ([zones, _], faults, storage) = simulated();
@@ -156,4 +208,58 @@ async fn pools_of_files_conform() {
     conformance_of_two(&storage).await;
     assert_eq!(node.vols(), Vec::<String>::new());
     assert_eq!(std::fs::read_dir(fast.path().join("vols")).unwrap().count(), 0);
+}
+
+/// Its folder is there and empty, as the place is where its file system is to be mounted.
+#[tokio::test]
+async fn nothing_is_made_in_place_of_a_pool_that_is_not_there() {
+    let node = Node::new().await;
+    let folder = tempfile::tempdir().unwrap();
+    let open = async || node.pool("fast", folder.path(), Arc::new(SystemExec::new())).await;
+    let (one, disk) = (task("one"), in_pool("fast", spec(vm(1), 0, None, Some(1))));
+    let storage = open().await;
+    storage.create_disk(&disk, &one).await.unwrap();
+    let names = || {
+        let found = std::fs::read_dir(folder.path()).unwrap();
+        found.map(|it| it.unwrap().file_name().into_string().unwrap()).collect::<BTreeSet<_>>()
+    };
+    let mounted = names();
+    let away = tempfile::tempdir().unwrap();
+    let carry = |from: &Path, to: &Path| {
+        for name in &mounted {
+            std::fs::rename(from.join(name), to.join(name)).unwrap();
+        }
+    };
+    carry(folder.path(), away.path());
+    let other = in_pool("fast", spec(vm(2), 0, None, Some(1)));
+    // Whether or not the agent is started again meanwhile.
+    for storage in [storage, open().await] {
+        check_code(&storage.create_disk(&other, &one).await, "DatasetNotFound");
+        check_code(&storage.put_copy(vm(2), b"copy").await, "DatasetNotFound");
+        check_code(&storage.variables(vm(2), Path::new("/none")).await, "DatasetNotFound");
+        assert_eq!(storage.usage().await.unwrap()[0].size_bytes, 0);
+        let [problem] = &storage.problems()[..] else { panic!("{:?}", storage.problems()) };
+        assert!(problem.contains("pool fast") && problem.contains("mounted"), "{problem}");
+        assert_eq!(names(), BTreeSet::new(), "nothing was made");
+        carry(away.path(), folder.path());
+        storage.create_disk(&disk, &one).await.unwrap();
+        assert_eq!(storage.problems(), Vec::<String>::new());
+        carry(folder.path(), away.path());
+    }
+    // The agent's data folder was lost; the pool is the same.
+    carry(away.path(), folder.path());
+    std::fs::remove_dir_all(node.folder.path().join("pools")).unwrap();
+    let storage = open().await;
+    assert_eq!(storage.disks(vm(1)).await.unwrap().len(), 1);
+    // Another pool's disk is mounted here.
+    std::fs::write(
+        folder.path().join("muster-pool.json"),
+        json!({
+            "pool": "slow", "server_uuid": uuid::Uuid::nil(),
+        })
+        .to_string(),
+    )
+    .unwrap();
+    check_code(&storage.create_disk(&other, &one).await, "DatasetNotFound");
+    assert!(storage.problems()[0].contains("pool slow"), "{:?}", storage.problems());
 }
