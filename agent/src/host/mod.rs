@@ -9,7 +9,7 @@ mod presence;
 mod process;
 pub mod procfs;
 mod syscalls;
-mod threads;
+pub mod threads;
 
 pub use exec::{
     Command, Detached, Exec, ExecError, Exit, Output, Scope, SharedExec, Spawned, SystemExec,
@@ -17,4 +17,3 @@ pub use exec::{
 pub use fake::FakeExec;
 pub use presence::Presence;
 pub use process::ProcessId;
-pub use threads::{Thread, Times, threads};

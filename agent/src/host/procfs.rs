@@ -1,5 +1,6 @@
 //! Reads of `/proc`.
 
+use std::io::Read as _;
 use std::{fs, io};
 
 use nix::libc;
@@ -44,29 +45,63 @@ fn parse_stat(text: &str) -> Option<Stat> {
     Some(Stat { state, start_ticks: fields.get(START_TICKS)?.parse().ok()? })
 }
 
-/// CPU time of all threads of a process, those that have ended among them, ms; `None` when there is
-/// no such process.
+/// What a process has taken of its host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Taken {
+    /// CPU time of all its threads, those that have ended among them, ms.
+    pub cpu_ms: u64,
+    /// Memory that it really has, bytes; a zombie has none.
+    pub resident_bytes: u64,
+}
+
+/// What a process has taken of its host; `None` when there is no such process.
 ///
 /// # Errors
 /// The file could not be read or understood.
-pub fn cpu_ms(pid: u32) -> io::Result<Option<u64>> {
-    let Some(text) = gone_is_none(fs::read_to_string(format!("/proc/{pid}/stat")))? else {
+pub fn taken(pid: u32) -> io::Result<Option<Taken>> {
+    let Some((ticks, pages)) = short(&format!("/proc/{pid}/stat"), parse_taken)? else {
         return Ok(None);
     };
-    let ticks = parse_cpu_ticks(&text);
-    let ticks = ticks.ok_or_else(|| {
-        io::Error::new(io::ErrorKind::InvalidData, "no CPU time in /proc/<pid>/stat")
-    })?;
-    Ok(Some(ticks.saturating_mul(1000) / ticks_per_second()?))
+    let cpu_ms = ticks.saturating_mul(1000) / ticks_per_second()?;
+    Ok(Some(Taken { cpu_ms, resident_bytes: pages.saturating_mul(page_bytes()?) }))
 }
 
-/// In user mode and in the kernel.
-fn parse_cpu_ticks(text: &str) -> Option<u64> {
+/// Clock ticks in user mode and in the kernel, and pages of memory.
+fn parse_taken(text: &str) -> Option<(u64, u64)> {
     const USER_TICKS: usize = 11;
+    const KERNEL_TICKS: usize = 12;
+    const RESIDENT_PAGES: usize = 21;
     let (_, after_name) = text.rsplit_once(')')?;
-    let mut fields = after_name.split_ascii_whitespace().skip(USER_TICKS);
-    let mut next = || fields.next()?.parse::<u64>().ok();
-    next()?.checked_add(next()?)
+    let mut fields = after_name.split_ascii_whitespace();
+    let mut rest = fields.by_ref().skip(USER_TICKS);
+    let user: u64 = rest.next()?.parse().ok()?;
+    let kernel: u64 = rest.next()?.parse().ok()?;
+    let pages = rest.nth(RESIDENT_PAGES - KERNEL_TICKS - 1)?;
+    // The kernel's own count may be below zero for a moment.
+    let pages: i64 = pages.parse().ok()?;
+    Some((user.checked_add(kernel)?, pages.max(0).unsigned_abs()))
+}
+
+/// Reads what the kernel says in less than a page; `None` for what is gone. Nothing is asked of the
+/// file but its content: this is done for each guest, again and again.
+pub(super) fn short<T>(path: &str, parse: impl FnOnce(&str) -> Option<T>) -> io::Result<Option<T>> {
+    let mut buffer = [0; 4096];
+    let read = fs::File::open(path).and_then(|mut file| {
+        let mut length = 0;
+        loop {
+            match file.read(&mut buffer[length..])? {
+                // With the buffer full there may be more.
+                0 if length < buffer.len() => return Ok(length),
+                0 => return Err(io::ErrorKind::FileTooLarge.into()),
+                more => length += more,
+            }
+        }
+    });
+    let Some(length) = gone_is_none(read)? else { return Ok(None) };
+    let parsed = std::str::from_utf8(&buffer[..length]).ok().and_then(parse);
+    let unexpected =
+        || io::Error::new(io::ErrorKind::InvalidData, format!("{path} has an unexpected content"));
+    parsed.map(Some).ok_or_else(unexpected)
 }
 
 /// The arguments of a process; `None` when there is no such process. Empty for kernel threads.
@@ -190,6 +225,13 @@ fn ticks_per_second() -> io::Result<u64> {
     per_second.ok_or_else(unknown)
 }
 
+/// The unit of memory in `/proc/<pid>/stat`.
+fn page_bytes() -> io::Result<u64> {
+    let bytes = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE)?;
+    let bytes = bytes.and_then(|bytes| u64::try_from(bytes).ok());
+    bytes.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no size of a page"))
+}
+
 /// Changes with every boot of the host.
 ///
 /// # Errors
@@ -219,20 +261,20 @@ mod tests {
         let text = "42 (a) b (c) S 1 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 98765 1 2";
         assert_eq!(parse_stat(text), Some(Stat { state: 'S', start_ticks: 98765 }));
         assert_eq!(parse_stat("42 (cut"), None);
-        assert_eq!(parse_cpu_ticks(text), Some(0));
-        let busy = "42 (a) b) S 1 42 42 0 -1 4194560 1 0 0 0 150 50 9 9 20 0 1 0 98765 1 2";
-        assert_eq!(parse_cpu_ticks(busy), Some(200));
-        assert_eq!(parse_cpu_ticks("42 (a) S 1"), None);
+        assert_eq!(parse_taken(text), Some((0, 2)));
+        let busy = "42 (a) b) S 1 42 42 0 -1 4194560 1 0 0 0 150 50 9 9 20 0 1 0 98765 1 -2 7";
+        assert_eq!(parse_taken(busy), Some((200, 0)));
+        assert_eq!(parse_taken("42 (a) S 1"), None);
     }
 
     proptest! {
         #[test]
         fn any_name_and_any_cut_is_read_or_refused(name in "\\PC{0,20}", at in 0_usize..90) {
-            let text = format!("42 ({name}) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 99 1");
-            prop_assert_eq!(parse_cpu_ticks(&text), Some(23));
+            let text = format!("42 ({name}) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 99 1 5");
+            prop_assert_eq!(parse_taken(&text), Some((23, 5)));
             prop_assert_eq!(parse_stat(&text).map(|stat| stat.start_ticks), Some(99));
             let cut: String = text.chars().take(at).collect();
-            parse_cpu_ticks(&cut);
+            parse_taken(&cut);
             parse_stat(&cut);
             parse_status(&cut);
         }
@@ -255,6 +297,25 @@ mod tests {
         assert_eq!(parse_status(text), expected);
         let mine = status(std::process::id()).unwrap().unwrap();
         assert!(mine.threads >= 1 && mine.resident_kib > 0);
+    }
+
+    #[test]
+    fn what_this_process_has_taken_agrees_with_its_status() {
+        let me = std::process::id();
+        let (taken, status) = (taken(me).unwrap().unwrap(), status(me).unwrap().unwrap());
+        let status_bytes = status.resident_kib * 1024;
+        // It grows and shrinks between the two.
+        assert!(taken.resident_bytes > status_bytes / 2, "{taken:?} {status_bytes}");
+        assert!(taken.resident_bytes < status_bytes * 2, "{taken:?} {status_bytes}");
+        assert_eq!(super::taken(u32::MAX).unwrap(), None);
+    }
+
+    #[test]
+    fn what_is_too_long_or_no_text_is_refused() {
+        let whole = |text: &str| Some(text.len());
+        short("/proc/kallsyms", whole).unwrap_err();
+        assert_eq!(short("/proc/self/comm", |text| Some(text.len() > 1)).unwrap(), Some(true));
+        assert_eq!(short("/proc/self/absent", whole).unwrap(), None);
     }
 
     #[test]

@@ -7,10 +7,10 @@ use super::procfs;
 /// One thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Thread {
+    /// Its id, as the id of a process.
+    pub id: u32,
     /// Its name.
     pub name: String,
-    /// `None`: this kernel does not count, or nobody wants to know.
-    pub times: Option<Times>,
 }
 
 /// Times of a thread, ns.
@@ -22,25 +22,48 @@ pub struct Times {
     pub delay_ns: u64,
 }
 
-/// The threads of a process, with the times of those whose name is `wanted`; `None` when there is
-/// no such process.
+/// The threads of a process; `None` when there is no such process.
 ///
 /// # Errors
 /// `/proc` could not be read.
-pub fn threads(pid: u32, wanted: impl Fn(&str) -> bool) -> io::Result<Option<Vec<Thread>>> {
+pub fn threads(pid: u32) -> io::Result<Option<Vec<Thread>>> {
     let folder = format!("/proc/{pid}/task");
     let Some(entries) = procfs::gone_is_none(fs::read_dir(folder))? else { return Ok(None) };
     let mut threads = Vec::new();
     for entry in entries {
         let Some(entry) = procfs::gone_is_none(entry)? else { continue };
-        let read = |file| procfs::gone_is_none(fs::read_to_string(entry.path().join(file)));
-        // One that has ended since the folder was listed.
-        let Some(name) = read("comm")? else { continue };
-        let name = name.trim_end().to_owned();
-        let schedstat = if wanted(&name) { read("schedstat")? } else { None };
-        threads.push(Thread { name, times: schedstat.as_deref().and_then(parse) });
+        let Some(id) = entry.file_name().to_str().and_then(|id| id.parse().ok()) else { continue };
+        // One that has ended since the folder was listed has no name.
+        let name = procfs::gone_is_none(fs::read_to_string(entry.path().join("comm")))?;
+        threads.extend(name.map(|name| Thread { id, name: name.trim_end().to_owned() }));
     }
     Ok(Some(threads))
+}
+
+/// What a thread did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seen {
+    /// There is no such thread.
+    Gone,
+    /// This kernel does not count.
+    Uncounted,
+    /// So much.
+    Times(Times),
+}
+
+/// What one thread of a process did.
+///
+/// # Errors
+/// `/proc` could not be read.
+pub fn times(pid: u32, thread: u32) -> io::Result<Seen> {
+    let path = format!("/proc/{pid}/task/{thread}/schedstat");
+    let seen = procfs::short(&path, |text| Some(parse(text).map_or(Seen::Uncounted, Seen::Times)))?;
+    match seen {
+        // A kernel without the file has the thread all the same.
+        None if fs::exists(format!("/proc/{pid}/task/{thread}"))? => Ok(Seen::Uncounted),
+        None => Ok(Seen::Gone),
+        Some(seen) => Ok(seen),
+    }
 }
 
 /// Time on a CPU, time in a queue for one, turns. A kernel that does not count says all zeros; a
@@ -67,15 +90,14 @@ mod tests {
     }
 
     #[test]
-    fn this_threads_name_is_among_those_of_its_process() {
+    fn this_thread_is_among_those_of_its_process() {
         let mine = fs::read_to_string("/proc/thread-self/comm").unwrap();
-        for wanted in [true, false] {
-            let threads = threads(std::process::id(), |_| wanted).unwrap().unwrap();
-            let mine = threads.iter().find(|thread| thread.name == mine.trim_end());
-            let times = mine.expect("it runs").times;
-            assert!(wanted || times.is_none(), "{threads:?}");
-        }
-        assert_eq!(threads(u32::MAX, |_| true).unwrap(), None);
+        let me = std::process::id();
+        let threads = threads(me).unwrap().unwrap();
+        let mine = threads.iter().find(|thread| thread.name == mine.trim_end());
+        assert_ne!(times(me, mine.expect("it runs").id).unwrap(), Seen::Gone);
+        assert_eq!(times(me, u32::MAX).unwrap(), Seen::Gone);
+        assert_eq!(super::threads(u32::MAX).unwrap(), None);
     }
 
     proptest! {

@@ -1,15 +1,19 @@
 //! What a guest uses: its process, as the host counts it, and its disks, as the hypervisor does.
 
+use std::io;
+
 use async_trait::async_trait;
 use muster_shared::ids::VmUuid;
 use muster_shared::wire::usage::{DiskUsage, NetUsage, VmUsage};
+use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::{Qemu, not_running, qmp, talk_failed};
 use crate::drivers::DriverError;
 use crate::drivers::compute::GuestFacts;
-use crate::host::{Thread, procfs, threads};
+use crate::host::procfs;
+use crate::host::threads::{self, Seen};
 
 /// What lies between ns and ms.
 const NS_PER_MS: u64 = 1_000_000;
@@ -19,20 +23,20 @@ const METADATA_DEVICE: &str = "cidatadev";
 #[async_trait]
 impl GuestFacts for Qemu {
     async fn process_usage(&self, vm: VmUuid) -> Result<Option<VmUsage>, DriverError> {
-        let Some(live) = self.guests.live_now(vm) else { return Ok(None) };
-        let failed = |error| DriverError::failed(format!("read what VM {vm} uses"), error);
-        let Some(cpu_ms) = procfs::cpu_ms(live.pid).map_err(failed)? else { return Ok(None) };
-        let status = procfs::status(live.pid).map_err(failed)?.unwrap_or_default();
-        let threads = threads(live.pid, is_vcpu).map_err(failed)?.unwrap_or_default();
-        let vcpus = vcpus(&threads);
+        let Some(guest) = self.guests.get(vm) else { return Ok(None) };
+        let (live, failed) = (guest.observed(), |error| {
+            DriverError::failed(format!("read what VM {vm} uses"), error)
+        });
+        let Some(taken) = procfs::taken(live.pid).map_err(failed)? else { return Ok(None) };
+        let vcpus = guest.vcpus.times(live.pid).map_err(failed)?;
         Ok(Some(VmUsage {
             at_ms: self.guests.now_ms(),
             started_at_ms: live.started_at_ms,
             booted_at_ms: live.booted_at_ms,
-            cpu_ms: Some(cpu_ms),
+            cpu_ms: Some(taken.cpu_ms),
             vcpu_ms: vcpus.map(|(run_ms, _)| run_ms),
             run_delay_ms: vcpus.map(|(_, delay_ms)| delay_ms),
-            rss_bytes: Some(status.resident_kib.saturating_mul(1024)).filter(|bytes| *bytes > 0),
+            rss_bytes: Some(taken.resident_bytes).filter(|bytes| *bytes > 0),
             ..VmUsage::default()
         }))
     }
@@ -65,17 +69,45 @@ fn is_vcpu(name: &str) -> bool {
     name.starts_with("CPU ") || name.starts_with("ALL CPUs/")
 }
 
-/// Time on a CPU and time waiting for one of the virtual CPUs, ms; `None` when the kernel counts
-/// neither, or there is no such thread.
-fn vcpus(threads: &[Thread]) -> Option<(u64, u64)> {
-    let mut vcpus = threads.iter().filter(|thread| is_vcpu(&thread.name)).peekable();
-    vcpus.peek()?;
-    let mut sum = (0_u64, 0_u64);
-    for vcpu in vcpus {
-        let times = vcpu.times?;
-        sum = (sum.0.saturating_add(times.run_ns), sum.1.saturating_add(times.delay_ns));
+/// The threads of one process that are its guest's virtual CPUs. They stay the same as long as it
+/// lives, so they are looked for once.
+#[derive(Debug, Default)]
+pub(super) struct Vcpus(Mutex<Vec<u32>>);
+
+impl Vcpus {
+    /// Time on a CPU and time waiting for one, ms; `None` when the kernel counts neither, or there is
+    /// no such thread.
+    fn times(&self, pid: u32) -> io::Result<Option<(u64, u64)>> {
+        let mut known = self.0.lock();
+        if !known.is_empty()
+            && let Some(sum) = sum(&known, |thread| threads::times(pid, thread))?
+        {
+            return Ok(sum);
+        }
+        let all = threads::threads(pid)?.unwrap_or_default();
+        *known = all.iter().filter(|it| is_vcpu(&it.name)).map(|it| it.id).collect();
+        Ok(sum(&known, |thread| threads::times(pid, thread))?.flatten())
     }
-    Some((sum.0 / NS_PER_MS, sum.1 / NS_PER_MS))
+}
+
+/// The sum over all threads, ms: time on a CPU and time waiting for one; `None` within when the kernel
+/// counts neither, or there are none. `None` outside when one of them is gone.
+fn sum(
+    threads: &[u32],
+    times: impl Fn(u32) -> io::Result<Seen>,
+) -> io::Result<Option<Option<(u64, u64)>>> {
+    let mut sum = (0_u64, 0_u64);
+    for thread in threads {
+        match times(*thread)? {
+            Seen::Gone => return Ok(None),
+            Seen::Uncounted => return Ok(Some(None)),
+            Seen::Times(it) => {
+                sum = (sum.0.saturating_add(it.run_ns), sum.1.saturating_add(it.delay_ns));
+            }
+        }
+    }
+    let known = (sum.0 / NS_PER_MS, sum.1 / NS_PER_MS);
+    Ok(Some((!threads.is_empty()).then_some(known)))
 }
 
 /// A device in the answer to `query-blockstats`.
@@ -135,7 +167,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::host::Times;
+    use crate::host::threads::Times;
 
     fn device(qdev: Option<&str>, counters: [u64; 9]) -> Value {
         let [rd, wr, rds, wrs, flushes, bad_rds, bad_wrs, bad_flushes, bad_unmaps] = counters;
@@ -180,19 +212,37 @@ mod tests {
 
     #[test]
     fn only_virtual_cpus_wait_for_the_guest() {
-        let thread = |name: &str, times: Option<(u64, u64)>| Thread {
-            name: name.to_owned(),
-            times: times.map(|(run_ns, delay_ns)| Times { run_ns, delay_ns }),
+        for name in ["CPU 0/KVM", "CPU 12/TCG", "ALL CPUs/TCG"] {
+            assert!(is_vcpu(name), "{name}");
+        }
+        for name in ["qemu-system-x86", "IO mon_iothread", "CPUs", ""] {
+            assert!(!is_vcpu(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn times_of_virtual_cpus_are_summed_up() {
+        let times = |run_ns, delay_ns| Seen::Times(Times { run_ns, delay_ns });
+        let of = |thread| {
+            Ok(match thread {
+                1 => times(5_000_000, 1_000_000),
+                2 => times(3_900_000, 2_000_000),
+                3 => Seen::Uncounted,
+                _ => Seen::Gone,
+            })
         };
-        let all = [
-            thread("qemu-system-x86", Some((9_000_000, 9_000_000))),
-            thread("CPU 0/TCG", Some((5_000_000, 1_000_000))),
-            thread("CPU 1/TCG", Some((3_900_000, 2_000_000))),
-        ];
-        assert_eq!(vcpus(&all), Some((8, 3)));
-        assert_eq!(vcpus(&[thread("ALL CPUs/TCG", Some((2_000_000, 0)))]), Some((2, 0)));
-        assert_eq!(vcpus(&all[..1]), None);
-        assert_eq!(vcpus(&[thread("CPU 0/KVM", None)]), None);
+        assert_eq!(sum(&[1, 2], of).unwrap(), Some(Some((8, 3))));
+        assert_eq!(sum(&[1, 3], of).unwrap(), Some(None));
+        assert_eq!(sum(&[1, 4], of).unwrap(), None);
+        assert_eq!(sum(&[], of).unwrap(), Some(None));
+    }
+
+    #[test]
+    fn threads_are_looked_for_again_when_one_is_gone() {
+        let vcpus = Vcpus::default();
+        vcpus.0.lock().push(u32::MAX);
+        assert_eq!(vcpus.times(std::process::id()).unwrap(), None, "no thread here is a CPU");
+        assert!(vcpus.0.lock().is_empty());
     }
 
     proptest! {

@@ -126,6 +126,11 @@ impl Guests {
         self.table.observe(vm)
     }
 
+    /// A VM that has a process.
+    pub(super) fn get(&self, vm: VmUuid) -> Option<Guest> {
+        self.table.get(vm)
+    }
+
     /// What is known of a VM's process, if it has one.
     pub(super) fn live_now(&self, vm: VmUuid) -> Option<Live> {
         self.table.get(vm).map(|guest| guest.observed())

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::argv;
 use super::control::{self, Control};
+use super::facts::Vcpus;
 use super::folder::{Exited, GuestFolder};
 use super::logs;
 use super::processes::{START_TASK, Search};
@@ -83,6 +84,8 @@ pub(super) struct Guest {
     /// By this agent, so that it ends with 128 + 9.
     killed: bool,
     control: watch::Receiver<Control>,
+    /// Its virtual CPUs.
+    pub(super) vcpus: Arc<Vcpus>,
 }
 
 impl Guest {
@@ -309,7 +312,8 @@ impl GuestTable {
         let ram_mib = argv::ram_mib_of(&argv);
         let started_by = procfs::started_with(process.pid, START_TASK).ok().flatten();
         let started_by = started_by.and_then(|task| task.parse().ok());
-        let guest = Guest { process, started_at_ms, ram_mib, started_by, killed: false, control };
+        let (killed, vcpus) = (false, Arc::default());
+        let guest = Guest { process, started_at_ms, ram_mib, started_by, killed, control, vcpus };
         self.content.lock().live.insert(vm, guest.clone());
         self.changed();
         // Ends with the guest, with the driver, or with the agent's runtime.
