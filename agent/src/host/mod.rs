@@ -16,4 +16,4 @@ pub use exec::{
 };
 pub use fake::FakeExec;
 pub use presence::Presence;
-pub use process::ProcessId;
+pub use process::{ProcessId, user_has_processes};

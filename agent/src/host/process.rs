@@ -80,9 +80,23 @@ impl ProcessId {
     }
 }
 
+/// Whether a process of this user runs.
+///
+/// # Errors
+/// The kernel refused.
+pub fn user_has_processes(uid: u32) -> io::Result<bool> {
+    syscalls::user_has_processes(uid)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn users_with_processes_are_told_from_those_without() {
+        assert!(user_has_processes(nix::unistd::getuid().as_raw()).unwrap());
+        assert!(!user_has_processes(4_000_000_000).unwrap());
+    }
 
     #[test]
     fn a_process_with_another_start_time_is_not_alive() {

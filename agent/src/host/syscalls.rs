@@ -35,6 +35,19 @@ pub(super) fn pidfd_kill(pidfd: &OwnedFd, signal: i32) -> io::Result<()> {
     if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Whether a process of this user runs, in this namespace of processes.
+pub(super) fn user_has_processes(uid: u32) -> io::Result<bool> {
+    // Whatever the priority is: the answer may be -1, so the error alone tells.
+    nix::errno::Errno::clear();
+    // SAFETY: getpriority takes two integers and touches no memory of ours.
+    unsafe { libc::getpriority(libc::PRIO_USER, uid) };
+    match nix::errno::Errno::last() {
+        nix::errno::Errno::UnknownErrno => Ok(true),
+        nix::errno::Errno::ESRCH => Ok(false),
+        error => Err(error.into()),
+    }
+}
+
 /// Waits until a descriptor is readable.
 pub(super) async fn readable(fd: OwnedFd) -> io::Result<()> {
     register(fd)?.readable().await.map(drop)

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use muster_shared::error_chain::Chain;
-use muster_shared::ids::{ImageUuid, VmUuid};
+use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
 use muster_shared::lenient;
 use muster_shared::wire::Code;
 use serde_json::{Map, Value, json};
@@ -281,14 +281,12 @@ pub(super) async fn start_from(
     let disks = disks(ctx, operation, &record).await?;
     let variables = variables(ctx, operation, &record).await?;
     let machine_type = drivers.compute.machine_type(&record);
-    let starting = |record: &mut VmRecord| {
-        record.machine_type = machine_type;
-        record.start_task = Some(ctx.task_id.clone());
-    };
-    let record = drivers.vms.update(vm, starting).await?;
     let failed = failed(operation);
     let nics = Nic::all(&record).map_err(&failed)?;
-    let nics = drivers.networks.attach(vm, &nics).await.map_err(&failed)?;
+    let starting = |record: &mut VmRecord| note_start(record, machine_type, &ctx.task_id);
+    let (record, nics) =
+        tokio::join!(drivers.vms.update(vm, starting), drivers.networks.attach(vm, &nics));
+    let (record, nics) = (record?, nics.map_err(&failed)?);
     let with = Resources { disks, variables, nics };
     let mut guest = for_guest(record);
     if let Some(boot) = boot {
@@ -306,6 +304,12 @@ pub(super) async fn start_from(
     drivers.vms.update(vm, started).await?;
     runs(ctx, vm).await?;
     Ok(())
+}
+
+/// What is noted of a start before it is made.
+pub(super) fn note_start(record: &mut VmRecord, machine_type: Option<String>, task: &TaskId) {
+    record.machine_type = machine_type;
+    record.start_task = Some(task.clone());
 }
 
 /// What the VM's firmware keeps. A guest that runs has its own open, and gets no other.

@@ -236,9 +236,14 @@ impl Create {
             let spec = DiskSpec { vm: self.vm, index, pool, image, size_mib };
             made.push(drivers.storage.create_disk(&spec, &ctx.task_id).await?);
         }
+        let machine_type = drivers.compute.machine_type(&record);
         let complete = |record: &mut VmRecord| {
             record.storage = StorageState::Complete;
             machine::describe_disks(record, &made);
+            // Its start would write the record once more for these alone.
+            if record.flag("autoboot") {
+                machine::note_start(record, machine_type, &ctx.task_id);
+            }
         };
         drivers.vms.update(self.vm, complete).await?;
         Ok(())

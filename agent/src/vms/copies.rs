@@ -1,9 +1,9 @@
 //! VM records with a copy beside the VMs' disks. An agent whose data folder is lost, or whose
 //! record of a VM is damaged, has its VMs back from the copies.
 //!
-//! A copy is written after its record and removed before it: whatever a crash cuts off, there is
-//! never a copy of a VM that is gone. One that is behind its record is written again at the next
-//! start.
+//! The first copy is written after its record, and the last removed before it: whatever a crash cuts
+//! off, there is never a copy of a VM that is gone. One that is not as its record is written again at
+//! the next start.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -210,11 +210,21 @@ impl VmRecords for CopiedRecords {
     }
 
     async fn put(&self, record: &VmRecord, create: bool) -> Result<(), DriverError> {
-        self.records.put(record, create).await?;
-        self.storage.expect(record.uuid, Some(record.pools()));
-        // What went wrong is in the log.
-        self.copy_if_possible(record).await.unwrap_or_default();
-        Ok(())
+        let pools = Some(record.pools());
+        if create {
+            self.records.put(record, true).await?;
+            self.storage.expect(record.uuid, pools);
+            // What went wrong is in the log.
+            self.copy_if_possible(record).await.unwrap_or_default();
+            return Ok(());
+        }
+        // Of a VM that is here anyway the two are made durable at once. Whichever a crash cuts off,
+        // the record is what counts, and its copy follows at the next start.
+        self.storage.expect(record.uuid, pools);
+        let (put, copied) =
+            tokio::join!(self.records.put(record, false), self.copy_if_possible(record));
+        copied.unwrap_or_default();
+        put
     }
 
     async fn archive(&self, record: &VmRecord, console: &[u8]) -> Result<(), DriverError> {

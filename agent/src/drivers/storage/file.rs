@@ -252,12 +252,17 @@ impl Storage for FileStorage {
             image_uuid: spec.image,
         };
         let stamp = serde_json::to_vec(&stamp).expect("a stamp has only string keys");
-        files::write(&path.with_extension("json"), &stamp).await?;
+        let stamp_path = path.with_extension("json");
         let temporary = files::temporary(&path);
         files::remove(&temporary).await?;
-        if let Err(error) = self.qemu_img_create(&temporary, spec.image, size_bytes).await {
+        // At once: the disk has its name last, so it has none without its stamp.
+        let (stamped, made) = tokio::join!(
+            files::write(&stamp_path, &stamp),
+            self.qemu_img_create(&temporary, spec.image, size_bytes)
+        );
+        if let Err(error) = stamped.and(made) {
             files::remove(&temporary).await?;
-            files::remove(&path.with_extension("json")).await?;
+            files::remove(&stamp_path).await?;
             return Err(error);
         }
         files::sync_file(&temporary).await?;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use parking_lot::Mutex;
 
 use super::folder::GuestFolder;
-use crate::host::procfs;
+use crate::host::user_has_processes;
 
 /// Users for guests begin here: systemd's list of assigned numbers leaves the range to nobody.
 pub const FIRST_UID: u32 = 1_900_000_000;
@@ -27,8 +27,8 @@ pub fn guest_uids() -> Option<RangeInclusive<u32>> {
 pub(super) struct Isolation {
     has_uids: bool,
     guests: PathBuf,
-    /// Users of processes that run.
-    in_use: fn() -> io::Result<BTreeSet<u32>>,
+    /// Whether a process of a user runs.
+    in_use: fn(u32) -> io::Result<bool>,
     // Two guests that start at once must not get one user.
     choosing: Mutex<()>,
 }
@@ -39,7 +39,7 @@ impl Isolation {
         Self {
             has_uids: guest_uids().is_some(),
             guests: data_dir.join("guests"),
-            in_use: users_of_guests,
+            in_use: user_has_processes,
             choosing: Mutex::default(),
         }
     }
@@ -63,25 +63,19 @@ impl Isolation {
         if let Some(uid) = folder.uid()? {
             return Ok(uid);
         }
-        // Of another agent's guests, too, and of those whose folder was lost.
-        let mut taken = (self.in_use)()?;
+        let mut taken = BTreeSet::new();
         for entry in std::fs::read_dir(&self.guests)? {
             taken.extend(GuestFolder::uid_in(&entry?.path())?);
         }
-        let free = (FIRST_UID..FIRST_UID + UIDS).find(|uid| !taken.contains(uid));
-        let uid = free.ok_or_else(|| io::Error::other("all users for guests are taken"))?;
-        folder.set_uid(uid)?;
-        Ok(uid)
+        for uid in (FIRST_UID..FIRST_UID + UIDS).filter(|uid| !taken.contains(uid)) {
+            // By another agent's guest, or one whose folder was lost.
+            if !(self.in_use)(uid)? {
+                folder.set_uid(uid)?;
+                return Ok(uid);
+            }
+        }
+        Err(io::Error::other("all users for guests are taken"))
     }
-}
-
-fn users_of_guests() -> io::Result<BTreeSet<u32>> {
-    let mut users = BTreeSet::new();
-    for pid in procfs::pids()? {
-        let user = procfs::status(pid)?.map(|status| status.uid).filter(|uid| is_guest(*uid));
-        users.extend(user.and_then(|uid| u32::try_from(uid).ok()));
-    }
-    Ok(users)
 }
 
 /// Whether a user is one of guests.
@@ -100,7 +94,7 @@ mod tests {
         let isolation = Isolation {
             has_uids: true,
             guests: data.join("guests"),
-            in_use: || Ok(BTreeSet::from([FIRST_UID + 2])),
+            in_use: |uid| Ok(uid == FIRST_UID + 2),
             choosing: Mutex::default(),
         };
         let guest = |number: u128| {

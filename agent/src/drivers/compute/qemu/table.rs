@@ -1,10 +1,11 @@
 //! The guests that run, in memory. The process table of the host is the truth: it is read when the
-//! agent starts, and again each minute and before each start. Between that nothing is missed,
-//! because nobody else starts guests, and the end of each is waited for.
+//! agent starts, again each minute, and before each start in its first seconds. Between that nothing
+//! is missed, because nobody else starts guests, and the end of each is waited for.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use muster_shared::clock::SharedClock;
@@ -31,6 +32,9 @@ const STATUS_TIMEOUT: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_millis(100);
 /// How often the process table is looked at.
 const LOOK_PERIOD: Duration = Duration::from_secs(60);
+/// Longest time in which a process that an agent made before it died becomes the hypervisor, by which
+/// it is found.
+const SETTLE: Duration = Duration::from_secs(10);
 /// How often the logs of a guest are looked at.
 const LOG_PERIOD: Duration = Duration::from_secs(10);
 
@@ -63,6 +67,9 @@ pub(super) struct GuestTable {
     changes: watch::Sender<u64>,
     content: Mutex<Content>,
     closing: CancellationToken,
+    opened_at: Duration,
+    /// A look has found all that an earlier agent had begun to start.
+    has_settled: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -141,7 +148,11 @@ impl Launch {
 
 impl Drop for Launch {
     fn drop(&mut self) {
-        self.table.content.lock().launching.remove(&self.vm);
+        let mut content = self.table.content.lock();
+        content.launching.remove(&self.vm);
+        if !content.live.contains_key(&self.vm) {
+            self.table.has_settled.store(false, Ordering::Relaxed);
+        }
     }
 }
 
@@ -155,8 +166,19 @@ impl GuestTable {
     ) -> Arc<Self> {
         let search = Search::new(&config.run_dir);
         let changes = watch::channel(0).0;
-        let content = Mutex::default();
-        Arc::new(Self { config, clock, boot_id, search, changes, content, closing })
+        let (content, opened_at) = (Mutex::default(), clock.monotonic());
+        let has_settled = AtomicBool::new(false);
+        Arc::new(Self {
+            config,
+            clock,
+            boot_id,
+            search,
+            changes,
+            content,
+            closing,
+            opened_at,
+            has_settled,
+        })
     }
 
     pub(super) fn boot_id(&self) -> &str {
@@ -250,6 +272,7 @@ impl GuestTable {
     /// The process table can't be read. Then nothing is known, and "stopped" would be a lie.
     pub(super) fn look(self: &Arc<Self>) -> Result<usize, DriverError> {
         let failed = |error| DriverError::failed("look for guests in the process table", error);
+        let age = self.clock.monotonic().saturating_sub(self.opened_at);
         let found = self.search.all().map_err(failed)?;
         for (&vm, &process) in &found {
             let known = {
@@ -273,7 +296,19 @@ impl GuestTable {
             };
             self.register(vm, process, started_at_ms, None);
         }
+        if age >= SETTLE {
+            self.has_settled.store(true, Ordering::Relaxed);
+        }
         Ok(found.len())
+    }
+
+    /// As [`look`](Self::look) before a start, until an earlier agent can have left nothing that was
+    /// not found: whoever has the agent's folders is the only one to start guests in them.
+    ///
+    /// # Errors
+    /// As [`look`](Self::look).
+    pub(super) fn look_until_settled(self: &Arc<Self>) -> Result<(), DriverError> {
+        if self.has_settled.load(Ordering::Relaxed) { Ok(()) } else { self.look().map(drop) }
     }
 
     /// Finds guests that an agent had just begun to start when it died.
