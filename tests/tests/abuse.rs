@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use muster_shared::wire::MAX_FRAME_BYTES;
 use muster_shared::wire::status::VmReport;
+use muster_shared::wire::MAX_FRAME_BYTES;
 use muster_tests::daemon::{Coordinator, fresh_uuid};
 use muster_tests::http::Client;
 use muster_tests::process::{cpu, resident};
@@ -340,6 +340,42 @@ async fn a_vm_stays_at_home_whoever_claims_it() {
     client.post(&format!("/servers/{}/vms/{uuid}/stop", home.server_uuid), &json!({})).await;
     let stop = home.expect("dispatch", None, LIMIT).await.expect("its home is asked");
     assert_eq!(stop["task"], "machine_shutdown", "{stop}");
+}
+
+/// Whoever reports a VM while it is made elsewhere was not first.
+#[tokio::test]
+async fn a_vm_is_made_where_it_is_asked_for_whoever_claims_it() {
+    let coordinator = Coordinator::start();
+    let client = coordinator.client();
+    let mut home = ScriptedAgent::register(&coordinator).await;
+    let mut rogue = ScriptedAgent::register(&coordinator).await;
+    let uuid = fresh_uuid();
+    let body = json!({
+        "uuid": uuid, "image_uuid": fresh_uuid(), "ram": 256, "quota": 1, "networks": ["admin"],
+    });
+    let placed = client.post("/vms", &body).await.expect(202);
+    if placed["server_uuid"] == json!(rogue.server_uuid) {
+        std::mem::swap(&mut home, &mut rogue);
+    }
+    let dispatch = home.expect("dispatch", None, LIMIT).await.expect("its home is asked");
+    assert_eq!(dispatch["task"], "machine_create", "{dispatch}");
+    rogue.report_vms(&[vm(&uuid, "theirs")]).await;
+    wait_for("the claim is seen", LIMIT, || async {
+        let why = client.get(&format!("/why/vm/{uuid}")).await;
+        let seen = why.json["claimed_by"] == json!([rogue.server_uuid]);
+        if seen { Ok(()) } else { Err(why.text) }
+    })
+    .await;
+    // It is still made at home, and its uuid is taken.
+    let again = client.post("/vms", &body).await;
+    assert_eq!(again.json["code"], "VmExists", "{}", again.text);
+    home.end(dispatch["id"].as_str().expect("an id"), None).await;
+    home.report_vms(&[vm(&uuid, "mine")]).await;
+    wait_vms(&client, 1).await;
+    let shown = client.get(&format!("/vms/{uuid}")).await.expect(200);
+    assert_eq!(shown["server_uuid"], json!(home.server_uuid), "{shown}");
+    let again = client.post("/vms", &body).await;
+    assert_eq!(again.json["code"], "VmExists", "{}", again.text);
 }
 
 async fn read_until(stream: &mut TcpStream, text: &str) -> String {

@@ -13,7 +13,8 @@ use super::keys;
 use super::{Entry, Fleet, Inner};
 use crate::store::{Damaged, Event, Follow, Held, Record, Revision, Store, StoreError, read_all};
 
-const PREFIXES: &[&str] = &[keys::SERVERS, keys::SYSINFOS, keys::ROSTER, keys::VMS, keys::FIGURES];
+const PREFIXES: &[&str] =
+    &[keys::SERVERS, keys::SYSINFOS, keys::ROSTER, keys::VMS, keys::FIGURES, keys::PLACES];
 
 /// The part of a sysinfo record that is looked at often.
 #[derive(Deserialize)]
@@ -66,6 +67,9 @@ impl Fleet {
         let Event { key, value, revision } = change;
         if key.starts_with(keys::VMS) {
             return take_vm(inner, change, damaged);
+        }
+        if key.starts_with(keys::PLACES) {
+            return inner.take_place(change, damaged);
         }
         let Some(server) = keys::last::<ServerUuid>(key) else { return };
         let Some(value) = value else { return remove(inner, server, key) };

@@ -3,6 +3,7 @@
 
 mod feed;
 mod figures;
+mod making;
 mod records;
 mod reported;
 mod stale;
@@ -32,6 +33,7 @@ use super::keys;
 use crate::roster::{RosterRecord, Status};
 use crate::store::{Expect, Held, Revision, Write};
 use figures::Kept;
+pub(super) use making::PlaceState;
 pub(super) use records::SERVERS;
 pub use reported::Claim;
 pub use stale::Stale;
@@ -124,8 +126,11 @@ pub(super) struct Inner {
     revisions: BTreeMap<(ServerUuid, VmUuid), Revision>,
     /// VMs that were reported otherwise than the store has them; `None`: gone.
     unsaved: BTreeMap<(ServerUuid, VmUuid), Option<Arc<VmReport>>>,
-    /// The server of each VM: which reported it first, and still has it.
+    /// The server of each VM: on which it was made or which reported it first, and which still has
+    /// it.
     home: BTreeMap<VmUuid, ServerUuid>,
+    /// Where VMs are being made that their server has not reported.
+    making: BTreeMap<VmUuid, ServerUuid>,
     /// VMs that were reported by a server that is not their home.
     claims: BTreeMap<(VmUuid, ServerUuid), Arc<VmReport>>,
     /// What the allocator has not taken over since it changed.
@@ -177,6 +182,7 @@ impl Inner {
     pub(super) fn forget_stored(&mut self) {
         self.homes.clear();
         self.revisions.clear();
+        self.making.clear();
         for (server, entry) in &mut self.servers {
             self.stale.entry(*server).or_default().whole = true;
             entry.record = None;

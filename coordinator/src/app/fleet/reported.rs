@@ -1,7 +1,8 @@
 //! What agents report of VMs: which server a VM is on, and what of it is to be saved.
 //!
-//! A VM's home is the server that reported it first, for as long as it has it. Another server that
-//! reports it changes nothing: a server proves who it is, not which VMs are its.
+//! A VM's home is the server on which it is made, or that reported it first, for as long as it has
+//! it. Another server that reports it changes nothing: a server proves who it is, not which VMs are
+//! its.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
@@ -60,14 +61,16 @@ impl Inner {
 
     /// Where a VM is, if not on this server.
     fn elsewhere(&self, server: ServerUuid, vm: VmUuid) -> Option<ServerUuid> {
-        let home = *self.home.get(&vm)?;
-        (home != server && self.has(home, vm)).then_some(home)
+        let has_it = self.home.get(&vm).filter(|home| self.has(**home, vm));
+        let home = *has_it.or_else(|| self.making.get(&vm))?;
+        (home != server).then_some(home)
     }
 
     /// The store has a VM's record; the first one says where it is.
     pub(super) fn move_in(&mut self, server: ServerUuid, vm: VmUuid) {
         if self.elsewhere(server, vm).is_none() {
             self.home.insert(vm, server);
+            self.making.remove(&vm);
         }
     }
 
@@ -77,6 +80,13 @@ impl Inner {
             return;
         }
         self.home.remove(&vm);
+        if !self.making.contains_key(&vm) {
+            self.leave_to_others(vm);
+        }
+    }
+
+    /// A VM that has no home is where another record or a claim says that it is.
+    pub(super) fn leave_to_others(&mut self, vm: VmUuid) {
         if let Some((_, other)) = self.homes.range(everywhere(vm)).next() {
             self.home.insert(vm, *other);
             return;

@@ -118,6 +118,41 @@ async fn a_vm_stays_at_home_whoever_claims_it() {
 }
 
 #[tokio::test]
+async fn a_vm_is_at_home_where_it_is_made() {
+    let fleet = fleet().await;
+    let [made, never, claimed] = [2, 4, 6].map(|n| VmUuid(Uuid::from_u128(n)));
+    let [home, rogue] = [1, 3].map(|n| ServerUuid(Uuid::from_u128(n)));
+    let place = |vm, value: Option<serde_json::Value>| {
+        let revision = Revision { epoch: 1, counter: 1 };
+        let value = value.map(|value| value.to_string().into());
+        fleet.apply(&[Event { key: keys::place(vm), value, revision }], &Damaged::default());
+    };
+    let at = |state: &str| Some(json!({ "server_uuid": home, "state": state }));
+    let says =
+        |server, vm| fleet.report_vms(server, BTreeMap::from([(vm, Some(report(vm, "running")))]));
+    place(made, at("creating"));
+    assert_eq!(says(rogue, made), [Claim { vm: made, by: rogue, home }]);
+    // The task has ended; the report comes later.
+    place(made, at("done"));
+    assert!(says(rogue, made).is_empty() && fleet.unsaved(10).is_empty());
+    assert!(says(home, made).is_empty());
+    save(&fleet, 2);
+    place(made, None);
+    assert_eq!(fleet.vm(made).map(|(server, _)| server), Some(home));
+    assert_eq!(fleet.claimants(made), [rogue]);
+    // A create that failed leaves the VM to who has it.
+    place(never, at("creating"));
+    says(rogue, never);
+    place(never, None);
+    save(&fleet, 3);
+    assert_eq!(fleet.vm(never).map(|(server, _)| server), Some(rogue));
+    // A place of long ago does not say where a VM is now.
+    place(claimed, at("done"));
+    assert!(says(rogue, claimed).is_empty());
+    assert!(fleet.inner().making.is_empty());
+}
+
+#[tokio::test]
 async fn a_claim_ends_with_what_its_server_reports() {
     let fleet = fleet().await;
     let vm = VmUuid(Uuid::from_u128(2));

@@ -23,12 +23,13 @@ use muster_shared::wire::TaskError;
 use serde_json::{Value, json};
 
 use super::flow::{Decision, Flow, Question, Wanted};
-use super::promises::{PLACES, PlaceRecord, PlaceState};
+use super::promises::{PLACES, PlaceRecord};
 use super::{Placement, no_server};
 use crate::alloc;
 use crate::app::caller::Caller;
 use crate::app::decisions::taken_down;
 use crate::app::error::AppError;
+use crate::app::fleet::PlaceState;
 use crate::app::keys;
 use crate::app::tasks::{NewTask, Open, TASKS, TaskRecord};
 use crate::app::vm_request::build;

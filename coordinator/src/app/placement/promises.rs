@@ -27,7 +27,7 @@ use super::peers::Peers;
 use super::reserve::ReservationRecord;
 use crate::alloc;
 use crate::app::config::AllocationConfig;
-use crate::app::fleet::Fleet;
+use crate::app::fleet::{Fleet, PlaceState};
 use crate::app::keys;
 use crate::app::records::Records;
 use crate::store::{Damaged, Event, Follow, Record, Revision, Store, StoreError, Write, read_all};
@@ -37,14 +37,6 @@ use crate::store::{Damaged, Event, Follow, Record, Revision, Store, StoreError, 
 const UNSEEN: Duration = Duration::from_secs(120);
 pub(super) const PLACES: Records<PlaceRecord> = Records::under(keys::PLACES);
 const PREFIXES: &[&str] = &[keys::PLACERS, keys::RESERVATIONS, keys::PLACES];
-
-/// How far a create is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum PlaceState {
-    Creating,
-    Done,
-}
 
 /// The record `place/<vm>`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
