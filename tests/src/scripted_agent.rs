@@ -108,25 +108,8 @@ impl ScriptedAgent {
     /// # Panics
     /// If the coordinator can't be reached.
     pub async fn connect(url: &str, server_uuid: &str) -> Self {
-        let mut request = format!("{url}/agent").into_client_request().expect("a valid URL");
-        let protocol = PROTOCOL.parse().expect("a valid header");
-        request.headers_mut().insert("sec-websocket-protocol", protocol);
-        let (socket, _) =
-            tokio_tungstenite::connect_async(request).await.expect("the coordinator listens");
-        let mut agent = Self {
-            socket,
-            server_uuid: server_uuid.to_owned(),
-            welcome: Value::Null,
-            url: url.to_owned(),
-            seen: Vec::new(),
-        };
         // One host and one process, whichever connection it is.
-        agent
-            .say(json!({
-                "kind": "hello", "server_uuid": server_uuid, "boot_id": server_uuid,
-                "agent_instance_id": server_uuid, "version": "0.1.0",
-            }))
-            .await;
+        let mut agent = Self::dial(url, server_uuid, server_uuid).await;
         agent
             .say(json!({ "kind": "sysinfo", "hash": "scripted", "sysinfo": {
                 "UUID": server_uuid, "Hostname": format!("s-{}", &server_uuid[..8]),
@@ -141,6 +124,38 @@ impl ScriptedAgent {
         agent.report().await;
         agent.welcome =
             agent.expect("welcome", None, Duration::from_secs(10)).await.expect("a welcome");
+        agent
+    }
+
+    /// Connects one that runs on another host under the same server uuid, as after a copy of its
+    /// disk; it has only said who it is.
+    ///
+    /// # Panics
+    /// If the coordinator can't be reached.
+    pub async fn copy(&self) -> Self {
+        Self::dial(&self.url, &self.server_uuid, &fresh_uuid()).await
+    }
+
+    /// A connection on which an agent has said who it is, and which start of which host.
+    async fn dial(url: &str, server_uuid: &str, boot: &str) -> Self {
+        let mut request = format!("{url}/agent").into_client_request().expect("a valid URL");
+        let protocol = PROTOCOL.parse().expect("a valid header");
+        request.headers_mut().insert("sec-websocket-protocol", protocol);
+        let (socket, _) =
+            tokio_tungstenite::connect_async(request).await.expect("the coordinator listens");
+        let mut agent = Self {
+            socket,
+            server_uuid: server_uuid.to_owned(),
+            welcome: Value::Null,
+            url: url.to_owned(),
+            seen: Vec::new(),
+        };
+        agent
+            .say(json!({
+                "kind": "hello", "server_uuid": server_uuid, "boot_id": boot,
+                "agent_instance_id": boot, "version": "0.1.0",
+            }))
+            .await;
         agent
     }
 

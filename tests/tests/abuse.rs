@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use muster_shared::wire::status::VmReport;
-use muster_shared::wire::MAX_FRAME_BYTES;
+use muster_shared::wire::{MAX_FRAME_BYTES, close};
 use muster_tests::daemon::{Coordinator, fresh_uuid};
 use muster_tests::http::Client;
 use muster_tests::process::{cpu, resident};
@@ -376,6 +376,28 @@ async fn a_vm_is_made_where_it_is_asked_for_whoever_claims_it() {
     assert_eq!(shown["server_uuid"], json!(home.server_uuid), "{shown}");
     let again = client.post("/vms", &body).await;
     assert_eq!(again.json["code"], "VmExists", "{}", again.text);
+}
+
+/// Of two hosts with one server uuid, as after a copy of a disk, the one that is there stays.
+#[tokio::test]
+async fn a_copy_of_an_agent_is_turned_away_and_named() {
+    let coordinator = Coordinator::start();
+    let client = coordinator.client();
+    let mut first = ScriptedAgent::register(&coordinator).await;
+    let nop = client.post(&format!("/servers/{}/nop", first.server_uuid), &json!({})).await;
+    let nop = nop.json["id"].as_str().expect("a task").to_owned();
+    first.expect("dispatch", Some(&nop), LIMIT).await.expect("it is asked");
+    first.accept(&nop).await;
+    let mut copy = first.copy().await;
+    // What it does not know the other one may do.
+    copy.refuse(&nop, "UnknownTask").await;
+    assert_eq!(copy.closed(LIMIT).await, Some(close::DUPLICATE));
+    let why = client.get(&format!("/why/server/{}", first.server_uuid)).await.expect(200);
+    assert_eq!(why["turned_away"]["reason"], "duplicate", "{why}");
+    assert_eq!(why["connected"], true, "{why}");
+    first.end(&nop, None).await;
+    let ended = client.get(&format!("/tasks/{nop}/wait?timeout=30")).await.expect(200);
+    assert_eq!(ended["status"], "complete", "{ended}");
 }
 
 async fn read_until(stream: &mut TcpStream, text: &str) -> String {
