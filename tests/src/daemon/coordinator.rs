@@ -31,8 +31,7 @@ impl Coordinator {
     /// Starts that of another build, which lies in this folder.
     #[must_use]
     pub fn of_build(folder: &Path) -> Self {
-        let mut coordinator = Self::stopped(Vec::new());
-        coordinator.program = folder.join(PROGRAM);
+        let mut coordinator = Self::stopped(folder.join(PROGRAM), Vec::new());
         coordinator.restart();
         coordinator
     }
@@ -40,15 +39,14 @@ impl Coordinator {
     /// Starts one with `--set key=value` for each setting.
     #[must_use]
     pub fn with_settings(settings: &[&str]) -> Self {
-        let mut coordinator = Self::stopped(Vec::new());
+        let mut coordinator = Self::stopped(binary(PROGRAM), Vec::new());
         coordinator.configure(settings);
         coordinator.restart();
         coordinator
     }
 
-    fn stopped(args: Vec<String>) -> Self {
+    fn stopped(program: PathBuf, args: Vec<String>) -> Self {
         let listen = "127.0.0.1:0".to_owned();
-        let program = binary(PROGRAM);
         Self { dir: temp_dir(), args, listen, env: Vec::new(), program, daemon: None }
     }
 
@@ -71,7 +69,7 @@ impl Coordinator {
     /// If the data can't be copied.
     #[must_use]
     pub fn start_copy(&self) -> Self {
-        let mut copy = Self::stopped(self.args.clone());
+        let mut copy = Self::stopped(self.program.clone(), self.args.clone());
         copy_folder(&self.data_dir(), &copy.data_dir()).expect("the data can be copied");
         // Each coordinator has a name of its own.
         std::fs::remove_file(copy.data_dir().join("instance")).expect("it had a name");
