@@ -6,6 +6,8 @@
 
 mod changes;
 mod property;
+mod publish;
+pub mod restart;
 mod spec;
 mod tables;
 
@@ -13,6 +15,7 @@ use serde::Serialize;
 
 pub use changes::{Reboot, VmChange};
 pub use property::{Effect, Form, Item, Kind, Property, asks_nothing, is_flat};
+pub use publish::{MIN_PUBLISHED_PORT, NotPublished, PUBLISH_FORM, Publish};
 pub use spec::{DiskSpec, NicSpec, VmSpec};
 pub use tables::{
     CHANGES, CONTEXT, DISK, FACTS, INITIAL, LASTING, NETWORK_RECORD, NIC, TOLD, change, property,

@@ -5,13 +5,12 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
 
 use ipnet::IpNet;
+use muster_shared::vm::MIN_PUBLISHED_PORT;
 use muster_shared::wire::Code;
 use serde_json::{Map, Value};
 
 use crate::drivers::DriverError;
 
-/// Lowest port of the host that leads to a guest: those below are the host's own services'.
-const LEAST_PORT: u16 = 1024;
 /// The key in `internal_metadata`: `tcp:127.0.0.1:2222-:22`, several separated by commas.
 const KEY: &str = "muster:hostfwd";
 
@@ -67,7 +66,7 @@ impl FromStr for Forward {
         let (host, guest) = ends.split_once('-').ok_or(NotAForward)?;
         let protocol = protocol.ok_or(NotAForward)?;
         let host: End = host.parse()?;
-        if host.port < LEAST_PORT {
+        if host.port < MIN_PUBLISHED_PORT {
             return Err(NotAForward);
         }
         Ok(Self { protocol, host, guest: guest.parse()? })
@@ -138,7 +137,7 @@ pub fn forwards(properties: &Map<String, Value>) -> Result<Vec<Forward>, DriverE
 fn bad(forward: &str) -> DriverError {
     let text = format!(
         "internal_metadata[{KEY:?}]: {forward:?} is not of the form tcp:127.0.0.1:2222-:22 \
-         with a port of this host from {LEAST_PORT} on"
+         with a port of this host from {MIN_PUBLISHED_PORT} on"
     );
     DriverError::refused(Code::InvalidParameters, text)
 }
