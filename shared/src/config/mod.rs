@@ -74,6 +74,7 @@ mod listen;
 mod problems;
 mod reference;
 mod schema;
+mod shape;
 mod sources;
 mod urls;
 mod wording;
@@ -86,6 +87,7 @@ pub use listen::{
 pub use problems::{ConfigError, Problem, Problems};
 pub use reference::{example_file, reference};
 pub use schema::nearest;
+pub use shape::keep_shape;
 pub use sources::{Loader, Sources};
 pub use urls::{check_url, check_urls};
 

@@ -2,13 +2,15 @@
 //! the allocator, the command line and the agent.
 //!
 //! [`property`] says of each name what it is and what an agent does with it; [`VmSpec`] and
-//! [`VmChange`] are the members that Muster itself reads, typed, with everything else beside them.
+//! [`VmChange`] are the members that Muster itself reads, typed, with everything else beside them;
+//! [`SpecFile`] is a VM as operators write it in a file.
 
 mod changes;
 mod property;
 mod publish;
 pub mod restart;
 mod spec;
+mod spec_file;
 mod tables;
 
 use serde::Serialize;
@@ -17,6 +19,7 @@ pub use changes::{Reboot, VmChange};
 pub use property::{Effect, Form, Item, Kind, Property, asks_nothing, is_flat};
 pub use publish::{MIN_PUBLISHED_PORT, NotPublished, PUBLISH_FORM, Publish};
 pub use spec::{DiskSpec, NicSpec, VmSpec};
+pub use spec_file::{Firmware, OWN_FIELDS, SpecDisk, SpecFile, SpecNetwork};
 pub use tables::{
     CHANGES, CONTEXT, DISK, FACTS, INITIAL, LASTING, NETWORK_RECORD, NIC, TOLD, change, property,
 };
