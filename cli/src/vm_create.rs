@@ -4,18 +4,17 @@ use std::path::{Path, PathBuf};
 
 use muster_shared::api::vm::VmPlaced;
 use muster_shared::entropy::{Entropy as _, SeededEntropy};
-use muster_shared::ids::{ImageUuid, VmUuid};
-use muster_shared::vm::{DEFAULT_BRAND, DEFAULT_RAM_MIB, DiskSpec, NOBODY, VmSpec};
+use muster_shared::ids::VmUuid;
+use muster_shared::units::format_mib;
+use muster_shared::vm::{Firmware, Publish, SpecDisk, SpecFile, SpecNetwork};
 use serde_json::{Map, Value, json};
 
 use crate::answer::Answer;
 use crate::client::Client;
 use crate::output::{Output, warn};
+use crate::spec_file::{self, Images};
 use crate::wait::WaitArgs;
-use crate::{CliError, allocate, known, pick, refusal};
-
-/// Disk of a machine that names none, GiB: smaller than the API's, an image is rarely larger.
-const DEFAULT_DISK_GIB: u64 = 1;
+use crate::{CliError, allocate, pick, refusal};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -24,9 +23,10 @@ Examples:
       --tag role=db --ssh-key ~/.ssh/id_ed25519.pub --user-script setup.sh
   muster vm create --cdrom debian-installer --disk 20 --uefi --alias db1
   muster vm create --image base --restart on-failure:3
-  muster vm create --file vm.json --no-wait --output json
+  muster vm create --image base --publish 2222:22 --publish 0.0.0.0:8080:80
+  muster vm create --file vm.yaml --name web2
 
-The file holds the members of the API's `POST /vms`; flags win over it.";
+Flags win over the file, whose fields are in vm-spec.md; `muster vm schema` prints its JSON schema.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER_HELP)]
@@ -37,15 +37,15 @@ pub(crate) struct Args {
 
     /// CD to boot from first, e.g. an installer: an image, named as with --image. Without --image the
     /// machine gets an empty disk, from which it boots later.
-    #[arg(long, value_name = "IMAGE", conflicts_with = "file")]
+    #[arg(long, value_name = "IMAGE")]
     cdrom: Option<String>,
 
     /// UEFI firmware instead of a BIOS; the node needs it (package ovmf).
     #[arg(long)]
     uefi: bool,
 
-    /// JSON file with further members, `-` for stdin.
-    #[arg(long, value_name = "FILE")]
+    /// YAML or JSON file that describes the machine, `-` for stdin.
+    #[arg(long, short, value_name = "FILE")]
     file: Option<PathBuf>,
 
     /// Name, shown in lists and given to the guest as its hostname.
@@ -94,6 +94,11 @@ pub(crate) struct Args {
     #[arg(long = "network", value_name = "TAG")]
     networks: Vec<String>,
 
+    /// Port of the node that leads to the guest: `[ADDRESS:]PORT:GUEST_PORT`, with `/udp` behind it for
+    /// UDP; without an address on the node itself only. May be repeated.
+    #[arg(long = "publish", value_name = "PORT")]
+    publish: Vec<Publish>,
+
     /// Owner of the machine.
     #[arg(long, value_name = "UUID")]
     owner: Option<uuid::Uuid>,
@@ -126,14 +131,16 @@ pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
 }
 
 pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<(), CliError> {
-    let image = image_of(client, args.image.as_deref()).await?;
-    let cdrom = image_of(client, args.cdrom.as_deref()).await?;
-    let base = args.file.as_deref().map(read_object).transpose()?.unwrap_or_default();
-    if let Some(path) = &args.file {
-        known::check(path, &base, known::SPEC)?;
+    let spec = args.file.as_deref().map(spec_file::read).transpose()?.unwrap_or_default();
+    let spec = with_flags(spec, &args)?;
+    let disk_image = spec.disks.first().and_then(|disk| disk.image.as_ref());
+    if spec.image.is_none() && spec.cdrom.is_none() && disk_image.is_none() {
+        let text = "an image is needed: --image, or `image` in the file";
+        return Err(CliError::Usage(text.to_owned()));
     }
-    let spec = payload(&args, Images { boot: image, cdrom }, base)?;
-    let body = Value::Object(spec.into_members());
+    let mut vm = spec_file::payload(&spec, &Images::find(client, &spec).await?);
+    vm.uuid = args.uuid.map(VmUuid);
+    let body = Value::Object(vm.into_members());
     if args.dry_run {
         return dry_run(client, output, body).await;
     }
@@ -161,7 +168,9 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
 
 /// Where it would go, by the policy of a create.
 async fn dry_run(client: &Client, output: &Output, mut vm: Value) -> Result<(), CliError> {
-    let tags = vm["networks"].as_array().cloned().unwrap_or_default();
+    let networks = vm["networks"].as_array().into_iter().flatten();
+    let tag = |network: &Value| network.get("nic_tag").unwrap_or(network).clone();
+    let tags: Vec<Value> = networks.map(tag).collect();
     if vm["uuid"].is_null() {
         vm["uuid"] = json!(SeededEntropy::from_os().uuid());
     }
@@ -182,81 +191,42 @@ async fn say_why(client: &Client, output: &Output, body: &Value) -> Result<(), C
     Ok(())
 }
 
-async fn image_of(client: &Client, name: Option<&str>) -> Result<Option<ImageUuid>, CliError> {
-    match name {
-        Some(name) => Ok(Some(pick::image(client, name).await?.uuid)),
-        None => Ok(None),
-    }
-}
-
-/// The images that the flags name.
-#[derive(Clone, Copy, Debug, Default)]
-struct Images {
-    boot: Option<ImageUuid>,
-    cdrom: Option<ImageUuid>,
-}
-
-/// A CD beside the first disk, which is empty without an image. The first boot is from the CD.
-fn insert_cdrom(spec: &mut VmSpec, cdrom: ImageUuid, disk_gib: u64) {
-    let first = match spec.image_uuid {
-        Some(_) => DiskSpec { image_uuid: spec.image_uuid, ..DiskSpec::default() },
-        None => DiskSpec { size: Some(disk_gib.saturating_mul(1024)), ..DiskSpec::default() },
+/// What the flags say, over what the file does: of lists theirs, of tags and metadata each name.
+fn with_flags(file: SpecFile, args: &Args) -> Result<SpecFile, CliError> {
+    let mut spec = SpecFile {
+        name: args.alias.clone().or(file.name),
+        image: args.image.clone().or(file.image),
+        cdrom: args.cdrom.clone().or(file.cdrom),
+        ram: args.ram.map(format_mib).or(file.ram),
+        vcpus: args.vcpus.or(file.vcpus),
+        cpu_cap: args.cpu_cap.or(file.cpu_cap),
+        firmware: args.uefi.then_some(Firmware::Uefi).or(file.firmware),
+        restart: args.restart.clone().or(file.restart),
+        owner: args.owner.map(|owner| owner.to_string()).or(file.owner),
+        brand: args.brand.clone().or(file.brand),
+        ..file
     };
-    let media = Map::from_iter([("media".to_owned(), json!("cdrom"))]);
-    let cd = DiskSpec { image_uuid: Some(cdrom), extra: media, ..DiskSpec::default() };
-    spec.disks = Some(vec![first, cd]);
-    spec.extra.insert("boot".to_owned(), json!("order=cd,once=d"));
-}
-
-fn payload(args: &Args, images: Images, file: Map<String, Value>) -> Result<VmSpec, CliError> {
-    let (mut spec, errors) = VmSpec::read(file);
-    if !errors.is_empty() {
-        let told = errors.iter().map(|error| format!("{}: {}", error.field, error.message));
-        let told = told.collect::<Vec<_>>().join("; ");
-        return Err(CliError::Usage(format!("in the file, {told}")));
-    }
-    spec.image_uuid = images.boot.or(spec.image_uuid);
-    spec.alias = args.alias.clone().or(spec.alias);
-    spec.uuid = args.uuid.map(VmUuid).or(spec.uuid);
-    spec.owner_uuid = args.owner.map(|owner| owner.to_string()).or(spec.owner_uuid);
-    spec.brand = args.brand.clone().or(spec.brand);
-    spec.ram = args.ram.or(spec.ram);
-    spec.quota = args.disk.or(spec.quota);
-    spec.vcpus = args.vcpus.or(spec.vcpus);
-    spec.cpu_cap = args.cpu_cap.or(spec.cpu_cap);
-    spec.owner_uuid.get_or_insert_with(|| NOBODY.to_owned());
-    spec.brand.get_or_insert_with(|| DEFAULT_BRAND.to_owned());
-    // A package brings its own sizes.
-    let sized = ["package", "package_uuid", "billing_id"];
-    if !sized.iter().any(|name| spec.extra.contains_key(*name)) {
-        spec.ram.get_or_insert(DEFAULT_RAM_MIB);
-        spec.quota.get_or_insert(DEFAULT_DISK_GIB);
-        spec.vcpus.get_or_insert(1);
-        spec.cap_cpu();
-    }
-    if let Some(cdrom) = images.cdrom {
-        insert_cdrom(&mut spec, cdrom, args.disk.unwrap_or(DEFAULT_DISK_GIB));
-    }
-    if args.uefi {
-        spec.extra.insert("bootrom".to_owned(), json!("uefi"));
-    }
-    if let Some(policy) = &args.restart {
-        set_restart(&mut spec.extra, "internal_metadata", policy)?;
+    if let Some(size) = args.disk.map(spec_file::gib) {
+        match spec.disks.first_mut() {
+            Some(first) => first.size = Some(size),
+            None => spec.disks = vec![SpecDisk { size: Some(size), ..SpecDisk::default() }],
+        }
     }
     if !args.networks.is_empty() {
-        spec.extra.insert("networks".to_owned(), json!(args.networks));
+        let named = |name: &String| SpecNetwork { name: name.clone(), model: None };
+        spec.networks = args.networks.iter().map(named).collect();
     }
-    let mut metadata = args.metadata.clone();
-    let keys: Vec<_> = args.ssh_keys.iter().map(|path| read(path)).collect::<Result<_, _>>()?;
-    if !keys.is_empty() {
-        let keys: Vec<_> = keys.iter().map(|key| key.trim()).collect();
-        metadata.push(("root_authorized_keys".to_owned(), keys.join("\n")));
+    if !args.publish.is_empty() {
+        spec.publish = args.publish.iter().map(Publish::to_string).collect();
+    }
+    spec.tags.extend(object(&args.tags));
+    spec.metadata.extend(object(&args.metadata));
+    for path in &args.ssh_keys {
+        spec.ssh_keys.push(spec_file::text(path)?.trim().to_owned());
     }
     if let Some(path) = &args.user_script {
-        metadata.push(("user-script".to_owned(), read(path)?));
+        spec.user_script = Some(spec_file::text(path)?);
     }
-    add(&mut spec.tags, &args.tags);
-    add(&mut spec.customer_metadata, &metadata);
     Ok(spec)
 }
 
@@ -275,30 +245,15 @@ pub(crate) fn set_restart(
     }
 }
 
-fn add(members: &mut Option<Map<String, Value>>, pairs: &[(String, String)]) {
-    if !pairs.is_empty() {
-        members.get_or_insert_default().extend(object(pairs));
-    }
-}
-
 /// An object of texts.
 pub(crate) fn object(pairs: &[(String, String)]) -> Map<String, Value> {
     pairs.iter().map(|(key, value)| (key.clone(), json!(value))).collect()
 }
 
-fn read(path: &Path) -> Result<String, CliError> {
-    let text = if path == Path::new("-") {
-        std::io::read_to_string(std::io::stdin())
-    } else {
-        std::fs::read_to_string(path)
-    };
-    text.map_err(|source| CliError::File { action: "read", path: path.to_owned(), source })
-}
-
 /// Reads a JSON object from a file.
 pub(crate) fn read_object(path: &Path) -> Result<Map<String, Value>, CliError> {
     let bad = |why: String| CliError::Usage(format!("{}: {why}", path.display()));
-    match serde_json::from_str(&read(path)?) {
+    match serde_json::from_str(&spec_file::text(path)?) {
         Ok(Value::Object(object)) => Ok(object),
         Ok(_) => Err(bad("no JSON object".to_owned())),
         Err(error) => Err(bad(format!("no JSON: {error}"))),
@@ -311,73 +266,64 @@ mod tests {
 
     use super::*;
 
-    const IMAGE: &str = "11111111-1111-4111-8111-111111111111";
-
     #[derive(Debug, clap::Parser)]
     struct Line {
         #[command(flatten)]
         args: Args,
     }
 
-    fn body(line: &[&str], file: Value) -> Value {
+    fn spec(line: &[&str], file: Value) -> Value {
         let args = Line::try_parse_from([&["create"], line].concat()).unwrap().args;
-        let Value::Object(file) = file else { panic!("an object") };
-        let uuid = |text: &Option<String>| text.as_ref().map(|uuid| uuid.parse().unwrap());
-        let images = Images { boot: uuid(&args.image), cdrom: uuid(&args.cdrom) };
-        Value::Object(payload(&args, images, file).unwrap().into_members())
+        json!(with_flags(serde_json::from_value(file).unwrap(), &args).unwrap())
     }
 
     #[test]
-    fn a_cd_is_booted_once_beside_a_disk() {
-        let cd = json!({ "image_uuid": IMAGE, "media": "cdrom" });
-        let made = body(&["--cdrom", IMAGE, "--disk", "2", "--uefi"], json!({}));
-        assert_eq!(made["disks"], json!([{ "size": 2048 }, cd]));
-        assert_eq!((&made["boot"], &made["bootrom"]), (&json!("order=cd,once=d"), &json!("uefi")));
-        let rescued = body(&["--cdrom", IMAGE, "--image", IMAGE], json!({}));
-        assert_eq!(rescued["disks"], json!([{ "image_uuid": IMAGE }, cd]));
-        assert_eq!(body(&["--image", IMAGE], json!({})).get("disks"), None);
+    fn flags_win_over_the_file() {
+        let line = [
+            "--image",
+            "b",
+            "--ram",
+            "512",
+            "--vcpus",
+            "2",
+            "--disk",
+            "3",
+            "--tag",
+            "a=b=c",
+            "--name",
+            "x",
+            "--network",
+            "n",
+            "--publish",
+            "2222:22",
+            "--uefi",
+            "--restart",
+            "always",
+        ];
+        let file = json!({
+            "name": "y", "image": "a", "ram": "1GiB", "tags": { "a": 1, "k": "v" }, "cpu_cap": 50,
+            "disks": [{ "size": "9GiB", "pool": "p" }, { "size": "1GiB" }],
+            "networks": [{ "name": "m" }, { "name": "o" }], "publish": ["8080:80"],
+        });
+        let expected = json!({
+            "name": "x", "image": "b", "ram": "512MiB", "vcpus": 2, "cpu_cap": 50,
+            "disks": [{ "size": "3GiB", "pool": "p" }, { "size": "1GiB" }],
+            "networks": [{ "name": "n" }], "publish": ["2222:22"], "firmware": "uefi",
+            "restart": "always", "tags": { "a": "b=c", "k": "v" },
+        });
+        assert_eq!(spec(&line, file.clone()), expected);
+        assert_eq!(spec(&["--image", "a"], file.clone()), file);
+        let sized = spec(&["--image", "i", "--disk", "7"], json!({}));
+        assert_eq!(sized, json!({ "image": "i", "disks": [{ "size": "7GiB" }] }));
     }
 
     #[test]
-    fn a_restart_policy_is_kept_with_the_metadata() {
-        let file = json!({ "internal_metadata": { "a": "b" } });
-        let made = body(&["--image", IMAGE, "--restart", "always"], file);
-        let metadata = json!({ "a": "b", "muster:restart_policy": "always" });
-        assert_eq!(made["internal_metadata"], metadata);
-    }
-
-    #[test]
-    fn sizes_have_defaults_and_flags_win() {
-        let line = ["--image", IMAGE, "--ram", "512", "--vcpus", "2", "--tag", "a=b=c"];
-        let made = body(&line, json!({ "ram": 1, "alias": "x", "tags": { "k": "v" } }));
-        assert_eq!(made["ram"], 512);
-        assert_eq!(made["cpu_cap"], 200);
-        assert_eq!(made["quota"], 1);
-        assert_eq!(made["alias"], "x");
-        assert_eq!(made["tags"], json!({ "k": "v", "a": "b=c" }));
-        assert_eq!(made["owner_uuid"], NOBODY);
-    }
-
-    #[test]
-    fn package_brings_the_sizes() {
-        let made = body(&["--image", IMAGE], json!({ "package": { "ram": 1024 } }));
-        assert_eq!(made.get("ram"), None);
-        assert_eq!(made["brand"], "kvm");
-    }
-
-    #[test]
-    fn what_is_wrong_in_the_file_is_named() {
-        let args = Line::try_parse_from(["create", "--image", IMAGE]).unwrap().args;
-        let Value::Object(file) = json!({ "ram": "much", "tags": { "a": [] } }) else { panic!() };
-        let text = payload(&args, Images::default(), file).unwrap_err().to_string();
-        assert!(text.contains("ram: ") && text.contains("tags: "), "{text}");
-    }
-
-    #[test]
-    fn bad_pairs_are_refused() {
+    fn bad_pairs_and_ports_are_refused() {
         for bad in ["novalue", "=v"] {
             Line::try_parse_from(["create", "--image", "i", "--tag", bad]).unwrap_err();
         }
+        let bad = Line::try_parse_from(["create", "--image", "i", "--publish", "80"]).unwrap_err();
+        assert!(bad.to_string().contains("GUEST_PORT"), "{bad}");
         Line::try_parse_from(["create"]).unwrap_err();
     }
 
