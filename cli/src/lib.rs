@@ -46,6 +46,8 @@ mod ticket;
 mod vm;
 mod vm_act;
 mod vm_create;
+mod vm_edit;
+mod vm_export;
 mod vm_get;
 mod vm_info;
 mod vm_list;

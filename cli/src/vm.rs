@@ -4,15 +4,16 @@ use clap::Subcommand;
 use muster_shared::api::task::TaskStarted;
 use muster_shared::api::vm::FleetVm;
 use muster_shared::ids::{ServerUuid, VmUuid};
+use muster_shared::vm::SpecFile;
 use serde_json::{Value, json};
 
 use crate::cell::Cell;
 use crate::client::Client;
-use crate::output::Output;
+use crate::output::{Output, write_out};
 use crate::wait::WaitArgs;
 use crate::{
-    CliError, console, pick, vm_act, vm_create, vm_get, vm_info, vm_list, vm_screenshot,
-    vm_snapshot, vm_top, vm_update,
+    CliError, console, pick, vm_act, vm_create, vm_edit, vm_export, vm_get, vm_info, vm_list,
+    vm_screenshot, vm_snapshot, vm_top, vm_update,
 };
 
 pub(crate) const MACHINE: &str = "Uuid, its beginning, or alias";
@@ -38,6 +39,15 @@ pub(crate) enum Args {
     Reboot(vm_act::Halt),
     /// Stops machines at once, as if their power were cut.
     Kill(vm_act::Kill),
+    /// Opens a machine's spec file in an editor and applies what was changed.
+    Edit(vm_edit::Args),
+    /// Prints a spec file that makes a machine like this one.
+    ExportSpec {
+        #[arg(help = MACHINE)]
+        vm: String,
+    },
+    /// Prints the JSON schema of spec files, for editors and for checks.
+    Schema,
     /// Changes a machine's properties, tags or metadata.
     Update(Box<vm_update::Update>),
     /// Replaces a machine's boot disk by one made from another image.
@@ -73,6 +83,9 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
         Args::Reboot(args) => vm_act::reboot(client, output, args).await,
         Args::Kill(args) => vm_act::kill(client, output, args).await,
         Args::Delete(args) => vm_act::delete(client, output, args).await,
+        Args::Edit(args) => vm_edit::run(client, output, args).await,
+        Args::ExportSpec { vm } => vm_export::run(client, output, &vm).await,
+        Args::Schema => write_out(&format!("{:#}", SpecFile::json_schema())),
         Args::Update(args) => vm_update::run(client, output, *args).await,
         Args::Reprovision(args) => vm_update::reprovision(client, output, args).await,
         Args::Snapshot(args) => vm_snapshot::run(client, output, args).await,

@@ -125,7 +125,11 @@ pub(crate) async fn reprovision(
 }
 
 /// Refuses a name that another machine of this owner has: nobody could name either of them.
-async fn refuse_second(client: &Client, target: &Target, alias: &str) -> Result<(), CliError> {
+pub(crate) async fn refuse_second(
+    client: &Client,
+    target: &Target,
+    alias: &str,
+) -> Result<(), CliError> {
     let query = [("alias", alias.to_owned())];
     let there = client.get_all("/vms", &query, pick::vm_uuid).await?;
     match namesake(&there, target.uuid, target.owner.as_deref()) {

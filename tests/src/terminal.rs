@@ -38,16 +38,27 @@ impl Terminal {
     /// # Panics
     /// If it can't be started.
     #[must_use]
-    #[expect(clippy::disallowed_methods, reason = "black-box tests start the real binaries")]
     pub fn start(coordinator: &Coordinator, home: &Path, words: &[&str], limit: Duration) -> Self {
+        Self::at(&format!("http://{}", coordinator.address()), home, words, limit)
+    }
+
+    /// Likewise, against what answers at a URL.
+    ///
+    /// # Panics
+    /// If it can't be started.
+    #[must_use]
+    #[expect(clippy::disallowed_methods, reason = "black-box tests start the real binaries")]
+    pub fn at(url: &str, home: &Path, words: &[&str], limit: Duration) -> Self {
         let columns = u16::try_from(COLUMNS).expect("it is small");
         let size = Winsize { ws_row: 40, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         let pty = openpty(Some(&size), None).expect("a pseudo-terminal");
         let end = || Stdio::from(pty.slave.try_clone().expect("a descriptor"));
         let mut command = Command::new(binary("muster"));
-        command.args(["--url", &format!("http://{}", coordinator.address())]).args(words);
+        command.args(["--url", url]).args(words);
         command.env("TERM", "xterm-256color").env_remove("NO_COLOR").env_remove("MUSTER_OUTPUT");
         command.env("XDG_CONFIG_HOME", home);
+        // For commands that open one; a test writes it.
+        command.env("VISUAL", home.join("editor"));
         let child = command.stdin(end()).stdout(end()).stderr(end()).spawn().expect("muster runs");
         // With the command's last end the terminal closes, and reading it fails.
         drop(command);

@@ -4,6 +4,7 @@
 //! What commands there are is asked of the command line itself: a new one without a case fails here.
 
 use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
 use clap::{Command, CommandFactory as _};
@@ -274,6 +275,18 @@ fn power_and_changes(operator: &mut Operator) {
     let update = ["vm", "update", "web1", "--ram", "256", "--tag", "a=b"];
     operator.find(&update, DONE, "next start: ram");
     operator.see(&["vm", "update", "web1"], USAGE);
+    // An editor takes it, and no terminal.
+    let schema = cli::text(&operator.coordinator, &["vm", "schema"]);
+    assert!(schema.contains("cloud_config"), "{schema}");
+    operator.tried.insert("vm schema".to_owned());
+    operator.find(&["vm", "export-spec", "web1"], DONE, "image: muster-guest@");
+    let editor = operator.home.path().join("editor");
+    std::fs::write(&editor, "#!/bin/sh\nsed -i 's/a: b/a: c/' \"$1\"\n").expect("an editor");
+    let mode = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(&editor, mode).expect("it can be run");
+    operator.answer(&["vm", "edit", "web1"], "n\r", FAILED);
+    let shown = operator.answer(&["vm", "edit", "web1"], "y\r", DONE);
+    assert!(shown.contains("+  a: c"), "{shown}");
     operator.see(&["vm", "update", "web1", "--ram", "9999999"], REFUSED);
     operator.see(&["vm", "snapshot", "create", "web1", "before"], DONE);
     operator.find(&["vm", "snapshot", "list", "web1"], DONE, "before");
