@@ -14,10 +14,20 @@ use crate::daemon::Coordinator;
 /// If it can't be started.
 #[must_use]
 pub fn output(coordinator: &Coordinator, words: &[&str]) -> Output {
+    output_with(coordinator, words, &[])
+}
+
+/// Likewise, with these environment variables.
+///
+/// # Panics
+/// If it can't be started.
+#[must_use]
+pub fn output_with(coordinator: &Coordinator, words: &[&str], env: &[(&str, &str)]) -> Output {
     #[expect(clippy::disallowed_methods, reason = "black-box tests start the real binaries")]
     let mut command = Command::new(binary("muster"));
     let url = format!("http://{}", coordinator.address());
-    command.args(["--url", &url]).args(words).output().expect("the command runs")
+    command.args(["--url", &url]).args(words).envs(env.iter().copied());
+    command.output().expect("the command runs")
 }
 
 /// What it prints; it must succeed.

@@ -4,9 +4,11 @@
 
 use muster_shared::config::{Sources, reference};
 use muster_shared::vm::{
-    CHANGES, DISK, Effect, FACTS, INITIAL, LASTING, NETWORK_RECORD, NIC, Property,
+    CHANGES, DISK, Effect, FACTS, INITIAL, LASTING, NETWORK_RECORD, NIC, Property, SpecFile,
 };
+use muster_tests::pages::Page;
 use muster_tests::repository;
+use serde_json::Value;
 
 const INTRODUCTION: &str = "\
 # Configuration
@@ -95,6 +97,72 @@ fn properties_of_vms_are_documented() {
     }
     let written = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(written == vm_page(), "docs/vm-properties.md is out of date: run `make docs`");
+}
+
+const SPEC_INTRODUCTION: &str = include_str!("../data/vm-spec.md");
+
+/// The page about files that describe machines: its text, and tables of the fields.
+fn spec_page() -> String {
+    let schema = SpecFile::json_schema();
+    let mut page = format!("{}\n", SPEC_INTRODUCTION.trim_end());
+    for (title, fields) in [
+        ("Fields", &schema["properties"]),
+        ("A disk", &schema["$defs"]["SpecDisk"]["properties"]),
+        ("A network", &schema["$defs"]["SpecNetwork"]["properties"]),
+    ] {
+        page += &format!("\n## {title}\n\n| Field | Type | What it is |\n| --- | --- | --- |\n");
+        for (name, field) in fields.as_object().expect("a table") {
+            let doc = field["description"].as_str().unwrap_or_default();
+            assert!(!doc.is_empty(), "{name}: {field}");
+            page += &format!("| `{name}` | {} | {} |\n", spec_type(field), doc.replace('\n', " "));
+        }
+    }
+    page
+}
+
+fn spec_type(field: &Value) -> &'static str {
+    match field["type"].as_str() {
+        Some("string") => "text",
+        Some("integer") => "whole number",
+        Some("boolean") => "`true` or `false`",
+        Some("array") if field["items"]["$ref"].is_string() => "list of tables",
+        Some("array") => "list of texts",
+        Some("object") => "table",
+        _ => "text",
+    }
+}
+
+#[test]
+fn files_that_describe_machines_are_documented() {
+    let schema = format!("{:#}\n", SpecFile::json_schema());
+    for (name, text) in [("docs/vm-spec.md", spec_page()), ("docs/vm.schema.json", schema)] {
+        let path = repository().join(name);
+        if std::env::var_os("MUSTER_WRITE_DOCS").is_some() {
+            std::fs::write(&path, &text).expect("the page is written");
+        }
+        let written = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(written == text, "{name} is out of date: run `make docs`");
+    }
+}
+
+/// The schema is one that editors take, and it says what the program does.
+#[test]
+fn the_schema_of_files_takes_what_the_program_takes() {
+    let schema = SpecFile::json_schema();
+    let schema = jsonschema::validator_for(&schema).expect("it is a schema");
+    let page = Page::read("docs/vm-spec.md");
+    let files: Vec<_> =
+        page.blocks().into_iter().filter(|block| block.language == "yaml").collect();
+    assert!(!files.is_empty());
+    for block in files {
+        let file: Value = serde_saphyr::from_str(&block.text).expect("YAML");
+        let errors: Vec<String> = schema.iter_errors(&file).map(|it| it.to_string()).collect();
+        assert!(errors.is_empty(), "line {}: {errors:?}", block.line);
+        serde_json::from_value::<SpecFile>(file).expect("a file");
+    }
+    for bad in [serde_json::json!({ "nmae": "x" }), serde_json::json!({ "name": null })] {
+        assert!(!schema.is_valid(&bad), "{bad}");
+    }
 }
 
 /// Keys of the reference's configuration and of its SAPI metadata.

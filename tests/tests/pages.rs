@@ -20,8 +20,9 @@ use muster_tests::{binary, guest, repository};
 const SOON: Duration = Duration::from_secs(60);
 /// Pages whose blocks are run, one after the other in one cluster: later ones look at what the
 /// first made.
-const RUN: [&str; 7] = [
+const RUN: [&str; 8] = [
     "docs/guests.md",
+    "docs/vm-spec.md",
     "docs/networking.md",
     "README.md",
     "docs/operations.md",
@@ -216,7 +217,7 @@ async fn blocks_marked_so_run() {
         "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f me\n";
     std::fs::write(folder.join(".ssh/id_ed25519.pub"), key).expect("written");
     // Ports of the pages may be somebody's here.
-    let ports = [("2222", free_port()), ("8088", free_port())];
+    let ports = ["2222", "2223", "2224", "2225", "8088"].map(|port| (port, free_port()));
     let programs = binary("muster").parent().expect("a folder").display().to_string();
     let path = std::env::var("PATH").unwrap_or_default();
     let env = [
@@ -245,7 +246,7 @@ async fn blocks_marked_so_run() {
     let vms = client.get("/vms").await.expect(200);
     let aliases: BTreeSet<_> =
         vms.as_array().expect("a list").iter().map(|vm| vm["alias"].to_string()).collect();
-    assert_eq!(aliases.len(), 4, "web1, web2, web3 and api1: {vms:#}");
+    assert_eq!(aliases.len(), 7, "web1 to web3, db1 to db3 and api1: {vms:#}");
 }
 
 /// The picture in the README shows what is in the transcript beside it.
