@@ -41,7 +41,8 @@ system_guest=(mmdebstrap e2fsprogs binutils fakeroot uidmap)
 # QEMU's parts refuse to be of different versions, and a machine may have one of them from
 # backports: they are always installed together, at the version of qemu-system-x86.
 qemu=(qemu-system-x86 qemu-utils)
-[ "$purpose" = demo ] || packages+=("${system_guest[@]}")
+# An editor that draws the screen, for the tests of consoles.
+[ "$purpose" = demo ] || packages+=("${system_guest[@]}" vim)
 
 installed() { [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 root() {
