@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
+use mimalloc::MiMalloc;
 use muster_coordinator::app::Parts;
 use muster_coordinator::config::{Config, ENVIRONMENT_PREFIX, StoreConfig, sapi};
 use muster_coordinator::store::KvStore;
@@ -33,6 +34,11 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::task::TaskTracker;
 
 use self::store_command::StoreCommand;
+
+/// Requests are many small allocations on several threads; with the C library's allocator these are
+/// a fifth of the time that a task takes.
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
 
 const EXAMPLES: &str = "\
 Examples:
