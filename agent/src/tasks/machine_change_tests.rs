@@ -1,5 +1,6 @@
 //! The task kinds that change an existing VM or the node, run step by step on a simulated host.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use muster_shared::wire::Code;
@@ -222,6 +223,7 @@ async fn changes_that_fail_anywhere_leave_a_whole_vm() {
 async fn fails_whole(kind: &str, operation: &'static str, nth: u64, fault: Fault) -> bool {
     let host = Host::new();
     let drivers = one_vm(&host).await;
+    act(&host, &drivers, "machine_create_snapshot", snapshot("old")).await.unwrap();
     let (disks, record) = (host.pool.disks(), drivers.vms.get(uuid()).unwrap());
     let case = format!("{kind}: {operation} {nth} {fault:?}");
     host.faults.fail_nth(operation, nth, fault);
@@ -236,6 +238,12 @@ async fn fails_whole(kind: &str, operation: &'static str, nth: u64, fault: Fault
         assert_eq!(host.pool.disks(), disks, "{case}");
         assert_eq!(now.snapshots, record.snapshots, "{case}");
         assert_eq!(now.properties, record.properties, "{case}");
+    }
+    let known: BTreeSet<String> =
+        now.snapshots.iter().map(|known| format!("vmsnap-{}", known.name)).collect();
+    for disk in host.pool.disks().into_values() {
+        let names: BTreeSet<String> = disk.snapshots.into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, known, "{case}");
     }
     result.is_ok()
 }

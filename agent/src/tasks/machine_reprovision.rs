@@ -176,9 +176,12 @@ impl Reprovision {
         Ok(())
     }
 
+    /// The old boot disk goes, and the snapshots with it: those of the other disks are of no use
+    /// without its part, and their names would stay taken.
     async fn purge(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let purged = ctx.drivers.storage.purge_stash(self.vm, BOOT_DISK).await;
-        purged.map_err(failed(OPERATION))
+        purged.map_err(failed(OPERATION))?;
+        snapshot::remove_all(ctx, self.vm).await.map_err(failed(OPERATION))
     }
 
     fn is_committed(&self, ctx: &TaskContext) -> bool {
@@ -220,9 +223,6 @@ impl Reprovision {
 
     async fn finish(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         self.purge(ctx).await?;
-        // Those of the other disks are of no use without the boot disk's part, and their names
-        // would stay taken.
-        snapshot::remove_all(ctx, self.vm).await.map_err(failed(OPERATION))?;
         machine::runs(ctx, self.vm).await?;
         let mut result = ctx.drivers.vms.result(self.vm);
         result["lost_snapshots"] = json!(ctx.notes::<Notes>()?.lost_snapshots);
