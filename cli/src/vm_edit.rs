@@ -175,24 +175,24 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(old: Value, new: Value, expected: Value) {
+    fn check(old: Value, new: Value, expected: &Value) {
         let change = changed(&spec(old), &spec(new)).unwrap();
-        assert_eq!(change.map_or(Value::Null, Value::Object), expected);
+        assert_eq!(change.map_or(Value::Null, Value::Object), *expected);
     }
 
     #[test]
     fn what_was_edited_becomes_an_update() {
-        check(json!({ "name": "a" }), json!({ "name": "a" }), Value::Null);
-        check(json!({ "name": "a" }), json!({ "name": "b" }), json!({ "alias": "b" }));
-        let wanted = json!({ "vcpus": 2, "cpu_cap": 200 });
+        check(json!({ "name": "a" }), json!({ "name": "a" }), &Value::Null);
+        check(json!({ "name": "a" }), json!({ "name": "b" }), &json!({ "alias": "b" }));
+        let wanted = &json!({ "vcpus": 2, "cpu_cap": 200 });
         check(json!({}), json!({ "vcpus": 2 }), wanted);
-        check(json!({ "ram": "1GiB" }), json!({}), json!({ "ram": 256 }));
-        check(json!({ "autostart": false }), json!({}), json!({ "autoboot": true }));
+        check(json!({ "ram": "1GiB" }), json!({}), &json!({ "ram": 256 }));
+        check(json!({ "autostart": false }), json!({}), &json!({ "autoboot": true }));
         let shares = |n: u64| json!({ "properties": { "cpu_shares": n } });
-        check(shares(1), shares(2), json!({ "cpu_shares": 2 }));
-        check(shares(1), json!({}), json!({ "cpu_shares": null }));
+        check(shares(1), shares(2), &json!({ "cpu_shares": 2 }));
+        check(shares(1), json!({}), &json!({ "cpu_shares": null }));
         let uefi = json!({ "firmware": "uefi" });
-        check(uefi, json!({}), json!({ "bootrom": null }));
+        check(uefi, json!({}), &json!({ "bootrom": null }));
     }
 
     #[test]
@@ -210,7 +210,7 @@ mod tests {
             "remove_internal_metadata": ["muster:hostfwd"],
             "set_internal_metadata": { "x": "z", "muster:restart_policy": "never" },
         });
-        check(old, new, expected);
+        check(old, new, &expected);
     }
 
     #[test]
