@@ -10,6 +10,7 @@ use crate::algorithms::CAPACITY;
 use crate::config::Config;
 use crate::explain::{Explanation, Inputs, Notes};
 use crate::expr::Expr;
+use crate::findings::Left;
 use crate::outcome::{Choice, Outcome, Step};
 use crate::reason::Reasons;
 use crate::recent::Recent;
@@ -145,7 +146,7 @@ impl<'a> Evaluation<'a> {
         let server = chosen.map(|slot| Choice {
             server_uuid: snapshot.server(slot).name.clone(),
             score: run.scores()[slot as usize],
-            unreserved: run.knows_left().then(|| run.left(slot)),
+            unreserved: (!matches!(run.found.left(), Left::Unknown)).then(|| run.left(slot)),
             ratios: run.ratios(slot),
         });
         let steps = std::mem::take(&mut self.steps);

@@ -8,11 +8,12 @@ use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use crate::algorithm::Algorithm;
+use crate::findings::Findings;
 use crate::num;
 use crate::reason::Reasons;
 use crate::recent::Recent;
 use crate::request::Request;
-use crate::run::{Findings, Run};
+use crate::run::Run;
 use crate::server_name::ServerName;
 use crate::settings::Settings;
 use crate::snapshot::Snapshot;
@@ -100,7 +101,7 @@ impl Notes {
         } else {
             Arc::new(flags(run.list(), run))
         };
-        let found = compares.then(|| run.findings().clone());
+        let found = compares.then(|| run.found.clone());
         self.0.push(Moment { algorithm, given, kept, skipped, deltas, scores, found });
     }
 
@@ -197,7 +198,7 @@ impl Explanation {
     fn run(&self, found: &Findings, scores: &[f64]) -> Run<'_> {
         let Self { snapshot, request, settings, recent, .. } = self;
         let mut run = Run::new(snapshot, request, settings, recent, 0);
-        run.set_findings(found.clone());
+        run.found = found.clone();
         run.set_scores(scores);
         run
     }

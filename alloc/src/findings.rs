@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::Run;
 use crate::promises::DiskPromise;
 use crate::ratios::RatioPolicy;
 use crate::request::{Package, Request};
@@ -24,7 +23,7 @@ pub(crate) enum Vms {
 
 /// Where `unreserved_*` of a server comes from.
 #[derive(Clone, Debug)]
-pub(super) enum Left {
+pub(crate) enum Left {
     /// Not computed yet.
     Unknown,
     /// The snapshot's sums fit.
@@ -53,22 +52,22 @@ pub(crate) struct ExtraVms {
 /// What algorithms have found so far, beside the servers that are left and their scores.
 #[derive(Clone, Debug)]
 pub(crate) struct Findings {
-    pub(super) vms: Vms,
-    pub(super) policy: RatioPolicy,
-    pub(super) left: Left,
+    vms: Vms,
+    policy: RatioPolicy,
+    left: Left,
     /// The package as algorithms changed it.
-    pub(super) package: Option<Package>,
+    package: Option<Package>,
     /// Percent of a core.
-    pub(super) cpu_cap: Option<f64>,
-    pub(super) locality: Option<Locality>,
-    pub(super) racks: Option<RackLocality>,
+    cpu_cap: Option<f64>,
+    locality: Option<Locality>,
+    racks: Option<RackLocality>,
     /// By slot.
-    pub(super) extra: BTreeMap<u32, ExtraVms>,
+    extra: BTreeMap<u32, ExtraVms>,
 }
 
 impl Findings {
     /// What is known before any algorithm ran: what the request says.
-    pub(super) fn new(request: &Request) -> Self {
+    pub(crate) fn new(request: &Request) -> Self {
         Self {
             vms: Vms::NotLoaded,
             policy: RatioPolicy::Own,
@@ -80,37 +79,36 @@ impl Findings {
             extra: BTreeMap::new(),
         }
     }
-}
-
-impl Run<'_> {
-    pub(crate) fn findings(&self) -> &Findings {
-        &self.found
-    }
-
-    /// Goes back to what had been found.
-    pub(crate) fn set_findings(&mut self, found: Findings) {
-        self.found = found;
-    }
 
     /// Which VMs are seen so far.
     pub(crate) fn sees(&self) -> Vms {
-        self.found.vms
+        self.vms
     }
 
     /// Lets later algorithms see these VMs.
     pub(crate) fn see(&mut self, vms: Vms) {
-        self.found.vms = vms;
+        self.vms = vms;
     }
 
     /// Lets later algorithms see a server with more VMs, or more disk promised.
     pub(crate) fn extra(&mut self, slot: u32) -> &mut ExtraVms {
-        self.found.extra.entry(slot).or_default()
+        self.extra.entry(slot).or_default()
     }
 
-    /// Forgets the VMs that were added to the servers left; the disk they were counted for stays.
-    pub(crate) fn drop_extra_vms(&mut self) {
-        for slot in self.list.iter() {
-            if let Some(extra) = self.found.extra.get_mut(slot) {
+    /// What a server has more.
+    pub(crate) fn extra_of(&self, slot: u32) -> Option<&ExtraVms> {
+        self.extra.get(&slot)
+    }
+
+    /// The servers that have more.
+    pub(crate) fn extra_slots(&self) -> impl Iterator<Item = u32> {
+        self.extra.keys().copied()
+    }
+
+    /// Forgets the VMs that were added to these servers; the disk they were counted for stays.
+    pub(crate) fn drop_extra_vms(&mut self, slots: &[u32]) {
+        for slot in slots {
+            if let Some(extra) = self.extra.get_mut(slot) {
                 extra.vms.clear();
             }
         }
@@ -118,50 +116,54 @@ impl Run<'_> {
 
     /// How much of a server's resources may be promised.
     pub(crate) fn policy(&self) -> RatioPolicy {
-        self.found.policy
+        self.policy
     }
 
     pub(crate) fn set_policy(&mut self, policy: RatioPolicy) {
-        self.found.policy = policy;
+        self.policy = policy;
     }
 
     /// The package as algorithms changed it.
     pub(crate) fn package(&self) -> Option<&Package> {
-        self.found.package.as_ref()
+        self.package.as_ref()
     }
 
     pub(crate) fn package_mut(&mut self) -> Option<&mut Package> {
-        self.found.package.as_mut()
+        self.package.as_mut()
     }
 
     /// Percent of a core.
     pub(crate) fn cpu_cap(&self) -> Option<f64> {
-        self.found.cpu_cap
+        self.cpu_cap
     }
 
     pub(crate) fn set_cpu_cap(&mut self, percent: Option<f64>) {
-        self.found.cpu_cap = percent;
+        self.cpu_cap = percent;
     }
 
     /// Which VMs to be near to and far from.
     pub(crate) fn locality(&self) -> Option<&Locality> {
-        self.found.locality.as_ref()
+        self.locality.as_ref()
     }
 
     pub(crate) fn set_locality(&mut self, locality: Locality) {
-        self.found.locality = Some(locality);
+        self.locality = Some(locality);
     }
 
     pub(crate) fn racks(&self) -> Option<&RackLocality> {
-        self.found.racks.as_ref()
+        self.racks.as_ref()
     }
 
     pub(crate) fn set_racks(&mut self, racks: RackLocality) {
-        self.found.racks = Some(racks);
+        self.racks = Some(racks);
     }
 
-    /// Whether what servers have left was computed.
-    pub(crate) fn knows_left(&self) -> bool {
-        !matches!(self.found.left, Left::Unknown)
+    /// Where what servers have left comes from.
+    pub(crate) fn left(&self) -> &Left {
+        &self.left
+    }
+
+    pub(crate) fn set_left(&mut self, left: Left) {
+        self.left = left;
     }
 }

@@ -39,6 +39,7 @@ mod config;
 mod explain;
 mod expr;
 mod figures;
+mod findings;
 mod fingerprint;
 mod fit;
 mod fleet;

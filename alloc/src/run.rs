@@ -1,13 +1,12 @@
 //! The state of one request while its expression is evaluated, and what algorithms share.
 
-mod findings;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use crate::findings::{Findings, Left, Vms};
 use crate::order::stable_order;
 use crate::ratios::Ratios;
 use crate::reason::{Reason, Reasons, Scored};
@@ -18,9 +17,6 @@ use crate::server::{Unreserved, flag};
 use crate::settings::Settings;
 use crate::snapshot::Snapshot;
 use crate::vm::Vm;
-
-use findings::Left;
-pub(crate) use findings::{Findings, RackLocality, Vms};
 
 /// Keep or remove a server.
 #[derive(Debug)]
@@ -94,7 +90,7 @@ pub(crate) struct Run<'a> {
     bits: Bits,
     /// By slot.
     scores: Vec<f64>,
-    found: Findings,
+    pub(crate) found: Findings,
     /// Reservations count even if the pipeline has no `calculate-ticketed-vms`.
     pub(crate) always_promised: bool,
     until: Until<'a>,
@@ -262,15 +258,17 @@ impl<'a> Run<'a> {
 
     /// Whether what the snapshot counted beforehand is what algorithms see.
     fn is_fast(&self) -> bool {
-        self.uses_sums() && self.found.vms == Vms::Promised && self.found.extra.is_empty()
+        self.uses_sums()
+            && self.found.sees() == Vms::Promised
+            && self.found.extra_slots().next().is_none()
     }
 
     /// The server's VMs as far as they are loaded.
     pub(crate) fn vms(&self, slot: u32) -> impl Iterator<Item = &Vm> {
         let server = self.snapshot.server(slot);
-        let extra = self.found.extra.get(&slot).map_or(&[][..], |extra| extra.vms.as_slice());
-        let loaded = (self.found.vms >= Vms::Loaded).then(|| server.loaded());
-        let promised = (self.found.vms == Vms::Promised).then_some(server.promised.vms.iter());
+        let extra = self.found.extra_of(slot).map_or(&[][..], |extra| extra.vms.as_slice());
+        let loaded = (self.found.sees() >= Vms::Loaded).then(|| server.loaded());
+        let promised = (self.found.sees() == Vms::Promised).then_some(server.promised.vms.iter());
         loaded
             .into_iter()
             .flatten()
@@ -299,13 +297,13 @@ impl<'a> Run<'a> {
     }
 
     pub(crate) fn ratios(&self, slot: u32) -> Ratios {
-        self.snapshot.ratios(slot, self.found.policy)
+        self.snapshot.ratios(slot, self.found.policy())
     }
 
     /// Computes what servers have left, or takes the snapshot's sums if they fit.
     pub(crate) fn compute_left(&mut self) {
-        if self.is_fast() && self.found.policy == self.snapshot.policy {
-            self.found.left = Left::Fast;
+        if self.is_fast() && self.found.policy() == self.snapshot.policy {
+            self.found.set_left(Left::Fast);
             return;
         }
         // Others keep what an earlier step, or another branch of an `or`, found for them.
@@ -314,7 +312,7 @@ impl<'a> Run<'a> {
         for slot in self.list.iter() {
             left[*slot as usize] = self.left_of(*slot);
         }
-        self.found.left = Left::Computed(Arc::new(left));
+        self.found.set_left(Left::Computed(Arc::new(left)));
     }
 
     /// Whether the sums that the snapshot has of a server are what is left of it here.
@@ -324,10 +322,10 @@ impl<'a> Run<'a> {
         }
         let no_promises = || !self.snapshot.has(slot, flag::PROMISED);
         let all_seen =
-            self.found.vms == Vms::Promised || self.found.vms == Vms::Loaded && no_promises();
+            self.found.sees() == Vms::Promised || self.found.sees() == Vms::Loaded && no_promises();
         all_seen
-            && self.found.policy == self.snapshot.policy
-            && !self.found.extra.contains_key(&slot)
+            && self.found.policy() == self.snapshot.policy
+            && self.found.extra_of(slot).is_none()
     }
 
     fn left_of(&self, slot: u32) -> Unreserved {
@@ -335,10 +333,10 @@ impl<'a> Run<'a> {
             return self.snapshot.fast_unreserved(slot);
         }
         let server = self.snapshot.server(slot);
-        let all = self.found.vms == Vms::Promised;
+        let all = self.found.sees() == Vms::Promised;
         // A pipeline without `calculate-ticketed-vms` must still not promise the same room twice.
         let reserved = !all && self.always_promised;
-        let mut disk = self.found.extra.get(&slot).map(|extra| extra.disk).unwrap_or_default();
+        let mut disk = self.found.extra_of(slot).map(|extra| extra.disk).unwrap_or_default();
         for (counts, more) in
             [(all, server.promised.disk), (reserved, server.promised.reserved_disk)]
         {
@@ -355,7 +353,7 @@ impl<'a> Run<'a> {
     /// What a server has left; not numbers before `calculate-server-unreserved`.
     #[inline]
     pub(crate) fn left(&self, slot: u32) -> Unreserved {
-        match &self.found.left {
+        match self.found.left() {
             Left::Fast => self.snapshot.fast_unreserved(slot),
             Left::Computed(left) => left[slot as usize],
             Left::Unknown => Unreserved { cpu: f64::NAN, ram: f64::NAN, disk: f64::NAN },
@@ -370,7 +368,7 @@ impl<'a> Run<'a> {
             return slots.iter().copied().filter(|(_, n)| *n > 0).collect();
         }
         let candidates: std::collections::BTreeSet<u32> =
-            slots.iter().map(|(slot, _)| *slot).chain(self.found.extra.keys().copied()).collect();
+            slots.iter().map(|(slot, _)| *slot).chain(self.found.extra_slots()).collect();
         candidates
             .into_iter()
             .map(|slot| {
@@ -426,7 +424,7 @@ impl<'a> Run<'a> {
 
     /// Which of the VMs to be near to and far from a server has, for an explanation.
     pub(crate) fn wishes(&self, slot: u32) -> Vec<(&'static str, Value)> {
-        let Some(locality) = &self.found.locality else { return Vec::new() };
+        let Some(locality) = self.found.locality() else { return Vec::new() };
         let owner = self.request.vm.owner;
         let has = |wanted: &&String| {
             let wanted = Uuid::parse_str(wanted).ok();
@@ -444,7 +442,7 @@ impl<'a> Run<'a> {
 
     /// How servers are to be spread, if anything says so.
     pub(crate) fn spread(&self) -> Option<&str> {
-        let package = self.found.package.as_ref().and_then(|package| package.spread.as_deref());
+        let package = self.found.package().and_then(|package| package.spread.as_deref());
         package.or(self.settings.server_spread.as_deref())
     }
 

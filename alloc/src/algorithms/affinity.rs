@@ -45,7 +45,7 @@ fn run(run: &mut Run<'_>) -> Reasons {
     }
     // An affinity that means somebody replaces the locality that the request names.
     if !near.is_empty() || !far.is_empty() {
-        run.set_locality(Locality { strict, near, far });
+        run.found.set_locality(Locality { strict, near, far });
     }
     Reasons::None
 }

@@ -37,8 +37,8 @@ fn run(run: &mut Run<'_>) -> Reasons {
     if !run.settings.filter_capness {
         return Reasons::skip("Do not filter out cpu_cap disparities");
     }
-    let package = run.package().and_then(|package| package.cpu_cap);
-    let capped = run.cpu_cap().or(package).is_some();
+    let package = run.found.package().and_then(|package| package.cpu_cap);
+    let capped = run.found.cpu_cap().or(package).is_some();
     let bit = if capped { flag::UNCAPPED } else { flag::CAPPED };
     if run.flags_decide(bit) {
         return Reasons::None;

@@ -30,7 +30,7 @@ fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
 }
 
 fn run(run: &mut Run<'_>) -> Reasons {
-    let Some(locality) = run.locality().cloned().filter(|locality| locality.strict) else {
+    let Some(locality) = run.found.locality().cloned().filter(|locality| locality.strict) else {
         return Reasons::skip("No strict locality requested");
     };
     let Locality { near, far, .. } = locality;

@@ -1,8 +1,9 @@
 //! `hard-filter-invalid-servers`: servers whose record has what the arithmetic needs.
 
 use crate::algorithm::{Algorithm, Kind};
+use crate::findings::Vms;
 use crate::reason::{Reason, Reasons};
-use crate::run::{Run, Verdict, Vms};
+use crate::run::{Run, Verdict};
 use crate::server::flag;
 
 pub(super) static INVALID_SERVERS: Algorithm = Algorithm {
@@ -14,7 +15,7 @@ pub(super) static INVALID_SERVERS: Algorithm = Algorithm {
 };
 
 fn run(run: &mut Run<'_>) -> Reasons {
-    let with_vms = run.sees() >= Vms::Loaded;
+    let with_vms = run.found.sees() >= Vms::Loaded;
     if !with_vms {
         return run.filter_flag(flag::VALID, true, || Verdict::Because(Reason::Fault));
     }

@@ -1,10 +1,13 @@
 //! `load-server-vms`: lets the later steps see the VMs of each server.
 
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 
 use crate::algorithm::{Algorithm, Kind};
+use crate::findings::Vms;
 use crate::reason::Reasons;
-use crate::run::{Run, Vms};
+use crate::run::Run;
 
 pub(super) static LOAD_SERVER_VMS: Algorithm = Algorithm {
     name: "load-server-vms",
@@ -20,8 +23,9 @@ fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
 }
 
 fn run(run: &mut Run<'_>) -> Reasons {
-    run.see(run.sees().max(Vms::Loaded));
+    run.found.see(run.found.sees().max(Vms::Loaded));
     // What is loaded replaces the VMs that were remembered.
-    run.drop_extra_vms();
+    let left = Arc::clone(run.list());
+    run.found.drop_extra_vms(&left);
     Reasons::Loaded
 }

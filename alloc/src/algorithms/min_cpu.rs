@@ -25,8 +25,8 @@ fn remedies(refused: &Refused<'_>) -> Vec<Change> {
 }
 
 fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
-    let ratio = run.package().and_then(|package| package.ratios.cpu);
-    let need = ratio.zip(run.cpu_cap()).map(|(ratio, cap)| number(cap / ratio));
+    let ratio = run.found.package().and_then(|package| package.ratios.cpu);
+    let need = ratio.zip(run.found.cpu_cap()).map(|(ratio, cap)| number(cap / ratio));
     vec![("spare", number(run.left(slot).cpu)), ("need", json!(need))]
 }
 
@@ -34,10 +34,10 @@ fn run(run: &mut Run<'_>) -> Reasons {
     if !run.settings.filter_min_resources {
         return Reasons::skip("Do not filter out based on minimum free CPU");
     }
-    let package = run.package();
+    let package = run.found.package();
     let ratio = package.and_then(|package| package.ratios.cpu);
-    let cap = run.cpu_cap().or(package.and_then(|package| package.cpu_cap));
-    run.set_cpu_cap(cap);
+    let cap = run.found.cpu_cap().or(package.and_then(|package| package.cpu_cap));
+    run.found.set_cpu_cap(cap);
     // A VM without a cap takes what is left, whatever the ratios.
     let Some(cap) = cap else { return Reasons::None };
     let Some(ratio) = ratio else {

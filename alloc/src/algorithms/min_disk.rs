@@ -29,7 +29,7 @@ fn remedies(refused: &Refused<'_>) -> Vec<Change> {
 }
 
 fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
-    let ratio = run.package().and_then(|package| package.ratios.disk);
+    let ratio = run.found.package().and_then(|package| package.ratios.disk);
     let need = ratio.zip(quota(run)).map(|(ratio, quota)| number(need_mib(run, quota, ratio)));
     vec![("spare_mib", number(run.left(slot).disk)), ("need_mib", json!(need))]
 }
@@ -37,7 +37,7 @@ fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
 /// The disk that VM or package ask for, MiB.
 fn quota(run: &Run<'_>) -> Option<f64> {
     let own = run.request.vm.quota.map(|gib| gib * 1024.0);
-    own.or(run.package().and_then(|package| package.quota))
+    own.or(run.found.package().and_then(|package| package.quota))
 }
 
 /// What the VM takes of a server's disk under a ratio, MiB.
@@ -55,7 +55,7 @@ fn run(run: &mut Run<'_>) -> Reasons {
     let Some(quota) = quota(run) else {
         return Reasons::skip("Vm and pkg have no quota");
     };
-    let Some(ratio) = run.package().and_then(|package| package.ratios.disk) else {
+    let Some(ratio) = run.found.package().and_then(|package| package.ratios.disk) else {
         return without_ratio(run, "disk", |ratios| ratios.disk);
     };
     let need = need_mib(run, quota, ratio);

@@ -25,7 +25,7 @@ fn remedies(refused: &Refused<'_>) -> Vec<Change> {
 }
 
 fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
-    let need = run.package().and_then(|package| package.ratios.ram);
+    let need = run.found.package().and_then(|package| package.ratios.ram);
     let need = need.map(|ratio| number(need_mib(run, ratio)));
     vec![("spare_mib", number(run.left(slot).ram)), ("need_mib", json!(need))]
 }
@@ -33,7 +33,7 @@ fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
 /// What the VM takes of a server's RAM under a ratio, MiB.
 fn need_mib(run: &Run<'_>, ratio: f64) -> f64 {
     let vm = &run.request.vm;
-    let fallback = run.package().and_then(|package| package.max_physical_memory);
+    let fallback = run.found.package().and_then(|package| package.max_physical_memory);
     let ram = nonzero(vm.ram).or(fallback).unwrap_or(vm.ram);
     if vm.is_hvm() { ram } else { ram / ratio }
 }
@@ -42,7 +42,7 @@ fn run(run: &mut Run<'_>) -> Reasons {
     if !run.settings.filter_min_resources {
         return Reasons::skip("Do not filter out based on minimum free RAM");
     }
-    let Some(ratio) = run.package().and_then(|package| package.ratios.ram) else {
+    let Some(ratio) = run.found.package().and_then(|package| package.ratios.ram) else {
         return without_ratio(run, "RAM", |ratios| ratios.ram);
     };
     let need = need_mib(run, ratio);

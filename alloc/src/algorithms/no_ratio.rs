@@ -12,7 +12,7 @@ pub(super) fn without_ratio(
     ratio: impl Fn(Ratios) -> Option<f64>,
 ) -> Reasons {
     // A request without package is never limited, as in the reference.
-    if run.package().is_none() {
+    if run.found.package().is_none() {
         return Reasons::None;
     }
     run.filter(|run, slot| match ratio(run.ratios(slot)) {

@@ -37,14 +37,14 @@ fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
     let has = run.ratios(slot);
     let list =
         |r: Ratios| json!({"cpu": r.cpu, "ram": r.ram, "disk": r.disk, "io": r.io, "net": r.net});
-    let package = run.package().map(|package| list(package.ratios));
+    let package = run.found.package().map(|package| list(package.ratios));
     vec![("server", list(has)), ("package", json!(package))]
 }
 
 fn run(run: &mut Run<'_>) -> Reasons {
-    let Some(package) = &run.package() else { return Reasons::skip("No pkg provided") };
+    let Some(package) = &run.found.package() else { return Reasons::skip("No pkg provided") };
     let wanted = package.ratios;
-    if run.policy() == RatioPolicy::Forced(wanted) {
+    if run.found.policy() == RatioPolicy::Forced(wanted) {
         return Reasons::None;
     }
     run.filter(|run, slot| match mismatch(wanted, run.ratios(slot)) {

@@ -18,8 +18,8 @@ fn run(run: &mut Run<'_>) -> Reasons {
         return Reasons::skip("Do not override overprovisioning numbers");
     }
     let forced = run.settings.forced;
-    run.set_policy(RatioPolicy::Forced(forced));
-    if let Some(package) = run.package_mut() {
+    run.found.set_policy(RatioPolicy::Forced(forced));
+    if let Some(package) = run.found.package_mut() {
         package.ratios = forced;
     }
     Reasons::None

@@ -22,7 +22,7 @@ fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
 }
 
 fn run(run: &mut Run<'_>) -> Reasons {
-    let (image, package) = (&run.request.image, run.package());
+    let (image, package) = (&run.request.image, run.found.package());
     // The package's max_platform is checked on arrival and then ignored, as in the reference.
     let limits: Vec<Limit> = [
         Limit::least(package.and_then(|p| p.min_platform.as_ref()), "Package"),

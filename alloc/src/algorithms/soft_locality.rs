@@ -3,8 +3,9 @@
 use serde_json::{Value, json};
 
 use crate::algorithm::{Algorithm, Kind};
+use crate::findings::RackLocality;
 use crate::reason::{Reason, Reasons};
-use crate::run::{RackLocality, Run};
+use crate::run::Run;
 
 pub(super) static SOFT_LOCALITY: Algorithm = Algorithm {
     name: "soft-filter-locality-hints",
@@ -23,11 +24,11 @@ fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
 }
 
 fn run(run: &mut Run<'_>) -> Reasons {
-    if let Some(racks) = run.racks().cloned() {
+    if let Some(racks) = run.found.racks().cloned() {
         by_rack(run, &racks);
         return Reasons::None;
     }
-    let locality = run.locality().cloned().unwrap_or_default();
+    let locality = run.found.locality().cloned().unwrap_or_default();
     if locality.near.is_empty() && locality.far.is_empty() {
         return spread_by_owner(run);
     }

@@ -3,8 +3,9 @@
 use serde_json::{Value, json};
 
 use crate::algorithm::{Algorithm, Kind};
+use crate::findings::Vms;
 use crate::reason::Reasons;
-use crate::run::{Run, Verdict, Vms};
+use crate::run::{Run, Verdict};
 use crate::server::flag;
 
 pub(super) static TICKETED_VMS: Algorithm = Algorithm {
@@ -21,6 +22,6 @@ fn compares(run: &Run<'_>, slot: u32) -> Vec<(&'static str, Value)> {
 }
 
 fn run(run: &mut Run<'_>) -> Reasons {
-    run.see(Vms::Promised);
+    run.found.see(Vms::Promised);
     run.filter_flag(flag::BARE_TICKET, false, || Verdict::Drop)
 }

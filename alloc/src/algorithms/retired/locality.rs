@@ -1,8 +1,9 @@
 //! `calculate-locality`: finds the servers and racks for the rack-aware soft locality.
 
 use crate::algorithm::{Algorithm, Kind};
+use crate::findings::RackLocality;
 use crate::reason::Reasons;
-use crate::run::{RackLocality, Run};
+use crate::run::Run;
 
 pub(super) static LOCALITY: Algorithm = Algorithm {
     name: "calculate-locality",
@@ -30,7 +31,7 @@ fn run(run: &mut Run<'_>) -> Reasons {
         let rack = |slot: &u32| run.snapshot.server(*slot).parsed.rack.clone();
         slots.iter().filter_map(rack).collect()
     };
-    run.set_racks(RackLocality {
+    run.found.set_racks(RackLocality {
         strict: locality.strict,
         near_racks: racks(&near),
         far_racks: racks(&far),

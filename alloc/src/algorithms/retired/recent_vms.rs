@@ -28,7 +28,7 @@ fn run(run: &mut Run<'_>) -> Reasons {
         if known || !run.list().contains(&slot) {
             continue;
         }
-        let extra = run.extra(slot);
+        let extra = run.found.extra(slot);
         extra.disk.zvol += recent.image_size;
         if recent.vm.brand == Brand::Kvm {
             extra.disk.zvol += recent.vm.quota * GIB;
