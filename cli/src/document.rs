@@ -44,15 +44,15 @@ where
     let Err(wrong) = problems.into_result() else {
         return read.map_err(|error| CliError::Usage(format!("{file}: {error}")));
     };
-    let mut told: Vec<(u64, String)> = Vec::new();
+    let mut messages: Vec<(u64, String)> = Vec::new();
     for problem in wrong.problems {
         let line = line_of(&lines, &problem.key);
         let key = if problem.key.is_empty() { String::new() } else { format!("{}: ", problem.key) };
-        told.push((line, format!("line {line}: {key}{}", problem.message)));
+        messages.push((line, format!("line {line}: {key}{}", problem.message)));
     }
-    told.sort();
-    let told: Vec<String> = told.into_iter().map(|(_, text)| text).collect();
-    Err(CliError::Usage(match told.as_slice() {
+    messages.sort();
+    let messages: Vec<String> = messages.into_iter().map(|(_, text)| text).collect();
+    Err(CliError::Usage(match messages.as_slice() {
         [only] => format!("{file}, {only}"),
         all => format!("{file} has {} problems:\n  {}", all.len(), all.join("\n  ")),
     }))
@@ -75,8 +75,8 @@ fn line_of(lines: &BTreeMap<String, u64>, path: &str) -> u64 {
 impl Document {
     fn parse(text: &str) -> Result<Self, String> {
         let options = serde_saphyr::options! { strict_booleans: true, with_snippet: false };
-        let tree: Spanned<Tree> =
-            serde_saphyr::from_str_with_options(text, options).map_err(|error| told(&error))?;
+        let tree: Spanned<Tree> = serde_saphyr::from_str_with_options(text, options)
+            .map_err(|error| syntax_message(&error))?;
         let mut lines = BTreeMap::new();
         let value = plain(tree.value, "", &mut lines);
         Ok(Self { value, lines })
@@ -84,7 +84,7 @@ impl Document {
 }
 
 /// What is wrong with the text, in the words of the file and not of the code that reads it.
-fn told(error: &serde_saphyr::Error) -> String {
+fn syntax_message(error: &serde_saphyr::Error) -> String {
     let message = error.without_snippet().to_string();
     let ends = [", set ", "; use ", " at line "];
     let end = ends.iter().filter_map(|end| message.find(end)).min().unwrap_or(message.len());

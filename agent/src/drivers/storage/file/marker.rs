@@ -100,8 +100,8 @@ impl Marker {
             self.path.display(),
             copy.display()
         );
-        let told = self.problem.lock().replace(problem.clone());
-        if told.as_ref() != Some(&problem) {
+        let before = self.problem.lock().replace(problem.clone());
+        if before.as_ref() != Some(&problem) {
             tracing::error!(problem, "a pool can't be used");
         }
         Err(DriverError::refused(Code::DatasetNotFound, problem))
