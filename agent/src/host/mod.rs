@@ -5,6 +5,7 @@
 
 mod exec;
 mod fake;
+mod folder_watch;
 mod presence;
 mod process;
 pub mod procfs;
@@ -15,5 +16,6 @@ pub use exec::{
     Command, Detached, Exec, ExecError, Exit, Output, Scope, SharedExec, Spawned, SystemExec,
 };
 pub use fake::FakeExec;
+pub use folder_watch::FolderWatch;
 pub use presence::Presence;
 pub use process::{ProcessId, user_has_processes};

@@ -2,29 +2,29 @@
 //! place. What is open in it can be written as before, and is gone with the process.
 
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nix::errno::Errno;
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
-use tokio::io::unix::AsyncFd;
+use nix::sys::inotify::AddWatchFlags;
 
-use super::syscalls;
+use super::folder_watch::FolderWatch;
 
 /// The kernel tells of changes in the folder, not of those above it: those are looked for.
 const LOOK_PERIOD: Duration = Duration::from_secs(60);
 /// The same where the kernel has no watch left to give.
 const LOOK_PERIOD_UNTOLD: Duration = Duration::from_secs(5);
-/// Room for as many events as are read at a time, bytes.
-const EVENTS_BYTES: usize = 4096;
+/// What happens to files that must stay.
+const LOSSES: AddWatchFlags = AddWatchFlags::IN_DELETE
+    .union(AddWatchFlags::IN_MOVED_FROM)
+    .union(AddWatchFlags::IN_DELETE_SELF)
+    .union(AddWatchFlags::IN_MOVE_SELF);
 
 /// A folder with files in it that must stay what they are.
 #[derive(Debug)]
 pub struct Presence {
     parts: Vec<(PathBuf, FileId)>,
-    changes: Option<AsyncFd<OwnedFd>>,
+    changes: Option<FolderWatch>,
 }
 
 /// Device and inode: what a file is, whatever its name.
@@ -43,7 +43,7 @@ impl Presence {
             Ok::<_, io::Error>((path, (found.dev(), found.ino())))
         };
         let parts = paths.map(part).collect::<Result<_, _>>()?;
-        let changes = watch(folder).inspect_err(|error| {
+        let changes = FolderWatch::of(folder, LOSSES).inspect_err(|error| {
             tracing::warn!(%error, folder = %folder.display(), "the kernel does not watch a folder");
         });
         Ok(Self { parts, changes: changes.ok() })
@@ -60,7 +60,7 @@ impl Presence {
                 continue;
             };
             // Told, or over time: it is looked at in both cases.
-            if let Ok(Err(error)) = tokio::time::timeout(LOOK_PERIOD, changed(changes)).await {
+            if let Ok(Err(error)) = tokio::time::timeout(LOOK_PERIOD, changes.changed()).await {
                 tracing::warn!(%error, "the kernel does not tell what changes in a folder");
                 tokio::time::sleep(LOOK_PERIOD_UNTOLD).await;
             }
@@ -83,31 +83,6 @@ impl Presence {
 
 fn is_absence(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
-}
-
-fn watch(folder: &Path) -> io::Result<AsyncFd<OwnedFd>> {
-    let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
-    let changes = AddWatchFlags::IN_DELETE
-        | AddWatchFlags::IN_MOVED_FROM
-        | AddWatchFlags::IN_DELETE_SELF
-        | AddWatchFlags::IN_MOVE_SELF;
-    inotify.add_watch(folder, changes)?;
-    syscalls::register(inotify.into())
-}
-
-/// Returns once something has changed. What, does not matter.
-async fn changed(changes: &AsyncFd<OwnedFd>) -> io::Result<()> {
-    let mut events = [0; EVENTS_BYTES];
-    let mut ready = changes.readable().await?;
-    loop {
-        match nix::unistd::read(changes.get_ref(), &mut events) {
-            Ok(0) | Err(Errno::EAGAIN) => break,
-            Ok(_) | Err(Errno::EINTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    ready.clear_ready();
-    Ok(())
 }
 
 #[cfg(test)]

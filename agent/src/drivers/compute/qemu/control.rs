@@ -2,19 +2,21 @@
 //! events are followed and all commands are sent.
 
 use std::convert::Infallible;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use muster_shared::clock::SharedClock;
 use muster_shared::error_chain::Chain;
+use nix::sys::inotify::AddWatchFlags;
 use qapi::qmp::Event;
 use serde_json::Value;
 use tokio::sync::watch;
 
 use super::qmp::{self, Events, Qmp, QmpError};
 use crate::drivers::compute::Activity;
+use crate::host::FolderWatch;
 
 /// First pause between two attempts to connect; doubled up to [`MAX_PAUSE`].
 const MIN_PAUSE: Duration = Duration::from_millis(10);
@@ -69,9 +71,29 @@ pub(super) async fn follow(
             control.reason = reason;
             lost || news
         });
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(MAX_PAUSE);
+        pause = match appeared(sockets, pause).await {
+            true => MIN_PAUSE,
+            false => (pause * 2).min(MAX_PAUSE),
+        };
     }
+}
+
+/// Waits for `pause`, or until a file is made beside the first socket: `true`. A new process makes
+/// its sockets when it is ready, and a start waits for them.
+async fn appeared(sockets: &[PathBuf; 2], pause: Duration) -> bool {
+    let folder = sockets[0].parent().unwrap_or(Path::new("/"));
+    // Without a watch of the kernel's the pause is all there is.
+    let news = FolderWatch::of(folder, AddWatchFlags::IN_CREATE).ok().filter(|_| {
+        // It may have been made before the watch was.
+        !sockets[0].exists()
+    });
+    let told = async {
+        match &news {
+            Some(news) => news.changed().await.is_ok(),
+            None => std::future::pending().await,
+        }
+    };
+    tokio::time::timeout(pause, told).await.unwrap_or(false)
 }
 
 /// The first control socket, or the second when somebody holds the first.
