@@ -311,7 +311,8 @@ impl Probe {
     /// What the hypervisor prints when it is asked for something.
     async fn asked(&self, words: &[&str]) -> Result<String, String> {
         let argv = [self.binary.as_str()].into_iter().chain(words.iter().copied());
-        let command = Command::new(argv, DEADLINE);
+        // No measurement: it may take as long as a busy host needs.
+        let command = Command::new(argv, PATIENCE);
         let output = self.exec.run(&command, &CancellationToken::new()).await;
         let output = output
             .and_then(|output| output.checked(&self.binary))
