@@ -9,6 +9,7 @@ use muster_tests::guest;
 use muster_tests::http::Client;
 use muster_tests::sim_agent::SimAgent;
 use muster_tests::wait::wait_for;
+use reqwest::Method;
 use serde_json::json;
 
 use super::{kib_to_mib, ms, now, per_second, percentile, row, rss_kib};
@@ -47,6 +48,20 @@ async fn idle_agent_and_round_trip() {
     times.sort_unstable();
     row("task round trip (nop) p50", &ms(percentile(&times, 50)), "1.5 ms");
     row("task round trip (nop) p99", &ms(percentile(&times, 99)), "5 ms");
+    let bare = bare_requests(&client).await;
+    row("the same client's GET /ping, p50", &ms(percentile(&bare, 50)), "-");
+}
+
+/// What a request that changes nothing takes: the part of a round trip that is HTTP and this client.
+async fn bare_requests(client: &Client) -> Vec<Duration> {
+    let mut times = Vec::with_capacity(ROUND_TRIPS);
+    for _ in 0..ROUND_TRIPS {
+        let start = now();
+        client.get("/ping").await.expect(200);
+        times.push(start.elapsed());
+    }
+    times.sort_unstable();
+    times
 }
 
 /// Tasks made durable and acknowledged by a coordinator whose agents answer at once.
@@ -58,37 +73,41 @@ async fn accepts_per_second() {
     for agent in &agents {
         agent.wait_running(&client).await;
     }
+    let paths: Vec<_> =
+        agents.iter().map(|agent| format!("/servers/{}/nop", agent.server_uuid)).collect();
+    let accepts = answers_per_second(&client, Method::POST, &paths).await;
+    row("durable task accepts per second (HTTP, 128 clients)", &accepts, "12000");
+    // What is left of this machine by these clients and HTTP.
+    let pings = answers_per_second(&client, Method::GET, &["/ping".to_owned()]).await;
+    row("the same clients' GET /ping per second", &pings, "-");
+}
+
+/// Requests of many clients, over several paths, that succeed.
+async fn answers_per_second(client: &Client, method: Method, paths: &[String]) -> String {
     let deadline = now() + Duration::from_secs(ACCEPT_SECONDS);
     let clients: FuturesUnordered<_> = (0..ACCEPT_CLIENTS)
         .map(|n| {
-            let path = format!("/servers/{}/nop", agents[n % agents.len()].server_uuid);
+            let (path, method) = (paths[n % paths.len()].clone(), method.clone());
             let client = client.clone();
-            tokio::spawn(async move { accept_until(&client, &path, deadline).await })
+            tokio::spawn(async move { answered_until(&client, &method, &path, deadline).await })
         })
         .collect();
-    let done: u64 = clients
-        .map(|c| c.expect("a client does not panic"))
-        .collect::<Vec<_>>()
-        .await
-        .into_iter()
-        .sum();
-    row(
-        "durable task accepts per second (HTTP, 128 clients)",
-        &per_second(done, Duration::from_secs(ACCEPT_SECONDS)),
-        "12000",
-    );
+    let done = clients.map(|c| c.expect("a client does not panic")).collect::<Vec<_>>().await;
+    per_second(done.into_iter().sum(), Duration::from_secs(ACCEPT_SECONDS))
 }
 
-async fn accept_until(client: &Client, path: &str, deadline: Instant) -> u64 {
-    let mut accepted = 0;
+async fn answered_until(client: &Client, method: &Method, path: &str, deadline: Instant) -> u64 {
+    let body = (*method == Method::POST).then(|| json!({}));
+    let mut answered = 0;
     while now() < deadline {
-        let answer = client.post(path, &json!({})).await;
+        let answer = client.try_send(method.clone(), path, body.as_ref()).await;
+        let answer = answer.unwrap_or_else(|error| panic!("{path}: {error:?}"));
         // A server whose queue is full says so; that is not an accept.
         if answer.status == 200 {
-            accepted += 1;
+            answered += 1;
         }
     }
-    accepted
+    answered
 }
 
 async fn memory_per_agent() {
