@@ -42,7 +42,8 @@ system_guest=(mmdebstrap e2fsprogs binutils fakeroot uidmap)
 # backports: they are always installed together, at the version of qemu-system-x86.
 qemu=(qemu-system-x86 qemu-utils)
 # An editor that draws the screen, for the tests of consoles.
-[ "$purpose" = demo ] || packages+=("${system_guest[@]}" vim)
+# `ssh`, for what docs/guests.md promises.
+[ "$purpose" = demo ] || packages+=("${system_guest[@]}" vim openssh-client)
 
 installed() { [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 root() {

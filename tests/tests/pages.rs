@@ -14,6 +14,7 @@ use clap::Parser as _;
 use muster_shared::config::Sources;
 use muster_tests::daemon::{Agent, Coordinator, temp_dir};
 use muster_tests::pages::{Block, Page};
+use muster_tests::system::free_port;
 use muster_tests::{binary, guest, repository};
 
 /// Two daemons on two busy cores.
@@ -193,11 +194,6 @@ fn commands_are_understood() {
     assert_eq!(wrong("for x in a b; do\n  muster-agent --cofnig \"$x\"\ndone\n"), 2);
 }
 
-fn free_port() -> String {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("its address").port().to_string()
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn blocks_marked_so_run() {
     // Each VM asks for 10 GiB beside its disk, and this machine's may be small.
@@ -217,7 +213,8 @@ async fn blocks_marked_so_run() {
         "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f me\n";
     std::fs::write(folder.join(".ssh/id_ed25519.pub"), key).expect("written");
     // Ports of the pages may be somebody's here.
-    let ports = ["2222", "2223", "2224", "2225", "8088"].map(|port| (port, free_port()));
+    let ports =
+        ["2222", "2223", "2224", "2225", "8088"].map(|port| (port, free_port().to_string()));
     let programs = binary("muster").parent().expect("a folder").display().to_string();
     let path = std::env::var("PATH").unwrap_or_default();
     let env = [

@@ -165,9 +165,13 @@ fn parse(answer: &[u8]) -> Option<Ran> {
     Some(Ran { code, stdout: text(stdout), stderr: text(stderr) })
 }
 
-/// A port nobody listens on; another program may take it before the machine does, which then says
-/// so and is not started.
-fn free_port() -> u16 {
+/// A port of loopback nobody listens on; another program may take it before it is used, and what was
+/// to listen there then says so.
+///
+/// # Panics
+/// If there is none.
+#[must_use]
+pub fn free_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
     listener.local_addr().expect("its number").port()
 }
