@@ -66,15 +66,15 @@ impl Terminal {
         let keys = File::from(pty.master);
         let mut screen = keys.try_clone().expect("a descriptor");
         let shown = Arc::new((Mutex::new(Shown::default()), Condvar::new()));
-        let told = Arc::clone(&shown);
+        let output = Arc::clone(&shown);
         std::thread::spawn(move || {
             let mut buffer = [0; 4096];
             loop {
                 let count = screen.read(&mut buffer).unwrap_or(0);
-                let mut shown = told.0.lock();
+                let mut shown = output.0.lock();
                 shown.bytes.extend_from_slice(&buffer[..count]);
                 shown.ended = count == 0;
-                told.1.notify_all();
+                output.1.notify_all();
                 if count == 0 {
                     return;
                 }

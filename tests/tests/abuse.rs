@@ -325,8 +325,8 @@ async fn a_vm_stays_at_home_whoever_claims_it() {
     events.write_all(head).await.expect("the connection is open");
     read_until(&mut events, "id:").await;
     rogue.report_vms(&[vm(&uuid, "theirs")]).await;
-    let told = read_until(&mut events, "vm_claimed").await;
-    assert!(told.contains("event: alarm") && told.contains(&rogue.server_uuid), "{told}");
+    let alarm = read_until(&mut events, "vm_claimed").await;
+    assert!(alarm.contains("event: alarm") && alarm.contains(&rogue.server_uuid), "{alarm}");
     let shown = client.get(&format!("/vms/{uuid}")).await.expect(200);
     assert_eq!(shown["server_uuid"], json!(home.server_uuid));
     let why = client.get(&format!("/why/vm/{uuid}")).await.expect(200);

@@ -147,16 +147,16 @@ async fn orphans_are_named_counted_and_left_alone_until_somebody_decides() {
 
     let server = format!("/servers/{}", agent.server_uuid);
     let orphans = client.get(&format!("{server}/orphans")).await.expect(200);
-    let told = |vm: &str| {
+    let listed = |vm: &str| {
         let all = orphans["orphans"].as_array().expect("a list");
-        all.iter().find(|orphan| orphan["uuid"] == *vm).cloned().expect("it is told")
+        all.iter().find(|orphan| orphan["uuid"] == *vm).cloned().expect("it is listed")
     };
     assert_eq!(orphans["orphans"].as_array().map(Vec::len), Some(2));
-    let orphan = told(&lost);
+    let orphan = listed(&lost);
     assert_eq!((&orphan["runs"], &orphan["disks"]), (&json!(true), &json!(1)), "{orphan}");
     assert_eq!((&orphan["adoptable"], &orphan["ram_mib"]), (&json!(false), &json!(64)));
-    assert_eq!(told(&foreign)["adoptable"], true);
-    assert_eq!(told(&foreign)["alias"], "foreign");
+    assert_eq!(listed(&foreign)["adoptable"], true);
+    assert_eq!(listed(&foreign)["alias"], "foreign");
     let said = degraded(&agent).await;
     assert!(said.contains(&format!("orphan_vm: {lost} runs without a record")), "{said}");
     // The room that they use is not free.

@@ -263,9 +263,9 @@ async fn a_lost_agent_ends_a_console(coordinator: &Coordinator, mut agent: Agent
     })
     .await;
     let output = console.wait_with_output().expect("its output");
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(ended.code(), Some(1), "{told}");
-    assert!(told.contains("the agent is gone"), "{told}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(ended.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("the agent is gone"), "{stderr}");
 }
 
 #[tokio::test]

@@ -83,9 +83,9 @@ async fn an_image_goes_when_no_vm_needs_it_and_comes_again() {
     let vm = cluster.create().await;
     let first = cluster.listed().await;
     let image = &first[0];
-    let told = (&image["uuid"], &image["name"], &image["version"], &image["origin"]);
+    let members = (&image["uuid"], &image["name"], &image["version"], &image["origin"]);
     assert_eq!(
-        told,
+        members,
         (&json!(cluster.image), &json!("empty"), &json!("1.2"), &Value::Null),
         "{first}"
     );

@@ -41,7 +41,7 @@ struct Total {
     complete: usize,
     failed: usize,
     given_up: u64,
-    told: usize,
+    delivered: usize,
     repeated: u64,
     failures: Vec<Failure>,
 }
@@ -55,7 +55,7 @@ impl Total {
                 self.complete += summary.ended.0;
                 self.failed += summary.ended.1;
                 self.given_up += summary.given_up;
-                self.told += summary.told.0;
+                self.delivered += summary.delivered.0;
             }
             Err(failure) => {
                 eprintln!("{}", failure.report);
@@ -106,7 +106,7 @@ fn sim_seeds_keep_the_invariants() {
     let per_second = |count: u64| u128::from(count) * 1000 / took.as_millis();
     println!(
         "{} seeds on {cores} cores in {took:.1?}: {}.{} seeds/s, {} events/s; {} tasks complete, {} \
-         failed; {} requests given up; {} events told; {} seeds run twice",
+         failed; {} requests given up; {} events delivered; {} seeds run twice",
         total.seeds,
         per_second(total.seeds),
         per_second(total.seeds * 10) % 10,
@@ -114,7 +114,7 @@ fn sim_seeds_keep_the_invariants() {
         total.complete,
         total.failed,
         total.given_up,
-        total.told,
+        total.delivered,
         total.repeated,
     );
     let failed: Vec<_> = total.failures.iter().map(|f| (f.seed, f.violation.invariant)).collect();

@@ -114,8 +114,8 @@ impl Api {
         }
         if let Some(body) = body.filter(|_| parts.status.as_u16() >= 400 && !head) {
             let refusal: Value = serde_json::from_slice(&body).unwrap_or_default();
-            let told = |name: &str| refusal[name].as_str().is_some_and(|text| !text.is_empty());
-            assert!(told("code") && told("message"), "{shown}: {} {refusal}", parts.status);
+            let has_text = |name: &str| refusal[name].as_str().is_some_and(|text| !text.is_empty());
+            assert!(has_text("code") && has_text("message"), "{shown}: {} {refusal}", parts.status);
         }
         self.answered += 1;
     }

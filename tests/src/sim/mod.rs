@@ -313,15 +313,15 @@ impl Sim {
     fn reboot(&mut self, agent: usize) {
         let Booting { acts, up_at } = &mut self.booting[agent];
         let asked = self.agents[agent].log.actions();
-        let told = asked.get(*acts..).unwrap_or_default();
-        for action in told {
+        let orders = asked.get(*acts..).unwrap_or_default();
+        for action in orders {
             self.trace.event(format_args!("host {agent} is told {action:?}"));
         }
         *acts = asked.len();
         if !self.reboots {
             return;
         }
-        if told.contains(&HostAction::Reboot) {
+        if orders.contains(&HostAction::Reboot) {
             *up_at = Some(self.now + BOOT);
             if self.agents[agent].is_up() {
                 return self.power_off(agent);

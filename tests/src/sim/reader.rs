@@ -13,7 +13,7 @@ use serde_json::Value;
 use tokio::task::AbortHandle;
 
 use super::coordinator::CoordinatorNode;
-use super::invariants::{Model, Told, Verdict, Violation};
+use super::invariants::{EventSeen, Model, Verdict, Violation};
 use super::trace::Trace;
 
 /// One block of the stream.
@@ -33,7 +33,7 @@ pub struct Reader {
     position: Option<String>,
     /// Nothing was missed since.
     from: Option<Revision>,
-    told: Vec<Told>,
+    events: Vec<EventSeen>,
     /// Changes that it was told of, and how often some were missed.
     count: (usize, usize),
 }
@@ -80,7 +80,7 @@ impl Reader {
             match event.as_str() {
                 "reset" => {
                     self.check(model, None)?;
-                    (self.from, self.told) = (at.map(|(at, _)| at), Vec::new());
+                    (self.from, self.events) = (at.map(|(at, _)| at), Vec::new());
                     self.count.1 += 1;
                 }
                 // How far the reader is.
@@ -105,7 +105,7 @@ impl Reader {
             _ => return,
         };
         if let Some((at, _)) = revision(&text("revision")) {
-            self.told.push((at, kind, text(name), text("status")));
+            self.events.push((at, kind, text(name), text("status")));
             self.count.0 += 1;
         }
     }
@@ -116,22 +116,23 @@ impl Reader {
     /// Where they differ.
     pub fn check(&mut self, model: &Model, to: Option<Revision>) -> Verdict {
         let Some(from) = self.from else { return Ok(()) };
-        let last = self.told.last().map_or(from, |told| told.0);
-        let happened = model.told(from, to.unwrap_or(last));
+        let last = self.events.last().map_or(from, |event| event.0);
+        let happened = model.events_between(from, to.unwrap_or(last));
         // Of a commit that is not over there may be more to come.
-        let over = |told: &&Told| to.is_some() || told.0 < last;
-        let seen: BTreeSet<&Told> = self.told.iter().collect();
-        if let Some(missing) = happened.iter().filter(over).find(|told| !seen.contains(told)) {
-            let detail = format!("{missing:?} was not told; {} others were", self.told.len());
+        let over = |event: &&EventSeen| to.is_some() || event.0 < last;
+        let seen: BTreeSet<&EventSeen> = self.events.iter().collect();
+        if let Some(missing) = happened.iter().filter(over).find(|event| !seen.contains(event)) {
+            let detail =
+                format!("{missing:?} was not delivered; {} others were", self.events.len());
             return Err(Violation::new("events-have-no-gaps", detail));
         }
-        let ordered = self.told.windows(2).all(|pair| pair[0].0 <= pair[1].0);
-        if !ordered || seen.len() < self.told.len() {
-            let detail = format!("out of order or twice: {:?}", self.told);
-            return Err(Violation::new("events-are-told-once-in-order", detail));
+        let ordered = self.events.windows(2).all(|pair| pair[0].0 <= pair[1].0);
+        if !ordered || seen.len() < self.events.len() {
+            let detail = format!("out of order or twice: {:?}", self.events);
+            return Err(Violation::new("events-are-delivered-once-in-order", detail));
         }
         if let Some(to) = to {
-            (self.from, self.told) = (Some(to), Vec::new());
+            (self.from, self.events) = (Some(to), Vec::new());
         }
         Ok(())
     }

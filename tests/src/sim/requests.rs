@@ -90,7 +90,7 @@ fn draw(sim: &Sim) -> Option<Ask> {
             let model = sim.witness.model();
             // Mostly those that have not ended.
             let tasks = &model.tasks;
-            let ids = if sim.pick(4) == 0 { tasks.told() } else { tasks.open() };
+            let ids = if sim.pick(4) == 0 { tasks.known_to_clients() } else { tasks.open() };
             let ids: Vec<TaskId> = ids.iter().cloned().collect();
             drop(model);
             (!ids.is_empty()).then(|| Ask::Cancel(ids[sim.pick(ids.len())].clone()))

@@ -52,7 +52,7 @@ pub struct Summary {
     /// Requests whose client went away.
     pub given_up: u64,
     /// Changes that a reader of events was told of, and how often some were missed.
-    pub told: (usize, usize),
+    pub delivered: (usize, usize),
 }
 
 /// A run that failed.
@@ -101,7 +101,7 @@ pub fn run_with(seed: u64, plant: Option<Plant>) -> Result<Summary, Failure> {
                 ended: sim.witness.model().tasks.ended(),
                 answers: answers.clone(),
                 given_up,
-                told: sim.reader.count(),
+                delivered: sim.reader.count(),
             })
         }
         Err(violation) => {

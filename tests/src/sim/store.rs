@@ -81,7 +81,7 @@ impl MoodyStore {
 /// A watch that leaves out every tenth commit or so.
 fn lossy(mut watch: Watch, seed: u64) -> Watch {
     const BUFFER: usize = 1_024;
-    let (tell, told) = mpsc::channel(BUFFER);
+    let (commits, lossy) = mpsc::channel(BUFFER);
     let entropy = SeededEntropy::new(seed);
     // Ends with either side.
     drop(tokio::spawn(async move {
@@ -89,12 +89,12 @@ fn lossy(mut watch: Watch, seed: u64) -> Watch {
             if commit.is_ok() && entropy.u64().is_multiple_of(10) {
                 continue;
             }
-            if tell.send(commit).await.is_err() {
+            if commits.send(commit).await.is_err() {
                 return;
             }
         }
     }));
-    told
+    lossy
 }
 
 #[async_trait]

@@ -89,8 +89,8 @@ async fn delta_latency() {
     }
     took.sort();
     for (name, percent) in [("p50", 50), ("p99", 99)] {
-        let told = ms(percentile(&took, percent));
-        row(&format!("change of a VM to coordinator's answer, {name}"), &told, "250 ms");
+        let figure = ms(percentile(&took, percent));
+        row(&format!("change of a VM to coordinator's answer, {name}"), &figure, "250 ms");
     }
 }
 

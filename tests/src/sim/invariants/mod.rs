@@ -61,7 +61,7 @@ impl fmt::Display for Violation {
 pub type Verdict = Result<(), Violation>;
 
 /// What readers of events must be told: the commit, the kind, what it is about, its status.
-pub type Told = (Revision, &'static str, String, String);
+pub type EventSeen = (Revision, &'static str, String, String);
 
 /// Everything that was seen in a run.
 #[derive(Debug)]
@@ -73,7 +73,7 @@ pub struct Model {
     /// The record keys of map keys.
     keys: BTreeMap<Bytes, String>,
     revisions: BTreeMap<String, Revision>,
-    history: Vec<Told>,
+    history: Vec<EventSeen>,
     open_jobs: BTreeSet<String>,
     draining_jobs: BTreeSet<String>,
     /// Tasks and their ends.
@@ -400,12 +400,12 @@ impl Model {
     /// What readers of events must be told, after `from` up to `to`; of what changed twice at
     /// once the last.
     #[must_use]
-    pub fn told(&self, from: Revision, to: Revision) -> Vec<Told> {
-        let between = |told: &&Told| told.0 > from && told.0 <= to;
-        let mut told: Vec<_> = self.history.iter().filter(between).cloned().collect();
+    pub fn events_between(&self, from: Revision, to: Revision) -> Vec<EventSeen> {
+        let between = |event: &&EventSeen| event.0 > from && event.0 <= to;
+        let mut events: Vec<_> = self.history.iter().filter(between).cloned().collect();
         // What a crash made durable was found in the order of keys.
-        told.sort_by_key(|told| told.0);
-        told
+        events.sort_by_key(|event| event.0);
+        events
     }
 
     /// Whether jobs wait for a drain, which may end at any time.

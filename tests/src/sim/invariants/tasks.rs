@@ -192,9 +192,9 @@ impl Tasks {
         &self.open
     }
 
-    /// Tasks that a client was told of.
+    /// Tasks whose ids were answered to a client.
     #[must_use]
-    pub fn told(&self) -> &BTreeSet<TaskId> {
+    pub fn known_to_clients(&self) -> &BTreeSet<TaskId> {
         &self.answered
     }
 

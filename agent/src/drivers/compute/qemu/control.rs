@@ -87,13 +87,13 @@ async fn appeared(sockets: &[PathBuf; 2], pause: Duration) -> bool {
         // It may have been made before the watch was.
         !sockets[0].exists()
     });
-    let told = async {
+    let news_came = async {
         match &news {
             Some(news) => news.changed().await.is_ok(),
             None => std::future::pending().await,
         }
     };
-    tokio::time::timeout(pause, told).await.unwrap_or(false)
+    tokio::time::timeout(pause, news_came).await.unwrap_or(false)
 }
 
 /// The first control socket, or the second when somebody holds the first.
