@@ -89,7 +89,7 @@ pub use promises::{Extra, Ticket};
 pub use ratios::{RatioPolicy, Ratios};
 pub use recent::{Recent, RecentServer, RecentVm};
 pub use render::Steps;
-pub use request::{FieldError, Request, known_members, parse_capacity};
+pub use request::{FieldError, Request, check_package, known_members, parse_capacity};
 pub use save::{Changes, Restored, SavedServer};
 pub use server::Unreserved;
 pub use server_name::ServerName;

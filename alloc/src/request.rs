@@ -340,6 +340,14 @@ fn parse_image(value: Option<&Value>) -> Result<Image, String> {
     })
 }
 
+/// Checks a package by itself, as [`Request::parse`] does with that of a request.
+///
+/// # Errors
+/// What is wrong with it, in the reference's words.
+pub fn check_package(value: &Value) -> Result<(), String> {
+    parse_package(value).map(drop)
+}
+
 fn parse_package(value: &Value) -> Result<Package, String> {
     let Value::Object(map) = value else { return Err("\"package\" has invalid type".into()) };
     let ratio = |name: &str| {

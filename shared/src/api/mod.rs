@@ -15,6 +15,7 @@ pub mod info;
 pub mod job;
 mod object;
 pub mod orphan;
+pub mod package;
 pub mod server;
 pub mod server_image;
 pub mod task;

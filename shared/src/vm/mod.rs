@@ -21,7 +21,8 @@ pub use publish::{MIN_PUBLISHED_PORT, NotPublished, PUBLISH_FORM, Publish};
 pub use spec::{DiskSpec, NicSpec, VmSpec};
 pub use spec_file::{Firmware, OWN_FIELDS, SpecDisk, SpecFile, SpecNetwork};
 pub use tables::{
-    CHANGES, CONTEXT, DISK, FACTS, INITIAL, LASTING, NETWORK_RECORD, NIC, TOLD, change, property,
+    CHANGES, CONTEXT, DISK, FACTS, INITIAL, LASTING, NETWORK_RECORD, NIC, PACKAGE, TOLD, change,
+    property,
 };
 
 /// Largest size of anything counted in MiB (1 EiB): keeps sums far from overflow.

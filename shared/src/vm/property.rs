@@ -147,10 +147,7 @@ impl Property {
                 (fits && self.form.allows(text)).then(|| value.clone())
             }
             Kind::Flag => lenient::flag(value).map(Value::from),
-            Kind::Mib => self.whole(value, MAX_MIB),
-            Kind::Gib => self.whole(value, MAX_MIB / 1024),
-            Kind::Count => self.whole(value, MAX_COUNT),
-            Kind::Range(0.., most) => self.whole(value, most),
+            Kind::Mib | Kind::Gib | Kind::Count | Kind::Range(0.., _) => self.whole(value),
             Kind::Range(least, most) => {
                 let fits =
                     |number: &i64| *number >= least && i128::from(*number) <= i128::from(most);
@@ -177,12 +174,22 @@ impl Property {
         matches!(self.kind, Kind::Mib | Kind::Gib | Kind::Count) && self.form == Form::Any
     }
 
-    fn whole(&self, value: &Value, most: u64) -> Option<Value> {
-        let least = match (self.form, self.kind) {
-            (Form::AtLeast(least), _) => least,
-            (_, Kind::Range(least, _)) => u64::try_from(least).unwrap_or(0),
-            _ => 0,
+    /// The least and the largest of a whole number that is recorded; `None` for other kinds, and
+    /// for numbers that may be negative.
+    #[must_use]
+    pub fn limits(&self) -> Option<(u64, u64)> {
+        let (least, most) = match self.kind {
+            Kind::Mib => (0, MAX_MIB),
+            Kind::Gib => (0, MAX_MIB / 1024),
+            Kind::Count => (0, MAX_COUNT),
+            Kind::Range(least, most) => (u64::try_from(least).ok()?, most),
+            _ => return None,
         };
+        Some((if let Form::AtLeast(own) = self.form { own } else { least }, most))
+    }
+
+    fn whole(&self, value: &Value) -> Option<Value> {
+        let (least, most) = self.limits()?;
         lenient::number(value).filter(|n| (least..=most).contains(n)).map(Value::from)
     }
 }

@@ -341,6 +341,19 @@ pub const NIC: &[Property] = &[
     p("vrrp_primary_ip", Text(1024), USER_MODE, "Of the virtual router"),
 ];
 
+/// The sizes of a package: what a VM gets that names it and says nothing of them itself. Zero stands
+/// for nothing said elsewhere, so it is refused here.
+pub const PACKAGE: &[Property] = &[
+    p("cpu_cap", Count, Live, "Most CPU, percent of one core").form(Form::AtLeast(1)),
+    p("max_lwps", Count, Live, "Threads").form(Form::AtLeast(1)),
+    p("max_physical_memory", Range(0, MAX_RAM_MIB), AtStart, "Memory of the guest, MiB")
+        .form(Form::AtLeast(MIN_RAM_MIB)),
+    p("max_swap", Mib, Live, "Memory and swap, MiB; at least 256 are given").form(Form::AtLeast(1)),
+    p("quota", Mib, Live, "Disk, MiB; VMs get whole GiB, rounded up").form(Form::AtLeast(1)),
+    p("vcpus", Range(0, MAX_VCPUS), AtStart, "Virtual CPUs").form(Form::AtLeast(1)),
+    p("zfs_io_priority", Count, Live, "Its weight among VMs that compete for disks"),
+];
+
 /// What comes with a network interface that is made from a network's record; agents drop it without
 /// a word.
 pub const NETWORK_RECORD: &[&str] = &[
@@ -386,6 +399,21 @@ mod tests {
     }
 
     #[test]
+    fn a_package_has_the_limits_of_the_vms_that_it_makes() {
+        for size in PACKAGE {
+            let name = if size.name == "max_physical_memory" { "ram" } else { size.name };
+            let of_vm = property(name).expect("VMs have it");
+            let (_, most) = size.limits().expect("a number");
+            let in_its_unit = if size.name == "quota" { 1024 } else { 1 };
+            assert_eq!(of_vm.limits().map(|(_, most)| most * in_its_unit), Some(most), "{name}");
+            assert_eq!(of_vm.effect, size.effect, "{name}");
+            if of_vm.form != Form::Any {
+                assert_eq!(of_vm.form, size.form, "{name}");
+            }
+        }
+    }
+
+    #[test]
     fn limits_of_bytes_are_told() {
         let objects = [LASTING, INITIAL].into_iter().flatten();
         for property in objects {
@@ -397,7 +425,7 @@ mod tests {
 
     #[test]
     fn units_are_named() {
-        for property in [LASTING, INITIAL, CHANGES, FACTS, DISK].into_iter().flatten() {
+        for property in [LASTING, INITIAL, CHANGES, FACTS, DISK, PACKAGE].into_iter().flatten() {
             let unit = match property.kind {
                 Mib => "MiB",
                 Gib => "GiB",

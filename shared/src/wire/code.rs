@@ -147,6 +147,8 @@ codes! {
     NotRunning = "ENOTRUNNING",
     /// This agent has nothing to do it with.
     NotSupported = "NotSupported",
+    /// There is a package of this name or uuid.
+    PackageExists = "PackageExists",
     /// The path in the container is no directory.
     PathNotDirectory = "PathNotDirectory",
     /// The request's condition does not hold.
