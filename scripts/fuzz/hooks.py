@@ -32,7 +32,7 @@ REPORTS = {"ServerEventStatusUpdate", "ServerEventHeartbeat", "ServerSysinfoRegi
 
 # Identifiers from earlier answers, newest last.
 seen = {
-    name: collections.deque(maxlen=20) for name in ("task", "ticket", "job", "image")
+    name: collections.deque(maxlen=20) for name in ("task", "ticket", "job", "image", "package")
 }
 turn = itertools.count()
 
@@ -57,6 +57,8 @@ def real(operation, path, name):
         return pick("ticket")
     if name == "job_uuid":
         return pick("job")
+    if name == "package":
+        return pick("package")
     if name == "uuid":
         if path.startswith("/images/"):
             return pick("image")
@@ -71,7 +73,8 @@ def before_call(context, case, kwargs):
     operation = case.operation.definition.raw.get("operationId", "")
     path = case.operation.path
     for name, value in list((case.path_parameters or {}).items()):
-        if isinstance(value, str) and UUID.match(value) and next(turn) % 5:
+        named = isinstance(value, str) and (name == "package" or UUID.match(value))
+        if named and next(turn) % 5:
             case.path_parameters[name] = real(operation, path, name) or value
     if path == "/why/{kind}/{id}" and next(turn) % 2:
         case.path_parameters["kind"] = "server"
@@ -104,6 +107,8 @@ def after_call(context, case, response):
         seen["ticket"].append(body["uuid"])
     elif operation == "ImageCreate":
         seen["image"].append(body["uuid"])
+    elif operation == "PackageCreate":
+        seen["package"].append(body["name"])
     elif "job_uuid" in body:
         seen["job"].append(body["job_uuid"])
     elif set(body) == {"id"}:

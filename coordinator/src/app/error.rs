@@ -29,6 +29,12 @@ pub enum AppError {
     /// A decision can't be replayed any more.
     #[error("the snapshot of allocation {0} is no longer kept")]
     SnapshotNotKept(uuid::Uuid),
+    /// No such package.
+    #[error("package {0} not found")]
+    PackageNotFound(String),
+    /// A package of this name or uuid exists.
+    #[error("package {0} exists")]
+    PackageExists(String),
     /// No such task.
     #[error("no such task found")]
     TaskNotFound,

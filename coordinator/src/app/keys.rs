@@ -27,6 +27,10 @@ pub(crate) const PLACER_ROLL: &str = "placer/roll";
 pub(crate) const RESERVATIONS: &str = "reserve/";
 pub(crate) const ALLOCATIONS: &str = "allocation/";
 pub(crate) const BOOT: &str = "boot/";
+/// Packages, by name.
+pub(crate) const PACKAGES: &str = "package/";
+/// Names of packages, by uuid.
+pub(crate) const PACKAGE_UUIDS: &str = "package-uuid/";
 pub(crate) const JOBS: &str = "job/";
 /// Which job of a kind runs on a server.
 pub(crate) const JOB_GUARDS: &str = "jobrun/";

@@ -23,6 +23,7 @@ pub mod jobs;
 pub(crate) mod keys;
 mod monitoring;
 mod nodes;
+mod packages;
 mod placement;
 pub mod platform;
 mod platforms;
@@ -73,6 +74,7 @@ use incoming::FromAgents;
 use jobs::Jobs;
 use monitoring::Monitoring;
 use nodes::Nodes;
+use packages::Packages;
 use platforms::PlatformCatalog;
 use reports::Reports;
 use roster::Roster;
@@ -94,6 +96,7 @@ pub struct App {
     pub(crate) jobs: Arc<Jobs>,
     pub(crate) monitoring: Monitoring,
     pub(crate) nodes: Arc<Nodes>,
+    pub(crate) packages: Arc<Packages>,
     pub(crate) placement: Arc<Placement>,
     pub(crate) platforms: Arc<PlatformCatalog>,
     pub(crate) reports: Arc<Reports>,
@@ -126,6 +129,7 @@ impl App {
         let tickets = Arc::new(Tickets::new(c()));
         let tasks = Arc::new(Tasks::new(c(), agents.clone(), tickets.clone()));
         let decisions = Arc::new(Decisions::new(c()));
+        let packages = Arc::new(Packages::new(c()));
         let placement = Placement::new(
             c(),
             agents.clone(),
@@ -214,6 +218,7 @@ impl App {
             jobs,
             monitoring,
             nodes,
+            packages,
             placement,
             platforms,
             reports,

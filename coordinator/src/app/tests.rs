@@ -8,6 +8,7 @@ mod dropped;
 mod events;
 mod examples;
 mod jobs;
+mod packages;
 mod pair;
 mod peers;
 mod records;

@@ -20,6 +20,7 @@ impl From<AppError> for ApiError {
             | AppError::SnapshotNotKept(_)
             | AppError::ServerNotFound(_)
             | AppError::VmNotFound(_)
+            | AppError::PackageNotFound(_)
             | AppError::TaskNotFound
             | AppError::JobNotFound
             | AppError::TicketNotFound(_)
@@ -28,6 +29,7 @@ impl From<AppError> for ApiError {
             AppError::TicketNotActive(_) => conflict(Code::TicketNotActive, message),
             AppError::ServerNotRunning => Self::ServerNotRunning,
             AppError::VmExists(_) => conflict(Code::VmExists, message),
+            AppError::PackageExists(_) => conflict(Code::PackageExists, message),
             AppError::NotCancellable(_) => conflict(Code::NotCancellable, message),
             AppError::Invalid(errors) => Self::InvalidParameters(errors),
             AppError::InvalidArgument(_) => Self::InvalidArgument(message),

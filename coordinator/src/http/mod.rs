@@ -35,6 +35,7 @@ mod node_tasks;
 mod openapi;
 mod origin;
 mod orphans;
+mod packages;
 mod params;
 mod ping;
 mod places;
@@ -100,6 +101,7 @@ fn table() -> Vec<Route> {
         info::routes,
         metrics::routes,
         images::routes,
+        packages::routes,
         servers::routes,
         events::routes,
         event_stream::routes,

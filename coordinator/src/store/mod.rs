@@ -13,6 +13,7 @@
 //! | `task/<id>`, `open/<server>/<id>` | task | creation, end |
 //! | `job/<uuid>`, `jobrun/<server>/<kind>` | job | creation, each step, end |
 //! | `boot/default` | installation | operators: boot parameters of new servers |
+//! | `package/<name>`, `package-uuid/<uuid>` | package | operators |
 //! | `ticket/<uuid>`, `queue/<server>/<hash>`, `ticket-seq` | ticket, queue of open ones, all | the waitlist |
 //! | `reserve/<vm>` | reservation | an allocation; its end |
 //! | `place/<vm>` | VM that is being made | its placement, its task's end |

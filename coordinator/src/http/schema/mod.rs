@@ -3,6 +3,7 @@
 
 mod check;
 mod derived;
+mod package;
 mod records;
 mod requests;
 mod results;
@@ -54,6 +55,9 @@ const COMPONENTS: &[(&str, SchemaFn)] = &[
     ("BootModule", derived::of::<api::boot::BootModule>),
     ("Job", derived::of::<api::job::Job>),
     ("HistoryEntry", records::history_entry),
+    ("Package", derived::of::<api::package::Package>),
+    ("PackageCreate", package::create),
+    ("PackageUpdate", package::update),
     ("VmCreate", vm::create),
     ("VmUpdate", vm::update),
     ("VmPlace", vm::place),
@@ -117,6 +121,16 @@ pub(crate) fn any() -> Value {
 /// An agent's recent tasks.
 pub(crate) fn history() -> Value {
     list("HistoryEntry")
+}
+
+/// The members of a new package.
+pub(crate) fn package_create() -> Value {
+    reference("PackageCreate")
+}
+
+/// The members of a package's change.
+pub(crate) fn package_update() -> Value {
+    reference("PackageUpdate")
 }
 
 /// The parameters of a VM's create.

@@ -1,4 +1,4 @@
-//! The coordinator itself, tasks, images, the allocator.
+//! The coordinator itself, tasks, images, packages, the allocator.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ const PARAMETERS: &str = "InvalidParameters";
 const NOT_FOUND: &str = "ResourceNotFound";
 
 pub(super) fn rows() -> Vec<Row> {
-    [itself(), tasks(), images(), placement()].concat()
+    [itself(), tasks(), images(), packages(), placement()].concat()
 }
 
 fn itself() -> Vec<Row> {
@@ -125,6 +125,37 @@ fn images() -> Vec<Row> {
             .at("{uuid}", "{image}")
             .bad_at("{image}", "{missing}", 404, NOT_FOUND)
             .bad_at("{image}", "nonsense", 404, NOT_FOUND),
+    ]
+}
+
+/// Makes a package, known as `package`.
+fn a_package(name: &str) -> Sent {
+    let body = json!({ "name": name, "max_physical_memory": 128 });
+    Sent::new("POST", "/packages").json(&body).keep("uuid", "package")
+}
+
+fn packages() -> Vec<Row> {
+    let of = |route: &'static str, status, name: &str| {
+        row(route, status)
+            .after(a_package(name))
+            .bad_at("{package}", "{missing}", 404, NOT_FOUND)
+            .bad_at("{package}", "no%20name", 404, NOT_FOUND)
+    };
+    let changes = |row: Row| row.bad_header("if-match: \"no such\"", 412, "PreconditionFailed");
+    vec![
+        row("GET /packages", 200).plain(),
+        row("POST /packages", 200)
+            .after(a_package("taken"))
+            .sends(&json!({ "name": "made", "max_physical_memory": "128", "vcpus": 2 }))
+            .bad_body(&json!({}), 409, PARAMETERS)
+            .bad_body(&json!({ "name": "x", "max_physical_memory": 1 }), 409, PARAMETERS)
+            .bad_body(&json!({ "name": "x", "max_physical_memory": 128, "r": 1 }), 409, PARAMETERS)
+            .bad_body(&json!({ "name": "taken", "max_physical_memory": 64 }), 409, "PackageExists"),
+        of("GET /packages/:package", 200, "shown"),
+        changes(of("POST /packages/:package", 200, "changed").sends(&json!({ "vcpus": 4 })))
+            .bad_body(&json!({ "vcpus": 0 }), 409, PARAMETERS)
+            .bad_body(&json!({ "name": "other" }), 409, PARAMETERS),
+        changes(of("DELETE /packages/:package", 204, "deleted")),
     ]
 }
 
