@@ -137,6 +137,7 @@ impl App {
             tickets.clone(),
             tasks.clone(),
             decisions.clone(),
+            packages.clone(),
         );
         tasks.at_end(Arc::downgrade(&placement) as Weak<dyn AtEnd>);
         let nodes = Arc::new(Nodes::new(

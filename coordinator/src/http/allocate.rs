@@ -31,9 +31,13 @@ const ANY: &[Rule] = &[];
 const VM: Param = Param::new("vm", &[], "The VM; needed").schema(schema::allocation_vm);
 const IMAGE: Param =
     Param::new("image", &[], "Its image's manifest; needed").schema(schema::allocation_image);
-const PACKAGE: Param =
-    Param::new("package", ANY, "Its package, with the overprovisioning ratios to account by")
-        .schema(schema::allocation_package);
+const PACKAGE: Param = Param::new(
+    "package",
+    ANY,
+    "Its package, with the overprovisioning ratios to account by; or a kept \
+         package's name or uuid, whose sizes count where `vm` has none",
+)
+.schema(schema::allocation_package);
 const NIC_TAGS: Param =
     Param::new("nic_tags", &[], "NIC tags it needs, all of them; needed").schema(schema::texts);
 const REQUIREMENTS: Param =

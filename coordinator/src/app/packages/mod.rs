@@ -5,13 +5,16 @@
 //! keeps that, written in the same commit.
 
 mod draft;
+mod fill;
 
 use std::sync::Arc;
 
 use muster_shared::api::Object;
 use muster_shared::api::package::Package;
+use muster_shared::config::nearest;
 use muster_shared::ids::VmUuid;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::context::Context;
 use super::error::AppError;
@@ -20,10 +23,14 @@ use super::keys;
 use super::records::Records;
 use crate::store::{Expect, Held, MAX_PAGE, StoreError};
 
+pub(super) use fill::for_allocator;
+
 const PACKAGES: Records<Package> = Records::under(keys::PACKAGES);
 const UUIDS: Records<Named> = Records::under(keys::PACKAGE_UUIDS);
 /// Most packages: a list shows all of them.
 const MAX_PACKAGES: usize = MAX_PAGE;
+/// Most names that are told to whoever names none of them.
+const MAX_TOLD: usize = 8;
 
 /// Whose a uuid is.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -138,5 +145,74 @@ impl Packages {
             Ok(())
         };
         self.ctx.retry(format!("package {named}"), attempt).await
+    }
+
+    /// Gives a VM whose parameters name a package its sizes where they say none themselves. A
+    /// package that stands there as an object is the client's own, and is left alone.
+    ///
+    /// # Errors
+    /// [`AppError::Invalid`] when there is no such package; [`AppError::Store`].
+    pub(super) async fn complete(&self, vm: &mut Object) -> Result<Option<Package>, AppError> {
+        let Some(package) = self.asked_for(vm).await? else { return Ok(None) };
+        vm.remove("package");
+        fill::fill(vm, &package);
+        Ok(Some(package))
+    }
+
+    /// As [`Packages::complete`], of what is asked of the allocator, where the VM stands in `vm`.
+    /// The package takes the place of its name.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) async fn complete_question(
+        &self,
+        body: &mut Object,
+    ) -> Result<Option<Package>, AppError> {
+        let Some(package) = self.asked_for(body).await? else { return Ok(None) };
+        if let Some(Value::Object(vm)) = body.get_mut("vm") {
+            let mut filled = Object::from(std::mem::take(vm));
+            fill::fill(&mut filled, &package);
+            *vm = filled.into();
+        }
+        body.set("package", Object::of(&package));
+        Ok(Some(package))
+    }
+
+    async fn asked_for(&self, body: &Object) -> Result<Option<Package>, AppError> {
+        let Some(named) = body.text("package") else { return Ok(None) };
+        match self.get(named).await {
+            Ok(held) => Ok(Some(held.value)),
+            Err(AppError::PackageNotFound(_)) => {
+                let all = self.list().await?;
+                let names: Vec<&str> = all.iter().map(|package| package.name.as_str()).collect();
+                Err(AppError::invalid("package", no_such(named, &names)))
+            }
+            Err(other) => Err(other),
+        }
+    }
+}
+
+/// That there is no such package, and which it may have been.
+fn no_such(named: &str, names: &[&str]) -> String {
+    let hint = match (nearest(named, names.iter().copied()), names) {
+        (Some(meant), _) => format!("; did you mean {meant}?"),
+        (None, []) => "; there are none".to_owned(),
+        (None, names) if names.len() <= MAX_TOLD => format!("; there are {}", names.join(", ")),
+        (None, _) => String::new(),
+    };
+    format!("there is no such package{hint}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_names_no_package_is_told_which_there_are() {
+        let names = ["large", "small"];
+        assert_eq!(no_such("smal", &names), "there is no such package; did you mean small?");
+        let far = no_such("0123456789", &names);
+        assert_eq!(far, "there is no such package; there are large, small");
+        assert_eq!(no_such("x", &[]), "there is no such package; there are none");
     }
 }

@@ -31,6 +31,7 @@ use crate::app::decisions::taken_down;
 use crate::app::error::AppError;
 use crate::app::fleet::PlaceState;
 use crate::app::keys;
+use crate::app::packages::for_allocator;
 use crate::app::tasks::{NewTask, Open, TASKS, TaskRecord};
 use crate::app::vm_request::build;
 use crate::store::{Expect, Write};
@@ -46,25 +47,30 @@ impl Placement {
         body: &Object,
         caller: &Caller,
     ) -> Result<VmPlaced, AppError> {
-        let mut spec = build(body)?;
+        let mut body = body.clone();
+        let package = self.packages.complete(&mut body).await?;
+        let package = package.as_ref().map(for_allocator);
+        let mut spec = build(&body)?;
         let vm = *spec.uuid.get_or_insert_with(|| VmUuid(self.ctx.parts.entropy.uuid()));
         let params = Object::of(&spec);
         let expect = self.check_vm_is_new(vm).await?;
         let _named = self.name(&spec)?;
         let mut exclude = BTreeSet::new();
-        let mut flow = Flow::new(self, self.question_of_create(vm, &spec, &exclude)?);
+        let sized = (&spec, package.as_ref());
+        let mut flow = Flow::new(self, self.question_of_create(vm, sized, &exclude)?);
         loop {
             let decision = flow.decide().await?;
             let Some(server) = chosen_server(&decision) else {
                 return Err(self.refused(&flow.question, decision).await?);
             };
             let new = create_task(server, vm, &params, caller);
-            match self.create_commit(&flow.question, decision, new, expect).await {
+            let package = package.clone();
+            match self.create_commit(&flow.question, decision, new, package, expect).await {
                 Ok(id) => return Ok(VmPlaced { vm_uuid: vm, id, server_uuid: server }),
                 Err(AppError::Busy(reason)) => {
                     tracing::info!(server_uuid = %server, reason, "placing elsewhere");
                     exclude.insert(server);
-                    flow.ask(self.question_of_create(vm, &spec, &exclude)?);
+                    flow.ask(self.question_of_create(vm, sized, &exclude)?);
                 }
                 Err(error) => match flow.again(error).await {
                     Err(AppError::Store(error)) if error.is_conflict() => {
@@ -81,14 +87,15 @@ impl Placement {
     /// say that it moves, by `migrating` or by a ticket for that VM.
     ///
     /// # Errors
-    /// As [`Tasks::create`]; [`AppError::VmExists`].
+    /// As [`Tasks::create`]; [`AppError::Invalid`], [`AppError::VmExists`].
     pub async fn create_on(
         self: &Arc<Self>,
         server: ServerUuid,
         vm: VmUuid,
-        params: Object,
+        mut params: Object,
         caller: &Caller,
     ) -> Result<TaskId, AppError> {
+        self.packages.complete(&mut params).await?;
         // A migration makes its target under the name of its source.
         let moves = params.get("migrating") == Some(&Value::Bool(true))
             || self.tickets.is_about_vm(caller, vm).await?;
@@ -134,6 +141,7 @@ impl Placement {
         question: &Question,
         mut decision: Decision,
         new: NewTask,
+        package: Option<Object>,
         expect: Expect,
     ) -> Result<TaskId, AppError> {
         let Wanted { vm, body, extra, .. } = &question.vms[0];
@@ -145,6 +153,7 @@ impl Placement {
         let _place = self.tasks.reserve(new.server)?;
         let mut record = self.tasks.record(new).await?;
         record.refusals = Some(Vec::new());
+        record.package = package;
         let mut writes = self.tasks.writes(&record);
         let place = self.place_record(&record, *vm, Some(extra.clone()));
         writes.push(PLACES.put(vm, expect, &place));
@@ -250,7 +259,8 @@ impl Placement {
         });
         let (spec, _) = VmSpec::read(self.tasks.load_params(&old.params).await?.into());
         let mut exclude: BTreeSet<_> = refusals.iter().map(|r| r.server_uuid).collect();
-        let mut flow = Flow::new(self, self.question_of_create(vm, &spec, &exclude)?);
+        let sized = (&spec, old.package.as_ref());
+        let mut flow = Flow::new(self, self.question_of_create(vm, sized, &exclude)?);
         loop {
             let decision = flow.decide().await?;
             let Some(server) = chosen_server(&decision) else { return Ok(false) };
@@ -270,7 +280,7 @@ impl Placement {
                 }
                 Err(AppError::Busy(_)) => {
                     exclude.insert(server);
-                    flow.ask(self.question_of_create(vm, &spec, &exclude)?);
+                    flow.ask(self.question_of_create(vm, sized, &exclude)?);
                 }
                 Err(error) => flow.again(error).await?,
             }

@@ -18,6 +18,7 @@ use crate::alloc::{self, Detail, Explanation, FieldError, LeastChanges, Outcome,
 use crate::app::decisions::{bad_policy, taken_down};
 use crate::app::error::AppError;
 use crate::app::fields::Extras;
+use crate::app::packages::for_allocator;
 use crate::app::server_view::{ratios_shown, server_view};
 use crate::store::{StoreError, Write};
 
@@ -138,7 +139,10 @@ impl Placement {
     /// [`AppError::Invalid`], [`AppError::Busy`], [`AppError::Store`], [`AppError::Blob`]. That no
     /// server fits is no error, see [`Decided::failure`].
     pub async fn allocate(&self, body: &Object) -> Result<Decided, AppError> {
-        let mut flow = Flow::new(self, self.question(body)?);
+        let mut body = body.clone();
+        let package = self.packages.complete_question(&mut body).await?;
+        let package = package.as_ref().map(for_allocator);
+        let mut flow = Flow::new(self, self.question(&body, package.as_ref())?);
         loop {
             let mut decision = flow.decide().await?;
             let decided = self.answer(&flow.question, &mut decision).await?;
@@ -149,9 +153,9 @@ impl Placement {
         }
     }
 
-    fn question(&self, body: &Object) -> Result<Question, AppError> {
+    fn question(&self, body: &Object, package: Option<&Object>) -> Result<Question, AppError> {
         let ask = Ask::parse(body)?;
-        let created = if ask.create { Some(machine::as_create(body)?) } else { None };
+        let created = if ask.create { Some(machine::as_create(body, package)?) } else { None };
         let body = created.as_ref().map_or(body, |(body, _)| body);
         let first = parse(body)?;
         let allocation = &self.ctx.config.allocation;

@@ -38,6 +38,7 @@ use super::context::Context;
 use super::decisions::Decisions;
 use super::error::AppError;
 use super::fleet::{Entry, Fleet};
+use super::packages::Packages;
 use super::tasks::Tasks;
 use super::tickets::Tickets;
 use crate::agents::Agents;
@@ -58,6 +59,7 @@ pub struct Placement {
     tickets: Arc<Tickets>,
     tasks: Arc<Tasks>,
     decisions: Arc<Decisions>,
+    packages: Arc<Packages>,
     pub(crate) promises: Arc<Promises>,
     intake: SharedIntake,
     searches: Searches,
@@ -73,6 +75,7 @@ impl Placement {
         tickets: Arc<Tickets>,
         tasks: Arc<Tasks>,
         decisions: Arc<Decisions>,
+        packages: Arc<Packages>,
     ) -> Arc<Self> {
         let (config, clock) = (&ctx.config.allocation, Arc::clone(&ctx.parts.clock));
         let promises = Promises::new(config, &ctx.parts.instance, Arc::clone(&fleet), clock);
@@ -86,6 +89,7 @@ impl Placement {
             tickets,
             tasks,
             decisions,
+            packages,
             promises,
             intake,
             searches,
@@ -133,15 +137,15 @@ impl Placement {
         room
     }
 
-    /// What is asked of the allocator for a VM that this coordinator creates; not on the servers
-    /// of `exclude`.
+    /// What is asked of the allocator for a VM that this coordinator creates, of a package or
+    /// none; not on the servers of `exclude`.
     fn question_of_create(
         &self,
         vm: VmUuid,
-        spec: &VmSpec,
+        (spec, package): (&VmSpec, Option<&Object>),
         exclude: &BTreeSet<ServerUuid>,
     ) -> Result<Question, AppError> {
-        let mut body = machine::request(spec);
+        let mut body = machine::request(spec, package);
         if !exclude.is_empty() {
             let mut left = self.fleet.registered();
             left.retain(|server| !exclude.contains(server));

@@ -7,6 +7,7 @@ use super::ask::creates;
 use super::{Placement, invalid, machine, parse};
 use crate::alloc::{Extra, Fit, Fitted, ServerName, Unreserved, fit, num, parse_capacity};
 use crate::app::error::AppError;
+use crate::app::packages::for_allocator;
 
 /// Servers looked at between two pauses, in which others get their turn.
 const PART: usize = 50;
@@ -22,10 +23,13 @@ impl Placement {
         let only = parse_capacity(body.as_map()).map_err(invalid)?;
         let mut body = body.clone();
         body.remove("servers");
+        body.set_default("vm", json!({}));
+        let package = self.packages.complete_question(&mut body).await?;
+        let package = package.as_ref().map(for_allocator);
         fill(&mut body);
         let allocation = &self.ctx.config.allocation;
         let (request, extra, policy) = if creates(&body)? {
-            let (body, spec) = machine::as_create(&body)?;
+            let (body, spec) = machine::as_create(&body, package.as_ref())?;
             (parse(&body)?, Extra::of_new_vm(&spec), &allocation.placing)
         } else {
             let request = parse(&body)?;
@@ -86,7 +90,6 @@ fn fill(body: &mut Object) {
     let memory = body.get("package").and_then(|p| p.get("max_physical_memory")).cloned();
     body.set_default("image", json!({}));
     body.set_default("nic_tags", json!([]));
-    body.set_default("vm", json!({}));
     let vm = body.slot("vm");
     if let Value::Object(vm) = vm {
         vm.entry("vm_uuid").or_insert_with(|| nobody.clone());

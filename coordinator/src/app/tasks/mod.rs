@@ -197,6 +197,7 @@ impl Tasks {
             ticket_uuid: fence.as_ref().map(|fence| fence.uuid),
             ticket: fence.map(|fence| fence.ticket),
             refusals: None,
+            package: None,
             unknown: Object::new(),
         })
     }

@@ -85,6 +85,9 @@ pub struct TaskRecord {
     /// The servers that refused the VM, for a task that places one; `None` for others.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusals: Option<Vec<Refusal>>,
+    /// What the allocator is told of the kept package of such a VM, also when it is placed again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub package: Option<Object>,
     /// What another version keeps in the record.
     #[serde(flatten)]
     pub unknown: Object,
@@ -145,7 +148,7 @@ impl TaskRecord {
     pub fn ended(&self, ending: Ending, now: Timestamp) -> Self {
         let at = iso(now);
         let entry = |name, event| TaskEntry { name, timestamp: at.clone(), event };
-        let mut record = Self { params: Params::default(), ..self.clone() };
+        let mut record = Self { params: Params::default(), package: None, ..self.clone() };
         record.finished_at = Some(at.clone());
         match ending.outcome {
             Outcome::Complete => {

@@ -92,9 +92,9 @@ pub(crate) fn allocation_image() -> Value {
     })
 }
 
-/// Its package, as far as it matters.
+/// Its package, as far as it matters, or the name of one.
 pub(crate) fn allocation_package() -> Value {
-    json!({
+    let own = json!({
         "type": "object",
         "properties": {
             "overprovision_cpu": number("Ratio"), "overprovision_memory": number("Ratio"),
@@ -105,7 +105,8 @@ pub(crate) fn allocation_package() -> Value {
             "max_platform": { "anyOf": [platform("At most"), text()] },
             "traits": { "anyOf": [traits(), text()] },
         },
-    })
+    });
+    json!({ "anyOf": [own, text()] })
 }
 
 /// VMs as a server's agent reports them.

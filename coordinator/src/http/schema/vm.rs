@@ -67,6 +67,13 @@ pub(super) fn create() -> Value {
             },
         }),
     );
+    all.insert(
+        "package".to_owned(),
+        json!({
+            "type": ["string", "object", "null"],
+            "description": "Name or uuid of a kept package, for sizes that are not given",
+        }),
+    );
     let mut keep = quiet_flag();
     keep["description"] = json!("Keep what was made if making it fails, for looking into it");
     all.insert("keep_failed".to_owned(), keep);
@@ -118,7 +125,8 @@ pub(super) fn place() -> Value {
         (
             "package",
             json!({
-                "type": "object", "description": "Sizes that are not given otherwise, as PAPI has them",
+                "type": ["object", "string"], "description": "Sizes that are not given otherwise: \
+                    a kept package's name or uuid, or members as PAPI has them",
                 "properties": {
                     "name": { "type": "string" }, "uuid": { "type": "string" },
                     "version": { "type": "string" },

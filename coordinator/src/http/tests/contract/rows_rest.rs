@@ -177,6 +177,7 @@ fn placement() -> Vec<Row> {
             .sends(&request)
             .bad_body(&nowhere, 409, "NoAllocatableServersError")
             .bad_body(&json!({ "vm": 7, "image": {}, "nic_tags": [] }), 409, PARAMETERS)
+            .bad_body(&json!({ "package": "none such" }), 409, PARAMETERS)
             .bad_query("steps=some", 409, PARAMETERS),
         row("GET /allocations", 200)
             .asks("limit=5")

@@ -186,6 +186,7 @@ fn fleet() -> Vec<Row> {
             .sends(&place)
             .bad_body(&json!({}), 409, PARAMETERS)
             .bad_body(&json!({ "image_uuid": "{missing}", "ram": "much" }), 409, PARAMETERS)
+            .bad_body(&json!({ "image_uuid": "{missing}", "package": "x" }), 409, PARAMETERS)
             .bad_body(
                 &json!({ "image_uuid": "{missing}", "ram": 16_000_000 }),
                 409,
