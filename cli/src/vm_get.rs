@@ -70,6 +70,7 @@ fn page(
         .line("Id", &id)
         .line("Server", format!("{on} ({server_id})"))
         .maybe("Image", image)
+        .maybe("Package", vm.index.package_name.as_ref())
         .line("vCPUs", cpus(vm))
         .line("RAM", ram(vm))
         .maybe("Owner", vm.vm.owner_uuid.as_ref().filter(|owner| *owner != NOBODY))
@@ -176,7 +177,7 @@ mod tests {
             "uuid": uuid::Uuid::nil(), "state": "running", "max_physical_memory": 1536, "quota": 10,
             "cpu_cap": 200, "brand": "kvm", "owner_uuid": NOBODY, "alias": "web1", "vcpus": 2,
             "ram": 512, "server_uuid": uuid::Uuid::nil(), "server_status": status,
-            "tags": { "role": "db" }, "created_at": "2026-05-01T10:00:00.000Z",
+            "package_name": "small", "tags": { "role": "db" }, "created_at": "2026-05-01T10:00:00.000Z",
         }))
         .unwrap()
     }
@@ -195,6 +196,7 @@ mod tests {
         for part in [
             "2, at most 200 % of one core together",
             "512 MiB, with the hypervisor at most 1.5 GiB",
+            " small\n",
             "disk0  10 GiB, virtio, boot, /d0",
             "net0  network admin, 02:00:00:00:00:01, dhcp",
             "role  db",

@@ -98,6 +98,9 @@ impl Item for Row {
             .wide(),
         Column::new("BRAND", |row: &Self| Cell::maybe(row.vm.vm.brand.as_ref())).wide(),
         Column::new("CPU CAP", |row: &Self| Cell::of(&row.vm.vm.cpu_cap)).wide(),
+        Column::new("PACKAGE", |row: &Self| Cell::maybe(row.vm.index.package_name.as_ref()))
+            .cut()
+            .wide(),
         Column::new("TAGS", |row: &Self| tags(&row.vm)).cut().wide(),
         Column::new("OWNER", |row: &Self| match &row.vm.vm.owner_uuid {
             Some(owner) => Cell::id(owner),

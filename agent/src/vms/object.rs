@@ -108,6 +108,7 @@ pub fn report(entry: &Entry) -> VmReport {
         docker_id: docker_id.map(str::to_owned),
         flexible_disk_size: record.number("flexible_disk_size"),
         image_uuid: boot_image(record),
+        package_name: text("package_name"),
         ips: addresses(record),
         state_reason: reason(entry).map(str::to_owned),
     };

@@ -128,6 +128,9 @@ pub struct VmIndex {
     /// The image of its boot disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_uuid: Option<String>,
+    /// The package that it was made from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub package_name: Option<String>,
     /// Addresses that its network interfaces were given, without prefix lengths; `dhcp` where the guest
     /// asks for one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

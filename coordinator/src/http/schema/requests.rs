@@ -140,7 +140,7 @@ pub(crate) fn vm_index() -> Value {
         "type": "object",
         "properties": {
             "alias": text(), "tags": { "type": "object" }, "docker_id": text(),
-            "vcpus": { "type": "integer" }, "image_uuid": text(),
+            "vcpus": { "type": "integer" }, "image_uuid": text(), "package_name": text(),
             "flexible_disk_size": { "type": "integer", "description": "MiB" },
         },
     });
