@@ -160,6 +160,8 @@ fn page(detail: &DecisionDetail, server: Option<&str>, vm: Option<&str>) -> Page
         .line("Seed", detail.seed.to_string())
         .line("Policy", &detail.config_hash);
     page.group("Asked for");
+    let package = detail.request.as_ref().and_then(|request| request.get("package"));
+    page.maybe("package", package.and_then(|package| package["name"].as_str()));
     let vm =
         detail.request.as_ref().and_then(|request| request.get("vm")).and_then(Value::as_object);
     for (name, value) in vm.into_iter().flatten().filter(|(name, _)| *name != "vm_uuid") {
@@ -209,7 +211,9 @@ mod tests {
         let detail = json!({
             "id": uuid::Uuid::nil(), "at": "2026-05-01T10:00:00.000Z", "kind": "vms",
             "vm_uuid": "v", "server_uuid": null, "score": null, "failure": "no room",
-            "reserved": false, "keep": false, "request": { "vm": { "ram": 512, "vm_uuid": "v" } },
+            "reserved": false, "keep": false, "request": {
+                "vm": { "ram": 512, "vm_uuid": "v" }, "package": { "name": "small" },
+            },
             "config_hash": "h", "seed": 7, "snapshot_revision": 1, "fingerprint": "f",
             "steps": [{ "step": "Servers", "algorithm": null, "remaining": 2 },
                       { "step": "Servers that run", "algorithm": null, "remaining": 2 },
@@ -218,7 +222,7 @@ mod tests {
         });
         let text = page(&serde_json::from_value(detail).unwrap(), None, Some("web1")).text(None);
         assert!(text.starts_with("no server was chosen: no room\n"), "{text}");
-        for part in ["web1 (v)", "ram  512", "0  Servers with room", "e5a32d94  score 2.5"] {
+        for part in ["web1 (v)", "package  small", "0  Servers with room", "e5a32d94  score 2.5"] {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert!(!text.contains("that run"), "{text}");

@@ -23,6 +23,18 @@ struct Document {
     lines: BTreeMap<String, u64>,
 }
 
+/// Reads a file that holds an object of somebody else's.
+///
+/// # Errors
+/// [`CliError::Usage`].
+pub(crate) fn object(path: &Path, text: &str) -> Result<Map<String, Value>, CliError> {
+    let bad = |why: String| CliError::Usage(format!("{}: {why}", path.display()));
+    match Document::parse(text).map_err(bad)?.value {
+        Value::Object(members) => Ok(members),
+        _ => Err(bad("not an object".to_owned())),
+    }
+}
+
 /// Reads a file as `T`.
 ///
 /// # Errors

@@ -28,6 +28,7 @@ mod known;
 mod man;
 mod names;
 mod output;
+mod package;
 mod page;
 mod pick;
 mod rates;
@@ -80,7 +81,7 @@ Examples:
   muster why web1                        what it waits for, and what failed last
 
 Things are named by uuid, by the beginning or end of a uuid (4 characters or more), or by name: a
-VM's alias, a server's hostname, an image's name.
+VM's alias, a server's hostname, an image's or a package's name.
 
 Exit codes: 0 done · 1 failed otherwise · 2 wrong usage · 3 not found · 4 the task failed ·
 5 coordinator unreachable · 6 refused by the coordinator · 7 not finished in time ·
@@ -156,6 +157,9 @@ enum Command {
     /// Images to create machines from.
     #[command(subcommand)]
     Image(image::Args),
+    /// Packages: sizes of machines under a name.
+    #[command(subcommand)]
+    Package(package::Args),
     /// Tasks: pending, running and finished operations.
     #[command(subcommand)]
     Task(task::Args),
@@ -232,6 +236,7 @@ pub async fn run(args: Args) -> Result<(), CliError> {
         Command::Server(args) => server::run(&client, &output, args).await,
         Command::Vm(args) => vm::run(&client, &output, args).await,
         Command::Image(args) => image::run(&client, &output, args).await,
+        Command::Package(args) => package::run(&client, &output, args).await,
         Command::Task(args) => task::run(&client, &output, args).await,
         Command::Ticket(args) => ticket::run(&client, &output, args).await,
         Command::Job(args) => job::run(&client, &output, args).await,

@@ -6,6 +6,7 @@ use clap::{Arg, Command, CommandFactory as _};
 use muster_shared::api::allocation::Decision;
 use muster_shared::api::image::Manifest;
 use muster_shared::api::job::Job;
+use muster_shared::api::package::Package;
 use muster_shared::api::server::Server;
 use muster_shared::api::task::Task;
 use muster_shared::api::ticket::Ticket;
@@ -27,6 +28,7 @@ enum Kind {
     Vm,
     Server,
     Image,
+    Package,
     Task,
     Job,
     Ticket,
@@ -105,6 +107,7 @@ fn kind(path: &[String], id: &str) -> Option<Kind> {
         ("why", "first" | "id") => Some(Kind::Vm),
         (_, "server" | "servers") => Some(Kind::Server),
         (_, "image" | "images" | "cdrom") => Some(Kind::Image),
+        (_, "package" | "packages") => Some(Kind::Package),
         ("task", "id" | "ids") | ("events", "task") => Some(Kind::Task),
         ("job", "uuid") => Some(Kind::Job),
         ("ticket", "uuid" | "holding") | (_, "ticket") => Some(Kind::Ticket),
@@ -134,6 +137,10 @@ async fn names(connection: &Connection, kind: Kind) -> Result<Vec<String>, CliEr
         Kind::Image => {
             let all: Vec<Manifest> = client.get("/images", &[]).await?;
             all.iter().map(|image| format!("{}@{}", image.name, image.version)).collect()
+        }
+        Kind::Package => {
+            let all: Vec<Package> = client.get("/packages", &[]).await?;
+            all.into_iter().map(|package| package.name).collect()
         }
         Kind::Task => {
             let active = [("status", "active".to_owned()), newest[0].clone()];
@@ -177,6 +184,8 @@ mod tests {
         check("server get ", Some(Kind::Server));
         check("server images add cn1 ", Some(Kind::Image));
         check("image delete ", Some(Kind::Image));
+        check("package get sm", Some(Kind::Package));
+        check("package delete a ", Some(Kind::Package));
         check("task wait ", Some(Kind::Task));
         check("job get ", Some(Kind::Job));
         check("allocation replay ", Some(Kind::Allocation));

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use muster_shared::api::allocation::Decision;
 use muster_shared::api::image::Manifest;
 use muster_shared::api::job::Job;
+use muster_shared::api::package::Package;
 use muster_shared::api::server::Server;
 use muster_shared::api::task::Task;
 use muster_shared::api::vm::FleetVm;
@@ -132,6 +133,16 @@ pub(crate) async fn only_image(client: &Client, name: &str) -> Result<Answer<Man
         return one("image", name, all, uuid, |image| Some(image.name.clone()));
     }
     one("image", name, all, uuid, versioned)
+}
+
+/// A package.
+pub(crate) async fn package(client: &Client, name: &str) -> Result<Answer<Package>, CliError> {
+    if name.parse::<Uuid>().is_ok() {
+        return client.get(&format!("/packages/{name}"), &[]).await;
+    }
+    let all: Vec<Answer<Package>> = client.get("/packages", &[]).await?;
+    let uuid = |package: &Answer<Package>| package.uuid.to_string();
+    one("package", name, all, uuid, |package| Some(package.name.clone()))
 }
 
 fn versioned(image: &Answer<Manifest>) -> Option<String> {
