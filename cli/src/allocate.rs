@@ -2,18 +2,20 @@
 
 use muster_shared::api::allocation::Allocated;
 use muster_shared::entropy::{Entropy as _, SeededEntropy};
-use muster_shared::vm::{DEFAULT_BRAND, NOBODY};
+use muster_shared::vm::{DEFAULT_BRAND, DEFAULT_RAM_MIB, NOBODY};
 use serde_json::{Value, json};
 
 use crate::answer::Answer;
 use crate::client::Client;
 use crate::output::{Output, print};
+use crate::spec_file::DEFAULT_DISK_GIB;
 use crate::{CliError, allocate_offline, pick, refusal};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Nothing is reserved. It is decided as `muster vm create` decides. Examples:
   muster allocate --ram 4096 --disk 40 --vcpus 2 --network admin
+  muster allocate --package small
   muster allocate --offline fleet.json
       One document {servers, tickets, config?, request}; prints one line of JSON.
   muster allocate --offline --jsonl --time < cases.jsonl
@@ -22,17 +24,21 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) offline: allocate_offline::OfflineArgs,
 
-    /// Memory, MiB.
-    #[arg(long, value_name = "MIB", default_value_t = 256)]
-    ram: u64,
+    /// Package whose sizes count where no flag says another: name, uuid or its beginning.
+    #[arg(long)]
+    package: Option<String>,
 
-    /// Disk, GiB.
-    #[arg(long, value_name = "GIB", default_value_t = 1)]
-    disk: u64,
+    /// Memory, MiB [default: the package's, else 256].
+    #[arg(long, value_name = "MIB")]
+    ram: Option<u64>,
 
-    /// Virtual CPUs.
-    #[arg(long, value_name = "COUNT", default_value_t = 1)]
-    vcpus: u64,
+    /// Disk, GiB [default: the package's, else 1].
+    #[arg(long, value_name = "GIB")]
+    disk: Option<u64>,
+
+    /// Virtual CPUs [default: the package's, else 1].
+    #[arg(long, value_name = "COUNT")]
+    vcpus: Option<u64>,
 
     /// Network to connect to, by the name of its nic tag; may be repeated.
     #[arg(long = "network", value_name = "TAG")]
@@ -55,16 +61,22 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
     let owner = args.owner.map_or_else(|| NOBODY.to_owned(), |owner| owner.to_string());
     // The API wants a uuid of the machine that would be made.
     let machine = SeededEntropy::from_os().uuid();
+    let default = |size: u64| args.package.is_none().then_some(size);
     let mut body = json!({
         "vm": {
-            "vm_uuid": machine.to_string(), "owner_uuid": owner, "ram": args.ram,
-            "quota": args.disk, "vcpus": args.vcpus, "brand": DEFAULT_BRAND,
+            "vm_uuid": machine.to_string(), "owner_uuid": owner,
+            "ram": args.ram.or(default(DEFAULT_RAM_MIB)),
+            "quota": args.disk.or(default(DEFAULT_DISK_GIB)),
+            "vcpus": args.vcpus.or(default(1)), "brand": DEFAULT_BRAND,
         },
         "image": {},
         "nic_tags": args.networks,
         // Under the policy by which `muster vm create` places.
         "create": true,
     });
+    if let Some(name) = &args.package {
+        body["package"] = json!(pick::package(client, name).await?.name);
+    }
     if !args.servers.is_empty() {
         let mut uuids = Vec::new();
         for name in &args.servers {

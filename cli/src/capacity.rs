@@ -1,8 +1,9 @@
 //! `muster capacity`: how many more machines of a size fit, and what is stranded then.
 
-use std::path::PathBuf;
+use std::path::Path;
 
 use muster_shared::api::allocation::{Plan, PlannedFleet, PlannedServer, Sizes};
+use muster_shared::vm::DEFAULT_BRAND;
 use serde_json::{Number, Value, json};
 
 use crate::answer::Answer;
@@ -10,14 +11,15 @@ use crate::cell::{self, Cell};
 use crate::client::Client;
 use crate::output::{Output, member, print};
 use crate::table::Column;
-use crate::{CliError, pick};
+use crate::{CliError, document, pick, spec_file};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 LEFT is what may still be promised, STRANDED what is left of that once no more fit: memory, disk and
 percent of a core. Each machine takes its own memory and the hypervisor's (1 GiB with brand kvm), and
 10 GiB of disk have to stay free when it is placed. Example:
-  muster capacity --ram 4096 --disk 40 --vcpus 2")]
+  muster capacity --ram 4096 --disk 40 --vcpus 2
+  muster capacity --package small")]
 pub(crate) struct Args {
     /// Memory, MiB.
     #[arg(long, value_name = "MIB", default_value_t = 1024)]
@@ -31,9 +33,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     vcpus: u64,
 
-    /// A package (JSON file) instead of these sizes.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["ram", "disk", "vcpus"])]
-    package: Option<PathBuf>,
+    /// A package instead of these sizes: name, uuid or its beginning. With a slash in it, or `.json`
+    /// or `.yaml` at its end, it is a file that describes one.
+    #[arg(long, conflicts_with_all = ["ram", "disk", "vcpus"])]
+    package: Option<String>,
 
     /// Consider only this server; may be repeated.
     #[arg(long = "server")]
@@ -41,18 +44,24 @@ pub(crate) struct Args {
 }
 
 pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<(), CliError> {
-    let package = match &args.package {
-        Some(path) => read(path)?,
-        None => json!({
-            "max_physical_memory": args.ram, "quota": args.disk * 1024,
-            "cpu_cap": args.vcpus.saturating_mul(100), "vcpus": args.vcpus,
-        }),
+    // By the policy under which `muster vm create` places; a file's package has ratios of its own.
+    let mut body = match args.package.as_deref().map(|package| (package, file(package))) {
+        Some((_, Some(path))) => asked(read(path)?, false),
+        Some((name, None)) => {
+            let package = pick::package(client, name).await?;
+            json!({
+                "vm": { "brand": DEFAULT_BRAND }, "package": package.name, "nic_tags": [],
+                "create": true,
+            })
+        }
+        None => {
+            let package = json!({
+                "max_physical_memory": args.ram, "quota": args.disk.saturating_mul(1024),
+                "cpu_cap": args.vcpus.saturating_mul(100), "vcpus": args.vcpus,
+            });
+            asked(package, true)
+        }
     };
-    // By the policy under which `muster vm create` places; a package has ratios of its own.
-    let create = args.package.is_none();
-    let vm = vm(&package);
-    let mut body =
-        json!({ "vm": vm, "package": with_ratios(package), "nic_tags": [], "create": create });
     if !args.servers.is_empty() {
         let mut uuids = Vec::new();
         for name in &args.servers {
@@ -80,6 +89,19 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
     print(&format!("{fits} more fit on {servers} {of}; stranded then: {stranded}"))
 }
 
+/// Whether `--package` is a file.
+fn file(package: &str) -> Option<&Path> {
+    let path = Path::new(package);
+    let of_file = |ending: &std::ffi::OsStr| ["json", "yaml", "yml"].iter().any(|it| ending == *it);
+    (package.contains('/') || path.extension().is_some_and(of_file)).then_some(path)
+}
+
+/// What is asked about a package that is not kept.
+fn asked(package: Value, create: bool) -> Value {
+    let vm = vm(&package);
+    json!({ "vm": vm, "package": with_ratios(package), "nic_tags": [], "create": create })
+}
+
 /// Without overprovisioning ratios the reference's filters would let everything pass.
 fn with_ratios(mut package: Value) -> Value {
     for (name, ratio) in
@@ -94,7 +116,7 @@ fn with_ratios(mut package: Value) -> Value {
 
 /// The VM that the package makes.
 fn vm(package: &Value) -> Value {
-    let brand = package.get("brand").cloned().unwrap_or_else(|| json!("kvm"));
+    let brand = package.get("brand").cloned().unwrap_or_else(|| json!(DEFAULT_BRAND));
     let quota = package["quota"].as_u64().map(|mib| mib / 1024);
     json!({
         "ram": package["max_physical_memory"], "cpu_cap": package["cpu_cap"], "quota": quota,
@@ -107,20 +129,23 @@ fn sizes(left: &Sizes) -> String {
     format!("{} / {} / {} %", mib(&left.ram), mib(&left.disk), left.cpu)
 }
 
-fn read(path: &std::path::Path) -> Result<Value, CliError> {
-    let text = std::fs::read_to_string(path).map_err(|source| CliError::File {
-        action: "read",
-        path: path.to_owned(),
-        source,
-    })?;
-    let bad = |why: String| CliError::Usage(format!("{}: {why}", path.display()));
-    let package: Value = serde_json::from_str(&text).map_err(|error| bad(error.to_string()))?;
-    if package.is_object() { Ok(package) } else { Err(bad("not an object".to_owned())) }
+fn read(path: &Path) -> Result<Value, CliError> {
+    Ok(Value::Object(document::object(path, &spec_file::text(path)?)?))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_is_told_from_a_name() {
+        for path in ["./small", "small.json", "dir/small", "a.yaml", "a.yml"] {
+            assert_eq!(file(path), Some(Path::new(path)));
+        }
+        for name in ["small", "small-1.2", "json", "929bdb5b-4232-48b6-a4ec-d94cbc265ab2"] {
+            assert_eq!(file(name), None, "{name}");
+        }
+    }
 
     #[test]
     fn a_package_becomes_a_machine() {

@@ -186,6 +186,7 @@ mod tests {
         check("image delete ", Some(Kind::Image));
         check("package get sm", Some(Kind::Package));
         check("package delete a ", Some(Kind::Package));
+        check("vm create --package ", Some(Kind::Package));
         check("task wait ", Some(Kind::Task));
         check("job get ", Some(Kind::Job));
         check("allocation replay ", Some(Kind::Allocation));

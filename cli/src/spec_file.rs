@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use muster_shared::api::image::Manifest;
+use muster_shared::api::package::Package;
 use muster_shared::ids::ImageUuid;
 use muster_shared::units::{format_mib, parse_mib};
 use muster_shared::vm::restart::POLICY_KEY;
@@ -78,9 +79,12 @@ pub(crate) fn text(path: &Path) -> Result<String, CliError> {
     text.map_err(|source| CliError::File { action: "read", path: path.to_owned(), source })
 }
 
-/// The images that a machine names, by those names.
+/// What a machine names: images, by those names, and its package.
 #[derive(Debug, Default)]
-pub(crate) struct Images(BTreeMap<String, Image>);
+pub(crate) struct Named {
+    images: BTreeMap<String, Image>,
+    package: Option<Package>,
+}
 
 #[derive(Clone, Copy, Debug)]
 struct Image {
@@ -89,21 +93,25 @@ struct Image {
     size_mib: Option<u64>,
 }
 
-impl Images {
+impl Named {
     /// Looks them up.
     pub(crate) async fn find(client: &Client, spec: &SpecFile) -> Result<Self, CliError> {
         let of_disks = spec.disks.iter().filter_map(|disk| disk.image.as_ref());
-        let mut found = BTreeMap::new();
+        let mut images = BTreeMap::new();
         for name in spec.image.iter().chain(&spec.cdrom).chain(of_disks) {
-            if !found.contains_key(name) {
-                found.insert(name.clone(), Image::of(&*pick::image(client, name).await?));
+            if !images.contains_key(name) {
+                images.insert(name.clone(), Image::of(&*pick::image(client, name).await?));
             }
         }
-        Ok(Self(found))
+        let package = match &spec.package {
+            Some(name) => Some((*pick::package(client, name).await?).clone()),
+            None => None,
+        };
+        Ok(Self { images, package })
     }
 
-    fn get(&self, name: Option<&String>) -> Option<Image> {
-        self.0.get(name?).copied()
+    fn image(&self, name: Option<&String>) -> Option<Image> {
+        self.images.get(name?).copied()
     }
 }
 
@@ -114,20 +122,24 @@ impl Image {
     }
 }
 
-/// The machine as `POST /vms` takes it.
-pub(crate) fn payload(spec: &SpecFile, images: &Images) -> VmSpec {
+/// The machine as `POST /vms` takes it. Sizes that a package may give are left to it.
+pub(crate) fn payload(spec: &SpecFile, named: &Named) -> VmSpec {
+    let default = |value: u64| named.package.is_none().then_some(value);
     let mut vm = VmSpec {
         alias: spec.name.clone(),
         brand: Some(spec.brand.clone().unwrap_or_else(|| DEFAULT_BRAND.to_owned())),
         owner_uuid: Some(spec.owner.clone().unwrap_or_else(|| NOBODY.to_owned())),
-        ram: Some(spec.ram.as_deref().and_then(parse_mib).unwrap_or(DEFAULT_RAM_MIB)),
-        vcpus: Some(spec.vcpus.unwrap_or(1)),
+        ram: spec.ram.as_deref().and_then(parse_mib).or(default(DEFAULT_RAM_MIB)),
+        vcpus: spec.vcpus.or(default(1)),
         cpu_cap: spec.cpu_cap,
         extra: spec.properties.clone(),
         ..VmSpec::default()
     };
-    vm.cap_cpu();
-    disks(&mut vm, spec, images);
+    match &named.package {
+        Some(package) => drop(vm.extra.insert("package".to_owned(), json!(package.name))),
+        None => vm.cap_cpu(),
+    }
+    disks(&mut vm, spec, named);
     let text = |name: &str, value: &Option<String>| value.clone().map(|it| (name.to_owned(), it));
     let keys = (!spec.ssh_keys.is_empty()).then(|| spec.ssh_keys.join("\n"));
     let own = [
@@ -167,24 +179,28 @@ pub(crate) fn payload(spec: &SpecFile, images: &Images) -> VmSpec {
 
 /// One disk from an image is as large as the quota, or as the image if that is larger; everything
 /// else has disks with sizes of their own, and no quota that would be counted beside them.
-fn disks(vm: &mut VmSpec, spec: &SpecFile, images: &Images) {
+fn disks(vm: &mut VmSpec, spec: &SpecFile, named: &Named) {
     let none = SpecDisk::default();
     let given = if spec.disks.is_empty() { std::slice::from_ref(&none) } else { &spec.disks[..] };
-    let boot = images.get(spec.image.as_ref());
+    let boot = named.image(spec.image.as_ref());
     if let ([only], None) = (given, &spec.cdrom)
         && *only == (SpecDisk { size: only.size.clone(), ..SpecDisk::default() })
         && let Some(gib) = whole_gib(only.size.as_deref())
     {
         vm.image_uuid = boot.map(|image| image.uuid);
-        vm.quota = Some(gib);
+        let packaged = named.package.is_some() && only.size.is_none();
+        vm.quota = (!packaged).then_some(gib);
         return;
     }
+    let of_package = named.package.as_ref().and_then(|package| package.quota);
     let mut disks: Vec<DiskSpec> = Vec::new();
     for (number, disk) in given.iter().enumerate() {
-        let image = images.get(disk.image.as_ref()).or(boot.filter(|_| number == 0));
+        let image = named.image(disk.image.as_ref()).or(boot.filter(|_| number == 0));
         let size = disk.size.as_deref().and_then(parse_mib);
         let of_image = image.and_then(|image| image.size_mib);
-        let size = size.max(of_image).or(image.is_none().then_some(DEFAULT_DISK_GIB * 1024));
+        let first = of_package.filter(|_| number == 0 && disk.size.is_none());
+        let size = size.or(first).max(of_image);
+        let size = size.or(image.is_none().then_some(DEFAULT_DISK_GIB * 1024));
         let extra = [
             ("boot", (number == 0).then(|| json!(true))),
             ("zpool", disk.pool.as_ref().map(|pool| json!(pool))),
@@ -196,7 +212,7 @@ fn disks(vm: &mut VmSpec, spec: &SpecFile, images: &Images) {
         let image_uuid = image.map(|image| image.uuid);
         disks.push(DiskSpec { size, image_uuid, extra: extra.collect() });
     }
-    if let Some(cdrom) = images.get(spec.cdrom.as_ref()) {
+    if let Some(cdrom) = named.image(spec.cdrom.as_ref()) {
         let media = Map::from_iter([("media".to_owned(), json!("cdrom"))]);
         let image_uuid = Some(cdrom.uuid);
         disks.push(DiskSpec { image_uuid, extra: media, ..DiskSpec::default() });
@@ -231,8 +247,32 @@ mod tests {
         let image = |size_mib| Image { uuid: IMAGE.parse().unwrap(), size_mib };
         let images =
             [("debian", image(None)), ("cd", image(None)), ("large", image(Some(9 * 1024)))];
-        let images = Images(images.map(|(name, image)| (name.to_owned(), image)).into());
-        Value::Object(payload(&spec, &images).into_members())
+        let images = images.map(|(name, image)| (name.to_owned(), image)).into();
+        let package = spec.package.as_ref().map(|name| {
+            let package = json!({
+                "name": name, "uuid": IMAGE, "max_physical_memory": 512, "quota": 20 * 1024,
+            });
+            serde_json::from_value(package).unwrap()
+        });
+        Value::Object(payload(&spec, &Named { images, package }).into_members())
+    }
+
+    #[test]
+    fn what_a_package_may_say_is_left_to_it() {
+        let expected = json!({
+            "brand": "kvm", "owner_uuid": NOBODY, "image_uuid": IMAGE, "package": "small",
+        });
+        assert_eq!(made(json!({ "image": "debian", "package": "small" })), expected);
+        let file = json!({
+            "image": "debian", "package": "small", "ram": "1GiB", "vcpus": 3, "cpu_cap": 50,
+            "disks": [{ "size": "4GiB" }],
+        });
+        let own = made(file);
+        assert_eq!((&own["ram"], &own["vcpus"]), (&json!(1024), &json!(3)));
+        assert_eq!((&own["cpu_cap"], &own["quota"]), (&json!(50), &json!(4)));
+        // An empty disk beside a CD has no image to take a size from.
+        let cd = made(json!({ "cdrom": "cd", "package": "small" }));
+        assert_eq!((&cd["disks"][0]["size"], &cd["quota"]), (&json!(20 * 1024), &json!(0)));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use crate::answer::Answer;
 use crate::client::Client;
 use crate::output::{Output, warn};
-use crate::spec_file::{self, Images};
+use crate::spec_file::{self, Named};
 use crate::wait::WaitArgs;
 use crate::{CliError, allocate, pick, refusal};
 
@@ -22,6 +22,7 @@ Examples:
   muster vm create --image base@2.1 --ram 2048 --vcpus 2 --disk 20 \\
       --tag role=db --ssh-key ~/.ssh/id_ed25519.pub --user-script setup.sh
   muster vm create --cdrom debian-installer --disk 20 --uefi --alias db1
+  muster vm create --image base --package small --ram 4096
   muster vm create --image base --restart on-failure:3
   muster vm create --image base --publish 2222:22 --publish 0.0.0.0:8080:80
   muster vm create --file vm.yaml --name web2
@@ -52,19 +53,24 @@ pub(crate) struct Args {
     #[arg(long, visible_alias = "name")]
     alias: Option<String>,
 
-    /// Memory, MiB [default: 256].
+    /// Package whose sizes it gets where no flag says another: name, uuid or its beginning.
+    #[arg(long)]
+    package: Option<String>,
+
+    /// Memory, MiB [default: the package's, else 256].
     #[arg(long, value_name = "MIB", value_parser = positive())]
     ram: Option<u64>,
 
-    /// Disk, GiB; the image's size if that is larger [default: 1].
+    /// Disk, GiB; the image's size if that is larger [default: the package's, else 1].
     #[arg(long, value_name = "GIB", value_parser = positive())]
     disk: Option<u64>,
 
-    /// Virtual CPUs [default: 1].
+    /// Virtual CPUs [default: the package's, else 1].
     #[arg(long, value_name = "COUNT", value_parser = positive())]
     vcpus: Option<u64>,
 
-    /// Most CPU the machine gets, percent of one core [default: 100 for each virtual CPU].
+    /// Most CPU the machine gets, percent of one core [default: the package's, else 100 for each
+    /// virtual CPU].
     #[arg(long, value_name = "PERCENT", value_parser = positive())]
     cpu_cap: Option<u64>,
 
@@ -138,7 +144,7 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
         let text = "an image is needed: --image, or `image` in the file";
         return Err(CliError::Usage(text.to_owned()));
     }
-    let mut vm = spec_file::payload(&spec, &Images::find(client, &spec).await?);
+    let mut vm = spec_file::payload(&spec, &Named::find(client, &spec).await?);
     vm.uuid = args.uuid.map(VmUuid);
     let body = Value::Object(vm.into_members());
     if args.dry_run {
@@ -175,7 +181,11 @@ async fn dry_run(client: &Client, output: &Output, mut vm: Value) -> Result<(), 
         vm["uuid"] = json!(SeededEntropy::from_os().uuid());
     }
     vm["vm_uuid"] = vm["uuid"].clone();
-    let body = json!({ "vm": vm, "image": {}, "nic_tags": tags, "create": true });
+    let package = vm.as_object_mut().and_then(|vm| vm.shift_remove("package"));
+    let mut body = json!({ "vm": vm, "image": {}, "nic_tags": tags, "create": true });
+    if let Some(package) = package {
+        body["package"] = package;
+    }
     allocate::ask(client, output, &body, false).await
 }
 
@@ -197,6 +207,7 @@ fn with_flags(file: SpecFile, args: &Args) -> Result<SpecFile, CliError> {
         name: args.alias.clone().or(file.name),
         image: args.image.clone().or(file.image),
         cdrom: args.cdrom.clone().or(file.cdrom),
+        package: args.package.clone().or(file.package),
         ram: args.ram.map(format_mib).or(file.ram),
         vcpus: args.vcpus.or(file.vcpus),
         cpu_cap: args.cpu_cap.or(file.cpu_cap),
@@ -313,6 +324,8 @@ mod tests {
         });
         assert_eq!(spec(&line, file.clone()), expected);
         assert_eq!(spec(&["--image", "a"], file.clone()), file);
+        let packaged = spec(&["--image", "i", "--package", "p"], json!({ "package": "q" }));
+        assert_eq!(packaged, json!({ "image": "i", "package": "p" }));
         let sized = spec(&["--image", "i", "--disk", "7"], json!({}));
         assert_eq!(sized, json!({ "image": "i", "disks": [{ "size": "7GiB" }] }));
     }

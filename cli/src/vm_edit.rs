@@ -9,7 +9,7 @@ use similar::TextDiff;
 use crate::cell::safe_lines;
 use crate::client::Client;
 use crate::output::{Output, warn};
-use crate::spec_file::{self, Images};
+use crate::spec_file::{self, Named};
 use crate::vm::Target;
 use crate::wait::WaitArgs;
 use crate::{CliError, confirm, vm_export, vm_update};
@@ -109,6 +109,11 @@ fn changed(old: &SpecFile, new: &SpecFile) -> Result<Option<Map<String, Value>>,
     for (field, same, instead) in [
         ("image", old.image == new.image, "`muster vm reprovision` gives a machine another image"),
         ("cdrom", old.cdrom == new.cdrom, "disks are not exchanged"),
+        (
+            "package",
+            old.package == new.package,
+            "it sizes machines when they are made; change the sizes themselves",
+        ),
         ("disks", old.disks == new.disks, "`muster vm update --file` with update_disks grows one"),
         (
             "networks",
@@ -122,7 +127,7 @@ fn changed(old: &SpecFile, new: &SpecFile) -> Result<Option<Map<String, Value>>,
         }
     }
     // Both as a create would have them, where defaults are filled in.
-    let members = |spec: &SpecFile| spec_file::payload(spec, &Images::default()).into_members();
+    let members = |spec: &SpecFile| spec_file::payload(spec, &Named::default()).into_members();
     let (old, new) = (members(old), members(new));
     let none = json!({});
     let mut change = Map::new();

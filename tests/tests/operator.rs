@@ -201,7 +201,8 @@ fn images_and_a_machine(operator: &mut Operator) -> String {
     operator.see(&["allocate", "--ram", "192"], DONE);
     operator.see(&["allocate", "--ram", "9999999"], REFUSED);
     operator.see(&["capacity", "--ram", "192", "--disk", "1"], DONE);
-    let create = ["vm", "create", "--image", "muster-guest", "--ram", "192", "--name", "web1"];
+    packages(operator);
+    let create = ["vm", "create", "--image", "muster-guest", "--package", "tiny", "--name", "web1"];
     operator.see(&[&create[..], &["--dry-run"]].concat(), DONE);
     operator.see(&[&create[..], &["--tag", "role=db"]].concat(), DONE);
     operator.find(&create, REFUSED, "has this name");
@@ -210,8 +211,30 @@ fn images_and_a_machine(operator: &mut Operator) -> String {
     operator.member(&["task", "list", "--kind", "machine_create"], "id")
 }
 
+fn packages(operator: &mut Operator) {
+    let create = ["package", "create", "tiny", "--ram", "192", "--disk", "1"];
+    operator.see(&create, DONE);
+    operator.find(&create, REFUSED, "tiny exists");
+    operator.find(&["package", "create", "huge", "--ram", "1"], REFUSED, "max_physical_memory");
+    operator.see(&["package", "create", "other", "--ram", "192", "--trait", "ssd=true"], DONE);
+    operator.find(&["package", "list"], DONE, "tiny");
+    operator.find(&["package", "get", "tiny"], DONE, "192 MiB");
+    operator.see(&["package", "get", "tin"], NOT_FOUND);
+    operator.find(&["package", "update", "tiny", "--vcpus", "1"], DONE, "vcpus");
+    operator.see(&["package", "update", "tiny"], USAGE);
+    operator.find(&["names", "--", "vm", "create", "--package", "ti"], DONE, "tiny");
+    operator.find(&["allocate", "--package", "tiny"], DONE, "chosen");
+    operator.find(&["allocate", "--package", "other"], REFUSED, "ssd");
+    operator.see(&["capacity", "--package", "tiny"], DONE);
+    operator.answer(&["package", "delete", "other"], "n\r", FAILED);
+    operator.answer(&["package", "delete", "other"], "y\r", DONE);
+    operator.see(&["package", "delete", "other", "--if-exists"], DONE);
+    operator.see(&["package", "delete", "other"], NOT_FOUND);
+}
+
 fn lists_and_descriptions(operator: &mut Operator, server: &str, created: &str) {
     operator.find(&["vm", "list", "--filter", "state=running"], DONE, "web1");
+    operator.find(&["vm", "list", "--columns", "name,package"], DONE, "tiny");
     operator.see(&["vm", "list", "--state", "gone"], USAGE);
     operator.find(&["vm", "get", "web1"], DONE, "web1 is running on ");
     operator.see(&["vm", "top", "--once", "--interval", "500ms"], DONE);

@@ -48,6 +48,9 @@ pub struct SpecFile {
     /// CD to boot from first, e.g. an installer: an image, named likewise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cdrom: Option<String>,
+    /// Package, whose sizes count where this file says none: name or uuid. See `packages.md`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub package: Option<String>,
     /// Memory, with its unit: `512MiB`, `2GiB`. Default: `256MiB`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ram: Option<String>,
@@ -223,6 +226,8 @@ impl Check for SpecFile {
     fn check(&self, problems: &mut Problems) {
         let name_form = "must begin with a letter or digit and hold only those, '_', '.' and '-'";
         problems.require(self.name.as_deref().is_none_or(is_alias), "name", name_form);
+        let named = self.package.as_deref().is_none_or(|package| !package.is_empty());
+        problems.require(named, "package", "must name a package");
         check_size("ram", self.ram.as_deref(), MIN_RAM_MIB, problems);
         let counts = self.vcpus.is_none_or(|count| (1..=MAX_VCPUS).contains(&count));
         problems.require(counts, "vcpus", format!("must be 1 to {MAX_VCPUS}"));
