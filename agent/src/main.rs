@@ -17,12 +17,13 @@ use muster_agent::startup::{self, Folders};
 use muster_agent::tasks::HANDLERS;
 use muster_agent::tasks::registry::Registry;
 use muster_agent::{Agent, Running, shutdown_command, sysinfo_command};
+use muster_shared::clock::SystemClock;
 use muster_shared::config::{
     ConfigCommand, EXIT_CONFIG, EXIT_FAILED, ListenAddress, Loaded, Sources,
 };
-use muster_shared::entropy::SharedEntropy;
+use muster_shared::entropy::{Entropy as _, SeededEntropy, SharedEntropy};
 use muster_shared::error_chain::Chain;
-use muster_shared::telemetry;
+use muster_shared::telemetry::{self, LogControl};
 use muster_shared::tls::{self, TlsError};
 use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
@@ -150,8 +151,8 @@ fn main() -> ExitCode {
         Some(Command::Config(command)) => look(args, command).map(|()| None),
         _ => configure(args, command.is_none()).map(Some),
     };
-    let config = match configured {
-        Ok(Some(config)) => config,
+    let (config, log) = match configured {
+        Ok(Some(configured)) => configured,
         Ok(None) => return ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("muster-agent: {error}");
@@ -166,7 +167,7 @@ fn main() -> ExitCode {
         }
         Some(Command::TrimLogs) => qemu::trim_logs(&config.data_dir)
             .with_context(|| format!("look for guests in {}", config.data_dir.display())),
-        Some(Command::FaultPoints { .. } | Command::Config(_)) | None => run(&config),
+        Some(Command::FaultPoints { .. } | Command::Config(_)) | None => run(&config, &log),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -213,13 +214,14 @@ fn shutdown_guests(config: &Config, options: shutdown_command::Options) -> anyho
 }
 
 /// Reads and checks the configuration and starts logging; nothing is opened or bound.
-fn configure(args: Args, serves: bool) -> Result<Config, String> {
+fn configure(args: Args, serves: bool) -> Result<(Config, LogControl), String> {
     let config = load(args)?.config;
-    telemetry::start(&config.log).map_err(|error| error.to_string())?;
+    let (instance, clock) = (SeededEntropy::from_os().uuid(), Arc::new(SystemClock::new()));
+    let log = telemetry::start(&config.log, instance, clock).map_err(|error| error.to_string())?;
     for warning in config.warnings().iter().filter(|_| serves) {
         tracing::warn!("{warning}");
     }
-    Ok(config)
+    Ok((config, log))
 }
 
 /// Prints what `config check` and `config show` say.
@@ -252,7 +254,7 @@ fn load(args: Args) -> Result<Loaded<Config>, String> {
     sources.load_with_settings().map_err(|error| error.to_string())
 }
 
-fn run(config: &Config) -> anyhow::Result<()> {
+fn run(config: &Config, log: &LogControl) -> anyhow::Result<()> {
     muster_shared::tls::install_provider();
     let folders = Folders::open(config)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -260,13 +262,13 @@ fn run(config: &Config) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("start the runtime")?;
-    let served = runtime.block_on(serve(config, &folders));
+    let served = runtime.block_on(serve(config, &folders, log));
     // A task that was given up may be in the middle of a blocking call.
     runtime.shutdown_timeout(Duration::from_secs(1));
     served
 }
 
-async fn serve(config: &Config, folders: &Folders) -> anyhow::Result<()> {
+async fn serve(config: &Config, folders: &Folders, log: &LogControl) -> anyhow::Result<()> {
     // Taken first, so that a signal during the start is not lost.
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
@@ -287,7 +289,7 @@ async fn serve(config: &Config, folders: &Folders) -> anyhow::Result<()> {
     let called = legacy.as_ref().map(LegacyListener::address).transpose();
     let called = called.context("read the address of legacy.listen")?;
     let listen = ListenAddress::Tcp(called.unwrap_or(address));
-    let (agent, parts) = startup::open(config, folders, &listen).await?;
+    let (agent, parts) = startup::open(config, folders, &listen, log.ring().clone()).await?;
     let data = folders.presence()?;
     let (clock, entropy, report) =
         (parts.clock.clone(), parts.entropy.clone(), parts.drivers.report.clone());

@@ -10,6 +10,7 @@ use muster_shared::config::ListenAddress;
 use muster_shared::entropy::{SeededEntropy, SharedEntropy};
 use muster_shared::folders::{check_own, make_private};
 use muster_shared::link::websocket::WebsocketDialer;
+use muster_shared::telemetry::LogRing;
 use muster_shared::threads::OsThreads;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
@@ -166,6 +167,7 @@ pub async fn open(
     config: &Config,
     folders: &Folders,
     listen: &ListenAddress,
+    log: Arc<LogRing>,
 ) -> anyhow::Result<(AgentConfig, AgentParts)> {
     let clock: SharedClock = Arc::new(SystemClock::new());
     let entropy: SharedEntropy = Arc::new(SeededEntropy::from_os());
@@ -187,14 +189,14 @@ pub async fn open(
     let agent = AgentConfig {
         server_uuid,
         boot_id,
-        instance_id: entropy.uuid(),
+        instance_id: log.instance(),
         coordinators: urls(&config.coordinator.urls),
         task_ceiling: config.task_ceiling(),
         image_gc: config.images.gc.policy(),
     };
     let threads = Arc::new(OsThreads);
     let kv = folder::open(&folders.data, clock.wall(), threads.as_ref()).await?;
-    let own = Own { config, folders, listen, agent: &agent, credentials };
+    let own = Own { config, folders, listen, agent: &agent, credentials, log };
     let drivers = drivers(own, clock.clone(), entropy.clone()).await?;
     let parts = AgentParts {
         dialer: Arc::new(dialer),
@@ -217,6 +219,7 @@ struct Own<'a> {
     listen: &'a ListenAddress,
     agent: &'a AgentConfig,
     credentials: Credentials,
+    log: Arc<LogRing>,
 }
 
 async fn drivers(
@@ -224,7 +227,7 @@ async fn drivers(
     clock: SharedClock,
     entropy: SharedEntropy,
 ) -> anyhow::Result<Arc<Drivers>> {
-    let Own { config, folders, listen, agent, credentials } = own;
+    let Own { config, folders, listen, agent, credentials, log } = own;
     let exec: SharedExec = Arc::new(SystemExec::new());
     let documents = Arc::new(FileDocuments::new(folders.data.clone(), folders.copies()));
     documents.copy().await.context("copy cluster.json beside the disks")?;
@@ -299,6 +302,7 @@ async fn drivers(
         cluster,
         vms,
         report,
+        log,
         clock,
         entropy,
     }))

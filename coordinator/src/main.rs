@@ -199,7 +199,8 @@ fn exit_code(error: &anyhow::Error) -> ExitCode {
 /// Reads and checks the configuration and starts logging; nothing is opened or bound.
 fn configure(args: Args) -> Result<(Config, LogControl), String> {
     let Loaded { mut config, .. } = load(args)?;
-    let log = telemetry::start(&config.log).map_err(|error| error.to_string())?;
+    let (instance, clock) = (SeededEntropy::from_os().uuid(), Arc::new(SystemClock::new()));
+    let log = telemetry::start(&config.log, instance, clock).map_err(|error| error.to_string())?;
     for warning in config.warnings() {
         tracing::warn!("{warning}");
     }

@@ -1,7 +1,12 @@
 //! Logging of the daemons: tracing events to stderr, with a filter that can be changed at run time.
+//! The last lines are kept in memory, for those who ask for them.
+
+mod capture;
+mod ring;
 
 use std::fmt;
 use std::io::IsTerminal as _;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use tracing_subscriber::filter::LevelFilter;
@@ -9,7 +14,12 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer, Registry, fmt as text, reload};
 use utoipa::ToSchema;
+use uuid::Uuid;
 
+pub use self::ring::LogRing;
+
+use self::capture::Capture;
+use crate::clock::SharedClock;
 use crate::config::{Check, Problems};
 
 /// Levels of a filter.
@@ -51,10 +61,11 @@ pub enum LogFormat {
     Json,
 }
 
-/// Changes what is logged while the program runs.
+/// Changes what is logged while the program runs, and has the last lines.
 #[derive(Clone)]
 pub struct LogControl {
     filter: reload::Handle<EnvFilter, Registry>,
+    ring: Arc<LogRing>,
 }
 
 impl fmt::Debug for LogControl {
@@ -107,25 +118,38 @@ impl LogControl {
     pub fn filter(&self) -> String {
         self.filter.with_current(ToString::to_string).unwrap_or_default()
     }
+
+    /// The last lines of what was logged.
+    #[must_use]
+    pub fn ring(&self) -> &Arc<LogRing> {
+        &self.ring
+    }
 }
 
-/// Starts logging to stderr, for the whole process. Colours only on a terminal.
+/// Starts logging to stderr, for the whole process, which has the name `instance` among those of
+/// its program. Colours only on a terminal.
 ///
 /// # Errors
 /// [`TelemetryError`] for a bad filter or a second start.
-pub fn start(config: &LogConfig) -> Result<LogControl, TelemetryError> {
+pub fn start(
+    config: &LogConfig,
+    instance: Uuid,
+    clock: SharedClock,
+) -> Result<LogControl, TelemetryError> {
     let (filter, control) = reload::Layer::new(parse(&config.filter)?);
     let lines = text::layer().with_writer(std::io::stderr);
     let lines = match config.format {
         LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).boxed(),
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
     };
+    let ring = Arc::new(LogRing::new(instance, clock));
     tracing_subscriber::registry()
         .with(filter)
         .with(lines)
+        .with(Capture::new(Arc::clone(&ring)))
         .try_init()
         .map_err(TelemetryError::Twice)?;
-    Ok(LogControl { filter: control })
+    Ok(LogControl { filter: control, ring })
 }
 
 /// What is neither a level nor names one would be taken for a part of the program, and silence the
@@ -154,9 +178,11 @@ fn parse(filter: &str) -> Result<EnvFilter, TelemetryError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::SystemClock;
 
     #[test]
     fn filter_is_changed_at_run_time_and_a_bad_one_changes_nothing() {
+        let start = |config: &LogConfig| start(config, Uuid::nil(), Arc::new(SystemClock::new()));
         let control = start(&LogConfig::default()).unwrap();
         assert!(!tracing::enabled!(tracing::Level::DEBUG));
         control.set("info,muster_shared=debug").unwrap();

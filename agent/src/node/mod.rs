@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use muster_shared::clock::SharedClock;
 use muster_shared::entropy::SharedEntropy;
+use muster_shared::telemetry::LogRing;
 
 use crate::drivers::{cluster, compute, host, images, network, node, settings, storage};
 use crate::report::Reporter;
@@ -41,6 +42,8 @@ pub struct Drivers {
     pub vms: Arc<VmTable>,
     /// What the node tells about itself.
     pub report: Arc<Reporter>,
+    /// What this process logged of late.
+    pub log: Arc<LogRing>,
 }
 
 /// Shared by all tasks.

@@ -313,6 +313,7 @@ async fn a_script_runs_once_and_only_where_it_may() {
             settings: base.settings.clone(),
             vms: base.vms.clone(),
             report: base.report.clone(),
+            log: base.log.clone(),
         })
     };
     let base = host.agent("boot-1").await;

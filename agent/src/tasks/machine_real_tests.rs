@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use muster_shared::clock::{SharedClock, SystemClock};
 use muster_shared::entropy::SeededEntropy;
+use muster_shared::telemetry::LogRing;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -107,7 +108,9 @@ impl RealNode {
         let host = Arc::new(RefuseHost);
         let settings = Arc::new(FileSettings::new(self.folder.path()));
         let node = documents;
+        let log = Arc::new(LogRing::new(uuid::Uuid::nil(), clock.clone()));
         let drivers = Drivers {
+            log,
             clock,
             entropy,
             compute,

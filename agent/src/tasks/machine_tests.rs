@@ -9,6 +9,7 @@ use muster_shared::clock::{SharedClock, TokioClock};
 use muster_shared::entropy::SeededEntropy;
 use muster_shared::ids::{TaskId, VmUuid};
 use muster_shared::kv::MemKv;
+use muster_shared::telemetry::LogRing;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -129,6 +130,7 @@ impl Host {
             host: Arc::new(SimHost::default()),
             vms,
             report,
+            log: Arc::new(LogRing::new(uuid::Uuid::nil(), clock.clone())),
             clock,
         };
         startup::find(&drivers).await.unwrap();

@@ -13,6 +13,7 @@ mod field_error;
 pub mod image;
 pub mod info;
 pub mod job;
+pub mod log;
 mod object;
 pub mod orphan;
 pub mod package;

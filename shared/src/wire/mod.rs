@@ -7,6 +7,7 @@
 
 mod code;
 mod codec;
+pub mod logs;
 mod messages;
 #[cfg(test)]
 mod protocol_tests;

@@ -31,6 +31,7 @@ use muster_shared::entropy::{SeededEntropy, SharedEntropy};
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::{ServerUuid, VmUuid};
 use muster_shared::kv::{MemKv, MemOptions};
+use muster_shared::telemetry::LogRing;
 use muster_shared::threads::SameRuntime;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
@@ -262,6 +263,7 @@ impl AgentNode {
         }));
         let repository = self.repository.clone();
         let images = SimImages::new(self.pool.clone(), repository, clock.clone(), faults());
+        let log = Arc::new(LogRing::new(self.server.0, clock.clone()));
         let drivers = Arc::new(Drivers {
             clock: clock.clone(),
             entropy: entropy.clone(),
@@ -275,6 +277,7 @@ impl AgentNode {
             settings: Arc::new(self.settings.clone()),
             vms,
             report: report.clone(),
+            log,
         });
         let parts = AgentParts {
             clock,
