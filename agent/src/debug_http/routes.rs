@@ -9,6 +9,7 @@ use hyper::{Method, Request};
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::{TaskId, VmUuid};
 use muster_shared::secrets::masked;
+use muster_shared::wire::logs::LogQuery;
 use muster_shared::wire::{Code, Intake, OPERATOR};
 use serde_json::{Map, Value, json};
 
@@ -42,6 +43,7 @@ pub(super) async fn route(request: Request<Incoming>, local: &Arc<Local>, id: &s
         (true, ["tasks", task, "log"]) => task_log(local, task).await,
         (true, ["tasks", task, "wait"]) => task_wait(local, task, &query).await,
         (true, ["queues"]) => queues(local),
+        (true, ["logs"]) => logs(local, &query).await,
         (true, ["vms"]) => vms(local),
         (true, ["vms", vm]) => vm_get(local, vm),
         (true, ["vms", vm, "console"]) => console::open(request, local, vm).await,
@@ -184,6 +186,14 @@ fn cancel(local: &Local, id: &str) -> Answer {
     match local.agent.engine.cancel(&id) {
         Ok(()) => Answer::json(202, &json!({ "id": id })),
         Err(refusal) => Answer::refused(&refusal),
+    }
+}
+
+/// What the agent logged of late.
+async fn logs(local: &Local, query: &Query) -> Answer {
+    match LogQuery::read(|name| query.get(name)) {
+        Ok(query) => Answer::json(200, &json!(local.agent.drivers.log.read(&query).await)),
+        Err(bad) => Answer::error(409, &Code::InvalidArgument, &bad.to_string()),
     }
 }
 

@@ -182,9 +182,13 @@ async fn tasks_run_to_their_end_or_beside() {
 #[tokio::test]
 async fn looking_is_free_and_changing_needs_the_token_or_the_user() {
     let served = serve().await;
-    for path in ["ping", "history", "status", "tasks", "queues", "vms", "sysinfo", "metrics"] {
+    for path in
+        ["ping", "history", "status", "tasks", "queues", "vms", "sysinfo", "metrics", "logs"]
+    {
         assert_eq!(served.tcp(&format!("GET /{path}"), "", "").await.0, 200, "{path}");
     }
+    let (status, bad) = served.tcp("GET /logs?level=loud", "", "").await;
+    assert_eq!((status, &bad["code"]), (409, &json!("InvalidArgument")));
     let (_, status) = served.tcp("GET /status", "", "").await;
     assert_eq!(status["muster"]["active_tasks"], 0, "{status}");
     assert_eq!(served.tcp("GET /nonsense", "", "").await.0, 404);

@@ -40,6 +40,17 @@ pub(super) struct SeenTicket {
     pub(super) forgotten: Option<String>,
 }
 
+/// Logs what happens to a task. Those that only read are many, as watchers ask every second.
+macro_rules! say {
+    ($live:expr, $($told:tt)+) => {
+        match $live.handler.kind().class {
+            $crate::tasks::Class::Mutate => tracing::info!($($told)+),
+            $crate::tasks::Class::Query => tracing::debug!($($told)+),
+        }
+    };
+}
+pub(super) use say;
+
 /// A task that has not ended.
 pub(super) struct Live {
     pub(super) handler: &'static dyn Handler,

@@ -79,6 +79,7 @@ mod run;
 pub mod runner;
 pub mod server_factory_reset;
 pub mod server_images;
+pub mod server_logs;
 pub mod server_orphans;
 pub mod server_overprovision_ratio;
 pub mod server_reboot;
@@ -150,6 +151,7 @@ pub static HANDLERS: &[&dyn Handler] = &[
     &server_overprovision_ratio::ServerOverprovisionRatio,
     &server_factory_reset::ServerFactoryReset,
     &server_images::ServerImageList,
+    &server_logs::ServerLogs,
     &server_orphans::ServerOrphans,
     &server_reboot::ServerReboot,
     &server_setup::ServerSetup,

@@ -17,7 +17,7 @@ use tracing::Instrument as _;
 
 use super::journal::{self, JournalError};
 use super::limits;
-use super::live::{Ended, Live, Shared, Stop};
+use super::live::{Ended, Live, Shared, Stop, say};
 use super::record::{AtStep, Origin, Phase, State, bounded_error, bounded_result};
 use super::refusals::given_back;
 use super::registry::Moment;
@@ -137,7 +137,8 @@ impl Engine {
         let span = {
             let record = live.record.lock();
             let vm_uuid = record.vm.map(|vm| vm.to_string()).unwrap_or_default();
-            tracing::info_span!(
+            // At the gravest level, so that it is there at each filter.
+            tracing::error_span!(
                 "task", task_id = %record.id, req_id = record.req_id, task = record.task, vm_uuid
             )
         };
@@ -145,7 +146,7 @@ impl Engine {
             self.advance(&mut self.shared.lock());
             let end = match self.turn(&live).await {
                 Ok(()) => {
-                    tracing::info!("task begins");
+                    say!(live, "task begins");
                     Some(self.run(&live).await)
                 }
                 Err(end) => end,
@@ -403,7 +404,7 @@ impl Engine {
             Some(TaskError { code, message, .. }) => {
                 tracing::warn!(state = ?ended.state, %code, reason = message, "task failed");
             }
-            None => tracing::info!(state = ?ended.state, "task ended"),
+            None => say!(live, state = ?ended.state, "task ended"),
         }
         self.finished.count(&ended.task, ended.state);
         {
