@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_shared::api::Object;
+use muster_shared::api::log::LogPage;
 use muster_shared::api::task::Executed;
 use muster_shared::api::vm::Vnc;
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
 use muster_shared::link::Connection;
+use muster_shared::wire::logs::{self, LogQuery};
 use muster_shared::wire::{Drain, FromCoordinator, OPERATOR, Pause, Resume, StreamKind, job_owner};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -25,6 +27,8 @@ use crate::agents::{Agents, Query, Reply};
 const CONTROL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest wait for a fresh sysinfo.
 const SYSINFO_TIMEOUT: Duration = Duration::from_secs(60);
+/// Longest wait for lines that are there.
+const LOGS_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest wait for what the hypervisor says of a VM.
 const INFO_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest wait for an agent that reboots without a job.
@@ -38,6 +42,7 @@ const SCRIPT_GRACE: Duration = Duration::from_secs(30);
 /// A drain that nobody ends is over after this long, seconds.
 const DRAIN_TTL_S: u64 = 1800;
 
+const NO_LOGS: &str = "the agent's answer is no page of a log";
 const NO_SYSINFO: &str = "Unable to gather latest sysinfo";
 const NO_VNC_PASSWORD: &str = "the VM has no vnc_password, and without one its display has no port: \
                                set it and start the VM anew, or use GET /vms/:uuid/display";
@@ -166,6 +171,22 @@ impl Nodes {
             },
             _ => Err(AppError::Answer(NO_SYSINFO)),
         }
+    }
+
+    /// What a server's agent logged of late.
+    ///
+    /// # Errors
+    /// As [`Nodes::query`]; [`AppError::Answer`].
+    pub(crate) async fn logs(
+        &self,
+        server: ServerUuid,
+        wanted: &LogQuery,
+        caller: &Caller,
+    ) -> Result<LogPage, AppError> {
+        let limit = LOGS_TIMEOUT + wanted.patience();
+        let query = Query::new(server, logs::TASK, Object::of(wanted), &caller.req_id, limit);
+        let page = self.query(caller, query).await?;
+        LogPage::deserialize(page).map_err(|_| AppError::Answer(NO_LOGS))
     }
 
     /// Where a VM's VNC display is.

@@ -28,6 +28,7 @@ mod info;
 mod jobs;
 mod lag;
 mod local;
+mod logs;
 mod matcher;
 mod metrics;
 mod node_images;
@@ -113,6 +114,7 @@ fn table() -> Vec<Route> {
         node_images::routes,
         node_tasks::routes,
         orphans::routes,
+        logs::routes,
         zfs::routes,
         fleet_vms::routes,
         screenshot::routes,

@@ -33,9 +33,10 @@ pub(crate) use results::{
 };
 pub(crate) use values::{
     arguments, boot_update, build_payload, copy_payload, depth, docker_command, environment,
-    exact_uuid, flag, list_of_anything, log_levels, long_text, manifest_files, manifest_version,
-    migration_task, networks, nic_tags, original_network, peers, quiesce, script_milliseconds,
-    sleep_seconds, snapshot_name, stats_payload, stop_seconds, text, texts, when, zfs_properties,
+    exact_uuid, flag, levels, list_of_anything, log_levels, log_wait, long_text, manifest_files,
+    manifest_version, migration_task, networks, nic_tags, original_network, peers, quiesce,
+    script_milliseconds, sleep_seconds, snapshot_name, stats_payload, stop_seconds, text, texts,
+    when, whole_number, zfs_properties,
 };
 
 /// Every component: its name and its schema.
@@ -49,6 +50,8 @@ const COMPONENTS: &[(&str, SchemaFn)] = &[
     ("Vm", derived::of::<api::vm::Vm>),
     ("FleetVm", derived::of::<api::vm::FleetVm>),
     ("FleetVmUsage", derived::of::<api::usage::FleetVmUsage>),
+    ("LogPage", derived::of::<api::log::LogPage>),
+    ("LogLine", derived::of::<api::log::LogLine>),
     ("Image", derived::of::<api::image::Manifest>),
     ("Ticket", derived::of::<api::ticket::Ticket>),
     ("BootParams", derived::of::<api::boot::BootParams>),

@@ -1,6 +1,8 @@
 //! Values as clients send them: numbers also as text, switches also as the texts `true` and
 //! `false`, `null` for what is not there. Used where a parameter is checked against its schema.
 
+use muster_shared::api::log::Level;
+use muster_shared::wire::logs::MAX_WAIT;
 use serde_json::{Value, json};
 
 use super::super::params::MAX_STRING_BYTES;
@@ -104,6 +106,21 @@ pub(crate) fn log_levels() -> Value {
     json!({ "enum": [
         "trace", "debug", "info", "warn", "error", "fatal", "off", 10, 20, 30, 40, 50, 60,
     ] })
+}
+
+/// How much a line of a log matters.
+pub(crate) fn levels() -> Value {
+    json!({ "enum": Level::ALL.map(|(_, name)| name) })
+}
+
+/// For how long to wait for a line, seconds.
+pub(crate) fn log_wait() -> Value {
+    json!({ "type": "integer", "minimum": 0, "maximum": MAX_WAIT.as_secs() })
+}
+
+/// A count of something.
+pub(crate) fn whole_number() -> Value {
+    json!({ "type": "integer", "minimum": 0 })
 }
 
 /// The version of an image's manifest.

@@ -188,6 +188,10 @@ impl Agent {
                 "size_bytes": 4096, "installed_at": "2026-01-02T03:04:05.000Z",
                 "last_used_at": null, "disks": 1, "vms": 1,
             }] }),
+            "server_logs" => json!({ "instance": self.server, "next": 1, "lost": 0, "lines": [{
+                "seq": 1, "time": "2026-01-02T03:04:05.000Z", "level": "info", "target": "x",
+                "message": "task begins", "task_id": "t", "fields": { "task": "nop" },
+            }] }),
             "vms_usage" => json!({ "usage": { uuid(VM): {
                 "at_ms": 2, "started_at_ms": 1, "booted_at_ms": 1, "cpu_ms": 10, "rss_bytes": 4096,
                 "disk": { "at_ms": 2, "read_bytes": 1, "written_bytes": 0, "reads": 1, "writes": 0,

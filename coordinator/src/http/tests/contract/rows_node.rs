@@ -81,6 +81,18 @@ fn node() -> Vec<Row> {
             .bad_body(&json!({ "script": "x", "timeout": "soon" }), 409, PARAMETERS)
             .bad_body(&json!({ "script": "x", "json": "maybe" }), 409, PARAMETERS),
         row("GET /servers/:server_uuid/orphans", 200).of_server(),
+        row("GET /servers/:server_uuid/logs", 200)
+            .asks("after=0&limit=5&level=warn&task=t&wait=1&max_age=60")
+            .of_server()
+            .bad_at("{server_uuid}", "{away}", 503, "ServiceUnavailable")
+            .bad_query("after=-1", 409, PARAMETERS)
+            .bad_query("instance=x", 409, PARAMETERS)
+            .bad_query("limit=0", 409, PARAMETERS)
+            .bad_query("level=loud", 409, PARAMETERS)
+            .bad_query("task=a%2Fb", 409, PARAMETERS)
+            .bad_query("vm=x", 409, PARAMETERS)
+            .bad_query("max_age=soon", 409, PARAMETERS)
+            .bad_query("wait=31", 409, PARAMETERS),
         task("POST /servers/:server_uuid/orphans/:uuid/adopt", &json!({})),
         row("DELETE /servers/:server_uuid/orphans/:uuid", 200).asks("confirm=x").of_running(),
         row("GET /servers/:server_uuid/images", 200).of_server(),

@@ -22,6 +22,10 @@ fn itself() -> Vec<Row> {
             400,
             "InvalidContent",
         ),
+        row("GET /logs", 200)
+            .elsewhere("a test has no log to read; the daemons' tests read theirs")
+            .bad_query("level=loud", 409, PARAMETERS)
+            .bad_query("wait=31", 409, PARAMETERS),
         row("GET /loglevel", 200).plain(),
         row("POST /loglevel", 200)
             .sends(&json!({ "level": "info" }))
