@@ -25,6 +25,7 @@ mod image;
 mod image_get;
 mod job;
 mod known;
+mod logs;
 mod man;
 mod names;
 mod output;
@@ -174,6 +175,8 @@ enum Command {
     Boot(boot::Args),
     /// Follows events: state changes, tasks, progress.
     Events(events::Args),
+    /// Shows what agents and coordinators logged of late, and follows it.
+    Logs(logs::Args),
     /// Shows what nodes and machines use: CPU, memory, disks, network, the busiest first.
     Top(vm_top::Args),
     /// Shows where a machine would be placed, and why; creates nothing.
@@ -242,6 +245,7 @@ pub async fn run(args: Args) -> Result<(), CliError> {
         Command::Job(args) => job::run(&client, &output, args).await,
         Command::Boot(args) => boot::run(&client, &output, args).await,
         Command::Events(args) => events::run(&client, &output, args).await,
+        Command::Logs(args) => logs::run(&client, &output, args).await,
         Command::Top(args) => vm_top::run(&client, &output, args, true).await,
         Command::Allocate(args) => allocate::run(&client, &output, args).await,
         Command::Allocation(args) => allocation::run(&client, &output, args).await,

@@ -108,7 +108,7 @@ fn kind(path: &[String], id: &str) -> Option<Kind> {
         (_, "server" | "servers") => Some(Kind::Server),
         (_, "image" | "images" | "cdrom") => Some(Kind::Image),
         (_, "package" | "packages") => Some(Kind::Package),
-        ("task", "id" | "ids") | ("events", "task") => Some(Kind::Task),
+        ("task", "id" | "ids") | ("events" | "logs", "task") => Some(Kind::Task),
         ("job", "uuid") => Some(Kind::Job),
         ("ticket", "uuid" | "holding") | (_, "ticket") => Some(Kind::Ticket),
         ("allocation", "id") => Some(Kind::Allocation),
@@ -193,6 +193,9 @@ mod tests {
         check("--context ", Some(Kind::Context));
         check("context use ", Some(Kind::Context));
         check("why ", Some(Kind::Vm));
+        check("logs ", Some(Kind::Server));
+        check("logs --follow --vm we", Some(Kind::Vm));
+        check("logs --task ", Some(Kind::Task));
     }
 
     #[test]

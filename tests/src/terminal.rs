@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::pty::{Winsize, openpty};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use parking_lot::{Condvar, Mutex};
 
 use crate::binary;
@@ -89,6 +91,15 @@ impl Terminal {
     /// If the terminal is gone.
     pub fn press(&mut self, keys: &str) {
         self.keys.write_all(keys.as_bytes()).expect("the terminal takes keys");
+    }
+
+    /// What Ctrl-C at a person's terminal does to the command.
+    ///
+    /// # Panics
+    /// If the command has ended.
+    pub fn interrupt(&self) {
+        let pid = i32::try_from(self.child.id()).expect("process ids fit an i32");
+        kill(Pid::from_raw(pid), Signal::SIGINT).expect("the command runs");
     }
 
     /// Waits until a text is shown after the first `from` bytes; where it ends.

@@ -254,6 +254,11 @@ fn lists_and_descriptions(operator: &mut Operator, server: &str, created: &str) 
     operator.see(&["task", "wait", "--all"], DONE);
     operator.see(&["task", "cancel", created], REFUSED);
     operator.see(&["events", "--limit", "1", "--after", "1.1"], DONE);
+    operator.find(&["logs", server, "--lines", "20"], DONE, "INFO");
+    operator.find(&["logs", "--task", created, "-o", "wide"], DONE, created);
+    operator.find(&["logs", "--vm", "web1", "--since", "1h"], DONE, "task begins");
+    operator.see(&["logs", "--coordinator"], DONE);
+    operator.see(&["logs"], USAGE);
     operator.see(&["allocation", "list"], DONE);
     let decision = operator.member(&["allocation", "list"], "id");
     operator.see(&["allocation", "get", &decision], DONE);
