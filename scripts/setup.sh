@@ -41,9 +41,9 @@ system_guest=(mmdebstrap e2fsprogs binutils fakeroot uidmap)
 # QEMU's parts refuse to be of different versions, and a machine may have one of them from
 # backports: they are always installed together, at the version of qemu-system-x86.
 qemu=(qemu-system-x86 qemu-utils)
-# An editor that draws the screen, for the tests of consoles.
-# `ssh`, for what docs/guests.md promises.
-[ "$purpose" = demo ] || packages+=("${system_guest[@]}" vim openssh-client)
+# An editor that draws the screen, for the tests of consoles; shells, for those of completion; `ssh`, for
+# what docs/guests.md promises.
+[ "$purpose" = demo ] || packages+=("${system_guest[@]}" vim zsh fish openssh-client)
 
 installed() { [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 root() {

@@ -53,7 +53,14 @@ _muster_names() {
     fi
 }
 compdef _muster_names muster
+# Where a folder of functions has it, it is read when it is needed first, and has to answer.
+if [ "$funcstack[1]" = "_muster" ]; then
+    _muster_names "$@"
+fi
 "#;
+
+/// What the script before it does at its end, without names.
+const ZSH_END: &str = "\nif [ \"$funcstack[1]\" = \"_muster\" ]";
 
 const FISH: &str = r"
 function __muster_names
@@ -77,7 +84,11 @@ fn script(shell: Which) -> String {
     };
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut crate::Args::command(), "muster", &mut script);
-    String::from_utf8_lossy(&script).into_owned() + names
+    let mut script = String::from_utf8_lossy(&script).into_owned();
+    if let Some(end) = script.rfind(ZSH_END) {
+        script.truncate(end);
+    }
+    script + names
 }
 
 #[cfg(test)]
@@ -91,5 +102,7 @@ mod tests {
             assert!(script.contains("muster names -- "), "{shell:?}");
         }
         assert!(script(Which::Elvish).contains("muster"));
+        // One that asks, in place of the one that does not.
+        assert_eq!(script(Which::Zsh).matches(ZSH_END).count(), 1);
     }
 }

@@ -12,8 +12,10 @@ use std::time::Duration;
 
 use futures_util::{SinkExt as _, StreamExt as _};
 use muster_tests::binary;
+use muster_tests::cli;
 use muster_tests::daemon::{Agent, Coordinator};
 use muster_tests::terminal::Terminal;
+use muster_tests::wait::wait_for;
 use nix::pty::{Winsize, openpty};
 use parking_lot::Mutex;
 use serde_json::json;
@@ -233,15 +235,25 @@ fn offered(coordinator: &Coordinator, line: &str) -> Vec<String> {
     let script = "source <(muster completion bash); COMP_WORDS=($LINE \"$LAST\"); \
                   COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); COMP_LINE=\"$LINE $LAST\"; \
                   _muster_names muster \"$LAST\" ''; printf '%s\\n' \"${COMPREPLY[@]}\"";
-    let folder = binary("muster").parent().expect("a folder").display().to_string();
-    let path = std::env::var("PATH").unwrap_or_default();
     let (line, last) = line.rsplit_once(' ').expect("several words");
     let mut command = Command::new("bash");
-    command.args(["--norc", "-c", script]).env("PATH", format!("{folder}:{path}"));
-    command.env("MUSTER_URL", format!("http://{}", coordinator.address()));
-    let output = command.env("LINE", line).env("LAST", last).output().expect("bash runs");
+    command.args(["--norc", "-c", script]).envs(surroundings(coordinator));
+    told(command.env("LINE", line).env("LAST", last))
+}
+
+/// What a shell has to know: where the command is, and its coordinator.
+fn surroundings(coordinator: &Coordinator) -> [(&'static str, String); 2] {
+    let folder = binary("muster").parent().expect("a folder").display().to_string();
+    let path = std::env::var("PATH").unwrap_or_default();
+    let url = format!("http://{}", coordinator.address());
+    [("PATH", format!("{folder}:{path}")), ("MUSTER_URL", url)]
+}
+
+/// The lines that a shell prints; it has nothing to complain of.
+fn told(command: &mut Command) -> Vec<String> {
+    let output = command.output().expect("the shell runs");
     let problem = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success() && problem.is_empty(), "{line}: {problem}");
+    assert!(output.status.success() && problem.is_empty(), "{command:?}: {problem}");
     String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
 }
 
@@ -257,4 +269,84 @@ async fn bash_completes_commands_options_and_names() {
     assert_eq!(offered(&coordinator, "muster server get "), [hostname.as_str()]);
     let begun = format!("muster vm list --server {}", &hostname[..1]);
     assert_eq!(offered(&coordinator, &begun), [hostname.as_str()]);
+}
+
+/// What fish would offer in the place of the last word.
+#[expect(clippy::disallowed_methods, reason = "the shell that people use")]
+fn offered_by_fish(coordinator: &Coordinator, line: &str) -> Vec<String> {
+    let script = "muster completion fish | source; complete -C $LINE";
+    let mut command = Command::new("fish");
+    command.args(["--no-config", "-c", script]).envs(surroundings(coordinator));
+    let offered = told(command.env("LINE", line));
+    // Behind a tab stands what it is.
+    offered.iter().filter_map(|line| line.split('\t').next()).map(str::to_owned).collect()
+}
+
+/// zsh at a terminal, whose Ctrl-T writes the line to a file and empties it: what a terminal shows
+/// of a line that is being edited is hard to read.
+struct Zsh {
+    _program: Program,
+    keys: File,
+    line: tempfile::NamedTempFile,
+}
+
+impl Zsh {
+    async fn start(coordinator: &Coordinator, completion: &str) -> Self {
+        let line = tempfile::NamedTempFile::new().expect("a file");
+        let [path, url] = surroundings(coordinator).map(|(name, value)| format!("{name}={value}"));
+        let to = format!("LINE={}", line.path().display());
+        let program = Program::start(&["env", &path, &url, &to, "zsh", "-f", "-i"]);
+        let mut screen = follow(program.screen());
+        let mut zsh = Self { keys: program.screen(), _program: program, line };
+        let tells = "tells() { print -rn -- \"$BUFFER\" > $LINE; BUFFER= }; zle -N tells";
+        zsh.press(&format!("{tells}; bindkey '^T' tells; {completion}; print -r -- set''up\r"));
+        let is_set_up = |all: &Vec<u8>| String::from_utf8_lossy(all).contains("setup\r\n");
+        let set_up = tokio::time::timeout(LIMIT, screen.wait_for(is_set_up)).await;
+        assert!(set_up.is_ok_and(|screen| screen.is_ok()), "zsh does not start");
+        zsh
+    }
+
+    fn press(&mut self, keys: &str) {
+        self.keys.write_all(keys.as_bytes()).expect("the terminal takes keys");
+    }
+
+    /// What becomes of a line by a Tab.
+    async fn completes(&mut self, line: &str, to: &str) {
+        self.press(&format!("{line}\t\u{14}"));
+        let path = self.line.path().to_owned();
+        wait_for(line, LIMIT, || async {
+            let now = std::fs::read_to_string(&path).expect("it can be read");
+            if now == to { Ok(()) } else { Err(now) }
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fish_and_zsh_complete_commands_options_and_names() {
+    let coordinator = Coordinator::start();
+    let agent = Agent::start(&coordinator.agent_url());
+    let server = agent.wait_allocatable(&coordinator.client()).await;
+    let hostname = server["hostname"].as_str().expect("a name").to_owned();
+    assert_eq!(offered_by_fish(&coordinator, "muster vm expo"), ["export-spec"]);
+    assert_eq!(offered_by_fish(&coordinator, "muster vm create --pub"), ["--publish"]);
+    assert_eq!(offered_by_fish(&coordinator, "muster server get "), [hostname.as_str()]);
+    let begun = format!("muster logs --follow {}", &hostname[..1]);
+    assert_eq!(offered_by_fish(&coordinator, &begun), [hostname.as_str()]);
+
+    let folder = tempfile::tempdir().expect("a folder");
+    let script = cli::text(&coordinator, &["completion", "zsh"]);
+    std::fs::write(folder.path().join("_muster"), script).expect("a script");
+    let begin = "autoload -Uz compinit; compinit -u -D";
+    let installed = format!("fpath=({} $fpath); {begin}", folder.path().display());
+    let sourced = format!("{begin}; source <(muster completion zsh)");
+    for completion in [installed, sourced] {
+        let mut zsh = Zsh::start(&coordinator, &completion).await;
+        // The first time, too.
+        zsh.completes("muster server get ", &format!("muster server get {hostname} ")).await;
+        zsh.completes("muster vm expo", "muster vm export-spec ").await;
+        zsh.completes("muster vm create --pub", "muster vm create --publish=").await;
+        let whole = format!("muster vm list --server {hostname} ");
+        zsh.completes(&format!("muster vm list --server {}", &hostname[..1]), &whole).await;
+    }
 }
