@@ -9,7 +9,8 @@ use bytes::Bytes;
 use futures_util::stream::BoxStream;
 use futures_util::{Sink, Stream, StreamExt as _};
 use muster_shared::tls::{self, Identity};
-use reqwest::{Body, Method, RequestBuilder, StatusCode};
+use reqwest::header::{ETAG, HeaderValue, IF_MATCH};
+use reqwest::{Body, Method, RequestBuilder, Response, StatusCode};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::Value;
 use serde_json::error::Category;
@@ -122,6 +123,10 @@ impl Client {
     async fn answer<T: DeserializeOwned>(&self, request: RequestBuilder) -> Result<T, CliError> {
         let response =
             request.send().await.map_err(|error| self.unreachable(error.without_url()))?;
+        self.read(response).await
+    }
+
+    async fn read<T: DeserializeOwned>(&self, response: Response) -> Result<T, CliError> {
         let status = response.status();
         let text = response.text().await.map_err(|error| self.unreachable(error.without_url()))?;
         if !status.is_success() {
@@ -185,6 +190,27 @@ impl Client {
         body: &Value,
     ) -> Result<T, CliError> {
         self.answer(self.request(Method::POST, path).json(body).timeout(ANSWER)).await
+    }
+
+    /// The version of a record.
+    pub(crate) async fn version(&self, path: &str) -> Result<HeaderValue, CliError> {
+        let sent = self.request(Method::GET, path).timeout(ANSWER).send().await;
+        let response = sent.map_err(|error| self.unreachable(error.without_url()))?;
+        let (status, version) = (response.status(), response.headers().get(ETAG).cloned());
+        self.read::<IgnoredAny>(response).await?;
+        let message = "a record without a version".to_owned();
+        version.ok_or(CliError::Server { status: status.as_u16(), message })
+    }
+
+    /// As [`Client::post`], refused unless the record has this version.
+    pub(crate) async fn post_to<T: DeserializeOwned>(
+        &self,
+        version: HeaderValue,
+        path: &str,
+        body: &Value,
+    ) -> Result<T, CliError> {
+        let request = self.request(Method::POST, path).header(IF_MATCH, version);
+        self.answer(request.json(body).timeout(ANSWER)).await
     }
 
     /// `PUT` with a JSON body.

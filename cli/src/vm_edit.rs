@@ -2,10 +2,12 @@
 
 use std::path::Path;
 
+use muster_shared::api::task::TaskStarted;
 use muster_shared::vm::{CHANGES, LASTING, Reboot, SpecFile, VmChange};
 use serde_json::{Map, Value, json};
 use similar::TextDiff;
 
+use crate::answer::Answer;
 use crate::cell::safe_lines;
 use crate::client::Client;
 use crate::output::{Output, warn};
@@ -19,6 +21,11 @@ The file is that of `muster vm export-spec`; image, disks, networks and brand ar
 as they are. The editor is that of VISUAL, else of EDITOR, else vi. Examples:
   muster vm edit web1
   EDITOR='code --wait' muster vm edit web1 --reboot";
+
+/// How often a change is offered to a machine that does something meanwhile.
+const TRIES: usize = 5;
+/// The code of a refusal because the record has another version.
+const CHANGED: &str = "PreconditionFailed";
 
 /// Above what is edited.
 const HEADING: &str = "\
@@ -46,8 +53,9 @@ pub(crate) struct Args {
 
 pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<(), CliError> {
     let target = Target::find(client, &args.vm).await?;
+    let images = vm_export::image_names(client).await?;
     let whole: Value = client.get(&target.path(""), &[]).await?;
-    let old = vm_export::spec_of(&whole, &vm_export::image_names(client).await?);
+    let old = vm_export::spec_of(&whole, &images);
     let before = format!("{HEADING}{}", vm_export::yaml(&old)?);
     let new = edited(&before)?.unwrap_or_else(|| old.clone());
     let Some(mut change) = changed(&old, &new)? else {
@@ -61,9 +69,34 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
     }
     let reboot = if args.reboot { Reboot::Always } else { Reboot::Never };
     change = VmChange { reboot: Some(reboot), ..VmChange::default() }.over(change);
-    let answer = client.post(&target.path("/update"), &Value::Object(change)).await?;
+    let still = |whole: &Value| vm_export::spec_of(whole, &images) == old;
+    let answer = apply(client, &target, &Value::Object(change), still).await?;
     let title = format!("update {}", target.shown());
     target.follow(client, output, args.wait, &title, &answer).await
+}
+
+/// Applies a change if the machine still is what was edited: what somebody else changed meanwhile is
+/// not overwritten.
+async fn apply(
+    client: &Client,
+    target: &Target,
+    change: &Value,
+    still: impl Fn(&Value) -> bool,
+) -> Result<Answer<TaskStarted>, CliError> {
+    for _ in 0..TRIES {
+        // Before the machine itself: a version that is too old is refused.
+        let version = client.version(&format!("/vms/{}", target.uuid)).await?;
+        if !still(&client.get(&target.path(""), &[]).await?) {
+            break;
+        }
+        match client.post_to(version, &target.path("/update"), change).await {
+            // It also changes when the machine itself does something.
+            Err(CliError::Refused { code, .. }) if code == CHANGED => {}
+            answer => return answer,
+        }
+    }
+    let text = format!("{} was changed meanwhile; nothing was done, edit it again", target.shown());
+    Err(CliError::Ended(text))
 }
 
 fn difference(before: &str, after: &str) -> String {

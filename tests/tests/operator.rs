@@ -315,6 +315,7 @@ fn power_and_changes(operator: &mut Operator) {
     operator.answer(&["vm", "edit", "web1"], "n\r", FAILED);
     let shown = operator.answer(&["vm", "edit", "web1"], "y\r", DONE);
     assert!(shown.contains("+  a: c"), "{shown}");
+    edited_by_two(operator);
     operator.see(&["vm", "update", "web1", "--ram", "9999999"], REFUSED);
     operator.see(&["vm", "snapshot", "create", "web1", "before"], DONE);
     operator.find(&["vm", "snapshot", "list", "web1"], DONE, "before");
@@ -330,6 +331,18 @@ fn power_and_changes(operator: &mut Operator) {
     operator.see(&["vm", "kill", "web1", "--signal", "NOPE"], TASK_FAILED);
     operator.see(&["vm", "kill", "web1"], DONE);
     operator.find(&["vm", "list", "--filter", "state=stopped"], DONE, "web1");
+}
+
+/// What somebody else changed while the editor was open is not overwritten.
+fn edited_by_two(operator: &mut Operator) {
+    operator.see(&["vm", "update", "web1", "--tag", "a=b"], DONE);
+    let mut terminal = operator.start(&["vm", "edit", "web1"]);
+    terminal.until(0, "[y/N] ");
+    operator.see(&["vm", "update", "web1", "--tag", "a=d"], DONE);
+    terminal.press("y\r");
+    let shown = operator.end(terminal, &["vm", "edit"], FAILED);
+    assert!(shown.contains("was changed meanwhile"), "{shown}");
+    operator.find(&["vm", "export-spec", "web1"], DONE, "a: d");
 }
 
 async fn tickets_and_jobs(operator: &mut Operator, server: &str) {
