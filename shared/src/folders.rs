@@ -7,6 +7,8 @@ use std::path::Path;
 
 /// Bits of a mode that let somebody else write.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
+/// The bit of folders that are everybody's, as `/tmp`: each may remove only what is theirs.
+const STICKY: u32 = 0o1000;
 
 /// Makes a folder, and its parents, that only its owner can look into. One that is there stays
 /// as it is.
@@ -36,7 +38,12 @@ pub fn check_own(folder: &Path) -> io::Result<()> {
     }
     let mode = found.mode() & 0o7777;
     if mode & WRITABLE_BY_OTHERS != 0 {
-        return refused(format!("others can write there (mode {mode:o}), `chmod go-w` it"));
+        // Whoever took a folder from all others would break the machine.
+        let advice = match mode & STICKY {
+            0 => "`chmod go-w` it, or name another folder",
+            _ => "it is everybody's: name a folder of its own",
+        };
+        return refused(format!("others can write there (mode {mode:o}), {advice}"));
     }
     Ok(())
 }
@@ -70,6 +77,17 @@ mod tests {
             assert_eq!(!problem(parent.path()).is_empty(), refused, "{mode:o}");
             let kept = fs::metadata(parent.path()).unwrap().mode() & 0o7777;
             assert_eq!(kept, mode);
+        }
+    }
+
+    #[test]
+    fn nobody_is_told_to_take_a_folder_from_all_others() {
+        let parent = tempfile::tempdir().unwrap();
+        for (mode, advised) in [(0o777, "chmod go-w"), (0o1777, "a folder of its own")] {
+            fs::set_permissions(parent.path(), Permissions::from_mode(mode)).unwrap();
+            let problem = problem(parent.path());
+            assert!(problem.contains(advised), "{problem}");
+            assert_eq!(problem.contains("chmod"), mode == 0o777, "{problem}");
         }
     }
 
