@@ -16,7 +16,7 @@ use super::request::BodyStream;
 use crate::budget::{Budget, Hold};
 
 /// What bodies of all requests under way may hold, with what they are parsed into.
-const BUDGET_BYTES: u32 = 64 << 20;
+const BUDGET_BYTES: u32 = 48 << 20;
 /// The first bytes of a body need no budget: ordinary requests are served however much those of
 /// others hold.
 const FREE_BYTES: usize = 16 * 1024;
