@@ -279,11 +279,21 @@ pub(super) async fn start_from(
     let drivers = &ctx.drivers;
     let record = record(ctx, operation, vm)?;
     let disks = disks(ctx, operation, &record).await?;
-    let variables = variables(ctx, operation, &record).await?;
+    // It has its own variables open, and gets no others.
+    let runs_already = runs(ctx, vm).await?;
+    let variables = match runs_already {
+        true => None,
+        false => variables(ctx, operation, &record).await?,
+    };
     let machine_type = drivers.compute.machine_type(&record);
     let failed = failed(operation);
     let nics = Nic::all(&record).map_err(&failed)?;
-    let starting = |record: &mut VmRecord| note_start(record, machine_type, &ctx.task_id);
+    let starting = |record: &mut VmRecord| {
+        note_start(record, machine_type, &ctx.task_id);
+        if !runs_already {
+            record.started_with.clear();
+        }
+    };
     let (record, nics) =
         tokio::join!(drivers.vms.update(vm, starting), drivers.networks.attach(vm, &nics));
     let (record, nics) = (record?, nics.map_err(&failed)?);
@@ -312,16 +322,13 @@ pub(super) fn note_start(record: &mut VmRecord, machine_type: Option<String>, ta
     record.start_task = Some(task.clone());
 }
 
-/// What the VM's firmware keeps. A guest that runs has its own open, and gets no other.
+/// What the VM's firmware keeps.
 async fn variables(
     ctx: &TaskContext,
     operation: &'static str,
     record: &VmRecord,
 ) -> Result<Option<Variables>, TaskFailure> {
     let drivers = &ctx.drivers;
-    if runs(ctx, record.uuid).await? {
-        return Ok(None);
-    }
     let template = drivers.compute.firmware_template(record).map_err(failed(operation))?;
     let Some(template) = template else { return Ok(None) };
     let variables = drivers.storage.variables(record.uuid, &template).await;

@@ -30,12 +30,17 @@ pub(super) async fn code(host: &Host, drivers: &Arc<Drivers>, kind: &str, extra:
 async fn an_update_takes_effect_now_or_is_named() {
     let host = Host::new();
     let drivers = one_vm(&host).await;
+    let ram = drivers.vms.get(uuid()).unwrap().properties["ram"].clone();
     let change = json!({ "alias": "two", "ram": 512, "set_tags": { "a": 1 } });
     let result = act(&host, &drivers, "machine_update", change.clone()).await.unwrap();
     assert_eq!((&result["vm"]["alias"], &result["vm"]["ram"]), (&json!("two"), &json!(512)));
     assert_eq!(result["vm"]["tags"], json!({ "a": 1 }));
     assert_eq!(result["pending_reboot"], json!(["ram"]));
+    assert_eq!(result["vm"]["running_with"], json!({ "ram": ram }));
     assert_eq!(host.guests.starts(uuid()), 1);
+    let result = act(&host, &drivers, "machine_update", json!({ "ram": ram })).await.unwrap();
+    assert_eq!(result["pending_reboot"], json!([]), "the guest has it already");
+    assert!(result["vm"].get("running_with").is_none());
     let forward = json!({ "set_internal_metadata": { "muster:hostfwd": "tcp::2222-:22" } });
     for (change, pending) in [
         (json!({ "set_customer_metadata": { "a": 1 } }), json!(["customer_metadata"])),
@@ -72,6 +77,7 @@ async fn an_update_takes_effect_now_or_is_named() {
     assert_eq!(result["vm"]["nics"].as_array().unwrap().len(), 2);
     assert_eq!(result["pending_reboot"], json!([]));
     assert_eq!(host.guests.starts(uuid()), 2, "NICs need a restart");
+    assert!(result["vm"].get("running_with").is_none(), "and all that waited is there");
     let taken = result["vm"]["nics"][0]["mac"].clone();
     let other = create_params(json!({
         "uuid": "99999999-5b5c-4d4e-9f43-2a1f0e2b7c01",

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use muster_shared::ids::VmUuid;
-use muster_shared::vm::{self, Effect, Reboot};
+use muster_shared::vm::Reboot;
 use muster_shared::wire::Code;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -16,6 +16,7 @@ use super::machine::{self, Stop, failed, refuse};
 use super::steps::{Row, steps};
 use super::{Handler, Kind, Lock, Params, Plan, TaskContext, TaskFailure};
 use crate::drivers::compute::LIMITED_BY;
+use crate::vms::at_start::{self, is_read_at_start, published};
 use crate::vms::{VmRecord, payload, volumes};
 
 const OPERATION: &str = "vmadm.update";
@@ -50,35 +51,6 @@ impl Handler for MachineUpdate {
     }
 }
 
-/// The disks as far as the hypervisor reads them only when it starts.
-fn disks_at_start(vm: &Map<String, Value>) -> Vec<Map<String, Value>> {
-    let at_start = |name: &str| {
-        let known = vm::DISK.iter().find(|property| property.name == name);
-        known.is_none_or(|property| property.effect == Effect::AtStart)
-    };
-    let disks = list(vm, "disks").iter().filter_map(Value::as_object);
-    let kept = |disk: &Map<String, Value>| {
-        let members = disk.iter().filter(|(name, _)| at_start(name));
-        members.map(|(name, value)| (name.clone(), value.clone())).collect()
-    };
-    disks.map(kept).collect()
-}
-
-/// The ports that a VM publishes, as it says.
-fn published(vm: &Map<String, Value>) -> Option<&Value> {
-    vm.get("internal_metadata")?.get("muster:hostfwd")
-}
-
-/// Whether the hypervisor reads a property that changed only when it starts.
-fn is_read_at_start(name: &str, old: &Map<String, Value>, new: &Map<String, Value>) -> bool {
-    // The guest has no use for the rest of it.
-    let forwarded = name == "internal_metadata" && published(old) != published(new);
-    if name == "disks" {
-        return disks_at_start(old) != disks_at_start(new);
-    }
-    forwarded || vm::property(name).is_some_and(|property| property.effect == Effect::AtStart)
-}
-
 const STEPS: &[Row<Update>] = steps![
     ("check", 20, check),
     ("grow", 40, grow),
@@ -106,7 +78,7 @@ struct Notes {
     grow: BTreeMap<u32, u64>,
     /// The VM is restarted.
     reboot: bool,
-    /// What takes effect when the VM starts next.
+    /// What takes effect when the VM starts next; it runs.
     pending_reboot: Vec<String>,
 }
 
@@ -141,8 +113,8 @@ impl Update {
         if running && wanted {
             machine::disks(ctx, OPERATION, &record).await?;
         }
-        let pending_reboot =
-            if running && !wanted { at_start.cloned().collect() } else { Vec::new() };
+        // Also of one that is restarted: it may not stop.
+        let pending_reboot = if running { at_start.cloned().collect() } else { Vec::new() };
         let reboot = running && wanted;
         ctx.note(&Notes { changes, members, grow, reboot, pending_reboot })
     }
@@ -156,13 +128,14 @@ impl Update {
     }
 
     async fn record(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        let Notes { changes, members, grow, .. } = ctx.notes()?;
+        let Notes { changes, members, grow, pending_reboot, .. } = ctx.notes()?;
         let grown = match grow.is_empty() {
             true => Vec::new(),
             false => ctx.drivers.storage.disks(self.vm).await.map_err(failed(OPERATION))?,
         };
         let apply = |record: &mut VmRecord| {
             volumes::resize(record, &grown);
+            at_start::keep(record, &pending_reboot);
             set(&mut record.properties, changes);
             for (name, changes) in members {
                 let (Some(Value::Object(object)), Value::Object(changes)) =
@@ -200,8 +173,12 @@ impl Update {
 
     async fn commit(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         machine::runs(ctx, self.vm).await?;
+        let waiting = at_start::running_with(&machine::record(ctx, OPERATION, self.vm)?);
+        let mut pending_reboot = ctx.notes::<Notes>()?.pending_reboot;
+        // What is again as the guest was started does not wait.
+        pending_reboot.retain(|name| waiting.contains_key(name));
         let mut result = machine::result(ctx, self.vm);
-        result["pending_reboot"] = json!(ctx.notes::<Notes>()?.pending_reboot);
+        result["pending_reboot"] = json!(pending_reboot);
         ctx.finish_with(result);
         Ok(())
     }

@@ -89,6 +89,10 @@ pub struct VmRecord {
     /// the hypervisor was upgraded to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine_type: Option<String>,
+    /// Of the properties that changed since its guest was started and that this sees only when it
+    /// starts, what it was started with; `null` is nothing.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub started_with: Map<String, Value>,
     /// SHA-256 (hex) of the payload it was created from.
     #[serde(default)]
     pub fingerprint: String,
@@ -122,6 +126,7 @@ impl VmRecord {
             power: restart::Power::default(),
             restarts: restart::Restarts::default(),
             machine_type: None,
+            started_with: Map::new(),
             fingerprint: String::new(),
             last_modified: String::new(),
             properties,

@@ -1,6 +1,7 @@
 //! The VMs of this node: what it is meant to have, as durable records, and the state that follows
 //! from record and observation.
 
+pub mod at_start;
 pub mod copies;
 pub mod files;
 pub mod object;

@@ -1,12 +1,14 @@
 //! A VM as others see it: the full object of `machine_load`, and the line of the status report.
 
+use std::collections::BTreeMap;
+
 use jiff::Timestamp;
 use muster_shared::clock::iso;
 use muster_shared::vm::NOBODY;
 use muster_shared::wire::status::{VmIndex, VmReport, VmStatus};
 use serde_json::{Value, json};
 
-use super::{Entry, Node, SnapshotRecord, VmRecord};
+use super::{Entry, Node, SnapshotRecord, VmRecord, at_start};
 use crate::drivers::compute::{Observed, RunningGuest};
 
 /// Addresses in a report; who wants all of them loads the VM.
@@ -44,6 +46,10 @@ pub fn of(entry: &Entry, node: &Node) -> Value {
                 set("exit_timestamp", json!(exited));
             }
         }
+    }
+    let running_with = running_with(entry);
+    if !running_with.is_empty() {
+        set("running_with", json!(running_with));
     }
     if record.restarts.count > 0 {
         set("restarts", json!(record.restarts.count));
@@ -111,8 +117,18 @@ pub fn report(entry: &Entry) -> VmReport {
         package_name: text("package_name"),
         ips: addresses(record),
         state_reason: reason(entry).map(str::to_owned),
+        running_with: running_with(entry),
     };
     VmReport { vm, index }
+}
+
+/// What a guest that runs has of the properties that wait for its next start.
+fn running_with(entry: &Entry) -> BTreeMap<String, Value> {
+    if entry.observed.is_running() {
+        at_start::running_with(&entry.record)
+    } else {
+        BTreeMap::new()
+    }
 }
 
 /// Addresses of all network interfaces, at most [`MAX_IPS`].
@@ -223,6 +239,18 @@ mod tests {
         assert_eq!(object["zonename"], Value::Null);
         assert_eq!(object["boot_timestamp"], "2027-01-15T08:00:00.000Z");
         assert!(object.get("do_not_inventory").is_none());
+    }
+
+    #[test]
+    fn what_waits_for_the_next_start_is_told_while_the_guest_runs() {
+        let mut entry = entry(json!({ "brand": "kvm", "ram": 128 }));
+        assert!(of(&entry, &Node::default()).get("running_with").is_none());
+        entry.record.started_with = serde_json::Map::from_iter([("ram".to_owned(), json!(64))]);
+        assert_eq!(of(&entry, &Node::default())["running_with"], json!({ "ram": 64 }));
+        assert_eq!(report(&entry).index.running_with["ram"], 64);
+        entry.observed = Observed::stopped();
+        assert!(of(&entry, &Node::default()).get("running_with").is_none());
+        assert!(report(&entry).index.running_with.is_empty());
     }
 
     #[test]

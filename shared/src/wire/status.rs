@@ -138,6 +138,11 @@ pub struct VmIndex {
     /// Why it is in its state, for people, e.g. `disk0: write: No space left on device`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state_reason: Option<String>,
+    /// While its guest runs: properties whose change waits for its next start, and what it runs with
+    /// until then (`null` for anything but numbers and switches).
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schema(value_type = Object)]
+    pub running_with: BTreeMap<String, Value>,
 }
 
 /// Bytes free and used of one pool.

@@ -1,0 +1,113 @@
+//! What a guest sees only when it starts, and what it runs with until then.
+
+use std::collections::BTreeMap;
+
+use muster_shared::vm::{self, Effect};
+use serde_json::{Map, Value};
+
+use super::VmRecord;
+
+/// Whether the hypervisor reads a property that changed only when it starts.
+#[must_use]
+pub fn is_read_at_start(name: &str, old: &Map<String, Value>, new: &Map<String, Value>) -> bool {
+    if name == "disks" {
+        return disks_at_start(old) != disks_at_start(new);
+    }
+    // The guest has no use for the rest of it.
+    let forwarded = name == "internal_metadata" && published(old) != published(new);
+    forwarded || vm::property(name).is_some_and(|property| property.effect == Effect::AtStart)
+}
+
+/// The ports that a VM publishes, as it says.
+#[must_use]
+pub fn published(vm: &Map<String, Value>) -> Option<&Value> {
+    vm.get("internal_metadata")?.get("muster:hostfwd")
+}
+
+/// The disks as far as the hypervisor reads them only when it starts.
+fn disks_at_start(vm: &Map<String, Value>) -> Vec<Map<String, Value>> {
+    let at_start = |name: &str| {
+        let known = vm::DISK.iter().find(|property| property.name == name);
+        known.is_none_or(|property| property.effect == Effect::AtStart)
+    };
+    let disks = vm.get("disks").and_then(Value::as_array).into_iter().flatten();
+    let kept = |disk: &Map<String, Value>| {
+        let members = disk.iter().filter(|(name, _)| at_start(name));
+        members.map(|(name, value)| (name.clone(), value.clone())).collect()
+    };
+    disks.filter_map(Value::as_object).map(kept).collect()
+}
+
+/// Notes what the guest runs with, before properties of its record change. What it was started with
+/// stays noted, however often they change.
+pub fn keep(record: &mut VmRecord, names: &[String]) {
+    for name in names {
+        let value = record.properties.get(name).cloned().unwrap_or_default();
+        record.started_with.entry(name.as_str()).or_insert(value);
+    }
+}
+
+/// What a guest that runs has of the properties that wait for its next start: numbers and switches
+/// as they are, and `null` for anything else, which may be large or secret.
+#[must_use]
+pub fn running_with(record: &VmRecord) -> BTreeMap<String, Value> {
+    let waits = |name: &str, value: &Value| {
+        let now = record.properties.get(name).unwrap_or(&Value::Null);
+        let only = |value: &Value| Map::from_iter([(name.to_owned(), value.clone())]);
+        now != value && is_read_at_start(name, &only(value), &only(now))
+    };
+    let waiting = record.started_with.iter().filter(|(name, value)| waits(name, value));
+    let shown = |value: &Value| match value {
+        Value::Number(_) | Value::Bool(_) => value.clone(),
+        _ => Value::Null,
+    };
+    waiting.map(|(name, value)| (name.clone(), shown(value))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::vms::sim::record;
+
+    fn changed(started_with: Value, properties: Value) -> BTreeMap<String, Value> {
+        let (Value::Object(started_with), Value::Object(properties)) = (started_with, properties)
+        else {
+            panic!("objects are needed")
+        };
+        running_with(&VmRecord { started_with, properties, ..record(7) })
+    }
+
+    #[test]
+    fn what_waits_is_told_without_what_may_be_large_or_secret() {
+        let started = json!({ "ram": 1024, "vcpus": null, "vnc_password": "x", "hostname": "a" });
+        let now = json!({ "ram": 2048, "vcpus": 2, "vnc_password": "y", "hostname": "a" });
+        let want = json!({ "ram": 1024, "vcpus": null, "vnc_password": null });
+        assert_eq!(json!(changed(started, now)), want);
+    }
+
+    #[test]
+    fn of_objects_and_lists_only_what_the_guest_sees_waits() {
+        let metadata = |ports: &str, other: u8| json!({ "muster:hostfwd": ports, "n": other });
+        let waits = |old: Value, new: Value| !changed(old, new).is_empty();
+        let of = |metadata: Value| json!({ "internal_metadata": metadata });
+        assert!(!waits(of(metadata("tcp::2222-:22", 1)), of(metadata("tcp::2222-:22", 2))));
+        assert!(waits(of(metadata("tcp::2222-:22", 1)), of(metadata("", 1))));
+        let disk = |model: &str, max_iops: u64| json!({ "disks": [{ "model": model, "max_iops": max_iops }] });
+        assert!(!waits(disk("ide", 1), disk("ide", 2)));
+        assert!(waits(disk("ide", 1), disk("virtio", 1)));
+    }
+
+    #[test]
+    fn the_first_value_stays_noted() {
+        let mut record = record(7);
+        for ram in [1024, 2048, 512] {
+            record.properties.insert("ram".to_owned(), json!(ram));
+            keep(&mut record, &["ram".to_owned()]);
+        }
+        assert_eq!(running_with(&record)["ram"], 1024);
+        record.properties.insert("ram".to_owned(), json!(1024));
+        assert_eq!(running_with(&record), BTreeMap::new(), "it is as it was");
+    }
+}
