@@ -11,6 +11,7 @@ use muster_shared::api::task::{Task, TaskProgress, TaskStatus};
 use muster_shared::clock::iso;
 use muster_shared::ids::{ServerUuid, TaskId, VmUuid};
 use muster_shared::wire::Intake;
+use muster_shared::wire::status::VmReport;
 use serde_json::{Value, json};
 
 use super::context::Context;
@@ -203,7 +204,7 @@ impl Why {
         let is_away = away.is_some();
         // What an agent that is away said of the VM may be long over.
         let shown = match away {
-            None => format!("the VM is {shown}"),
+            None => format!("the VM is {shown}{}", at_next_start(known.as_ref())),
             Some(entry) => {
                 let status = entry.stored_status();
                 let since = entry.roster.as_ref().map(|held| iso(held.value.since));
@@ -240,6 +241,16 @@ impl Why {
             "server": self.server(server).unwrap_or(Value::Null),
         }))
     }
+}
+
+/// What waits for a VM's next start, as the end of a sentence.
+fn at_next_start(known: Option<&(ServerUuid, Arc<VmReport>)>) -> String {
+    let names = known.into_iter().flat_map(|(_, report)| report.index.running_with.keys());
+    let names: Vec<&str> = names.map(String::as_str).collect();
+    if names.is_empty() {
+        return String::new();
+    }
+    format!(", and has a new {} from its next start on", names.join(", "))
 }
 
 /// The subtasks that an agent told of, among its newest events, the oldest first. One that was begun
