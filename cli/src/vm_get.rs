@@ -73,6 +73,7 @@ fn page(
         .maybe("Package", vm.index.package_name.as_ref())
         .line("vCPUs", cpus(vm))
         .line("RAM", ram(vm))
+        .maybe("At its next start", waiting(vm))
         .maybe("Owner", vm.vm.owner_uuid.as_ref().filter(|owner| *owner != NOBODY))
         .maybe("Brand", vm.vm.brand.as_ref())
         .maybe("Created", vm.index.created_at.as_deref().or(text("create_timestamp")).map(when))
@@ -111,6 +112,9 @@ fn page(
         page.line("disks, network, metadata", "its server's agent does not answer");
         page.next(format!("muster why server {on}"));
     }
+    if !vm.index.running_with.is_empty() {
+        page.next(format!("muster vm reboot {name}"));
+    }
     page.next(format!("muster why vm {name}"));
     page.next(format!("muster task list --vm {name}"));
     page
@@ -124,8 +128,27 @@ fn yes_or_no(flag: bool) -> &'static str {
     if flag { "yes" } else { "no" }
 }
 
+/// A size, and that of the guest until it starts next if that is another one.
+fn until_start(size: &Cell, running: Option<Cell>) -> String {
+    match running {
+        Some(running) => format!("{} from its next start on (now {})", size.text, running.text),
+        None => size.text.clone(),
+    }
+}
+
+/// Properties whose change waits for the next start, but for those that are shown with both sizes.
+fn waiting(vm: &FleetVm) -> Option<String> {
+    let others = vm.index.running_with.iter().filter(|(name, running)| {
+        !(["ram", "vcpus"].contains(&name.as_str()) && running.is_number())
+    });
+    let names: Vec<&str> = others.map(|(name, _)| name.as_str()).collect();
+    (!names.is_empty()).then(|| format!("new {}", names.join(", ")))
+}
+
 fn cpus(vm: &FleetVm) -> String {
-    let count = Cell::of(&vm.index.vcpus).text;
+    let running = vm.index.running_with.get("vcpus").and_then(Value::as_u64);
+    let count =
+        until_start(&Cell::of(&vm.index.vcpus), running.map(|count| Cell::of(&Some(count))));
     match vm.vm.cpu_cap {
         Some(cap) => format!("{count}, at most {cap} % of one core together"),
         None => format!("{count}, without a limit"),
@@ -133,7 +156,8 @@ fn cpus(vm: &FleetVm) -> String {
 }
 
 fn ram(vm: &FleetVm) -> String {
-    let own = Cell::mib(vm_list::ram(vm)).text;
+    let running = vm.index.running_with.get("ram").and_then(Value::as_u64);
+    let own = until_start(&Cell::mib(vm_list::ram(vm)), running.map(|mib| Cell::mib(Some(mib))));
     match (vm.index.ram, vm.vm.max_physical_memory) {
         (Some(ram), Some(all)) if all > ram => {
             format!("{own}, with the hypervisor at most {}", Cell::mib(Some(all)).text)
@@ -207,6 +231,29 @@ mod tests {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert!(!text.contains("Not known"), "{text}");
+    }
+
+    #[test]
+    fn what_waits_for_the_next_start_is_shown_with_what_the_guest_has_now() {
+        let with = |running_with: Value| {
+            let mut vm = vm("running").json().clone();
+            vm["running_with"] = running_with;
+            let vm = serde_json::from_value(vm).unwrap();
+            page(&vm, None, Some("cn1"), None).text(None)
+        };
+        let text = with(json!({ "ram": 256, "vcpus": null, "disks": null }));
+        for part in [
+            "512 MiB from its next start on (now 256 MiB), with the hypervisor",
+            "At its next start  new disks, vcpus",
+            "muster vm reboot web1",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        let text = with(json!({ "vcpus": 1 }));
+        assert!(text.contains("2 from its next start on (now 1), at most 200 %"), "{text}");
+        assert!(!text.contains("At its next start"), "{text}");
+        let text = with(json!({}));
+        assert!(!text.contains("next start") && !text.contains("reboot"), "{text}");
     }
 
     #[test]

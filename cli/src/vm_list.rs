@@ -96,6 +96,7 @@ impl Item for Row {
         Column::new("REASON", |row: &Self| Cell::maybe(row.vm.index.state_reason.as_ref()))
             .cut()
             .wide(),
+        Column::new("AT START", |row: &Self| waiting(&row.vm)).cut().wide(),
         Column::new("BRAND", |row: &Self| Cell::maybe(row.vm.vm.brand.as_ref())).wide(),
         Column::new("CPU CAP", |row: &Self| Cell::of(&row.vm.vm.cpu_cap)).wide(),
         Column::new("PACKAGE", |row: &Self| Cell::maybe(row.vm.index.package_name.as_ref()))
@@ -144,6 +145,12 @@ fn disk(vm: &FleetVm) -> Option<u64> {
 /// Its addresses, the first of which is its primary one.
 fn ips(vm: &FleetVm) -> Cell {
     if vm.index.ips.is_empty() { Cell::dash() } else { Cell::text(vm.index.ips.join(" ")) }
+}
+
+/// What waits for its next start.
+fn waiting(vm: &FleetVm) -> Cell {
+    let names: Vec<&str> = vm.index.running_with.keys().map(String::as_str).collect();
+    if names.is_empty() { Cell::dash() } else { Cell::text(format!("new {}", names.join(", "))) }
 }
 
 fn tags(vm: &FleetVm) -> Cell {
@@ -223,6 +230,11 @@ mod tests {
         assert_eq!((ram(&vm), disk(&vm)), (Some(256), Some(4096)));
         assert_eq!(tags(&vm).text, "n=1 role=db");
         assert_eq!(ips(&vm).text, "10.0.0.5 dhcp");
+        assert_eq!(waiting(&vm).text, "-");
+        vm.index.running_with = [("ram", json!(128)), ("vga", Value::Null)]
+            .map(|(name, value)| (name.to_owned(), value))
+            .into();
+        assert_eq!(waiting(&vm).text, "new ram, vga");
         // An older agent tells neither.
         (vm.index.ram, vm.index.disk_mib) = (None, None);
         assert_eq!((ram(&vm), disk(&vm)), (Some(1280), Some(2048)));
