@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn ages_are_told_as_people_do() {
-        for (seconds, told) in [
+        for (seconds, text) in [
             (0, "now"),
             (-30, "now"),
             (-90, "in 1m"),
@@ -231,7 +231,7 @@ mod tests {
             (86_400, "24h ago"),
             (5 * 86_400, "5d ago"),
         ] {
-            assert_eq!(ago(seconds), told);
+            assert_eq!(ago(seconds), text);
         }
         let now: Timestamp = "2026-05-01T10:03:05.000Z".parse().unwrap();
         assert_eq!(Cell::age(Some("2026-05-01T10:00:00.000Z"), now).text, "3m ago");
@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     fn sizes_have_units() {
-        for (bytes, told) in [
+        for (bytes, text) in [
             (0, "0 B"),
             (999, "999 B"),
             (1_536, "1.5 KiB"),
@@ -250,7 +250,7 @@ mod tests {
             (40 << 30, "40 GiB"),
             (3 << 40, "3.0 TiB"),
         ] {
-            assert_eq!(Cell::bytes(Some(bytes)).text, told);
+            assert_eq!(Cell::bytes(Some(bytes)).text, text);
         }
     }
 

@@ -72,7 +72,7 @@ pub(crate) async fn run(client: &Client, args: Args) -> Result<(), CliError> {
 
 /// What a frame says.
 #[derive(Debug, PartialEq, Eq)]
-enum Said {
+enum Incoming {
     Output(Vec<u8>),
     /// Something happened to the console.
     Notice(String),
@@ -83,22 +83,22 @@ enum Said {
     Nothing,
 }
 
-fn said(frame: Option<Result<Message, SocketError>>) -> Result<Said, CliError> {
+fn incoming(frame: Option<Result<Message, SocketError>>) -> Result<Incoming, CliError> {
     match frame {
-        Some(Ok(Message::Binary(bytes))) => Ok(Said::Output(bytes.to_vec())),
-        Some(Ok(Message::Text(text))) => Ok(Said::Notice(text.to_string())),
+        Some(Ok(Message::Binary(bytes))) => Ok(Incoming::Output(bytes.to_vec())),
+        Some(Ok(Message::Text(text))) => Ok(Incoming::Notice(text.to_string())),
         Some(Ok(Message::Close(close))) => match close {
-            Some(close) if u16::from(close.code) == RESTARTING => Ok(Said::Away),
+            Some(close) if u16::from(close.code) == RESTARTING => Ok(Incoming::Away),
             Some(close) if u16::from(close.code) != 1000 => {
                 let message = format!("the console was closed: {} ({})", close.reason, close.code);
                 Err(CliError::Ended(message))
             }
-            Some(close) if !close.reason.is_empty() => Ok(Said::End(close.reason.to_string())),
-            _ => Ok(Said::End("the console has ended".to_owned())),
+            Some(close) if !close.reason.is_empty() => Ok(Incoming::End(close.reason.to_string())),
+            _ => Ok(Incoming::End("the console has ended".to_owned())),
         },
-        Some(Ok(_)) => Ok(Said::Nothing),
+        Some(Ok(_)) => Ok(Incoming::Nothing),
         // A coordinator that was killed says no goodbye.
-        Some(Err(_)) | None => Ok(Said::Away),
+        Some(Err(_)) | None => Ok(Incoming::Away),
     }
 }
 
@@ -177,12 +177,12 @@ impl<'a> Attached<'a> {
             // Each arm is cancel-safe: a frame or a key is either taken whole or not at all.
             let message = tokio::select! {
                 biased;
-                frame = frames.next() => match said(frame)? {
-                    Said::Output(bytes) => { show(&bytes).await?; continue }
-                    Said::Notice(text) => { self.say(&text); continue }
-                    Said::Nothing => continue,
-                    Said::Away => return Ok(Left::Away),
-                    Said::End(reason) => return Ok(Left::For(reason)),
+                frame = frames.next() => match incoming(frame)? {
+                    Incoming::Output(bytes) => { show(&bytes).await?; continue }
+                    Incoming::Notice(text) => { self.say(&text); continue }
+                    Incoming::Nothing => continue,
+                    Incoming::Away => return Ok(Left::Away),
+                    Incoming::End(reason) => return Ok(Left::For(reason)),
                 },
                 typed = self.typed(), if self.typing => match typed? {
                     Some(typed) => Message::binary(typed),
@@ -256,23 +256,23 @@ async fn watch(mut frames: Frames, wanted: &str, timeout_s: u64) -> Result<(), C
     let mut seen = Vec::new();
     let search = async {
         loop {
-            match said(frames.next().await)? {
-                Said::Output(bytes) => {
+            match incoming(frames.next().await)? {
+                Incoming::Output(bytes) => {
                     show(&bytes).await?;
                     if appears(&mut seen, &bytes, wanted) {
                         return Ok(());
                     }
                 }
-                Said::Notice(text) => warn(&format!("muster: {text}")),
-                Said::End(reason) => {
+                Incoming::Notice(text) => warn(&format!("muster: {text}")),
+                Incoming::End(reason) => {
                     let text = format!("{reason}; {wanted:?} was not on the console");
                     return Err(CliError::Ended(text));
                 }
-                Said::Away => {
+                Incoming::Away => {
                     let text = format!("the coordinator is away; {wanted:?} was not seen before");
                     return Err(CliError::Ended(text));
                 }
-                Said::Nothing => {}
+                Incoming::Nothing => {}
             }
         }
     };
@@ -303,15 +303,15 @@ mod tests {
 
     #[test]
     fn an_end_is_told_by_its_reason() {
-        let stopped = said(closed(1000, "the machine is stopped")).unwrap();
-        assert_eq!(stopped, Said::End("the machine is stopped".to_owned()));
-        let gone = said(closed(1011, "the agent is gone")).unwrap_err();
+        let stopped = incoming(closed(1000, "the machine is stopped")).unwrap();
+        assert_eq!(stopped, Incoming::End("the machine is stopped".to_owned()));
+        let gone = incoming(closed(1011, "the agent is gone")).unwrap_err();
         assert_eq!(gone.exit_code(), 1);
         assert_eq!(gone.to_string(), "the console was closed: the agent is gone (1011)");
-        assert_eq!(said(None).unwrap(), Said::Away);
-        assert_eq!(said(closed(1012, "the coordinator is stopping")).unwrap(), Said::Away);
-        let notice = said(Some(Ok(Message::text("the machine runs again")))).unwrap();
-        assert_eq!(notice, Said::Notice("the machine runs again".to_owned()));
+        assert_eq!(incoming(None).unwrap(), Incoming::Away);
+        assert_eq!(incoming(closed(1012, "the coordinator is stopping")).unwrap(), Incoming::Away);
+        let notice = incoming(Some(Ok(Message::text("the machine runs again")))).unwrap();
+        assert_eq!(notice, Incoming::Notice("the machine runs again".to_owned()));
     }
 
     #[test]

@@ -120,11 +120,11 @@ pub(crate) async fn run(
                 name => return Err(missing(name, &all)),
             };
             write(&path, &all)?;
-            let told = match &all.current {
+            let sentence = match &all.current {
                 Some(name) => format!("context {name} is used from now on"),
                 None => "no context is used from now on".to_owned(),
             };
-            output.done(&told, &json!({ "current": all.current }))
+            output.done(&sentence, &json!({ "current": all.current }))
         }
         Args::Set { name } => {
             if name.is_empty() || name == "-" || name.chars().any(char::is_control) {
@@ -132,7 +132,7 @@ pub(crate) async fn run(
             }
             let before = all.contexts.get(&name).cloned().unwrap_or_default();
             let context = changed(before, connection)?;
-            let told = format!("context {name}: {}", context.url);
+            let sentence = format!("context {name}: {}", context.url);
             let object = json!(context);
             all.contexts.insert(name.clone(), context);
             // The only one there is, is meant.
@@ -140,7 +140,7 @@ pub(crate) async fn run(
                 all.current = Some(name);
             }
             write(&path, &all)?;
-            output.done(&told, &object)
+            output.done(&sentence, &object)
         }
         Args::Remove { name } => {
             if all.contexts.remove(&name).is_none() {

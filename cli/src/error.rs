@@ -154,8 +154,8 @@ impl CliError {
 /// What is likely to be wrong with the address, as the connection failed.
 fn unreachable_hint(source: &(dyn std::error::Error + 'static)) -> &'static str {
     let causes = std::iter::successors(Some(source), |error| error.source());
-    let told: Vec<String> = causes.map(|cause| format!("{cause} {cause:?}")).collect();
-    let has = |word: &str| told.iter().any(|cause| cause.contains(word));
+    let texts: Vec<String> = causes.map(|cause| format!("{cause} {cause:?}")).collect();
+    let has = |word: &str| texts.iter().any(|cause| cause.contains(word));
     if has("InvalidContentType") {
         "it does not speak TLS there: with http:// instead of https:// it may answer"
     } else if has("invalid HTTP version") {

@@ -135,7 +135,7 @@ impl Event {
         let times = ["finished_at", "timestamp", "since"];
         let time = times.iter().find_map(|name| self.data[name].as_str());
         let time = time.and_then(|time| time.parse::<Timestamp>().ok()).unwrap_or(now);
-        let said = |(name, value): (&String, &Value)| {
+        let pair = |(name, value): (&String, &Value)| {
             let plain = !value.is_null() && name != "revision" && !times.contains(&name.as_str());
             let name = name.strip_suffix("_uuid").unwrap_or(name);
             (plain || whole).then(|| match value.as_str() {
@@ -145,10 +145,10 @@ impl Event {
                 _ => format!("{name}={}", compact(value)),
             })
         };
-        let said: Vec<String> = members().filter_map(said).collect();
+        let pairs: Vec<String> = members().filter_map(pair).collect();
         let id = self.id.as_deref().filter(|_| whole).map(|id| format!("{id} "));
         let time = time.strftime("%H:%M:%S");
-        format!("{}{time} {:<8} {}", id.unwrap_or_default(), self.name, said.join(" "))
+        format!("{}{time} {:<8} {}", id.unwrap_or_default(), self.name, pairs.join(" "))
     }
 }
 

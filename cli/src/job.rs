@@ -130,11 +130,11 @@ async fn ended(client: &Client, uuid: &str, limit: Duration) -> Result<Answer<Jo
 fn page(job: &Job, server: Option<&str>) -> Page {
     let target = job.target.to_string();
     let on = server.unwrap_or(&target);
-    let told = match job.execution {
+    let outcome = match job.execution {
         Execution::Failed => format!("failed: {}", reason(job)),
         other => format!("is {}", other.as_str()),
     };
-    let mut page = Page::new(format!("{} of {on} {told}", job.name));
+    let mut page = Page::new(format!("{} of {on} {outcome}", job.name));
     page.group("Job")
         .line("Id", job.uuid.to_string())
         .line("Server", format!("{on} ({target})"))

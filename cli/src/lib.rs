@@ -202,7 +202,7 @@ enum Command {
 
 /// Says what is wrong with the arguments, or the help that was asked for; returns the exit code.
 #[must_use]
-pub fn told(error: &clap::Error) -> u8 {
+pub fn report_usage(error: &clap::Error) -> u8 {
     if error.use_stderr() {
         output::warn(error.render().to_string().trim_end());
     } else if error.print().is_err() {

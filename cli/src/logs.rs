@@ -124,10 +124,10 @@ impl<'a> Log<'a> {
             filters.push(("task", id));
         }
         if let Some(vm) = &args.vm {
-            let told = server.is_some() || args.coordinator;
+            let source_is_given = server.is_some() || args.coordinator;
             // A machine that is gone has lines, too.
             let uuid = match vm.parse::<Uuid>() {
-                Ok(uuid) if told => uuid.to_string(),
+                Ok(uuid) if source_is_given => uuid.to_string(),
                 _ => {
                     let vm = pick::vm(client, vm).await?;
                     server.get_or_insert_with(|| vm.server_uuid.to_string());

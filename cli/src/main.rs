@@ -9,7 +9,7 @@ use muster_cli::Args;
 fn main() -> ExitCode {
     let args = match Args::try_parse() {
         Ok(args) => args,
-        Err(error) => return ExitCode::from(muster_cli::told(&error)),
+        Err(error) => return ExitCode::from(muster_cli::report_usage(&error)),
     };
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,

@@ -173,11 +173,11 @@ fn one<T>(
         (Some(only), true) => Ok(only),
         (None, _) => Err(CliError::NotFound(not_found(kind, wanted))),
         (Some(last), false) => {
-            let told = |it: &T| match name(it) {
+            let shown = |it: &T| match name(it) {
                 Some(name) => format!("{name} ({})", uuid(it)),
                 None => uuid(it),
             };
-            let all: Vec<_> = found.iter().chain([&last]).map(told).collect();
+            let all: Vec<_> = found.iter().chain([&last]).map(shown).collect();
             let message = format!("{wanted:?} is ambiguous: it can mean {}", all.join(" or "));
             Err(CliError::Usage(message))
         }

@@ -64,12 +64,12 @@ fn page(server: &Server, why: &Value, alias: &dyn Fn(&str) -> Option<String>) ->
         let uuid = uuid.to_string();
         let name = alias(&uuid).unwrap_or_else(|| Cell::id(&uuid).text);
         let state = vm.state.clone().unwrap_or_default();
-        let told = if server.status == ServerStatus::Running {
+        let shown = if server.status == ServerStatus::Running {
             state
         } else {
             format!("unknown ({state})")
         };
-        page.line(&name, told);
+        page.line(&name, shown);
     }
     let more = vms.count().saturating_sub(MOST_VMS);
     if more > 0 {

@@ -23,7 +23,7 @@ fn page(task: &Task, server: Option<&str>, vm: Option<&str>) -> Page {
     let server_id = task.server_uuid.to_string();
     let on = server.unwrap_or(&server_id);
     let of = vm.map(|vm| format!(" of {vm}")).unwrap_or_default();
-    let told = match task.status {
+    let outcome = match task.status {
         TaskStatus::Active => match &task.waiting_for {
             Some(cause) => format!("is active and waits for {cause}"),
             None => "is active".to_owned(),
@@ -31,7 +31,7 @@ fn page(task: &Task, server: Option<&str>, vm: Option<&str>) -> Page {
         TaskStatus::Complete => "is complete".to_owned(),
         TaskStatus::Failure => format!("failed: {}", wait::reason(task)),
     };
-    let mut page = Page::new(format!("{}{of} on {on} {told}", task.task));
+    let mut page = Page::new(format!("{}{of} on {on} {outcome}", task.task));
     page.group("Task")
         .line("Id", task.id.as_str())
         .line("Server", format!("{on} ({server_id})"))
@@ -86,7 +86,7 @@ fn took(task: &Task) -> Option<String> {
 fn results(task: &Task) -> Vec<(String, String)> {
     let finish = task.history.iter().find(|entry| entry.name == EntryKind::Finish);
     let members = finish.and_then(|entry| entry.event.as_object()).into_iter().flatten();
-    let told = |value: &Value| match value {
+    let shown = |value: &Value| match value {
         Value::Object(members) => {
             format!("an object of {} members (-o json shows it)", members.len())
         }
@@ -96,7 +96,7 @@ fn results(task: &Task) -> Vec<(String, String)> {
         Value::Array(items) => items.iter().map(compact).collect::<Vec<_>>().join(", "),
         plain => compact(plain),
     };
-    members.map(|(name, value)| (name.clone(), told(value))).collect()
+    members.map(|(name, value)| (name.clone(), shown(value))).collect()
 }
 
 #[cfg(test)]

@@ -211,11 +211,11 @@ async fn all(
     let mut first = None;
     for (target, started) in targets.iter().zip(begun) {
         let title = format!("{verb} {}", target.shown());
-        let told = match started {
-            Ok(started) => wait.told(client, &title, &started, &target.object(&started)).await,
+        let outcome = match started {
+            Ok(started) => wait.outcome(client, &title, &started, &target.object(&started)).await,
             Err(error) => Err(error),
         };
-        match told {
+        match outcome {
             Ok((sentence, object)) => {
                 if !output.is_json() {
                     print(&sentence)?;

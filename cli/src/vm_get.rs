@@ -64,8 +64,8 @@ fn page(
     let state = vm_list::state(vm).text;
     let mut page = Page::new(format!("{name} is {state} on {on}{}", reason.unwrap_or_default()));
     let none = json!({});
-    let told = whole.unwrap_or(&none);
-    let text = |name: &str| told[name].as_str().filter(|text| !text.is_empty());
+    let machine = whole.unwrap_or(&none);
+    let text = |name: &str| machine[name].as_str().filter(|text| !text.is_empty());
     page.group("Machine")
         .line("Id", &id)
         .line("Server", format!("{on} ({server_id})"))
@@ -79,15 +79,15 @@ fn page(
         .maybe("Created", vm.index.created_at.as_deref().or(text("create_timestamp")).map(when))
         .maybe("Started", text("boot_timestamp").map(when))
         .maybe("Changed", vm.vm.last_modified.as_deref().map(when))
-        .maybe("Starts with its server", told["autoboot"].as_bool().map(yes_or_no))
-        .maybe("Restart", told["internal_metadata"]["muster:restart_policy"].as_str())
-        .maybe("Ports", told["internal_metadata"]["muster:hostfwd"].as_str());
+        .maybe("Starts with its server", machine["autoboot"].as_bool().map(yes_or_no))
+        .maybe("Restart", machine["internal_metadata"]["muster:restart_policy"].as_str())
+        .maybe("Ports", machine["internal_metadata"]["muster:hostfwd"].as_str());
     page.group("Disks");
-    for (number, disk) in list(told, "disks").iter().enumerate() {
+    for (number, disk) in list(machine, "disks").iter().enumerate() {
         page.line(&format!("disk{number}"), self::disk(disk));
     }
     page.group("Network");
-    for (number, nic) in list(told, "nics").iter().enumerate() {
+    for (number, nic) in list(machine, "nics").iter().enumerate() {
         page.line(&format!("net{number}"), self::nic(nic));
     }
     page.group("Tags");
@@ -96,14 +96,18 @@ fn page(
     }
     page.group("Metadata");
     for group in ["customer_metadata", "internal_metadata"] {
-        let names: Vec<&str> =
-            told[group].as_object().into_iter().flatten().map(|(name, _)| name.as_str()).collect();
+        let names: Vec<&str> = machine[group]
+            .as_object()
+            .into_iter()
+            .flatten()
+            .map(|(name, _)| name.as_str())
+            .collect();
         if !names.is_empty() {
             page.line(group, names.join(", "));
         }
     }
     page.group("Snapshots");
-    for snapshot in list(told, "snapshots") {
+    for snapshot in list(machine, "snapshots") {
         let created = snapshot["created_at"].as_str().map(when).unwrap_or_default();
         page.line(&compact(&snapshot["name"]), created);
     }

@@ -61,12 +61,12 @@ impl WaitArgs {
         started: &TaskStarted,
         object: &Value,
     ) -> Result<(), CliError> {
-        let (sentence, object) = self.told(client, title, started, object).await?;
+        let (sentence, object) = self.outcome(client, title, started, object).await?;
         output.done(&sentence, &object)
     }
 
     /// Waits likewise; how it ended for people, and for programs.
-    pub(crate) async fn told(
+    pub(crate) async fn outcome(
         self,
         client: &Client,
         title: &str,
@@ -261,15 +261,15 @@ mod tests {
 
     #[test]
     fn what_an_operator_has_to_know_is_told() {
-        let told = |result: Value| {
+        let sentence = |result: Value| {
             let remarks = super::remarks(&result).into_iter();
             remarks.map(|(_, remark)| remark).collect::<Vec<_>>().join("; ")
         };
-        assert_eq!(told(json!({ "vm": {}, "pending_reboot": [] })), "");
+        assert_eq!(sentence(json!({ "vm": {}, "pending_reboot": [] })), "");
         let both = json!({ "forced": true, "pending_reboot": ["ram", "vcpus"] });
         let want = "the guest did not shut down in its time, and was ended; \
                     takes effect at the next start: ram, vcpus";
-        assert_eq!(told(both), want);
+        assert_eq!(sentence(both), want);
     }
 
     #[test]

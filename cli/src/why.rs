@@ -71,11 +71,11 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
         None => find_any(client, &args.first).await?,
     };
     loop {
-        let told = tell(client, &thing).await?;
+        let answer = ask(client, &thing).await?;
         if output.is_json() {
-            output.object(&told)?;
+            output.object(&answer)?;
         } else {
-            let page = page(client, &thing, &told, args.verbose).await?;
+            let page = page(client, &thing, &answer, args.verbose).await?;
             let clear = if args.watch && std::io::stdout().is_terminal() { CLEAR } else { "" };
             write_out(&format!("{clear}{}", page.text(terminal_width())))?;
         }
@@ -111,7 +111,7 @@ async fn vm(client: &Client, name: &str) -> Result<String, CliError> {
 async fn find_any(client: &Client, name: &str) -> Result<Thing, CliError> {
     for kind in Kind::value_variants() {
         let found = match find(client, *kind, name).await {
-            Ok(thing) => tell(client, &thing).await.map(|_| thing),
+            Ok(thing) => ask(client, &thing).await.map(|_| thing),
             Err(error) => Err(error),
         };
         match found {
@@ -126,7 +126,7 @@ async fn find_any(client: &Client, name: &str) -> Result<Thing, CliError> {
     Err(CliError::NotFound(text))
 }
 
-async fn tell(client: &Client, thing: &Thing) -> Result<Value, CliError> {
+async fn ask(client: &Client, thing: &Thing) -> Result<Value, CliError> {
     let id = &thing.id;
     let path = match thing.kind {
         Kind::Vm => format!("/why/vm/{id}"),
@@ -142,64 +142,64 @@ async fn tell(client: &Client, thing: &Thing) -> Result<Value, CliError> {
 async fn page(
     client: &Client,
     thing: &Thing,
-    told: &Value,
+    answer: &Value,
     verbose: bool,
 ) -> Result<Page, CliError> {
     let mut page = match thing.kind {
-        Kind::Job => job(told),
-        Kind::Allocation => allocation(told),
+        Kind::Job => job(answer),
+        Kind::Allocation => allocation(answer),
         Kind::Vm | Kind::Server | Kind::Task | Kind::Ticket => {
-            let mut page = Page::new(compact(&told["text"]));
-            explained(&mut page, told);
+            let mut page = Page::new(compact(&answer["text"]));
+            explained(&mut page, answer);
             page
         }
     };
     if thing.kind == Kind::Vm
-        && let Some(failed) = last_failure(client, told, &thing.id).await?
+        && let Some(failed) = last_failure(client, answer, &thing.id).await?
     {
         page.group("Last failure")
             .line(&failed.task, wait::reason(&failed))
             .maybe("When", failed.finished_at.as_deref().map(when));
         page.next(format!("muster task get {}", failed.id));
     }
-    for task in told["open_tasks"].as_array().into_iter().flatten() {
+    for task in answer["open_tasks"].as_array().into_iter().flatten() {
         let id = task["id"].as_str().or(task.as_str());
         page.next(format!("muster why task {}", id.unwrap_or_default()));
     }
     if verbose {
         page.group("All");
-        rest(&mut page, "", told);
+        rest(&mut page, "", answer);
     }
     Ok(page)
 }
 
 /// The members that say more than the text.
-fn explained(page: &mut Page, told: &Value) {
+fn explained(page: &mut Page, answer: &Value) {
     page.group("Now");
-    let server = &told["server"];
+    let server = &answer["server"];
     for (name, value) in [
-        ("State", &told["state_reason"]),
+        ("State", &answer["state_reason"]),
         ("Server", &server["text"]),
-        ("Remembered since", &told["since"]),
-        ("Progress", &told["progress"]),
-        ("Last step", &told["last_event"]["name"]),
+        ("Remembered since", &answer["since"]),
+        ("Progress", &answer["progress"]),
+        ("Last step", &answer["last_event"]["name"]),
     ] {
         if !value.is_null() {
             page.line(name, compact(value));
         }
     }
-    if let Some(time) = told["created_at"].as_str() {
+    if let Some(time) = answer["created_at"].as_str() {
         page.line("Made", when(time));
     }
     page.group("Subtasks");
-    for part in told["subtasks"].as_array().into_iter().flatten() {
+    for part in answer["subtasks"].as_array().into_iter().flatten() {
         page.line(
             &compact(&part["task"]),
             format!("{}, {}", compact(&part["status"]), compact(&part["id"])),
         );
     }
     page.group("Refused by");
-    for refusal in told["refusals"].as_array().into_iter().flatten() {
+    for refusal in answer["refusals"].as_array().into_iter().flatten() {
         page.line(&compact(&refusal["server_uuid"]), compact(&refusal["message"]));
     }
 }
@@ -241,9 +241,9 @@ fn allocation(decision: &Value) -> Page {
 }
 
 /// The newest task about the machine that failed.
-async fn last_failure(client: &Client, told: &Value, vm: &str) -> Result<Option<Task>, CliError> {
+async fn last_failure(client: &Client, answer: &Value, vm: &str) -> Result<Option<Task>, CliError> {
     let mut query = vec![("status", "failure".to_owned())];
-    query.extend(told["server_uuid"].as_str().map(|server| ("server_uuid", server.to_owned())));
+    query.extend(answer["server_uuid"].as_str().map(|server| ("server_uuid", server.to_owned())));
     let id = |task: &Answer<Task>| task.id.to_string();
     let failed = client.get_all("/tasks", &query, id).await?;
     let about = |task: &&Answer<Task>| task.vm_uuid.is_some_and(|of| of.to_string() == vm);
@@ -280,7 +280,7 @@ mod tests {
 
     #[test]
     fn a_failed_job_begins_with_the_step_that_failed() {
-        let told = json!({
+        let answer = json!({
             "uuid": "j", "name": "server-reboot", "execution": "failed",
             "chain_results": [
                 { "name": "check", "error": "" }, { "name": "reboot", "error": "refused" },
@@ -288,21 +288,21 @@ mod tests {
             "steps": [{ "name": "check", "state": "ok", "error": null },
                       { "name": "reboot", "state": "failed", "error": "refused" }],
         });
-        let text = job(&told).text(None);
+        let text = job(&answer).text(None);
         assert!(text.starts_with("job server-reboot is failed: reboot: refused\n"), "{text}");
         assert!(text.contains("failed, refused") && text.contains("muster job get j"), "{text}");
     }
 
     #[test]
     fn a_decision_shows_the_steps_that_removed_servers() {
-        let told = json!({
+        let answer = json!({
             "id": "d", "server_uuid": null, "failure": "no servers with enough RAM",
             "steps": [
                 { "step": "Servers", "remaining": 2 }, { "step": "Servers that run", "remaining": 2 },
                 { "step": "Servers with enough RAM", "remaining": 0 },
             ],
         });
-        let text = allocation(&told).text(None);
+        let text = allocation(&answer).text(None);
         assert!(text.starts_with("no server was chosen: no servers with enough RAM"), "{text}");
         assert!(text.contains("0 left  Servers with enough RAM"), "{text}");
         assert!(!text.contains("Servers that run"), "{text}");

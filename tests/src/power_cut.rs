@@ -200,8 +200,8 @@ impl Recording {
         let out = dir.path().display().to_string();
         let dump = command("debugfs").args(["-R", &format!("rdump /kv {out}"), &path]).output()?;
         // It says what it could not read, but not in its exit status.
-        let said = String::from_utf8_lossy(&dump.stderr).into_owned();
-        if let Some(line) = said.lines().find(|line| !line.starts_with("debugfs 1.")) {
+        let stderr = String::from_utf8_lossy(&dump.stderr).into_owned();
+        if let Some(line) = stderr.lines().find(|line| !line.starts_with("debugfs 1.")) {
             found.problems.push(format!("the file system is damaged: {line}"));
         }
         let kv = dir.path().join("kv");

@@ -67,8 +67,8 @@ async fn guests_of_a_lost_data_folder_are_adopted_and_run_on() {
         }
         assert_eq!(after["state"], "running");
     }
-    let said = degraded(&agent).await;
-    assert!(said.contains("2 VMs had lost their records and were adopted"), "{said}");
+    let remarks = degraded(&agent).await;
+    assert!(remarks.contains("2 VMs had lost their records and were adopted"), "{remarks}");
     // They are VMs like any other.
     let (vm, _) = &vms[0];
     let path = format!("/servers/{}/vms/{vm}/stop", agent.server_uuid);
@@ -104,8 +104,8 @@ async fn an_agent_whose_data_folder_is_removed_says_so_ends_and_adopts_its_guest
     assert_eq!(code, Some(70), "{}", agent.daemon().log());
     assert!(!data.exists(), "it was made again");
     let why = client.get(&format!("/why/server/{}", agent.server_uuid)).await.expect(200);
-    let said = why["remarks"].to_string();
-    assert!(said.contains("the data folder is lost"), "{why:#}");
+    let remarks = why["remarks"].to_string();
+    assert!(remarks.contains("the data folder is lost"), "{why:#}");
     assert_eq!(why["remarks"]["intake"], "paused", "{why:#}");
 
     agent.restart();
@@ -114,8 +114,8 @@ async fn an_agent_whose_data_folder_is_removed_says_so_ends_and_adopts_its_guest
     for member in ["pid", "boot_timestamp", "alias", "state", "disks"] {
         assert_eq!(after[member], before[member], "{member}");
     }
-    let said = degraded(&agent).await;
-    assert!(said.contains("1 VMs had lost their records and were adopted"), "{said}");
+    let remarks = degraded(&agent).await;
+    assert!(remarks.contains("1 VMs had lost their records and were adopted"), "{remarks}");
     agent.run_task("machine_reboot", &json!({ "uuid": vm, "force": true })).await;
     assert_ne!(loaded(&client, &agent, &vm).await["pid"], before["pid"]);
 }
@@ -157,8 +157,8 @@ async fn orphans_are_named_counted_and_left_alone_until_somebody_decides() {
     assert_eq!((&orphan["adoptable"], &orphan["ram_mib"]), (&json!(false), &json!(64)));
     assert_eq!(listed(&foreign)["adoptable"], true);
     assert_eq!(listed(&foreign)["alias"], "foreign");
-    let said = degraded(&agent).await;
-    assert!(said.contains(&format!("orphan_vm: {lost} runs without a record")), "{said}");
+    let remarks = degraded(&agent).await;
+    assert!(remarks.contains(&format!("orphan_vm: {lost} runs without a record")), "{remarks}");
     // The room that they use is not free.
     let shown = wait_for("the guests count", LONG, || async {
         let shown = client.get(&server).await;

@@ -18,8 +18,8 @@ fn entropy() -> SeededEntropy {
 async fn cuts(engine: Engine, load: Load) -> Tally {
     let tally = cut(engine, load, number("MUSTER_CUTS", 40), &entropy()).await.expect("cuts");
     println!("{} under a {}'s load, power cuts: {tally}", engine.name(), load.name());
-    for said in &tally.said {
-        println!("  {said}");
+    for failure in &tally.failures {
+        println!("  {failure}");
     }
     tally
 }

@@ -124,8 +124,8 @@ async fn servers_tasks_jobs_and_tickets_are_told_and_a_reader_can_come_back() {
     let first = again.block().await;
     assert_eq!((&first.name[..], &first.data["id"]), ("task", &json!(id)));
     assert_ne!(first.id, made.id, "what was seen is not repeated");
-    let told = again.next("ticket", |_| true).await;
-    assert_eq!(told, ticket);
+    let repeated = again.next("ticket", |_| true).await;
+    assert_eq!(repeated, ticket);
     assert_eq!(again.next("job", |data| data["execution"] == "succeeded").await, ended);
 
     let filter = format!("task={id}&server_uuid={server}");

@@ -55,13 +55,13 @@ async fn guests_leave_with_their_host_in_order_and_are_not_cut_off() {
         .args(["shutdown-guests", "--timeout", "100"])
         .output()
         .expect("it runs");
-    let said = String::from_utf8_lossy(&ran.stderr).into_owned();
-    assert!(ran.status.success(), "{said}");
-    let lines: Vec<&str> = said.lines().filter(|line| line.contains("VM ")).collect();
-    assert_eq!(lines.len(), 3, "{said}");
-    assert!(lines[0].contains("(deaf) was killed, its time was over"), "{said}");
-    assert!(lines[1].contains("(web) shut down"), "{said}");
-    assert!(lines[2].contains("(database) shut down"), "{said}");
+    let stderr = String::from_utf8_lossy(&ran.stderr).into_owned();
+    assert!(ran.status.success(), "{stderr}");
+    let lines: Vec<&str> = stderr.lines().filter(|line| line.contains("VM ")).collect();
+    assert_eq!(lines.len(), 3, "{stderr}");
+    assert!(lines[0].contains("(deaf) was killed, its time was over"), "{stderr}");
+    assert!(lines[1].contains("(web) shut down"), "{stderr}");
+    assert!(lines[2].contains("(database) shut down"), "{stderr}");
     assert_eq!(agent.guest_pids(), Vec::<u32>::new());
 
     agent.restart();

@@ -128,8 +128,8 @@ async fn an_agent_removes_what_nobody_needs_and_says_when_it_can_not() {
     let vm = cluster.create().await;
     cluster.agent.restart();
     wait_for("it says that nothing can go", LONG, || async {
-        let said = cluster.degraded().await;
-        if said.contains("no image here can be removed") { Ok(()) } else { Err(said) }
+        let degraded = cluster.degraded().await;
+        if degraded.contains("no image here can be removed") { Ok(()) } else { Err(degraded) }
     })
     .await;
     cluster.agent.wait_status(&cluster.client, "running", LONG).await;

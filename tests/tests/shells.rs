@@ -238,7 +238,7 @@ fn offered(coordinator: &Coordinator, line: &str) -> Vec<String> {
     let (line, last) = line.rsplit_once(' ').expect("several words");
     let mut command = Command::new("bash");
     command.args(["--norc", "-c", script]).envs(surroundings(coordinator));
-    told(command.env("LINE", line).env("LAST", last))
+    lines_of(command.env("LINE", line).env("LAST", last))
 }
 
 /// What a shell has to know: where the command is, and its coordinator.
@@ -250,7 +250,7 @@ fn surroundings(coordinator: &Coordinator) -> [(&'static str, String); 2] {
 }
 
 /// The lines that a shell prints; it has nothing to complain of.
-fn told(command: &mut Command) -> Vec<String> {
+fn lines_of(command: &mut Command) -> Vec<String> {
     let output = command.output().expect("the shell runs");
     let problem = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success() && problem.is_empty(), "{command:?}: {problem}");
@@ -277,7 +277,7 @@ fn offered_by_fish(coordinator: &Coordinator, line: &str) -> Vec<String> {
     let script = "muster completion fish | source; complete -C $LINE";
     let mut command = Command::new("fish");
     command.args(["--no-config", "-c", script]).envs(surroundings(coordinator));
-    let offered = told(command.env("LINE", line));
+    let offered = lines_of(command.env("LINE", line));
     // Behind a tab stands what it is.
     offered.iter().filter_map(|line| line.split('\t').next()).map(str::to_owned).collect()
 }

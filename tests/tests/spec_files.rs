@@ -82,7 +82,7 @@ fn exported(coordinator: &Coordinator, name: &str) -> SpecFile {
 }
 
 #[track_caller]
-fn told(output: &Output, code: i32) -> String {
+fn printed(output: &Output, code: i32) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let text = text(&output.stdout) + &text(&output.stderr);
     assert_eq!(output.status.code(), Some(code), "{text}");
@@ -205,7 +205,7 @@ async fn edits(coordinator: &Coordinator, client: &Client, agent: &Agent, folder
     let edit = |script: &str, code: i32| {
         let editor = editor(folder, script).display().to_string();
         let env = [("VISUAL", editor.as_str()), ("EDITOR", "false")];
-        told(&cli::output_with(coordinator, &["vm", "edit", "db1"], &env), code)
+        printed(&cli::output_with(coordinator, &["vm", "edit", "db1"], &env), code)
     };
     let before = machine(client, agent, "db1").await;
     assert!(edit("true", 0).contains("nothing was changed"));
@@ -239,7 +239,7 @@ async fn what_is_wrong_in_a_file_is_named_with_its_line_before_anything_is_asked
     let refused = |text: &str| {
         let file = path(folder.path(), "bad.yaml");
         std::fs::write(&file, text).expect("it is written");
-        told(&cli::output(&coordinator, &["vm", "create", "-f", &file]), 2)
+        printed(&cli::output(&coordinator, &["vm", "create", "-f", &file]), 2)
     };
     let text = refused(
         "nmae: web1\nimage: debian\nram: 2GB\ndisks:\n  - siez: 5GiB\nnetworks: [admin]\n\

@@ -42,13 +42,13 @@ pub struct Tally {
     pub silent: usize,
     /// Other errors, and panics.
     pub failed: usize,
-    /// What the first of those that were not kept said.
-    pub said: Vec<String>,
+    /// What the first of those that were not kept ended with.
+    pub failures: Vec<String>,
 }
 
 impl Tally {
     pub(super) fn count(&mut self, verdict: &Verdict, what: &str) {
-        const SAID: usize = 20;
+        const MOST_FAILURES: usize = 20;
         self.tried += 1;
         let (count, text) = match verdict {
             Verdict::Kept => (&mut self.kept, None),
@@ -57,8 +57,8 @@ impl Tally {
             Verdict::Failed(text) => (&mut self.failed, Some(text)),
         };
         *count += 1;
-        if let Some(text) = text.filter(|_| self.said.len() < SAID) {
-            self.said.push(format!("{what}: {text}"));
+        if let Some(text) = text.filter(|_| self.failures.len() < MOST_FAILURES) {
+            self.failures.push(format!("{what}: {text}"));
         }
     }
 }

@@ -234,8 +234,8 @@ fn record(dir: &Path, engine: Engine, load: Load) -> anyhow::Result<Recording> {
         .env("CUTS_SYNC_MS", load.sync_ms().to_string())
         .output()
         .context("start the writers")?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "the writers failed ({}): {said}", output.status);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "the writers failed ({}): {stderr}", output.status);
     let recording = Recording::read(&folder, std::fs::read(&log)?)?;
     std::fs::remove_file(&log)?;
     Ok(recording)

@@ -79,6 +79,6 @@ fn call(program: &str, args: &[Word<'_>]) {
     let mut command = Command::new(program);
     let output = command.args(args).env("PATH", path).output();
     let output = output.unwrap_or_else(|error| panic!("{program}: {error}"));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{program}: {said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program}: {stderr}");
 }

@@ -48,8 +48,8 @@ async fn guests_go_on_while_their_agent_is_replaced() {
     let replaced = "[ $(systemctl show muster-agent -p NRestarts --value) = 1 ] && \
                     systemctl is-active muster-agent";
     system.wait("systemd replaces the agent", LONG, replaced).await;
-    let said = system.run("journalctl --no-pager -o cat -u muster-agent").await;
-    assert!(said.contains("Watchdog timeout"), "{said}");
+    let journal = system.run("journalctl --no-pager -o cat -u muster-agent").await;
+    assert!(journal.contains("Watchdog timeout"), "{journal}");
     let second = system.run(main_pid).await;
     assert_ne!(first, second);
     steady(&node, &vm, &before).await;

@@ -30,14 +30,14 @@ async fn guests_leave_with_a_real_host_in_order_and_come_back_in_order() {
     let other = format!("[ $(cat /proc/sys/kernel/random/boot_id) != {} ]", boot.trim());
     system.wait("the machine is up again", RESTART, &other).await;
 
-    let said = system
+    let report = system
         .run("journalctl --no-pager -b -1 -o cat -u muster-guests-shutdown | grep '^.*VM '")
         .await;
-    println!("{said}");
-    let lines: Vec<&str> = said.lines().collect();
-    assert_eq!(lines.len(), 3, "{said}");
+    println!("{report}");
+    let lines: Vec<&str> = report.lines().collect();
+    assert_eq!(lines.len(), 3, "{report}");
     for (line, alias) in lines.iter().zip(["once", "cache", "database"]) {
-        assert!(line.contains(&format!("({alias}) shut down")), "{said}");
+        assert!(line.contains(&format!("({alias}) shut down")), "{report}");
     }
     for vm in &vms {
         let printed = system.run(&format!("cat {}", console(vm))).await;
