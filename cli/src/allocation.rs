@@ -13,7 +13,7 @@ use crate::output::{Item, Output, compact, print, shown};
 use crate::page::{Page, when};
 use crate::table::{Column, ListArgs};
 use crate::vm_create::read_object;
-use crate::{CliError, known, pick};
+use crate::{CliError, known, pick, plain};
 
 #[derive(Debug, clap::Subcommand)]
 #[command(after_help = "\
@@ -171,7 +171,7 @@ fn page(detail: &DecisionDetail, server: Option<&str>, vm: Option<&str>) -> Page
     let mut before = None;
     for step in &detail.steps {
         if before != Some(step.remaining) {
-            page.line(&step.remaining.to_string(), &step.step);
+            page.line(&step.remaining.to_string(), plain::step(&step.step));
         }
         before = Some(step.remaining);
     }
@@ -197,7 +197,7 @@ fn compared(replay: &Replayed) -> String {
     let mut text = format!("was: {}\nis:  {now}", side(server, score, failure));
     for step in &replay.difference.steps {
         let (was, is) = (shown(&step.was), shown(&step.is));
-        text.push_str(&format!("\n{was:>6} → {is:<6} {}", step.step));
+        text.push_str(&format!("\n{was:>6} → {is:<6} {}", plain::step(&step.step)));
     }
     text
 }

@@ -13,7 +13,7 @@ use crate::client::Client;
 use crate::output::{Item, Output};
 use crate::page::{Page, when};
 use crate::table::{Column, ListArgs};
-use crate::{CliError, pick, wait};
+use crate::{CliError, pick, plain, wait};
 
 /// Between two looks at a job.
 const POLL: Duration = Duration::from_secs(1);
@@ -157,7 +157,7 @@ fn page(job: &Job, server: Option<&str>) -> Page {
         }
         words.extend(step.error.clone().filter(|error| !error.is_empty()));
         words.extend(step.task.as_ref().map(|task| format!("task {task}")));
-        page.line(&step.name, words.join(", "));
+        page.line(&plain::job_step(&step.name), words.join(", "));
     }
     if !job.execution.has_ended() {
         page.next(format!("muster job wait {}", job.uuid));
@@ -170,7 +170,7 @@ fn page(job: &Job, server: Option<&str>) -> Page {
 
 /// Why a job failed, as its record says.
 fn reason(job: &Job) -> String {
-    let text = |step: &StepResult| format!("{}: {}", step.name, step.error);
+    let text = |step: &StepResult| format!("{}: {}", plain::job_step(&step.name), step.error);
     job.chain_results.last().map_or_else(|| "no reason given".to_owned(), text)
 }
 
@@ -210,7 +210,10 @@ impl Item for Row {
 /// The step that a job is at.
 fn step(job: &Job) -> String {
     let is_open = |step: &&Step| matches!(step.state, StepState::Running | StepState::Failed);
-    job.steps.iter().find(is_open).map_or_else(|| "-".to_owned(), |step| step.name.clone())
+    job.steps
+        .iter()
+        .find(is_open)
+        .map_or_else(|| "-".to_owned(), |step| plain::job_step(&step.name))
 }
 
 #[cfg(test)]
@@ -255,10 +258,10 @@ mod tests {
             json!({ "name": name, "state": state, "attempt": 1, "started_at": null,
                     "finished_at": null, "error": null, "task": null })
         };
-        let results = json!([result("a", ""), result("b", "refused")]);
-        let failed = job(&results, &json!([step_in("a", "ok"), step_in("b", "failed")]));
-        assert_eq!(reason(&failed), "b: refused");
-        assert_eq!(step(&failed), "b");
+        let results = json!([result("a", ""), result("cnapi.b_c", "refused")]);
+        let failed = job(&results, &json!([step_in("a", "ok"), step_in("cnapi.b_c", "failed")]));
+        assert_eq!(reason(&failed), "b c: refused");
+        assert_eq!(step(&failed), "b c");
         let none = job(&json!([]), &json!([]));
         assert_eq!((reason(&none), step(&none)), ("no reason given".to_owned(), "-".to_owned()));
     }

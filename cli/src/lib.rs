@@ -32,6 +32,7 @@ mod output;
 mod package;
 mod page;
 mod pick;
+mod plain;
 mod rates;
 mod refusal;
 mod server;

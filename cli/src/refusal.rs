@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::cell::Cell;
 use crate::output::compact;
+use crate::plain;
 
 /// Servers that are named with their reason.
 const MOST: usize = 10;
@@ -48,12 +49,12 @@ pub(crate) fn steps(steps: Option<&[AllocationStep]>, names: &Names, verbose: bo
         if !verbose && !says_something {
             continue;
         }
-        lines.push(format!("{remaining:>5} left  {}", step.step));
+        lines.push(format!("{remaining:>5} left  {}", plain::step(&step.step)));
         let removed = reasons.into_iter().flatten();
         let count = reasons.map_or(0, Map::len);
         for (server, reason) in removed.take(if verbose { usize::MAX } else { MOST }) {
             let name = names.get(server).cloned().unwrap_or_else(|| Cell::id(server).text);
-            lines.push(format!("            {name}: {}", compact(reason)));
+            lines.push(format!("            {name}: {}", plain::removal(&compact(reason))));
         }
         if !verbose && count > MOST {
             lines.push(format!("            and {} more servers (--verbose)", count - MOST));
@@ -72,20 +73,23 @@ mod tests {
     fn a_refusal_names_who_dropped_out_and_why_and_what_would_help() {
         let body = json!({
             "steps": [
-                { "step": "Servers", "remaining": ["a", "b"] },
+                { "step": "Received by DAPI", "remaining": ["a", "b"] },
                 { "step": "Servers that run", "remaining": ["a", "b"] },
                 { "step": "Servers with enough RAM", "remaining": ["a"],
-                  "reasons": { "b": "256 MiB requested, 0 MiB unreserved" } },
+                  "reasons": { "b": "VM's calculated 256 RAM is less than server's spare 0" } },
             ],
             "least_changes": [{ "text": "128 MiB less memory", "change": {} }],
         });
         let names = BTreeMap::from([("b".to_owned(), "cn2".to_owned())]);
         let short = [
-            "    2 left  Servers",
+            "    2 left  Servers that were considered",
             "    1 left  Servers with enough RAM",
-            "            cn2: 256 MiB requested, 0 MiB unreserved",
+            "            cn2: 256 MiB of memory wanted, 0 MiB left",
         ];
         assert_eq!(lines(&body, &names, false)[..3], short);
-        assert_eq!(lines(&body, &names, true).iter().filter(|it| it.contains("left")).count(), 3);
+        assert_eq!(
+            lines(&body, &names, true).iter().filter(|it| it.contains(" left  ")).count(),
+            3
+        );
     }
 }

@@ -9,12 +9,12 @@ use muster_shared::clock::{Clock as _, SystemClock};
 use muster_shared::ids::TaskId;
 use serde_json::Value;
 
-use crate::CliError;
 use crate::answer::Answer;
 use crate::cell::safe;
 use crate::client::Client;
 use crate::output::{Output, warn};
 use crate::table::shortened;
+use crate::{CliError, plain};
 
 /// Longest wait in one request: the rhythm in which progress is shown.
 const ROUND_S: u64 = 1;
@@ -184,7 +184,8 @@ fn ended(id: &str, task: Answer<Task>) -> Result<Answer<Task>, CliError> {
 /// Why a task failed, as its record says.
 pub(crate) fn reason(task: &Task) -> String {
     let errors = task.history.iter().filter(|entry| entry.name == EntryKind::Error);
-    errors.filter_map(TaskEntry::reason).next_back().unwrap_or("no reason given").to_owned()
+    let reason = errors.filter_map(TaskEntry::reason).next_back();
+    reason.map_or("no reason given", plain::failure).to_owned()
 }
 
 struct View {
@@ -287,6 +288,7 @@ mod tests {
         };
         assert_eq!(reason(entry(json!({ "error": { "message": "disk full" } }))), "disk full");
         assert_eq!(reason(entry(json!({ "error": "disk full" }))), "disk full");
+        assert_eq!(reason(entry(json!({ "error": "vmadm.start error: it runs" }))), "it runs");
         assert_eq!(reason(json!([])), "no reason given");
     }
 }

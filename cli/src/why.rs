@@ -11,7 +11,7 @@ use crate::answer::Answer;
 use crate::client::Client;
 use crate::output::{CLEAR, Output, compact, terminal_width, write_out};
 use crate::page::{Page, when};
-use crate::{CliError, pick, wait};
+use crate::{CliError, pick, plain, wait};
 
 /// Between two looks.
 const WATCH: Duration = Duration::from_secs(2);
@@ -208,14 +208,14 @@ fn job(job: &Value) -> Page {
     let results = job["chain_results"].as_array().map_or(&[][..], Vec::as_slice);
     let has_failed = |step: &&Value| step["error"].as_str().is_some_and(|it| !it.is_empty());
     let failed = results.iter().rfind(has_failed);
-    let why =
-        failed.map(|step| format!(": {}: {}", compact(&step["name"]), compact(&step["error"])));
+    let title = |step: &Value| plain::job_step(&compact(&step["name"]));
+    let why = failed.map(|step| format!(": {}: {}", title(step), compact(&step["error"])));
     let (name, state) = (compact(&job["name"]), compact(&job["execution"]));
     let mut page = Page::new(format!("job {name} is {state}{}", why.unwrap_or_default()));
     page.group("Steps");
     for step in job["steps"].as_array().into_iter().flatten() {
         let error = step["error"].as_str().map(|error| format!(", {error}")).unwrap_or_default();
-        page.line(&compact(&step["name"]), format!("{}{error}", compact(&step["state"])));
+        page.line(&title(step), format!("{}{error}", compact(&step["state"])));
     }
     page.next(format!("muster job get {}", compact(&job["uuid"])));
     page
@@ -232,7 +232,8 @@ fn allocation(decision: &Value) -> Page {
     for step in decision["steps"].as_array().into_iter().flatten() {
         let remaining = step["remaining"].as_u64();
         if before != remaining {
-            page.line(&format!("{} left", compact(&step["remaining"])), compact(&step["step"]));
+            let title = compact(&step["step"]);
+            page.line(&format!("{} left", compact(&step["remaining"])), plain::step(&title));
         }
         before = remaining;
     }
@@ -283,7 +284,7 @@ mod tests {
         let answer = json!({
             "uuid": "j", "name": "server-reboot", "execution": "failed",
             "chain_results": [
-                { "name": "check", "error": "" }, { "name": "reboot", "error": "refused" },
+                { "name": "check", "error": "" }, { "name": "cnapi.reboot", "error": "refused" },
             ],
             "steps": [{ "name": "check", "state": "ok", "error": null },
                       { "name": "reboot", "state": "failed", "error": "refused" }],

@@ -39,7 +39,7 @@ async fn planners_and_skeptics_have_their_commands() {
     let got = json_of(&coordinator, &["allocation", "get", id]);
     assert_eq!((&got["seed"], &got["keep"]), (&decided["seed"], &json!(true)));
     let shown = text(&coordinator, &["allocation", "get", id]);
-    assert!(shown.contains("2  Received by DAPI"), "{shown}");
+    assert!(shown.contains("2  Servers that were considered"), "{shown}");
 
     let replay = json_of(&coordinator, &["allocation", "replay", id]);
     assert_eq!((&replay["identical"], &replay["server"]), (&json!(true), server));
@@ -59,5 +59,5 @@ async fn planners_and_skeptics_have_their_commands() {
     let unknown = muster_tests::daemon::fresh_uuid();
     let missing = run(&coordinator, &["allocation", "get", &unknown]);
     let error = String::from_utf8_lossy(&missing.stderr).into_owned();
-    assert!(!missing.status.success() && error.contains("not found"), "{error}");
+    assert!(!missing.status.success() && error.contains("there is no allocation"), "{error}");
 }
