@@ -128,9 +128,10 @@ impl Client {
 
     async fn read<T: DeserializeOwned>(&self, response: Response) -> Result<T, CliError> {
         let status = response.status();
+        let path = response.url().path().to_owned();
         let text = response.text().await.map_err(|error| self.unreachable(error.without_url()))?;
         if !status.is_success() {
-            return Err(refusal(status, &text));
+            return Err(self.refused(status, &path, &text));
         }
         let text = if text.is_empty() { "null" } else { &text };
         serde_json::from_str(text).map_err(|error| {
@@ -140,6 +141,11 @@ impl Client {
             };
             CliError::Server { status: status.as_u16(), message }
         })
+    }
+
+    fn refused(&self, status: StatusCode, path: &str, text: &str) -> CliError {
+        let outer = self.base.path().trim_end_matches('/');
+        refusal(status, path.strip_prefix(outer).unwrap_or(path), text)
     }
 
     fn request(&self, method: Method, path: &str) -> RequestBuilder {
@@ -260,7 +266,7 @@ impl Client {
         let status = response.status();
         if !status.is_success() {
             let text = response.text().await.unwrap_or_default();
-            return Err(refusal(status, &text));
+            return Err(refusal(status, path, &text));
         }
         Ok(Box::pin(response.bytes_stream()))
     }
@@ -293,7 +299,7 @@ impl Client {
         let refused = |error| match error {
             tokio_tungstenite::tungstenite::Error::Http(response) => {
                 let body = response.body().as_deref().unwrap_or_default();
-                refusal(response.status(), &String::from_utf8_lossy(body))
+                refusal(response.status(), path, &String::from_utf8_lossy(body))
             }
             other => self.unreachable(other),
         };
@@ -324,7 +330,7 @@ fn identity(connection: &Connection) -> Result<Option<Identity>, CliError> {
 }
 
 /// What an error answer says, in CNAPI's form or any other.
-fn refusal(status: StatusCode, text: &str) -> CliError {
+fn refusal(status: StatusCode, path: &str, text: &str) -> CliError {
     let body: Value = serde_json::from_str(text).unwrap_or_default();
     let code = body["code"].as_str().unwrap_or_default().to_owned();
     let mut message = body["message"].as_str().unwrap_or(text.trim()).to_owned();
@@ -337,10 +343,32 @@ fn refusal(status: StatusCode, text: &str) -> CliError {
         message.push_str(&format!("\n    {field}: {detail}"));
     }
     match status.as_u16() {
-        404 => CliError::NotFound(message),
+        404 if message == format!("{path} does not exist") => {
+            CliError::Server { status: 404, message }
+        }
+        404 => match named_in(path) {
+            Some((kind, id)) => CliError::no_such(kind, id),
+            None => CliError::NotFound(message),
+        },
         400..=499 => CliError::Refused { code, message, body },
         status => CliError::Server { status, message },
     }
+}
+
+/// What a path is of, if of one thing alone: its kind and its id. The API says in several ways that
+/// there is none.
+fn named_in(path: &str) -> Option<(&str, &str)> {
+    let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
+    let (all, id) = match parts[..] {
+        ["why", kind, id] => return Some((kind, id)),
+        [all, id] => (all, id),
+        [all @ ("allocations" | "jobs" | "tasks" | "tickets"), id, _] => (all, id),
+        _ => return None,
+    };
+    let all = ["allocations", "images", "jobs", "packages", "servers", "tasks", "tickets", "vms"]
+        .into_iter()
+        .find(|known| *known == all)?;
+    Some((all.strip_suffix('s')?, id))
 }
 
 #[cfg(test)]
@@ -370,10 +398,39 @@ mod tests {
     fn refusals_keep_the_fields_at_fault() {
         let body = r#"{"code":"InvalidParameters","message":"Request parameters failed validation",
             "errors":[{"field":"ram","code":"Invalid","message":"is not a number"}]}"#;
-        let error = refusal(StatusCode::CONFLICT, body);
+        let error = refusal(StatusCode::CONFLICT, "/vms", body);
         assert_eq!(error.exit_code(), 6);
         assert!(error.to_string().ends_with("validation\n    ram: is not a number"), "{error}");
-        assert_eq!(refusal(StatusCode::NOT_FOUND, "").to_string(), "404 Not Found");
-        assert_eq!(refusal(StatusCode::BAD_GATEWAY, "<html>").exit_code(), 1);
+        assert_eq!(refusal(StatusCode::NOT_FOUND, "/x/y/z", "").to_string(), "404 Not Found");
+        assert_eq!(refusal(StatusCode::BAD_GATEWAY, "/vms", "<html>").exit_code(), 1);
+    }
+
+    #[test]
+    fn what_is_missing_is_said_alike_for_all_kinds() {
+        let missing = |path: &str| {
+            let body = r#"{"code":"ResourceNotFound","message":"as the API has it"}"#;
+            refusal(StatusCode::NOT_FOUND, path, body).to_string()
+        };
+        for (path, kind) in [
+            ("/tasks/x", "task"),
+            ("/tasks/x/wait", "task"),
+            ("/tickets/x/release", "ticket"),
+            ("/allocations/x", "allocation"),
+            ("/vms/x", "vm"),
+            ("/why/server/x", "server"),
+        ] {
+            assert!(missing(path).starts_with(&format!("there is no {kind} \"x\";")), "{path}");
+        }
+        for path in ["/servers/x/vms/y", "/boot/x", "/servers"] {
+            assert_eq!(missing(path), "as the API has it", "{path}");
+        }
+    }
+
+    #[test]
+    fn an_address_without_such_a_path_is_not_that_of_a_coordinator() {
+        let client = Client::new(&connection("http://host/proxy/")).unwrap();
+        let body = r#"{"code":"ResourceNotFound","message":"/servers does not exist"}"#;
+        let error = client.refused(StatusCode::NOT_FOUND, "/proxy/servers", body);
+        assert!(matches!(error, CliError::Server { status: 404, .. }), "{error:?}");
     }
 }

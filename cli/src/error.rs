@@ -6,6 +6,9 @@ use muster_shared::error_chain::Chain;
 
 use crate::output::warn;
 
+/// Fewest characters of an abbreviated uuid. Lists show the end of those that begin with the time.
+pub(crate) const MIN_PREFIX: usize = 4;
+
 /// A command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {
@@ -98,6 +101,19 @@ pub enum CliError {
 }
 
 impl CliError {
+    /// Nothing of this kind is meant by this.
+    pub(crate) fn no_such(kind: &str, wanted: &str) -> Self {
+        let is_hex = wanted.chars().all(|c| c.is_ascii_hexdigit());
+        let short = if is_hex && wanted.len() < MIN_PREFIX {
+            format!("; a part of an id has to have {MIN_PREFIX} characters at least")
+        } else {
+            String::new()
+        };
+        Self::NotFound(format!(
+            "there is no {kind} {wanted:?}{short}; `muster {kind} list` shows them all"
+        ))
+    }
+
     /// Exit code of the process; listed in the help.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
@@ -134,6 +150,10 @@ impl CliError {
                 let id = body["id"].as_str()?;
                 Some(format!("`muster allocation get {id}` shows every step of the decision"))
             }
+            Self::Server { status: 404, .. } => Some(
+                "an agent answers like that: is --url or MUSTER_URL the coordinator's address?"
+                    .to_owned(),
+            ),
             Self::Server { .. } => Some("the coordinator's log has the cause".to_owned()),
             _ => None,
         }
@@ -185,6 +205,13 @@ mod tests {
         assert!(hint("invalid HTTP version parsed").contains("https://"));
         assert!(hint("invalid peer certificate: UnknownIssuer").contains("--ca"));
         assert!(hint("Connection refused").contains("running there?"));
+    }
+
+    #[test]
+    fn what_is_missing_is_told_with_the_command_that_helps() {
+        let text = |kind: &str, wanted: &str| CliError::no_such(kind, wanted).to_string();
+        assert_eq!(text("vm", "web"), "there is no vm \"web\"; `muster vm list` shows them all");
+        assert!(text("task", "fcf").contains("4 characters"));
     }
 
     #[test]

@@ -44,7 +44,7 @@ pub(crate) struct Args {
     /// Only about this VM.
     #[arg(long)]
     vm: Option<String>,
-    /// Only about the task of this id.
+    /// Only about this task: its id, or the beginning of it.
     #[arg(long)]
     task: Option<String>,
     /// After the event of this id.
@@ -66,7 +66,9 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
     if let Some(name) = &args.vm {
         query.push(("vm_uuid", pick::vm(client, name).await?.vm.uuid.to_string()));
     }
-    query.extend(args.task.map(|task| ("task", task)));
+    if let Some(task) = &args.task {
+        query.push(("task", pick::task(client, task).await?));
+    }
     let mut reader = Reader { id: args.after, ..Reader::default() };
     let mut left = args.limit.unwrap_or(usize::MAX);
     let mut connected = false;

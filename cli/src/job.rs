@@ -36,12 +36,12 @@ pub(crate) enum Args {
     },
     /// Shows a job with its steps.
     Get {
-        /// The job's uuid.
+        /// The job's uuid, or its beginning.
         uuid: String,
     },
     /// Waits until a job has ended; fails if it failed.
     Wait {
-        /// The job's uuid.
+        /// The job's uuid, or its beginning.
         uuid: String,
         /// Longest wait, seconds.
         #[arg(long, value_name = "SECONDS", default_value_t = 900)]

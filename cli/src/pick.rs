@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use muster_shared::api::allocation::Decision;
 use muster_shared::api::image::Manifest;
 use muster_shared::api::job::Job;
 use muster_shared::api::package::Package;
 use muster_shared::api::server::Server;
 use muster_shared::api::task::Task;
+use muster_shared::api::ticket::Ticket;
 use muster_shared::api::vm::FleetVm;
 use serde::Deserialize;
 use uuid::Uuid;
@@ -15,9 +17,10 @@ use uuid::Uuid;
 use crate::CliError;
 use crate::answer::Answer;
 use crate::client::Client;
+use crate::error::MIN_PREFIX;
 
-/// Fewest characters of an abbreviated uuid. Lists show the end of those that begin with the time.
-const MIN_PREFIX: usize = 4;
+/// Waitlists that are asked for at a time.
+const AT_ONCE: usize = 16;
 
 /// A VM from the fleet index.
 pub(crate) async fn vm(client: &Client, name: &str) -> Result<Answer<FleetVm>, CliError> {
@@ -87,6 +90,25 @@ pub(crate) async fn job(client: &Client, id: &str) -> Result<String, CliError> {
         Ok(jobs.iter().map(|job| job.uuid.to_string()).collect())
     };
     begun("job", id, all).await
+}
+
+/// The id of a ticket, from its beginning; of whatever waitlist.
+pub(crate) async fn ticket(client: &Client, id: &str) -> Result<String, CliError> {
+    let all = || async {
+        let servers = hostnames(client).await?.into_keys();
+        let waitlists = servers.chain(["default".to_owned()]);
+        let tickets = stream::iter(waitlists.map(|server| waitlist(client, server)));
+        let lists: Vec<Vec<String>> = tickets.buffer_unordered(AT_ONCE).try_collect().await?;
+        Ok(lists.concat())
+    };
+    begun("ticket", id, all).await
+}
+
+/// The ids of the tickets in a server's waitlist, as many as there are in a page.
+async fn waitlist(client: &Client, server: String) -> Result<Vec<String>, CliError> {
+    let path = format!("/servers/{server}/tickets");
+    let tickets: Vec<Answer<Ticket>> = client.get(&path, &[("limit", "1000".to_owned())]).await?;
+    Ok(tickets.iter().map(|ticket| ticket.uuid.to_string()).collect())
 }
 
 /// The id of a decision of the allocator, from its beginning.
@@ -171,7 +193,7 @@ fn one<T>(
     let mut found: Vec<T> = all.into_iter().filter(fits).collect();
     match (found.pop(), found.is_empty()) {
         (Some(only), true) => Ok(only),
-        (None, _) => Err(CliError::NotFound(not_found(kind, wanted))),
+        (None, _) => Err(CliError::no_such(kind, wanted)),
         (Some(last), false) => {
             let shown = |it: &T| match name(it) {
                 Some(name) => format!("{name} ({})", uuid(it)),
@@ -182,16 +204,6 @@ fn one<T>(
             Err(CliError::Usage(message))
         }
     }
-}
-
-fn not_found(kind: &str, wanted: &str) -> String {
-    let is_hex = wanted.chars().all(|c| c.is_ascii_hexdigit());
-    let short = if is_hex && wanted.len() < MIN_PREFIX {
-        format!("; a part of an id has to have {MIN_PREFIX} characters at least")
-    } else {
-        String::new()
-    };
-    format!("there is no {kind} {wanted:?}{short}; `muster {kind} list` shows them all")
 }
 
 #[cfg(test)]
@@ -227,12 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_told_with_the_command_that_helps() {
-        assert_eq!(
-            not_found("vm", "web"),
-            "there is no vm \"web\"; `muster vm list` shows them all"
-        );
-        assert!(not_found("task", "fcf").contains("4 characters"));
+    fn all_that_a_name_can_mean_are_named() {
         let twice = vec![("aaaa1111", "db"), ("bbbb2222", "db")];
         let error = one("vm", "db", twice, |vm| vm.0.to_owned(), |vm| Some(vm.1.to_owned()));
         let text = error.unwrap_err().to_string();

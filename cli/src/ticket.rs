@@ -33,7 +33,7 @@ pub(crate) enum Args {
     },
     /// Shows a ticket.
     Get {
-        /// The ticket's uuid.
+        /// The ticket's uuid, or its beginning.
         uuid: String,
     },
     /// Creates a ticket in the queue for this server, scope and id.
@@ -63,7 +63,7 @@ Example, to be alone with a VM for at most ten minutes:
     },
     /// Waits until a ticket is active.
     Wait {
-        /// The ticket's uuid.
+        /// The ticket's uuid, or its beginning.
         uuid: String,
         /// A ticket that is held meanwhile, so that `muster why ticket` can find a deadlock.
         #[arg(long, value_name = "UUID")]
@@ -74,12 +74,12 @@ Example, to be alone with a VM for at most ten minutes:
     },
     /// Ends a ticket; the next one in its queue becomes active.
     Release {
-        /// The ticket's uuid.
+        /// The ticket's uuid, or its beginning.
         uuid: String,
     },
     /// Deletes a ticket, or all tickets of a waitlist; the next one in each queue becomes active.
     Delete {
-        /// The ticket's uuid.
+        /// The ticket's uuid, or its beginning.
         #[arg(required_unless_present = "all")]
         uuid: Option<String>,
         /// All tickets of the waitlist, also those that are active.
@@ -105,7 +105,10 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
                 })
                 .await
         }
-        Args::Get { uuid } => output.object(&client.get(&format!("/tickets/{uuid}"), &[]).await?),
+        Args::Get { uuid } => {
+            let uuid = pick::ticket(client, &uuid).await?;
+            output.object(&client.get(&format!("/tickets/{uuid}"), &[]).await?)
+        }
         Args::Create { server, scope, id, action, expires_in } => {
             let expires_at = SystemClock::new().wall() + Duration::from_secs(expires_in);
             let mut body = json!({ "scope": scope, "id": id, "expires_at": iso(expires_at) });
@@ -117,6 +120,7 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
             output.done(&created(&answer), answer.json())
         }
         Args::Wait { uuid, holding, timeout } => {
+            let uuid = pick::ticket(client, &uuid).await?;
             let limit = Duration::from_secs(timeout);
             let holding = holding.map(|uuid| ("x-muster-ticket", uuid));
             let what = format!("ticket {uuid} to become active");
@@ -125,10 +129,12 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
             output.done(&format!("ticket {uuid}: active"), &json!({ "uuid": uuid }))
         }
         Args::Release { uuid } => {
+            let uuid = pick::ticket(client, &uuid).await?;
             client.put::<()>(&format!("/tickets/{uuid}/release"), &json!({})).await?;
             output.done(&format!("ticket {uuid}: released"), &json!({ "uuid": uuid }))
         }
         Args::Delete { uuid: Some(uuid), .. } => {
+            let uuid = pick::ticket(client, &uuid).await?;
             client.delete::<()>(&format!("/tickets/{uuid}")).await?;
             output.done(&format!("ticket {uuid}: deleted"), &json!({ "uuid": uuid }))
         }

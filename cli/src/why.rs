@@ -93,7 +93,7 @@ async fn find(client: &Client, kind: Kind, name: &str) -> Result<Thing, CliError
         Kind::Task => pick::task(client, name).await?,
         Kind::Job => pick::job(client, name).await?,
         Kind::Allocation => pick::allocation(client, name).await?,
-        Kind::Ticket => name.to_owned(),
+        Kind::Ticket => pick::ticket(client, name).await?,
     };
     Ok(Thing { kind, id })
 }
@@ -117,8 +117,6 @@ async fn find_any(client: &Client, name: &str) -> Result<Thing, CliError> {
         match found {
             Ok(thing) => return Ok(thing),
             Err(CliError::NotFound(_)) => {}
-            // A ticket's id has to be a uuid.
-            Err(CliError::Refused { .. }) if *kind == Kind::Ticket => {}
             Err(other) => return Err(other),
         }
     }
