@@ -9,12 +9,13 @@ use bytes::Bytes;
 use futures_util::stream::BoxStream;
 use futures_util::{Sink, Stream, StreamExt as _};
 use muster_shared::tls::{self, Identity};
-use reqwest::header::{ETAG, HeaderValue, IF_MATCH};
+use reqwest::header::{ETAG, HeaderValue, IF_MATCH, USER_AGENT};
 use reqwest::{Body, Method, RequestBuilder, Response, StatusCode};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::Value;
 use serde_json::error::Category;
 use tokio::net::{TcpStream, UnixStream};
+use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
 use tokio_tungstenite::tungstenite::{Error as SocketError, Message};
 use tokio_tungstenite::{Connector, MaybeTlsStream, WebSocketStream};
 use url::Url;
@@ -23,6 +24,8 @@ use crate::{CliError, Connection};
 
 /// The coordinator that is meant if nobody names one.
 pub(crate) const DEFAULT_URL: &str = "http://127.0.0.1:8480";
+/// What this program calls itself.
+const AGENT: &str = concat!("muster/", env!("CARGO_PKG_VERSION"));
 /// Time to reach the coordinator.
 const CONNECT: Duration = Duration::from_secs(5);
 /// Items in a page; the coordinator's limit.
@@ -96,7 +99,8 @@ impl Client {
             _ => return Err(bad("expected http://HOST:PORT, https://HOST:PORT or unix:/PATH")),
         };
         // The machine's proxies are for the internet, not for the control plane.
-        let mut http = reqwest::Client::builder().connect_timeout(CONNECT).no_proxy();
+        let mut http =
+            reqwest::Client::builder().connect_timeout(CONNECT).no_proxy().user_agent(AGENT);
         if let Some(path) = &socket {
             http = http.unix_socket(path.clone());
         }
@@ -304,14 +308,17 @@ impl Client {
             other => self.unreachable(other),
         };
         let url = self.url(path).replacen("http", "ws", 1);
+        let mut request = url.into_client_request().map_err(refused)?;
+        request.headers_mut().insert(USER_AGENT, HeaderValue::from_static(AGENT));
         let connect = async {
             if let Some(path) = &self.socket {
                 let stream = UnixStream::connect(path).await.map_err(|e| self.unreachable(e))?;
-                let (socket, _) = client_async(url, stream).await.map_err(refused)?;
+                let (socket, _) = client_async(request, stream).await.map_err(refused)?;
                 return Ok(Socket::Unix(Box::new(socket)));
             }
             let connector = self.tls.clone().map_or(Connector::Plain, Connector::Rustls);
-            let connected = connect_async_tls_with_config(url, None, true, Some(connector)).await;
+            let connected =
+                connect_async_tls_with_config(request, None, true, Some(connector)).await;
             connected.map(|(socket, _)| Socket::Net(Box::new(socket))).map_err(refused)
         };
         let late = || self.unreachable("the websocket was not opened in time");

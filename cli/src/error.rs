@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use muster_shared::error_chain::Chain;
+use serde_json::{Value, json};
 
-use crate::output::warn;
+use crate::output::{tame, warn};
 
 /// Fewest characters of an abbreviated uuid. Lists show the end of those that begin with the time.
 pub(crate) const MIN_PREFIX: usize = 4;
@@ -73,7 +74,7 @@ pub enum CliError {
         /// CNAPI's message, with the fields at fault.
         message: String,
         /// The answer's body.
-        body: serde_json::Value,
+        body: Value,
     },
     /// A 5xx answer, or one that is not understood.
     #[error("the coordinator answered {status}: {message}")]
@@ -150,8 +151,9 @@ impl CliError {
                 let id = body["id"].as_str()?;
                 Some(format!("`muster allocation get {id}` shows every step of the decision"))
             }
-            Self::Server { status: 404, .. } => Some(
-                "an agent answers like that: is --url or MUSTER_URL the coordinator's address?"
+            Self::Server { status: 200..=299 | 404, .. } => Some(
+                "an agent answers like that, or another version: is --url or MUSTER_URL the \
+                 coordinator's address?"
                     .to_owned(),
             ),
             Self::Server { .. } => Some("the coordinator's log has the cause".to_owned()),
@@ -159,14 +161,59 @@ impl CliError {
         }
     }
 
-    /// Prints it to stderr.
-    pub fn report(&self) {
+    /// Prints it to stderr: sentences for people, a line of JSON for programs.
+    pub fn report(&self, for_programs: bool) {
         if self.exit_code() == 0 {
+            return;
+        }
+        if for_programs {
+            eprintln!("{}", tame(&self.json().to_string()));
             return;
         }
         warn(&format!("muster: {}", Chain(self)));
         if let Some(hint) = self.hint() {
             warn(&format!("  {hint}"));
+        }
+    }
+
+    fn json(&self) -> Value {
+        let mut error = json!({
+            "kind": self.kind(), "exit_code": self.exit_code(), "message": Chain(self).to_string(),
+        });
+        let mut set = |name: &str, value: Value| error[name] = value;
+        match self {
+            Self::Refused { code, body, .. } => {
+                set("code", json!(code));
+                if !body["errors"].is_null() {
+                    set("errors", body["errors"].clone());
+                }
+            }
+            Self::TaskFailed { id, .. } => set("task", json!(id)),
+            Self::JobFailed { id, .. } => set("job", json!(id)),
+            Self::Server { status, .. } => set("status", json!(status)),
+            _ => {}
+        }
+        if let Some(hint) = self.hint() {
+            error["hint"] = json!(hint);
+        }
+        json!({ "error": error })
+    }
+
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Usage(_) => "usage",
+            Self::File { .. } => "file",
+            Self::Tls(_) => "tls",
+            Self::NotFound(_) => "not_found",
+            Self::TaskFailed { .. } => "task_failed",
+            Self::JobFailed { .. } => "job_failed",
+            Self::Interrupted { .. } => "interrupted",
+            Self::Unreachable { .. } => "unreachable",
+            Self::Refused { .. } => "refused",
+            Self::Server { .. } => "server_error",
+            Self::Ended(_) => "ended",
+            Self::Timeout(_) => "timeout",
+            Self::Terminal { .. } => "terminal",
         }
     }
 }
@@ -212,6 +259,24 @@ mod tests {
         let text = |kind: &str, wanted: &str| CliError::no_such(kind, wanted).to_string();
         assert_eq!(text("vm", "web"), "there is no vm \"web\"; `muster vm list` shows them all");
         assert!(text("task", "fcf").contains("4 characters"));
+    }
+
+    #[test]
+    fn programs_get_the_code_and_the_fields_at_fault() {
+        let errors = json!([{ "field": "ram", "message": "is no number" }]);
+        let refused = CliError::Refused {
+            code: "InvalidParameters".to_owned(),
+            message: "no".to_owned(),
+            body: json!({ "code": "InvalidParameters", "errors": errors }),
+        };
+        let want = json!({ "error": {
+            "kind": "refused", "exit_code": 6, "message": "refused (InvalidParameters): no",
+            "code": "InvalidParameters", "errors": errors,
+        } });
+        assert_eq!(refused.json(), want);
+        let failed = CliError::TaskFailed { id: "t".to_owned(), message: "x".to_owned() };
+        assert_eq!(failed.json()["error"]["task"], "t");
+        assert!(failed.json()["error"]["hint"].as_str().unwrap().contains("muster task get t"));
     }
 
     #[test]

@@ -197,7 +197,7 @@ async fn import(client: &Client, output: &Output, args: Import) -> Result<(), Cl
                 other => other,
             }),
             Err(left) => {
-                left.report();
+                left.report(output.is_json());
                 Err(failed)
             }
         },

@@ -87,7 +87,10 @@ VM's alias, a server's hostname, an image's or a package's name.
 
 Exit codes: 0 done · 1 failed otherwise · 2 wrong usage · 3 not found · 4 the task failed ·
 5 coordinator unreachable · 6 refused by the coordinator · 7 not finished in time ·
-130 interrupted; what was begun goes on";
+130 interrupted; what was begun goes on
+
+With -o json, jsonl or yaml an error is the last line on stderr, as JSON: {\"error\": {\"kind\", \"code\",
+\"message\", \"exit_code\", …}}";
 
 /// Operates a Muster datacentre: nodes, virtual machines, images, tasks.
 #[derive(Debug, Parser)]
@@ -146,6 +149,14 @@ struct Connection {
     /// Ticket under which changes are made; they are refused unless it is active.
     #[arg(long, global = true, env = "MUSTER_TICKET", hide_env_values = true, value_name = "UUID")]
     ticket: Option<uuid::Uuid>,
+}
+
+impl Args {
+    /// Whether programs read what is printed.
+    #[must_use]
+    pub fn is_for_programs(&self) -> bool {
+        Output::new(self.output).is_json()
+    }
 }
 
 #[derive(Debug, Subcommand)]

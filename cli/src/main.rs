@@ -11,6 +11,7 @@ fn main() -> ExitCode {
         Ok(args) => args,
         Err(error) => return ExitCode::from(muster_cli::report_usage(&error)),
     };
+    let for_programs = args.is_for_programs();
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
@@ -24,7 +25,7 @@ fn main() -> ExitCode {
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            error.report();
+            error.report(for_programs);
             ExitCode::from(error.exit_code())
         }
     }

@@ -203,7 +203,7 @@ fn pretty(value: &Value) -> String {
 }
 
 /// JSON without the controls that it may hold and terminals obey.
-fn tame(json: &str) -> String {
+pub(crate) fn tame(json: &str) -> String {
     let mut tame = String::with_capacity(json.len());
     for c in json.chars() {
         // They can only be within texts, where each character may be written so.

@@ -143,7 +143,7 @@ async fn wait_for(
             }
             Err(stop @ CliError::Interrupted { .. }) => return Err(stop),
             Err(error) if first.is_none() => first = Some(error),
-            Err(error) => error.report(),
+            Err(error) => error.report(output.is_json()),
         }
     }
     if output.is_json() {

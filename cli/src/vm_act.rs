@@ -223,7 +223,7 @@ async fn all(
                 objects.push(object);
             }
             Err(error) if first.is_none() => first = Some(error),
-            Err(error) => error.report(),
+            Err(error) => error.report(output.is_json()),
         }
     }
     if output.is_json() && !objects.is_empty() {

@@ -70,7 +70,7 @@ pub(crate) async fn vnc(client: &Client, args: Vnc) -> Result<(), CliError> {
     loop {
         let (viewer, _) = listener.accept().await.map_err(failed)?;
         match carried(client, &path, viewer).await {
-            Err(error) if !args.once => error.report(),
+            Err(error) if !args.once => error.report(false),
             ended if args.once => return ended,
             _ => {}
         }
