@@ -33,7 +33,7 @@ pub struct Problems {
     pub missing_properties: Vec<String>,
     /// Not allowed for this brand, or never in a create.
     pub bad_properties: Vec<String>,
-    /// Why those are not, each reason once, in their order.
+    /// Why those are not, or those are wrong, each reason once, in their order.
     pub reasons: Vec<&'static str>,
 }
 
@@ -46,6 +46,10 @@ impl Problems {
 
     fn refuse(&mut self, name: impl Into<String>, why: &'static str) {
         self.bad_properties.push(name.into());
+        self.because(why);
+    }
+
+    fn because(&mut self, why: &'static str) {
         if !self.reasons.contains(&why) {
             self.reasons.push(why);
         }
@@ -59,6 +63,11 @@ impl Problems {
 
     fn bad(&mut self, name: impl Into<String>) {
         self.bad_values.push(name.into());
+    }
+
+    fn bad_because(&mut self, name: impl Into<String>, why: &'static str) {
+        self.bad(name);
+        self.because(why);
     }
 }
 

@@ -215,7 +215,8 @@ fn disks(new: &mut Map<String, Value>, params: &Map<String, Value>, problems: &m
         let path = change.get("path").filter(|path| path.is_string());
         let known = disks.iter_mut().find(|disk| path.is_some_and(|path| disk["path"] == *path));
         let (Some(Value::Object(known)), Some(change)) = (known, change.as_object()) else {
-            problems.bad(format!("update_disks.{index}.path"));
+            let path = format!("update_disks.{index}.path");
+            problems.bad_because(path, "no disk of the VM has this path");
             continue;
         };
         let old_size = known.get("size").and_then(Value::as_u64).unwrap_or(0);
@@ -237,6 +238,7 @@ fn disks(new: &mut Map<String, Value>, params: &Map<String, Value>, problems: &m
                 Some(value) if found.is_empty() && !shrinks => {
                     known.insert(name.clone(), value.clone());
                 }
+                _ if shrinks => problems.bad_because(field, "disks never shrink"),
                 _ => problems.bad(field),
             }
         }
@@ -348,7 +350,12 @@ mod tests {
         assert_eq!(updated(change(200))["disks"][0]["size"], 200);
         refused(change(50), "bad_values", "update_disks.0.size");
         let other = json!({ "update_disks": [{ "path": "/etc", "size": 200 }] });
-        refused(other, "bad_values", "update_disks.0.path");
+        refused(other.clone(), "bad_values", "update_disks.0.path");
+        for (change, why) in [(change(50), "disks never shrink"), (other, "has this path")] {
+            let Value::Object(change) = change else { panic!("an object is needed") };
+            let failure = update(&vm(), &change, String::new).unwrap_err();
+            assert!(failure.message.contains(why), "{}", failure.message);
+        }
     }
 
     #[test]
