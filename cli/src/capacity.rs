@@ -11,7 +11,7 @@ use crate::cell::{self, Cell};
 use crate::client::Client;
 use crate::output::{Output, member, print};
 use crate::table::Column;
-use crate::{CliError, document, pick, spec_file};
+use crate::{CliError, document, pick, plain, spec_file};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -77,7 +77,10 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
         Column::new("ID", |server: &PlannedServer| Cell::id(&server.server_uuid)),
         Column::new("NAME", |server: &PlannedServer| Cell::maybe(server.hostname.as_ref())).cut(),
         Column::new("FITS", member!(PlannedServer: fits)),
-        Column::new("LIMITED BY", |server: &PlannedServer| Cell::of(&server.limited_by)).cut(),
+        Column::new("LIMITED BY", |server: &PlannedServer| {
+            Cell::maybe(server.limited_by.as_deref().map(plain::limit))
+        })
+        .cut(),
         Column::new("LEFT", |server: &PlannedServer| Cell::text(sizes(&server.unreserved))),
         Column::new("STRANDED", |server: &PlannedServer| Cell::text(sizes(&server.stranded)))
             .spare(1),

@@ -8,6 +8,9 @@ pub(crate) fn step(title: &str) -> &str {
 /// Why a step removed a server: how much is wanted and how much is left, whatever the wording of that
 /// is.
 pub(crate) fn removal(reason: &str) -> String {
+    if let Some(networks) = reason.strip_prefix("Server must have one of the NIC Tags: ") {
+        return format!("it is on no network {networks}; `muster server get` lists its networks");
+    }
     let wanted_and_left = || {
         let (wanted, left) =
             reason.strip_prefix("VM's calculated ")?.split_once(" than server's spare ")?;
@@ -22,6 +25,22 @@ pub(crate) fn removal(reason: &str) -> String {
         Some(format!("{amount} {unit}{what} wanted, {left} {unit} left"))
     };
     wanted_and_left().unwrap_or_else(|| reason.to_owned())
+}
+
+/// What keeps more machines off a server, by the name of the algorithm that refuses them.
+pub(crate) fn limit(algorithm: &str) -> String {
+    let name = algorithm.strip_prefix("hard-filter-").unwrap_or(algorithm);
+    let words = match name {
+        "capness" => "machines with and without a CPU cap",
+        "min-cpu" => "CPU",
+        "min-disk" | "min-free-disk" => "disk",
+        "min-ram" => "memory",
+        "running" => "it is not running",
+        "vlans" => "networks",
+        "vm-count" => "number of machines",
+        other => return other.replace('-', " "),
+    };
+    words.to_owned()
 }
 
 /// Why a task failed, without the name of the operation before it.
@@ -61,6 +80,10 @@ mod tests {
                 "VM's calculated 100 CPU is less than server's spare 12.5",
                 "100 % of a core wanted, 12.5 % of a core left",
             ),
+            (
+                "Server must have one of the NIC Tags: a, b",
+                "it is on no network a, b; `muster server get` lists its networks",
+            ),
             ("Server is not running", "Server is not running"),
             (
                 "VM's calculated age is less than server's spare 1",
@@ -82,5 +105,6 @@ mod tests {
         assert_eq!(job_step("cnapi.send_reboot_message"), "send reboot message");
         assert_eq!(job_step("drain_vms"), "drain_vms");
         assert_eq!(step("Servers that run"), "Servers that run");
+        assert_eq!((&*limit("hard-filter-min-ram"), &*limit("hard-filter-x-y")), ("memory", "x y"));
     }
 }

@@ -1,5 +1,7 @@
 //! `muster server get`: a node as people want to see it.
 
+use std::collections::BTreeSet;
+
 use muster_shared::api::server::{Server, ServerStatus};
 use serde_json::Value;
 
@@ -48,6 +50,7 @@ fn page(server: &Server, why: &Value, alias: &dyn Fn(&str) -> Option<String>) ->
         .line("Takes machines", if record.reserved { "no, it is reserved" } else { "yes" })
         .maybe("Agent", muster(server, "agent_version").as_str())
         .maybe("System", record.system_type.as_ref())
+        .maybe("Networks", networks(server))
         .maybe("Rack", Some(&record.rack_identifier).filter(|rack| !rack.is_empty()))
         .maybe("Comments", Some(&record.comments).filter(|text| !text.is_empty()));
     if !record.traits.is_empty() {
@@ -82,6 +85,15 @@ fn page(server: &Server, why: &Value, alias: &dyn Fn(&str) -> Option<String>) ->
         page.next(format!("muster why server {name}"));
     }
     page
+}
+
+/// The networks that machines on it can be connected to.
+fn networks(server: &Server) -> Option<String> {
+    let links = sysinfo(server, "Network Interfaces");
+    let links = links.as_object().into_iter().flatten().map(|(_, link)| link);
+    let names = links.filter_map(|link| link["NIC Names"].as_array()).flatten();
+    let names: BTreeSet<&str> = names.filter_map(Value::as_str).collect();
+    (!names.is_empty()).then(|| Vec::from_iter(names).join(", "))
 }
 
 /// What it has, and what of that may still be promised.
@@ -129,6 +141,8 @@ mod tests {
             "uuid": uuid::Uuid::nil(), "hostname": "cn1", "status": "unknown", "setup": true,
             "reserved": true, "unreserved_ram": 2048, "memory_total_bytes": 8_589_934_592_u64,
             "sysinfo": { "CPU Total Cores": 4,
+                         "Network Interfaces": { "eth0": { "NIC Names": ["external", "admin"] },
+                                                 "eth1": { "NIC Names": ["admin"] } },
                          "Muster": { "accel": "tcg", "degraded": ["KVM: cannot be used"] } },
             "vms": { "00000000-0000-0000-0000-000000000001":
                      { "uuid": "00000000-0000-0000-0000-000000000001", "state": "running" } },
@@ -141,6 +155,7 @@ mod tests {
         for part in [
             "its agent to connect",
             "no, it is reserved",
+            "admin, external\n",
             "8 GiB, - free now, 2 GiB left to promise",
             "KVM: cannot be used",
             "web1  unknown (running)",

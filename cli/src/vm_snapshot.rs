@@ -35,6 +35,7 @@ pub(crate) struct Named {
     #[arg(help = crate::vm::MACHINE)]
     vm: String,
     /// The snapshot: at most 64 of the characters A-Z, a-z, 0-9 and `-_.:%`.
+    #[arg(value_parser = snapshot_name)]
     name: String,
     #[command(flatten)]
     wait: WaitArgs,
@@ -83,6 +84,15 @@ struct Snapshot {
     created_at: Option<String>,
 }
 
+/// As agents check it.
+fn snapshot_name(text: &str) -> Result<String, String> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || "-_.:%".contains(c);
+    if (1..=64).contains(&text.len()) && text.chars().all(fits) {
+        return Ok(text.to_owned());
+    }
+    Err("must be 1 to 64 of the characters A-Z, a-z, 0-9 and -_.:%".to_owned())
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Action {
     Create,
@@ -115,4 +125,20 @@ async fn act(
     };
     let title = format!("{verb} {} {name}", target.shown());
     target.follow(client, output, wait, &title, &answer).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_snapshots() {
+        let long = "x".repeat(65);
+        for name in ["a", "before-upgrade_1.2:3%", &long[..64]] {
+            assert_eq!(snapshot_name(name).as_deref(), Ok(name));
+        }
+        for name in ["", "bad name", "a/b", "ä", &long] {
+            assert!(snapshot_name(name).unwrap_err().contains("A-Z"), "{name}");
+        }
+    }
 }
