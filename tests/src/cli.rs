@@ -23,10 +23,18 @@ pub fn output(coordinator: &Coordinator, words: &[&str]) -> Output {
 /// If it can't be started.
 #[must_use]
 pub fn output_with(coordinator: &Coordinator, words: &[&str], env: &[(&str, &str)]) -> Output {
+    output_at(&format!("http://{}", coordinator.address()), words, env)
+}
+
+/// Likewise, at any address.
+///
+/// # Panics
+/// If it can't be started.
+#[must_use]
+pub fn output_at(url: &str, words: &[&str], env: &[(&str, &str)]) -> Output {
     #[expect(clippy::disallowed_methods, reason = "black-box tests start the real binaries")]
     let mut command = Command::new(binary("muster"));
-    let url = format!("http://{}", coordinator.address());
-    command.args(["--url", &url]).args(words).envs(env.iter().copied());
+    command.args(["--url", url]).args(words).envs(env.iter().copied());
     command.output().expect("the command runs")
 }
 

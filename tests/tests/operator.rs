@@ -153,6 +153,41 @@ fn every_help_fits_a_terminal() {
     operator.assert_sound();
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn programs_are_told_of_errors_in_json_and_who_calls_is_known() {
+    let coordinator = Coordinator::start();
+    let url = format!("http://{}", coordinator.address());
+    let error = |url: &str, words: &[&str]| -> (Option<i32>, Value) {
+        let output = cli::output_at(url, words, &[("MUSTER_OUTPUT", "json")]);
+        let stderr = String::from_utf8(output.stderr).expect("UTF-8");
+        let last = stderr.lines().next_back().unwrap_or_default();
+        let error: Value = serde_json::from_str(last).unwrap_or_else(|_| panic!("{stderr}"));
+        (output.status.code(), error["error"].clone())
+    };
+    let nobody = "00000000-0000-4000-8000-000000000001";
+    for kind in ["task", "job", "ticket", "allocation", "vm", "server", "image", "package"] {
+        let (code, missing) = error(&url, &[kind, "get", nobody]);
+        let message =
+            format!("there is no {kind} \"{nobody}\"; `muster {kind} list` shows them all");
+        assert_eq!((code, &missing["message"]), (Some(NOT_FOUND), &message.into()), "{missing}");
+        assert_eq!(
+            (&missing["kind"], &missing["exit_code"]),
+            (&"not_found".into(), &NOT_FOUND.into())
+        );
+    }
+    let (code, refused) = error(&url, &["package", "create", "huge", "--ram", "1"]);
+    assert_eq!((code, &refused["code"]), (Some(REFUSED), &"InvalidParameters".into()), "{refused}");
+    assert!(refused["errors"][0]["field"].is_string(), "{refused}");
+    let agent = Agent::start(&coordinator.agent_url());
+    let of_agent = agent.client().base().to_owned();
+    let (code, other) = error(&of_agent, &["server", "list"]);
+    assert_eq!((code, &other["status"]), (Some(FAILED), &404.into()), "{other}");
+    let hint = other["hint"].as_str().unwrap_or_default();
+    assert!(hint.contains("the coordinator's address?"), "{other}");
+    let metrics = coordinator.client().get("/metrics").await.text;
+    assert!(metrics.contains("user_agent=\"muster/"), "{metrics}");
+}
+
 fn without_machines(operator: &mut Operator, server: &str) {
     operator.find(&["server", "list"], DONE, "running");
     operator.see(&["server", "list", "--columns", "name,stat"], USAGE);
@@ -208,6 +243,9 @@ fn images_and_a_machine(operator: &mut Operator) -> String {
     operator.find(&create, REFUSED, "has this name");
     let large = ["vm", "create", "--image", "muster-guest", "--ram", "9999999"];
     operator.find(&large, REFUSED, "it would fit");
+    operator.find(&large, REFUSED, "MiB of memory wanted, ");
+    let nowhere = ["vm", "create", "--image", "muster-guest", "--network", "nosuch"];
+    operator.find(&nowhere, REFUSED, "nosuch;");
     operator.member(&["task", "list", "--kind", "machine_create"], "id")
 }
 
@@ -302,6 +340,9 @@ async fn displays(operator: &mut Operator) {
 fn power_and_changes(operator: &mut Operator) {
     let update = ["vm", "update", "web1", "--ram", "256", "--tag", "a=b"];
     operator.find(&update, DONE, "next start: ram");
+    operator.find(&["vm", "get", "web1"], DONE, "(now 192 MiB)");
+    operator.find(&["vm", "list", "--columns", "name,at-start"], DONE, "new ram");
+    operator.find(&["why", "web1"], DONE, "and has a new ram from its next start on");
     operator.see(&["vm", "update", "web1"], USAGE);
     // An editor takes it, and no terminal.
     let schema = cli::text(&operator.coordinator, &["vm", "schema"]);
@@ -318,6 +359,7 @@ fn power_and_changes(operator: &mut Operator) {
     edited_by_two(operator);
     operator.see(&["vm", "update", "web1", "--ram", "9999999"], REFUSED);
     operator.see(&["vm", "snapshot", "create", "web1", "before"], DONE);
+    operator.find(&["vm", "snapshot", "create", "web1", "bad name"], USAGE, "A-Z");
     operator.find(&["vm", "snapshot", "list", "web1"], DONE, "before");
     operator.see(&["vm", "stop", "--tag", "role=db", "--force", "--dry-run"], DONE);
     operator.answer(&["vm", "stop", "--all", "--force"], "n\r", FAILED);
@@ -328,6 +370,8 @@ fn power_and_changes(operator: &mut Operator) {
     operator.see(&["vm", "reprovision", "web1", "--image", "muster-guest"], DONE);
     operator.see(&["vm", "start", "web1"], DONE);
     operator.see(&["vm", "reboot", "web1", "--force"], DONE);
+    let shown = operator.see(&["vm", "get", "web1"], DONE);
+    assert!(shown.contains("256 MiB") && !shown.contains("next start"), "{shown}");
     operator.see(&["vm", "kill", "web1", "--signal", "NOPE"], TASK_FAILED);
     operator.see(&["vm", "kill", "web1"], DONE);
     operator.find(&["vm", "list", "--filter", "state=stopped"], DONE, "web1");
@@ -350,7 +394,7 @@ async fn tickets_and_jobs(operator: &mut Operator, server: &str) {
     operator.see(&["ticket", "create", "--scope", "", "--id", "web1"], USAGE);
     let ticket = operator.member(&["ticket", "list"], "uuid");
     operator.find(&["ticket", "list"], DONE, "web1");
-    operator.see(&["ticket", "get", &ticket], DONE);
+    operator.find(&["ticket", "get", &ticket[24..]], DONE, &ticket);
     operator.see(&["ticket", "wait", &ticket], DONE);
     operator.see(&["ticket", "release", &ticket], DONE);
     operator.see(&["ticket", "delete", &ticket], DONE);
