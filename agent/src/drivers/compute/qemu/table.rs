@@ -113,10 +113,13 @@ impl Guest {
         self.control.borrow().activity
     }
 
-    /// The connection to its hypervisor, once there is one; or why there is none.
+    /// The connection to its hypervisor, once there is one; or why there is none. One that was given
+    /// up a moment ago, and whose follower has not noticed yet, is none.
     pub(super) async fn qmp(&self, patience: Duration) -> Result<Arc<Qmp>, String> {
-        let control = self.wait(patience, |control| control.qmp.is_some()).await;
-        control.qmp.ok_or_else(|| control.reason.as_deref().unwrap_or("it ended").to_owned())
+        let of_use = |qmp: &Arc<Qmp>| !qmp.given_up().is_cancelled();
+        let control = self.wait(patience, |control| control.qmp.as_ref().is_some_and(of_use)).await;
+        let qmp = control.qmp.filter(of_use);
+        qmp.ok_or_else(|| control.reason.as_deref().unwrap_or("it ended").to_owned())
     }
 
     /// What is known of it once `done`, or when time is over or it has ended.
