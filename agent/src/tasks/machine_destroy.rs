@@ -6,8 +6,9 @@ use jiff::Timestamp;
 use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
 
-use super::machine::{self, Stop, failed, refuse};
+use super::machine::{self, failed, refuse};
 use super::steps::{Row, steps};
+use super::stopping::{self, Stop};
 use super::{Handler, Kind, Lock, OnFailure, Params, Plan, TaskContext, TaskFailure};
 use crate::vms::{StorageState, VmRecord};
 
@@ -81,7 +82,7 @@ impl Destroy {
             return Ok(());
         }
         let how = Stop { force: true, until: Timestamp::MIN, at_most: Duration::ZERO };
-        machine::stop(ctx, OPERATION, self.vm, how).await
+        stopping::stop(ctx, OPERATION, self.vm, how).await
     }
 
     async fn archive(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {

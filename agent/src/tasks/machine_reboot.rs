@@ -9,8 +9,9 @@ use muster_shared::wire::Code;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::machine::{self, Stop, refuse};
+use super::machine::{self, refuse};
 use super::steps::{Row, steps};
+use super::stopping::{self, Stop};
 use super::{Handler, Kind, Lock, Params, Plan, TaskContext, TaskFailure};
 
 const OPERATION: &str = "vmadm.reboot";
@@ -111,7 +112,7 @@ impl Reboot {
         let mark = Some(iso(until));
         ctx.drivers.vms.update(self.vm, |record| record.stopping_until = mark).await?;
         let how = Stop { force: self.force, until, at_most: self.timeout };
-        let stopped = machine::stop(ctx, OPERATION, self.vm, how).await;
+        let stopped = stopping::stop(ctx, OPERATION, self.vm, how).await;
         ctx.drivers.vms.update(self.vm, |record| record.stopping_until = None).await?;
         stopped
     }

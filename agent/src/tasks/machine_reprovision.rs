@@ -12,8 +12,9 @@ use muster_shared::wire::Code;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::machine::{self, Stop, failed, refuse};
+use super::machine::{self, failed, refuse};
 use super::steps::{Row, steps};
+use super::stopping::{self, Stop};
 use super::{Handler, Kind, Lock, OnFailure, Params, Plan, TaskContext, TaskFailure, snapshot};
 use crate::drivers::storage::DiskSpec;
 use crate::vms::VmRecord;
@@ -134,7 +135,7 @@ impl Reprovision {
         let until = ctx.drivers.clock.wall().saturating_add(STOP_TIMEOUT);
         let until = until.unwrap_or(Timestamp::MAX);
         let how = Stop { force: false, until, at_most: STOP_TIMEOUT };
-        machine::stop(ctx, OPERATION, self.vm, how).await
+        stopping::stop(ctx, OPERATION, self.vm, how).await
     }
 
     /// In the pool of the old disk; as large as that, or as the image if that is larger.

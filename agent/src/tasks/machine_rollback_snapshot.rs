@@ -9,8 +9,9 @@ use jiff::Timestamp;
 use muster_shared::ids::VmUuid;
 use serde::{Deserialize, Serialize};
 
-use super::machine::{self, Stop};
+use super::machine;
 use super::steps::{Row, steps};
+use super::stopping::{self, Stop};
 use super::{Handler, Kind, Lock, OnFailure, Params, Plan, TaskContext, TaskFailure, snapshot};
 use crate::vms::VmRecord;
 
@@ -83,7 +84,7 @@ impl Rollback {
         ctx.drivers.vms.update(self.vm, again).await?;
         // What the guest has not written yet is to be lost anyway.
         let how = Stop { force: true, until: Timestamp::MIN, at_most: Duration::ZERO };
-        machine::stop(ctx, OPERATION, self.vm, how).await
+        stopping::stop(ctx, OPERATION, self.vm, how).await
     }
 
     /// One after the other, so that the record lists what the disks have.

@@ -8,8 +8,9 @@ use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
 use serde_json::json;
 
-use super::machine::{self, Stop, refuse};
+use super::machine::{self, refuse};
 use super::steps::{Row, steps};
+use super::stopping::{self, Stop};
 use super::{Handler, Kind, Lock, Params, Plan, TaskContext, TaskFailure};
 use crate::vms::VmRecord;
 
@@ -99,7 +100,7 @@ impl Shutdown {
 
     async fn stop(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let how = Stop { force: self.force, until: self.until(ctx), at_most: self.timeout };
-        let stopped = machine::stop(ctx, OPERATION, self.vm, how).await;
+        let stopped = stopping::stop(ctx, OPERATION, self.vm, how).await;
         if stopped.is_err() {
             // It is not stopping any more.
             ctx.drivers.vms.update(self.vm, |record| record.stopping_until = None).await?;

@@ -12,8 +12,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::fits;
-use super::machine::{self, Stop, failed, refuse};
+use super::machine::{self, failed, refuse};
 use super::steps::{Row, steps};
+use super::stopping::{self, Stop};
 use super::{Handler, Kind, Lock, Params, Plan, TaskContext, TaskFailure};
 use crate::drivers::compute::LIMITED_BY;
 use crate::vms::at_start::{self, is_read_at_start, published};
@@ -161,7 +162,7 @@ impl Update {
         }
         let at_most = machine::STOP_TIMEOUT;
         let until = ctx.started_at.saturating_add(at_most).unwrap_or(Timestamp::MAX);
-        machine::stop(ctx, "vmadm.reboot", self.vm, Stop { force: false, until, at_most }).await
+        stopping::stop(ctx, "vmadm.reboot", self.vm, Stop { force: false, until, at_most }).await
     }
 
     async fn start(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {

@@ -89,6 +89,7 @@ pub mod server_update_nics;
 pub mod sleep;
 mod snapshot;
 mod steps;
+mod stopping;
 pub mod subtask;
 mod surplus;
 #[cfg(test)]

@@ -7,8 +7,9 @@ use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
 use serde_json::{Value, json};
 
-use super::machine::{self, Stop, failed, refuse};
+use super::machine::{self, failed, refuse};
 use super::steps::{Row, steps};
+use super::stopping::{self, Stop};
 use super::{Handler, Kind, Lock, Params, Plan, TaskContext, TaskFailure};
 use crate::node::orphans;
 
@@ -75,7 +76,7 @@ impl Remove {
     async fn stop(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         self.still_lost(ctx)?;
         let stop = Stop { force: true, until: Timestamp::MIN, at_most: Duration::ZERO };
-        machine::stop(ctx, OPERATION, self.vm, stop).await
+        stopping::stop(ctx, OPERATION, self.vm, stop).await
     }
 
     async fn storage(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
