@@ -101,7 +101,7 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
     }
 }
 
-/// Nothing is deleted unless all are found, and meant.
+/// Nothing is deleted unless all are found, and the person says so.
 async fn delete(
     client: &Client,
     output: &Output,
@@ -109,15 +109,8 @@ async fn delete(
     yes: bool,
     if_exists: bool,
 ) -> Result<(), CliError> {
-    let mut images: Vec<Answer<Manifest>> = Vec::new();
-    for name in names {
-        match pick::only_image(client, name).await {
-            Ok(found) if images.iter().any(|image| image.uuid == found.uuid) => {}
-            Ok(found) => images.push(found),
-            Err(CliError::NotFound(_)) if if_exists => {}
-            Err(other) => return Err(other),
-        }
-    }
+    let find = async |name: &str| pick::only_image(client, name).await;
+    let images = pick::each(names, if_exists, |image| image.uuid, find).await?;
     let uuids: Vec<_> = images.iter().map(|image| image.uuid).collect();
     let shown = |image: &Answer<Manifest>| {
         format!("{}@{} ({})", image.name, image.version, Cell::id(&image.uuid).text)

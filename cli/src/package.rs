@@ -213,7 +213,7 @@ async fn update(client: &Client, output: &Output, args: Update) -> Result<(), Cl
     output.done(&sentence, &changed)
 }
 
-/// Nothing is deleted unless all are found, and meant.
+/// Nothing is deleted unless all are found, and the person says so.
 async fn delete(
     client: &Client,
     output: &Output,
@@ -221,15 +221,8 @@ async fn delete(
     yes: bool,
     if_exists: bool,
 ) -> Result<(), CliError> {
-    let mut packages: Vec<Answer<Package>> = Vec::new();
-    for name in names {
-        match pick::package(client, name).await {
-            Ok(found) if packages.iter().any(|package| package.uuid == found.uuid) => {}
-            Ok(found) => packages.push(found),
-            Err(CliError::NotFound(_)) if if_exists => {}
-            Err(other) => return Err(other),
-        }
-    }
+    let find = async |name: &str| pick::package(client, name).await;
+    let packages = pick::each(names, if_exists, |package| package.uuid, find).await?;
     let uuids: Vec<_> = packages.iter().map(|package| package.uuid).collect();
     if uuids.is_empty() {
         return output.done("nothing to delete", &json!(uuids));

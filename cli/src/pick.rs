@@ -157,6 +157,26 @@ pub(crate) async fn only_image(client: &Client, name: &str) -> Result<Answer<Man
     one("image", name, all, uuid, versioned)
 }
 
+/// All that names stand for, each once; nothing is to be begun unless all are found, or, with
+/// `if_exists`, names of none are left out.
+pub(crate) async fn each<T, I: PartialEq>(
+    names: &[String],
+    if_exists: bool,
+    id: impl Fn(&T) -> I,
+    find: impl AsyncFn(&str) -> Result<T, CliError>,
+) -> Result<Vec<T>, CliError> {
+    let mut all: Vec<T> = Vec::new();
+    for name in names {
+        match find(name).await {
+            Ok(found) if all.iter().any(|known| id(known) == id(&found)) => {}
+            Ok(found) => all.push(found),
+            Err(CliError::NotFound(_)) if if_exists => {}
+            Err(other) => return Err(other),
+        }
+    }
+    Ok(all)
+}
+
 /// A package.
 pub(crate) async fn package(client: &Client, name: &str) -> Result<Answer<Package>, CliError> {
     if name.parse::<Uuid>().is_ok() {

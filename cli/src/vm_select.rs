@@ -45,17 +45,8 @@ impl Select {
         if_exists: bool,
     ) -> Result<Vec<Target>, CliError> {
         if !self.by_what_they_have() {
-            let mut targets: Vec<Target> = Vec::new();
-            for name in &self.vms {
-                match Target::find(client, name).await {
-                    // One that is named twice is meant once.
-                    Ok(found) if targets.iter().any(|it| it.uuid == found.uuid) => {}
-                    Ok(found) => targets.push(found),
-                    Err(CliError::NotFound(_)) if if_exists => {}
-                    Err(other) => return Err(other),
-                }
-            }
-            return Ok(targets);
+            let find = async |name: &str| Target::find(client, name).await;
+            return pick::each(&self.vms, if_exists, |target| target.uuid, find).await;
         }
         let mut query: Vec<(String, String)> =
             self.tags.iter().map(|(key, value)| (format!("tag.{key}"), value.clone())).collect();
