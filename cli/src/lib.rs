@@ -18,6 +18,7 @@ mod console;
 mod context;
 mod document;
 mod documentation;
+mod duration;
 mod error;
 mod escape;
 mod events;

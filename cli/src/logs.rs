@@ -14,7 +14,7 @@ use crate::cell::{Cell, safe};
 use crate::client::Client;
 use crate::output::{Output, compact, has_colour, terminal_width, warn, write_out};
 use crate::wrap::wrapped;
-use crate::{CliError, pick};
+use crate::{CliError, duration, pick};
 
 /// Lines that are shown if nobody says how many.
 const LINES: u16 = 100;
@@ -62,25 +62,11 @@ pub(crate) struct Args {
     #[arg(long, short = 'n', value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..=1000))]
     lines: Option<u16>,
     /// Only lines that are no older, e.g. `90s`, `10m`, `2h`, `1d`.
-    #[arg(long, value_name = "TIME", value_parser = age)]
+    #[arg(long, value_name = "TIME", value_parser = duration::read)]
     since: Option<Duration>,
     /// Goes on with what is logged from now on, until Ctrl-C.
     #[arg(long, short)]
     follow: bool,
-}
-
-fn age(text: &str) -> Result<Duration, String> {
-    let at = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(at);
-    let number: u64 = number.trim().parse().map_err(|_| "expected e.g. 10m".to_owned())?;
-    let unit = match unit {
-        "s" | "" => 1,
-        "m" => 60,
-        "h" => 3600,
-        "d" => 86_400,
-        _ => return Err(format!("unknown unit {unit:?}; known are s, m, h, d")),
-    };
-    Ok(Duration::from_secs(number.saturating_mul(unit)))
 }
 
 pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<(), CliError> {
@@ -356,16 +342,6 @@ mod tests {
         let plain = drawn.replace("\x1b[31m", "").replace("\x1b[0m", "");
         assert!(plain.lines().count() > 3 && plain.lines().all(|line| line.len() <= 40));
         assert!(plain.lines().skip(1).all(|line| line.starts_with(INDENT)), "{plain}");
-    }
-
-    #[test]
-    fn ages_have_units() {
-        for (text, seconds) in [("90s", 90), ("10m", 600), ("2h", 7200), ("1d", 86_400), ("5", 5)] {
-            assert_eq!(age(text), Ok(Duration::from_secs(seconds)), "{text}");
-        }
-        for bad in ["", "m", "-1s", "1w", "1.5h"] {
-            age(bad).unwrap_err();
-        }
     }
 
     #[test]

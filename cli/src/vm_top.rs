@@ -21,7 +21,7 @@ use crate::client::Client;
 use crate::output::{CLEAR, Output, write_out};
 use crate::rates::Rates;
 use crate::table::Column;
-use crate::{CliError, pick, server};
+use crate::{CliError, duration, pick, server};
 
 /// Shortest interval.
 const MIN_INTERVAL: Duration = Duration::from_millis(500);
@@ -80,16 +80,7 @@ enum Sort {
 }
 
 fn interval(text: &str) -> Result<Duration, String> {
-    let at = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(at);
-    let number: f64 = number.trim().parse().map_err(|_| "expected e.g. 2s".to_owned())?;
-    let seconds = match unit {
-        "ms" => number / 1000.0,
-        "s" | "" => number,
-        "m" => number * 60.0,
-        _ => return Err(format!("unknown unit {unit:?}; known are ms, s, m")),
-    };
-    let time = Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())?;
+    let time = duration::read(text)?;
     if (MIN_INTERVAL..=MAX_INTERVAL).contains(&time) {
         Ok(time)
     } else {
