@@ -11,7 +11,7 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 use tracing_subscriber::registry::LookupSpan;
 
-use super::ring::{LogRing, Said};
+use super::ring::{LogRing, NewLine};
 use crate::api::Object;
 use crate::api::log::Level;
 use crate::secrets::masked_members;
@@ -36,9 +36,9 @@ impl Capture {
     }
 }
 
-/// What a span or an event says.
+/// The message and the fields of a span or an event.
 #[derive(Clone, Debug, Default)]
-struct Told {
+struct Recorded {
     message: String,
     fields: Object,
 }
@@ -49,39 +49,39 @@ where
 {
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
         let Some(span) = context.span(id) else { return };
-        let mut told = Told::default();
-        attributes.record(&mut told);
-        span.extensions_mut().insert(told);
+        let mut recorded = Recorded::default();
+        attributes.record(&mut recorded);
+        span.extensions_mut().insert(recorded);
     }
 
     fn on_record(&self, id: &Id, values: &Record<'_>, context: Context<'_, S>) {
         let Some(span) = context.span(id) else { return };
-        if let Some(told) = span.extensions_mut().get_mut::<Told>() {
-            values.record(told);
+        if let Some(recorded) = span.extensions_mut().get_mut::<Recorded>() {
+            values.record(recorded);
         }
     }
 
     fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
-        let mut told = Told::default();
-        event.record(&mut told);
+        let mut recorded = Recorded::default();
+        event.record(&mut recorded);
         // The innermost span knows best, and the event better.
         for span in context.event_scope(event).into_iter().flatten() {
             let extensions = span.extensions();
-            let Some(outer) = extensions.get::<Told>() else { continue };
-            // Who reads the log would have himself to read.
+            let Some(outer) = extensions.get::<Recorded>() else { continue };
+            // A reader of the log must not be logged: each look would be news for the next one.
             if span.name() == "task" && outer.fields.text("task") == Some(TASK) {
                 return;
             }
             for (name, value) in &outer.fields {
-                told.fields.set_default(name, value.clone());
+                recorded.fields.set_default(name, value.clone());
             }
         }
-        self.ring.push(said(event, told));
+        self.ring.push(new_line(event, recorded));
     }
 }
 
-fn said(event: &Event<'_>, told: Told) -> Said {
-    let Told { message, mut fields } = told;
+fn new_line(event: &Event<'_>, recorded: Recorded) -> NewLine {
+    let Recorded { message, mut fields } = recorded;
     let mut taken = |name| match fields.remove(name) {
         Some(Value::String(id)) if !id.is_empty() => Some(id),
         _ => None,
@@ -96,7 +96,7 @@ fn said(event: &Event<'_>, told: Told) -> Said {
     });
     let metadata = event.metadata();
     let target = metadata.target().to_owned();
-    Said { level: level(*metadata.level()), target, message, task_id, vm_uuid, fields }
+    NewLine { level: level(*metadata.level()), target, message, task_id, vm_uuid, fields }
 }
 
 fn level(level: tracing::Level) -> Level {
@@ -109,7 +109,7 @@ fn level(level: tracing::Level) -> Level {
     }
 }
 
-impl Told {
+impl Recorded {
     fn set(&mut self, field: &Field, value: impl Into<Value>) {
         self.fields.set(field.name(), value);
     }
@@ -124,7 +124,7 @@ impl Told {
     }
 }
 
-impl Visit for Told {
+impl Visit for Recorded {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         self.text(field, format!("{value:?}"));
     }

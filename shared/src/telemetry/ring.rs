@@ -54,9 +54,9 @@ struct Line {
     line: Arc<LogLine>,
 }
 
-/// What is said in a line, without what the ring adds.
+/// A line without what the ring adds: its number and its time.
 #[derive(Clone, Debug)]
-pub(super) struct Said {
+pub(super) struct NewLine {
     pub(super) level: Level,
     pub(super) target: String,
     pub(super) message: String,
@@ -83,9 +83,9 @@ impl LogRing {
         Self { instance, clock, kept: Mutex::default(), newest, most_bytes }
     }
 
-    pub(super) fn push(&self, said: Said) {
-        let bytes = said.bytes();
-        let Said { level, target, message, task_id, vm_uuid, fields } = said;
+    pub(super) fn push(&self, new: NewLine) {
+        let bytes = new.bytes();
+        let NewLine { level, target, message, task_id, vm_uuid, fields } = new;
         // Within the lock, so that times are in the order of the numbers.
         let mut kept = self.kept.lock();
         let at = self.clock.wall();
@@ -190,7 +190,7 @@ fn as_count(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
-impl Said {
+impl NewLine {
     /// About what it takes in memory.
     fn bytes(&self) -> usize {
         let id = |id: &Option<String>| id.as_ref().map_or(0, String::len);
@@ -217,8 +217,8 @@ mod tests {
         LogRing::with_room(Uuid::from_u128(1), clock, BYTES)
     }
 
-    fn said(level: Level, message: &str) -> Said {
-        Said {
+    fn line(level: Level, message: &str) -> NewLine {
+        NewLine {
             level,
             target: "x".to_owned(),
             message: message.to_owned(),
@@ -236,7 +236,7 @@ mod tests {
     async fn old_lines_go_and_are_counted() {
         let ring = ring();
         for n in 0..1000 {
-            ring.push(said(Level::Info, &"x".repeat(n % 400)));
+            ring.push(line(Level::Info, &"x".repeat(n % 400)));
             let kept = ring.kept.lock();
             let bytes: usize = kept.lines.iter().map(|line| line.bytes).sum();
             assert!(kept.bytes == bytes && bytes <= BYTES, "{bytes}");
@@ -251,7 +251,7 @@ mod tests {
         let last = ring.read(&LogQuery { limit: Some(3), ..LogQuery::default() }).await;
         assert_eq!((last.next, numbers(&last)), (1000, vec![998, 999, 1000]));
         // A line larger than all room is nothing that can be kept.
-        ring.push(said(Level::Info, &"x".repeat(BYTES)));
+        ring.push(line(Level::Info, &"x".repeat(BYTES)));
         let none = ring.read(&LogQuery::default()).await;
         assert_eq!((none.next, none.lost, none.lines.len()), (1001, 1001, 0));
     }
@@ -263,7 +263,7 @@ mod tests {
             let level = if n % 3 == 0 { Level::Warn } else { Level::Debug };
             let about = Some(VmUuid(Uuid::from_u128(7)).to_string()).filter(|_| n % 2 == 0);
             let task_id = Some(format!("t{}", n % 5));
-            ring.push(Said { vm_uuid: about, task_id, ..said(level, "said") });
+            ring.push(NewLine { vm_uuid: about, task_id, ..line(level, "said") });
         }
         let (vm, task) = (Some(VmUuid(Uuid::from_u128(7))), Some("t0".parse().unwrap()));
         let level = Some(Level::Info);
@@ -287,7 +287,7 @@ mod tests {
         let ring = LogRing::new(Uuid::nil(), clock);
         for _ in 0..100 {
             // Each character takes six in JSON.
-            ring.push(said(Level::Info, &"\u{1}".repeat(4096)));
+            ring.push(line(Level::Info, &"\u{1}".repeat(4096)));
         }
         let first = ring.read(&LogQuery { after: Some(0), ..LogQuery::default() }).await;
         assert!(json_bytes(&first) <= MAX_INLINE_BYTES, "{}", json_bytes(&first));
@@ -299,7 +299,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_waits_gets_the_next_line_that_is_wanted() {
         let ring = Arc::new(ring());
-        ring.push(said(Level::Warn, "old"));
+        ring.push(line(Level::Warn, "old"));
         let query = LogQuery {
             after: Some(1),
             level: Some(Level::Warn),
@@ -309,10 +309,10 @@ mod tests {
         let (shared, wanted) = (ring.clone(), query.clone());
         let reading = tokio::spawn(async move { shared.read(&wanted).await });
         tokio::time::sleep(Duration::from_secs(1)).await;
-        ring.push(said(Level::Info, "not wanted"));
+        ring.push(line(Level::Info, "not wanted"));
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert!(!reading.is_finished());
-        ring.push(said(Level::Warn, "wanted"));
+        ring.push(line(Level::Warn, "wanted"));
         let page = reading.await.unwrap();
         assert_eq!((numbers(&page), page.next), (vec![3], 3));
         let began = ring.clock.monotonic();
@@ -324,8 +324,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_numbers_of_another_process_are_none_of_this() {
         let ring = ring();
-        ring.push(said(Level::Info, "one"));
-        ring.push(said(Level::Info, "two"));
+        ring.push(line(Level::Info, "one"));
+        ring.push(line(Level::Info, "two"));
         let after = |after, instance| LogQuery {
             after: Some(after),
             instance: Some(Uuid::from_u128(instance)),
@@ -341,9 +341,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn lines_have_an_age() {
         let ring = ring();
-        ring.push(said(Level::Info, "old"));
+        ring.push(line(Level::Info, "old"));
         tokio::time::sleep(Duration::from_secs(600)).await;
-        ring.push(said(Level::Info, "young"));
+        ring.push(line(Level::Info, "young"));
         let query = LogQuery { max_age: Some(60), ..LogQuery::default() };
         let page = ring.read(&query).await;
         assert_eq!(numbers(&page), [2]);

@@ -37,8 +37,9 @@ pub(super) fn fill(vm: &mut Object, package: &Package) {
         (&["package_name"], Some(json!(package.name))),
         (&["package_version"], package.version.clone().map(Value::from)),
     ] {
-        let said = |name: &&str| vm.get(name).is_some_and(|it| !it.is_null() && *it != json!(""));
-        if let Some(value) = value.filter(|_| !names.iter().any(said)) {
+        let is_given =
+            |name: &&str| vm.get(name).is_some_and(|it| !it.is_null() && *it != json!(""));
+        if let Some(value) = value.filter(|_| !names.iter().any(is_given)) {
             vm.set(names[0], value);
         }
     }

@@ -30,7 +30,7 @@ const UUIDS: Records<Named> = Records::under(keys::PACKAGE_UUIDS);
 /// Most packages: a list shows all of them.
 const MAX_PACKAGES: usize = MAX_PAGE;
 /// Most names that are told to whoever names none of them.
-const MAX_TOLD: usize = 8;
+const MAX_NAMED: usize = 8;
 
 /// Whose a uuid is.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -197,7 +197,7 @@ fn no_such(named: &str, names: &[&str]) -> String {
     let hint = match (nearest(named, names.iter().copied()), names) {
         (Some(meant), _) => format!("; did you mean {meant}?"),
         (None, []) => "; there are none".to_owned(),
-        (None, names) if names.len() <= MAX_TOLD => format!("; there are {}", names.join(", ")),
+        (None, names) if names.len() <= MAX_NAMED => format!("; there are {}", names.join(", ")),
         (None, _) => String::new(),
     };
     format!("there is no such package{hint}")
