@@ -22,7 +22,7 @@ use muster_shared::config::{ConfigCommand, EXIT_CONFIG, EXIT_FAILED, Loaded, Sou
 use muster_shared::entropy::{Entropy as _, SeededEntropy};
 use muster_shared::error_chain::Chain;
 use muster_shared::folders::{check_own, make_private};
-use muster_shared::kv::{KvError, open_as};
+use muster_shared::kv::{Engine, KvError, open_as};
 use muster_shared::telemetry::{self, LogControl};
 use muster_shared::threads::OsThreads;
 use muster_shared::tls;
@@ -290,12 +290,14 @@ async fn open_parts(config: &Config, tasks: &TaskTracker) -> anyhow::Result<Part
     let clock = Arc::new(SystemClock::new());
     let entropy = Arc::new(SeededEntropy::from_os());
     let threads = Arc::new(OsThreads);
-    let instance = instance(data, &entropy)?;
     let StoreConfig { engine, cache_mib } = config.store;
     let folder = config.store_dir();
+    check_not_lost(data, &folder)?;
     let opened = open_as(engine, &folder, cache_mib * MIB, threads.as_ref(), clock.wall()).await;
     let kv = opened.map_err(open_hint)?;
     let store = KvStore::open(kv, clock.clone(), tasks).await.context("read the store")?;
+    // After the store: the name says that there is one.
+    let instance = instance(data, &entropy)?;
     let blobs = blobs::open(config.blobs.url.as_deref(), &data.join("blobs"))?;
     Ok(Parts { clock, entropy, threads, store: Arc::new(store), blobs, instance })
 }
@@ -305,17 +307,35 @@ fn open_hint(error: KvError) -> anyhow::Error {
     let hint = match error.is_damage() {
         true => {
             "open the store (`muster-coordinator store verify` tells more; bring its folder back from \
-             a backup, save what can be read with `muster-coordinator store restore`, or move it \
-             away to begin anew)"
+             a backup, save what can be read with `muster-coordinator store restore`, or move the \
+             data folder away to begin anew)"
         }
         false => "open the store",
     };
     anyhow::Error::new(error).context(hint)
 }
 
+/// Refuses to begin anew where a store was: one that was moved away or is not mounted would come back
+/// to a coordinator that has given out its numbers a second time.
+fn check_not_lost(data: &Path, folder: &Path) -> anyhow::Result<()> {
+    let named = data.join(INSTANCE);
+    if Engine::is_there(folder) || !named.exists() {
+        return Ok(());
+    }
+    let (folder, named) = (folder.display(), named.display());
+    anyhow::bail!(
+        "there is no store in {folder}, but {named} is from a coordinator that had one: bring the \
+         store's folder back (is its file system mounted?) or restore a backup; to begin anew without \
+         its records, remove {named}"
+    )
+}
+
+/// In the data folder: the coordinator's name.
+const INSTANCE: &str = "instance";
+
 /// This coordinator's name among its peers: made at its first start and kept.
 fn instance(data: &Path, entropy: &SeededEntropy) -> anyhow::Result<String> {
-    let path = data.join("instance");
+    let path = data.join(INSTANCE);
     match std::fs::read_to_string(&path) {
         Ok(text) if !text.trim().is_empty() => {
             let fits = text.trim().parse::<uuid::Uuid>().map(|uuid| uuid.to_string());

@@ -136,6 +136,34 @@ fn a_damaged_store_is_left_alone() {
     assert_eq!(on_data(&data, &["store", "verify"]).0, Some(3));
 }
 
+/// An empty store in its place would give out numbers a second time, and be in the way when it comes
+/// back.
+#[tokio::test]
+async fn a_store_that_is_not_there_is_not_replaced_by_an_empty_one() {
+    let mut coordinator = Coordinator::start();
+    let ticket = json!({ "scope": "test", "id": "1", "expires_at": "3000" });
+    let made = coordinator.client().post("/servers/default/tickets", &ticket).await.expect(202);
+    coordinator.kill9();
+    let data = coordinator.data_dir();
+    let (store, aside) = (data.join("store"), data.join("aside"));
+    std::fs::rename(&store, &aside).unwrap();
+    for empty_folder in [false, true] {
+        if empty_folder {
+            // As of a file system that is not mounted.
+            std::fs::create_dir(&store).unwrap();
+        }
+        let (code, log) = on_data(&data, &["--listen", "127.0.0.1:0"]);
+        assert_eq!(code, Some(1), "{log}");
+        assert!(log.contains(&format!("there is no store in {}", store.display())), "{log}");
+        assert!(log.contains("bring the store's folder back") && log.contains("remove"), "{log}");
+    }
+    std::fs::remove_dir(&store).expect("nothing was made in it");
+    std::fs::rename(&aside, &store).unwrap();
+    coordinator.restart();
+    let made = made["uuid"].as_str().unwrap();
+    coordinator.client().get(&format!("/tickets/{made}")).await.expect(200);
+}
+
 #[tokio::test]
 async fn what_can_be_read_of_a_damaged_store_is_saved_if_one_says_so() {
     const TICKETS: &str = "/servers/default/tickets";

@@ -57,6 +57,12 @@ impl Engine {
         }
     }
 
+    /// Whether there is a map in a folder, or the copy that an interrupted conversion put beside it.
+    #[must_use]
+    pub fn is_there(folder: &Path) -> bool {
+        Self::of(folder).is_some() || beside(folder, ".new").join(CONVERTED).exists()
+    }
+
     pub(super) fn open(
         self,
         folder: &Path,
@@ -115,6 +121,13 @@ pub async fn open_as(
     engine.open(folder, cache_bytes, threads)
 }
 
+/// `folder` with something added to its name.
+fn beside(folder: &Path, suffix: &str) -> PathBuf {
+    let mut name = folder.as_os_str().to_owned();
+    name.push(suffix);
+    PathBuf::from(name)
+}
+
 /// Puts a copy in the place of a map.
 pub(super) struct Conversion<'a> {
     pub(super) folder: &'a Path,
@@ -123,11 +136,8 @@ pub(super) struct Conversion<'a> {
 }
 
 impl Conversion<'_> {
-    /// `folder` with something added to its name.
     pub(super) fn beside(&self, suffix: &str) -> PathBuf {
-        let mut name = self.folder.as_os_str().to_owned();
-        name.push(suffix);
-        PathBuf::from(name)
+        beside(self.folder, suffix)
     }
 
     fn sync_parent(&self) -> Result<(), KvError> {
@@ -320,6 +330,7 @@ mod tests {
             if crash == "between them" {
                 std::fs::rename(&folder, dir.path().join("store.sled.0")).unwrap();
             }
+            assert!(Engine::is_there(&folder), "{crash}");
             let kv = open(Engine::Redb, &folder).await.unwrap();
             assert_eq!(Contents::of(kv.as_ref()).await.unwrap(), contents, "{crash}");
             kv.close().await;

@@ -8,3 +8,4 @@ mod node;
 mod power;
 mod service;
 mod shutdown;
+mod store;
