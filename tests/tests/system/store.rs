@@ -29,12 +29,12 @@ for ((i = 1; ; i++)); do
     ticket="{\"scope\":\"client $1\",\"id\":\"$i\",\"expires_at\":\"3000\"}"
     code=$(curl -sS -m 30 -o /root/made/$1.answer -w '%{http_code}' \
         -H content-type:application/json -d "$ticket" $tickets)
-    echo "$code" >>/root/made/$1.codes
     if [ "$code" = 202 ]; then
         grep -o '"uuid":"[^"]*"' /root/made/$1.answer | head -n 1 | cut -d'"' -f4 >>/root/made/$1.uuids
     else
         sleep 0.2
     fi
+    echo "$code" >>/root/made/$1.codes
 done
 END
 for n in 1 2 3 4; do systemd-run -q --unit=client-$n bash /root/client.sh $n; done"#;
@@ -91,7 +91,7 @@ async fn a_coordinator_whose_store_goes_is_started_again_and_loses_nothing() {
     system
         .run(&on_disk("echo 1 >/sys/fs/ext4/$(basename $(readlink -f $DISK))/trigger_fs_error"))
         .await;
-    system.run(&on_disk("grep \" $DATA ext4 ro,\" /proc/mounts")).await;
+    system.run(&on_disk("! touch $DATA/probe")).await;
     restarted(system, 2, 1).await;
     let repair = "systemctl stop muster-coordinator; umount $DATA; e2fsck -p $DISK; set -e; \
                   mount $DISK $DATA; systemctl start muster-coordinator";
