@@ -198,7 +198,19 @@ fn note(
             control.send_modify(|control| control.shutdown = Some(reason));
             false
         }
-        Event::STOP { .. } | Event::RESUME { .. } => true,
+        Event::RESUME { .. } => {
+            // A guest that boots keeps its hypervisor busy: the next answer may take a while.
+            control.send_if_modified(|control| {
+                let known = control.qmp.is_some();
+                if known {
+                    control.activity = Activity::Running;
+                    control.reason = None;
+                }
+                known
+            });
+            true
+        }
+        Event::STOP { .. } => true,
         _ => false,
     }
 }
@@ -224,4 +236,58 @@ fn publish(qmp: &Arc<Qmp>, status: &Value, cause: Option<&str>, control: &watch:
         control.activity = activity;
         control.reason = reason.map(Arc::from);
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_shared::clock::SystemClock;
+    use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+    use tokio::net::UnixListener;
+
+    use super::*;
+
+    /// One whose CPUs stand still, and that answers nothing any more once they run.
+    async fn busy_hypervisor(listener: UnixListener) {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let (reader, mut writer) = stream.split();
+        let mut lines = BufReader::new(reader).lines();
+        let greeting = r#"{"QMP": {"version": {"qemu": {"micro": 0, "minor": 2, "major": 7},
+            "package": ""}, "capabilities": []}}"#;
+        writer.write_all(format!("{}\n", greeting.replace('\n', "")).as_bytes()).await.unwrap();
+        let mut runs = false;
+        while let Some(line) = lines.next_line().await.unwrap() {
+            let answer = match &line {
+                line if line.contains("query-status") && runs => continue,
+                line if line.contains("query-status") => {
+                    r#"{"return": {"status": "prelaunch", "running": false}}"#
+                }
+                line if line.contains("cont") => {
+                    runs = true;
+                    "{\"timestamp\": {\"seconds\": 1, \"microseconds\": 1}, \"event\": \"RESUME\"}\n\
+                     {\"return\": {}}"
+                }
+                _ => r#"{"return": {}}"#,
+            };
+            writer.write_all(format!("{answer}\n").as_bytes()).await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_guest_whose_hypervisor_says_that_it_goes_on_runs() {
+        let dir = tempfile::tempdir().unwrap();
+        let sockets = [dir.path().join("first"), dir.path().join("second")];
+        let hypervisor = tokio::spawn(busy_hypervisor(UnixListener::bind(&sockets[0]).unwrap()));
+        let (control, mut seen) = watch::channel(Control::default());
+        let following = tokio::spawn(async move {
+            let clock: SharedClock = Arc::new(SystemClock::new());
+            follow(&sockets, &clock, &control).await
+        });
+        let known =
+            |control: &Control| control.activity == Activity::Prelaunch && control.qmp.is_some();
+        let qmp = seen.wait_for(known).await.unwrap().qmp.clone().unwrap();
+        qmp.execute::<qmp::Cont>().await.unwrap();
+        seen.wait_for(|control| control.activity == Activity::Running).await.unwrap();
+        following.abort();
+        hypervisor.abort();
+    }
 }
