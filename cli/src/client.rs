@@ -20,6 +20,7 @@ use tokio_tungstenite::tungstenite::{Error as SocketError, Message};
 use tokio_tungstenite::{Connector, MaybeTlsStream, WebSocketStream};
 use url::Url;
 
+use crate::silence::{PATIENCE, unless_silent};
 use crate::{CliError, Connection};
 
 /// The coordinator that is meant if nobody names one.
@@ -167,7 +168,9 @@ impl Client {
         path: &str,
         query: &[(&str, String)],
     ) -> Result<T, CliError> {
-        self.answer(self.request(Method::GET, path).query(query).timeout(ANSWER)).await
+        let answer = self.answer(self.request(Method::GET, path).query(query).timeout(ANSWER));
+        let ping = self.http.get(self.url("/ping"));
+        unless_silent(answer, ping, PATIENCE).await.map_err(|silent| self.unreachable(silent))?
     }
 
     /// `GET` of a whole list, page by page: each page but the first starts after the item that

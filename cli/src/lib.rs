@@ -45,6 +45,7 @@ mod spec_file;
 mod table;
 mod task;
 mod task_get;
+mod silence;
 mod terminal;
 mod ticket;
 mod vm;
