@@ -7,7 +7,8 @@ use serde_json::{Map, Value, json};
 
 use crate::client::Client;
 use crate::output::Output;
-use crate::{CliError, pick};
+use crate::table::ListArgs;
+use crate::{CliError, boot_get, pick};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Args {
@@ -43,14 +44,17 @@ pub(crate) enum Args {
         replace: bool,
     },
     /// Lists the platforms that servers can boot.
-    Platforms,
+    Platforms {
+        #[command(flatten)]
+        list: ListArgs,
+    },
 }
 
 pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<(), CliError> {
     match args {
         Args::Get { server } => {
-            let path = path(client, &server).await?;
-            output.object(&client.get(&path, &[]).await?)
+            let (path, name) = path(client, &server).await?;
+            boot_get::params(client, output, &path, name.as_deref()).await
         }
         Args::Set { server, platform, args, flags, default_console, serial, file, replace } => {
             let mut body = match file {
@@ -71,7 +75,7 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
                 let text = "nothing to change; see `muster boot set --help`";
                 return Err(CliError::Usage(text.to_owned()));
             }
-            let path = path(client, &server).await?;
+            let (path, _) = path(client, &server).await?;
             let body = Value::Object(body);
             if replace {
                 client.put::<()>(&path, &body).await?;
@@ -81,18 +85,17 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
             let now = client.get(&path, &[]).await?;
             output.done(&format!("boot parameters of {server} changed"), &now)
         }
-        Args::Platforms => {
-            let query = [("os", "true".to_owned())];
-            output.object(&client.get("/platforms", &query).await?)
-        }
+        Args::Platforms { list } => boot_get::platforms(client, output, &list).await,
     }
 }
 
-async fn path(client: &Client, server: &str) -> Result<String, CliError> {
+/// The path of a server's parameters and what the server is called; nobody has the default ones.
+async fn path(client: &Client, server: &str) -> Result<(String, Option<String>), CliError> {
     if server == "default" {
-        return Ok("/boot/default".to_owned());
+        return Ok(("/boot/default".to_owned(), None));
     }
-    Ok(format!("/boot/{}", pick::server(client, server).await?.record.uuid))
+    let server = pick::server(client, server).await?;
+    Ok((format!("/boot/{}", server.record.uuid), Some(server.record.hostname.clone())))
 }
 
 fn from_file(path: &Path) -> Result<Map<String, Value>, CliError> {

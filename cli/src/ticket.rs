@@ -13,7 +13,7 @@ use crate::cell::Cell;
 use crate::client::Client;
 use crate::output::{Item, Output};
 use crate::table::{Column, ListArgs};
-use crate::{CliError, pick};
+use crate::{CliError, pick, ticket_get};
 
 /// Tickets in a page; the coordinator's limit.
 const PAGE: usize = 1_000;
@@ -107,7 +107,7 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
         }
         Args::Get { uuid } => {
             let uuid = pick::ticket(client, &uuid).await?;
-            output.object(&client.get(&format!("/tickets/{uuid}"), &[]).await?)
+            ticket_get::run(client, output, &uuid).await
         }
         Args::Create { server, scope, id, action, expires_in } => {
             let expires_at = SystemClock::new().wall() + Duration::from_secs(expires_in);
