@@ -202,7 +202,17 @@ impl Client {
         path: &str,
         body: &Value,
     ) -> Result<T, CliError> {
-        self.answer(self.request(Method::POST, path).json(body).timeout(ANSWER)).await
+        self.post_within(ANSWER, path, body).await
+    }
+
+    /// As [`Client::post`], of what may take so long.
+    pub(crate) async fn post_within<T: DeserializeOwned>(
+        &self,
+        limit: Duration,
+        path: &str,
+        body: &Value,
+    ) -> Result<T, CliError> {
+        self.answer(self.request(Method::POST, path).json(body).timeout(limit)).await
     }
 
     /// The version of a record.

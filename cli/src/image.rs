@@ -22,7 +22,7 @@ use crate::confirm::meant;
 use crate::output::{Item, Output, shown};
 use crate::table::{Column, ListArgs};
 use crate::vm_create::read_object;
-use crate::{CliError, image_get, pick, wait};
+use crate::{CliError, image_export, image_get, pick, wait};
 
 /// Piece in which a file is read.
 const CHUNK_BYTES: usize = 256 * 1024;
@@ -44,7 +44,9 @@ pub(crate) enum Args {
     },
     /// Uploads an image and makes it usable.
     Import(Import),
-    /// Deletes images from the repository; machines made from them go on.
+    /// Downloads an image's file.
+    Export(image_export::Export),
+    /// Deletes images from the repository; VMs made from them keep running.
     Delete {
         /// Names, `NAME@VERSION`, uuids or their beginnings.
         #[arg(required = true, value_name = "IMAGE")]
@@ -95,6 +97,7 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
         }
         Args::Get { image } => image_get::run(client, output, &image).await,
         Args::Import(args) => import(client, output, args).await,
+        Args::Export(args) => image_export::run(client, output, args).await,
         Args::Delete { images, yes, if_exists } => {
             delete(client, output, &images, yes, if_exists).await
         }
@@ -292,7 +295,7 @@ async fn file_body(path: &Path, size: u64) -> Result<Body, CliError> {
 }
 
 /// Hidden when stderr is no terminal.
-fn bar(title: &'static str, size: u64) -> ProgressBar {
+pub(crate) fn bar(title: &'static str, size: u64) -> ProgressBar {
     let bar = ProgressBar::new(size);
     let template = "{prefix:>8} {bar:24} {bytes}/{total_bytes} {bytes_per_sec}";
     if let Ok(style) = ProgressStyle::with_template(template) {

@@ -17,6 +17,7 @@ mod completion;
 mod confirm;
 mod console;
 mod context;
+mod coordinator;
 mod document;
 mod documentation;
 mod duration;
@@ -24,6 +25,7 @@ mod error;
 mod escape;
 mod events;
 mod image;
+mod image_export;
 mod image_get;
 mod job;
 mod known;
@@ -39,6 +41,7 @@ mod rates;
 mod refusal;
 mod server;
 mod server_change;
+mod server_execute;
 mod server_get;
 mod server_images;
 mod server_orphans;
@@ -189,7 +192,10 @@ enum Command {
     /// What servers boot, and with which parameters.
     #[command(subcommand)]
     Boot(boot::Args),
-    /// Follows events: state changes, tasks, progress.
+    /// Health and log level of the coordinator.
+    #[command(subcommand)]
+    Coordinator(coordinator::Args),
+    /// Streams events: state changes, tasks, progress.
     Events(events::Args),
     /// Shows what agents and coordinators logged of late, and follows it.
     Logs(logs::Args),
@@ -261,6 +267,7 @@ pub async fn run(args: Args) -> Result<(), CliError> {
         Command::Job(args) => job::run(&client, &output, args).await,
         Command::Boot(args) => boot::run(&client, &output, args).await,
         Command::Events(args) => events::run(&client, &output, args).await,
+        Command::Coordinator(args) => coordinator::run(&client, &output, args).await,
         Command::Logs(args) => logs::run(&client, &output, args).await,
         Command::Top(args) => vm_top::run(&client, &output, args, true).await,
         Command::Allocate(args) => allocate::run(&client, &output, args).await,

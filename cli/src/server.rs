@@ -14,7 +14,9 @@ use crate::client::Client;
 use crate::output::{Item, Output, compact};
 use crate::server_change::NODE;
 use crate::table::{Column, ListArgs};
-use crate::{CliError, job, pick, server_change, server_get, server_images, server_orphans};
+use crate::{
+    CliError, job, pick, server_change, server_execute, server_get, server_images, server_orphans,
+};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Args {
@@ -58,7 +60,14 @@ pub(crate) enum Args {
         #[arg(help = NODE)]
         server: String,
     },
-    /// Changes the network tags of a node's interfaces.
+    /// Collects a node's sysinfo again, e.g. after a change of its hardware.
+    Refresh {
+        #[arg(help = NODE)]
+        server: String,
+    },
+    /// Runs a script on a node, if that is allowed.
+    Execute(server_execute::Execute),
+    /// Changes the NIC tags of a node's interfaces.
     Nics(server_change::Nics),
     /// Wipes a node that has no machines.
     FactoryReset(server_change::FactoryReset),
@@ -141,6 +150,14 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
         Args::Update(args) => server_change::update(client, output, args).await,
         Args::Pause { server } => server_change::pause(client, output, &server, false).await,
         Args::Resume { server } => server_change::pause(client, output, &server, true).await,
+        Args::Refresh { server } => {
+            let server = pick::server(client, &server).await?;
+            let (uuid, name) = (server.record.uuid, &server.record.hostname);
+            let path = format!("/servers/{uuid}/sysinfo-refresh");
+            client.post::<Value>(&path, &json!({})).await?;
+            output.done(&format!("refresh {name}: done"), &json!({ "uuid": uuid }))
+        }
+        Args::Execute(args) => server_execute::run(client, output, args).await,
         Args::Nics(args) => server_change::nics(client, output, args).await,
         Args::FactoryReset(args) => server_change::factory_reset(client, output, args).await,
         Args::Delete(args) => server_change::delete(client, output, args).await,
