@@ -8,6 +8,7 @@ use muster_shared::api::task::{EntryKind, Task, TaskEntry, TaskStarted, TaskStat
 use muster_shared::clock::{Clock as _, SystemClock};
 use muster_shared::ids::TaskId;
 use serde_json::Value;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::answer::Answer;
 use crate::cell::safe;
@@ -110,13 +111,13 @@ pub(crate) async fn unless_interrupted<T>(
     interrupted: impl FnOnce() -> CliError,
     work: impl Future<Output = Result<T, CliError>>,
 ) -> Result<T, CliError> {
+    // From here on, so that none is missed while the work begins.
+    let mut pressed = signal(SignalKind::interrupt())
+        .map_err(|source| CliError::Terminal { action: "wait for Ctrl-C", source })?;
     tokio::select! {
         biased;
         ended = work => ended,
-        pressed = tokio::signal::ctrl_c() => match pressed {
-            Ok(()) => Err(interrupted()),
-            Err(source) => Err(CliError::Terminal { action: "wait for Ctrl-C", source }),
-        },
+        _ = pressed.recv() => Err(interrupted()),
     }
 }
 
