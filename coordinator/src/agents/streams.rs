@@ -204,3 +204,32 @@ async fn send(sink: &mut dyn FrameSink, frame: Frame) -> Result<(), LinkError> {
         Err(_) => Err(LinkError::Broken("the peer does not read".into())),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use muster_shared::link::memory;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_viewer_is_told_that_its_coordinator_stops_and_may_come_back() {
+        let (client, mut viewer) = memory::pair();
+        let (agent, mut guest) = memory::pair();
+        let stop = CancellationToken::new();
+        let piped = pipe(client, agent, &stop);
+        let watched = async {
+            guest.sink.send(Frame::Binary("login: ".into())).await.unwrap();
+            let first = viewer.stream.next().await.unwrap();
+            assert_eq!(first, Some(Frame::Binary("login: ".into())));
+            stop.cancel();
+            assert_eq!(viewer.stream.next().await.unwrap(), None);
+            assert_eq!(viewer.stream.close_code(), Some(RESTARTING));
+        };
+        tokio::join!(piped, watched);
+        // The agent is told as well, and goes on with the guest.
+        while let Some(frame) = guest.stream.next().await.unwrap() {
+            assert!(matches!(frame, Frame::Text(_)), "{frame:?}");
+        }
+        assert_eq!(guest.stream.close_code(), Some(1000));
+    }
+}
