@@ -50,20 +50,20 @@ const VM_INTRODUCTION: &str = "\
 Written by `make docs` from the table that the API, its description and the agent share
 (`shared/src/vm/tables.rs`). What becomes of each on a node of this version:
 
-- *at once*, *at the next start*: takes effect then;
-- *kept*: is recorded and told, and nothing follows from it, for the reason given;
-- *dropped*: is neither recorded nor told;
-- *refused*: `InvalidVmPayload` names it, unless it asks for nothing (`false`, or empty).
+- *at once*, *at the next start*: when it takes effect;
+- *kept*: it is recorded and shown, but has no effect, for the reason given;
+- *dropped*: it is neither recorded nor shown;
+- *refused*: `InvalidVmPayload` names it, unless its value means nothing (`false`, or empty).
 
-What no table names is dropped, of disks and network interfaces refused, but for what comes with the
-record of a network: ";
+Properties in no table are dropped; those of disks and network interfaces are refused, except for those
+that come with the record of a network: ";
 
 fn becomes(effect: Effect) -> String {
     match effect {
         Effect::Live => "at once".to_owned(),
         Effect::AtStart => "at the next start".to_owned(),
         Effect::Kept(why) => format!("kept: {why}"),
-        Effect::Dropped => "dropped: for somebody else".to_owned(),
+        Effect::Dropped => "dropped: meant for another service".to_owned(),
         Effect::Ignored(why) => format!("dropped: {why}"),
         Effect::Refused(why) => format!("refused: {why}"),
     }

@@ -114,12 +114,12 @@ const PLAN_PARAMS: &[Param] = &[
 pub(super) fn routes() -> Vec<Route> {
     vec![
         Route::new(Method::POST, "/allocate", "SelectServer", allocate)
-            .summary("Chooses a server for a VM, keeps room for it, and says why")
+            .summary("Chooses a server for a VM, reserves resources there, and explains the choice")
             .params(ALLOCATE_PARAMS)
             .errors(&[503])
             .returns_schema(schema::of::<Allocated>),
         Route::new(Method::GET, "/allocations", "AllocationList", list)
-            .summary("Decisions, the newest first")
+            .summary("Placement decisions, newest first")
             .params(LIST_PARAMS)
             .returns_schema(schema::array_of::<Decision>),
         Route::new(Method::GET, "/allocations/:id", "AllocationGet", get)
@@ -130,11 +130,11 @@ pub(super) fn routes() -> Vec<Route> {
             .params(REPLAY_PARAMS)
             .returns_schema(schema::of::<Replayed>),
         Route::new(Method::POST, "/capacity", "ServerCapacity", capacity)
-            .summary("What servers have left: percent of a core, MiB of memory and disk")
+            .summary("Unallocated resources of servers: percent of a core, MiB of memory and disk")
             .params(const { &[SERVERS] })
             .returns_schema(schema::of::<Capacities>),
         Route::new(Method::POST, "/capacity/plan", "CapacityPlan", plan)
-            .summary("How many of a VM still fit on each server, and what is stranded then")
+            .summary("How many more VMs of a size fit on each server, and what would be stranded")
             .params(PLAN_PARAMS)
             .returns_schema(schema::of::<Plan>),
     ]

@@ -41,7 +41,7 @@ const HEADERS: &[Param] =
 pub(super) fn routes() -> Vec<Route> {
     vec![
         Route::new(Method::GET, "/events", "EventStream", events)
-            .summary("What happens, as server-sent events; can be resumed")
+            .summary("Events as they happen (server-sent events); can be resumed")
             .params(PARAMS)
             .headers(HEADERS)
             .errors(&[503])

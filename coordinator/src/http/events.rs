@@ -27,7 +27,7 @@ pub(super) fn routes() -> Vec<Route> {
             "ServerEventHeartbeat",
             heartbeat,
         )
-        .summary("A sign of life")
+        .summary("Heartbeat of an agent")
         .strict()
         .server(ServerRule::Shaped)
         .no_content()
@@ -38,7 +38,7 @@ pub(super) fn routes() -> Vec<Route> {
             "ServerEventStatusUpdate",
             status,
         )
-        .summary("VMs, memory and disk of a server; nothing is validated")
+        .summary("Status report of an agent: VMs, memory and disk; not validated")
         .server(ServerRule::Exists)
         .params(STATUS_PARAMS)
         .no_content(),

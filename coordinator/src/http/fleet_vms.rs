@@ -36,14 +36,14 @@ pub(super) fn routes() -> Vec<Route> {
             .reply_headers(&[("x-next-marker", "`marker` of the next page, if there is one")])
             .returns_schema(schema::array_of::<FleetVm>),
         Route::new(Method::POST, "/vms", "FleetVmCreate", create)
-            .summary("Chooses a server and makes a VM there, in one durable operation")
+            .summary("Chooses a server and creates a VM there, in one durable operation")
             .success(StatusCode::ACCEPTED)
             .payload(schema::vm_place)
             .fenced()
             .errors(&[503])
             .returns_schema(schema::of::<VmPlaced>),
         Route::new(Method::GET, "/vms/:uuid", "FleetVmGet", get)
-            .summary("One VM, also while its server is away")
+            .summary("One VM, even while its server is offline")
             .vm()
             .versioned()
             .returns_schema(schema::of::<FleetVm>),

@@ -63,11 +63,11 @@ const ACTION_PARAMS: &[Param] = &[Param::new("action", &[Rule::Regex("^activate$
 pub(super) fn routes() -> Vec<Route> {
     vec![
         Route::new(Method::GET, "/images", "ImageList", list)
-            .summary("Images, in the order of their uuids")
+            .summary("Images, ordered by uuid")
             .params(LIST_PARAMS)
             .returns_schema(schema::array_of::<Manifest>),
         Route::new(Method::POST, "/images", "ImageCreate", create)
-            .summary("Makes an image without a file from a manifest")
+            .summary("Creates an image from a manifest, without a file yet")
             .params(CREATE_PARAMS)
             .versioned()
             .returns_schema(schema::of::<Manifest>),
@@ -81,7 +81,7 @@ pub(super) fn routes() -> Vec<Route> {
             .versioned()
             .returns_schema(schema::of::<Manifest>),
         Route::new(Method::DELETE, "/images/:uuid", "ImageDelete", delete)
-            .summary("Removes an image and its file; virtual machines made from it stay")
+            .summary("Deletes an image and its file; VMs made from it stay")
             .versioned()
             .errors(&[409])
             .no_content(),

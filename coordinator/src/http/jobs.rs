@@ -84,7 +84,7 @@ const LAYOUTS: &[&str] = &["single", "mirror", "raidz1", "raidz2", "raidz3"];
 pub(super) fn routes() -> Vec<Route> {
     vec![
         job_route(Method::PUT, "/servers/:server_uuid/setup", "ServerSetup", setup)
-            .summary("Makes a new server ready for VMs")
+            .summary("Prepares a new server for VMs")
             .strict()
             .params(SETUP_PARAMS)
             .also(SET_UP),
@@ -108,7 +108,7 @@ pub(super) fn routes() -> Vec<Route> {
             .summary("Changes the tags of a server's network interfaces")
             .params(NIC_PARAMS),
         Route::new(Method::GET, "/jobs", "JobList", list)
-            .summary("Jobs, the newest first")
+            .summary("Jobs, newest first")
             .params(LIST_PARAMS)
             .returns_schema(schema::array_of::<Job>),
         Route::new(Method::GET, "/jobs/:job_uuid", "JobGet", get)

@@ -38,13 +38,13 @@ pub(super) fn routes() -> Vec<Route> {
     vec![
         // A line about each look would be the next one to look at.
         Route::new(Method::GET, "/logs", "LogList", of_coordinator)
-            .summary("What this coordinator logged of late, oldest first")
+            .summary("Recent log lines of this coordinator, oldest first")
             .params(PARAMS)
             .errors(&[503])
             .unaudited()
             .returns_schema(schema::of::<LogPage>),
         Route::new(Method::GET, "/servers/:server_uuid/logs", "ServerLogList", of_server)
-            .summary("What the server's agent logged of late, oldest first")
+            .summary("Recent log lines of the server's agent, oldest first")
             .server(ServerRule::Exists)
             .params(PARAMS)
             .errors(&[501, 503])

@@ -33,7 +33,7 @@ pub(super) fn routes() -> Vec<Route> {
             "ServerImageRemove",
             remove,
         )
-        .summary("Takes an image off the server, unless disks or other images there need it")
+        .summary("Removes an image from the server, unless disks or other images there need it")
         .server(ServerRule::Exists)
         .running()
         .fenced()

@@ -39,7 +39,7 @@ pub(super) fn routes() -> Vec<Route> {
             "OrphanAdopt",
             "orphan_adopt",
         )
-        .summary("Makes an orphan a VM of the server, from the copy of its record"),
+        .summary("Turns an orphan into a VM of the server, from the copy of its record"),
         start(
             Method::DELETE,
             "/servers/:server_uuid/orphans/:uuid",

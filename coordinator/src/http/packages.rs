@@ -15,10 +15,10 @@ pub(super) fn routes() -> Vec<Route> {
     const ONE: &str = "/packages/:package";
     vec![
         Route::new(Method::GET, ALL, "PackageList", list)
-            .summary("Packages, in the order of their names")
+            .summary("Packages, ordered by name")
             .returns_schema(schema::array_of::<Package>),
         Route::new(Method::POST, ALL, "PackageCreate", create)
-            .summary("Makes a package, which VMs can name from then on")
+            .summary("Creates a package")
             .payload(schema::package_create)
             .versioned()
             .errors(&[409])
@@ -35,7 +35,7 @@ pub(super) fn routes() -> Vec<Route> {
             .versioned()
             .returns_schema(schema::of::<Package>),
         Route::new(Method::DELETE, ONE, "PackageDelete", delete)
-            .summary("Removes a package; VMs made from it stay as they are")
+            .summary("Deletes a package; existing VMs keep their sizes")
             .versioned()
             .no_content(),
     ]

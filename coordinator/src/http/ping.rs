@@ -12,7 +12,7 @@ use super::schema;
 pub(super) fn routes() -> Vec<Route> {
     vec![
         Route::new(Method::GET, "/ping", "Ping", ping)
-            .summary("Whether this coordinator and what it depends on are working")
+            .summary("Health of this coordinator and of what it depends on")
             .returns_schema(schema::of::<Ping>)
             .unaudited(),
     ]

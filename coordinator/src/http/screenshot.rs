@@ -24,7 +24,7 @@ const NO_PICTURE: &str = "the agent's answer is not a picture";
 pub(super) fn routes() -> Vec<Route> {
     vec![
         Route::new(Method::GET, "/servers/:server_uuid/vms/:uuid/screenshot", "VmScreenshot", get)
-            .summary("A picture of the VM's display, as it is now")
+            .summary("A screenshot of the VM's display")
             .server(ServerRule::Exists)
             .vm()
             .running()

@@ -66,9 +66,9 @@ const UPDATE_PARAMS: &[Param] = &[
     Param::new("transitional_status", TEXT, "`rebooting`, empty to clear"),
     Param::new("etag_retries", &[Rule::Optional, Rule::NumberType], "Accepted and ignored"),
     Param::new("reservation_ratio", &[Rule::Optional, Rule::NumberType], "Share kept free"),
-    Param::new("reserved", BOOL, "Gets no VMs"),
-    Param::new("reservoir", BOOL, "Gets VMs last"),
-    Param::new("setting_up", BOOL, "A setup is under way"),
+    Param::new("reserved", BOOL, "Gets no new VMs"),
+    Param::new("reservoir", BOOL, "Gets VMs only when no other server has room"),
+    Param::new("setting_up", BOOL, "A setup is in progress"),
     Param::new("setup", BOOL, "Set up"),
 ];
 
@@ -116,7 +116,9 @@ pub(super) fn routes() -> Vec<Route> {
             .fenced()
             .no_content(),
         Route::new(Method::DELETE, "/servers/:server_uuid", "ServerDelete", delete)
-            .summary("Forgets a server; the node itself is not touched, its open tasks end")
+            .summary(
+                "Deletes a server's record; the node itself is not touched, its open tasks end",
+            )
             .strict()
             .server(ServerRule::Exists)
             .versioned()

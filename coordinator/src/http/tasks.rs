@@ -50,7 +50,7 @@ pub(super) fn routes() -> Vec<Route> {
             .errors(&[503])
             .returns_schema(schema::of::<Task>),
         Route::new(Method::POST, "/tasks/:taskid/cancel", "TaskCancel", cancel)
-            .summary("Stops a task if its kind allows that")
+            .summary("Cancels a task, if it can still be stopped")
             .success(StatusCode::ACCEPTED)
             .versioned()
             .errors(&[409, 503])

@@ -71,13 +71,13 @@ pub(super) fn routes() -> Vec<Route> {
     let all = "/servers/:server_uuid/tickets";
     vec![
         Route::new(Method::GET, all, "ServerWaitlistList", list)
-            .summary("Tickets of all statuses, oldest first")
+            .summary("Tickets in any status, oldest first")
             .strict()
             .server(ServerRule::ExistsOrDefault)
             .params(LIST_PARAMS)
             .returns_schema(schema::array_of::<Ticket>),
         Route::new(Method::POST, all, "ServerWaitlistTicketCreate", create)
-            .summary("Puts a ticket into its queue; the oldest of a queue is active")
+            .summary("Creates a ticket in its queue; the oldest of a queue is active")
             .server(ServerRule::ExistsOrDefault)
             .params(CREATE_PARAMS)
             .success(StatusCode::ACCEPTED)

@@ -91,7 +91,7 @@ pub(super) fn routes() -> Vec<Route> {
             .server(ServerRule::Exists)
             .returns_schema(schema::array_of::<Vm>),
         Route::new(Method::POST, "/servers/:server_uuid/vms", "VmCreate", create)
-            .summary("Makes a VM on this server; see POST /vms to have a server chosen")
+            .summary("Creates a VM on this server; POST /vms chooses a server")
             .server(ServerRule::Exists)
             .running()
             .params(CREATE_PARAMS)
@@ -197,7 +197,7 @@ where
     Fut: Future<Output = Result<Response, ApiError>> + Send + 'static,
 {
     base(Route::new(Method::GET, pattern, operation, handler))
-        .summary("Asks the agent about the VM")
+        .summary("The VM as its agent reports it")
 }
 
 /// A start or reboot may change nothing but internal metadata on the way.

@@ -12,7 +12,7 @@ use crate::app::AppError;
 pub(super) fn routes() -> Vec<Route> {
     vec![
         Route::new(Method::GET, "/why/:kind/:id", "Why", why)
-            .summary("What a task, a vm, a server or a ticket waits for, in plain words; /why/store/records names records that can't be read")
+            .summary("What a task, VM, server or ticket is waiting for, in plain words; /why/store/records names records that cannot be read")
             .returns_schema(schema::why),
     ]
 }

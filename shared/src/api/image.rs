@@ -72,7 +72,7 @@ pub struct Manifest {
     /// The owner's uuid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
-    /// Where it is in its life.
+    /// Its state.
     pub state: ImageState,
     /// Whether everybody may use it.
     #[serde(default, deserialize_with = "if_fits", skip_serializing_if = "Option::is_none")]

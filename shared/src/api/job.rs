@@ -200,7 +200,7 @@ pub struct JobParams {
 pub struct Job {
     /// Its name.
     pub uuid: Uuid,
-    /// Its kind and version, e.g. `server-reboot-1.2.0`.
+    /// Type and version, e.g. `server-reboot-1.2.0`.
     pub name: String,
     /// Where it is.
     pub execution: Execution,
@@ -218,13 +218,13 @@ pub struct Job {
     /// Time it was run, seconds.
     #[serde(default)]
     pub elapsed: f64,
-    /// As `created_at`: nothing is put off.
+    /// Same as `created_at`: jobs are never delayed.
     #[serde(default)]
     #[schema(value_type = IsoTime)]
     pub exec_after: String,
-    /// Its steps that have ended.
+    /// Steps that have ended.
     pub chain_results: Vec<StepResult>,
-    /// Those that ended of the steps after a failure.
+    /// Cleanup steps that ended, after a failure.
     #[serde(default)]
     pub onerror_results: Vec<StepResult>,
     /// When it ended.
@@ -234,7 +234,7 @@ pub struct Job {
     /// The ticket under which it was started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ticket_uuid: Option<TicketUuid>,
-    /// All its steps, those after a failure last.
+    /// All steps, cleanup after a failure last.
     pub steps: Vec<Step>,
 }
 

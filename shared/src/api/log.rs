@@ -65,14 +65,14 @@ impl FromStr for Level {
 /// A line of a log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LogLine {
-    /// Its number; each line of a process has the next one, from 1.
+    /// Number of the line; counts from 1 in each process.
     pub seq: u64,
     /// When, by the clock of the daemon's machine.
     #[schema(value_type = IsoTime)]
     pub time: String,
     /// How much it matters.
     pub level: Level,
-    /// The part of the program that says it.
+    /// The module that logged it.
     pub target: String,
     /// What it says.
     pub message: String,
@@ -82,7 +82,7 @@ pub struct LogLine {
     /// The VM that it is about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vm_uuid: Option<String>,
-    /// What it says beside the message. Secrets are `***`.
+    /// Its fields beside the message. Secrets are `***`.
     #[serde(default)]
     pub fields: Object,
 }
@@ -90,11 +90,11 @@ pub struct LogLine {
 /// Lines of a log, oldest first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LogPage {
-    /// The process whose lines these are. Another one, after a restart, counts from 1 again.
+    /// The process that logged these lines; after a restart there is another, which counts from 1 again.
     pub instance: Uuid,
-    /// The line up to which was looked: `after` of the next page.
+    /// `after` for the next page.
     pub next: u64,
-    /// How many lines after `after`, or of all, are no longer kept.
+    /// How many of the requested lines are no longer kept.
     pub lost: u64,
     /// The lines.
     pub lines: Vec<LogLine>,

@@ -28,7 +28,7 @@ pub struct Package {
     /// Virtual CPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vcpus: Option<u64>,
-    /// Most CPU, percent of one core.
+    /// CPU limit, percent of one core.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_cap: Option<u64>,
     /// Memory and swap, MiB.
@@ -43,7 +43,7 @@ pub struct Package {
     /// How the allocator spreads its VMs: `min-ram`, `max-ram`, `random` or `min-owner`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alloc_server_spread: Option<String>,
-    /// Ratio by which CPU is promised more often than it is there.
+    /// CPU overcommit ratio.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<f64>)]
     pub overprovision_cpu: Option<Number>,
@@ -59,7 +59,7 @@ pub struct Package {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<f64>)]
     pub overprovision_network: Option<Number>,
-    /// Of what disks do in a second.
+    /// Disk I/O overcommit ratio.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<f64>)]
     pub overprovision_io: Option<Number>,
@@ -67,7 +67,7 @@ pub struct Package {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     pub min_platform: Option<Map<String, Value>>,
-    /// What servers for its VMs must have, and no others may.
+    /// Traits of the servers for its VMs: exactly these.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub traits: Option<Object>,
     /// What a newer coordinator says beside.

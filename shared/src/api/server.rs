@@ -47,10 +47,10 @@ pub struct ServerRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<f64>)]
     pub reservation_ratio: Option<Number>,
-    /// Gets no VMs.
+    /// Gets no new VMs.
     #[serde(default)]
     pub reserved: bool,
-    /// Gets VMs last.
+    /// Gets VMs only when no other server has room.
     #[serde(default)]
     pub reservoir: bool,
     /// For the allocator.
@@ -62,7 +62,7 @@ pub struct ServerRecord {
     /// `rebooting` until it is back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transitional_status: Option<String>,
-    /// A setup is under way.
+    /// A setup is in progress.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub setting_up: Option<bool>,
     /// Set up.
@@ -193,7 +193,7 @@ pub struct Server {
     /// Whether it is heard.
     #[schema(required = false)]
     pub status: ServerStatus,
-    /// When it was last heard; null: not since it is away.
+    /// Last heartbeat; null while it is offline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = TimeOrNull, required = false)]
     pub last_heartbeat: Option<Option<String>>,
@@ -228,11 +228,11 @@ pub struct Server {
     /// VMs by uuid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vms: Option<BTreeMap<VmUuid, Vm>>,
-    /// The document with which the node describes itself.
+    /// The node's description of itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Sysinfo>)]
     pub sysinfo: Option<Object>,
-    /// The agent's own remarks, as it sent them last: load, pressure, pools.
+    /// The agent's last own figures: load, pressure, pools.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Value>)]
     pub muster: Option<Value>,

@@ -155,7 +155,7 @@ pub struct Task {
     /// Why it failed, for programs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<TaskError>,
-    /// What a failed task returned all the same, e.g. the VM.
+    /// What a failed task returned nevertheless, e.g. the VM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result: Option<Value>,
     /// Servers that refused the VM.
@@ -165,7 +165,7 @@ pub struct Task {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(maximum = 100)]
     pub progress: Option<u8>,
-    /// What the agent said on the way.
+    /// Progress events of the agent.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub events: Vec<TaskProgress>,
     /// In plain words; only while it is active.

@@ -122,9 +122,9 @@ pub struct Ticket {
     /// When it last changed.
     #[schema(value_type = IsoTime)]
     pub updated_at: String,
-    /// Where it is in its life.
+    /// Its state.
     pub status: TicketStatus,
-    /// What its holder means to do, e.g. `provision`.
+    /// What its holder intends to do, e.g. `provision`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub action: Option<String>,
     /// The client's own.

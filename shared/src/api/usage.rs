@@ -29,12 +29,12 @@ pub struct FleetVmUsage {
     /// Its server's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hostname: Option<String>,
-    /// Whether its server is heard.
+    /// Status of its server.
     pub server_status: Heard,
-    /// What it uses, as its server told last; absent: it does not run, or nothing is known.
+    /// Its usage as last reported; absent if it does not run or nothing is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usage: Option<VmUsage>,
-    /// How long ago its server told, ms; absent: it never did.
+    /// Age of these figures, ms; absent if there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub age_ms: Option<u64>,
 }

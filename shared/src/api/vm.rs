@@ -75,7 +75,7 @@ pub struct FleetVm {
     pub index: VmIndex,
     /// Where it is.
     pub server_uuid: ServerUuid,
-    /// Whether its server is heard.
+    /// Status of its server.
     pub server_status: Heard,
 }
 

@@ -46,13 +46,13 @@ impl Reboot {
 /// A change of a VM, as an update carries it: typed, as far as Muster itself writes it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct VmChange {
-    /// Its name for people.
+    /// Its name.
     pub alias: Option<String>,
     /// Memory of the guest, MiB.
     pub ram: Option<u64>,
     /// Virtual CPUs.
     pub vcpus: Option<u64>,
-    /// Most CPU, percent of one core; 0: no limit.
+    /// CPU limit, percent of one core; 0: no limit.
     pub cpu_cap: Option<u64>,
     /// Tags that are set.
     pub set_tags: Map<String, Value>,

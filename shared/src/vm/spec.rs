@@ -14,7 +14,7 @@ use crate::lenient;
 pub struct VmSpec {
     /// Its uuid.
     pub uuid: Option<VmUuid>,
-    /// Its name for people.
+    /// Its name.
     pub alias: Option<String>,
     /// `kvm`, `bhyve`, `lx`, …
     pub brand: Option<String>,
@@ -26,7 +26,7 @@ pub struct VmSpec {
     pub ram: Option<u64>,
     /// Virtual CPUs.
     pub vcpus: Option<u64>,
-    /// Most CPU, percent of one core.
+    /// CPU limit, percent of one core.
     pub cpu_cap: Option<u64>,
     /// Quota, GiB.
     pub quota: Option<u64>,

@@ -35,7 +35,7 @@ pub const OWN_FIELDS: &[(&str, &str)] = &[
     ("vcpus", "vcpus"),
 ];
 
-/// A virtual machine, as `muster vm create --file` takes it. Every field may be left out.
+/// A virtual machine, as `muster vm create --file` reads it. All fields are optional.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct SpecFile {
@@ -45,50 +45,50 @@ pub struct SpecFile {
     /// Image to start from: name, `NAME@VERSION` or uuid.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
-    /// CD to boot from first, e.g. an installer: an image, named likewise.
+    /// CD to boot from first, e.g. an installer: an image, named in the same way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cdrom: Option<String>,
-    /// Package, whose sizes count where this file says none: name or uuid. See `packages.md`.
+    /// Package with the sizes to use, unless this file gives them: name or uuid. See `packages.md`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub package: Option<String>,
-    /// Memory, with its unit: `512MiB`, `2GiB`. Default: `256MiB`.
+    /// Memory, with a unit: `512MiB`, `2GiB`. Default: `256MiB`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ram: Option<String>,
     /// Virtual CPUs. Default: 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vcpus: Option<u64>,
-    /// Most CPU the machine gets, percent of one core. Default: 100 for each virtual CPU.
+    /// CPU limit, percent of one core. Default: 100 for each virtual CPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_cap: Option<u64>,
-    /// Disks; the guest boots from the first, which is made from `image`. Default: one of 1 GiB, or
-    /// of the image's size if that is larger.
+    /// Disks; the guest boots from the first, which is created from `image`. Default: one of 1 GiB,
+    /// or of the image's size if that is larger.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub disks: Vec<SpecDisk>,
-    /// Networks to connect to, a network interface each.
+    /// Networks to connect to, with one interface each.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub networks: Vec<SpecNetwork>,
-    /// Ports of the node that lead to the guest: `[ADDRESS:]PORT:GUEST_PORT`, with `/udp` behind it
-    /// for UDP. Without an address it is reachable on the node itself only.
+    /// Guest ports to publish on the node: `[ADDRESS:]PORT:GUEST_PORT[/udp]`. Without an address,
+    /// on the node's loopback only.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub publish: Vec<String>,
     /// Firmware: `bios`, or `uefi` where the node has it. Default: `bios`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub firmware: Option<Firmware>,
-    /// Whether it starts with its server. Default: `true`.
+    /// Whether the VM starts when its server boots. Default: `true`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub autostart: Option<bool>,
-    /// What becomes of the machine when it ends or panics without being told to: `never`,
-    /// `on-failure`, `on-failure:N` (N starts in a row at most) or `always`. Default: `never`.
+    /// What to do when the guest ends or panics by itself: `never`, `on-failure`, `on-failure:N` (N
+    /// starts in a row at most) or `always`. Default: `never`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restart: Option<String>,
     /// Public keys that may log in as the image's first user, as in `authorized_keys`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ssh_keys: Vec<String>,
-    /// Files with such keys. Paths here and below are relative to this file's folder; `~/` is the
-    /// home directory.
+    /// Files with such keys. Paths here and below are relative to the folder of the spec file; `~/`
+    /// is the home directory.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ssh_key_files: Vec<String>,
-    /// Configuration for cloud-init, which begins with the line `#cloud-config`.
+    /// Configuration for cloud-init; it must begin with the line `#cloud-config`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cloud_config: Option<String>,
     /// File with it.
@@ -100,21 +100,21 @@ pub struct SpecFile {
     /// File with it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user_script_file: Option<String>,
-    /// Labels: texts, numbers and booleans.
+    /// Labels: strings, numbers and booleans.
     #[serde(skip_serializing_if = "Map::is_empty")]
     #[schema(value_type = BTreeMap<String, Value>)]
     pub tags: Map<String, Value>,
-    /// Further metadata that the guest can read: texts, numbers and booleans.
+    /// More metadata for the guest to read: strings, numbers and booleans.
     #[serde(skip_serializing_if = "Map::is_empty")]
     #[schema(value_type = BTreeMap<String, Value>)]
     pub metadata: Map<String, Value>,
     /// Uuid of the owner. Default: nobody.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
-    /// Kind of machine: `kvm` or `bhyve`. Default: `kvm`.
+    /// Type of VM: `kvm` or `bhyve`. Default: `kvm`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub brand: Option<String>,
-    /// Anything else that can be said of a VM, by the names of the API; see `vm-properties.md`.
+    /// Any other VM property, named as in the API; see `vm-properties.md`.
     #[serde(skip_serializing_if = "Map::is_empty")]
     #[schema(value_type = BTreeMap<String, Value>)]
     pub properties: Map<String, Value>,
@@ -124,23 +124,23 @@ pub struct SpecFile {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct SpecDisk {
-    /// Size, with its unit: `20GiB`. Needed unless the disk is made from an image, whose size it has
-    /// otherwise.
+    /// Size, with a unit: `20GiB`. Required unless the disk is created from an image; the default
+    /// is then the image's size.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub size: Option<String>,
-    /// Image that the disk starts as; the first one starts as the machine's `image`.
+    /// Image to create the disk from; for the first disk it is the VM's `image`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
-    /// Pool of the server that it lies in. Default: the server's first.
+    /// Storage pool of the server. Default: the server's first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pool: Option<String>,
     /// Controller: `virtio`, `scsi`, `ide`, `ahci` or `nvme`. Default: `virtio`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// Most reads and writes a second. Default: no limit.
+    /// Maximum I/O operations per second. Default: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_iops: Option<u64>,
-    /// Most MiB read and written a second. Default: no limit.
+    /// Maximum MiB per second, read and written. Default: no limit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_mib_per_second: Option<u64>,
 }
@@ -149,7 +149,7 @@ pub struct SpecDisk {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct SpecNetwork {
-    /// Network to connect to, by the name of its nic tag.
+    /// Network to connect to, by its NIC tag.
     pub name: String,
     /// Model: `virtio`, `e1000` or `rtl8139`. Default: `virtio`.
     #[serde(skip_serializing_if = "Option::is_none")]

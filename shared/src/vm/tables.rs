@@ -33,7 +33,7 @@ const fn p(name: &'static str, kind: Kind, effect: Effect, doc: &'static str) ->
 
 /// May be given when a VM is made, and changed later.
 pub const LASTING: &[Property] = &[
-    p("alias", Text(MAX_ALIAS_CHARS), Live, "Its name for people").form(Form::Filled),
+    p("alias", Text(MAX_ALIAS_CHARS), Live, "Its name").form(Form::Filled),
     p(
         "archive_on_delete",
         Flag,
@@ -61,7 +61,7 @@ pub const LASTING: &[Property] = &[
     ),
     p("com2", Text(1024), Ignored("there is one serial line"), "Second serial line of a bhyve VM"),
     p("cpu_cap", Count, Live, "Percent of one CPU; 0: none"),
-    p("cpu_shares", Count, Live, "Its weight among VMs that compete for CPU"),
+    p("cpu_shares", Count, Live, "CPU weight relative to other VMs"),
     p("cpu_type", Text(64), AtStart, "CPU model of a kvm VM, e.g. `qemu64` or `host`")
         .form(Form::Option { commas: false }),
     p("disk_driver", Text(64), Live, "Model of disks that name none")
@@ -294,12 +294,12 @@ pub const DISK: &[Property] = &[
     p("refreservation", Any, FILE, "MiB that are set aside, or `auto`"),
     p("compression", Text(1024), FILE, "`on`, `off`, `lz4`, …"),
     p("boot", Flag, AtStart, "The guest starts from it"),
-    p("max_iops", Range(0, MAX_IOPS), Live, "Reads and writes a second; 0: no limit"),
+    p("max_iops", Range(0, MAX_IOPS), Live, "I/O operations per second; 0: no limit"),
     p(
         "max_mib_per_second",
         Range(0, MAX_MIB_PER_SECOND),
         Live,
-        "MiB read and written a second; 0: no limit",
+        "MiB per second, read and written; 0: no limit",
     ),
     p("media", Text(1024), AtStart, "`disk`, or `cdrom`, which needs an image")
         .form(Form::OneOf(&["cdrom", "disk"])),
@@ -308,7 +308,7 @@ pub const DISK: &[Property] = &[
     p("nocreate", Flag, NO_PASSING, "It is there already"),
     p("zpool", Text(255), AtStart, "Pool of the server that it lies in; the VM's if it names none"),
     p("uuid", Uuid, RECORD, "Its own"),
-    p("notrim", Flag, AtStart, "The guest can't give back what it does not use"),
+    p("notrim", Flag, AtStart, "The guest cannot discard (TRIM) unused blocks"),
     p("pci_slot", Text(1024), Refused("the agent chooses the slots"), "`bus:device:function`"),
     p("dangerous_allow_shrink", Flag, Refused("disks never shrink"), "It may become smaller"),
 ];
@@ -333,7 +333,12 @@ pub const NIC: &[Property] = &[
     p("allow_dhcp_spoofing", Flag, UNFILTERED, "May be a DHCP server"),
     p("dhcp_server", Flag, UNFILTERED, "The same"),
     p("allow_restricted_traffic", Flag, UNFILTERED, "Any protocol"),
-    p("allow_unfiltered_promisc", Flag, UNFILTERED, "Hears everything on the network"),
+    p(
+        "allow_unfiltered_promisc",
+        Flag,
+        UNFILTERED,
+        "Promiscuous mode: receives all traffic of the network",
+    ),
     p("allowed_ips", Words, UNFILTERED, "Further addresses as source"),
     p("allowed_dhcp_cids", Words, UNFILTERED, "Client identifiers"),
     p("blocked_outgoing_ports", Any, UNFILTERED, "Ports that nothing is sent to"),
@@ -344,7 +349,7 @@ pub const NIC: &[Property] = &[
 /// The sizes of a package: what a VM gets that names it and says nothing of them itself. Zero stands
 /// for nothing said elsewhere, so it is refused here.
 pub const PACKAGE: &[Property] = &[
-    p("cpu_cap", Count, Live, "Most CPU, percent of one core").form(Form::AtLeast(1)),
+    p("cpu_cap", Count, Live, "CPU limit, percent of one core").form(Form::AtLeast(1)),
     p("max_lwps", Count, Live, "Threads").form(Form::AtLeast(1)),
     p("max_physical_memory", Range(0, MAX_RAM_MIB), AtStart, "Memory of the guest, MiB")
         .form(Form::AtLeast(MIN_RAM_MIB)),

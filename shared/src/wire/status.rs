@@ -131,11 +131,10 @@ pub struct VmIndex {
     /// The package that it was made from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub package_name: Option<String>,
-    /// Addresses that its network interfaces were given, without prefix lengths; `dhcp` where the guest
-    /// asks for one.
+    /// IP addresses of its network interfaces, without prefix lengths; `dhcp` where the guest uses DHCP.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ips: Vec<String>,
-    /// Why it is in its state, for people, e.g. `disk0: write: No space left on device`.
+    /// Why it is in its state, e.g. `disk0: write: No space left on device`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state_reason: Option<String>,
     /// While its guest runs: properties whose change waits for its next start, and what it runs with

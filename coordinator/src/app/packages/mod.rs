@@ -128,7 +128,7 @@ impl Packages {
         self.ctx.retry(format!("package {named}"), attempt).await
     }
 
-    /// Removes a package; VMs made from it stay as they are.
+    /// Deletes a package; existing VMs keep their sizes.
     ///
     /// # Errors
     /// [`AppError::PackageNotFound`], [`AppError::Changed`], [`AppError::Busy`],

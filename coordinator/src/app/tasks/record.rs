@@ -57,7 +57,7 @@ pub struct TaskRecord {
     /// Why it failed, for programs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<TaskError>,
-    /// What a failed task returned all the same, e.g. the VM.
+    /// What a failed task returned nevertheless, e.g. the VM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub result: Option<Value>,
     /// The VM it is about.

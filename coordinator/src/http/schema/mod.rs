@@ -228,8 +228,8 @@ fn error() -> Value {
                 },
             }},
             "id": { "type": "string", "description": "Of a decision that found no server" },
-            "least_changes": { "type": "array", "description": "Each of them would have helped" },
-            "least_changes_cut": { "type": "boolean", "description": "There was no time to look on" },
+            "least_changes": { "type": "array", "description": "Any one of them would have made it fit" },
+            "least_changes_cut": { "type": "boolean", "description": "The search ran out of time" },
             "steps": { "type": "array", "description": "Of an allocation that found no server" },
         },
     })

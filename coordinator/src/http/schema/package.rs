@@ -38,13 +38,13 @@ fn changing() -> Map<String, Value> {
             json!({ "type": ["string", "null"], "enum": spreads }),
             "How the allocator spreads its VMs",
         ),
-        ("overprovision_cpu", ratio.clone(), "Ratio by which CPU is promised more than once"),
+        ("overprovision_cpu", ratio.clone(), "CPU overcommit ratio"),
         ("overprovision_memory", ratio.clone(), "Of memory"),
         ("overprovision_storage", ratio.clone(), "Of disks"),
         ("overprovision_network", ratio.clone(), "Of the network"),
         ("overprovision_io", ratio, "Of what disks do in a second"),
         ("min_platform", object.clone(), "Oldest platform of servers, by version of SDC"),
-        ("traits", object, "What servers must have, and no others may"),
+        ("traits", object, "Traits of the servers for its VMs: exactly these"),
     ] {
         all.insert(name.to_owned(), described(schema, doc));
     }

@@ -165,7 +165,7 @@ pub(super) fn task_event() -> Value {
         &json!({
             "vm": { "anyOf": [reference("VmObject"), { "type": "null" }] },
             "sysinfo": reference("Sysinfo"),
-            "setup_state": { "description": "How far a setup or a reset has come" },
+            "setup_state": { "description": "State of a setup or reset" },
             "pending_reboot": {
                 "description": "Properties that an update changes at the next start",
                 "anyOf": [names, { "type": "null" }],

@@ -75,7 +75,7 @@ pub(super) fn create() -> Value {
         }),
     );
     let mut keep = quiet_flag();
-    keep["description"] = json!("Keep what was made if making it fails, for looking into it");
+    keep["description"] = json!("Keeps what was created if the create fails, for inspection");
     all.insert("keep_failed".to_owned(), keep);
     json!({
         "type": "object", "properties": all,
@@ -110,7 +110,7 @@ pub(super) fn place() -> Value {
             ),
         ),
         ("vcpus", described(number(1, MAX_VCPUS), "Virtual CPUs")),
-        ("cpu_cap", described(number(1, MAX_COUNT), "Most CPU, percent of one core")),
+        ("cpu_cap", described(number(1, MAX_COUNT), "CPU limit, percent of one core")),
         ("metadata", described(flat_object(), "Added to `customer_metadata`")),
         (
             "image",
