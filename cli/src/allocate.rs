@@ -13,7 +13,7 @@ use crate::{CliError, allocate_offline, pick, refusal};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Nothing is reserved. It is decided as `muster vm create` decides. Examples:
+Decides exactly as `muster vm create` does, but reserves nothing. Examples:
   muster allocate --ram 4096 --disk 40 --vcpus 2 --network admin
   muster allocate --package small
   muster allocate --offline fleet.json
@@ -24,7 +24,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) offline: allocate_offline::OfflineArgs,
 
-    /// Package whose sizes count where no flag says another: name, uuid or its beginning.
+    /// Package with the sizes to use; flags override them: name, uuid or its beginning.
     #[arg(long)]
     package: Option<String>,
 
@@ -40,19 +40,19 @@ pub(crate) struct Args {
     #[arg(long, value_name = "COUNT")]
     vcpus: Option<u64>,
 
-    /// Network to connect to, by the name of its nic tag; may be repeated.
+    /// Network to connect to, by its NIC tag; may be repeated.
     #[arg(long = "network", value_name = "TAG")]
     networks: Vec<String>,
 
-    /// Owner, for spreading an owner's machines.
+    /// Owner, for spreading an owner's VMs.
     #[arg(long, value_name = "UUID")]
     owner: Option<uuid::Uuid>,
 
-    /// Consider only this server; may be repeated.
+    /// Considers only this server; may be repeated.
     #[arg(long = "server")]
     servers: Vec<String>,
 
-    /// Shows every step, also those that removed no server.
+    /// Shows every step, including those that removed no server.
     #[arg(long, short)]
     verbose: bool,
 }

@@ -14,23 +14,23 @@ use crate::CliError;
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Offline")]
 pub(crate) struct OfflineArgs {
-    /// Decide here, from what FILE says, without a coordinator.
+    /// Decides locally, from FILE, without a coordinator.
     #[arg(long)]
     pub(crate) offline: bool,
 
-    /// FILE has lines of the types `config`, `dc` and `case`; each case is answered by a line.
+    /// FILE has lines of type `config`, `dc` and `case`; prints one line per case.
     #[arg(long, requires = "offline")]
     jsonl: bool,
 
-    /// Adds `elapsed_us` to each answer: the time of the decision, without parsing and printing.
+    /// Adds `elapsed_us` to each answer: the decision's time without parsing and printing.
     #[arg(long, requires = "offline")]
     time: bool,
 
-    /// Which host operating systems may take a machine.
+    /// Which host operating systems may take a VM.
     #[arg(long, requires = "offline", value_enum, default_value_t = Os::Reference)]
     host_os: Os,
 
-    /// What to read; standard input if it is `-` or missing.
+    /// File to read [default: stdin].
     #[arg(value_name = "FILE", requires = "offline")]
     file: Option<PathBuf>,
 }

@@ -22,25 +22,25 @@ Examples:
   muster allocation replay 0197a1c2-… --with policy.json
       policy.json: {\"changeDefaults\": {\"weight_unreserved_ram\": -2}}")]
 pub(crate) enum Args {
-    /// The last decisions, newest first.
+    /// Lists past decisions, newest first.
     List {
-        /// At most this many.
+        /// Maximum number of results.
         #[arg(long, default_value_t = 20, value_name = "COUNT")]
         limit: u16,
         #[command(flatten)]
         list: ListArgs,
     },
-    /// One decision: what was asked, and what each algorithm left.
+    /// Shows a decision: the request, and what each step left.
     Get {
-        /// Id of the decision, or its beginning; the answer to a placement names it.
+        /// Id of the decision, or a part of it; the answer to a placement names it.
         id: String,
     },
-    /// Decides again on the same fleet as it was then; must come out the same.
+    /// Repeats a decision on the fleet as it was then; the outcome must be the same.
     Replay {
         /// Id of the decision, or its beginning.
         id: String,
-        /// Another policy to decide under: a JSON file with `allocationDescription`,
-        /// `changeDefaults`; shows the difference.
+        /// Policy to use instead: a JSON file with `allocationDescription`, `changeDefaults`; shows
+        /// the difference.
         #[arg(long, value_name = "FILE")]
         with: Option<PathBuf>,
     },
@@ -147,13 +147,13 @@ fn page(detail: &DecisionDetail, server: Option<&str>, vm: Option<&str>) -> Page
     });
     let asked_by = match (decision.kind, decision.reserved) {
         (AskedBy::Vms, _) => "muster vm create",
-        (AskedBy::Allocate, true) => "an allocation, which reserved the room",
-        (AskedBy::Allocate, false) => "a dry run, which reserved nothing",
+        (AskedBy::Allocate, true) => "an allocation that reserved the resources",
+        (AskedBy::Allocate, false) => "a dry run that reserved nothing",
     };
     let vm_uuid = Some(&decision.vm_uuid).filter(|uuid| !uuid.is_empty());
     page.group("Decision")
         .line("Id", decision.id.to_string())
-        .line("Made", when(&decision.at))
+        .line("Created", when(&decision.at))
         .line("Asked by", asked_by)
         .maybe("VM", vm_uuid.map(|uuid| vm.map_or(uuid.clone(), |vm| format!("{vm} ({uuid})"))))
         .maybe("Score", decision.score.as_ref().map(shown))
@@ -167,7 +167,7 @@ fn page(detail: &DecisionDetail, server: Option<&str>, vm: Option<&str>) -> Page
     for (name, value) in vm.into_iter().flatten().filter(|(name, _)| *name != "vm_uuid") {
         page.line(name, compact(value));
     }
-    page.group("Servers left, by the steps that took some away");
+    page.group("Servers left after each step that removed some");
     let mut before = None;
     for step in &detail.steps {
         if before != Some(step.remaining) {

@@ -14,20 +14,20 @@ use crate::{CliError, boot_get, pick};
 pub(crate) enum Args {
     /// Shows boot parameters.
     Get {
-        /// Uuid, its beginning, or hostname; `default` for what new servers inherit.
+        /// Uuid, its beginning, or hostname; `default` for the parameters of new servers.
         server: String,
     },
-    /// Changes boot parameters; what is not named stays.
+    /// Changes boot parameters; anything not mentioned stays.
     Set {
-        /// Uuid, its beginning, or hostname; `default` for what new servers inherit.
+        /// Uuid, its beginning, or hostname; `default` for the parameters of new servers.
         server: String,
         /// Platform of the next boot, see `muster boot platforms`.
         #[arg(long)]
         platform: Option<String>,
-        /// Kernel argument `NAME=VALUE`, or `NAME=` to remove it; can be given again.
+        /// Kernel argument `NAME=VALUE`, or `NAME=` to remove it; may be repeated.
         #[arg(long = "arg", value_name = "NAME=VALUE")]
         args: Vec<String>,
-        /// Kernel flag `NAME=VALUE`, or `NAME=` to remove it; can be given again.
+        /// Kernel flag `NAME=VALUE`, or `NAME=` to remove it; may be repeated.
         #[arg(long = "flag", value_name = "NAME=VALUE")]
         flags: Vec<String>,
         /// Console of the next boot, e.g. `serial` or `vga`.
@@ -36,10 +36,10 @@ pub(crate) enum Args {
         /// Serial device of the next boot, e.g. `ttyb`.
         #[arg(long)]
         serial: Option<String>,
-        /// JSON file with the whole change, as `POST /boot/:server_uuid` takes it.
+        /// JSON file with the change, in the form of `POST /boot/:server_uuid`.
         #[arg(long, value_name = "FILE")]
         file: Option<PathBuf>,
-        /// Replaces everything instead of changing what is named.
+        /// Replaces all parameters instead of changing some.
         #[arg(long)]
         replace: bool,
     },
@@ -102,8 +102,9 @@ fn from_file(path: &Path) -> Result<Map<String, Value>, CliError> {
     let text = std::fs::read_to_string(path);
     let text =
         text.map_err(|source| CliError::File { action: "read", path: path.to_owned(), source })?;
-    serde_json::from_str(&text)
-        .map_err(|error| CliError::Usage(format!("{} is no JSON object: {error}", path.display())))
+    serde_json::from_str(&text).map_err(|error| {
+        CliError::Usage(format!("{} is not a JSON object: {error}", path.display()))
+    })
 }
 
 fn members(pairs: &[String]) -> Result<Map<String, Value>, CliError> {

@@ -15,9 +15,9 @@ use crate::{CliError, document, pick, plain, spec_file};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-LEFT is what may still be promised, STRANDED what is left of that once no more fit: memory, disk and
-percent of a core. Each machine takes its own memory and the hypervisor's (1 GiB with brand kvm), and
-10 GiB of disk have to stay free when it is placed. Example:
+LEFT is what can still be allocated, STRANDED what remains of it once no more VMs fit: memory, disk
+and percent of a core. Each VM takes its own memory plus the hypervisor's (1 GiB for brand kvm), and
+10 GiB of disk must stay free when it is placed. Example:
   muster capacity --ram 4096 --disk 40 --vcpus 2
   muster capacity --package small")]
 pub(crate) struct Args {
@@ -33,12 +33,12 @@ pub(crate) struct Args {
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     vcpus: u64,
 
-    /// A package instead of these sizes: name, uuid or its beginning. With a slash in it, or `.json`
-    /// or `.yaml` at its end, it is a file that describes one.
+    /// Package instead of these sizes: name, uuid or its beginning; or a file that describes one
+    /// (with a slash, or ending in `.json` or `.yaml`).
     #[arg(long, conflicts_with_all = ["ram", "disk", "vcpus"])]
     package: Option<String>,
 
-    /// Consider only this server; may be repeated.
+    /// Considers only this server; may be repeated.
     #[arg(long = "server")]
     servers: Vec<String>,
 }
@@ -89,7 +89,7 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
     let PlannedFleet { fits, servers, stranded, .. } = &plan.fleet;
     let stranded = sizes(stranded);
     let of = if *servers == 1 { "server" } else { "servers" };
-    print(&format!("{fits} more fit on {servers} {of}; stranded then: {stranded}"))
+    print(&format!("{fits} more fit on {servers} {of}; stranded: {stranded}"))
 }
 
 /// Whether `--package` is a file.

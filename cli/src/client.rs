@@ -87,7 +87,7 @@ impl Client {
         let socket = name.strip_prefix("unix:").map(PathBuf::from);
         let text = if socket.is_some() { "http://localhost" } else { name.as_str() };
         if socket.is_none() && !text.contains("://") {
-            let text = format!("is no address; did you mean http://{text} or https://{text}?");
+            let text = format!("is not an address; did you mean http://{text} or https://{text}?");
             return Err(bad(&text));
         }
         let base: Url = text.parse().map_err(|error| bad(&format!("{error}")))?;
@@ -141,8 +141,8 @@ impl Client {
         let text = if text.is_empty() { "null" } else { &text };
         serde_json::from_str(text).map_err(|error| {
             let message = match error.classify() {
-                Category::Data => format!("what this program can't read: {error}"),
-                _ => "something that is no JSON; is this a Muster coordinator?".to_owned(),
+                Category::Data => format!("something this version cannot read: {error}"),
+                _ => "something other than JSON; is this a Muster coordinator?".to_owned(),
             };
             CliError::Server { status: status.as_u16(), message }
         })
@@ -268,7 +268,9 @@ impl Client {
                 }
             }
         };
-        let late = |_| CliError::Timeout(format!("waited {} s for {what}", limit.as_secs()));
+        let late = |_| {
+            CliError::Timeout(format!("timed out after {} s waiting for {what}", limit.as_secs()))
+        };
         tokio::time::timeout(limit, asking).await.map_err(late)?
     }
 
@@ -334,7 +336,7 @@ impl Client {
                 connect_async_tls_with_config(request, None, true, Some(connector)).await;
             connected.map(|(socket, _)| Socket::Net(Box::new(socket))).map_err(refused)
         };
-        let late = || self.unreachable("the websocket was not opened in time");
+        let late = || self.unreachable("opening the websocket took too long");
         tokio::time::timeout(ANSWER, connect).await.map_err(|_| late())?
     }
 }

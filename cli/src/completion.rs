@@ -7,8 +7,8 @@ use crate::CliError;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Commands and options are completed, and in bash, zsh and fish the names and ids of machines, servers,
-images and so on, for which the coordinator is asked. Examples:
+Completes commands and options; in bash, zsh and fish also names and ids of VMs, servers, images and
+so on, which come from the coordinator. Examples:
   muster completion bash > /etc/bash_completion.d/muster
   muster completion zsh > /usr/local/share/zsh/site-functions/_muster
   muster completion fish > ~/.config/fish/completions/muster.fish")]

@@ -26,11 +26,11 @@ const RETRY: Duration = Duration::from_millis(500);
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-First shows what the machine printed lately, since its last start. Others may look at the same
-console, and all may type. It stays while the machine or the coordinator is restarted, and ends when
-the machine is stopped.
+Starts with what the VM printed recently, since its last start. Several people can share a console
+and all of them can type. It survives restarts of the VM and of the coordinator, and ends when the
+VM is stopped.
 
-Ctrl-] leaves at any time; --escape chooses another key. At the start of a line, ~. leaves as well,
+Ctrl-] detaches at any time; --escape chooses another key. At the start of a line, ~. detaches too,
 ~? lists these keys, and ~~ types one ~. Examples:
   muster vm console web1
   muster vm console web1 --escape ^a
@@ -146,7 +146,7 @@ impl<'a> Attached<'a> {
             drop(keys.close().await);
             match ended? {
                 Left::For(reason) => break reason,
-                Left::Away => self.say("the coordinator is away, connecting again"),
+                Left::Away => self.say("lost the coordinator, reconnecting"),
             }
             match self.connect_again().await? {
                 Some(again) => socket = again,
@@ -249,7 +249,7 @@ async fn again(client: &Client, path: &str) -> Result<(Frames, Keys), CliError> 
 fn how_to_leave(key: Option<u8>) -> String {
     let key = key.map(|key| format!("{} at any time, or ", escape::shown_key(key)));
     let key = key.unwrap_or_default();
-    format!("to leave: {key}~. at the start of a line (~? lists the keys, ~~ types one ~)")
+    format!("to detach: {key}~. at the start of a line (~? lists the keys, ~~ types one ~)")
 }
 
 async fn watch(mut frames: Frames, wanted: &str, timeout_s: u64) -> Result<(), CliError> {
@@ -265,11 +265,11 @@ async fn watch(mut frames: Frames, wanted: &str, timeout_s: u64) -> Result<(), C
                 }
                 Incoming::Notice(text) => warn(&format!("muster: {text}")),
                 Incoming::End(reason) => {
-                    let text = format!("{reason}; {wanted:?} was not on the console");
+                    let text = format!("{reason}; {wanted:?} was not seen");
                     return Err(CliError::Ended(text));
                 }
                 Incoming::Away => {
-                    let text = format!("the coordinator is away; {wanted:?} was not seen before");
+                    let text = format!("lost the coordinator; {wanted:?} was not seen");
                     return Err(CliError::Ended(text));
                 }
                 Incoming::Nothing => {}

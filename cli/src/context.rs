@@ -20,9 +20,9 @@ const MAX_BYTES: u64 = 1024 * 1024;
 
 #[derive(Debug, Subcommand)]
 #[command(after_help = "\
-A context is a coordinator's address and what is shown to it. The file is
-$XDG_CONFIG_HOME/muster/contexts.toml, or ~/.config/muster/contexts.toml. Without --context and
-MUSTER_CONTEXT the one in use counts, unless --url or MUSTER_URL names an address. Examples:
+A context is a coordinator's address with the certificates to use. Contexts are kept in
+$XDG_CONFIG_HOME/muster/contexts.toml, or ~/.config/muster/contexts.toml. --url and MUSTER_URL
+override --context and MUSTER_CONTEXT, which override the current one. Examples:
   muster context set prod --url https://muster.example:8480 --ca ca.pem --cert me.pem --key me.key
   muster context use prod
   muster --context lab vm list")]
@@ -32,12 +32,12 @@ pub(crate) enum Args {
         #[command(flatten)]
         list: ListArgs,
     },
-    /// Uses a context from now on.
+    /// Switches to a context.
     Use {
-        /// Its name; `-` for none.
+        /// Name of the context; `-` for none.
         name: String,
     },
-    /// Makes or changes a context: --url, --ca, --cert and --key of this command are kept.
+    /// Creates or changes a context from the --url, --ca, --cert and --key given.
     Set {
         /// Its name.
         name: String,
@@ -105,7 +105,7 @@ pub(crate) async fn run(
     args: Args,
 ) -> Result<(), CliError> {
     let path = path().ok_or_else(|| {
-        CliError::Usage("there is no place for contexts: HOME is not set".to_owned())
+        CliError::Usage("contexts have nowhere to be kept: HOME is not set".to_owned())
     })?;
     let mut all = read(&path)?;
     match args {
@@ -121,14 +121,14 @@ pub(crate) async fn run(
             };
             write(&path, &all)?;
             let sentence = match &all.current {
-                Some(name) => format!("context {name} is used from now on"),
-                None => "no context is used from now on".to_owned(),
+                Some(name) => format!("switched to context {name}"),
+                None => "no context is current any more".to_owned(),
             };
             output.done(&sentence, &json!({ "current": all.current }))
         }
         Args::Set { name } => {
             if name.is_empty() || name == "-" || name.chars().any(char::is_control) {
-                return Err(CliError::Usage(format!("{name:?} can't be a context's name")));
+                return Err(CliError::Usage(format!("{name:?} is not a valid context name")));
             }
             let before = all.contexts.get(&name).cloned().unwrap_or_default();
             let context = changed(before, connection)?;
@@ -196,10 +196,10 @@ fn path() -> Option<PathBuf> {
 fn missing(name: &str, all: &Contexts) -> CliError {
     let names: Vec<&str> = all.contexts.keys().map(String::as_str).collect();
     let there = match names.as_slice() {
-        [] => "there is none; `muster context set NAME --url URL` makes one".to_owned(),
+        [] => "there are none; `muster context set NAME --url URL` creates one".to_owned(),
         names => format!("there are: {}", names.join(", ")),
     };
-    CliError::NotFound(format!("no context is named {name:?}; {there}"))
+    CliError::NotFound(format!("there is no context {name:?}; {there}"))
 }
 
 fn read(path: &Path) -> Result<Contexts, CliError> {

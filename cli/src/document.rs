@@ -197,7 +197,7 @@ impl<'de> Visitor<'de> for Builder {
         let mut all: Vec<(Spanned<String>, Spanned<Tree>)> = Vec::new();
         while let Some(name) = members.next_key::<Spanned<String>>()? {
             if all.iter().any(|(other, _)| other.value == name.value) {
-                return Err(A::Error::custom(format!("`{}` stands here twice", name.value)));
+                return Err(A::Error::custom(format!("`{}` is given twice", name.value)));
             }
             all.push((name, members.next_value()?));
         }

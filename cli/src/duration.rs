@@ -9,7 +9,7 @@ use jiff::{Span, SpanRelativeTo};
 /// # Errors
 /// What is wrong with the text.
 pub(crate) fn read(text: &str) -> Result<Duration, String> {
-    let wanted = |_| "expected a time with its unit, e.g. 500ms, 90s, 10m, 2h or 1d".to_owned();
+    let wanted = |_| "expected a time with a unit, e.g. 500ms, 90s, 10m, 2h or 1d".to_owned();
     if let Ok(seconds) = text.trim().parse() {
         return Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string());
     }

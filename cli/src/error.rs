@@ -106,12 +106,12 @@ impl CliError {
     pub(crate) fn no_such(kind: &str, wanted: &str) -> Self {
         let is_hex = wanted.chars().all(|c| c.is_ascii_hexdigit());
         let short = if is_hex && wanted.len() < MIN_PREFIX {
-            format!("; a part of an id has to have {MIN_PREFIX} characters at least")
+            format!("; give at least {MIN_PREFIX} characters of an id")
         } else {
             String::new()
         };
         Self::NotFound(format!(
-            "there is no {kind} {wanted:?}{short}; `muster {kind} list` shows them all"
+            "there is no {kind} {wanted:?}{short}; `muster {kind} list` lists them"
         ))
     }
 
@@ -140,10 +140,10 @@ impl CliError {
             Self::JobFailed { id, .. } => Some(format!("`muster job get {id}` shows its steps")),
             Self::Interrupted { hint, .. } => Some(hint.clone()),
             Self::TaskFailed { id, .. } => {
-                Some(format!("`muster task get {id}` shows its steps, `muster why task {id}` why"))
+                Some(format!("`muster task get {id}` shows its steps, `muster why task {id}` the cause"))
             }
             Self::Refused { code, .. } if code == "ServerNotRunning" => Some(
-                "`muster server list` shows which servers are heard, `muster why SERVER` since when \
+                "`muster server list` shows which servers are online, `muster why SERVER` since when \
                  one is not"
                     .to_owned(),
             ),
@@ -152,11 +152,11 @@ impl CliError {
                 Some(format!("`muster allocation get {id}` shows every step of the decision"))
             }
             Self::Server { status: 200..=299 | 404, .. } => Some(
-                "an agent answers like that, or another version: is --url or MUSTER_URL the \
+                "this may be an agent, or another version: is --url or MUSTER_URL the \
                  coordinator's address?"
                     .to_owned(),
             ),
-            Self::Server { .. } => Some("the coordinator's log has the cause".to_owned()),
+            Self::Server { .. } => Some("see the coordinator's log for the cause".to_owned()),
             _ => None,
         }
     }
@@ -224,17 +224,17 @@ fn unreachable_hint(source: &(dyn std::error::Error + 'static)) -> &'static str 
     let texts: Vec<String> = causes.map(|cause| format!("{cause} {cause:?}")).collect();
     let has = |word: &str| texts.iter().any(|cause| cause.contains(word));
     if has("InvalidContentType") {
-        "it does not speak TLS there: with http:// instead of https:// it may answer"
+        "the server does not speak TLS: try http:// instead of https://"
     } else if has("invalid HTTP version") {
-        "it may speak TLS there: with https:// instead of http:// it may answer"
+        "the server may speak TLS: try https:// instead of http://"
     } else if has("UnknownIssuer") {
-        "--ca or MUSTER_CA names the certificate of the authority that the coordinator's is from"
+        "give the CA that signed the coordinator's certificate with --ca or MUSTER_CA"
     } else if has("CertificateRequired") {
-        "it wants a client certificate: --cert and --key, or MUSTER_CERT and MUSTER_KEY"
+        "it requires a client certificate: --cert and --key, or MUSTER_CERT and MUSTER_KEY"
     } else if has("NotValidForName") {
-        "its certificate is for another name than that in --url"
+        "its certificate is for a different name than the one in --url"
     } else {
-        "is muster-coordinator running there? --url or MUSTER_URL names another address"
+        "is muster-coordinator running there? --url or MUSTER_URL sets another address"
     }
 }
 
@@ -257,7 +257,7 @@ mod tests {
     #[test]
     fn what_is_missing_is_told_with_the_command_that_helps() {
         let text = |kind: &str, wanted: &str| CliError::no_such(kind, wanted).to_string();
-        assert_eq!(text("vm", "web"), "there is no vm \"web\"; `muster vm list` shows them all");
+        assert_eq!(text("vm", "web"), "there is no vm \"web\"; `muster vm list` lists them");
         assert!(text("task", "fcf").contains("4 characters"));
     }
 

@@ -24,12 +24,12 @@ const MAX_LINE_BYTES: usize = 4 * 1024 * 1024;
 #[command(after_help = "\
 Examples:
   muster events                          everything, until interrupted
-  muster events --kind task --server cn1 what tasks a server gets, and how they end
-  muster -o json events --kind job       one JSON object in a line, for programs
+  muster events --kind task --server cn1 a server's tasks, and how they end
+  muster -o json events --kind job       one JSON object per line, for programs
 
-A line begins with the time of day (UTC); `-o wide` shows all of an event, and first its id, which
---after takes. It connects again when the connection ends, and goes on where it was. `reset` says that something
-was missed in between.")]
+Lines begin with the time of day (UTC); `-o wide` shows whole events and their ids, for --after. A
+lost connection is re-established and the stream resumes where it stopped; `reset` means that events
+were missed in between.")]
 pub(crate) struct Args {
     /// Only these kinds.
     #[arg(
@@ -38,19 +38,19 @@ pub(crate) struct Args {
         value_parser = ["server", "vm", "task", "progress", "ticket", "job", "alarm"]
     )]
     kind: Vec<String>,
-    /// Only about this server.
+    /// Only events about this server.
     #[arg(long)]
     server: Option<String>,
-    /// Only about this VM.
+    /// Only events about this VM.
     #[arg(long)]
     vm: Option<String>,
-    /// Only about this task: its id, or the beginning of it.
+    /// Only events about this task: its id or the beginning of it.
     #[arg(long)]
     task: Option<String>,
-    /// After the event of this id.
+    /// Resumes after the event with this id.
     #[arg(long, value_name = "ID")]
     after: Option<String>,
-    /// Stops after this many events.
+    /// Exits after this many events.
     #[arg(long, value_name = "NUMBER")]
     limit: Option<usize>,
 }

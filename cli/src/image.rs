@@ -31,7 +31,7 @@ const CHUNK_BYTES: usize = 256 * 1024;
 pub(crate) enum Args {
     /// Lists the images.
     List {
-        /// Those too that are not usable: disabled ones, and imports that did not end.
+        /// Includes unusable images: disabled ones and unfinished imports.
         #[arg(long)]
         all: bool,
         #[command(flatten)]
@@ -42,7 +42,7 @@ pub(crate) enum Args {
         /// Name, `NAME@VERSION`, uuid or its beginning.
         image: String,
     },
-    /// Uploads an image and makes it usable.
+    /// Uploads an image and activates it.
     Import(Import),
     /// Downloads an image's file.
     Export(image_export::Export),
@@ -51,10 +51,10 @@ pub(crate) enum Args {
         /// Names, `NAME@VERSION`, uuids or their beginnings.
         #[arg(required = true, value_name = "IMAGE")]
         images: Vec<String>,
-        /// Does not ask; without a terminal nobody is asked.
+        /// Skips the confirmation; without a terminal there is none.
         #[arg(long, short)]
         yes: bool,
-        /// An image that does not exist is no error.
+        /// Succeeds even if an image does not exist.
         #[arg(long)]
         if_exists: bool,
     },
@@ -66,22 +66,22 @@ Examples:
   muster image import guest.qcow2.gz --manifest manifest.json
   muster image import disk.raw.zst --name debian --version 12.1")]
 pub(crate) struct Import {
-    /// The disk image (raw or qcow2), which may be compressed with gzip, xz or zstd.
+    /// Disk image: raw or qcow2, optionally compressed with gzip, xz or zstd.
     file: PathBuf,
 
     /// IMGAPI manifest (JSON).
     #[arg(long, value_name = "FILE")]
     manifest: Option<PathBuf>,
 
-    /// Name, instead of a manifest's.
+    /// Name; overrides the manifest's.
     #[arg(long)]
     name: Option<String>,
 
-    /// Version, instead of a manifest's.
+    /// Version; overrides the manifest's.
     #[arg(long)]
     version: Option<String>,
 
-    /// Operating system, instead of a manifest's [default: linux].
+    /// Operating system; overrides the manifest's [default: linux].
     #[arg(long)]
     os: Option<String>,
 }
@@ -170,7 +170,7 @@ async fn import(client: &Client, output: &Output, args: Import) -> Result<(), Cl
     let path = format!("/images/{uuid}");
     let interrupted = || CliError::Interrupted {
         goes_on: "the image is not complete".to_owned(),
-        hint: format!("`muster image delete {uuid}` removes its record"),
+        hint: format!("`muster image delete {uuid}` removes the record"),
     };
     let done = wait::unless_interrupted(interrupted, async {
         let query = [("compression", compression(&args.file).to_owned()), ("sha256", sha256)];
@@ -188,7 +188,7 @@ async fn import(client: &Client, output: &Output, args: Import) -> Result<(), Cl
             Ok(()) => Err(match failed {
                 CliError::Interrupted { .. } => CliError::Interrupted {
                     goes_on: "the image was not imported".to_owned(),
-                    hint: "nothing is left of it in the repository".to_owned(),
+                    hint: "nothing of it is left in the repository".to_owned(),
                 },
                 other => other,
             }),
@@ -209,7 +209,7 @@ fn refuse_second(there: &[Answer<Manifest>], manifest: &Value) -> Result<(), Cli
     match there.iter().find(same) {
         None => Ok(()),
         Some(image) => Err(CliError::Usage(format!(
-            "there is an image {}@{} already ({}): give --version another value, or delete that one",
+            "image {}@{} already exists ({}): choose another --version, or delete that one",
             image.name, image.version, image.uuid
         ))),
     }
@@ -225,11 +225,13 @@ fn manifest(
         && wanted != sha256
     {
         let file = args.file.display();
-        let text = format!("{file} is not the manifest's file: sha256 {sha256}, wanted {wanted}");
+        let text = format!(
+            "{file} does not match the manifest: its sha256 is {sha256}, expected {wanted}"
+        );
         return Err(CliError::Usage(text));
     }
     if args.manifest.is_none() && (args.name.is_none() || args.version.is_none()) {
-        let text = "an image needs --name and --version, or a --manifest that has them";
+        let text = "an image needs --name and --version, or a --manifest with both";
         return Err(CliError::Usage(text.to_owned()));
     }
     let given = [("name", &args.name), ("version", &args.version), ("os", &args.os)];

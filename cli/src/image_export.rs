@@ -93,3 +93,46 @@ async fn fetch(
 fn unwritable(path: &Path) -> impl Fn(std::io::Error) -> CliError + '_ {
     |source| CliError::File { action: "write", path: path.to_owned(), source }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::Connection;
+
+    /// Fetches a file of `abc` that should have this checksum; how many files are there then.
+    async fn fetched(sha256: &str) -> (Result<u64, CliError>, usize) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            assert_ne!(stream.read(&mut [0; 4096]).await.unwrap(), 0);
+            let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\nconnection: close\r\n\r\nabc";
+            stream.write_all(answer).await.unwrap();
+        });
+        let client = Client::new(&Connection { url: Some(url), ..Connection::default() }).unwrap();
+        let image = serde_json::from_value(json!({
+            "v": 2, "uuid": uuid::Uuid::nil(), "name": "x", "version": "1", "type": "zvol",
+            "os": "linux", "state": "active", "files": [{ "size": 3, "sha256": sha256 }],
+        }));
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.raw");
+        let fetched = fetch(&client, &image.unwrap(), &path).await;
+        let written = fetched.map(|(partial, written)| {
+            assert_eq!(std::fs::read(partial.path()).unwrap(), b"abc");
+            written
+        });
+        (written, std::fs::read_dir(folder.path()).unwrap().count())
+    }
+
+    #[tokio::test]
+    async fn a_damaged_file_is_refused_and_leaves_nothing() {
+        let sum = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(fetched(sum).await.0.unwrap(), 3);
+        let (damaged, left) = fetched(&"0".repeat(64)).await;
+        let damaged = damaged.unwrap_err().to_string();
+        assert!(damaged.contains("is damaged") && left == 0, "{left}: {damaged}");
+    }
+}

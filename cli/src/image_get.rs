@@ -33,9 +33,9 @@ pub(crate) async fn run(client: &Client, output: &Output, name: &str) -> Result<
 fn page(image: &Manifest, vms: &[String]) -> Page {
     let name = format!("{}@{}", image.name, image.version);
     let state = match (image.disabled, image.state) {
-        (Some(true), _) => "disabled: no machine can be made from it",
+        (Some(true), _) => "disabled: no VM can be created from it",
         (_, ImageState::Active) => "active",
-        (_, ImageState::Unactivated) => "not usable: its import did not end",
+        (_, ImageState::Unactivated) => "not usable: its import is unfinished",
     };
     let mut page = Page::new(format!("{name} is {state}"));
     page.group("Image")
@@ -56,7 +56,7 @@ fn page(image: &Manifest, vms: &[String]) -> Page {
             .maybe("SHA-256", file.sha256.as_ref())
             .maybe("SHA-1", file.sha1.as_ref());
     }
-    page.group("Machines made from it");
+    page.group("VMs created from it");
     if !vms.is_empty() {
         let more = vms.len().saturating_sub(MOST_VMS);
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };

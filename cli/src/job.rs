@@ -20,7 +20,7 @@ const POLL: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Args {
-    /// Lists jobs, the newest first.
+    /// Lists jobs, newest first.
     List {
         /// Only those of this server.
         #[arg(long)]
@@ -39,11 +39,11 @@ pub(crate) enum Args {
         /// The job's uuid, or its beginning.
         uuid: String,
     },
-    /// Waits until a job has ended; fails if it failed.
+    /// Waits for a job to end; fails if the job fails.
     Wait {
         /// The job's uuid, or its beginning.
         uuid: String,
-        /// Longest wait, seconds.
+        /// Maximum wait in seconds.
         #[arg(long, value_name = "SECONDS", default_value_t = 900)]
         timeout: u64,
     },
@@ -98,9 +98,10 @@ pub(crate) async fn finished(
     limit: Duration,
 ) -> Result<Answer<Job>, CliError> {
     let goes_on = || {
-        let hint =
-            format!("`muster job wait {uuid}` waits for it, `muster job get {uuid}` shows it");
-        CliError::Interrupted { goes_on: format!("job {uuid} goes on"), hint }
+        let hint = format!(
+            "wait for it with `muster job wait {uuid}`, see it with `muster job get {uuid}`"
+        );
+        CliError::Interrupted { goes_on: format!("job {uuid} continues"), hint }
     };
     wait::unless_interrupted(goes_on, ended(client, uuid, limit)).await
 }
@@ -138,7 +139,7 @@ fn page(job: &Job, server: Option<&str>) -> Page {
     page.group("Job")
         .line("Id", job.uuid.to_string())
         .line("Server", format!("{on} ({target})"))
-        .line("Made", when(&job.created_at))
+        .line("Created", when(&job.created_at))
         .maybe("Ended", job.finished_at.as_deref().map(when))
         .maybe("Ticket", job.ticket_uuid.map(|uuid| uuid.to_string()))
         .maybe("Asked by", job.params.creator_uuid.as_ref());

@@ -88,7 +88,7 @@ fn refuse(path: &Path, members: &Map<String, Value>, known: &[&str]) -> Result<(
         return Ok(());
     }
     let path = path.display();
-    Err(CliError::Usage(format!("{path}: members that nobody knows: {}", unknown.join(", "))))
+    Err(CliError::Usage(format!("{path}: unknown members: {}", unknown.join(", "))))
 }
 
 #[cfg(test)]

@@ -45,17 +45,17 @@ mod server_execute;
 mod server_get;
 mod server_images;
 mod server_orphans;
+mod silence;
 mod spec_file;
 mod table;
 mod task;
 mod task_get;
-mod silence;
 mod terminal;
 mod ticket;
+mod ticket_get;
 mod vm;
 mod vm_act;
 mod vm_create;
-mod ticket_get;
 mod vm_edit;
 mod vm_export;
 mod vm_get;
@@ -86,27 +86,27 @@ Examples:
   muster server list                     all nodes
   muster image import guest.qcow2.gz --manifest manifest.json
   muster vm create --image muster-guest --ram 256 --alias web1
-  muster vm console web1                 Ctrl-] leaves
-  muster why web1                        what it waits for, and what failed last
+  muster vm console web1                 Ctrl-] detaches
+  muster why web1                        what it is waiting for, what failed last
 
-Things are named by uuid, by the beginning or end of a uuid (4 characters or more), or by name: a
-VM's alias, a server's hostname, an image's or a package's name.
+Objects are identified by uuid, by the beginning or end of a uuid (4 characters or more), or by
+name: a VM's alias, a server's hostname, an image's or a package's name.
 
-Exit codes: 0 done · 1 failed otherwise · 2 wrong usage · 3 not found · 4 the task failed ·
-5 coordinator unreachable · 6 refused by the coordinator · 7 not finished in time ·
-130 interrupted; what was begun goes on
+Exit codes: 0 success · 1 other failure · 2 wrong usage · 3 not found · 4 the task failed ·
+5 coordinator unreachable · 6 refused by the coordinator · 7 timed out · 130 interrupted (accepted
+work continues)
 
-With -o json, jsonl or yaml an error is the last line on stderr, as JSON: {\"error\": {\"kind\", \"code\",
+With -o json, jsonl or yaml, errors are one line of JSON on stderr: {\"error\": {\"kind\", \"code\",
 \"message\", \"exit_code\", …}}";
 
-/// Operates a Muster datacentre: nodes, virtual machines, images, tasks.
+/// Operates a Muster datacentre: nodes, VMs, images, tasks.
 #[derive(Debug, Parser)]
 #[command(name = "muster", version, after_help = AFTER_HELP)]
 pub struct Args {
     #[command(flatten)]
     connection: Connection,
 
-    /// How to print results.
+    /// Output format.
     #[arg(
         long,
         short,
@@ -126,12 +126,12 @@ pub struct Args {
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Connection")]
 struct Connection {
-    /// The coordinator: `http://HOST:PORT`, `https://HOST:PORT` or `unix:/PATH` [default: that of the
-    /// context in use, else http://127.0.0.1:8480].
+    /// Coordinator: `http://HOST:PORT`, `https://HOST:PORT` or `unix:/PATH` [default: from the
+    /// current context, else http://127.0.0.1:8480].
     #[arg(long, global = true, env = "MUSTER_URL", hide_env_values = true)]
     url: Option<String>,
 
-    /// A context instead of the one in use; see `muster context --help`.
+    /// Context to use instead of the current one; see `muster context --help`.
     #[arg(
         long,
         global = true,
@@ -141,11 +141,11 @@ struct Connection {
     )]
     context: Option<String>,
 
-    /// CA certificate (PEM) to check the coordinator against, instead of the machine's own.
+    /// CA certificate (PEM) to verify the coordinator with, instead of the system's.
     #[arg(long, global = true, env = "MUSTER_CA", hide_env_values = true, value_name = "FILE")]
     ca: Option<PathBuf>,
 
-    /// Client certificate (PEM) to show.
+    /// Client certificate (PEM).
     #[arg(long, global = true, env = "MUSTER_CERT", hide_env_values = true, value_name = "FILE")]
     cert: Option<PathBuf>,
 
@@ -153,7 +153,7 @@ struct Connection {
     #[arg(long, global = true, env = "MUSTER_KEY", hide_env_values = true, value_name = "FILE")]
     key: Option<PathBuf>,
 
-    /// Ticket under which changes are made; they are refused unless it is active.
+    /// Ticket for changes, which are refused unless it is active.
     #[arg(long, global = true, env = "MUSTER_TICKET", hide_env_values = true, value_name = "UUID")]
     ticket: Option<uuid::Uuid>,
 }
@@ -174,10 +174,10 @@ enum Command {
     /// Virtual machines.
     #[command(subcommand)]
     Vm(vm::Args),
-    /// Images to create machines from.
+    /// Images to create VMs from.
     #[command(subcommand)]
     Image(image::Args),
-    /// Packages: sizes of machines under a name.
+    /// Packages: named VM sizes.
     #[command(subcommand)]
     Package(package::Args),
     /// Tasks: pending, running and finished operations.
@@ -189,7 +189,7 @@ enum Command {
     /// Jobs: multi-step operations on one server, such as setup and reboot.
     #[command(subcommand)]
     Job(job::Args),
-    /// What servers boot, and with which parameters.
+    /// Platforms and boot parameters of servers.
     #[command(subcommand)]
     Boot(boot::Args),
     /// Health and log level of the coordinator.
@@ -197,28 +197,29 @@ enum Command {
     Coordinator(coordinator::Args),
     /// Streams events: state changes, tasks, progress.
     Events(events::Args),
-    /// Shows what agents and coordinators logged of late, and follows it.
+    /// Shows recent log lines of agents and coordinators.
     Logs(logs::Args),
-    /// Shows what nodes and machines use: CPU, memory, disks, network, the busiest first.
+    /// Shows live CPU, memory, disk and network use of nodes and VMs, busiest first.
     Top(vm_top::Args),
-    /// Shows where a machine would be placed, and why; creates nothing.
+    /// Shows where a VM would be placed, and why; creates nothing.
     Allocate(allocate::Args),
     /// Past placement decisions: list, explain, replay.
     #[command(subcommand)]
     Allocation(allocation::Args),
-    /// Shows how many more machines of a given size fit, and what would be left unused.
+    /// Shows how many more VMs of a given size fit, and what would be left unused.
     Capacity(capacity::Args),
-    /// Explains a task, a VM, a server or a ticket: what it waits for, what happened to it.
+    /// Explains what a task, VM, server, ticket, job or decision is waiting for, and what happened
+    /// to it.
     Why(why::Args),
-    /// Coordinators by name: addresses and certificates.
+    /// Named coordinators: addresses and certificates.
     #[command(subcommand)]
     Context(context::Args),
-    /// Prints the completion script of a shell.
+    /// Prints the completion script for a shell.
     Completion(completion::Args),
-    /// Prints what could stand where a shell's cursor is.
+    /// Prints the completions for a command line.
     #[command(hide = true)]
     Names(names::Args),
-    /// Writes the pages for `man`.
+    /// Writes the man pages.
     Man(man::Args),
 }
 
@@ -266,8 +267,8 @@ pub async fn run(args: Args) -> Result<(), CliError> {
         Command::Ticket(args) => ticket::run(&client, &output, args).await,
         Command::Job(args) => job::run(&client, &output, args).await,
         Command::Boot(args) => boot::run(&client, &output, args).await,
-        Command::Events(args) => events::run(&client, &output, args).await,
         Command::Coordinator(args) => coordinator::run(&client, &output, args).await,
+        Command::Events(args) => events::run(&client, &output, args).await,
         Command::Logs(args) => logs::run(&client, &output, args).await,
         Command::Top(args) => vm_top::run(&client, &output, args, true).await,
         Command::Allocate(args) => allocate::run(&client, &output, args).await,

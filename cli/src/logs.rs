@@ -33,38 +33,38 @@ const INDENT: &str = "  ";
 #[command(after_help = "\
 Examples:
   muster logs cn1                        the last 100 lines of a node's agent
-  muster logs --task 0197a1c2            what its agent says of a task
-  muster logs --vm web1 --follow         of a machine, and what comes, until Ctrl-C
+  muster logs --task 0197a1c2            what its agent logged about a task
+  muster logs --vm web1 --follow         about a VM, and new lines until Ctrl-C
   muster logs cn1 --since 10m --level warn
-  muster logs --coordinator -o json      one JSON object in a line, for programs
+  muster logs --coordinator -o json      one JSON object per line, for programs
 
-Daemons keep about 2 MiB of lines in memory, for as long as they run; the whole log of a node is its
-journal's (`journalctl -u muster-agent`). What is logged at all, log.filter says. Times are UTC, by
-the clock of the daemon's machine; `-o wide` shows them in full, and where in the program a line
-comes from. What a guest prints is shown by `muster vm console`.")]
+Daemons keep their last 2 MiB or so of log lines in memory while they run; the full log of a node is
+in its journal (`journalctl -u muster-agent`). log.filter sets what is logged at all. Times are UTC,
+from the daemon's clock; `-o wide` shows full times and the module a line comes from. For a guest's
+output see `muster vm console`.")]
 pub(crate) struct Args {
-    /// The node whose agent is read: uuid, its beginning, or hostname.
+    /// Node whose agent's log to read: uuid, its beginning, or hostname.
     #[arg(required_unless_present_any = ["task", "vm", "coordinator"])]
     server: Option<String>,
-    /// Reads the coordinator's own lines.
+    /// Reads the coordinator's own log.
     #[arg(long, conflicts_with = "server")]
     coordinator: bool,
-    /// Only about this task; without SERVER of the agent that has it.
+    /// Only lines about this task; without SERVER, from the agent that runs it.
     #[arg(long, value_name = "ID")]
     task: Option<String>,
-    /// Only about this machine; without SERVER of the agent that has it.
+    /// Only lines about this VM; without SERVER, from the agent that runs it.
     #[arg(long)]
     vm: Option<String>,
-    /// Only lines that matter this much: error, warn, info, debug or trace.
+    /// Only lines of this level or above: error, warn, info, debug or trace.
     #[arg(long)]
     level: Option<Level>,
-    /// At most this many of the last lines, 1 to 1000 [default: 100, or all with --since].
+    /// Number of lines, 1 to 1000 [default: 100, or all with --since].
     #[arg(long, short = 'n', value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..=1000))]
     lines: Option<u16>,
-    /// Only lines that are no older, e.g. `90s`, `10m`, `2h`, `1d`.
+    /// Only lines newer than this, e.g. `90s`, `10m`, `2h`, `1d`.
     #[arg(long, value_name = "TIME", value_parser = duration::read)]
     since: Option<Duration>,
-    /// Goes on with what is logged from now on, until Ctrl-C.
+    /// Keeps printing new lines until Ctrl-C.
     #[arg(long, short)]
     follow: bool,
 }
@@ -174,7 +174,7 @@ impl<'a> Log<'a> {
                 Ok(page) => page,
                 Err(error) if passes(&error) => {
                     if !std::mem::replace(&mut away, true) {
-                        warn(&format!("{}: {error}; trying again", self.hostname));
+                        warn(&format!("{}: {error}; retrying", self.hostname));
                     }
                     tokio::time::sleep(RETRY).await;
                     continue;
@@ -183,10 +183,10 @@ impl<'a> Log<'a> {
             };
             away = false;
             if page.instance != self.instance {
-                warn(&format!("{} was started again; its lines from then on:", self.hostname));
+                warn(&format!("{} was restarted; its log since then:", self.hostname));
             }
             if page.lost > 0 {
-                warn(&format!("{} lines of {} were lost here", page.lost, self.hostname));
+                warn(&format!("{} lines from {} are missing here", page.lost, self.hostname));
             }
             self.take(&page)?;
             if !page.lines.is_empty() {

@@ -13,7 +13,7 @@ use crate::output::Output;
 Example:
   muster man /usr/local/share/man/man1 && man muster-vm-create")]
 pub(crate) struct Args {
-    /// The folder for the pages; it is made if there is none.
+    /// Folder for the pages; created if missing.
     folder: PathBuf,
 }
 

@@ -19,7 +19,7 @@ pub(crate) const CLEAR: &str = "\x1b[H\x1b[J";
 /// The form of results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
-    /// For people: what fits the terminal.
+    /// For people: as much as fits the terminal.
     #[default]
     Table,
     /// For people: all columns, ids in full.
@@ -91,7 +91,7 @@ impl Output {
             let text = match fetch().await {
                 Ok(items) => self.listed(&selected(items, T::COLUMNS, args)?, args)?,
                 Err(lost @ CliError::Unreachable { .. }) if args.watch => {
-                    format!("{lost}, trying again")
+                    format!("{lost}, retrying")
                 }
                 Err(other) => return Err(other),
             };

@@ -29,19 +29,19 @@ pub(crate) enum Args {
         /// Name, uuid or its beginning.
         package: String,
     },
-    /// Makes a package.
+    /// Creates a package.
     Create(Create),
-    /// Changes a package; machines made from it stay as they are.
+    /// Changes a package; existing VMs keep their sizes.
     Update(Update),
-    /// Deletes packages; machines made from them stay as they are.
+    /// Deletes packages; existing VMs keep their sizes.
     Delete {
         /// Names, uuids or their beginnings.
         #[arg(required = true, value_name = "PACKAGE")]
         packages: Vec<String>,
-        /// Does not ask; without a terminal nobody is asked.
+        /// Skips the confirmation; without a terminal there is none.
         #[arg(long, short)]
         yes: bool,
-        /// A package that does not exist is no error.
+        /// Succeeds even if a package does not exist.
         #[arg(long)]
         if_exists: bool,
     },
@@ -56,7 +56,7 @@ pub(crate) struct Create {
     /// Name: letters, digits, `_`, `.` and `-`.
     name: String,
 
-    /// Uuid, e.g. that of the package where it comes from; without it the coordinator makes one.
+    /// Uuid, e.g. the one it has elsewhere [default: a random one].
     #[arg(long)]
     uuid: Option<uuid::Uuid>,
 
@@ -76,7 +76,7 @@ pub(crate) struct Update {
     #[command(flatten)]
     members: Members,
 
-    /// Takes a member away, by its name in the API; may be repeated.
+    /// Removes a member, named as in the API; may be repeated.
     #[arg(long, value_name = "MEMBER")]
     unset: Vec<String>,
 }
@@ -96,11 +96,11 @@ struct Members {
     #[arg(long, value_name = "COUNT", value_parser = positive())]
     vcpus: Option<u64>,
 
-    /// Most CPU, percent of one core.
+    /// CPU limit, percent of one core.
     #[arg(long, value_name = "PERCENT", value_parser = positive())]
     cpu_cap: Option<u64>,
 
-    /// Memory and swap, MiB.
+    /// Memory plus swap, MiB.
     #[arg(long, value_name = "MIB", value_parser = positive())]
     max_swap: Option<u64>,
 
@@ -108,19 +108,19 @@ struct Members {
     #[arg(long, value_name = "COUNT", value_parser = positive())]
     max_lwps: Option<u64>,
 
-    /// Weight among machines that compete for disks.
+    /// Disk I/O weight relative to other VMs.
     #[arg(long, value_name = "WEIGHT")]
     io_priority: Option<u64>,
 
-    /// How its machines are spread over servers: `min-ram`, `max-ram`, `random` or `min-owner`.
+    /// How its VMs are spread over servers: `min-ram`, `max-ram`, `random` or `min-owner`.
     #[arg(long, value_name = "HOW")]
     spread: Option<String>,
 
-    /// Trait that servers for its machines must have; may be repeated.
+    /// Trait that a server needs to host its VMs; may be repeated.
     #[arg(long = "trait", value_name = "KEY=VALUE", value_parser = pair)]
     traits: Vec<(String, String)>,
 
-    /// Version, for people.
+    /// Version, for information only.
     #[arg(long)]
     version: Option<String>,
 
@@ -128,7 +128,7 @@ struct Members {
     #[arg(long, value_name = "TEXT")]
     description: Option<String>,
 
-    /// YAML or JSON file with members by their names in the API, `-` for stdin; flags win over it.
+    /// YAML or JSON file with members named as in the API, `-` for stdin; flags override it.
     #[arg(long, short, value_name = "FILE")]
     file: Option<PathBuf>,
 }
@@ -188,7 +188,7 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
             members.insert("name".to_owned(), json!(args.name));
             members.extend(args.uuid.map(|uuid| ("uuid".to_owned(), json!(uuid))));
             let made: Answer<Package> = client.post("/packages", &Value::Object(members)).await?;
-            let sentence = format!("package {} ({}) is made", made.name, made.uuid);
+            let sentence = format!("package {} ({}) created", made.name, made.uuid);
             output.done(&sentence, made.json())
         }
         Args::Update(args) => update(client, output, args).await,
@@ -230,7 +230,7 @@ async fn delete(
     let shown =
         |package: &Answer<Package>| format!("{} ({})", package.name, Cell::id(&package.uuid).text);
     let shown = packages.iter().map(shown).collect::<Vec<_>>().join(", ");
-    meant(&format!("Delete {shown}? Machines made from it stay as they are."), yes)?;
+    meant(&format!("Delete {shown}? Existing VMs keep their sizes."), yes)?;
     for uuid in &uuids {
         client.delete::<()>(&format!("/packages/{uuid}")).await?;
     }
@@ -282,11 +282,11 @@ fn page(package: &Package) -> Page {
         .line("Id", package.uuid.to_string())
         .maybe("Version", package.version.as_ref())
         .maybe("Description", package.description.as_ref());
-    page.group("A machine gets")
+    page.group("Each VM gets")
         .line("RAM", Cell::mib(Some(package.max_physical_memory)).text)
         .maybe("Disk", package.quota.map(|mib| Cell::mib(Some(mib)).text))
         .maybe("vCPUs", count(package.vcpus))
-        .maybe("CPU", package.cpu_cap.map(|cap| format!("at most {cap} % of one core together")))
+        .maybe("CPU", package.cpu_cap.map(|cap| format!("limited to {cap} % of one core in total")))
         .maybe("Memory and swap", package.max_swap.map(|mib| Cell::mib(Some(mib)).text))
         .maybe("Threads", count(package.max_lwps))
         .maybe("Disk priority", count(package.zfs_io_priority));
@@ -327,7 +327,7 @@ mod tests {
         for part in [
             "512 MiB",
             "10 GiB",
-            "at most 150 %",
+            "limited to 150 %",
             "ssd=true",
             "overprovision_cpu  4",
             "vm create --package small",

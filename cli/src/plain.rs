@@ -9,7 +9,7 @@ pub(crate) fn step(title: &str) -> &str {
 /// is.
 pub(crate) fn removal(reason: &str) -> String {
     if let Some(networks) = reason.strip_prefix("Server must have one of the NIC Tags: ") {
-        return format!("it is on no network {networks}; `muster server get` lists its networks");
+        return format!("it has no network {networks}; `muster server get` lists its networks");
     }
     let wanted_and_left = || {
         let (wanted, left) =
@@ -31,13 +31,13 @@ pub(crate) fn removal(reason: &str) -> String {
 pub(crate) fn limit(algorithm: &str) -> String {
     let name = algorithm.strip_prefix("hard-filter-").unwrap_or(algorithm);
     let words = match name {
-        "capness" => "machines with and without a CPU cap",
+        "capness" => "VMs with and without a CPU cap",
         "min-cpu" => "CPU",
         "min-disk" | "min-free-disk" => "disk",
         "min-ram" => "memory",
         "running" => "it is not running",
         "vlans" => "networks",
-        "vm-count" => "number of machines",
+        "vm-count" => "number of VMs",
         other => return other.replace('-', " "),
     };
     words.to_owned()
@@ -82,7 +82,7 @@ mod tests {
             ),
             (
                 "Server must have one of the NIC Tags: a, b",
-                "it is on no network a, b; `muster server get` lists its networks",
+                "it has no network a, b; `muster server get` lists its networks",
             ),
             ("Server is not running", "Server is not running"),
             (

@@ -30,7 +30,7 @@ pub(crate) fn lines(body: &Value, names: &Names, verbose: bool) -> Vec<String> {
     let refusal = Refusal::deserialize(body).unwrap_or_default();
     let mut lines = steps(refusal.steps.as_deref(), names, verbose);
     if !refusal.least_changes.is_empty() {
-        lines.push("it would fit, with one of:".to_owned());
+        lines.push("it would fit with one of:".to_owned());
     }
     lines.extend(refusal.least_changes.iter().map(|change| format!("  {}", change.text)));
     lines
@@ -57,7 +57,10 @@ pub(crate) fn steps(steps: Option<&[AllocationStep]>, names: &Names, verbose: bo
             lines.push(format!("            {name}: {}", plain::removal(&compact(reason))));
         }
         if !verbose && count > MOST {
-            lines.push(format!("            and {} more servers (--verbose)", count - MOST));
+            lines.push(format!(
+                "            and {} more servers (--verbose lists them)",
+                count - MOST
+            ));
         }
     }
     lines

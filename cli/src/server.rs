@@ -32,30 +32,30 @@ pub(crate) enum Args {
     Reboot {
         #[arg(help = NODE)]
         server: String,
-        /// Waits until the node's tasks have ended, and lets none begin.
+        /// Waits for running tasks to finish and starts no new ones.
         #[arg(long)]
         drain: bool,
         #[command(flatten)]
         wait: JobWait,
     },
-    /// Makes a new node ready for VMs.
+    /// Prepares a new node for VMs.
     Setup {
         #[arg(help = NODE)]
         server: String,
-        /// The node's name from now on.
+        /// New hostname for the node.
         #[arg(long)]
         hostname: Option<String>,
         #[command(flatten)]
         wait: JobWait,
     },
-    /// Changes what is kept of a node: whether it gets machines, traits, rack, comments.
+    /// Changes a node's settings: reservation, traits, rack, comments.
     Update(server_change::Update),
-    /// Has a node take no further work; what has begun goes on.
+    /// Stops a node from accepting work; running tasks continue.
     Pause {
         #[arg(help = NODE)]
         server: String,
     },
-    /// Has a node take work again.
+    /// Lets a node accept work again.
     Resume {
         #[arg(help = NODE)]
         server: String,
@@ -69,17 +69,17 @@ pub(crate) enum Args {
     Execute(server_execute::Execute),
     /// Changes the NIC tags of a node's interfaces.
     Nics(server_change::Nics),
-    /// Wipes a node that has no machines.
+    /// Wipes a node that has no VMs.
     FactoryReset(server_change::FactoryReset),
-    /// Forgets a node and its machines; the node itself is not touched.
+    /// Deletes the records of a node and its VMs; the node itself is not touched.
     Delete(server_change::Delete),
-    /// The images on a node, and who needs them.
+    /// Images on a node, and what uses them.
     #[command(subcommand)]
     Images(server_images::Args),
-    /// Guests, disks and records on a node that belong to none of its VMs.
+    /// Guests, disks and records on a node that belong to no known VM.
     #[command(subcommand)]
     Orphans(server_orphans::Args),
-    /// Shows a node: what it has and what is left of it, what is wrong, its machines.
+    /// Shows a node: capacity, free resources, problems and VMs.
     Get {
         #[arg(help = NODE)]
         server: String,
@@ -89,10 +89,10 @@ pub(crate) enum Args {
 /// Whether and how long to wait for the job.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct JobWait {
-    /// Return once the job is accepted; `muster job wait` waits later.
+    /// Returns once the job is accepted; see `muster job wait`.
     #[arg(long)]
     no_wait: bool,
-    /// Longest wait, seconds. The job goes on after it.
+    /// Maximum wait in seconds. The job continues after that.
     #[arg(long, value_name = "SECONDS", default_value_t = 1800, conflicts_with = "no_wait")]
     timeout: u64,
 }

@@ -18,19 +18,19 @@ pub(crate) const NODE: &str = "Uuid, its beginning, or hostname";
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
-  muster server update cn1 --reserved true         gets no further machines
+  muster server update cn1 --reserved true         takes no new VMs
   muster server update cn1 --comments 'fan is loud' --rack r12
   muster server update cn1 --trait ssd=true --remove-trait old")]
 pub(crate) struct Update {
     #[arg(help = NODE)]
     server: String,
-    /// Whether it gets no further machines.
+    /// Whether it is closed to new VMs.
     #[arg(long, value_name = "BOOL")]
     reserved: Option<bool>,
-    /// Whether it gets machines only when no other server has room.
+    /// Whether it gets VMs only when no other server has room.
     #[arg(long, value_name = "BOOL")]
     reservoir: Option<bool>,
-    /// Share of its memory that is kept free, 0 to 1.
+    /// Share of its memory to keep free, 0 to 1.
     #[arg(long, value_name = "RATIO")]
     reservation_ratio: Option<f64>,
     /// A note for people.
@@ -39,10 +39,10 @@ pub(crate) struct Update {
     /// The rack it is in.
     #[arg(long, value_name = "NAME")]
     rack: Option<String>,
-    /// When it will be rebooted, as an ISO time; empty: not known.
+    /// Time of its next planned reboot (ISO 8601); empty clears it.
     #[arg(long, value_name = "TIME")]
     next_reboot: Option<String>,
-    /// Sets a trait, which images and packages may ask for; may be repeated.
+    /// Sets a trait that images and packages can require; may be repeated.
     #[arg(long = "trait", value_name = "KEY=VALUE", value_parser = pair)]
     traits: Vec<(String, String)>,
     /// Removes a trait; may be repeated.
@@ -54,13 +54,13 @@ pub(crate) struct Update {
 pub(crate) struct Delete {
     #[arg(help = NODE)]
     server: String,
-    /// Does not ask; without a terminal nobody is asked.
+    /// Skips the confirmation; without a terminal there is none.
     #[arg(long, short)]
     yes: bool,
-    /// A server that is heard as well: it comes back when its agent registers again.
+    /// Deletes a connected server too; it comes back when its agent registers again.
     #[arg(long)]
     force: bool,
-    /// A server that does not exist is no error.
+    /// Succeeds even if the server does not exist.
     #[arg(long)]
     if_exists: bool,
 }
@@ -69,7 +69,7 @@ pub(crate) struct Delete {
 pub(crate) struct FactoryReset {
     #[arg(help = NODE)]
     server: String,
-    /// Does not ask; without a terminal nobody is asked.
+    /// Skips the confirmation; without a terminal there is none.
     #[arg(long, short)]
     yes: bool,
     #[command(flatten)]
@@ -83,7 +83,7 @@ Example:
 pub(crate) struct Nics {
     #[arg(help = NODE)]
     server: String,
-    /// What happens with the tags that the interfaces carry now.
+    /// What to do with the interfaces' current tags.
     action: NicAction,
     /// An interface and its tags; may be repeated.
     #[arg(required = true, value_name = "MAC=TAG[,TAG…]", value_parser = pair)]
@@ -171,7 +171,9 @@ pub(crate) async fn delete(client: &Client, output: &Output, args: Delete) -> Re
         )));
     }
     let vms = server.vms.as_ref().map_or(0, std::collections::BTreeMap::len);
-    let question = format!("Forget {name} ({uuid}) and its {vms} machines? The node keeps both.");
+    let question = format!(
+        "Delete the records of {name} ({uuid}) and its {vms} VMs? Nothing changes on the node."
+    );
     meant(&question, args.yes)?;
     client.delete::<()>(&format!("/servers/{uuid}")).await?;
     output.done(&format!("delete {name} ({uuid}): done"), &json!({ "uuid": uuid }))
@@ -187,9 +189,9 @@ pub(crate) async fn pause(
     let server = pick::server(client, name).await?;
     let (uuid, name) = (server.record.uuid, &server.record.hostname);
     let (verb, state) = if resume {
-        ("resume", "it takes work again")
+        ("resume", "accepts work again")
     } else {
-        ("pause", "it takes no further work; what has begun goes on")
+        ("pause", "accepts no new work; running tasks continue")
     };
     client.post::<()>(&format!("/servers/{uuid}/cn-agent/{verb}"), &json!({})).await?;
     output.done(&format!("{verb} {name}: {state}"), &json!({ "uuid": uuid }))
@@ -202,7 +204,7 @@ pub(crate) async fn factory_reset(
 ) -> Result<(), CliError> {
     let server = pick::server(client, &args.server).await?;
     let (uuid, name) = (server.record.uuid, &server.record.hostname);
-    meant(&format!("Wipe all disks of {name} ({uuid})? Nothing brings them back."), args.yes)?;
+    meant(&format!("Wipe all disks of {name} ({uuid})? This cannot be undone."), args.yes)?;
     let path = format!("/servers/{uuid}/factory-reset");
     let started: Answer<JobStarted> = client.put(&path, &json!({})).await?;
     args.wait.follow(client, output, Some(started)).await

@@ -47,7 +47,7 @@ fn page(server: &Server, why: &Value, alias: &dyn Fn(&str) -> Option<String>) ->
         .maybe("Waits for", why["waiting_for"].as_str())
         .maybe("Started", record.last_boot.as_deref().filter(|at| !at.is_empty()).map(when))
         .line("Set up", yes_or_no(record.setup))
-        .line("Takes machines", if record.reserved { "no, it is reserved" } else { "yes" })
+        .line("Accepts VMs", if record.reserved { "no, it is reserved" } else { "yes" })
         .maybe("Agent", muster(server, "agent_version").as_str())
         .maybe("System", record.system_type.as_ref())
         .maybe("Networks", networks(server))
@@ -61,7 +61,7 @@ fn page(server: &Server, why: &Value, alias: &dyn Fn(&str) -> Option<String>) ->
     for (number, what) in degraded(server).iter().enumerate() {
         page.line(&format!("{}", number + 1), what);
     }
-    page.group("Machines");
+    page.group("VMs");
     let vms = server.vms.iter().flatten();
     for (uuid, vm) in vms.clone().take(MOST_VMS) {
         let uuid = uuid.to_string();
@@ -100,13 +100,13 @@ fn networks(server: &Server) -> Option<String> {
 fn room(page: &mut Page, server: &Server) {
     let left_of = |left: Cell| match left.tone {
         Tone::Faint => String::new(),
-        _ => format!(", {} left to promise", left.text),
+        _ => format!(", {} unallocated", left.text),
     };
     let memory = Cell::bytes(size(server.memory.memory_total_bytes)).text;
     let free = Cell::bytes(size(server.memory.memory_available_bytes)).text;
     let disk = Cell::bytes(size(server.disk.disk_pool_size_bytes)).text;
     let cpu =
-        server.unreserved_cpu.as_ref().map(|left| format!(", {left} % of a core left to promise"));
+        server.unreserved_cpu.as_ref().map(|left| format!(", {left} % of a core unallocated"));
     page.group("Room")
         .line(
             "CPUs",
@@ -156,7 +156,7 @@ mod tests {
             "its agent to connect",
             "no, it is reserved",
             "admin, external\n",
-            "8 GiB, - free now, 2 GiB left to promise",
+            "8 GiB, - free now, 2 GiB unallocated",
             "KVM: cannot be used",
             "web1  unknown (running)",
             "muster why server cn1",

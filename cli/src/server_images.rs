@@ -17,14 +17,14 @@ use crate::{CliError, pick};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Args {
-    /// Lists them, with the disks that are based on them and their last use.
+    /// Lists the images, how many disks use each, and when each was last used.
     List {
         /// Uuid, its beginning, or hostname.
         server: String,
         #[command(flatten)]
         list: ListArgs,
     },
-    /// Brings an image to the node before a machine is made from it there.
+    /// Downloads an image to the node ahead of time.
     Add {
         /// Uuid, its beginning, or hostname.
         server: String,
@@ -33,12 +33,12 @@ pub(crate) enum Args {
         #[command(flatten)]
         wait: WaitArgs,
     },
-    /// Takes one off the node. Refused while disks or other images there need it; the next machine
-    /// that is made from it fetches it again.
+    /// Removes an image from the node. Refused while disks or other images there need it; it is
+    /// downloaded again for the next VM that uses it.
     Remove {
         /// Uuid, its beginning, or hostname.
         server: String,
-        /// Its whole uuid.
+        /// Its full uuid.
         image: ImageUuid,
         #[command(flatten)]
         wait: WaitArgs,

@@ -17,30 +17,30 @@ use crate::{CliError, pick};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Args {
-    /// Lists them. The node leaves them alone until somebody adopts or removes them.
+    /// Lists orphans. The node leaves them alone until you adopt or remove them.
     List {
         /// Uuid, its beginning, or hostname.
         server: String,
         #[command(flatten)]
         list: ListArgs,
     },
-    /// Makes one a machine of the node again, from the copy of its record beside its disks. A guest
-    /// that runs goes on running.
+    /// Turns an orphan back into a VM, from the copy of its record beside its disks. A running
+    /// guest keeps running.
     Adopt {
         /// Uuid, its beginning, or hostname.
         server: String,
-        /// Its whole uuid.
+        /// Its full uuid.
         uuid: VmUuid,
         #[command(flatten)]
         wait: WaitArgs,
     },
-    /// Ends its guest and removes its disks. Nothing brings them back.
+    /// Ends an orphan's guest and deletes its disks. This cannot be undone.
     Remove {
         /// Uuid, its beginning, or hostname.
         server: String,
-        /// Its whole uuid.
+        /// Its full uuid.
         uuid: VmUuid,
-        /// The uuid once more.
+        /// The uuid again, as confirmation.
         #[arg(long, value_name = "UUID")]
         confirm: VmUuid,
         #[command(flatten)]

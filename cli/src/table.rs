@@ -76,24 +76,24 @@ impl<T> Column<T> {
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "List")]
 pub(crate) struct ListArgs {
-    /// Columns to show, e.g. `name,state`; those of `-o wide` too.
+    /// Columns to show, e.g. `name,state`; any of `-o wide` too.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub(crate) columns: Vec<String>,
 
-    /// Column to sort by; `-NAME` for the other direction.
+    /// Column to sort by; `-NAME` sorts in descending order.
     #[arg(long, value_name = "COLUMN", allow_hyphen_values = true)]
     pub(crate) sort: Option<String>,
 
-    /// Only items whose column has this value; `!=` for the others. `*` stands for any text. May be
+    /// Only items whose column has this value, or with `!=` has not. `*` matches any text. May be
     /// repeated.
     #[arg(long, value_name = "COLUMN=VALUE")]
     pub(crate) filter: Vec<String>,
 
-    /// Prints nothing but ids.
+    /// Prints only ids.
     #[arg(long, short)]
     pub(crate) quiet: bool,
 
-    /// Shows the list anew every 2 seconds, until Ctrl-C.
+    /// Refreshes the list every 2 seconds, until Ctrl-C.
     #[arg(long, short)]
     pub(crate) watch: bool,
 }

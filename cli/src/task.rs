@@ -18,12 +18,12 @@ use crate::{CliError, pick, task_get, wait};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Args {
-    /// Lists tasks, the newest first.
+    /// Lists tasks, newest first.
     List {
         /// Only those of this server.
         #[arg(long)]
         server: Option<String>,
-        /// Only those about this machine.
+        /// Only those about this VM.
         #[arg(long)]
         vm: Option<String>,
         /// Only those with this status.
@@ -43,19 +43,19 @@ pub(crate) enum Args {
         /// The task's id.
         id: String,
     },
-    /// Waits until tasks have ended; fails if one failed.
+    /// Waits for tasks to end; fails if one fails.
     Wait {
         /// The tasks' ids.
         #[arg(required_unless_present = "all", conflicts_with = "all", value_name = "ID")]
         ids: Vec<String>,
-        /// All that are active now.
+        /// All tasks that are active now.
         #[arg(long)]
         all: bool,
-        /// Longest wait, seconds.
+        /// Maximum wait in seconds.
         #[arg(long, value_name = "SECONDS", default_value_t = 900)]
         timeout: u64,
     },
-    /// Asks a task to stop, if its kind allows that.
+    /// Cancels a task, if it can still be stopped.
     Cancel {
         /// The task's id.
         id: String,
@@ -113,7 +113,7 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
             // One that no agent had yet has ended by now.
             let task: Task = client.get(&format!("/tasks/{id}"), &[]).await?;
             let text = if task.status == TaskStatus::Active {
-                format!("task {id}: asked to stop; `muster task wait {id}`")
+                format!("task {id}: cancelling; `muster task wait {id}`")
             } else {
                 format!("task {id}: ended: {}", wait::reason(&task))
             };
@@ -150,7 +150,7 @@ async fn wait_for(
         let one = ids.len() == 1 && ended.len() == 1;
         output.object(&if one { ended.remove(0) } else { Value::Array(ended) })?;
     } else if ids.is_empty() {
-        print("no task is active")?;
+        print("there are no active tasks")?;
     }
     first.map_or(Ok(()), Err)
 }

@@ -25,7 +25,7 @@ fn page(task: &Task, server: Option<&str>, vm: Option<&str>) -> Page {
     let of = vm.map(|vm| format!(" of {vm}")).unwrap_or_default();
     let outcome = match task.status {
         TaskStatus::Active => match &task.waiting_for {
-            Some(cause) => format!("is active and waits for {cause}"),
+            Some(cause) => format!("is active, waiting for {cause}"),
             None => "is active".to_owned(),
         },
         TaskStatus::Complete => "is complete".to_owned(),
@@ -36,7 +36,7 @@ fn page(task: &Task, server: Option<&str>, vm: Option<&str>) -> Page {
         .line("Id", task.id.as_str())
         .line("Server", format!("{on} ({server_id})"))
         .maybe("VM", task.vm_uuid.map(|uuid| named(vm, &uuid.to_string())))
-        .line("Made", when(&task.timestamp))
+        .line("Created", when(&task.timestamp))
         .maybe("Ended", task.finished_at.as_deref().map(when))
         .maybe("Took", took(task))
         .maybe("Code", task.error.as_ref().map(|error| error.code.to_string()))

@@ -41,7 +41,7 @@ impl Drop for RawMode {
         if let Some(before) = &self.before
             && termios::tcsetattr(std::io::stdin(), SetArg::TCSANOW, before).is_err()
         {
-            eprintln!("muster: the terminal stays in raw mode; `reset` repairs it");
+            eprintln!("muster: the terminal is still in raw mode; `reset` repairs it");
         }
     }
 }

@@ -20,9 +20,9 @@ const PAGE: usize = 1_000;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Args {
-    /// Lists tickets of all statuses, the oldest first.
+    /// Lists tickets in any status, oldest first.
     List {
-        /// Those of this server's waitlist instead of the one about all servers.
+        /// Tickets of this server's waitlist instead of the global one.
         #[arg(long)]
         server: Option<String>,
         /// Only those with this status.
@@ -38,25 +38,25 @@ pub(crate) enum Args {
     },
     /// Creates a ticket in the queue for this server, scope and id.
     #[command(after_help = "\
-Example, to be alone with a VM for at most ten minutes:
+Example, to lock a VM for at most ten minutes:
   uuid=$(muster -o json ticket create --server cn1 --scope vm --id \"$vm\" | jq -r .uuid)
   muster ticket wait \"$uuid\"
   …
   muster ticket release \"$uuid\"")]
     Create {
-        /// In this server's waitlist instead of the one about all servers.
+        /// Uses this server's waitlist instead of the global one.
         #[arg(long)]
         server: Option<String>,
-        /// What kind of thing the ticket is about, e.g. `vm`.
+        /// Type of resource, e.g. `vm`.
         #[arg(long, value_parser = NonEmptyStringValueParser::new())]
         scope: String,
-        /// Which one, e.g. the VM's uuid.
+        /// Which resource, e.g. a VM's uuid.
         #[arg(long, value_parser = NonEmptyStringValueParser::new())]
         id: String,
-        /// What is to be done, for others to see.
+        /// What you intend to do, shown to others.
         #[arg(long)]
         action: Option<String>,
-        /// Lifetime of the ticket, seconds.
+        /// Seconds until the ticket expires.
         #[arg(long, value_name = "SECONDS", default_value_t = 600,
             value_parser = clap::value_parser!(u64).range(1..))]
         expires_in: u64,
@@ -65,14 +65,14 @@ Example, to be alone with a VM for at most ten minutes:
     Wait {
         /// The ticket's uuid, or its beginning.
         uuid: String,
-        /// A ticket that is held meanwhile, so that `muster why ticket` can find a deadlock.
+        /// A ticket you hold while waiting, so that `muster why ticket` can detect deadlocks.
         #[arg(long, value_name = "UUID")]
         holding: Option<String>,
-        /// Longest wait, seconds.
+        /// Maximum wait in seconds.
         #[arg(long, value_name = "SECONDS", default_value_t = 900)]
         timeout: u64,
     },
-    /// Ends a ticket; the next one in its queue becomes active.
+    /// Releases a ticket; the next one in the queue becomes active.
     Release {
         /// The ticket's uuid, or its beginning.
         uuid: String,
@@ -82,10 +82,10 @@ Example, to be alone with a VM for at most ten minutes:
         /// The ticket's uuid, or its beginning.
         #[arg(required_unless_present = "all")]
         uuid: Option<String>,
-        /// All tickets of the waitlist, also those that are active.
+        /// All tickets of the waitlist, active ones included.
         #[arg(long, conflicts_with = "uuid")]
         all: bool,
-        /// With --all: of this server's waitlist instead of the one about all servers.
+        /// With --all: this server's waitlist instead of the global one.
         #[arg(long, requires = "all")]
         server: Option<String>,
     },

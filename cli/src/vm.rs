@@ -20,55 +20,55 @@ pub(crate) const MACHINE: &str = "Uuid, its beginning, or alias";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Args {
-    /// Places and creates a machine.
+    /// Creates a VM on the best server.
     Create(Box<vm_create::Args>),
     /// Lists VMs on all servers, including offline ones.
     List(vm_list::Args),
-    /// Shows what machines use: CPU, memory, disks, network, the busiest first.
+    /// Shows live CPU, memory, disk and network use of VMs, busiest first.
     Top(vm_top::Args),
-    /// Shows a machine: state, sizes, disks, network interfaces, metadata, snapshots.
+    /// Shows a VM: state, sizes, disks, network interfaces, metadata, snapshots.
     Get {
         #[arg(help = MACHINE)]
         vm: String,
     },
-    /// Starts machines.
+    /// Starts VMs.
     Start(vm_act::Start),
-    /// Asks guests to shut down; ends those that do not in time.
+    /// Shuts guests down; powers off those that do not react in time.
     Stop(vm_act::Halt),
     /// Shuts guests down and starts them again.
     Reboot(vm_act::Halt),
-    /// Stops machines at once, as if their power were cut.
+    /// Powers VMs off at once, as if the plug were pulled.
     Kill(vm_act::Kill),
-    /// Opens a machine's spec file in an editor and applies what was changed.
+    /// Opens a VM's spec file in an editor and applies the changes.
     Edit(vm_edit::Args),
-    /// Prints a spec file that makes a machine like this one.
+    /// Prints a spec file that creates a VM like this one.
     ExportSpec {
         #[arg(help = MACHINE)]
         vm: String,
     },
-    /// Prints the JSON schema of spec files, for editors and for checks.
+    /// Prints the JSON schema of spec files, for editors and validators.
     Schema,
-    /// Changes a machine's properties, tags or metadata.
+    /// Changes a VM's properties, tags or metadata.
     Update(Box<vm_update::Update>),
-    /// Replaces a machine's boot disk by one made from another image.
+    /// Replaces a VM's boot disk with a fresh one from an image.
     Reprovision(vm_update::Reprovision),
-    /// Takes, lists and deletes snapshots, and goes back to them.
+    /// Creates, lists, deletes and rolls back to snapshots.
     #[command(subcommand)]
     Snapshot(vm_snapshot::Args),
-    /// Takes a picture of what a machine's display shows.
+    /// Takes a screenshot of a VM's display.
     Screenshot(vm_screenshot::Args),
-    /// Shows what the hypervisor says of a machine now.
+    /// Shows a VM's live state as the hypervisor reports it.
     Info(vm_info::Info),
-    /// Shows the process that runs a machine.
+    /// Shows a VM's hypervisor process.
     Proc {
         #[arg(help = MACHINE)]
         vm: String,
     },
-    /// Makes a machine's display available to a VNC viewer.
+    /// Opens a local port for a VNC viewer of a VM's display.
     Vnc(vm_info::Vnc),
-    /// Destroys machines and their disks.
+    /// Destroys VMs and their disks.
     Delete(vm_act::Delete),
-    /// Attaches to a machine's serial console; Ctrl-] leaves it.
+    /// Attaches to a VM's serial console; Ctrl-] detaches.
     Console(console::Args),
 }
 

@@ -19,11 +19,11 @@ pub(crate) struct Action {
     #[command(flatten)]
     select: Select,
 
-    /// Does not ask; without a terminal nobody is asked about machines that are named.
+    /// Skips the confirmation. Without a terminal it is needed only with selectors such as --all.
     #[arg(long, short)]
     yes: bool,
 
-    /// Only says which machines it would be done to.
+    /// Only lists the VMs that would be affected.
     #[arg(long)]
     dry_run: bool,
 
@@ -36,7 +36,7 @@ pub(crate) struct Start {
     #[command(flatten)]
     action: Action,
 
-    /// Boots from this kind of device, this time only.
+    /// Boots from this kind of device, for this boot only.
     #[arg(long, value_enum, value_name = "DEVICE")]
     boot_once: Option<BootDevice>,
 }
@@ -63,11 +63,11 @@ pub(crate) struct Halt {
     #[command(flatten)]
     action: Action,
 
-    /// Time the guest has for shutting down, seconds [default: 180].
+    /// Seconds the guest gets to shut down [default: 180].
     #[arg(long, value_name = "SECONDS", conflicts_with = "force")]
     grace: Option<u64>,
 
-    /// Does not ask the guest.
+    /// Powers off at once, without asking the guest.
     #[arg(long)]
     force: bool,
 }
@@ -90,8 +90,8 @@ pub(crate) struct Kill {
     #[command(flatten)]
     action: Action,
 
-    /// Signal instead: TERM presses the power button, HUP resets, INT lets the hypervisor quit, STOP
-    /// and CONT pause and go on, USR1 is an NMI.
+    /// Signal: KILL powers off, TERM presses the power button, HUP resets, INT lets the hypervisor
+    /// quit, STOP and CONT pause and resume, USR1 sends an NMI.
     #[arg(long, value_name = "SIGNAL", default_value = "KILL")]
     signal: String,
 }
@@ -101,7 +101,7 @@ pub(crate) struct Delete {
     #[command(flatten)]
     action: Action,
 
-    /// A machine that does not exist is no error.
+    /// Succeeds even if a VM does not exist.
     #[arg(long)]
     if_exists: bool,
 }
@@ -169,7 +169,7 @@ impl Action {
         let names = names.join(", ");
         if targets.is_empty() {
             let none: Vec<Value> = Vec::new();
-            output.done(&format!("{verb}: there are no such machines"), &json!(none))?;
+            output.done(&format!("{verb}: no VM matches"), &json!(none))?;
             return Ok(false);
         }
         if self.dry_run {
@@ -179,8 +179,10 @@ impl Action {
         }
         let unnamed = self.select.by_what_they_have();
         if unnamed && !self.yes && !std::io::stdin().is_terminal() {
-            let text =
-                format!("{} machines would be meant: say --yes, or --dry-run", targets.len());
+            let text = format!(
+                "this affects {} VMs: confirm with --yes, or preview with --dry-run",
+                targets.len()
+            );
             return Err(CliError::Usage(text));
         }
         if unnamed || destroys {

@@ -27,7 +27,8 @@ Examples:
   muster vm create --image base --publish 2222:22 --publish 0.0.0.0:8080:80
   muster vm create --file vm.yaml --name web2
 
-Flags win over the file, whose fields are in vm-spec.md; `muster vm schema` prints its JSON schema.";
+Flags override the file. Its fields are described in vm-spec.md; `muster vm schema` prints its JSON
+schema.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = AFTER_HELP)]
@@ -36,16 +37,16 @@ pub(crate) struct Args {
     #[arg(long, required_unless_present_any = ["file", "cdrom"])]
     image: Option<String>,
 
-    /// CD to boot from first, e.g. an installer: an image, named as with --image. Without --image the
-    /// machine gets an empty disk, from which it boots later.
+    /// CD to boot from first, e.g. an installer: an image, named as with --image. Without --image
+    /// the VM gets an empty disk to install to.
     #[arg(long, value_name = "IMAGE")]
     cdrom: Option<String>,
 
-    /// UEFI firmware instead of a BIOS; the node needs it (package ovmf).
+    /// Boots with UEFI instead of BIOS; the node needs the package ovmf.
     #[arg(long)]
     uefi: bool,
 
-    /// YAML or JSON file that describes the machine, `-` for stdin.
+    /// YAML or JSON spec file, `-` for stdin.
     #[arg(long, short, value_name = "FILE")]
     file: Option<PathBuf>,
 
@@ -53,7 +54,7 @@ pub(crate) struct Args {
     #[arg(long, visible_alias = "name")]
     alias: Option<String>,
 
-    /// Package whose sizes it gets where no flag says another: name, uuid or its beginning.
+    /// Package with the sizes to use; flags override them: name, uuid or its beginning.
     #[arg(long)]
     package: Option<String>,
 
@@ -69,13 +70,12 @@ pub(crate) struct Args {
     #[arg(long, value_name = "COUNT", value_parser = positive())]
     vcpus: Option<u64>,
 
-    /// Most CPU the machine gets, percent of one core [default: the package's, else 100 for each
-    /// virtual CPU].
+    /// CPU limit, percent of one core [default: the package's, else 100 for each virtual CPU].
     #[arg(long, value_name = "PERCENT", value_parser = positive())]
     cpu_cap: Option<u64>,
 
-    /// What becomes of the machine when it ends or panics without being told to: `never`,
-    /// `on-failure`, `on-failure:N` (N starts in a row at most) or `always` [default: never].
+    /// What to do when the guest ends or panics by itself: `never`, `on-failure`, `on-failure:N` (N
+    /// starts in a row at most) or `always` [default: never].
     #[arg(long, value_name = "POLICY")]
     restart: Option<String>,
 
@@ -83,7 +83,7 @@ pub(crate) struct Args {
     #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = pair)]
     tags: Vec<(String, String)>,
 
-    /// Metadata the guest can read; may be repeated.
+    /// Metadata that the guest can read; may be repeated.
     #[arg(long = "metadata", value_name = "KEY=VALUE", value_parser = pair)]
     metadata: Vec<(String, String)>,
 
@@ -92,32 +92,32 @@ pub(crate) struct Args {
     #[arg(long = "ssh-key", value_name = "FILE")]
     ssh_keys: Vec<PathBuf>,
 
-    /// Script the guest runs at boot.
+    /// Script that the guest runs at boot.
     #[arg(long, value_name = "FILE")]
     user_script: Option<PathBuf>,
 
-    /// Network to connect to, by the name of its nic tag; may be repeated.
+    /// Network to connect to, by its NIC tag; may be repeated.
     #[arg(long = "network", value_name = "TAG")]
     networks: Vec<String>,
 
-    /// Port of the node that leads to the guest: `[ADDRESS:]PORT:GUEST_PORT`, with `/udp` behind it for
-    /// UDP; without an address on the node itself only. May be repeated.
+    /// Publishes a guest port on the node: `[ADDRESS:]PORT:GUEST_PORT[/udp]`; without an address,
+    /// on the node's loopback only. May be repeated.
     #[arg(long = "publish", value_name = "PORT")]
     publish: Vec<Publish>,
 
-    /// Owner of the machine.
+    /// Owner of the VM.
     #[arg(long, value_name = "UUID")]
     owner: Option<uuid::Uuid>,
 
-    /// Uuid of the new machine; without it the coordinator makes one.
+    /// Uuid of the new VM [default: a random one].
     #[arg(long)]
     uuid: Option<uuid::Uuid>,
 
-    /// Kind of machine [default: kvm].
+    /// Type of VM [default: kvm].
     #[arg(long)]
     brand: Option<String>,
 
-    /// Only says where it would go.
+    /// Only shows where the VM would be placed.
     #[arg(long)]
     dry_run: bool,
 
@@ -141,7 +141,7 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
     let spec = with_flags(spec, &args)?;
     let disk_image = spec.disks.first().and_then(|disk| disk.image.as_ref());
     if spec.image.is_none() && spec.cdrom.is_none() && disk_image.is_none() {
-        let text = "an image is needed: --image, or `image` in the file";
+        let text = "no image given: use --image, or `image` in the file";
         return Err(CliError::Usage(text.to_owned()));
     }
     let mut vm = spec_file::payload(&spec, &Named::find(client, &spec).await?);
@@ -266,8 +266,8 @@ pub(crate) fn read_object(path: &Path) -> Result<Map<String, Value>, CliError> {
     let bad = |why: String| CliError::Usage(format!("{}: {why}", path.display()));
     match serde_json::from_str(&spec_file::text(path)?) {
         Ok(Value::Object(object)) => Ok(object),
-        Ok(_) => Err(bad("no JSON object".to_owned())),
-        Err(error) => Err(bad(format!("no JSON: {error}"))),
+        Ok(_) => Err(bad("not a JSON object".to_owned())),
+        Err(error) => Err(bad(format!("not JSON: {error}"))),
     }
 }
 

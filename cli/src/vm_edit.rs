@@ -39,11 +39,11 @@ pub(crate) struct Args {
     #[arg(help = crate::vm::MACHINE)]
     vm: String,
 
-    /// Restarts the guest if that is what lets the change take effect.
+    /// Restarts the guest if the change needs it to take effect.
     #[arg(long)]
     reboot: bool,
 
-    /// Does not ask.
+    /// Skips the confirmation.
     #[arg(long, short)]
     yes: bool,
 
@@ -95,7 +95,8 @@ async fn apply(
             answer => return answer,
         }
     }
-    let text = format!("{} was changed meanwhile; nothing was done, edit it again", target.shown());
+    let text =
+        format!("{} was changed meanwhile; nothing was applied, edit it again", target.shown());
     Err(CliError::Ended(text))
 }
 
@@ -116,7 +117,7 @@ fn edited(text: &str) -> Result<Option<SpecFile>, CliError> {
     }
     spec_file::read(file.path()).map(Some).or_else(|error| {
         let kept = file.keep().map_err(|error| failed(error.error))?.1;
-        warn(&format!("what was written is kept in {}", kept.display()));
+        warn(&format!("your edits are kept in {}", kept.display()));
         Err(error)
     })
 }
@@ -134,26 +135,30 @@ fn open(path: &Path) -> Result<(), CliError> {
     if status.success() {
         return Ok(());
     }
-    Err(CliError::Ended(format!("{editor} ended with {status}, nothing was changed")))
+    Err(CliError::Ended(format!("{editor} exited with {status}, nothing was changed")))
 }
 
 /// The update that makes one of the other; `None` if they are the same.
 fn changed(old: &SpecFile, new: &SpecFile) -> Result<Option<Map<String, Value>>, CliError> {
     for (field, same, instead) in [
-        ("image", old.image == new.image, "`muster vm reprovision` gives a machine another image"),
-        ("cdrom", old.cdrom == new.cdrom, "disks are not exchanged"),
+        ("image", old.image == new.image, "use `muster vm reprovision`"),
+        ("cdrom", old.cdrom == new.cdrom, "CDs cannot be exchanged"),
         (
             "package",
             old.package == new.package,
-            "it sizes machines when they are made; change the sizes themselves",
+            "packages only size new VMs; change the sizes themselves",
         ),
-        ("disks", old.disks == new.disks, "`muster vm update --file` with update_disks grows one"),
+        (
+            "disks",
+            old.disks == new.disks,
+            "grow a disk with update_disks in `muster vm update --file`",
+        ),
         (
             "networks",
             old.networks == new.networks,
-            "`muster vm update --file` takes add_nics, update_nics and remove_nics",
+            "use add_nics, update_nics and remove_nics in `muster vm update --file`",
         ),
-        ("brand", old.brand == new.brand, "a machine stays of its kind"),
+        ("brand", old.brand == new.brand, "the type of a VM is fixed"),
     ] {
         if !same {
             return Err(CliError::Usage(format!("{field} cannot be edited: {instead}")));
@@ -176,7 +181,7 @@ fn changed(old: &SpecFile, new: &SpecFile) -> Result<Option<Map<String, Value>>,
         } else if LASTING.iter().any(|property| property.name == name) {
             change.insert(name.clone(), after.cloned().unwrap_or_else(|| absent(name)));
         } else {
-            let text = format!("{name} cannot be changed once the machine is made");
+            let text = format!("{name} cannot be changed after creation");
             return Err(CliError::Usage(text));
         }
     }
@@ -258,8 +263,8 @@ mod tests {
             ("cdrom", json!("b"), "exchanged"),
             ("disks", json!([{ "size": "9GiB" }]), "update_disks"),
             ("networks", json!([{ "name": "b" }]), "add_nics"),
-            ("brand", json!("bhyve"), "kind"),
-            ("properties", json!({ "zpool": "b" }), "once the machine is made"),
+            ("brand", json!("bhyve"), "fixed"),
+            ("properties", json!({ "zpool": "b" }), "after creation"),
         ] {
             let refused = changed(&spec(json!({})), &spec(json!({ field: value }))).unwrap_err();
             assert!(refused.to_string().contains(instead), "{field}: {refused}");

@@ -66,7 +66,7 @@ fn page(
     let none = json!({});
     let machine = whole.unwrap_or(&none);
     let text = |name: &str| machine[name].as_str().filter(|text| !text.is_empty());
-    page.group("Machine")
+    page.group("VM")
         .line("Id", &id)
         .line("Server", format!("{on} ({server_id})"))
         .maybe("Image", image)
@@ -113,7 +113,7 @@ fn page(
     }
     if whole.is_none() {
         page.group("Not known");
-        page.line("disks, network, metadata", "its server's agent does not answer");
+        page.line("disks, network, metadata", "unknown: its server's agent does not answer");
         page.next(format!("muster why server {on}"));
     }
     if !vm.index.running_with.is_empty() {
@@ -135,7 +135,7 @@ fn yes_or_no(flag: bool) -> &'static str {
 /// A size, and that of the guest until it starts next if that is another one.
 fn until_start(size: &Cell, running: Option<Cell>) -> String {
     match running {
-        Some(running) => format!("{} from its next start on (now {})", size.text, running.text),
+        Some(running) => format!("{} after its next start (now {})", size.text, running.text),
         None => size.text.clone(),
     }
 }
@@ -154,8 +154,8 @@ fn cpus(vm: &FleetVm) -> String {
     let count =
         until_start(&Cell::of(&vm.index.vcpus), running.map(|count| Cell::of(&Some(count))));
     match vm.vm.cpu_cap {
-        Some(cap) => format!("{count}, at most {cap} % of one core together"),
-        None => format!("{count}, without a limit"),
+        Some(cap) => format!("{count}, limited to {cap} % of one core in total"),
+        None => format!("{count}, no limit"),
     }
 }
 
@@ -164,7 +164,7 @@ fn ram(vm: &FleetVm) -> String {
     let own = until_start(&Cell::mib(vm_list::ram(vm)), running.map(|mib| Cell::mib(Some(mib))));
     match (vm.index.ram, vm.vm.max_physical_memory) {
         (Some(ram), Some(all)) if all > ram => {
-            format!("{own}, with the hypervisor at most {}", Cell::mib(Some(all)).text)
+            format!("{own}, up to {} with the hypervisor", Cell::mib(Some(all)).text)
         }
         _ => own,
     }
@@ -222,8 +222,8 @@ mod tests {
         let text = page(&vm("running"), Some(&whole), Some("cn1"), Some("debian@12")).text(None);
         assert!(text.starts_with("web1 is running on cn1\n"), "{text}");
         for part in [
-            "2, at most 200 % of one core together",
-            "512 MiB, with the hypervisor at most 1.5 GiB",
+            "2, limited to 200 % of one core in total",
+            "512 MiB, up to 1.5 GiB with the hypervisor",
             " small\n",
             "disk0  10 GiB, virtio, boot, /d0",
             "net0  network admin, 02:00:00:00:00:01, dhcp",
@@ -247,14 +247,14 @@ mod tests {
         };
         let text = with(json!({ "ram": 256, "vcpus": null, "disks": null }));
         for part in [
-            "512 MiB from its next start on (now 256 MiB), with the hypervisor",
+            "512 MiB after its next start (now 256 MiB), up to 1.5 GiB with",
             "At its next start  new disks, vcpus",
             "muster vm reboot web1",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
         let text = with(json!({ "vcpus": 1 }));
-        assert!(text.contains("2 from its next start on (now 1), at most 200 %"), "{text}");
+        assert!(text.contains("2 after its next start (now 1), limited to 200 %"), "{text}");
         assert!(!text.contains("At its next start"), "{text}");
         let text = with(json!({}));
         assert!(!text.contains("next start") && !text.contains("reboot"), "{text}");

@@ -24,24 +24,24 @@ const KINDS: [&str; 10] =
 pub(crate) struct Info {
     #[arg(help = MACHINE)]
     vm: String,
-    /// What to tell; all if nothing is named.
+    /// What to show [default: everything].
     #[arg(value_parser = KINDS)]
     kinds: Vec<String>,
 }
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-A viewer of VNC connects to the address that is printed; the connection goes through the coordinator
-to the machine's server. One viewer at a time; Ctrl-C ends it. Example:
+Prints the address to connect a VNC viewer to; the connection is tunnelled through the coordinator
+to the VM's server. One viewer at a time; Ctrl-C closes the port. Example:
   muster vm vnc web1 --listen 127.0.0.1:5901 &
   vncviewer 127.0.0.1:5901")]
 pub(crate) struct Vnc {
     #[arg(help = MACHINE)]
     vm: String,
-    /// Where to wait for a viewer; port 0 takes any that is free.
+    /// Address to listen on; port 0 picks a free one.
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:0")]
     listen: SocketAddr,
-    /// Ends when the first viewer leaves.
+    /// Exits when the first viewer disconnects.
     #[arg(long)]
     once: bool,
 }
@@ -66,7 +66,7 @@ pub(crate) async fn vnc(client: &Client, args: Vnc) -> Result<(), CliError> {
     let failed = |source| CliError::Terminal { action: "wait for a viewer", source };
     let listener = TcpListener::bind(args.listen).await.map_err(failed)?;
     let address = listener.local_addr().map_err(failed)?;
-    warn(&format!("the display of {} is at {address}; Ctrl-C ends it", target.shown()));
+    warn(&format!("the display of {} is at {address}; Ctrl-C closes it", target.shown()));
     loop {
         let (viewer, _) = listener.accept().await.map_err(failed)?;
         match carried(client, &path, viewer).await {

@@ -35,25 +35,25 @@ const STATES: [&str; 16] = [
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-RAM is what the guest has; the hypervisor's own memory comes on top, see `muster capacity --help`.
-A state in brackets is the last that was told: the machine's server is not heard. Examples:
+RAM is what the guest has, without the hypervisor's overhead (see `muster capacity --help`).
+A state in brackets is the last known one: the VM's server is offline. Examples:
   muster vm list --server cn1 --sort -ram
   muster vm list --tag role=db --filter 'name=web*' --columns name,state,server
   muster vm list -q --state stopped | xargs muster vm start")]
 pub(crate) struct Args {
-    /// Only machines on this server.
+    /// Only VMs on this server.
     #[arg(long)]
     server: Option<String>,
-    /// Only machines in this state.
+    /// Only VMs in this state.
     #[arg(long, value_parser = STATES)]
     state: Option<String>,
-    /// Only machines with this alias.
+    /// Only VMs with this alias.
     #[arg(long)]
     alias: Option<String>,
-    /// Only machines of this owner.
+    /// Only VMs of this owner.
     #[arg(long, value_name = "UUID")]
     owner: Option<uuid::Uuid>,
-    /// Only machines with this tag; may be repeated.
+    /// Only VMs with this tag; may be repeated.
     #[arg(long = "tag", value_name = "KEY=VALUE", value_parser = crate::vm_create::pair)]
     tags: Vec<(String, String)>,
     #[command(flatten)]

@@ -15,19 +15,19 @@ const MAX_BYTES: usize = 4 * 1024 * 1024;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The picture is what the machine's display shows at this moment, in the format PNG; the guest knows
-nothing of it. Useful for a machine that does not come up: boot loaders and kernels say there what
-they wait for. Text goes to `muster vm console` instead, if the guest uses its serial line. Example:
+Saves what the VM's display shows now as a PNG; the guest does not notice. Useful when a VM does not
+boot: boot loaders and kernels print their errors there. Guests that use their serial port print to
+`muster vm console` instead. Example:
   muster vm screenshot web1 -f web1.png")]
 pub(crate) struct Args {
     #[arg(help = MACHINE)]
     vm: String,
 
-    /// Where to put it; must not exist yet. Else the machine's name with `.png`.
+    /// File to write, which must not exist yet [default: the VM's name with `.png`].
     #[arg(long, short, value_name = "FILE")]
     file: Option<PathBuf>,
 
-    /// Replaces the file if there is one.
+    /// Overwrites an existing file.
     #[arg(long)]
     force: bool,
 }

@@ -13,21 +13,21 @@ pub(crate) struct Select {
         conflicts_with_all = ["all", "tags", "owner", "server"])]
     vms: Vec<String>,
 
-    /// All machines.
-    #[arg(long, help_heading = "Which machines")]
+    /// All VMs.
+    #[arg(long, help_heading = "Selectors")]
     all: bool,
 
-    /// All with this tag; may be repeated.
+    /// All VMs with this tag; may be repeated.
     #[arg(long = "tag", id = "tags", value_name = "KEY=VALUE", value_parser = pair,
-        help_heading = "Which machines")]
+        help_heading = "Selectors")]
     tags: Vec<(String, String)>,
 
-    /// All of this owner.
-    #[arg(long, value_name = "UUID", help_heading = "Which machines")]
+    /// All VMs of this owner.
+    #[arg(long, value_name = "UUID", help_heading = "Selectors")]
     owner: Option<uuid::Uuid>,
 
-    /// All on this server.
-    #[arg(long, value_name = "SERVER", help_heading = "Which machines")]
+    /// All VMs on this server.
+    #[arg(long, value_name = "SERVER", help_heading = "Selectors")]
     server: Option<String>,
 }
 

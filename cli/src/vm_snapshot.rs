@@ -15,13 +15,13 @@ use crate::wait::WaitArgs;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Args {
-    /// Takes a snapshot of all disks, also while the machine runs.
+    /// Takes a snapshot of all disks, of a running VM too.
     Create(Named),
     /// Restores the disks from a snapshot; newer snapshots are deleted.
     Rollback(Named),
     /// Deletes a snapshot.
     Delete(Named),
-    /// Lists a machine's snapshots, the newest first.
+    /// Lists a VM's snapshots, newest first.
     List {
         #[arg(help = crate::vm::MACHINE)]
         vm: String,
@@ -34,7 +34,7 @@ pub(crate) enum Args {
 pub(crate) struct Named {
     #[arg(help = crate::vm::MACHINE)]
     vm: String,
-    /// The snapshot: at most 64 of the characters A-Z, a-z, 0-9 and `-_.:%`.
+    /// Name of the snapshot: 1 to 64 of A-Z, a-z, 0-9 and `-_.:%`.
     #[arg(value_parser = snapshot_name)]
     name: String,
     #[command(flatten)]

@@ -36,32 +36,31 @@ const KIB: f64 = 1024.0;
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-CPU% is of one CPU of the host, with the hypervisor's own work: a machine with two busy virtual
-CPUs shows about 200. WAIT% is the time for which virtual CPUs were ready to run and the host had
-none for them; much of it means that the node is overcommitted. MEMORY is what the host really
-gave, of what the machine may have. A dash means that nobody can tell: user-mode networking counts
-nothing, a hypervisor that hangs tells nothing of its disks. With `old` in NOTE the node's agent
-did not answer, and the figures are those it told last.
+CPU% is relative to one host CPU and includes the hypervisor: a VM with two busy virtual CPUs shows
+about 200. WAIT% is the share of time in which virtual CPUs were ready to run but had no host CPU;
+if it is high, the node is overcommitted. MEMORY is what the VM really occupies on the host, of what
+it may use. A dash means unknown: user-mode networks have no counters, and a hypervisor that hangs
+reports no disk figures. `old` in NOTE: the node's agent did not answer; these are its last figures.
 
-On a terminal the table is drawn anew at each interval until Ctrl-C. Elsewhere, with --once and
-with `-o json`, there is one table: what happened in one interval. Examples:
+On a terminal the table is refreshed at each interval until Ctrl-C. Otherwise, with --once or with
+`-o json`, one table is printed, covering one interval. Examples:
   muster vm top
   muster vm top --server node3 --sort disk --interval 5s
   muster vm top --once -o json")]
 pub(crate) struct Args {
-    /// Only machines on this server.
+    /// Only VMs on this server.
     #[arg(long)]
     server: Option<String>,
 
-    /// What the busiest machines are busy with.
+    /// What to sort by.
     #[arg(long, value_enum, default_value_t)]
     sort: Sort,
 
-    /// Time between two looks, e.g. `2s`, `500ms`, `1m`.
+    /// Refresh interval, e.g. `2s`, `500ms`, `1m`.
     #[arg(long, value_name = "TIME", default_value = "2s", value_parser = interval)]
     interval: Duration,
 
-    /// Prints one table and ends.
+    /// Prints one table and exits.
     #[arg(long)]
     once: bool,
 }
@@ -128,7 +127,7 @@ pub(crate) async fn run(
         due.tick().await;
         let new = match client.get_all("/vms/usage", &query, uuid).await {
             Err(lost @ CliError::Unreachable { .. }) if !once => {
-                write_out(&format!("{CLEAR}{}, trying again", safe(&lost.to_string())))?;
+                write_out(&format!("{CLEAR}{}, retrying", safe(&lost.to_string())))?;
                 continue;
             }
             answer => answer?,
@@ -163,7 +162,7 @@ fn waiting(interval: Duration) -> ProgressBar {
         return ProgressBar::hidden();
     }
     let bar = ProgressBar::new_spinner();
-    bar.set_message(format!("looking for {} s", interval.as_secs_f64()));
+    bar.set_message(format!("measuring for {} s", interval.as_secs_f64()));
     bar.enable_steady_tick(Duration::from_millis(120));
     bar
 }
@@ -300,7 +299,7 @@ fn note(row: &Row) -> String {
     match &row.vm.usage {
         None if running => "not told yet".to_owned(),
         Some(usage) => match usage.disk_age_ms {
-            Some(age) => format!("no disk figures for {} s", age / 1000),
+            Some(age) => format!("disk figures are {} s old", age / 1000),
             None => String::new(),
         },
         None => String::new(),
@@ -313,7 +312,7 @@ fn summary(rows: &[Row]) -> String {
     let cpu: f64 = rows.iter().filter_map(|row| row.rates.cpu_percent).sum();
     let disk: f64 = rows.iter().filter_map(|row| row.rates.disk()).sum();
     format!(
-        "{} machines, {running} with figures; CPU {cpu:.0} %, disks {}/s\n",
+        "{} VMs, {running} with figures; CPU {cpu:.0} %, disks {}/s\n",
         rows.len(),
         bytes(Some(disk))
     )
@@ -360,7 +359,7 @@ mod tests {
         let busiest = cells(&rows[0]);
         assert_eq!(busiest[4..7], ["50.0", "-", "300 MiB of 1.0 GiB"]);
         assert_eq!(cells(&rows[3])[12], "not told yet");
-        assert!(summary(&rows).starts_with("4 machines, 3 with figures; CPU 60 %"));
+        assert!(summary(&rows).starts_with("4 VMs, 3 with figures; CPU 60 %"));
         let json: Value = json!(rows[0]);
         assert_eq!(json["rates"]["cpu_percent"], 50.0);
         assert_eq!(json["usage"]["cpu_ms"], 1000);

@@ -30,7 +30,7 @@ pub(crate) struct Update {
     #[arg(help = crate::vm::MACHINE)]
     vm: String,
 
-    /// JSON file with further members, `-` for stdin.
+    /// JSON file with more members, `-` for stdin.
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
 
@@ -46,8 +46,7 @@ pub(crate) struct Update {
     #[arg(long, value_name = "COUNT")]
     vcpus: Option<u64>,
 
-    /// Most CPU the machine gets, percent of one core; 0 for no limit: for its place it still counts
-    /// with 100 for each virtual CPU.
+    /// CPU limit, percent of one core; 0 for no limit; placement then counts 100 per virtual CPU.
     #[arg(long, value_name = "PERCENT")]
     cpu_cap: Option<u64>,
 
@@ -59,7 +58,7 @@ pub(crate) struct Update {
     #[arg(long = "remove-tag", value_name = "KEY")]
     remove_tags: Vec<String>,
 
-    /// Sets metadata the guest can read; may be repeated.
+    /// Sets metadata that the guest can read; may be repeated.
     #[arg(long = "metadata", value_name = "KEY=VALUE", value_parser = pair)]
     metadata: Vec<(String, String)>,
 
@@ -67,12 +66,12 @@ pub(crate) struct Update {
     #[arg(long = "remove-metadata", value_name = "KEY")]
     remove_metadata: Vec<String>,
 
-    /// What becomes of the machine when it ends or panics without being told to: `never`,
-    /// `on-failure`, `on-failure:N` (N starts in a row at most) or `always`.
+    /// What to do when the guest ends or panics by itself: `never`, `on-failure`, `on-failure:N` (N
+    /// starts in a row at most) or `always`.
     #[arg(long, value_name = "POLICY")]
     restart: Option<String>,
 
-    /// Restarts the guest if that is what lets the change take effect.
+    /// Restarts the guest if the change needs it to take effect.
     #[arg(long)]
     reboot: bool,
 
@@ -135,7 +134,7 @@ pub(crate) async fn refuse_second(
     match namesake(&there, target.uuid, target.owner.as_deref()) {
         None => Ok(()),
         Some(other) => Err(CliError::Usage(format!(
-            "{} of the same owner is named {alias:?} already",
+            "{} of the same owner is already named {alias:?}",
             Target::of(other).shown()
         ))),
     }

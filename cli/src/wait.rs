@@ -27,11 +27,11 @@ const RETRY: Duration = Duration::from_millis(500);
 /// Whether and how long to wait for a task.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub(crate) struct WaitArgs {
-    /// Return once the work is accepted; `muster task wait` waits later.
+    /// Returns once the work is accepted; see `muster task wait`.
     #[arg(long)]
     no_wait: bool,
 
-    /// Longest wait, seconds. The task goes on after it.
+    /// Maximum wait in seconds. The task continues after that.
     #[arg(long, value_name = "SECONDS", default_value_t = 900, conflicts_with = "no_wait")]
     timeout: u64,
 }
@@ -94,7 +94,7 @@ impl WaitArgs {
 fn remarks(result: &Value) -> Vec<(&'static str, String)> {
     let mut remarks = Vec::new();
     if result["forced"] == true {
-        let text = "the guest did not shut down in its time, and was ended";
+        let text = "the guest did not shut down in time and was powered off";
         remarks.push(("forced", text.to_owned()));
     }
     let pending = result["pending_reboot"].as_array().into_iter().flatten();
@@ -132,9 +132,10 @@ pub(crate) async fn finished(
     limit: Duration,
 ) -> Result<Answer<Task>, CliError> {
     let goes_on = || {
-        let hint =
-            format!("`muster task wait {id}` waits for it, `muster task cancel {id}` stops it");
-        CliError::Interrupted { goes_on: format!("task {id} goes on"), hint }
+        let hint = format!(
+            "wait for it with `muster task wait {id}`, stop it with `muster task cancel {id}`"
+        );
+        CliError::Interrupted { goes_on: format!("task {id} continues"), hint }
     };
     unless_interrupted(goes_on, watched(client, title, id, limit)).await
 }
@@ -157,7 +158,7 @@ async fn watched(
                 return ended(id, task);
             }
             Err(lost @ CliError::Unreachable { .. }) => {
-                view.say("the coordinator does not answer, trying again");
+                view.say("the coordinator does not answer, retrying");
                 if clock.monotonic() >= limit {
                     return Err(lost);
                 }
@@ -269,7 +270,7 @@ mod tests {
         };
         assert_eq!(sentence(json!({ "vm": {}, "pending_reboot": [] })), "");
         let both = json!({ "forced": true, "pending_reboot": ["ram", "vcpus"] });
-        let want = "the guest did not shut down in its time, and was ended; \
+        let want = "the guest did not shut down in time and was powered off; \
                     takes effect at the next start: ram, vcpus";
         assert_eq!(sentence(both), want);
     }

@@ -18,21 +18,20 @@ const WATCH: Duration = Duration::from_secs(2);
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-The kind of the thing is found by itself; it can be said first, where a name means several things.
-Examples:
-  muster why web1                  what a machine waits for, where it is, what failed last
-  muster why cn1                   why a server gets no machines
+The type is detected; give it first if a name is ambiguous. Examples:
+  muster why web1                  what a VM is waiting for, where it is, what failed last
+  muster why cn1                   why a server gets no VMs
   muster why task 3fa9c1d2         why a task is not done, or why it failed
-  muster why ticket 9b1c55f0-…     who has the turn, and whether holders wait in a circle
+  muster why ticket 9b1c55f0-…     who holds the resource, and whether there is a deadlock
   muster why job 01a2009f-…        the step that failed
-  muster why allocation 0197a1c2   why no server was chosen, or which")]
+  muster why allocation 0197a1c2   which server was chosen, or why none")]
 pub(crate) struct Args {
-    /// The kind of thing, if it has to be said; else its id or name.
+    /// Its type, if the name is ambiguous; otherwise its id or name.
     #[arg(value_name = "KIND")]
     first: String,
     /// Its id, the beginning of its id, or its name.
     id: Option<String>,
-    /// All that is known.
+    /// Shows everything that is known.
     #[arg(long, short)]
     verbose: bool,
     /// Looks again every 2 seconds, until Ctrl-C.
@@ -64,7 +63,7 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
                 let kinds = Kind::value_variants().iter().filter_map(Kind::to_possible_value);
                 let kinds: Vec<_> = kinds.map(|kind| kind.get_name().to_owned()).collect();
                 let first = &args.first;
-                CliError::Usage(format!("{first:?} is none of {}", kinds.join(", ")))
+                CliError::Usage(format!("{first:?} is not one of {}", kinds.join(", ")))
             };
             find(client, kind.map_err(wrong)?, id).await?
         }
@@ -120,7 +119,8 @@ async fn find_any(client: &Client, name: &str) -> Result<Thing, CliError> {
             Err(other) => return Err(other),
         }
     }
-    let text = format!("nothing is named {name:?}: no VM, server, task, job, ticket or allocation");
+    let text =
+        format!("nothing is called {name:?}: no VM, server, task, job, ticket or allocation");
     Err(CliError::NotFound(text))
 }
 
@@ -187,7 +187,7 @@ fn explained(page: &mut Page, answer: &Value) {
         }
     }
     if let Some(time) = answer["created_at"].as_str() {
-        page.line("Made", when(time));
+        page.line("Created", when(time));
     }
     page.group("Subtasks");
     for part in answer["subtasks"].as_array().into_iter().flatten() {

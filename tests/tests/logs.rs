@@ -94,7 +94,7 @@ async fn a_follower_sees_what_comes_also_after_a_restart() {
     agent.restart();
     agent.wait_status(&client, "running", LIMIT).await;
     fails(&client, &agent, "failure-third").await;
-    let at = terminal.until(at, "was started again");
+    let at = terminal.until(at, "was restarted");
     terminal.until(at, "failure-third");
     terminal.interrupt();
     let (code, shown) = terminal.end();
