@@ -117,7 +117,7 @@ start() {
 
 demo: the cluster goes on running. Look around:
   export PATH="$bin:\$PATH"
-  muster vm console demo$number        # its console; Ctrl-] leaves
+  muster vm console demo$number        # its console; Ctrl-] detaches
   muster why vm demo$number            # where it is, and what it waits for
   muster server list
   curl -s $MUSTER_URL/vms/$vm | jq .
