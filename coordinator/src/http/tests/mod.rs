@@ -3,6 +3,7 @@
 mod connections;
 mod contract;
 mod images;
+mod layout;
 mod page;
 mod rules;
 mod table;

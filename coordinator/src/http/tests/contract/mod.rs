@@ -17,6 +17,7 @@ mod rows_rest;
 mod rows_servers;
 mod rows_tickets;
 mod rows_vms;
+mod samples;
 mod views;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,6 +32,8 @@ use super::super::openapi;
 use super::super::route::{Reply, Route};
 use super::super::schema::Checker;
 use super::{Answer, table};
+
+pub(super) use samples::{Sample, Samples, recorded};
 
 fn rows() -> Vec<Row> {
     [
