@@ -4,6 +4,7 @@
 //! What commands there are is asked of the command line itself: a new one without a case fails here.
 
 use std::collections::BTreeSet;
+use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use clap::{Command, CommandFactory as _};
 use muster_tests::cli;
 use muster_tests::daemon::{Agent, Coordinator};
 use muster_tests::guest;
+use muster_tests::scripted_agent::ScriptedAgent;
 use muster_tests::terminal::{Screen, Terminal};
 use muster_tests::wait::wait_for;
 use serde_json::Value;
@@ -27,8 +29,10 @@ const FAILED: i32 = 1;
 const USAGE: i32 = 2;
 const NOT_FOUND: i32 = 3;
 const TASK_FAILED: i32 = 4;
+const UNREACHABLE: i32 = 5;
 const REFUSED: i32 = 6;
 const LATE: i32 = 7;
+const INTERRUPTED: i32 = 130;
 
 /// The commands without subcommands, as they are typed.
 fn commands(of: &Command, path: &str, all: &mut BTreeSet<String>) {
@@ -118,8 +122,9 @@ impl Operator {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_command_fits_a_terminal_and_ends_as_documented() {
-    let coordinator = Coordinator::start();
-    let agent = Agent::start(&coordinator.agent_url());
+    let scripts = ["security.allow_command_execute=true"];
+    let coordinator = Coordinator::with_settings(&scripts);
+    let agent = Agent::with(&[&coordinator.agent_url()], &scripts, &[]);
     agent.wait_allocatable(&coordinator.client()).await;
     let mut operator = Operator::new(coordinator);
     let server = agent.server_uuid.clone();
@@ -167,8 +172,7 @@ async fn programs_are_told_of_errors_in_json_and_who_calls_is_known() {
     let nobody = "00000000-0000-4000-8000-000000000001";
     for kind in ["task", "job", "ticket", "allocation", "vm", "server", "image", "package"] {
         let (code, missing) = error(&url, &[kind, "get", nobody]);
-        let message =
-            format!("there is no {kind} \"{nobody}\"; `muster {kind} list` shows them all");
+        let message = format!("there is no {kind} \"{nobody}\"; `muster {kind} list` lists them");
         assert_eq!((code, &missing["message"]), (Some(NOT_FOUND), &message.into()), "{missing}");
         assert_eq!(
             (&missing["kind"], &missing["exit_code"]),
@@ -188,10 +192,51 @@ async fn programs_are_told_of_errors_in_json_and_who_calls_is_known() {
     assert!(metrics.contains("user_agent=\"muster/"), "{metrics}");
 }
 
+/// Nobody listens at one address; at the other, connections are accepted and that is all.
+#[test]
+fn who_does_not_answer_is_named_before_long() {
+    let listener = || TcpListener::bind("127.0.0.1:0").expect("a port");
+    let url = |at: &TcpListener| format!("http://{}", at.local_addr().expect("its address"));
+    let silent = listener();
+    let nobody = url(&listener());
+    for (url, cause) in [(nobody, "refused"), (url(&silent), "answered nothing within 10 s")] {
+        let home = tempfile::tempdir().expect("a folder");
+        // The answer to any request is waited for 60 s.
+        let limit = Duration::from_secs(40);
+        let (code, shown) = Terminal::at(&url, home.path(), &["server", "list"], limit).end();
+        let Screen { text, flaws, .. } = Screen::of(&shown);
+        assert_eq!((code, flaws.len()), (UNREACHABLE, 0), "{flaws:?} in {text}");
+        let sentence = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(sentence.contains(cause) && sentence.contains(&url), "{text}");
+        assert!(sentence.contains("is muster-coordinator running there?"), "{text}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_presses_ctrl_c_is_told_what_continues_and_how_to_come_back() {
+    let coordinator = Coordinator::start();
+    let mut agent = ScriptedAgent::register(&coordinator).await;
+    let mut operator = Operator::new(coordinator);
+    let orphan = "00000000-0000-4000-8000-000000000001";
+    let server = agent.server_uuid.clone();
+    let adopt = ["server", "orphans", "adopt", &server, orphan];
+    let terminal = operator.start(&adopt);
+    let sent = agent.expect("dispatch", None, LIMIT).await.expect("it is sent");
+    // The command waits for the task that the agent does not end.
+    terminal.until(0, "adopt");
+    terminal.interrupt();
+    let shown = operator.end(terminal, &adopt, INTERRUPTED);
+    let task = sent["id"].as_str().expect("an id");
+    for text in [&format!("task {task} continues"), &format!("muster task wait {task}")] {
+        assert!(shown.split_whitespace().collect::<Vec<_>>().join(" ").contains(text), "{shown}");
+    }
+    operator.assert_sound();
+}
+
 fn without_machines(operator: &mut Operator, server: &str) {
     operator.find(&["server", "list"], DONE, "running");
     operator.see(&["server", "list", "--columns", "name,stat"], USAGE);
-    operator.find(&["server", "get", server], DONE, "left to promise");
+    operator.find(&["server", "get", server], DONE, "unallocated");
     operator.see(&["server", "get", "nowhere"], NOT_FOUND);
     operator.see(&["server", "orphans", "list", server], DONE);
     let nobody = "00000000-0000-4000-8000-000000000001";
@@ -203,13 +248,24 @@ fn without_machines(operator: &mut Operator, server: &str) {
         .see(&["server", "update", server, "--comments", "a note", "--trait", "ssd=true"], DONE);
     operator.find(&["server", "get", server], DONE, "a note");
     operator.see(&["server", "update", server, "--remove-trait", "ssd"], DONE);
+    operator.find(&["server", "refresh", server], DONE, "done");
+    let script = operator.home.path().join("check.sh").display().to_string();
+    std::fs::write(&script, "uptime\n").expect("a script");
+    // The agent's host is a simulated one, where scripts print nothing.
+    operator.see(&["server", "execute", server, &script, "--fast"], DONE);
+    operator.see(&["server", "execute", server, "/nonexistent"], USAGE);
+    operator.find(&["coordinator", "get"], DONE, "the coordinator is ready");
+    operator.find(&["coordinator", "loglevel", "debug"], DONE, "debug");
+    operator.find(&["coordinator", "loglevel"], DONE, "debug");
+    operator.see(&["coordinator", "loglevel", "loud"], USAGE);
     operator.see(&["server", "pause", server], DONE);
     operator.see(&["server", "resume", server], DONE);
     operator.see(&["vm", "list"], DONE);
     operator.see(&["image", "list"], DONE);
-    operator.see(&["boot", "get", server], DONE);
     operator.see(&["boot", "set", server, "--arg", "a=b"], DONE);
-    operator.see(&["boot", "platforms"], DONE);
+    operator.find(&["boot", "get", server], DONE, "Kernel arguments");
+    operator.find(&["boot", "get", "default"], DONE, "new servers boot platform");
+    operator.find(&["boot", "platforms"], DONE, "latest");
     // A shell takes it, and no terminal.
     let script = cli::text(&operator.coordinator, &["completion", "bash"]);
     assert!(script.contains("muster names"), "{script}");
@@ -232,6 +288,11 @@ fn images_and_a_machine(operator: &mut Operator) -> String {
     operator.see(&["image", "import", &file, "--manifest", &manifest], DONE);
     operator.see(&["image", "import", &file, "--manifest", &manifest], USAGE);
     operator.see(&["image", "list", "--all"], DONE);
+    let copy = operator.home.path().join("copy.qcow2.gz").display().to_string();
+    operator.find(&["image", "export", "muster-guest", &copy], DONE, "copy.qcow2.gz");
+    let [original, copied] = [&file, &copy].map(|path| std::fs::read(path).expect("a file"));
+    assert!(original == copied, "{} and {} bytes", original.len(), copied.len());
+    operator.find(&["image", "export", "muster-guest", &copy], USAGE, "--force");
     operator.see(&["image", "get", "muster-guest"], DONE);
     operator.see(&["allocate", "--ram", "192"], DONE);
     operator.see(&["allocate", "--ram", "9999999"], REFUSED);
@@ -394,7 +455,7 @@ async fn tickets_and_jobs(operator: &mut Operator, server: &str) {
     operator.see(&["ticket", "create", "--scope", "", "--id", "web1"], USAGE);
     let ticket = operator.member(&["ticket", "list"], "uuid");
     operator.find(&["ticket", "list"], DONE, "web1");
-    operator.find(&["ticket", "get", &ticket[24..]], DONE, &ticket);
+    operator.find(&["ticket", "get", &ticket[24..]], DONE, "the ticket for vm web1 is active");
     operator.see(&["ticket", "wait", &ticket], DONE);
     operator.see(&["ticket", "release", &ticket], DONE);
     operator.see(&["ticket", "delete", &ticket], DONE);

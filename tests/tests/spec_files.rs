@@ -211,8 +211,8 @@ async fn edits(coordinator: &Coordinator, client: &Client, agent: &Agent, folder
     assert!(edit("true", 0).contains("nothing was changed"));
     assert!(edit("exit 3", 1).contains("nothing was changed"));
     let bad = edit("sed -i 's/^ram:/rma:/' \"$1\"", 2);
-    assert!(bad.contains("did you mean `ram`?") && bad.contains("is kept in "), "{bad}");
-    let kept = bad.split("is kept in ").nth(1).and_then(|rest| rest.lines().next());
+    assert!(bad.contains("did you mean `ram`?") && bad.contains("are kept in "), "{bad}");
+    let kept = bad.split("are kept in ").nth(1).and_then(|rest| rest.lines().next());
     std::fs::remove_file(kept.expect("a path")).expect("it was kept");
     let refused = edit("sed -i 's/size: 1GiB/size: 2GiB/' \"$1\"", 2);
     assert!(refused.contains("disks cannot be edited"), "{refused}");
@@ -256,7 +256,7 @@ async fn what_is_wrong_in_a_file_is_named_with_its_line_before_anything_is_asked
     ] {
         assert!(text.contains(problem), "{problem}: {text}");
     }
-    assert!(refused("name: web1\n").contains("an image is needed"));
+    assert!(refused("name: web1\n").contains("no image given"));
     assert!(refused("image: [a\n").contains("line 1: unclosed bracket"));
     let text = refused("image: a\nuser_script_file: gone.sh\n");
     assert!(text.contains("gone.sh"), "{text}");
