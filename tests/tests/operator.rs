@@ -294,6 +294,7 @@ fn images_and_a_machine(operator: &mut Operator) -> String {
     assert!(original == copied, "{} and {} bytes", original.len(), copied.len());
     operator.find(&["image", "export", "muster-guest", &copy], USAGE, "--force");
     operator.see(&["image", "get", "muster-guest"], DONE);
+    an_import_that_is_interrupted(operator);
     operator.see(&["allocate", "--ram", "192"], DONE);
     operator.see(&["allocate", "--ram", "9999999"], REFUSED);
     operator.see(&["capacity", "--ram", "192", "--disk", "1"], DONE);
@@ -308,6 +309,20 @@ fn images_and_a_machine(operator: &mut Operator) -> String {
     let nowhere = ["vm", "create", "--image", "muster-guest", "--network", "nosuch"];
     operator.find(&nowhere, REFUSED, "nosuch;");
     operator.member(&["task", "list", "--kind", "machine_create"], "id")
+}
+
+fn an_import_that_is_interrupted(operator: &mut Operator) {
+    let path = operator.home.path().join("big.raw");
+    std::fs::File::create(&path).and_then(|file| file.set_len(128 << 20)).expect("a file");
+    let path = path.display().to_string();
+    let import = ["image", "import", &path, "--name", "big", "--version", "1"];
+    let terminal = operator.start(&import);
+    terminal.until(0, "upload");
+    terminal.interrupt();
+    let shown = operator.end(terminal, &import, INTERRUPTED);
+    assert!(shown.contains("the image was not imported"), "{shown}");
+    let left = operator.see(&["image", "list", "--all", "--columns", "name"], DONE);
+    assert!(!left.contains("big"), "{left}");
 }
 
 fn packages(operator: &mut Operator) {
