@@ -1,10 +1,14 @@
 //! Time per allocation at several fleet sizes, full default pipeline, beside the goals; and the
-//! time to render it, to say what servers have left, and to take over what reports bring.
+//! time to render it, to say what servers have left, and to take over what reports bring. Before
+//! these, the first decision of a process: each in a process of its own, which runs this program
+//! again.
 
 use std::hint::black_box;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use criterion::{BenchmarkId, Criterion, criterion_group};
+use mimalloc::MiMalloc;
 use muster_alloc::{
     Config, Detail, Fleet, HostOs, News, Options, Request, ServerName, allocate, capacity,
 };
@@ -13,7 +17,16 @@ use muster_shared::wire::status::{VmIndex, VmReport, VmStatus};
 use serde_json::json;
 use uuid::Uuid;
 
+/// As in the coordinator: with the C library's allocator the lists of a large fleet, which are
+/// mapped and unmapped for each step, are what is measured.
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
+
 const GIB: u64 = 1 << 30;
+/// Set for a process that is to say how long its first decision took: on so many servers.
+const FIRST: &str = "MUSTER_BENCH_FIRST";
+/// Processes that are asked so, for each size.
+const PROCESSES: usize = 5;
 /// Servers, VMs on each, and the goal for one allocation.
 const SIZES: [(u32, u32, &str); 6] = [
     (100, 20, "no goal"),
@@ -173,5 +186,63 @@ fn bench(c: &mut Criterion) {
     }
 }
 
+/// Says how long the first decision of this process took, and how long those after it took.
+fn first_of_this_process(servers: u32) {
+    #[expect(clippy::disallowed_methods, reason = "what is measured is this process")]
+    let now = Instant::now;
+    let config = Config::reference_default(HostOs::Any);
+    let (request, snapshot) = (request(), fleet(servers, 20).snapshot());
+    let options = Options { only_ready: true, seed: 42, ..Options::default() };
+    let time = || {
+        let start = now();
+        black_box(allocate(&snapshot, &request, &config, &options));
+        start.elapsed()
+    };
+    let first = time();
+    let mut others: Vec<Duration> = std::iter::repeat_with(time).take(101).collect();
+    others.sort_unstable();
+    println!("{} {}", first.as_nanos(), others[others.len() / 2].as_nanos());
+}
+
+/// Shows the first decisions of processes beside their median ones.
+fn first_decisions() {
+    for (servers, _, goal) in SIZES.iter().filter(|(servers, ..)| *servers >= 5_000) {
+        let mut times: Vec<(f64, f64)> =
+            (0..PROCESSES).map(|_| first_of_another(*servers)).collect();
+        times.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+        let ((first, median), worst) = (times[PROCESSES / 2], times[PROCESSES - 1]);
+        println!(
+            "{servers} servers: the first decision of a process {:.2} ms, {:.1} times the median \
+             [3 times] of {:.2} ms [{goal}]; the slowest of {PROCESSES} processes {:.1} times",
+            first / 1e6,
+            first / median,
+            median / 1e6,
+            worst.0 / worst.1,
+        );
+    }
+}
+
+/// The first and the median decision of a new process, ns.
+fn first_of_another(servers: u32) -> (f64, f64) {
+    let program = std::env::current_exe().expect("a program has a path");
+    #[expect(clippy::disallowed_methods, reason = "the process is this program again")]
+    let mut command = std::process::Command::new(program);
+    let output = command.env(FIRST, servers.to_string()).output().expect("it starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).expect("it writes numbers");
+    let mut times = text.split_whitespace().map(|time| time.parse().expect("a number"));
+    (times.next().expect("the first"), times.next().expect("the median"))
+}
+
 criterion_group!(benches, bench);
-criterion_main!(benches);
+
+fn main() {
+    match std::env::var(FIRST) {
+        Ok(servers) => first_of_this_process(servers.parse().expect("a number of servers")),
+        Err(_) => {
+            first_decisions();
+            benches();
+            Criterion::default().configure_from_args().final_summary();
+        }
+    }
+}
