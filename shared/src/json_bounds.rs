@@ -28,6 +28,13 @@ pub fn values(text: &[u8]) -> usize {
     values
 }
 
+/// Whether a JSON text may hold more than [`MAX_VALUES`]. Short texts, which are most, are not even
+/// looked at: every value but the first comes after a separator.
+#[must_use]
+pub fn is_over(text: &[u8]) -> bool {
+    text.len() >= MAX_VALUES && values(text) > MAX_VALUES
+}
+
 /// The memory that a text of so many bytes and [`values`] needs, itself and parsed, bytes.
 #[must_use]
 pub fn weight(bytes: usize, values: usize) -> usize {
@@ -54,6 +61,13 @@ mod tests {
     fn separators_in_texts_are_not_counted() {
         assert_eq!(values(br#""a,[{\",,\\""#), 1);
         assert_eq!(values(br#"{"a,":["x,y",1]}"#), 4);
+    }
+
+    #[test]
+    fn the_shortest_text_of_too_many_values_is_noticed() {
+        let commas = |count: usize| ",".repeat(count);
+        assert!(!is_over(commas(MAX_VALUES - 1).as_bytes()));
+        assert!(is_over(commas(MAX_VALUES).as_bytes()));
     }
 
     fn any_json() -> impl Strategy<Value = Value> {

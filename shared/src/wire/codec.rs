@@ -214,7 +214,7 @@ pub fn decode<M: Message>(text: &str) -> Result<M, DecodeError> {
         kind.truncate(kind.floor_char_boundary(MAX_KIND_BYTES));
         return Err(DecodeError::UnknownKind { kind, about });
     }
-    if json_bounds::values(text.as_bytes()) > MAX_VALUES {
+    if json_bounds::is_over(text.as_bytes()) {
         return Err(DecodeError::TooManyValues { kind, about });
     }
     M::parse(&kind, text).map_err(|error| DecodeError::Malformed {
