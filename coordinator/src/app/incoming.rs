@@ -52,10 +52,8 @@ impl Incoming for FromAgents {
 
     fn heard(&self, server: ServerUuid, connection: ConnectionId) {
         let now = self.ctx.now();
-        let mut roster = self.roster.lock();
-        let before = roster.wanted(server);
-        roster.heard(server, connection, now);
-        if roster.wanted(server) != before {
+        let changed = self.roster.lock().heard(server, connection, now);
+        if changed {
             self.roster.wake.notify_one();
         }
     }

@@ -164,16 +164,19 @@ impl Liveness {
         self.judge(server, now);
     }
 
-    /// Something arrived on a connection, be it a part of a frame.
-    pub fn heard(&mut self, server: ServerUuid, connection: ConnectionId, now: Duration) {
+    /// Something arrived on a connection, be it a part of a frame. Returns whether the wanted status
+    /// changed; nothing is called as often.
+    pub fn heard(&mut self, server: ServerUuid, connection: ConnectionId, now: Duration) -> bool {
         self.notice(now);
-        let Some(entry) = self.servers.get_mut(&server) else { return };
-        let Some(last) = entry.connections.get_mut(&connection) else { return };
+        let Some(entry) = self.servers.get_mut(&server) else { return false };
+        let Some(last) = entry.connections.get_mut(&connection) else { return false };
         *last = now;
         entry.via = Via::Socket;
-        if entry.wanted != Status::Running {
-            self.judge(server, now);
+        if entry.wanted == Status::Running {
+            return false;
         }
+        self.judge(server, now);
+        self.wanted(server) == Some(Status::Running)
     }
 
     /// A connection closed or broke.

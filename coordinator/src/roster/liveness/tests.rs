@@ -44,7 +44,8 @@ fn a_silent_websocket_is_suspect_then_lost() {
     check(&machine, Status::Unknown, 1);
     assert_eq!(machine.tally(), Tally { heard: 0, new: 1, stale: 1 });
     machine.written(server(), Some(Status::Unknown));
-    machine.heard(server(), CONN, ms(2_100));
+    assert!(machine.heard(server(), CONN, ms(2_100)));
+    assert!(!machine.heard(server(), CONN, ms(2_200)));
     check(&machine, Status::Running, 1);
 }
 
@@ -202,7 +203,11 @@ proptest! {
             let connection = ConnectionId(connection);
             match input {
                 0 => machine.connected(server(), connection, ms(now)),
-                1 => machine.heard(server(), connection, ms(now)),
+                1 => {
+                    let before = machine.wanted(server());
+                    let changed = machine.heard(server(), connection, ms(now));
+                    prop_assert_eq!(changed, machine.wanted(server()) != before);
+                }
                 2 => machine.closed(server(), connection, ms(now)),
                 3 => machine.posted(server(), ms(now)),
                 4 => machine.tick(ms(now)),
