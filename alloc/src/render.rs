@@ -2,8 +2,10 @@
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 use serde::ser::{Serialize, SerializeMap as _, SerializeSeq as _, Serializer};
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::num::{push_fix2, text};
@@ -20,6 +22,7 @@ pub struct Steps<'a> {
     /// For each step that scored, the scores after it, in its own order.
     totals: Vec<Vec<f64>>,
     names: Names,
+    lists: Lists,
 }
 
 struct StepView<'a> {
@@ -27,7 +30,34 @@ struct StepView<'a> {
     place: usize,
 }
 
-struct Remaining<'a>(&'a Names, &'a [u32]);
+/// The servers that steps left, as JSON. Most steps leave what the one before them left, and writing
+/// thousands of uuids is most of an answer's cost.
+#[derive(Debug, Default)]
+struct Lists {
+    json: Vec<Box<RawValue>>,
+    /// For each step, the place of its list.
+    of_step: Vec<usize>,
+}
+
+impl Lists {
+    fn of(outcome: &Outcome, names: &Names) -> Self {
+        let mut lists = Self::default();
+        let mut last: Option<&Arc<Vec<u32>>> = None;
+        for Step { remaining, .. } in &outcome.steps {
+            let same = last.is_some_and(|last| Arc::ptr_eq(last, remaining) || last == remaining);
+            if !same {
+                lists.json.push(names.list(remaining));
+            }
+            lists.of_step.push(lists.json.len() - 1);
+            last = Some(remaining);
+        }
+        lists
+    }
+
+    fn get(&self, step: usize) -> &RawValue {
+        &self.json[self.of_step[step]]
+    }
+}
 
 /// The servers' uuids side by side, by slot: steps repeat them many times, and each is far away in
 /// memory.
@@ -57,6 +87,11 @@ impl Names {
         let slot = slot as usize;
         &self.text[self.starts[slot]..self.starts[slot + 1]]
     }
+
+    fn list(&self, slots: &[u32]) -> Box<RawValue> {
+        let names: Vec<&str> = slots.iter().map(|slot| self.get(*slot)).collect();
+        serde_json::value::to_raw_value(&names).expect("texts are JSON")
+    }
 }
 
 struct ReasonsView<'a> {
@@ -70,11 +105,13 @@ impl Outcome {
     /// The steps, to be serialized.
     #[must_use]
     pub fn steps(&self, detail: Detail) -> Steps<'_> {
-        let (totals, names) = match detail {
-            Detail::Full => (self.totals(), Names::of(self)),
-            Detail::None | Detail::Counts => (Vec::new(), Names::default()),
-        };
-        Steps { outcome: self, detail, totals, names }
+        if detail != Detail::Full {
+            let (totals, names, lists) = Default::default();
+            return Steps { outcome: self, detail, totals, names, lists };
+        }
+        let names = Names::of(self);
+        let lists = Lists::of(self, &names);
+        Steps { outcome: self, detail, totals: self.totals(), names, lists }
     }
 
     /// The steps as a JSON value. At thousands of servers [`Outcome::steps`] is much cheaper.
@@ -141,7 +178,7 @@ impl Serialize for StepView<'_> {
             map.serialize_entry("remaining", &step.remaining.len())?;
             return map.end();
         }
-        map.serialize_entry("remaining", &Remaining(&self.steps.names, &step.remaining))?;
+        map.serialize_entry("remaining", self.steps.lists.get(self.place))?;
         let totals = self.steps.totals[self.place].as_slice();
         let names = &self.steps.names;
         let reasons = ReasonsView { outcome, names, step, totals };
@@ -149,12 +186,6 @@ impl Serialize for StepView<'_> {
             map.serialize_entry("reasons", &reasons)?;
         }
         map.end()
-    }
-}
-
-impl Serialize for Remaining<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.1.iter().map(|slot| self.0.get(*slot)))
     }
 }
 
