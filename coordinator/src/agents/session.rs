@@ -305,7 +305,8 @@ async fn say(end: &watch::Sender<Ending>, why: (u16, &'static str)) {
 
 /// The heartbeat that a frame is, if it is one.
 fn heartbeat(text: &str) -> Option<Heartbeat> {
-    if text.len() > MAX_HEARTBEAT_BYTES {
+    // Reports that nothing changed are as short and as many, and would be parsed twice.
+    if text.len() > MAX_HEARTBEAT_BYTES || !text.contains("heartbeat") {
         return None;
     }
     match decode(text) {
