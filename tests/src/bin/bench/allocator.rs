@@ -101,9 +101,10 @@ async fn measure(servers: usize, goal: &str) {
     let at_rest = cpu_share(pid, Duration::from_secs(SECONDS)).await;
     let named = |goal: &'static str| if servers == NAMED { goal } else { "-" };
     row(&of("CPU at rest, cores"), &format!("{at_rest:.2}"), named("0.2"));
-    let bytes = rss_kib(pid).saturating_sub(idle_kib) * 1024;
-    let each = bytes / u64::try_from(servers).expect("small");
-    row(&of("RSS per server"), &format!("{:.1} KB", kilo(each)), "10 KB");
+    let at_rest_kib = rss_kib(pid);
+    let each = |kib: u64| kilo(kib * 1024 / u64::try_from(servers).expect("small"));
+    let rss = each(at_rest_kib.saturating_sub(idle_kib));
+    row(&of("RSS per server at rest, 20 VMs each"), &format!("{rss:.1} KB"), "-");
 
     let (before, start) = (cpu(pid), now());
     let mut times = allocate(&client, CLIENTS, &ask(128)).await;
@@ -112,6 +113,8 @@ async fn measure(servers: usize, goal: &str) {
     tokio::time::sleep(Duration::from_secs(5)).await;
     let used = cpu(pid).saturating_sub(before).saturating_sub(rest);
     let used = used.saturating_sub(Duration::from_secs(5).mul_f64(at_rest));
+    let more = each(rss_kib(pid).saturating_sub(at_rest_kib));
+    row(&of("RSS per server after decisions, over rest"), &format!("{more:.1} KB"), "10 KB");
     times.sort_unstable();
     let figures = format!("{}/{}", ms(percentile(&times, 50)), ms(percentile(&times, 99)));
     row(&of("POST /allocate p50/p99, 4 clients"), &figures, goal);
