@@ -24,7 +24,7 @@ async fn planners_and_skeptics_have_their_commands() {
     assert_eq!(one["servers"][0]["server_uuid"], *first.server_uuid);
     assert_eq!(one["fleet"]["servers"], 1);
     let shown = text(&coordinator, &["capacity", "--ram", "1024", "--disk", "1"]);
-    assert!(shown.contains("54 more fit on 2 servers; stranded then:"), "{shown}");
+    assert!(shown.contains("54 more fit on 2 servers; stranded:"), "{shown}");
 
     let body = json!({
         "vm": { "vm_uuid": muster_tests::daemon::fresh_uuid(), "ram": 1024, "brand": "joyent",
