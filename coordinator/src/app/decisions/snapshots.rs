@@ -14,8 +14,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use async_compression::Level;
 use async_compression::tokio::bufread::ZstdDecoder;
 use async_compression::tokio::write::ZstdEncoder;
+use async_compression::zstd::CParameter;
 use bytes::Bytes;
 use futures_util::TryStreamExt as _;
 use muster_shared::api::allocation::DecisionDetail;
@@ -40,6 +42,12 @@ const MAX_PARTS: usize = 500;
 /// Servers that a chain may hold beside its first part, whatever the fleet's size.
 const SMALL: usize = 100;
 const ROOT: &str = "snapshots";
+/// How far back a part is compressed by what came before: some hundred servers. Powers of two, in
+/// bytes.
+const WINDOW_LOG: u32 = 18;
+/// Size of the compressor's tables, which are made anew for each part: most parts are a few kB. Powers
+/// of two, in entries.
+const TABLE_LOG: u32 = 14;
 
 /// What a decision was made on, and the policy.
 pub(super) struct Kept {
@@ -146,7 +154,12 @@ async fn encode(
     let changes = snapshot.changes_since(earlier);
     let failed = |error| broken(path, error);
     let head = Head { gone: changes.gone, homes: snapshot.homes() };
-    let mut encoder = ZstdEncoder::new(Vec::new());
+    let sizes = [
+        CParameter::window_log(WINDOW_LOG),
+        CParameter::hash_log(TABLE_LOG),
+        CParameter::chain_log(TABLE_LOG),
+    ];
+    let mut encoder = ZstdEncoder::with_quality_and_params(Vec::new(), Level::Default, &sizes);
     encoder.write_all(&keys::encode(&head)).await.map_err(failed)?;
     for places in changes.changed.chunks(PART) {
         encoder.write_all(b"\n").await.map_err(failed)?;
