@@ -10,6 +10,7 @@ mod presence;
 mod process;
 pub mod procfs;
 mod syscalls;
+mod tap;
 pub mod threads;
 
 pub use exec::{
@@ -19,3 +20,4 @@ pub use fake::FakeExec;
 pub use folder_watch::FolderWatch;
 pub use presence::Presence;
 pub use process::{ProcessId, user_has_processes};
+pub use tap::Tap;

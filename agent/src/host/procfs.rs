@@ -140,6 +140,22 @@ pub fn memory_mib() -> Option<u64> {
     Some(value.split_whitespace().next()?.parse::<u64>().ok()? / 1024)
 }
 
+/// Whether this process has a capability, by the number of capabilities(7).
+///
+/// # Errors
+/// `/proc` could not be read.
+pub fn has_capability(number: u32) -> io::Result<bool> {
+    let text = fs::read_to_string("/proc/thread-self/status")?;
+    effective_capabilities(&text)
+        .map(|set| set >> number & 1 == 1)
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no CapEff in the status"))
+}
+
+fn effective_capabilities(status: &str) -> Option<u64> {
+    let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
+    u64::from_str_radix(set.trim(), 16).ok()
+}
+
 /// What is read of `/proc/<pid>/status`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Status {
@@ -255,6 +271,14 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn rights_are_read_by_their_numbers() {
+        let of = effective_capabilities;
+        assert_eq!(of("Name:\tx\nCapEff:\t0000000000001000\n"), Some(1 << 12));
+        assert_eq!((of("CapEff:\tx"), of("CapPrm:\t01")), (None, None));
+        has_capability(12).unwrap();
+    }
 
     #[test]
     fn names_with_parentheses_do_not_shift_the_fields() {

@@ -1,5 +1,8 @@
 //! System calls that have no safe wrapper; the agent's only unsafe code.
-#![expect(unsafe_code, reason = "pidfds, and calls between fork and exec, have no safe wrapper")]
+#![expect(
+    unsafe_code,
+    reason = "pidfds, taps, and calls between fork and exec, have no safe wrapper"
+)]
 
 use std::io;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
@@ -46,6 +49,43 @@ pub(super) fn user_has_processes(uid: u32) -> io::Result<bool> {
         nix::errno::Errno::ESRCH => Ok(false),
         error => Err(error.into()),
     }
+}
+
+/// Connects an open `/dev/net/tun` with the tap of this name; without one, makes it.
+pub(super) fn tun_set_iff(tun: &OwnedFd, name: &str, flags: u16) -> io::Result<()> {
+    const TUNSETIFF: libc::c_ulong = nix::request_code_write!(b'T', 202, size_of::<libc::c_int>());
+    // SAFETY: ifreq is plain data, for which all zeros are a value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    // The last byte stays zero.
+    let room = request.ifr_name.len() - 1;
+    if name.len() > room {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = libc::c_char::from_ne_bytes([from]);
+    }
+    request.ifr_ifru.ifru_flags = flags.cast_signed();
+    // SAFETY: the request is an ifreq, which the kernel reads and writes, and outlives the call.
+    let answer = unsafe { libc::ioctl(tun.as_raw_fd(), TUNSETIFF, &raw mut request) };
+    if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Whose processes alone may connect with a tap, beside those that may change networks.
+pub(super) fn tun_set_owner(tun: &OwnedFd, uid: u32) -> io::Result<()> {
+    const TUNSETOWNER: libc::c_ulong =
+        nix::request_code_write!(b'T', 204, size_of::<libc::c_int>());
+    // SAFETY: the argument is a number; no memory of ours is touched.
+    let answer = unsafe { libc::ioctl(tun.as_raw_fd(), TUNSETOWNER, libc::c_ulong::from(uid)) };
+    if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// The tap stays when nobody has it open.
+pub(super) fn tun_set_persist(tun: &OwnedFd) -> io::Result<()> {
+    const TUNSETPERSIST: libc::c_ulong =
+        nix::request_code_write!(b'T', 203, size_of::<libc::c_int>());
+    // SAFETY: the argument is a number; no memory of ours is touched.
+    let answer = unsafe { libc::ioctl(tun.as_raw_fd(), TUNSETPERSIST, 1 as libc::c_ulong) };
+    if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Waits until a descriptor is readable.

@@ -1,6 +1,7 @@
 //! Networks: what connects the NICs of VMs with the world outside the hypervisor.
 
 mod forward;
+pub mod links;
 pub mod sim;
 mod user;
 

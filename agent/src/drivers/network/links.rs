@@ -1,0 +1,71 @@
+//! The door to the host's network links: what there is, and the few things that are done to it.
+
+mod netlink;
+pub mod sim;
+
+use std::fmt;
+
+use async_trait::async_trait;
+
+pub use self::netlink::NetlinkLinks;
+use crate::drivers::DriverError;
+
+/// A network link of the host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Link {
+    /// The kernel's number for it.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// What was written on it.
+    pub alias: Option<String>,
+    /// It is a bridge.
+    pub is_bridge: bool,
+    /// The bridge that it is a port of.
+    pub bridge: Option<u32>,
+    /// Largest packet, bytes.
+    pub mtu: u32,
+    /// It was switched on.
+    pub up: bool,
+}
+
+/// A tap that is to be.
+#[derive(Clone, Copy, Debug)]
+pub struct NewTap<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// What is written on it.
+    pub alias: &'a str,
+}
+
+/// The network links of the host.
+#[async_trait]
+pub trait Links: fmt::Debug + Send + Sync + 'static {
+    /// Why this process may not change links, for people, with what helps.
+    fn lacking(&self) -> Option<String>;
+
+    /// Every link.
+    ///
+    /// # Errors
+    /// They could not be read.
+    async fn list(&self) -> Result<Vec<Link>, DriverError>;
+
+    /// Makes a tap that stays when nobody has it open. It never exists without its alias for longer
+    /// than this process lives.
+    ///
+    /// # Errors
+    /// It could not be made, e.g. because there is a link of that name.
+    async fn make_tap(&self, tap: NewTap<'_>) -> Result<(), DriverError>;
+
+    /// Makes a link a port of a bridge, with the bridge's largest packet, and switches it on.
+    ///
+    /// # Errors
+    /// It could not be changed, e.g. because one of them is gone.
+    async fn plug(&self, link: u32, bridge: &Link) -> Result<(), DriverError>;
+
+    /// Removes a link. One that is gone is no error.
+    ///
+    /// # Errors
+    /// It could not be removed.
+    async fn remove(&self, link: u32) -> Result<(), DriverError>;
+}
