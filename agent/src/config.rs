@@ -109,6 +109,8 @@ pub struct Config {
     pub setup: SetupConfig,
     /// Running VMs.
     pub compute: ComputeConfig,
+    /// Networks of VMs.
+    pub network: NetworkConfig,
     /// Images.
     pub images: ImagesConfig,
     /// Changes of the host itself.
@@ -144,6 +146,7 @@ impl Default for Config {
             legacy: LegacyConfig::default(),
             setup: SetupConfig::default(),
             compute: ComputeConfig::default(),
+            network: NetworkConfig::default(),
             images: ImagesConfig::default(),
             host: HostConfig::default(),
             security: SecurityConfig::default(),
@@ -300,6 +303,15 @@ impl Default for ComputeConfig {
             cgroup_parent: String::new(),
         }
     }
+}
+
+/// Networks of VMs.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct NetworkConfig {
+    /// NIC tags whose interfaces are on user-mode networks although this host has a bridge
+    /// `mt-TAG`.
+    pub user_tags: Vec<String>,
 }
 
 /// Changes of the host itself.

@@ -21,7 +21,8 @@ use crate::drivers::cluster::Cluster;
 use crate::drivers::compute::Router;
 use crate::drivers::compute::qemu::{Qemu, QemuConfig, isolation};
 use crate::drivers::images::{FileImages, FileImagesConfig};
-use crate::drivers::network::{PublishOn, UserNetworks};
+use crate::drivers::network::links::NetlinkLinks;
+use crate::drivers::network::{BridgedConfig, BridgedNetworks, PublishOn, UserNetworks};
 use crate::drivers::node::{Document, FileDocuments};
 use crate::drivers::settings::FileSettings;
 use crate::drivers::storage::{DISKS, FileStorage, FileStorageConfig, Pools, Storage};
@@ -250,7 +251,13 @@ async fn drivers(
     let (wanted, uids) = (config.compute.user_network, isolation::guest_uids());
     let networks = UserNetworks::open(wanted, &config.instance, uids, exec.clone()).await;
     let publish_on = PublishOn(config.security.publish_on.clone());
-    let networks = Arc::new(networks.publish_on(publish_on));
+    let user = Arc::new(networks.publish_on(publish_on));
+    let bridged = BridgedConfig {
+        server_uuid: agent.server_uuid,
+        cluster: cluster.clone(),
+        user_tags: config.network.user_tags.clone(),
+    };
+    let networks = Arc::new(BridgedNetworks::open(bridged, Arc::new(NetlinkLinks), user).await);
     let storage = storage(config, folders, agent, &cluster, &exec).await?;
     let images = FileImagesConfig {
         storage_dir: folders.storage.clone(),

@@ -1,5 +1,5 @@
 //! What lies on this host under a VM's name and belongs to no VM of the agent's: a guest that runs,
-//! disks, a copy of a record. It is left alone until somebody decides: adopt it, or remove it.
+//! disks, network links, a copy of a record. It is left alone until somebody decides: adopt it, or remove it.
 
 use std::collections::BTreeMap;
 
@@ -21,6 +21,8 @@ pub struct Orphan {
     pub guest: Option<RunningGuest>,
     /// Volumes.
     pub volumes: Vec<Volume>,
+    /// Names of network links.
+    pub links: Vec<String>,
     /// The copy of its record, or why it can't be used.
     pub copy: Option<Result<Box<Stamped>, String>>,
 }
@@ -70,6 +72,7 @@ impl Orphan {
             disks: disks.count(),
             disk_bytes: self.volumes.iter().map(|volume| volume.used_bytes).sum(),
             volumes: self.volumes.iter().map(told_of).collect(),
+            links: self.links.clone(),
             adoptable: self.record().is_some(),
             reason: self.reason(),
         }
@@ -106,6 +109,9 @@ pub async fn find(drivers: &Drivers) -> Result<BTreeMap<VmUuid, Orphan>, DriverE
     }
     for volume in drivers.storage.volumes().await? {
         found.entry(volume.vm).or_default().volumes.push(volume);
+    }
+    for (vm, links) in drivers.networks.holders().await? {
+        found.entry(vm).or_default().links = links;
     }
     for vm in drivers.storage.copied().await?.into_iter().filter(|vm| !drivers.vms.knows(*vm)) {
         let Some(copy) = drivers.storage.copy(vm).await? else { continue };

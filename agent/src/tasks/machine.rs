@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use super::{Params, Queue, TaskContext, TaskFailure};
 use crate::drivers::DriverError;
 use crate::drivers::compute::{Activity, GuestSignal, Resources};
-use crate::drivers::network::Nic;
+use crate::drivers::network::{Attached, Backend, Nic};
 use crate::drivers::storage::{Disk, Variables};
 use crate::vms::restart::{Power, Restarts};
 use crate::vms::{self, VmRecord, payload, volumes};
@@ -207,10 +207,15 @@ pub(super) fn usable(operation: &'static str, record: &VmRecord) -> Result<(), T
 }
 
 /// The record as the hypervisor gets it. The host hands out the addresses of user-mode networks,
-/// the only ones that there are: a guest that takes another one reaches nothing.
-pub(super) fn for_guest(mut record: VmRecord) -> VmRecord {
+/// which all those are that have no tap: a guest that takes another one reaches nothing.
+pub(super) fn for_guest(mut record: VmRecord, nics: &[Attached]) -> VmRecord {
+    let has_tap = |index: usize| {
+        let mut taps = nics.iter().filter(|nic| matches!(nic.backend, Backend::Tap { .. }));
+        taps.any(|attached| attached.nic.index == index)
+    };
     let nics = record.properties.get_mut("nics").and_then(Value::as_array_mut);
-    for nic in nics.into_iter().flatten().filter_map(Value::as_object_mut) {
+    let nics = nics.into_iter().flatten().enumerate().filter(|(index, _)| !has_tap(*index));
+    for nic in nics.filter_map(|(_, nic)| nic.as_object_mut()) {
         nic.retain(|name, _| !ADDRESSES.contains(&name.as_str()));
     }
     record
@@ -284,8 +289,8 @@ pub(super) async fn start_from(
     let (record, nics) =
         tokio::join!(drivers.vms.update(vm, starting), drivers.networks.attach(vm, &nics));
     let (record, nics) = (record?, nics.map_err(&failed)?);
+    let mut guest = for_guest(record, &nics);
     let with = Resources { disks, variables, nics };
-    let mut guest = for_guest(record);
     if let Some(boot) = boot {
         guest.properties.insert("boot".to_owned(), json!(boot));
     }

@@ -142,7 +142,7 @@ impl Create {
             return Err(refuse(Code::NotSupported, text));
         }
         self.check_pools(&drivers.storage.pools())?;
-        drivers.networks.check(&self.properties)?;
+        drivers.networks.check(&self.properties).await?;
         drivers.vms.check_macs(self.vm, &self.properties)?;
         // Left by something that has no record: not ours to take over.
         if drivers.compute.observe(self.vm).await?.is_running() {
@@ -306,7 +306,8 @@ impl Create {
         if self.ours(ctx).is_none() {
             return Ok(());
         }
-        let record = machine::for_guest(machine::record(ctx, OPERATION, self.vm)?);
+        // Where its NICs will be is found out when it starts, and the metadata made anew.
+        let record = machine::for_guest(machine::record(ctx, OPERATION, self.vm)?, &[]);
         ctx.drivers.compute.prepare(&record).await.map_err(failed(OPERATION))
     }
 

@@ -70,7 +70,7 @@ async fn a_guest_is_told_no_address_that_its_network_does_not_have() {
         seed.windows(text.len()).any(|bytes| bytes == text.as_bytes())
     };
     assert!(has(&record, "192.0.2.17"));
-    let shown = machine::for_guest(record);
+    let shown = machine::for_guest(record, &[]);
     assert!(!has(&shown, "192.0.2.17") && !has(&shown, "192.0.2.1\""));
     assert!(has(&shown, "192.0.2.53") && has(&shown, "dhcp4"));
 }

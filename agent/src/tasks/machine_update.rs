@@ -91,8 +91,8 @@ impl Update {
         let old = &record.properties;
         let new = payload::update(old, &ctx.params, || machine::fresh_mac(entropy.u64()))?;
         ctx.drivers.vms.check_macs(self.vm, &new)?;
-        if published(old) != published(&new) {
-            ctx.drivers.networks.check(&new)?;
+        if published(old) != published(&new) || list(old, "nics") != list(&new, "nics") {
+            ctx.drivers.networks.check(&new).await?;
         }
         let (changes, members) = (changes(old, &new), members(old, &new));
         fits::check(&changes, &ctx.drivers.compute.abilities())?;

@@ -32,6 +32,10 @@ pub struct Orphan {
     /// Its volumes: the disks, and what firmware keeps. Agents of older versions tell none.
     #[serde(default)]
     pub volumes: Vec<OrphanVolume>,
+    /// Network links of the server that were made for it, by name. Agents of older versions tell
+    /// none.
+    #[serde(default)]
+    pub links: Vec<String>,
     /// Whether there is a copy of its record that it can be adopted with.
     pub adoptable: bool,
     /// Why it is no VM of the server's, for people.

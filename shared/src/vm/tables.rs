@@ -12,7 +12,8 @@ use Kind::{Any, Count, Flag, FlatObject, Gib, List, Mib, Range, Text, Uuid, Word
 const RECORD: Effect = Kept("as information only");
 const UNLOCKED: Effect = Kept("hypervisors lock no memory");
 const UNFILTERED: Effect = Kept("networks are user-mode, where nothing is filtered");
-const USER_MODE: Effect = Kept("networks are user-mode, and give the guest its address");
+const NO_VLANS: Effect = Kept("user-mode networks have no VLANs; on a bridge it is refused");
+const NO_VRRP: Effect = Kept("virtual routers are not set up");
 const FILE: Effect = Kept("disks are files, which grow as they are written");
 const CONTAINER: Effect = Ignored("of containers, which the agent does not run");
 const DATASET: Effect = Ignored("there are no datasets: disks are files");
@@ -317,16 +318,16 @@ pub const DISK: &[Property] = &[
 pub const NIC: &[Property] = &[
     p("mac", Text(1024), AtStart, "Its address; chosen if there is none; names it in an update"),
     p("interface", Text(1024), Live, "Its name in the guest, e.g. `net0`"),
-    p("nic_tag", Text(1024), USER_MODE, "Network of the server that it is on"),
-    p("vlan_id", Range(0, 4095), USER_MODE, "VLAN; 0: none"),
-    p("ips", Words, USER_MODE, "Addresses as `a.b.c.d/len`, or `dhcp`, `addrconf`"),
-    p("ip", Text(1024), USER_MODE, "The first of `ips`, for old clients; or `dhcp`"),
-    p("netmask", Text(1024), USER_MODE, "Of `ip`"),
-    p("gateway", Text(1024), USER_MODE, "The first of `gateways`, for old clients"),
-    p("gateways", Words, USER_MODE, "IPv4"),
+    p("nic_tag", Text(1024), AtStart, "Network of the server that it is on"),
+    p("vlan_id", Range(0, 4095), NO_VLANS, "VLAN; 0: none"),
+    p("ips", Words, AtStart, "Addresses as `a.b.c.d/len`, or `dhcp`, `addrconf`; on a bridge"),
+    p("ip", Text(1024), AtStart, "The first of `ips`, for old clients; or `dhcp`"),
+    p("netmask", Text(1024), AtStart, "Of `ip`"),
+    p("gateway", Text(1024), AtStart, "The first of `gateways`, for old clients"),
+    p("gateways", Words, AtStart, "Routers; on a bridge"),
     p("primary", Flag, AtStart, "The one with the default route"),
     p("model", Text(1024), AtStart, "`virtio`, `e1000` or `rtl8139`").form(Form::OneOf(NIC_MODELS)),
-    p("mtu", Range(0, 9000), USER_MODE, "Bytes; 576 to 9000").form(Form::AtLeast(576)),
+    p("mtu", Range(0, 9000), AtStart, "Bytes; 576 to 9000; on a bridge").form(Form::AtLeast(576)),
     p("network_uuid", Uuid, RECORD, "Of the network"),
     p("allow_ip_spoofing", Flag, UNFILTERED, "Any address as source"),
     p("allow_mac_spoofing", Flag, UNFILTERED, "Any MAC address as source"),
@@ -342,8 +343,8 @@ pub const NIC: &[Property] = &[
     p("allowed_ips", Words, UNFILTERED, "Further addresses as source"),
     p("allowed_dhcp_cids", Words, UNFILTERED, "Client identifiers"),
     p("blocked_outgoing_ports", Any, UNFILTERED, "Ports that nothing is sent to"),
-    p("vrrp_vrid", Range(0, 255), USER_MODE, "Virtual router"),
-    p("vrrp_primary_ip", Text(1024), USER_MODE, "Of the virtual router"),
+    p("vrrp_vrid", Range(0, 255), NO_VRRP, "Virtual router"),
+    p("vrrp_primary_ip", Text(1024), NO_VRRP, "Of the virtual router"),
 ];
 
 /// The sizes of a package: what a VM gets that names it and says nothing of them itself. Zero stands

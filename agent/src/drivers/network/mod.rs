@@ -1,11 +1,13 @@
 //! Networks: what connects the NICs of VMs with the world outside the hypervisor.
 
+mod bridged;
 mod forward;
 pub mod links;
 pub mod sim;
+mod stamp;
 mod user;
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +17,7 @@ use muster_shared::ids::VmUuid;
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
+pub use self::bridged::{BridgedConfig, BridgedNetworks};
 pub use self::forward::{Forward, PublishOn, forwards};
 pub use self::user::{UserNetwork, UserNetworks};
 use super::DriverError;
@@ -43,6 +46,10 @@ pub struct Nic {
     pub model: NicModel,
     /// The network that it is to be in, e.g. `admin`.
     pub tag: Option<String>,
+    /// The VLAN that it is to be in; 0: none.
+    pub vlan_id: u64,
+    /// Its largest packet, bytes; `None`: the network's.
+    pub mtu: Option<u32>,
     /// Ports of the host that lead to it.
     pub forwards: Vec<Forward>,
 }
@@ -53,8 +60,17 @@ impl Nic {
     /// # Errors
     /// `InvalidParameters`: its published ports are of no known form.
     pub fn all(vm: &VmRecord) -> Result<Vec<Self>, DriverError> {
-        let mut published = forwards(&vm.properties)?;
-        let nics = vm.list("nics").iter().enumerate();
+        Self::of(&vm.properties)
+    }
+
+    /// The NICs of a VM with these properties, in their order.
+    ///
+    /// # Errors
+    /// As [`Self::all`].
+    pub fn of(properties: &Map<String, Value>) -> Result<Vec<Self>, DriverError> {
+        let mut published = forwards(properties)?;
+        let nics = properties.get("nics").and_then(Value::as_array).into_iter().flatten();
+        let nics = nics.enumerate();
         // Published ports lead to the first one.
         Ok(nics.map(|(index, nic)| Self::new(index, nic, std::mem::take(&mut published))).collect())
     }
@@ -66,8 +82,16 @@ impl Nic {
             Some("rtl8139") => NicModel::Rtl8139,
             _ => NicModel::Virtio,
         };
-        let mac = text("mac").unwrap_or_default().to_owned();
-        Self { index, mac, model, tag: text("nic_tag").map(str::to_owned), forwards }
+        let number = |name: &str| nic.get(name).and_then(Value::as_u64);
+        Self {
+            index,
+            mac: text("mac").unwrap_or_default().to_owned(),
+            model,
+            tag: text("nic_tag").map(str::to_owned),
+            vlan_id: number("vlan_id").unwrap_or(0),
+            mtu: number("mtu").and_then(|mtu| u32::try_from(mtu).ok()).filter(|mtu| *mtu > 0),
+            forwards,
+        }
     }
 }
 
@@ -78,6 +102,13 @@ pub enum Backend {
     User {
         /// The guest reaches nothing; published ports still lead to it.
         restricted: bool,
+    },
+    /// Through a tap, which is a port of a bridge of the host.
+    Tap {
+        /// Its name.
+        name: String,
+        /// Largest packet, bytes.
+        mtu: u32,
     },
 }
 
@@ -93,7 +124,7 @@ pub struct Attached {
 /// Connects NICs.
 #[async_trait]
 pub trait Networks: fmt::Debug + Send + Sync + 'static {
-    /// `user`, `sim`.
+    /// `bridge`, `user`, `sim`.
     fn name(&self) -> &'static str;
 
     /// What this host lacks, for `Muster.degraded`.
@@ -106,8 +137,8 @@ pub trait Networks: fmt::Debug + Send + Sync + 'static {
     /// Checks what a VM with these properties wants of its networks, before anything of it is made.
     ///
     /// # Errors
-    /// `InvalidParameters` that names the property.
-    fn check(&self, properties: &Map<String, Value>) -> Result<(), DriverError>;
+    /// `InvalidParameters` that names the property; or the host could not be read.
+    async fn check(&self, properties: &Map<String, Value>) -> Result<(), DriverError>;
 
     /// Makes the host's side of a VM's NICs, in their order. One that is there stays, one that is no
     /// longer among them goes.
@@ -122,11 +153,12 @@ pub trait Networks: fmt::Debug + Send + Sync + 'static {
     /// It can't be removed.
     async fn detach(&self, vm: VmUuid) -> Result<(), DriverError>;
 
-    /// VMs for which something is on the host, whether or not they have a record.
+    /// VMs for which something is on the host, whether or not they have a record; and the names of
+    /// that.
     ///
     /// # Errors
     /// The host could not be read.
-    async fn holders(&self) -> Result<BTreeSet<VmUuid>, DriverError>;
+    async fn holders(&self) -> Result<BTreeMap<VmUuid, Vec<String>>, DriverError>;
 }
 
 /// How often what the NICs share is looked at.
@@ -146,6 +178,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::drivers::cluster::Cluster;
     use crate::drivers::faults::{Fault, Faults};
     use crate::failure::TaskFailure;
     use crate::vms::sim::record;
@@ -166,7 +199,7 @@ mod tests {
     async fn conforms(networks: &dyn Networks) {
         let vm = vm();
         let nics = Nic::all(&vm).unwrap();
-        networks.check(&vm.properties).unwrap();
+        networks.check(&vm.properties).await.unwrap();
         networks.detach(vm.uuid).await.unwrap();
         let first = networks.attach(vm.uuid, &nics).await.unwrap();
         let attached: Vec<_> = first.iter().map(|attached| attached.nic.clone()).collect();
@@ -175,7 +208,7 @@ mod tests {
         assert_eq!(networks.attach(vm.uuid, &nics[1..]).await.unwrap().len(), 1);
         networks.detach(vm.uuid).await.unwrap();
         networks.detach(vm.uuid).await.unwrap();
-        assert_eq!(networks.holders().await.unwrap(), BTreeSet::new());
+        assert!(networks.holders().await.unwrap().is_empty());
         publishes_on_loopback_alone(networks, vm).await;
     }
 
@@ -185,13 +218,13 @@ mod tests {
         vm.properties.insert("internal_metadata".to_owned(), metadata);
         let nics = Nic::all(&vm).unwrap();
         for refused in [
-            networks.check(&vm.properties).unwrap_err(),
+            networks.check(&vm.properties).await.unwrap_err(),
             networks.attach(vm.uuid, &nics).await.unwrap_err(),
         ] {
             let code = TaskFailure::from(refused).code;
             assert_eq!(code, Code::InvalidParameters);
         }
-        assert_eq!(networks.holders().await.unwrap(), BTreeSet::new());
+        assert!(networks.holders().await.unwrap().is_empty());
     }
 
     #[tokio::test]
@@ -200,6 +233,14 @@ mod tests {
         let sim = sim::SimHolders::default();
         conforms(&sim::SimNetworks::new(sim.clone(), Faults::none())).await;
         assert!(sim.vms().is_empty());
+        let bridged = BridgedConfig {
+            server_uuid: uuid::Uuid::from_u128(1).into(),
+            cluster: Cluster::unknown(),
+            user_tags: Vec::new(),
+        };
+        let links = Arc::new(links::sim::SimLinks::default());
+        let user = Arc::new(UserNetworks::restricted());
+        conforms(&BridgedNetworks::open(bridged, links, user).await).await;
     }
 
     #[tokio::test]
@@ -209,7 +250,7 @@ mod tests {
         faults.fail_nth("networks.attach", 1, Fault::after());
         let vm = vm();
         networks.attach(vm.uuid, &Nic::all(&vm).unwrap()).await.unwrap_err();
-        assert_eq!(networks.holders().await.unwrap(), BTreeSet::from([vm.uuid]));
+        assert!(networks.holders().await.unwrap().keys().eq([&vm.uuid]));
         networks.detach(vm.uuid).await.unwrap();
         assert!(holders.vms().is_empty());
     }

@@ -1,6 +1,6 @@
 //! Simulated networks: what is on the host outlives the agent.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -51,7 +51,7 @@ impl Networks for SimNetworks {
 
     async fn mend(&self) {}
 
-    fn check(&self, properties: &Map<String, Value>) -> Result<(), DriverError> {
+    async fn check(&self, properties: &Map<String, Value>) -> Result<(), DriverError> {
         PublishOn::default().check(&forwards(properties)?)
     }
 
@@ -81,7 +81,9 @@ impl Networks for SimNetworks {
         self.faults.call("networks.detach", detach).await
     }
 
-    async fn holders(&self) -> Result<BTreeSet<VmUuid>, DriverError> {
-        self.faults.call("networks.holders", || Ok(self.holders.vms())).await
+    async fn holders(&self) -> Result<BTreeMap<VmUuid, Vec<String>>, DriverError> {
+        let named = |vm| (vm, vec![format!("sim-{vm}")]);
+        let holders = || Ok(self.holders.vms().into_iter().map(named).collect());
+        self.faults.call("networks.holders", holders).await
     }
 }

@@ -2,7 +2,7 @@
 //! lead to what listens on the host for the host alone: this agent, coordinators, the displays of
 //! other guests. A filter on the users of the guests' processes sees to that.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -98,7 +98,7 @@ impl Networks for UserNetworks {
         lacking.iter().map(|why| format!("guests' networks lead nowhere: {why}")).collect()
     }
 
-    fn check(&self, properties: &Map<String, Value>) -> Result<(), DriverError> {
+    async fn check(&self, properties: &Map<String, Value>) -> Result<(), DriverError> {
         self.publish_on.check(&forwards(properties)?)
     }
 
@@ -126,8 +126,8 @@ impl Networks for UserNetworks {
         Ok(())
     }
 
-    async fn holders(&self) -> Result<BTreeSet<VmUuid>, DriverError> {
-        Ok(BTreeSet::new())
+    async fn holders(&self) -> Result<BTreeMap<VmUuid, Vec<String>>, DriverError> {
+        Ok(BTreeMap::new())
     }
 }
 

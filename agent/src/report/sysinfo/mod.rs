@@ -16,7 +16,12 @@ mod system;
 /// Whether an interface or block device comes and goes with guests: those of the host are of
 /// interest here, and a guest that starts is no reason to look at all of them again.
 fn is_guests(name: &str) -> bool {
-    ["tap", "veth", "vnet", "zd", "loop"].iter().any(|prefix| name.starts_with(prefix))
+    let is_tap = || {
+        let number = name.strip_prefix("mt");
+        number
+            .is_some_and(|number| number.len() > 8 && number.bytes().all(|b| b.is_ascii_hexdigit()))
+    };
+    ["tap", "veth", "vnet", "zd", "loop"].iter().any(|prefix| name.starts_with(prefix)) || is_tap()
 }
 
 #[cfg(test)]

@@ -267,6 +267,10 @@ fn nics(args: &mut Args, input: &Input<'_>) {
                 let forwards: String = nic.forwards.iter().map(forward).collect();
                 format!("user,id=net{index}{restrict}{forwards}")
             }
+            // The agent has set it up: no script is to.
+            Backend::Tap { name, .. } => {
+                format!("tap,id=net{index},ifname={name},script=no,downscript=no")
+            }
         };
         args.pair("-netdev", netdev);
         let device = match nic.model {
@@ -279,8 +283,14 @@ fn nics(args: &mut Args, input: &Input<'_>) {
             Some(boot) => format!(",bootindex={boot}"),
             None => ",romfile=".to_owned(),
         };
+        // The other cards have no way to tell it to the guest.
+        let mtu = match (nic.model, backend) {
+            (NicModel::Virtio, Backend::Tap { mtu, .. }) => format!(",host_mtu={mtu}"),
+            _ => String::new(),
+        };
         let mac = &nic.mac;
-        args.pair("-device", format!("{device},netdev=net{index},mac={mac},id=nic{index}{boot}"));
+        let device = format!("{device},netdev=net{index},mac={mac},id=nic{index}{mtu}{boot}");
+        args.pair("-device", device);
     }
 }
 
@@ -364,6 +374,35 @@ mod tests {
         let disks = [disk(0, "qcow2"), disk(1, "qcow2"), disk(2, "qcow2")];
         let argv = argv(&vm, &disks, Accelerator::Kvm).unwrap();
         assert_eq!(argv, include_str!("golden/bhyve.args"));
+    }
+
+    #[test]
+    fn a_nic_on_a_bridge_is_a_tap() {
+        let vm = vm(json!({
+            "brand": "kvm", "nics": [{"nic_tag": "admin"}, {"nic_tag": "admin", "model": "e1000"}],
+        }));
+        let backend = |index: usize| Backend::Tap { name: format!("mt{index}"), mtu: 1400 };
+        let nics = Nic::all(&vm).unwrap().into_iter();
+        let nics: Vec<_> = nics.map(|nic| Attached { backend: backend(nic.index), nic }).collect();
+        let folder = GuestFolder::new(Path::new("/run/muster"), Path::new("/data"), vm.uuid);
+        let mut args = Args::default();
+        super::nics(
+            &mut args,
+            &Input {
+                binary: "qemu-system-x86_64",
+                accelerator: Accelerator::Tcg,
+                version: "0.1.0",
+                vm: &vm,
+                disks: &[],
+                folder: &folder,
+                firmware: None,
+                nics: &nics,
+                uid: None,
+            },
+        );
+        let argv = args.0.join(" ");
+        assert!(argv.contains("tap,id=net0,ifname=mt0,script=no,downscript=no"), "{argv}");
+        assert!(argv.contains("id=nic0,host_mtu=1400") && !argv.contains("id=nic1,host"), "{argv}");
     }
 
     #[test]

@@ -1,0 +1,292 @@
+//! Networks that are bridges of the host: each NIC has a tap, which is a port of the bridge of its
+//! nic tag. Bridges are the operator's; a NIC whose tag has none here is on a user-mode network.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use muster_shared::error_chain::Chain;
+use muster_shared::ids::{ServerUuid, VmUuid};
+use muster_shared::wire::Code;
+use parking_lot::Mutex;
+use serde_json::{Map, Value};
+
+use super::links::{Link, Links, NewTap};
+use super::stamp::{Stamp, bridge_name, tap_name};
+use super::{Attached, Backend, Networks, Nic};
+use crate::drivers::DriverError;
+use crate::drivers::cluster::Cluster;
+
+/// What the driver is made from.
+#[derive(Debug)]
+pub struct BridgedConfig {
+    /// The server whose NICs these are.
+    pub server_uuid: ServerUuid,
+    /// The cluster that it works for.
+    pub cluster: Arc<Cluster>,
+    /// Nic tags whose NICs are on user-mode networks although there is a bridge.
+    pub user_tags: Vec<String>,
+}
+
+/// The driver.
+#[derive(Debug)]
+pub struct BridgedNetworks {
+    config: BridgedConfig,
+    links: Arc<dyn Links>,
+    /// The networks of all other NICs.
+    user: Arc<dyn Networks>,
+    /// What is amiss, by what was found last.
+    lacking: Mutex<Vec<String>>,
+    // What is found stays so until it was changed.
+    changing: tokio::sync::Mutex<()>,
+}
+
+/// A tap of this server's, with what is written on it.
+#[derive(Debug)]
+struct Tap<'a> {
+    link: &'a Link,
+    stamp: Stamp,
+}
+
+impl BridgedNetworks {
+    /// Looks at the host. NICs without a bridge are on networks of `user`.
+    pub async fn open(
+        config: BridgedConfig,
+        links: Arc<dyn Links>,
+        user: Arc<dyn Networks>,
+    ) -> Self {
+        let (lacking, changing) = (Mutex::default(), tokio::sync::Mutex::default());
+        let networks = Self { config, links, user, lacking, changing };
+        networks.look().await;
+        networks
+    }
+
+    /// The bridge that a NIC is to be on; `None`: it is on a user-mode network.
+    fn bridge_of<'a>(&self, nic: &Nic, links: &'a [Link]) -> Option<&'a Link> {
+        let tag = nic.tag.as_ref().filter(|tag| !self.config.user_tags.contains(tag))?;
+        let name = bridge_name(tag);
+        let bridge = links.iter().find(|link| link.is_bridge && link.name == name)?;
+        self.links.lacking().is_none().then_some(bridge)
+    }
+
+    fn taps<'a>(&self, links: &'a [Link]) -> Vec<Tap<'a>> {
+        let stamped = links.iter().filter_map(|link| {
+            let stamp = Stamp::parse(link.alias.as_deref()?)?;
+            Some(Tap { link, stamp })
+        });
+        stamped.filter(|tap| tap.stamp.server == self.config.server_uuid).collect()
+    }
+
+    fn stamp(&self, vm: VmUuid, bridge: &Link) -> Stamp {
+        let BridgedConfig { server_uuid, cluster, .. } = &self.config;
+        Stamp { server: *server_uuid, cluster: cluster.id(), vm, bridge: bridge.name.clone() }
+    }
+
+    /// Makes one tap, or finds it.
+    async fn tap(
+        &self,
+        vm: VmUuid,
+        nic: &Nic,
+        bridge: &Link,
+        links: &[Link],
+    ) -> Result<Backend, DriverError> {
+        let tap = tap_name(vm, nic.index);
+        let found = links.iter().find(|link| link.name == tap);
+        let stamp = self.stamp(vm, bridge);
+        let ours = |alias: &str| {
+            Stamp::parse(alias).is_some_and(|found| {
+                found.server == stamp.server && found.vm == vm && found.bridge == stamp.bridge
+            })
+        };
+        let link = match found {
+            Some(found) if found.alias.as_deref().is_some_and(ours) => found.clone(),
+            Some(_) => return Err(taken(nic, &tap)),
+            None => {
+                let alias = stamp.to_string();
+                self.links.make_tap(NewTap { name: &tap, alias: &alias }).await?;
+                let made = self.links.list().await?.into_iter().find(|link| link.name == tap);
+                made.ok_or_else(|| gone(&tap))?
+            }
+        };
+        self.links.plug(link.index, bridge).await?;
+        Ok(Backend::Tap { name: tap, mtu: nic.mtu.unwrap_or(bridge.mtu) })
+    }
+
+    /// Removes the taps of a VM but those in `kept`, and those of them that are of another bridge.
+    async fn remove_others(
+        &self,
+        vm: VmUuid,
+        kept: &BTreeMap<String, String>,
+        links: &[Link],
+    ) -> Result<bool, DriverError> {
+        let mut removed = false;
+        for Tap { link, stamp } in self.taps(links).into_iter().filter(|tap| tap.stamp.vm == vm) {
+            if kept.get(&link.name) != Some(&stamp.bridge) {
+                self.links.remove(link.index).await?;
+                removed = true;
+            }
+        }
+        Ok(removed)
+    }
+
+    /// Mends what can be mended and notes the rest.
+    async fn look(&self) {
+        let _changing = self.changing.lock().await;
+        let problems = match self.mend_links().await {
+            Ok(problems) => problems,
+            Err(error) => vec![Chain(&error).to_string()],
+        };
+        let mut lacking = self.lacking.lock();
+        for problem in problems.iter().filter(|problem| !lacking.contains(problem)) {
+            tracing::warn!(problem, "networks on bridges do not work as they should");
+        }
+        *lacking = problems;
+    }
+
+    /// Puts the taps back into bridges that were made anew.
+    async fn mend_links(&self) -> Result<Vec<String>, DriverError> {
+        let links = self.links.list().await?;
+        let is_own = |link: &&Link| link.is_bridge && link.name.starts_with("mt-");
+        if let Some(why) = self.links.lacking() {
+            let bridge = links.iter().find(is_own);
+            let unused = |bridge: &Link| format!("bridge {} is not used: {why}", bridge.name);
+            return Ok(bridge.map(unused).into_iter().collect());
+        }
+        let mut problems = Vec::new();
+        let mut without = BTreeSet::new();
+        for Tap { link, stamp } in self.taps(&links) {
+            let bridge = links.iter().find(|other| other.is_bridge && other.name == stamp.bridge);
+            match bridge {
+                Some(bridge) if link.bridge == Some(bridge.index) && link.up => {}
+                Some(bridge) => match self.links.plug(link.index, bridge).await {
+                    Ok(()) => tracing::info!(tap = link.name, vm_uuid = %stamp.vm, "plugged in"),
+                    Err(error) => problems.push(Chain(&error).to_string()),
+                },
+                None => drop(without.insert(stamp.bridge)),
+            }
+        }
+        let gone = |bridge: String| format!("bridge {bridge} is gone: its guests reach nothing");
+        problems.extend(without.into_iter().map(gone));
+        Ok(problems)
+    }
+}
+
+fn refused(nic: &Nic, member: &str, problem: &str) -> DriverError {
+    let text = format!("nics.{}.{member}: {problem}", nic.index);
+    DriverError::refused(Code::InvalidParameters, text)
+}
+
+fn taken(nic: &Nic, tap: &str) -> DriverError {
+    let text = format!(
+        "nics.{}: there is a network link {tap} on the server, which this agent has not made for it",
+        nic.index
+    );
+    DriverError::refused(Code::InternalError, text)
+}
+
+fn gone(tap: &str) -> DriverError {
+    DriverError::failed(
+        format!("find tap {tap}"),
+        std::io::Error::from(std::io::ErrorKind::NotFound),
+    )
+}
+
+/// What a NIC asks for that its bridge can't give.
+fn check_nic(nic: &Nic, bridge: &Link) -> Result<(), DriverError> {
+    if nic.vlan_id != 0 {
+        return Err(refused(nic, "vlan_id", "this agent makes no VLANs on bridges yet"));
+    }
+    if let Some(mtu) = nic.mtu.filter(|mtu| *mtu > bridge.mtu) {
+        let problem = format!("{mtu} is more than bridge {} carries: {}", bridge.name, bridge.mtu);
+        return Err(refused(nic, "mtu", &problem));
+    }
+    if let Some(forward) = nic.forwards.first() {
+        let text = format!(
+            "internal_metadata[\"muster:hostfwd\"]: {forward}: ports are published on user-mode \
+             networks only, and nics.{} is on bridge {}; take the ports away, or name its tag in \
+             network.user_tags",
+            nic.index, bridge.name
+        );
+        return Err(DriverError::refused(Code::InvalidParameters, text));
+    }
+    Ok(())
+}
+
+#[async_trait]
+impl Networks for BridgedNetworks {
+    fn name(&self) -> &'static str {
+        "bridge"
+    }
+
+    fn degraded(&self) -> Vec<String> {
+        let mut degraded = self.user.degraded();
+        degraded.extend(self.lacking.lock().iter().cloned());
+        degraded
+    }
+
+    async fn mend(&self) {
+        self.user.mend().await;
+        self.look().await;
+    }
+
+    async fn check(&self, properties: &Map<String, Value>) -> Result<(), DriverError> {
+        self.user.check(properties).await?;
+        let links = self.links.list().await?;
+        for nic in Nic::of(properties)? {
+            if let Some(bridge) = self.bridge_of(&nic, &links) {
+                check_nic(&nic, bridge)?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn attach(&self, vm: VmUuid, nics: &[Nic]) -> Result<Vec<Attached>, DriverError> {
+        let _changing = self.changing.lock().await;
+        let mut links = self.links.list().await?;
+        let mut bridged: BTreeMap<usize, Link> = BTreeMap::new();
+        let (mut user, mut kept) = (Vec::new(), BTreeMap::new());
+        for nic in nics {
+            let Some(bridge) = self.bridge_of(nic, &links) else {
+                user.push(nic.clone());
+                continue;
+            };
+            check_nic(nic, bridge)?;
+            kept.insert(tap_name(vm, nic.index), bridge.name.clone());
+            bridged.insert(nic.index, bridge.clone());
+        }
+        // Without rights nothing was made that could be removed.
+        if self.links.lacking().is_none() && self.remove_others(vm, &kept, &links).await? {
+            links = self.links.list().await?;
+        }
+        let mut attached = match user.is_empty() && !nics.is_empty() {
+            true => Vec::new(),
+            false => self.user.attach(vm, &user).await?,
+        };
+        for nic in nics {
+            if let Some(bridge) = bridged.get(&nic.index) {
+                let backend = self.tap(vm, nic, bridge, &links).await?;
+                attached.push(Attached { nic: nic.clone(), backend });
+            }
+        }
+        attached.sort_by_key(|attached| attached.nic.index);
+        Ok(attached)
+    }
+
+    async fn detach(&self, vm: VmUuid) -> Result<(), DriverError> {
+        self.user.detach(vm).await?;
+        let _changing = self.changing.lock().await;
+        let links = self.links.list().await?;
+        self.remove_others(vm, &BTreeMap::new(), &links).await.map(drop)
+    }
+
+    async fn holders(&self) -> Result<BTreeMap<VmUuid, Vec<String>>, DriverError> {
+        let mut holders = self.user.holders().await?;
+        for Tap { link, stamp } in self.taps(&self.links.list().await?) {
+            holders.entry(stamp.vm).or_default().push(link.name.clone());
+        }
+        Ok(holders)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,221 @@
+//! On simulated links, and on the kernel's own in a network namespace of the test.
+
+use serde_json::json;
+use uuid::Uuid;
+
+use super::*;
+use crate::drivers::faults::{Fault, Faults};
+use crate::drivers::network::UserNetworks;
+use crate::drivers::network::links::NetlinkLinks;
+use crate::drivers::network::links::sim::SimLinks;
+use crate::failure::TaskFailure;
+use crate::vms::sim::record;
+
+const SERVER: Uuid = Uuid::from_u128(0x5e);
+
+fn config(user_tags: &[&str]) -> BridgedConfig {
+    let user_tags = user_tags.iter().map(|&tag| tag.to_owned()).collect();
+    BridgedConfig { server_uuid: SERVER.into(), cluster: Cluster::unknown(), user_tags }
+}
+
+async fn on(links: Arc<dyn Links>) -> BridgedNetworks {
+    let user = Arc::new(UserNetworks::restricted());
+    BridgedNetworks::open(config(&["private"]), links, user).await
+}
+
+fn bridge(name: &str) -> Link {
+    Link { name: name.to_owned(), is_bridge: true, mtu: 1500, up: true, ..Link::default() }
+}
+
+fn nics(vm: u128, nics: Value) -> (VmUuid, Vec<Nic>) {
+    let mut vm = record(vm);
+    vm.properties.insert("nics".to_owned(), nics);
+    (vm.uuid, Nic::of(&vm.properties).unwrap())
+}
+
+fn tap(name: &str, mtu: u32) -> Backend {
+    Backend::Tap { name: name.to_owned(), mtu }
+}
+
+/// What holds on every host with a bridge `mt-one`. `host` tells of its links.
+async fn conforms(links: Arc<dyn Links>) {
+    let networks = on(links.clone()).await;
+    let (vm, nics) = nics(
+        0xfeed_beef_u128 << 96,
+        json!([
+            { "mac": "02:00:00:00:00:01", "nic_tag": "one", "mtu": 1400 },
+            { "mac": "02:00:00:00:00:02", "nic_tag": "private" },
+            { "mac": "02:00:00:00:00:03", "nic_tag": "nowhere" },
+            { "mac": "02:00:00:00:00:04", "nic_tag": "one" },
+        ]),
+    );
+    let find =
+        async |name: &str| links.list().await.unwrap().into_iter().find(|link| link.name == name);
+    let made = networks.attach(vm, &nics).await.unwrap();
+    let backends: Vec<Backend> = made.iter().map(|attached| attached.backend.clone()).collect();
+    let user = Backend::User { restricted: true };
+    let (first, last) = ("mtfeedbeef0", "mtfeedbeef3");
+    assert_eq!(backends, [tap(first, 1400), user.clone(), user, tap(last, 1500)]);
+    let one = find("mt-one").await.unwrap();
+    for name in [first, last] {
+        let link = find(name).await.unwrap();
+        assert_eq!((link.bridge, link.mtu, link.up), (Some(one.index), 1500, true), "{link:?}");
+    }
+    let holders = networks.holders().await.unwrap();
+    assert_eq!(holders, BTreeMap::from([(vm, vec![first.to_owned(), last.to_owned()])]));
+    // Again, as the next agent does.
+    let kept = find(first).await.unwrap();
+    assert_eq!(on(links.clone()).await.attach(vm, &nics).await.unwrap(), made);
+    assert_eq!(find(first).await.unwrap(), kept);
+    // Fewer.
+    assert_eq!(networks.attach(vm, &nics[..2]).await.unwrap(), made[..2]);
+    assert_eq!(find(last).await, None);
+    // Another server's, and one of nobody.
+    let other = BridgedConfig { server_uuid: Uuid::from_u128(7).into(), ..config(&[]) };
+    let user = Arc::new(UserNetworks::restricted());
+    let other = BridgedNetworks::open(other, links.clone(), user).await;
+    assert!(other.holders().await.unwrap().is_empty());
+    other.detach(vm).await.unwrap();
+    assert_eq!(find(first).await.unwrap(), kept);
+    let failure = TaskFailure::from(other.attach(vm, &nics[..1]).await.unwrap_err());
+    assert!(failure.message.contains("network link mtfeedbeef0"), "{failure:?}");
+    networks.detach(vm).await.unwrap();
+    networks.detach(vm).await.unwrap();
+    assert!(networks.holders().await.unwrap().is_empty() && find(first).await.is_none());
+    assert!(find("mt-one").await.is_some() && networks.degraded().is_empty());
+}
+
+#[tokio::test]
+async fn simulated_links_conform() {
+    let links = SimLinks::default();
+    for name in ["mt-one", "mt-private"] {
+        links.add(bridge(name));
+    }
+    conforms(Arc::new(links)).await;
+}
+
+#[track_caller]
+fn ip(words: &str) {
+    #[expect(clippy::disallowed_methods, reason = "the host is prepared as an operator would")]
+    let done = std::process::Command::new("ip").args(words.split(' ')).status().unwrap();
+    assert!(done.success(), "ip {words}");
+}
+
+/// From here on this test's thread, and what it starts, has a network of its own.
+fn enter_own_network() -> bool {
+    match nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET) {
+        Ok(()) => {}
+        Err(nix::errno::Errno::EPERM) => {
+            println!("SKIPPED: no right to make a network namespace");
+            return false;
+        }
+        Err(error) => panic!("{error}"),
+    }
+    ip("link set lo up");
+    true
+}
+
+#[tokio::test]
+async fn the_kernels_links_conform() {
+    if !enter_own_network() {
+        return;
+    }
+    for name in ["mt-one", "mt-private"] {
+        ip(&format!("link add {name} type bridge"));
+        ip(&format!("link set {name} up"));
+    }
+    conforms(Arc::new(NetlinkLinks)).await;
+}
+
+#[tokio::test]
+async fn taps_go_back_into_a_bridge_that_was_made_anew() {
+    if !enter_own_network() {
+        return;
+    }
+    ip("link add mt-one type bridge");
+    let links: Arc<dyn Links> = Arc::new(NetlinkLinks);
+    let networks = on(links.clone()).await;
+    let (vm, nics) = nics(1, json!([{ "mac": "02:00:00:00:00:01", "nic_tag": "one" }]));
+    networks.attach(vm, &nics).await.unwrap();
+    ip("link del mt-one");
+    networks.mend().await;
+    assert_eq!(networks.degraded(), ["bridge mt-one is gone: its guests reach nothing"]);
+    ip("link add mt-one mtu 1400 type bridge");
+    networks.mend().await;
+    assert!(networks.degraded().is_empty());
+    let found = links.list().await.unwrap();
+    let get = |name: &str| found.iter().find(|link| link.name == name).unwrap();
+    let (tap, one) = (get("mt000000000"), get("mt-one"));
+    assert_eq!((tap.bridge, tap.mtu, tap.up), (Some(one.index), one.mtu, true));
+}
+
+#[tokio::test]
+async fn what_was_made_before_a_failure_is_told_and_removed() {
+    let faults = Faults::none();
+    let links = SimLinks::new(faults.clone());
+    links.add(bridge("mt-one"));
+    let networks = on(Arc::new(links.clone())).await;
+    let (vm, nics) = nics(
+        1,
+        json!([
+            { "mac": "02:00:00:00:00:01", "nic_tag": "one" },
+            { "mac": "02:00:00:00:00:02", "nic_tag": "one" },
+        ]),
+    );
+    for operation in ["links.make_tap", "links.plug"] {
+        faults.fail_nth(operation, 2, Fault::after());
+        networks.attach(vm, &nics).await.unwrap_err();
+        assert_eq!(networks.holders().await.unwrap()[&vm].len(), 2, "{operation}");
+        networks.detach(vm).await.unwrap();
+        assert!(links.get("mt000000000").is_none() && links.get("mt000000001").is_none());
+    }
+}
+
+#[tokio::test]
+async fn without_rights_nics_are_on_user_mode_networks_and_it_says_why() {
+    let links = SimLinks::default();
+    links.lack(Some("no rights"));
+    let networks = on(Arc::new(links.clone())).await;
+    assert!(networks.degraded().is_empty(), "nobody asked for bridges here");
+    links.add(bridge("mt-one"));
+    networks.mend().await;
+    assert_eq!(networks.degraded(), ["bridge mt-one is not used: no rights"]);
+    let (vm, nics) = nics(1, json!([{ "mac": "02:00:00:00:00:01", "nic_tag": "one" }]));
+    let attached = networks.attach(vm, &nics).await.unwrap();
+    assert_eq!(attached[0].backend, Backend::User { restricted: true });
+    networks.detach(vm).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_a_bridge_can_not_give_is_refused_by_name() {
+    let links = SimLinks::default();
+    links.add(bridge("mt-one"));
+    let networks = on(Arc::new(links)).await;
+    for (nic, published, named) in [
+        (json!({ "vlan_id": 7 }), None, "nics.0.vlan_id"),
+        (json!({ "mtu": 1501 }), None, "nics.0.mtu: 1501 is more than bridge mt-one carries: 1500"),
+        (json!({}), Some("tcp::2222-:22"), "network.user_tags"),
+    ] {
+        let mut vm = record(1);
+        let mut nic = nic;
+        nic["nic_tag"] = json!("one");
+        vm.properties.insert("nics".to_owned(), json!([nic.clone()]));
+        if let Some(published) = published {
+            let metadata = json!({ "muster:hostfwd": published });
+            vm.properties.insert("internal_metadata".to_owned(), metadata);
+        }
+        let nics = Nic::of(&vm.properties).unwrap();
+        for refused in [
+            networks.check(&vm.properties).await.unwrap_err(),
+            networks.attach(vm.uuid, &nics).await.unwrap_err(),
+        ] {
+            let failure = TaskFailure::from(refused);
+            assert_eq!(failure.code, Code::InvalidParameters);
+            assert!(failure.message.contains(named), "{failure:?}");
+        }
+        // The same on a user-mode network.
+        nic["nic_tag"] = json!("private");
+        vm.properties.insert("nics".to_owned(), json!([nic]));
+        networks.check(&vm.properties).await.unwrap();
+    }
+}
