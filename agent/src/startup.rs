@@ -256,6 +256,9 @@ async fn drivers(
         server_uuid: agent.server_uuid,
         cluster: cluster.clone(),
         user_tags: config.network.user_tags.clone(),
+        prefix: config.instance.clone(),
+        data_dir: folders.data.clone(),
+        exec: exec.clone(),
     };
     let networks = Arc::new(BridgedNetworks::open(bridged, Arc::new(NetlinkLinks), user).await);
     let storage = storage(config, folders, agent, &cluster, &exec).await?;

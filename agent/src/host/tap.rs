@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use nix::libc;
+use tokio::io::unix::AsyncFd;
 
 use super::syscalls;
 
@@ -47,10 +48,12 @@ impl Tap {
         syscalls::tun_set_persist(&self.0)
     }
 
-    /// The descriptor.
-    #[must_use]
-    pub fn into_fd(self) -> OwnedFd {
-        self.0
+    /// The descriptor, whose readiness to be read the runtime tells.
+    ///
+    /// # Errors
+    /// The runtime can't watch it.
+    pub fn register(self) -> io::Result<AsyncFd<OwnedFd>> {
+        syscalls::register(self.0)
     }
 }
 

@@ -11,7 +11,8 @@ use Kind::{Any, Count, Flag, FlatObject, Gib, List, Mib, Range, Text, Uuid, Word
 /// Whoever reads it.
 const RECORD: Effect = Kept("as information only");
 const UNLOCKED: Effect = Kept("hypervisors lock no memory");
-const UNFILTERED: Effect = Kept("networks are user-mode, where nothing is filtered");
+const NO_FIREWALL: Effect = Kept("VMs have no firewall yet");
+const NO_CIDS: Effect = Kept("identifiers in DHCP are not filtered");
 const NO_VLANS: Effect = Kept("user-mode networks have no VLANs; on a bridge it is refused");
 const NO_VRRP: Effect = Kept("virtual routers are not set up");
 const FILE: Effect = Kept("disks are files, which grow as they are written");
@@ -70,7 +71,7 @@ pub const LASTING: &[Property] = &[
     p("dns_domain", Text(253), CONTAINER, "Search domain of a container"),
     p("do_not_inventory", Flag, Live, "Hidden from reports"),
     p("docker", Flag, NO_CONTAINER, "Is a docker container"),
-    p("firewall_enabled", Flag, UNFILTERED, "Firewall rules are in force"),
+    p("firewall_enabled", Flag, NO_FIREWALL, "Firewall rules are in force"),
     p("flexible_disk_size", Mib, Live, "Room for disks and snapshots of a bhyve VM, MiB"),
     p("fs_allowed", Words, NO_CONTAINER, "Filesystems that a container may mount"),
     p("hostname", Text(253), AtStart, "Host name inside").form(Form::HostName),
@@ -172,7 +173,7 @@ pub const INITIAL: &[Property] = &[
     p(
         "firewall_rules",
         List(Item::FirewallRule),
-        Refused("networks are user-mode, where nothing is filtered"),
+        Refused("VMs have no firewall yet"),
         "Rules that are put in force with it",
     ),
     p("image_uuid", Uuid, Live, "Image of a container, or of the only disk"),
@@ -329,20 +330,20 @@ pub const NIC: &[Property] = &[
     p("model", Text(1024), AtStart, "`virtio`, `e1000` or `rtl8139`").form(Form::OneOf(NIC_MODELS)),
     p("mtu", Range(0, 9000), AtStart, "Bytes; 576 to 9000; on a bridge").form(Form::AtLeast(576)),
     p("network_uuid", Uuid, RECORD, "Of the network"),
-    p("allow_ip_spoofing", Flag, UNFILTERED, "Any address as source"),
-    p("allow_mac_spoofing", Flag, UNFILTERED, "Any MAC address as source"),
-    p("allow_dhcp_spoofing", Flag, UNFILTERED, "May be a DHCP server"),
-    p("dhcp_server", Flag, UNFILTERED, "The same"),
-    p("allow_restricted_traffic", Flag, UNFILTERED, "Any protocol"),
+    p("allow_ip_spoofing", Flag, AtStart, "Any address as source"),
+    p("allow_mac_spoofing", Flag, AtStart, "Any MAC address as source"),
+    p("allow_dhcp_spoofing", Flag, AtStart, "May be a DHCP server, and a router of IPv6"),
+    p("dhcp_server", Flag, AtStart, "The same"),
+    p("allow_restricted_traffic", Flag, AtStart, "Any protocol"),
     p(
         "allow_unfiltered_promisc",
         Flag,
-        UNFILTERED,
+        AtStart,
         "Promiscuous mode: receives all traffic of the network",
     ),
-    p("allowed_ips", Words, UNFILTERED, "Further addresses as source"),
-    p("allowed_dhcp_cids", Words, UNFILTERED, "Client identifiers"),
-    p("blocked_outgoing_ports", Any, UNFILTERED, "Ports that nothing is sent to"),
+    p("allowed_ips", Words, AtStart, "Further addresses and networks as source"),
+    p("allowed_dhcp_cids", Words, NO_CIDS, "Client identifiers"),
+    p("blocked_outgoing_ports", Any, AtStart, "Ports that nothing is sent to"),
     p("vrrp_vrid", Range(0, 255), NO_VRRP, "Virtual router"),
     p("vrrp_primary_ip", Text(1024), NO_VRRP, "Of the virtual router"),
 ];

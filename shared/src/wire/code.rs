@@ -77,6 +77,8 @@ codes! {
     FileNotFound = "FileNotFound",
     /// This agent may not change its host.
     HostActionsDisabled = "HostActionsDisabled",
+    /// A program of the host that this needs is missing, or does not work.
+    HostToolMissing = "HostToolMissing",
     /// Hardware VMs can't run on this host.
     HvmNotSupported = "HvmNotSupported",
     /// The image has its file already.
@@ -249,7 +251,9 @@ impl Code {
             | Self::InvalidArgument
             | Self::ConsoleBusy => StatusCode::CONFLICT,
             Self::HostActionsDisabled | Self::NotAuthorized => StatusCode::FORBIDDEN,
-            Self::NotSupported | Self::ZfsUnavailable => StatusCode::NOT_IMPLEMENTED,
+            Self::NotSupported | Self::HostToolMissing | Self::ZfsUnavailable => {
+                StatusCode::NOT_IMPLEMENTED
+            }
             Self::QueueFull | Self::Draining | Self::JournalFull | Self::ConsoleUnavailable => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
@@ -270,6 +274,7 @@ impl Code {
                 | Self::StoreFull
                 | Self::HvmNotSupported
                 | Self::ContainerNotSupported
+                | Self::HostToolMissing
                 | Self::NotSupported
                 | Self::NotAccepted
         )

@@ -1,7 +1,9 @@
 //! Networks that are bridges of the host: each NIC has a tap, which is a port of the bridge of its
-//! nic tag. Bridges are the operator's; a NIC whose tag has none here is on a user-mode network.
+//! nic tag, behind a filter that keeps its guest to its own addresses. Bridges are the operator's; a
+//! NIC whose tag has none here is on a user-mode network.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -11,11 +13,17 @@ use muster_shared::wire::Code;
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 
+use super::filter::{Filter, Guards};
+use super::guard::Guard;
 use super::links::{Link, Links, NewTap};
 use super::stamp::{Stamp, bridge_name, tap_name};
 use super::{Attached, Backend, Networks, Nic};
 use crate::drivers::DriverError;
 use crate::drivers::cluster::Cluster;
+use crate::host::SharedExec;
+
+/// Where what guests may send is kept.
+const FOLDER: &str = "nics";
 
 /// What the driver is made from.
 #[derive(Debug)]
@@ -26,6 +34,12 @@ pub struct BridgedConfig {
     pub cluster: Arc<Cluster>,
     /// Nic tags whose NICs are on user-mode networks although there is a bridge.
     pub user_tags: Vec<String>,
+    /// Names what is made on the host.
+    pub prefix: String,
+    /// Keeps what guests may send.
+    pub data_dir: PathBuf,
+    /// Runs `nft`.
+    pub exec: SharedExec,
 }
 
 /// The driver.
@@ -33,6 +47,7 @@ pub struct BridgedConfig {
 pub struct BridgedNetworks {
     config: BridgedConfig,
     links: Arc<dyn Links>,
+    filter: Filter,
     /// The networks of all other NICs.
     user: Arc<dyn Networks>,
     /// What is amiss, by what was found last.
@@ -56,7 +71,11 @@ impl BridgedNetworks {
         user: Arc<dyn Networks>,
     ) -> Self {
         let (lacking, changing) = (Mutex::default(), tokio::sync::Mutex::default());
-        let networks = Self { config, links, user, lacking, changing };
+        // Agents of one prefix do not take each other's rules away.
+        let server = config.server_uuid.to_string();
+        let prefix = format!("{}_{}", config.prefix, &server[..8]);
+        let filter = Filter::new(&prefix, config.data_dir.join(FOLDER), config.exec.clone());
+        let networks = Self { config, links, filter, user, lacking, changing };
         networks.look().await;
         networks
     }
@@ -82,34 +101,58 @@ impl BridgedNetworks {
         Stamp { server: *server_uuid, cluster: cluster.id(), vm, bridge: bridge.name.clone() }
     }
 
-    /// Makes one tap, or finds it.
-    async fn tap(
+    /// Makes one tap unless it is there.
+    async fn make(
         &self,
         vm: VmUuid,
         nic: &Nic,
         bridge: &Link,
         links: &[Link],
-    ) -> Result<Backend, DriverError> {
+    ) -> Result<(), DriverError> {
         let tap = tap_name(vm, nic.index);
-        let found = links.iter().find(|link| link.name == tap);
         let stamp = self.stamp(vm, bridge);
         let ours = |alias: &str| {
             Stamp::parse(alias).is_some_and(|found| {
                 found.server == stamp.server && found.vm == vm && found.bridge == stamp.bridge
             })
         };
-        let link = match found {
-            Some(found) if found.alias.as_deref().is_some_and(ours) => found.clone(),
-            Some(_) => return Err(taken(nic, &tap)),
-            None => {
-                let alias = stamp.to_string();
-                self.links.make_tap(NewTap { name: &tap, alias: &alias }).await?;
-                let made = self.links.list().await?.into_iter().find(|link| link.name == tap);
-                made.ok_or_else(|| gone(&tap))?
-            }
-        };
-        self.links.plug(link.index, bridge).await?;
-        Ok(Backend::Tap { name: tap, mtu: nic.mtu.unwrap_or(bridge.mtu) })
+        match links.iter().find(|link| link.name == tap) {
+            Some(found) if found.alias.as_deref().is_some_and(ours) => Ok(()),
+            Some(_) => Err(taken(nic, &tap)),
+            None => self.links.make_tap(NewTap { name: &tap, alias: &stamp.to_string() }).await,
+        }
+    }
+
+    /// Makes the taps of these NICs, each with its bridge. None is plugged in before its rules are
+    /// in force.
+    async fn make_all(
+        &self,
+        vm: VmUuid,
+        bridged: &BTreeMap<usize, (Nic, Link)>,
+    ) -> Result<Vec<Attached>, DriverError> {
+        let links = self.links.list().await?;
+        for (nic, bridge) in bridged.values() {
+            self.make(vm, nic, bridge, &links).await?;
+        }
+        let links = self.links.list().await?;
+        self.filter.keep(&self.guarded(&links)).await?;
+        let mut attached = Vec::new();
+        for (nic, bridge) in bridged.values() {
+            let name = tap_name(vm, nic.index);
+            let link = links.iter().find(|link| link.name == name).ok_or_else(|| gone(&name))?;
+            self.links.plug(link.index, bridge).await?;
+            let mtu = nic.mtu.unwrap_or(bridge.mtu);
+            attached.push(Attached { nic: nic.clone(), backend: Backend::Tap { name, mtu } });
+        }
+        Ok(attached)
+    }
+
+    /// All taps, with their VMs.
+    fn guarded(&self, links: &[Link]) -> Vec<(String, VmUuid)> {
+        let mut taps: Vec<(String, VmUuid)> =
+            self.taps(links).iter().map(|tap| (tap.link.name.clone(), tap.stamp.vm)).collect();
+        taps.sort();
+        taps
     }
 
     /// Removes the taps of a VM but those in `kept`, and those of them that are of another bridge.
@@ -136,11 +179,33 @@ impl BridgedNetworks {
             Ok(problems) => problems,
             Err(error) => vec![Chain(&error).to_string()],
         };
+        self.lacking.lock().retain(|known| problems.contains(known));
+        self.note(problems);
+    }
+
+    fn note(&self, problems: Vec<String>) {
         let mut lacking = self.lacking.lock();
-        for problem in problems.iter().filter(|problem| !lacking.contains(problem)) {
-            tracing::warn!(problem, "networks on bridges do not work as they should");
+        for problem in problems {
+            if !lacking.contains(&problem) {
+                tracing::warn!(problem, "networks on bridges do not work as they should");
+                lacking.push(problem);
+            }
         }
-        *lacking = problems;
+    }
+
+    /// Makes the rules again that somebody took away.
+    async fn mend_filter(&self, links: &[Link]) -> Vec<String> {
+        match self.filter.keep(&self.guarded(links)).await {
+            Ok(unknown) => {
+                let cut_off = |tap: String| {
+                    format!(
+                        "tap {tap} is cut off: what its guest may send is not known; start its VM anew"
+                    )
+                };
+                unknown.into_iter().map(cut_off).collect()
+            }
+            Err(error) => vec![format!("nothing keeps guests to their own addresses: {error}")],
+        }
     }
 
     /// Puts the taps back into bridges that were made anew.
@@ -152,7 +217,10 @@ impl BridgedNetworks {
             let unused = |bridge: &Link| format!("bridge {} is not used: {why}", bridge.name);
             return Ok(bridge.map(unused).into_iter().collect());
         }
-        let mut problems = Vec::new();
+        let mut problems = self.mend_filter(&links).await;
+        if let (Some(_), true) = (links.iter().find(is_own), problems.is_empty()) {
+            problems.extend(self.filter.lacking().await);
+        }
         let mut without = BTreeSet::new();
         for Tap { link, stamp } in self.taps(&links) {
             let bridge = links.iter().find(|other| other.is_bridge && other.name == stamp.bridge);
@@ -191,8 +259,8 @@ fn gone(tap: &str) -> DriverError {
     )
 }
 
-/// What a NIC asks for that its bridge can't give.
-fn check_nic(nic: &Nic, bridge: &Link) -> Result<(), DriverError> {
+/// What a NIC may send, unless it asks for what its bridge can't give.
+fn check_nic(nic: &Nic, bridge: &Link) -> Result<Guard, DriverError> {
     if nic.vlan_id != 0 {
         return Err(refused(nic, "vlan_id", "this agent makes no VLANs on bridges yet"));
     }
@@ -209,7 +277,7 @@ fn check_nic(nic: &Nic, bridge: &Link) -> Result<(), DriverError> {
         );
         return Err(DriverError::refused(Code::InvalidParameters, text));
     }
-    Ok(())
+    Guard::of(nic.index, &nic.described)
 }
 
 #[async_trait]
@@ -233,8 +301,14 @@ impl Networks for BridgedNetworks {
         self.user.check(properties).await?;
         let links = self.links.list().await?;
         for nic in Nic::of(properties)? {
-            if let Some(bridge) = self.bridge_of(&nic, &links) {
-                check_nic(&nic, bridge)?;
+            let Some(bridge) = self.bridge_of(&nic, &links) else { continue };
+            if !check_nic(&nic, bridge)?.filters() {
+                continue;
+            }
+            if let Some(lacking) = self.filter.lacking().await {
+                let text =
+                    format!("nics.{}: is on bridge {}, and {lacking}", nic.index, bridge.name);
+                return Err(DriverError::refused(Code::HostToolMissing, text));
             }
         }
         Ok(())
@@ -242,31 +316,30 @@ impl Networks for BridgedNetworks {
 
     async fn attach(&self, vm: VmUuid, nics: &[Nic]) -> Result<Vec<Attached>, DriverError> {
         let _changing = self.changing.lock().await;
-        let mut links = self.links.list().await?;
-        let mut bridged: BTreeMap<usize, Link> = BTreeMap::new();
-        let (mut user, mut kept) = (Vec::new(), BTreeMap::new());
+        let links = self.links.list().await?;
+        let (mut bridged, mut user) = (BTreeMap::new(), Vec::new());
+        let (mut kept, mut guards) = (BTreeMap::new(), Guards::new());
         for nic in nics {
             let Some(bridge) = self.bridge_of(nic, &links) else {
                 user.push(nic.clone());
                 continue;
             };
-            check_nic(nic, bridge)?;
-            kept.insert(tap_name(vm, nic.index), bridge.name.clone());
-            bridged.insert(nic.index, bridge.clone());
+            let tap = tap_name(vm, nic.index);
+            guards.insert(tap.clone(), check_nic(nic, bridge)?);
+            kept.insert(tap, bridge.name.clone());
+            bridged.insert(nic.index, (nic.clone(), bridge.clone()));
         }
         // Without rights nothing was made that could be removed.
-        if self.links.lacking().is_none() && self.remove_others(vm, &kept, &links).await? {
-            links = self.links.list().await?;
+        if self.links.lacking().is_none() {
+            self.remove_others(vm, &kept, &links).await?;
         }
         let mut attached = match user.is_empty() && !nics.is_empty() {
             true => Vec::new(),
             false => self.user.attach(vm, &user).await?,
         };
-        for nic in nics {
-            if let Some(bridge) = bridged.get(&nic.index) {
-                let backend = self.tap(vm, nic, bridge, &links).await?;
-                attached.push(Attached { nic: nic.clone(), backend });
-            }
+        if !bridged.is_empty() {
+            self.filter.remember(vm, &guards).await?;
+            attached.extend(self.make_all(vm, &bridged).await?);
         }
         attached.sort_by_key(|attached| attached.nic.index);
         Ok(attached)
@@ -276,7 +349,14 @@ impl Networks for BridgedNetworks {
         self.user.detach(vm).await?;
         let _changing = self.changing.lock().await;
         let links = self.links.list().await?;
-        self.remove_others(vm, &BTreeMap::new(), &links).await.map(drop)
+        let removed = self.remove_others(vm, &BTreeMap::new(), &links).await?;
+        self.filter.forget(vm).await?;
+        if removed {
+            // Rules of a tap that is gone do no harm, and no VM is kept for their sake.
+            let problems = self.mend_filter(&self.links.list().await?).await;
+            self.note(problems);
+        }
+        Ok(())
     }
 
     async fn holders(&self) -> Result<BTreeMap<VmUuid, Vec<String>>, DriverError> {

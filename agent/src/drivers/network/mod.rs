@@ -1,7 +1,9 @@
 //! Networks: what connects the NICs of VMs with the world outside the hypervisor.
 
 mod bridged;
+mod filter;
 mod forward;
+mod guard;
 pub mod links;
 pub mod sim;
 mod stamp;
@@ -52,6 +54,8 @@ pub struct Nic {
     pub mtu: Option<u32>,
     /// Ports of the host that lead to it.
     pub forwards: Vec<Forward>,
+    /// All that the VM's record says of it.
+    pub described: Value,
 }
 
 impl Nic {
@@ -91,6 +95,7 @@ impl Nic {
             vlan_id: number("vlan_id").unwrap_or(0),
             mtu: number("mtu").and_then(|mtu| u32::try_from(mtu).ok()).filter(|mtu| *mtu > 0),
             forwards,
+            described: nic.clone(),
         }
     }
 }
@@ -237,6 +242,9 @@ mod tests {
             server_uuid: uuid::Uuid::from_u128(1).into(),
             cluster: Cluster::unknown(),
             user_tags: Vec::new(),
+            prefix: "muster".to_owned(),
+            data_dir: std::path::PathBuf::from("/nonexistent"),
+            exec: Arc::new(crate::host::FakeExec::default()),
         };
         let links = Arc::new(links::sim::SimLinks::default());
         let user = Arc::new(UserNetworks::restricted());

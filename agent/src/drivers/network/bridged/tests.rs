@@ -1,6 +1,11 @@
 //! On simulated links, and on the kernel's own in a network namespace of the test.
 
+mod frames;
+
+use std::time::Duration;
+
 use serde_json::json;
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::*;
@@ -9,18 +14,51 @@ use crate::drivers::network::UserNetworks;
 use crate::drivers::network::links::NetlinkLinks;
 use crate::drivers::network::links::sim::SimLinks;
 use crate::failure::TaskFailure;
+use crate::host::{Command, FakeExec, SystemExec};
 use crate::vms::sim::record;
 
 const SERVER: Uuid = Uuid::from_u128(0x5e);
 
-fn config(user_tags: &[&str]) -> BridgedConfig {
-    let user_tags = user_tags.iter().map(|&tag| tag.to_owned()).collect();
-    BridgedConfig { server_uuid: SERVER.into(), cluster: Cluster::unknown(), user_tags }
+/// A node with these links.
+struct Node {
+    links: Arc<dyn Links>,
+    data: tempfile::TempDir,
+    exec: SharedExec,
 }
 
-async fn on(links: Arc<dyn Links>) -> BridgedNetworks {
-    let user = Arc::new(UserNetworks::restricted());
-    BridgedNetworks::open(config(&["private"]), links, user).await
+impl Node {
+    /// With the host's own links and `nft`.
+    fn real() -> Self {
+        Self {
+            links: Arc::new(NetlinkLinks),
+            data: tempfile::tempdir().unwrap(),
+            exec: Arc::new(SystemExec::new()),
+        }
+    }
+
+    fn simulated(links: &SimLinks) -> Self {
+        let exec = FakeExec::default();
+        exec.prints(&["nft"], "");
+        let (links, exec) = (Arc::new(links.clone()), Arc::new(exec));
+        Self { links, data: tempfile::tempdir().unwrap(), exec }
+    }
+
+    async fn agent(&self) -> BridgedNetworks {
+        self.agent_of(SERVER).await
+    }
+
+    async fn agent_of(&self, server: Uuid) -> BridgedNetworks {
+        let config = BridgedConfig {
+            server_uuid: server.into(),
+            cluster: Cluster::unknown(),
+            user_tags: vec!["private".to_owned()],
+            prefix: "muster".to_owned(),
+            data_dir: self.data.path().join(server.to_string()),
+            exec: self.exec.clone(),
+        };
+        let user = Arc::new(UserNetworks::restricted());
+        BridgedNetworks::open(config, self.links.clone(), user).await
+    }
 }
 
 fn bridge(name: &str) -> Link {
@@ -38,8 +76,8 @@ fn tap(name: &str, mtu: u32) -> Backend {
 }
 
 /// What holds on every host with a bridge `mt-one`. `host` tells of its links.
-async fn conforms(links: Arc<dyn Links>) {
-    let networks = on(links.clone()).await;
+async fn conforms(node: &Node) {
+    let (links, networks) = (&node.links, node.agent().await);
     let (vm, nics) = nics(
         0xfeed_beef_u128 << 96,
         json!([
@@ -65,15 +103,13 @@ async fn conforms(links: Arc<dyn Links>) {
     assert_eq!(holders, BTreeMap::from([(vm, vec![first.to_owned(), last.to_owned()])]));
     // Again, as the next agent does.
     let kept = find(first).await.unwrap();
-    assert_eq!(on(links.clone()).await.attach(vm, &nics).await.unwrap(), made);
+    assert_eq!(node.agent().await.attach(vm, &nics).await.unwrap(), made);
     assert_eq!(find(first).await.unwrap(), kept);
     // Fewer.
     assert_eq!(networks.attach(vm, &nics[..2]).await.unwrap(), made[..2]);
     assert_eq!(find(last).await, None);
     // Another server's, and one of nobody.
-    let other = BridgedConfig { server_uuid: Uuid::from_u128(7).into(), ..config(&[]) };
-    let user = Arc::new(UserNetworks::restricted());
-    let other = BridgedNetworks::open(other, links.clone(), user).await;
+    let other = node.agent_of(Uuid::from_u128(7 << 100)).await;
     assert!(other.holders().await.unwrap().is_empty());
     other.detach(vm).await.unwrap();
     assert_eq!(find(first).await.unwrap(), kept);
@@ -91,7 +127,7 @@ async fn simulated_links_conform() {
     for name in ["mt-one", "mt-private"] {
         links.add(bridge(name));
     }
-    conforms(Arc::new(links)).await;
+    conforms(&Node::simulated(&links)).await;
 }
 
 #[track_caller]
@@ -124,7 +160,15 @@ async fn the_kernels_links_conform() {
         ip(&format!("link add {name} type bridge"));
         ip(&format!("link set {name} up"));
     }
-    conforms(Arc::new(NetlinkLinks)).await;
+    let node = Node::real();
+    conforms(&node).await;
+    assert_eq!(tables(&node).await, "");
+}
+
+async fn tables(node: &Node) -> String {
+    let list = Command::new(["nft", "list", "tables"], Duration::from_secs(60));
+    let output = node.exec.run(&list, &CancellationToken::new()).await.unwrap();
+    String::from_utf8(output.checked("nft").unwrap().stdout).unwrap()
 }
 
 #[tokio::test]
@@ -133,8 +177,8 @@ async fn taps_go_back_into_a_bridge_that_was_made_anew() {
         return;
     }
     ip("link add mt-one type bridge");
-    let links: Arc<dyn Links> = Arc::new(NetlinkLinks);
-    let networks = on(links.clone()).await;
+    let node = Node::real();
+    let (links, networks) = (&node.links, node.agent().await);
     let (vm, nics) = nics(1, json!([{ "mac": "02:00:00:00:00:01", "nic_tag": "one" }]));
     networks.attach(vm, &nics).await.unwrap();
     ip("link del mt-one");
@@ -154,7 +198,8 @@ async fn what_was_made_before_a_failure_is_told_and_removed() {
     let faults = Faults::none();
     let links = SimLinks::new(faults.clone());
     links.add(bridge("mt-one"));
-    let networks = on(Arc::new(links.clone())).await;
+    let node = Node::simulated(&links);
+    let networks = node.agent().await;
     let (vm, nics) = nics(
         1,
         json!([
@@ -175,7 +220,8 @@ async fn what_was_made_before_a_failure_is_told_and_removed() {
 async fn without_rights_nics_are_on_user_mode_networks_and_it_says_why() {
     let links = SimLinks::default();
     links.lack(Some("no rights"));
-    let networks = on(Arc::new(links.clone())).await;
+    let node = Node::simulated(&links);
+    let networks = node.agent().await;
     assert!(networks.degraded().is_empty(), "nobody asked for bridges here");
     links.add(bridge("mt-one"));
     networks.mend().await;
@@ -190,9 +236,11 @@ async fn without_rights_nics_are_on_user_mode_networks_and_it_says_why() {
 async fn what_a_bridge_can_not_give_is_refused_by_name() {
     let links = SimLinks::default();
     links.add(bridge("mt-one"));
-    let networks = on(Arc::new(links)).await;
+    let node = Node::simulated(&links);
+    let networks = node.agent().await;
     for (nic, published, named) in [
         (json!({ "vlan_id": 7 }), None, "nics.0.vlan_id"),
+        (json!({ "ips": ["192.0.2.7/33"] }), None, "nics.0.ips"),
         (json!({ "mtu": 1501 }), None, "nics.0.mtu: 1501 is more than bridge mt-one carries: 1500"),
         (json!({}), Some("tcp::2222-:22"), "network.user_tags"),
     ] {
@@ -218,4 +266,38 @@ async fn what_a_bridge_can_not_give_is_refused_by_name() {
         vm.properties.insert("nics".to_owned(), json!([nic]));
         networks.check(&vm.properties).await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn without_nft_a_nic_that_is_to_be_filtered_is_refused() {
+    let links = SimLinks::default();
+    links.add(bridge("mt-one"));
+    let exec = FakeExec::default();
+    exec.fails(&["nft"], 127, "nft: not found");
+    let node = Node { exec: Arc::new(exec), ..Node::simulated(&links) };
+    let networks = node.agent().await;
+    assert!(networks.degraded()[0].contains("package nftables"), "{:?}", networks.degraded());
+    let mut vm = record(1);
+    let (uuid, filtered) = nics(1, json!([{ "mac": "02:00:00:00:00:01", "nic_tag": "one" }]));
+    vm.properties.insert("nics".to_owned(), json!([filtered[0].described]));
+    for refused in [
+        networks.check(&vm.properties).await.unwrap_err(),
+        networks.attach(uuid, &filtered).await.unwrap_err(),
+    ] {
+        assert_eq!(TaskFailure::from(refused).code, Code::HostToolMissing);
+    }
+    assert_eq!(links.get("mt000000000").unwrap().bridge, None, "nothing filters it");
+    networks.detach(uuid).await.unwrap();
+    assert_eq!(links.get("mt000000000"), None);
+    let (_, free) = nics(
+        1,
+        json!([{
+            "mac": "02:00:00:00:00:01", "nic_tag": "one", "allow_mac_spoofing": true,
+            "allow_ip_spoofing": true, "allow_dhcp_spoofing": true, "allow_restricted_traffic": true,
+            "allow_unfiltered_promisc": true,
+        }]),
+    );
+    vm.properties.insert("nics".to_owned(), json!([free[0].described]));
+    networks.check(&vm.properties).await.unwrap();
+    networks.attach(uuid, &free).await.unwrap();
 }
