@@ -27,8 +27,8 @@ pub(super) const MACHINE_QUERY: Queue =
 pub(super) const STOP_TIMEOUT: Duration = Duration::from_secs(180);
 /// Longest time a client may give it.
 const MAX_STOP_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
-/// Members of a NIC that give it addresses.
-const ADDRESSES: &[&str] = &["gateway", "gateways", "ip", "ips", "netmask"];
+/// Members of a NIC that its host decides about on a user-mode network.
+const OF_NETWORK: &[&str] = &["gateway", "gateways", "ip", "ips", "mtu", "netmask"];
 /// Member of a result: the guest was asked to shut down, did not in its time, and was ended.
 pub(super) const FORCED: &str = "forced";
 
@@ -216,7 +216,7 @@ pub(super) fn for_guest(mut record: VmRecord, nics: &[Attached]) -> VmRecord {
     let nics = record.properties.get_mut("nics").and_then(Value::as_array_mut);
     let nics = nics.into_iter().flatten().enumerate().filter(|(index, _)| !has_tap(*index));
     for nic in nics.filter_map(|(_, nic)| nic.as_object_mut()) {
-        nic.retain(|name, _| !ADDRESSES.contains(&name.as_str()));
+        nic.retain(|name, _| !OF_NETWORK.contains(&name.as_str()));
     }
     record
 }

@@ -117,10 +117,20 @@ fn ethernet(nic: &Value, mac: &str, name: &str, resolvers: &[Value]) -> Value {
     if !addresses.is_empty() {
         config["addresses"] = json!(addresses);
     }
+    if !ips.is_empty() {
+        // Whoever has its addresses told takes no others from routers.
+        config["accept-ra"] = json!(ips.contains(&"addrconf"));
+    }
+    if let Some(mtu) = nic.get("mtu").and_then(Value::as_u64).filter(|mtu| *mtu > 0) {
+        config["mtu"] = json!(mtu);
+    }
     if nic.get("primary").is_some_and(|primary| *primary == true) {
-        for gateway in words("gateways") {
-            let family = if gateway.contains(':') { "gateway6" } else { "gateway4" };
-            config[family] = json!(gateway);
+        let gateways = words("gateways");
+        for (family, is_of_it) in [("gateway4", false), ("gateway6", true)] {
+            // A guest has one way out; the others stand by in the record.
+            if let Some(gateway) = gateways.iter().find(|gw| gw.contains(':') == is_of_it) {
+                config[family] = json!(gateway);
+            }
         }
         if !resolvers.is_empty() {
             config["nameservers"] = json!({ "addresses": resolvers });
@@ -159,9 +169,11 @@ mod tests {
                 "user-script": "#!/bin/sh\necho hello\n", "color": "blue",
             },
             "nics": [
-                {"mac": "02:00:00:00:00:01", "primary": true, "ips": ["10.0.0.2/24"],
-                 "gateways": ["10.0.0.1"]},
+                {"mac": "02:00:00:00:00:01", "primary": true, "mtu": 1400,
+                 "ips": ["10.0.0.2/24", "2001:db8::2/64"],
+                 "gateways": ["10.0.0.1", "10.0.0.254", "2001:db8::1"]},
                 {"mac": "02:00:00:00:00:02", "interface": "net7"},
+                {"mac": "02:00:00:00:00:03", "ips": ["dhcp", "addrconf"], "gateways": ["10.9.9.9"]},
             ],
         }));
         let volume = volume(&vm).unwrap();
@@ -174,9 +186,26 @@ mod tests {
         assert!(read(&volume, "meta-data").contains("\n  \"local-hostname\": \"web\",\n"));
         assert!(read(&volume, "user-data").starts_with("#!/bin/sh"));
         let network: Value = serde_json::from_str(&read(&volume, "network-config")).unwrap();
-        assert_eq!(network["ethernets"]["net0"]["gateway4"], "10.0.0.1");
-        assert_eq!(network["ethernets"]["net0"]["dhcp4"], false);
-        assert_eq!(network["ethernets"]["net7"]["dhcp4"], true);
+        assert_eq!(
+            network["ethernets"],
+            json!({
+                "net0": {
+                    "match": {"macaddress": "02:00:00:00:00:01"}, "set-name": "net0",
+                    "dhcp4": false, "dhcp6": false, "accept-ra": false, "mtu": 1400,
+                    "addresses": ["10.0.0.2/24", "2001:db8::2/64"],
+                    "gateway4": "10.0.0.1", "gateway6": "2001:db8::1",
+                    "nameservers": {"addresses": ["9.9.9.9"]},
+                },
+                "net7": {
+                    "match": {"macaddress": "02:00:00:00:00:02"}, "set-name": "net7",
+                    "dhcp4": true, "dhcp6": false,
+                },
+                "net2": {
+                    "match": {"macaddress": "02:00:00:00:00:03"}, "set-name": "net2",
+                    "dhcp4": true, "dhcp6": true, "accept-ra": true,
+                },
+            })
+        );
     }
 
     #[test]

@@ -1,0 +1,196 @@
+//! Guests on a bridge, in a network namespace of the test: they reach each other and the host by
+//! the addresses of their records, and by no others.
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use muster_tests::daemon::{Agent, Coordinator, fresh_uuid};
+use muster_tests::guest;
+use muster_tests::http::Client;
+use muster_tests::wait::wait_for;
+use nix::errno::Errno;
+use nix::sched::{CloneFlags, unshare};
+use serde_json::{Value, json};
+
+/// TCG guests on two busy cores.
+const BOOT: Duration = Duration::from_secs(90);
+/// Longest wait for an answer that may never come.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// Runs a command as an operator would; what it printed.
+#[track_caller]
+fn run(command: &str) -> String {
+    let words: Vec<&str> = command.split(' ').collect();
+    #[expect(clippy::disallowed_methods, reason = "the host is prepared as an operator would")]
+    let done = std::process::Command::new(words[0]).args(&words[1..]).output().expect(command);
+    assert!(done.status.success(), "{command}: {}", String::from_utf8_lossy(&done.stderr));
+    String::from_utf8_lossy(&done.stdout).into_owned()
+}
+
+/// From here on this thread, and what it starts, has a network of its own: with a bridge, on which
+/// the host has addresses.
+fn enter_own_network() -> bool {
+    match unshare(CloneFlags::CLONE_NEWNET) {
+        Ok(()) => {}
+        Err(Errno::EPERM) => {
+            println!("SKIPPED: no right to make a network namespace");
+            return false;
+        }
+        Err(error) => panic!("{error}"),
+    }
+    run("ip link set lo up");
+    // The node's own interface, without which no VM is placed on it.
+    run("ip link add eth0 type veth peer name far0");
+    for link in ["eth0", "far0"] {
+        run(&format!("ip link set {link} up"));
+    }
+    run("ip addr add 198.18.0.1/30 dev eth0");
+    run("ip link add mt-one type bridge");
+    run("ip link set mt-one up");
+    run("ip addr add 10.77.0.1/24 dev mt-one");
+    run("ip addr add fd77::1/64 dev mt-one nodad");
+    true
+}
+
+/// The first line of a guest's page, or why there is none.
+fn page(address: &str) -> Result<String, String> {
+    let address: SocketAddr = address.parse().expect("an address and a port");
+    let fetch = || {
+        let mut stream = TcpStream::connect_timeout(&address, ANSWER)?;
+        stream.set_read_timeout(Some(ANSWER))?;
+        stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        Ok::<_, std::io::Error>(text)
+    };
+    let text = fetch().map_err(|error| error.to_string())?;
+    let content = text.split("\r\n\r\n").nth(1).unwrap_or_default();
+    Ok(content.trim().to_owned())
+}
+
+async fn shows(address: &str, text: &str) {
+    wait_for(&format!("{address} answers"), BOOT, || async {
+        page(address).and_then(|page| if page.contains(text) { Ok(()) } else { Err(page) })
+    })
+    .await;
+}
+
+/// A VM that takes a further address beside its own, shows what it has, and does `more`.
+fn payload(image: &str, number: u8, more: &str, members: &Value) -> Value {
+    let script = format!(
+        "#!/bin/sh\n\
+         ip addr add 10.77.0.2{number}/24 dev eth0\n\
+         {more}\n\
+         cat /sys/class/net/eth0/mtu /etc/resolv.conf >/run/network\n\
+         ip route >>/run/network\n\
+         mv /run/network /www/network\n"
+    );
+    let mut nic = json!({
+        "nic_tag": "one", "mac": format!("02:00:00:00:00:0{number}"), "primary": true, "mtu": 1400,
+        "ips": [format!("10.77.0.1{number}/24"), format!("fd77::1{number}/64")],
+        "gateways": ["10.77.0.1"],
+    });
+    for (name, value) in members.as_object().expect("an object") {
+        nic[name] = value.clone();
+    }
+    json!({
+        "uuid": fresh_uuid(), "brand": "kvm", "ram": 192, "alias": format!("guest{number}"),
+        "image": { "uuid": image, "files": [{ "compression": "none" }] },
+        "disks": [{ "image_uuid": image, "boot": true, "model": "virtio" }],
+        "owner_uuid": fresh_uuid(), "nics": [nic], "resolvers": ["10.77.0.53"],
+        "customer_metadata": { "user-script": script },
+    })
+}
+
+async fn create(client: &Client, agent: &Agent, payload: &Value) -> String {
+    let path = format!("/servers/{}/vms", agent.server_uuid);
+    let answer = client.post(&path, payload).await.expect(200);
+    let task = answer["id"].as_str().expect("a task").to_owned();
+    let made = client.complete_task(&task, 240).await;
+    made["vm"]["uuid"].as_str().expect("a VM").to_owned()
+}
+
+fn file(name: &str) -> Result<String, String> {
+    let address: SocketAddr = "10.77.0.11:80".parse().expect("an address");
+    let mut stream = TcpStream::connect_timeout(&address, ANSWER).map_err(|e| e.to_string())?;
+    stream.set_read_timeout(Some(ANSWER)).map_err(|e| e.to_string())?;
+    let ask = format!("GET /{name} HTTP/1.0\r\n\r\n");
+    stream.write_all(ask.as_bytes()).map_err(|e| e.to_string())?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).map_err(|e| e.to_string())?;
+    if text.contains(" 200 ") { Ok(text) } else { Err(text) }
+}
+
+/// The further address of the guest that may have it answers, that of the other one does not.
+fn only_the_allowed_one_answers() {
+    page("10.77.0.22:80").expect("guest 2 may send from any address");
+    let spoofed = page("10.77.0.21:80").expect_err("guest 1 may not");
+    assert!(!spoofed.contains("refused"), "{spoofed}");
+}
+
+fn taps() -> usize {
+    run("ip -o link show type tun").lines().count()
+}
+
+#[tokio::test]
+async fn guests_on_a_bridge_reach_each_other_with_their_own_addresses_alone() {
+    if !enter_own_network() {
+        return;
+    }
+    let coordinator = Coordinator::start();
+    let client = coordinator.client();
+    let mut agent = Agent::start(&coordinator.agent_url());
+    agent.wait_allocatable(&client).await;
+    let image = guest::import(&client).await;
+    // Guest 1 has an address that the host reaches through guest 2 alone.
+    let behind = "ip addr add 10.99.0.1/32 dev eth0";
+    let router = "echo 0 >/proc/sys/net/ipv4/conf/all/send_redirects\n\
+                  echo 0 >/proc/sys/net/ipv4/conf/eth0/send_redirects\n\
+                  ip route add 10.99.0.1/32 via 10.77.0.11\n\
+                  echo 1 >/proc/sys/net/ipv4/ip_forward";
+    run("ip route add 10.99.0.1/32 via 10.77.0.12");
+    let payloads = [
+        payload(&image, 1, behind, &json!({ "allowed_ips": ["10.99.0.1"] })),
+        payload(&image, 2, router, &json!({ "allow_ip_spoofing": true })),
+    ];
+    let mut vms = Vec::new();
+    for payload in &payloads {
+        vms.push(create(&client, &agent, payload).await);
+    }
+    for (address, name) in [
+        ("10.77.0.11:80", "guest1"),
+        ("10.77.0.12:80", "guest2"),
+        ("[fd77::11]:80", "guest1"),
+        ("[fd77::12]:80", "guest2"),
+        ("10.99.0.1:80", "guest1"),
+    ] {
+        shows(address, name).await;
+    }
+    let network = wait_for("guest 1 tells what it has", BOOT, || async { file("network") }).await;
+    for text in ["1400\n", "nameserver 10.77.0.53", "default via 10.77.0.1"] {
+        assert!(network.contains(text), "{text:?} in {network}");
+    }
+    only_the_allowed_one_answers();
+
+    // The next agent finds guests that run, and a host without the rules of its predecessor.
+    agent.kill9();
+    run("nft flush ruleset");
+    page("10.77.0.21:80").expect("nothing keeps guest 1 from it");
+    run("ip neigh flush all");
+    agent.restart();
+    agent.wait_status(&client, "running", BOOT).await;
+    shows("10.77.0.11:80", "guest1").await;
+    only_the_allowed_one_answers();
+    assert_eq!(taps(), 2);
+
+    for vm in &vms {
+        let path = format!("/servers/{}/vms/{vm}", agent.server_uuid);
+        let task = client.delete(&path).await.expect(200)["id"].clone();
+        client.complete_task(task.as_str().expect("an id"), 120).await;
+    }
+    assert_eq!((taps(), run("nft list tables").as_str()), (0, ""));
+    let kept = std::fs::read_dir(agent.data_dir().join("nics")).expect("the folder");
+    assert_eq!(kept.count(), 0);
+    assert!(run("ip -o link").contains("mt-one"), "the bridge is the operator's");
+}
