@@ -7,16 +7,17 @@ use std::time::Duration;
 use jiff::Timestamp;
 use muster_shared::ids::VmUuid;
 use muster_shared::vm::Reboot;
-use muster_shared::wire::Code;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::fits;
-use super::machine::{self, failed, refuse};
+use super::machine::{self, failed};
 use super::steps::{Row, steps};
 use super::stopping::{self, Stop};
 use super::{Handler, Kind, Lock, Params, Plan, TaskContext, TaskFailure};
 use crate::drivers::compute::LIMITED_BY;
+use crate::drivers::storage::bytes_of;
+use crate::node::Drivers;
 use crate::vms::at_start::{self, is_read_at_start, published};
 use crate::vms::{VmRecord, payload, volumes};
 
@@ -98,11 +99,6 @@ impl Update {
         fits::check(&changes, &ctx.drivers.compute.abilities())?;
         let running = machine::runs(ctx, self.vm).await?;
         let grow = grown(old, &new);
-        if running && !grow.is_empty() {
-            let text =
-                format!("{OPERATION} error: a disk grows only while VM {} is stopped", self.vm);
-            return Err(refuse(Code::VmNotStopped, text));
-        }
         let rewired = nic_count(old) != nic_count(&new) || macs(old) != macs(&new);
         let changed = changes.keys().chain(members.keys());
         let at_start = changed.filter(|name| is_read_at_start(name, old, &new));
@@ -121,9 +117,11 @@ impl Update {
     }
 
     async fn grow(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let Drivers { compute, storage, .. } = ctx.drivers.as_ref();
         for (index, size_mib) in ctx.notes::<Notes>()?.grow {
-            let grown = ctx.drivers.storage.grow_disk(self.vm, index, size_mib).await;
-            grown.map_err(failed(OPERATION))?;
+            let size_bytes = bytes_of(size_mib).map_err(failed(OPERATION))?;
+            compute.grow_disk(self.vm, index, size_bytes).await.map_err(failed(OPERATION))?;
+            storage.grow_disk(self.vm, index, size_mib).await.map_err(failed(OPERATION))?;
         }
         Ok(())
     }

@@ -26,16 +26,25 @@ pub fn published(vm: &Map<String, Value>) -> Option<&Value> {
 
 /// The disks as far as the hypervisor reads them only when it starts.
 fn disks_at_start(vm: &Map<String, Value>) -> Vec<Map<String, Value>> {
-    let at_start = |name: &str| {
+    let at_start = |disk: &Map<String, Value>, name: &str| {
+        if name == "size" {
+            return !tells_its_size(disk);
+        }
         let known = vm::DISK.iter().find(|property| property.name == name);
         known.is_none_or(|property| property.effect == Effect::AtStart)
     };
     let disks = vm.get("disks").and_then(Value::as_array).into_iter().flatten();
     let kept = |disk: &Map<String, Value>| {
-        let members = disk.iter().filter(|(name, _)| at_start(name));
+        let members = disk.iter().filter(|(name, _)| at_start(disk, name));
         members.map(|(name, value)| (name.clone(), value.clone())).collect()
     };
     disks.filter_map(Value::as_object).map(kept).collect()
+}
+
+/// Whether the guest is told at once when a disk grows. On the other models it may read another size
+/// when it looks for disks anew.
+fn tells_its_size(disk: &Map<String, Value>) -> bool {
+    matches!(disk.get("model").and_then(Value::as_str), None | Some("scsi" | "virtio"))
 }
 
 /// Notes what the guest runs with, before properties of its record change. What it was started with
@@ -97,6 +106,11 @@ mod tests {
         let disk = |model: &str, max_iops: u64| json!({ "disks": [{ "model": model, "max_iops": max_iops }] });
         assert!(!waits(disk("ide", 1), disk("ide", 2)));
         assert!(waits(disk("ide", 1), disk("virtio", 1)));
+        let sized = |model: &str, size: u64| json!({ "disks": [{ "model": model, "size": size }] });
+        for (model, at_start) in [("virtio", false), ("scsi", false), ("nvme", true), ("ide", true)]
+        {
+            assert_eq!(waits(sized(model, 1), sized(model, 2)), at_start, "{model}");
+        }
     }
 
     #[test]

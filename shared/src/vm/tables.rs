@@ -286,8 +286,14 @@ const NIC_MODELS: &[&str] = &["e1000", "rtl8139", "virtio"];
 /// Of a disk.
 pub const DISK: &[Property] = &[
     p("path", Text(1024), NO_PASSING, "Where it is; names it in an update"),
-    p("size", Range(0, MAX_DISK_MIB), AtStart, "MiB, at most 64 TiB; not needed with an image")
-        .form(Form::AtLeast(1)),
+    p(
+        "size",
+        Range(0, MAX_DISK_MIB),
+        Live,
+        "MiB, at most 64 TiB; not needed with an image. A guest is told that a `virtio` or `scsi` \
+         disk has grown, and sees it of others when it starts next",
+    )
+    .form(Form::AtLeast(1)),
     p("image_uuid", Uuid, AtStart, "Image that it starts as"),
     p("image_size", Mib, RECORD, "MiB, of the image"),
     p("image_name", Text(1024), RECORD, "Of the image"),

@@ -56,6 +56,13 @@ pub trait GuestDevices: fmt::Debug + Send + Sync + 'static {
     /// The hypervisor refused; nothing was changed by a create.
     async fn snapshot(&self, vm: VmUuid, change: &SnapshotChange)
     -> Result<Vec<Role>, DriverError>;
+
+    /// Makes a disk that a guest has open at least this large, and tells the guest. Nothing is done
+    /// about one that no guest has open: storage can grow that.
+    ///
+    /// # Errors
+    /// The hypervisor refused.
+    async fn grow_disk(&self, vm: VmUuid, index: u32, size_bytes: u64) -> Result<(), DriverError>;
 }
 
 /// What [`GuestDevices::info`] can be asked for.

@@ -172,6 +172,10 @@ impl GuestDevices for Router {
     ) -> Result<Vec<Role>, DriverError> {
         self.holder(vm).snapshot(vm, change).await
     }
+
+    async fn grow_disk(&self, vm: VmUuid, index: u32, size_bytes: u64) -> Result<(), DriverError> {
+        self.holder(vm).grow_disk(vm, index, size_bytes).await
+    }
 }
 
 #[async_trait]

@@ -57,6 +57,8 @@ struct Guest {
     cpu_cap: Option<u64>,
     /// The order of devices that it was started with.
     boot: Option<String>,
+    /// Sizes of disks that it was told while it ran, bytes.
+    grown: BTreeMap<u32, u64>,
 }
 
 #[derive(Debug, Default)]
@@ -128,6 +130,12 @@ impl SimGuests {
         self.content.lock().running.get(&vm)?.cpu_cap
     }
 
+    /// The size of a disk that a running guest was told since it started, bytes.
+    #[must_use]
+    pub fn disk_size(&self, vm: VmUuid, index: u32) -> Option<u64> {
+        self.content.lock().running.get(&vm)?.grown.get(&index).copied()
+    }
+
     /// VMs that left something outside storage, e.g. a metadata disk.
     #[must_use]
     pub fn leftovers(&self) -> BTreeSet<VmUuid> {
@@ -189,7 +197,7 @@ pub struct SimCompute {
 
 impl SimCompute {
     /// Operations in `faults`: `compute.prepare`, `.start`, `.limit`, `.observe`, `.signal`, `.info`,
-    /// `.open`, `.processes`, `.cleanup`, `.running`, `.disk_usage`.
+    /// `.open`, `.processes`, `.cleanup`, `.running`, `.disk_usage`, `.grow_disk`.
     #[must_use]
     pub fn new(guests: SimGuests, clock: SharedClock, faults: Faults) -> Self {
         Self { guests, clock, faults, brands: &["bhyve", "kvm"] }
@@ -223,6 +231,7 @@ impl SimCompute {
             leaves_with: 0,
             cpu_cap: record.number("cpu_cap"),
             boot: record.text("boot").map(str::to_owned),
+            grown: BTreeMap::new(),
         };
         content.running.insert(vm, guest);
         content.exits.remove(&vm);

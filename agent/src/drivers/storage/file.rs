@@ -339,12 +339,12 @@ impl Storage for FileStorage {
     async fn grow_disk(&self, vm: VmUuid, index: u32, size_mib: u64) -> Result<(), DriverError> {
         let path = self.folder(vm).join(format!("disk{index}.qcow2"));
         let wanted = super::bytes_of(size_mib)?;
-        if virtual_size(&path).await? >= wanted {
-            return Ok(());
+        if virtual_size(&path).await? < wanted {
+            let argv = ["qemu-img", "resize", "-q", "-f", "qcow2"].map(str::to_owned);
+            let argv = argv.into_iter().chain([path.display().to_string(), wanted.to_string()]);
+            run(&self.exec, argv, CREATE_TIMEOUT).await?;
         }
-        let argv = ["qemu-img", "resize", "-q", "-f", "qcow2"].map(str::to_owned);
-        let argv = argv.into_iter().chain([path.display().to_string(), wanted.to_string()]);
-        run(&self.exec, argv, CREATE_TIMEOUT).await?;
+        // Also of one that its guest's hypervisor has made larger.
         self.sizes.forget(&path);
         files::sync_file(&path).await
     }

@@ -201,7 +201,8 @@ pub trait Storage: fmt::Debug + Send + Sync + 'static {
     /// be removed.
     async fn destroy_disks(&self, vm: VmUuid, owner: Option<&TaskId>) -> Result<(), DriverError>;
 
-    /// Makes a disk of a VM that does not run at least this large. Durable when it returns.
+    /// Makes a disk at least this large. Nobody may have one open that is smaller: whoever has it
+    /// open makes it larger first. Durable when it returns.
     ///
     /// # Errors
     /// There is no such disk, or it could not be made larger.

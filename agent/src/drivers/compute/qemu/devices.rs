@@ -7,7 +7,7 @@ use muster_shared::ids::VmUuid;
 use serde_json::{Map, Value, json};
 
 use super::qmp::{self, Qmp, QmpError};
-use super::{Qemu, not_running, talk_failed, vnc};
+use super::{Qemu, live, not_running, talk_failed, vnc};
 use crate::drivers::DriverError;
 use crate::drivers::compute::{GuestDevices, INFO_TYPES, SnapshotChange, check_info_types};
 use crate::drivers::storage::Role;
@@ -54,6 +54,18 @@ impl GuestDevices for Qemu {
         change: &SnapshotChange,
     ) -> Result<Vec<Role>, DriverError> {
         self.change_snapshot(vm, change).await
+    }
+
+    async fn grow_disk(&self, vm: VmUuid, index: u32, size_bytes: u64) -> Result<(), DriverError> {
+        if self.guests.live(vm).is_none() {
+            return Ok(());
+        }
+        let qmp = self.guests.qmp(vm).await?;
+        match live::grow(&qmp, index, size_bytes).await {
+            Err(error) if self.guests.live(vm).is_some() => Err(talk_failed(vm, error)),
+            // It ended meanwhile.
+            _ => Ok(()),
+        }
     }
 }
 

@@ -1,4 +1,5 @@
-//! What is done to a guest while it runs: snapshots of its disks, and its process as a list.
+//! What is done to a guest while it runs: snapshots of its disks, larger disks, and its process as a
+//! list.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use muster_shared::ids::VmUuid;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::qmp::{Qmp, QmpError};
+use super::qmp::{Qmp, QmpError, QueryBlock};
 use super::{Qemu, firmware, talk_failed};
 use crate::drivers::DriverError;
 use crate::drivers::compute::SnapshotChange;
@@ -17,6 +18,9 @@ use crate::host::procfs;
 
 /// What the guest has written is flushed first.
 const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// A larger disk is a longer table in its file.
+const GROW_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Several changes that are made at one moment, or not at all.
 #[derive(Debug, Serialize)]
@@ -46,6 +50,22 @@ impl qapi::Command for DeleteSnapshot {
 }
 
 impl qapi::qmp::QmpCommand for DeleteSnapshot {}
+
+/// Gives a disk another size.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Resize {
+    node_name: String,
+    size: u64,
+}
+
+impl qapi::Command for Resize {
+    type Ok = Value;
+    const NAME: &'static str = "block_resize";
+    const ALLOW_OOB: bool = false;
+}
+
+impl qapi::qmp::QmpCommand for Resize {}
 
 impl Qemu {
     /// Returns the volumes that the guest does not have open: all of one that does not run.
@@ -106,6 +126,27 @@ fn node(volume: Role) -> String {
         Role::Firmware => firmware::VARIABLES_NODE.to_owned(),
         Role::Disk(index) => format!("disk{index}"),
     }
+}
+
+/// The hypervisor makes the file larger itself, as long as it has it open. A disk never shrinks.
+pub(super) async fn grow(qmp: &Arc<Qmp>, index: u32, size_bytes: u64) -> Result<(), QmpError> {
+    let backends = qmp.execute::<QueryBlock>().await?;
+    let node_name = node(Role::Disk(index));
+    match size_of(&backends, &node_name) {
+        Some(now) if now < size_bytes => {
+            let command = Resize { node_name, size: size_bytes };
+            qmp.send(command, GROW_TIMEOUT).await.map(drop)
+        }
+        // It is that large already, or the guest gets this disk when it starts next.
+        _ => Ok(()),
+    }
+}
+
+/// How large the disk of this node is, bytes.
+fn size_of(backends: &Value, node_name: &str) -> Option<u64> {
+    let mut inserted = backends.as_array()?.iter().map(|backend| &backend["inserted"]);
+    let disk = inserted.find(|inserted| inserted["node-name"] == node_name)?;
+    disk["image"]["virtual-size"].as_u64()
 }
 
 async fn create(qmp: &Arc<Qmp>, of: &[Role], name: &str) -> Result<(), QmpError> {

@@ -43,6 +43,17 @@ impl GuestDevices for SimCompute {
     ) -> Result<Vec<Role>, DriverError> {
         Ok(change.volumes().to_vec())
     }
+
+    /// Nor do they make them larger; they only see it.
+    async fn grow_disk(&self, vm: VmUuid, index: u32, size_bytes: u64) -> Result<(), DriverError> {
+        let grow = || {
+            if let Some(guest) = self.guests.content.lock().running.get_mut(&vm) {
+                guest.grown.insert(index, size_bytes);
+            }
+            Ok(())
+        };
+        self.faults.call("compute.grow_disk", grow).await
+    }
 }
 
 #[async_trait]

@@ -190,6 +190,25 @@ async fn a_disk_is_as_slow_as_its_record_wants_and_is_changed_while_its_guest_ru
     }
 }
 
+/// The hypervisor holds the file, and grows it itself.
+#[tokio::test]
+async fn a_disk_grows_while_its_guest_runs_and_never_shrinks() {
+    let bench = Bench::small();
+    let vm = bench.vm.uuid;
+    let qemu = bench.qemu("qemu-system-x86_64").await;
+    // Nobody has it open, so there is nothing to do here.
+    qemu.grow_disk(vm, 0, 4 << 20).await.unwrap();
+    qemu.start(&bench.vm, &bench.with(bench.disks())).await.unwrap();
+    let size = || bench.disks()[0].path.metadata().unwrap().len();
+    assert_eq!(size(), 1 << 20);
+    for (wanted, is) in [(4, 4), (2, 4), (4, 4), (8, 8)] {
+        qemu.grow_disk(vm, 0, wanted << 20).await.unwrap();
+        assert_eq!(size(), is << 20, "{wanted}");
+    }
+    // A disk of the record that this guest was not started with.
+    qemu.grow_disk(vm, 7, 4 << 20).await.unwrap();
+}
+
 /// What the kernel does then, it also does when it fails by itself.
 const PANIC: &str = "#!/bin/sh\necho c >/proc/sysrq-trigger\n";
 
