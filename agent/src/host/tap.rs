@@ -57,6 +57,12 @@ impl Tap {
     }
 }
 
+impl From<Tap> for OwnedFd {
+    fn from(tap: Tap) -> Self {
+        tap.0
+    }
+}
+
 fn as_flags(flags: libc::c_int) -> io::Result<u16> {
     u16::try_from(flags).map_err(|_| io::ErrorKind::InvalidInput.into())
 }

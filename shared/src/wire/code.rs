@@ -75,6 +75,8 @@ codes! {
     Draining = "Draining",
     /// No such file in the container.
     FileNotFound = "FileNotFound",
+    /// The guest did not do what it was asked to.
+    GuestRefused = "GuestRefused",
     /// This agent may not change its host.
     HostActionsDisabled = "HostActionsDisabled",
     /// A program of the host that this needs is missing, or does not work.
@@ -243,6 +245,7 @@ impl Code {
             | Self::DatasetHasClones
             | Self::DatasetProtected
             | Self::ImageHasDependentClones
+            | Self::GuestRefused
             | Self::SnapshotHeld
             | Self::InvalidName
             | Self::InvalidProperty

@@ -1,5 +1,6 @@
 //! What a guest's hypervisor tells of its devices, and does to them.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use async_trait::async_trait;
@@ -8,6 +9,7 @@ use muster_shared::wire::Code;
 use serde_json::Value;
 
 use crate::drivers::DriverError;
+use crate::drivers::network::Attached;
 use crate::drivers::storage::Role;
 
 /// A change of a snapshot of a VM's volumes.
@@ -40,6 +42,26 @@ impl SnapshotChange {
     }
 }
 
+/// A network interface that a guest has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GuestNic {
+    /// Its number, see [`Nic::number`](crate::drivers::network::Nic::number).
+    pub number: usize,
+    /// Its address, lower case.
+    pub mac: String,
+    /// It can be taken from the guest while that runs.
+    pub removable: bool,
+}
+
+/// The network interfaces of a guest, as its hypervisor tells.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GuestNics {
+    /// Those that it has, by number.
+    pub present: Vec<GuestNic>,
+    /// Numbers of those that it can be given while it runs.
+    pub free: BTreeSet<usize>,
+}
+
 /// Asks for devices of guests, and changes them.
 #[async_trait]
 pub trait GuestDevices: fmt::Debug + Send + Sync + 'static {
@@ -63,6 +85,26 @@ pub trait GuestDevices: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// The hypervisor refused.
     async fn grow_disk(&self, vm: VmUuid, index: u32, size_bytes: u64) -> Result<(), DriverError>;
+
+    /// The network interfaces of a guest; `None`: it does not run.
+    ///
+    /// # Errors
+    /// The hypervisor does not tell.
+    async fn nics(&self, vm: VmUuid) -> Result<Option<GuestNics>, DriverError>;
+
+    /// Gives a guest that runs one more network interface, whose host's side is there. One that it has
+    /// is no error.
+    ///
+    /// # Errors
+    /// `VmNotRunning`; or the hypervisor refused, and nothing was changed.
+    async fn plug_nic(&self, vm: VmUuid, nic: &Attached) -> Result<(), DriverError>;
+
+    /// Takes a network interface from a guest that runs; returns once the guest has given it up. One
+    /// that it does not have is no error.
+    ///
+    /// # Errors
+    /// `VmNotRunning`; `GuestRefused`: the guest still has it, and may give it up later.
+    async fn unplug_nic(&self, vm: VmUuid, nic: &GuestNic) -> Result<(), DriverError>;
 }
 
 /// What [`GuestDevices::info`] can be asked for.

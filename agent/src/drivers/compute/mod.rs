@@ -19,7 +19,9 @@ use muster_shared::wire::Code;
 use tokio::sync::watch;
 
 pub use console::{CONSOLE_PAST_BYTES, GuestConsole, GuestIo, GuestPort, Logged};
-pub use devices::{GuestDevices, INFO_TYPES, SnapshotChange, check_info_types};
+pub use devices::{
+    GuestDevices, GuestNic, GuestNics, INFO_TYPES, SnapshotChange, check_info_types,
+};
 pub use display::{GuestDisplay, MAX_PICTURE_BYTES, Picture};
 pub use facts::GuestFacts;
 pub use router::Router;

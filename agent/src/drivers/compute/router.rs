@@ -15,10 +15,12 @@ use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
-    Abilities, Compute, GuestConsole, GuestDevices, GuestDisplay, GuestFacts, GuestIo, GuestPort,
-    GuestSignal, Logged, Observed, Picture, Resources, RunningGuest, SnapshotChange,
+    Abilities, Compute, GuestConsole, GuestDevices, GuestDisplay, GuestFacts, GuestIo, GuestNic,
+    GuestNics, GuestPort, GuestSignal, Logged, Observed, Picture, Resources, RunningGuest,
+    SnapshotChange,
 };
 use crate::drivers::DriverError;
+use crate::drivers::network::Attached;
 use crate::drivers::storage::Role;
 use crate::vm_record::VmRecord;
 
@@ -175,6 +177,18 @@ impl GuestDevices for Router {
 
     async fn grow_disk(&self, vm: VmUuid, index: u32, size_bytes: u64) -> Result<(), DriverError> {
         self.holder(vm).grow_disk(vm, index, size_bytes).await
+    }
+
+    async fn nics(&self, vm: VmUuid) -> Result<Option<GuestNics>, DriverError> {
+        self.holder(vm).nics(vm).await
+    }
+
+    async fn plug_nic(&self, vm: VmUuid, nic: &Attached) -> Result<(), DriverError> {
+        self.holder(vm).plug_nic(vm, nic).await
+    }
+
+    async fn unplug_nic(&self, vm: VmUuid, nic: &GuestNic) -> Result<(), DriverError> {
+        self.holder(vm).unplug_nic(vm, nic).await
     }
 }
 

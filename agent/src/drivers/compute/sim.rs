@@ -20,11 +20,12 @@ use tokio::sync::watch;
 
 use super::{
     Abilities, Activity, Compute, Ended, GuestConsole, GuestDevices, GuestDisplay, GuestFacts,
-    GuestIo, GuestPort, GuestSignal, Live, Logged, Observed, Picture, Resources, RunningGuest,
-    SnapshotChange, check_info_types, not_running,
+    GuestIo, GuestNic, GuestNics, GuestPort, GuestSignal, Live, Logged, Observed, Picture,
+    Resources, RunningGuest, SnapshotChange, check_info_types, not_running,
 };
 use crate::drivers::DriverError;
 use crate::drivers::faults::Faults;
+use crate::drivers::network::Attached;
 use crate::drivers::storage::Role;
 use crate::vm_record::VmRecord;
 
@@ -40,6 +41,8 @@ pub const CONSOLE_GREETING: &str = "up\r\n";
 const RSS_BYTES: u64 = 64 << 20;
 /// Memory of a simulated host, MiB.
 const SIM_MEMORY_MIB: u64 = 1 << 20;
+/// Network interfaces that a simulated guest can be given while it runs.
+const SLOTS: usize = 4;
 /// Buffer of a simulated console, bytes.
 const CONSOLE_BYTES: usize = 16 * 1024;
 
@@ -59,6 +62,8 @@ struct Guest {
     boot: Option<String>,
     /// Sizes of disks that it was told while it ran, bytes.
     grown: BTreeMap<u32, u64>,
+    /// Addresses of its network interfaces, by number.
+    nics: BTreeMap<usize, String>,
 }
 
 #[derive(Debug, Default)]
@@ -68,6 +73,7 @@ struct Content {
     exits: BTreeMap<VmUuid, i32>,
     prepared: BTreeSet<VmUuid>,
     ignores_acpi: BTreeSet<VmUuid>,
+    kept_nics: BTreeSet<(VmUuid, usize)>,
     dies_slowly: BTreeSet<VmUuid>,
     starts: BTreeMap<VmUuid, u64>,
 }
@@ -136,6 +142,21 @@ impl SimGuests {
         self.content.lock().running.get(&vm)?.grown.get(&index).copied()
     }
 
+    /// Addresses of the network interfaces that a running guest has, by number.
+    #[must_use]
+    pub fn nics(&self, vm: VmUuid) -> BTreeMap<usize, String> {
+        self.content.lock().running.get(&vm).map(|guest| guest.nics.clone()).unwrap_or_default()
+    }
+
+    /// The guest does not give up this network interface; or does again.
+    pub fn keep_nic(&self, vm: VmUuid, number: usize, keeps: bool) {
+        let mut content = self.content.lock();
+        match keeps {
+            true => drop(content.kept_nics.insert((vm, number))),
+            false => drop(content.kept_nics.remove(&(vm, number))),
+        }
+    }
+
     /// VMs that left something outside storage, e.g. a metadata disk.
     #[must_use]
     pub fn leftovers(&self) -> BTreeSet<VmUuid> {
@@ -197,7 +218,8 @@ pub struct SimCompute {
 
 impl SimCompute {
     /// Operations in `faults`: `compute.prepare`, `.start`, `.limit`, `.observe`, `.signal`, `.info`,
-    /// `.open`, `.processes`, `.cleanup`, `.running`, `.disk_usage`, `.grow_disk`.
+    /// `.open`, `.processes`, `.cleanup`, `.running`, `.disk_usage`, `.grow_disk`,
+    /// `.nics`, `.plug_nic`, `.unplug_nic`.
     #[must_use]
     pub fn new(guests: SimGuests, clock: SharedClock, faults: Faults) -> Self {
         Self { guests, clock, faults, brands: &["bhyve", "kvm"] }
@@ -209,7 +231,7 @@ impl SimCompute {
         Self { brands, ..self }
     }
 
-    fn launch(&self, record: &VmRecord) {
+    fn launch(&self, record: &VmRecord, with: &Resources) {
         let vm = record.uuid;
         let ram_mib = record.number("ram").unwrap_or(256);
         let started_at_ms = u64::try_from(self.clock.wall().as_millisecond()).unwrap_or(0);
@@ -232,6 +254,7 @@ impl SimCompute {
             cpu_cap: record.number("cpu_cap"),
             boot: record.text("boot").map(str::to_owned),
             grown: BTreeMap::new(),
+            nics: with.nics.iter().map(|it| (it.nic.number, it.nic.mac.clone())).collect(),
         };
         content.running.insert(vm, guest);
         content.exits.remove(&vm);
@@ -347,9 +370,9 @@ impl Compute for SimCompute {
         Ok(is_uefi.then(|| PathBuf::from("/sim/firmware.fd")))
     }
 
-    async fn start(&self, vm: &VmRecord, _with: &Resources) -> Result<(), DriverError> {
+    async fn start(&self, vm: &VmRecord, with: &Resources) -> Result<(), DriverError> {
         let start = || {
-            self.launch(vm);
+            self.launch(vm, with);
             Ok(())
         };
         self.faults.call("compute.start", start).await

@@ -109,7 +109,7 @@ impl BridgedNetworks {
         bridge: &Link,
         links: &[Link],
     ) -> Result<(), DriverError> {
-        let tap = tap_name(vm, nic.index);
+        let tap = tap_name(vm, nic.number);
         let stamp = self.stamp(vm, bridge);
         let ours = |alias: &str| {
             Stamp::parse(alias).is_some_and(|found| {
@@ -138,7 +138,7 @@ impl BridgedNetworks {
         self.filter.keep(&self.guarded(&links)).await?;
         let mut attached = Vec::new();
         for (nic, bridge) in bridged.values() {
-            let name = tap_name(vm, nic.index);
+            let name = tap_name(vm, nic.number);
             let link = links.iter().find(|link| link.name == name).ok_or_else(|| gone(&name))?;
             self.links.plug(link.index, bridge).await?;
             let mtu = nic.mtu.unwrap_or(bridge.mtu);
@@ -324,7 +324,7 @@ impl Networks for BridgedNetworks {
                 user.push(nic.clone());
                 continue;
             };
-            let tap = tap_name(vm, nic.index);
+            let tap = tap_name(vm, nic.number);
             guards.insert(tap.clone(), check_nic(nic, bridge)?);
             kept.insert(tap, bridge.name.clone());
             bridged.insert(nic.index, (nic.clone(), bridge.clone()));

@@ -9,13 +9,14 @@ pub mod sim;
 mod stamp;
 mod user;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use muster_shared::ids::VmUuid;
+use muster_shared::vm::MAX_DEVICES;
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
@@ -42,6 +43,8 @@ pub enum NicModel {
 pub struct Nic {
     /// Its place among those of the VM; 0 is the first.
     pub index: usize,
+    /// Its number, which it keeps when others come or go: its devices on both sides are named by it.
+    pub number: usize,
     /// `02:00:00:00:00:01`.
     pub mac: String,
     /// The card.
@@ -73,13 +76,20 @@ impl Nic {
     /// As [`Self::all`].
     pub fn of(properties: &Map<String, Value>) -> Result<Vec<Self>, DriverError> {
         let mut published = forwards(properties)?;
-        let nics = properties.get("nics").and_then(Value::as_array).into_iter().flatten();
-        let nics = nics.enumerate();
+        let nics = properties.get("nics").and_then(Value::as_array);
+        let nics = nics.map_or(&[][..], Vec::as_slice);
+        let numbered = nics.iter().zip(numbers(nics)).enumerate();
         // Published ports lead to the first one.
-        Ok(nics.map(|(index, nic)| Self::new(index, nic, std::mem::take(&mut published))).collect())
+        let nic = |(index, (nic, number))| Self {
+            index,
+            number,
+            forwards: std::mem::take(&mut published),
+            ..Self::described(nic)
+        };
+        Ok(numbered.map(nic).collect())
     }
 
-    fn new(index: usize, nic: &Value, forwards: Vec<Forward>) -> Self {
+    fn described(nic: &Value) -> Self {
         let text = |name: &str| nic.get(name).and_then(Value::as_str);
         let model = match text("model") {
             Some("e1000") => NicModel::E1000,
@@ -88,16 +98,28 @@ impl Nic {
         };
         let number = |name: &str| nic.get(name).and_then(Value::as_u64);
         Self {
-            index,
             mac: text("mac").unwrap_or_default().to_owned(),
             model,
             tag: text("nic_tag").map(str::to_owned),
             vlan_id: number("vlan_id").unwrap_or(0),
             mtu: number("mtu").and_then(|mtu| u32::try_from(mtu).ok()).filter(|mtu| *mtu > 0),
-            forwards,
             described: nic.clone(),
+            ..Self::default()
         }
     }
+}
+
+/// The numbers of a VM's NICs: that of its interface (`net1`), or the lowest that is free.
+#[must_use]
+pub fn numbers(nics: &[Value]) -> Vec<usize> {
+    let mut taken = BTreeSet::new();
+    let own = |nic: &Value| {
+        let number = nic.get("interface")?.as_str()?.strip_prefix("net")?.parse().ok()?;
+        (number < MAX_DEVICES && taken.insert(number)).then_some(number)
+    };
+    let own: Vec<Option<usize>> = nics.iter().map(own).collect();
+    let mut free = (0..).filter(|number| !taken.contains(number));
+    own.into_iter().map(|own| own.or_else(|| free.next()).unwrap_or_default()).collect()
 }
 
 /// How a NIC is connected on its host.
@@ -270,5 +292,17 @@ mod tests {
         assert_eq!((nics[0].tag.as_deref(), nics[0].model), (Some("admin"), NicModel::Virtio));
         assert_eq!((nics[1].index, nics[1].model), (1, NicModel::E1000));
         assert!(nics[1].forwards.is_empty());
+    }
+
+    #[test]
+    fn a_nic_keeps_its_number_when_others_go() {
+        let nic = |interface: &str| json!({ "interface": interface });
+        let numbered =
+            |names: &[&str]| numbers(&names.iter().map(|name| nic(name)).collect::<Vec<_>>());
+        assert_eq!(numbered(&["net0", "net1", "net2"]), [0, 1, 2]);
+        assert_eq!(numbered(&["net2", "net0"]), [2, 0]);
+        // Names that tell none, or the same twice, or one beyond all there can be.
+        assert_eq!(numbered(&["uplink", "net0", "net0", "net99", "eth5"]), [1, 0, 2, 3, 4]);
+        assert_eq!(numbers(&[json!({}), nic("net1"), json!({})]), [0, 1, 2]);
     }
 }

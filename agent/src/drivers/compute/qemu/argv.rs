@@ -6,14 +6,13 @@ use serde_json::{Value, json};
 use super::boot::{BootOrder, disk_place, is_cdrom};
 use super::firmware::VmFirmware;
 use super::folder::GuestFolder;
+use super::nics::{self, Card};
 use super::probe::Accelerator;
 use crate::drivers::DriverError;
-use crate::drivers::network::{Attached, Backend, Forward, NicModel};
+use crate::drivers::network::{Attached, NicModel};
 use crate::drivers::storage::Disk;
 use crate::vm_record::VmRecord;
 
-/// Free slots into which disks and network interfaces can be plugged while the guest runs.
-const SPARE_PORTS: u32 = 4;
 /// QEMU's limit for the serial number of a virtio disk.
 const SERIAL_CHARS: usize = 20;
 
@@ -136,10 +135,7 @@ fn machine(args: &mut Args, input: &Input<'_>) {
     args.pair("-object", "rng-random,id=rng0,filename=/dev/urandom");
     args.pair("-device", "virtio-rng-pci,rng=rng0");
     if !old_machine(vm) {
-        for port in 1..=SPARE_PORTS {
-            let port = format!("pcie-root-port,id=spare{port},chassis={port},slot={port}");
-            args.pair("-device", port);
-        }
+        (0..nics::SLOTS).for_each(|number| args.pair("-device", nics::port(number)));
     }
 }
 
@@ -257,40 +253,21 @@ fn ide(vm: &VmRecord, kind: &str, port: usize) -> String {
     }
 }
 
+/// In the order of their slots, whatever their order in the record.
 fn nics(args: &mut Args, input: &Input<'_>) {
-    for Attached { nic, backend } in input.nics {
-        let index = nic.index;
-        let netdev = match backend {
-            Backend::User { restricted } => {
-                let restrict = if *restricted { ",restrict=on" } else { "" };
-                let forward = |forward: &Forward| format!(",hostfwd={forward}");
-                let forwards: String = nic.forwards.iter().map(forward).collect();
-                format!("user,id=net{index}{restrict}{forwards}")
-            }
-            // The agent has set it up: no script is to.
-            Backend::Tap { name, .. } => {
-                format!("tap,id=net{index},ifname={name},script=no,downscript=no")
-            }
-        };
-        args.pair("-netdev", netdev);
-        let device = match nic.model {
-            NicModel::E1000 => "e1000",
-            NicModel::Rtl8139 => "rtl8139",
-            NicModel::Virtio => "virtio-net-pci",
-        };
-        // Without its boot ROM a card that is not booted from delays nothing.
-        let boot = match boot_index(input.vm, 'n', index) {
-            Some(boot) => format!(",bootindex={boot}"),
-            None => ",romfile=".to_owned(),
-        };
-        // The other cards have no way to tell it to the guest.
-        let mtu = match (nic.model, backend) {
-            (NicModel::Virtio, Backend::Tap { mtu, .. }) => format!(",host_mtu={mtu}"),
-            _ => String::new(),
-        };
-        let mac = &nic.mac;
-        let device = format!("{device},netdev=net{index},mac={mac},id=nic{index}{mtu}{boot}");
-        args.pair("-device", device);
+    let has_slots = !old_machine(input.vm);
+    let mut all: Vec<&Attached> = input.nics.iter().collect();
+    all.sort_by_key(|attached| attached.nic.number);
+    for attached in all {
+        let nic = &attached.nic;
+        let in_slot = has_slots && nic.model == NicModel::Virtio;
+        if in_slot && nic.number >= nics::SLOTS {
+            args.pair("-device", nics::port(nic.number));
+        }
+        args.pair("-netdev", nics::netdev_argument(attached));
+        let card = Card::new(attached, in_slot);
+        let card = card.booted_from(boot_index(input.vm, 'n', nic.index));
+        args.pair("-device", card.argument());
     }
 }
 
@@ -299,7 +276,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::drivers::network::Nic;
+    use crate::drivers::network::{Backend, Nic};
     use crate::vms::payload;
     use crate::vms::sim::record;
 
@@ -381,9 +358,9 @@ mod tests {
         let vm = vm(json!({
             "brand": "kvm", "nics": [{"nic_tag": "admin"}, {"nic_tag": "admin", "model": "e1000"}],
         }));
-        let backend = |index: usize| Backend::Tap { name: format!("mt{index}"), mtu: 1400 };
+        let backend = |number: usize| Backend::Tap { name: format!("mt{number}"), mtu: 1400 };
         let nics = Nic::all(&vm).unwrap().into_iter();
-        let nics: Vec<_> = nics.map(|nic| Attached { backend: backend(nic.index), nic }).collect();
+        let nics: Vec<_> = nics.map(|nic| Attached { backend: backend(nic.number), nic }).collect();
         let folder = GuestFolder::new(Path::new("/run/muster"), Path::new("/data"), vm.uuid);
         let mut args = Args::default();
         super::nics(
@@ -403,6 +380,29 @@ mod tests {
         let argv = args.0.join(" ");
         assert!(argv.contains("tap,id=net0,ifname=mt0,script=no,downscript=no"), "{argv}");
         assert!(argv.contains("id=nic0,host_mtu=1400") && !argv.contains("id=nic1,host"), "{argv}");
+    }
+
+    /// Else what is plugged in would be elsewhere after the next start, and have another name there.
+    #[test]
+    fn a_nic_is_in_the_slot_of_its_number() {
+        let nics = |numbers: &[u8]| -> Value {
+            let nic = |n: &u8| json!({ "nic_tag": "admin", "interface": format!("net{n}") });
+            numbers.iter().map(nic).collect()
+        };
+        let vm = vm(json!({ "brand": "kvm", "nics": nics(&[2, 0, 5]) }));
+        let argv = argv(&vm, &[], Accelerator::Tcg).unwrap();
+        let places: Vec<usize> = ["id=nic0,bus=spare1", "id=nic2,bus=spare3", "id=nic5,bus=spare6"]
+            .map(|device| argv.find(device).unwrap_or_else(|| panic!("{device} in {argv}")))
+            .into();
+        assert!(places.is_sorted(), "{argv}");
+        assert!(argv.contains("pcie-root-port,id=spare6,chassis=6,slot=6"), "{argv}");
+        let old = vm_on_old_machine(nics(&[1]));
+        let argv = super::tests::argv(&old, &[], Accelerator::Tcg).unwrap();
+        assert!(argv.contains("id=nic1,romfile=") && !argv.contains("spare"), "{argv}");
+    }
+
+    fn vm_on_old_machine(nics: Value) -> VmRecord {
+        vm(json!({ "brand": "kvm", "vga": "cirrus", "nics": nics }))
     }
 
     #[test]

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::nics::device_id;
 use super::qmp::{Qmp, QmpError};
+use crate::drivers::network::numbers;
 use crate::vm_record::VmRecord;
 
 /// Longest wait until the hypervisor has taken a new place in the order.
@@ -95,11 +97,9 @@ fn devices(vm: &VmRecord) -> Vec<Device> {
         let (letter, number) = disk_place(disk, index);
         Device { id: format!("disk{index}dev"), letter, number }
     });
-    let nics = (0..vm.list("nics").len()).map(|index| Device {
-        id: format!("nic{index}"),
-        letter: 'n',
-        number: index,
-    });
+    let nics = numbers(vm.list("nics")).into_iter().enumerate();
+    let nics =
+        nics.map(|(place, number)| Device { id: device_id(number), letter: 'n', number: place });
     disks.chain(nics).collect()
 }
 

@@ -36,6 +36,8 @@ pub(super) struct Control {
     pub(super) rebooted_at_ms: Option<u64>,
     /// How often it did.
     pub(super) reboots: u32,
+    /// How many devices it has given up.
+    pub(super) devices_removed: u64,
     /// Why the process is about to end.
     pub(super) shutdown: Option<String>,
 }
@@ -209,6 +211,11 @@ fn note(
                 known
             });
             true
+        }
+        Event::DEVICE_DELETED { data, .. } => {
+            tracing::info!(device = data.device, "a guest has given up a device");
+            control.send_modify(|control| control.devices_removed += 1);
+            false
         }
         Event::STOP { .. } => true,
         _ => false,

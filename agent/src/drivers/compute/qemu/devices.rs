@@ -9,7 +9,10 @@ use serde_json::{Map, Value, json};
 use super::qmp::{self, Qmp, QmpError};
 use super::{Qemu, live, not_running, talk_failed, vnc};
 use crate::drivers::DriverError;
-use crate::drivers::compute::{GuestDevices, INFO_TYPES, SnapshotChange, check_info_types};
+use crate::drivers::compute::{
+    GuestDevices, GuestNic, GuestNics, INFO_TYPES, SnapshotChange, check_info_types,
+};
+use crate::drivers::network::Attached;
 use crate::drivers::storage::Role;
 
 /// Port of display 0, by convention.
@@ -66,6 +69,18 @@ impl GuestDevices for Qemu {
             // It ended meanwhile.
             _ => Ok(()),
         }
+    }
+
+    async fn nics(&self, vm: VmUuid) -> Result<Option<GuestNics>, DriverError> {
+        self.guest_nics(vm).await
+    }
+
+    async fn plug_nic(&self, vm: VmUuid, nic: &Attached) -> Result<(), DriverError> {
+        self.plug(vm, nic).await
+    }
+
+    async fn unplug_nic(&self, vm: VmUuid, nic: &GuestNic) -> Result<(), DriverError> {
+        self.unplug(vm, nic).await
     }
 }
 

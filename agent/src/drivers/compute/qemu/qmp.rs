@@ -1,5 +1,7 @@
 //! Conversations with a hypervisor over QMP. Every one has a deadline.
 
+use std::io::IoSlice;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -7,11 +9,14 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use std::{fmt, io};
 
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+use parking_lot::Mutex;
 use qapi::futures::{QapiEvents, QapiService, QmpStreamTokio};
 use serde::Serialize;
 use serde_json::Value;
-use tokio::io::{AsyncRead, ReadBuf, ReadHalf, WriteHalf};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio_util::sync::CancellationToken;
 
 /// Longest wait for the greeting.
@@ -32,6 +37,8 @@ pub(super) enum QmpError {
         command: &'static str,
         /// The hypervisor's words.
         reason: String,
+        /// It has no device of that name.
+        not_found: bool,
     },
     /// It did not answer in time.
     #[error("no answer to {command} in {} ms", limit.as_millis())]
@@ -46,8 +53,10 @@ pub(super) enum QmpError {
 /// Longest message of a hypervisor, bytes. It may be in its guest's hands.
 const MAX_MESSAGE_BYTES: usize = 16 * 1024 * 1024;
 
-type Reader = QmpStreamTokio<Bounded<ReadHalf<UnixStream>>>;
-type Writer = QmpStreamTokio<WriteHalf<UnixStream>>;
+type Reader = QmpStreamTokio<Bounded<OwnedReadHalf>>;
+type Writer = QmpStreamTokio<Sender>;
+/// A descriptor that goes with the next bytes.
+type Hand = Arc<Mutex<Option<OwnedFd>>>;
 
 /// Where a connection's events arrive, and with them the answers: it has to be read.
 pub(super) type Events = QapiEvents<Reader>;
@@ -57,6 +66,7 @@ pub(super) type Events = QapiEvents<Reader>;
 pub(super) struct Qmp {
     service: QapiService<Writer>,
     turn: tokio::sync::Mutex<()>,
+    hand: Hand,
     /// Cancelled once a question was left without answer: the next one would get it.
     given_up: CancellationToken,
 }
@@ -91,6 +101,64 @@ impl<R: AsyncRead + Unpin> AsyncRead for Bounded<R> {
             return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, text)));
         }
         Poll::Ready(Ok(()))
+    }
+}
+
+/// Sends bytes, and a descriptor with them.
+pub(super) struct Sender {
+    stream: OwnedWriteHalf,
+    hand: Hand,
+}
+
+impl Sender {
+    /// Sends what there is room for, and with it what is in the hand.
+    fn poll_hand_over(
+        &self,
+        cx: &mut Context<'_>,
+        hand: &mut Option<OwnedFd>,
+        buffer: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let stream: &UnixStream = self.stream.as_ref();
+        loop {
+            ready!(stream.poll_write_ready(cx))?;
+            let sent = stream.try_io(Interest::WRITABLE, || {
+                let fds: Vec<_> = hand.iter().map(|fd| fd.as_raw_fd()).collect();
+                let with = [ControlMessage::ScmRights(&fds)];
+                let (to, flags) = (stream.as_raw_fd(), MsgFlags::MSG_NOSIGNAL);
+                sendmsg::<()>(to, &[IoSlice::new(buffer)], &with, flags, None)
+                    .map_err(io::Error::from)
+            });
+            match sent {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                sent => {
+                    *hand = None;
+                    return Poll::Ready(sent);
+                }
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Sender {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let hand = Arc::clone(&self.hand);
+        let mut hand = hand.lock();
+        match *hand {
+            None => Pin::new(&mut self.stream).poll_write(cx, buffer),
+            Some(_) => self.poll_hand_over(cx, &mut hand, buffer),
+        }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }
 
@@ -136,8 +204,10 @@ commands! {
 impl Qmp {
     /// Connects and leaves the negotiation behind.
     pub(super) async fn connect(socket: &Path) -> Result<(Self, Events), QmpError> {
+        let hand = Hand::default();
         let connect = async {
-            let (reader, writer) = tokio::io::split(UnixStream::connect(socket).await?);
+            let (reader, stream) = UnixStream::connect(socket).await?.into_split();
+            let writer = Sender { stream, hand: Arc::clone(&hand) };
             let reader = Bounded { reader, line_bytes: 0 };
             QmpStreamTokio::open_split(reader, writer).await?.negotiate().await
         };
@@ -145,7 +215,7 @@ impl Qmp {
             Ok(stream) => {
                 let (service, events) = stream?.into_parts();
                 let (turn, given_up) = (tokio::sync::Mutex::default(), CancellationToken::new());
-                Ok((Self { service, turn, given_up }, events))
+                Ok((Self { service, turn, hand, given_up }, events))
             }
             Err(_) => Err(QmpError::Timeout { command: "greeting", limit: GREETING_TIMEOUT }),
         }
@@ -173,10 +243,35 @@ impl Qmp {
     where
         C: qapi::qmp::QmpCommand + qapi::Command<Ok = Value> + Send + 'static,
     {
+        self.send_with(None, command, limit).await
+    }
+
+    /// Runs a command that takes a descriptor.
+    pub(super) async fn hand_over<C>(
+        self: &Arc<Self>,
+        fd: OwnedFd,
+        command: C,
+        limit: Duration,
+    ) -> Result<Value, QmpError>
+    where
+        C: qapi::qmp::QmpCommand + qapi::Command<Ok = Value> + Send + 'static,
+    {
+        self.send_with(Some(fd), command, limit).await
+    }
+
+    async fn send_with<C>(
+        self: &Arc<Self>,
+        fd: Option<OwnedFd>,
+        command: C,
+        limit: Duration,
+    ) -> Result<Value, QmpError>
+    where
+        C: qapi::qmp::QmpCommand + qapi::Command<Ok = Value> + Send + 'static,
+    {
         let late = || QmpError::Timeout { command: C::NAME, limit };
         let qmp = Arc::clone(self);
         // Who asks may go away. The answer comes all the same, and has to be taken before the next.
-        let asked = tokio::spawn(async move { qmp.ask(command, limit).await });
+        let asked = tokio::spawn(async move { qmp.ask(fd, command, limit).await });
         match tokio::time::timeout(limit, asked).await {
             Ok(Ok(Some(answer))) => answer,
             Ok(Ok(None)) | Err(_) => Err(late()),
@@ -185,7 +280,12 @@ impl Qmp {
     }
 
     /// `None`: out of time.
-    async fn ask<C>(&self, command: C, limit: Duration) -> Option<Result<Value, QmpError>>
+    async fn ask<C>(
+        &self,
+        fd: Option<OwnedFd>,
+        command: C,
+        limit: Duration,
+    ) -> Option<Result<Value, QmpError>>
     where
         C: qapi::qmp::QmpCommand + qapi::Command<Ok = Value>,
     {
@@ -195,13 +295,16 @@ impl Qmp {
         }
         // Dropped without an answer, also with the runtime.
         let unanswered = self.given_up.clone().drop_guard();
+        *self.hand.lock() = fd;
         let answer = tokio::time::timeout(limit, self.service.execute(command)).await.ok()?;
         unanswered.disarm();
         Some(match answer {
             Ok(value) => Ok(value),
             Err(qapi::ExecuteError::Io(error)) => Err(QmpError::Io(error)),
             Err(qapi::ExecuteError::Qapi(error)) => {
-                Err(QmpError::Refused { command: C::NAME, reason: error.to_string() })
+                let not_found = error.class == qapi::ErrorClass::DeviceNotFound;
+                let reason = error.to_string();
+                Err(QmpError::Refused { command: C::NAME, reason, not_found })
             }
         })
     }
@@ -210,6 +313,7 @@ impl Qmp {
 #[cfg(test)]
 mod tests {
     use futures_util::StreamExt as _;
+    use nix::sys::socket::{ControlMessageOwned, recvmsg};
     use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
     use tokio::net::UnixListener;
 
@@ -270,6 +374,59 @@ mod tests {
         let qmp = connected(&socket).await;
         assert_eq!(qmp.execute::<QueryStatus>().await.unwrap()["asked"], "query-status");
         server.abort();
+    }
+
+    /// Answers the greeting's question, and takes a descriptor with the next bytes.
+    async fn take(stream: UnixStream) -> OwnedFd {
+        let greeting = format!("{}\n", GREETING.replace('\n', " "));
+        let mut stream = stream;
+        stream.write_all(greeting.as_bytes()).await.unwrap();
+        let mut asked = [0; 1024];
+        let read = stream.read(&mut asked).await.unwrap();
+        assert!(asked[..read].ends_with(b"\n"));
+        stream.write_all(b"{\"return\": {}}\n").await.unwrap();
+        loop {
+            stream.readable().await.unwrap();
+            let mut space = nix::cmsg_space!(std::os::fd::RawFd);
+            let received = stream.try_io(Interest::READABLE, || {
+                let mut buffers = [io::IoSliceMut::new(&mut asked)];
+                let flags = MsgFlags::empty();
+                let got = recvmsg::<()>(stream.as_raw_fd(), &mut buffers, Some(&mut space), flags)?;
+                let rights = got.cmsgs()?.find_map(|message| match message {
+                    ControlMessageOwned::ScmRights(fds) => fds.first().copied(),
+                    _ => None,
+                });
+                Ok(rights)
+            });
+            match received {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                received => {
+                    let fd = received.unwrap().expect("a descriptor");
+                    let path = format!("/proc/self/fd/{fd}");
+                    let file = std::fs::File::options().write(true).open(path).unwrap();
+                    nix::unistd::close(fd).unwrap();
+                    return file.into();
+                }
+            }
+        }
+    }
+
+    /// The hypervisor opens no files any more once its guest runs.
+    #[tokio::test]
+    async fn a_descriptor_is_handed_over_with_the_command_that_takes_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("qmp.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let server = tokio::spawn(async move { take(listener.accept().await.unwrap().0).await });
+        let qmp = connected(&socket).await;
+        let (mut reader, writer) = io::pipe().unwrap();
+        let soon = Duration::from_secs(5);
+        qmp.hand_over(writer.into(), Stop {}, soon).await.unwrap_err();
+        let taken = server.await.unwrap();
+        io::Write::write_all(&mut std::fs::File::from(taken), b"from there").unwrap();
+        let mut text = String::new();
+        io::Read::read_to_string(&mut reader, &mut text).unwrap();
+        assert_eq!(text, "from there", "and nobody else has it open");
     }
 
     /// Reads what a hypervisor sends that repeats `byte` without end.

@@ -113,6 +113,11 @@ impl Guest {
         self.control.borrow().activity
     }
 
+    /// How many devices it has given up.
+    pub(super) fn devices_removed(&self) -> u64 {
+        self.control.borrow().devices_removed
+    }
+
     /// The connection to its hypervisor, once there is one; or why there is none. One that was given
     /// up a moment ago, and whose follower has not noticed yet, is none.
     pub(super) async fn qmp(&self, patience: Duration) -> Result<Arc<Qmp>, String> {

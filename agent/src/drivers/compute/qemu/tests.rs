@@ -2,6 +2,7 @@
 
 mod devices;
 mod host;
+mod nics;
 
 use std::path::Path;
 use std::sync::Arc;

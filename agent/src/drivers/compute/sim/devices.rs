@@ -54,6 +54,47 @@ impl GuestDevices for SimCompute {
         };
         self.faults.call("compute.grow_disk", grow).await
     }
+
+    async fn nics(&self, vm: VmUuid) -> Result<Option<GuestNics>, DriverError> {
+        let nics = || {
+            self.guests.settle(self.clock.wall());
+            let content = self.guests.content.lock();
+            let Some(guest) = content.running.get(&vm) else { return Ok(None) };
+            let present = guest.nics.iter().map(|(number, mac)| GuestNic {
+                number: *number,
+                mac: mac.clone(),
+                removable: *number < SLOTS,
+            });
+            let free = (0..SLOTS).filter(|number| !guest.nics.contains_key(number)).collect();
+            Ok(Some(GuestNics { present: present.collect(), free }))
+        };
+        self.faults.call("compute.nics", nics).await
+    }
+
+    async fn plug_nic(&self, vm: VmUuid, nic: &Attached) -> Result<(), DriverError> {
+        let plug = || {
+            let mut content = self.guests.content.lock();
+            let guest = content.running.get_mut(&vm).ok_or_else(|| not_running(vm))?;
+            guest.nics.insert(nic.nic.number, nic.nic.mac.clone());
+            Ok(())
+        };
+        self.faults.call("compute.plug_nic", plug).await
+    }
+
+    async fn unplug_nic(&self, vm: VmUuid, nic: &GuestNic) -> Result<(), DriverError> {
+        let unplug = || {
+            let mut content = self.guests.content.lock();
+            let keeps = content.kept_nics.contains(&(vm, nic.number));
+            let guest = content.running.get_mut(&vm).ok_or_else(|| not_running(vm))?;
+            if keeps && guest.nics.contains_key(&nic.number) {
+                let text = format!("the guest of VM {vm} did not give up {}", nic.mac);
+                return Err(DriverError::refused(Code::GuestRefused, text));
+            }
+            guest.nics.remove(&nic.number);
+            Ok(())
+        };
+        self.faults.call("compute.unplug_nic", unplug).await
+    }
 }
 
 #[async_trait]

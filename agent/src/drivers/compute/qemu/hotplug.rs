@@ -1,0 +1,285 @@
+//! Network interfaces of a guest that runs: which it has, one more, one less. What it has is asked of
+//! its hypervisor each time, so that an agent that starts anew knows as much as the last one.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_shared::ids::VmUuid;
+use muster_shared::vm::MAX_DEVICES;
+use muster_shared::wire::Code;
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use super::nics::{self, Card};
+use super::qmp::{ANSWER_TIMEOUT, Qmp, QmpError};
+use super::{Qemu, not_running, talk_failed};
+use crate::drivers::DriverError;
+use crate::drivers::compute::{GuestNic, GuestNics};
+use crate::drivers::network::{Attached, Backend};
+use crate::host::Tap;
+
+/// Longest wait until a guest has given up a device.
+const UNPLUG_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often it is asked: one that boots does not hear it.
+const UNPLUG_PERIOD: Duration = Duration::from_secs(3);
+/// Longest wait for the end of a process whose control socket has gone.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
+/// Where the hypervisor keeps the devices that have names.
+const DEVICES: &str = "/machine/peripheral";
+
+#[derive(Debug, Serialize)]
+struct QomList {
+    path: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+struct QomGet {
+    path: String,
+    property: &'static str,
+}
+
+/// Takes the descriptor that comes with it.
+#[derive(Debug, Serialize)]
+struct GetFd {
+    fdname: String,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(transparent)]
+struct NetdevAdd(Value);
+
+#[derive(Debug, Serialize)]
+struct NetdevDel {
+    id: String,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(transparent)]
+struct DeviceAdd(Map<String, Value>);
+
+/// Asks the guest to give it up.
+#[derive(Debug, Serialize)]
+struct DeviceDel {
+    id: String,
+}
+
+macro_rules! commands {
+    ($($command:ty: $name:literal;)+) => {
+        $(
+            impl qapi::Command for $command {
+                type Ok = Value;
+                const NAME: &'static str = $name;
+                const ALLOW_OOB: bool = false;
+            }
+
+            impl qapi::qmp::QmpCommand for $command {}
+        )+
+    };
+}
+
+commands! {
+    QomList: "qom-list";
+    QomGet: "qom-get";
+    GetFd: "getfd";
+    NetdevAdd: "netdev_add";
+    NetdevDel: "netdev_del";
+    DeviceAdd: "device_add";
+    DeviceDel: "device_del";
+}
+
+/// The names of all devices that have one.
+async fn devices(qmp: &Arc<Qmp>) -> Result<BTreeSet<String>, QmpError> {
+    let listed = qmp.send(QomList { path: DEVICES }, ANSWER_TIMEOUT).await?;
+    let names = listed.as_array().into_iter().flatten().filter_map(|it| it["name"].as_str());
+    Ok(names.map(str::to_owned).collect())
+}
+
+/// A property of a device; `None`: the device is gone.
+async fn property(
+    qmp: &Arc<Qmp>,
+    device: &str,
+    property: &'static str,
+) -> Result<Option<Value>, QmpError> {
+    let path = format!("{DEVICES}/{device}");
+    absent(qmp.send(QomGet { path, property }, ANSWER_TIMEOUT).await)
+}
+
+/// What is not there is no error.
+fn absent<T>(answer: Result<T, QmpError>) -> Result<Option<T>, QmpError> {
+    match answer {
+        Err(QmpError::Refused { not_found: true, .. }) => Ok(None),
+        other => other.map(Some),
+    }
+}
+
+/// The numbers whose slot is there and has nothing in it. A machine without ports has a bus instead, in
+/// which there is room for some.
+fn free_slots(devices: &BTreeSet<String>) -> BTreeSet<usize> {
+    let ports: BTreeSet<usize> = devices.iter().filter_map(|name| nics::slot_of(name)).collect();
+    let all = if ports.is_empty() { (0..MAX_DEVICES).collect() } else { ports };
+    all.into_iter().filter(|number| !devices.contains(&nics::device_id(*number))).collect()
+}
+
+async fn read(qmp: &Arc<Qmp>) -> Result<GuestNics, QmpError> {
+    let devices = devices(qmp).await?;
+    let mut present = Vec::new();
+    for device in &devices {
+        let Some(number) = nics::number_of(device) else { continue };
+        let mac = property(qmp, device, "mac").await?;
+        let removable = property(qmp, device, "hotpluggable").await?;
+        let (Some(mac), Some(removable)) = (mac, removable) else { continue };
+        let mac = mac.as_str().unwrap_or_default().to_lowercase();
+        present.push(GuestNic { number, mac, removable: removable == true });
+    }
+    present.sort_by_key(|nic| nic.number);
+    Ok(GuestNics { present, free: free_slots(&devices) })
+}
+
+async fn plug(qmp: &Arc<Qmp>, attached: &Attached, tap: Option<Tap>) -> Result<(), QmpError> {
+    let number = attached.nic.number;
+    let devices = devices(qmp).await?;
+    if devices.contains(&nics::device_id(number)) {
+        return Ok(());
+    }
+    // An agent that died in between may have left it.
+    remove_netdev(qmp, number).await?;
+    if let Some(tap) = tap {
+        let take = GetFd { fdname: nics::netdev_id(number) };
+        qmp.hand_over(tap.into(), take, ANSWER_TIMEOUT).await?;
+    }
+    qmp.send(NetdevAdd(nics::netdev(attached)), ANSWER_TIMEOUT).await?;
+    let in_slot = devices.contains(&nics::port_id(number));
+    let card = Card::new(attached, in_slot).booted_from(None);
+    let added = qmp.send(DeviceAdd(card.members()), ANSWER_TIMEOUT).await;
+    if added.is_err()
+        && let Err(error) = remove_netdev(qmp, number).await
+    {
+        // The next attempt does it.
+        tracing::warn!(%error, number, "the host's side of a network interface is left");
+    }
+    added.map(drop)
+}
+
+async fn remove_netdev(qmp: &Arc<Qmp>, number: usize) -> Result<(), QmpError> {
+    let id = nics::netdev_id(number);
+    absent(qmp.send(NetdevDel { id }, ANSWER_TIMEOUT).await).map(drop)
+}
+
+/// Asks a guest for an interface, once more if it was asked before; true: it has none, and nor has its
+/// host.
+async fn ask_for(qmp: &Arc<Qmp>, number: usize) -> Result<bool, QmpError> {
+    let id = nics::device_id(number);
+    if !devices(qmp).await?.contains(&id) {
+        return remove_netdev(qmp, number).await.map(|()| true);
+    }
+    match absent(qmp.send(DeviceDel { id }, ANSWER_TIMEOUT).await) {
+        // Some versions need not be told again.
+        Err(QmpError::Refused { reason, .. }) if reason.contains("in the process of unplug") => {
+            Ok(false)
+        }
+        other => other.map(|_| false),
+    }
+}
+
+impl Qemu {
+    pub(super) async fn guest_nics(&self, vm: VmUuid) -> Result<Option<GuestNics>, DriverError> {
+        let read = async {
+            let qmp = self.hypervisor(vm).await?;
+            match read(&qmp).await {
+                Ok(nics) => Ok(nics),
+                Err(error) => Err(self.lost(vm, error).await),
+            }
+        };
+        match read.await {
+            Err(DriverError::Refused { code: Code::VmNotRunning, .. }) => Ok(None),
+            other => other.map(Some),
+        }
+    }
+
+    pub(super) async fn plug(&self, vm: VmUuid, attached: &Attached) -> Result<(), DriverError> {
+        let qmp = self.hypervisor(vm).await?;
+        let tap = match &attached.backend {
+            Backend::User { .. } => None,
+            Backend::Tap { name, .. } => {
+                let failed = |error| DriverError::failed(format!("open tap {name}"), error);
+                Some(Tap::open(name).map_err(failed)?)
+            }
+        };
+        match plug(&qmp, attached, tap).await {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.lost(vm, error).await),
+        }
+    }
+
+    /// Returns once the guest has given it up.
+    pub(super) async fn unplug(&self, vm: VmUuid, nic: &GuestNic) -> Result<(), DriverError> {
+        match tokio::time::timeout(UNPLUG_TIMEOUT, self.pull(vm, nic.number)).await {
+            Ok(pulled) => pulled,
+            Err(_) => Err(not_given_up(vm, nic)),
+        }
+    }
+
+    async fn pull(&self, vm: VmUuid, number: usize) -> Result<(), DriverError> {
+        loop {
+            let qmp = self.hypervisor(vm).await?;
+            let guest = self.guests.get(vm).ok_or_else(|| not_running(vm))?;
+            let removed = guest.devices_removed();
+            match ask_for(&qmp, number).await {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(error) => return Err(self.lost(vm, error).await),
+            }
+            guest.wait(UNPLUG_PERIOD, |control| control.devices_removed != removed).await;
+        }
+    }
+
+    /// The connection to the hypervisor of a guest that runs.
+    async fn hypervisor(&self, vm: VmUuid) -> Result<Arc<Qmp>, DriverError> {
+        match self.guests.qmp(vm).await {
+            Err(_) if self.guests.live(vm).is_none() => Err(not_running(vm)),
+            other => other,
+        }
+    }
+
+    /// A guest that ended meanwhile has nothing that could be changed.
+    async fn lost(&self, vm: VmUuid, error: QmpError) -> DriverError {
+        if matches!(error, QmpError::Io(_)) {
+            // A process goes a moment after its control socket.
+            drop(tokio::time::timeout(END_TIMEOUT, self.guests.gone(vm)).await);
+        }
+        match self.guests.live(vm) {
+            Some(_) => talk_failed(vm, error),
+            None => not_running(vm),
+        }
+    }
+}
+
+fn not_given_up(vm: VmUuid, nic: &GuestNic) -> DriverError {
+    let text = format!(
+        "the guest of VM {vm} did not give up its network interface {} (net{}) within {} s: it is \
+         booting, or hangs, or its system can't do that. Try again, or have it restarted: with \
+         reboot=always, or muster vm update --reboot",
+        nic.mac,
+        nic.number,
+        UNPLUG_TIMEOUT.as_secs()
+    );
+    DriverError::refused(Code::GuestRefused, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_free_that_are_there_and_hold_nothing() {
+        let free =
+            |devices: &[&str]| free_slots(&devices.iter().map(|name| (*name).to_owned()).collect());
+        let ports = ["spare1", "spare2", "spare3", "spare4", "disk0dev", "nic0"];
+        assert_eq!(free(&ports), BTreeSet::from([1, 2, 3]));
+        assert_eq!(free(&[&ports[..], &["nic2", "nic9"]].concat()), BTreeSet::from([1, 3]));
+        // The old machine.
+        let free = free(&["nic0", "disk0dev"]);
+        assert_eq!((free.contains(&0), free.contains(&1), free.len()), (false, true, 31));
+    }
+}

@@ -1,0 +1,91 @@
+//! Network interfaces that are plugged in and pulled out.
+
+use super::*;
+use crate::drivers::compute::{GuestNic, GuestNics};
+use crate::failure::TaskFailure;
+
+fn second() -> Attached {
+    let nic = Nic { number: 1, mac: "02:00:00:00:00:02".to_owned(), ..Nic::default() };
+    Attached { nic, backend: Backend::User { restricted: true } }
+}
+
+async fn present(qemu: &Qemu, vm: VmUuid) -> GuestNics {
+    qemu.nics(vm).await.unwrap().expect("it runs")
+}
+
+fn numbers(nics: &GuestNics) -> Vec<usize> {
+    nics.present.iter().map(|nic| nic.number).collect()
+}
+
+#[tokio::test]
+async fn a_guest_gets_one_more_and_the_next_agent_knows_it() {
+    let bench = Bench::small();
+    let vm = bench.vm.uuid;
+    let qemu = bench.qemu("qemu-system-x86_64").await;
+    assert_eq!(qemu.nics(vm).await.unwrap(), None);
+    assert_eq!(code_of(qemu.plug_nic(vm, &second()).await), Code::VmNotRunning);
+    qemu.start(&bench.vm, &bench.with(bench.disks())).await.unwrap();
+    let first = GuestNic { number: 0, mac: "02:00:00:00:00:01".to_owned(), removable: true };
+    let nics = present(&qemu, vm).await;
+    assert_eq!((&nics.present, nics.free), (&vec![first.clone()], [1, 2, 3].into()));
+    for _ in 0..2 {
+        qemu.plug_nic(vm, &second()).await.unwrap();
+        assert_eq!(numbers(&present(&qemu, vm).await), [0, 1]);
+    }
+    drop(qemu);
+    let qemu = bench.qemu("qemu-system-x86_64").await;
+    let nics = present(&qemu, vm).await;
+    let second = GuestNic { number: 1, mac: "02:00:00:00:00:02".to_owned(), removable: true };
+    assert_eq!((nics.present, nics.free), (vec![first, second], [2, 3].into()));
+}
+
+fn code_of(answer: Result<(), DriverError>) -> Code {
+    TaskFailure::from(answer.unwrap_err()).code
+}
+
+/// Its disk is blank: nothing hears what it is asked for.
+#[tokio::test]
+async fn a_guest_that_gives_nothing_up_is_named() {
+    let bench = Bench::small();
+    let vm = bench.vm.uuid;
+    let qemu = bench.qemu("qemu-system-x86_64").await;
+    qemu.start(&bench.vm, &bench.with(bench.disks())).await.unwrap();
+    let nic = present(&qemu, vm).await.present.remove(0);
+    let refused = TaskFailure::from(qemu.unplug_nic(vm, &nic).await.unwrap_err());
+    assert_eq!(refused.code, Code::GuestRefused);
+    assert!(refused.message.contains("02:00:00:00:00:01"), "{refused}");
+    assert_eq!(numbers(&present(&qemu, vm).await), [0]);
+    let ended = async {
+        qemu.signal(vm, GuestSignal::Kill).await.unwrap();
+        assert!(qemu.wait_stopped(vm, SOON).await.unwrap());
+    };
+    let (asked, ()) = tokio::join!(qemu.unplug_nic(vm, &nic), ended);
+    assert_eq!(code_of(asked), Code::VmNotRunning);
+}
+
+#[tokio::test]
+async fn a_real_guest_gives_up_the_one_that_it_started_with_and_takes_it_again() {
+    let bench = Bench::new(json!({
+        "brand": "kvm", "ram": 192, "alias": "tiny", "disks": [{"size": 32}],
+        "nics": [{"nic_tag": "admin", "mac": "02:00:00:00:00:01"}],
+    }));
+    let vm = bench.vm.uuid;
+    let qemu = bench.qemu("qemu-system-x86_64").await;
+    qemu.start(&bench.vm, &bench.with(guest_disk(&bench))).await.unwrap();
+    console_until(&qemu, vm, "muster-guest up").await;
+    let first = pid(&qemu.observe(vm).await.unwrap());
+    let nic = present(&qemu, vm).await.present.remove(0);
+    for _ in 0..2 {
+        qemu.unplug_nic(vm, &nic).await.unwrap();
+        assert_eq!(numbers(&present(&qemu, vm).await), [0; 0]);
+    }
+    for attached in bench.nics().into_iter().chain([second()]) {
+        qemu.plug_nic(vm, &attached).await.unwrap();
+    }
+    assert_eq!(numbers(&present(&qemu, vm).await), [0, 1]);
+    // The system takes a moment to have a new one, and may be asked for it before.
+    for nic in present(&qemu, vm).await.present {
+        qemu.unplug_nic(vm, &nic).await.unwrap();
+    }
+    assert_eq!(pid(&qemu.observe(vm).await.unwrap()), first);
+}
