@@ -168,7 +168,10 @@ async fn ask(client: &Client, vms: &str, vm: &str, kind: &str, image: &str) -> A
             client.post(&path("/reboot"), &json!({ "force": true, "update": update })).await
         }
         "machine_kill" => client.post(&path("/kill"), &json!({ "signal": "SIGKILL" })).await,
-        "machine_update" => client.post(&path("/update"), &json!({ "alias": "other" })).await,
+        "machine_update" => {
+            let nic = json!({ "nic_tag": "admin", "mac": "02:00:00:00:00:77" });
+            client.post(&path("/update"), &json!({ "alias": "other", "add_nics": [nic] })).await
+        }
         "machine_create_snapshot" => {
             client.put(&path("/snapshots"), &json!({ "snapshot_name": "a" })).await
         }

@@ -8,9 +8,8 @@ use std::time::Duration;
 use muster_tests::daemon::{Agent, Coordinator, fresh_uuid};
 use muster_tests::guest;
 use muster_tests::http::Client;
+use muster_tests::own_network::{self, run};
 use muster_tests::wait::wait_for;
-use nix::errno::Errno;
-use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
 
 /// TCG guests on two busy cores.
@@ -18,39 +17,13 @@ const BOOT: Duration = Duration::from_secs(90);
 /// Longest wait for an answer that may never come.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// Runs a command as an operator would; what it printed.
-#[track_caller]
-fn run(command: &str) -> String {
-    let words: Vec<&str> = command.split(' ').collect();
-    #[expect(clippy::disallowed_methods, reason = "the host is prepared as an operator would")]
-    let done = std::process::Command::new(words[0]).args(&words[1..]).output().expect(command);
-    assert!(done.status.success(), "{command}: {}", String::from_utf8_lossy(&done.stderr));
-    String::from_utf8_lossy(&done.stdout).into_owned()
-}
-
-/// From here on this thread, and what it starts, has a network of its own: with a bridge, on which
-/// the host has addresses.
+/// A bridge, on which the host has addresses.
 fn enter_own_network() -> bool {
-    match unshare(CloneFlags::CLONE_NEWNET) {
-        Ok(()) => {}
-        Err(Errno::EPERM) => {
-            println!("SKIPPED: no right to make a network namespace");
-            return false;
-        }
-        Err(error) => panic!("{error}"),
+    let entered = own_network::enter();
+    if entered {
+        own_network::add_bridge("one", &["10.77.0.1/24", "fd77::1/64"]);
     }
-    run("ip link set lo up");
-    // The node's own interface, without which no VM is placed on it.
-    run("ip link add eth0 type veth peer name far0");
-    for link in ["eth0", "far0"] {
-        run(&format!("ip link set {link} up"));
-    }
-    run("ip addr add 198.18.0.1/30 dev eth0");
-    run("ip link add mt-one type bridge");
-    run("ip link set mt-one up");
-    run("ip addr add 10.77.0.1/24 dev mt-one");
-    run("ip addr add fd77::1/64 dev mt-one nodad");
-    true
+    entered
 }
 
 /// The first line of a guest's page, or why there is none.

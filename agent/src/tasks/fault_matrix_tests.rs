@@ -132,6 +132,13 @@ async fn matrix(kind: &str, extra: Value) {
     assert!(failed > 0, "of {tried} tasks none failed");
 }
 
+/// Without a restart.
+#[tokio::test(start_paused = true)]
+async fn machine_update_of_a_guest_that_runs() {
+    let nic = json!({ "nic_tag": "external", "mac": "02:00:00:00:00:77" });
+    matrix("machine_update", json!({ "add_nics": [nic] })).await;
+}
+
 macro_rules! kinds {
     ($($kind:ident: $extra:tt;)+) => {
         $(

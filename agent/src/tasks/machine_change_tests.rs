@@ -76,8 +76,11 @@ async fn an_update_takes_effect_now_or_is_named() {
     let result = act(&host, &drivers, "machine_update", nic).await.unwrap();
     assert_eq!(result["vm"]["nics"].as_array().unwrap().len(), 2);
     assert_eq!(result["pending_reboot"], json!([]));
-    assert_eq!(host.guests.starts(uuid()), 2, "NICs need a restart");
-    assert!(result["vm"].get("running_with").is_none(), "and all that waited is there");
+    assert_eq!(host.guests.starts(uuid()), 1, "NICs come while the guest runs");
+    let restart = json!({ "ram": 2048, "reboot": "always" });
+    let result = act(&host, &drivers, "machine_update", restart).await.unwrap();
+    assert_eq!(host.guests.starts(uuid()), 2);
+    assert!(result["vm"].get("running_with").is_none(), "all that waited is there");
     let taken = result["vm"]["nics"][0]["mac"].clone();
     let other = create_params(json!({
         "uuid": "99999999-5b5c-4d4e-9f43-2a1f0e2b7c01",

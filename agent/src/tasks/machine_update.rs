@@ -14,12 +14,12 @@ use super::fits;
 use super::machine::{self, failed};
 use super::steps::{Row, steps};
 use super::stopping::{self, Stop};
-use super::{Handler, Kind, Lock, Params, Plan, TaskContext, TaskFailure};
+use super::{Handler, Kind, Lock, OnFailure, Params, Plan, TaskContext, TaskFailure, guest_nics};
 use crate::drivers::compute::LIMITED_BY;
 use crate::drivers::storage::bytes_of;
 use crate::node::Drivers;
 use crate::vms::at_start::{self, is_read_at_start, published};
-use crate::vms::{VmRecord, payload, volumes};
+use crate::vms::{VmRecord, live_nics, payload, volumes};
 
 const OPERATION: &str = "vmadm.update";
 
@@ -34,6 +34,10 @@ impl Handler for MachineUpdate {
 
     fn preemptible(&self) -> bool {
         true
+    }
+
+    fn on_failure(&self, _params: &Params) -> OnFailure {
+        OnFailure::Undo
     }
 
     fn example(&self) -> Params {
@@ -56,6 +60,7 @@ impl Handler for MachineUpdate {
 const STEPS: &[Row<Update>] = steps![
     ("check", 20, check),
     ("grow", 40, grow),
+    ("nics", 60, settle_nics, undo unsettle_nics),
     ("record", 75, record),
     ("stop", 85, stop),
     ("start", 95, start),
@@ -78,10 +83,30 @@ struct Notes {
     members: Map<String, Value>,
     /// Disks that grow, as index and size in MiB.
     grow: BTreeMap<u32, u64>,
+    /// The NICs change while the guest runs, and whether any come or go.
+    live_nics: Option<bool>,
+    /// Addresses of NICs that the guest was given while it ran, and not told the addresses of.
+    untold: Vec<String>,
     /// The VM is restarted.
     reboot: bool,
     /// What takes effect when the VM starts next; it runs.
     pending_reboot: Vec<String>,
+}
+
+impl Notes {
+    /// These properties, changed.
+    fn changed(&self, mut properties: Map<String, Value>) -> Map<String, Value> {
+        set(&mut properties, self.changes.clone());
+        for (name, changes) in &self.members {
+            let (Some(Value::Object(object)), Value::Object(changes)) =
+                (properties.get_mut(name), changes)
+            else {
+                continue;
+            };
+            set(object, changes.clone());
+        }
+        properties
+    }
 }
 
 impl Update {
@@ -99,21 +124,42 @@ impl Update {
         fits::check(&changes, &ctx.drivers.compute.abilities())?;
         let running = machine::runs(ctx, self.vm).await?;
         let grow = grown(old, &new);
-        let rewired = nic_count(old) != nic_count(&new) || macs(old) != macs(&new);
+        let was = at_start::in_force(&record);
         let changed = changes.keys().chain(members.keys());
-        let at_start = changed.filter(|name| is_read_at_start(name, old, &new));
-        let wanted = match self.reboot {
-            Reboot::Always => at_start.clone().next().is_some(),
-            Reboot::IfNeeded => rewired,
-            Reboot::Never => false,
+        let mut at_start: Vec<String> =
+            changed.filter(|name| is_read_at_start(name, &was, &new)).cloned().collect();
+        let always = self.reboot == Reboot::Always && !at_start.is_empty();
+        let live_nics = match running && !always && names_nics(&ctx.params) {
+            true => self.live_nics(ctx, &record, &new).await?,
+            false => None,
         };
-        if running && wanted {
+        let rewired = live_nics::differ(list(&was, "nics"), list(&new, "nics"));
+        let needed = self.reboot == Reboot::IfNeeded && rewired && live_nics == Some(false);
+        let reboot = running && (always || needed);
+        if reboot {
             machine::disks(ctx, OPERATION, &record).await?;
         }
+        let live_nics = live_nics.filter(|_| !reboot);
+        if live_nics.is_some() {
+            // What waits of them shows once it is known how they are connected.
+            at_start.retain(|name| name != "nics");
+        }
         // Also of one that is restarted: it may not stop.
-        let pending_reboot = if running { at_start.cloned().collect() } else { Vec::new() };
-        let reboot = running && wanted;
-        ctx.note(&Notes { changes, members, grow, reboot, pending_reboot })
+        let pending_reboot = if running { at_start } else { Vec::new() };
+        let untold = Vec::new();
+        ctx.note(&Notes { changes, members, grow, live_nics, untold, reboot, pending_reboot })
+    }
+
+    /// Whether NICs can come and go while the guest runs; `None`: it does not run.
+    async fn live_nics(
+        &self,
+        ctx: &TaskContext,
+        record: &VmRecord,
+        new: &Map<String, Value>,
+    ) -> Result<Option<bool>, TaskFailure> {
+        let present = ctx.drivers.compute.nics(self.vm).await.map_err(failed(OPERATION))?;
+        let running = live_nics::running(record);
+        Ok(present.map(|present| live_nics::can_have(&present, running, new)))
     }
 
     async fn grow(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
@@ -126,23 +172,50 @@ impl Update {
         Ok(())
     }
 
+    async fn settle_nics(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let mut notes: Notes = ctx.notes()?;
+        let Some(hot) = notes.live_nics else { return Ok(()) };
+        let record = machine::record(ctx, OPERATION, self.vm)?;
+        let (running, mut wanted) =
+            (live_nics::running(&record), notes.changed(record.properties.clone()));
+        let nics = live_nics::live(running, list(&wanted, "nics"), hot);
+        wanted.insert("nics".to_owned(), nics.into());
+        let attached = guest_nics::settle(ctx, self.vm, &wanted, hot).await;
+        let attached = attached.map_err(failed(OPERATION))?;
+        let untold = live_nics::untold(running, list(&wanted, "nics")).into_iter();
+        let untold = untold.filter(|mac| guest_nics::is_on_bridge(&attached, mac));
+        notes.untold = untold.map(str::to_owned).collect();
+        ctx.note(&notes)
+    }
+
+    /// Unless the record has the change: then the guest is to have it.
+    async fn unsettle_nics(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let Ok(notes) = ctx.notes::<Notes>() else { return Ok(()) };
+        let Some(hot) = notes.live_nics else { return Ok(()) };
+        let mut record = machine::record(ctx, OPERATION, self.vm)?;
+        if notes.changed(record.properties.clone()) == record.properties {
+            return Ok(());
+        }
+        let nics = live_nics::live(live_nics::running(&record), record.list("nics"), hot);
+        record.properties.insert("nics".to_owned(), nics.into());
+        let settled = guest_nics::settle(ctx, self.vm, &record.properties, hot).await;
+        settled.map(drop).map_err(failed(OPERATION))
+    }
+
     async fn record(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
-        let Notes { changes, members, grow, pending_reboot, .. } = ctx.notes()?;
-        let grown = match grow.is_empty() {
+        let notes: Notes = ctx.notes()?;
+        let grown = match notes.grow.is_empty() {
             true => Vec::new(),
             false => ctx.drivers.storage.disks(self.vm).await.map_err(failed(OPERATION))?,
         };
         let apply = |record: &mut VmRecord| {
             volumes::resize(record, &grown);
-            at_start::keep(record, &pending_reboot);
-            set(&mut record.properties, changes);
-            for (name, changes) in members {
-                let (Some(Value::Object(object)), Value::Object(changes)) =
-                    (record.properties.get_mut(&name), changes)
-                else {
-                    continue;
-                };
-                set(object, changes);
+            at_start::keep(record, &notes.pending_reboot);
+            let running = live_nics::running(record).to_vec();
+            record.properties = notes.changed(std::mem::take(&mut record.properties));
+            if let Some(hot) = notes.live_nics {
+                let live = live_nics::live(&running, record.list("nics"), hot);
+                at_start::keep_nics(record, live_nics::known(&running, &live, &notes.untold));
             }
         };
         ctx.drivers.vms.update(self.vm, apply).await?;
@@ -173,7 +246,10 @@ impl Update {
     async fn commit(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         machine::runs(ctx, self.vm).await?;
         let waiting = at_start::running_with(&machine::record(ctx, OPERATION, self.vm)?);
-        let mut pending_reboot = ctx.notes::<Notes>()?.pending_reboot;
+        let Notes { mut pending_reboot, changes, live_nics, .. } = ctx.notes()?;
+        if live_nics.is_some() && changes.contains_key("nics") {
+            pending_reboot.push("nics".to_owned());
+        }
         // What is again as the guest was started does not wait.
         pending_reboot.retain(|name| waiting.contains_key(name));
         let mut result = machine::result(ctx, self.vm);
@@ -219,12 +295,10 @@ fn list<'a>(vm: &'a Map<String, Value>, name: &str) -> &'a [Value] {
     vm.get(name).and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }
 
-fn nic_count(vm: &Map<String, Value>) -> usize {
-    list(vm, "nics").len()
-}
-
-fn macs(vm: &Map<String, Value>) -> Vec<&Value> {
-    list(vm, "nics").iter().map(|nic| &nic["mac"]).collect()
+/// Whether an update is about NICs; it may be one that failed halfway, and is asked for again.
+fn names_nics(params: &Params) -> bool {
+    let given = |name: &str| params.get(name).is_some_and(|value| !value.is_null());
+    ["add_nics", "remove_nics", "update_nics"].into_iter().any(given)
 }
 
 fn grown(old: &Map<String, Value>, new: &Map<String, Value>) -> BTreeMap<u32, u64> {

@@ -17,6 +17,7 @@ mod fault_matrix_tests;
 mod finished;
 mod fits;
 pub mod folder;
+mod guest_nics;
 pub mod image_delete;
 pub mod image_ensure_present;
 pub mod image_gc;
@@ -42,6 +43,8 @@ mod machine_firmware_tests;
 pub mod machine_info;
 pub mod machine_kill;
 pub mod machine_load;
+#[cfg(test)]
+mod machine_nics_tests;
 #[cfg(test)]
 mod machine_power_tests;
 pub mod machine_proc;

@@ -10,8 +10,10 @@ use super::VmRecord;
 /// Whether the hypervisor reads a property that changed only when it starts.
 #[must_use]
 pub fn is_read_at_start(name: &str, old: &Map<String, Value>, new: &Map<String, Value>) -> bool {
-    if name == "disks" {
-        return disks_at_start(old) != disks_at_start(new);
+    match name {
+        "disks" => return disks_at_start(old) != disks_at_start(new),
+        "nics" => return nics_at_start(old) != nics_at_start(new),
+        _ => {}
     }
     // The guest has no use for the rest of it.
     let forwarded = name == "internal_metadata" && published(old) != published(new);
@@ -41,6 +43,20 @@ fn disks_at_start(vm: &Map<String, Value>) -> Vec<Map<String, Value>> {
     disks.filter_map(Value::as_object).map(kept).collect()
 }
 
+/// The NICs as far as the hypervisor or the guest reads them only when it starts.
+fn nics_at_start(vm: &Map<String, Value>) -> Vec<Map<String, Value>> {
+    let at_start = |name: &String| {
+        let known = vm::NIC.iter().find(|property| property.name == name);
+        known.is_none_or(|property| property.effect == Effect::AtStart)
+    };
+    let nics = vm.get("nics").and_then(Value::as_array).into_iter().flatten();
+    let kept = |nic: &Map<String, Value>| {
+        let members = nic.iter().filter(|(name, _)| at_start(name));
+        members.map(|(name, value)| (name.clone(), value.clone())).collect()
+    };
+    nics.filter_map(Value::as_object).map(kept).collect()
+}
+
 /// Whether the guest is told at once when a disk grows. On the other models it may read another size
 /// when it looks for disks anew.
 fn tells_its_size(disk: &Map<String, Value>) -> bool {
@@ -53,6 +69,30 @@ pub fn keep(record: &mut VmRecord, names: &[String]) {
     for name in names {
         let value = record.properties.get(name).cloned().unwrap_or_default();
         record.started_with.entry(name.as_str()).or_insert(value);
+    }
+}
+
+/// The properties with which the guest runs.
+#[must_use]
+pub fn in_force(record: &VmRecord) -> Map<String, Value> {
+    let mut properties = record.properties.clone();
+    for (name, value) in &record.started_with {
+        match value {
+            Value::Null => drop(properties.shift_remove(name)),
+            value => drop(properties.insert(name.clone(), value.clone())),
+        }
+    }
+    properties
+}
+
+/// Notes the NICs that the guest has now, of which it knows this.
+pub fn keep_nics(record: &mut VmRecord, known: Vec<Value>) {
+    let of = |nics: Value| Map::from_iter([("nics".to_owned(), nics)]);
+    let now = of(record.properties.get("nics").cloned().unwrap_or_default());
+    let known = of(known.into());
+    match is_read_at_start("nics", &known, &now) {
+        true => record.started_with.extend(known),
+        false => drop(record.started_with.remove("nics")),
     }
 }
 
@@ -107,10 +147,27 @@ mod tests {
         assert!(!waits(disk("ide", 1), disk("ide", 2)));
         assert!(waits(disk("ide", 1), disk("virtio", 1)));
         let sized = |model: &str, size: u64| json!({ "disks": [{ "model": model, "size": size }] });
+        let nic = |name: &str, value: &str| json!({ "nics": [{ "mac": "a", name: value }] });
+        assert!(!waits(nic("allowed_ips", "a"), nic("allowed_ips", "b")));
+        assert!(waits(nic("model", "a"), nic("model", "b")));
         for (model, at_start) in [("virtio", false), ("scsi", false), ("nvme", true), ("ide", true)]
         {
             assert_eq!(waits(sized(model, 1), sized(model, 2)), at_start, "{model}");
         }
+    }
+
+    #[test]
+    fn nics_that_a_guest_was_given_while_it_runs_do_not_wait() {
+        let mut record = record(7);
+        let nic = |mac: &str, ips: &str| json!({ "mac": mac, "ips": [ips] });
+        record.properties.insert("nics".to_owned(), json!([nic("a", "dhcp"), nic("b", "dhcp")]));
+        keep_nics(&mut record, vec![nic("a", "dhcp")]);
+        assert!(running_with(&record).contains_key("nics"));
+        assert_eq!(in_force(&record)["nics"], json!([nic("a", "dhcp")]));
+        keep_nics(&mut record, vec![nic("a", "dhcp"), nic("b", "dhcp")]);
+        assert_eq!(running_with(&record), BTreeMap::new());
+        keep_nics(&mut record, vec![nic("a", "10.0.0.1/24"), nic("b", "dhcp")]);
+        assert!(running_with(&record).contains_key("nics"));
     }
 
     #[test]

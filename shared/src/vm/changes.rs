@@ -7,9 +7,10 @@ use super::spec::put;
 /// When the guest is restarted for a change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reboot {
-    /// Whenever that is what lets the change take effect.
+    /// Whenever that is what lets the change take effect, and for all network interfaces that come or
+    /// go.
     Always,
-    /// For network interfaces that come or go, as in the reference.
+    /// For network interfaces that come or go, and can't while the guest runs.
     #[default]
     IfNeeded,
     /// Never.

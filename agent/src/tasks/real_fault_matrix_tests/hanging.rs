@@ -68,6 +68,9 @@ frozen! {
     frozen_guests_are_killed: "machine_kill", { "signal": "SIGKILL" } => Complete;
     frozen_guests_are_rolled_back: "machine_rollback_snapshot", { "snapshot_name": "a" } => Complete;
     frozen_guests_are_not_paused: "machine_kill", { "signal": "SIGSTOP" } => Failure;
+    frozen_guests_get_no_network_interface: "machine_update", {
+        "add_nics": [{ "nic_tag": "admin", "mac": "02:00:00:00:00:77" }]
+    } => Failure;
     frozen_guests_have_no_snapshot_taken: "machine_create_snapshot", { "snapshot_name": "a" } => Failure;
 }
 

@@ -167,11 +167,15 @@ fn nics(
                         nic["mac"] = fresh.find(|mac| !taken(mac)).unwrap_or_default();
                     }
                     // The same NIC again is no second one: requests are repeated.
-                    nics.retain(|known| known["mac"] != nic["mac"]);
+                    let known = nics.iter().position(|known| known["mac"] == nic["mac"]);
                     if nic.get("interface").is_none() {
-                        nic["interface"] = json!(free_interface(&nics));
+                        let own = known.and_then(|at| nics[at].get("interface").cloned());
+                        nic["interface"] = own.unwrap_or_else(|| json!(free_interface(&nics)));
                     }
-                    nics.push(nic);
+                    match known {
+                        Some(at) => nics[at] = nic,
+                        None => nics.push(nic),
+                    }
                 }
             }
             _ => problems.bad("add_nics"),
@@ -327,6 +331,9 @@ mod tests {
         assert_eq!(new["nics"][1]["mac"], "02:00:00:00:00:ff");
         assert_eq!(new["nics"][1]["interface"], "net1");
         assert_eq!(new["nics"][1]["model"], "virtio");
+        let again = json!({ "nic_tag": "external", "mac": "02:00:00:00:00:01" });
+        let new = updated(json!({ "add_nics": [again] }));
+        assert_eq!((&new["nics"][0]["interface"], &new["nics"][1]), (&json!("net0"), &Value::Null));
         let change = json!({ "mac": "02:00:00:00:00:01", "mtu": 1400, "model": null });
         let new = updated(json!({ "update_nics": [change] }));
         assert_eq!(new["nics"][0]["mtu"], 1400);

@@ -1,0 +1,232 @@
+//! Network interfaces that come, change and go while their guest runs, on a simulated host.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use muster_shared::wire::Code;
+use serde_json::{Value, json};
+
+use super::TaskFailure;
+use super::machine_tests::{Host, act, one_vm, params, run_with_crash, uuid};
+use crate::drivers::faults::Fault;
+use crate::drivers::network::Nic;
+use crate::node::Drivers;
+
+const NEW: &str = "02:00:00:00:00:77";
+
+async fn update(host: &Host, drivers: &Arc<Drivers>, change: Value) -> Result<Value, TaskFailure> {
+    act(host, drivers, "machine_update", change).await
+}
+
+fn nic(mac: &str) -> Value {
+    json!({ "nic_tag": "external", "mac": mac })
+}
+
+/// Addresses by number, as the record has them.
+fn recorded(drivers: &Drivers) -> BTreeMap<usize, String> {
+    let nics = Nic::all(&drivers.vms.get(uuid()).unwrap()).unwrap();
+    nics.into_iter().map(|nic| (nic.number, nic.mac)).collect()
+}
+
+fn first_mac(drivers: &Drivers) -> String {
+    recorded(drivers)[&0].clone()
+}
+
+#[tokio::test(start_paused = true)]
+async fn they_come_and_go_without_a_restart() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    let first = first_mac(&drivers);
+    let result = update(&host, &drivers, json!({ "add_nics": [nic(NEW)] })).await.unwrap();
+    assert_eq!(result["pending_reboot"], json!([]));
+    assert!(result["vm"].get("running_with").is_none());
+    let both = BTreeMap::from([(0, first.clone()), (1, NEW.to_owned())]);
+    assert_eq!((host.guests.nics(uuid()), recorded(&drivers)), (both.clone(), both));
+
+    // The other one keeps its place, and its name on the host.
+    let result = update(&host, &drivers, json!({ "remove_nics": [first] })).await.unwrap();
+    assert_eq!(result["vm"]["nics"][0]["interface"], "net1");
+    let left = BTreeMap::from([(1, NEW.to_owned())]);
+    assert_eq!((host.guests.nics(uuid()), recorded(&drivers)), (left.clone(), left));
+
+    // One in place of the other, in the same slot.
+    let change = json!({ "remove_nics": [NEW], "add_nics": [{
+        "nic_tag": "external", "mac": "02:00:00:00:00:78", "interface": "net1",
+    }] });
+    update(&host, &drivers, change).await.unwrap();
+    let other = BTreeMap::from([(1, "02:00:00:00:00:78".to_owned())]);
+    assert_eq!((host.guests.nics(uuid()), recorded(&drivers)), (other.clone(), other));
+    update(&host, &drivers, json!({ "remove_nics": ["02:00:00:00:00:78"] })).await.unwrap();
+    assert_eq!(host.guests.nics(uuid()), BTreeMap::new());
+    assert!(host.networks.vms().is_empty(), "nothing is left on the host");
+    assert_eq!(host.guests.starts(uuid()), 1);
+}
+
+/// What its slots can't take needs a restart, and waits for one if there is to be none.
+#[tokio::test(start_paused = true)]
+async fn what_can_not_be_plugged_in_restarts_the_guest_or_waits() {
+    let card = json!({ "nic_tag": "external", "mac": NEW, "model": "e1000" });
+    for (reboot, starts, pending) in
+        [("if_needed", 2, json!([])), ("always", 2, json!([])), ("never", 1, json!(["nics"]))]
+    {
+        let host = Host::new();
+        let drivers = one_vm(&host).await;
+        let change = json!({ "add_nics": [card], "reboot": reboot });
+        let result = update(&host, &drivers, change).await.unwrap();
+        assert_eq!(host.guests.starts(uuid()), starts, "{reboot}");
+        assert_eq!(result["pending_reboot"], pending, "{reboot}");
+        assert_eq!(host.guests.nics(uuid()).len(), starts.min(2) as usize, "{reboot}");
+        assert_eq!(recorded(&drivers).len(), 2, "{reboot}");
+        if reboot == "never" {
+            // What waits still waits beside what does not.
+            let other = json!({ "add_nics": [nic("02:00:00:00:00:79")], "reboot": "never" });
+            let result = update(&host, &drivers, other).await.unwrap();
+            assert_eq!(result["pending_reboot"], json!(["nics"]));
+            update(&host, &drivers, json!({ "remove_nics": [NEW] })).await.unwrap();
+            let vm = drivers.vms.object(uuid(), true).unwrap();
+            assert!(vm.get("running_with").is_none(), "{vm:#}");
+            assert_eq!(host.guests.nics(uuid()), recorded(&drivers));
+            assert_eq!(host.guests.starts(uuid()), 1);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn always_restarts_for_what_could_be_plugged_in() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    let change = json!({ "add_nics": [nic(NEW)], "reboot": "always" });
+    update(&host, &drivers, change).await.unwrap();
+    assert_eq!((host.guests.starts(uuid()), host.guests.nics(uuid()).len()), (2, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_needs_no_other_device_takes_effect_at_once() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    let first = first_mac(&drivers);
+    let change = |member: &str, value: Value| json!({ "update_nics": [{ "mac": first, member: value }], "reboot": "never" });
+    for (member, value, pending) in [
+        ("allow_ip_spoofing", json!(true), json!([])),
+        ("allowed_ips", json!(["10.9.0.0/16"]), json!([])),
+        ("blocked_outgoing_ports", json!([25]), json!([])),
+        // Its host lets them through; the guest is told when it starts.
+        ("ips", json!(["10.0.0.9/24"]), json!(["nics"])),
+        ("nic_tag", json!("other"), json!(["nics"])),
+    ] {
+        let attached = host.faults.calls("networks.attach");
+        let result = update(&host, &drivers, change(member, value)).await.unwrap();
+        assert_eq!(result["pending_reboot"], pending, "{member}");
+        assert!(host.faults.calls("networks.attach") > attached, "{member}");
+    }
+    assert_eq!(host.guests.starts(uuid()), 1);
+    let attached = host.faults.calls("networks.attach");
+    update(&host, &drivers, json!({ "alias": "two" })).await.unwrap();
+    assert_eq!(host.faults.calls("networks.attach"), attached, "others leave them alone");
+    // As it was started: nothing waits.
+    let back = json!({ "update_nics": [{ "mac": first, "nic_tag": "admin", "ips": null }] });
+    let result = update(&host, &drivers, back).await.unwrap();
+    assert_eq!(result["pending_reboot"], json!([]));
+    assert!(result["vm"].get("running_with").is_none(), "{result:#}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guest_that_keeps_one_keeps_all_and_the_failure_says_so() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    update(&host, &drivers, json!({ "add_nics": [nic(NEW)] })).await.unwrap();
+    let (before, record) = (host.guests.nics(uuid()), drivers.vms.get(uuid()).unwrap());
+    host.guests.keep_nic(uuid(), 1, true);
+    let change = json!({
+        "alias": "two", "remove_nics": [first_mac(&drivers), NEW],
+        "add_nics": [nic("02:00:00:00:00:79")],
+    });
+    let failure = update(&host, &drivers, change.clone()).await.unwrap_err();
+    assert_eq!(failure.code, Code::GuestRefused);
+    assert!(failure.message.contains(NEW), "{failure}");
+    assert_eq!(host.guests.nics(uuid()), before, "what it had given up is back");
+    assert_eq!(drivers.vms.get(uuid()).unwrap(), record);
+    host.guests.keep_nic(uuid(), 1, false);
+    update(&host, &drivers, change).await.unwrap();
+    assert_eq!(host.guests.nics(uuid()), recorded(&drivers));
+    assert_eq!((recorded(&drivers).len(), host.guests.starts(uuid())), (1, 1));
+}
+
+fn change(first: &str) -> Value {
+    json!({ "remove_nics": [first], "add_nics": [nic(NEW)], "alias": "two" })
+}
+
+#[tokio::test(start_paused = true)]
+async fn changes_go_on_after_a_crash_at_any_step() {
+    for (step, done) in (0..16).flat_map(|step| [(step, false), (step, true)]) {
+        let host = Host::new();
+        let drivers = one_vm(&host).await;
+        let change = params(change(&first_mac(&drivers)));
+        if !run_with_crash(&host, "machine_update", &change, step, done).await {
+            break;
+        }
+        let drivers = host.agent("boot-1").await;
+        let case = format!("step {step}, done {done}");
+        assert_eq!(host.guests.nics(uuid()), recorded(&drivers), "{case}");
+        assert_eq!(recorded(&drivers), BTreeMap::from([(0, NEW.to_owned())]), "{case}");
+        assert_eq!(host.guests.starts(uuid()), 1, "{case}");
+        let vm = drivers.vms.object(uuid(), true).unwrap();
+        assert!(vm.get("running_with").is_none(), "{case}: {vm:#}");
+    }
+}
+
+/// Lets each call fail in turn: the guest has what its record says, and the same again does the rest.
+#[tokio::test(start_paused = true)]
+async fn changes_that_fail_anywhere_leave_guest_and_record_agreed() {
+    let operations = [
+        "compute.nics",
+        "compute.observe",
+        "compute.plug_nic",
+        "compute.unplug_nic",
+        "networks.attach",
+        "vms.put",
+    ];
+    let mut failed = 0;
+    for (operation, nth) in
+        operations.into_iter().flat_map(|name| [(name, 1), (name, 2), (name, 3)])
+    {
+        for fault in [Fault::before(), Fault::after()] {
+            let host = Host::new();
+            let drivers = one_vm(&host).await;
+            let change = change(&first_mac(&drivers));
+            let case = format!("{operation} {nth} {fault:?}");
+            host.faults.fail_nth(operation, nth, fault);
+            if let Err(failure) = update(&host, &drivers, change.clone()).await {
+                failed += 1;
+                assert_eq!(host.guests.nics(uuid()), recorded(&drivers), "{case}: {failure}");
+            }
+            // The fault may strike here, if it did not strike before.
+            if update(&host, &drivers, change.clone()).await.is_err() {
+                update(&host, &drivers, change).await.unwrap();
+            }
+            assert_eq!(host.guests.nics(uuid()), recorded(&drivers), "{case}: again");
+            assert_eq!(recorded(&drivers), BTreeMap::from([(0, NEW.to_owned())]), "{case}");
+            assert_eq!(host.guests.starts(uuid()), 1, "{case}");
+        }
+    }
+    assert!(failed > 10, "only {failed} changes failed");
+}
+
+/// It has nothing that could be changed, and starts with what its record says.
+#[tokio::test(start_paused = true)]
+async fn a_guest_that_ends_meanwhile_is_no_failure() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    let wanted = params(change(&first_mac(&drivers)));
+    let ctx = host.context(&drivers, &wanted);
+    let plan = super::Handler::plan(&super::machine_update::MachineUpdate, &wanted).unwrap();
+    for step in &plan.steps {
+        if step.name() == "nics" {
+            host.guests.exit(uuid(), 0);
+        }
+        step.apply(&ctx).await.unwrap();
+    }
+    assert_eq!(recorded(&drivers), BTreeMap::from([(0, NEW.to_owned())]));
+    act(&host, &drivers, "machine_boot", json!({})).await.unwrap();
+    assert_eq!(host.guests.nics(uuid()), recorded(&drivers));
+}
