@@ -113,6 +113,29 @@ async fn limits_change_at_once_and_are_tried_again() {
     assert_eq!(host.guests.cpu_cap(uuid()), None);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_display_that_asks_gets_another_password_at_once() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    let password = |password: &str| json!({ "vnc_password": password });
+    let first = act(&host, &drivers, "machine_update", password("one")).await.unwrap();
+    assert_eq!(first["pending_reboot"], json!(["vnc_password"]));
+    assert_eq!(host.guests.password(uuid()), None);
+    act(&host, &drivers, "machine_reboot", json!({})).await.unwrap();
+    host.faults.fail_nth("compute.set_password", 1, Fault::before());
+    act(&host, &drivers, "machine_update", password("two")).await.unwrap_err();
+    // The record has it already; whoever asks again gets it.
+    let second = act(&host, &drivers, "machine_update", password("two")).await.unwrap();
+    assert_eq!(second["pending_reboot"], json!([]));
+    assert_eq!(host.guests.password(uuid()).as_deref(), Some("two"));
+    let none = act(&host, &drivers, "machine_update", password("")).await.unwrap();
+    assert_eq!(none["pending_reboot"], json!(["vnc_password"]), "it still asks");
+    let third = act(&host, &drivers, "machine_update", password("three")).await.unwrap();
+    assert_eq!(third["pending_reboot"], json!([]));
+    assert_eq!(host.guests.password(uuid()).as_deref(), Some("three"));
+    assert_eq!(host.guests.starts(uuid()), 2);
+}
+
 /// A VM of before metadata had a limit is larger than what fits in the journal between two steps.
 #[tokio::test(start_paused = true)]
 async fn large_metadata_can_be_changed_over_a_crash() {

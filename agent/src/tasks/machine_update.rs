@@ -220,9 +220,13 @@ impl Update {
         };
         ctx.drivers.vms.update(self.vm, apply).await?;
         // Also when nothing changed: an earlier attempt may have got no further than the record.
+        let record = machine::record(ctx, OPERATION, self.vm)?;
         if ctx.params.keys().any(|name| LIMITED_BY.contains(&name.as_str())) {
-            let record = machine::record(ctx, OPERATION, self.vm)?;
             ctx.drivers.compute.limit(&record).await.map_err(failed(OPERATION))?;
+        }
+        let waits = |name: &str| at_start::running_with(&record).contains_key(name);
+        if ctx.params.contains_key("vnc_password") && !waits("vnc_password") {
+            ctx.drivers.compute.set_password(&record).await.map_err(failed(OPERATION))?;
         }
         Ok(())
     }

@@ -13,6 +13,8 @@ pub fn is_read_at_start(name: &str, old: &Map<String, Value>, new: &Map<String, 
     match name {
         "disks" => return disks_at_start(old) != disks_at_start(new),
         "nics" => return nics_at_start(old) != nics_at_start(new),
+        // A display that asks for a password can be given another one, and no other display any.
+        "vnc_password" => return has_password(old) != has_password(new),
         _ => {}
     }
     // The guest has no use for the rest of it.
@@ -24,6 +26,10 @@ pub fn is_read_at_start(name: &str, old: &Map<String, Value>, new: &Map<String, 
 #[must_use]
 pub fn published(vm: &Map<String, Value>) -> Option<&Value> {
     vm.get("internal_metadata")?.get("muster:hostfwd")
+}
+
+fn has_password(vm: &Map<String, Value>) -> bool {
+    vm.get("vnc_password").and_then(Value::as_str).is_some_and(|password| !password.is_empty())
 }
 
 /// The disks as far as the hypervisor reads them only when it starts.
@@ -131,7 +137,7 @@ mod tests {
     #[test]
     fn what_waits_is_told_without_what_may_be_large_or_secret() {
         let started = json!({ "ram": 1024, "vcpus": null, "vnc_password": "x", "hostname": "a" });
-        let now = json!({ "ram": 2048, "vcpus": 2, "vnc_password": "y", "hostname": "a" });
+        let now = json!({ "ram": 2048, "vcpus": 2, "vnc_password": "", "hostname": "a" });
         let want = json!({ "ram": 1024, "vcpus": null, "vnc_password": null });
         assert_eq!(json!(changed(started, now)), want);
     }
@@ -150,6 +156,9 @@ mod tests {
         let nic = |name: &str, value: &str| json!({ "nics": [{ "mac": "a", name: value }] });
         assert!(!waits(nic("allowed_ips", "a"), nic("allowed_ips", "b")));
         assert!(waits(nic("model", "a"), nic("model", "b")));
+        let password = |password: &str| json!({ "vnc_password": password });
+        assert!(!waits(password("a"), password("b")) && waits(password("a"), password("")));
+        assert!(waits(json!({ "vnc_password": null }), password("b")));
         for (model, at_start) in [("virtio", false), ("scsi", false), ("nvme", true), ("ide", true)]
         {
             assert_eq!(waits(sized(model, 1), sized(model, 2)), at_start, "{model}");

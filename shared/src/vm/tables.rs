@@ -136,9 +136,10 @@ pub const LASTING: &[Property] = &[
     p(
         "vnc_password",
         Text(8),
-        AtStart,
+        Live,
         "Password that the display asks viewers for, at most 8 characters; without one it is \
-         reached only through coordinators and from the node itself",
+         reached only through coordinators and from the node itself. A display begins to ask, or \
+         ends, when its guest starts next",
     )
     .form(Form::Bytes(8)),
     p(

@@ -6,6 +6,7 @@ use async_trait::async_trait;
 use muster_shared::ids::VmUuid;
 
 use crate::drivers::DriverError;
+use crate::vm_record::VmRecord;
 
 /// Longest picture of a display, bytes.
 pub const MAX_PICTURE_BYTES: usize = 700 * 1024;
@@ -16,7 +17,7 @@ const PNG_END: &[u8] = b"\0\0\0\0IEND";
 /// Length and name, and a checksum, of a chunk.
 const CHUNK_FRAME_BYTES: usize = 12;
 
-/// Looks at displays.
+/// Looks at displays, and says who else may.
 #[async_trait]
 pub trait GuestDisplay: fmt::Debug + Send + Sync + 'static {
     /// What a running guest shows now.
@@ -24,6 +25,13 @@ pub trait GuestDisplay: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// `VmNotRunning`; `NotSupported` by a driver without displays; the hypervisor failed.
     async fn screenshot(&self, vm: VmUuid) -> Result<Picture, DriverError>;
+
+    /// Gives the display of a running VM the password of its record, if that has one: viewers that come
+    /// from now on need it. Only a display that asks for a password can be given another one.
+    ///
+    /// # Errors
+    /// The hypervisor refused.
+    async fn set_password(&self, vm: &VmRecord) -> Result<(), DriverError>;
 }
 
 /// A picture in the format PNG.

@@ -216,6 +216,10 @@ impl GuestDisplay for Router {
     async fn screenshot(&self, vm: VmUuid) -> Result<Picture, DriverError> {
         self.holder(vm).screenshot(vm).await
     }
+
+    async fn set_password(&self, vm: &VmRecord) -> Result<(), DriverError> {
+        self.holder(vm.uuid).set_password(vm).await
+    }
 }
 
 #[cfg(test)]

@@ -64,6 +64,8 @@ struct Guest {
     grown: BTreeMap<u32, u64>,
     /// Addresses of its network interfaces, by number.
     nics: BTreeMap<usize, String>,
+    /// That its display asks for.
+    password: Option<String>,
 }
 
 #[derive(Debug, Default)]
@@ -157,6 +159,12 @@ impl SimGuests {
         }
     }
 
+    /// The password that the display of a running guest asks for.
+    #[must_use]
+    pub fn password(&self, vm: VmUuid) -> Option<String> {
+        self.content.lock().running.get(&vm)?.password.clone()
+    }
+
     /// VMs that left something outside storage, e.g. a metadata disk.
     #[must_use]
     pub fn leftovers(&self) -> BTreeSet<VmUuid> {
@@ -219,7 +227,7 @@ pub struct SimCompute {
 impl SimCompute {
     /// Operations in `faults`: `compute.prepare`, `.start`, `.limit`, `.observe`, `.signal`, `.info`,
     /// `.open`, `.processes`, `.cleanup`, `.running`, `.disk_usage`, `.grow_disk`,
-    /// `.nics`, `.plug_nic`, `.unplug_nic`.
+    /// `.nics`, `.plug_nic`, `.unplug_nic`, `.set_password`.
     #[must_use]
     pub fn new(guests: SimGuests, clock: SharedClock, faults: Faults) -> Self {
         Self { guests, clock, faults, brands: &["bhyve", "kvm"] }
@@ -255,6 +263,7 @@ impl SimCompute {
             boot: record.text("boot").map(str::to_owned),
             grown: BTreeMap::new(),
             nics: with.nics.iter().map(|it| (it.nic.number, it.nic.mac.clone())).collect(),
+            password: record.text("vnc_password").map(str::to_owned),
         };
         content.running.insert(vm, guest);
         content.exits.remove(&vm);

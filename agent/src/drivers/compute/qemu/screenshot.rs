@@ -1,5 +1,5 @@
-//! Pictures of displays. The hypervisor can open no file of the agent's, so it is handed one: over
-//! its second control socket, since only a connection of one's own can pass descriptors.
+//! Displays: their pictures and passwords. The hypervisor can open no file of the agent's, so it is
+//! handed one: over its second control socket, where a picture that takes long holds up nobody.
 
 use std::fs::File;
 use std::io::{self, IoSlice, Read as _, Seek as _};
@@ -16,9 +16,10 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader, Interest};
 use tokio::net::UnixStream;
 
-use super::{Qemu, not_running};
+use super::{Qemu, not_running, talk_failed, vnc};
 use crate::drivers::DriverError;
 use crate::drivers::compute::{GuestDisplay, MAX_PICTURE_BYTES, Picture};
+use crate::vm_record::VmRecord;
 
 /// Longest conversation about one picture.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -60,6 +61,18 @@ impl GuestDisplay for Qemu {
             ),
             other => DriverError::failed(format!("take a picture of VM {vm}"), other),
         })
+    }
+
+    async fn set_password(&self, vm: &VmRecord) -> Result<(), DriverError> {
+        if self.guests.live(vm.uuid).is_none() {
+            return Ok(());
+        }
+        let qmp = self.guests.qmp(vm.uuid).await?;
+        match vnc::set_password(&qmp, vm).await {
+            Err(error) if self.guests.live(vm.uuid).is_some() => Err(talk_failed(vm.uuid, error)),
+            // It ended meanwhile.
+            _ => Ok(()),
+        }
     }
 }
 

@@ -157,6 +157,16 @@ impl GuestDisplay for SimCompute {
         let text = format!("VM {vm} is simulated and shows nothing");
         Err(DriverError::refused(Code::NotSupported, text))
     }
+
+    async fn set_password(&self, vm: &VmRecord) -> Result<(), DriverError> {
+        let set = || {
+            if let Some(guest) = self.guests.content.lock().running.get_mut(&vm.uuid) {
+                guest.password = vm.text("vnc_password").map(str::to_owned);
+            }
+            Ok(())
+        };
+        self.faults.call("compute.set_password", set).await
+    }
 }
 
 async fn echo(mut stream: tokio::io::DuplexStream) {

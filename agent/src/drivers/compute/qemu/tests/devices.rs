@@ -33,6 +33,10 @@ async fn a_display_asks_for_the_password_that_its_vm_has() {
         assert!(info["vnc"]["path"].is_string(), "{info}");
         assert_eq!(info["vnc"]["port"].is_u64(), asks == 2, "{info}");
         let Some(port) = info["vnc"]["port"].as_u64() else { continue };
+        let mut other = bench.vm.clone();
+        other.properties.insert("vnc_password".to_owned(), json!("other"));
+        qemu.set_password(&other).await.unwrap();
+        assert_eq!(display_asks(&qemu, vm).await, [asks]);
         let address = ("127.0.0.1", u16::try_from(port).unwrap());
         let mut viewer = tokio::net::TcpStream::connect(address).await.unwrap();
         let mut version = [0; 12];
