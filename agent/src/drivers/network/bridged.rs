@@ -88,6 +88,16 @@ impl BridgedNetworks {
         self.links.lacking().is_none().then_some(bridge)
     }
 
+    /// The tap of a NIC whose bridge is gone, and that bridge. A guest that runs may have it open, and
+    /// goes on when the bridge is back.
+    fn stranded(&self, vm: VmUuid, nic: &Nic, links: &[Link]) -> Option<(String, String)> {
+        let (tap, bridge) = (tap_name(vm, nic.number), bridge_name(nic.tag.as_ref()?));
+        let mut taps = self.taps(links).into_iter().filter(|it| it.stamp.vm == vm);
+        let is_it = taps.any(|it| it.link.name == tap && it.stamp.bridge == bridge);
+        let is_gone = !links.iter().any(|link| link.is_bridge && link.name == bridge);
+        (is_it && is_gone).then_some((tap, bridge))
+    }
+
     fn taps<'a>(&self, links: &'a [Link]) -> Vec<Tap<'a>> {
         let stamped = links.iter().filter_map(|link| {
             let stamp = Stamp::parse(link.alias.as_deref()?)?;
@@ -321,6 +331,7 @@ impl Networks for BridgedNetworks {
         let (mut kept, mut guards) = (BTreeMap::new(), Guards::new());
         for nic in nics {
             let Some(bridge) = self.bridge_of(nic, &links) else {
+                kept.extend(self.stranded(vm, nic, &links));
                 user.push(nic.clone());
                 continue;
             };

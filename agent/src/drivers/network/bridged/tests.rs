@@ -184,6 +184,9 @@ async fn taps_go_back_into_a_bridge_that_was_made_anew() {
     ip("link del mt-one");
     networks.mend().await;
     assert_eq!(networks.degraded(), ["bridge mt-one is gone: its guests reach nothing"]);
+    // A change of its VM leaves it to the guest that has it.
+    networks.attach(vm, &nics).await.unwrap();
+    assert_eq!(networks.holders().await.unwrap()[&vm], ["mt000000000"]);
     ip("link add mt-one mtu 1400 type bridge");
     networks.mend().await;
     assert!(networks.degraded().is_empty());
