@@ -48,6 +48,7 @@ async fn settle_running(
     for attached in attached.iter().filter(|attached| hot && !has(&attached.nic)) {
         compute.plug_nic(vm, attached).await?;
     }
+    compute.settle_nics(vm);
     Ok(attached)
 }
 

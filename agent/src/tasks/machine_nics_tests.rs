@@ -11,6 +11,7 @@ use super::machine_tests::{Host, act, one_vm, params, run_with_crash, uuid};
 use crate::drivers::faults::Fault;
 use crate::drivers::network::Nic;
 use crate::node::Drivers;
+use crate::vms::reconcile::{self, Action};
 
 const NEW: &str = "02:00:00:00:00:77";
 
@@ -229,4 +230,24 @@ async fn a_guest_that_ends_meanwhile_is_no_failure() {
     assert_eq!(recorded(&drivers), BTreeMap::from([(0, NEW.to_owned())]));
     act(&host, &drivers, "machine_boot", json!({})).await.unwrap();
     assert_eq!(host.guests.nics(uuid()), recorded(&drivers));
+}
+
+/// As after an unplug that nobody waits for any more.
+#[tokio::test(start_paused = true)]
+async fn what_a_guest_gives_up_too_late_it_gets_again() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    update(&host, &drivers, json!({ "add_nics": [nic(NEW)] })).await.unwrap();
+    let (has, record) = (host.guests.nics(uuid()), drivers.vms.get(uuid()).unwrap());
+    host.guests.lose_nic(uuid(), 0);
+    let needed = async || {
+        drivers.vms.observe(drivers.compute.as_ref(), uuid()).await.unwrap();
+        drivers.vms.plan(&std::collections::BTreeSet::new()).actions
+    };
+    assert_eq!(needed().await, [(uuid(), Action::GiveNics)]);
+    let wanted = reconcile::params(uuid(), Action::GiveNics, Some(&record));
+    act(&host, &drivers, "machine_update", Value::Object(wanted)).await.unwrap();
+    assert_eq!((host.guests.nics(uuid()), needed().await), (has, Vec::new()));
+    assert_eq!(drivers.vms.get(uuid()).unwrap(), record);
+    assert_eq!(host.guests.starts(uuid()), 1);
 }

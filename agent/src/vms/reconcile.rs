@@ -26,6 +26,8 @@ pub enum Action {
     Restart,
     /// Its guest has panicked, and its policy wants it back.
     Reset,
+    /// Its guest gave up a network interface later than it was asked to, when it was to keep it.
+    GiveNics,
     /// It has run for long since it was last restarted.
     ForgetRestarts,
 }
@@ -49,6 +51,7 @@ impl Action {
             Self::RollBack => Some("machine_rollback_snapshot"),
             Self::StartAgain | Self::Boot | Self::Restart => Some("machine_boot"),
             Self::Reset => Some("machine_kill"),
+            Self::GiveNics => Some("machine_update"),
             Self::ForgetRestarts => None,
         }
     }
@@ -63,6 +66,7 @@ impl Action {
             Self::Boot => "is to start with the host",
             Self::Restart => "is to be started again",
             Self::Reset => "has panicked and is to be reset",
+            Self::GiveNics => "lacks a network interface that its guest gave up",
             Self::ForgetRestarts => "has recovered",
         }
     }
@@ -114,6 +118,7 @@ fn needed(entry: &Entry, boot_id: &str, now: Timestamp) -> Option<(Action, Times
         Observed::Running(live) if live.activity == Activity::Panicked => {
             restart::reset_due(record, entry.state_since, now).map(|at| (Action::Reset, at))
         }
+        Observed::Running(live) if live.lost_nic => Some((Action::GiveNics, now)),
         Observed::Running(live) => {
             restart::recovered(record, live).map(|at| (Action::ForgetRestarts, at))
         }
@@ -170,6 +175,11 @@ pub fn params(vm: VmUuid, action: Action, record: Option<&VmRecord>) -> Map<Stri
     }
     if action == Action::Reset {
         params.insert("signal".to_owned(), json!("SIGHUP"));
+    }
+    if action == Action::GiveNics {
+        // Nothing is to change but what is amiss.
+        params.insert("update_nics".to_owned(), json!([]));
+        params.insert("reboot".to_owned(), json!("never"));
     }
     params
 }
@@ -256,11 +266,29 @@ mod tests {
             reboots: 0,
             activity: Activity::Running,
             reason: None,
+            lost_nic: false,
         });
         assert_eq!(planned(&vm, "boot-1", 599), None);
         assert_eq!(planned(&vm, "boot-1", 600), Some(Action::ForgetRestarts));
         vm.record.restarts = Restarts::default();
         assert_eq!(planned(&vm, "boot-1", 600), None);
+    }
+
+    #[test]
+    fn a_guest_that_gave_up_a_nic_too_late_gets_it_again() {
+        let mut vm = entry(1, |_| ());
+        vm.observed = Observed::Running(Live {
+            pid: 1,
+            started_at_ms: NOW_MS,
+            booted_at_ms: NOW_MS,
+            reboots: 0,
+            activity: Activity::Running,
+            reason: None,
+            lost_nic: true,
+        });
+        assert_eq!(planned(&vm, "boot-1", 0), Some(Action::GiveNics));
+        let params = params(vm.record.uuid, Action::GiveNics, Some(&vm.record));
+        assert_eq!((&params["reboot"], &params["update_nics"]), (&json!("never"), &json!([])));
     }
 
     #[test]
@@ -273,6 +301,7 @@ mod tests {
             reboots: 0,
             activity: Activity::Panicked,
             reason: None,
+            lost_nic: false,
         };
         vm.observed = Observed::Running(live.clone());
         assert_eq!(planned(&vm, "boot-1", 0), None);

@@ -105,6 +105,10 @@ pub trait GuestDevices: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// `VmNotRunning`; `GuestRefused`: the guest still has it, and may give it up later.
     async fn unplug_nic(&self, vm: VmUuid, nic: &GuestNic) -> Result<(), DriverError>;
+
+    /// Notes that a guest has the network interfaces that it is to have: what it gave up so far is
+    /// nothing that it lacks.
+    fn settle_nics(&self, vm: VmUuid);
 }
 
 /// What [`GuestDevices::info`] can be asked for.

@@ -77,6 +77,9 @@ pub struct Live {
     pub activity: Activity,
     /// Why they do not run, for people.
     pub reason: Option<Arc<str>>,
+    /// It gave up a network interface after nobody waited for that any more, see
+    /// [`GuestDevices::settle_nics`].
+    pub lost_nic: bool,
 }
 
 /// What the virtual CPUs of a live process do.

@@ -190,6 +190,10 @@ impl GuestDevices for Router {
     async fn unplug_nic(&self, vm: VmUuid, nic: &GuestNic) -> Result<(), DriverError> {
         self.holder(vm).unplug_nic(vm, nic).await
     }
+
+    fn settle_nics(&self, vm: VmUuid) {
+        self.holder(vm).settle_nics(vm);
+    }
 }
 
 #[async_trait]

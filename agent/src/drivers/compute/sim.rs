@@ -64,6 +64,7 @@ struct Guest {
     grown: BTreeMap<u32, u64>,
     /// Addresses of its network interfaces, by number.
     nics: BTreeMap<usize, String>,
+    lost_nic: bool,
     /// That its display asks for.
     password: Option<String>,
 }
@@ -157,6 +158,14 @@ impl SimGuests {
             true => drop(content.kept_nics.insert((vm, number))),
             false => drop(content.kept_nics.remove(&(vm, number))),
         }
+    }
+
+    /// The guest gives up a network interface although nobody asks for it.
+    pub fn lose_nic(&self, vm: VmUuid, number: usize) {
+        if let Some(guest) = self.content.lock().running.get_mut(&vm) {
+            guest.lost_nic = guest.nics.remove(&number).is_some();
+        }
+        self.changed();
     }
 
     /// The password that the display of a running guest asks for.
@@ -263,6 +272,7 @@ impl SimCompute {
             boot: record.text("boot").map(str::to_owned),
             grown: BTreeMap::new(),
             nics: with.nics.iter().map(|it| (it.nic.number, it.nic.mac.clone())).collect(),
+            lost_nic: false,
             password: record.text("vnc_password").map(str::to_owned),
         };
         content.running.insert(vm, guest);
@@ -326,6 +336,7 @@ impl SimCompute {
                 activity: guest.activity,
                 reason: (guest.activity != Activity::Running)
                     .then(|| format!("the hypervisor says {:?}", guest.activity.word()).into()),
+                lost_nic: guest.lost_nic,
             }),
             None => Observed::Stopped(Ended {
                 exit_status: content.exits.get(&vm).copied(),

@@ -14,6 +14,7 @@ use qapi::qmp::Event;
 use serde_json::Value;
 use tokio::sync::watch;
 
+use super::nics::number_of;
 use super::qmp::{self, Events, Qmp, QmpError};
 use crate::drivers::compute::Activity;
 use crate::host::FolderWatch;
@@ -36,8 +37,8 @@ pub(super) struct Control {
     pub(super) rebooted_at_ms: Option<u64>,
     /// How often it did.
     pub(super) reboots: u32,
-    /// How many devices it has given up.
-    pub(super) devices_removed: u64,
+    /// How many network interfaces it has given up.
+    pub(super) nics_removed: u64,
     /// Why the process is about to end.
     pub(super) shutdown: Option<String>,
 }
@@ -213,8 +214,11 @@ fn note(
             true
         }
         Event::DEVICE_DELETED { data, .. } => {
-            tracing::info!(device = data.device, "a guest has given up a device");
-            control.send_modify(|control| control.devices_removed += 1);
+            // Parts of devices are told as well, and have no name.
+            if data.device.as_deref().and_then(number_of).is_some() {
+                tracing::info!(device = data.device, "a guest has given up a network interface");
+                control.send_modify(|control| control.nics_removed += 1);
+            }
             false
         }
         Event::STOP { .. } => true,

@@ -82,6 +82,10 @@ impl GuestDevices for Qemu {
     async fn unplug_nic(&self, vm: VmUuid, nic: &GuestNic) -> Result<(), DriverError> {
         self.unplug(vm, nic).await
     }
+
+    fn settle_nics(&self, vm: VmUuid) {
+        self.guests.settle_nics(vm);
+    }
 }
 
 /// The raw answer for one type; `None` when this driver has nothing of the kind.

@@ -136,6 +136,11 @@ impl Guests {
         self.table.get(vm).map(|guest| guest.observed())
     }
 
+    /// Notes that a VM's guest has the network interfaces that it is to have.
+    pub(super) fn settle_nics(&self, vm: VmUuid) {
+        self.table.settle_nics(vm);
+    }
+
     pub(super) fn now_ms(&self) -> u64 {
         self.table.now_ms()
     }

@@ -224,13 +224,13 @@ impl Qemu {
         loop {
             let qmp = self.hypervisor(vm).await?;
             let guest = self.guests.get(vm).ok_or_else(|| not_running(vm))?;
-            let removed = guest.devices_removed();
+            let removed = guest.nics_removed();
             match ask_for(&qmp, number).await {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
                 Err(error) => return Err(self.lost(vm, error).await),
             }
-            guest.wait(UNPLUG_PERIOD, |control| control.devices_removed != removed).await;
+            guest.wait(UNPLUG_PERIOD, |control| control.nics_removed != removed).await;
         }
     }
 

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use muster_shared::clock::SharedClock;
@@ -93,6 +93,8 @@ pub(super) struct Guest {
     control: watch::Receiver<Control>,
     /// Its virtual CPUs.
     pub(super) vcpus: Arc<Vcpus>,
+    /// How many network interfaces it had given up when it had those that it was to have.
+    nics_missed: Arc<AtomicU64>,
 }
 
 impl Guest {
@@ -105,6 +107,7 @@ impl Guest {
             reboots: control.reboots,
             activity: control.activity,
             reason: control.reason.clone(),
+            lost_nic: control.nics_removed > self.nics_missed.load(Ordering::Relaxed),
         }
     }
 
@@ -113,9 +116,9 @@ impl Guest {
         self.control.borrow().activity
     }
 
-    /// How many devices it has given up.
-    pub(super) fn devices_removed(&self) -> u64 {
-        self.control.borrow().devices_removed
+    /// How many network interfaces it has given up.
+    pub(super) fn nics_removed(&self) -> u64 {
+        self.control.borrow().nics_removed
     }
 
     /// The connection to its hypervisor, once there is one; or why there is none. One that was given
@@ -243,6 +246,13 @@ impl GuestTable {
         Ok(Observed::Stopped(ended))
     }
 
+    /// Notes that a VM's guest has the network interfaces that it is to have.
+    pub(super) fn settle_nics(&self, vm: VmUuid) {
+        let Some(guest) = self.get(vm) else { return };
+        guest.nics_missed.store(guest.nics_removed(), Ordering::Relaxed);
+        self.changed();
+    }
+
     /// Forgets how a VM ended.
     pub(super) fn forget(&self, vm: VmUuid) {
         self.content.lock().ended.remove(&vm);
@@ -355,8 +365,16 @@ impl GuestTable {
         let ram_mib = argv::ram_mib_of(&argv);
         let started_by = procfs::started_with(process.pid, START_TASK).ok().flatten();
         let started_by = started_by.and_then(|task| task.parse().ok());
-        let (killed, vcpus) = (false, Arc::default());
-        let guest = Guest { process, started_at_ms, ram_mib, started_by, killed, control, vcpus };
+        let guest = Guest {
+            process,
+            started_at_ms,
+            ram_mib,
+            started_by,
+            killed: false,
+            control,
+            vcpus: Arc::default(),
+            nics_missed: Arc::default(),
+        };
         self.content.lock().live.insert(vm, guest.clone());
         self.changed();
         // Ends with the guest, with the driver, or with the agent's runtime.

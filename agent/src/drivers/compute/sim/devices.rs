@@ -95,6 +95,13 @@ impl GuestDevices for SimCompute {
         };
         self.faults.call("compute.unplug_nic", unplug).await
     }
+
+    fn settle_nics(&self, vm: VmUuid) {
+        if let Some(guest) = self.guests.content.lock().running.get_mut(&vm) {
+            guest.lost_nic = false;
+        }
+        self.guests.changed();
+    }
 }
 
 #[async_trait]

@@ -89,3 +89,22 @@ async fn a_real_guest_gives_up_the_one_that_it_started_with_and_takes_it_again()
     }
     assert_eq!(pid(&qemu.observe(vm).await.unwrap()), first);
 }
+
+/// What a guest was asked for in vain goes at its next restart: nobody takes the question back.
+#[tokio::test]
+async fn an_interface_that_goes_later_is_missed_until_the_guest_has_it_again() {
+    let bench = Bench::small();
+    let vm = bench.vm.uuid;
+    let qemu = bench.qemu("qemu-system-x86_64").await;
+    qemu.start(&bench.vm, &bench.with(bench.disks())).await.unwrap();
+    let nic = present(&qemu, vm).await.present.remove(0);
+    let asked = tokio::time::timeout(Duration::from_secs(1), qemu.unplug_nic(vm, &nic)).await;
+    assert!(asked.is_err(), "its disk is blank: nothing hears it");
+    qemu.signal(vm, GuestSignal::Reset).await.unwrap();
+    until(&qemu, vm, |live| live.lost_nic).await;
+    assert_eq!(numbers(&present(&qemu, vm).await), [0; 0]);
+    qemu.plug_nic(vm, &bench.nics()[0]).await.unwrap();
+    qemu.settle_nics(vm);
+    assert!(!qemu.observe(vm).await.unwrap().live().unwrap().lost_nic);
+    assert_eq!(numbers(&present(&qemu, vm).await), [0]);
+}
