@@ -71,7 +71,7 @@ pub(crate) struct Update {
     #[arg(long, value_name = "POLICY")]
     restart: Option<String>,
 
-    /// Restarts the guest if the change needs it to take effect.
+    /// Restarts the guest for what takes effect when it starts, and for interfaces that come or go.
     #[arg(long)]
     reboot: bool,
 

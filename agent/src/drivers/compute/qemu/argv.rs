@@ -396,12 +396,12 @@ mod tests {
             .into();
         assert!(places.is_sorted(), "{argv}");
         assert!(argv.contains("pcie-root-port,id=spare6,chassis=6,slot=6"), "{argv}");
-        let old = vm_on_old_machine(nics(&[1]));
+        let old = vm_on_old_machine(&nics(&[1]));
         let argv = super::tests::argv(&old, &[], Accelerator::Tcg).unwrap();
         assert!(argv.contains("id=nic1,romfile=") && !argv.contains("spare"), "{argv}");
     }
 
-    fn vm_on_old_machine(nics: Value) -> VmRecord {
+    fn vm_on_old_machine(nics: &Value) -> VmRecord {
         vm(json!({ "brand": "kvm", "vga": "cirrus", "nics": nics }))
     }
 
