@@ -213,6 +213,25 @@ async fn changes_that_fail_anywhere_leave_guest_and_record_agreed() {
     assert!(failed > 10, "only {failed} changes failed");
 }
 
+/// It waited for the next start, and is given by a change that fails in the end.
+#[tokio::test(start_paused = true)]
+async fn what_waited_before_a_change_that_failed_goes_on_waiting() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    let card = json!({ "nic_tag": "external", "mac": NEW, "model": "e1000" });
+    update(&host, &drivers, json!({ "add_nics": [card], "reboot": "never" })).await.unwrap();
+    let (has, record) = (host.guests.nics(uuid()), drivers.vms.get(uuid()).unwrap());
+    host.faults.fail_nth("vms.put", 1, Fault::before());
+    let change = json!({ "update_nics": [{ "mac": NEW, "model": "virtio" }] });
+    update(&host, &drivers, change.clone()).await.unwrap_err();
+    assert!(host.faults.calls("compute.plug_nic") > 0 && has.len() == 1);
+    assert_eq!((host.guests.nics(uuid()), drivers.vms.get(uuid()).unwrap()), (has, record));
+    let result = update(&host, &drivers, change).await.unwrap();
+    assert_eq!(result["pending_reboot"], json!([]));
+    assert_eq!(host.guests.nics(uuid()), recorded(&drivers));
+    assert_eq!(host.guests.starts(uuid()), 1);
+}
+
 /// It has nothing that could be changed, and starts with what its record says.
 #[tokio::test(start_paused = true)]
 async fn a_guest_that_ends_meanwhile_is_no_failure() {

@@ -196,7 +196,8 @@ impl Update {
         if notes.changed(record.properties.clone()) == record.properties {
             return Ok(());
         }
-        let nics = live_nics::live(live_nics::running(&record), record.list("nics"), hot);
+        // Its own devices alone: one that waits for the next start goes on waiting.
+        let nics = live_nics::live(live_nics::running(&record), record.list("nics"), false);
         record.properties.insert("nics".to_owned(), nics.into());
         let settled = guest_nics::settle(ctx, self.vm, &record.properties, hot).await;
         settled.map(drop).map_err(failed(OPERATION))
