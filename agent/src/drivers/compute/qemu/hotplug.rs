@@ -46,6 +46,11 @@ struct GetFd {
 }
 
 #[derive(Debug, Serialize)]
+struct CloseFd {
+    fdname: String,
+}
+
+#[derive(Debug, Serialize)]
 #[serde(transparent)]
 struct NetdevAdd(Value);
 
@@ -82,6 +87,7 @@ commands! {
     QomList: "qom-list";
     QomGet: "qom-get";
     GetFd: "getfd";
+    CloseFd: "closefd";
     NetdevAdd: "netdev_add";
     NetdevDel: "netdev_del";
     DeviceAdd: "device_add";
@@ -136,29 +142,40 @@ async fn read(qmp: &Arc<Qmp>) -> Result<GuestNics, QmpError> {
     Ok(GuestNics { present, free: free_slots(&devices) })
 }
 
-async fn plug(qmp: &Arc<Qmp>, attached: &Attached, tap: Option<Tap>) -> Result<(), QmpError> {
-    let number = attached.nic.number;
-    let devices = devices(qmp).await?;
-    if devices.contains(&nics::device_id(number)) {
-        return Ok(());
-    }
-    // An agent that died in between may have left it.
+/// Takes away what an agent left that died over a NIC: its host's side, and a tap that was handed over
+/// and not used. Nobody else could open that.
+async fn clear(qmp: &Arc<Qmp>, number: usize) -> Result<(), QmpError> {
     remove_netdev(qmp, number).await?;
+    match qmp.send(CloseFd { fdname: nics::netdev_id(number) }, ANSWER_TIMEOUT).await {
+        // There is none, as ever.
+        Err(QmpError::Refused { .. }) => Ok(()),
+        other => other.map(drop),
+    }
+}
+
+/// Hands the host's end of a NIC to the hypervisor.
+pub(super) async fn hand_over(qmp: &Arc<Qmp>, number: usize, tap: Tap) -> Result<(), QmpError> {
+    let take = GetFd { fdname: nics::netdev_id(number) };
+    qmp.hand_over(tap.into(), take, ANSWER_TIMEOUT).await.map(drop)
+}
+
+/// Makes the host's side of a NIC.
+pub(super) async fn add_netdev(qmp: &Arc<Qmp>, attached: &Attached) -> Result<(), QmpError> {
+    qmp.send(NetdevAdd(nics::netdev(attached)), ANSWER_TIMEOUT).await.map(drop)
+}
+
+async fn add(
+    qmp: &Arc<Qmp>,
+    attached: &Attached,
+    tap: Option<Tap>,
+    in_slot: bool,
+) -> Result<(), QmpError> {
     if let Some(tap) = tap {
-        let take = GetFd { fdname: nics::netdev_id(number) };
-        qmp.hand_over(tap.into(), take, ANSWER_TIMEOUT).await?;
+        hand_over(qmp, attached.nic.number, tap).await?;
     }
-    qmp.send(NetdevAdd(nics::netdev(attached)), ANSWER_TIMEOUT).await?;
-    let in_slot = devices.contains(&nics::port_id(number));
+    add_netdev(qmp, attached).await?;
     let card = Card::new(attached, in_slot).booted_from(None);
-    let added = qmp.send(DeviceAdd(card.members()), ANSWER_TIMEOUT).await;
-    if added.is_err()
-        && let Err(error) = remove_netdev(qmp, number).await
-    {
-        // The next attempt does it.
-        tracing::warn!(%error, number, "the host's side of a network interface is left");
-    }
-    added.map(drop)
+    qmp.send(DeviceAdd(card.members()), ANSWER_TIMEOUT).await.map(drop)
 }
 
 async fn remove_netdev(qmp: &Arc<Qmp>, number: usize) -> Result<(), QmpError> {
@@ -199,17 +216,25 @@ impl Qemu {
 
     pub(super) async fn plug(&self, vm: VmUuid, attached: &Attached) -> Result<(), DriverError> {
         let qmp = self.hypervisor(vm).await?;
-        let tap = match &attached.backend {
-            Backend::User { .. } => None,
-            Backend::Tap { name, .. } => {
-                let failed = |error| DriverError::failed(format!("open tap {name}"), error);
-                Some(Tap::open(name).map_err(failed)?)
-            }
+        let number = attached.nic.number;
+        let present = match devices(&qmp).await {
+            Ok(present) => present,
+            Err(error) => return Err(self.lost(vm, error).await),
         };
-        match plug(&qmp, attached, tap).await {
-            Ok(()) => Ok(()),
-            Err(error) => Err(self.lost(vm, error).await),
+        if present.contains(&nics::device_id(number)) {
+            return Ok(());
         }
+        if let Err(error) = clear(&qmp, number).await {
+            return Err(self.lost(vm, error).await);
+        }
+        let tap = open_tap(attached)?;
+        let in_slot = present.contains(&nics::port_id(number));
+        let Err(error) = add(&qmp, attached, tap, in_slot).await else { return Ok(()) };
+        if let Err(error) = clear(&qmp, number).await {
+            // The next attempt does it.
+            tracing::warn!(%error, number, "the host's side of a network interface is left");
+        }
+        Err(self.lost(vm, error).await)
     }
 
     /// Returns once the guest has given it up.
@@ -251,6 +276,17 @@ impl Qemu {
         match self.guests.live(vm) {
             Some(_) => talk_failed(vm, error),
             None => not_running(vm),
+        }
+    }
+}
+
+/// By now the hypervisor is a user without rights: the agent opens it.
+fn open_tap(attached: &Attached) -> Result<Option<Tap>, DriverError> {
+    match &attached.backend {
+        Backend::User { .. } => Ok(None),
+        Backend::Tap { name, .. } => {
+            let opened = Tap::open(name).map(Some);
+            opened.map_err(|error| DriverError::failed(format!("open tap {name}"), error))
         }
     }
 }

@@ -1,8 +1,10 @@
 //! Network interfaces that are plugged in and pulled out.
 
+use super::super::hotplug;
 use super::*;
 use crate::drivers::compute::{GuestNic, GuestNics};
 use crate::failure::TaskFailure;
+use crate::host::Tap;
 
 fn second() -> Attached {
     let nic = Nic { number: 1, mac: "02:00:00:00:00:02".to_owned(), ..Nic::default() };
@@ -107,4 +109,33 @@ async fn an_interface_that_goes_later_is_missed_until_the_guest_has_it_again() {
     qemu.settle_nics(vm);
     assert!(!qemu.observe(vm).await.unwrap().live().unwrap().lost_nic);
     assert_eq!(numbers(&present(&qemu, vm).await), [0]);
+}
+
+/// Nobody can open a tap that the hypervisor still holds.
+#[tokio::test]
+async fn a_tap_that_an_agent_had_handed_over_when_it_died_is_plugged_in() {
+    if !enter_own_network() {
+        return;
+    }
+    let bench = Bench::small();
+    let vm = bench.vm.uuid;
+    let qemu = bench.qemu("qemu-system-x86_64").await;
+    qemu.start(&bench.vm, &bench.with(bench.disks())).await.unwrap();
+    let qmp = qemu.guests.qmp(vm).await.unwrap();
+    for (number, got_further) in [(1, false), (2, true)] {
+        let name = format!("mt{number}");
+        let tap = Tap::make(&name, nix::unistd::geteuid().as_raw()).unwrap();
+        tap.keep().unwrap();
+        let mac = format!("02:00:00:00:00:1{number}");
+        let nic = Nic { number, mac, ..Nic::default() };
+        let attached = Attached { nic, backend: Backend::Tap { name: name.clone(), mtu: 1500 } };
+        hotplug::hand_over(&qmp, number, tap).await.unwrap();
+        if got_further {
+            hotplug::add_netdev(&qmp, &attached).await.unwrap();
+        }
+        Tap::open(&name).expect_err("it is in use");
+        qemu.plug_nic(vm, &attached).await.unwrap();
+        Tap::open(&name).expect_err("its guest has it");
+    }
+    assert_eq!(numbers(&present(&qemu, vm).await), [0, 1, 2]);
 }
