@@ -11,9 +11,9 @@ use crate::drivers::network::{Attached, Backend, Nic};
 use crate::node::Drivers;
 use crate::vms::live_nics;
 
-/// Gives a guest the NICs of these properties, and the host's side of each what they say; without `hot`
-/// the latter alone. Whatever was done of it before is not done again. Nothing is done about a guest
-/// that does not run, or ends meanwhile: it starts with what its record says.
+/// Gives a guest the NICs of these properties, and the host's side of each what they say. Whatever was
+/// done of it before is not done again. Nothing is done about a guest that does not run, or ends
+/// meanwhile: it starts with what its record says.
 ///
 /// Devices go before their host's side does, and come after it: one that the guest keeps is never cut
 /// off.
@@ -21,9 +21,8 @@ pub(super) async fn settle(
     ctx: &TaskContext,
     vm: VmUuid,
     wanted: &Map<String, Value>,
-    hot: bool,
 ) -> Result<Vec<Attached>, DriverError> {
-    match settle_running(ctx, vm, wanted, hot).await {
+    match settle_running(ctx, vm, wanted).await {
         Err(DriverError::Refused { code: Code::VmNotRunning, .. }) => Ok(Vec::new()),
         other => other,
     }
@@ -33,19 +32,16 @@ async fn settle_running(
     ctx: &TaskContext,
     vm: VmUuid,
     wanted: &Map<String, Value>,
-    hot: bool,
 ) -> Result<Vec<Attached>, DriverError> {
     let Drivers { compute, networks, .. } = ctx.drivers.as_ref();
     let Some(guest) = compute.nics(vm).await? else { return Ok(Vec::new()) };
     let nics = wanted.get("nics").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
-    let goes = |nic: &&GuestNic| hot && !live_nics::is_among(nics, nic);
-    for nic in guest.present.iter().filter(goes) {
+    for nic in guest.present.iter().filter(|nic| !live_nics::is_among(nics, nic)) {
         unplug(ctx, vm, nic).await?;
     }
     let attached = networks.attach(vm, &Nic::of(wanted)?).await?;
-    let has =
-        |nic: &Nic| guest.present.iter().any(|had| had.number == nic.number && had.mac == nic.mac);
-    for attached in attached.iter().filter(|attached| hot && !has(&attached.nic)) {
+    let has = |nic: &Nic| guest.present.iter().any(|had| had.mac == nic.mac);
+    for attached in attached.iter().filter(|attached| !has(&attached.nic)) {
         compute.plug_nic(vm, attached).await?;
     }
     compute.settle_nics(vm);

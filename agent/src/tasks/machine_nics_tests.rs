@@ -1,6 +1,6 @@
 //! Network interfaces that come, change and go while their guest runs, on a simulated host.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use muster_shared::wire::Code;
@@ -251,22 +251,61 @@ async fn a_guest_that_ends_meanwhile_is_no_failure() {
     assert_eq!(host.guests.nics(uuid()), recorded(&drivers));
 }
 
+async fn needed(drivers: &Drivers) -> Vec<Action> {
+    drivers.vms.observe(drivers.compute.as_ref(), uuid()).await.unwrap();
+    let plan = drivers.vms.plan(&BTreeSet::new());
+    plan.actions.into_iter().map(|(_, action)| action).collect()
+}
+
+async fn settle(host: &Host, drivers: &Arc<Drivers>) -> Result<Value, TaskFailure> {
+    let record = drivers.vms.get(uuid());
+    let wanted = reconcile::params(uuid(), Action::SettleNics, record.as_ref());
+    update(host, drivers, Value::Object(wanted)).await
+}
+
 /// As after an unplug that nobody waits for any more.
 #[tokio::test(start_paused = true)]
 async fn what_a_guest_gives_up_too_late_it_gets_again() {
+    // Whether or not something else waits for its next start.
+    for waits in [false, true] {
+        let host = Host::new();
+        let drivers = one_vm(&host).await;
+        update(&host, &drivers, json!({ "add_nics": [nic(NEW)] })).await.unwrap();
+        if waits {
+            let card = json!({ "nic_tag": "b", "mac": "02:00:00:00:00:80", "model": "e1000" });
+            update(&host, &drivers, json!({ "add_nics": [card], "reboot": "never" }))
+                .await
+                .unwrap();
+        }
+        assert_eq!(needed(&drivers).await, []);
+        let (has, record) = (host.guests.nics(uuid()), drivers.vms.get(uuid()).unwrap());
+        host.guests.lose_nic(uuid(), 0);
+        assert_eq!(needed(&drivers).await, [Action::SettleNics]);
+        settle(&host, &drivers).await.unwrap();
+        assert_eq!(
+            (host.guests.nics(uuid()), needed(&drivers).await),
+            (has, Vec::new()),
+            "{waits}"
+        );
+        assert_eq!(drivers.vms.get(uuid()).unwrap(), record, "{waits}");
+        assert_eq!(host.guests.starts(uuid()), 1);
+    }
+}
+
+/// The guest keeps what it was given by a change that failed then.
+#[tokio::test(start_paused = true)]
+async fn what_could_not_be_undone_is_undone_later() {
     let host = Host::new();
     let drivers = one_vm(&host).await;
-    update(&host, &drivers, json!({ "add_nics": [nic(NEW)] })).await.unwrap();
     let (has, record) = (host.guests.nics(uuid()), drivers.vms.get(uuid()).unwrap());
-    host.guests.lose_nic(uuid(), 0);
-    let needed = async || {
-        drivers.vms.observe(drivers.compute.as_ref(), uuid()).await.unwrap();
-        drivers.vms.plan(&std::collections::BTreeSet::new()).actions
-    };
-    assert_eq!(needed().await, [(uuid(), Action::GiveNics)]);
-    let wanted = reconcile::params(uuid(), Action::GiveNics, Some(&record));
-    act(&host, &drivers, "machine_update", Value::Object(wanted)).await.unwrap();
-    assert_eq!((host.guests.nics(uuid()), needed().await), (has, Vec::new()));
-    assert_eq!(drivers.vms.get(uuid()).unwrap(), record);
-    assert_eq!(host.guests.starts(uuid()), 1);
+    host.guests.keep_nic(uuid(), 1, true);
+    host.faults.fail_nth("vms.put", 1, Fault::before());
+    update(&host, &drivers, json!({ "add_nics": [nic(NEW)] })).await.unwrap_err();
+    assert_eq!(host.guests.nics(uuid()).len(), 2);
+    assert_eq!(settle(&host, &drivers).await.unwrap_err().code, Code::GuestRefused);
+    assert_eq!(needed(&drivers).await, [Action::SettleNics]);
+    host.guests.keep_nic(uuid(), 1, false);
+    settle(&host, &drivers).await.unwrap();
+    assert_eq!((host.guests.nics(uuid()), drivers.vms.get(uuid()).unwrap()), (has, record));
+    assert_eq!(needed(&drivers).await, []);
 }

@@ -180,7 +180,7 @@ impl Update {
             (live_nics::running(&record), notes.changed(record.properties.clone()));
         let nics = live_nics::live(running, list(&wanted, "nics"), hot);
         wanted.insert("nics".to_owned(), nics.into());
-        let attached = guest_nics::settle(ctx, self.vm, &wanted, hot).await;
+        let attached = guest_nics::settle(ctx, self.vm, &wanted).await;
         let attached = attached.map_err(failed(OPERATION))?;
         let untold = live_nics::untold(running, list(&wanted, "nics")).into_iter();
         let untold = untold.filter(|mac| guest_nics::is_on_bridge(&attached, mac));
@@ -191,7 +191,9 @@ impl Update {
     /// Unless the record has the change: then the guest is to have it.
     async fn unsettle_nics(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let Ok(notes) = ctx.notes::<Notes>() else { return Ok(()) };
-        let Some(hot) = notes.live_nics else { return Ok(()) };
+        if notes.live_nics.is_none() {
+            return Ok(());
+        }
         let mut record = machine::record(ctx, OPERATION, self.vm)?;
         if notes.changed(record.properties.clone()) == record.properties {
             return Ok(());
@@ -199,7 +201,7 @@ impl Update {
         // Its own devices alone: one that waits for the next start goes on waiting.
         let nics = live_nics::live(live_nics::running(&record), record.list("nics"), false);
         record.properties.insert("nics".to_owned(), nics.into());
-        let settled = guest_nics::settle(ctx, self.vm, &record.properties, hot).await;
+        let settled = guest_nics::settle(ctx, self.vm, &record.properties).await;
         settled.map(drop).map_err(failed(OPERATION))
     }
 

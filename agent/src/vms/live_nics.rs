@@ -47,10 +47,10 @@ pub fn differ(old: &[Value], new: &[Value]) -> bool {
     devices(old) != devices(new)
 }
 
-/// Whether this guest is to keep this NIC, or is to get it.
+/// Whether a guest that is to have these NICs is to keep this one.
 #[must_use]
 pub fn is_among(nics: &[Value], nic: &GuestNic) -> bool {
-    devices(nics).contains(&(nic.number, &nic.mac))
+    of_mac(nics, &nic.mac).is_some()
 }
 
 /// Whether a guest that has `present` can be given what it is to have while it runs.

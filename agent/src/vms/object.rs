@@ -207,7 +207,7 @@ mod tests {
             reboots: 0,
             activity: Activity::Running,
             reason: None,
-            lost_nic: false,
+            nics_unsettled: false,
         });
         let state_since = Timestamp::from_millisecond(1_800_000_000_000).unwrap();
         Entry { record, observed, state_since }

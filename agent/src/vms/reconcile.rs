@@ -26,8 +26,9 @@ pub enum Action {
     Restart,
     /// Its guest has panicked, and its policy wants it back.
     Reset,
-    /// Its guest gave up a network interface later than it was asked to, when it was to keep it.
-    GiveNics,
+    /// Its guest has other network interfaces than it is to have: it gave one up too late, or a change
+    /// could not be undone.
+    SettleNics,
     /// It has run for long since it was last restarted.
     ForgetRestarts,
 }
@@ -51,7 +52,7 @@ impl Action {
             Self::RollBack => Some("machine_rollback_snapshot"),
             Self::StartAgain | Self::Boot | Self::Restart => Some("machine_boot"),
             Self::Reset => Some("machine_kill"),
-            Self::GiveNics => Some("machine_update"),
+            Self::SettleNics => Some("machine_update"),
             Self::ForgetRestarts => None,
         }
     }
@@ -66,7 +67,7 @@ impl Action {
             Self::Boot => "is to start with the host",
             Self::Restart => "is to be started again",
             Self::Reset => "has panicked and is to be reset",
-            Self::GiveNics => "lacks a network interface that its guest gave up",
+            Self::SettleNics => "has other network interfaces than it is to have",
             Self::ForgetRestarts => "has recovered",
         }
     }
@@ -118,7 +119,7 @@ fn needed(entry: &Entry, boot_id: &str, now: Timestamp) -> Option<(Action, Times
         Observed::Running(live) if live.activity == Activity::Panicked => {
             restart::reset_due(record, entry.state_since, now).map(|at| (Action::Reset, at))
         }
-        Observed::Running(live) if live.lost_nic => Some((Action::GiveNics, now)),
+        Observed::Running(live) if live.nics_unsettled => Some((Action::SettleNics, now)),
         Observed::Running(live) => {
             restart::recovered(record, live).map(|at| (Action::ForgetRestarts, at))
         }
@@ -176,7 +177,7 @@ pub fn params(vm: VmUuid, action: Action, record: Option<&VmRecord>) -> Map<Stri
     if action == Action::Reset {
         params.insert("signal".to_owned(), json!("SIGHUP"));
     }
-    if action == Action::GiveNics {
+    if action == Action::SettleNics {
         // Nothing is to change but what is amiss.
         params.insert("update_nics".to_owned(), json!([]));
         params.insert("reboot".to_owned(), json!("never"));
@@ -266,7 +267,7 @@ mod tests {
             reboots: 0,
             activity: Activity::Running,
             reason: None,
-            lost_nic: false,
+            nics_unsettled: false,
         });
         assert_eq!(planned(&vm, "boot-1", 599), None);
         assert_eq!(planned(&vm, "boot-1", 600), Some(Action::ForgetRestarts));
@@ -284,10 +285,10 @@ mod tests {
             reboots: 0,
             activity: Activity::Running,
             reason: None,
-            lost_nic: true,
+            nics_unsettled: true,
         });
-        assert_eq!(planned(&vm, "boot-1", 0), Some(Action::GiveNics));
-        let params = params(vm.record.uuid, Action::GiveNics, Some(&vm.record));
+        assert_eq!(planned(&vm, "boot-1", 0), Some(Action::SettleNics));
+        let params = params(vm.record.uuid, Action::SettleNics, Some(&vm.record));
         assert_eq!((&params["reboot"], &params["update_nics"]), (&json!("never"), &json!([])));
     }
 
@@ -301,7 +302,7 @@ mod tests {
             reboots: 0,
             activity: Activity::Panicked,
             reason: None,
-            lost_nic: false,
+            nics_unsettled: false,
         };
         vm.observed = Observed::Running(live.clone());
         assert_eq!(planned(&vm, "boot-1", 0), None);

@@ -106,8 +106,7 @@ pub trait GuestDevices: fmt::Debug + Send + Sync + 'static {
     /// `VmNotRunning`; `GuestRefused`: the guest still has it, and may give it up later.
     async fn unplug_nic(&self, vm: VmUuid, nic: &GuestNic) -> Result<(), DriverError>;
 
-    /// Notes that a guest has the network interfaces that it is to have: what it gave up so far is
-    /// nothing that it lacks.
+    /// Notes that a guest has the network interfaces that it is to have.
     fn settle_nics(&self, vm: VmUuid);
 }
 

@@ -77,9 +77,9 @@ pub struct Live {
     pub activity: Activity,
     /// Why they do not run, for people.
     pub reason: Option<Arc<str>>,
-    /// It gave up a network interface after nobody waited for that any more, see
-    /// [`GuestDevices::settle_nics`].
-    pub lost_nic: bool,
+    /// Its network interfaces were changed, by itself or by a task that failed, since they were last
+    /// known to be what they are to be, see [`GuestDevices::settle_nics`].
+    pub nics_unsettled: bool,
 }
 
 /// What the virtual CPUs of a live process do.

@@ -64,7 +64,7 @@ struct Guest {
     grown: BTreeMap<u32, u64>,
     /// Addresses of its network interfaces, by number.
     nics: BTreeMap<usize, String>,
-    lost_nic: bool,
+    nics_unsettled: bool,
     /// That its display asks for.
     password: Option<String>,
 }
@@ -163,7 +163,8 @@ impl SimGuests {
     /// The guest gives up a network interface although nobody asks for it.
     pub fn lose_nic(&self, vm: VmUuid, number: usize) {
         if let Some(guest) = self.content.lock().running.get_mut(&vm) {
-            guest.lost_nic = guest.nics.remove(&number).is_some();
+            guest.nics.remove(&number);
+            guest.nics_unsettled = true;
         }
         self.changed();
     }
@@ -272,7 +273,7 @@ impl SimCompute {
             boot: record.text("boot").map(str::to_owned),
             grown: BTreeMap::new(),
             nics: with.nics.iter().map(|it| (it.nic.number, it.nic.mac.clone())).collect(),
-            lost_nic: false,
+            nics_unsettled: false,
             password: record.text("vnc_password").map(str::to_owned),
         };
         content.running.insert(vm, guest);
@@ -336,7 +337,7 @@ impl SimCompute {
                 activity: guest.activity,
                 reason: (guest.activity != Activity::Running)
                     .then(|| format!("the hypervisor says {:?}", guest.activity.word()).into()),
-                lost_nic: guest.lost_nic,
+                nics_unsettled: guest.nics_unsettled,
             }),
             None => Observed::Stopped(Ended {
                 exit_status: content.exits.get(&vm).copied(),

@@ -3,7 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use muster_agent::drivers::host::HostAction;
+use muster_agent::drivers::network::numbers;
+use muster_agent::vms::at_start;
 use muster_shared::ids::VmUuid;
+use serde_json::Value;
 
 use super::journals::Journals;
 use super::{Verdict, Violation};
@@ -105,5 +108,23 @@ fn check_vm(agent: &AgentNode, vm: VmUuid) -> Verdict {
             return whole(format!("disk {index} of {vm} has {found:?}, its record {known:?}"));
         }
     }
-    Ok(())
+    check_nics(agent, vm)
+}
+
+/// Its guest has the NICs of its record, but for what waits for its next start.
+fn check_nics(agent: &AgentNode, vm: VmUuid) -> Verdict {
+    let records = agent.records.records();
+    let Some(record) = records.get(&vm).filter(|_| agent.guests.running().contains_key(&vm)) else {
+        return Ok(());
+    };
+    let nics = at_start::in_force(record);
+    let nics = nics.get("nics").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    let macs = nics.iter().map(|nic| nic["mac"].as_str().unwrap_or_default().to_owned());
+    let wanted: BTreeMap<usize, String> = numbers(nics).into_iter().zip(macs).collect();
+    let has = agent.guests.nics(vm);
+    if has == wanted {
+        return Ok(());
+    }
+    let detail = format!("{vm} on host {} has NICs {has:?}, not {wanted:?}", agent.number);
+    Err(Violation::new("vm-is-whole", detail))
 }

@@ -84,7 +84,7 @@ impl GuestDevices for Qemu {
     }
 
     fn settle_nics(&self, vm: VmUuid) {
-        self.guests.settle_nics(vm);
+        self.guests.settle_nics(vm, true);
     }
 }
 

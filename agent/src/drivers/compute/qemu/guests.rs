@@ -136,9 +136,9 @@ impl Guests {
         self.table.get(vm).map(|guest| guest.observed())
     }
 
-    /// Notes that a VM's guest has the network interfaces that it is to have.
-    pub(super) fn settle_nics(&self, vm: VmUuid) {
-        self.table.settle_nics(vm);
+    /// See [`GuestTable::settle_nics`].
+    pub(super) fn settle_nics(&self, vm: VmUuid, settled: bool) {
+        self.table.settle_nics(vm, settled);
     }
 
     pub(super) fn now_ms(&self) -> u64 {

@@ -224,6 +224,7 @@ impl Qemu {
         if present.contains(&nics::device_id(number)) {
             return Ok(());
         }
+        self.guests.settle_nics(vm, false);
         if let Err(error) = clear(&qmp, number).await {
             return Err(self.lost(vm, error).await);
         }
@@ -239,6 +240,7 @@ impl Qemu {
 
     /// Returns once the guest has given it up.
     pub(super) async fn unplug(&self, vm: VmUuid, nic: &GuestNic) -> Result<(), DriverError> {
+        self.guests.settle_nics(vm, false);
         match tokio::time::timeout(UNPLUG_TIMEOUT, self.pull(vm, nic.number)).await {
             Ok(pulled) => pulled,
             Err(_) => Err(not_given_up(vm, nic)),

@@ -38,6 +38,9 @@ const SETTLE: Duration = Duration::from_secs(10);
 /// How often the logs of a guest are looked at.
 const LOG_PERIOD: Duration = Duration::from_secs(10);
 
+/// No number of network interfaces.
+const UNSETTLED: u64 = u64::MAX;
+
 type ExitReceiver = watch::Receiver<Option<Exit>>;
 
 /// Who follows the guests.
@@ -93,8 +96,9 @@ pub(super) struct Guest {
     control: watch::Receiver<Control>,
     /// Its virtual CPUs.
     pub(super) vcpus: Arc<Vcpus>,
-    /// How many network interfaces it had given up when it had those that it was to have.
-    nics_missed: Arc<AtomicU64>,
+    /// How many network interfaces it had given up when it had those that it was to have;
+    /// [`UNSETTLED`] since somebody changes them.
+    nics_settled: Arc<AtomicU64>,
 }
 
 impl Guest {
@@ -107,7 +111,7 @@ impl Guest {
             reboots: control.reboots,
             activity: control.activity,
             reason: control.reason.clone(),
-            lost_nic: control.nics_removed > self.nics_missed.load(Ordering::Relaxed),
+            nics_unsettled: control.nics_removed != self.nics_settled.load(Ordering::Relaxed),
         }
     }
 
@@ -246,10 +250,12 @@ impl GuestTable {
         Ok(Observed::Stopped(ended))
     }
 
-    /// Notes that a VM's guest has the network interfaces that it is to have.
-    pub(super) fn settle_nics(&self, vm: VmUuid) {
+    /// Notes that a VM's guest has the network interfaces that it is to have; or that it may not, any
+    /// more.
+    pub(super) fn settle_nics(&self, vm: VmUuid, settled: bool) {
         let Some(guest) = self.get(vm) else { return };
-        guest.nics_missed.store(guest.nics_removed(), Ordering::Relaxed);
+        let removed = if settled { guest.nics_removed() } else { UNSETTLED };
+        guest.nics_settled.store(removed, Ordering::Relaxed);
         self.changed();
     }
 
@@ -373,7 +379,7 @@ impl GuestTable {
             killed: false,
             control,
             vcpus: Arc::default(),
-            nics_missed: Arc::default(),
+            nics_settled: Arc::default(),
         };
         self.content.lock().live.insert(vm, guest.clone());
         self.changed();

@@ -76,6 +76,7 @@ impl GuestDevices for SimCompute {
             let mut content = self.guests.content.lock();
             let guest = content.running.get_mut(&vm).ok_or_else(|| not_running(vm))?;
             guest.nics.insert(nic.nic.number, nic.nic.mac.clone());
+            guest.nics_unsettled = true;
             Ok(())
         };
         self.faults.call("compute.plug_nic", plug).await
@@ -86,6 +87,7 @@ impl GuestDevices for SimCompute {
             let mut content = self.guests.content.lock();
             let keeps = content.kept_nics.contains(&(vm, nic.number));
             let guest = content.running.get_mut(&vm).ok_or_else(|| not_running(vm))?;
+            guest.nics_unsettled = true;
             if keeps && guest.nics.contains_key(&nic.number) {
                 let text = format!("the guest of VM {vm} did not give up {}", nic.mac);
                 return Err(DriverError::refused(Code::GuestRefused, text));
@@ -98,7 +100,7 @@ impl GuestDevices for SimCompute {
 
     fn settle_nics(&self, vm: VmUuid) {
         if let Some(guest) = self.guests.content.lock().running.get_mut(&vm) {
-            guest.lost_nic = false;
+            guest.nics_unsettled = false;
         }
         self.guests.changed();
     }

@@ -103,11 +103,11 @@ async fn an_interface_that_goes_later_is_missed_until_the_guest_has_it_again() {
     let asked = tokio::time::timeout(Duration::from_secs(1), qemu.unplug_nic(vm, &nic)).await;
     assert!(asked.is_err(), "its disk is blank: nothing hears it");
     qemu.signal(vm, GuestSignal::Reset).await.unwrap();
-    until(&qemu, vm, |live| live.lost_nic).await;
+    until(&qemu, vm, |live| live.nics_unsettled).await;
     assert_eq!(numbers(&present(&qemu, vm).await), [0; 0]);
     qemu.plug_nic(vm, &bench.nics()[0]).await.unwrap();
     qemu.settle_nics(vm);
-    assert!(!qemu.observe(vm).await.unwrap().live().unwrap().lost_nic);
+    assert!(!qemu.observe(vm).await.unwrap().live().unwrap().nics_unsettled);
     assert_eq!(numbers(&present(&qemu, vm).await), [0]);
 }
 
