@@ -6,6 +6,7 @@
 //! [`SpecFile`] is a VM as operators write it in a file.
 
 mod changes;
+mod firewall;
 mod property;
 mod publish;
 pub mod restart;
@@ -16,6 +17,7 @@ mod tables;
 use serde::Serialize;
 
 pub use changes::{Reboot, VmChange};
+pub use firewall::{Action, BadRule, Direction, Rule, Traffic, Vms, firewall_rules};
 pub use property::{Effect, Form, Item, Kind, Property, asks_nothing, is_flat};
 pub use publish::{MIN_PUBLISHED_PORT, NotPublished, PUBLISH_FORM, Publish};
 pub use spec::{DiskSpec, NicSpec, VmSpec};
