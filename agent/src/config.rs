@@ -312,6 +312,9 @@ pub struct NetworkConfig {
     /// NIC tags whose interfaces are on user-mode networks although this host has a bridge
     /// `mt-TAG`.
     pub user_tags: Vec<String>,
+    /// NIC tags whose guests reach the addresses that this host has on their bridge, e.g. because
+    /// it is their router or name server. Guests of other tags reach none of them.
+    pub server_tags: Vec<String>,
 }
 
 /// Changes of the host itself.

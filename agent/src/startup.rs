@@ -256,6 +256,7 @@ async fn drivers(
         server_uuid: agent.server_uuid,
         cluster: cluster.clone(),
         user_tags: config.network.user_tags.clone(),
+        server_tags: config.network.server_tags.clone(),
         prefix: config.instance.clone(),
         data_dir: folders.data.clone(),
         exec: exec.clone(),

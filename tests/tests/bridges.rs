@@ -113,7 +113,9 @@ async fn guests_on_a_bridge_reach_each_other_with_their_own_addresses_alone() {
     }
     let coordinator = Coordinator::start();
     let client = coordinator.client();
-    let mut agent = Agent::start(&coordinator.agent_url());
+    // The host stands in for everything else on the bridge.
+    let reaches_host = r#"network.server_tags=["one"]"#;
+    let mut agent = Agent::with(&[&coordinator.agent_url()], &[reaches_host], &[]);
     agent.wait_allocatable(&client).await;
     let image = guest::import(&client).await;
     // Guest 1 has an address that the host reaches through guest 2 alone.

@@ -11,7 +11,6 @@ use Kind::{Any, Count, Flag, FlatObject, Gib, List, Mib, Range, Text, Uuid, Word
 /// Whoever reads it.
 const RECORD: Effect = Kept("as information only");
 const UNLOCKED: Effect = Kept("hypervisors lock no memory");
-const NO_FIREWALL: Effect = Kept("VMs have no firewall yet");
 const NO_CIDS: Effect = Kept("identifiers in DHCP are not filtered");
 const NO_VLANS: Effect = Kept("user-mode networks have no VLANs; on a bridge it is refused");
 const NO_VRRP: Effect = Kept("virtual routers are not set up");
@@ -71,7 +70,13 @@ pub const LASTING: &[Property] = &[
     p("dns_domain", Text(253), CONTAINER, "Search domain of a container"),
     p("do_not_inventory", Flag, Live, "Hidden from reports"),
     p("docker", Flag, NO_CONTAINER, "Is a docker container"),
-    p("firewall_enabled", Flag, NO_FIREWALL, "Firewall rules are in force"),
+    p("firewall_enabled", Flag, Live, "Firewall rules are in force"),
+    p(
+        "firewall_rules",
+        List(Item::FirewallRule),
+        Live,
+        "Its firewall's rules; an update replaces all of them",
+    ),
     p("flexible_disk_size", Mib, Live, "Room for disks and snapshots of a bhyve VM, MiB"),
     p("fs_allowed", Words, NO_CONTAINER, "Filesystems that a container may mount"),
     p("hostname", Text(253), AtStart, "Host name inside").form(Form::HostName),
@@ -170,12 +175,6 @@ pub const INITIAL: &[Property] = &[
         List(Item::Filesystem),
         NO_CONTAINER,
         "Directories of the server in a container",
-    ),
-    p(
-        "firewall_rules",
-        List(Item::FirewallRule),
-        Refused("VMs have no firewall yet"),
-        "Rules that are put in force with it",
     ),
     p("image_uuid", Uuid, Live, "Image of a container, or of the only disk"),
     p(
@@ -280,6 +279,7 @@ pub const CONTEXT: &[&str] =
 /// Far beyond what any disk does, and well below what the hypervisor can count.
 const MAX_IOPS: u64 = 100_000_000;
 const MAX_MIB_PER_SECOND: u64 = 1_000_000;
+const MAX_MBIT_PER_SECOND: u64 = 1_000_000;
 
 const DISK_MODELS: &[&str] = &["ahci", "ide", "nvme", "scsi", "virtio"];
 const NIC_MODELS: &[&str] = &["e1000", "rtl8139", "virtio"];
@@ -351,6 +351,12 @@ pub const NIC: &[Property] = &[
     p("allowed_ips", Words, Live, "Further addresses and networks as source"),
     p("allowed_dhcp_cids", Words, NO_CIDS, "Client identifiers"),
     p("blocked_outgoing_ports", Any, Live, "Ports that nothing is sent to"),
+    p(
+        "max_mbit_per_second",
+        Range(0, MAX_MBIT_PER_SECOND),
+        Live,
+        "Most that it sends, and most that it receives, Mbit/s; 0: no limit; on a bridge",
+    ),
     p("vrrp_vrid", Range(0, 255), NO_VRRP, "Virtual router"),
     p("vrrp_primary_ip", Text(1024), NO_VRRP, "Of the virtual router"),
 ];

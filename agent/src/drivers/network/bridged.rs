@@ -9,11 +9,13 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::{ServerUuid, VmUuid};
+use muster_shared::vm::Rule;
 use muster_shared::wire::Code;
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 
 use super::filter::{Filter, Guards};
+use super::firewall::Firewall;
 use super::guard::Guard;
 use super::links::{Link, Links, NewTap};
 use super::stamp::{Stamp, bridge_name, tap_name};
@@ -34,6 +36,8 @@ pub struct BridgedConfig {
     pub cluster: Arc<Cluster>,
     /// Nic tags whose NICs are on user-mode networks although there is a bridge.
     pub user_tags: Vec<String>,
+    /// Nic tags whose guests reach the addresses that the host has on their bridge.
+    pub server_tags: Vec<String>,
     /// Names what is made on the host.
     pub prefix: String,
     /// Keeps what guests may send.
@@ -104,6 +108,17 @@ impl BridgedNetworks {
             Some(Tap { link, stamp })
         });
         stamped.filter(|tap| tap.stamp.server == self.config.server_uuid).collect()
+    }
+
+    /// What its guest may send and get. No rule of the firewall is for a VM that is not known yet.
+    fn guard(&self, nic: &Nic, vm: Option<VmUuid>) -> Result<Guard, DriverError> {
+        let firewall = nic.firewall.as_ref().map(|firewall| {
+            let is_for = |rule: &&Rule| vm.is_some_and(|vm| rule.is_for(vm, Some(&firewall.tags)));
+            Firewall::new(firewall.rules.iter().filter(is_for))
+        });
+        let reaches_server =
+            nic.tag.as_ref().is_some_and(|tag| self.config.server_tags.contains(tag));
+        Ok(Guard { reaches_server, firewall, ..Guard::of(nic.index, &nic.described)? })
     }
 
     fn stamp(&self, vm: VmUuid, bridge: &Link) -> Stamp {
@@ -269,8 +284,8 @@ fn gone(tap: &str) -> DriverError {
     )
 }
 
-/// What a NIC may send, unless it asks for what its bridge can't give.
-fn check_nic(nic: &Nic, bridge: &Link) -> Result<Guard, DriverError> {
+/// Refuses what is asked for a NIC and its bridge can't give.
+fn check_nic(nic: &Nic, bridge: &Link) -> Result<(), DriverError> {
     if nic.vlan_id != 0 {
         return Err(refused(nic, "vlan_id", "this agent makes no VLANs on bridges yet"));
     }
@@ -287,7 +302,29 @@ fn check_nic(nic: &Nic, bridge: &Link) -> Result<Guard, DriverError> {
         );
         return Err(DriverError::refused(Code::InvalidParameters, text));
     }
-    Guard::of(nic.index, &nic.described)
+    Ok(())
+}
+
+/// Refuses what is asked for a NIC and a user-mode network can't give.
+fn check_user_nic(nic: &Nic) -> Result<(), DriverError> {
+    if nic.firewall.as_ref().is_some_and(|firewall| !firewall.rules.is_empty()) {
+        let text = format!(
+            "firewall_rules: nics.{} is on a user-mode network, where no rules are in force and \
+             published ports alone lead to the guest; make a bridge for its nic tag, or take the \
+             rules away",
+            nic.index
+        );
+        return Err(DriverError::refused(Code::InvalidParameters, text));
+    }
+    match nic.described.get("max_mbit_per_second").and_then(Value::as_u64) {
+        None | Some(0) => Ok(()),
+        Some(_) => Err(refused(
+            nic,
+            "max_mbit_per_second",
+            "the interface is on a user-mode network, which has no limits; make a bridge for its nic \
+             tag, or take the limit away",
+        )),
+    }
 }
 
 #[async_trait]
@@ -311,8 +348,12 @@ impl Networks for BridgedNetworks {
         self.user.check(properties).await?;
         let links = self.links.list().await?;
         for nic in Nic::of(properties)? {
-            let Some(bridge) = self.bridge_of(&nic, &links) else { continue };
-            if !check_nic(&nic, bridge)?.filters() {
+            let Some(bridge) = self.bridge_of(&nic, &links) else {
+                check_user_nic(&nic)?;
+                continue;
+            };
+            check_nic(&nic, bridge)?;
+            if !self.guard(&nic, None)?.filters() {
                 continue;
             }
             if let Some(lacking) = self.filter.lacking().await {
@@ -331,12 +372,19 @@ impl Networks for BridgedNetworks {
         let (mut kept, mut guards) = (BTreeMap::new(), Guards::new());
         for nic in nics {
             let Some(bridge) = self.bridge_of(nic, &links) else {
-                kept.extend(self.stranded(vm, nic, &links));
+                match self.stranded(vm, nic, &links) {
+                    Some((tap, place)) => {
+                        guards.insert(tap.clone(), self.guard(nic, Some(vm))?);
+                        kept.insert(tap, place);
+                    }
+                    None => check_user_nic(nic)?,
+                }
                 user.push(nic.clone());
                 continue;
             };
+            check_nic(nic, bridge)?;
             let tap = tap_name(vm, nic.number);
-            guards.insert(tap.clone(), check_nic(nic, bridge)?);
+            guards.insert(tap.clone(), self.guard(nic, Some(vm))?);
             kept.insert(tap, bridge.name.clone());
             bridged.insert(nic.index, (nic.clone(), bridge.clone()));
         }
@@ -348,7 +396,7 @@ impl Networks for BridgedNetworks {
             true => Vec::new(),
             false => self.user.attach(vm, &user).await?,
         };
-        if !bridged.is_empty() {
+        if !guards.is_empty() {
             self.filter.remember(vm, &guards).await?;
             attached.extend(self.make_all(vm, &bridged).await?);
         }

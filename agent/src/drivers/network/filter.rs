@@ -2,7 +2,7 @@
 //! whole. What it is made from is kept on disk, so that an agent that comes after can make it again
 //! for guests that run.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -100,33 +100,52 @@ impl Filter {
         guarded.retain(|(_, guard)| guard.is_none_or(Guard::filters));
         let unknown = guarded.iter().filter(|(_, guard)| guard.is_none());
         let unknown = unknown.map(|(tap, _)| (*tap).to_owned()).collect();
-        let rules = match guarded.is_empty() {
-            true => String::new(),
-            false => table(&self.table, guarded),
-        };
-        self.put_in_force(rules).await?;
+        let of = |stale: &[String]| table(&self.table, guarded.iter().copied(), stale);
+        match guarded.is_empty() {
+            true => self.remove().await?,
+            false => self.put_in_force(of).await?,
+        }
         Ok(unknown)
     }
 
-    /// An empty text: no table.
-    async fn put_in_force(&self, rules: String) -> Result<(), DriverError> {
-        if rules.is_empty() {
-            return self.remove().await;
+    /// `rules` writes the table, which takes away what is stale.
+    async fn put_in_force(&self, table: impl Fn(&[String]) -> String) -> Result<(), DriverError> {
+        let rules = table(&[]);
+        let shown = self.shown().await.ok();
+        let was = self.in_force.lock().clone();
+        let is_ours = |shown: &String| was.as_ref().is_some_and(|was| was.shown == *shown);
+        match &shown {
+            Some(shown) if is_ours(shown) && was.as_ref().is_some_and(|was| was.rules == rules) => {
+                return Ok(());
+            }
+            Some(shown) if is_ours(shown) => {}
+            _ if was.as_ref().is_some_and(|was| was.rules == rules) => {
+                tracing::warn!(table = self.table, "somebody took the rules of guests' NICs away");
+            }
+            _ => {}
         }
-        let shown = self.shown().await;
-        let now = shown.ok().map(|shown| InForce { rules: rules.clone(), shown });
-        if now.is_some() && *self.in_force.lock() == now {
-            return Ok(());
-        }
-        let taken_away =
-            now.is_none() && self.in_force.lock().as_ref().is_some_and(|was| was.rules == rules);
-        self.nft(&["-f", "-"], Some(&rules)).await.map_err(|error| self.failed("make", error))?;
+        self.replace(table, shown.as_deref()).await.map_err(|error| self.failed("make", error))?;
         let shown = self.shown().await.map_err(|error| self.failed("list", error))?;
-        if taken_away {
-            tracing::warn!(table = self.table, "somebody took the rules of guests' NICs away");
-        }
         *self.in_force.lock() = Some(InForce { rules, shown });
         Ok(())
+    }
+
+    /// Keeps what the sets hold, unless the table that is there has sets or chains of another kind.
+    async fn replace(
+        &self,
+        table: impl Fn(&[String]) -> String,
+        shown: Option<&str>,
+    ) -> Result<(), ExecError> {
+        let rules = table(&[]);
+        let stale = shown.map(|shown| stale(shown, &rules)).unwrap_or_default();
+        match self.nft(&["-f", "-"], Some(&table(&stale))).await {
+            Ok(_) => Ok(()),
+            Err(_) if shown.is_some() => {
+                let anew = format!("delete table bridge {}\n{rules}", self.table);
+                self.nft(&["-f", "-"], Some(&anew)).await.map(drop)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Removes the table, unless this agent knows that there is none.
@@ -150,7 +169,8 @@ impl Filter {
     }
 
     async fn shown(&self) -> Result<String, ExecError> {
-        self.nft(&["list", "table", "bridge", &self.table], None).await
+        // Without what sets hold, which changes by itself.
+        self.nft(&["--terse", "list", "table", "bridge", &self.table], None).await
     }
 
     async fn nft(&self, words: &[&str], rules: Option<&str>) -> Result<String, ExecError> {
@@ -160,5 +180,33 @@ impl Filter {
         command.stdin = rules.unwrap_or_default().to_owned().into();
         let output = self.exec.run(&command, &CancellationToken::new()).await?.checked("nft")?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+}
+
+/// The chains and sets in a table, as the kernel shows it, that are not in new rules: chains first,
+/// since they use sets.
+fn stale(shown: &str, rules: &str) -> Vec<String> {
+    let declared = |text: &str| -> BTreeSet<String> {
+        let words = |line: &str| {
+            let mut words = line.split_whitespace();
+            let kind = words.next().filter(|kind| ["chain", "set"].contains(kind))?;
+            Some(format!("{kind} {}", words.next()?))
+        };
+        text.lines().filter_map(words).collect()
+    };
+    declared(shown).difference(&declared(rules)).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_no_rule_needs_is_stale() {
+        let shown = "table bridge t {\n\tset out4_a {\n\t\ttype ipv4_addr\n\t}\n\n\
+                     \tset out4_b {\n\t}\n\tchain from_a {\n\t\tdrop\n\t}\n\tchain base {\n\t}\n}\n";
+        let rules = "table bridge t {\n\tset out4_b { type ipv4_addr; }\n\tchain base {\n\t}\n}\n";
+        assert_eq!(stale(shown, rules), ["chain from_a", "set out4_a"]);
+        assert!(stale(shown, shown).is_empty());
     }
 }

@@ -3,11 +3,12 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use muster_shared::wire::Code;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::firewall::{Firewall, Parts};
 use crate::drivers::DriverError;
 
 /// Ports that nothing may be sent to, of one NIC.
@@ -36,6 +37,15 @@ pub(super) struct Guard {
     pub(super) any_protocol: bool,
     /// It also receives what is for others.
     pub(super) promiscuous: bool,
+    /// It reaches the addresses that the server has on the bridge.
+    #[serde(default)]
+    pub(super) reaches_server: bool,
+    /// Most that is sent, and most that is received, Mbit/s.
+    #[serde(default)]
+    pub(super) max_mbit_per_second: Option<u64>,
+    /// What is let in and out; `None`: everything that the rest allows.
+    #[serde(default)]
+    pub(super) firewall: Option<Firewall>,
 }
 
 impl Guard {
@@ -74,12 +84,39 @@ impl Guard {
             dhcp_spoofing: flag("allow_dhcp_spoofing") || flag("dhcp_server"),
             any_protocol: flag("allow_restricted_traffic"),
             promiscuous: flag("allow_unfiltered_promisc"),
+            reaches_server: false,
+            max_mbit_per_second: nic
+                .get("max_mbit_per_second")
+                .and_then(Value::as_u64)
+                .filter(|rate| *rate > 0),
+            firewall: None,
         })
     }
 
     /// Whether there is a rule for it at all.
     pub(super) fn filters(&self) -> bool {
-        !self.outgoing().is_empty() || self.incoming().is_some()
+        let Parts { from, to, .. } = self.parts("");
+        !from.is_empty() || !to.is_empty() || !self.reaches_server || self.rate().is_some()
+    }
+
+    /// All of the table that is for its tap.
+    fn parts(&self, tap: &str) -> Parts {
+        let (mut from, mut to) = (self.outgoing(), self.incoming());
+        let firewall = self.firewall.as_ref();
+        let firewall = firewall.map(|firewall| firewall.parts(tap, self.dhcp || self.addrconf));
+        let Parts { sets, chains, from: more_from, to: more_to } = firewall.unwrap_or_default();
+        from.extend(more_from);
+        to.extend(more_to);
+        Parts { sets, chains, from, to }
+    }
+
+    /// Drops what is more than the NIC may send or receive.
+    fn rate(&self) -> Option<String> {
+        let bytes = self.max_mbit_per_second?.saturating_mul(1_000_000 / 8);
+        // Beyond one second's worth, which the kernel adds: some of the largest packets that a guest
+        // hands over at once.
+        let burst = 4 * 65_536;
+        Some(format!("limit rate over {bytes} bytes/second burst {burst} bytes drop"))
     }
 
     fn own<Address>(&self, of: impl Fn(&IpNet) -> Option<Address>) -> Vec<Address> {
@@ -129,9 +166,11 @@ impl Guard {
             return;
         }
         let own = self.own(|net| match net {
-            IpNet::V4(net) => Some(net.to_string()),
+            IpNet::V4(net) => Some(*net),
             IpNet::V6(_) => None,
         });
+        // Sets of nftables have no members within others.
+        let own = Ipv4Net::aggregate(&own).iter().map(ToString::to_string).collect::<Vec<_>>();
         // Who asks whether an address is taken has none yet.
         let any = [Ipv4Addr::UNSPECIFIED.to_string()];
         let asking: Vec<&str> = own.iter().chain(&any).map(String::as_str).collect();
@@ -147,7 +186,8 @@ impl Guard {
             IpNet::V6(net) => Some(*net),
             IpNet::V4(_) => None,
         });
-        own.extend(self.link_local().map(ipnet::Ipv6Net::from));
+        own.extend(self.link_local().map(Ipv6Net::from));
+        let own = Ipv6Net::aggregate(&own);
         // Who asks whether an address is taken has none yet.
         let asking = "nd-neighbor-solicit, nd-router-solicit, mld-listener-report, \
                       mld2-listener-report";
@@ -173,14 +213,14 @@ impl Guard {
         rules.push(format!("{tells} drop"));
     }
 
-    /// The rule for what is sent to the guest.
-    pub(super) fn incoming(&self) -> Option<String> {
+    /// Rules for what is sent to the guest.
+    fn incoming(&self) -> Vec<String> {
         // A bridge sends everywhere what it knows no place for.
         let mac = &self.mac;
         let others = format!(
             "ether daddr & 01:00:00:00:00:00 == 00:00:00:00:00:00 ether daddr != {mac} drop"
         );
-        (!self.promiscuous && !self.mac_spoofing).then_some(others)
+        (!self.promiscuous && !self.mac_spoofing).then_some(others).into_iter().collect()
     }
 }
 
@@ -205,29 +245,32 @@ fn blocked_ports(index: usize, nic: &Value) -> Result<Vec<u16>, DriverError> {
     listed.iter().map(|value| port(value).ok_or_else(bad)).collect()
 }
 
-/// The whole table, to take the place of the one there is; each guard with the tap of its NIC.
-/// A tap without a guard is one that nobody knows what may come out of: nothing does.
+/// The whole table; each guard with the tap of its NIC. A tap without a guard is one that nobody knows
+/// what may come out of: nothing does.
+///
+/// Chains are emptied and filled again in one transaction. Sets stay: what they hold is not in here.
+/// `stale` are sets and chains of taps that are gone, as `set NAME` and `chain NAME`.
 pub(super) fn table<'a>(
     name: &str,
     taps: impl IntoIterator<Item = (&'a str, Option<&'a Guard>)>,
+    stale: &[String],
 ) -> String {
-    let (mut from, mut to, mut chains) = (String::new(), String::new(), String::new());
+    let mut text = Table::default();
     for (tap, guard) in taps {
-        let Some(guard) = guard else {
-            from += &format!("\t\tiifname \"{tap}\" drop\n");
-            continue;
-        };
-        from += &format!("\t\tiifname \"{tap}\" goto from_{tap}\n");
-        let rules: String = guard.outgoing().iter().map(|rule| format!("\t\t{rule}\n")).collect();
-        chains += &format!("\tchain from_{tap} {{\n{rules}\t}}\n");
-        if let Some(rule) = guard.incoming() {
-            to += &format!("\t\toifname \"{tap}\" {rule}\n");
-        }
+        text.add(tap, guard);
     }
+    let Table { sets, chains, from, to, server, rates_from, rates_to } = text;
+    let stale: String = stale
+        .iter()
+        .filter_map(|words| words.split_once(' '))
+        .map(|(kind, gone)| format!("delete {kind} bridge {name} {gone}\n"))
+        .collect();
     format!(
         "table bridge {name}\n\
-         delete table bridge {name}\n\
+         flush table bridge {name}\n\
+         {stale}\
          table bridge {name} {{\n\
+         {sets}\
          {chains}\
          \tchain from_guests {{\n\
          \t\ttype filter hook prerouting priority -300; policy accept;\n\
@@ -237,12 +280,74 @@ pub(super) fn table<'a>(
          \t\ttype filter hook postrouting priority 300; policy accept;\n\
          {to}\
          \t}}\n\
+         \tchain to_server {{\n\
+         \t\ttype filter hook input priority 0; policy accept;\n\
+         {server}\
+         \t}}\n\
+         \tchain rates_from_guests {{\n\
+         \t\ttype filter hook prerouting priority -299; policy accept;\n\
+         {rates_from}\
+         \t}}\n\
+         \tchain rates_to_guests {{\n\
+         \t\ttype filter hook postrouting priority 301; policy accept;\n\
+         {rates_to}\
+         \t}}\n\
          }}\n"
     )
 }
 
+/// The table's parts, as text.
+#[derive(Default)]
+struct Table {
+    sets: String,
+    chains: String,
+    from: String,
+    to: String,
+    server: String,
+    // After the filters: what they drop is not counted.
+    rates_from: String,
+    rates_to: String,
+}
+
+impl Table {
+    fn add(&mut self, tap: &str, guard: Option<&Guard>) {
+        let Some(guard) = guard else {
+            self.from += &format!("\t\tiifname \"{tap}\" drop\n");
+            return;
+        };
+        let Parts { sets, chains, from, to } = guard.parts(tap);
+        for set in sets {
+            self.sets += &format!("\t{set}\n");
+        }
+        for (chain, rules) in chains {
+            self.chain(&chain, &rules);
+        }
+        if !from.is_empty() {
+            self.chain(&format!("from_{tap}"), &from);
+            self.from += &format!("\t\tiifname \"{tap}\" goto from_{tap}\n");
+        }
+        if !to.is_empty() {
+            self.chain(&format!("to_{tap}"), &to);
+            self.to += &format!("\t\toifname \"{tap}\" goto to_{tap}\n");
+        }
+        if !guard.reaches_server {
+            self.server += &format!("\t\tiifname \"{tap}\" drop\n");
+        }
+        if let Some(rate) = guard.rate() {
+            self.rates_from += &format!("\t\tiifname \"{tap}\" {rate}\n");
+            self.rates_to += &format!("\t\toifname \"{tap}\" {rate}\n");
+        }
+    }
+
+    fn chain(&mut self, name: &str, rules: &[String]) {
+        let rules: String = rules.iter().map(|rule| format!("\t\t{rule}\n")).collect();
+        self.chains += &format!("\tchain {name} {{\n{rules}\t}}\n");
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use muster_shared::vm::Rule;
     use serde_json::json;
 
     use super::*;
@@ -252,6 +357,16 @@ mod tests {
         Guard::of(0, &nic).unwrap()
     }
 
+    /// A change of the table is made again with `UPDATE_GOLDEN` set, and read before it is committed.
+    #[track_caller]
+    fn golden(name: &str, table: &str) {
+        let path = std::path::Path::new("src/drivers/network/golden").join(name);
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            std::fs::write(&path, table).unwrap();
+        }
+        assert_eq!(table, std::fs::read_to_string(path).unwrap());
+    }
+
     #[test]
     fn a_nic_with_addresses_sends_from_them_alone() {
         let guard = guard(json!({
@@ -259,7 +374,7 @@ mod tests {
             "blocked_outgoing_ports": [25, "465"],
         }));
         let rules = [(("mt000000010"), Some(&guard)), ("mt000000020", None)];
-        assert_eq!(table("muster_nics", rules), include_str!("golden/guard.nft"));
+        golden("guard.nft", &table("muster_nics", rules, &[]));
     }
 
     #[test]
@@ -284,7 +399,34 @@ mod tests {
             "allow_mac_spoofing": true, "allow_ip_spoofing": true, "allow_dhcp_spoofing": true,
             "allow_restricted_traffic": true, "allow_unfiltered_promisc": true,
         }));
+        assert!(nic.filters(), "the server's own addresses are not for it");
+        let nic = Guard { reaches_server: true, ..nic };
         assert!(!nic.filters(), "{nic:?}");
+    }
+
+    #[test]
+    fn a_firewall_lets_in_what_was_asked_for_or_is_allowed() {
+        let rules = [
+            "FROM any TO all vms ALLOW tcp (PORT 80 AND PORT 443 AND PORT 81)",
+            "FROM (subnet 10.0.0.0/8 OR ip 10.1.2.3 OR ip 2001:db8::1) TO all vms ALLOW udp PORT 53",
+            "FROM ip 192.0.2.9 TO all vms BLOCK tcp PORT all",
+            "FROM ip 192.0.2.66 TO all vms BLOCK tcp PORTS 80, 443 PRIORITY 10",
+            "FROM any TO all vms ALLOW icmp TYPE 8 CODE 0",
+            "FROM all vms TO any BLOCK tcp PORT 25",
+            "FROM all vms TO ip 192.0.2.25 ALLOW tcp PORT 25 PRIORITY 1",
+            "FROM all vms TO ip 2001:db8::7 BLOCK icmp6 TYPE all",
+        ];
+        let rules: Vec<Rule> = rules.iter().map(|rule| rule.parse().unwrap()).collect();
+        let guard = Guard {
+            firewall: Some(Firewall::new(&rules)),
+            max_mbit_per_second: Some(8),
+            ..guard(json!({ "ips": ["192.0.2.7/24"] }))
+        };
+        let other = Guard { firewall: Some(Firewall::new(&rules[..1])), ..guard.clone() };
+        let stale = ["chain from_mt0".to_owned(), "set out4_mt0".to_owned()];
+        let taps = [("mt1", Some(&guard)), ("mt2", Some(&other))];
+        let text = table("muster_nics", taps, &stale);
+        golden("firewall.nft", &text);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 mod bridged;
 mod filter;
+mod firewall;
 mod forward;
 mod guard;
 pub mod links;
@@ -16,7 +17,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use muster_shared::ids::VmUuid;
-use muster_shared::vm::MAX_DEVICES;
+use muster_shared::vm::{MAX_DEVICES, Rule, firewall_rules};
+use muster_shared::wire::Code;
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
@@ -59,13 +61,38 @@ pub struct Nic {
     pub forwards: Vec<Forward>,
     /// All that the VM's record says of it.
     pub described: Value,
+    /// The firewall of its VM, if it is enabled.
+    pub firewall: Option<Arc<VmFirewall>>,
+}
+
+/// What a VM's record says of its firewall.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VmFirewall {
+    /// Rules that are enabled.
+    pub rules: Vec<Rule>,
+    /// Its tags, by which rules name it.
+    pub tags: Value,
+}
+
+impl VmFirewall {
+    /// `None`: it is not enabled.
+    fn of(properties: &Map<String, Value>) -> Result<Option<Arc<Self>>, DriverError> {
+        let rules = firewall_rules(properties.get("firewall_rules"));
+        let rules = rules.map_err(|(number, bad)| {
+            let text = format!("firewall_rules.{number}: {bad}");
+            DriverError::refused(Code::InvalidParameters, text)
+        })?;
+        let enabled = properties.get("firewall_enabled").is_some_and(|enabled| *enabled == true);
+        let tags = properties.get("tags").cloned().unwrap_or_default();
+        Ok(enabled.then(|| Arc::new(Self { rules, tags })))
+    }
 }
 
 impl Nic {
     /// The NICs of a VM, in their order.
     ///
     /// # Errors
-    /// `InvalidParameters`: its published ports are of no known form.
+    /// `InvalidParameters`: its published ports or its firewall rules are of no known form.
     pub fn all(vm: &VmRecord) -> Result<Vec<Self>, DriverError> {
         Self::of(&vm.properties)
     }
@@ -76,6 +103,7 @@ impl Nic {
     /// As [`Self::all`].
     pub fn of(properties: &Map<String, Value>) -> Result<Vec<Self>, DriverError> {
         let mut published = forwards(properties)?;
+        let firewall = VmFirewall::of(properties)?;
         let nics = properties.get("nics").and_then(Value::as_array);
         let nics = nics.map_or(&[][..], Vec::as_slice);
         let numbered = nics.iter().zip(numbers(nics)).enumerate();
@@ -84,6 +112,7 @@ impl Nic {
             index,
             number,
             forwards: std::mem::take(&mut published),
+            firewall: firewall.clone(),
             ..Self::described(nic)
         };
         Ok(numbered.map(nic).collect())
@@ -201,7 +230,6 @@ pub async fn keep(networks: Arc<dyn Networks>, cancelled: CancellationToken) {
 
 #[cfg(test)]
 mod tests {
-    use muster_shared::wire::Code;
     use serde_json::json;
 
     use super::*;
@@ -264,6 +292,7 @@ mod tests {
             server_uuid: uuid::Uuid::from_u128(1).into(),
             cluster: Cluster::unknown(),
             user_tags: Vec::new(),
+            server_tags: Vec::new(),
             prefix: "muster".to_owned(),
             data_dir: std::path::PathBuf::from("/nonexistent"),
             exec: Arc::new(crate::host::FakeExec::default()),

@@ -1,5 +1,6 @@
 //! On simulated links, and on the kernel's own in a network namespace of the test.
 
+mod firewall;
 mod frames;
 
 use std::time::Duration;
@@ -24,6 +25,8 @@ struct Node {
     links: Arc<dyn Links>,
     data: tempfile::TempDir,
     exec: SharedExec,
+    /// Tags whose guests reach the node's own addresses.
+    server_tags: Vec<String>,
 }
 
 impl Node {
@@ -33,6 +36,7 @@ impl Node {
             links: Arc::new(NetlinkLinks),
             data: tempfile::tempdir().unwrap(),
             exec: Arc::new(SystemExec::new()),
+            server_tags: Vec::new(),
         }
     }
 
@@ -40,7 +44,7 @@ impl Node {
         let exec = FakeExec::default();
         exec.prints(&["nft"], "");
         let (links, exec) = (Arc::new(links.clone()), Arc::new(exec));
-        Self { links, data: tempfile::tempdir().unwrap(), exec }
+        Self { links, data: tempfile::tempdir().unwrap(), exec, server_tags: Vec::new() }
     }
 
     async fn agent(&self) -> BridgedNetworks {
@@ -52,6 +56,7 @@ impl Node {
             server_uuid: server.into(),
             cluster: Cluster::unknown(),
             user_tags: vec!["private".to_owned()],
+            server_tags: self.server_tags.clone(),
             prefix: "muster".to_owned(),
             data_dir: self.data.path().join(server.to_string()),
             exec: self.exec.clone(),
@@ -277,7 +282,8 @@ async fn without_nft_a_nic_that_is_to_be_filtered_is_refused() {
     links.add(bridge("mt-one"));
     let exec = FakeExec::default();
     exec.fails(&["nft"], 127, "nft: not found");
-    let node = Node { exec: Arc::new(exec), ..Node::simulated(&links) };
+    let server_tags = vec!["one".to_owned()];
+    let node = Node { exec: Arc::new(exec), server_tags, ..Node::simulated(&links) };
     let networks = node.agent().await;
     assert!(networks.degraded()[0].contains("package nftables"), "{:?}", networks.degraded());
     let mut vm = record(1);

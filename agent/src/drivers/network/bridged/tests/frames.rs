@@ -10,23 +10,23 @@ use tokio::io::unix::AsyncFd;
 use super::*;
 use crate::host::Tap as Opened;
 
-const GUEST: [u8; 6] = [2, 0, 0, 0, 0, 1];
-const OTHER: [u8; 6] = [2, 0, 0, 0, 0, 2];
-const ALL: [u8; 6] = [0xff; 6];
-const IP: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 7);
-const OTHER_IP: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
-const ARP: u16 = 0x0806;
-const IPV4: u16 = 0x0800;
-const IPV6: u16 = 0x86dd;
-const TCP: u8 = 6;
-const UDP: u8 = 17;
-const ICMP6: u8 = 58;
+pub(super) const GUEST: [u8; 6] = [2, 0, 0, 0, 0, 1];
+pub(super) const OTHER: [u8; 6] = [2, 0, 0, 0, 0, 2];
+pub(super) const ALL: [u8; 6] = [0xff; 6];
+pub(super) const IP: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 7);
+pub(super) const OTHER_IP: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+pub(super) const ARP: u16 = 0x0806;
+pub(super) const IPV4: u16 = 0x0800;
+pub(super) const IPV6: u16 = 0x86dd;
+pub(super) const TCP: u8 = 6;
+pub(super) const UDP: u8 = 17;
+pub(super) const ICMP6: u8 = 58;
 /// Before each frame of a tap.
 const VNET_HEADER: usize = 10;
-const SOON: Duration = Duration::from_secs(20);
+pub(super) const SOON: Duration = Duration::from_secs(20);
 
 /// One end of a tap.
-struct Port(AsyncFd<OwnedFd>);
+pub(super) struct Port(AsyncFd<OwnedFd>);
 
 impl Port {
     fn new(tap: Opened) -> Self {
@@ -36,12 +36,12 @@ impl Port {
         Self(fd)
     }
 
-    fn send(&self, frame: &[u8]) {
+    pub(super) fn send(&self, frame: &[u8]) {
         let packet = [&[0; VNET_HEADER], frame].concat();
         assert_eq!(nix::unistd::write(self.0.get_ref(), &packet), Ok(packet.len()));
     }
 
-    async fn receive(&self) -> Vec<u8> {
+    pub(super) async fn receive(&self) -> Vec<u8> {
         let mut buffer = [0; 2048];
         loop {
             let mut ready = self.0.readable().await.unwrap();
@@ -53,7 +53,7 @@ impl Port {
     }
 }
 
-fn frame(to: [u8; 6], from: [u8; 6], kind: u16, content: &[u8]) -> Vec<u8> {
+pub(super) fn frame(to: [u8; 6], from: [u8; 6], kind: u16, content: &[u8]) -> Vec<u8> {
     [&to[..], &from, &kind.to_be_bytes(), content].concat()
 }
 
@@ -69,18 +69,22 @@ fn arp(mac: [u8; 6], ip: Ipv4Addr) -> Vec<u8> {
 }
 
 fn ipv4(from: Ipv4Addr, protocol: u8, content: &[u8]) -> Vec<u8> {
+    sent(IPV4, &packet(from, OTHER_IP, protocol, content))
+}
+
+pub(super) fn packet(from: Ipv4Addr, to: Ipv4Addr, protocol: u8, content: &[u8]) -> Vec<u8> {
     let length = u16::try_from(20 + content.len()).unwrap().to_be_bytes();
     let head = [0x45, 0, length[0], length[1], 0, 0, 0, 0, 64, protocol];
-    let addresses = [from.octets(), OTHER_IP.octets()].concat();
+    let addresses = [from.octets(), to.octets()].concat();
     // A bridge whose packets pass through iptables takes none with a wrong checksum.
     let summed = [&head[..], &addresses].concat();
     let words = summed.chunks(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])));
     let sum: u32 = words.sum();
     let sum = !u16::try_from((sum & 0xffff) + (sum >> 16)).unwrap();
-    sent(IPV4, &[&head[..], &sum.to_be_bytes(), &addresses, content].concat())
+    [&head[..], &sum.to_be_bytes(), &addresses, content].concat()
 }
 
-fn ipv6(from: &str, protocol: u8, content: &[u8]) -> Vec<u8> {
+pub(super) fn ipv6(from: &str, protocol: u8, content: &[u8]) -> Vec<u8> {
     let from: Ipv6Addr = from.parse().unwrap();
     let to: Ipv6Addr = "ff02::1".parse().unwrap();
     let length = u16::try_from(content.len()).unwrap().to_be_bytes();
@@ -88,7 +92,7 @@ fn ipv6(from: &str, protocol: u8, content: &[u8]) -> Vec<u8> {
     sent(IPV6, &[&head[..], &from.octets(), &to.octets(), content].concat())
 }
 
-fn ports(from: u16, to: u16) -> Vec<u8> {
+pub(super) fn ports(from: u16, to: u16) -> Vec<u8> {
     [&from.to_be_bytes()[..], &to.to_be_bytes(), &[0; 16]].concat()
 }
 
@@ -99,17 +103,17 @@ fn about(kind: u8, target: &str) -> Vec<u8> {
 }
 
 /// A VM with one NIC on a bridge, and a witness on another port of it.
-struct Bench {
-    node: Node,
-    networks: BridgedNetworks,
-    guest: Port,
-    witness: Port,
+pub(super) struct Bench {
+    pub(super) node: Node,
+    pub(super) networks: BridgedNetworks,
+    pub(super) guest: Port,
+    pub(super) witness: Port,
     markers: AtomicU32,
 }
 
 impl Bench {
     /// `None`: there are no rights for it.
-    async fn new(nic: &Value) -> Option<Self> {
+    pub(super) async fn new(nic: &Value) -> Option<Self> {
         if !enter_own_network() {
             return None;
         }
@@ -145,7 +149,7 @@ impl Bench {
     }
 
     /// A question for an address, which every guest may ask.
-    fn marker(&self, from: &Port) -> Vec<u8> {
+    pub(super) fn marker(&self, from: &Port) -> Vec<u8> {
         let mac = if std::ptr::eq(from, &self.guest) { GUEST } else { OTHER };
         let number = self.markers.fetch_add(1, Ordering::Relaxed);
         let head = [0, 1, 8, 0, 6, 4, 0, 1];
@@ -155,7 +159,7 @@ impl Bench {
     }
 
     /// Whether a frame comes out before one that is sent after it.
-    async fn gets_through(&self, from: &Port, to: &Port, wanted: &[u8]) -> bool {
+    pub(super) async fn gets_through(&self, from: &Port, to: &Port, wanted: &[u8]) -> bool {
         let marker = self.marker(from);
         from.send(wanted);
         from.send(&marker);
@@ -172,13 +176,21 @@ impl Bench {
         tokio::time::timeout(SOON, found).await.expect("the marker comes out")
     }
 
-    async fn gets_out(&self, wanted: &[u8]) -> bool {
+    pub(super) async fn gets_out(&self, wanted: &[u8]) -> bool {
         self.gets_through(&self.guest, &self.witness, wanted).await
     }
 
-    async fn change(&self, nic: &Value) {
+    pub(super) async fn change(&self, nic: &Value) {
         let (vm, nics) = nics(1, json!([described(nic)]));
         self.networks.attach(vm, &nics).await.unwrap();
+    }
+
+    /// Gives the VM these properties beside its NIC.
+    pub(super) async fn change_vm(&self, properties: &Value) {
+        let mut vm = record(1);
+        vm.properties.extend(properties.as_object().unwrap().clone());
+        vm.properties.insert("nics".to_owned(), json!([described(&static_nic())]));
+        self.networks.attach(vm.uuid, &Nic::all(&vm).unwrap()).await.unwrap();
     }
 }
 
@@ -186,14 +198,14 @@ fn is_marker(frame: &[u8]) -> bool {
     frame[12..].starts_with(&[8, 6, 0, 1, 8, 0, 6, 4, 0, 1])
 }
 
-fn described(nic: &Value) -> Value {
+pub(super) fn described(nic: &Value) -> Value {
     let mut nic = nic.clone();
     nic["mac"] = json!("02:00:00:00:00:01");
     nic["nic_tag"] = json!("one");
     nic
 }
 
-fn static_nic() -> Value {
+pub(super) fn static_nic() -> Value {
     json!({ "ips": ["192.0.2.7/24", "2001:db8::7/64"] })
 }
 
