@@ -12,7 +12,6 @@ use Kind::{Any, Count, Flag, FlatObject, Gib, List, Mib, Range, Text, Uuid, Word
 const RECORD: Effect = Kept("as information only");
 const UNLOCKED: Effect = Kept("hypervisors lock no memory");
 const NO_CIDS: Effect = Kept("identifiers in DHCP are not filtered");
-const NO_VLANS: Effect = Kept("user-mode networks have no VLANs; on a bridge it is refused");
 const NO_VRRP: Effect = Kept("virtual routers are not set up");
 const FILE: Effect = Kept("disks are files, which grow as they are written");
 const CONTAINER: Effect = Ignored("of containers, which the agent does not run");
@@ -327,7 +326,7 @@ pub const NIC: &[Property] = &[
     p("mac", Text(1024), AtStart, "Its address; chosen if there is none; names it in an update"),
     p("interface", Text(1024), AtStart, "Its name in the guest, e.g. `net0`, and its slot there"),
     p("nic_tag", Text(1024), AtStart, "Network of the server that it is on"),
-    p("vlan_id", Range(0, 4095), NO_VLANS, "VLAN; 0: none"),
+    p("vlan_id", Range(0, 4095), AtStart, "VLAN; 0: none; on a bridge"),
     p("ips", Words, AtStart, "Addresses as `a.b.c.d/len`, or `dhcp`, `addrconf`; on a bridge"),
     p("ip", Text(1024), AtStart, "The first of `ips`, for old clients; or `dhcp`"),
     p("netmask", Text(1024), AtStart, "Of `ip`"),

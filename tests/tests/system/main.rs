@@ -9,3 +9,4 @@ mod power;
 mod service;
 mod shutdown;
 mod store;
+mod vlan;

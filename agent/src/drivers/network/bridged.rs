@@ -18,7 +18,7 @@ use super::filter::{Filter, Guards};
 use super::firewall::Firewall;
 use super::guard::Guard;
 use super::links::{Link, Links, NewTap};
-use super::stamp::{Stamp, bridge_name, tap_name};
+use super::stamp::{Place, Stamp, bridge_name, tap_name};
 use super::{Attached, Backend, Networks, Nic};
 use crate::drivers::DriverError;
 use crate::drivers::cluster::Cluster;
@@ -26,6 +26,8 @@ use crate::host::SharedExec;
 
 /// Where what guests may send is kept.
 const FOLDER: &str = "nics";
+/// Of IEEE 802.1Q; 4095 is reserved.
+const MAX_VLAN: u16 = 4094;
 
 /// What the driver is made from.
 #[derive(Debug)]
@@ -94,12 +96,13 @@ impl BridgedNetworks {
 
     /// The tap of a NIC whose bridge is gone, and that bridge. A guest that runs may have it open, and
     /// goes on when the bridge is back.
-    fn stranded(&self, vm: VmUuid, nic: &Nic, links: &[Link]) -> Option<(String, String)> {
+    fn stranded(&self, vm: VmUuid, nic: &Nic, links: &[Link]) -> Option<(String, Place)> {
         let (tap, bridge) = (tap_name(vm, nic.number), bridge_name(nic.tag.as_ref()?));
         let mut taps = self.taps(links).into_iter().filter(|it| it.stamp.vm == vm);
-        let is_it = taps.any(|it| it.link.name == tap && it.stamp.bridge == bridge);
-        let is_gone = !links.iter().any(|link| link.is_bridge && link.name == bridge);
-        (is_it && is_gone).then_some((tap, bridge))
+        let place = (bridge, nic.vlan_id);
+        let is_it = taps.any(|it| it.link.name == tap && it.stamp.place() == place);
+        let is_gone = !links.iter().any(|link| link.is_bridge && link.name == place.0);
+        (is_it && is_gone).then_some((tap, place))
     }
 
     fn taps<'a>(&self, links: &'a [Link]) -> Vec<Tap<'a>> {
@@ -121,9 +124,10 @@ impl BridgedNetworks {
         Ok(Guard { reaches_server, firewall, ..Guard::of(nic.index, &nic.described)? })
     }
 
-    fn stamp(&self, vm: VmUuid, bridge: &Link) -> Stamp {
+    fn stamp(&self, vm: VmUuid, nic: &Nic, bridge: &Link) -> Stamp {
         let BridgedConfig { server_uuid, cluster, .. } = &self.config;
-        Stamp { server: *server_uuid, cluster: cluster.id(), vm, bridge: bridge.name.clone() }
+        let (cluster, bridge) = (cluster.id(), bridge.name.clone());
+        Stamp { server: *server_uuid, cluster, vm, bridge, vlan: nic.vlan_id }
     }
 
     /// Makes one tap unless it is there.
@@ -135,10 +139,10 @@ impl BridgedNetworks {
         links: &[Link],
     ) -> Result<(), DriverError> {
         let tap = tap_name(vm, nic.number);
-        let stamp = self.stamp(vm, bridge);
+        let stamp = self.stamp(vm, nic, bridge);
         let ours = |alias: &str| {
             Stamp::parse(alias).is_some_and(|found| {
-                found.server == stamp.server && found.vm == vm && found.bridge == stamp.bridge
+                (found.server, found.vm, found.place()) == (stamp.server, vm, stamp.place())
             })
         };
         match links.iter().find(|link| link.name == tap) {
@@ -165,7 +169,7 @@ impl BridgedNetworks {
         for (nic, bridge) in bridged.values() {
             let name = tap_name(vm, nic.number);
             let link = links.iter().find(|link| link.name == name).ok_or_else(|| gone(&name))?;
-            self.links.plug(link.index, bridge).await?;
+            self.links.plug(link.index, bridge, nic.vlan_id).await?;
             let mtu = nic.mtu.unwrap_or(bridge.mtu);
             attached.push(Attached { nic: nic.clone(), backend: Backend::Tap { name, mtu } });
         }
@@ -180,16 +184,16 @@ impl BridgedNetworks {
         taps
     }
 
-    /// Removes the taps of a VM but those in `kept`, and those of them that are of another bridge.
+    /// Removes the taps of a VM but those in `kept`, and those of them that are elsewhere.
     async fn remove_others(
         &self,
         vm: VmUuid,
-        kept: &BTreeMap<String, String>,
+        kept: &BTreeMap<String, Place>,
         links: &[Link],
     ) -> Result<bool, DriverError> {
         let mut removed = false;
         for Tap { link, stamp } in self.taps(links).into_iter().filter(|tap| tap.stamp.vm == vm) {
-            if kept.get(&link.name) != Some(&stamp.bridge) {
+            if kept.get(&link.name) != Some(&stamp.place()) {
                 self.links.remove(link.index).await?;
                 removed = true;
             }
@@ -251,7 +255,7 @@ impl BridgedNetworks {
             let bridge = links.iter().find(|other| other.is_bridge && other.name == stamp.bridge);
             match bridge {
                 Some(bridge) if link.bridge == Some(bridge.index) && link.up => {}
-                Some(bridge) => match self.links.plug(link.index, bridge).await {
+                Some(bridge) => match self.links.plug(link.index, bridge, stamp.vlan).await {
                     Ok(()) => tracing::info!(tap = link.name, vm_uuid = %stamp.vm, "plugged in"),
                     Err(error) => problems.push(Chain(&error).to_string()),
                 },
@@ -286,8 +290,18 @@ fn gone(tap: &str) -> DriverError {
 
 /// Refuses what is asked for a NIC and its bridge can't give.
 fn check_nic(nic: &Nic, bridge: &Link) -> Result<(), DriverError> {
-    if nic.vlan_id != 0 {
-        return Err(refused(nic, "vlan_id", "this agent makes no VLANs on bridges yet"));
+    if nic.vlan_id > MAX_VLAN {
+        return Err(refused(nic, "vlan_id", "VLANs have numbers from 1 to 4094"));
+    }
+    if nic.vlan_id != 0 && bridge.default_vlan.is_none() {
+        let problem = format!(
+            "bridge {bridge} does not keep VLANs apart: ip link set {bridge} type bridge \
+             vlan_filtering 1, and put the server's interface into VLAN {vlan}: bridge vlan add dev \
+             INTERFACE vid {vlan}",
+            bridge = bridge.name,
+            vlan = nic.vlan_id,
+        );
+        return Err(refused(nic, "vlan_id", &problem));
     }
     if let Some(mtu) = nic.mtu.filter(|mtu| *mtu > bridge.mtu) {
         let problem = format!("{mtu} is more than bridge {} carries: {}", bridge.name, bridge.mtu);
@@ -385,7 +399,7 @@ impl Networks for BridgedNetworks {
             check_nic(nic, bridge)?;
             let tap = tap_name(vm, nic.number);
             guards.insert(tap.clone(), self.guard(nic, Some(vm))?);
-            kept.insert(tap, bridge.name.clone());
+            kept.insert(tap, (bridge.name.clone(), nic.vlan_id));
             bridged.insert(nic.index, (nic.clone(), bridge.clone()));
         }
         // Without rights nothing was made that could be removed.

@@ -21,6 +21,8 @@ pub struct Link {
     pub alias: Option<String>,
     /// It is a bridge.
     pub is_bridge: bool,
+    /// Of a bridge that keeps VLANs apart: the VLAN of ports that are given none; 0 is none.
+    pub default_vlan: Option<u16>,
     /// The bridge that it is a port of.
     pub bridge: Option<u32>,
     /// Largest packet, bytes.
@@ -57,11 +59,12 @@ pub trait Links: fmt::Debug + Send + Sync + 'static {
     /// It could not be made, e.g. because there is a link of that name.
     async fn make_tap(&self, tap: NewTap<'_>) -> Result<(), DriverError>;
 
-    /// Makes a link a port of a bridge, with the bridge's largest packet, and switches it on.
+    /// Makes a link a port of a bridge, with the bridge's largest packet, and switches it on. With a
+    /// VLAN it is in this one alone, and its frames have no tags; the bridge must keep VLANs apart.
     ///
     /// # Errors
     /// It could not be changed, e.g. because one of them is gone.
-    async fn plug(&self, link: u32, bridge: &Link) -> Result<(), DriverError>;
+    async fn plug(&self, link: u32, bridge: &Link, vlan: u16) -> Result<(), DriverError>;
 
     /// Removes a link. One that is gone is no error.
     ///

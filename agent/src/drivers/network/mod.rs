@@ -54,7 +54,7 @@ pub struct Nic {
     /// The network that it is to be in, e.g. `admin`.
     pub tag: Option<String>,
     /// The VLAN that it is to be in; 0: none.
-    pub vlan_id: u64,
+    pub vlan_id: u16,
     /// Its largest packet, bytes; `None`: the network's.
     pub mtu: Option<u32>,
     /// Ports of the host that lead to it.
@@ -130,7 +130,7 @@ impl Nic {
             mac: text("mac").unwrap_or_default().to_owned(),
             model,
             tag: text("nic_tag").map(str::to_owned),
-            vlan_id: number("vlan_id").unwrap_or(0),
+            vlan_id: number("vlan_id").and_then(|vlan| u16::try_from(vlan).ok()).unwrap_or(0),
             mtu: number("mtu").and_then(|mtu| u32::try_from(mtu).ok()).filter(|mtu| *mtu > 0),
             described: nic.clone(),
             ..Self::default()

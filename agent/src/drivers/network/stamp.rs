@@ -38,11 +38,25 @@ pub(super) struct Stamp {
     pub(super) vm: VmUuid,
     /// The bridge that it belongs to.
     pub(super) bridge: String,
+    /// The VLAN that it is in; 0: none.
+    pub(super) vlan: u16,
+}
+
+/// Where a link is plugged in: the bridge and the VLAN.
+pub(super) type Place = (String, u16);
+
+impl Stamp {
+    pub(super) fn place(&self) -> Place {
+        (self.bridge.clone(), self.vlan)
+    }
 }
 
 impl fmt::Display for Stamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{WORD} server={} vm={} bridge={}", self.server, self.vm, self.bridge)?;
+        if self.vlan != 0 {
+            write!(f, " vlan={}", self.vlan)?;
+        }
         match self.cluster {
             Some(cluster) => write!(f, " cluster={cluster}"),
             None => Ok(()),
@@ -66,6 +80,7 @@ impl Stamp {
             cluster: of("cluster").and_then(|cluster| cluster.parse().ok()),
             vm: of("vm")?.parse().ok()?,
             bridge: of("bridge")?.to_owned(),
+            vlan: of("vlan").map_or(Some(0), |vlan| vlan.parse().ok())?,
         })
     }
 }
@@ -95,8 +110,9 @@ mod tests {
             cluster: Some(Uuid::from_u128(2)),
             vm: VmUuid(Uuid::from_u128(3)),
             bridge: "mt-admin".to_owned(),
+            vlan: 0,
         };
-        let unknown = Stamp { cluster: None, ..stamp.clone() };
+        let unknown = Stamp { cluster: None, vlan: 4094, ..stamp.clone() };
         for stamp in [stamp, unknown] {
             let alias = stamp.to_string();
             // The kernel's limit.

@@ -202,6 +202,30 @@ async fn taps_go_back_into_a_bridge_that_was_made_anew() {
 }
 
 #[tokio::test]
+async fn a_nic_is_in_its_vlan_alone() {
+    let links = SimLinks::default();
+    links.add(Link { default_vlan: Some(1), ..bridge("mt-one") });
+    let node = Node::simulated(&links);
+    let networks = node.agent().await;
+    let in_vlan = |vlan: u16| {
+        nics(1, json!([{ "mac": "02:00:00:00:00:01", "nic_tag": "one", "vlan_id": vlan }]))
+    };
+    for vlan in [7, 8, 0] {
+        let (vm, nics) = in_vlan(vlan);
+        networks.attach(vm, &nics).await.unwrap();
+        assert_eq!(links.vlan("mt000000000"), Some(vlan));
+    }
+    // A tap that lost its bridge goes back into its VLAN, also by the next agent.
+    let (vm, nics) = in_vlan(7);
+    networks.attach(vm, &nics).await.unwrap();
+    links.take_away("mt-one");
+    links.add(Link { default_vlan: Some(1), ..bridge("mt-one") });
+    links.forget_vlans();
+    node.agent().await;
+    assert_eq!(links.vlan("mt000000000"), Some(7));
+}
+
+#[tokio::test]
 async fn what_was_made_before_a_failure_is_told_and_removed() {
     let faults = Faults::none();
     let links = SimLinks::new(faults.clone());
@@ -247,7 +271,8 @@ async fn what_a_bridge_can_not_give_is_refused_by_name() {
     let node = Node::simulated(&links);
     let networks = node.agent().await;
     for (nic, published, named) in [
-        (json!({ "vlan_id": 7 }), None, "nics.0.vlan_id"),
+        (json!({ "vlan_id": 7 }), None, "nics.0.vlan_id: bridge mt-one does not keep VLANs apart"),
+        (json!({ "vlan_id": 4095 }), None, "nics.0.vlan_id: VLANs have numbers from 1 to 4094"),
         (json!({ "ips": ["192.0.2.7/33"] }), None, "nics.0.ips"),
         (json!({ "mtu": 1501 }), None, "nics.0.mtu: 1501 is more than bridge mt-one carries: 1500"),
         (json!({}), Some("tcp::2222-:22"), "network.user_tags"),

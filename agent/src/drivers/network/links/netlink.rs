@@ -4,10 +4,10 @@ use async_trait::async_trait;
 use futures_util::TryStreamExt as _;
 use nix::errno::Errno;
 use rtnetlink::packet_route::link::{
-    AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoKind, LinkAttribute, LinkFlags, LinkInfo,
-    LinkMessage,
+    AfSpecInet6, AfSpecUnspec, BridgeVlanInfoFlags, In6AddrGenMode, InfoBridge, InfoData, InfoKind,
+    LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
 };
-use rtnetlink::{Handle, LinkMessageBuilder, LinkUnspec};
+use rtnetlink::{Handle, LinkBridgeVlan, LinkHandle, LinkMessageBuilder, LinkUnspec};
 
 use super::{Link, Links, NewTap};
 use crate::drivers::DriverError;
@@ -50,11 +50,39 @@ fn read(message: LinkMessage) -> Link {
             LinkAttribute::Mtu(mtu) => link.mtu = mtu,
             LinkAttribute::LinkInfo(facts) => {
                 link.is_bridge = facts.contains(&LinkInfo::Kind(InfoKind::Bridge));
+                link.default_vlan = facts.iter().find_map(default_vlan);
             }
             _ => {}
         }
     }
     link
+}
+
+/// See [`Link::default_vlan`].
+fn default_vlan(fact: &LinkInfo) -> Option<u16> {
+    let LinkInfo::Data(InfoData::Bridge(settings)) = fact else { return None };
+    let apart = settings.contains(&InfoBridge::VlanFiltering(true));
+    let default = settings.iter().find_map(|setting| match setting {
+        InfoBridge::VlanDefaultPvid(vlan) => Some(*vlan),
+        _ => None,
+    });
+    apart.then(|| default.unwrap_or(0))
+}
+
+/// Puts a port into this VLAN alone.
+async fn put_into_vlan(
+    links: &LinkHandle,
+    port: u32,
+    bridge: &Link,
+    vlan: u16,
+) -> Result<(), rtnetlink::Error> {
+    let own = BridgeVlanInfoFlags::Pvid | BridgeVlanInfoFlags::Untagged;
+    links.set(LinkBridgeVlan::new(port).vlan(vlan, own).build()).execute().await?;
+    if let Some(default) = bridge.default_vlan.filter(|default| ![0, vlan].contains(default)) {
+        let message = LinkBridgeVlan::new(port).vlan(default, BridgeVlanInfoFlags::empty());
+        links.del_with_message(message.build()).execute().await?;
+    }
+    Ok(())
 }
 
 /// The host is to have no address of its own on a guest's tap.
@@ -93,14 +121,20 @@ impl Links for NetlinkLinks {
         tap.keep().map_err(failed)
     }
 
-    async fn plug(&self, link: u32, bridge: &Link) -> Result<(), DriverError> {
+    async fn plug(&self, link: u32, bridge: &Link, vlan: u16) -> Result<(), DriverError> {
+        let failed =
+            |error| DriverError::failed(format!("plug into bridge {}", bridge.name), error);
         let links = talk()?.link();
         // Before it is a port: a bridge takes the smallest packet of its ports for its own.
-        let wanted = LinkUnspec::new_with_index(link).mtu(bridge.mtu).controller(bridge.index).up();
-        let plugged = links.set(wanted.build()).execute().await;
-        plugged.map_err(|error| {
-            DriverError::failed(format!("plug into bridge {}", bridge.name), error)
-        })
+        let port = LinkUnspec::new_with_index(link).mtu(bridge.mtu).controller(bridge.index);
+        if vlan == 0 {
+            return links.set(port.up().build()).execute().await.map_err(failed);
+        }
+        // Nothing comes through before it is in its VLAN.
+        links.set(port.down().build()).execute().await.map_err(failed)?;
+        put_into_vlan(&links, link, bridge, vlan).await.map_err(failed)?;
+        let up = LinkUnspec::new_with_index(link).up();
+        links.set(up.build()).execute().await.map_err(failed)
     }
 
     async fn remove(&self, link: u32) -> Result<(), DriverError> {

@@ -1,5 +1,6 @@
 //! Simulated links, which outlive the simulated agent.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -19,6 +20,8 @@ pub struct SimLinks {
 #[derive(Debug, Default)]
 struct Host {
     links: Vec<Link>,
+    /// Of ports, by name.
+    vlans: BTreeMap<String, u16>,
     made: u32,
     lacking: Option<String>,
 }
@@ -44,6 +47,17 @@ impl SimLinks {
     #[must_use]
     pub fn get(&self, name: &str) -> Option<Link> {
         self.host.lock().links.iter().find(|link| link.name == name).cloned()
+    }
+
+    /// The VLAN that a port was put into; 0: none.
+    #[must_use]
+    pub fn vlan(&self, port: &str) -> Option<u16> {
+        self.host.lock().vlans.get(port).copied()
+    }
+
+    /// As after ports were taken out of their bridges.
+    pub fn forget_vlans(&self) {
+        self.host.lock().vlans.clear();
     }
 
     /// Takes the agent's rights away, or gives them back.
@@ -95,7 +109,7 @@ impl Links for SimLinks {
         self.faults.call("links.make_tap", make).await
     }
 
-    async fn plug(&self, link: u32, bridge: &Link) -> Result<(), DriverError> {
+    async fn plug(&self, link: u32, bridge: &Link, vlan: u16) -> Result<(), DriverError> {
         let plug = || {
             let mut host = self.host.lock();
             let gone = || refused("plug a link", std::io::ErrorKind::NotFound);
@@ -103,6 +117,8 @@ impl Links for SimLinks {
             let link = host.links.iter_mut().find(|other| other.index == link);
             let link = link.filter(|_| there).ok_or_else(gone)?;
             (link.bridge, link.mtu, link.up) = (Some(bridge.index), bridge.mtu, true);
+            let name = link.name.clone();
+            host.vlans.insert(name, vlan);
             Ok(())
         };
         self.faults.call("links.plug", plug).await
