@@ -296,6 +296,7 @@ async fn drivers(
         vms: vms.clone(),
         compute: compute.clone(),
         storage: storage.clone(),
+        networks: networks.clone(),
     }));
     Ok(Arc::new(Drivers {
         compute,

@@ -15,6 +15,7 @@ use super::pool::PoolFigures;
 use super::{Facts, UsageSampler, status};
 use crate::drivers::DriverError;
 use crate::drivers::compute::{Compute, GuestFacts};
+use crate::drivers::network::Networks;
 use crate::drivers::storage::{Storage, Usage};
 use crate::report::feed::{Feed, Sample, SysinfoDocument};
 use crate::vms::VmTable;
@@ -37,6 +38,8 @@ pub struct ReporterParts {
     pub compute: Arc<dyn Compute>,
     /// Where their disks are.
     pub storage: Arc<dyn Storage>,
+    /// What connects them.
+    pub networks: Arc<dyn Networks>,
 }
 
 /// What this node tells about itself.
@@ -60,7 +63,12 @@ impl Reporter {
     pub fn new(parts: ReporterParts) -> Self {
         let facts = Arc::clone(&parts.compute) as Arc<dyn GuestFacts>;
         Self {
-            usage: UsageSampler::new(parts.clock.clone(), parts.vms.clone(), facts),
+            usage: UsageSampler::new(
+                parts.clock.clone(),
+                parts.vms.clone(),
+                facts,
+                parts.networks.clone(),
+            ),
             pool: PoolFigures::new(parts.storage.clone(), parts.clock.clone()),
             parts,
             pool_remark: Mutex::default(),
@@ -226,6 +234,7 @@ mod tests {
     use crate::drivers::compute::Resources;
     use crate::drivers::compute::sim::{SimCompute, SimGuests};
     use crate::drivers::faults::{Fault, Faults};
+    use crate::drivers::network::UserNetworks;
     use crate::drivers::storage::sim::{SimPool, SimStorage};
     use crate::report::sim::SimFacts;
     use crate::vms::Node;
@@ -249,6 +258,7 @@ mod tests {
             vms: Arc::new(VmTable::new(records, clock.clone(), Node::default())),
             compute: Arc::new(SimCompute::new(guests.clone(), clock.clone(), Faults::none())),
             storage: Arc::new(SimStorage::new(SimPool::default(), faults.clone())),
+            networks: Arc::new(UserNetworks::restricted()),
             clock,
         }));
         Bench { reporter, facts, guests, faults }

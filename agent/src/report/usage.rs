@@ -9,12 +9,13 @@ use futures_util::StreamExt as _;
 use muster_shared::clock::SharedClock;
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::VmUuid;
-use muster_shared::wire::usage::{DiskUsage, Usages, VmUsage};
+use muster_shared::wire::usage::{DiskUsage, NetUsage, Usages, VmUsage};
 use parking_lot::Mutex;
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use crate::drivers::compute::GuestFacts;
+use crate::drivers::network::{Counters, Networks};
 use crate::vms::VmTable;
 
 /// Time between two looks by itself.
@@ -35,6 +36,7 @@ pub struct UsageSampler {
     clock: SharedClock,
     vms: Arc<VmTable>,
     facts: Arc<dyn GuestFacts>,
+    networks: Arc<dyn Networks>,
     latest: Mutex<Latest>,
     // One look at a time; who waits takes its result.
     looking: tokio::sync::Mutex<BTreeMap<VmUuid, Hypervisor>>,
@@ -78,9 +80,14 @@ impl Hypervisor {
 impl UsageSampler {
     /// Has seen nothing yet.
     #[must_use]
-    pub fn new(clock: SharedClock, vms: Arc<VmTable>, facts: Arc<dyn GuestFacts>) -> Self {
+    pub fn new(
+        clock: SharedClock,
+        vms: Arc<VmTable>,
+        facts: Arc<dyn GuestFacts>,
+        networks: Arc<dyn Networks>,
+    ) -> Self {
         let (latest, looking) = (Mutex::default(), tokio::sync::Mutex::default());
-        Self { clock, vms, facts, latest, looking }
+        Self { clock, vms, facts, networks, latest, looking }
     }
 
     /// What was seen last, of the VMs that run.
@@ -126,13 +133,33 @@ impl UsageSampler {
         let looks = known.into_iter().map(|(vm, known)| self.look_at(vm, known));
         let mut looks = futures_util::stream::iter(looks).buffer_unordered(AT_ONCE);
         let mut usages = Usages::new();
+        let mut net = self.net().await;
         while let Some((vm, seen)) = looks.next().await {
-            if let Some((usage, hypervisor)) = seen {
+            if let Some((mut usage, hypervisor)) = seen {
+                usage.net = net.remove(&vm);
                 usages.insert(vm, usage);
                 hypervisors.insert(vm, hypervisor);
             }
         }
         *self.latest.lock() = Latest { began: Some(began), usages: Arc::new(usages) };
+    }
+
+    /// What went over the interfaces of all VMs, as far as anybody can tell.
+    async fn net(&self) -> BTreeMap<VmUuid, NetUsage> {
+        let counters = self.networks.counters().await.unwrap_or_else(|error| {
+            let error = Chain(&error).to_string();
+            tracing::warn!(error, "it is not known what went over the interfaces of VMs");
+            BTreeMap::new()
+        });
+        let at_ms = u64::try_from(self.clock.wall().as_millisecond()).unwrap_or(0);
+        let usage = |counted: Counters| NetUsage {
+            at_ms,
+            received_bytes: counted.received_bytes,
+            sent_bytes: counted.sent_bytes,
+            received_packets: counted.received_packets,
+            sent_packets: counted.sent_packets,
+        };
+        counters.into_iter().map(|(vm, counted)| (vm, usage(counted))).collect()
     }
 
     async fn look_at(
@@ -149,10 +176,6 @@ impl UsageSampler {
                 return (vm, None);
             }
         };
-        match self.facts.net_usage(vm).await {
-            Ok(net) => usage.net = net,
-            Err(error) => warn(vm, &Chain(&error).to_string()),
-        }
         let now = self.clock.monotonic();
         let known = known.filter(|known| known.started_at_ms == usage.started_at_ms);
         let mut hypervisor = known.unwrap_or_else(|| Hypervisor::new(usage.started_at_ms, now));
@@ -196,7 +219,6 @@ mod tests {
     use async_trait::async_trait;
     use jiff::Timestamp;
     use muster_shared::clock::TokioClock;
-    use muster_shared::wire::usage::NetUsage;
     use serde_json::Value;
 
     use super::*;
@@ -204,6 +226,8 @@ mod tests {
     use crate::drivers::compute::sim::{SimCompute, SimGuests};
     use crate::drivers::compute::{Compute as _, Resources};
     use crate::drivers::faults::Faults;
+    use crate::drivers::network::Nic;
+    use crate::drivers::network::sim::{SimHolders, SimNetworks};
     use crate::vms::Node;
     use crate::vms::sim::{SimVmRecords, record};
 
@@ -232,10 +256,6 @@ mod tests {
             self.sim.disk_usage(vm).await
         }
 
-        async fn net_usage(&self, vm: VmUuid) -> Result<Option<NetUsage>, DriverError> {
-            self.sim.net_usage(vm).await
-        }
-
         async fn processes(&self, vm: VmUuid) -> Result<Value, DriverError> {
             self.sim.processes(vm).await
         }
@@ -255,7 +275,9 @@ mod tests {
         vms.observe_all(&sim).await;
         let (hangs, asked) = (AtomicBool::new(false), AtomicU64::new(0));
         let driver = Arc::new(Hanging { sim, victim: record(0).uuid, hangs, asked });
-        let sampler = Arc::new(UsageSampler::new(clock, vms, driver.clone()));
+        let networks = Arc::new(SimNetworks::new(SimHolders::default(), Faults::none()));
+        networks.attach(record(0).uuid, &[Nic::default()]).await.unwrap();
+        let sampler = Arc::new(UsageSampler::new(clock, vms, driver.clone(), networks));
         (sampler, driver, guests)
     }
 
@@ -270,6 +292,8 @@ mod tests {
         let read = |usages: &Usages| usages[&one].disk.as_ref().unwrap().read_bytes;
         assert_eq!(read(&second) - read(&first), 20 * 4096);
         assert_eq!(second[&one].disk_age_ms, None);
+        let packets = |vm| Some(second[vm].net.as_ref()?.received_packets);
+        assert_eq!((packets(&one), packets(&other)), (Some(1), None));
         assert!(Arc::ptr_eq(&second, &sampler.within(PERIOD).await), "it is young enough");
         guests.exit(other, 0);
         tokio::time::sleep(Duration::from_secs(1)).await;

@@ -102,6 +102,7 @@ impl RealNode {
             vms: vms.clone(),
             compute: compute.clone(),
             storage: storage.clone(),
+            networks: Arc::new(UserNetworks::restricted()),
         }));
         let images = Arc::new(SimImages::new(pool, repository, clock.clone(), Faults::none()));
         let entropy = Arc::new(SeededEntropy::new(3));

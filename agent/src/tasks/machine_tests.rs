@@ -105,12 +105,14 @@ impl Host {
         let records = CopiedRecords::new(records, storage.clone(), server, cluster.clone());
         let vms = Arc::new(VmTable::new(Arc::new(records), clock.clone(), node));
         let facts = SimFacts::new(server, 0, Timestamp::UNIX_EPOCH, boot_id);
+        let networks = Arc::new(SimNetworks::new(self.networks.clone(), faults()));
         let report = Arc::new(Reporter::new(ReporterParts {
             clock: clock.clone(),
             facts: Arc::new(facts),
             vms: vms.clone(),
             compute: compute.clone(),
             storage: storage.clone(),
+            networks: networks.clone(),
         }));
         let node: Arc<dyn NodeDocuments> = Arc::new(self.documents.clone());
         let drivers = Drivers {
@@ -118,7 +120,7 @@ impl Host {
             node,
             entropy: Arc::new(SeededEntropy::new(1)),
             compute,
-            networks: Arc::new(SimNetworks::new(self.networks.clone(), faults())),
+            networks,
             storage,
             images: Arc::new(SimImages::new(
                 self.pool.clone(),

@@ -254,12 +254,14 @@ impl AgentNode {
         let number = u16::try_from(self.number).expect("a few nodes");
         let booted: Timestamp = origin().checked_add(self.booted_at).expect("runs are short");
         let facts = SimFacts::new(self.server, number, booted, &boot_id);
+        let networks = Arc::new(SimNetworks::new(self.networks.clone(), faults()));
         let report = Arc::new(Reporter::new(ReporterParts {
             clock: clock.clone(),
             facts: Arc::new(facts.with_size(self.hardware.cpus, self.hardware.memory_mib)),
             vms: vms.clone(),
             compute: compute.clone(),
             storage: storage.clone(),
+            networks: networks.clone(),
         }));
         let repository = self.repository.clone();
         let images = SimImages::new(self.pool.clone(), repository, clock.clone(), faults());
@@ -268,7 +270,7 @@ impl AgentNode {
             clock: clock.clone(),
             entropy: entropy.clone(),
             compute,
-            networks: Arc::new(SimNetworks::new(self.networks.clone(), faults())),
+            networks,
             storage,
             images: Arc::new(images),
             node: documents,

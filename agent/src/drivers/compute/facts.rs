@@ -4,7 +4,7 @@ use std::fmt;
 
 use async_trait::async_trait;
 use muster_shared::ids::VmUuid;
-use muster_shared::wire::usage::{DiskUsage, NetUsage, VmUsage};
+use muster_shared::wire::usage::{DiskUsage, VmUsage};
 use serde_json::Value;
 
 use crate::drivers::DriverError;
@@ -24,12 +24,6 @@ pub trait GuestFacts: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// `VmNotRunning`; the hypervisor did not answer.
     async fn disk_usage(&self, vm: VmUuid) -> Result<DiskUsage, DriverError>;
-
-    /// What went over a guest's network interfaces; `None`: nobody can tell.
-    ///
-    /// # Errors
-    /// The host could not be read.
-    async fn net_usage(&self, vm: VmUuid) -> Result<Option<NetUsage>, DriverError>;
 
     /// The processes of a running VM as `machine_proc` tells them, by pid.
     ///

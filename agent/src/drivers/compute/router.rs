@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
-use muster_shared::wire::usage::{DiskUsage, NetUsage, VmUsage};
+use muster_shared::wire::usage::{DiskUsage, VmUsage};
 use serde_json::Value;
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -204,10 +204,6 @@ impl GuestFacts for Router {
 
     async fn disk_usage(&self, vm: VmUuid) -> Result<DiskUsage, DriverError> {
         self.holder(vm).disk_usage(vm).await
-    }
-
-    async fn net_usage(&self, vm: VmUuid) -> Result<Option<NetUsage>, DriverError> {
-        self.holder(vm).net_usage(vm).await
     }
 
     async fn processes(&self, vm: VmUuid) -> Result<Value, DriverError> {

@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use muster_shared::clock::SharedClock;
 use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
-use muster_shared::wire::usage::{DiskUsage, NetUsage, VmUsage};
+use muster_shared::wire::usage::{DiskUsage, VmUsage};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

@@ -19,7 +19,7 @@ use super::firewall::Firewall;
 use super::guard::Guard;
 use super::links::{Link, Links, NewTap};
 use super::stamp::{Place, Stamp, bridge_name, tap_name};
-use super::{Attached, Backend, Networks, Nic};
+use super::{Attached, Backend, Counters, Networks, Nic};
 use crate::drivers::DriverError;
 use crate::drivers::cluster::Cluster;
 use crate::host::SharedExec;
@@ -430,6 +430,18 @@ impl Networks for BridgedNetworks {
             self.note(problems);
         }
         Ok(())
+    }
+
+    async fn counters(&self) -> Result<BTreeMap<VmUuid, Counters>, DriverError> {
+        let mut counters = self.user.counters().await?;
+        let links = self.links.counters().await?;
+        for (link, counted) in &links {
+            for Tap { stamp, .. } in self.taps(std::slice::from_ref(link)) {
+                let sum = counters.entry(stamp.vm).or_default();
+                *sum = sum.plus(*counted);
+            }
+        }
+        Ok(counters)
     }
 
     async fn holders(&self) -> Result<BTreeMap<VmUuid, Vec<String>>, DriverError> {

@@ -8,6 +8,7 @@ use std::fmt;
 use async_trait::async_trait;
 
 pub use self::netlink::NetlinkLinks;
+use super::Counters;
 use crate::drivers::DriverError;
 
 /// A network link of the host.
@@ -51,6 +52,12 @@ pub trait Links: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// They could not be read.
     async fn list(&self) -> Result<Vec<Link>, DriverError>;
+
+    /// Every link, with what guests at their other ends received and sent through them.
+    ///
+    /// # Errors
+    /// They could not be read.
+    async fn counters(&self) -> Result<Vec<(Link, Counters)>, DriverError>;
 
     /// Makes a tap that stays when nobody has it open. It never exists without its alias for longer
     /// than this process lives.

@@ -215,6 +215,37 @@ pub trait Networks: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// The host could not be read.
     async fn holders(&self) -> Result<BTreeMap<VmUuid, Vec<String>>, DriverError>;
+
+    /// What went over the NICs of each VM since they were made, as the guest sees it, as far as this
+    /// host counts it: user-mode networks count nothing.
+    ///
+    /// # Errors
+    /// The host could not be read.
+    async fn counters(&self) -> Result<BTreeMap<VmUuid, Counters>, DriverError>;
+}
+
+/// What went over NICs, as their guest sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Bytes received.
+    pub received_bytes: u64,
+    /// Bytes sent.
+    pub sent_bytes: u64,
+    /// Packets received.
+    pub received_packets: u64,
+    /// Packets sent.
+    pub sent_packets: u64,
+}
+
+impl Counters {
+    fn plus(self, other: Self) -> Self {
+        Self {
+            received_bytes: self.received_bytes.saturating_add(other.received_bytes),
+            sent_bytes: self.sent_bytes.saturating_add(other.sent_bytes),
+            received_packets: self.received_packets.saturating_add(other.received_packets),
+            sent_packets: self.sent_packets.saturating_add(other.sent_packets),
+        }
+    }
 }
 
 /// How often what the NICs share is looked at.

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tokio_util::sync::CancellationToken;
 
-use super::{Attached, Backend, Networks, Nic, PublishOn, forwards};
+use super::{Attached, Backend, Counters, Networks, Nic, PublishOn, forwards};
 use crate::drivers::DriverError;
 use crate::host::{Command, SharedExec};
 
@@ -124,6 +124,10 @@ impl Networks for UserNetworks {
 
     async fn detach(&self, _vm: VmUuid) -> Result<(), DriverError> {
         Ok(())
+    }
+
+    async fn counters(&self) -> Result<BTreeMap<VmUuid, Counters>, DriverError> {
+        Ok(BTreeMap::new())
     }
 
     async fn holders(&self) -> Result<BTreeMap<VmUuid, Vec<String>>, DriverError> {

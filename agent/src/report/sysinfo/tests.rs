@@ -61,6 +61,7 @@ impl Bench {
             vms: Arc::new(VmTable::new(records, Arc::clone(&self.clock), Node::default())),
             compute: self.compute(),
             storage: Arc::new(storage),
+            networks: Arc::new(UserNetworks::restricted()),
         })
     }
 }

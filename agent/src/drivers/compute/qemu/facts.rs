@@ -4,7 +4,7 @@ use std::io;
 
 use async_trait::async_trait;
 use muster_shared::ids::VmUuid;
-use muster_shared::wire::usage::{DiskUsage, NetUsage, VmUsage};
+use muster_shared::wire::usage::{DiskUsage, VmUsage};
 use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::Value;
@@ -52,11 +52,6 @@ impl GuestFacts for Qemu {
             DriverError::failed(format!("read what the hypervisor of VM {vm} says"), error)
         })?;
         Ok(DiskUsage { at_ms: self.guests.now_ms(), ..usage })
-    }
-
-    /// User-mode networking counts nothing.
-    async fn net_usage(&self, _vm: VmUuid) -> Result<Option<NetUsage>, DriverError> {
-        Ok(None)
     }
 
     async fn processes(&self, vm: VmUuid) -> Result<Value, DriverError> {

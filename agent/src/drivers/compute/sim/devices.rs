@@ -138,16 +138,6 @@ impl GuestFacts for SimCompute {
         self.faults.call("compute.disk_usage", usage).await
     }
 
-    /// One packet received a second.
-    async fn net_usage(&self, vm: VmUuid) -> Result<Option<NetUsage>, DriverError> {
-        let observed = self.look(vm);
-        let Some(live) = observed.live() else { return Ok(None) };
-        let at_ms = self.now_ms();
-        let received_packets = at_ms.saturating_sub(live.started_at_ms) / 1000;
-        let received_bytes = received_packets * 64;
-        Ok(Some(NetUsage { at_ms, received_bytes, received_packets, ..NetUsage::default() }))
-    }
-
     async fn processes(&self, vm: VmUuid) -> Result<Value, DriverError> {
         let list = || {
             let content = self.guests.content.lock();

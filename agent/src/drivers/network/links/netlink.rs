@@ -9,7 +9,7 @@ use rtnetlink::packet_route::link::{
 };
 use rtnetlink::{Handle, LinkBridgeVlan, LinkHandle, LinkMessageBuilder, LinkUnspec};
 
-use super::{Link, Links, NewTap};
+use super::{Counters, Link, Links, NewTap};
 use crate::drivers::DriverError;
 use crate::host::{Tap, procfs};
 
@@ -56,6 +56,17 @@ fn read(message: LinkMessage) -> Link {
         }
     }
     link
+}
+
+/// What a host receives from a tap its guest has sent.
+fn counters(attribute: &LinkAttribute) -> Option<Counters> {
+    let LinkAttribute::Stats64(counted) = attribute else { return None };
+    Some(Counters {
+        received_bytes: counted.tx_bytes,
+        sent_bytes: counted.rx_bytes,
+        received_packets: counted.tx_packets,
+        sent_packets: counted.rx_packets,
+    })
 }
 
 /// See [`Link::default_vlan`].
@@ -108,6 +119,15 @@ impl Links for NetlinkLinks {
     async fn list(&self) -> Result<Vec<Link>, DriverError> {
         let links = talk()?.link().get().execute().map_ok(read).try_collect().await;
         links.map_err(|error| DriverError::failed("list the network links", error))
+    }
+
+    async fn counters(&self) -> Result<Vec<(Link, Counters)>, DriverError> {
+        let counted = |message: LinkMessage| {
+            let counters = message.attributes.iter().find_map(counters).unwrap_or_default();
+            (read(message), counters)
+        };
+        let links = talk()?.link().get().execute().map_ok(counted).try_collect().await;
+        links.map_err(|error| DriverError::failed("read the counters of the network links", error))
     }
 
     async fn make_tap(&self, new: NewTap<'_>) -> Result<(), DriverError> {
