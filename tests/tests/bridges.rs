@@ -106,6 +106,36 @@ fn taps() -> usize {
     run("ip -o link show type tun").lines().count()
 }
 
+/// Changes guest 1's firewall while it runs.
+async fn rules_of_a_firewall_hold_at_once(client: &Client, agent: &Agent, vm: &str) {
+    let pids = agent.guest_pids();
+    let path = format!("/servers/{}/vms/{vm}/update", agent.server_uuid);
+    let update = async |change: Value| {
+        let task = client.post(&path, &change).await.expect(200)["id"].clone();
+        client.complete_task(task.as_str().expect("an id"), 120).await
+    };
+    let rules = |rules: &[&str]| {
+        let rules: Vec<Value> =
+            rules.iter().map(|rule| json!({ "rule": rule, "enabled": true })).collect();
+        json!({ "firewall_enabled": true, "firewall_rules": rules })
+    };
+    let (v4, v6, other) = ("10.77.0.11:80", "[fd77::11]:80", "10.77.0.12:80");
+    let changed = update(rules(&[])).await;
+    assert_eq!(changed["pending_reboot"], json!([]));
+    page(v4).expect_err("nothing is allowed");
+    page(v6).expect_err("nothing is allowed");
+    page(other).expect("guest 2 has no firewall");
+    update(rules(&["FROM ip 10.77.0.1 TO all vms ALLOW tcp (PORT 80 AND PORT 81)"])).await;
+    page(v4).expect("the host is allowed by IPv4");
+    page(v6).expect_err("not by IPv6");
+    update(rules(&["FROM ip 10.77.0.9 TO all vms ALLOW tcp PORT 80"])).await;
+    page(v4).expect_err("another host is allowed");
+    update(json!({ "firewall_enabled": false, "firewall_rules": [] })).await;
+    page(v4).expect("no firewall");
+    page(v6).expect("no firewall");
+    assert_eq!(agent.guest_pids(), pids);
+}
+
 #[tokio::test]
 async fn guests_on_a_bridge_reach_each_other_with_their_own_addresses_alone() {
     if !enter_own_network() {
@@ -147,6 +177,16 @@ async fn guests_on_a_bridge_reach_each_other_with_their_own_addresses_alone() {
         assert!(network.contains(text), "{text:?} in {network}");
     }
     only_the_allowed_one_answers();
+
+    let all = client.get("/vms/usage?max_age=0").await.expect(200);
+    for vm in &vms {
+        let row = all.as_array().expect("a list").iter().find(|row| row["uuid"] == **vm);
+        let net = &row.expect("it runs")["usage"]["net"];
+        for counter in ["received_bytes", "sent_bytes"] {
+            assert!(net[counter].as_u64() > Some(1000), "{counter} in {net}");
+        }
+    }
+    rules_of_a_firewall_hold_at_once(&client, &agent, &vms[0]).await;
 
     // The next agent finds guests that run, and a host without the rules of its predecessor.
     agent.kill9();

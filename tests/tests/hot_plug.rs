@@ -122,7 +122,8 @@ async fn a_guest_is_changed_while_it_runs_and_sees_it() {
     own_network::add_bridge("two", &["10.78.0.1/24"]);
     let coordinator = Coordinator::start();
     let client = coordinator.client();
-    let mut agent = Agent::start(&coordinator.agent_url());
+    let mut agent =
+        Agent::with(&[&coordinator.agent_url()], &[r#"network.server_tags=["one","two"]"#], &[]);
     agent.wait_allocatable(&client).await;
     let vm = create(&client, &agent).await;
     tells("10.77.0.11", &[&sectors(32), FIRST]).await;

@@ -102,6 +102,32 @@ async fn always_restarts_for_what_could_be_plugged_in() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_firewall_changes_while_its_guest_runs() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    let rule = json!([{ "rule": "FROM any TO tag web ALLOW tcp PORT 80", "enabled": true }]);
+    for (change, attaches) in [
+        (json!({ "set_tags": { "db": "1" } }), false),
+        (json!({ "firewall_enabled": true }), true),
+        (json!({ "firewall_rules": rule }), true),
+        (json!({ "set_tags": { "web": "1" } }), true),
+        (json!({ "remove_tags": ["web"] }), true),
+        (json!({ "alias": "other" }), false),
+        (json!({ "firewall_enabled": false }), true),
+    ] {
+        let attached = host.faults.calls("networks.attach");
+        let result = update(&host, &drivers, change.clone()).await.unwrap();
+        assert_eq!(result["pending_reboot"], json!([]), "{change}");
+        assert_eq!(host.faults.calls("networks.attach") > attached, attaches, "{change}");
+    }
+    assert_eq!(host.guests.starts(uuid()), 1);
+    let bad = json!({ "firewall_rules": [{ "rule": "FROM any TO any ALLOW tcp PORT 80" }] });
+    let refused = update(&host, &drivers, bad).await.unwrap_err();
+    assert_eq!(refused.code, Code::InvalidParameters);
+    assert!(refused.message.contains("firewall_rules.0: one side must name VMs"), "{refused:?}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_needs_no_other_device_takes_effect_at_once() {
     let host = Host::new();
     let drivers = one_vm(&host).await;

@@ -22,6 +22,8 @@ use crate::vms::at_start::{self, is_read_at_start, published};
 use crate::vms::{VmRecord, live_nics, payload, volumes};
 
 const OPERATION: &str = "vmadm.update";
+/// Properties that networks have to be able to give.
+const OF_NETWORKS: [&str; 3] = ["firewall_enabled", "firewall_rules", "nics"];
 
 /// The kind; parameters `uuid`, `reboot` (`always`, `if_needed`, `never`) and the update payload.
 #[derive(Debug)]
@@ -117,7 +119,8 @@ impl Update {
         let old = &record.properties;
         let new = payload::update(old, &ctx.params, || machine::fresh_mac(entropy.u64()))?;
         ctx.drivers.vms.check_macs(self.vm, &new)?;
-        if published(old) != published(&new) || list(old, "nics") != list(&new, "nics") {
+        let differs = |name: &&str| old.get(*name) != new.get(*name);
+        if published(old) != published(&new) || OF_NETWORKS.iter().any(differs) {
             ctx.drivers.networks.check(&new).await?;
         }
         let (changes, members) = (changes(old, &new), members(old, &new));
@@ -129,7 +132,9 @@ impl Update {
         let mut at_start: Vec<String> =
             changed.filter(|name| is_read_at_start(name, &was, &new)).cloned().collect();
         let always = self.reboot == Reboot::Always && !at_start.is_empty();
-        let live_nics = match running && !always && names_nics(&ctx.params) {
+        let about_nics = names_nics(&ctx.params)
+            || names_firewall(&ctx.params) && (has_firewall(old) || has_firewall(&new));
+        let live_nics = match running && !always && about_nics {
             true => self.live_nics(ctx, &record, &new).await?,
             false => None,
         };
@@ -306,6 +311,17 @@ fn list<'a>(vm: &'a Map<String, Value>, name: &str) -> &'a [Value] {
 fn names_nics(params: &Params) -> bool {
     let given = |name: &str| params.get(name).is_some_and(|value| !value.is_null());
     ["add_nics", "remove_nics", "update_nics"].into_iter().any(given)
+}
+
+/// Whether an update is about what the firewall's rules are, or which of them are for the VM.
+fn names_firewall(params: &Params) -> bool {
+    ["firewall_enabled", "firewall_rules", "set_tags", "remove_tags"]
+        .into_iter()
+        .any(|name| params.contains_key(name))
+}
+
+fn has_firewall(vm: &Map<String, Value>) -> bool {
+    vm.get("firewall_enabled").is_some_and(|enabled| *enabled == true)
 }
 
 fn grown(old: &Map<String, Value>, new: &Map<String, Value>) -> BTreeMap<u32, u64> {
