@@ -7,6 +7,7 @@ mod abuse;
 mod allocator;
 mod contract;
 mod foundation;
+mod network;
 mod node;
 mod store;
 mod tickets;
@@ -44,6 +45,8 @@ enum Part {
     Tickets,
     /// What an agent with many VMs costs, and how soon a change is known. Takes minutes.
     Node,
+    /// NICs on bridges beside user-mode networks: creates, throughput. Needs root.
+    Network,
     /// Allocations on a fleet that reports. Takes minutes.
     Allocator,
     /// What hostile clients and a broken node do to a coordinator. Takes minutes.
@@ -62,6 +65,7 @@ async fn main() {
                 Part::Contract => contract::run().await,
                 Part::Tickets => tickets::run().await,
                 Part::Node => node::run().await,
+                Part::Network => network::run(),
                 Part::Allocator => allocator::run(servers).await,
                 Part::Abuse => abuse::run(&binaries).await,
             }
