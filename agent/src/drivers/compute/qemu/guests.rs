@@ -18,12 +18,13 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::boot::BootOrder;
 use super::firmware::VmFirmware;
 use super::folder::{GuestFolder, Started};
+use super::guest::Guest;
 use super::isolation::Isolation;
 use super::limits::{Limiter, Limits};
 use super::probe::Accelerator;
 use super::processes::START_TASK;
 use super::qmp::{self, Qmp, QmpError};
-use super::table::{Follower, Guest, GuestTable, TableConfig};
+use super::table::{Follower, GuestTable, TableConfig};
 use super::{QemuConfig, argv, logs, talk_failed, throttle, vnc};
 use crate::drivers::DriverError;
 use crate::drivers::compute::{

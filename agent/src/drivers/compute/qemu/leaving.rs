@@ -10,8 +10,9 @@ use muster_shared::clock::{SharedClock, SystemClock};
 use muster_shared::ids::VmUuid;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use super::guest::Guest;
 use super::qmp;
-use super::table::{Follower, Guest, GuestTable, TableConfig};
+use super::table::{Follower, GuestTable, TableConfig};
 use crate::drivers::DriverError;
 use crate::drivers::compute::Activity;
 use crate::host::procfs;

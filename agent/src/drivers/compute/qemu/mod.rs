@@ -11,6 +11,7 @@ mod devices;
 mod facts;
 mod firmware;
 mod folder;
+mod guest;
 mod guests;
 mod hotplug;
 pub mod isolation;

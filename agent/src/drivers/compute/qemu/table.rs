@@ -5,25 +5,24 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use muster_shared::clock::SharedClock;
 use muster_shared::error_chain::Chain;
-use muster_shared::ids::{TaskId, VmUuid};
+use muster_shared::ids::VmUuid;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::argv;
 use super::control::{self, Control};
-use super::facts::Vcpus;
 use super::folder::{Exited, GuestFolder};
+use super::guest::Guest;
 use super::logs;
 use super::processes::{START_TASK, Search};
-use super::qmp::Qmp;
 use crate::drivers::DriverError;
-use crate::drivers::compute::{Activity, Ended, Live, Observed, RunningGuest};
+use crate::drivers::compute::{Ended, Observed, RunningGuest};
 use crate::host::{Exit, ProcessId, procfs};
 
 /// Longest wait for the exit status and the last words once a process is gone.
@@ -37,9 +36,6 @@ const LOOK_PERIOD: Duration = Duration::from_secs(60);
 const SETTLE: Duration = Duration::from_secs(10);
 /// How often the logs of a guest are looked at.
 const LOG_PERIOD: Duration = Duration::from_secs(10);
-
-/// No number of network interfaces.
-const UNSETTLED: u64 = u64::MAX;
 
 type ExitReceiver = watch::Receiver<Option<Exit>>;
 
@@ -81,70 +77,6 @@ struct Content {
     ended: BTreeMap<VmUuid, Ended>,
     /// Their processes are being made, and registered by who makes them.
     launching: BTreeSet<VmUuid>,
-}
-
-/// A process that runs.
-#[derive(Clone, Debug)]
-pub(super) struct Guest {
-    pub(super) process: ProcessId,
-    started_at_ms: u64,
-    /// Memory it was given, MiB.
-    ram_mib: Option<u64>,
-    started_by: Option<TaskId>,
-    /// By this agent, so that it ends with 128 + 9.
-    killed: bool,
-    control: watch::Receiver<Control>,
-    /// Its virtual CPUs.
-    pub(super) vcpus: Arc<Vcpus>,
-    /// How many network interfaces it had given up when it had those that it was to have;
-    /// [`UNSETTLED`] since somebody changes them.
-    nics_settled: Arc<AtomicU64>,
-}
-
-impl Guest {
-    pub(super) fn observed(&self) -> Live {
-        let control = self.control.borrow();
-        Live {
-            pid: self.process.pid,
-            started_at_ms: self.started_at_ms,
-            booted_at_ms: control.rebooted_at_ms.unwrap_or(self.started_at_ms),
-            reboots: control.reboots,
-            activity: control.activity,
-            reason: control.reason.clone(),
-            nics_unsettled: control.nics_removed != self.nics_settled.load(Ordering::Relaxed),
-        }
-    }
-
-    /// What its CPUs do.
-    pub(super) fn activity(&self) -> Activity {
-        self.control.borrow().activity
-    }
-
-    /// How many network interfaces it has given up.
-    pub(super) fn nics_removed(&self) -> u64 {
-        self.control.borrow().nics_removed
-    }
-
-    /// The connection to its hypervisor, once there is one; or why there is none. One that was given
-    /// up a moment ago, and whose follower has not noticed yet, is none.
-    pub(super) async fn qmp(&self, patience: Duration) -> Result<Arc<Qmp>, String> {
-        let of_use = |qmp: &Arc<Qmp>| !qmp.given_up().is_cancelled();
-        let control = self.wait(patience, |control| control.qmp.as_ref().is_some_and(of_use)).await;
-        let qmp = control.qmp.filter(of_use);
-        qmp.ok_or_else(|| control.reason.as_deref().unwrap_or("it ended").to_owned())
-    }
-
-    /// What is known of it once `done`, or when time is over or it has ended.
-    pub(super) async fn wait(
-        &self,
-        patience: Duration,
-        done: impl FnMut(&Control) -> bool + Send,
-    ) -> Control {
-        let mut control = self.control.clone();
-        // Out of time, or ended: what is known then is the answer.
-        drop(tokio::time::timeout(patience, control.wait_for(done)).await);
-        control.borrow().clone()
-    }
 }
 
 /// The right to make a VM's process. Dropped without one, the process table is looked at again.
@@ -254,8 +186,7 @@ impl GuestTable {
     /// more.
     pub(super) fn settle_nics(&self, vm: VmUuid, settled: bool) {
         let Some(guest) = self.get(vm) else { return };
-        let removed = if settled { guest.nics_removed() } else { UNSETTLED };
-        guest.nics_settled.store(removed, Ordering::Relaxed);
+        guest.settle_nics(settled);
         self.changed();
     }
 

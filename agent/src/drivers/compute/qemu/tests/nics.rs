@@ -41,6 +41,22 @@ async fn a_guest_gets_one_more_and_the_next_agent_knows_it() {
     assert_eq!((nics.present, nics.free), (vec![first, second], [2, 3].into()));
 }
 
+/// With its bus instead of slots.
+#[tokio::test]
+async fn a_guest_on_the_old_machine_gets_one_more() {
+    let bench = Bench::new(json!({
+        "brand": "kvm", "ram": 64, "vga": "cirrus", "disks": [{"size": 1}],
+        "nics": [{"nic_tag": "admin", "mac": "02:00:00:00:00:01"}],
+    }));
+    let vm = bench.vm.uuid;
+    let qemu = bench.qemu("qemu-system-x86_64").await;
+    qemu.start(&bench.vm, &bench.with(bench.disks())).await.unwrap();
+    qemu.plug_nic(vm, &second()).await.unwrap();
+    let nics = present(&qemu, vm).await;
+    assert_eq!(numbers(&nics), [0, 1]);
+    assert!(nics.present.iter().all(|nic| nic.removable) && nics.free.contains(&2), "{nics:?}");
+}
+
 fn code_of(answer: Result<(), DriverError>) -> Code {
     TaskFailure::from(answer.unwrap_err()).code
 }
