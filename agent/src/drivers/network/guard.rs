@@ -265,34 +265,25 @@ pub(super) fn table<'a>(
         .filter_map(|words| words.split_once(' '))
         .map(|(kind, gone)| format!("delete {kind} bridge {name} {gone}\n"))
         .collect();
+    let hooked = [
+        hooked("from_guests", "prerouting", -300, &from),
+        hooked("to_guests", "postrouting", 300, &to),
+        hooked("to_server", "input", 0, &server),
+        hooked("rates_from_guests", "prerouting", -299, &rates_from),
+        hooked("rates_to_guests", "postrouting", 301, &rates_to),
+    ]
+    .concat();
     format!(
-        "table bridge {name}\n\
-         flush table bridge {name}\n\
-         {stale}\
-         table bridge {name} {{\n\
-         {sets}\
-         {chains}\
-         \tchain from_guests {{\n\
-         \t\ttype filter hook prerouting priority -300; policy accept;\n\
-         {from}\
-         \t}}\n\
-         \tchain to_guests {{\n\
-         \t\ttype filter hook postrouting priority 300; policy accept;\n\
-         {to}\
-         \t}}\n\
-         \tchain to_server {{\n\
-         \t\ttype filter hook input priority 0; policy accept;\n\
-         {server}\
-         \t}}\n\
-         \tchain rates_from_guests {{\n\
-         \t\ttype filter hook prerouting priority -299; policy accept;\n\
-         {rates_from}\
-         \t}}\n\
-         \tchain rates_to_guests {{\n\
-         \t\ttype filter hook postrouting priority 301; policy accept;\n\
-         {rates_to}\
-         \t}}\n\
-         }}\n"
+        "table bridge {name}\nflush table bridge {name}\n{stale}table bridge {name} {{\n\
+         {sets}{chains}{hooked}}}\n"
+    )
+}
+
+/// A chain that the kernel goes through at one of its hooks.
+fn hooked(name: &str, hook: &str, priority: i32, rules: &str) -> String {
+    format!(
+        "\tchain {name} {{\n\t\ttype filter hook {hook} priority {priority}; policy accept;\n\
+         {rules}\t}}\n"
     )
 }
 
