@@ -19,6 +19,7 @@ if [ "${1:-}" = --full ]; then
     export MUSTER_ABUSE="${MUSTER_ABUSE:-full}"
     export MUSTER_KILL_POINTS="${MUSTER_KILL_POINTS:-all}"
     export MUSTER_FUZZ_INPUTS="${MUSTER_FUZZ_INPUTS:-20000}"
+    export MUSTER_CREATES="${MUSTER_CREATES:-200}"
     export MUSTER_SUGGESTIONS="${MUSTER_SUGGESTIONS:-1000}"
 fi
 export MUSTER_SIM_SEEDS="${MUSTER_SIM_SEEDS:-$seeds}"

@@ -17,6 +17,11 @@ const BOOT: Duration = Duration::from_secs(90);
 /// Longest wait for an answer that may never come.
 const ANSWER: Duration = Duration::from_secs(5);
 
+/// VMs that are made and destroyed.
+const CREATES: u32 = 20;
+/// Longest time until nothing of them is left.
+const SETTLE: Duration = Duration::from_secs(20);
+
 /// A bridge, on which the host has addresses.
 fn enter_own_network() -> bool {
     let entered = own_network::enter();
@@ -208,4 +213,69 @@ async fn guests_on_a_bridge_reach_each_other_with_their_own_addresses_alone() {
     let kept = std::fs::read_dir(agent.data_dir().join("nics")).expect("the folder");
     assert_eq!(kept.count(), 0);
     assert!(run("ip -o link").contains("mt-one"), "the bridge is the operator's");
+}
+
+/// What VMs may leave on a host: links, rules and sets of nftables, processes, and whatever the agent has
+/// open.
+fn host_of(agent: &Agent, pid: u32) -> Vec<(&'static str, usize)> {
+    let lines = |command: &str| run(command).lines().count();
+    let open = format!("/proc/{pid}/fd");
+    let files = |folder: &std::path::Path| std::fs::read_dir(folder).map_or(0, Iterator::count);
+    vec![
+        ("links", lines("ip -o link")),
+        ("rules", lines("nft list ruleset")),
+        ("guests", agent.guest_pids().len()),
+        ("files that the agent has open", files(std::path::Path::new(&open))),
+        ("guards", files(&agent.data_dir().join("nics"))),
+        ("guests' folders", files(&agent.run_dir().join("vm"))),
+    ]
+}
+
+/// `MUSTER_CREATES` says how many, else a few.
+#[tokio::test]
+async fn vms_that_come_and_go_leave_nothing_on_the_host() {
+    if !enter_own_network() {
+        return;
+    }
+    let count = std::env::var("MUSTER_CREATES").ok().and_then(|count| count.parse().ok());
+    let coordinator = Coordinator::start();
+    let client = coordinator.client();
+    let mut agent = Agent::start(&coordinator.agent_url());
+    agent.wait_allocatable(&client).await;
+    let image = guest::import(&client).await;
+    let pid = agent.daemon().pid();
+    let cycle = async || {
+        let vm = fresh_uuid();
+        let rule = json!({ "rule": "FROM all vms TO any BLOCK tcp PORT 25", "enabled": true });
+        let payload = json!({
+            "uuid": vm, "brand": "kvm", "ram": 192, "owner_uuid": fresh_uuid(),
+            "image": { "uuid": image, "files": [{ "compression": "none" }] },
+            "disks": [{ "image_uuid": image, "boot": true, "model": "virtio" }],
+            "firewall_enabled": true, "firewall_rules": [rule],
+            "nics": [
+                { "nic_tag": "one", "ips": ["10.77.0.11/24"], "max_mbit_per_second": 100 },
+                { "nic_tag": "one", "ips": ["dhcp"] },
+            ],
+        });
+        assert_eq!(create(&client, &agent, &payload).await, vm);
+        let path = format!("/servers/{}/vms/{vm}", agent.server_uuid);
+        let task = client.delete(&path).await.expect(200)["id"].clone();
+        client.complete_task(task.as_str().expect("an id"), 120).await;
+    };
+    // Connections and folders that are made once.
+    cycle().await;
+    let before = host_of(&agent, pid);
+    assert_eq!(before[1..3], [("rules", 0), ("guests", 0)]);
+    let cycles = count.unwrap_or(CREATES);
+    for _ in 0..cycles {
+        cycle().await;
+    }
+    // A connection that was used last may still be closing.
+    wait_for("the host is as before", SETTLE, || {
+        let after = host_of(&agent, pid);
+        let same = after == before;
+        async move { if same { Ok(()) } else { Err(format!("{after:?}")) } }
+    })
+    .await;
+    println!("before and after {cycles} VMs: {before:?}");
 }
