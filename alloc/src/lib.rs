@@ -95,4 +95,5 @@ pub use server::Unreserved;
 pub use server_name::ServerName;
 pub use settings::{BadDefault, HostOs};
 pub use snapshot::Snapshot;
+pub use validate::MAX_AMOUNT;
 pub use what_if::WhatIf;

@@ -328,6 +328,8 @@ fn parse_image(value: Option<&Value>) -> Result<Image, String> {
         }
         _ => 0.0,
     };
+    validate::amount(image_size, "\"image.image_size\"")?;
+    ensure(files_bytes >= 0.0, "\"image.files\" contains a negative size")?;
     Ok(Image {
         kind: map.get("type").and_then(Value::as_str).unwrap_or_default().to_owned(),
         image_size: image_size.unwrap_or(0.0),
@@ -388,6 +390,9 @@ fn parse_package(value: &Value) -> Result<Package, String> {
     if ratios == Ratios::default() {
         ratios.ram = Some(1.0);
     }
+    for name in ["max_physical_memory", "cpu_cap", "quota"] {
+        validate::amount(direct(name), &format!("\"package.{name}\""))?;
+    }
     Ok(Package {
         ratios,
         max_physical_memory: direct("max_physical_memory"),
@@ -413,6 +418,10 @@ fn parse_vm(value: &Value) -> Result<VmRequest, String> {
         Some(Value::Number(vcpus)) => vcpus.as_f64().filter(|vcpus| *vcpus != 0.0),
         Some(_) => return Err("VM \"vcpus\" is not a number".to_owned()),
     };
+    let asked = [("ram", Some(ram)), ("quota", quota), ("cpu_cap", cpu_cap), ("vcpus", vcpus)];
+    for (name, asked) in asked {
+        validate::amount(asked, &format!("VM \"{name}\""))?;
+    }
     let brand = match map.get("brand").filter(|brand| !brand.is_null()) {
         None => String::new(),
         Some(Value::String(brand)) => brand.clone(),

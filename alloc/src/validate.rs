@@ -98,6 +98,18 @@ pub(crate) fn optional_number(value: Option<&Value>, message: &str) -> Result<Op
     }
 }
 
+/// The most that a request or package asks for of anything (MiB, percent of a core): sums of what
+/// thousands of VMs have stay exact.
+pub const MAX_AMOUNT: f64 = 1e12;
+
+/// What is asked for can be had: nobody gives room back, or makes sums that are no numbers.
+///
+/// The reference takes any number.
+pub(crate) fn amount(value: Option<f64>, name: &str) -> Result<(), String> {
+    let is_one = value.is_none_or(|value| (0.0..=MAX_AMOUNT).contains(&value));
+    ensure(is_one, &format!("{name} is not between 0 and {MAX_AMOUNT}"))
+}
+
 /// A convertible number or nothing.
 pub(crate) fn optional_num(value: Option<&Value>, message: &str) -> Result<Option<f64>, String> {
     let Some(value) = some_truthy(value) else { return Ok(None) };

@@ -40,6 +40,24 @@ fn wrong_types_are_reported_together() {
 }
 
 #[test]
+fn nobody_asks_for_less_than_nothing_or_more_than_there_can_be() {
+    let of_vm = ["ram", "quota", "cpu_cap", "vcpus"];
+    let of_vm = of_vm.map(|name| ("vm", name, format!("VM \"{name}\"")));
+    let of_package = ["max_physical_memory", "cpu_cap", "quota"];
+    let of_package = of_package.map(|name| ("package", name, format!("\"package.{name}\"")));
+    for (part, name, shown) in of_vm.into_iter().chain(of_package) {
+        let message = format!("{shown} is not between 0 and 1000000000000");
+        for size in [json!(-1), json!(-1.6e307), json!(1.1e12)] {
+            check(|body| body[part][name] = size.clone(), part, &message);
+        }
+    }
+    let message = "\"image.image_size\" is not between 0 and 1000000000000";
+    check(|body| body["image"]["image_size"] = json!(-1), "image", message);
+    let message = "\"image.files\" contains a negative size";
+    check(|body| body["image"]["files"] = json!([{"size": -1}]), "image", message);
+}
+
+#[test]
 fn faults_have_the_reference_texts() {
     check(|b| b["vm"]["owner_uuid"] = json!("X"), "vm", "VM \"owner_uuid\" is not a valid UUID");
     check(|b| b["vm"]["ram"] = json!("512"), "vm", "VM \"ram\" is not a number");

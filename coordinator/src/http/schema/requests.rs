@@ -4,6 +4,7 @@
 use serde_json::{Value, json};
 
 use super::uuid;
+use crate::alloc::MAX_AMOUNT;
 
 fn text() -> Value {
     json!({ "type": "string" })
@@ -11,6 +12,11 @@ fn text() -> Value {
 
 fn number(doc: &str) -> Value {
     json!({ "type": "number", "minimum": 0, "description": doc })
+}
+
+/// What is asked for of something.
+fn amount(doc: &str) -> Value {
+    json!({ "type": "number", "minimum": 0, "maximum": MAX_AMOUNT, "description": doc })
 }
 
 fn traits() -> Value {
@@ -45,8 +51,9 @@ pub(crate) fn allocation_vm() -> Value {
     json!({
         "type": "object", "required": ["vm_uuid", "owner_uuid", "ram"],
         "properties": {
-            "vm_uuid": uuid(), "owner_uuid": uuid(), "ram": number("MiB"),
-            "quota": number("GiB"), "cpu_cap": number("Percent of a CPU"), "brand": text(),
+            "vm_uuid": uuid(), "owner_uuid": uuid(), "ram": amount("MiB"),
+            "quota": amount("GiB"), "cpu_cap": amount("Percent of a CPU"), "vcpus": amount("CPUs"),
+            "brand": text(),
             "traits": traits(),
             "affinity": {
                 "type": "array", "items": affinity, "maxItems": 64,
@@ -80,7 +87,7 @@ pub(crate) fn allocation_image() -> Value {
     json!({
         "type": "object",
         "properties": {
-            "image_size": number("MiB"), "traits": traits(),
+            "image_size": amount("MiB"), "traits": traits(),
             "requirements": {
                 "type": "object",
                 "properties": {
