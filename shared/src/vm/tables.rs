@@ -278,7 +278,8 @@ pub const CONTEXT: &[&str] =
 /// Far beyond what any disk does, and well below what the hypervisor can count.
 const MAX_IOPS: u64 = 100_000_000;
 const MAX_MIB_PER_SECOND: u64 = 1_000_000;
-const MAX_MBIT_PER_SECOND: u64 = 1_000_000;
+/// What the kernel can count: nanoseconds times bytes per second, in 64 bits.
+const MAX_MBIT_PER_SECOND: u64 = 100_000;
 
 const DISK_MODELS: &[&str] = &["ahci", "ide", "nvme", "scsi", "virtio"];
 const NIC_MODELS: &[&str] = &["e1000", "rtl8139", "virtio"];
