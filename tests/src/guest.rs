@@ -1,6 +1,9 @@
 //! The tiny guest image, and getting it into a coordinator.
 
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -63,4 +66,28 @@ pub async fn import(client: &Client) -> String {
     client.send_bytes(Method::PUT, &query, octets, bytes).await.expect(200);
     client.post(&format!("/images/{uuid}?action=activate"), &json!({})).await.expect(200);
     uuid
+}
+
+/// Longest wait for an answer that may never come.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// What a guest hands out at `ADDRESS:PORT` under this path: the content; or why there is none.
+///
+/// # Errors
+/// It does not answer within 5 s, or not with 200.
+pub fn page(address: &str, path: &str) -> Result<String, String> {
+    let fetch = || {
+        let address = address.parse().map_err(std::io::Error::other)?;
+        let mut stream = TcpStream::connect_timeout(&address, ANSWER)?;
+        stream.set_read_timeout(Some(ANSWER))?;
+        stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes())?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        Ok::<_, std::io::Error>(text)
+    };
+    let text = fetch().map_err(|error| error.to_string())?;
+    match text.split_once("\r\n\r\n") {
+        Some((head, content)) if head.contains(" 200 ") => Ok(content.trim().to_owned()),
+        _ => Err(text),
+    }
 }

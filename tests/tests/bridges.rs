@@ -1,8 +1,6 @@
 //! Guests on a bridge, in a network namespace of the test: they reach each other and the host by
 //! the addresses of their records, and by no others.
 
-use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use muster_tests::daemon::{Agent, Coordinator, fresh_uuid};
@@ -14,8 +12,6 @@ use serde_json::{Value, json};
 
 /// TCG guests on two busy cores.
 const BOOT: Duration = Duration::from_secs(90);
-/// Longest wait for an answer that may never come.
-const ANSWER: Duration = Duration::from_secs(5);
 
 /// VMs that are made and destroyed.
 const CREATES: u32 = 20;
@@ -31,20 +27,9 @@ fn enter_own_network() -> bool {
     entered
 }
 
-/// The first line of a guest's page, or why there is none.
+/// A guest's page, or why there is none.
 fn page(address: &str) -> Result<String, String> {
-    let address: SocketAddr = address.parse().expect("an address and a port");
-    let fetch = || {
-        let mut stream = TcpStream::connect_timeout(&address, ANSWER)?;
-        stream.set_read_timeout(Some(ANSWER))?;
-        stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text)?;
-        Ok::<_, std::io::Error>(text)
-    };
-    let text = fetch().map_err(|error| error.to_string())?;
-    let content = text.split("\r\n\r\n").nth(1).unwrap_or_default();
-    Ok(content.trim().to_owned())
+    guest::page(address, "/")
 }
 
 async fn shows(address: &str, text: &str) {
@@ -87,17 +72,6 @@ async fn create(client: &Client, agent: &Agent, payload: &Value) -> String {
     let task = answer["id"].as_str().expect("a task").to_owned();
     let made = client.complete_task(&task, 240).await;
     made["vm"]["uuid"].as_str().expect("a VM").to_owned()
-}
-
-fn file(name: &str) -> Result<String, String> {
-    let address: SocketAddr = "10.77.0.11:80".parse().expect("an address");
-    let mut stream = TcpStream::connect_timeout(&address, ANSWER).map_err(|e| e.to_string())?;
-    stream.set_read_timeout(Some(ANSWER)).map_err(|e| e.to_string())?;
-    let ask = format!("GET /{name} HTTP/1.0\r\n\r\n");
-    stream.write_all(ask.as_bytes()).map_err(|e| e.to_string())?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text).map_err(|e| e.to_string())?;
-    if text.contains(" 200 ") { Ok(text) } else { Err(text) }
 }
 
 /// The further address of the guest that may have it answers, that of the other one does not.
@@ -177,7 +151,10 @@ async fn guests_on_a_bridge_reach_each_other_with_their_own_addresses_alone() {
     ] {
         shows(address, name).await;
     }
-    let network = wait_for("guest 1 tells what it has", BOOT, || async { file("network") }).await;
+    let network = wait_for("guest 1 tells what it has", BOOT, || async {
+        guest::page("10.77.0.11:80", "/network")
+    })
+    .await;
     for text in ["1400\n", "nameserver 10.77.0.53", "default via 10.77.0.1"] {
         assert!(network.contains(text), "{text:?} in {network}");
     }

@@ -1,8 +1,6 @@
 //! A guest that is changed while it runs, seen from inside it: its disk grows, network interfaces come
 //! and go, its filter changes. It stays the same process, and its agent is killed in between.
 
-use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use muster_tests::daemon::{Agent, Coordinator, fresh_uuid};
@@ -16,8 +14,6 @@ use serde_json::{Value, json};
 const BOOT: Duration = Duration::from_secs(90);
 /// Until a guest that is up shows what has changed.
 const SOON: Duration = Duration::from_secs(30);
-/// Longest wait for an answer that may never come.
-const ANSWER: Duration = Duration::from_secs(5);
 
 const FIRST: &str = "02:00:00:00:00:01";
 const SECOND: &str = "02:00:00:00:00:02";
@@ -40,17 +36,7 @@ const WATCHES: &str = "#!/bin/sh\n\
 
 /// What the guest tells at this address.
 fn state(address: &str) -> Result<String, String> {
-    let address: SocketAddr = format!("{address}:80").parse().expect("an address");
-    let fetch = || {
-        let mut stream = TcpStream::connect_timeout(&address, ANSWER)?;
-        stream.set_read_timeout(Some(ANSWER))?;
-        stream.write_all(b"GET /state HTTP/1.0\r\n\r\n")?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text)?;
-        Ok::<_, std::io::Error>(text)
-    };
-    let text = fetch().map_err(|error| error.to_string())?;
-    if text.contains(" 200 ") { Ok(text) } else { Err(text) }
+    guest::page(&format!("{address}:80"), "/state")
 }
 
 async fn tells(address: &str, wanted: &[&str]) -> String {
