@@ -1,6 +1,6 @@
-//! The table of nftables that keeps guests to their own addresses: one for each agent, replaced as a
-//! whole. What it is made from is kept on disk, so that an agent that comes after can make it again
-//! for guests that run.
+//! The table of nftables that keeps guests to their own addresses and has their firewalls: one for each
+//! agent, whose rules are replaced in one transaction. What they are made from is kept on disk, so that
+//! an agent that comes after can make them again for guests that run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -108,21 +108,16 @@ impl Filter {
         Ok(unknown)
     }
 
-    /// `rules` writes the table, which takes away what is stale.
+    /// `table` writes the rules, and takes away what it is told is stale.
     async fn put_in_force(&self, table: impl Fn(&[String]) -> String) -> Result<(), DriverError> {
         let rules = table(&[]);
         let shown = self.shown().await.ok();
         let was = self.in_force.lock().clone();
-        let is_ours = |shown: &String| was.as_ref().is_some_and(|was| was.shown == *shown);
-        match &shown {
-            Some(shown) if is_ours(shown) && was.as_ref().is_some_and(|was| was.rules == rules) => {
+        if let Some(was) = was.filter(|was| was.rules == rules) {
+            if shown.as_ref() == Some(&was.shown) {
                 return Ok(());
             }
-            Some(shown) if is_ours(shown) => {}
-            _ if was.as_ref().is_some_and(|was| was.rules == rules) => {
-                tracing::warn!(table = self.table, "somebody took the rules of guests' NICs away");
-            }
-            _ => {}
+            tracing::warn!(table = self.table, "somebody took the rules of guests' NICs away");
         }
         self.replace(table, shown.as_deref()).await.map_err(|error| self.failed("make", error))?;
         let shown = self.shown().await.map_err(|error| self.failed("list", error))?;
@@ -140,7 +135,9 @@ impl Filter {
         let stale = shown.map(|shown| stale(shown, &rules)).unwrap_or_default();
         match self.nft(&["-f", "-"], Some(&table(&stale))).await {
             Ok(_) => Ok(()),
-            Err(_) if shown.is_some() => {
+            Err(error) if shown.is_some() => {
+                let (table, error) = (&self.table, Chain(&error).to_string());
+                tracing::warn!(table, error, "the table is made anew, without its connections");
                 let anew = format!("delete table bridge {}\n{rules}", self.table);
                 self.nft(&["-f", "-"], Some(&anew)).await.map(drop)
             }
