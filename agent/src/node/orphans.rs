@@ -1,5 +1,6 @@
 //! What lies on this host under a VM's name and belongs to no VM of the agent's: a guest that runs,
-//! disks, network links, a copy of a record. It is left alone until somebody decides: adopt it, or remove it.
+//! disks, network links, a copy of a record. It is left alone until somebody decides: adopt it, or
+//! remove it.
 
 use std::collections::BTreeMap;
 

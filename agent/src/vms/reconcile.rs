@@ -257,18 +257,22 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_vm_that_ran_for_long_has_recovered() {
-        let mut vm = entry(1, |record| record.restarts = Restarts { count: 4 });
-        vm.observed = Observed::Running(Live {
+    fn runs(nics_unsettled: bool) -> Observed {
+        Observed::Running(Live {
             pid: 1,
             started_at_ms: NOW_MS,
             booted_at_ms: NOW_MS,
             reboots: 0,
             activity: Activity::Running,
             reason: None,
-            nics_unsettled: false,
-        });
+            nics_unsettled,
+        })
+    }
+
+    #[test]
+    fn a_vm_that_ran_for_long_has_recovered() {
+        let mut vm = entry(1, |record| record.restarts = Restarts { count: 4 });
+        vm.observed = runs(false);
         assert_eq!(planned(&vm, "boot-1", 599), None);
         assert_eq!(planned(&vm, "boot-1", 600), Some(Action::ForgetRestarts));
         vm.record.restarts = Restarts::default();
@@ -278,15 +282,7 @@ mod tests {
     #[test]
     fn a_guest_that_gave_up_a_nic_too_late_gets_it_again() {
         let mut vm = entry(1, |_| ());
-        vm.observed = Observed::Running(Live {
-            pid: 1,
-            started_at_ms: NOW_MS,
-            booted_at_ms: NOW_MS,
-            reboots: 0,
-            activity: Activity::Running,
-            reason: None,
-            nics_unsettled: true,
-        });
+        vm.observed = runs(true);
         assert_eq!(planned(&vm, "boot-1", 0), Some(Action::SettleNics));
         let params = params(vm.record.uuid, Action::SettleNics, Some(&vm.record));
         assert_eq!((&params["reboot"], &params["update_nics"]), (&json!("never"), &json!([])));

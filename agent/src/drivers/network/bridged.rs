@@ -105,12 +105,14 @@ impl BridgedNetworks {
         (is_it && is_gone).then_some((tap, place))
     }
 
+    /// What is written on a link, if it is a tap of this server's.
+    fn own(&self, link: &Link) -> Option<Stamp> {
+        let stamp = Stamp::parse(link.alias.as_deref()?)?;
+        (stamp.server == self.config.server_uuid).then_some(stamp)
+    }
+
     fn taps<'a>(&self, links: &'a [Link]) -> Vec<Tap<'a>> {
-        let stamped = links.iter().filter_map(|link| {
-            let stamp = Stamp::parse(link.alias.as_deref()?)?;
-            Some(Tap { link, stamp })
-        });
-        stamped.filter(|tap| tap.stamp.server == self.config.server_uuid).collect()
+        links.iter().filter_map(|link| Some(Tap { link, stamp: self.own(link)? })).collect()
     }
 
     /// What its guest may send and get. No rule of the firewall is for a VM that is not known yet.
@@ -361,22 +363,21 @@ impl Networks for BridgedNetworks {
     async fn check(&self, properties: &Map<String, Value>) -> Result<(), DriverError> {
         self.user.check(properties).await?;
         let links = self.links.list().await?;
+        let mut filtered = None;
         for nic in Nic::of(properties)? {
             let Some(bridge) = self.bridge_of(&nic, &links) else {
                 check_user_nic(&nic)?;
                 continue;
             };
             check_nic(&nic, bridge)?;
-            if !self.guard(&nic, None)?.filters() {
-                continue;
-            }
-            if let Some(lacking) = self.filter.lacking().await {
-                let text =
-                    format!("nics.{}: is on bridge {}, and {lacking}", nic.index, bridge.name);
-                return Err(DriverError::refused(Code::HostToolMissing, text));
+            if self.guard(&nic, None)?.filters() {
+                filtered = Some((nic.index, bridge));
             }
         }
-        Ok(())
+        let Some((index, bridge)) = filtered else { return Ok(()) };
+        let Some(lacking) = self.filter.lacking().await else { return Ok(()) };
+        let text = format!("nics.{index}: is on bridge {}, and {lacking}", bridge.name);
+        Err(DriverError::refused(Code::HostToolMissing, text))
     }
 
     async fn attach(&self, vm: VmUuid, nics: &[Nic]) -> Result<Vec<Attached>, DriverError> {
@@ -434,11 +435,10 @@ impl Networks for BridgedNetworks {
 
     async fn counters(&self) -> Result<BTreeMap<VmUuid, Counters>, DriverError> {
         let mut counters = self.user.counters().await?;
-        let links = self.links.counters().await?;
-        for (link, counted) in &links {
-            for Tap { stamp, .. } in self.taps(std::slice::from_ref(link)) {
+        for (link, counted) in self.links.counters().await? {
+            if let Some(stamp) = self.own(&link) {
                 let sum = counters.entry(stamp.vm).or_default();
-                *sum = sum.plus(*counted);
+                *sum = sum.plus(counted);
             }
         }
         Ok(counters)
