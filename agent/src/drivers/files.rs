@@ -151,7 +151,8 @@ pub async fn head(path: &Path, count: u64) -> Result<Vec<u8>, DriverError> {
     read.await.map_err(|e| failed("read", path, e))
 }
 
-/// Size and free space of the file system that holds `path`, bytes.
+/// Size and free space of the file system that holds `path`, bytes, as `df` counts them: blocks that
+/// are kept back for others are no part of it.
 ///
 /// # Errors
 /// The file system failed.
@@ -159,9 +160,11 @@ pub fn space(path: &Path) -> Result<Space, DriverError> {
     let found = nix::sys::statvfs::statvfs(path)
         .map_err(|e| failed("read the free space of", path, e.into()))?;
     let block_bytes = found.fragment_size();
+    let used = found.blocks().saturating_sub(found.blocks_free());
+    let available = found.blocks_available();
     Ok(Space {
-        size_bytes: found.blocks().saturating_mul(block_bytes),
-        available_bytes: found.blocks_available().saturating_mul(block_bytes),
+        size_bytes: used.saturating_add(available).saturating_mul(block_bytes),
+        available_bytes: available.saturating_mul(block_bytes),
     })
 }
 
@@ -204,7 +207,7 @@ pub async fn used_bytes(path: &Path) -> Result<u64, DriverError> {
 /// Space of a file system, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Space {
-    /// All.
+    /// Used and available together.
     pub size_bytes: u64,
     /// Free for this agent.
     pub available_bytes: u64,
