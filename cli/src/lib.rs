@@ -27,6 +27,8 @@ mod events;
 mod image;
 mod image_export;
 mod image_get;
+mod image_import;
+mod image_source;
 mod job;
 mod known;
 mod logs;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use async_compression::tokio::write::GzipEncoder;
+use muster_tests::cli;
 use muster_tests::daemon::{Agent, Coordinator, DISK_LIMIT, fresh_uuid};
 use muster_tests::guest;
 use muster_tests::http::Client;
@@ -53,6 +54,30 @@ async fn images_survive_kill_9() {
     let expected = std::fs::metadata(guest::image_file()).unwrap().len();
     let file = client.get(&format!("/images/{uuid}/file")).await;
     assert_eq!(file.headers["content-length"], expected.to_string());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_comes_from_a_url_or_from_another_coordinator() {
+    let (first, second) = (Coordinator::start(), Coordinator::start());
+    let uuid = guest::import(&first.client()).await;
+    let url = format!("http://{}", first.address());
+    let file = format!("{url}/images/{uuid}/file");
+    let sum = hex::encode(Sha256::digest(std::fs::read(guest::image_file()).unwrap()));
+
+    let import = ["image", "import", &file, "--name", "by-url", "--version", "1", "--sha256"];
+    let damaged = "0".repeat(64);
+    let refused = cli::output(&second, &[&import[..], &[&damaged]].concat());
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(2) && said.contains(&sum), "{said}");
+    assert_eq!(second.client().get("/images?state=all").await.expect(200), json!([]));
+    let image = cli::json(&second, &[&import[..], &[&sum]].concat());
+    assert_eq!((&image["state"], &image["files"][0]["sha256"]), (&json!("active"), &json!(sum)));
+
+    let image = cli::json(&second, &["image", "import", &uuid, "--from", &url]);
+    let original = first.client().get(&format!("/images/{uuid}")).await.expect(200);
+    for member in ["uuid", "name", "version", "files", "state"] {
+        assert_eq!(image[member], original[member], "{member} of {image:#}");
+    }
 }
 
 #[tokio::test]
