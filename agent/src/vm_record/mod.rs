@@ -1,6 +1,7 @@
 //! What a VM is meant to be, as it is written down.
 
 pub mod boot;
+pub mod disks;
 pub mod restart;
 mod volume;
 
@@ -11,7 +12,7 @@ use muster_shared::lenient;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-pub use volume::{Identity, VolumeRecord};
+pub use volume::{GoingDisk, Identity, VolumeRecord};
 
 /// Largest record, bytes of JSON: what is over it is neither written nor read. Properties are held
 /// far below it (`MAX_VM_BYTES`), so that there is always room for what the agent notes itself.
@@ -76,6 +77,9 @@ pub struct VmRecord {
     /// than volumes, until its agent has looked at its disks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volumes: Option<Vec<VolumeRecord>>,
+    /// Disks that it has no more, and whose files are still to go.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub going_disks: Vec<GoingDisk>,
     /// Boot of the host in which `autoboot` was last considered for it, or it was last started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boot_id: Option<String>,
@@ -122,6 +126,7 @@ impl VmRecord {
             start_when_rolled_back: false,
             storage: StorageState::None,
             volumes: Some(Vec::new()),
+            going_disks: Vec::new(),
             boot_id: None,
             power: restart::Power::default(),
             restarts: restart::Restarts::default(),

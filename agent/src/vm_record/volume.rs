@@ -49,6 +49,16 @@ pub struct VolumeRecord {
     pub size_bytes: u64,
 }
 
+/// A disk that is to go with its content.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GoingDisk {
+    /// Its number.
+    pub index: u32,
+    /// The task that made it; another one's disk of this number stays. `None`: nothing tells.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<TaskId>,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -9,6 +9,7 @@ mod copies;
 mod inventory;
 mod lock;
 mod marker;
+mod removal;
 mod snapshots;
 mod stash;
 mod variables;
@@ -334,6 +335,15 @@ impl Storage for FileStorage {
             .await
             .map_err(|e| files::failed("remove folder", &folder, e))?;
         files::sync_folder(&self.vols).await
+    }
+
+    async fn destroy_disk(
+        &self,
+        vm: VmUuid,
+        index: u32,
+        owner: Option<&TaskId>,
+    ) -> Result<(), DriverError> {
+        self.remove_disk(vm, index, owner).await
     }
 
     async fn grow_disk(&self, vm: VmUuid, index: u32, size_mib: u64) -> Result<(), DriverError> {

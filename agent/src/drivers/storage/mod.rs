@@ -201,6 +201,18 @@ pub trait Storage: fmt::Debug + Send + Sync + 'static {
     /// be removed.
     async fn destroy_disks(&self, vm: VmUuid, owner: Option<&TaskId>) -> Result<(), DriverError>;
 
+    /// Destroys one disk, if `owner` made it, or whoever made it when `None`. One that is not there, or is
+    /// another's, is no error. Durable when it returns.
+    ///
+    /// # Errors
+    /// `DatasetBusy` when a process has it open. Or it could not be removed.
+    async fn destroy_disk(
+        &self,
+        vm: VmUuid,
+        index: u32,
+        owner: Option<&TaskId>,
+    ) -> Result<(), DriverError>;
+
     /// Makes a disk at least this large. Nobody may have one open that is smaller: whoever has it
     /// open makes it larger first. Durable when it returns.
     ///

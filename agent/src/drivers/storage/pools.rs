@@ -186,6 +186,15 @@ impl Storage for Pools {
         in_each!(self, destroy_disks(vm, owner))
     }
 
+    async fn destroy_disk(
+        &self,
+        vm: VmUuid,
+        index: u32,
+        owner: Option<&TaskId>,
+    ) -> Result<(), DriverError> {
+        in_each!(self, destroy_disk(vm, index, owner))
+    }
+
     async fn grow_disk(&self, vm: VmUuid, index: u32, size_mib: u64) -> Result<(), DriverError> {
         let pool = self.with_disk(vm, index).await?.unwrap_or(&self.first);
         pool.grow_disk(vm, index, size_mib).await

@@ -29,7 +29,7 @@ pub struct SimStorage {
 
 impl SimStorage {
     /// Operations in `faults`: `storage.create_disk`, `.disks`, `.roles`, `.variables`,
-    /// `.check_idle`, `.destroy_disks`, `.grow_disk`, `.snapshots`, `.create_snapshot`, `.delete_snapshot`, `.roll_back`, `.stash_disk`,
+    /// `.check_idle`, `.destroy_disks`, `.destroy_disk`, `.grow_disk`, `.snapshots`, `.create_snapshot`, `.delete_snapshot`, `.roll_back`, `.stash_disk`,
     /// `.restore_disk`, `.purge_stash`, `.put_copy`, `.remove_copy`, `.copied`, `.copy`, `.volumes`,
     /// `.bases`, `.usage`.
     #[must_use]
@@ -164,6 +164,23 @@ impl Storage for SimStorage {
             Ok(())
         };
         self.faults.call("storage.destroy_disks", destroy).await
+    }
+
+    async fn destroy_disk(
+        &self,
+        vm: VmUuid,
+        index: u32,
+        owner: Option<&TaskId>,
+    ) -> Result<(), DriverError> {
+        let destroy = || {
+            let mut content = self.pool.0.lock();
+            let found = content.disks.get(&(vm, index));
+            if found.is_some_and(|disk| owner.is_none_or(|owner| *owner == disk.owner)) {
+                content.disks.remove(&(vm, index));
+            }
+            Ok(())
+        };
+        self.faults.call("storage.destroy_disk", destroy).await
     }
 
     async fn grow_disk(&self, vm: VmUuid, index: u32, size_mib: u64) -> Result<(), DriverError> {
