@@ -9,8 +9,8 @@ use muster_shared::wire::Code;
 use serde_json::Value;
 
 use crate::drivers::DriverError;
-use crate::drivers::network::Attached;
-use crate::drivers::storage::Role;
+use crate::drivers::network::{Attached, Nic};
+use crate::drivers::storage::{Disk, Role};
 
 /// A change of a snapshot of a VM's volumes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,6 +62,24 @@ pub struct GuestNics {
     pub free: BTreeSet<usize>,
 }
 
+/// A disk that a guest has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GuestDisk {
+    /// Its number, see [`numbers`](crate::vm_record::disks::numbers).
+    pub number: u32,
+    /// It can be taken from the guest while that runs.
+    pub removable: bool,
+}
+
+/// The disks of a guest, as its hypervisor tells.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GuestDisks {
+    /// Those that it has, by number.
+    pub present: Vec<GuestDisk>,
+    /// Numbers of those that it can be given while it runs.
+    pub free: BTreeSet<u32>,
+}
+
 /// Asks for devices of guests, and changes them.
 #[async_trait]
 pub trait GuestDevices: fmt::Debug + Send + Sync + 'static {
@@ -86,6 +104,42 @@ pub trait GuestDevices: fmt::Debug + Send + Sync + 'static {
     /// The hypervisor refused.
     async fn grow_disk(&self, vm: VmUuid, index: u32, size_bytes: u64) -> Result<(), DriverError>;
 
+    /// Has a guest that runs give memory back until it has this much, or take it again, but no more than it
+    /// was started with. Returns when it has, or does not come nearer: its system may not be able to.
+    /// Nothing is done about a guest that does not run.
+    ///
+    /// # Errors
+    /// The hypervisor refused.
+    async fn set_memory(&self, vm: VmUuid, ram_mib: u64) -> Result<(), DriverError>;
+
+    /// The disks of a guest; `None`: it does not run.
+    ///
+    /// # Errors
+    /// The hypervisor does not tell.
+    async fn disks(&self, vm: VmUuid) -> Result<Option<GuestDisks>, DriverError>;
+
+    /// Gives a guest that runs one more disk, as its VM's record describes it, within that one's limits.
+    /// One that it has is no error.
+    ///
+    /// # Errors
+    /// `VmNotRunning`; or the hypervisor refused, and nothing was changed.
+    async fn plug_disk(
+        &self,
+        vm: VmUuid,
+        disk: &Disk,
+        described: &Value,
+    ) -> Result<(), DriverError>;
+
+    /// Takes a disk from a guest that runs; returns once the guest has given it up and nobody has its
+    /// file open. One that it does not have is no error.
+    ///
+    /// # Errors
+    /// `VmNotRunning`; `GuestRefused`: the guest still has it, and may give it up later.
+    async fn unplug_disk(&self, vm: VmUuid, number: u32) -> Result<(), DriverError>;
+
+    /// Notes that a guest has the disks that it is to have.
+    fn settle_disks(&self, vm: VmUuid);
+
     /// The network interfaces of a guest; `None`: it does not run.
     ///
     /// # Errors
@@ -105,6 +159,13 @@ pub trait GuestDevices: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// `VmNotRunning`; `GuestRefused`: the guest still has it, and may give it up later.
     async fn unplug_nic(&self, vm: VmUuid, nic: &GuestNic) -> Result<(), DriverError>;
+
+    /// Puts the cable of a network interface of a guest that runs in or out, as it is to be. One that
+    /// the guest does not have is no error.
+    ///
+    /// # Errors
+    /// `VmNotRunning`; or the hypervisor refused.
+    async fn set_link(&self, vm: VmUuid, nic: &Nic) -> Result<(), DriverError>;
 
     /// Notes that a guest has the network interfaces that it is to have.
     fn settle_nics(&self, vm: VmUuid);

@@ -20,7 +20,8 @@ use tokio::sync::watch;
 
 pub use console::{CONSOLE_PAST_BYTES, GuestConsole, GuestIo, GuestPort, Logged};
 pub use devices::{
-    GuestDevices, GuestNic, GuestNics, INFO_TYPES, SnapshotChange, check_info_types,
+    GuestDevices, GuestDisk, GuestDisks, GuestNic, GuestNics, INFO_TYPES, SnapshotChange,
+    check_info_types,
 };
 pub use display::{GuestDisplay, MAX_PICTURE_BYTES, Picture};
 pub use facts::GuestFacts;
@@ -80,6 +81,10 @@ pub struct Live {
     /// Its network interfaces were changed, by itself or by a task that failed, since they were last
     /// known to be what they are to be, see [`GuestDevices::settle_nics`].
     pub nics_unsettled: bool,
+    /// The same of its disks, see [`GuestDevices::settle_disks`].
+    pub disks_unsettled: bool,
+    /// Memory that the guest has of what it was started with, MiB; `None`: it gives none back.
+    pub memory_mib: Option<u64>,
 }
 
 /// What the virtual CPUs of a live process do.

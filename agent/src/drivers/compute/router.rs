@@ -15,13 +15,13 @@ use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
-    Abilities, Compute, GuestConsole, GuestDevices, GuestDisplay, GuestFacts, GuestIo, GuestNic,
-    GuestNics, GuestPort, GuestSignal, Logged, Observed, Picture, Resources, RunningGuest,
-    SnapshotChange,
+    Abilities, Compute, GuestConsole, GuestDevices, GuestDisks, GuestDisplay, GuestFacts, GuestIo,
+    GuestNic, GuestNics, GuestPort, GuestSignal, Logged, Observed, Picture, Resources,
+    RunningGuest, SnapshotChange,
 };
 use crate::drivers::DriverError;
-use crate::drivers::network::Attached;
-use crate::drivers::storage::Role;
+use crate::drivers::network::{Attached, Nic};
+use crate::drivers::storage::{Disk, Role};
 use crate::vm_record::VmRecord;
 
 /// The drivers of a node.
@@ -179,6 +179,31 @@ impl GuestDevices for Router {
         self.holder(vm).grow_disk(vm, index, size_bytes).await
     }
 
+    async fn set_memory(&self, vm: VmUuid, ram_mib: u64) -> Result<(), DriverError> {
+        self.holder(vm).set_memory(vm, ram_mib).await
+    }
+
+    async fn disks(&self, vm: VmUuid) -> Result<Option<GuestDisks>, DriverError> {
+        self.holder(vm).disks(vm).await
+    }
+
+    async fn plug_disk(
+        &self,
+        vm: VmUuid,
+        disk: &Disk,
+        described: &Value,
+    ) -> Result<(), DriverError> {
+        self.holder(vm).plug_disk(vm, disk, described).await
+    }
+
+    async fn unplug_disk(&self, vm: VmUuid, number: u32) -> Result<(), DriverError> {
+        self.holder(vm).unplug_disk(vm, number).await
+    }
+
+    fn settle_disks(&self, vm: VmUuid) {
+        self.holder(vm).settle_disks(vm);
+    }
+
     async fn nics(&self, vm: VmUuid) -> Result<Option<GuestNics>, DriverError> {
         self.holder(vm).nics(vm).await
     }
@@ -189,6 +214,10 @@ impl GuestDevices for Router {
 
     async fn unplug_nic(&self, vm: VmUuid, nic: &GuestNic) -> Result<(), DriverError> {
         self.holder(vm).unplug_nic(vm, nic).await
+    }
+
+    async fn set_link(&self, vm: VmUuid, nic: &Nic) -> Result<(), DriverError> {
+        self.holder(vm).set_link(vm, nic).await
     }
 
     fn settle_nics(&self, vm: VmUuid) {

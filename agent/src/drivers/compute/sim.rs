@@ -1,6 +1,7 @@
 //! Simulated guests: processes that outlive the simulated agent.
 
 mod devices;
+mod knobs;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -19,14 +20,14 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::watch;
 
 use super::{
-    Abilities, Activity, Compute, Ended, GuestConsole, GuestDevices, GuestDisplay, GuestFacts,
-    GuestIo, GuestNic, GuestNics, GuestPort, GuestSignal, Live, Logged, Observed, Picture,
-    Resources, RunningGuest, SnapshotChange, check_info_types, not_running,
+    Abilities, Activity, Compute, Ended, GuestConsole, GuestDevices, GuestDisk, GuestDisks,
+    GuestDisplay, GuestFacts, GuestIo, GuestNic, GuestNics, GuestPort, GuestSignal, Live, Logged,
+    Observed, Picture, Resources, RunningGuest, SnapshotChange, check_info_types, not_running,
 };
 use crate::drivers::DriverError;
 use crate::drivers::faults::Faults;
-use crate::drivers::network::Attached;
-use crate::drivers::storage::Role;
+use crate::drivers::network::{Attached, Nic};
+use crate::drivers::storage::{Disk, Role};
 use crate::vm_record::VmRecord;
 
 /// How long a simulated guest takes to shut down when asked.
@@ -43,6 +44,8 @@ const RSS_BYTES: u64 = 64 << 20;
 const SIM_MEMORY_MIB: u64 = 1 << 20;
 /// Network interfaces that a simulated guest can be given while it runs.
 const SLOTS: usize = 4;
+/// The last disk beside the first for which it has a bay.
+const LAST_BAY: u32 = 4;
 /// Buffer of a simulated console, bytes.
 const CONSOLE_BYTES: usize = 16 * 1024;
 
@@ -50,6 +53,8 @@ const CONSOLE_BYTES: usize = 16 * 1024;
 struct Guest {
     pid: u32,
     ram_mib: u64,
+    /// What it has of that.
+    memory_mib: u64,
     started_at_ms: u64,
     booted_at_ms: u64,
     reboots: u32,
@@ -64,9 +69,23 @@ struct Guest {
     grown: BTreeMap<u32, u64>,
     /// Addresses of its network interfaces, by number.
     nics: BTreeMap<usize, String>,
+    /// Numbers of those whose cable is out.
+    links_down: BTreeSet<usize>,
     nics_unsettled: bool,
+    /// Numbers of its disks.
+    disks: BTreeSet<u32>,
+    disks_unsettled: bool,
     /// That its display asks for.
     password: Option<String>,
+}
+
+impl Guest {
+    fn set_link(&mut self, nic: &Nic) {
+        match nic.link_down {
+            true => drop(self.links_down.insert(nic.number)),
+            false => drop(self.links_down.remove(&nic.number)),
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -77,6 +96,8 @@ struct Content {
     prepared: BTreeSet<VmUuid>,
     ignores_acpi: BTreeSet<VmUuid>,
     kept_nics: BTreeSet<(VmUuid, usize)>,
+    kept_disks: BTreeSet<(VmUuid, u32)>,
+    kept_memory: BTreeSet<VmUuid>,
     dies_slowly: BTreeSet<VmUuid>,
     starts: BTreeMap<VmUuid, u64>,
 }
@@ -143,30 +164,6 @@ impl SimGuests {
     #[must_use]
     pub fn disk_size(&self, vm: VmUuid, index: u32) -> Option<u64> {
         self.content.lock().running.get(&vm)?.grown.get(&index).copied()
-    }
-
-    /// Addresses of the network interfaces that a running guest has, by number.
-    #[must_use]
-    pub fn nics(&self, vm: VmUuid) -> BTreeMap<usize, String> {
-        self.content.lock().running.get(&vm).map(|guest| guest.nics.clone()).unwrap_or_default()
-    }
-
-    /// The guest does not give up this network interface; or does again.
-    pub fn keep_nic(&self, vm: VmUuid, number: usize, keeps: bool) {
-        let mut content = self.content.lock();
-        match keeps {
-            true => drop(content.kept_nics.insert((vm, number))),
-            false => drop(content.kept_nics.remove(&(vm, number))),
-        }
-    }
-
-    /// The guest gives up a network interface although nobody asks for it.
-    pub fn lose_nic(&self, vm: VmUuid, number: usize) {
-        if let Some(guest) = self.content.lock().running.get_mut(&vm) {
-            guest.nics.remove(&number);
-            guest.nics_unsettled = true;
-        }
-        self.changed();
     }
 
     /// The password that the display of a running guest asks for.
@@ -237,7 +234,7 @@ pub struct SimCompute {
 impl SimCompute {
     /// Operations in `faults`: `compute.prepare`, `.start`, `.limit`, `.observe`, `.signal`, `.info`,
     /// `.open`, `.processes`, `.cleanup`, `.running`, `.disk_usage`, `.grow_disk`,
-    /// `.nics`, `.plug_nic`, `.unplug_nic`, `.set_password`.
+    /// `.set_memory`, `.disks`, `.plug_disk`, `.unplug_disk`, `.nics`, `.plug_nic`, `.unplug_nic`, `.set_link`, `.set_password`.
     #[must_use]
     pub fn new(guests: SimGuests, clock: SharedClock, faults: Faults) -> Self {
         Self { guests, clock, faults, brands: &["bhyve", "kvm"] }
@@ -260,9 +257,10 @@ impl SimCompute {
         }
         content.last_pid += 1;
         let pid = content.last_pid + 1000;
-        let guest = Guest {
+        let mut guest = Guest {
             pid,
             ram_mib,
+            memory_mib: ram_mib,
             started_at_ms,
             booted_at_ms: started_at_ms,
             reboots: 0,
@@ -273,9 +271,13 @@ impl SimCompute {
             boot: record.text("boot").map(str::to_owned),
             grown: BTreeMap::new(),
             nics: with.nics.iter().map(|it| (it.nic.number, it.nic.mac.clone())).collect(),
+            links_down: BTreeSet::new(),
             nics_unsettled: false,
+            disks: with.disks.iter().map(|disk| disk.index).collect(),
+            disks_unsettled: false,
             password: record.text("vnc_password").map(str::to_owned),
         };
+        with.nics.iter().for_each(|attached| guest.set_link(&attached.nic));
         content.running.insert(vm, guest);
         content.exits.remove(&vm);
         *content.starts.entry(vm).or_insert(0) += 1;
@@ -338,6 +340,8 @@ impl SimCompute {
                 reason: (guest.activity != Activity::Running)
                     .then(|| format!("the hypervisor says {:?}", guest.activity.word()).into()),
                 nics_unsettled: guest.nics_unsettled,
+                disks_unsettled: guest.disks_unsettled,
+                memory_mib: Some(guest.memory_mib),
             }),
             None => Observed::Stopped(Ended {
                 exit_status: content.exits.get(&vm).copied(),

@@ -57,6 +57,8 @@ pub struct Nic {
     pub vlan_id: u16,
     /// Its largest packet, bytes; `None`: the network's.
     pub mtu: Option<u32>,
+    /// Its cable is out: the guest sees no carrier.
+    pub link_down: bool,
     /// Ports of the host that lead to it.
     pub forwards: Vec<Forward>,
     /// All that the VM's record says of it.
@@ -132,6 +134,7 @@ impl Nic {
             tag: text("nic_tag").map(str::to_owned),
             vlan_id: number("vlan_id").and_then(|vlan| u16::try_from(vlan).ok()).unwrap_or(0),
             mtu: number("mtu").and_then(|mtu| u32::try_from(mtu).ok()).filter(|mtu| *mtu > 0),
+            link_down: nic.get("link_down").is_some_and(|down| *down == true),
             described: nic.clone(),
             ..Self::default()
         }

@@ -3,7 +3,9 @@
 use muster_shared::wire::Code;
 use serde_json::{Value, json};
 
+use super::balloon;
 use super::boot::{BootOrder, disk_place, is_cdrom};
+use super::drives;
 use super::firmware::VmFirmware;
 use super::folder::GuestFolder;
 use super::nics::{self, Card};
@@ -12,9 +14,7 @@ use crate::drivers::DriverError;
 use crate::drivers::network::{Attached, NicModel};
 use crate::drivers::storage::Disk;
 use crate::vm_record::VmRecord;
-
-/// QEMU's limit for the serial number of a virtio disk.
-const SERIAL_CHARS: usize = 20;
+use crate::vm_record::disks::with_number;
 
 /// Translated code that is kept of a guest that runs without hardware's help, MiB.
 const TRANSLATED_MIB: u32 = 128;
@@ -94,6 +94,8 @@ pub(super) fn build(input: &Input<'_>) -> Result<Vec<String>, DriverError> {
     control(&mut args, input);
     disks(&mut args, input)?;
     nics(&mut args, input);
+    // Last, so that all others keep the places on their bus that they had before there was one.
+    args.pair("-device", balloon::DEVICE);
     Ok(args.0)
 }
 
@@ -136,6 +138,7 @@ fn machine(args: &mut Args, input: &Input<'_>) {
     args.pair("-device", "virtio-rng-pci,rng=rng0");
     if !old_machine(vm) {
         (0..nics::SLOTS).for_each(|number| args.pair("-device", nics::port(number)));
+        bays(args, input);
     }
 }
 
@@ -199,18 +202,13 @@ fn disks(args: &mut Args, input: &Input<'_>) -> Result<(), DriverError> {
     let described = vm.list("disks");
     let mut scsi = false;
     for disk in input.disks {
-        let index = usize::try_from(disk.index).unwrap_or(usize::MAX);
-        let description = described.get(index).unwrap_or(&Value::Null);
-        let name = format!("disk{index}");
-        let discard = if description["notrim"] == true { "ignore" } else { "unmap" };
-        let node = json!({
-            "driver": disk.format, "node-name": name, "discard": discard,
-            "file": { "driver": "file", "filename": disk.path, "discard": discard },
-        });
-        args.pair("-blockdev", node.to_string());
+        let number = disk.index;
+        let description = with_number(described, number).unwrap_or(&Value::Null);
+        args.pair("-blockdev", drives::node(disk, description, &disk.path).to_string());
         let model = description["model"].as_str().unwrap_or("virtio");
         // A CD's drive, or a disk.
         let kind = if is_cdrom(description) { "cd" } else { "hd" };
+        let mut bay = None;
         let device = match model {
             "scsi" => {
                 if !scsi {
@@ -222,27 +220,51 @@ fn disks(args: &mut Args, input: &Input<'_>) -> Result<(), DriverError> {
             "nvme" => "nvme".to_owned(),
             "ide" | "ahci" => {
                 let port = ports.next().ok_or_else(|| {
-                    let text = format!("disk {index}: no free port for model {model}");
+                    let text = format!("disk {number}: no free port for model {model}");
                     DriverError::refused(Code::InvalidParameters, text)
                 })?;
                 ide(vm, kind, port)
             }
-            _ => "virtio-blk-pci".to_owned(),
+            _ => {
+                bay = Some(number).filter(|number| !old_machine(vm) && drives::has_bay(*number));
+                drives::DRIVER.to_owned()
+            }
         };
-        let serial = description["uuid"].as_str().unwrap_or(&name);
-        let serial: String = serial.chars().take(SERIAL_CHARS).collect();
-        let (letter, place) = disk_place(description, index);
+        let (letter, place) = disk_place(description, number);
         let boot = boot_index(vm, letter, place);
         let boot = boot.map(|boot| format!(",bootindex={boot}")).unwrap_or_default();
-        args.pair("-device", format!("{device},drive={name},serial={serial},id={name}dev{boot}"));
+        let bay = bay.map(|bay| format!(",bus={}", drives::bay_id(bay))).unwrap_or_default();
+        let (name, id) = (drives::node_name(number), drives::device_id(number));
+        let serial = drives::serial(number, description);
+        args.pair("-device", format!("{device},drive={name},serial={serial},id={id}{bay}{boot}"));
     }
+    metadata_disk(args, input);
+    Ok(())
+}
+
+fn metadata_disk(args: &mut Args, input: &Input<'_>) {
     let metadata = json!({
         "driver": "raw", "node-name": "cidata", "read-only": true,
         "file": { "driver": "file", "filename": input.folder.metadata(), "read-only": true },
     });
     args.pair("-blockdev", metadata.to_string());
-    args.pair("-device", "virtio-blk-pci,drive=cidata,serial=cidata,id=cidatadev");
-    Ok(())
+    let bus = match old_machine(input.vm) {
+        true => String::new(),
+        // Behind all others, whose names in the guest it does not change.
+        false => {
+            args.pair("-device", drives::METADATA_BAY);
+            format!(",bus={}", drives::METADATA_BAY_ID)
+        }
+    };
+    let device = format!("virtio-blk-pci,drive=cidata,serial=cidata,id=cidatadev{bus}");
+    args.pair("-device", device);
+}
+
+/// The bays of disks, used or not.
+fn bays(args: &mut Args, input: &Input<'_>) {
+    let last = input.disks.iter().map(|disk| disk.index).filter(|n| drives::has_bay(*n)).max();
+    let last = last.unwrap_or(0).max(drives::BAYS);
+    (1..=last).for_each(|number| args.pair("-device", drives::bay(number)));
 }
 
 fn ide(vm: &VmRecord, kind: &str, port: usize) -> String {

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::drives;
 use super::nics::device_id;
 use super::qmp::{Qmp, QmpError};
 use crate::drivers::network::numbers;
-use crate::vm_record::VmRecord;
+use crate::vm_record::{VmRecord, disks};
 
 /// Longest wait until the hypervisor has taken a new place in the order.
 const LIMIT: std::time::Duration = std::time::Duration::from_secs(5);
@@ -81,10 +82,11 @@ struct Device {
 }
 
 /// A disk's letter, and its place among those.
-pub(super) fn disk_place(disk: &Value, index: usize) -> (char, usize) {
+pub(super) fn disk_place(disk: &Value, number: u32) -> (char, usize) {
     let letter = if is_cdrom(disk) { 'd' } else { 'c' };
+    let place = usize::try_from(number).unwrap_or(usize::MAX).saturating_add(1);
     // The one that is marked comes first.
-    (letter, if disk["boot"] == true { 0 } else { index + 1 })
+    (letter, if disk["boot"] == true { 0 } else { place })
 }
 
 /// Whether a disk is a CD.
@@ -93,9 +95,9 @@ pub(super) fn is_cdrom(disk: &Value) -> bool {
 }
 
 fn devices(vm: &VmRecord) -> Vec<Device> {
-    let disks = vm.list("disks").iter().enumerate().map(|(index, disk)| {
-        let (letter, number) = disk_place(disk, index);
-        Device { id: format!("disk{index}dev"), letter, number }
+    let disks = disks::numbered(vm.list("disks")).map(|(number, disk)| {
+        let (letter, place) = disk_place(disk, number);
+        Device { id: drives::device_id(number), letter, number: place }
     });
     let nics = numbers(vm.list("nics")).into_iter().enumerate();
     let nics =

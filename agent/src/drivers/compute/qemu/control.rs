@@ -14,8 +14,8 @@ use qapi::qmp::Event;
 use serde_json::Value;
 use tokio::sync::watch;
 
-use super::nics::number_of;
 use super::qmp::{self, Events, Qmp, QmpError};
+use super::{balloon, drives, nics};
 use crate::drivers::compute::Activity;
 use crate::host::FolderWatch;
 
@@ -39,6 +39,10 @@ pub(super) struct Control {
     pub(super) reboots: u32,
     /// How many network interfaces it has given up.
     pub(super) nics_removed: u64,
+    /// How many disks it has given up.
+    pub(super) disks_removed: u64,
+    /// Memory that it has of what it was started with, as far as it gives any back.
+    pub(super) memory_bytes: Option<u64>,
     /// Why the process is about to end.
     pub(super) shutdown: Option<String>,
 }
@@ -120,7 +124,10 @@ async fn session(
     loop {
         // One question at a time; what happens meanwhile makes the next one.
         let mut again = false;
-        let status = qmp.execute::<qmp::QueryStatus>();
+        let status = async {
+            let memory_bytes = balloon::actual(&qmp).await?;
+            Ok::<_, QmpError>((qmp.execute::<qmp::QueryStatus>().await?, memory_bytes))
+        };
         tokio::pin!(status);
         let answer = loop {
             tokio::select! {
@@ -133,7 +140,13 @@ async fn session(
             }
         };
         match answer {
-            Ok(status) => publish(&qmp, &status, cause.as_deref(), control),
+            Ok((status, memory_bytes)) => {
+                publish(&qmp, &status, cause.as_deref(), control);
+                control.send_if_modified(|control| {
+                    let before = std::mem::replace(&mut control.memory_bytes, memory_bytes);
+                    before != memory_bytes
+                });
+            }
             Err(error) => {
                 tracing::debug!(error = %Chain(&error), "the hypervisor tells no status");
                 tokio::time::sleep(MAX_PAUSE).await;
@@ -215,10 +228,20 @@ fn note(
         }
         Event::DEVICE_DELETED { data, .. } => {
             // Parts of devices are told as well, and have no name.
-            if data.device.as_deref().and_then(number_of).is_some() {
-                tracing::info!(device = data.device, "a guest has given up a network interface");
+            let device = data.device.as_deref().unwrap_or_default();
+            if nics::number_of(device).is_some() {
+                tracing::info!(device, "a guest has given up a network interface");
                 control.send_modify(|control| control.nics_removed += 1);
             }
+            if drives::number_of(device).is_some() {
+                tracing::info!(device, "a guest has given up a disk");
+                control.send_modify(|control| control.disks_removed += 1);
+            }
+            false
+        }
+        Event::BALLOON_CHANGE { data, .. } => {
+            let bytes = u64::try_from(data.actual).ok();
+            control.send_modify(|control| control.memory_bytes = bytes);
             false
         }
         Event::STOP { .. } => true,

@@ -7,13 +7,13 @@ use muster_shared::ids::VmUuid;
 use serde_json::{Map, Value, json};
 
 use super::qmp::{self, Qmp, QmpError};
-use super::{Qemu, live, not_running, talk_failed, vnc};
+use super::{Qemu, link, live, not_running, talk_failed, vnc};
 use crate::drivers::DriverError;
 use crate::drivers::compute::{
-    GuestDevices, GuestNic, GuestNics, INFO_TYPES, SnapshotChange, check_info_types,
+    GuestDevices, GuestDisks, GuestNic, GuestNics, INFO_TYPES, SnapshotChange, check_info_types,
 };
-use crate::drivers::network::Attached;
-use crate::drivers::storage::Role;
+use crate::drivers::network::{Attached, Nic};
+use crate::drivers::storage::{Disk, Role};
 
 /// Port of display 0, by convention.
 const FIRST_VNC_PORT: i32 = 5900;
@@ -71,6 +71,31 @@ impl GuestDevices for Qemu {
         }
     }
 
+    async fn set_memory(&self, vm: VmUuid, ram_mib: u64) -> Result<(), DriverError> {
+        self.inflate(vm, ram_mib).await
+    }
+
+    async fn disks(&self, vm: VmUuid) -> Result<Option<GuestDisks>, DriverError> {
+        self.guest_disks(vm).await
+    }
+
+    async fn plug_disk(
+        &self,
+        vm: VmUuid,
+        disk: &Disk,
+        described: &Value,
+    ) -> Result<(), DriverError> {
+        self.plug_in(vm, disk, described).await
+    }
+
+    async fn unplug_disk(&self, vm: VmUuid, number: u32) -> Result<(), DriverError> {
+        self.pull_out(vm, number).await
+    }
+
+    fn settle_disks(&self, vm: VmUuid) {
+        self.guests.settle_disks(vm, true);
+    }
+
     async fn nics(&self, vm: VmUuid) -> Result<Option<GuestNics>, DriverError> {
         self.guest_nics(vm).await
     }
@@ -81,6 +106,14 @@ impl GuestDevices for Qemu {
 
     async fn unplug_nic(&self, vm: VmUuid, nic: &GuestNic) -> Result<(), DriverError> {
         self.unplug(vm, nic).await
+    }
+
+    async fn set_link(&self, vm: VmUuid, nic: &Nic) -> Result<(), DriverError> {
+        let qmp = self.hypervisor(vm).await?;
+        match link::set(&qmp, nic).await {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.lost(vm, error).await),
+        }
     }
 
     fn settle_nics(&self, vm: VmUuid) {

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use muster_shared::ids::TaskId;
+use muster_shared::units::MIB;
 use tokio::sync::watch;
 
 use super::control::Control;
@@ -13,7 +14,7 @@ use super::qmp::Qmp;
 use crate::drivers::compute::{Activity, Live};
 use crate::host::ProcessId;
 
-/// No number of network interfaces.
+/// No number of devices.
 const UNSETTLED: u64 = u64::MAX;
 
 /// A process that runs.
@@ -32,6 +33,8 @@ pub(super) struct Guest {
     /// How many network interfaces it had given up when it had those that it was to have;
     /// [`UNSETTLED`] since somebody changes them.
     pub(super) nics_settled: Arc<AtomicU64>,
+    /// The same of its disks.
+    pub(super) disks_settled: Arc<AtomicU64>,
 }
 
 impl Guest {
@@ -45,6 +48,8 @@ impl Guest {
             activity: control.activity,
             reason: control.reason.clone(),
             nics_unsettled: control.nics_removed != self.nics_settled.load(Ordering::Relaxed),
+            memory_mib: control.memory_bytes.map(|bytes| bytes / MIB),
+            disks_unsettled: control.disks_removed != self.disks_settled.load(Ordering::Relaxed),
         }
     }
 
@@ -62,6 +67,17 @@ impl Guest {
     pub(super) fn settle_nics(&self, settled: bool) {
         let removed = if settled { self.nics_removed() } else { UNSETTLED };
         self.nics_settled.store(removed, Ordering::Relaxed);
+    }
+
+    /// How many disks it has given up.
+    pub(super) fn disks_removed(&self) -> u64 {
+        self.control.borrow().disks_removed
+    }
+
+    /// As [`Self::settle_nics`].
+    pub(super) fn settle_disks(&self, settled: bool) {
+        let removed = if settled { self.disks_removed() } else { UNSETTLED };
+        self.disks_settled.store(removed, Ordering::Relaxed);
     }
 
     /// The connection to its hypervisor, once there is one; or why there is none. One that was given

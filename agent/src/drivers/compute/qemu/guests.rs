@@ -25,7 +25,7 @@ use super::probe::Accelerator;
 use super::processes::START_TASK;
 use super::qmp::{self, Qmp, QmpError};
 use super::table::{Follower, GuestTable, TableConfig};
-use super::{QemuConfig, argv, logs, talk_failed, throttle, vnc};
+use super::{QemuConfig, argv, link, logs, talk_failed, throttle, vnc};
 use crate::drivers::DriverError;
 use crate::drivers::compute::{
     Activity, Live, Observed, Resources, RunningGuest, nocloud, not_running,
@@ -142,6 +142,11 @@ impl Guests {
         self.table.settle_nics(vm, settled);
     }
 
+    /// See [`GuestTable::settle_disks`].
+    pub(super) fn settle_disks(&self, vm: VmUuid, settled: bool) {
+        self.table.settle_disks(vm, settled);
+    }
+
     pub(super) fn now_ms(&self) -> u64 {
         self.table.now_ms()
     }
@@ -214,12 +219,13 @@ impl Guests {
             uid: self.rules.isolation.uid_of(&folder).map_err(failed)?,
         };
         let limits = Limits::of(vm, argv::ram_mib(vm));
-        self.launch(vm, &folder, argv::build(&input)?, &limits).await
+        self.launch(vm, with, &folder, argv::build(&input)?, &limits).await
     }
 
     async fn launch(
         &self,
         record: &VmRecord,
+        with: &Resources,
         folder: &GuestFolder,
         argv: Vec<String>,
         limits: &Limits,
@@ -254,7 +260,7 @@ impl Guests {
         let guest = launch.made(process, started.started_at_ms, spawned.exit.clone());
         drop(launch);
         let up = match noted.and(limited) {
-            Ok(()) => bring_up(&guest, record, spawned.exit).await.map_err(|error| {
+            Ok(()) => bring_up(&guest, record, with, spawned.exit).await.map_err(|error| {
                 let printed = tail(&folder.log(), log_start);
                 not_started(vm, error, printed.trim())
             }),
@@ -389,6 +395,7 @@ async fn adopt(vm: VmUuid, guest: &Guest) -> Result<(), DriverError> {
 async fn bring_up(
     guest: &Guest,
     record: &VmRecord,
+    with: &Resources,
     mut exit: watch::Receiver<Option<Exit>>,
 ) -> Result<(), StartError> {
     let qmp = tokio::select! {
@@ -400,6 +407,7 @@ async fn bring_up(
     };
     vnc::set_password(&qmp, record).await?;
     throttle::set(&qmp, record).await?;
+    link::pull(&qmp, &with.nics).await?;
     BootOrder::of(record).set_second_boot(&qmp, record).await?;
     qmp.execute::<qmp::Cont>().await?;
     let control =

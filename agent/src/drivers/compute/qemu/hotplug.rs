@@ -20,9 +20,9 @@ use crate::drivers::network::{Attached, Backend};
 use crate::host::Tap;
 
 /// Longest wait until a guest has given up a device.
-const UNPLUG_TIMEOUT: Duration = Duration::from_secs(30);
+pub(super) const UNPLUG_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often it is asked: one that boots does not hear it.
-const UNPLUG_PERIOD: Duration = Duration::from_secs(3);
+pub(super) const UNPLUG_PERIOD: Duration = Duration::from_secs(3);
 /// Longest wait for the end of a process whose control socket has gone.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 /// Where the hypervisor keeps the devices that have names.
@@ -61,12 +61,12 @@ struct NetdevDel {
 
 #[derive(Debug, Serialize)]
 #[serde(transparent)]
-struct DeviceAdd(Map<String, Value>);
+pub(super) struct DeviceAdd(pub(super) Map<String, Value>);
 
 /// Asks the guest to give it up.
 #[derive(Debug, Serialize)]
-struct DeviceDel {
-    id: String,
+pub(super) struct DeviceDel {
+    pub(super) id: String,
 }
 
 macro_rules! commands {
@@ -95,14 +95,14 @@ commands! {
 }
 
 /// The names of all devices that have one.
-async fn devices(qmp: &Arc<Qmp>) -> Result<BTreeSet<String>, QmpError> {
+pub(super) async fn devices(qmp: &Arc<Qmp>) -> Result<BTreeSet<String>, QmpError> {
     let listed = qmp.send(QomList { path: DEVICES }, ANSWER_TIMEOUT).await?;
     let names = listed.as_array().into_iter().flatten().filter_map(|it| it["name"].as_str());
     Ok(names.map(str::to_owned).collect())
 }
 
 /// A property of a device; `None`: the device is gone.
-async fn property(
+pub(super) async fn property(
     qmp: &Arc<Qmp>,
     device: &str,
     property: &'static str,
@@ -112,7 +112,7 @@ async fn property(
 }
 
 /// What is not there is no error.
-fn absent<T>(answer: Result<T, QmpError>) -> Result<Option<T>, QmpError> {
+pub(super) fn absent<T>(answer: Result<T, QmpError>) -> Result<Option<T>, QmpError> {
     match answer {
         Err(QmpError::Refused { not_found: true, .. }) => Ok(None),
         other => other.map(Some),
@@ -262,7 +262,7 @@ impl Qemu {
     }
 
     /// The connection to the hypervisor of a guest that runs.
-    async fn hypervisor(&self, vm: VmUuid) -> Result<Arc<Qmp>, DriverError> {
+    pub(super) async fn hypervisor(&self, vm: VmUuid) -> Result<Arc<Qmp>, DriverError> {
         match self.guests.qmp(vm).await {
             Err(_) if self.guests.live(vm).is_none() => Err(not_running(vm)),
             other => other,
@@ -270,7 +270,7 @@ impl Qemu {
     }
 
     /// A guest that ended meanwhile has nothing that could be changed.
-    async fn lost(&self, vm: VmUuid, error: QmpError) -> DriverError {
+    pub(super) async fn lost(&self, vm: VmUuid, error: QmpError) -> DriverError {
         if matches!(error, QmpError::Io(_)) {
             // A process goes a moment after its control socket.
             drop(tokio::time::timeout(END_TIMEOUT, self.guests.gone(vm)).await);

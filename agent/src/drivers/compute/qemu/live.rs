@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::qmp::{Qmp, QmpError, QueryBlock};
-use super::{Qemu, firmware, talk_failed};
+use super::{Qemu, drives, firmware, talk_failed};
 use crate::drivers::DriverError;
 use crate::drivers::compute::SnapshotChange;
 use crate::drivers::storage::Role;
@@ -78,12 +78,22 @@ impl Qemu {
         let Some(process) = self.guests.live(vm) else { return Ok(all.to_vec()) };
         let failed = |error| DriverError::failed(format!("read the process of VM {vm}"), error);
         let argv = procfs::cmdline(process.pid).map_err(failed)?.unwrap_or_default();
-        let is_open = |volume: &Role| *volume != Role::Firmware || firmware::is_open_in(&argv);
+        let qmp = self.guests.qmp(vm).await?;
+        let backends = match qmp.execute::<QueryBlock>().await {
+            Ok(backends) => backends,
+            // It ended meanwhile.
+            Err(_) if self.guests.live(vm).is_none() => return Ok(all.to_vec()),
+            Err(error) => return Err(talk_failed(vm, error)),
+        };
+        // The guest may get a disk only when it starts next.
+        let is_open = |volume: &Role| match volume {
+            Role::Firmware => firmware::is_open_in(&argv),
+            Role::Disk(_) => size_of(&backends, &node(*volume)).is_some(),
+        };
         let (open, left): (Vec<Role>, Vec<Role>) = all.iter().copied().partition(is_open);
         if open.is_empty() {
             return Ok(left);
         }
-        let qmp = self.guests.qmp(vm).await?;
         let changed = match change {
             SnapshotChange::Create { name, .. } => create(&qmp, &open, name).await,
             SnapshotChange::Delete { name, .. } => delete(&qmp, &open, name).await,
@@ -124,7 +134,7 @@ impl Qemu {
 fn node(volume: Role) -> String {
     match volume {
         Role::Firmware => firmware::VARIABLES_NODE.to_owned(),
-        Role::Disk(index) => format!("disk{index}"),
+        Role::Disk(index) => drives::node_name(index),
     }
 }
 

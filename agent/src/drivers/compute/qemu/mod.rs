@@ -4,10 +4,13 @@
 //! hypervisor tells on a connection that is kept.
 
 mod argv;
+mod balloon;
+mod bays;
 mod boot;
 mod cgroup;
 mod control;
 mod devices;
+mod drives;
 mod facts;
 mod firmware;
 mod folder;
@@ -17,6 +20,7 @@ mod hotplug;
 pub mod isolation;
 mod leaving;
 mod limits;
+mod link;
 mod live;
 mod logs;
 mod nics;

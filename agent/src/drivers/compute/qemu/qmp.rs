@@ -187,6 +187,7 @@ commands! {
     Cont "cont"
     InjectNmi "inject-nmi"
     PowerDown "system_powerdown"
+    QueryBalloon "query-balloon"
     QueryBlock "query-block"
     QueryBlockstats "query-blockstats"
     QueryChardev "query-chardev"

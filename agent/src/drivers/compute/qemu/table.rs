@@ -190,6 +190,13 @@ impl GuestTable {
         self.changed();
     }
 
+    /// The same of its disks.
+    pub(super) fn settle_disks(&self, vm: VmUuid, settled: bool) {
+        let Some(guest) = self.get(vm) else { return };
+        guest.settle_disks(settled);
+        self.changed();
+    }
+
     /// Forgets how a VM ended.
     pub(super) fn forget(&self, vm: VmUuid) {
         self.content.lock().ended.remove(&vm);
@@ -311,6 +318,7 @@ impl GuestTable {
             control,
             vcpus: Arc::default(),
             nics_settled: Arc::default(),
+            disks_settled: Arc::default(),
         };
         self.content.lock().live.insert(vm, guest.clone());
         self.changed();

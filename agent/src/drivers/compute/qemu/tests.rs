@@ -1,6 +1,7 @@
 //! Real QEMU processes, emulated: most with a blank disk, one with the tiny guest.
 
 mod devices;
+mod disks;
 mod host;
 mod nics;
 

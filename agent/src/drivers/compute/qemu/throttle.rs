@@ -6,8 +6,10 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde_json::Value;
 
+use super::drives::node_name;
 use super::qmp::{ANSWER_TIMEOUT, Qmp, QmpError, QueryBlock};
 use crate::vm_record::VmRecord;
+use crate::vm_record::disks::numbered;
 
 const MIB: u64 = 1024 * 1024;
 
@@ -61,28 +63,43 @@ pub(super) async fn set(qmp: &Arc<Qmp>, vm: &VmRecord) -> Result<(), QmpError> {
         return Ok(());
     }
     let backends = qmp.execute::<QueryBlock>().await?;
-    for (index, disk) in vm.list("disks").iter().enumerate() {
-        let Some(rate) = Rate::of(disk) else { continue };
-        // One that the guest does not have yet is limited when it starts next.
-        let Some(id) = device_of(&backends, index) else { continue };
-        let command = SetThrottle {
-            id: id.to_owned(),
-            bps: rate.bytes,
-            bps_rd: 0,
-            bps_wr: 0,
-            iops: rate.iops,
-            iops_rd: 0,
-            iops_wr: 0,
-        };
-        qmp.send(command, ANSWER_TIMEOUT).await?;
+    for (number, disk) in numbered(vm.list("disks")) {
+        set_one(qmp, &backends, number, disk).await?;
     }
     Ok(())
 }
 
+/// Gives one disk the limits of its description.
+pub(super) async fn set_disk(qmp: &Arc<Qmp>, number: u32, disk: &Value) -> Result<(), QmpError> {
+    let backends = qmp.execute::<QueryBlock>().await?;
+    set_one(qmp, &backends, number, disk).await
+}
+
+async fn set_one(
+    qmp: &Arc<Qmp>,
+    backends: &Value,
+    number: u32,
+    disk: &Value,
+) -> Result<(), QmpError> {
+    let Some(rate) = Rate::of(disk) else { return Ok(()) };
+    // One that the guest does not have yet is limited when it gets it.
+    let Some(id) = device_of(backends, number) else { return Ok(()) };
+    let command = SetThrottle {
+        id: id.to_owned(),
+        bps: rate.bytes,
+        bps_rd: 0,
+        bps_wr: 0,
+        iops: rate.iops,
+        iops_rd: 0,
+        iops_wr: 0,
+    };
+    qmp.send(command, ANSWER_TIMEOUT).await.map(drop)
+}
+
 /// The part of a device that reads and writes, which is not always the device that the command line
 /// names. The disk's node is called there as in `argv`.
-fn device_of(backends: &Value, index: usize) -> Option<&str> {
-    let name = format!("disk{index}");
+fn device_of(backends: &Value, number: u32) -> Option<&str> {
+    let name = node_name(number);
     let is_it = |backend: &&Value| backend["inserted"]["node-name"] == name.as_str();
     backends.as_array()?.iter().find(is_it)?["qdev"].as_str()
 }

@@ -55,6 +55,73 @@ impl GuestDevices for SimCompute {
         self.faults.call("compute.grow_disk", grow).await
     }
 
+    async fn set_memory(&self, vm: VmUuid, ram_mib: u64) -> Result<(), DriverError> {
+        let set = || {
+            let mut content = self.guests.content.lock();
+            let keeps = content.kept_memory.contains(&vm);
+            if let Some(guest) = content.running.get_mut(&vm).filter(|_| !keeps) {
+                guest.memory_mib = ram_mib.min(guest.ram_mib);
+            }
+            Ok(())
+        };
+        self.faults.call("compute.set_memory", set).await
+    }
+
+    async fn disks(&self, vm: VmUuid) -> Result<Option<GuestDisks>, DriverError> {
+        let disks = || {
+            self.guests.settle(self.clock.wall());
+            let content = self.guests.content.lock();
+            let Some(guest) = content.running.get(&vm) else { return Ok(None) };
+            let slots = 1..=LAST_BAY;
+            let present = guest
+                .disks
+                .iter()
+                .map(|number| GuestDisk { number: *number, removable: slots.contains(number) });
+            let free = slots.clone().filter(|number| !guest.disks.contains(number));
+            Ok(Some(GuestDisks { present: present.collect(), free: free.collect() }))
+        };
+        self.faults.call("compute.disks", disks).await
+    }
+
+    async fn plug_disk(
+        &self,
+        vm: VmUuid,
+        disk: &Disk,
+        _described: &Value,
+    ) -> Result<(), DriverError> {
+        let plug = || {
+            let mut content = self.guests.content.lock();
+            let guest = content.running.get_mut(&vm).ok_or_else(|| not_running(vm))?;
+            guest.disks.insert(disk.index);
+            guest.disks_unsettled = true;
+            Ok(())
+        };
+        self.faults.call("compute.plug_disk", plug).await
+    }
+
+    async fn unplug_disk(&self, vm: VmUuid, number: u32) -> Result<(), DriverError> {
+        let unplug = || {
+            let mut content = self.guests.content.lock();
+            let keeps = content.kept_disks.contains(&(vm, number));
+            let guest = content.running.get_mut(&vm).ok_or_else(|| not_running(vm))?;
+            guest.disks_unsettled = true;
+            if keeps && guest.disks.contains(&number) {
+                let text = format!("the guest of VM {vm} did not give up disk {number}");
+                return Err(DriverError::refused(Code::GuestRefused, text));
+            }
+            guest.disks.remove(&number);
+            Ok(())
+        };
+        self.faults.call("compute.unplug_disk", unplug).await
+    }
+
+    fn settle_disks(&self, vm: VmUuid) {
+        if let Some(guest) = self.guests.content.lock().running.get_mut(&vm) {
+            guest.disks_unsettled = false;
+        }
+        self.guests.changed();
+    }
+
     async fn nics(&self, vm: VmUuid) -> Result<Option<GuestNics>, DriverError> {
         let nics = || {
             self.guests.settle(self.clock.wall());
@@ -96,6 +163,16 @@ impl GuestDevices for SimCompute {
             Ok(())
         };
         self.faults.call("compute.unplug_nic", unplug).await
+    }
+
+    async fn set_link(&self, vm: VmUuid, nic: &Nic) -> Result<(), DriverError> {
+        let set = || {
+            let mut content = self.guests.content.lock();
+            let guest = content.running.get_mut(&vm).ok_or_else(|| not_running(vm))?;
+            guest.set_link(nic);
+            Ok(())
+        };
+        self.faults.call("compute.set_link", set).await
     }
 
     fn settle_nics(&self, vm: VmUuid) {
