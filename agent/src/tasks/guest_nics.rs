@@ -44,24 +44,35 @@ async fn settle_running(
     for attached in attached.iter().filter(|attached| !has(&attached.nic)) {
         compute.plug_nic(vm, attached).await?;
     }
+    for attached in &attached {
+        compute.set_link(vm, &attached.nic).await?;
+    }
     compute.settle_nics(vm);
     Ok(attached)
 }
 
-/// Somebody in a hurry does not wait for the guest.
 async fn unplug(ctx: &TaskContext, vm: VmUuid, nic: &GuestNic) -> Result<(), DriverError> {
     let unplugged = ctx.drivers.compute.unplug_nic(vm, nic);
-    tokio::select! {
-        biased;
-        unplugged = unplugged => unplugged,
-        () = ctx.hurried.cancelled() => Err(given_up(vm)),
-        () = ctx.cancelled.cancelled() => Err(given_up(vm)),
-    }
+    unless_hurried(ctx, vm, "a network interface", unplugged).await
 }
 
-fn given_up(vm: VmUuid) -> DriverError {
-    let text = format!("VM {vm} had not given up a network interface when its task was stopped");
-    DriverError::refused(Code::Cancelled, text)
+/// Somebody in a hurry does not wait until the guest has given something up.
+pub(super) async fn unless_hurried(
+    ctx: &TaskContext,
+    vm: VmUuid,
+    device: &str,
+    given_up: impl Future<Output = Result<(), DriverError>>,
+) -> Result<(), DriverError> {
+    let stopped = || {
+        let text = format!("VM {vm} had not given up {device} when its task was stopped");
+        Err(DriverError::refused(Code::Cancelled, text))
+    };
+    tokio::select! {
+        biased;
+        given_up = given_up => given_up,
+        () = ctx.hurried.cancelled() => stopped(),
+        () = ctx.cancelled.cancelled() => stopped(),
+    }
 }
 
 /// Whether the host's side is one whose addresses are those of the record: a user-mode network has its

@@ -13,6 +13,7 @@ use crate::drivers::DriverError;
 use crate::drivers::compute::{Activity, GuestSignal, Resources};
 use crate::drivers::network::{Attached, Backend, Nic};
 use crate::drivers::storage::{Disk, Variables};
+use crate::vm_record::disks::{numbered, numbers};
 use crate::vms::restart::{Power, Restarts};
 use crate::vms::{self, VmRecord, payload, volumes};
 
@@ -75,10 +76,17 @@ pub(super) fn fresh_mac(random: u64) -> String {
 /// Notes the disks that there are: what they are known by, and what clients see of them.
 pub(super) fn describe_disks(record: &mut VmRecord, made: &[Disk]) {
     record.volumes = Some(volumes::of(made));
-    let Some(Value::Array(disks)) = record.properties.get_mut("disks") else { return };
+    if let Some(Value::Array(disks)) = record.properties.get_mut("disks") {
+        describe(disks, made);
+    }
+}
+
+/// What clients see of these disks.
+pub(super) fn describe(disks: &mut [Value], made: &[Disk]) {
+    let numbers = numbers(disks);
     for made in made {
-        let index = usize::try_from(made.index).ok();
-        let disk = index.and_then(|index| disks.get_mut(index)?.as_object_mut());
+        let place = numbers.iter().position(|number| *number == made.index);
+        let disk = place.and_then(|place| disks[place].as_object_mut());
         let Some(disk) = disk else { continue };
         let size_mib = made.size_bytes.div_ceil(muster_shared::units::MIB);
         disk.insert("path".to_owned(), json!(made.path));
@@ -230,9 +238,9 @@ pub(super) async fn disks(
     record: &VmRecord,
 ) -> Result<Vec<Disk>, TaskFailure> {
     let vm = record.uuid;
-    let disks = ctx.drivers.storage.disks(vm).await.map_err(failed(operation))?;
+    let mut disks = ctx.drivers.storage.disks(vm).await.map_err(failed(operation))?;
     let is_missing = |index: u32| !disks.iter().any(|disk| disk.index == index);
-    let mut named = (0..).zip(record.list("disks"));
+    let mut named = numbered(record.list("disks"));
     if let Some((index, named)) = named.find(|(index, _)| is_missing(*index)) {
         let path = named.get("path").and_then(Value::as_str).unwrap_or("no path is known");
         let text = format!("{operation} error: disk {index} of VM {vm} is missing ({path})");
@@ -249,6 +257,9 @@ pub(super) async fn disks(
         );
         return Err(refuse(Code::DatasetNotFound, text));
     }
+    // The file of one that was removed may still be there.
+    let numbers = numbers(record.list("disks"));
+    disks.retain(|disk| numbers.contains(&disk.index));
     Ok(disks)
 }
 

@@ -209,6 +209,7 @@ async fn changes_that_fail_anywhere_leave_guest_and_record_agreed() {
         "compute.nics",
         "compute.observe",
         "compute.plug_nic",
+        "compute.set_link",
         "compute.unplug_nic",
         "networks.attach",
         "vms.put",
@@ -287,6 +288,50 @@ async fn settle(host: &Host, drivers: &Arc<Drivers>) -> Result<Value, TaskFailur
     let record = drivers.vms.get(uuid());
     let wanted = reconcile::params(uuid(), Action::SettleNics, record.as_ref());
     update(host, drivers, Value::Object(wanted)).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cable_is_pulled_and_put_in_and_stays_so() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    let first = first_mac(&drivers);
+    let down = |down: bool| json!({ "update_nics": [{ "mac": first, "link_down": down }] });
+    let result = update(&host, &drivers, down(true)).await.unwrap();
+    assert_eq!(result["pending_reboot"], json!([]));
+    assert_eq!(result["vm"]["nics"][0]["link_down"], true);
+    assert_eq!(host.guests.links_down(uuid()), BTreeSet::from([0]));
+    act(&host, &drivers, "machine_reboot", json!({})).await.unwrap();
+    assert_eq!(host.guests.links_down(uuid()), BTreeSet::from([0]), "its next start has it");
+    // One that fails later leaves it as it was.
+    host.faults.fail_nth("vms.put", 1, Fault::before());
+    update(&host, &drivers, down(false)).await.unwrap_err();
+    assert_eq!(host.guests.links_down(uuid()), BTreeSet::from([0]));
+    update(&host, &drivers, down(false)).await.unwrap();
+    assert_eq!(host.guests.links_down(uuid()), BTreeSet::new());
+    // One that comes with its cable out.
+    let new = json!({ "nic_tag": "external", "mac": NEW, "link_down": true });
+    update(&host, &drivers, json!({ "add_nics": [new] })).await.unwrap();
+    assert_eq!(host.guests.links_down(uuid()), BTreeSet::from([1]));
+    assert_eq!(host.guests.starts(uuid()), 2);
+    let bad = update(&host, &drivers, json!({ "update_nics": [{ "mac": NEW, "link_down": "x" }] }));
+    assert_eq!(bad.await.unwrap_err().code, Code::InvalidVmPayload);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cable_is_as_wanted_after_a_crash_at_any_step() {
+    for (step, done) in (0..16).flat_map(|step| [(step, false), (step, true)]) {
+        let host = Host::new();
+        let drivers = one_vm(&host).await;
+        let nic = json!({ "mac": first_mac(&drivers), "link_down": true });
+        let change = params(json!({ "update_nics": [nic], "alias": "two" }));
+        if !run_with_crash(&host, "machine_update", &change, step, done).await {
+            break;
+        }
+        let recorded = host.agent("boot-1").await.vms.get(uuid()).unwrap();
+        let case = format!("step {step}, done {done}");
+        assert_eq!(recorded.list("nics")[0]["link_down"], true, "{case}");
+        assert_eq!(host.guests.links_down(uuid()), BTreeSet::from([0]), "{case}");
+    }
 }
 
 /// As after an unplug that nobody waits for any more.

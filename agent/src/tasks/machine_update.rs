@@ -1,15 +1,18 @@
 //! `machine_update`: changes a VM's properties. What the hypervisor reads only when it starts is
 //! named in `pending_reboot`, unless the VM is restarted for it.
 
+mod disks;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use muster_shared::ids::VmUuid;
+use muster_shared::ids::{ImageUuid, VmUuid};
 use muster_shared::vm::Reboot;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+use self::disks::Disks;
 use super::fits;
 use super::machine::{self, failed};
 use super::steps::{Row, steps};
@@ -18,8 +21,10 @@ use super::{Handler, Kind, Lock, OnFailure, Params, Plan, TaskContext, TaskFailu
 use crate::drivers::compute::LIMITED_BY;
 use crate::drivers::storage::bytes_of;
 use crate::node::Drivers;
+use crate::vm_record::disks::{numbered, with_number};
+use crate::vm_record::image_of;
 use crate::vms::at_start::{self, is_read_at_start, published};
-use crate::vms::{VmRecord, live_nics, payload, volumes};
+use crate::vms::{VmRecord, live_disks, live_nics, payload, volumes};
 
 const OPERATION: &str = "vmadm.update";
 /// Properties that networks have to be able to give.
@@ -55,17 +60,24 @@ impl Handler for MachineUpdate {
         let vm = machine::vm(params)?;
         let reboot = Reboot::read(params.get("reboot"))
             .map_err(|problem| TaskFailure::bad_param("reboot", problem))?;
-        Ok(Plan::of(vec![Lock::Vm(vm)], Update { vm, reboot }, STEPS))
+        // Held until its disks are made: an image that was found here does not go before.
+        let images = new_images(params).into_iter().map(Lock::ImageUse);
+        let locks = images.chain([Lock::Vm(vm)]).collect();
+        Ok(Plan::of(locks, Update { vm, reboot }, STEPS))
     }
 }
 
 const STEPS: &[Row<Update>] = steps![
-    ("check", 20, check),
-    ("grow", 40, grow),
+    ("check", 10, check),
+    ("grow", 20, grow),
+    ("image", 30, bring_images),
+    ("disks", 45, settle_disks, undo unsettle_disks),
     ("nics", 60, settle_nics, undo unsettle_nics),
+    ("memory", 70, set_memory, undo reset_memory),
     ("record", 75, record),
     ("stop", 85, stop),
-    ("start", 95, start),
+    ("start", 93, start),
+    ("purge", 97, purge),
     ("commit", 100, commit),
 ];
 
@@ -85,6 +97,10 @@ struct Notes {
     members: Map<String, Value>,
     /// Disks that grow, as index and size in MiB.
     grow: BTreeMap<u32, u64>,
+    /// What becomes of its disks, if anything.
+    disks: Option<Disks>,
+    /// Memory that the guest is to have while it runs, MiB, and what it was to have before.
+    memory: Option<(u64, u64)>,
     /// The NICs change while the guest runs, and whether any come or go.
     live_nics: Option<bool>,
     /// Addresses of NICs that the guest was given while it ran, and not told the addresses of.
@@ -144,6 +160,11 @@ impl Update {
         if reboot {
             machine::disks(ctx, OPERATION, &record).await?;
         }
+        let disks = self.plan_disks(ctx, &record, &new, running && !reboot).await?;
+        if disks.as_ref().is_some_and(Disks::is_live) {
+            at_start.retain(|name| name != "disks");
+        }
+        let memory = memory(&ctx.params, &new, old).filter(|_| running && !reboot);
         let live_nics = live_nics.filter(|_| !reboot);
         if live_nics.is_some() {
             // What waits of them shows once it is known how they are connected.
@@ -152,7 +173,18 @@ impl Update {
         // Also of one that is restarted: it may not stop.
         let pending_reboot = if running { at_start } else { Vec::new() };
         let untold = Vec::new();
-        ctx.note(&Notes { changes, members, grow, live_nics, untold, reboot, pending_reboot })
+        let notes = Notes {
+            changes,
+            members,
+            grow,
+            disks,
+            memory,
+            live_nics,
+            untold,
+            reboot,
+            pending_reboot,
+        };
+        ctx.note(&notes)
     }
 
     /// Whether NICs can come and go while the guest runs; `None`: it does not run.
@@ -210,20 +242,45 @@ impl Update {
         settled.map(drop).map_err(failed(OPERATION))
     }
 
+    async fn set_memory(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let Some((wanted, _)) = ctx.notes::<Notes>()?.memory else { return Ok(()) };
+        ctx.drivers.compute.set_memory(self.vm, wanted).await.map_err(failed(OPERATION))
+    }
+
+    /// Unless the record has the change.
+    async fn reset_memory(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let Ok(Notes { memory: Some((wanted, before)), .. }) = ctx.notes() else { return Ok(()) };
+        if machine::record(ctx, OPERATION, self.vm)?.number("ram") == Some(wanted) {
+            return Ok(());
+        }
+        ctx.drivers.compute.set_memory(self.vm, before).await.map_err(failed(OPERATION))
+    }
+
     async fn record(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let notes: Notes = ctx.notes()?;
-        let grown = match notes.grow.is_empty() {
+        let found = match notes.grow.is_empty() && notes.disks.is_none() {
             true => Vec::new(),
             false => ctx.drivers.storage.disks(self.vm).await.map_err(failed(OPERATION))?,
         };
         let apply = |record: &mut VmRecord| {
-            volumes::resize(record, &grown);
+            volumes::resize(record, &found);
+            let had = live_disks::running(record).to_vec();
+            if let Some(disks) = &notes.disks {
+                disks.note(record, &found);
+            }
             at_start::keep(record, &notes.pending_reboot);
             let running = live_nics::running(record).to_vec();
             record.properties = notes.changed(std::mem::take(&mut record.properties));
+            if let Some(disks) = &notes.disks {
+                disks.keep(record, &had);
+            }
             if let Some(hot) = notes.live_nics {
                 let live = live_nics::live(&running, record.list("nics"), hot);
-                at_start::keep_nics(record, live_nics::known(&running, &live, &notes.untold));
+                at_start::keep_devices(
+                    record,
+                    "nics",
+                    live_nics::known(&running, &live, &notes.untold),
+                );
             }
         };
         ctx.drivers.vms.update(self.vm, apply).await?;
@@ -232,7 +289,7 @@ impl Update {
         if ctx.params.keys().any(|name| LIMITED_BY.contains(&name.as_str())) {
             ctx.drivers.compute.limit(&record).await.map_err(failed(OPERATION))?;
         }
-        let waits = |name: &str| at_start::running_with(&record).contains_key(name);
+        let waits = |name: &str| at_start::running_with(&record, None).contains_key(name);
         if ctx.params.contains_key("vnc_password") && !waits("vnc_password") {
             ctx.drivers.compute.set_password(&record).await.map_err(failed(OPERATION))?;
         }
@@ -257,8 +314,14 @@ impl Update {
 
     async fn commit(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         machine::runs(ctx, self.vm).await?;
-        let waiting = at_start::running_with(&machine::record(ctx, OPERATION, self.vm)?);
-        let Notes { mut pending_reboot, changes, live_nics, .. } = ctx.notes()?;
+        let entry = ctx.drivers.vms.entry(self.vm);
+        let memory_mib = entry.and_then(|entry| entry.observed.live()?.memory_mib);
+        let record = machine::record(ctx, OPERATION, self.vm)?;
+        let waiting = at_start::running_with(&record, memory_mib);
+        let Notes { mut pending_reboot, changes, disks, live_nics, .. } = ctx.notes()?;
+        if disks.is_some_and(|disks| disks.is_live()) && changes.contains_key("disks") {
+            pending_reboot.push("disks".to_owned());
+        }
         if live_nics.is_some() && changes.contains_key("nics") {
             pending_reboot.push("nics".to_owned());
         }
@@ -325,8 +388,31 @@ fn has_firewall(vm: &Map<String, Value>) -> bool {
 }
 
 fn grown(old: &Map<String, Value>, new: &Map<String, Value>) -> BTreeMap<u32, u64> {
-    let pairs = (0..).zip(list(old, "disks").iter().zip(list(new, "disks")));
     let size = |disk: &Value| disk["size"].as_u64().unwrap_or(0);
-    let grown = pairs.filter(|(_, (old, new))| size(new) > size(old));
-    grown.map(|(index, (_, new))| (index, size(new))).collect()
+    let grows = |(number, new): (u32, &Value)| {
+        let old = with_number(list(old, "disks"), number)?;
+        (size(new) > size(old)).then(|| (number, size(new)))
+    };
+    numbered(list(new, "disks")).filter_map(grows).collect()
+}
+
+/// Memory that an update asks for, and what there was before, MiB; it may be one that failed halfway, and
+/// is asked for again.
+fn memory(
+    params: &Params,
+    new: &Map<String, Value>,
+    old: &Map<String, Value>,
+) -> Option<(u64, u64)> {
+    let ram = |vm: &Map<String, Value>| vm.get("ram").and_then(Value::as_u64);
+    let asks = params.get("ram").is_some_and(|ram| !ram.is_null());
+    ram(new).zip(ram(old)).filter(|_| asks)
+}
+
+/// Images of disks that come. What is no image is refused when the update is looked at.
+fn new_images(params: &Params) -> Vec<ImageUuid> {
+    let disks = params.get("add_disks").and_then(Value::as_array);
+    let mut images: Vec<ImageUuid> = disks.into_iter().flatten().filter_map(image_of).collect();
+    images.sort_unstable();
+    images.dedup();
+    images
 }

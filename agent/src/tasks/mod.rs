@@ -17,6 +17,7 @@ mod fault_matrix_tests;
 mod finished;
 mod fits;
 pub mod folder;
+mod guest_disks;
 mod guest_nics;
 pub mod image_delete;
 pub mod image_ensure_present;
@@ -36,6 +37,8 @@ pub mod machine_create_snapshot;
 mod machine_create_tests;
 pub mod machine_delete_snapshot;
 pub mod machine_destroy;
+#[cfg(test)]
+mod machine_disks_tests;
 #[cfg(test)]
 mod machine_engine_tests;
 #[cfg(test)]

@@ -91,21 +91,22 @@ pub fn in_force(record: &VmRecord) -> Map<String, Value> {
     properties
 }
 
-/// Notes the NICs that the guest has now, of which it knows this.
-pub fn keep_nics(record: &mut VmRecord, known: Vec<Value>) {
-    let of = |nics: Value| Map::from_iter([("nics".to_owned(), nics)]);
-    let now = of(record.properties.get("nics").cloned().unwrap_or_default());
+/// Notes the devices (`disks`, `nics`) that the guest has now, of which it knows this.
+pub fn keep_devices(record: &mut VmRecord, name: &str, known: Vec<Value>) {
+    let of = |devices: Value| Map::from_iter([(name.to_owned(), devices)]);
+    let now = of(record.properties.get(name).cloned().unwrap_or_default());
     let known = of(known.into());
-    match is_read_at_start("nics", &known, &now) {
+    match is_read_at_start(name, &known, &now) {
         true => record.started_with.extend(known),
-        false => drop(record.started_with.remove("nics")),
+        false => drop(record.started_with.remove(name)),
     }
 }
 
 /// What a guest that runs has of the properties that wait for its next start: numbers and switches
-/// as they are, and `null` for anything else, which may be large or secret.
+/// as they are, and `null` for anything else, which may be large or secret. What it has of its memory may
+/// be known better than by what it was started with.
 #[must_use]
-pub fn running_with(record: &VmRecord) -> BTreeMap<String, Value> {
+pub fn running_with(record: &VmRecord, memory_mib: Option<u64>) -> BTreeMap<String, Value> {
     let waits = |name: &str, value: &Value| {
         let now = record.properties.get(name).unwrap_or(&Value::Null);
         let only = |value: &Value| Map::from_iter([(name.to_owned(), value.clone())]);
@@ -116,7 +117,14 @@ pub fn running_with(record: &VmRecord) -> BTreeMap<String, Value> {
         Value::Number(_) | Value::Bool(_) => value.clone(),
         _ => Value::Null,
     };
-    waiting.map(|(name, value)| (name.clone(), shown(value))).collect()
+    let mut waiting: BTreeMap<String, Value> =
+        waiting.map(|(name, value)| (name.clone(), shown(value))).collect();
+    if let Some(memory) = memory_mib {
+        waiting.remove("ram");
+        let differs = record.number("ram").is_some_and(|ram| ram != memory);
+        waiting.extend(differs.then(|| ("ram".to_owned(), Value::from(memory))));
+    }
+    waiting
 }
 
 #[cfg(test)]
@@ -131,7 +139,7 @@ mod tests {
         else {
             panic!("objects are needed")
         };
-        running_with(&VmRecord { started_with, properties, ..record(7) })
+        running_with(&VmRecord { started_with, properties, ..record(7) }, None)
     }
 
     #[test]
@@ -170,13 +178,28 @@ mod tests {
         let mut record = record(7);
         let nic = |mac: &str, ips: &str| json!({ "mac": mac, "ips": [ips] });
         record.properties.insert("nics".to_owned(), json!([nic("a", "dhcp"), nic("b", "dhcp")]));
-        keep_nics(&mut record, vec![nic("a", "dhcp")]);
-        assert!(running_with(&record).contains_key("nics"));
+        keep_devices(&mut record, "nics", vec![nic("a", "dhcp")]);
+        assert!(running_with(&record, None).contains_key("nics"));
         assert_eq!(in_force(&record)["nics"], json!([nic("a", "dhcp")]));
-        keep_nics(&mut record, vec![nic("a", "dhcp"), nic("b", "dhcp")]);
-        assert_eq!(running_with(&record), BTreeMap::new());
-        keep_nics(&mut record, vec![nic("a", "10.0.0.1/24"), nic("b", "dhcp")]);
-        assert!(running_with(&record).contains_key("nics"));
+        keep_devices(&mut record, "nics", vec![nic("a", "dhcp"), nic("b", "dhcp")]);
+        assert_eq!(running_with(&record, None), BTreeMap::new());
+        keep_devices(&mut record, "nics", vec![nic("a", "10.0.0.1/24"), nic("b", "dhcp")]);
+        assert!(running_with(&record, None).contains_key("nics"));
+    }
+
+    #[test]
+    fn what_a_guest_gave_back_does_not_wait() {
+        let mut record = record(7);
+        record.properties.insert("ram".to_owned(), json!(512));
+        record.started_with.insert("ram".to_owned(), json!(1024));
+        let has = |memory_mib| running_with(&record, memory_mib).get("ram").cloned();
+        assert_eq!(has(None), Some(json!(1024)));
+        assert_eq!(has(Some(700)), Some(json!(700)), "it is on the way");
+        assert_eq!(has(Some(512)), None);
+        // Nobody has changed it.
+        let mut plain = record.clone();
+        plain.started_with.clear();
+        assert_eq!(running_with(&plain, Some(400))["ram"], 400);
     }
 
     #[test]
@@ -186,8 +209,8 @@ mod tests {
             record.properties.insert("ram".to_owned(), json!(ram));
             keep(&mut record, &["ram".to_owned()]);
         }
-        assert_eq!(running_with(&record)["ram"], 1024);
+        assert_eq!(running_with(&record, None)["ram"], 1024);
         record.properties.insert("ram".to_owned(), json!(1024));
-        assert_eq!(running_with(&record), BTreeMap::new(), "it is as it was");
+        assert_eq!(running_with(&record, None), BTreeMap::new(), "it is as it was");
     }
 }

@@ -4,6 +4,7 @@
 pub mod at_start;
 pub mod copies;
 pub mod files;
+pub mod live_disks;
 pub mod live_nics;
 pub mod object;
 pub mod payload;

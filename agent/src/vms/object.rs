@@ -124,10 +124,9 @@ pub fn report(entry: &Entry) -> VmReport {
 
 /// What a guest that runs has of the properties that wait for its next start.
 fn running_with(entry: &Entry) -> BTreeMap<String, Value> {
-    if entry.observed.is_running() {
-        at_start::running_with(&entry.record)
-    } else {
-        BTreeMap::new()
+    match entry.observed.live() {
+        Some(live) => at_start::running_with(&entry.record, live.memory_mib),
+        None => BTreeMap::new(),
     }
 }
 
@@ -208,6 +207,8 @@ mod tests {
             activity: Activity::Running,
             reason: None,
             nics_unsettled: false,
+            disks_unsettled: false,
+            memory_mib: None,
         });
         let state_since = Timestamp::from_millisecond(1_800_000_000_000).unwrap();
         Entry { record, observed, state_since }

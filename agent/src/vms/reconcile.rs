@@ -29,6 +29,8 @@ pub enum Action {
     /// Its guest has other network interfaces than it is to have: it gave one up too late, or a change
     /// could not be undone.
     SettleNics,
+    /// The same of its disks; or the file of one that it has no more is still there.
+    SettleDisks,
     /// It has run for long since it was last restarted.
     ForgetRestarts,
 }
@@ -52,7 +54,7 @@ impl Action {
             Self::RollBack => Some("machine_rollback_snapshot"),
             Self::StartAgain | Self::Boot | Self::Restart => Some("machine_boot"),
             Self::Reset => Some("machine_kill"),
-            Self::SettleNics => Some("machine_update"),
+            Self::SettleNics | Self::SettleDisks => Some("machine_update"),
             Self::ForgetRestarts => None,
         }
     }
@@ -68,6 +70,7 @@ impl Action {
             Self::Restart => "is to be started again",
             Self::Reset => "has panicked and is to be reset",
             Self::SettleNics => "has other network interfaces than it is to have",
+            Self::SettleDisks => "has other disks than it is to have",
             Self::ForgetRestarts => "has recovered",
         }
     }
@@ -120,6 +123,8 @@ fn needed(entry: &Entry, boot_id: &str, now: Timestamp) -> Option<(Action, Times
             restart::reset_due(record, entry.state_since, now).map(|at| (Action::Reset, at))
         }
         Observed::Running(live) if live.nics_unsettled => Some((Action::SettleNics, now)),
+        Observed::Running(live) if live.disks_unsettled => Some((Action::SettleDisks, now)),
+        _ if !record.going_disks.is_empty() => Some((Action::SettleDisks, now)),
         Observed::Running(live) => {
             restart::recovered(record, live).map(|at| (Action::ForgetRestarts, at))
         }
@@ -177,9 +182,14 @@ pub fn params(vm: VmUuid, action: Action, record: Option<&VmRecord>) -> Map<Stri
     if action == Action::Reset {
         params.insert("signal".to_owned(), json!("SIGHUP"));
     }
-    if action == Action::SettleNics {
+    let settled = match action {
+        Action::SettleNics => Some("update_nics"),
+        Action::SettleDisks => Some("update_disks"),
+        _ => None,
+    };
+    if let Some(settled) = settled {
         // Nothing is to change but what is amiss.
-        params.insert("update_nics".to_owned(), json!([]));
+        params.insert(settled.to_owned(), json!([]));
         params.insert("reboot".to_owned(), json!("never"));
     }
     params
@@ -189,6 +199,7 @@ pub fn params(vm: VmUuid, action: Action, record: Option<&VmRecord>) -> Map<Stri
 mod tests {
     use super::*;
     use crate::drivers::compute::{Ended, Live};
+    use crate::vm_record::GoingDisk;
     use crate::vms::restart::{POLICY_KEY, Restarts};
     use crate::vms::sim::record;
 
@@ -266,6 +277,8 @@ mod tests {
             activity: Activity::Running,
             reason: None,
             nics_unsettled,
+            disks_unsettled: false,
+            memory_mib: None,
         })
     }
 
@@ -289,6 +302,22 @@ mod tests {
     }
 
     #[test]
+    fn disks_that_are_amiss_are_settled() {
+        let mut vm = entry(1, |_| ());
+        let Observed::Running(live) = runs(false) else { panic!("it runs") };
+        vm.observed = Observed::Running(Live { disks_unsettled: true, ..live });
+        assert_eq!(planned(&vm, "boot-1", 0), Some(Action::SettleDisks));
+        let params = params(vm.record.uuid, Action::SettleDisks, Some(&vm.record));
+        assert_eq!((&params["reboot"], &params["update_disks"]), (&json!("never"), &json!([])));
+        // A file that is left, whether or not the VM runs.
+        let left = entry(2, |record| {
+            record.power = Power::Off;
+            record.going_disks = vec![GoingDisk { index: 1, owner: None }];
+        });
+        assert_eq!(planned(&left, "boot-1", 0), Some(Action::SettleDisks));
+    }
+
+    #[test]
     fn a_vm_whose_guest_panicked_is_reset_as_its_policy_wants() {
         let mut vm = entry(1, |_| ());
         let mut live = Live {
@@ -299,6 +328,8 @@ mod tests {
             activity: Activity::Panicked,
             reason: None,
             nics_unsettled: false,
+            disks_unsettled: false,
+            memory_mib: None,
         };
         vm.observed = Observed::Running(live.clone());
         assert_eq!(planned(&vm, "boot-1", 0), None);

@@ -21,7 +21,6 @@ const NO_CONTAINER: Effect = Refused("the agent does not run containers");
 const NO_RAW: Effect = Refused("options of the hypervisor would reach the server");
 const NO_SPICE: Effect = Refused("there is no SPICE display");
 const NO_PASSING: Effect = Refused("files and devices of the server are not for guests");
-const NO_CHANGE: Effect = Refused("disks are neither added to a VM nor taken from it");
 
 const TAGS: Kind = FlatObject(MAX_TAGS_BYTES);
 const METADATA: Kind = FlatObject(MAX_METADATA_BYTES);
@@ -113,8 +112,14 @@ pub const LASTING: &[Property] = &[
     p("qemu_extra_opts", Text(1024), NO_RAW, "Of the hypervisor"),
     p("qemu_opts", Text(1024), NO_RAW, "Of the hypervisor"),
     p("quota", Gib, Live, "Disk quota, GiB; 0: none"),
-    p("ram", Range(0, MAX_RAM_MIB), AtStart, "Memory of the guest, MiB; hardware VMs need 64")
-        .form(Form::AtLeast(MIN_RAM_MIB)),
+    p(
+        "ram",
+        Range(0, MAX_RAM_MIB),
+        AtStart,
+        "Memory of the guest, MiB; hardware VMs need 64. Less than it was started with, and up to that \
+         again, while it runs if its system has a balloon driver",
+    )
+    .form(Form::AtLeast(MIN_RAM_MIB)),
     p("resolvers", Words, AtStart, "Addresses of DNS servers"),
     p("restart_init", Flag, CONTAINER, "A container's first program is started again"),
     p("spice_opts", Text(1024), NO_SPICE, "Of the SPICE display of a kvm VM"),
@@ -206,12 +211,12 @@ pub const INITIAL: &[Property] = &[
 
 /// Only for changing a VM.
 pub const CHANGES: &[Property] = &[
-    p("add_disks", List(Item::Disk), NO_CHANGE, "New disks"),
+    p("add_disks", List(Item::Disk), Live, "New disks"),
     p("add_filesystems", List(Item::Filesystem), NO_CONTAINER, "New directories"),
     p("add_nics", List(Item::Nic), Live, "New network interfaces"),
     p("add_pci_devices", List(Item::PciDevice), NO_PASSING, "New devices"),
     p("remove_customer_metadata", Words, Live, "Names"),
-    p("remove_disks", Words, NO_CHANGE, "Paths"),
+    p("remove_disks", Words, Live, "Paths; their content is lost"),
     p("remove_filesystems", Words, NO_CONTAINER, "Targets"),
     p("remove_internal_metadata", Words, Live, "Names"),
     p("remove_nics", Words, Live, "MAC addresses"),
@@ -357,6 +362,7 @@ pub const NIC: &[Property] = &[
         Live,
         "Most that it sends, and most that it receives, Mbit/s; 0: no limit; on a bridge",
     ),
+    p("link_down", Flag, Live, "Its cable is out: the guest sees no carrier"),
     p("vrrp_vrid", Range(0, 255), NO_VRRP, "Virtual router"),
     p("vrrp_primary_ip", Text(1024), NO_VRRP, "Of the virtual router"),
 ];

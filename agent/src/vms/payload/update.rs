@@ -1,6 +1,8 @@
 //! What a client may change of a VM: from its properties and an update payload to its new
 //! properties. Pure.
 
+mod disks;
+
 use muster_shared::vm::{
     self, Effect, INITIAL, Kind, MAX_DEVICES, NETWORK_RECORD, NIC, Property, TOLD, is_flat,
     json_bytes,
@@ -14,9 +16,6 @@ use crate::failure::TaskFailure;
 const OBJECTS: &[&str] = &["tags", "customer_metadata", "internal_metadata", "routes"];
 /// Random addresses that are drawn before one is free; two are the same once in 10^12.
 const MAC_DRAWS: usize = 16;
-/// Of a disk that exists.
-const DISK_MEMBERS: &[&str] =
-    &["boot", "compression", "max_iops", "max_mib_per_second", "model", "notrim", "size", "uuid"];
 
 /// The new properties. `fresh_mac` gives addresses to NICs that come without one.
 ///
@@ -42,7 +41,7 @@ pub fn update(
         members(&mut new, object, params, &mut problems);
     }
     nics(&mut new, params, &mut fresh_mac, &mut problems);
-    disks(&mut new, params, &mut problems);
+    disks::change(&mut new, params, &mut problems);
     memory(old, params, &mut new);
     complete(&mut new, &mut problems);
     let number = |name: &str| new.get(name).and_then(Value::as_u64).unwrap_or(0);
@@ -210,45 +209,6 @@ fn free_interface(nics: &[Value]) -> String {
     names.find(|name| !taken(name)).unwrap_or_default()
 }
 
-/// `update_disks`: by path; a disk only grows.
-fn disks(new: &mut Map<String, Value>, params: &Map<String, Value>, problems: &mut Problems) {
-    let Some(changes) = given(params, "update_disks") else { return };
-    let Some(changes) = changes.as_array() else { return problems.bad("update_disks") };
-    let Some(Value::Array(disks)) = new.get_mut("disks") else { return };
-    for (index, change) in changes.iter().enumerate() {
-        let path = change.get("path").filter(|path| path.is_string());
-        let known = disks.iter_mut().find(|disk| path.is_some_and(|path| disk["path"] == *path));
-        let (Some(Value::Object(known)), Some(change)) = (known, change.as_object()) else {
-            let path = format!("update_disks.{index}.path");
-            problems.bad_because(path, "no disk of the VM has this path");
-            continue;
-        };
-        let old_size = known.get("size").and_then(Value::as_u64).unwrap_or(0);
-        for (name, value) in change.iter().filter(|(name, _)| *name != "path") {
-            let field = format!("update_disks.{index}.{name}");
-            if !DISK_MEMBERS.contains(&name.as_str()) {
-                problems.refuse(field, "an existing disk keeps it");
-                continue;
-            }
-            let alone = Map::from_iter([
-                (name.clone(), value.clone()),
-                ("size".to_owned(), if name == "size" { value.clone() } else { json!(old_size) }),
-            ]);
-            let mut found = Problems::default();
-            let checked = super::disk("disk", &alone, &mut found);
-            let shrinks =
-                name == "size" && checked.get("size").and_then(Value::as_u64) < Some(old_size);
-            match checked.get(name) {
-                Some(value) if found.is_empty() && !shrinks => {
-                    known.insert(name.clone(), value.clone());
-                }
-                _ if shrinks => problems.bad_because(field, "disks never shrink"),
-                _ => problems.bad(field),
-            }
-        }
-    }
-}
-
 /// What follows from another size keeps its distance.
 fn memory(old: &Map<String, Value>, params: &Map<String, Value>, new: &mut Map<String, Value>) {
     let number = |map: &Map<String, Value>, name: &str| map.get(name).and_then(Value::as_u64);
@@ -369,7 +329,7 @@ mod tests {
     fn what_is_fixed_or_missing_is_named() {
         refused(json!({ "brand": "bhyve" }), "bad_properties", "brand");
         refused(json!({ "tags": {} }), "bad_properties", "tags");
-        refused(json!({ "add_disks": [{}] }), "bad_properties", "add_disks");
+        refused(json!({ "add_disks": [{}] }), "missing_properties", "add_disks.0.size");
         refused(json!({ "qemu_opts": "-x" }), "bad_properties", "qemu_opts");
         refused(json!({ "vnc_password": "123456789" }), "bad_values", "vnc_password");
         let nic = json!({ "mac": "02:00:00:00:00:01", "speed": 1, "vlan_id": "x" });
@@ -426,7 +386,8 @@ mod tests {
         fn an_update_is_absolute(
             names in prop::collection::vec(prop::sample::select(vec![
                 "alias", "ram", "vcpus", "quota", "cpu_cap", "set_tags", "remove_tags",
-                "add_nics", "update_nics", "remove_nics", "update_disks", "max_physical_memory",
+                "add_nics", "update_nics", "remove_nics", "update_disks", "remove_disks",
+                "max_physical_memory",
                 "max_swap", "hostname", "autoboot", "resolvers", "vnc_port",
             ]), 0..5),
             values in prop::collection::vec(any_value(), 5),
