@@ -9,6 +9,7 @@ pub mod dying_disk;
 pub mod fuzz;
 pub mod guest;
 pub mod http;
+pub mod kill_points;
 pub mod own_network;
 pub mod pages;
 pub mod power_cut;

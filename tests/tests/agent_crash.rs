@@ -2,30 +2,18 @@
 
 use std::time::Duration;
 
-use muster_shared::entropy::{Entropy as _, SeededEntropy};
 use muster_shared::wire::Code;
 use muster_tests::daemon::{Agent, Coordinator, fresh_uuid};
+use muster_tests::guest;
 use muster_tests::http::{Answer, Client};
+use muster_tests::kill_points::{chosen, fault_points};
 use muster_tests::wait::wait_for;
-use muster_tests::{binary, guest};
 use serde_json::{Value, json};
 
 fn payload(image: &str, uuid: &str) -> Value {
     json!({
         "uuid": uuid, "image_uuid": image, "brand": "kvm", "ram": 192, "vcpus": 1,
         "cpu_cap": 100, "quota": 1, "owner_uuid": fresh_uuid(),
-    })
-}
-
-/// Every point of a kind at which the agent can be killed, from its own registry.
-fn fault_points(kind: &str) -> Vec<String> {
-    #[expect(clippy::disallowed_methods, reason = "black-box tests start the real binaries")]
-    let output = std::process::Command::new(binary("muster-agent"))
-        .args(["fault-points", "--task", kind])
-        .output()
-        .expect("the agent lists its fault points");
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| {
-        panic!("fault points: {e}: {}", String::from_utf8_lossy(&output.stdout))
     })
 }
 
@@ -134,26 +122,6 @@ async fn a_graceful_stop_leaves_guests_running() {
     assert_eq!(seen["server_uuid"], agent.server_uuid, "the index answers for a server away");
 }
 
-/// Which points are tried: `all`, or some by name; else a random tenth of each kind.
-const POINTS: &str = "MUSTER_KILL_POINTS";
-
-fn chosen(kind: &str) -> Vec<String> {
-    let mut points = fault_points(kind);
-    match std::env::var(POINTS).as_deref() {
-        Ok("all") => {}
-        Ok(names) => points.retain(|point| names.split(',').any(|name| name == point)),
-        Err(_) => {
-            let (entropy, tenth) = (SeededEntropy::from_os(), points.len().div_ceil(10));
-            while points.len() > tenth {
-                let count = u64::try_from(points.len()).expect("few");
-                let gone = usize::try_from(entropy.u64() % count).expect("few");
-                points.swap_remove(gone);
-            }
-        }
-    }
-    points
-}
-
 /// Asks for a task of a kind about one VM.
 async fn ask(client: &Client, vms: &str, vm: &str, kind: &str, image: &str) -> Answer {
     let path = |more: &str| format!("{vms}/{vm}{more}");
@@ -170,7 +138,9 @@ async fn ask(client: &Client, vms: &str, vm: &str, kind: &str, image: &str) -> A
         "machine_kill" => client.post(&path("/kill"), &json!({ "signal": "SIGKILL" })).await,
         "machine_update" => {
             let nic = json!({ "nic_tag": "admin", "mac": "02:00:00:00:00:77" });
-            client.post(&path("/update"), &json!({ "alias": "other", "add_nics": [nic] })).await
+            let disk = json!({ "size": 8, "uuid": "6c1a5a44-5b5c-4d4e-9f43-2a1f0e2b7c09" });
+            let change = json!({ "alias": "other", "add_nics": [nic], "add_disks": [disk] });
+            client.post(&path("/update"), &change).await
         }
         "machine_create_snapshot" => {
             client.put(&path("/snapshots"), &json!({ "snapshot_name": "a" })).await

@@ -29,6 +29,7 @@ const WATCHES: &str = "#!/bin/sh\n\
         ip addr add 10.78.0.12/24 dev $second 2>/dev/null\n\
       fi\n\
       { echo sectors $(cat /sys/block/vda/size)\n\
+        echo carrier ${second:+$(cat /sys/class/net/$second/carrier)}\n\
         echo macs $(cat /sys/class/net/eth*/address); } >/run/state\n\
       mv /run/state /www/state\n\
       sleep 1\n\
@@ -133,8 +134,16 @@ async fn a_guest_is_changed_while_it_runs_and_sees_it() {
     let second = json!({ "nic_tag": "two", "mac": SECOND, "ips": ["10.78.0.12/24"] });
     let added = vm.update(json!({ "add_nics": [second] })).await;
     assert_eq!(added["pending_reboot"], json!(["nics"]), "{added:#}");
-    tells("10.78.0.12", &[FIRST, SECOND]).await;
+    tells("10.78.0.12", &[FIRST, SECOND, "carrier 1\n"]).await;
     assert_eq!((taps(), agent.guest_pids()), (2, pids.clone()));
+
+    // Its cable.
+    let cable = |down: bool| json!({ "update_nics": [{ "mac": SECOND, "link_down": down }] });
+    vm.update(cable(true)).await;
+    tells("10.77.0.11", &[SECOND, "carrier 0\n"]).await;
+    is_silent("10.78.0.12").await;
+    vm.update(cable(false)).await;
+    tells("10.78.0.12", &[SECOND, "carrier 1\n"]).await;
 
     // The next agent knows what the guest has. It takes the interface that the guest started with.
     agent.kill9();
