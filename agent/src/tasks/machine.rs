@@ -15,6 +15,7 @@ use crate::drivers::network::{Attached, Backend, Nic};
 use crate::drivers::storage::{Disk, Variables};
 use crate::vm_record::disks::{numbered, numbers};
 use crate::vms::restart::{Power, Restarts};
+use crate::vms::told::told;
 use crate::vms::{self, VmRecord, payload, volumes};
 
 /// The queue of everything that changes an existing VM.
@@ -28,8 +29,6 @@ pub(super) const MACHINE_QUERY: Queue =
 pub(super) const STOP_TIMEOUT: Duration = Duration::from_secs(180);
 /// Longest time a client may give it.
 const MAX_STOP_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
-/// Members of a NIC that its host decides about on a user-mode network.
-const OF_NETWORK: &[&str] = &["gateway", "gateways", "ip", "ips", "mtu", "netmask"];
 /// Member of a result: the guest was asked to shut down, did not in its time, and was ended.
 pub(super) const FORCED: &str = "forced";
 
@@ -214,19 +213,12 @@ pub(super) fn usable(operation: &'static str, record: &VmRecord) -> Result<(), T
     Err(refuse(Code::VmNotUsable, text))
 }
 
-/// The record as the hypervisor gets it. The host hands out the addresses of user-mode networks,
-/// which all those are that have no tap: a guest that takes another one reaches nothing.
-pub(super) fn for_guest(mut record: VmRecord, nics: &[Attached]) -> VmRecord {
-    let has_tap = |index: usize| {
+/// The record as the hypervisor gets it.
+pub(super) fn for_guest(record: VmRecord, nics: &[Attached]) -> VmRecord {
+    told(record, |index| {
         let mut taps = nics.iter().filter(|nic| matches!(nic.backend, Backend::Tap { .. }));
         taps.any(|attached| attached.nic.index == index)
-    };
-    let nics = record.properties.get_mut("nics").and_then(Value::as_array_mut);
-    let nics = nics.into_iter().flatten().enumerate().filter(|(index, _)| !has_tap(*index));
-    for nic in nics.filter_map(|(_, nic)| nic.as_object_mut()) {
-        nic.retain(|name, _| !OF_NETWORK.contains(&name.as_str()));
-    }
-    record
+    })
 }
 
 /// The VM's disks: all that its record names, or none of them is any good. A guest that comes up

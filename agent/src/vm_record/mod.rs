@@ -3,6 +3,7 @@
 pub mod boot;
 pub mod disks;
 pub mod restart;
+pub mod routes;
 mod volume;
 
 use std::collections::BTreeSet;

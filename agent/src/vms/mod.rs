@@ -13,6 +13,7 @@ pub mod restart;
 pub mod sim;
 pub mod state;
 mod table;
+pub mod told;
 pub mod volumes;
 mod writing;
 

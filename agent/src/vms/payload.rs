@@ -16,6 +16,7 @@ use super::restart::{self, Policy};
 use crate::failure::TaskFailure;
 use crate::vm_record::boot::{self, BootOrder};
 pub use crate::vm_record::image_of;
+use crate::vm_record::routes;
 
 pub use update::{internal_metadata, update};
 
@@ -176,6 +177,7 @@ fn checked(property: &Property, value: &Value, problems: &mut Problems) -> Optio
         Kind::List(Item::Disk) => devices(property.name, value, problems, disk),
         Kind::List(Item::Nic) => devices(property.name, value, problems, nic),
         _ if property.name == "boot" => boot_order(property.read(value)?, problems),
+        _ if property.name == "routes" => routes(property.read(value)?, problems),
         _ => property.read(value),
     }
 }
@@ -184,6 +186,14 @@ fn checked(property: &Property, value: &Value, problems: &mut Problems) -> Optio
 fn boot_order(value: Value, problems: &mut Problems) -> Option<Value> {
     if value.as_str().is_some_and(|text| BootOrder::parse(text).is_none()) {
         problems.refuse("boot", boot::FORM);
+    }
+    Some(value)
+}
+
+/// A guest could not follow what is of another form.
+fn routes(value: Value, problems: &mut Problems) -> Option<Value> {
+    if !routes::are_usable(&value) {
+        problems.bad_because("routes", routes::FORM);
     }
     Some(value)
 }

@@ -193,8 +193,9 @@ pub const INITIAL: &[Property] = &[
     p(
         "routes",
         ROUTES,
-        Kept("guests are not told of routes"),
-        "Gateway by destination; at most 16 KiB of JSON",
+        AtStart,
+        "Gateway by destination, as addresses; or `nics[NUMBER]`, `macs[MAC]` for what is on that \
+         interface's link; on a bridge; at most 16 KiB of JSON",
     ),
     p("tags", TAGS, Live, "Free-form labels; at most 16 KiB of JSON"),
     // A create takes it for `zpool` before it looks here.

@@ -2,9 +2,11 @@
 //! name, keys, networks and metadata. Pure, and the same inputs give the same bytes.
 
 use std::io::{Cursor, Write as _};
+use std::net::IpAddr;
 
 use serde_json::{Map, Value, json};
 
+use crate::vm_record::routes::{self, Gateway, Route};
 use crate::vm_record::{VmRecord, image_of};
 
 /// Smallest volume; FAT needs some room.
@@ -12,6 +14,9 @@ const MIN_BYTES: usize = 1024 * 1024;
 /// Room beside the files for tables and the ends of clusters.
 const SLACK_BYTES: usize = 512 * 1024;
 const LABEL: [u8; 11] = *b"CIDATA     ";
+/// The destination of a default route.
+const EVERYWHERE_4: &str = "0.0.0.0/0";
+const EVERYWHERE_6: &str = "::/0";
 /// The same for all volumes: it is found by its label.
 const VOLUME_ID: u32 = 0x4d55_5354;
 
@@ -89,18 +94,28 @@ fn meta_data(vm: &VmRecord) -> Value {
 }
 
 fn network_config(vm: &VmRecord) -> Value {
-    let resolvers = vm.list("resolvers");
+    let nics = vm.list("nics");
+    let routes = routes::of(vm);
     let mut ethernets = Map::new();
-    for (index, nic) in vm.list("nics").iter().enumerate() {
+    for (index, nic) in nics.iter().enumerate() {
         let Some(mac) = nic.get("mac").and_then(Value::as_str) else { continue };
         let name = nic.get("interface").and_then(Value::as_str);
         let name = name.map_or_else(|| format!("net{index}"), str::to_owned);
-        ethernets.insert(name.clone(), ethernet(nic, mac, &name, resolvers));
+        let routes = routes.iter().filter(|route| route.nic(nics) == Some(index));
+        let routes = routes.map(|route| entry(nic, route)).collect();
+        let config = ethernet(nic, mac, &name, vm.list("resolvers"), routes);
+        ethernets.insert(name, config);
     }
     json!({ "version": 2, "ethernets": ethernets })
 }
 
-fn ethernet(nic: &Value, mac: &str, name: &str, resolvers: &[Value]) -> Value {
+fn ethernet(
+    nic: &Value,
+    mac: &str,
+    name: &str,
+    resolvers: &[Value],
+    mut routes: Vec<Value>,
+) -> Value {
     let words = |list: &str| -> Vec<&str> {
         let items = nic.get(list).and_then(Value::as_array);
         items.into_iter().flatten().filter_map(Value::as_str).collect()
@@ -125,18 +140,49 @@ fn ethernet(nic: &Value, mac: &str, name: &str, resolvers: &[Value]) -> Value {
         config["mtu"] = json!(mtu);
     }
     if nic.get("primary").is_some_and(|primary| *primary == true) {
-        let gateways = words("gateways");
-        for (family, is_of_it) in [("gateway4", false), ("gateway6", true)] {
+        for (family, all, is_of_it) in
+            [("gateway4", EVERYWHERE_4, false), ("gateway6", EVERYWHERE_6, true)]
+        {
             // A guest has one way out; the others stand by in the record.
-            if let Some(gateway) = gateways.iter().find(|gw| gw.contains(':') == is_of_it) {
-                config[family] = json!(gateway);
+            let gateways = words("gateways");
+            let Some(gateway) = gateways.iter().find(|gw| gw.contains(':') == is_of_it) else {
+                continue;
+            };
+            match Route::parse(all, gateway) {
+                // One outside of the guest's networks is told in the longer form alone.
+                Some(route) if needs_on_link(nic, &route) => routes.push(entry(nic, &route)),
+                _ => config[family] = json!(gateway),
             }
         }
         if !resolvers.is_empty() {
             config["nameservers"] = json!({ "addresses": resolvers });
         }
     }
+    if !routes.is_empty() {
+        config["routes"] = json!(routes);
+    }
     config
+}
+
+fn entry(nic: &Value, route: &Route) -> Value {
+    match &route.gateway {
+        Gateway::Address(gateway) if needs_on_link(nic, route) => {
+            json!({ "to": route.to, "via": gateway, "on-link": true })
+        }
+        Gateway::Address(gateway) => json!({ "to": route.to, "via": gateway }),
+        Gateway::Nic(_) | Gateway::Mac(_) => json!({ "to": route.to, "scope": "link" }),
+    }
+}
+
+/// Whether the guest has to be told that the gateway is on the NIC's link: it is outside of the
+/// networks that it knows there. Of a link-local address that goes without saying, and which networks
+/// come by DHCP nobody knows here.
+fn needs_on_link(nic: &Value, route: &Route) -> bool {
+    let Gateway::Address(gateway) = route.gateway else { return false };
+    let link_local = matches!(gateway, IpAddr::V6(gateway) if gateway.is_unicast_link_local());
+    let ips = nic.get("ips").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    let asks = ips.is_empty() || ips.iter().any(|ip| ip == "dhcp" || ip == "addrconf");
+    !link_local && !asks && !routes::is_on_link(nic, gateway)
 }
 
 #[cfg(test)]
@@ -206,6 +252,34 @@ mod tests {
                 },
             })
         );
+    }
+
+    #[test]
+    fn routes_are_told_with_the_nic_that_they_lead_through() {
+        let vm = vm(json!({
+            "nics": [
+                {"mac": "02:00:00:00:00:01", "primary": true, "ips": ["192.0.2.5/32", "2001:db8::2/64"],
+                 "gateways": ["198.51.100.1", "fe80::1"]},
+                {"mac": "02:00:00:00:00:02", "ips": ["10.0.0.2/24"]},
+                {"mac": "02:00:00:00:00:03"},
+            ],
+            "routes": {
+                "10.9.0.0/16": "10.0.0.1", "10.8.0.1": "203.0.113.1", "10.7.0.0/16": "nics[2]",
+                "10.6.0.0/16": "macs[02:00:00:00:00:09]",
+            },
+        }));
+        let ethernets = network_config(&vm)["ethernets"].clone();
+        let first = &ethernets["net0"];
+        assert_eq!((first.get("gateway4"), &first["gateway6"]), (None, &json!("fe80::1")));
+        assert_eq!(
+            first["routes"],
+            json!([
+                {"to": "10.8.0.1/32", "via": "203.0.113.1", "on-link": true},
+                {"to": "0.0.0.0/0", "via": "198.51.100.1", "on-link": true},
+            ])
+        );
+        assert_eq!(ethernets["net1"]["routes"], json!([{"to": "10.9.0.0/16", "via": "10.0.0.1"}]));
+        assert_eq!(ethernets["net2"]["routes"], json!([{"to": "10.7.0.0/16", "scope": "link"}]));
     }
 
     #[test]

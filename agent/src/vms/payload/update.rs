@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::{BY_AGENT, Problems, addresses, bound, checked, complete, devices, mac, nic};
 use crate::failure::TaskFailure;
+use crate::vm_record::routes;
 
 /// Objects that are changed member by member.
 const OBJECTS: &[&str] = &["tags", "customer_metadata", "internal_metadata", "routes"];
@@ -117,6 +118,9 @@ fn members(
     }
     match params.get(&set) {
         None | Some(Value::Null) => {}
+        Some(value @ Value::Object(_)) if object == "routes" && !routes::are_usable(value) => {
+            problems.bad_because(set.as_str(), routes::FORM);
+        }
         Some(value @ Value::Object(members)) if is_flat(value) => target.extend(members.clone()),
         Some(_) => problems.bad(set.as_str()),
     }
