@@ -8,6 +8,7 @@ pub mod consoles;
 pub mod debug_http;
 pub mod drivers;
 mod failure;
+pub mod guest_agent;
 pub mod host;
 pub mod legacy;
 pub mod link;
@@ -135,6 +136,13 @@ impl Agent {
         report.sysinfo_within(Duration::MAX).await;
         let reporting = stop.clone();
         background.spawn(async move { report.run(reporting).await });
+        let works_on = engine.clone();
+        let looks = guest_agent::Looks {
+            agents: parts.drivers.guest_agents.clone(),
+            vms: parts.drivers.vms.clone(),
+            is_busy: Box::new(move |vm| works_on.works_on(vm)),
+        };
+        background.spawn(looks.run(stop.clone()));
         let ports = NodePorts { drivers: parts.drivers.clone(), engine: engine.clone() };
         let consoles = Consoles::new(Arc::new(ports), background.clone(), stop.clone());
         let consoles = Arc::new(consoles);

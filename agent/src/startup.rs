@@ -27,6 +27,7 @@ use crate::drivers::node::{Document, FileDocuments};
 use crate::drivers::settings::FileSettings;
 use crate::drivers::storage::{DISKS, FileStorage, FileStorageConfig, Pools, Storage};
 use crate::drivers::{host, images};
+use crate::guest_agent::GuestAgents;
 use crate::host::{Presence, SharedExec, SystemExec, procfs};
 use crate::node::Drivers;
 use crate::report::sysinfo::{LinuxFacts, SysinfoConfig};
@@ -299,6 +300,7 @@ async fn drivers(
         networks: networks.clone(),
     }));
     Ok(Arc::new(Drivers {
+        guest_agents: Arc::new(GuestAgents::new(compute.clone(), entropy.clone())),
         compute,
         networks,
         storage,

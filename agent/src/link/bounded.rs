@@ -68,7 +68,7 @@ mod tests {
             let tags = json!({ "a": "x".repeat(*bytes) });
             record.properties.insert("tags".to_owned(), tags);
             let state_since = jiff::Timestamp::UNIX_EPOCH;
-            let entry = Entry { record, observed: Observed::stopped(), state_since };
+            let entry = Entry { record, observed: Observed::stopped(), state_since, guest: None };
             (entry.record.uuid, object::report(&entry))
         };
         (0..).zip(tag_bytes).map(report).collect()

@@ -12,6 +12,7 @@ use muster_shared::entropy::SharedEntropy;
 use muster_shared::telemetry::LogRing;
 
 use crate::drivers::{cluster, compute, host, images, network, node, settings, storage};
+use crate::guest_agent::GuestAgents;
 use crate::report::Reporter;
 use crate::vms::VmTable;
 
@@ -42,6 +43,8 @@ pub struct Drivers {
     pub vms: Arc<VmTable>,
     /// What the node tells about itself.
     pub report: Arc<Reporter>,
+    /// Talks to the guest agents inside.
+    pub guest_agents: Arc<GuestAgents>,
     /// What this process logged of late.
     pub log: Arc<LogRing>,
 }

@@ -23,6 +23,7 @@ use crate::drivers::node::{NodeDocuments, SimDocuments};
 use crate::drivers::settings::FileSettings;
 use crate::drivers::storage::sim::{SimImage, SimPool};
 use crate::drivers::storage::{FileStorage, FileStorageConfig};
+use crate::guest_agent::GuestAgents;
 use crate::host::{SharedExec, SystemExec, procfs};
 use crate::node::{Drivers, startup};
 use crate::report::sim::SimFacts;
@@ -111,6 +112,7 @@ impl RealNode {
         let node = documents;
         let log = Arc::new(LogRing::new(uuid::Uuid::nil(), clock.clone()));
         let drivers = Drivers {
+            guest_agents: Arc::new(GuestAgents::new(compute.clone(), entropy.clone())),
             log,
             clock,
             entropy,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use jiff::Timestamp;
 use muster_shared::clock::{SharedClock, TokioClock};
-use muster_shared::entropy::SeededEntropy;
+use muster_shared::entropy::{SeededEntropy, SharedEntropy};
 use muster_shared::ids::{TaskId, VmUuid};
 use muster_shared::kv::MemKv;
 use muster_shared::telemetry::LogRing;
@@ -30,6 +30,7 @@ use crate::drivers::node::{NodeDocuments, SimDocuments};
 use crate::drivers::settings::sim::SimSettings;
 use crate::drivers::storage::sim::{SimImage, SimPool, SimStorage};
 use crate::drivers::storage::{Pools, Storage};
+use crate::guest_agent::GuestAgents;
 use crate::node::{Drivers, startup};
 use crate::report::sim::SimFacts;
 use crate::report::{Reporter, ReporterParts};
@@ -115,10 +116,12 @@ impl Host {
             networks: networks.clone(),
         }));
         let node: Arc<dyn NodeDocuments> = Arc::new(self.documents.clone());
+        let entropy: SharedEntropy = Arc::new(SeededEntropy::new(1));
         let drivers = Drivers {
+            guest_agents: Arc::new(GuestAgents::new(compute.clone(), entropy.clone())),
             cluster,
             node,
-            entropy: Arc::new(SeededEntropy::new(1)),
+            entropy,
             compute,
             networks,
             storage,
@@ -261,7 +264,7 @@ pub(crate) fn uuid() -> VmUuid {
     machine::vm(&machine::example()).unwrap()
 }
 
-pub(super) async fn one_vm(host: &Host) -> Arc<Drivers> {
+pub(crate) async fn one_vm(host: &Host) -> Arc<Drivers> {
     let drivers = host.agent("boot-1").await;
     let ctx = host.context(&drivers, &create_params(json!({})));
     run(&ctx, "machine_create", false).await.unwrap();

@@ -51,6 +51,9 @@ pub fn of(entry: &Entry, node: &Node) -> Value {
     if !running_with.is_empty() {
         set("running_with", json!(running_with));
     }
+    if let Some(guest) = &entry.guest {
+        set("guest", json!(**guest));
+    }
     if record.restarts.count > 0 {
         set("restarts", json!(record.restarts.count));
     }
@@ -118,6 +121,7 @@ pub fn report(entry: &Entry) -> VmReport {
         ips: addresses(record),
         state_reason: reason(entry).map(str::to_owned),
         running_with: running_with(entry),
+        guest: entry.guest.as_deref().cloned(),
     };
     VmReport { vm, index }
 }
@@ -211,7 +215,7 @@ mod tests {
             memory_mib: None,
         });
         let state_since = Timestamp::from_millisecond(1_800_000_000_000).unwrap();
-        Entry { record, observed, state_since }
+        Entry { record, observed, state_since, guest: None }
     }
 
     #[test]

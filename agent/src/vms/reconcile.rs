@@ -221,7 +221,7 @@ mod tests {
         record.properties.insert("internal_metadata".to_owned(), metadata);
         change(&mut record);
         let ended = Ended { exit_status: Some(1), exited_at_ms: Some(NOW_MS), reason: None };
-        Entry { record, observed: Observed::Stopped(ended), state_since: now() }
+        Entry { record, observed: Observed::Stopped(ended), state_since: now(), guest: None }
     }
 
     fn planned(entry: &Entry, boot_id: &str, seconds: i64) -> Option<Action> {

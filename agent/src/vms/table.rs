@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use muster_shared::clock::{SharedClock, iso};
 use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
-use muster_shared::wire::status::VmReport;
+use muster_shared::wire::status::{GuestInfo, VmReport};
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 use tokio::sync::watch;
@@ -28,6 +28,8 @@ pub struct Entry {
     pub observed: Observed,
     /// When [`Self::state`] changed last.
     pub state_since: Timestamp,
+    /// What its guest agent says, if it has one.
+    pub guest: Option<Arc<GuestInfo>>,
 }
 
 impl Entry {
@@ -83,11 +85,18 @@ impl VmTable {
         let entry = |record: VmRecord| {
             let observed = Observed::stopped();
             // Unknown: a restart of the agent is no change of any VM.
-            (record.uuid, Entry { record, observed, state_since: Timestamp::UNIX_EPOCH })
+            let state_since = Timestamp::UNIX_EPOCH;
+            (record.uuid, Entry { record, observed, state_since, guest: None })
         };
         *self.vms.lock() = loaded.records.into_iter().map(entry).collect();
         self.changed();
         Ok(())
+    }
+
+    /// What is said about the node.
+    #[must_use]
+    pub fn node(&self) -> &Node {
+        &self.node
     }
 
     /// The host's boot.
@@ -205,7 +214,8 @@ impl VmTable {
                     return Err(error);
                 }
                 let observed = Observed::stopped();
-                content.lock().insert(record.uuid, Entry { record, observed, state_since: now });
+                let entry = Entry { record, observed, state_since: now, guest: None };
+                content.lock().insert(entry.record.uuid, entry);
                 Ok(())
             })
             .await
@@ -314,6 +324,9 @@ impl VmTable {
                     let before = entry.state();
                     let came = !entry.observed.is_running();
                     entry.observed = observed.clone();
+                    if came || !observed.is_running() {
+                        entry.guest = None;
+                    }
                     if entry.state() != before {
                         let started = observed.live().filter(|_| came).and_then(started);
                         entry.state_since = started.unwrap_or_else(|| self.clock.wall());
@@ -327,6 +340,28 @@ impl VmTable {
             self.changed();
         }
         Ok(observed)
+    }
+
+    /// What the VM's guest agent said last.
+    #[must_use]
+    pub fn guest(&self, vm: VmUuid) -> Option<GuestInfo> {
+        self.vms.lock().get(&vm)?.guest.as_deref().cloned()
+    }
+
+    /// Notes what the guest agent of a VM that runs says; `None`: nothing.
+    pub fn note_guest(&self, vm: VmUuid, info: Option<GuestInfo>) {
+        let news = match self.vms.lock().get_mut(&vm) {
+            Some(entry)
+                if entry.observed.is_running() && entry.guest.as_deref() != info.as_ref() =>
+            {
+                entry.guest = info.map(Arc::new);
+                true
+            }
+            _ => false,
+        };
+        if news {
+            self.changed();
+        }
     }
 
     /// Asks the host about every VM. What can't be read keeps its last observation.

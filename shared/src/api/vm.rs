@@ -99,3 +99,38 @@ pub struct Vnc {
     #[schema(minimum = 1)]
     pub port: u16,
 }
+
+/// How a command in a guest ended, and what it printed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct GuestExecuted {
+    /// Its exit status, if it ended by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit_status: Option<i64>,
+    /// The signal that ended it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signal: Option<i64>,
+    /// It did not end in its time, and goes on in the guest.
+    pub timed_out: bool,
+    /// Base64 of what it printed, at most 256 KiB of it.
+    pub stdout: String,
+    /// Base64 of what it printed on its other output, likewise.
+    pub stderr: String,
+    /// `stdout` is not all of it.
+    pub stdout_truncated: bool,
+    /// `stderr` is not all of it.
+    pub stderr_truncated: bool,
+}
+
+/// A piece of a file of a guest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FilePiece {
+    /// Base64 of it.
+    pub data: String,
+}
+
+/// A piece of a file of a guest was written.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FileWritten {
+    /// Its bytes.
+    pub bytes: u64,
+}

@@ -75,6 +75,8 @@ codes! {
     Draining = "Draining",
     /// No such file in the container.
     FileNotFound = "FileNotFound",
+    /// No guest agent runs in the guest, or it does not answer.
+    GuestAgentMissing = "GuestAgentMissing",
     /// The guest did not do what it was asked to.
     GuestRefused = "GuestRefused",
     /// This agent may not change its host.
@@ -245,6 +247,7 @@ impl Code {
             | Self::DatasetHasClones
             | Self::DatasetProtected
             | Self::ImageHasDependentClones
+            | Self::GuestAgentMissing
             | Self::GuestRefused
             | Self::SnapshotHeld
             | Self::InvalidName

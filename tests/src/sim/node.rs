@@ -16,6 +16,7 @@ use muster_agent::drivers::network::sim::{SimHolders, SimNetworks};
 use muster_agent::drivers::node::SimDocuments;
 use muster_agent::drivers::settings::sim::SimSettings;
 use muster_agent::drivers::storage::sim::{SimPool, SimStorage};
+use muster_agent::guest_agent::GuestAgents;
 use muster_agent::node::Drivers;
 use muster_agent::report::sim::SimFacts;
 use muster_agent::report::{Reporter, ReporterParts};
@@ -267,6 +268,7 @@ impl AgentNode {
         let images = SimImages::new(self.pool.clone(), repository, clock.clone(), faults());
         let log = Arc::new(LogRing::new(self.server.0, clock.clone()));
         let drivers = Arc::new(Drivers {
+            guest_agents: Arc::new(GuestAgents::new(compute.clone(), entropy.clone())),
             clock: clock.clone(),
             entropy: entropy.clone(),
             compute,

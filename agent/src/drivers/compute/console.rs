@@ -20,6 +20,21 @@ pub enum GuestPort {
     Console,
     /// Display (RFB).
     Vnc,
+    /// Second serial port, on which the guest asks for its metadata.
+    Metadata,
+    /// Channel to the guest agent, a program in the guest.
+    GuestAgent,
+}
+
+/// The guest's end of the channel to its guest agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AgentChannel {
+    /// The VM's process was started without one.
+    Absent,
+    /// No program in the guest has it open.
+    Closed,
+    /// A program in the guest has it open.
+    Open,
 }
 
 /// Most that [`GuestConsole::console_log`] returns, bytes.
@@ -43,6 +58,12 @@ pub trait GuestConsole: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// `VmNotRunning`.
     async fn open(&self, vm: VmUuid, port: GuestPort) -> Result<Box<dyn GuestIo>, DriverError>;
+
+    /// Whether a guest agent is there to be talked to.
+    ///
+    /// # Errors
+    /// `VmNotRunning`; the hypervisor does not tell.
+    async fn agent_channel(&self, vm: VmUuid) -> Result<AgentChannel, DriverError>;
 
     /// What the guest's latest process printed on its serial port, from a place in the log or from
     /// its start: the last [`CONSOLE_PAST_BYTES`] of it. A byte is in the log only after it went to

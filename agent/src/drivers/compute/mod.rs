@@ -18,7 +18,7 @@ use muster_shared::ids::{TaskId, VmUuid};
 use muster_shared::wire::Code;
 use tokio::sync::watch;
 
-pub use console::{CONSOLE_PAST_BYTES, GuestConsole, GuestIo, GuestPort, Logged};
+pub use console::{AgentChannel, CONSOLE_PAST_BYTES, GuestConsole, GuestIo, GuestPort, Logged};
 pub use devices::{
     GuestDevices, GuestDisk, GuestDisks, GuestNic, GuestNics, INFO_TYPES, SnapshotChange,
     check_info_types,

@@ -15,9 +15,9 @@ use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
-    Abilities, Compute, GuestConsole, GuestDevices, GuestDisks, GuestDisplay, GuestFacts, GuestIo,
-    GuestNic, GuestNics, GuestPort, GuestSignal, Logged, Observed, Picture, Resources,
-    RunningGuest, SnapshotChange,
+    Abilities, AgentChannel, Compute, GuestConsole, GuestDevices, GuestDisks, GuestDisplay,
+    GuestFacts, GuestIo, GuestNic, GuestNics, GuestPort, GuestSignal, Logged, Observed, Picture,
+    Resources, RunningGuest, SnapshotChange,
 };
 use crate::drivers::DriverError;
 use crate::drivers::network::{Attached, Nic};
@@ -154,6 +154,10 @@ impl Compute for Router {
 impl GuestConsole for Router {
     async fn open(&self, vm: VmUuid, port: GuestPort) -> Result<Box<dyn GuestIo>, DriverError> {
         self.holder(vm).open(vm, port).await
+    }
+
+    async fn agent_channel(&self, vm: VmUuid) -> Result<AgentChannel, DriverError> {
+        self.holder(vm).agent_channel(vm).await
     }
 
     async fn console_log(&self, vm: VmUuid, from: Option<u64>) -> Result<Logged, DriverError> {

@@ -1,5 +1,6 @@
 //! Simulated guests: processes that outlive the simulated agent.
 
+mod channels;
 mod devices;
 mod knobs;
 
@@ -20,9 +21,10 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::watch;
 
 use super::{
-    Abilities, Activity, Compute, Ended, GuestConsole, GuestDevices, GuestDisk, GuestDisks,
-    GuestDisplay, GuestFacts, GuestIo, GuestNic, GuestNics, GuestPort, GuestSignal, Live, Logged,
-    Observed, Picture, Resources, RunningGuest, SnapshotChange, check_info_types, not_running,
+    Abilities, Activity, AgentChannel, Compute, Ended, GuestConsole, GuestDevices, GuestDisk,
+    GuestDisks, GuestDisplay, GuestFacts, GuestIo, GuestNic, GuestNics, GuestPort, GuestSignal,
+    Live, Logged, Observed, Picture, Resources, RunningGuest, SnapshotChange, check_info_types,
+    not_running,
 };
 use crate::drivers::DriverError;
 use crate::drivers::faults::Faults;
@@ -77,6 +79,8 @@ struct Guest {
     disks_unsettled: bool,
     /// That its display asks for.
     password: Option<String>,
+    /// Its file systems stand still.
+    frozen: bool,
 }
 
 impl Guest {
@@ -100,11 +104,15 @@ struct Content {
     kept_memory: BTreeSet<VmUuid>,
     dies_slowly: BTreeSet<VmUuid>,
     starts: BTreeMap<VmUuid, u64>,
+    /// VMs in which a guest agent runs.
+    agents: BTreeSet<VmUuid>,
+    metadata_ports: BTreeMap<VmUuid, tokio::io::DuplexStream>,
 }
 
 impl Content {
     fn end(&mut self, vm: VmUuid, exit_status: i32) {
         if self.running.remove(&vm).is_some() {
+            self.metadata_ports.remove(&vm);
             self.exits.insert(vm, exit_status);
         }
     }
@@ -206,6 +214,7 @@ impl SimGuests {
     pub fn reboot(&self) {
         let mut content = self.content.lock();
         content.running.clear();
+        content.metadata_ports.clear();
         content.exits.clear();
         drop(content);
         self.changed();
@@ -276,6 +285,7 @@ impl SimCompute {
             disks: with.disks.iter().map(|disk| disk.index).collect(),
             disks_unsettled: false,
             password: record.text("vnc_password").map(str::to_owned),
+            frozen: false,
         };
         with.nics.iter().for_each(|attached| guest.set_link(&attached.nic));
         content.running.insert(vm, guest);

@@ -24,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::bridged::{BridgedConfig, BridgedNetworks};
 pub use self::forward::{Forward, PublishOn, forwards};
+pub use self::stamp::tap_name;
 pub use self::user::{UserNetwork, UserNetworks};
 use super::DriverError;
 use crate::vm_record::VmRecord;

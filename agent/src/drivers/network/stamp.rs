@@ -25,7 +25,7 @@ pub(super) fn bridge_name(tag: &str) -> String {
 }
 
 /// The tap of a VM's NIC.
-pub(super) fn tap_name(vm: VmUuid, nic: usize) -> String {
+pub fn tap_name(vm: VmUuid, nic: usize) -> String {
     let vm = vm.0.simple().to_string();
     format!("mt{}{nic}", &vm[..8])
 }

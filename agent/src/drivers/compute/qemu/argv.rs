@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::balloon;
 use super::boot::{BootOrder, disk_place, is_cdrom};
+use super::channels;
 use super::drives;
 use super::firmware::VmFirmware;
 use super::folder::GuestFolder;
@@ -94,8 +95,11 @@ pub(super) fn build(input: &Input<'_>) -> Result<Vec<String>, DriverError> {
     control(&mut args, input);
     disks(&mut args, input)?;
     nics(&mut args, input);
-    // Last, so that all others keep the places on their bus that they had before there was one.
+    // Last, so that all devices before them keep their places on the bus.
     args.pair("-device", balloon::DEVICE);
+    for (name, value) in channels::arguments(input.folder) {
+        args.pair(name, value);
+    }
     Ok(args.0)
 }
 
@@ -187,7 +191,7 @@ fn control(args: &mut Args, input: &Input<'_>) {
 }
 
 /// In QEMU's option lists a comma is written twice.
-fn escaped(value: &str) -> String {
+pub(super) fn escaped(value: &str) -> String {
     value.replace(',', ",,")
 }
 

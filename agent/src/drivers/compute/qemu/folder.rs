@@ -117,6 +117,15 @@ impl GuestFolder {
         self.run.join("serial0.sock")
     }
 
+    /// The second serial port, which carries metadata.
+    pub(super) fn metadata_channel(&self) -> PathBuf {
+        self.run.join("serial1.sock")
+    }
+
+    pub(super) fn guest_agent(&self) -> PathBuf {
+        self.run.join("qga.sock")
+    }
+
     pub(super) fn vnc(&self) -> PathBuf {
         self.run.join("vnc.sock")
     }
@@ -216,6 +225,8 @@ impl GuestFolder {
             self.qmp(),
             self.qmp_aux(),
             self.serial(),
+            self.metadata_channel(),
+            self.guest_agent(),
             self.vnc(),
             self.pid_file(),
             self.start_file(),

@@ -8,6 +8,7 @@ mod balloon;
 mod bays;
 mod boot;
 mod cgroup;
+mod channels;
 mod control;
 mod devices;
 mod drives;

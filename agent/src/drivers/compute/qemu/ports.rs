@@ -6,9 +6,9 @@ use async_trait::async_trait;
 use muster_shared::ids::VmUuid;
 use tokio::net::UnixStream;
 
-use super::{Qemu, not_running};
+use super::{Qemu, channels, not_running, qmp, talk_failed};
 use crate::drivers::DriverError;
-use crate::drivers::compute::{GuestConsole, GuestIo, GuestPort, Logged};
+use crate::drivers::compute::{AgentChannel, GuestConsole, GuestIo, GuestPort, Logged};
 
 /// Longest wait for a guest's socket.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -20,6 +20,8 @@ impl GuestConsole for Qemu {
         let path = match port {
             GuestPort::Console => folder.serial(),
             GuestPort::Vnc => folder.vnc(),
+            GuestPort::Metadata => folder.metadata_channel(),
+            GuestPort::GuestAgent => folder.guest_agent(),
         };
         if self.guests.live(vm).is_none() {
             return Err(not_running(vm));
@@ -29,6 +31,12 @@ impl GuestConsole for Qemu {
             Ok(stream) => Ok(Box::new(stream.map_err(failed)?)),
             Err(_) => Err(failed(std::io::ErrorKind::TimedOut.into())),
         }
+    }
+
+    async fn agent_channel(&self, vm: VmUuid) -> Result<AgentChannel, DriverError> {
+        let qmp = self.guests.qmp(vm).await?;
+        let answer = qmp.execute::<qmp::QueryChardev>().await;
+        Ok(channels::agent_channel(&answer.map_err(|error| talk_failed(vm, error))?))
     }
 
     async fn console_log(&self, vm: VmUuid, from: Option<u64>) -> Result<Logged, DriverError> {

@@ -4,13 +4,27 @@ use super::*;
 
 #[async_trait]
 impl GuestConsole for SimCompute {
-    async fn open(&self, vm: VmUuid, _port: GuestPort) -> Result<Box<dyn GuestIo>, DriverError> {
+    async fn open(&self, vm: VmUuid, port: GuestPort) -> Result<Box<dyn GuestIo>, DriverError> {
         let open = || if self.look(vm).is_running() { Ok(()) } else { Err(not_running(vm)) };
         self.faults.call("compute.open", open).await?;
         let (ours, theirs) = tokio::io::duplex(CONSOLE_BYTES);
-        // Ends when the other half is dropped.
-        drop(tokio::spawn(echo(theirs)));
+        // What is spawned ends when the other half is dropped.
+        match port {
+            GuestPort::Console | GuestPort::Vnc => drop(tokio::spawn(echo(theirs))),
+            GuestPort::Metadata => self.guests.offer_metadata_port(vm, theirs),
+            GuestPort::GuestAgent => {
+                drop(tokio::spawn(self.guests.clone().answer_as_agent(vm, theirs)));
+            }
+        }
         Ok(Box::new(ours))
+    }
+
+    async fn agent_channel(&self, vm: VmUuid) -> Result<AgentChannel, DriverError> {
+        if self.look(vm).is_running() {
+            Ok(self.guests.agent_channel(vm))
+        } else {
+            Err(not_running(vm))
+        }
     }
 
     /// Simulated guests keep no log.
