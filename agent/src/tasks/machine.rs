@@ -192,6 +192,21 @@ pub(super) async fn runs(ctx: &TaskContext, vm: VmUuid) -> Result<bool, TaskFail
     Ok(drivers.vms.observe(drivers.compute.as_ref(), vm).await?.is_running())
 }
 
+/// Refuses what makes sense only with a guest that runs.
+pub(super) async fn must_run(
+    ctx: &TaskContext,
+    operation: &'static str,
+    vm: VmUuid,
+) -> Result<(), TaskFailure> {
+    record(ctx, operation, vm)?;
+    if runs(ctx, vm).await? {
+        return Ok(());
+    }
+    let state = state(ctx, vm);
+    let text = format!("{operation} error: VM {vm} is {state:?}, not running");
+    Err(refuse(Code::VmNotRunning, text))
+}
+
 /// The word for the VM's state.
 pub(super) fn state(ctx: &TaskContext, vm: VmUuid) -> &'static str {
     ctx.drivers.vms.entry(vm).map_or("unknown", |entry| entry.state().state)

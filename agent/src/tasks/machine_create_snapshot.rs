@@ -13,14 +13,20 @@ use super::steps::{Row, steps};
 use super::{Handler, Kind, Lock, OnFailure, Params, Plan, TaskContext, TaskFailure, snapshot};
 use crate::drivers::DriverError;
 use crate::drivers::compute::GuestSignal;
+use crate::guest_agent;
 use crate::vms::{SnapshotRecord, VmRecord};
 
 const OPERATION: &str = "vmadm.create_snapshot";
 /// Snapshots of one VM.
 const MAX_SNAPSHOTS: usize = 64;
 
-/// The kind; parameters `uuid`, `snapshot_name`, `quiesce` (`none`, or `pause`: the guest's CPUs
-/// stand still meanwhile).
+/// Longest time in which a guest that was asked to go on is asked again.
+const THAW_PATIENCE: Duration = Duration::from_secs(60);
+/// Between such questions.
+const THAW_PAUSE: Duration = Duration::from_secs(2);
+
+/// The kind; parameters `uuid`, `snapshot_name`, `quiesce` (`none`; `pause`: the guest's CPUs stand
+/// still meanwhile; `guest`: its file systems do).
 #[derive(Debug)]
 pub struct MachineCreateSnapshot;
 
@@ -42,30 +48,41 @@ impl Handler for MachineCreateSnapshot {
     fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
         let vm = machine::vm(params)?;
         let name = snapshot::name(params)?;
-        let pauses = pauses(params)?;
-        let plan = Plan::of(vec![Lock::Vm(vm)], TakeSnapshot { vm, name, pauses }, STEPS);
-        Ok(plan.only_if(pauses, "pause").only_if(pauses, "resume"))
+        let quiesce = quiesce(params)?;
+        let (pauses, freezes) = (quiesce == Quiesce::Pause, quiesce == Quiesce::Guest);
+        let plan = Plan::of(vec![Lock::Vm(vm)], TakeSnapshot { vm, name, quiesce }, STEPS);
+        let plan = plan.only_if(pauses, "pause").only_if(pauses, "resume");
+        Ok(plan.only_if(freezes, "freeze").only_if(freezes, "thaw"))
     }
 }
 
-fn pauses(params: &Params) -> Result<bool, TaskFailure> {
+/// How the guest is made still.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Quiesce {
+    None,
+    /// Its CPUs stand still.
+    Pause,
+    /// Its guest agent makes its file systems stand still.
+    Guest,
+}
+
+fn quiesce(params: &Params) -> Result<Quiesce, TaskFailure> {
     match params.get("quiesce") {
-        None | Some(Value::Null) => Ok(false),
-        Some(Value::String(how)) if how == "none" => Ok(false),
-        Some(Value::String(how)) if how == "pause" => Ok(true),
-        Some(Value::String(how)) if how == "guest" => {
-            let text = "quiesce: \"guest\" needs a guest agent, with which this agent can't talk";
-            Err(refuse(Code::NotSupported, text))
-        }
+        None | Some(Value::Null) => Ok(Quiesce::None),
+        Some(Value::String(how)) if how == "none" => Ok(Quiesce::None),
+        Some(Value::String(how)) if how == "pause" => Ok(Quiesce::Pause),
+        Some(Value::String(how)) if how == "guest" => Ok(Quiesce::Guest),
         Some(_) => Err(TaskFailure::bad_param("quiesce", "must be none, pause or guest")),
     }
 }
 
 const STEPS: &[Row<TakeSnapshot>] = steps![
     ("reserve", 20, reserve, undo release),
+    ("freeze", 25, freeze, undo thaw),
     ("pause", 30, pause, undo go_on),
     ("take", 80, take, undo remove),
     ("resume", 90, resume),
+    ("thaw", 95, thaw),
     ("commit", 100, commit),
 ];
 
@@ -73,7 +90,7 @@ const STEPS: &[Row<TakeSnapshot>] = steps![
 struct TakeSnapshot {
     vm: VmUuid,
     name: String,
-    pauses: bool,
+    quiesce: Quiesce,
 }
 
 /// Made before the guest is paused.
@@ -94,9 +111,11 @@ impl TakeSnapshot {
     async fn reserve(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let record = machine::record(ctx, OPERATION, self.vm)?;
         machine::usable(OPERATION, &record)?;
-        if self.pauses {
+        match self.quiesce {
+            Quiesce::None => {}
             // A step before the pause: after a crash in between it could not be told who paused it.
-            ctx.note(&Notes { goes_on: self.is_going(ctx).await? })?;
+            Quiesce::Pause => ctx.note(&Notes { goes_on: self.is_going(ctx).await? })?,
+            Quiesce::Guest => ctx.note(&Notes { goes_on: self.can_freeze(ctx).await? })?,
         }
         if self.is_ours(ctx) {
             return Ok(());
@@ -140,6 +159,47 @@ impl TakeSnapshot {
             Ok(info) => Ok(info["status"]["running"] == true),
             Err(DriverError::Refused { code: Code::VmNotRunning, .. }) => Ok(false),
             Err(error) => Err(snapshot::in_words_of(OPERATION)(error)),
+        }
+    }
+
+    /// Whether there is a guest to be frozen. One whose CPUs stand still would not hear of it.
+    async fn can_freeze(&self, ctx: &TaskContext) -> Result<bool, TaskFailure> {
+        let runs = machine::runs(ctx, self.vm).await?;
+        if runs && !self.is_going(ctx).await? {
+            let text = format!(
+                "{OPERATION} error: VM {} is paused, so that its guest agent can't freeze its file \
+                 systems: take the snapshot without quiesce, or let it go on",
+                self.vm
+            );
+            return Err(refuse(Code::VmNotUsable, text));
+        }
+        Ok(runs)
+    }
+
+    async fn freeze(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        if !ctx.notes::<Notes>()?.goes_on {
+            return Ok(());
+        }
+        guest_agent::freeze(&ctx.drivers.guest_agents, self.vm)
+            .await
+            .map_err(snapshot::in_words_of(OPERATION))
+    }
+
+    /// Whatever happens, the guest goes on: what does not succeed here is done by
+    /// [`guest_agent::Looks`] once no task is at work on the VM.
+    async fn thaw(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        if !self.is_ours(ctx) || !ctx.notes::<Notes>()?.goes_on {
+            return Ok(());
+        }
+        let until = tokio::time::Instant::now() + THAW_PATIENCE;
+        loop {
+            match guest_agent::thaw(&ctx.drivers.guest_agents, self.vm).await {
+                Ok(_) | Err(DriverError::Refused { code: Code::VmNotRunning, .. }) => return Ok(()),
+                Err(error) if tokio::time::Instant::now() >= until => {
+                    return Err(snapshot::in_words_of(OPERATION)(error));
+                }
+                Err(_) => tokio::time::sleep(THAW_PAUSE).await,
+            }
         }
     }
 

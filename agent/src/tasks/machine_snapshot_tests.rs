@@ -167,3 +167,42 @@ async fn a_newer_snapshot_is_listed_as_long_as_the_disks_have_it() {
     // Its disks were not touched yet.
     act(&host, &drivers, "machine_boot", json!({})).await.unwrap();
 }
+
+/// Also when the agent dies anywhere in between, or the snapshot can't be taken.
+#[tokio::test(start_paused = true)]
+async fn a_guest_that_was_frozen_for_a_snapshot_goes_on() {
+    let wanted = json!({ "snapshot_name": "a", "quiesce": "guest" });
+    for (step, done) in (0..16).flat_map(|step| [(step, false), (step, true)]) {
+        let host = Host::new();
+        one_vm(&host).await;
+        host.guests.install_agent(uuid());
+        let all = params(wanted.clone());
+        if !run_with_crash(&host, "machine_create_snapshot", &all, step, done).await {
+            assert!(step >= 5, "freeze, take and thaw are steps");
+            break;
+        }
+        assert!(!host.guests.is_frozen(uuid()), "step {step}, done {done}");
+    }
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    host.guests.install_agent(uuid());
+    host.faults.fail_nth("storage.create_snapshot", 1, Fault::before());
+    act(&host, &drivers, "machine_create_snapshot", wanted).await.unwrap_err();
+    assert!(!host.guests.is_frozen(uuid()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guest_without_an_agent_or_that_is_paused_is_not_frozen() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    let wanted = || json!({ "snapshot_name": "a", "quiesce": "guest" });
+    let refused = code(&host, &drivers, "machine_create_snapshot", wanted()).await;
+    assert_eq!(refused, "GuestAgentMissing");
+    assert_eq!(drivers.vms.get(uuid()).unwrap().snapshots, []);
+    host.guests.install_agent(uuid());
+    act(&host, &drivers, "machine_kill", json!({ "signal": "STOP" })).await.unwrap();
+    let refused = code(&host, &drivers, "machine_create_snapshot", wanted()).await;
+    assert_eq!(refused, "VmNotUsable");
+    act(&host, &drivers, "machine_shutdown", json!({ "force": true })).await.unwrap();
+    act(&host, &drivers, "machine_create_snapshot", wanted()).await.unwrap();
+}

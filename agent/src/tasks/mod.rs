@@ -41,11 +41,14 @@ pub mod machine_destroy;
 mod machine_disks_tests;
 #[cfg(test)]
 mod machine_engine_tests;
+pub mod machine_exec;
+pub mod machine_file;
 #[cfg(test)]
 mod machine_firmware_tests;
 pub mod machine_info;
 pub mod machine_kill;
 pub mod machine_load;
+pub mod machine_login;
 #[cfg(test)]
 mod machine_nics_tests;
 #[cfg(test)]
@@ -140,9 +143,13 @@ pub static HANDLERS: &[&dyn Handler] = &[
     &machine_create_snapshot::MachineCreateSnapshot,
     &machine_delete_snapshot::MachineDeleteSnapshot,
     &machine_destroy::MachineDestroy,
+    &machine_exec::MachineExec,
+    &machine_file::MachineFileRead,
+    &machine_file::MachineFileWrite,
     &machine_info::MachineInfo,
     &machine_kill::MachineKill,
     &machine_load::MachineLoad,
+    &machine_login::MachineLogin,
     &machine_proc::MachineProc,
     &machine_reboot::MachineReboot,
     &machine_reprovision::MachineReprovision,
