@@ -66,6 +66,9 @@ pub enum CliError {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// A command in a guest exited with another status than 0.
+    #[error("the command exited with {0}")]
+    Exited(i64),
     /// A 4xx answer.
     #[error("refused ({code}): {message}")]
     Refused {
@@ -122,6 +125,8 @@ impl CliError {
             // A closed pipe (`muster … | head`) is no failure.
             Self::Terminal { source, .. } if source.kind() == std::io::ErrorKind::BrokenPipe => 0,
             Self::Server { .. } | Self::Ended(_) | Self::Terminal { .. } => 1,
+            // As `ssh` does; what no exit code can say is a failure.
+            Self::Exited(status) => u8::try_from(*status).unwrap_or(1),
             Self::Usage(_) | Self::File { .. } | Self::Tls(_) => 2,
             Self::NotFound(_) => 3,
             Self::TaskFailed { .. } | Self::JobFailed { .. } => 4,
@@ -211,7 +216,7 @@ impl CliError {
             Self::Unreachable { .. } => "unreachable",
             Self::Refused { .. } => "refused",
             Self::Server { .. } => "server_error",
-            Self::Ended(_) => "ended",
+            Self::Ended(_) | Self::Exited(_) => "ended",
             Self::Timeout(_) => "timeout",
             Self::Terminal { .. } => "terminal",
         }

@@ -12,8 +12,8 @@ use crate::client::Client;
 use crate::output::{Output, write_out};
 use crate::wait::WaitArgs;
 use crate::{
-    CliError, console, pick, vm_act, vm_create, vm_edit, vm_export, vm_get, vm_info, vm_list,
-    vm_screenshot, vm_snapshot, vm_top, vm_update,
+    CliError, console, pick, vm_act, vm_cp, vm_create, vm_edit, vm_exec, vm_export, vm_get,
+    vm_info, vm_list, vm_login, vm_screenshot, vm_snapshot, vm_top, vm_update,
 };
 
 pub(crate) const MACHINE: &str = "Uuid, its beginning, or alias";
@@ -55,6 +55,12 @@ pub(crate) enum Args {
     /// Creates, lists, deletes and rolls back to snapshots.
     #[command(subcommand)]
     Snapshot(vm_snapshot::Args),
+    /// Runs a command in a VM's guest.
+    Exec(vm_exec::Args),
+    /// Copies a file into a VM's guest, or out of it.
+    Cp(vm_cp::Args),
+    /// Sets the password or the SSH keys of a user in a VM's guest.
+    SetLogin(vm_login::Args),
     /// Takes a screenshot of a VM's display.
     Screenshot(vm_screenshot::Args),
     /// Shows a VM's live state as the hypervisor reports it.
@@ -89,6 +95,9 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
         Args::Update(args) => vm_update::run(client, output, *args).await,
         Args::Reprovision(args) => vm_update::reprovision(client, output, args).await,
         Args::Snapshot(args) => vm_snapshot::run(client, output, args).await,
+        Args::Exec(args) => vm_exec::run(client, output, args).await,
+        Args::Cp(args) => vm_cp::run(client, output, args).await,
+        Args::SetLogin(args) => vm_login::run(client, output, args).await,
         Args::Screenshot(args) => vm_screenshot::run(client, output, args).await,
         Args::Info(args) => vm_info::info(client, output, args).await,
         Args::Proc { vm } => vm_info::process(client, output, &vm).await,

@@ -3,6 +3,7 @@
 use muster_shared::api::image::Manifest;
 use muster_shared::api::vm::{FleetVm, Heard};
 use muster_shared::vm::NOBODY;
+use muster_shared::wire::status::GuestInfo;
 use serde_json::{Value, json};
 
 use crate::answer::Answer;
@@ -90,6 +91,8 @@ fn page(
     for (number, nic) in list(machine, "nics").iter().enumerate() {
         page.line(&format!("net{number}"), self::nic(nic));
     }
+    page.group("Guest, as its agent says");
+    guest(&mut page, vm.index.guest.as_ref());
     page.group("Tags");
     for (name, value) in &vm.index.tags {
         page.line(name, compact(value));
@@ -122,6 +125,20 @@ fn page(
     page.next(format!("muster why vm {name}"));
     page.next(format!("muster task list --vm {name}"));
     page
+}
+
+fn guest(page: &mut Page, guest: Option<&GuestInfo>) {
+    let Some(guest) = guest else { return };
+    page.maybe("Host name", guest.hostname.as_ref())
+        .maybe("System", guest.os.as_ref())
+        .maybe("Kernel", guest.kernel.as_ref())
+        .maybe("Guest agent", guest.agent_version.as_ref());
+    if !guest.users.is_empty() {
+        page.line("Logged in", guest.users.join(", "));
+    }
+    for interface in &guest.interfaces {
+        page.line(&interface.name, interface.ips.join(", "));
+    }
 }
 
 fn list<'a>(vm: &'a Value, name: &str) -> &'a [Value] {
@@ -234,7 +251,26 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
-        assert!(!text.contains("Not known"), "{text}");
+        assert!(!text.contains("Not known") && !text.contains("Guest"), "{text}");
+    }
+
+    #[test]
+    fn what_a_guest_agent_says_is_told() {
+        let mut vm = vm("running").json().clone();
+        vm["guest"] = json!({
+            "hostname": "web", "os": "Debian GNU/Linux 12 (bookworm)", "users": ["root"],
+            "interfaces": [{ "name": "eth0", "ips": ["10.0.0.5", "fd00::5"] }],
+        });
+        let vm = serde_json::from_value(vm).unwrap();
+        let text = page(&vm, None, Some("cn1"), None).text(None);
+        for part in [
+            "as its agent says",
+            "Debian GNU/Linux 12",
+            "Logged in  root",
+            "eth0  10.0.0.5, fd00::5",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
     }
 
     #[test]

@@ -16,7 +16,14 @@ use crate::wait::WaitArgs;
 #[derive(Debug, Subcommand)]
 pub(crate) enum Args {
     /// Takes a snapshot of all disks, of a running VM too.
-    Create(Named),
+    Create {
+        #[command(flatten)]
+        named: Named,
+        /// How the guest is made still meanwhile: its file systems by the guest agent in it (`guest`), its
+        /// CPUs (`pause`), or not at all.
+        #[arg(long, value_enum, default_value_t = Quiesce::None)]
+        quiesce: Quiesce,
+    },
     /// Restores the disks from a snapshot; newer snapshots are deleted.
     Rollback(Named),
     /// Deletes a snapshot.
@@ -43,7 +50,9 @@ pub(crate) struct Named {
 
 pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<(), CliError> {
     match args {
-        Args::Create(named) => act(client, output, named, Action::Create).await,
+        Args::Create { named, quiesce } => {
+            act(client, output, named, Action::Create(quiesce)).await
+        }
         Args::Rollback(named) => act(client, output, named, Action::Rollback).await,
         Args::Delete(named) => act(client, output, named, Action::Delete).await,
         Args::List { vm, list } => {
@@ -93,9 +102,26 @@ fn snapshot_name(text: &str) -> Result<String, String> {
     Err("must be 1 to 64 of the characters A-Z, a-z, 0-9 and -_.:%".to_owned())
 }
 
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub(crate) enum Quiesce {
+    None,
+    Pause,
+    Guest,
+}
+
+impl Quiesce {
+    fn word(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Pause => "pause",
+            Self::Guest => "guest",
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Action {
-    Create,
+    Create(Quiesce),
     Rollback,
     Delete,
 }
@@ -110,8 +136,8 @@ async fn act(
     // `%` is a character of names and has to stay one.
     let segment = name.replace('%', "%25");
     let (verb, answer) = match action {
-        Action::Create => {
-            let body = json!({ "snapshot_name": name });
+        Action::Create(quiesce) => {
+            let body = json!({ "snapshot_name": name, "quiesce": quiesce.word() });
             ("snapshot", client.put(&target.path("/snapshots"), &body).await?)
         }
         Action::Rollback => {

@@ -23,6 +23,7 @@ mod filters;
 mod fleet_metrics;
 mod fleet_vms;
 mod gate;
+mod guest;
 mod images;
 mod info;
 mod jobs;
@@ -111,6 +112,7 @@ fn table() -> Vec<Route> {
         snapshots::routes,
         docker::routes,
         execute::routes,
+        guest::routes,
         node_images::routes,
         node_tasks::routes,
         orphans::routes,

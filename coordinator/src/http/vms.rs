@@ -284,7 +284,7 @@ fn about(request: &Request) -> Result<Object, ApiError> {
 }
 
 /// An absent VM is a 404 in CNAPI's words.
-fn in_cnapi_s_words(error: AppError, vm: VmUuid) -> AppError {
+pub(super) fn in_cnapi_s_words(error: AppError, vm: VmUuid) -> AppError {
     match error {
         AppError::Agent { code: Code::VmNotFound, .. } => AppError::VmNotFound(vm),
         other => other,

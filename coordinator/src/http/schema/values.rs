@@ -78,6 +78,16 @@ pub(crate) fn long_text() -> Value {
     json!({ "type": ["string", "null"] })
 }
 
+/// Seconds that a command in a guest may take.
+pub(crate) fn exec_seconds() -> Value {
+    number(1, 3600)
+}
+
+/// A place in a file, bytes.
+pub(crate) fn file_offset() -> Value {
+    number(0, i64::MAX.unsigned_abs())
+}
+
 /// Any array.
 pub(crate) fn list_of_anything() -> Value {
     json!({ "type": "array" })

@@ -174,6 +174,13 @@ impl Agent {
                 "pr_size": 2_097_152, "pr_rssize": 524_288, "pr_nlwp": 7,
             } } }),
             "machine_screenshot" => json!({ "format": "png", "data": "iVBORw0KGgo=" }),
+            "machine_exec" => json!({
+                "exit_status": 0, "timed_out": false, "stdout": "TGludXg=", "stderr": "",
+                "stdout_truncated": false, "stderr_truncated": false,
+            }),
+            "machine_file_read" => json!({ "data": "d2ViMQo=" }),
+            "machine_file_write" => json!({ "bytes": 5 }),
+            "machine_login" => json!({}),
             "machine_load" => vm_object(text("uuid")),
             "machine_update_nics" => json!({ "updated": [], "unchanged": [], "failed": [] }),
             task if task.starts_with("machine_") && task != "machine_migrate" => {

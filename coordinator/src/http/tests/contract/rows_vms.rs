@@ -8,7 +8,7 @@ use super::row::{Row, row};
 const PARAMETERS: &str = "InvalidParameters";
 
 pub(super) fn rows() -> Vec<Row> {
-    [of_server(), actions(), snapshots(), docker(), fleet(), vec![destroy()]].concat()
+    [of_server(), actions(), guest(), snapshots(), docker(), fleet(), vec![destroy()]].concat()
 }
 
 /// After the others, which need the VM.
@@ -111,6 +111,27 @@ fn actions() -> Vec<Row> {
         act("POST /servers/:server_uuid/vms/:uuid/images", &image)
             .bad_body(&json!({}), 409, PARAMETERS)
             .bad_body(&json!({ "compression": 1 }), 409, PARAMETERS),
+    ]
+}
+
+fn guest() -> Vec<Row> {
+    let command = json!({ "argv": ["uname"], "timeout": 30 });
+    let piece = json!({ "path": "/etc/hostname", "data": "d2ViMQo=" });
+    let password = json!({ "user": "root", "password": "secret" });
+    let at_ghost = |row: Row| row.bad_at("{uuid}", "{ghost}", 404, "VmNotFound");
+    vec![
+        at_ghost(row("POST /servers/:server_uuid/vms/:uuid/exec", 200).sends(&command).of_vm())
+            .bad_body(&json!({}), 409, PARAMETERS)
+            .bad_body(&json!({ "argv": ["uname"], "timeout": 0 }), 409, PARAMETERS),
+        at_ghost(
+            row("GET /servers/:server_uuid/vms/:uuid/file", 200).asks("path=/etc/hostname").of_vm(),
+        ),
+        at_ghost(row("PUT /servers/:server_uuid/vms/:uuid/file", 200).sends(&piece).of_vm())
+            .bad_body(&json!({ "path": "/etc/hostname" }), 409, PARAMETERS)
+            .bad_body(&json!({ "path": "/x", "data": "", "offset": -1 }), 409, PARAMETERS),
+        at_ghost(row("POST /servers/:server_uuid/vms/:uuid/login", 204).sends(&password).of_vm())
+            .bad_body(&json!({ "password": "secret" }), 409, PARAMETERS)
+            .bad_body(&json!({ "user": "root", "ssh_keys": "x" }), 409, PARAMETERS),
     ]
 }
 
