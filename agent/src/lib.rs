@@ -12,6 +12,7 @@ pub mod guest_agent;
 pub mod host;
 pub mod legacy;
 pub mod link;
+pub mod metadata;
 pub mod node;
 pub mod report;
 pub mod shutdown_command;
@@ -38,6 +39,7 @@ use uuid::Uuid;
 
 use crate::consoles::{Consoles, NodePorts};
 use crate::link::{LinkParts, Links};
+use crate::metadata::MetadataServer;
 use crate::node::SharedDrivers;
 use crate::report::feed::Feed;
 use crate::tasks::image_gc::Policy;
@@ -136,6 +138,8 @@ impl Agent {
         report.sysinfo_within(Duration::MAX).await;
         let reporting = stop.clone();
         background.spawn(async move { report.run(reporting).await });
+        let metadata = MetadataServer::new(parts.drivers.clone(), background.clone(), stop.clone());
+        background.spawn(metadata.run());
         let works_on = engine.clone();
         let looks = guest_agent::Looks {
             agents: parts.drivers.guest_agents.clone(),

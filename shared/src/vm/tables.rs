@@ -58,7 +58,12 @@ pub const LASTING: &[Property] = &[
         Ignored("the console is the first serial line"),
         "First serial line of a bhyve VM",
     ),
-    p("com2", Text(1024), Ignored("there is one serial line"), "Second serial line of a bhyve VM"),
+    p(
+        "com2",
+        Text(1024),
+        Ignored("metadata is on the second serial line"),
+        "Second serial line of a bhyve VM",
+    ),
     p("cpu_cap", Count, Live, "Percent of one CPU; 0: none"),
     p("cpu_shares", Count, Live, "CPU weight relative to other VMs"),
     p("cpu_type", Text(64), AtStart, "CPU model of a kvm VM, e.g. `qemu64` or `host`")
@@ -84,8 +89,9 @@ pub const LASTING: &[Property] = &[
     p(
         "internal_metadata_namespaces",
         Words,
-        Kept("guests write no metadata"),
-        "Prefixes of metadata that the guest can't write",
+        Live,
+        "Prefixes of names in `internal_metadata`, up to a colon, that the guest reads and can't \
+         write",
     ),
     p("kernel_version", Text(64), NO_CONTAINER, "Of an lx container"),
     p("limit_priv", Words, RECORD, "Privileges"),
@@ -171,7 +177,13 @@ pub const LASTING: &[Property] = &[
 pub const INITIAL: &[Property] = &[
     p("brand", Text(64), Live, "`kvm`, `bhyve`, `joyent-minimal`, `lx`, …")
         .form(Form::OneOf(&["bhyve", "kvm"])),
-    p("customer_metadata", METADATA, AtStart, "For the guest; at most 256 KiB of JSON"),
+    p(
+        "customer_metadata",
+        METADATA,
+        AtStart,
+        "For the guest: by cloud-init when it starts, on its second serial line at once; at most 256 \
+         KiB of JSON",
+    ),
     p("delegate_dataset", Flag, NO_CONTAINER, "A container gets a dataset of its own"),
     p("disks", List(Item::Disk), AtStart, "Of a hardware VM"),
     p(
