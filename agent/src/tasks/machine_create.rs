@@ -2,16 +2,19 @@
 
 use std::time::Duration;
 
+use jiff::Timestamp;
 use muster_shared::clock::iso;
 use muster_shared::ids::VmUuid;
 use muster_shared::units::MIB;
 use muster_shared::wire::Code;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::fits;
 use super::machine::{self, failed, refuse};
 use super::steps::{Row, steps};
+use super::wait_guest;
 use super::{Handler, Kind, Lock, OnFailure, Params, Plan, Queue, TaskContext, TaskFailure};
 use crate::drivers::compute::GuestSignal;
 use crate::drivers::storage::{self, DiskSpec};
@@ -52,6 +55,7 @@ impl Handler for MachineCreate {
         let properties = payload::create(params)?;
         let job = Create {
             vm,
+            waits_for_guest: wait_guest::is_wanted(&properties)?,
             fingerprint: fingerprint(&properties),
             properties,
             keep_failed: machine::flag(params, "keep_failed")?,
@@ -89,6 +93,7 @@ const STEPS: &[Row<Create>] = steps![
     ("network", 65, network),
     ("config", 75, config, undo undo_config),
     ("boot", 90, boot, undo kill),
+    ("wait_provisioned", 95, wait_provisioned),
     ("commit", 100, commit),
 ];
 
@@ -99,6 +104,15 @@ struct Create {
     fingerprint: String,
     keep_failed: bool,
     idempotent: bool,
+    /// It ends once the guest says that it is set up.
+    waits_for_guest: bool,
+}
+
+/// Made when the guest is started.
+#[derive(Debug, Serialize, Deserialize)]
+struct Notes {
+    /// Until when the guest is waited for.
+    waits_until: Timestamp,
 }
 
 impl Create {
@@ -136,11 +150,6 @@ impl Create {
             let text = "bootrom uefi: this node has no such firmware (package ovmf)";
             return Err(refuse(Code::NotSupported, text));
         }
-        if self.waits_for_guest() {
-            let text = "internal_metadata[\"muster:wait_guest\"] needs a metadata channel to the \
-                        guest, which this agent does not have";
-            return Err(refuse(Code::NotSupported, text));
-        }
         self.check_pools(&drivers.storage.pools())?;
         drivers.networks.check(&self.properties).await?;
         drivers.vms.check_macs(self.vm, &self.properties)?;
@@ -172,11 +181,6 @@ impl Create {
             }
         }
         Ok(())
-    }
-
-    fn waits_for_guest(&self) -> bool {
-        let wait = self.properties.get("internal_metadata");
-        wait.and_then(|metadata| metadata.get("muster:wait_guest")).is_some_and(|v| v == "true")
     }
 
     async fn reserve(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
@@ -321,8 +325,29 @@ impl Create {
     async fn boot(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         if self.ours(ctx).is_some_and(|record| record.flag("autoboot")) {
             machine::start(ctx, OPERATION, self.vm).await?;
+            ctx.note(&Notes { waits_until: self.patience(ctx) })?;
         }
         Ok(())
+    }
+
+    /// Until when a guest that starts now is waited for.
+    fn patience(&self, ctx: &TaskContext) -> Timestamp {
+        let now = ctx.drivers.clock.wall();
+        now.saturating_add(wait_guest::PATIENCE).unwrap_or(Timestamp::MAX)
+    }
+
+    async fn wait_provisioned(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let ours = self.ours(ctx).filter(|record| record.flag("autoboot"));
+        if !self.waits_for_guest || ours.is_none() {
+            return Ok(());
+        }
+        let Notes { waits_until } = ctx.notes()?;
+        // A guest that starts once more has its time once more.
+        let until = if ctx.rebooted { self.patience(ctx) } else { waits_until };
+        if ctx.rebooted && !machine::runs(ctx, self.vm).await? {
+            machine::start(ctx, OPERATION, self.vm).await?;
+        }
+        wait_guest::wait(ctx, OPERATION, self.vm, until).await
     }
 
     /// Also of one that is kept: its processes are not.

@@ -106,6 +106,7 @@ mod surplus_tests;
 pub mod test_subtask;
 pub mod unsupported;
 pub mod vms_usage;
+mod wait_guest;
 mod wake;
 
 use std::fmt;
