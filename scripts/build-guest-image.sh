@@ -88,9 +88,23 @@ if [ -z "$deb" ]; then
     deb="$(find_deb)"
 fi
 
+# ---- the guest agent ----
+agent="$(find "$out/cache" -name 'qemu-guest-agent_*.deb' | sort -V | tail -n 1)"
+if [ -z "$agent" ]; then
+    say "fetching qemu-guest-agent"
+    fetch="$(mktemp -d "$out/cache/fetch.XXXXXX")"
+    if ! (cd "$fetch" && apt-get download -qq -o APT::Sandbox::User=root qemu-guest-agent >&2); then
+        rm -rf "$fetch"
+        die "cannot fetch qemu-guest-agent; is the package list current (apt-get update)?"
+    fi
+    mv "$fetch"/*.deb "$out/cache/"
+    rm -rf "$fetch"
+    agent="$(find "$out/cache" -name 'qemu-guest-agent_*.deb' | sort -V | tail -n 1)"
+fi
+
 # ---- anything to do? ----
 key="$({
-    echo "$(basename "$deb")"
+    echo "$(basename "$deb") $(basename "$agent")"
     cat "$busybox" "$mbr" "$here/build-guest-image.sh" "$(type -P syslinux)"
     (cd "$here/guest" && find . -type f | LC_ALL=C sort | xargs sha256sum)
 } | sha256sum | cut -d' ' -f1)"
@@ -135,6 +149,17 @@ while read -r path; do
     if type -P strip >/dev/null; then strip --strip-debug "$root/lib/modules/$name"; fi
     echo "$name" >>"$root/lib/modules/order"
 done <"$work/modules"
+
+# The guest agent, with the libraries that it has here: QEMU needs the same ones.
+dpkg-deb -x "$agent" "$work/agent"
+cp "$work/agent/usr/sbin/qemu-ga" "$root/usr/sbin/qemu-ga"
+if ldd "$root/usr/sbin/qemu-ga" | grep 'not found' >&2; then
+    die "qemu-guest-agent lacks libraries; scripts/setup.sh installs QEMU, which has the same ones"
+fi
+ldd "$root/usr/sbin/qemu-ga" | grep -o '/[^ ]*' | while read -r library; do
+    mkdir -p "$root${library%/*}"
+    cp -L "$library" "$root$library"
+done
 
 # ---- initramfs ----
 rm "$root/init-busybox"
