@@ -127,6 +127,9 @@ impl Agent {
         .await
         .map_err(StartError::Journal)?;
         node::startup::find(&parts.drivers).await.map_err(StartError::Vms)?;
+        // Before tasks and guests: what an earlier life of the agent tried out is taken back, and
+        // what a reboot took away is there again.
+        node::bridges::mend(&parts.drivers).await;
         engine.recover().await;
         engine.wake().await;
         if let Some(policy) = config.image_gc {

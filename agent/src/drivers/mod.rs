@@ -5,6 +5,7 @@
 
 pub mod cluster;
 pub mod compute;
+pub mod coordinators;
 pub mod faults;
 pub mod files;
 pub mod host;

@@ -4,6 +4,7 @@
 //! and succeeds; `real` does it, and needs the marker file that only the package (or a guest
 //! image made for tests) installs.
 
+mod bridges;
 pub mod real;
 pub mod refuse;
 pub mod sim;
@@ -13,10 +14,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use muster_shared::ids::ServerUuid;
 use muster_shared::wire::Code;
 use serde_json::Value;
 
+pub use self::bridges::NicBridge;
 use super::DriverError;
+use super::network::links::Wires;
 use crate::host::SharedExec;
 
 /// A change of the host.
@@ -46,6 +50,9 @@ pub enum HostAction {
         /// The script, with its `#!` line.
         script: String,
     },
+    /// Make the bridges of nic tags these, and no others that this agent has made. Yields what could
+    /// not be, a text each.
+    SetBridges(Vec<NicBridge>),
     /// Run a script as root.
     Execute {
         /// The script, with its `#!` line.
@@ -70,6 +77,7 @@ impl HostAction {
             Self::CreatePool { .. } => "make a pool",
             Self::FactoryReset { .. } => "wipe the node",
             Self::FinishSetup { .. } => "run the script that ends the setup",
+            Self::SetBridges(_) => "change the bridges of nic tags",
             Self::Execute { .. } => "run a script",
         }
     }
@@ -111,6 +119,15 @@ pub enum HostActions {
     Refuse,
 }
 
+/// The host's own links, and the server whose stamp is on what is made among them.
+#[derive(Clone, Debug)]
+pub struct Wiring {
+    /// The links.
+    pub wires: Arc<dyn Wires>,
+    /// The server.
+    pub server: ServerUuid,
+}
+
 /// The driver of a setting. `run_dir` holds scripts while they run, which is allowed by a setting
 /// of its own.
 #[must_use]
@@ -119,6 +136,7 @@ pub fn open(
     allow_execute: bool,
     exec: SharedExec,
     run_dir: &Path,
+    wiring: Wiring,
 ) -> Arc<dyn Host> {
     let host: Arc<dyn Host> = match setting {
         HostActions::Real => {
@@ -126,7 +144,7 @@ pub fn open(
                 let marker = real::MARKER;
                 tracing::warn!(marker, "without its marker file, host actions are refused");
             }
-            Arc::new(real::RealHost::new(exec, run_dir))
+            Arc::new(real::RealHost::new(exec, run_dir, wiring))
         }
         HostActions::Sim => Arc::new(sim::SimHost::default()),
         HostActions::Refuse => Arc::new(refuse::RefuseHost),

@@ -2,6 +2,8 @@
 //! tests) installs it, so that no developer's machine is ever rebooted by a test.
 
 use std::path::{Path, PathBuf};
+#[cfg(test)]
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -11,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt as _;
 use tokio_util::sync::CancellationToken;
 
-use super::{Host, HostAction};
+use super::{Host, HostAction, NicBridge, Wiring, bridges};
 use crate::drivers::{DriverError, files};
 use crate::host::{Command, ExecError, Output, SharedExec};
 
@@ -34,20 +36,31 @@ pub struct RealHost {
     exec: SharedExec,
     marker: PathBuf,
     scripts: PathBuf,
+    wiring: Wiring,
 }
 
 impl RealHost {
     /// Works if [`MARKER`] exists at the time of each action. Scripts are put into `run_dir`
     /// while they run.
     #[must_use]
-    pub fn new(exec: SharedExec, run_dir: &Path) -> Self {
-        Self { exec, marker: PathBuf::from(MARKER), scripts: run_dir.join("exec") }
+    pub fn new(exec: SharedExec, run_dir: &Path, wiring: Wiring) -> Self {
+        Self { exec, marker: PathBuf::from(MARKER), scripts: run_dir.join("exec"), wiring }
     }
 
     /// With another marker, for tests only: no configuration leads here.
     #[cfg(test)]
     fn with_marker(exec: SharedExec, run_dir: &Path, marker: PathBuf) -> Self {
-        Self { marker, ..Self::new(exec, run_dir) }
+        let wires = Arc::new(crate::drivers::network::links::sim::SimLinks::default());
+        let wiring = Wiring { wires, server: uuid::Uuid::nil().into() };
+        Self { marker, ..Self::new(exec, run_dir, wiring) }
+    }
+
+    async fn set_bridges(&self, wanted: &[NicBridge]) -> Result<Value, DriverError> {
+        let Wiring { wires, server } = &self.wiring;
+        if let Some(why) = wires.lacking() {
+            return Err(DriverError::refused(Code::HostToolMissing, why));
+        }
+        bridges::converge(&**wires, *server, wanted).await.map(|amiss| json!(amiss))
     }
 
     async fn run(&self, argv: &[&str]) -> Result<Value, DriverError> {
@@ -182,6 +195,10 @@ impl Host for RealHost {
 
     async fn act(&self, action: &HostAction) -> Result<Value, DriverError> {
         self.ready(action).await?;
+        if let HostAction::SetBridges(wanted) = action {
+            // Mostly they are so already; what is changed is logged there.
+            return self.set_bridges(wanted).await;
+        }
         tracing::warn!(action = action.name(), "host action");
         match action {
             // Returns at once, so that the task can still report its end.
@@ -197,8 +214,10 @@ impl Host for RealHost {
             HostAction::FinishSetup { script } => {
                 self.execute(script, &[], &[], SETUP_SCRIPT_TIMEOUT).await
             }
-            // Refused above.
-            HostAction::CreatePool { .. } | HostAction::FactoryReset { .. } => Ok(Value::Null),
+            // Refused or done above.
+            HostAction::CreatePool { .. }
+            | HostAction::FactoryReset { .. }
+            | HostAction::SetBridges(_) => Ok(Value::Null),
             HostAction::Execute { script, args, env, timeout_ms } => {
                 let timeout = match timeout_ms {
                     0 => SCRIPT_TIMEOUT,
@@ -212,8 +231,6 @@ impl Host for RealHost {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::host::{FakeExec, SystemExec};
 

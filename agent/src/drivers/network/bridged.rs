@@ -17,8 +17,8 @@ use serde_json::{Map, Value};
 use super::filter::{Filter, Guards};
 use super::firewall::Firewall;
 use super::guard::Guard;
-use super::links::{Link, Links, NewTap};
-use super::stamp::{Place, Stamp, bridge_name, tap_name};
+use super::links::{self, Link, Links, NewTap};
+use super::stamp::{Place, Stamp, bridge_name, is_tag_bridge, tap_name};
 use super::{Attached, Backend, Counters, Networks, Nic};
 use crate::drivers::DriverError;
 use crate::drivers::cluster::Cluster;
@@ -90,7 +90,7 @@ impl BridgedNetworks {
     fn bridge_of<'a>(&self, nic: &Nic, links: &'a [Link]) -> Option<&'a Link> {
         let tag = nic.tag.as_ref().filter(|tag| !self.config.user_tags.contains(tag))?;
         let name = bridge_name(tag);
-        let bridge = links.iter().find(|link| link.is_bridge && link.name == name)?;
+        let bridge = links.iter().find(|link| link.is_bridge && link.is_called(&name))?;
         self.links.lacking().is_none().then_some(bridge)
     }
 
@@ -101,7 +101,7 @@ impl BridgedNetworks {
         let mut taps = self.taps(links).into_iter().filter(|it| it.stamp.vm == vm);
         let place = (bridge, nic.vlan_id);
         let is_it = taps.any(|it| it.link.name == tap && it.stamp.place() == place);
-        let is_gone = !links.iter().any(|link| link.is_bridge && link.name == place.0);
+        let is_gone = !links.iter().any(|link| link.is_bridge && link.is_called(&place.0));
         (is_it && is_gone).then_some((tap, place))
     }
 
@@ -126,22 +126,16 @@ impl BridgedNetworks {
         Ok(Guard { reaches_server, firewall, ..Guard::of(nic.index, &nic.described)? })
     }
 
-    fn stamp(&self, vm: VmUuid, nic: &Nic, bridge: &Link) -> Stamp {
+    fn stamp(&self, vm: VmUuid, nic: &Nic) -> Stamp {
         let BridgedConfig { server_uuid, cluster, .. } = &self.config;
-        let (cluster, bridge) = (cluster.id(), bridge.name.clone());
+        let (cluster, bridge) = (cluster.id(), place(nic).0);
         Stamp { server: *server_uuid, cluster, vm, bridge, vlan: nic.vlan_id }
     }
 
     /// Makes one tap unless it is there.
-    async fn make(
-        &self,
-        vm: VmUuid,
-        nic: &Nic,
-        bridge: &Link,
-        links: &[Link],
-    ) -> Result<(), DriverError> {
+    async fn make(&self, vm: VmUuid, nic: &Nic, links: &[Link]) -> Result<(), DriverError> {
         let tap = tap_name(vm, nic.number);
-        let stamp = self.stamp(vm, nic, bridge);
+        let stamp = self.stamp(vm, nic);
         let ours = |alias: &str| {
             Stamp::parse(alias).is_some_and(|found| {
                 (found.server, found.vm, found.place()) == (stamp.server, vm, stamp.place())
@@ -162,8 +156,8 @@ impl BridgedNetworks {
         bridged: &BTreeMap<usize, (Nic, Link)>,
     ) -> Result<Vec<Attached>, DriverError> {
         let links = self.links.list().await?;
-        for (nic, bridge) in bridged.values() {
-            self.make(vm, nic, bridge, &links).await?;
+        for (nic, _) in bridged.values() {
+            self.make(vm, nic, &links).await?;
         }
         let links = self.links.list().await?;
         self.filter.keep(&self.guarded(&links)).await?;
@@ -254,7 +248,8 @@ impl BridgedNetworks {
         }
         let mut without = BTreeSet::new();
         for Tap { link, stamp } in self.taps(&links) {
-            let bridge = links.iter().find(|other| other.is_bridge && other.name == stamp.bridge);
+            let bridge =
+                links.iter().find(|other| other.is_bridge && other.is_called(&stamp.bridge));
             match bridge {
                 Some(bridge) if link.bridge == Some(bridge.index) && link.up => {}
                 Some(bridge) => match self.links.plug(link.index, bridge, stamp.vlan).await {
@@ -268,6 +263,12 @@ impl BridgedNetworks {
         problems.extend(without.into_iter().map(gone));
         Ok(problems)
     }
+}
+
+/// Where a NIC on a bridge belongs: under the name that follows from its tag, also where that is a
+/// further name of the bridge.
+fn place(nic: &Nic) -> Place {
+    (bridge_name(nic.tag.as_deref().unwrap_or_default()), nic.vlan_id)
 }
 
 fn refused(nic: &Nic, member: &str, problem: &str) -> DriverError {
@@ -380,6 +381,17 @@ impl Networks for BridgedNetworks {
         Err(DriverError::refused(Code::HostToolMissing, text))
     }
 
+    async fn lacks_bridge(&self, tag: &str, mac: &str) -> Result<bool, DriverError> {
+        if self.config.user_tags.iter().any(|user| user == tag) {
+            return Ok(false);
+        }
+        let (links, name) = (self.links.list().await?, bridge_name(tag));
+        let bridge = links.iter().find(|link| link.is_bridge && link.is_called(&name));
+        let nic = links::nic(&links, mac);
+        let is_port = |bridge: &Link| nic.is_some_and(|nic| nic.bridge == Some(bridge.index));
+        Ok(!bridge.is_some_and(|bridge| !is_tag_bridge(bridge) && is_port(bridge)))
+    }
+
     async fn attach(&self, vm: VmUuid, nics: &[Nic]) -> Result<Vec<Attached>, DriverError> {
         let _changing = self.changing.lock().await;
         let links = self.links.list().await?;
@@ -400,7 +412,7 @@ impl Networks for BridgedNetworks {
             check_nic(nic, bridge)?;
             let tap = tap_name(vm, nic.number);
             guards.insert(tap.clone(), self.guard(nic, Some(vm))?);
-            kept.insert(tap, (bridge.name.clone(), nic.vlan_id));
+            kept.insert(tap, place(nic));
             bridged.insert(nic.index, (nic.clone(), bridge.clone()));
         }
         // Without rights nothing was made that could be removed.

@@ -2,12 +2,14 @@
 
 mod netlink;
 pub mod sim;
+mod wires;
 
 use std::fmt;
 
 use async_trait::async_trait;
 
 pub use self::netlink::NetlinkLinks;
+pub use self::wires::{NewBridge, Wires};
 use super::Counters;
 use crate::drivers::DriverError;
 
@@ -18,18 +20,52 @@ pub struct Link {
     pub index: u32,
     /// Its name.
     pub name: String,
+    /// Further names of it.
+    pub other_names: Vec<String>,
     /// What was written on it.
     pub alias: Option<String>,
+    /// Its address, e.g. `02:00:00:00:00:01`.
+    pub mac: String,
+    /// The address that its hardware came with, where there is one.
+    pub hardware_mac: Option<String>,
+    /// It can carry a network of the host: a device, a bond, or one end of a pair.
+    pub is_interface: bool,
     /// It is a bridge.
     pub is_bridge: bool,
     /// Of a bridge that keeps VLANs apart: the VLAN of ports that are given none; 0 is none.
     pub default_vlan: Option<u16>,
-    /// The bridge that it is a port of.
+    /// The bridge, or bond, that it is a port of.
     pub bridge: Option<u32>,
     /// Largest packet, bytes.
     pub mtu: u32,
     /// It was switched on.
     pub up: bool,
+}
+
+impl Link {
+    /// Whether this is one of its names.
+    #[must_use]
+    pub fn is_called(&self, name: &str) -> bool {
+        self.name == name || self.other_names.iter().any(|other| other == name)
+    }
+
+    /// Whether a nic tag's `mac` means it: by an address, or by the name of a bond.
+    #[must_use]
+    pub fn is_nic(&self, mac: &str) -> bool {
+        let is = |own: &str| own.eq_ignore_ascii_case(mac);
+        let by_address = is(&self.mac) || self.hardware_mac.as_deref().is_some_and(is);
+        self.is_interface && (by_address || self.name == mac)
+    }
+}
+
+/// The interface that a nic tag's `mac` means. A bond has the address of one of its members.
+#[must_use]
+pub fn nic<'a>(links: &'a [Link], mac: &str) -> Option<&'a Link> {
+    let is_member = |link: &&Link| {
+        links.iter().any(|other| Some(other.index) == link.bridge && !other.is_bridge)
+    };
+    let mut found = links.iter().filter(|link| link.is_nic(mac));
+    found.find(|link| !is_member(link))
 }
 
 /// A tap that is to be.

@@ -13,18 +13,16 @@ mod user;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use muster_shared::ids::VmUuid;
 use muster_shared::vm::{MAX_DEVICES, Rule, firewall_rules};
 use muster_shared::wire::Code;
 use serde_json::{Map, Value};
-use tokio_util::sync::CancellationToken;
 
 pub use self::bridged::{BridgedConfig, BridgedNetworks};
 pub use self::forward::{Forward, PublishOn, forwards};
-pub use self::stamp::tap_name;
+pub use self::stamp::{BridgeStamp, bridge_name, is_of_an_agent, tap_name};
 pub use self::user::{UserNetwork, UserNetworks};
 use super::DriverError;
 use crate::vm_record::VmRecord;
@@ -200,6 +198,13 @@ pub trait Networks: fmt::Debug + Send + Sync + 'static {
     /// `InvalidParameters` that names the property; or the host could not be read.
     async fn check(&self, properties: &Map<String, Value>) -> Result<(), DriverError>;
 
+    /// Whether a bridge has to be made before guests are in the network of a nic tag on the interface
+    /// with this address: not where the operator has made it, nor for user-mode networks.
+    ///
+    /// # Errors
+    /// The host could not be read.
+    async fn lacks_bridge(&self, tag: &str, mac: &str) -> Result<bool, DriverError>;
+
     /// Makes the host's side of a VM's NICs, in their order. One that is there stays, one that is no
     /// longer among them goes.
     ///
@@ -249,17 +254,6 @@ impl Counters {
             received_packets: self.received_packets.saturating_add(other.received_packets),
             sent_packets: self.sent_packets.saturating_add(other.sent_packets),
         }
-    }
-}
-
-/// How often what the NICs share is looked at.
-const LOOK: Duration = Duration::from_secs(60);
-
-/// Keeps what the NICs share on this host, until cancelled.
-pub async fn keep(networks: Arc<dyn Networks>, cancelled: CancellationToken) {
-    let mut looks = tokio::time::interval(LOOK);
-    while cancelled.run_until_cancelled(looks.tick()).await.is_some() {
-        networks.mend().await;
     }
 }
 

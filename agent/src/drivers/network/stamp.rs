@@ -6,6 +6,8 @@ use muster_shared::ids::{ServerUuid, VmUuid};
 use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
 
+use super::links::Link;
+
 /// Names of links have at most 15 characters: so many are left of a bridge's for its tag.
 const TAG_CHARS: usize = 11;
 /// Characters of a longer tag that are kept; the rest of its room tells it from others.
@@ -14,7 +16,8 @@ const KEPT_CHARS: usize = 7;
 const WORD: &str = "muster";
 
 /// The bridge of a network.
-pub(super) fn bridge_name(tag: &str) -> String {
+#[must_use]
+pub fn bridge_name(tag: &str) -> String {
     let is_long = tag.len() > TAG_CHARS || !tag.is_ascii();
     if !is_long {
         return format!("mt-{tag}");
@@ -85,6 +88,43 @@ impl Stamp {
     }
 }
 
+/// What an agent writes on each bridge that it makes for nic tags.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BridgeStamp {
+    /// The server whose bridge it is.
+    pub server: ServerUuid,
+    /// The interface that it carries, as nic tags name it.
+    pub nic: String,
+}
+
+impl fmt::Display for BridgeStamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{WORD} server={} nic={}", self.server, self.nic)
+    }
+}
+
+impl BridgeStamp {
+    /// The stamp of a link; `None`: no agent made it for nic tags.
+    #[must_use]
+    pub fn of(link: &Link) -> Option<Self> {
+        let rest = link.alias.as_deref()?.strip_prefix(WORD)?.strip_prefix(" server=")?;
+        let (server, nic) = rest.split_once(" nic=")?;
+        let stamp = Self { server: server.parse().ok()?, nic: nic.to_owned() };
+        link.is_bridge.then_some(stamp)
+    }
+}
+
+/// Whether an agent made it for nic tags.
+pub(super) fn is_tag_bridge(link: &Link) -> bool {
+    BridgeStamp::of(link).is_some()
+}
+
+/// Whether an agent wrote this on a link that it made.
+#[must_use]
+pub fn is_of_an_agent(alias: &str) -> bool {
+    alias.strip_prefix(WORD).is_some_and(|rest| rest.starts_with(" server="))
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -121,6 +161,21 @@ mod tests {
         }
         for other in ["", "uplink to the lab", "muster", "muster server=x vm=y bridge=z"] {
             assert_eq!(Stamp::parse(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn the_stamp_of_a_bridge_is_none_of_a_tap() {
+        let stamp =
+            BridgeStamp { server: Uuid::from_u128(1).into(), nic: "02:00:00:00:00:01".to_owned() };
+        let alias = stamp.to_string();
+        let link = Link { alias: Some(alias.clone()), is_bridge: true, ..Link::default() };
+        assert_eq!(BridgeStamp::of(&link), Some(stamp));
+        assert_eq!(BridgeStamp::of(&Link { is_bridge: false, ..link }), None);
+        assert_eq!(Stamp::parse(&alias), None);
+        assert!(is_of_an_agent(&alias));
+        for other in ["", "muster", "mustered server=x", "uplink"] {
+            assert!(!is_of_an_agent(other), "{other}");
         }
     }
 

@@ -102,6 +102,10 @@ impl Networks for UserNetworks {
         self.publish_on.check(&forwards(properties)?)
     }
 
+    async fn lacks_bridge(&self, _tag: &str, _mac: &str) -> Result<bool, DriverError> {
+        Ok(false)
+    }
+
     async fn attach(&self, _vm: VmUuid, nics: &[Nic]) -> Result<Vec<Attached>, DriverError> {
         for nic in nics {
             self.publish_on.check(&nic.forwards)?;

@@ -1,5 +1,5 @@
 //! Settings as files in the data folder: `nic-tags.json` and `node.conf`, each replaced as a
-//! whole.
+//! whole. NIC tags that were never set here are those that somebody configured by hand.
 
 use std::path::{Path, PathBuf};
 
@@ -11,6 +11,8 @@ use crate::drivers::{DriverError, files};
 
 /// `{"nictags": [{name, mac}]}`.
 pub const NIC_TAGS_FILE: &str = "nic-tags.json";
+/// What is configured by hand.
+const BY_HAND: &str = "/etc/muster/nic-tags.json";
 /// Lines of the form `name='value'`.
 pub const NODE_CONF: &str = "node.conf";
 
@@ -18,6 +20,7 @@ pub const NODE_CONF: &str = "node.conf";
 #[derive(Debug)]
 pub struct FileSettings {
     folder: PathBuf,
+    by_hand: PathBuf,
     // A read and the write that follows from it, without another one between.
     writing: tokio::sync::Mutex<()>,
 }
@@ -31,18 +34,26 @@ impl FileSettings {
     /// Settings in this folder, which exists.
     #[must_use]
     pub fn new(folder: &Path) -> Self {
-        Self { folder: folder.to_owned(), writing: tokio::sync::Mutex::default() }
+        let by_hand = PathBuf::from(BY_HAND);
+        Self { folder: folder.to_owned(), by_hand, writing: tokio::sync::Mutex::default() }
     }
+}
+
+/// `None`: there is no such file.
+async fn read_tags(path: &Path) -> Result<Option<Vec<NicTag>>, DriverError> {
+    let Some(content) = files::read(path).await? else { return Ok(None) };
+    let parsed: Result<TagFile, _> = serde_json::from_slice(&content);
+    let failed = |e| DriverError::failed(format!("read {}", path.display()), e);
+    parsed.map(|file| Some(file.nictags)).map_err(failed)
 }
 
 #[async_trait]
 impl Settings for FileSettings {
     async fn nic_tags(&self) -> Result<Vec<NicTag>, DriverError> {
-        let path = self.folder.join(NIC_TAGS_FILE);
-        let Some(content) = files::read(&path).await? else { return Ok(Vec::new()) };
-        let parsed: Result<TagFile, _> = serde_json::from_slice(&content);
-        let failed = |e| DriverError::failed(format!("read {}", path.display()), e);
-        parsed.map(|file| file.nictags).map_err(failed)
+        match read_tags(&self.folder.join(NIC_TAGS_FILE)).await? {
+            Some(own) => Ok(own),
+            None => Ok(read_tags(&self.by_hand).await?.unwrap_or_default()),
+        }
     }
 
     async fn set_nic_tags(&self, tags: &[NicTag]) -> Result<(), DriverError> {
@@ -108,13 +119,18 @@ mod tests {
     #[tokio::test]
     async fn tags_and_options_survive() {
         let folder = tempfile::tempdir().unwrap();
-        let settings = FileSettings::new(folder.path());
+        let by_hand = folder.path().join("by-hand.json");
+        let settings =
+            FileSettings { by_hand: by_hand.clone(), ..FileSettings::new(folder.path()) };
         assert_eq!(settings.nic_tags().await.unwrap(), []);
+        let written = r#"{"nictags": [{"name": "storage", "mac": "02:00:00:00:00:02"}]}"#;
+        std::fs::write(by_hand, written).unwrap();
+        assert_eq!(settings.nic_tags().await.unwrap()[0].name, "storage");
         let tag = NicTag {
             name: "admin".to_owned(),
             mac: "02:00:00:00:00:01".to_owned(),
-            mtu: None,
-            uuid: None,
+            bridge: true,
+            ..NicTag::default()
         };
         settings.set_nic_tags(std::slice::from_ref(&tag)).await.unwrap();
         settings.set_option("overprovision_ratio", "ram=2").await.unwrap();

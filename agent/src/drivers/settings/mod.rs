@@ -16,7 +16,7 @@ pub use file::{FileSettings, NIC_TAGS_FILE, NODE_CONF, option};
 pub const OVERPROVISION_RATIO: &str = "overprovision_ratio";
 
 /// A tag and the NIC that carries its network.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NicTag {
     /// Its name.
     pub name: String,
@@ -25,6 +25,9 @@ pub struct NicTag {
     /// Largest packet, bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u32>,
+    /// The agent makes and keeps the bridge of its network.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub bridge: bool,
     /// Its id, where the network's inventory gave it one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uuid: Option<String>,
@@ -33,7 +36,7 @@ pub struct NicTag {
 /// Keeps the settings.
 #[async_trait]
 pub trait Settings: fmt::Debug + Send + Sync + 'static {
-    /// Every NIC tag.
+    /// Every NIC tag: of what was set, or else of what is configured by hand.
     ///
     /// # Errors
     /// They could not be read.

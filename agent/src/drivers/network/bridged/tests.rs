@@ -225,6 +225,46 @@ async fn a_nic_is_in_its_vlan_alone() {
     assert_eq!(links.vlan("mt000000000"), Some(7));
 }
 
+/// A bridge that carries several tags has their names, and each of them may come to be its first.
+#[tokio::test]
+async fn a_tag_may_be_a_further_name_of_a_bridge() {
+    let links = SimLinks::default();
+    let names =
+        |name: &str, other: &str| Link { other_names: vec![other.to_owned()], ..bridge(name) };
+    links.add(names("mt-admin", "mt-one"));
+    let node = Node::simulated(&links);
+    let networks = node.agent().await;
+    let (vm, nics) = nics(1, json!([{ "mac": "02:00:00:00:00:01", "nic_tag": "one" }]));
+    let made = networks.attach(vm, &nics).await.unwrap();
+    assert_eq!(made[0].backend, tap("mt000000000", 1500));
+    let is_in = |name: &str| {
+        let bridge = links.get(name).unwrap();
+        links.get("mt000000000").unwrap().bridge == Some(bridge.index)
+    };
+    assert!(is_in("mt-admin"));
+    links.take_away("mt-admin");
+    links.add(names("mt-one", "mt-storage"));
+    networks.mend().await;
+    assert!(is_in("mt-one") && networks.degraded().is_empty());
+    assert_eq!(networks.attach(vm, &nics).await.unwrap(), made);
+}
+
+#[tokio::test]
+async fn a_bridge_is_lacking_unless_the_operator_has_made_it_with_the_interface() {
+    let links = SimLinks::default();
+    let mac = "02:00:00:00:00:a0";
+    links.add(bridge("mt-one"));
+    let networks = Node::simulated(&links).agent().await;
+    assert!(networks.lacks_bridge("one", mac).await.unwrap());
+    let bridge = links.get("mt-one").unwrap().index;
+    let nic = Link { name: "eth0".to_owned(), mac: mac.to_owned(), ..Link::default() };
+    links.add(Link { is_interface: true, bridge: Some(bridge), ..nic });
+    assert!(!networks.lacks_bridge("one", "02:00:00:00:00:A0").await.unwrap());
+    assert!(networks.lacks_bridge("one", "02:00:00:00:00:a1").await.unwrap());
+    assert!(networks.lacks_bridge("two", mac).await.unwrap());
+    assert!(!networks.lacks_bridge("private", mac).await.unwrap(), "on user-mode networks");
+}
+
 #[tokio::test]
 async fn what_was_made_before_a_failure_is_told_and_removed() {
     let faults = Faults::none();

@@ -1,11 +1,13 @@
 //! The kernel's own links.
 
+mod wires;
+
 use async_trait::async_trait;
 use futures_util::TryStreamExt as _;
 use nix::errno::Errno;
 use rtnetlink::packet_route::link::{
     AfSpecInet6, AfSpecUnspec, BridgeVlanInfoFlags, In6AddrGenMode, InfoBridge, InfoData, InfoKind,
-    LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
+    LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage, Prop,
 };
 use rtnetlink::{Handle, LinkBridgeVlan, LinkHandle, LinkMessageBuilder, LinkUnspec};
 
@@ -41,14 +43,24 @@ fn errno(error: &rtnetlink::Error) -> Option<Errno> {
 
 fn read(message: LinkMessage) -> Link {
     let up = message.header.flags.contains(LinkFlags::Up);
-    let mut link = Link { index: message.header.index, up, ..Link::default() };
+    let is_ether = message.header.link_layer_type == LinkLayerType::Ether;
+    let mut link =
+        Link { index: message.header.index, up, is_interface: is_ether, ..Link::default() };
     for attribute in message.attributes {
         match attribute {
             LinkAttribute::IfName(name) => link.name = name,
             LinkAttribute::IfAlias(alias) => link.alias = Some(alias),
+            LinkAttribute::PropList(names) => link.other_names = other_names(names),
+            LinkAttribute::Address(mac) => link.mac = mac_text(&mac),
+            LinkAttribute::PermAddress(mac) => link.hardware_mac = Some(mac_text(&mac)),
             LinkAttribute::Controller(bridge) => link.bridge = Some(bridge),
             LinkAttribute::Mtu(mtu) => link.mtu = mtu,
             LinkAttribute::LinkInfo(facts) => {
+                let kind = facts.iter().find_map(|fact| match fact {
+                    LinkInfo::Kind(kind) => Some(kind),
+                    _ => None,
+                });
+                link.is_interface &= matches!(kind, None | Some(InfoKind::Bond | InfoKind::Veth));
                 link.is_bridge = facts.contains(&LinkInfo::Kind(InfoKind::Bridge));
                 link.default_vlan = facts.iter().find_map(default_vlan);
             }
@@ -56,6 +68,18 @@ fn read(message: LinkMessage) -> Link {
         }
     }
     link
+}
+
+fn other_names(properties: Vec<Prop>) -> Vec<String> {
+    let name = |property| match property {
+        Prop::AltIfName(name) => Some(name),
+        _ => None,
+    };
+    properties.into_iter().filter_map(name).collect()
+}
+
+fn mac_text(mac: &[u8]) -> String {
+    mac.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(":")
 }
 
 /// What a host receives from a tap its guest has sent.

@@ -1,12 +1,13 @@
 //! Simulated links, which outlive the simulated agent.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
 
-use super::{Counters, Link, Links, NewTap};
+use super::{Counters, Link, Links, NewBridge, NewTap, Wires};
 use crate::drivers::DriverError;
 use crate::drivers::faults::Faults;
 
@@ -22,12 +23,16 @@ struct Host {
     links: Vec<Link>,
     /// Of ports, by name.
     vlans: BTreeMap<String, u16>,
+    /// Of the host, with the index of their link.
+    addresses: Vec<(u32, IpAddr)>,
+    leased: Vec<IpAddr>,
     made: u32,
     lacking: Option<String>,
 }
 
 impl SimLinks {
-    /// Operations in `faults`: `links.list`, `links.make_tap`, `links.plug`, `links.remove`.
+    /// Operations in `faults`: `links.list`, `links.make_tap`, `links.plug`, `links.remove`,
+    /// `links.bridge`, `links.name`, `links.wire`, `links.hand_over`.
     #[must_use]
     pub fn new(faults: Faults) -> Self {
         Self { host: Arc::default(), faults }
@@ -47,6 +52,34 @@ impl SimLinks {
     #[must_use]
     pub fn get(&self, name: &str) -> Option<Link> {
         self.host.lock().links.iter().find(|link| link.name == name).cloned()
+    }
+
+    /// Gives the host an address on a link; `leased`: for some time.
+    ///
+    /// # Panics
+    /// If there is no such link.
+    pub fn add_address(&self, link: &str, address: IpAddr, leased: bool) {
+        let link = self.get(link).expect("a link").index;
+        let mut host = self.host.lock();
+        host.addresses.push((link, address));
+        if leased {
+            host.leased.push(address);
+        }
+    }
+
+    /// The names of the links that the host's addresses are on.
+    #[must_use]
+    pub fn addresses(&self) -> BTreeMap<IpAddr, String> {
+        let host = self.host.lock();
+        let name = |index: u32| host.links.iter().find(|link| link.index == index);
+        let of = |(link, address): &(u32, IpAddr)| Some((*address, name(*link)?.name.clone()));
+        host.addresses.iter().filter_map(of).collect()
+    }
+
+    /// Every link.
+    #[must_use]
+    pub fn all(&self) -> Vec<Link> {
+        self.host.lock().links.clone()
     }
 
     /// The VLAN that a port was put into; 0: none.
@@ -76,6 +109,7 @@ impl Host {
         let gone = |index: u32, links: &[Link]| !links.iter().any(|link| link.index == index);
         self.links.retain(|link| !which(link));
         let left = self.links.clone();
+        self.addresses.retain(|(link, _)| !gone(*link, &left));
         for link in &mut self.links {
             link.bridge = link.bridge.filter(|bridge| !gone(*bridge, &left));
         }
@@ -136,5 +170,77 @@ impl Links for SimLinks {
             Ok(())
         };
         self.faults.call("links.remove", remove).await
+    }
+}
+
+impl Host {
+    fn change(&mut self, link: u32, change: impl FnOnce(&mut Link)) -> Result<(), DriverError> {
+        let found = self.links.iter_mut().find(|other| other.index == link);
+        found.map(change).ok_or_else(|| refused("change a link", std::io::ErrorKind::NotFound))
+    }
+
+    fn is_taken(&self, name: &str) -> bool {
+        self.links.iter().any(|link| link.is_called(name))
+    }
+}
+
+#[async_trait]
+impl Wires for SimLinks {
+    async fn make_bridge(&self, new: NewBridge<'_>) -> Result<(), DriverError> {
+        let make = || {
+            let mut host = self.host.lock();
+            if host.is_taken(new.name) {
+                return Err(refused("make a bridge", std::io::ErrorKind::AlreadyExists));
+            }
+            let (name, alias) = (new.name.to_owned(), Some(new.alias.to_owned()));
+            let mac = new.mac.unwrap_or_default().to_owned();
+            let bridge = Link { name, alias, mac, is_bridge: true, up: true, ..Link::default() };
+            host.add(bridge);
+            Ok(())
+        };
+        self.faults.call("links.bridge", make).await
+    }
+
+    async fn add_name(&self, link: u32, name: &str) -> Result<(), DriverError> {
+        let add = || {
+            let mut host = self.host.lock();
+            if host.is_taken(name) {
+                return Err(refused("name a link", std::io::ErrorKind::AlreadyExists));
+            }
+            host.change(link, |link| link.other_names.push(name.to_owned()))
+        };
+        self.faults.call("links.name", add).await
+    }
+
+    async fn remove_name(&self, link: u32, name: &str) -> Result<(), DriverError> {
+        let remove =
+            || self.host.lock().change(link, |link| link.other_names.retain(|had| had != name));
+        self.faults.call("links.name", remove).await
+    }
+
+    async fn join(&self, nic: u32, bridge: &Link) -> Result<(), DriverError> {
+        let join = || self.host.lock().change(nic, |link| link.bridge = Some(bridge.index));
+        self.faults.call("links.wire", join).await
+    }
+
+    async fn leave(&self, nic: u32) -> Result<(), DriverError> {
+        let leave = || self.host.lock().change(nic, |link| link.bridge = None);
+        self.faults.call("links.wire", leave).await
+    }
+
+    async fn leased(&self, nic: u32) -> Result<Vec<IpAddr>, DriverError> {
+        let host = self.host.lock();
+        let own = host.addresses.iter().filter(|(link, _)| *link == nic);
+        Ok(own.map(|(_, ip)| *ip).filter(|ip| host.leased.contains(ip)).collect())
+    }
+
+    async fn hand_over(&self, from: u32, to: u32) -> Result<(), DriverError> {
+        let hand_over = || {
+            for (link, _) in self.host.lock().addresses.iter_mut().filter(|(on, _)| *on == from) {
+                *link = to;
+            }
+            Ok(())
+        };
+        self.faults.call("links.hand_over", hand_over).await
     }
 }
