@@ -9,6 +9,7 @@ use muster_shared::clock::{SharedClock, SystemClock};
 use muster_shared::config::ListenAddress;
 use muster_shared::entropy::{SeededEntropy, SharedEntropy};
 use muster_shared::folders::{check_own, make_private};
+use muster_shared::link::Dialer;
 use muster_shared::link::websocket::WebsocketDialer;
 use muster_shared::telemetry::LogRing;
 use muster_shared::threads::OsThreads;
@@ -20,6 +21,7 @@ use crate::config::{Config, StorageKind};
 use crate::drivers::cluster::Cluster;
 use crate::drivers::compute::Router;
 use crate::drivers::compute::qemu::{Qemu, QemuConfig, isolation};
+use crate::drivers::coordinators::DialedCoordinators;
 use crate::drivers::images::{FileImages, FileImagesConfig};
 use crate::drivers::network::links::NetlinkLinks;
 use crate::drivers::network::{BridgedConfig, BridgedNetworks, PublishOn, UserNetworks};
@@ -30,6 +32,7 @@ use crate::drivers::{host, images};
 use crate::guest_agent::GuestAgents;
 use crate::host::{Presence, SharedExec, SystemExec, procfs};
 use crate::node::Drivers;
+use crate::node::bridges::Bridges;
 use crate::report::sysinfo::{LinuxFacts, SysinfoConfig};
 use crate::report::{Reporter, ReporterParts, identity, setup};
 use crate::tasks::registry::{Faults, KillAt, Registry};
@@ -175,7 +178,7 @@ pub async fn open(
     let entropy: SharedEntropy = Arc::new(SeededEntropy::from_os());
     // First, so that a bad configuration changes nothing.
     let credentials = credentials(config)?;
-    let dialer = dialer(&credentials, entropy.clone())?;
+    let dialer: Arc<dyn Dialer> = Arc::new(dialer(&credentials, entropy.clone())?);
     let boot_id = procfs::boot_id().context("read the boot id")?;
     let sources =
         identity::Sources { configured: config.server_uuid, byte_order: config.uuid_byte_order };
@@ -198,10 +201,10 @@ pub async fn open(
     };
     let threads = Arc::new(OsThreads);
     let kv = folder::open(&folders.data, clock.wall(), threads.as_ref()).await?;
-    let own = Own { config, folders, listen, agent: &agent, credentials, log };
+    let own = Own { config, folders, listen, agent: &agent, credentials, dialer: &dialer, log };
     let drivers = drivers(own, clock.clone(), entropy.clone()).await?;
     let parts = AgentParts {
-        dialer: Arc::new(dialer),
+        dialer,
         feed: drivers.report.clone(),
         registry: Registry::new(HANDLERS).with_limits(config.queue_limits()),
         faults: fault()?,
@@ -221,6 +224,7 @@ struct Own<'a> {
     listen: &'a ListenAddress,
     agent: &'a AgentConfig,
     credentials: Credentials,
+    dialer: &'a Arc<dyn Dialer>,
     log: Arc<LogRing>,
 }
 
@@ -229,7 +233,7 @@ async fn drivers(
     clock: SharedClock,
     entropy: SharedEntropy,
 ) -> anyhow::Result<Arc<Drivers>> {
-    let Own { config, folders, listen, agent, credentials, log } = own;
+    let Own { config, folders, listen, agent, credentials, dialer, log } = own;
     let exec: SharedExec = Arc::new(SystemExec::new());
     let documents = Arc::new(FileDocuments::new(folders.data.clone(), folders.copies()));
     documents.copy().await.context("copy cluster.json beside the disks")?;
@@ -290,7 +294,8 @@ async fn drivers(
         CopiedRecords::new(Arc::new(records), storage.clone(), server_uuid, cluster.clone());
     let vms = Arc::new(VmTable::new(Arc::new(records), clock.clone(), node));
     let sysinfo = sysinfo(config, folders, listen, agent);
-    let facts = LinuxFacts::new(sysinfo, exec.clone(), compute.clone(), networks.clone());
+    let facts =
+        LinuxFacts::new(sysinfo, exec.clone(), compute.clone(), networks.clone());
     let report = Arc::new(Reporter::new(ReporterParts {
         clock: clock.clone(),
         facts: Arc::new(facts),
@@ -299,6 +304,10 @@ async fn drivers(
         storage: storage.clone(),
         networks: networks.clone(),
     }));
+    let wiring = host::Wiring { wires: Arc::new(NetlinkLinks), server: agent.server_uuid };
+    let cnapi = config.legacy.cnapi_url.as_deref().and_then(|url| url.parse().ok());
+    let coordinators = DialedCoordinators::new(dialer.clone(), agent.coordinators.clone(), cnapi);
+    let coordinators = Arc::new(coordinators);
     Ok(Arc::new(Drivers {
         guest_agents: Arc::new(GuestAgents::new(compute.clone(), entropy.clone())),
         compute,
@@ -310,7 +319,10 @@ async fn drivers(
             config.security.allow_command_execute,
             exec,
             &folders.run,
+            wiring,
         ),
+        bridges: Bridges::default(),
+        coordinators,
         settings: Arc::new(FileSettings::new(&folders.data)),
         node: documents,
         cluster,

@@ -1,6 +1,7 @@
 //! The node as its tasks see it: its doors, its VMs, and what it tells about itself; and what is
 //! done with all of them together.
 
+pub mod bridges;
 pub mod orphans;
 pub mod room;
 pub mod startup;
@@ -11,7 +12,9 @@ use muster_shared::clock::SharedClock;
 use muster_shared::entropy::SharedEntropy;
 use muster_shared::telemetry::LogRing;
 
-use crate::drivers::{cluster, compute, host, images, network, node, settings, storage};
+use crate::drivers::{
+    cluster, compute, coordinators, host, images, network, node, settings, storage,
+};
 use crate::guest_agent::GuestAgents;
 use crate::report::Reporter;
 use crate::vms::VmTable;
@@ -35,6 +38,10 @@ pub struct Drivers {
     pub host: Arc<dyn host::Host>,
     /// Keeps the node's settings.
     pub settings: Arc<dyn settings::Settings>,
+    /// Keeps the bridges of its nic tags.
+    pub bridges: bridges::Bridges,
+    /// Whoever gives it its work.
+    pub coordinators: Arc<dyn coordinators::Coordinators>,
     /// What is kept about the node.
     pub node: Arc<dyn node::NodeDocuments>,
     /// The cluster it works for.

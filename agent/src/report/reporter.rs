@@ -50,6 +50,7 @@ pub struct Reporter {
     pool: PoolFigures,
     pool_remark: Mutex<Option<String>>,
     data_remark: Mutex<Option<String>>,
+    bridge_remarks: Mutex<Vec<String>>,
     sysinfo: watch::Sender<Arc<SysinfoDocument>>,
     collected_at: Mutex<Option<Duration>>,
     // One collection at a time; who waits takes its result.
@@ -73,6 +74,7 @@ impl Reporter {
             parts,
             pool_remark: Mutex::default(),
             data_remark: Mutex::default(),
+            bridge_remarks: Mutex::default(),
             sysinfo: watch::channel(Arc::default()).0,
             collected_at: Mutex::default(),
             collecting: tokio::sync::Mutex::default(),
@@ -96,6 +98,15 @@ impl Reporter {
         *self.data_remark.lock() = Some(remark);
     }
 
+    /// Says what is wrong with the bridges of nic tags, in place of what was said before.
+    pub fn set_bridge_remarks(&self, remarks: Vec<String>) {
+        let mut said = self.bridge_remarks.lock();
+        for remark in remarks.iter().filter(|remark| !said.contains(remark)) {
+            tracing::warn!(problem = remark, "the bridge of a nic tag is not as it should be");
+        }
+        *said = remarks;
+    }
+
     /// What is wrong that only people can change, a line each.
     #[must_use]
     pub fn remarks(&self) -> Vec<String> {
@@ -103,6 +114,7 @@ impl Reporter {
         remarks.extend(self.pool_remark.lock().clone());
         remarks.extend(self.parts.storage.problems());
         remarks.extend(self.data_remark.lock().clone());
+        remarks.extend(self.bridge_remarks.lock().iter().cloned());
         remarks
     }
 

@@ -13,6 +13,7 @@ use crate::drivers::faults::Fault;
 use crate::drivers::host::refuse::NoScripts;
 use crate::drivers::host::sim::{HostLog, SimHost};
 use crate::node::Drivers;
+use crate::node::bridges::Bridges;
 use crate::report::sim::SIM_SERVICE;
 use crate::vms::VmRecord;
 
@@ -355,6 +356,8 @@ async fn a_script_runs_once_and_only_where_it_may() {
             storage: base.storage.clone(),
             images: base.images.clone(),
             host,
+            bridges: Bridges::default(),
+            coordinators: base.coordinators.clone(),
             settings: base.settings.clone(),
             vms: base.vms.clone(),
             report: base.report.clone(),
@@ -376,24 +379,6 @@ async fn a_script_runs_once_and_only_where_it_may() {
     let refused = run(&host.context(&refusing, &script), "command_execute", false).await;
     assert_eq!(refused.unwrap_err().code, "HostActionsDisabled");
     assert_eq!(log.actions().len(), 1);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_used_nic_tag_stays() {
-    let host = Host::new();
-    let drivers = one_vm(&host).await;
-    let mac = drivers.report.sysinfo_within(std::time::Duration::ZERO).await;
-    let mac = mac.sysinfo["Network Interfaces"]["eth0"]["MAC Address"].clone();
-    let nics = |tags: Value| json!({ "nics": [{ "mac": mac, "nic_tags_provided": tags }] });
-    let result = act(&host, &drivers, "server_update_nics", nics(json!(["admin", "x"]))).await;
-    assert!(result.unwrap()["sysinfo"].is_object());
-    let tags = drivers.settings.nic_tags().await.unwrap();
-    assert_eq!(tags.iter().map(|tag| tag.name.as_str()).collect::<Vec<_>>(), ["admin", "x"]);
-    let refused = code(&host, &drivers, "server_update_nics", nics(json!(["x"]))).await;
-    assert_eq!(refused, "NicTagInUse");
-    let unknown = json!({ "nics": [{ "mac": "02:99:99:99:99:99", "nic_tags_provided": [] }] });
-    let refused = code(&host, &drivers, "server_update_nics", unknown).await;
-    assert_eq!(refused, "InvalidParameters");
 }
 
 #[tokio::test(start_paused = true)]

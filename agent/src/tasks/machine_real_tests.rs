@@ -15,6 +15,7 @@ use super::{Params, TaskContext, TaskFailure};
 use crate::drivers::cluster::Cluster;
 use crate::drivers::compute::qemu::probe::Choice;
 use crate::drivers::compute::qemu::{Qemu, QemuConfig};
+use crate::drivers::coordinators::SimCoordinators;
 use crate::drivers::faults::Faults;
 use crate::drivers::host::refuse::RefuseHost;
 use crate::drivers::images::sim::{SimImages, SimRepository};
@@ -25,6 +26,7 @@ use crate::drivers::storage::sim::{SimImage, SimPool};
 use crate::drivers::storage::{FileStorage, FileStorageConfig};
 use crate::guest_agent::GuestAgents;
 use crate::host::{SharedExec, SystemExec, procfs};
+use crate::node::bridges::Bridges;
 use crate::node::{Drivers, startup};
 use crate::report::sim::SimFacts;
 use crate::report::{Reporter, ReporterParts};
@@ -121,6 +123,8 @@ impl RealNode {
             storage,
             images,
             host,
+            bridges: Bridges::default(),
+            coordinators: Arc::new(SimCoordinators::default()),
             settings,
             node,
             cluster,

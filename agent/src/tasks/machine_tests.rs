@@ -22,6 +22,7 @@ use super::{
 };
 use crate::drivers::cluster::Cluster;
 use crate::drivers::compute::sim::{SimCompute, SimGuests};
+use crate::drivers::coordinators::SimCoordinators;
 use crate::drivers::faults::{Fault, Faults};
 use crate::drivers::host::sim::SimHost;
 use crate::drivers::images::sim::{SimImages, SimRepository};
@@ -31,6 +32,7 @@ use crate::drivers::settings::sim::SimSettings;
 use crate::drivers::storage::sim::{SimImage, SimPool, SimStorage};
 use crate::drivers::storage::{Pools, Storage};
 use crate::guest_agent::GuestAgents;
+use crate::node::bridges::Bridges;
 use crate::node::{Drivers, startup};
 use crate::report::sim::SimFacts;
 use crate::report::{Reporter, ReporterParts};
@@ -133,6 +135,8 @@ impl Host {
             )),
             settings: Arc::new(SimSettings::new(faults())),
             host: Arc::new(SimHost::default()),
+            bridges: Bridges::default(),
+            coordinators: Arc::new(SimCoordinators(faults())),
             vms,
             report,
             log: Arc::new(LogRing::new(uuid::Uuid::nil(), clock.clone())),

@@ -95,6 +95,8 @@ pub mod server_reboot;
 pub mod server_setup;
 pub mod server_sysinfo;
 pub mod server_update_nics;
+#[cfg(test)]
+mod server_update_nics_tests;
 pub mod sleep;
 mod snapshot;
 mod steps;

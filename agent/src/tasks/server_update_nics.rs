@@ -1,4 +1,7 @@
 //! `server_update_nics`: which NIC of the node carries which networks.
+//!
+//! The bridges of the tags are changed first. The table of tags is what counts: until it is written
+//! the change is on trial, and whatever ends the trial, also the end of this process, takes it back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -8,8 +11,9 @@ use serde_json::{Map, Value, json};
 
 use super::machine::refuse;
 use super::steps::{Row, steps};
-use super::{Handler, Kind, Params, Plan, Queue, TaskContext, TaskFailure};
+use super::{Handler, Kind, Lock, OnFailure, Params, Plan, Queue, TaskContext, TaskFailure};
 use crate::drivers::settings::NicTag;
+use crate::node::bridges;
 
 /// Longest name of a tag, as in the reference.
 const MAX_TAG_CHARS: usize = 31;
@@ -40,9 +44,14 @@ impl Handler for ServerUpdateNics {
         Params::from_iter([("nics".to_owned(), nics)])
     }
 
+    fn on_failure(&self, _params: &Params) -> OnFailure {
+        OnFailure::Undo
+    }
+
+    /// No VM comes to a network, or goes, while it changes.
     fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
         let wanted = wanted(params)?;
-        Ok(Plan::of(Vec::new(), Update { wanted }, STEPS))
+        Ok(Plan::of(vec![Lock::ServerExclusive], Update { wanted }, STEPS))
     }
 }
 
@@ -50,38 +59,74 @@ impl Handler for ServerUpdateNics {
 type Wanted = BTreeMap<String, Vec<String>>;
 
 fn wanted(params: &Params) -> Result<Wanted, TaskFailure> {
-    let bad = |problem: &str| TaskFailure::bad_param("nics", problem);
+    let bad = |field: &str, problem: &str| TaskFailure::bad_param(field, problem);
     let nics = params.get("nics").and_then(Value::as_array);
     let nics = nics.filter(|nics| nics.len() <= MAX_ENTRIES);
-    let nics = nics.ok_or_else(|| bad("must be a list of NICs"))?;
+    let nics = nics.ok_or_else(|| bad("nics", "must be a list of at most 256 NICs"))?;
     let mut wanted = Wanted::new();
     let mut seen = BTreeSet::new();
-    for nic in nics {
-        let mac = nic.get("mac").and_then(Value::as_str).ok_or_else(|| bad("each needs a mac"))?;
+    for (number, nic) in nics.iter().enumerate() {
+        let field = |name: &str| format!("nics.{number}.{name}");
+        let mac = nic.get("mac").and_then(Value::as_str);
+        let mac = mac.ok_or_else(|| bad(&field("mac"), "must be the address of a NIC"))?;
         let tags = match nic.get("nic_tags_provided") {
             None | Some(Value::Null) => {
                 tracing::warn!(mac, "a NIC without tags is left alone");
                 continue;
             }
-            Some(tags) => tags_of(tags).ok_or_else(|| bad("nic_tags_provided must be names"))?,
+            Some(tags) => {
+                tags_of(tags).map_err(|problem| bad(&field("nic_tags_provided"), &problem))?
+            }
         };
         for tag in &tags {
             if !seen.insert(tag.clone()) {
-                return Err(bad(&format!("tag {tag:?} is on two NICs")));
+                let problem = format!("tag {tag:?} is named twice");
+                return Err(bad(&field("nic_tags_provided"), &problem));
             }
         }
-        wanted.insert(mac.to_ascii_lowercase(), tags);
+        if wanted.insert(mac.to_ascii_lowercase(), tags).is_some() {
+            return Err(bad(&field("mac"), &format!("NIC {mac} is named twice")));
+        }
     }
     Ok(wanted)
 }
 
-fn tags_of(tags: &Value) -> Option<Vec<String>> {
-    let usable = |tag: &&str| {
+fn tags_of(tags: &Value) -> Result<Vec<String>, String> {
+    let usable = |tag: &str| {
         (1..=MAX_TAG_CHARS).contains(&tag.len())
             && tag.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
     };
-    let tags = tags.as_array().filter(|tags| tags.len() <= MAX_ENTRIES)?;
-    tags.iter().map(|tag| tag.as_str().filter(usable).map(str::to_owned)).collect()
+    let tags = tags.as_array().filter(|tags| tags.len() <= MAX_ENTRIES);
+    let tags = tags.ok_or("must be a list of at most 256 names")?;
+    let name = |tag: &Value| match tag.as_str().filter(|tag| usable(tag)) {
+        Some(tag) => Ok(tag.to_owned()),
+        None => Err(format!("{tag}: a name has 1 to 31 of a-z, A-Z, 0-9 and _")),
+    };
+    tags.iter().map(name).collect()
+}
+
+/// The tags that the node has: those of the table, and where the table knows none the admin tag on
+/// the interface that it follows from.
+fn current(mut tags: Vec<NicTag>, sysinfo: &Map<String, Value>) -> Vec<NicTag> {
+    for (mac, names) in interfaces(sysinfo) {
+        for name in names {
+            if !tags.iter().any(|tag| tag.name == name) {
+                tags.push(NicTag { name, mac: mac.clone(), ..NicTag::default() });
+            }
+        }
+    }
+    tags
+}
+
+/// The node's NICs, with their tags.
+fn interfaces(sysinfo: &Map<String, Value>) -> Vec<(String, Vec<String>)> {
+    let nics = sysinfo.get("Network Interfaces").and_then(Value::as_object);
+    let nic = |nic: &Value| {
+        let names = nic.get("NIC Names").and_then(Value::as_array).into_iter().flatten();
+        let names = names.filter_map(|name| name.as_str().map(str::to_owned)).collect();
+        Some((nic.get("MAC Address")?.as_str()?.to_ascii_lowercase(), names))
+    };
+    nics.into_iter().flat_map(|nics| nics.values()).filter_map(nic).collect()
 }
 
 /// The whole new table: a tag that is named goes to its NIC, one that was there and is not named
@@ -91,7 +136,10 @@ fn table(old: &[NicTag], wanted: &Wanted) -> Vec<NicTag> {
     let home = |tag: &str| wanted.iter().find(|(_, tags)| tags.iter().any(|name| name == tag));
     for tag in old {
         match home(&tag.name) {
-            Some((mac, _)) => new.push(NicTag { mac: mac.clone(), ..tag.clone() }),
+            Some((mac, _)) => {
+                let bridge = tag.bridge && tag.mac.eq_ignore_ascii_case(mac);
+                new.push(NicTag { mac: mac.clone(), bridge, ..tag.clone() });
+            }
             None if wanted.contains_key(&tag.mac.to_ascii_lowercase()) => {}
             None => new.push(tag.clone()),
         }
@@ -99,15 +147,15 @@ fn table(old: &[NicTag], wanted: &Wanted) -> Vec<NicTag> {
     for (mac, tags) in wanted {
         for name in tags {
             if !new.iter().any(|tag| tag.name == *name) {
-                let (name, mac) = (name.clone(), mac.clone());
-                new.push(NicTag { name, mac, mtu: None, uuid: None });
+                new.push(NicTag { name: name.clone(), mac: mac.clone(), ..NicTag::default() });
             }
         }
     }
     new
 }
 
-const STEPS: &[Row<Update>] = steps![("update", 100, update)];
+const STEPS: &[Row<Update>] =
+    steps![("change", 80, change, undo take_back), ("report", 100, report)];
 
 #[derive(Debug)]
 struct Update {
@@ -116,12 +164,7 @@ struct Update {
 
 impl Update {
     fn check_macs(&self, sysinfo: &Map<String, Value>) -> Result<(), TaskFailure> {
-        let nics = sysinfo.get("Network Interfaces").and_then(Value::as_object);
-        let known: BTreeSet<String> = nics
-            .into_iter()
-            .flat_map(|nics| nics.values())
-            .filter_map(|nic| nic.get("MAC Address")?.as_str().map(str::to_ascii_lowercase))
-            .collect();
+        let known: BTreeSet<String> = interfaces(sysinfo).into_iter().map(|(mac, _)| mac).collect();
         match self.wanted.keys().find(|mac| !known.contains(*mac)) {
             None => Ok(()),
             Some(mac) => Err(TaskFailure::bad_param("nics", format!("this node has no NIC {mac}"))),
@@ -142,21 +185,50 @@ impl Update {
         }
         Ok(())
     }
-}
 
-impl Update {
-    async fn update(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+    /// Tags that are new on their NIC get a bridge, unless the operator has made one.
+    async fn with_bridges(
+        ctx: &TaskContext,
+        old: &[NicTag],
+        mut new: Vec<NicTag>,
+    ) -> Result<Vec<NicTag>, TaskFailure> {
+        for tag in &mut new {
+            let is_it =
+                |had: &&NicTag| had.name == tag.name && had.mac.eq_ignore_ascii_case(&tag.mac);
+            if !old.iter().any(|had| is_it(&had)) {
+                tag.bridge = ctx.drivers.networks.lacks_bridge(&tag.name, &tag.mac).await?;
+            }
+        }
+        Ok(new)
+    }
+
+    async fn change(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
         let drivers = &ctx.drivers;
-        let document = drivers.report.sysinfo_within(Duration::from_secs(60)).await;
+        let document = drivers.report.sysinfo_within(Duration::ZERO).await;
         self.check_macs(&document.sysinfo)?;
         ctx.progress(20);
-        let old = drivers.settings.nic_tags().await?;
+        let stored = drivers.settings.nic_tags().await?;
+        let old = current(stored, &document.sysinfo);
         let new = table(&old, &self.wanted);
-        Self::check_use(ctx, &old, &new)?;
-        if new != old {
-            drivers.settings.set_nic_tags(&new).await?;
+        if new == old {
+            return Ok(());
         }
-        let document = drivers.report.sysinfo_within(Duration::ZERO).await;
+        if ctx.resumed {
+            let text = "the agent went down while the change was on trial: it is taken back";
+            return Err(TaskFailure::new(Code::Interrupted, text));
+        }
+        Self::check_use(ctx, &old, &new)?;
+        let new = Self::with_bridges(ctx, &old, new).await?;
+        bridges::change(drivers, &old, &new).await
+    }
+
+    /// What counts is the table: it is the old one unless the change was made.
+    async fn take_back(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        bridges::take_back(&ctx.drivers).await
+    }
+
+    async fn report(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let document = ctx.drivers.report.sysinfo_within(Duration::ZERO).await;
         ctx.finish_with(json!({ "sysinfo": document.sysinfo }));
         Ok(())
     }
@@ -167,7 +239,7 @@ mod tests {
     use super::*;
 
     fn tag(name: &str, mac: &str) -> NicTag {
-        NicTag { name: name.to_owned(), mac: mac.to_owned(), mtu: None, uuid: None }
+        NicTag { name: name.to_owned(), mac: mac.to_owned(), ..NicTag::default() }
     }
 
     #[test]
@@ -186,20 +258,44 @@ mod tests {
         assert_eq!(table(&new, &wanted(&params).unwrap()), new);
     }
 
+    /// What is not named stays, also where nobody has written it down.
+    #[test]
+    fn the_admin_tag_that_nobody_set_is_kept() {
+        let sysinfo = json!({ "Network Interfaces": {
+            "eth0": { "MAC Address": "02:00:00:00:00:0A", "NIC Names": ["admin"] },
+            "eth1": { "MAC Address": "02:00:00:00:00:0b", "NIC Names": ["storage"] },
+        } });
+        let stored = vec![NicTag { bridge: true, ..tag("storage", "02:00:00:00:00:0b") }];
+        let old = current(stored.clone(), sysinfo.as_object().unwrap());
+        assert_eq!(old, [stored[0].clone(), tag("admin", "02:00:00:00:00:0a")]);
+        let nics =
+            json!([{ "mac": "02:00:00:00:00:0a", "nic_tags_provided": ["admin", "storage"] }]);
+        let params = Params::from_iter([("nics".to_owned(), nics)]);
+        // The bridge is another one then.
+        let moved = tag("storage", "02:00:00:00:00:0a");
+        assert_eq!(table(&old, &wanted(&params).unwrap()), [moved, old[1].clone()]);
+    }
+
     #[test]
     fn what_cannot_be_is_refused() {
-        for nics in [
-            json!({}),
-            json!([{}]),
-            json!([{ "mac": "a", "nic_tags_provided": ["a b"] }]),
-            json!([{ "mac": "a", "nic_tags_provided": "admin" }]),
-            json!([
-                { "mac": "a", "nic_tags_provided": ["t"] },
-                { "mac": "b", "nic_tags_provided": ["t"] },
-            ]),
+        let good = json!({ "mac": "a", "nic_tags_provided": ["t"] });
+        let long = "x".repeat(32);
+        for (nics, field) in [
+            (json!({}), "nics"),
+            (json!(vec![good.clone(); 257]), "nics"),
+            (json!([{}]), "nics.0.mac"),
+            (json!([good, { "mac": 5 }]), "nics.1.mac"),
+            (json!([good, { "mac": "A", "nic_tags_provided": [] }]), "nics.1.mac"),
+            (json!([{ "mac": "a", "nic_tags_provided": ["a b"] }]), "nics.0.nic_tags_provided"),
+            (json!([{ "mac": "a", "nic_tags_provided": [""] }]), "nics.0.nic_tags_provided"),
+            (json!([{ "mac": "a", "nic_tags_provided": [long] }]), "nics.0.nic_tags_provided"),
+            (json!([{ "mac": "a", "nic_tags_provided": [7] }]), "nics.0.nic_tags_provided"),
+            (json!([{ "mac": "a", "nic_tags_provided": "t" }]), "nics.0.nic_tags_provided"),
+            (json!([good, { "mac": "b", "nic_tags_provided": ["t"] }]), "nics.1.nic_tags_provided"),
         ] {
-            let params = Params::from_iter([("nics".to_owned(), nics)]);
-            assert_eq!(wanted(&params).unwrap_err().code, "InvalidParameters");
+            let refused = wanted(&Params::from_iter([("nics".to_owned(), nics)])).unwrap_err();
+            assert_eq!(refused.code, "InvalidParameters");
+            assert_eq!(refused.details.as_ref().unwrap()["field"], field, "{refused:?}");
         }
     }
 }

@@ -14,8 +14,7 @@ use muster_shared::ids::{TaskId, VmUuid};
 use super::Params;
 use super::record::Origin;
 use super::runner::{Engine, Submission};
-use crate::drivers::network;
-use crate::node::{room, startup};
+use crate::node::{bridges, room, startup};
 use crate::vms::VmRecord;
 use crate::vms::reconcile::{self, Action, Plan};
 use crate::vms::restart::{Power, Restarts};
@@ -52,7 +51,7 @@ impl Engine {
         let drivers = Arc::clone(&self.parts.drivers);
         self.spawn(startup::watch(Arc::clone(&drivers), self.closing.clone()));
         self.spawn(room::run(Arc::clone(&drivers), self.closing.clone()));
-        self.spawn(network::keep(drivers.networks.clone(), self.closing.clone()));
+        self.spawn(bridges::keep(drivers.clone(), self.closing.clone()));
         startup::mend(&drivers, &self.busy_vms()).await;
         let engine = Arc::clone(self);
         self.spawn(async move {
