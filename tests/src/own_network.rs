@@ -1,7 +1,10 @@
 //! A network of the test's own, in which it may do what an operator does.
 
+use std::fs::File;
+use std::os::fd::AsRawFd as _;
+
 use nix::errno::Errno;
-use nix::sched::{CloneFlags, unshare};
+use nix::sched::{CloneFlags, setns, unshare};
 
 /// Runs a command as an operator would; what it printed.
 ///
@@ -23,13 +26,8 @@ pub fn run(command: &str) -> String {
 /// If it can't be made for another reason.
 #[must_use]
 pub fn enter() -> bool {
-    match unshare(CloneFlags::CLONE_NEWNET) {
-        Ok(()) => {}
-        Err(Errno::EPERM) => {
-            println!("SKIPPED: no right to make a network namespace");
-            return false;
-        }
-        Err(error) => panic!("{error}"),
+    if !leave_host(CloneFlags::CLONE_NEWNET) {
+        return false;
     }
     run("ip link set lo up");
     // The node's own interface, without which no VM is placed on it.
@@ -39,6 +37,98 @@ pub fn enter() -> bool {
     }
     run("ip addr add 198.18.0.1/30 dev eth0");
     true
+}
+
+fn leave_host(flags: CloneFlags) -> bool {
+    match unshare(flags) {
+        Ok(()) => true,
+        Err(Errno::EPERM) => {
+            println!("SKIPPED: no right to make a network namespace");
+            false
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// A network that this thread is in, and a node with a network of its own that two cables lead to.
+#[derive(Debug)]
+pub struct Apart {
+    near: File,
+    node: File,
+}
+
+/// Where the near end of the node's first cable answers.
+pub const NEAR: &str = "10.88.0.1";
+
+impl Apart {
+    /// Makes both. `eth0` of the node has the address `10.88.0.2/24` and a route to everywhere, `eth1`
+    /// none. Here, host actions are allowed as by the agent's package. `None` where there is no right
+    /// to do that.
+    ///
+    /// # Panics
+    /// If it can't be made for another reason.
+    #[must_use]
+    pub fn new() -> Option<Self> {
+        if !leave_host(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS) {
+            return None;
+        }
+        // What is mounted goes with the last process that sees it.
+        for command in [
+            "mount --make-rprivate /",
+            "mount -t tmpfs tmpfs /mnt",
+            "cp -a /etc /mnt/etc",
+            "mkdir -p /mnt/etc/muster",
+            "touch /mnt/etc/muster/host-actions",
+            "mount --bind /mnt/etc /etc",
+            "ip link set lo up",
+        ] {
+            run(command);
+        }
+        let near = network();
+        unshare(CloneFlags::CLONE_NEWNET).expect("a second one");
+        let apart = Self { near, node: network() };
+        run("ip link set lo up");
+        // It shows the network that it was mounted in.
+        run("mount -t sysfs sysfs /sys");
+        let there = format!("/proc/{}/fd/{}", std::process::id(), apart.near.as_raw_fd());
+        for number in 0..2 {
+            run(&format!(
+                "ip link add eth{number} address {} type veth peer name up{number} netns {there}",
+                Self::mac(number)
+            ));
+            run(&format!("ip link set eth{number} up"));
+        }
+        run("ip addr add 10.88.0.2/24 dev eth0");
+        run(&format!("ip route add default via {NEAR} dev eth0"));
+        enter_network(&apart.near);
+        run("ip link set up0 up");
+        run("ip link set up1 up");
+        run(&format!("ip addr add {NEAR}/24 dev up0"));
+        Some(apart)
+    }
+
+    /// The address of the node's interface of this number.
+    #[must_use]
+    pub fn mac(number: u8) -> String {
+        format!("02:00:00:00:00:a{number}")
+    }
+
+    /// Does something on the node: what is started there stays there.
+    pub fn on_node<T>(&self, act: impl FnOnce() -> T) -> T {
+        enter_network(&self.node);
+        let done = act();
+        enter_network(&self.near);
+        done
+    }
+}
+
+fn enter_network(network: &File) {
+    setns(network, CloneFlags::CLONE_NEWNET).expect("it is kept");
+}
+
+/// The one that this thread is in.
+fn network() -> File {
+    File::open("/proc/thread-self/ns/net").expect("each thread has one")
 }
 
 /// Makes the bridge of a nic tag, on which this host has these addresses.

@@ -34,7 +34,15 @@ impl Proxy {
     /// # Panics
     /// If no port can be had.
     pub async fn start(target: &str) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        Self::on("127.0.0.1", target).await
+    }
+
+    /// As [`Self::start`], on another address of this host.
+    ///
+    /// # Panics
+    /// If no port can be had there.
+    pub async fn on(ip: &str, target: &str) -> Self {
+        let listener = TcpListener::bind((ip, 0)).await.expect("a free port");
         let address = listener.local_addr().expect("a bound address");
         let (mode, watched) = watch::channel(Mode::Open);
         let tasks = TaskTracker::new();

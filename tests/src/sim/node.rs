@@ -9,6 +9,7 @@ use futures_util::FutureExt as _;
 use jiff::Timestamp;
 use muster_agent::drivers::cluster::Cluster;
 use muster_agent::drivers::compute::sim::{SimCompute, SimGuests};
+use muster_agent::drivers::coordinators::SimCoordinators;
 use muster_agent::drivers::faults::Faults;
 use muster_agent::drivers::host::sim::{HostLog, SimHost};
 use muster_agent::drivers::images::sim::{SimImages, SimRepository};
@@ -18,6 +19,7 @@ use muster_agent::drivers::settings::sim::SimSettings;
 use muster_agent::drivers::storage::sim::{SimPool, SimStorage};
 use muster_agent::guest_agent::GuestAgents;
 use muster_agent::node::Drivers;
+use muster_agent::node::bridges::Bridges;
 use muster_agent::report::sim::SimFacts;
 use muster_agent::report::{Reporter, ReporterParts};
 use muster_agent::tasks::HANDLERS;
@@ -278,6 +280,8 @@ impl AgentNode {
             node: documents,
             cluster,
             host: Arc::new(SimHost::new(self.log.clone(), faults())),
+            bridges: Bridges::default(),
+            coordinators: Arc::new(SimCoordinators(faults())),
             settings: Arc::new(self.settings.clone()),
             vms,
             report: report.clone(),
