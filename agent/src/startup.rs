@@ -295,7 +295,7 @@ async fn drivers(
     let vms = Arc::new(VmTable::new(Arc::new(records), clock.clone(), node));
     let sysinfo = sysinfo(config, folders, listen, agent);
     let facts =
-        LinuxFacts::new(sysinfo, exec.clone(), compute.clone(), networks.clone());
+        LinuxFacts::new(sysinfo, exec.clone(), compute.clone(), networks.clone(), clock.clone());
     let report = Arc::new(Reporter::new(ReporterParts {
         clock: clock.clone(),
         facts: Arc::new(facts),

@@ -8,6 +8,7 @@ use muster_shared::wire::Intake;
 use crate::Running;
 use crate::drivers::storage::Usage;
 use crate::link::dial::Phase;
+use crate::report::Interface;
 
 #[expect(clippy::cast_precision_loss, reason = "Prometheus knows no other numbers")]
 fn number(count: u64) -> f64 {
@@ -19,10 +20,11 @@ fn count(count: usize) -> f64 {
 }
 
 /// All figures, now.
-pub(super) fn render(agent: &Running, started: Timestamp) -> String {
+pub(super) fn render(agent: &Running, started: Timestamp, interfaces: &[Interface]) -> String {
     let mut page = Exposition::default();
     process_usage::describe(&mut page, started);
     describe_node(&mut page, agent);
+    super::interface_metrics::describe(&mut page, interfaces);
     describe_tasks(&mut page, agent);
     super::vm_metrics::describe(&mut page, &agent.drivers.report.usage().latest());
     page.into_text()

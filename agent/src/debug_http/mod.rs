@@ -5,6 +5,7 @@
 
 mod answer;
 mod console;
+mod interface_metrics;
 mod metrics;
 mod routes;
 #[cfg(test)]

@@ -50,7 +50,10 @@ pub(super) async fn route(request: Request<Incoming>, local: &Arc<Local>, id: &s
         (true, ["sysinfo"]) => {
             Answer::json(200, &local.agent.feed.sysinfo().borrow().sysinfo.clone().into())
         }
-        (true, ["metrics"]) => Answer::text(metrics::render(&local.agent, local.started)),
+        (true, ["metrics"]) => {
+            let interfaces = local.agent.drivers.report.interfaces().await;
+            Answer::text(metrics::render(&local.agent, local.started, &interfaces))
+        }
         (false, _) if method != Method::POST => Answer::bad_method(&method),
         (false, ["tasks"]) => run(request, local, query, id).await,
         (false, ["tasks", task, "cancel"]) => cancel(local, task),

@@ -3,6 +3,7 @@
 //! Nothing outside this module starts a process. Drivers get an [`Exec`] and never know whether it
 //! is the machine's ([`SystemExec`]) or a scripted one ([`FakeExec`]).
 
+mod ethernet;
 mod exec;
 mod fake;
 mod folder_watch;
@@ -13,6 +14,7 @@ mod syscalls;
 mod tap;
 pub mod threads;
 
+pub use ethernet::EthernetListener;
 pub use exec::{
     Command, Detached, Exec, ExecError, Exit, Output, Scope, SharedExec, Spawned, SystemExec,
 };

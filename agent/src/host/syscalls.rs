@@ -1,7 +1,7 @@
 //! System calls that have no safe wrapper; the agent's only unsafe code.
 #![expect(
     unsafe_code,
-    reason = "pidfds, taps, and calls between fork and exec, have no safe wrapper"
+    reason = "pidfds, taps, packet sockets, and calls between fork and exec, have no safe wrapper"
 )]
 
 use std::io;
@@ -86,6 +86,53 @@ pub(super) fn tun_set_persist(tun: &OwnedFd) -> io::Result<()> {
     // SAFETY: the argument is a number; no memory of ours is touched.
     let answer = unsafe { libc::ioctl(tun.as_raw_fd(), TUNSETPERSIST, 1 as libc::c_ulong) };
     if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// A socket for the frames of one kind that an interface receives, those to a group among them.
+pub(super) fn packet_socket(interface: u32, ethertype: u16, group: [u8; 6]) -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // No kind of frames yet: until it is bound it would hear all interfaces.
+    // SAFETY: socket takes three integers and touches no memory of ours.
+    let answer = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
+    if answer < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just given us this descriptor; nobody else owns it.
+    let socket = unsafe { OwnedFd::from_raw_fd(answer) };
+    let index = i32::try_from(interface).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: packet_mreq is plain data, for which all zeros are a value.
+    let mut joined: libc::packet_mreq = unsafe { std::mem::zeroed() };
+    joined.mr_ifindex = index;
+    joined.mr_type = u16::try_from(libc::PACKET_MR_MULTICAST).unwrap_or(0);
+    joined.mr_alen = 6;
+    joined.mr_address[..group.len()].copy_from_slice(&group);
+    // SAFETY: the option is a packet_mreq of this size, which outlives the call.
+    let answer = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_PACKET,
+            libc::PACKET_ADD_MEMBERSHIP,
+            (&raw const joined).cast(),
+            socklen::<libc::packet_mreq>(),
+        )
+    };
+    if answer < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: sockaddr_ll is plain data, for which all zeros are a value.
+    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    address.sll_family = u16::try_from(libc::AF_PACKET).unwrap_or(0);
+    address.sll_protocol = ethertype.to_be();
+    address.sll_ifindex = index;
+    // SAFETY: the address is a sockaddr_ll of this size, which outlives the call.
+    let answer = unsafe {
+        libc::bind(socket.as_raw_fd(), (&raw const address).cast(), socklen::<libc::sockaddr_ll>())
+    };
+    if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(socket) }
+}
+
+fn socklen<T>() -> libc::socklen_t {
+    libc::socklen_t::try_from(size_of::<T>()).unwrap_or(0)
 }
 
 /// Waits until a descriptor is readable.

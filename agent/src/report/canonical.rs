@@ -6,12 +6,18 @@ use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
 
 /// SHA-256 (hex) over the document's JSON with sorted keys, without `Muster.agent_instance_id`,
-/// which changes with every start of the agent.
+/// which changes with every start of the agent, and without the counters of interfaces, which always
+/// change.
 #[must_use]
 pub fn hash(document: &Map<String, Value>) -> String {
     let mut document = document.clone();
     if let Some(Value::Object(muster)) = document.get_mut("Muster") {
         muster.shift_remove("agent_instance_id");
+    }
+    if let Some(Value::Object(interfaces)) = document.get_mut("Network Interfaces") {
+        for interface in interfaces.values_mut().filter_map(Value::as_object_mut) {
+            interface.shift_remove("Counters");
+        }
     }
     hex::encode(Sha256::digest(sorted(&Value::Object(document)).to_string()))
 }
@@ -53,6 +59,9 @@ mod tests {
             true,
         );
         check(&json!({"Muster": {"boot_id": "a"}}), &json!({"Muster": {"boot_id": "b"}}), false);
+        let counted = |name: &str, count: u64| json!({"Network Interfaces": {"eth0": {name: {"rx_errors": count}}}});
+        check(&counted("Counters", 1), &counted("Counters", 2), true);
+        check(&counted("Other", 1), &counted("Other", 2), false);
         check(&json!({"a": [1, 2]}), &json!({"a": [2, 1]}), false);
     }
 }

@@ -12,7 +12,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
 
 use super::pool::PoolFigures;
-use super::{Facts, UsageSampler, status};
+use super::{Facts, Interface, UsageSampler, status};
 use crate::drivers::DriverError;
 use crate::drivers::compute::{Compute, GuestFacts};
 use crate::drivers::network::Networks;
@@ -127,6 +127,11 @@ impl Reporter {
     /// Wants sysinfo to be collected anew soon.
     pub fn poke_sysinfo(&self) {
         self.poke.notify_one();
+    }
+
+    /// The interfaces of the host, as they are now.
+    pub async fn interfaces(&self) -> Vec<Interface> {
+        self.parts.facts.interfaces().await
     }
 
     /// Whether the host has a systemd unit of this name, without `.service`.

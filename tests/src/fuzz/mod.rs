@@ -7,6 +7,7 @@ pub mod config;
 pub mod corpus;
 pub mod http;
 pub mod image_manifest;
+pub mod lldp;
 pub mod mutate;
 pub mod payload;
 pub mod qcow2;
@@ -31,6 +32,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "config", run: config::run, max_bytes: 4 * 1024 },
     Target { name: "http", run: http::run, max_bytes: 8 * 1024 },
     Target { name: "image_manifest", run: image_manifest::run, max_bytes: 4 * 1024 },
+    Target { name: "lldp", run: lldp::run, max_bytes: 1600 },
     Target { name: "payload", run: payload::run, max_bytes: 8 * 1024 },
     Target { name: "qcow2", run: qcow2::run, max_bytes: 512 },
     Target { name: "wire", run: wire::run, max_bytes: 8 * 1024 },

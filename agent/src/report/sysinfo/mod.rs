@@ -8,6 +8,7 @@ mod cpu;
 mod disks;
 mod dmi;
 mod figures;
+mod interfaces;
 mod memory;
 mod muster;
 mod network;
@@ -35,8 +36,9 @@ use futures_util::future::{BoxFuture, join_all};
 use muster_shared::error_chain::Chain;
 use serde_json::{Map, Value, json};
 
-use super::{Facts, Figures};
+use super::{Facts, Figures, Interface};
 use crate::drivers::DriverError;
+use crate::drivers::network::is_of_an_agent;
 use probe::Probe;
 
 pub use probe::{LinuxFacts, SysinfoConfig};
@@ -134,6 +136,10 @@ impl Facts for LinuxFacts {
         let mut fingerprint = probe.text("proc/sys/kernel/hostname").await.unwrap_or_default();
         let own = |name: &String| !is_guests(name);
         for name in probe.names("sys/class/net").await.into_iter().filter(own) {
+            let alias = probe.text(&format!("sys/class/net/{name}/ifalias")).await;
+            if alias.is_some_and(|alias| is_of_an_agent(&alias)) {
+                continue;
+            }
             let state = probe.text(&format!("sys/class/net/{name}/operstate")).await;
             fingerprint.push_str(&format!(" {name}={}", state.unwrap_or_default()));
         }
@@ -143,7 +149,12 @@ impl Facts for LinuxFacts {
         }
         let tags = network::tag_file(probe).await.unwrap_or_default();
         let complete = probe.setup_complete().await;
-        format!("{fingerprint} tags={tags} setup={complete}")
+        let neighbours = probe.neighbours.latest();
+        format!("{fingerprint} tags={tags} setup={complete} neighbours={neighbours:?}")
+    }
+
+    async fn interfaces(&self) -> Vec<Interface> {
+        interfaces::now(&self.probe).await
     }
 
     async fn has_service(&self, name: &str) -> bool {

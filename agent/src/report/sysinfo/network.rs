@@ -8,8 +8,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::probe::Probe;
-use super::{Group, Keys, keys};
+use super::{Group, Keys, interfaces, keys};
 use crate::drivers::{DriverError, settings};
+use crate::report::{InterfaceCounters, Neighbour};
 
 pub(super) const GROUP: Group =
     Group { name: "network", collect: |probe| Box::pin(collect(probe)), unknown };
@@ -27,6 +28,7 @@ const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
 #[serde(default)]
 struct Link {
     ifname: String,
+    ifindex: u32,
     operstate: String,
     address: String,
     permaddr: Option<String>,
@@ -43,6 +45,12 @@ struct Link {
     /// Filled in from `/sys`: Mbit/s.
     #[serde(skip)]
     speed_mb: Option<u64>,
+    /// Filled in from `/sys`.
+    #[serde(skip)]
+    counters: InterfaceCounters,
+    /// Filled in: who is at the other end of the cable.
+    #[serde(skip)]
+    neighbour: Option<Neighbour>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -115,11 +123,9 @@ async fn collect(probe: &Probe) -> Result<Keys, DriverError> {
     let parsed = entries.into_iter().filter_map(|entry| serde_json::from_value::<Link>(entry).ok());
     let mut links: Vec<Link> = parsed.filter(|link| !link.ifname.is_empty()).collect();
     for link in &mut links {
-        let folder = format!("sys/class/net/{}", link.ifname);
-        link.device = probe.exists(&format!("{folder}/device")).await;
-        let speed = probe.text(&format!("{folder}/speed")).await;
-        link.speed_mb = speed.and_then(|speed| speed.parse().ok());
+        link.device = probe.exists(&format!("sys/class/net/{}/device", link.ifname)).await;
     }
+    look_closer(probe, &mut links).await;
     let tags = match tag_file(probe).await {
         Some(text) => {
             serde_json::from_str::<TagFile>(&text)
@@ -133,6 +139,22 @@ async fn collect(probe: &Probe) -> Result<Keys, DriverError> {
         None => route_source(probe).await,
     };
     Ok(describe(&links, tags, &probe.config.admin_nic_tag, address, probe.config.admin_ip))
+}
+
+/// At those that are shown: what goes wrong on them, and who is at their other ends.
+async fn look_closer(probe: &Probe, links: &mut [Link]) {
+    let shown: Vec<(String, u32)> =
+        physical(links).iter().map(|link| (link.ifname.clone(), link.ifindex)).collect();
+    probe.neighbours.listen(&shown);
+    let mut neighbours = probe.neighbours.latest();
+    for link in links {
+        if shown.iter().any(|(name, _)| *name == link.ifname) {
+            link.speed_mb = interfaces::speed_mb(probe, &link.ifname).await;
+            link.counters = interfaces::counters(probe, &link.ifname).await;
+            link.neighbour = neighbours.remove(&link.ifname);
+        }
+    }
+    *probe.shown.lock() = shown.into_iter().map(|(name, _)| name).collect();
 }
 
 fn unknown(probe: &Probe) -> Keys {
@@ -212,8 +234,11 @@ fn describe(
             "NIC Names": names,
             "MTU": link.mtu,
             "ip6addrs": link.ip6(),
+            "Counters": link.counters,
         }));
         interface.extend(link.speed_mb.map(|speed| ("Speed Mb".to_owned(), json!(speed))));
+        let neighbour = link.neighbour.as_ref();
+        interface.extend(neighbour.map(|it| ("LLDP Neighbor".to_owned(), json!(it))));
         interfaces.insert(link.ifname.clone(), Value::Object(interface));
     }
     let text = |ip: IpAddr| ip.to_string();
@@ -332,6 +357,7 @@ mod tests {
             json!({
                 "MAC Address": "02:00:00:00:00:01", "ip4addr": "10.0.0.7", "Link Status": "up",
                 "NIC Names": ["admin"], "MTU": 1500, "ip6addrs": ["2001:db8::1"],
+                "Counters": {"rx_errors": 0, "tx_errors": 0, "rx_dropped": 0, "tx_dropped": 0},
             })
         );
         assert_eq!(interfaces["eth1"]["Link Status"], "down");

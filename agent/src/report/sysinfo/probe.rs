@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use muster_shared::clock::SharedClock;
 use muster_shared::ids::ServerUuid;
+use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::io::AsyncWriteExt as _;
 use tokio_util::sync::CancellationToken;
@@ -17,6 +19,7 @@ use crate::drivers::compute::Compute;
 use crate::drivers::network::Networks;
 use crate::drivers::{DriverError, files};
 use crate::host::{Command, SharedExec};
+use crate::report::lldp::Neighbours;
 use crate::report::{aside, setup};
 
 /// Longest run time of a helper program; a group has five seconds.
@@ -95,8 +98,10 @@ impl LinuxFacts {
         exec: SharedExec,
         compute: Arc<dyn Compute>,
         networks: Arc<dyn Networks>,
+        clock: SharedClock,
     ) -> Self {
-        Self { probe: Probe { config, exec, compute, networks } }
+        let (neighbours, shown) = (Neighbours::new(clock), Mutex::default());
+        Self { probe: Probe { config, exec, compute, networks, neighbours, shown } }
     }
 }
 
@@ -107,6 +112,9 @@ pub(super) struct Probe {
     pub(super) exec: SharedExec,
     pub(super) compute: Arc<dyn Compute>,
     pub(super) networks: Arc<dyn Networks>,
+    pub(super) neighbours: Neighbours,
+    /// The interfaces of the last document.
+    pub(super) shown: Mutex<Vec<String>>,
 }
 
 impl Probe {

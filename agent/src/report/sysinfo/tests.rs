@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use muster_shared::clock::{SharedClock, SystemClock};
+use nix::sched::{CloneFlags, unshare};
 use serde_json::{Map, Value, json};
 
 use super::{LinuxFacts, SysinfoConfig};
@@ -13,8 +14,9 @@ use crate::drivers::compute::sim::{SimCompute, SimGuests};
 use crate::drivers::faults::Faults;
 use crate::drivers::network::UserNetworks;
 use crate::drivers::storage::{FileStorage, FileStorageConfig};
-use crate::host::{FakeExec, SharedExec, SystemExec};
+use crate::host::{EthernetListener, FakeExec, SharedExec, SystemExec};
 use crate::report::feed::Feed as _;
+use crate::report::lldp::frame;
 use crate::report::sim::SimFacts;
 use crate::report::{Facts, Reporter, ReporterParts, setup};
 use crate::vms::sim::SimVmRecords;
@@ -42,7 +44,7 @@ impl Bench {
         let mut config = SysinfoConfig::new(SERVER.parse().unwrap(), uuid::Uuid::nil(), data_dir);
         change(&mut config);
         let networks = Arc::new(UserNetworks::restricted());
-        LinuxFacts::new(config, exec, self.compute(), networks)
+        LinuxFacts::new(config, exec, self.compute(), networks, Arc::clone(&self.clock))
     }
 
     async fn reporter(&self, facts: Arc<dyn Facts>) -> Reporter {
@@ -218,8 +220,70 @@ async fn devices_of_guests_do_not_change_the_fingerprint() {
         add(device);
         assert_eq!(facts.fingerprint().await, before, "{device}");
     }
+    // What an agent made says so.
+    add("class/net/mt-one");
+    assert_ne!(facts.fingerprint().await, before);
+    let alias = root.join("sys/class/net/mt-one/ifalias");
+    std::fs::write(alias, format!("muster server={SERVER} nic=02:00:00:00:00:01\n")).unwrap();
+    assert_eq!(facts.fingerprint().await, before);
     add("block/nvme1n1");
     assert_ne!(facts.fingerprint().await, before);
+}
+
+#[track_caller]
+fn ip(words: &str) {
+    #[expect(clippy::disallowed_methods, reason = "the host is prepared as an operator would")]
+    let done = std::process::Command::new("ip").args(words.split(' ')).output().unwrap();
+    assert!(done.status.success(), "{words}: {}", String::from_utf8_lossy(&done.stderr));
+}
+
+#[tokio::test]
+async fn an_interface_tells_its_neighbour_and_what_went_wrong() {
+    if unshare(CloneFlags::CLONE_NEWNET).is_err() {
+        println!("SKIPPED: no right to make a network namespace");
+        return;
+    }
+    ip("link add cable0 type veth peer name far0");
+    ip("link set cable0 up");
+    ip("link set far0 up");
+    let bench = Bench::new();
+    let root = bench.folder.path().join("root");
+    let facts = bench.facts(Arc::new(SystemExec::new()), |config| config.root = root.clone());
+    let tell = |name: &str, text: &str| {
+        let file = root.join("sys/class/net/cable0").join(name);
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(file, text).unwrap();
+    };
+    tell("operstate", "up\n");
+    tell("speed", "25000\n");
+    tell("statistics/rx_errors", "3\n");
+    let shown = facts.sysinfo().await["Network Interfaces"]["cable0"].clone();
+    assert_eq!(shown["Speed Mb"], 25_000, "{shown:#}");
+    let counters = json!({ "rx_errors": 3, "tx_errors": 0, "rx_dropped": 0, "tx_dropped": 0 });
+    assert_eq!((&shown["Counters"], shown.get("LLDP Neighbor")), (&counters, None));
+    let (alone, before) = (facts.fingerprint().await, facts.sysinfo().await);
+    let index = nix::net::if_::if_nametoindex("far0").unwrap();
+    let far = EthernetListener::open(index, frame::ETHERTYPE, frame::GROUP).unwrap();
+    let name = frame::tests::tlv(5, b"leaf-1");
+    let said = [frame::tests::begin("7", 120), name, vec![0, 0]].concat();
+    far.send(frame::GROUP, frame::ETHERTYPE, &said).unwrap();
+    assert_ne!(facts.fingerprint().await, alone, "it is looked at anew");
+    let document = facts.sysinfo().await;
+    let neighbour = &document["Network Interfaces"]["cable0"]["LLDP Neighbor"];
+    let expected = json!({
+        "Chassis ID": "02:00:00:00:00:09", "Port ID": "7", "System Name": "leaf-1",
+    });
+    assert_eq!(*neighbour, expected);
+    assert_ne!(crate::report::hash(&document), crate::report::hash(&before));
+    // The document changes with a counter, and is not sent for it.
+    tell("statistics/tx_dropped", "9\n");
+    let counted = facts.sysinfo().await;
+    assert_ne!(counted, document);
+    assert_eq!(crate::report::hash(&counted), crate::report::hash(&document));
+    let now = facts.interfaces().await;
+    let cable = now.iter().find(|interface| interface.name == "cable0").unwrap();
+    assert_eq!((cable.up, cable.speed_mb, cable.counters.tx_dropped), (true, Some(25_000), 9));
+    assert_eq!(cable.neighbour.as_ref().unwrap().system_name.as_deref(), Some("leaf-1"));
 }
 
 #[tokio::test]
