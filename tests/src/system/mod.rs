@@ -7,6 +7,7 @@ mod payload;
 
 use std::fs::File;
 use std::io;
+use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -63,6 +64,37 @@ pub struct System {
     dir: TempDir,
     qemu: Child,
     port: u16,
+    cable: Option<Cable>,
+}
+
+/// The address of the interface that a [`Cable`] leads to.
+pub const CABLE_MAC: &str = "02:00:00:00:00:a1";
+
+/// From a second interface of a machine to the test: a datagram is a frame.
+#[derive(Debug)]
+struct Cable {
+    far: UdpSocket,
+    /// Where the machine takes them, on loopback.
+    near: u16,
+}
+
+impl Cable {
+    fn lay() -> io::Result<Self> {
+        let near = UdpSocket::bind("127.0.0.1:0")?.local_addr()?.port();
+        let far = UdpSocket::bind("127.0.0.1:0")?;
+        far.connect(("127.0.0.1", near))?;
+        Ok(Self { far, near })
+    }
+
+    fn arguments(&self) -> Vec<String> {
+        let (near, far) = (self.near, self.far.local_addr().expect("its number").port());
+        vec![
+            "-netdev".to_owned(),
+            format!("socket,id=cable,udp=127.0.0.1:{far},localaddr=127.0.0.1:{near}"),
+            "-device".to_owned(),
+            format!("virtio-net-pci,netdev=cable,romfile=,mac={CABLE_MAC}"),
+        ]
+    }
 }
 
 impl System {
@@ -71,6 +103,18 @@ impl System {
     /// # Panics
     /// If there is no image, or it does not come up.
     pub async fn start() -> Self {
+        Self::start_with(None).await
+    }
+
+    /// As [`Self::start`], with a second interface, whose cable leads to the test.
+    ///
+    /// # Panics
+    /// As [`Self::start`].
+    pub async fn start_with_cable() -> Self {
+        Self::start_with(Some(Cable::lay().expect("free ports"))).await
+    }
+
+    async fn start_with(cable: Option<Cable>) -> Self {
         let guest = guest_folder();
         let dir = temp_dir();
         payload::write(&dir.path().join("payload.raw"));
@@ -79,8 +123,10 @@ impl System {
             disk.and_then(|disk| disk.set_len(SPARE_BYTES)).expect("a disk");
         }
         let port = free_port();
-        let qemu = spawn(&guest, dir.path(), port);
-        let system = Self { dir, qemu, port };
+        let mut arguments = arguments(&guest, dir.path(), port);
+        arguments.extend(cable.iter().flat_map(Cable::arguments));
+        let qemu = spawn(dir.path(), &arguments);
+        let system = Self { dir, qemu, port, cable };
         system.wait("the system is up", BOOT, "true").await;
         system
     }
@@ -130,6 +176,15 @@ impl System {
         .await
     }
 
+    /// Sends a frame over its cable.
+    ///
+    /// # Panics
+    /// If it has none.
+    pub fn send_frame(&self, frame: &[u8]) {
+        let cable = self.cable.as_ref().expect("it was started with a cable");
+        cable.far.send(frame).expect("the machine runs");
+    }
+
     /// What it printed on its serial line.
     #[must_use]
     pub fn console(&self) -> String {
@@ -176,13 +231,13 @@ pub fn free_port() -> u16 {
     listener.local_addr().expect("its number").port()
 }
 
-fn spawn(guest: &Path, dir: &Path, port: u16) -> Child {
+fn spawn(dir: &Path, arguments: &[String]) -> Child {
     let log = File::create(dir.join("qemu.log")).expect("a log");
     #[expect(clippy::disallowed_methods, reason = "a test starts the machine it looks at")]
     // Who starts it may be killed without a chance to end it.
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "qemu-system-x86_64"]);
-    command.args(arguments(guest, dir, port)).env("TMPDIR", dir);
+    command.args(arguments).env("TMPDIR", dir);
     let null = Stdio::null();
     command.stdin(null).stdout(log.try_clone().expect("a log")).stderr(log);
     command.spawn().expect("QEMU starts (scripts/setup.sh installs it)")

@@ -4,6 +4,7 @@
 mod adoption;
 mod cloud;
 mod limits;
+mod nic_tags;
 mod node;
 mod power;
 mod service;

@@ -33,7 +33,11 @@ pub(crate) struct Node {
 impl Node {
     /// Installs everything on a fresh machine; returns when VMs can be made there.
     pub(crate) async fn start() -> Self {
-        let system = System::start().await;
+        Self::install(System::start().await).await
+    }
+
+    /// Installs everything on this one.
+    pub(crate) async fn install(system: System) -> Self {
         let ran = system.try_run(INSTALL, LONG).await.expect("the machine answers");
         assert_eq!(ran.code, 0, "{ran:#?}\n{}", log(&system).await);
         let server = usable(&system).await["uuid"].as_str().expect("a uuid").to_owned();
