@@ -1,6 +1,6 @@
 //! Networks that are bridges of the host: each NIC has a tap, which is a port of the bridge of its
-//! nic tag, behind a filter that keeps its guest to its own addresses. Bridges are the operator's; a
-//! NIC whose tag has none here is on a user-mode network.
+//! nic tag, behind a filter that keeps its guest to its own addresses. Bridges are made by the host
+//! driver or the operator; a NIC whose tag has none here is on a user-mode network.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
