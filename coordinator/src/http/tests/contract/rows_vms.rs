@@ -118,7 +118,7 @@ fn guest() -> Vec<Row> {
     let command = json!({ "argv": ["uname"], "timeout": 30 });
     let piece = json!({ "path": "/etc/hostname", "data": "d2ViMQo=" });
     let password = json!({ "user": "root", "password": "secret" });
-    let at_ghost = |row: Row| row.bad_at("{uuid}", "{ghost}", 404, "VmNotFound");
+    let at_ghost = |row: Row| row.bad_at("{uuid}", "{ghost}", 404, "ResourceNotFound");
     vec![
         at_ghost(row("POST /servers/:server_uuid/vms/:uuid/exec", 200).sends(&command).of_vm())
             .bad_body(&json!({}), 409, PARAMETERS)
