@@ -341,7 +341,7 @@ async fn an_agent_that_is_killed_at_any_step_goes_on_with_the_same_guest() {
         );
         assert_eq!(seen["disks"].as_array().map(Vec::len), Some(2), "{point}");
         assert!(seen.get("running_with").is_none(), "{point}: {seen:#}");
-        let new = 1 + (turn as u32 + 1) % 2;
+        let new = if turn % 2 == 0 { 2 } else { 1 };
         assert_eq!(files(&agent, &vm), disk_files(&[0, new]), "{point}");
         assert_eq!(agent.guest_pids(), pids, "{point}");
     }

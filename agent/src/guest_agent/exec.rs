@@ -1,5 +1,6 @@
 //! Running a command in a guest.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -8,7 +9,7 @@ use muster_shared::api::vm::GuestExecuted;
 use muster_shared::ids::VmUuid;
 use serde::Deserialize;
 use serde_json::json;
-use tokio::time::Instant;
+use tokio::time::sleep;
 
 use super::{ANSWER, GuestAgents, failed};
 use crate::drivers::DriverError;
@@ -63,7 +64,7 @@ pub async fn run(
     vm: VmUuid,
     exec: &Exec,
 ) -> Result<GuestExecuted, DriverError> {
-    let until = Instant::now() + exec.limit;
+    let mut limit = pin!(sleep(exec.limit));
     let wanted = json!({
         "path": exec.program, "arg": exec.arguments, "capture-output": true,
         "input-data": BASE64_STANDARD.encode(&exec.stdin),
@@ -81,10 +82,13 @@ pub async fn run(
         if status.exited {
             return Ok(executed(Some(status)));
         }
-        if Instant::now() >= until {
+        if limit.is_elapsed() {
             return Ok(executed(None));
         }
-        tokio::time::sleep_until((Instant::now() + look).min(until)).await;
+        tokio::select! {
+            () = &mut limit => {}
+            () = sleep(look) => {}
+        }
         look = (look * 2).min(MAX_LOOK);
     }
 }

@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::OwnedMutexGuard;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::timeout;
 
 use crate::drivers::compute::GuestIo;
 
@@ -85,7 +85,6 @@ impl Talk {
         let mut talk = Self { io, pending: Vec::new(), _turn: turn };
         // Numbers of more bits are not exact everywhere.
         let number = number >> 12;
-        let until = Instant::now() + SYNC_TIMEOUT;
         let talking = async {
             talk.io.write_all(&[SENTINEL]).await?;
             talk.send(command, &json!({ "id": number })).await?;
@@ -98,7 +97,7 @@ impl Talk {
                 }
             }
         };
-        match timeout_at(until, talking).await {
+        match timeout(SYNC_TIMEOUT, talking).await {
             Ok(begun) => begun.map(|()| talk),
             Err(_) => Err(TalkError::Silent { command, limit: SYNC_TIMEOUT }),
         }
@@ -118,7 +117,7 @@ impl Talk {
             self.send(command, arguments).await?;
             self.line(command).await
         };
-        let line = tokio::time::timeout(limit, asking).await;
+        let line = timeout(limit, asking).await;
         let line = line.map_err(|_| TalkError::Silent { command, limit })??;
         let not_understood = || TalkError::NotUnderstood(command);
         let answer: Answer = serde_json::from_slice(&line).map_err(|_| not_understood())?;

@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use muster_shared::clock::SharedClock;
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::VmUuid;
 use parking_lot::Mutex;
@@ -71,7 +72,8 @@ impl MetadataServer {
         if !self.served.lock().insert(vm) {
             return;
         }
-        let guest = Guest { vm, drivers: Arc::clone(&self.drivers), changes: Changes::new() };
+        let changes = Changes::new(Arc::clone(&self.drivers.clock));
+        let guest = Guest { vm, drivers: Arc::clone(&self.drivers), changes };
         let (served, stop) = (Arc::clone(&self.served), self.stop.clone());
         self.tracker.spawn(async move {
             stop.run_until_cancelled(guest.run(&served)).await;
@@ -190,28 +192,32 @@ fn tells_of_networks(key: &str) -> bool {
 
 /// How many changes a guest may make now.
 struct Changes {
+    clock: SharedClock,
     left: u32,
-    since: tokio::time::Instant,
+    /// When the last one was earned.
+    since: Duration,
 }
 
 impl Changes {
-    fn new() -> Self {
-        Self { left: CHANGES_AT_ONCE, since: tokio::time::Instant::now() }
+    fn new(clock: SharedClock) -> Self {
+        let since = clock.monotonic();
+        Self { clock, left: CHANGES_AT_ONCE, since }
     }
 
     /// Returns when the next change may be made.
     async fn turn(&mut self) {
-        let earned = self.since.elapsed().as_secs() / CHANGE_PERIOD.as_secs();
+        let passed = self.clock.monotonic().saturating_sub(self.since);
+        let earned = passed.as_secs() / CHANGE_PERIOD.as_secs();
         if earned > 0 {
             let earned = u32::try_from(earned).unwrap_or(u32::MAX);
             self.left = self.left.saturating_add(earned).min(CHANGES_AT_ONCE);
-            self.since = tokio::time::Instant::now();
+            self.since = self.clock.monotonic();
         }
         match self.left.checked_sub(1) {
             Some(left) => self.left = left,
             None => {
-                tokio::time::sleep_until(self.since + CHANGE_PERIOD).await;
-                self.since = tokio::time::Instant::now();
+                tokio::time::sleep(CHANGE_PERIOD.saturating_sub(passed)).await;
+                self.since = self.clock.monotonic();
             }
         }
     }

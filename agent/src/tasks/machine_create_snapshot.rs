@@ -1,5 +1,6 @@
 //! `machine_create_snapshot`: all disks of a VM as they are at one moment, also while it runs.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use muster_shared::clock::iso;
@@ -7,6 +8,7 @@ use muster_shared::ids::VmUuid;
 use muster_shared::wire::Code;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tokio::time::sleep;
 
 use super::machine::{self, refuse};
 use super::steps::{Row, steps};
@@ -191,14 +193,17 @@ impl TakeSnapshot {
         if !self.is_ours(ctx) || !ctx.notes::<Notes>()?.goes_on {
             return Ok(());
         }
-        let until = tokio::time::Instant::now() + THAW_PATIENCE;
+        let mut patience = pin!(sleep(THAW_PATIENCE));
         loop {
             match guest_agent::thaw(&ctx.drivers.guest_agents, self.vm).await {
                 Ok(_) | Err(DriverError::Refused { code: Code::VmNotRunning, .. }) => return Ok(()),
-                Err(error) if tokio::time::Instant::now() >= until => {
+                Err(error) if patience.is_elapsed() => {
                     return Err(snapshot::in_words_of(OPERATION)(error));
                 }
-                Err(_) => tokio::time::sleep(THAW_PAUSE).await,
+                Err(_) => tokio::select! {
+                    () = &mut patience => {}
+                    () = sleep(THAW_PAUSE) => {}
+                },
             }
         }
     }

@@ -117,7 +117,7 @@ mod tests {
     fn blocks_are_server_sent_events() {
         let position: Position = "1.7.2".parse().unwrap();
         let state = Some("two\nlines".to_owned());
-        let body = EventBody::Vm(VmEvent { state, ..VmEvent::default() });
+        let body = EventBody::Vm(Box::new(VmEvent { state, ..VmEvent::default() }));
         let change = Change { body, revision: None };
         let shown = block(Item::Change(position, change.clone()));
         assert!(shown.starts_with("id: 1.7.2\nevent: vm\ndata: {"), "{shown}");

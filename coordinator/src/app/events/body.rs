@@ -28,7 +28,8 @@ pub enum EventBody {
     /// Of a server's status.
     Server(ServerEvent),
     /// Of a VM's state or identity.
-    Vm(VmEvent),
+    // Boxed: it is by far the largest.
+    Vm(Box<VmEvent>),
     /// Of a task's creation and end.
     Task(TaskEvent),
     /// Of a task's progress.
@@ -231,7 +232,7 @@ pub(super) fn change_of(event: &store::Event) -> Option<Change> {
             let mut body: VmEvent = read(event)?;
             (body.vm_uuid, body.server_uuid) = (vm.parse().ok(), server.parse().ok());
             (body.alias, body.removed) = (body.index.alias.take(), removed);
-            EventBody::Vm(body)
+            EventBody::Vm(Box::new(body))
         }
         // Old ones that are deleted are no news.
         "task" | "ticket" | "job" if removed => return None,
