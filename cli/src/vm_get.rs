@@ -267,7 +267,7 @@ mod tests {
             "as its agent says",
             "Debian GNU/Linux 12",
             "Logged in  root",
-            "eth0  10.0.0.5, fd00::5",
+            "eth0       10.0.0.5, fd00::5",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }

@@ -132,6 +132,7 @@ async fn every_command_fits_a_terminal_and_ends_as_documented() {
     let created = images_and_a_machine(&mut operator);
     lists_and_descriptions(&mut operator, &server, &created);
     consoles(&mut operator);
+    guests(&mut operator);
     displays(&mut operator).await;
     power_and_changes(&mut operator);
     tickets_and_jobs(&mut operator, &server).await;
@@ -396,6 +397,22 @@ fn consoles(operator: &mut Operator) {
         terminal.until(at, "left");
         assert_eq!(terminal.end().0, DONE, "{keys:?} leaves");
     }
+}
+
+/// What the guest agent does, in a guest that is up.
+fn guests(operator: &mut Operator) {
+    operator.find(&["vm", "exec", "web1", "hostname"], DONE, "web1");
+    operator.see(&["vm", "exec", "web1", "--", "sh", "-c", "exit 9"], 9);
+    operator.find(&["vm", "exec", "web1", "no-such-program"], REFUSED, "no-such-program");
+    let file = operator.home.path().join("motd").display().to_string();
+    std::fs::write(&file, "ssh-ed25519 AAAA operator\n").expect("a file");
+    operator.see(&["vm", "cp", &file, "web1:/tmp/motd"], DONE);
+    operator.find(&["vm", "exec", "web1", "cat", "/tmp/motd"], DONE, "AAAA operator");
+    operator.see(&["vm", "cp", "web1:/tmp/motd", &file], USAGE);
+    operator.see(&["vm", "cp", "web1:/tmp/motd", &file, "--force"], DONE);
+    operator.see(&["vm", "set-login", "web1", "--user", "root"], USAGE);
+    let login = ["vm", "set-login", "web1", "--user", "nobody-here", "--ssh-key", &file];
+    operator.see(&login, REFUSED);
 }
 
 async fn displays(operator: &mut Operator) {
