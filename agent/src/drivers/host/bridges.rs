@@ -53,10 +53,13 @@ pub(super) async fn converge(
     let mut amiss = Vec::new();
     let found = wires.list().await?;
     for (bridge, stamp) in own(&found, server) {
-        let is_wanted = |it: &NicBridge| it.nic == stamp.nic && it.names().0 == bridge.name;
-        if !wanted.iter().any(is_wanted) {
-            amiss.extend(take_down(wires, bridge, &stamp, &found).await.err());
-        }
+        let is_it = |it: &&NicBridge| it.nic == stamp.nic && it.names().0 == bridge.name;
+        let done = match wanted.iter().find(is_it) {
+            None => take_down(wires, bridge, &stamp, &found).await,
+            // All names are free before a bridge takes one that another had.
+            Some(wanted) => free_names(wires, bridge, &wanted.names().1).await,
+        };
+        amiss.extend(done.err());
     }
     for bridge in wanted {
         amiss.extend(set_up(wires, server, bridge).await.err());
@@ -107,7 +110,9 @@ async fn set_up(wires: &dyn Wires, server: ServerUuid, wanted: &NicBridge) -> Re
     let Some(bridge) = found.iter().find(|link| link.name == name) else {
         return Err(Amiss::Refused(format!("bridge {name} is gone again")));
     };
-    set_names(wires, bridge, &others).await?;
+    for name in others.iter().filter(|name| !bridge.other_names.contains(name)) {
+        wires.add_name(bridge.index, name).await?;
+    }
     let Some(nic) = links::nic(&found, &wanted.nic) else {
         let tags = wanted.tags.join(", ");
         let text = format!("no interface has the address {} (nic tag {tags})", wanted.nic);
@@ -174,13 +179,11 @@ async fn check_free(
     )))
 }
 
-async fn set_names(wires: &dyn Wires, bridge: &Link, wanted: &[String]) -> Result<(), DriverError> {
+/// Takes the names of tags away that are not wanted any more.
+async fn free_names(wires: &dyn Wires, bridge: &Link, wanted: &[String]) -> Result<(), Amiss> {
     let own = bridge.other_names.iter().filter(|name| name.starts_with(PREFIX));
     for name in own.filter(|name| !wanted.contains(name)) {
         wires.remove_name(bridge.index, name).await?;
-    }
-    for name in wanted.iter().filter(|name| !bridge.other_names.contains(name)) {
-        wires.add_name(bridge.index, name).await?;
     }
     Ok(())
 }

@@ -130,6 +130,16 @@ async fn what_others_have_made_is_left_alone() {
 }
 
 #[tokio::test]
+async fn a_tag_moves_between_interfaces_at_once() {
+    let links = host(Faults::none());
+    let apart = [wanted(0, &["storage"]), wanted(2, &["admin", "external"])];
+    let together = [wanted(2, &["admin", "storage"])];
+    for tags in [&apart[..], &together, &apart, &together] {
+        assert_eq!(set(&links, tags).await, none());
+    }
+}
+
+#[tokio::test]
 async fn an_interface_that_is_missing_or_leased_is_named() {
     let links = host(Faults::none());
     links.add_address("eth1", ip("10.0.1.77"), true);
