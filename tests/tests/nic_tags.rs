@@ -91,6 +91,12 @@ impl Bench {
         task.to_string()
     }
 
+    /// Ends the agent; returns when the coordinator knows.
+    async fn kill(&mut self) {
+        self.agent.kill9();
+        self.agent.wait_status(&self.client, "unknown", SOON).await;
+    }
+
     async fn restart(&mut self) {
         let agent = &mut self.agent;
         self.apart.on_node(|| agent.restart());
@@ -117,7 +123,7 @@ async fn tags_come_move_and_go_with_their_bridges() {
     assert_eq!(moved.replace("mt-external", "eth0"), route);
     bench.shows(&["admin", "external"], &["storage"]).await;
     // As after a reboot, or when somebody removed one.
-    bench.agent.kill9();
+    bench.kill().await;
     bench.node("ip link del mt-storage");
     bench.restart().await;
     assert_eq!(bench.wiring(), bridges(&["mt-external", "mt-storage"], "mt-external"));
@@ -164,7 +170,7 @@ async fn a_change_that_cuts_the_node_off_is_taken_back() {
         async move { if wiring.1 == "mt-external" { Ok(()) } else { Err(format!("{wiring:?}")) } }
     })
     .await;
-    bench.agent.kill9();
+    bench.kill().await;
     assert_eq!(bench.wiring(), bridges(&["mt-external", "mt-storage"], "mt-external"));
     let agent = &mut bench.agent;
     bench.apart.on_node(|| agent.restart());
