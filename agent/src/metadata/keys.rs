@@ -19,13 +19,13 @@ const INTERNAL: &str = "internal_metadata";
 
 /// What a guest sees of its VM.
 #[derive(Clone, Debug)]
-pub(super) struct View<'a> {
+pub struct View<'a> {
     /// The VM, as the guest is told of it.
-    pub(super) vm: &'a VmRecord,
+    pub vm: &'a VmRecord,
     /// Name of the datacentre, when configured.
-    pub(super) datacenter: Option<&'a str>,
+    pub datacenter: Option<&'a str>,
     /// The server.
-    pub(super) server: Option<String>,
+    pub server: Option<String>,
 }
 
 /// Where the value of a key is.
@@ -57,7 +57,7 @@ fn is_namespaced(vm: &VmRecord, key: &str) -> bool {
 impl View<'_> {
     /// Answers what changes nothing.
     #[must_use]
-    pub(super) fn answer(&self, command: &Command) -> Option<Answer> {
+    pub fn answer(&self, command: &Command) -> Option<Answer> {
         match command {
             Command::Get(key) => Some(match self.value(key) {
                 Some(value) => Answer::Success(Some(value)),
@@ -119,7 +119,7 @@ fn shown(value: &Value) -> String {
 }
 
 /// Carries out a guest's change of its metadata.
-pub(super) fn change(vm: &mut VmRecord, command: &Command) -> Answer {
+pub fn change(vm: &mut VmRecord, command: &Command) -> Answer {
     let (key, value) = match command {
         Command::Put(key, value) => (key, Some(value)),
         Command::Delete(key) => (key, None),

@@ -9,7 +9,7 @@ const CHUNK_BYTES: usize = 4096;
 
 /// What came.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Read {
+pub enum Read {
     /// A line, without its end.
     Line(Vec<u8>),
     /// A line of more than [`MAX_LINE_BYTES`], which is gone.
@@ -20,7 +20,7 @@ pub(super) enum Read {
 
 /// Reads lines.
 #[derive(Debug)]
-pub(super) struct Lines<R> {
+pub struct Lines<R> {
     reader: R,
     /// Read and not given out.
     pending: Vec<u8>,
@@ -31,11 +31,17 @@ pub(super) struct Lines<R> {
 }
 
 impl<R: AsyncRead + Unpin> Lines<R> {
-    pub(super) fn new(reader: R) -> Self {
+    /// Of what comes from here.
+    #[must_use]
+    pub fn new(reader: R) -> Self {
         Self { reader, pending: Vec::new(), searched: 0, skips: false }
     }
 
-    pub(super) async fn next(&mut self) -> std::io::Result<Read> {
+    /// The next line, or what is in its place.
+    ///
+    /// # Errors
+    /// The connection failed.
+    pub async fn next(&mut self) -> std::io::Result<Read> {
         loop {
             if let Some(at) = self.pending[self.searched..].iter().position(|byte| *byte == b'\n') {
                 let end = self.searched + at;

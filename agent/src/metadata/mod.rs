@@ -1,8 +1,8 @@
 //! Metadata for guests that run, on their second serial port, as guests of SmartOS expect it: a guest
 //! reads its VM's record as it is now, and changes its own part of that.
 
-mod keys;
-mod line;
+pub mod keys;
+pub mod line;
 pub mod protocol;
 
 use std::collections::BTreeSet;

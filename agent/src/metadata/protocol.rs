@@ -140,7 +140,13 @@ pub fn written(id: &str, answer: &Answer) -> String {
         Answer::NotFound => format!("{id} NOTFOUND"),
         Answer::Failure(why) => format!("{id} FAILURE {}", encode(why)),
     };
-    format!("V2 {} {body}\n", frame_of(&body))
+    framed_as_line(&body)
+}
+
+/// A line that carries this body, which has no end of a line in it.
+#[must_use]
+pub fn framed_as_line(body: &str) -> String {
+    format!("V2 {} {body}\n", frame_of(body))
 }
 
 #[cfg(test)]

@@ -5,9 +5,11 @@
 pub mod allocate;
 pub mod config;
 pub mod corpus;
+pub mod guest_agent;
 pub mod http;
 pub mod image_manifest;
 pub mod lldp;
+pub mod mdata;
 pub mod mutate;
 pub mod payload;
 pub mod qcow2;
@@ -30,9 +32,11 @@ pub struct Target {
 pub const TARGETS: &[Target] = &[
     Target { name: "allocate", run: allocate::run, max_bytes: 8 * 1024 },
     Target { name: "config", run: config::run, max_bytes: 4 * 1024 },
+    Target { name: "guest_agent", run: guest_agent::run, max_bytes: 8 * 1024 },
     Target { name: "http", run: http::run, max_bytes: 8 * 1024 },
     Target { name: "image_manifest", run: image_manifest::run, max_bytes: 4 * 1024 },
     Target { name: "lldp", run: lldp::run, max_bytes: 1600 },
+    Target { name: "mdata", run: mdata::run, max_bytes: 8 * 1024 },
     Target { name: "payload", run: payload::run, max_bytes: 8 * 1024 },
     Target { name: "qcow2", run: qcow2::run, max_bytes: 512 },
     Target { name: "wire", run: wire::run, max_bytes: 8 * 1024 },

@@ -4,7 +4,7 @@ mod channels;
 mod devices;
 mod knobs;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -106,6 +106,8 @@ struct Content {
     starts: BTreeMap<VmUuid, u64>,
     /// VMs in which a guest agent runs.
     agents: BTreeSet<VmUuid>,
+    /// What those of them say that only say what they were told to.
+    said: BTreeMap<VmUuid, VecDeque<Vec<u8>>>,
     metadata_ports: BTreeMap<VmUuid, tokio::io::DuplexStream>,
 }
 

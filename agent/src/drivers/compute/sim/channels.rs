@@ -12,6 +12,13 @@ impl SimGuests {
         self.content.lock().agents.insert(vm);
     }
 
+    /// A guest agent runs in the guest that says these lines, one to each question whatever it is, and
+    /// then closes its channel.
+    pub fn install_talker(&self, vm: VmUuid, lines: impl IntoIterator<Item = Vec<u8>>) {
+        self.install_agent(vm);
+        self.content.lock().said.insert(vm, lines.into_iter().collect());
+    }
+
     /// Whether the guest's file systems stand still.
     #[must_use]
     pub fn is_frozen(&self, vm: VmUuid) -> bool {
@@ -49,12 +56,19 @@ impl SimGuests {
         while port.read_until(b'\n', &mut line).await.is_ok_and(|read| read > 0) {
             let question = line.rsplit(|byte| *byte == 0xff).next().unwrap_or_default();
             let question: Value = serde_json::from_slice(question).unwrap_or_default();
-            let answer = match self.done(vm, &question) {
+            let begins = question["execute"] == "guest-sync-delimited";
+            let said = if begins { None } else { self.said(vm) };
+            let done = || match self.done(vm, &question) {
                 Some(done) => json!({ "return": done }),
                 None => json!({ "error": { "class": "CommandNotFound", "desc": "unknown" } }),
             };
-            let mut answer = format!("{answer}\n").into_bytes();
-            if question["execute"] == "guest-sync-delimited" {
+            let mut answer = match said {
+                Some(None) => return,
+                Some(Some(said)) => said,
+                None => done().to_string().into_bytes(),
+            };
+            answer.push(b'\n');
+            if begins {
                 answer.insert(0, 0xff);
             }
             if port.write_all(&answer).await.is_err() {
@@ -62,6 +76,11 @@ impl SimGuests {
             }
             line.clear();
         }
+    }
+
+    /// What the guest agent says next, if it only says what it was told to; `None` within: nothing more.
+    fn said(&self, vm: VmUuid) -> Option<Option<Vec<u8>>> {
+        self.content.lock().said.get_mut(&vm).map(VecDeque::pop_front)
     }
 
     fn done(&self, vm: VmUuid, question: &Value) -> Option<Value> {
