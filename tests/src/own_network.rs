@@ -2,6 +2,8 @@
 
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, setns, unshare};
@@ -37,6 +39,36 @@ pub fn enter() -> bool {
     }
     run("ip addr add 198.18.0.1/30 dev eth0");
     true
+}
+
+/// Where daemons look for programs.
+const PROGRAMS: [&str; 4] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin"];
+
+/// From here on this thread, and what it starts, runs a shell script in the place of a program. The
+/// program itself is `real` in `folder` then. Only after [`enter`].
+///
+/// # Panics
+/// If there is no such program, or it can't be replaced.
+pub fn replace_program(program: &str, folder: &Path, script: &str) {
+    let found = PROGRAMS.iter().map(|dir| Path::new(dir).join(program)).find(|path| path.exists());
+    let program = found.unwrap_or_else(|| panic!("{program} is installed"));
+    std::fs::copy(&program, folder.join("real")).expect("it can be copied");
+    let path = folder.join("script");
+    write_script(&path, script);
+    // What is mounted goes with the last process that sees it.
+    assert!(leave_host(CloneFlags::CLONE_NEWNS), "this thread has a network of its own");
+    run("mount --make-rprivate /");
+    run(&format!("mount --bind {} {}", path.display(), program.display()));
+}
+
+/// Writes a shell script that can be run.
+///
+/// # Panics
+/// If it can't be written.
+pub fn write_script(path: &Path, script: &str) {
+    std::fs::write(path, format!("#!/bin/sh\n{script}")).expect("the folder is there");
+    let mode = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(path, mode).expect("it can be run");
 }
 
 fn leave_host(flags: CloneFlags) -> bool {
@@ -129,6 +161,18 @@ fn enter_network(network: &File) {
 /// The one that this thread is in.
 fn network() -> File {
     File::open("/proc/thread-self/ns/net").expect("each thread has one")
+}
+
+/// How many taps there are.
+#[must_use]
+pub fn taps() -> usize {
+    run("ip -o link show type tun").lines().count()
+}
+
+/// How many ports the bridge of a nic tag has.
+#[must_use]
+pub fn ports(tag: &str) -> usize {
+    run(&format!("ip -o link show master mt-{tag}")).lines().count()
 }
 
 /// Makes the bridge of a nic tag, on which this host has these addresses.

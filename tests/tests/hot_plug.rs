@@ -6,7 +6,7 @@ use std::time::Duration;
 use muster_tests::daemon::{Agent, Coordinator, fresh_uuid};
 use muster_tests::guest;
 use muster_tests::http::Client;
-use muster_tests::own_network::{self, run};
+use muster_tests::own_network::{self, run, taps};
 use muster_tests::wait::wait_for;
 use serde_json::{Value, json};
 
@@ -89,10 +89,6 @@ async fn create<'a>(client: &'a Client, agent: &Agent) -> Vm<'a> {
     let asked = client.post(&vms, &payload).await.expect(200);
     client.complete_task(asked["id"].as_str().expect("a task"), 240).await;
     Vm { client, path: format!("{vms}/{vm}") }
-}
-
-fn taps() -> usize {
-    run("ip -o link show type tun").lines().count()
 }
 
 /// Of 512 bytes, as the kernel counts them.
