@@ -1,12 +1,13 @@
 //! Guests on a bridge, in a network namespace of the test: they reach each other and the host by
 //! the addresses of their records, and by no others.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use muster_tests::daemon::{Agent, Coordinator, fresh_uuid};
 use muster_tests::guest;
 use muster_tests::http::Client;
-use muster_tests::own_network::{self, run};
+use muster_tests::own_network::{self, ports, run, taps};
 use muster_tests::wait::wait_for;
 use serde_json::{Value, json};
 
@@ -79,10 +80,6 @@ fn only_the_allowed_one_answers() {
     page("10.77.0.22:80").expect("guest 2 may send from any address");
     let spoofed = page("10.77.0.21:80").expect_err("guest 1 may not");
     assert!(!spoofed.contains("refused"), "{spoofed}");
-}
-
-fn taps() -> usize {
-    run("ip -o link show type tun").lines().count()
 }
 
 /// Changes guest 1's firewall while it runs.
@@ -192,20 +189,69 @@ async fn guests_on_a_bridge_reach_each_other_with_their_own_addresses_alone() {
     assert!(run("ip -o link").contains("mt-one"), "the bridge is the operator's");
 }
 
-/// What VMs may leave on a host: links, rules and sets of nftables, processes, and whatever the agent has
-/// open.
-fn host_of(agent: &Agent, pid: u32) -> Vec<(&'static str, usize)> {
+/// Namespaces of the agent, of what it has started, and of all else in the test's network; and those that
+/// something is mounted or open to keep.
+fn namespaces(agent: &Agent, pid: u32) -> usize {
+    let link = |path: String| std::fs::read_link(path).ok();
+    let own = link("/proc/thread-self/ns/net".to_owned());
+    let folder = agent.run_dir().display().to_string();
+    let is_near = |process: &str| {
+        let command = std::fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+        let names_it = String::from_utf8_lossy(&command).contains(&folder);
+        names_it || link(format!("/proc/{process}/ns/net")) == own
+    };
+    let names = |folder: String| -> Vec<String> {
+        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path().display().to_string()).collect()
+    };
+    let processes = names("/proc".to_owned()).into_iter().filter_map(|path| {
+        path.strip_prefix("/proc/").filter(|name| name.parse::<u32>().is_ok()).map(str::to_owned)
+    });
+    let of_processes = processes.filter(|process| is_near(process));
+    let used: BTreeSet<_> =
+        of_processes.flat_map(|process| names(format!("/proc/{process}/ns"))).map(link).collect();
+    let open = names(format!("/proc/{pid}/fd")).into_iter().filter_map(link);
+    let open = open.filter(|target| target.to_string_lossy().contains(":["));
+    let kinds = ["net:[", "mnt:[", "pid:[", "user:[", "ipc:[", "uts:[", "cgroup:["];
+    let open =
+        open.filter(|target| kinds.iter().any(|it| target.to_string_lossy().starts_with(it)));
+    let mounts = std::fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
+    used.len() + open.count() + mounts.lines().filter(|line| line.contains(" - nsfs ")).count()
+}
+
+/// Sockets in the test's network, but connections of TCP, which clients keep as they like.
+fn sockets() -> usize {
+    let lines = |kind: &str| {
+        let table = std::fs::read_to_string(format!("/proc/thread-self/net/{kind}"));
+        let table = table.unwrap_or_default();
+        table.lines().skip(1).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let kinds = ["unix", "packet", "netlink", "raw", "raw6", "udp", "udp6"];
+    let others: usize = kinds.iter().map(|kind| lines(kind).len()).sum();
+    let listens = |line: &String| line.split_whitespace().nth(3) == Some("0A");
+    let listeners = |kind: &str| lines(kind).iter().filter(|line| listens(line)).count();
+    others + listeners("tcp") + listeners("tcp6")
+}
+
+/// What VMs may leave on a host, counted.
+fn host_of(agent: &Agent, pid: u32) -> BTreeMap<&'static str, usize> {
     let lines = |command: &str| run(command).lines().count();
-    let open = format!("/proc/{pid}/fd");
     let files = |folder: &std::path::Path| std::fs::read_dir(folder).map_or(0, Iterator::count);
-    vec![
+    let open = format!("/proc/{pid}/fd");
+    let sets = run("nft list sets");
+    BTreeMap::from([
         ("links", lines("ip -o link")),
+        ("taps", taps()),
+        ("bridge ports", ports("one")),
         ("rules", lines("nft list ruleset")),
+        ("nft sets", sets.lines().filter(|line| line.contains("set ")).count()),
+        ("namespaces", namespaces(agent, pid)),
+        ("sockets", sockets()),
         ("guests", agent.guest_pids().len()),
         ("files that the agent has open", files(std::path::Path::new(&open))),
         ("guards", files(&agent.data_dir().join("nics"))),
         ("guests' folders", files(&agent.run_dir().join("vm"))),
-    ]
+    ])
 }
 
 /// `MUSTER_CREATES` says how many, else a few.
@@ -221,6 +267,7 @@ async fn vms_that_come_and_go_leave_nothing_on_the_host() {
     agent.wait_allocatable(&client).await;
     let image = guest::import(&client).await;
     let pid = agent.daemon().pid();
+    // What there was of it while the VM ran.
     let cycle = async || {
         let vm = fresh_uuid();
         let rule = json!({ "rule": "FROM all vms TO any BLOCK tcp PORT 25", "enabled": true });
@@ -235,14 +282,24 @@ async fn vms_that_come_and_go_leave_nothing_on_the_host() {
             ],
         });
         assert_eq!(create(&client, &agent, &payload).await, vm);
+        let during = host_of(&agent, pid);
         let path = format!("/servers/{}/vms/{vm}", agent.server_uuid);
         let task = client.delete(&path).await.expect(200)["id"].clone();
         client.complete_task(task.as_str().expect("an id"), 120).await;
+        during
     };
     // Connections and folders that are made once.
-    cycle().await;
+    let during = cycle().await;
     let before = host_of(&agent, pid);
-    assert_eq!(before[1..3], [("rules", 0), ("guests", 0)]);
+    let nothing =
+        ["taps", "bridge ports", "rules", "nft sets", "guests", "guards", "guests' folders"];
+    for kind in nothing {
+        assert_eq!(before[kind], 0, "{kind}");
+    }
+    // Whatever is counted would be seen, if it stayed; no VM has a namespace of its own.
+    for (kind, count) in &before {
+        assert!(during[kind] > *count || *kind == "namespaces", "{kind}: {during:?}");
+    }
     let cycles = count.unwrap_or(CREATES);
     for _ in 0..cycles {
         cycle().await;
