@@ -35,7 +35,7 @@ debian-12-generic-amd64.qcow2 --name debian --version 12
   muster --context lab image list
   muster image import debian@12 --from lab")]
 pub(crate) struct Import {
-    /// Disk image: raw or qcow2, optionally compressed with gzip, xz or zstd. A file, an http:// or
+    /// Disk image: raw or qcow2, optionally compressed with gzip, bzip2, xz or zstd. A file, an http:// or
     /// https:// URL, or with --from the name of an image.
     #[arg(value_name = "FILE|URL|IMAGE", value_hint = ValueHint::FilePath)]
     source: String,

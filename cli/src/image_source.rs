@@ -160,6 +160,7 @@ fn folder() -> PathBuf {
 /// Compression by the file's name, in IMGAPI's words.
 fn compression(path: &Path) -> &'static str {
     match path.extension().and_then(|extension| extension.to_str()) {
+        Some("bz2") => "bzip2",
         Some("gz") => "gzip",
         Some("xz") => "xz",
         Some("zst") => "zstd",
@@ -171,7 +172,7 @@ fn compression(path: &Path) -> &'static str {
 fn known_compression(image: &Manifest) -> Result<&'static str, CliError> {
     let packed = image.files.first().and_then(|file| file.compression.as_deref());
     let packed = packed.unwrap_or("none");
-    ["none", "gzip", "xz", "zstd"].into_iter().find(|known| *known == packed).ok_or_else(|| {
+    ["none", "gzip", "bzip2", "xz", "zstd"].into_iter().find(|known| *known == packed).ok_or_else(|| {
         CliError::Usage(format!("image {} is compressed with {packed}, which Muster can't unpack: import a copy that is not", image.name))
     })
 }
@@ -242,9 +243,13 @@ mod tests {
 
     #[test]
     fn compression_by_name() {
-        for (name, wanted) in
-            [("a.gz", "gzip"), ("a.raw.xz", "xz"), ("a.zst", "zstd"), ("a", "none")]
-        {
+        for (name, wanted) in [
+            ("a.bz2", "bzip2"),
+            ("a.gz", "gzip"),
+            ("a.raw.xz", "xz"),
+            ("a.zst", "zstd"),
+            ("a", "none"),
+        ] {
             assert_eq!(compression(Path::new(name)), wanted);
         }
     }

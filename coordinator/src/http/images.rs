@@ -52,8 +52,8 @@ const HEX_64: Rule = Rule::Regex("^[0-9a-fA-F]{64}$");
 const UPLOAD_PARAMS: &[Param] = &[
     Param::new(
         "compression",
-        &[Rule::Optional, Rule::Regex("^(none|gzip|xz|zstd)$")],
-        "`none` (default), `gzip`, `xz` or `zstd`",
+        &[Rule::Optional, Rule::Regex("^(none|gzip|bzip2|xz|zstd)$")],
+        "`none` (default), `gzip`, `bzip2`, `xz` or `zstd`",
     ),
     Param::new("sha256", &[Rule::Optional, HEX_64], "refuse the upload unless this is its sum"),
     Param::new("sha1", &[Rule::Optional, HEX_40], "refuse the upload unless this is its sum"),

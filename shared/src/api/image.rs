@@ -34,7 +34,7 @@ pub struct ImageFile {
     /// `raw` or `qcow2`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<String>,
-    /// `none`, `gzip`, `xz`, `zstd` or another's.
+    /// `none`, `gzip`, `bzip2`, `xz`, `zstd` or another's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compression: Option<String>,
     /// Checksum, hexadecimal.

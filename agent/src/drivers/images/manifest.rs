@@ -13,6 +13,8 @@ use crate::drivers::DriverError;
 pub enum Compression {
     /// Not at all.
     None,
+    /// bzip2.
+    Bzip2,
     /// gzip.
     Gzip,
     /// xz.
@@ -97,6 +99,7 @@ pub fn parse(image: ImageUuid, manifest: &Value) -> Result<ImageFile, DriverErro
     }
     let compression = match text("compression").as_deref() {
         None | Some("none" | "") => Compression::None,
+        Some("bzip2") => Compression::Bzip2,
         Some("gzip") => Compression::Gzip,
         Some("xz") => Compression::Xz,
         Some("zstd") => Compression::Zstd,
@@ -162,7 +165,7 @@ mod tests {
         check_refused("InvalidManifest", |m| m["files"] = json!([{ "size": 10 }]));
         check_refused("InvalidManifest", |m| m["files"] = json!([{ "sha1": "ab" }]));
         check_refused("NotSupported", |m| m["origin"] = json!(image()));
-        check_refused("NotSupported", |m| m["files"][0]["compression"] = json!("bzip2"));
+        check_refused("NotSupported", |m| m["files"][0]["compression"] = json!("lzma"));
         check_refused("NotSupported", |m| m["files"][0]["format"] = json!("vmdk"));
         check_refused("InvalidManifest", |m| *m = json!("text"));
     }

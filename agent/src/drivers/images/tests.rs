@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_compression::tokio::write::{GzipEncoder, XzEncoder, ZstdEncoder};
+use async_compression::tokio::write::{BzEncoder, GzipEncoder, XzEncoder, ZstdEncoder};
 use async_trait::async_trait;
 use muster_shared::clock::{SharedClock, SystemClock};
 use muster_shared::entropy::SeededEntropy;
@@ -170,6 +170,9 @@ async fn every_compression_of_raw_and_qcow2_is_installed() {
     let raw = raw_disk();
     let qcow2 = qcow2_of(&raw).await;
     for plain in [&raw, &qcow2] {
+        let mut bzip2 = BzEncoder::new(Vec::new());
+        bzip2.write_all(plain).await.unwrap();
+        bzip2.shutdown().await.unwrap();
         let mut gzip = GzipEncoder::new(Vec::new());
         gzip.write_all(plain).await.unwrap();
         gzip.shutdown().await.unwrap();
@@ -181,6 +184,7 @@ async fn every_compression_of_raw_and_qcow2_is_installed() {
         zstd.shutdown().await.unwrap();
         let packed = [
             ("none", plain.clone()),
+            ("bzip2", bzip2.into_inner()),
             ("gzip", gzip.into_inner()),
             ("xz", xz.into_inner()),
             ("zstd", zstd.into_inner()),

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use async_compression::tokio::bufread::{GzipDecoder, XzDecoder, ZstdDecoder};
+use async_compression::tokio::bufread::{BzDecoder, GzipDecoder, XzDecoder, ZstdDecoder};
 use muster_shared::ids::ImageUuid;
 use muster_shared::wire::Code;
 use tokio::fs;
@@ -98,6 +98,11 @@ async fn decompress(
     let target = fs::File::create(to).await.map_err(|e| files::failed("create", to, e))?;
     let target = BufWriter::with_capacity(BUFFER_BYTES, target);
     match compression {
+        Compression::Bzip2 => {
+            let mut decoder = BzDecoder::new(source);
+            decoder.multiple_members(true);
+            copy(image, decoder, target, to).await
+        }
         Compression::Gzip => {
             let mut decoder = GzipDecoder::new(source);
             decoder.multiple_members(true);

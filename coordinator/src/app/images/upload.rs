@@ -30,7 +30,7 @@ const PARTS_IN_FLIGHT: usize = 1;
 /// What a client says about a file that it uploads.
 #[derive(Clone, Debug, Default)]
 pub struct FileClaim {
-    /// `none`, `gzip`, `xz` or `zstd`.
+    /// `none`, `gzip`, `bzip2`, `xz` or `zstd`.
     pub compression: String,
     /// Hexadecimal, if checked.
     pub sha1: Option<String>,
