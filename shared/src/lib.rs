@@ -10,6 +10,7 @@ pub mod clock;
 pub mod config;
 pub mod entropy;
 pub mod error_chain;
+pub mod export;
 pub mod exposition;
 pub mod folders;
 pub mod ids;

@@ -5,6 +5,7 @@
 pub mod allocate;
 pub mod config;
 pub mod corpus;
+pub mod export;
 pub mod guest_agent;
 pub mod http;
 pub mod image_manifest;
@@ -32,6 +33,7 @@ pub struct Target {
 pub const TARGETS: &[Target] = &[
     Target { name: "allocate", run: allocate::run, max_bytes: 8 * 1024 },
     Target { name: "config", run: config::run, max_bytes: 4 * 1024 },
+    Target { name: "export", run: export::run, max_bytes: 8 * 1024 },
     Target { name: "guest_agent", run: guest_agent::run, max_bytes: 8 * 1024 },
     Target { name: "http", run: http::run, max_bytes: 8 * 1024 },
     Target { name: "image_manifest", run: image_manifest::run, max_bytes: 4 * 1024 },
