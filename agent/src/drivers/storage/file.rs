@@ -6,6 +6,7 @@
 
 mod bases;
 mod copies;
+mod fill;
 mod inventory;
 mod lock;
 mod marker;
@@ -31,8 +32,8 @@ use self::copies::Copies;
 use self::inventory::Sizes;
 use self::marker::Marker;
 use super::{
-    Bases, Disk, DiskSpec, RESERVE_BYTES, RecordCopy, Role, Storage, Usage, Variables, Volume,
-    VolumeSnapshot, qcow2,
+    Bases, Disk, DiskSpec, RESERVE_BYTES, RecordCopy, Role, SnapshotPiece, Storage, Usage,
+    Variables, Volume, VolumeSnapshot, qcow2,
 };
 use crate::drivers::cluster::Cluster;
 use crate::drivers::{DriverError, files};
@@ -387,6 +388,41 @@ impl Storage for FileStorage {
         from: &[Role],
     ) -> Result<(), DriverError> {
         self.remove_snapshot(vm, name, from).await
+    }
+
+    async fn read_snapshot(
+        &self,
+        vm: VmUuid,
+        volume: Role,
+        name: &str,
+        from: u64,
+    ) -> Result<SnapshotPiece, DriverError> {
+        self.piece_of_snapshot(vm, volume, name, from).await
+    }
+
+    async fn begin_fill(
+        &self,
+        vm: VmUuid,
+        volume: Role,
+        size_bytes: u64,
+        owner: &TaskId,
+    ) -> Result<(), DriverError> {
+        self.start_filling(vm, volume, size_bytes, owner).await
+    }
+
+    async fn fill(
+        &self,
+        vm: VmUuid,
+        volume: Role,
+        offset: u64,
+        data: &[u8],
+        durable: bool,
+    ) -> Result<(), DriverError> {
+        self.write_piece(vm, volume, offset, data, durable).await
+    }
+
+    async fn end_fill(&self, vm: VmUuid, volume: Role) -> Result<(), DriverError> {
+        self.stop_filling(vm, volume).await
     }
 
     async fn roll_back(&self, vm: VmUuid, name: &str) -> Result<(), DriverError> {

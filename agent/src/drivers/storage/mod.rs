@@ -1,6 +1,7 @@
 //! Storage: the disks of VMs.
 
 mod file;
+mod fill;
 mod pools;
 pub mod qcow2;
 mod question;
@@ -21,6 +22,7 @@ use super::DriverError;
 
 pub use crate::vm_record::Identity;
 pub use file::{DISKS, FileStorage, FileStorageConfig};
+pub use fill::{MAX_PIECE_BYTES, SnapshotPiece, check_piece, not_being_filled};
 pub use pools::Pools;
 
 /// A disk to be made.
@@ -62,6 +64,15 @@ pub enum Role {
     Firmware,
     /// A disk, by its index.
     Disk(u32),
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Firmware => f.write_str("the firmware's variables"),
+            Self::Disk(index) => write!(f, "disk {index}"),
+        }
+    }
 }
 
 /// The file in which the UEFI firmware of a VM keeps its variables.
@@ -245,6 +256,67 @@ pub trait Storage: fmt::Debug + Send + Sync + 'static {
         name: &str,
         from: &[Role],
     ) -> Result<(), DriverError>;
+
+    /// The first piece of what a snapshot holds of a volume, at or after `from`, that may be more
+    /// than zeros; also while the VM runs. What one call reads is bounded, so that the answer may be
+    /// that there are zeros for a while.
+    ///
+    /// # Errors
+    /// `SnapshotNotFound` when there is no such volume, or it lacks the snapshot; `NotSupported` by
+    /// a driver that can't; or the host could not be read.
+    async fn read_snapshot(
+        &self,
+        vm: VmUuid,
+        volume: Role,
+        name: &str,
+        from: u64,
+    ) -> Result<SnapshotPiece, DriverError> {
+        let _: (VmUuid, Role, &str, u64) = (vm, volume, name, from);
+        Err(not_supported(self.name(), "read the content of snapshots"))
+    }
+
+    /// Lets what `owner` made of a VM be filled: its disks are there and blank, and what its firmware
+    /// keeps is made by this. May be repeated; nothing that was written is lost then.
+    ///
+    /// # Errors
+    /// `DatasetNotFound` when there is no such disk of this owner; `StoreFull`; `NotSupported`.
+    async fn begin_fill(
+        &self,
+        vm: VmUuid,
+        volume: Role,
+        size_bytes: u64,
+        owner: &TaskId,
+    ) -> Result<(), DriverError> {
+        let _: (VmUuid, Role, u64, &TaskId) = (vm, volume, size_bytes, owner);
+        Err(not_supported(self.name(), "fill volumes"))
+    }
+
+    /// Writes a piece of a volume that is being filled. With `durable`, everything that was written
+    /// to it before survives a power cut as well. What was never written reads as zeros.
+    ///
+    /// # Errors
+    /// `DatasetNotFound` when it is not being filled; `InvalidParameters` beyond its end; `StoreFull`.
+    async fn fill(
+        &self,
+        vm: VmUuid,
+        volume: Role,
+        offset: u64,
+        data: &[u8],
+        durable: bool,
+    ) -> Result<(), DriverError> {
+        let _: (VmUuid, Role, u64, &[u8], bool) = (vm, volume, offset, data, durable);
+        Err(not_supported(self.name(), "fill volumes"))
+    }
+
+    /// Makes what was written the content of the volume. Nobody may write to it meanwhile. Durable
+    /// when it returns; may be repeated, also once it is done.
+    ///
+    /// # Errors
+    /// `StoreFull`; what was written is still there then.
+    async fn end_fill(&self, vm: VmUuid, volume: Role) -> Result<(), DriverError> {
+        let _: (VmUuid, Role) = (vm, volume);
+        Err(not_supported(self.name(), "fill volumes"))
+    }
 
     /// Gives every disk the content of the snapshot, and the firmware's variables theirs if it
     /// holds any. The VM must not run. Newer snapshots stay. Durable when it returns; may be
@@ -439,6 +511,11 @@ pub fn unknown_pool(name: &str, pools: &[String]) -> DriverError {
 #[must_use]
 pub fn image_not_installed(image: ImageUuid) -> DriverError {
     DriverError::refused(Code::ImageNotInstalled, format!("image {image} is not installed"))
+}
+
+/// `NotSupported`.
+fn not_supported(driver: &str, what: &str) -> DriverError {
+    DriverError::refused(Code::NotSupported, format!("storage {driver} can't {what} yet"))
 }
 
 /// `StoreFull`.

@@ -16,7 +16,8 @@ use parking_lot::Mutex;
 
 use super::question::Patient;
 use super::{
-    Bases, Disk, DiskSpec, RecordCopy, Role, Storage, Usage, Variables, Volume, VolumeSnapshot,
+    Bases, Disk, DiskSpec, RecordCopy, Role, SnapshotPiece, Storage, Usage, Variables, Volume,
+    VolumeSnapshot,
 };
 use crate::drivers::DriverError;
 
@@ -94,6 +95,14 @@ impl Pools {
     /// The pool in which what belongs to the VM as a whole lies, beside its boot disk.
     async fn home(&self, vm: VmUuid) -> Result<&Arc<dyn Storage>, DriverError> {
         Ok(self.with_disk(vm, BOOT_DISK).await?.unwrap_or(&self.first))
+    }
+
+    /// The pool in which a volume lies, or is to lie.
+    async fn of(&self, vm: VmUuid, volume: Role) -> Result<&Arc<dyn Storage>, DriverError> {
+        match volume {
+            Role::Disk(index) => Ok(self.with_disk(vm, index).await?.unwrap_or(&self.first)),
+            Role::Firmware => self.home(vm).await,
+        }
     }
 
     /// The pools in which something of a VM may lie.
@@ -223,6 +232,41 @@ impl Storage for Pools {
         from: &[Role],
     ) -> Result<(), DriverError> {
         in_each!(self, delete_snapshot(vm, name, from))
+    }
+
+    async fn read_snapshot(
+        &self,
+        vm: VmUuid,
+        volume: Role,
+        name: &str,
+        from: u64,
+    ) -> Result<SnapshotPiece, DriverError> {
+        self.of(vm, volume).await?.read_snapshot(vm, volume, name, from).await
+    }
+
+    async fn begin_fill(
+        &self,
+        vm: VmUuid,
+        volume: Role,
+        size_bytes: u64,
+        owner: &TaskId,
+    ) -> Result<(), DriverError> {
+        self.of(vm, volume).await?.begin_fill(vm, volume, size_bytes, owner).await
+    }
+
+    async fn fill(
+        &self,
+        vm: VmUuid,
+        volume: Role,
+        offset: u64,
+        data: &[u8],
+        durable: bool,
+    ) -> Result<(), DriverError> {
+        self.of(vm, volume).await?.fill(vm, volume, offset, data, durable).await
+    }
+
+    async fn end_fill(&self, vm: VmUuid, volume: Role) -> Result<(), DriverError> {
+        self.of(vm, volume).await?.end_fill(vm, volume).await
     }
 
     async fn roll_back(&self, vm: VmUuid, name: &str) -> Result<(), DriverError> {

@@ -1,7 +1,9 @@
 //! Simulated storage: disks in memory that outlive the simulated agent.
 
+mod fill;
 mod pool;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
@@ -11,8 +13,8 @@ use muster_shared::wire::Code;
 use self::pool::FRESH_DISK_BYTES;
 pub use self::pool::{SimDisk, SimImage, SimPool};
 use super::{
-    Bases, Disk, DiskSpec, Identity, RecordCopy, Role, Storage, Usage, Variables, Volume,
-    VolumeSnapshot,
+    Bases, Disk, DiskSpec, Identity, RecordCopy, Role, SnapshotPiece, Storage, Usage, Variables,
+    Volume, VolumeSnapshot,
 };
 use crate::drivers::DriverError;
 use crate::drivers::faults::Faults;
@@ -29,7 +31,8 @@ pub struct SimStorage {
 
 impl SimStorage {
     /// Operations in `faults`: `storage.create_disk`, `.disks`, `.roles`, `.variables`,
-    /// `.check_idle`, `.destroy_disks`, `.destroy_disk`, `.grow_disk`, `.snapshots`, `.create_snapshot`, `.delete_snapshot`, `.roll_back`, `.stash_disk`,
+    /// `.check_idle`, `.destroy_disks`, `.destroy_disk`, `.grow_disk`, `.snapshots`, `.create_snapshot`, `.delete_snapshot`,
+    /// `.read_snapshot`, `.begin_fill`, `.fill`, `.end_fill`, `.roll_back`, `.stash_disk`,
     /// `.restore_disk`, `.purge_stash`, `.put_copy`, `.remove_copy`, `.copied`, `.copy`, `.volumes`,
     /// `.bases`, `.usage`.
     #[must_use]
@@ -107,6 +110,8 @@ impl Storage for SimStorage {
                 image: spec.image,
                 size_bytes,
                 snapshots: Vec::new(),
+                content: BTreeMap::new(),
+                filling: false,
             };
             content.disks.insert(key, made.clone());
             Ok(self.disk(spec.vm, spec.index, &made))
@@ -257,6 +262,48 @@ impl Storage for SimStorage {
             Ok(())
         };
         self.faults.call("storage.delete_snapshot", delete).await
+    }
+
+    async fn read_snapshot(
+        &self,
+        vm: VmUuid,
+        volume: Role,
+        name: &str,
+        from: u64,
+    ) -> Result<SnapshotPiece, DriverError> {
+        let read = || self.pool.read_snapshot(vm, volume, name, from);
+        self.faults.call("storage.read_snapshot", read).await
+    }
+
+    async fn begin_fill(
+        &self,
+        vm: VmUuid,
+        volume: Role,
+        size_bytes: u64,
+        owner: &TaskId,
+    ) -> Result<(), DriverError> {
+        let begin = || self.pool.begin_fill(vm, volume, size_bytes, owner);
+        self.faults.call("storage.begin_fill", begin).await
+    }
+
+    async fn fill(
+        &self,
+        vm: VmUuid,
+        volume: Role,
+        offset: u64,
+        data: &[u8],
+        _durable: bool,
+    ) -> Result<(), DriverError> {
+        let fill = || self.pool.fill(vm, volume, offset, data);
+        self.faults.call("storage.fill", fill).await
+    }
+
+    async fn end_fill(&self, vm: VmUuid, volume: Role) -> Result<(), DriverError> {
+        let end = || {
+            self.pool.end_fill(vm, volume);
+            Ok(())
+        };
+        self.faults.call("storage.end_fill", end).await
     }
 
     async fn roll_back(&self, vm: VmUuid, name: &str) -> Result<(), DriverError> {

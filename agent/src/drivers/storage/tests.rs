@@ -1,5 +1,6 @@
 //! What every storage driver owes, checked on each of them.
 
+mod fill;
 mod pools;
 mod variables;
 
@@ -199,6 +200,7 @@ async fn the_simulated_driver_conforms() {
     let storage = SimStorage::new(pool.clone(), Faults::none());
     conformance(&storage).await;
     conformance_of_snapshots(&storage).await;
+    fill::conformance(&storage).await;
     assert!(pool.disks().is_empty() && pool.stashed().is_empty());
 }
 
@@ -262,6 +264,7 @@ async fn the_file_driver_conforms() {
     let storage = node.file(Arc::new(SystemExec::new())).await;
     conformance(&storage).await;
     conformance_of_snapshots(&storage).await;
+    fill::conformance(&storage).await;
     assert_eq!(node.vols(), Vec::<String>::new());
 }
 

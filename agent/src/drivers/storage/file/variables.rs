@@ -9,7 +9,7 @@ use super::{CREATE_TIMEOUT, FileStorage, files, index_of, run};
 use crate::drivers::DriverError;
 use crate::drivers::storage::{Role, Variables};
 
-const NAME: &str = "uefi-vars.qcow2";
+pub(super) const NAME: &str = "uefi-vars.qcow2";
 /// While a reprovision may still bring the boot disk back.
 const STASH: &str = "stash-uefi-vars.qcow2";
 

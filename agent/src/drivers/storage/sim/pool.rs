@@ -27,6 +27,10 @@ pub struct SimDisk {
     pub size_bytes: u64,
     /// Its snapshots with the sizes of their time, the oldest first.
     pub snapshots: Vec<(String, u64)>,
+    /// What was filled in, by its offset. A snapshot holds what the disk does.
+    pub content: BTreeMap<u64, Vec<u8>>,
+    /// It is being filled.
+    pub filling: bool,
 }
 
 impl SimDisk {
