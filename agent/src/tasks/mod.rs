@@ -42,6 +42,7 @@ mod machine_disks_tests;
 #[cfg(test)]
 mod machine_engine_tests;
 pub mod machine_exec;
+pub mod machine_export;
 pub mod machine_file;
 #[cfg(test)]
 mod machine_firmware_tests;
@@ -147,6 +148,8 @@ pub static HANDLERS: &[&dyn Handler] = &[
     &machine_delete_snapshot::MachineDeleteSnapshot,
     &machine_destroy::MachineDestroy,
     &machine_exec::MachineExec,
+    &machine_export::MachineExport,
+    &machine_export::MachineExportRead,
     &machine_file::MachineFileRead,
     &machine_file::MachineFileWrite,
     &machine_info::MachineInfo,

@@ -1,6 +1,7 @@
 //! What a client may say about a new VM: checks, coerces and completes a create payload. Pure.
 
 mod addresses;
+mod copy;
 mod update;
 
 use muster_shared::ids::{ImageUuid, VmUuid};
@@ -18,6 +19,7 @@ use crate::vm_record::boot::{self, BootOrder};
 pub use crate::vm_record::image_of;
 use crate::vm_record::routes;
 
+pub use copy::{copy, is_cdrom};
 pub use update::{internal_metadata, update};
 
 /// Why nobody else may say it.
