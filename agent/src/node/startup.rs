@@ -63,7 +63,8 @@ async fn mend_one(drivers: &Drivers, record: &VmRecord) {
     let boot_id = drivers.vms.boot_id().to_owned();
     let mend = |record: &mut VmRecord| {
         record.stopping_until = None;
-        if record.provisioning {
+        // An import goes on when its client comes back.
+        if record.provisioning && record.importing.is_none() {
             // Its task is lost. What it made stays, for a destroy to find.
             record.provisioning = false;
             record.failed = true;

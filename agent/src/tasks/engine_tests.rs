@@ -415,12 +415,13 @@ async fn prepare(node: &Node, kind: &str) {
         node.cut_power();
         return;
     }
-    if !kind.starts_with("machine_") || kind == "machine_create" {
+    if !kind.starts_with("machine_") || kind == "machine_create" || kind == "machine_import" {
         return;
     }
     let engine = node.start().await;
-    let create = HANDLERS.iter().find(|h| h.kind().name == "machine_create").unwrap().example();
-    engine.submit(submission("vm", "machine_create", Value::Object(create))).await.unwrap();
+    let makes = if kind == "machine_import_end" { "machine_import" } else { "machine_create" };
+    let create = HANDLERS.iter().find(|h| h.kind().name == makes).unwrap().example();
+    engine.submit(submission("vm", makes, Value::Object(create))).await.unwrap();
     assert_eq!(ended(&engine, "vm").await.status, Outcome::Complete);
     let first = match kind {
         "machine_boot" => Some("machine_kill"),

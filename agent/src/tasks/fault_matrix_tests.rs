@@ -9,8 +9,9 @@ use muster_shared::ids::TaskId;
 use muster_shared::wire::{Code, Outcome, TaskResult};
 use serde_json::{Value, json};
 
+use super::machine_import::MachineImport;
 use super::machine_tests::{Host, IMAGE, create_params, engine, params, submission};
-use super::{Engine, Params};
+use super::{Engine, Handler as _, Params};
 use crate::drivers::faults::{Fault, HANG};
 
 /// Longer than anything here takes.
@@ -52,8 +53,11 @@ impl Node {
 pub(super) fn before(kind: &str) -> Vec<(&'static str, Value)> {
     let create = ("machine_create", json!({}));
     match kind {
-        "machine_create" => Vec::new(),
-        "machine_boot" => vec![create, ("machine_shutdown", json!({ "force": true }))],
+        "machine_create" | "machine_import" => Vec::new(),
+        "machine_import_end" => vec![("machine_import", json!({}))],
+        "machine_boot" => {
+            vec![create, ("machine_shutdown", json!({ "force": true }))]
+        }
         "machine_rollback_snapshot" | "machine_delete_snapshot" => {
             vec![create, ("machine_create_snapshot", json!({ "snapshot_name": "a" }))]
         }
@@ -64,6 +68,7 @@ pub(super) fn before(kind: &str) -> Vec<(&'static str, Value)> {
 fn wanted(kind: &str, extra: &Value) -> Params {
     match kind {
         "machine_create" => create_params(extra.clone()),
+        "machine_import" => MachineImport.example(),
         _ => params(extra.clone()),
     }
 }
@@ -161,5 +166,7 @@ kinds! {
     machine_create_snapshot: { "snapshot_name": "a" };
     machine_rollback_snapshot: { "snapshot_name": "a" };
     machine_delete_snapshot: { "snapshot_name": "a" };
+    machine_import: {};
+    machine_import_end: { "start": true };
     machine_destroy: {};
 }

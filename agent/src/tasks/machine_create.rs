@@ -13,6 +13,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::fits;
 use super::machine::{self, failed, refuse};
+use super::machine_import::{self as import, Import};
 use super::steps::{Row, steps};
 use super::wait_guest;
 use super::{Handler, Kind, Lock, OnFailure, Params, Plan, Queue, TaskContext, TaskFailure};
@@ -51,21 +52,32 @@ impl Handler for MachineCreate {
     }
 
     fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
-        let vm = machine::vm(params)?;
-        let properties = payload::create(params)?;
-        let job = Create {
-            vm,
-            waits_for_guest: wait_guest::is_wanted(&properties)?,
-            fingerprint: fingerprint(&properties),
-            properties,
-            keep_failed: machine::flag(params, "keep_failed")?,
-            idempotent: machine::flag(params, "idempotent")?,
-        };
-        // Held until its disks are made: an image that was found here does not go before.
-        let images = payload::images(&job.properties).into_iter().map(Lock::ImageUse);
-        let locks = images.chain([Lock::Vm(vm)]).collect();
-        Ok(Plan::of(locks, job, STEPS))
+        plan(params, None)
     }
+}
+
+/// What makes a VM; with `import` its disks are blank, and it waits for what is on them.
+pub(super) fn plan(params: &Params, import: Option<Import>) -> Result<Plan, TaskFailure> {
+    let vm = machine::vm(params)?;
+    let properties = payload::create(params)?;
+    if let Some(import) = &import {
+        import.check(&properties)?;
+    }
+    let starts = import.is_none();
+    let job = Create {
+        vm,
+        waits_for_guest: wait_guest::is_wanted(&properties)?,
+        fingerprint: fingerprint(&properties),
+        properties,
+        keep_failed: machine::flag(params, "keep_failed")?,
+        idempotent: machine::flag(params, "idempotent")?,
+        import,
+    };
+    // Held until its disks are made: an image that was found here does not go before.
+    let images = payload::images(&job.properties).into_iter().map(Lock::ImageUse);
+    let locks = images.chain([Lock::Vm(vm)]).collect();
+    let plan = Plan::of(locks, job, STEPS);
+    Ok(plan.only_if(starts, "boot").only_if(starts, "wait_provisioned").only_if(!starts, "fill"))
 }
 
 /// The queue of what makes whole disks.
@@ -90,6 +102,7 @@ const STEPS: &[Row<Create>] = steps![
     ("reserve", 20, reserve, undo release),
     ("image", 50, image),
     ("storage", 60, storage, undo undo_storage),
+    ("fill", 62, fill),
     ("network", 65, network),
     ("config", 75, config, undo undo_config),
     ("boot", 90, boot, undo kill),
@@ -106,6 +119,8 @@ struct Create {
     idempotent: bool,
     /// It ends once the guest says that it is set up.
     waits_for_guest: bool,
+    /// What its disks are to be filled with.
+    import: Option<Import>,
 }
 
 /// Made when the guest is started.
@@ -245,7 +260,7 @@ impl Create {
             record.storage = StorageState::Complete;
             machine::describe_disks(record, &made);
             // Its start would write the record once more for these alone.
-            if record.flag("autoboot") {
+            if self.import.is_none() && record.flag("autoboot") {
                 machine::note_start(record, machine_type, &ctx.task_id);
             }
         };
@@ -285,6 +300,17 @@ impl Create {
         let destroyed = drivers.storage.destroy_disks(self.vm, Some(&ctx.task_id)).await;
         destroyed.map_err(failed(OPERATION))?;
         drivers.vms.update(self.vm, |record| record.storage = StorageState::None).await?;
+        Ok(())
+    }
+
+    /// Lets clients fill its volumes.
+    async fn fill(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let (Some(import), Some(_)) = (&self.import, self.ours(ctx)) else { return Ok(()) };
+        for volume in &import.volumes {
+            let (role, bytes) = (import::role(volume.role), volume.size_bytes);
+            let begun = ctx.drivers.storage.begin_fill(self.vm, role, bytes, &ctx.task_id).await;
+            begun.map_err(failed(OPERATION))?;
+        }
         Ok(())
     }
 
@@ -370,8 +396,10 @@ impl Create {
         if self.ours(ctx).is_some() {
             // Also of a VM that is not started now: this boot is over for it.
             let boot_id = ctx.drivers.vms.boot_id().to_owned();
+            let importing = self.import.as_ref().map(|import| import.begun(ctx));
             let commit = |record: &mut VmRecord| {
-                record.provisioning = false;
+                record.provisioning = importing.is_some();
+                record.importing = importing;
                 record.boot_id = Some(boot_id);
             };
             ctx.drivers.vms.update(self.vm, commit).await?;

@@ -3,8 +3,10 @@
 use std::pin::pin;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use muster_shared::clock::iso;
 use muster_shared::ids::VmUuid;
+use muster_shared::lenient;
 use muster_shared::wire::Code;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -21,6 +23,8 @@ use crate::vms::{SnapshotRecord, VmRecord};
 const OPERATION: &str = "vmadm.create_snapshot";
 /// Snapshots of one VM.
 const MAX_SNAPSHOTS: usize = 64;
+/// Longest time after which one is deleted by itself, seconds (30 days).
+const MAX_EXPIRES_S: u64 = 30 * 24 * 3600;
 
 /// Longest time in which a guest that was asked to go on is asked again.
 const THAW_PATIENCE: Duration = Duration::from_secs(60);
@@ -28,7 +32,8 @@ const THAW_PATIENCE: Duration = Duration::from_secs(60);
 const THAW_PAUSE: Duration = Duration::from_secs(2);
 
 /// The kind; parameters `uuid`, `snapshot_name`, `quiesce` (`none`; `pause`: the guest's CPUs stand
-/// still meanwhile; `guest`: its file systems do).
+/// still meanwhile; `guest`: its file systems do), `expires_s` (after so many seconds the agent
+/// deletes it).
 #[derive(Debug)]
 pub struct MachineCreateSnapshot;
 
@@ -51,8 +56,10 @@ impl Handler for MachineCreateSnapshot {
         let vm = machine::vm(params)?;
         let name = snapshot::name(params)?;
         let quiesce = quiesce(params)?;
+        let expires_s = expires_s(params)?;
         let (pauses, freezes) = (quiesce == Quiesce::Pause, quiesce == Quiesce::Guest);
-        let plan = Plan::of(vec![Lock::Vm(vm)], TakeSnapshot { vm, name, quiesce }, STEPS);
+        let plan =
+            Plan::of(vec![Lock::Vm(vm)], TakeSnapshot { vm, name, quiesce, expires_s }, STEPS);
         let plan = plan.only_if(pauses, "pause").only_if(pauses, "resume");
         Ok(plan.only_if(freezes, "freeze").only_if(freezes, "thaw"))
     }
@@ -78,6 +85,16 @@ fn quiesce(params: &Params) -> Result<Quiesce, TaskFailure> {
     }
 }
 
+/// The parameter `expires_s`.
+fn expires_s(params: &Params) -> Result<Option<u64>, TaskFailure> {
+    let Some(value) = params.get("expires_s").filter(|value| !value.is_null()) else {
+        return Ok(None);
+    };
+    let seconds = lenient::number(value).filter(|seconds| (1..=MAX_EXPIRES_S).contains(seconds));
+    let problem = format!("must be 1 to {MAX_EXPIRES_S} seconds");
+    seconds.map(Some).ok_or_else(|| TaskFailure::bad_param("expires_s", problem))
+}
+
 const STEPS: &[Row<TakeSnapshot>] = steps![
     ("reserve", 20, reserve, undo release),
     ("freeze", 25, freeze, undo thaw),
@@ -93,6 +110,7 @@ struct TakeSnapshot {
     vm: VmUuid,
     name: String,
     quiesce: Quiesce,
+    expires_s: Option<u64>,
 }
 
 /// Made before the guest is paused.
@@ -146,10 +164,21 @@ impl TakeSnapshot {
             let text = format!("{OPERATION} error: {MAX_SNAPSHOTS} snapshots are the limit");
             return Err(refuse(Code::TooManySnapshots, text));
         }
-        let created_at = iso(ctx.drivers.clock.wall());
+        let now = ctx.drivers.clock.wall();
+        let created_at = iso(now);
+        let expires_at = self
+            .expires_s
+            .map(Duration::from_secs)
+            .map(|expires| iso(now.saturating_add(expires).unwrap_or(Timestamp::MAX)));
         let (name, task) = (self.name.clone(), ctx.task_id.clone());
         let reserve = |record: &mut VmRecord| {
-            record.snapshots.push(SnapshotRecord { name, created_at, task, complete: false });
+            record.snapshots.push(SnapshotRecord {
+                name,
+                created_at,
+                task,
+                complete: false,
+                expires_at,
+            });
         };
         ctx.drivers.vms.update(self.vm, reserve).await?;
         Ok(())

@@ -43,9 +43,14 @@ mod machine_disks_tests;
 mod machine_engine_tests;
 pub mod machine_exec;
 pub mod machine_export;
+#[cfg(test)]
+mod machine_export_tests;
 pub mod machine_file;
 #[cfg(test)]
 mod machine_firmware_tests;
+pub mod machine_import;
+pub mod machine_import_end;
+pub mod machine_import_write;
 pub mod machine_info;
 pub mod machine_kill;
 pub mod machine_load;
@@ -152,6 +157,10 @@ pub static HANDLERS: &[&dyn Handler] = &[
     &machine_export::MachineExportRead,
     &machine_file::MachineFileRead,
     &machine_file::MachineFileWrite,
+    &machine_import::MachineImport,
+    &machine_import_end::MachineImportEnd,
+    &machine_import_write::MachineImportState,
+    &machine_import_write::MachineImportWrite,
     &machine_info::MachineInfo,
     &machine_kill::MachineKill,
     &machine_load::MachineLoad,

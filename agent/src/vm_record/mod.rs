@@ -8,6 +8,7 @@ mod volume;
 
 use std::collections::BTreeSet;
 
+use muster_shared::export::Volume;
 use muster_shared::ids::{ImageUuid, TaskId, VmUuid};
 use muster_shared::lenient;
 use serde::{Deserialize, Serialize};
@@ -78,6 +79,9 @@ pub struct VmRecord {
     /// than volumes, until its agent has looked at its disks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volumes: Option<Vec<VolumeRecord>>,
+    /// Its disks are being filled with what another VM had; it is `provisioning` as long as that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub importing: Option<Importing>,
     /// Disks that it has no more, and whose files are still to go.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub going_disks: Vec<GoingDisk>,
@@ -127,6 +131,7 @@ impl VmRecord {
             start_when_rolled_back: false,
             storage: StorageState::None,
             volumes: Some(Vec::new()),
+            importing: None,
             going_disks: Vec::new(),
             boot_id: None,
             power: restart::Power::default(),
@@ -221,6 +226,24 @@ pub struct SnapshotRecord {
     /// False until every disk has it.
     #[serde(default)]
     pub complete: bool,
+    /// When the agent deletes it by itself, ISO 8601; never without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<String>,
+}
+
+/// What is known of an import under way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Importing {
+    /// Names the export that it is of.
+    pub export: String,
+    /// Its volumes, in the order in which they are filled.
+    pub volumes: Vec<Volume>,
+    /// The volume up to which everything was filled durably, of those from 0.
+    pub volume: usize,
+    /// And up to where in it, bytes.
+    pub offset: u64,
+    /// When it is given up, ISO 8601. Each durable piece puts it off.
+    pub until: String,
 }
 
 /// How far the disks of a VM are.

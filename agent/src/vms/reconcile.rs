@@ -31,12 +31,16 @@ pub enum Action {
     SettleNics,
     /// The same of its disks; or the file of one that it has no more is still there.
     SettleDisks,
+    /// One of its snapshots was to be there for a time, which is over.
+    DropSnapshot,
+    /// It is being imported, and nothing has come for long.
+    GiveUpImport,
     /// It has run for long since it was last restarted.
     ForgetRestarts,
 }
 
-/// Parameter of `machine_boot` and `machine_kill`: nobody asked for it, so it does nothing to a VM
-/// that its owner has stopped, or restarted, meanwhile.
+/// Parameter of `machine_boot`, `machine_kill` and `machine_import_end`: nobody asked for it, so it
+/// does nothing to a VM that its owner has stopped, restarted, or gone on with meanwhile.
 pub const BY_ITSELF: &str = "by_itself";
 
 impl Action {
@@ -55,6 +59,8 @@ impl Action {
             Self::StartAgain | Self::Boot | Self::Restart => Some("machine_boot"),
             Self::Reset => Some("machine_kill"),
             Self::SettleNics | Self::SettleDisks => Some("machine_update"),
+            Self::DropSnapshot => Some("machine_delete_snapshot"),
+            Self::GiveUpImport => Some("machine_import_end"),
             Self::ForgetRestarts => None,
         }
     }
@@ -71,6 +77,8 @@ impl Action {
             Self::Reset => "has panicked and is to be reset",
             Self::SettleNics => "has other network interfaces than it is to have",
             Self::SettleDisks => "has other disks than it is to have",
+            Self::DropSnapshot => "has a snapshot whose time is over",
+            Self::GiveUpImport => "is an import that nobody goes on with",
             Self::ForgetRestarts => "has recovered",
         }
     }
@@ -115,9 +123,34 @@ fn needed(entry: &Entry, boot_id: &str, now: Timestamp) -> Option<(Action, Times
     if let Some(action) = unfinished(record) {
         return Some((action, now));
     }
+    if let Some(importing) = &record.importing {
+        return importing.until.parse().ok().map(|until| (Action::GiveUpImport, until));
+    }
     if record.provisioning || record.failed {
         return None;
     }
+    let own = needed_by_guest(entry, boot_id, now);
+    let expiring = expiring(record).map(|(at, _)| (Action::DropSnapshot, at));
+    match (own, expiring) {
+        // What runs, or is to run, goes before what takes room.
+        (Some((action, due)), _) if due <= now => Some((action, due)),
+        (own, expiring) => own.into_iter().chain(expiring).min_by_key(|(_, due)| *due),
+    }
+}
+
+/// The snapshot whose time is over first, and when that is.
+fn expiring(record: &VmRecord) -> Option<(Timestamp, &str)> {
+    let complete = record.snapshots.iter().filter(|snapshot| snapshot.complete);
+    let expiring = complete.filter_map(|snapshot| {
+        let at: Timestamp = snapshot.expires_at.as_ref()?.parse().ok()?;
+        Some((at, snapshot.name.as_str()))
+    });
+    expiring.min()
+}
+
+/// What becomes of its process.
+fn needed_by_guest(entry: &Entry, boot_id: &str, now: Timestamp) -> Option<(Action, Timestamp)> {
+    let record = &entry.record;
     match &entry.observed {
         Observed::Running(live) if live.activity == Activity::Panicked => {
             restart::reset_due(record, entry.state_since, now).map(|at| (Action::Reset, at))
@@ -170,13 +203,17 @@ fn order(record: &VmRecord) -> (i64, String) {
 pub fn params(vm: VmUuid, action: Action, record: Option<&VmRecord>) -> Map<String, Value> {
     let mut params = Map::new();
     params.insert("uuid".to_owned(), json!(vm));
-    let snapshot = record.and_then(|record| record.rolling_back_to.as_ref());
-    if let (Action::RollBack, Some(name)) = (action, snapshot) {
+    let snapshot = record.and_then(|record| match action {
+        Action::RollBack => record.rolling_back_to.as_deref(),
+        Action::DropSnapshot => expiring(record).map(|(_, name)| name),
+        _ => None,
+    });
+    if let Some(name) = snapshot {
         params.insert("snapshot_name".to_owned(), json!(name));
     }
     params.insert("idempotent".to_owned(), json!(true));
     params.insert("include_dni".to_owned(), json!(true));
-    if action.starts() || action == Action::Reset {
+    if action.starts() || matches!(action, Action::Reset | Action::GiveUpImport) {
         params.insert(BY_ITSELF.to_owned(), json!(true));
     }
     if action == Action::Reset {
@@ -199,7 +236,7 @@ pub fn params(vm: VmUuid, action: Action, record: Option<&VmRecord>) -> Map<Stri
 mod tests {
     use super::*;
     use crate::drivers::compute::{Ended, Live};
-    use crate::vm_record::GoingDisk;
+    use crate::vm_record::{GoingDisk, Importing, SnapshotRecord};
     use crate::vms::restart::{POLICY_KEY, Restarts};
     use crate::vms::sim::record;
 
@@ -266,6 +303,55 @@ mod tests {
         ] {
             assert_eq!(planned(&entry(1, change), "boot-1", 9), action);
         }
+    }
+
+    #[test]
+    fn what_was_to_be_there_for_a_time_goes_when_that_is_over() {
+        let at = |seconds: i64| {
+            let at = now() + jiff::Span::new().seconds(seconds);
+            Some(at.to_string())
+        };
+        let snapshot = |name: &str, expires_at: Option<String>, complete: bool| SnapshotRecord {
+            name: name.to_owned(),
+            created_at: String::new(),
+            task: "t".parse().unwrap(),
+            complete,
+            expires_at,
+        };
+        let vm = entry(1, |record| {
+            record.power = Power::Off;
+            record.snapshots = vec![
+                snapshot("kept", None, true),
+                snapshot("later", at(20), true),
+                snapshot("soon", at(10), true),
+                snapshot("half", at(1), false),
+            ];
+        });
+        assert_eq!(planned(&vm, "boot-1", 9), None);
+        assert_eq!(planned(&vm, "boot-1", 10), Some(Action::DropSnapshot));
+        let wanted = params(vm.record.uuid, Action::DropSnapshot, Some(&vm.record));
+        assert_eq!(wanted["snapshot_name"], "soon");
+        // What is to run goes first.
+        let vm = entry(1, |record| record.snapshots = vec![snapshot("soon", at(1), true)]);
+        assert_eq!(planned(&vm, "boot-1", 9), Some(Action::Restart));
+    }
+
+    #[test]
+    fn an_import_that_nobody_goes_on_with_is_given_up() {
+        let vm = entry(1, |record| {
+            record.provisioning = true;
+            record.importing = Some(Importing {
+                export: "one".to_owned(),
+                volumes: Vec::new(),
+                volume: 0,
+                offset: 0,
+                until: (now() + jiff::Span::new().seconds(10)).to_string(),
+            });
+        });
+        assert_eq!(planned(&vm, "boot-1", 9), None);
+        assert_eq!(planned(&vm, "boot-2", 10), Some(Action::GiveUpImport));
+        let wanted = params(vm.record.uuid, Action::GiveUpImport, Some(&vm.record));
+        assert_eq!(wanted[BY_ITSELF], true);
     }
 
     fn runs(nics_unsettled: bool) -> Observed {

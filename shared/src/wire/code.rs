@@ -101,6 +101,8 @@ codes! {
     ImageNotInstalled = "ImageNotInstalled",
     /// No repository gave the image.
     ImageUnavailable = "ImageUnavailable",
+    /// The server was booted anew while it imported a VM: pieces may be lost.
+    ImportInterrupted = "ImportInterrupted",
     /// There is an image of this uuid.
     ImageUuidAlreadyExists = "ImageUuidAlreadyExists",
     /// The host or the daemon failed; its log has the cause.
@@ -205,6 +207,8 @@ codes! {
     UnknownTask = "UnknownTask",
     /// The path is a websocket.
     UpgradeRequired = "UpgradeRequired",
+    /// An image could not be published.
+    UploadError = "UploadError",
     /// There is a VM of this uuid.
     VmExists = "VmExists",
     /// The VM is protected from destruction.
@@ -247,6 +251,7 @@ impl Code {
             | Self::DatasetHasClones
             | Self::DatasetProtected
             | Self::ImageHasDependentClones
+            | Self::ImportInterrupted
             | Self::GuestAgentMissing
             | Self::GuestRefused
             | Self::SnapshotHeld
