@@ -10,6 +10,7 @@ pub mod fuzz;
 pub mod guest;
 pub mod http;
 pub mod kill_points;
+pub mod operator;
 pub mod own_network;
 pub mod pages;
 pub mod power_cut;

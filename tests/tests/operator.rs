@@ -12,15 +12,13 @@ use clap::{Command, CommandFactory as _};
 use muster_tests::cli;
 use muster_tests::daemon::{Agent, Coordinator};
 use muster_tests::guest;
+use muster_tests::operator::{LIMIT, Operator};
 use muster_tests::scripted_agent::ScriptedAgent;
-use muster_tests::terminal::{Screen, Terminal};
 use muster_tests::wait::wait_for;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::io::AsyncReadExt as _;
 
-/// The longest single command: an emulated guest on busy cores.
-const LIMIT: Duration = Duration::from_secs(240);
 const LEAVE: &str = "\u{1d}";
 
 /// The exit codes of the command's help.
@@ -43,80 +41,6 @@ fn commands(of: &Command, path: &str, all: &mut BTreeSet<String>) {
     for command in inner {
         let name = command.get_name();
         commands(command, format!("{path} {name}").trim(), all);
-    }
-}
-
-/// An operator at a terminal.
-struct Operator {
-    coordinator: Coordinator,
-    home: TempDir,
-    tried: BTreeSet<String>,
-    /// All that is wrong: one run, which takes its time, tells everything.
-    problems: Vec<String>,
-}
-
-impl Operator {
-    fn new(coordinator: Coordinator) -> Self {
-        let home = tempfile::tempdir().expect("a folder");
-        Self { coordinator, home, tried: BTreeSet::new(), problems: Vec::new() }
-    }
-
-    fn start(&mut self, words: &[&str]) -> Terminal {
-        let mut command = muster_cli::Args::command();
-        let mut path = Vec::new();
-        for word in words {
-            if let Some(inner) = command.find_subcommand(word) {
-                path.push(inner.get_name().to_owned());
-                command = inner.clone();
-            }
-        }
-        self.tried.insert(path.join(" "));
-        Terminal::start(&self.coordinator, self.home.path(), words, LIMIT)
-    }
-
-    /// What is shown of a command that needs no keys.
-    fn see(&mut self, words: &[&str], code: i32) -> String {
-        let terminal = self.start(words);
-        self.end(terminal, words, code)
-    }
-
-    /// What is shown must hold a text, too.
-    fn find(&mut self, words: &[&str], code: i32, text: &str) {
-        let shown = self.see(words, code);
-        if !shown.contains(text) {
-            self.problems.push(format!("{words:?} without {text:?}: {shown}"));
-        }
-    }
-
-    /// Answers a question.
-    fn answer(&mut self, words: &[&str], keys: &str, code: i32) -> String {
-        let mut terminal = self.start(words);
-        terminal.until(0, "[y/N] ");
-        terminal.press(keys);
-        self.end(terminal, words, code)
-    }
-
-    fn end(&mut self, terminal: Terminal, words: &[&str], code: i32) -> String {
-        let (ended_with, bytes) = terminal.end();
-        let Screen { text, flaws, .. } = Screen::of(&bytes);
-        println!("$ muster {}\n{text}[exit {ended_with}]\n", words.join(" "));
-        self.problems.extend(flaws.iter().map(|flaw| format!("{words:?}: {flaw}")));
-        if ended_with != code {
-            self.problems.push(format!("{words:?} ends with {ended_with} and not {code}: {text}"));
-        }
-        text
-    }
-
-    #[track_caller]
-    fn assert_sound(&self) {
-        assert!(self.problems.is_empty(), "{:#?}", self.problems);
-    }
-
-    /// The only member of this name in what a command answers programs, e.g. an id.
-    fn member(&self, words: &[&str], name: &str) -> String {
-        let answer = cli::json(&self.coordinator, words);
-        let object = answer.as_array().map_or(&answer, |items| &items[0]);
-        object[name].as_str().unwrap_or_else(|| panic!("{words:?}: {answer:#}")).to_owned()
     }
 }
 
