@@ -24,6 +24,9 @@ pub use self::coordinator::Coordinator;
 /// Set in a daemon's environment: its data folder lies on a disk of so many MiB.
 pub const DISK_LIMIT: &str = "TEST_DISK_LIMIT_MIB";
 
+/// Set in a daemon's environment: it runs without this right, e.g. `net_raw`.
+pub const WITHOUT_RIGHT: &str = "TEST_WITHOUT_RIGHT";
+
 /// How long a daemon may take until its `ready` line.
 const READY: Duration = Duration::from_secs(60);
 
@@ -156,10 +159,17 @@ fn spawn(program: &Path, args: &[String], env: &[(String, String)], log: &Path) 
     let log = File::options().create(true).append(true).open(log).expect("log file");
     // A disk of limited size exists only in the daemon's own mount namespace and goes with it.
     let limit = env.iter().find(|(key, _)| key == DISK_LIMIT).map(|(_, mib)| mib.as_str());
+    let right = env.iter().find(|(key, _)| key == WITHOUT_RIGHT).map(|(_, right)| right.as_str());
     #[expect(clippy::disallowed_methods, reason = "black-box tests start the real binaries")]
-    let mut command = match limit {
-        None => Command::new(program),
-        Some(mib) => {
+    let mut command = match (limit, right) {
+        (None, None) => Command::new(program),
+        (None, Some(right)) => {
+            let mut command = Command::new("setpriv");
+            let without = |set: &str| format!("--{set}=-{right}");
+            command.args(["bounding-set", "inh-caps"].map(without)).arg(program);
+            command
+        }
+        (Some(mib), _) => {
             let data = args.iter().skip_while(|a| *a != "--data-dir").nth(1).expect("a data dir");
             let script = "mkdir -p $1 && mount -t tmpfs -o mode=700,size=$2m limited $1 && shift 2 && exec $@";
             let mut command = Command::new("unshare");

@@ -5,7 +5,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::time::Duration;
 
-use muster_tests::daemon::{Agent, Coordinator, Daemon, temp_dir};
+use muster_tests::daemon::{Agent, Coordinator, Daemon, WITHOUT_RIGHT, temp_dir};
+use muster_tests::own_network;
 use muster_tests::sim_agent::SimAgent;
 use serde_json::json;
 
@@ -326,4 +327,25 @@ async fn a_store_is_verified_and_converted() {
     assert_eq!(aside.count(), 1, "the old one is kept");
     coordinator.kill9();
     assert_eq!(on_data(&data, &["store", "verify"]).0, Some(0));
+}
+
+#[tokio::test]
+async fn an_agent_that_may_not_listen_says_that_it_knows_no_neighbours() {
+    if !own_network::enter() {
+        return;
+    }
+    let coordinator = Coordinator::start();
+    let client = coordinator.client();
+    let degraded = async |agent: &Agent| {
+        let server = agent.wait_allocatable(&client).await;
+        server["sysinfo"]["Muster"]["degraded"].to_string()
+    };
+    let deaf = Agent::with(&[&coordinator.agent_url()], &[], &[(WITHOUT_RIGHT, "net_raw")]);
+    let told = degraded(&deaf).await;
+    for text in ["neighbours on the server's cables are not known", "CAP_NET_RAW"] {
+        assert!(told.contains(text), "{text:?} in {told}");
+    }
+    let hears = Agent::start(&coordinator.agent_url());
+    let told = degraded(&hears).await;
+    assert!(!told.contains("CAP_NET_RAW"), "{told}");
 }

@@ -14,6 +14,9 @@ use crate::host::EthernetListener;
 
 /// Interfaces that are listened to; further ones are not.
 const MAX_INTERFACES: usize = 64;
+/// What is amiss without the right to listen.
+const DEAF: &str = "neighbours on the server's cables are not known (LLDP): run the agent as root, or give \
+                    it CAP_NET_RAW (in its unit: AmbientCapabilities=CAP_NET_RAW)";
 /// Frames of an interface that are read at a time; a neighbour sends one in half a minute.
 const MAX_FRAMES: usize = 32;
 
@@ -27,7 +30,7 @@ pub struct Neighbours {
 #[derive(Debug, Default)]
 struct Heard {
     interfaces: BTreeMap<String, Interface>,
-    /// Said once: it is so until the agent is started with other rights.
+    /// It is so until the agent is started with other rights.
     refused: bool,
 }
 
@@ -63,7 +66,7 @@ impl Neighbours {
                     heard.interfaces.insert(name.clone(), interface);
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
-                    tracing::info!("neighbours are not known: the agent has no CAP_NET_RAW");
+                    tracing::info!("{DEAF}");
                     heard.refused = true;
                 }
                 Err(error) => {
@@ -71,6 +74,12 @@ impl Neighbours {
                 }
             }
         }
+    }
+
+    /// Why nobody can be heard, for people; `None`: there is no reason.
+    #[must_use]
+    pub fn lacking(&self) -> Option<&'static str> {
+        self.heard.lock().refused.then_some(DEAF)
     }
 
     /// The neighbours whose word still holds, by interface.

@@ -119,6 +119,7 @@ impl Facts for LinuxFacts {
         }
         degraded.extend(probe.compute.abilities().degraded);
         degraded.extend(probe.networks.degraded());
+        degraded.extend(probe.neighbours.lacking().map(str::to_owned));
         degraded.extend(probe.journal_problem());
         document.insert("Muster".to_owned(), muster::block(probe, &degraded).await);
         if let Err(error) = probe.publish(&document).await {

@@ -142,7 +142,10 @@ async fn the_allocator_accepts_this_machine_with_storage_file() {
     setup::complete_by_itself(bench.folder.path(), Timestamp::UNIX_EPOCH).await.unwrap();
     let server = server_record(&reporter).await;
     assert_eq!(invalid_because(&server), None, "{server:#}");
-    assert_eq!(server["sysinfo"]["Muster"]["degraded"], json!([]), "{server:#}");
+    let degraded = server["sysinfo"]["Muster"]["degraded"].as_array().unwrap();
+    // Whoever runs the tests may not have the right to listen.
+    let others = degraded.iter().filter(|it| !it.to_string().contains("CAP_NET_RAW"));
+    assert_eq!(others.count(), 0, "{degraded:?}");
 }
 
 #[tokio::test]
