@@ -122,7 +122,16 @@ async fn set_up(wires: &dyn Wires, server: ServerUuid, wanted: &NicBridge) -> Re
         wires.join(nic.index, bridge).await?;
         tracing::info!(bridge = name, nic = nic.name, "an interface is put into its bridge");
     }
-    Ok(wires.hand_over(nic.index, bridge.index).await?)
+    wires.hand_over(nic.index, bridge.index).await?;
+    // It began when the interface was a port already.
+    match wires.leased(nic.index).await?.first() {
+        None => Ok(()),
+        Some(address) => Err(Amiss::Refused(format!(
+            "{nic} has got the address {address} for some time only (by DHCP or from a router), where it \
+             is of no use, since {nic} is a port of {bridge}: have {bridge} ask for it, in the server's \
+             own network configuration, and nothing on {nic}"
+        ))),
+    }
 }
 
 /// Whether somebody else has made the bridge, with the interface in it.

@@ -151,6 +151,30 @@ async fn an_interface_that_is_missing_or_leased_is_named() {
     links.add(interface(9));
     assert_eq!(set(&links, &[wanted(9, &["gone"])]).await, none());
     assert_eq!(shape(&links)["mt-gone"].1, ["eth9"]);
+    // It goes once more, and returns.
+    links.take_away("eth9");
+    let amiss = set(&links, &[wanted(9, &["gone"])]).await;
+    assert!(amiss[0].contains("02:00:00:00:00:09 (nic tag gone)"), "{amiss:?}");
+    links.add(interface(9));
+    assert_eq!(set(&links, &[wanted(9, &["gone"])]).await, none());
+    assert_eq!(shape(&links)["mt-gone"].1, ["eth9"]);
+}
+
+#[tokio::test]
+async fn a_lease_that_begins_on_a_port_is_named() {
+    let links = host(Faults::none());
+    let tags = [wanted(1, &["storage"])];
+    assert_eq!(set(&links, &tags).await, none());
+    links.add_address("eth1", ip("10.0.1.77"), true);
+    let named = |amiss: &[String]| {
+        amiss
+            .iter()
+            .any(|it| it.contains("10.0.1.77") && it.contains("eth1 is a port of mt-storage"))
+    };
+    let amiss = set(&links, &tags).await;
+    assert!(named(&amiss), "{amiss:?}");
+    assert_eq!(shape(&links)["mt-storage"].1, ["eth1"], "its guests stay connected");
+    assert!(named(&set(&links, &tags).await), "as long as it is there");
 }
 
 /// Tables of tags: at most one interface for each of four tags.
@@ -284,7 +308,20 @@ async fn the_kernels_own_links_keep_addresses_and_routes() {
     run("ip addr del 10.9.0.1/24 dev eth1");
     // A bridge that was begun, and never got its name.
     run("ip link add mtnew00000000 type bridge");
-    assert_eq!(set(&[wanted(0, &["external"]), wanted(1, &["storage"])]).await, none());
+    let both = [wanted(0, &["external"]), wanted(1, &["storage"])];
+    assert_eq!(set(&both).await, none());
+    run("ip addr add 10.9.0.2/24 dev eth1 valid_lft 600 preferred_lft 600");
+    let amiss = set(&both).await;
+    assert!(amiss[0].contains("10.9.0.2") && amiss[0].contains("port of mt-storage"), "{amiss:?}");
+    run("ip addr del 10.9.0.2/24 dev eth1");
+    // An interface goes away and returns.
+    run("ip link del eth1");
+    let amiss = set(&both).await;
+    assert!(amiss[0].contains(&format!("{} (nic tag storage)", mac(1))), "{amiss:?}");
+    run(&format!("ip link add eth1 address {} type veth peer name far1", mac(1)));
+    assert_eq!(set(&both).await, none());
+    let (eth1, storage) = (link("eth1").await.unwrap(), link("mt-storage").await.unwrap());
+    assert_eq!((eth1.bridge, eth1.up), (Some(storage.index), true));
     assert_eq!(set(&[]).await, none());
     assert_eq!(connected(), before);
     let left: Vec<String> = wires.list().await.unwrap().into_iter().map(|link| link.name).collect();

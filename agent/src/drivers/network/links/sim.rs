@@ -236,7 +236,10 @@ impl Wires for SimLinks {
 
     async fn hand_over(&self, from: u32, to: u32) -> Result<(), DriverError> {
         let hand_over = || {
-            for (link, _) in self.host.lock().addresses.iter_mut().filter(|(on, _)| *on == from) {
+            let host = &mut *self.host.lock();
+            let leased = &host.leased;
+            let moves = |(on, ip): &&mut (u32, IpAddr)| *on == from && !leased.contains(ip);
+            for (link, _) in host.addresses.iter_mut().filter(moves) {
                 *link = to;
             }
             Ok(())
