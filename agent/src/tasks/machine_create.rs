@@ -167,7 +167,7 @@ impl Create {
         }
         self.check_pools(&drivers.storage.pools())?;
         drivers.networks.check(&self.properties).await?;
-        drivers.vms.check_macs(self.vm, &self.properties)?;
+        drivers.vms.check_addresses(self.vm, &self.properties)?;
         // Left by something that has no record: not ours to take over.
         if drivers.compute.observe(self.vm).await?.is_running() {
             return Err(refuse(Code::VmExists, vms::orphaned(self.vm).to_string()));

@@ -65,6 +65,29 @@ async fn they_come_and_go_without_a_restart() {
 
 /// What its slots can't take needs a restart, and waits for one if there is to be none.
 #[tokio::test(start_paused = true)]
+async fn an_address_that_another_vm_has_is_refused_and_changes_nothing() {
+    let host = Host::new();
+    let drivers = one_vm(&host).await;
+    let theirs = "02:00:00:00:00:99";
+    let nic = |mac: &str, ip: &str| json!({ "nic_tag": "external", "mac": mac, "ips": [ip] });
+    let mut other = crate::vms::sim::record(9);
+    other.properties.insert("nics".to_owned(), json!([nic(theirs, "192.0.2.9/24")]));
+    drivers.vms.create(other).await.unwrap();
+    let before = drivers.vms.get(uuid());
+    for (added, named) in [
+        (nic(theirs, "192.0.2.8/24"), "nics.1.mac: MAC 02:00:00:00:00:99 is in use"),
+        (nic(NEW, "192.0.2.9/28"), "nics.1.ips: 192.0.2.9 is in use on nic tag external"),
+    ] {
+        let change = json!({ "alias": "other", "add_nics": [added] });
+        let refused = update(&host, &drivers, change).await.unwrap_err();
+        assert_eq!(refused.code, Code::InvalidParameters);
+        assert!(refused.message.contains(named), "{refused}");
+        assert_eq!(drivers.vms.get(uuid()), before);
+    }
+    update(&host, &drivers, json!({ "add_nics": [nic(NEW, "192.0.2.8/24")] })).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_can_not_be_plugged_in_restarts_the_guest_or_waits() {
     let card = json!({ "nic_tag": "external", "mac": NEW, "model": "e1000" });
     for (reboot, starts, pending) in

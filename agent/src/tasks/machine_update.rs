@@ -134,7 +134,7 @@ impl Update {
         let entropy = &ctx.drivers.entropy;
         let old = &record.properties;
         let new = payload::update(old, &ctx.params, || machine::fresh_mac(entropy.u64()))?;
-        ctx.drivers.vms.check_macs(self.vm, &new)?;
+        ctx.drivers.vms.check_addresses(self.vm, &new)?;
         let differs = |name: &&str| old.get(*name) != new.get(*name);
         if published(old) != published(&new) || OF_NETWORKS.iter().any(differs) {
             ctx.drivers.networks.check(&new).await?;

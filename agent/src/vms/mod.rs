@@ -2,6 +2,7 @@
 //! from record and observation.
 
 pub mod at_start;
+mod conflicts;
 pub mod copies;
 pub mod files;
 pub mod live_disks;

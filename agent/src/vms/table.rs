@@ -6,12 +6,12 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use muster_shared::clock::{SharedClock, iso};
 use muster_shared::ids::VmUuid;
-use muster_shared::wire::Code;
 use muster_shared::wire::status::{GuestInfo, VmReport};
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 use tokio::sync::watch;
 
+use super::conflicts::{self, Address};
 use super::reconcile::{self, Plan};
 use super::state::{self, State};
 use super::writing::{IfNotWritten, Writing, later_than};
@@ -145,36 +145,34 @@ impl VmTable {
         self.vms.lock().values().cloned().collect()
     }
 
-    /// Refuses properties of a VM with a NIC whose address another VM has, or two of its own.
+    /// Refuses properties of a VM with addresses that another VM has, or two of its own NICs.
     ///
     /// # Errors
-    /// `InvalidParameters`, naming the address.
-    pub fn check_macs(
+    /// `InvalidParameters`, naming the NIC and the address.
+    pub fn check_addresses(
         &self,
         vm: VmUuid,
         properties: &Map<String, Value>,
     ) -> Result<(), DriverError> {
-        let mac_of = |nic: &Value| nic.get("mac").and_then(Value::as_str).map(str::to_owned);
-        let mut taken: BTreeSet<String> = {
-            let vms = self.vms.lock();
-            let others = vms.values().filter(|entry| entry.record.uuid != vm);
-            others.flat_map(|entry| entry.record.list("nics").iter().filter_map(mac_of)).collect()
-        };
-        let nics = properties.get("nics").and_then(Value::as_array);
-        for mac in nics.into_iter().flatten().filter_map(mac_of) {
-            if taken.contains(&mac) {
-                let text = format!("nics: MAC {mac} is in use");
-                return Err(DriverError::refused(Code::InvalidParameters, text));
-            }
-            taken.insert(mac);
-        }
-        Ok(())
+        self.check_nics(vm, properties, Address::ALL)
+    }
+
+    fn check_nics(
+        &self,
+        vm: VmUuid,
+        properties: &Map<String, Value>,
+        kinds: &[Address],
+    ) -> Result<(), DriverError> {
+        let vms = self.vms.lock();
+        let others = vms.values().filter(|entry| entry.record.uuid != vm);
+        let others = others.flat_map(|entry| entry.record.list("nics"));
+        conflicts::check(others, properties, kinds)
     }
 
     /// Adds a VM; durable when it returns.
     ///
     /// # Errors
-    /// `VmExists`; what [`Self::check_macs`] refuses; or the record could not be written. Nothing
+    /// `VmExists`; what [`Self::check_addresses`] refuses; or the record could not be written. Nothing
     /// of it is left then.
     pub async fn create(&self, record: VmRecord) -> Result<(), DriverError> {
         let writing = self.begin().await;
@@ -185,13 +183,15 @@ impl VmTable {
             return Err(super::exists(record.uuid));
         }
         self.records.check_new(&record).await?;
+        self.check_addresses(record.uuid, &record.properties)?;
         self.add(writing, record, IfNotWritten::Remove).await
     }
 
     /// Takes over a VM that is on the host and has no record; durable when it returns.
     ///
     /// # Errors
-    /// As [`Self::create`], but what is there of it stays as it is.
+    /// As [`Self::create`], but what is there of it stays as it is; and it may have IP addresses that
+    /// another VM has, which the operator can change then.
     pub async fn adopt(&self, record: VmRecord) -> Result<(), DriverError> {
         let writing = self.begin().await;
         self.add(writing, record, IfNotWritten::Leave).await
@@ -203,7 +203,7 @@ impl VmTable {
         mut record: VmRecord,
         otherwise: IfNotWritten,
     ) -> Result<(), DriverError> {
-        self.check_macs(record.uuid, &record.properties)?;
+        self.check_nics(record.uuid, &record.properties, &[Address::Mac])?;
         let now = self.clock.wall();
         record.last_modified = iso(now);
         let records = Arc::clone(&self.records);
@@ -239,8 +239,8 @@ impl VmTable {
     /// and leaves `last_modified` alone.
     ///
     /// # Errors
-    /// `VmNotFound`; what [`Self::check_macs`] refuses; or the record could not be written. It is
-    /// unchanged then.
+    /// `VmNotFound`; what [`Self::check_addresses`] refuses; or the record could not be written. It
+    /// is unchanged then.
     pub async fn update(
         &self,
         vm: VmUuid,
@@ -254,7 +254,7 @@ impl VmTable {
             return Ok(old);
         }
         if new.list("nics") != old.list("nics") {
-            self.check_macs(vm, &new.properties)?;
+            self.check_addresses(vm, &new.properties)?;
         }
         let now = self.clock.wall();
         new.last_modified = iso(later_than(&old.last_modified, now));
@@ -468,53 +468,4 @@ fn started(live: &Live) -> Option<Timestamp> {
 }
 
 #[cfg(test)]
-mod tests {
-    use muster_shared::clock::TokioClock;
-
-    use super::*;
-    use crate::drivers::compute::Resources;
-    use crate::drivers::compute::sim::{SimCompute, SimGuests};
-    use crate::drivers::faults::Faults;
-    use crate::vms::sim::{SimVmRecords, record};
-
-    #[tokio::test(start_paused = true)]
-    async fn records_are_written_through_and_equal_updates_change_nothing() {
-        let clock: SharedClock = Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH));
-        let records = SimVmRecords::default();
-        let table = VmTable::new(Arc::new(records.clone()), Arc::clone(&clock), Node::default());
-        let vm = record(1).uuid;
-        table.create(record(1)).await.unwrap();
-        assert!(table.create(record(1)).await.is_err());
-        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
-        let old = table.get(vm).unwrap();
-        assert_eq!(table.update(vm, |_| ()).await.unwrap(), old);
-        let new = table.update(vm, |record| record.provisioning = false).await.unwrap();
-        assert_ne!(new.last_modified, old.last_modified);
-        assert_eq!(records.records()[&vm], new);
-
-        let mut changes = table.subscribe();
-        let guests = SimGuests::default();
-        let compute = SimCompute::new(guests.clone(), clock, Faults::none());
-        compute.start(&new, &Resources::default()).await.unwrap();
-        table.observe_all(&compute).await;
-        assert!(changes.has_changed().unwrap());
-        changes.mark_unchanged();
-        assert_eq!(table.entry(vm).unwrap().state().state, "running");
-        guests.exit(vm, 3);
-        table.observe_all(&compute).await;
-        let observed = table.entry(vm).unwrap().observed;
-        assert!(matches!(observed, Observed::Stopped(ended) if ended.exit_status == Some(3)));
-        table.remove(vm).await.unwrap();
-        assert!(records.records().is_empty());
-
-        compute.start(&new, &Resources::default()).await.unwrap();
-        table.observe_all(&compute).await;
-        assert_eq!(table.remarks(), [format!("orphan_vm: {vm} runs without a record")]);
-        let report = &table.reports()[&vm];
-        assert_eq!((report.vm.state.as_str(), report.vm.max_physical_memory), ("running", 256));
-        guests.exit(vm, 0);
-        table.observe_all(&compute).await;
-        assert_eq!(table.remarks(), Vec::<String>::new());
-        assert!(table.reports().is_empty());
-    }
-}
+mod tests;

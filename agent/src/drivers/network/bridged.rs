@@ -333,6 +333,11 @@ fn check_user_nic(nic: &Nic) -> Result<(), DriverError> {
         );
         return Err(DriverError::refused(Code::InvalidParameters, text));
     }
+    if nic.vlan_id != 0 {
+        let problem = "the interface is on a user-mode network, which has no VLANs; make a bridge for \
+                       its nic tag that keeps them apart, or take the VLAN away";
+        return Err(refused(nic, "vlan_id", problem));
+    }
     match nic.described.get("max_mbit_per_second").and_then(Value::as_u64) {
         None | Some(0) => Ok(()),
         Some(_) => Err(refused(

@@ -334,10 +334,32 @@ async fn what_a_bridge_can_not_give_is_refused_by_name() {
             assert_eq!(failure.code, Code::InvalidParameters);
             assert!(failure.message.contains(named), "{failure:?}");
         }
-        // The same on a user-mode network.
+        // The same on a user-mode network, which has no VLANs either.
         nic["nic_tag"] = json!("private");
+        let in_vlan = nic.get("vlan_id").is_some();
         vm.properties.insert("nics".to_owned(), json!([nic]));
-        networks.check(&vm.properties).await.unwrap();
+        assert_eq!(networks.check(&vm.properties).await.is_err(), in_vlan, "{nic}");
+    }
+}
+
+#[tokio::test]
+async fn a_vlan_without_a_bridge_is_refused_by_name() {
+    let networks = Node::simulated(&SimLinks::default()).agent().await;
+    // A tag without a bridge, and one whose NICs are on user-mode networks.
+    for tag in ["nowhere", "private"] {
+        let nic = json!({ "mac": "02:00:00:00:00:01", "nic_tag": tag, "vlan_id": 7 });
+        let mut vm = record(1);
+        vm.properties.insert("nics".to_owned(), json!([nic]));
+        let nics = Nic::of(&vm.properties).unwrap();
+        for refused in [
+            networks.check(&vm.properties).await.unwrap_err(),
+            networks.attach(vm.uuid, &nics).await.unwrap_err(),
+        ] {
+            let failure = TaskFailure::from(refused);
+            assert_eq!(failure.code, Code::InvalidParameters);
+            assert!(failure.message.starts_with("nics.0.vlan_id: "), "{failure:?}");
+            assert!(failure.message.contains("make a bridge"), "{failure:?}");
+        }
     }
 }
 
