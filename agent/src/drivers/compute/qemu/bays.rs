@@ -1,4 +1,4 @@
-//! Disks of a guest that runs: which it has, one more, one less. What it has is asked of its hypervisor
+//! Disks of a guest that runs: which it has, and one more. What it has is asked of its hypervisor
 //! each time, so that an agent that starts anew knows as much as the last one.
 //!
 //! By then the hypervisor is a user without rights: the agent opens the files and hands them over.
@@ -19,11 +19,9 @@ use serde_json::Value;
 use tokio::fs::File;
 use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _};
 
-use super::hotplug::{
-    DeviceAdd, DeviceDel, UNPLUG_PERIOD, UNPLUG_TIMEOUT, absent, devices, property,
-};
+use super::hotplug::{DeviceAdd, devices, property};
 use super::qmp::{ANSWER_TIMEOUT, Qmp, QmpError};
-use super::{Qemu, drives, nics, not_running, throttle};
+use super::{Qemu, drives, nics, throttle};
 use crate::drivers::DriverError;
 use crate::drivers::compute::{GuestDisk, GuestDisks};
 use crate::drivers::storage::{Disk, qcow2};
@@ -164,7 +162,7 @@ async fn forget_files(qmp: &Arc<Qmp>, number: u32) -> Result<(), QmpError> {
 }
 
 /// Closes the node of a disk that the guest does not have; true: it is closed.
-async fn close(qmp: &Arc<Qmp>, number: u32) -> Result<bool, QmpError> {
+pub(super) async fn close(qmp: &Arc<Qmp>, number: u32) -> Result<bool, QmpError> {
     let node_name = drives::node_name(number);
     let nodes = qmp.send(QueryNodes { flat: true }, ANSWER_TIMEOUT).await?;
     let is_it = |node: &Value| node["node-name"] == node_name.as_str();
@@ -215,21 +213,6 @@ async fn add(
     forget_files(qmp, number).await?;
     let device = drives::device(number, described, in_bay);
     qmp.send(DeviceAdd(device), ANSWER_TIMEOUT).await.map(drop)
-}
-
-/// Asks a guest for a disk, once more if it was asked before; true: it has none, and its file is closed.
-async fn ask_for(qmp: &Arc<Qmp>, number: u32) -> Result<bool, QmpError> {
-    let id = drives::device_id(number);
-    if !devices(qmp).await?.contains(&id) {
-        return close(qmp, number).await;
-    }
-    match absent(qmp.send(DeviceDel { id }, ANSWER_TIMEOUT).await) {
-        // Some versions need not be told again.
-        Err(QmpError::Refused { reason, .. }) if reason.contains("in the process of unplug") => {
-            Ok(false)
-        }
-        other => other.map(|_| false),
-    }
 }
 
 impl Qemu {
@@ -289,47 +272,14 @@ impl Qemu {
         })?;
         let in_bay = present.contains(&drives::bay_id(number));
         let added = add(qmp, disk, described, files, in_bay).await;
-        if added.is_err()
-            && let Err(error) = clear(qmp, number).await
-        {
+        if added.is_ok() {
+            self.has_anew(vm, &drives::device_id(number));
+        } else if let Err(error) = clear(qmp, number).await {
             // The next attempt does it.
             tracing::warn!(%error, number, "the file of a disk is left open");
         }
         Ok(added)
     }
-
-    /// Returns once the guest has given it up.
-    pub(super) async fn pull_out(&self, vm: VmUuid, number: u32) -> Result<(), DriverError> {
-        self.guests.settle_disks(vm, false);
-        match tokio::time::timeout(UNPLUG_TIMEOUT, self.pull_disk(vm, number)).await {
-            Ok(pulled) => pulled,
-            Err(_) => Err(not_given_up(vm, number)),
-        }
-    }
-
-    async fn pull_disk(&self, vm: VmUuid, number: u32) -> Result<(), DriverError> {
-        loop {
-            let qmp = self.hypervisor(vm).await?;
-            let guest = self.guests.get(vm).ok_or_else(|| not_running(vm))?;
-            let removed = guest.disks_removed();
-            match ask_for(&qmp, number).await {
-                Ok(true) => return Ok(()),
-                Ok(false) => {}
-                Err(error) => return Err(self.lost(vm, error).await),
-            }
-            guest.wait(UNPLUG_PERIOD, |control| control.disks_removed != removed).await;
-        }
-    }
-}
-
-fn not_given_up(vm: VmUuid, number: u32) -> DriverError {
-    let text = format!(
-        "the guest of VM {vm} did not give up disk {number} within {} s, and keeps it: it is booting, \
-         paused, or hangs, or its system can't do that. Try again, or have it restarted: with \
-         reboot=always, or muster vm update --reboot",
-        UNPLUG_TIMEOUT.as_secs()
-    );
-    DriverError::refused(Code::GuestRefused, text)
 }
 
 #[cfg(test)]

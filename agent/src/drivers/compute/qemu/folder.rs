@@ -196,6 +196,36 @@ impl GuestFolder {
         absent_is_fine(std::fs::remove_file(self.exit_file()))
     }
 
+    /// Holds a file for each device that the guest was asked to give up.
+    fn asked_folder(&self) -> PathBuf {
+        self.run.join("asked")
+    }
+
+    /// Notes that the guest is asked for a device: from now on it may give it up at any time, also
+    /// while no agent runs.
+    pub(super) fn note_asked(&self, device: &str) -> io::Result<()> {
+        std::fs::create_dir_all(self.asked_folder())?;
+        std::fs::write(self.asked_folder().join(device), b"")
+    }
+
+    /// Notes that the guest has given a device up, or has it anew.
+    pub(super) fn forget_asked(&self, device: &str) -> io::Result<()> {
+        absent_is_fine(std::fs::remove_file(self.asked_folder().join(device)))
+    }
+
+    /// The devices that the guest was asked for and may still have.
+    pub(super) fn asked(&self) -> io::Result<Vec<String>> {
+        let entries = match std::fs::read_dir(self.asked_folder()) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        };
+        let name = |entry: io::Result<std::fs::DirEntry>| {
+            entry.map(|entry| entry.file_name().to_string_lossy().into_owned())
+        };
+        entries.map(name).collect()
+    }
+
     /// The user that its process gets.
     pub(super) fn uid(&self) -> io::Result<Option<u32>> {
         Self::uid_in(&self.data)
@@ -234,7 +264,7 @@ impl GuestFolder {
         for file in files {
             absent_is_fine(std::fs::remove_file(file))?;
         }
-        Ok(())
+        absent_is_fine(std::fs::remove_dir_all(self.asked_folder()))
     }
 
     /// The end of what the latest process printed on its console after `from`, whole lines if that

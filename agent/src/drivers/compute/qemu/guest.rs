@@ -59,7 +59,7 @@ impl Guest {
     }
 
     /// How many network interfaces it has given up.
-    pub(super) fn nics_removed(&self) -> u64 {
+    fn nics_removed(&self) -> u64 {
         self.control.borrow().nics_removed
     }
 
@@ -70,7 +70,7 @@ impl Guest {
     }
 
     /// How many disks it has given up.
-    pub(super) fn disks_removed(&self) -> u64 {
+    fn disks_removed(&self) -> u64 {
         self.control.borrow().disks_removed
     }
 

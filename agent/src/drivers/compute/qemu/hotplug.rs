@@ -1,4 +1,4 @@
-//! Network interfaces of a guest that runs: which it has, one more, one less. What it has is asked of
+//! Network interfaces of a guest that runs: which it has, and one more. What it has is asked of
 //! its hypervisor each time, so that an agent that starts anew knows as much as the last one.
 
 use std::collections::BTreeSet;
@@ -19,10 +19,6 @@ use crate::drivers::compute::{GuestNic, GuestNics};
 use crate::drivers::network::{Attached, Backend};
 use crate::host::Tap;
 
-/// Longest wait until a guest has given up a device.
-pub(super) const UNPLUG_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often it is asked: one that boots does not hear it.
-pub(super) const UNPLUG_PERIOD: Duration = Duration::from_secs(3);
 /// Longest wait for the end of a process whose control socket has gone.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 /// Where the hypervisor keeps the devices that have names.
@@ -63,12 +59,6 @@ struct NetdevDel {
 #[serde(transparent)]
 pub(super) struct DeviceAdd(pub(super) Map<String, Value>);
 
-/// Asks the guest to give it up.
-#[derive(Debug, Serialize)]
-pub(super) struct DeviceDel {
-    pub(super) id: String,
-}
-
 macro_rules! commands {
     ($($command:ty: $name:literal;)+) => {
         $(
@@ -91,7 +81,6 @@ commands! {
     NetdevAdd: "netdev_add";
     NetdevDel: "netdev_del";
     DeviceAdd: "device_add";
-    DeviceDel: "device_del";
 }
 
 /// The names of all devices that have one.
@@ -178,25 +167,10 @@ async fn add(
     qmp.send(DeviceAdd(card.members()), ANSWER_TIMEOUT).await.map(drop)
 }
 
-async fn remove_netdev(qmp: &Arc<Qmp>, number: usize) -> Result<(), QmpError> {
+/// Closes the host's side of a NIC, if there is one.
+pub(super) async fn remove_netdev(qmp: &Arc<Qmp>, number: usize) -> Result<(), QmpError> {
     let id = nics::netdev_id(number);
     absent(qmp.send(NetdevDel { id }, ANSWER_TIMEOUT).await).map(drop)
-}
-
-/// Asks a guest for an interface, once more if it was asked before; true: it has none, and nor has its
-/// host.
-async fn ask_for(qmp: &Arc<Qmp>, number: usize) -> Result<bool, QmpError> {
-    let id = nics::device_id(number);
-    if !devices(qmp).await?.contains(&id) {
-        return remove_netdev(qmp, number).await.map(|()| true);
-    }
-    match absent(qmp.send(DeviceDel { id }, ANSWER_TIMEOUT).await) {
-        // Some versions need not be told again.
-        Err(QmpError::Refused { reason, .. }) if reason.contains("in the process of unplug") => {
-            Ok(false)
-        }
-        other => other.map(|_| false),
-    }
 }
 
 impl Qemu {
@@ -230,7 +204,10 @@ impl Qemu {
         }
         let tap = open_tap(attached)?;
         let in_slot = present.contains(&nics::port_id(number));
-        let Err(error) = add(&qmp, attached, tap, in_slot).await else { return Ok(()) };
+        let Err(error) = add(&qmp, attached, tap, in_slot).await else {
+            self.has_anew(vm, &nics::device_id(number));
+            return Ok(());
+        };
         if let Err(error) = clear(&qmp, number).await {
             // The next attempt does it.
             tracing::warn!(%error, number, "the host's side of a network interface is left");
@@ -238,26 +215,11 @@ impl Qemu {
         Err(self.lost(vm, error).await)
     }
 
-    /// Returns once the guest has given it up.
-    pub(super) async fn unplug(&self, vm: VmUuid, nic: &GuestNic) -> Result<(), DriverError> {
-        self.guests.settle_nics(vm, false);
-        match tokio::time::timeout(UNPLUG_TIMEOUT, self.pull(vm, nic.number)).await {
-            Ok(pulled) => pulled,
-            Err(_) => Err(not_given_up(vm, nic)),
-        }
-    }
-
-    async fn pull(&self, vm: VmUuid, number: usize) -> Result<(), DriverError> {
-        loop {
-            let qmp = self.hypervisor(vm).await?;
-            let guest = self.guests.get(vm).ok_or_else(|| not_running(vm))?;
-            let removed = guest.nics_removed();
-            match ask_for(&qmp, number).await {
-                Ok(true) => return Ok(()),
-                Ok(false) => {}
-                Err(error) => return Err(self.lost(vm, error).await),
-            }
-            guest.wait(UNPLUG_PERIOD, |control| control.nics_removed != removed).await;
+    /// Notes that a guest has a device which it may have been asked for before.
+    pub(super) fn has_anew(&self, vm: VmUuid, device: &str) {
+        if let Err(error) = self.guests.folder(vm).forget_asked(device) {
+            // At worst the next agent looks once more.
+            tracing::warn!(vm_uuid = %vm, device, %error, "a question to a guest is not forgotten");
         }
     }
 
@@ -291,18 +253,6 @@ fn open_tap(attached: &Attached) -> Result<Option<Tap>, DriverError> {
             opened.map_err(|error| DriverError::failed(format!("open tap {name}"), error))
         }
     }
-}
-
-fn not_given_up(vm: VmUuid, nic: &GuestNic) -> DriverError {
-    let text = format!(
-        "the guest of VM {vm} did not give up its network interface {} (net{}) within {} s: it is \
-         booting, or hangs, or its system can't do that. Try again, or have it restarted: with \
-         reboot=always, or muster vm update --reboot",
-        nic.mac,
-        nic.number,
-        UNPLUG_TIMEOUT.as_secs()
-    );
-    DriverError::refused(Code::GuestRefused, text)
 }
 
 #[cfg(test)]

@@ -32,6 +32,7 @@ mod qmp;
 mod screenshot;
 mod table;
 mod throttle;
+mod unplug;
 mod vnc;
 
 use std::path::{Path, PathBuf};

@@ -17,9 +17,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::argv;
 use super::control::{self, Control};
+use super::drives;
 use super::folder::{Exited, GuestFolder};
 use super::guest::Guest;
 use super::logs;
+use super::nics;
 use super::processes::{START_TASK, Search};
 use crate::drivers::DriverError;
 use crate::drivers::compute::{Ended, Observed, RunningGuest};
@@ -256,12 +258,30 @@ impl GuestTable {
                 Some(noted) => noted.started_at_ms,
                 None => procfs::wall_ms(process.start_ticks).map_err(failed)?,
             };
-            self.register(vm, process, started_at_ms, None);
+            let guest = self.register(vm, process, started_at_ms, None);
+            self.doubt(vm, &guest);
         }
         if age >= SETTLE {
             self.has_settled.store(true, Ordering::Relaxed);
         }
         Ok(found.len())
+    }
+
+    /// A guest that was asked for devices may have given them up while no agent ran.
+    fn doubt(&self, vm: VmUuid, guest: &Guest) {
+        let asked = self.folder(vm).asked().unwrap_or_else(|error| {
+            tracing::warn!(vm_uuid = %vm, %error, "cannot read what a guest was asked for");
+            Vec::new()
+        });
+        if asked.iter().any(|device| nics::number_of(device).is_some()) {
+            guest.settle_nics(false);
+        }
+        if asked.iter().any(|device| drives::number_of(device).is_some()) {
+            guest.settle_disks(false);
+        }
+        if !asked.is_empty() {
+            self.changed();
+        }
     }
 
     /// As [`look`](Self::look) before a start, until an earlier agent can have left nothing that was

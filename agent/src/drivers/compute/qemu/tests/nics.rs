@@ -1,5 +1,7 @@
 //! Network interfaces that are plugged in and pulled out.
 
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+
 use super::super::hotplug;
 use super::*;
 use crate::drivers::compute::{GuestNic, GuestNics};
@@ -125,6 +127,51 @@ async fn an_interface_that_goes_later_is_missed_until_the_guest_has_it_again() {
     qemu.settle_nics(vm);
     assert!(!qemu.observe(vm).await.unwrap().live().unwrap().nics_unsettled);
     assert_eq!(numbers(&present(&qemu, vm).await), [0]);
+}
+
+/// Restarts a guest beside its agents; returns once it has given up what it was asked for.
+async fn reset_without_an_agent(socket: &Path) {
+    let (reader, mut writer) = tokio::net::UnixStream::connect(socket).await.unwrap().into_split();
+    for command in ["qmp_capabilities", "system_reset"] {
+        let command = format!("{}\n", json!({ "execute": command }));
+        writer.write_all(command.as_bytes()).await.unwrap();
+    }
+    let mut lines = BufReader::new(reader).lines();
+    let given_up = async {
+        while let Some(line) = lines.next_line().await.unwrap() {
+            if line.contains("DEVICE_DELETED") && line.contains("nic0") {
+                return;
+            }
+        }
+        panic!("the hypervisor has ended");
+    };
+    tokio::time::timeout(SOON, given_up).await.expect("a reset ends the wait for the guest");
+}
+
+#[tokio::test]
+async fn an_interface_that_goes_while_no_agent_runs_is_missed_by_the_next_one() {
+    let bench = Bench::small();
+    let vm = bench.vm.uuid;
+    let qemu = bench.qemu("qemu-system-x86_64").await;
+    qemu.start(&bench.vm, &bench.with(bench.disks())).await.unwrap();
+    let nic = present(&qemu, vm).await.present.remove(0);
+    let asked = tokio::time::timeout(Duration::from_secs(1), qemu.unplug_nic(vm, &nic)).await;
+    assert!(asked.is_err(), "its disk is blank: nothing hears it");
+    // The change failed, and the guest has what its record says.
+    qemu.settle_nics(vm);
+    let socket = qemu.guests.folder(vm).qmp();
+    drop(qemu);
+    reset_without_an_agent(&socket).await;
+    let qemu = bench.qemu("qemu-system-x86_64").await;
+    until(&qemu, vm, |live| live.nics_unsettled && !live.disks_unsettled).await;
+    assert_eq!(numbers(&present(&qemu, vm).await), [0; 0]);
+    qemu.plug_nic(vm, &bench.nics()[0]).await.unwrap();
+    qemu.settle_nics(vm);
+    drop(qemu);
+    let qemu = bench.qemu("qemu-system-x86_64").await;
+    assert_eq!(numbers(&present(&qemu, vm).await), [0]);
+    let observed = qemu.observe(vm).await.unwrap();
+    assert!(!observed.live().unwrap().nics_unsettled, "it has it anew, and is not asked any more");
 }
 
 /// Nobody can open a tap that the hypervisor still holds.
