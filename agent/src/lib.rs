@@ -6,6 +6,7 @@
 pub mod config;
 pub mod consoles;
 pub mod debug_http;
+pub mod disk_layout;
 pub mod drivers;
 mod failure;
 pub mod guest_agent;
