@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use muster_shared::clock::iso;
 use serde::{Deserialize, Serialize};
 
+use crate::disk_layout::plan::PoolPlan;
 use crate::drivers::{DriverError, files};
 
 /// The record, with the members of SmartOS's setup file.
@@ -23,6 +24,29 @@ pub struct Setup {
     pub complete: bool,
     /// ISO 8601.
     pub last_updated: String,
+    /// The pool that is made; once its making has begun, no other one is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool_plan: Option<PoolPlan>,
+    /// Its making has begun.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub pool_begun: bool,
+}
+
+impl Setup {
+    /// One that begins now.
+    #[must_use]
+    pub fn begun(now: &str) -> Self {
+        Self {
+            node_type: "computenode".to_owned(),
+            start_time: now.to_owned(),
+            current_state: String::new(),
+            seen_states: Vec::new(),
+            complete: false,
+            last_updated: now.to_owned(),
+            pool_plan: None,
+            pool_begun: false,
+        }
+    }
 }
 
 /// Reads the record.
@@ -47,12 +71,10 @@ pub async fn complete_by_itself(data_dir: &Path, now: Timestamp) -> Result<Setup
         return Ok(setup);
     }
     let setup = Setup {
-        node_type: "computenode".to_owned(),
-        start_time: iso(now),
         current_state: "complete".to_owned(),
         seen_states: vec!["complete".to_owned()],
         complete: true,
-        last_updated: iso(now),
+        ..Setup::begun(&iso(now))
     };
     let content = serde_json::to_vec(&setup).expect("a setup record has only string keys");
     files::make_folder(data_dir).await?;

@@ -99,6 +99,8 @@ pub mod server_orphans;
 pub mod server_overprovision_ratio;
 pub mod server_reboot;
 pub mod server_setup;
+#[cfg(test)]
+mod server_setup_tests;
 pub mod server_sysinfo;
 pub mod server_update_nics;
 #[cfg(test)]

@@ -5,10 +5,12 @@
 //! image made for tests) installs.
 
 mod bridges;
+mod pool;
 pub mod real;
 pub mod refuse;
 pub mod sim;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
@@ -21,6 +23,8 @@ use serde_json::Value;
 pub use self::bridges::NicBridge;
 use super::DriverError;
 use super::network::links::Wires;
+use crate::disk_layout::inventory::Found;
+use crate::disk_layout::plan::PoolPlan;
 use crate::host::SharedExec;
 
 /// A change of the host.
@@ -35,10 +39,12 @@ pub enum HostAction {
     SetHostname(String),
     /// Make the pool that disks are kept in.
     CreatePool {
-        /// The `disk_*` parameters of the setup.
-        options: Value,
-        /// Whether it is encrypted.
-        encrypted: bool,
+        /// The pool.
+        plan: Box<PoolPlan>,
+        /// It may have been begun before: what is on its disks is of that.
+        again: bool,
+        /// Names of disks that are wiped first.
+        wipe: BTreeSet<String>,
     },
     /// Wipe the node at its next boot.
     FactoryReset {
@@ -97,6 +103,12 @@ pub trait Host: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// `HostActionsDisabled`, or `NotSupported` for what this host has no means for.
     async fn ready(&self, action: &HostAction) -> Result<(), DriverError>;
+
+    /// The disks of the host, of which a pool can be made. Nothing is changed.
+    ///
+    /// # Errors
+    /// `HostActionsDisabled`, or the host could not be read.
+    async fn disks(&self) -> Result<Vec<Found>, DriverError>;
 }
 
 /// `HostActionsDisabled`, with the reason.

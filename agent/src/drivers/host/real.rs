@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt as _;
 use tokio_util::sync::CancellationToken;
 
-use super::{Host, HostAction, NicBridge, Wiring, bridges};
+use super::{Host, HostAction, NicBridge, Wiring, bridges, pool};
+use crate::disk_layout::inventory::Found;
 use crate::drivers::{DriverError, files};
 use crate::host::{Command, ExecError, Output, SharedExec};
 
@@ -181,16 +182,17 @@ impl Host for RealHost {
             return Err(super::disabled(action, &why));
         }
         match action {
-            HostAction::CreatePool { .. } => Err(DriverError::refused(
-                Code::NotSupported,
-                "this agent has no driver for ZFS pools",
-            )),
+            HostAction::CreatePool { .. } => pool::ready(&self.exec).await,
             HostAction::FactoryReset { .. } => Err(DriverError::refused(
                 Code::NotSupported,
                 "this agent has no means to wipe the node at its next boot",
             )),
             _ => Ok(()),
         }
+    }
+
+    async fn disks(&self) -> Result<Vec<Found>, DriverError> {
+        pool::disks(&self.exec).await
     }
 
     async fn act(&self, action: &HostAction) -> Result<Value, DriverError> {
@@ -214,10 +216,11 @@ impl Host for RealHost {
             HostAction::FinishSetup { script } => {
                 self.execute(script, &[], &[], SETUP_SCRIPT_TIMEOUT).await
             }
+            HostAction::CreatePool { plan, again, wipe } => {
+                pool::create(&self.exec, plan, *again, wipe).await.map(|()| Value::Null)
+            }
             // Refused or done above.
-            HostAction::CreatePool { .. }
-            | HostAction::FactoryReset { .. }
-            | HostAction::SetBridges(_) => Ok(Value::Null),
+            HostAction::FactoryReset { .. } | HostAction::SetBridges(_) => Ok(Value::Null),
             HostAction::Execute { script, args, env, timeout_ms } => {
                 let timeout = match timeout_ms {
                     0 => SCRIPT_TIMEOUT,

@@ -7,6 +7,7 @@ use muster_shared::wire::Code;
 use serde_json::Value;
 
 use super::{Host, HostAction};
+use crate::disk_layout::inventory::Found;
 use crate::drivers::DriverError;
 
 /// Refuses every action.
@@ -24,6 +25,11 @@ impl Host for RefuseHost {
 
     async fn ready(&self, action: &HostAction) -> Result<(), DriverError> {
         self.act(action).await.map(drop)
+    }
+
+    async fn disks(&self) -> Result<Vec<Found>, DriverError> {
+        let text = "refused to look for disks of a pool: host.actions is \"refuse\", so none could be made";
+        Err(DriverError::refused(Code::HostActionsDisabled, text))
     }
 }
 
@@ -46,6 +52,10 @@ impl Host for NoScripts {
             return self.act(action).await.map(drop);
         }
         self.0.ready(action).await
+    }
+
+    async fn disks(&self) -> Result<Vec<Found>, DriverError> {
+        self.0.disks().await
     }
 }
 

@@ -1,5 +1,6 @@
 //! Simulated host actions: recorded, and successful unless a fault is planned.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -7,6 +8,8 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::{Host, HostAction, NicBridge};
+use crate::disk_layout::Disk;
+use crate::disk_layout::inventory::Found;
 use crate::drivers::DriverError;
 use crate::drivers::faults::Faults;
 
@@ -43,7 +46,7 @@ pub struct SimHost {
 }
 
 impl SimHost {
-    /// Operations in `faults` are `host.act`.
+    /// Operations in `faults` are `host.act` and `host.disks`.
     #[must_use]
     pub fn new(log: HostLog, faults: Faults) -> Self {
         Self { log, faults }
@@ -78,5 +81,15 @@ impl Host for SimHost {
 
     async fn ready(&self, _action: &HostAction) -> Result<(), DriverError> {
         Ok(())
+    }
+
+    async fn disks(&self) -> Result<Vec<Found>, DriverError> {
+        let found = |number: usize| {
+            let name = format!("sim{number}");
+            let path = Some(format!("/dev/disk/by-id/wwn-{name}"));
+            let disk = Disk { name, bytes: 4_000_000_000_000, ..Disk::default() };
+            Found { disk, path, signatures: BTreeSet::new() }
+        };
+        self.faults.call("host.disks", || Ok((0..4).map(found).collect())).await
     }
 }
