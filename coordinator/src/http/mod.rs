@@ -55,6 +55,7 @@ mod tasks;
 #[cfg(test)]
 mod tests;
 mod tickets;
+mod transfer;
 mod upgrade;
 mod vm_usage;
 mod vms;
@@ -120,6 +121,7 @@ fn table() -> Vec<Route> {
         zfs::routes,
         fleet_vms::routes,
         screenshot::routes,
+        transfer::routes,
         vm_usage::routes,
         agent_ws::routes,
         allocate::routes,

@@ -16,6 +16,8 @@ const CREATE_PARAMS: &[Param] = &[
     Param::new("snapshot_name", &[], "Its name").schema(schema::snapshot_name),
     Param::new("quiesce", &[], "How the guest is made still: `none` (default), `pause`, `guest`")
         .checked(schema::quiesce),
+    Param::new("expires_s", &[], "After so many seconds its server deletes it")
+        .checked(schema::expiry_seconds),
     JOB,
 ];
 const PARAMS: &[Param] = &[NAME, JOB];

@@ -21,6 +21,7 @@ pub mod server;
 pub mod server_image;
 pub mod task;
 pub mod ticket;
+pub mod transfer;
 pub mod usage;
 mod value;
 pub mod vm;

@@ -10,6 +10,7 @@ use muster_shared::wire::TaskError;
 use muster_shared::wire::status::{VmIndex, VmReport, VmStatus};
 
 use super::Placement;
+use super::create::makes_vm;
 use super::promises::PLACES;
 use crate::app::error::AppError;
 use crate::app::tasks::{AtEnd, Open, TaskRecord};
@@ -73,7 +74,7 @@ impl Placement {
                 report.vm.last_modified > known.vm.last_modified
             }
             None if home.is_some() => false,
-            None => ended.task == "machine_create" && self.is_newer_than_reports(server, &report),
+            None => makes_vm(&ended.task) && self.is_newer_than_reports(server, &report),
         };
         if is_news {
             let reports = BTreeMap::from([(vm, Some(Arc::new(report)))]);

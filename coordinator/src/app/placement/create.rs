@@ -36,6 +36,15 @@ use crate::app::tasks::{NewTask, Open, TASKS, TaskRecord};
 use crate::app::vm_request::build;
 use crate::store::{Expect, Write};
 
+/// The kinds of task that make a VM.
+const MACHINE_CREATE: &str = "machine_create";
+const MACHINE_IMPORT: &str = "machine_import";
+
+/// Whether tasks of this kind make a VM.
+pub(super) fn makes_vm(task: &str) -> bool {
+    task == MACHINE_CREATE || task == MACHINE_IMPORT
+}
+
 impl Placement {
     /// Places and creates a VM.
     ///
@@ -50,9 +59,54 @@ impl Placement {
         let mut body = body.clone();
         let package = self.packages.complete(&mut body).await?;
         let package = package.as_ref().map(for_allocator);
-        let mut spec = build(&body)?;
+        self.place_new(build(&body)?, package, MACHINE_CREATE, None, caller).await
+    }
+
+    /// Places a VM and has it made, to be filled with what another one had: an import. Its disks
+    /// are blank, and `import` says what is to come.
+    ///
+    /// # Errors
+    /// As [`Placement::create`]; with `server`, as [`Placement::create_on`].
+    pub async fn import(
+        self: &Arc<Self>,
+        server: Option<ServerUuid>,
+        vm: Object,
+        import: Value,
+        caller: &Caller,
+    ) -> Result<VmPlaced, AppError> {
+        let (mut spec, errors) = VmSpec::read(vm.into());
+        if !errors.is_empty() {
+            return Err(AppError::Invalid(errors));
+        }
+        if !spec.is_hvm() {
+            return Err(AppError::invalid("vm.brand", "only machines with disks are imported"));
+        }
+        spec.cap_cpu();
+        let Some(server) = server else {
+            return self.place_new(spec, None, MACHINE_IMPORT, Some(import), caller).await;
+        };
         let vm = *spec.uuid.get_or_insert_with(|| VmUuid(self.ctx.parts.entropy.uuid()));
-        let params = Object::of(&spec);
+        // Whoever names the server has to see a name that is taken as well.
+        let _named = self.name(&spec)?;
+        let mut params = Object::of(&spec);
+        params.set("import", import);
+        let id = self.make_on(server, vm, params, MACHINE_IMPORT, caller).await?;
+        Ok(VmPlaced { vm_uuid: vm, id, server_uuid: server })
+    }
+
+    async fn place_new(
+        self: &Arc<Self>,
+        mut spec: VmSpec,
+        package: Option<Object>,
+        task: &'static str,
+        import: Option<Value>,
+        caller: &Caller,
+    ) -> Result<VmPlaced, AppError> {
+        let vm = *spec.uuid.get_or_insert_with(|| VmUuid(self.ctx.parts.entropy.uuid()));
+        let mut params = Object::of(&spec);
+        if let Some(import) = import {
+            params.set("import", import);
+        }
         let expect = self.check_vm_is_new(vm).await?;
         let _named = self.name(&spec)?;
         let mut exclude = BTreeSet::new();
@@ -63,7 +117,7 @@ impl Placement {
             let Some(server) = chosen_server(&decision) else {
                 return Err(self.refused(&flow.question, decision).await?);
             };
-            let new = create_task(server, vm, &params, caller);
+            let new = make_task(task, server, vm, &params, caller);
             let package = package.clone();
             match self.create_commit(&flow.question, decision, new, package, expect).await {
                 Ok(id) => return Ok(VmPlaced { vm_uuid: vm, id, server_uuid: server }),
@@ -96,6 +150,17 @@ impl Placement {
         caller: &Caller,
     ) -> Result<TaskId, AppError> {
         self.packages.complete(&mut params).await?;
+        self.make_on(server, vm, params, MACHINE_CREATE, caller).await
+    }
+
+    async fn make_on(
+        self: &Arc<Self>,
+        server: ServerUuid,
+        vm: VmUuid,
+        params: Object,
+        task: &'static str,
+        caller: &Caller,
+    ) -> Result<TaskId, AppError> {
         // A migration makes its target under the name of its source.
         let moves = params.get("migrating") == Some(&Value::Bool(true))
             || self.tickets.is_about_vm(caller, vm).await?;
@@ -107,26 +172,27 @@ impl Placement {
                 return Err(AppError::VmExists(vm));
             }
             let counts = made_on.is_none() && self.fleet.vm(vm).is_none();
-            self.try_create_on(server, vm, &params, caller, counts).await
+            let new = make_task(task, server, vm, &params, caller);
+            self.try_create_on(new, vm, counts).await
         };
         self.ctx.retry(format!("VM {vm}"), attempt).await
     }
 
     async fn try_create_on(
         self: &Arc<Self>,
-        server: ServerUuid,
+        new: NewTask,
         vm: VmUuid,
-        params: &Object,
-        caller: &Caller,
         counts: bool,
     ) -> Result<TaskId, AppError> {
-        self.tasks.require_capability(server, "machine_create")?;
+        let server = new.server;
+        self.tasks.require_capability(server, &new.task)?;
         let _place = self.tasks.reserve(server)?;
-        let record = self.tasks.record(create_task(server, vm, params, caller)).await?;
+        let spec = VmSpec::read(new.params.clone().into()).0;
+        let record = self.tasks.record(new).await?;
         let mut writes = self.tasks.writes(&record);
         let mut promised = None;
         if counts {
-            let extra = alloc::Extra::of_new_vm(&VmSpec::read(params.clone().into()).0);
+            let extra = alloc::Extra::of_new_vm(&spec);
             writes.push(self.place_put(&record, vm, Some(extra.clone())));
             writes.extend(self.promises.lock().peers.mark());
             promised = Some(self.promises.promise(vm, server, extra, true));
@@ -310,10 +376,16 @@ impl Placement {
 }
 
 /// The task that makes a VM.
-fn create_task(server: ServerUuid, vm: VmUuid, params: &Object, caller: &Caller) -> NewTask {
+fn make_task(
+    task: &str,
+    server: ServerUuid,
+    vm: VmUuid,
+    params: &Object,
+    caller: &Caller,
+) -> NewTask {
     NewTask {
         server,
-        task: "machine_create".to_owned(),
+        task: task.to_owned(),
         params: params.clone(),
         caller: caller.clone(),
         vm: Some(vm),

@@ -9,6 +9,7 @@ use muster_shared::vm::{NOBODY, VmSpec};
 use parking_lot::Mutex;
 
 use super::Placement;
+use super::create::makes_vm;
 use crate::app::error::AppError;
 use crate::app::tasks::Params;
 use crate::app::vms::VmFilter;
@@ -71,7 +72,7 @@ impl Placement {
             let is = |name: &str, wanted: &str| {
                 params.get(name).and_then(|value| value.as_str()) == Some(wanted)
             };
-            let made = open.record.task == "machine_create";
+            let made = makes_vm(&open.record.task);
             let same = made && is("alias", alias) && is("owner_uuid", owner);
             same.then_some(open.record.vm_uuid).flatten()
         })

@@ -33,9 +33,9 @@ pub(crate) use results::{
 };
 pub(crate) use values::{
     arguments, boot_update, build_payload, copy_payload, depth, docker_command, environment,
-    exact_uuid, exec_seconds, file_offset, flag, levels, list_of_anything, log_levels, log_wait,
-    long_text, manifest_files, manifest_version, migration_task, networks, nic_tags,
-    original_network, peers, quiesce, script_milliseconds, sleep_seconds, snapshot_name,
+    exact_uuid, exec_seconds, expiry_seconds, file_offset, flag, levels, list_of_anything,
+    log_levels, log_wait, long_text, manifest_files, manifest_version, migration_task, networks,
+    nic_tags, original_network, peers, quiesce, script_milliseconds, sleep_seconds, snapshot_name,
     stats_payload, stop_seconds, text, texts, when, whole_number, zfs_properties,
 };
 

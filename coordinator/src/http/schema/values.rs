@@ -83,6 +83,11 @@ pub(crate) fn exec_seconds() -> Value {
     number(1, 3600)
 }
 
+/// Seconds after which a snapshot goes, 30 days at most.
+pub(crate) fn expiry_seconds() -> Value {
+    number(1, 30 * 86_400)
+}
+
 /// A place in a file, bytes.
 pub(crate) fn file_offset() -> Value {
     number(0, 1 << 53)

@@ -181,6 +181,17 @@ impl Agent {
             "machine_file_read" => json!({ "data": "d2ViMQo=" }),
             "machine_file_write" => json!({ "bytes": 5 }),
             "machine_login" => json!({}),
+            "machine_export" => json!({
+                "exported_at": "2026-01-01T00:00:00.000Z", "vm": { "brand": "kvm", "ram": 256 },
+                "volumes": [{ "role": "disk", "index": 0, "number": 0, "size_bytes": 1_048_576 }],
+            }),
+            "machine_export_read" => json!({
+                "size_bytes": 1_048_576, "offset": 0, "next": 4, "data": "ZGlzaw==", "sha256": DISK,
+            }),
+            "machine_import_state" | "machine_import_write" => json!({
+                "export": "one", "volume": 0, "offset": 4, "boot": "boot-1",
+                "until": "2026-01-02T00:00:00.000Z",
+            }),
             "machine_load" => vm_object(text("uuid")),
             "machine_update_nics" => json!({ "updated": [], "unchanged": [], "failed": [] }),
             task if task.starts_with("machine_") && task != "machine_migrate" => {
@@ -225,6 +236,9 @@ impl Agent {
         })
     }
 }
+
+/// SHA-256 of `disk`.
+pub(super) const DISK: &str = "1044dec7206e8d7c9fbb4ae8f766668406d2567fc7fc1a160a9d4700fcf8f8e9";
 
 /// A VM as the agent tells it.
 fn vm_object(uuid: Option<&str>) -> Value {

@@ -2,13 +2,14 @@
 
 use serde_json::{Value, json};
 
-use super::agent::HANDSHAKE;
+use super::agent::{DISK, HANDSHAKE};
 use super::row::{Row, row};
 
 const PARAMETERS: &str = "InvalidParameters";
 
 pub(super) fn rows() -> Vec<Row> {
-    [of_server(), actions(), guest(), snapshots(), docker(), fleet(), vec![destroy()]].concat()
+    [of_server(), actions(), guest(), snapshots(), transfers(), docker(), fleet(), vec![destroy()]]
+        .concat()
 }
 
 /// After the others, which need the VM.
@@ -143,6 +144,47 @@ fn snapshots() -> Vec<Row> {
             .of_vm(),
         at("PUT /servers/:server_uuid/vms/:uuid/snapshots/:snapshot_name/rollback"),
         at("DELETE /servers/:server_uuid/vms/:uuid/snapshots/:snapshot_name"),
+    ]
+}
+
+fn transfers() -> Vec<Row> {
+    let at_ghost = |row: Row| row.bad_at("{uuid}", "{ghost}", 404, "ResourceNotFound");
+    let of_vm = |route: &'static str| at_ghost(row(route, 200).of_vm());
+    let volume = json!({ "role": "disk", "index": 0, "size_bytes": 1_048_576 });
+    let vm = json!({ "brand": "kvm", "ram": 256, "cpu_cap": 100, "disks": [{ "size": 1 }] });
+    let import = json!({ "vm": vm, "export": "one", "volumes": [volume] });
+    let without = |name: &str| {
+        let mut import = import.clone();
+        import.as_object_mut().expect("it is one").shift_remove(name);
+        import
+    };
+    let container = json!({ "vm": { "brand": "lx" }, "export": "one", "volumes": [] });
+    vec![
+        of_vm("GET /servers/:server_uuid/vms/:uuid/export")
+            .asks("snapshot_name=one")
+            .bad_query("snapshot_name=", 409, PARAMETERS)
+            .bad_query("snapshot_name=a/b", 409, PARAMETERS),
+        of_vm("GET /servers/:server_uuid/vms/:uuid/export/piece")
+            .asks("snapshot_name=one&disk=0&offset=512")
+            .bad_query("snapshot_name=one&disk=-1", 409, PARAMETERS)
+            .bad_query("snapshot_name=one&offset=x", 409, PARAMETERS),
+        row("POST /vms/import", 202)
+            .sends(&import)
+            .bad_body(&without("vm"), 409, PARAMETERS)
+            .bad_body(&without("export"), 409, PARAMETERS)
+            .bad_body(&without("volumes"), 409, PARAMETERS)
+            .bad_body(&container, 409, PARAMETERS),
+        of_vm("GET /servers/:server_uuid/vms/:uuid/import"),
+        of_vm("PUT /servers/:server_uuid/vms/:uuid/import")
+            .header("content-type: application/octet-stream")
+            .asks(&format!("volume=0&sha256={DISK}&durable=true"))
+            .sends_bytes(b"disk")
+            .bad_query("volume=0&sha256=x", 409, PARAMETERS)
+            .bad_query(&format!("volume=-1&sha256={DISK}"), 409, PARAMETERS),
+        row("POST /servers/:server_uuid/vms/:uuid/import", 200)
+            .sends(&json!({ "start": true }))
+            .of_vm()
+            .bad_body(&json!({ "start": "perhaps" }), 409, PARAMETERS),
     ]
 }
 
