@@ -35,6 +35,8 @@ const PAGE: usize = 1_000;
 const MAX_PAGES: usize = 1_000;
 /// Pause after a lost connection; the coordinator may be restarting.
 const RETRY: Duration = Duration::from_millis(500);
+/// Time for a piece of a disk to be durable at its server.
+const PIECE: Duration = Duration::from_secs(330);
 /// Time for an answer that nothing has to be waited for.
 const ANSWER: Duration = Duration::from_secs(60);
 
@@ -310,6 +312,22 @@ impl Client {
             .header("content-length", length)
             .body(body);
         self.answer::<IgnoredAny>(request).await.map(drop)
+    }
+
+    /// `PUT` of a few bytes as they are.
+    pub(crate) async fn put_bytes<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        query: &[(&str, String)],
+        bytes: Bytes,
+    ) -> Result<T, CliError> {
+        let request = self
+            .request(Method::PUT, path)
+            .query(query)
+            .header("content-type", "application/octet-stream")
+            .timeout(PIECE)
+            .body(bytes);
+        self.answer(request).await
     }
 
     /// Opens a websocket.

@@ -12,8 +12,8 @@ use crate::client::Client;
 use crate::output::{Output, write_out};
 use crate::wait::WaitArgs;
 use crate::{
-    CliError, console, pick, vm_act, vm_cp, vm_create, vm_edit, vm_exec, vm_export, vm_get,
-    vm_info, vm_list, vm_login, vm_screenshot, vm_snapshot, vm_top, vm_update,
+    CliError, console, pick, vm_act, vm_cp, vm_create, vm_edit, vm_exec, vm_export, vm_export_spec,
+    vm_get, vm_import, vm_info, vm_list, vm_login, vm_screenshot, vm_snapshot, vm_top, vm_update,
 };
 
 pub(crate) const MACHINE: &str = "Uuid, its beginning, or alias";
@@ -41,6 +41,10 @@ pub(crate) enum Args {
     Kill(vm_act::Kill),
     /// Opens a VM's spec file in an editor and applies the changes.
     Edit(vm_edit::Args),
+    /// Writes a VM with the content of its disks to a file.
+    Export(vm_export::Args),
+    /// Makes a VM from a file that `vm export` wrote.
+    Import(vm_import::Args),
     /// Prints a spec file that creates a VM like this one.
     ExportSpec {
         #[arg(help = MACHINE)]
@@ -90,7 +94,9 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
         Args::Kill(args) => vm_act::kill(client, output, args).await,
         Args::Delete(args) => vm_act::delete(client, output, args).await,
         Args::Edit(args) => vm_edit::run(client, output, args).await,
-        Args::ExportSpec { vm } => vm_export::run(client, output, &vm).await,
+        Args::Export(args) => vm_export::run(client, output, args).await,
+        Args::Import(args) => vm_import::run(client, output, args).await,
+        Args::ExportSpec { vm } => vm_export_spec::run(client, output, &vm).await,
         Args::Schema => write_out(&format!("{:#}", SpecFile::json_schema())),
         Args::Update(args) => vm_update::run(client, output, *args).await,
         Args::Reprovision(args) => vm_update::reprovision(client, output, args).await,
@@ -111,7 +117,8 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
 pub(crate) struct Target {
     pub(crate) uuid: VmUuid,
     pub(crate) owner: Option<String>,
-    server: ServerUuid,
+    pub(crate) server: ServerUuid,
+    pub(crate) state: Option<String>,
     alias: Option<String>,
 }
 
@@ -127,6 +134,7 @@ impl Target {
             uuid: vm.vm.uuid,
             owner: vm.vm.owner_uuid.clone(),
             server: vm.server_uuid,
+            state: vm.vm.state.clone(),
             alias: vm.index.alias.clone(),
         }
     }

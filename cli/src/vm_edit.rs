@@ -14,7 +14,7 @@ use crate::output::{Output, warn};
 use crate::spec_file::{self, Named};
 use crate::vm::Target;
 use crate::wait::WaitArgs;
-use crate::{CliError, confirm, vm_export, vm_update};
+use crate::{CliError, confirm, vm_export_spec, vm_update};
 
 const AFTER_HELP: &str = "\
 The file is that of `muster vm export-spec`; image, disks, networks and brand are shown and stay
@@ -53,15 +53,15 @@ pub(crate) struct Args {
 
 pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<(), CliError> {
     let target = Target::find(client, &args.vm).await?;
-    let images = vm_export::image_names(client).await?;
+    let images = vm_export_spec::image_names(client).await?;
     let whole: Value = client.get(&target.path(""), &[]).await?;
-    let old = vm_export::spec_of(&whole, &images);
-    let before = format!("{HEADING}{}", vm_export::yaml(&old)?);
+    let old = vm_export_spec::spec_of(&whole, &images);
+    let before = format!("{HEADING}{}", vm_export_spec::yaml(&old)?);
     let new = edited(&before)?.unwrap_or_else(|| old.clone());
     let Some(mut change) = changed(&old, &new)? else {
         return output.done("nothing was changed", &json!({}));
     };
-    let (shown, wanted) = (vm_export::yaml(&old)?, vm_export::yaml(&new)?);
+    let (shown, wanted) = (vm_export_spec::yaml(&old)?, vm_export_spec::yaml(&new)?);
     warn(safe_lines(&difference(&shown, &wanted)).trim_end());
     confirm::meant(&format!("Apply this to {}?", target.shown()), args.yes)?;
     if let Some(alias) = change.get("alias").and_then(Value::as_str) {
@@ -69,7 +69,7 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
     }
     let reboot = if args.reboot { Reboot::Always } else { Reboot::Never };
     change = VmChange { reboot: Some(reboot), ..VmChange::default() }.over(change);
-    let still = |whole: &Value| vm_export::spec_of(whole, &images) == old;
+    let still = |whole: &Value| vm_export_spec::spec_of(whole, &images) == old;
     let answer = apply(client, &target, &Value::Object(change), still).await?;
     let title = format!("update {}", target.shown());
     target.follow(client, output, args.wait, &title, &answer).await

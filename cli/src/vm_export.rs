@@ -1,251 +1,386 @@
-//! `muster vm export-spec`: a file that makes a machine like one that there is.
+//! `muster vm export`: a machine with the content of its disks, as one file.
 
-use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::{BufReader, BufWriter, IsTerminal as _, Seek as _, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
 
-use muster_shared::api::image::Manifest;
-use muster_shared::units::format_mib;
-use muster_shared::vm::restart::POLICY_KEY;
-use muster_shared::vm::{
-    DEFAULT_BRAND, Effect, Firmware, LASTING, MIN_SWAP_MIB, NOBODY, OWN_FIELDS, Publish, SpecDisk,
-    SpecFile, SpecNetwork, asks_nothing, full_cpu_cap, overhead_mib,
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use clap::ValueHint;
+use indicatif::{ProgressBar, ProgressStyle};
+use muster_shared::api::task::TaskStarted;
+use muster_shared::api::transfer::{VmExport, VmPiece};
+use muster_shared::entropy::{Entropy as _, SeededEntropy};
+use muster_shared::export::{
+    Event, FORMAT, Header, Place, ReadError, Reader, Role, VERSION, Volume, Writer,
 };
-use serde_json::{Map, Value, json};
+use serde_json::json;
+use sha2::{Digest as _, Sha256};
 
-use crate::answer::Answer;
+use crate::cell::size;
 use crate::client::Client;
-use crate::output::{Output, write_out};
-use crate::spec_file::{CLOUD_CONFIG, KEYS_KEY, PORTS_KEY, SCRIPT_KEY, USER_DATA_KEY};
-use crate::{CliError, pick};
+use crate::output::{Output, warn};
+use crate::patience::patiently;
+use crate::vm::Target;
+use crate::vm_snapshot::Quiesce;
+use crate::{CliError, wait};
 
-/// What an agent gives a VM that says nothing of it.
-const DEFAULTS: [(&str, u64); 3] =
-    [("cpu_shares", 100), ("max_lwps", 2000), ("zfs_io_priority", 100)];
-const DEFAULT_MODEL: &str = "virtio";
-const DEFAULT_POOL: &str = "zones";
+/// Longest time that a snapshot may take.
+const SNAPSHOT_LIMIT: std::time::Duration = std::time::Duration::from_secs(900);
+const SECONDS_PER_HOUR: u64 = 3600;
 
-pub(crate) async fn run(client: &Client, output: &Output, name: &str) -> Result<(), CliError> {
-    let vm = pick::vm(client, name).await?;
-    let path = format!("/servers/{}/vms/{}", vm.server_uuid, vm.vm.uuid);
-    let whole: Value = client.get(&path, &[]).await?;
-    let spec = spec_of(&whole, &image_names(client).await?);
-    if output.is_json() {
-        return output.object(&json!(spec));
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The export is of a snapshot, which is taken first and deleted at the end, so that the VM may be started
+meanwhile. A VM that runs needs --live: what its guest has not written to its disks is not in the export,
+as after a power cut, unless --quiesce guest has the guest agent write it.
+FILE.partial holds what was copied; the same command goes on with it. `vm import` reads the file.
+It holds the VM's metadata, secrets among them. Examples:
+  muster vm export web1 web1.muster
+  muster vm export db1 db1.muster --live --quiesce guest
+  muster vm export web1 > web1.muster")]
+pub(crate) struct Args {
+    #[arg(help = crate::vm::MACHINE)]
+    vm: String,
+
+    /// File to write [default: stdout].
+    #[arg(value_hint = ValueHint::FilePath)]
+    file: Option<PathBuf>,
+
+    /// Exports a VM that runs.
+    #[arg(long, conflicts_with = "snapshot")]
+    live: bool,
+
+    /// How the guest is made still while the snapshot is taken: its file systems by the guest agent in it
+    /// (`guest`), its CPUs (`pause`), or not at all.
+    #[arg(long, value_enum, default_value_t = Quiesce::None, requires = "live")]
+    quiesce: Quiesce,
+
+    /// Exports the VM as it was at this snapshot, which stays.
+    #[arg(long, value_name = "NAME")]
+    snapshot: Option<String>,
+
+    /// Hours after which the snapshot goes if nobody ends the export.
+    #[arg(long, value_name = "HOURS", default_value_t = 24,
+        value_parser = clap::value_parser!(u64).range(1..=720))]
+    keep: u64,
+
+    /// Overwrites an existing file.
+    #[arg(long, requires = "file")]
+    force: bool,
+}
+
+pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<(), CliError> {
+    if args.file.is_none() && std::io::stdout().is_terminal() {
+        let text = "the export would go to the terminal: name a file";
+        return Err(CliError::Usage(text.to_owned()));
     }
-    write_out(yaml(&spec)?.trim_end())
+    if let Some(file) = args.file.as_ref().filter(|file| !args.force && file.exists()) {
+        let text = format!("{} exists; --force overwrites it", file.display());
+        return Err(CliError::Usage(text));
+    }
+    let target = Target::find(client, &args.vm).await?;
+    match &args.file {
+        Some(file) => to_file(client, output, &args, &target, file).await,
+        None => to_stdout(client, &args, &target).await,
+    }
 }
 
-/// A file as it is edited. What a terminal would obey is escaped, as JSON can and YAML's blocks
-/// can't.
-pub(crate) fn yaml(spec: &SpecFile) -> Result<String, CliError> {
-    let text = serde_saphyr::to_string(spec);
-    let text = text.map_err(|error| CliError::Ended(format!("cannot write YAML: {error}")))?;
-    let plain = |c: char| !c.is_control() || matches!(c, '\n' | '\t');
-    Ok(if text.chars().all(plain) { text } else { format!("{:#}\n", json!(spec)) })
+async fn to_stdout(client: &Client, args: &Args, target: &Target) -> Result<(), CliError> {
+    let header = begin(client, args, target).await?;
+    let interrupted = || CliError::Interrupted {
+        goes_on: "the export is not complete".to_owned(),
+        hint: "with a FILE, an export goes on where it stopped".to_owned(),
+    };
+    let failed = |source| CliError::File { action: "write to", path: "stdout".into(), source };
+    let copied = wait::unless_interrupted(interrupted, async {
+        let to = BufWriter::new(std::io::stdout().lock());
+        let mut writer = Writer::begin(to, &header).map_err(failed)?;
+        copy(client, target, &header, &mut writer, failed).await?;
+        writer.end().map(drop).map_err(failed)
+    });
+    // Nobody can go on with it.
+    let copied = copied.await;
+    end(client, args, target, &header).await;
+    copied
 }
 
-/// `NAME@VERSION` of each image, by uuid; none of those that share it with another.
-pub(crate) async fn image_names(client: &Client) -> Result<BTreeMap<String, String>, CliError> {
-    let all: Vec<Answer<Manifest>> = client.get("/images", &[]).await?;
-    let name = |image: &Manifest| format!("{}@{}", image.name, image.version);
-    let mut names = BTreeMap::new();
-    for image in &all {
-        if all.iter().filter(|other| name(other) == name(image)).count() == 1 {
-            names.insert(image.uuid.to_string(), name(image));
+async fn to_file(
+    client: &Client,
+    output: &Output,
+    args: &Args,
+    target: &Target,
+    file: &Path,
+) -> Result<(), CliError> {
+    let partial = beside(file);
+    let write = |source| CliError::File { action: "write", path: partial.clone(), source };
+    let (header, mut writer) = match Found::at(&partial, target)? {
+        Found::Nothing => {
+            let header = begin(client, args, target).await?;
+            let to = OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .open(&partial)
+                .map_err(write)?;
+            let writer = Writer::begin(BufWriter::new(to), &header).map_err(write)?;
+            (header, Some(writer))
+        }
+        Found::Part(header, place) => {
+            let mut to = OpenOptions::new().write(true).open(&partial).map_err(write)?;
+            to.set_len(place.at).map_err(write)?;
+            to.seek(SeekFrom::End(0)).map_err(write)?;
+            (*header, Some(Writer::go_on(BufWriter::new(to), place)))
+        }
+        Found::Whole(header) => (*header, None),
+    };
+    if let Some(mut writer) = writer.take() {
+        let interrupted = || CliError::Interrupted {
+            goes_on: format!("{} has what was copied", partial.display()),
+            hint: "the same command goes on with it".to_owned(),
+        };
+        wait::unless_interrupted(interrupted, async {
+            copy(client, target, &header, &mut writer, write).await?;
+            let to = writer.end().map_err(write)?;
+            to.into_inner().map_err(|error| write(error.into_error()))?.sync_all().map_err(write)
+        })
+        .await?;
+    }
+    std::fs::rename(&partial, file).map_err(write)?;
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let synced = File::open(folder.unwrap_or(Path::new("."))).and_then(|folder| folder.sync_all());
+    synced.map_err(write)?;
+    end(client, args, target, &header).await;
+    let bytes = std::fs::metadata(file).map_err(write)?.len();
+    let sentence = format!("{} is in {}: {}", target.shown(), file.display(), shown(bytes));
+    output.done(&sentence, &json!({ "vm_uuid": target.uuid, "file": file, "bytes": bytes }))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "shown with three digits")]
+fn shown(bytes: u64) -> String {
+    size(bytes as f64)
+}
+
+fn beside(file: &Path) -> PathBuf {
+    let mut name = file.as_os_str().to_owned();
+    name.push(".partial");
+    name.into()
+}
+
+/// What an earlier export left.
+enum Found {
+    Nothing,
+    Part(Box<Header>, Place),
+    Whole(Box<Header>),
+}
+
+impl Found {
+    /// Reads all of it: what is gone on with has to be as it was written.
+    fn at(path: &Path, target: &Target) -> Result<Self, CliError> {
+        let file = match File::open(path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Self::Nothing),
+            Err(source) => {
+                return Err(CliError::File { action: "read", path: path.to_owned(), source });
+            }
+        };
+        let mut reader = Reader::new(BufReader::new(file));
+        let mut header = None;
+        let ended = loop {
+            match reader.next_event() {
+                Ok(Some(Event::Header(found))) => header = Some(found),
+                Ok(Some(_)) => {}
+                Ok(None) => break true,
+                Err(ReadError::Cut { .. }) => break false,
+                Err(_) if reader.place().at == 0 => break false,
+                Err(error) => {
+                    let text = format!("{}: {error}; remove it to begin again", path.display());
+                    return Err(CliError::Usage(text));
+                }
+            }
+        };
+        let Some(header) = header else { return Ok(Self::Nothing) };
+        if header.vm_uuid != target.uuid {
+            let text =
+                format!("{} is of VM {}; remove it to begin again", path.display(), header.vm_uuid);
+            return Err(CliError::Usage(text));
+        }
+        Ok(if ended { Self::Whole(header) } else { Self::Part(header, reader.place()) })
+    }
+}
+
+/// Takes the snapshot and asks what there is.
+async fn begin(client: &Client, args: &Args, target: &Target) -> Result<Header, CliError> {
+    let runs = target.state.as_deref() != Some("stopped");
+    let snapshot = match &args.snapshot {
+        Some(name) => name.clone(),
+        None if runs && !args.live => {
+            let text = format!(
+                "{} is {}: stop it, or export it as it is with --live",
+                target.shown(),
+                target.state.as_deref().unwrap_or("in no known state")
+            );
+            return Err(CliError::Usage(text));
+        }
+        None => {
+            let unique = SeededEntropy::from_os().uuid().simple().to_string();
+            let name = format!("export-{}", &unique[..12]);
+            let body = json!({
+                "snapshot_name": name, "quiesce": args.quiesce.word(),
+                "expires_s": args.keep * SECONDS_PER_HOUR,
+            });
+            let started: TaskStarted = client.put(&target.path("/snapshots"), &body).await?;
+            let title = format!("snapshot {}", target.shown());
+            wait::finished(client, &title, started.id.as_str(), SNAPSHOT_LIMIT).await?;
+            name
+        }
+    };
+    let query = [("snapshot_name", snapshot.clone())];
+    let path = target.path("/export");
+    let export: VmExport = patiently(async || client.get(&path, &query).await).await?;
+    Ok(Header {
+        format: FORMAT.to_owned(),
+        version: VERSION,
+        exported_at: export.exported_at,
+        muster_version: env!("CARGO_PKG_VERSION").to_owned(),
+        server_uuid: target.server,
+        vm_uuid: target.uuid,
+        snapshot,
+        live: args.snapshot.is_none() && runs,
+        vm: export.vm,
+        volumes: export.volumes,
+    })
+}
+
+/// Deletes the snapshot that was taken for this. If that fails, it goes by itself.
+async fn end(client: &Client, args: &Args, target: &Target, header: &Header) {
+    if args.snapshot.as_ref() == Some(&header.snapshot) {
+        return;
+    }
+    let segment = header.snapshot.replace('%', "%25");
+    let path = target.path(&format!("/snapshots/{segment}"));
+    let deleted = patiently(async || client.delete::<TaskStarted>(&path).await).await;
+    if let Err(error) = deleted {
+        warn(&format!("snapshot {} is left, and expires: {error}", header.snapshot));
+    }
+}
+
+async fn copy<W: Write>(
+    client: &Client,
+    target: &Target,
+    header: &Header,
+    writer: &mut Writer<W>,
+    failed: impl Fn(std::io::Error) -> CliError,
+) -> Result<(), CliError> {
+    let bar = bar("export", &header.volumes);
+    let path = target.path("/export/piece");
+    let place = writer.place();
+    for (number, volume) in header.volumes.iter().enumerate().skip(place.volume) {
+        let mut from = if number == place.volume { place.offset } else { 0 };
+        while from < volume.size_bytes {
+            bar.set_position(passed(&header.volumes, number, from));
+            let mut query =
+                vec![("snapshot_name", header.snapshot.clone()), ("offset", from.to_string())];
+            if let Role::Disk(_) = volume.role {
+                query.push(("disk", volume.number.to_string()));
+            }
+            let piece: VmPiece = patiently(async || client.get(&path, &query).await).await?;
+            let data = checked(&piece, volume, from)?;
+            if !data.is_empty() {
+                writer.data(number, piece.offset, &data).map_err(&failed)?;
+            }
+            from = piece.next;
         }
     }
-    Ok(names)
+    writer.flush().map_err(&failed)?;
+    bar.finish_and_clear();
+    Ok(())
 }
 
-/// The machine as its agent tells it, as a file.
-pub(crate) fn spec_of(vm: &Value, images: &BTreeMap<String, String>) -> SpecFile {
-    let text = |value: &Value| value.as_str().filter(|it| !it.is_empty()).map(str::to_owned);
-    let other = |name: &str, usual: &str| text(&vm[name]).filter(|value| value != usual);
-    let vcpus = vm["vcpus"].as_u64();
-    let cap = vm["cpu_cap"].as_u64().filter(|cap| *cap > 0);
-    let mut metadata = vm["customer_metadata"].as_object().cloned().unwrap_or_default();
-    let mut take = |key: &str, fits: &dyn Fn(&str) -> bool| {
-        let value = metadata.get(key).and_then(text)?;
-        fits(&value).then(|| drop(metadata.shift_remove(key)))?;
-        Some(value)
+/// The piece's bytes, if it is one that was asked for.
+fn checked(piece: &VmPiece, volume: &Volume, from: u64) -> Result<Vec<u8>, CliError> {
+    let bad = |why: &str| {
+        let text = format!("{} from byte {from} on: {why}", volume.role);
+        Err(CliError::Ended(text))
     };
-    let keys = take(KEYS_KEY, &|_| true).unwrap_or_default();
-    let cloud_config = take(USER_DATA_KEY, &|it| it.lines().next() == Some(CLOUD_CONFIG));
-    let user_script = take(SCRIPT_KEY, &|_| true);
-    let mut internal = vm["internal_metadata"].as_object().cloned().unwrap_or_default();
-    let publish = internal.get(PORTS_KEY).and_then(published).unwrap_or_default();
-    if !publish.is_empty() {
-        internal.shift_remove(PORTS_KEY);
-    }
-    let restart = internal.shift_remove(POLICY_KEY).as_ref().and_then(text);
-    let image = |disk: &Value| {
-        let uuid = text(&disk["image_uuid"])?;
-        Some(images.get(&uuid).cloned().unwrap_or(uuid))
+    let Ok(data) = BASE64_STANDARD.decode(&piece.data) else {
+        return bad("what arrived is not base64");
     };
-    let (cds, disks): (Vec<_>, Vec<_>) =
-        list(vm, "disks").partition(|disk| disk["media"] == "cdrom");
-    SpecFile {
-        name: text(&vm["alias"]),
-        image: disks.first().and_then(|disk| image(disk)),
-        cdrom: cds.first().and_then(|disk| image(disk)),
-        ram: vm["ram"].as_u64().map(format_mib),
-        vcpus,
-        cpu_cap: cap.filter(|cap| *cap != full_cpu_cap(vcpus.unwrap_or(1))),
-        disks: disks
-            .iter()
-            .enumerate()
-            .map(|(number, it)| {
-                let image = image(it).filter(|_| number > 0);
-                SpecDisk { image, ..disk(it, &vm["zpool"]) }
-            })
-            .collect(),
-        networks: list(vm, "nics").filter_map(network).collect(),
-        publish,
-        firmware: (vm["bootrom"] == "uefi").then_some(Firmware::Uefi),
-        autostart: vm["autoboot"].as_bool().filter(|autostart| !autostart),
-        restart,
-        ssh_keys: keys.lines().filter(|key| !key.trim().is_empty()).map(str::to_owned).collect(),
-        cloud_config,
-        user_script,
-        tags: vm["tags"].as_object().cloned().unwrap_or_default(),
-        metadata,
-        owner: other("owner_uuid", NOBODY),
-        brand: other("brand", DEFAULT_BRAND),
-        properties: properties(vm, internal),
-        ..SpecFile::default()
+    if !piece.sha256.eq_ignore_ascii_case(&hex::encode(Sha256::digest(&data))) {
+        return bad("what arrived is damaged");
     }
-}
-
-fn list<'a>(vm: &'a Value, name: &str) -> impl Iterator<Item = &'a Value> {
-    vm[name].as_array().into_iter().flatten()
-}
-
-/// Published ports, if a file can say all of them.
-fn published(ports: &Value) -> Option<Vec<String>> {
-    let ports = ports.as_str()?.split(',');
-    ports.map(|port| Publish::of_hostfwd(port.trim()).map(|port| port.to_string())).collect()
-}
-
-fn disk(disk: &Value, pool: &Value) -> SpecDisk {
-    let text = |name: &str| disk[name].as_str().map(str::to_owned);
-    let limit = |name: &str| disk[name].as_u64().filter(|most| *most > 0);
-    SpecDisk {
-        size: disk["size"].as_u64().map(format_mib),
-        image: None,
-        pool: text("zpool").filter(|name| pool != name.as_str()),
-        model: text("model").filter(|model| model != DEFAULT_MODEL),
-        max_iops: limit("max_iops"),
-        max_mib_per_second: limit("max_mib_per_second"),
+    if piece.size_bytes != volume.size_bytes {
+        return bad("it has another size now");
     }
+    let end = u64::try_from(data.len()).ok().and_then(|length| piece.offset.checked_add(length));
+    let within = piece.offset >= from
+        && end.is_some_and(|end| end <= piece.next)
+        && piece.next > from
+        && piece.next <= volume.size_bytes;
+    if within { Ok(data) } else { bad("another piece arrived") }
 }
 
-fn network(nic: &Value) -> Option<SpecNetwork> {
-    let model = nic["model"].as_str().filter(|model| *model != DEFAULT_MODEL);
-    Some(SpecNetwork { name: nic["nic_tag"].as_str()?.to_owned(), model: model.map(str::to_owned) })
+/// Bytes of all volumes up to a place in one of them.
+pub(crate) fn passed(volumes: &[Volume], number: usize, offset: u64) -> u64 {
+    let before = volumes.iter().take(number).map(|volume| volume.size_bytes);
+    before.fold(offset, u64::saturating_add)
 }
 
-/// What else was said of it; what an agent adds by itself is left out.
-fn properties(vm: &Value, internal: Map<String, Value>) -> Map<String, Value> {
-    let ram = vm["ram"].as_u64().unwrap_or(0);
-    let brand = vm["brand"].as_str().unwrap_or(DEFAULT_BRAND);
-    let memory = ram + u64::from(overhead_mib(brand));
-    let computed = [
-        ("billing_id", json!(NOBODY)),
-        ("max_locked_memory", json!(memory)),
-        ("max_physical_memory", json!(memory)),
-        ("max_swap", json!(memory.max(MIN_SWAP_MIB))),
-        ("zpool", json!(DEFAULT_POOL)),
-    ];
-    let usual = |name: &str, value: &Value| {
-        asks_nothing(value)
-            || computed.iter().any(|(other, computed)| *other == name && computed == value)
-            || DEFAULTS.iter().any(|(other, number)| *other == name && value == number)
+/// A progress bar over all volumes.
+pub(crate) fn bar(title: &'static str, volumes: &[Volume]) -> ProgressBar {
+    let bar = match std::io::stderr().is_terminal() {
+        true => ProgressBar::new(passed(volumes, volumes.len(), 0)),
+        false => ProgressBar::hidden(),
     };
-    let lasting = LASTING.iter().filter(|property| {
-        let own = OWN_FIELDS.iter().any(|(name, _)| *name == property.name);
-        !own && matches!(property.effect, Effect::Live | Effect::AtStart | Effect::Kept(_))
-    });
-    let names = lasting.map(|property| property.name).chain(["routes", "zpool"]);
-    let of_vm = names.filter_map(|name| Some((name, vm.get(name)?.clone())));
-    let mut all: Map<String, Value> = of_vm
-        .filter(|(name, value)| !usual(name, value))
-        .map(|(name, value)| (name.to_owned(), value))
-        .collect();
-    if !internal.is_empty() {
-        all.insert("internal_metadata".to_owned(), Value::Object(internal));
-    }
-    all
+    let template =
+        "{prefix} {bar:24} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}";
+    let style = ProgressStyle::with_template(template);
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.set_prefix(title);
+    bar
 }
 
 #[cfg(test)]
 mod tests {
-    use muster_shared::config::{Check as _, Problems};
-
     use super::*;
 
-    const IMAGE: &str = "11111111-1111-4111-8111-111111111111";
-
-    fn vm() -> Value {
-        json!({
-            "uuid": IMAGE, "alias": "db1", "brand": "kvm", "owner_uuid": NOBODY, "ram": 2048,
-            "vcpus": 2, "cpu_cap": 200, "quota": 0, "max_physical_memory": 3072, "max_swap": 3072,
-            "max_locked_memory": 3072, "cpu_shares": 100, "zfs_io_priority": 50, "max_lwps": 2000,
-            "billing_id": NOBODY, "zpool": "zones", "autoboot": false, "resolvers": [],
-            "state": "running", "bootrom": "uefi", "routes": {},
-            "disks": [
-                { "size": 1536, "image_uuid": IMAGE, "model": "virtio", "media": "disk",
-                  "boot": true, "path": "/x", "zpool": "zones" },
-                { "size": 10240, "model": "scsi", "media": "disk", "zpool": "fast", "max_iops": 9 },
-                { "image_uuid": "other", "media": "cdrom", "model": "ide", "size": 1 },
-            ],
-            "nics": [{ "nic_tag": "admin", "model": "virtio", "mac": "x", "ips": ["dhcp"] }],
-            "tags": { "role": "db" },
-            "customer_metadata": {
-                "root_authorized_keys": "a\nb\n", "cloud-init:user-data": "#!/bin/sh\n", "k": 1,
-            },
-            "internal_metadata": {
-                "muster:hostfwd": "tcp::2222-:22,udp:127.0.0.1:5353-:53",
-                "muster:restart_policy": "always", "mine": "x",
-            },
-        })
-    }
-
-    #[test]
-    fn a_machine_becomes_the_file_that_makes_one_like_it() {
-        let names = BTreeMap::from([(IMAGE.to_owned(), "debian@12".to_owned())]);
-        let spec = spec_of(&vm(), &names);
-        let expected = json!({
-            "name": "db1", "image": "debian@12", "cdrom": "other", "ram": "2GiB", "vcpus": 2,
-            "disks": [
-                { "size": "1536MiB" }, { "size": "10GiB", "pool": "fast", "model": "scsi", "max_iops": 9 },
-            ],
-            "networks": [{ "name": "admin" }], "publish": ["2222:22", "127.0.0.1:5353:53/udp"],
-            "firmware": "uefi", "autostart": false, "restart": "always", "ssh_keys": ["a", "b"],
-            "tags": { "role": "db" },
-            "metadata": { "cloud-init:user-data": "#!/bin/sh\n", "k": 1 },
-            "properties": { "zfs_io_priority": 50, "internal_metadata": { "mine": "x" } },
-        });
-        assert_eq!(json!(spec), expected);
-        let mut problems = Problems::default();
-        spec.check(&mut problems);
-        assert_eq!(problems.into_result(), Ok(()));
-    }
-
-    #[test]
-    fn ports_that_a_file_cannot_say_stay_as_they_are() {
-        let ports = json!({ "internal_metadata": { "muster:hostfwd": "tcp::2222-10.0.2.9:22" } });
-        let spec = spec_of(&ports, &BTreeMap::new());
-        assert_eq!(spec.publish, [""; 0]);
-        assert_eq!(json!(spec.properties), ports);
-    }
-
-    #[test]
-    fn no_file_controls_a_terminal() {
-        let of = |script: &str| {
-            let script = Some(script.to_owned());
-            yaml(&SpecFile { user_script: script, ..SpecFile::default() }).unwrap()
+    fn piece(change: impl FnOnce(&mut VmPiece)) -> VmPiece {
+        let mut piece = VmPiece {
+            size_bytes: 1000,
+            offset: 100,
+            next: 102,
+            sha256: hex::encode(Sha256::digest("ok")),
+            data: "b2s=".to_owned(),
         };
-        assert_eq!(of("#!/bin/sh\n\techo\n"), "user_script: |\n  #!/bin/sh\n  \techo\n");
-        let evil = of("a\u{1b}[31m\nb\n");
-        assert!(!evil.contains('\u{1b}') && evil.contains("31m"), "{evil}");
+        change(&mut piece);
+        piece
+    }
+
+    #[track_caller]
+    fn check_refused(change: impl FnOnce(&mut VmPiece), why: &str) {
+        let volume = Volume { role: Role::Disk(0), size_bytes: 1000, number: 0 };
+        let error = checked(&piece(change), &volume, 50).unwrap_err().to_string();
+        assert!(error.contains(why) && error.contains("disk 0 from byte 50"), "{error}");
+    }
+
+    #[test]
+    fn only_what_was_asked_for_is_written() {
+        let volume = Volume { role: Role::Disk(0), size_bytes: 1000, number: 0 };
+        assert_eq!(checked(&piece(|_| ()), &volume, 50).unwrap(), b"ok");
+        check_refused(|piece| piece.data = "b2t=".to_owned(), "base64");
+        check_refused(|piece| piece.data = "b2sh".to_owned(), "damaged");
+        check_refused(|piece| piece.size_bytes = 999, "another size");
+        check_refused(|piece| piece.offset = 49, "another piece");
+        check_refused(|piece| piece.next = 101, "another piece");
+        check_refused(|piece| piece.next = 1001, "another piece");
+        // It would be asked for for ever.
+        let nothing = |piece: &mut VmPiece| {
+            (piece.offset, piece.next) = (50, 50);
+            piece.data = String::new();
+            piece.sha256 = hex::encode(Sha256::digest(""));
+        };
+        check_refused(nothing, "another piece");
     }
 }

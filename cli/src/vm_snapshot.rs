@@ -110,7 +110,7 @@ pub(crate) enum Quiesce {
 }
 
 impl Quiesce {
-    fn word(self) -> &'static str {
+    pub(crate) fn word(self) -> &'static str {
         match self {
             Self::None => "none",
             Self::Pause => "pause",
