@@ -10,7 +10,7 @@ use crate::client::Client;
 use crate::confirm::meant;
 use crate::output::{Item, Output, shown};
 use crate::table::{Column, ListArgs};
-use crate::{CliError, image_export, image_get, image_import, pick};
+use crate::{CliError, image_create, image_export, image_get, image_import, pick};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Args {
@@ -27,6 +27,8 @@ pub(crate) enum Args {
         /// Name, `NAME@VERSION`, uuid or its beginning.
         image: String,
     },
+    /// Makes an image from the disk of a stopped VM.
+    Create(image_create::Create),
     /// Uploads an image and activates it.
     Import(image_import::Import),
     /// Downloads an image's file.
@@ -55,6 +57,7 @@ pub(crate) async fn run(client: &Client, output: &Output, args: Args) -> Result<
                 .await
         }
         Args::Get { image } => image_get::run(client, output, &image).await,
+        Args::Create(args) => image_create::run(client, output, args).await,
         Args::Import(args) => image_import::run(client, output, args).await,
         Args::Export(args) => image_export::run(client, output, args).await,
         Args::Delete { images, yes, if_exists } => {

@@ -25,6 +25,7 @@ mod error;
 mod escape;
 mod events;
 mod image;
+mod image_create;
 mod image_export;
 mod image_get;
 mod image_import;

@@ -424,7 +424,7 @@ async fn prepare(node: &Node, kind: &str) {
     engine.submit(submission("vm", makes, Value::Object(create))).await.unwrap();
     assert_eq!(ended(&engine, "vm").await.status, Outcome::Complete);
     let first = match kind {
-        "machine_boot" => Some("machine_kill"),
+        "machine_boot" | "machine_create_image" => Some("machine_kill"),
         "machine_rollback_snapshot" | "machine_delete_snapshot" => Some("machine_create_snapshot"),
         _ => None,
     };

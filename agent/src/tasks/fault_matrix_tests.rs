@@ -55,7 +55,7 @@ pub(super) fn before(kind: &str) -> Vec<(&'static str, Value)> {
     match kind {
         "machine_create" | "machine_import" => Vec::new(),
         "machine_import_end" => vec![("machine_import", json!({}))],
-        "machine_boot" => {
+        "machine_boot" | "machine_create_image" => {
             vec![create, ("machine_shutdown", json!({ "force": true }))]
         }
         "machine_rollback_snapshot" | "machine_delete_snapshot" => {
@@ -167,6 +167,7 @@ kinds! {
     machine_rollback_snapshot: { "snapshot_name": "a" };
     machine_delete_snapshot: { "snapshot_name": "a" };
     machine_import: {};
+    machine_create_image: { "compression": "gzip", "manifest": { "name": "a", "version": "1" } };
     machine_import_end: { "start": true };
     machine_destroy: {};
 }

@@ -32,6 +32,7 @@ pub mod machine_boot;
 #[cfg(test)]
 mod machine_change_tests;
 pub mod machine_create;
+pub mod machine_create_image;
 pub mod machine_create_snapshot;
 #[cfg(test)]
 mod machine_create_tests;
@@ -151,6 +152,7 @@ pub static HANDLERS: &[&dyn Handler] = &[
     &image_get::ImageGet,
     &machine_boot::MachineBoot,
     &machine_create::MachineCreate,
+    &machine_create_image::MachineCreateImage,
     &machine_create_snapshot::MachineCreateSnapshot,
     &machine_delete_snapshot::MachineDeleteSnapshot,
     &machine_destroy::MachineDestroy,
@@ -196,7 +198,6 @@ pub static HANDLERS: &[&dyn Handler] = &[
     &unsupported::DOCKER_COPY,
     &unsupported::DOCKER_EXEC,
     &unsupported::DOCKER_STATS,
-    &unsupported::MACHINE_CREATE_IMAGE,
     &unsupported::MACHINE_MIGRATE,
     &unsupported::RECOVERY_CONFIG,
     &unsupported::ZFS_CLONE_DATASET,

@@ -15,7 +15,6 @@ use super::{Class, Handler, Kind, Params, Plan, Queue, TaskFailure};
 const ZFS: &str = "zfs";
 const OCI: &str = "oci containers";
 const MIGRATION: &str = "migration";
-const IMAGE_CREATION: &str = "image creation";
 const ENCRYPTION: &str = "pool encryption";
 const PACKAGES: &str = "agent packages";
 
@@ -25,8 +24,6 @@ const ZFS_QUERY: Queue =
     Queue { name: "zfs_query", max_concurrent: 8, max_wait: Duration::from_secs(60) };
 const DOCKER_TASKS: Queue =
     Queue { name: "docker_tasks", max_concurrent: 64, max_wait: Duration::from_secs(10) };
-const MACHINE_IMAGES: Queue =
-    Queue { name: "machine_images", max_concurrent: 1, max_wait: Duration::from_secs(3600) };
 const DOCKER_BUILD: Queue =
     Queue { name: "docker_build_task", max_concurrent: 2, max_wait: Duration::from_secs(600) };
 /// The queue of what concerns the software of the node.
@@ -122,17 +119,6 @@ pub static MACHINE_MIGRATE: Unsupported = Unsupported {
     kind: Kind::mutate("machine_migrate", MACHINE_TASKS, Duration::from_secs(86_400)),
     needs: MIGRATION,
     required: &[],
-};
-/// Makes an image from a VM.
-pub static MACHINE_CREATE_IMAGE: Unsupported = Unsupported {
-    kind: Kind::mutate("machine_create_image", MACHINE_IMAGES, Duration::from_secs(3600)),
-    needs: IMAGE_CREATION,
-    required: &[
-        ("uuid", Shape::Uuid),
-        ("compression", Shape::Text),
-        ("imgapi_url", Shape::Text),
-        ("manifest", Shape::Object),
-    ],
 };
 /// Stages or activates the recovery configuration of an encrypted pool.
 pub static RECOVERY_CONFIG: Unsupported = Unsupported {

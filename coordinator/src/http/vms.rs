@@ -63,8 +63,12 @@ const INFO_PARAMS: &[Param] = &[Param::new(
 
 const IMAGE_PARAMS: &[Param] = &[
     JOB,
-    Param::new("compression", &[Rule::StringType], "`none`, `gzip`, `bzip2` or `xz`"),
-    Param::new("imgapi_url", &[Rule::StringType], "Where the image is to be published"),
+    Param::new("compression", &[Rule::StringType], "`none`, `gzip`, `bzip2`, `xz` or `zstd`"),
+    Param::new(
+        "imgapi_url",
+        &[Rule::Optional, Rule::StringType],
+        "Where the image is to be published; else where the server has its images from",
+    ),
     Param::new("manifest", &[Rule::ObjectType], "Manifest of the new image"),
     Param::new("incremental", &[Rule::Optional, Rule::BooleanType], "Only the difference"),
     Param::new("prepare_image_script", &[Rule::Optional, Rule::StringType], "Run by the guest"),

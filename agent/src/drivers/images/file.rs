@@ -3,7 +3,7 @@
 //! `<uuid>.qcow2` is the image, `<uuid>.json` its record with the manifest. The record is written
 //! last and removed first: an image that has one is whole. `<uuid>.used` has the time of its last use
 //! as its own. A download under way is `<uuid>.partial` with
-//! `<uuid>.partial.json`; everything else temporary is `.<name>.tmp` and removed at start.
+//! `<uuid>.partial.json`; `packed-…` is the file of an image that a task makes here; everything else temporary is `.<name>.tmp` and removed at start.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use jiff::Timestamp;
 use muster_shared::clock::SharedClock;
 use muster_shared::entropy::SharedEntropy;
 use muster_shared::error_chain::Chain;
-use muster_shared::ids::ImageUuid;
+use muster_shared::ids::{ImageUuid, TaskId};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -23,6 +23,9 @@ use tokio_util::sync::CancellationToken;
 use url::Url;
 
 use super::download::Download;
+use super::manifest::Compression;
+use super::pack::{self, DiskSource, Packed};
+use super::publish::Publication;
 use super::repository::Repository;
 use super::unpack::{self, Work};
 use super::{Credentials, ImageUsage, Images, Installed, manifest, usage};
@@ -289,6 +292,32 @@ impl Images for FileImages {
 
     async fn note_use(&self, image: ImageUuid) -> Result<(), DriverError> {
         self.note(image).await
+    }
+
+    async fn pack(
+        &self,
+        task: &TaskId,
+        compression: Compression,
+        disk: &mut dyn DiskSource,
+    ) -> Result<Packed, DriverError> {
+        pack::pack(&pack::path(&self.folder, task), compression, disk).await
+    }
+
+    async fn publish(&self, task: &TaskId, what: &Publication) -> Result<Value, DriverError> {
+        self.repository.publish(task, what, &pack::path(&self.folder, task)).await
+    }
+
+    async fn withdraw(
+        &self,
+        task: &TaskId,
+        url: Option<&Url>,
+        image: ImageUuid,
+    ) -> Result<(), DriverError> {
+        self.repository.withdraw(task, url, image).await
+    }
+
+    async fn drop_packed(&self, task: &TaskId) -> Result<(), DriverError> {
+        files::remove(&pack::path(&self.folder, task)).await
     }
 
     async fn remove(&self, image: ImageUuid) -> Result<(), DriverError> {

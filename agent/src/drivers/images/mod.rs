@@ -5,6 +5,8 @@ mod conformance;
 mod download;
 mod file;
 pub mod manifest;
+pub mod pack;
+pub mod publish;
 mod removal;
 mod repository;
 mod room;
@@ -21,11 +23,15 @@ use std::path::PathBuf;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
-use muster_shared::ids::ImageUuid;
+use muster_shared::ids::{ImageUuid, TaskId};
 use muster_shared::wire::Code;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
+use url::Url;
 
+use self::manifest::Compression;
+use self::pack::{DiskSource, Packed};
+use self::publish::Publication;
 use super::DriverError;
 use super::storage::Dependents;
 
@@ -103,6 +109,43 @@ pub trait Images: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// The host failed.
     async fn note_use(&self, image: ImageUuid) -> Result<(), DriverError>;
+
+    /// Packs a disk into a file for [`Images::publish`], in place of one that the task packed before.
+    /// Durable when it returns.
+    ///
+    /// # Errors
+    /// `StoreFull`; the disk could not be read; `NotSupported` by a driver that can't.
+    async fn pack(
+        &self,
+        task: &TaskId,
+        compression: Compression,
+        disk: &mut dyn DiskSource,
+    ) -> Result<Packed, DriverError>;
+
+    /// Publishes an image with the file that the task packed; returns its manifest, as the repository
+    /// has it. May be repeated.
+    ///
+    /// # Errors
+    /// `ImageUuidAlreadyExists`: another one has its uuid; `InvalidManifest`: the repository refuses
+    /// it; `UploadError`: it does not answer as it should.
+    async fn publish(&self, task: &TaskId, what: &Publication) -> Result<Value, DriverError>;
+
+    /// Removes an image from its repository, if the task has published it or begun to.
+    ///
+    /// # Errors
+    /// `UploadError`.
+    async fn withdraw(
+        &self,
+        task: &TaskId,
+        url: Option<&Url>,
+        image: ImageUuid,
+    ) -> Result<(), DriverError>;
+
+    /// Removes the file that a task packed; none is no error.
+    ///
+    /// # Errors
+    /// The host failed.
+    async fn drop_packed(&self, task: &TaskId) -> Result<(), DriverError>;
 
     /// Removes the image and what a failed fetch left of it; a missing one is no error. Whoever
     /// calls it sees to it that nobody is about to make a disk from it, see

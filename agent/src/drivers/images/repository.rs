@@ -12,7 +12,7 @@ use muster_shared::error_chain::Chain;
 use muster_shared::ids::ImageUuid;
 use muster_shared::wire::Code;
 use reqwest::header::{AUTHORIZATION, HeaderValue, LOCATION, RANGE};
-use reqwest::{Client, StatusCode};
+use reqwest::{Client, Method, StatusCode};
 use serde_json::Value;
 use url::{Origin, Url};
 
@@ -93,6 +93,9 @@ pub(super) struct Repository {
     own: Client,
     /// For everybody else, also where a coordinator leads to.
     others: Client,
+    /// The same two for what is sent to them: the answer comes once all of it is there.
+    own_uploads: Client,
+    other_uploads: Client,
     credentials: Credentials,
     sources: Vec<Url>,
     entropy: SharedEntropy,
@@ -134,9 +137,12 @@ impl Repository {
         entropy: SharedEntropy,
     ) -> Result<Self, DriverError> {
         muster_shared::tls::install_provider();
-        let own = client(credentials.tls.as_deref())?;
-        let others = client(None)?;
-        Ok(Self { own, others, credentials, sources, entropy, backoff: Backoff::RECONNECT })
+        let tls = credentials.tls.as_deref();
+        let own = client(tls, Some(IDLE_TIMEOUT))?;
+        let others = client(None, Some(IDLE_TIMEOUT))?;
+        let (own_uploads, other_uploads) = (client(tls, None)?, client(None, None)?);
+        let backoff = Backoff::RECONNECT;
+        Ok(Self { own, others, own_uploads, other_uploads, credentials, sources, entropy, backoff })
     }
 
     /// Waits before attempt number `attempt` (from 0, which does not wait).
@@ -243,14 +249,49 @@ impl Repository {
         }
     }
 
+    /// Where an image goes: what was asked for, or the first of the sources.
+    ///
+    /// # Errors
+    /// `ImageUnavailable`: there are none.
+    pub(super) fn target(&self, wanted: Option<&Url>) -> Result<Url, DriverError> {
+        let found = wanted.or(self.sources.first()).cloned();
+        let text = "there is no repository for images";
+        found.ok_or_else(|| DriverError::refused(Code::ImageUnavailable, text))
+    }
+
     /// A redirect may lead anywhere, so who is asked decides each time about what is shown.
-    fn request(&self, url: &Url, offset_bytes: u64) -> reqwest::RequestBuilder {
+    pub(super) fn request_of(&self, method: Method, url: &Url) -> reqwest::RequestBuilder {
         let own = self.credentials.coordinators.contains(&url.origin());
-        let mut request =
-            if own { self.own.get(url.clone()) } else { self.others.get(url.clone()) };
-        if own && let Some(bearer) = &self.credentials.bearer {
-            request = request.header(AUTHORIZATION, bearer);
+        let client = match (own, method == Method::PUT) {
+            (true, false) => &self.own,
+            (false, false) => &self.others,
+            (true, true) => &self.own_uploads,
+            (false, true) => &self.other_uploads,
+        };
+        let request = client.request(method, url.clone());
+        match &self.credentials.bearer {
+            Some(bearer) if own => request.header(AUTHORIZATION, bearer),
+            _ => request,
         }
+    }
+
+    /// The JSON of an answer that is no larger than a manifest; null of any other.
+    pub(super) async fn small(
+        &self,
+        mut response: reqwest::Response,
+    ) -> Result<Value, reqwest::Error> {
+        let mut body = BytesMut::new();
+        while let Some(chunk) = response.chunk().await? {
+            if body.len().saturating_add(chunk.len()) > MAX_MANIFEST_BYTES {
+                return Ok(Value::Null);
+            }
+            body.extend_from_slice(&chunk);
+        }
+        Ok(serde_json::from_slice(&body).unwrap_or_default())
+    }
+
+    fn request(&self, url: &Url, offset_bytes: u64) -> reqwest::RequestBuilder {
+        let mut request = self.request_of(Method::GET, url);
         if offset_bytes > 0 {
             request = request.header(RANGE, format!("bytes={offset_bytes}-"));
         }
@@ -259,14 +300,19 @@ impl Repository {
 }
 
 /// A client that follows no redirects.
-fn client(tls: Option<&rustls::ClientConfig>) -> Result<Client, DriverError> {
+fn client(
+    tls: Option<&rustls::ClientConfig>,
+    idle: Option<Duration>,
+) -> Result<Client, DriverError> {
     let mut builder = Client::builder()
         .connect_timeout(CONNECT_TIMEOUT)
-        .read_timeout(IDLE_TIMEOUT)
         .redirect(reqwest::redirect::Policy::none())
         // Like the agent's websockets: what reaches the coordinator reaches its images.
         .no_proxy()
         .user_agent(concat!("muster-agent/", env!("CARGO_PKG_VERSION")));
+    if let Some(idle) = idle {
+        builder = builder.read_timeout(idle);
+    }
     if let Some(tls) = tls {
         builder = builder.tls_backend_preconfigured(tls.clone());
     }
@@ -291,7 +337,7 @@ pub(super) fn unavailable(image: ImageUuid, error: &FetchError) -> DriverError {
     }
 }
 
-fn endpoint(base: &Url, segments: &[&str]) -> Url {
+pub(super) fn endpoint(base: &Url, segments: &[&str]) -> Url {
     let mut url = base.clone();
     if let Ok(mut path) = url.path_segments_mut() {
         path.pop_if_empty().extend(segments);

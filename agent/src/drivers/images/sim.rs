@@ -5,10 +5,17 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use muster_shared::clock::SharedClock;
-use muster_shared::ids::ImageUuid;
+use muster_shared::ids::{ImageUuid, TaskId};
+use muster_shared::wire::Code;
 use parking_lot::Mutex;
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
 use tokio_util::sync::CancellationToken;
+use url::Url;
 
+use super::manifest::Compression;
+use super::pack::{DiskBytes, DiskSource, Packed};
+use super::publish::{Publication, TASK_TAG};
 use super::{ImageUsage, Images, Installed};
 use crate::drivers::DriverError;
 use crate::drivers::faults::Faults;
@@ -22,6 +29,12 @@ impl SimRepository {
     /// Publishes an image.
     pub fn publish(&self, uuid: ImageUuid, image: SimImage) {
         self.0.lock().insert(uuid, image);
+    }
+
+    /// What is published under a uuid.
+    #[must_use]
+    pub fn image(&self, uuid: ImageUuid) -> Option<SimImage> {
+        self.0.lock().get(&uuid).cloned()
     }
 }
 
@@ -39,7 +52,7 @@ pub struct SimImages {
 impl SimImages {
     /// Installs from `repository` into `pool`. Operations in `faults`: `images.get`,
     /// `images.manifest`, `images.fetch`, `images.install`, `images.list`, `images.note_use`,
-    /// `images.remove`.
+    /// `images.remove`, `images.pack`, `images.publish`, `images.withdraw`, `images.drop_packed`.
     #[must_use]
     pub fn new(
         pool: SimPool,
@@ -113,6 +126,75 @@ impl Images for SimImages {
             Ok(())
         };
         self.faults.call("images.note_use", note).await
+    }
+
+    async fn pack(
+        &self,
+        task: &TaskId,
+        _compression: Compression,
+        disk: &mut dyn DiskSource,
+    ) -> Result<Packed, DriverError> {
+        let mut hash = Sha256::new();
+        let mut size_bytes = 0_u64;
+        while let Some(bytes) = disk.next().await? {
+            match bytes {
+                DiskBytes::Zeros(count) => size_bytes = size_bytes.saturating_add(count),
+                DiskBytes::Data(data) => {
+                    hash.update(&data);
+                    size_bytes += u64::try_from(data.len()).unwrap_or(0);
+                }
+            }
+        }
+        let pack = || {
+            self.pool.pack(task, size_bytes);
+            Ok(Packed { size_bytes, sha256: hex::encode(hash.finalize()) })
+        };
+        self.faults.call("images.pack", pack).await
+    }
+
+    async fn publish(&self, task: &TaskId, what: &Publication) -> Result<Value, DriverError> {
+        let publish = || {
+            let missing = || DriverError::failed("publish an image", "nothing was packed");
+            let size_bytes = self.pool.packed(task).ok_or_else(missing)?;
+            let mut repository = self.repository.0.lock();
+            if let Some(there) = repository.get(&what.image)
+                && there.manifest["tags"][TASK_TAG] != task.as_str()
+            {
+                let text = format!("image {} exists already", what.image);
+                return Err(DriverError::refused(Code::ImageUuidAlreadyExists, text));
+            }
+            let mut manifest = what.manifest.clone();
+            manifest["state"] = Value::from("active");
+            let image = SimImage { manifest: manifest.clone(), size_bytes };
+            repository.insert(what.image, image);
+            Ok(manifest)
+        };
+        self.faults.call("images.publish", publish).await
+    }
+
+    async fn withdraw(
+        &self,
+        task: &TaskId,
+        _url: Option<&Url>,
+        image: ImageUuid,
+    ) -> Result<(), DriverError> {
+        let withdraw = || {
+            let mut repository = self.repository.0.lock();
+            let theirs = |there: &SimImage| there.manifest["tags"][TASK_TAG] == task.as_str();
+            if repository.get(&image).is_some_and(theirs) {
+                repository.remove(&image);
+            }
+            Ok(())
+        };
+        self.faults.call("images.withdraw", withdraw).await
+    }
+
+    async fn drop_packed(&self, task: &TaskId) -> Result<(), DriverError> {
+        let drop_it = || {
+            self.pool.drop_packed(task);
+            Ok(())
+        };
+        self.faults.call("images.drop_packed", drop_it).await
     }
 
     async fn remove(&self, image: ImageUuid) -> Result<(), DriverError> {

@@ -60,6 +60,8 @@ pub(super) struct Content {
     pub(super) images: BTreeMap<ImageUuid, SimImage>,
     image_times: BTreeMap<ImageUuid, ImageTimes>,
     pub(super) copies: BTreeMap<VmUuid, Vec<u8>>,
+    /// Packed disks, bytes, by the tasks that make images of them.
+    packed: BTreeMap<TaskId, u64>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -181,6 +183,28 @@ impl SimPool {
         let times = ImageTimes { installed_at: at, last_used_at: None };
         content.image_times.insert(uuid, times);
         Ok(())
+    }
+
+    /// A task packs a disk of so many bytes.
+    pub fn pack(&self, task: &TaskId, size_bytes: u64) {
+        self.0.lock().packed.insert(task.clone(), size_bytes);
+    }
+
+    /// What a task has packed, bytes.
+    #[must_use]
+    pub fn packed(&self, task: &TaskId) -> Option<u64> {
+        self.0.lock().packed.get(task).copied()
+    }
+
+    /// How many tasks have packed something.
+    #[must_use]
+    pub fn packed_count(&self) -> usize {
+        self.0.lock().packed.len()
+    }
+
+    /// What a task has packed goes.
+    pub fn drop_packed(&self, task: &TaskId) {
+        self.0.lock().packed.remove(task);
     }
 
     /// A disk is made from an image that is here.

@@ -1,0 +1,424 @@
+//! `machine_create_image`: publishes the boot disk of a VM that is stopped as an image.
+//!
+//! The disk is read from a snapshot that is taken for it. Nothing else of the VM is touched, so
+//! that there is nothing to be rolled back: an undo removes the image, the packed file and the
+//! snapshot.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use muster_shared::ids::{ImageUuid, VmUuid};
+use muster_shared::lenient;
+use muster_shared::units::MIB;
+use muster_shared::wire::Code;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use sha2::{Digest as _, Sha256};
+use url::Url;
+
+use super::machine::{self, failed, refuse};
+use super::steps::{Row, steps};
+use super::{Handler, Kind, Lock, OnFailure, Params, Plan, Queue, TaskContext, TaskFailure};
+use crate::drivers::DriverError;
+use crate::drivers::images::manifest::Compression;
+use crate::drivers::images::pack::{DiskBytes, DiskSource, Packed};
+use crate::drivers::images::publish::{Publication, TASK_TAG};
+use crate::drivers::storage::{Role, SnapshotPiece, Storage};
+use crate::vm_record::disks::numbered;
+use crate::vms::{VmRecord, payload};
+
+const OPERATION: &str = "create_image";
+const MACHINE_IMAGES: Queue =
+    Queue { name: "machine_images", max_concurrent: 1, max_wait: Duration::from_secs(3600) };
+/// Members that an image has from the one that the VM was made from, unless it has its own.
+const INHERITED: &[&str] = &[
+    "type",
+    "os",
+    "requirements",
+    "cpu_type",
+    "users",
+    "billing_tags",
+    "traits",
+    "generate_passwords",
+    "inherited_directories",
+];
+
+/// The kind; parameters `uuid`, `compression` (`none`, `gzip`, `bzip2`, `xz` or `zstd`), `manifest`,
+/// `imgapi_url` (the agent's own repository without).
+#[derive(Debug)]
+pub struct MachineCreateImage;
+
+impl Handler for MachineCreateImage {
+    fn kind(&self) -> Kind {
+        Kind::mutate("machine_create_image", MACHINE_IMAGES, Duration::from_secs(3600))
+    }
+
+    fn cancellable(&self) -> bool {
+        true
+    }
+
+    fn on_failure(&self, _params: &Params) -> OnFailure {
+        OnFailure::Undo
+    }
+
+    fn example(&self) -> Params {
+        let mut params = machine::example();
+        params.insert("compression".to_owned(), json!("gzip"));
+        params.insert("manifest".to_owned(), json!({ "name": "made", "version": "1" }));
+        params
+    }
+
+    fn plan(&self, params: &Params) -> Result<Plan, TaskFailure> {
+        let vm = machine::vm(params)?;
+        for (name, needs) in
+            [("incremental", "incremental images"), ("prepare_image_script", "prepare scripts")]
+        {
+            let value = params.get(name).filter(|value| !value.is_null());
+            if value.is_some_and(|value| lenient::flag(value) != Some(false)) {
+                let text = format!("{name}: this agent has no {needs}");
+                return Err(refuse(Code::NotSupported, text));
+            }
+        }
+        let word = params.get("compression").and_then(Value::as_str).unwrap_or_default();
+        let compression = compression(word).ok_or_else(|| {
+            let problem = "must be none, gzip, bzip2, xz or zstd";
+            TaskFailure::bad_param("compression", problem)
+        })?;
+        let manifest = params.get("manifest").and_then(Value::as_object).cloned();
+        let manifest =
+            manifest.ok_or_else(|| TaskFailure::bad_param("manifest", "must be an object"))?;
+        let url = match params.get("imgapi_url").filter(|value| !value.is_null()) {
+            None => None,
+            Some(url) => {
+                let url = url.as_str().and_then(|url| url.parse::<Url>().ok());
+                let usable = url.filter(|url| matches!(url.scheme(), "http" | "https"));
+                let problem = "must be the URL of a repository";
+                Some(usable.ok_or_else(|| TaskFailure::bad_param("imgapi_url", problem))?)
+            }
+        };
+        let job = Make { vm, word: word.to_owned(), compression, manifest, url };
+        Ok(Plan::of(vec![Lock::Vm(vm)], job, STEPS))
+    }
+}
+
+/// By its name in IMGAPI.
+fn compression(word: &str) -> Option<Compression> {
+    Some(match word {
+        "none" => Compression::None,
+        "bzip2" => Compression::Bzip2,
+        "gzip" => Compression::Gzip,
+        "xz" => Compression::Xz,
+        "zstd" => Compression::Zstd,
+        _ => return None,
+    })
+}
+
+const STEPS: &[Row<Make>] = steps![
+    ("check", 5, check),
+    ("final_snap", 10, snapshot, undo drop_snapshot),
+    ("send", 70, send, undo drop_packed),
+    ("publish", 95, publish, undo withdraw),
+    ("cleanup", 100, cleanup),
+];
+
+#[derive(Debug)]
+struct Make {
+    vm: VmUuid,
+    word: String,
+    compression: Compression,
+    manifest: Map<String, Value>,
+    url: Option<Url>,
+}
+
+/// Made before anything is.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Notes {
+    image: ImageUuid,
+    manifest: Value,
+    /// The number of the disk.
+    disk: u32,
+    #[serde(default)]
+    packed: Option<Packed>,
+}
+
+impl Make {
+    async fn check(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let record = machine::record(ctx, OPERATION, self.vm)?;
+        machine::usable(OPERATION, &record)?;
+        if machine::runs(ctx, self.vm).await? {
+            let text = format!("{OPERATION} error: VM {} is not stopped", self.vm);
+            return Err(refuse(Code::VmNotStopped, text));
+        }
+        let disks = machine::disks(ctx, OPERATION, &record).await?;
+        let number = boot_disk(&record);
+        let disk = disks.iter().find(|disk| Some(disk.index) == number).ok_or_else(|| {
+            let text = format!("{OPERATION} error: VM {} has no disk to boot from", self.vm);
+            refuse(Code::DatasetNotFound, text)
+        })?;
+        let origin = match boot_image(&record) {
+            Some(origin) => ctx.drivers.images.get(origin).await.map_err(failed(OPERATION))?,
+            None => None,
+        };
+        let origin = origin.map(|installed| installed.manifest);
+        let (image, manifest) = self.manifest_of(ctx, &record, origin.as_ref(), disk.size_bytes)?;
+        ctx.note(&Notes { image, manifest, disk: disk.index, packed: None })
+    }
+
+    /// What is published, complete.
+    fn manifest_of(
+        &self,
+        ctx: &TaskContext,
+        record: &VmRecord,
+        origin: Option<&Value>,
+        size_bytes: u64,
+    ) -> Result<(ImageUuid, Value), TaskFailure> {
+        let mut manifest = self.manifest.clone();
+        let image: ImageUuid = match manifest.get("uuid").filter(|uuid| !uuid.is_null()) {
+            None => ctx.drivers.entropy.uuid().into(),
+            Some(uuid) => uuid
+                .as_str()
+                .and_then(|uuid| uuid.parse().ok())
+                .ok_or_else(|| TaskFailure::bad_param("manifest.uuid", "must be a UUID"))?,
+        };
+        for name in INHERITED {
+            if let Some(value) = origin.and_then(|origin| origin.get(*name)) {
+                manifest.entry(*name).or_insert_with(|| value.clone());
+            }
+        }
+        for name in ["disk_driver", "nic_driver"] {
+            if let Some(value) = record.text(name) {
+                manifest.entry(name).or_insert_with(|| json!(value));
+            }
+        }
+        manifest.entry("type").or_insert(json!("zvol"));
+        manifest.entry("os").or_insert(json!("linux"));
+        manifest.insert("v".to_owned(), json!(2));
+        manifest.insert("uuid".to_owned(), json!(image));
+        manifest.insert("image_size".to_owned(), json!(size_bytes.div_ceil(MIB)));
+        manifest.insert("files".to_owned(), json!([{ "format": "raw" }]));
+        // A full image builds on nothing.
+        for name in ["origin", "state", "published_at"] {
+            manifest.shift_remove(name);
+        }
+        match manifest.entry("tags").or_insert(json!({})) {
+            Value::Object(tags) => {
+                tags.insert(TASK_TAG.to_owned(), json!(ctx.task_id.as_str()));
+            }
+            _ => return Err(TaskFailure::bad_param("manifest.tags", "must be an object")),
+        }
+        Ok((image, Value::Object(manifest)))
+    }
+
+    async fn snapshot(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let disk = [Role::Disk(ctx.notes::<Notes>()?.disk)];
+        let name = snapshot_name(ctx);
+        let taken = ctx.drivers.storage.create_snapshot(self.vm, &name, &disk).await;
+        taken.map_err(failed(OPERATION))
+    }
+
+    async fn drop_snapshot(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        // Without notes there is none.
+        let Ok(notes) = ctx.notes::<Notes>() else { return Ok(()) };
+        let (name, disk) = (snapshot_name(ctx), [Role::Disk(notes.disk)]);
+        let dropped = ctx.drivers.storage.delete_snapshot(self.vm, &name, &disk).await;
+        dropped.map_err(failed(OPERATION))
+    }
+
+    async fn send(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let notes: Notes = ctx.notes()?;
+        let mut disk = Disk {
+            storage: ctx.drivers.storage.as_ref(),
+            vm: self.vm,
+            volume: Role::Disk(notes.disk),
+            snapshot: snapshot_name(ctx),
+            at: 0,
+            ready: Vec::new(),
+            progress: &|percent: u8| ctx.progress(10 + percent / 10 * 6),
+        };
+        let packing = ctx.drivers.images.pack(&ctx.task_id, self.compression, &mut disk);
+        let packed = match ctx.cancelled.run_until_cancelled(packing).await {
+            Some(packed) => packed.map_err(failed(OPERATION))?,
+            None => return Err(cancelled()),
+        };
+        ctx.note(&Notes { packed: Some(packed), ..notes })
+    }
+
+    async fn drop_packed(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        ctx.drivers.images.drop_packed(&ctx.task_id).await.map_err(failed(OPERATION))
+    }
+
+    async fn publish(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let Notes { image, manifest, packed, .. } = ctx.notes()?;
+        let packed = packed.ok_or_else(|| {
+            TaskFailure::new(Code::InternalError, "the packed file of the image is not noted")
+        })?;
+        let (url, compression) = (self.url.clone(), self.word.clone());
+        let what = Publication { url, image, manifest, compression, packed };
+        let publishing = ctx.drivers.images.publish(&ctx.task_id, &what);
+        let manifest = match ctx.cancelled.run_until_cancelled(publishing).await {
+            Some(published) => published.map_err(failed(OPERATION))?,
+            None => return Err(cancelled()),
+        };
+        ctx.finish_with(json!({ "image_uuid": image, "manifest": manifest }));
+        Ok(())
+    }
+
+    async fn withdraw(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        let Ok(notes) = ctx.notes::<Notes>() else { return Ok(()) };
+        let images = &ctx.drivers.images;
+        let withdrawn = images.withdraw(&ctx.task_id, self.url.as_ref(), notes.image).await;
+        withdrawn.map_err(failed(OPERATION))
+    }
+
+    /// The image is there, whatever becomes of this.
+    async fn cleanup(&self, ctx: &TaskContext) -> Result<(), TaskFailure> {
+        self.drop_packed(ctx).await?;
+        self.drop_snapshot(ctx).await
+    }
+}
+
+fn cancelled() -> TaskFailure {
+    TaskFailure::new(Code::Cancelled, "making an image was cancelled")
+}
+
+/// Hidden from clients; as in the reference, it begins with `imgadm-create-`.
+fn snapshot_name(ctx: &TaskContext) -> String {
+    let name = hex::encode(Sha256::digest(ctx.task_id.as_str()));
+    format!("imgadm-create-{}", &name[..16])
+}
+
+/// The number of the disk from which the VM boots, or of its first.
+fn boot_disk(record: &VmRecord) -> Option<u32> {
+    let disks = || {
+        numbered(record.list("disks"))
+            .filter(|(_, disk)| !disk.as_object().is_some_and(payload::is_cdrom))
+    };
+    let boots = disks().find(|(_, disk)| disk.get("boot") == Some(&json!(true)));
+    boots.or_else(|| disks().next()).map(|(number, _)| number)
+}
+
+/// What the VM was made from.
+fn boot_image(record: &VmRecord) -> Option<ImageUuid> {
+    let number = boot_disk(record)?;
+    let (_, disk) = numbered(record.list("disks")).find(|(own, _)| *own == number)?;
+    payload::image_of(disk)
+}
+
+/// A disk at its snapshot.
+struct Disk<'a> {
+    storage: &'a dyn Storage,
+    vm: VmUuid,
+    volume: Role,
+    snapshot: String,
+    at: u64,
+    /// What was read and not given yet, the last first.
+    ready: Vec<DiskBytes>,
+    progress: &'a (dyn Fn(u8) + Send + Sync),
+}
+
+#[async_trait]
+impl DiskSource for Disk<'_> {
+    async fn next(&mut self) -> Result<Option<DiskBytes>, DriverError> {
+        loop {
+            if let Some(bytes) = self.ready.pop() {
+                return Ok(Some(bytes));
+            }
+            let (vm, at) = (self.vm, self.at);
+            let piece = self.storage.read_snapshot(vm, self.volume, &self.snapshot, at).await?;
+            let SnapshotPiece { size_bytes, offset, data, next } = piece;
+            if at >= size_bytes {
+                return Ok(None);
+            }
+            let end = offset.saturating_add(u64::try_from(data.len()).unwrap_or(u64::MAX));
+            if offset < at || end > next || next <= at {
+                return Err(DriverError::failed("read a disk", "its pieces are not in order"));
+            }
+            let zeros = |count: u64| (count > 0).then_some(DiskBytes::Zeros(count));
+            let data = (!data.is_empty()).then_some(DiskBytes::Data(data));
+            self.ready.extend(zeros(next - end));
+            self.ready.extend(data);
+            self.ready.extend(zeros(offset - at));
+            self.at = next;
+            let percent = self.at.saturating_mul(100) / size_bytes.max(1);
+            (self.progress)(u8::try_from(percent).unwrap_or(100));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::machine_change_tests::code;
+    use super::super::machine_tests::{Host, act, one_vm, uuid};
+    use super::*;
+
+    fn wanted(change: Value) -> Value {
+        let mut params = Value::Object(MachineCreateImage.example());
+        params.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        params
+    }
+
+    async fn stopped(host: &Host) -> std::sync::Arc<crate::node::Drivers> {
+        let drivers = one_vm(host).await;
+        act(host, &drivers, "machine_shutdown", json!({ "force": true })).await.unwrap();
+        drivers
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stopped_vm_becomes_an_image_and_is_as_before() {
+        let host = Host::new();
+        let drivers = stopped(&host).await;
+        let before = host.content();
+        let manifest =
+            json!({ "name": "made", "version": "1", "uuid": uuid(), "tags": { "a": 1 } });
+        let made = act(
+            &host,
+            &drivers,
+            "machine_create_image",
+            wanted(json!({
+                "manifest": manifest,
+            })),
+        )
+        .await
+        .unwrap();
+        assert_eq!(made["image_uuid"], json!(uuid()));
+        let published = &made["manifest"];
+        assert_eq!((&published["state"], &published["type"]), (&json!("active"), &json!("zvol")));
+        assert_eq!(
+            (&published["tags"]["a"], published["image_size"].as_u64().is_some()),
+            (&json!(1), true)
+        );
+        assert_eq!(host.content(), before);
+        assert_eq!(host.pool.packed_count(), 0);
+        assert!(host.pool.disks().values().all(|disk| disk.snapshots.is_empty()));
+        // Another task does not get its uuid.
+        let again = code(
+            &host,
+            &drivers,
+            "machine_create_image",
+            wanted(json!({
+                "manifest": manifest,
+            })),
+        );
+        assert_eq!(again.await, "ImageUuidAlreadyExists");
+        assert_eq!((host.content(), host.pool.packed_count()), (before, 0));
+        assert!(host.pool.disks().values().all(|disk| disk.snapshots.is_empty()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_can_not_be_done_is_refused_by_name() {
+        let host = Host::new();
+        let drivers = one_vm(&host).await;
+        let kind = "machine_create_image";
+        assert_eq!(code(&host, &drivers, kind, wanted(json!({}))).await, "VmNotStopped");
+        for (change, wanted_code) in [
+            (json!({ "incremental": true }), "NotSupported"),
+            (json!({ "prepare_image_script": "#!/bin/sh" }), "NotSupported"),
+            (json!({ "compression": "rar" }), "InvalidParameters"),
+            (json!({ "manifest": 7 }), "InvalidParameters"),
+            (json!({ "imgapi_url": "ftp://x/" }), "InvalidParameters"),
+        ] {
+            let found = code(&host, &drivers, kind, wanted(change.clone())).await;
+            assert_eq!(found, wanted_code, "{change}");
+        }
+    }
+}
