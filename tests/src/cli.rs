@@ -1,6 +1,7 @@
 //! The operator's command, against a coordinator of a test. It blocks: tests that wait for their own
 //! servers meanwhile need a runtime with several threads.
 
+use std::path::Path;
 use std::process::{Command, Output};
 
 use serde_json::Value;
@@ -35,6 +36,19 @@ pub fn output_at(url: &str, words: &[&str], env: &[(&str, &str)]) -> Output {
     #[expect(clippy::disallowed_methods, reason = "black-box tests start the real binaries")]
     let mut command = Command::new(binary("muster"));
     command.args(["--url", url]).args(words).envs(env.iter().copied());
+    command.output().expect("the command runs")
+}
+
+/// Likewise, with a file on its standard input.
+///
+/// # Panics
+/// If it can't be started, or there is no such file.
+#[must_use]
+pub fn output_from(url: &str, words: &[&str], input: &Path) -> Output {
+    let input = std::fs::File::open(input).expect("the input");
+    #[expect(clippy::disallowed_methods, reason = "black-box tests start the real binaries")]
+    let mut command = Command::new(binary("muster"));
+    command.args(["--url", url]).args(words).stdin(input);
     command.output().expect("the command runs")
 }
 

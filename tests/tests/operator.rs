@@ -339,6 +339,21 @@ fn guests(operator: &mut Operator) {
     operator.see(&login, REFUSED);
 }
 
+/// Of a machine that is stopped.
+fn copies(operator: &mut Operator) {
+    let file = operator.home.path().join("web1.muster").display().to_string();
+    operator.find(&["vm", "export", "web1", &file], DONE, "web1.muster");
+    operator.find(&["vm", "export", "web1", &file], USAGE, "--force");
+    operator.see(&["vm", "export", "web1"], USAGE);
+    operator.find(&["vm", "import", &file], REFUSED, "exists");
+    operator.see(&["vm", "import", "/nonexistent"], USAGE);
+    operator.see(&["vm", "import", &file, "--new-uuid", "--name", "web2"], DONE);
+    operator.see(&["vm", "delete", "web2", "--yes"], DONE);
+    let image = ["image", "create", "web1", "--name", "app", "--version", "1"];
+    operator.see(&image, DONE);
+    operator.see(&["image", "delete", "app", "--yes"], DONE);
+}
+
 async fn displays(operator: &mut Operator) {
     let picture = operator.home.path().join("web1.png").display().to_string();
     operator.see(&["vm", "screenshot", "web1", "--file", &picture], DONE);
@@ -383,6 +398,7 @@ fn power_and_changes(operator: &mut Operator) {
     operator.see(&["vm", "stop", "web1", "--force"], DONE);
     operator.see(&["vm", "stop", "web1"], DONE);
     operator.see(&["vm", "snapshot", "rollback", "web1", "before"], DONE);
+    copies(operator);
     operator.see(&["vm", "snapshot", "delete", "web1", "before"], DONE);
     operator.see(&["vm", "reprovision", "web1", "--image", "muster-guest"], DONE);
     operator.see(&["vm", "start", "web1"], DONE);
