@@ -343,10 +343,8 @@ async fn an_import_that_was_cut_goes_on_and_one_that_is_damaged_leaves_nothing()
         let path = format!("{path}?{query}");
         cluster.client.send_bytes(Method::PUT, &path, OCTETS, data.clone()).await.expect(200);
     }
-    let started = cluster
-        .client
-        .post(&format!("/servers/{}/vms/{vm}/start", cluster.agent.server_uuid), &json!({}));
-    let started = started.await.expect(200);
+    let start = format!("/servers/{}/vms/{vm}/start", cluster.agent.server_uuid);
+    let started = cluster.client.post(&start, &json!({})).await.expect(200);
     let started = cluster.client.wait_task(started["id"].as_str().expect("a task"), 60).await;
     assert_eq!(started["status"], "failure", "what is half there does not start: {started:#}");
     cluster.agent.kill9();
