@@ -14,9 +14,9 @@ use muster_tests::daemon::{Agent, Coordinator};
 use muster_tests::guest;
 use muster_tests::operator::{LIMIT, Operator};
 use muster_tests::scripted_agent::ScriptedAgent;
+use muster_tests::terminal::{Screen, Terminal};
 use muster_tests::wait::wait_for;
 use serde_json::Value;
-use tempfile::TempDir;
 use tokio::io::AsyncReadExt as _;
 
 const LEAVE: &str = "\u{1d}";

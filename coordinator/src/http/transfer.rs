@@ -37,7 +37,7 @@ const EXPORT_PARAMS: &[Param] = &[SNAPSHOT];
 const PIECE_PARAMS: &[Param] = &[
     SNAPSHOT,
     Param::new("disk", &[], "`number` of the disk's volume; without, what its firmware keeps")
-        .checked(schema::whole_number),
+        .checked(schema::volume_number),
     OFFSET,
 ];
 const PLACE_PARAMS: &[Param] = &[
@@ -48,7 +48,7 @@ const PLACE_PARAMS: &[Param] = &[
     Param::new("server_uuid", &[Rule::Optional, Rule::Uuid], "Server; chosen if there is none"),
 ];
 const WRITE_PARAMS: &[Param] = &[
-    Param::new("volume", &[], "Of the export's, from 0").checked(schema::whole_number),
+    Param::new("volume", &[], "Of the export's, from 0").checked(schema::volume_number),
     OFFSET,
     Param::new("sha256", &[Rule::Regex("^[0-9a-fA-F]{64}$")], "Of the body"),
     Param::new("boot", &[], "As last told; refused if the server was booted since")

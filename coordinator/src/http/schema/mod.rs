@@ -36,7 +36,7 @@ pub(crate) use values::{
     exact_uuid, exec_seconds, expiry_seconds, file_offset, flag, levels, list_of_anything,
     log_levels, log_wait, long_text, manifest_files, manifest_version, migration_task, networks,
     nic_tags, original_network, peers, quiesce, script_milliseconds, sleep_seconds, snapshot_name,
-    stats_payload, stop_seconds, text, texts, when, whole_number, zfs_properties,
+    stats_payload, stop_seconds, text, texts, volume_number, when, whole_number, zfs_properties,
 };
 
 /// Every component: its name and its schema.

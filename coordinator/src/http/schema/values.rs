@@ -88,6 +88,11 @@ pub(crate) fn expiry_seconds() -> Value {
     number(1, 30 * 86_400)
 }
 
+/// The number of a volume.
+pub(crate) fn volume_number() -> Value {
+    number(0, u64::from(u32::MAX))
+}
+
 /// A place in a file, bytes.
 pub(crate) fn file_offset() -> Value {
     number(0, 1 << 53)

@@ -149,7 +149,9 @@ fn snapshots() -> Vec<Row> {
 
 fn transfers() -> Vec<Row> {
     let at_ghost = |row: Row| row.bad_at("{uuid}", "{ghost}", 404, "ResourceNotFound");
-    let of_vm = |route: &'static str| at_ghost(row(route, 200).of_vm());
+    let of_vm = |route: &'static str| row(route, 200).of_vm();
+    let asks = |route: &'static str, query: &str| at_ghost(of_vm(route).asks(query));
+    let piece = format!("volume=0&sha256={DISK}&durable=true");
     let volume = json!({ "role": "disk", "index": 0, "size_bytes": 1_048_576 });
     let vm = json!({ "brand": "kvm", "ram": 256, "cpu_cap": 100, "disks": [{ "size": 1 }] });
     let import = json!({ "vm": vm, "export": "one", "volumes": [volume] });
@@ -160,24 +162,24 @@ fn transfers() -> Vec<Row> {
     };
     let container = json!({ "vm": { "brand": "lx" }, "export": "one", "volumes": [] });
     vec![
-        of_vm("GET /servers/:server_uuid/vms/:uuid/export")
-            .asks("snapshot_name=one")
+        asks("GET /servers/:server_uuid/vms/:uuid/export", "snapshot_name=one")
             .bad_query("snapshot_name=", 409, PARAMETERS)
             .bad_query("snapshot_name=a/b", 409, PARAMETERS),
-        of_vm("GET /servers/:server_uuid/vms/:uuid/export/piece")
-            .asks("snapshot_name=one&disk=0&offset=512")
-            .bad_query("snapshot_name=one&disk=-1", 409, PARAMETERS)
-            .bad_query("snapshot_name=one&offset=x", 409, PARAMETERS),
+        asks(
+            "GET /servers/:server_uuid/vms/:uuid/export/piece",
+            "snapshot_name=one&disk=0&offset=512",
+        )
+        .bad_query("snapshot_name=one&disk=-1", 409, PARAMETERS)
+        .bad_query("snapshot_name=one&offset=x", 409, PARAMETERS),
         row("POST /vms/import", 202)
             .sends(&import)
             .bad_body(&without("vm"), 409, PARAMETERS)
             .bad_body(&without("export"), 409, PARAMETERS)
             .bad_body(&without("volumes"), 409, PARAMETERS)
             .bad_body(&container, 409, PARAMETERS),
-        of_vm("GET /servers/:server_uuid/vms/:uuid/import"),
-        of_vm("PUT /servers/:server_uuid/vms/:uuid/import")
+        at_ghost(of_vm("GET /servers/:server_uuid/vms/:uuid/import")),
+        asks("PUT /servers/:server_uuid/vms/:uuid/import", &piece)
             .header("content-type: application/octet-stream")
-            .asks(&format!("volume=0&sha256={DISK}&durable=true"))
             .sends_bytes(b"disk")
             .bad_query("volume=0&sha256=x", 409, PARAMETERS)
             .bad_query(&format!("volume=-1&sha256={DISK}"), 409, PARAMETERS),

@@ -90,7 +90,9 @@ async fn a_snapshot_is_read_as_qemu_reads_it() {
         folder.run("qemu-img snapshot -c two /disk.qcow2").await;
         let (bytes, pieces) = folder.read("disk.qcow2", "one").await;
         assert_eq!(bytes.len(), 200 << 20);
-        assert!(bytes == folder.converted("disk.qcow2", "one").await, "{packing}: it differs");
+        // It has the snapshot's content, in the size of today.
+        let converted = folder.converted("disk.qcow2", "one").await;
+        assert!(bytes == converted[..bytes.len()], "{packing}: it differs");
         let stored: usize = pieces.iter().map(|(_, length)| *length).sum();
         assert!(stored < 4 << 20, "{packing}: holes are read as data: {pieces:?}");
         let (bytes, _) = folder.read("disk.qcow2", "two").await;
