@@ -284,6 +284,7 @@ async fn an_export_that_was_cut_goes_on_and_ends_as_the_same_file() {
         let url = format!("http://{}", cluster.coordinator.address());
         let words = ["vm", "export", "quiet", &name, "--snapshot", "one"].map(str::to_owned);
         // It is begun while the agent is away.
+        #[expect(clippy::disallowed_methods, reason = "a command that runs beside the test")]
         let export = tokio::task::spawn_blocking(move || {
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
             cli::output_at(&url, &words, &[])

@@ -271,7 +271,7 @@ fn automatic(first: &Device, storage: usize, wishes: &Wishes) -> Layout {
         };
     }
     if disks > 16 || disks > 7 && first.size > LARGE {
-        let divides = |width: usize| disks % width == 0;
+        let divides = |width: usize| disks.is_multiple_of(width);
         return match disks {
             _ if !explicit || (7..=12).any(divides) => Layout::Raidz2,
             13 => Layout::Raidz3,
@@ -280,7 +280,7 @@ fn automatic(first: &Device, storage: usize, wishes: &Wishes) -> Layout {
     }
     match disks {
         0..=11 if solid_state => Layout::Raidz2,
-        _ if disks % 2 == 0 || !explicit => Layout::Mirror,
+        _ if disks.is_multiple_of(2) || !explicit => Layout::Mirror,
         15 => Layout::Raidz1,
         13 => Layout::Raidz3,
         _ => Layout::Raidz2,

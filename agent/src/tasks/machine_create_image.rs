@@ -351,7 +351,7 @@ mod tests {
     use super::super::machine_tests::{Host, act, one_vm, uuid};
     use super::*;
 
-    fn wanted(change: Value) -> Value {
+    fn wanted(change: &Value) -> Value {
         let mut params = Value::Object(MachineCreateImage.example());
         params.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
         params
@@ -374,7 +374,7 @@ mod tests {
             &host,
             &drivers,
             "machine_create_image",
-            wanted(json!({
+            wanted(&json!({
                 "manifest": manifest,
             })),
         )
@@ -395,7 +395,7 @@ mod tests {
             &host,
             &drivers,
             "machine_create_image",
-            wanted(json!({
+            wanted(&json!({
                 "manifest": manifest,
             })),
         );
@@ -409,7 +409,7 @@ mod tests {
         let host = Host::new();
         let drivers = one_vm(&host).await;
         let kind = "machine_create_image";
-        assert_eq!(code(&host, &drivers, kind, wanted(json!({}))).await, "VmNotStopped");
+        assert_eq!(code(&host, &drivers, kind, wanted(&json!({}))).await, "VmNotStopped");
         for (change, wanted_code) in [
             (json!({ "incremental": true }), "NotSupported"),
             (json!({ "prepare_image_script": "#!/bin/sh" }), "NotSupported"),
@@ -417,7 +417,7 @@ mod tests {
             (json!({ "manifest": 7 }), "InvalidParameters"),
             (json!({ "imgapi_url": "ftp://x/" }), "InvalidParameters"),
         ] {
-            let found = code(&host, &drivers, kind, wanted(change.clone())).await;
+            let found = code(&host, &drivers, kind, wanted(&change)).await;
             assert_eq!(found, wanted_code, "{change}");
         }
     }

@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check_refused(change: Value, problem: &str) {
+    fn check_refused(change: &Value, problem: &str) {
         let mut params = MachineImport.example();
         params.extend(change.as_object().unwrap().clone());
         let refused = MachineImport.plan(&params).map(drop).unwrap_err();
@@ -170,19 +170,19 @@ mod tests {
         MachineImport.plan(&MachineImport.example()).map(drop).unwrap();
         let volume = |index: u32, mib: u64| json!({ "role": "disk", "index": index, "size_bytes": mib * MIB });
         let of = |volumes: Value| json!({ "import": { "export": "one", "volumes": volumes } });
-        check_refused(json!({ "import": null }), "import");
-        check_refused(json!({ "import": { "export": "", "volumes": [volume(0, 64)] } }), "bytes");
-        check_refused(of(json!([])), "volumes");
-        check_refused(of(json!([volume(0, 65)])), "another size");
-        check_refused(of(json!([volume(0, 64), volume(0, 64)])), "not in order");
-        check_refused(of(json!([volume(0, 64), volume(1, 64)])), "another size");
+        check_refused(&json!({ "import": null }), "import");
+        check_refused(&json!({ "import": { "export": "", "volumes": [volume(0, 64)] } }), "bytes");
+        check_refused(&of(json!([])), "volumes");
+        check_refused(&of(json!([volume(0, 65)])), "another size");
+        check_refused(&of(json!([volume(0, 64), volume(0, 64)])), "not in order");
+        check_refused(&of(json!([volume(0, 64), volume(1, 64)])), "another size");
         let firmware = json!({ "role": "firmware", "size_bytes": 1 });
-        check_refused(of(json!([firmware, volume(0, 64)])), "not uefi");
+        check_refused(&of(json!([firmware, volume(0, 64)])), "not uefi");
         let mut two = of(json!([volume(0, 64)]));
         two["disks"] = json!([{ "size": 64 }, { "size": 64 }]);
-        check_refused(two, "nothing is to be filled into disk 1");
+        check_refused(&two, "nothing is to be filled into disk 1");
         let mut imaged = of(json!([volume(0, 64)]));
         imaged["disks"] = json!([{ "size": 64, "image_uuid": uuid::Uuid::nil() }]);
-        check_refused(imaged, "has an image");
+        check_refused(&imaged, "has an image");
     }
 }

@@ -79,14 +79,14 @@ mod tests {
     use super::super::create;
     use super::*;
 
-    fn object(value: Value) -> Map<String, Value> {
+    fn object(value: &Value) -> Map<String, Value> {
         value.as_object().unwrap().clone()
     }
 
     #[test]
     fn a_copy_is_a_payload_that_makes_the_same_vm() {
         const UUID: &str = "11111111-1111-4111-8111-111111111111";
-        let params = object(json!({
+        let params = object(&json!({
             "uuid": UUID, "brand": "kvm", "alias": "web", "ram": 512, "vcpus": 2, "bootrom": "uefi",
             "image_uuid": UUID, "tags": { "role": "web" }, "customer_metadata": { "a": "b" },
             "disks": [
