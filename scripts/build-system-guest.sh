@@ -23,7 +23,7 @@ boot_mib=64
 boot_start_mib=1
 # What the agent needs of a node, and what tests look with.
 packages=(systemd-sysv udev dbus iproute2 kmod nftables procps qemu-system-x86 qemu-utils
-    ca-certificates curl gzip cloud-init openssh-server)
+    ca-certificates curl gzip cloud-init openssh-server qemu-guest-agent)
 
 say() { echo "system guest: $*" >&2; }
 die() {
