@@ -39,10 +39,34 @@ impl Checker {
     }
 }
 
+/// What checks a parameter.
+#[derive(Clone, Debug)]
+struct ParamChecker {
+    checker: Checker,
+    /// Digits in a query stand for the number, so its bounds hold for them, too.
+    is_numeric: bool,
+}
+
+impl ParamChecker {
+    fn new(schema: &Value) -> Result<Self, String> {
+        let is_numeric = schema.get("maximum").is_some();
+        Ok(Self { checker: Checker::new(document(), schema)?, is_numeric })
+    }
+
+    fn faults(&self, name: &str, value: &Value) -> Vec<Fault> {
+        let faults = self.checker.faults(name, value);
+        let text = value.as_str().filter(|_| self.is_numeric && faults.is_empty());
+        match text.and_then(|text| text.parse::<u64>().ok()) {
+            Some(number) => self.checker.faults(name, &json!(number)),
+            None => faults,
+        }
+    }
+}
+
 /// What checks the parameters of a route that have to be more than their rules say.
 #[derive(Clone, Debug)]
 pub(crate) struct Checkers {
-    params: BTreeMap<&'static str, Checker>,
+    params: BTreeMap<&'static str, ParamChecker>,
     payload: Option<Checker>,
 }
 
@@ -51,7 +75,7 @@ impl Checkers {
         let checked = route.params.iter().filter(|param| param.checked);
         let compiled = checked.filter_map(|param| {
             let schema = param.schema?;
-            Some(Checker::new(document(), &schema()).map(|checker| (param.name, checker)))
+            Some(ParamChecker::new(&schema()).map(|checker| (param.name, checker)))
         });
         let payload = route.payload.map(|schema| Checker::new(document(), &schema()));
         Ok(Self { params: compiled.collect::<Result<_, _>>()?, payload: payload.transpose()? })
