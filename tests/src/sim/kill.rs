@@ -101,7 +101,10 @@ fn play(sim: &mut Sim, point: &str, victim: Victim) -> Verdict {
         wanted.insert("uuid".to_owned(), json!(IMAGE));
     }
     let vm: Option<VmUuid> = wanted.get("uuid").and_then(|v| v.as_str()?.parse().ok());
-    if vm.is_some() && !["machine_create", "image_delete"].contains(&kind) {
+    if kind == "machine_import_end" {
+        ask(sim, "machine_import", params("machine_import"))?;
+    } else if vm.is_some() && !["machine_create", "machine_import", "image_delete"].contains(&kind)
+    {
         ask(sim, "machine_create", params("machine_create"))?;
         if kind.starts_with("orphan_") {
             sim.crash_agent(0);
@@ -109,7 +112,7 @@ fn play(sim: &mut Sim, point: &str, victim: Victim) -> Verdict {
             sim.start_agent(0);
             sim.run_for(Duration::from_secs(5))?;
         }
-        if kind == "machine_boot" {
+        if ["machine_boot", "machine_create_image"].contains(&kind) {
             ask(sim, "machine_shutdown", params("machine_shutdown"))?;
         }
         if ["machine_rollback_snapshot", "machine_delete_snapshot"].contains(&kind) {

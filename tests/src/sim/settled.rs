@@ -80,8 +80,12 @@ impl Sim {
         let hosts = self.agents.iter().flat_map(|agent| {
             let running = agent.guests.running();
             let server = agent.server.to_string();
-            agent.records.records().into_keys().map(move |vm| {
-                let state = if running.contains_key(&vm) { "running" } else { "stopped" };
+            agent.records.records().into_iter().map(move |(vm, record)| {
+                let state = match record.importing {
+                    Some(_) => "provisioning",
+                    None if running.contains_key(&vm) => "running",
+                    None => "stopped",
+                };
                 (vm.to_string(), server.clone(), state.to_owned())
             })
         });

@@ -58,6 +58,7 @@ pub struct Journals {
 const STARTING: &[&str] = &[
     "machine_create",
     "machine_boot",
+    "machine_import_end",
     "machine_reboot",
     "machine_reprovision",
     "machine_rollback_snapshot",
@@ -189,7 +190,7 @@ impl Journals {
             && let Some(vm) = entry.vm
         {
             match entry.task.as_str() {
-                "machine_create" => drop(self.homes.insert(vm, agent)),
+                "machine_create" | "machine_import" => drop(self.homes.insert(vm, agent)),
                 "machine_destroy" | "orphan_remove" if self.homes.get(&vm) == Some(&agent) => {
                     self.homes.remove(&vm);
                 }
