@@ -330,9 +330,11 @@ pub(crate) fn passed(volumes: &[Volume], number: usize, offset: u64) -> u64 {
 
 /// A progress bar over all volumes.
 pub(crate) fn bar(title: &'static str, volumes: &[Volume]) -> ProgressBar {
-    let bar = match std::io::stderr().is_terminal() {
-        true => ProgressBar::new(passed(volumes, volumes.len(), 0)),
-        false => ProgressBar::hidden(),
+    let bar = match passed(volumes, volumes.len(), 0) {
+        // Of a VM without disks there is nothing to watch.
+        0 => ProgressBar::hidden(),
+        size if std::io::stderr().is_terminal() => ProgressBar::new(size),
+        _ => ProgressBar::hidden(),
     };
     let template =
         "{prefix} {bar:24} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}";

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use clap::ValueHint;
+use indicatif::ProgressBar;
 use muster_shared::api::task::TaskStarted;
 use muster_shared::api::transfer::VmImport;
 use muster_shared::api::vm::{FleetVm, VmPlaced};
@@ -119,7 +120,8 @@ fn open(args: &Args) -> Result<Input, CliError> {
 /// Reads all of the file.
 fn check(args: &Args) -> Result<(), CliError> {
     let mut reader = Reader::new(open(args)?);
-    let mut shown = bar("check", &[]);
+    // Drawn as soon as it is known how much there is.
+    let mut shown = ProgressBar::hidden();
     let mut volumes: Vec<Volume> = Vec::new();
     loop {
         match reader.next_event().map_err(|error| unusable(args, &error))? {
