@@ -189,6 +189,84 @@ async fn guests_on_a_bridge_reach_each_other_with_their_own_addresses_alone() {
     assert!(run("ip -o link").contains("mt-one"), "the bridge is the operator's");
 }
 
+/// A VM on the bridge `tag`, with the address `NET.NUMBER` and the host as its router, that keeps the
+/// page of `peer`.
+fn neighbour(image: &str, tag: &str, address: &str, peer: &str, members: &Value) -> Value {
+    let (net, number) = address.rsplit_once('.').expect("an address");
+    let script = format!(
+        "#!/bin/sh\n\
+         (until printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 5 {peer} 80 >/run/peer\n\
+         [ -s /run/peer ]; do sleep 1; done\n\
+         mv /run/peer /www/peer) &\n"
+    );
+    let mut vm = json!({
+        "uuid": fresh_uuid(), "brand": "kvm", "ram": 192, "alias": format!("on-{tag}"),
+        "image": { "uuid": image, "files": [{ "compression": "none" }] },
+        "disks": [{ "image_uuid": image, "boot": true, "model": "virtio" }],
+        "owner_uuid": fresh_uuid(), "customer_metadata": { "user-script": script },
+        "nics": [{
+            "nic_tag": tag, "mac": format!("02:00:00:00:01:{number}"), "primary": true,
+            "ips": [format!("{address}/24")], "gateways": [format!("{net}.1")],
+        }],
+    });
+    for (name, value) in members.as_object().expect("an object") {
+        vm[name] = value.clone();
+    }
+    vm
+}
+
+#[tokio::test]
+async fn guests_on_two_bridges_and_the_host_reach_each_other_where_the_rules_allow() {
+    if !own_network::enter() {
+        return;
+    }
+    own_network::add_bridge("one", &["10.77.0.1/24"]);
+    own_network::add_bridge("two", &["10.78.0.1/24"]);
+    run("sysctl -q -w net.ipv4.ip_forward=1");
+    let coordinator = Coordinator::start();
+    let client = coordinator.client();
+    // The host is the router between them.
+    let is_router = r#"network.server_tags=["one", "two"]"#;
+    let agent = Agent::with(&[&coordinator.agent_url()], &[is_router], &[]);
+    agent.wait_allocatable(&client).await;
+    let image = guest::import(&client).await;
+    let (one, two) = ("10.77.0.11", "10.78.0.12");
+    let rules = |allowed: &[&str]| {
+        let rules = allowed.iter().map(|from| {
+            let rule = format!("FROM ip {from} TO all vms ALLOW tcp PORT 80");
+            json!({ "rule": rule, "enabled": true })
+        });
+        json!({ "firewall_enabled": true, "firewall_rules": rules.collect::<Vec<_>>() })
+    };
+    // Guest 2 lets in guest 1 alone.
+    let second = neighbour(&image, "two", two, one, &rules(&[one]));
+    let vm = create(&client, &agent, &second).await;
+    create(&client, &agent, &neighbour(&image, "one", one, two, &json!({}))).await;
+    shows("10.77.0.11:80", "on-one").await;
+    let seen = wait_for("guest 1 reaches guest 2", BOOT, || async {
+        guest::page("10.77.0.11:80", "/peer")
+    })
+    .await;
+    assert!(seen.contains("on-two"), "{seen}");
+    page("10.78.0.12:80").expect_err("the host is not allowed");
+
+    let update = async |change: Value| {
+        let path = format!("/servers/{}/vms/{vm}/update", agent.server_uuid);
+        let task = client.post(&path, &change).await.expect(200)["id"].clone();
+        client.complete_task(task.as_str().expect("an id"), 120).await
+    };
+    update(rules(&[one, "10.78.0.1"])).await;
+    page("10.78.0.12:80").expect("the host is allowed now");
+    let seen = wait_for("guest 2 reaches guest 1", BOOT, || async {
+        guest::page("10.78.0.12:80", "/peer")
+    })
+    .await;
+    assert!(seen.contains("on-one"), "{seen}");
+    update(rules(&[])).await;
+    page("10.78.0.12:80").expect_err("nobody is allowed");
+    page("10.77.0.11:80").expect("guest 1 has no firewall");
+}
+
 /// Namespaces of the agent, of what it has started, and of all else in the test's network; and those that
 /// something is mounted or open to keep.
 fn namespaces(agent: &Agent, pid: u32) -> usize {
