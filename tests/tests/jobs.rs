@@ -53,7 +53,7 @@ async fn a_setup_makes_a_server_usable() {
 
     let wanted = json!({
         "hostname": "cn7", "postsetup_script": "#!/bin/sh\nexit 0\n", "disk_layout": "mirror",
-        "encryption_enabled": "true", "disk_spares": "1", "nics": [{ "mac": "x" }],
+        "encryption_enabled": "false", "disk_spares": "1", "nics": [{ "mac": "x" }],
     });
     let job = job_of(&client.put(&format!("{server}/setup"), &wanted).await.expect(202));
     let job = ended(&client, &job).await;
@@ -64,7 +64,7 @@ async fn a_setup_makes_a_server_usable() {
         job["params"],
         json!({
             "nic_action": "update", "nics": [], "postsetup_script": "#!/bin/sh\nexit 0\n",
-            "disk_layout": "mirror", "encryption_enabled": true, "disk_spares": 1,
+            "disk_layout": "mirror", "encryption_enabled": false, "disk_spares": 1,
             "hostname": "cn7", "server_uuid": agent.server_uuid, "target": agent.server_uuid,
         })
     );

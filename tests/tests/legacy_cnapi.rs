@@ -15,6 +15,7 @@ use muster_tests::daemon::{Agent, fresh_uuid};
 use muster_tests::http::Client;
 use muster_tests::wait::wait_for;
 use parking_lot::Mutex;
+use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
@@ -181,7 +182,7 @@ async fn nobody_else_is_served() {
         [url.as_str(), "legacy.listen=127.0.0.1:0", r#"legacy.networks=["192.0.2.0/24"]"#];
     let agent = Agent::with(&[], &settings, &[]);
     let sysinfo = cnapi.posted("/sysinfo", |_| true).await;
-    let called = format!("http://127.0.0.1:{}/history", sysinfo["sysinfo"]["CN Agent Port"]);
-    reqwest::get(called).await.unwrap_err();
+    let called = format!("http://127.0.0.1:{}", sysinfo["sysinfo"]["CN Agent Port"]);
+    Client::new(called).try_send(Method::GET, "/history", None).await.unwrap_err();
     drop(agent);
 }

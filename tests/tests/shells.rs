@@ -263,7 +263,7 @@ async fn bash_completes_commands_options_and_names() {
     let agent = Agent::start(&coordinator.agent_url());
     let server = agent.wait_allocatable(&coordinator.client()).await;
     let hostname = server["hostname"].as_str().expect("a name").to_owned();
-    assert_eq!(offered(&coordinator, "muster vm expo"), ["export-spec"]);
+    assert_eq!(offered(&coordinator, "muster vm export-"), ["export-spec"]);
     let options = offered(&coordinator, "muster vm create --pub");
     assert_eq!(options, ["--publish"]);
     assert_eq!(offered(&coordinator, "muster server get "), [hostname.as_str()]);
@@ -328,7 +328,7 @@ async fn fish_and_zsh_complete_commands_options_and_names() {
     let agent = Agent::start(&coordinator.agent_url());
     let server = agent.wait_allocatable(&coordinator.client()).await;
     let hostname = server["hostname"].as_str().expect("a name").to_owned();
-    assert_eq!(offered_by_fish(&coordinator, "muster vm expo"), ["export-spec"]);
+    assert_eq!(offered_by_fish(&coordinator, "muster vm export-"), ["export-spec"]);
     assert_eq!(offered_by_fish(&coordinator, "muster vm create --pub"), ["--publish"]);
     assert_eq!(offered_by_fish(&coordinator, "muster server get "), [hostname.as_str()]);
     let begun = format!("muster logs --follow {}", &hostname[..1]);
@@ -344,7 +344,7 @@ async fn fish_and_zsh_complete_commands_options_and_names() {
         let mut zsh = Zsh::start(&coordinator, &completion).await;
         // The first time, too.
         zsh.completes("muster server get ", &format!("muster server get {hostname} ")).await;
-        zsh.completes("muster vm expo", "muster vm export-spec ").await;
+        zsh.completes("muster vm export-", "muster vm export-spec ").await;
         zsh.completes("muster vm create --pub", "muster vm create --publish=").await;
         let whole = format!("muster vm list --server {hostname} ");
         zsh.completes(&format!("muster vm list --server {}", &hostname[..1]), &whole).await;
