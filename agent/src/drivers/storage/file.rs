@@ -240,7 +240,7 @@ impl Storage for FileStorage {
             None => None,
         };
         let size_bytes = super::disk_size(spec, image_bytes)?;
-        let free_bytes = files::space(&self.vols)?.available_bytes;
+        let free_bytes = files::space_beside(&self.vols).await?.available_bytes;
         if free_bytes < MIN_FREE_BYTES {
             let text = format!("{free_bytes} bytes are free in {}", self.vols.display());
             return Err(super::store_full(text));

@@ -178,13 +178,16 @@ impl Guests {
         }
     }
 
-    pub(super) fn prepare(&self, vm: &VmRecord) -> Result<(), DriverError> {
+    /// Writes the metadata disk beside the async threads: the data folder may be slow.
+    #[expect(clippy::disallowed_methods, reason = "this is a driver")]
+    pub(super) async fn prepare(&self, vm: &VmRecord) -> Result<(), DriverError> {
         let folder = self.folder(vm.uuid);
         let failed =
             |error| DriverError::failed(format!("write the metadata of VM {}", vm.uuid), error);
-        folder.make().map_err(failed)?;
         let volume = nocloud::volume(vm).map_err(failed)?;
-        folder.set_metadata(&volume).map_err(failed)
+        let write = move || folder.make().and_then(|()| folder.set_metadata(&volume));
+        let written = tokio::task::spawn_blocking(write).await;
+        written.unwrap_or_else(|error| Err(std::io::Error::other(error))).map_err(failed)
     }
 
     pub(super) async fn start(
@@ -201,7 +204,7 @@ impl Guests {
             return adopt(vm.uuid, &guest).await;
         }
         let accelerator = accelerator?;
-        self.prepare(vm)?;
+        self.prepare(vm).await?;
         let folder = self.folder(vm.uuid);
         let failed = |error| DriverError::failed(format!("start VM {}", vm.uuid), error);
         folder.clear_run().and_then(|()| folder.forget_exit()).map_err(failed)?;

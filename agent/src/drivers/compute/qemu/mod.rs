@@ -222,7 +222,7 @@ impl Compute for Qemu {
     }
 
     async fn prepare(&self, vm: &VmRecord) -> Result<(), DriverError> {
-        self.guests.prepare(vm)
+        self.guests.prepare(vm).await
     }
 
     fn firmware_template(&self, vm: &VmRecord) -> Result<Option<PathBuf>, DriverError> {

@@ -107,7 +107,7 @@ impl FileStorage {
         let size_bytes = file.metadata().await.map_err(failed)?.len();
         check_piece(vm, volume, (offset, data.len()), size_bytes)?;
         let needed = MIN_FREE_BYTES.saturating_add(u64::try_from(data.len()).unwrap_or(u64::MAX));
-        let free_bytes = files::space(&self.vols)?.available_bytes;
+        let free_bytes = files::space_beside(&self.vols).await?.available_bytes;
         if free_bytes < needed {
             let text = format!("{free_bytes} bytes are free in {}", self.vols.display());
             return Err(store_full(text));
