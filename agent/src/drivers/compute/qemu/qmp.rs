@@ -298,7 +298,11 @@ impl Qmp {
         let unanswered = self.given_up.clone().drop_guard();
         *self.hand.lock() = fd;
         let answer = tokio::time::timeout(limit, self.service.execute(command)).await.ok()?;
-        unanswered.disarm();
+        // After an error of the connection the question still waits in it, and the next one would be
+        // taken for its double.
+        if !matches!(answer, Err(qapi::ExecuteError::Io(_))) {
+            unanswered.disarm();
+        }
         Some(match answer {
             Ok(value) => Ok(value),
             Err(qapi::ExecuteError::Io(error)) => Err(QmpError::Io(error)),
@@ -375,6 +379,32 @@ mod tests {
         let qmp = connected(&socket).await;
         assert_eq!(qmp.execute::<QueryStatus>().await.unwrap()["asked"], "query-status");
         server.abort();
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_broke_is_asked_nothing_more() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("qmp.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let server = tokio::spawn(async move {
+            let mut stream = listener.accept().await.unwrap().0;
+            stream.write_all(GREETING.replace('\n', " ").as_bytes()).await.unwrap();
+            stream.write_all(b"\n").await.unwrap();
+            let mut lines = BufReader::new(&mut stream).lines();
+            lines.next_line().await.unwrap();
+            stream.write_all(b"{\"return\": {}}\n").await.unwrap();
+        });
+        // Nobody reads the events, as when the process was killed a moment ago.
+        let (qmp, events) = Qmp::connect(&socket).await.unwrap();
+        let qmp = Arc::new(qmp);
+        server.await.unwrap();
+        for _ in 0..2 {
+            let error = qmp.execute::<QueryStatus>().await.unwrap_err();
+            let QmpError::Io(error) = error else { panic!("{error:?}") };
+            assert_ne!(error.kind(), io::ErrorKind::Other, "{error}");
+            assert!(qmp.given_up().is_cancelled());
+        }
+        drop(events);
     }
 
     /// Answers the greeting's question, and takes a descriptor with the next bytes.
