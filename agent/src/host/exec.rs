@@ -14,12 +14,12 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::{ProcessId, syscalls};
+use super::{Piped, ProcessId, RunningChild, syscalls};
 
 /// Output kept of each stream unless a command says otherwise.
 const OUTPUT_CAP_BYTES: usize = 5 * 1024 * 1024;
 /// Where programs are looked for.
-const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+pub(super) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// A command that is waited for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -217,6 +217,12 @@ pub trait Exec: fmt::Debug + Send + Sync + 'static {
     /// It could not be started.
     async fn spawn_detached(&self, detached: &Detached) -> Result<Spawned, ExecError>;
 
+    /// Starts a process that is talked to, and killed when it is dropped.
+    ///
+    /// # Errors
+    /// It could not be started.
+    async fn spawn_piped(&self, piped: &Piped) -> Result<RunningChild, ExecError>;
+
     /// `systemd` when detached processes get scopes of their own, else `direct`.
     fn supervisor(&self) -> &'static str;
 }
@@ -245,7 +251,7 @@ impl Default for SystemExec {
 }
 
 #[expect(clippy::disallowed_methods, reason = "this is the door to processes")]
-fn process(argv: &[String]) -> tokio::process::Command {
+pub(super) fn process(argv: &[String]) -> tokio::process::Command {
     let program = argv.first().map_or("", String::as_str);
     let mut process = tokio::process::Command::new(program);
     process.args(argv.get(1..).unwrap_or_default()).env_clear();
@@ -318,6 +324,10 @@ impl Exec for SystemExec {
             ended.send_replace(Some(exit));
         }));
         Ok(Spawned { process: ProcessId { pid, start_ticks: stat.start_ticks }, exit })
+    }
+
+    async fn spawn_piped(&self, piped: &Piped) -> Result<RunningChild, ExecError> {
+        RunningChild::start(piped)
     }
 
     fn supervisor(&self) -> &'static str {

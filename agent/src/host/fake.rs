@@ -5,7 +5,9 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::{Command, Detached, Exec, ExecError, Exit, Output, ProcessId, Spawned};
+use super::{
+    Command, Detached, Exec, ExecError, Exit, Output, Piped, ProcessId, RunningChild, Spawned,
+};
 
 /// Answers commands from a list of rules and remembers what was run.
 #[derive(Debug, Default)]
@@ -66,6 +68,12 @@ impl Exec for FakeExec {
         self.calls.lock().push(detached.argv.clone());
         let (_, exit) = watch::channel(None);
         Ok(Spawned { process: ProcessId { pid: u32::MAX, start_ticks: 0 }, exit })
+    }
+
+    async fn spawn_piped(&self, piped: &Piped) -> Result<RunningChild, ExecError> {
+        self.calls.lock().push(piped.argv.clone());
+        let program = piped.argv.join(" ");
+        Err(ExecError::Start { program, source: std::io::ErrorKind::NotFound.into() })
     }
 
     fn supervisor(&self) -> &'static str {

@@ -7,6 +7,7 @@ mod ethernet;
 mod exec;
 mod fake;
 mod folder_watch;
+mod piped;
 mod presence;
 mod process;
 pub mod procfs;
@@ -20,6 +21,7 @@ pub use exec::{
 };
 pub use fake::FakeExec;
 pub use folder_watch::FolderWatch;
+pub use piped::{Piped, RunningChild};
 pub use presence::Presence;
 pub use process::{ProcessId, user_has_processes};
 pub use tap::Tap;

@@ -19,7 +19,9 @@ use super::fault_matrix_tests::{EXCUSES, before};
 use super::machine_real_tests::RealNode;
 use super::machine_tests::{create_params, engine, params, submission};
 use super::{Engine, Params};
-use crate::host::{Command, Detached, Exec, ExecError, Output, Spawned, SystemExec};
+use crate::host::{
+    Command, Detached, Exec, ExecError, Output, Piped, RunningChild, Spawned, SystemExec,
+};
 
 /// Time of a task whose program hangs; those that are well take a fraction of it.
 const DEADLINE: Duration = Duration::from_secs(4);
@@ -67,6 +69,10 @@ impl Exec for FaultyExec {
     async fn spawn_detached(&self, detached: &Detached) -> Result<Spawned, ExecError> {
         let argv = self.argv(&detached.argv);
         self.programs.spawn_detached(&Detached { argv, ..detached.clone() }).await
+    }
+
+    async fn spawn_piped(&self, piped: &Piped) -> Result<RunningChild, ExecError> {
+        self.programs.spawn_piped(piped).await
     }
 
     fn supervisor(&self) -> &'static str {

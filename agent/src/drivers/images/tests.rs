@@ -24,7 +24,10 @@ use super::{Credentials, FileImages, FileImagesConfig, Images};
 use crate::drivers::DriverError;
 use crate::drivers::cluster::Cluster;
 use crate::drivers::storage::{FileStorage, FileStorageConfig};
-use crate::host::{Command, Detached, Exec, ExecError, Output, SharedExec, Spawned, SystemExec};
+use crate::host::{
+    Command, Detached, Exec, ExecError, Output, Piped, RunningChild, SharedExec, Spawned,
+    SystemExec,
+};
 
 pub(super) const IMAGE: &str = "01020304-0506-4708-890a-0b0c0d0e0f10";
 
@@ -268,6 +271,10 @@ impl Exec for Stalled {
 
     async fn spawn_detached(&self, _: &Detached) -> Result<Spawned, ExecError> {
         unreachable!("no image needs a process that stays")
+    }
+
+    async fn spawn_piped(&self, _: &Piped) -> Result<RunningChild, ExecError> {
+        unreachable!("no image needs a process that is talked to")
     }
 
     fn supervisor(&self) -> &'static str {

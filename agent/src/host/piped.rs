@@ -1,0 +1,57 @@
+//! Processes that are talked to while they run, and that end with whoever talks to them.
+
+use std::io;
+use std::process::Stdio;
+
+use tokio::process::{ChildStderr, ChildStdin, ChildStdout};
+
+use super::exec::{PATH, process};
+use super::{ExecError, Exit};
+
+/// A process with pipes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piped {
+    /// Program and arguments.
+    pub argv: Vec<String>,
+    /// It can be written to; else it reads nothing.
+    pub stdin: bool,
+}
+
+/// A process with pipes that was started. Dropped, it is killed.
+#[derive(Debug)]
+pub struct RunningChild(tokio::process::Child);
+
+impl RunningChild {
+    pub(super) fn start(piped: &Piped) -> Result<Self, ExecError> {
+        let mut command = process(&piped.argv);
+        command.env("PATH", PATH).env("LC_ALL", "C").current_dir("/");
+        command.stdin(if piped.stdin { Stdio::piped() } else { Stdio::null() });
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.process_group(0).kill_on_drop(true);
+        let program = piped.argv.first().cloned().unwrap_or_default();
+        command.spawn().map(Self).map_err(|source| ExecError::Start { program, source })
+    }
+
+    /// What it reads, once.
+    pub fn take_stdin(&mut self) -> Option<ChildStdin> {
+        self.0.stdin.take()
+    }
+
+    /// What it prints, once.
+    pub fn take_stdout(&mut self) -> Option<ChildStdout> {
+        self.0.stdout.take()
+    }
+
+    /// What it complains of, once.
+    pub fn take_stderr(&mut self) -> Option<ChildStderr> {
+        self.0.stderr.take()
+    }
+
+    /// Waits until it has ended; may be given up and called again, also after the end.
+    ///
+    /// # Errors
+    /// The kernel does not tell.
+    pub async fn wait(&mut self) -> io::Result<Exit> {
+        self.0.wait().await.map(Exit::from)
+    }
+}
