@@ -141,6 +141,8 @@ codes! {
     NoActivationNoFile = "NoActivationNoFile",
     /// No server has room for the VM.
     NoAllocatableServers = "NoAllocatableServersError",
+    /// The pool, or a quota, is full.
+    NoSpace = "NoSpace",
     /// A test task failed as it was asked to.
     NopFailed = "NopFailed",
     /// No acceptable media type.
@@ -159,6 +161,10 @@ codes! {
     PackageExists = "PackageExists",
     /// The path in the container is no directory.
     PathNotDirectory = "PathNotDirectory",
+    /// The host's kernel does not let the agent do it.
+    PermissionDenied = "PermissionDenied",
+    /// The pool is not there, or does not answer.
+    PoolUnavailable = "PoolUnavailable",
     /// The request's condition does not hold.
     PreconditionFailed = "PreconditionFailed",
     /// As many tasks wait as may.
@@ -283,6 +289,9 @@ impl Code {
                 | Self::QueueTimeout
                 | Self::JournalFull
                 | Self::StoreFull
+                | Self::NoSpace
+                | Self::PoolUnavailable
+                | Self::ZfsUnavailable
                 | Self::HvmNotSupported
                 | Self::ContainerNotSupported
                 | Self::HostToolMissing
