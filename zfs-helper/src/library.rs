@@ -1,0 +1,129 @@
+//! The calls of `libzfs_core`.
+
+use std::collections::BTreeMap;
+use std::ffi::CStr;
+use std::io;
+
+use muster_zfs_helper::{Call, Outcome};
+use nvpair::NvList;
+use zfs_core::{DataSetType, Defer, Error, ErrorList, Zfs};
+
+use super::Library;
+
+/// Longest name of a dataset with its end, as `lzc_promote` wants room for.
+const NAME_BYTES: usize = 256;
+
+/// The library, opened when it is first needed: the kernel's module may come later.
+#[derive(Debug, Default)]
+struct Opened(Option<Zfs>);
+
+pub(super) fn open() -> Box<dyn Library> {
+    Box::new(Opened::default())
+}
+
+impl Library for Opened {
+    fn call(&mut self, call: &Call) -> Outcome {
+        if self.0.is_none() {
+            match Zfs::new() {
+                Ok(zfs) => self.0 = Some(zfs),
+                Err(error) => {
+                    let reason = format!("libzfs_core can't be used: {error}");
+                    return Outcome::Unavailable { reason };
+                }
+            }
+        }
+        match &self.0 {
+            Some(zfs) => done(zfs, call),
+            None => Outcome::Unavailable { reason: "libzfs_core is not open".to_owned() },
+        }
+    }
+}
+
+fn done(zfs: &Zfs, call: &Call) -> Outcome {
+    match call {
+        Call::Hello => Outcome::Done,
+        Call::Create { dataset, properties } => with(properties, |properties| {
+            one(zfs.create(dataset.as_str(), DataSetType::Zfs, properties))
+        }),
+        Call::Clone { from, to, properties } => with(properties, |properties| {
+            one(zfs.clone_dataset(to.as_str(), from.as_str(), properties))
+        }),
+        Call::Promote { dataset } => {
+            let mut conflict = [0; NAME_BYTES];
+            one(zfs.promote(dataset.as_str(), &mut conflict))
+        }
+        Call::Destroy { dataset } => one(zfs.destroy(dataset.as_str())),
+        Call::Snapshot { snapshots, properties } => with(properties, |properties| {
+            let names_of = names(snapshots);
+            let mut names = NvList::new();
+            for name in names_of {
+                if let Err(error) = names.insert(name, &()) {
+                    return failed(&error);
+                }
+            }
+            match zfs.snapshot_raw(&names, properties) {
+                Ok(()) => Outcome::Done,
+                Err(Ok(error)) => failed(&error),
+                Err(Err(list)) => of_list(&list.into()),
+            }
+        }),
+        Call::DestroySnapshots { snapshots, deferred } => {
+            let defer = if *deferred { Defer::Yes } else { Defer::No };
+            // The number is that of one of them; which one it was is not told if it was all.
+            one(zfs.destroy_snaps(names(snapshots), defer).map_err(|(error, _)| error))
+        }
+        Call::Rollback { dataset, snapshot } => {
+            one(zfs.rollback_to(dataset.as_str(), snapshot.as_str()))
+        }
+        Call::Hold { tag, snapshots } => {
+            let holds: Vec<_> = names(snapshots).map(|name| (name, tag.as_str())).collect();
+            several(zfs.hold(&holds, None))
+        }
+        Call::Release { tag, snapshots } => {
+            let held: Vec<_> = names(snapshots).map(|name| (name, [tag.as_str()])).collect();
+            several(zfs.release(&held))
+        }
+    }
+}
+
+fn with(
+    properties: &BTreeMap<String, String>,
+    call: impl FnOnce(&mut NvList) -> Outcome,
+) -> Outcome {
+    let mut list = NvList::new();
+    for (name, value) in properties {
+        if let Err(error) = list.insert(name.as_str(), value.as_str()) {
+            return failed(&error);
+        }
+    }
+    call(&mut list)
+}
+
+fn failed(error: &io::Error) -> Outcome {
+    let errno = error.raw_os_error().unwrap_or(0);
+    Outcome::Failed { errno, of: BTreeMap::new() }
+}
+
+fn one(result: io::Result<()>) -> Outcome {
+    result.map_or_else(|error| failed(&error), |()| Outcome::Done)
+}
+
+fn several(result: Result<(), Error>) -> Outcome {
+    match result {
+        Ok(()) => Outcome::Done,
+        Err(Error::Io { source }) => failed(&source),
+        Err(Error::List { source }) => of_list(&source),
+    }
+}
+
+fn of_list(list: &ErrorList) -> Outcome {
+    let number = |(name, error): (&CStr, io::Error)| {
+        (name.to_string_lossy().into_owned(), error.raw_os_error().unwrap_or(0))
+    };
+    let of: BTreeMap<_, _> = list.iter().map(number).collect();
+    Outcome::Failed { errno: of.values().next().copied().unwrap_or(0), of }
+}
+
+fn names(snapshots: &[String]) -> impl Iterator<Item = &str> {
+    snapshots.iter().map(String::as_str)
+}
