@@ -1,0 +1,573 @@
+//! ZFS of this host, through `zfs` and `zpool`; what has to be atomic through `libzfs_core`, where
+//! `muster-zfs` is there.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use tokio::io::AsyncRead;
+
+use super::error::About;
+use super::helper::{Call, Helper};
+use super::programs::{CHANGE, FOLDERS, LOOK, Program, Programs};
+use super::{
+    Availability, Calls, Dataset, Kind, Name, PoolHealth, Properties, Receive, Scrub, SendStream,
+    Snapshot, StreamOf, Wanted, Way, Zfs, check_property, check_setting, health, is_user_property,
+    streams, table,
+};
+use crate::drivers::DriverError;
+use crate::host::SharedExec;
+use muster_shared::wire::Code;
+
+/// The kernel's figures of pools, a folder for each.
+const KSTAT: &str = "/proc/spl/kstat/zfs";
+/// The host's disks.
+const DISKS: &str = "/sys/block";
+/// The state of a device of which ZFS has not noticed yet that it was removed.
+const GONE: &str = "GONE";
+
+/// Where things are.
+#[derive(Clone, Debug)]
+pub struct ZfsConfig {
+    /// Folders of `zfs` and `zpool`; the first that has one counts.
+    pub folders: Vec<PathBuf>,
+    /// The kernel's door to ZFS.
+    pub device: PathBuf,
+    /// The program that links `libzfs_core`; without one everything goes through `zfs`.
+    pub helper: Option<PathBuf>,
+}
+
+impl Default for ZfsConfig {
+    fn default() -> Self {
+        Self {
+            folders: FOLDERS.iter().map(PathBuf::from).collect(),
+            device: PathBuf::from("/dev/zfs"),
+            helper: None,
+        }
+    }
+}
+
+/// ZFS of this host.
+#[derive(Debug)]
+pub struct CommandZfs {
+    programs: Result<Programs, String>,
+    helper: Option<Helper>,
+    version: Option<String>,
+    calls: Mutex<Calls>,
+}
+
+impl CommandZfs {
+    /// Looks whether ZFS works, and how. Never fails: a host without it is a host without it.
+    pub async fn open(config: &ZfsConfig, exec: SharedExec) -> Self {
+        let programs = Self::find(config, &exec).await;
+        let (mut helper, mut version) = (None, None);
+        match &programs {
+            Ok(programs) => {
+                version = release(programs).await;
+                if let Some(path) = &config.helper {
+                    helper = Helper::open(path, exec).await;
+                }
+                let atomic = helper.is_some();
+                tracing::info!(
+                    version = version.as_deref().unwrap_or("unknown"),
+                    atomic,
+                    "ZFS works"
+                );
+            }
+            Err(reason) => tracing::info!(reason, "this node has no ZFS"),
+        }
+        Self { programs, helper, version, calls: Mutex::default() }
+    }
+
+    /// That of a host without ZFS, for this reason.
+    #[must_use]
+    pub fn missing(reason: &str) -> Self {
+        let programs = Err(reason.to_owned());
+        Self { programs, helper: None, version: None, calls: Mutex::default() }
+    }
+
+    async fn find(config: &ZfsConfig, exec: &SharedExec) -> Result<Programs, String> {
+        if !config.device.exists() {
+            let device = config.device.display();
+            return Err(format!("there is no {device}: its kernel module is not loaded"));
+        }
+        let programs = Programs::find(exec.clone(), &config.folders)
+            .map_err(|name| format!("there is no program {name}"))?;
+        let works = programs.run(Program::Zpool, &["list", "-H", "-o", "name"], LOOK).await;
+        works.map(|_| programs).map_err(|error| error.to_string())
+    }
+
+    fn programs(&self) -> Result<&Programs, DriverError> {
+        let missing = |reason: &String| {
+            DriverError::refused(Code::ZfsUnavailable, format!("this node has no ZFS: {reason}"))
+        };
+        self.programs.as_ref().map_err(missing)
+    }
+
+    fn count(&self, operation: &'static str, way: Way) {
+        *self.calls.lock().entry((operation, way)).or_default() += 1;
+    }
+
+    /// A change by `zfs`.
+    async fn change(&self, operation: &'static str, arguments: &[&str]) -> Result<(), DriverError> {
+        let programs = self.programs()?;
+        self.count(operation, Way::Command);
+        programs.run(Program::Zfs, arguments, CHANGE).await.map(|_| ())
+    }
+
+    /// A change by `libzfs_core`; `None` where that is not to be had and nothing was done.
+    async fn atomic(&self, call: Call, about: About) -> Option<Result<(), DriverError>> {
+        let helper = self.helper.as_ref()?;
+        let operation = call.name();
+        let done = helper.call(call, about).await?;
+        self.count(operation, Way::LibzfsCore);
+        Some(done)
+    }
+}
+
+/// Old userlands do not know `zfs version`: that is an unknown version, not a missing ZFS.
+async fn release(programs: &Programs) -> Option<String> {
+    let told = programs.run(Program::Zfs, &["version"], LOOK).await.ok()?;
+    let line = told.lines().next()?.trim();
+    line.starts_with("zfs-").then(|| line.to_owned())
+}
+
+fn checked(properties: &Properties) -> Result<(), DriverError> {
+    for (name, value) in properties {
+        check_setting(name, value)?;
+    }
+    Ok(())
+}
+
+fn options(properties: &Properties) -> impl Iterator<Item = String> {
+    properties.iter().flat_map(|(name, value)| ["-o".to_owned(), format!("{name}={value}")])
+}
+
+/// All of one dataset: `dataset@a,b,c`.
+fn by_dataset(snapshots: &[Snapshot]) -> Vec<String> {
+    let mut names: BTreeMap<&Dataset, Vec<&str>> = BTreeMap::new();
+    for snapshot in snapshots {
+        names.entry(snapshot.dataset()).or_default().push(snapshot.name());
+    }
+    names.into_iter().map(|(dataset, names)| format!("{dataset}@{}", names.join(","))).collect()
+}
+
+fn texts(snapshots: &[Snapshot]) -> Vec<String> {
+    snapshots.iter().map(Snapshot::to_string).collect()
+}
+
+fn words(texts: &[String]) -> Vec<&str> {
+    texts.iter().map(String::as_str).collect()
+}
+
+/// `libzfs_core` takes properties of ZFS's own as numbers, which this way can't carry.
+fn fit_library(properties: &Properties) -> bool {
+    properties.keys().all(|name| is_user_property(name))
+}
+
+/// The arguments of a question: type, depth, columns come before.
+fn scope(wanted: &Wanted<'_>) -> Result<Vec<String>, DriverError> {
+    for property in wanted.properties {
+        check_property(property)?;
+    }
+    // Asked for snapshots of a dataset alone, `zfs list` tells of its children as well.
+    let kinds = match (&wanted.root, wanted.datasets, wanted.snapshots) {
+        (Some(Name::Snapshot(_)), ..) | (_, false, true) => "snapshot",
+        (None, true, true) => "filesystem,volume,snapshot",
+        (Some(Name::Dataset(_)), true, true) if wanted.below => "filesystem,volume,snapshot",
+        _ => "filesystem,volume",
+    };
+    let mut arguments = vec!["-H".to_owned()];
+    if wanted.parseable {
+        arguments.push("-p".to_owned());
+    }
+    arguments.extend(["-t".to_owned(), kinds.to_owned()]);
+    if wanted.below {
+        arguments.push("-r".to_owned());
+    }
+    Ok(arguments)
+}
+
+#[async_trait]
+impl Zfs for CommandZfs {
+    fn availability(&self) -> Availability {
+        match &self.programs {
+            Ok(_) => Availability::Works {
+                version: self.version.clone(),
+                atomic: self.helper.as_ref().is_some_and(Helper::works),
+            },
+            Err(reason) => Availability::Missing(reason.clone()),
+        }
+    }
+
+    fn calls(&self) -> Calls {
+        self.calls.lock().clone()
+    }
+
+    async fn create(
+        &self,
+        dataset: &Dataset,
+        kind: Kind,
+        properties: &Properties,
+    ) -> Result<(), DriverError> {
+        checked(properties)?;
+        let mut arguments = vec!["create".to_owned()];
+        match kind {
+            Kind::Filesystem if fit_library(properties) => {
+                let (name, properties) = (dataset.to_string(), properties.clone());
+                let call = Call::Create { dataset: name, properties };
+                if let Some(made) = self.atomic(call, About::Making).await {
+                    made?;
+                    return self.mount(dataset).await;
+                }
+            }
+            Kind::Filesystem => {}
+            Kind::Volume { size_bytes, sparse } => {
+                arguments.extend(sparse.then(|| "-s".to_owned()));
+                arguments.extend(["-V".to_owned(), size_bytes.to_string()]);
+            }
+        }
+        arguments.extend(options(properties));
+        arguments.push(dataset.to_string());
+        self.change("create", &words(&arguments)).await
+    }
+
+    async fn clone_snapshot(
+        &self,
+        from: &Snapshot,
+        to: &Dataset,
+        properties: &Properties,
+    ) -> Result<(), DriverError> {
+        checked(properties)?;
+        if fit_library(properties) {
+            let (name, properties) = (to.to_string(), properties.clone());
+            let call = Call::Clone { from: from.to_string(), to: name, properties };
+            if let Some(made) = self.atomic(call, About::Making).await {
+                made?;
+                return self.mount(to).await;
+            }
+        }
+        let mut arguments = vec!["clone".to_owned()];
+        arguments.extend(options(properties));
+        arguments.extend([from.to_string(), to.to_string()]);
+        self.change("clone", &words(&arguments)).await
+    }
+
+    /// As `zfs create` does by itself; `libzfs_core` mounts nothing.
+    async fn mount(&self, dataset: &Dataset) -> Result<(), DriverError> {
+        let of =
+            self.get(&Wanted::of(dataset, &["type", "mounted", "canmount", "mountpoint"])).await?;
+        let value = |name: &str| {
+            of.get(dataset.as_str()).and_then(|of| of.get(name)).map_or("", String::as_str)
+        };
+        let wanted = value("type") == "filesystem"
+            && value("mounted") == "no"
+            && value("canmount") == "on"
+            && value("mountpoint").starts_with('/');
+        if !wanted {
+            return Ok(());
+        }
+        self.change("mount", &["mount", dataset.as_str()]).await
+    }
+
+    async fn promote(&self, dataset: &Dataset) -> Result<(), DriverError> {
+        let call = Call::Promote { dataset: dataset.to_string() };
+        match self.atomic(call, About::Other).await {
+            Some(done) => done,
+            None => self.change("promote", &["promote", dataset.as_str()]).await,
+        }
+    }
+
+    /// By `zfs` alone, which mounts all below at its new place.
+    async fn rename(&self, from: &Dataset, to: &Dataset) -> Result<(), DriverError> {
+        self.change("rename", &["rename", from.as_str(), to.as_str()]).await
+    }
+
+    async fn destroy(&self, dataset: &Dataset) -> Result<(), DriverError> {
+        let call = Call::Destroy { dataset: dataset.to_string() };
+        match self.atomic(call, About::Removing).await {
+            // It may only be mounted, which `zfs` ends first; and what is below has names there.
+            Some(Err(DriverError::Refused {
+                code: Code::DatasetBusy | Code::DatasetHasChildren,
+                ..
+            }))
+            | None => self.change("destroy", &["destroy", dataset.as_str()]).await,
+            Some(done) => done,
+        }
+    }
+
+    async fn snapshot(
+        &self,
+        snapshots: &[Snapshot],
+        properties: &Properties,
+    ) -> Result<(), DriverError> {
+        checked(properties)?;
+        if snapshots.is_empty() {
+            return Ok(());
+        }
+        let names = texts(snapshots);
+        if fit_library(properties) {
+            let call = Call::Snapshot { snapshots: names.clone(), properties: properties.clone() };
+            if let Some(done) = self.atomic(call, About::Making).await {
+                return done;
+            }
+        }
+        let mut arguments = vec!["snapshot".to_owned()];
+        arguments.extend(options(properties));
+        arguments.extend(names);
+        self.change("snapshot", &words(&arguments)).await
+    }
+
+    async fn destroy_snapshots(
+        &self,
+        snapshots: &[Snapshot],
+        deferred: bool,
+    ) -> Result<(), DriverError> {
+        if snapshots.is_empty() {
+            return Ok(());
+        }
+        let call = Call::DestroySnapshots { snapshots: texts(snapshots), deferred };
+        if let Some(done) = self.atomic(call, About::Snapshots).await {
+            return done;
+        }
+        for names in by_dataset(snapshots) {
+            let mut arguments = vec!["destroy"];
+            arguments.extend(deferred.then_some("-d"));
+            arguments.push(&names);
+            match self.change("destroy_snapshots", &arguments).await {
+                Err(DriverError::Refused {
+                    code: Code::SnapshotNotFound | Code::DatasetNotFound,
+                    ..
+                }) => {}
+                done => done?,
+            }
+        }
+        Ok(())
+    }
+
+    async fn rollback(&self, to: &Snapshot, newer: &[Snapshot]) -> Result<(), DriverError> {
+        self.destroy_snapshots(newer, false).await?;
+        let (dataset, snapshot) = (to.dataset().to_string(), to.to_string());
+        let call = Call::Rollback { dataset, snapshot: snapshot.clone() };
+        match self.atomic(call, About::Rollback).await {
+            Some(done) => done,
+            None => of_snapshot(self.change("rollback", &["rollback", &snapshot]).await),
+        }
+    }
+
+    async fn hold(&self, tag: &str, snapshots: &[Snapshot]) -> Result<(), DriverError> {
+        check_tag(tag)?;
+        if snapshots.is_empty() {
+            return Ok(());
+        }
+        let names = texts(snapshots);
+        let call = Call::Hold { tag: tag.to_owned(), snapshots: names.clone() };
+        let held = match self.atomic(call, About::Holds).await {
+            Some(done) => done,
+            None => {
+                let arguments: Vec<_> = ["hold", tag].into_iter().chain(words(&names)).collect();
+                of_snapshot(self.change("hold", &arguments).await)
+            }
+        };
+        match held {
+            Err(error) if says(&error, "tag already exists") => Ok(()),
+            held => held,
+        }
+    }
+
+    async fn release(&self, tag: &str, snapshots: &[Snapshot]) -> Result<(), DriverError> {
+        check_tag(tag)?;
+        if snapshots.is_empty() {
+            return Ok(());
+        }
+        let names = texts(snapshots);
+        let call = Call::Release { tag: tag.to_owned(), snapshots: names.clone() };
+        let released = match self.atomic(call, About::Holds).await {
+            Some(done) => done,
+            None => {
+                let arguments: Vec<_> = ["release", tag].into_iter().chain(words(&names)).collect();
+                of_snapshot(self.change("release", &arguments).await)
+            }
+        };
+        match released {
+            Err(error) if says(&error, "no such tag") => Ok(()),
+            released => released,
+        }
+    }
+
+    /// By `zfs` alone: for `libzfs_core` a pool that does not answer has nothing.
+    async fn exists(&self, name: &Name) -> Result<bool, DriverError> {
+        let wanted = Wanted::of(name.clone(), &["name"]);
+        match self.list(&wanted).await {
+            Ok(found) => Ok(!found.is_empty()),
+            Err(DriverError::Refused {
+                code: Code::DatasetNotFound | Code::SnapshotNotFound,
+                ..
+            }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn get(&self, wanted: &Wanted<'_>) -> Result<BTreeMap<String, Properties>, DriverError> {
+        let scope = scope(wanted)?;
+        let (properties, root) = (wanted.properties.join(","), name_of(wanted));
+        let mut arguments = vec!["get", "-o", "name,property,value"];
+        if wanted.only_local {
+            // Of a dataset that was received, what came with it is its own as well.
+            arguments.extend(["-s", "local,received"]);
+        }
+        arguments.extend(words(&scope));
+        arguments.push(if properties.is_empty() { "all" } else { &properties });
+        arguments.extend(root.as_deref());
+        table::properties(&self.programs()?.run(Program::Zfs, &arguments, LOOK).await?)
+    }
+
+    async fn list(&self, wanted: &Wanted<'_>) -> Result<Vec<Properties>, DriverError> {
+        let scope = scope(wanted)?;
+        let (columns, root) = (wanted.properties.join(","), name_of(wanted));
+        let mut arguments = vec!["list", "-o", &columns];
+        arguments.extend(words(&scope));
+        arguments.extend(root.as_deref());
+        let text = self.programs()?.run(Program::Zfs, &arguments, LOOK).await?;
+        table::rows(&text, wanted.properties)
+    }
+
+    async fn set(&self, name: &Name, properties: &Properties) -> Result<(), DriverError> {
+        checked(properties)?;
+        if properties.is_empty() {
+            return Ok(());
+        }
+        let mut arguments = vec!["set".to_owned()];
+        arguments.extend(properties.iter().map(|(name, value)| format!("{name}={value}")));
+        arguments.push(name.to_string());
+        self.change("set", &words(&arguments)).await
+    }
+
+    async fn inherit(&self, name: &Name, property: &str) -> Result<(), DriverError> {
+        check_setting(property, "")?;
+        self.change("inherit", &["inherit", property, &name.to_string()]).await
+    }
+
+    async fn send(&self, what: &StreamOf) -> Result<SendStream, DriverError> {
+        let programs = self.programs()?;
+        self.count("send", Way::Command);
+        streams::send(programs, what).await
+    }
+
+    async fn send_size(&self, what: &StreamOf) -> Result<u64, DriverError> {
+        streams::size(self.programs()?, what).await
+    }
+
+    async fn receive(
+        &self,
+        into: &Snapshot,
+        how: &Receive,
+        from: Box<dyn AsyncRead + Send + Unpin>,
+    ) -> Result<(), DriverError> {
+        let programs = self.programs()?;
+        self.count("receive", Way::Command);
+        streams::receive(programs, into, how, from).await
+    }
+
+    async fn abort_receive(&self, dataset: &Dataset) -> Result<(), DriverError> {
+        self.change("abort_receive", &["receive", "-A", dataset.as_str()]).await
+    }
+
+    async fn pools(
+        &self,
+        properties: &[&str],
+        parseable: bool,
+    ) -> Result<Vec<Properties>, DriverError> {
+        let columns = properties.join(",");
+        let mut arguments = vec!["list", "-H"];
+        arguments.extend(parseable.then_some("-p"));
+        arguments.extend(["-o", &columns]);
+        let text = self.programs()?.run(Program::Zpool, &arguments, LOOK).await?;
+        table::rows(&text, properties)
+    }
+
+    async fn health(&self) -> Result<Vec<PoolHealth>, DriverError> {
+        let programs = self.programs()?;
+        let listed = self.pools(health::COLUMNS, true).await?;
+        let status = programs.run(Program::Zpool, &["status", "-p", "-P"], LOOK).await?;
+        let mut pools = health::of(&listed, &status);
+        let leaves = pools.iter_mut().flat_map(|pool| &mut pool.leaves);
+        for leaf in leaves.filter(|leaf| leaf.state == "ONLINE" && leaf.name.starts_with("/dev/")) {
+            // ZFS finds out when it next uses it, which may be long after.
+            if tokio::fs::try_exists(&leaf.name).await.is_ok_and(|there| !there) {
+                GONE.clone_into(&mut leaf.state);
+            }
+        }
+        Ok(pools)
+    }
+
+    async fn signs(&self) -> String {
+        let mut signs = String::new();
+        for pool in names_in(Path::new(KSTAT)).await {
+            let state = Path::new(KSTAT).join(&pool).join("state");
+            let state = tokio::fs::read_to_string(state).await.unwrap_or_default();
+            signs.push_str(&format!("{pool}={} ", state.trim()));
+        }
+        signs.push_str(&names_in(Path::new(DISKS)).await.join(" "));
+        signs
+    }
+
+    async fn scrub(&self, pool: &Dataset, what: Scrub) -> Result<(), DriverError> {
+        let mut arguments = vec!["scrub"];
+        arguments.extend(match what {
+            Scrub::Start => None,
+            Scrub::Pause => Some("-p"),
+            Scrub::Stop => Some("-s"),
+        });
+        arguments.push(pool.pool());
+        let programs = self.programs()?;
+        self.count("scrub", Way::Command);
+        match programs.run(Program::Zpool, &arguments, CHANGE).await {
+            Err(error) if says(&error, "scrub") && says(&error, "ress") => {
+                Err(DriverError::refused(Code::DatasetBusy, error.to_string()))
+            }
+            ran => ran.map(|_| ()),
+        }
+    }
+}
+
+/// The names in a folder, sorted; none when it can't be read.
+async fn names_in(folder: &Path) -> Vec<String> {
+    let paths = crate::drivers::files::list(folder).await.unwrap_or_default();
+    let names = paths.iter().filter_map(|path| path.file_name()?.to_str().map(str::to_owned));
+    names.collect()
+}
+
+fn name_of(wanted: &Wanted<'_>) -> Option<String> {
+    wanted.root.as_ref().map(Name::to_string)
+}
+
+fn says(error: &DriverError, part: &str) -> bool {
+    error.to_string().contains(part)
+}
+
+/// What was not found was a snapshot.
+fn of_snapshot(done: Result<(), DriverError>) -> Result<(), DriverError> {
+    match done {
+        Err(DriverError::Refused { code: Code::DatasetNotFound, message, source }) => {
+            Err(DriverError::Refused { code: Code::SnapshotNotFound, message, source })
+        }
+        done => done,
+    }
+}
+
+/// The tag of a hold: a word.
+fn check_tag(tag: &str) -> Result<(), DriverError> {
+    let usable = |c: char| c.is_ascii_alphanumeric() || "_.:-".contains(c);
+    let fits = (1..=200).contains(&tag.len())
+        && tag.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && tag.chars().all(usable);
+    if fits {
+        return Ok(());
+    }
+    Err(DriverError::refused(Code::InvalidName, format!("{tag:?} is no tag of a hold")))
+}
+
+#[cfg(test)]
+mod tests;
