@@ -5,20 +5,23 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
+use muster_shared::wire::Code;
 use parking_lot::Mutex;
 use tokio::io::AsyncRead;
 
+use super::arguments::{
+    by_dataset, check_tag, checked, fit_library, name_of, of_snapshot, options, says, scope, texts,
+    words,
+};
 use super::error::About;
 use super::helper::{Call, Helper};
 use super::programs::{CHANGE, FOLDERS, LOOK, Program, Programs};
 use super::{
     Availability, Calls, Dataset, Kind, Name, PoolHealth, Properties, Receive, Scrub, SendStream,
-    Snapshot, StreamOf, Wanted, Way, Zfs, check_property, check_setting, health, is_user_property,
-    streams, table,
+    Snapshot, StreamOf, Wanted, Way, Zfs, check_setting, health, streams, table,
 };
 use crate::drivers::DriverError;
 use crate::host::SharedExec;
-use muster_shared::wire::Code;
 
 /// The kernel's figures of pools, a folder for each.
 const KSTAT: &str = "/proc/spl/kstat/zfs";
@@ -131,62 +134,6 @@ async fn release(programs: &Programs) -> Option<String> {
     let told = programs.run(Program::Zfs, &["version"], LOOK).await.ok()?;
     let line = told.lines().next()?.trim();
     line.starts_with("zfs-").then(|| line.to_owned())
-}
-
-fn checked(properties: &Properties) -> Result<(), DriverError> {
-    for (name, value) in properties {
-        check_setting(name, value)?;
-    }
-    Ok(())
-}
-
-fn options(properties: &Properties) -> impl Iterator<Item = String> {
-    properties.iter().flat_map(|(name, value)| ["-o".to_owned(), format!("{name}={value}")])
-}
-
-/// All of one dataset: `dataset@a,b,c`.
-fn by_dataset(snapshots: &[Snapshot]) -> Vec<String> {
-    let mut names: BTreeMap<&Dataset, Vec<&str>> = BTreeMap::new();
-    for snapshot in snapshots {
-        names.entry(snapshot.dataset()).or_default().push(snapshot.name());
-    }
-    names.into_iter().map(|(dataset, names)| format!("{dataset}@{}", names.join(","))).collect()
-}
-
-fn texts(snapshots: &[Snapshot]) -> Vec<String> {
-    snapshots.iter().map(Snapshot::to_string).collect()
-}
-
-fn words(texts: &[String]) -> Vec<&str> {
-    texts.iter().map(String::as_str).collect()
-}
-
-/// `libzfs_core` takes properties of ZFS's own as numbers, which this way can't carry.
-fn fit_library(properties: &Properties) -> bool {
-    properties.keys().all(|name| is_user_property(name))
-}
-
-/// The arguments of a question: type, depth, columns come before.
-fn scope(wanted: &Wanted<'_>) -> Result<Vec<String>, DriverError> {
-    for property in wanted.properties {
-        check_property(property)?;
-    }
-    // Asked for snapshots of a dataset alone, `zfs list` tells of its children as well.
-    let kinds = match (&wanted.root, wanted.datasets, wanted.snapshots) {
-        (Some(Name::Snapshot(_)), ..) | (_, false, true) => "snapshot",
-        (None, true, true) => "filesystem,volume,snapshot",
-        (Some(Name::Dataset(_)), true, true) if wanted.below => "filesystem,volume,snapshot",
-        _ => "filesystem,volume",
-    };
-    let mut arguments = vec!["-H".to_owned()];
-    if wanted.parseable {
-        arguments.push("-p".to_owned());
-    }
-    arguments.extend(["-t".to_owned(), kinds.to_owned()]);
-    if wanted.below {
-        arguments.push("-r".to_owned());
-    }
-    Ok(arguments)
 }
 
 #[async_trait]
@@ -537,36 +484,6 @@ async fn names_in(folder: &Path) -> Vec<String> {
     let paths = crate::drivers::files::list(folder).await.unwrap_or_default();
     let names = paths.iter().filter_map(|path| path.file_name()?.to_str().map(str::to_owned));
     names.collect()
-}
-
-fn name_of(wanted: &Wanted<'_>) -> Option<String> {
-    wanted.root.as_ref().map(Name::to_string)
-}
-
-fn says(error: &DriverError, part: &str) -> bool {
-    error.to_string().contains(part)
-}
-
-/// What was not found was a snapshot.
-fn of_snapshot(done: Result<(), DriverError>) -> Result<(), DriverError> {
-    match done {
-        Err(DriverError::Refused { code: Code::DatasetNotFound, message, source }) => {
-            Err(DriverError::Refused { code: Code::SnapshotNotFound, message, source })
-        }
-        done => done,
-    }
-}
-
-/// The tag of a hold: a word.
-fn check_tag(tag: &str) -> Result<(), DriverError> {
-    let usable = |c: char| c.is_ascii_alphanumeric() || "_.:-".contains(c);
-    let fits = (1..=200).contains(&tag.len())
-        && tag.starts_with(|c: char| c.is_ascii_alphanumeric())
-        && tag.chars().all(usable);
-    if fits {
-        return Ok(());
-    }
-    Err(DriverError::refused(Code::InvalidName, format!("{tag:?} is no tag of a hold")))
 }
 
 #[cfg(test)]

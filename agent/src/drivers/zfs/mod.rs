@@ -4,6 +4,7 @@
 //! where that is there (see `helper`); [`sim::SimZfs`] keeps a tree in memory. What the agent stores in
 //! datasets is decided elsewhere (`storage`); here nothing has a meaning beyond ZFS's own.
 
+mod arguments;
 mod command;
 #[cfg(test)]
 mod conformance;

@@ -41,6 +41,18 @@ impl SimPools {
         self.0.lock().add_pool(pool, size_bytes);
     }
 
+    /// Makes a file system or a snapshot that nobody asked for.
+    ///
+    /// # Errors
+    /// As [`Zfs::create`] and [`Zfs::snapshot`].
+    pub fn make(&self, name: &Name) -> Result<(), DriverError> {
+        let (mut tree, none) = (self.0.lock(), Properties::new());
+        match name {
+            Name::Dataset(dataset) => tree.create(dataset, Kind::Filesystem, &none),
+            Name::Snapshot(snapshot) => tree.snapshot(std::slice::from_ref(snapshot), &none),
+        }
+    }
+
     /// The pool is as told from now on, e.g. `DEGRADED`, `SUSPENDED`.
     pub fn set_health(&self, pool: &str, health: &str) {
         if let Some(pool) = self.0.lock().pools.get_mut(pool) {

@@ -130,7 +130,8 @@ async fn what_zfs_says_has_a_code_and_that_it_does_not_tell_is_no_absence() {
     let host = Host::new();
     let zfs = host.zfs().await;
     let name = Name::from(&"zones/a".parse::<Dataset>().unwrap());
-    let list = [&*host.path("zfs"), "list"];
+    let program = host.path("zfs");
+    let list = [&*program, "list"];
     host.exec.fails(&list, 1, "cannot open 'zones/a': dataset does not exist\n");
     assert!(!zfs.exists(&name).await.unwrap());
     host.exec.fails(&list, 1, "cannot open 'zones': pool I/O is currently suspended\n");
@@ -143,9 +144,9 @@ async fn what_zfs_says_has_a_code_and_that_it_does_not_tell_is_no_absence() {
 async fn streams_run_through_pipes_and_their_end_says_whether_they_are_good() {
     use std::os::unix::fs::PermissionsExt as _;
     let host = Host::new();
-    let script = "#!/bin/sh\ncase \"$1 $5\" in\n'send -c') shift 5; echo \"sent $*\"; \
+    let script = "#!/bin/sh\ncase \"$1\" in\nsend) shift 4; echo \"sent $*\"; \
                   [ \"$1\" != zones/a@bad ] || { echo 'out of space' >&2; exit 1; };;\n\
-                  receive*) shift; echo \"$*\" >\"$0.args\"; cat >\"$0.got\";;\nesac\n";
+                  receive) shift; echo \"$*\" >\"$0.args\"; cat >\"$0.got\";;\nesac\n";
     std::fs::write(host.path("zfs"), script).unwrap();
     let executable = std::fs::Permissions::from_mode(0o755);
     std::fs::set_permissions(host.path("zfs"), executable.clone()).unwrap();

@@ -167,6 +167,11 @@ impl Tree {
         to: &Dataset,
         properties: &Properties,
     ) -> Done {
+        // ZFS does not say which of the two is missing.
+        if !self.node(from.dataset())?.snapshots.iter().any(|taken| taken.name == from.name()) {
+            let text = format!("cannot open '{from}': dataset does not exist");
+            return refuse(Code::DatasetNotFound, text);
+        }
         let taken = self.taken(from)?.clone();
         if from.dataset().pool() != to.pool() {
             let text = format!("cannot create '{to}': source and target pools differ");

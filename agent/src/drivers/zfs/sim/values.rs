@@ -6,6 +6,9 @@ use super::tree::{Node, SETTABLE, Taken, Tree};
 /// In use by a dataset that holds nothing, bytes.
 const EMPTY_BYTES: u64 = 24 * 1024;
 
+/// Properties that are sizes.
+const SIZES: [&str; 5] = ["quota", "refquota", "reservation", "refreservation", "recordsize"];
+
 /// A number of bytes, exact or as people read it.
 pub(super) fn bytes(count: u64, parseable: bool) -> String {
     const UNITS: [&str; 7] = ["B", "K", "M", "G", "T", "P", "E"];
@@ -68,7 +71,10 @@ impl Tree {
             "canmount" => {
                 Some(node.local.get(property).cloned().unwrap_or_else(|| "on".to_owned()))
             }
-            _ => self.inherited(name, property).map(|(_, set)| set),
+            _ => self.inherited(name, property).map(|(_, set)| match set.parse() {
+                Ok(count) if SIZES.contains(&property) => bytes(count, parseable),
+                _ => set,
+            }),
         }
     }
 
