@@ -2,6 +2,7 @@
 
 mod guests;
 mod images;
+mod zfs;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -29,6 +30,7 @@ use crate::tasks::registry::Registry;
 
 pub use self::guests::{ComputeConfig, NetworkConfig};
 pub use self::images::{ImagesConfig, ImagesGcConfig};
+pub use self::zfs::ZfsSection;
 
 /// Environment variables that are configuration start with this.
 pub const ENVIRONMENT_PREFIX: &str = "MUSTER_AGENT__";
@@ -114,6 +116,8 @@ pub struct Config {
     pub network: NetworkConfig,
     /// Images.
     pub images: ImagesConfig,
+    /// ZFS, where the node has it.
+    pub zfs: ZfsSection,
     /// Changes of the host itself.
     pub host: HostConfig,
     /// Who may do what.
@@ -149,6 +153,7 @@ impl Default for Config {
             compute: ComputeConfig::default(),
             network: NetworkConfig::default(),
             images: ImagesConfig::default(),
+            zfs: ZfsSection::default(),
             host: HostConfig::default(),
             security: SecurityConfig::default(),
             log: LogConfig::default(),
@@ -341,6 +346,7 @@ impl Check for Config {
         problems.within("coordinator", |problems| self.coordinator.check(problems));
         problems.within("legacy", |problems| self.legacy.check(problems));
         problems.within("images", |problems| self.images.check(problems));
+        problems.within("zfs", |problems| self.zfs.check(problems));
         problems.within("log", |problems| self.log.check(problems));
     }
 

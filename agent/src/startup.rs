@@ -28,13 +28,14 @@ use crate::drivers::network::{BridgedConfig, BridgedNetworks, PublishOn, UserNet
 use crate::drivers::node::{Document, FileDocuments};
 use crate::drivers::settings::FileSettings;
 use crate::drivers::storage::{DISKS, FileStorage, FileStorageConfig, Pools, Storage};
+use crate::drivers::zfs::{CommandZfs, Delegated, ZfsConfig};
 use crate::drivers::{host, images};
 use crate::guest_agent::GuestAgents;
 use crate::host::{Presence, SharedExec, SystemExec, procfs};
 use crate::node::Drivers;
 use crate::node::bridges::Bridges;
 use crate::report::sysinfo::{LinuxFacts, SysinfoConfig};
-use crate::report::{Reporter, ReporterParts, identity, setup};
+use crate::report::{Reporter, ReporterParts, Zpools, identity, setup};
 use crate::tasks::registry::{Faults, KillAt, Registry};
 use crate::tasks::{HANDLERS, folder};
 use crate::vms::copies::CopiedRecords;
@@ -293,9 +294,16 @@ async fn drivers(
     let records =
         CopiedRecords::new(Arc::new(records), storage.clone(), server_uuid, cluster.clone());
     let vms = Arc::new(VmTable::new(Arc::new(records), clock.clone(), node));
-    let sysinfo = sysinfo(config, folders, listen, agent);
-    let facts =
-        LinuxFacts::new(sysinfo, exec.clone(), compute.clone(), networks.clone(), clock.clone());
+    let zfs = zfs(config, &exec).await;
+    let zpools = Arc::new(Zpools::new(zfs.zfs.clone(), clock.clone()));
+    let facts = LinuxFacts::new(
+        sysinfo(config, folders, listen, agent),
+        exec.clone(),
+        compute.clone(),
+        networks.clone(),
+        zpools.clone(),
+        clock.clone(),
+    );
     let report = Arc::new(Reporter::new(ReporterParts {
         clock: clock.clone(),
         facts: Arc::new(facts),
@@ -303,6 +311,7 @@ async fn drivers(
         compute: compute.clone(),
         storage: storage.clone(),
         networks: networks.clone(),
+        zpools,
     }));
     let wiring = host::Wiring { wires: Arc::new(NetlinkLinks), server: agent.server_uuid };
     let cnapi = config.legacy.cnapi_url.as_deref().and_then(|url| url.parse().ok());
@@ -328,10 +337,19 @@ async fn drivers(
         cluster,
         vms,
         report,
+        zfs,
         log,
         clock,
         entropy,
     }))
+}
+
+/// The node's ZFS, if it has any.
+async fn zfs(config: &Config, exec: &SharedExec) -> Delegated {
+    let found = ZfsConfig { helper: config.zfs.helper(), ..ZfsConfig::default() };
+    let zfs = Arc::new(CommandZfs::open(&found, exec.clone()).await);
+    let pools = std::iter::once(&config.pool).chain(config.pools.keys());
+    Delegated { zfs, roots: config.zfs.delegated(pools) }
 }
 
 /// The pools of the configuration.
@@ -378,6 +396,7 @@ fn sysinfo(
     SysinfoConfig {
         publish_to: Some(folders.run.join("sysinfo.json")),
         storage: "file",
+        pool: config.pool.clone(),
         datacenter_name: config.datacenter_name.clone(),
         dns_domain: config.dns_domain.clone(),
         headnode_id: config.headnode_id,

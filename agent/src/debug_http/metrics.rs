@@ -11,7 +11,7 @@ use crate::link::dial::Phase;
 use crate::report::Interface;
 
 #[expect(clippy::cast_precision_loss, reason = "Prometheus knows no other numbers")]
-fn number(count: u64) -> f64 {
+pub(super) fn number(count: u64) -> f64 {
     count as f64
 }
 
@@ -25,6 +25,8 @@ pub(super) fn render(agent: &Running, started: Timestamp, interfaces: &[Interfac
     process_usage::describe(&mut page, started);
     describe_node(&mut page, agent);
     super::interface_metrics::describe(&mut page, interfaces);
+    let zpools = agent.drivers.report.zpools();
+    super::zfs_metrics::describe(&mut page, &zpools.latest(), &zpools.zfs().calls());
     describe_tasks(&mut page, agent);
     super::vm_metrics::describe(&mut page, &agent.drivers.report.usage().latest());
     page.into_text()

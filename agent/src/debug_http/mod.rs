@@ -11,6 +11,7 @@ mod routes;
 #[cfg(test)]
 mod tests;
 mod vm_metrics;
+mod zfs_metrics;
 
 use std::convert::Infallible;
 use std::io;

@@ -13,7 +13,7 @@ use muster_shared::entropy::SharedEntropy;
 use muster_shared::telemetry::LogRing;
 
 use crate::drivers::{
-    cluster, compute, coordinators, host, images, network, node, settings, storage,
+    cluster, compute, coordinators, host, images, network, node, settings, storage, zfs,
 };
 use crate::guest_agent::GuestAgents;
 use crate::report::Reporter;
@@ -50,6 +50,8 @@ pub struct Drivers {
     pub vms: Arc<VmTable>,
     /// What the node tells about itself.
     pub report: Arc<Reporter>,
+    /// The node's ZFS, as far as it is the agent's.
+    pub zfs: zfs::Delegated,
     /// Talks to the guest agents inside.
     pub guest_agents: Arc<GuestAgents>,
     /// What this process logged of late.

@@ -13,6 +13,7 @@ pub mod sim;
 mod status;
 pub mod sysinfo;
 pub mod usage;
+mod zpools;
 
 use std::fmt;
 
@@ -29,6 +30,7 @@ pub use canonical::hash;
 pub use lldp::Neighbour;
 pub use reporter::{Reporter, ReporterParts};
 pub use usage::UsageSampler;
+pub use zpools::Zpools;
 
 /// Figures of the host that change all the time.
 #[derive(Clone, Debug, PartialEq)]

@@ -12,7 +12,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use tokio_util::sync::CancellationToken;
 
 use super::pool::PoolFigures;
-use super::{Facts, Interface, UsageSampler, status};
+use super::{Facts, Interface, UsageSampler, Zpools, status};
 use crate::drivers::DriverError;
 use crate::drivers::compute::{Compute, GuestFacts};
 use crate::drivers::network::Networks;
@@ -40,6 +40,8 @@ pub struct ReporterParts {
     pub storage: Arc<dyn Storage>,
     /// What connects them.
     pub networks: Arc<dyn Networks>,
+    /// ZFS pools of the host.
+    pub zpools: Arc<Zpools>,
 }
 
 /// What this node tells about itself.
@@ -113,6 +115,7 @@ impl Reporter {
         let mut remarks = self.parts.vms.remarks();
         remarks.extend(self.pool_remark.lock().clone());
         remarks.extend(self.parts.storage.problems());
+        remarks.extend(self.parts.zpools.problems());
         remarks.extend(self.data_remark.lock().clone());
         remarks.extend(self.bridge_remarks.lock().iter().cloned());
         remarks
@@ -122,6 +125,12 @@ impl Reporter {
     #[must_use]
     pub fn pool_usages(&self) -> Vec<Usage> {
         self.pool.latest()
+    }
+
+    /// The host's ZFS pools.
+    #[must_use]
+    pub fn zpools(&self) -> &Zpools {
+        &self.parts.zpools
     }
 
     /// Wants sysinfo to be collected anew soon.
@@ -176,7 +185,9 @@ impl Reporter {
     /// Keeps the document and the VMs' figures up to date until cancelled.
     pub async fn run(&self, cancelled: CancellationToken) {
         let watching = cancelled.run_until_cancelled(self.watch_host());
-        tokio::join!(watching, self.usage.run(cancelled.clone()));
+        let zpools = self.parts.zpools.watch(|| self.poke_sysinfo());
+        let zpools = cancelled.run_until_cancelled(zpools);
+        tokio::join!(watching, zpools, self.usage.run(cancelled.clone()));
     }
 
     async fn watch_host(&self) {
@@ -215,7 +226,9 @@ impl Feed for Reporter {
         let (usages, hangs) = self.pool.get().await?;
         let (vms, mut degraded) = (parts.vms.reports(), self.remarks());
         degraded.extend(hangs);
-        let mut sample = status::sample(vms, figures, &usages, degraded, parts.clock.wall());
+        let zpools = parts.zpools.latest();
+        let now = parts.clock.wall();
+        let mut sample = status::sample(vms, figures, &usages, &zpools, degraded, now);
         let mut used = (*self.usage.latest()).clone();
         used.retain(|vm, _| sample.vms.contains_key(vm));
         sample.figures.usage = Some(used);
@@ -276,6 +289,7 @@ mod tests {
             compute: Arc::new(SimCompute::new(guests.clone(), clock.clone(), Faults::none())),
             storage: Arc::new(SimStorage::new(SimPool::default(), faults.clone())),
             networks: Arc::new(UserNetworks::restricted()),
+            zpools: Arc::new(Zpools::none(clock.clone())),
             clock,
         }));
         Bench { reporter, facts, guests, faults }

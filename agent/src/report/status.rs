@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::Figures;
 use crate::drivers::storage::Usage;
+use crate::drivers::zfs::{Leaf, PoolHealth};
 use crate::report::feed::Sample;
 
 /// Puts a sample together.
@@ -16,6 +17,7 @@ pub(super) fn sample(
     vms: BTreeMap<VmUuid, VmReport>,
     mut host: Figures,
     usages: &[Usage],
+    health: &[PoolHealth],
     degraded: Vec<String>,
     now: jiff::Timestamp,
 ) -> Sample {
@@ -26,8 +28,9 @@ pub(super) fn sample(
         };
         (usage.pool.clone(), status)
     };
-    let zpools: Map<String, Value> =
+    let mut zpools: Map<String, Value> =
         usages.iter().map(|usage| (usage.pool.clone(), zpool(usage))).collect();
+    zpools.extend(health.iter().map(|pool| (pool.name.clone(), of_zfs(pool))));
     host.extra.insert("zpools".to_owned(), Value::Object(zpools));
     let figures = Report {
         zpool_status: usages.iter().map(pool).collect(),
@@ -47,6 +50,23 @@ fn zpool(usage: &Usage) -> Value {
     let used = u128::from(usage.alloc_bytes) * 100;
     let capacity = used.checked_div(usage.size_bytes.into()).unwrap_or(0);
     json!({ "capacity": u64::try_from(capacity).unwrap_or(u64::MAX) })
+}
+
+/// What is told of a ZFS pool beside its bytes.
+fn of_zfs(pool: &PoolHealth) -> Value {
+    let count = |errors: fn(&Leaf) -> u64| pool.leaves.iter().map(errors).sum::<u64>();
+    json!({
+        "health": pool.health,
+        "capacity": pool.capacity,
+        "fragmentation": pool.fragmentation,
+        "scan": pool.scan,
+        "errors": {
+            "read": count(|leaf| leaf.read_errors),
+            "write": count(|leaf| leaf.write_errors),
+            "checksum": count(|leaf| leaf.checksum_errors),
+            "data": pool.data_errors,
+        },
+    })
 }
 
 /// CNAPI's disk figures, which are of the first pool: where disks go that name none, and all that

@@ -14,6 +14,7 @@ mod muster;
 mod network;
 mod probe;
 mod system;
+mod zpool;
 /// Whether an interface or block device comes and goes with guests: those of the host are of
 /// interest here, and a guest that starts is no reason to look at all of them again.
 fn is_guests(name: &str) -> bool {
@@ -76,6 +77,7 @@ static GROUPS: &[Group] = &[
     memory::GROUP,
     network::GROUP,
     disks::GROUP,
+    zpool::GROUP,
 ];
 
 /// The agents list: this agent under its own name, and as the `cn-agent` of this version that
@@ -121,6 +123,7 @@ impl Facts for LinuxFacts {
         degraded.extend(probe.networks.degraded());
         degraded.extend(probe.neighbours.lacking().map(str::to_owned));
         degraded.extend(probe.journal_problem());
+        degraded.extend(probe.zpools.problems());
         document.insert("Muster".to_owned(), muster::block(probe, &degraded).await);
         if let Err(error) = probe.publish(&document).await {
             tracing::warn!(error = %Chain(&error), "cannot write sysinfo for local tools");

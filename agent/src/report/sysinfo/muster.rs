@@ -2,9 +2,10 @@
 
 use serde_json::{Value, json};
 
-use super::keys;
 use super::probe::Probe;
+use super::{keys, zpool};
 use crate::drivers::settings;
+use crate::drivers::zfs::Availability;
 
 /// The block.
 pub(super) async fn block(probe: &Probe, degraded: &[String]) -> Value {
@@ -28,6 +29,11 @@ pub(super) async fn block(probe: &Probe, degraded: &[String]) -> Value {
     }));
     block.extend(abilities.version.map(|version| ("qemu_version".to_owned(), json!(version))));
     block.extend(abilities.accel.map(|accel| ("accel".to_owned(), json!(accel))));
+    if let Availability::Works { version, atomic } = probe.zpools.zfs().availability() {
+        block.extend(version.map(|version| ("zfs_version".to_owned(), json!(version))));
+        block.insert("libzfs_core".to_owned(), json!(atomic));
+        block.insert("zpools".to_owned(), zpool::pools(&probe.zpools.latest()));
+    }
     let conf = probe.text_of(&probe.config.data_dir.join(settings::NODE_CONF)).await;
     let ratio = conf.and_then(|conf| settings::option(&conf, settings::OVERPROVISION_RATIO));
     block.extend(ratio.map(|ratio| ("overprovision_ratio".to_owned(), json!(ratio))));

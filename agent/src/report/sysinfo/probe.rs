@@ -17,10 +17,11 @@ use uuid::Uuid;
 use super::Keys;
 use crate::drivers::compute::Compute;
 use crate::drivers::network::Networks;
+use crate::drivers::storage::DEFAULT_POOL;
 use crate::drivers::{DriverError, files};
 use crate::host::{Command, SharedExec};
 use crate::report::lldp::Neighbours;
-use crate::report::{aside, setup};
+use crate::report::{Zpools, aside, setup};
 
 /// Longest run time of a helper program; a group has five seconds.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(4);
@@ -38,6 +39,8 @@ pub struct SysinfoConfig {
     pub publish_to: Option<PathBuf>,
     /// Where `/proc`, `/sys` and `/etc` lie: `/` except in tests.
     pub root: PathBuf,
+    /// Pool of the agent's disks; `Zpool`, if it is one of ZFS.
+    pub pool: String,
     /// Storage driver, for `Muster.storage`.
     pub storage: &'static str,
     /// `Datacenter Name`.
@@ -70,6 +73,7 @@ impl SysinfoConfig {
             data_dir,
             publish_to: None,
             root: PathBuf::from("/"),
+            pool: DEFAULT_POOL.to_owned(),
             storage: "file",
             datacenter_name: None,
             dns_domain: None,
@@ -98,10 +102,11 @@ impl LinuxFacts {
         exec: SharedExec,
         compute: Arc<dyn Compute>,
         networks: Arc<dyn Networks>,
+        zpools: Arc<Zpools>,
         clock: SharedClock,
     ) -> Self {
         let (neighbours, shown) = (Neighbours::new(clock), Mutex::default());
-        Self { probe: Probe { config, exec, compute, networks, neighbours, shown } }
+        Self { probe: Probe { config, exec, compute, networks, zpools, neighbours, shown } }
     }
 }
 
@@ -112,6 +117,7 @@ pub(super) struct Probe {
     pub(super) exec: SharedExec,
     pub(super) compute: Arc<dyn Compute>,
     pub(super) networks: Arc<dyn Networks>,
+    pub(super) zpools: Arc<Zpools>,
     pub(super) neighbours: Neighbours,
     /// The interfaces of the last document.
     pub(super) shown: Mutex<Vec<String>>,

@@ -18,7 +18,7 @@ use crate::host::{EthernetListener, FakeExec, SharedExec, SystemExec};
 use crate::report::feed::Feed as _;
 use crate::report::lldp::frame;
 use crate::report::sim::SimFacts;
-use crate::report::{Facts, Reporter, ReporterParts, setup};
+use crate::report::{Facts, Reporter, ReporterParts, Zpools, setup};
 use crate::vms::sim::SimVmRecords;
 use crate::vms::{Node, VmTable};
 
@@ -39,12 +39,17 @@ impl Bench {
         Arc::new(SimCompute::new(guests, Arc::clone(&self.clock), Faults::none()))
     }
 
+    fn zpools(&self) -> Arc<Zpools> {
+        Arc::new(Zpools::none(Arc::clone(&self.clock)))
+    }
+
     fn facts(&self, exec: SharedExec, change: impl FnOnce(&mut SysinfoConfig)) -> LinuxFacts {
         let data_dir = self.folder.path().to_owned();
         let mut config = SysinfoConfig::new(SERVER.parse().unwrap(), uuid::Uuid::nil(), data_dir);
         change(&mut config);
         let networks = Arc::new(UserNetworks::restricted());
-        LinuxFacts::new(config, exec, self.compute(), networks, Arc::clone(&self.clock))
+        let (clock, zpools) = (Arc::clone(&self.clock), self.zpools());
+        LinuxFacts::new(config, exec, self.compute(), networks, zpools, clock)
     }
 
     async fn reporter(&self, facts: Arc<dyn Facts>) -> Reporter {
@@ -64,6 +69,7 @@ impl Bench {
             compute: self.compute(),
             storage: Arc::new(storage),
             networks: Arc::new(UserNetworks::restricted()),
+            zpools: self.zpools(),
         })
     }
 }
