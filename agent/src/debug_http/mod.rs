@@ -38,6 +38,7 @@ use tokio_util::task::TaskTracker;
 
 use self::answer::Answer;
 use crate::Running;
+use crate::tasks::record::Origin;
 
 /// Connections at a time over TCP, over the unix socket, and of those who may change things there:
 /// nobody can keep the operator out.
@@ -253,7 +254,8 @@ async fn respond(
     let answer = if peer == Peer::Legacy && !routes::is_of_the_original(&method, &path) {
         Answer::error(404, &Code::ResourceNotFound, &format!("{path} does not exist"))
     } else if may(&request, peer, &local.token) {
-        routes::route(request, local, &id).await
+        let origin = if peer.is_owner() { Origin::Socket } else { Origin::Local };
+        routes::route(request, local, &id, origin).await
     } else {
         let text = "changes need root on the unix socket, or the token of local.token";
         Answer::error(403, &Code::NotAuthorized, text)

@@ -28,7 +28,12 @@ const MAX_LIST: usize = 1000;
 type Query = Map<String, Value>;
 
 /// Finds the route and runs it.
-pub(super) async fn route(request: Request<Incoming>, local: &Arc<Local>, id: &str) -> Answer {
+pub(super) async fn route(
+    request: Request<Incoming>,
+    local: &Arc<Local>,
+    id: &str,
+    origin: Origin,
+) -> Answer {
     let method = request.method().clone();
     let path = request.uri().path().trim_matches('/').to_owned();
     let query = query(request.uri().query().unwrap_or_default());
@@ -55,7 +60,7 @@ pub(super) async fn route(request: Request<Incoming>, local: &Arc<Local>, id: &s
             Answer::text(metrics::render(&local.agent, local.started, &interfaces))
         }
         (false, _) if method != Method::POST => Answer::bad_method(&method),
-        (false, ["tasks"]) => run(request, local, query, id).await,
+        (false, ["tasks"]) => run(request, local, query, id, origin).await,
         (false, ["tasks", task, "cancel"]) => cancel(local, task),
         (false, ["sysinfo", "refresh"]) => {
             Answer::json(200, &local.agent.feed.refresh().await.sysinfo.clone().into())
@@ -231,7 +236,13 @@ fn vm_get(local: &Local, vm: &str) -> Answer {
 }
 
 /// `POST /tasks`: the reference's checks in the reference's order.
-async fn run(request: Request<Incoming>, local: &Local, mut given: Query, id: &str) -> Answer {
+async fn run(
+    request: Request<Incoming>,
+    local: &Local,
+    mut given: Query,
+    id: &str,
+    origin: Origin,
+) -> Answer {
     let engine = &local.agent.engine;
     let server = request.headers().get("x-server-uuid").and_then(|uuid| uuid.to_str().ok());
     let other = server.is_some_and(|uuid| uuid != local.agent.server_uuid.to_string());
@@ -284,7 +295,7 @@ async fn run(request: Request<Incoming>, local: &Local, mut given: Query, id: &s
         deadline_ms: None,
         ticket: None,
         volatile: false,
-        origin: Origin::Local,
+        origin,
         part_of: None,
     };
     let wait = given.get("async").and_then(Value::as_str) != Some("true");

@@ -84,7 +84,7 @@ pub struct LinkParts {
 
 impl LinkParts {
     fn hello(&self) -> Hello {
-        let kinds = self.engine.registry().offered();
+        let kinds = self.engine.offered().into_iter();
         let mut capabilities: Vec<String> =
             kinds.map(|kind| format!("task:{}", kind.kind().name)).collect();
         capabilities.push(format!("task:{}", desk::TASK_HISTORY));

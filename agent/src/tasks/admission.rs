@@ -115,7 +115,10 @@ impl Engine {
         if let Some(ticket) = &wanted.ticket {
             check_ticket(shared, ticket)?;
         }
-        let (plan, refused) = match self.plan(handler, &wanted.params) {
+        let planned = self
+            .plan(handler, &wanted.params)
+            .and_then(|plan| self.missing(handler).map_or(Ok(plan), Err));
+        let (plan, refused) = match planned {
             Ok(plan) => (plan, None),
             Err(failure) => (Plan::default(), Some(failure)),
         };
@@ -182,6 +185,28 @@ impl Engine {
             result_bytes: 0,
             notes_bytes: 0,
         }
+    }
+
+    /// Refuses a kind that this node can't do. A task that had begun when the agent went down is not
+    /// asked: it may have done something, and its steps say what is missing.
+    fn missing(&self, handler: &dyn Handler) -> Option<TaskFailure> {
+        let need = handler.needs()?;
+        let why = need.missing(&self.parts.drivers)?;
+        let (kind, capability) = (handler.kind().name, need.name());
+        let text = format!("{kind}: this node has no {capability}: {why}");
+        Some(TaskFailure::new(Code::NotSupported, text).with_details(
+            serde_json::json!({ "restCode": Code::NotSupported, "capability": capability }),
+        ))
+    }
+
+    /// The kinds that can be done here, by name.
+    #[must_use]
+    pub fn offered(&self) -> Vec<&'static dyn Handler> {
+        let drivers = &self.parts.drivers;
+        let has = |handler: &&'static dyn Handler| {
+            handler.needs().is_none_or(|need| need.missing(drivers).is_none())
+        };
+        self.parts.registry.offered().filter(has).collect()
     }
 
     /// Plans, with the VMs that there are now; a panic there is a failure like any other.

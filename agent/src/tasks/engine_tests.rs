@@ -415,6 +415,10 @@ async fn prepare(node: &Node, kind: &str) {
         node.cut_power();
         return;
     }
+    if kind.starts_with("zfs_") {
+        super::zfs::tests::prepare(&node.host.zfs);
+        return;
+    }
     if !kind.starts_with("machine_") || kind == "machine_create" || kind == "machine_import" {
         return;
     }

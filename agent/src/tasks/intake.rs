@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use super::Class;
 use super::journal::{self, JournalError, StoredDrain, StoredIntake};
 use super::live::{Live, Shared, Stop};
-use super::record::{Origin, State};
+use super::record::State;
 use super::runner::{Engine, Refusal};
 
 /// Longest time a drain may be asked for.
@@ -88,7 +88,7 @@ impl Engine {
                 let record = live.record.lock();
                 // A task that ran before a restart has begun, although it waits again.
                 let begun = record.state != State::Queued;
-                let local = record.origin == Origin::Local;
+                let local = record.origin.is_local();
                 drop(record);
                 if !begun {
                     live.stop(if local { Stop::Cancelled } else { Stop::Returned });

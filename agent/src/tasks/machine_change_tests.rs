@@ -362,6 +362,7 @@ async fn a_script_runs_once_and_only_where_it_may() {
             vms: base.vms.clone(),
             report: base.report.clone(),
             log: base.log.clone(),
+            zfs: base.zfs.clone(),
         })
     };
     let base = host.agent("boot-1").await;

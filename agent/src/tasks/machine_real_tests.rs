@@ -29,7 +29,7 @@ use crate::host::{SharedExec, SystemExec, procfs};
 use crate::node::bridges::Bridges;
 use crate::node::{Drivers, startup};
 use crate::report::sim::SimFacts;
-use crate::report::{Reporter, ReporterParts};
+use crate::report::{Reporter, ReporterParts, Zpools};
 use crate::vms::copies::CopiedRecords;
 use crate::vms::files::FileVmRecords;
 use crate::vms::{Node, VmTable};
@@ -106,6 +106,7 @@ impl RealNode {
             compute: compute.clone(),
             storage: storage.clone(),
             networks: Arc::new(UserNetworks::restricted()),
+            zpools: Arc::new(Zpools::none(clock.clone())),
         }));
         let images = Arc::new(SimImages::new(pool, repository, clock.clone(), Faults::none()));
         let entropy = Arc::new(SeededEntropy::new(3));
@@ -130,6 +131,7 @@ impl RealNode {
             cluster,
             vms,
             report,
+            zfs: crate::drivers::zfs::Delegated::none(),
         };
         startup::find(&drivers).await.unwrap();
         Arc::new(drivers)
@@ -144,6 +146,7 @@ impl RealNode {
         let ctx = TaskContext {
             task_id: format!("{kind}-1").parse().unwrap(),
             params,
+            origin: super::record::Origin::Coordinator,
             drivers: Arc::clone(drivers),
             started_at: drivers.clock.wall(),
             rebooted: false,

@@ -31,11 +31,13 @@ use crate::drivers::node::{NodeDocuments, SimDocuments};
 use crate::drivers::settings::sim::SimSettings;
 use crate::drivers::storage::sim::{SimImage, SimPool, SimStorage};
 use crate::drivers::storage::{Pools, Storage};
+use crate::drivers::zfs::Delegated;
+use crate::drivers::zfs::sim::{SimPools, SimZfs};
 use crate::guest_agent::GuestAgents;
 use crate::node::bridges::Bridges;
 use crate::node::{Drivers, startup};
 use crate::report::sim::SimFacts;
-use crate::report::{Reporter, ReporterParts};
+use crate::report::{Reporter, ReporterParts, Zpools};
 use crate::vms::copies::CopiedRecords;
 use crate::vms::sim::SimVmRecords;
 use crate::vms::{Node, VmTable};
@@ -69,6 +71,8 @@ pub(crate) struct Host {
     pub(crate) networks: SimHolders,
     pub(crate) records: SimVmRecords,
     pub(crate) documents: SimDocuments,
+    /// What there is of ZFS, beside the disks of VMs.
+    pub(crate) zfs: SimPools,
     pub(super) faults: Faults,
     pub(crate) clock: SharedClock,
     tasks: Mutex<u32>,
@@ -84,6 +88,7 @@ impl Host {
             networks: SimHolders::default(),
             records: SimVmRecords::new(faults.clone()),
             documents: SimDocuments::default(),
+            zfs: SimPools::new("zones"),
             faults,
             clock: Arc::new(TokioClock::new(Timestamp::UNIX_EPOCH)),
             tasks: Mutex::new(0),
@@ -116,6 +121,7 @@ impl Host {
             compute: compute.clone(),
             storage: storage.clone(),
             networks: networks.clone(),
+            zpools: Arc::new(Zpools::none(clock.clone())),
         }));
         let node: Arc<dyn NodeDocuments> = Arc::new(self.documents.clone());
         let entropy: SharedEntropy = Arc::new(SeededEntropy::new(1));
@@ -140,6 +146,10 @@ impl Host {
             vms,
             report,
             log: Arc::new(LogRing::new(uuid::Uuid::nil(), clock.clone())),
+            zfs: Delegated {
+                zfs: Arc::new(SimZfs::new(self.zfs.clone(), faults())),
+                roots: vec!["zones".parse().unwrap()],
+            },
             clock,
         };
         startup::find(&drivers).await.unwrap();
@@ -164,6 +174,7 @@ impl Host {
         TaskContext {
             task_id,
             params: params.clone(),
+            origin: Origin::Coordinator,
             drivers: Arc::clone(drivers),
             started_at: self.clock.wall(),
             rebooted: false,
@@ -187,6 +198,7 @@ impl Host {
             self.records.records().into_keys().collect::<Vec<_>>(),
             self.guests.leftovers(),
             self.networks.vms(),
+            self.zfs.content(),
         )
     }
 }

@@ -119,6 +119,7 @@ pub mod unsupported;
 pub mod vms_usage;
 mod wait_guest;
 mod wake;
+pub mod zfs;
 
 use std::fmt;
 use std::sync::Arc;
@@ -136,6 +137,7 @@ pub use self::refusals::Refused;
 pub use self::runner::{Engine, EngineParts, Refusal, Submission};
 pub use self::subtask::Subtasks;
 
+use crate::drivers::zfs::Availability;
 pub use crate::failure::TaskFailure;
 use crate::node::Drivers;
 use crate::vms::{VmRecord, VmTable};
@@ -193,6 +195,17 @@ pub static HANDLERS: &[&dyn Handler] = &[
     &sleep::Sleep,
     &test_subtask::TestSubtask,
     &vms_usage::VmsUsage,
+    &zfs::clone_dataset::ZfsCloneDataset,
+    &zfs::create_dataset::ZfsCreateDataset,
+    &zfs::destroy_dataset::ZfsDestroyDataset,
+    &zfs::get_properties::ZfsGetProperties,
+    &zfs::list_datasets::ZfsListDatasets,
+    &zfs::list_datasets::ZfsListSnapshots,
+    &zfs::list_pools::ZfsListPools,
+    &zfs::rename_dataset::ZfsRenameDataset,
+    &zfs::rollback_dataset::ZfsRollbackDataset,
+    &zfs::set_properties::ZfsSetProperties,
+    &zfs::snapshot_dataset::ZfsSnapshotDataset,
     &unsupported::AGENT_INSTALL,
     &unsupported::DOCKER_BUILD_KIND,
     &unsupported::DOCKER_COPY,
@@ -200,17 +213,6 @@ pub static HANDLERS: &[&dyn Handler] = &[
     &unsupported::DOCKER_STATS,
     &unsupported::MACHINE_MIGRATE,
     &unsupported::RECOVERY_CONFIG,
-    &unsupported::ZFS_CLONE_DATASET,
-    &unsupported::ZFS_CREATE_DATASET,
-    &unsupported::ZFS_DESTROY_DATASET,
-    &unsupported::ZFS_GET_PROPERTIES,
-    &unsupported::ZFS_LIST_DATASETS,
-    &unsupported::ZFS_LIST_POOLS,
-    &unsupported::ZFS_LIST_SNAPSHOTS,
-    &unsupported::ZFS_RENAME_DATASET,
-    &unsupported::ZFS_ROLLBACK_DATASET,
-    &unsupported::ZFS_SET_PROPERTIES,
-    &unsupported::ZFS_SNAPSHOT_DATASET,
 ];
 
 /// Whether a task changes anything, which decides about journal, drain and pause.
@@ -257,6 +259,34 @@ impl Kind {
     #[must_use]
     pub const fn query(name: &'static str, queue: Queue, limit: Duration) -> Self {
         Self { name, class: Class::Query, queue, limit }
+    }
+}
+
+/// What some nodes have and others do not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// ZFS, with a pool or without.
+    Zfs,
+}
+
+impl Need {
+    /// Its name, as in a refusal's `capability`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Zfs => "zfs",
+        }
+    }
+
+    /// Why the node does not have it; `None` when it does.
+    #[must_use]
+    pub fn missing(self, drivers: &Drivers) -> Option<String> {
+        match self {
+            Self::Zfs => match drivers.zfs.zfs.availability() {
+                Availability::Works { .. } => None,
+                Availability::Missing(reason) => Some(reason),
+            },
+        }
     }
 }
 
@@ -316,6 +346,12 @@ pub trait Handler: fmt::Debug + Send + Sync + 'static {
     /// What this version lacks to do it. Such a kind checks its parameters, fails with
     /// `NotSupported`, and is not announced to coordinators.
     fn lacks(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// What of the node it can't do without. Where that is missing the kind is as one that
+    /// [lacks](Handler::lacks) something.
+    fn needs(&self) -> Option<Need> {
         None
     }
 
@@ -424,6 +460,8 @@ pub struct TaskContext {
     pub task_id: TaskId,
     /// Its parameters.
     pub params: Params,
+    /// Who asked for it.
+    pub origin: record::Origin,
     /// The way to the outside.
     pub drivers: Arc<Drivers>,
     /// When the task started; deadlines that must survive a restart count from here.

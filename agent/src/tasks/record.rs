@@ -62,8 +62,21 @@ pub enum Phase {
 pub enum Origin {
     /// A coordinator, which gets the result and acknowledges it.
     Coordinator,
-    /// The local HTTP; nobody acknowledges.
+    /// The agent itself, or the local HTTP over TCP; nobody acknowledges.
     Local,
+    /// The local HTTP over the unix socket: root, or the agent's own user; nobody acknowledges.
+    Socket,
+}
+
+impl Origin {
+    /// Whether nobody acknowledges.
+    #[must_use]
+    pub fn is_local(self) -> bool {
+        match self {
+            Self::Coordinator => false,
+            Self::Local | Self::Socket => true,
+        }
+    }
 }
 
 /// The step a task is at: it may have done anything from nothing to all of its work, and those

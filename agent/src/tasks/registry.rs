@@ -45,7 +45,7 @@ impl Registry {
         self.kinds.values().copied()
     }
 
-    /// The kinds that can be done here, by name.
+    /// The kinds that this version can do where the node has what they need, by name.
     pub fn offered(&self) -> impl Iterator<Item = &'static dyn Handler> + '_ {
         self.iter().filter(|handler| handler.lacks().is_none())
     }

@@ -248,6 +248,7 @@ impl Engine {
         TaskContext {
             task_id: record.id.clone(),
             params: record.params.clone(),
+            origin: record.origin,
             drivers: self.parts.drivers.clone(),
             started_at: record.started_at.unwrap_or(record.created_at),
             rebooted,
@@ -383,7 +384,7 @@ impl Engine {
             record.notes = serde_json::Value::Null;
             let mut changes = journal::put_result(&mut record);
             changes.push(journal::put_record(&record));
-            let local = record.origin == Origin::Local;
+            let local = record.origin.is_local();
             let acked = local || live.volatile;
             if local {
                 changes.push(journal::put_acked(&record.id));

@@ -10,18 +10,13 @@ use serde_json::{Value, json};
 
 use super::machine::MACHINE_TASKS;
 use super::server_reboot::SERVER_TASKS;
-use super::{Class, Handler, Kind, Params, Plan, Queue, TaskFailure};
+use super::{Handler, Kind, Params, Plan, Queue, TaskFailure};
 
-const ZFS: &str = "zfs";
 const OCI: &str = "oci containers";
 const MIGRATION: &str = "migration";
 const ENCRYPTION: &str = "pool encryption";
 const PACKAGES: &str = "agent packages";
 
-const ZFS_TASKS: Queue =
-    Queue { name: "zfs_tasks", max_concurrent: 4, max_wait: Duration::from_secs(600) };
-const ZFS_QUERY: Queue =
-    Queue { name: "zfs_query", max_concurrent: 8, max_wait: Duration::from_secs(60) };
 const DOCKER_TASKS: Queue =
     Queue { name: "docker_tasks", max_concurrent: 64, max_wait: Duration::from_secs(10) };
 const DOCKER_BUILD: Queue =
@@ -46,19 +41,6 @@ pub struct Unsupported {
     required: &'static [(&'static str, Shape)],
 }
 
-const fn zfs(
-    name: &'static str,
-    class: Class,
-    required: &'static [(&'static str, Shape)],
-) -> Unsupported {
-    let queue = match class {
-        Class::Mutate => ZFS_TASKS,
-        Class::Query => ZFS_QUERY,
-    };
-    let kind = Kind { name, class, queue, limit: Duration::from_secs(600) };
-    Unsupported { kind, needs: ZFS, required }
-}
-
 const fn docker(
     name: &'static str,
     queue: Queue,
@@ -69,37 +51,6 @@ const fn docker(
     let kind = Kind::query(name, queue, Duration::from_secs(seconds));
     Unsupported { kind, needs: OCI, required }
 }
-
-const DATASET: &[(&str, Shape)] = &[("dataset", Shape::Text)];
-
-/// `zfs create`.
-pub static ZFS_CREATE_DATASET: Unsupported = zfs("zfs_create_dataset", Class::Mutate, DATASET);
-/// `zfs destroy`.
-pub static ZFS_DESTROY_DATASET: Unsupported = zfs("zfs_destroy_dataset", Class::Mutate, DATASET);
-/// `zfs rename`.
-pub static ZFS_RENAME_DATASET: Unsupported =
-    zfs("zfs_rename_dataset", Class::Mutate, &[("dataset", Shape::Text), ("newname", Shape::Text)]);
-/// `zfs snapshot`.
-pub static ZFS_SNAPSHOT_DATASET: Unsupported = zfs("zfs_snapshot_dataset", Class::Mutate, DATASET);
-/// `zfs rollback -r`.
-pub static ZFS_ROLLBACK_DATASET: Unsupported = zfs("zfs_rollback_dataset", Class::Mutate, DATASET);
-/// `zfs clone`.
-pub static ZFS_CLONE_DATASET: Unsupported =
-    zfs("zfs_clone_dataset", Class::Mutate, &[("snapshot", Shape::Text), ("dataset", Shape::Text)]);
-/// `zfs set`.
-pub static ZFS_SET_PROPERTIES: Unsupported = zfs(
-    "zfs_set_properties",
-    Class::Mutate,
-    &[("dataset", Shape::Text), ("properties", Shape::Object)],
-);
-/// `zfs get`.
-pub static ZFS_GET_PROPERTIES: Unsupported = zfs("zfs_get_properties", Class::Query, &[]);
-/// `zfs list`.
-pub static ZFS_LIST_DATASETS: Unsupported = zfs("zfs_list_datasets", Class::Query, &[]);
-/// `zfs list -t snapshot`.
-pub static ZFS_LIST_SNAPSHOTS: Unsupported = zfs("zfs_list_snapshots", Class::Query, &[]);
-/// `zpool list`.
-pub static ZFS_LIST_POOLS: Unsupported = zfs("zfs_list_pools", Class::Query, &[]);
 
 /// Runs a command in a container.
 pub static DOCKER_EXEC: Unsupported =
@@ -180,8 +131,8 @@ mod tests {
 
     #[test]
     fn parameters_are_checked_before_the_lack_is_told() {
-        let failure = ZFS_SET_PROPERTIES.plan(&Params::new()).unwrap_err();
-        assert_eq!(failure.details.unwrap()["field"], "dataset");
+        let failure = DOCKER_EXEC.plan(&Params::new()).unwrap_err();
+        assert_eq!(failure.details.unwrap()["field"], "uuid");
         let failure = DOCKER_EXEC.plan(&DOCKER_EXEC.example()).unwrap_err();
         assert_eq!(failure.code, "NotSupported");
         assert!(failure.message.contains("oci"), "{failure}");

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use muster_agent::drivers::host::HostAction;
+use muster_agent::drivers::zfs::sim::SimPools;
 use muster_agent::tasks::HANDLERS;
 use muster_agent::tasks::registry::{Faults, Moment, Registry};
 use muster_shared::ids::VmUuid;
@@ -14,6 +15,7 @@ use serde_json::{Map, Value, json};
 use super::ask::Ask;
 use super::client::Patience;
 use super::invariants::{Verdict, Violation};
+use super::node::ZFS_POOL;
 use super::{IMAGE, Sim};
 
 const SETTLE: Duration = Duration::from_secs(120);
@@ -61,6 +63,15 @@ fn params(kind: &str) -> Map<String, Value> {
     params
 }
 
+/// What the kinds of ZFS work on in their examples.
+fn pools() -> SimPools {
+    let pools = SimPools::new(ZFS_POOL);
+    for name in ["zones/one", "zones/empty", "zones/one@before", "zones/one@later"] {
+        pools.make(&name.parse().expect("a constant name")).expect("the pool is empty");
+    }
+    pools
+}
+
 fn kind_name(kind: &str) -> &'static str {
     let handler = HANDLERS.iter().find(|handler| handler.kind().name == kind);
     handler.map(|handler| handler.kind().name).expect("points are of known kinds")
@@ -87,11 +98,14 @@ fn play(sim: &mut Sim, point: &str, victim: Victim) -> Verdict {
         reached: AtomicBool::new(false),
     });
     sim.agents[0].steps = Some(kill.clone());
+    let kind = kind_name(point.split(':').next().unwrap_or_default());
+    if kind.starts_with("zfs_") {
+        sim.agents[0].zfs = Some(pools());
+    }
     sim.start();
     sim.run_until("heard-server-is-running", SETTLE, |sim| {
         sim.witness.model().statuses.all_running(1)
     })?;
-    let kind = kind_name(point.split(':').next().unwrap_or_default());
     let mut wanted = params(kind);
     if kind == "server_factory_reset" {
         wanted.insert("confirm".to_owned(), json!(sim.agents[0].server));

@@ -17,11 +17,13 @@ use muster_agent::drivers::network::sim::{SimHolders, SimNetworks};
 use muster_agent::drivers::node::SimDocuments;
 use muster_agent::drivers::settings::sim::SimSettings;
 use muster_agent::drivers::storage::sim::{SimPool, SimStorage};
+use muster_agent::drivers::zfs::Delegated;
+use muster_agent::drivers::zfs::sim::{SimPools, SimZfs};
 use muster_agent::guest_agent::GuestAgents;
 use muster_agent::node::Drivers;
 use muster_agent::node::bridges::Bridges;
 use muster_agent::report::sim::SimFacts;
-use muster_agent::report::{Reporter, ReporterParts};
+use muster_agent::report::{Reporter, ReporterParts, Zpools};
 use muster_agent::tasks::HANDLERS;
 use muster_agent::tasks::image_gc::Policy;
 use muster_agent::tasks::registry::{self, Registry};
@@ -56,6 +58,9 @@ const DRIVER_DELAY: Duration = Duration::from_millis(60);
 /// How long an agent that is stopped waits for its tasks.
 const PATIENCE: Duration = Duration::from_secs(1);
 const COORDINATOR_URL: &str = "ws://coordinator:8480/agent";
+
+/// The ZFS pool of a host that has one.
+pub const ZFS_POOL: &str = "zones";
 
 /// What a host is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,6 +154,8 @@ pub struct AgentNode {
     pub log: HostLog,
     /// Its settings.
     pub settings: SimSettings,
+    /// Its ZFS pools; none unless a test gives it some before it starts.
+    pub zfs: Option<SimPools>,
     documents: SimDocuments,
     /// Faults of its drivers.
     pub faults: Faults,
@@ -199,6 +206,7 @@ impl AgentNode {
             records: SimVmRecords::new(faults.clone()),
             log: HostLog::default(),
             settings: SimSettings::new(faults.clone()),
+            zfs: None,
             documents: SimDocuments::default(),
             faults,
             kv: disk(seed ^ 2),
@@ -265,6 +273,7 @@ impl AgentNode {
             compute: compute.clone(),
             storage: storage.clone(),
             networks: networks.clone(),
+            zpools: Arc::new(Zpools::none(clock.clone())),
         }));
         let repository = self.repository.clone();
         let images = SimImages::new(self.pool.clone(), repository, clock.clone(), faults());
@@ -286,6 +295,7 @@ impl AgentNode {
             vms,
             report: report.clone(),
             log,
+            zfs: self.delegated(),
         });
         let parts = AgentParts {
             clock,
@@ -310,6 +320,13 @@ impl AgentNode {
             image_gc: Some(Policy::default()),
         };
         (config, parts, report)
+    }
+
+    /// ZFS, where it has any.
+    fn delegated(&self) -> Delegated {
+        let Some(pools) = &self.zfs else { return Delegated::none() };
+        let zfs = Arc::new(SimZfs::new(pools.clone(), self.faults.clone()));
+        Delegated { zfs, roots: vec![ZFS_POOL.parse().expect("a constant name")] }
     }
 
     /// The agent is told to stop. Does nothing if it has not started yet.
