@@ -173,7 +173,7 @@ async fn every_metric_that_is_watched_is_served() {
     let dashboard = std::fs::read_to_string(monitoring().join("dashboard.json"));
     let dashboard: Value = serde_json::from_str(&dashboard.expect("it is there")).expect("JSON");
     let mut watched = alert_expressions(&monitoring().join("alerts.yml"));
-    assert_eq!(watched.len(), 18, "{watched:#?}");
+    assert_eq!(watched.len(), 22, "{watched:#?}");
     expressions(&dashboard, &mut watched);
     assert!(watched.len() > 50, "{}", watched.len());
     for expression in &watched {
