@@ -1,7 +1,7 @@
 # The short way to everything; each target is a script that can also be run by itself.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-stop test test-full test-system fuzz fuzz-api bench release lint fmt docs ci
+.PHONY: help demo demo-stop test test-full test-system test-zfs fuzz fuzz-api bench release lint fmt docs ci
 
 CARGO := PATH="$${CARGO_HOME:-$$HOME/.cargo}/bin:$$PATH" cargo
 BINARIES := -p muster-agent -p muster-coordinator -p muster-cli
@@ -31,6 +31,9 @@ test-full: ## The same with more simulated seeds
 
 test-system: ## Builds a full Debian guest and tests units, limits and a reboot in it
 	@scripts/test-system.sh
+
+test-zfs: ## Builds the same guest with OpenZFS and tests real pools in it
+	@scripts/test-zfs.sh
 
 bench: ## Measures speed and memory, beside the goals (optimized build)
 	@scripts/setup.sh test

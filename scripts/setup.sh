@@ -35,9 +35,9 @@ packages=(
     systemd
     ovmf
 )
-# What the full guest of scripts/build-system-guest.sh is made with; the last two where one who is
-# not root makes it.
-system_guest=(mmdebstrap e2fsprogs binutils fakeroot uidmap)
+# What the full guest of scripts/build-system-guest.sh is made with, fakeroot and uidmap where one who is
+# not root makes it; bc and libelf-dev for its modules of OpenZFS.
+system_guest=(mmdebstrap e2fsprogs binutils fakeroot uidmap bc libelf-dev)
 # QEMU's parts refuse to be of different versions, and a machine may have one of them from
 # backports: they are always installed together, at the version of qemu-system-x86.
 qemu=(qemu-system-x86 qemu-utils)

@@ -1,36 +1,3 @@
 #!/bin/bash
-# Runs the tests that need a real init: each on a full Debian machine of its own, emulated, in which
-# Muster is installed as on a node.
-#
-#   scripts/test-system.sh [NAME]       NAME: only tests whose names contain it
-#
-# Exits with 2 when the machine can't be built, which says nothing about Muster.
-set -euo pipefail
-
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-export PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
-
-started=$SECONDS
-step() { # step NAME COMMAND…
-    local name="$1" from=$SECONDS
-    shift
-    "$@" || {
-        echo "make test-system: FAILED: $name" >&2
-        return 1
-    }
-    echo "=== $name: $((SECONDS - from)) s" >&2
-}
-machine() { MUSTER_SYSTEM_GUEST="$(scripts/build-system-guest.sh)"; }
-tests() {
-    cargo nextest run --workspace --locked --success-output final \
-        -E "package(muster-tests) and binary(system)" "$@"
-}
-
-step "setup" scripts/setup.sh test
-step "guest image" scripts/build-guest-image.sh
-MACHINE_FAILED=2
-step "machine" machine || exit "$MACHINE_FAILED"
-export MUSTER_SYSTEM_GUEST
-step "build" cargo build --workspace --all-targets --locked
-step "tests" tests "$@"
-echo "make test-system: passed in $((SECONDS - started)) s"
+# The tests on a machine with systemd: see test-guest.sh.
+exec "$(dirname "${BASH_SOURCE[0]}")/test-guest.sh" system "$@"

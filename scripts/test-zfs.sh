@@ -1,0 +1,3 @@
+#!/bin/bash
+# The tests on a machine with OpenZFS: see test-guest.sh.
+exec "$(dirname "${BASH_SOURCE[0]}")/test-guest.sh" zfs "$@"
