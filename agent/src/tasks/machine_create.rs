@@ -18,7 +18,7 @@ use super::steps::{Row, steps};
 use super::wait_guest;
 use super::{Handler, Kind, Lock, OnFailure, Params, Plan, Queue, TaskContext, TaskFailure};
 use crate::drivers::compute::GuestSignal;
-use crate::drivers::storage::{self, DiskSpec};
+use crate::drivers::storage::{self, DiskSpec, Wishes};
 use crate::vms::{self, StorageState, VmRecord, payload};
 
 const OPERATION: &str = "vmadm.create";
@@ -252,7 +252,8 @@ impl Create {
             let image = payload::image_of(disk);
             let named = disk.get("zpool").and_then(Value::as_str).or(record.text("zpool"));
             let pool = named.and_then(|name| storage::find_pool(&pools, name)).map(str::to_owned);
-            let spec = DiskSpec { vm: self.vm, index, pool, image, size_mib };
+            let wishes = Wishes::of(disk);
+            let spec = DiskSpec { vm: self.vm, index, pool, image, size_mib, wishes };
             made.push(drivers.storage.create_disk(&spec, &ctx.task_id).await?);
         }
         let machine_type = drivers.compute.machine_type(&record);

@@ -16,7 +16,7 @@ use super::machine::{self, failed, refuse};
 use super::steps::{Row, steps};
 use super::stopping::{self, Stop};
 use super::{Handler, Kind, Lock, OnFailure, Params, Plan, TaskContext, TaskFailure, snapshot};
-use crate::drivers::storage::DiskSpec;
+use crate::drivers::storage::{DiskSpec, Wishes};
 use crate::vms::VmRecord;
 
 const OPERATION: &str = "vmadm.reprovision";
@@ -144,7 +144,12 @@ impl Reprovision {
         let image = drivers.images.get(self.image).await.map_err(failed(OPERATION))?;
         let least = image.map_or(0, |image| image.size_bytes.div_ceil(MIB));
         let Notes { size_mib, pool, .. } = ctx.notes()?;
+        let record = machine::record(ctx, OPERATION, self.vm)?;
+        let disk = record.list("disks").first();
+        // Blocks are those of the image from now on.
+        let wishes = Wishes { block_bytes: None, ..disk.map(Wishes::of).unwrap_or_default() };
         let spec = DiskSpec {
+            wishes,
             vm: self.vm,
             index: BOOT_DISK,
             pool,

@@ -7,7 +7,7 @@ use super::Handler as _;
 use super::machine_change_tests::{code, example, snapshot};
 use super::machine_tests::{Host, act, create_params, one_vm, params, run, run_with_crash, uuid};
 use crate::drivers::faults::Fault;
-use crate::drivers::storage::DiskSpec;
+use crate::drivers::storage::{DiskSpec, Wishes};
 use crate::node::Drivers;
 
 pub(super) fn names(vm: &Value) -> Vec<&str> {
@@ -111,7 +111,14 @@ async fn a_rollback_that_a_disk_cannot_follow_touches_nothing() {
     // Another disk in the place of the second one, without the snapshot.
     let other: TaskId = "other".parse().unwrap();
     drivers.storage.stash_disk(uuid(), 1, &other).await.unwrap();
-    let spec = DiskSpec { vm: uuid(), index: 1, pool: None, image: None, size_mib: Some(8) };
+    let spec = DiskSpec {
+        vm: uuid(),
+        index: 1,
+        pool: None,
+        image: None,
+        size_mib: Some(8),
+        wishes: Wishes::default(),
+    };
     drivers.storage.create_disk(&spec, &other).await.unwrap();
     // Its record is older than volumes, and does not know its own disk.
     drivers.vms.update(uuid(), |record| record.volumes = None).await.unwrap();

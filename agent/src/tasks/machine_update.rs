@@ -19,7 +19,7 @@ use super::steps::{Row, steps};
 use super::stopping::{self, Stop};
 use super::{Handler, Kind, Lock, OnFailure, Params, Plan, TaskContext, TaskFailure, guest_nics};
 use crate::drivers::compute::LIMITED_BY;
-use crate::drivers::storage::bytes_of;
+use crate::drivers::storage::{bytes_of, is_device};
 use crate::node::Drivers;
 use crate::vm_record::disks::{numbered, with_number};
 use crate::vm_record::image_of;
@@ -203,8 +203,16 @@ impl Update {
         let Drivers { compute, storage, .. } = ctx.drivers.as_ref();
         for (index, size_mib) in ctx.notes::<Notes>()?.grow {
             let size_bytes = bytes_of(size_mib).map_err(failed(OPERATION))?;
-            compute.grow_disk(self.vm, index, size_bytes).await.map_err(failed(OPERATION))?;
-            storage.grow_disk(self.vm, index, size_mib).await.map_err(failed(OPERATION))?;
+            let disks = storage.disks(self.vm).await.map_err(failed(OPERATION))?;
+            let mut disks = disks.iter().filter(|disk| disk.index == index);
+            // Who has a file open makes it larger, and hears of a device that has become so.
+            if disks.any(|disk| is_device(&disk.path)) {
+                storage.grow_disk(self.vm, index, size_mib).await.map_err(failed(OPERATION))?;
+                compute.grow_disk(self.vm, index, size_bytes).await.map_err(failed(OPERATION))?;
+            } else {
+                compute.grow_disk(self.vm, index, size_bytes).await.map_err(failed(OPERATION))?;
+                storage.grow_disk(self.vm, index, size_mib).await.map_err(failed(OPERATION))?;
+            }
         }
         Ok(())
     }

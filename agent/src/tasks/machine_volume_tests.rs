@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::machine_tests::{Host, act, create_params, one_vm, run, uuid};
 use crate::drivers::faults::Fault;
-use crate::drivers::storage::DiskSpec;
 use crate::drivers::storage::sim::SimPool;
+use crate::drivers::storage::{DiskSpec, Wishes};
 use crate::node::{Drivers, orphans, startup};
 use crate::vms::VolumeRecord;
 
@@ -52,7 +52,14 @@ async fn a_vm_starts_from_no_other_disk_than_its_own() {
     act(&host, &drivers, "machine_shutdown", json!({ "force": true })).await.unwrap();
     let other: TaskId = "other".parse().unwrap();
     drivers.storage.stash_disk(uuid(), 1, &other).await.unwrap();
-    let spec = DiskSpec { vm: uuid(), index: 1, pool: None, image: None, size_mib: Some(8) };
+    let spec = DiskSpec {
+        vm: uuid(),
+        index: 1,
+        pool: None,
+        image: None,
+        size_mib: Some(8),
+        wishes: Wishes::default(),
+    };
     drivers.storage.create_disk(&spec, &other).await.unwrap();
     let refused = act(&host, &drivers, "machine_boot", json!({})).await.unwrap_err();
     assert_eq!(refused.code, "DatasetNotFound");

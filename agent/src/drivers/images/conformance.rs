@@ -16,7 +16,7 @@ use super::test_server::Misbehaviour;
 use super::tests::{IMAGE, Node, check_code, image, raw_disk};
 use crate::drivers::faults::{Fault, Faults};
 use crate::drivers::storage::sim::{SimImage, SimPool, SimStorage};
-use crate::drivers::storage::{Dependents, DiskSpec, Storage};
+use crate::drivers::storage::{Dependents, DiskSpec, Storage, Wishes};
 
 const OTHER: &str = "ffffffff-0506-4708-890a-0b0c0d0e0f10";
 
@@ -30,7 +30,7 @@ fn task(name: &str) -> TaskId {
 
 fn disk() -> DiskSpec {
     let vm: VmUuid = "aaaaaaaa-0000-4000-8000-000000000001".parse().unwrap();
-    DiskSpec { vm, index: 0, pool: None, image: Some(image()), size_mib: None }
+    DiskSpec { vm, index: 0, pool: None, image: Some(image()), size_mib: None, wishes: Wishes::default() }
 }
 
 async fn check_absent(images: &dyn Images) {

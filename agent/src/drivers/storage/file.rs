@@ -5,11 +5,8 @@
 //! and has an owner, and whatever else a crash leaves is overwritten or removed by its task.
 
 mod bases;
-mod copies;
 mod fill;
 mod inventory;
-mod lock;
-mod marker;
 mod removal;
 mod snapshots;
 mod stash;
@@ -28,12 +25,12 @@ use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use self::copies::Copies;
 use self::inventory::Sizes;
-use self::marker::Marker;
+use super::copies::Copies;
+use super::marker::Marker;
 use super::{
     Bases, Disk, DiskSpec, RESERVE_BYTES, RecordCopy, Role, SnapshotPiece, Storage, Usage,
-    Variables, Volume, VolumeSnapshot, qcow2,
+    Variables, Volume, VolumeSnapshot, lock, qcow2,
 };
 use crate::drivers::cluster::Cluster;
 use crate::drivers::{DriverError, files};
@@ -104,7 +101,7 @@ impl FileStorage {
     pub async fn open(config: FileStorageConfig, exec: SharedExec) -> Result<Self, DriverError> {
         let at = |name: &str| config.storage_dir.join(name);
         let (vols, images, copies) = (at(DISKS), at(IMAGES), Copies::new(at("records")));
-        let marker = Marker::new(&config);
+        let marker = Marker::new(&config.pool, &config.storage_dir, &config.data_dir);
         if marker.open(config.server_uuid).await? {
             files::make_folder(&vols).await?;
             copies.make().await?;

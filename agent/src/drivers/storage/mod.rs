@@ -1,13 +1,19 @@
 //! Storage: the disks of VMs.
 
+#[cfg(any(test, feature = "conformance"))]
+pub mod conformance;
+mod copies;
 mod file;
 mod fill;
+mod lock;
+mod marker;
 mod pools;
 pub mod qcow2;
 mod question;
 pub mod sim;
 #[cfg(test)]
 mod tests;
+mod wishes;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -24,6 +30,7 @@ pub use crate::vm_record::Identity;
 pub use file::{DISKS, FileStorage, FileStorageConfig};
 pub use fill::{MAX_PIECE_BYTES, SnapshotPiece, check_piece, not_being_filled};
 pub use pools::Pools;
+pub use wishes::{SetAside, Wishes};
 
 /// A disk to be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +45,8 @@ pub struct DiskSpec {
     pub image: Option<ImageUuid>,
     /// Size, MiB; the image's own size without. Never smaller than the image.
     pub size_mib: Option<u64>,
+    /// How it is kept.
+    pub wishes: Wishes,
 }
 
 /// A disk that exists.
@@ -55,6 +64,12 @@ pub struct Disk {
     pub size_bytes: u64,
     /// Space it takes, bytes.
     pub used_bytes: u64,
+}
+
+/// Whether a volume with this path is a block device; else it is a file.
+#[must_use]
+pub fn is_device(path: &Path) -> bool {
+    path.starts_with("/dev")
 }
 
 /// What a volume is to its VM. Snapshots are of all of them.
@@ -224,8 +239,9 @@ pub trait Storage: fmt::Debug + Send + Sync + 'static {
         owner: Option<&TaskId>,
     ) -> Result<(), DriverError>;
 
-    /// Makes a disk at least this large. Nobody may have one open that is smaller: whoever has it
-    /// open makes it larger first. Durable when it returns.
+    /// Makes a disk at least this large. Nobody may have a file open that is smaller: whoever has it
+    /// open makes it larger first. Whoever has a device open hears of it afterwards. Durable when it
+    /// returns.
     ///
     /// # Errors
     /// There is no such disk, or it could not be made larger.
@@ -237,16 +253,16 @@ pub trait Storage: fmt::Debug + Send + Sync + 'static {
     /// The host could not be read.
     async fn snapshots(&self, vm: VmUuid) -> Result<Vec<VolumeSnapshot>, DriverError>;
 
-    /// Takes a snapshot of those of these volumes that do not have it yet. Nobody may have one of
-    /// them open. Durable when it returns.
+    /// Takes a snapshot of those of these volumes that do not have it yet. Nobody may have one open
+    /// that is a file. Durable when it returns.
     ///
     /// # Errors
     /// `StoreFull`; a failed one may leave some volumes with the snapshot.
     async fn create_snapshot(&self, vm: VmUuid, name: &str, of: &[Role])
     -> Result<(), DriverError>;
 
-    /// Deletes a snapshot from those of these volumes that have it. Nobody may have one of them
-    /// open.
+    /// Deletes a snapshot from those of these volumes that have it. Nobody may have one open that is a
+    /// file.
     ///
     /// # Errors
     /// It could not be deleted.
@@ -319,11 +335,12 @@ pub trait Storage: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Gives every disk the content of the snapshot, and the firmware's variables theirs if it
-    /// holds any. The VM must not run. Newer snapshots stay. Durable when it returns; may be
-    /// repeated.
+    /// holds any. The VM must not run. Newer snapshots stay, except in a pool of ZFS, which destroys
+    /// them. Durable when it returns; may be repeated.
     ///
     /// # Errors
-    /// `SnapshotNotFound` when a disk lacks it; nothing was changed then.
+    /// `SnapshotNotFound` when a disk lacks it; `DatasetHasClones` when a newer one that would go has
+    /// a clone; nothing was changed then.
     async fn roll_back(&self, vm: VmUuid, name: &str) -> Result<(), DriverError>;
 
     /// Puts a disk aside, so that `task` can make another one of its index. What was put aside

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::{Notes, OPERATION, Update, list};
 use crate::drivers::DriverError;
-use crate::drivers::storage::{self, Disk, DiskSpec};
+use crate::drivers::storage::{self, Disk, DiskSpec, Wishes};
 use crate::tasks::machine::{self, failed, refuse};
 use crate::tasks::{Params, TaskContext, TaskFailure, guest_disks};
 use crate::vm_record::GoingDisk;
@@ -161,7 +161,8 @@ impl Update {
             let named = disk.get("zpool").and_then(Value::as_str).or(record.text("zpool"));
             let pool = named.and_then(|name| storage::find_pool(&pools, name)).map(str::to_owned);
             let size_mib = disk.get("size").and_then(Value::as_u64);
-            let spec = DiskSpec { vm: self.vm, index, pool, image: image_of(disk), size_mib };
+            let (image, wishes) = (image_of(disk), Wishes::of(disk));
+            let spec = DiskSpec { vm: self.vm, index, pool, image, size_mib, wishes };
             let disk = storage.create_disk(&spec, &ctx.task_id).await;
             made.push(disk.map_err(failed(OPERATION))?);
         }

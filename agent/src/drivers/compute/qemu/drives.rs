@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use crate::drivers::storage::Disk;
+use crate::drivers::storage::{self, Disk};
 
 /// Bays for paravirtual disks, used or not, that every machine with PCI Express has beside the place of
 /// disk 0. Whatever is plugged in elsewhere can't be pulled out.
@@ -82,8 +82,13 @@ pub(super) fn node(disk: &Disk, described: &Value, file: &Path) -> Value {
     let discard = if described["notrim"] == true { "ignore" } else { "unmap" };
     json!({
         "driver": disk.format, "node-name": node_name(disk.index), "discard": discard,
-        "file": { "driver": "file", "filename": file, "discard": discard },
+        "file": { "driver": protocol(&disk.path), "filename": file, "discard": discard },
     })
+}
+
+/// The driver with which the hypervisor opens what has this path, whatever name it gets for it.
+pub(super) fn protocol(path: &Path) -> &'static str {
+    if storage::is_device(path) { "host_device" } else { "file" }
 }
 
 /// The same of a disk on a base, which is only read.
@@ -149,6 +154,13 @@ mod tests {
             size_bytes: 1,
             used_bytes: 0,
         };
+        let device =
+            Disk { path: "/dev/zvol/zones/x/disk2".into(), format: "raw".into(), ..disk.clone() };
+        let opened = node(&device, &described, Path::new("/dev/fdset/4"));
+        assert_eq!(
+            (&opened["driver"], &opened["file"]["driver"]),
+            (&json!("raw"), &json!("host_device"))
+        );
         let node = node_on_base(&disk, &described, Path::new("/dev/fdset/4"), Path::new("/x"));
         assert_eq!(node["file"]["filename"], "/dev/fdset/4");
         assert_eq!((&node["discard"], &node["node-name"]), (&json!("ignore"), &json!("disk2")));

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use muster_shared::wire::Code;
 use serde_json::{Value, json};
 
+use super::drives;
 use super::folder::GuestFolder;
 use crate::drivers::storage::Variables;
 use crate::drivers::{DriverError, files};
@@ -106,7 +107,8 @@ impl VmFirmware {
     /// Options of the command line: what follows the machine type, and the devices' contents.
     pub(super) fn options(&self) -> (&'static str, [String; 2]) {
         let node = |name: &str, driver: &str, path: &Path, read_only: bool| {
-            let file = json!({ "driver": "file", "filename": path, "read-only": read_only });
+            let protocol = drives::protocol(path);
+            let file = json!({ "driver": protocol, "filename": path, "read-only": read_only });
             let node = json!({
                 "driver": driver, "node-name": name, "read-only": read_only, "file": file,
             });

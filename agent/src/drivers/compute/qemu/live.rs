@@ -85,10 +85,11 @@ impl Qemu {
             Err(_) if self.guests.live(vm).is_none() => return Ok(all.to_vec()),
             Err(error) => return Err(talk_failed(vm, error)),
         };
-        // The guest may get a disk only when it starts next.
+        // The guest may get a disk only when it starts next; one that holds no snapshots itself has them
+        // from its storage, whoever has it open.
         let is_open = |volume: &Role| match volume {
             Role::Firmware => firmware::is_open_in(&argv),
-            Role::Disk(_) => size_of(&backends, &node(*volume)).is_some(),
+            Role::Disk(_) => inserted(&backends, &node(*volume)).is_some_and(|disk| !is_raw(disk)),
         };
         let (open, left): (Vec<Role>, Vec<Role>) = all.iter().copied().partition(is_open);
         if open.is_empty() {
@@ -142,21 +143,25 @@ fn node(volume: Role) -> String {
 pub(super) async fn grow(qmp: &Arc<Qmp>, index: u32, size_bytes: u64) -> Result<(), QmpError> {
     let backends = qmp.execute::<QueryBlock>().await?;
     let node_name = node(Role::Disk(index));
-    match size_of(&backends, &node_name) {
-        Some(now) if now < size_bytes => {
-            let command = Resize { node_name, size: size_bytes };
-            qmp.send(command, GROW_TIMEOUT).await.map(drop)
-        }
-        // It is that large already, or the guest gets this disk when it starts next.
-        _ => Ok(()),
+    // The guest gets it when it starts next.
+    let Some(disk) = inserted(&backends, &node_name) else { return Ok(()) };
+    let now = disk["image"]["virtual-size"].as_u64();
+    // A device has been made larger, but who has it open has to be told.
+    if !is_raw(disk) && now.is_none_or(|now| now >= size_bytes) {
+        return Ok(());
     }
+    let size = now.unwrap_or(0).max(size_bytes);
+    qmp.send(Resize { node_name, size }, GROW_TIMEOUT).await.map(drop)
 }
 
-/// How large the disk of this node is, bytes.
-fn size_of(backends: &Value, node_name: &str) -> Option<u64> {
+/// What the hypervisor says of a node that a device has.
+fn inserted<'a>(backends: &'a Value, node_name: &str) -> Option<&'a Value> {
     let mut inserted = backends.as_array()?.iter().map(|backend| &backend["inserted"]);
-    let disk = inserted.find(|inserted| inserted["node-name"] == node_name)?;
-    disk["image"]["virtual-size"].as_u64()
+    inserted.find(|inserted| inserted["node-name"] == node_name)
+}
+
+fn is_raw(disk: &Value) -> bool {
+    disk["drv"] == "raw"
 }
 
 async fn create(qmp: &Arc<Qmp>, of: &[Role], name: &str) -> Result<(), QmpError> {

@@ -3,8 +3,9 @@
 use muster_shared::ids::{TaskId, VmUuid};
 use muster_shared::wire::Code;
 
-use super::{FileStorage, files, lock, stamp};
+use super::{FileStorage, files, stamp};
 use crate::drivers::DriverError;
+use crate::drivers::storage::lock;
 
 impl FileStorage {
     pub(super) async fn remove_disk(

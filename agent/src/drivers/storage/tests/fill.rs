@@ -1,6 +1,9 @@
 //! What every storage driver owes who copies volumes piece by piece.
 
+use muster_shared::ids::VmUuid;
+
 use super::*;
+use crate::drivers::storage::Identity;
 use crate::drivers::storage::MAX_PIECE_BYTES;
 
 const DISK: Role = Role::Disk(0);

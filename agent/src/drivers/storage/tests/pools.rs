@@ -89,9 +89,9 @@ fn simulated() -> ([SimPool; 2], Faults, Pools) {
 #[tokio::test]
 async fn simulated_pools_conform() {
     let ([zones, fast], _, storage) = simulated();
-    conformance(&storage).await;
-    conformance_of_snapshots(&storage).await;
-    variables::conformance(&storage, Path::new("/sim/firmware.fd")).await;
+    of_disks(&storage).await;
+    of_snapshots(&storage).await;
+    of_variables(&storage, Path::new("/sim/firmware.fd")).await;
     conformance_of_two(&storage).await;
     assert!(zones.disks().is_empty() && fast.disks().is_empty() && fast.copies().is_empty());
 }
@@ -200,11 +200,11 @@ async fn of_files(node: &Node) -> (tempfile::TempDir, Pools) {
 async fn pools_of_files_conform() {
     let node = Node::new().await;
     let (fast, storage) = of_files(&node).await;
-    conformance(&storage).await;
-    conformance_of_snapshots(&storage).await;
+    of_disks(&storage).await;
+    of_snapshots(&storage).await;
     let template = node.folder.path().join("template.fd");
     std::fs::write(&template, vec![0xff; 540_672]).unwrap();
-    variables::conformance(&storage, &template).await;
+    of_variables(&storage, &template).await;
     conformance_of_two(&storage).await;
     assert_eq!(node.vols(), Vec::<String>::new());
     assert_eq!(std::fs::read_dir(fast.path().join("vols")).unwrap().count(), 0);

@@ -4,14 +4,13 @@
 //! At its first use a pool gets a marker, and the agent's data folder a copy of it. From then on a
 //! folder without the marker is not the pool.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use muster_shared::ids::ServerUuid;
 use muster_shared::wire::Code;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::FileStorageConfig;
 use crate::drivers::{DriverError, files};
 
 /// The marker's name in the pool's folder.
@@ -39,15 +38,13 @@ pub(super) struct Marker {
 }
 
 impl Marker {
-    pub(super) fn new(config: &FileStorageConfig) -> Self {
-        let pool = config.pool.clone();
-        let copies = config.data_dir.join(COPIES);
-        let apart = config.storage_dir != config.data_dir;
+    /// Of the pool whose folder is `dir`.
+    pub(super) fn new(pool: &str, dir: &Path, data_dir: &Path) -> Self {
         Self {
-            path: config.storage_dir.join(NAME),
-            copy: apart.then(|| copies.join(format!("{pool}.json"))),
+            path: dir.join(NAME),
+            copy: (dir != data_dir).then(|| data_dir.join(COPIES).join(format!("{pool}.json"))),
             problem: Mutex::default(),
-            pool,
+            pool: pool.to_owned(),
         }
     }
 
