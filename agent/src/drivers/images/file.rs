@@ -5,7 +5,6 @@
 //! as its own. A download under way is `<uuid>.partial` with
 //! `<uuid>.partial.json`; `packed-…` is the file of an image that a task makes here; everything else temporary is `.<name>.tmp` and removed at start.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +15,6 @@ use muster_shared::clock::SharedClock;
 use muster_shared::entropy::SharedEntropy;
 use muster_shared::error_chain::Chain;
 use muster_shared::ids::{ImageUuid, TaskId};
-use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
@@ -27,6 +25,7 @@ use super::manifest::Compression;
 use super::pack::{self, DiskSource, Packed};
 use super::publish::Publication;
 use super::repository::Repository;
+use super::turns::Turns;
 use super::unpack::{self, Work};
 use super::{Credentials, ImageUsage, Images, Installed, manifest, usage};
 use crate::drivers::storage::{Storage, qcow2};
@@ -63,12 +62,11 @@ pub struct FileImages {
     source_names: Vec<String>,
     repository: Repository,
     exec: SharedExec,
-    // Whose turn it is with an image.
-    turns: Mutex<BTreeMap<ImageUuid, Arc<tokio::sync::Mutex<()>>>>,
+    turns: Turns,
 }
 
 /// `<uuid>.json`.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Record {
     pub(super) manifest: Value,
     zpool: String,
@@ -99,7 +97,7 @@ impl FileImages {
             source_names: config.sources.iter().map(Url::to_string).collect(),
             repository: Repository::new(config.sources, config.credentials, entropy)?,
             exec,
-            turns: Mutex::default(),
+            turns: Turns::default(),
         };
         opened.sweep_leftovers().await?;
         Ok(opened)
@@ -182,18 +180,6 @@ impl FileImages {
             converted: self.folder.join(format!(".{image}.qcow2.tmp")),
         }
     }
-
-    /// Waits until nobody else works on the image, then does `work`.
-    async fn in_turn<T>(&self, image: ImageUuid, work: impl Future<Output = T>) -> T {
-        let turn = Arc::clone(self.turns.lock().entry(image).or_default());
-        let done = {
-            let _turn = turn.lock().await;
-            work.await
-        };
-        drop(turn);
-        self.turns.lock().retain(|_, turn| Arc::strong_count(turn) > 1);
-        done
-    }
 }
 
 /// Removes what an install has unpacked when it goes out of scope: it is cancelled by being
@@ -269,7 +255,7 @@ impl Images for FileImages {
         cancelled: &CancellationToken,
     ) -> Result<(), DriverError> {
         // Dropping the fetch anywhere leaves a partial file at most.
-        let fetch = self.in_turn(image, async {
+        let fetch = self.turns.wait(image, async {
             match self.record(image).await {
                 Ok(Some(_)) => Ok(()),
                 Ok(None) => self.fetch(image, progress, cancelled).await,
@@ -321,6 +307,6 @@ impl Images for FileImages {
     }
 
     async fn remove(&self, image: ImageUuid) -> Result<(), DriverError> {
-        self.in_turn(image, self.take_away(image)).await
+        self.turns.wait(image, self.take_away(image)).await
     }
 }

@@ -15,6 +15,7 @@ pub mod sim;
 mod test_server;
 #[cfg(test)]
 mod tests;
+mod turns;
 mod unpack;
 mod usage;
 

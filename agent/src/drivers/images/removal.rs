@@ -15,6 +15,11 @@ impl FileImages {
     /// To be called by who has the image's turn.
     pub(super) async fn take_away(&self, image: ImageUuid) -> Result<(), DriverError> {
         self.check_unused(image).await?;
+        self.discard(image).await
+    }
+
+    /// Whatever needs it. To be called by who has the image's turn.
+    pub(super) async fn discard(&self, image: ImageUuid) -> Result<(), DriverError> {
         files::remove(&self.record_path(image)).await?;
         files::sync_folder(&self.folder).await?;
         for path in [self.path(image), self.use_path(image)] {

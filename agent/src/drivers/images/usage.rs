@@ -20,18 +20,7 @@ pub(super) const USED: &str = "used";
 
 impl FileImages {
     pub(super) async fn note(&self, image: ImageUuid) -> Result<(), DriverError> {
-        let path = self.use_path(image);
-        let is_new = !path.exists();
-        let now = SystemTime::from(self.clock.wall());
-        let touch = async {
-            let mut options = fs::OpenOptions::new();
-            let file = options.create(true).truncate(false).write(true).open(&path).await?;
-            let file = file.into_std().await;
-            file.set_modified(now)?;
-            fs::File::from_std(file).sync_all().await
-        };
-        touch.await.map_err(|e| files::failed("note a use in", &path, e))?;
-        if is_new { files::sync_folder(&self.folder).await } else { Ok(()) }
+        touch(&self.use_path(image), self.clock.wall().into()).await
     }
 
     pub(super) async fn usages(&self) -> Result<Vec<ImageUsage>, DriverError> {
@@ -67,8 +56,25 @@ impl FileImages {
     }
 }
 
+/// Gives a file this time; made if it is not there.
+pub(super) async fn touch(path: &Path, now: SystemTime) -> Result<(), DriverError> {
+    let is_new = !path.exists();
+    let touch = async {
+        let mut options = fs::OpenOptions::new();
+        let file = options.create(true).truncate(false).write(true).open(path).await?;
+        let file = file.into_std().await;
+        file.set_modified(now)?;
+        fs::File::from_std(file).sync_all().await
+    };
+    touch.await.map_err(|e| files::failed("note a use in", path, e))?;
+    match path.parent() {
+        Some(folder) if is_new => files::sync_folder(folder).await,
+        _ => Ok(()),
+    }
+}
+
 /// When a file was written last; `None` when there is none.
-async fn modified_at(path: &Path) -> Result<Option<Timestamp>, DriverError> {
+pub(super) async fn modified_at(path: &Path) -> Result<Option<Timestamp>, DriverError> {
     let modified = async { fs::metadata(path).await?.modified() };
     match modified.await {
         // A time that no calendar has is as good as none.
